@@ -1,0 +1,283 @@
+//! Can the types carry the papers' mechanisms?
+
+use std::collections::BTreeMap;
+
+use crate::*;
+
+fn span(elapsed_ns: u64) -> Span {
+    Span { start_ns: 0, elapsed_ns, elapsed_cycles: None }
+}
+fn counts(misses: u64, references: u64) -> Counts {
+    Counts(vec![
+        Reading { event: Event::References(Level::L2), count: references, counted_share: 1.0 },
+        Reading { event: Event::Misses(Level::L2), count: misses, counted_share: 1.0 },
+    ])
+}
+fn row(tasks: &[u32], elapsed_ns: u64, misses: u64) -> RowInterval {
+    RowInterval {
+        tasks: tasks.iter().map(|&t| TaskId(t)).collect(),
+        cache: CacheId(0),
+        span: span(elapsed_ns),
+        ended_by: tasks.first().map(|&t| TaskId(t)),
+        cache_counts: counts(misses, 100),
+        task_counts: Vec::new(),
+    }
+}
+
+/// Can CASC be computed from what an observation carries: drop < 200 us, weigh by length, solve?
+#[test]
+fn casc_rows_give_back_the_pcmrs() {
+    let pcmr = [2.0, 4.0, 6.0, 28.0, 30.0];
+    let n = 4;
+    let mut intervals = Vec::new();
+    for left_out in 0..=n {
+        let members: Vec<u32> = (0..=n as u32).filter(|&t| t != left_out as u32).collect();
+        let mean = members.iter().map(|&t| pcmr[t as usize]).sum::<f64>() / n as f64;
+        intervals.push(row(&members, 100_000, 99)); // cold start: must not count
+        intervals.push(row(&members, 1_500_000, 0));
+        intervals.last_mut().unwrap().cache_counts = counts((mean * 1000.0) as u64, 100_000);
+        intervals.push(intervals.last().unwrap().clone());
+    }
+    let rate = |left_out: u32| {
+        let of_row = intervals.iter().filter(|i| !i.tasks.contains(&TaskId(left_out)) && i.span.elapsed_ns >= 200_000);
+        let (sum, ns) = of_row.fold((0.0, 0.0), |(sum, ns), i| {
+            let w = i.span.elapsed_ns as f64;
+            let c = &i.cache_counts;
+            (
+                sum + w * 100.0 * c.get(Event::Misses(Level::L2)).unwrap()
+                    / c.get(Event::References(Level::L2)).unwrap(),
+                ns + w,
+            )
+        });
+        sum / ns
+    };
+    let rates: Vec<f64> = (0..=n as u32).map(rate).collect();
+    let total: f64 = rates.iter().sum(); // the system's closed form: x_i = sum(rates) - n * rate_i
+    for (i, want) in pcmr.iter().enumerate() {
+        assert!((total - n as f64 * rates[i] - want).abs() < 0.05, "{i}");
+    }
+}
+
+#[test]
+fn an_event_that_was_not_measured_is_absent_and_a_multiplexed_one_is_scaled() {
+    let half = Counts(vec![Reading { event: Event::Instructions, count: 10, counted_share: 0.5 }]);
+    assert_eq!(half.get(Event::Instructions), Some(20.0));
+    assert_eq!(half.get(Event::Cycles), None);
+    let never = Counts(vec![Reading { event: Event::Cycles, count: 0, counted_share: 0.0 }]);
+    assert_eq!(never.get(Event::Cycles), None);
+}
+
+/// Can one plan hold every mechanism of the papers at once?
+#[test]
+fn one_plan_says_affinity_gangs_colours_ways_clashes_and_every_probe() {
+    let (a, b, c) = (TaskId(0), TaskId(1), TaskId(2));
+    let gang = |t| Gang { members: vec![(t, None)], slices: 1 };
+    let probe = |id, what| Probe { id: ProbeId(id), what, budget_ns: 1_000_000_000 };
+    let mut plan = Plan::idle(Window::Cycles { cycles: 1_000_000_000 });
+    plan.allowed.insert(a, (0..4).collect());
+    plan.weights.insert(b, 2.0);
+    plan.gangs.push(GangSchedule { cpus: (4..8).collect(), slice_ns: 10_000_000, gangs: vec![gang(b), gang(c)] });
+    plan.shares.push(CacheShare {
+        group: GroupId(0),
+        members: vec![Member::Process(ProcessId(0))],
+        cache: CacheId(0),
+        units: Units::Colours { allowed: (0..300).collect(), moving: PageMoving::HotFirst },
+    });
+    plan.shares.push(CacheShare {
+        group: GroupId(1),
+        members: vec![Member::Task(b), Member::Task(c)],
+        cache: CacheId(1),
+        units: Units::Ways { mask: (0..3).collect() },
+    });
+    plan.clashes.push(Clash { tasks: (b, c), penalty: 0.4 });
+    plan.probes = vec![
+        probe(
+            0,
+            ProbeWhat::Rows {
+                cache: CacheId(0),
+                rows: vec![vec![a, b], vec![a, c], vec![b, c]],
+                total_ns: 2_000_000,
+                settle_ns: 500_000,
+                boost: true,
+            },
+        ),
+        probe(1, ProbeWhat::Beside { cache: CacheId(0), task: c, peers: vec![a, b], total_ns: 2_000_000 }),
+        probe(2, ProbeWhat::Trace { task: a, entries: 160_000 }),
+        probe(
+            3,
+            ProbeWhat::Samples { processes: vec![ProcessId(0)], one_in: 10, remote_only: true, at_most: 1_000_000 },
+        ),
+        probe(4, ProbeWhat::Reuses { task: a, locations: 4 }),
+        probe(5, ProbeWhat::Activity { tasks: vec![a, b], level: Level::L2, super_sets: 64 }),
+        probe(6, ProbeWhat::Neighbour { task: a, neighbour: Neighbour::Pirate { footprint_bytes: 8 << 20 } }),
+        probe(7, ProbeWhat::PingPong { cpus: (CpuId(0), CpuId(1)) }),
+    ];
+    assert_eq!(plan.shares[0].units, Units::Colours { allowed: (0..300).collect(), moving: PageMoving::HotFirst });
+    assert_eq!((0..300).collect::<IndexSet>().count(), 300);
+    assert_eq!(plan, plan.clone());
+}
+
+struct Canned(std::vec::IntoIter<(Observation, Plan, Applied)>, Option<(Plan, Applied)>, Topology, Capabilities);
+impl Machine for Canned {
+    fn topology(&self) -> &Topology {
+        &self.2
+    }
+    fn capabilities(&self) -> &Capabilities {
+        &self.3
+    }
+    fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
+        let Some((seen, plan, applied)) = self.0.next() else { return Ok(None) };
+        self.1 = Some((plan, applied));
+        Ok(Some(seen))
+    }
+    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
+        let (recorded, applied) = self.1.take().ok_or_else(|| MachineError("apply before observe".into()))?;
+        if *plan == recorded {
+            return Ok(applied);
+        }
+        let said = "the recorded run did something else here".to_string();
+        let refused = vec![Refused { item: Item::Plan, because: RefusedBecause::NotRecorded, said }];
+        Ok(Applied { refused, ..applied })
+    }
+}
+fn one_cpu() -> Topology {
+    let cpu = Cpu { id: CpuId(0), core: 0, package: 0, memory_node: 0, online: true, hertz: None };
+    Topology { cpus: vec![cpu], caches: Vec::new() }
+}
+struct Silent;
+impl Predictor for Silent {
+    fn forecast(&self, _: &Topology, _: &Profiles, _: &Plan) -> Forecast {
+        Forecast::default()
+    }
+}
+struct Keep;
+impl Policy for Keep {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        Decision { plan: view.before.clone(), why: Vec::new() }
+    }
+}
+
+/// Does a replay say so when the policy decides otherwise than the recorded one? Is a slow action seen to go on?
+#[test]
+fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
+    let plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+    let moving = |done| Applied {
+        pending: vec![Pending { item: Item::Share(GroupId(0), CacheId(0)), done, total: Some(1_000) }],
+        ..Applied::default()
+    };
+    let seen = |window, in_force| Observation {
+        window,
+        span: span(1_000_000_000),
+        ended: WindowEnd::Elapsed,
+        tasks: Vec::new(),
+        places: vec![(Place::Cache(CacheId(0)), Counts::default())],
+        answers: vec![Answer {
+            probe: ProbeId(0),
+            evidence: Evidence::Rows(vec![row(&[0, 1], 300_000, 5)]),
+            complete: false,
+            cost_ns: vec![(None, 9)],
+        }],
+        in_force,
+    };
+    let other = Plan::idle(Window::Time { ns: 5 });
+    let turns =
+        vec![(seen(0, Applied::default()), plan.clone(), moving(10)), (seen(1, moving(600)), other, moving(700))];
+    let nothing = Capabilities {
+        abilities: BTreeMap::new(),
+        partitions: Vec::new(),
+        shortest_window_ns: 1,
+        shortest_slice_ns: None,
+    };
+    let machine = Canned(turns.into_iter(), None, one_cpu(), nothing);
+    let mut run = Loop::new(machine, Vec::new(), Box::new(Silent), "keep", Keep, plan.window);
+    let first = run.step().unwrap().unwrap();
+    assert!(first.applied.refused.is_empty());
+    let second = run.step().unwrap().unwrap();
+    assert_eq!(second.seen.in_force.pending[0].done, 600);
+    assert_eq!(second.applied.refused[0].because, RefusedBecause::NotRecorded);
+    assert!(run.step().unwrap().is_none());
+}
+
+fn task(id: u32) -> TaskSeen {
+    TaskSeen {
+        task: TaskId(id),
+        process: ProcessId(id),
+        name: "t".to_string(),
+        arrived_ns: 0,
+        exited: false,
+        fixed: false,
+        goal: None,
+        cpu: None,
+        on_cpu_ns: Vec::new(),
+        runnable_wait_ns: None,
+        counts: Counts::default(),
+        progress: None,
+        pages_per_colour: None,
+    }
+}
+
+/// Is a plan that would starve a task, overlap gangs or share what cannot be shared caught before it is applied?
+#[test]
+fn bad_plans_are_caught() {
+    let nothing = Capabilities {
+        abilities: BTreeMap::new(),
+        partitions: Vec::new(),
+        shortest_window_ns: 1,
+        shortest_slice_ns: None,
+    };
+    let seen = Observation {
+        window: 0,
+        span: span(1),
+        ended: WindowEnd::Elapsed,
+        tasks: vec![task(0), task(1)],
+        places: Vec::new(),
+        answers: Vec::new(),
+        in_force: Applied::default(),
+    };
+    let check = |change: fn(&mut Plan)| {
+        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        change(&mut plan);
+        check_plan(&plan, &one_cpu(), &nothing, &seen)
+    };
+    let gangs = |members: &[u32]| GangSchedule {
+        cpus: [0].into_iter().collect(),
+        slice_ns: 1,
+        gangs: members.iter().map(|&t| Gang { members: vec![(TaskId(t), None)], slices: 1 }).collect(),
+    };
+    assert_eq!(check(|_| ()), Ok(()));
+    let mut both = Plan::idle(Window::Time { ns: 1 });
+    both.gangs.push(gangs(&[0, 1]));
+    assert_eq!(check_plan(&both, &one_cpu(), &nothing, &seen), Ok(()));
+    both.gangs[0] = gangs(&[1]);
+    assert_eq!(check_plan(&both, &one_cpu(), &nothing, &seen), Err(BadPlan::Starved(TaskId(0))));
+    both.gangs = vec![gangs(&[0, 1]), gangs(&[0, 1])];
+    assert_eq!(check_plan(&both, &one_cpu(), &nothing, &seen), Err(BadPlan::GangsOverlap(0, 1)));
+    let nowhere = check(|plan| {
+        plan.allowed.insert(TaskId(0), [3].into_iter().collect());
+    });
+    assert_eq!(nowhere, Err(BadPlan::NowhereToRun(TaskId(0))));
+    let unknown = check(|plan| {
+        plan.weights.insert(TaskId(7), 1.0);
+    });
+    assert_eq!(unknown, Err(BadPlan::UnknownTask(TaskId(7))));
+    let share = check(|plan| {
+        plan.shares.push(CacheShare {
+            group: GroupId(0),
+            members: vec![Member::Task(TaskId(0))],
+            cache: CacheId(0),
+            units: Units::Ways { mask: (0..2).collect() },
+        })
+    });
+    assert!(matches!(share, Err(BadPlan::BadShare(..))), "{share:?}");
+}
+
+/// Does a record read back bit for bit, maps keyed by ids and index sets included?
+#[test]
+fn a_plan_reads_back_from_json() {
+    let mut plan = Plan::idle(Window::Cycles { cycles: 5 });
+    plan.allowed.insert(TaskId(3), (0..130).chain([200]).collect());
+    plan.weights.insert(TaskId(3), 0.1 + 0.2);
+    let text = serde_json::to_string(&plan).unwrap();
+    assert!(text.contains("0-129,200"), "{text}");
+    assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
+}

@@ -1,0 +1,175 @@
+//! What every plan must keep, whatever policy made it. Checked in the loop before anything is applied.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    CacheId, CacheShare, Capabilities, CpuId, CpuSet, Member, Observation, Partition, Plan, TaskId, TaskSeen, Topology,
+    Units, Window,
+};
+
+/// The invariant that a plan breaks.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum BadPlan {
+    #[error("{0:?} is not among the tasks of this window")]
+    UnknownTask(TaskId),
+    #[error("{0:?} is fixed: nothing of it may be changed")]
+    FixedTask(TaskId),
+    #[error("{0:?} may run on no online CPU")]
+    NowhereToRun(TaskId),
+    #[error("weight {1} of {0:?} is not a positive number")]
+    BadWeight(TaskId, f64),
+    #[error("gang schedules {0} and {1} share a CPU")]
+    GangsOverlap(usize, usize),
+    #[error("gang schedule {0}: {1}")]
+    BadGang(usize, &'static str),
+    #[error("{0:?} may only run on the CPUs of a gang schedule but is in none of its gangs")]
+    Starved(TaskId),
+    #[error("share of {0:?}: {1}")]
+    BadShare(CacheId, String),
+    #[error("clash between {0:?} and {1:?}: {2}")]
+    BadClash(TaskId, TaskId, &'static str),
+    #[error("probe id {0} is used for two probes")]
+    ProbeTwice(u32),
+    #[error("window is empty")]
+    EmptyWindow,
+}
+
+/// Checks a plan against the machine and the tasks of the window it follows.
+///
+/// # Errors
+/// The first broken invariant, in the order of the plan's fields.
+pub fn check_plan(
+    plan: &Plan,
+    topology: &Topology,
+    capabilities: &Capabilities,
+    seen: &Observation,
+) -> Result<(), BadPlan> {
+    let tasks: BTreeMap<TaskId, &TaskSeen> = seen.tasks.iter().map(|task| (task.task, task)).collect();
+    let online: CpuSet = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+    let movable = |task: TaskId| match tasks.get(&task) {
+        None => Err(BadPlan::UnknownTask(task)),
+        Some(seen) if seen.fixed => Err(BadPlan::FixedTask(task)),
+        Some(_) => Ok(()),
+    };
+    for (&task, cpus) in &plan.allowed {
+        movable(task)?;
+        if !cpus.intersects(&online) {
+            return Err(BadPlan::NowhereToRun(task));
+        }
+    }
+    for (&task, &weight) in &plan.weights {
+        movable(task)?;
+        if !(weight.is_finite() && weight > 0.0) {
+            return Err(BadPlan::BadWeight(task, weight));
+        }
+    }
+    check_gangs(plan, &online, &tasks)?;
+    for share in &plan.shares {
+        check_share(share, capabilities, &tasks)?;
+    }
+    for clash in &plan.clashes {
+        let (a, b) = clash.tasks;
+        let known = [a, b].iter().all(|task| tasks.contains_key(task));
+        if !known || a == b || !clash.penalty.is_finite() {
+            let what = if known { "a task clashes with itself or the penalty is not finite" } else { "unknown task" };
+            return Err(BadPlan::BadClash(a, b, what));
+        }
+    }
+    let mut probes = BTreeSet::new();
+    if let Some(twice) = plan.probes.iter().find(|probe| !probes.insert(probe.id)) {
+        return Err(BadPlan::ProbeTwice(twice.id.0));
+    }
+    match plan.window {
+        Window::Time { ns: 0 } | Window::Cycles { cycles: 0 } => Err(BadPlan::EmptyWindow),
+        _ => Ok(()),
+    }
+}
+
+fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSeen>) -> Result<(), BadPlan> {
+    for (at, schedule) in plan.gangs.iter().enumerate() {
+        if let Some(other) = plan.gangs[..at].iter().position(|earlier| earlier.cpus.intersects(&schedule.cpus)) {
+            return Err(BadPlan::GangsOverlap(other, at));
+        }
+        let bad = |what| Err(BadPlan::BadGang(at, what));
+        if schedule.slice_ns == 0 {
+            return bad("slice of no length");
+        }
+        if !schedule.cpus.is_subset(online) || schedule.cpus.is_empty() {
+            return bad("CPUs that are not online, or none");
+        }
+        for gang in &schedule.gangs {
+            let mut members = BTreeSet::new();
+            let mut seats = BTreeSet::new();
+            for &(task, cpu) in &gang.members {
+                match tasks.get(&task) {
+                    None => return Err(BadPlan::UnknownTask(task)),
+                    Some(seen) if seen.fixed => return Err(BadPlan::FixedTask(task)),
+                    Some(_) => {}
+                }
+                if !members.insert(task) {
+                    return bad("a task is twice in one gang");
+                }
+                if cpu.is_some_and(|CpuId(cpu)| !schedule.cpus.contains(cpu) || !seats.insert(cpu)) {
+                    return bad("a member's CPU is outside the schedule or taken twice");
+                }
+            }
+            if gang.slices == 0 || gang.members.is_empty() || gang.members.len() > schedule.cpus.count() as usize {
+                return bad("a gang has no slices, no members, or more members than CPUs");
+            }
+        }
+        for task in tasks.values().filter(|task| !task.exited && !task.fixed) {
+            let confined =
+                plan.allowed.get(&task.task).unwrap_or(online).intersection(online).is_subset(&schedule.cpus);
+            let has_turn = || schedule.gangs.iter().any(|gang| gang.members.iter().any(|&(id, _)| id == task.task));
+            if confined && !has_turn() {
+                return Err(BadPlan::Starved(task.task));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_share(
+    share: &CacheShare,
+    capabilities: &Capabilities,
+    tasks: &BTreeMap<TaskId, &TaskSeen>,
+) -> Result<(), BadPlan> {
+    let bad = |what: String| Err(BadPlan::BadShare(share.cache, what));
+    for member in &share.members {
+        match *member {
+            Member::Task(task) if !tasks.contains_key(&task) => return Err(BadPlan::UnknownTask(task)),
+            Member::Process(process) if tasks.values().all(|task| task.process != process) => {
+                return bad(format!("{process:?} has no task in this window"));
+            }
+            Member::Task(_) if matches!(share.units, Units::Colours { .. }) => {
+                return bad("colours belong to processes, not tasks".to_string());
+            }
+            _ => {}
+        }
+    }
+    let partitions = capabilities.partitions.iter().filter(|(cache, _)| *cache == share.cache);
+    for (_, partition) in partitions {
+        match (partition, &share.units) {
+            (Partition::Colours { colours, .. }, Units::Colours { allowed, .. }) => {
+                return match allowed.iter().last() {
+                    None => bad("no colour allowed".to_string()),
+                    Some(last) if last >= *colours => bad(format!("colour {last} of {colours}")),
+                    Some(_) => Ok(()),
+                };
+            }
+            (Partition::Ways { ways, at_least, contiguous, .. }, Units::Ways { mask }) => {
+                let last = mask.iter().last().unwrap_or(0);
+                let in_one_piece = mask.first().is_some_and(|first| last - first + 1 == mask.count());
+                return if mask.count() < *at_least || last >= *ways {
+                    bad(format!("way mask {mask} needs at least {at_least} of ways 0-{}", ways.saturating_sub(1)))
+                } else if *contiguous && !in_one_piece {
+                    bad(format!("way mask {mask} is not contiguous"))
+                } else {
+                    Ok(())
+                };
+            }
+            _ => {}
+        }
+    }
+    bad("this cache cannot be divided in these units".to_string())
+}

@@ -1,0 +1,32 @@
+//! The types that cross rooms, and the one loop in which the stages meet.
+//!
+//! Rules that the types carry: absent evidence is a missing entry or `None`, never zero; units stand last in a name;
+//! ids are dense, given by the machine in order of arrival and never reused within a run; every `Vec` of tasks is in
+//! order of arrival, and ties are broken by that order, never by the id's value.
+
+mod access;
+mod applied;
+mod check;
+mod decide;
+mod machine;
+mod machine_spec;
+mod names;
+mod plan;
+mod profile;
+mod run_loop;
+mod seen;
+
+pub use access::*;
+pub use applied::*;
+pub use check::*;
+pub use decide::*;
+pub use machine::*;
+pub use machine_spec::*;
+pub use names::*;
+pub use plan::*;
+pub use profile::*;
+pub use run_loop::*;
+pub use seen::*;
+
+#[cfg(test)]
+mod carries_tests;

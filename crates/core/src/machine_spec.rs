@@ -1,0 +1,540 @@
+//! A machine on paper: everything the simulator needs to build it and the predictors need to reason about it.
+//!
+//! Read from `machines/*.toml` by `cachemate-spec`; checked here, so that a machine built by code is checked too.
+//! CPUs are numbered context by context within a core, core by core within a package, package by package.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Cache, CacheId, Cpu, CpuId, CpuSet, Level, Topology};
+
+/// A whole machine.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineSpec {
+    /// Short name, as given on the command line.
+    pub name: String,
+    /// One line for people.
+    pub description: String,
+    /// Where the figures come from: paper and section, data sheet, measurement.
+    pub sources: Vec<String>,
+    /// Clock of every core.
+    pub hertz: u64,
+    /// Chips or sockets.
+    pub packages: u32,
+    pub cores_per_package: u32,
+    /// Hardware threads per core.
+    pub contexts_per_core: u32,
+    pub pipeline: Pipeline,
+    /// From the core outwards: L1I and L1D first, then any number of shared levels.
+    pub caches: Vec<CacheSpec>,
+    /// Between the last levels of different packages (or different caches of one level).
+    #[serde(default)]
+    pub coherence: CoherenceSpec,
+    #[serde(default)]
+    pub prefetchers: Vec<PrefetcherSpec>,
+    pub memory: MemorySpec,
+    #[serde(default)]
+    pub pages: PageSpec,
+    #[serde(default)]
+    pub os: OsSpec,
+    #[serde(default)]
+    pub counters: CounterSpec,
+}
+
+/// How a core executes.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
+pub enum Pipeline {
+    /// Fine-grained multithreading (Niagara): one instruction a cycle shared by the contexts; a context that misses
+    /// blocks, the others go on.
+    InOrder { issue_width: u32 },
+    /// Out of order, with contexts that share issue width, window and miss registers; one context makes it plain.
+    OutOfOrder {
+        issue_width: u32,
+        /// Instructions in flight, shared by the running contexts.
+        window: u32,
+        /// Misses of the L1 data cache in flight, shared by the running contexts.
+        mshrs: u32,
+    },
+}
+
+/// One cache of the hierarchy, as often as its sharers make it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CacheSpec {
+    pub level: Level,
+    /// Of one instance, all slices together.
+    pub size_bytes: u64,
+    pub ways: u32,
+    pub line_bytes: u32,
+    /// From the core's request to the data, on a hit.
+    pub latency_cycles: u32,
+    #[serde(default)]
+    pub replacement: Replacement,
+    #[serde(default)]
+    pub write: WritePolicy,
+    #[serde(default)]
+    pub inclusion: Inclusion,
+    /// Consecutive cores that share one instance; at most all cores of a package.
+    pub shared_by_cores: u32,
+    /// Equal slices, chosen by a hash of the line address; any number.
+    #[serde(default = "one")]
+    pub slices: u32,
+    /// Fill bandwidth from this cache towards the core; `None` = not limited.
+    #[serde(default)]
+    pub bandwidth_bytes_per_cycle: Option<f64>,
+    /// Cache allocation technology on this cache.
+    #[serde(default)]
+    pub way_partitions: Option<WayPartitions>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Replacement {
+    #[default]
+    Lru,
+    /// Powers of two only.
+    TreePlru,
+    /// Seeded.
+    Random,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WritePolicy {
+    #[default]
+    Back,
+    /// Stores go on to the next level; a store miss does not allocate.
+    Through,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Inclusion {
+    /// Neither: lines come and go on their own.
+    #[default]
+    Neither,
+    /// Holds all that the caches before it hold; an eviction here invalidates there.
+    Inclusive,
+    /// Filled by evictions of the level before it only; a hit moves the line back (POWER5's L3).
+    Victim,
+}
+
+/// Classes of service with way masks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WayPartitions {
+    /// Classes of service, the default one included.
+    pub groups: u32,
+    pub ways_at_least: u32,
+    pub contiguous: bool,
+}
+
+/// MESI by line between caches that are not on one path to memory.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CoherenceSpec {
+    /// A hit in another cache of the same package; `None` = as memory.
+    pub same_package_cycles: Option<u32>,
+    /// A hit in a cache of another package; `None` = as memory.
+    pub other_package_cycles: Option<u32>,
+}
+
+/// A hardware prefetcher beside a cache, shared by all that share the cache.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
+pub enum PrefetcherSpec {
+    /// Detects constant strides among the misses of a cache and runs ahead of them.
+    Stride { level: Level, streams: u32, degree: u32 },
+    /// Fetches the other line of an aligned pair.
+    AdjacentLine { level: Level },
+}
+
+/// Memory controllers, and the buses before them.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemorySpec {
+    pub size_bytes: u64,
+    /// Controllers; packages are dealt to them in equal consecutive groups.
+    pub nodes: u32,
+    /// From the core's request to the data without queueing.
+    pub local_latency_cycles: u32,
+    /// To another node's memory.
+    pub remote_latency_cycles: u32,
+    /// Of one controller.
+    pub bytes_per_cycle: f64,
+    /// The bus of each package (front-side bus); `None` = no such bus.
+    #[serde(default)]
+    pub package_bus_bytes_per_cycle: Option<f64>,
+}
+
+/// Pages, and which cache their frames' colours index.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PageSpec {
+    pub page_bytes: u64,
+    /// Colours the operating system uses; `None` = it does not colour.
+    pub colours: Option<u32>,
+    /// Copying a page to a frame of another colour under the running program.
+    pub move_page_cycles: u64,
+    /// Allocating a page at its first touch.
+    pub fault_cycles: u64,
+}
+
+impl Default for PageSpec {
+    fn default() -> Self {
+        // CP: 11 051 cycles to move a 4 KB page on POWER5.
+        PageSpec { page_bytes: 4096, colours: None, move_page_cycles: 11_051, fault_cycles: 1_000 }
+    }
+}
+
+/// What the operating system's actions cost.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OsSpec {
+    pub context_switch_cycles: u64,
+    /// On top of a context switch, when a task comes from another CPU.
+    pub migration_cycles: u64,
+    /// Of the default scheduler, before scaling.
+    pub time_slice_ns: u64,
+}
+
+impl Default for OsSpec {
+    fn default() -> Self {
+        OsSpec { context_switch_cycles: 3_000, migration_cycles: 3_000, time_slice_ns: 10_000_000 }
+    }
+}
+
+/// The performance monitoring unit.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CounterSpec {
+    /// Events counted at once; more are multiplexed.
+    pub at_once: u32,
+    /// An overflow interrupt.
+    pub interrupt_cycles: u64,
+    pub sampler: Sampler,
+}
+
+impl Default for CounterSpec {
+    fn default() -> Self {
+        CounterSpec { at_once: 6, interrupt_cycles: 3_000, sampler: Sampler::Ideal }
+    }
+}
+
+/// How the hardware tells which address missed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sampler {
+    /// Every event, exactly.
+    #[default]
+    Ideal,
+    /// POWER5's sampled data address register: overwritten by later events, stale after prefetches (RM).
+    LastAddress,
+    /// PEBS and IBS: tagged accesses with source and latency.
+    Tagged,
+}
+
+/// A machine that cannot be.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[error("machine '{machine}', field '{field}': found {found}, expected {expected}")]
+pub struct ImpossibleMachine {
+    pub machine: String,
+    /// Path of the field, such as `caches[2].ways`.
+    pub field: String,
+    pub found: String,
+    pub expected: String,
+}
+
+impl CacheSpec {
+    /// Sets of one slice. Needs a checked machine.
+    pub fn sets_per_slice(&self) -> u64 {
+        self.size_bytes / u64::from(self.slices) / u64::from(self.ways) / u64::from(self.line_bytes)
+    }
+}
+
+impl MachineSpec {
+    pub fn cores(&self) -> u32 {
+        self.packages * self.cores_per_package
+    }
+    pub fn cpus(&self) -> u32 {
+        self.cores() * self.contexts_per_core
+    }
+    /// Instances of one cache.
+    pub fn instances(&self, cache: &CacheSpec) -> u32 {
+        self.cores() / cache.shared_by_cores
+    }
+    /// The contended level: the last one that is filled by misses (a victim cache behind it does not count).
+    /// `None` only for a machine without data caches.
+    pub fn last_level(&self) -> Option<&CacheSpec> {
+        let data = |cache: &&CacheSpec| cache.level != Level::L1Instruction && cache.inclusion != Inclusion::Victim;
+        self.caches.iter().rfind(data)
+    }
+
+    /// Is this a machine that could be built?
+    ///
+    /// # Errors
+    /// The first impossible field, with what was found and what was expected.
+    pub fn check(&self) -> Result<(), ImpossibleMachine> {
+        let fail = |field: &str, found: String, expected: &str| {
+            Err(ImpossibleMachine {
+                machine: self.name.clone(),
+                field: field.to_string(),
+                found,
+                expected: expected.to_string(),
+            })
+        };
+        let counts = [
+            ("packages", u64::from(self.packages), 1, 1024),
+            ("cores_per_package", u64::from(self.cores_per_package), 1, 1024),
+            ("contexts_per_core", u64::from(self.contexts_per_core), 1, 16),
+            ("hertz", self.hertz, 1_000_000, 100_000_000_000),
+            ("memory.nodes", u64::from(self.memory.nodes), 1, 64),
+            ("memory.local_latency_cycles", u64::from(self.memory.local_latency_cycles), 1, 1 << 20),
+            ("counters.at_once", u64::from(self.counters.at_once), 1, 1024),
+        ];
+        for (field, found, low, high) in counts {
+            if !(low..=high).contains(&found) {
+                return fail(field, found.to_string(), &format!("{low} to {high}"));
+            }
+        }
+        let (width, window, mshrs) = match self.pipeline {
+            Pipeline::InOrder { issue_width } => (issue_width, 1, 1),
+            Pipeline::OutOfOrder { issue_width, window, mshrs } => (issue_width, window, mshrs),
+        };
+        for (field, found) in [("issue_width", width), ("window", window), ("mshrs", mshrs)] {
+            if !(1..=4096).contains(&found) {
+                return fail(&format!("pipeline.{field}"), found.to_string(), "1 to 4096");
+            }
+        }
+        if self.memory.remote_latency_cycles < self.memory.local_latency_cycles {
+            let found = self.memory.remote_latency_cycles.to_string();
+            return fail("memory.remote_latency_cycles", found, "at least memory.local_latency_cycles");
+        }
+        if !self.packages.is_multiple_of(self.memory.nodes) {
+            return fail("memory.nodes", self.memory.nodes.to_string(), "a divisor of packages");
+        }
+        let bandwidths = [
+            ("memory.bytes_per_cycle", Some(self.memory.bytes_per_cycle)),
+            ("memory.package_bus_bytes_per_cycle", self.memory.package_bus_bytes_per_cycle),
+        ];
+        for (field, found) in bandwidths {
+            if let Some(found) = found.filter(|found| !(found.is_finite() && *found > 0.0)) {
+                return fail(field, found.to_string(), "a positive number");
+            }
+        }
+        let page = self.pages.page_bytes;
+        if !(512..=1 << 30).contains(&page) || !page.is_power_of_two() {
+            return fail("pages.page_bytes", page.to_string(), "a power of two from 512 to 2^30");
+        }
+        if self.memory.size_bytes < page || !self.memory.size_bytes.is_multiple_of(page) {
+            return fail("memory.size_bytes", self.memory.size_bytes.to_string(), "a multiple of pages.page_bytes");
+        }
+        self.caches.iter().enumerate().try_for_each(|(at, cache)| self.check_cache(at, cache))?;
+        self.check_colours()
+    }
+
+    fn check_cache(&self, at: usize, cache: &CacheSpec) -> Result<(), ImpossibleMachine> {
+        let fail = |field: &str, found: String, expected: &str| {
+            Err(ImpossibleMachine {
+                machine: self.name.clone(),
+                field: format!("caches[{at}].{field}"),
+                found,
+                expected: expected.to_string(),
+            })
+        };
+        if !cache.line_bytes.is_power_of_two() || !(8..=4096).contains(&cache.line_bytes) {
+            return fail("line_bytes", cache.line_bytes.to_string(), "a power of two from 8 to 4096");
+        }
+        if !(1..=1 << 20).contains(&cache.ways) {
+            return fail("ways", cache.ways.to_string(), "1 to 2^20");
+        }
+        if !(1..=1024).contains(&cache.slices) {
+            return fail("slices", cache.slices.to_string(), "1 to 1024");
+        }
+        let row_bytes = u64::from(cache.slices) * u64::from(cache.ways) * u64::from(cache.line_bytes);
+        if cache.size_bytes == 0 || !cache.size_bytes.is_multiple_of(row_bytes) {
+            let expected = format!("a multiple of slices x ways x line_bytes = {row_bytes}");
+            return fail("size_bytes", cache.size_bytes.to_string(), &expected);
+        }
+        if cache.replacement == Replacement::TreePlru && !cache.ways.is_power_of_two() {
+            return fail("ways", cache.ways.to_string(), "a power of two, as replacement is tree-plru");
+        }
+        let fits = cache.shared_by_cores != 0 && self.cores_per_package.is_multiple_of(cache.shared_by_cores);
+        if !fits {
+            return fail("shared_by_cores", cache.shared_by_cores.to_string(), "a divisor of cores_per_package");
+        }
+        if let Some(found) = cache.bandwidth_bytes_per_cycle.filter(|found| !(found.is_finite() && *found > 0.0)) {
+            return fail("bandwidth_bytes_per_cycle", found.to_string(), "a positive number");
+        }
+        if let Some(parts) = cache.way_partitions
+            && !(parts.groups >= 1 && (1..=cache.ways).contains(&parts.ways_at_least))
+        {
+            let found = format!("{} groups, at least {} ways", parts.groups, parts.ways_at_least);
+            return fail("way_partitions", found, "1 group or more, 1 to `ways` ways");
+        }
+        let before = self.caches[..at].iter().rfind(|before| before.level != Level::L1Instruction);
+        if let Some(before) = before.filter(|_| cache.level > Level::L1Data) {
+            if cache.level <= before.level {
+                return fail("level", format!("{:?}", cache.level), "levels from the core outwards, each once");
+            }
+            if cache.line_bytes < before.line_bytes {
+                return fail("line_bytes", cache.line_bytes.to_string(), "at least that of the level before");
+            }
+            if !cache.shared_by_cores.is_multiple_of(before.shared_by_cores) {
+                let expected = "a multiple of that of the level before";
+                return fail("shared_by_cores", cache.shared_by_cores.to_string(), expected);
+            }
+        } else if self.caches[..at].iter().any(|before| before.level >= cache.level) {
+            return fail("level", format!("{:?}", cache.level), "levels from the core outwards, each once");
+        }
+        Ok(())
+    }
+
+    fn check_colours(&self) -> Result<(), ImpossibleMachine> {
+        let Some(colours) = self.pages.colours else { return Ok(()) };
+        let most = self.last_level().map_or(1, |cache| self.colours_of(cache));
+        if colours.is_power_of_two() && u64::from(colours) <= most {
+            return Ok(());
+        }
+        Err(ImpossibleMachine {
+            machine: self.name.clone(),
+            field: "pages.colours".to_string(),
+            found: colours.to_string(),
+            expected: format!("a power of two, at most the last level's sets x line / page = {most}"),
+        })
+    }
+
+    /// Page colours of a cache: sets of one slice times line over page; 1 where a page covers all sets.
+    pub fn colours_of(&self, cache: &CacheSpec) -> u64 {
+        (cache.sets_per_slice() * u64::from(cache.line_bytes) / self.pages.page_bytes).max(1)
+    }
+
+    /// What policies see of it. Cache ids count up in the order of `caches`, instance by instance.
+    pub fn topology(&self) -> Topology {
+        let cpus = (0..self.cpus()).map(|cpu| {
+            let core = cpu / self.contexts_per_core;
+            let package = core / self.cores_per_package;
+            Cpu {
+                id: CpuId(cpu),
+                core,
+                package,
+                memory_node: package / (self.packages / self.memory.nodes),
+                online: true,
+                hertz: Some(self.hertz),
+            }
+        });
+        let last_level = self.last_level().map(|cache| cache.level);
+        let instances = self.caches.iter().flat_map(|cache| (0..self.instances(cache)).map(move |at| (cache, at)));
+        let caches = instances.enumerate().map(|(id, (cache, at))| {
+            let per_instance = cache.shared_by_cores * self.contexts_per_core;
+            Cache {
+                id: CacheId(id as u32),
+                level: cache.level,
+                cpus: (at * per_instance..(at + 1) * per_instance).collect::<CpuSet>(),
+                last_level: Some(cache.level) == last_level,
+                size_bytes: Some(cache.size_bytes),
+                ways: Some(cache.ways),
+                line_bytes: Some(cache.line_bytes),
+            }
+        });
+        Topology { cpus: cpus.collect(), caches: caches.collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn cache(level: Level, size_bytes: u64, ways: u32, shared_by_cores: u32) -> CacheSpec {
+        CacheSpec {
+            level,
+            size_bytes,
+            ways,
+            line_bytes: 64,
+            latency_cycles: 3,
+            replacement: Replacement::Lru,
+            write: WritePolicy::Back,
+            inclusion: Inclusion::Neither,
+            shared_by_cores,
+            slices: 1,
+            bandwidth_bytes_per_cycle: None,
+            way_partitions: None,
+        }
+    }
+
+    fn machine() -> MachineSpec {
+        MachineSpec {
+            name: "test".to_string(),
+            description: String::new(),
+            sources: Vec::new(),
+            hertz: 1_000_000_000,
+            packages: 2,
+            cores_per_package: 2,
+            contexts_per_core: 2,
+            pipeline: Pipeline::InOrder { issue_width: 1 },
+            caches: vec![
+                cache(Level::L1Instruction, 16 << 10, 4, 1),
+                cache(Level::L1Data, 8 << 10, 4, 1),
+                cache(Level::L2, 1 << 20, 16, 2),
+            ],
+            coherence: CoherenceSpec::default(),
+            prefetchers: Vec::new(),
+            memory: MemorySpec {
+                size_bytes: 1 << 30,
+                nodes: 1,
+                local_latency_cycles: 100,
+                remote_latency_cycles: 100,
+                bytes_per_cycle: 8.0,
+                package_bus_bytes_per_cycle: None,
+            },
+            pages: PageSpec { colours: Some(16), ..PageSpec::default() },
+            os: OsSpec::default(),
+            counters: CounterSpec::default(),
+        }
+    }
+
+    /// Do CPUs, cores and caches fall where the numbering says?
+    #[test]
+    fn topology_numbers_contexts_within_cores_within_packages() {
+        let topology = machine().topology();
+        assert_eq!(topology.cpus.len(), 8);
+        assert_eq!((topology.cpus[5].core, topology.cpus[5].package), (2, 1));
+        let shared: Vec<_> = topology.caches.iter().filter(|cache| cache.last_level).collect();
+        assert_eq!(shared.len(), 2);
+        assert_eq!(shared[1].cpus.to_string(), "4-7");
+    }
+
+    /// Is an impossible machine refused with the name of the field at fault?
+    #[test]
+    fn impossible_machines_are_refused_by_field() {
+        assert_eq!(machine().check(), Ok(()));
+        let refused = |change: fn(&mut MachineSpec)| {
+            let mut spec = machine();
+            change(&mut spec);
+            spec.check().unwrap_err().field
+        };
+        assert_eq!(refused(|m| m.caches[2].ways = 17), "caches[2].size_bytes");
+        assert_eq!(refused(|m| m.caches[2].line_bytes = 48), "caches[2].line_bytes");
+        assert_eq!(refused(|m| m.caches[2].shared_by_cores = 3), "caches[2].shared_by_cores");
+        assert_eq!(refused(|m| m.caches.swap(1, 2)), "caches[2].level");
+        assert_eq!(refused(|m| m.pages.colours = Some(17)), "pages.colours");
+        assert_eq!(refused(|m| m.pages.colours = Some(32)), "pages.colours");
+        assert_eq!(refused(|m| m.packages = 0), "packages");
+        assert_eq!(refused(|m| m.memory.bytes_per_cycle = f64::NAN), "memory.bytes_per_cycle");
+        assert_eq!(
+            refused(|m| {
+                m.caches[1].replacement = Replacement::TreePlru;
+                m.caches[1].ways = 8;
+                m.caches[2].replacement = Replacement::TreePlru;
+                m.caches[2].ways = 12;
+                m.caches[2].size_bytes = 12 * 64 * 1024;
+            }),
+            "caches[2].ways"
+        );
+    }
+}

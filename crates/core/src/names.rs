@@ -1,0 +1,172 @@
+//! Ids of things, sets of small indices, and estimates with their interval.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! id {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+        pub struct $name(pub u32);
+    )*};
+}
+id! {
+    /// A schedulable thread. Not a pid: the live machine keeps (pid, tid, start time, boot id) behind it.
+    TaskId,
+    /// An address space; colours and pages belong to it.
+    ProcessId,
+    /// A cache partition of the plan (a resctrl group, a colour set, ...).
+    GroupId,
+    /// A hardware context as the operating system numbers it.
+    CpuId,
+    /// Index into `Topology::caches`; not the kernel's cache id, which is neither dense nor unique.
+    CacheId,
+    /// A probe, chosen by the policy; answers and refusals name it. Same id and content = the same probe.
+    ProbeId,
+}
+
+/// A set of small indices: CPUs, page colours or ways, as the field says. Trailing zero words are not stored.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct IndexSet(Vec<u64>);
+
+/// A set of CPUs.
+pub type CpuSet = IndexSet;
+
+impl IndexSet {
+    /// Indices read from text are below this, so that a wrong file cannot ask for unbounded memory.
+    pub const LIMIT: u32 = 1 << 20;
+
+    pub fn contains(&self, index: u32) -> bool {
+        self.0.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
+    }
+    pub fn insert(&mut self, index: u32) {
+        let word = index as usize / 64;
+        if self.0.len() <= word {
+            self.0.resize(word + 1, 0);
+        }
+        self.0[word] |= 1 << (index % 64);
+    }
+    pub fn remove(&mut self, index: u32) {
+        if let Some(word) = self.0.get_mut(index as usize / 64) {
+            *word &= !(1 << (index % 64));
+        }
+        while self.0.last() == Some(&0) {
+            self.0.pop();
+        }
+    }
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+    pub fn first(&self) -> Option<u32> {
+        self.iter().next()
+    }
+    pub fn intersects(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
+    }
+    pub fn is_subset(&self, of: &Self) -> bool {
+        self.0.iter().enumerate().all(|(i, word)| word & !of.0.get(i).copied().unwrap_or(0) == 0)
+    }
+    pub fn union(&self, other: &Self) -> Self {
+        self.iter().chain(other.iter()).collect()
+    }
+    pub fn intersection(&self, other: &Self) -> Self {
+        self.iter().filter(|&index| other.contains(index)).collect()
+    }
+    pub fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter().enumerate().flat_map(|(i, &word)| {
+            let mut left = word;
+            std::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros())?;
+                left &= left - 1;
+                Some(64 * i as u32 + bit)
+            })
+        })
+    }
+}
+impl FromIterator<u32> for IndexSet {
+    fn from_iter<I: IntoIterator<Item = u32>>(indices: I) -> Self {
+        let mut set = Self::default();
+        indices.into_iter().for_each(|index| set.insert(index));
+        set
+    }
+}
+
+impl From<IndexSet> for String {
+    fn from(set: IndexSet) -> Self {
+        set.to_string()
+    }
+}
+impl TryFrom<String> for IndexSet {
+    type Error = BadIndexSet;
+    fn try_from(text: String) -> Result<Self, BadIndexSet> {
+        text.parse()
+    }
+}
+
+/// The kernel's list form: `0-3,8`; nothing for the empty set.
+impl fmt::Display for IndexSet {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rest = self.iter().peekable();
+        let mut comma = "";
+        while let Some(first) = rest.next() {
+            let mut last = first;
+            while rest.next_if(|&next| next == last + 1).is_some() {
+                last += 1;
+            }
+            write!(out, "{comma}{first}")?;
+            if last > first {
+                write!(out, "-{last}")?;
+            }
+            comma = ",";
+        }
+        Ok(())
+    }
+}
+
+/// A text that is no index list such as `0-3,8`.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("'{found}' is not an index list such as '0-3,8' (indices below {LIMIT})", LIMIT = IndexSet::LIMIT)]
+pub struct BadIndexSet {
+    /// The part that could not be read.
+    pub found: String,
+}
+
+impl FromStr for IndexSet {
+    type Err = BadIndexSet;
+    fn from_str(text: &str) -> Result<Self, BadIndexSet> {
+        let mut set = Self::default();
+        for part in text.trim().split(',').filter(|part| !part.trim().is_empty()) {
+            let bad = || BadIndexSet { found: part.to_string() };
+            let number =
+                |digits: &str| digits.trim().parse().ok().filter(|&index: &u32| index < Self::LIMIT).ok_or_else(bad);
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(bad());
+            }
+            (first..=last).for_each(|index| set.insert(index));
+        }
+        Ok(set)
+    }
+}
+
+/// One estimate with the interval it is believed to lie in.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Estimate {
+    pub value: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+impl Estimate {
+    /// Known without doubt (an exact computation).
+    pub fn exact(value: f64) -> Self {
+        Estimate { value, low: value, high: value }
+    }
+}

@@ -1,0 +1,126 @@
+//! The one loop in which the stages meet: observe, profile, decide, check, forecast, apply, record.
+
+use serde::{Deserialize, Serialize};
+
+use crate::check::{BadPlan, check_plan};
+use crate::{
+    Capabilities, Decision, Estimate, Event, Forecast, Machine, MachineError, Observation, Plan, Policy, Predictor,
+    Profiler, Profiles, TaskId, TaskSeen, Topology, View, Window,
+};
+
+/// How far off the last forecast was; task, forecast, measured.
+pub type Miss = (TaskId, Estimate, f64);
+
+/// One turn of the loop: enough to decide again (`seen`) and to check it (the rest).
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Record {
+    pub seen: Observation,
+    pub decision: Decision,
+    /// By the yardstick, under the plan; compared with the next window only as far as the plan holds there.
+    pub forecast: Forecast,
+    pub applied: crate::Applied,
+    pub last_forecast_missed_instr_per_cycle: Vec<Miss>,
+}
+
+/// First line of a recording: all that a replay needs besides the records.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RunHeader {
+    pub format: u32,
+    pub topology: Topology,
+    pub capabilities: Capabilities,
+    pub policy: String,
+    /// The policy's own parameters as given (TOML), and its seed.
+    pub parameters: String,
+    pub seed: u64,
+}
+
+/// Why a run stopped before its end.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum LoopError {
+    /// The machine could not observe or act.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// A policy decided something that no machine may be told: a bug in the policy.
+    #[error("policy '{policy}' made an invalid plan in window {window}: {bad}")]
+    Plan { policy: String, window: u64, bad: BadPlan },
+}
+
+/// A machine, a policy, and what stands between them.
+pub struct Loop<M, P> {
+    pub machine: M,
+    pub profilers: Vec<Box<dyn Profiler>>,
+    /// Attaches the forecast to every decision, so that all policies are scored alike.
+    pub yardstick: Box<dyn Predictor>,
+    pub policy: P,
+    /// For error messages and records.
+    pub policy_name: String,
+    pub profiles: Profiles,
+    /// In force since the last step.
+    pub plan: Plan,
+    pub forecast: Forecast,
+}
+
+impl<M: Machine, P: Policy> Loop<M, P> {
+    /// A loop at its start: nothing known, an idle plan with the given first window.
+    pub fn new(
+        machine: M,
+        profilers: Vec<Box<dyn Profiler>>,
+        yardstick: Box<dyn Predictor>,
+        policy_name: impl Into<String>,
+        policy: P,
+        first_window: Window,
+    ) -> Self {
+        Loop {
+            machine,
+            profilers,
+            yardstick,
+            policy,
+            policy_name: policy_name.into(),
+            profiles: Profiles::new(),
+            plan: Plan::idle(first_window),
+            forecast: Forecast::default(),
+        }
+    }
+
+    /// The only place where the stages meet. `None` = the run is over.
+    ///
+    /// # Errors
+    /// The machine's own, or a plan that breaks an invariant of [`check_plan`]; nothing is applied then.
+    pub fn step(&mut self) -> Result<Option<Record>, LoopError> {
+        let Some(seen) = self.machine.observe()? else { return Ok(None) };
+        for profiler in &mut self.profilers {
+            profiler.update(&seen, &mut self.profiles);
+        }
+        let missed = compare(&self.forecast, &seen);
+        let (topology, capabilities) = (self.machine.topology(), self.machine.capabilities());
+        let decision = self.policy.decide(&View {
+            topology,
+            capabilities,
+            seen: &seen,
+            profiles: &self.profiles,
+            before: &self.plan,
+            predictor: self.yardstick.as_ref(),
+        });
+        check_plan(&decision.plan, topology, capabilities, &seen).map_err(|bad| LoopError::Plan {
+            policy: self.policy_name.clone(),
+            window: seen.window,
+            bad,
+        })?;
+        let forecast = self.yardstick.forecast(topology, &self.profiles, &decision.plan);
+        let applied = self.machine.apply(&decision.plan)?;
+        self.plan = decision.plan.clone();
+        self.forecast = forecast.clone();
+        Ok(Some(Record { seen, decision, forecast, applied, last_forecast_missed_instr_per_cycle: missed }))
+    }
+}
+
+fn compare(expected: &Forecast, seen: &Observation) -> Vec<Miss> {
+    let measured = |task: &TaskSeen| {
+        let cycles = task.counts.get(Event::Cycles).filter(|&cycles| cycles > 0.0)?;
+        Some(task.counts.get(Event::Instructions)? / cycles)
+    };
+    seen.tasks
+        .iter()
+        .filter_map(|task| Some((task.task, expected.tasks.get(&task.task)?.instr_per_cycle?, measured(task)?)))
+        .collect()
+}

@@ -1,0 +1,41 @@
+# The two commands of the README are `make demo` and `make test`; the others are for people who work on cachemate.
+# Every target first sees to it that the machine has what it needs (scripts/setup.sh).
+
+CARGO ?= cargo
+RELEASE = target/release/cachemate
+
+.PHONY: demo test lint build bench install clean help
+
+help:
+	@echo 'make demo     record real programs here, say who hurts whom and who should share a cache with whom'
+	@echo 'make test     format, lint, tidy, unit, property, end-to-end and doc tests'
+	@echo 'make bench    speed: ratios against textbook engines, in one run'
+	@echo 'make install  the command, its man pages and completions (PREFIX=/usr/local)'
+
+demo:
+	@scripts/setup.sh demo
+	$(CARGO) build --release --locked -p cachemate-cli
+	@demo/run.sh
+
+test: lint
+	$(CARGO) test --workspace --locked
+
+lint:
+	@scripts/setup.sh test
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+build:
+	@scripts/setup.sh build
+	$(CARGO) build --release --locked -p cachemate-cli
+
+bench:
+	@scripts/setup.sh build
+	$(CARGO) run --release --locked -p cachemate-benches
+
+PREFIX ?= /usr/local
+install: build
+	scripts/install.sh '$(PREFIX)'
+
+clean:
+	$(CARGO) clean

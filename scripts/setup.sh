@@ -1,0 +1,58 @@
+#!/bin/sh
+# Sees to it that this machine has what a target needs: a new enough Rust, then Debian packages.
+# With root (or sudo without a password) and a network it installs what is missing; otherwise it says what is
+# missing, and what works without it. It changes nothing else.
+# Usage: setup.sh build|demo|test|lab
+set -eu
+cd "$(dirname "$0")/.."
+
+need=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+if ! command -v cargo >/dev/null 2>&1; then
+    echo "cachemate needs Rust $need or newer, and no cargo was found: install it from https://rustup.rs" >&2
+    exit 1
+fi
+have=$(rustc --version | sed 's/^rustc \([0-9.]*\).*/\1/')
+oldest=$(printf '%s\n%s\n' "$need" "$have" | sort -t. -k1,1n -k2,2n -k3,3n | head -n 1)
+if [ "$oldest" != "$need" ] && [ "${have%.*}" != "$need" ]; then
+    echo "cachemate needs Rust $need or newer; this is $have: run 'rustup update' (Debian's own rustc may be too old)" >&2
+    exit 1
+fi
+
+packages='gcc libc6-dev make'
+case "${1:-build}" in
+    build) ;;
+    demo) packages="$packages valgrind gzip bzip2 xz-utils python3 perl sqlite3 coreutils" ;;
+    test) packages="$packages valgrind gzip bzip2 xz-utils python3 perl sqlite3 coreutils procps" ;;
+    lab) packages="$packages cpio xz-utils dpkg-dev" ;;
+    *) echo "setup.sh: '$1' is not one of build, demo, test, lab" >&2; exit 2 ;;
+esac
+
+missing=''
+for package in $packages; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+done
+[ -z "$missing" ] && exit 0
+
+if ! command -v apt-get >/dev/null 2>&1; then
+    echo "missing (this is not a Debian system, install their equivalents):$missing" >&2
+    exit 0
+fi
+if [ "$(id -u)" = 0 ]; then
+    as_root=''
+elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+    as_root='sudo -n'
+else
+    echo "missing, and no root to install them:$missing" >&2
+    echo "  apt-get install$missing" >&2
+    echo "without Valgrind, cachemate works on its shipped recordings; without a C compiler it cannot be built" >&2
+    exit 0
+fi
+echo "installing:$missing" >&2
+export DEBIAN_FRONTEND=noninteractive
+# shellcheck disable=SC2086 # the list is meant to be split
+if ! { $as_root apt-get install -y --no-install-recommends $missing >/dev/null 2>&1 ||
+    { $as_root apt-get update >/dev/null 2>&1 &&
+        $as_root apt-get install -y --no-install-recommends $missing >/dev/null 2>&1; }; }; then
+    echo "could not install (no network?):$missing" >&2
+    echo "without Valgrind, cachemate works on its shipped recordings" >&2
+fi

@@ -1,0 +1,256 @@
+//! The rules of STYLE.md and ARCHITECTURE.md that a machine can see.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Which rooms a room may use: ARCHITECTURE.md's code map. A room that is not listed may not exist.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("core", &[]),
+    ("spec", &["core"]),
+    ("locality", &["core"]),
+    ("policy", &["core", "locality"]),
+    ("sim", &["core", "locality"]),
+    ("linux", &["core"]),
+    ("trace", &["core"]),
+    ("report", &["core"]),
+    ("repro", &["core", "locality", "policy", "sim", "trace", "report", "spec"]),
+    ("cli", &["core", "spec", "locality", "policy", "sim", "linux", "trace", "report", "repro"]),
+];
+
+/// Rooms without I/O, clock or hash order.
+const PURE: &[&str] = &["core", "locality", "policy", "sim", "report"];
+
+const IMPURE: &[&str] = &["std::fs", "std::net", "Instant::now", "SystemTime", "std::env::", "HashMap", "HashSet"];
+const NOT_LIBM: &[&str] = &[".ln()", ".log2()", ".log10()", ".exp()", ".exp2()", ".powf(", ".sin()", ".cos()", ".tan()"];
+const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "TODO", "FIXME", "XXX"];
+const LINES_AT_MOST: usize = 700;
+const POLICY_PAGE: &[&str] = &["## Problem", "## Method", "## Properties", "## Cost", "## Source"];
+
+/// Every complaint, as `file:line: what is wrong`.
+///
+/// # Errors
+/// Reading the tree failed.
+pub fn check(root: &Path) -> io::Result<Vec<String>> {
+    let mut complaints = Vec::new();
+    for (room, path) in rooms(root)? {
+        check_edges(&room, &path, &mut complaints)?;
+        for file in rust_files(&path)? {
+            check_source(&room, root, &file, &mut complaints)?;
+        }
+    }
+    for folder in ["xtask", "benches"] {
+        for file in rust_files(&root.join(folder))? {
+            check_source(folder, root, &file, &mut complaints)?;
+        }
+    }
+    check_policy_pages(root, &mut complaints)?;
+    check_links(root, &mut complaints)?;
+    Ok(complaints)
+}
+
+fn rooms(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+    let mut rooms = Vec::new();
+    for entry in fs::read_dir(root.join("crates"))? {
+        let entry = entry?;
+        if entry.path().join("Cargo.toml").exists() {
+            rooms.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+        }
+    }
+    rooms.sort();
+    Ok(rooms)
+}
+
+fn check_edges(room: &str, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
+    let text = fs::read_to_string(path.join("Cargo.toml"))?;
+    let manifest: toml::Table = match text.parse() {
+        Ok(manifest) => manifest,
+        Err(error) => {
+            complaints.push(format!("crates/{room}/Cargo.toml: {error}"));
+            return Ok(());
+        }
+    };
+    let Some((_, may_use)) = MAY_USE.iter().find(|(name, _)| *name == room) else {
+        complaints.push(format!("crates/{room}: not in tidy's table of rooms; ARCHITECTURE.md's code map comes first"));
+        return Ok(());
+    };
+    let named = manifest.get("dependencies").and_then(|table| table.as_table());
+    for used in named.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix("cachemate-")) {
+        if !may_use.contains(&used) {
+            complaints.push(format!("crates/{room}/Cargo.toml: {room} may not use {used} (ARCHITECTURE.md, code map)"));
+        }
+    }
+    Ok(())
+}
+
+fn rust_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut left = vec![folder.to_path_buf()];
+    while let Some(folder) = left.pop() {
+        if !folder.is_dir() {
+            continue;
+        }
+        for entry in fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+                left.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Whole files of tests, examples and build scripts: only length and unfinished work are checked there.
+fn is_test_file(path: &Path) -> bool {
+    let in_tests = path.iter().any(|part| part == "tests" || part == "examples" || part == "benches");
+    let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    in_tests || name == "tests" || name.ends_with("_tests") || name == "build" || name == "conformance"
+}
+
+fn check_source(room: &str, root: &Path, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
+    let text = fs::read_to_string(path)?;
+    let shown = path.strip_prefix(root).unwrap_or(path).display().to_string();
+    let lines = text.lines().count();
+    if lines > LINES_AT_MOST {
+        complaints.push(format!("{shown}: {lines} lines, at most {LINES_AT_MOST}"));
+    }
+    let mut in_tests = is_test_file(path.strip_prefix(root).unwrap_or(path));
+    let pure = PURE.contains(&room);
+    for (at, line) in text.lines().enumerate() {
+        let mut complain = |what: String| complaints.push(format!("{shown}:{}: {what}", at + 1));
+        let code = line.split("//").next().unwrap_or_default();
+        in_tests |= code.trim_start().starts_with("#[cfg(test)]") || code.trim_start().starts_with("#![cfg(test)]");
+        if room == "xtask" {
+            continue; // names the words it looks for
+        }
+        if let Some(word) = UNFINISHED.iter().find(|word| line.contains(**word)) {
+            complain(format!("'{word}': finish it or write it down in an issue"));
+        }
+        if in_tests {
+            continue;
+        }
+        if code.contains(".unwrap()") {
+            complain("`.unwrap()`: return an error, or `.expect(\"the invariant\")`".to_string());
+        }
+        if let Some(word) = IMPURE.iter().find(|word| pure && code.contains(**word)) {
+            complain(format!("'{word}' in the pure room '{room}'"));
+        }
+        if let Some(word) = NOT_LIBM.iter().find(|word| pure && code.contains(**word)) {
+            complain(format!("'{word}' differs between hosts: take it from libm"));
+        }
+    }
+    Ok(())
+}
+
+fn check_policy_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
+    for file in rust_files(&root.join("crates/policy/src/policies"))? {
+        let name = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        let in_folder_of_its_own = file.parent().is_some_and(|folder| !folder.ends_with("policies"));
+        if name == "mod" || name.ends_with("_tests") || name == "tests" || in_folder_of_its_own {
+            continue;
+        }
+        let page = root.join("docs/policies").join(format!("{}.md", name.replace('_', "-")));
+        let shown = page.strip_prefix(root).unwrap_or(&page).display().to_string();
+        match fs::read_to_string(&page) {
+            Err(_) => complaints.push(format!("{shown}: missing; every policy has a page")),
+            Ok(text) => {
+                let absent = POLICY_PAGE.iter().filter(|heading| !text.contains(**heading));
+                complaints.extend(absent.map(|heading| format!("{shown}: no section '{heading}'")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Relative links in the project's own pages lead somewhere.
+fn check_links(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
+    let mut pages: Vec<PathBuf> = Vec::new();
+    for folder in [root.to_path_buf(), root.join("docs"), root.join("docs/policies"), root.join("pack")] {
+        if !folder.is_dir() {
+            continue;
+        }
+        for entry in fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                pages.push(path);
+            }
+        }
+    }
+    pages.sort();
+    for page in pages {
+        let text = fs::read_to_string(&page)?;
+        let shown = page.strip_prefix(root).unwrap_or(&page).display().to_string();
+        for (at, line) in text.lines().enumerate() {
+            for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+                let file = target.split('#').next().unwrap_or_default();
+                let outside = file.is_empty() || file.contains("://") || file.starts_with("mailto:");
+                let folder = page.parent().unwrap_or(root);
+                if !outside && !folder.join(file).exists() {
+                    complaints.push(format!("{shown}:{}: link to '{target}' leads nowhere", at + 1));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does this checkout keep its own rules?
+    #[test]
+    fn the_project_is_tidy() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let complaints = check(root).unwrap();
+        assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
+    }
+
+    fn complaints_of(files: &[(&str, &str)]) -> Vec<String> {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("crates")).unwrap();
+        for (name, text) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        check(root.path()).unwrap()
+    }
+
+    /// Is a forbidden crate edge named?
+    #[test]
+    fn an_edge_against_the_flow_is_a_complaint() {
+        let manifest = "[dependencies]\ncachemate-cli.workspace = true\n";
+        let found = complaints_of(&[("crates/core/Cargo.toml", manifest)]);
+        assert_eq!(found, ["crates/core/Cargo.toml: core may not use cli (ARCHITECTURE.md, code map)"]);
+    }
+
+    /// Are impure words, unwraps and unfinished work found in code, and allowed where they are tests?
+    #[test]
+    fn impure_words_count_in_code_but_not_in_tests() {
+        let source = "use std::fs;\nfn f() { x.unwrap(); y.ln(); }\n#[cfg(test)]\nmod tests { fn g() { x.unwrap(); } }\n";
+        let found = complaints_of(&[("crates/core/Cargo.toml", ""), ("crates/core/src/lib.rs", source)]);
+        assert_eq!(found.len(), 3, "{found:?}");
+        let found = complaints_of(&[("crates/linux/Cargo.toml", ""), ("crates/linux/src/lib.rs", "use std::fs;\n")]);
+        assert!(found.is_empty(), "{found:?}");
+    }
+
+    /// Does a policy without its page, or with half a page, fail?
+    #[test]
+    fn a_policy_needs_a_whole_page() {
+        let policy = ("crates/policy/src/policies/best_fit.rs", "");
+        let manifest = ("crates/policy/Cargo.toml", "");
+        assert_eq!(complaints_of(&[manifest, policy]).len(), 1);
+        let page = ("docs/policies/best-fit.md", "## Problem\n## Method\n## Properties\n## Cost\n## Source\n");
+        assert!(complaints_of(&[manifest, policy, page]).is_empty());
+    }
+
+    /// Is a dead link in a page found?
+    #[test]
+    fn a_dead_link_is_a_complaint() {
+        assert_eq!(complaints_of(&[("README.md", "see [x](docs/none.md) and [y](https://example.org)")]).len(), 1);
+    }
+}

@@ -22,7 +22,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const PURE: &[&str] = &["core", "locality", "policy", "sim", "report"];
 
 const IMPURE: &[&str] = &["std::fs", "std::net", "Instant::now", "SystemTime", "std::env::", "HashMap", "HashSet"];
-const NOT_LIBM: &[&str] = &[".ln()", ".log2()", ".log10()", ".exp()", ".exp2()", ".powf(", ".sin()", ".cos()", ".tan()"];
+const NOT_LIBM: &[&str] =
+    &[".ln()", ".log2()", ".log10()", ".exp()", ".exp2()", ".powf(", ".sin()", ".cos()", ".tan()"];
 const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "TODO", "FIXME", "XXX"];
 const LINES_AT_MOST: usize = 700;
 const POLICY_PAGE: &[&str] = &["## Problem", "## Method", "## Properties", "## Cost", "## Source"];
@@ -231,7 +232,8 @@ mod tests {
     /// Are impure words, unwraps and unfinished work found in code, and allowed where they are tests?
     #[test]
     fn impure_words_count_in_code_but_not_in_tests() {
-        let source = "use std::fs;\nfn f() { x.unwrap(); y.ln(); }\n#[cfg(test)]\nmod tests { fn g() { x.unwrap(); } }\n";
+        let source =
+            "use std::fs;\nfn f() { x.unwrap(); y.ln(); }\n#[cfg(test)]\nmod tests { fn g() { x.unwrap(); } }\n";
         let found = complaints_of(&[("crates/core/Cargo.toml", ""), ("crates/core/src/lib.rs", source)]);
         assert_eq!(found.len(), 3, "{found:?}");
         let found = complaints_of(&[("crates/linux/Cargo.toml", ""), ("crates/linux/src/lib.rs", "use std::fs;\n")]);

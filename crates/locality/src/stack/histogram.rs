@@ -1,0 +1,200 @@
+//! How often each stack distance occurred.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Accesses by stack distance; cold accesses (first touches) apart. One histogram is a whole miss-rate curve: a fully
+/// associative LRU cache of `s` lines misses the cold accesses and those at distance `s` or more.
+///
+/// The text form is a line `cold N`, then `d count` for every distance that occurs, ascending.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Histogram {
+    cold: u64,
+    /// (distance in lines, accesses), ascending, no zero counts.
+    counts: Vec<(u64, u64)>,
+}
+
+impl Histogram {
+    /// From counts in any order; equal distances are added up, zero counts dropped.
+    pub fn new(cold: u64, counts: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let mut counts: Vec<(u64, u64)> = counts.into_iter().filter(|&(_, count)| count > 0).collect();
+        if !counts.is_sorted_by(|a, b| a.0 < b.0) {
+            counts.sort_unstable();
+            counts.dedup_by(|next, kept| {
+                let same = next.0 == kept.0;
+                if same {
+                    kept.1 += next.1;
+                }
+                same
+            });
+        }
+        Histogram { cold, counts }
+    }
+
+    /// First touches: as many as there were distinct lines.
+    pub fn cold(&self) -> u64 {
+        self.cold
+    }
+
+    /// (distance in lines, accesses) for every distance that occurs, ascending.
+    pub fn counts(&self) -> &[(u64, u64)] {
+        &self.counts
+    }
+
+    /// All accesses, cold ones included.
+    pub fn accesses(&self) -> u64 {
+        self.cold + self.counts.iter().map(|&(_, count)| count).sum::<u64>()
+    }
+
+    /// Misses of a fully associative LRU cache of `lines` lines.
+    pub fn misses_at(&self, lines: u64) -> u64 {
+        let first = self.counts.partition_point(|&(distance, _)| distance < lines);
+        self.cold + self.counts[first..].iter().map(|&(_, count)| count).sum::<u64>()
+    }
+
+    /// Misses over accesses at each size, in the order of `sizes_lines`; `None` without any access. One pass over the
+    /// histogram, however many sizes.
+    pub fn miss_ratio_curve(&self, sizes_lines: &[u64]) -> Option<Vec<f64>> {
+        let accesses = self.accesses();
+        if accesses == 0 {
+            return None;
+        }
+        let mut order: Vec<usize> = (0..sizes_lines.len()).collect();
+        order.sort_unstable_by_key(|&at| sizes_lines[at]);
+        let mut curve = vec![0.0; sizes_lines.len()];
+        let (mut misses, mut at) = (accesses, 0);
+        for slot in order {
+            while at < self.counts.len() && self.counts[at].0 < sizes_lines[slot] {
+                misses -= self.counts[at].1;
+                at += 1;
+            }
+            curve[slot] = misses as f64 / accesses as f64;
+        }
+        Some(curve)
+    }
+
+    /// Adds another histogram's accesses to this one's: parts that did not share a cache (threads on private caches).
+    pub fn merge(&mut self, other: &Histogram) {
+        let mut merged = Vec::with_capacity(self.counts.len().max(other.counts.len()));
+        let (mut ours, mut theirs) = (self.counts.iter().copied().peekable(), other.counts.iter().copied().peekable());
+        loop {
+            let next = match (ours.peek(), theirs.peek()) {
+                (Some(a), Some(b)) if a.0 == b.0 => (a.0, a.1 + b.1),
+                (Some(a), Some(b)) => *if a.0 < b.0 { a } else { b },
+                (Some(a), None) => *a,
+                (None, Some(b)) => *b,
+                (None, None) => break,
+            };
+            ours.next_if(|a| a.0 == next.0);
+            theirs.next_if(|b| b.0 == next.0);
+            merged.push(next);
+        }
+        self.cold += other.cold;
+        self.counts = merged;
+    }
+}
+
+impl fmt::Display for Histogram {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(out, "cold {}", self.cold)?;
+        self.counts.iter().try_for_each(|(distance, count)| writeln!(out, "{distance} {count}"))
+    }
+}
+
+/// A histogram's text form that cannot be read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("histogram line {line}: found '{found}', expected {expected}")]
+pub struct ParseHistogramError {
+    /// Counted from 1.
+    pub line: usize,
+    pub found: String,
+    pub expected: &'static str,
+}
+
+impl FromStr for Histogram {
+    type Err = ParseHistogramError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let fail = |line: usize, found: &str, expected| {
+            Err(ParseHistogramError { line, found: found.chars().take(80).collect(), expected })
+        };
+        let mut lines = text.lines().enumerate();
+        let head = lines.next().map_or("", |(_, head)| head);
+        let Some(cold) = head.strip_prefix("cold ").and_then(|cold| cold.parse().ok()) else {
+            return fail(1, head, "'cold' and a count");
+        };
+        let (mut counts, mut total): (Vec<(u64, u64)>, u64) = (Vec::new(), cold);
+        for (at, line) in lines {
+            let pair = line.split_once(' ').and_then(|(d, count)| Some((d.parse().ok()?, count.parse().ok()?)));
+            let Some((distance, count)) = pair.filter(|&(_, count)| count > 0) else {
+                return fail(at + 1, line, "a distance and a count above 0");
+            };
+            if counts.last().is_some_and(|&(before, _)| before >= distance) {
+                return fail(at + 1, line, "distances in ascending order");
+            }
+            let Some(sum) = total.checked_add(count) else {
+                return fail(at + 1, line, "counts that add up to less than 2^64");
+            };
+            total = sum;
+            counts.push((distance, count));
+        }
+        Ok(Histogram { cold, counts })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_histogram() -> impl Strategy<Value = Histogram> {
+        (0u64..1000, prop::collection::vec((0u64..50, 0u64..9), 0..40))
+            .prop_map(|(cold, counts)| Histogram::new(cold, counts))
+    }
+
+    /// Does the text form look as documented?
+    #[test]
+    fn text_form_is_cold_then_ascending_distances() {
+        let histogram = Histogram::new(3, [(7, 1), (0, 2), (7, 4), (9, 0)]);
+        assert_eq!(histogram.to_string(), "cold 3\n0 2\n7 5\n");
+    }
+
+    /// Are damaged texts refused with the line, what was found and what was expected?
+    #[test]
+    fn damaged_text_names_the_line() {
+        let error = |text: &str| text.parse::<Histogram>().unwrap_err().to_string();
+        assert_eq!(error(""), "histogram line 1: found '', expected 'cold' and a count");
+        assert_eq!(error("cold 1\n3 x\n"), "histogram line 2: found '3 x', expected a distance and a count above 0");
+        assert_eq!(error("cold 1\n3 1\n3 2\n"), "histogram line 3: found '3 2', expected distances in ascending order");
+        assert!(error(&format!("cold 1\n3 {}\n", u64::MAX)).contains("less than 2^64"));
+    }
+
+    proptest! {
+        /// Does the text form read back to the same histogram?
+        #[test]
+        fn text_form_reads_back(histogram in any_histogram()) {
+            prop_assert_eq!(histogram.to_string().parse::<Histogram>().unwrap(), histogram);
+        }
+
+        /// Is merging the same as counting everything into one histogram?
+        #[test]
+        fn merge_adds_up(a in any_histogram(), b in any_histogram()) {
+            let together = Histogram::new(a.cold + b.cold, a.counts.iter().chain(&b.counts).copied());
+            let mut merged = a.clone();
+            merged.merge(&b);
+            prop_assert_eq!(merged, together);
+        }
+
+        /// Does the curve agree with the misses at each size, in any order of sizes?
+        #[test]
+        fn curve_agrees_with_misses(histogram in any_histogram(), sizes in prop::collection::vec(0u64..60, 0..9)) {
+            let accesses = histogram.accesses();
+            match histogram.miss_ratio_curve(&sizes) {
+                None => prop_assert_eq!(accesses, 0),
+                Some(curve) => for (size, ratio) in sizes.iter().zip(curve) {
+                    prop_assert_eq!(ratio, histogram.misses_at(*size) as f64 / accesses as f64);
+                },
+            }
+        }
+    }
+}

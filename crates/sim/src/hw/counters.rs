@@ -1,0 +1,233 @@
+//! What the hardware counts: per task, per cache, per processor, per memory node.
+//!
+//! Time is counted in *ticks*, issue slots of a core: one cycle has as many ticks as the core's issue width. Every tick
+//! that a task is on processor has exactly one owner (an instruction, a stall cause, or the system), and every miss
+//! exactly one cause; the tests hold the sums to that.
+
+use cachemate_core::{Counts, Event, Level, Reading, StallCause};
+
+/// Number of [`Level`]s; arrays by level are indexed with `level as usize`.
+pub const LEVELS: usize = 5;
+
+/// All levels, in the order of the arrays.
+pub const ALL_LEVELS: [Level; LEVELS] = [Level::L1Instruction, Level::L1Data, Level::L2, Level::L3, Level::L4];
+
+/// Why a line that was asked for was not there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum MissCause {
+    /// Never before in this cache.
+    Cold,
+    /// The task itself had evicted it (capacity or conflict).
+    Own,
+    /// Another task had evicted it.
+    InterTask,
+    /// A store elsewhere had invalidated it.
+    Coherence,
+}
+
+/// Demand accesses of one cache (or of one task at one level). Prefetches are not references.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LevelCounts {
+    pub references: u64,
+    /// By [`MissCause`].
+    pub misses: [u64; 4],
+    /// Demand hits on a line that a prefetcher brought, the first per line.
+    pub prefetch_hits: u64,
+}
+
+impl LevelCounts {
+    pub fn all_misses(&self) -> u64 {
+        self.misses.iter().sum()
+    }
+    pub fn caused(&self, cause: MissCause) -> u64 {
+        self.misses[cause as usize]
+    }
+    pub(crate) fn add(&mut self, other: &Self, sign: i64) {
+        let add = |to: &mut u64, by: u64| *to = to.wrapping_add_signed(sign * by as i64);
+        add(&mut self.references, other.references);
+        add(&mut self.prefetch_hits, other.prefetch_hits);
+        self.misses.iter_mut().zip(other.misses).for_each(|(to, by)| add(to, by));
+    }
+}
+
+/// Ticks on processor that went to no instruction, by owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stalls {
+    /// Ready, but another context had the issue slot.
+    pub issue: u64,
+    /// Waiting for a hit, by level.
+    pub hit: [u64; LEVELS],
+    pub remote_cache: u64,
+    pub local_memory: u64,
+    pub remote_memory: u64,
+    /// The part of any wait that was spent queueing for bandwidth.
+    pub queue: u64,
+    /// The operating system (faults, interrupts, switches) on the task's time.
+    pub system: u64,
+}
+
+impl Stalls {
+    pub fn sum(&self) -> u64 {
+        self.issue
+            + self.hit.iter().sum::<u64>()
+            + self.remote_cache
+            + self.local_memory
+            + self.remote_memory
+            + self.queue
+            + self.system
+    }
+}
+
+/// Everything counted of one task since it began. Raw and complete: what a limited counter unit would see of it is
+/// the multiplexer's business.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TaskCounters {
+    /// Ticks of one cycle; 0 until the task first ran.
+    pub ticks_per_cycle: u64,
+    pub instructions: u64,
+    /// Ticks on processor.
+    pub ticks: u64,
+    pub stalls: Stalls,
+    /// By `level as usize`.
+    pub levels: [LevelCounts; LEVELS],
+    pub remote_cache_hits: u64,
+    pub memory_read_bytes: u64,
+    pub memory_write_bytes: u64,
+    /// The operating system counts these.
+    pub context_switches: u64,
+    pub page_faults: u64,
+    pub system_calls: u64,
+}
+
+impl TaskCounters {
+    /// Cycles on processor (whole ones).
+    pub fn cycles(&self) -> u64 {
+        self.ticks / self.ticks_per_cycle.max(1)
+    }
+
+    /// One event's raw count. Every event of core is counted.
+    pub fn count(&self, event: Event) -> u64 {
+        let cycles = |ticks: u64| ticks / self.ticks_per_cycle.max(1);
+        match event {
+            Event::Instructions => self.instructions,
+            Event::Cycles => self.cycles(),
+            Event::References(level) => self.levels[level as usize].references,
+            Event::Misses(level) => self.levels[level as usize].all_misses(),
+            Event::InterTaskMisses(level) => self.levels[level as usize].caused(MissCause::InterTask),
+            Event::RemoteCacheHits => self.remote_cache_hits,
+            Event::MemoryReadBytes => self.memory_read_bytes,
+            Event::MemoryWriteBytes => self.memory_write_bytes,
+            Event::StallCycles(StallCause::Issue) => cycles(self.stalls.issue),
+            Event::StallCycles(StallCause::Hit(level)) => cycles(self.stalls.hit[level as usize]),
+            Event::StallCycles(StallCause::RemoteCache) => cycles(self.stalls.remote_cache),
+            Event::StallCycles(StallCause::LocalMemory) => cycles(self.stalls.local_memory),
+            Event::StallCycles(StallCause::RemoteMemory) => cycles(self.stalls.remote_memory),
+            Event::StallCycles(StallCause::BusQueue) => cycles(self.stalls.queue),
+            Event::ContextSwitches => self.context_switches,
+            Event::PageFaults => self.page_faults,
+            Event::SystemCalls => self.system_calls,
+        }
+    }
+
+    /// Every event, as an ideal counter unit reads them: sorted, nothing multiplexed. `levels` are those that the
+    /// machine has; events of others would be absent evidence, not zeros.
+    pub fn counts(&self, levels: &[Level]) -> Counts {
+        let events = events(levels);
+        Counts(
+            events.into_iter().map(|event| Reading { event, count: self.count(event), counted_share: 1.0 }).collect(),
+        )
+    }
+
+    /// What was counted since `earlier`, an older copy of these counters.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut levels = self.levels;
+        levels.iter_mut().zip(&earlier.levels).for_each(|(now, then)| now.add(then, -1));
+        let (now, then) = (&self.stalls, &earlier.stalls);
+        TaskCounters {
+            ticks_per_cycle: self.ticks_per_cycle,
+            instructions: self.instructions - earlier.instructions,
+            ticks: self.ticks - earlier.ticks,
+            stalls: Stalls {
+                issue: now.issue - then.issue,
+                hit: std::array::from_fn(|level| now.hit[level] - then.hit[level]),
+                remote_cache: now.remote_cache - then.remote_cache,
+                local_memory: now.local_memory - then.local_memory,
+                remote_memory: now.remote_memory - then.remote_memory,
+                queue: now.queue - then.queue,
+                system: now.system - then.system,
+            },
+            levels,
+            remote_cache_hits: self.remote_cache_hits - earlier.remote_cache_hits,
+            memory_read_bytes: self.memory_read_bytes - earlier.memory_read_bytes,
+            memory_write_bytes: self.memory_write_bytes - earlier.memory_write_bytes,
+            context_switches: self.context_switches - earlier.context_switches,
+            page_faults: self.page_faults - earlier.page_faults,
+            system_calls: self.system_calls - earlier.system_calls,
+        }
+    }
+}
+
+/// Every event that a machine with these cache levels counts, ascending.
+pub fn events(levels: &[Level]) -> Vec<Event> {
+    let mut events = vec![Event::Instructions, Event::Cycles, Event::RemoteCacheHits];
+    events.extend([Event::MemoryReadBytes, Event::MemoryWriteBytes]);
+    events.extend([Event::ContextSwitches, Event::PageFaults, Event::SystemCalls]);
+    for &level in levels {
+        events.extend([Event::References(level), Event::Misses(level), Event::InterTaskMisses(level)]);
+        events.push(Event::StallCycles(StallCause::Hit(level)));
+    }
+    let causes = [
+        StallCause::Issue,
+        StallCause::RemoteCache,
+        StallCause::LocalMemory,
+        StallCause::RemoteMemory,
+        StallCause::BusQueue,
+    ];
+    events.extend(causes.map(Event::StallCycles));
+    events.sort();
+    events
+}
+
+/// What one cache counted, of all its users.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CacheCounters {
+    pub demand: LevelCounts,
+    pub evictions: u64,
+    /// Dirty lines passed outwards.
+    pub writebacks: u64,
+    /// Copies lost to stores elsewhere.
+    pub invalidations: u64,
+    pub prefetches: u64,
+    /// Bytes this cache gave towards the cores, and ticks that requests queued for that.
+    pub bytes_out: u64,
+    pub queue_ticks: u64,
+}
+
+/// What one memory controller counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemoryCounters {
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+    /// Ticks the controller was busy, and ticks that requests queued for it.
+    pub busy_ticks: u64,
+    pub queue_ticks: u64,
+}
+
+/// What one package bus counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BusCounters {
+    pub bytes: u64,
+    pub busy_ticks: u64,
+    pub queue_ticks: u64,
+}
+
+/// What one hardware context did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CpuCounters {
+    pub instructions: u64,
+    /// Ticks with a task on it.
+    pub loaded_ticks: u64,
+    /// Ticks charged by the operating system, by [`super::Charge`].
+    pub charged_ticks: [u64; 5],
+}

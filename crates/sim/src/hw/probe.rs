@@ -1,0 +1,90 @@
+//! Looking at single accesses: traces of L1 data misses, sampled accesses, watched locations, super sets, overflows.
+//!
+//! Probes belong to a thread and travel with it. They are off the hot path unless on: a thread with a watch or
+//! super-set counts on the L1 runs a variant of the engine compiled for that.
+
+use cachemate_core::{AccessSample, Event, Level, ReuseSample, SuperSetCount};
+
+/// All probes of one thread. The operating system attaches them and takes the results.
+#[derive(Clone, Debug, Default)]
+pub struct Probes {
+    pub trace: Option<TraceProbe>,
+    pub samples: Option<SampleProbe>,
+    pub watch: Option<WatchProbe>,
+    pub activity: Option<ActivityProbe>,
+    pub overflows: Vec<Overflow>,
+    /// Ticks of interrupts that these probes took from the task.
+    pub cost_ticks: u64,
+}
+
+impl Probes {
+    pub fn is_empty(&self) -> bool {
+        self.trace.is_none()
+            && self.samples.is_none()
+            && self.watch.is_none()
+            && self.activity.is_none()
+            && self.overflows.is_empty()
+    }
+}
+
+/// Logs the line of every L1 data miss, as the machine's sampler can (RM). Each entry costs an interrupt. When full,
+/// [`super::Stop::Interrupt`] is raised once.
+#[derive(Clone, Debug, Default)]
+pub struct TraceProbe {
+    pub entries_at_most: u32,
+    /// Physical lines of the L1 data cache.
+    pub lines: Vec<u64>,
+    /// L1 data misses that are not in the log. Known to the simulator; a real register cannot tell.
+    pub lost: u64,
+    /// Entries that repeat the register because a prefetch counted as a miss.
+    pub stale: u64,
+    pub(crate) last_instruction: u64,
+    pub(crate) register: Option<u64>,
+}
+
+/// Samples L1 data misses, one in `one_in` on average, jittered. Each sample costs an interrupt.
+#[derive(Clone, Debug, Default)]
+pub struct SampleProbe {
+    pub one_in: u32,
+    /// Only hits in remote caches count.
+    pub remote_only: bool,
+    pub at_most: u32,
+    pub samples: Vec<AccessSample>,
+    /// Events passed, sampled or not.
+    pub events: u64,
+    pub(crate) countdown: u64,
+    pub(crate) armed_at: Option<u64>,
+}
+
+/// Watches single locations (L1 data lines, virtual) until they are touched again (BS, StatCache): one watch point per
+/// location, as many as `locations`, set one in `one_in` data accesses on average.
+#[derive(Clone, Debug, Default)]
+pub struct WatchProbe {
+    pub locations: u32,
+    pub one_in: u32,
+    pub samples: Vec<ReuseSample>,
+    /// Line, data accesses of the task when it was set, tick when it was set.
+    pub(crate) open: Vec<(u64, u64, u64)>,
+    pub(crate) accesses: u64,
+    pub(crate) next_at: u64,
+    pub(crate) begun: u32,
+}
+
+/// Accesses and misses of groups of cache sets (AV 2.1) by this thread.
+#[derive(Clone, Debug)]
+pub struct ActivityProbe {
+    pub level: Level,
+    /// By low set bits; `true`: contiguous ranges of sets.
+    pub contiguous: bool,
+    pub super_sets: Vec<SuperSetCount>,
+}
+
+/// Raises [`super::Stop::Interrupt`] each time the task's count passes another `period`, late by a burst at most (skid).
+#[derive(Clone, Debug)]
+pub struct Overflow {
+    pub event: Event,
+    pub period: u64,
+    pub next_at: u64,
+    /// Interrupts so far.
+    pub raised: u64,
+}

@@ -1,0 +1,83 @@
+//! A thread as the hardware holds it: its stream of accesses, its place in it, its translations, its counters.
+
+use cachemate_core::{Access, AccessSource, ProcessId, TaskId, Turn};
+
+use super::counters::TaskCounters;
+use super::probe::Probes;
+
+/// A software thread, on a context or put aside.
+pub struct Thread {
+    pub task: TaskId,
+    pub process: ProcessId,
+    /// Class of service: picks the way masks.
+    pub class: u8,
+    pub counters: TaskCounters,
+    pub probes: Probes,
+    pub(crate) source: Box<dyn AccessSource>,
+    pub(crate) batch: Vec<Access>,
+    pub(crate) position: usize,
+    /// Instructions of `batch[position]` not yet issued.
+    pub(crate) owed: u64,
+    /// What the source said at the end of the batch.
+    pub(crate) turn: Turn,
+    pub(crate) tlb: Tlb,
+}
+
+impl Thread {
+    pub fn new(task: TaskId, process: ProcessId, class: u8, source: Box<dyn AccessSource>) -> Self {
+        Thread {
+            task,
+            process,
+            class,
+            counters: TaskCounters::default(),
+            probes: Probes::default(),
+            source,
+            batch: Vec::new(),
+            position: 0,
+            owed: 0,
+            turn: Turn::More,
+            tlb: Tlb::default(),
+        }
+    }
+
+    /// Drops the translation of a page whose frame changes, while the thread is on no context.
+    pub fn shoot_down(&mut self, page: u64) {
+        self.tlb.drop_page(page);
+    }
+
+    /// Work done so far, in the program's own unit.
+    pub fn progress(&self) -> Option<f64> {
+        self.source.progress()
+    }
+}
+
+/// Direct-mapped translations, so that the operating system is asked rarely. Not a model of a TLB: it costs no time.
+pub(crate) struct Tlb {
+    /// Virtual page + 1 (0 = nothing) and frame.
+    entries: Vec<(u64, u64)>,
+}
+
+const TLB_ENTRIES: usize = 1024;
+
+impl Default for Tlb {
+    fn default() -> Self {
+        Tlb { entries: vec![(0, 0); TLB_ENTRIES] }
+    }
+}
+
+impl Tlb {
+    #[inline]
+    pub(crate) fn find(&self, page: u64) -> Option<u64> {
+        let (tag, frame) = self.entries[page as usize % TLB_ENTRIES];
+        (tag == page + 1).then_some(frame)
+    }
+    pub(crate) fn insert(&mut self, page: u64, frame: u64) {
+        self.entries[page as usize % TLB_ENTRIES] = (page + 1, frame);
+    }
+    pub(crate) fn drop_page(&mut self, page: u64) {
+        let entry = &mut self.entries[page as usize % TLB_ENTRIES];
+        if entry.0 == page + 1 {
+            *entry = (0, 0);
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! A deterministic simulated multicore: hardware, an operating system on it, and programs for it.
+//!
+//! It is the machine where a host has no counters, no partitions or only one cache, and the yardstick that scores
+//! every policy. The same seed gives the same bits on any host.
+
+pub mod hw;

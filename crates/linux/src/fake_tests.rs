@@ -1,0 +1,161 @@
+//! A made-up host for tests: threads and files in memory, and a fault on any call that changes something.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::CpuSet;
+
+use crate::kernel::{Kernel, ThreadKey};
+
+#[derive(Clone, Debug)]
+pub(crate) struct FakeThread {
+    pub pid: i32,
+    pub parent: i32,
+    pub start_ticks: u64,
+    pub cpus: CpuSet,
+    pub nice: i32,
+}
+
+#[derive(Default)]
+pub(crate) struct FakeHost {
+    pub threads: RefCell<BTreeMap<i32, FakeThread>>,
+    /// `None` = a directory.
+    pub files: RefCell<BTreeMap<PathBuf, Option<String>>>,
+    /// The n-th change from now on fails with this error number.
+    pub fault: Cell<Option<(u32, i32)>>,
+    pub changes: Cell<u32>,
+}
+
+impl FakeHost {
+    pub fn thread(&self, pid: i32, tid: i32, parent: i32, cpus: &str) -> ThreadKey {
+        let start_ticks = tid as u64 * 10;
+        let cpus = cpus.parse().unwrap();
+        self.threads.borrow_mut().insert(tid, FakeThread { pid, parent, start_ticks, cpus, nice: 0 });
+        ThreadKey { tid, start_ticks }
+    }
+    pub fn file(&self, path: &str, text: &str) {
+        let path = Path::new(path);
+        for folder in path.ancestors().skip(1) {
+            self.files.borrow_mut().entry(folder.to_path_buf()).or_insert(None);
+        }
+        self.files.borrow_mut().insert(path.to_path_buf(), Some(text.to_string()));
+    }
+    pub fn text(&self, path: &str) -> String {
+        self.files.borrow()[Path::new(path)].clone().unwrap()
+    }
+    fn changing(&self) -> io::Result<()> {
+        self.changes.set(self.changes.get() + 1);
+        match self.fault.get() {
+            Some((0, errno)) => {
+                self.fault.set(None);
+                Err(io::Error::from_raw_os_error(errno))
+            }
+            Some((left, errno)) => {
+                self.fault.set(Some((left - 1, errno)));
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+    fn on_thread(&self, tid: i32, change: impl FnOnce(&mut FakeThread)) -> io::Result<()> {
+        self.changing()?;
+        let mut threads = self.threads.borrow_mut();
+        change(threads.get_mut(&tid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?);
+        Ok(())
+    }
+}
+
+fn not_found() -> io::Error {
+    io::ErrorKind::NotFound.into()
+}
+
+impl Kernel for FakeHost {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        if path == Path::new("/proc/sys/kernel/random/boot_id") {
+            return Ok("boot\n".to_string());
+        }
+        if let Ok(below) = path.strip_prefix("/proc") {
+            let tid: i32 = below.iter().next().and_then(|tid| tid.to_str()?.parse().ok()).ok_or_else(not_found)?;
+            let threads = self.threads.borrow();
+            let t = threads.get(&tid).ok_or_else(not_found)?;
+            return match below.iter().nth(1).and_then(|name| name.to_str()) {
+                Some("status") => Ok(format!("Name:\tx\nCpus_allowed_list:\t{}\n", t.cpus)),
+                Some("stat") => Ok(format!(
+                    "{tid} (x) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} 1 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0\n",
+                    t.parent, t.nice, t.start_ticks
+                )),
+                _ => Err(not_found()),
+            };
+        }
+        self.files.borrow().get(path).cloned().flatten().ok_or_else(not_found)
+    }
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        self.changing()?;
+        let mut files = self.files.borrow_mut();
+        if path.file_name().is_some_and(|name| name == "tasks") {
+            // A thread that is written to one group leaves all others of its hierarchy.
+            let line = format!("{}\n", text.trim());
+            let members = |(path, text): (&PathBuf, &mut Option<String>)| {
+                if path.file_name().is_some_and(|name| name == "tasks") {
+                    *text = text.take().map(|text| text.split_inclusive('\n').filter(|l| *l != line).collect());
+                }
+            };
+            files.iter_mut().for_each(members);
+            files.get_mut(path).ok_or_else(not_found)?.as_mut().unwrap().push_str(&line);
+            return Ok(());
+        }
+        *files.get_mut(path).ok_or_else(not_found)? = Some(text.to_string());
+        Ok(())
+    }
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.changing()?;
+        self.file(&path.join("tasks").display().to_string(), "");
+        Ok(())
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.changing()?;
+        let occupied = self.files.borrow().get(&path.join("tasks")).cloned().flatten().is_some_and(|t| !t.is_empty());
+        if occupied {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        let before = self.files.borrow().len();
+        self.files.borrow_mut().retain(|file, _| !file.starts_with(path));
+        if self.files.borrow().len() == before { Err(not_found()) } else { Ok(()) }
+    }
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        if path == Path::new("/proc") {
+            return Ok(self
+                .threads
+                .borrow()
+                .iter()
+                .filter(|(t, x)| **t == x.pid)
+                .map(|(t, _)| t.to_string())
+                .collect());
+        }
+        if path.starts_with("/proc") {
+            let pid: i32 = path.iter().nth(2).unwrap().to_str().unwrap().parse().unwrap();
+            return Ok(self
+                .threads
+                .borrow()
+                .iter()
+                .filter(|(_, x)| x.pid == pid)
+                .map(|(t, _)| t.to_string())
+                .collect());
+        }
+        match self.files.borrow().get(path) {
+            Some(None) => {}
+            Some(Some(_)) => return Err(io::ErrorKind::NotADirectory.into()),
+            None => return Err(not_found()),
+        }
+        let child = |file: &PathBuf| (file.parent() == Some(path)).then(|| file.file_name().unwrap().to_owned());
+        Ok(self.files.borrow().keys().filter_map(child).map(|name| name.into_string().unwrap()).collect())
+    }
+    fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
+        self.on_thread(tid, |thread| thread.cpus = cpus.clone())
+    }
+    fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
+        self.on_thread(tid, |thread| thread.nice = nice)
+    }
+}

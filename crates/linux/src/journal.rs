@@ -1,0 +1,396 @@
+//! The restore journal: what stood on the host before cachemate changed it.
+//!
+//! Problem: the daemon may die at any instant, by any signal, and the host must come back exactly as it was.
+//! Method: before the first change of an object its original is appended to a file and synced, a whole batch at a time,
+//! once per object; what it is changed to is noted beside it, so that a restore can tell our doing from others'. Every
+//! line carries its own checksum; a torn last line was never acted upon and is ignored. When threads are gone their
+//! lines are dropped by writing the file anew and renaming it into place.
+//! Properties: no change without a synced original; originals only, never an intermediate state; size proportional to
+//! the objects alive; a journal of another boot concerns nothing that still exists.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::CpuSet;
+use serde::{Deserialize, Serialize};
+
+use crate::kernel::ThreadKey;
+
+/// Something on the host that can be changed and put back.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Object {
+    /// A thread's CPU affinity; `pid` is its process, whose later threads and children inherit it.
+    Affinity { pid: i32, thread: ThreadKey },
+    /// A thread's nice value.
+    Nice { pid: i32, thread: ThreadKey },
+    /// Which group of a hierarchy (a mounted cgroup controller, resctrl) a thread is in.
+    Membership { hierarchy: PathBuf, thread: ThreadKey },
+    /// Content of a control file: cpuset, freezer, weight, schemata.
+    File { path: PathBuf },
+    /// A directory that did not exist: a cgroup or a resctrl group of our own.
+    Directory { path: PathBuf },
+}
+
+/// The state of an object.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    Cpus(CpuSet),
+    Nice(i32),
+    /// Path of the group, below the hierarchy's mount.
+    Group(PathBuf),
+    Text(String),
+    Absent,
+    Present,
+}
+
+/// What is known of one object: how it was, and all that we ever set it to (distinct states, oldest first).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Held {
+    pub original: State,
+    pub ours: Vec<State>,
+}
+
+/// One intended change: the object, how it is now, what it is to become.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Change {
+    pub object: Object,
+    pub now: State,
+    pub wanted: State,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Line {
+    Header { format: u32, boot_id: String },
+    First { object: Object, original: State, ours: Vec<State> },
+    Again { object: Object, ours: State },
+}
+
+/// Version of the file's format.
+const FORMAT: u32 = 1;
+/// Below this size the file is never rewritten.
+const COMPACT_FROM_BYTES: u64 = 256 << 10;
+
+/// The journal cannot be used; nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    #[error("restore journal {path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("restore journal {path}, line {line}: {what}")]
+    Damaged { path: PathBuf, line: usize, what: String },
+}
+
+/// What a journal file said.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    pub boot_id: Option<String>,
+    pub held: BTreeMap<Object, Held>,
+    /// Lines in the middle that could not be read; all others were.
+    pub damaged_lines: Vec<usize>,
+    /// The last line was cut off: its change was never made.
+    pub torn: bool,
+}
+
+/// An open journal.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+    good_bytes: u64,
+    live_bytes_after_compaction: u64,
+    boot_id: String,
+    held: BTreeMap<Object, Held>,
+}
+
+impl Journal {
+    /// Name of the journal in the state directory.
+    pub const FILE_NAME: &str = "restore.journal";
+
+    /// Starts a fresh journal. An old one must have been restored and removed before.
+    ///
+    /// # Errors
+    /// The file exists already, or cannot be created and synced.
+    pub fn create(state_dir: &Path, boot_id: &str) -> Result<Self, JournalError> {
+        let path = state_dir.join(Self::FILE_NAME);
+        let io = |source| JournalError::Io { path: path.clone(), source };
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path).map_err(io)?;
+        let mut journal = Journal {
+            path: path.clone(),
+            file,
+            good_bytes: 0,
+            live_bytes_after_compaction: 0,
+            boot_id: boot_id.to_string(),
+            held: BTreeMap::new(),
+        };
+        journal.append(&[journal.header()], true)?;
+        sync_dir(state_dir).map_err(io)?;
+        Ok(journal)
+    }
+
+    fn header(&self) -> Line {
+        Line::Header { format: FORMAT, boot_id: self.boot_id.clone() }
+    }
+
+    /// Must be called, and succeed, before any of `changes` is made. Originals of objects that are new are synced
+    /// to disk first; what known objects are changed to is noted without waiting for the disk.
+    ///
+    /// # Errors
+    /// The disk is full or failing: none of the changes may be made. The journal stays usable.
+    pub fn before(&mut self, changes: &[Change]) -> Result<(), JournalError> {
+        let mut lines = Vec::new();
+        let mut fresh = false;
+        let mut next: BTreeMap<Object, Held> = BTreeMap::new();
+        for change in changes {
+            let known = next.get(&change.object).or_else(|| self.held.get(&change.object)).cloned();
+            let held = match known {
+                Some(held) if held.ours.contains(&change.wanted) => continue,
+                Some(mut held) => {
+                    held.ours.push(change.wanted.clone());
+                    lines.push(Line::Again { object: change.object.clone(), ours: change.wanted.clone() });
+                    held
+                }
+                None => {
+                    fresh = true;
+                    let ours = vec![change.wanted.clone()];
+                    let original = change.now.clone();
+                    lines.push(Line::First {
+                        object: change.object.clone(),
+                        original: original.clone(),
+                        ours: ours.clone(),
+                    });
+                    Held { original, ours }
+                }
+            };
+            next.insert(change.object.clone(), held);
+        }
+        if !lines.is_empty() {
+            self.append(&lines, fresh)?;
+        }
+        self.held.append(&mut next);
+        Ok(())
+    }
+
+    /// What is to be put back, by object.
+    pub fn held(&self) -> &BTreeMap<Object, Held> {
+        &self.held
+    }
+
+    /// Drops objects that are gone (or restored); the file is written anew when most of it is about such objects.
+    ///
+    /// # Errors
+    /// Rewriting failed; the old file is still whole and in use.
+    pub fn retain(&mut self, keep: impl Fn(&Object) -> bool) -> Result<(), JournalError> {
+        self.held.retain(|object, _| keep(object));
+        let worth_it = self.good_bytes > COMPACT_FROM_BYTES.max(2 * self.live_bytes_after_compaction);
+        if worth_it { self.compact() } else { Ok(()) }
+    }
+
+    fn compact(&mut self) -> Result<(), JournalError> {
+        let io = |source| JournalError::Io { path: self.path.clone(), source };
+        let mut text = Vec::new();
+        write_line(&mut text, &self.header());
+        for (object, held) in &self.held {
+            let (object, original, ours) = (object.clone(), held.original.clone(), held.ours.clone());
+            write_line(&mut text, &Line::First { object, original, ours });
+        }
+        let beside = self.path.with_extension("journal.new");
+        let mut file = OpenOptions::new();
+        let mut file = file.write(true).create(true).truncate(true).mode(0o600).open(&beside).map_err(io)?;
+        file.write_all(&text).and_then(|()| file.sync_data()).map_err(io)?;
+        fs::rename(&beside, &self.path).map_err(io)?;
+        self.file = OpenOptions::new().append(true).open(&self.path).map_err(io)?;
+        self.good_bytes = text.len() as u64;
+        self.live_bytes_after_compaction = self.good_bytes;
+        sync_dir(self.path.parent().unwrap_or(Path::new("."))).map_err(io)
+    }
+
+    fn append(&mut self, lines: &[Line], sync: bool) -> Result<(), JournalError> {
+        let mut text = Vec::new();
+        lines.iter().for_each(|line| write_line(&mut text, line));
+        let written = self.file.write_all(&text).and_then(|()| if sync { self.file.sync_data() } else { Ok(()) });
+        if let Err(source) = written {
+            // Half a line would hide the lines after it: cut back to what was whole. If even that fails the reader
+            // still sees the damage by its checksum.
+            let _ = self.file.set_len(self.good_bytes);
+            return Err(JournalError::Io { path: self.path.clone(), source });
+        }
+        self.good_bytes += text.len() as u64;
+        Ok(())
+    }
+
+    /// Removes the file: everything is as it was.
+    ///
+    /// # Errors
+    /// The file could not be removed; the next start will restore again, which changes nothing.
+    pub fn remove(self) -> Result<(), JournalError> {
+        remove(&self.path)
+    }
+}
+
+/// Reads a journal left behind; `None` if there is none.
+///
+/// # Errors
+/// The file cannot be read, or is of a newer format.
+pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
+    let path = state_dir.join(Journal::FILE_NAME);
+    let bytes = match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(JournalError::Io { path, source }),
+        Ok(bytes) => bytes,
+    };
+    let mut found = Recovered { torn: !bytes.is_empty() && !bytes.ends_with(b"\n"), ..Recovered::default() };
+    let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+    for (at, line) in bytes[..whole].split_inclusive(|&byte| byte == b'\n').enumerate() {
+        match read_line(line) {
+            None => found.damaged_lines.push(at + 1),
+            Some(Line::Header { format, .. }) if format != FORMAT => {
+                let what = format!("found format {format}, expected {FORMAT}");
+                return Err(JournalError::Damaged { path, line: at + 1, what });
+            }
+            Some(Line::Header { boot_id, .. }) => found.boot_id = Some(boot_id),
+            Some(Line::First { object, original, ours }) => {
+                found.held.entry(object).or_insert(Held { original, ours });
+            }
+            Some(Line::Again { object, ours }) => {
+                if let Some(held) = found.held.get_mut(&object) {
+                    held.ours.push(ours);
+                }
+            }
+        }
+    }
+    Ok(Some(found))
+}
+
+/// Removes a journal that was left behind and has been restored.
+///
+/// # Errors
+/// As the file system says.
+pub fn remove_left_behind(state_dir: &Path) -> Result<(), JournalError> {
+    remove(&state_dir.join(Journal::FILE_NAME))
+}
+
+fn remove(path: &Path) -> Result<(), JournalError> {
+    let io = |source| JournalError::Io { path: path.to_path_buf(), source };
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io(error)),
+        _ => sync_dir(path.parent().unwrap_or(Path::new("."))).map_err(io),
+    }
+}
+
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+fn write_line(out: &mut Vec<u8>, line: &Line) {
+    let json = serde_json::to_string(line).expect("lines hold no maps with odd keys and no failing serialisers");
+    let sum = xxhash_rust::xxh3::xxh3_64(json.as_bytes());
+    out.extend_from_slice(format!("{sum:016x} {json}\n").as_bytes());
+}
+
+fn read_line(line: &[u8]) -> Option<Line> {
+    let text = std::str::from_utf8(line.strip_suffix(b"\n")?).ok()?;
+    let (sum, json) = text.split_once(' ')?;
+    (u64::from_str_radix(sum, 16).ok()? == xxhash_rust::xxh3::xxh3_64(json.as_bytes())).then_some(())?;
+    serde_json::from_str(json).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn affinity(tid: i32) -> Object {
+        Object::Affinity { pid: tid, thread: ThreadKey { tid, start_ticks: 7 } }
+    }
+    fn cpus(cpu: u32) -> State {
+        State::Cpus([cpu].into_iter().collect())
+    }
+    fn change(tid: i32, now: u32, wanted: u32) -> Change {
+        Change { object: affinity(tid), now: cpus(now), wanted: cpus(wanted) }
+    }
+
+    /// Is the original kept, and never an intermediate state?
+    #[test]
+    fn only_the_original_is_an_original() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), "boot").unwrap();
+        journal.before(&[change(1, 0, 1), change(2, 0, 2)]).unwrap();
+        journal.before(&[change(1, 1, 3)]).unwrap();
+        let found = recover(dir.path()).unwrap().unwrap();
+        assert_eq!(found.held[&affinity(1)], Held { original: cpus(0), ours: vec![cpus(1), cpus(3)] });
+        assert_eq!(&found.held, journal.held());
+        assert_eq!((found.boot_id.as_deref(), found.torn), (Some("boot"), false));
+        assert!(Journal::create(dir.path(), "boot").is_err(), "a journal left behind must not be overwritten");
+        journal.remove().unwrap();
+        assert_eq!(recover(dir.path()).unwrap(), None);
+    }
+
+    /// Whatever byte the crash cut the file at: is everything before the torn line there?
+    #[test]
+    fn a_journal_cut_anywhere_keeps_all_whole_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), "boot").unwrap();
+        (1..5).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
+        let path = dir.path().join(Journal::FILE_NAME);
+        let bytes = fs::read(&path).unwrap();
+        for cut in 0..bytes.len() {
+            fs::write(&path, &bytes[..cut]).unwrap();
+            let found = recover(dir.path()).unwrap().unwrap();
+            let whole = bytes[..cut].iter().filter(|&&byte| byte == b'\n').count();
+            assert_eq!(found.held.len(), whole.saturating_sub(1), "cut at {cut}");
+            assert!(found.damaged_lines.is_empty());
+        }
+    }
+
+    /// Does one flipped bit cost one line, named, and not the rest?
+    #[test]
+    fn a_damaged_line_is_named_and_the_others_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), "boot").unwrap();
+        (1..4).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
+        let path = dir.path().join(Journal::FILE_NAME);
+        let mut bytes = fs::read(&path).unwrap();
+        let second = bytes.iter().position(|&byte| byte == b'\n').unwrap() + 40;
+        bytes[second] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let found = recover(dir.path()).unwrap().unwrap();
+        assert_eq!((found.damaged_lines, found.held.len()), (vec![2], 2));
+    }
+
+    /// Does the file stay small when ten thousand threads come and go, and lose nobody who is alive?
+    #[test]
+    fn short_lived_threads_leave_no_trace() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), "boot").unwrap();
+        journal.before(&[change(1, 0, 1)]).unwrap();
+        for batch in 0..100 {
+            let changes: Vec<Change> = (0..100).map(|at| change(1_000 + batch * 100 + at, 0, 1)).collect();
+            journal.before(&changes).unwrap();
+            journal.retain(|object| *object == affinity(1)).unwrap();
+        }
+        assert!(fs::metadata(dir.path().join(Journal::FILE_NAME)).unwrap().len() < 2 * COMPACT_FROM_BYTES);
+        journal.compact().unwrap();
+        journal.before(&[change(1, 1, 2)]).unwrap();
+        let found = recover(dir.path()).unwrap().unwrap();
+        assert_eq!(found.held.len(), 1);
+        assert_eq!(found.held[&affinity(1)].original, cpus(0));
+    }
+
+    /// On a full disk: is the change refused, and the journal whole?
+    #[test]
+    fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), "boot").unwrap();
+        journal.before(&[change(1, 0, 1)]).unwrap();
+        let good = std::mem::replace(&mut journal.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
+        assert!(journal.before(&[change(2, 0, 1)]).is_err());
+        assert!(!journal.held().contains_key(&affinity(2)));
+        journal.file = good;
+        journal.before(&[change(3, 0, 1)]).unwrap();
+        assert_eq!(recover(dir.path()).unwrap().unwrap().held.len(), 2);
+    }
+}

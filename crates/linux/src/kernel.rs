@@ -1,0 +1,201 @@
+//! The few calls by which the live machine reads and changes a host, behind one trait: tests put a made-up host or a
+//! seeded fault behind it, and nothing else in this crate talks to the kernel in order to change something.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::CpuSet;
+
+/// One thread as the kernel knows it. Thread ids are reused; the start time tells them apart, within one boot.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
+pub struct ThreadKey {
+    pub tid: i32,
+    /// Field 22 of `/proc/TID/stat`: clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+/// What `/proc/TID/stat` says of a thread, as far as it is needed here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ThreadStat {
+    pub key: ThreadKey,
+    /// Parent process.
+    pub parent: i32,
+    pub name: String,
+    /// `R`, `S`, `D`, `Z`, ...
+    pub state: char,
+    pub nice: i32,
+    /// Processor last run on.
+    pub cpu: u32,
+    /// User and system time in clock ticks.
+    pub ran_ticks: u64,
+    pub minor_faults: u64,
+    pub major_faults: u64,
+    /// `PF_*` of the kernel; bit 0x00200000 marks kernel threads.
+    pub flags: u64,
+}
+
+/// Reads and changes a host. Errors are the kernel's own; callers add the object they concern.
+pub trait Kernel {
+    /// Text of a small file below the root.
+    fn read(&self, path: &Path) -> io::Result<String>;
+    /// One `write(2)` of the whole text, as kernel files want it; a short write is an error.
+    fn write(&self, path: &Path, text: &str) -> io::Result<()>;
+    fn make_dir(&self, path: &Path) -> io::Result<()>;
+    fn remove_dir(&self, path: &Path) -> io::Result<()>;
+    /// Names in a directory, sorted.
+    fn list(&self, path: &Path) -> io::Result<Vec<String>>;
+    fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()>;
+    fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()>;
+
+    /// The random id of this boot: thread ids and start times mean nothing in another one.
+    fn boot_id(&self) -> io::Result<String> {
+        Ok(self.read(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_string())
+    }
+    /// The affinity as set, CPUs that are offline included (`sched_getaffinity` would hide them).
+    fn affinity(&self, tid: i32) -> io::Result<CpuSet> {
+        let path = PathBuf::from(format!("/proc/{tid}/status"));
+        let text = self.read(&path)?;
+        let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let list = list.ok_or_else(|| bad(&path, "no line 'Cpus_allowed_list:'"))?;
+        list.parse().map_err(|error| bad(&path, format!("Cpus_allowed_list: {error}")))
+    }
+    fn stat(&self, tid: i32) -> io::Result<ThreadStat> {
+        let path = PathBuf::from(format!("/proc/{tid}/stat"));
+        parse_stat(&self.read(&path)?).ok_or_else(|| bad(&path, "not the form of a stat line"))
+    }
+    /// Threads of a process, ascending.
+    fn threads(&self, pid: i32) -> io::Result<Vec<i32>> {
+        Ok(numbers(self.list(&PathBuf::from(format!("/proc/{pid}/task")))?))
+    }
+    /// All processes, ascending.
+    fn processes(&self) -> io::Result<Vec<i32>> {
+        Ok(numbers(self.list(Path::new("/proc"))?))
+    }
+    /// Is this still the same thread, and not yet a zombie?
+    fn alive(&self, thread: ThreadKey) -> bool {
+        self.stat(thread.tid).is_ok_and(|stat| stat.key == thread && stat.state != 'Z' && stat.state != 'X')
+    }
+}
+
+fn numbers(names: Vec<String>) -> Vec<i32> {
+    let mut numbers: Vec<i32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+fn bad(path: &Path, what: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display()))
+}
+
+/// Reads `/proc/TID/stat`; the command name stands in parentheses and may hold spaces and parentheses itself.
+fn parse_stat(line: &str) -> Option<ThreadStat> {
+    let (tid, rest) = line.split_once(" (")?;
+    let (name, rest) = rest.rsplit_once(") ")?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    // proc(5) numbers fields from 1; the state, field 3, is the first one after the name.
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    Some(ThreadStat {
+        key: ThreadKey { tid: tid.trim().parse().ok()?, start_ticks: number(22)? },
+        parent: fields.get(1)?.parse().ok()?,
+        name: name.to_string(),
+        state: fields.first()?.chars().next()?,
+        nice: fields.get(16)?.parse().ok()?,
+        cpu: number(39)?.try_into().ok()?,
+        ran_ticks: number(14)? + number(15)?,
+        minor_faults: number(10)?,
+        major_faults: number(12)?,
+        flags: number(9)?,
+    })
+}
+
+/// The host itself, or a tree that looks like one: files under `root`, scheduling calls to the running kernel.
+#[derive(Clone, Debug)]
+pub struct Host {
+    root: PathBuf,
+}
+
+impl Host {
+    /// `root` is `/` on a live host.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Host { root: root.into() }
+    }
+    fn below(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+}
+
+impl Kernel for Host {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        let bytes = fs::read(self.below(path))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        use std::io::Write;
+        let mut file = fs::OpenOptions::new().write(true).custom_flags(libc::O_CLOEXEC).open(self.below(path))?;
+        let written = file.write(text.as_bytes())?;
+        if written == text.len() {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::WriteZero, format!("{written} of {} bytes written", text.len())))
+    }
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(self.below(path))
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir(self.below(path))
+    }
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        let entries = fs::read_dir(self.below(path))?;
+        let mut names = Vec::new();
+        for entry in entries {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+    fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
+        // rustix and libc stop at 1 024 CPUs; the call itself does not.
+        let words = cpus.iter().last().map_or(1, |last| last as usize / 64 + 1);
+        let mut mask = vec![0u64; words];
+        cpus.iter().for_each(|cpu| mask[cpu as usize / 64] |= 1 << (cpu % 64));
+        // SAFETY: the kernel reads `words * 8` bytes from a live vector of that size.
+        let answer = unsafe { libc::syscall(libc::SYS_sched_setaffinity, tid, words * 8, mask.as_ptr()) };
+        if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+    fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
+        // SAFETY: no memory is passed. PRIO_PROCESS with a thread id concerns that thread only (setpriority(2)).
+        let answer = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, nice) };
+        if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a command name with spaces and parentheses read past?
+    #[test]
+    fn a_stat_line_is_read_whatever_the_command_is_called() {
+        let line = "42 (a) b (c) S 7 42 42 0 -1 4194560 11 0 2 0 30 4 0 0 20 5 3 0 987654 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 17 3 0 0";
+        let stat = parse_stat(line).unwrap();
+        assert_eq!((stat.key, stat.parent, stat.state), (ThreadKey { tid: 42, start_ticks: 987_654 }, 7, 'S'));
+        assert_eq!((stat.name.as_str(), stat.nice, stat.cpu, stat.ran_ticks), ("a) b (c", 5, 3, 34));
+        assert_eq!((stat.minor_faults, stat.major_faults), (11, 2));
+        assert_eq!(parse_stat("42 (a"), None);
+    }
+
+    /// Does the live host answer for this very thread, and is its affinity settable to what it was?
+    #[test]
+    fn the_live_host_knows_this_thread() {
+        let host = Host::new("/");
+        let tid = rustix::thread::gettid().as_raw_nonzero().get();
+        let stat = host.stat(tid).unwrap();
+        assert!(host.alive(stat.key));
+        let before = host.affinity(tid).unwrap();
+        host.set_affinity(tid, &before).unwrap();
+        assert_eq!(host.affinity(tid).unwrap(), before);
+        assert!(!host.alive(ThreadKey { start_ticks: stat.key.start_ticks + 1, ..stat.key }));
+    }
+}

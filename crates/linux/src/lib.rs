@@ -1,0 +1,10 @@
+//! The live machine. Nothing on the host is changed without the restore journal, and every path lies under an injected
+//! root, so that tests run on hand-made trees.
+
+pub mod guardian;
+pub mod journal;
+pub mod kernel;
+pub mod restore;
+
+#[cfg(test)]
+mod fake_tests;

@@ -1,0 +1,293 @@
+//! Putting a host back: the one way, used at exit, by the guardian, by the next start and by `cachemate reset`.
+//!
+//! Problem: threads may be gone or their ids reused; threads and children born meanwhile have inherited what we set;
+//! others may have changed things since, and their wish counts more than our memory of the original.
+//! Method: thaw first, so that nobody stays frozen whatever fails later; then affinity and nice values, memberships,
+//! files, and last our own directories, deepest first, their members moved to the parent. An object is put back only
+//! if it still is as we set it. Threads that are in no journal but belong to a journalled process, or descend from
+//! one, and carry a mask of ours get the original of their ancestor.
+//! Properties: idempotent; never stops at a failure; says of every object what became of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::CpuSet;
+
+use crate::journal::{Held, Object, State};
+use crate::kernel::{Kernel, ThreadKey};
+
+/// What became of one object.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It was as we had set it, and is now as it was before.
+    PutBack,
+    /// It already was as it was before.
+    Unchanged,
+    /// The thread or file no longer exists.
+    Gone,
+    /// Somebody else changed it since: left alone. What it is now, in words.
+    Theirs(String),
+    Failed(String),
+}
+
+/// One line of the account.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Restored {
+    pub object: Object,
+    pub outcome: Outcome,
+}
+
+/// Puts everything back. Objects that failed stay worth another try; all others are done with.
+pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
+    let mut account = Vec::new();
+    for stage in 0..5 {
+        let mut objects: Vec<_> = held.iter().filter(|(object, _)| stage_of(object) == stage).collect();
+        if stage == 4 {
+            objects.reverse(); // deepest directories first: a parent's path sorts before its children's
+        }
+        for (object, held) in objects {
+            let outcome = restore_one(kernel, object, held).unwrap_or_else(|error| match gone(&error) {
+                true => Outcome::Gone,
+                false => Outcome::Failed(error.to_string()),
+            });
+            account.push(Restored { object: object.clone(), outcome });
+        }
+        if stage == 1 {
+            account.extend(restore_heirs(kernel, held));
+        }
+    }
+    account
+}
+
+fn stage_of(object: &Object) -> u32 {
+    match object {
+        Object::File { path } if is_freezer(path) => 0,
+        Object::Affinity { .. } | Object::Nice { .. } => 1,
+        Object::Membership { .. } => 2,
+        Object::File { .. } => 3,
+        Object::Directory { .. } => 4,
+    }
+}
+
+fn is_freezer(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == "freezer.state" || name == "cgroup.freeze")
+}
+
+fn gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+fn restore_one(kernel: &dyn Kernel, object: &Object, held: &Held) -> io::Result<Outcome> {
+    if let Object::Affinity { thread, .. } | Object::Nice { thread, .. } | Object::Membership { thread, .. } = object
+        && !kernel.alive(*thread)
+    {
+        return Ok(Outcome::Gone);
+    }
+    if let Object::Directory { path } = object {
+        return remove_group(kernel, path);
+    }
+    let now = read_state(kernel, object)?;
+    if now == held.original {
+        return Ok(Outcome::Unchanged);
+    }
+    if !is_ours(&now, &held.ours) {
+        return Ok(Outcome::Theirs(format!("{now:?}")));
+    }
+    write_state(kernel, object, &held.original)?;
+    Ok(Outcome::PutBack)
+}
+
+/// The kernel clips a mask to the thread's cpuset and to the CPUs that exist: a part of ours is ours.
+fn is_ours(now: &State, ours: &[State]) -> bool {
+    ours.iter().any(|state| match (now, state) {
+        (State::Cpus(now), State::Cpus(ours)) => !now.is_empty() && now.is_subset(ours),
+        (State::Text(now), State::Text(ours)) => now.trim() == ours.trim(),
+        _ => now == state,
+    })
+}
+
+/// Reads the present state of an object.
+///
+/// # Errors
+/// As the kernel says; `NotFound` or `ESRCH` where it is gone.
+pub fn read_state(kernel: &dyn Kernel, object: &Object) -> io::Result<State> {
+    Ok(match object {
+        Object::Affinity { thread, .. } => State::Cpus(kernel.affinity(thread.tid)?),
+        Object::Nice { thread, .. } => State::Nice(kernel.stat(thread.tid)?.nice),
+        Object::Membership { hierarchy, thread } => State::Group(group_of(kernel, hierarchy, *thread)?),
+        Object::File { path } => State::Text(kernel.read(path)?.trim_end().to_string()),
+        Object::Directory { path } => match kernel.list(path) {
+            Ok(_) => State::Present,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => State::Absent,
+            Err(error) => return Err(error),
+        },
+    })
+}
+
+/// Puts an object into a state.
+///
+/// # Errors
+/// As the kernel says; `InvalidInput` if the state is not of the object's kind.
+pub fn write_state(kernel: &dyn Kernel, object: &Object, state: &State) -> io::Result<()> {
+    match (object, state) {
+        (Object::Affinity { thread, .. }, State::Cpus(cpus)) => kernel.set_affinity(thread.tid, cpus),
+        (Object::Nice { thread, .. }, State::Nice(nice)) => kernel.set_nice(thread.tid, *nice),
+        (Object::Membership { hierarchy, thread }, State::Group(group)) => {
+            let group = hierarchy.join(group.strip_prefix("/").unwrap_or(group));
+            kernel.write(&member_file(kernel, &group), &thread.tid.to_string())
+        }
+        (Object::File { path }, State::Text(text)) => kernel.write(path, &format!("{text}\n")),
+        (Object::Directory { path }, State::Present) => kernel.make_dir(path),
+        (Object::Directory { path }, State::Absent) => kernel.remove_dir(path),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{object:?} cannot be {state:?}"))),
+    }
+}
+
+/// The file that takes thread ids: `tasks` (cgroup v1, resctrl), `cgroup.threads` or `cgroup.procs` (v2).
+fn member_file(kernel: &dyn Kernel, group: &Path) -> PathBuf {
+    let tasks = group.join("tasks");
+    if kernel.read(&tasks).is_ok() {
+        return tasks;
+    }
+    let threads = group.join("cgroup.threads");
+    // cgroup.threads refuses to be read in a domain group; there whole processes are moved.
+    if kernel.read(&threads).is_ok() { threads } else { group.join("cgroup.procs") }
+}
+
+/// Group of a thread in a hierarchy, found by looking through the groups: the one way that serves cgroup v1, v2 and
+/// resctrl alike, and under an injected root.
+fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Result<PathBuf> {
+    let mut left = vec![hierarchy.to_path_buf()];
+    while let Some(group) = left.pop() {
+        if members(kernel, &group)?.contains(&thread.tid) {
+            return Ok(Path::new("/").join(group.strip_prefix(hierarchy).unwrap_or(&group)));
+        }
+        left.extend(child_groups(kernel, &group));
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, format!("{}: thread {} in no group", hierarchy.display(), thread.tid)))
+}
+
+fn child_groups(kernel: &dyn Kernel, group: &Path) -> Vec<PathBuf> {
+    let names = kernel.list(group).unwrap_or_default();
+    names.into_iter().map(|name| group.join(name)).filter(|path| kernel.list(path).is_ok()).collect()
+}
+
+fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
+    let text = match kernel.read(&member_file(kernel, group)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
+}
+
+/// Empties a group of ours into its parent and removes it. Children of managed programs may have been born into it.
+fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<Outcome> {
+    if let Err(error) = kernel.list(path) {
+        return if gone(&error) { Ok(Outcome::Unchanged) } else { Err(error) };
+    }
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    // Members may fork while they are moved: a few rounds empty it.
+    for _ in 0..16 {
+        let left = members(kernel, path)?;
+        if left.is_empty() {
+            break;
+        }
+        for tid in left {
+            match kernel.write(&member_file(kernel, parent), &tid.to_string()) {
+                Err(error) if !gone(&error) => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    match kernel.remove_dir(path) {
+        Err(error) if gone(&error) => Ok(Outcome::PutBack),
+        other => other.map(|()| Outcome::PutBack),
+    }
+}
+
+/// Threads born since, by a journalled process or its descendants, that inherited a mask or a nice value of ours.
+fn restore_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
+    let mut masks: BTreeMap<i32, (&CpuSet, Vec<&State>)> = BTreeMap::new();
+    let mut nices: BTreeMap<i32, (i32, Vec<&State>)> = BTreeMap::new();
+    let mut known = BTreeSet::new();
+    for (object, held) in held {
+        match (object, &held.original) {
+            (Object::Affinity { pid, thread }, State::Cpus(cpus)) => {
+                known.insert(*thread);
+                masks.entry(*pid).or_insert((cpus, Vec::new())).1.extend(&held.ours);
+            }
+            (Object::Nice { pid, thread }, State::Nice(nice)) => {
+                known.insert(*thread);
+                nices.entry(*pid).or_insert((*nice, Vec::new())).1.extend(&held.ours);
+            }
+            _ => {}
+        }
+    }
+    let mut account = Vec::new();
+    if known.is_empty() {
+        return account;
+    }
+    // A process id may have been reused: it is still the journalled process only if a journalled thread lives in it.
+    let alive: BTreeSet<i32> = held
+        .keys()
+        .filter_map(|object| match object {
+            Object::Affinity { pid, thread } | Object::Nice { pid, thread } => kernel.alive(*thread).then_some(*pid),
+            _ => None,
+        })
+        .collect();
+    let processes = kernel.processes().unwrap_or_default();
+    let parents: BTreeMap<i32, i32> =
+        processes.iter().filter_map(|&pid| Some((pid, kernel.stat(pid).ok()?.parent))).collect();
+    for &pid in &processes {
+        let Some(ancestor) = ancestor_in(pid, &parents, |pid| alive.contains(&pid)) else {
+            continue;
+        };
+        for tid in kernel.threads(pid).unwrap_or_default() {
+            let Ok(stat) = kernel.stat(tid) else { continue };
+            if known.contains(&stat.key) {
+                continue;
+            }
+            let object = Object::Affinity { pid, thread: stat.key };
+            account.extend(masks.get(&ancestor).and_then(|(original, ours)| {
+                let ours: Vec<State> = ours.iter().map(|&state| state.clone()).collect();
+                heir(kernel, object, Held { original: State::Cpus((*original).clone()), ours })
+            }));
+            let object = Object::Nice { pid, thread: stat.key };
+            account.extend(nices.get(&ancestor).and_then(|(original, ours)| {
+                let ours: Vec<State> = ours.iter().map(|&state| state.clone()).collect();
+                heir(kernel, object, Held { original: State::Nice(*original), ours })
+            }));
+        }
+    }
+    account
+}
+
+/// An heir is put back only if it carries exactly what we set: its own choice is left alone.
+fn heir(kernel: &dyn Kernel, object: Object, held: Held) -> Option<Restored> {
+    let now = read_state(kernel, &object).ok()?;
+    if now == held.original || !held.ours.contains(&now) {
+        return None;
+    }
+    let outcome = match write_state(kernel, &object, &held.original) {
+        Ok(()) => Outcome::PutBack,
+        Err(error) if gone(&error) => Outcome::Gone,
+        Err(error) => Outcome::Failed(error.to_string()),
+    };
+    Some(Restored { object, outcome })
+}
+
+fn ancestor_in(pid: i32, parents: &BTreeMap<i32, i32>, is_managed: impl Fn(i32) -> bool) -> Option<i32> {
+    let mut at = pid;
+    // A chain of parents is short; the bound is against a tree that changed while it was read.
+    for _ in 0..1_000 {
+        if is_managed(at) {
+            return Some(at);
+        }
+        at = *parents.get(&at).filter(|&&parent| parent > 0)?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+use super::*;
+use crate::fake_tests::FakeHost;
+use crate::journal::Change;
+
+fn cpus(list: &str) -> State {
+    State::Cpus(list.parse().unwrap())
+}
+
+/// Writes the change down as the journal would, and makes it.
+fn make(host: &FakeHost, held: &mut BTreeMap<Object, Held>, object: Object, wanted: State) {
+    let change = Change { now: read_state(host, &object).unwrap(), object, wanted };
+    let entry = held.entry(change.object.clone()).or_insert(Held { original: change.now, ours: Vec::new() });
+    entry.ours.push(change.wanted.clone());
+    write_state(host, &change.object, &change.wanted).unwrap();
+}
+
+fn affinity(pid: i32, thread: ThreadKey) -> Object {
+    Object::Affinity { pid, thread }
+}
+
+/// Does everything come back, in every kind of object, threads in our own group included?
+#[test]
+fn every_kind_of_object_is_put_back() {
+    let host = FakeHost::default();
+    let thread = host.thread(5, 5, 1, "0-3");
+    host.file("/cg/tasks", "5\n9\n");
+    host.file("/cg/cpuset.cpus", "0-3");
+    host.file("/cg/freezer.state", "THAWED");
+    let mut held = BTreeMap::new();
+    let group = Object::Directory { path: "/cg/ours".into() };
+    make(&host, &mut held, group, State::Present);
+    let membership = Object::Membership { hierarchy: "/cg".into(), thread };
+    make(&host, &mut held, membership, State::Group("/ours".into()));
+    make(&host, &mut held, affinity(5, thread), cpus("1"));
+    make(&host, &mut held, Object::Nice { pid: 5, thread }, State::Nice(7));
+    make(&host, &mut held, Object::File { path: "/cg/cpuset.cpus".into() }, State::Text("1".into()));
+    make(&host, &mut held, Object::File { path: "/cg/freezer.state".into() }, State::Text("FROZEN".into()));
+    host.file("/cg/ours/tasks", "5\n6\n"); // a child was born into our group
+
+    let account = restore(&host, &held);
+    assert_eq!(account.len(), 6);
+    assert!(account.iter().all(|restored| restored.outcome == Outcome::PutBack), "{account:#?}");
+    assert_eq!(account[0].object, Object::File { path: "/cg/freezer.state".into() }, "thaw first");
+    assert_eq!((host.threads.borrow()[&5].cpus.to_string(), host.threads.borrow()[&5].nice), ("0-3".into(), 0));
+    assert_eq!(host.text("/cg/tasks"), "9\n5\n6\n");
+    assert_eq!((host.text("/cg/cpuset.cpus").trim(), host.text("/cg/freezer.state").trim()), ("0-3", "THAWED"));
+    assert!(!host.files.borrow().contains_key(Path::new("/cg/ours")));
+    let again = restore(&host, &held);
+    assert!(again.iter().all(|restored| restored.outcome == Outcome::Unchanged), "{again:#?}");
+}
+
+/// Is another's later wish respected, a reused thread id left alone, and an exit no failure?
+#[test]
+fn what_is_not_ours_is_left_alone() {
+    let host = FakeHost::default();
+    let (theirs, reused, gone) =
+        (host.thread(5, 5, 1, "0-3"), host.thread(6, 6, 1, "0-3"), host.thread(7, 7, 1, "0-3"));
+    let mut held = BTreeMap::new();
+    for (pid, thread) in [(5, theirs), (6, reused), (7, gone)] {
+        make(&host, &mut held, affinity(pid, thread), cpus("1"));
+    }
+    host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "2-3".parse().unwrap();
+    host.threads.borrow_mut().get_mut(&6).unwrap().start_ticks += 1;
+    host.threads.borrow_mut().remove(&7);
+    let outcomes: Vec<Outcome> = restore(&host, &held).into_iter().map(|restored| restored.outcome).collect();
+    assert!(matches!(outcomes[0], Outcome::Theirs(_)));
+    assert_eq!(outcomes[1..], [Outcome::Gone, Outcome::Gone]);
+    assert_eq!(host.threads.borrow()[&6].cpus.to_string(), "1");
+}
+
+/// Do threads and children born under our mask get their ancestor's original, and only those that carry our mask?
+#[test]
+fn heirs_of_a_mask_are_put_back_too() {
+    let host = FakeHost::default();
+    let parent = host.thread(5, 5, 1, "0-3");
+    let mut held = BTreeMap::new();
+    make(&host, &mut held, affinity(5, parent), cpus("1"));
+    host.thread(5, 50, 1, "1"); // a thread of the same process
+    host.thread(8, 8, 5, "1"); // a child
+    host.thread(9, 9, 8, "1"); // its child
+    host.thread(10, 10, 5, "0"); // a child with a wish of its own
+    host.thread(11, 11, 1, "1"); // no relation
+    restore(&host, &held);
+    let masks: Vec<String> = [5, 50, 8, 9, 10, 11].map(|tid| host.threads.borrow()[&tid].cpus.to_string()).into();
+    assert_eq!(masks, ["0-3", "0-3", "0-3", "0-3", "0", "1"]);
+}
+
+/// When any one change fails with any error: is it said, and is everything else put back; and does a second try do it?
+#[test]
+fn one_failure_stops_nothing_else() {
+    for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL] {
+        for nth in 0..3 {
+            let host = FakeHost::default();
+            let mut held = BTreeMap::new();
+            for tid in 5..8 {
+                let thread = host.thread(tid, tid, 1, "0-3");
+                make(&host, &mut held, affinity(tid, thread), cpus("1"));
+            }
+            host.fault.set(Some((nth, errno)));
+            let failed = restore(&host, &held).iter().filter(|r| matches!(r.outcome, Outcome::Failed(_))).count();
+            assert_eq!(failed, 1);
+            let left = host.threads.borrow().values().filter(|thread| thread.cpus.to_string() == "1").count();
+            assert_eq!(left, 1);
+            restore(&host, &held);
+            assert!(host.threads.borrow().values().all(|thread| thread.cpus.to_string() == "0-3"));
+        }
+    }
+}

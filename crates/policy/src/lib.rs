@@ -1,0 +1,11 @@
+//! Who shares a cache with whom: classification schemes that say who hurts whom, solvers that turn that into an
+//! assignment, and policies that decide window by window.
+//!
+//! Everything here is pure: no I/O, no clock, seeded generators only; the same input gives the same bits.
+//! - [`schemes`]: profiles to mutual degradations, or to a weight that a matching can use.
+//! - [`solvers`]: degradations and seats to the best, worst and random assignment.
+//! - [`placement`]: both together on a machine's topology, with the reasons in plain words.
+//! - [`policies`]: one file per policy, and the registry by name.
+
+pub mod matrix;
+pub mod schemes;

@@ -1,0 +1,30 @@
+//! Machines, scenarios and configuration from TOML.
+//!
+//! Problem: people write these files by hand, and a wrong one must be told where it is wrong. Method: one reader that
+//! keeps the place of every value ([`parse_toml`]), used for all of them; checks that look at several fields
+//! afterwards name the field's path, and the reader finds its line. The papers' machines come with the program, so
+//! that it works from anywhere. Properties: an error always names file, field, what was found and what was expected,
+//! and line and column wherever there is one; an unknown name lists what there is, and the nearest.
+
+mod error;
+mod located;
+mod machines;
+mod overrides;
+mod scenario;
+
+pub use error::SpecError;
+pub use located::parse_toml;
+pub use machines::{built_in_machine_text, load_machine, load_topology, machine_names};
+pub use scenario::{Length, PolicyChoice, ProgramSpec, Scenario, load_scenario, parse_scenario};
+
+/// Files larger than this are not specifications.
+const LARGEST_FILE_BYTES: u64 = 16 << 20;
+
+pub(crate) fn read_text(path: &str) -> Result<String, SpecError> {
+    let size =
+        std::fs::metadata(path).map_err(|error| SpecError::of_file(path, error.to_string(), "a readable file"))?;
+    if size.len() > LARGEST_FILE_BYTES {
+        return Err(SpecError::of_file(path, format!("{} bytes", size.len()), "a TOML file of at most 16 MiB"));
+    }
+    std::fs::read_to_string(path).map_err(|error| SpecError::of_file(path, error.to_string(), "a readable text file"))
+}

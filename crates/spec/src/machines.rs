@@ -1,0 +1,63 @@
+//! Machines by name or by path.
+
+use cachemate_core::{MachineSpec, Topology};
+
+use crate::located::Located;
+use crate::overrides::split;
+use crate::{SpecError, read_text};
+
+/// Name and text of every machine that comes with the program. In the order of their names.
+const BUILT_IN: &[(&str, &str)] = &[
+    ("epyc-7742", include_str!("../../../machines/epyc-7742.toml")),
+    ("epyc-7763", include_str!("../../../machines/epyc-7763.toml")),
+    ("niagara-2core", include_str!("../../../machines/niagara-2core.toml")),
+    ("opteron-2350", include_str!("../../../machines/opteron-2350.toml")),
+    ("p4-xeon-ht", include_str!("../../../machines/p4-xeon-ht.toml")),
+    ("pairs-04", include_str!("../../../machines/pairs-04.toml")),
+    ("pairs-06", include_str!("../../../machines/pairs-06.toml")),
+    ("pairs-08", include_str!("../../../machines/pairs-08.toml")),
+    ("pairs-10", include_str!("../../../machines/pairs-10.toml")),
+    ("power5-2x2x2", include_str!("../../../machines/power5-2x2x2.toml")),
+    ("power5-8x2x2", include_str!("../../../machines/power5-8x2x2.toml")),
+    ("smt-av", include_str!("../../../machines/smt-av.toml")),
+    ("xeon-x5365", include_str!("../../../machines/xeon-x5365.toml")),
+    ("xeon-x5365-4", include_str!("../../../machines/xeon-x5365-4.toml")),
+];
+
+/// Names of the machines that come with the program, in order.
+pub fn machine_names() -> Vec<&'static str> {
+    BUILT_IN.iter().map(|(name, _)| *name).collect()
+}
+
+/// The TOML text of a machine that comes with the program.
+pub fn built_in_machine_text(name: &str) -> Option<&'static str> {
+    BUILT_IN.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+/// The machine that `given` names: one that comes with the program (`xeon-x5365`), or the path of a TOML file (it has
+/// a `/` or ends in `.toml`); either with overrides (`niagara-2core?caches.l2.size=384K`).
+///
+/// # Errors
+/// An unknown name (with the known ones and the nearest), an unreadable file, broken TOML, an ill-typed or unknown
+/// field, a machine that cannot be: each with file, line, column, field, what was found and what was expected.
+pub fn load_machine(given: &str) -> Result<MachineSpec, SpecError> {
+    let (name, overrides) = split(given)?;
+    let is_path = name.contains('/') || name.ends_with(".toml");
+    let text = match built_in_machine_text(name) {
+        Some(text) => text.to_string(),
+        None if is_path => read_text(name)?,
+        None => return Err(SpecError::unknown_name("machine", name, &machine_names())),
+    };
+    let located = Located::parse(name, &text)?;
+    let machine: MachineSpec = located.read(&overrides)?;
+    machine.check().map_err(|bad| located.at(&bad.field, bad.found, bad.expected))?;
+    Ok(machine)
+}
+
+/// A machine's CPUs and caches, as policies see them; see [`load_machine`].
+///
+/// # Errors
+/// As [`load_machine`].
+pub fn load_topology(given: &str) -> Result<Topology, SpecError> {
+    load_machine(given).map(|machine| machine.topology())
+}

@@ -1,0 +1,88 @@
+//! Small changes to a machine from the command line, for sweeps: `niagara-2core?caches.l2.size=384K&hertz=1G`.
+//!
+//! After the `?` come fields with their values, separated by `&`. A field is a path; in `caches` and `prefetchers` an
+//! entry is named by its level (`l1i`, `l1d`, `l2`, `l3`, `l4`; letter case does not matter) or by its index from 0.
+//! The unit at the end of a field's name may be left out (`size` for `size_bytes`, `latency` for `latency_cycles`).
+//! Whole numbers may end in K, M or G (powers of 1024; of 1000 for `hertz`). `none` takes an optional field away.
+
+use toml::{Table, Value};
+
+use crate::SpecError;
+
+/// One `field=value`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Override {
+    field: String,
+    value: String,
+}
+
+/// Cuts `name?a=1&b=2` into the name and its overrides.
+pub(crate) fn split(given: &str) -> Result<(&str, Vec<Override>), SpecError> {
+    let Some((name, changes)) = given.split_once('?') else { return Ok((given, Vec::new())) };
+    let parts = changes.split('&').filter(|part| !part.trim().is_empty());
+    let cut = parts.map(|part| match part.split_once('=') {
+        Some((field, value)) => Ok(Override { field: field.trim().to_string(), value: value.trim().to_string() }),
+        None => Err(SpecError::of_file(given, format!("'{part}' after the '?'"), "field=value")),
+    });
+    Ok((name, cut.collect::<Result<_, _>>()?))
+}
+
+const UNITS: [&str; 4] = ["_bytes", "_cycles", "_ns", "_bytes_per_cycle"];
+
+pub(crate) fn apply(table: &mut Table, change: &Override) -> Result<(), SpecError> {
+    let wrong = |found: String, expected: &str| SpecError {
+        field: Some(change.field.as_str().into()),
+        ..SpecError::of_file("", format!("{found} in an override"), expected)
+    };
+    let mut steps: Vec<&str> = change.field.split('.').collect();
+    let last = steps.pop().filter(|last| !last.is_empty()).ok_or_else(|| wrong("no field".to_string(), "a field"))?;
+    let mut here = table;
+    let mut at = 0;
+    while at < steps.len() {
+        let step = steps[at];
+        let entry = here.entry(step).or_insert_with(|| Value::Table(Table::new()));
+        here = match entry {
+            Value::Table(inside) => inside,
+            Value::Array(entries) => {
+                at += 1;
+                let which = steps.get(at).copied().unwrap_or(last);
+                let found = entries.iter().enumerate().position(|(index, entry)| is_entry(entry, index, which));
+                match found.and_then(|index| entries[index].as_table_mut()) {
+                    Some(inside) if at < steps.len() => inside,
+                    _ => return Err(wrong(format!("'{which}'"), "a level that it has, or an index, and a field")),
+                }
+            }
+            other => return Err(wrong(format!("'{step}', a {}", other.type_str()), "a field with parts")),
+        };
+        at += 1;
+    }
+    let with_unit = UNITS.iter().map(|unit| format!("{last}{unit}")).find(|name| here.contains_key(name));
+    let name = if here.contains_key(last) { last.to_string() } else { with_unit.unwrap_or_else(|| last.to_string()) };
+    if change.value == "none" {
+        here.remove(&name);
+        return Ok(());
+    }
+    let kilo = if name == "hertz" { 1000 } else { 1024 };
+    here.insert(name, value_of(&change.value, kilo));
+    Ok(())
+}
+
+fn is_entry(entry: &Value, index: usize, wanted: &str) -> bool {
+    let level = entry.get("level").and_then(Value::as_str).unwrap_or_default().to_lowercase();
+    let wanted = wanted.to_lowercase();
+    let short = level.replace("instruction", "i").replace("data", "d");
+    wanted == level || wanted == short || wanted == index.to_string()
+}
+
+fn value_of(text: &str, kilo: i64) -> Value {
+    let scales = [("K", kilo), ("M", kilo * kilo), ("G", kilo * kilo * kilo)];
+    let scaled = scales.iter().find_map(|&(letter, scale)| {
+        let number = text.strip_suffix(letter)?.parse::<i64>().ok()?;
+        Some(Value::Integer(number.checked_mul(scale)?))
+    });
+    scaled
+        .or_else(|| text.parse().ok().map(Value::Integer))
+        .or_else(|| text.parse().ok().map(Value::Float))
+        .or_else(|| text.parse().ok().map(Value::Boolean))
+        .unwrap_or_else(|| Value::String(text.to_string()))
+}

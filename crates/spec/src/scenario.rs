@@ -1,0 +1,181 @@
+//! A run on the simulated machine: which machine, which programs, who decides, for how long, from which seed.
+
+use std::collections::BTreeSet;
+
+use cachemate_core::{CpuSet, Goal, MachineSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::located::Located;
+use crate::{SpecError, load_machine, read_text};
+
+/// One scenario, as written in `scenarios/*.toml`. docs/scenarios.md explains every field.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    pub name: String,
+    pub description: String,
+    /// A machine's name or path, overrides allowed; see [`load_machine`].
+    pub machine: String,
+    /// Everything random in the run comes from it.
+    pub seed: u64,
+    /// The one factor by which windows, slices, costs, phase lengths and sample counts are divided (papers: "one time
+    /// scale"); 1 = as published.
+    #[serde(default = "one")]
+    pub scale: u64,
+    /// Measured part of the run.
+    pub length: Length,
+    /// Before it; not measured.
+    #[serde(default)]
+    pub warm_up: Option<Length>,
+    /// The simulated operating system's own scheduler, and its parameters.
+    #[serde(default = "default_choice")]
+    pub scheduler: PolicyChoice,
+    /// The deciding policy above it.
+    #[serde(default = "default_choice")]
+    pub policy: PolicyChoice,
+    /// In order of arrival.
+    pub programs: Vec<ProgramSpec>,
+}
+
+/// How long, in the unit that is named. Not divided by `scale`: the author gives it as it is to be run.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Length {
+    Cycles(u64),
+    Ns(u64),
+    /// Of all programs together.
+    Instructions(u64),
+    /// Until every program has ended this often (finished ones start again; CA: three).
+    Completions(u32),
+}
+
+/// A name and its own parameters.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyChoice {
+    pub name: String,
+    #[serde(default)]
+    pub parameters: toml::Table,
+}
+
+/// One program, as many times as `count` says; each copy gets a seed of its own.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProgramSpec {
+    /// A workload kernel's name, a recording's name in the pack, or the path of a `.cmt`.
+    pub program: String,
+    #[serde(default = "one_copy")]
+    pub count: u32,
+    /// Of one copy; `None` = as the program has.
+    #[serde(default)]
+    pub threads: Option<u32>,
+    /// The kernel's own.
+    #[serde(default)]
+    pub parameters: toml::Table,
+    /// When it arrives.
+    #[serde(default)]
+    pub start_ns: u64,
+    /// Starts again when it ends.
+    #[serde(default)]
+    pub restart: bool,
+    /// Pinned there by its owner: no policy may move it.
+    #[serde(default)]
+    pub cpus: Option<CpuSet>,
+    #[serde(default)]
+    pub goal: Option<Goal>,
+}
+
+fn one() -> u64 {
+    1
+}
+fn one_copy() -> u32 {
+    1
+}
+fn default_choice() -> PolicyChoice {
+    PolicyChoice { name: "default".to_string(), parameters: toml::Table::new() }
+}
+
+impl Length {
+    fn amount(self) -> u64 {
+        match self {
+            Length::Cycles(n) | Length::Ns(n) | Length::Instructions(n) => n,
+            Length::Completions(n) => u64::from(n),
+        }
+    }
+}
+
+/// Threads and copies of a scenario are bounded, so that a slip of the pen is told and not run.
+const COPIES_AT_MOST: u32 = 4096;
+
+/// Reads and checks a scenario and the machine it names.
+///
+/// # Errors
+/// As [`parse_scenario`], and an unreadable file.
+pub fn load_scenario(path: &str) -> Result<(Scenario, MachineSpec), SpecError> {
+    parse_scenario(path, &read_text(path)?)
+}
+
+/// The same from a text; `file` is what errors call it.
+///
+/// # Errors
+/// Broken TOML, unknown or ill-typed fields, no programs, a length, scale or count of 0, CPUs that the machine does
+/// not have, a goal that is no number, an unknown or impossible machine.
+pub fn parse_scenario(file: &str, text: &str) -> Result<(Scenario, MachineSpec), SpecError> {
+    let located = Located::parse(file, text)?;
+    let scenario: Scenario = located.read(&[])?;
+    let machine = load_machine(&scenario.machine).map_err(|inner| SpecError {
+        nearest: inner.nearest.clone(),
+        ..located.at("machine", SpecError { nearest: None, ..inner }.to_string(), "a usable machine")
+    })?;
+    scenario.check(&located, &machine)?;
+    Ok((scenario, machine))
+}
+
+impl Scenario {
+    fn check(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
+        if self.name.is_empty() {
+            return Err(located.at("name", "an empty name", "a short name"));
+        }
+        if self.scale == 0 {
+            return Err(located.at("scale", "0", "1 or more"));
+        }
+        for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
+            if length.is_some_and(|length| length.amount() == 0) {
+                return Err(located.at(field, "0", "1 or more"));
+            }
+        }
+        if self.programs.is_empty() {
+            return Err(located.at("programs", "none", "one program or more"));
+        }
+        self.programs.iter().enumerate().try_for_each(|(at, program)| program.check(at, located, machine))
+    }
+}
+
+impl ProgramSpec {
+    fn check(&self, at: usize, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
+        let fail = |field: &str, found: String, expected: String| {
+            Err(located.at(&format!("programs[{at}].{field}"), found, expected))
+        };
+        for (field, count) in [("count", self.count), ("threads", self.threads.unwrap_or(1))] {
+            if !(1..=COPIES_AT_MOST).contains(&count) {
+                return fail(field, count.to_string(), format!("1 to {COPIES_AT_MOST}"));
+            }
+        }
+        if let Some(cpus) = &self.cpus {
+            let there: BTreeSet<u32> = (0..machine.cpus()).collect();
+            if cpus.is_empty() || cpus.iter().any(|cpu| !there.contains(&cpu)) {
+                let expected = format!("some of the CPUs 0-{} of {}", machine.cpus() - 1, machine.name);
+                return fail("cpus", format!("'{cpus}'"), expected);
+            }
+        }
+        if let Some(goal) = self.goal {
+            if !(goal.priority.is_finite() && goal.priority > 0.0) {
+                return fail("goal.priority", goal.priority.to_string(), "a positive number".to_string());
+            }
+            if let Some(most) = goal.degradation_at_most.filter(|most| !(most.is_finite() && *most >= 0.0)) {
+                return fail("goal.degradation_at_most", most.to_string(), "0 or more (0.05 = 5 %)".to_string());
+            }
+        }
+        Ok(())
+    }
+}

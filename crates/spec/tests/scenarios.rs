@@ -1,0 +1,68 @@
+//! Scenario files: the documented example, checks, and the documentation.
+
+use cachemate_core::CpuSet;
+use cachemate_spec::{Length, Scenario, load_scenario, parse_scenario, parse_toml};
+
+fn example() -> String {
+    let page = include_str!("../../../docs/scenarios.md");
+    page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap().to_string()
+}
+
+/// Does the documented example read as what it says?
+#[test]
+fn the_documented_example_reads() {
+    let (scenario, machine) = parse_scenario("example", &example()).unwrap();
+    assert_eq!(machine.name, "xeon-x5365-4");
+    assert_eq!((scenario.seed, scenario.scale, scenario.length), (1, 100, Length::Cycles(30_000_000)));
+    assert_eq!((scenario.policy.name.as_str(), scenario.scheduler.name.as_str()), ("random", "default"));
+    assert_eq!(scenario.programs.iter().map(|program| program.count).sum::<u32>(), 4);
+    assert_eq!(scenario.programs[0].parameters["footprint_bytes"].as_integer(), Some(8 << 20));
+    let pinned = example().replace("count = 2\nparameters", "count = 2\ncpus = \"0,2-3\"\nparameters");
+    let (pinned, _) = parse_scenario("example", &pinned).unwrap();
+    assert_eq!(pinned.programs[0].cpus, Some([0, 2, 3].into_iter().collect::<CpuSet>()));
+}
+
+/// Is every impossible scenario refused with its place?
+#[test]
+fn impossible_scenarios_are_refused_at_their_place() {
+    let refused = |old: &str, new: &str| {
+        let text = example();
+        assert!(text.contains(old), "{old}");
+        parse_scenario("s.toml", &text.replacen(old, new, 1)).unwrap_err().to_string()
+    };
+    assert_eq!(refused("scale = 100", "scale = 0"), "s.toml:5:9: field 'scale': found 0, expected 1 or more");
+    assert_eq!(
+        refused("count = 2", "count = 0"),
+        "s.toml:11:9: field 'programs[0].count': found 0, expected 1 to 4096"
+    );
+    let machine = refused("xeon-x5365-4", "xeon-x5356-4");
+    assert!(machine.starts_with("s.toml:3:11: field 'machine'"), "{machine}");
+    assert!(machine.ends_with("(did you mean 'xeon-x5365-4'?)"), "{machine}");
+    let cpus = refused("count = 2", "cpus = \"0-4\"");
+    assert!(cpus.contains("'programs[0].cpus': found '0-4', expected some of the CPUs 0-3 of xeon-x5365-4"), "{cpus}");
+    assert!(refused("count = 2", "cpus = \"a\"").contains("'a' is not an index list"));
+    assert!(refused("count = 2", "goal = { priority = -1.0 }").contains("'programs[0].goal.priority': found -1"));
+    assert!(refused("cycles = 30_000_000", "weeks = 3").contains("field 'length"));
+    assert!(refused("seed = 1\n", "").contains("field 'seed': found nothing"));
+    assert!(refused("program = \"mcf\"", "prog = \"mcf\"").contains("(did you mean 'program'?)"));
+    assert!(load_scenario("no-such-file.toml").unwrap_err().to_string().starts_with("no-such-file.toml: found"));
+}
+
+/// Does docs/scenarios.md name every field?
+#[test]
+fn the_documentation_names_every_field() {
+    let page = include_str!("../../../docs/scenarios.md");
+    let known = |text: &str| {
+        let error = parse_toml::<Scenario>("doc", text).unwrap_err();
+        assert!(error.found.contains("zzz"), "{error}");
+        error.expected.split('\'').skip(1).step_by(2).map(str::to_string).collect::<Vec<_>>()
+    };
+    let mut names = known(&format!("zzz = 1\n{}", example()));
+    names.extend(known(&example().replacen("count = 2", "zzz = 2", 1)));
+    names.extend(known(&example().replacen("cycles = 30", "zzz = 30", 1)));
+    names.extend(known(&example().replacen("name = \"random\"", "name = \"random\", zzz = 1", 1)));
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        assert!(page.contains(&format!("`{name}`")), "docs/scenarios.md does not mention `{name}`");
+    }
+}

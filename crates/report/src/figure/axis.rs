@@ -1,0 +1,198 @@
+//! Axes: from values to pixels, and where the ticks stand.
+
+use crate::text::{number, size_text};
+
+/// How values spread along an axis.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Scale {
+    #[default]
+    Linear,
+    /// Decades. Values of zero and below are drawn at the low end.
+    Log,
+    /// Doublings, labelled as sizes in bytes (K, M, G). Values of zero and below are drawn at the low end.
+    LogBytes,
+}
+
+/// One axis of a figure.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Axis {
+    /// With the unit: "cache size", "misses per 1000 instructions".
+    pub label: String,
+    pub scale: Scale,
+    /// Lowest and highest value shown; `None` = what the data needs.
+    pub range: Option<(f64, f64)>,
+    /// Ticks at these places with these words instead of numbers (names along an axis).
+    pub names: Vec<(f64, String)>,
+}
+
+impl Axis {
+    pub fn linear(label: &str) -> Self {
+        Axis { label: label.to_string(), ..Axis::default() }
+    }
+    pub fn log(label: &str) -> Self {
+        Axis { label: label.to_string(), scale: Scale::Log, ..Axis::default() }
+    }
+    pub fn bytes(label: &str) -> Self {
+        Axis { label: label.to_string(), scale: Scale::LogBytes, ..Axis::default() }
+    }
+    pub fn within(mut self, low: f64, high: f64) -> Self {
+        self.range = Some((low, high));
+        self
+    }
+}
+
+/// An axis with its range settled and laid out between two pixels.
+pub(super) struct Laid<'a> {
+    axis: &'a Axis,
+    low: f64,
+    high: f64,
+    pixels: (f64, f64),
+}
+
+impl<'a> Laid<'a> {
+    /// `zero` = a linear axis without a given range begins at zero when nothing lies below.
+    pub fn new(axis: &'a Axis, values: impl Iterator<Item = f64>, pixels: (f64, f64), zero: bool) -> Self {
+        let logarithmic = axis.scale != Scale::Linear;
+        // Beyond this, differences and quotients of ends would not be finite.
+        let usable = |value: &f64| value.abs() < 1e150 && (!logarithmic || *value > 1e-150);
+        let (mut low, mut high) = axis.range.unwrap_or_else(|| {
+            let named = axis.names.iter().map(|(at, _)| *at);
+            values
+                .chain(named)
+                .filter(usable)
+                .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
+        });
+        if !low.is_finite() || !high.is_finite() || (logarithmic && low <= 0.0) {
+            (low, high) = if logarithmic { (1.0, 10.0) } else { (0.0, 1.0) };
+        }
+        if !logarithmic && axis.range.is_none() && axis.names.is_empty() {
+            (low, high) = settle_linear(low, high, zero);
+        } else if high <= low {
+            (low, high) = if logarithmic { (low / 2.0, low * 2.0) } else { (low - 0.5, low + 0.5) };
+        }
+        Laid { axis, low, high, pixels }
+    }
+
+    /// Where a value stands, kept inside the axis; what is no number stands at its low end.
+    pub fn at(&self, value: f64) -> f64 {
+        let share = match self.axis.scale {
+            Scale::Linear => (value - self.low) / (self.high - self.low),
+            _ if value <= 0.0 => 0.0,
+            _ => libm::log2(value / self.low) / libm::log2(self.high / self.low),
+        };
+        let share = if share.is_nan() { 0.0 } else { share };
+        let (from, to) = self.pixels;
+        from + share.clamp(0.0, 1.0) * (to - from)
+    }
+
+    pub fn holds(&self, value: f64) -> bool {
+        let slack = (self.high - self.low).abs() * 1e-9;
+        value >= self.low - slack && value <= self.high + slack
+    }
+
+    /// Places and labels of the ticks, ascending.
+    pub fn ticks(&self) -> Vec<(f64, String)> {
+        if !self.axis.names.is_empty() {
+            return self.axis.names.iter().filter(|(at, _)| self.holds(*at)).cloned().collect();
+        }
+        match self.axis.scale {
+            Scale::Linear => self.linear_ticks(),
+            Scale::Log => self.log_ticks(),
+            Scale::LogBytes => self.byte_ticks(),
+        }
+    }
+
+    fn linear_ticks(&self) -> Vec<(f64, String)> {
+        let step = nice_step((self.high - self.low) / 5.0);
+        let first = libm::ceil(self.low / step - 1e-9);
+        let ticks = (0..64).map(|at| (first + f64::from(at)) * step);
+        ticks.take_while(|tick| *tick <= self.high + step * 1e-6).map(|tick| (tick, number(tick))).collect()
+    }
+
+    fn log_ticks(&self) -> Vec<(f64, String)> {
+        let decades = libm::log10(self.high / self.low);
+        let steps: &[f64] = if decades < 1.0 {
+            &[1.0, 2.0, 3.0, 5.0, 7.0]
+        } else if decades < 3.0 {
+            &[1.0, 2.0, 5.0]
+        } else {
+            &[1.0]
+        };
+        let stride = (decades / 8.0).max(1.0) as i32;
+        let (first, last) = (libm::floor(libm::log10(self.low)) as i32, libm::ceil(libm::log10(self.high)) as i32);
+        let mut ticks = Vec::new();
+        for decade in (first..=last).step_by(stride as usize) {
+            for step in steps {
+                let tick = step * libm::pow(10.0, f64::from(decade));
+                if self.holds(tick) {
+                    ticks.push((tick, number(tick)));
+                }
+            }
+        }
+        ticks
+    }
+
+    fn byte_ticks(&self) -> Vec<(f64, String)> {
+        let (first, last) = (libm::ceil(libm::log2(self.low) - 1e-9), libm::floor(libm::log2(self.high) + 1e-9));
+        let stride = ((last - first) / 9.0).max(1.0);
+        let stride = if stride > 1.0 { libm::ceil(stride) } else { 1.0 };
+        let powers = (0..64).map(|at| first + stride * f64::from(at)).take_while(|power| *power <= last);
+        powers.map(|power| (libm::exp2(power), size_text(libm::exp2(power) as u64))).collect()
+    }
+}
+
+/// Room for the data, ends on round numbers, zero where the data does not go below it.
+fn settle_linear(low: f64, high: f64, zero: bool) -> (f64, f64) {
+    let low = if zero { low.min(0.0) } else { low };
+    let high = if zero { high.max(0.0) } else { high };
+    if high <= low {
+        return if low == 0.0 { (0.0, 1.0) } else { (low - low.abs() / 2.0, high + low.abs() / 2.0) };
+    }
+    let step = nice_step((high - low) / 5.0);
+    (libm::floor(low / step + 1e-9) * step, libm::ceil(high / step - 1e-9) * step)
+}
+
+/// The next of 1, 2, 2.5, 5 times a power of ten that is at least `least`.
+fn nice_step(least: f64) -> f64 {
+    if !(least.is_finite() && least > 0.0) {
+        return 1.0;
+    }
+    let power = libm::pow(10.0, libm::floor(libm::log10(least)));
+    let found = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(|step| step * power >= least * (1.0 - 1e-9));
+    found.unwrap_or(10.0) * power
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(axis: &Axis, values: &[f64]) -> Vec<String> {
+        let laid = Laid::new(axis, values.iter().copied(), (0.0, 100.0), true);
+        laid.ticks().into_iter().map(|(_, label)| label).collect()
+    }
+
+    /// Do ticks stand on round values, few enough to read?
+    #[test]
+    fn ticks_are_round_and_few() {
+        assert_eq!(labels(&Axis::linear(""), &[0.0, 9.3]), ["0", "2", "4", "6", "8", "10"]);
+        assert_eq!(labels(&Axis::linear(""), &[-0.12, 0.3]), ["-0.2", "-0.1", "0", "0.1", "0.2", "0.3"]);
+        assert_eq!(labels(&Axis::log(""), &[1.0, 1000.0]), ["1", "10", "100", "1000"]);
+        assert_eq!(labels(&Axis::bytes(""), &[65536.0, 1048576.0]), ["64K", "128K", "256K", "512K", "1M"]);
+        assert_eq!(labels(&Axis::bytes(""), &[1024.0, 1073741824.0]).len(), 7);
+    }
+
+    /// Does every input, empty, constant, zero or not finite, still give an axis?
+    #[test]
+    fn odd_data_still_gives_an_axis() {
+        for scale in [Scale::Linear, Scale::Log, Scale::LogBytes] {
+            for values in [&[][..], &[0.0], &[5.0, 5.0], &[f64::NAN, -3.0], &[f64::INFINITY, 1e-300, 1e300]] {
+                let axis = Axis { scale, ..Axis::default() };
+                let laid = Laid::new(&axis, values.iter().copied(), (0.0, 100.0), true);
+                assert!(laid.ticks().len() < 80, "{scale:?} {values:?}");
+                for value in [0.0, -1.0, 1.0, 1e9] {
+                    assert!((0.0..=100.0).contains(&laid.at(value)), "{scale:?} {values:?} {value}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Bars in groups, side by side or stacked, with whiskers and reference levels.
+
+use super::COLOURS;
+use super::axis::{Axis, Laid};
+use super::chart::legend;
+use super::svg::{Anchor, Svg, text_width};
+use crate::text::number;
+
+/// One value; `None` leaves its place empty.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Bar {
+    pub value: Option<f64>,
+    /// Low and high end of the interval it is believed to lie in.
+    pub interval: Option<(f64, f64)>,
+}
+
+impl From<f64> for Bar {
+    fn from(value: f64) -> Self {
+        Bar { value: Some(value), interval: None }
+    }
+}
+
+/// Bars over one name on the x axis, one per series.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct BarGroup {
+    pub name: String,
+    pub bars: Vec<Bar>,
+}
+
+/// A bar chart.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Bars {
+    pub title: String,
+    pub y: Axis,
+    pub series: Vec<String>,
+    pub groups: Vec<BarGroup>,
+    /// On top of each other instead of side by side (breakdowns); values below zero go downwards.
+    pub stacked: bool,
+    /// Levels to compare with.
+    pub references: Vec<(String, f64)>,
+    /// Pixels; `None` = 680 x 340.
+    pub size: Option<(f64, f64)>,
+}
+
+impl Bars {
+    /// A file of its own.
+    pub fn svg(&self) -> String {
+        self.draw().standalone()
+    }
+    /// For a page that holds [`super::STYLE`].
+    pub fn inline(&self) -> String {
+        self.draw().inline()
+    }
+
+    /// Every level that must lie inside the y axis.
+    fn levels(&self) -> Vec<f64> {
+        let mut levels: Vec<f64> = self.references.iter().map(|(_, at)| *at).collect();
+        for group in &self.groups {
+            let values = group.bars.iter().filter_map(|bar| bar.value);
+            if self.stacked {
+                levels.push(values.clone().filter(|value| *value > 0.0).sum());
+                levels.push(values.filter(|value| *value < 0.0).sum());
+            } else {
+                levels.extend(values);
+                levels.extend(group.bars.iter().filter_map(|bar| bar.interval).flat_map(|(low, high)| [low, high]));
+            }
+        }
+        levels
+    }
+
+    fn draw(&self) -> Svg {
+        let (width, height) = self.size.unwrap_or((680.0, 340.0));
+        let mut svg = Svg::new(width, height, &self.title);
+        let mut top = 10.0;
+        if !self.title.is_empty() {
+            svg.text("t", (12.0, 24.0), Anchor::Start, &self.title);
+            top = 38.0;
+        }
+        if self.series.len() > 1 {
+            let entries: Vec<_> = self.series.iter().enumerate().map(|(at, name)| (name.as_str(), at, false)).collect();
+            top = legend(&mut svg, &entries, top, width);
+        }
+        let names = self.groups.iter().map(|group| text_width(&group.name)).fold(0.0, f64::max);
+        let label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
+        let each = (width - 80.0) / self.groups.len().max(1) as f64;
+        let leaning = names > each - 4.0;
+        let bottom = height - if leaning { 18.0 + names * 0.6 } else { 28.0 };
+        let y = Laid::new(&self.y, self.levels().into_iter(), (bottom, top + 8.0), true);
+        let widest = y.ticks().iter().map(|(_, label)| text_width(label)).fold(0.0, f64::max);
+        let (left, right) = (14.0 + label_room + widest, width - 16.0);
+        for (value, label) in y.ticks() {
+            svg.line("g", (left, y.at(value)), (right, y.at(value)));
+            svg.text("n m", (left - 7.0, y.at(value) + 4.0), Anchor::End, &label);
+        }
+        if !self.y.label.is_empty() {
+            svg.text_upwards("m", (16.0, (top + bottom) / 2.0), &self.y.label);
+        }
+        let each = (right - left) / self.groups.len().max(1) as f64;
+        for (at, group) in self.groups.iter().enumerate() {
+            let from = left + at as f64 * each;
+            self.group(&mut svg, &y, group, from, each);
+            let middle = from + each / 2.0;
+            match leaning {
+                true => svg.text_leaning("n", (middle + 5.0, bottom + 15.0), &group.name),
+                false => svg.text("n", (middle, bottom + 17.0), Anchor::Middle, &group.name),
+            }
+        }
+        svg.line("a", (left, y.at(0.0)), (right, y.at(0.0)));
+        for (label, at) in &self.references {
+            svg.line("r", (left, y.at(*at)), (right, y.at(*at)));
+            svg.text("n m", (right - 4.0, y.at(*at) - 5.0), Anchor::End, label);
+        }
+        svg
+    }
+
+    fn group(&self, svg: &mut Svg, y: &Laid<'_>, group: &BarGroup, from: f64, each: f64) {
+        let inner = (each * 0.78).min(90.0);
+        let start = from + (each - inner) / 2.0;
+        let wide = if self.stacked { inner } else { inner / group.bars.len().max(1) as f64 };
+        let (mut above, mut below) = (0.0, 0.0);
+        for (at, bar) in group.bars.iter().enumerate() {
+            let Some(value) = bar.value.filter(|value| value.is_finite()) else { continue };
+            let base = if !self.stacked {
+                0.0
+            } else if value >= 0.0 {
+                above += value;
+                above - value
+            } else {
+                below += value;
+                below - value
+            };
+            let x = if self.stacked { start } else { start + at as f64 * wide };
+            let (high, low) = (y.at(base.max(base + value)), y.at(base.min(base + value)));
+            let name = self.series.get(at).map_or("", String::as_str);
+            let title = [group.name.as_str(), name, &number(value)].join(" ").replace("  ", " ");
+            svg.rect(&format!("f{}", at % COLOURS), (x, high), ((wide - 1.0).max(1.0), low - high), None, &title);
+            if let Some((low, high)) = bar.interval.filter(|_| !self.stacked) {
+                let middle = x + wide / 2.0;
+                svg.line("w", (middle, y.at(low)), (middle, y.at(high)));
+                for end in [low, high] {
+                    svg.line("w", (middle - 3.0, y.at(end)), (middle + 3.0, y.at(end)));
+                }
+            }
+        }
+    }
+}

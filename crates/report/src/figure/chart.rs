@@ -1,0 +1,297 @@
+//! Lines and points over two axes: curves with error bands, scatter plots, bars of error, reference values.
+
+use super::COLOURS;
+use super::axis::{Axis, Laid};
+use super::svg::{Anchor, Svg, text_width};
+use crate::text::number;
+
+/// One value, with the interval it is believed to lie in, and words for the pointer that rests on it.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Point {
+    pub x: f64,
+    pub y: f64,
+    /// Low and high end; `None` = known without doubt, or the doubt is not known.
+    pub interval: Option<(f64, f64)>,
+    /// `None` = the values themselves.
+    pub title: Option<String>,
+}
+
+impl Point {
+    pub fn new(x: f64, y: f64) -> Self {
+        Point { x, y, ..Point::default() }
+    }
+}
+
+/// How a series is drawn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mark {
+    #[default]
+    Line,
+    /// Points only: a scatter plot.
+    Points,
+    /// Holds its value until the next point.
+    Steps,
+}
+
+/// How intervals are drawn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Spread {
+    #[default]
+    Band,
+    Whiskers,
+}
+
+/// A named row of points.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Series {
+    pub name: String,
+    /// In order of drawing; points that are not finite interrupt the line.
+    pub points: Vec<Point>,
+    pub mark: Mark,
+    pub spread: Spread,
+    pub dashed: bool,
+    /// Index of its colour; `None` = the next one. The same index in two figures gives the same colour.
+    pub colour: Option<usize>,
+}
+
+/// Something to compare with, drawn behind the data.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Reference {
+    /// A level across the figure.
+    Y { label: String, at: f64 },
+    /// A place along the x axis.
+    X { label: String, at: f64 },
+    /// A range of levels: what a paper reports.
+    YBand { label: String, from: f64, to: f64 },
+    /// A range along the x axis.
+    XBand { label: String, from: f64, to: f64 },
+}
+
+/// Series over two axes.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Chart {
+    pub title: String,
+    pub x: Axis,
+    pub y: Axis,
+    pub series: Vec<Series>,
+    pub references: Vec<Reference>,
+    /// Pixels; `None` = 680 x 360.
+    pub size: Option<(f64, f64)>,
+}
+
+/// Dots are drawn, and shown to the pointer, up to this many points in a series.
+const DOTS_AT_MOST: usize = 200;
+
+struct Plot<'a> {
+    svg: Svg,
+    x: Laid<'a>,
+    y: Laid<'a>,
+    left: f64,
+    right: f64,
+    top: f64,
+    bottom: f64,
+}
+
+impl Chart {
+    /// A file of its own.
+    pub fn svg(&self) -> String {
+        self.draw().standalone()
+    }
+    /// For a page that holds [`super::STYLE`].
+    pub fn inline(&self) -> String {
+        self.draw().inline()
+    }
+
+    fn draw(&self) -> Svg {
+        let mut plot = self.lay_out();
+        plot.grid(&self.x.label, &self.y.label);
+        self.references.iter().for_each(|reference| plot.reference(reference));
+        let colour = |at: usize| self.series[at].colour.unwrap_or(at);
+        for (at, series) in self.series.iter().enumerate() {
+            plot.spread(series, colour(at));
+        }
+        for (at, series) in self.series.iter().enumerate() {
+            plot.series(series, colour(at));
+        }
+        plot.svg
+    }
+
+    fn lay_out(&self) -> Plot<'_> {
+        let (width, height) = self.size.unwrap_or((680.0, 360.0));
+        let mut svg = Svg::new(width, height, &self.title);
+        let mut top = 10.0;
+        if !self.title.is_empty() {
+            svg.text("t", (12.0, 24.0), Anchor::Start, &self.title);
+            top = 38.0;
+        }
+        let entries: Vec<(&str, usize, bool)> =
+            self.series.iter().enumerate().map(|(at, s)| (s.name.as_str(), s.colour.unwrap_or(at), s.dashed)).collect();
+        if entries.len() > 1 {
+            top = legend(&mut svg, &entries, top, width);
+        }
+        let y_label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
+        let bottom = height - if self.x.label.is_empty() { 28.0 } else { 46.0 };
+        let right = width - 18.0;
+        let points = || self.series.iter().flat_map(|series| &series.points);
+        let extents = points().flat_map(|p| {
+            let (low, high) = p.interval.unwrap_or((p.y, p.y));
+            [p.y, low, high]
+        });
+        let levels = self.references.iter().flat_map(|reference| match reference {
+            Reference::Y { at, .. } => vec![*at],
+            Reference::YBand { from, to, .. } => vec![*from, *to],
+            _ => vec![],
+        });
+        let y = Laid::new(&self.y, extents.chain(levels), (bottom, top + 8.0), true);
+        let widest = y.ticks().iter().map(|(_, label)| text_width(label)).fold(0.0, f64::max);
+        let left = 14.0 + y_label_room + widest;
+        let x = Laid::new(&self.x, points().map(|p| p.x), (left, right), false);
+        Plot { svg, x, y, left, right, top: top + 8.0, bottom }
+    }
+}
+
+/// Names and colours of the series, wrapped to the width; the y below it.
+pub(super) fn legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f64, width: f64) -> f64 {
+    let (mut x, mut y) = (14.0, top + 8.0);
+    for (name, colour, dashed) in entries {
+        let needs = 34.0 + text_width(name);
+        if x + needs > width && x > 14.0 {
+            (x, y) = (14.0, y + 19.0);
+        }
+        let dash = if *dashed || *colour >= COLOURS { " d" } else { "" };
+        svg.line(&format!("l s{}{dash}", colour % COLOURS), (x, y), (x + 16.0, y));
+        svg.text("n", (x + 21.0, y + 4.0), Anchor::Start, name);
+        x += needs;
+    }
+    y + 10.0
+}
+
+impl Plot<'_> {
+    fn grid(&mut self, x_label: &str, y_label: &str) {
+        for (value, label) in self.y.ticks() {
+            let y = self.y.at(value);
+            self.svg.line("g", (self.left, y), (self.right, y));
+            self.svg.text("n m", (self.left - 7.0, y + 4.0), Anchor::End, &label);
+        }
+        let mut free_from = f64::NEG_INFINITY;
+        for (value, label) in self.x.ticks() {
+            let x = self.x.at(value);
+            self.svg.line("g", (x, self.top), (x, self.bottom));
+            // A label that would run into the last one is left out; its grid line stays.
+            let half = text_width(&label) / 2.0;
+            if x - half >= free_from {
+                self.svg.text("n m", (x, self.bottom + 17.0), Anchor::Middle, &label);
+                free_from = x + half + 4.0;
+            }
+        }
+        self.svg.line("a", (self.left, self.bottom), (self.right, self.bottom));
+        if !x_label.is_empty() {
+            let middle = (self.left + self.right) / 2.0;
+            self.svg.text("m", (middle, self.bottom + 37.0), Anchor::Middle, x_label);
+        }
+        if !y_label.is_empty() {
+            let middle = (self.top + self.bottom) / 2.0;
+            self.svg.text_upwards("m", (16.0, middle), y_label);
+        }
+    }
+
+    fn reference(&mut self, reference: &Reference) {
+        match reference {
+            Reference::Y { label, at } => {
+                let y = self.y.at(*at);
+                self.svg.line("r", (self.left, y), (self.right, y));
+                self.svg.text("n m", (self.right - 4.0, y - 5.0), Anchor::End, label);
+            }
+            Reference::X { label, at } => {
+                if self.x.holds(*at) {
+                    let x = self.x.at(*at);
+                    self.svg.line("r", (x, self.top), (x, self.bottom));
+                    self.beside(x, label);
+                }
+            }
+            Reference::YBand { label, from, to } => {
+                let (high, low) = (self.y.at(from.max(*to)), self.y.at(from.min(*to)));
+                self.svg.rect("rb", (self.left, high), (self.right - self.left, low - high), None, label);
+                self.svg.text("n m", (self.right - 4.0, high + 14.0), Anchor::End, label);
+            }
+            Reference::XBand { label, from, to } => {
+                let (left, right) = (self.x.at(from.min(*to)), self.x.at(from.max(*to)));
+                self.svg.rect("rb", (left, self.top), (right - left, self.bottom - self.top), None, label);
+                self.beside(left, label);
+            }
+        }
+    }
+
+    /// A label at the top, on the side of `x` where there is room.
+    fn beside(&mut self, x: f64, label: &str) {
+        let fits = x + 6.0 + text_width(label) < self.right;
+        let (at, anchor) = if fits { (x + 5.0, Anchor::Start) } else { (x - 5.0, Anchor::End) };
+        self.svg.text("n m", (at, self.top + 12.0), anchor, label);
+    }
+
+    fn spread(&mut self, series: &Series, colour: usize) {
+        let with: Vec<(f64, f64, f64)> = series
+            .points
+            .iter()
+            .filter(|p| p.x.is_finite())
+            .filter_map(|p| p.interval.map(|(low, high)| (self.x.at(p.x), self.y.at(low), self.y.at(high))))
+            .collect();
+        let slot = colour % COLOURS;
+        if series.spread == Spread::Whiskers || series.mark == Mark::Points {
+            for (x, low, high) in with {
+                let class = format!("l s{slot}");
+                self.svg.line(&class, (x, low), (x, high));
+                self.svg.line(&class, (x - 4.0, low), (x + 4.0, low));
+                self.svg.line(&class, (x - 4.0, high), (x + 4.0, high));
+            }
+        } else if with.iter().any(|(_, low, high)| (low - high).abs() > 0.3) {
+            let there = with.iter().map(|(x, _, high)| (*x, *high));
+            let back = with.iter().rev().map(|(x, low, _)| (*x, *low));
+            let area: Vec<(f64, f64)> = there.chain(back).collect();
+            self.svg.path(&format!("b f{slot}"), &area, true);
+        }
+    }
+
+    fn series(&mut self, series: &Series, colour: usize) {
+        let slot = colour % COLOURS;
+        if series.mark != Mark::Points {
+            let dash = if series.dashed || colour >= COLOURS { " d" } else { "" };
+            let class = format!("l s{slot}{dash}");
+            for run in series.points.split(|p| !(p.x.is_finite() && p.y.is_finite())) {
+                let line = self.polyline(run, series.mark);
+                self.svg.path(&class, &line, false);
+            }
+        }
+        let drawn = series.points.iter().filter(|p| p.x.is_finite() && p.y.is_finite());
+        let dense = series.points.len() > DOTS_AT_MOST;
+        for point in drawn {
+            let at = (self.x.at(point.x), self.y.at(point.y));
+            let title = || point.title.clone().unwrap_or_else(|| title_of(&series.name, point));
+            if series.mark == Mark::Points {
+                self.svg.circle(&format!("f{slot}"), at, if dense { 2.0 } else { 4.0 }, &title());
+            } else if !dense {
+                if series.points.len() <= 40 {
+                    self.svg.circle(&format!("f{slot}"), at, 2.4, "");
+                }
+                self.svg.circle("h", at, 8.0, &title());
+            }
+        }
+    }
+
+    fn polyline(&self, run: &[Point], mark: Mark) -> Vec<(f64, f64)> {
+        let mut line = Vec::with_capacity(run.len());
+        for point in run {
+            let at = (self.x.at(point.x), self.y.at(point.y));
+            if let (Mark::Steps, Some(&(_, before))) = (mark, line.last()) {
+                line.push((at.0, before));
+            }
+            line.push(at);
+        }
+        line
+    }
+}
+
+fn title_of(name: &str, point: &Point) -> String {
+    let interval = point.interval.map(|(low, high)| format!(" ({} to {})", number(low), number(high)));
+    format!("{name}: {} at {}{}", number(point.y), number(point.x), interval.unwrap_or_default())
+}

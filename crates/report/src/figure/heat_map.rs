@@ -1,0 +1,133 @@
+//! A matrix as coloured cells, with the numbers written in where they fit.
+
+use super::svg::{Anchor, Svg, text_width};
+use crate::text::number;
+
+/// What the colour says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Shade {
+    /// From nothing to hot; values below zero are cool.
+    #[default]
+    Heat,
+    /// From paper to ink (shMaps, activity vectors).
+    Grey,
+}
+
+/// Rows of values; `None` is drawn as an empty cell with a dash.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct HeatMap {
+    pub title: String,
+    pub rows: Vec<String>,
+    pub columns: Vec<String>,
+    /// What a row is, and what a column is.
+    pub row_label: String,
+    pub column_label: String,
+    pub values: Vec<Vec<Option<f64>>>,
+    /// Value of the strongest colour; `None` = the largest magnitude there is.
+    pub full: Option<f64>,
+    pub shade: Shade,
+    /// Written after the number, with a space (`%`).
+    pub unit: String,
+    /// Leave the numbers out (large maps); names are left out where rows are thinner than text.
+    pub bare: bool,
+}
+
+impl HeatMap {
+    /// A file of its own.
+    pub fn svg(&self) -> String {
+        self.draw().standalone()
+    }
+    /// For a page that holds [`super::STYLE`].
+    pub fn inline(&self) -> String {
+        self.draw().inline()
+    }
+
+    fn cell(&self) -> (f64, f64) {
+        let (rows, columns) = (self.rows.len().max(1) as f64, self.columns.len().max(1) as f64);
+        if self.bare {
+            return ((640.0 / columns).clamp(1.0, 40.0), (420.0 / rows).clamp(2.0, 26.0));
+        }
+        ((560.0 / columns).clamp(46.0, 78.0), 34.0)
+    }
+
+    fn draw(&self) -> Svg {
+        let (wide, high) = self.cell();
+        let named_rows = high >= 11.0;
+        let named_columns = wide >= 16.0;
+        let longest = |names: &[String]| names.iter().map(|name| text_width(name)).fold(0.0, f64::max);
+        let left = 42.0 + if named_rows { longest(&self.rows) } else { 0.0 };
+        let title = if self.title.is_empty() { 4.0 } else { 34.0 };
+        let leaning = longest(&self.columns) > wide - 4.0;
+        let names_below = match (named_columns, leaning) {
+            (false, _) => 6.0,
+            (true, false) => 20.0,
+            (true, true) => 16.0 + longest(&self.columns) * 0.6,
+        };
+        let (columns, rows) = (self.columns.len() as f64, self.rows.len() as f64);
+        let bottom = title + rows * high;
+        let label_room = if self.column_label.is_empty() { 4.0 } else { 24.0 };
+        let width = (left + columns * wide + 14.0).max(text_width(&self.title) * 1.2 + 24.0);
+        let mut svg = Svg::new(width, bottom + names_below + label_room, &self.title);
+        svg.text("t", (12.0, 22.0), Anchor::Start, &self.title);
+        if !self.row_label.is_empty() {
+            svg.text_upwards("m", (16.0, title + rows * high / 2.0), &self.row_label);
+        }
+        if named_rows {
+            for (at, name) in self.rows.iter().enumerate() {
+                svg.text("", (left - 8.0, title + (at as f64 + 0.5) * high + 4.5), Anchor::End, name);
+            }
+        }
+        if named_columns {
+            for (at, name) in self.columns.iter().enumerate() {
+                let x = left + (at as f64 + 0.5) * wide;
+                match leaning {
+                    true => svg.text_leaning("", (x + 5.0, bottom + 15.0), name),
+                    false => svg.text("", (x, bottom + 17.0), Anchor::Middle, name),
+                }
+            }
+        }
+        if !self.column_label.is_empty() {
+            let x = left + columns * wide / 2.0;
+            svg.text("m", (x, bottom + names_below + 16.0), Anchor::Middle, &self.column_label);
+        }
+        self.cells(&mut svg, (left, title), (wide, high));
+        svg
+    }
+
+    fn cells(&self, svg: &mut Svg, corner: (f64, f64), cell: (f64, f64)) {
+        let values = || self.values.iter().flatten().flatten().filter(|value| value.is_finite());
+        let full = self.full.unwrap_or_else(|| values().fold(0.0, |most: f64, value| most.max(value.abs())));
+        let gap = if self.bare { 0.0 } else { 1.0 };
+        let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
+        for (row, values) in self.values.iter().enumerate().take(self.rows.len()) {
+            for (column, value) in values.iter().enumerate().take(self.columns.len()) {
+                let at = (corner.0 + column as f64 * cell.0, corner.1 + row as f64 * cell.1);
+                let extent = (cell.0 - gap, cell.1 - gap);
+                let pair = format!("{} / {}", self.rows[row], self.columns[column]);
+                let Some(value) = value.filter(|value| value.is_finite()) else {
+                    svg.rect("g", at, extent, None, &pair);
+                    if !self.bare {
+                        let middle = (at.0 + cell.0 / 2.0, at.1 + cell.1 / 2.0 + 4.5);
+                        svg.text("m n", middle, Anchor::Middle, "–");
+                    }
+                    continue;
+                };
+                let strength = if full > 0.0 { (value.abs() / full).min(1.0) } else { 0.0 };
+                let class = match (self.shade, value < 0.0) {
+                    (Shade::Grey, _) => "grey",
+                    (Shade::Heat, false) => "hot",
+                    (Shade::Heat, true) => "cool",
+                };
+                // A faint floor keeps the cells of a quiet matrix visible as cells.
+                let opacity = if self.bare { strength } else { 0.05 + 0.95 * strength };
+                let title = format!("{pair}: {}{unit}", number(value));
+                svg.rect(class, at, extent, Some(opacity), &title);
+                if !self.bare {
+                    let text_class = if opacity > 0.55 { "n inv" } else { "n" };
+                    let middle = (at.0 + cell.0 / 2.0, at.1 + cell.1 / 2.0 + 4.5);
+                    svg.text(text_class, middle, Anchor::Middle, &number(value));
+                }
+            }
+        }
+    }
+}

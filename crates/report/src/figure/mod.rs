@@ -1,0 +1,24 @@
+//! Figures as SVG: the same few kinds serve the HTML report, the command line and the papers' figures.
+//!
+//! A figure is plain data ([`Chart`], [`HeatMap`], [`Bars`], [`Timeline`]); `svg()` gives a file that stands alone,
+//! `inline()` the same drawing without its style, for a page that brings [`STYLE`] along. Colours are names that the
+//! style fills in, so that one drawing serves light and dark. Same data, same bytes.
+
+mod axis;
+mod bars;
+mod chart;
+mod heat_map;
+mod svg;
+mod timeline;
+
+pub use axis::{Axis, Scale};
+pub use bars::{Bar, BarGroup, Bars};
+pub use chart::{Chart, Mark, Point, Reference, Series, Spread};
+pub use heat_map::{HeatMap, Shade};
+pub use timeline::{Lane, Span, Timeline};
+
+/// The style that every figure needs, once per page: colours for light and dark, text sizes.
+pub const STYLE: &str = include_str!("figure.css");
+
+/// Colours for series; further ones begin again, with dashes.
+pub const COLOURS: usize = 8;

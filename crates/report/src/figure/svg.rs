@@ -1,0 +1,162 @@
+//! Writing SVG: escaped text, numbers short and the same everywhere.
+
+use std::fmt::Write;
+
+use crate::text::trimmed;
+
+/// A coordinate, to a hundredth of a pixel.
+pub(super) fn px(value: f64) -> String {
+    trimmed(format!("{value:.2}"))
+}
+
+/// Text that may stand between tags and in attributes. Characters that XML does not allow at all are left out.
+pub(super) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\n' | '\t' => out.push(c),
+            c if c < ' ' || matches!(c, '\u{fffe}' | '\u{ffff}') => {}
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// How a text hangs on its point.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+impl Anchor {
+    fn attribute(self) -> &'static str {
+        match self {
+            Anchor::Start => "",
+            Anchor::Middle => " text-anchor=\"middle\"",
+            Anchor::End => " text-anchor=\"end\"",
+        }
+    }
+}
+
+/// A drawing under way.
+pub(super) struct Svg {
+    width: f64,
+    height: f64,
+    /// Read out instead of the drawing.
+    label: String,
+    body: String,
+}
+
+impl Svg {
+    pub fn new(width: f64, height: f64, label: &str) -> Self {
+        Svg { width, height, label: escape(label), body: String::new() }
+    }
+
+    fn put(&mut self, arguments: std::fmt::Arguments<'_>) {
+        // Writing into a String cannot fail.
+        let _ = self.body.write_fmt(arguments);
+        self.body.push('\n');
+    }
+
+    pub fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
+        let (x1, y1, x2, y2) = (px(from.0), px(from.1), px(to.0), px(to.1));
+        self.put(format_args!(r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#));
+    }
+
+    /// A rectangle from its corner; negative extents are drawn as none. `title` shows when the pointer rests on it.
+    pub fn rect(&mut self, class: &str, corner: (f64, f64), extent: (f64, f64), opacity: Option<f64>, title: &str) {
+        let opacity = opacity.map(|o| format!(r#" fill-opacity="{}""#, px(o))).unwrap_or_default();
+        let (x, y) = (px(corner.0), px(corner.1));
+        let (w, h) = (px(extent.0.max(0.0)), px(extent.1.max(0.0)));
+        let inside = title_element(title);
+        self.put(format_args!(
+            r#"<rect class="{class}" x="{x}" y="{y}" width="{w}" height="{h}"{opacity}>{inside}</rect>"#
+        ));
+    }
+
+    /// A line through the points, or an area where the class fills it.
+    pub fn path(&mut self, class: &str, points: &[(f64, f64)], closed: bool) {
+        if points.is_empty() {
+            return;
+        }
+        let mut d = String::new();
+        for (at, (x, y)) in points.iter().enumerate() {
+            let _ = write!(d, "{}{} {}", if at == 0 { "M" } else { "L" }, px(*x), px(*y));
+        }
+        let close = if closed { "Z" } else { "" };
+        self.put(format_args!(r#"<path class="{class}" d="{d}{close}"/>"#));
+    }
+
+    pub fn circle(&mut self, class: &str, centre: (f64, f64), radius: f64, title: &str) {
+        let (x, y, r) = (px(centre.0), px(centre.1), px(radius));
+        let inside = title_element(title);
+        self.put(format_args!(r#"<circle class="{class}" cx="{x}" cy="{y}" r="{r}">{inside}</circle>"#));
+    }
+
+    pub fn text(&mut self, class: &str, at: (f64, f64), anchor: Anchor, text: &str) {
+        let (x, y, anchor, text) = (px(at.0), px(at.1), anchor.attribute(), escape(text));
+        self.put(format_args!(r#"<text class="{class}" x="{x}" y="{y}"{anchor}>{text}</text>"#));
+    }
+
+    /// A text turned to read upwards, around its middle.
+    pub fn text_upwards(&mut self, class: &str, at: (f64, f64), text: &str) {
+        let (x, y, text) = (px(at.0), px(at.1), escape(text));
+        self.put(format_args!(
+            r#"<text class="{class}" text-anchor="middle" transform="translate({x} {y}) rotate(-90)">{text}</text>"#
+        ));
+    }
+
+    /// A text that leans, for long names under columns; ends at its point.
+    pub fn text_leaning(&mut self, class: &str, at: (f64, f64), text: &str) {
+        let (x, y, text) = (px(at.0), px(at.1), escape(text));
+        self.put(format_args!(
+            r#"<text class="{class}" text-anchor="end" transform="translate({x} {y}) rotate(-35)">{text}</text>"#
+        ));
+    }
+
+    /// The drawing for a page that holds [`super::STYLE`].
+    pub fn inline(self) -> String {
+        let Svg { width, height, label, body } = self;
+        let (w, h) = (px(width), px(height));
+        format!(
+            "<svg class=\"cm\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {w} {h}\" width=\"{w}\" height=\"{h}\" \
+             role=\"img\" aria-label=\"{label}\">\n{body}</svg>\n"
+        )
+    }
+
+    /// The drawing as a file of its own.
+    pub fn standalone(self) -> String {
+        let inline = self.inline();
+        // The first line is the opening tag, by construction above.
+        let (open, rest) = inline.split_once('\n').unwrap_or((&inline, ""));
+        format!(
+            "{open}\n<style>{}</style>\n<rect width=\"100%\" height=\"100%\" style=\"fill:var(--paper)\"/>\n{rest}",
+            super::STYLE
+        )
+    }
+}
+
+fn title_element(title: &str) -> String {
+    if title.is_empty() { String::new() } else { format!("<title>{}</title>", escape(title)) }
+}
+
+/// Width of a text in pixels, roughly: there is no font to ask. Errs on the wide side for the style's font.
+pub(super) fn text_width(text: &str) -> f64 {
+    text.chars()
+        .map(|c| {
+            if "ilj.,:;|!' ".contains(c) {
+                4.0
+            } else if c.is_uppercase() {
+                9.0
+            } else {
+                7.4
+            }
+        })
+        .sum()
+}

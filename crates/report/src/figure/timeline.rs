@@ -1,0 +1,91 @@
+//! Lanes over time: who ran where, phases, turns of gangs.
+
+use super::COLOURS;
+use super::axis::{Axis, Laid};
+use super::chart::legend;
+use super::svg::{Anchor, Svg, text_width};
+use crate::text::number;
+
+/// Something that lasts.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Span {
+    pub from: f64,
+    pub to: f64,
+    /// Index into [`Timeline::kinds`].
+    pub kind: usize,
+    /// For the pointer that rests on it; the kind's name where empty.
+    pub title: String,
+}
+
+/// One row of spans: a CPU, a program.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Lane {
+    pub name: String,
+    pub spans: Vec<Span>,
+}
+
+/// Lanes over a common time axis.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Timeline {
+    pub title: String,
+    pub x: Axis,
+    /// What the colours stand for.
+    pub kinds: Vec<String>,
+    pub lanes: Vec<Lane>,
+    /// Moments that matter, across all lanes.
+    pub marks: Vec<(String, f64)>,
+}
+
+const LANE: f64 = 24.0;
+const WIDTH: f64 = 680.0;
+
+impl Timeline {
+    /// A file of its own.
+    pub fn svg(&self) -> String {
+        self.draw().standalone()
+    }
+    /// For a page that holds [`super::STYLE`].
+    pub fn inline(&self) -> String {
+        self.draw().inline()
+    }
+
+    fn draw(&self) -> Svg {
+        let title = if self.title.is_empty() { 6.0 } else { 38.0 };
+        // The legend's height is not known before it is drawn, and the drawing's height is needed first.
+        let entries: Vec<_> = self.kinds.iter().enumerate().map(|(at, name)| (name.as_str(), at, false)).collect();
+        let mut trial = Svg::new(WIDTH, 0.0, "");
+        let top = if entries.is_empty() { title } else { legend(&mut trial, &entries, title, WIDTH) } + 18.0;
+        let bottom = top + LANE * self.lanes.len() as f64;
+        let mut svg = Svg::new(WIDTH, bottom + 48.0, &self.title);
+        svg.text("t", (12.0, 24.0), Anchor::Start, &self.title);
+        if !entries.is_empty() {
+            legend(&mut svg, &entries, title, WIDTH);
+        }
+        let names = self.lanes.iter().map(|lane| text_width(&lane.name)).fold(0.0, f64::max);
+        let (left, right) = (22.0 + names, WIDTH - 18.0);
+        let ends = self.lanes.iter().flat_map(|lane| &lane.spans).flat_map(|span| [span.from, span.to]);
+        let x = Laid::new(&self.x, ends.chain(self.marks.iter().map(|(_, at)| *at)), (left, right), false);
+        for (value, label) in x.ticks() {
+            svg.line("g", (x.at(value), top), (x.at(value), bottom));
+            svg.text("n m", (x.at(value), bottom + 17.0), Anchor::Middle, &label);
+        }
+        svg.text("m", ((left + right) / 2.0, bottom + 37.0), Anchor::Middle, &self.x.label);
+        for (at, lane) in self.lanes.iter().enumerate() {
+            let y = top + at as f64 * LANE;
+            svg.text("n", (left - 8.0, y + LANE / 2.0 + 4.0), Anchor::End, &lane.name);
+            for span in &lane.spans {
+                let (from, to) = (x.at(span.from), x.at(span.to));
+                let name = if span.title.is_empty() { self.kinds.get(span.kind) } else { Some(&span.title) };
+                let name = name.map_or("", String::as_str);
+                let title = format!("{}: {name}, {} to {}", lane.name, number(span.from), number(span.to));
+                let class = format!("f{}", span.kind % COLOURS);
+                svg.rect(&class, (from, y + 3.0), ((to - from).max(0.8), LANE - 6.0), None, &title);
+            }
+        }
+        for (label, at) in &self.marks {
+            svg.line("r", (x.at(*at), top - 4.0), (x.at(*at), bottom));
+            svg.text("n m", (x.at(*at), top - 7.0), Anchor::Middle, label);
+        }
+        svg
+    }
+}

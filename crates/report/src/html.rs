@@ -1,0 +1,269 @@
+//! The whole study as one HTML file: nothing to load, light and dark, readable on a phone.
+//!
+//! The answer stands first (the plan and why), then what it rests on (who hurts whom, classes, curves), then how it was
+//! measured.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use crate::figure::{Axis, Chart, HeatMap, Point, STYLE, Series};
+use crate::results::{CacheSummary, CurvePoint, Matrix, PlanResult, ProgramSummary};
+use crate::text::{count_text, number, or_dash, percent_text, size_text};
+
+/// What the page shows; parts that are empty are left out.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct StudyPage {
+    pub title: String,
+    /// One or two sentences under the title.
+    pub lead: String,
+    pub machine: String,
+    pub cache: CacheSummary,
+    pub programs: Vec<ProgramSummary>,
+    /// Same order as `programs`.
+    pub curves: Vec<Vec<CurvePoint>>,
+    pub matrix: Matrix,
+    pub plan: Option<PlanResult>,
+    /// How it was measured: what, and in words.
+    pub method: Vec<(String, String)>,
+}
+
+impl StudyPage {
+    /// The file.
+    pub fn html(&self) -> String {
+        let page = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width,initial-scale=1";
+                    meta name="color-scheme" content="light dark";
+                    title { (self.title) }
+                    style { (PreEscaped(STYLE)) (PreEscaped(include_str!("page.css"))) }
+                }
+                body {
+                    main {
+                        h1 { (self.title) }
+                        p.lead { (self.lead) }
+                        @if let Some(plan) = &self.plan { (plan_section(plan)) }
+                        (self.matrix_section())
+                        (self.classes_section())
+                        (self.curves_section())
+                        (self.method_section())
+                    }
+                }
+            }
+        };
+        page.into_string()
+    }
+
+    fn matrix_section(&self) -> Markup {
+        if self.matrix.names.is_empty() {
+            return html! {};
+        }
+        let percent = self.matrix.unit == "degradation";
+        let scale = |value: f64| if percent { value * 100.0 } else { value };
+        let values = self.matrix.values.iter();
+        let map = HeatMap {
+            rows: self.matrix.names.clone(),
+            columns: self.matrix.names.clone(),
+            row_label: "suffers".into(),
+            column_label: "beside".into(),
+            values: values.map(|row| row.iter().map(|value| value.map(scale)).collect()).collect(),
+            unit: if percent { "%".into() } else { String::new() },
+            ..HeatMap::default()
+        };
+        let unit = if percent { "per cent of its run time alone" } else { "a weight without a unit" };
+        html! {
+            h2 { "Who hurts whom" }
+            p.soft {
+                "Each row is a program, each column the neighbour on the same cache; the number is what the row's program is "
+                "expected to lose, in " (unit) ". Scheme: " (self.matrix.scheme) "."
+            }
+            div.figure { (PreEscaped(map.inline())) }
+        }
+    }
+
+    fn classes_section(&self) -> Markup {
+        if self.programs.is_empty() {
+            return html! {};
+        }
+        html! {
+            h2 { "The programs" }
+            p.soft {
+                "Turtles hardly use the shared cache, sheep use it but do not mind losing it, rabbits mind, devils miss much "
+                "and hurt the others."
+            }
+            div.scroll { table {
+                thead { tr {
+                    th { "program" } th.l { "class" } th { "MPKI alone" } th { "accesses per 1000 instr." }
+                    th { "sensitivity" } th { "intensity" } th { "instructions" }
+                } }
+                tbody { @for program in &self.programs { tr {
+                    td { (program.name) }
+                    td.l { @if let Some(class) = &program.class { span.tag.(class.to_lowercase()) { (class) } } @else { "–" } }
+                    td { (or_dash(program.solo_mpki.map(number))) }
+                    td { (or_dash(program.accesses_per_kilo_instr.map(number))) }
+                    td { (or_dash(program.sensitivity.map(number))) }
+                    td { (or_dash(program.intensity.map(number))) }
+                    td { (or_dash(program.instructions.map(count_text))) }
+                } } }
+            } }
+        }
+    }
+
+    /// Points of one program: MPKI where there are instruction counts, else miss ratios in per cent.
+    fn series(&self, at: usize, mpki: bool) -> Series {
+        let name = &self.programs[at].name;
+        let points = self.curves[at].iter().filter_map(|point| {
+            let scale = if mpki { point.mpki.filter(|_| point.miss_ratio > 0.0)? / point.miss_ratio } else { 100.0 };
+            let y = if mpki { point.mpki? } else { point.miss_ratio * 100.0 };
+            let interval = point
+                .miss_ratio_error
+                .map(|error| ((point.miss_ratio - error).max(0.0) * scale, (point.miss_ratio + error) * scale));
+            let unit = if mpki { "MPKI" } else { "% misses" };
+            let title = Some(format!("{name}: {} {unit} with {}", number(y), size_text(point.bytes)));
+            Some(Point { x: point.bytes as f64, y, interval, title })
+        });
+        Series { name: name.clone(), points: points.collect(), colour: Some(at), ..Series::default() }
+    }
+
+    fn curves_section(&self) -> Markup {
+        let drawn: Vec<usize> =
+            (0..self.programs.len().min(self.curves.len())).filter(|&at| !self.curves[at].is_empty()).collect();
+        if drawn.is_empty() {
+            return html! {};
+        }
+        let mpki = drawn.iter().all(|&at| self.curves[at].iter().all(|point| point.mpki.is_some()));
+        let label = if mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
+        let series: Vec<Series> = drawn.iter().map(|&at| self.series(at, mpki)).collect();
+        let size = self.cache.size_bytes as f64;
+        let mark = || crate::figure::Reference::X {
+            label: format!("{} {}", size_text(self.cache.size_bytes), self.cache.level),
+            at: size,
+        };
+        let all = Chart {
+            x: Axis::bytes("cache to itself"),
+            y: Axis::linear(label),
+            series: series.clone(),
+            references: vec![mark()],
+            size: Some((860.0, 400.0)),
+            ..Chart::default()
+        };
+        let alone = |one: Series| Chart {
+            title: one.name.clone(),
+            x: Axis::bytes(""),
+            series: vec![one],
+            references: vec![crate::figure::Reference::X { label: String::new(), at: size }],
+            size: Some((320.0, 190.0)),
+            ..Chart::default()
+        };
+        html! {
+            h2 { "Miss-rate curves" }
+            p.soft { "How often each program misses with a cache of the given size to itself. Rest the pointer on a point for its value." }
+            div.figure { (PreEscaped(all.inline())) }
+            details open[series.len() <= 12] {
+                summary { "Each on its own scale" }
+                div.small { @for one in series { div.figure { (PreEscaped(alone(one).inline())) } } }
+            }
+        }
+    }
+
+    fn method_section(&self) -> Markup {
+        let cache = &self.cache;
+        let commands: Vec<(&str, &str)> =
+            self.programs.iter().filter_map(|p| Some((p.name.as_str(), p.command.as_deref()?))).collect();
+        html! {
+            h2 { "How it was measured" }
+            dl.how {
+                @if !self.machine.is_empty() {
+                    dt { "planned for" }
+                    dd {
+                        (self.machine) ": " (cache.instances) " × " (cache.level) " of " (size_text(cache.size_bytes)) ", "
+                        (cache.ways) "-way, " (cache.line_bytes) "-byte lines, " (cache.cpus_each) " CPUs each"
+                    }
+                }
+                @for (what, words) in &self.method { dt { (what) } dd { (words) } }
+            }
+            @if !commands.is_empty() {
+                details {
+                    summary { "What was run" }
+                    dl.how { @for (name, command) in commands { dt { (name) } dd { code { (command) } } } }
+                }
+            }
+        }
+    }
+}
+
+fn cost(value: Option<f64>, unit: &str) -> String {
+    match (value, unit) {
+        (None, _) => "not known".to_string(),
+        (Some(value), "degradation") => percent_text(value, 1),
+        (Some(value), _) => number(value),
+    }
+}
+
+fn plan_section(plan: &PlanResult) -> Markup {
+    let programs = || plan.caches.iter().flat_map(|cache| &cache.programs);
+    let most = programs().filter_map(|p| p.degradation).fold(0.0, f64::max);
+    let bar = |value: Option<f64>| match value {
+        Some(value) if most > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / most * 3.0),
+        _ => "width:0".to_string(),
+    };
+    html! {
+        h2 { "The plan" }
+        p.soft { (words_on_proof(plan)) }
+        div.cards { @for cache in &plan.caches { div.card {
+            h3 { (cache.cache) " " span { "CPUs " (cache.cpus) } }
+            @if cache.programs.is_empty() { p.soft { "idle" } }
+            @for program in &cache.programs { div.row {
+                b { (program.name) }
+                span.cost { span.bar style=(bar(program.degradation)) {} (cost(program.degradation, &plan.unit)) }
+            } }
+        } } }
+        h2 { "Why" }
+        dl.why { @for program in programs() { dt { (program.name) } dd { (program.why) } } }
+        h2 { "Against the alternatives" }
+        (alternatives(plan))
+    }
+}
+
+fn words_on_proof(plan: &PlanResult) -> String {
+    let count = plan.assignments.map(|n| format!(" of {}", count_text(n))).unwrap_or_default();
+    match (plan.optimal, plan.gap) {
+        (true, _) => format!("The best assignment{count} by scheme {}, proven ({}).", plan.scheme, plan.solver),
+        (false, Some(gap)) => {
+            format!(
+                "By scheme {}; at most {} above the best ({}).",
+                plan.scheme,
+                cost(Some(gap), &plan.unit),
+                plan.solver
+            )
+        }
+        (false, None) => format!("By scheme {}; not proven to be the best ({}).", plan.scheme, plan.solver),
+    }
+}
+
+fn alternatives(plan: &PlanResult) -> Markup {
+    let expected = &plan.expected;
+    let rows = [
+        ("this plan", expected.plan),
+        ("the best", expected.best),
+        ("a random one, on average", expected.random),
+        ("the worst", expected.worst),
+    ];
+    let most = rows.iter().filter_map(|row| row.1).fold(0.0, f64::max);
+    let width = |value: Option<f64>| match value {
+        Some(value) if most > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / most * 14.0),
+        _ => "width:0".to_string(),
+    };
+    let what = if plan.unit == "degradation" { "mean slowdown" } else { "mean weight" };
+    html! {
+        div.scroll { table style="min-width:0" {
+            thead { tr { th { "assignment" } th { "expected " (what) } th.l {} } }
+            tbody { @for (name, value) in rows { tr {
+                td { (name) }
+                td { (cost(value, &plan.unit)) }
+                td.l { span.bar style=(width(value)) {} }
+            } } }
+        } }
+    }
+}

@@ -1,0 +1,15 @@
+//! Results to what people and scripts read: JSON objects, text tables, terminal pictures, SVG figures, an HTML page.
+//!
+//! Everything here is pure: data in, text out. Nothing is computed that the data does not hold, and absent values stay
+//! visibly absent (`–` in text, `null` in JSON). [`figure`] is general: the papers' figures are drawn with it too.
+
+pub mod figure;
+mod html;
+mod results;
+mod table;
+pub mod terminal;
+pub mod text;
+
+pub use html::StudyPage;
+pub use results::*;
+pub use table::{Align, Table};

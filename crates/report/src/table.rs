@@ -1,0 +1,88 @@
+//! Plain text tables: columns as wide as their content, nothing drawn that `awk` would stumble over.
+
+/// Where the text of a column stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Align {
+    Left,
+    Right,
+}
+
+/// Rows of cells under a header.
+#[derive(Clone, Debug)]
+pub struct Table {
+    header: Vec<(String, Align)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub fn new(header: &[(&str, Align)]) -> Self {
+        Table { header: header.iter().map(|(name, align)| (name.to_string(), *align)).collect(), rows: Vec::new() }
+    }
+
+    /// Adds one row; cells beyond the header's columns are left out, missing ones stay blank.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
+        let mut cells: Vec<String> = cells.into_iter().map(Into::into).collect();
+        cells.resize(self.header.len(), String::new());
+        self.rows.push(cells);
+        self
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The table, one line per row, each ended by a newline; no trailing blanks.
+    pub fn text(&self) -> String {
+        let names: Vec<String> = self.header.iter().map(|(name, _)| name.clone()).collect();
+        let lines = || std::iter::once(&names).chain(&self.rows);
+        let width_of = |column: usize| lines().map(|line| width(&line[column])).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..self.header.len()).map(width_of).collect();
+        let mut text = String::new();
+        for line in lines() {
+            let cells = line.iter().zip(&widths).zip(&self.header);
+            let padded: Vec<String> = cells.map(|((cell, width), (_, align))| pad(cell, *width, *align)).collect();
+            text.push_str(padded.join("  ").trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// Columns that a text takes in a terminal, escape sequences left out. One per character: names of programs and
+/// numbers, which is what stands in tables here, hold no wide or combining characters.
+pub(crate) fn width(text: &str) -> usize {
+    let mut columns = 0;
+    let mut escape = false;
+    for c in text.chars() {
+        match (escape, c) {
+            (true, 'm') => escape = false,
+            (true, _) => {}
+            (false, '\u{1b}') => escape = true,
+            (false, _) => columns += 1,
+        }
+    }
+    columns
+}
+
+/// Filled with blanks to `to` columns.
+pub(crate) fn pad(text: &str, to: usize, align: Align) -> String {
+    let blanks = " ".repeat(to.saturating_sub(width(text)));
+    match align {
+        Align::Left => format!("{text}{blanks}"),
+        Align::Right => format!("{blanks}{text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do columns line up, with coloured cells and short rows too?
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&[("program", Align::Left), ("MPKI", Align::Right)]);
+        table.row(["gzip", "1.25"]).row(["\u{1b}[31mmcf\u{1b}[0m", "33"]).row(["perl"]);
+        let want = "program  MPKI\ngzip     1.25\n\u{1b}[31mmcf\u{1b}[0m        33\nperl\n";
+        assert_eq!(table.text(), want);
+    }
+}

@@ -1,0 +1,167 @@
+//! A plan as one box per cache, reasons below.
+
+use super::Paint;
+use crate::results::{CacheAssigned, PlanResult};
+use crate::table::{Align, pad, width};
+use crate::text::{number, percent_text};
+
+/// Boxes side by side as far as the terminal is wide; then why, program by program; then the alternatives.
+pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
+    let boxes: Vec<Vec<String>> = plan.caches.iter().map(|cache| one_box(cache, &plan.unit, paint)).collect();
+    let mut text = String::new();
+    let mut rest = &boxes[..];
+    while let Some(first) = rest.first() {
+        let mut used = width(&first[0]);
+        let mut taken = 1;
+        while let Some(next) = rest.get(taken).map(|lines| width(&lines[0])).filter(|w| used + 2 + w <= paint.width) {
+            used += 2 + next;
+            taken += 1;
+        }
+        text.push_str(&side_by_side(&rest[..taken]));
+        rest = &rest[taken..];
+    }
+    text.push_str(&paint.bold("why"));
+    text.push('\n');
+    for program in plan.caches.iter().flat_map(|cache| &cache.programs) {
+        text.push_str(&indented(&program.why, paint.width));
+    }
+    text + &expectation(plan, paint)
+}
+
+fn shown(value: f64, unit: &str) -> String {
+    if unit == "degradation" {
+        format!("{} slower", percent_text(value, 1))
+    } else {
+        format!("weight {}", number(value))
+    }
+}
+
+fn one_box(cache: &CacheAssigned, unit: &str, paint: Paint) -> Vec<String> {
+    let head = format!("{} · CPUs {}", cache.cache, cache.cpus);
+    let names = cache.programs.iter().map(|p| width(&p.name)).max().unwrap_or(0);
+    let mut rows: Vec<(String, String)> = Vec::new();
+    for program in &cache.programs {
+        let cost = program.degradation.map_or("not known".to_string(), |value| shown(value, unit));
+        rows.push((pad(&program.name, names, Align::Left), cost));
+    }
+    if rows.is_empty() {
+        rows.push(("idle".to_string(), String::new()));
+    }
+    let plain = |row: &(String, String)| width(&row.0) + 2 + width(&row.1);
+    let inner = rows.iter().map(plain).max().unwrap_or(0).max(width(&head) + 2);
+    let mut lines = vec![format!("╭─ {} {}╮", paint.bold(&head), "─".repeat(inner - width(&head) - 1))];
+    for (name, cost) in &rows {
+        let blank = " ".repeat(inner - width(name) - width(cost));
+        lines.push(format!("│ {name}{blank}{} │", paint.faint(cost)));
+    }
+    lines.push(format!("╰{}╯", "─".repeat(inner + 2)));
+    lines
+}
+
+fn side_by_side(boxes: &[Vec<String>]) -> String {
+    let rows = boxes.iter().map(Vec::len).max().unwrap_or(0);
+    let mut text = String::new();
+    for row in 0..rows {
+        let parts = boxes.iter().map(|lines| match lines.get(row) {
+            Some(line) => line.clone(),
+            None => " ".repeat(width(&lines[0])),
+        });
+        text.push_str(parts.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Words wrapped to the width, the first line further left than the rest.
+fn indented(words: &str, to: usize) -> String {
+    let mut text = String::new();
+    let mut line = " ".to_string();
+    for word in words.split_whitespace() {
+        if width(&line) + 1 + width(word) > to.max(40) {
+            text.push_str(&line);
+            text.push('\n');
+            line = "   ".to_string();
+        }
+        line.push(' ');
+        line.push_str(word);
+    }
+    text + &line + "\n"
+}
+
+fn expectation(plan: &PlanResult, paint: Paint) -> String {
+    let expected = &plan.expected;
+    let value = |v: Option<f64>| match (v, plan.unit.as_str()) {
+        (None, _) => "not known".to_string(),
+        (Some(v), "degradation") => percent_text(v, 2),
+        (Some(v), _) => number(v),
+    };
+    let what = if plan.unit == "degradation" { "expected mean slowdown" } else { "expected mean weight" };
+    let mut text = format!(
+        "{}  this plan {}, best {}, random {}, worst {}\n",
+        paint.bold(what),
+        value(expected.plan),
+        value(expected.best),
+        value(expected.random),
+        value(expected.worst)
+    );
+    let count = plan.assignments.map(|n| format!(" of {n} assignments")).unwrap_or_default();
+    let proof = match (plan.optimal, plan.gap) {
+        (true, _) => format!("the best{count}, proven ({})", plan.solver),
+        (false, Some(gap)) => format!("at most {} above the best ({})", value(Some(gap)), plan.solver),
+        (false, None) => format!("not proven to be the best ({})", plan.solver),
+    };
+    text.push_str(&paint.faint(&proof));
+    text + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::{Alternatives, Placed};
+    use expect_test::expect;
+
+    /// Does a reader see at a glance who shares what, and why?
+    #[test]
+    fn a_plan_is_boxes_and_reasons() {
+        let placed = |name: &str, degradation: Option<f64>, why: &str| Placed {
+            name: name.into(),
+            degradation,
+            why: why.into(),
+        };
+        let cache = |at: u32, programs| CacheAssigned {
+            cache: format!("L2 #{at}"),
+            cpus: format!("{}-{}", 2 * at, 2 * at + 1),
+            programs,
+        };
+        let plan = PlanResult {
+            unit: "degradation".into(),
+            solver: "matching".into(),
+            optimal: true,
+            assignments: Some(3),
+            caches: vec![
+                cache(
+                    0,
+                    vec![
+                        placed("mcf", Some(0.0231), "mcf keeps away from milc: it would lose 48.0 % beside it."),
+                        placed("gamess", None, "gamess is quiet."),
+                    ],
+                ),
+                cache(1, vec![]),
+            ],
+            expected: Alternatives { plan: Some(0.023075), best: Some(0.023075), worst: Some(0.21995), random: None },
+            ..PlanResult::default()
+        };
+        expect![[r#"
+            ╭─ L2 #0 · CPUs 0-1 ───╮  ╭─ L2 #1 · CPUs 2-3 ─╮
+            │ mcf     2.3 % slower │  │ idle               │
+            │ gamess     not known │  ╰────────────────────╯
+            ╰──────────────────────╯
+            why
+              mcf keeps away from milc: it would lose 48.0 % beside it.
+              gamess is quiet.
+            expected mean slowdown  this plan 2.31 %, best 2.31 %, random not known, worst 22.00 %
+            the best of 3 assignments, proven (matching)
+        "#]]
+        .assert_eq(&plan_boxes(&plan, Paint::PLAIN));
+    }
+}

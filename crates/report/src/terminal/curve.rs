@@ -1,0 +1,204 @@
+//! Miss-rate curves in Braille dots (two by four a character), and in one line of blocks.
+
+use super::{Paint, SERIES};
+use crate::table::{Align, pad};
+use crate::text::{number, size_text};
+
+/// One curve: bytes, ascending, and a value.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CurveLine {
+    pub name: String,
+    pub points: Vec<(u64, f64)>,
+}
+
+const ROWS: usize = 12;
+
+/// Dot (column, row) of a Braille character, as its bit.
+const DOT: [[u8; 4]; 2] = [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]];
+
+struct Canvas {
+    columns: usize,
+    /// Dots, and the series that drew last, per character.
+    cells: Vec<(u8, usize)>,
+}
+
+impl Canvas {
+    fn dot(&mut self, x: usize, y: usize, series: usize) {
+        let (column, row) = (x / 2, y / 4);
+        if let Some(cell) = self.cells.get_mut(row * self.columns + column).filter(|_| column < self.columns) {
+            cell.0 |= DOT[x % 2][y % 4];
+            cell.1 = series;
+        }
+    }
+}
+
+/// Curves over cache size, sizes spread by doublings, values from zero. Empty when there is nothing to draw.
+pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String {
+    let points = || lines.iter().flat_map(|line| &line.points).filter(|(bytes, value)| *bytes > 0 && value.is_finite());
+    let (Some(low), Some(high)) = (points().map(|p| p.0).min(), points().map(|p| p.0).max()) else {
+        return String::new();
+    };
+    let most = points().map(|p| p.1).fold(0.0, f64::max);
+    let most = if most > 0.0 { most } else { 1.0 };
+    let labels: Vec<String> = (0..=ROWS / 4).map(|at| number(most * at as f64 / (ROWS / 4) as f64)).collect();
+    let gutter = labels.iter().map(String::len).max().unwrap_or(0) + 1;
+    let columns = paint.width.saturating_sub(gutter + 3).clamp(16, 72);
+    let mut canvas = Canvas { columns, cells: vec![(0, 0); columns * ROWS] };
+    let span = libm::log2(high as f64 / low as f64);
+    let place = |bytes: f64| if span > 0.0 { libm::log2(bytes / low as f64) / span } else { 0.5 };
+    for (series, line) in lines.iter().enumerate() {
+        draw(&mut canvas, series, line, &place, most);
+    }
+    let mut text = format!("{}\n", paint.faint(y_label));
+    for row in 0..ROWS {
+        let from_top = ROWS - row;
+        let label = if row == 0 || from_top.is_multiple_of(4) { labels[from_top / 4].as_str() } else { "" };
+        let tick = if label.is_empty() { '│' } else { '┤' };
+        text.push_str(&paint.faint(&format!("{} {tick}", pad(label, gutter - 1, Align::Right))));
+        text.push_str(canvas_row(&canvas, row, lines.len() > 1, paint).trim_end());
+        text.push('\n');
+    }
+    text.push_str(&paint.faint(&size_axis(gutter, columns, low, high, &place)));
+    if lines.len() > 1 {
+        let names = lines.iter().enumerate().map(|(at, line)| series_colour(paint, at, &format!("━ {}", line.name)));
+        text.push_str(&wrap(names.collect(), paint.width));
+    }
+    text
+}
+
+fn draw(canvas: &mut Canvas, series: usize, line: &CurveLine, place: &dyn Fn(f64) -> f64, most: f64) {
+    let (wide, high) = ((canvas.columns * 2 - 1) as f64, (ROWS * 4 - 1) as f64);
+    let spot = |bytes: f64, value: f64| (place(bytes) * wide, high - (value / most).clamp(0.0, 1.0) * high);
+    let usable: Vec<(u64, f64)> = line.points.iter().copied().filter(|p| p.0 > 0 && p.1.is_finite()).collect();
+    for pair in usable.windows(2) {
+        let (from, to) = (spot(pair[0].0 as f64, pair[0].1), spot(pair[1].0 as f64, pair[1].1));
+        let steps = (to.0 - from.0).abs().max((to.1 - from.1).abs()).ceil().max(1.0) as usize;
+        for step in 0..=steps {
+            let share = step as f64 / steps as f64;
+            let x = from.0 + share * (to.0 - from.0);
+            let y = from.1 + share * (to.1 - from.1);
+            canvas.dot((x + 0.5) as usize, (y + 0.5) as usize, series);
+        }
+    }
+    if let [(bytes, value)] = usable[..] {
+        let (x, y) = spot(bytes as f64, value);
+        canvas.dot((x + 0.5) as usize, (y + 0.5) as usize, series);
+    }
+}
+
+fn canvas_row(canvas: &Canvas, row: usize, coloured: bool, paint: Paint) -> String {
+    let cells = &canvas.cells[row * canvas.columns..(row + 1) * canvas.columns];
+    let mut text = String::new();
+    for &(dots, series) in cells {
+        // U+2800 is the Braille block's first character; its low byte is the dots.
+        let c = char::from_u32(0x2800 + u32::from(dots)).unwrap_or(' ');
+        match dots {
+            0 => text.push(' '),
+            _ if coloured => text.push_str(&series_colour(paint, series, &c.to_string())),
+            _ => text.push(c),
+        }
+    }
+    text
+}
+
+fn series_colour(paint: Paint, series: usize, text: &str) -> String {
+    paint.sgr(&format!("38;5;{}", SERIES[series % SERIES.len()]), text)
+}
+
+/// The line below, with sizes under it where they fit.
+fn size_axis(gutter: usize, columns: usize, low: u64, high: u64, place: &dyn Fn(f64) -> f64) -> String {
+    let mut rule = vec!['─'; columns];
+    let mut names = vec![' '; columns + gutter + 8];
+    let mut free_from = 0;
+    for power in 0..63 {
+        let bytes = 1u64 << power;
+        if bytes < low || bytes > high {
+            continue;
+        }
+        let column = ((place(bytes as f64) * (columns - 1) as f64) + 0.5) as usize;
+        let label = size_text(bytes);
+        let start = (gutter + 1 + column).saturating_sub(label.len() / 2);
+        if start >= free_from && start + label.len() <= names.len() {
+            rule[column.min(columns - 1)] = '┴';
+            label.chars().enumerate().for_each(|(at, c)| names[start + at] = c);
+            free_from = start + label.len() + 2;
+        }
+    }
+    let names: String = names.into_iter().collect();
+    format!("{}└{}\n{}\n", " ".repeat(gutter), rule.into_iter().collect::<String>(), names.trim_end())
+}
+
+/// Names in lines of at most `width` columns.
+fn wrap(names: Vec<String>, width: usize) -> String {
+    let mut text = String::new();
+    let mut used = 0;
+    for name in names {
+        let needs = crate::table::width(&name) + 2;
+        if used > 0 && used + needs > width {
+            text.push('\n');
+            used = 0;
+        }
+        text.push_str(if used == 0 { " " } else { "  " });
+        text.push_str(&name);
+        used += needs;
+    }
+    text + "\n"
+}
+
+/// Values as blocks of eight heights, from zero to `most`; `None` a blank.
+pub fn sparkline(values: &[Option<f64>], most: f64) -> String {
+    let block = |value: f64| {
+        let eighth = if most > 0.0 { (value / most * 8.0).clamp(0.0, 8.0) } else { 0.0 };
+        ['▁', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'][(eighth + 0.5) as usize]
+    };
+    values.iter().map(|value| value.filter(|v| v.is_finite()).map_or(' ', block)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    /// Does a falling curve look like one, with its sizes under it?
+    #[test]
+    fn a_knee_is_seen() {
+        let points = (16..=24).map(|power| (1u64 << power, if power < 20 { 30.0 } else { 2.0 })).collect();
+        let line = CurveLine { name: "chase".into(), points };
+        let want = expect![[r#"
+            misses per 1000 instructions
+            30 ┤⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⢣
+               │                    ⠈⡆
+               │                     ⢸
+               │                      ⢇
+            20 ┤                      ⠘⡄
+               │                       ⢱
+               │                       ⠈⡆
+               │                        ⠸⡀
+            10 ┤                         ⢇
+               │                         ⠘⡄
+               │                          ⢱
+               │                           ⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉
+               └┴──────┴─────┴──────┴──────┴─────┴──────┴─────┴──────┴
+               64K   128K  256K   512K    1M    2M     4M    8M     16M
+        "#]];
+        want.assert_eq(&curve_picture(&[line], "misses per 1000 instructions", Paint { colour: false, width: 60 }));
+    }
+
+    /// Does odd data (nothing, one point, zeros, values that are not finite) draw without harm?
+    #[test]
+    fn odd_data_draws() {
+        let draw = |points: &[(u64, f64)]| {
+            curve_picture(&[CurveLine { name: "x".into(), points: points.to_vec() }], "", Paint::PLAIN)
+        };
+        assert_eq!(draw(&[]), "");
+        assert_eq!(draw(&[(0, 1.0), (64, f64::NAN)]), "");
+        assert!(draw(&[(64, 1.0)]).lines().count() > ROWS);
+        assert!(draw(&[(64, 0.0), (1 << 60, 0.0)]).lines().count() > ROWS);
+    }
+
+    #[test]
+    fn a_sparkline_goes_from_low_to_high() {
+        assert_eq!(sparkline(&[Some(0.0), Some(4.0), None, Some(8.0)], 8.0), "▁▄ █");
+        assert_eq!(sparkline(&[Some(0.0)], 0.0), "▁");
+    }
+}

@@ -1,0 +1,90 @@
+//! Who hurts whom, as a matrix in colours, or in shades where there are none.
+
+use super::Paint;
+use crate::results::Matrix;
+use crate::table::{Align, pad, width};
+use crate::text::number;
+
+/// From calm to hot, of the 256-colour palette.
+const HEAT: [u8; 6] = [0, 58, 94, 130, 166, 160];
+/// The same without colour, behind the number.
+const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
+
+/// The matrix under its names, row suffers from column, and a line that says so.
+pub fn matrix_picture(matrix: &Matrix, paint: Paint) -> String {
+    let percent = matrix.unit == "degradation";
+    let shown = |value: f64| if percent { format!("{:.1}", value * 100.0) } else { number(value) };
+    let values = || matrix.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
+    let most = values().fold(0.0, f64::max);
+    let names = matrix.names.iter().map(|name| width(name)).max().unwrap_or(0);
+    let head = shortened(&matrix.names, 9);
+    let cell = values().map(|v| shown(v).len() + 2).chain(head.iter().map(|n| width(n) + 1)).max().unwrap_or(4);
+    let mut text = " ".repeat(names + 1);
+    for name in &head {
+        text.push_str(&paint.bold(&pad(name, cell - 1, Align::Right)));
+        text.push(' ');
+    }
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    for (row, name) in matrix.names.iter().enumerate() {
+        text.push_str(&paint.bold(&pad(name, names, Align::Left)));
+        text.push(' ');
+        for column in 0..matrix.names.len() {
+            let value = matrix.values.get(row).and_then(|values| values.get(column)).copied().flatten();
+            text.push_str(&one(value.filter(|v| v.is_finite()).map(|v| (shown(v), v / most)), cell, paint));
+        }
+        text.truncate(text.trim_end_matches(' ').len());
+        text.push('\n');
+    }
+    let unit = if percent { "per cent of its solo run time lost" } else { "weight" };
+    text + &paint.faint(&format!("row suffers from column: {unit} (scheme {})", matrix.scheme)) + "\n"
+}
+
+fn one(value: Option<(String, f64)>, cell: usize, paint: Paint) -> String {
+    let Some((shown, share)) = value else { return pad("– ", cell, Align::Right) };
+    let step = (share.clamp(0.0, 1.0) * (HEAT.len() - 1) as f64 + 0.5) as usize;
+    if paint.colour {
+        let padded = format!("{} ", pad(&shown, cell - 1, Align::Right));
+        return if step == 0 { padded } else { paint.sgr(&format!("97;48;5;{}", HEAT[step]), &padded) };
+    }
+    format!("{}{}", pad(&shown, cell - 1, Align::Right), SHADES[step])
+}
+
+/// Names cut to `most` characters, where they stay different from each other.
+fn shortened(names: &[String], most: usize) -> Vec<String> {
+    let cut: Vec<String> = names.iter().map(|name| name.chars().take(most).collect()).collect();
+    let mut seen = cut.clone();
+    seen.sort();
+    seen.dedup();
+    if seen.len() == names.len() { cut } else { names.to_vec() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    fn matrix() -> Matrix {
+        let values = vec![vec![Some(0.0), Some(0.48)], vec![Some(0.0231), None]];
+        let names = vec!["mcf".to_string(), "milc".to_string()];
+        Matrix { scheme: "sdc".into(), unit: "degradation".into(), names, values }
+    }
+
+    /// Does the matrix say who suffers from whom without any colour?
+    #[test]
+    fn shades_stand_in_for_colours() {
+        expect![[r#"
+                   mcf  milc
+            mcf    0.0  48.0█
+            milc   2.3     –
+            row suffers from column: per cent of its solo run time lost (scheme sdc)
+        "#]]
+        .assert_eq(&matrix_picture(&matrix(), Paint::PLAIN));
+    }
+
+    #[test]
+    fn colours_are_on_when_wanted() {
+        let text = matrix_picture(&matrix(), Paint { colour: true, width: 80 });
+        assert!(text.contains("\u{1b}[97;48;5;160m"), "{text}");
+    }
+}

@@ -1,0 +1,121 @@
+//! Numbers as people read them.
+
+/// Bytes with the largest of K, M, G (powers of 1024) that keeps at most three decimals exact: `64K`, `1.5M`, `100`.
+pub fn size_text(bytes: u64) -> String {
+    for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
+        let whole = bytes >> shift;
+        if whole == 0 {
+            continue;
+        }
+        let eighths = bytes % (1 << shift) * 8;
+        if eighths.is_multiple_of(1 << shift) {
+            return format!("{}{unit}", trimmed(format!("{:.3}", whole as f64 + (eighths >> shift) as f64 / 8.0)));
+        }
+    }
+    // Not a multiple of an eighth: two decimals of the largest unit, so that columns stay narrow.
+    for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
+        if bytes >> shift > 0 {
+            return format!("{:.2}{unit}", bytes as f64 / (1u64 << shift) as f64);
+        }
+    }
+    bytes.to_string()
+}
+
+/// A count in groups of three, set apart by narrow spaces that do not break: `1 234 567`.
+pub fn count_text(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A fraction as a percentage with `decimals`: 0.0231 with two is `2.31 %`.
+pub fn percent_text(fraction: f64, decimals: usize) -> String {
+    let shown = fraction * 100.0;
+    let zero = if shown.abs() * libm::pow(10.0, decimals as f64) < 0.5 { 0.0 } else { shown };
+    format!("{zero:.decimals$} %")
+}
+
+/// A number with about three significant digits and no trailing zeros.
+pub fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return "–".to_string();
+    }
+    if value == 0.0 {
+        return "0".to_string();
+    }
+    let magnitude = libm::floor(libm::log10(value.abs()));
+    if !(-5.0..=6.0).contains(&magnitude) {
+        return format!("{value:.2e}");
+    }
+    let decimals = (2.0 - magnitude).clamp(0.0, 7.0) as usize;
+    trimmed(format!("{value:.decimals$}"))
+}
+
+/// Without trailing zeros after the point, and without a minus before zero.
+pub(crate) fn trimmed(text: String) -> String {
+    let cut = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    if cut == "-0" { "0".to_string() } else { cut.to_string() }
+}
+
+/// The value, or a dash where there is none.
+pub fn or_dash(value: Option<String>) -> String {
+    value.unwrap_or_else(|| "–".to_string())
+}
+
+/// Nanoseconds in the unit that reads best.
+pub fn duration_text(elapsed_ns: u64) -> String {
+    let ns = elapsed_ns as f64;
+    match elapsed_ns {
+        0..1_000 => format!("{elapsed_ns} ns"),
+        1_000..1_000_000 => format!("{} µs", number(ns / 1e3)),
+        1_000_000..1_000_000_000 => format!("{} ms", number(ns / 1e6)),
+        _ => format!("{} s", number(ns / 1e9)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do sizes read as people write them, at the edges of the units too?
+    #[test]
+    fn sizes_take_the_largest_unit_that_stays_short() {
+        let cases = [
+            (0, "0"),
+            (100, "100"),
+            (1023, "1023"),
+            (1024, "1K"),
+            (65536, "64K"),
+            (3 << 19, "1.5M"),
+            (15 << 17, "1.875M"),
+            (1 << 20, "1M"),
+            (36 << 20, "36M"),
+            (1_000_000, "976.56K"),
+            (1 << 30, "1G"),
+        ];
+        for (bytes, want) in cases {
+            assert_eq!(size_text(bytes), want, "{bytes}");
+        }
+    }
+
+    /// Do numbers keep three digits, and nothing that looks like a false zero?
+    #[test]
+    fn numbers_keep_three_digits() {
+        let cases = [(0.0, "0"), (1.0, "1"), (12.345, "12.3"), (0.012345, "0.0123"), (1234.5, "1234"), (-2.50, "-2.5")];
+        for (value, want) in cases {
+            assert_eq!(number(value), want);
+        }
+        assert_eq!(number(f64::NAN), "–");
+        assert_eq!(percent_text(0.0231, 2), "2.31 %");
+        assert_eq!(percent_text(-0.000_001, 1), "0.0 %");
+        assert_eq!(count_text(1_234_567), "1\u{202f}234\u{202f}567");
+        assert_eq!(count_text(12), "12");
+        assert_eq!(duration_text(1_500_000), "1.5 ms");
+    }
+}

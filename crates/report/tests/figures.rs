@@ -1,0 +1,161 @@
+//! Do the figures stay what they are, take any data, and put no reader at risk?
+
+use cachemate_report::figure::*;
+use expect_test::{Expect, expect, expect_file};
+
+fn chart() -> Chart {
+    let point = |x: f64, y: f64| Point { x, y, interval: Some((y * 0.8, y * 1.2)), title: None };
+    let line = |name: &str, ys: [f64; 4]| Series {
+        name: name.into(),
+        points: ys.iter().enumerate().map(|(at, y)| point(65536.0 * f64::from(1 << (2 * at)), *y)).collect(),
+        ..Series::default()
+    };
+    let mut steps = line("steps", [4.0, 4.0, 3.0, 2.5]);
+    steps.mark = Mark::Steps;
+    steps.spread = Spread::Whiskers;
+    steps.dashed = true;
+    Chart {
+        title: "Misses <of> \"two\" & more".into(),
+        x: Axis::bytes("cache size"),
+        y: Axis::linear("misses per 1000 instructions"),
+        series: vec![line("mcf", [30.0, 22.0, 9.0, 1.0]), steps],
+        references: vec![
+            Reference::X { label: "2M L2".into(), at: 2097152.0 },
+            Reference::YBand { label: "published".into(), from: 10.0, to: 15.0 },
+            Reference::Y { label: "mean".into(), at: 5.0 },
+            Reference::XBand { label: "warm-up".into(), from: 65536.0, to: 131072.0 },
+        ],
+        size: None,
+    }
+}
+
+fn heat_map() -> HeatMap {
+    let names = vec!["mcf".to_string(), "libquantum".to_string()];
+    HeatMap {
+        title: "Who hurts whom".into(),
+        rows: names.clone(),
+        columns: names,
+        row_label: "suffers".into(),
+        column_label: "beside".into(),
+        values: vec![vec![Some(0.0), Some(48.0)], vec![Some(-2.0), None]],
+        unit: "%".into(),
+        ..HeatMap::default()
+    }
+}
+
+fn bars(stacked: bool) -> Bars {
+    let group = |name: &str, values: [f64; 3]| BarGroup {
+        name: name.into(),
+        bars: values.iter().map(|v| Bar { value: Some(*v), interval: Some((v - 1.0, v + 1.0)) }).collect(),
+    };
+    Bars {
+        title: "Where the slowdown comes from".into(),
+        y: Axis::linear("% of solo run time"),
+        series: vec!["cache".into(), "bus".into(), "memory".into()],
+        groups: vec![group("soplex", [12.0, 20.0, 5.0]), group("a rather long program name", [3.0, -4.0, 9.0])],
+        stacked,
+        references: vec![("half".into(), 20.0)],
+        size: None,
+    }
+}
+
+fn timeline() -> Timeline {
+    let span = |from: f64, to: f64, kind: usize| Span { from, to, kind, title: String::new() };
+    Timeline {
+        title: "Turns".into(),
+        x: Axis::linear("ms"),
+        kinds: vec!["art".into(), "twolf".into()],
+        lanes: vec![
+            Lane { name: "CPU 0".into(), spans: vec![span(0.0, 10.0, 0), span(10.0, 20.0, 1)] },
+            Lane { name: "CPU 1".into(), spans: vec![span(0.0, 20.0, 1)] },
+        ],
+        marks: vec![("re-measured".into(), 12.0)],
+    }
+}
+
+/// Is the drawing of each kind of figure unchanged? (`UPDATE_EXPECT=1` after looking at the new one.)
+#[test]
+fn figures_are_drawn_as_before() {
+    expect_file!["snapshots/chart.svg"].assert_eq(&chart().svg());
+    expect_file!["snapshots/heat_map.svg"].assert_eq(&heat_map().svg());
+    expect_file!["snapshots/bars.svg"].assert_eq(&bars(false).svg());
+    expect_file!["snapshots/bars_stacked.svg"].assert_eq(&bars(true).svg());
+    expect_file!["snapshots/timeline.svg"].assert_eq(&timeline().svg());
+}
+
+/// Every tag closed in order, attributes quoted, no stray angle bracket or ampersand: enough of XML for what we write.
+fn well_formed(xml: &str) -> Result<(), String> {
+    let mut open: Vec<&str> = Vec::new();
+    let mut rest = xml;
+    while let Some(at) = rest.find('<') {
+        let (text, from) = rest.split_at(at);
+        if text.contains('>') {
+            return Err(format!("stray '>' in {text:?}"));
+        }
+        let end = from.find('>').ok_or("tag without end")?;
+        let tag = &from[1..end];
+        rest = &from[end + 1..];
+        let name = tag.trim_start_matches('/').split([' ', '/']).next().unwrap_or("");
+        if tag.matches('"').count() % 2 != 0 {
+            return Err(format!("quotes in {tag}"));
+        }
+        if tag.starts_with('/') {
+            if open.pop() != Some(name) {
+                return Err(format!("</{name}> closes nothing"));
+            }
+        } else if !tag.ends_with('/') {
+            open.push(name);
+        }
+    }
+    for (at, _) in xml.match_indices('&') {
+        let known = ["&amp;", "&lt;", "&gt;", "&quot;"].iter().any(|entity| xml[at..].starts_with(entity));
+        if !known {
+            return Err(format!("stray & at {at}"));
+        }
+    }
+    if open.is_empty() { Ok(()) } else { Err(format!("left open: {open:?}")) }
+}
+
+/// Does every figure stay well-formed with names made to break out, with data that is empty, huge or not finite?
+#[test]
+fn hostile_names_and_odd_numbers_stay_inside() {
+    let evil = "</svg><script>&\"'\u{0}\u{b}";
+    let odd = [f64::NAN, f64::INFINITY, -1e300, 0.0, 1e300];
+    let mut chart = chart();
+    let mut map = heat_map();
+    let mut bars = bars(false);
+    let mut time = timeline();
+    for title in [&mut chart.title, &mut map.title, &mut bars.title, &mut time.title] {
+        *title = evil.into();
+    }
+    chart.series[0].name = evil.into();
+    chart.series[0].points = odd.iter().map(|v| Point::new(*v, *v)).collect();
+    chart.x.label = evil.into();
+    map.rows[0] = evil.into();
+    map.values = vec![odd.iter().map(|v| Some(*v)).collect(), vec![], vec![Some(1.0)]];
+    bars.groups[0].bars = odd.iter().map(|v| Bar::from(*v)).collect();
+    time.lanes[0].spans = odd.iter().map(|v| Span { from: *v, to: -*v, kind: 99, title: evil.into() }).collect();
+    let drawn = [chart.svg(), map.svg(), bars.svg(), time.svg()];
+    let empty = [Chart::default().svg(), HeatMap::default().svg(), Bars::default().svg(), Timeline::default().svg()];
+    for svg in drawn.iter().chain(&empty) {
+        well_formed(svg).unwrap_or_else(|error| panic!("{error}\n{svg}"));
+        assert!(!svg.contains("NaN") && !svg.contains("inf\""), "{svg}");
+        assert!(!svg.contains("<script"));
+    }
+}
+
+/// Does the same colour go to the same name wherever it is asked for, and do more than eight series stay apart?
+#[test]
+fn colours_repeat_with_dashes() {
+    let series = (0..10).map(|at| Series {
+        name: format!("s{at}"),
+        points: vec![Point::new(1.0, 1.0), Point::new(2.0, 2.0)],
+        ..Series::default()
+    });
+    let svg = Chart { series: series.collect(), ..Chart::default() }.inline();
+    let count = |class: &str| svg.matches(&format!("<path class=\"{class}\"")).count().to_string();
+    let check = |got: String, want: Expect| want.assert_eq(&got);
+    check(count("l s0"), expect!["1"]);
+    check(count("l s0 d"), expect!["1"]);
+    check(count("l s7"), expect!["1"]);
+}

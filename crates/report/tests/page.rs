@@ -1,0 +1,82 @@
+//! Does the page hold the answer, the reasons and every number, and nothing from outside?
+
+use cachemate_report::*;
+
+fn study() -> StudyPage {
+    let names = ["mcf", "gamess", "milc", "namd"];
+    let programs = names.map(|name| ProgramSummary {
+        name: name.into(),
+        command: Some(format!("{name} --input <a&b>")),
+        class: Some(if name == "milc" { "devil" } else { "turtle" }.into()),
+        ..ProgramSummary::default()
+    });
+    let curve = |scale: f64| {
+        let point = |power: u32| CurvePoint {
+            bytes: 1 << power,
+            miss_ratio: scale / f64::from(power),
+            mpki: Some(scale * 100.0 / f64::from(power)),
+            miss_ratio_error: None,
+        };
+        (16..26).map(point).collect()
+    };
+    let placed = |name: &str| Placed {
+        name: name.into(),
+        degradation: Some(0.0231),
+        why: format!("{name} keeps away from milc."),
+    };
+    let cache = |at: usize| CacheAssigned {
+        cache: format!("L2 #{at}"),
+        cpus: format!("{}-{}", 2 * at, 2 * at + 1),
+        programs: vec![placed(names[2 * at]), placed(names[2 * at + 1])],
+    };
+    let plan = PlanResult {
+        scheme: "measured".into(),
+        unit: "degradation".into(),
+        solver: "matching".into(),
+        optimal: true,
+        caches: vec![cache(0), cache(1)],
+        expected: Alternatives { plan: Some(0.023), best: Some(0.023), worst: Some(0.22), random: Some(0.089) },
+        ..PlanResult::default()
+    };
+    let matrix = Matrix {
+        scheme: "measured".into(),
+        unit: "degradation".into(),
+        names: names.map(String::from).to_vec(),
+        values: vec![vec![Some(0.02); 4]; 4],
+    };
+    StudyPage {
+        title: "Four programs on two caches".into(),
+        programs: programs.to_vec(),
+        curves: (1..5).map(|at| curve(f64::from(at))).collect(),
+        matrix,
+        plan: Some(plan),
+        method: vec![("recorded".into(), "by <hand>".into())],
+        ..StudyPage::default()
+    }
+}
+
+#[test]
+fn the_answer_stands_first_and_everything_is_there() {
+    let html = study().html();
+    let order = ["The plan", "Why", "Against the alternatives", "Who hurts whom", "The programs", "Miss-rate curves"];
+    let places: Vec<usize> = order.iter().map(|h| html.find(&format!("<h2>{h}</h2>")).unwrap()).collect();
+    assert!(places.is_sorted(), "{places:?}");
+    assert!(html.contains("mcf keeps away from milc."));
+    assert!(html.contains("by &lt;hand&gt;") && html.contains("--input &lt;a&amp;b&gt;"));
+    assert_eq!(html.matches("<svg").count(), 1 + 1 + 4);
+}
+
+/// A report is mailed and opened years later: does it load nothing?
+#[test]
+fn the_page_loads_nothing() {
+    let html = study().html().replace("http://www.w3.org/2000/svg", "");
+    for outside in ["http:", "https:", "src=", "@import", "url(", "<script", "<link"] {
+        assert!(!html.contains(outside), "{outside}");
+    }
+}
+
+#[test]
+fn an_empty_study_is_still_a_page() {
+    let html = StudyPage::default().html();
+    assert!(html.starts_with("<!DOCTYPE html>") && !html.contains("NaN"));
+}

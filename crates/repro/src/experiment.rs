@@ -1,0 +1,319 @@
+//! What an experiment is, what it is given, and what it answers.
+//!
+//! An experiment is one result id of the papers (`docs/results.md` lists them). It runs on the simulator, for three
+//! seeds or more, and answers with a measured value, the bar it is held against, and every point of its figure. The
+//! verdict is computed from the bar, never written down by hand; a shortfall stays visible with its cause in the note.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rayon::prelude::*;
+use serde::{Serialize, Serializer};
+
+/// The bar of a result, in the result's unit.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Bar {
+    /// Met from here on up; beyond the paper above `paper_best`.
+    AtLeast {
+        bar: f64,
+        paper_best: Option<f64>,
+    },
+    /// Met from here on down; beyond the paper below `paper_best`.
+    AtMost {
+        bar: f64,
+        paper_best: Option<f64>,
+    },
+    Within {
+        low: f64,
+        high: f64,
+    },
+    /// Shown as measured: the paper's result is a picture or a statement without a number to hold it against.
+    Shown,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    Met,
+    Short,
+    Beyond,
+}
+
+impl Bar {
+    /// How a measured value stands against the bar. What was not measured is short.
+    pub fn verdict(&self, measured: Option<f64>) -> Verdict {
+        let Some(value) = measured.filter(|value| value.is_finite()) else {
+            return if *self == Bar::Shown { Verdict::Met } else { Verdict::Short };
+        };
+        let (met, beyond) = match *self {
+            Bar::AtLeast { bar, paper_best } => (value >= bar, paper_best.is_some_and(|best| value > best)),
+            Bar::AtMost { bar, paper_best } => (value <= bar, paper_best.is_some_and(|best| value < best)),
+            Bar::Within { low, high } => ((low..=high).contains(&value), false),
+            Bar::Shown => (true, false),
+        };
+        match (met, beyond) {
+            (false, _) => Verdict::Short,
+            (true, true) => Verdict::Beyond,
+            (true, false) => Verdict::Met,
+        }
+    }
+
+    /// In words, for tables.
+    pub fn words(&self) -> String {
+        match self {
+            Bar::AtLeast { bar, .. } => format!("at least {bar}"),
+            Bar::AtMost { bar, .. } => format!("at most {bar}"),
+            Bar::Within { low, high } => format!("{low} to {high}"),
+            Bar::Shown => "shown as measured".to_string(),
+        }
+    }
+}
+
+impl Serialize for Bar {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&self.words())
+    }
+}
+
+/// One point of a result's figure or table: a series, where on it, and the value with its spread over seeds.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct DataPoint {
+    pub series: String,
+    /// A number ("48" KB) or a name ("mcf+milc").
+    pub at: String,
+    /// Mean over seeds; `None` where it was not measured.
+    pub value: Option<f64>,
+    /// Smallest and largest over seeds.
+    pub low: Option<f64>,
+    pub high: Option<f64>,
+}
+
+impl DataPoint {
+    /// A point from its values, one per seed; mean, smallest and largest. No values: a point that says so.
+    pub fn over(series: impl Into<String>, at: impl Into<String>, values: &[f64]) -> Self {
+        let some = |value: f64| value.is_finite().then_some(value);
+        DataPoint {
+            series: series.into(),
+            at: at.into(),
+            value: some(mean(values)),
+            low: some(values.iter().copied().fold(f64::INFINITY, f64::min)),
+            high: some(values.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+        }
+    }
+}
+
+/// Arithmetic mean; NaN of nothing.
+pub fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// A picture of a result.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Figure {
+    /// File name without extension, such as `casc-1-miss-rate`.
+    pub name: String,
+    pub title: String,
+    /// Stands alone.
+    pub svg: String,
+    /// The same for a page that brings the style.
+    pub inline: String,
+}
+
+/// One measured result.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// Such as `CASC-1`; several findings may share an id.
+    pub id: String,
+    pub what: String,
+    /// The paper's own figure, in words.
+    pub paper: String,
+    /// Mean over seeds.
+    pub measured: Option<f64>,
+    /// Standard deviation over seeds; `None` for one seed or a deterministic result.
+    pub spread: Option<f64>,
+    pub unit: String,
+    pub bar: Bar,
+    pub verdict: Verdict,
+    pub points: Vec<DataPoint>,
+    pub seeds: Vec<u64>,
+    /// The one time scale: how much shorter than the papers' all windows, slices, costs and sample counts are.
+    pub time_scale: f64,
+    /// What was left out, why a bar was missed, what the number does not say.
+    pub note: String,
+    #[serde(skip)]
+    pub figures: Vec<Figure>,
+}
+
+impl Finding {
+    /// A finding from one value per seed, its verdict computed from the bar.
+    pub fn new(id: &str, what: &str, paper: &str, unit: &str, bar: Bar, per_seed: &[(u64, f64)]) -> Self {
+        let values: Vec<f64> = per_seed.iter().map(|&(_, value)| value).collect();
+        let measured = Some(mean(&values)).filter(|mean| mean.is_finite());
+        Finding {
+            id: id.to_string(),
+            what: what.to_string(),
+            paper: paper.to_string(),
+            measured,
+            spread: measured.filter(|_| values.len() > 1).map(|mean| deviation(&values, mean)),
+            unit: unit.to_string(),
+            bar,
+            verdict: bar.verdict(measured),
+            points: Vec::new(),
+            seeds: per_seed.iter().map(|&(seed, _)| seed).collect(),
+            time_scale: 1.0,
+            note: String::new(),
+            figures: Vec::new(),
+        }
+    }
+    #[must_use]
+    pub fn points(mut self, points: Vec<DataPoint>) -> Self {
+        self.points = points;
+        self
+    }
+    #[must_use]
+    pub fn time_scale(mut self, scale: f64) -> Self {
+        self.time_scale = scale;
+        self
+    }
+    #[must_use]
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.note = note.into();
+        self
+    }
+    #[must_use]
+    pub fn figure(mut self, figure: Figure) -> Self {
+        self.figures.push(figure);
+        self
+    }
+}
+
+fn deviation(values: &[f64], mean: f64) -> f64 {
+    let sum: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+    (sum / (values.len() - 1) as f64).sqrt()
+}
+
+/// What went wrong with an experiment.
+#[derive(Debug, thiserror::Error)]
+pub enum ReproError {
+    #[error("{0}: {1}")]
+    Failed(String, String),
+    /// Ctrl-C: findings made so far are kept.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// What an experiment is given.
+pub struct Context<'a> {
+    /// Small enough for all quick experiments together to end within minutes.
+    pub quick: bool,
+    pub seeds: Vec<u64>,
+    pub stop: &'a AtomicBool,
+    /// Told what is being run, for people who wait.
+    pub progress: &'a (dyn Fn(&str) + Sync),
+}
+
+impl Context<'_> {
+    /// # Errors
+    /// [`ReproError::Interrupted`] once the user has asked to stop. To be called between runs.
+    pub fn go_on(&self) -> Result<(), ReproError> {
+        if self.stop.load(Ordering::Relaxed) { Err(ReproError::Interrupted) } else { Ok(()) }
+    }
+
+    /// The figure for this run's length: quick or full.
+    pub fn pick<T>(&self, quick: T, full: T) -> T {
+        if self.quick { quick } else { full }
+    }
+
+    /// Runs independent simulations on all host cores; answers in the order of `items`, whatever order they end in.
+    ///
+    /// # Errors
+    /// The first error in the order of `items`, or the interruption.
+    pub fn run_all<T: Sync, R: Send>(
+        &self,
+        items: &[T],
+        run: impl Fn(&T) -> Result<R, ReproError> + Sync,
+    ) -> Result<Vec<R>, ReproError> {
+        let answers: Vec<Result<R, ReproError>> = items
+            .par_iter()
+            .map(|item| {
+                self.go_on()?;
+                run(item)
+            })
+            .collect();
+        answers.into_iter().collect()
+    }
+}
+
+/// One experiment: the result ids it answers and how to run it.
+pub struct Experiment {
+    /// Result ids that one run answers, such as `["CASC-1", "CASC-2"]`.
+    pub ids: &'static [&'static str],
+    pub what: &'static str,
+    /// Full run on two cores, as measured; for telling people beforehand.
+    pub full_minutes: f64,
+    /// Part of `repro all --quick`.
+    pub run: fn(&Context<'_>) -> Result<Vec<Finding>, ReproError>,
+}
+
+/// All that was found, in the form of `repro --json`.
+#[derive(Debug, Serialize)]
+pub struct Findings {
+    pub results: Vec<Finding>,
+}
+
+impl Findings {
+    /// Counts by verdict: met, beyond, short.
+    pub fn tally(&self) -> BTreeMap<&'static str, usize> {
+        let mut tally = BTreeMap::from([("met", 0), ("beyond", 0), ("short", 0)]);
+        for finding in &self.results {
+            let name = match finding.verdict {
+                Verdict::Met => "met",
+                Verdict::Beyond => "beyond",
+                Verdict::Short => "short",
+            };
+            *tally.entry(name).or_insert(0) += 1;
+        }
+        tally
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is the verdict the bar's, on either side of it and at it?
+    #[test]
+    fn verdicts_follow_from_bars() {
+        let up = Bar::AtLeast { bar: 27.0, paper_best: Some(45.0) };
+        let verdicts = [26.9, 27.0, 45.0, 45.1].map(|value| up.verdict(Some(value)));
+        assert_eq!(verdicts, [Verdict::Short, Verdict::Met, Verdict::Met, Verdict::Beyond]);
+        let down = Bar::AtMost { bar: 1.0, paper_best: None };
+        assert_eq!(
+            [0.5, 1.0, 1.5].map(|value| down.verdict(Some(value))),
+            [Verdict::Met, Verdict::Met, Verdict::Short]
+        );
+        assert_eq!(down.verdict(None), Verdict::Short, "what was not measured is not met");
+        assert_eq!(down.verdict(Some(f64::NAN)), Verdict::Short);
+        assert_eq!(Bar::Within { low: 0.0, high: 1.0 }.verdict(Some(1.5)), Verdict::Short);
+    }
+
+    /// Does a finding without any value say so instead of showing a zero?
+    #[test]
+    fn nothing_measured_is_null() {
+        let finding = Finding::new("X-1", "x", "y", "%", Bar::AtMost { bar: 1.0, paper_best: None }, &[]);
+        assert_eq!((finding.measured, finding.verdict), (None, Verdict::Short));
+        let point = DataPoint::over("s", "1", &[]);
+        assert_eq!((point.value, point.low, point.high), (None, None, None));
+    }
+
+    /// Do answers come in the order of the questions, and does a stop end the run?
+    #[test]
+    fn runs_answer_in_order_and_stop_when_told() {
+        let stop = AtomicBool::new(false);
+        let context = Context { quick: true, seeds: vec![1], stop: &stop, progress: &|_| () };
+        let items: Vec<u64> = (0..100).collect();
+        assert_eq!(context.run_all(&items, |&item| Ok(item * 2)).unwrap()[99], 198);
+        stop.store(true, Ordering::Relaxed);
+        assert!(matches!(context.run_all(&items, |&item| Ok(item)), Err(ReproError::Interrupted)));
+    }
+}

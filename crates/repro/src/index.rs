@@ -1,0 +1,119 @@
+//! The index page: paper and measured side by side, every figure below, shortfalls as visible as successes.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use crate::{Finding, Findings, Verdict};
+
+const STYLE: &str = "
+:root { --ink: #1c2330; --paper: #fff; --faint: #667085; --line: #d8dde6; --met: #18794e; --short: #b42318; --beyond: #175cd3 }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ef; --paper: #14171c; --faint: #98a2b3; --line: #2f3540; --met: #4cc38a; --short: #ff8a7a; --beyond: #84adff }
+}
+body { color: var(--ink); background: var(--paper); font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 68rem; padding: 0 1rem }
+table { border-collapse: collapse; width: 100%; font-size: .92rem }
+th, td { text-align: left; padding: .4rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top }
+td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+.met { color: var(--met) } .short { color: var(--short); font-weight: 600 } .beyond { color: var(--beyond) }
+.faint { color: var(--faint); font-size: .88rem } figure { margin: 1.5rem 0; overflow-x: auto } h2 { margin-top: 2.5rem }
+.wide { overflow-x: auto } details { margin: .5rem 0 }
+";
+
+/// The page. `figure_style` is what the figures' inline drawings need; `command` is what made it.
+pub fn index_html(findings: &Findings, command: &str, figure_style: &str) -> String {
+    let tally = findings.tally();
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { "cachemate: the papers' results, measured" }
+                style { (PreEscaped(STYLE)) (PreEscaped(figure_style)) }
+            }
+            body {
+                h1 { "The papers' results, measured" }
+                p {
+                    span.met { (tally["met"]) " met" } ", "
+                    span.beyond { (tally["beyond"]) " beyond the paper" } ", "
+                    span.short { (tally["short"]) " short" } ". Made by " code { (command) } "."
+                }
+                div.wide { (table(findings)) }
+                @for (at, finding) in findings.results.iter().enumerate() { (section(at, finding)) }
+            }
+        }
+    };
+    page.into_string()
+}
+
+fn table(findings: &Findings) -> Markup {
+    html! {
+        table {
+            thead { tr { th { "id" } th { "what" } th { "paper" } th { "bar" } th { "measured" } th { "verdict" } } }
+            tbody {
+                @for (at, finding) in findings.results.iter().enumerate() {
+                    tr {
+                        td { a href={ "#f" (at) } { (finding.id) } }
+                        td { (finding.what) }
+                        td { (finding.paper) }
+                        td { (finding.bar.words()) }
+                        td.number { (measured(finding)) }
+                        td { (verdict(finding.verdict)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn section(at: usize, finding: &Finding) -> Markup {
+    let seeds: Vec<String> = finding.seeds.iter().map(u64::to_string).collect();
+    html! {
+        section {
+            h2 id={ "f" (at) } { (finding.id) ": " (finding.what) }
+            p { "Measured " b { (measured(finding)) } ", bar: " (finding.bar.words()) ", paper: " (finding.paper) " — " (verdict(finding.verdict)) }
+            @if !finding.note.is_empty() { p { (finding.note) } }
+            @for figure in &finding.figures {
+                figure { (PreEscaped(&figure.inline)) figcaption.faint { (figure.title) } }
+            }
+            @if !finding.points.is_empty() {
+                details {
+                    summary { (finding.points.len()) " points" }
+                    table {
+                        thead { tr { th { "series" } th { "at" } th { "value" } th { "low" } th { "high" } } }
+                        tbody {
+                            @for point in &finding.points {
+                                tr {
+                                    td { (point.series) } td { (point.at) }
+                                    td.number { (number(point.value)) } td.number { (number(point.low)) } td.number { (number(point.high)) }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+            p.faint { "Seeds " (seeds.join(", ")) "; time scale 1/" (finding.time_scale) "." }
+        }
+    }
+}
+
+fn measured(finding: &Finding) -> String {
+    let spread = finding.spread.map(|spread| format!(" ± {}", number(Some(spread)))).unwrap_or_default();
+    format!("{}{spread} {}", number(finding.measured), finding.unit)
+}
+
+fn number(value: Option<f64>) -> String {
+    match value {
+        None => "–".to_string(),
+        Some(value) if value.abs() >= 100.0 => format!("{value:.0}"),
+        Some(value) if value.abs() >= 1.0 => format!("{value:.2}"),
+        Some(value) => format!("{value:.3}"),
+    }
+}
+
+fn verdict(verdict: Verdict) -> Markup {
+    match verdict {
+        Verdict::Met => html! { span.met { "met" } },
+        Verdict::Beyond => html! { span.beyond { "beyond" } },
+        Verdict::Short => html! { span.short { "short" } },
+    }
+}

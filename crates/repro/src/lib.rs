@@ -1,0 +1,40 @@
+//! The papers' experiments on the simulated machine, one file per paper.
+//!
+//! `cachemate repro ID...` runs them by the ids of `docs/results.md`. A new experiment is one [`Experiment`] in its
+//! paper's file and one line in [`experiments`].
+
+mod experiment;
+mod index;
+
+pub use experiment::*;
+pub use index::index_html;
+
+/// All experiments, in the order of the papers.
+pub fn experiments() -> Vec<Experiment> {
+    let papers: [fn() -> Vec<Experiment>; 0] = [];
+    papers.iter().flat_map(|paper| paper()).collect()
+}
+
+/// The experiments that answer the ids asked for (`all` for every one), each once, in the order of the papers.
+///
+/// # Errors
+/// The first id that no experiment answers, with all ids there are.
+pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
+    let all = experiments();
+    let known: Vec<&str> = all.iter().flat_map(|experiment| experiment.ids).copied().collect();
+    let wanted: Vec<String> = ids.iter().map(|id| id.to_ascii_uppercase()).collect();
+    if let Some(unknown) = wanted.iter().find(|id| *id != "ALL" && !known.contains(&id.as_str())) {
+        let known = known.iter().map(|id| id.to_string()).collect();
+        return Err(UnknownId { id: unknown.clone(), known });
+    }
+    let asked = |experiment: &Experiment| wanted.iter().any(|id| id == "ALL" || experiment.ids.contains(&id.as_str()));
+    Ok(all.into_iter().filter(asked).collect())
+}
+
+/// An id that no experiment answers.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no experiment answers '{id}'; there are: {}", known.join(", "))]
+pub struct UnknownId {
+    pub id: String,
+    pub known: Vec<String>,
+}

@@ -4,3 +4,4 @@
 //! every policy. The same seed gives the same bits on any host.
 
 pub mod hw;
+pub mod kernels;

@@ -1,0 +1,278 @@
+//! gzip and bzip2: LZ77 with hash chains, and block sorting.
+//!
+//! Method, gzip: a 64 KiB window slides over the input; every position is hashed into a head table, earlier positions
+//! with the same hash are followed through a chain and compared. Input and output stream by. Method, bzip2: a block of up to
+//! 900 kB is read, its suffix pointers are bucket-counted and sorted by comparing at random places of the block, then
+//! moved to front and Huffman coded in sequence.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::random::{Rng, mix, scale};
+use super::registry::ProgramSpec;
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[
+    ProgramSpec {
+        name: "gzip",
+        stands_for: "SPEC CPU2000 164.gzip",
+        algorithm: "LZ77: hash chains over a sliding window, input and output streamed",
+        footprint_bytes: 181_000_000,
+        footprint_source: "Henning 2000: 181 MB resident (input, output and copy kept in memory)",
+        pace: Pace { instructions_per_access: 3.9, stack_per_access: 0.5 },
+        pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (gzip: 20.1 % loads, 5.1 % stores)",
+        code: Code { functions: 10, function_instr: 128 },
+        code_source: "estimate: match, hash and bit output loops",
+        phases: "none beyond the input's own",
+        unit: "bytes compressed",
+        threads: (1, 1),
+        make: |setup| setup.single(Deflate::new),
+    },
+    ProgramSpec {
+        name: "bzip2",
+        stands_for: "SPEC CPU2000 256.bzip2",
+        algorithm: "block sorting of 900 kB blocks: bucket counts, pointer sort, move to front, Huffman",
+        footprint_bytes: 185_000_000,
+        footprint_source: "Henning 2000: 185 MB resident (input and output kept in memory; 8 MB work on one block)",
+        pace: Pace { instructions_per_access: 2.8, stack_per_access: 0.7 },
+        pace_source: "Phansalkar et al. 2007 (401.bzip2): 26.4 % loads, 8.9 % stores",
+        code: Code { functions: 12, function_instr: 160 },
+        code_source: "estimate: sorting, coding, decoding loops",
+        phases: "reading, sorting, coding of each block",
+        unit: "bytes compressed",
+        threads: (1, 1),
+        make: |setup| setup.single(BlockSort::new),
+    },
+];
+
+const WINDOW_BYTES: u64 = 64 << 10;
+const HASHES: u64 = 32 << 10;
+
+struct Deflate {
+    input: Region,
+    output: Region,
+    window: Region,
+    head: Region,
+    chain: Region,
+    position: u64,
+    written: u64,
+    salt: u64,
+    hashes: u64,
+    window_bytes: u64,
+}
+
+impl Deflate {
+    fn new(setup: &mut Setup) -> Self {
+        let bytes = setup.data_bytes();
+        // The tables are fixed by the format; a footprint smaller than they need shrinks them (as memory level 1 does).
+        let window_bytes = WINDOW_BYTES.min((bytes / 16).next_power_of_two() / 2);
+        let hashes = HASHES.min(window_bytes / 2);
+        let window = setup.region("window", window_bytes, Users::All);
+        let head = setup.region("hash heads", hashes * 2, Users::All);
+        let chain = setup.region("hash chains", window_bytes, Users::All);
+        let rest = bytes - 2 * window_bytes - hashes * 2;
+        let input = setup.region("input", rest * 2 / 3, Users::All);
+        let output = setup.region("output", rest - rest * 2 / 3, Users::All);
+        let salt = setup.rng.bits();
+        Deflate { input, output, window, head, chain, position: 0, written: 0, salt, hashes, window_bytes }
+    }
+
+    fn window_at(&self, position: u64) -> u64 {
+        self.window.base + position % self.window_bytes
+    }
+}
+
+impl Kernel for Deflate {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        let start = self.position;
+        let hash = mix(start ^ self.salt);
+        out.enter(scale(hash, u64::from(out.functions())) as u32);
+        // Text repeats: two in three positions find a match, of 3 to 34 bytes.
+        let length = if hash % 3 < 2 { 3 + (hash >> 8) % 32 } else { 1 };
+        for byte in 0..length {
+            let position = start + byte;
+            if position % 8 == 0 {
+                out.load(self.input.base + position % self.input.bytes);
+                out.store(self.window_at(position));
+            }
+            let bucket = scale(mix((position / 3) ^ self.salt << 1), self.hashes);
+            out.load(self.window_at(position + 2));
+            out.load(self.head.at(bucket, 2));
+            out.store(self.chain.base + position * 2 % self.chain.bytes);
+            out.store(self.head.at(bucket, 2));
+        }
+        // Follow the chain: up to eight candidates, later ones further back.
+        let links = 1 + (hash >> 16) % 8;
+        let mut back = 0;
+        for link in 0..links {
+            back += 1 + scale(mix(hash ^ link), self.window_bytes / 8);
+            let candidate = start.wrapping_sub(back);
+            out.chase(self.window_at(candidate));
+            out.load(self.window_at(candidate + length));
+            out.load(self.window_at(start + length));
+            out.load(self.chain.base + candidate.wrapping_mul(2) % self.chain.bytes);
+        }
+        // A match or literal costs about two bytes of output, written a word at a time.
+        self.written += 2;
+        if self.written % 8 == 0 {
+            out.store(self.output.base + self.written % self.output.bytes / 8 * 8);
+        }
+        self.position += length;
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.position as f64
+    }
+}
+
+const BLOCK_BYTES: u64 = 900_000;
+
+#[derive(Clone, Copy)]
+enum Stage {
+    Read,
+    Sort,
+    Code,
+}
+
+struct BlockSort {
+    input: Region,
+    output: Region,
+    block: Region,
+    pointers: Region,
+    buckets: Region,
+    stage: Stage,
+    /// Position within the stage, and the block's place in the input.
+    at: u64,
+    start: u64,
+    written: u64,
+    rng: Rng,
+    done: u64,
+}
+
+impl BlockSort {
+    fn new(setup: &mut Setup) -> Self {
+        let bytes = setup.data_bytes();
+        let block_bytes = BLOCK_BYTES.min(bytes / 12) / 64 * 64;
+        let block = setup.region("block", block_bytes, Users::All);
+        let pointers = setup.region("pointers", block_bytes * 4, Users::All);
+        // 65 537 counters of two-byte buckets.
+        let buckets = setup.region("buckets", (256 << 10).min(bytes / 16), Users::All);
+        let rest = bytes - block.bytes - pointers.bytes - buckets.bytes;
+        let input = setup.region("input", rest * 3 / 4, Users::All);
+        let output = setup.region("output", rest - rest * 3 / 4, Users::All);
+        let rng = setup.rng.clone();
+        BlockSort {
+            input,
+            output,
+            block,
+            pointers,
+            buckets,
+            stage: Stage::Read,
+            at: 0,
+            start: 0,
+            written: 0,
+            rng,
+            done: 0,
+        }
+    }
+
+    /// Bucket of the bytes at a place: text uses few pairs often.
+    fn bucket(&mut self) -> u64 {
+        let count = self.buckets.bytes / 4;
+        self.buckets.at(self.rng.skewed(count), 4)
+    }
+
+    fn read(&mut self, out: &mut Out) {
+        for byte in self.at..self.at + 32 {
+            if byte % 8 == 0 {
+                out.load(self.input.base + (self.start + byte) % self.input.bytes);
+            }
+            out.store(self.block.base + byte);
+            let bucket = self.bucket();
+            out.load(bucket);
+            out.store(bucket);
+        }
+    }
+
+    /// One partition step of the pointer sort within a bucket: compares suffixes at random places of the block.
+    fn sort(&mut self, out: &mut Out) {
+        for pointer in self.at..self.at + 32 {
+            let word = self.pointers.at(pointer, 4);
+            out.load(word);
+            let suffix = self.rng.below(self.block.bytes - 16);
+            out.chase(self.block.base + suffix);
+            // Bytes already equal up to the bucket's depth are skipped; then a few are compared with the pivot's.
+            for byte in 1..1 + self.rng.below(6) {
+                out.load(self.block.base + suffix + byte);
+            }
+            out.store(word);
+        }
+    }
+
+    fn code(&mut self, out: &mut Out) {
+        for pointer in self.at..self.at + 32 {
+            out.load(self.pointers.at(pointer, 4));
+            let suffix = self.rng.below(self.block.bytes);
+            out.chase(self.block.base + suffix);
+            // The move-to-front list: 256 bytes at the start of the buckets, most hits near its head.
+            let depth = self.rng.skewed(256);
+            out.load(self.buckets.base + depth);
+            out.store(self.buckets.base);
+            self.written += u64::from(pointer % 4 == 0);
+            if pointer % 32 == 0 {
+                out.store(self.output.base + self.written % self.output.bytes / 8 * 8);
+            }
+        }
+    }
+}
+
+/// Times each pointer is moved in sorting: log2 of the usual bucket's size.
+const SORT_PASSES: u64 = 6;
+
+impl Kernel for BlockSort {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        let block = self.block.bytes;
+        let end = match self.stage {
+            Stage::Read => block,
+            Stage::Sort => block * SORT_PASSES,
+            Stage::Code => block,
+        };
+        let at = self.at;
+        match self.stage {
+            Stage::Read => self.read(out),
+            Stage::Sort => {
+                // Quicksort works bucket by bucket: all passes over one stretch before the next.
+                let stretch = 1024.min(block);
+                let (part, within) = (at / (stretch * SORT_PASSES), at % stretch);
+                self.at = (part * stretch + within).min(block - 32);
+                self.sort(out);
+                self.at = at;
+            }
+            Stage::Code => self.code(out),
+        }
+        self.at += 32;
+        if self.at >= end {
+            self.at = 0;
+            self.stage = match self.stage {
+                Stage::Read => Stage::Sort,
+                Stage::Sort => Stage::Code,
+                Stage::Code => {
+                    self.start += block;
+                    self.done += block;
+                    Stage::Read
+                }
+            };
+        }
+        if self.at % 512 == 0 {
+            let base = [0, 4, 8][self.stage as usize];
+            out.enter(base + (self.at / 512) as u32 % 4);
+        }
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        (self.done + if matches!(self.stage, Stage::Code) { self.at } else { 0 }) as f64
+    }
+}

@@ -1,0 +1,30 @@
+//! Programs: real algorithms over simulated memory, as endless streams of accesses.
+//!
+//! Problem: the papers measured licensed programs. What decides a scheduling result is how a program's misses depend on
+//! the cache it gets, so a stand-in must take its curve from the algorithm and the published footprint, never from the
+//! result one hopes for.
+//!
+//! Method: each kernel runs its program's algorithm batch by batch. Simulated bytes are not host bytes: layouts are
+//! implicit and values that only steer control flow are hashes of the index; what the algorithm must remember (positions,
+//! trees, heaps) is kept on the host. Footprints, instruction mixes and code sizes stand in the families' `const` tables
+//! with their source ([`programs`]; printed in docs/programs.md), fixed before any policy was run.
+//!
+//! Properties: same name, seed and options give the same stream; a seed changes input and layout, never the footprint;
+//! every address is below 2^48 and inside a declared region or the code.
+
+mod out;
+mod random;
+mod registry;
+mod setup;
+
+mod compress;
+mod molecules;
+mod network;
+mod neural;
+mod placement;
+mod sparse;
+mod stencil;
+
+pub use out::{CODE_BASE, Code, INSTRUCTION_BYTES, Pace, STACK_BYTES};
+pub use registry::{Options, Program, ProgramError, ProgramSpec, build, program, programs};
+pub use setup::{Region, Users};

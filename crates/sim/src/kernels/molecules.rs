@@ -1,0 +1,147 @@
+//! ammp and namd: forces between atoms over neighbour lists.
+//!
+//! Method: atoms lie in a box, numbered along the cells of a coarse grid; the neighbour list of an atom names atoms of
+//! its own and adjoining cells. ammp keeps each atom in a large record and reaches neighbours by pointer; namd works on
+//! small compact coordinate arrays of one pair of patches at a time, with many instructions per access.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::random::{Rng, mix, scale};
+use super::registry::ProgramSpec;
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[
+    ProgramSpec {
+        name: "ammp",
+        stands_for: "SPEC CPU2000 188.ammp",
+        algorithm: "molecular mechanics: neighbour lists of pointers to large atom records",
+        footprint_bytes: 26_000_000,
+        footprint_source: "Henning 2000: 26 MB resident",
+        pace: Pace { instructions_per_access: 2.9, stack_per_access: 0.7 },
+        pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (floating point, about 35 % loads and stores)",
+        code: Code { functions: 12, function_instr: 160 },
+        code_source: "estimate: force routines",
+        phases: "forces over neighbour lists; every 20 steps all lists are rebuilt",
+        unit: "time steps",
+        threads: (1, 1),
+        make: |setup| setup.single(|setup| Molecules::new(setup, 512, 48)),
+    },
+    ProgramSpec {
+        name: "namd",
+        stands_for: "SPEC CPU2006 444.namd",
+        algorithm: "molecular dynamics: pairs of patches with compact coordinates",
+        footprint_bytes: 46_000_000,
+        footprint_source: "Henning 2007 (CPU2006 memory footprint): about 46 MB",
+        pace: Pace { instructions_per_access: 3.4, stack_per_access: 0.5 },
+        pace_source: "Phansalkar et al. 2007: 23.3 % loads, 6.0 % stores",
+        code: Code { functions: 12, function_instr: 384 },
+        code_source: "estimate: unrolled pair-computation variants",
+        phases: "pair forces; every 20 steps all lists are rebuilt",
+        unit: "time steps",
+        threads: (1, 1),
+        make: |setup| setup.single(|setup| Molecules::new(setup, 128, 160)),
+    },
+];
+
+/// Steps between two rebuilds of the neighbour lists.
+const STEPS_PER_REBUILD: u64 = 20;
+
+struct Molecules {
+    atoms: Region,
+    lists: Region,
+    atom_bytes: u64,
+    neighbours: u64,
+    count: u64,
+    next: u64,
+    steps: u64,
+    rebuilding: bool,
+    salt: u64,
+    rng: Rng,
+}
+
+impl Molecules {
+    fn new(setup: &mut Setup, atom_bytes: u64, neighbours: u64) -> Self {
+        let count = setup.data_bytes() / (atom_bytes + neighbours * 4);
+        let atoms = setup.region("atoms", count * atom_bytes, Users::All);
+        let lists = setup.region("neighbour lists", count * neighbours * 4, Users::All);
+        let mut rng = setup.rng.clone();
+        let salt = rng.bits();
+        Molecules { atoms, lists, atom_bytes, neighbours, count, next: 0, steps: 0, rebuilding: false, salt, rng }
+    }
+
+    /// Neighbour `slot` of `atom`: within its own row of cells or in the rows and planes beside it.
+    fn neighbour(&self, atom: u64, slot: u64) -> u64 {
+        let plane = (self.count / 24).max(1);
+        let row = (plane / 24).max(1);
+        let hash = mix((atom * self.neighbours + slot) ^ self.salt);
+        let shift = [0, 0, row, plane][(hash & 3) as usize];
+        (atom + shift + scale(hash, 2 * row + 1)) % self.count
+    }
+
+    fn forces(&self, atom: u64, out: &mut Out) {
+        let own = self.atoms.at(atom, self.atom_bytes);
+        for word in 0..4 {
+            out.load(own + word * 8);
+        }
+        for slot in 0..self.neighbours {
+            if slot % 2 == 0 {
+                out.load(self.lists.at(atom * self.neighbours + slot, 4));
+            }
+            let other = self.atoms.at(self.neighbour(atom, slot), self.atom_bytes);
+            out.chase(other);
+            out.load(other + 8);
+            out.load(other + 16);
+            out.load(other + 24);
+            // Beyond the cutoff (half of the list) no force is added.
+            if mix(atom ^ slot << 32) & 1 == 0 {
+                out.load(other + 40);
+                out.store(other + 40);
+                out.store(other + 48);
+            }
+        }
+        // Integration touches the rest of the atom's record: velocities, charges, bonds.
+        for offset in (64..self.atom_bytes).step_by(64) {
+            out.load(own + offset);
+        }
+        out.store(own + 72);
+    }
+
+    fn rebuild(&self, atom: u64, out: &mut Out) {
+        out.load(self.atoms.at(atom, self.atom_bytes));
+        for slot in 0..self.neighbours {
+            out.load(self.atoms.at(self.neighbour(atom, slot), self.atom_bytes));
+            out.store(self.lists.at(atom * self.neighbours + slot, 4));
+        }
+    }
+}
+
+impl Kernel for Molecules {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        if self.next % 16 == 0 {
+            out.enter((self.next / 16) as u32);
+        }
+        if self.rebuilding {
+            self.rebuild(self.next, out)
+        } else {
+            self.forces(self.next, out)
+        }
+        self.next += 1;
+        if self.next == self.count {
+            self.next = 0;
+            if self.rebuilding {
+                self.rebuilding = false;
+                self.salt = self.rng.bits();
+            } else {
+                self.steps += 1;
+                self.rebuilding = self.steps % STEPS_PER_REBUILD == 0;
+            }
+        }
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.steps as f64
+    }
+}

@@ -1,0 +1,136 @@
+//! art: the adaptive-resonance network of SPEC 179.art, scanning an image window by window.
+//!
+//! Method: for each window, the F1 layer's fields are relaxed in passes over an array of 64-byte structs; then every F2
+//! neuron's activation is the dot product of P with one *column* of the bottom-up weights, which are stored by rows, so
+//! that each load is on another line; then the winner's weights are learnt. Published as the classic cache-thrashing
+//! program: the column scans miss until all weights fit.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::random::Rng;
+use super::registry::ProgramSpec;
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
+    name: "art",
+    stands_for: "SPEC CPU2000 179.art",
+    algorithm: "adaptive-resonance network: F1 relaxation passes, column scans of row-major weights",
+    footprint_bytes: 3_700_000,
+    footprint_source: "Henning 2000: 3.7 MB resident",
+    pace: Pace { instructions_per_access: 2.9, stack_per_access: 0.25 },
+    pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (floating point, about 35 % loads and stores)",
+    code: Code { functions: 8, function_instr: 96 },
+    code_source: "estimate: eight inner loops",
+    phases: "relaxation passes (F1 only) and column scans (all weights) alternate",
+    unit: "windows matched",
+    threads: (1, 1),
+    make: |setup| setup.single(Art::new),
+}];
+
+/// Bytes of one F1 neuron: eight doubles (I, W, X, V, U, P, Q, R).
+const NEURON_BYTES: u64 = 64;
+const F2_NEURONS: u64 = 20;
+const ROW_BYTES: u64 = F2_NEURONS * 8;
+const PASSES: u32 = 5;
+/// Rows or neurons handled by one step.
+const CHUNK: u64 = 64;
+
+struct Art {
+    f1: Region,
+    bottom_up: Region,
+    top_down: Region,
+    neurons: u64,
+    rng: Rng,
+    stage: Stage,
+    next: u64,
+    winner: u64,
+    windows: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Stage {
+    Relax { pass: u32 },
+    Column { j: u64 },
+    Learn,
+}
+
+impl Art {
+    fn new(setup: &mut Setup) -> Self {
+        let neurons = setup.data_bytes() / (NEURON_BYTES + 2 * ROW_BYTES);
+        let f1 = setup.region("f1 layer", neurons * NEURON_BYTES, Users::All);
+        let bottom_up = setup.region("bottom-up weights", (neurons * ROW_BYTES).next_multiple_of(64), Users::All);
+        let top_down = setup.region("top-down weights", (neurons * ROW_BYTES).next_multiple_of(64), Users::All);
+        let rng = setup.rng.clone();
+        Art { f1, bottom_up, top_down, neurons, rng, stage: Stage::Relax { pass: 0 }, next: 0, winner: 0, windows: 0 }
+    }
+
+    fn relax(&self, i: u64, pass: u32, out: &mut Out) {
+        let neuron = self.f1.at(i, NEURON_BYTES);
+        // W from I and U; X from W; V from X and Q; U from V; P from U and the winner's top-down weight; Q from P.
+        out.load(neuron);
+        out.load(neuron + 32);
+        out.store(neuron + 8);
+        out.store(neuron + 16);
+        out.load(neuron + 48);
+        out.store(neuron + 24);
+        if pass > 0 {
+            out.load(self.top_down.at(i, ROW_BYTES) + self.winner * 8);
+        }
+        out.store(neuron + 40);
+    }
+
+    fn row(&self, i: u64, out: &mut Out) {
+        match self.stage {
+            Stage::Relax { pass } => self.relax(i, pass, out),
+            Stage::Column { j } => {
+                out.load(self.f1.at(i, NEURON_BYTES) + 40);
+                out.load(self.bottom_up.at(i, ROW_BYTES) + j * 8);
+            }
+            Stage::Learn => {
+                out.load(self.f1.at(i, NEURON_BYTES) + 32);
+                out.store(self.bottom_up.at(i, ROW_BYTES) + self.winner * 8);
+                out.store(self.top_down.at(i, ROW_BYTES) + self.winner * 8);
+            }
+        }
+    }
+
+    fn advance(&mut self, out: &mut Out) {
+        self.next = 0;
+        self.stage = match self.stage {
+            Stage::Relax { pass } if pass + 1 < PASSES => Stage::Relax { pass: pass + 1 },
+            Stage::Relax { .. } => Stage::Column { j: 0 },
+            Stage::Column { j } if j + 1 < F2_NEURONS => Stage::Column { j: j + 1 },
+            Stage::Column { .. } => Stage::Learn,
+            Stage::Learn => {
+                self.winner = self.rng.below(F2_NEURONS);
+                self.windows += 1;
+                Stage::Relax { pass: 0 }
+            }
+        };
+        out.enter(match self.stage {
+            Stage::Relax { pass } => pass,
+            Stage::Column { .. } => 6,
+            Stage::Learn => 7,
+        });
+    }
+}
+
+impl Kernel for Art {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        let end = (self.next + CHUNK).min(self.neurons);
+        for i in self.next..end {
+            self.row(i, out);
+        }
+        self.next = end;
+        if end == self.neurons {
+            self.advance(out);
+        }
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.windows as f64
+    }
+}

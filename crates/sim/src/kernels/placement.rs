@@ -1,0 +1,329 @@
+//! twolf and vpr: placement by simulated annealing, and vpr's maze router.
+//!
+//! Method: cells with pins, nets with terminal lists, all drawn at random with Rent-like locality (most nets join cells
+//! of nearby index). A move swaps a cell with the one at a position inside the shrinking window, walks every net of both
+//! (pin to net to terminals, pointer by pointer), and accepts by Metropolis on the half perimeter. Positions live on the
+//! host, so that the cost and the acceptance are real. Between temperatures twolf rebuilds its global-routing tables;
+//! vpr routes: wavefronts with a heap over the routing graph, inside the net's bounding box.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::random::{Rng, mix};
+use super::registry::ProgramSpec;
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+const INT_MIX: &str = "Hennessy & Patterson 3rd ed., Fig. 2.32 (integer: about 36 % loads and stores)";
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[
+    ProgramSpec {
+        name: "twolf",
+        stands_for: "SPEC CPU2000 300.twolf",
+        algorithm: "standard-cell placement by annealing; net lists walked for every move",
+        footprint_bytes: 1_900_000,
+        footprint_source: "Henning 2000: 1.9 MB resident",
+        pace: Pace { instructions_per_access: 2.8, stack_per_access: 0.8 },
+        pace_source: INT_MIX,
+        code: Code { functions: 24, function_instr: 128 },
+        code_source: "estimate: move generation, cost and update routines",
+        phases: "moves at one temperature, then a sweep over the routing tables",
+        unit: "moves tried",
+        threads: (1, 1),
+        make: |setup| setup.single(|setup| Annealer::new(setup, 55, false)),
+    },
+    ProgramSpec {
+        name: "vpr",
+        stands_for: "SPEC CPU2000 175.vpr",
+        algorithm: "FPGA placement by annealing, then maze routing with a heap over the routing graph",
+        footprint_bytes: 50_000_000,
+        footprint_source: "Henning 2000: 50 MB resident",
+        pace: Pace { instructions_per_access: 2.8, stack_per_access: 0.8 },
+        pace_source: INT_MIX,
+        code: Code { functions: 32, function_instr: 128 },
+        code_source: "estimate: placer and router routines",
+        phases: "placement at one temperature, then routing of as many nets",
+        unit: "moves tried and nets routed",
+        threads: (1, 1),
+        make: |setup| setup.single(|setup| Annealer::new(setup, 4, true)),
+    },
+];
+
+const PINS: usize = 4;
+const CELL_BYTES: u64 = 128;
+const PIN_BYTES: u64 = 32;
+const NET_BYTES: u64 = 64;
+const TERMINAL_BYTES: u64 = 32;
+/// Cell, its pins, one net per cell and that net's terminals.
+const BYTES_PER_CELL: u64 = CELL_BYTES + PINS as u64 * (PIN_BYTES + TERMINAL_BYTES) + NET_BYTES;
+
+struct Annealer {
+    cells: Region,
+    pins: Region,
+    nets: Region,
+    terminals: Region,
+    tables: Region,
+    router: Option<Router>,
+    rng: Rng,
+    side: u32,
+    /// Terminal t of net n joins cell `net_cells[n * PINS + t]`.
+    net_cells: Vec<u32>,
+    /// Pin p of cell c belongs to net `cell_nets[c * PINS + p]`.
+    cell_nets: Vec<u32>,
+    /// Slot (row-major place) of each cell, and the cell in each slot.
+    slot_of: Vec<u32>,
+    cell_at: Vec<u32>,
+    window: u32,
+    temperature: u32,
+    moves_left: u32,
+    sweep_at: Option<u64>,
+    work: u64,
+}
+
+impl Annealer {
+    fn new(setup: &mut Setup, netlist_percent: u64, routes: bool) -> Self {
+        let netlist = setup.data_bytes() / 100 * netlist_percent;
+        let count = (netlist / BYTES_PER_CELL).max(64);
+        let cells = setup.region("cells", count * CELL_BYTES, Users::All);
+        let pins = setup.region("pins", count * PINS as u64 * PIN_BYTES, Users::All);
+        let nets = setup.region("nets", count * NET_BYTES, Users::All);
+        let terminals = setup.region("net terminals", count * PINS as u64 * TERMINAL_BYTES, Users::All);
+        let rest = setup.data_bytes() - count * BYTES_PER_CELL;
+        let tables = setup.region(if routes { "routing graph" } else { "routing tables" }, rest, Users::All);
+        let mut rng = setup.rng.clone();
+        let (net_cells, cell_nets) = netlist_of(count as u32, &mut rng);
+        let side = libm::ceil(libm::sqrt(count as f64)) as u32;
+        let router = routes.then(|| Router::new(tables));
+        Annealer {
+            cells,
+            pins,
+            nets,
+            terminals,
+            tables,
+            router,
+            rng,
+            side,
+            net_cells,
+            cell_nets,
+            slot_of: (0..count as u32).collect(),
+            cell_at: (0..count as u32).collect(),
+            window: side,
+            temperature: side,
+            moves_left: 10 * count as u32,
+            sweep_at: None,
+            work: 0,
+        }
+    }
+
+    fn place(&self, cell: u32) -> (u32, u32) {
+        let slot = self.slot_of[cell as usize];
+        (slot % self.side, slot / self.side)
+    }
+
+    /// Walks one net as the cost function does; returns its half perimeter.
+    fn net_cost(&self, cell: u32, pin: usize, out: &mut Out) -> u32 {
+        let index = cell as usize * PINS + pin;
+        out.load(self.pins.at(index as u64, PIN_BYTES));
+        let net = self.cell_nets[index];
+        let record = self.nets.at(u64::from(net), NET_BYTES);
+        out.chase(record);
+        out.load(record + 16);
+        let (mut low, mut high) = ((u32::MAX, u32::MAX), (0, 0));
+        for terminal in 0..PINS as u64 {
+            let record = self.terminals.at(u64::from(net) * PINS as u64 + terminal, TERMINAL_BYTES);
+            out.chase(record);
+            out.load(record + 8);
+            out.load(record + 16);
+            let (x, y) = self.place(self.net_cells[net as usize * PINS + terminal as usize]);
+            low = (low.0.min(x), low.1.min(y));
+            high = (high.0.max(x), high.1.max(y));
+        }
+        out.store(record + 32);
+        high.0 - low.0 + high.1 - low.1
+    }
+
+    fn cost(&self, cell: u32, out: &mut Out) -> u32 {
+        out.load(self.cells.at(u64::from(cell), CELL_BYTES) + 64);
+        (0..PINS).map(|pin| self.net_cost(cell, pin, out)).sum()
+    }
+
+    /// The cell at a random place within the window around `cell`, if that place is taken.
+    fn partner(&mut self, cell: u32) -> Option<u32> {
+        let (x, y) = self.place(cell);
+        let span = u64::from(2 * self.window + 1);
+        let mut shift = |from: u32| (from + self.rng.below(span) as u32).checked_sub(self.window);
+        let (x, y) = (shift(x)?, shift(y)?);
+        let slot = y * self.side + x;
+        if x >= self.side { None } else { self.cell_at.get(slot as usize).copied().filter(|&other| other != cell) }
+    }
+
+    fn swap(&mut self, one: u32, two: u32) {
+        let (slot_one, slot_two) = (self.slot_of[one as usize], self.slot_of[two as usize]);
+        self.slot_of.swap(one as usize, two as usize);
+        self.cell_at[slot_one as usize] = two;
+        self.cell_at[slot_two as usize] = one;
+    }
+
+    fn attempt(&mut self, out: &mut Out) {
+        let cell = self.rng.below(self.slot_of.len() as u64) as u32;
+        out.enter(mix(u64::from(cell)) as u32);
+        out.load(self.cells.at(u64::from(cell), CELL_BYTES));
+        let Some(other) = self.partner(cell) else { return };
+        out.load(self.cells.at(u64::from(other), CELL_BYTES));
+        let before = self.cost(cell, out) + self.cost(other, out);
+        self.swap(cell, other);
+        out.enter(mix(u64::from(other)) as u32);
+        // The new cost reads the same records again; they are in the first-level cache by now.
+        let mut after = 0;
+        for moved in [cell, other] {
+            for pin in 0..PINS {
+                after += self.net_cost(moved, pin, out);
+            }
+        }
+        let worse = after.saturating_sub(before);
+        let chance = libm::exp(-f64::from(worse) / f64::from(self.temperature.max(1)));
+        if (self.rng.bits() >> 11) as f64 / (1u64 << 53) as f64 >= chance {
+            self.swap(cell, other);
+            return;
+        }
+        for moved in [cell, other] {
+            let record = self.cells.at(u64::from(moved), CELL_BYTES);
+            out.store(record + 8);
+            out.store(record + 72);
+            for pin in 0..PINS {
+                let index = moved as usize * PINS + pin;
+                out.store(self.pins.at(index as u64, PIN_BYTES) + 8);
+            }
+        }
+    }
+
+    /// Ends a temperature: cools, narrows the window; frozen, starts again hot (the next run's input).
+    fn cool(&mut self) {
+        self.temperature = self.temperature * 9 / 10;
+        self.window = (self.window * 19 / 20).max(2);
+        if self.temperature == 0 {
+            self.temperature = self.side;
+            self.window = self.side;
+        }
+        self.moves_left = 10 * self.slot_of.len() as u32;
+    }
+
+    /// Part of the sweep over the tables; ends it at their end.
+    fn sweep(&mut self, from: u64, out: &mut Out) {
+        let end = (from + 64 * 64).min(self.tables.bytes);
+        for offset in (from..end).step_by(32) {
+            out.load(self.tables.base + offset);
+            if offset % 64 == 0 {
+                out.store(self.tables.base + offset + 8);
+            }
+        }
+        self.sweep_at = (end < self.tables.bytes).then_some(end);
+    }
+}
+
+impl Kernel for Annealer {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        if let Some(from) = self.sweep_at {
+            self.sweep(from, out);
+            return Turn::More;
+        }
+        if let Some(router) = &mut self.router
+            && router.nets_left > 0
+        {
+            router.step(&mut self.rng, out);
+            self.work += u64::from(router.wave == 0);
+            return Turn::More;
+        }
+        self.attempt(out);
+        self.work += 1;
+        self.moves_left -= 1;
+        if self.moves_left == 0 {
+            self.cool();
+            match &mut self.router {
+                Some(router) => router.nets_left = self.slot_of.len() as u32 / 4,
+                None => self.sweep_at = Some(0),
+            }
+        }
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.work as f64
+    }
+}
+
+/// Random nets of `PINS` cells each, with every cell on `PINS` nets: nearby indices with distance falling like 1/d.
+fn netlist_of(count: u32, rng: &mut Rng) -> (Vec<u32>, Vec<u32>) {
+    let total = count as usize * PINS;
+    let mut net_cells = vec![0; total];
+    let mut cell_nets = vec![0; total];
+    for pin in 0..PINS {
+        // Terminal `pin` of net n is on the cell a permutation of blocks away: still one pin of each kind per cell.
+        let block = [1, 16, 256, u64::from(count)][pin].min(u64::from(count));
+        let mut order: Vec<u32> = (0..count).collect();
+        for start in (0..u64::from(count)).step_by(block as usize) {
+            let len = block.min(u64::from(count) - start);
+            for i in (1..len).rev() {
+                order.swap((start + i) as usize, (start + rng.below(i + 1)) as usize);
+            }
+        }
+        for (net, &cell) in order.iter().enumerate() {
+            net_cells[net * PINS + pin] = cell;
+            cell_nets[cell as usize * PINS + pin] = net as u32;
+        }
+    }
+    (net_cells, cell_nets)
+}
+
+/// vpr's router: wavefronts over a grid of routing nodes.
+struct Router {
+    graph: Region,
+    side: u64,
+    nets_left: u32,
+    /// Nodes still to expand for the net at hand, and its box.
+    wave: u64,
+    corner: (u64, u64),
+    extent: u64,
+}
+
+/// Routing node (48 B), its cost record (16 B) and its edges (64 B), next to each other.
+const NODE_BYTES: u64 = 128;
+
+impl Router {
+    fn new(graph: Region) -> Self {
+        let side = libm::sqrt((graph.bytes / NODE_BYTES) as f64) as u64;
+        Router { graph, side, nets_left: 0, wave: 0, corner: (0, 0), extent: 1 }
+    }
+
+    fn step(&mut self, rng: &mut Rng, out: &mut Out) {
+        if self.wave == 0 {
+            self.extent = 4 + rng.skewed(self.side / 2);
+            self.extent = self.extent.min(self.side);
+            let span = self.side - self.extent + 1;
+            self.corner = (rng.below(span), rng.below(span));
+            self.wave = (self.extent * self.extent / 2).min(4096);
+            self.nets_left -= 1;
+        }
+        let batch = self.wave.min(16);
+        self.wave -= batch;
+        for turn in 0..batch {
+            out.enter(16 + turn as u32 % 16);
+            let x = self.corner.0 + rng.below(self.extent);
+            let y = self.corner.1 + rng.below(self.extent);
+            let node = self.graph.at(y * self.side + x, NODE_BYTES);
+            out.load(node);
+            out.load(node + 48);
+            // The four neighbours' costs, relaxed where they improve.
+            for (dx, dy) in [(1, 0), (0, 1), (2, 0), (0, 2)] {
+                let (x, y) = ((x + dx).min(self.side - 1), (y + dy).min(self.side - 1));
+                out.load(node + 64 + dx * 4 + dy * 8);
+                let neighbour = self.graph.at(y * self.side + x, NODE_BYTES);
+                out.chase(neighbour);
+                out.load(neighbour + 48);
+                out.load(neighbour + 56);
+            }
+            out.store(node + 48);
+            out.store(node + 56);
+        }
+    }
+}

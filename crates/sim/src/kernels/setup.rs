@@ -1,0 +1,144 @@
+//! Building a program: its address space, and the wrapper that turns a kernel into an endless source.
+
+use cachemate_core::{Access, AccessSource, Turn};
+
+use super::out::{Out, STACK_BYTES};
+use super::random::{Rng, mix};
+use super::registry::{Options, Program, ProgramSpec, group_sizes};
+
+/// Who touches a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Users {
+    /// Every thread of the program.
+    All,
+    /// The threads of one group, and background threads.
+    Group(u32),
+    /// One thread, by its place in the program's list.
+    Thread(u32),
+}
+
+/// A stretch of the address space that a program declares it touches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Region {
+    pub name: &'static str,
+    pub base: u64,
+    pub bytes: u64,
+    pub users: Users,
+}
+
+impl Region {
+    pub fn contains(&self, address: u64) -> bool {
+        address >= self.base && address - self.base < self.bytes
+    }
+
+    /// Address of element `index` of `size` bytes.
+    #[inline]
+    pub(crate) fn at(&self, index: u64, size: u64) -> u64 {
+        debug_assert!((index + 1) * size <= self.bytes, "{self:?}: element {index} of {size} bytes lies outside");
+        self.base + index * size
+    }
+}
+
+/// One operation after the other of a program's algorithm.
+pub(crate) trait Kernel: Send {
+    /// Emits the accesses of the next operation (up to about a thousand); says how it ends.
+    fn step(&mut self, out: &mut Out) -> Turn;
+
+    /// Work done, in the unit of the program's table row.
+    fn progress(&self) -> f64;
+}
+
+/// A kernel as a source: operations until a batch is full or the kernel leaves the processor.
+struct Endless<K> {
+    kernel: K,
+    out: Out,
+}
+
+const BATCH_ACCESSES: usize = 1024;
+
+impl<K: Kernel> AccessSource for Endless<K> {
+    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+        std::mem::swap(batch, &mut self.out.batch);
+        let full = self.out.len() + BATCH_ACCESSES;
+        self.out.batch.reserve(2 * BATCH_ACCESSES);
+        let mut turn = Turn::More;
+        while turn == Turn::More && self.out.len() < full {
+            turn = self.kernel.step(&mut self.out);
+        }
+        std::mem::swap(batch, &mut self.out.batch);
+        turn
+    }
+
+    fn progress(&self) -> Option<f64> {
+        Some(self.kernel.progress())
+    }
+}
+
+/// What a family builds its threads with.
+pub(crate) struct Setup<'a> {
+    pub spec: &'static ProgramSpec,
+    pub options: &'a Options,
+    pub rng: Rng,
+    /// Threads of each group.
+    pub sizes: Vec<u32>,
+    footprint_bytes: u64,
+    next_base: u64,
+    program: Program,
+}
+
+/// Data starts within 64 GiB above this; regions go up from there.
+const DATA_BASE: u64 = 0x10_0000_0000;
+const PAGE_BYTES: u64 = 4096;
+
+impl<'a> Setup<'a> {
+    pub(super) fn new(spec: &'static ProgramSpec, seed: u64, options: &'a Options) -> Self {
+        let salt = spec.name.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
+        let mut rng = Rng::new(seed ^ salt);
+        let next_base = DATA_BASE + rng.below(1 << 24) * PAGE_BYTES;
+        let footprint_bytes = options.footprint_bytes.unwrap_or(spec.footprint_bytes);
+        let sizes = group_sizes(spec, options);
+        let program = Program { threads: Vec::new(), groups: Vec::new(), regions: Vec::new() };
+        Setup { spec, options, rng, sizes, footprint_bytes, next_base, program }
+    }
+
+    pub(super) fn finish(self) -> Program {
+        self.program
+    }
+
+    /// Threads that there will be, background threads included.
+    pub fn threads_total(&self) -> u64 {
+        let grouped: u64 = self.sizes.iter().map(|&n| u64::from(n)).sum();
+        grouped + u64::from(self.options.background_threads.unwrap_or(0))
+    }
+
+    /// Bytes left for the program's data once every thread has its stack window.
+    pub fn data_bytes(&self) -> u64 {
+        self.footprint_bytes - self.threads_total() * STACK_BYTES
+    }
+
+    /// Declares a region of whole lines, on a page of its own, some unused pages after the one before.
+    pub fn region(&mut self, name: &'static str, bytes: u64, users: Users) -> Region {
+        let bytes = bytes.max(64) / 64 * 64;
+        let base = self.next_base;
+        let gap_pages = 1 + self.rng.below(61);
+        self.next_base = (base + bytes).next_multiple_of(PAGE_BYTES) + gap_pages * PAGE_BYTES;
+        let region = Region { name, base, bytes, users };
+        self.program.regions.push(region);
+        region
+    }
+
+    /// A program of one thread.
+    pub fn single<K: Kernel + 'static>(&mut self, new: fn(&mut Self) -> K) {
+        let kernel = new(self);
+        self.thread(Some(0), kernel);
+    }
+
+    /// Adds a thread that runs `kernel`, in `group` (`None`: a background thread).
+    pub fn thread(&mut self, group: Option<u32>, kernel: impl Kernel + 'static) {
+        let index = self.program.threads.len() as u32;
+        let stack = self.region("stack", STACK_BYTES, Users::Thread(index));
+        let out = Out::new(self.spec.pace, self.spec.code, stack.base);
+        self.program.threads.push(Box::new(Endless { kernel, out }));
+        self.program.groups.push(group);
+    }
+}

@@ -1,0 +1,231 @@
+//! equake and soplex: sparse matrices.
+//!
+//! Method: equake multiplies a symmetric sparse matrix of 3x3 blocks with a displacement vector each time step (column
+//! index, block, gather, scatter), then integrates over plain vectors. soplex prices the columns of a linear program
+//! against the dual vector (column headers, then the nonzeros' index and value, gathering from the dense dual), and now
+//! and then solves with the factorised basis.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::random::{Rng, mix, scale};
+use super::registry::ProgramSpec;
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[
+    ProgramSpec {
+        name: "equake",
+        stands_for: "SPEC CPU2000 183.equake",
+        algorithm: "sparse symmetric matrix-vector product of 3x3 blocks, then time integration",
+        footprint_bytes: 49_500_000,
+        footprint_source: "Henning 2000: 49.5 MB resident",
+        pace: Pace { instructions_per_access: 2.4, stack_per_access: 0.25 },
+        pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (equake: above 40 % loads and stores)",
+        code: Code { functions: 3, function_instr: 160 },
+        code_source: "estimate: product and integration loops",
+        phases: "product and integration alternate within each time step",
+        unit: "time steps",
+        threads: (1, 1),
+        make: |setup| setup.single(Earthquake::new),
+    },
+    ProgramSpec {
+        name: "soplex",
+        stands_for: "SPEC CPU2006 450.soplex",
+        algorithm: "simplex for linear programs: pricing of sparse columns, triangular solves",
+        footprint_bytes: 435_000_000,
+        footprint_source: "Henning 2007 (CPU2006 memory footprint): about 435 MB (pds-50)",
+        pace: Pace { instructions_per_access: 2.16, stack_per_access: 0.6 },
+        pace_source: "Phansalkar et al. 2007: 38.9 % loads, 7.5 % stores",
+        code: Code { functions: 24, function_instr: 96 },
+        code_source: "estimate: pricing, ratio test and solves",
+        phases: "pricing (stream and gather) and solves (short chases) alternate",
+        unit: "simplex iterations",
+        threads: (1, 1),
+        make: |setup| setup.single(LinearProgram::new),
+    },
+];
+
+const BLOCK_BYTES: u64 = 72;
+/// Nonzero blocks of a row: published mesh, about 13 (half stored, by symmetry).
+const ROW_BLOCKS: u64 = 7;
+
+struct Earthquake {
+    matrix: Region,
+    columns: Region,
+    /// Displacements of three time levels, velocities, masses: three doubles a node each.
+    vectors: Vec<Region>,
+    nodes: u64,
+    row: u64,
+    integrating: bool,
+    salt: u64,
+    steps: u64,
+}
+
+impl Earthquake {
+    fn new(setup: &mut Setup) -> Self {
+        let nodes = setup.data_bytes() / (ROW_BLOCKS * (BLOCK_BYTES + 4) + 6 * 24);
+        let matrix = setup.region("matrix", nodes * ROW_BLOCKS * BLOCK_BYTES, Users::All);
+        let columns = setup.region("column indices", nodes * ROW_BLOCKS * 4 / 64 * 64 + 64, Users::All);
+        let vectors = (0..6).map(|_| setup.region("vector", nodes * 24 / 64 * 64 + 64, Users::All)).collect();
+        let salt = setup.rng.bits();
+        Earthquake { matrix, columns, vectors, nodes, row: 0, integrating: false, salt, steps: 0 }
+    }
+
+    /// Multiplies with one row, its transpose scattered as it goes.
+    fn product(&self, row: u64, out: &mut Out) {
+        let (source, target) = (self.vectors[0], self.vectors[1]);
+        for word in 0..3 {
+            out.load(source.at(row, 24) + word * 8);
+        }
+        for nonzero in row * ROW_BLOCKS..(row + 1) * ROW_BLOCKS {
+            out.load(self.columns.at(nonzero, 4));
+            // A mesh numbered by regions: most neighbours are close, some far.
+            let hash = mix(nonzero ^ self.salt);
+            let span = if hash & 7 == 0 { self.nodes / 8 } else { 512 };
+            let column = (row + 1 + scale(hash, span.max(1))) % self.nodes;
+            for word in 0..3 {
+                out.chase(source.at(column, 24) + word * 8);
+            }
+            let block = self.matrix.at(nonzero, BLOCK_BYTES);
+            for word in 0..9 {
+                out.load(block + word * 8);
+            }
+            for word in 0..3 {
+                out.load(target.at(column, 24) + word * 8);
+                out.store(target.at(column, 24) + word * 8);
+            }
+        }
+        for word in 0..3 {
+            out.store(target.at(row, 24) + word * 8);
+        }
+    }
+
+    fn integrate(&self, row: u64, out: &mut Out) {
+        for vector in &self.vectors[..5] {
+            for word in 0..3 {
+                out.load(vector.at(row, 24) + word * 8);
+            }
+        }
+        for word in 0..3 {
+            out.store(self.vectors[0].at(row, 24) + word * 8);
+            out.store(self.vectors[5].at(row, 24) + word * 8);
+        }
+    }
+}
+
+impl Kernel for Earthquake {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        let rows = if self.integrating { 24 } else { 4 };
+        let end = (self.row + rows).min(self.nodes);
+        for row in self.row..end {
+            if self.integrating { self.integrate(row, out) } else { self.product(row, out) }
+        }
+        self.row = end;
+        if end == self.nodes {
+            self.row = 0;
+            self.steps += u64::from(self.integrating);
+            self.integrating = !self.integrating;
+            out.enter(u32::from(self.integrating));
+        }
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.steps as f64
+    }
+}
+
+/// Nonzeros of a column: 16-byte index and value pairs.
+const COLUMN_NONZEROS: u64 = 8;
+const COLUMN_BYTES: u64 = COLUMN_NONZEROS * 16;
+
+struct LinearProgram {
+    columns: Region,
+    headers: Region,
+    dual: Region,
+    factors: Region,
+    count: u64,
+    rows: u64,
+    next: u64,
+    solve_left: u64,
+    rng: Rng,
+    salt: u64,
+    iterations: u64,
+}
+
+impl LinearProgram {
+    fn new(setup: &mut Setup) -> Self {
+        let bytes = setup.data_bytes();
+        // pds-50: 83 060 rows, 275 814 columns: about three columns to a row; factors take a tenth.
+        let factors = setup.region("basis factors", bytes / 10, Users::All);
+        let count = (bytes - bytes / 10) / (COLUMN_BYTES + 32 + 3);
+        let rows = (count * 3 / 8).max(8);
+        let columns = setup.region("columns", count * COLUMN_BYTES, Users::All);
+        let headers = setup.region("column headers", count * 32, Users::All);
+        let dual = setup.region("dual vector", rows * 8, Users::All);
+        let mut rng = setup.rng.clone();
+        let (next, salt) = (rng.below(count), rng.bits());
+        let rows = dual.bytes / 8;
+        LinearProgram { columns, headers, dual, factors, count, rows, next, solve_left: 0, rng, salt, iterations: 0 }
+    }
+
+    fn price(&self, column: u64, out: &mut Out) {
+        let header = self.headers.at(column, 32);
+        out.load(header);
+        out.load(header + 8);
+        let base = scale(mix(column ^ self.salt), self.rows);
+        for nonzero in 0..COLUMN_NONZEROS {
+            let entry = self.columns.at(column, COLUMN_BYTES) + nonzero * 16;
+            out.load(entry);
+            // Network rows of one commodity lie together.
+            let row = (base + scale(mix(column * 8 + nonzero), 2048.min(self.rows))) % self.rows;
+            out.chase(self.dual.at(row, 8));
+            out.load(entry + 8);
+        }
+        out.store(header + 16);
+    }
+
+    fn solve(&mut self, out: &mut Out) {
+        let vectors = self.factors.bytes / 64;
+        let at = self.factors.at(self.rng.below(vectors), 64);
+        out.chase(at);
+        for word in 1..6 {
+            out.load(at + word * 8);
+        }
+        let row = self.rng.below(self.rows);
+        out.chase(self.dual.at(row, 8));
+        out.store(self.dual.at(row, 8));
+    }
+}
+
+/// Columns priced and factor vectors read per simplex iteration.
+const PRICED: u64 = 4096;
+const SOLVED: u64 = 1024;
+
+impl Kernel for LinearProgram {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        if self.solve_left > 0 {
+            out.enter(12 + (self.solve_left / 16) as u32 % 12);
+            for _ in 0..16 {
+                self.solve(out);
+            }
+            self.solve_left -= 16;
+            return Turn::More;
+        }
+        out.enter((self.next / 8) as u32 % 12);
+        for _ in 0..8 {
+            self.price(self.next, out);
+            self.next = (self.next + 1) % self.count;
+        }
+        if self.next % PRICED < 8 {
+            self.solve_left = SOLVED;
+            self.iterations += 1;
+        }
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.iterations as f64
+    }
+}

@@ -1,0 +1,394 @@
+//! swim, mgrid, applu, apsi: sweeps of stencils over grids.
+//!
+//! Method: one engine runs a cycle of loop nests. A nest visits its points row by row; at each point it touches a fixed
+//! list of places, each a base address with a stride per dimension (so that a coarse grid can be walked beside a fine
+//! one, and a point may hold a vector or a 5x5 block). Nests may repeat each plane, as solvers that iterate plane by
+//! plane do. The lists follow the programs' loops.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::registry::ProgramSpec;
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+const FP_MIX: &str = "Hennessy & Patterson 3rd ed., Fig. 2.33 (floating point: 35-40 % loads and stores)";
+const LOOPS: &str = "estimate: one unrolled inner loop per nest";
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[
+    ProgramSpec {
+        name: "swim",
+        stands_for: "SPEC CPU2000 171.swim",
+        algorithm: "shallow-water model: three loop nests over 13 square arrays",
+        footprint_bytes: 191_000_000,
+        footprint_source: "Henning 2000: 191 MB resident",
+        pace: Pace { instructions_per_access: 2.6, stack_per_access: 0.1 },
+        pace_source: FP_MIX,
+        code: Code { functions: 3, function_instr: 192 },
+        code_source: LOOPS,
+        phases: "three nests per time step",
+        unit: "time steps",
+        threads: (1, 1),
+        make: |setup| setup.single(swim),
+    },
+    ProgramSpec {
+        name: "mgrid",
+        stands_for: "SPEC CPU2000 172.mgrid",
+        algorithm: "multigrid V cycle, 27-point stencils on grids halved per level",
+        footprint_bytes: 56_000_000,
+        footprint_source: "Henning 2000: 56 MB resident",
+        pace: Pace { instructions_per_access: 2.6, stack_per_access: 0.1 },
+        pace_source: FP_MIX,
+        code: Code { functions: 4, function_instr: 224 },
+        code_source: LOOPS,
+        phases: "levels of the V cycle, coarse ones cached",
+        unit: "V cycles",
+        threads: (1, 1),
+        make: |setup| setup.single(mgrid),
+    },
+    ProgramSpec {
+        name: "applu",
+        stands_for: "SPEC CPU2000 173.applu",
+        algorithm: "SSOR on 5x5 blocks: fluxes in three directions, Jacobians, lower and upper sweeps",
+        footprint_bytes: 181_000_000,
+        footprint_source: "Henning 2000: 181 MB resident",
+        pace: Pace { instructions_per_access: 2.6, stack_per_access: 0.25 },
+        pace_source: FP_MIX,
+        code: Code { functions: 7, function_instr: 640 },
+        code_source: LOOPS,
+        phases: "flux computation and block sweeps alternate",
+        unit: "SSOR iterations",
+        threads: (1, 1),
+        make: |setup| setup.single(applu),
+    },
+    ProgramSpec {
+        name: "apsi",
+        stands_for: "SPEC CPU2000 301.apsi",
+        algorithm: "pollutant transport: plane-by-plane solvers that iterate on one vertical slice of three fields",
+        footprint_bytes: 191_000_000,
+        footprint_source: "Henning 2000: 191 MB resident",
+        pace: Pace { instructions_per_access: 2.6, stack_per_access: 0.4 },
+        pace_source: FP_MIX,
+        code: Code { functions: 6, function_instr: 320 },
+        code_source: LOOPS,
+        phases: "one solver after the other, short (papers RM: the shortest phases of 30 programs)",
+        unit: "time steps",
+        threads: (1, 1),
+        make: |setup| setup.single(apsi),
+    },
+];
+
+/// One place touched at every point of a nest.
+#[derive(Clone, Copy)]
+struct Touch {
+    base: u64,
+    strides: [u64; 3],
+    store: bool,
+}
+
+/// A loop nest over `extent` points (fastest dimension first).
+struct Nest {
+    extent: [u64; 3],
+    touches: Vec<Touch>,
+    /// Passes over each plane before the next.
+    passes: u32,
+    function: u32,
+}
+
+/// A cubic or square grid of points of `point_bytes`, in which neighbours can be named.
+#[derive(Clone, Copy)]
+struct Grid {
+    region: Region,
+    side: [u64; 3],
+    point_bytes: u64,
+}
+
+impl Grid {
+    fn new(setup: &mut Setup, name: &'static str, side: [u64; 3], point_bytes: u64) -> Self {
+        let bytes = side.iter().product::<u64>() * point_bytes;
+        Grid { region: setup.region(name, bytes.next_multiple_of(64), Users::All), side, point_bytes }
+    }
+
+    fn strides(&self) -> [u64; 3] {
+        [self.point_bytes, self.point_bytes * self.side[0], self.point_bytes * self.side[0] * self.side[1]]
+    }
+
+    /// Word `word` of the point `shift` away, walked `step` points at a time; nests start one point inside the grid.
+    fn touch(&self, shift: [i64; 3], word: u64, step: u64, store: bool) -> Touch {
+        let strides = self.strides();
+        let mut base = self.region.base + word * 8;
+        for axis in 0..3 {
+            let first = i64::from(self.side[axis] > 1) + shift[axis];
+            base += strides[axis] * u64::try_from(first).expect("shifts are -1, 0 or 1 and only along real axes");
+        }
+        Touch { base, strides: strides.map(|stride| stride * step), store }
+    }
+
+    fn load(&self, shift: [i64; 3]) -> Touch {
+        self.touch(shift, 0, 1, false)
+    }
+
+    fn store(&self) -> Touch {
+        self.touch([0; 3], 0, 1, true)
+    }
+
+    /// Points that have all their neighbours.
+    fn interior(&self) -> [u64; 3] {
+        self.side.map(|side| side.max(3) - 2)
+    }
+}
+
+struct Stencil {
+    nests: Vec<Nest>,
+    nest: usize,
+    /// Next point of the row, row, plane.
+    at: [u64; 3],
+    pass: u32,
+    row: Vec<u64>,
+    cycles: u64,
+}
+
+impl Stencil {
+    fn new(nests: Vec<Nest>) -> Self {
+        Stencil { nests, nest: 0, at: [0; 3], pass: 0, row: Vec::new(), cycles: 0 }
+    }
+
+    /// Moves to the row after the one just ended.
+    fn next_row(&mut self, out: &mut Out) {
+        let nest = &self.nests[self.nest];
+        self.at[0] = 0;
+        self.at[1] += 1;
+        if self.at[1] < nest.extent[1] {
+            return;
+        }
+        self.at[1] = 0;
+        self.pass += 1;
+        if self.pass < nest.passes {
+            return;
+        }
+        self.pass = 0;
+        self.at[2] += 1;
+        if self.at[2] < nest.extent[2] {
+            return;
+        }
+        self.at[2] = 0;
+        self.nest += 1;
+        if self.nest == self.nests.len() {
+            self.nest = 0;
+            self.cycles += 1;
+        }
+        out.enter(self.nests[self.nest].function);
+    }
+}
+
+impl Kernel for Stencil {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        let nest = &self.nests[self.nest];
+        let points = (512 / nest.touches.len() as u64).max(1);
+        let end = (self.at[0] + points).min(nest.extent[0]);
+        let [first, j, k] = self.at;
+        self.row.clear();
+        self.row.extend(nest.touches.iter().map(|touch| touch.base + j * touch.strides[1] + k * touch.strides[2]));
+        for i in first..end {
+            for (touch, row) in nest.touches.iter().zip(&self.row) {
+                let address = row + i * touch.strides[0];
+                if touch.store { out.store(address) } else { out.load(address) }
+            }
+        }
+        self.at[0] = end;
+        if end == nest.extent[0] {
+            self.next_row(out);
+        }
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.cycles as f64
+    }
+}
+
+const HERE: [i64; 3] = [0, 0, 0];
+const EAST: [i64; 3] = [1, 0, 0];
+const NORTH: [i64; 3] = [0, 1, 0];
+const NORTH_EAST: [i64; 3] = [1, 1, 0];
+
+fn square_root(value: u64) -> u64 {
+    libm::sqrt(value as f64) as u64
+}
+
+fn cube_root(value: u64) -> u64 {
+    libm::cbrt(value as f64) as u64
+}
+
+fn swim(setup: &mut Setup) -> Stencil {
+    let side = square_root(setup.data_bytes() / (13 * 8));
+    let names = ["u", "v", "p", "unew", "vnew", "pnew", "uold", "vold", "pold", "cu", "cv", "z", "h"];
+    let [u, v, p, unew, vnew, pnew, uold, vold, pold, cu, cv, z, h] =
+        names.map(|name| Grid::new(setup, name, [side, side, 1], 8));
+    let fluxes = vec![
+        p.load(HERE),
+        p.load(EAST),
+        p.load(NORTH),
+        p.load(NORTH_EAST),
+        u.load(HERE),
+        u.load(EAST),
+        v.load(HERE),
+        v.load(NORTH),
+        cu.store(),
+        cv.store(),
+        z.store(),
+        h.store(),
+    ];
+    let mut update: Vec<Touch> = vec![
+        cu.load(HERE),
+        cu.load(EAST),
+        cv.load(HERE),
+        cv.load(NORTH),
+        z.load(HERE),
+        z.load(EAST),
+        z.load(NORTH),
+        h.load(HERE),
+        h.load(EAST),
+        h.load(NORTH),
+    ];
+    update.extend([uold, vold, pold].map(|grid| grid.load(HERE)));
+    update.extend([unew, vnew, pnew].map(|grid| grid.store()));
+    let mut smooth = Vec::new();
+    for (now, new, old) in [(u, unew, uold), (v, vnew, vold), (p, pnew, pold)] {
+        smooth.extend([now.load(HERE), new.load(HERE), old.load(HERE), old.store(), now.store()]);
+    }
+    let nest = |touches, function| Nest { extent: u.interior(), touches, passes: 1, function };
+    Stencil::new(vec![nest(fluxes, 0), nest(update, 1), nest(smooth, 2)])
+}
+
+/// The loads of a 27-point stencil as compiled: the sums along the row of the point before stay in registers.
+fn twenty_seven(grid: &Grid, step: u64) -> Vec<Touch> {
+    let mut touches = Vec::new();
+    for dk in -1..=1 {
+        for dj in -1..=1 {
+            for di in 0..=1 {
+                touches.push(grid.touch([di, dj, dk], 0, step, false));
+            }
+        }
+    }
+    touches
+}
+
+fn mgrid(setup: &mut Setup) -> Stencil {
+    // u and r on all levels (8/7 of the finest), v on the finest only.
+    let finest = cube_root(setup.data_bytes() * 7 / (23 * 8));
+    let mut levels = Vec::new();
+    let mut side = finest;
+    while side >= 6 {
+        levels.push([Grid::new(setup, "u", [side; 3], 8), Grid::new(setup, "r", [side; 3], 8)]);
+        side = (side - 2) / 2 + 2;
+        if side <= 6 {
+            break;
+        }
+    }
+    let v = Grid::new(setup, "v", [finest; 3], 8);
+    let mut nests = Vec::new();
+    for pair in levels.windows(2) {
+        // rprj3: the coarse residual from the fine one.
+        let mut touches = twenty_seven(&pair[0][1], 2);
+        touches.push(pair[1][1].store());
+        let extent = pair[1][1].interior().map(|n| n.min((pair[0][1].side[0] - 2) / 2));
+        nests.push(Nest { extent, touches, passes: 1, function: 0 });
+    }
+    for level in (0..levels.len()).rev() {
+        let [u, r] = levels[level];
+        if let Some([coarse, _]) = levels.get(level + 1) {
+            // interp: adds the coarse correction to the fine grid.
+            let mut touches: Vec<Touch> = [HERE, EAST, NORTH, NORTH_EAST].map(|shift| coarse.load(shift)).to_vec();
+            for shift in [HERE, EAST, NORTH, NORTH_EAST] {
+                touches.push(u.touch(shift, 0, 2, false));
+                touches.push(u.touch(shift, 0, 2, true));
+            }
+            let extent = coarse.interior().map(|n| n.min((u.side[0] - 3) / 2));
+            nests.push(Nest { extent, touches, passes: 1, function: 1 });
+        }
+        // resid, then psinv.
+        let mut residual = twenty_seven(&u, 1);
+        residual.push(if level == 0 { v.load(HERE) } else { r.load(HERE) });
+        residual.push(r.store());
+        nests.push(Nest { extent: u.interior(), touches: residual, passes: 1, function: 2 });
+        let mut smooth = twenty_seven(&r, 1);
+        smooth.extend([u.load(HERE), u.store()]);
+        nests.push(Nest { extent: u.interior(), touches: smooth, passes: 1, function: 3 });
+    }
+    Stencil::new(nests)
+}
+
+fn applu(setup: &mut Setup) -> Stencil {
+    // Per point: u, rsd and frct of five words, four 5x5 blocks.
+    let side = cube_root(setup.data_bytes() / (3 * 40 + 4 * 200));
+    let [u, rsd, frct] = ["u", "rsd", "frct"].map(|name| Grid::new(setup, name, [side; 3], 40));
+    let blocks = ["a", "b", "c", "d"].map(|name| Grid::new(setup, name, [side; 3], 200));
+    let words = |grid: &Grid, shift, count: u64, store| -> Vec<Touch> {
+        (0..count).map(|word| grid.touch(shift, word, 1, store)).collect()
+    };
+    let interior = u.interior();
+    let mut nests = Vec::new();
+    for axis in 0..3 {
+        let mut touches = words(&frct, HERE, 5, false);
+        for shift in [-1, 0, 1] {
+            let mut there = HERE;
+            there[axis] = shift;
+            touches.extend(words(&u, there, 5, false));
+        }
+        touches.extend(words(&rsd, HERE, 5, false));
+        touches.extend(words(&rsd, HERE, 5, true));
+        nests.push(Nest { extent: interior, touches, passes: 1, function: axis as u32 });
+    }
+    for (sign, function) in [(-1, 3), (1, 5)] {
+        let mut jacobians = words(&u, HERE, 5, false);
+        for axis in 0..3 {
+            let mut there = HERE;
+            there[axis] = sign;
+            jacobians.extend(words(&u, there, 5, false));
+        }
+        let mut sweep = Vec::new();
+        for grid in &blocks {
+            jacobians.extend(words(grid, HERE, 25, true));
+            sweep.extend(words(grid, HERE, 25, false));
+        }
+        for axis in 0..3 {
+            let mut there = HERE;
+            there[axis] = sign;
+            sweep.extend(words(&rsd, there, 5, false));
+        }
+        sweep.extend(words(&rsd, HERE, 5, false));
+        sweep.extend(words(&rsd, HERE, 5, true));
+        nests.push(Nest { extent: interior, touches: jacobians, passes: 1, function });
+        nests.push(Nest { extent: interior, touches: sweep, passes: 1, function: function + 1 });
+    }
+    let mut add = words(&rsd, HERE, 5, false);
+    add.extend(words(&u, HERE, 5, false));
+    add.extend(words(&u, HERE, 5, true));
+    nests.push(Nest { extent: interior, touches: add, passes: 1, function: 0 });
+    Stencil::new(nests)
+}
+
+fn apsi(setup: &mut Setup) -> Stencil {
+    const FIELDS: u64 = 16;
+    let side = cube_root(setup.data_bytes() / (FIELDS * 8));
+    let fields: Vec<Grid> = (0..FIELDS).map(|_| Grid::new(setup, "field", [side; 3], 8)).collect();
+    let mut nests = Vec::new();
+    for (solver, group) in (0..6).zip(fields.windows(3).step_by(2).cycle()) {
+        let [first, second, target] = [group[0], group[1], group[2]];
+        let touches = vec![
+            first.load(HERE),
+            first.load(EAST),
+            first.load(NORTH),
+            second.load(HERE),
+            second.load(EAST),
+            target.load(HERE),
+            target.store(),
+        ];
+        nests.push(Nest { extent: first.interior(), touches, passes: 12, function: solver });
+    }
+    // The last fields are sources and boundary values, read once a step.
+    let touches = fields.iter().map(|field| field.load(HERE)).chain([fields[0].store()]).collect();
+    nests.push(Nest { extent: fields[0].interior(), touches, passes: 1, function: 5 });
+    Stencil::new(nests)
+}

@@ -92,7 +92,7 @@ impl Kernel for Deflate {
         let length = if hash % 3 < 2 { 3 + (hash >> 8) % 32 } else { 1 };
         for byte in 0..length {
             let position = start + byte;
-            if position % 8 == 0 {
+            if position.is_multiple_of(8) {
                 out.load(self.input.base + position % self.input.bytes);
                 out.store(self.window_at(position));
             }
@@ -115,7 +115,7 @@ impl Kernel for Deflate {
         }
         // A match or literal costs about two bytes of output, written a word at a time.
         self.written += 2;
-        if self.written % 8 == 0 {
+        if self.written.is_multiple_of(8) {
             out.store(self.output.base + self.written % self.output.bytes / 8 * 8);
         }
         self.position += length;
@@ -186,7 +186,7 @@ impl BlockSort {
 
     fn read(&mut self, out: &mut Out) {
         for byte in self.at..self.at + 32 {
-            if byte % 8 == 0 {
+            if byte.is_multiple_of(8) {
                 out.load(self.input.base + (self.start + byte) % self.input.bytes);
             }
             out.store(self.block.base + byte);
@@ -220,8 +220,8 @@ impl BlockSort {
             let depth = self.rng.skewed(256);
             out.load(self.buckets.base + depth);
             out.store(self.buckets.base);
-            self.written += u64::from(pointer % 4 == 0);
-            if pointer % 32 == 0 {
+            self.written += u64::from(pointer.is_multiple_of(4));
+            if pointer.is_multiple_of(32) {
                 out.store(self.output.base + self.written % self.output.bytes / 8 * 8);
             }
         }
@@ -265,7 +265,7 @@ impl Kernel for BlockSort {
                 }
             };
         }
-        if self.at % 512 == 0 {
+        if self.at.is_multiple_of(512) {
             let base = [0, 4, 8][self.stage as usize];
             out.enter(base + (self.at / 512) as u32 % 4);
         }

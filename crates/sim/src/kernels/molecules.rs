@@ -86,7 +86,7 @@ impl Molecules {
             out.load(own + word * 8);
         }
         for slot in 0..self.neighbours {
-            if slot % 2 == 0 {
+            if slot.is_multiple_of(2) {
                 out.load(self.lists.at(atom * self.neighbours + slot, 4));
             }
             let other = self.atoms.at(self.neighbour(atom, slot), self.atom_bytes);
@@ -119,7 +119,7 @@ impl Molecules {
 
 impl Kernel for Molecules {
     fn step(&mut self, out: &mut Out) -> Turn {
-        if self.next % 16 == 0 {
+        if self.next.is_multiple_of(16) {
             out.enter((self.next / 16) as u32);
         }
         if self.rebuilding {
@@ -135,7 +135,7 @@ impl Kernel for Molecules {
                 self.salt = self.rng.bits();
             } else {
                 self.steps += 1;
-                self.rebuilding = self.steps % STEPS_PER_REBUILD == 0;
+                self.rebuilding = self.steps.is_multiple_of(STEPS_PER_REBUILD);
             }
         }
         Turn::More

@@ -109,7 +109,7 @@ impl Out {
             self.stack_turn += 1;
             // A stride coprime to the window's words walks all of it; a third are stores (spills).
             let address = self.stack_base + self.stack_turn.wrapping_mul(8 * 77) % STACK_BYTES;
-            let kind = if self.stack_turn % 3 == 0 { AccessKind::Store } else { AccessKind::Load };
+            let kind = if self.stack_turn.is_multiple_of(3) { AccessKind::Store } else { AccessKind::Load };
             self.put(kind, address, false);
         }
     }

@@ -213,7 +213,7 @@ impl Annealer {
         let end = (from + 64 * 64).min(self.tables.bytes);
         for offset in (from..end).step_by(32) {
             out.load(self.tables.base + offset);
-            if offset % 64 == 0 {
+            if offset.is_multiple_of(64) {
                 out.store(self.tables.base + offset + 8);
             }
         }

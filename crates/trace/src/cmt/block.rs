@@ -1,0 +1,240 @@
+//! The columns of one block.
+//!
+//! Unpacked layout, little endian: five u32 (threads T, runs R, wide sizes W, gap bytes G, address bytes A), then
+//! T x u32 thread ids, R x (u32 index of the thread, u32 records), N control bytes, N size bytes, W x u16, G bytes
+//! of gaps, A bytes of addresses. A control byte holds the length of the record's address difference (low nibble,
+//! 0-8) and of its gap (high nibble, 0-8), so that decoding needs no loop over bits that continue. The difference is
+//! to the thread's previous address in the block (0 at its start), zigzag.
+
+use super::{BLOCK_RECORDS, u32_at, u64_at};
+use crate::Record;
+
+const COUNTS_BYTES: usize = 20;
+/// A size that does not fit the low seven bits: it stands in the wide column.
+const WIDE: u8 = 127;
+const STORE_BIT: u8 = 0x80;
+/// Decoding reads eight bytes at a time: so many zeros follow the columns in memory.
+pub(super) const PADDING_BYTES: usize = 8;
+
+/// The most a block of the full number of records can take, unpacked.
+pub(super) const RAW_LIMIT: usize = COUNTS_BYTES + BLOCK_RECORDS * (4 + 8 + 1 + 1 + 2 + 8 + 8);
+
+fn zigzag(difference: u64) -> u64 {
+    (difference << 1) ^ ((difference as i64 >> 63) as u64)
+}
+fn unzigzag(coded: u64) -> u64 {
+    (coded >> 1) ^ (coded & 1).wrapping_neg()
+}
+fn byte_length(value: u64) -> usize {
+    8 - value.leading_zeros() as usize / 8
+}
+fn low_bytes(length: usize) -> u64 {
+    if length == 8 { u64::MAX } else { (1 << (8 * length)) - 1 }
+}
+
+/// Column buffers of the block being written; kept from block to block.
+#[derive(Default)]
+pub(super) struct Columns {
+    threads: Vec<(u32, u64)>,
+    runs: Vec<(u32, u32)>,
+    control: Vec<u8>,
+    sizes: Vec<u8>,
+    wide: Vec<u8>,
+    gaps: Vec<u8>,
+    addresses: Vec<u8>,
+}
+
+impl Columns {
+    /// Records of each thread in the pending block.
+    pub(super) fn records_per_thread(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        self.runs.iter().map(|&(index, records)| (self.threads[index as usize].0, u64::from(records)))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.control.len()
+    }
+
+    fn index_of(&mut self, thread: u32) -> usize {
+        if let Some(&(index, _)) = self.runs.last()
+            && self.threads[index as usize].0 == thread
+        {
+            return index as usize;
+        }
+        let found = self.threads.iter().position(|&(id, _)| id == thread);
+        let index = found.unwrap_or_else(|| {
+            self.threads.push((thread, 0));
+            self.threads.len() - 1
+        });
+        self.runs.push((index as u32, 0));
+        index
+    }
+
+    pub(super) fn push(&mut self, record: &Record) {
+        let index = self.index_of(record.thread);
+        if let Some(run) = self.runs.last_mut() {
+            run.1 += 1;
+        }
+        let difference = zigzag(record.address.wrapping_sub(self.threads[index].1));
+        self.threads[index].1 = record.address;
+        let (address_bytes, gap_bytes) = (byte_length(difference), byte_length(record.gap));
+        self.control.push((address_bytes | gap_bytes << 4) as u8);
+        self.addresses.extend_from_slice(&difference.to_le_bytes()[..address_bytes]);
+        self.gaps.extend_from_slice(&record.gap.to_le_bytes()[..gap_bytes]);
+        let store = if record.store { STORE_BIT } else { 0 };
+        if record.size < u16::from(WIDE) {
+            self.sizes.push(record.size as u8 | store);
+        } else {
+            self.sizes.push(WIDE | store);
+            self.wide.extend_from_slice(&record.size.to_le_bytes());
+        }
+    }
+
+    /// Lays the columns out in `raw` and empties them.
+    pub(super) fn take(&mut self, raw: &mut Vec<u8>) {
+        raw.clear();
+        let counts = [self.threads.len(), self.runs.len(), self.wide.len() / 2, self.gaps.len(), self.addresses.len()];
+        counts.iter().for_each(|&count| raw.extend_from_slice(&(count as u32).to_le_bytes()));
+        self.threads.iter().for_each(|&(id, _)| raw.extend_from_slice(&id.to_le_bytes()));
+        for &(index, records) in &self.runs {
+            raw.extend_from_slice(&index.to_le_bytes());
+            raw.extend_from_slice(&records.to_le_bytes());
+        }
+        self.threads.clear();
+        self.runs.clear();
+        for column in [&mut self.control, &mut self.sizes, &mut self.wide, &mut self.gaps, &mut self.addresses] {
+            raw.append(column);
+        }
+    }
+}
+
+/// The checked columns of an unpacked block.
+pub(super) struct Block<'a> {
+    records: usize,
+    threads: &'a [u8],
+    runs: &'a [u8],
+    control: &'a [u8],
+    sizes: &'a [u8],
+    wide: &'a [u8],
+    gaps: &'a [u8],
+    addresses: &'a [u8],
+}
+
+impl<'a> Block<'a> {
+    /// Checks every length and index. `padded` = the unpacked bytes and [`PADDING_BYTES`] more.
+    ///
+    /// # Errors
+    /// What was found and what was expected.
+    pub(super) fn check(padded: &'a [u8], records: usize) -> Result<Self, (String, String)> {
+        let raw_bytes = padded.len() - PADDING_BYTES;
+        if raw_bytes < COUNTS_BYTES {
+            return Err((format!("{raw_bytes} unpacked bytes"), format!("at least {COUNTS_BYTES}")));
+        }
+        let [threads, runs, wide, gaps, addresses] = [0, 4, 8, 12, 16].map(|at| u32_at(padded, at) as usize);
+        let lengths = [4 * threads, 8 * runs, records, records, 2 * wide, gaps, addresses];
+        let all = COUNTS_BYTES + lengths.iter().sum::<usize>();
+        if all != raw_bytes {
+            return Err((format!("{raw_bytes} unpacked bytes"), format!("{all} by the column lengths")));
+        }
+        let mut at = COUNTS_BYTES;
+        let [threads, runs, control, sizes, wide, gaps, addresses] = lengths.map(|length| {
+            at += length;
+            &padded[at - length..]
+        });
+        let threads = &threads[..lengths[0]];
+        let block = Block {
+            records,
+            threads,
+            runs: &runs[..lengths[1]],
+            control: &control[..records],
+            sizes: &sizes[..records],
+            wide: &wide[..lengths[4]],
+            gaps: &gaps[..lengths[5] + PADDING_BYTES],
+            addresses: &addresses[..lengths[6] + PADDING_BYTES],
+        };
+        block.check_columns()?;
+        Ok(block)
+    }
+
+    fn check_columns(&self) -> Result<(), (String, String)> {
+        let (mut address_bytes, mut gap_bytes, mut too_long) = (0usize, 0usize, false);
+        for &control in self.control {
+            let (address, gap) = (control & 15, control >> 4);
+            address_bytes += usize::from(address);
+            gap_bytes += usize::from(gap);
+            too_long |= address > 8 || gap > 8;
+        }
+        let wide = self.sizes.iter().filter(|&&size| size & !STORE_BIT == WIDE).count();
+        let found = (address_bytes + PADDING_BYTES, gap_bytes + PADDING_BYTES, 2 * wide);
+        if too_long || found != (self.addresses.len(), self.gaps.len(), self.wide.len()) {
+            return Err(("lengths that disagree with their columns".into(), "control bytes that add up".into()));
+        }
+        let threads = self.threads.len() / 4;
+        let mut left = self.records as u64;
+        for run in self.runs.chunks_exact(8) {
+            let (thread, records) = (u32_at(run, 0), u64::from(u32_at(run, 4)));
+            if thread as usize >= threads || records > left || records == 0 {
+                return Err((format!("a run of {records} of thread index {thread}"), format!("{left} records left")));
+            }
+            left -= records;
+        }
+        if left != 0 {
+            return Err((format!("{left} records without a thread"), "runs that cover all".into()));
+        }
+        Ok(())
+    }
+
+    /// The (thread id, index of the thread, records) of every run.
+    fn runs(&self) -> impl Iterator<Item = (u32, usize, usize)> + '_ {
+        self.runs.chunks_exact(8).map(|run| {
+            let index = u32_at(run, 0) as usize;
+            (u32_at(self.threads, 4 * index), index, u32_at(run, 4) as usize)
+        })
+    }
+
+    /// Appends the block's records.
+    pub(super) fn decode(&self, into: &mut Vec<Record>) {
+        let mut previous = vec![0u64; self.threads.len() / 4];
+        let (mut at, mut address_at, mut gap_at, mut wide_at) = (0, 0, 0, 0);
+        into.reserve(self.records);
+        for (thread, index, records) in self.runs() {
+            let mut address = previous[index];
+            let control = &self.control[at..at + records];
+            let sizes = &self.sizes[at..at + records];
+            into.extend(control.iter().zip(sizes).map(|(&control, &size)| {
+                let (address_bytes, gap_bytes) = (usize::from(control & 15), usize::from(control >> 4));
+                let coded = u64_at(self.addresses, address_at) & low_bytes(address_bytes);
+                address = address.wrapping_add(unzigzag(coded));
+                address_at += address_bytes;
+                let gap = u64_at(self.gaps, gap_at) & low_bytes(gap_bytes);
+                gap_at += gap_bytes;
+                let mut bytes = u16::from(size & !STORE_BIT);
+                if bytes == u16::from(WIDE) {
+                    bytes = u16::from_le_bytes([self.wide[wide_at], self.wide[wide_at + 1]]);
+                    wide_at += 2;
+                }
+                Record { address, gap, thread, size: bytes, store: size & STORE_BIT != 0 }
+            }));
+            previous[index] = address;
+            at += records;
+        }
+    }
+
+    /// Appends the block's addresses alone.
+    pub(super) fn decode_addresses(&self, into: &mut Vec<u64>) {
+        let mut previous = vec![0u64; self.threads.len() / 4];
+        let (mut at, mut address_at) = (0, 0);
+        into.reserve(self.records);
+        for (_, index, records) in self.runs() {
+            let mut address = previous[index];
+            into.extend(self.control[at..at + records].iter().map(|&control| {
+                let address_bytes = usize::from(control & 15);
+                let coded = u64_at(self.addresses, address_at) & low_bytes(address_bytes);
+                address = address.wrapping_add(unzigzag(coded));
+                address_at += address_bytes;
+                address
+            }));
+            previous[index] = address;
+            at += records;
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! Reading `.cmt`: streaming, one block in memory; seeking where the input can.
+
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::block::{Block, PADDING_BYTES, RAW_LIMIT};
+use super::{
+    BLOCK_HEADER_BYTES, BLOCK_MAGIC, BLOCK_RECORDS, CMT_VERSION, END_MAGIC, FILE_MAGIC, FOOTER_HEADER_BYTES,
+    FOOTER_LIMIT, FOOTER_MAGIC, HEADER_JSON_LIMIT, INDEX_ENTRIES_LIMIT, IndexEntry, TRAILER_BYTES, u32_at, u64_at,
+};
+use crate::{Header, Place, Record, Totals, TraceError, TraceReader};
+
+/// Reads a `.cmt` block by block.
+///
+/// A damaged or truncated file gives its whole blocks first and then one [`TraceError::Bad`] that names the block;
+/// after [`CmtReader::salvage`] the data just ends there and [`CmtReader::damage`] has the error.
+pub struct CmtReader<R> {
+    input: R,
+    file: String,
+    header: Header,
+    data_start: u64,
+    offset: u64,
+    block: u64,
+    next_record: u64,
+    packed: Vec<u8>,
+    raw: Vec<u8>,
+    decompressor: zstd::bulk::Decompressor<'static>,
+    totals: Option<Totals>,
+    index: Vec<IndexEntry>,
+    salvage: bool,
+    damage: Option<TraceError>,
+    ended: bool,
+}
+
+impl CmtReader<BufReader<File>> {
+    /// Opens a file; totals and index are read at once where the file is whole.
+    ///
+    /// # Errors
+    /// [`TraceError`] where it cannot be opened or is no `.cmt` of this version.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
+        let name = path.as_ref().display().to_string();
+        let input = File::open(path.as_ref()).map_err(TraceError::io(&name, "open"))?;
+        let mut reader = CmtReader::new(BufReader::with_capacity(1 << 16, input), name)?;
+        // A truncated file has no totals; reading it tells where it ends.
+        reader.read_trailer().ok();
+        reader.rewind()?;
+        Ok(reader)
+    }
+}
+
+/// What stands at the front of a block or of the footer.
+enum Part {
+    Block { records: usize },
+    Footer,
+}
+
+impl<R: Read> CmtReader<R> {
+    /// Reads the header. `file` names the input in errors.
+    ///
+    /// # Errors
+    /// [`TraceError::Bad`] where this is no `.cmt` of this version or its header is damaged.
+    pub fn new(mut input: R, file: impl Into<String>) -> Result<Self, TraceError> {
+        let file = file.into();
+        let mut bytes = vec![0; 16];
+        read_whole(&mut input, &mut bytes, &file, Place::Byte(0), "the 16 bytes a .cmt file begins with")?;
+        if bytes[..8] != FILE_MAGIC {
+            let found = format!("'{}'", bytes[..8].escape_ascii());
+            return Err(TraceError::bad(&file, Place::Byte(0), found, "'CMTRACE\\x00', the start of a .cmt file"));
+        }
+        let version = u32_at(&bytes, 8);
+        if version != CMT_VERSION {
+            let (found, expected) = (format!("format version {version}"), format!("version {CMT_VERSION}"));
+            return Err(TraceError::bad(&file, Place::Byte(8), found, expected));
+        }
+        let json_bytes = u32_at(&bytes, 12) as usize;
+        if json_bytes > HEADER_JSON_LIMIT {
+            let found = format!("a header of {json_bytes} bytes");
+            return Err(TraceError::bad(&file, Place::Byte(12), found, format!("at most {HEADER_JSON_LIMIT}")));
+        }
+        bytes.resize(16 + json_bytes + 8, 0);
+        read_whole(&mut input, &mut bytes[16..], &file, Place::Byte(16), "the header")?;
+        let checksum_at = 16 + json_bytes;
+        let place = Place::Byte(checksum_at as u64);
+        check_sum(&file, place, u64_at(&bytes, checksum_at), xxhash_rust::xxh3::xxh3_64(&bytes[..checksum_at]))?;
+        let header = serde_json::from_slice(&bytes[16..checksum_at])
+            .map_err(|error| TraceError::bad(&file, Place::Byte(16), error.to_string(), "a trace header in JSON"))?;
+        let decompressor = zstd::bulk::Decompressor::new().map_err(TraceError::io(&file, "start zstd for"))?;
+        Ok(CmtReader {
+            input,
+            file,
+            header,
+            data_start: bytes.len() as u64,
+            offset: bytes.len() as u64,
+            block: 0,
+            next_record: 0,
+            packed: Vec::new(),
+            raw: Vec::new(),
+            decompressor,
+            totals: None,
+            index: Vec::new(),
+            salvage: false,
+            damage: None,
+            ended: false,
+        })
+    }
+
+    /// From now on damage ends the data instead of failing.
+    pub fn salvage(&mut self) {
+        self.salvage = true;
+    }
+    /// What ended the data early, after [`CmtReader::salvage`].
+    pub fn damage(&self) -> Option<&TraceError> {
+        self.damage.as_ref()
+    }
+    /// Number of the next record that will be read.
+    pub fn next_record(&self) -> u64 {
+        self.next_record
+    }
+
+    fn bad<T>(&self, place: Place, found: impl Into<String>, expected: impl Into<String>) -> Result<T, TraceError> {
+        Err(TraceError::bad(&self.file, place, found, expected))
+    }
+
+    /// The next part's first four bytes and the rest of its header; checks what can be checked before allocating.
+    fn read_part(&mut self) -> Result<(Part, Place), TraceError> {
+        let block_place = Place::Block { block: self.block, offset: self.offset };
+        let mut head = [0u8; BLOCK_HEADER_BYTES];
+        let expected = "a further block or the footer (is the file truncated?)";
+        read_whole(&mut self.input, &mut head[..FOOTER_HEADER_BYTES], &self.file, block_place, expected)?;
+        let (packed_bytes, raw_bytes) = (u32_at(&head, 8) as usize, u32_at(&head, 12) as usize);
+        let is_block = head[..4] == BLOCK_MAGIC;
+        if !is_block && head[..4] != FOOTER_MAGIC {
+            return self.bad(block_place, format!("'{}'", head[..4].escape_ascii()), "'CMTB' or 'CMTE'");
+        }
+        let (place, limit, head_bytes, summed) = if is_block {
+            read_whole(&mut self.input, &mut head[24..], &self.file, block_place, "the rest of its header")?;
+            (block_place, RAW_LIMIT, BLOCK_HEADER_BYTES, 24)
+        } else {
+            (Place::Footer { offset: self.offset }, FOOTER_LIMIT, FOOTER_HEADER_BYTES, 16)
+        };
+        if raw_bytes > limit || packed_bytes > zstd::zstd_safe::compress_bound(limit) {
+            let found = format!("lengths of {packed_bytes} packed and {raw_bytes} unpacked bytes");
+            return self.bad(place, found, format!("at most {limit} unpacked"));
+        }
+        self.packed.clear();
+        let read = self.input.by_ref().take(packed_bytes as u64).read_to_end(&mut self.packed);
+        read.map_err(TraceError::io(&self.file, "read"))?;
+        if self.packed.len() != packed_bytes {
+            let found = format!("the end of the file after {} of its {packed_bytes} bytes", self.packed.len());
+            return self.bad(place, found, "the whole of it");
+        }
+        let mut hash = Xxh3::new();
+        hash.update(&head[..summed]);
+        hash.update(&self.packed);
+        check_sum(&self.file, place, u64_at(&head, summed), hash.digest())?;
+        self.unpack(raw_bytes, place)?;
+        self.offset += (head_bytes + packed_bytes) as u64;
+        if !is_block {
+            return Ok((Part::Footer, place));
+        }
+        let (records, first) = (u32_at(&head, 4) as usize, u64_at(&head, 16));
+        if !(1..=BLOCK_RECORDS).contains(&records) || first != self.next_record {
+            let found = format!("{records} records from number {first}");
+            return self.bad(place, found, format!("1-{BLOCK_RECORDS} from number {}", self.next_record));
+        }
+        Ok((Part::Block { records }, place))
+    }
+
+    /// Unpacks `packed` into `raw`, followed by zeros.
+    fn unpack(&mut self, raw_bytes: usize, place: Place) -> Result<(), TraceError> {
+        self.raw.resize(raw_bytes, 0);
+        let unpacked = self.decompressor.decompress_to_buffer(&self.packed, &mut self.raw[..]);
+        match unpacked {
+            Ok(length) if length == raw_bytes => {
+                self.raw.resize(raw_bytes + PADDING_BYTES, 0);
+                Ok(())
+            }
+            Ok(length) => self.bad(place, format!("{length} unpacked bytes"), format!("{raw_bytes}")),
+            Err(error) => self.bad(place, format!("bytes that do not unpack ({error})"), "a zstd frame"),
+        }
+    }
+
+    fn take_footer(&mut self, place: Place) -> Result<(), TraceError> {
+        let raw = &self.raw[..self.raw.len() - PADDING_BYTES];
+        let json_bytes = if raw.len() >= 4 { u32_at(raw, 0) as usize } else { usize::MAX };
+        let Some((json, index)) = raw.get(4..).and_then(|rest| rest.split_at_checked(json_bytes)) else {
+            return self.bad(place, "totals longer than the footer", "totals and index");
+        };
+        if !index.len().is_multiple_of(24) || index.len() / 24 > INDEX_ENTRIES_LIMIT {
+            return self.bad(place, format!("an index of {} bytes", index.len()), "entries of 24 bytes, 2^20 at most");
+        }
+        let totals: Totals = serde_json::from_slice(json)
+            .map_err(|error| TraceError::bad(&self.file, place, error.to_string(), "totals in JSON"))?;
+        self.index = index
+            .chunks_exact(24)
+            .map(|entry| IndexEntry {
+                offset: u64_at(entry, 0),
+                first_record: u64_at(entry, 8),
+                block: u64_at(entry, 16),
+            })
+            .collect();
+        self.totals = Some(totals);
+        Ok(())
+    }
+
+    /// Loads the next block into `raw`; its records, or `None` at the proper end.
+    fn next_block(&mut self) -> Result<Option<usize>, TraceError> {
+        let (part, place) = self.read_part()?;
+        match part {
+            Part::Block { records } => {
+                self.block += 1;
+                self.next_record += records as u64;
+                Ok(Some(records))
+            }
+            Part::Footer => {
+                self.take_footer(place)?;
+                let records = self.totals.as_ref().map(|totals| totals.records);
+                if records != Some(self.next_record) {
+                    let found = format!("totals of {} records", records.unwrap_or(0));
+                    return self.bad(place, found, format!("{}, as many as were read", self.next_record));
+                }
+                let mut trailer = [0u8; TRAILER_BYTES];
+                read_whole(&mut self.input, &mut trailer, &self.file, place, "the trailer behind it")?;
+                if trailer[8..] != END_MAGIC {
+                    let found = format!("'{}' behind it", trailer[8..].escape_ascii());
+                    return self.bad(place, found, "'CMTREND\\x00'");
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    fn batch(&mut self, decode: impl FnOnce(&Block<'_>)) -> Result<bool, TraceError> {
+        if self.ended {
+            return Ok(false);
+        }
+        let place = Place::Block { block: self.block, offset: self.offset };
+        let result = match self.next_block() {
+            Ok(None) => {
+                self.ended = true;
+                return Ok(false);
+            }
+            Ok(Some(records)) => Block::check(&self.raw, records)
+                .map(|block| decode(&block))
+                .map_err(|(found, expected)| TraceError::bad(&self.file, place, found, expected)),
+            Err(error) => Err(error),
+        };
+        let Err(error) = result else { return Ok(true) };
+        // After an error nothing more is read: what would follow is not to be trusted.
+        self.ended = true;
+        if !self.salvage {
+            return Err(error);
+        }
+        self.damage = Some(error);
+        Ok(false)
+    }
+}
+
+impl<R: Read + Seek> CmtReader<R> {
+    fn read_trailer(&mut self) -> Result<(), TraceError> {
+        let file = self.file.clone();
+        let io = || TraceError::io(&file, "seek in");
+        let end = self.input.seek(SeekFrom::End(-(TRAILER_BYTES as i64))).map_err(io())?;
+        let mut trailer = [0u8; TRAILER_BYTES];
+        let place = Place::Byte(end);
+        read_whole(&mut self.input, &mut trailer, &file, place, "the trailer")?;
+        let offset = u64_at(&trailer, 0);
+        if trailer[8..] != END_MAGIC || offset < self.data_start || offset >= end {
+            return self.bad(place, "no trailer", "the footer's offset and 'CMTREND\\x00'");
+        }
+        self.input.seek(SeekFrom::Start(offset)).map_err(io())?;
+        self.offset = offset;
+        match self.read_part()? {
+            (Part::Footer, place) => self.take_footer(place),
+            (Part::Block { .. }, place) => self.bad(place, "a block", "the footer"),
+        }
+    }
+
+    fn go_to(&mut self, entry: IndexEntry) -> Result<(), TraceError> {
+        self.input.seek(SeekFrom::Start(entry.offset)).map_err(TraceError::io(&self.file, "seek in"))?;
+        (self.offset, self.block, self.next_record) = (entry.offset, entry.block, entry.first_record);
+        (self.ended, self.damage) = (false, None);
+        Ok(())
+    }
+
+    /// Back to the first record.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`].
+    pub fn rewind(&mut self) -> Result<(), TraceError> {
+        self.go_to(IndexEntry { offset: self.data_start, first_record: 0, block: 0 })
+    }
+
+    /// Goes to the last indexed block that begins at or before `record` and returns its first record's number;
+    /// the caller passes over the difference. Without an index that is the start.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`].
+    pub fn seek_near(&mut self, record: u64) -> Result<u64, TraceError> {
+        let after = self.index.partition_point(|entry| entry.first_record <= record);
+        let start = IndexEntry { offset: self.data_start, first_record: 0, block: 0 };
+        let entry = after.checked_sub(1).map_or(start, |at| self.index[at]);
+        self.go_to(entry)?;
+        Ok(entry.first_record)
+    }
+}
+
+impl<R: Read + Send> TraceReader for CmtReader<R> {
+    fn header(&self) -> &Header {
+        &self.header
+    }
+    fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+        batch.clear();
+        self.batch(|block| block.decode(batch))
+    }
+    fn read_addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
+        batch.clear();
+        self.batch(|block| block.decode_addresses(batch))
+    }
+    fn totals(&self) -> Option<&Totals> {
+        self.totals.as_ref()
+    }
+}
+
+fn read_whole(
+    input: &mut impl Read,
+    into: &mut [u8],
+    file: &str,
+    place: Place,
+    expected: &str,
+) -> Result<(), TraceError> {
+    let wanted = into.len();
+    let mut got = 0;
+    while got < wanted {
+        match input.read(&mut into[got..]) {
+            Ok(0) => {
+                let found = format!("the end of the file after {got} bytes");
+                return Err(TraceError::bad(file, place, found, expected));
+            }
+            Ok(read) => got += read,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(TraceError::io(file, "read")(error)),
+        }
+    }
+    Ok(())
+}
+
+fn check_sum(file: &str, place: Place, stored: u64, computed: u64) -> Result<(), TraceError> {
+    if stored == computed {
+        return Ok(());
+    }
+    Err(TraceError::bad(file, place, format!("checksum {stored:016x}"), format!("{computed:016x} by its content")))
+}

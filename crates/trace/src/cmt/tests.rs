@@ -1,0 +1,172 @@
+use std::io::Cursor;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Header, Place, ProcessTotals, Record, ThreadTotals, Totals, TraceError, TraceReader};
+
+fn header() -> Header {
+    Header { command: vec!["gzip".into(), "-9".into()], ..Header::foreign("valgrind", true) }
+}
+
+fn written(records: &[Record], totals: Totals) -> Vec<u8> {
+    let mut writer = CmtWriter::new(Vec::new(), "test.cmt", &header(), 1).unwrap();
+    writer.push_all(records).unwrap();
+    writer.finish(totals).unwrap().0
+}
+
+fn read_all<R: std::io::Read + Send>(reader: &mut CmtReader<R>) -> (Vec<Record>, Option<TraceError>) {
+    let (mut all, mut batch) = (Vec::new(), Vec::new());
+    loop {
+        match reader.read_batch(&mut batch) {
+            Ok(true) => all.extend_from_slice(&batch),
+            Ok(false) => return (all, None),
+            Err(error) => return (all, Some(error)),
+        }
+    }
+}
+
+/// A program-like stream: strides, jumps, several threads, rare wide accesses.
+fn records(count: usize) -> Vec<Record> {
+    let mut state = 1u64;
+    (0..count)
+        .map(|i| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let random = state >> 33;
+            Record {
+                address: if random.is_multiple_of(5) { random << 12 } else { 0x7000_0000 + 8 * i as u64 },
+                gap: random % 9,
+                thread: (i / 1000 % 3) as u32,
+                size: if random.is_multiple_of(97) { 512 } else { 1 << (random % 4) },
+                store: random.is_multiple_of(3),
+            }
+        })
+        .collect()
+}
+
+fn any_record() -> impl Strategy<Value = Record> {
+    let wide = prop_oneof![0u64..4096, any::<u64>()];
+    (wide.clone(), wide, prop_oneof![0u32..4, any::<u32>()], any::<u16>(), any::<bool>())
+        .prop_map(|(address, gap, thread, size, store)| Record { address, gap, thread, size, store })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Does every record, at any value of any field, come back as it was written, through both ways of reading?
+    #[test]
+    fn any_records_read_back_equal(records in prop::collection::vec(any_record(), 0..300)) {
+        let bytes = written(&records, Totals::default());
+        let mut reader = CmtReader::new(&bytes[..], "test.cmt").unwrap();
+        prop_assert_eq!(reader.header(), &header());
+        let (back, error) = read_all(&mut reader);
+        prop_assert!(error.is_none());
+        prop_assert_eq!(&back, &records);
+        let mut reader = CmtReader::new(&bytes[..], "test.cmt").unwrap();
+        let (mut addresses, mut batch) = (Vec::new(), Vec::new());
+        while reader.read_addresses(&mut batch).unwrap() {
+            addresses.extend_from_slice(&batch);
+        }
+        prop_assert_eq!(addresses, records.iter().map(|record| record.address).collect::<Vec<_>>());
+    }
+
+    /// Does any damage, anywhere, give an error or the same records, and never a panic or other records?
+    #[test]
+    fn one_changed_byte_never_gives_other_records(at in any::<prop::sample::Index>(), bit in 0u8..8) {
+        let records = records(3000);
+        let mut bytes = written(&records, Totals::default());
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        if let Ok(mut reader) = CmtReader::new(&bytes[..], "test.cmt") {
+            let (back, _) = read_all(&mut reader);
+            prop_assert!(records.starts_with(&back));
+        }
+    }
+}
+
+/// Do several blocks, totals and threads come back, and does a seek land at the block before?
+#[test]
+fn a_long_trace_keeps_its_totals_and_can_be_sought_in() {
+    let records = records(3 * BLOCK_RECORDS + 17);
+    let given = Totals {
+        program_accesses: Some(1 << 40),
+        instructions: Some(1 << 41),
+        threads: vec![ThreadTotals { thread: 1, accesses: Some(5), instructions: Some(6), ..Default::default() }],
+        processes: vec![ProcessTotals { process: 0, pid: Some(77), command: vec!["gzip".into()] }],
+        ended: Some("exit 0".into()),
+        ..Totals::default()
+    };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), written(&records, given.clone())).unwrap();
+    let mut reader = CmtReader::open(file.path()).unwrap();
+    let totals = reader.totals().unwrap().clone();
+    assert_eq!(totals.records, records.len() as u64);
+    assert_eq!(
+        (totals.program_accesses, &totals.processes, &totals.ended),
+        (given.program_accesses, &given.processes, &given.ended)
+    );
+    let of_thread = |thread| records.iter().filter(|record| record.thread == thread).count() as u64;
+    let counts: Vec<_> = totals.threads.iter().map(|totals| (totals.thread, totals.records, totals.accesses)).collect();
+    assert_eq!(counts, [(0, of_thread(0), None), (1, of_thread(1), Some(5)), (2, of_thread(2), None)]);
+    assert_eq!(read_all(&mut reader).0, records);
+    let near = 2 * BLOCK_RECORDS as u64;
+    assert_eq!(reader.seek_near(near + 5).unwrap(), near);
+    assert_eq!(read_all(&mut reader).0, records[near as usize..]);
+    reader.rewind().unwrap();
+    assert_eq!(read_all(&mut reader).0, records);
+}
+
+/// Does a file cut off at any length give its whole blocks and then an error that names the next one?
+#[test]
+fn a_truncated_file_gives_its_whole_blocks_and_names_the_broken_one() {
+    let records = records(2 * BLOCK_RECORDS + 100);
+    let bytes = written(&records, Totals::default());
+    let starts: Vec<usize> =
+        bytes.windows(4).enumerate().filter(|(_, four)| *four == b"CMTB").map(|(at, _)| at).collect();
+    assert_eq!(starts.len(), 3);
+    for (cut, whole) in [(starts[1], 1), (starts[1] + 3, 1), (starts[2] - 1, 1), (starts[2] + 40, 2)] {
+        let mut reader = CmtReader::new(&bytes[..cut], "cut.cmt").unwrap();
+        let (back, error) = read_all(&mut reader);
+        assert_eq!(back, records[..whole * BLOCK_RECORDS]);
+        let text = error.expect("an error").to_string();
+        let place = format!("cut.cmt: block {whole} at byte {}: found the end of the file", starts[whole]);
+        assert!(text.starts_with(&place), "{text}");
+        let mut reader = CmtReader::new(&bytes[..cut], "cut.cmt").unwrap();
+        reader.salvage();
+        let (back, error) = read_all(&mut reader);
+        assert!(error.is_none() && back.len() == whole * BLOCK_RECORDS);
+        assert_eq!(reader.damage().map(ToString::to_string), Some(text));
+    }
+}
+
+/// Does a damaged block stop the reading there, naming it, with the blocks before it intact?
+#[test]
+fn a_damaged_block_is_named_and_those_before_it_are_read() {
+    let records = records(2 * BLOCK_RECORDS);
+    let mut bytes = written(&records, Totals::default());
+    let second = bytes.windows(4).rposition(|four| four == b"CMTB").unwrap();
+    bytes[second + 100] ^= 0x10;
+    let (back, error) = read_all(&mut CmtReader::new(Cursor::new(&bytes), "x.cmt").unwrap());
+    assert_eq!(back, records[..BLOCK_RECORDS]);
+    match error {
+        Some(TraceError::Bad { place: Place::Block { block: 1, offset }, .. }) => assert_eq!(offset, second as u64),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Is a forged length refused before anything of that size is allocated?
+#[test]
+fn lengths_that_no_writer_makes_are_refused() {
+    let bytes = written(&records(10), Totals::default());
+    let block = bytes.windows(4).position(|four| four == b"CMTB").unwrap();
+    for field in [8, 12] {
+        let mut forged = bytes.clone();
+        forged[block + field..block + field + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+        let error = read_all(&mut CmtReader::new(&forged[..], "x.cmt").unwrap()).1.unwrap().to_string();
+        assert!(error.contains("block 0") && error.contains("4294967295"), "{error}");
+    }
+    let mut forged = bytes.clone();
+    forged[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
+    let error = CmtReader::new(&forged[..], "x.cmt").err().unwrap().to_string();
+    assert!(error.contains("a header of 4294967295 bytes"), "{error}");
+}

@@ -1,0 +1,204 @@
+//! Writing `.cmt`: streaming, one block in memory.
+
+use std::io::Write;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::block::Columns;
+use super::{
+    BLOCK_HEADER_BYTES, BLOCK_MAGIC, BLOCK_RECORDS, CMT_VERSION, END_MAGIC, FILE_MAGIC, FOOTER_HEADER_BYTES,
+    FOOTER_LIMIT, FOOTER_MAGIC, HEADER_JSON_LIMIT, INDEX_ENTRIES_LIMIT, IndexEntry,
+};
+use crate::Place;
+use crate::{Header, Record, ThreadTotals, Totals, TraceError};
+
+/// Writes records into blocks; [`CmtWriter::finish`] closes the file with totals and index.
+///
+/// Without it the file is a truncated one: readable up to its last whole block.
+pub struct CmtWriter<W: Write> {
+    out: W,
+    file: String,
+    columns: Columns,
+    raw: Vec<u8>,
+    packed: Vec<u8>,
+    compressor: zstd::bulk::Compressor<'static>,
+    offset: u64,
+    records: u64,
+    blocks: u64,
+    index: Vec<IndexEntry>,
+    index_stride: u64,
+    per_thread_records: std::collections::BTreeMap<u32, u64>,
+}
+
+impl<W: Write> CmtWriter<W> {
+    /// Starts a file. `file` names it in errors; `level` is zstd's (3 while recording, 19 for files to ship).
+    ///
+    /// # Errors
+    /// [`TraceError::Io`] where the header cannot be written, [`TraceError::Bad`] where it is over 4 MiB.
+    pub fn new(mut out: W, file: impl Into<String>, header: &Header, level: i32) -> Result<Self, TraceError> {
+        let file = file.into();
+        let json = serde_json::to_vec(header)
+            .map_err(|error| TraceError::bad(&file, Place::File, error.to_string(), "a header that JSON can hold"))?;
+        if json.len() > HEADER_JSON_LIMIT {
+            let found = format!("a header of {} bytes", json.len());
+            return Err(TraceError::bad(&file, Place::File, found, format!("at most {HEADER_JSON_LIMIT}")));
+        }
+        let mut bytes = FILE_MAGIC.to_vec();
+        bytes.extend_from_slice(&CMT_VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(json.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&json);
+        let checksum = xxhash_rust::xxh3::xxh3_64(&bytes);
+        bytes.extend_from_slice(&checksum.to_le_bytes());
+        out.write_all(&bytes).map_err(TraceError::io(&file, "write"))?;
+        let compressor = zstd::bulk::Compressor::new(level).map_err(TraceError::io(&file, "start zstd for"))?;
+        Ok(CmtWriter {
+            out,
+            file,
+            columns: Columns::default(),
+            raw: Vec::new(),
+            packed: Vec::new(),
+            compressor,
+            offset: bytes.len() as u64,
+            records: 0,
+            blocks: 0,
+            index: Vec::new(),
+            index_stride: 1,
+            per_thread_records: Default::default(),
+        })
+    }
+
+    /// Records written so far.
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+    /// Bytes written so far (whole blocks).
+    pub fn bytes(&self) -> u64 {
+        self.offset
+    }
+
+    /// Appends one record.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`] where a full block cannot be written.
+    #[inline]
+    pub fn push(&mut self, record: &Record) -> Result<(), TraceError> {
+        self.columns.push(record);
+        self.records += 1;
+        if self.columns.len() == BLOCK_RECORDS { self.flush_block() } else { Ok(()) }
+    }
+
+    /// Appends many.
+    ///
+    /// # Errors
+    /// As [`CmtWriter::push`].
+    pub fn push_all(&mut self, records: &[Record]) -> Result<(), TraceError> {
+        records.iter().try_for_each(|record| self.push(record))
+    }
+
+    /// Writes what is pending as a block of its own.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`] where it cannot be written.
+    pub fn flush_block(&mut self) -> Result<(), TraceError> {
+        let records = self.columns.len();
+        if records == 0 {
+            return Ok(());
+        }
+        for (thread, count) in self.columns.records_per_thread() {
+            *self.per_thread_records.entry(thread).or_default() += count;
+        }
+        self.columns.take(&mut self.raw);
+        self.pack()?;
+        let mut head = [0u8; BLOCK_HEADER_BYTES];
+        head[..4].copy_from_slice(&BLOCK_MAGIC);
+        head[4..8].copy_from_slice(&(records as u32).to_le_bytes());
+        head[8..12].copy_from_slice(&(self.packed.len() as u32).to_le_bytes());
+        head[12..16].copy_from_slice(&(self.raw.len() as u32).to_le_bytes());
+        let first_record = self.records - records as u64;
+        head[16..24].copy_from_slice(&first_record.to_le_bytes());
+        let mut hash = Xxh3::new();
+        hash.update(&head[..24]);
+        hash.update(&self.packed);
+        head[24..].copy_from_slice(&hash.digest().to_le_bytes());
+        self.note_in_index(first_record);
+        self.blocks += 1;
+        self.write_out(&head)
+    }
+
+    fn note_in_index(&mut self, first_record: u64) {
+        if !self.blocks.is_multiple_of(self.index_stride) {
+            return;
+        }
+        if self.index.len() == INDEX_ENTRIES_LIMIT {
+            let mut kept = 0u64;
+            self.index.retain(|_| {
+                kept += 1;
+                kept % 2 == 1
+            });
+            self.index_stride *= 2;
+        }
+        self.index.push(IndexEntry { offset: self.offset, first_record, block: self.blocks });
+    }
+
+    fn pack(&mut self) -> Result<(), TraceError> {
+        self.packed.clear();
+        self.packed.reserve(zstd::zstd_safe::compress_bound(self.raw.len()));
+        let packed = self.compressor.compress_to_buffer(&self.raw, &mut self.packed);
+        packed.map(|_| ()).map_err(TraceError::io(&self.file, "compress a block of"))
+    }
+
+    fn write_out(&mut self, head: &[u8]) -> Result<(), TraceError> {
+        let written = self.out.write_all(head).and_then(|()| self.out.write_all(&self.packed));
+        written.map_err(TraceError::io(&self.file, "write"))?;
+        self.offset += (head.len() + self.packed.len()) as u64;
+        Ok(())
+    }
+
+    /// Closes the file. The record counts of `totals` are filled in by the writer, threads it does not mention are
+    /// added; the rest is stored as given. Gives back what was written to and the totals as stored.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`] where it cannot be written.
+    pub fn finish(mut self, mut totals: Totals) -> Result<(W, Totals), TraceError> {
+        self.flush_block()?;
+        totals.records = self.records;
+        for (&thread, &records) in &self.per_thread_records {
+            match totals.threads.iter_mut().find(|totals| totals.thread == thread) {
+                Some(found) => found.records = records,
+                None => totals.threads.push(ThreadTotals { thread, records, ..Default::default() }),
+            }
+        }
+        totals.threads.sort_by_key(|totals| totals.thread);
+        let json = serde_json::to_vec(&totals).map_err(|error| {
+            TraceError::bad(&self.file, Place::File, error.to_string(), "totals that JSON can hold")
+        })?;
+        self.raw.clear();
+        self.raw.extend_from_slice(&(json.len() as u32).to_le_bytes());
+        self.raw.extend_from_slice(&json);
+        for entry in &self.index {
+            for number in [entry.offset, entry.first_record, entry.block] {
+                self.raw.extend_from_slice(&number.to_le_bytes());
+            }
+        }
+        if self.raw.len() > FOOTER_LIMIT {
+            let found = format!("totals and index of {} bytes", self.raw.len());
+            return Err(TraceError::bad(&self.file, Place::File, found, format!("at most {FOOTER_LIMIT}")));
+        }
+        self.pack()?;
+        let footer_offset = self.offset;
+        let mut head = [0u8; FOOTER_HEADER_BYTES];
+        head[..4].copy_from_slice(&FOOTER_MAGIC);
+        head[8..12].copy_from_slice(&(self.packed.len() as u32).to_le_bytes());
+        head[12..16].copy_from_slice(&(self.raw.len() as u32).to_le_bytes());
+        let mut hash = Xxh3::new();
+        hash.update(&head[..16]);
+        hash.update(&self.packed);
+        head[16..].copy_from_slice(&hash.digest().to_le_bytes());
+        self.write_out(&head)?;
+        let mut trailer = footer_offset.to_le_bytes().to_vec();
+        trailer.extend_from_slice(&END_MAGIC);
+        let written = self.out.write_all(&trailer).and_then(|()| self.out.flush());
+        written.map_err(TraceError::io(&self.file, "write"))?;
+        Ok((self.out, totals))
+    }
+}

@@ -1,0 +1,59 @@
+//! From any readable format to `.cmt`.
+
+use std::io::Write;
+
+use crate::{CmtWriter, Totals, TraceError, TraceReader};
+
+/// What a conversion did.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Converted {
+    pub totals: Totals,
+    /// Bytes written.
+    pub bytes: u64,
+}
+
+/// Copies all of `reader` into a `.cmt` at zstd `level`, telling `progress` the records so far after every batch;
+/// header and totals are kept.
+///
+/// # Errors
+/// The reader's or the writer's own. What was written until then is a truncated `.cmt`: readable to its last block.
+pub fn convert(
+    reader: &mut dyn TraceReader,
+    out: impl Write,
+    out_name: &str,
+    level: i32,
+    mut progress: impl FnMut(u64),
+) -> Result<Converted, TraceError> {
+    let mut out = Counted { out, bytes: 0 };
+    let mut writer = CmtWriter::new(&mut out, out_name, reader.header(), level)?;
+    let mut batch = Vec::new();
+    loop {
+        let more = reader.read_batch(&mut batch);
+        if !matches!(more, Ok(true)) {
+            writer.flush_block()?;
+        }
+        if !more? {
+            break;
+        }
+        writer.push_all(&batch)?;
+        progress(writer.records());
+    }
+    let (_, totals) = writer.finish(reader.totals().cloned().unwrap_or_default())?;
+    Ok(Converted { totals, bytes: out.bytes })
+}
+
+struct Counted<W> {
+    out: W,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Counted<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.out.flush()
+    }
+}

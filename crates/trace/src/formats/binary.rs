@@ -1,0 +1,175 @@
+//! Binary formats of fixed-size entries: raw u64, ChampSim, oracleGeneral.
+
+use std::io::Read;
+
+use super::text::BATCH_RECORDS;
+use crate::{Header, Place, Record, Totals, TraceError, TraceReader};
+
+/// Reads whole entries of `N` bytes.
+struct Entries<R, const N: usize> {
+    input: R,
+    file: String,
+    buffer: Vec<u8>,
+    offset: u64,
+    ended: bool,
+}
+
+impl<R: Read, const N: usize> Entries<R, N> {
+    fn new(input: R, file: String) -> Self {
+        Entries { input, file, buffer: Vec::new(), offset: 0, ended: false }
+    }
+
+    /// The next entries, none at the end.
+    fn advance(&mut self) -> Result<&[[u8; N]], TraceError> {
+        self.buffer.clear();
+        if !self.ended {
+            let wanted = (N * BATCH_RECORDS) as u64;
+            let read = self.input.by_ref().take(wanted).read_to_end(&mut self.buffer);
+            self.ended = read.map_err(TraceError::io(&self.file, "read"))? < N * BATCH_RECORDS;
+        }
+        let (entries, rest) = self.buffer.as_chunks();
+        if !rest.is_empty() {
+            let place = Place::Byte(self.offset + (N * entries.len()) as u64);
+            let found = format!("{} bytes before the end", rest.len());
+            return Err(TraceError::bad(&self.file, place, found, format!("entries of {N} bytes")));
+        }
+        self.offset += self.buffer.len() as u64;
+        Ok(entries)
+    }
+}
+
+fn u64_of(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
+}
+
+macro_rules! binary_reader {
+    ($(#[$doc:meta])* $name:ident, $bytes:literal, $source:literal, $instructions:literal) => {
+        $(#[$doc])*
+        pub struct $name<R> {
+            entries: Entries<R, $bytes>,
+            header: Header,
+            records: u64,
+            /// Up to the last record, and since then.
+            instructions: u64,
+            gap: u64,
+            totals: Option<Totals>,
+        }
+        impl<R: Read> $name<R> {
+            /// `file` names the input in errors.
+            pub fn new(input: R, file: impl Into<String>) -> Self {
+                $name {
+                    entries: Entries::new(input, file.into()),
+                    header: Header::foreign($source, $instructions),
+                    records: 0,
+                    instructions: 0,
+                    gap: 0,
+                    totals: None,
+                }
+            }
+            fn ended(&mut self) {
+                self.totals = Some(Totals {
+                    records: self.records,
+                    program_accesses: Some(self.records),
+                    instructions: $instructions.then_some(self.instructions + self.gap),
+                    ..Totals::default()
+                });
+            }
+        }
+    };
+}
+
+binary_reader!(
+    /// Byte addresses as little-endian u64, nothing else: loads of unknown size, no instructions.
+    RawU64Reader, 8, "u64", false
+);
+binary_reader!(
+    /// ChampSim's 64-byte instructions (unpacked: its `.xz` files go through `xz -dc`): the non-zero source memory
+    /// operands are loads, the destination ones stores, of unknown size.
+    ChampSimReader, 64, "champsim", true
+);
+binary_reader!(
+    /// libCacheSim's oracleGeneral: 24-byte requests (u32 time, u64 object, u32 size, i64 next access). An object
+    /// counts as one line: its id, cut to 58 bits, is the line number; its size is not kept.
+    OracleGeneralReader, 24, "oracle-general", false
+);
+
+impl<R: Read + Send> TraceReader for RawU64Reader<R> {
+    fn header(&self) -> &Header {
+        &self.header
+    }
+    fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+        batch.clear();
+        let entries = self.entries.advance()?;
+        batch.extend(entries.iter().map(|&bytes| Record { address: u64::from_le_bytes(bytes), ..Record::default() }));
+        self.records += batch.len() as u64;
+        if batch.is_empty() {
+            self.ended();
+        }
+        Ok(!batch.is_empty())
+    }
+    fn read_addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
+        batch.clear();
+        batch.extend(self.entries.advance()?.iter().map(|&bytes| u64::from_le_bytes(bytes)));
+        self.records += batch.len() as u64;
+        if batch.is_empty() {
+            self.ended();
+        }
+        Ok(!batch.is_empty())
+    }
+    fn totals(&self) -> Option<&Totals> {
+        self.totals.as_ref()
+    }
+}
+
+impl<R: Read + Send> TraceReader for ChampSimReader<R> {
+    fn header(&self) -> &Header {
+        &self.header
+    }
+    fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+        batch.clear();
+        // A batch of instructions without one access is passed over: an empty batch would mean the end.
+        while batch.is_empty() {
+            let entries = self.entries.advance()?;
+            if entries.is_empty() {
+                self.ended();
+                return Ok(false);
+            }
+            for entry in entries {
+                self.gap += 1;
+                // ip 8, branch flags 2, registers 2 + 4, then two destinations and four sources.
+                for (at, operand) in entry[16..].chunks_exact(8).enumerate() {
+                    let address = u64_of(operand);
+                    if address != 0 {
+                        batch.push(Record { address, gap: self.gap, thread: 0, size: 0, store: at < 2 });
+                        self.instructions += self.gap;
+                        self.gap = 0;
+                    }
+                }
+            }
+        }
+        self.records += batch.len() as u64;
+        Ok(true)
+    }
+    fn totals(&self) -> Option<&Totals> {
+        self.totals.as_ref()
+    }
+}
+
+impl<R: Read + Send> TraceReader for OracleGeneralReader<R> {
+    fn header(&self) -> &Header {
+        &self.header
+    }
+    fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+        batch.clear();
+        let entries = self.entries.advance()?;
+        batch.extend(entries.iter().map(|entry| Record { address: u64_of(&entry[4..12]) << 6, ..Record::default() }));
+        self.records += batch.len() as u64;
+        if batch.is_empty() {
+            self.ended();
+        }
+        Ok(!batch.is_empty())
+    }
+    fn totals(&self) -> Option<&Totals> {
+        self.totals.as_ref()
+    }
+}

@@ -1,0 +1,69 @@
+//! Lines of a text format, numbered, with a bound on their length.
+
+use std::io::{BufRead, BufReader, Read};
+
+use crate::{Place, TraceError};
+
+/// Longer lines are refused, so that a wrong file cannot ask for unbounded memory.
+pub(super) const LINE_BYTES_LIMIT: usize = 4096;
+
+pub(super) struct Lines<R> {
+    input: BufReader<R>,
+    pub(super) file: String,
+    line: Vec<u8>,
+    number: u64,
+}
+
+impl<R: Read> Lines<R> {
+    pub(super) fn new(input: R, file: String) -> Self {
+        Lines { input: BufReader::with_capacity(1 << 16, input), file, line: Vec::new(), number: 0 }
+    }
+
+    /// Reads the next line, without its end; `false` at the end of the input.
+    pub(super) fn advance(&mut self) -> Result<bool, TraceError> {
+        self.line.clear();
+        let limit = LINE_BYTES_LIMIT as u64 + 1;
+        let read = self.input.by_ref().take(limit).read_until(b'\n', &mut self.line);
+        if read.map_err(TraceError::io(&self.file, "read"))? == 0 {
+            return Ok(false);
+        }
+        self.number += 1;
+        if self.line.last() == Some(&b'\n') {
+            self.line.pop();
+        } else if self.line.len() > LINE_BYTES_LIMIT {
+            return Err(self.bad(format!("a line of at most {LINE_BYTES_LIMIT} bytes")));
+        }
+        if self.line.last() == Some(&b'\r') {
+            self.line.pop();
+        }
+        Ok(true)
+    }
+
+    pub(super) fn line(&self) -> &[u8] {
+        &self.line
+    }
+
+    /// The error for the current line.
+    pub(super) fn bad(&self, expected: impl Into<String>) -> TraceError {
+        let shown = &self.line[..self.line.len().min(60)];
+        let dots = if self.line.len() > shown.len() { "..." } else { "" };
+        TraceError::bad(&self.file, Place::Line(self.number), format!("'{}{dots}'", shown.escape_ascii()), expected)
+    }
+}
+
+/// Reads hexadecimal digits, with or without `0x`, at most 16.
+pub(super) fn hex(digits: &[u8]) -> Option<u64> {
+    let digits = digits.strip_prefix(b"0x").or_else(|| digits.strip_prefix(b"0X")).unwrap_or(digits);
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |sum, &digit| {
+        let value = (digit as char).to_digit(16)?;
+        (sum >> 60 == 0).then_some(sum << 4 | u64::from(value))
+    })
+}
+
+/// Reads decimal digits of a size.
+pub(super) fn size(digits: &[u8]) -> Option<u16> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}

@@ -1,0 +1,13 @@
+//! Readers for traces of other tools, and the choice among all formats.
+
+mod binary;
+mod lines;
+mod open;
+mod text;
+
+pub use binary::{ChampSimReader, OracleGeneralReader, RawU64Reader};
+pub use open::{Format, open, open_input};
+pub use text::{DinReader, LackeyReader};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! Which format an input has, and the reader for it.
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::str::FromStr;
+
+use super::{ChampSimReader, DinReader, LackeyReader, OracleGeneralReader, RawU64Reader};
+use crate::cmt::FILE_MAGIC;
+use crate::{CmtReader, Place, TraceError, TraceReader};
+
+/// The formats that can be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    Cmt,
+    Lackey,
+    Din,
+    U64,
+    ChampSim,
+    OracleGeneral,
+}
+
+impl Format {
+    /// Every format.
+    pub const ALL: [Format; 6] =
+        [Format::Cmt, Format::Lackey, Format::Din, Format::U64, Format::ChampSim, Format::OracleGeneral];
+
+    /// The name that [`Format::from_str`] reads.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Cmt => "cmt",
+            Format::Lackey => "lackey",
+            Format::Din => "din",
+            Format::U64 => "u64",
+            Format::ChampSim => "champsim",
+            Format::OracleGeneral => "oracle-general",
+        }
+    }
+
+    fn by_extension(file: &str) -> Option<Format> {
+        let name = file.strip_suffix(".zst").unwrap_or(file);
+        let extension = name.rsplit_once('.')?.1.to_ascii_lowercase();
+        match extension.as_str() {
+            "cmt" => Some(Format::Cmt),
+            "lackey" => Some(Format::Lackey),
+            "din" => Some(Format::Din),
+            "u64" | "raw" | "bin" => Some(Format::U64),
+            "champsim" | "champsimtrace" => Some(Format::ChampSim),
+            "oraclegeneral" => Some(Format::OracleGeneral),
+            _ => None,
+        }
+    }
+
+    /// By the first bytes: only what cannot be taken for something else.
+    fn by_content(start: &[u8]) -> Option<Format> {
+        if start.starts_with(&FILE_MAGIC) {
+            return Some(Format::Cmt);
+        }
+        let text = start.utf8_chunks().next()?.valid();
+        // The last line may be cut off by the window.
+        let whole = text.rsplit_once('\n')?.0;
+        let line = whole.lines().find(|line| !line.starts_with("==") && !line.trim().is_empty())?;
+        let mut words = line.split_ascii_whitespace();
+        match (words.next()?, words.next()?) {
+            ("I" | "L" | "S" | "M", rest) if rest.contains(',') => Some(Format::Lackey),
+            ("0" | "1" | "2" | "r" | "w" | "i", address) if super::lines::hex(address.as_bytes()).is_some() => {
+                Some(Format::Din)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl FromStr for Format {
+    type Err = TraceError;
+    fn from_str(name: &str) -> Result<Format, TraceError> {
+        let lower = name.to_ascii_lowercase().replace('_', "-");
+        let lower = if lower == "oraclegeneral" { "oracle-general".to_string() } else { lower };
+        let found = Format::ALL.into_iter().find(|format| format.name() == lower);
+        found.ok_or_else(|| crate::unknown_name("format", name, Format::ALL.map(|format| format.name().to_string())))
+    }
+}
+
+/// Opens a trace; `-` is standard input. Without a format it is told by content, then by extension. An input that
+/// is itself a zstd frame is unpacked on the way.
+///
+/// # Errors
+/// [`TraceError`] where it cannot be opened, its format cannot be told, or its start is wrong.
+pub fn open(path: &str, format: Option<Format>) -> Result<Box<dyn TraceReader>, TraceError> {
+    if path == "-" {
+        return open_input(Box::new(std::io::stdin()), "standard input", format);
+    }
+    let mut start = Vec::new();
+    let mut input = File::open(path).map_err(TraceError::io(path, "open"))?;
+    let metadata = input.metadata().map_err(TraceError::io(path, "read"))?;
+    if metadata.is_file() {
+        let read = input.by_ref().take(8).read_to_end(&mut start);
+        read.map_err(TraceError::io(path, "read"))?;
+        // A .cmt that can be sought in has its totals at once.
+        if start == FILE_MAGIC && format.is_none_or(|format| format == Format::Cmt) {
+            return Ok(Box::new(CmtReader::open(path)?));
+        }
+        input = File::open(path).map_err(TraceError::io(path, "open"))?;
+    }
+    open_input(Box::new(input), path, format)
+}
+
+/// As [`open`], for a stream; `file` names it in errors.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_input(
+    mut input: Box<dyn Read + Send>,
+    file: &str,
+    format: Option<Format>,
+) -> Result<Box<dyn TraceReader>, TraceError> {
+    let mut start = read_start(&mut input, file)?;
+    if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        let chained = std::io::Cursor::new(start).chain(input);
+        let unpacked = zstd::stream::read::Decoder::new(chained).map_err(TraceError::io(file, "unpack"))?;
+        input = Box::new(unpacked);
+        start = read_start(&mut input, file)?;
+    }
+    let told = format.or_else(|| Format::by_content(&start)).or_else(|| Format::by_extension(file));
+    let Some(format) = told else {
+        let shown = &start[..start.len().min(16)];
+        let found = if shown.is_empty() { "nothing".to_string() } else { format!("'{}'", shown.escape_ascii()) };
+        let names = Format::ALL.map(Format::name).join(", ");
+        return Err(TraceError::bad(file, Place::Byte(0), found, format!("a known format; name one of {names}")));
+    };
+    let input = std::io::Cursor::new(start).chain(input);
+    let file = file.to_string();
+    Ok(match format {
+        Format::Cmt => Box::new(CmtReader::new(BufReader::with_capacity(1 << 16, input), file)?),
+        Format::Lackey => Box::new(LackeyReader::new(input, file)),
+        Format::Din => Box::new(DinReader::new(input, file)),
+        Format::U64 => Box::new(RawU64Reader::new(input, file)),
+        Format::ChampSim => Box::new(ChampSimReader::new(input, file)),
+        Format::OracleGeneral => Box::new(OracleGeneralReader::new(input, file)),
+    })
+}
+
+/// The first bytes, enough to tell a format by.
+fn read_start(input: &mut impl Read, file: &str) -> Result<Vec<u8>, TraceError> {
+    let mut start = Vec::new();
+    input.take(4096).read_to_end(&mut start).map_err(TraceError::io(file, "read"))?;
+    Ok(start)
+}

@@ -1,0 +1,165 @@
+//! Text formats: Valgrind's lackey (`--trace-mem=yes`) and Dinero's din.
+
+use std::io::Read;
+
+use super::lines::{Lines, hex, size};
+use crate::{Header, Record, Totals, TraceError, TraceReader};
+
+/// Records per batch of a text or foreign binary format.
+pub(super) const BATCH_RECORDS: usize = 1 << 14;
+
+/// What one line of a text format says.
+enum Said {
+    Nothing,
+    Instruction,
+    Access { address: u64, size: u16, store: bool },
+}
+
+/// Counts that every text reader keeps.
+#[derive(Default)]
+struct Counts {
+    gap: u64,
+    instructions: u64,
+    records: u64,
+    ended: bool,
+}
+
+impl Counts {
+    fn take(&mut self, said: Said, batch: &mut Vec<Record>) {
+        match said {
+            Said::Nothing => {}
+            Said::Instruction => {
+                self.gap += 1;
+                self.instructions += 1;
+            }
+            Said::Access { address, size, store } => {
+                batch.push(Record { address, gap: self.gap, thread: 0, size, store });
+                self.gap = 0;
+                self.records += 1;
+            }
+        }
+    }
+
+    fn totals(&self) -> Totals {
+        Totals {
+            records: self.records,
+            program_accesses: Some(self.records),
+            // A trace without one instruction line does not tell them.
+            instructions: (self.instructions > 0).then_some(self.instructions),
+            ..Totals::default()
+        }
+    }
+}
+
+fn fill<R: Read>(
+    lines: &mut Lines<R>,
+    counts: &mut Counts,
+    batch: &mut Vec<Record>,
+    parse: impl Fn(&[u8]) -> Result<Said, &'static str>,
+) -> Result<bool, TraceError> {
+    batch.clear();
+    while !counts.ended && batch.len() < BATCH_RECORDS {
+        if !lines.advance()? {
+            counts.ended = true;
+            break;
+        }
+        match parse(lines.line()) {
+            Ok(said) => counts.take(said, batch),
+            Err(expected) => {
+                counts.ended = true;
+                return Err(lines.bad(expected));
+            }
+        }
+    }
+    Ok(!batch.is_empty())
+}
+
+macro_rules! text_reader {
+    ($(#[$doc:meta])* $name:ident, $source:literal, $parse:path) => {
+        $(#[$doc])*
+        pub struct $name<R> {
+            lines: Lines<R>,
+            header: Header,
+            counts: Counts,
+            totals: Option<Totals>,
+        }
+        impl<R: Read> $name<R> {
+            /// `file` names the input in errors.
+            pub fn new(input: R, file: impl Into<String>) -> Self {
+                $name {
+                    lines: Lines::new(input, file.into()),
+                    header: Header::foreign($source, true),
+                    counts: Counts::default(),
+                    totals: None,
+                }
+            }
+        }
+        impl<R: Read + Send> TraceReader for $name<R> {
+            fn header(&self) -> &Header {
+                &self.header
+            }
+            fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+                let more = fill(&mut self.lines, &mut self.counts, batch, $parse)?;
+                if !more {
+                    self.totals = Some(self.counts.totals());
+                }
+                Ok(more)
+            }
+            fn totals(&self) -> Option<&Totals> {
+                self.totals.as_ref()
+            }
+        }
+    };
+}
+
+text_reader!(
+    /// Lackey's lines: `I  04001000,3`, ` L 1ffe8,8`, ` S 1ffe8,8`, ` M 1ffe8,8` (a modify is one access, a store);
+    /// Valgrind's own messages (`==1234== ...`) are passed over.
+    LackeyReader,
+    "lackey",
+    lackey_line
+);
+text_reader!(
+    /// Dinero's lines: a label (0 or r = load, 1 or w = store, 2 or i = instruction), a hexadecimal address, and
+    /// optionally a size in hexadecimal, as Dinero IV's extended form has it; what follows is passed over.
+    DinReader,
+    "din",
+    din_line
+);
+
+const LACKEY_EXPECTED: &str = "I, L, S or M, a hexadecimal address, a comma and a size";
+
+fn lackey_line(line: &[u8]) -> Result<Said, &'static str> {
+    let text = line.trim_ascii();
+    if text.is_empty() || text.starts_with(b"==") || text.starts_with(b"--") || text.starts_with(b"**") {
+        return Ok(Said::Nothing);
+    }
+    let rest = text[1..].trim_ascii_start();
+    let comma = rest.iter().position(|&byte| byte == b',').ok_or(LACKEY_EXPECTED)?;
+    let address = hex(&rest[..comma]).ok_or(LACKEY_EXPECTED)?;
+    let size = size(&rest[comma + 1..]).ok_or(LACKEY_EXPECTED)?;
+    match text[0] {
+        b'I' => Ok(Said::Instruction),
+        b'L' => Ok(Said::Access { address, size, store: false }),
+        b'S' | b'M' => Ok(Said::Access { address, size, store: true }),
+        _ => Err(LACKEY_EXPECTED),
+    }
+}
+
+const DIN_EXPECTED: &str = "a label (0, 1, 2, r, w or i) and a hexadecimal address";
+
+fn din_line(line: &[u8]) -> Result<Said, &'static str> {
+    let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
+    let Some(label) = words.next() else { return Ok(Said::Nothing) };
+    if label.starts_with(b"#") {
+        return Ok(Said::Nothing);
+    }
+    let address = words.next().and_then(hex).ok_or(DIN_EXPECTED)?;
+    let size = words.next().and_then(hex).and_then(|size| u16::try_from(size).ok()).unwrap_or(0);
+    match label {
+        b"0" | b"r" => Ok(Said::Access { address, size, store: false }),
+        b"1" | b"w" => Ok(Said::Access { address, size, store: true }),
+        b"2" | b"i" => Ok(Said::Instruction),
+        _ => Err(DIN_EXPECTED),
+    }
+}

@@ -1,0 +1,49 @@
+//! Recording programs, trace and run-log formats, replay.
+//!
+//! Everything that reads a file here works in constant memory, never panics on any input, and names file, line or
+//! offset, what was found and what was expected.
+
+mod cmt;
+mod convert;
+mod error;
+mod formats;
+mod names;
+mod record_type;
+mod source;
+
+pub use cmt::{BLOCK_RECORDS, CMT_VERSION, CmtReader, CmtWriter};
+pub use convert::{Converted, convert};
+pub use error::{Place, TraceError};
+pub use formats::{
+    ChampSimReader, DinReader, Format, LackeyReader, OracleGeneralReader, RawU64Reader, open, open_input,
+};
+pub use names::unknown_name;
+pub use record_type::{Header, L1Filter, ProcessTotals, Record, ThreadTotals, Totals};
+pub use source::CmtSource;
+
+/// A trace, read batch by batch in constant memory.
+pub trait TraceReader: Send {
+    /// What the trace says of itself.
+    fn header(&self) -> &Header;
+
+    /// Replaces `batch` by the next records (65 536 at most, and never none before the end); `false` = the end.
+    ///
+    /// # Errors
+    /// [`TraceError`], after everything before the bad place has been given; nothing follows it.
+    fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError>;
+
+    /// As [`TraceReader::read_batch`], the addresses alone: faster where the rest is of no interest.
+    ///
+    /// # Errors
+    /// As [`TraceReader::read_batch`].
+    fn read_addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
+        let mut records = Vec::new();
+        let more = self.read_batch(&mut records)?;
+        batch.clear();
+        batch.extend(records.iter().map(|record| record.address));
+        Ok(more)
+    }
+
+    /// The sums, once they are known: after the end, or at once for a whole `.cmt` file that can be sought in.
+    fn totals(&self) -> Option<&Totals>;
+}

@@ -1,0 +1,177 @@
+//! One recorded access, what a file says of itself, and its totals.
+
+use serde::{Deserialize, Serialize};
+
+/// One data access of one thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Record {
+    /// Byte address; where the header has a `process_shift`, the process index stands above that bit.
+    pub address: u64,
+    /// Instructions the thread executed since its previous record, the one that makes this access included (0 for
+    /// the second access of one instruction). All gaps of a thread and its tail are its instructions. 0 throughout
+    /// where the header says that instructions are not known.
+    pub gap: u64,
+    /// Dense, in order of first appearance.
+    pub thread: u32,
+    /// Bytes touched; 0 = not known.
+    pub size: u16,
+    /// Writes (a read-modify-write is one access and a store).
+    pub store: bool,
+}
+
+/// The filter the records passed: only its misses are in the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct L1Filter {
+    pub size_bytes: u64,
+    pub ways: u32,
+    pub line_bytes: u32,
+}
+
+impl Default for L1Filter {
+    fn default() -> Self {
+        L1Filter { size_bytes: 32 << 10, ways: 8, line_bytes: 64 }
+    }
+}
+
+impl L1Filter {
+    /// Reads `SIZE:WAYS[:LINE]`, sizes in bytes or with K or M (powers of 1024).
+    ///
+    /// # Errors
+    /// What was found and what was expected, in words.
+    pub fn parse(text: &str) -> Result<L1Filter, String> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let size = |digits: &str| {
+            let (number, unit) = match digits.as_bytes().last() {
+                Some(b'K' | b'k') => (&digits[..digits.len() - 1], 1 << 10),
+                Some(b'M' | b'm') => (&digits[..digits.len() - 1], 1 << 20),
+                _ => (digits, 1),
+            };
+            number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit))
+        };
+        let (Some(size_bytes), Some(ways), Some(line_bytes), 2..=3) = (
+            size(parts[0]),
+            parts.get(1).and_then(|text| text.parse().ok()),
+            parts.get(2).map_or(Some(64), |text| text.parse().ok()),
+            parts.len(),
+        ) else {
+            return Err(format!("found '{text}', expected SIZE:WAYS[:LINE] such as 32K:8 or 32K:8:64"));
+        };
+        let filter = L1Filter { size_bytes, ways, line_bytes };
+        filter.check()?;
+        Ok(filter)
+    }
+
+    /// Sets of the filter.
+    pub fn sets(&self) -> u64 {
+        self.size_bytes / (u64::from(self.ways) * u64::from(self.line_bytes)).max(1)
+    }
+
+    /// Can the recorder build it: line a power of two of 16-4096 bytes, 1-64 ways, a power-of-two number of sets.
+    ///
+    /// # Errors
+    /// The field at fault, in words.
+    pub fn check(&self) -> Result<(), String> {
+        if !self.line_bytes.is_power_of_two() || !(16..=4096).contains(&self.line_bytes) {
+            return Err(format!("found a line of {} bytes, expected a power of two of 16-4096", self.line_bytes));
+        }
+        if !(1..=64).contains(&self.ways) {
+            return Err(format!("found {} ways, expected 1-64", self.ways));
+        }
+        let way_bytes = u64::from(self.ways) * u64::from(self.line_bytes);
+        if self.size_bytes > 64 << 20 || !self.size_bytes.is_multiple_of(way_bytes) || !self.sets().is_power_of_two() {
+            return Err(format!(
+                "found a size of {} bytes, expected ways x line ({way_bytes}) times a power of two, at most 64M",
+                self.size_bytes
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What a trace says of itself, known before the first record.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Header {
+    /// Name and version of what wrote the file.
+    pub tool: String,
+    /// What the records come from: `valgrind`, `lackey`, `din`, `u64`, `champsim`, `oracle-general`, ...
+    pub source: String,
+    /// The recorded command, where there is one.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// Cache line of the recorder; of use where a filter worked on lines.
+    pub line_bytes: u32,
+    pub page_bytes: u32,
+    /// `None` = every access is in the file.
+    #[serde(default)]
+    pub filter: Option<L1Filter>,
+    /// Program data accesses passed over before the first record, and the most that were then looked at.
+    #[serde(default)]
+    pub skip_accesses: u64,
+    #[serde(default)]
+    pub max_accesses: Option<u64>,
+    /// The bit above which an address carries the index of its process; `None` = one address space.
+    #[serde(default)]
+    pub process_shift: Option<u32>,
+    /// Whether gaps and instruction totals mean anything.
+    pub instructions_known: bool,
+}
+
+impl Header {
+    /// A header for records from elsewhere, unfiltered, of one address space.
+    pub fn foreign(source: &str, instructions_known: bool) -> Header {
+        Header {
+            tool: concat!("cachemate ", env!("CARGO_PKG_VERSION")).to_string(),
+            source: source.to_string(),
+            command: Vec::new(),
+            line_bytes: 64,
+            page_bytes: 4096,
+            filter: None,
+            skip_accesses: 0,
+            max_accesses: None,
+            process_shift: None,
+            instructions_known,
+        }
+    }
+
+    /// The process of a record: 0 in a file of one address space.
+    pub fn process_of(&self, record: &Record) -> u32 {
+        match self.process_shift {
+            Some(shift @ 0..64) => (record.address >> shift) as u32,
+            _ => 0,
+        }
+    }
+}
+
+/// What one thread did in the recorded window.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ThreadTotals {
+    pub thread: u32,
+    pub process: u32,
+    pub records: u64,
+    /// Data accesses before the filter.
+    pub accesses: Option<u64>,
+    pub instructions: Option<u64>,
+}
+
+/// One recorded process.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ProcessTotals {
+    pub process: u32,
+    pub pid: Option<u32>,
+    pub command: Vec<String>,
+}
+
+/// The sums of a trace, known at its end (or at once where the file can be sought in).
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Totals {
+    pub records: u64,
+    /// Data accesses of the program before the filter, all threads; `None` = not known.
+    pub program_accesses: Option<u64>,
+    pub instructions: Option<u64>,
+    pub threads: Vec<ThreadTotals>,
+    #[serde(default)]
+    pub processes: Vec<ProcessTotals>,
+    /// How the recording ended: `exit 0`, `signal 15`, `interrupted`, ...
+    #[serde(default)]
+    pub ended: Option<String>,
+}

@@ -4,6 +4,7 @@
 pub mod guardian;
 pub mod journal;
 pub mod kernel;
+pub mod probes;
 pub mod restore;
 
 #[cfg(test)]

@@ -1,0 +1,190 @@
+//! Intensity from outside: how much of the shared cache a neighbour evicts while we wait.
+//!
+//! Problem: without a PMU nobody says how hard a program presses on a shared cache. A pointer chase defends its own
+//! lines and a stream measures mostly itself. Method (prime, wait, reload): two sequential passes bring a buffer of a
+//! good part of the cache in, then we sleep and leave the cache to the neighbour, then we time single loads of a random
+//! choice of the buffer's lines and count those that had to come from memory. The same is done with the neighbour kept
+//! away, in the order away-away / discard-beside-beside / away, so that slow drifts cancel. The answer is the
+//! difference of the trimmed means.
+//! Properties: what hits the shared cache without missing evicts nothing and is invisible, which is right: it does no
+//! harm. Cost to the neighbour: the lines that priming takes from it.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::cycles_now;
+
+/// A calibrated prober with its buffer. Belongs on one CPU (see [`super::Pinned`]); holds the buffer for as long as it
+/// lives.
+pub struct Reloader {
+    buffer: Vec<u64>,
+    /// Line numbers in the order in which they are reloaded.
+    order: Vec<u32>,
+    next: usize,
+    /// Loads that take longer came from memory.
+    miss_from_cycles: u64,
+}
+
+const LINE_BYTES: usize = 64;
+const WORDS_PER_LINE: usize = LINE_BYTES / 8;
+/// Lines reloaded per sample.
+const RELOADS: usize = 4096;
+/// The neighbour's time alone with the cache.
+pub const WAIT: Duration = Duration::from_millis(10);
+
+/// One sample.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Sample {
+    /// Reloads that missed over all reloads.
+    pub missed_share: f64,
+    pub elapsed_ns: u64,
+}
+
+impl Reloader {
+    /// Allocates `buffer_bytes` (a quarter to a half of the cache serves well) and calibrates what a miss is.
+    ///
+    /// # Errors
+    /// The buffer is under a megabyte, or hits and misses cannot be told apart on this host.
+    pub fn new(buffer_bytes: usize, seed: u64) -> io::Result<Self> {
+        if buffer_bytes < 1 << 20 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("buffer of {buffer_bytes} bytes, expected 1 MiB or more"),
+            ));
+        }
+        let lines = buffer_bytes / LINE_BYTES;
+        let mut buffer = vec![0u64; lines * WORDS_PER_LINE];
+        advise_huge(&mut buffer);
+        buffer.iter_mut().step_by(512).for_each(|word| *word = 1); // touch every page: frames of its own
+        let mut order: Vec<u32> = (0..lines as u32).collect();
+        shuffle(&mut order, seed);
+        let mut prober = Reloader { buffer, order, next: 0, miss_from_cycles: u64::MAX };
+        prober.miss_from_cycles = prober.calibrate()?;
+        Ok(prober)
+    }
+
+    /// Two sequential passes over the whole buffer.
+    fn prime(&self) {
+        for _ in 0..2 {
+            for at in (0..self.buffer.len()).step_by(WORDS_PER_LINE) {
+                std::hint::black_box(self.buffer[at]);
+            }
+        }
+    }
+
+    fn reload(&mut self) -> usize {
+        let mut missed = 0;
+        for _ in 0..RELOADS {
+            let line = self.order[self.next] as usize;
+            self.next = (self.next + 1) % self.order.len();
+            missed += usize::from(self.timed_load(line) >= self.miss_from_cycles);
+        }
+        missed
+    }
+
+    fn timed_load(&self, line: usize) -> u64 {
+        let start = cycles_now();
+        std::hint::black_box(self.buffer[line * WORDS_PER_LINE]);
+        cycles_now() - start
+    }
+
+    /// Prime, wait, reload once.
+    pub fn sample(&mut self, wait: Duration) -> Sample {
+        let start = Instant::now();
+        self.prime();
+        std::thread::sleep(wait);
+        let missed = self.reload();
+        Sample { missed_share: missed as f64 / RELOADS as f64, elapsed_ns: start.elapsed().as_nanos() as u64 }
+    }
+
+    /// Cycles that separate a load served by a cache from one served by memory: the middle, on a logarithmic scale,
+    /// between the slow end of loads just primed and the typical load after a flush.
+    fn calibrate(&self) -> io::Result<u64> {
+        let few = RELOADS.min(self.order.len());
+        self.prime();
+        let mut hits: Vec<u64> = self.order[..few].iter().map(|&line| self.timed_load(line as usize)).collect();
+        let mut misses: Vec<u64> = Vec::with_capacity(few);
+        for &line in &self.order[..few] {
+            flush_line(&self.buffer[line as usize * WORDS_PER_LINE]);
+            misses.push(self.timed_load(line as usize));
+        }
+        hits.sort_unstable();
+        misses.sort_unstable();
+        // The buffer exceeds the private caches: the upper quartile of the hits is a hit in the shared cache.
+        let (hit, miss) = (hits[few * 3 / 4].max(1), misses[few / 2]);
+        if miss < hit + hit / 4 {
+            let what = format!("a hit takes {hit} cycles and a miss {miss}: they cannot be told apart here");
+            return Err(io::Error::other(what));
+        }
+        Ok((hit as f64 * miss as f64).sqrt() as u64)
+    }
+
+    /// What counts as a miss, for `doctor` to show.
+    pub fn miss_from_cycles(&self) -> u64 {
+        self.miss_from_cycles
+    }
+}
+
+/// Mean without the lowest and highest fifth; `None` of nothing.
+pub fn trimmed_mean(values: &[f64]) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let cut = sorted.len() / 5;
+    let middle = sorted.get(cut..sorted.len() - cut).filter(|middle| !middle.is_empty())?;
+    Some(middle.iter().sum::<f64>() / middle.len() as f64)
+}
+
+fn shuffle(order: &mut [u32], seed: u64) {
+    let mut state = seed;
+    for at in (1..order.len()).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        order.swap(at, ((state >> 33) % (at as u64 + 1)) as usize);
+    }
+}
+
+/// Large pages keep TLB misses out of the timing; refused advice costs precision only.
+fn advise_huge(buffer: &mut [u64]) {
+    const PAGE: usize = 4096;
+    let start = buffer.as_mut_ptr() as usize;
+    let first = start.next_multiple_of(PAGE);
+    let length = (start + size_of_val(buffer)).saturating_sub(first) / PAGE * PAGE;
+    // SAFETY: whole pages within a buffer that we own; the advice does not change its content.
+    unsafe { libc::madvise(first as *mut libc::c_void, length, libc::MADV_HUGEPAGE) };
+}
+
+fn flush_line(word: &u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: flushing a line of memory that we hold a reference to changes no content.
+    unsafe {
+        core::arch::x86_64::_mm_clflush(std::ptr::from_ref(word).cast());
+        core::arch::x86_64::_mm_mfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = word;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does the trimmed mean ignore one wild sample, and is a mean of nothing absent?
+    #[test]
+    fn one_wild_sample_does_not_count() {
+        assert_eq!(trimmed_mean(&[1.0, 1.0, 1.0, 1.0, 100.0]), Some(1.0));
+        assert_eq!(trimmed_mean(&[]), None);
+    }
+
+    /// Are shares between nothing and everything, and a small buffer refused?
+    #[test]
+    fn a_sample_is_a_share() {
+        assert!(Reloader::new(1000, 1).is_err());
+        match Reloader::new(2 << 20, 1) {
+            Ok(mut prober) => {
+                let sample = prober.sample(Duration::from_millis(1));
+                assert!((0.0..=1.0).contains(&sample.missed_share), "{sample:?}");
+            }
+            // A host whose clock cannot tell hits from misses must say so instead of inventing a threshold.
+            Err(error) => assert!(error.to_string().contains("cannot be told apart"), "{error}"),
+        }
+    }
+}

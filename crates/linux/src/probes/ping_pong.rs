@@ -1,0 +1,159 @@
+//! Cache-line ping-pong: which CPUs really share a cache. Virtual machines say one thing and schedule another.
+//!
+//! Two threads, one on each CPU, hand one cache line to and fro. The fastest of several short rounds is the machine's
+//! own latency: interruptions only ever add. Two CPUs of one last-level cache answer several times faster than two of
+//! different ones; what counts as near and far is the caller's to say ([`Sharing`]), because it depends on the host.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use cachemate_core::CpuId;
+
+use super::Pinned;
+
+/// Rounds, and round trips in each. The minimum over the rounds is reported.
+const ROUNDS: u32 = 8;
+const TRIPS: u32 = 60;
+/// A partner that is not scheduled at all must not hang the probe.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// What a round-trip time says, given the host's bounds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sharing {
+    Shared,
+    Split,
+    /// Neither near enough nor plausibly far: the sample is dropped.
+    Unclear,
+}
+
+/// Bounds that tell sharing from splitting, in nanoseconds for one round trip.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Bounds {
+    pub shared_below_ns: f64,
+    pub split_from_ns: f64,
+    pub split_to_ns: f64,
+}
+
+impl Default for Bounds {
+    /// Measured on current server processors: 55-65 ns within one last-level cache, 310-360 ns across.
+    fn default() -> Self {
+        Bounds { shared_below_ns: 110.0, split_from_ns: 200.0, split_to_ns: 900.0 }
+    }
+}
+
+impl Bounds {
+    pub fn say(&self, round_trip_ns: f64) -> Sharing {
+        if round_trip_ns < self.shared_below_ns {
+            Sharing::Shared
+        } else if (self.split_from_ns..=self.split_to_ns).contains(&round_trip_ns) {
+            Sharing::Split
+        } else {
+            Sharing::Unclear
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PingPong {
+    /// Fastest round trip.
+    pub round_trip_ns: f64,
+    /// Processor time of both threads.
+    pub cost_ns: u64,
+}
+
+#[repr(align(128))] // a line of its own, and not half of a prefetched pair
+struct Line(AtomicU32);
+
+/// Measures the round trip between two CPUs; takes well under a millisecond of each when both are free.
+///
+/// # Errors
+/// A CPU cannot be used, or one of the threads did not get its CPU within the probe's patience (`TimedOut`).
+pub fn round_trip(cpus: (CpuId, CpuId)) -> io::Result<PingPong> {
+    let line = Line(AtomicU32::new(0));
+    let deadline = Instant::now() + PATIENCE;
+    std::thread::scope(|scope| {
+        let pong = scope.spawn(|| {
+            let pinned = Pinned::to(cpus.1)?;
+            for turn in 0..ROUNDS * TRIPS {
+                wait_for(&line, 2 * turn + 1, deadline)?;
+                line.0.store(2 * turn + 2, Ordering::Release);
+            }
+            Ok::<u64, io::Error>(pinned.cost_ns())
+        });
+        let ping = || {
+            let pinned = Pinned::to(cpus.0)?;
+            let mut fastest = Duration::MAX;
+            for round in 0..ROUNDS {
+                let start = Instant::now();
+                for turn in round * TRIPS..(round + 1) * TRIPS {
+                    line.0.store(2 * turn + 1, Ordering::Release);
+                    wait_for(&line, 2 * turn + 2, deadline)?;
+                }
+                fastest = fastest.min(start.elapsed());
+            }
+            Ok::<_, io::Error>((fastest, pinned.cost_ns()))
+        };
+        let ping = ping();
+        let pong = pong.join().expect("the probe thread does not panic");
+        let ((fastest, ping_cost), pong_cost) = (ping?, pong?);
+        let round_trip_ns = fastest.as_nanos() as f64 / f64::from(TRIPS);
+        Ok(PingPong { round_trip_ns, cost_ns: ping_cost + pong_cost })
+    })
+}
+
+fn wait_for(line: &Line, value: u32, deadline: Instant) -> io::Result<()> {
+    let mut spins = 0u32;
+    while line.0.load(Ordering::Acquire) != value {
+        std::hint::spin_loop();
+        spins += 1;
+        if spins.is_multiple_of(1 << 12) && Instant::now() > deadline {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the partner CPU was not free"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does the probe end by itself, also where both threads are on one CPU and can never meet in time?
+    #[test]
+    fn the_probe_always_ends() {
+        let start = Instant::now();
+        let cpu = CpuId(Host::new("/").affinity(tid()).unwrap().first().unwrap());
+        let same = round_trip((cpu, cpu));
+        assert!(start.elapsed() < Duration::from_secs(20), "{same:?}");
+    }
+
+    /// Do two CPUs give a plausible time, and is a CPU that does not exist an error and not a hang?
+    #[test]
+    fn two_cpus_answer_and_a_missing_one_is_an_error() {
+        let mut cpus = Host::new("/").affinity(tid()).unwrap().iter().map(CpuId).collect::<Vec<_>>();
+        assert!(round_trip((cpus[0], CpuId(100_000))).is_err());
+        cpus.truncate(2);
+        if let [a, b] = cpus[..] {
+            // A busy host may not let both run; then the probe must say so.
+            match round_trip((a, b)) {
+                Ok(found) => assert!(found.round_trip_ns > 1.0 && found.cost_ns > 0, "{found:?}"),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::TimedOut),
+            }
+        }
+    }
+
+    /// Are times between near and far left undecided?
+    #[test]
+    fn what_is_unclear_is_not_guessed() {
+        let bounds = Bounds::default();
+        let said = [60.0, 150.0, 330.0, 5_000.0].map(|ns| bounds.say(ns));
+        assert_eq!(said, [Sharing::Shared, Sharing::Unclear, Sharing::Split, Sharing::Unclear]);
+    }
+
+    use crate::kernel::{Host, Kernel};
+
+    fn tid() -> i32 {
+        rustix::thread::gettid().as_raw_nonzero().get()
+    }
+}

@@ -1,0 +1,68 @@
+//! A probe thread that sits on one CPU and remembers what it cost.
+
+use std::io;
+
+use cachemate_core::{CpuId, CpuSet};
+
+use crate::kernel::{Host, Kernel};
+
+/// Proof that the calling thread is on one CPU; the affinity before is put back when it is dropped. Probe threads are
+/// our own, so nothing of this needs the journal.
+#[derive(Debug)]
+pub struct Pinned {
+    tid: i32,
+    before: CpuSet,
+    cpu_time_at_start_ns: u64,
+}
+
+impl Pinned {
+    /// Moves the calling thread to `cpu`.
+    ///
+    /// # Errors
+    /// The CPU is offline, or outside the thread's cpuset.
+    pub fn to(cpu: CpuId) -> io::Result<Self> {
+        let host = Host::new("/");
+        let tid = rustix::thread::gettid().as_raw_nonzero().get();
+        let before = host.affinity(tid)?;
+        host.set_affinity(tid, &[cpu.0].into_iter().collect())?;
+        Ok(Pinned { tid, before, cpu_time_at_start_ns: thread_time_ns() })
+    }
+
+    /// Processor time of this thread since it was pinned.
+    pub fn cost_ns(&self) -> u64 {
+        thread_time_ns() - self.cpu_time_at_start_ns
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // The thread is ours and about to end or to go on as before: a failure harms nobody.
+        let _ = Host::new("/").set_affinity(self.tid, &self.before);
+    }
+}
+
+fn thread_time_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// A cycle counter that ticks at a constant rate, for telling a hit from a miss; serialised against earlier loads.
+#[inline]
+pub fn cycles_now() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let mut core = 0;
+        // SAFETY: rdtscp and lfence exist on every x86-64 processor that runs a kernel this crate supports; they
+        // touch no memory but the local variable.
+        unsafe {
+            let now = core::arch::x86_64::__rdtscp(&raw mut core);
+            core::arch::x86_64::_mm_lfence();
+            now
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    }
+}

@@ -6,6 +6,8 @@ pub mod journal;
 pub mod kernel;
 pub mod probes;
 pub mod restore;
+pub mod rules;
+pub mod tasks;
 
 #[cfg(test)]
 mod fake_tests;

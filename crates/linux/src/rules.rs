@@ -1,0 +1,126 @@
+//! Which of the host's programs are managed, and what is asked for them.
+//!
+//! Rules are tried in order; the first that matches decides. A program that no rule matches is not managed: nothing of
+//! it is changed, and it does not appear among the tasks.
+
+use cachemate_core::Goal;
+
+/// One rule. All conditions that are given must hold; a rule without conditions matches everything.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Rule {
+    /// Command name as the kernel keeps it (15 bytes), `*` and `?` allowed.
+    pub command: Option<String>,
+    /// Path of the cgroup, or of one above it.
+    pub cgroup: Option<String>,
+    pub pid: Option<i32>,
+    /// Numeric user id of the process.
+    pub user: Option<u32>,
+    pub action: Action,
+}
+
+/// What happens with a program that a rule matches.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub enum Action {
+    /// Measured and placed, with what is asked for it.
+    Manage(Option<Goal>),
+    /// Measured, never moved.
+    Observe,
+    #[default]
+    Leave,
+}
+
+/// What rules go by.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Subject<'a> {
+    pub command: &'a str,
+    pub cgroup: Option<&'a str>,
+    pub pid: i32,
+    pub user: Option<u32>,
+}
+
+impl Rule {
+    fn matches(&self, subject: &Subject<'_>) -> bool {
+        let command = self.command.as_ref().is_none_or(|pattern| glob(pattern, subject.command));
+        let cgroup = self.cgroup.as_ref().is_none_or(|above| subject.cgroup.is_some_and(|path| is_below(path, above)));
+        let pid = self.pid.is_none_or(|pid| pid == subject.pid);
+        let user = self.user.is_none_or(|user| subject.user == Some(user));
+        command && cgroup && pid && user
+    }
+}
+
+/// The action of the first rule that matches; [`Action::Leave`] if none does.
+pub fn decide(rules: &[Rule], subject: &Subject<'_>) -> Action {
+    rules.iter().find(|rule| rule.matches(subject)).map_or(Action::Leave, |rule| rule.action)
+}
+
+fn is_below(path: &str, above: &str) -> bool {
+    let above = above.trim_end_matches('/');
+    path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// `*` stands for any run of characters, `?` for one. Linear in time: only the last star is ever gone back to.
+fn glob(pattern: &str, text: &str) -> bool {
+    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
+    let (mut at, mut from, mut star) = (0, 0, None);
+    while from < text.len() {
+        match pattern.get(at) {
+            Some('*') => {
+                star = Some((at, from));
+                at += 1;
+            }
+            Some(&c) if c == '?' || c == text[from] => {
+                at += 1;
+                from += 1;
+            }
+            _ => match star {
+                Some((star_at, star_from)) => {
+                    at = star_at + 1;
+                    from = star_from + 1;
+                    star = Some((star_at, star_from + 1));
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[at..].iter().all(|&c| c == '*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subject(command: &'static str) -> Subject<'static> {
+        Subject { command, cgroup: Some("/system.slice/db.service"), pid: 7, user: Some(1000) }
+    }
+
+    /// Do stars and question marks match as in a shell?
+    #[test]
+    fn globs_match_as_in_a_shell() {
+        for (pattern, text, want) in [
+            ("mysql*", "mysqld", true),
+            ("*d", "mysqld", true),
+            ("m?sqld", "mysqld", true),
+            ("mysql", "mysqld", false),
+            ("*a*b", "xxaxxb", true),
+            ("", "", true),
+            ("*", "", true),
+            ("?", "", false),
+        ] {
+            assert_eq!(glob(pattern, text), want, "{pattern} {text}");
+        }
+    }
+
+    /// Does the first matching rule decide, must all its conditions hold, and is the unmatched left alone?
+    #[test]
+    fn the_first_matching_rule_decides() {
+        let leave = Rule { command: Some("mysql*".into()), action: Action::Leave, ..Rule::default() };
+        let group = Rule { cgroup: Some("/system.slice".into()), action: Action::Manage(None), ..Rule::default() };
+        let other = Rule { cgroup: Some("/system.slice/db".into()), action: Action::Observe, ..Rule::default() };
+        let rules = [leave, group.clone()];
+        assert_eq!(decide(&rules, &subject("mysqld")), Action::Leave);
+        assert_eq!(decide(&rules, &subject("redis")), Action::Manage(None));
+        assert_eq!(decide(&[other], &subject("redis")), Action::Leave, "a name that only begins alike is no parent");
+        let both = Rule { user: Some(0), ..group };
+        assert_eq!(decide(&[both], &subject("redis")), Action::Leave);
+    }
+}

@@ -1,0 +1,246 @@
+//! The managed threads of the host, with dense ids in order of arrival.
+//!
+//! Problem: pids are reused, threads come and go between two looks, and looking costs time: with hundreds of threads
+//! and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: one listing of
+//! `/proc` per look; a process is examined once, when it is new; per window a thread costs one small read
+//! (`schedstat`), and `stat` only where the processor it is on is asked for.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+
+use cachemate_core::{CpuId, Goal, ProcessId, TaskId};
+
+use crate::kernel::{Kernel, ThreadKey, ThreadStat};
+use crate::rules::{Action, Rule, Subject, decide};
+
+/// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
+const KERNEL_THREAD: u64 = 0x0020_0000;
+
+/// One managed (or observed) thread.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Managed {
+    pub task: TaskId,
+    pub process: ProcessId,
+    pub pid: i32,
+    pub thread: ThreadKey,
+    /// Process that started this one, if that is managed too: its originals are this one's.
+    pub parent: i32,
+    pub name: String,
+    pub arrived_ns: u64,
+    pub goal: Option<Goal>,
+    /// Observed only.
+    pub fixed: bool,
+    /// Totals at the last look.
+    pub usage: Usage,
+    /// CPU at the last look; `None` = not running.
+    pub cpu: Option<CpuId>,
+    /// Last CPU, running or not.
+    pub last_cpu: Option<CpuId>,
+    pub exited: bool,
+}
+
+/// Totals since the thread's start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    pub ran_ns: Option<u64>,
+    pub waited_ns: Option<u64>,
+    pub slices: Option<u64>,
+    pub faults: u64,
+}
+
+/// All of them. Ids are never reused within a run.
+#[derive(Debug, Default)]
+pub struct Tasks {
+    by_thread: BTreeMap<ThreadKey, Managed>,
+    /// Processes examined: leader's key and the rule's answer.
+    processes: BTreeMap<i32, Process>,
+    next_task: u32,
+    next_process: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Process {
+    leader: ThreadKey,
+    id: Option<ProcessId>,
+    action: Action,
+}
+
+impl Tasks {
+    /// Looks at the host once: new threads get ids, vanished ones are marked as exited, usage is read.
+    ///
+    /// # Errors
+    /// `/proc` itself cannot be listed. A thread that vanishes meanwhile is no error.
+    pub fn look(&mut self, kernel: &dyn Kernel, rules: &[Rule], now_ns: u64) -> io::Result<()> {
+        let pids = kernel.processes()?;
+        let own = std::process::id() as i32;
+        self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
+        for &pid in pids.iter().filter(|&&pid| pid != own) {
+            if !self.processes.contains_key(&pid) {
+                self.examine(kernel, rules, pid);
+            }
+        }
+        let managed: Vec<(i32, ProcessId, Action)> =
+            self.processes.iter().filter_map(|(&pid, process)| Some((pid, process.id?, process.action))).collect();
+        let mut seen = std::collections::BTreeSet::new();
+        for (pid, process, action) in managed {
+            for tid in kernel.threads(pid).unwrap_or_default() {
+                if let Ok(stat) = kernel.stat(tid)
+                    && !matches!(stat.state, 'Z' | 'X')
+                {
+                    seen.insert(stat.key);
+                    self.note(kernel, pid, process, action, &stat, now_ns);
+                }
+            }
+        }
+        self.by_thread.values_mut().filter(|task| !seen.contains(&task.thread)).for_each(|task| task.exited = true);
+        Ok(())
+    }
+
+    /// Reads what rules go by, once per process. A pid that is reused has a new leader and is examined again.
+    fn examine(&mut self, kernel: &dyn Kernel, rules: &[Rule], pid: i32) {
+        let Ok(stat) = kernel.stat(pid) else { return };
+        let kernel_thread = stat.flags & KERNEL_THREAD != 0;
+        let action = if kernel_thread {
+            Action::Leave
+        } else {
+            let cgroup = kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))).ok();
+            let cgroup = cgroup.as_deref().and_then(cgroup_path);
+            let status = kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))).unwrap_or_default();
+            let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+            let user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
+            decide(rules, &Subject { command: &stat.name, cgroup, pid, user })
+        };
+        let id = (action != Action::Leave).then(|| {
+            self.next_process += 1;
+            ProcessId(self.next_process - 1)
+        });
+        self.processes.insert(pid, Process { leader: stat.key, id, action });
+    }
+
+    fn note(
+        &mut self,
+        kernel: &dyn Kernel,
+        pid: i32,
+        process: ProcessId,
+        action: Action,
+        stat: &ThreadStat,
+        now_ns: u64,
+    ) {
+        let next_task = &mut self.next_task;
+        let task = self.by_thread.entry(stat.key).or_insert_with(|| {
+            *next_task += 1;
+            Managed {
+                task: TaskId(*next_task - 1),
+                process,
+                pid,
+                thread: stat.key,
+                parent: stat.parent,
+                name: stat.name.clone(),
+                arrived_ns: now_ns,
+                goal: if let Action::Manage(goal) = action { goal } else { None },
+                fixed: action == Action::Observe,
+                usage: Usage::default(),
+                cpu: None,
+                last_cpu: None,
+                exited: false,
+            }
+        });
+        task.last_cpu = Some(CpuId(stat.cpu));
+        task.cpu = task.last_cpu.filter(|_| stat.state == 'R');
+        task.usage = usage(kernel, pid, stat);
+    }
+
+    /// A process whose pid now belongs to another one (seen by its start time) must be examined anew.
+    pub fn forget_reused(&mut self, kernel: &dyn Kernel) {
+        self.processes.retain(|&pid, process| kernel.stat(pid).is_ok_and(|stat| stat.key == process.leader));
+    }
+
+    /// In order of arrival.
+    pub fn all(&self) -> Vec<&Managed> {
+        let mut all: Vec<&Managed> = self.by_thread.values().collect();
+        all.sort_by_key(|task| task.task);
+        all
+    }
+
+    pub fn get(&self, task: TaskId) -> Option<&Managed> {
+        self.by_thread.values().find(|managed| managed.task == task)
+    }
+
+    /// Drops those that have exited: to be called once they were reported.
+    pub fn drop_exited(&mut self) {
+        self.by_thread.retain(|_, task| !task.exited);
+    }
+}
+
+/// The path in `/proc/PID/cgroup`: of the unified hierarchy, or of the first one that is not the root.
+fn cgroup_path(text: &str) -> Option<&str> {
+    let paths = || text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let unified = text.lines().find_map(|line| line.strip_prefix("0::")).filter(|path| *path != "/");
+    unified.or_else(|| paths().find(|path| *path != "/")).or_else(|| paths().next())
+}
+
+fn usage(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Usage {
+    let path = PathBuf::from(format!("/proc/{pid}/task/{}/schedstat", stat.key.tid));
+    let text = kernel.read(&path).unwrap_or_default();
+    let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
+    Usage {
+        ran_ns: fields.next().flatten(),
+        waited_ns: fields.next().flatten(),
+        slices: fields.next().flatten(),
+        faults: stat.minor_faults + stat.major_faults,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+
+    fn everything() -> Vec<Rule> {
+        vec![Rule { action: Action::Manage(None), ..Rule::default() }]
+    }
+
+    fn ids(tasks: &Tasks) -> Vec<(u32, i32, bool)> {
+        tasks.all().iter().map(|task| (task.task.0, task.thread.tid, task.exited)).collect()
+    }
+
+    /// Do threads get ids in order of arrival, keep them, and lose them for good when they are gone, reused pids included?
+    #[test]
+    fn ids_are_dense_and_never_reused() {
+        let host = FakeHost::default();
+        let mut tasks = Tasks::default();
+        host.thread(5, 5, 1, "0");
+        host.thread(5, 6, 1, "0");
+        tasks.look(&host, &everything(), 0).unwrap();
+        assert_eq!(ids(&tasks), [(0, 5, false), (1, 6, false)]);
+        host.threads.borrow_mut().remove(&6);
+        host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1; // another program under the same pid
+        tasks.forget_reused(&host);
+        tasks.look(&host, &everything(), 1).unwrap();
+        assert_eq!(ids(&tasks), [(0, 5, true), (1, 6, true), (2, 5, false)]);
+        tasks.drop_exited();
+        assert_eq!(ids(&tasks), [(2, 5, false)]);
+        assert_ne!(tasks.all()[0].process, ProcessId(0));
+    }
+
+    /// Is what no rule matches left out altogether?
+    #[test]
+    fn unmatched_programs_do_not_appear() {
+        let host = FakeHost::default();
+        host.thread(5, 5, 1, "0");
+        let mut tasks = Tasks::default();
+        let rule = Rule { command: Some("other".into()), action: Action::Manage(None), ..Rule::default() };
+        tasks.look(&host, &[rule], 0).unwrap();
+        assert!(tasks.all().is_empty());
+    }
+
+    /// Which line of /proc/PID/cgroup counts, on v1, v2 and mixed hosts?
+    #[test]
+    fn the_group_that_says_something_counts() {
+        assert_eq!(cgroup_path("0::/user.slice/x\n"), Some("/user.slice/x"));
+        assert_eq!(cgroup_path("5:cpuset:/a\n0::/\n"), Some("/a"));
+        assert_eq!(cgroup_path("0::/\n"), Some("/"));
+        assert_eq!(cgroup_path(""), None);
+    }
+}

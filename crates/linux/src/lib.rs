@@ -1,6 +1,7 @@
 //! The live machine. Nothing on the host is changed without the restore journal, and every path lies under an injected
 //! root, so that tests run on hand-made trees.
 
+pub mod actuator;
 pub mod guardian;
 pub mod journal;
 pub mod kernel;

@@ -37,6 +37,8 @@ pub struct Managed {
     pub cpu: Option<CpuId>,
     /// Last CPU, running or not.
     pub last_cpu: Option<CpuId>,
+    /// As found when the thread was new.
+    pub nice: i32,
     pub exited: bool,
 }
 
@@ -143,6 +145,7 @@ impl Tasks {
                 usage: Usage::default(),
                 cpu: None,
                 last_cpu: None,
+                nice: stat.nice,
                 exited: false,
             }
         });

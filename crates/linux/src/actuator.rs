@@ -1,0 +1,377 @@
+//! From a plan to changes on the host: first one pure function, then the only place that makes them.
+//!
+//! [`changes`] compares the whole desired state with what is, and answers with a list; `--dry-run` prints exactly that.
+//! [`Actuator::make`] writes the originals down (one synced batch), sees that the guardian stands, makes each change
+//! and reads it back. A thread that is not in the plan gets its original back: absence in a plan is the default.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::{CpuSet, Item, Plan, Refused, RefusedBecause};
+
+use crate::guardian::Guardian;
+use crate::journal::{Change, Journal, JournalError, Object, State};
+use crate::kernel::Kernel;
+use crate::restore::{Restored, read_state, restore, write_state};
+use crate::tasks::Managed;
+
+/// One change, with the line of the plan that asks for it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Wanted {
+    pub item: Item,
+    pub object: Object,
+    pub state: State,
+}
+
+/// Everything that the host has to be brought to for affinities and weights of `plan` to hold. `originals` are the
+/// journalled ones: a thread without an entry that the plan does not mention is not touched at all.
+pub fn changes(plan: &Plan, tasks: &[&Managed], online: &CpuSet, originals: &BTreeMap<Object, State>) -> Vec<Wanted> {
+    let mut wanted = Vec::new();
+    for task in tasks.iter().filter(|task| !task.exited && !task.fixed) {
+        let affinity = Object::Affinity { pid: task.pid, thread: task.thread };
+        let state = match plan.allowed.get(&task.task) {
+            Some(cpus) => Some(State::Cpus(cpus.intersection(online))),
+            None => originals.get(&affinity).cloned(),
+        };
+        wanted.extend(state.map(|state| Wanted { item: Item::Allowed(task.task), object: affinity, state }));
+        let nice = Object::Nice { pid: task.pid, thread: task.thread };
+        let original = match originals.get(&nice) {
+            Some(State::Nice(original)) => Some(*original),
+            _ => None,
+        };
+        let state = match plan.weights.get(&task.task) {
+            Some(&weight) => Some(State::Nice(nice_for(weight, original.unwrap_or(task.nice)))),
+            None => original.map(State::Nice),
+        };
+        wanted.extend(state.map(|state| Wanted { item: Item::Weight(task.task), object: nice, state }));
+    }
+    wanted
+}
+
+/// The nice value that gives `weight` times the CPU share of `original`: one step is a factor of 1.25 in Linux's
+/// table of weights (`sched_prio_to_weight`).
+pub fn nice_for(weight: f64, original: i32) -> i32 {
+    let steps = (weight.ln() / 1.25f64.ln()).round() as i32;
+    original.saturating_sub(steps).clamp(-20, 19)
+}
+
+/// What came of making changes.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Made {
+    pub refused: Vec<Refused>,
+    /// Objects that now read as wanted.
+    pub held: BTreeMap<Object, State>,
+    /// Somebody else changed these since we last set them.
+    pub overridden: Vec<Item>,
+    pub calls: u64,
+}
+
+/// How a guardian is started: program and arguments.
+#[derive(Clone, Debug)]
+pub struct GuardianCommand {
+    pub program: PathBuf,
+    pub args: Vec<String>,
+}
+
+/// The only one who changes the host.
+#[derive(Debug)]
+pub struct Actuator {
+    state_dir: PathBuf,
+    guardian_command: GuardianCommand,
+    /// Both stand from the first change on; starting changes nothing.
+    armed: Option<(Journal, Guardian)>,
+    /// As we last read it back.
+    last: BTreeMap<Object, State>,
+}
+
+impl Actuator {
+    pub fn new(state_dir: &Path, guardian_command: GuardianCommand) -> Self {
+        Actuator { state_dir: state_dir.to_path_buf(), guardian_command, armed: None, last: BTreeMap::new() }
+    }
+
+    /// Originals by object, as far as anything was changed.
+    pub fn originals(&self) -> BTreeMap<Object, State> {
+        let held = self.armed.iter().flat_map(|(journal, _)| journal.held());
+        held.map(|(object, held)| (object.clone(), held.original.clone())).collect()
+    }
+
+    /// Process id of the guardian, once there is one.
+    pub fn guardian_pid(&self) -> Option<u32> {
+        self.armed.as_ref().map(|(_, guardian)| guardian.pid())
+    }
+
+    fn arm(&mut self, kernel: &dyn Kernel) -> Result<&mut Journal, JournalError> {
+        let io = |source| JournalError::Io { path: self.state_dir.clone(), source };
+        let args: Vec<&str> = self.guardian_command.args.iter().map(String::as_str).collect();
+        if let Some((_, guardian)) = &mut self.armed
+            && !guardian.is_alive()
+        {
+            *guardian = Guardian::start(&self.guardian_command.program, &args).map_err(io)?;
+        }
+        if self.armed.is_none() {
+            let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io)?)?;
+            match Guardian::start(&self.guardian_command.program, &args) {
+                Ok(guardian) => self.armed = Some((journal, guardian)),
+                Err(source) => {
+                    journal.remove()?;
+                    return Err(io(source));
+                }
+            }
+        }
+        let (journal, _) = self.armed.as_mut().expect("armed just now");
+        Ok(journal)
+    }
+
+    /// Makes what is not so already, writing originals down first. Refusals are told one by one; the rest goes on.
+    pub fn make(&mut self, kernel: &dyn Kernel, wanted: &[Wanted]) -> Made {
+        let mut made = Made::default();
+        let mut due: Vec<(Change, Item)> = Vec::new();
+        for want in wanted {
+            match read_state(kernel, &want.object) {
+                Ok(now) => {
+                    let theirs = self.last.get(&want.object).is_some_and(|last| *last != now);
+                    if theirs {
+                        made.overridden.push(want.item.clone());
+                    }
+                    if now == want.state {
+                        made.held.insert(want.object.clone(), now);
+                    } else {
+                        let change = Change { object: want.object.clone(), now, wanted: want.state.clone() };
+                        due.push((change, want.item.clone()));
+                    }
+                }
+                Err(error) => made.refused.push(refused(&want.item, &want.object, &error)),
+            }
+        }
+        if !due.is_empty() {
+            self.make_due(kernel, due, &mut made);
+        }
+        self.last.clone_from(&made.held);
+        made
+    }
+
+    fn make_due(&mut self, kernel: &dyn Kernel, due: Vec<(Change, Item)>, made: &mut Made) {
+        let changes: Vec<Change> = due.iter().map(|(change, _)| change.clone()).collect();
+        let written = self.arm(kernel).and_then(|journal| journal.before(&changes));
+        if let Err(error) = written {
+            let refuse = |(_, item)| Refused { item, because: RefusedBecause::NoRoom, said: error.to_string() };
+            made.refused.extend(due.into_iter().map(refuse));
+            return;
+        }
+        for (change, item) in due {
+            made.calls += 1;
+            let done =
+                write_state(kernel, &change.object, &change.wanted).and_then(|()| read_state(kernel, &change.object));
+            match done {
+                Ok(now) => {
+                    if now != change.wanted {
+                        let said =
+                            format!("{:?}: asked for {:?}, the kernel made it {now:?}", change.object, change.wanted);
+                        made.refused.push(Refused { item, because: RefusedBecause::OwnedByAnother, said });
+                    }
+                    made.held.insert(change.object, now);
+                }
+                Err(error) => made.refused.push(refused(&item, &change.object, &error)),
+            }
+        }
+    }
+
+    /// Threads that were born under a mask or nice value of ours inherited it: their original is their ancestor's. To
+    /// be called with the tasks that are new since the last look, in order of arrival.
+    ///
+    /// # Errors
+    /// The journal cannot be written; the threads keep what they inherited, and the next look tries again.
+    pub fn adopt_heirs(&mut self, kernel: &dyn Kernel, new: &[&Managed]) -> Result<(), JournalError> {
+        let Some((journal, _)) = &mut self.armed else { return Ok(()) };
+        for task in new {
+            let thread = task.thread;
+            for object in [Object::Affinity { pid: task.pid, thread }, Object::Nice { pid: task.pid, thread }] {
+                let Ok(now) = read_state(kernel, &object) else { continue };
+                let ancestor = journal.held().iter().find(|(held_object, held)| {
+                    let related = match (held_object, &object) {
+                        (Object::Affinity { pid, .. }, Object::Affinity { .. })
+                        | (Object::Nice { pid, .. }, Object::Nice { .. }) => *pid == task.pid || *pid == task.parent,
+                        _ => false,
+                    };
+                    related && held.ours.contains(&now) && held.original != now
+                });
+                if let Some(original) = ancestor.map(|(_, held)| held.original.clone())
+                    && !journal.held().contains_key(&object)
+                {
+                    journal.before(&[Change { object, now: original, wanted: now }])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops what the journal holds about threads that are gone.
+    ///
+    /// # Errors
+    /// The journal could not be written anew; nothing is lost.
+    pub fn forget_gone(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
+        let Some((journal, _)) = &mut self.armed else { return Ok(()) };
+        journal.retain(|object| match object {
+            Object::Affinity { thread, .. } | Object::Nice { thread, .. } | Object::Membership { thread, .. } => {
+                kernel.alive(*thread)
+            }
+            Object::File { .. } | Object::Directory { .. } => true,
+        })
+    }
+
+    /// Puts everything back and lets the guardian go. If something could not be put back the journal stays, and so
+    /// does the account of it.
+    ///
+    /// # Errors
+    /// The journal could not be removed.
+    pub fn put_back(&mut self, kernel: &dyn Kernel) -> Result<Vec<Restored>, JournalError> {
+        let Some((journal, guardian)) = self.armed.take() else { return Ok(Vec::new()) };
+        let account = restore(kernel, journal.held());
+        self.last.clear();
+        if !account.iter().any(|restored| matches!(restored.outcome, crate::restore::Outcome::Failed(_))) {
+            journal.remove()?;
+        }
+        // A guardian that is gone already cannot be told, and has nothing left to do.
+        let _ = guardian.dismiss();
+        Ok(account)
+    }
+}
+
+fn refused(item: &Item, object: &Object, error: &io::Error) -> Refused {
+    let because = match error.raw_os_error() {
+        Some(libc::ESRCH) | Some(libc::ENOENT) => RefusedBecause::Gone,
+        Some(libc::EPERM) | Some(libc::EACCES) | Some(libc::EROFS) => RefusedBecause::NoPermission,
+        Some(libc::ENOSPC) => RefusedBecause::NoRoom,
+        Some(libc::EBUSY) => RefusedBecause::Busy,
+        _ => RefusedBecause::Failed,
+    };
+    Refused { item: item.clone(), because, said: format!("{object:?}: {error}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+    use crate::rules::{Action, Rule};
+    use crate::tasks::Tasks;
+    use cachemate_core::{TaskId, Window};
+
+    /// A guardian that only waits, so that the daemon's side can be tested alone.
+    fn waiting_guardian() -> GuardianCommand {
+        let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
+        GuardianCommand { program: "/bin/sh".into(), args }
+    }
+
+    fn host_with(tids: &[i32]) -> (FakeHost, Tasks) {
+        let host = FakeHost::default();
+        for &tid in tids {
+            host.thread(tid, tid, 1, "0-3");
+        }
+        let mut tasks = Tasks::default();
+        tasks.look(&host, &[Rule { action: Action::Manage(None), ..Rule::default() }], 0).unwrap();
+        (host, tasks)
+    }
+
+    fn plan_to(cpus: &[(u32, &str)]) -> Plan {
+        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        plan.allowed.extend(cpus.iter().map(|(task, list)| (TaskId(*task), list.parse::<CpuSet>().unwrap())));
+        plan
+    }
+
+    fn step(actuator: &mut Actuator, host: &FakeHost, tasks: &Tasks, plan: &Plan) -> Made {
+        let online = (0..4).collect();
+        let wanted = changes(plan, &tasks.all(), &online, &actuator.originals());
+        actuator.make(host, &wanted)
+    }
+
+    fn masks(host: &FakeHost) -> Vec<String> {
+        host.threads.borrow().values().map(|thread| thread.cpus.to_string()).collect()
+    }
+
+    /// Is a plan the whole state: what the next one does not mention goes back to how it was, and again is no change?
+    #[test]
+    fn a_plan_is_the_whole_state() {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, tasks) = host_with(&[5, 6]);
+        let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+        assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[])).calls, 0);
+        assert!(!dir.path().join(Journal::FILE_NAME).exists(), "starting changes nothing, not even a file");
+        assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).calls, 2);
+        assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).calls, 0);
+        assert_eq!(masks(&host), ["1", "2"]);
+        step(&mut actuator, &host, &tasks, &plan_to(&[(1, "3")]));
+        assert_eq!(masks(&host), ["0-3", "3"]);
+        actuator.put_back(&host).unwrap();
+        assert_eq!(masks(&host), ["0-3", "0-3"]);
+        assert!(!dir.path().join(Journal::FILE_NAME).exists());
+    }
+
+    /// Whatever change fails, with whatever error: is it reported, the rest done, and everything restorable?
+    #[test]
+    fn a_failing_change_is_reported_and_the_rest_is_done() {
+        for errno in [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL] {
+            for nth in 0..2 {
+                let dir = tempfile::tempdir().unwrap();
+                let (host, tasks) = host_with(&[5, 6]);
+                let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+                host.fault.set(Some((nth, errno)));
+                let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
+                assert_eq!((made.refused.len(), made.held.len()), (1, 1), "{made:?}");
+                actuator.put_back(&host).unwrap();
+                assert_eq!(masks(&host), ["0-3", "0-3"]);
+            }
+        }
+    }
+
+    /// Without a guardian or a place for the journal: is nothing changed?
+    #[test]
+    fn no_guardian_or_no_journal_no_change() {
+        let (host, tasks) = host_with(&[5]);
+        let dir = tempfile::tempdir().unwrap();
+        let missing = GuardianCommand { program: "/no/such/program".into(), args: Vec::new() };
+        let mut actuator = Actuator::new(dir.path(), missing);
+        let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+        assert_eq!((made.refused.len(), host.changes.get()), (1, 0));
+        assert!(!dir.path().join(Journal::FILE_NAME).exists());
+        let mut actuator = Actuator::new(Path::new("/no/such/folder"), waiting_guardian());
+        let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+        assert_eq!((made.refused.len(), host.changes.get()), (1, 0));
+    }
+
+    /// When somebody else changes a mask of ours: is it noticed?
+    #[test]
+    fn others_changes_are_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, tasks) = host_with(&[5]);
+        let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+        step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+        host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "3".parse().unwrap();
+        let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+        assert_eq!(made.overridden, [Item::Allowed(TaskId(0))]);
+        actuator.put_back(&host).unwrap();
+    }
+
+    /// Is a thread that was born under our mask given its parent's original when the plan no longer speaks of it?
+    #[test]
+    fn heirs_get_their_ancestors_original() {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, mut tasks) = host_with(&[5]);
+        let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+        step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+        host.thread(8, 8, 5, "1");
+        tasks.look(&host, &[Rule { action: Action::Manage(None), ..Rule::default() }], 1).unwrap();
+        actuator.adopt_heirs(&host, &tasks.all()).unwrap();
+        step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+        assert_eq!(masks(&host), ["1", "0-3"]);
+        actuator.put_back(&host).unwrap();
+        assert_eq!(masks(&host), ["0-3", "0-3"]);
+    }
+
+    /// Does a weight of two mean about three nice steps, either way, from whatever the host had?
+    #[test]
+    fn weights_become_nice_steps() {
+        assert_eq!([1.0, 2.0, 0.5, 1e9].map(|weight| nice_for(weight, 0)), [0, -3, 3, -20]);
+        assert_eq!(nice_for(2.0, 5), 2);
+    }
+}

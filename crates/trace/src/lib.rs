@@ -8,6 +8,9 @@ mod convert;
 mod error;
 mod formats;
 mod names;
+mod output;
+mod pack;
+mod profile_file;
 mod record_type;
 mod source;
 
@@ -18,6 +21,12 @@ pub use formats::{
     ChampSimReader, DinReader, Format, LackeyReader, OracleGeneralReader, RawU64Reader, open, open_input,
 };
 pub use names::unknown_name;
+pub use output::create_output;
+pub use pack::{pack_in, pack_places, pack_program, pack_programs};
+pub use profile_file::{
+    ActivityVector, Curve, CurvePoint, Histogram, Interval, Intervals, PROFILE_VERSION, ProfileFile, ProfileSource,
+    StackPositions,
+};
 pub use record_type::{Header, L1Filter, ProcessTotals, Record, ThreadTotals, Totals};
 pub use source::CmtSource;
 

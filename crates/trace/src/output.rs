@@ -1,0 +1,28 @@
+//! Output files that are never overwritten by accident.
+
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::path::Path;
+
+use crate::TraceError;
+
+/// Creates a file; an existing one is refused unless `force`.
+///
+/// # Errors
+/// [`TraceError::Exists`] or [`TraceError::Io`].
+pub fn create_output(path: &Path, force: bool) -> Result<File, TraceError> {
+    let mut options = OpenOptions::new();
+    options.write(true);
+    if force {
+        options.create(true).truncate(true)
+    } else {
+        options.create_new(true)
+    };
+    options.open(path).map_err(|error| {
+        let file = path.display().to_string();
+        match error.kind() {
+            ErrorKind::AlreadyExists => TraceError::Exists { file },
+            _ => TraceError::Io { file, what: "create", source: error },
+        }
+    })
+}

@@ -1,0 +1,88 @@
+//! The pack: recorded real programs by name.
+//!
+//! Looked for, first found wins: the directory named by `CACHEMATE_PACK`, `pack` and `../share/cachemate/pack` beside
+//! the executable, `pack` in its parents (a source tree's build directory), the installed share directories. The
+//! first of these holding any recording is the pack.
+
+use std::path::{Path, PathBuf};
+
+use crate::{TraceError, unknown_name};
+
+/// The directories where a pack may lie, in the order they are looked at.
+pub fn pack_places() -> Vec<PathBuf> {
+    if let Some(named) = std::env::var_os("CACHEMATE_PACK") {
+        return vec![PathBuf::from(named)];
+    }
+    let mut places = Vec::new();
+    if let Some(beside) = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf)) {
+        places.push(beside.join("pack"));
+        places.push(beside.join("../share/cachemate/pack"));
+        // target/release/deps/x: the source tree is at most four levels up.
+        places.extend(beside.ancestors().skip(1).take(4).map(|parent| parent.join("pack")));
+    }
+    places.push(PathBuf::from("/usr/local/share/cachemate/pack"));
+    places.push(PathBuf::from("/usr/share/cachemate/pack"));
+    places
+}
+
+/// The pack in the first of `places` that has one: names and files, by name.
+pub fn pack_in(places: &[PathBuf]) -> Vec<(String, PathBuf)> {
+    places.iter().map(|place| recordings(place)).find(|found| !found.is_empty()).unwrap_or_default()
+}
+
+/// The programs of the pack: names and files, by name; none where there is no pack.
+pub fn pack_programs() -> Vec<(String, PathBuf)> {
+    pack_in(&pack_places())
+}
+
+/// The recording of a program of the pack.
+///
+/// # Errors
+/// [`TraceError::Unknown`] with what there is and the nearest name.
+pub fn pack_program(name: &str) -> Result<PathBuf, TraceError> {
+    find(pack_programs(), name)
+}
+
+fn find(programs: Vec<(String, PathBuf)>, name: &str) -> Result<PathBuf, TraceError> {
+    match programs.iter().find(|(known, _)| known == name) {
+        Some((_, path)) => Ok(path.clone()),
+        None => Err(unknown_name("program of the pack", name, programs.into_iter().map(|(known, _)| known))),
+    }
+}
+
+fn recordings(place: &Path) -> Vec<(String, PathBuf)> {
+    let Ok(entries) = std::fs::read_dir(place) else { return Vec::new() };
+    let mut found: Vec<(String, PathBuf)> = entries
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let name = path.file_name()?.to_str()?.strip_suffix(".cmt")?.to_string();
+            Some((name, path))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a name find its recording, the first place with one win, and a wrong name list what there is?
+    #[test]
+    fn names_find_their_recording_and_unknown_ones_list_what_there_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let empty = dir.path().join("nothing");
+        for name in ["gzip.cmt", "sqlite3.cmt", "README.md"] {
+            std::fs::write(dir.path().join(name), "x").unwrap();
+        }
+        let programs = pack_in(&[empty.clone(), dir.path().to_path_buf()]);
+        assert_eq!(find(programs.clone(), "gzip").unwrap(), dir.path().join("gzip.cmt"));
+        let error = find(programs, "sqlite").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "no program of the pack is named 'sqlite' (did you mean 'sqlite3'?); there are: gzip, sqlite3"
+        );
+        let error = find(pack_in(&[empty]), "gzip").unwrap_err().to_string();
+        assert_eq!(error, "no program of the pack is named 'gzip'; there are: none");
+    }
+}

@@ -2,6 +2,7 @@
 //! root, so that tests run on hand-made trees.
 
 pub mod actuator;
+pub mod counters;
 pub mod guardian;
 pub mod journal;
 pub mod kernel;

@@ -3,4 +3,6 @@
 //! Pure algorithms: no I/O, no clock, the same bits for the same input and seed. Addresses are *line* addresses (byte
 //! address / line size) unless a name says otherwise.
 
+pub mod hash;
+pub mod simd;
 pub mod stack;

@@ -4,6 +4,31 @@
 //! for an immediate repeat, none (cold) for a first touch. A fully associative LRU cache of `s` lines hits exactly the
 //! accesses with a distance below `s`, so one histogram of distances is the miss-rate curve for every size at once.
 
+//!
+//! [`StackDistances`] is the engine on one thread: a *finder* says in which slot of time the line was last seen
+//! (`dense.rs`, `sparse.rs`), a *counter* says how many slots since then are dead because their line came again
+//! (`counter.rs`), and the distance is what is left. Properties: one pass over a stream; memory in proportion to the
+//! distinct lines, not to the length; no recursion; nothing to tune; the same result with every instruction set.
+
+mod counter;
+mod dense;
+mod exact;
+mod find_side;
+mod finder;
 mod histogram;
+mod rename;
+mod sparse;
+mod tally;
+#[cfg(test)]
+mod tests;
+
+pub use exact::StackDistances;
 
 pub use histogram::{Histogram, ParseHistogramError};
+
+/// More distinct lines than the engine can number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("stack distances: found more than {limit_lines} distinct lines, expected at most that many")]
+pub struct StackError {
+    pub limit_lines: u64,
+}

@@ -1,0 +1,21 @@
+//! One file per group of comparisons. A new group: one file, and a line in [`GROUPS`].
+
+mod stack;
+
+use crate::harness::Row;
+use crate::traces::Kind;
+
+/// What the command line asks for.
+pub struct Options {
+    pub accesses: usize,
+    pub rounds: usize,
+    pub traces: Vec<Kind>,
+}
+
+pub struct Group {
+    pub name: &'static str,
+    pub about: &'static str,
+    pub run: fn(&Options) -> Vec<Row>,
+}
+
+pub const GROUPS: &[Group] = &[stack::GROUP];

@@ -1,0 +1,54 @@
+//! Exact stack distances: every instruction set against the yardstick.
+
+use super::{Group, Options};
+use crate::harness::{Clock, Contender, Row, compare};
+use crate::olken::Olken;
+use cachemate_locality::simd::Simd;
+use cachemate_locality::stack::{Histogram, StackDistances};
+
+pub const GROUP: Group = Group {
+    name: "stack",
+    about: "exact stack distances against the textbook engine (hash map and Fenwick tree), one core",
+    run,
+};
+
+/// What is asked of an instruction set, against the yardstick.
+fn bar(simd: Simd) -> Option<f64> {
+    match simd.name() {
+        "avx512" => Some(10.0),
+        "avx2" => Some(8.0),
+        _ => None,
+    }
+}
+
+/// A number that stands for a histogram: equal ones only for equal histograms, but for one chance in 2^64.
+pub fn fingerprint(histogram: &Histogram) -> u64 {
+    let mut words = vec![histogram.cold()];
+    words.extend(histogram.counts().iter().flat_map(|&(distance, count)| [distance, count]));
+    crate::traces::checksum(&words)
+}
+
+pub fn olken(lines: &[u64]) -> Histogram {
+    let mut engine = Olken::new();
+    engine.push(lines);
+    engine.finish()
+}
+
+pub fn exact(simd: Simd, lines: &[u64]) -> Histogram {
+    let mut engine = StackDistances::with_simd(simd);
+    engine.push(lines).and_then(|()| engine.finish()).expect("the traces have fewer lines than the limit")
+}
+
+fn run(options: &Options) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for kind in &options.traces {
+        let lines = kind.lines(options.accesses);
+        let mut contenders = vec![Contender::new("olken", || olken(&lines).accesses())];
+        for simd in Simd::available() {
+            let work = || exact(simd, &lines).accesses();
+            contenders.push(Contender::new(simd.name(), work).against(0, bar(simd)).most_bytes(80_000_000));
+        }
+        rows.extend(compare("stack", kind.name(), lines.len(), options.rounds, Clock::Thread, true, contenders));
+    }
+    rows
+}

@@ -1,0 +1,184 @@
+//! Runs contenders by turns and compares them.
+//!
+//! Every round runs all contenders once, in an order that turns by one each round; a ratio is the median over the rounds
+//! of the ratio *within* a round. So a machine that slows down for a while slows all alike. Work on one thread is
+//! timed by that thread's processor time, work on several by the clock on the wall.
+
+use crate::memory::peak_bytes;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Clock {
+    /// Processor time of the calling thread.
+    Thread,
+    Wall,
+}
+
+impl Clock {
+    fn now_s(self) -> f64 {
+        let id = if self == Clock::Thread { ClockId::ThreadCPUTime } else { ClockId::Monotonic };
+        let now = clock_gettime(id);
+        now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
+    }
+}
+
+/// What a bar asks of a ratio.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Bar {
+    pub at_least: f64,
+}
+
+/// One contender: a name, the work (returning a number that stands for its result), and what is asked of it.
+pub struct Contender<'a> {
+    pub name: String,
+    pub work: Box<dyn FnMut() -> u64 + 'a>,
+    /// Index of the contender it is compared with, and the least ratio of speeds asked for, if any.
+    pub against: Option<(usize, Option<f64>)>,
+    pub most_bytes: Option<u64>,
+}
+
+impl<'a> Contender<'a> {
+    pub fn new(name: impl Into<String>, work: impl FnMut() -> u64 + 'a) -> Self {
+        Contender { name: name.into(), work: Box::new(work), against: None, most_bytes: None }
+    }
+    pub fn against(mut self, other: usize, at_least: Option<f64>) -> Self {
+        self.against = Some((other, at_least));
+        self
+    }
+    pub fn most_bytes(mut self, bytes: u64) -> Self {
+        self.most_bytes = Some(bytes);
+        self
+    }
+}
+
+/// One line of the result.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Row {
+    pub group: String,
+    /// The input.
+    pub input: String,
+    pub contender: String,
+    /// Median over the rounds.
+    pub millions_per_s: f64,
+    /// Compared with whom, and how many times as fast: median over the rounds.
+    pub against: Option<String>,
+    pub speed_ratio: Option<f64>,
+    pub speed_ratio_bar: Option<f64>,
+    /// Least and greatest ratio of any round.
+    pub speed_ratio_range: Option<(f64, f64)>,
+    /// Beyond the input, at the peak.
+    pub peak_bytes: u64,
+    pub peak_bytes_bar: Option<u64>,
+    /// All bars met; `None` without any.
+    pub met: Option<bool>,
+}
+
+/// Runs `rounds` rounds over `items` items each. Contenders must agree on the result where `same_result` is set.
+///
+/// # Panics
+/// Contenders disagree: a wrong answer has no speed.
+pub fn compare(
+    group: &str,
+    input: &str,
+    items: usize,
+    rounds: usize,
+    clock: Clock,
+    same_result: bool,
+    mut contenders: Vec<Contender>,
+) -> Vec<Row> {
+    let count = contenders.len();
+    let mut seconds = vec![Vec::with_capacity(rounds); count];
+    let mut peaks = vec![0; count];
+    let mut results = vec![None; count];
+    for round in 0..rounds {
+        for turn in 0..count {
+            let at = (turn + round) % count;
+            let start = clock.now_s();
+            let (result, peak) = peak_bytes(&mut contenders[at].work);
+            seconds[at].push(clock.now_s() - start);
+            peaks[at] = peak.max(peaks[at]);
+            let before = results[at].replace(result);
+            assert!(before.is_none_or(|before| before == result), "{group} {input}: a result changed");
+        }
+        eprintln!("{group} {input}: round {} of {rounds}", round + 1);
+    }
+    if same_result {
+        for (result, contender) in results.iter().zip(&contenders) {
+            assert_eq!(*result, results[0], "{group} {input}: '{}' disagrees", contender.name);
+        }
+    }
+    let row = |at: usize| {
+        let contender = &contenders[at];
+        let ratios = contender.against.map(|(other, _)| {
+            let mut ratios: Vec<f64> = seconds[other].iter().zip(&seconds[at]).map(|(o, s)| o / s).collect();
+            ratios.sort_by(f64::total_cmp);
+            ratios
+        });
+        let speed_ratio = ratios.as_deref().map(median);
+        let speed_ratio_bar = contender.against.and_then(|(_, bar)| bar);
+        let bars = [
+            speed_ratio_bar.map(|bar| speed_ratio.is_some_and(|ratio| ratio >= bar)),
+            contender.most_bytes.map(|most| peaks[at] <= most),
+        ];
+        let mut sorted = seconds[at].clone();
+        sorted.sort_by(f64::total_cmp);
+        Row {
+            group: group.into(),
+            input: input.into(),
+            contender: contender.name.clone(),
+            millions_per_s: items as f64 / median(&sorted) / 1e6,
+            against: contender.against.map(|(other, _)| contenders[other].name.clone()),
+            speed_ratio,
+            speed_ratio_bar,
+            speed_ratio_range: ratios.map(|ratios| (ratios[0], ratios[ratios.len() - 1])),
+            peak_bytes: peaks[at],
+            peak_bytes_bar: contender.most_bytes,
+            met: bars.iter().flatten().copied().reduce(|a, b| a && b),
+        }
+    };
+    (0..count).map(row).collect()
+}
+
+/// Of a sorted, non-empty list.
+fn median(sorted: &[f64]) -> f64 {
+    let (upper, lower) = (sorted.len() / 2, (sorted.len() - 1) / 2);
+    (sorted[upper] + sorted[lower]) / 2.0
+}
+
+/// The rows as a table for people.
+pub fn print_table(rows: &[Row]) {
+    println!(
+        "{:<8} {:<14} {:<26} {:>8}  {:>7} {:>15}  {:<26} {:>9}",
+        "group", "input", "contender", "M/s", "ratio", "(least-most)", "against", "peak MB"
+    );
+    for row in rows {
+        let ratio = row.speed_ratio.map_or(String::new(), |ratio| format!("{ratio:.2}x"));
+        let range = row.speed_ratio_range.map_or(String::new(), |(low, high)| format!("({low:.2}-{high:.2})"));
+        let verdict = match (row.met, row.speed_ratio_bar, row.peak_bytes_bar) {
+            (None, ..) => String::new(),
+            (Some(met), ratio, bytes) => {
+                let asked: Vec<String> = [
+                    ratio.map(|bar| format!(">= {bar}x")),
+                    bytes.map(|bar| format!("<= {} MB", bar / 1_000_000)),
+                ]
+                .into_iter()
+                .flatten()
+                .collect();
+                format!("  {} ({})", if met { "met" } else { "MISSED" }, asked.join(", "))
+            }
+        };
+        println!(
+            "{:<8} {:<14} {:<26} {:>8.1}  {:>7} {:>15}  {:<26} {:>9.1}{}",
+            row.group,
+            row.input,
+            row.contender,
+            row.millions_per_s,
+            ratio,
+            range,
+            row.against.as_deref().unwrap_or(""),
+            row.peak_bytes as f64 / 1e6,
+            verdict
+        );
+    }
+}

@@ -1,0 +1,47 @@
+//! Counts bytes allocated, to say how much a contender held at its peak.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
+
+static NOW: AtomicIsize = AtomicIsize::new(0);
+static PEAK: AtomicIsize = AtomicIsize::new(0);
+
+pub struct Counting;
+
+fn add(bytes: isize) {
+    let now = NOW.fetch_add(bytes, Relaxed) + bytes;
+    if bytes > 0 {
+        PEAK.fetch_max(now, Relaxed);
+    }
+}
+
+// SAFETY: all calls go to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        add(layout.size() as isize);
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        add(layout.size() as isize);
+        unsafe { System.alloc_zeroed(layout) }
+    }
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        add(-(layout.size() as isize));
+        unsafe { System.dealloc(place, layout) }
+    }
+    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // Counted as if old and new were held together, which is the worst that reallocation can do.
+        add(size as isize);
+        let moved = unsafe { System.realloc(place, layout, size) };
+        add(-(layout.size() as isize));
+        moved
+    }
+}
+
+/// Runs `work`; its result, and the most bytes it held beyond those held before.
+pub fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    let before = NOW.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let result = work();
+    (result, (PEAK.load(Relaxed) - before).max(0) as u64)
+}

@@ -1,0 +1,101 @@
+//! The three synthetic traces that all speed figures refer to, generated: line numbers (64-byte lines).
+//!
+//! - `zipf`: Zipf with exponent 0.99 over 10^6 lines by exact inversion, ranks scattered by a seeded shuffle;
+//! - `scan`: a cyclic scan over 300 000 lines;
+//! - `mixed`: 1 562 500 lines (100 MB); 80 % of the accesses go evenly to the first 30 %, the others to the rest.
+
+use cachemate_locality::hash::SplitMix64;
+use std::hash::Hasher;
+use xxhash_rust::xxh3::Xxh3;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Zipf,
+    Scan,
+    Mixed,
+}
+
+pub const KINDS: [Kind; 3] = [Kind::Zipf, Kind::Scan, Kind::Mixed];
+/// The length at which misses are known and the checksums hold.
+pub const FULL_LEN: usize = 20_000_000;
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Zipf => "zipf",
+            Kind::Scan => "scan",
+            Kind::Mixed => "mixed",
+        }
+    }
+
+    /// The first `len` line numbers.
+    pub fn lines(self, len: usize) -> Vec<u64> {
+        match self {
+            Kind::Zipf => zipf(len),
+            Kind::Scan => (0..300_000).cycle().take(len).collect(),
+            Kind::Mixed => mixed(len),
+        }
+    }
+
+    /// XXH3-64 of the full trace as little-endian byte addresses. The traces with these checksums have the SHA-256
+    /// sums c608e91979de211e..., 4a72e675753184148... and 065d9bff00c07a3b1....
+    pub fn full_checksum(self) -> u64 {
+        match self {
+            Kind::Zipf => 0,
+            Kind::Scan => 0,
+            Kind::Mixed => 0,
+        }
+    }
+
+    /// Misses of a 2 MiB 16-way LRU cache with 64-byte lines on the full trace.
+    pub fn full_misses_2_mib_16_way(self) -> u64 {
+        match self {
+            Kind::Zipf => 6_728_723,
+            Kind::Scan => 20_000_000,
+            Kind::Mixed => 19_085_453,
+        }
+    }
+}
+
+/// XXH3-64 of line numbers as little-endian byte addresses.
+pub fn checksum(lines: &[u64]) -> u64 {
+    let mut hasher = Xxh3::new();
+    lines.iter().for_each(|line| hasher.write(&(line * 64).to_le_bytes()));
+    hasher.finish()
+}
+
+fn unit(random: &mut SplitMix64) -> f64 {
+    (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+fn zipf(len: usize) -> Vec<u64> {
+    const RANKS: usize = 1_000_000;
+    let mut random = SplitMix64(1);
+    let mut sum = 0.0;
+    let cumulative: Vec<f64> = (1..=RANKS)
+        .map(|rank| {
+            sum += libm::pow(rank as f64, -0.99);
+            sum
+        })
+        .collect();
+    let mut place: Vec<u32> = (0..RANKS as u32).collect();
+    for at in (1..RANKS).rev() {
+        place.swap(at, random.below(at as u64 + 1) as usize);
+    }
+    (0..len)
+        .map(|_| {
+            let wanted = unit(&mut random) * sum;
+            let rank = cumulative[..RANKS - 1].partition_point(|&upto| upto < wanted);
+            u64::from(place[rank])
+        })
+        .collect()
+}
+
+fn mixed(len: usize) -> Vec<u64> {
+    const LINES: u64 = 1_562_500;
+    const HOT: u64 = 468_750;
+    let mut random = SplitMix64(3);
+    (0..len)
+        .map(|_| if unit(&mut random) < 0.8 { random.below(HOT) } else { HOT + random.below(LINES - HOT) })
+        .collect()
+}

@@ -1,0 +1,349 @@
+//! Vector instructions, chosen at run time.
+//!
+//! Compilers do not vectorise "add one to the first n of 32 counters" or "move to the front of 16 ways" by themselves,
+//! so these few operations are written three times behind one trait: AVX-512, AVX2 and portable. A loop that uses
+//! them is an `#[inline(always)]` function generic over [`Lanes`], called through [`dispatch!`], which compiles it once
+//! per instruction set. All three give the same bits; tests run every one that the processor has.
+
+/// An instruction set that this processor has (the only way to get one is to ask).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Simd(pub(crate) Level);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Level {
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+impl Simd {
+    /// The widest this processor has.
+    pub fn best() -> Simd {
+        Simd::available()[0]
+    }
+
+    /// All this processor has, widest first, portable last.
+    pub fn available() -> Vec<Simd> {
+        let mut found = Vec::with_capacity(3);
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("bmi1")
+                && is_x86_feature_detected!("bmi2")
+                && is_x86_feature_detected!("lzcnt")
+                && is_x86_feature_detected!("popcnt");
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            if avx2 && avx512 {
+                found.push(Simd(Level::Avx512));
+            }
+            if avx2 {
+                found.push(Simd(Level::Avx2));
+            }
+        }
+        found.push(Simd(Level::Portable));
+        found
+    }
+
+    /// `avx512`, `avx2` or `portable`.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "avx2",
+            Level::Portable => "portable",
+        }
+    }
+}
+
+/// One cache line of counters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct U16x32(pub [u16; 32]);
+/// One cache line of counters, ways or tags.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct U32x16(pub [u32; 16]);
+
+/// The vector operations.
+///
+/// # Safety
+/// Every function may only run on a processor that has the instruction set of the implementing type.
+pub(crate) trait Lanes {
+    /// Adds one to the lanes below `lane` (< 32); the value of `lane` itself.
+    unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16;
+    /// Adds one to the lanes below `lane` (< 16); the value of `lane` itself.
+    unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32;
+    /// Bit i = lane i of the first eight equals `tag`.
+    unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32;
+    /// Finds `tag` in the lanes named by `ways` (a run of low bits), moves it to lane 0 and those before it up by one;
+    /// not found: puts it to lane 0 and moves all up. The matching lane as a bit, 0 if none.
+    unsafe fn move_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32;
+    /// Appends to `kept` from `kept_len` on the lines whose `scatter(line ^ salt) >> 40` is below `threshold`
+    /// (1 to 2^24); the new length. `kept` has room for all.
+    unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], kept_len: usize) -> usize;
+}
+
+/// Runs `$body::<L>($args)` with the lanes of `$simd`.
+macro_rules! dispatch {
+    ($simd:expr, $body:ident ( $($arg:ident : $type:ty),* ) $(-> $out:ty)?) => {{
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn avx512($($arg: $type),*) $(-> $out)? {
+            unsafe { $body::<$crate::simd::Avx512>($($arg),*) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn avx2($($arg: $type),*) $(-> $out)? {
+            unsafe { $body::<$crate::simd::Avx2>($($arg),*) }
+        }
+        // SAFETY: a `Simd` exists only for instruction sets that this processor has.
+        match $simd.0 {
+            #[cfg(target_arch = "x86_64")]
+            $crate::simd::Level::Avx512 => unsafe { avx512($($arg),*) },
+            #[cfg(target_arch = "x86_64")]
+            $crate::simd::Level::Avx2 => unsafe { avx2($($arg),*) },
+            $crate::simd::Level::Portable => unsafe { $body::<$crate::simd::Portable>($($arg),*) },
+        }
+    }};
+}
+pub(crate) use dispatch;
+
+/// Asks for the cache line at `place`; any address will do.
+#[inline(always)]
+pub(crate) fn prefetch<T>(place: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address has no effect but on time.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
+pub(crate) struct Portable;
+
+/// Ones below 32, zeros from there on: a window into it is "one in the lanes below n".
+static ONES_U16: [u16; 64] = {
+    let mut ones = [0; 64];
+    let mut at = 0;
+    while at < 32 {
+        ones[at] = 1;
+        at += 1;
+    }
+    ones
+};
+static ONES_U32: [u32; 32] = {
+    let mut ones = [0; 32];
+    let mut at = 0;
+    while at < 16 {
+        ones[at] = 1;
+        at += 1;
+    }
+    ones
+};
+
+impl Lanes for Portable {
+    #[inline(always)]
+    unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16 {
+        let old = counters.0[lane & 31];
+        let ones = &ONES_U16[32 - (lane & 31)..][..32];
+        for (counter, one) in counters.0.iter_mut().zip(ones) {
+            *counter = counter.wrapping_add(*one);
+        }
+        old
+    }
+    #[inline(always)]
+    unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32 {
+        let old = counters.0[lane & 15];
+        let ones = &ONES_U32[16 - (lane & 15)..][..16];
+        for (counter, one) in counters.0.iter_mut().zip(ones) {
+            *counter = counter.wrapping_add(*one);
+        }
+        old
+    }
+    #[inline(always)]
+    unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32 {
+        let mut found = 0;
+        for (at, lane) in lanes.0[..8].iter().enumerate() {
+            found |= u32::from(*lane == tag) << at;
+        }
+        found
+    }
+    #[inline(always)]
+    unsafe fn move_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
+        let mut carried = tag;
+        for (at, lane) in lanes.0[..ways.count_ones() as usize].iter_mut().enumerate() {
+            std::mem::swap(lane, &mut carried);
+            if carried == tag {
+                return 1 << at;
+            }
+        }
+        0
+    }
+    #[inline(always)]
+    unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], mut kept_len: usize) -> usize {
+        for &line in lines {
+            kept[kept_len] = line;
+            kept_len += usize::from(crate::hash::scatter(line ^ salt) >> 40 < threshold);
+        }
+        kept_len
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Lanes, ONES_U16, ONES_U32, Portable, U16x32, U32x16};
+    use std::arch::x86_64::*;
+
+    pub(crate) struct Avx512;
+
+    impl Lanes for Avx512 {
+        #[inline(always)]
+        unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16 {
+            unsafe {
+                let old = *counters.0.get_unchecked(lane);
+                let place = counters.0.as_mut_ptr().cast();
+                let all = _mm512_load_si512(place);
+                let below = ((1u64 << lane) - 1) as u32;
+                _mm512_store_si512(place, _mm512_mask_sub_epi16(all, below, all, _mm512_set1_epi16(-1)));
+                old
+            }
+        }
+        #[inline(always)]
+        unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32 {
+            unsafe {
+                let old = *counters.0.get_unchecked(lane);
+                let place = counters.0.as_mut_ptr().cast();
+                let all = _mm512_load_si512(place);
+                let below = ((1u32 << lane) - 1) as u16;
+                _mm512_store_si512(place, _mm512_mask_sub_epi32(all, below, all, _mm512_set1_epi32(-1)));
+                old
+            }
+        }
+        #[inline(always)]
+        unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32 {
+            unsafe {
+                let all = _mm256_load_si256(lanes.0.as_ptr().cast());
+                u32::from(_mm256_cmpeq_epi32_mask(all, _mm256_set1_epi32(tag as i32)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn move_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
+            unsafe {
+                let place = lanes.0.as_mut_ptr().cast();
+                let all = _mm512_load_si512(place);
+                let front = _mm512_set1_epi32(tag as i32);
+                let found = u32::from(_mm512_cmpeq_epi32_mask(all, front)) & ways;
+                // Lanes up to and with the lowest set bit; all of them when there is none.
+                let moved = (found ^ found.wrapping_sub(1)) as u16;
+                let up = _mm512_alignr_epi32::<15>(all, front);
+                _mm512_store_si512(place, _mm512_mask_mov_epi32(all, moved, up));
+                found
+            }
+        }
+        #[inline(always)]
+        unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], mut kept_len: usize) -> usize {
+            unsafe {
+                let salts = _mm512_set1_epi64(salt as i64);
+                // Inclusive, because a threshold of 2^24 keeps everything.
+                let last = _mm512_set1_epi64((threshold << 40).wrapping_sub(1) as i64);
+                let first = _mm512_set1_epi64(0xBF58_476D_1CE4_E5B9u64 as i64);
+                let second = _mm512_set1_epi64(0x94D0_49BB_1331_11EBu64 as i64);
+                let mut eights = lines.chunks_exact(8);
+                for eight in &mut eights {
+                    let line = _mm512_loadu_si512(eight.as_ptr().cast());
+                    let key = _mm512_xor_si512(line, salts);
+                    let key = _mm512_mullo_epi64(_mm512_xor_si512(key, _mm512_srli_epi64::<30>(key)), first);
+                    let key = _mm512_mullo_epi64(_mm512_xor_si512(key, _mm512_srli_epi64::<27>(key)), second);
+                    let key = _mm512_xor_si512(key, _mm512_srli_epi64::<31>(key));
+                    let keep = _mm512_cmple_epu64_mask(key, last);
+                    if keep != 0 {
+                        let packed = _mm512_maskz_compress_epi64(keep, line);
+                        let count = keep.count_ones();
+                        let place = kept[kept_len..][..count as usize].as_mut_ptr();
+                        _mm512_mask_storeu_epi64(place.cast(), ((1u32 << count) - 1) as u8, packed);
+                        kept_len += count as usize;
+                    }
+                }
+                Portable::filter(eights.remainder(), salt, threshold, kept, kept_len)
+            }
+        }
+    }
+
+    pub(crate) struct Avx2;
+
+    impl Lanes for Avx2 {
+        #[inline(always)]
+        unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16 {
+            unsafe {
+                let old = *counters.0.get_unchecked(lane);
+                let place: *mut __m256i = counters.0.as_mut_ptr().cast();
+                let ones: *const __m256i = ONES_U16.as_ptr().add(32 - lane).cast();
+                for half in 0..2 {
+                    let sum = _mm256_add_epi16(_mm256_load_si256(place.add(half)), _mm256_loadu_si256(ones.add(half)));
+                    _mm256_store_si256(place.add(half), sum);
+                }
+                old
+            }
+        }
+        #[inline(always)]
+        unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32 {
+            unsafe {
+                let old = *counters.0.get_unchecked(lane);
+                let place: *mut __m256i = counters.0.as_mut_ptr().cast();
+                let ones: *const __m256i = ONES_U32.as_ptr().add(16 - lane).cast();
+                for half in 0..2 {
+                    let sum = _mm256_add_epi32(_mm256_load_si256(place.add(half)), _mm256_loadu_si256(ones.add(half)));
+                    _mm256_store_si256(place.add(half), sum);
+                }
+                old
+            }
+        }
+        #[inline(always)]
+        unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32 {
+            unsafe {
+                let all = _mm256_load_si256(lanes.0.as_ptr().cast());
+                let same = _mm256_cmpeq_epi32(all, _mm256_set1_epi32(tag as i32));
+                _mm256_movemask_ps(_mm256_castsi256_ps(same)) as u32
+            }
+        }
+        #[inline(always)]
+        unsafe fn move_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
+            unsafe {
+                let place: *mut __m256i = lanes.0.as_mut_ptr().cast();
+                let (low, high) = (_mm256_load_si256(place), _mm256_load_si256(place.add(1)));
+                let front = _mm256_set1_epi32(tag as i32);
+                let bits = |half| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(half, front))) as u32;
+                let found = (bits(low) | bits(high) << 8) & ways;
+                let up = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
+                let low_up = _mm256_permutevar8x32_epi32(low, up);
+                let high_up = _mm256_permutevar8x32_epi32(high, up);
+                let new_low = _mm256_blend_epi32::<1>(low_up, front);
+                let new_high = _mm256_blend_epi32::<1>(high_up, low_up);
+                // Lane i moves if no lane below it matched: i <= the lowest match, or all.
+                let last = _mm256_set1_epi32((found | 1 << 16).trailing_zeros() as i32);
+                let (low_lane, high_lane) =
+                    (_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15));
+                let keep_low = _mm256_cmpgt_epi32(low_lane, last);
+                let keep_high = _mm256_cmpgt_epi32(high_lane, last);
+                _mm256_store_si256(place, _mm256_blendv_epi8(new_low, low, keep_low));
+                _mm256_store_si256(place.add(1), _mm256_blendv_epi8(new_high, high, keep_high));
+                found
+            }
+        }
+        #[inline(always)]
+        unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], kept_len: usize) -> usize {
+            unsafe { Portable::filter(lines, salt, threshold, kept, kept_len) }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Counts the dead slots above a given one.
+//!
+//! Every access takes the next slot; its line's previous slot dies. The distance of an access at slot t whose line was
+//! last at o is the number of slots between them that are still alive: (t - o - 1) - #{dead slots > o}. Only one place,
+//! o, is asked and updated per access; appending a slot costs nothing.
+//!
+//! One dead bit per slot, 64 to a word. Above, counters of the dead in *later siblings*: per word (32 words a group),
+//! per group (32 groups a block), per block (16 blocks a section), per section. A query reads one counter of each
+//! level; an update adds one to all earlier siblings of each level: one vector addition, no branch. Widths: at most
+//! 31 * 64 dead in later words, 31 * 2^11 < 2^16 in later groups; blocks and sections have 32 bits, and so have slots.
+
+use super::tally::Soon;
+use crate::simd::{Lanes, U16x32, U32x16, prefetch};
+
+const SLOTS_PER_GROUP: usize = 64 * 32;
+const SLOTS_PER_BLOCK: usize = SLOTS_PER_GROUP * 32;
+const SLOTS_PER_SECTION: usize = SLOTS_PER_BLOCK * 16;
+/// How many accesses ahead the counters are asked for.
+const PREFETCH_AHEAD: usize = 16;
+
+/// Dead bits and counters for a fixed number of slots.
+#[derive(Debug, Default)]
+pub(super) struct Counter {
+    dead: Vec<u64>,
+    later_words: Vec<U16x32>,
+    later_groups: Vec<U16x32>,
+    later_blocks: Vec<U32x16>,
+    later_sections: Vec<U32x16>,
+}
+
+impl Counter {
+    /// All slots alive; room for at least `slots`.
+    pub(super) fn new(slots: usize) -> Self {
+        let sections = slots.div_ceil(SLOTS_PER_SECTION);
+        Counter {
+            dead: vec![0; slots.div_ceil(SLOTS_PER_GROUP) * 32],
+            later_words: vec![U16x32([0; 32]); slots.div_ceil(SLOTS_PER_GROUP)],
+            later_groups: vec![U16x32([0; 32]); slots.div_ceil(SLOTS_PER_BLOCK)],
+            later_blocks: vec![U32x16([0; 16]); sections],
+            later_sections: vec![U32x16([0; 16]); sections.div_ceil(16)],
+        }
+    }
+
+    /// The dead bits, slot 0 lowest.
+    pub(super) fn dead(&self) -> &[u64] {
+        &self.dead
+    }
+
+    /// Kills the old slot of each access (old, new) in turn; `distances[i]` becomes the distance of access i, and `soon`
+    /// is told it at once, so that it can ask for memory. How many there were.
+    #[inline(always)]
+    pub(super) unsafe fn kill<L: Lanes>(
+        &mut self,
+        old: &[u32],
+        new: &[u32],
+        distances: &mut [u32],
+        soon: Soon,
+    ) -> usize {
+        let (distances, new) = (&mut distances[..old.len()], &new[..old.len()]);
+        for &slot in &old[..old.len().min(PREFETCH_AHEAD)] {
+            self.prefetch(slot);
+        }
+        for at in 0..old.len() {
+            if let Some(&slot) = old.get(at + PREFETCH_AHEAD) {
+                self.prefetch(slot);
+            }
+            // SAFETY: the caller vouches for `L`.
+            let later = unsafe { self.kill_one::<L>(old[at]) };
+            distances[at] = new[at] - old[at] - 1 - later;
+            soon.count(distances[at]);
+        }
+        old.len()
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, slot: u32) {
+        prefetch(self.dead.as_ptr().wrapping_add(slot as usize / 64));
+        prefetch(self.later_words.as_ptr().wrapping_add(slot as usize / SLOTS_PER_GROUP));
+    }
+
+    /// Kills one slot, which is alive; the number of dead slots above it.
+    #[inline(always)]
+    unsafe fn kill_one<L: Lanes>(&mut self, slot: u32) -> u32 {
+        let slot = slot as usize;
+        let (word, group) = (slot / 64, slot / SLOTS_PER_GROUP);
+        let (block, section) = (slot / SLOTS_PER_BLOCK, slot / SLOTS_PER_SECTION);
+        let dead = &mut self.dead[word];
+        debug_assert_eq!(*dead >> (slot % 64) & 1, 0);
+        let mut later = (*dead >> (slot % 64)).count_ones();
+        *dead |= 1 << (slot % 64);
+        // SAFETY: the caller vouches for `L`; lanes are below 32 and 16 by the remainders.
+        unsafe {
+            later += u32::from(L::bump_u16(&mut self.later_words[group], word % 32));
+            later += u32::from(L::bump_u16(&mut self.later_groups[block], group % 32));
+            later += L::bump_u32(&mut self.later_blocks[section], block % 16);
+            let (last, before) = self.later_sections[..=section / 16].split_last_mut().unwrap_unchecked();
+            later += L::bump_u32(last, section % 16);
+            for sixteen in before {
+                sixteen.0.iter_mut().for_each(|count| *count += 1);
+            }
+        }
+        later
+    }
+}

@@ -1,0 +1,122 @@
+//! The finder for dense address spaces: page -> leaf of 64 slots.
+//!
+//! The table has one word per page: 37 bits of page, 27 bits of leaf (leaves from 1 on, so that 0 is free), and is at
+//! most half full. A batch first resolves all leaves and asks for their memory, then reads and replaces: the misses
+//! overlap.
+
+use super::finder::{BATCH, LINE_BITS, Pairs};
+use super::sparse::Sparse;
+use crate::hash::mix;
+use crate::simd::prefetch;
+
+const LEAF_BITS: u32 = 27;
+const LINES_PER_PAGE: usize = 64;
+const _: () = assert!(LINE_BITS - LINES_PER_PAGE.trailing_zeros() + LEAF_BITS <= 64);
+
+#[derive(Debug)]
+pub(super) struct Dense {
+    /// page << LEAF_BITS | leaf; 0 = free. A power of two long.
+    pages: Vec<u64>,
+    pages_used: usize,
+    /// Slots, 64 to a leaf; leaf 0 is not used. 0 = line not seen.
+    leaves: Vec<u32>,
+}
+
+impl Dense {
+    pub(super) fn new() -> Self {
+        Dense { pages: vec![0; 1024], pages_used: 0, leaves: vec![0; LINES_PER_PAGE] }
+    }
+
+    /// Bytes in use by the leaves and the table.
+    #[inline(always)]
+    pub(super) fn bytes(&self) -> usize {
+        self.leaves.len() * 4 + self.pages.len() * 8
+    }
+
+    /// Bytes it would take for a number of pages.
+    pub(super) fn bytes_for(pages: usize) -> usize {
+        (pages + 1) * LINES_PER_PAGE * 4 + (pages * 2 + 1).next_power_of_two() * 8
+    }
+
+    #[inline(always)]
+    pub(super) fn find(&mut self, lines: &[u64], first_slot: u32, pairs: &mut Pairs) {
+        let mut cells = [0usize; BATCH];
+        let cells = &mut cells[..lines.len()];
+        for (cell, &line) in cells.iter_mut().zip(lines) {
+            let leaf = self.leaf(line / LINES_PER_PAGE as u64);
+            *cell = leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE;
+            prefetch(self.leaves.as_ptr().wrapping_add(*cell));
+        }
+        for (new, &cell) in (first_slot..).zip(cells.iter()) {
+            let old = std::mem::replace(&mut self.leaves[cell], new);
+            pairs.push_if_found(old, new);
+        }
+    }
+
+    /// The leaf of a page, made if there was none.
+    #[inline(always)]
+    fn leaf(&mut self, page: u64) -> usize {
+        let mask = self.pages.len() - 1;
+        let mut at = (mix(page) >> (64 - self.pages.len().trailing_zeros())) as usize;
+        loop {
+            let found = self.pages[at & mask];
+            if found >> LEAF_BITS == page && found != 0 {
+                return (found & ((1 << LEAF_BITS) - 1)) as usize;
+            }
+            if found == 0 {
+                return self.add_leaf(page, at & mask);
+            }
+            at += 1;
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_leaf(&mut self, page: u64, at: usize) -> usize {
+        let leaf = self.leaves.len() / LINES_PER_PAGE;
+        // 2^27 leaves are 32 GB; `Finder` changes form, or `StackDistances` refuses for want of slots, before.
+        debug_assert!(leaf < 1 << LEAF_BITS);
+        self.leaves.resize(self.leaves.len() + LINES_PER_PAGE, 0);
+        self.pages[at] = page << LEAF_BITS | leaf as u64;
+        self.pages_used += 1;
+        if self.pages_used * 2 > self.pages.len() {
+            let old = std::mem::take(&mut self.pages);
+            self.pages = vec![0; old.len() * 2];
+            let (mask, shift) = (self.pages.len() - 1, 64 - self.pages.len().trailing_zeros());
+            for entry in old.into_iter().filter(|&entry| entry != 0) {
+                let mut at = (mix(entry >> LEAF_BITS) >> shift) as usize;
+                while self.pages[at & mask] != 0 {
+                    at += 1;
+                }
+                self.pages[at & mask] = entry;
+            }
+        }
+        leaf
+    }
+
+    #[inline(always)]
+    pub(super) fn for_each_slot(&mut self, mut change: impl FnMut(&mut u32)) {
+        for slot in self.leaves.iter_mut().filter(|slot| **slot != 0) {
+            change(slot);
+        }
+    }
+
+    /// Sets the slot of one line.
+    pub(super) fn set(&mut self, line: u64, slot: u32) {
+        let leaf = self.leaf(line / LINES_PER_PAGE as u64);
+        self.leaves[leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE] = slot;
+    }
+
+    /// The same content in the sparse form.
+    pub(super) fn to_sparse(&self, lines: usize) -> Sparse {
+        let mut sparse = Sparse::with_room_for(lines);
+        for &entry in self.pages.iter().filter(|&&entry| entry != 0) {
+            let (page, leaf) = (entry >> LEAF_BITS, (entry & ((1 << LEAF_BITS) - 1)) as usize);
+            let slots = &self.leaves[leaf * LINES_PER_PAGE..][..LINES_PER_PAGE];
+            for (at, &slot) in slots.iter().enumerate().filter(|&(_, &slot)| slot != 0) {
+                sparse.set(page * LINES_PER_PAGE as u64 + at as u64, slot);
+            }
+        }
+        sparse
+    }
+}

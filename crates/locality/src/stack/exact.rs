@@ -1,0 +1,185 @@
+//! The engine on one thread.
+
+use super::StackError;
+use super::counter::Counter;
+use super::find_side::{FindSide, Sizes};
+use super::finder::{BATCH, Pairs};
+use super::histogram::Histogram;
+use super::tally::Tally;
+use crate::simd::{Lanes, Simd, dispatch};
+
+/// Exact LRU stack distances of one stream of accesses. Push line addresses, then [`finish`](Self::finish).
+#[derive(Debug)]
+pub struct StackDistances {
+    simd: Simd,
+    side: FindSide,
+    counter: Counter,
+    tally: Tally,
+    pairs: Pairs,
+    waiting: Waiting,
+}
+
+/// Accesses too few for a batch of their own.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    space: u32,
+    lines: [u64; BATCH],
+    len: usize,
+}
+
+impl Waiting {
+    pub(super) fn new() -> Self {
+        Waiting { space: 0, lines: [0; BATCH], len: 0 }
+    }
+
+    /// Splits a stream of short and long pushes into full batches of one space, in order, and gives them to `run`.
+    #[inline(always)]
+    pub(super) fn push<E>(
+        &mut self,
+        space: u32,
+        mut lines: &[u64],
+        mut run: impl FnMut(u32, &[u64]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if space != self.space {
+            self.flush(&mut run)?;
+            self.space = space;
+        }
+        if self.len > 0 {
+            let (taken, rest) = lines.split_at(lines.len().min(BATCH - self.len));
+            self.lines[self.len..][..taken.len()].copy_from_slice(taken);
+            self.len += taken.len();
+            lines = rest;
+            if self.len == BATCH {
+                self.flush(&mut run)?;
+            }
+        }
+        let (full, rest) = lines.split_at(lines.len() - lines.len() % BATCH);
+        if !full.is_empty() {
+            run(space, full)?;
+        }
+        self.lines[self.len..][..rest.len()].copy_from_slice(rest);
+        self.len += rest.len();
+        Ok(())
+    }
+
+    pub(super) fn flush<E>(&mut self, mut run: impl FnMut(u32, &[u64]) -> Result<(), E>) -> Result<(), E> {
+        let len = std::mem::take(&mut self.len);
+        if len > 0 { run(self.space, &self.lines[..len]) } else { Ok(()) }
+    }
+}
+
+impl Default for StackDistances {
+    fn default() -> Self {
+        StackDistances::new()
+    }
+}
+
+impl StackDistances {
+    /// With the widest vector instructions this processor has.
+    pub fn new() -> Self {
+        StackDistances::with_simd(Simd::best())
+    }
+
+    /// With chosen vector instructions; the result is the same.
+    pub fn with_simd(simd: Simd) -> Self {
+        StackDistances::with_sizes(simd, Sizes::default())
+    }
+
+    pub(super) fn with_sizes(simd: Simd, sizes: Sizes) -> Self {
+        let side = FindSide::new(simd, sizes);
+        let counter = Counter::new(side.slots());
+        StackDistances { simd, side, counter, tally: Tally::new(), pairs: Pairs::new(), waiting: Waiting::new() }
+    }
+
+    /// The next accesses, as line addresses of one address space, in any portions.
+    ///
+    /// # Errors
+    /// More than 2^31 distinct lines; the engine is of no use afterwards.
+    pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
+        self.push_in_space(0, lines)
+    }
+
+    /// The same for several address spaces that share the cache: equal lines of different spaces are different lines.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub fn push_in_space(&mut self, space: u32, lines: &[u64]) -> Result<(), StackError> {
+        let StackDistances { simd, side, counter, tally, pairs, waiting } = self;
+        waiting.push(space, lines, |space, lines| run_batches(*simd, side, counter, tally, pairs, space, lines))
+    }
+
+    /// Distinct lines among the accesses that have been counted so far (all but the last few).
+    pub fn lines(&self) -> usize {
+        self.side.lines()
+    }
+
+    /// The histogram of all accesses.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub fn finish(self) -> Result<Histogram, StackError> {
+        let StackDistances { simd, mut side, mut counter, mut tally, mut pairs, mut waiting } = self;
+        waiting
+            .flush(|space, lines| run_batches(simd, &mut side, &mut counter, &mut tally, &mut pairs, space, lines))?;
+        let cold = side.lines() as u64;
+        // Their memory goes before the histogram's comes.
+        drop((side, counter));
+        Ok(tally.finish(cold))
+    }
+
+    /// Whether the sparse finder is in use.
+    #[cfg(test)]
+    pub(super) fn is_sparse(&self) -> bool {
+        self.side.is_sparse()
+    }
+}
+
+fn run_batches(
+    simd: Simd,
+    side: &mut FindSide,
+    counter: &mut Counter,
+    tally: &mut Tally,
+    pairs: &mut Pairs,
+    space: u32,
+    mut lines: &[u64],
+) -> Result<(), StackError> {
+    loop {
+        let done = dispatch!(simd, run(
+            side: &mut FindSide, counter: &mut Counter, tally: &mut Tally, pairs: &mut Pairs, space: u32, lines: &[u64]
+        ) -> usize);
+        lines = &lines[done..];
+        if lines.is_empty() {
+            return Ok(());
+        }
+        side.compact(Some(counter.dead()))?;
+        *counter = Counter::default();
+        *counter = Counter::new(side.slots());
+    }
+}
+
+/// Runs batches until all is done or the slots run out; how many accesses were done.
+#[inline(always)]
+unsafe fn run<L: Lanes>(
+    side: &mut FindSide,
+    counter: &mut Counter,
+    tally: &mut Tally,
+    pairs: &mut Pairs,
+    space: u32,
+    lines: &[u64],
+) -> usize {
+    let mut done = 0;
+    for batch in lines.chunks(BATCH) {
+        if side.is_full(batch.len()) {
+            break;
+        }
+        // SAFETY: the caller vouches for `L`.
+        unsafe {
+            side.find::<L>(space, batch, pairs);
+            tally.make_room(side.lines());
+            let (old, new) = pairs.get();
+            tally.take(|distances, soon| counter.kill::<L>(old, new, distances, soon));
+        }
+        done += batch.len();
+    }
+    done
+}

@@ -1,0 +1,131 @@
+//! Where each line was last seen: line -> slot.
+//!
+//! Two forms. *Dense*: pages of 64 lines, a small hash table page -> leaf of 64 slots; best where programs use most
+//! lines of the pages they touch. *Sparse*: a bucket hash of lines; best where a page has one or two lines in use, which
+//! would cost the dense form some 300 bytes each. [`Finder`] starts dense and takes the form that suits, with a factor of
+//! two between going and coming back.
+
+use super::dense::Dense;
+use super::sparse::Sparse;
+use crate::simd::Lanes;
+
+/// Accesses handled together: enough to overlap their cache misses.
+pub(super) const BATCH: usize = 128;
+/// Line addresses that the finders take are below 2^43; [`super::rename`] keeps to it.
+pub(super) const LINE_BITS: u32 = 43;
+/// No change of form below this: small tables are cheap in any form.
+const DENSE_FREE_BYTES: usize = 8 << 20;
+
+/// (old slot, new slot) of the accesses of a batch that were not cold, in order.
+#[derive(Debug)]
+pub(super) struct Pairs {
+    old: [u32; BATCH],
+    new: [u32; BATCH],
+    len: usize,
+}
+
+impl Pairs {
+    pub(super) fn new() -> Self {
+        Pairs { old: [0; BATCH], new: [0; BATCH], len: 0 }
+    }
+    pub(super) fn clear(&mut self) {
+        self.len = 0;
+    }
+    /// Keeps the pair unless `old` is 0, without a branch.
+    #[inline(always)]
+    pub(super) fn push_if_found(&mut self, old: u32, new: u32) {
+        let at = self.len % BATCH;
+        (self.old[at], self.new[at]) = (old, new);
+        self.len += usize::from(old != 0);
+    }
+    pub(super) fn get(&self) -> (&[u32], &[u32]) {
+        (&self.old[..self.len], &self.new[..self.len])
+    }
+}
+
+/// Which form a finder may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Form {
+    Fitting { dense_free_bytes: usize },
+    Dense,
+    Sparse,
+}
+
+impl Default for Form {
+    fn default() -> Self {
+        Form::Fitting { dense_free_bytes: DENSE_FREE_BYTES }
+    }
+}
+
+#[derive(Debug)]
+enum Table {
+    Dense(Dense),
+    Sparse(Sparse),
+}
+
+#[derive(Debug)]
+pub(super) struct Finder {
+    table: Table,
+    form: Form,
+    lines: usize,
+}
+
+impl Finder {
+    pub(super) fn new(form: Form) -> Self {
+        let table = match form {
+            Form::Sparse => Table::Sparse(Sparse::with_room_for(0)),
+            _ => Table::Dense(Dense::new()),
+        };
+        Finder { table, form, lines: 0 }
+    }
+
+    /// Distinct lines so far.
+    pub(super) fn lines(&self) -> usize {
+        self.lines
+    }
+
+    /// Gives the lines the slots `first_slot..`, in order; `pairs` becomes the old and new slot of those seen before.
+    /// At most [`BATCH`] lines, below 2^[`LINE_BITS`]; slots are above 0.
+    #[inline(always)]
+    pub(super) unsafe fn find<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut Pairs) {
+        pairs.clear();
+        match &mut self.table {
+            Table::Dense(dense) => dense.find(lines, first_slot, pairs),
+            // SAFETY: the caller vouches for `L`.
+            Table::Sparse(sparse) => unsafe { sparse.find::<L>(lines, first_slot, pairs) },
+        }
+        self.lines += lines.len() - pairs.len;
+    }
+
+    /// Calls `change` on the slot of every line, in any order.
+    #[inline(always)]
+    pub(super) fn for_each_slot(&mut self, change: impl FnMut(&mut u32)) {
+        match &mut self.table {
+            Table::Dense(dense) => dense.for_each_slot(change),
+            Table::Sparse(sparse) => sparse.for_each_slot(change),
+        }
+    }
+
+    /// After a batch: leaves the dense form when it has grown wasteful.
+    #[inline(always)]
+    pub(super) fn leave_dense_if_wasteful(&mut self) {
+        let (Table::Dense(dense), Form::Fitting { dense_free_bytes }) = (&self.table, self.form) else { return };
+        if dense.bytes() > dense_free_bytes && dense.bytes() > 2 * Sparse::bytes_for(self.lines) {
+            self.table = Table::Sparse(dense.to_sparse(self.lines));
+        }
+    }
+
+    /// At a compaction: back to the dense form where it would be smaller than the sparse one.
+    pub(super) fn return_to_dense_if_fitting(&mut self) {
+        let (Table::Sparse(sparse), Form::Fitting { .. }) = (&self.table, self.form) else { return };
+        if Dense::bytes_for(sparse.estimate_pages()) < Sparse::bytes_for(self.lines) {
+            self.table = Table::Dense(sparse.to_dense());
+        }
+    }
+
+    /// Whether the sparse form is in use.
+    #[cfg(test)]
+    pub(super) fn is_sparse(&self) -> bool {
+        matches!(self.table, Table::Sparse(_))
+    }
+}

@@ -1,0 +1,203 @@
+//! The finder for sparse address spaces: buckets of eight tags and eight slots, one cache line each.
+//!
+//! Four neighbouring lines share a home bucket, chosen by the upper bits of a bijective mix of their common address; the
+//! rest of the mixed address, the two low bits of the line, and how many buckets past home the entry lies make up the
+//! tag. So tags are exact, and one vector comparison searches a bucket. Entries are never removed, hence a bucket that is
+//! not full ends a search. The table doubles at a load of 0.7, or when an entry would lie too far from home.
+
+use super::dense::Dense;
+use super::finder::{BATCH, LINE_BITS, Pairs};
+use crate::hash::mix_bits;
+use crate::simd::{Lanes, Portable, U32x16, prefetch};
+use std::collections::BTreeSet;
+
+/// The two low bits of a line stay in its tag.
+const QUAD_BITS: u32 = 2;
+const KEY_BITS: u32 = LINE_BITS - QUAD_BITS;
+/// Buckets past home, plus one, fit into this many bits; a tag is never 0.
+const PAST_BITS: u32 = 3;
+const PAST_LIMIT: u32 = (1 << PAST_BITS) - 1;
+/// With fewer buckets than 2^14 tags would not fit into 32 bits.
+const MIN_BUCKET_BITS: u32 = 14;
+const _: () = assert!(LINE_BITS - MIN_BUCKET_BITS + PAST_BITS <= 32);
+/// How many accesses ahead buckets are asked for.
+const PREFETCH_AHEAD: usize = 24;
+
+#[derive(Debug)]
+pub(super) struct Sparse {
+    bucket_bits: u32,
+    lines: usize,
+    /// Lanes 0..8 are tags, 8..16 slots; filled from the lowest lane on, tag 0 = free.
+    buckets: Vec<U32x16>,
+}
+
+impl Sparse {
+    /// Room for a number of lines without growing, as far as the load decides.
+    pub(super) fn with_room_for(lines: usize) -> Self {
+        Self::with_bucket_bits(Self::bucket_bits_for(lines))
+    }
+
+    fn with_bucket_bits(bucket_bits: u32) -> Self {
+        Sparse { bucket_bits, lines: 0, buckets: vec![U32x16([0; 16]); 1 << bucket_bits] }
+    }
+
+    fn bucket_bits_for(lines: usize) -> u32 {
+        // Load 0.7 of eight lanes.
+        let buckets = lines * 10 / 56 + 1;
+        buckets.next_power_of_two().trailing_zeros().max(MIN_BUCKET_BITS)
+    }
+
+    /// Bytes it would take for a number of lines.
+    pub(super) fn bytes_for(lines: usize) -> usize {
+        size_of::<U32x16>() << Self::bucket_bits_for(lines)
+    }
+
+    /// Home bucket, and the tag without its distance from home.
+    #[inline(always)]
+    fn place(&self, line: u64) -> (usize, u32) {
+        let key = mix_bits(line >> QUAD_BITS, KEY_BITS);
+        let rest_bits = KEY_BITS - self.bucket_bits;
+        let rest = key & ((1 << rest_bits) - 1);
+        ((key >> rest_bits) as usize, ((rest << QUAD_BITS | line & 3) as u32) << PAST_BITS)
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn find<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut Pairs) {
+        if Self::bucket_bits_for(self.lines + lines.len()) > self.bucket_bits {
+            self.grow();
+        }
+        let mut places = [(0usize, 0u32); BATCH];
+        let places = &mut places[..lines.len()];
+        for (place, &line) in places.iter_mut().zip(lines) {
+            *place = self.place(line);
+        }
+        for &(home, _) in &places[..lines.len().min(PREFETCH_AHEAD)] {
+            prefetch(self.buckets.as_ptr().wrapping_add(home));
+        }
+        let bucket_bits = self.bucket_bits;
+        for (at, new) in (0..lines.len()).zip(first_slot..) {
+            if let Some(&(home, _)) = places.get(at + PREFETCH_AHEAD) {
+                prefetch(self.buckets.as_ptr().wrapping_add(home));
+            }
+            // Places hold until the table grows within the batch, which is rare.
+            let (home, tag) = if self.bucket_bits == bucket_bits { places[at] } else { self.place(lines[at]) };
+            // SAFETY: the caller vouches for `L`.
+            let old = match unsafe { self.replace::<L>(home, tag, new) } {
+                Some(old) => old,
+                None => self.grow_and_insert(lines[at], new),
+            };
+            pairs.push_if_found(old, new);
+        }
+    }
+
+    /// Sets the slot of the line and gives the old one, 0 if there was none; `None`: too far from home, must grow.
+    #[inline(always)]
+    unsafe fn replace<L: Lanes>(&mut self, home: usize, tag: u32, new: u32) -> Option<u32> {
+        let mask = self.buckets.len() - 1;
+        for past in 1..=PAST_LIMIT {
+            let bucket = &mut self.buckets[(home + past as usize - 1) & mask];
+            // SAFETY: the caller vouches for `L`.
+            let found = unsafe { L::equal_8(bucket, tag | past) };
+            if found != 0 {
+                let lane = (8 + found.trailing_zeros() as usize) & 15;
+                return Some(std::mem::replace(&mut bucket.0[lane], new));
+            }
+            if bucket.0[7] == 0 {
+                // SAFETY: as above.
+                let free = unsafe { L::equal_8(bucket, 0) }.trailing_zeros() as usize & 7;
+                (bucket.0[free], bucket.0[8 + free]) = (tag | past, new);
+                self.lines += 1;
+                return Some(0);
+            }
+        }
+        None
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow_and_insert(&mut self, line: u64, new: u32) -> u32 {
+        loop {
+            self.grow();
+            let (home, tag) = self.place(line);
+            // SAFETY: the portable lanes run everywhere.
+            if let Some(old) = unsafe { self.replace::<Portable>(home, tag, new) } {
+                return old;
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) {
+        let mut bits = self.bucket_bits + 1;
+        'larger: loop {
+            let mut larger = Sparse::with_bucket_bits(bits);
+            let rest_bits = KEY_BITS - bits;
+            for (key, low, slot) in self.entries() {
+                let rest = key & ((1 << rest_bits) - 1);
+                let tag = ((rest << QUAD_BITS | low) as u32) << PAST_BITS;
+                // SAFETY: the portable lanes run everywhere.
+                if unsafe { larger.replace::<Portable>((key >> rest_bits) as usize, tag, slot) }.is_none() {
+                    bits += 1;
+                    continue 'larger;
+                }
+            }
+            *self = larger;
+            return;
+        }
+    }
+
+    /// (mixed address of the quad, low bits of the line, slot) of every line.
+    fn entries(&self) -> impl Iterator<Item = (u64, u64, u32)> + '_ {
+        let (rest_bits, mask) = (KEY_BITS - self.bucket_bits, self.buckets.len() - 1);
+        self.buckets.iter().enumerate().flat_map(move |(at, bucket)| {
+            let (tags, slots) = bucket.0.split_at(8);
+            tags.iter().zip(slots).filter(|&(&tag, _)| tag != 0).map(move |(&tag, &slot)| {
+                let past = (tag & PAST_LIMIT) as usize - 1;
+                let home = at.wrapping_sub(past) & mask;
+                let rest = u64::from(tag >> PAST_BITS);
+                ((home as u64) << rest_bits | rest >> QUAD_BITS, rest & 3, slot)
+            })
+        })
+    }
+
+    #[inline(always)]
+    pub(super) fn for_each_slot(&mut self, mut change: impl FnMut(&mut u32)) {
+        for slot in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.0[8..]).filter(|slot| **slot != 0) {
+            change(slot);
+        }
+    }
+
+    /// Sets the slot of one line that is not there yet.
+    pub(super) fn set(&mut self, line: u64, slot: u32) {
+        let (home, tag) = self.place(line);
+        // SAFETY: the portable lanes run everywhere.
+        if unsafe { self.replace::<Portable>(home, tag, slot) }.is_none() {
+            self.grow_and_insert(line, slot);
+        }
+    }
+
+    /// Lines and slots, in any order.
+    fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.entries().map(|(key, low, slot)| (crate::hash::unmix_bits(key, KEY_BITS) << QUAD_BITS | low, slot))
+    }
+
+    /// About how many pages of 64 lines have lines in here: counted on one page in 64.
+    pub(super) fn estimate_pages(&self) -> usize {
+        let sampled: BTreeSet<u64> = self
+            .lines_and_slots()
+            .map(|(line, _)| line / 64)
+            .filter(|&page| crate::hash::mix(page) >> 58 == 0)
+            .collect();
+        (sampled.len() + 1) * 64
+    }
+
+    /// The same content in the dense form.
+    pub(super) fn to_dense(&self) -> Dense {
+        let mut dense = Dense::new();
+        for (line, slot) in self.lines_and_slots() {
+            dense.set(line, slot);
+        }
+        dense
+    }
+}

@@ -9,6 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(dead_code)]
 pub enum Clock {
     /// Processor time of the calling thread.
     Thread,
@@ -21,12 +22,6 @@ impl Clock {
         let now = clock_gettime(id);
         now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
     }
-}
-
-/// What a bar asks of a ratio.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct Bar {
-    pub at_least: f64,
 }
 
 /// One contender: a name, the work (returning a number that stands for its result), and what is asked of it.
@@ -158,13 +153,11 @@ pub fn print_table(rows: &[Row]) {
         let verdict = match (row.met, row.speed_ratio_bar, row.peak_bytes_bar) {
             (None, ..) => String::new(),
             (Some(met), ratio, bytes) => {
-                let asked: Vec<String> = [
-                    ratio.map(|bar| format!(">= {bar}x")),
-                    bytes.map(|bar| format!("<= {} MB", bar / 1_000_000)),
-                ]
-                .into_iter()
-                .flatten()
-                .collect();
+                let asked: Vec<String> =
+                    [ratio.map(|bar| format!(">= {bar}x")), bytes.map(|bar| format!("<= {} MB", bar / 1_000_000))]
+                        .into_iter()
+                        .flatten()
+                        .collect();
                 format!("  {} ({})", if met { "met" } else { "MISSED" }, asked.join(", "))
             }
         };

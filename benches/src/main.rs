@@ -59,8 +59,7 @@ fn main() -> ExitCode {
         eprintln!("no group '{unknown}'; there are {}", GROUPS.iter().map(|g| g.name).collect::<Vec<_>>().join(", "));
         return ExitCode::from(2);
     }
-    let options =
-        Options { accesses: arguments.accesses, rounds: arguments.rounds as usize, traces: arguments.traces };
+    let options = Options { accesses: arguments.accesses, rounds: arguments.rounds as usize, traces: arguments.traces };
     let chosen = |name: &str| arguments.groups.is_empty() || arguments.groups.iter().any(|group| group == name);
     let mut rows = Vec::new();
     for group in GROUPS.iter().filter(|group| chosen(group.name)) {
@@ -73,17 +72,4 @@ fn main() -> ExitCode {
         harness::print_table(&rows);
     }
     ExitCode::SUCCESS
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Prints checksums.
-    #[test]
-    fn sums() {
-        for kind in KINDS {
-            println!("{:#x} {:#x}", traces::checksum(&kind.lines(100_000)), traces::checksum(&kind.lines(traces::FULL_LEN)));
-        }
-    }
 }

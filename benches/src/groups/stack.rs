@@ -43,9 +43,10 @@ fn run(options: &Options) -> Vec<Row> {
     let mut rows = Vec::new();
     for kind in &options.traces {
         let lines = kind.lines(options.accesses);
-        let mut contenders = vec![Contender::new("olken", || olken(&lines).accesses())];
+        let mut contenders = vec![Contender::new("olken", || fingerprint(&olken(&lines)))];
         for simd in Simd::available() {
-            let work = || exact(simd, &lines).accesses();
+            let lines = &lines;
+            let work = move || fingerprint(&exact(simd, lines));
             contenders.push(Contender::new(simd.name(), work).against(0, bar(simd)).most_bytes(80_000_000));
         }
         rows.extend(compare("stack", kind.name(), lines.len(), options.rounds, Clock::Thread, true, contenders));

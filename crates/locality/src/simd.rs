@@ -74,6 +74,7 @@ pub(crate) struct U32x16(pub [u32; 16]);
 ///
 /// # Safety
 /// Every function may only run on a processor that has the instruction set of the implementing type.
+#[allow(dead_code)]
 pub(crate) trait Lanes {
     /// Adds one to the lanes below `lane` (< 32); the value of `lane` itself.
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16;
@@ -153,19 +154,15 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16 {
         let old = counters.0[lane & 31];
-        let ones = &ONES_U16[32 - (lane & 31)..][..32];
-        for (counter, one) in counters.0.iter_mut().zip(ones) {
-            *counter = counter.wrapping_add(*one);
-        }
+        let ones: [u16; 32] = std::array::from_fn(|at| ONES_U16[32 - (lane & 31) + at]);
+        counters.0 = std::array::from_fn(|at| counters.0[at].wrapping_add(ones[at]));
         old
     }
     #[inline(always)]
     unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32 {
         let old = counters.0[lane & 15];
-        let ones = &ONES_U32[16 - (lane & 15)..][..16];
-        for (counter, one) in counters.0.iter_mut().zip(ones) {
-            *counter = counter.wrapping_add(*one);
-        }
+        let ones: [u32; 16] = std::array::from_fn(|at| ONES_U32[16 - (lane & 15) + at]);
+        counters.0 = std::array::from_fn(|at| counters.0[at].wrapping_add(ones[at]));
         old
     }
     #[inline(always)]

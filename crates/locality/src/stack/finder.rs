@@ -46,9 +46,24 @@ impl Pairs {
 /// Which form a finder may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Form {
+    /// Whichever suits, dense without a question up to this size.
     Fitting { dense_free_bytes: usize },
+    #[cfg(test)]
     Dense,
+    #[cfg(test)]
     Sparse,
+}
+
+impl Form {
+    /// `None`: the form is fixed.
+    #[inline(always)]
+    fn dense_free_bytes(self) -> Option<usize> {
+        match self {
+            Form::Fitting { dense_free_bytes } => Some(dense_free_bytes),
+            #[cfg(test)]
+            Form::Dense | Form::Sparse => None,
+        }
+    }
 }
 
 impl Default for Form {
@@ -72,11 +87,11 @@ pub(super) struct Finder {
 
 impl Finder {
     pub(super) fn new(form: Form) -> Self {
-        let table = match form {
-            Form::Sparse => Table::Sparse(Sparse::with_room_for(0)),
-            _ => Table::Dense(Dense::new()),
-        };
-        Finder { table, form, lines: 0 }
+        #[cfg(test)]
+        if form == Form::Sparse {
+            return Finder { table: Table::Sparse(Sparse::with_room_for(0)), form, lines: 0 };
+        }
+        Finder { table: Table::Dense(Dense::new()), form, lines: 0 }
     }
 
     /// Distinct lines so far.
@@ -109,7 +124,8 @@ impl Finder {
     /// After a batch: leaves the dense form when it has grown wasteful.
     #[inline(always)]
     pub(super) fn leave_dense_if_wasteful(&mut self) {
-        let (Table::Dense(dense), Form::Fitting { dense_free_bytes }) = (&self.table, self.form) else { return };
+        let Table::Dense(dense) = &self.table else { return };
+        let Some(dense_free_bytes) = self.form.dense_free_bytes() else { return };
         if dense.bytes() > dense_free_bytes && dense.bytes() > 2 * Sparse::bytes_for(self.lines) {
             self.table = Table::Sparse(dense.to_sparse(self.lines));
         }
@@ -117,8 +133,10 @@ impl Finder {
 
     /// At a compaction: back to the dense form where it would be smaller than the sparse one.
     pub(super) fn return_to_dense_if_fitting(&mut self) {
-        let (Table::Sparse(sparse), Form::Fitting { .. }) = (&self.table, self.form) else { return };
-        if Dense::bytes_for(sparse.estimate_pages()) < Sparse::bytes_for(self.lines) {
+        let Table::Sparse(sparse) = &self.table else { return };
+        if self.form.dense_free_bytes().is_some()
+            && Dense::bytes_for(sparse.estimate_pages()) < Sparse::bytes_for(self.lines)
+        {
             self.table = Table::Dense(sparse.to_dense());
         }
     }

@@ -81,10 +81,50 @@ proptest! {
     }
 }
 
+/// Does the finder take the form that suits, and come back, without a wrong distance?
+#[test]
+fn form_follows_density() {
+    let sizes = Sizes { form: Form::Fitting { dense_free_bytes: 0 }, min_slots: 1 << 12, ..Sizes::default() };
+    let mut engine = StackDistances::with_sizes(Simd::best(), sizes);
+    // One line a page, twice: sparse. Then all lines of those pages: dense again at the next compaction.
+    let scattered: Vec<u64> = (0..20_000).map(|at| at % 10_000 * 64).collect();
+    engine.push(&scattered).unwrap();
+    assert!(engine.is_sparse());
+    let all: Vec<u64> = (0..1_280_000).map(|at| at % 640_000).collect();
+    engine.push(&all).unwrap();
+    assert!(!engine.is_sparse());
+    // Of the first round over all lines, every 64th is known: since its last touch at place p of the scattered
+    // lines, the 9 999 others came, and 63 new ones for each of the p before it.
+    let mut expected = vec![(9_999, 10_000), (639_999, 640_000)];
+    expected.extend((0..10_000).map(|place| (9_999 + 63 * place, 1)));
+    assert_eq!(engine.finish().unwrap(), Histogram::new(640_000, expected));
+}
+
+/// Are more lines than slots can number refused, with the limit?
+#[test]
+fn too_many_lines_are_refused() {
+    let sizes = Sizes { lines_limit: 1000, ..small(Form::default()) };
+    let mut engine = StackDistances::with_sizes(Simd::best(), sizes);
+    let lines: Vec<u64> = (0..5000).collect();
+    let error = engine.push(&lines).unwrap_err();
+    assert_eq!(error.to_string(), "stack distances: found more than 1000 distinct lines, expected at most that many");
+}
+
+/// Are equal lines of different address spaces different lines?
+#[test]
+fn spaces_do_not_share_lines() {
+    let mut engine = StackDistances::new();
+    for (space, lines) in [(0, [1, 2]), (7, [1, 2]), (0, [2, 1]), (7, [u64::MAX, 1])] {
+        engine.push_in_space(space, &lines).unwrap();
+    }
+    assert_eq!(engine.finish().unwrap(), oracle([1, 2, 101, 102, 2, 1, 103, 101]));
+}
+
 /// Do footprints of many blocks of counters, where every level of the tree is at work, give the oracle's distances?
 #[test]
 fn deep_tree_equals_cyclic_theory() {
-    // Cyclic over n lines: every access but the first n has distance n - 1. Then backwards: distances 0, 2, 4, ...
+    // Cyclic over n lines: every access but the first n has distance n - 1. Then backwards: the line at
+    // depth i of the stack, for i = 0, 1, 2, ..., because each touch leaves the deeper ones where they are.
     let n = 300_000u64;
     let cycle: Vec<u64> = (0..3 * n).map(|at| at % n).collect();
     let back: Vec<u64> = (0..n).rev().collect();

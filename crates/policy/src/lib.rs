@@ -8,4 +8,6 @@
 //! - [`policies`]: one file per policy, and the registry by name.
 
 pub mod matrix;
+pub mod rng;
 pub mod schemes;
+pub mod solvers;

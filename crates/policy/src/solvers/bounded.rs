@@ -1,0 +1,237 @@
+//! Large problems: local search, and a bound that tells how far from the optimum it can be at most.
+//!
+//! Search: a greedy start and a few seeded random ones; from each, the exchanges of two programs and the moves of one
+//! that help are made until none is left; the best end counts. The work is bounded by sweeps, so it always ends.
+//!
+//! Bound, the larger of two that hold for every assignment with even loads:
+//! - *each for itself*: a program has at least so many co-runners; it cannot do better than with those that cost least
+//!   (half of each mutual cost is its own).
+//! - *matching*: when all caches are alike, the programs of a cache form a complete multipartite graph, whose edges a
+//!   random perfect matching covers equally often (it is edge-transitive). So the total is its degree times the mean
+//!   weight of such matchings, and no perfect matching weighs less than the minimum one.
+//!
+//! A program that takes turns is seen 1/l of the time; where l may be one of two loads, the bound takes the kinder.
+
+use super::matching::perfect_matching;
+use super::{Costs, Seating, Seats, random_seating};
+use crate::rng::SplitMix64;
+
+const RANDOM_STARTS: u64 = 6;
+const SWEEPS_AT_MOST: usize = 60;
+/// Above this many nodes the matching bound takes too long, and only the other one is used.
+const NODES_AT_MOST: usize = 400;
+/// An exchange must help by more than rounding.
+const HELPS: f64 = 1e-12;
+
+/// A good seating; how good, [`lower_bound`] says.
+pub fn solve(costs: &Costs, seats: &Seats) -> Seating {
+    let mut starts = vec![greedy(costs, seats)];
+    starts.extend((0..RANDOM_STARTS).map(|seed| random_seating(costs.len(), seats, &mut SplitMix64::new(seed))));
+    let ends = starts.into_iter().map(|start| {
+        let mut climb = Climb { costs, by_cache: start.by_cache };
+        climb.run(seats);
+        Seating { by_cache: climb.by_cache }
+    });
+    let least = ends.map(|end| (end.total(costs), end)).reduce(|a, b| if b.0 < a.0 { b } else { a });
+    least.expect("there is at least the greedy start").1
+}
+
+/// Heaviest programs first, each to the seat that costs least then; loads stay even.
+fn greedy(costs: &Costs, seats: &Seats) -> Seating {
+    let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
+    let mut climb = Climb { costs, by_cache };
+    let weight = |i: usize| -> f64 { (0..costs.len()).map(|j| costs[i][j] + costs[j][i]).sum() };
+    let mut order: Vec<usize> = (0..costs.len()).collect();
+    order.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)));
+    for (placed, program) in order.into_iter().enumerate() {
+        let round = placed / seats.cpus();
+        let mut least: Option<(f64, usize, usize)> = None;
+        for cache in 0..climb.by_cache.len() {
+            for cpu in 0..climb.by_cache[cache].len() {
+                if climb.by_cache[cache][cpu].len() > round {
+                    continue;
+                }
+                let adds = climb.beside(program, cache, cpu, None);
+                if least.is_none_or(|(best, ..)| adds < best) {
+                    least = Some((adds, cache, cpu));
+                }
+            }
+        }
+        let (_, cache, cpu) = least.expect("a round has a free seat for each of its programs");
+        climb.by_cache[cache][cpu].push(program);
+    }
+    Seating { by_cache: climb.by_cache }
+}
+
+struct Climb<'a> {
+    costs: &'a Costs,
+    by_cache: Vec<Vec<Vec<usize>>>,
+}
+
+/// Cache, CPU of the cache, place in the CPU's list.
+type Place = (usize, usize, usize);
+
+impl Climb<'_> {
+    fn run(&mut self, seats: &Seats) {
+        let (least, more) = seats.loads(self.costs.len());
+        for _ in 0..SWEEPS_AT_MOST {
+            let exchanged = self.exchange_all();
+            let moved = (more > 0) && self.move_all(least);
+            if !exchanged && !moved {
+                break;
+            }
+        }
+    }
+
+    /// What `program` and the others of the cache suffer from each other when it sits on that CPU; `but` is left out.
+    fn beside(&self, program: usize, cache: usize, cpu: usize, but: Option<usize>) -> f64 {
+        let here = &self.by_cache[cache];
+        let own_load = here[cpu].len().max(1) as f64;
+        let others = here.iter().enumerate().filter(|(other, _)| *other != cpu);
+        others
+            .flat_map(|(_, members)| members.iter().map(move |&j| (j, members.len() as f64)))
+            .filter(|&(j, _)| Some(j) != but && j != program)
+            .map(|(j, load)| self.costs[program][j] / load + self.costs[j][program] / own_load)
+            .sum()
+    }
+
+    fn places(&self) -> Vec<Place> {
+        let cpus =
+            self.by_cache.iter().enumerate().flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)));
+        cpus.flat_map(|(cache, cpu)| (0..self.by_cache[cache][cpu].len()).map(move |at| (cache, cpu, at))).collect()
+    }
+
+    fn at(&mut self, (cache, cpu, at): Place) -> &mut usize {
+        &mut self.by_cache[cache][cpu][at]
+    }
+
+    /// Loads stay as they are, so only the two programs' own terms change, unless both sit on one cache.
+    fn exchange_all(&mut self) -> bool {
+        let places = self.places();
+        let mut helped = false;
+        for (nth, &a) in places.iter().enumerate() {
+            for &b in &places[nth + 1..] {
+                if (a.0, a.1) == (b.0, b.1) {
+                    continue;
+                }
+                let (i, j) = (*self.at(a), *self.at(b));
+                let gain = if a.0 == b.0 {
+                    let before = self.cache_total(a.0);
+                    (*self.at(a), *self.at(b)) = (j, i);
+                    let gain = before - self.cache_total(a.0);
+                    (*self.at(a), *self.at(b)) = (i, j);
+                    gain
+                } else {
+                    let before = self.beside(i, a.0, a.1, None) + self.beside(j, b.0, b.1, None);
+                    before - self.beside(i, b.0, b.1, Some(j)) - self.beside(j, a.0, a.1, Some(i))
+                };
+                if gain > HELPS {
+                    (*self.at(a), *self.at(b)) = (j, i);
+                    helped = true;
+                }
+            }
+        }
+        helped
+    }
+
+    /// Moves from a CPU with one program more than the least to one with the least.
+    fn move_all(&mut self, least: usize) -> bool {
+        let mut helped = false;
+        let cpus: Vec<(usize, usize)> = self
+            .by_cache
+            .iter()
+            .enumerate()
+            .flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)))
+            .collect();
+        for &from in &cpus {
+            for &to in &cpus {
+                let mut at = 0;
+                while at < self.by_cache[from.0][from.1].len() {
+                    let loads = (self.by_cache[from.0][from.1].len(), self.by_cache[to.0][to.1].len());
+                    if from == to || loads != (least + 1, least) {
+                        break;
+                    }
+                    let totals = |climb: &Self| {
+                        climb.cache_total(from.0) + if from.0 == to.0 { 0.0 } else { climb.cache_total(to.0) }
+                    };
+                    let before = totals(self);
+                    let program = self.by_cache[from.0][from.1].remove(at);
+                    self.by_cache[to.0][to.1].push(program);
+                    if before - totals(self) > HELPS {
+                        helped = true;
+                    } else {
+                        self.by_cache[to.0][to.1].pop();
+                        self.by_cache[from.0][from.1].insert(at, program);
+                        at += 1;
+                    }
+                }
+            }
+        }
+        helped
+    }
+
+    fn cache_total(&self, cache: usize) -> f64 {
+        let here = &self.by_cache[cache];
+        let mut total = 0.0;
+        for (cpu, members) in here.iter().enumerate() {
+            for (other, beside) in here.iter().enumerate().filter(|(_, beside)| !beside.is_empty()) {
+                if other != cpu {
+                    let felt: f64 = members.iter().flat_map(|&i| beside.iter().map(move |&j| self.costs[i][j])).sum();
+                    total += felt / beside.len() as f64;
+                }
+            }
+        }
+        total
+    }
+}
+
+/// No assignment with even loads has a smaller total.
+pub fn lower_bound(costs: &Costs, seats: &Seats) -> f64 {
+    let programs = costs.len();
+    if programs == 0 || seats.cpus() == 0 {
+        return 0.0;
+    }
+    let (least, more) = seats.loads(programs);
+    let most = least + usize::from(more > 0);
+    let kinder = |cost: f64| (cost / least.max(1) as f64).min(cost / most as f64);
+    let weight = |i: usize, j: usize| kinder(costs[i][j]) + kinder(costs[j][i]);
+    let idle = seats.cpus() * most - programs;
+    let alone = each_for_itself(programs, seats, most, idle, weight);
+    let nodes = programs + idle;
+    let cpus = seats.cpus_per_cache[0] as usize;
+    let alike = seats.cpus_per_cache.iter().all(|&other| other as usize == cpus);
+    if !alike || (cpus * most) % 2 == 1 || cpus < 2 || nodes > NODES_AT_MOST {
+        return alone;
+    }
+    let padded = |i: usize, j: usize| if i.max(j) < programs { weight(i, j) } else { 0.0 };
+    let mate = perfect_matching(nodes, padded);
+    let lightest: f64 = (0..nodes).filter(|&i| i < mate[i]).map(|i| padded(i, mate[i])).sum();
+    // The matching is optimal up to the resolution of its integers: allow for that.
+    let range = (0..nodes).flat_map(|i| (0..i).map(move |j| padded(i, j).abs())).fold(0.0, f64::max);
+    let matched = (lightest - nodes as f64 * range * 1e-11) * ((cpus - 1) * most) as f64;
+    alone.max(matched)
+}
+
+fn each_for_itself(
+    programs: usize,
+    seats: &Seats,
+    most: usize,
+    idle: usize,
+    weight: impl Fn(usize, usize) -> f64,
+) -> f64 {
+    let mut shapes = seats.cpus_per_cache.clone();
+    shapes.sort_unstable();
+    shapes.dedup();
+    let own = |i: usize| {
+        let mut beside: Vec<f64> = (0..programs).filter(|&j| j != i).map(|j| weight(i, j)).collect();
+        beside.sort_by(f64::total_cmp);
+        let on_shape = |&cpus: &u32| {
+            let others = (cpus as usize).saturating_sub(1);
+            let must = (others * most).saturating_sub(others.min(idle)).min(beside.len());
+            let may = (others * most).min(beside.len());
+            beside[..must].iter().sum::<f64>() + beside[must..may].iter().filter(|cost| **cost < 0.0).sum::<f64>()
+        };
+        shapes.iter().map(on_shape).fold(f64::INFINITY, f64::min) / 2.0
+    };
+    (0..programs).map(own).sum()
+}

@@ -1,0 +1,51 @@
+//! Two CPUs to every cache: minimum-weight perfect matching over programs and idle CPUs (CA 2.1.1, after Jiang).
+//!
+//! The library takes integers that are not negative and an even number of nodes. So idle CPUs are nodes of cost 0, the
+//! smallest weight is taken off all (every perfect matching has as many edges, so the order of matchings stays), and
+//! weights become integers at a resolution of 2^-40 of their range: two matchings closer than that count as equal.
+
+use integer_blossom::min_weight_perfect_matching;
+
+use super::{Costs, Seating, Seats};
+
+/// Distinct weights told apart over the range of all weights.
+const RESOLUTION: f64 = (1u64 << 40) as f64;
+
+/// More nodes than this take longer than a second in the library (cubic).
+const NODES_AT_MOST: usize = 800;
+
+/// Is this a matching problem?
+pub fn fits(programs: usize, seats: &Seats) -> bool {
+    let nodes = seats.cpus();
+    seats.cpus_per_cache.iter().all(|&cpus| cpus == 2) && programs <= nodes && nodes <= NODES_AT_MOST
+}
+
+/// An optimal seating; needs [`fits`].
+pub fn solve(costs: &Costs, seats: &Seats) -> Seating {
+    let programs = costs.len();
+    let weight = |a: usize, b: usize| match a.max(b) < programs {
+        true => costs[a][b] + costs[b][a],
+        false => 0.0,
+    };
+    let mate = perfect_matching(seats.cpus(), weight);
+    let pairs = (0..mate.len()).filter(|&node| node < mate[node]).map(|node| [node, mate[node]]);
+    let seat = |node: usize| if node < programs { vec![node] } else { Vec::new() };
+    Seating { by_cache: pairs.map(|pair| pair.map(seat).to_vec()).collect() }
+}
+
+/// Partners in a minimum-weight perfect matching of the complete graph over an even number of nodes. `weight` is
+/// symmetric and finite.
+pub fn perfect_matching(nodes: usize, weight: impl Fn(usize, usize) -> f64) -> Vec<usize> {
+    let edges = || (0..nodes).flat_map(|a| (a + 1..nodes).map(move |b| (a, b)));
+    let (low, high) = edges()
+        .map(|(a, b)| weight(a, b))
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), w| (low.min(w), high.max(w)));
+    let scale = if high > low { RESOLUTION / (high - low) } else { 0.0 };
+    let mut cost = vec![0i64; nodes * nodes];
+    for (a, b) in edges() {
+        let scaled = libm::round((weight(a, b) - low) * scale) as i64;
+        cost[a * nodes + b] = scaled;
+        cost[b * nodes + a] = scaled;
+    }
+    if nodes == 0 { Vec::new() } else { min_weight_perfect_matching(&cost, nodes) }
+}

@@ -1,0 +1,206 @@
+//! From who-hurts-whom and the seats there are to an assignment.
+//!
+//! Problem: n programs go to CPUs; CPUs come in groups that share a cache. A program suffers from those that run on
+//! other CPUs of its cache while it runs. With at most one program to a CPU that is CA's problem (2.1.1): the sum of
+//! mutual degradations over all pairs that share a cache is to be as small as possible. With more programs than CPUs,
+//! programs on one CPU take turns: they do not meet, and a neighbour CPU that takes turns among l programs shows each
+//! of them 1/l of the time. Loads differ by at most one, so nobody pays with processor time.
+//!
+//! `total = sum over programs i, over CPUs q of i's cache but its own, over j on q, of cost[i][j] / load(q)`
+//!
+//! Degradations add up over co-runners: an assumption for more than two to a cache, which the pairwise evidence of
+//! the paper makes as well.
+//!
+//! Method, by what is proven: two CPUs to every cache and one program at most to each = minimum-weight perfect
+//! matching ([`matching`], exact for any number); else up to [`exact::PROGRAMS_AT_MOST`] programs = branch and bound
+//! over sets ([`exact`]); beyond that a local search with a lower bound ([`bounded`]), and the gap is told.
+//!
+//! Properties: deterministic; every program is seated once; loads are even; [`Solved::lower_bound`] never lies above
+//! the optimum; negative costs and idle CPUs are fine.
+
+use serde::{Deserialize, Serialize};
+
+use crate::rng::SplitMix64;
+
+pub mod bounded;
+pub mod exact;
+pub mod matching;
+#[cfg(test)]
+mod tests;
+
+/// Square: `cost[i][j]` is what `i` suffers beside `j`; the diagonal is not used.
+pub type Costs = [Vec<f64>];
+
+/// CPUs of each cache that programs can be put on.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Seats {
+    pub cpus_per_cache: Vec<u32>,
+}
+
+impl Seats {
+    pub fn cpus(&self) -> usize {
+        self.cpus_per_cache.iter().map(|&cpus| cpus as usize).sum()
+    }
+    /// Programs on every CPU at least, and how many CPUs take one more.
+    fn loads(&self, programs: usize) -> (usize, usize) {
+        (programs / self.cpus(), programs % self.cpus())
+    }
+}
+
+/// Programs by cache, by CPU of the cache: `by_cache[cache][cpu]` is in ascending order.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Seating {
+    pub by_cache: Vec<Vec<Vec<usize>>>,
+}
+
+impl Seating {
+    /// What each program suffers, in the costs' unit.
+    pub fn suffered(&self, costs: &Costs) -> Vec<f64> {
+        let mut suffered = vec![0.0; costs.len()];
+        for cache in &self.by_cache {
+            for (at, cpu) in cache.iter().enumerate() {
+                for &i in cpu {
+                    let others =
+                        cache.iter().enumerate().filter(|(other, members)| *other != at && !members.is_empty());
+                    suffered[i] = others
+                        .map(|(_, members)| members.iter().map(|&j| costs[i][j]).sum::<f64>() / members.len() as f64)
+                        .sum();
+                }
+            }
+        }
+        suffered
+    }
+    pub fn total(&self, costs: &Costs) -> f64 {
+        self.suffered(costs).iter().sum()
+    }
+    /// The canonical form: members ascending, CPUs and caches of equal shape by their first member, idle ones last.
+    fn sorted(mut self) -> Self {
+        let first = |members: &[usize]| members.first().copied().unwrap_or(usize::MAX);
+        for cache in &mut self.by_cache {
+            cache.iter_mut().for_each(|cpu| cpu.sort_unstable());
+            cache.sort_by_key(|cpu| first(cpu));
+        }
+        let shapes: Vec<usize> = self.by_cache.iter().map(Vec::len).collect();
+        let mut kinds = shapes.clone();
+        kinds.sort_unstable();
+        kinds.dedup();
+        for kind in kinds {
+            let places: Vec<usize> = (0..shapes.len()).filter(|&at| shapes[at] == kind).collect();
+            let mut caches: Vec<_> = places.iter().map(|&at| std::mem::take(&mut self.by_cache[at])).collect();
+            caches.sort_by_key(|cache| cache.first().map_or(usize::MAX, |cpu| first(cpu)));
+            places.into_iter().zip(caches).for_each(|(at, cache)| self.by_cache[at] = cache);
+        }
+        self
+    }
+}
+
+/// How an assignment was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// Minimum-weight perfect matching: optimal.
+    Matching,
+    /// Branch and bound: optimal.
+    BranchAndBound,
+    /// Local search; how far it may be from the optimum is told by the lower bound.
+    LocalSearch,
+}
+
+/// An assignment and how good it is known to be.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Solved {
+    pub seating: Seating,
+    /// Sum over all programs of what they suffer.
+    pub total: f64,
+    /// No assignment has a smaller total. Equal to `total` where the method is exact.
+    pub lower_bound: f64,
+    pub method: Method,
+}
+
+/// The assignment with the smallest total. Without programs or without seats, an empty one.
+pub fn best(costs: &Costs, seats: &Seats) -> Solved {
+    let solved = if costs.is_empty() || seats.cpus() == 0 {
+        let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
+        (Seating { by_cache }, Method::Matching)
+    } else if matching::fits(costs.len(), seats) {
+        (matching::solve(costs, seats), Method::Matching)
+    } else if exact::fits(costs.len(), seats) {
+        (exact::solve(costs, seats), Method::BranchAndBound)
+    } else {
+        (bounded::solve(costs, seats), Method::LocalSearch)
+    };
+    let seating = solved.0.sorted();
+    let total = seating.total(costs);
+    let lower_bound = match solved.1 {
+        Method::LocalSearch => bounded::lower_bound(costs, seats).min(total),
+        _ => total,
+    };
+    Solved { seating, total, lower_bound, method: solved.1 }
+}
+
+/// The assignment with the largest total; [`Solved::lower_bound`] is then an *upper* bound of it.
+pub fn worst(costs: &Costs, seats: &Seats) -> Solved {
+    let negated: Vec<Vec<f64>> = costs.iter().map(|row| row.iter().map(|cost| -cost).collect()).collect();
+    let solved = best(&negated, seats);
+    let total = solved.seating.total(costs);
+    let bound = if solved.method == Method::LocalSearch { -solved.lower_bound } else { total };
+    Solved { total, lower_bound: bound, ..solved }
+}
+
+/// What a scheduler that does not look would get.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RandomTotals {
+    /// Over all assignments, each equally likely: exact.
+    pub mean: f64,
+    /// Of a seeded sample: 5 % of the assignments lie below.
+    pub low_5_percent: f64,
+    /// 5 % lie above.
+    pub high_5_percent: f64,
+    pub sampled: u32,
+}
+
+/// Assignments drawn for the spread.
+const SAMPLES: u32 = 1000;
+
+/// Totals of random assignments with even loads.
+///
+/// The mean needs no enumeration: every ordered pair of programs is equally likely to meet, so it is the sum of all
+/// costs times the expected share of time that one program of a pair sees the other on its cache. With l programs on a
+/// CPU that takes turns and c CPUs on the cache, the expectation of (others' CPUs' presence) is sum over caches of
+/// c (c - 1) over CPUs (n - 1) when every CPU is busy, and over CPUs (CPUs - 1) when some are idle.
+pub fn random(costs: &Costs, seats: &Seats, seed: u64) -> RandomTotals {
+    let (programs, cpus) = (costs.len(), seats.cpus());
+    if programs < 2 || cpus < 2 {
+        return RandomTotals { mean: 0.0, low_5_percent: 0.0, high_5_percent: 0.0, sampled: 0 };
+    }
+    let pairs = |row: usize| costs[row].iter().enumerate().filter(move |&(j, _)| j != row).map(|(_, cost)| cost);
+    let sum: f64 = (0..programs).map(|row| pairs(row).sum::<f64>()).sum();
+    let neighbours: f64 = seats.cpus_per_cache.iter().map(|&c| f64::from(c) * (f64::from(c) - 1.0)).sum();
+    let mean = sum * neighbours / (cpus as f64 * (programs.max(cpus) as f64 - 1.0));
+    let mut generator = SplitMix64::new(seed);
+    let mut totals: Vec<f64> =
+        (0..SAMPLES).map(|_| random_seating(programs, seats, &mut generator).total(costs)).collect();
+    totals.sort_by(f64::total_cmp);
+    let at = |share: f64| totals[((totals.len() - 1) as f64 * share) as usize];
+    RandomTotals { mean, low_5_percent: at(0.05), high_5_percent: at(0.95), sampled: SAMPLES }
+}
+
+/// One assignment out of all with even loads, each equally likely.
+pub fn random_seating(programs: usize, seats: &Seats, generator: &mut SplitMix64) -> Seating {
+    let mut by_cache: Vec<Vec<Vec<usize>>> =
+        seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
+    let mut cpus: Vec<(usize, usize)> =
+        by_cache.iter().enumerate().flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu))).collect();
+    if cpus.is_empty() {
+        return Seating { by_cache };
+    }
+    generator.shuffle(&mut cpus);
+    let mut order: Vec<usize> = (0..programs).collect();
+    generator.shuffle(&mut order);
+    for (at, program) in order.into_iter().enumerate() {
+        let (cache, cpu) = cpus[at % cpus.len()];
+        by_cache[cache][cpu].push(program);
+    }
+    by_cache.iter_mut().flatten().for_each(|cpu| cpu.sort_unstable());
+    Seating { by_cache }
+}

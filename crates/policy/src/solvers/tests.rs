@@ -1,0 +1,193 @@
+//! Every solver against every assignment there is.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Every assignment with even loads, up to the order of CPUs and caches where that is cheap to tell.
+fn every_seating(programs: usize, seats: &Seats) -> Vec<Seating> {
+    fn go(program: usize, programs: usize, limits: (usize, usize), here: &mut Seating, all: &mut Vec<Seating>) {
+        let (least, more) = limits;
+        if program == programs {
+            let even = here.by_cache.iter().flatten().all(|cpu| cpu.len() >= least);
+            if even {
+                all.push(here.clone());
+            }
+            return;
+        }
+        let most = least + usize::from(more > 0);
+        for cache in 0..here.by_cache.len() {
+            for cpu in 0..here.by_cache[cache].len() {
+                if here.by_cache[cache][cpu].len() < most {
+                    here.by_cache[cache][cpu].push(program);
+                    go(program + 1, programs, limits, here, all);
+                    here.by_cache[cache][cpu].pop();
+                    if here.by_cache[cache][cpu].is_empty() {
+                        break; // further idle CPUs of this cache are the same
+                    }
+                }
+            }
+        }
+    }
+    let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
+    let mut all = Vec::new();
+    go(0, programs, seats.loads(programs), &mut Seating { by_cache }, &mut all);
+    all
+}
+
+fn seats(cpus: &[u32]) -> Seats {
+    Seats { cpus_per_cache: cpus.to_vec() }
+}
+
+fn check_seating(seating: &Seating, programs: usize, seats: &Seats) {
+    let mut seen: Vec<usize> = seating.by_cache.iter().flatten().flatten().copied().collect();
+    seen.sort_unstable();
+    assert_eq!(seen, (0..programs).collect::<Vec<_>>(), "everybody once");
+    let mut shapes: Vec<u32> = seating.by_cache.iter().map(|cache| cache.len() as u32).collect();
+    assert_eq!(shapes.len(), seats.cpus_per_cache.len());
+    assert_eq!(std::mem::take(&mut shapes), seats.cpus_per_cache);
+    let loads: Vec<usize> = seating.by_cache.iter().flatten().map(Vec::len).collect();
+    assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= 1, "loads are even: {loads:?}");
+}
+
+fn costs(programs: usize, low: f64) -> impl Strategy<Value = Vec<Vec<f64>>> {
+    proptest::collection::vec(proptest::collection::vec(low..1.0f64, programs), programs)
+}
+
+const SHAPES: [&[u32]; 9] = [&[2, 2], &[2, 2, 2], &[3, 3], &[4, 4], &[1, 3], &[2, 1, 1], &[4], &[1, 1], &[2, 2, 1]];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// Are best and worst what enumerating everything says, for every shape, with idle CPUs and with CPUs that take
+    /// turns, and with negative costs?
+    #[test]
+    fn best_and_worst_equal_brute_force(
+        shape in 0..SHAPES.len(),
+        programs in 1usize..=7,
+        matrix in costs(7, -0.5),
+    ) {
+        let seats = seats(SHAPES[shape]);
+        let matrix: Vec<Vec<f64>> = matrix[..programs].iter().map(|row| row[..programs].to_vec()).collect();
+        let totals: Vec<f64> = every_seating(programs, &seats).iter().map(|s| s.total(&matrix)).collect();
+        let (best, worst) = (best(&matrix, &seats), worst(&matrix, &seats));
+        check_seating(&best.seating, programs, &seats);
+        check_seating(&worst.seating, programs, &seats);
+        let least = totals.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = totals.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        prop_assert!((best.total - least).abs() < 1e-9, "{} {least} {:?}", best.total, best.method);
+        prop_assert!((worst.total - most).abs() < 1e-9, "{} {most}", worst.total);
+    }
+
+    /// Does the local search keep to even loads, and its bound below the optimum, where the optimum is known?
+    #[test]
+    fn the_bound_lies_below_the_optimum_and_the_search_above(
+        shape in 0..SHAPES.len(),
+        programs in 1usize..=8,
+        matrix in costs(8, -0.5),
+    ) {
+        let seats = seats(SHAPES[shape]);
+        let matrix: Vec<Vec<f64>> = matrix[..programs].iter().map(|row| row[..programs].to_vec()).collect();
+        let optimum = best(&matrix, &seats).total;
+        let found = bounded::solve(&matrix, &seats);
+        check_seating(&found, programs, &seats);
+        prop_assert!(bounded::lower_bound(&matrix, &seats) <= optimum + 1e-9);
+        prop_assert!(found.total(&matrix) >= optimum - 1e-9);
+    }
+
+    /// Is the minimum-weight perfect matching of twelve programs (and of odd counts) that of brute force?
+    #[test]
+    fn matchings_up_to_twelve_equal_brute_force(programs in 1usize..=12, matrix in costs(12, -0.3)) {
+        let matrix: Vec<Vec<f64>> = matrix[..programs].iter().map(|row| row[..programs].to_vec()).collect();
+        let pairs = programs.div_ceil(2);
+        let solved = best(&matrix, &seats(&vec![2; pairs]));
+        prop_assert_eq!(solved.method, Method::Matching);
+        fn least(left: u32, programs: usize, matrix: &[Vec<f64>], idle: usize) -> f64 {
+            if left == 0 {
+                return 0.0;
+            }
+            let i = left.trailing_zeros() as usize;
+            let rest = left & (left - 1);
+            let alone = if idle > 0 { least(rest, programs, matrix, idle - 1) } else { f64::INFINITY };
+            (0..programs)
+                .filter(|j| rest >> j & 1 == 1)
+                .map(|j| matrix[i][j] + matrix[j][i] + least(rest & !(1 << j), programs, matrix, idle))
+                .fold(alone, f64::min)
+        }
+        let optimum = least((1 << programs) - 1, programs, &matrix, programs % 2);
+        prop_assert!((solved.total - optimum).abs() < 1e-9, "{} {optimum}", solved.total);
+    }
+
+    /// Is the exact mean what drawing many assignments comes to, for every shape?
+    #[test]
+    fn the_random_mean_is_what_drawing_comes_to(shape in 0..SHAPES.len(), programs in 2usize..=6, matrix in costs(6, -0.5)) {
+        let seats = seats(SHAPES[shape]);
+        let matrix: Vec<Vec<f64>> = matrix[..programs].iter().map(|row| row[..programs].to_vec()).collect();
+        let mut generator = SplitMix64::new(shape as u64);
+        let draws = 6000;
+        let sum: f64 = (0..draws).map(|_| random_seating(programs, &seats, &mut generator).total(&matrix)).sum();
+        let mean = random(&matrix, &seats, 3).mean;
+        let spread = matrix.iter().flatten().map(|cost| cost.abs()).sum::<f64>();
+        prop_assert!((sum / f64::from(draws) - mean).abs() < 0.03 * spread.max(0.1), "{} {mean}", sum / f64::from(draws));
+    }
+}
+
+/// Is the exact mean that of the enumeration, where every assignment can be listed with its weight?
+#[test]
+fn the_random_mean_is_exact_on_two_pairs() {
+    let matrix = vec![
+        vec![0.48, 0.6563, 0.02, 0.0211],
+        vec![0.2475, 0.45, 0.0123, 0.0111],
+        vec![0.0267, 0.0448, -0.01, -0.0121],
+        vec![0.0148, 0.0345, -0.0119, -0.0093],
+    ];
+    let seats = seats(&[2, 2]);
+    let three = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]];
+    let total = |pairs: &[(usize, usize); 2]| pairs.iter().map(|&(a, b)| matrix[a][b] + matrix[b][a]).sum::<f64>();
+    let mean = three.iter().map(total).sum::<f64>() / 3.0;
+    assert!((random(&matrix, &seats, 1).mean - mean).abs() < 1e-12);
+    let drawn = random(&matrix, &seats, 1);
+    assert!(drawn.low_5_percent >= total(&three[1]) - 1e-12 && drawn.high_5_percent <= total(&three[0]) + 1e-12);
+}
+
+/// Are sixteen programs on caches of four and of eight CPUs solved exactly, and found by the local search too?
+#[test]
+fn sixteen_programs_are_exact_and_the_local_search_agrees_within_its_gap() {
+    let mut generator = SplitMix64::new(42);
+    let matrix: Vec<Vec<f64>> = (0..16).map(|_| (0..16).map(|_| generator.unit()).collect()).collect();
+    for shape in [vec![4; 4], vec![8; 2], vec![8; 8]] {
+        let seats = Seats { cpus_per_cache: shape };
+        let exact = best(&matrix, &seats);
+        assert_eq!(exact.method, Method::BranchAndBound);
+        let searched = bounded::solve(&matrix, &seats).total(&matrix);
+        let bound = bounded::lower_bound(&matrix, &seats);
+        assert!(bound <= exact.total && exact.total <= searched + 1e-9, "{bound} {} {searched}", exact.total);
+        assert!(searched <= 1.1 * exact.total + 1e-9, "{} {searched}", exact.total);
+    }
+}
+
+/// Does a large machine get a valid assignment with a bound, better than random?
+#[test]
+fn forty_eight_programs_on_eight_caches_are_bounded() {
+    let mut generator = SplitMix64::new(1);
+    let hurt: Vec<f64> = (0..48).map(|_| generator.unit()).collect();
+    let matrix: Vec<Vec<f64>> = hurt.iter().map(|a| hurt.iter().map(|b| a * b * b).collect()).collect();
+    let seats = Seats { cpus_per_cache: vec![8; 8] };
+    let solved = best(&matrix, &seats);
+    check_seating(&solved.seating, 48, &seats);
+    assert_eq!(solved.method, Method::LocalSearch);
+    assert!(solved.lower_bound > 0.0 && solved.lower_bound <= solved.total, "{solved:?}");
+    assert!(solved.total < random(&matrix, &seats, 1).low_5_percent);
+    let worst = worst(&matrix, &seats);
+    assert!(worst.total <= worst.lower_bound && worst.total > solved.total);
+}
+
+/// With more programs than CPUs, do those that clash take turns on one CPU?
+#[test]
+fn programs_that_clash_share_a_cpu() {
+    let mut matrix = vec![vec![0.0; 4]; 4];
+    (matrix[0][2], matrix[2][0], matrix[1][3], matrix[3][1]) = (0.9, 0.9, 0.8, 0.8);
+    let solved = best(&matrix, &seats(&[2]));
+    assert_eq!(solved.seating.by_cache, vec![vec![vec![0, 2], vec![1, 3]]]);
+    assert_eq!(solved.total, 0.0);
+}

@@ -8,6 +8,9 @@
 //! - [`policies`]: one file per policy, and the registry by name.
 
 pub mod matrix;
+pub mod measured;
+pub mod placement;
+pub mod reasons;
 pub mod rng;
 pub mod schemes;
 pub mod solvers;

@@ -1,0 +1,238 @@
+//! A machine's topology and who-hurts-whom to an assignment, its expected cost beside that of the best, the worst and
+//! a random one, and the reasons in plain words.
+//!
+//! Problem: the solvers know seats and numbers; people want CPUs and a why. Method: every last-level cache gives its
+//! online CPUs as seats (one per core while the programs fit on the cores, so that nobody shares a core needlessly);
+//! the seating that the solvers find comes back as CPUs; every program's reason is the comparison that decided for
+//! it: the neighbour it was kept from against the one it has. Properties: programs are told apart by their place in
+//! the list, ties fall to the earlier one; the reasons rest on the numbers that decided, and carry them.
+
+use cachemate_core::{CacheId, CpuId, Level, Reason, TaskId, Topology};
+use serde::{Deserialize, Serialize};
+
+use crate::matrix::{CostKind, PairCosts};
+use crate::reasons::{explain, in_words};
+use crate::solvers::{self, Method, Seating, Seats};
+
+/// CPUs that share a last-level cache, those of different cores first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CacheSeats {
+    /// `None`: a CPU of which no shared cache is known.
+    pub cache: Option<CacheId>,
+    pub cpus: Vec<CpuId>,
+}
+
+/// No placement can be made.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NoPlacement {
+    #[error("the machine has no online CPU")]
+    NoCpus,
+    #[error("{names} programs but {what} of {rows} rows: expected a square matrix of finite numbers, one row for each")]
+    Shape { names: usize, what: &'static str, rows: usize },
+}
+
+/// The seats for so many programs: one CPU per core as long as that is enough, else every hardware thread.
+///
+/// # Errors
+/// A machine without online CPUs.
+pub fn seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, NoPlacement> {
+    let mut online: Vec<_> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
+    online.sort_by_key(|cpu| cpu.id);
+    if online.is_empty() {
+        return Err(NoPlacement::NoCpus);
+    }
+    // Rank of a CPU among those of its core: rank 0 of every core comes first.
+    let rank = |nth: usize| online[..nth].iter().filter(|cpu| cpu.core == online[nth].core).count();
+    let mut ranked: Vec<(usize, &cachemate_core::Cpu)> =
+        (0..online.len()).map(|nth| (rank(nth), online[nth])).collect();
+    if programs <= ranked.iter().filter(|(rank, _)| *rank == 0).count() {
+        ranked.retain(|(rank, _)| *rank == 0);
+    }
+    ranked.sort_by_key(|(rank, cpu)| (*rank, cpu.id));
+    let mut seats: Vec<CacheSeats> = Vec::new();
+    for cache in topology.caches.iter().filter(|cache| cache.last_level) {
+        let on_it = |cpu: &CpuId| cache.cpus.contains(cpu.0) && !seats.iter().any(|other| other.cpus.contains(cpu));
+        let cpus: Vec<CpuId> = ranked.iter().map(|(_, cpu)| cpu.id).filter(on_it).collect();
+        if !cpus.is_empty() {
+            seats.push(CacheSeats { cache: Some(cache.id), cpus });
+        }
+    }
+    for (_, cpu) in &ranked {
+        if !seats.iter().any(|cache| cache.cpus.contains(&cpu.id)) {
+            seats.push(CacheSeats { cache: None, cpus: vec![cpu.id] });
+        }
+    }
+    Ok(seats)
+}
+
+/// Mean over all programs; which of the two is there follows from the matrix that judges.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    pub mean_degradation_percent: Option<f64>,
+    /// Without a unit: good for comparing outcomes only.
+    pub mean_weight: Option<f64>,
+}
+
+/// One program's seat.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PlacedProgram {
+    pub name: String,
+    pub cpu: CpuId,
+    pub cache: Option<CacheId>,
+    /// Programs on other CPUs of its cache.
+    pub beside: Vec<String>,
+    /// Programs on the same CPU.
+    pub takes_turns_with: Vec<String>,
+    pub degradation_percent: Option<f64>,
+    pub weight: Option<f64>,
+    /// In plain words.
+    pub why: String,
+}
+
+/// One cache and who is on it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PlacedCache {
+    pub cache: Option<CacheId>,
+    pub level: Option<Level>,
+    pub size_bytes: Option<u64>,
+    /// CPUs that were seats, and the programs on each.
+    pub cpus: Vec<(CpuId, Vec<String>)>,
+}
+
+/// Who goes where, what to expect of it, and why.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Placement {
+    /// In the order given.
+    pub programs: Vec<PlacedProgram>,
+    pub caches: Vec<PlacedCache>,
+    pub plan: Outcome,
+    pub best: Outcome,
+    pub worst: Outcome,
+    /// Exact mean over all assignments with even loads.
+    pub random: Outcome,
+    /// 5 % of a seeded sample of random assignments lie below, and above.
+    pub random_low_5_percent: Outcome,
+    pub random_high_5_percent: Outcome,
+    pub method: Method,
+    /// No assignment is below this by the numbers that decided; equal to the plan where the method is exact.
+    pub lower_bound: Outcome,
+    /// By how much the plan may lie above the optimum at most, in the same unit; 0 = proven optimal.
+    pub gap: Outcome,
+    /// The same reasons as `programs[].why`, with their numbers; `TaskId(n)` is program n.
+    pub reasons: Vec<Reason>,
+}
+
+/// Places `names` on the machine so that the total of `decide_by` is least, and judges the plan, the best, the worst
+/// and a random assignment by `judge_by` (the same matrix, or a measured one to hold a scheme against).
+///
+/// # Errors
+/// No online CPU, or a matrix that is not square, not finite, or of another size than `names`.
+pub fn place(
+    names: &[String],
+    decide_by: &PairCosts,
+    judge_by: &PairCosts,
+    topology: &Topology,
+    seed: u64,
+) -> Result<Placement, NoPlacement> {
+    for costs in [decide_by, judge_by] {
+        let rows = costs.cost.len();
+        let fail = |what| Err(NoPlacement::Shape { names: names.len(), what, rows });
+        if rows != names.len() || costs.cost.iter().any(|row| row.len() != rows) {
+            return fail("a matrix");
+        }
+        if costs.cost.iter().flatten().any(|cost| !cost.is_finite()) {
+            return fail("an entry that is not finite in a matrix");
+        }
+    }
+    let names = numbered(names);
+    let places = seats(topology, names.len())?;
+    let shape = Seats { cpus_per_cache: places.iter().map(|cache| cache.cpus.len() as u32).collect() };
+    let solved = solvers::best(&decide_by.cost, &shape);
+    let reasons = explain(&solved.seating, decide_by);
+    let judged = |total: f64, by: &PairCosts| outcome(total / names.len().max(1) as f64, by.kind);
+    let random = solvers::random(&judge_by.cost, &shape, seed);
+    Ok(Placement {
+        programs: programs_of(&names, &places, &solved.seating, judge_by, &reasons),
+        caches: caches_of(&names, &places, &solved.seating, topology),
+        plan: judged(solved.seating.total(&judge_by.cost), judge_by),
+        best: judged(solvers::best(&judge_by.cost, &shape).total, judge_by),
+        worst: judged(solvers::worst(&judge_by.cost, &shape).total, judge_by),
+        random: judged(random.mean, judge_by),
+        random_low_5_percent: judged(random.low_5_percent, judge_by),
+        random_high_5_percent: judged(random.high_5_percent, judge_by),
+        method: solved.method,
+        lower_bound: judged(solved.lower_bound, decide_by),
+        gap: judged(solved.total - solved.lower_bound, decide_by),
+        reasons,
+    })
+}
+
+/// The second program of a name is told apart by `#2`.
+fn numbered(names: &[String]) -> Vec<String> {
+    let copy = |nth: usize| names[..nth].iter().filter(|other| **other == names[nth]).count() + 1;
+    let label = |nth: usize| if copy(nth) == 1 { names[nth].clone() } else { format!("{}#{}", names[nth], copy(nth)) };
+    (0..names.len()).map(label).collect()
+}
+
+/// Rounded to 10 decimals, so that sums of printed per cents print as they were.
+fn outcome(value: f64, kind: CostKind) -> Outcome {
+    let round = |value: f64| libm::round(value * 1e10) / 1e10;
+    match kind {
+        CostKind::Degradation => Outcome { mean_degradation_percent: Some(round(100.0 * value)), mean_weight: None },
+        CostKind::Weight => Outcome { mean_degradation_percent: None, mean_weight: Some(round(value)) },
+    }
+}
+
+fn programs_of(
+    names: &[String],
+    places: &[CacheSeats],
+    seating: &Seating,
+    judge_by: &PairCosts,
+    reasons: &[Reason],
+) -> Vec<PlacedProgram> {
+    let suffered = seating.suffered(&judge_by.cost);
+    let named = |members: &[usize]| members.iter().map(|&member| names[member].clone()).collect::<Vec<String>>();
+    let mut placed: Vec<(usize, PlacedProgram)> = Vec::new();
+    for (cache, cpus) in seating.by_cache.iter().enumerate() {
+        for (at, members) in cpus.iter().enumerate() {
+            let mut beside: Vec<usize> =
+                cpus.iter().enumerate().filter(|(other, _)| *other != at).flat_map(|(_, cpu)| cpu).copied().collect();
+            beside.sort_unstable();
+            for &program in members {
+                let turns: Vec<usize> = members.iter().copied().filter(|&other| other != program).collect();
+                let own = |reason: &&Reason| reason.tasks.first() == Some(&TaskId(program as u32));
+                let why: Vec<String> = reasons.iter().filter(own).map(|reason| in_words(reason, names)).collect();
+                let each = outcome(suffered[program], judge_by.kind);
+                placed.push((
+                    program,
+                    PlacedProgram {
+                        name: names[program].clone(),
+                        cpu: places[cache].cpus[at],
+                        cache: places[cache].cache,
+                        beside: named(&beside),
+                        takes_turns_with: named(&turns),
+                        degradation_percent: each.mean_degradation_percent,
+                        weight: each.mean_weight,
+                        why: why.join("; "),
+                    },
+                ));
+            }
+        }
+    }
+    placed.sort_by_key(|(program, _)| *program);
+    placed.into_iter().map(|(_, program)| program).collect()
+}
+
+fn caches_of(names: &[String], places: &[CacheSeats], seating: &Seating, topology: &Topology) -> Vec<PlacedCache> {
+    let of = |(place, cpus): (&CacheSeats, &Vec<Vec<usize>>)| {
+        let cache = topology.caches.iter().find(|cache| Some(cache.id) == place.cache);
+        let on = |members: &Vec<usize>| members.iter().map(|&member| names[member].clone()).collect();
+        PlacedCache {
+            cache: place.cache,
+            level: cache.map(|cache| cache.level),
+            size_bytes: cache.and_then(|cache| cache.size_bytes),
+            cpus: place.cpus.iter().copied().zip(cpus.iter().map(on)).collect(),
+        }
+    };
+    places.iter().zip(&seating.by_cache).map(of).collect()
+}

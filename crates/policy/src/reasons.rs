@@ -1,0 +1,182 @@
+//! Why a program sits where it sits: the comparison that decided for it, in plain words.
+//!
+//! A reason names who, and says it with the numbers that the plan rests on; `{0}` in its text is the program itself.
+//! It survives renaming, because names are filled in last ([`in_words`]).
+
+use cachemate_core::{Reason, TaskId};
+
+use crate::matrix::{CostKind, PairCosts};
+use crate::solvers::Seating;
+
+/// Degradations below half a per cent are nobody's reason.
+const NOTICEABLE: f64 = 0.005;
+
+/// One reason for every program, in the order of programs; a second one where it takes turns on a CPU.
+pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
+    let mut reasons = Vec::new();
+    for program in 0..costs.len() {
+        let Some((cache, cpu)) = find(seating, program) else { continue };
+        let turns: Vec<usize> =
+            seating.by_cache[cache][cpu].iter().copied().filter(|&other| other != program).collect();
+        let beside: Vec<usize> = members_but(&seating.by_cache[cache], cpu);
+        let away: Vec<usize> = (0..costs.len())
+            .filter(|other| *other != program && !turns.contains(other) && !beside.contains(other))
+            .collect();
+        let who = Neighbourhood { costs, program, beside: &beside, away: &away };
+        reasons.push(who.reason(seating));
+        reasons.extend(who.turns(&turns));
+    }
+    reasons
+}
+
+/// The reason's text with names for its numbers in braces.
+pub fn in_words(reason: &Reason, names: &[String]) -> String {
+    let mut text = reason.text.clone();
+    for (at, task) in reason.tasks.iter().enumerate() {
+        text = text.replace(&format!("{{{at}}}"), names.get(task.0 as usize).map_or("?", String::as_str));
+    }
+    text
+}
+
+fn find(seating: &Seating, program: usize) -> Option<(usize, usize)> {
+    let cpus = seating.by_cache.iter().enumerate();
+    let mut places = cpus.flat_map(|(cache, cpus)| cpus.iter().enumerate().map(move |(cpu, on)| (cache, cpu, on)));
+    places.find(|(_, _, on)| on.contains(&program)).map(|(cache, cpu, _)| (cache, cpu))
+}
+
+fn members_but(cache: &[Vec<usize>], cpu: usize) -> Vec<usize> {
+    let mut members: Vec<usize> =
+        cache.iter().enumerate().filter(|(other, _)| *other != cpu).flat_map(|(_, on)| on).copied().collect();
+    members.sort_unstable();
+    members
+}
+
+struct Neighbourhood<'a> {
+    costs: &'a PairCosts,
+    program: usize,
+    beside: &'a [usize],
+    away: &'a [usize],
+}
+
+impl Neighbourhood<'_> {
+    /// The first with the largest mutual cost (or the smallest, by `sign`).
+    fn extreme(&self, among: &[usize], sign: f64) -> Option<usize> {
+        let of = |other: usize| sign * self.costs.mutual(self.program, other);
+        among.iter().copied().reduce(|best, other| if of(other) > of(best) { other } else { best })
+    }
+
+    fn say(&self, value: f64) -> String {
+        match self.costs.kind {
+            CostKind::Degradation => format!("{:+.1} %", 100.0 * value),
+            CostKind::Weight => format!("weight {value:.3}"),
+        }
+    }
+
+    fn number(&self, what: &str, value: f64) -> (String, f64) {
+        match self.costs.kind {
+            CostKind::Degradation => (format!("{what}_degradation_percent"), 100.0 * value),
+            CostKind::Weight => (format!("{what}_weight"), value),
+        }
+    }
+
+    fn build(&self, others: &[usize], text: String, numbers: Vec<(String, f64)>) -> Reason {
+        let tasks = std::iter::once(self.program).chain(others.iter().copied());
+        Reason { tasks: tasks.map(|task| TaskId(task as u32)).collect(), text, numbers }
+    }
+
+    fn reason(&self, seating: &Seating) -> Reason {
+        let cost = &self.costs.cost;
+        let me = self.program;
+        let (Some(kept_from), Some(companion)) = (self.extreme(self.away, 1.0), self.extreme(self.beside, 1.0)) else {
+            return self.without_choice();
+        };
+        let others = (0..cost.len()).filter(|&other| other != me);
+        let most = others.map(|other| cost[me][other].abs().max(cost[other][me].abs())).fold(0.0, f64::max);
+        if self.costs.kind == CostKind::Degradation && most < NOTICEABLE {
+            let text =
+                format!("{{0}} neither feels the others nor troubles them (at most {}): any seat does", self.say(most));
+            return self.build(&[], text, vec![self.number("at_most", most)]);
+        }
+        let numbers = vec![
+            self.number("beside_avoided", cost[me][kept_from]),
+            self.number("avoided_beside_it", cost[kept_from][me]),
+            self.number("beside_companion", cost[me][companion]),
+            self.number("companion_beside_it", cost[companion][me]),
+        ];
+        if self.costs.mutual(me, kept_from) <= self.costs.mutual(me, companion) {
+            return self.for_the_others(seating, companion, numbers);
+        }
+        let (own, theirs) = (cost[me][kept_from], cost[kept_from][me]);
+        let text = if own >= theirs {
+            let now = self.say(cost[me][companion]);
+            format!("{{0}} keeps away from {{1}}: beside it {}, beside {{2}} {now}", self.say(own))
+        } else {
+            let now = self.say(cost[companion][me]);
+            let theirs = self.say(theirs);
+            format!("{{0}} keeps away from {{1}} for {{1}}'s sake: {{1}} beside it {theirs}, {{2}} beside it {now}")
+        };
+        self.build(&[kept_from, companion], text, numbers)
+    }
+
+    fn without_choice(&self) -> Reason {
+        match (self.extreme(self.away, 1.0), self.extreme(self.beside, 1.0)) {
+            (Some(other), None) => {
+                let own = self.costs.cost[self.program][other];
+                let text = format!("{{0}} has a cache to itself: beside {{1}} {}", self.say(own));
+                self.build(&[other], text, vec![self.number("beside_avoided", own)])
+            }
+            (None, Some(other)) => {
+                let own = self.costs.cost[self.program][other];
+                let text =
+                    format!("{{0}} has no choice: all share one cache; {{1}} weighs most on it, {}", self.say(own));
+                self.build(&[other], text, vec![self.number("beside_companion", own)])
+            }
+            _ => self.build(&[], "{0} shares its cache with nobody".to_string(), Vec::new()),
+        }
+    }
+
+    /// It has a neighbour no better than those it is kept from: what would an exchange cost?
+    fn for_the_others(&self, seating: &Seating, companion: usize, mut numbers: Vec<(String, f64)>) -> Reason {
+        let total = seating.total(&self.costs.cost);
+        let exchanges = self.away.iter().map(|&other| (exchanged(seating, self.program, other), other));
+        let costs = exchanges.map(|(seating, other)| (seating.total(&self.costs.cost) - total, other));
+        let cheapest = costs.reduce(|a, b| if b.0 < a.0 { b } else { a });
+        let (more, other) = cheapest.unwrap_or((0.0, companion));
+        let now = self.say(self.costs.cost[self.program][companion]);
+        numbers.push(self.number("cheapest_exchange_costs_all", more));
+        let scale = self.costs.cost.iter().flatten().fold(0.0f64, |most, cost| most.max(cost.abs()));
+        let text = if more > 1e-9 * scale {
+            let more = self.say(more);
+            format!(
+                "{{0}} stays beside {{1}} ({now}) for the others' sake: changing places with {{2}} costs all together {more}"
+            )
+        } else {
+            format!("{{0}} stays beside {{1}} ({now}): changing places, such as with {{2}}, gains nothing")
+        };
+        self.build(&[companion, other], text, numbers)
+    }
+
+    fn turns(&self, turns: &[usize]) -> Option<Reason> {
+        let other = self.extreme(turns, 1.0)?;
+        let (own, theirs) = (self.costs.cost[self.program][other], self.costs.cost[other][self.program]);
+        let text = format!(
+            "{{0}} takes turns with {{1}} on one CPU, so they do not meet: side by side {}, and {{1}} {}",
+            self.say(own),
+            self.say(theirs)
+        );
+        let numbers = vec![self.number("side_by_side", own), self.number("other_side_by_side", theirs)];
+        Some(self.build(&[other], text, numbers))
+    }
+}
+
+fn exchanged(seating: &Seating, a: usize, b: usize) -> Seating {
+    let mut changed = seating.clone();
+    for member in changed.by_cache.iter_mut().flatten().flatten() {
+        *member = match *member {
+            m if m == a => b,
+            m if m == b => a,
+            m => m,
+        };
+    }
+    changed
+}

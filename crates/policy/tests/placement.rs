@@ -1,0 +1,103 @@
+//! From a matrix and a machine to a plan with reasons.
+
+use cachemate_core::{CpuId, Topology};
+use cachemate_policy::measured;
+use cachemate_policy::placement::{Placement, place, seats};
+use cachemate_policy::solvers::Method;
+use cachemate_spec::load_topology;
+
+const TABLE_1: &str = "\
+,mcf,milc,gamess,namd
+mcf,48.01%,65.63%,2.0%,2.11%
+milc,24.75%,45.39%,1.23%,1.11%
+gamess,2.67%,4.48%,-1.01%,-1.21%
+namd,1.48%,3.45%,-1.19%,-0.93%
+";
+
+fn names(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_string).collect()
+}
+
+fn plan(programs: &str, machine: &str) -> Placement {
+    let names = names(programs);
+    let costs = measured::parse("table 1", TABLE_1).unwrap().of(&names).unwrap();
+    place(&names, &costs, &costs, &load_topology(machine).unwrap(), 1).unwrap()
+}
+
+/// CA-3: are the published means 2.3075, 2.325 and 21.995 %, and is {mcf, gamess}, {milc, namd} the best?
+#[test]
+fn the_published_matrix_gives_the_published_schedules() {
+    let placed = plan("mcf milc gamess namd", "xeon-x5365-4");
+    let percent = |outcome: cachemate_policy::placement::Outcome| outcome.mean_degradation_percent.unwrap();
+    assert_eq!((percent(placed.plan), percent(placed.best), percent(placed.worst)), (2.3075, 2.3075, 21.995));
+    assert!((percent(placed.random) - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);
+    assert_eq!((placed.method, percent(placed.gap)), (Method::Matching, 0.0));
+    let beside: Vec<&str> = placed.programs.iter().map(|program| program.beside[0].as_str()).collect();
+    assert_eq!(beside, ["gamess", "namd", "mcf", "milc"]);
+    assert_ne!(placed.programs[0].cache, placed.programs[1].cache);
+    let why: Vec<&str> = placed.programs.iter().map(|program| program.why.as_str()).collect();
+    assert_eq!(
+        why,
+        [
+            "mcf keeps away from milc: beside it +65.6 %, beside gamess +2.0 %",
+            "milc keeps away from mcf for mcf's sake: mcf beside it +65.6 %, namd beside it +3.5 %",
+            "gamess keeps away from milc: beside it +4.5 %, beside mcf +2.7 %",
+            "namd stays beside milc (+3.5 %) for the others' sake: changing places with gamess costs all together +0.1 %",
+        ]
+    );
+    for reason in &placed.reasons {
+        assert!(!reason.numbers.is_empty() && reason.text.contains("{0}"), "{reason:?}");
+    }
+}
+
+/// Do copies, idle CPUs, one cache, caches of four and a two-level machine all get a valid plan?
+#[test]
+fn odd_counts_copies_and_other_machines_are_placed() {
+    let three = plan("mcf milc mcf", "xeon-x5365-4");
+    assert_eq!(three.programs[2].name, "mcf#2");
+    assert!(three.programs.iter().any(|program| program.beside.is_empty()), "somebody is alone");
+    assert!(three.programs.iter().any(|program| program.why.contains("has a cache to itself")));
+    let eight = plan("mcf milc gamess namd mcf milc gamess namd", "opteron-2350");
+    assert_eq!(eight.method, Method::BranchAndBound);
+    assert!(eight.plan.mean_degradation_percent <= eight.random.mean_degradation_percent);
+    let one_cache = plan("mcf milc gamess namd", "niagara-2core");
+    assert_eq!(one_cache.plan, one_cache.worst);
+    assert!(one_cache.programs[0].why.contains("no choice"), "{}", one_cache.programs[0].why);
+    let turns = plan("mcf milc gamess namd mcf", "xeon-x5365-4");
+    assert!(turns.programs.iter().any(|program| !program.takes_turns_with.is_empty()));
+    assert!(turns.programs.iter().any(|program| program.why.contains("takes turns")));
+    let sixteen = ["mcf milc gamess namd"; 4].join(" ");
+    assert_eq!(plan(&sixteen, "epyc-7763").programs.len(), 16);
+    let single = plan("mcf", "xeon-x5365-4");
+    assert_eq!(single.programs[0].why, "mcf shares its cache with nobody");
+}
+
+/// Do programs get cores of their own as long as there are enough, and hardware threads only then?
+#[test]
+fn seats_are_cores_first() {
+    let topology = load_topology("power5-2x2x2").unwrap();
+    let few = seats(&topology, 4).unwrap();
+    assert_eq!(few.iter().map(|cache| cache.cpus.len()).collect::<Vec<_>>(), [2, 2]);
+    assert_eq!(few[1].cpus, [CpuId(4), CpuId(6)]);
+    let many = seats(&topology, 5).unwrap();
+    assert_eq!(many[0].cpus, [CpuId(0), CpuId(2), CpuId(1), CpuId(3)]);
+    let mut offline = topology.clone();
+    offline.cpus[4].online = false;
+    assert_eq!(seats(&offline, 4).unwrap()[1].cpus, [CpuId(5), CpuId(6)]);
+    let mut bare = topology.clone();
+    bare.caches.clear();
+    assert_eq!(seats(&bare, 1).unwrap().len(), 4);
+    assert!(seats(&Topology { cpus: Vec::new(), caches: Vec::new() }, 1).is_err());
+}
+
+/// Is a matrix of the wrong shape refused?
+#[test]
+fn a_matrix_that_does_not_fit_is_refused() {
+    let topology = load_topology("xeon-x5365-4").unwrap();
+    let costs = measured::parse("t", TABLE_1).unwrap().costs;
+    assert!(place(&names("a b"), &costs, &costs, &topology, 1).is_err());
+    let mut nan = costs.clone();
+    nan.cost[1][2] = f64::NAN;
+    let error = place(&names("a b c d"), &nan, &costs, &topology, 1).unwrap_err().to_string();
+    assert!(error.contains("not finite"), "{error}");
+}

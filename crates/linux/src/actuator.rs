@@ -185,21 +185,18 @@ impl Actuator {
     pub fn adopt_heirs(&mut self, kernel: &dyn Kernel, new: &[&Managed]) -> Result<(), JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
         for task in new {
-            let thread = task.thread;
-            for object in [Object::Affinity { pid: task.pid, thread }, Object::Nice { pid: task.pid, thread }] {
-                let Ok(now) = read_state(kernel, &object) else { continue };
-                let ancestor = journal.held().iter().find(|(held_object, held)| {
-                    let related = match (held_object, &object) {
-                        (Object::Affinity { pid, .. }, Object::Affinity { .. })
-                        | (Object::Nice { pid, .. }, Object::Nice { .. }) => *pid == task.pid || *pid == task.parent,
-                        _ => false,
-                    };
-                    related && held.ours.contains(&now) && held.original != now
-                });
-                if let Some(original) = ancestor.map(|(_, held)| held.original.clone())
+            let held: Vec<_> = journal.held().iter().map(|(object, held)| (object.clone(), held.clone())).collect();
+            for (ancestor, held) in held {
+                let Some((_, of)) = ancestor.inherited().filter(|(pid, _)| *pid == task.pid || *pid == task.parent)
+                else {
+                    continue;
+                };
+                let object = of(task.pid, task.thread);
+                let inherited = |now: &State| held.ours.contains(now) && held.original != *now;
+                if let Some(now) = read_state(kernel, &object).ok().filter(inherited)
                     && !journal.held().contains_key(&object)
                 {
-                    journal.before(&[Change { object, now: original, wanted: now }])?;
+                    journal.before(&[Change { object, now: held.original, wanted: now }])?;
                 }
             }
         }
@@ -212,12 +209,7 @@ impl Actuator {
     /// The journal could not be written anew; nothing is lost.
     pub fn forget_gone(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
-        journal.retain(|object| match object {
-            Object::Affinity { thread, .. } | Object::Nice { thread, .. } | Object::Membership { thread, .. } => {
-                kernel.alive(*thread)
-            }
-            Object::File { .. } | Object::Directory { .. } => true,
-        })
+        journal.retain(|object| object.thread().is_none_or(|thread| kernel.alive(thread)))
     }
 
     /// Puts everything back and lets the guardian go. If something could not be put back the journal stays, and so

@@ -16,6 +16,7 @@ pub(crate) struct FakeThread {
     pub start_ticks: u64,
     pub cpus: CpuSet,
     pub nice: i32,
+    pub policy: u32,
 }
 
 #[derive(Default)]
@@ -32,7 +33,7 @@ impl FakeHost {
     pub fn thread(&self, pid: i32, tid: i32, parent: i32, cpus: &str) -> ThreadKey {
         let start_ticks = tid as u64 * 10;
         let cpus = cpus.parse().unwrap();
-        self.threads.borrow_mut().insert(tid, FakeThread { pid, parent, start_ticks, cpus, nice: 0 });
+        self.threads.borrow_mut().insert(tid, FakeThread { pid, parent, start_ticks, cpus, nice: 0, policy: 0 });
         ThreadKey { tid, start_ticks }
     }
     pub fn file(&self, path: &str, text: &str) {
@@ -83,8 +84,8 @@ impl Kernel for FakeHost {
             return match below.iter().nth(1).and_then(|name| name.to_str()) {
                 Some("status") => Ok(format!("Name:\tx\nCpus_allowed_list:\t{}\n", t.cpus)),
                 Some("stat") => Ok(format!(
-                    "{tid} (x) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} 1 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0\n",
-                    t.parent, t.nice, t.start_ticks
+                    "{tid} (x) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} 1 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 {}\n",
+                    t.parent, t.nice, t.start_ticks, t.policy
                 )),
                 _ => Err(not_found()),
             };
@@ -157,5 +158,8 @@ impl Kernel for FakeHost {
     }
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
         self.on_thread(tid, |thread| thread.nice = nice)
+    }
+    fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()> {
+        self.on_thread(tid, |thread| thread.policy = policy)
     }
 }

@@ -27,6 +27,8 @@ pub enum Object {
     Affinity { pid: i32, thread: ThreadKey },
     /// A thread's nice value.
     Nice { pid: i32, thread: ThreadKey },
+    /// A thread's scheduling policy: gangs wait their turn as idle tasks.
+    Policy { pid: i32, thread: ThreadKey },
     /// Which group of a hierarchy (a mounted cgroup controller, resctrl) a thread is in.
     Membership { hierarchy: PathBuf, thread: ThreadKey },
     /// Content of a control file: cpuset, freezer, weight, schemata.
@@ -35,12 +37,41 @@ pub enum Object {
     Directory { path: PathBuf },
 }
 
+/// Makes the same property of another thread.
+pub type SameOf = fn(i32, ThreadKey) -> Object;
+
+impl Object {
+    /// The thread it is a property of, if it is one.
+    pub fn thread(&self) -> Option<ThreadKey> {
+        match self {
+            Object::Affinity { thread, .. }
+            | Object::Nice { thread, .. }
+            | Object::Policy { thread, .. }
+            | Object::Membership { thread, .. } => Some(*thread),
+            Object::File { .. } | Object::Directory { .. } => None,
+        }
+    }
+
+    /// What threads and children inherit when they are born: the process whose property it is, and the same property
+    /// of another thread.
+    pub fn inherited(&self) -> Option<(i32, SameOf)> {
+        match self {
+            Object::Affinity { pid, .. } => Some((*pid, |pid, thread| Object::Affinity { pid, thread })),
+            Object::Nice { pid, .. } => Some((*pid, |pid, thread| Object::Nice { pid, thread })),
+            Object::Policy { pid, .. } => Some((*pid, |pid, thread| Object::Policy { pid, thread })),
+            _ => None,
+        }
+    }
+}
+
 /// The state of an object.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
     Cpus(CpuSet),
     Nice(i32),
+    /// `SCHED_*`.
+    Policy(u32),
     /// Path of the group, below the hierarchy's mount.
     Group(PathBuf),
     Text(String),

@@ -26,6 +26,8 @@ pub struct ThreadStat {
     /// `R`, `S`, `D`, `Z`, ...
     pub state: char,
     pub nice: i32,
+    /// `SCHED_*`: 0 other, 1 fifo, 2 rr, 3 batch, 5 idle.
+    pub policy: u32,
     /// Processor last run on.
     pub cpu: u32,
     /// User and system time in clock ticks.
@@ -48,6 +50,8 @@ pub trait Kernel {
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()>;
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()>;
+    /// Scheduling policy of a thread without real-time priority (`SCHED_OTHER`, `SCHED_BATCH`, `SCHED_IDLE`).
+    fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()>;
 
     /// The random id of this boot: thread ids and start times mean nothing in another one.
     fn boot_id(&self) -> io::Result<String> {
@@ -102,6 +106,7 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
         name: name.to_string(),
         state: fields.first()?.chars().next()?,
         nice: fields.get(16)?.parse().ok()?,
+        policy: number(41)?.try_into().ok()?,
         cpu: number(39)?.try_into().ok()?,
         ran_ticks: number(14)? + number(15)?,
         minor_faults: number(10)?,
@@ -167,6 +172,12 @@ impl Kernel for Host {
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
         // SAFETY: no memory is passed. PRIO_PROCESS with a thread id concerns that thread only (setpriority(2)).
         let answer = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, nice) };
+        if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+    fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()> {
+        let parameters = libc::sched_param { sched_priority: 0 };
+        // SAFETY: the kernel reads one sched_param that lives across the call.
+        let answer = unsafe { libc::sched_setscheduler(tid, policy as libc::c_int, &raw const parameters) };
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod actuator;
 pub mod counters;
+pub mod gangs;
 pub mod guardian;
 pub mod journal;
 pub mod kernel;

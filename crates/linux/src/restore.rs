@@ -8,13 +8,11 @@
 //! one, and carry a mask of ours get the original of their ancestor.
 //! Properties: idempotent; never stops at a failure; says of every object what became of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::CpuSet;
-
-use crate::journal::{Held, Object, State};
+use crate::journal::{Held, Object, SameOf, State};
 use crate::kernel::{Kernel, ThreadKey};
 
 /// What became of one object.
@@ -63,7 +61,7 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restor
 fn stage_of(object: &Object) -> u32 {
     match object {
         Object::File { path } if is_freezer(path) => 0,
-        Object::Affinity { .. } | Object::Nice { .. } => 1,
+        Object::Affinity { .. } | Object::Nice { .. } | Object::Policy { .. } => 1,
         Object::Membership { .. } => 2,
         Object::File { .. } => 3,
         Object::Directory { .. } => 4,
@@ -79,9 +77,7 @@ fn gone(error: &io::Error) -> bool {
 }
 
 fn restore_one(kernel: &dyn Kernel, object: &Object, held: &Held) -> io::Result<Outcome> {
-    if let Object::Affinity { thread, .. } | Object::Nice { thread, .. } | Object::Membership { thread, .. } = object
-        && !kernel.alive(*thread)
-    {
+    if object.thread().is_some_and(|thread| !kernel.alive(thread)) {
         return Ok(Outcome::Gone);
     }
     if let Object::Directory { path } = object {
@@ -115,6 +111,7 @@ pub fn read_state(kernel: &dyn Kernel, object: &Object) -> io::Result<State> {
     Ok(match object {
         Object::Affinity { thread, .. } => State::Cpus(kernel.affinity(thread.tid)?),
         Object::Nice { thread, .. } => State::Nice(kernel.stat(thread.tid)?.nice),
+        Object::Policy { thread, .. } => State::Policy(kernel.stat(thread.tid)?.policy),
         Object::Membership { hierarchy, thread } => State::Group(group_of(kernel, hierarchy, *thread)?),
         Object::File { path } => State::Text(kernel.read(path)?.trim_end().to_string()),
         Object::Directory { path } => match kernel.list(path) {
@@ -133,6 +130,7 @@ pub fn write_state(kernel: &dyn Kernel, object: &Object, state: &State) -> io::R
     match (object, state) {
         (Object::Affinity { thread, .. }, State::Cpus(cpus)) => kernel.set_affinity(thread.tid, cpus),
         (Object::Nice { thread, .. }, State::Nice(nice)) => kernel.set_nice(thread.tid, *nice),
+        (Object::Policy { thread, .. }, State::Policy(policy)) => kernel.set_policy(thread.tid, *policy),
         (Object::Membership { hierarchy, thread }, State::Group(group)) => {
             let group = hierarchy.join(group.strip_prefix("/").unwrap_or(group));
             kernel.write(&member_file(kernel, &group), &thread.tid.to_string())
@@ -206,65 +204,48 @@ fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<Outcome> {
     }
 }
 
-/// Threads born since, by a journalled process or its descendants, that inherited a mask or a nice value of ours.
+/// Threads born since, by a journalled process or its descendants, that inherited a mask, nice value or policy of ours.
 fn restore_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
-    let mut masks: BTreeMap<i32, (&CpuSet, Vec<&State>)> = BTreeMap::new();
-    let mut nices: BTreeMap<i32, (i32, Vec<&State>)> = BTreeMap::new();
-    let mut known = BTreeSet::new();
+    // By process: every inherited property, with the process's first original of it and all that we set it to.
+    let mut estates: BTreeMap<i32, Vec<(SameOf, Held)>> = BTreeMap::new();
     for (object, held) in held {
-        match (object, &held.original) {
-            (Object::Affinity { pid, thread }, State::Cpus(cpus)) => {
-                known.insert(*thread);
-                masks.entry(*pid).or_insert((cpus, Vec::new())).1.extend(&held.ours);
+        // A process id may have been reused: it is still the journalled process only if a journalled thread lives.
+        if let Some((pid, of)) = object.inherited().filter(|_| object.thread().is_some_and(|t| kernel.alive(t))) {
+            let estate = estates.entry(pid).or_default();
+            let same = |other: &&mut (SameOf, Held)| {
+                std::mem::discriminant(&other.1.original) == std::mem::discriminant(&held.original)
+            };
+            match estate.iter_mut().find(same) {
+                Some((_, first)) => first.ours.extend(held.ours.iter().cloned()),
+                None => estate.push((of, held.clone())),
             }
-            (Object::Nice { pid, thread }, State::Nice(nice)) => {
-                known.insert(*thread);
-                nices.entry(*pid).or_insert((*nice, Vec::new())).1.extend(&held.ours);
-            }
-            _ => {}
         }
     }
     let mut account = Vec::new();
-    if known.is_empty() {
+    if estates.is_empty() {
         return account;
     }
-    // A process id may have been reused: it is still the journalled process only if a journalled thread lives in it.
-    let alive: BTreeSet<i32> = held
-        .keys()
-        .filter_map(|object| match object {
-            Object::Affinity { pid, thread } | Object::Nice { pid, thread } => kernel.alive(*thread).then_some(*pid),
-            _ => None,
-        })
-        .collect();
     let processes = kernel.processes().unwrap_or_default();
     let parents: BTreeMap<i32, i32> =
         processes.iter().filter_map(|&pid| Some((pid, kernel.stat(pid).ok()?.parent))).collect();
     for &pid in &processes {
-        let Some(ancestor) = ancestor_in(pid, &parents, |pid| alive.contains(&pid)) else {
+        let Some(estate) =
+            ancestor_in(pid, &parents, |pid| estates.contains_key(&pid)).and_then(|pid| estates.get(&pid))
+        else {
             continue;
         };
         for tid in kernel.threads(pid).unwrap_or_default() {
             let Ok(stat) = kernel.stat(tid) else { continue };
-            if known.contains(&stat.key) {
-                continue;
-            }
-            let object = Object::Affinity { pid, thread: stat.key };
-            account.extend(masks.get(&ancestor).and_then(|(original, ours)| {
-                let ours: Vec<State> = ours.iter().map(|&state| state.clone()).collect();
-                heir(kernel, object, Held { original: State::Cpus((*original).clone()), ours })
-            }));
-            let object = Object::Nice { pid, thread: stat.key };
-            account.extend(nices.get(&ancestor).and_then(|(original, ours)| {
-                let ours: Vec<State> = ours.iter().map(|&state| state.clone()).collect();
-                heir(kernel, object, Held { original: State::Nice(*original), ours })
-            }));
+            let heirlooms = estate.iter().map(|(of, held_by_ancestor)| (of(pid, stat.key), held_by_ancestor));
+            let unknown = heirlooms.filter(|(object, _)| !held.contains_key(object));
+            account.extend(unknown.filter_map(|(object, held)| heir(kernel, object, held)));
         }
     }
     account
 }
 
 /// An heir is put back only if it carries exactly what we set: its own choice is left alone.
-fn heir(kernel: &dyn Kernel, object: Object, held: Held) -> Option<Restored> {
+fn heir(kernel: &dyn Kernel, object: Object, held: &Held) -> Option<Restored> {
     let now = read_state(kernel, &object).ok()?;
     if now == held.original || !held.ours.contains(&now) {
         return None;

@@ -33,15 +33,17 @@ fn every_kind_of_object_is_put_back() {
     make(&host, &mut held, membership, State::Group("/ours".into()));
     make(&host, &mut held, affinity(5, thread), cpus("1"));
     make(&host, &mut held, Object::Nice { pid: 5, thread }, State::Nice(7));
+    make(&host, &mut held, Object::Policy { pid: 5, thread }, State::Policy(5));
     make(&host, &mut held, Object::File { path: "/cg/cpuset.cpus".into() }, State::Text("1".into()));
     make(&host, &mut held, Object::File { path: "/cg/freezer.state".into() }, State::Text("FROZEN".into()));
     host.file("/cg/ours/tasks", "5\n6\n"); // a child was born into our group
 
     let account = restore(&host, &held);
-    assert_eq!(account.len(), 6);
+    assert_eq!(account.len(), 7);
     assert!(account.iter().all(|restored| restored.outcome == Outcome::PutBack), "{account:#?}");
     assert_eq!(account[0].object, Object::File { path: "/cg/freezer.state".into() }, "thaw first");
     assert_eq!((host.threads.borrow()[&5].cpus.to_string(), host.threads.borrow()[&5].nice), ("0-3".into(), 0));
+    assert_eq!(host.threads.borrow()[&5].policy, 0);
     assert_eq!(host.text("/cg/tasks"), "9\n5\n6\n");
     assert_eq!((host.text("/cg/cpuset.cpus").trim(), host.text("/cg/freezer.state").trim()), ("0-3", "THAWED"));
     assert!(!host.files.borrow().contains_key(Path::new("/cg/ours")));

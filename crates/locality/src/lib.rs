@@ -3,6 +3,11 @@
 //! Pure algorithms: no I/O, no clock, the same bits for the same input and seed. Addresses are *line* addresses (byte
 //! address / line size) unless a name says otherwise.
 
+pub mod curve;
 pub mod hash;
+pub mod reuse;
 pub mod simd;
 pub mod stack;
+pub mod statcache;
+pub mod statcc;
+pub mod statstack;

@@ -1,0 +1,286 @@
+//! Miss-rate curves: misses per thousand instructions by cache size.
+//!
+//! Sizing, prediction and reporting all read a curve the same way: between two measured sizes it is a straight line, and
+//! beyond them it is not known. What RapidMRC does to a curve is here too: the vertical shift through a measured point and
+//! the distance between two curves (thesis 5.3.2, 5.6.1).
+
+use cachemate_core::Estimate;
+
+use crate::stack::Histogram;
+
+/// Misses per thousand instructions by cache size in bytes; at least one point, ascending sizes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MissRateCurve {
+    points: Vec<(u64, f64)>,
+}
+
+/// Points that are no curve.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum BadCurve {
+    #[error("a miss-rate curve needs at least one point")]
+    Empty,
+    #[error("curve point {at}: found {found} bytes, expected more than the {before} bytes before it")]
+    Order { at: usize, found: u64, before: u64 },
+    #[error("curve point {at}: found {found} misses per thousand instructions, expected a number from 0 up")]
+    Rate { at: usize, found: f64 },
+}
+
+impl MissRateCurve {
+    /// From (bytes, misses per thousand instructions).
+    ///
+    /// # Errors
+    /// No point, sizes that do not ascend, rates that are negative or no number.
+    pub fn new(points: Vec<(u64, f64)>) -> Result<Self, BadCurve> {
+        if points.is_empty() {
+            return Err(BadCurve::Empty);
+        }
+        for (at, &(size_bytes, rate)) in points.iter().enumerate() {
+            if !(rate.is_finite() && rate >= 0.0) {
+                return Err(BadCurve::Rate { at, found: rate });
+            }
+            if at > 0 && points[at - 1].0 >= size_bytes {
+                return Err(BadCurve::Order { at, found: size_bytes, before: points[at - 1].0 });
+            }
+        }
+        Ok(MissRateCurve { points })
+    }
+
+    /// From a profile's curve, without its intervals.
+    ///
+    /// # Errors
+    /// As [`MissRateCurve::new`].
+    pub fn from_profile(points: &[(u64, Estimate)]) -> Result<Self, BadCurve> {
+        Self::new(points.iter().map(|&(size_bytes, rate)| (size_bytes, rate.value)).collect())
+    }
+
+    /// Of fully associative LRU caches, from stack distances in lines. `None` without sizes or instructions: there
+    /// is no rate per instruction then.
+    pub fn from_histogram(
+        histogram: &Histogram,
+        instructions: u64,
+        line_bytes: u64,
+        sizes_bytes: &[u64],
+    ) -> Option<Self> {
+        if instructions == 0 || line_bytes == 0 {
+            return None;
+        }
+        let mut sizes = sizes_bytes.to_vec();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let lines: Vec<u64> = sizes.iter().map(|size| size / line_bytes).collect();
+        let kilo_instr = instructions as f64 / 1000.0;
+        let accesses = histogram.accesses() as f64;
+        let ratios = histogram.miss_ratio_curve(&lines).unwrap_or(vec![0.0; lines.len()]);
+        Self::new(sizes.into_iter().zip(ratios.iter().map(|ratio| ratio * accesses / kilo_instr)).collect()).ok()
+    }
+
+    /// (bytes, misses per thousand instructions), ascending.
+    pub fn points(&self) -> &[(u64, f64)] {
+        &self.points
+    }
+
+    /// For a profile, every point with the same half-width of its interval.
+    pub fn to_profile(&self, plus_minus: f64) -> Vec<(u64, Estimate)> {
+        let interval = |rate: f64| Estimate { value: rate, low: (rate - plus_minus).max(0.0), high: rate + plus_minus };
+        self.points.iter().map(|&(size_bytes, rate)| (size_bytes, interval(rate))).collect()
+    }
+
+    /// Misses per thousand instructions at a size; `None` outside the measured sizes.
+    pub fn at(&self, size_bytes: u64) -> Option<f64> {
+        let next = self.points.partition_point(|&(size, _)| size < size_bytes);
+        let (high, rate_high) = *self.points.get(next)?;
+        if high == size_bytes {
+            return Some(rate_high);
+        }
+        let (low, rate_low) = *self.points.get(next.checked_sub(1)?)?;
+        let along = (size_bytes - low) as f64 / (high - low) as f64;
+        Some(rate_low + along * (rate_high - rate_low))
+    }
+
+    /// Moved up or down as a whole, so that it passes through a measured point (thesis 5.3.2); never below 0. Also by
+    /// how much it was moved. `None` where the point lies outside the curve's sizes.
+    pub fn shifted_through(&self, size_bytes: u64, measured: f64) -> Option<(Self, f64)> {
+        let by = measured - self.at(size_bytes)?;
+        let points = self.points.iter().map(|&(size, rate)| (size, (rate + by).max(0.0))).collect();
+        Some((Self::new(points).ok()?, by))
+    }
+
+    /// RapidMRC's accuracy: the mean |difference| in misses per thousand instructions over this curve's sizes (thesis
+    /// 5.6.1). `None` where the other does not cover them.
+    pub fn distance(&self, other: &Self) -> Option<f64> {
+        let off = |&(size, rate): &(u64, f64)| Some((other.at(size)? - rate).abs());
+        let all: Option<Vec<f64>> = self.points.iter().map(off).collect();
+        Some(all?.iter().sum::<f64>() / self.points.len() as f64)
+    }
+
+    /// What the cache can do for the program: the highest rate on the curve minus the lowest. Programs with a flat
+    /// curve are pooled in one partition (thesis 5.4).
+    pub fn gain(&self) -> f64 {
+        let rates = || self.points.iter().map(|&(_, rate)| rate);
+        rates().fold(f64::MIN, f64::max) - rates().fold(f64::MAX, f64::min)
+    }
+}
+
+/// How stack distances in a fully associative cache become LRU positions of a set-associative one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Folding {
+    /// Lines spread evenly: each way is one n-th of the cache.
+    Even,
+    /// Lines fall into sets at random: of d lines, each is in the same set with probability 1 / sets (Smith 1978; Hill
+    /// and Smith 1989). Misses by conflict appear, as in a real cache.
+    Hashed,
+}
+
+/// Accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, then its misses: what SDC, Animal and Pain
+/// need. Length ways + 1; sums to the histogram's accesses. `None` without sets or ways.
+pub fn fold_to_ways(histogram: &Histogram, sets: u64, ways: u32, folding: Folding) -> Option<Vec<f64>> {
+    if sets == 0 || ways == 0 {
+        return None;
+    }
+    let ways = ways as usize;
+    let mut positions = vec![0.0; ways + 1];
+    positions[ways] = histogram.cold() as f64;
+    for &(distance, count) in histogram.counts() {
+        if folding == Folding::Even || sets == 1 {
+            positions[((distance / sets) as usize).min(ways)] += count as f64;
+        } else {
+            spread(distance, count as f64, 1.0 / sets as f64, &mut positions);
+        }
+    }
+    Some(positions)
+}
+
+/// Adds `count` to positions by Binomial(distance, p), all beyond the last way to the misses.
+fn spread(distance: u64, count: f64, p: f64, positions: &mut [f64]) {
+    let ways = positions.len() - 1;
+    let trials = distance as f64;
+    let mut logarithm = trials * libm::log1p(-p);
+    let odds = libm::log(p) - libm::log1p(-p);
+    let mut left = 1.0;
+    for (position, slot) in positions[..ways].iter_mut().enumerate() {
+        if position as u64 > distance {
+            break;
+        }
+        let share = libm::exp(logarithm).min(left);
+        *slot += count * share;
+        left -= share;
+        let k = position as f64;
+        if distance > position as u64 {
+            logarithm += odds + libm::log((trials - k) / (k + 1.0));
+        }
+        // Past the mean and far below anything that counts: the rest is nothing.
+        if k > trials * p && share < 1e-18 {
+            break;
+        }
+    }
+    let misses = if distance < ways as u64 { 0.0 } else { left };
+    // Rounding leaves some 1e-16 where every line fits: it belongs to the first position, not to the misses.
+    positions[if misses > 0.0 { ways } else { 0 }] += count * left;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn curve(points: &[(u64, f64)]) -> MissRateCurve {
+        MissRateCurve::new(points.to_vec()).unwrap()
+    }
+
+    /// Is a curve read on a straight line between its points, and not at all beyond them?
+    #[test]
+    fn between_points_a_line_and_beyond_them_nothing() {
+        let curve = curve(&[(100, 8.0), (300, 4.0), (400, 4.0)]);
+        assert_eq!(curve.at(100), Some(8.0));
+        assert_eq!(curve.at(150), Some(7.0));
+        assert_eq!(curve.at(400), Some(4.0));
+        assert_eq!((curve.at(99), curve.at(401)), (None, None));
+        assert_eq!(curve.gain(), 4.0);
+    }
+
+    /// Are impossible curves refused with the point at fault?
+    #[test]
+    fn impossible_curves_are_refused() {
+        assert_eq!(MissRateCurve::new(vec![]), Err(BadCurve::Empty));
+        assert_eq!(MissRateCurve::new(vec![(2, 1.0), (2, 1.0)]), Err(BadCurve::Order { at: 1, found: 2, before: 2 }));
+        let error = MissRateCurve::new(vec![(2, -1.0)]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "curve point 0: found -1 misses per thousand instructions, expected a number from 0 up"
+        );
+    }
+
+    /// Is the histogram's curve per thousand instructions, and absent without instructions?
+    #[test]
+    fn a_histogram_needs_instructions_to_be_a_curve() {
+        let histogram = Histogram::new(2, [(0, 3), (5, 5)]);
+        assert_eq!(MissRateCurve::from_histogram(&histogram, 0, 64, &[64]), None);
+        let curve = MissRateCurve::from_histogram(&histogram, 2000, 64, &[640, 64]).unwrap();
+        assert_eq!(curve.points(), &[(64, 3.5), (640, 1.0)]);
+    }
+
+    proptest! {
+        /// Does a shift pass through the point, keep the shape above 0, and leave no distance when it is undone?
+        #[test]
+        fn a_shift_passes_through_the_point(rates in prop::collection::vec(0.0f64..50.0, 2..16), to in 0.0f64..80.0) {
+            let points: Vec<_> = rates.iter().enumerate().map(|(at, &rate)| (at as u64 * 64 + 64, rate)).collect();
+            let before = curve(&points);
+            let (after, by) = before.shifted_through(128, to).unwrap();
+            prop_assert!((after.at(128).unwrap() - to).abs() < 1e-9);
+            for (old, new) in before.points().iter().zip(after.points()) {
+                prop_assert!((new.1 - (old.1 + by).max(0.0)).abs() < 1e-12);
+            }
+            if by >= 0.0 {
+                prop_assert!((before.distance(&after).unwrap() - by).abs() < 1e-9);
+            }
+        }
+
+        /// Do folded positions keep all accesses, and does a line that surely fits never miss?
+        #[test]
+        fn folding_keeps_all_accesses(
+            counts in prop::collection::vec((0u64..3000, 1u64..9), 1..30),
+            sets in 1u64..64,
+            ways in 1u32..20,
+        ) {
+            let histogram = Histogram::new(5, counts.clone());
+            for folding in [Folding::Even, Folding::Hashed] {
+                let positions = fold_to_ways(&histogram, sets, ways, folding).unwrap();
+                prop_assert_eq!(positions.len(), ways as usize + 1);
+                prop_assert!((positions.iter().sum::<f64>() - histogram.accesses() as f64).abs() < 1e-6);
+                let sure: u64 = counts.iter().filter(|(d, _)| *d < u64::from(ways)).map(|(_, count)| count).sum();
+                prop_assert!(positions[..ways as usize].iter().sum::<f64>() >= sure as f64 - 1e-6);
+            }
+        }
+    }
+
+    /// Does hashed folding agree with an exact set-associative LRU cache of random lines?
+    #[test]
+    fn hashed_folding_agrees_with_an_exact_set_associative_cache() {
+        let mut random = crate::reuse::SplitMix64(5);
+        let (sets, ways) = (32usize, 8u32);
+        let lines: Vec<u64> = (0..120_000).map(|_| random.below(600) * random.below(600) / 600).collect();
+        let mut stack: Vec<u64> = Vec::new();
+        let mut held: Vec<Vec<u64>> = vec![Vec::new(); sets];
+        let mut counts = std::collections::BTreeMap::new();
+        let (mut cold, mut exact) = (0, vec![0.0; ways as usize + 1]);
+        for &line in &lines {
+            match stack.iter().rposition(|&other| other == line) {
+                Some(at) => {
+                    *counts.entry((stack.len() - 1 - at) as u64).or_insert(0) += 1;
+                    stack.remove(at);
+                }
+                None => cold += 1,
+            }
+            stack.push(line);
+            let set = &mut held[(line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 59) as usize];
+            let position = set.iter().rposition(|&other| other == line).map(|at| set.len() - 1 - at);
+            exact[position.map_or(ways as usize, |position| position.min(ways as usize))] += 1.0;
+            set.retain(|&other| other != line);
+            set.push(line);
+        }
+        let folded = fold_to_ways(&Histogram::new(cold, counts), sets as u64, ways, Folding::Hashed).unwrap();
+        for (at, (folded, exact)) in folded.iter().zip(&exact).enumerate() {
+            assert!((folded - exact).abs() < 0.03 * lines.len() as f64, "position {at}: {folded}, exact {exact}");
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! Reuse times of sampled accesses, and a sampler that gets them from a stream.
+//!
+//! The models of a shared cache (StatCache, StatStack, StatCC) need one thing of a program: how many accesses it makes
+//! before it touches a line again. That number is a property of the program alone: it depends neither on the cache nor
+//! on who shares it, and a few thousand watched accesses give its distribution (Berg and Hagersten 2004; papers BS 1).
+//!
+//! Times are kept in log-spaced buckets: exact below 16, then 16 buckets a doubling, so that a bucket's middle is
+//! within 3.2 % of every time in it, and any stream fits into a thousand numbers.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::ReuseSample;
+
+/// Times below this have a bucket each; from here on, this many buckets a doubling.
+const PER_DOUBLING: u64 = 16;
+const PER_DOUBLING_LOG2: u32 = PER_DOUBLING.trailing_zeros();
+
+fn bucket_of(time: u64) -> usize {
+    if time < PER_DOUBLING {
+        return time as usize;
+    }
+    let doublings = time.ilog2() - PER_DOUBLING_LOG2;
+    let within = (time >> doublings) - PER_DOUBLING;
+    (u64::from(doublings + 1) * PER_DOUBLING + within) as usize
+}
+
+/// First and last time of a bucket.
+fn bounds(bucket: usize) -> (u64, u64) {
+    let bucket = bucket as u64;
+    if bucket < PER_DOUBLING {
+        return (bucket, bucket);
+    }
+    let doublings = bucket / PER_DOUBLING - 1;
+    let low = (PER_DOUBLING + bucket % PER_DOUBLING) << doublings;
+    (low, low + ((1 << doublings) - 1))
+}
+
+/// Reuse times that fell into one bucket.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ReuseBucket {
+    /// Shortest and longest time of the bucket, in accesses between the two touches.
+    pub low: u64,
+    pub high: u64,
+    /// Samples, or any other weight on the scale of [`ReuseTimes::samples`].
+    pub weight: f64,
+}
+
+impl ReuseBucket {
+    pub fn middle(&self) -> f64 {
+        0.5 * (self.low as f64 + self.high as f64)
+    }
+}
+
+/// The distribution of reuse times: accesses between two touches of a line (an immediate repeat is 0), and how many
+/// samples were never touched again. Those count as misses in every model (BS 1).
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ReuseTimes {
+    weights: Vec<f64>,
+    never: f64,
+}
+
+impl ReuseTimes {
+    /// No samples yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// From the form that profiles hold: fraction by upper bound, `None` = never. `None` where nothing is in it, or
+    /// where a weight is negative or no number.
+    pub fn from_profile(profile: &[(Option<u64>, f64)]) -> Option<Self> {
+        let mut times = Self::new();
+        let mut above = 0;
+        for &(upper, weight) in profile {
+            if !(weight.is_finite() && weight >= 0.0) {
+                return None;
+            }
+            // Buckets of ours are known by their upper bound; of others the middle is taken.
+            let time = upper.map(|upper| match bounds(bucket_of(upper)) {
+                (_, high) if high == upper => upper,
+                _ => upper - upper.saturating_sub(above) / 2,
+            });
+            times.add_weighted(time, weight);
+            above = upper.map_or(above, |upper| upper.saturating_add(1));
+        }
+        (times.samples() > 0.0).then_some(times)
+    }
+
+    /// The form that profiles hold: (upper bound in accesses, fraction), ascending, then never (`None`); buckets
+    /// without weight are left out. `None` without samples.
+    pub fn to_profile(&self) -> Option<Vec<(Option<u64>, f64)>> {
+        let samples = self.samples();
+        if samples <= 0.0 {
+            return None;
+        }
+        let mut profile: Vec<_> = self.buckets().map(|b| (Some(b.high), b.weight / samples)).collect();
+        profile.push((None, self.never / samples));
+        Some(profile)
+    }
+
+    /// From watched locations as a machine reports them; a time it could not count in accesses is turned into
+    /// accesses by the task's own rate, where that is known, and left out of the sample where it is not.
+    pub fn from_samples(samples: &[ReuseSample], accesses_per_ns: Option<f64>) -> Self {
+        let mut times = Self::new();
+        for sample in samples {
+            if !sample.touched_again {
+                times.add(None);
+            } else if let Some(accesses) = sample.accesses {
+                times.add(Some(accesses));
+            } else if let Some(rate) = accesses_per_ns {
+                times.add(Some((sample.elapsed_ns as f64 * rate) as u64));
+            }
+        }
+        times
+    }
+
+    /// One sample; `None` = never touched again before the watch ended.
+    pub fn add(&mut self, time: Option<u64>) {
+        self.add_weighted(time, 1.0);
+    }
+
+    /// One sample that counts `weight` times (finite, not negative).
+    pub fn add_weighted(&mut self, time: Option<u64>, weight: f64) {
+        let Some(time) = time else {
+            self.never += weight;
+            return;
+        };
+        let bucket = bucket_of(time);
+        if self.weights.len() <= bucket {
+            self.weights.resize(bucket + 1, 0.0);
+        }
+        self.weights[bucket] += weight;
+    }
+
+    /// Adds all samples of another distribution.
+    pub fn merge(&mut self, other: &Self) {
+        if self.weights.len() < other.weights.len() {
+            self.weights.resize(other.weights.len(), 0.0);
+        }
+        self.weights.iter_mut().zip(&other.weights).for_each(|(mine, more)| *mine += more);
+        self.never += other.never;
+    }
+
+    /// Samples in all, those never touched again among them: the N of StatCache.
+    pub fn samples(&self) -> f64 {
+        self.weights.iter().sum::<f64>() + self.never
+    }
+
+    /// Samples never touched again.
+    pub fn never(&self) -> f64 {
+        self.never
+    }
+
+    /// Buckets that hold something, ascending.
+    pub fn buckets(&self) -> impl Iterator<Item = ReuseBucket> + '_ {
+        self.all_buckets().filter(|bucket| bucket.weight > 0.0)
+    }
+
+    /// Every bucket up to the last one in use, without gaps, ascending.
+    pub fn all_buckets(&self) -> impl Iterator<Item = ReuseBucket> + '_ {
+        self.weights.iter().enumerate().map(|(at, &weight)| {
+            let (low, high) = bounds(at);
+            ReuseBucket { low, high, weight }
+        })
+    }
+}
+
+/// Counters in front of the open watches: most lines are not watched, and one look tells.
+const FILTER_BITS: u32 = 16;
+
+fn filter_slot(line: u64) -> usize {
+    (line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - FILTER_BITS)) as usize
+}
+
+/// Watches sampled accesses of one stream until their line is touched again, as watchpoints would.
+///
+/// Which accesses are watched is decided by a geometric distance with the given mean, so that no period of the
+/// program can hide from it; same seed, same choice. Memory is proportional to the watches that are open.
+pub struct ReuseSampler {
+    one_in: u32,
+    random: SplitMix64,
+    until_next: u64,
+    now: u64,
+    /// Watched line, and when its watch began.
+    open: BTreeMap<u64, u64>,
+    /// Open watches by the line's hash.
+    filter: Vec<u32>,
+    seen: ReuseTimes,
+}
+
+impl ReuseSampler {
+    /// Watches one access in `one_in` on average (0 is taken as 1: every access).
+    pub fn new(one_in: u32, seed: u64) -> Self {
+        let mut sampler = ReuseSampler {
+            one_in: one_in.max(1),
+            random: SplitMix64(seed),
+            until_next: 0,
+            now: 0,
+            open: BTreeMap::new(),
+            filter: vec![0; 1 << FILTER_BITS],
+            seen: ReuseTimes::new(),
+        };
+        sampler.until_next = sampler.distance() - 1;
+        sampler
+    }
+
+    /// The program touches a line.
+    #[inline]
+    pub fn touch(&mut self, line: u64) {
+        let slot = filter_slot(line);
+        if self.filter[slot] > 0
+            && let Some(since) = self.open.remove(&line)
+        {
+            self.filter[slot] -= 1;
+            self.seen.add(Some(self.now - since - 1));
+        }
+        if self.until_next == 0 {
+            self.filter[slot] += 1;
+            self.open.insert(line, self.now);
+            self.until_next = self.distance();
+        }
+        self.until_next -= 1;
+        self.now += 1;
+    }
+
+    /// Samples that ended since the last call; open watches go on.
+    pub fn drain(&mut self) -> ReuseTimes {
+        std::mem::take(&mut self.seen)
+    }
+
+    /// All samples that were not drained; open watches are samples never touched again.
+    pub fn finish(mut self) -> ReuseTimes {
+        self.seen.add_weighted(None, self.open.len() as f64);
+        self.seen
+    }
+
+    fn distance(&mut self) -> u64 {
+        if self.one_in == 1 {
+            return 1;
+        }
+        let stay = libm::log1p(-1.0 / f64::from(self.one_in));
+        1 + (libm::log(1.0 - self.random.unit()) / stay) as u64
+    }
+}
+
+/// Steele, Lea and Flood's SplitMix64: eight bytes of state, the same bits everywhere.
+#[derive(Clone, Debug)]
+pub struct SplitMix64(pub u64);
+
+impl SplitMix64 {
+    /// The next 64 random bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+    /// Uniform in 0 (included) to 1 (excluded).
+    pub fn unit(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+    /// Uniform below `limit` (at least 1); the bias of the multiplication is below `limit` / 2^64.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.next_u64()) * u128::from(limit)) >> 64) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Does every time lie within its bucket, and do buckets follow each other without gap?
+        #[test]
+        fn buckets_cover_all_times_once(time in any::<u64>()) {
+            let bucket = bucket_of(time);
+            let (low, high) = bounds(bucket);
+            prop_assert!(low <= time && time <= high);
+            if bucket > 0 {
+                prop_assert_eq!(bounds(bucket - 1).1 + 1, low);
+            }
+        }
+
+        /// Does a sampler that watches everything find exactly the reuse times of the stream?
+        #[test]
+        fn watching_every_access_gives_the_exact_reuse_times(lines in prop::collection::vec(0u64..12, 0..200)) {
+            let mut sampler = ReuseSampler::new(1, 0);
+            lines.iter().for_each(|&line| sampler.touch(line));
+            let mut exact = ReuseTimes::new();
+            for (at, line) in lines.iter().enumerate() {
+                let next = lines[at + 1..].iter().position(|other| other == line);
+                exact.add(next.map(|between| between as u64));
+            }
+            prop_assert_eq!(sampler.finish(), exact);
+        }
+
+        /// Does a distribution survive the way into a profile and back?
+        #[test]
+        fn profiles_keep_the_distribution(times in prop::collection::vec(prop::option::of(0u64..1 << 40), 1..60)) {
+            let mut before = ReuseTimes::new();
+            times.iter().for_each(|&time| before.add(time));
+            let after = ReuseTimes::from_profile(&before.to_profile().unwrap()).unwrap();
+            let scale = before.samples();
+            prop_assert!((after.never() * scale - before.never()).abs() < 1e-6);
+            for (a, b) in after.buckets().zip(before.buckets()) {
+                prop_assert_eq!((a.low, a.high), (b.low, b.high));
+                prop_assert!((a.weight * scale - b.weight).abs() < 1e-6);
+            }
+        }
+    }
+
+    /// Is the share of watched accesses the one asked for, and the distribution that of the whole stream?
+    #[test]
+    fn one_in_a_hundred_sees_the_same_distribution() {
+        let mut random = SplitMix64(7);
+        let lines: Vec<u64> = (0..400_000).map(|_| random.below(1000).min(random.below(1000))).collect();
+        let watch = |one_in| {
+            let mut sampler = ReuseSampler::new(one_in, 3);
+            lines.iter().for_each(|&line| sampler.touch(line));
+            sampler.finish()
+        };
+        let (all, some) = (watch(1), watch(100));
+        assert!((some.samples() - 4000.0).abs() < 4.0 * 4000f64.sqrt(), "{}", some.samples());
+        let below = |times: &ReuseTimes, limit: u64| {
+            times.buckets().filter(|b| b.high < limit).map(|b| b.weight).sum::<f64>() / times.samples()
+        };
+        for limit in [128, 512, 1024, 4096] {
+            // Four standard deviations of a share estimated from 4000 samples.
+            assert!((below(&all, limit) - below(&some, limit)).abs() < 0.032, "{limit}");
+        }
+    }
+
+    /// Are samples without a count of accesses dated by the task's rate, and left out where no rate is known?
+    #[test]
+    fn times_in_nanoseconds_need_a_rate() {
+        let sample = |accesses, elapsed_ns, touched_again| ReuseSample { accesses, elapsed_ns, touched_again };
+        let samples = [sample(None, 100, true), sample(Some(5), 9, true), sample(None, 1000, false)];
+        assert_eq!(ReuseTimes::from_samples(&samples, None).samples(), 2.0);
+        let dated = ReuseTimes::from_samples(&samples, Some(0.1));
+        assert_eq!((dated.samples(), dated.never()), (3.0, 1.0));
+        assert!(dated.buckets().any(|bucket| bucket.low == 10));
+    }
+
+    /// Is a profile with an impossible weight refused rather than averaged in?
+    #[test]
+    fn impossible_weights_are_refused() {
+        assert_eq!(ReuseTimes::from_profile(&[(Some(3), -0.1), (None, 1.0)]), None);
+        assert_eq!(ReuseTimes::from_profile(&[(Some(3), f64::NAN)]), None);
+        assert_eq!(ReuseTimes::from_profile(&[]), None);
+    }
+}

@@ -1,0 +1,187 @@
+//! StatCache: the miss ratio of a cache with random replacement, from sampled reuse times (Berg and Hagersten 2004;
+//! papers BS 1).
+//!
+//! Problem: how often does a program miss in a cache of L lines, knowing only how many accesses lie between two touches
+//! of a line? Method: each miss throws out a random line, so a line survives n misses with probability (1 − 1/L)^n, and
+//! t accesses bring about m·t misses. The misses of N samples are then
+//!
+//! m·N = Σ h(t) · f(m·t) + never, with f(n) = 1 − (1 − 1/L)^n,
+//!
+//! solved for m. N counts *all* samples; those never touched again always miss.
+//!
+//! Properties: the right side is concave in m, so there is one root besides a possible root at 0, and Newton's steps
+//! from m = 1 fall onto the largest without passing it. The largest is the stable one: a program that reuses all its
+//! lines has a root at 0 (a full cache stays full), yet one that cycles through more lines than fit keeps missing.
+
+use crate::reuse::ReuseTimes;
+
+/// One program's part in a cache: its reuse times, its share of all accesses, and how many accesses of all programs
+/// there are for each of its own.
+pub(crate) struct Part<'a> {
+    pub reuse: &'a ReuseTimes,
+    pub share: f64,
+    pub stretch: f64,
+}
+
+/// Miss ratio (0 to 1, of the sampled accesses) of a program alone on a cache of `lines` with random replacement.
+/// `None` without samples or lines.
+pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
+    overall(&[Part { reuse, share: 1.0, stretch: 1.0 }], lines)
+}
+
+/// The miss ratio M of all programs together; see [`crate::statcc`].
+pub(crate) fn overall(parts: &[Part<'_>], lines: u64) -> Option<f64> {
+    if lines == 0 || parts.is_empty() || parts.iter().any(|part| part.reuse.samples() <= 0.0) {
+        return None;
+    }
+    let mut ratio = 1.0;
+    for _ in 0..200 {
+        let (mut misses, mut slope) = (0.0, 0.0);
+        for part in parts {
+            let (its_misses, its_slope) = misses_at(part, ratio, lines);
+            misses += part.share * its_misses;
+            slope += part.share * its_slope;
+        }
+        let (too_few, fall) = (ratio - misses, 1.0 - slope);
+        // Rounding alone makes either negative, and only at the root.
+        if too_few <= 0.0 || fall <= 0.0 {
+            break;
+        }
+        let next = (ratio - too_few / fall).max(0.0);
+        let step = ratio - next;
+        ratio = next;
+        if step < 1e-13 {
+            break;
+        }
+    }
+    Some(ratio)
+}
+
+/// Misses per access of one program, where a share `ratio` of all accesses misses; and its slope in `ratio`.
+pub(crate) fn misses_at(part: &Part<'_>, ratio: f64, lines: u64) -> (f64, f64) {
+    let samples = part.reuse.samples();
+    let (mut misses, mut slope) = (part.reuse.never(), 0.0);
+    // −ln(1 − 1/L); infinite for one line, which the first miss replaces for certain.
+    let decay = -libm::log1p(-1.0 / lines as f64);
+    for bucket in part.reuse.buckets() {
+        let accesses = bucket.middle() * part.stretch;
+        if accesses <= 0.0 || ratio <= 0.0 {
+            slope += bucket.weight * if lines == 1 { 0.0 } else { accesses * decay };
+            continue;
+        }
+        let stays = libm::exp(-decay * ratio * accesses);
+        misses += bucket.weight * (1.0 - stays);
+        if stays > 0.0 {
+            slope += bucket.weight * accesses * decay * stays;
+        }
+    }
+    (misses / samples, slope / samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reuse::{ReuseSampler, SplitMix64};
+    use proptest::prelude::*;
+
+    pub(crate) fn all_reuses(lines: &[u64]) -> ReuseTimes {
+        let mut sampler = ReuseSampler::new(1, 0);
+        lines.iter().for_each(|&line| sampler.touch(line));
+        sampler.finish()
+    }
+
+    /// A fully associative cache with random replacement, in the plainest form; misses after `warm` accesses.
+    fn simulated(lines: &[u64], size: usize, warm: usize, seed: u64) -> f64 {
+        let mut random = SplitMix64(seed);
+        let (mut held, mut misses) = (Vec::new(), 0u64);
+        for (at, &line) in lines.iter().enumerate() {
+            if held.contains(&line) {
+                continue;
+            }
+            misses += u64::from(at >= warm);
+            if held.len() < size {
+                held.push(line);
+            } else {
+                held[random.below(size as u64) as usize] = line;
+            }
+        }
+        misses as f64 / (lines.len() - warm) as f64
+    }
+
+    /// Does the model agree with a simulated random replacement on patterns of different shape, within 2 points?
+    #[test]
+    fn agrees_with_simulated_random_replacement() {
+        let mut random = SplitMix64(11);
+        let cyclic: Vec<u64> = (0..60_000).map(|at| at % 150).collect();
+        let skewed: Vec<u64> = (0..60_000).map(|_| random.below(400) * random.below(400) / 400).collect();
+        let mixed: Vec<u64> =
+            (0..60_000).map(|at| if at % 3 == 0 { 1000 + at / 3 % 200 } else { random.below(60) }).collect();
+        for (name, stream) in [("cyclic", cyclic), ("skewed", skewed), ("mixed", mixed)] {
+            let reuse = all_reuses(&stream);
+            for size in [32, 64, 100, 140] {
+                let (model, real) = (miss_ratio(&reuse, size).unwrap(), simulated(&stream, size as usize, 20_000, 5));
+                assert!((model - real).abs() < 0.02, "{name}, {size} lines: model {model:.3}, simulated {real:.3}");
+            }
+        }
+    }
+
+    /// Does the solver find the root that is not zero, where a program cycles through more lines than fit?
+    #[test]
+    fn a_cycle_larger_than_the_cache_keeps_missing_and_a_smaller_one_stops() {
+        let mut cycle = ReuseTimes::new();
+        cycle.add_weighted(Some(14), 1000.0); // 15 lines, one after the other, for ever
+        assert!(miss_ratio(&cycle, 8).unwrap() > 0.5);
+        assert!(miss_ratio(&cycle, 14).unwrap() > 0.0);
+        assert!(miss_ratio(&cycle, 16).unwrap() < 1e-6);
+    }
+
+    /// Are the limits right: one line, an endless stream, immediate repeats, nothing known?
+    #[test]
+    fn limits() {
+        let mut times = ReuseTimes::new();
+        assert_eq!(miss_ratio(&times, 8), None);
+        times.add(None);
+        assert_eq!(miss_ratio(&times, 8), Some(1.0));
+        assert_eq!(miss_ratio(&times, 0), None);
+        times.add(Some(0));
+        assert!((miss_ratio(&times, 8).unwrap() - 0.5).abs() < 1e-9);
+        times.add_weighted(Some(3), 2.0);
+        assert!((miss_ratio(&times, 1).unwrap() - 0.75).abs() < 1e-9);
+    }
+
+    proptest! {
+        /// Is the answer a root of the equation, and the largest one?
+        #[test]
+        fn the_answer_is_the_largest_root(
+            times in prop::collection::vec((0u64..100_000, 1u32..50), 1..30),
+            never in 0u32..20,
+            lines in 1u64..5000,
+        ) {
+            let mut reuse = ReuseTimes::new();
+            times.iter().for_each(|&(time, weight)| reuse.add_weighted(Some(time), f64::from(weight)));
+            reuse.add_weighted(None, f64::from(never));
+            let root = miss_ratio(&reuse, lines).unwrap();
+            let part = Part { reuse: &reuse, share: 1.0, stretch: 1.0 };
+            let excess = |ratio: f64| misses_at(&part, ratio, lines).0 - ratio;
+            if root > 1e-9 {
+                prop_assert!(excess(root).abs() < 1e-6, "{} at {root}", excess(root));
+            }
+            for step in 1..=50 {
+                let above = root + (1.0 - root) * f64::from(step) / 50.0;
+                prop_assert!(above <= root + 1e-6 || excess(above) < 1e-9);
+            }
+        }
+
+        /// Does a larger cache never miss more?
+        #[test]
+        fn a_larger_cache_misses_no_more(
+            times in prop::collection::vec((0u64..10_000, 1u32..50), 1..30),
+            lines in 1u64..2000,
+        ) {
+            let mut reuse = ReuseTimes::new();
+            times.iter().for_each(|&(time, weight)| reuse.add_weighted(Some(time), f64::from(weight)));
+            reuse.add(None);
+            prop_assert!(miss_ratio(&reuse, lines + 1).unwrap() <= miss_ratio(&reuse, lines).unwrap() + 1e-9);
+        }
+    }
+}

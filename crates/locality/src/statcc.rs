@@ -1,0 +1,394 @@
+//! Several programs on one cache, from what each does alone (papers BS 2; StatCC: Eklov, Black-Schaffer and
+//! Hagersten 2011).
+//!
+//! Problem: who gets how much of a shared cache is nobody's decision; it follows from how fast each program touches
+//! lines. Method: while program i makes one access, all together make R / r_i, r being access rates and R their sum.
+//! - Random replacement ([`random_at_rates`], BS 2b): stretch each program's reuse times by R / r_i and solve one
+//!   StatCache equation for the overall miss ratio M = Σ (r_i / R) m_i.
+//! - LRU ([`lru_at_rates`]): in a window of τ cycles program j touches lines_j(r_j τ) distinct lines. The cache holds
+//!   what was touched in the last τ for which these add up to its size, so i misses the reuses longer than r_i τ.
+//! - Rates follow from speed, and speed from misses ([`jointly`], StatCC proper): with CPI_i = base_i + refs_i · m_i ·
+//!   miss_cycles_i and r_i = refs_i / CPI_i, miss ratios, speeds and rates are found together.
+//!
+//! There may be two answers: a program that hits is fast, and a fast one keeps its lines. A cache starts cold, so the
+//! search starts from the speeds at which the programs fill an empty cache, every first touch being a miss.
+//!
+//! Properties: programs share no data (separate address spaces); one program alone gives the single-program models
+//! exactly; renaming programs renames the answer. Lines are those of the cache, rates any common unit of time.
+
+use crate::reuse::ReuseTimes;
+use crate::statcache::{self, Part};
+use crate::statstack::StackModel;
+
+/// Which model of replacement is composed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Composition {
+    /// StatCache.
+    Random,
+    /// StatStack.
+    Lru,
+}
+
+/// Miss ratios (0 to 1, of the cache's accesses) of programs that share a cache.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Shared {
+    /// Of each program, in the order given.
+    pub miss_ratios: Vec<f64>,
+    /// Of all accesses together.
+    pub group_miss_ratio: f64,
+}
+
+/// Reuse times of a program, and its accesses to the cache per unit of time.
+pub type AtRate<'a> = (&'a ReuseTimes, f64);
+
+fn total_rate(programs: &[AtRate<'_>]) -> Option<f64> {
+    let sound = |&(reuse, rate): &AtRate<'_>| rate.is_finite() && rate > 0.0 && reuse.samples() > 0.0;
+    (!programs.is_empty() && programs.iter().all(sound)).then(|| programs.iter().map(|(_, rate)| rate).sum())
+}
+
+/// Random replacement, at fixed access rates. `None` without programs or lines, or where one has no samples or no
+/// positive rate.
+pub fn random_at_rates(programs: &[AtRate<'_>], lines: u64) -> Option<Shared> {
+    let all = total_rate(programs)?;
+    let parts: Vec<Part<'_>> =
+        programs.iter().map(|&(reuse, rate)| Part { reuse, share: rate / all, stretch: all / rate }).collect();
+    let group_miss_ratio = statcache::overall(&parts, lines)?;
+    let of_one = |part| statcache::misses_at(part, group_miss_ratio, lines).0;
+    Some(Shared { miss_ratios: parts.iter().map(of_one).collect(), group_miss_ratio })
+}
+
+/// LRU, at fixed access rates. `None` as for [`random_at_rates`].
+pub fn lru_at_rates(programs: &[AtRate<'_>], lines: u64) -> Option<Shared> {
+    total_rate(programs)?;
+    let models: Vec<StackModel> = programs.iter().map(|(reuse, _)| StackModel::new(reuse)).collect::<Option<_>>()?;
+    let rates: Vec<f64> = programs.iter().map(|&(_, rate)| rate).collect();
+    (lines > 0).then(|| lru_shared(&models, &rates, lines))
+}
+
+fn lru_shared(models: &[StackModel], rates: &[f64], lines: u64) -> Shared {
+    let fill = time_to_fill(models, rates, lines as f64);
+    let miss_ratios: Vec<f64> = models
+        .iter()
+        .zip(rates)
+        .map(|(model, rate)| model.later_than(fill.map_or(f64::INFINITY, |t| t * rate)))
+        .collect();
+    let all: f64 = rates.iter().sum();
+    let group_miss_ratio = miss_ratios.iter().zip(rates).map(|(ratio, rate)| ratio * rate / all).sum();
+    Shared { miss_ratios, group_miss_ratio }
+}
+
+/// Time in which the programs together touch that many lines; `None` = they never do.
+fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64> {
+    if let [model] = models {
+        return Some(model.accesses_to_touch(lines)? / rates[0]);
+    }
+    let touched = |time: f64| models.iter().zip(rates).map(|(model, rate)| model.lines_in(time * rate)).sum::<f64>();
+    // Alone each would take at least as long, so the fastest bounds the answer; without one, double until enough.
+    let alone = |(model, rate): (&StackModel, &f64)| Some(model.accesses_to_touch(lines)? / rate);
+    let fastest = models.iter().zip(rates).filter_map(alone).min_by(f64::total_cmp);
+    let all_they_have = models.iter().map(|model| model.most_lines()).sum::<f64>();
+    if fastest.is_none() && all_they_have < lines - 1e-9 * (1.0 + lines) {
+        return None;
+    }
+    let slowest_end = models.iter().zip(rates).map(|(model, rate)| model.longest() / rate).fold(0.0, f64::max);
+    Some(bisect(0.0, fastest.unwrap_or(slowest_end), |time| touched(time) < lines))
+}
+
+/// A program as [`jointly`] needs it.
+#[derive(Clone, Copy, Debug)]
+pub struct Sharer<'a> {
+    pub reuse: &'a ReuseTimes,
+    /// Accesses to the shared cache per instruction.
+    pub refs_per_instr: f64,
+    /// Cycles per instruction if no access missed the shared cache.
+    pub base_cycles_per_instr: f64,
+    /// What one miss adds: latency beyond a hit, over how many misses overlap.
+    pub miss_cycles: f64,
+}
+
+impl Sharer<'_> {
+    fn cycles_per_instr(&self, miss_ratio: f64) -> f64 {
+        self.base_cycles_per_instr + self.refs_per_instr * miss_ratio * self.miss_cycles
+    }
+}
+
+/// What a set of programs on one cache comes to.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Joint {
+    pub shared: Shared,
+    /// Of each program, in the order given.
+    pub cycles_per_instr: Vec<f64>,
+    /// Run time beside the others over run time alone, minus one; of each program.
+    pub degradation: Vec<f64>,
+    /// The last step's largest relative change of a CPI; below 1e-9 unless the iteration was still moving.
+    pub unsettled: f64,
+}
+
+/// Miss ratios and speeds that agree with each other. `None` without programs or lines, or where a program has no
+/// samples or a figure that is not positive (0 is allowed for `miss_cycles`).
+pub fn jointly(programs: &[Sharer<'_>], lines: u64, composition: Composition) -> Option<Joint> {
+    let positive = |x: f64| x.is_finite() && x > 0.0;
+    let sound = |p: &Sharer<'_>| {
+        positive(p.refs_per_instr)
+            && positive(p.base_cycles_per_instr)
+            && p.miss_cycles >= 0.0
+            && p.miss_cycles.is_finite()
+    };
+    if programs.is_empty() || lines == 0 || !programs.iter().all(sound) {
+        return None;
+    }
+    let models: Vec<StackModel> = programs.iter().map(|p| StackModel::new(p.reuse)).collect::<Option<_>>()?;
+    let share = |rates: &[f64]| match composition {
+        Composition::Lru => Some(lru_shared(&models, rates, lines)),
+        Composition::Random => {
+            let at_rates: Vec<AtRate<'_>> = programs.iter().zip(rates).map(|(p, &rate)| (p.reuse, rate)).collect();
+            random_at_rates(&at_rates, lines)
+        }
+    };
+    let alone = |(program, model): (&Sharer<'_>, &StackModel)| {
+        let ratio = match composition {
+            Composition::Lru => Some(model.miss_ratio(lines)),
+            Composition::Random => statcache::miss_ratio(program.reuse, lines),
+        };
+        Some(program.cycles_per_instr(ratio?))
+    };
+    let solo: Vec<f64> = programs.iter().zip(&models).map(alone).collect::<Option<_>>()?;
+    let mut cpi = filling_cycles_per_instr(programs, &models, lines as f64);
+    for round in 0..400 {
+        let rates: Vec<f64> = programs.iter().zip(&cpi).map(|(p, cpi)| p.refs_per_instr / cpi).collect();
+        let shared = share(&rates)?;
+        let next: Vec<f64> =
+            programs.iter().zip(&shared.miss_ratios).map(|(p, &ratio)| p.cycles_per_instr(ratio)).collect();
+        let unsettled = cpi.iter().zip(&next).map(|(old, new)| (new - old).abs() / new).fold(0.0, f64::max);
+        if unsettled < 1e-9 || round == 399 {
+            let degradation = next.iter().zip(&solo).map(|(shared, alone)| shared / alone - 1.0).collect();
+            return Some(Joint { shared, cycles_per_instr: next, degradation, unsettled });
+        }
+        // A miss ratio can jump where reuse times bunch together; shorter steps later on keep it from swinging.
+        let step = if round < 40 { 0.5 } else { 20.0 / f64::from(round) };
+        cpi.iter_mut().zip(&next).for_each(|(cpi, next)| *cpi += step * (next - *cpi));
+    }
+    None
+}
+
+/// Cycles per instruction of each program while together they fill an empty cache: a first touch misses, others hit.
+fn filling_cycles_per_instr(programs: &[Sharer<'_>], models: &[StackModel], lines: f64) -> Vec<f64> {
+    let cycles = |at: usize, accesses: f64| {
+        accesses * programs[at].base_cycles_per_instr / programs[at].refs_per_instr
+            + models[at].lines_in(accesses) * programs[at].miss_cycles
+    };
+    let accesses_within = |at: usize, time: f64| {
+        let fastest = time * programs[at].refs_per_instr / programs[at].base_cycles_per_instr;
+        bisect(0.0, fastest, |accesses| cycles(at, accesses) < time)
+    };
+    let touched = |time: f64| {
+        let lines_of = |at: usize| models[at].lines_in(accesses_within(at, time));
+        (0..models.len()).map(lines_of).sum::<f64>()
+    };
+    // By then the one that needs longest to show all its reuses has done so; programs that fit never fill it.
+    let longest = (0..models.len()).map(|at| cycles(at, models[at].longest() + lines)).fold(1.0, f64::max);
+    let filled = bisect(0.0, longest, |time| touched(time) < lines);
+    let of_one = |(at, program): (usize, &Sharer<'_>)| filled * program.refs_per_instr / accesses_within(at, filled);
+    programs.iter().enumerate().map(of_one).collect()
+}
+
+/// Where `still_below` turns false between `low` (excluded) and `high`, to the last few bits.
+fn bisect(mut low: f64, mut high: f64, still_below: impl Fn(f64) -> bool) -> f64 {
+    for _ in 0..60 {
+        let middle = 0.5 * (low + high);
+        if still_below(middle) { low = middle } else { high = middle }
+    }
+    high
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reuse::{ReuseSampler, SplitMix64};
+    use proptest::prelude::*;
+
+    /// Lines of one synthetic program, for ever.
+    #[derive(Clone)]
+    enum Pattern {
+        Cycle(u64),
+        Skewed(u64),
+        HotAndStream(u64),
+    }
+    struct Program {
+        pattern: Pattern,
+        at: u64,
+        random: SplitMix64,
+    }
+    impl Program {
+        fn new(pattern: Pattern, seed: u64) -> Self {
+            Program { pattern, at: 0, random: SplitMix64(seed) }
+        }
+        fn next(&mut self) -> u64 {
+            self.at += 1;
+            match self.pattern {
+                Pattern::Cycle(lines) => self.at % lines,
+                Pattern::Skewed(lines) => self.random.below(lines) * self.random.below(lines) / lines,
+                Pattern::HotAndStream(lines) if self.at % 2 == 0 => self.random.below(lines),
+                Pattern::HotAndStream(_) => 1_000_000 + self.at,
+            }
+        }
+        fn reuse(pattern: &Pattern, one_in: u32) -> ReuseTimes {
+            let (mut program, mut sampler) = (Program::new(pattern.clone(), 99), ReuseSampler::new(one_in, 1));
+            (0..200_000).for_each(|_| sampler.touch(program.next()));
+            sampler.finish()
+        }
+    }
+
+    struct Cache {
+        /// Most recently used last, for LRU; any order for random.
+        held: Vec<u64>,
+        lines: usize,
+        random: Option<SplitMix64>,
+    }
+    impl Cache {
+        fn misses(&mut self, line: u64) -> bool {
+            let found = self.held.iter().rposition(|&held| held == line);
+            match (&mut self.random, found) {
+                (Some(_), Some(_)) => {}
+                (Some(random), None) if self.held.len() == self.lines => {
+                    self.held[random.below(self.lines as u64) as usize] = line;
+                }
+                (Some(_), None) => self.held.push(line),
+                (None, _) => {
+                    if let Some(at) = found {
+                        self.held.remove(at);
+                    } else if self.held.len() == self.lines {
+                        self.held.remove(0);
+                    }
+                    self.held.push(line);
+                }
+            }
+            found.is_none()
+        }
+    }
+
+    /// Runs programs side by side: each access takes `hit` cycles, a miss `miss` more. Miss ratios and CPIs after
+    /// warming up.
+    fn simulate(patterns: &[Pattern], cycles: &[(f64, f64)], mut cache: Cache) -> (Vec<f64>, Vec<f64>) {
+        let n = patterns.len();
+        let mut programs: Vec<Program> =
+            patterns.iter().enumerate().map(|(at, p)| Program::new(p.clone(), at as u64)).collect();
+        let (mut clock, mut accesses, mut misses) = (vec![0.0f64; n], vec![0u64; n], vec![0u64; n]);
+        let mut warm = vec![0.0; n];
+        for step in 0..240_000 {
+            if step == 80_000 {
+                (accesses, misses, warm) = (vec![0; n], vec![0; n], clock.clone());
+            }
+            let next = (0..n).min_by(|&a, &b| clock[a].total_cmp(&clock[b])).unwrap();
+            let missed = cache.misses((next as u64) << 40 | programs[next].next());
+            clock[next] += cycles[next].0 + if missed { cycles[next].1 } else { 0.0 };
+            accesses[next] += 1;
+            misses[next] += u64::from(missed);
+        }
+        let ratio = |at: usize| misses[at] as f64 / accesses[at] as f64;
+        let cpi = |at: usize| (clock[at] - warm[at]) / accesses[at] as f64;
+        ((0..n).map(ratio).collect(), (0..n).map(cpi).collect())
+    }
+
+    fn mixes() -> Vec<Vec<Pattern>> {
+        use Pattern::*;
+        vec![
+            vec![Skewed(400), HotAndStream(60)],
+            vec![Cycle(90), Skewed(300)],
+            vec![HotAndStream(100), HotAndStream(40)],
+            vec![Skewed(200), Skewed(400), HotAndStream(50)],
+        ]
+    }
+
+    /// Does StatCC (speeds and misses together) agree with an exact shared LRU cache: miss ratios within 4 points,
+    /// CPI within 8 %?
+    #[test]
+    fn joint_solution_agrees_with_a_simulated_shared_lru_cache() {
+        check_joint(Composition::Lru, None);
+    }
+
+    /// And with random replacement?
+    #[test]
+    fn joint_solution_agrees_with_a_simulated_shared_random_cache() {
+        check_joint(Composition::Random, Some(SplitMix64(77)));
+    }
+
+    fn check_joint(composition: Composition, random: Option<SplitMix64>) {
+        for patterns in mixes() {
+            let cycles: Vec<(f64, f64)> = (0..patterns.len()).map(|at| (2.0 + at as f64, 20.0)).collect();
+            let reuses: Vec<ReuseTimes> = patterns.iter().map(|pattern| Program::reuse(pattern, 10)).collect();
+            for lines in [100usize, 160] {
+                let sharers: Vec<Sharer<'_>> = reuses
+                    .iter()
+                    .zip(&cycles)
+                    .map(|(reuse, &(base, miss))| Sharer {
+                        reuse,
+                        refs_per_instr: 1.0,
+                        base_cycles_per_instr: base,
+                        miss_cycles: miss,
+                    })
+                    .collect();
+                let model = jointly(&sharers, lines as u64, composition).unwrap();
+                assert!(model.unsettled < 1e-6, "{}", model.unsettled);
+                let cache = Cache { held: Vec::new(), lines, random: random.clone() };
+                let (ratios, cpis) = simulate(&patterns, &cycles, cache);
+                for at in 0..patterns.len() {
+                    let (guess, real) = (model.shared.miss_ratios[at], ratios[at]);
+                    assert!((guess - real).abs() < 0.04, "{composition:?} {lines} #{at}: {guess:.3}, real {real:.3}");
+                    let off = model.cycles_per_instr[at] / cpis[at] - 1.0;
+                    assert!(off.abs() < 0.08, "{composition:?} {lines} #{at}: CPI off by {off:.3}");
+                }
+            }
+        }
+    }
+
+    fn any_reuse() -> impl Strategy<Value = ReuseTimes> {
+        (prop::collection::vec((0u64..5000, 1u32..50), 1..20), 0u32..20).prop_map(|(times, never)| {
+            let mut reuse = ReuseTimes::new();
+            times.iter().for_each(|&(time, weight)| reuse.add_weighted(Some(time), f64::from(weight)));
+            reuse.add_weighted(None, f64::from(never));
+            reuse
+        })
+    }
+
+    proptest! {
+        /// Is one program alone what the single-program models say?
+        #[test]
+        fn one_program_alone_is_the_single_model(reuse in any_reuse(), lines in 1u64..3000, rate in 0.001f64..10.0) {
+            let lru = lru_at_rates(&[(&reuse, rate)], lines).unwrap();
+            let expected = crate::statstack::miss_ratio(&reuse, lines).unwrap();
+            prop_assert!((lru.group_miss_ratio - expected).abs() < 1e-6);
+            let random = random_at_rates(&[(&reuse, rate)], lines).unwrap();
+            let expected = crate::statcache::miss_ratio(&reuse, lines).unwrap();
+            prop_assert!((random.group_miss_ratio - expected).abs() < 1e-9);
+        }
+
+        /// Does renaming programs rename the answer, does a co-runner never help, and is the group the weighted mean?
+        #[test]
+        fn order_does_not_matter_and_company_never_helps(
+            a in any_reuse(), b in any_reuse(), lines in 1u64..3000, rate in 0.01f64..10.0,
+        ) {
+            for compose in [lru_at_rates, random_at_rates] {
+                let ab = compose(&[(&a, 1.0), (&b, rate)], lines).unwrap();
+                let ba = compose(&[(&b, rate), (&a, 1.0)], lines).unwrap();
+                prop_assert!((ab.miss_ratios[0] - ba.miss_ratios[1]).abs() < 1e-6);
+                prop_assert!((ab.miss_ratios[1] - ba.miss_ratios[0]).abs() < 1e-6);
+                let alone = compose(&[(&a, 1.0)], lines).unwrap();
+                prop_assert!(ab.miss_ratios[0] >= alone.miss_ratios[0] - 1e-6);
+                let mean = (ab.miss_ratios[0] + rate * ab.miss_ratios[1]) / (1.0 + rate);
+                prop_assert!((ab.group_miss_ratio - mean).abs() < 1e-6);
+            }
+        }
+    }
+
+    /// Is a program without samples, or without accesses, refused instead of guessed?
+    #[test]
+    fn absent_evidence_gives_no_answer() {
+        let (none, mut some) = (ReuseTimes::new(), ReuseTimes::new());
+        some.add(Some(4));
+        assert_eq!(lru_at_rates(&[(&none, 1.0)], 8), None);
+        assert_eq!(lru_at_rates(&[(&some, 0.0)], 8), None);
+        assert_eq!(random_at_rates(&[], 8), None);
+        assert_eq!(random_at_rates(&[(&some, 1.0)], 0), None);
+    }
+}

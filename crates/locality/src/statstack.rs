@@ -1,0 +1,221 @@
+//! StatStack: the miss ratio of an LRU cache, from sampled reuse times (Eklov and Hagersten 2010; papers BS 1).
+//!
+//! Problem: an LRU cache misses by the number of distinct lines between two touches (the stack distance), but samples
+//! tell only the number of accesses between them. Method: of the accesses in between, those count whose line is not
+//! touched again before the window ends. The access that lies j accesses before the end is such a one with probability
+//! P(T > j), T being the reuse time of any access; so a window of x accesses holds, in expectation,
+//!
+//! lines(x) = Σ_{j = 0 .. x − 1} P(T > j)
+//!
+//! distinct lines: the footprint of a window. Reuse time t becomes stack distance lines(t), and a cache of L lines misses
+//! iff that is L or more. The sum starts at j = 0 because stack distance here counts the *other* lines in between
+//! (immediate repeat = 0): a cycle through W lines has t = W − 1 and must give W − 1.
+//!
+//! Properties: lines(x) is continuous, increasing and concave; its inverse is the time a program takes to fill a cache,
+//! which is what the composition of several programs needs ([`crate::statcc`]).
+
+use crate::reuse::ReuseTimes;
+
+/// A stretch of times over which P(T >= x) falls evenly.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    /// First time, and how many times there are.
+    start: f64,
+    length: f64,
+    /// P(T >= start), and how much of it ends within the segment.
+    surviving: f64,
+    ending: f64,
+    /// Expected distinct lines in a window of `start` accesses.
+    lines: f64,
+}
+
+impl Segment {
+    fn lines_after(&self, within: f64) -> f64 {
+        self.lines + within * self.surviving - 0.5 * self.ending / self.length * within * (within + 1.0)
+    }
+}
+
+/// The footprint of one program, ready for questions. Fractions of accesses, lines, accesses.
+#[derive(Clone, Debug)]
+pub struct StackModel {
+    segments: Vec<Segment>,
+    /// Where the longest observed reuse ends, and the lines touched by then.
+    end: f64,
+    lines_at_end: f64,
+    never: f64,
+}
+
+impl StackModel {
+    /// `None` without samples.
+    pub fn new(reuse: &ReuseTimes) -> Option<Self> {
+        let samples = reuse.samples();
+        if samples <= 0.0 {
+            return None;
+        }
+        let (mut surviving, mut lines, mut end) = (1.0, 0.0, 0.0);
+        let mut segments = Vec::new();
+        for bucket in reuse.all_buckets() {
+            let length = (bucket.high - bucket.low) as f64 + 1.0;
+            let segment =
+                Segment { start: bucket.low as f64, length, surviving, ending: bucket.weight / samples, lines };
+            lines = segment.lines_after(length);
+            surviving = (surviving - segment.ending).max(0.0);
+            end = segment.start + length;
+            segments.push(segment);
+        }
+        Some(StackModel { segments, end, lines_at_end: lines, never: reuse.never() / samples })
+    }
+
+    /// Distinct lines that a window of `accesses` holds, in expectation.
+    pub fn lines_in(&self, accesses: f64) -> f64 {
+        if accesses >= self.end {
+            return self.lines_at_end + (accesses - self.end) * self.never;
+        }
+        let at = self.segments.partition_point(|segment| segment.start <= accesses) - 1;
+        self.segments[at].lines_after(accesses - self.segments[at].start)
+    }
+
+    /// Accesses until that many distinct lines were touched; `None` = the program never touches so many.
+    pub fn accesses_to_touch(&self, lines: f64) -> Option<f64> {
+        // Sums of rounded probabilities: a cycle through 100 lines must count as touching 100 - 1 others.
+        if lines > self.lines_at_end + 1e-9 * (1.0 + lines) {
+            return (self.never > 0.0).then(|| self.end + (lines - self.lines_at_end) / self.never);
+        }
+        let at = self.segments.partition_point(|segment| segment.lines <= lines).saturating_sub(1);
+        let segment = self.segments.get(at)?;
+        // surviving·k − ending/(2·length)·(k² + k) = missing, the smaller root in the form that does not cancel.
+        let missing = lines - segment.lines;
+        let bend = 0.5 * segment.ending / segment.length;
+        let slope = segment.surviving - bend;
+        let root = (slope * slope - 4.0 * bend * missing).max(0.0).sqrt();
+        let within = if missing <= 0.0 { 0.0 } else { 2.0 * missing / (slope + root) };
+        Some(segment.start + within.min(segment.length))
+    }
+
+    /// Distinct lines the program ever touches, as far as the samples tell; infinite where some never came back.
+    pub fn most_lines(&self) -> f64 {
+        if self.never > 0.0 { f64::INFINITY } else { self.lines_at_end }
+    }
+
+    /// No sample came back later than this many accesses.
+    pub fn longest(&self) -> f64 {
+        self.end
+    }
+
+    /// Fraction of accesses whose line comes back only after `accesses` others or more, or never.
+    pub fn later_than(&self, accesses: f64) -> f64 {
+        // Times are whole numbers: the first one not below `accesses`, save for rounding in the sums before.
+        let first = (accesses * (1.0 - 1e-12) - 1e-9).ceil().max(0.0);
+        if first >= self.end {
+            return self.never;
+        }
+        let at = self.segments.partition_point(|segment| segment.start <= first) - 1;
+        let segment = &self.segments[at];
+        segment.surviving - segment.ending * (first - segment.start) / segment.length
+    }
+
+    /// Miss ratio of an LRU cache of `lines` that the program has for itself.
+    pub fn miss_ratio(&self, lines: u64) -> f64 {
+        self.accesses_to_touch(lines as f64).map_or(self.never, |fill| self.later_than(fill))
+    }
+}
+
+/// Miss ratio (0 to 1, of the sampled accesses) of a program alone on a fully associative LRU cache of `lines`.
+/// `None` without samples or lines.
+pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
+    StackModel::new(reuse).filter(|_| lines > 0).map(|model| model.miss_ratio(lines))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reuse::{ReuseSampler, SplitMix64};
+    use proptest::prelude::*;
+
+    fn all_reuses(lines: &[u64]) -> ReuseTimes {
+        let mut sampler = ReuseSampler::new(1, 0);
+        lines.iter().for_each(|&line| sampler.touch(line));
+        sampler.finish()
+    }
+
+    /// Share of accesses with a stack distance of `size` or more, cold ones among them, the plainest way.
+    fn lru_miss_ratio(lines: &[u64], size: usize) -> f64 {
+        let (mut stack, mut misses): (Vec<u64>, u64) = (Vec::new(), 0);
+        for &line in lines {
+            match stack.iter().rposition(|&held| held == line) {
+                Some(at) => {
+                    misses += u64::from(stack.len() - 1 - at >= size);
+                    stack.remove(at);
+                }
+                None => misses += 1,
+            }
+            stack.push(line);
+        }
+        misses as f64 / lines.len() as f64
+    }
+
+    /// Is a cycle through W lines all misses below W lines and all hits from W on, exactly?
+    #[test]
+    fn a_cycle_is_exact() {
+        for cycle in [2u64, 7, 15] {
+            let mut reuse = ReuseTimes::new();
+            reuse.add_weighted(Some(cycle - 1), 500.0);
+            for lines in 1..2 * cycle {
+                let expected = if lines < cycle { 1.0 } else { 0.0 };
+                assert_eq!(miss_ratio(&reuse, lines), Some(expected), "{cycle} lines, cache of {lines}");
+            }
+        }
+    }
+
+    /// Does the model agree with exact LRU stack distances on patterns of different shape, within 2 points?
+    #[test]
+    fn agrees_with_exact_stack_distances() {
+        let mut random = SplitMix64(23);
+        let skewed: Vec<u64> = (0..40_000).map(|_| random.below(400) * random.below(400) / 400).collect();
+        let uniform: Vec<u64> = (0..40_000).map(|_| random.below(150)).collect();
+        let chase: Vec<u64> = (0..40_000).map(|at| (at * 37) % 301).collect();
+        let hot_and_stream: Vec<u64> =
+            (0..40_000u64).map(|at| if at % 4 == 0 { 1000 + at } else { random.below(60) }).collect();
+        for (name, stream) in
+            [("skewed", skewed), ("uniform", uniform), ("chase", chase), ("hot and stream", hot_and_stream)]
+        {
+            let model = StackModel::new(&all_reuses(&stream)).unwrap();
+            for size in [16, 40, 80, 120, 250, 350] {
+                let (guess, real) = (model.miss_ratio(size), lru_miss_ratio(&stream, size as usize));
+                assert!((guess - real).abs() < 0.02, "{name}, {size} lines: model {guess:.3}, exact {real:.3}");
+            }
+        }
+    }
+
+    proptest! {
+        /// Is the time to fill a cache the inverse of the footprint?
+        #[test]
+        fn filling_inverts_the_footprint(
+            times in prop::collection::vec((0u64..50_000, 1u32..50), 1..30),
+            never in 0u32..20,
+            share in 0.01f64..0.99,
+        ) {
+            let mut reuse = ReuseTimes::new();
+            times.iter().for_each(|&(time, weight)| reuse.add_weighted(Some(time), f64::from(weight)));
+            reuse.add_weighted(None, f64::from(never));
+            let model = StackModel::new(&reuse).unwrap();
+            let lines = share * model.lines_at_end;
+            let accesses = model.accesses_to_touch(lines).unwrap();
+            prop_assert!((model.lines_in(accesses) - lines).abs() < 1e-6 * (1.0 + lines));
+        }
+
+        /// Does a larger cache never miss more, and never less than the samples that never came back?
+        #[test]
+        fn a_larger_cache_misses_no_more(
+            times in prop::collection::vec((0u64..10_000, 1u32..50), 1..30),
+            lines in 1u64..4000,
+        ) {
+            let mut reuse = ReuseTimes::new();
+            times.iter().for_each(|&(time, weight)| reuse.add_weighted(Some(time), f64::from(weight)));
+            reuse.add(None);
+            let model = StackModel::new(&reuse).unwrap();
+            prop_assert!(model.miss_ratio(lines + 1) <= model.miss_ratio(lines) + 1e-12);
+            prop_assert!(model.miss_ratio(lines) >= model.never - 1e-12);
+        }
+    }
+}

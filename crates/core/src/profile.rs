@@ -19,6 +19,11 @@ pub struct Profile {
     pub stack_positions: Option<Vec<f64>>,
     pub llc_refs_per_mega_instr: Option<Estimate>,
     pub solo_instr_per_cycle: Option<Estimate>,
+    /// Running averages under whatever it ran beside (DIO); not the task's own rates alone.
+    #[serde(default)]
+    pub observed_misses_per_kilo_instr: Option<Estimate>,
+    #[serde(default)]
+    pub observed_instr_per_cycle: Option<Estimate>,
     /// CASC: misses per 100 references on a partial cache.
     pub pcmr: Option<Estimate>,
     pub activity: Vec<(Level, Vec<SuperSetCount>)>,

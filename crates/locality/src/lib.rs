@@ -3,9 +3,14 @@
 //! Pure algorithms: no I/O, no clock, the same bits for the same input and seed. Addresses are *line* addresses (byte
 //! address / line size) unless a name says otherwise.
 
+pub mod activity;
 pub mod curve;
 pub mod hash;
+pub mod intervals;
+pub mod phases;
+pub mod profilers;
 pub mod reuse;
+pub mod shmap;
 pub mod simd;
 pub mod stack;
 pub mod statcache;

@@ -114,8 +114,9 @@ mod tests {
         let mut random = SplitMix64(11);
         let cyclic: Vec<u64> = (0..60_000).map(|at| at % 150).collect();
         let skewed: Vec<u64> = (0..60_000).map(|_| random.below(400) * random.below(400) / 400).collect();
-        let mixed: Vec<u64> =
-            (0..60_000).map(|at| if at % 3 == 0 { 1000 + at / 3 % 200 } else { random.below(60) }).collect();
+        let mixed: Vec<u64> = (0..60_000u64)
+            .map(|at| if at.is_multiple_of(3) { 1000 + at / 3 % 200 } else { random.below(60) })
+            .collect();
         for (name, stream) in [("cyclic", cyclic), ("skewed", skewed), ("mixed", mixed)] {
             let reuse = all_reuses(&stream);
             for size in [32, 64, 100, 140] {

@@ -228,7 +228,7 @@ mod tests {
             match self.pattern {
                 Pattern::Cycle(lines) => self.at % lines,
                 Pattern::Skewed(lines) => self.random.below(lines) * self.random.below(lines) / lines,
-                Pattern::HotAndStream(lines) if self.at % 2 == 0 => self.random.below(lines),
+                Pattern::HotAndStream(lines) if self.at.is_multiple_of(2) => self.random.below(lines),
                 Pattern::HotAndStream(_) => 1_000_000 + self.at,
             }
         }

@@ -175,7 +175,7 @@ mod tests {
         let uniform: Vec<u64> = (0..40_000).map(|_| random.below(150)).collect();
         let chase: Vec<u64> = (0..40_000).map(|at| (at * 37) % 301).collect();
         let hot_and_stream: Vec<u64> =
-            (0..40_000u64).map(|at| if at % 4 == 0 { 1000 + at } else { random.below(60) }).collect();
+            (0..40_000u64).map(|at| if at.is_multiple_of(4) { 1000 + at } else { random.below(60) }).collect();
         for (name, stream) in
             [("skewed", skewed), ("uniform", uniform), ("chase", chase), ("hot and stream", hot_and_stream)]
         {

@@ -1,0 +1,160 @@
+//! Activity vectors: which regions of a cache a task uses (AV 2.2 to 2.4, 4.2).
+//!
+//! Problem: two tasks with the same miss rate may live side by side in a cache, if they use different parts of it.
+//! Method: group the cache's sets into super sets and count accesses and misses in each over a sample; a bit says that a
+//! super set's count exceeds a threshold. The overlap of two tasks is the number of bits set in both, and the next
+//! sample is expected to look like the last one.
+//!
+//! The paper leaves open how many super sets there are and what the thresholds are, and says both "contiguous groups of
+//! sets" (2.2) and "the low order bits of the set" (4.2): both groupings are here. A threshold relative to the mean of
+//! the vector is offered beside an absolute one, since an absolute one depends on the length of the sample.
+
+use cachemate_core::{IndexSet, SuperSetCount};
+
+/// How sets make up super sets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Grouping {
+    /// Neighbouring sets (AV 2.2).
+    Contiguous,
+    /// Sets with the same low bits (AV 4.2).
+    LowBits,
+}
+
+/// Which super set a cache set belongs to; `None` where there are no sets, no super sets, or more of them than sets.
+pub fn super_set_of(set: u64, sets: u64, super_sets: u32, grouping: Grouping) -> Option<u32> {
+    let groups = u64::from(super_sets);
+    if groups == 0 || groups > sets || set >= sets {
+        return None;
+    }
+    let group = match grouping {
+        Grouping::Contiguous => u128::from(set) * u128::from(groups) / u128::from(sets),
+        Grouping::LowBits => u128::from(set % groups),
+    };
+    Some(group as u32)
+}
+
+/// When a super set counts as active.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum ActiveAbove {
+    /// More events than this in a sample.
+    Count(u64),
+    /// More than this many times the vector's mean.
+    MeanTimes(f64),
+}
+
+/// Which of the two counts a vector is made from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activity {
+    Use,
+    Miss,
+}
+
+/// One bit per super set whose count exceeds the threshold.
+pub fn activity_vector(counts: &[SuperSetCount], of: Activity, above: ActiveAbove) -> IndexSet {
+    let count = |super_set: &SuperSetCount| match of {
+        Activity::Use => super_set.accesses,
+        Activity::Miss => super_set.misses,
+    };
+    let mean = counts.iter().map(|c| count(c) as f64).sum::<f64>() / counts.len().max(1) as f64;
+    let active = |events: u64| match above {
+        ActiveAbove::Count(limit) => events > limit,
+        ActiveAbove::MeanTimes(times) => events as f64 > times * mean,
+    };
+    counts.iter().enumerate().filter(|(_, c)| active(count(c))).map(|(at, _)| at as u32).collect()
+}
+
+/// Super sets active in both: what AV's scheduler keeps low.
+pub fn overlap(a: &IndexSet, b: &IndexSet) -> u32 {
+    a.intersection(b).count()
+}
+
+/// Last-value prediction and how often it was right, bit by bit (AV Table 2).
+#[derive(Clone, Debug, Default)]
+pub struct LastValue {
+    last: Option<IndexSet>,
+    right: u64,
+    bits: u64,
+}
+
+impl LastValue {
+    /// The expected next vector; `None` before the first.
+    pub fn expected(&self) -> Option<&IndexSet> {
+        self.last.as_ref()
+    }
+
+    /// The next vector came: it has `super_sets` bits.
+    pub fn see(&mut self, vector: IndexSet, super_sets: u32) {
+        if let Some(last) = &self.last {
+            let same = |bit: &u32| last.contains(*bit) == vector.contains(*bit);
+            self.right += (0..super_sets).filter(same).count() as u64;
+            self.bits += u64::from(super_sets);
+        }
+        self.last = Some(vector);
+    }
+
+    /// Share of bits predicted rightly so far; `None` before the second vector.
+    pub fn predictability(&self) -> Option<f64> {
+        (self.bits > 0).then(|| self.right as f64 / self.bits as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Does every set belong to one super set, and are super sets of one size (within one)?
+        #[test]
+        fn super_sets_divide_the_sets_evenly(sets in 1u64..300, super_sets in 1u32..70) {
+            for grouping in [Grouping::Contiguous, Grouping::LowBits] {
+                let groups: Option<Vec<u32>> =
+                    (0..sets).map(|set| super_set_of(set, sets, super_sets, grouping)).collect();
+                if u64::from(super_sets) > sets {
+                    prop_assert_eq!(groups, None);
+                    continue;
+                }
+                let groups = groups.unwrap();
+                let sizes: Vec<usize> =
+                    (0..super_sets).map(|g| groups.iter().filter(|&&group| group == g).count()).collect();
+                prop_assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1);
+                if grouping == Grouping::Contiguous {
+                    prop_assert!(groups.is_sorted());
+                }
+            }
+        }
+
+        /// Is overlap symmetric, at most either vector's size, and the whole vector with itself?
+        #[test]
+        fn overlap_is_an_intersection(a in prop::collection::vec(0u32..128, 0..40), b in prop::collection::vec(0u32..128, 0..40)) {
+            let (a, b): (IndexSet, IndexSet) = (a.into_iter().collect(), b.into_iter().collect());
+            prop_assert_eq!(overlap(&a, &b), overlap(&b, &a));
+            prop_assert!(overlap(&a, &b) <= a.count().min(b.count()));
+            prop_assert_eq!(overlap(&a, &a), a.count());
+        }
+    }
+
+    /// Does each threshold set the bits that exceed it, and no others?
+    #[test]
+    fn bits_say_which_counts_exceed_the_threshold() {
+        let counts: Vec<SuperSetCount> =
+            [(10, 1), (40, 0), (2, 2), (40, 9)].map(|(accesses, misses)| SuperSetCount { accesses, misses }).to_vec();
+        let vector = |of, above| activity_vector(&counts, of, above).to_string();
+        assert_eq!(vector(Activity::Use, ActiveAbove::Count(10)), "1,3");
+        assert_eq!(vector(Activity::Use, ActiveAbove::MeanTimes(1.0)), "1,3");
+        assert_eq!(vector(Activity::Miss, ActiveAbove::Count(0)), "0,2-3");
+        assert_eq!(vector(Activity::Miss, ActiveAbove::MeanTimes(1.0)), "3");
+    }
+
+    /// Is predictability the share of bits that stayed as they were?
+    #[test]
+    fn last_value_counts_the_bits_that_stayed() {
+        let mut last = LastValue::default();
+        assert_eq!((last.expected(), last.predictability()), (None, None));
+        last.see([0, 1].into_iter().collect(), 4);
+        assert_eq!(last.predictability(), None);
+        last.see([1, 2].into_iter().collect(), 4);
+        assert_eq!(last.predictability(), Some(0.5));
+        assert_eq!(last.expected().map(ToString::to_string), Some("1-2".to_string()));
+    }
+}

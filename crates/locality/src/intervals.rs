@@ -1,0 +1,152 @@
+//! Cutting a run into intervals: how the miss rate and the locality change over time.
+//!
+//! RapidMRC watches the miss rate per interval of 10^9 instructions (thesis 5.6.2). An interval here ends with the first
+//! access at or past its length, so it is never cut inside an access; a recording without instruction counts is cut by
+//! accesses instead, and has no rate per instruction.
+
+use crate::reuse::ReuseTimes;
+
+/// What intervals are measured in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IntervalLength {
+    Instructions(u64),
+    /// Where the recording has no instruction counts.
+    Accesses(u64),
+}
+
+/// One stretch of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Interval {
+    /// `None` = not recorded.
+    pub instructions: Option<u64>,
+    /// Accesses to the cache, and those that missed it.
+    pub accesses: u64,
+    pub misses: u64,
+}
+
+impl Interval {
+    /// Misses per thousand instructions; `None` where instructions were not recorded, or none were executed.
+    pub fn misses_per_kilo_instr(&self) -> Option<f64> {
+        self.instructions.filter(|&count| count > 0).map(|count| 1000.0 * self.misses as f64 / count as f64)
+    }
+}
+
+/// Collects intervals of a given length.
+#[derive(Clone, Debug)]
+pub struct IntervalCounter {
+    length: IntervalLength,
+    current: Interval,
+}
+
+impl IntervalCounter {
+    /// A length of 0 is taken as 1.
+    pub fn new(length: IntervalLength) -> Self {
+        IntervalCounter { length, current: Self::empty(length) }
+    }
+
+    fn empty(length: IntervalLength) -> Interval {
+        let instructions = matches!(length, IntervalLength::Instructions(_)).then_some(0);
+        Interval { instructions, ..Interval::default() }
+    }
+
+    /// One access and the instructions it stands for (its gap and itself; ignored where intervals count accesses).
+    /// The interval, where this access ends one.
+    #[inline]
+    pub fn count(&mut self, instructions: u64, missed: bool) -> Option<Interval> {
+        self.current.accesses += 1;
+        self.current.misses += u64::from(missed);
+        if let Some(count) = &mut self.current.instructions {
+            *count += instructions;
+        }
+        let full = match self.length {
+            IntervalLength::Instructions(length) => self.current.instructions >= Some(length.max(1)),
+            IntervalLength::Accesses(length) => self.current.accesses >= length.max(1),
+        };
+        full.then(|| std::mem::replace(&mut self.current, Self::empty(self.length)))
+    }
+
+    /// What was counted since the last full interval; `None` = nothing.
+    pub fn rest(&self) -> Option<Interval> {
+        (self.current.accesses > 0).then_some(self.current)
+    }
+}
+
+/// Reuse times of one interval as something that can be compared: references per thousand instructions whose line does
+/// not come back within 1, 2, 4, ... 2^(n−1) accesses.
+///
+/// Each entry is about the miss rate of an LRU cache of one size, and together they cover all sizes: two intervals
+/// whose signatures are close have close miss-rate curves *at every size*. Nothing in it depends on the cache that the
+/// program has, so a phase found in it is the program's own and not the echo of a changed allocation.
+pub fn locality_signature(reuse: &ReuseTimes, refs_per_kilo_instr: f64) -> Option<Vec<f64>> {
+    let samples = reuse.samples();
+    if samples <= 0.0 || !refs_per_kilo_instr.is_finite() {
+        return None;
+    }
+    let mut later = vec![samples; SIGNATURE_LENGTH];
+    for bucket in reuse.buckets() {
+        for (doubling, later) in later.iter_mut().enumerate() {
+            if bucket.high < 1 << doubling {
+                *later -= bucket.weight;
+            }
+        }
+    }
+    Some(later.iter().map(|&left| left.max(0.0) / samples * refs_per_kilo_instr).collect())
+}
+
+/// Entries of a [`locality_signature`]: up to 2^31 accesses.
+pub const SIGNATURE_LENGTH: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Do the intervals and the rest hold every access, miss and instruction, each interval ending as soon as it is
+        /// full?
+        #[test]
+        fn nothing_is_lost_between_intervals(
+            accesses in prop::collection::vec((1u64..40, any::<bool>()), 0..200), length in 1u64..200,
+        ) {
+            let mut counter = IntervalCounter::new(IntervalLength::Instructions(length));
+            let mut intervals: Vec<Interval> = Vec::new();
+            for &(instructions, missed) in &accesses {
+                if let Some(full) = counter.count(instructions, missed) {
+                    let count = full.instructions.unwrap();
+                    prop_assert!(count >= length && count - instructions < length);
+                    intervals.push(full);
+                }
+            }
+            intervals.extend(counter.rest());
+            prop_assert_eq!(intervals.iter().map(|i| i.accesses).sum::<u64>(), accesses.len() as u64);
+            let misses = accesses.iter().filter(|(_, missed)| *missed).count() as u64;
+            prop_assert_eq!(intervals.iter().map(|i| i.misses).sum::<u64>(), misses);
+            let instructions: u64 = accesses.iter().map(|(count, _)| count).sum();
+            prop_assert_eq!(intervals.iter().filter_map(|i| i.instructions).sum::<u64>(), instructions);
+        }
+    }
+
+    /// Is there a rate per instruction only where instructions were recorded?
+    #[test]
+    fn intervals_by_accesses_have_no_rate_per_instruction() {
+        let mut counter = IntervalCounter::new(IntervalLength::Accesses(2));
+        assert_eq!(counter.count(5, true), None);
+        let interval = counter.count(5, false).unwrap();
+        assert_eq!((interval.accesses, interval.misses, interval.misses_per_kilo_instr()), (2, 1, None));
+        let counted = Interval { instructions: Some(500), accesses: 9, misses: 3 };
+        assert_eq!(counted.misses_per_kilo_instr(), Some(6.0));
+    }
+
+    /// Does a signature hold the references that come back late, per thousand instructions, and never without samples?
+    #[test]
+    fn a_signature_counts_the_references_that_come_back_late() {
+        let mut reuse = ReuseTimes::new();
+        assert_eq!(locality_signature(&reuse, 50.0), None);
+        reuse.add_weighted(Some(0), 2.0);
+        reuse.add_weighted(Some(3), 1.0);
+        reuse.add(None);
+        let signature = locality_signature(&reuse, 40.0).unwrap();
+        assert_eq!(signature[..4], [20.0, 20.0, 10.0, 10.0]);
+        assert_eq!(signature.len(), SIGNATURE_LENGTH);
+    }
+}

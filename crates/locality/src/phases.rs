@@ -1,0 +1,285 @@
+//! Phase detection (thesis 5.6.2).
+//!
+//! Problem: a profile holds for one phase of a program; when the program moves on, the old evidence misleads. Method
+//! (the thesis's heuristic): compare the signal of each interval with its mean over the last w intervals; a difference
+//! above a threshold is a phase change. A transition can span several intervals: it begins and ends where the difference
+//! passes 50 % of the threshold (our reading of "another threshold ... to signify the beginning/end").
+//!
+//! The signal is a list of numbers, and the difference of two signals is the largest difference of an entry:
+//! - one entry, the miss rate: the thesis's own detector ([`PhaseDetector::new`] with its defaults: w = 3, 3 misses per
+//!   thousand instructions, 50 %). It is cheap (one counter), but when the *allocation* changes, the miss rate changes
+//!   too, and the detector takes that for a phase;
+//! - a locality signature ([`crate::intervals::locality_signature`]): one entry per cache size, taken from reuse times,
+//!   which no allocation can change. The unit is the same, so the same thresholds hold: a phase changes when the miss
+//!   rate at *any* size moves by more than 3 per thousand instructions.
+//!
+//! Properties: online (one answer per interval, memory w signals); the offline form runs the same detector over a whole
+//! run and gives recurring phases the same kind.
+
+use std::collections::VecDeque;
+
+/// The heuristic's parameters; [`Default`] is thesis 5.6.2.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PhaseParameters {
+    /// w: intervals that the present one is compared with (their mean).
+    pub history: usize,
+    /// A larger difference is a phase change; in the signal's unit.
+    pub threshold: f64,
+    /// A transition begins and ends at this share of the threshold.
+    pub edge_share: f64,
+}
+
+impl Default for PhaseParameters {
+    fn default() -> Self {
+        PhaseParameters { history: 3, threshold: 3.0, edge_share: 0.5 }
+    }
+}
+
+/// What one more interval says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PhaseEvent {
+    /// As before.
+    Steady,
+    /// Differs, but not (yet) enough for a phase change.
+    Drifting,
+    /// A phase change: said once, in the first interval that differs enough. The transition began at interval `since`,
+    /// counted from 0.
+    Changed { since: usize },
+    /// Still on the way into the new phase.
+    Settling,
+    /// The new phase has settled; this is its first steady interval.
+    Settled,
+}
+
+/// Detects phase changes, interval by interval.
+#[derive(Clone, Debug)]
+pub struct PhaseDetector {
+    parameters: PhaseParameters,
+    recent: VecDeque<Vec<f64>>,
+    intervals: usize,
+    /// Where the present transition began, and whether it has been told.
+    transition: Option<(usize, bool)>,
+}
+
+/// The largest difference of an entry; entries that only one has differ from 0.
+pub fn signal_difference(a: &[f64], b: &[f64]) -> f64 {
+    let entry = |of: &[f64], at: usize| of.get(at).copied().unwrap_or(0.0);
+    (0..a.len().max(b.len())).map(|at| (entry(a, at) - entry(b, at)).abs()).fold(0.0, f64::max)
+}
+
+impl PhaseDetector {
+    /// A history of 0 is taken as 1.
+    pub fn new(parameters: PhaseParameters) -> Self {
+        PhaseDetector { parameters, recent: VecDeque::new(), intervals: 0, transition: None }
+    }
+
+    /// One more interval's signal (finite numbers). The first interval is steady: there is nothing to compare it with.
+    pub fn next(&mut self, signal: &[f64]) -> PhaseEvent {
+        let difference = if self.recent.is_empty() { 0.0 } else { signal_difference(signal, &self.mean()) };
+        let edge = self.parameters.threshold * self.parameters.edge_share;
+        let event = match &mut self.transition {
+            None if difference <= edge => PhaseEvent::Steady,
+            None => {
+                let told = difference > self.parameters.threshold;
+                self.transition = Some((self.intervals, told));
+                if told { PhaseEvent::Changed { since: self.intervals } } else { PhaseEvent::Drifting }
+            }
+            Some((_, told)) if difference <= edge => {
+                let event = if *told { PhaseEvent::Settled } else { PhaseEvent::Steady };
+                self.transition = None;
+                event
+            }
+            Some((since, told @ false)) if difference > self.parameters.threshold => {
+                *told = true;
+                PhaseEvent::Changed { since: *since }
+            }
+            Some((_, told)) => {
+                if *told {
+                    PhaseEvent::Settling
+                } else {
+                    PhaseEvent::Drifting
+                }
+            }
+        };
+        if self.recent.len() == self.parameters.history.max(1) {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(signal.to_vec());
+        self.intervals += 1;
+        event
+    }
+
+    /// Forgets the history, so that the next interval is compared with nothing before it: for a change that is known
+    /// not to be the program's own (a new allocation under a miss-rate signal).
+    pub fn forget(&mut self) {
+        self.recent.clear();
+        self.transition = None;
+    }
+
+    fn mean(&self) -> Vec<f64> {
+        mean(self.recent.iter().map(Vec::as_slice))
+    }
+}
+
+fn mean<'a>(signals: impl ExactSizeIterator<Item = &'a [f64]>) -> Vec<f64> {
+    let count = signals.len().max(1) as f64;
+    let mut sum: Vec<f64> = Vec::new();
+    for signal in signals {
+        if sum.len() < signal.len() {
+            sum.resize(signal.len(), 0.0);
+        }
+        sum.iter_mut().zip(signal).for_each(|(sum, entry)| *sum += entry);
+    }
+    sum.iter_mut().for_each(|entry| *entry /= count);
+    sum
+}
+
+/// One phase of a finished run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Phase {
+    /// First interval, first one after the transition into it, and the one after its last.
+    pub start: usize,
+    pub settled: usize,
+    pub end: usize,
+    /// Recurring phases have the same kind; counted from 0 by first occurrence.
+    pub kind: usize,
+    /// Mean signal of the settled intervals (of all where it never settled).
+    pub signal: Vec<f64>,
+}
+
+/// All phases of a finished run, in order and without gap. A phase is of the kind of the nearest earlier one within the
+/// threshold.
+pub fn phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<Phase> {
+    let mut detector = PhaseDetector::new(parameters);
+    let mut edges = vec![(0, 0)];
+    for (at, signal) in signals.iter().enumerate() {
+        match (detector.next(signal), edges.last_mut()) {
+            (PhaseEvent::Changed { since }, _) => edges.push((since, signals.len())),
+            (PhaseEvent::Settled, Some((_, settled))) => *settled = at,
+            _ => {}
+        }
+    }
+    let mut found: Vec<Phase> = Vec::new();
+    let mut kinds: Vec<Vec<f64>> = Vec::new();
+    for (number, &(start, settled)) in edges.iter().enumerate() {
+        let end = edges.get(number + 1).map_or(signals.len(), |&(start, _)| start);
+        if start == end {
+            continue;
+        }
+        let settled = settled.min(end);
+        let steady = if settled < end { settled..end } else { start..end };
+        let signal = mean(signals[steady].iter().map(Vec::as_slice));
+        let nearest = kinds
+            .iter()
+            .map(|kind| signal_difference(kind, &signal))
+            .enumerate()
+            .filter(|&(_, difference)| difference <= parameters.threshold)
+            .min_by(|a, b| a.1.total_cmp(&b.1));
+        let kind = nearest.map_or(kinds.len(), |(kind, _)| kind);
+        if kind == kinds.len() {
+            kinds.push(signal.clone());
+        }
+        found.push(Phase { start, settled, end, kind, signal });
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::intervals::locality_signature;
+    use crate::reuse::{ReuseSampler, SplitMix64};
+    use proptest::prelude::*;
+
+    fn run(rates: &[f64]) -> Vec<Phase> {
+        let signals: Vec<Vec<f64>> = rates.iter().map(|&rate| vec![rate]).collect();
+        phases(&signals, PhaseParameters::default())
+    }
+
+    /// Are two phases that take turns found where they change, and recognised when they come back?
+    #[test]
+    fn alternating_phases_are_found_and_recognised() {
+        let rates: Vec<f64> = (0..40).map(|at| if at / 10 % 2 == 0 { 2.0 } else { 12.0 }).collect();
+        let found = run(&rates);
+        assert_eq!(found.iter().map(|phase| phase.start).collect::<Vec<_>>(), [0, 10, 20, 30]);
+        assert_eq!(found.iter().map(|phase| phase.kind).collect::<Vec<_>>(), [0, 1, 0, 1]);
+        assert!((found[1].signal[0] - 12.0).abs() < 1e-9);
+    }
+
+    /// Is a change just below the threshold no phase, and one just above it a phase?
+    #[test]
+    fn the_threshold_is_three_misses_per_thousand_instructions() {
+        let step = |to: f64| run(&[vec![1.0; 6], vec![to; 6]].concat()).len();
+        assert_eq!((step(3.99), step(4.01)), (1, 2));
+    }
+
+    /// Does a slow transition begin where the difference passes half of the threshold, and end where it falls below?
+    #[test]
+    fn a_transition_begins_and_ends_at_half_of_the_threshold() {
+        let mut detector = PhaseDetector::new(PhaseParameters::default());
+        let events: Vec<PhaseEvent> =
+            [1.0, 1.0, 1.0, 3.0, 6.0, 9.0, 9.0, 9.0, 9.0].iter().map(|&rate| detector.next(&[rate])).collect();
+        use PhaseEvent::*;
+        let expected = [Steady, Steady, Steady, Drifting, Changed { since: 3 }, Settling, Settling, Settled, Steady];
+        assert_eq!(events, expected);
+    }
+
+    proptest! {
+        /// Do the phases cover the run once, in order?
+        #[test]
+        fn phases_cover_the_run(rates in prop::collection::vec(0.0f64..20.0, 1..80)) {
+            let found = run(&rates);
+            prop_assert_eq!(found[0].start, 0);
+            prop_assert_eq!(found[found.len() - 1].end, rates.len());
+            for pair in found.windows(2) {
+                prop_assert_eq!(pair[0].end, pair[1].start);
+            }
+            for phase in &found {
+                prop_assert!(phase.start < phase.end && phase.start <= phase.settled && phase.settled <= phase.end);
+            }
+        }
+
+        /// Is noise well inside the threshold never taken for a phase?
+        #[test]
+        fn noise_is_no_phase(noise in prop::collection::vec(-0.7f64..0.7, 1..80)) {
+            let rates: Vec<f64> = noise.iter().map(|noise| 8.0 + noise).collect();
+            prop_assert_eq!(run(&rates).len(), 1);
+        }
+    }
+
+    /// A program with one true phase change (at interval 12) on an LRU cache whose size changes at interval 6: per
+    /// interval its misses per thousand instructions, and its locality signature.
+    fn program_with_a_new_allocation() -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
+        let (mut random, mut sampler) = (SplitMix64(4), ReuseSampler::new(20, 9));
+        let (mut rates, mut signatures, mut held): (Vec<_>, Vec<_>, Vec<u64>) = Default::default();
+        for interval in 0..18 {
+            let (size, working_set) = (if interval < 6 { 300 } else { 60 }, if interval < 12 { 200 } else { 600 });
+            let mut misses = 0;
+            for _ in 0..10_000 {
+                let line = random.below(working_set);
+                sampler.touch(line);
+                let found = held.iter().rposition(|&held| held == line);
+                misses += u32::from(found.is_none());
+                found.map(|at| held.remove(at));
+                held.push(line);
+                let too_many = held.len().saturating_sub(size);
+                held.drain(..too_many);
+            }
+            // 25 instructions an access.
+            rates.push(vec![f64::from(misses) / 250.0]);
+            signatures.push(locality_signature(&sampler.drain(), 40.0).unwrap());
+        }
+        (rates, signatures)
+    }
+
+    /// Does the miss rate take a new allocation for a phase, while the signature sees only the program's own change?
+    #[test]
+    fn the_signature_does_not_see_the_allocation() {
+        let (rates, signatures) = program_with_a_new_allocation();
+        let starts = |signals: &[Vec<f64>]| -> Vec<usize> {
+            phases(signals, PhaseParameters::default()).iter().map(|phase| phase.start).collect()
+        };
+        assert!(starts(&rates).contains(&6), "{:?}", starts(&rates));
+        assert_eq!(starts(&signatures), [0, 12]);
+    }
+}

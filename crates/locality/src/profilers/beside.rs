@@ -1,0 +1,73 @@
+//! Intensity and sensitivity from outside, where there is no PMU: a calibrated neighbour runs beside the task.
+//!
+//! The neighbour's slowdown says how much the task takes from others (intensity), the task's own says how much it suffers
+//! (sensitivity); CA 2.2.4 defines both from stack distances, this measures them. The task's own rate needs a progress
+//! counter; without one the sensitivity stays absent.
+
+use cachemate_core::{Evidence, Observation, Profiler, Profiles};
+
+use super::{Mean, PerTask, evidence};
+
+/// Fills `intensity` (the neighbour's run time over its run time alone, minus one) and `sensitivity` (the same of the
+/// task), each averaged over the answers of the present phase.
+#[derive(Clone, Debug, Default)]
+pub struct BesideProfiler {
+    tasks: PerTask<(Mean, Mean)>,
+}
+
+impl Profiler for BesideProfiler {
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        self.tasks.follow(seen, profiles);
+        for evidence in evidence(seen) {
+            let Evidence::Beside {
+                task,
+                neighbour_alone_ns,
+                neighbour_beside_ns,
+                task_alone_rate,
+                task_beside_rate,
+                ..
+            } = evidence
+            else {
+                continue;
+            };
+            let Some(((intensity, sensitivity), profile)) = self.tasks.of(*task, profiles) else { continue };
+            let slowdown = |slow: f64, fast: f64| (fast > 0.0 && slow.is_finite()).then(|| slow / fast - 1.0);
+            if let Some(suffered) = slowdown(*neighbour_beside_ns, *neighbour_alone_ns) {
+                intensity.add(suffered);
+                profile.intensity = intensity.estimate();
+            }
+            let rates = task_alone_rate.zip(*task_beside_rate);
+            if let Some(suffered) = rates.and_then(|(alone, beside)| slowdown(alone, beside)) {
+                sensitivity.add(suffered);
+                profile.sensitivity = sensitivity.estimate();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic::*;
+    use super::*;
+    use cachemate_core::{Neighbour, TaskId};
+
+    /// Is each slowdown the right way round, and the task's absent where it reports no rate?
+    #[test]
+    fn the_neighbours_slowdown_is_intensity_and_the_tasks_is_sensitivity() {
+        let (mut profiler, mut profiles) = (BesideProfiler::default(), Profiles::new());
+        let beside = |task, rates: Option<(f64, f64)>| Evidence::Beside {
+            task: TaskId(task),
+            neighbour: Neighbour::Stream,
+            neighbour_alone_ns: 100.0,
+            neighbour_beside_ns: 150.0,
+            task_alone_rate: rates.map(|(alone, _)| alone),
+            task_beside_rate: rates.map(|(_, beside)| beside),
+        };
+        let mut seen = window(0, &[0, 1]);
+        seen.answers = vec![answer(0, beside(0, Some((10.0, 8.0)))), answer(1, beside(1, None))];
+        profiler.update(&seen, &mut profiles);
+        assert!((profiles[&TaskId(0)].intensity.unwrap().value - 0.5).abs() < 1e-12);
+        assert!((profiles[&TaskId(0)].sensitivity.unwrap().value - 0.25).abs() < 1e-12);
+        assert_eq!(profiles[&TaskId(1)].sensitivity, None);
+    }
+}

@@ -1,0 +1,173 @@
+//! Counters of a task to running averages (CA 4: DIO reads miss rates online, no more often than every 10^9 cycles, and
+//! schedules by a running average).
+//!
+//! What is averaged is what the task did under whatever it ran beside: the order by miss rate hardly changes under
+//! co-running (CA-5), so it serves for comparing tasks; it is not the task's rate alone on the cache.
+
+use cachemate_core::{Event, Level, Observation, Profiler, Profiles, StallCause, TaskSeen};
+
+use super::{Mean, PerTask};
+
+/// Fills `observed_misses_per_kilo_instr`, `observed_instr_per_cycle`, `llc_refs_per_mega_instr` and
+/// `remote_stall_share`.
+#[derive(Clone, Debug)]
+pub struct CountersProfiler {
+    level: Level,
+    at_least_instructions: f64,
+    tasks: PerTask<State>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    open: Totals,
+    misses_per_kilo_instr: Mean,
+    refs_per_mega_instr: Mean,
+    instr_per_cycle: Mean,
+    remote_stall_share: Mean,
+}
+
+/// Counts since the last reading that was folded in. An event is `None` once a window did not have it: a sum of some
+/// windows over the instructions of all would be too low.
+#[derive(Clone, Copy, Debug)]
+struct Totals {
+    instructions: f64,
+    cycles: Option<f64>,
+    references: Option<f64>,
+    misses: Option<f64>,
+    remote_stall_cycles: Option<f64>,
+}
+
+impl Default for Totals {
+    fn default() -> Self {
+        let none_yet = Some(0.0);
+        Totals {
+            instructions: 0.0,
+            cycles: none_yet,
+            references: none_yet,
+            misses: none_yet,
+            remote_stall_cycles: none_yet,
+        }
+    }
+}
+
+impl Totals {
+    fn add(&mut self, task: &TaskSeen, level: Level, instructions: f64) {
+        let add = |sum: &mut Option<f64>, event| *sum = sum.zip(task.counts.get(event)).map(|(sum, more)| sum + more);
+        self.instructions += instructions;
+        add(&mut self.cycles, Event::Cycles);
+        add(&mut self.references, Event::References(level));
+        add(&mut self.misses, Event::Misses(level));
+        add(&mut self.remote_stall_cycles, Event::StallCycles(StallCause::RemoteCache));
+    }
+}
+
+impl CountersProfiler {
+    /// Of the cache of this level; a reading is folded into the averages once it covers that many instructions of the
+    /// task (DIO's 10^9 cycles, or what the run's scale makes of them), so that short windows do not weigh as much as
+    /// long ones.
+    pub fn new(level: Level, at_least_instructions: f64) -> Self {
+        CountersProfiler { level, at_least_instructions, tasks: PerTask::default() }
+    }
+}
+
+impl Profiler for CountersProfiler {
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        self.tasks.follow(seen, profiles);
+        for task in &seen.tasks {
+            let Some(instructions) = task.counts.get(Event::Instructions) else { continue };
+            let Some((state, profile)) = self.tasks.of(task.task, profiles) else { continue };
+            state.open.add(task, self.level, instructions);
+            if state.open.instructions < self.at_least_instructions || state.open.instructions <= 0.0 {
+                continue;
+            }
+            let open = std::mem::take(&mut state.open);
+            let cycles = open.cycles.filter(|&cycles| cycles > 0.0);
+            let fold = |mean: &mut Mean, reading: Option<f64>| {
+                reading.iter().for_each(|&reading| mean.add(reading));
+                mean.estimate()
+            };
+            let per_instr = |count: Option<f64>, scale: f64| count.map(|count| scale * count / open.instructions);
+            let State { misses_per_kilo_instr, refs_per_mega_instr, instr_per_cycle, remote_stall_share, .. } = state;
+            profile.observed_misses_per_kilo_instr = fold(misses_per_kilo_instr, per_instr(open.misses, 1e3));
+            profile.observed_instr_per_cycle = fold(instr_per_cycle, cycles.map(|cycles| open.instructions / cycles));
+            if let Some(refs) = fold(refs_per_mega_instr, per_instr(open.references, 1e6)) {
+                profile.llc_refs_per_mega_instr = Some(refs);
+            }
+            let stalled = open.remote_stall_cycles.zip(cycles).map(|(stalled, cycles)| stalled / cycles);
+            if let Some(share) = fold(remote_stall_share, stalled) {
+                profile.remote_stall_share = Some(share.value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic::*;
+    use super::*;
+    use cachemate_core::TaskId;
+
+    const LLC: Level = Level::L2;
+
+    fn with_misses(number: u64, misses: u64) -> Observation {
+        let mut seen = window(number, &[]);
+        let readings = [
+            (Event::Instructions, 1000),
+            (Event::Cycles, 2000),
+            (Event::References(LLC), 50),
+            (Event::Misses(LLC), misses),
+        ];
+        seen.tasks = vec![task_seen(0, &readings)];
+        seen
+    }
+
+    /// Is the average over readings the true one, per thousand instructions, and does it have an interval?
+    #[test]
+    fn readings_become_a_running_average() {
+        let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 1000.0), Profiles::new());
+        for (number, misses) in [8, 12, 10].into_iter().enumerate() {
+            profiler.update(&with_misses(number as u64, misses), &mut profiles);
+        }
+        let profile = &profiles[&TaskId(0)];
+        let rate = profile.observed_misses_per_kilo_instr.unwrap();
+        assert!((rate.value - 10.0).abs() < 1e-12 && rate.low < 9.0 && rate.high > 11.0, "{rate:?}");
+        assert_eq!(profile.observed_instr_per_cycle.unwrap().value, 0.5);
+        assert!((profile.llc_refs_per_mega_instr.unwrap().value - 50_000.0).abs() < 1e-6);
+        assert_eq!(profile.remote_stall_share, None);
+    }
+
+    /// Are short windows gathered until a reading is long enough?
+    #[test]
+    fn short_windows_are_gathered() {
+        let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());
+        profiler.update(&with_misses(0, 4), &mut profiles);
+        assert_eq!(profiles[&TaskId(0)].observed_misses_per_kilo_instr, None);
+        profiler.update(&with_misses(1, 6), &mut profiles);
+        assert_eq!(profiles[&TaskId(0)].observed_misses_per_kilo_instr.unwrap().value, 5.0);
+    }
+
+    /// Does an event that was not counted in part of a reading stay unknown, instead of counting as zero?
+    #[test]
+    fn what_was_not_counted_is_not_averaged() {
+        let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());
+        profiler.update(&with_misses(0, 4), &mut profiles);
+        let mut without = window(1, &[]);
+        without.tasks = vec![task_seen(0, &[(Event::Instructions, 1000)])];
+        profiler.update(&without, &mut profiles);
+        assert_eq!(profiles[&TaskId(0)].observed_misses_per_kilo_instr, None);
+    }
+
+    /// Do a task that is gone and an older phase leave nothing behind?
+    #[test]
+    fn gone_tasks_and_old_phases_are_forgotten() {
+        let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 1000.0), Profiles::new());
+        profiler.update(&with_misses(0, 4), &mut profiles);
+        profiles.insert(TaskId(0), cachemate_core::Profile { phase: 1, ..Default::default() });
+        profiler.update(&with_misses(1, 30), &mut profiles);
+        assert_eq!(profiles[&TaskId(0)].observed_misses_per_kilo_instr.unwrap().value, 30.0);
+        let mut last = with_misses(2, 4);
+        last.tasks[0].exited = true;
+        profiler.update(&last, &mut profiles);
+        assert!(profiles.is_empty());
+    }
+}

@@ -1,0 +1,130 @@
+//! Profilers: observations to profiles, one evidence per file.
+//!
+//! A machine reports raw readings; what is filtered, weighted and averaged, and over how long, is decided here, so that a
+//! replay of a recording can decide it anew. Every profiler fills its own fields of [`cachemate_core::Profile`], leaves
+//! the rest, and forgets a task when it is gone or has entered a new phase. Put [`PhaseProfiler`] first (it drops the
+//! evidence of an old phase before others add to it) and [`KnownProfiler`] last (it fills only what nothing measured).
+
+mod activity;
+mod beside;
+mod counters;
+mod known;
+mod phases;
+mod reuses;
+mod rows;
+mod sharing;
+mod stalls;
+
+pub use activity::ActivityProfiler;
+pub use beside::BesideProfiler;
+pub use counters::CountersProfiler;
+pub use known::KnownProfiler;
+pub use phases::PhaseProfiler;
+pub use reuses::ReuseProfiler;
+pub use rows::{RowParameters, RowProfiler};
+pub use sharing::SharingProfiler;
+pub use stalls::StallProfiler;
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{CacheShare, Estimate, Evidence, Member, Observation, Profile, Profiles, TaskId, TaskSeen, Units};
+
+/// Gives every task that is there a profile, and removes those of tasks that are gone.
+pub(crate) fn keep_present(seen: &Observation, profiles: &mut Profiles) {
+    let present: Vec<TaskId> = seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
+    profiles.retain(|task, _| present.contains(task));
+    present.into_iter().for_each(|task| {
+        profiles.entry(task).or_default();
+    });
+}
+
+/// What a profiler remembers of each task, until it is gone or changes its phase.
+#[derive(Clone, Debug)]
+pub(crate) struct PerTask<S> {
+    /// Phase that the memory belongs to, and the memory.
+    states: BTreeMap<TaskId, (u32, S)>,
+}
+
+impl<S> Default for PerTask<S> {
+    fn default() -> Self {
+        PerTask { states: BTreeMap::new() }
+    }
+}
+
+impl<S: Default> PerTask<S> {
+    /// To be called first in every update: keeps profiles and memory to what is there and in its present phase.
+    pub(crate) fn follow(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        keep_present(seen, profiles);
+        self.states.retain(|task, (phase, _)| profiles.get(task).is_some_and(|profile| profile.phase == *phase));
+    }
+
+    /// Memory and profile of a task; `None` where the task is not there.
+    pub(crate) fn of<'a>(
+        &'a mut self,
+        task: TaskId,
+        profiles: &'a mut Profiles,
+    ) -> Option<(&'a mut S, &'a mut Profile)> {
+        let profile = profiles.get_mut(&task)?;
+        let (_, state) = self.states.entry(task).or_insert_with(|| (profile.phase, S::default()));
+        Some((state, profile))
+    }
+}
+
+/// Evidence of the window, in order.
+pub(crate) fn evidence(seen: &Observation) -> impl Iterator<Item = &Evidence> {
+    seen.answers.iter().map(|answer| &answer.evidence)
+}
+
+pub(crate) fn seen_task(seen: &Observation, task: TaskId) -> Option<&TaskSeen> {
+    seen.tasks.iter().find(|other| other.task == task)
+}
+
+/// Mean and spread of readings, in one pass (Welford).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Mean {
+    count: f64,
+    mean: f64,
+    squares: f64,
+}
+
+impl Mean {
+    pub(crate) fn add(&mut self, reading: f64) {
+        self.count += 1.0;
+        let off = reading - self.mean;
+        self.mean += off / self.count;
+        self.squares += off * (reading - self.mean);
+    }
+
+    /// The mean, plus and minus two standard errors; after one reading, whose spread nobody knows, from 0 to twice it.
+    pub(crate) fn estimate(&self) -> Option<Estimate> {
+        if self.count < 1.0 {
+            return None;
+        }
+        let error = if self.count < 2.0 {
+            self.mean.abs()
+        } else {
+            2.0 * (self.squares / (self.count - 1.0) / self.count).sqrt()
+        };
+        Some(Estimate { value: self.mean, low: self.mean - error, high: self.mean + error })
+    }
+}
+
+/// How much of a cache a task may use, by the shares in force; the whole cache where it is in none.
+pub(crate) fn allowed_bytes(seen: &Observation, task: &TaskSeen, cache_bytes: u64, colours: u32, ways: u32) -> u64 {
+    let is_member = |share: &&CacheShare| {
+        share.members.iter().any(|member| match member {
+            Member::Process(process) => *process == task.process,
+            Member::Task(member) => *member == task.task,
+        })
+    };
+    let part = |units: u32, of: u32| cache_bytes * u64::from(units.min(of)) / u64::from(of.max(1));
+    let share = seen.in_force.shares.iter().map(|held| &held.share).find(is_member);
+    match share.map(|share| &share.units) {
+        Some(Units::Colours { allowed, .. }) => part(allowed.count(), colours),
+        Some(Units::Ways { mask }) => part(mask.count(), ways),
+        None => cache_bytes,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod synthetic;

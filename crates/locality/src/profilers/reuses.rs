@@ -1,0 +1,121 @@
+//! Watched locations to reuse times, and by StatCache or StatStack to a miss-rate curve (BS 1).
+
+use cachemate_core::{Estimate, Event, Evidence, Level, Observation, Profiler, Profiles, TaskSeen};
+
+use super::{PerTask, evidence, seen_task};
+use crate::reuse::ReuseTimes;
+use crate::statcc::Composition;
+use crate::{statcache, statstack};
+
+/// Fills `reuse_times`; and `misses_per_kilo_instr` where the task's references per instruction are known.
+#[derive(Clone, Debug)]
+pub struct ReuseProfiler {
+    level: Level,
+    model: Composition,
+    line_bytes: u64,
+    sizes_bytes: Vec<u64>,
+    tasks: PerTask<ReuseTimes>,
+}
+
+impl ReuseProfiler {
+    /// Reuses among the references of a cache of this level, and a curve at these sizes by the model of its
+    /// replacement. Sizes are sorted.
+    pub fn new(level: Level, model: Composition, line_bytes: u64, mut sizes_bytes: Vec<u64>) -> Self {
+        sizes_bytes.sort_unstable();
+        sizes_bytes.dedup();
+        ReuseProfiler { level, model, line_bytes: line_bytes.max(1), sizes_bytes, tasks: PerTask::default() }
+    }
+
+    /// Misses per thousand instructions by size; each point with two standard errors of a share from so many samples.
+    fn curve(&self, reuse: &ReuseTimes, refs_per_kilo_instr: f64) -> Option<Vec<(u64, Estimate)>> {
+        let point = |&size_bytes: &u64| {
+            let lines = size_bytes / self.line_bytes;
+            let ratio = match self.model {
+                Composition::Random => statcache::miss_ratio(reuse, lines),
+                Composition::Lru => statstack::miss_ratio(reuse, lines),
+            }?;
+            let error = 2.0 * (ratio * (1.0 - ratio) / reuse.samples()).max(0.0).sqrt();
+            let rate = |ratio: f64| ratio.clamp(0.0, 1.0) * refs_per_kilo_instr;
+            Some((size_bytes, Estimate { value: rate(ratio), low: rate(ratio - error), high: rate(ratio + error) }))
+        };
+        self.sizes_bytes.iter().map(point).collect()
+    }
+
+    /// The task's references per nanosecond on a CPU; `None` where either was not measured.
+    fn references_per_ns(&self, task: Option<&TaskSeen>) -> Option<f64> {
+        let task = task?;
+        let on_cpu: u64 = task.on_cpu_ns.iter().map(|&(_, ns)| ns).sum();
+        (on_cpu > 0).then_some(task.counts.get(Event::References(self.level))? / on_cpu as f64)
+    }
+}
+
+impl Profiler for ReuseProfiler {
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        self.tasks.follow(seen, profiles);
+        for evidence in evidence(seen) {
+            let Evidence::Reuses { task, samples } = evidence else { continue };
+            let per_ns = self.references_per_ns(seen_task(seen, *task));
+            if let Some((times, profile)) = self.tasks.of(*task, profiles) {
+                times.merge(&ReuseTimes::from_samples(samples, per_ns));
+                profile.reuse_times = times.to_profile();
+            }
+        }
+        for (task, (_, times)) in &self.tasks.states {
+            let Some(profile) = profiles.get_mut(task) else { continue };
+            let Some(refs) = profile.llc_refs_per_mega_instr else { continue };
+            if let Some(curve) = self.curve(times, refs.value / 1000.0).filter(|curve| !curve.is_empty()) {
+                profile.misses_per_kilo_instr = Some(curve);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic::*;
+    use super::*;
+    use cachemate_core::{Profile, ReuseSample, TaskId};
+
+    const LLC: Level = Level::L2;
+
+    fn sample(accesses: Option<u64>, elapsed_ns: u64, touched_again: bool) -> ReuseSample {
+        ReuseSample { accesses, elapsed_ns, touched_again }
+    }
+
+    /// Does a task that cycles through 64 lines, as an eighth of its references, get the curve of that?
+    #[test]
+    fn samples_over_several_windows_become_the_true_curve() {
+        let mut profiler = ReuseProfiler::new(LLC, Composition::Lru, 64, vec![128 * 64, 4 * 64]);
+        let refs = Some(Estimate::exact(16_000.0));
+        let mut profiles: Profiles =
+            [(TaskId(0), Profile { llc_refs_per_mega_instr: refs, ..Profile::default() })].into_iter().collect();
+        for number in 0..4 {
+            let mut seen = window(number, &[0]);
+            let mut samples = vec![sample(Some(0), 1, true); 140];
+            samples.extend(vec![sample(Some(511), 1, true); 20]);
+            seen.answers = vec![answer(0, Evidence::Reuses { task: TaskId(0), samples })];
+            profiler.update(&seen, &mut profiles);
+        }
+        let curve = profiles[&TaskId(0)].misses_per_kilo_instr.clone().unwrap();
+        assert_eq!(curve.iter().map(|(size, _)| *size).collect::<Vec<_>>(), [4 * 64, 128 * 64]);
+        assert!((curve[0].1.value - 2.0).abs() < 1e-9 && curve[0].1.low > 1.5 && curve[0].1.high < 2.5);
+        assert_eq!(curve[1].1.value, 0.0);
+    }
+
+    /// Is there no curve without references per instruction, and are times in nanoseconds dated by the counters?
+    #[test]
+    fn without_references_there_are_times_but_no_curve() {
+        let mut profiler = ReuseProfiler::new(LLC, Composition::Random, 64, vec![4096]);
+        let mut profiles = Profiles::new();
+        let mut seen = window(0, &[0]);
+        seen.tasks = vec![task_seen(0, &[(Event::References(LLC), 100_000_000)])];
+        seen.answers = vec![answer(
+            0,
+            Evidence::Reuses { task: TaskId(0), samples: vec![sample(None, 100, true), sample(None, 7, false)] },
+        )];
+        profiler.update(&seen, &mut profiles);
+        let profile = &profiles[&TaskId(0)];
+        assert_eq!(profile.reuse_times, Some(vec![(Some(10), 0.5), (None, 0.5)]));
+        assert_eq!(profile.misses_per_kilo_instr, None);
+    }
+}

@@ -1,0 +1,272 @@
+//! Co-run intervals to partial-cache miss rates (CASC 4.2.2).
+//!
+//! Problem: what each thread contributes to a group's miss rate cannot be counted where only the cache as a whole has
+//! counters. Method: a group's miss rate is about the mean of its members' PCMRs, so n + 1 groups that each leave one of
+//! n + 1 threads out give them all (initial measurement; closed form x_i = Σ rates − n · rate_i), and one group with a
+//! single unknown member gives that one (secondary measurement; x = n · rate − Σ known). Intervals under 200 µs are cold
+//! starts and are dropped; others weigh by their length, until 2 ms are collected.
+//!
+//! Properties: a PCMR is a score of locality; as solved, it may be negative or above 100. Noise of a group's rate is
+//! amplified √((n − 1)² + n) times, which the estimate's interval shows.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Estimate, Event, Evidence, Level, Observation, Profiler, Profiles, RowInterval, TaskId};
+
+use super::{PerTask, evidence};
+
+/// CASC's figures, and the run's scale for all of them.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RowParameters {
+    /// Shorter intervals are cold starts.
+    pub shortest_interval_ns: f64,
+    /// MIN_RUNLENGTH: what has to be collected of each row, and of each newcomer.
+    pub least_total_ns: f64,
+    /// Both times are multiplied by this.
+    pub scale: f64,
+}
+
+impl Default for RowParameters {
+    fn default() -> Self {
+        RowParameters { shortest_interval_ns: 200_000.0, least_total_ns: 2_000_000.0, scale: 1.0 }
+    }
+}
+
+/// Fills `pcmr`: misses per 100 references.
+#[derive(Clone, Debug)]
+pub struct RowProfiler {
+    level: Level,
+    parameters: RowParameters,
+    /// By members, in order of id.
+    rows: BTreeMap<Vec<TaskId>, Weighted>,
+    newcomers: PerTask<Weighted>,
+    phases: BTreeMap<TaskId, u32>,
+}
+
+/// Mean and variance weighted by length.
+#[derive(Clone, Copy, Debug, Default)]
+struct Weighted {
+    ns: f64,
+    sum: f64,
+    squares: f64,
+    /// Σ length²: how many equal intervals these are worth.
+    ns_squares: f64,
+}
+
+impl Weighted {
+    fn add(&mut self, value: f64, ns: f64) {
+        self.ns += ns;
+        self.sum += ns * value;
+        self.squares += ns * value * value;
+        self.ns_squares += ns * ns;
+    }
+    fn mean(&self) -> f64 {
+        self.sum / self.ns
+    }
+    /// Variance of the mean; 0 where one interval tells nothing of it.
+    fn variance(&self) -> f64 {
+        let spread = (self.squares / self.ns - self.mean() * self.mean()).max(0.0);
+        let share = self.ns_squares / (self.ns * self.ns);
+        if share >= 1.0 { 0.0 } else { spread * share / (1.0 - share) }
+    }
+}
+
+fn estimate(value: f64, variance: f64) -> Estimate {
+    let error = 2.0 * variance.max(0.0).sqrt();
+    Estimate { value, low: value - error, high: value + error }
+}
+
+impl RowProfiler {
+    /// Of the shared cache of this level.
+    pub fn new(level: Level, parameters: RowParameters) -> Self {
+        RowProfiler { level, parameters, rows: BTreeMap::new(), newcomers: PerTask::default(), phases: BTreeMap::new() }
+    }
+
+    /// Misses per 100 references and weight; `None` for a cold start, or where the cache was not counted.
+    fn rate(&self, interval: &RowInterval) -> Option<(f64, f64)> {
+        let ns = interval.span.elapsed_ns as f64;
+        let misses = interval.cache_counts.get(Event::Misses(self.level))?;
+        let references = interval.cache_counts.get(Event::References(self.level)).filter(|&count| count > 0.0)?;
+        let long_enough = ns >= self.parameters.shortest_interval_ns * self.parameters.scale && ns > 0.0;
+        long_enough.then_some((100.0 * misses / references, ns))
+    }
+
+    /// Rows hold for the phases in which they were measured.
+    fn forget_old_rows(&mut self, profiles: &Profiles) {
+        let phases = &self.phases;
+        self.rows.retain(|members, _| {
+            members.iter().all(|task| profiles.get(task).map(|profile| profile.phase) == phases.get(task).copied())
+        });
+        self.phases = profiles.iter().map(|(&task, profile)| (task, profile.phase)).collect();
+    }
+
+    fn add(&mut self, interval: &RowInterval, profiles: &mut Profiles) {
+        let Some((rate, ns)) = self.rate(interval) else { return };
+        let mut members = interval.tasks.clone();
+        members.sort_unstable();
+        members.dedup();
+        let known: Vec<f64> = members.iter().filter_map(|task| Some(profiles.get(task)?.pcmr?.value)).collect();
+        let newcomer = members.iter().find(|task| profiles.get(task).is_some_and(|profile| profile.pcmr.is_none()));
+        match newcomer {
+            Some(&newcomer) if known.len() + 1 == members.len() && !known.is_empty() => {
+                let value = members.len() as f64 * rate - known.iter().sum::<f64>();
+                let enough = self.parameters.least_total_ns * self.parameters.scale;
+                if let Some((sum, profile)) = self.newcomers.of(newcomer, profiles) {
+                    sum.add(value, ns);
+                    if sum.ns >= enough {
+                        profile.pcmr = Some(estimate(sum.mean(), sum.variance()));
+                    }
+                }
+            }
+            _ => self.rows.entry(members).or_default().add(rate, ns),
+        }
+    }
+
+    /// Solves the initial measurement wherever all rows of a set of threads are complete and one of them is unknown.
+    fn solve(&self, profiles: &mut Profiles) {
+        let enough = self.parameters.least_total_ns * self.parameters.scale;
+        let row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.ns >= enough);
+        for (members, _) in self.rows.iter().filter(|(_, row)| row.ns >= enough) {
+            let others: Vec<TaskId> = profiles.keys().filter(|task| !members.contains(task)).copied().collect();
+            for other in others {
+                let mut all = members.clone();
+                all.push(other);
+                all.sort_unstable();
+                let without = |left_out: &TaskId| -> Vec<TaskId> {
+                    all.iter().filter(|task| *task != left_out).copied().collect()
+                };
+                let rows: Option<Vec<&Weighted>> = all.iter().map(|task| row(&without(task))).collect();
+                let unknown = all.iter().any(|task| profiles.get(task).is_some_and(|profile| profile.pcmr.is_none()));
+                if let (Some(rows), true) = (rows, unknown) {
+                    give_all(&all, &rows, profiles);
+                }
+            }
+        }
+    }
+}
+
+/// The closed form: `rows[i]` is the group without `all[i]`.
+fn give_all(all: &[TaskId], rows: &[&Weighted], profiles: &mut Profiles) {
+    let n = (all.len() - 1) as f64;
+    let rates: f64 = rows.iter().map(|row| row.mean()).sum();
+    let variances: f64 = rows.iter().map(|row| row.variance()).sum();
+    for (task, row) in all.iter().zip(rows) {
+        if let Some(profile) = profiles.get_mut(task) {
+            let variance = variances + ((n - 1.0) * (n - 1.0) - 1.0) * row.variance();
+            profile.pcmr = Some(estimate(rates - n * row.mean(), variance));
+        }
+    }
+}
+
+impl Profiler for RowProfiler {
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        self.newcomers.follow(seen, profiles);
+        self.forget_old_rows(profiles);
+        for evidence in evidence(seen) {
+            if let Evidence::Rows(intervals) = evidence {
+                intervals.iter().for_each(|interval| self.add(interval, profiles));
+            }
+        }
+        self.solve(profiles);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic::*;
+    use super::*;
+    use cachemate_core::{CacheId, Profile};
+
+    const LLC: Level = Level::L2;
+
+    fn interval(members: &[u32], elapsed_ns: u64, rate: f64) -> RowInterval {
+        RowInterval {
+            tasks: members.iter().map(|&task| TaskId(task)).collect(),
+            cache: CacheId(0),
+            span: span(elapsed_ns),
+            ended_by: None,
+            cache_counts: counts(&[(Event::References(LLC), 1_000_000), (Event::Misses(LLC), (rate * 1e4) as u64)]),
+            task_counts: Vec::new(),
+        }
+    }
+    fn seen(tasks: &[u32], intervals: Vec<RowInterval>) -> Observation {
+        let mut seen = window(0, tasks);
+        seen.answers = vec![answer(0, Evidence::Rows(intervals))];
+        seen
+    }
+    const PCMR: [f64; 5] = [2.0, 4.0, 6.0, 28.0, 30.0];
+    /// The five rows of four, each with a cold start that must not count.
+    fn initial(elapsed_ns: u64) -> Vec<RowInterval> {
+        let row = |left_out: u32| {
+            let members: Vec<u32> = (0..5).filter(|&task| task != left_out).collect();
+            let rate = members.iter().map(|&task| PCMR[task as usize]).sum::<f64>() / 4.0;
+            [interval(&members, 150_000, 99.0), interval(&members, elapsed_ns, rate)]
+        };
+        (0..5).flat_map(row).collect()
+    }
+
+    /// Does the initial measurement give back the true PCMRs, cold starts dropped?
+    #[test]
+    fn rows_that_leave_one_out_give_all_pcmrs() {
+        let (mut profiler, mut profiles) = (RowProfiler::new(LLC, RowParameters::default()), Profiles::new());
+        profiler.update(&seen(&[0, 1, 2, 3, 4], initial(1_500_000)), &mut profiles);
+        assert!(profiles.values().all(|profile| profile.pcmr.is_none()), "1.5 ms of each row are not enough");
+        profiler.update(&seen(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
+        for (profile, truth) in profiles.values().zip(PCMR) {
+            assert!((profile.pcmr.unwrap().value - truth).abs() < 1e-3, "{:?}, true {truth}", profile.pcmr);
+        }
+    }
+
+    /// Does the scale shorten both times?
+    #[test]
+    fn the_scale_applies_to_both_times() {
+        let parameters = RowParameters { scale: 0.001, ..RowParameters::default() };
+        let (mut profiler, mut profiles) = (RowProfiler::new(LLC, parameters), Profiles::new());
+        let mut rows = initial(2_100);
+        rows.iter_mut().step_by(2).for_each(|cold| cold.span.elapsed_ns = 150);
+        profiler.update(&seen(&[0, 1, 2, 3, 4], rows), &mut profiles);
+        assert!((profiles[&TaskId(4)].pcmr.unwrap().value - 30.0).abs() < 1e-3);
+    }
+
+    /// Does a newcomer get its PCMR from groups whose other members are known, weighted by length?
+    #[test]
+    fn a_newcomer_is_measured_beside_known_peers() {
+        let (mut profiler, mut profiles) = (RowProfiler::new(LLC, RowParameters::default()), Profiles::new());
+        for (task, pcmr) in [(0, 4.0), (1, 10.0)] {
+            profiles.insert(TaskId(task), Profile { pcmr: Some(Estimate::exact(pcmr)), ..Profile::default() });
+        }
+        // True value 20: (4 + 20) / 2 = 12; (10 + 20) / 2 = 15, with 16 in the second half of the time.
+        let rows = vec![interval(&[0, 2], 1_000_000, 12.0), interval(&[1, 2], 1_000_000, 16.0)];
+        profiler.update(&seen(&[0, 1, 2], rows), &mut profiles);
+        let pcmr = profiles[&TaskId(2)].pcmr.unwrap();
+        assert!((pcmr.value - 21.0).abs() < 1e-3 && pcmr.low < 20.0 && pcmr.high > 22.0, "{pcmr:?}");
+        assert_eq!(profiles[&TaskId(0)].pcmr, Some(Estimate::exact(4.0)));
+    }
+
+    /// Is what was measured of a task in an older phase left out of the new one?
+    #[test]
+    fn rows_of_an_older_phase_are_forgotten() {
+        let (mut profiler, mut profiles) = (RowProfiler::new(LLC, RowParameters::default()), Profiles::new());
+        profiler.update(&seen(&[0, 1, 2, 3, 4], initial(1_500_000)), &mut profiles);
+        profiles.get_mut(&TaskId(3)).unwrap().phase = 1;
+        profiler.update(&seen(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
+        assert!(profiles.values().all(|profile| profile.pcmr.is_none()));
+    }
+
+    /// Is the noise of the rows amplified as the closed form says: √((n − 1)² + n) for equal noise?
+    #[test]
+    fn the_interval_shows_the_amplified_noise() {
+        let row = |spread: f64| {
+            let mut row = Weighted::default();
+            (0..100).for_each(|at| row.add(10.0 + if at % 2 == 1 { spread } else { -spread }, 1.0));
+            row
+        };
+        let (n, noisy) = (8.0f64, row(1.0));
+        let tasks: Vec<TaskId> = (0..9).map(TaskId).collect();
+        let mut profiles: Profiles = tasks.iter().map(|&task| (task, Profile::default())).collect();
+        give_all(&tasks, &[&noisy; 9], &mut profiles);
+        let pcmr = profiles[&TaskId(0)].pcmr.unwrap();
+        let amplified = 0.5 * (pcmr.high - pcmr.value) / noisy.variance().sqrt();
+        assert!((amplified - ((n - 1.0) * (n - 1.0) + n).sqrt()).abs() < 1e-9, "{amplified}");
+    }
+}

@@ -1,0 +1,102 @@
+//! Stall-rate curves (thesis 4.6.2; CP-4): cycles stalled on data per thousand instructions, by the share of the cache.
+//!
+//! Where misses of the contended cache hit another cache behind it, they are not all worth the same, and a curve of
+//! stalled cycles predicts run time better than one of misses. A point is what was measured while the task held that
+//! share: the curve grows as shares are tried, and there is no curve where no machine counts stalls.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Event, Level, Observation, Profiler, Profiles, StallCause, TaskSeen};
+
+use super::{Mean, PerTask, allowed_bytes};
+
+/// Fills `stalls_per_kilo_instr`.
+#[derive(Clone, Debug)]
+pub struct StallProfiler {
+    cache_bytes: u64,
+    colours: u32,
+    ways: u32,
+    tasks: PerTask<BTreeMap<u64, Mean>>,
+}
+
+/// Waiting for data beyond the first level: what a share of the cache can change.
+const DATA_STALLS: [StallCause; 7] = [
+    StallCause::Hit(Level::L2),
+    StallCause::Hit(Level::L3),
+    StallCause::Hit(Level::L4),
+    StallCause::RemoteCache,
+    StallCause::LocalMemory,
+    StallCause::RemoteMemory,
+    StallCause::BusQueue,
+];
+
+impl StallProfiler {
+    /// For a cache of this size, which the machine divides into so many colours or ways.
+    pub fn new(cache_bytes: u64, colours: u32, ways: u32) -> Self {
+        StallProfiler { cache_bytes, colours, ways, tasks: PerTask::default() }
+    }
+}
+
+/// Stalled cycles per thousand instructions; `None` where no cause was counted, or no instruction.
+fn stall_rate(task: &TaskSeen) -> Option<f64> {
+    let instructions = task.counts.get(Event::Instructions).filter(|&count| count > 0.0)?;
+    let causes = DATA_STALLS.iter().filter_map(|&cause| task.counts.get(Event::StallCycles(cause)));
+    let stalled = causes.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))?;
+    Some(1000.0 * stalled / instructions)
+}
+
+impl Profiler for StallProfiler {
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        self.tasks.follow(seen, profiles);
+        for task in &seen.tasks {
+            let Some(rate) = stall_rate(task) else { continue };
+            let size_bytes = allowed_bytes(seen, task, self.cache_bytes, self.colours, self.ways);
+            let Some((sizes, profile)) = self.tasks.of(task.task, profiles) else { continue };
+            sizes.entry(size_bytes).or_default().add(rate);
+            let curve = sizes.iter().filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
+            profile.stalls_per_kilo_instr = Some(curve);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic::*;
+    use super::*;
+    use cachemate_core::TaskId;
+
+    fn stalled(number: u64, cycles: u64) -> Observation {
+        let mut seen = window(number, &[]);
+        let readings = [
+            (Event::Instructions, 10_000),
+            (Event::StallCycles(StallCause::Issue), 999_999),
+            (Event::StallCycles(StallCause::Hit(Level::L3)), cycles),
+            (Event::StallCycles(StallCause::LocalMemory), cycles),
+        ];
+        seen.tasks = vec![task_seen(0, &readings)];
+        seen
+    }
+
+    /// Does each share that was tried become a point of the curve, in ascending order, averaged?
+    #[test]
+    fn each_share_that_was_tried_is_a_point() {
+        let (mut profiler, mut profiles) = (StallProfiler::new(16 << 20, 16, 10), Profiles::new());
+        for (number, (cycles, colours)) in [(1000, 12), (5000, 4), (7000, 4)].into_iter().enumerate() {
+            profiler.update(&with_colours(stalled(number as u64, cycles), colours), &mut profiles);
+        }
+        profiler.update(&stalled(3, 500), &mut profiles);
+        let curve = profiles[&TaskId(0)].stalls_per_kilo_instr.clone().unwrap();
+        let points: Vec<(u64, f64)> = curve.iter().map(|(size, rate)| (*size, rate.value)).collect();
+        assert_eq!(points, [(4 << 20, 1200.0), (12 << 20, 200.0), (16 << 20, 100.0)]);
+    }
+
+    /// Is there no curve where no stall was counted?
+    #[test]
+    fn without_stall_counters_there_is_no_curve() {
+        let (mut profiler, mut profiles) = (StallProfiler::new(16 << 20, 16, 10), Profiles::new());
+        let mut seen = window(0, &[]);
+        seen.tasks = vec![task_seen(0, &[(Event::Instructions, 1000)])];
+        profiler.update(&seen, &mut profiles);
+        assert_eq!(profiles[&TaskId(0)].stalls_per_kilo_instr, None);
+    }
+}

@@ -1,0 +1,62 @@
+//! Observations with known truth, for the profilers' tests.
+
+use cachemate_core::*;
+
+/// A window in which these tasks are there and nothing was measured.
+pub(crate) fn window(number: u64, tasks: &[u32]) -> Observation {
+    Observation {
+        window: number,
+        span: span(1_000_000_000),
+        ended: WindowEnd::Elapsed,
+        tasks: tasks.iter().map(|&task| task_seen(task, &[])).collect(),
+        places: Vec::new(),
+        answers: Vec::new(),
+        in_force: Applied::default(),
+    }
+}
+
+pub(crate) fn span(elapsed_ns: u64) -> Span {
+    Span { start_ns: 0, elapsed_ns, elapsed_cycles: None }
+}
+
+pub(crate) fn counts(readings: &[(Event, u64)]) -> Counts {
+    let mut readings: Vec<Reading> =
+        readings.iter().map(|&(event, count)| Reading { event, count, counted_share: 1.0 }).collect();
+    readings.sort_by_key(|reading| reading.event);
+    Counts(readings)
+}
+
+/// A task (of the process with the same number) with these counts, on CPU 0 for the whole second.
+pub(crate) fn task_seen(task: u32, readings: &[(Event, u64)]) -> TaskSeen {
+    TaskSeen {
+        task: TaskId(task),
+        process: ProcessId(task),
+        name: format!("task{task}"),
+        arrived_ns: 0,
+        exited: false,
+        fixed: false,
+        goal: None,
+        cpu: Some(CpuId(0)),
+        on_cpu_ns: vec![(CpuId(0), 1_000_000_000)],
+        runnable_wait_ns: None,
+        counts: counts(readings),
+        progress: None,
+        pages_per_colour: None,
+    }
+}
+
+pub(crate) fn answer(probe: u32, evidence: Evidence) -> Answer {
+    Answer { probe: ProbeId(probe), evidence, complete: true, cost_ns: Vec::new() }
+}
+
+/// Task 0 holds `colours` colours from now on.
+pub(crate) fn with_colours(mut seen: Observation, colours: u32) -> Observation {
+    let share = CacheShare {
+        group: GroupId(0),
+        members: vec![Member::Process(ProcessId(0))],
+        cache: CacheId(0),
+        units: Units::Colours { allowed: (0..colours).collect(), moving: PageMoving::All },
+    };
+    seen.in_force.shares = vec![ShareHeld { share, pages_inside: None, fallback_pages: None, occupancy_bytes: None }];
+    seen
+}

@@ -1,0 +1,203 @@
+//! shMaps: which threads touch the same data (thesis 3.4.2, 3.4.3).
+//!
+//! Problem: find threads that share data across chips, from a few sampled remote-cache accesses and little memory.
+//! Method: each thread has 256 saturating 8-bit counters, one per hashed region of 128 bytes. One filter per process
+//! makes hashing harmless: an entry belongs for good to the first region that reaches it, and accesses to any other
+//! region of the same entry are discarded. A thread may claim at most 1 / (number of threads) of the entries, so that
+//! none starves the others. Two threads are as similar as the dot product of their counters, counters below a floor
+//! counting as 0, and entries that more than half of the threads touch (globally shared data) left out.
+//!
+//! Open in the thesis, so both are here: whether the floor comes before or after the test for global sharing.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::TaskId;
+
+/// The thesis's figures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ShMapParameters {
+    /// Counters per thread and entries of the filter.
+    pub entries: usize,
+    /// Unit of sharing; the line size avoids false sharing.
+    pub region_bytes: u64,
+}
+
+impl Default for ShMapParameters {
+    fn default() -> Self {
+        ShMapParameters { entries: 256, region_bytes: 128 }
+    }
+}
+
+/// The shMaps of one process.
+#[derive(Clone, Debug)]
+pub struct ShMaps {
+    parameters: ShMapParameters,
+    /// Region that owns the entry.
+    filter: Vec<Option<u64>>,
+    claims: BTreeMap<TaskId, usize>,
+    counters: BTreeMap<TaskId, Vec<u8>>,
+}
+
+impl ShMaps {
+    /// Nothing seen; 0 entries or bytes are taken as 1.
+    pub fn new(parameters: ShMapParameters) -> Self {
+        let parameters =
+            ShMapParameters { entries: parameters.entries.max(1), region_bytes: parameters.region_bytes.max(1) };
+        ShMaps {
+            parameters,
+            filter: vec![None; parameters.entries],
+            claims: BTreeMap::new(),
+            counters: BTreeMap::new(),
+        }
+    }
+
+    /// A sampled remote access by one of `threads` threads of the process. True where it passed the filter.
+    pub fn touch(&mut self, thread: TaskId, address: u64, threads: usize) -> bool {
+        let region = address / self.parameters.region_bytes;
+        let entries = self.parameters.entries;
+        // The high bits of a multiplicative hash spread neighbouring regions over all entries.
+        let hashed = region.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let entry = ((hashed * entries as u64) >> 32) as usize;
+        match self.filter[entry] {
+            Some(owner) if owner != region => return false,
+            Some(_) => {}
+            None => {
+                let claimed = self.claims.entry(thread).or_insert(0);
+                if *claimed >= (entries / threads.max(1)).max(1) {
+                    return false;
+                }
+                *claimed += 1;
+                self.filter[entry] = Some(region);
+            }
+        }
+        let counters = self.counters.entry(thread).or_insert_with(|| vec![0; entries]);
+        counters[entry] = counters[entry].saturating_add(1);
+        true
+    }
+
+    /// A thread's counters; `None` where none of its accesses passed the filter.
+    pub fn of(&self, thread: TaskId) -> Option<&[u8]> {
+        self.counters.get(&thread).map(Vec::as_slice)
+    }
+
+    /// A thread is gone. Its filter entries stay: they belong to their regions.
+    pub fn remove(&mut self, thread: TaskId) {
+        self.counters.remove(&thread);
+        self.claims.remove(&thread);
+    }
+
+    /// Filter and counters start anew, as after each round of clustering.
+    pub fn clear(&mut self) {
+        *self = Self::new(self.parameters);
+    }
+}
+
+/// What counts as sharing between threads.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Sharing {
+    /// Smaller counters are taken as 0.
+    pub floor: u8,
+    /// Entries that more than this share of the threads touch are global.
+    pub global_share: f64,
+    /// The floor applies before entries are tested for global sharing.
+    pub floor_first: bool,
+}
+
+impl Default for Sharing {
+    fn default() -> Self {
+        Sharing { floor: 3, global_share: 0.5, floor_first: true }
+    }
+}
+
+/// How many of the threads touch each entry: the thesis's histogram vector.
+pub fn touching(maps: &[&[u8]], sharing: &Sharing) -> Vec<usize> {
+    let least = if sharing.floor_first { sharing.floor.max(1) } else { 1 };
+    let entries = maps.iter().map(|map| map.len()).max().unwrap_or(0);
+    let count = |entry: usize| maps.iter().filter(|map| map.get(entry).is_some_and(|&c| c >= least)).count();
+    (0..entries).map(count).collect()
+}
+
+/// Entries that *more than* the global share of the threads touch. (With "at least half", two equal halves that share
+/// nothing would look global.)
+pub fn global_entries(maps: &[&[u8]], sharing: &Sharing) -> Vec<bool> {
+    let limit = sharing.global_share * maps.len() as f64;
+    touching(maps, sharing).into_iter().map(|threads| threads as f64 > limit).collect()
+}
+
+/// Dot product of two shMaps (equation 3.1) over entries that are not global, counters below the floor as 0.
+pub fn similarity(a: &[u8], b: &[u8], global: &[bool], floor: u8) -> u64 {
+    let counted = |counter: u8| if counter >= floor { u64::from(counter) } else { 0 };
+    let local = |entry: &usize| !global.get(*entry).copied().unwrap_or(false);
+    (0..a.len().min(b.len())).filter(local).map(|entry| counted(a[entry]) * counted(b[entry])).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const THREADS: usize = 4;
+
+    /// Are counters saturating, and does an entry stay with the first region that reached it?
+    #[test]
+    fn an_entry_belongs_to_its_first_region_and_counters_saturate() {
+        let mut maps = ShMaps::new(ShMapParameters { entries: 1, region_bytes: 128 });
+        assert!(maps.touch(TaskId(0), 1000, THREADS));
+        assert!(!maps.touch(TaskId(1), 5000, THREADS));
+        assert!(maps.touch(TaskId(1), 1023, THREADS));
+        (0..300).for_each(|_| assert!(maps.touch(TaskId(0), 1000, THREADS)));
+        assert_eq!((maps.of(TaskId(0)), maps.of(TaskId(1))), (Some(&[255][..]), Some(&[1][..])));
+    }
+
+    /// Can a greedy thread take more than its share of the filter?
+    #[test]
+    fn a_thread_claims_at_most_its_share_of_the_filter() {
+        let mut maps = ShMaps::new(ShMapParameters::default());
+        (0..100_000).for_each(|region| {
+            maps.touch(TaskId(0), region * 128, THREADS);
+        });
+        let claimed = maps.of(TaskId(0)).unwrap().iter().filter(|&&counter| counter > 0).count();
+        assert_eq!(claimed, 256 / THREADS);
+        assert!((0..100_000).any(|region| maps.touch(TaskId(1), (1 << 40) | (region * 128), THREADS)));
+    }
+
+    /// Are threads of one group similar to each other and not to the other group's, with data of all left out?
+    #[test]
+    fn groups_are_similar_within_and_not_across() {
+        let mut maps = ShMaps::new(ShMapParameters::default());
+        for round in 0..200u64 {
+            for thread in 0..4u32 {
+                let group = u64::from(thread / 2);
+                maps.touch(TaskId(thread), (1 << 30) * (1 + group) + round % 4 * 128, THREADS);
+                maps.touch(TaskId(thread), 1 << 40, THREADS);
+            }
+        }
+        let all: Vec<&[u8]> = (0..4).map(|thread| maps.of(TaskId(thread)).unwrap()).collect();
+        let sharing = Sharing::default();
+        let global = global_entries(&all, &sharing);
+        assert_eq!(global.iter().filter(|&&global| global).count(), 1);
+        let alike = |a: usize, b: usize| similarity(all[a], all[b], &global, sharing.floor);
+        assert_eq!((alike(0, 1), alike(2, 3)), (4 * 50 * 50, 4 * 50 * 50));
+        assert_eq!((alike(0, 2), alike(1, 3)), (0, 0));
+    }
+
+    /// Is data shared by exactly half of the threads local, and by more than half global?
+    #[test]
+    fn half_of_the_threads_is_not_yet_global() {
+        let maps: [&[u8]; 4] = [&[9, 9, 2], &[9, 9, 2], &[0, 9, 2], &[0, 0, 0]];
+        let sharing = Sharing::default();
+        assert_eq!(global_entries(&maps, &sharing), [false, true, false]);
+        let floor_after = Sharing { floor_first: false, ..sharing };
+        assert_eq!(global_entries(&maps, &floor_after), [false, true, true]);
+    }
+
+    proptest! {
+        /// Is similarity symmetric, and blind to counters below the floor?
+        #[test]
+        fn similarity_is_symmetric_and_has_a_floor(a in prop::collection::vec(any::<u8>(), 8), b in prop::collection::vec(any::<u8>(), 8)) {
+            prop_assert_eq!(similarity(&a, &b, &[], 3), similarity(&b, &a, &[], 3));
+            let floored: Vec<u8> = a.iter().map(|&c| if c < 3 { 0 } else { c }).collect();
+            prop_assert_eq!(similarity(&a, &b, &[], 3), similarity(&floored, &b, &[], 3));
+        }
+    }
+}

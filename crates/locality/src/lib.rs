@@ -9,6 +9,7 @@ pub mod hash;
 pub mod intervals;
 pub mod phases;
 pub mod profilers;
+pub mod rapidmrc;
 pub mod reuse;
 pub mod shmap;
 pub mod simd;

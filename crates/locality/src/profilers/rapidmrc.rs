@@ -1,0 +1,127 @@
+//! Traced addresses to miss-rate curves: RapidMRC as a profiler (thesis ch. 5; the computation is [`crate::rapidmrc`]).
+
+use cachemate_core::{Estimate, Event, Evidence, Level, Observation, Profiler, Profiles};
+
+use super::{allowed_bytes, evidence, keep_present, seen_task};
+use crate::rapidmrc::{Trace, Warmup, trace_curve};
+
+/// The cache that traces are of.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TracedCache {
+    pub level: Level,
+    pub size_bytes: u64,
+    /// How the machine divides it; the curve has a point for each of `points` equal parts.
+    pub colours: u32,
+    pub ways: u32,
+    pub points: u32,
+}
+
+/// Fills `misses_per_kilo_instr`.
+#[derive(Clone, Debug)]
+pub struct RapidMrcProfiler {
+    cache: TracedCache,
+    warmup: Warmup,
+    correct_repeats: bool,
+    /// Half-width of the interval of every point: how far RapidMRC's curves lie from real ones on average (RM-1: 1.02).
+    plus_minus: f64,
+}
+
+impl RapidMrcProfiler {
+    /// The thesis's settings: automatic warm-up, repeats corrected, curves good to 1.02 misses per thousand instructions.
+    pub fn new(cache: TracedCache) -> Self {
+        RapidMrcProfiler { cache, warmup: Warmup::Automatic, correct_repeats: true, plus_minus: 1.02 }
+    }
+
+    /// For studies of the settings (RM-2, RM-3), and for hardware that leaves no repeats.
+    pub fn with_settings(self, warmup: Warmup, correct_repeats: bool, plus_minus: f64) -> Self {
+        RapidMrcProfiler { warmup, correct_repeats, plus_minus, ..self }
+    }
+}
+
+impl Profiler for RapidMrcProfiler {
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        keep_present(seen, profiles);
+        for evidence in evidence(seen) {
+            let Evidence::Trace { task, line_bytes, lines, lost, counts, .. } = evidence else { continue };
+            let (Some(profile), Some(instructions)) = (profiles.get_mut(task), counts.get(Event::Instructions)) else {
+                continue;
+            };
+            let trace = Trace { lines, line_bytes: u64::from(*line_bytes), instructions, lost: *lost };
+            let points = u64::from(self.cache.points.max(1));
+            let sizes: Vec<u64> = (1..=points).map(|part| self.cache.size_bytes * part / points).collect();
+            let Some(curve) = trace_curve(&trace, &sizes, self.warmup, self.correct_repeats) else { continue };
+            // The point in use, measured in the same window; while tracing the program runs at a quarter of its speed
+            // but executes the same instructions, so its rate per instruction holds.
+            let measured = counts.get(Event::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
+            let TracedCache { size_bytes, colours, ways, .. } = self.cache;
+            let in_use = seen_task(seen, *task).map(|task| allowed_bytes(seen, task, size_bytes, colours, ways));
+            let shifted = measured.zip(in_use).and_then(|(rate, size)| curve.shifted_through(size, rate));
+            let curve = shifted.map_or(curve, |(shifted, _)| shifted);
+            let interval = |(size, rate): &(u64, f64)| {
+                let (low, high) = ((rate - self.plus_minus).max(0.0), rate + self.plus_minus);
+                (*size, Estimate { value: *rate, low, high })
+            };
+            profile.misses_per_kilo_instr = Some(curve.points().iter().map(interval).collect());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic::*;
+    use super::*;
+    use cachemate_core::{Counts, Space, TaskId};
+
+    const CACHE: TracedCache =
+        TracedCache { level: Level::L2, size_bytes: 160 * 128, colours: 16, ways: 10, points: 16 };
+
+    fn traced(lines: Vec<u64>, counts: Counts) -> Observation {
+        let mut seen = window(0, &[0]);
+        let evidence = Evidence::Trace {
+            task: TaskId(0),
+            space: Space::Virtual,
+            line_bytes: 128,
+            lines,
+            lost: None,
+            counts,
+            elapsed_ns: 1,
+        };
+        seen.answers = vec![answer(0, evidence)];
+        seen
+    }
+    /// A loop through 75 lines: misses always with 7 of 16 colours (70 lines), never with 8 (80 lines).
+    fn looped() -> Vec<u64> {
+        (0..3000).map(|at| at * 7 % 75).collect()
+    }
+    fn curve_of(seen: &Observation) -> Option<Vec<f64>> {
+        let mut profiles = Profiles::new();
+        RapidMrcProfiler::new(CACHE).update(seen, &mut profiles);
+        let curve = profiles[&TaskId(0)].misses_per_kilo_instr.clone()?;
+        assert_eq!(
+            curve.iter().map(|(size, _)| *size).collect::<Vec<_>>(),
+            (1..=16).map(|n| n * 1280).collect::<Vec<_>>()
+        );
+        Some(curve.iter().map(|(_, rate)| rate.value).collect())
+    }
+
+    /// Does a loop have its step where it begins to fit, at its rate per thousand instructions?
+    #[test]
+    fn a_loop_steps_down_where_it_fits() {
+        let rates = curve_of(&traced(looped(), counts(&[(Event::Instructions, 60_000)]))).unwrap();
+        assert_eq!(rates, [vec![50.0; 7], vec![0.0; 9]].concat());
+    }
+
+    /// Is the curve shifted through the rate measured at the share in use?
+    #[test]
+    fn the_curve_passes_through_the_point_in_use() {
+        let counts = counts(&[(Event::Instructions, 60_000), (Event::Misses(Level::L2), 180)]);
+        let seen = with_colours(traced(looped(), counts), 10);
+        assert_eq!(curve_of(&seen).unwrap(), [vec![53.0; 7], vec![3.0; 9]].concat());
+    }
+
+    /// Is there no curve without instructions: no rate per instruction is made up?
+    #[test]
+    fn without_instructions_there_is_no_curve() {
+        assert_eq!(curve_of(&traced(looped(), counts(&[]))), None);
+    }
+}

@@ -1,0 +1,163 @@
+//! RapidMRC: a miss-rate curve from one short log of a cache's accesses (thesis ch. 5).
+//!
+//! Problem: get the curve of a running program without trying every size. Method: log the data addresses of all first-level
+//! misses for a short while (the thesis: 163 840, about ten times the lines of the cache), correct what the prefetcher
+//! left (a run of equal values becomes ascending lines), simulate one LRU stack that is no deeper than the cache, warm
+//! it up, and count the accesses by depth (Mattson). The result is right in shape and off by a constant, which one measured
+//! point removes ([`crate::curve::MissRateCurve::shifted_through`]).
+//!
+//! Properties: an access deeper than the largest size misses at every size, so the bounded stack gives the same curve as
+//! exact distances, which is what counts them here.
+
+use std::collections::BTreeSet;
+
+use crate::curve::MissRateCurve;
+use crate::stack::{Histogram, StackDistances};
+
+/// How much of the log only fills the stack.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Warmup {
+    /// Until the stack holds as many lines as the cache; half of the log where it never does (thesis 5.6.1).
+    Automatic,
+    Half,
+    /// None (RM-2).
+    Nothing,
+}
+
+/// One log and what was counted while it was taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Trace<'a> {
+    /// Line addresses, as the hardware gave them.
+    pub lines: &'a [u64],
+    pub line_bytes: u64,
+    /// Executed while the log was taken.
+    pub instructions: f64,
+    /// Accesses known to be missing from the log; `None` = not known. The rates are scaled up for them.
+    pub lost: Option<u64>,
+}
+
+/// Runs of equal values, as a prefetcher leaves them in a sampled-address register, become ascending lines; also how many
+/// entries were changed (thesis 5.3.1).
+pub fn correct_repeats(lines: &[u64]) -> (Vec<u64>, usize) {
+    let (mut repeats, mut changed) = (0, 0);
+    let corrected = lines.iter().enumerate().map(|(at, &line)| {
+        repeats = if at > 0 && lines[at - 1] == line { repeats + 1 } else { 0 };
+        changed += usize::from(repeats > 0);
+        line.wrapping_add(repeats)
+    });
+    (corrected.collect(), changed)
+}
+
+/// Entries of the log that only warm the stack up, for a cache of so many lines.
+pub fn warmup_entries(lines: &[u64], cache_lines: u64, warmup: Warmup) -> usize {
+    let half = lines.len() / 2;
+    match warmup {
+        Warmup::Nothing => 0,
+        Warmup::Half => half,
+        Warmup::Automatic => {
+            let mut held = BTreeSet::new();
+            let full = lines.iter().position(|line| held.insert(line) && held.len() as u64 >= cache_lines);
+            // A stack that is full with the very last entry leaves nothing to count.
+            full.map(|last| last + 1).filter(|&entries| entries < lines.len()).unwrap_or(half)
+        }
+    }
+}
+
+/// Misses per thousand instructions at each size (ascending), not yet shifted. `None` for an empty log, no sizes, or no
+/// instructions.
+pub fn trace_curve(trace: &Trace<'_>, sizes_bytes: &[u64], warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
+    let entries = trace.lines.len();
+    let largest_lines = sizes_bytes.last()? / trace.line_bytes.max(1);
+    if entries == 0 || !(trace.instructions.is_finite() && trace.instructions > 0.0) {
+        return None;
+    }
+    let corrected = if correct { correct_repeats(trace.lines).0 } else { trace.lines.to_vec() };
+    let warm = warmup_entries(&corrected, largest_lines, warmup);
+    let (all, before) = (distances(&corrected)?, distances(&corrected[..warm])?);
+    let missing = trace.lost.map_or(0.0, |lost| lost as f64);
+    let rate_per_entry = 1000.0 * (entries as f64 + missing) / trace.instructions / (entries - warm) as f64;
+    let point = |&size_bytes: &u64| {
+        let lines = size_bytes / trace.line_bytes.max(1);
+        let misses = all.misses_at(lines) - before.misses_at(lines);
+        (size_bytes, misses as f64 * rate_per_entry)
+    };
+    MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()
+}
+
+fn distances(lines: &[u64]) -> Option<Histogram> {
+    let mut stack = StackDistances::new();
+    stack.push(lines).ok()?;
+    stack.finish().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reuse::SplitMix64;
+    use proptest::prelude::*;
+
+    /// Do runs of equal values become ascending lines, and nothing else change?
+    #[test]
+    fn repeats_become_ascending_lines() {
+        assert_eq!(correct_repeats(&[5, 5, 5, 9, 5, 5]), (vec![5, 6, 7, 9, 5, 6], 3));
+        assert_eq!(correct_repeats(&[1, 2, 1, 2]), (vec![1, 2, 1, 2], 0));
+    }
+
+    /// Mattson's stack, no deeper than the cache, in the plainest form: misses at each size after warming up.
+    fn bounded_stack(lines: &[u64], warm: usize, largest: usize) -> Vec<u64> {
+        let (mut stack, mut misses): (Vec<u64>, Vec<u64>) = (Vec::new(), vec![0; largest]);
+        for (at, &line) in lines.iter().enumerate() {
+            let depth = stack.iter().position(|&held| held == line);
+            if at >= warm {
+                let hits_from = depth.unwrap_or(largest);
+                misses[..hits_from].iter_mut().for_each(|misses| *misses += 1);
+            }
+            depth.map(|depth| stack.remove(depth));
+            stack.insert(0, line);
+            stack.truncate(largest);
+        }
+        misses
+    }
+
+    proptest! {
+        /// Is the curve the one of a bounded LRU stack, at every size and with every warm-up?
+        #[test]
+        fn the_curve_is_that_of_a_bounded_stack(
+            seed in any::<u64>(), spread in 1u64..60, largest in 1u64..40, entries in 2usize..400,
+        ) {
+            let mut random = SplitMix64(seed);
+            let lines: Vec<u64> = (0..entries).map(|_| random.below(spread)).collect();
+            let sizes: Vec<u64> = (1..=largest).collect();
+            for warmup in [Warmup::Automatic, Warmup::Half, Warmup::Nothing] {
+                let warm = warmup_entries(&lines, largest, warmup);
+                let trace = Trace { lines: &lines, line_bytes: 1, instructions: 1000.0, lost: None };
+                let curve = trace_curve(&trace, &sizes, warmup, false).unwrap();
+                let scale = entries as f64 / (entries - warm) as f64;
+                for ((_, rate), misses) in curve.points().iter().zip(bounded_stack(&lines, warm, largest as usize)) {
+                    prop_assert!((rate - misses as f64 * scale).abs() < 1e-9);
+                }
+            }
+        }
+    }
+
+    /// Does automatic warm-up end when the stack is full, and take half of the log where it never is?
+    #[test]
+    fn warmup_ends_when_the_stack_is_full() {
+        let lines: Vec<u64> = (0..100).map(|at| at % 30).collect();
+        assert_eq!(warmup_entries(&lines, 20, Warmup::Automatic), 20);
+        assert_eq!(warmup_entries(&lines, 31, Warmup::Automatic), 50);
+        assert_eq!(warmup_entries(&lines, 20, Warmup::Nothing), 0);
+    }
+
+    /// Are accesses known to be missing added back?
+    #[test]
+    fn known_losses_scale_the_rates_up() {
+        let lines: Vec<u64> = (0..100).collect();
+        let at = |lost| {
+            let trace = Trace { lines: &lines, line_bytes: 64, instructions: 10_000.0, lost };
+            trace_curve(&trace, &[640], Warmup::Nothing, false).unwrap().at(640).unwrap()
+        };
+        assert!((at(None) - 10.0).abs() < 1e-9);
+        assert!((at(Some(50)) - 15.0).abs() < 1e-9);
+    }
+}

@@ -3,6 +3,7 @@
 //! Field names are a promise (docs/json.md, kept by a test of the command): they are added to, never renamed. Absent is
 //! `null`, never zero.
 
+use cachemate_core::{Level, Topology};
 use serde::Serialize;
 
 /// One point of a miss-rate curve.
@@ -194,6 +195,74 @@ pub struct PlanResult {
     pub assignments: Option<u64>,
     pub caches: Vec<CacheAssigned>,
     pub expected: Alternatives,
+}
+
+/// One CPU in `cachemate topology --json`.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct CpuLine {
+    pub cpu: u32,
+    pub core: u32,
+    pub package: u32,
+    pub memory_node: u32,
+    pub online: bool,
+}
+
+/// One cache in `cachemate topology --json`.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct CacheLine {
+    /// Index within the machine; not the kernel's id.
+    pub cache: u32,
+    /// `L1d`, `L1i`, `L2`, ...
+    pub level: String,
+    /// Kernel's list form.
+    pub cpus: String,
+    pub size_bytes: Option<u64>,
+    pub ways: Option<u32>,
+    pub line_bytes: Option<u32>,
+    /// The contended one.
+    pub last_level: bool,
+}
+
+/// `cachemate topology --json`.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct TopologyResult {
+    /// A machine's name, or the folder that stands for the host.
+    pub source: String,
+    pub cpus: Vec<CpuLine>,
+    pub caches: Vec<CacheLine>,
+}
+
+impl TopologyResult {
+    pub fn new(source: &str, topology: &Topology) -> Self {
+        let cpus = topology.cpus.iter().map(|cpu| CpuLine {
+            cpu: cpu.id.0,
+            core: cpu.core,
+            package: cpu.package,
+            memory_node: cpu.memory_node,
+            online: cpu.online,
+        });
+        let caches = topology.caches.iter().map(|cache| CacheLine {
+            cache: cache.id.0,
+            level: level_text(cache.level).to_string(),
+            cpus: cache.cpus.to_string(),
+            size_bytes: cache.size_bytes,
+            ways: cache.ways,
+            line_bytes: cache.line_bytes,
+            last_level: cache.last_level,
+        });
+        TopologyResult { source: source.to_string(), cpus: cpus.collect(), caches: caches.collect() }
+    }
+}
+
+/// A level as people write it.
+pub fn level_text(level: Level) -> &'static str {
+    match level {
+        Level::L1Instruction => "L1i",
+        Level::L1Data => "L1d",
+        Level::L2 => "L2",
+        Level::L3 => "L3",
+        Level::L4 => "L4",
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,177 @@
+//! The command line's common parts: global switches, sizes, lists of sizes.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, ValueEnum};
+
+use crate::commands::Command;
+
+/// Decides who shares a cache with whom, and how much of it each gets.
+///
+/// Records real programs, profiles how they use a cache, predicts who hurts whom, and plans who shares a cache with whom.
+/// Sizes take K, M and G (powers of 1024). Exit codes: 0 done, 1 the input or the host is at fault, 2 usage,
+/// 130 interrupted.
+#[derive(Parser)]
+#[command(name = "cachemate", version, max_term_width = 100, propagate_version = true)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Args)]
+pub struct Global {
+    /// No messages, no progress bar
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// Colours in pictures; NO_COLOR turns them off too
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", alias = "colour")]
+    pub color: Colour,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Colour {
+    /// On a terminal
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Args)]
+pub struct JsonArg {
+    /// One JSON object on standard output and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct OutputArgs {
+    /// The file to write
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Overwrite files that exist
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// A size in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Size(pub u64);
+
+impl FromStr for Size {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("found '{text}', expected a size such as 4096, 64K, 1.5M or 2G");
+        let digits = text.trim_end_matches(['B', 'b']).trim_end_matches(['i', 'I']);
+        let (number, shift) = match digits.as_bytes().last() {
+            Some(b'K' | b'k') => (&digits[..digits.len() - 1], 10),
+            Some(b'M' | b'm') => (&digits[..digits.len() - 1], 20),
+            Some(b'G' | b'g') => (&digits[..digits.len() - 1], 30),
+            Some(b'0'..=b'9') if !text.contains(['i', 'I']) => (digits, 0),
+            _ => return Err(bad()),
+        };
+        let plain = |number: &str| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+        let (whole, rest) = number.split_once('.').unwrap_or((number, "0"));
+        if !plain(whole) || !plain(rest) || rest.len() > 9 || (shift == 0 && number.contains('.')) {
+            return Err(bad());
+        }
+        let whole: u64 = whole.parse().map_err(|_| bad())?;
+        let rest: u128 = rest.parse::<u128>().map_err(|_| bad())? << shift;
+        let scale = 10u128.pow(number.split_once('.').map_or(1, |(_, rest)| rest.len() as u32));
+        let bytes = (u128::from(whole) << shift) + rest / scale;
+        match u64::try_from(bytes) {
+            Ok(bytes) if bytes > 0 && bytes <= 1 << 50 => Ok(Size(bytes)),
+            _ => Err(format!("found '{text}', expected a size from 1 byte to 1024 T")),
+        }
+    }
+}
+
+/// Cache sizes of a curve, ascending, each once: `64K,1M` or `LO..HI:N` (N sizes in equal ratios).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sizes(pub Vec<u64>);
+
+/// More points than this are a mistake, or somebody who wants `--histogram`.
+const SIZES_AT_MOST: usize = 10_000;
+
+impl Sizes {
+    /// Half-doublings from 4K to 64M.
+    pub fn usual() -> Self {
+        Sizes(geometric(4 << 10, 64 << 20, 29))
+    }
+}
+
+impl FromStr for Sizes {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut sizes = Vec::new();
+        for part in text.split(',') {
+            match part.split_once("..") {
+                None => sizes.push(part.trim().parse::<Size>()?.0),
+                Some((low, rest)) => sizes.extend(range(low, rest, part)?),
+            }
+            if sizes.len() > SIZES_AT_MOST {
+                return Err(format!("more than {SIZES_AT_MOST} sizes"));
+            }
+        }
+        sizes.sort_unstable();
+        sizes.dedup();
+        Ok(Sizes(sizes))
+    }
+}
+
+fn range(low: &str, rest: &str, part: &str) -> Result<Vec<u64>, String> {
+    let bad =
+        || format!("found '{part}', expected LO..HI:N such as 64K..64M:21, LO below HI, N from 2 to {SIZES_AT_MOST}");
+    let (high, count) = rest.split_once(':').ok_or_else(bad)?;
+    let (low, high) = (low.trim().parse::<Size>()?.0, high.trim().parse::<Size>()?.0);
+    let count: usize = count.trim().parse().map_err(|_| bad())?;
+    if low >= high || !(2..=SIZES_AT_MOST).contains(&count) {
+        return Err(bad());
+    }
+    Ok(geometric(low, high, count))
+}
+
+/// `count` sizes from `low` to `high` in equal ratios, the inner ones rounded down to whole 64-byte lines.
+fn geometric(low: u64, high: u64, count: usize) -> Vec<u64> {
+    let ratio = (high as f64 / low as f64).log2() / (count - 1) as f64;
+    let inner = (1..count - 1).map(|at| (low as f64 * (ratio * at as f64).exp2() + 1e-6) as u64);
+    let whole_lines = inner.map(|bytes| if bytes >= 64 { bytes / 64 * 64 } else { bytes });
+    std::iter::once(low).chain(whole_lines).chain(std::iter::once(high)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are K, M and G powers of 1024, and everything else refused with an example?
+    #[test]
+    fn sizes_are_read_as_powers_of_1024() {
+        let good =
+            [("64K", 65536), ("64k", 65536), ("1.5M", 3 << 19), ("2G", 2 << 30), ("4096", 4096), ("1MiB", 1 << 20)];
+        for (text, want) in good {
+            assert_eq!(text.parse(), Ok(Size(want)), "{text}");
+        }
+        for text in
+            ["", "K", "-1", "0", "1.5", "1T", "1..5K", "1e3", "99999999999999999999", "1.K", "ｋ", "12i", "9999999G"]
+        {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+
+    /// Does a range hold both its ends and N sizes in all, and a list come out ascending?
+    #[test]
+    fn lists_and_ranges_of_sizes() {
+        let sizes = |text: &str| text.parse::<Sizes>().map(|sizes| sizes.0);
+        assert_eq!(sizes("1M,64K,1M"), Ok(vec![65536, 1 << 20]));
+        assert_eq!(sizes("64K..1M:5"), Ok((16..21).map(|power| 1 << power).collect()));
+        assert_eq!(sizes("64K..1M:9").unwrap().len(), 9);
+        assert_eq!(Sizes::usual().0.len(), 29);
+        assert!(Sizes::usual().0.contains(&(1 << 20)));
+        for text in ["1M..64K:3", "1K..2K", "1K..2K:1", "1K..2K:0", "1K..1G:99999999", "..", "1K,,2K", "1K..2K:x"] {
+            assert!(sizes(text).is_err(), "{text}");
+        }
+    }
+}

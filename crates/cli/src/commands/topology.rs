@@ -1,0 +1,81 @@
+//! `cachemate topology`: which CPUs share which cache.
+
+use cachemate_core::Topology as MachineTopology;
+use cachemate_report::text::{or_dash, size_text};
+use cachemate_report::{Align, Table, TopologyResult};
+use clap::Args;
+
+use crate::args::JsonArg;
+use crate::session::Session;
+
+/// Show which CPUs share which cache, on a machine description
+#[derive(Args)]
+pub struct Topology {
+    /// A machine that comes with cachemate, or a TOML file
+    #[arg(long, short, value_name = "MACHINE", default_value = "xeon-x5365-4")]
+    machine: String,
+    /// List the machines that come with cachemate
+    #[arg(long, conflicts_with_all = ["machine", "json"])]
+    list: bool,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+impl Topology {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if self.list {
+            return session.print(&machines()?);
+        }
+        let topology = cachemate_spec::load_topology(&self.machine)?;
+        let result = TopologyResult::new(&self.machine, &topology);
+        session.answer(self.json.json, &result, || words(&result, &topology))
+    }
+}
+
+fn machines() -> anyhow::Result<String> {
+    let mut table = Table::new(&[("machine", Align::Left), ("what it is", Align::Left)]);
+    for name in cachemate_spec::machine_names() {
+        table.row([name, cachemate_spec::load_machine(name)?.description.as_str()]);
+    }
+    Ok(table.text())
+}
+
+fn words(result: &TopologyResult, topology: &MachineTopology) -> String {
+    let mut table = Table::new(&[
+        ("cache", Align::Left),
+        ("CPUs", Align::Left),
+        ("size", Align::Right),
+        ("ways", Align::Right),
+        ("line", Align::Right),
+        ("", Align::Left),
+    ]);
+    let mut shown: Vec<_> = result.caches.iter().collect();
+    shown.sort_by(|a, b| (!a.last_level, &b.level, a.cache).cmp(&(!b.last_level, &a.level, b.cache)));
+    for cache in shown {
+        table.row([
+            cache.level.clone(),
+            cache.cpus.clone(),
+            or_dash(cache.size_bytes.map(size_text)),
+            or_dash(cache.ways.map(|ways| ways.to_string())),
+            or_dash(cache.line_bytes.map(|bytes| bytes.to_string())),
+            if cache.last_level { "shared last level".to_string() } else { String::new() },
+        ]);
+    }
+    let online = topology.cpus.iter().filter(|cpu| cpu.online).count();
+    let distinct = |of: fn(&cachemate_core::Cpu) -> (u32, u32)| {
+        let mut all: Vec<_> = topology.cpus.iter().map(of).collect();
+        all.sort_unstable();
+        all.dedup();
+        all.len()
+    };
+    let offline = result.cpus.len() - online;
+    let offline = if offline > 0 { format!(", {offline} offline") } else { String::new() };
+    format!(
+        "{}: {online} CPUs online{offline}, {} cores, {} packages, {} memory nodes\n{}",
+        result.source,
+        distinct(|cpu| (cpu.package, cpu.core)),
+        distinct(|cpu| (cpu.package, 0)),
+        distinct(|cpu| (cpu.memory_node, 0)),
+        table.text()
+    )
+}

@@ -1,0 +1,26 @@
+//! The `cachemate` command.
+//!
+//! One command = one file in `commands/` and one line in [`commands::Command`]. Commands compute results, hand them to
+//! [`Session::answer`] and never print by themselves: what scripts rely on (one JSON object on standard output,
+//! messages on standard error and only to a terminal, exit codes, no overwriting, quiet broken pipes) is kept in one
+//! place.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod args;
+mod commands;
+mod exit;
+mod files;
+mod session;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = match args::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return exit::usage(&error),
+    };
+    let session = session::Session::new(&cli.global);
+    exit::code(cli.command.run(&session))
+}

@@ -1,0 +1,123 @@
+//! What all commands share: where output goes, what the terminal can show, progress, interruption.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use cachemate_report::terminal::Paint;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::args::{Colour, Global};
+use crate::exit::Interrupted;
+
+/// One run of the command.
+pub struct Session {
+    /// Standard error is a terminal and nobody asked for quiet.
+    chatty: bool,
+    paint: Paint,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Session {
+    pub fn new(global: &Global) -> Self {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            // A second signal ends the process at once; the first only sets the flag. Where handlers cannot be set,
+            // the signal's default (dying) remains, which is a fair answer too.
+            let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&interrupted));
+            let _ = signal_hook::flag::register(signal, Arc::clone(&interrupted));
+        }
+        let terminal = io::stdout().is_terminal();
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+            && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        let colour = match global.color {
+            Colour::Always => true,
+            Colour::Never => false,
+            Colour::Auto => terminal && wanted,
+        };
+        let width = if terminal { rustix::termios::tcgetwinsize(io::stdout()).ok() } else { None };
+        let width = width.map(|size| usize::from(size.ws_col)).filter(|columns| *columns >= 40);
+        Session {
+            chatty: io::stderr().is_terminal() && !global.quiet,
+            paint: Paint { colour, width: width.unwrap_or(100).min(160) },
+            interrupted,
+        }
+    }
+
+    pub fn paint(&self) -> Paint {
+        self.paint
+    }
+
+    /// Set by Ctrl-C and by a termination signal.
+    pub fn interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+    /// The flag itself, for code that must not know this type.
+    pub fn interrupt_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.interrupted)
+    }
+    /// # Errors
+    /// [`Interrupted`] with `kept` when somebody pressed Ctrl-C.
+    pub fn check(&self, kept: &str) -> anyhow::Result<()> {
+        if self.interrupted() { Err(Interrupted(kept.to_string()).into()) } else { Ok(()) }
+    }
+
+    /// A message for people: on standard error, only where that is a terminal, not with `--quiet`.
+    pub fn note(&self, words: &str) {
+        if self.chatty {
+            let _ = writeln!(io::stderr(), "{words}");
+        }
+    }
+
+    /// Says what people must know even from a script's log.
+    pub fn warn(&self, words: &str) {
+        let _ = writeln!(io::stderr(), "cachemate: warning: {words}");
+    }
+
+    /// Progress over `total` units, or a counter where the total is not known; draws nothing unless [`Session::note`]
+    /// would.
+    pub fn progress(&self, what: &'static str, total: Option<u64>) -> ProgressBar {
+        let bar = match total {
+            Some(total) => ProgressBar::new(total),
+            None => ProgressBar::new_spinner(),
+        };
+        let template = match total {
+            Some(_) => "{prefix} [{bar:30}] {percent} %  {human_pos}/{human_len}  {per_sec}  {eta} left",
+            None => "{prefix} {spinner} {human_pos}  {per_sec}  {elapsed}",
+        };
+        let target = if self.chatty { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
+        bar.set_draw_target(target);
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("━━╌"));
+        }
+        bar.set_prefix(what);
+        if self.chatty {
+            bar.enable_steady_tick(Duration::from_millis(250));
+        }
+        bar
+    }
+
+    /// The command's answer: one JSON object with `--json`, else the words.
+    ///
+    /// # Errors
+    /// Standard output cannot be written to.
+    pub fn answer<T: Serialize>(&self, json: bool, result: &T, words: impl FnOnce() -> String) -> anyhow::Result<()> {
+        if json {
+            let mut text = serde_json::to_string_pretty(result).context("cannot write the result as JSON")?;
+            text.push('\n');
+            self.print(&text)
+        } else {
+            self.print(&words())
+        }
+    }
+
+    /// # Errors
+    /// Standard output cannot be written to.
+    pub fn print(&self, text: &str) -> anyhow::Result<()> {
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
+    }
+}

@@ -11,6 +11,7 @@ mod commands;
 mod exit;
 mod files;
 mod session;
+mod traces;
 
 use std::process::ExitCode;
 

@@ -1,0 +1,41 @@
+//! `cachemate convert`: traces of other tools to `.cmt`.
+
+use cachemate_report::text::{count_text, size_text};
+use clap::Args;
+
+use crate::args::OutputArgs;
+use crate::files::Output;
+use crate::session::Session;
+use crate::traces::{Trace, TraceArgs};
+
+/// Convert a trace of another tool (lackey, Dinero din, raw u64, ChampSim, oracleGeneral) to .cmt
+///
+/// Ctrl-C keeps what was converted so far as a whole file. --salvage makes a whole file of a damaged one.
+#[derive(Args)]
+pub struct Convert {
+    /// The trace; - is standard input
+    #[arg(value_name = "FILE")]
+    file: String,
+    #[command(flatten)]
+    trace: TraceArgs,
+    /// zstd level: higher is smaller and slower
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(i32).range(1..=19))]
+    level: i32,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl Convert {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let path = &self.output.output;
+        let mut output = Output::create(path, self.output.force)?;
+        let mut trace = Trace::open(session, &self.file, &self.trace, "converting")?;
+        let name = path.display().to_string();
+        let converted = cachemate_trace::convert(&mut trace, output.file(), &name, self.level, |_| {})?;
+        trace.finish(session);
+        output.keep()?;
+        let records = count_text(converted.totals.records);
+        session.note(&format!("{name}: {records} records, {}", size_text(converted.bytes)));
+        trace.check_whole()
+    }
+}

@@ -1,0 +1,262 @@
+//! `cachemate mrc`: the miss-rate curve of a trace.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use cachemate_locality::stack::{Histogram, StackDistances};
+use cachemate_report::terminal::{CurveLine, curve_picture};
+use cachemate_report::text::{count_text, number, or_dash, percent_text, size_text};
+use cachemate_report::{Align, Counted, CurvePoint, MrcPart, MrcResult, Table};
+use cachemate_trace::{Record, ThreadTotals, Totals, TraceReader};
+use clap::{Args, ValueEnum};
+
+use crate::args::{JsonArg, Sizes};
+use crate::exit::Usage;
+use crate::files::write_file;
+use crate::session::Session;
+use crate::traces::{Trace, TraceArgs};
+
+/// Miss-rate curve of a trace: how often a cache of each size would miss
+///
+/// For fully associative LRU caches, exact unless --sample is given. MPKI stands where the trace has instruction counts.
+#[derive(Args)]
+pub struct Mrc {
+    /// The trace; - is standard input
+    #[arg(value_name = "FILE")]
+    file: String,
+    #[command(flatten)]
+    trace: TraceArgs,
+    /// Bytes in a cache line: a power of two
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    line_bytes: u32,
+    /// Sizes: 64K,1M,... or LO..HI:N for N sizes in equal ratios
+    #[arg(long, value_name = "SIZES")]
+    sizes: Option<Sizes>,
+    /// Curves for each process or thread on a cache of its own, beside the one for all together
+    #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
+    per: Per,
+    /// Follow this share of the lines only (0.01 = 1 %): much faster, with an error bar
+    #[arg(long, value_name = "RATE", conflicts_with = "histogram")]
+    sample: Option<f64>,
+    /// Write the stack distances: a line "cold N", then "d count" per distance that occurs, ascending
+    #[arg(long, value_name = "OUT")]
+    histogram: Option<PathBuf>,
+    /// Overwrite the histogram file if it exists
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum Per {
+    #[default]
+    All,
+    Process,
+    Thread,
+}
+
+/// Engines over one trace: everything together, and the parts asked for.
+struct Engines {
+    shift: u32,
+    per: Per,
+    all: StackDistances,
+    parts: BTreeMap<(u32, u32), StackDistances>,
+}
+
+impl Engines {
+    fn whole(&mut self, trace: &mut Trace) -> anyhow::Result<()> {
+        let mut addresses = Vec::new();
+        while trace.addresses(&mut addresses)? {
+            addresses.iter_mut().for_each(|address| *address >>= self.shift);
+            self.all.push(&addresses)?;
+        }
+        Ok(())
+    }
+
+    fn split(&mut self, trace: &mut Trace) -> anyhow::Result<()> {
+        let header = trace.header().clone();
+        let mut records: Vec<Record> = Vec::new();
+        let mut lines = Vec::new();
+        while trace.records(&mut records)? {
+            lines.clear();
+            lines.extend(records.iter().map(|record| record.address >> self.shift));
+            self.all.push(&lines)?;
+            let key =
+                |record: &Record| (header.process_of(record), if self.per == Per::Thread { record.thread } else { 0 });
+            // Threads run for a while: runs of one part go to its engine at once.
+            for run in records.chunk_by(|a, b| key(a) == key(b)) {
+                let run_lines: Vec<u64> = run.iter().map(|record| record.address >> self.shift).collect();
+                self.parts.entry(key(&run[0])).or_default().push(&run_lines)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the trace knows of one part besides its records.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    program_accesses: Option<u64>,
+    instructions: Option<u64>,
+}
+
+impl Known {
+    fn of_all(totals: Option<&Totals>, instructions_known: bool) -> Self {
+        let instructions = totals.and_then(|totals| totals.instructions).filter(|_| instructions_known);
+        Known { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
+    }
+
+    /// Of the threads that `mine` picks; a sum is known only where each is.
+    fn of_part(totals: Option<&Totals>, instructions_known: bool, mine: impl Fn(&ThreadTotals) -> bool) -> Self {
+        let Some(totals) = totals else { return Known::default() };
+        let threads: Vec<&ThreadTotals> = totals.threads.iter().filter(|thread| mine(thread)).collect();
+        if threads.is_empty() {
+            return Known::default();
+        }
+        Known {
+            program_accesses: threads.iter().map(|thread| thread.accesses).sum(),
+            instructions: threads.iter().map(|t| t.instructions).sum::<Option<u64>>().filter(|_| instructions_known),
+        }
+    }
+}
+
+impl Mrc {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if !self.line_bytes.is_power_of_two() || !(8..=4096).contains(&self.line_bytes) {
+            return Err(Usage(format!(
+                "--line-bytes: found {}, expected a power of two from 8 to 4096",
+                self.line_bytes
+            ))
+            .into());
+        }
+        if let Some(path) = &self.histogram {
+            crate::files::refuse_existing(path, self.force)?;
+        }
+        let sizes = self.sizes.clone().unwrap_or_else(Sizes::usual).0;
+        let mut trace = Trace::open(session, &self.file, &self.trace, "reading")?;
+        let mut engines = Engines {
+            shift: self.line_bytes.trailing_zeros(),
+            per: self.per,
+            all: StackDistances::new(),
+            parts: BTreeMap::new(),
+        };
+        if self.per == Per::All {
+            engines.whole(&mut trace)?
+        } else {
+            engines.split(&mut trace)?
+        }
+        let totals = trace.finish(session);
+        let known = trace.header().instructions_known;
+        let all = engines.all.finish()?;
+        if let Some(path) = &self.histogram {
+            write_file(path, all.to_string().as_bytes(), self.force)?;
+        }
+        let mut parts = Vec::new();
+        for ((process, thread), engine) in engines.parts {
+            let thread = (self.per == Per::Thread).then_some(thread);
+            let mine = |t: &ThreadTotals| t.process == process && thread.is_none_or(|thread| t.thread == thread);
+            let known = Known::of_part(totals.as_ref(), known, mine);
+            let counted = counted(&engine.finish()?, known, &sizes, self.line_bytes);
+            parts.push(MrcPart { process: Some(process), thread, counted });
+        }
+        let known = Known::of_all(totals.as_ref(), known);
+        let result = MrcResult {
+            file: self.file.clone(),
+            line_bytes: self.line_bytes,
+            all: counted(&all, known, &sizes, self.line_bytes),
+            sampled: None,
+            parts,
+        };
+        session.answer(self.json.json, &result, || words(&result, session))?;
+        trace.check_whole()
+    }
+}
+
+fn counted(histogram: &Histogram, known: Known, sizes: &[u64], line_bytes: u32) -> Counted {
+    let lines: Vec<u64> = sizes.iter().map(|bytes| bytes / u64::from(line_bytes)).collect();
+    // Of no accesses there is no ratio, and so no curve.
+    let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
+    let accesses = histogram.accesses();
+    let per_kilo = known.instructions.filter(|count| *count > 0).map(|count| accesses as f64 * 1000.0 / count as f64);
+    let point = |(bytes, miss_ratio): (&u64, f64)| CurvePoint {
+        bytes: *bytes,
+        miss_ratio,
+        mpki: per_kilo.map(|scale| miss_ratio * scale),
+        miss_ratio_error: None,
+    };
+    Counted {
+        accesses,
+        program_accesses: known.program_accesses,
+        instructions: known.instructions,
+        cold: histogram.cold(),
+        curve: sizes.iter().zip(ratios).map(point).collect(),
+    }
+}
+
+fn words(result: &MrcResult, session: &Session) -> String {
+    let mut text = summary(&result.file, &result.all);
+    if let Some(sampled) = &result.sampled {
+        text.push_str(&format!(
+            "sampled: {} of the lines, {} accesses followed, miss ratios within ±{}\n",
+            percent_text(sampled.rate, 2),
+            count_text(sampled.accesses),
+            percent_text(sampled.error, 2)
+        ));
+    }
+    let mpki = result.all.curve.iter().all(|point| point.mpki.is_some());
+    let line = |name: &str, counted: &Counted| CurveLine {
+        name: name.to_string(),
+        points: counted.curve.iter().map(|p| (p.bytes, p.mpki.unwrap_or(p.miss_ratio * 100.0))).collect(),
+    };
+    let mut lines = vec![line("all", &result.all)];
+    lines.extend(result.parts.iter().map(|part| line(&part_name(part), &part.counted)));
+    let label = if mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
+    text.push_str(&curve_picture(&lines, label, session.paint()));
+    text.push('\n');
+    text.push_str(&table(&result.all));
+    for part in &result.parts {
+        text.push('\n');
+        text.push_str(&summary(&part_name(part), &part.counted));
+        text.push_str(&table(&part.counted));
+    }
+    text
+}
+
+fn part_name(part: &MrcPart) -> String {
+    match (part.process, part.thread) {
+        (Some(process), None) => format!("process {process}"),
+        (_, Some(thread)) => format!("thread {thread}"),
+        (None, None) => "part".to_string(),
+    }
+}
+
+fn summary(name: &str, counted: &Counted) -> String {
+    let program = counted.program_accesses.map(|n| format!(" of {} by the program", count_text(n)));
+    let instructions = counted.instructions.map(|n| format!(", {} instructions", count_text(n)));
+    format!(
+        "{name}: {} accesses{}{}, {} distinct lines\n",
+        count_text(counted.accesses),
+        program.unwrap_or_default(),
+        instructions.unwrap_or_default(),
+        count_text(counted.cold)
+    )
+}
+
+fn table(counted: &Counted) -> String {
+    let mut table = Table::new(&[
+        ("size", Align::Right),
+        ("miss ratio", Align::Right),
+        ("±", Align::Right),
+        ("MPKI", Align::Right),
+    ]);
+    for point in &counted.curve {
+        table.row([
+            size_text(point.bytes),
+            percent_text(point.miss_ratio, 3),
+            point.miss_ratio_error.map(|error| percent_text(error, 3)).unwrap_or_default(),
+            or_dash(point.mpki.map(number)),
+        ]);
+    }
+    table.text()
+}

@@ -1,0 +1,154 @@
+//! Traces as commands read them: any format, standard input, progress, Ctrl-C and damage handled in one place.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cachemate_trace::{Format, Header, Record, Totals, TraceError, TraceReader};
+use clap::Args;
+use indicatif::ProgressBar;
+
+use crate::exit::Interrupted;
+use crate::session::Session;
+
+/// How a trace is to be read.
+#[derive(Args, Clone, Default)]
+pub struct TraceArgs {
+    /// Format of the file, where its content or name does not tell: cmt, lackey, din, u64, champsim, oracle-general
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<String>,
+    /// Use everything before the first damaged place of the file instead of refusing it
+    #[arg(long)]
+    pub salvage: bool,
+}
+
+/// A trace under way. Once interrupted, and with `--salvage` once damaged, it just ends.
+pub struct Trace {
+    reader: Box<dyn TraceReader>,
+    salvage: bool,
+    stop: Arc<AtomicBool>,
+    bar: ProgressBar,
+    /// Records given so far.
+    read: u64,
+    totals: Option<Totals>,
+    damage: Option<TraceError>,
+    stopped: bool,
+}
+
+impl Trace {
+    /// Opens `path` (`-` is standard input).
+    ///
+    /// # Errors
+    /// An unknown format, a file that cannot be opened or whose start is wrong.
+    pub fn open(session: &Session, path: &str, args: &TraceArgs, what: &'static str) -> anyhow::Result<Self> {
+        let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
+        let reader = cachemate_trace::open(path, format)?;
+        let raw = || fs::metadata(path).ok().filter(|found| found.is_file()).map(|found| found.len() / 8);
+        let known = reader.totals().map(|totals| totals.records);
+        let total = known.or_else(|| if reader.header().source == "u64" { raw() } else { None });
+        Ok(Trace {
+            reader,
+            salvage: args.salvage,
+            stop: session.interrupt_flag(),
+            bar: session.progress(what, total),
+            read: 0,
+            totals: None,
+            damage: None,
+            stopped: false,
+        })
+    }
+
+    /// One step: `false` at the end, at damage that is to be survived, and on Ctrl-C.
+    fn step(&mut self, given: Result<bool, TraceError>, records: usize) -> Result<bool, TraceError> {
+        let more = match given {
+            Err(error) if self.salvage => {
+                self.damage = Some(error);
+                false
+            }
+            Err(error) => return Err(error),
+            Ok(more) => more,
+        };
+        if !more {
+            return Ok(false);
+        }
+        self.read += records as u64;
+        self.bar.set_position(self.read);
+        Ok(true)
+    }
+
+    /// Next addresses; as [`TraceReader::read_addresses`].
+    ///
+    /// # Errors
+    /// The reader's own.
+    pub fn addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
+        if self.stopping() {
+            return Ok(false);
+        }
+        let given = self.reader.read_addresses(batch);
+        self.step(given, batch.len())
+    }
+
+    /// Next records; as [`TraceReader::read_batch`].
+    ///
+    /// # Errors
+    /// The reader's own.
+    pub fn records(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+        if self.stopping() {
+            return Ok(false);
+        }
+        let given = self.reader.read_batch(batch);
+        self.step(given, batch.len())
+    }
+
+    fn stopping(&mut self) -> bool {
+        self.stopped = self.stopped || self.stop.load(Ordering::Relaxed);
+        self.stopped || self.damage.is_some()
+    }
+
+    /// Ends the progress bar, says what was left out, and gives the totals where the whole file was read.
+    pub fn finish(&mut self, session: &Session) -> Option<Totals> {
+        self.bar.finish_and_clear();
+        if let Some(damage) = &self.damage {
+            session.warn(&format!("{damage}; went on with the {} records before it", self.read));
+        }
+        // Totals speak of the whole file: not of a part of it.
+        let whole = self.damage.is_none() && !self.stopped;
+        self.reader.totals().filter(|_| whole).cloned()
+    }
+
+    /// Records given so far.
+    pub fn read(&self) -> u64 {
+        self.read
+    }
+
+    /// After the result so far has been given: was it cut short by Ctrl-C?
+    ///
+    /// # Errors
+    /// [`Interrupted`] if so.
+    pub fn check_whole(&self) -> anyhow::Result<()> {
+        if !self.stopped {
+            return Ok(());
+        }
+        Err(Interrupted(format!("the result covers the first {} records", self.read)).into())
+    }
+}
+
+/// For code that takes any reader (conversion).
+impl TraceReader for Trace {
+    fn header(&self) -> &Header {
+        self.reader.header()
+    }
+    fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+        let more = self.records(batch)?;
+        if !more {
+            batch.clear();
+            let part = || Totals { ended: Some("interrupted".to_string()), records: self.read, ..Totals::default() };
+            let cut_short = self.stopped || self.damage.is_some();
+            self.totals = if cut_short { Some(part()) } else { self.reader.totals().cloned() };
+        }
+        Ok(more)
+    }
+    fn totals(&self) -> Option<&Totals> {
+        self.totals.as_ref()
+    }
+}

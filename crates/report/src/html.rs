@@ -252,12 +252,12 @@ fn alternatives(plan: &PlanResult) -> Markup {
     ];
     let most = rows.iter().filter_map(|row| row.1).fold(0.0, f64::max);
     let width = |value: Option<f64>| match value {
-        Some(value) if most > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / most * 14.0),
+        Some(value) if most > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / most * 5.5),
         _ => "width:0".to_string(),
     };
     let what = if plan.unit == "degradation" { "mean slowdown" } else { "mean weight" };
     html! {
-        div.scroll { table style="min-width:0" {
+        div.scroll { table.alt style="min-width:0" {
             thead { tr { th { "assignment" } th { "expected " (what) } th.l {} } }
             tbody { @for (name, value) in rows { tr {
                 td { (name) }

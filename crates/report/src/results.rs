@@ -153,6 +153,8 @@ pub struct PredictResult {
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Placed {
     pub name: String,
+    /// Where it runs; programs on the same CPU take turns.
+    pub cpu: Option<u32>,
     /// Expected, as the scheme measures it; `None` = nothing is known.
     pub degradation: Option<f64>,
     /// In plain words.

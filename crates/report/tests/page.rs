@@ -21,6 +21,7 @@ fn study() -> StudyPage {
     };
     let placed = |name: &str| Placed {
         name: name.into(),
+        cpu: None,
         degradation: Some(0.0231),
         why: format!("{name} keeps away from milc."),
     };

@@ -125,6 +125,7 @@ mod tests {
     fn a_plan_is_boxes_and_reasons() {
         let placed = |name: &str, degradation: Option<f64>, why: &str| Placed {
             name: name.into(),
+            cpu: None,
             degradation,
             why: why.into(),
         };

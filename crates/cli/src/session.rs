@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -11,7 +11,6 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::args::{Colour, Global};
-use crate::exit::Interrupted;
 
 /// One run of the command.
 pub struct Session {
@@ -52,19 +51,9 @@ impl Session {
     }
 
     /// Set by Ctrl-C and by a termination signal.
-    pub fn interrupted(&self) -> bool {
-        self.interrupted.load(Ordering::Relaxed)
-    }
-    /// The flag itself, for code that must not know this type.
     pub fn interrupt_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.interrupted)
     }
-    /// # Errors
-    /// [`Interrupted`] with `kept` when somebody pressed Ctrl-C.
-    pub fn check(&self, kept: &str) -> anyhow::Result<()> {
-        if self.interrupted() { Err(Interrupted(kept.to_string()).into()) } else { Ok(()) }
-    }
-
     /// A message for people: on standard error, only where that is a terminal, not with `--quiet`.
     pub fn note(&self, words: &str) {
         if self.chatty {

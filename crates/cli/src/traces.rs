@@ -116,11 +116,6 @@ impl Trace {
         self.reader.totals().filter(|_| whole).cloned()
     }
 
-    /// Records given so far.
-    pub fn read(&self) -> u64 {
-        self.read
-    }
-
     /// After the result so far has been given: was it cut short by Ctrl-C?
     ///
     /// # Errors

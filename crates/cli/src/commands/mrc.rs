@@ -18,7 +18,7 @@ use crate::traces::{Trace, TraceArgs};
 
 /// Miss-rate curve of a trace: how often a cache of each size would miss
 ///
-/// For fully associative LRU caches, exact unless --sample is given. MPKI stands where the trace has instruction counts.
+/// For fully associative LRU caches, exact. MPKI stands where the trace has instruction counts.
 #[derive(Args)]
 pub struct Mrc {
     /// The trace; - is standard input
@@ -35,9 +35,6 @@ pub struct Mrc {
     /// Curves for each process or thread on a cache of its own, beside the one for all together
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     per: Per,
-    /// Follow this share of the lines only (0.01 = 1 %): much faster, with an error bar
-    #[arg(long, value_name = "RATE", conflicts_with = "histogram")]
-    sample: Option<f64>,
     /// Write the stack distances: a line "cold N", then "d count" per distance that occurs, ascending
     #[arg(long, value_name = "OUT")]
     histogram: Option<PathBuf>,

@@ -97,6 +97,11 @@ impl FromIterator<u32> for IndexSet {
     }
 }
 
+impl Extend<u32> for IndexSet {
+    fn extend<I: IntoIterator<Item = u32>>(&mut self, indices: I) {
+        indices.into_iter().for_each(|index| self.insert(index));
+    }
+}
 impl From<IndexSet> for String {
     fn from(set: IndexSet) -> Self {
         set.to_string()

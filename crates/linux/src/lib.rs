@@ -7,6 +7,7 @@ pub mod gangs;
 pub mod guardian;
 pub mod journal;
 pub mod kernel;
+pub mod machine;
 pub mod probes;
 pub mod restore;
 pub mod rules;

@@ -1,0 +1,346 @@
+//! The live host as a [`Machine`]: policies cannot tell it from the simulator.
+//!
+//! `observe` waits for the window's end, looks at the managed threads once and reads what can be read; `apply` brings
+//! the host to the plan through the [`Actuator`] (journal first, read back after) and hands gangs to their runner.
+//! Observe-only unless told to act: then `apply` says of every line of the plan that it was refused, and why.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cachemate_core::{
+    Applied, Capabilities, Counts, CpuSet, Event, Gang, GangSchedule, Item, Machine, MachineError, Observation, Plan,
+    Reading, Refused, RefusedBecause, Span, TaskId, TaskSeen, Topology, Window, WindowEnd,
+};
+
+use crate::actuator::{Actuator, GuardianCommand, Made, Wanted, changes};
+use crate::counters::{Surveyed, ThreadCounters};
+use crate::gangs::{IDLE, Rotation, Runner};
+use crate::journal::{Object, State};
+use crate::kernel::{Kernel, ThreadKey};
+use crate::restore::Restored;
+use crate::rules::Rule;
+use crate::tasks::{Managed, Tasks, Usage};
+
+/// What the live machine is told at its start.
+#[derive(Clone, Debug)]
+pub struct LiveOptions {
+    pub rules: Vec<Rule>,
+    /// Without it nothing on the host is changed.
+    pub act: bool,
+    pub state_dir: std::path::PathBuf,
+    pub guardian: GuardianCommand,
+    pub first_window: Duration,
+    /// Ends the run, at the latest a tenth of a second after it is set.
+    pub stop: Arc<AtomicBool>,
+    /// Ends the window early, with what was seen so far.
+    pub wake: Arc<AtomicBool>,
+}
+
+/// A live host.
+pub struct LiveMachine<K> {
+    kernel: Arc<Mutex<K>>,
+    options: LiveOptions,
+    topology: Topology,
+    capabilities: Capabilities,
+    events: Vec<Surveyed>,
+    tasks: Tasks,
+    counters: BTreeMap<ThreadKey, ThreadCounters>,
+    usage_before: BTreeMap<ThreadKey, Usage>,
+    actuator: Actuator,
+    gangs: Option<(Vec<GangSchedule>, Runner)>,
+    in_force: Applied,
+    started: Instant,
+    window_start: Instant,
+    window: Duration,
+    windows: u64,
+}
+
+impl<K: Kernel + Send + 'static> LiveMachine<K> {
+    /// A machine at its start; nothing is changed by starting.
+    pub fn new(
+        kernel: K,
+        topology: Topology,
+        capabilities: Capabilities,
+        events: Vec<Surveyed>,
+        options: LiveOptions,
+    ) -> Self {
+        let now = Instant::now();
+        LiveMachine {
+            kernel: Arc::new(Mutex::new(kernel)),
+            actuator: Actuator::new(&options.state_dir, options.guardian.clone()),
+            window: options.first_window,
+            options,
+            topology,
+            capabilities,
+            events,
+            tasks: Tasks::default(),
+            counters: BTreeMap::new(),
+            usage_before: BTreeMap::new(),
+            gangs: None,
+            in_force: Applied::default(),
+            started: now,
+            window_start: now,
+            windows: 0,
+        }
+    }
+
+    fn kernel(&self) -> Arc<Mutex<K>> {
+        self.kernel.clone()
+    }
+
+    /// Everything as it was before; the gangs stop first.
+    ///
+    /// # Errors
+    /// The journal could not be removed; what could not be put back stands in the account.
+    pub fn put_back(&mut self) -> Result<Vec<Restored>, MachineError> {
+        self.gangs = None;
+        let kernel = self.kernel();
+        let account = self.actuator.put_back(&*lock(&kernel));
+        account.map_err(|error| MachineError(error.to_string()))
+    }
+
+    /// New rules (SIGHUP): programs are examined again, what is managed no longer is put back by the next plan.
+    pub fn set_rules(&mut self, rules: Vec<Rule>) {
+        self.options.rules = rules;
+    }
+
+    pub fn guardian_pid(&self) -> Option<u32> {
+        self.actuator.guardian_pid()
+    }
+
+    /// The managed threads, in order of arrival.
+    pub fn managed(&self) -> Vec<&Managed> {
+        self.tasks.all()
+    }
+
+    fn wait_for_window_end(&self) -> Option<WindowEnd> {
+        let due = self.window_start + self.window;
+        loop {
+            if self.options.stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            if self.options.wake.swap(false, Ordering::Relaxed) {
+                return Some(WindowEnd::Interrupted);
+            }
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Some(WindowEnd::Elapsed);
+            }
+            std::thread::sleep(left.min(Duration::from_millis(100)));
+        }
+    }
+
+    fn look(&mut self) -> Result<(), MachineError> {
+        let now_ns = self.started.elapsed().as_nanos() as u64;
+        let kernel = self.kernel();
+        let kernel = lock(&kernel);
+        let known: Vec<TaskId> = self.tasks.all().iter().map(|task| task.task).collect();
+        self.tasks.forget_reused(&*kernel);
+        let looked = self.tasks.look(&*kernel, &self.options.rules, now_ns);
+        looked.map_err(|error| MachineError(format!("/proc: {error}")))?;
+        let new: Vec<&Managed> = self.tasks.all().into_iter().filter(|task| !known.contains(&task.task)).collect();
+        for task in &new {
+            // A thread that vanished, or descriptors that ran out: counted as absent, never as zero.
+            if let Some(last_level) = last_level(&self.topology)
+                && let Ok(counters) = ThreadCounters::attach(task.thread.tid, last_level, &self.events)
+            {
+                self.counters.insert(task.thread, counters);
+            }
+        }
+        let adopted = self.actuator.adopt_heirs(&*kernel, &new);
+        adopted.and_then(|()| self.actuator.forget_gone(&*kernel)).map_err(|error| MachineError(error.to_string()))
+    }
+
+    fn seen(&mut self) -> Vec<TaskSeen> {
+        let mut seen = Vec::new();
+        for task in self.tasks.all() {
+            let before = self.usage_before.get(&task.thread).copied();
+            let since = |of: fn(&Usage) -> Option<u64>| {
+                let now = of(&task.usage)?;
+                // A thread that is new has only run since it arrived: its whole total is this window's.
+                Some(now.saturating_sub(before.as_ref().and_then(of).unwrap_or(0)))
+            };
+            let mut counts = self.counters.get_mut(&task.thread).map(ThreadCounters::read).unwrap_or_default();
+            let exact = |event, count| Reading { event, count, counted_share: 1.0 };
+            counts.extend(since(|usage| usage.slices).map(|count| exact(Event::ContextSwitches, count)));
+            counts.extend(since(|usage| Some(usage.faults)).map(|count| exact(Event::PageFaults, count)));
+            counts.sort_by_key(|reading| reading.event);
+            let ran_ns = since(|usage| usage.ran_ns);
+            seen.push(TaskSeen {
+                task: task.task,
+                process: task.process,
+                name: task.name.clone(),
+                arrived_ns: task.arrived_ns,
+                exited: task.exited,
+                fixed: task.fixed,
+                goal: task.goal,
+                cpu: task.cpu,
+                on_cpu_ns: task.last_cpu.zip(ran_ns).into_iter().filter(|(_, ns)| *ns > 0).collect(),
+                runnable_wait_ns: since(|usage| usage.waited_ns),
+                counts: Counts(counts),
+                progress: None,
+                pages_per_colour: None,
+            });
+        }
+        self.usage_before = self.tasks.all().iter().map(|task| (task.thread, task.usage)).collect();
+        self.counters.retain(|thread, _| self.usage_before.contains_key(thread));
+        seen
+    }
+
+    /// Gang members wait their turn as idle tasks on a CPU of their own: both go through the journal first.
+    fn apply_gangs(&mut self, plan: &Plan, made: &mut Made) {
+        if self.gangs.as_ref().is_some_and(|(running, _)| *running == plan.gangs) {
+            return;
+        }
+        self.gangs = None; // stopped and undone before anything else changes
+        if plan.gangs.is_empty() {
+            return;
+        }
+        let kernel = self.kernel();
+        let policies: Vec<Wanted> = self.gang_policies(plan);
+        // Written down as changes to idle and at once back: the runner then only moves between journalled states.
+        let journalled = self.actuator.make(&*lock(&kernel), &policies);
+        made.refused.extend(journalled.refused.iter().cloned());
+        let rotations: Vec<Rotation> = plan.gangs.iter().map(|schedule| self.rotation(schedule)).collect();
+        match Runner::start(self.kernel(), rotations) {
+            Ok(runner) => self.gangs = Some((plan.gangs.clone(), runner)),
+            Err(error) => {
+                let because = RefusedBecause::Failed;
+                made.refused.push(Refused { item: Item::Gangs(0), because, said: error.to_string() });
+            }
+        }
+    }
+
+    fn gang_policies(&self, plan: &Plan) -> Vec<Wanted> {
+        let mut wanted = Vec::new();
+        for (at, schedule) in plan.gangs.iter().enumerate() {
+            for (task, _) in schedule.gangs.iter().flat_map(|gang: &Gang| &gang.members) {
+                if let Some(task) = self.tasks.get(*task) {
+                    let object = Object::Policy { pid: task.pid, thread: task.thread };
+                    wanted.push(Wanted { item: Item::Gangs(at), object, state: State::Policy(IDLE) });
+                }
+            }
+        }
+        wanted.dedup_by(|a, b| a.object == b.object);
+        wanted
+    }
+
+    fn rotation(&self, schedule: &GangSchedule) -> Rotation {
+        let originals = self.actuator.originals();
+        let policy_of = |task: &Managed| match originals.get(&Object::Policy { pid: task.pid, thread: task.thread }) {
+            Some(State::Policy(policy)) => *policy,
+            _ => crate::gangs::NORMAL,
+        };
+        let members = |gang: &Gang| {
+            let tasks = gang.members.iter().filter_map(|(task, _)| self.tasks.get(*task));
+            (tasks.map(|task| (task.thread, policy_of(task))).collect(), gang.slices)
+        };
+        Rotation { slice: Duration::from_nanos(schedule.slice_ns), gangs: schedule.gangs.iter().map(members).collect() }
+    }
+}
+
+/// Where each gang member sits: on the CPU that the plan names, else on the schedule's CPUs in order of membership.
+/// A member of several gangs with different seats keeps to the CPUs of all of them.
+pub fn gang_seats(plan: &Plan) -> BTreeMap<TaskId, CpuSet> {
+    let mut seats: BTreeMap<TaskId, CpuSet> = BTreeMap::new();
+    for schedule in &plan.gangs {
+        for gang in &schedule.gangs {
+            let taken: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
+            let mut free = schedule.cpus.iter().filter(|&cpu| !taken.contains(cpu)).collect::<Vec<_>>().into_iter();
+            for (task, cpu) in &gang.members {
+                let seat = cpu.map(|cpu| cpu.0).or_else(|| free.next());
+                seats.entry(*task).or_default().extend(seat);
+            }
+        }
+    }
+    seats
+}
+
+fn last_level(topology: &Topology) -> Option<cachemate_core::Level> {
+    topology.caches.iter().find(|cache| cache.last_level).map(|cache| cache.level)
+}
+
+/// A poisoned lock only means that another thread panicked; the kernel behind it has no state of ours to be broken.
+fn lock<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
+    kernel.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
+        let Some(ended) = self.wait_for_window_end() else { return Ok(None) };
+        self.look()?;
+        let now = Instant::now();
+        let span = Span {
+            start_ns: (self.window_start - self.started).as_nanos() as u64,
+            elapsed_ns: (now - self.window_start).as_nanos() as u64,
+            elapsed_cycles: None,
+        };
+        self.window_start = now;
+        let tasks = self.seen();
+        self.tasks.drop_exited();
+        let window = self.windows;
+        self.windows += 1;
+        let in_force = self.in_force.clone();
+        Ok(Some(Observation { window, span, ended, tasks, places: Vec::new(), answers: Vec::new(), in_force }))
+    }
+
+    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
+        self.window = match plan.window {
+            Window::Time { ns } => Duration::from_nanos(ns),
+            Window::Cycles { cycles } => {
+                let hertz = self.topology.cpus.iter().find_map(|cpu| cpu.hertz).unwrap_or(1_000_000_000);
+                Duration::from_secs_f64(cycles as f64 / hertz as f64)
+            }
+        };
+        let online: CpuSet = self.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+        let mut placed = plan.clone();
+        for (task, seat) in gang_seats(plan) {
+            placed.allowed.insert(task, seat);
+        }
+        let started = Instant::now();
+        let mut wanted = changes(&placed, &self.tasks.all(), &online, &self.actuator.originals());
+        let mut applied = Applied::default();
+        if !self.options.act {
+            wanted.retain(|want| matches!(want.item, Item::Allowed(_) | Item::Weight(_)));
+            let refuse = |want: Wanted| Refused {
+                item: want.item,
+                because: RefusedBecause::NoPermission,
+                said: "observing only: nothing is changed unless the configuration says act".to_string(),
+            };
+            applied.refused = wanted.into_iter().map(refuse).collect();
+            self.in_force = applied.clone();
+            return Ok(applied);
+        }
+        let kernel = self.kernel();
+        let mut made = self.actuator.make(&*lock(&kernel), &wanted);
+        self.apply_gangs(plan, &mut made);
+        for task in self.tasks.all() {
+            let thread = task.thread;
+            if let Some(State::Cpus(cpus)) = made.held.get(&Object::Affinity { pid: task.pid, thread })
+                && plan.allowed.contains_key(&task.task)
+            {
+                applied.allowed.insert(task.task, cpus.clone());
+            }
+            if let Some(State::Nice(_)) = made.held.get(&Object::Nice { pid: task.pid, thread })
+                && let Some(weight) = plan.weights.get(&task.task)
+            {
+                applied.weights.insert(task.task, *weight);
+            }
+        }
+        applied.gangs = self.gangs.as_ref().map(|(schedules, _)| schedules.clone()).unwrap_or_default();
+        applied.refused = made.refused;
+        applied.overridden = made.overridden;
+        applied.cost_ns = started.elapsed().as_nanos() as u64;
+        self.in_force = applied.clone();
+        Ok(applied)
+    }
+}

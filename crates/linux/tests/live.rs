@@ -1,0 +1,134 @@
+//! The live machine on the host that runs the tests, with children of our own as the managed programs.
+
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use cachemate_core::{
+    Capabilities, Cpu, CpuId, CpuSet, Gang, GangSchedule, Machine, Plan, RefusedBecause, Topology, Window,
+};
+use cachemate_linux::actuator::GuardianCommand;
+use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::machine::{LiveMachine, LiveOptions};
+use cachemate_linux::rules::{Action, Rule};
+
+/// Ended when the test ends, whatever happens.
+struct Program(Child);
+
+impl Program {
+    fn start() -> Self {
+        Program(Command::new("sleep").arg("100").spawn().unwrap())
+    }
+    fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn own_cpus() -> CpuSet {
+    Host::new("/").affinity(std::process::id() as i32).unwrap()
+}
+
+fn machine(programs: &[Program], act: bool, state_dir: &std::path::Path) -> LiveMachine<Host> {
+    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    let topology = Topology { cpus: own_cpus().iter().map(cpu).collect(), caches: Vec::new() };
+    let rule = |program: &Program| Rule { pid: Some(program.pid()), action: Action::Manage(None), ..Rule::default() };
+    let options = LiveOptions {
+        rules: programs.iter().map(rule).collect(),
+        act,
+        state_dir: state_dir.to_path_buf(),
+        guardian: GuardianCommand {
+            program: "/bin/sh".into(),
+            args: ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec(),
+        },
+        first_window: Duration::from_millis(1),
+        stop: Arc::new(AtomicBool::new(false)),
+        wake: Arc::new(AtomicBool::new(false)),
+    };
+    let capabilities = Capabilities {
+        abilities: std::collections::BTreeMap::new(),
+        partitions: Vec::new(),
+        shortest_window_ns: 1,
+        shortest_slice_ns: None,
+    };
+    LiveMachine::new(Host::new("/"), topology, capabilities, Vec::new(), options)
+}
+
+fn masks(programs: &[Program]) -> Vec<CpuSet> {
+    programs.iter().map(|program| Host::new("/").affinity(program.pid()).unwrap()).collect()
+}
+
+fn idle() -> Plan {
+    Plan::idle(Window::Time { ns: 1_000_000 })
+}
+
+/// Are programs moved as planned, read back, and put back to what they had?
+#[test]
+fn programs_are_moved_read_back_and_put_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let programs = [Program::start(), Program::start()];
+    let before = masks(&programs);
+    let mut machine = machine(&programs, true, dir.path());
+    let seen = machine.observe().unwrap().unwrap();
+    assert_eq!(seen.tasks.len(), 2);
+    let one: CpuSet = own_cpus().first().into_iter().collect();
+    let mut plan = idle();
+    plan.allowed = seen.tasks.iter().map(|task| (task.task, one.clone())).collect();
+    let applied = machine.apply(&plan).unwrap();
+    assert_eq!((applied.allowed, applied.refused), (plan.allowed, Vec::new()));
+    assert_eq!(masks(&programs), [one.clone(), one]);
+    assert!(machine.guardian_pid().is_some());
+    machine.put_back().unwrap();
+    assert_eq!(masks(&programs), before);
+}
+
+/// Does an observing machine change nothing, and say so of every line?
+#[test]
+fn an_observer_changes_nothing_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let programs = [Program::start()];
+    let before = masks(&programs);
+    let mut machine = machine(&programs, false, dir.path());
+    let seen = machine.observe().unwrap().unwrap();
+    let mut plan = idle();
+    plan.allowed = seen.tasks.iter().map(|task| (task.task, own_cpus().first().into_iter().collect())).collect();
+    let applied = machine.apply(&plan).unwrap();
+    assert_eq!(applied.refused.len(), 1);
+    assert_eq!(applied.refused[0].because, RefusedBecause::NoPermission);
+    assert_eq!(masks(&programs), before);
+    assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "an observer leaves no file");
+}
+
+/// Do gangs wait as idle tasks, and is everybody's policy and affinity as before when the gangs end?
+#[test]
+fn gangs_take_turns_and_leave_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let programs = [Program::start(), Program::start()];
+    let policies = || programs.iter().map(|p| Host::new("/").stat(p.pid()).unwrap().policy).collect::<Vec<_>>();
+    let before = (masks(&programs), policies());
+    let mut machine = machine(&programs, true, dir.path());
+    let seen = machine.observe().unwrap().unwrap();
+    let mut plan = idle();
+    let gangs = seen.tasks.iter().map(|task| Gang { members: vec![(task.task, None)], slices: 1 }).collect();
+    let cpus = own_cpus().first().into_iter().collect();
+    plan.gangs = vec![GangSchedule { cpus, slice_ns: 5_000_000, gangs }];
+    let applied = machine.apply(&plan).unwrap();
+    assert_eq!((applied.gangs, applied.refused), (plan.gangs, Vec::new()));
+    let mut waited = [false, false];
+    for _ in 0..200 {
+        policies().iter().zip(&mut waited).for_each(|(policy, waited)| *waited |= *policy == 5);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(waited, [true, true]);
+    machine.apply(&idle()).unwrap();
+    assert_eq!((masks(&programs), policies()), before);
+    machine.put_back().unwrap();
+    assert_eq!((masks(&programs), policies()), before);
+}

@@ -5,3 +5,4 @@
 
 pub mod hw;
 pub mod kernels;
+pub mod os;

@@ -1,0 +1,541 @@
+//! Who is on which CPU now: queues, slices, affinity, seats, and advice against bad company.
+//!
+//! Problem: default scheduling, gangs, and measurements that need certain tasks together all want to say who runs. The
+//! hardware wants one answer per CPU, and nobody may be lost between them.
+//!
+//! Method: a CPU is *open* (the default scheduler fills it from the queues) or *held* (it has a seat for one task, or
+//! for none). Events only flag CPUs; [`Dispatcher::settle`] then fills the flagged ones, held before open, and hands
+//! the hardware the difference. Runnable tasks that belong to a gang schedule wait *parked* for their seat.
+//!
+//! Properties: a task is on at most one CPU and only on allowed ones; an open CPU idles only when no runnable task may
+//! use it; a runnable task is on a CPU, in exactly one queue, or parked. No hardware is known here: the tests run it on
+//! a time line of their own.
+
+use cachemate_core::{Clash, CpuSet};
+
+use super::domains::{Domains, SHARED_CACHE};
+use super::schedulers::{Scheduler, Why};
+
+/// Index of a task in the operating system's own table; tasks and injected probes alike.
+pub type Slot = usize;
+
+/// What a CPU may run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Seat {
+    /// Anything from the queues.
+    #[default]
+    Open,
+    /// This task only, or nothing.
+    Held(Option<Slot>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    Running(u32),
+    Queued(u32),
+    /// Runnable, but only in a seat that it does not have now.
+    Parked,
+    Blocked,
+    Gone,
+}
+
+/// The dispatcher's view of one task.
+#[derive(Clone, Debug)]
+pub struct TaskState {
+    pub state: State,
+    pub allowed: CpuSet,
+    pub weight: f64,
+    /// Runs in seats only.
+    pub seated: bool,
+    pub last_cpu: Option<u32>,
+    pub on_cpu_cycles: Vec<u64>,
+    pub wait_cycles: u64,
+    pub switches: u64,
+    pub migrations: u64,
+    since: u64,
+    queued_at: u64,
+    passed_over: u8,
+}
+
+#[derive(Clone, Debug, Default)]
+struct CpuState {
+    seat: Seat,
+    running: Option<Slot>,
+    /// What the hardware was last told.
+    loaded: Option<Slot>,
+    queue: Vec<Slot>,
+    slice_end: u64,
+    flagged: bool,
+    expired: bool,
+}
+
+/// One change for the hardware. All `out`s come before all `into`s: tasks may swap CPUs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Switch {
+    pub cpu: u32,
+    pub out: Option<Slot>,
+    pub into: Option<Slot>,
+    /// The incoming task was on another CPU before.
+    pub migrated: bool,
+}
+
+/// How often the dispatcher had anything to choose (AV-9).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Picks {
+    pub all: u64,
+    pub with_a_choice: u64,
+    /// Clashes changed the choice.
+    pub swayed: u64,
+}
+
+/// Candidates looked at for better company, and how often in a row the first of them may be passed over.
+const CHOICES_AT_MOST: usize = 8;
+const PASSED_OVER_AT_MOST: u8 = 4;
+
+/// What schedulers may look at.
+pub struct Sight<'a> {
+    now: u64,
+    cpus: &'a [CpuState],
+    tasks: &'a [TaskState],
+    domains: &'a Domains,
+}
+
+impl Sight<'_> {
+    pub fn now_cycles(&self) -> u64 {
+        self.now
+    }
+    pub fn domains(&self) -> &Domains {
+        self.domains
+    }
+    pub fn running(&self, cpu: u32) -> Option<Slot> {
+        self.cpus[cpu as usize].running
+    }
+    pub fn queue(&self, cpu: u32) -> &[Slot] {
+        &self.cpus[cpu as usize].queue
+    }
+    pub fn waiting(&self, cpu: u32) -> usize {
+        self.queue(cpu).len()
+    }
+    /// Waiting on `from` and allowed on `cpu`.
+    pub fn waiting_for(&self, from: u32, cpu: u32) -> usize {
+        self.queue(from).iter().filter(|&&slot| self.may_run(slot, cpu)).count()
+    }
+    pub fn all_queued(&self) -> impl Iterator<Item = Slot> + '_ {
+        self.cpus.iter().flat_map(|cpu| cpu.queue.iter().copied())
+    }
+    pub fn is_open(&self, cpu: u32) -> bool {
+        self.cpus[cpu as usize].seat == Seat::Open
+    }
+    pub fn is_idle(&self, cpu: u32) -> bool {
+        let cpu = &self.cpus[cpu as usize];
+        cpu.seat == Seat::Open && cpu.running.is_none() && cpu.queue.is_empty()
+    }
+    /// Allowed there (open or not).
+    pub fn may_run(&self, slot: Slot, cpu: u32) -> bool {
+        self.tasks[slot].allowed.contains(cpu)
+    }
+    pub fn last_cpu(&self, slot: Slot) -> Option<u32> {
+        self.tasks[slot].last_cpu
+    }
+    pub fn weight(&self, slot: Slot) -> f64 {
+        self.tasks[slot].weight
+    }
+    pub fn queued_at(&self, slot: Slot) -> u64 {
+        self.tasks[slot].queued_at
+    }
+    /// Weight of all that runs or waits there.
+    pub fn load(&self, cpu: u32) -> f64 {
+        let state = &self.cpus[cpu as usize];
+        state.queue.iter().chain(&state.running).map(|&slot| self.tasks[slot].weight).sum()
+    }
+    pub fn load_milli(&self, cpu: u32) -> u64 {
+        (self.load(cpu) * 1000.0) as u64
+    }
+    /// The allowed CPU with the least key, open ones first. Without an allowed CPU the first one: plans are checked.
+    pub fn best_cpu<K: Ord>(&self, slot: Slot, key: impl Fn(u32) -> K) -> u32 {
+        let allowed = (0..self.cpus.len() as u32).filter(|&cpu| self.may_run(slot, cpu));
+        allowed.min_by_key(|&cpu| (!self.is_open(cpu), key(cpu))).unwrap_or(0)
+    }
+}
+
+/// All CPUs and all tasks.
+pub struct Dispatcher {
+    scheduler: Box<dyn Scheduler>,
+    domains: Domains,
+    cpus: Vec<CpuState>,
+    tasks: Vec<TaskState>,
+    /// Penalties by pairs of slots, in both orders.
+    clashes: Vec<(Slot, Slot, f64)>,
+    now: u64,
+    arrivals: u64,
+    pub picks: Picks,
+}
+
+/// A [`Sight`] that borrows only what the scheduler does not.
+macro_rules! sight {
+    ($self:ident) => {
+        Sight { now: $self.now, cpus: &$self.cpus, tasks: &$self.tasks, domains: &$self.domains }
+    };
+}
+
+impl Dispatcher {
+    pub fn new(scheduler: Box<dyn Scheduler>, domains: Domains) -> Self {
+        let cpus = vec![CpuState::default(); domains.cpus() as usize];
+        let (tasks, clashes) = (Vec::new(), Vec::new());
+        Dispatcher { scheduler, domains, cpus, tasks, clashes, now: 0, arrivals: 0, picks: Picks::default() }
+    }
+
+    pub fn domains(&self) -> &Domains {
+        &self.domains
+    }
+    pub fn cpus(&self) -> u32 {
+        self.cpus.len() as u32
+    }
+    pub fn task(&self, slot: Slot) -> &TaskState {
+        &self.tasks[slot]
+    }
+    pub fn running(&self, cpu: u32) -> Option<Slot> {
+        self.cpus[cpu as usize].running
+    }
+    pub fn seat(&self, cpu: u32) -> Seat {
+        self.cpus[cpu as usize].seat
+    }
+    pub fn is_runnable(&self, slot: Slot) -> bool {
+        !matches!(self.tasks[slot].state, State::Blocked | State::Gone)
+    }
+
+    /// Time on each CPU and waiting, up to `now`, of one task.
+    pub fn bring_up_to_date(&mut self, now: u64) {
+        self.now = self.now.max(now);
+        for slot in 0..self.tasks.len() {
+            self.account(slot);
+        }
+    }
+
+    /// A new task, runnable at once; its slot. Seated ones run in seats only.
+    pub fn arrive(&mut self, now: u64, allowed: CpuSet, weight: f64, seated: bool) -> Slot {
+        self.now = self.now.max(now);
+        let slot = self.tasks.len();
+        self.tasks.push(TaskState {
+            state: State::Blocked,
+            allowed,
+            weight,
+            seated,
+            last_cpu: None,
+            on_cpu_cycles: vec![0; self.cpus.len()],
+            wait_cycles: 0,
+            switches: 0,
+            migrations: 0,
+            since: self.now,
+            queued_at: 0,
+            passed_over: 0,
+        });
+        self.make_runnable(slot, Why::New);
+        slot
+    }
+
+    pub fn wake(&mut self, now: u64, slot: Slot) {
+        self.now = self.now.max(now);
+        if self.tasks[slot].state == State::Blocked {
+            self.tasks[slot].since = self.now;
+            self.make_runnable(slot, Why::Woken);
+        }
+    }
+
+    pub fn block(&mut self, now: u64, slot: Slot) {
+        self.leave(now, slot, State::Blocked);
+    }
+    pub fn exit(&mut self, now: u64, slot: Slot) {
+        self.leave(now, slot, State::Gone);
+    }
+
+    fn leave(&mut self, now: u64, slot: Slot, to: State) {
+        self.now = self.now.max(now);
+        self.take_off(slot);
+        self.tasks[slot].state = to;
+    }
+
+    /// Changes where a task may run; the empty set stands for every CPU.
+    pub fn set_allowed(&mut self, now: u64, slot: Slot, allowed: CpuSet) {
+        self.now = self.now.max(now);
+        let allowed = if allowed.is_empty() { (0..self.cpus()).collect() } else { allowed };
+        if self.tasks[slot].allowed == allowed {
+            return;
+        }
+        self.tasks[slot].allowed = allowed;
+        self.requeue(slot);
+    }
+
+    pub fn set_weight(&mut self, now: u64, slot: Slot, weight: f64) {
+        self.now = self.now.max(now);
+        self.account(slot);
+        self.tasks[slot].weight = weight;
+    }
+
+    /// Does the task run in seats only from now on?
+    pub fn set_seated(&mut self, now: u64, slot: Slot, seated: bool) {
+        self.now = self.now.max(now);
+        if self.tasks[slot].seated != seated {
+            self.tasks[slot].seated = seated;
+            self.requeue(slot);
+        }
+    }
+
+    /// After its rights changed: off its queue or CPU if it may not be there, and to where it may.
+    fn requeue(&mut self, slot: Slot) {
+        match self.tasks[slot].state {
+            State::Running(cpu) => self.flag(cpu),
+            State::Queued(_) | State::Parked => {
+                self.take_off(slot);
+                self.make_runnable(slot, Why::Displaced);
+            }
+            State::Blocked | State::Gone => {}
+        }
+        let idle = (0..self.cpus()).filter(|&cpu| self.cpus[cpu as usize].running.is_none());
+        idle.collect::<Vec<_>>().into_iter().for_each(|cpu| self.flag(cpu));
+    }
+
+    /// Seats of all CPUs at once. A seat must be allowed to its task.
+    pub fn set_seats(&mut self, now: u64, seats: &[Seat]) {
+        self.now = self.now.max(now);
+        for (cpu, &seat) in seats.iter().enumerate() {
+            if self.cpus[cpu].seat != seat {
+                self.cpus[cpu].seat = seat;
+                self.flag(cpu as u32);
+            }
+        }
+        // Tasks that wait for held CPUs, or waited for a seat that is gone, may find an open CPU now.
+        let misplaced = |slot: &Slot| match self.tasks[*slot].state {
+            State::Queued(cpu) => self.cpus[cpu as usize].seat != Seat::Open,
+            State::Parked => !self.tasks[*slot].seated,
+            _ => false,
+        };
+        let waiting: Vec<Slot> = (0..self.tasks.len()).filter(misplaced).collect();
+        waiting.into_iter().for_each(|slot| self.requeue(slot));
+    }
+
+    pub fn set_clashes(&mut self, clashes: &[Clash], slot_of: impl Fn(cachemate_core::TaskId) -> Option<Slot>) {
+        let pair = |clash: &Clash| Some((slot_of(clash.tasks.0)?, slot_of(clash.tasks.1)?, clash.penalty));
+        let pairs: Vec<_> = clashes.iter().filter_map(pair).collect();
+        self.clashes = pairs.iter().flat_map(|&(a, b, penalty)| [(a, b, penalty), (b, a, penalty)]).collect();
+    }
+
+    /// When a slice ends or queues are to be balanced.
+    pub fn next_event_cycle(&self) -> u64 {
+        let slices = self.cpus.iter().filter(|cpu| cpu.seat == Seat::Open && cpu.running.is_some());
+        let slices = slices.map(|cpu| cpu.slice_end).min().unwrap_or(u64::MAX);
+        slices.min(self.scheduler.next_balance_cycle())
+    }
+
+    /// Lets time pass: slices end, queues are balanced.
+    pub fn advance(&mut self, now: u64) {
+        self.now = self.now.max(now);
+        for cpu in 0..self.cpus.len() {
+            let state = &mut self.cpus[cpu];
+            if state.seat == Seat::Open && state.running.is_some() && state.slice_end <= self.now {
+                state.expired = true;
+                self.flag(cpu as u32);
+            }
+        }
+        if self.scheduler.next_balance_cycle() <= self.now {
+            for (slot, to) in self.scheduler.balance(&sight!(self)) {
+                if let State::Queued(from) = self.tasks[slot].state {
+                    self.cpus[from as usize].queue.retain(|&other| other != slot);
+                    self.put(slot, to, Why::Balanced);
+                }
+            }
+        }
+    }
+
+    /// Fills the flagged CPUs and returns what the hardware has to change, ascending CPUs.
+    pub fn settle(&mut self, now: u64) -> Vec<Switch> {
+        self.now = self.now.max(now);
+        loop {
+            let flagged: Vec<u32> = (0..self.cpus()).filter(|&cpu| self.cpus[cpu as usize].flagged).collect();
+            flagged.iter().for_each(|&cpu| self.vacate(cpu));
+            flagged.iter().for_each(|&cpu| self.seat_task(cpu));
+            // What these have become flagged for meanwhile is done below.
+            flagged.iter().for_each(|&cpu| self.cpus[cpu as usize].flagged = false);
+            for &cpu in &flagged {
+                if self.is_vacant(cpu) && !self.cpus[cpu as usize].queue.is_empty() {
+                    self.pick(cpu);
+                }
+            }
+            let anyone_waits = self.cpus.iter().any(|cpu| !cpu.queue.is_empty());
+            for cpu in 0..self.cpus() {
+                if anyone_waits && self.is_vacant(cpu) {
+                    self.pick(cpu);
+                }
+            }
+            if !self.cpus.iter().any(|cpu| cpu.flagged) {
+                break;
+            }
+        }
+        self.difference()
+    }
+
+    fn is_vacant(&self, cpu: u32) -> bool {
+        let state = &self.cpus[cpu as usize];
+        state.seat == Seat::Open && state.running.is_none()
+    }
+
+    fn difference(&mut self) -> Vec<Switch> {
+        let mut switches = Vec::new();
+        for (cpu, state) in self.cpus.iter_mut().enumerate() {
+            if state.loaded != state.running {
+                let (cpu, into) = (cpu as u32, state.running);
+                let migrated = into.is_some_and(|slot| self.tasks[slot].last_cpu.is_some_and(|last| last != cpu));
+                switches.push(Switch { cpu, out: state.loaded, into, migrated });
+                state.loaded = into;
+                if let Some(slot) = into {
+                    let task = &mut self.tasks[slot];
+                    task.switches += 1;
+                    task.migrations += u64::from(migrated);
+                    task.last_cpu = Some(cpu);
+                }
+            }
+        }
+        switches
+    }
+
+    fn flag(&mut self, cpu: u32) {
+        self.cpus[cpu as usize].flagged = true;
+    }
+
+    fn account(&mut self, slot: Slot) {
+        let now = self.now;
+        let task = &mut self.tasks[slot];
+        let passed = now.saturating_sub(task.since);
+        match task.state {
+            State::Running(cpu) => {
+                task.on_cpu_cycles[cpu as usize] += passed;
+                self.scheduler.ran(slot, passed, task.weight);
+            }
+            State::Queued(_) | State::Parked => task.wait_cycles += passed,
+            State::Blocked | State::Gone => {}
+        }
+        task.since = task.since.max(now);
+    }
+
+    /// Off its CPU or queue, accounted; the state is the caller's to set.
+    fn take_off(&mut self, slot: Slot) {
+        self.account(slot);
+        match self.tasks[slot].state {
+            State::Running(cpu) => {
+                self.cpus[cpu as usize].running = None;
+                self.cpus[cpu as usize].expired = false;
+                self.flag(cpu);
+            }
+            State::Queued(cpu) => self.cpus[cpu as usize].queue.retain(|&other| other != slot),
+            State::Parked | State::Blocked | State::Gone => {}
+        }
+    }
+
+    fn make_runnable(&mut self, slot: Slot, why: Why) {
+        let seat = (0..self.cpus()).find(|&cpu| self.cpus[cpu as usize].seat == Seat::Held(Some(slot)));
+        if self.tasks[slot].seated || seat.is_some() {
+            self.tasks[slot].state = State::Parked;
+            seat.into_iter().for_each(|cpu| self.flag(cpu));
+            return;
+        }
+        let cpu = self.scheduler.place(slot, why, &sight!(self));
+        self.put(slot, cpu, why);
+    }
+
+    fn put(&mut self, slot: Slot, cpu: u32, why: Why) {
+        self.account(slot);
+        self.tasks[slot].state = State::Queued(cpu);
+        self.tasks[slot].queued_at = self.arrivals;
+        self.arrivals += 1;
+        self.scheduler.queued(slot, cpu, why, &sight!(self));
+        self.cpus[cpu as usize].queue.push(slot);
+        match self.cpus[cpu as usize].running {
+            _ if self.cpus[cpu as usize].seat != Seat::Open => {}
+            None => self.flag(cpu),
+            Some(running) => {
+                self.account(running);
+                if self.scheduler.preempts(slot, running) {
+                    self.flag(cpu);
+                }
+            }
+        }
+    }
+
+    /// Takes the task off a flagged CPU unless it keeps its seat.
+    fn vacate(&mut self, cpu: u32) {
+        let state = &mut self.cpus[cpu as usize];
+        let Some(slot) = state.running else { return };
+        if state.seat == Seat::Held(Some(slot)) {
+            return;
+        }
+        let why = if std::mem::take(&mut state.expired) { Why::Expired } else { Why::Displaced };
+        self.take_off(slot);
+        let stays = self.cpus[cpu as usize].seat == Seat::Open && self.tasks[slot].allowed.contains(cpu);
+        if stays && why == Why::Displaced && !self.tasks[slot].seated {
+            self.put(slot, cpu, why);
+        } else {
+            self.make_runnable(slot, why);
+        }
+    }
+
+    fn seat_task(&mut self, cpu: u32) {
+        let Seat::Held(Some(slot)) = self.cpus[cpu as usize].seat else { return };
+        if !self.is_runnable(slot) || self.tasks[slot].state == State::Running(cpu) {
+            return;
+        }
+        self.take_off(slot);
+        self.start(slot, cpu, u64::MAX);
+    }
+
+    fn start(&mut self, slot: Slot, cpu: u32, slice_end: u64) {
+        self.tasks[slot].state = State::Running(cpu);
+        self.tasks[slot].passed_over = 0;
+        let state = &mut self.cpus[cpu as usize];
+        (state.running, state.slice_end, state.expired) = (Some(slot), slice_end, false);
+    }
+
+    fn pick(&mut self, cpu: u32) {
+        let mut choices: Vec<Slot> = if self.scheduler.one_queue() {
+            self.cpus.iter().flat_map(|state| state.queue.iter().copied()).collect()
+        } else {
+            self.cpus[cpu as usize].queue.clone()
+        };
+        choices.retain(|&slot| self.tasks[slot].allowed.contains(cpu));
+        choices.sort_by_key(|&slot| (self.scheduler.key(slot), self.tasks[slot].queued_at));
+        let found = match choices.first() {
+            None => self.scheduler.steal(cpu, &sight!(self)),
+            Some(&first) => Some(self.in_better_company(first, &choices, cpu)),
+        };
+        let Some(slot) = found else { return };
+        self.picks.all += 1;
+        self.picks.with_a_choice += u64::from(choices.len() > 1);
+        let State::Queued(from) = self.tasks[slot].state else { return };
+        self.take_off(slot);
+        if from != cpu {
+            // It changes queues: its virtual time is put right for the new one.
+            self.scheduler.queued(slot, cpu, Why::Balanced, &sight!(self));
+        }
+        let slice = self.scheduler.slice_cycles(slot, cpu, &sight!(self));
+        self.start(slot, cpu, self.now.saturating_add(slice));
+    }
+
+    /// AV's Linux form: the scheduler's choice, unless another waiting task clashes less with those that run below
+    /// the same cache, and the first has not been passed over too often.
+    fn in_better_company(&mut self, first: Slot, choices: &[Slot], cpu: u32) -> Slot {
+        if self.clashes.is_empty() || self.tasks[first].passed_over >= PASSED_OVER_AT_MOST {
+            return first;
+        }
+        let beside: Vec<Slot> = self.domains.members(SHARED_CACHE, cpu).filter_map(|cpu| self.running(cpu)).collect();
+        let penalty = |slot: Slot| -> f64 {
+            let bad = self.clashes.iter().filter(|(a, b, _)| *a == slot && beside.contains(b));
+            bad.map(|(_, _, penalty)| penalty).sum()
+        };
+        let least = choices.iter().take(CHOICES_AT_MOST).copied().min_by(|&a, &b| penalty(a).total_cmp(&penalty(b)));
+        let found = least.filter(|&slot| penalty(slot) < penalty(first)).unwrap_or(first);
+        if found != first {
+            self.picks.swayed += 1;
+            self.tasks[first].passed_over += 1;
+        }
+        found
+    }
+}

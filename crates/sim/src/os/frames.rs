@@ -1,0 +1,371 @@
+//! Physical page frames: who gets which, and in which colour.
+//!
+//! Problem: which cache sets a page occupies is decided by its frame number. A default kernel hands frames out in an
+//! order that its history made; a colouring one must find frames of given colours fast, and must not fail while any
+//! frame is free (CP 4.4.1).
+//!
+//! Method: per memory node, free memory is what a long-running buddy allocator looks like: blocks of 1024 frames in
+//! shuffled order, cut into aligned pieces (half of the memory stays in whole blocks, a quarter in halves, and so
+//! on), pieces shuffled among those of eight blocks. Frames within a piece come out in ascending order, and CPUs draw
+//! them in batches, as per-CPU page lists do. Coloured requests go to per-CPU lists per colour (CP 4.4.1, the second
+//! version: coloured lists that are refilled until the colour is found, so that no `MaxTry` is needed).
+//!
+//! Properties: no frame is handed out twice; as long as any frame is free a request succeeds; a coloured request gets
+//! an allowed colour as long as one is free anywhere, local memory first; same seed, same order. Memory for the lists
+//! is proportional to the frames drawn, not to the machine's memory.
+
+use cachemate_core::IndexSet;
+
+use super::random::SplitMix64;
+
+/// Frames of a buddy block of the largest order.
+const BLOCK_FRAMES: u32 = 1 << BLOCK_ORDER;
+const BLOCK_ORDER: u32 = 10;
+/// Blocks whose pieces are shuffled together.
+const BLOCKS_AT_ONCE: usize = 8;
+/// Frames a CPU draws from the buddy lists at once (Linux' default batch).
+const BATCH_FRAMES: usize = 31;
+
+/// What the pool is built from.
+#[derive(Clone, Copy, Debug)]
+pub struct FramesSpec<'a> {
+    pub frames: u64,
+    /// Memory nodes: equal consecutive parts of the frames.
+    pub nodes: u32,
+    /// Colours the kernel keeps apart; 1 = it does not colour.
+    pub colours: u32,
+    /// Home node of each CPU.
+    pub node_of_cpu: &'a [u32],
+    /// Largest order of the pieces that free memory is in: 10 = as after boot and use, 0 = every frame on its own.
+    pub piece_order_at_most: u32,
+    pub seed: u64,
+}
+
+struct Node {
+    /// Whole blocks not yet cut, in the order they will be.
+    blocks: Vec<u32>,
+    /// First frame and length; taken from the back.
+    pieces: Vec<(u32, u32)>,
+}
+
+#[derive(Default)]
+struct CpuLists {
+    /// Drawn for requests without colours, next at the back.
+    batch: Vec<u32>,
+    /// Per node and colour: drawn or freed, next at the back.
+    by_colour: Vec<Vec<u32>>,
+}
+
+/// All frames of the machine.
+pub struct Frames {
+    colours: u32,
+    frames_per_node: u32,
+    nodes: Vec<Node>,
+    cpus: Vec<CpuLists>,
+    node_of_cpu: Vec<u32>,
+    order_at_most: u32,
+    random: SplitMix64,
+    free: u64,
+}
+
+impl Frames {
+    pub fn new(spec: FramesSpec<'_>) -> Self {
+        let mut random = SplitMix64::new(spec.seed ^ 0x6672_616d_6573);
+        let per_node = (spec.frames / u64::from(spec.nodes)) as u32;
+        let nodes = (0..spec.nodes)
+            .map(|node| {
+                let first = node * per_node;
+                let mut blocks: Vec<u32> =
+                    (0..per_node.div_ceil(BLOCK_FRAMES)).map(|at| first + at * BLOCK_FRAMES).collect();
+                random.shuffle(&mut blocks);
+                Node { blocks, pieces: Vec::new() }
+            })
+            .collect();
+        let lists =
+            || CpuLists { batch: Vec::new(), by_colour: vec![Vec::new(); (spec.colours * spec.nodes) as usize] };
+        Frames {
+            colours: spec.colours,
+            frames_per_node: per_node,
+            nodes,
+            cpus: spec.node_of_cpu.iter().map(|_| lists()).collect(),
+            node_of_cpu: spec.node_of_cpu.to_vec(),
+            order_at_most: spec.piece_order_at_most.min(BLOCK_ORDER),
+            random,
+            free: u64::from(per_node) * u64::from(spec.nodes),
+        }
+    }
+
+    pub fn colours(&self) -> u32 {
+        self.colours
+    }
+    pub fn colour_of(&self, frame: u32) -> u32 {
+        frame % self.colours
+    }
+    pub fn node_of(&self, frame: u32) -> u32 {
+        frame / self.frames_per_node
+    }
+    pub fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// Any frame, local memory first; `None` = memory is full.
+    pub fn take_any(&mut self, cpu: u32) -> Option<u32> {
+        let home = self.node_of_cpu[cpu as usize];
+        if self.cpus[cpu as usize].batch.is_empty() {
+            let drawn = self.nodes_from(home).find_map(|node| {
+                let batch = self.draw(node, BATCH_FRAMES);
+                (!batch.is_empty()).then_some(batch)
+            });
+            self.cpus[cpu as usize].batch = drawn.unwrap_or_default();
+            self.cpus[cpu as usize].batch.reverse();
+        }
+        let found = self.cpus[cpu as usize].batch.pop().or_else(|| self.take_listed(home));
+        self.free -= u64::from(found.is_some());
+        found
+    }
+
+    /// A frame of one of the allowed colours, tried from `first_colour` on in turn: on the local node, then on the
+    /// others; `None` = none is free anywhere.
+    pub fn take_coloured(&mut self, cpu: u32, allowed: &IndexSet, first_colour: u32) -> Option<u32> {
+        let home = self.node_of_cpu[cpu as usize];
+        let in_turn: Vec<u32> = allowed
+            .iter()
+            .filter(|&colour| colour >= first_colour)
+            .chain(allowed.iter().filter(|&colour| colour < first_colour))
+            .collect();
+        let found =
+            self.nodes_from(home).find_map(|node| in_turn.iter().find_map(|&colour| self.take_of(cpu, node, colour)));
+        self.free -= u64::from(found.is_some());
+        found
+    }
+
+    /// `pages` (a power of two, at most 1024) contiguous frames, aligned to their number, all of allowed colours,
+    /// which are then adjacent ones (CP 4.4.1); the first is returned. `None` = no such run among free memory.
+    pub fn take_run(&mut self, cpu: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
+        debug_assert!(pages.is_power_of_two() && pages <= BLOCK_FRAMES);
+        let home = self.node_of_cpu[cpu as usize];
+        let found = self.nodes_from(home).find_map(|node| self.run_of(node, pages, allowed));
+        self.free -= u64::from(if found.is_some() { pages } else { 0 });
+        found
+    }
+
+    /// Back to the lists of the CPU that frees it.
+    pub fn give_back(&mut self, cpu: u32, frame: u32) {
+        let at = self.list_of(self.node_of(frame), self.colour_of(frame));
+        self.cpus[cpu as usize].by_colour[at].push(frame);
+        self.free += 1;
+    }
+
+    fn nodes_from(&self, home: u32) -> impl Iterator<Item = u32> + use<> {
+        let nodes = self.nodes.len() as u32;
+        (0..nodes).map(move |step| (home + step) % nodes)
+    }
+    fn list_of(&self, node: u32, colour: u32) -> usize {
+        (node * self.colours + colour) as usize
+    }
+
+    /// Cuts more blocks where no piece is left; false = the node's buddy lists are empty.
+    fn refill(&mut self, node: u32) -> bool {
+        if !self.nodes[node as usize].pieces.is_empty() {
+            return true;
+        }
+        let end = (node + 1) * self.frames_per_node;
+        let from = self.nodes[node as usize].blocks.len().saturating_sub(BLOCKS_AT_ONCE);
+        let blocks = self.nodes[node as usize].blocks.split_off(from);
+        let mut pieces = Vec::new();
+        for block in blocks {
+            self.cut(block, BLOCK_ORDER, end, &mut pieces);
+        }
+        self.random.shuffle(&mut pieces);
+        self.nodes[node as usize].pieces = pieces;
+        !self.nodes[node as usize].pieces.is_empty()
+    }
+
+    fn cut(&mut self, first: u32, order: u32, end: u32, pieces: &mut Vec<(u32, u32)>) {
+        if first >= end {
+            return;
+        }
+        let fits = first + (1 << order) <= end && order <= self.order_at_most;
+        if fits && (order == 0 || self.random.below(2) == 0) {
+            pieces.push((first, 1 << order));
+        } else {
+            self.cut(first, order - 1, end, pieces);
+            self.cut(first + (1 << (order - 1)), order - 1, end, pieces);
+        }
+    }
+
+    /// Up to `most` frames of a node's buddy lists, in ascending order within a piece.
+    fn draw(&mut self, node: u32, most: usize) -> Vec<u32> {
+        let mut drawn = Vec::new();
+        while drawn.len() < most && self.refill(node) {
+            let pieces = &mut self.nodes[node as usize].pieces;
+            if let Some((first, frames)) = pieces.pop() {
+                let take = frames.min((most - drawn.len()) as u32);
+                drawn.extend(first..first + take);
+                if take < frames {
+                    pieces.push((first + take, frames - take));
+                }
+            }
+        }
+        drawn
+    }
+
+    fn take_of(&mut self, cpu: u32, node: u32, colour: u32) -> Option<u32> {
+        let at = self.list_of(node, colour);
+        loop {
+            if let Some(frame) = self.cpus[cpu as usize].by_colour[at].pop() {
+                return Some(frame);
+            }
+            let drawn = self.draw(node, BATCH_FRAMES);
+            if drawn.is_empty() {
+                break;
+            }
+            for frame in drawn.into_iter().rev() {
+                let list = self.list_of(node, self.colour_of(frame));
+                self.cpus[cpu as usize].by_colour[list].push(frame);
+            }
+        }
+        let in_batch = |frame: &u32| *frame / self.frames_per_node == node && *frame % self.colours == colour;
+        let found = self
+            .cpus
+            .iter()
+            .enumerate()
+            .find_map(|(at_cpu, lists)| lists.batch.iter().position(in_batch).map(|index| (at_cpu, index)));
+        match found {
+            Some((at_cpu, index)) => Some(self.cpus[at_cpu].batch.remove(index)),
+            None => self.cpus.iter_mut().find_map(|lists| lists.by_colour[at].pop()),
+        }
+    }
+
+    /// A frame from any list of any CPU, once the buddy lists are empty.
+    fn take_listed(&mut self, home: u32) -> Option<u32> {
+        let colours = self.colours;
+        self.nodes_from(home).find_map(|node| {
+            let lists = (node * colours) as usize..((node + 1) * colours) as usize;
+            self.cpus.iter_mut().find_map(|cpu| {
+                let longest = lists.clone().rev().max_by_key(|&at| cpu.by_colour[at].len())?;
+                cpu.by_colour[longest].pop().or_else(|| cpu.batch.pop())
+            })
+        })
+    }
+
+    fn run_of(&mut self, node: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
+        let colours = self.colours;
+        let fits = |first: u32| {
+            first.is_multiple_of(pages)
+                && allowed.is_none_or(|allowed| (first..first + pages).all(|frame| allowed.contains(frame % colours)))
+        };
+        let mut looked_at = 0;
+        while self.refill(node) {
+            let pieces = &self.nodes[node as usize].pieces;
+            let runs = |&(first, frames): &(u32, u32)| {
+                let start = first.next_multiple_of(pages);
+                (start..first + frames).step_by(pages as usize).find(|&run| run + pages <= first + frames && fits(run))
+            };
+            if let Some((at, run)) = pieces.iter().enumerate().rev().find_map(|(at, piece)| Some((at, runs(piece)?))) {
+                let (first, frames) = self.nodes[node as usize].pieces.remove(at);
+                let rest = [(run + pages, first + frames - run - pages), (first, run - first)];
+                let at_end = rest.into_iter().filter(|&(_, frames)| frames > 0);
+                self.nodes[node as usize].pieces.extend(at_end);
+                return Some(run);
+            }
+            // Cut further blocks, and keep what has been looked at for other requests.
+            looked_at += 1;
+            let kept = std::mem::take(&mut self.nodes[node as usize].pieces);
+            let more = self.refill(node);
+            self.nodes[node as usize].pieces.extend(kept);
+            if !more || looked_at > 64 {
+                return None;
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pool(frames: u64, nodes: u32, colours: u32) -> Frames {
+        let node_of_cpu: Vec<u32> = (0..4).map(|cpu| cpu % nodes).collect();
+        let spec = FramesSpec { frames, nodes, colours, node_of_cpu: &node_of_cpu, piece_order_at_most: 10, seed: 1 };
+        Frames::new(spec)
+    }
+
+    /// Does a coloured request get an allowed colour while one is free anywhere, and nothing afterwards?
+    #[test]
+    fn coloured_requests_get_their_colours_until_the_last_frame_of_them_is_gone() {
+        let mut frames = pool(4096, 2, 16);
+        let allowed: IndexSet = [3, 4].into_iter().collect();
+        let taken: Vec<u32> = std::iter::from_fn(|| frames.take_coloured(1, &allowed, 0)).collect();
+        assert_eq!(taken.len(), 4096 / 16 * 2);
+        assert!(taken.iter().all(|frame| allowed.contains(frame % 16)));
+        // Local memory first: CPU 1 lives on node 1.
+        assert!(taken[..256].iter().all(|&frame| frames.node_of(frame) == 1));
+        assert_eq!(frames.free(), 4096 - 512);
+        let rest: Vec<u32> = std::iter::from_fn(|| frames.take_any(2)).collect();
+        assert_eq!(rest.len(), 4096 - 512);
+        assert_eq!(frames.free(), 0);
+    }
+
+    /// Are contiguous requests served with adjacent allowed colours only?
+    #[test]
+    fn contiguous_requests_stay_within_adjacent_allowed_colours() {
+        let mut frames = pool(1 << 14, 1, 16);
+        let allowed: IndexSet = (4..8).collect();
+        let run = frames.take_run(0, 4, Some(&allowed)).unwrap();
+        assert_eq!(run % 16, 4);
+        // No aligned run of eight has only these four colours.
+        assert_eq!(frames.take_run(0, 8, Some(&allowed)), None);
+        assert_eq!(frames.free(), (1 << 14) - 4);
+    }
+
+    /// Is the default order neither sequential nor without runs (an aged buddy allocator has both)?
+    #[test]
+    fn default_frames_come_in_runs_at_shuffled_places() {
+        let mut frames = pool(1 << 18, 1, 1);
+        let taken: Vec<u32> = (0..8192).map(|_| frames.take_any(0).unwrap()).collect();
+        let ascending = taken.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
+        assert!((6000..8191).contains(&ascending), "{ascending}");
+        let span = taken.iter().max().unwrap() - taken.iter().min().unwrap();
+        assert!(span > 1 << 14, "{span}");
+    }
+
+    proptest! {
+        /// Is no frame ever handed out twice or lost, whatever is taken, freed and asked for?
+        #[test]
+        fn no_frame_is_lost_or_given_twice(steps in prop::collection::vec((0u32..5, 0u32..4, 0u32..8), 1..400)) {
+            let mut frames = pool(3000, 2, 8);
+            let mut held = BTreeSet::new();
+            for (what, cpu, colour) in steps {
+                let allowed: IndexSet = [colour, (colour + 3) % 8].into_iter().collect();
+                let got: Vec<u32> = match what {
+                    0 => frames.take_any(cpu).into_iter().collect(),
+                    1 => frames.take_coloured(cpu, &allowed, colour).into_iter().collect(),
+                    2 => frames.take_run(cpu, 4, None).map(|run| (run..run + 4).collect()).unwrap_or_default(),
+                    3 => (0..100).filter_map(|_| frames.take_any(cpu)).collect(),
+                    _ => {
+                        let back: Vec<u32> = held.iter().copied().step_by(2).collect();
+                        for frame in back {
+                            held.remove(&frame);
+                            frames.give_back(cpu, frame);
+                        }
+                        Vec::new()
+                    }
+                };
+                for frame in got {
+                    prop_assert!(frame < 3000 && held.insert(frame));
+                }
+                prop_assert_eq!(frames.free(), 3000 - held.len() as u64);
+            }
+            while let Some(frame) = frames.take_any(0) {
+                prop_assert!(held.insert(frame));
+            }
+            prop_assert_eq!(held.len(), 3000);
+        }
+    }
+}

@@ -1,0 +1,462 @@
+//! Address spaces over coloured frames: faults, shared segments, and pages that move under a running program (CP 4.4).
+//!
+//! A process without colours takes any frame. One with colours takes frames of its allowed colours round robin; when
+//! none of them is free it takes another rather than swap, and that is counted. Changing the colours of a running
+//! process moves its pages one at a time, each at the machine's measured cost: all at once, hottest first, when next
+//! touched, or never. Pages that several address spaces share stay where they are.
+
+use cachemate_core::{IndexSet, PageMoving};
+
+use super::frames::Frames;
+use super::page_table::PageTable;
+
+/// Pages that several address spaces map at the same virtual place.
+#[derive(Clone, Debug)]
+struct Segment {
+    first_page: u64,
+    pages: u64,
+    table: PageTable,
+}
+
+/// Contiguous frames asked for at a time in a shared segment.
+const SEGMENT_RUN_PAGES: u32 = 8;
+
+/// The colours a process may use, and how far its pages have come.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Colouring {
+    pub allowed: IndexSet,
+    pub moving: PageMoving,
+    /// Pages taken from a colour that was not allowed, since the colouring began.
+    pub fallback_pages: u64,
+    pub moved_pages: u64,
+    /// Pages still to be moved, next at the back; for [`PageMoving::All`] and [`PageMoving::HotFirst`].
+    to_move: Vec<u64>,
+    /// All that were to be moved at the start.
+    pub total_pages: u64,
+    /// Touched marks are being collected before the order is made (hottest first).
+    pub sampling: bool,
+}
+
+impl Colouring {
+    /// Pages still waiting to be moved.
+    pub fn pending_pages(&self) -> u64 {
+        self.to_move.len() as u64
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct AddressSpace {
+    table: PageTable,
+    segments: Vec<usize>,
+    colouring: Option<Colouring>,
+    next_colour: u32,
+    pages_per_colour: Vec<u64>,
+}
+
+/// One page now has another frame: translations of it must be dropped and the old frame's lines flushed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MovedPage {
+    pub page: u64,
+    pub old_frame: u32,
+}
+
+/// What a look-up found or did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Found {
+    Resident(u32),
+    /// Allocated now.
+    Fault(u32),
+    /// Moved now, because the colouring is lazy: new frame and old one.
+    Moved(u32, u32),
+}
+
+/// All memory of the machine.
+pub struct Memory {
+    pub frames: Frames,
+    spaces: Vec<AddressSpace>,
+    segments: Vec<Segment>,
+    /// A page was needed and no frame was free.
+    pub exhausted: bool,
+}
+
+impl Memory {
+    pub fn new(frames: Frames) -> Self {
+        Memory { frames, spaces: Vec::new(), segments: Vec::new(), exhausted: false }
+    }
+
+    /// A new, empty address space; its index.
+    pub fn add_process(&mut self) -> usize {
+        let colours = self.frames.colours() as usize;
+        self.spaces.push(AddressSpace { pages_per_colour: vec![0; colours], ..AddressSpace::default() });
+        self.spaces.len() - 1
+    }
+
+    /// A segment of `pages` from virtual `first_page` on, for several address spaces; its index.
+    pub fn add_segment(&mut self, first_page: u64, pages: u64) -> usize {
+        self.segments.push(Segment { first_page, pages, table: PageTable::default() });
+        self.segments.len() - 1
+    }
+
+    pub fn map_segment(&mut self, process: usize, segment: usize) {
+        self.spaces[process].segments.push(segment);
+    }
+
+    fn segment_of(&self, process: usize, page: u64) -> Option<usize> {
+        let within = |segment: &Segment| (segment.first_page..segment.first_page + segment.pages).contains(&page);
+        self.spaces[process].segments.iter().copied().find(|&segment| within(&self.segments[segment]))
+    }
+
+    /// The frame of a page that is touched on `cpu`, allocated or moved where needed. When memory is exhausted the
+    /// answer is a frame in use and [`Memory::exhausted`] is set: the run must end.
+    pub fn look_up(&mut self, process: usize, page: u64, cpu: u32) -> Found {
+        if let Some(segment) = self.segment_of(process, page) {
+            return self.look_up_shared(process, segment, page, cpu);
+        }
+        if let Some(frame) = self.spaces[process].table.touch(page) {
+            return match self.lazy_move(process, page, frame, cpu) {
+                Some(fresh) => Found::Moved(fresh, frame),
+                None => Found::Resident(frame),
+            };
+        }
+        let frame = self.allocate(process, cpu);
+        self.spaces[process].table.map(page, frame);
+        self.spaces[process].table.touch(page);
+        let colour = self.frames.colour_of(frame) as usize;
+        self.spaces[process].pages_per_colour[colour] += 1;
+        Found::Fault(frame)
+    }
+
+    fn look_up_shared(&mut self, process: usize, segment: usize, page: u64, cpu: u32) -> Found {
+        if let Some(frame) = self.segments[segment].table.touch(page) {
+            return Found::Resident(frame);
+        }
+        // A group of pages at once, in adjacent frames, as bulk requests of shared memory are.
+        let run_pages = u64::from(SEGMENT_RUN_PAGES);
+        let (first, end) = (self.segments[segment].first_page, self.segments[segment].pages);
+        let start = first + (page - first) / run_pages * run_pages;
+        let whole = start + run_pages <= first + end;
+        let empty = (start..start + run_pages).all(|page| self.segments[segment].table.frame(page).is_none());
+        if whole && empty {
+            let allowed = self.spaces[process].colouring.as_ref().map(|colouring| colouring.allowed.clone());
+            if let Some(run) = self.frames.take_run(cpu, SEGMENT_RUN_PAGES, allowed.as_ref()) {
+                for step in 0..SEGMENT_RUN_PAGES {
+                    self.segments[segment].table.map(start + u64::from(step), run + step);
+                }
+            }
+        }
+        if self.segments[segment].table.frame(page).is_none() {
+            let frame = self.allocate(process, cpu);
+            self.segments[segment].table.map(page, frame);
+        }
+        Found::Fault(self.segments[segment].table.touch(page).unwrap_or(0))
+    }
+
+    fn allocate(&mut self, process: usize, cpu: u32) -> u32 {
+        let space = &mut self.spaces[process];
+        let frame = match &mut space.colouring {
+            None => self.frames.take_any(cpu),
+            Some(colouring) => {
+                let found = self.frames.take_coloured(cpu, &colouring.allowed, space.next_colour);
+                found.inspect(|&frame| space.next_colour = self.frames.colour_of(frame) + 1).or_else(|| {
+                    colouring.fallback_pages += 1;
+                    self.frames.take_any(cpu)
+                })
+            }
+        };
+        frame.unwrap_or_else(|| {
+            self.exhausted = true;
+            0
+        })
+    }
+
+    fn lazy_move(&mut self, process: usize, page: u64, frame: u32, cpu: u32) -> Option<u32> {
+        let colouring = self.spaces[process].colouring.as_ref()?;
+        let wrong = !colouring.allowed.contains(self.frames.colour_of(frame));
+        if colouring.moving != PageMoving::Lazy || !wrong {
+            return None;
+        }
+        let fresh = self.take_allowed(process, cpu)?;
+        self.remap(process, page, frame, fresh, cpu);
+        Some(fresh)
+    }
+
+    fn take_allowed(&mut self, process: usize, cpu: u32) -> Option<u32> {
+        let space = &mut self.spaces[process];
+        let allowed = &space.colouring.as_ref()?.allowed;
+        let fresh = self.frames.take_coloured(cpu, allowed, space.next_colour)?;
+        space.next_colour = self.frames.colour_of(fresh) + 1;
+        Some(fresh)
+    }
+
+    fn remap(&mut self, process: usize, page: u64, old: u32, fresh: u32, cpu: u32) {
+        let space = &mut self.spaces[process];
+        space.table.map(page, fresh);
+        space.pages_per_colour[self.frames.colour_of(old) as usize] -= 1;
+        space.pages_per_colour[self.frames.colour_of(fresh) as usize] += 1;
+        if let Some(colouring) = &mut space.colouring {
+            colouring.moved_pages += 1;
+        }
+        self.frames.give_back(cpu, old);
+    }
+
+    /// Gives a process its colours. The same colours and way of moving again change nothing. `true`: translations of
+    /// all its pages must be dropped, so that touches are seen (lazy moving, hottest first).
+    pub fn set_colours(&mut self, process: usize, allowed: &IndexSet, moving: PageMoving) -> bool {
+        let earlier = self.spaces[process].colouring.take();
+        if let Some(same) = earlier.as_ref().filter(|same| same.allowed == *allowed && same.moving == moving) {
+            self.spaces[process].colouring = Some(same.clone());
+            return false;
+        }
+        let mut colouring = Colouring {
+            allowed: allowed.clone(),
+            moving,
+            fallback_pages: earlier.map_or(0, |earlier| earlier.fallback_pages),
+            moved_pages: 0,
+            to_move: Vec::new(),
+            total_pages: 0,
+            sampling: false,
+        };
+        if matches!(moving, PageMoving::All | PageMoving::HotFirst) {
+            colouring.to_move = self.misplaced(process, allowed);
+            colouring.to_move.reverse();
+            colouring.total_pages = colouring.to_move.len() as u64;
+            colouring.sampling = moving == PageMoving::HotFirst && !colouring.to_move.is_empty();
+        }
+        let drop_translations = moving == PageMoving::Lazy || colouring.sampling;
+        if colouring.sampling {
+            self.spaces[process].table.clear_touched();
+        }
+        self.spaces[process].colouring = Some(colouring);
+        drop_translations
+    }
+
+    /// Back to any colour; pages stay where they are.
+    pub fn clear_colours(&mut self, process: usize) {
+        self.spaces[process].colouring = None;
+    }
+
+    /// Pages outside the allowed colours, and those that overfill a colour after it was given more (growing a
+    /// partition moves a part of its pages, shrinking all of the revoked ones), ascending.
+    fn misplaced(&self, process: usize, allowed: &IndexSet) -> Vec<u64> {
+        let space = &self.spaces[process];
+        let each_at_most = space.table.resident_pages().div_ceil(u64::from(allowed.count().max(1)));
+        let mut kept = vec![0; self.frames.colours() as usize];
+        let misplaced = |&(_, frame, _): &(u64, u32, bool)| {
+            let colour = self.frames.colour_of(frame);
+            kept[colour as usize] += 1;
+            !allowed.contains(colour) || kept[colour as usize] > each_at_most
+        };
+        space.table.iter().filter(misplaced).map(|(page, _, _)| page).collect()
+    }
+
+    /// The touches since the colours were set are in: pages touched move first.
+    pub fn end_sampling(&mut self, process: usize) {
+        let space = &mut self.spaces[process];
+        let Some(colouring) = space.colouring.as_mut().filter(|colouring| colouring.sampling) else { return };
+        colouring.sampling = false;
+        let touched: std::collections::BTreeSet<u64> =
+            space.table.iter().filter(|&(_, _, touched)| touched).map(|(page, _, _)| page).collect();
+        // Next at the back: cold pages first in the list, each part in descending order of pages.
+        colouring.to_move.sort_by_key(|&page| (touched.contains(&page), std::cmp::Reverse(page)));
+    }
+
+    /// Moves the next page that waits to be moved; `None` = none is left, or none can be. A page for which no frame of
+    /// an allowed colour is free stays, and counts as a fall-back.
+    pub fn move_next(&mut self, process: usize, cpu: u32) -> Option<MovedPage> {
+        loop {
+            let space = &mut self.spaces[process];
+            let page = space.colouring.as_mut().filter(|colouring| !colouring.sampling)?.to_move.pop()?;
+            let Some(old_frame) = space.table.frame(page) else { continue };
+            match self.take_emptiest(process, cpu) {
+                Some(fresh) => {
+                    self.remap(process, page, old_frame, fresh, cpu);
+                    return Some(MovedPage { page, old_frame });
+                }
+                None => {
+                    let wrong = !self.allows(process, old_frame);
+                    if let Some(colouring) = self.spaces[process].colouring.as_mut().filter(|_| wrong) {
+                        colouring.fallback_pages += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    fn allows(&self, process: usize, frame: u32) -> bool {
+        let colour = self.frames.colour_of(frame);
+        self.spaces[process].colouring.as_ref().is_none_or(|colouring| colouring.allowed.contains(colour))
+    }
+
+    /// A frame of the allowed colour that the process has fewest pages of: moved pages end up spread evenly.
+    fn take_emptiest(&mut self, process: usize, cpu: u32) -> Option<u32> {
+        let space = &self.spaces[process];
+        let allowed = &space.colouring.as_ref()?.allowed;
+        let emptiest = allowed.iter().min_by_key(|&colour| space.pages_per_colour[colour as usize])?;
+        let only: IndexSet = std::iter::once(emptiest).collect();
+        self.frames.take_coloured(cpu, &only, 0).or_else(|| self.take_allowed(process, cpu))
+    }
+
+    pub fn colouring(&self, process: usize) -> Option<&Colouring> {
+        self.spaces[process].colouring.as_ref()
+    }
+
+    /// Own pages by colour; shared segments are nobody's.
+    pub fn pages_per_colour(&self, process: usize) -> &[u64] {
+        &self.spaces[process].pages_per_colour
+    }
+
+    /// Own resident pages, and those of them in allowed colours.
+    pub fn pages_inside(&self, process: usize) -> (u64, u64) {
+        let space = &self.spaces[process];
+        let inside = space.colouring.as_ref().map_or(space.table.resident_pages(), |colouring| {
+            colouring.allowed.iter().map(|colour| space.pages_per_colour.get(colour as usize).unwrap_or(&0)).sum()
+        });
+        (space.table.resident_pages(), inside)
+    }
+
+    /// All (page, frame) of a process, ascending.
+    pub fn pages(&self, process: usize) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.spaces[process].table.iter().map(|(page, frame, _)| (page, frame))
+    }
+
+    /// The process is gone: its own frames are free again, and are returned.
+    pub fn release(&mut self, process: usize, cpu: u32) -> Vec<u32> {
+        let colours = self.frames.colours() as usize;
+        let empty = AddressSpace { pages_per_colour: vec![0; colours], ..AddressSpace::default() };
+        let gone = std::mem::replace(&mut self.spaces[process], empty);
+        let freed: Vec<u32> = gone.table.iter().map(|(_, frame, _)| frame).collect();
+        for &frame in &freed {
+            self.frames.give_back(cpu, frame);
+        }
+        freed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::super::frames::FramesSpec;
+    use super::*;
+
+    fn memory(frames: u64, colours: u32) -> Memory {
+        let spec = FramesSpec { frames, nodes: 1, colours, node_of_cpu: &[0, 0], piece_order_at_most: 10, seed: 7 };
+        Memory::new(Frames::new(spec))
+    }
+    fn set(colours: &[u32]) -> IndexSet {
+        colours.iter().copied().collect()
+    }
+    fn drain(memory: &mut Memory, process: usize) -> u64 {
+        std::iter::from_fn(|| memory.move_next(process, 0)).count() as u64
+    }
+
+    /// Do shrinking and growing move what CP says: all pages of revoked colours, and an even part to new ones?
+    #[test]
+    fn shrinking_empties_revoked_colours_and_growing_evens_out() {
+        let mut memory = memory(4096, 16);
+        let process = memory.add_process();
+        memory.set_colours(process, &set(&[0, 1, 2, 3]), PageMoving::All);
+        (0..400).for_each(|page| _ = memory.look_up(process, page, 0));
+        assert_eq!(memory.pages_per_colour(process)[..5], [100, 100, 100, 100, 0]);
+        memory.set_colours(process, &set(&[0, 1]), PageMoving::All);
+        assert_eq!(drain(&mut memory, process), 200);
+        assert_eq!(memory.pages_per_colour(process)[..5], [200, 200, 0, 0, 0]);
+        memory.set_colours(process, &set(&[0, 1, 8, 9]), PageMoving::All);
+        assert_eq!(drain(&mut memory, process), 200);
+        assert_eq!(memory.pages_per_colour(process)[8..10], [100, 100]);
+        assert_eq!(memory.pages_inside(process), (400, 400));
+        assert_eq!(memory.colouring(process).unwrap().fallback_pages, 0);
+    }
+
+    /// Is another colour taken rather than none when the allowed ones are exhausted, and is that counted?
+    #[test]
+    fn exhausted_colours_fall_back_and_are_counted() {
+        let mut memory = memory(256, 16);
+        let process = memory.add_process();
+        memory.set_colours(process, &set(&[5]), PageMoving::Never);
+        (0..40).for_each(|page| _ = memory.look_up(process, page, 0));
+        assert_eq!(memory.pages_per_colour(process)[5], 16);
+        assert_eq!(memory.colouring(process).unwrap().fallback_pages, 24);
+        assert!(!memory.exhausted);
+        (40..300).for_each(|page| _ = memory.look_up(process, page, 0));
+        assert!(memory.exhausted);
+    }
+
+    /// Do the four ways of moving differ as they say?
+    #[test]
+    fn never_stays_lazy_waits_for_a_touch_and_hot_pages_go_first() {
+        let mut memory = memory(4096, 4);
+        let process = memory.add_process();
+        (0..100).for_each(|page| _ = memory.look_up(process, page, 0));
+        assert!(!memory.set_colours(process, &set(&[1]), PageMoving::Never));
+        assert_eq!(drain(&mut memory, process), 0);
+        assert!(memory.set_colours(process, &set(&[1]), PageMoving::Lazy));
+        let wrong = memory.pages(process).filter(|(_, frame)| frame % 4 != 1).map(|(page, _)| page);
+        let wrong: Vec<u64> = wrong.collect();
+        assert!(matches!(memory.look_up(process, wrong[0], 0), Found::Moved(fresh, _) if fresh % 4 == 1));
+        assert!(matches!(memory.look_up(process, wrong[0], 0), Found::Resident(_)));
+        assert!(memory.set_colours(process, &set(&[1]), PageMoving::HotFirst));
+        let hot = [wrong[9], wrong[30]];
+        hot.iter().for_each(|&page| _ = memory.look_up(process, page, 0));
+        assert_eq!(memory.move_next(process, 0), None, "moving waits for the touches");
+        memory.end_sampling(process);
+        let order: Vec<u64> = std::iter::from_fn(|| memory.move_next(process, 0)).map(|moved| moved.page).collect();
+        assert_eq!(order[..2], hot);
+        assert_eq!(order.len(), wrong.len() - 1);
+    }
+
+    /// Do two address spaces see one frame in a shared segment, and does it stay when one of them is recoloured?
+    #[test]
+    fn shared_pages_are_one_frame_and_stay() {
+        let mut memory = memory(4096, 16);
+        let (a, b) = (memory.add_process(), memory.add_process());
+        let segment = memory.add_segment(1000, 64);
+        memory.map_segment(a, segment);
+        memory.map_segment(b, segment);
+        let Found::Fault(frame) = memory.look_up(a, 1010, 0) else { panic!("first touch") };
+        assert_eq!(memory.look_up(b, 1010, 1), Found::Resident(frame));
+        let colour = (frame % 16 + 1) % 16;
+        memory.set_colours(a, &set(&[colour]), PageMoving::All);
+        assert_eq!(drain(&mut memory, a), 0);
+        assert_eq!(memory.look_up(a, 1010, 0), Found::Resident(frame));
+    }
+
+    proptest! {
+        /// Do page moves lose no page, share no frame and leak none, whatever is set, touched and moved in between?
+        #[test]
+        fn page_moves_lose_no_page(steps in prop::collection::vec((0u32..6, 0u64..200, 0u32..8, 0u32..4), 1..120)) {
+            let mut memory = memory(600, 8);
+            let processes = [memory.add_process(), memory.add_process()];
+            let mut mapped = [BTreeSet::new(), BTreeSet::new()];
+            for (what, page, colour, way) in steps {
+                let which = (page % 2) as usize;
+                let process = processes[which];
+                match what {
+                    0..=2 => for page in page..page + 8 {
+                        memory.look_up(process, page, colour % 2);
+                        mapped[which].insert(page);
+                    },
+                    3 => {
+                        let moving =
+                            [PageMoving::All, PageMoving::HotFirst, PageMoving::Lazy, PageMoving::Never][way as usize];
+                        memory.set_colours(process, &set(&[colour, (colour + 2) % 8]), moving);
+                    }
+                    4 => memory.end_sampling(process),
+                    _ => (0..page).for_each(|_| _ = memory.move_next(process, 0)),
+                }
+                let mut frames = BTreeSet::new();
+                for (process, mapped) in processes.iter().zip(&mapped) {
+                    let pages: Vec<(u64, u32)> = memory.pages(*process).collect();
+                    prop_assert!(pages.iter().map(|(page, _)| page).eq(mapped));
+                    prop_assert!(pages.iter().all(|(_, frame)| frames.insert(*frame)));
+                    let mut by_colour = vec![0; 8];
+                    pages.iter().for_each(|(_, frame)| by_colour[(frame % 8) as usize] += 1);
+                    prop_assert_eq!(memory.pages_per_colour(*process), by_colour);
+                }
+                prop_assert_eq!(memory.frames.free(), 600 - frames.len() as u64);
+            }
+        }
+    }
+}

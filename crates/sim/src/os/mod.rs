@@ -1,0 +1,12 @@
+//! The operating system on the simulated hardware: memory and the processor's time.
+
+pub mod dispatch;
+pub mod domains;
+pub mod frames;
+pub mod memory;
+pub mod page_table;
+pub mod random;
+pub mod schedulers;
+
+#[cfg(test)]
+mod dispatch_tests;

@@ -1,0 +1,62 @@
+//! One address space's page table: virtual page to frame, in chunks of 512 entries as the hardware's lowest level has.
+
+use std::collections::BTreeMap;
+
+const CHUNK_PAGES: u64 = 512;
+/// Set when the page was looked up since the mark was last cleared.
+const TOUCHED: u32 = 1 << 31;
+
+/// Virtual page to frame.
+#[derive(Clone, Debug, Default)]
+pub struct PageTable {
+    /// An entry is frame + 1, and the touched mark; 0 = not mapped.
+    chunks: BTreeMap<u64, Vec<u32>>,
+    resident: u64,
+}
+
+impl PageTable {
+    pub fn resident_pages(&self) -> u64 {
+        self.resident
+    }
+
+    /// The page's frame, marked as touched.
+    pub fn touch(&mut self, page: u64) -> Option<u32> {
+        let entry = self.chunks.get_mut(&(page / CHUNK_PAGES))?.get_mut((page % CHUNK_PAGES) as usize)?;
+        let frame = (*entry & !TOUCHED).checked_sub(1)?;
+        *entry |= TOUCHED;
+        Some(frame)
+    }
+
+    pub fn frame(&self, page: u64) -> Option<u32> {
+        let entry = self.chunks.get(&(page / CHUNK_PAGES))?.get((page % CHUNK_PAGES) as usize)?;
+        (entry & !TOUCHED).checked_sub(1)
+    }
+
+    /// Maps or remaps; the earlier frame is returned. The touched mark stays as it was.
+    pub fn map(&mut self, page: u64, frame: u32) -> Option<u32> {
+        let chunk = self.chunks.entry(page / CHUNK_PAGES).or_insert_with(|| vec![0; CHUNK_PAGES as usize]);
+        let entry = &mut chunk[(page % CHUNK_PAGES) as usize];
+        let earlier = (*entry & !TOUCHED).checked_sub(1);
+        *entry = (frame + 1) | (*entry & TOUCHED);
+        self.resident += u64::from(earlier.is_none());
+        earlier
+    }
+
+    /// (page, frame, touched) in ascending order of pages.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u32, bool)> + '_ {
+        self.chunks.iter().flat_map(|(chunk, entries)| {
+            entries
+                .iter()
+                .enumerate()
+                .filter(|(_, entry)| **entry & !TOUCHED != 0)
+                .map(move |(at, entry)| (chunk * CHUNK_PAGES + at as u64, (entry & !TOUCHED) - 1, entry & TOUCHED != 0))
+        })
+    }
+
+    /// Clears the touched marks: the next look-up of each page counts as new.
+    pub fn clear_touched(&mut self) {
+        for entry in self.chunks.values_mut().flatten() {
+            *entry &= !TOUCHED;
+        }
+    }
+}

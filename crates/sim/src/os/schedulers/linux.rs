@@ -1,0 +1,210 @@
+//! Fair share in the manner of Linux' completely fair scheduler.
+//!
+//! Every CPU runs the waiting task with the least virtual run time: time on processor over weight. Newcomers start one
+//! slice behind, sleepers come back at most half a slice ahead, and a task that is more than a wake-up granularity
+//! behind takes the CPU. Tasks wake where they last ran if that CPU is idle, else on an idle core or CPU below the
+//! same last-level cache, else on any idle CPU; new ones go to the least loaded group of every domain in turn. A CPU
+//! without work pulls from the nearest queue that has some; periodically each domain moves waiting tasks from its
+//! busiest to its least busy group when that lowers or swaps the imbalance, those that ran least first.
+//!
+//! Not modelled: load averages that decay (load is the weight of runnable tasks now), wake-affine, NUMA balancing,
+//! bandwidth control, and the tick after which an idle CPU outside the cache is found (here: at once).
+
+use super::{Scheduler, Times, Why, entry};
+use crate::os::dispatch::{Sight, Slot};
+use crate::os::domains::{CORE, SHARED_CACHE};
+
+/// Imbalance below this share is left alone (Linux' default for domains above a core).
+const IMBALANCE_PERCENT: f64 = 117.0;
+/// A busy CPU balances its domains so much less often than an idle one.
+const BUSY_FACTOR: u64 = 16;
+
+#[derive(Clone, Copy, Default)]
+struct Entity {
+    virtual_cycles: i64,
+    ran_cycles: u64,
+    /// The queue that its virtual time is relative to.
+    home: Option<u32>,
+}
+
+pub struct LinuxLike {
+    times: Times,
+    tasks: Vec<Entity>,
+    least_virtual: Vec<i64>,
+    /// When each level of domains is balanced next.
+    next_balance: Vec<u64>,
+}
+
+impl LinuxLike {
+    pub fn new(times: Times) -> Self {
+        LinuxLike { times, tasks: Vec::new(), least_virtual: Vec::new(), next_balance: vec![0] }
+    }
+
+    fn least(&mut self, cpu: u32, sight: &Sight<'_>) -> i64 {
+        let tasks = &self.tasks;
+        let virtual_of = |slot: Slot| tasks.get(slot).map(|task| task.virtual_cycles);
+        let now = sight.queue(cpu).iter().copied().chain(sight.running(cpu)).filter_map(virtual_of).min();
+        let least = entry(&mut self.least_virtual, cpu as usize);
+        *least = (*least).max(now.unwrap_or(*least));
+        *least
+    }
+
+    fn wake_place(&self, slot: Slot, last: u32, sight: &Sight<'_>) -> u32 {
+        let domains = sight.domains();
+        let idle = |cpu: &u32| sight.is_idle(*cpu) && sight.may_run(slot, *cpu);
+        if idle(&last) {
+            return last;
+        }
+        let core_idle = |cpu: &u32| domains.members(CORE, *cpu).all(|sibling| sight.is_idle(sibling));
+        let near = || domains.members(SHARED_CACHE, last);
+        near()
+            .find(|cpu| idle(cpu) && core_idle(cpu))
+            .or_else(|| near().find(idle))
+            .or_else(|| (0..domains.cpus()).find(|cpu| idle(cpu) && core_idle(cpu)))
+            .or_else(|| (0..domains.cpus()).find(idle))
+            .or_else(|| Some(last).filter(|&last| sight.may_run(slot, last) && sight.is_open(last)))
+            .unwrap_or_else(|| sight.best_cpu(slot, |cpu| (domains.distance(last, cpu), sight.load_milli(cpu), cpu)))
+    }
+
+    /// Top down: the least loaded group of every domain.
+    fn new_place(&self, slot: Slot, sight: &Sight<'_>) -> u32 {
+        let domains = sight.domains();
+        let load = |level: usize, cpu: u32| {
+            let (sum, cpus) = domains
+                .members(level, cpu)
+                .fold((0, 0), |(sum, cpus), other| (sum + sight.load_milli(other), cpus + 1));
+            sum / cpus
+        };
+        sight.best_cpu(slot, |cpu| {
+            let loads: Vec<u64> = (0..domains.levels()).rev().map(|level| load(level, cpu)).collect();
+            (!sight.is_idle(cpu), loads, sight.load_milli(cpu), cpu)
+        })
+    }
+
+    /// One move within every group of one level, from its busiest part to its least busy one.
+    fn balance_level(&self, level: usize, sight: &Sight<'_>, moves: &mut Vec<(Slot, u32)>) {
+        let domains = sight.domains();
+        let part = |cpu: u32| if level == 0 { cpu } else { domains.group(level - 1, cpu) };
+        let mut groups: Vec<u32> = (0..domains.cpus()).map(|cpu| domains.group(level, cpu)).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        for group in groups {
+            let cpus: Vec<u32> =
+                (0..domains.cpus()).filter(|&cpu| domains.group(level, cpu) == group && sight.is_open(cpu)).collect();
+            let mut parts: Vec<u32> = cpus.iter().map(|&cpu| part(cpu)).collect();
+            parts.dedup();
+            let load_of = |at: u32| {
+                let members = cpus.iter().filter(|&&cpu| part(cpu) == at);
+                let (sum, count) = members.fold((0.0, 0.0), |(sum, n), &cpu| (sum + sight.load(cpu), n + 1.0));
+                (sum / f64::max(count, 1.0), sum, count)
+            };
+            let by_load = |a: &&u32, b: &&u32| load_of(**a).0.total_cmp(&load_of(**b).0);
+            let (Some(&busiest), Some(&idlest)) = (parts.iter().rev().max_by(by_load), parts.iter().min_by(by_load))
+            else {
+                continue;
+            };
+            let (from, to) = (load_of(busiest), load_of(idlest));
+            if busiest == idlest || from.0 * 100.0 <= to.0 * IMBALANCE_PERCENT {
+                continue;
+            }
+            let average = (from.1 + to.1) / (from.2 + to.2);
+            let imbalance = ((from.0 - average) * from.2).min((average - to.0) * to.2);
+            // Where a swap is all that can be done, the one that ran most is moved: it is those that stay behind who
+            // gain, and those that it joins who lose.
+            let ran = |slot: Slot| self.tasks.get(slot).map_or(0, |task| task.ran_cycles);
+            let ran_there = |cpu: u32| sight.queue(cpu).iter().copied().chain(sight.running(cpu)).map(ran).max();
+            let least = |a: &u32, b: &u32| sight.load(*a).total_cmp(&sight.load(*b));
+            let targets = cpus.iter().copied().filter(|&cpu| part(cpu) == idlest);
+            let sources = cpus.iter().copied().filter(|&cpu| part(cpu) == busiest);
+            let target = targets.min_by(|a, b| least(a, b).then(ran_there(*b).cmp(&ran_there(*a))));
+            let source = sources.max_by(|a, b| least(a, b).then(ran_there(*b).cmp(&ran_there(*a))));
+            let (Some(target), Some(source)) = (target, source) else { continue };
+            let queued = sight.queue(source);
+            if moves.iter().any(|(slot, _)| queued.contains(slot)) {
+                continue;
+            }
+            let fits = |slot: &Slot| sight.may_run(*slot, target) && sight.weight(*slot) / 2.0 <= imbalance + 1e-9;
+            let moved = queued.iter().copied().filter(fits).max_by_key(|&slot| (ran(slot), slot));
+            moves.extend(moved.map(|slot| (slot, target)));
+        }
+    }
+}
+
+impl Scheduler for LinuxLike {
+    fn place(&mut self, slot: Slot, why: Why, sight: &Sight<'_>) -> u32 {
+        match (why, sight.last_cpu(slot)) {
+            (Why::New, _) | (_, None) => self.new_place(slot, sight),
+            (Why::Expired, Some(last)) if sight.may_run(slot, last) => last,
+            (_, Some(last)) => self.wake_place(slot, last, sight),
+        }
+    }
+
+    fn queued(&mut self, slot: Slot, cpu: u32, why: Why, sight: &Sight<'_>) {
+        let least_here = self.least(cpu, sight);
+        let home = entry(&mut self.tasks, slot).home;
+        let least_there = home.filter(|&from| from != cpu).map(|from| self.least(from, sight));
+        let slice = self.times.slice_cycles as i64;
+        let task = entry(&mut self.tasks, slot);
+        task.home = Some(cpu);
+        task.virtual_cycles = match why {
+            Why::New => least_here + slice,
+            Why::Woken => {
+                let carried = least_there.map_or(task.virtual_cycles, |there| task.virtual_cycles - there + least_here);
+                carried.max(least_here - slice / 2)
+            }
+            _ => least_there.map_or(task.virtual_cycles, |there| task.virtual_cycles - there + least_here),
+        };
+    }
+
+    fn key(&self, slot: Slot) -> i64 {
+        self.tasks.get(slot).map_or(0, |task| task.virtual_cycles)
+    }
+
+    fn slice_cycles(&self, slot: Slot, cpu: u32, sight: &Sight<'_>) -> u64 {
+        let others = sight.queue(cpu);
+        let sum: f64 = others.iter().map(|&other| sight.weight(other)).sum::<f64>() + sight.weight(slot);
+        let share = sight.weight(slot) * (others.len() + 1) as f64 / sum;
+        let slice = self.times.slice_cycles as f64;
+        ((slice * share).max(slice / 4.0) as u64).max(1)
+    }
+
+    fn ran(&mut self, slot: Slot, cycles: u64, weight: f64) {
+        let task = entry(&mut self.tasks, slot);
+        task.ran_cycles += cycles;
+        task.virtual_cycles += (cycles as f64 / weight) as i64;
+    }
+
+    fn preempts(&self, newcomer: Slot, running: Slot) -> bool {
+        let granularity = self.times.millisecond_cycles.min(self.times.slice_cycles / 2) as i64;
+        self.key(newcomer) + granularity < self.key(running)
+    }
+
+    fn next_balance_cycle(&self) -> u64 {
+        self.next_balance.iter().copied().min().unwrap_or(u64::MAX)
+    }
+
+    fn balance(&mut self, sight: &Sight<'_>) -> Vec<(Slot, u32)> {
+        let domains = sight.domains();
+        self.next_balance.resize(domains.levels(), 0);
+        let mut moves = Vec::new();
+        // Wide domains first: a queue gives up one task at a time, and near moves come round more often anyway.
+        for level in (0..domains.levels()).rev() {
+            if self.next_balance[level] <= sight.now_cycles() {
+                // Linux: as many milliseconds as the domain has CPUs, and longer while they are busy.
+                let span = domains.members(level, 0).count() as u64 * BUSY_FACTOR * self.times.millisecond_cycles;
+                self.next_balance[level] = sight.now_cycles() + span.max(1);
+                self.balance_level(level, sight, &mut moves);
+            }
+        }
+        moves
+    }
+
+    fn steal(&mut self, cpu: u32, sight: &Sight<'_>) -> Option<Slot> {
+        let domains = sight.domains();
+        let from = (0..domains.cpus()).filter(|&other| other != cpu && sight.waiting_for(other, cpu) > 0);
+        let nearest_busiest = |&other: &u32| (domains.distance(cpu, other), std::cmp::Reverse(sight.load_milli(other)));
+        let source = from.min_by_key(nearest_busiest)?;
+        let hungry = |slot: &Slot| (self.tasks.get(*slot).map_or(0, |task| task.ran_cycles), *slot);
+        sight.queue(source).iter().copied().filter(|&slot| sight.may_run(slot, cpu)).min_by_key(hungry)
+    }
+}

@@ -1,0 +1,98 @@
+//! Default schedulers: who waits where, in which order, for how long, and when the queues are evened out.
+//!
+//! A scheduler keeps numbers per task (virtual run time, priority, ...) and answers questions; queues, switches, seats
+//! of gangs, and affinity are the dispatcher's, and the same under every scheduler.
+
+mod linux;
+mod round_robin;
+mod solaris;
+
+use serde::{Deserialize, Serialize};
+
+pub use linux::LinuxLike;
+pub use round_robin::RoundRobin;
+pub use solaris::SolarisTimeSharing;
+
+use super::dispatch::{Sight, Slot};
+
+/// Which default scheduler the machine runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SchedulerKind {
+    /// Fair share by virtual run time, wake-up placement, periodic and idle balancing.
+    #[default]
+    Linux,
+    /// Multi-level feedback by the default dispatch table.
+    Solaris,
+    /// One queue in order of arrival, equal slices.
+    RoundRobin,
+}
+
+/// The machine's times, scaled, in cycles.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Times {
+    /// Of the default scheduler.
+    pub slice_cycles: u64,
+    /// One millisecond of nominal time, at least 1.
+    pub millisecond_cycles: u64,
+}
+
+/// Why a task comes to a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    New,
+    Woken,
+    /// It used up its slice.
+    Expired,
+    /// Another took its CPU, or a seat or an affinity changed.
+    Displaced,
+    /// From another queue, by balancing.
+    Balanced,
+}
+
+/// The rules of one default scheduler.
+pub trait Scheduler: Send {
+    /// The CPU whose queue it waits on: an allowed one.
+    fn place(&mut self, slot: Slot, why: Why, sight: &Sight<'_>) -> u32;
+    /// It has come to the queue of `cpu`, or goes on to run there from another queue.
+    fn queued(&mut self, slot: Slot, cpu: u32, why: Why, sight: &Sight<'_>);
+    /// Order within a queue: smaller first, then first come first served.
+    fn key(&self, slot: Slot) -> i64;
+    /// How long it may run now.
+    fn slice_cycles(&self, slot: Slot, cpu: u32, sight: &Sight<'_>) -> u64;
+    /// It ran for so long, at this weight.
+    fn ran(&mut self, slot: Slot, cycles: u64, weight: f64);
+    /// Does the newcomer to a queue take the CPU at once?
+    fn preempts(&self, newcomer: Slot, running: Slot) -> bool;
+    /// One queue for all CPUs.
+    fn one_queue(&self) -> bool {
+        false
+    }
+    /// When [`Scheduler::balance`] is due.
+    fn next_balance_cycle(&self) -> u64 {
+        u64::MAX
+    }
+    /// Queued tasks to move, and where to.
+    fn balance(&mut self, _sight: &Sight<'_>) -> Vec<(Slot, u32)> {
+        Vec::new()
+    }
+    /// A queued task for a CPU that has nothing to do, from another queue.
+    fn steal(&mut self, cpu: u32, sight: &Sight<'_>) -> Option<Slot>;
+}
+
+/// A scheduler at its start.
+pub fn scheduler(kind: SchedulerKind, times: Times) -> Box<dyn Scheduler> {
+    match kind {
+        SchedulerKind::Linux => Box::new(LinuxLike::new(times)),
+        SchedulerKind::Solaris => Box::new(SolarisTimeSharing::new(times)),
+        SchedulerKind::RoundRobin => Box::new(RoundRobin::new(times)),
+    }
+}
+
+/// The slot's number in a table that grows with the tasks.
+fn entry<T: Default>(table: &mut Vec<T>, slot: Slot) -> &mut T {
+    if table.len() <= slot {
+        table.resize_with(slot + 1, T::default);
+    }
+    &mut table[slot]
+}

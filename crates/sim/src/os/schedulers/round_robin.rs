@@ -1,0 +1,40 @@
+//! Round robin: one queue for all CPUs in order of arrival, equal slices (times weight).
+
+use super::{Scheduler, Times, Why};
+use crate::os::dispatch::{Sight, Slot};
+
+pub struct RoundRobin {
+    times: Times,
+}
+
+impl RoundRobin {
+    pub fn new(times: Times) -> Self {
+        RoundRobin { times }
+    }
+}
+
+impl Scheduler for RoundRobin {
+    fn place(&mut self, slot: Slot, _why: Why, sight: &Sight<'_>) -> u32 {
+        sight
+            .last_cpu(slot)
+            .filter(|&cpu| sight.is_idle(cpu) && sight.may_run(slot, cpu))
+            .unwrap_or_else(|| sight.best_cpu(slot, |cpu| (!sight.is_idle(cpu), sight.waiting(cpu), cpu)))
+    }
+    fn queued(&mut self, _slot: Slot, _cpu: u32, _why: Why, _sight: &Sight<'_>) {}
+    fn key(&self, _slot: Slot) -> i64 {
+        0
+    }
+    fn slice_cycles(&self, slot: Slot, _cpu: u32, sight: &Sight<'_>) -> u64 {
+        ((self.times.slice_cycles as f64 * sight.weight(slot)) as u64).max(1)
+    }
+    fn ran(&mut self, _slot: Slot, _cycles: u64, _weight: f64) {}
+    fn preempts(&self, _newcomer: Slot, _running: Slot) -> bool {
+        false
+    }
+    fn one_queue(&self) -> bool {
+        true
+    }
+    fn steal(&mut self, cpu: u32, sight: &Sight<'_>) -> Option<Slot> {
+        sight.all_queued().filter(|&slot| sight.may_run(slot, cpu)).min_by_key(|&slot| sight.queued_at(slot))
+    }
+}

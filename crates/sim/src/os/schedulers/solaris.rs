@@ -1,0 +1,206 @@
+//! Solaris' time-sharing class: multi-level feedback by the default dispatch table (`ts_dptbl`), per-CPU queues.
+//!
+//! A thread that uses up its quantum falls to a lower level with a longer one (20 ms at the top, 200 ms at the
+//! bottom); one that returns from sleep rises to the level its table entry names; once a second every thread that
+//! has gone too long without using up a quantum is lifted, which is what keeps the bottom from starving. A queue that
+//! is longer than its neighbour's at the thread's level passes it on, and an idle CPU takes the best waiting thread.
+//!
+//! Plan weights multiply the quantum: the class itself knows no shares.
+
+use super::{Scheduler, Times, Why, entry};
+use crate::os::dispatch::{Sight, Slot};
+
+/// Levels of the class.
+const LEVELS: usize = 60;
+/// Where threads of the class start.
+const START_LEVEL: u8 = 29;
+/// From this level on one waiting thread more than the neighbour has is enough to pass on; below, two more are.
+const MATCH_LEVEL: u8 = 16;
+const LIFT_MS: u64 = 1000;
+
+/// One line of the dispatch table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Line {
+    quantum_ms: u64,
+    /// Level after the quantum is used up.
+    expired: u8,
+    /// Level after a sleep.
+    returned: u8,
+    /// Seconds without using up a quantum after which it is lifted.
+    wait_s_at_most: u32,
+    lifted: u8,
+}
+
+/// The default table.
+fn line(level: u8) -> Line {
+    let (quantum_ms, drop) = match level {
+        0..=9 => (200, level),
+        10..=19 => (160, 10),
+        20..=29 => (120, 10),
+        30..=39 => (80, 10),
+        59 => (20, 10),
+        _ => (40, 10),
+    };
+    let returned = match level {
+        0..=9 => 50,
+        10..=19 => 51,
+        20..=29 => 52,
+        30..=34 => 53,
+        35..=39 => 54,
+        40..=44 => 55,
+        45 => 56,
+        46 => 57,
+        47..=58 => 58,
+        _ => 59,
+    };
+    let lifted = if level < 49 { returned } else { 59 };
+    let wait_s_at_most = if level == 59 { 32_000 } else { 0 };
+    Line { quantum_ms, expired: level - drop, returned, wait_s_at_most, lifted }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Entity {
+    level: u8,
+    waited_s: u32,
+    begun: bool,
+    /// Of the quantum at this level, not yet used.
+    left_cycles: u64,
+}
+
+pub struct SolarisTimeSharing {
+    times: Times,
+    tasks: Vec<Entity>,
+    next_lift: u64,
+}
+
+impl SolarisTimeSharing {
+    pub fn new(times: Times) -> Self {
+        let next_lift = LIFT_MS * times.millisecond_cycles;
+        SolarisTimeSharing { times, tasks: Vec::new(), next_lift }
+    }
+
+    fn level(&self, slot: Slot) -> u8 {
+        self.tasks.get(slot).map_or(START_LEVEL, |task| task.level)
+    }
+
+    fn quantum(&self, level: u8, weight: f64) -> u64 {
+        ((line(level).quantum_ms * self.times.millisecond_cycles) as f64 * weight).max(1.0) as u64
+    }
+
+    /// Waiting threads of the level or better.
+    fn waiting_at(&self, cpu: u32, level: u8, sight: &Sight<'_>) -> usize {
+        sight.queue(cpu).iter().filter(|&&slot| self.level(slot) >= level).count()
+    }
+
+    /// Nobody is worse off than here: an idle CPU, else the one that runs the lowest level.
+    fn least_important(&self, slot: Slot, sight: &Sight<'_>) -> u32 {
+        let domains = sight.domains();
+        let last = sight.last_cpu(slot).unwrap_or(0);
+        sight.best_cpu(slot, |cpu| {
+            let running = sight.running(cpu).map(|running| self.level(running) + 1).unwrap_or(0);
+            let busy = !sight.is_idle(cpu);
+            let siblings = domains.members(0, cpu).filter(|&sibling| !sight.is_idle(sibling)).count();
+            (busy, if busy { 0 } else { siblings }, sight.waiting(cpu), running, domains.distance(last, cpu), cpu)
+        })
+    }
+}
+
+impl Scheduler for SolarisTimeSharing {
+    fn place(&mut self, slot: Slot, why: Why, sight: &Sight<'_>) -> u32 {
+        let home = match sight.last_cpu(slot) {
+            Some(last) if sight.may_run(slot, last) && sight.is_open(last) => last,
+            _ => return self.least_important(slot, sight),
+        };
+        if why == Why::Woken || why == Why::New {
+            return if sight.is_idle(home) { home } else { self.least_important(slot, sight) };
+        }
+        // setbackdq: compare the queue with that of the next CPU of the partition.
+        let level = self.level(slot);
+        let cpus = sight.domains().cpus();
+        let next = (1..=cpus).map(|step| (home + step) % cpus);
+        let next = next.into_iter().find(|&cpu| sight.is_open(cpu) && sight.may_run(slot, cpu)).unwrap_or(home);
+        let allowance = if level >= MATCH_LEVEL { 1 } else { 2 };
+        let here = self.waiting_at(home, level, sight).saturating_sub(allowance);
+        if here > 0 && self.waiting_at(next, level, sight) < here { next } else { home }
+    }
+
+    fn queued(&mut self, slot: Slot, _cpu: u32, why: Why, sight: &Sight<'_>) {
+        let weight = sight.weight(slot);
+        let (mut level, begun) = (self.level(slot), entry(&mut self.tasks, slot).begun);
+        match why {
+            Why::Expired => level = line(level).expired,
+            Why::Woken if self.tasks[slot].waited_s > line(level).wait_s_at_most || begun => {
+                level = line(level).returned;
+            }
+            Why::New => level = START_LEVEL,
+            _ => return,
+        }
+        let left_cycles = self.quantum(level, weight);
+        self.tasks[slot] = Entity { level, waited_s: 0, begun: true, left_cycles };
+    }
+
+    fn key(&self, slot: Slot) -> i64 {
+        -i64::from(self.level(slot))
+    }
+
+    fn slice_cycles(&self, slot: Slot, _cpu: u32, sight: &Sight<'_>) -> u64 {
+        let left = self.tasks.get(slot).map_or(0, |task| task.left_cycles);
+        if left > 0 { left } else { self.quantum(self.level(slot), sight.weight(slot)) }
+    }
+
+    fn ran(&mut self, slot: Slot, cycles: u64, _weight: f64) {
+        let task = entry(&mut self.tasks, slot);
+        task.left_cycles = task.left_cycles.saturating_sub(cycles);
+    }
+
+    fn preempts(&self, newcomer: Slot, running: Slot) -> bool {
+        self.level(newcomer) > self.level(running)
+    }
+
+    fn next_balance_cycle(&self) -> u64 {
+        self.next_lift
+    }
+
+    /// `ts_update`: once a second, lifts those that have not used up a quantum for too long.
+    fn balance(&mut self, sight: &Sight<'_>) -> Vec<(Slot, u32)> {
+        self.next_lift = sight.now_cycles() + LIFT_MS * self.times.millisecond_cycles;
+        for slot in 0..self.tasks.len() {
+            let (level, weight) = (self.tasks[slot].level, sight.weight(slot));
+            self.tasks[slot].waited_s += 1;
+            if self.tasks[slot].begun && self.tasks[slot].waited_s > line(level).wait_s_at_most {
+                let lifted = line(level).lifted;
+                let left_cycles = self.quantum(lifted, weight);
+                self.tasks[slot] = Entity { level: lifted, waited_s: 0, begun: true, left_cycles };
+            }
+        }
+        Vec::new()
+    }
+
+    fn steal(&mut self, cpu: u32, sight: &Sight<'_>) -> Option<Slot> {
+        let best = |&slot: &Slot| (std::cmp::Reverse(self.level(slot)), sight.queued_at(slot));
+        sight.all_queued().filter(|&slot| sight.may_run(slot, cpu)).min_by_key(best)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is the table the published default: quanta, falls, returns, lifts at its corners?
+    #[test]
+    fn the_dispatch_table_is_the_published_default() {
+        let of = |level| {
+            let line = line(level);
+            (line.quantum_ms, line.expired, line.returned, line.wait_s_at_most, line.lifted)
+        };
+        assert_eq!(of(0), (200, 0, 50, 0, 50));
+        assert_eq!(of(9), (200, 0, 50, 0, 50));
+        assert_eq!(of(10), (160, 0, 51, 0, 51));
+        assert_eq!(of(29), (120, 19, 52, 0, 52));
+        assert_eq!(of(40), (40, 30, 55, 0, 55));
+        assert_eq!(of(48), (40, 38, 58, 0, 58));
+        assert_eq!(of(49), (40, 39, 58, 0, 59));
+        assert_eq!(of(59), (20, 49, 59, 32_000, 59));
+        assert!((0..LEVELS as u8).all(|level| usize::from(line(level).lifted) < LEVELS));
+    }
+}

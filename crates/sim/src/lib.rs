@@ -5,4 +5,5 @@
 
 pub mod hw;
 pub mod kernels;
+pub mod machine;
 pub mod os;

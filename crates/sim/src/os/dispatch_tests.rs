@@ -94,7 +94,8 @@ fn equal_weights_get_equal_shares_within_one_percent() {
             let fair = (end * u64::from(cpus)) as f64 / tasks as f64;
             for slot in 0..tasks {
                 let share = ran(&dispatcher, slot) as f64 / fair;
-                let bound = if kind == SchedulerKind::Solaris && tasks as u32 % cpus != 0 { 0.5 } else { 0.01 };
+                let bound =
+                    if kind == SchedulerKind::Solaris && !(tasks as u32).is_multiple_of(cpus) { 0.5 } else { 0.01 };
                 assert!((share - 1.0).abs() < bound, "{kind:?}, {tasks} on {cpus}: task {slot} got {share}");
             }
         }

@@ -56,6 +56,7 @@ struct AddressSpace {
 /// One page now has another frame: translations of it must be dropped and the old frame's lines flushed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MovedPage {
+    pub process: usize,
     pub page: u64,
     pub old_frame: u32,
 }
@@ -75,13 +76,15 @@ pub struct Memory {
     pub frames: Frames,
     spaces: Vec<AddressSpace>,
     segments: Vec<Segment>,
+    /// Pages that moved, with the frames they left: those are free again once nobody can reach them any more.
+    left: Vec<MovedPage>,
     /// A page was needed and no frame was free.
     pub exhausted: bool,
 }
 
 impl Memory {
     pub fn new(frames: Frames) -> Self {
-        Memory { frames, spaces: Vec::new(), segments: Vec::new(), exhausted: false }
+        Memory { frames, spaces: Vec::new(), segments: Vec::new(), left: Vec::new(), exhausted: false }
     }
 
     /// A new, empty address space; its index.
@@ -176,7 +179,7 @@ impl Memory {
             return None;
         }
         let fresh = self.take_allowed(process, cpu)?;
-        self.remap(process, page, frame, fresh, cpu);
+        self.remap(process, page, frame, fresh);
         Some(fresh)
     }
 
@@ -188,7 +191,7 @@ impl Memory {
         Some(fresh)
     }
 
-    fn remap(&mut self, process: usize, page: u64, old: u32, fresh: u32, cpu: u32) {
+    fn remap(&mut self, process: usize, page: u64, old: u32, fresh: u32) {
         let space = &mut self.spaces[process];
         space.table.map(page, fresh);
         space.pages_per_colour[self.frames.colour_of(old) as usize] -= 1;
@@ -196,7 +199,15 @@ impl Memory {
         if let Some(colouring) = &mut space.colouring {
             colouring.moved_pages += 1;
         }
-        self.frames.give_back(cpu, old);
+        self.left.push(MovedPage { process, page, old_frame: old });
+    }
+
+    /// What moved since the last call. The frames that were left are free from now on: translations must be dropped
+    /// and lines flushed before anything runs again.
+    pub fn take_moved(&mut self, cpu: u32) -> Vec<MovedPage> {
+        let moved = std::mem::take(&mut self.left);
+        moved.iter().for_each(|moved| self.frames.give_back(cpu, moved.old_frame));
+        moved
     }
 
     /// Gives a process its colours. The same colours and way of moving again change nothing. `true`: translations of
@@ -269,8 +280,8 @@ impl Memory {
             let Some(old_frame) = space.table.frame(page) else { continue };
             match self.take_emptiest(process, cpu) {
                 Some(fresh) => {
-                    self.remap(process, page, old_frame, fresh, cpu);
-                    return Some(MovedPage { page, old_frame });
+                    self.remap(process, page, old_frame, fresh);
+                    return Some(MovedPage { process, page, old_frame });
                 }
                 None => {
                     let wrong = !self.allows(process, old_frame);
@@ -446,6 +457,7 @@ mod tests {
                     4 => memory.end_sampling(process),
                     _ => (0..page).for_each(|_| _ = memory.move_next(process, 0)),
                 }
+                memory.take_moved(0);
                 let mut frames = BTreeSet::new();
                 for (process, mapped) in processes.iter().zip(&mapped) {
                     let pages: Vec<(u64, u32)> = memory.pages(*process).collect();

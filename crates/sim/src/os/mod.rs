@@ -3,10 +3,12 @@
 pub mod dispatch;
 pub mod domains;
 pub mod frames;
+pub mod gangs;
 pub mod memory;
 pub mod page_table;
 pub mod random;
 pub mod schedulers;
+pub mod system;
 
 #[cfg(test)]
 mod dispatch_tests;

@@ -10,8 +10,6 @@
 use super::{Scheduler, Times, Why, entry};
 use crate::os::dispatch::{Sight, Slot};
 
-/// Levels of the class.
-const LEVELS: usize = 60;
 /// Where threads of the class start.
 const START_LEVEL: u8 = 29;
 /// From this level on one waiting thread more than the neighbour has is enough to pass on; below, two more are.
@@ -201,6 +199,6 @@ mod tests {
         assert_eq!(of(48), (40, 38, 58, 0, 58));
         assert_eq!(of(49), (40, 39, 58, 0, 59));
         assert_eq!(of(59), (20, 49, 59, 32_000, 59));
-        assert!((0..LEVELS as u8).all(|level| usize::from(line(level).lifted) < LEVELS));
+        assert!((0..60).all(|level| line(level).lifted < 60));
     }
 }

@@ -1,0 +1,78 @@
+//! What the simulated machine can do, from its specification alone: the way a host would find out.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Ability, Cache, Capabilities, MachineSpec, Partition, Sampler, Support, Topology};
+
+use super::setup::Clock;
+
+/// Shorter windows and slices than this many cycles are all overhead.
+const SHORTEST_WINDOW_CYCLES: u64 = 10_000;
+const SHORTEST_SLICE_CYCLES: u64 = 1_000;
+
+fn yes(note: impl Into<String>) -> Support {
+    let note: String = note.into();
+    Support::Yes { note: (!note.is_empty()).then_some(note) }
+}
+fn no(why: &str) -> Support {
+    Support::No { why: why.to_string(), remedy: None }
+}
+
+/// Truthful capabilities of a machine.
+pub fn capabilities(spec: &MachineSpec, topology: &Topology, clock: Clock) -> Capabilities {
+    let sampler = spec.counters.sampler;
+    let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
+    let (sampling, tracing) = match sampler {
+        Sampler::Ideal => ("every event, exactly", "every miss, exactly"),
+        Sampler::LastAddress => ("the last address only; stale after prefetches", "events between two traps are lost"),
+        Sampler::Tagged => ("tagged accesses with source and latency", "accesses in flight together are lost"),
+    };
+    let abilities = BTreeMap::from([
+        (Ability::CountPerTask, yes(format!("{} at once", spec.counters.at_once))),
+        (Ability::CountPerCache, yes("")),
+        (Ability::CacheOccupancy, if ways { yes("") } else { no("no cache of this machine has monitoring") }),
+        (Ability::TraceAddresses, yes(tracing)),
+        (Ability::SampleAccesses, yes(sampling)),
+        (Ability::SampleReuses, yes("")),
+        (
+            Ability::CountSuperSets,
+            if sampler == Sampler::Ideal { yes("") } else { no("this machine's counters do not count super sets") },
+        ),
+        (Ability::ProbeFromOutside, yes("")),
+        (Ability::Affinity, yes("")),
+        (Ability::Weights, yes("")),
+        (Ability::Gangs, yes("")),
+        (Ability::Clashes, yes("")),
+        (
+            Ability::Colours,
+            if spec.pages.colours.is_some() { yes("") } else { no("this machine's kernel does not colour pages") },
+        ),
+        (Ability::Ways, if ways { yes("") } else { no("no cache of this machine can be divided by ways") }),
+    ]);
+    let partitions = topology.caches.iter().flat_map(|cache| partitions_of(spec, cache)).collect();
+    Capabilities {
+        abilities,
+        partitions,
+        shortest_window_ns: clock.nominal_ns(SHORTEST_WINDOW_CYCLES),
+        shortest_slice_ns: Some(clock.nominal_ns(SHORTEST_SLICE_CYCLES)),
+    }
+}
+
+fn partitions_of(spec: &MachineSpec, cache: &Cache) -> Vec<(cachemate_core::CacheId, Partition)> {
+    let mut partitions = Vec::new();
+    if let Some(colours) = spec.pages.colours.filter(|_| cache.last_level) {
+        let move_page_ns = spec.pages.move_page_cycles as f64 * 1e9 / spec.hertz as f64;
+        partitions.push((cache.id, Partition::Colours { colours, page_bytes: spec.pages.page_bytes, move_page_ns }));
+    }
+    let of_level = spec.caches.iter().find(|described| described.level == cache.level);
+    if let Some((described, ways)) = of_level.and_then(|described| Some((described, described.way_partitions?))) {
+        let partition = Partition::Ways {
+            ways: described.ways,
+            at_least: ways.ways_at_least,
+            contiguous: ways.contiguous,
+            groups_at_most: ways.groups,
+        };
+        partitions.push((cache.id, partition));
+    }
+    partitions
+}

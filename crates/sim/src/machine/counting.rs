@@ -1,0 +1,159 @@
+//! Counters as a limited unit gives them: so many events at once, the others in turn.
+//!
+//! Instructions and cycles are always counted (the papers' machines have own counters for them), and what the kernel
+//! counts itself costs no counter. All other events share what is left: groups of them take turns, and each reading
+//! says during which share of the task's time it counted. The hardware below counts everything; this is where it is
+//! forgotten.
+
+use cachemate_core::{Counts, Event, Level, Reading, Sampler, StallCause};
+
+use crate::hw::{TaskCounters, events};
+use crate::os::dispatch::Slot;
+
+/// Which events are counted when.
+pub struct Counting {
+    always: Vec<Event>,
+    groups: Vec<Vec<Event>>,
+    active: usize,
+    tasks: Vec<Meter>,
+}
+
+#[derive(Clone, Default)]
+struct Meter {
+    last: TaskCounters,
+    /// In this window, by group and event: count, and cycles while the group was on.
+    counts: Vec<Vec<u64>>,
+    on_cycles: Vec<u64>,
+    always: Vec<u64>,
+    cycles: u64,
+}
+
+fn is_kernels(event: &Event) -> bool {
+    matches!(event, Event::ContextSwitches | Event::PageFaults | Event::SystemCalls)
+}
+
+impl Counting {
+    /// `at_once`: counters of the unit. Who missed because of whom is known to an ideal unit only.
+    pub fn new(levels: &[Level], at_once: u32, sampler: Sampler) -> Self {
+        let known = |event: &Event| sampler == Sampler::Ideal || !matches!(event, Event::InterTaskMisses(_));
+        let all: Vec<Event> = events(levels).into_iter().filter(known).collect();
+        let fixed = |event: &Event| is_kernels(event) || matches!(event, Event::Instructions | Event::Cycles);
+        let (always, mut turns): (Vec<Event>, Vec<Event>) = all.into_iter().partition(fixed);
+        // References and misses of one level belong together: their ratio is what everybody wants.
+        turns.sort_by_key(|event| match event {
+            Event::References(level) => (0, *level as usize, 0),
+            Event::Misses(level) => (0, *level as usize, 1),
+            Event::InterTaskMisses(level) => (1, *level as usize, 0),
+            Event::StallCycles(StallCause::Hit(level)) => (3, *level as usize, 0),
+            Event::StallCycles(_) => (2, 0, 0),
+            _ => (1, 0, 0),
+        });
+        let each = (at_once.saturating_sub(2)).max(1) as usize;
+        let groups = turns.chunks(each).map(<[Event]>::to_vec).collect();
+        Counting { always, groups, active: 0, tasks: Vec::new() }
+    }
+
+    /// Do groups take turns at all?
+    pub fn takes_turns(&self) -> bool {
+        self.groups.len() > 1
+    }
+
+    fn meter(&mut self, slot: Slot) -> &mut Meter {
+        if self.tasks.len() <= slot {
+            self.tasks.resize(slot + 1, Meter::default());
+        }
+        &mut self.tasks[slot]
+    }
+
+    /// Books what the task did since the last call to the group that is on.
+    pub fn read(&mut self, slot: Slot, now: TaskCounters) {
+        let (always, groups, active) = (self.always.clone(), self.groups.len(), self.active);
+        let on: Vec<Event> = self.groups.get(active).cloned().unwrap_or_default();
+        let meter = self.meter(slot);
+        let since = now.since(&meter.last);
+        meter.counts.resize(groups, Vec::new());
+        meter.on_cycles.resize(groups, 0);
+        meter.always.resize(always.len(), 0);
+        for (count, event) in meter.always.iter_mut().zip(&always) {
+            *count += since.count(*event);
+        }
+        if groups > 0 {
+            meter.counts[active].resize(on.len(), 0);
+            for (count, event) in meter.counts[active].iter_mut().zip(&on) {
+                *count += since.count(*event);
+            }
+            meter.on_cycles[active] += since.cycles();
+        }
+        meter.cycles += since.cycles();
+        meter.last = now;
+    }
+
+    /// The next group's turn.
+    pub fn turn(&mut self) {
+        self.active = (self.active + 1) % self.groups.len().max(1);
+    }
+
+    /// The task's readings of this window, which ends here. Events whose group never was on are left out.
+    pub fn take(&mut self, slot: Slot) -> Counts {
+        let (always, groups) = (self.always.clone(), self.groups.clone());
+        let meter = self.meter(slot);
+        let mut readings: Vec<Reading> = always
+            .iter()
+            .zip(&meter.always)
+            .map(|(&event, &count)| Reading { event, count, counted_share: 1.0 })
+            .collect();
+        let whole = meter.cycles.max(1) as f64;
+        for ((events, counts), &on) in groups.iter().zip(&meter.counts).zip(&meter.on_cycles) {
+            let counted_share = if meter.cycles == 0 { 1.0 } else { on as f64 / whole };
+            let counted = events.iter().zip(counts).filter(|_| counted_share > 0.0);
+            readings.extend(counted.map(|(&event, &count)| Reading { event, count, counted_share }));
+        }
+        readings.sort_by_key(|reading| reading.event);
+        *meter = Meter { last: std::mem::take(&mut meter.last), ..Meter::default() };
+        Counts(readings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counters(cycles: u64, misses: u64) -> TaskCounters {
+        let mut counters =
+            TaskCounters { ticks_per_cycle: 1, instructions: cycles, ticks: cycles, ..Default::default() };
+        counters.levels[Level::L2 as usize].references = 10 * misses;
+        counters.levels[Level::L2 as usize].misses[0] = misses;
+        counters
+    }
+
+    /// Does a steady program read the same through turns of few counters as through enough of them?
+    #[test]
+    fn turns_are_scaled_back_by_their_share_and_enough_counters_need_none() {
+        let levels = [Level::L1Data, Level::L2];
+        for at_once in [3, 6, 64] {
+            let mut counting = Counting::new(&levels, at_once, Sampler::Ideal);
+            for step in 1..=1000 {
+                counting.read(0, counters(step * 1000, step * 7));
+                counting.turn();
+            }
+            let counts = counting.take(0);
+            let misses = counts.get(Event::Misses(Level::L2)).unwrap();
+            assert!((misses / 7000.0 - 1.0).abs() < 0.02, "{at_once}: {misses}");
+            assert_eq!(counts.get(Event::Instructions), Some(1e6));
+            let share =
+                counts.0.iter().find(|reading| reading.event == Event::Misses(Level::L2)).unwrap().counted_share;
+            assert_eq!(share == 1.0, at_once == 64, "{at_once}: {share}");
+            assert!(counts.0.is_sorted_by_key(|reading| reading.event));
+        }
+    }
+
+    /// Is an event that was never counted in a window absent, and who-evicted-whom absent on a real unit?
+    #[test]
+    fn what_was_not_counted_is_absent() {
+        let mut counting = Counting::new(&[Level::L2], 3, Sampler::Tagged);
+        counting.read(0, counters(1000, 7));
+        let counts = counting.take(0);
+        assert_eq!(counts.0.iter().filter(|reading| !is_kernels(&reading.event)).count(), 3);
+        assert_eq!(counts.get(Event::InterTaskMisses(Level::L2)), None);
+    }
+}

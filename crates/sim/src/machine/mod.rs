@@ -1,0 +1,358 @@
+//! The simulated machine behind `core::Machine`: policies cannot tell it from a host.
+//!
+//! A window runs the operating system until its time is over, a probe is answered, or tasks come or go; then everything
+//! that a host could have read is read. Times in nanoseconds are nominal (the run's one time scale is taken out of
+//! them), counts and cycles are those of the simulated machine.
+
+mod act;
+mod capabilities;
+mod counting;
+mod observe;
+mod setup;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cachemate_core::{
+    Applied, Capabilities, CpuSet, Goal, ImpossibleMachine, Level, Machine, MachineError, MachineSpec, Observation,
+    Plan, TaskId, Topology, Window, WindowEnd,
+};
+
+use counting::Counting;
+pub use setup::{Clock, Length, Maker, Program, SharedMemory, SimOptions};
+
+use crate::hw::{Hardware, HwOptions};
+use crate::os::dispatch::{Dispatcher, Slot};
+use crate::os::domains::Domains;
+use crate::os::frames::{Frames, FramesSpec};
+use crate::os::memory::Memory;
+use crate::os::schedulers::{Times, scheduler};
+use crate::os::system::{Costs, Happened, System};
+
+/// Counters that take turns are switched at this nominal interval, as a kernel's timer does.
+const COUNTER_TURN_NS: u64 = 4_000_000;
+const PAGE_MOVE_BURST_NS: u64 = 100_000;
+const TOUCH_WATCH_NS: u64 = 10_000_000;
+/// The process of the machine's own probe threads; programs come after it.
+const PROBE_PROCESS: usize = 0;
+
+/// A task as the outside knows it.
+pub(crate) struct Known {
+    pub slot: Slot,
+    pub program: usize,
+    pub name: String,
+    pub goal: Option<Goal>,
+    pub fixed: bool,
+    /// As in the last observation: on each CPU, waiting, progress.
+    pub seen_on_cpu_cycles: Vec<u64>,
+    pub seen_wait_cycles: u64,
+    pub seen_progress: f64,
+    /// Its end has been reported.
+    pub reported_exit: bool,
+}
+
+pub(crate) struct Running {
+    pub program: Program,
+    pub arrives_cycle: Option<u64>,
+    pub runs: u32,
+    /// Threads of the present run that have not ended.
+    pub alive: u32,
+    pub completions: u32,
+}
+
+/// A simulated machine with programs on it.
+pub struct SimMachine {
+    pub(crate) spec: MachineSpec,
+    pub(crate) clock: Clock,
+    pub(crate) topology: Topology,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) system: System,
+    pub(crate) counting: Counting,
+    /// By task id.
+    pub(crate) known: Vec<Known>,
+    pub(crate) task_of_slot: BTreeMap<Slot, TaskId>,
+    pub(crate) programs: Vec<Running>,
+    segments: BTreeMap<u32, usize>,
+    pub(crate) plan: Plan,
+    pub(crate) in_force: Applied,
+    pub(crate) ways: act::WaysInForce,
+    ends: Option<Length>,
+    over: bool,
+    next_counter_turn: u64,
+    windows: u64,
+    pub(crate) places: observe::PlacesSeen,
+    stop: Arc<AtomicBool>,
+}
+
+impl SimMachine {
+    /// # Errors
+    /// The first field that makes the machine impossible.
+    pub fn new(spec: &MachineSpec, options: &SimOptions, programs: Vec<Program>) -> Result<Self, ImpossibleMachine> {
+        spec.check()?;
+        let clock = Clock::new(spec, options.scale);
+        let topology = spec.topology();
+        let hw = Hardware::new(spec, HwOptions { seed: options.seed, prefetch: options.prefetch })?;
+        let times =
+            Times { slice_cycles: clock.cycles(spec.os.time_slice_ns), millisecond_cycles: clock.cycles(1_000_000) };
+        let dispatcher = Dispatcher::new(scheduler(options.scheduler, times), Domains::new(&topology));
+        let node_of_cpu: Vec<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
+        let frames = Frames::new(FramesSpec {
+            frames: spec.memory.size_bytes / spec.pages.page_bytes,
+            nodes: spec.memory.nodes,
+            colours: spec.pages.colours.unwrap_or(1),
+            node_of_cpu: &node_of_cpu,
+            piece_order_at_most: options.piece_order_at_most,
+            seed: options.seed,
+        });
+        let costs = Costs {
+            context_switch_cycles: clock.scaled(spec.os.context_switch_cycles),
+            migration_cycles: clock.scaled(spec.os.migration_cycles),
+            fault_cycles: clock.scaled(spec.pages.fault_cycles),
+            move_page_cycles: clock.scaled(spec.pages.move_page_cycles),
+            hertz: spec.hertz,
+            move_burst_cycles: clock.cycles(PAGE_MOVE_BURST_NS),
+            touch_watch_cycles: clock.cycles(TOUCH_WATCH_NS),
+        };
+        let mut system = System::new(hw, dispatcher, Memory::new(frames), costs);
+        let probe_process = system.add_process();
+        debug_assert_eq!(probe_process, PROBE_PROCESS);
+        let levels: Vec<Level> = spec.caches.iter().map(|cache| cache.level).collect();
+        let running = |program: Program| Running {
+            arrives_cycle: Some(clock.unscaled_cycles(program.start_ns)),
+            program,
+            runs: 0,
+            alive: 0,
+            completions: 0,
+        };
+        let mut machine = SimMachine {
+            capabilities: capabilities::capabilities(spec, &topology, clock),
+            counting: Counting::new(&levels, spec.counters.at_once, spec.counters.sampler),
+            places: observe::PlacesSeen::default(),
+            spec: spec.clone(),
+            clock,
+            topology,
+            system,
+            known: Vec::new(),
+            task_of_slot: BTreeMap::new(),
+            programs: programs.into_iter().map(running).collect(),
+            segments: BTreeMap::new(),
+            plan: Plan::idle(Window::Time { ns: 1_000_000_000 }),
+            in_force: Applied::default(),
+            ways: act::WaysInForce::default(),
+            ends: options.ends,
+            over: false,
+            next_counter_turn: clock.cycles(COUNTER_TURN_NS),
+            windows: 0,
+            stop: Arc::new(AtomicBool::new(false)),
+        };
+        machine.admit_arrivals();
+        Ok(machine)
+    }
+
+    /// Set to true from anywhere, the run ends after the window that is running, with what was measured.
+    pub fn stop_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
+    }
+    /// Simulated cycles so far.
+    pub fn now_cycles(&self) -> u64 {
+        self.system.now()
+    }
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// The next observation ends after this, unless a plan says otherwise.
+    pub fn set_first_window(&mut self, window: Window) {
+        self.plan.window = window;
+    }
+
+    /// Starts the programs that are due; true if any did.
+    fn admit_arrivals(&mut self) -> bool {
+        let now = self.system.now();
+        let due: Vec<usize> = (0..self.programs.len())
+            .filter(|&at| self.programs[at].arrives_cycle.is_some_and(|cycle| cycle <= now))
+            .collect();
+        due.iter().for_each(|&at| self.start_program(at));
+        !due.is_empty()
+    }
+
+    fn start_program(&mut self, at: usize) {
+        let process = self.system.add_process();
+        let page_bytes = self.spec.pages.page_bytes;
+        let running = &mut self.programs[at];
+        running.arrives_cycle = None;
+        let sources = (running.program.maker)(running.runs);
+        running.runs += 1;
+        running.alive = sources.len() as u32;
+        let all: CpuSet = (0..self.spec.cpus()).collect();
+        let pinned = running.program.pinned.clone().map(|cpus| cpus.intersection(&all)).filter(|cpus| !cpus.is_empty());
+        let shared = running.program.shared.clone();
+        let (name, goal) = (running.program.name.clone(), running.program.goal);
+        for memory in shared {
+            let (first, end) =
+                (memory.first_byte / page_bytes, (memory.first_byte + memory.bytes).div_ceil(page_bytes));
+            let system = &mut self.system;
+            let segment =
+                *self.segments.entry(memory.number).or_insert_with(|| system.memory.add_segment(first, end - first));
+            self.system.memory.map_segment(process, segment);
+        }
+        for source in sources {
+            let allowed = pinned.clone().unwrap_or_else(|| all.clone());
+            let slot = self.system.add_task(process, source, allowed, 1.0, false);
+            let task = TaskId(self.known.len() as u32);
+            self.task_of_slot.insert(slot, task);
+            self.known.push(Known {
+                slot,
+                program: at,
+                name: name.clone(),
+                goal,
+                fixed: pinned.is_some(),
+                seen_on_cpu_cycles: vec![0; self.spec.cpus() as usize],
+                seen_wait_cycles: 0,
+                seen_progress: 0.0,
+                reported_exit: false,
+            });
+        }
+    }
+
+    /// A thread of a program ended: when it was the last one, the program may start again.
+    fn note_exit(&mut self, slot: Slot) {
+        let Some(task) = self.task_of_slot.get(&slot) else { return };
+        let running = &mut self.programs[self.known[task.0 as usize].program];
+        running.alive -= 1;
+        if running.alive == 0 {
+            running.completions += 1;
+            if running.program.restart {
+                running.arrives_cycle = Some(self.system.now());
+            }
+        }
+    }
+
+    fn window_cycles(&self) -> u64 {
+        match self.plan.window {
+            Window::Time { ns } => self.clock.cycles(ns),
+            Window::Cycles { cycles } => (cycles / self.clock.scale).max(1),
+        }
+    }
+
+    /// Is the length asked for reached, or nothing left to run?
+    fn is_over(&self) -> bool {
+        let reached = match self.ends {
+            None => false,
+            Some(Length::Cycles(cycles)) => self.system.now() >= cycles,
+            Some(Length::Ns(ns)) => self.system.now() >= self.clock.unscaled_cycles(ns),
+            Some(Length::Instructions(count)) => self.instructions() >= count,
+            Some(Length::Completions(count)) => self.programs.iter().all(|program| program.completions >= count),
+        };
+        let nothing_left = self.programs.iter().all(|program| program.alive == 0 && program.arrives_cycle.is_none());
+        reached || nothing_left || self.stop.load(Ordering::Relaxed)
+    }
+
+    fn instructions(&self) -> u64 {
+        self.known
+            .iter()
+            .map(|known| self.system.thread(known.slot).map_or(0, |thread| thread.counters.instructions))
+            .sum()
+    }
+
+    /// The cycle at which the run is over for certain.
+    fn end_cycle(&self) -> u64 {
+        match self.ends {
+            Some(Length::Cycles(cycles)) => cycles,
+            Some(Length::Ns(ns)) => self.clock.unscaled_cycles(ns),
+            _ => u64::MAX,
+        }
+    }
+
+    /// Runs one window; how it ended.
+    fn run_window(&mut self) -> Result<WindowEnd, MachineError> {
+        let end = self.system.now().saturating_add(self.window_cycles()).min(self.end_cycle());
+        loop {
+            let arrival = self.programs.iter().filter_map(|program| program.arrives_cycle).min().unwrap_or(u64::MAX);
+            let due = end.min(arrival).min(self.next_counter_turn).max(self.system.now());
+            let mut changed = false;
+            match self.system.run(due, false) {
+                None => return Err(self.out_of_memory()),
+                Some(Happened::Exited(slot)) => {
+                    self.note_exit(slot);
+                    changed = true;
+                }
+                Some(Happened::Time | Happened::Switched(_) | Happened::Interrupt(_)) => {}
+            }
+            let now = self.system.now();
+            if now >= self.next_counter_turn {
+                self.next_counter_turn = now + self.clock.cycles(COUNTER_TURN_NS);
+                self.turn_counters();
+            }
+            changed |= self.admit_arrivals();
+            let over = self.is_over();
+            if now >= end {
+                return Ok(WindowEnd::Elapsed);
+            } else if changed {
+                return Ok(WindowEnd::TasksChanged);
+            } else if over {
+                let stopped = self.stop.load(Ordering::Relaxed);
+                return Ok(if stopped { WindowEnd::Interrupted } else { WindowEnd::Elapsed });
+            }
+        }
+    }
+
+    fn turn_counters(&mut self) {
+        if self.counting.takes_turns() {
+            self.read_counters();
+            self.counting.turn();
+        }
+    }
+
+    pub(crate) fn read_counters(&mut self) {
+        for known in self.known.iter().filter(|known| !known.reported_exit) {
+            self.counting.read(known.slot, self.system.counters(known.slot));
+        }
+    }
+
+    fn out_of_memory(&self) -> MachineError {
+        let bytes = self.spec.memory.size_bytes;
+        let machine = &self.spec.name;
+        MachineError(format!("machine '{machine}': the programs need more than its memory.size_bytes = {bytes}"))
+    }
+
+    /// The machine's own probe process has no number outside.
+    pub(crate) fn process_index(&self, process: cachemate_core::ProcessId) -> usize {
+        process.0 as usize + PROBE_PROCESS + 1
+    }
+    pub(crate) fn slot_of(&self, task: TaskId) -> Option<Slot> {
+        self.known.get(task.0 as usize).map(|known| known.slot)
+    }
+    pub(crate) fn is_gone(&self, task: TaskId) -> bool {
+        self.slot_of(task).is_none_or(|slot| self.system.task(slot).exited_cycle.is_some())
+    }
+}
+
+impl Machine for SimMachine {
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
+        if self.over {
+            return Ok(None);
+        }
+        let start = self.system.now();
+        let ended = self.run_window()?;
+        self.over = self.is_over();
+        self.windows += 1;
+        Ok(Some(self.observation(start, ended, self.windows - 1)))
+    }
+
+    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
+        Ok(self.put_in_force(plan))
+    }
+}

@@ -1,0 +1,116 @@
+//! Reading everything at the end of a window.
+
+use cachemate_core::{CacheId, Counts, CpuId, Event, Observation, Place, Reading, Span, TaskId, TaskSeen, WindowEnd};
+
+use super::SimMachine;
+use crate::hw::{CacheCounters, CpuCounters, MemoryCounters};
+use crate::os::dispatch::State;
+
+/// Shared counters as of the last observation.
+#[derive(Default)]
+pub struct PlacesSeen {
+    caches: Vec<CacheCounters>,
+    nodes: Vec<MemoryCounters>,
+    cpus: Vec<CpuCounters>,
+}
+
+pub(crate) fn counted(readings: &[(Event, u64)]) -> Counts {
+    let mut readings: Vec<Reading> =
+        readings.iter().map(|&(event, count)| Reading { event, count, counted_share: 1.0 }).collect();
+    readings.sort_by_key(|reading| reading.event);
+    Counts(readings)
+}
+
+impl SimMachine {
+    pub(crate) fn observation(&mut self, start: u64, ended: WindowEnd, window: u64) -> Observation {
+        let elapsed = self.system.now() - start;
+        let span = Span {
+            start_ns: self.clock.nominal_ns(start),
+            elapsed_ns: self.clock.nominal_ns(elapsed),
+            elapsed_cycles: Some(elapsed),
+        };
+        self.system.dispatcher.bring_up_to_date(self.system.now());
+        self.read_counters();
+        let unreported: Vec<usize> = (0..self.known.len()).filter(|&at| !self.known[at].reported_exit).collect();
+        let tasks = unreported.into_iter().map(|at| self.task_seen(at)).collect();
+        let places = self.places_seen();
+        let in_force = self.read_back();
+        Observation { window, span, ended, tasks, places, answers: Vec::new(), in_force }
+    }
+
+    fn task_seen(&mut self, at: usize) -> TaskSeen {
+        let slot = self.known[at].slot;
+        let state = self.system.dispatcher.task(slot);
+        let cpu = match state.state {
+            State::Running(cpu) => Some(CpuId(cpu)),
+            _ => None,
+        };
+        let (on_cpu, waited) = (state.on_cpu_cycles.clone(), state.wait_cycles);
+        let task = self.system.task(slot);
+        let (process, exited, arrived) = (task.process, task.exited_cycle.is_some(), task.arrived_cycle);
+        let progress = self.system.thread(slot).and_then(|thread| thread.progress());
+        let counts = self.counting.take(slot);
+        let coloured = self.spec.pages.colours.is_some();
+        let pages_per_colour = coloured.then(|| self.system.memory.pages_per_colour(process).to_vec());
+        let known = &mut self.known[at];
+        let on_cpu_ns = on_cpu.iter().zip(&known.seen_on_cpu_cycles).enumerate().filter(|(_, (now, seen))| now > seen);
+        let on_cpu_ns =
+            on_cpu_ns.map(|(cpu, (now, seen))| (CpuId(cpu as u32), self.clock.nominal_ns(now - seen))).collect();
+        let wait_ns = self.clock.nominal_ns(waited - known.seen_wait_cycles);
+        let done = progress.map(|progress| progress - known.seen_progress);
+        known.seen_on_cpu_cycles = on_cpu;
+        known.seen_wait_cycles = waited;
+        known.seen_progress = progress.unwrap_or(0.0);
+        known.reported_exit = exited;
+        TaskSeen {
+            task: TaskId(at as u32),
+            process: cachemate_core::ProcessId(process as u32 - 1),
+            name: known.name.clone(),
+            arrived_ns: self.clock.nominal_ns(arrived),
+            exited,
+            fixed: known.fixed,
+            goal: known.goal,
+            cpu,
+            on_cpu_ns,
+            runnable_wait_ns: Some(wait_ns),
+            counts,
+            progress: done,
+            pages_per_colour,
+        }
+    }
+
+    /// What the counters of caches, memory controllers and CPUs say of the window.
+    fn places_seen(&mut self) -> Vec<(Place, Counts)> {
+        let now = PlacesSeen {
+            caches: self.topology.caches.iter().map(|cache| self.system.hw.cache_counters(cache.id)).collect(),
+            nodes: (0..self.spec.memory.nodes).map(|node| self.system.hw.memory_counters(node)).collect(),
+            cpus: self.topology.cpus.iter().map(|cpu| self.system.hw.cpu_counters(cpu.id)).collect(),
+        };
+        let before = std::mem::take(&mut self.places);
+        let mut places = Vec::new();
+        for (at, cpu) in now.cpus.iter().enumerate() {
+            let seen = before.cpus.get(at).copied().unwrap_or_default();
+            let counts = counted(&[(Event::Instructions, cpu.instructions - seen.instructions)]);
+            places.push((Place::Cpu(CpuId(at as u32)), counts));
+        }
+        for (at, cache) in now.caches.iter().enumerate() {
+            let seen = before.caches.get(at).copied().unwrap_or_default();
+            let level = self.topology.caches[at].level;
+            let counts = counted(&[
+                (Event::References(level), cache.demand.references - seen.demand.references),
+                (Event::Misses(level), cache.demand.all_misses() - seen.demand.all_misses()),
+            ]);
+            places.push((Place::Cache(CacheId(at as u32)), counts));
+        }
+        for (at, node) in now.nodes.iter().enumerate() {
+            let seen = before.nodes.get(at).copied().unwrap_or_default();
+            let counts = counted(&[
+                (Event::MemoryReadBytes, node.read_bytes - seen.read_bytes),
+                (Event::MemoryWriteBytes, node.write_bytes - seen.write_bytes),
+            ]);
+            places.push((Place::MemoryNode(at as u32), counts));
+        }
+        self.places = now;
+        places
+    }
+}

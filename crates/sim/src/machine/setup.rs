@@ -1,0 +1,112 @@
+//! What a simulated run is made of: options, programs, and how long.
+
+use cachemate_core::{AccessSource, CpuSet, Goal, MachineSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::os::schedulers::SchedulerKind;
+
+/// Choices that belong to the run, not to the machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimOptions {
+    /// Frames, caches with random replacement, and jitter come from it.
+    pub seed: u64,
+    /// The one time scale (1 = as published): windows, slices, the operating system's costs and sample counts that a
+    /// plan or the machine's specification names are divided by it. Times that the machine reports in nanoseconds are
+    /// multiplied by it again, so that a policy sees the published scale; counts and cycles are reported as they are.
+    pub scale: u64,
+    pub scheduler: SchedulerKind,
+    /// False switches every hardware prefetcher off.
+    pub prefetch: bool,
+    /// Largest order of the pieces that free memory is in: 10 = an aged buddy allocator, 0 = every frame on its own.
+    pub piece_order_at_most: u32,
+    pub ends: Option<Length>,
+}
+
+impl Default for SimOptions {
+    fn default() -> Self {
+        SimOptions {
+            seed: 1,
+            scale: 1,
+            scheduler: SchedulerKind::default(),
+            prefetch: true,
+            piece_order_at_most: 10,
+            ends: None,
+        }
+    }
+}
+
+/// When a run is over; not scaled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Length {
+    Cycles(u64),
+    Ns(u64),
+    /// Of all programs together.
+    Instructions(u64),
+    /// Until every program has ended this often.
+    Completions(u32),
+}
+
+/// Builds the threads of a program's `n`th run (0 first).
+pub type Maker = Box<dyn FnMut(u32) -> Vec<Box<dyn AccessSource>> + Send>;
+
+/// Memory that several programs map at the same virtual place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SharedMemory {
+    /// Programs that name the same number share it.
+    pub number: u32,
+    pub first_byte: u64,
+    pub bytes: u64,
+}
+
+/// One process and its threads.
+pub struct Program {
+    pub name: String,
+    pub maker: Maker,
+    /// Simulated time, not scaled.
+    pub start_ns: u64,
+    /// Starts again when all its threads have ended.
+    pub restart: bool,
+    /// Pinned there by its owner: no policy may move it.
+    pub pinned: Option<CpuSet>,
+    pub goal: Option<Goal>,
+    pub shared: Vec<SharedMemory>,
+}
+
+impl Program {
+    /// Starts at once, runs anywhere.
+    pub fn new(name: impl Into<String>, maker: Maker) -> Self {
+        let name = name.into();
+        Program { name, maker, start_ns: 0, restart: false, pinned: None, goal: None, shared: Vec::new() }
+    }
+}
+
+/// Conversions between nominal time, which plans and observations use, and cycles of the simulated machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Clock {
+    pub hertz: u64,
+    pub scale: u64,
+}
+
+impl Clock {
+    pub fn new(spec: &MachineSpec, scale: u64) -> Self {
+        Clock { hertz: spec.hertz, scale: scale.max(1) }
+    }
+    /// Nominal nanoseconds of so many simulated cycles.
+    pub fn nominal_ns(&self, cycles: u64) -> u64 {
+        (u128::from(cycles) * 1_000_000_000 * u128::from(self.scale) / u128::from(self.hertz)) as u64
+    }
+    /// Simulated cycles of so many nominal nanoseconds, at least one.
+    pub fn cycles(&self, nominal_ns: u64) -> u64 {
+        let cycles = u128::from(nominal_ns) * u128::from(self.hertz) / 1_000_000_000 / u128::from(self.scale);
+        cycles.clamp(1, u128::from(u64::MAX / 4)) as u64
+    }
+    /// Simulated cycles of unscaled time.
+    pub fn unscaled_cycles(&self, ns: u64) -> u64 {
+        (u128::from(ns) * u128::from(self.hertz) / 1_000_000_000) as u64
+    }
+    /// A cost or count that the specification or a plan names, at the run's scale: at least one, unless it was none.
+    pub fn scaled(&self, amount: u64) -> u64 {
+        amount.div_ceil(self.scale)
+    }
+}

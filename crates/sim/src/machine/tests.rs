@@ -1,0 +1,260 @@
+//! The machine through its trait, with programs whose behaviour is known.
+
+use cachemate_core::{
+    Access, AccessSource, CacheSpec, CoherenceSpec, CounterSpec, CpuId, CpuSet, Event, Gang, GangSchedule, Inclusion,
+    IndexSet, Level, Machine, MachineSpec, MemorySpec, Observation, OsSpec, PageSpec, Pipeline, Plan, Replacement,
+    TaskId, Turn, Window, WindowEnd, WritePolicy,
+};
+
+use super::{Length, Program, SimMachine, SimOptions};
+
+pub(crate) const MS: u64 = 1_000_000;
+
+pub(crate) fn cache(level: Level, size_bytes: u64, ways: u32, shared_by_cores: u32, latency_cycles: u32) -> CacheSpec {
+    CacheSpec {
+        level,
+        size_bytes,
+        ways,
+        line_bytes: 64,
+        latency_cycles,
+        replacement: Replacement::Lru,
+        write: WritePolicy::Back,
+        inclusion: Inclusion::Neither,
+        shared_by_cores,
+        slices: 1,
+        bandwidth_bytes_per_cycle: None,
+        way_partitions: None,
+    }
+}
+
+/// Two packages of two cores; 256 KB of L2 per package, four colours; 100 MHz, so that a millisecond is short.
+pub(crate) fn spec() -> MachineSpec {
+    MachineSpec {
+        name: "test".to_string(),
+        description: String::new(),
+        sources: Vec::new(),
+        hertz: 100_000_000,
+        packages: 2,
+        cores_per_package: 2,
+        contexts_per_core: 1,
+        pipeline: Pipeline::InOrder { issue_width: 1 },
+        caches: vec![cache(Level::L1Data, 8 << 10, 4, 1, 1), cache(Level::L2, 256 << 10, 16, 2, 10)],
+        coherence: CoherenceSpec { same_package_cycles: Some(30), other_package_cycles: Some(60) },
+        prefetchers: Vec::new(),
+        memory: MemorySpec {
+            size_bytes: 64 << 20,
+            nodes: 1,
+            local_latency_cycles: 100,
+            remote_latency_cycles: 100,
+            bytes_per_cycle: 8.0,
+            package_bus_bytes_per_cycle: None,
+        },
+        pages: PageSpec { colours: Some(4), ..PageSpec::default() },
+        os: OsSpec { context_switch_cycles: 300, migration_cycles: 300, time_slice_ns: MS },
+        counters: CounterSpec::default(),
+    }
+}
+
+/// Loads over a footprint, line by line; sleeps, ends or posts where it is told to.
+pub(crate) struct Sweep {
+    pub base: u64,
+    pub lines: u64,
+    pub at: u64,
+    pub total: Option<u64>,
+    pub done: u64,
+    pub sleep_after: Option<(u64, u64)>,
+}
+
+impl Sweep {
+    pub(crate) fn endless(bytes: u64) -> Self {
+        Sweep { base: 1 << 20, lines: bytes / 64, at: 0, total: None, done: 0, sleep_after: None }
+    }
+}
+
+impl AccessSource for Sweep {
+    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+        let before = self.done;
+        for _ in 0..500 {
+            if self.total.is_some_and(|total| self.done >= total) {
+                return Turn::Exit;
+            }
+            batch.push(Access::load(self.base + self.at % self.lines * 64, 3));
+            self.at += 1;
+            self.done += 1;
+        }
+        match self.sleep_after {
+            Some((every, ns)) if before / every != self.done / every => Turn::Sleep { ns },
+            _ => Turn::More,
+        }
+    }
+    fn progress(&self) -> Option<f64> {
+        Some(self.done as f64)
+    }
+}
+
+pub(crate) fn program(name: &str, bytes: u64) -> Program {
+    Program::new(name, Box::new(move |_| vec![Box::new(Sweep::endless(bytes)) as Box<dyn AccessSource>]))
+}
+
+pub(crate) fn machine(programs: Vec<Program>) -> SimMachine {
+    SimMachine::new(&spec(), &SimOptions::default(), programs).unwrap()
+}
+
+pub(crate) fn plan(ms: u64) -> Plan {
+    Plan::idle(Window::Time { ns: ms * MS })
+}
+
+fn on_cpu(seen: &Observation, task: usize) -> Vec<(u32, u64)> {
+    seen.tasks[task].on_cpu_ns.iter().map(|(cpu, ns)| (cpu.0, *ns)).collect()
+}
+
+fn window(machine: &mut SimMachine, plan: &Plan) -> Observation {
+    machine.apply(plan).unwrap();
+    machine.observe().unwrap().unwrap()
+}
+
+/// Do tasks run where the plan allows and nowhere else, in a window of the length asked for?
+#[test]
+fn affinity_is_obeyed_exactly_and_windows_have_their_length() {
+    let mut machine = machine((0..3).map(|_| program("sweep", 4096)).collect());
+    let mut plan = plan(20);
+    let only = |cpu: u32| -> CpuSet { [cpu].into_iter().collect() };
+    plan.allowed = [(TaskId(0), only(2)), (TaskId(1), only(2)), (TaskId(2), only(3))].into_iter().collect();
+    let seen = window(&mut machine, &plan);
+    assert_eq!((seen.span.elapsed_ns, seen.ended), (20 * MS, WindowEnd::Elapsed));
+    assert_eq!(on_cpu(&seen, 2), [(3, 20 * MS)]);
+    let shares: Vec<u64> = (0..2).map(|task| on_cpu(&seen, task)[0].1).collect();
+    assert_eq!(shares.iter().sum::<u64>(), 20 * MS);
+    assert!(shares.iter().all(|&ns| ns.abs_diff(10 * MS) <= MS), "{shares:?}");
+    assert_eq!(seen.tasks[0].runnable_wait_ns, Some(20 * MS - shares[0]));
+    assert_eq!(seen.in_force.allowed, plan.allowed);
+}
+
+/// Do gangs take unequal turns on their CPUs, together and alone, as the schedule says?
+#[test]
+fn gangs_take_their_turns_to_the_cycle() {
+    let mut machine = machine((0..5).map(|_| program("sweep", 4096)).collect());
+    let mut plan = plan(60);
+    let gang = |tasks: &[u32], slices| Gang { members: tasks.iter().map(|&t| (TaskId(t), None)).collect(), slices };
+    let gangs = vec![gang(&[0, 1], 2), gang(&[2], 1)];
+    plan.gangs = vec![GangSchedule { cpus: [0, 1].into_iter().collect(), slice_ns: 2 * MS, gangs }];
+    let seen = window(&mut machine, &plan);
+    let total = |task| on_cpu(&seen, task).iter().map(|(_, ns)| ns).sum::<u64>();
+    assert_eq!((total(0), total(1), total(2)), (40 * MS, 40 * MS, 20 * MS));
+    assert_eq!((total(3), total(4)), (60 * MS, 60 * MS));
+    assert!((0..3).all(|task| on_cpu(&seen, task).iter().all(|(cpu, _)| *cpu < 2)));
+    assert!((3..5).all(|task| on_cpu(&seen, task).iter().all(|(cpu, _)| *cpu >= 2)));
+    assert_eq!(seen.in_force.gangs, plan.gangs);
+    // Idempotent: the same plan again does not restart the turn.
+    let next = window(&mut machine, &plan);
+    let total = |task| on_cpu(&next, task).iter().map(|(_, ns)| ns).sum::<u64>();
+    assert_eq!((total(0), total(2)), (40 * MS, 20 * MS));
+}
+
+/// Does a window end when a task ends or comes, is the end reported once, and does the run end with the last task?
+#[test]
+fn arrivals_and_exits_end_the_window_and_are_told_once() {
+    let mut late = program("late", 4096);
+    late.start_ns = 5 * MS;
+    let short = || Box::new(Sweep { total: Some(20_000), ..Sweep::endless(4096) }) as Box<dyn AccessSource>;
+    let ends = Program::new("short", Box::new(move |_| vec![short()]));
+    let options = SimOptions { ends: Some(Length::Ns(40 * MS)), ..SimOptions::default() };
+    let mut machine = SimMachine::new(&spec(), &options, vec![ends, late]).unwrap();
+    machine.apply(&plan(30)).unwrap();
+    let first = machine.observe().unwrap().unwrap();
+    let ended = std::iter::successors(Some(first), |_| machine.observe().unwrap()).collect::<Vec<_>>();
+    assert_eq!(ended.iter().map(|seen| seen.tasks.iter().filter(|t| t.exited).count()).sum::<usize>(), 1);
+    assert_eq!(ended.iter().filter(|seen| seen.ended == WindowEnd::TasksChanged).count(), 2);
+    let last = ended.last().unwrap();
+    assert_eq!((last.tasks.len(), last.tasks[0].name.as_str()), (1, "late"));
+    assert_eq!(last.span.start_ns + last.span.elapsed_ns, 40 * MS);
+    assert_eq!(last.tasks[0].arrived_ns, 5 * MS);
+}
+
+/// Is the one time scale taken out of what a policy sees: a tenth of the cycles, the same nominal times?
+#[test]
+fn the_time_scale_divides_cycles_and_not_nominal_time() {
+    let run = |scale| {
+        let options = SimOptions { scale, ..SimOptions::default() };
+        let programs = (0..6).map(|_| program("sweep", 4096)).collect();
+        let mut machine = SimMachine::new(&spec(), &options, programs).unwrap();
+        let seen = window(&mut machine, &plan(60));
+        let run = seen.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum::<u64>();
+        (seen.span.elapsed_ns, run, seen.span.elapsed_cycles.unwrap())
+    };
+    let (whole, tenth) = (run(1), run(10));
+    assert_eq!((whole.0, tenth.0), (60 * MS, 60 * MS));
+    assert_eq!((whole.1, tenth.1), (4 * 60 * MS, 4 * 60 * MS));
+    assert_eq!(whole.2, 10 * tenth.2);
+}
+
+/// Are a process's pages in its colours, after a change under the running program too, and is that told as it goes?
+#[test]
+fn colours_hold_and_move_under_a_running_program() {
+    let mut machine = machine(vec![program("a", 400 << 10), program("b", 400 << 10)]);
+    let pages = |seen: &Observation, task: usize| seen.tasks[task].pages_per_colour.clone().unwrap();
+    let seen = window(&mut machine, &plan(20));
+    assert_eq!(pages(&seen, 0).iter().sum::<u64>(), 100);
+    assert!(pages(&seen, 0).iter().all(|&pages| pages > 0));
+    let colour = |colours: &[u32]| -> IndexSet { colours.iter().copied().collect() };
+    let mut coloured = plan(20);
+    let cache = machine.topology().caches.iter().find(|cache| cache.last_level).unwrap().id;
+    coloured.shares = vec![cachemate_core::CacheShare {
+        group: cachemate_core::GroupId(0),
+        members: vec![cachemate_core::Member::Process(cachemate_core::ProcessId(0))],
+        cache,
+        units: cachemate_core::Units::Colours { allowed: colour(&[1]), moving: cachemate_core::PageMoving::All },
+    }];
+    let applied = machine.apply(&coloured).unwrap();
+    assert_eq!(applied.pending.len(), 1);
+    let mut seen = machine.observe().unwrap().unwrap();
+    for _ in 0..3 {
+        seen = machine.observe().unwrap().unwrap();
+    }
+    assert_eq!(pages(&seen, 0), [0, 100, 0, 0]);
+    assert_eq!(pages(&seen, 1).iter().sum::<u64>(), 100);
+    assert_eq!(seen.in_force.pending, []);
+    assert_eq!(seen.in_force.shares[0].pages_inside, Some(1.0));
+    // About 75 pages of 11 051 cycles at 100 MHz each, and nobody else pays for copying.
+    let moved_ns = seen.in_force.cost_ns as f64 / 110_510.0;
+    assert!((60.0..90.0).contains(&moved_ns), "{moved_ns}");
+}
+
+/// Do sleepers and waiters leave their CPU to others, and is their progress their own?
+#[test]
+fn sleepers_leave_the_processor_and_progress_is_reported_per_window() {
+    let sleeper = || Box::new(Sweep { sleep_after: Some((1000, MS)), ..Sweep::endless(4096) }) as Box<dyn AccessSource>;
+    let mut pinned = Program::new("sleeper", Box::new(move |_| vec![sleeper()]));
+    pinned.pinned = Some([0].into_iter().collect());
+    let mut machine = machine(vec![pinned]);
+    let seen = window(&mut machine, &plan(50));
+    assert!(seen.tasks[0].fixed);
+    let ran: u64 = on_cpu(&seen, 0).iter().map(|(_, ns)| ns).sum();
+    assert!(ran > 0 && ran < 10 * MS, "{ran}");
+    let first = seen.tasks[0].progress.unwrap();
+    let second = window(&mut machine, &plan(50)).tasks[0].progress.unwrap();
+    assert!(first > 10_000.0 && (second / first - 1.0).abs() < 0.1, "{first} {second}");
+    assert!(seen.tasks[0].counts.get(Event::SystemCalls).unwrap() > 40.0);
+}
+
+/// Do the same seed and programs give the same bits, run after run?
+#[test]
+fn the_same_seed_gives_the_same_observations() {
+    let run = || {
+        let mut machine = machine((0..6).map(|at| program("sweep", 100_000 + 50_000 * at)).collect());
+        (0..4).map(|_| window(&mut machine, &plan(10))).collect::<Vec<_>>()
+    };
+    assert_eq!(run(), run());
+}
+
+/// Is a CPU that a plan names but the machine lacks never used?
+#[test]
+fn seats_name_their_cpu() {
+    let mut machine = machine((0..2).map(|_| program("sweep", 4096)).collect());
+    let mut plan = plan(10);
+    let members = vec![(TaskId(0), Some(CpuId(3))), (TaskId(1), None)];
+    let gangs = vec![Gang { members, slices: 1 }];
+    plan.gangs = vec![GangSchedule { cpus: [2, 3].into_iter().collect(), slice_ns: MS, gangs }];
+    let seen = window(&mut machine, &plan);
+    assert_eq!((on_cpu(&seen, 0), on_cpu(&seen, 1)), (vec![(3, 10 * MS)], vec![(2, 10 * MS)]));
+}

@@ -1,0 +1,133 @@
+//! Gangs in turn on their CPUs.
+//!
+//! A rotation holds its CPUs: in a gang's turn its members have a seat each and every other CPU of the schedule stays
+//! empty. A gang none of whose members can run passes its turn on at once. Members that name no CPU get the one they
+//! ran on last where that is free, and seats are matched so that affinity leaves as few as possible standing.
+
+use cachemate_core::CpuSet;
+
+use super::dispatch::{Dispatcher, Slot};
+
+/// One gang: members, their CPUs where it matters, slices per turn.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SlotGang {
+    pub members: Vec<(Slot, Option<u32>)>,
+    pub slices: u32,
+}
+
+/// One schedule, running.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rotation {
+    pub cpus: CpuSet,
+    pub slice_cycles: u64,
+    pub gangs: Vec<SlotGang>,
+    turn: usize,
+    turn_ends: u64,
+}
+
+impl Rotation {
+    pub fn new(cpus: CpuSet, slice_cycles: u64, gangs: Vec<SlotGang>, now: u64) -> Self {
+        let first = gangs.first().map_or(1, |gang| u64::from(gang.slices));
+        Rotation {
+            cpus,
+            slice_cycles: slice_cycles.max(1),
+            gangs,
+            turn: 0,
+            turn_ends: now + first * slice_cycles.max(1),
+        }
+    }
+
+    /// The same schedule, wherever its turn is.
+    pub fn same_as(&self, other: &Self) -> bool {
+        (&self.cpus, self.slice_cycles, &self.gangs) == (&other.cpus, other.slice_cycles, &other.gangs)
+    }
+
+    pub fn turn_ends(&self) -> u64 {
+        if self.gangs.len() > 1 { self.turn_ends } else { u64::MAX }
+    }
+
+    /// Whose turn it is: index into `gangs`.
+    pub fn turn(&self) -> usize {
+        self.turn
+    }
+
+    /// Passes turns on that are over, or whose gang cannot run while another can.
+    pub fn advance(&mut self, now: u64, dispatcher: &Dispatcher) {
+        let runnable = |gang: &SlotGang| gang.members.iter().any(|&(slot, _)| dispatcher.is_runnable(slot));
+        if self.gangs.is_empty() || (self.turn_ends > now && runnable(&self.gangs[self.turn])) {
+            return;
+        }
+        let gangs = self.gangs.len();
+        let next = (1..=gangs).map(|step| (self.turn + step) % gangs).find(|&at| runnable(&self.gangs[at]));
+        let over = self.turn_ends <= now;
+        if let Some(next) = next {
+            self.turn = next;
+            // A turn starts where the last one ended, so that rounding up to an event does not stretch the round.
+            let from = if over { self.turn_ends.max(now.saturating_sub(self.slice_cycles)) } else { now };
+            self.turn_ends = from + u64::from(self.gangs[next].slices) * self.slice_cycles;
+        } else if over {
+            self.turn_ends = now + self.slice_cycles;
+        }
+    }
+
+    /// Seats of the gang whose turn it is: (CPU, member).
+    pub fn seats(&self, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
+        self.gangs.get(self.turn).map_or_else(Vec::new, |gang| seat(&gang.members, &self.cpus, dispatcher))
+    }
+}
+
+/// Gives each member a CPU of its own among `cpus`, named ones first, allowed ones only, the last one if it can be.
+pub fn seat(members: &[(Slot, Option<u32>)], cpus: &CpuSet, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
+    let mut taken: Vec<(u32, Slot)> = Vec::new();
+    for &(slot, cpu) in members {
+        if let Some(cpu) = cpu.filter(|&cpu| dispatcher.task(slot).allowed.contains(cpu)) {
+            taken.push((cpu, slot));
+        }
+    }
+    let named = taken.len();
+    for &(slot, _) in members.iter().filter(|(_, cpu)| cpu.is_none()) {
+        let mut tried = CpuSet::default();
+        find_seat(slot, cpus, dispatcher, &mut taken, named, &mut tried);
+    }
+    taken.sort_unstable();
+    taken
+}
+
+/// An augmenting path from `slot` to a free CPU; seats from `named` on may move.
+fn find_seat(
+    slot: Slot,
+    cpus: &CpuSet,
+    dispatcher: &Dispatcher,
+    taken: &mut Vec<(u32, Slot)>,
+    named: usize,
+    tried: &mut CpuSet,
+) -> bool {
+    let task = dispatcher.task(slot);
+    let mut choices: Vec<u32> = cpus.intersection(&task.allowed).iter().collect();
+    choices.sort_by_key(|&cpu| {
+        let free = taken.iter().all(|&(other, _)| other != cpu);
+        (!(free && task.last_cpu == Some(cpu)), !free, cpu)
+    });
+    for cpu in choices {
+        if tried.contains(cpu) {
+            continue;
+        }
+        tried.insert(cpu);
+        match taken.iter().position(|&(other, _)| other == cpu) {
+            None => {
+                taken.push((cpu, slot));
+                return true;
+            }
+            Some(at) if at >= named => {
+                let (_, holder) = taken[at];
+                if find_seat(holder, cpus, dispatcher, taken, named, tried) {
+                    // The holder has another seat now; its old one is this task's.
+                    taken[at] = (cpu, slot);
+                    return true;
+                }
+            }
+            Some(_) => {}
+        }
+    }
+    false
+}

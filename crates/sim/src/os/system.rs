@@ -1,0 +1,494 @@
+//! The operating system at work: it loads what the dispatcher chose, answers page faults, and keeps the time.
+//!
+//! Method: the hardware runs until the next thing the operating system has to do (a slice ends, a task wakes, a gang's
+//! turn is over, a page is to be moved) or until a thread wants something. All times are cycles of the simulated
+//! machine; all costs come scaled from [`Costs`].
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use cachemate_core::{AccessSource, CpuId, CpuSet, IndexSet, PageMoving, ProcessId, TaskId, Turn};
+
+use super::dispatch::{Dispatcher, Seat, Slot, Switch};
+use super::gangs::Rotation;
+use super::memory::{Found, Memory};
+use crate::hw::{Charge, Framed, Frames, Hardware, Stop, TaskCounters, Thread};
+
+/// What the operating system's own work costs, scaled, in cycles.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Costs {
+    pub context_switch_cycles: u64,
+    pub migration_cycles: u64,
+    pub fault_cycles: u64,
+    pub move_page_cycles: u64,
+    /// Of the cores; for sleeps, which programs ask for in nanoseconds.
+    pub hertz: u64,
+    /// Page moves are done in bursts of about this length.
+    pub move_burst_cycles: u64,
+    /// For so long touches are watched before hot pages are moved first.
+    pub touch_watch_cycles: u64,
+}
+
+/// A thread of a program.
+pub struct Task {
+    /// Index of its process; the hardware's process id.
+    pub process: usize,
+    pub arrived_cycle: u64,
+    pub exited_cycle: Option<u64>,
+    /// While it is on no CPU.
+    aside: Option<Thread>,
+    page_faults: u64,
+    system_calls: u64,
+}
+
+#[derive(Default)]
+struct Process {
+    tasks: Vec<Slot>,
+    /// Posts not yet waited for, by channel.
+    posted: BTreeMap<u32, u64>,
+    waiting: BTreeMap<u32, VecDeque<Slot>>,
+    moving: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Timer {
+    Wake(Slot),
+    EndSampling(usize),
+    MovePages(usize),
+}
+
+/// Something the caller may want to look at before time goes on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Happened {
+    /// The time asked for.
+    Time,
+    /// Who is on which CPU has changed.
+    Switched(Vec<Switch>),
+    /// A task ended.
+    Exited(Slot),
+    /// A probe of the task has something.
+    Interrupt(Slot),
+}
+
+/// A seat map that stands above gangs and queues, for a measurement.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hold {
+    pub cpus: CpuSet,
+    pub seats: Vec<(u32, Slot)>,
+}
+
+/// Hardware, memory, tasks.
+pub struct System {
+    pub hw: Hardware,
+    pub dispatcher: Dispatcher,
+    pub memory: Memory,
+    costs: Costs,
+    tasks: Vec<Task>,
+    processes: Vec<Process>,
+    rotations: Vec<Rotation>,
+    hold: Option<Hold>,
+    seats_changed: bool,
+    timers: BinaryHeap<Reverse<(u64, u64, Timer)>>,
+    timers_set: u64,
+    now: u64,
+    /// Cycles spent on copying pages.
+    pub page_copy_cycles: u64,
+}
+
+/// Memory as the hardware asks it.
+struct Paging<'a> {
+    memory: &'a mut Memory,
+    costs: &'a Costs,
+    faults: Vec<u32>,
+}
+
+impl Frames for Paging<'_> {
+    fn frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, _store: bool) -> Framed {
+        let (frame, cost_cycles) = match self.memory.look_up(process.0 as usize, page, cpu.0) {
+            Found::Resident(frame) => (frame, 0),
+            Found::Fault(frame) => {
+                self.faults.push(cpu.0);
+                (frame, self.costs.fault_cycles)
+            }
+            Found::Moved(frame, _) => (frame, self.costs.move_page_cycles),
+        };
+        Framed { frame: u64::from(frame), cost_cycles }
+    }
+}
+
+impl System {
+    pub fn new(hw: Hardware, dispatcher: Dispatcher, memory: Memory, costs: Costs) -> Self {
+        System {
+            hw,
+            dispatcher,
+            memory,
+            costs,
+            tasks: Vec::new(),
+            processes: Vec::new(),
+            rotations: Vec::new(),
+            hold: None,
+            seats_changed: false,
+            timers: BinaryHeap::new(),
+            timers_set: 0,
+            now: 0,
+            page_copy_cycles: 0,
+        }
+    }
+
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+    pub fn task(&self, slot: Slot) -> &Task {
+        &self.tasks[slot]
+    }
+    pub fn slots(&self) -> usize {
+        self.tasks.len()
+    }
+    pub fn tasks_of(&self, process: usize) -> &[Slot] {
+        &self.processes[process].tasks
+    }
+
+    /// A new, empty process; its index.
+    pub fn add_process(&mut self) -> usize {
+        self.processes.push(Process::default());
+        self.memory.add_process()
+    }
+
+    /// A new thread of a process, runnable now.
+    pub fn add_task(
+        &mut self,
+        process: usize,
+        source: Box<dyn AccessSource>,
+        allowed: CpuSet,
+        weight: f64,
+        seated: bool,
+    ) -> Slot {
+        let slot = self.tasks.len();
+        let thread = Thread::new(TaskId(slot as u32), ProcessId(process as u32), 0, source);
+        self.tasks.push(Task {
+            process,
+            arrived_cycle: self.now,
+            exited_cycle: None,
+            aside: Some(thread),
+            page_faults: 0,
+            system_calls: 0,
+        });
+        self.processes[process].tasks.push(slot);
+        let given = self.dispatcher.arrive(self.now, allowed, weight, seated);
+        debug_assert_eq!(given, slot);
+        slot
+    }
+
+    /// The thread, on a CPU or not; `None` once it is gone.
+    pub fn thread(&self, slot: Slot) -> Option<&Thread> {
+        let aside = self.tasks[slot].aside.as_ref();
+        aside.or_else(|| self.loaded_on(slot).and_then(|cpu| self.hw.thread(CpuId(cpu))))
+    }
+    pub fn thread_mut(&mut self, slot: Slot) -> Option<&mut Thread> {
+        match self.loaded_on(slot) {
+            Some(cpu) => self.hw.thread_mut(CpuId(cpu)),
+            None => self.tasks[slot].aside.as_mut(),
+        }
+    }
+    fn loaded_on(&self, slot: Slot) -> Option<u32> {
+        let is = |cpu: &u32| self.hw.thread(CpuId(*cpu)).is_some_and(|thread| thread.task.0 as usize == slot);
+        (0..self.dispatcher.cpus()).find(is)
+    }
+
+    /// Everything counted of a task so far.
+    pub fn counters(&self, slot: Slot) -> TaskCounters {
+        let mut counters = self.thread(slot).map(|thread| thread.counters.clone()).unwrap_or_default();
+        let task = &self.tasks[slot];
+        counters.page_faults = task.page_faults;
+        counters.system_calls = task.system_calls;
+        counters.context_switches = self.dispatcher.task(slot).switches;
+        counters
+    }
+
+    /// Other gang schedules from now on; one that stays keeps its turn.
+    pub fn set_rotations(&mut self, mut rotations: Vec<Rotation>) {
+        for fresh in &mut rotations {
+            if let Some(same) = self.rotations.iter().find(|running| running.same_as(fresh)) {
+                *fresh = same.clone();
+            }
+        }
+        self.rotations = rotations;
+        let members = |slot: Slot| {
+            let gangs = self.rotations.iter().flat_map(|rotation| &rotation.gangs);
+            gangs.flat_map(|gang| &gang.members).any(|&(member, _)| member == slot)
+        };
+        let seated: Vec<bool> = (0..self.tasks.len()).map(members).collect();
+        for (slot, seated) in seated.into_iter().enumerate() {
+            self.dispatcher.set_seated(self.now, slot, seated);
+        }
+        self.seats_changed = true;
+    }
+    pub fn rotations(&self) -> &[Rotation] {
+        &self.rotations
+    }
+
+    /// A measurement's seats, above all else; `None` gives the CPUs back.
+    pub fn set_hold(&mut self, hold: Option<Hold>) {
+        self.seats_changed |= self.hold != hold;
+        self.hold = hold;
+    }
+
+    /// Puts a task that never blocks by itself off and on (a measurement's own thread).
+    pub fn set_asleep(&mut self, slot: Slot, asleep: bool) {
+        if asleep {
+            self.dispatcher.block(self.now, slot);
+        } else {
+            self.dispatcher.wake(self.now, slot);
+        }
+    }
+
+    /// Ends a task that is the operating system's own.
+    pub fn kill(&mut self, slot: Slot) {
+        self.exit(slot, self.now);
+    }
+
+    /// New colours for a process; moving its pages begins.
+    pub fn set_colours(&mut self, process: usize, allowed: &IndexSet, moving: PageMoving) {
+        if self.memory.set_colours(process, allowed, moving) {
+            let pages: Vec<u64> = self.memory.pages(process).map(|(page, _)| page).collect();
+            pages.into_iter().for_each(|page| self.drop_translation(process, page));
+        }
+        let Some(colouring) = self.memory.colouring(process) else { return };
+        if colouring.sampling {
+            self.set_timer(self.now + self.costs.touch_watch_cycles, Timer::EndSampling(process));
+        } else if colouring.pending_pages() > 0 {
+            self.start_moving(process);
+        }
+    }
+
+    fn start_moving(&mut self, process: usize) {
+        if !std::mem::replace(&mut self.processes[process].moving, true) {
+            self.set_timer(self.now, Timer::MovePages(process));
+        }
+    }
+
+    /// Runs to `end` or until something happens that the caller may care for; `watch_switches` adds switches to that.
+    /// `None` = memory is exhausted.
+    pub fn run(&mut self, end: u64, watch_switches: bool) -> Option<Happened> {
+        loop {
+            let switches = self.settle();
+            if watch_switches && !switches.is_empty() {
+                return Some(Happened::Switched(switches));
+            }
+            let due = self.next_due().min(end);
+            if due > self.now {
+                let mut paging = Paging { memory: &mut self.memory, costs: &self.costs, faults: Vec::new() };
+                let stop = self.hw.run(due, &mut paging);
+                let faults = paging.faults;
+                self.count_faults(&faults);
+                self.follow_moves();
+                if self.memory.exhausted {
+                    return None;
+                }
+                match stop {
+                    Stop::Time => self.now = due,
+                    Stop::Turn { cpu, turn, at_cycle } => {
+                        if let Some(slot) = self.turn(cpu, turn, at_cycle) {
+                            return Some(Happened::Exited(slot));
+                        }
+                        continue;
+                    }
+                    Stop::Interrupt { task, at_cycle, .. } => {
+                        self.now = self.now.max(at_cycle.min(due));
+                        return Some(Happened::Interrupt(task.0 as usize));
+                    }
+                }
+            }
+            self.fire_timers();
+            self.dispatcher.advance(self.now);
+            if self.now >= end {
+                let switches = self.settle();
+                if watch_switches && !switches.is_empty() {
+                    return Some(Happened::Switched(switches));
+                }
+                self.dispatcher.bring_up_to_date(self.now);
+                return Some(Happened::Time);
+            }
+        }
+    }
+
+    fn next_due(&self) -> u64 {
+        let timer = self.timers.peek().map_or(u64::MAX, |Reverse((cycle, _, _))| *cycle);
+        let turns = self.rotations.iter().map(Rotation::turn_ends).min().unwrap_or(u64::MAX);
+        timer.min(turns).min(self.dispatcher.next_event_cycle())
+    }
+
+    fn set_timer(&mut self, cycle: u64, timer: Timer) {
+        self.timers_set += 1;
+        self.timers.push(Reverse((cycle, self.timers_set, timer)));
+    }
+
+    fn fire_timers(&mut self) {
+        while let Some(&Reverse((cycle, _, timer))) = self.timers.peek() {
+            if cycle > self.now {
+                break;
+            }
+            self.timers.pop();
+            match timer {
+                Timer::Wake(slot) => self.dispatcher.wake(self.now, slot),
+                Timer::EndSampling(process) => {
+                    self.memory.end_sampling(process);
+                    self.start_moving(process);
+                }
+                Timer::MovePages(process) => self.move_pages(process),
+            }
+        }
+    }
+
+    /// Turns of gangs, then seats, then whatever the dispatcher makes of it; the hardware follows.
+    fn settle(&mut self) -> Vec<Switch> {
+        for rotation in &mut self.rotations {
+            let before = rotation.turn();
+            rotation.advance(self.now, &self.dispatcher);
+            self.seats_changed |= rotation.turn() != before;
+        }
+        if std::mem::take(&mut self.seats_changed) {
+            let seats = self.seats();
+            self.dispatcher.set_seats(self.now, &seats);
+        }
+        let switches = self.dispatcher.settle(self.now);
+        for switch in &switches {
+            if let Some(thread) = self.hw.unload(CpuId(switch.cpu)) {
+                let slot = thread.task.0 as usize;
+                self.tasks[slot].aside = Some(thread);
+            }
+        }
+        for switch in &switches {
+            let Some(thread) = switch.into.and_then(|slot| self.tasks[slot].aside.take()) else { continue };
+            let cpu = CpuId(switch.cpu);
+            self.hw.load(cpu, thread, self.now);
+            self.hw.charge(cpu, self.costs.context_switch_cycles, Charge::Switch);
+            if switch.migrated {
+                self.hw.charge(cpu, self.costs.migration_cycles, Charge::Migration);
+            }
+        }
+        switches
+    }
+
+    fn seats(&self) -> Vec<Seat> {
+        let mut seats = vec![Seat::Open; self.dispatcher.cpus() as usize];
+        for rotation in &self.rotations {
+            rotation.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Held(None));
+            for (cpu, slot) in rotation.seats(&self.dispatcher) {
+                seats[cpu as usize] = Seat::Held(Some(slot));
+            }
+        }
+        if let Some(hold) = &self.hold {
+            let wanted =
+                |seat: &Seat| matches!(seat, Seat::Held(Some(slot)) if hold.seats.iter().any(|(_, s)| s == slot));
+            seats.iter_mut().filter(|seat| wanted(seat)).for_each(|seat| *seat = Seat::Held(None));
+            hold.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Held(None));
+            hold.seats.iter().for_each(|&(cpu, slot)| seats[cpu as usize] = Seat::Held(Some(slot)));
+        }
+        seats
+    }
+
+    /// What a thread wants at the end of a batch; an exit is told to the caller.
+    fn turn(&mut self, cpu: CpuId, turn: Turn, at_cycle: u64) -> Option<Slot> {
+        self.now = self.now.max(at_cycle);
+        let slot = self.hw.thread(cpu)?.task.0 as usize;
+        let process = self.tasks[slot].process;
+        self.tasks[slot].system_calls += u64::from(turn != Turn::More);
+        match turn {
+            Turn::More => {}
+            Turn::Sleep { ns } => {
+                let cycles = self.sleep_cycles(ns);
+                self.dispatcher.block(self.now, slot);
+                self.set_timer(self.now + cycles, Timer::Wake(slot));
+            }
+            Turn::Wait { channel } => {
+                let posted = self.processes[process].posted.entry(channel).or_default();
+                if *posted > 0 {
+                    *posted -= 1;
+                } else {
+                    self.processes[process].waiting.entry(channel).or_default().push_back(slot);
+                    self.dispatcher.block(self.now, slot);
+                }
+            }
+            Turn::Post { channel } => {
+                let first = self.processes[process].waiting.get_mut(&channel).and_then(VecDeque::pop_front);
+                match first {
+                    Some(woken) => self.dispatcher.wake(self.now, woken),
+                    None => *self.processes[process].posted.entry(channel).or_default() += 1,
+                }
+            }
+            Turn::Exit => {
+                self.exit(slot, self.now);
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    fn exit(&mut self, slot: Slot, now: u64) {
+        self.dispatcher.exit(now, slot);
+        self.tasks[slot].exited_cycle = Some(now);
+        self.settle();
+        let process = self.tasks[slot].process;
+        let all_gone = self.processes[process].tasks.iter().all(|&slot| self.tasks[slot].exited_cycle.is_some());
+        if all_gone {
+            self.follow_moves();
+            let freed = self.memory.release(process, 0);
+            freed.into_iter().for_each(|frame| self.hw.flush_frame(u64::from(frame)));
+        }
+    }
+
+    fn sleep_cycles(&self, ns: u64) -> u64 {
+        // A nanosecond of the program's own is not scaled: it is part of its behaviour, as its instructions are.
+        (u128::from(ns) * u128::from(self.costs.hertz) / 1_000_000_000).max(1) as u64
+    }
+
+    fn count_faults(&mut self, cpus: &[u32]) {
+        for &cpu in cpus {
+            if let Some(thread) = self.hw.thread(CpuId(cpu)) {
+                let slot = thread.task.0 as usize;
+                self.tasks[slot].page_faults += 1;
+            }
+        }
+    }
+
+    fn drop_translation(&mut self, process: usize, page: u64) {
+        self.hw.shoot_down(ProcessId(process as u32), page);
+        for &slot in &self.processes[process].tasks {
+            if let Some(thread) = &mut self.tasks[slot].aside {
+                thread.shoot_down(page);
+            }
+        }
+    }
+
+    /// Drops what still points at frames that pages have left.
+    fn follow_moves(&mut self) {
+        for moved in self.memory.take_moved(0) {
+            self.drop_translation(moved.process, moved.page);
+            self.hw.flush_frame(u64::from(moved.old_frame));
+        }
+    }
+
+    /// One burst of page moves, on the time of a CPU that runs the process, else of the first one that idles, else of
+    /// the first one.
+    fn move_pages(&mut self, process: usize) {
+        let cpus = self.dispatcher.cpus();
+        let running =
+            (0..cpus).find(|&cpu| self.dispatcher.running(cpu).is_some_and(|slot| self.tasks[slot].process == process));
+        let idle = || (0..cpus).find(|&cpu| self.dispatcher.running(cpu).is_none());
+        let cpu = running.or_else(idle).unwrap_or(0);
+        let each = self.costs.move_page_cycles.max(1);
+        let burst = (self.costs.move_burst_cycles / each).max(1);
+        let moved = (0..burst).map_while(|_| self.memory.move_next(process, cpu)).count() as u64;
+        self.follow_moves();
+        self.page_copy_cycles += moved * each;
+        if moved > 0 {
+            self.hw.charge(CpuId(cpu), moved * each, Charge::PageCopy);
+        }
+        let more = self.memory.colouring(process).is_some_and(|colouring| colouring.pending_pages() > 0);
+        self.processes[process].moving = more;
+        if more {
+            self.set_timer(self.now + moved.max(1) * each, Timer::MovePages(process));
+        }
+    }
+}

@@ -12,6 +12,7 @@ pub mod probes;
 pub mod restore;
 pub mod rules;
 pub mod tasks;
+pub mod topology;
 
 #[cfg(test)]
 mod fake_tests;

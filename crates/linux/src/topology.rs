@@ -1,0 +1,359 @@
+//! Which CPUs there are and which caches they share, as the kernel tells it in sysfs.
+//!
+//! Problem: machines differ in what they tell. Cache ids are neither dense nor unique (they come from APIC ids, and
+//! gaps open when CPUs go offline), a socket may have many last-level caches, old kernels have only hexadecimal maps,
+//! virtual machines leave out whole folders. Method: what is there is read CPU by CPU; a cache is told by its level and
+//! the set of online CPUs that share it, never by its id; what is missing becomes a warning and the smallest claim
+//! that is still true (a CPU whose caches are unknown shares none that we know of). Properties: read-only; every path
+//! under `root`; a file that is there but cannot be understood is an error that names it, a file that is not there is
+//! not; CPUs ascend as the kernel numbers them, caches by level and first CPU.
+//!
+//! Kernel documentation: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/admin-guide/cputopology.rst.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::{Cache, CacheId, Cpu, CpuId, CpuSet, Level, Topology};
+
+/// What the host's kernel tells of its CPUs and caches.
+#[derive(Clone, PartialEq, Debug)]
+pub struct HostTopology {
+    pub topology: Topology,
+    /// The kernel's own id of each cache, by `CacheId`: what resctrl's schemata name. Not unique across levels.
+    pub kernel_cache_ids: Vec<Option<u32>>,
+    /// What is missing or contradicts itself, and what was assumed instead.
+    pub warnings: Vec<String>,
+}
+
+/// A file that cannot be read or understood.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{file}: found {found}, expected {expected}")]
+pub struct TopologyError {
+    pub file: Box<str>,
+    pub found: Box<str>,
+    pub expected: Box<str>,
+}
+
+/// Reads the topology of the host whose file system is mounted at `root` (`/` for this one).
+///
+/// # Errors
+/// No `sys/devices/system/cpu` below `root`, or a file there with contents that cannot be understood; names the file.
+pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
+    let mut host = Reader { cpus: root.join("sys/devices/system/cpu"), warnings: Vec::new() };
+    let present = host.present()?;
+    let online = host.online(&present)?;
+    if online.is_empty() {
+        return Err(wrong(&host.cpus, "no online CPU", "at least one"));
+    }
+    let cpus = host.cpu_entries(root, &present, &online)?;
+    let found = host.caches(&online)?;
+    let (caches, kernel_cache_ids) = host.number(found, &online);
+    Ok(HostTopology { topology: Topology { cpus, caches }, kernel_cache_ids, warnings: host.warnings })
+}
+
+struct Reader {
+    cpus: PathBuf,
+    warnings: Vec<String>,
+}
+
+/// A cache as one or more of its CPUs describe it.
+struct Found {
+    level: Level,
+    cpus: CpuSet,
+    size_bytes: Option<u64>,
+    ways: Option<u32>,
+    line_bytes: Option<u32>,
+    kernel_id: Option<u32>,
+}
+
+impl Reader {
+    /// CPUs with a folder, without those that the kernel only keeps room for.
+    fn present(&self) -> Result<Vec<u32>, TopologyError> {
+        let list = list_file(&self.cpus.join("present"))?;
+        let number = |name: String| name.strip_prefix("cpu").and_then(|digits| digits.parse::<u32>().ok());
+        let mut cpus: Vec<u32> = names(&self.cpus)?.into_iter().filter_map(number).collect();
+        cpus.retain(|&cpu| cpu < CpuSet::LIMIT && list.as_ref().is_none_or(|list| list.contains(cpu)));
+        cpus.sort_unstable();
+        Ok(cpus)
+    }
+
+    fn online(&mut self, present: &[u32]) -> Result<CpuSet, TopologyError> {
+        if let Some(list) = list_file(&self.cpus.join("online"))? {
+            return Ok(present.iter().copied().filter(|&cpu| list.contains(cpu)).collect());
+        }
+        let mut online = CpuSet::default();
+        for &cpu in present {
+            // A CPU that cannot be taken offline (often CPU 0) has no such file.
+            if number_file(&self.cpus.join(format!("cpu{cpu}/online")))? != Some(0) {
+                online.insert(cpu);
+            }
+        }
+        Ok(online)
+    }
+
+    fn cpu_entries(&mut self, root: &Path, present: &[u32], online: &CpuSet) -> Result<Vec<Cpu>, TopologyError> {
+        let nodes = self.memory_nodes(root)?;
+        let mut raw = Vec::new();
+        let mut without_package = CpuSet::default();
+        for &cpu in present {
+            let folder = self.cpus.join(format!("cpu{cpu}/topology"));
+            let package = number_file(&folder.join("physical_package_id"))?.filter(|&id| id >= 0);
+            let siblings = match set_files(&folder, &["core_cpus_list", "thread_siblings_list"])? {
+                Some(set) => Some(set),
+                None => map_files(&folder, &["core_cpus", "thread_siblings"])?,
+            };
+            let core_id = number_file(&folder.join("core_id"))?.filter(|&id| id >= 0);
+            if package.is_none() && online.contains(cpu) {
+                without_package.insert(cpu);
+            }
+            // The first sibling stands for the core: core ids repeat across dies and packages.
+            let first = siblings.and_then(|set| set.intersection(online).first()).filter(|_| online.contains(cpu));
+            let core = match (first, core_id) {
+                (Some(first), _) => (0, i64::from(first), 0),
+                (None, Some(id)) => (1, package.unwrap_or(0), id),
+                (None, None) => (2, i64::from(cpu), 0),
+            };
+            raw.push((cpu, package.unwrap_or(0), core));
+        }
+        if !without_package.is_empty() {
+            self.warnings.push(format!("CPUs {without_package}: no physical_package_id; taken as one package"));
+        }
+        let packages = dense(raw.iter().map(|(_, package, _)| *package));
+        let cores = dense(raw.iter().map(|(_, _, core)| *core));
+        let mut cpus = Vec::new();
+        for (cpu, package, core) in &raw {
+            cpus.push(Cpu {
+                id: CpuId(*cpu),
+                core: cores[core],
+                package: packages[package],
+                memory_node: nodes.get(cpu).copied().unwrap_or(0),
+                online: online.contains(*cpu),
+                hertz: self.hertz(*cpu)?,
+            });
+        }
+        Ok(cpus)
+    }
+
+    /// Node of each CPU, as the kernel numbers them (gaps are common).
+    fn memory_nodes(&mut self, root: &Path) -> Result<BTreeMap<u32, u32>, TopologyError> {
+        let folder = root.join("sys/devices/system/node");
+        let mut nodes = BTreeMap::new();
+        if !folder.is_dir() {
+            self.warnings.push("no sys/devices/system/node: all memory taken as one node".to_string());
+            return Ok(nodes);
+        }
+        for name in names(&folder)? {
+            let Some(node) = name.strip_prefix("node").and_then(|digits| digits.parse::<u32>().ok()) else { continue };
+            let inside = folder.join(&name);
+            let cpus = match list_file(&inside.join("cpulist"))? {
+                Some(list) => Some(list),
+                None => map_file(&inside.join("cpumap"))?,
+            };
+            nodes.extend(cpus.unwrap_or_default().iter().map(|cpu| (cpu, node)));
+        }
+        Ok(nodes)
+    }
+
+    fn hertz(&self, cpu: u32) -> Result<Option<u64>, TopologyError> {
+        for name in ["cpufreq/base_frequency", "cpufreq/cpuinfo_max_freq"] {
+            let kilohertz = number_file(&self.cpus.join(format!("cpu{cpu}/{name}")))?;
+            if let Some(kilohertz) = kilohertz.filter(|&k| k > 0) {
+                return Ok((kilohertz as u64).checked_mul(1000));
+            }
+        }
+        Ok(None)
+    }
+
+    fn caches(&mut self, online: &CpuSet) -> Result<Vec<Found>, TopologyError> {
+        let mut found: Vec<Found> = Vec::new();
+        let mut without = CpuSet::default();
+        for cpu in online.iter() {
+            let folder = self.cpus.join(format!("cpu{cpu}/cache"));
+            let mut indices = if folder.is_dir() { names(&folder)? } else { Vec::new() };
+            indices.retain(|name| name.strip_prefix("index").is_some_and(|digits| digits.parse::<u32>().is_ok()));
+            indices.sort();
+            if indices.is_empty() {
+                without.insert(cpu);
+            }
+            for index in indices {
+                if let Some(cache) = self.cache(&folder.join(index), cpu, online)? {
+                    self.merge(&mut found, cache);
+                }
+            }
+        }
+        if !without.is_empty() {
+            let text = format!("CPUs {without}: no cache folder; which caches they share is not known");
+            self.warnings.push(text);
+        }
+        Ok(found)
+    }
+
+    fn cache(&mut self, folder: &Path, cpu: u32, online: &CpuSet) -> Result<Option<Found>, TopologyError> {
+        let kind = text(&folder.join("type"))?.unwrap_or_else(|| "Unified".to_string());
+        let Some(level) = number_file(&folder.join("level"))? else {
+            self.warnings.push(format!("{}: no level; cache left out", folder.display()));
+            return Ok(None);
+        };
+        let level = match (level, kind.as_str()) {
+            (1, "Instruction") => Level::L1Instruction,
+            (1, _) => Level::L1Data,
+            (_, "Instruction") => return Ok(None),
+            (2, _) => Level::L2,
+            (3, _) => Level::L3,
+            (4, _) => Level::L4,
+            (other, _) => return Err(wrong(&folder.join("level"), &other.to_string(), "1 to 4")),
+        };
+        let shared = match list_file(&folder.join("shared_cpu_list"))? {
+            Some(list) if !list.is_empty() => Some(list),
+            _ => map_file(&folder.join("shared_cpu_map"))?,
+        };
+        let mut cpus = shared.unwrap_or_default().intersection(online);
+        if !cpus.contains(cpu) {
+            let text = format!("{}: not told who shares it; taken as private to CPU {cpu}", folder.display());
+            self.warnings.push(text);
+            cpus = [cpu].into_iter().collect();
+        }
+        // Zero stands for "not known" in all of these; a firmware that says so is not taken at its word.
+        let count = |name: &str| number_file(&folder.join(name)).map(|n| n.and_then(|n| u32::try_from(n).ok()));
+        Ok(Some(Found {
+            level,
+            cpus,
+            size_bytes: size_file(&folder.join("size"))?.filter(|&size| size > 0),
+            ways: count("ways_of_associativity")?.filter(|&ways| ways > 0),
+            line_bytes: count("coherency_line_size")?.filter(|&line| line > 0),
+            kernel_id: count("id")?,
+        }))
+    }
+
+    /// Two descriptions of one level that share a CPU are one cache.
+    fn merge(&mut self, found: &mut Vec<Found>, mut cache: Found) {
+        while let Some(at) =
+            found.iter().position(|other| other.level == cache.level && other.cpus.intersects(&cache.cpus))
+        {
+            let other = found.remove(at);
+            if other.cpus != cache.cpus {
+                let (level, a, b) = (cache.level, &other.cpus, &cache.cpus);
+                let text =
+                    format!("{level:?}: shared by CPUs {a} and by CPUs {b} at once; taken as shared by all of them");
+                self.warnings.push(text);
+            }
+            cache.cpus = cache.cpus.union(&other.cpus);
+            cache.size_bytes = other.size_bytes.or(cache.size_bytes);
+            cache.ways = other.ways.or(cache.ways);
+            cache.line_bytes = other.line_bytes.or(cache.line_bytes);
+            cache.kernel_id = other.kernel_id.or(cache.kernel_id);
+        }
+        found.push(cache);
+    }
+
+    fn number(&mut self, mut found: Vec<Found>, online: &CpuSet) -> (Vec<Cache>, Vec<Option<u32>>) {
+        found.sort_by_key(|cache| (cache.level, cache.cpus.first()));
+        let last_of = |cpu: u32| {
+            let data = found.iter().enumerate().filter(|(_, cache)| cache.level != Level::L1Instruction);
+            data.filter(|(_, cache)| cache.cpus.contains(cpu)).map(|(at, _)| at).next_back()
+        };
+        let last: BTreeSet<usize> = online.iter().filter_map(last_of).collect();
+        let mut unsized_levels = BTreeSet::new();
+        let numbered = found.iter().enumerate().map(|(at, cache)| {
+            if cache.size_bytes.is_none() {
+                unsized_levels.insert(cache.level);
+            }
+            Cache {
+                id: CacheId(at as u32),
+                level: cache.level,
+                cpus: cache.cpus.clone(),
+                last_level: last.contains(&at),
+                size_bytes: cache.size_bytes,
+                ways: cache.ways,
+                line_bytes: cache.line_bytes,
+            }
+        });
+        let caches = numbered.collect();
+        self.warnings.extend(unsized_levels.iter().map(|level| format!("{level:?}: size not told")));
+        (caches, found.iter().map(|cache| cache.kernel_id).collect())
+    }
+}
+
+/// Ranks of the distinct values, ascending.
+fn dense<T: Ord + Copy>(values: impl Iterator<Item = T>) -> BTreeMap<T, u32> {
+    let distinct: BTreeSet<T> = values.collect();
+    distinct.into_iter().enumerate().map(|(rank, value)| (value, rank as u32)).collect()
+}
+
+fn wrong(file: &Path, found: &str, expected: &str) -> TopologyError {
+    TopologyError { file: file.display().to_string().into(), found: found.into(), expected: expected.into() }
+}
+
+fn names(folder: &Path) -> Result<Vec<String>, TopologyError> {
+    let entries = fs::read_dir(folder).map_err(|error| wrong(folder, &error.to_string(), "a readable folder"))?;
+    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Contents without the white space around; `None` where there is no such file (or an offline CPU's, which cannot be
+/// read).
+fn text(file: &Path) -> Result<Option<String>, TopologyError> {
+    match fs::read_to_string(file) {
+        // Recorded trees carry the zero byte that some kernels leave at the end.
+        Ok(text) => Ok(Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_string())),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) if error.raw_os_error().is_some() && error.kind() != ErrorKind::PermissionDenied => Ok(None),
+        Err(error) => Err(wrong(file, &error.to_string(), "a readable text file")),
+    }
+}
+
+fn number_file(file: &Path) -> Result<Option<i64>, TopologyError> {
+    let parse = |text: String| text.parse().map_err(|_| wrong(file, &format!("'{text}'"), "a whole number"));
+    text(file)?.filter(|text| !text.is_empty()).map(parse).transpose()
+}
+
+fn size_file(file: &Path) -> Result<Option<u64>, TopologyError> {
+    let Some(text) = text(file)?.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let scales = [("K", 1u64 << 10), ("M", 1 << 20), ("G", 1 << 30), ("", 1)];
+    let parsed =
+        scales.iter().find_map(|(unit, scale)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(*scale));
+    parsed.map(Some).ok_or_else(|| wrong(file, &format!("'{text}'"), "a size such as 32768K"))
+}
+
+/// A list such as `0-3,8`. An empty file is the empty set.
+fn list_file(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
+    let parse = |text: String| text.parse().map_err(|_| wrong(file, &format!("'{text}'"), "a list such as 0-3,8"));
+    text(file)?.map(parse).transpose()
+}
+
+/// A hexadecimal map in words separated by commas, the highest CPUs first.
+fn map_file(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
+    let Some(text) = text(file)? else { return Ok(None) };
+    let mut set = CpuSet::default();
+    for (nibble, digit) in text.chars().rev().filter(|&letter| letter != ',').enumerate() {
+        let bits = digit.to_digit(16).filter(|_| nibble < CpuSet::LIMIT as usize / 4);
+        let bits = bits.ok_or_else(|| wrong(file, &format!("'{text}'"), "a map such as 00000000,000000ff"))?;
+        (0..4).filter(|bit| bits >> bit & 1 == 1).for_each(|bit| set.insert(4 * nibble as u32 + bit));
+    }
+    Ok(Some(set))
+}
+
+fn set_files(folder: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
+    for name in file_names {
+        if let Some(set) = list_file(&folder.join(name))?.filter(|set| !set.is_empty()) {
+            return Ok(Some(set));
+        }
+    }
+    Ok(None)
+}
+
+fn map_files(folder: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
+    for name in file_names {
+        if let Some(set) = map_file(&folder.join(name))?.filter(|set| !set.is_empty()) {
+            return Ok(Some(set));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+#[path = "topology_tests.rs"]
+mod tests;

@@ -61,7 +61,7 @@ fn remedy_hint(remedy: &Option<String>) -> String {
 }
 
 impl TraceError {
-    pub(crate) fn io(file: &str, what: &'static str) -> impl FnOnce(io::Error) -> TraceError {
+    pub(crate) fn io(file: &str, what: &'static str) -> impl FnOnce(io::Error) -> TraceError + use<> {
         let file = file.to_string();
         move |source| TraceError::Io { file, what, source }
     }

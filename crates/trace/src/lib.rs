@@ -11,6 +11,7 @@ mod names;
 mod output;
 mod pack;
 mod profile_file;
+mod record;
 mod record_type;
 mod source;
 
@@ -27,6 +28,7 @@ pub use profile_file::{
     ActivityVector, Curve, CurvePoint, Histogram, Interval, Intervals, PROFILE_VERSION, ProfileFile, ProfileSource,
     StackPositions,
 };
+pub use record::{Children, Ended, Progress, Recorded, Recorder, Recording, find_recording};
 pub use record_type::{Header, L1Filter, ProcessTotals, Record, ThreadTotals, Totals};
 pub use source::CmtSource;
 

@@ -51,6 +51,12 @@ impl<R: Read> Lines<R> {
     }
 }
 
+impl<R> Lines<R> {
+    pub(super) fn input_mut(&mut self) -> &mut R {
+        self.input.get_mut()
+    }
+}
+
 /// Reads hexadecimal digits, with or without `0x`, at most 16.
 pub(super) fn hex(digits: &[u8]) -> Option<u64> {
     let digits = digits.strip_prefix(b"0x").or_else(|| digits.strip_prefix(b"0X")).unwrap_or(digits);

@@ -127,6 +127,13 @@ text_reader!(
     din_line
 );
 
+impl<R> LackeyReader<R> {
+    /// What is read from, to steer it.
+    pub(crate) fn input_mut(&mut self) -> &mut R {
+        self.lines.input_mut()
+    }
+}
+
 const LACKEY_EXPECTED: &str = "I, L, S or M, a hexadecimal address, a comma and a size";
 
 fn lackey_line(line: &[u8]) -> Result<Said, &'static str> {

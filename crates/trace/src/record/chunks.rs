@@ -1,0 +1,282 @@
+//! What the Valgrind tool sends: chunks of varints, from many processes through one FIFO
+//! (`recorders/valgrind/README.md` describes them).
+
+use std::collections::BTreeMap;
+
+use crate::{Place, ProcessTotals, Record, ThreadTotals, Totals, TraceError};
+
+const MAGIC: u32 = 0x314b_4d43;
+pub(super) const HEAD_BYTES: usize = 48;
+const PAYLOAD_LIMIT: usize = 4096 - HEAD_BYTES;
+const FLAG_START: u32 = 1;
+const FLAG_MAX: u32 = 4;
+/// A chunk that speaks for the process, not for a thread.
+const NO_THREAD: u32 = u32::MAX;
+/// Addresses above carry the process.
+pub(super) const PROCESS_SHIFT: u32 = 48;
+const PROCESSES_LIMIT: usize = 1 << 16;
+const THREADS_LIMIT: usize = 1 << 20;
+
+/// Turns chunks into records with dense threads and processes, and sums up.
+#[derive(Default)]
+pub(super) struct ChunkDecoder {
+    /// Bytes of a chunk that has not arrived whole.
+    pending: Vec<u8>,
+    offset: u64,
+    process_of_pid: BTreeMap<u32, u32>,
+    thread_of: BTreeMap<(u32, u32), u32>,
+    pub(super) processes: Vec<ProcessTotals>,
+    threads: Vec<ThreadTotals>,
+    pub(super) max_reached: bool,
+    several: bool,
+}
+
+struct Head {
+    payload_bytes: usize,
+    pid: u32,
+    thread: u32,
+    instructions: u64,
+    accesses: u64,
+    records: u32,
+    flags: u32,
+}
+
+fn u32_of(bytes: &[u8], at: usize) -> u32 {
+    bytes[at..at + 4].iter().rev().fold(0, |sum, &byte| sum << 8 | u32::from(byte))
+}
+fn u64_of(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_of(bytes, at + 4)) << 32 | u64::from(u32_of(bytes, at))
+}
+
+impl ChunkDecoder {
+    /// `several` = children are followed: addresses get their process.
+    pub(super) fn new(several: bool) -> Self {
+        ChunkDecoder { several, ..Default::default() }
+    }
+
+    fn bad<T>(&self, found: String, expected: &str) -> Result<T, TraceError> {
+        Err(TraceError::bad("the recorder's stream", Place::Byte(self.offset), found, expected))
+    }
+
+    /// Appends the records of every whole chunk in `bytes` and what was left before.
+    pub(super) fn feed(&mut self, bytes: &[u8], into: &mut Vec<Record>) -> Result<(), TraceError> {
+        self.pending.extend_from_slice(bytes);
+        let pending = std::mem::take(&mut self.pending);
+        let mut at = 0;
+        while pending.len() - at >= HEAD_BYTES {
+            let head = self.head(&pending[at..at + HEAD_BYTES])?;
+            let end = at + HEAD_BYTES + head.payload_bytes;
+            let Some(payload) = pending.get(at + HEAD_BYTES..end) else { break };
+            self.chunk(&head, payload, into)?;
+            self.offset += (end - at) as u64;
+            at = end;
+        }
+        self.pending = pending;
+        self.pending.drain(..at);
+        Ok(())
+    }
+
+    fn head(&self, bytes: &[u8]) -> Result<Head, TraceError> {
+        if u32_of(bytes, 0) != MAGIC {
+            return self.bad(format!("'{}'", bytes[..4].escape_ascii()), "'CMK1', a chunk");
+        }
+        let head = Head {
+            payload_bytes: u32_of(bytes, 4) as usize,
+            pid: u32_of(bytes, 8),
+            thread: u32_of(bytes, 12),
+            instructions: u64_of(bytes, 16),
+            accesses: u64_of(bytes, 24),
+            records: u32_of(bytes, 32),
+            flags: u32_of(bytes, 36),
+        };
+        if head.payload_bytes > PAYLOAD_LIMIT || head.records as usize * 2 > head.payload_bytes {
+            let found = format!("{} records in {} bytes", head.records, head.payload_bytes);
+            return self.bad(found, "at most 4048 bytes, two or more a record");
+        }
+        Ok(head)
+    }
+
+    fn chunk(&mut self, head: &Head, payload: &[u8], into: &mut Vec<Record>) -> Result<(), TraceError> {
+        if head.flags & FLAG_START != 0 {
+            return self.start(head.pid, payload);
+        }
+        self.max_reached |= head.flags & FLAG_MAX != 0;
+        let Some(&process) = self.process_of_pid.get(&head.pid) else {
+            return self.bad(format!("a chunk of process {}", head.pid), "a process that has started");
+        };
+        if head.thread == NO_THREAD {
+            return Ok(());
+        }
+        let thread = self.thread(process, head.thread)?;
+        let totals = &mut self.threads[thread as usize];
+        (totals.instructions, totals.accesses) = (Some(head.instructions), Some(head.accesses));
+        self.records(head.records, process, thread, payload, into)
+    }
+
+    fn start(&mut self, pid: u32, payload: &[u8]) -> Result<(), TraceError> {
+        if self.processes.len() == PROCESSES_LIMIT {
+            return self.bad("one process more".into(), "at most 65536 processes in one recording");
+        }
+        let process = self.processes.len() as u32;
+        let words = payload.strip_suffix(&[0]).unwrap_or(payload).split(|&byte| byte == 0);
+        let command = words.map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+        self.process_of_pid.insert(pid, process);
+        self.processes.push(ProcessTotals { process, pid: Some(pid), command });
+        Ok(())
+    }
+
+    fn thread(&mut self, process: u32, thread: u32) -> Result<u32, TraceError> {
+        let next = self.threads.len() as u32;
+        if let Some(&found) = self.thread_of.get(&(process, thread)) {
+            return Ok(found);
+        }
+        if next as usize == THREADS_LIMIT {
+            return self.bad("one thread more".into(), "at most 1048576 threads in one recording");
+        }
+        self.thread_of.insert((process, thread), next);
+        self.threads.push(ThreadTotals { thread: next, process, ..Default::default() });
+        Ok(next)
+    }
+
+    fn records(
+        &self,
+        count: u32,
+        process: u32,
+        thread: u32,
+        payload: &[u8],
+        into: &mut Vec<Record>,
+    ) -> Result<(), TraceError> {
+        let mut rest = payload;
+        let mut address = 0u64;
+        let above = if self.several { u64::from(process) << PROCESS_SHIFT } else { 0 };
+        let mask = if self.several { (1 << PROCESS_SHIFT) - 1 } else { u64::MAX };
+        for _ in 0..count {
+            let record = (|| {
+                let head = varint(&mut rest)?;
+                let size = match head >> 1 & 7 {
+                    7 => u16::try_from(varint(&mut rest)?).ok()?,
+                    code => 1 << code,
+                };
+                let difference = varint(&mut rest)?;
+                address = address.wrapping_add(difference >> 1 ^ (difference & 1).wrapping_neg());
+                let store = head & 1 != 0;
+                Some(Record { address: address & mask | above, gap: head >> 4, thread, size, store })
+            })();
+            match record {
+                Some(record) => into.push(record),
+                None => return self.bad("a record that its chunk cuts off".into(), "whole records"),
+            }
+        }
+        if rest.is_empty() { Ok(()) } else { self.bad(format!("{} bytes behind the records", rest.len()), "none") }
+    }
+
+    /// Data accesses of all threads so far.
+    pub(super) fn accesses(&self) -> u64 {
+        self.threads.iter().filter_map(|thread| thread.accesses).fold(0, u64::saturating_add)
+    }
+
+    /// The sums so far; what has not arrived whole is not in them.
+    pub(super) fn totals(&self) -> Totals {
+        let sum = |of: fn(&ThreadTotals) -> Option<u64>| {
+            Some(self.threads.iter().filter_map(of).fold(0u64, u64::saturating_add))
+        };
+        Totals {
+            program_accesses: sum(|thread| thread.accesses),
+            instructions: sum(|thread| thread.instructions),
+            threads: self.threads.clone(),
+            processes: self.processes.clone(),
+            ..Totals::default()
+        }
+    }
+}
+
+fn varint(rest: &mut &[u8]) -> Option<u64> {
+    let mut value = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (&byte, after) = rest.split_first()?;
+        *rest = after;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn chunk(pid: u32, thread: u32, records: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for word in [MAGIC, payload.len() as u32, pid, thread] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        for long in [100u64, 10] {
+            bytes.extend_from_slice(&long.to_le_bytes());
+        }
+        for word in [records, flags, 0, 0] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    fn stream() -> Vec<u8> {
+        [
+            chunk(7, NO_THREAD, 0, FLAG_START, b"/bin/a\0x\0"),
+            // gap 2, 8 bytes, store, +64; then gap 0, size 3 spelt out, load, -1.
+            chunk(7, 0, 2, 0, &[2 << 4 | 3 << 1 | 1, 0x80, 1, 7 << 1, 3, 1]),
+            chunk(7, NO_THREAD, 0, FLAG_START, b"/bin/b\0"),
+            chunk(7, 0, 1, 0, &[1 << 4, 2]),
+            chunk(7, 0, 0, FLAG_MAX, &[]),
+        ]
+        .concat()
+    }
+
+    /// Do records, threads and processes come out, with a reused process id as a process of its own?
+    #[test]
+    fn a_stream_decodes_and_a_reused_pid_is_a_new_process() {
+        let mut decoder = ChunkDecoder::new(true);
+        let mut records = Vec::new();
+        decoder.feed(&stream(), &mut records).unwrap();
+        let second = 1 << PROCESS_SHIFT;
+        assert_eq!(
+            records,
+            [
+                Record { address: 64, gap: 2, thread: 0, size: 8, store: true },
+                Record { address: 63, gap: 0, thread: 0, size: 3, store: false },
+                Record { address: second + 1, gap: 1, thread: 1, size: 1, store: false },
+            ]
+        );
+        let totals = decoder.totals();
+        assert_eq!((totals.instructions, totals.program_accesses), (Some(200), Some(20)));
+        assert_eq!(totals.processes[0].command, ["/bin/a", "x"]);
+        assert!(decoder.max_reached);
+    }
+
+    proptest! {
+        /// Does the cutting into reads matter, and can any change make it panic?
+        #[test]
+        fn pieces_decode_as_the_whole_and_damage_never_panics(
+            cuts in prop::collection::vec(1usize..40, 1..20), at in any::<prop::sample::Index>(), value in any::<u8>()
+        ) {
+            let mut bytes = stream();
+            let (mut whole, mut pieces) = (Vec::new(), Vec::new());
+            ChunkDecoder::new(true).feed(&bytes, &mut whole).unwrap();
+            let mut decoder = ChunkDecoder::new(true);
+            let (mut rest, mut cut) = (&bytes[..], cuts.iter().cycle());
+            while !rest.is_empty() {
+                let (piece, after) = rest.split_at(*cut.next().unwrap_or(&1).min(&rest.len()));
+                decoder.feed(piece, &mut pieces).unwrap();
+                rest = after;
+            }
+            prop_assert_eq!(whole, pieces);
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+            ChunkDecoder::new(false).feed(&bytes, &mut Vec::new()).ok();
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The reading end of the recorder's FIFO, which also watches the child.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Child, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::TraceError;
+
+/// A child asked to stop has this long before it is killed.
+const GRACE: Duration = Duration::from_secs(3);
+/// How long children that were left may hold the FIFO open, silent, after the program's end.
+const SILENCE: Duration = Duration::from_millis(500);
+
+/// Reads until the program and whoever writes for it are done. An interrupt stops them, and what they still send
+/// is read.
+pub(super) struct Fifo<'a> {
+    input: File,
+    child: Child,
+    interrupt: &'a AtomicBool,
+    /// Wait for processes that outlive the program.
+    follow: bool,
+    /// Stop the program at the next chance.
+    pub(super) enough: bool,
+    /// Processes that write, besides the child.
+    pub(super) writers: Vec<u32>,
+    asked: Option<Instant>,
+    killed: bool,
+    exited: Option<Instant>,
+}
+
+impl<'a> Fifo<'a> {
+    /// Opens the reading end, which has to exist before the child starts; blocks nobody.
+    pub(super) fn make(path: &Path) -> Result<File, TraceError> {
+        let name = path.display().to_string();
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, path, mode)
+            .map_err(|error| TraceError::io(&name, "make the FIFO")(error.into()))?;
+        let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let input = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let input = input.map_err(TraceError::io(&name, "open"))?;
+        // Fewer switches between writer and reader; without it everything works as well.
+        rustix::pipe::fcntl_setpipe_size(&input, 1 << 20).ok();
+        Ok(input)
+    }
+
+    pub(super) fn new(input: File, child: Child, interrupt: &'a AtomicBool, follow: bool) -> Self {
+        Fifo {
+            input,
+            child,
+            interrupt,
+            follow,
+            enough: false,
+            writers: Vec::new(),
+            asked: None,
+            killed: false,
+            exited: None,
+        }
+    }
+
+    /// Was the program stopped, rather than ending by itself?
+    pub(super) fn stopped(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// The program's status; waits for it.
+    pub(super) fn wait(&mut self) -> std::io::Result<ExitStatus> {
+        self.child.wait()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let child = self.exited.is_none().then(|| self.child.id());
+        for pid in child.into_iter().chain(self.writers.iter().copied()) {
+            if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+                // Gone already is as good.
+                kill_process(pid, signal).ok();
+            }
+        }
+    }
+
+    fn stop_if_asked(&mut self) {
+        if !self.enough && !self.interrupt.load(Ordering::Relaxed) {
+            return;
+        }
+        match self.asked {
+            None => {
+                self.asked = Some(Instant::now());
+                self.signal(Signal::TERM);
+            }
+            Some(since) if !self.killed && since.elapsed() > GRACE => {
+                self.killed = true;
+                self.signal(Signal::KILL);
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn note_exit(&mut self) -> std::io::Result<()> {
+        if self.exited.is_none() && self.child.try_wait()?.is_some() {
+            self.exited = Some(Instant::now());
+        }
+        Ok(())
+    }
+}
+
+impl Read for Fifo<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let tick = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        let mut quiet = Instant::now();
+        loop {
+            self.stop_if_asked();
+            // Before the read: what a dead child wrote is all in the pipe then.
+            self.note_exit()?;
+            let exited = self.exited.is_some();
+            match self.input.read(into) {
+                Ok(0) if exited => return Ok(0),
+                // Nobody has opened it yet, or the program closed it and goes on.
+                Ok(0) => std::thread::sleep(Duration::from_millis(5)),
+                Ok(read) => return Ok(read),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if exited && (self.killed || !self.follow && quiet.elapsed() > SILENCE) {
+                        return Ok(0);
+                    }
+                    let mut fds = [PollFd::new(&self.input, PollFlags::IN)];
+                    match poll(&mut fds, Some(&tick)) {
+                        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                    if !exited {
+                        quiet = Instant::now();
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Drop for Fifo<'_> {
+    /// An error on our side must not leave the program running, or a zombie.
+    fn drop(&mut self) {
+        if self.exited.is_none() {
+            self.child.kill().ok();
+            self.child.wait().ok();
+        }
+    }
+}

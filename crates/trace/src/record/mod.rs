@@ -1,0 +1,392 @@
+//! Recording a program's data accesses into a `.cmt` file.
+//!
+//! Problem: real programs, unmodified, with threads and children, at a speed one can wait for, and nothing lost when
+//! somebody presses Ctrl-C. Method: the program runs under Valgrind with our tool (`recorders/valgrind`), which filters
+//! and sends its accesses through a FIFO; this side packs them. Properties: memory is constant; the file appears under
+//! its name when it is complete, and under that name with `.part` while it grows (readable to its last whole block);
+//! the program's exit status is part of the result and never an error of ours.
+
+mod chunks;
+mod fifo;
+mod valgrind;
+
+use std::fs::File;
+use std::io::{BufWriter, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
+
+use crate::{CmtWriter, Header, L1Filter, LackeyReader, Record, Totals, TraceError, TraceReader, create_output};
+use chunks::{ChunkDecoder, PROCESS_SHIFT};
+use fifo::Fifo;
+pub use valgrind::{Recording, find_recording};
+
+/// What becomes of processes that the program starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Children {
+    /// Recorded into the same file; the address bits from 48 on say the process.
+    Follow,
+    /// Left to run unrecorded.
+    #[default]
+    Leave,
+}
+
+/// What to record, and how.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Recorder {
+    /// Program and arguments.
+    pub command: Vec<String>,
+    pub output: PathBuf,
+    /// Replace an existing output.
+    pub force: bool,
+    /// Data accesses to pass over, of all threads, before the filter; with `Follow`, of each process.
+    pub skip: u64,
+    /// Data accesses to look at then; the program goes on to its end, unrecorded and faster.
+    pub max: Option<u64>,
+    /// End the program at `max`.
+    pub stop_at_max: bool,
+    pub filter: Option<L1Filter>,
+    pub children: Children,
+    /// zstd's; 3 keeps up with recording.
+    pub level: i32,
+    /// Send the program's standard output (and error, as the second says) to nowhere.
+    pub silence: (bool, bool),
+}
+
+/// How far a recording is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// Data accesses of the program in the window, before the filter.
+    pub program_accesses: u64,
+    pub records: u64,
+    /// Bytes written.
+    pub bytes: u64,
+}
+
+/// How the program ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// By itself, with this status.
+    Exit(i32),
+    Signal(i32),
+    /// By us, at `max`.
+    AtMax,
+    /// By us, on request.
+    Interrupted,
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ended::Exit(status) => write!(out, "exit {status}"),
+            Ended::Signal(signal) => write!(out, "signal {signal}"),
+            Ended::AtMax => write!(out, "stopped at the maximum"),
+            Ended::Interrupted => write!(out, "interrupted"),
+        }
+    }
+}
+
+/// A finished recording.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Recorded {
+    pub header: Header,
+    pub totals: Totals,
+    pub ended: Ended,
+    /// Of the file.
+    pub bytes: u64,
+    /// What the user should know: the fallback and what it lacks.
+    pub note: Option<String>,
+}
+
+impl Recorder {
+    /// A recorder with the usual settings: everything, a 32 KiB 8-way filter, children left alone.
+    pub fn new(command: Vec<String>, output: impl Into<PathBuf>) -> Self {
+        Recorder {
+            command,
+            output: output.into(),
+            force: false,
+            skip: 0,
+            max: None,
+            stop_at_max: false,
+            filter: Some(L1Filter::default()),
+            children: Children::Leave,
+            level: 3,
+            silence: (false, false),
+        }
+    }
+
+    /// Runs the program and records it. `interrupt`, once true, stops the program (asked first, killed three seconds
+    /// later) and keeps what was recorded. `progress` hears of every batch.
+    ///
+    /// # Errors
+    /// [`TraceError::Recorder`] where Valgrind or the program cannot be run, [`TraceError::Exists`],
+    /// [`TraceError::Io`].
+    pub fn run(&self, interrupt: &AtomicBool, progress: impl FnMut(Progress)) -> Result<Recorded, TraceError> {
+        self.run_with(&find_recording()?, interrupt, progress)
+    }
+
+    /// As [`Recorder::run`], with what [`find_recording`] gave.
+    ///
+    /// # Errors
+    /// As [`Recorder::run`].
+    pub fn run_with(
+        &self,
+        recording: &Recording,
+        interrupt: &AtomicBool,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<Recorded, TraceError> {
+        if let Some(filter) = &self.filter {
+            filter.check().map_err(|why| TraceError::Recorder { why: format!("L1 filter: {why}"), remedy: None })?;
+        }
+        check_program(self.command.first().map(String::as_str).unwrap_or(""))?;
+        let output = Output::begin(&self.output, self.force)?;
+        let work = tempfile::Builder::new().prefix("cachemate-record-").tempdir();
+        let work = work.map_err(TraceError::io("the temporary directory", "write in"))?;
+        let fifo_path = work.path().join("accesses");
+        let log_path = work.path().join("valgrind.log");
+        let input = Fifo::make(&fifo_path)?;
+        let child = self.command_line(recording, &fifo_path, &log_path).spawn();
+        let child = child.map_err(TraceError::io("valgrind", "start"))?;
+        let mut fifo = Fifo::new(input, child, interrupt, self.children == Children::Follow);
+        let header = self.header(recording);
+        let mut writer =
+            CmtWriter::new(BufWriter::new(output.file()?), self.output.display().to_string(), &header, self.level)?;
+        let taken = match recording {
+            Recording::Tool { .. } => self.take_chunks(&mut fifo, &mut writer, &mut progress),
+            Recording::Lackey { .. } => self.take_lackey(&mut fifo, &mut writer, &mut progress),
+        };
+        let stopped = fifo.stopped();
+        let status = fifo.wait().map_err(TraceError::io("valgrind", "wait for"))?;
+        let ended = match (stopped, fifo.enough, status.code()) {
+            (true, true, _) => Ended::AtMax,
+            (true, false, _) => Ended::Interrupted,
+            (false, _, Some(code)) => Ended::Exit(code),
+            (false, _, None) => Ended::Signal(status.signal().unwrap_or(0)),
+        };
+        let (mut totals, started) = taken?;
+        if !started && !stopped {
+            return Err(valgrind_failed(&self.command[0], &log_path));
+        }
+        let ended = if self.stop_at_max && totals.ended.take().is_some() { Ended::AtMax } else { ended };
+        totals.ended = Some(ended.to_string());
+        let (out, totals) = writer.finish(totals)?;
+        out.into_inner().map_err(|error| TraceError::io(&output.name(), "write")(error.into_error()))?;
+        let bytes = output.finish()?;
+        Ok(Recorded { header, totals, ended, bytes, note: note(recording, self.filter.is_some()) })
+    }
+
+    fn header(&self, recording: &Recording) -> Header {
+        let (source, ours) = match recording {
+            Recording::Tool { valgrind, .. } => (valgrind.clone(), true),
+            Recording::Lackey { valgrind, .. } => (format!("lackey of {valgrind}"), false),
+        };
+        Header {
+            command: self.command.clone(),
+            filter: self.filter.filter(|_| ours),
+            line_bytes: self.filter.map_or(64, |filter| filter.line_bytes),
+            page_bytes: rustix::param::page_size() as u32,
+            skip_accesses: self.skip,
+            max_accesses: self.max,
+            process_shift: (ours && self.children == Children::Follow).then_some(PROCESS_SHIFT),
+            ..Header::foreign(&source, true)
+        }
+    }
+
+    fn command_line(&self, recording: &Recording, fifo: &Path, log: &Path) -> Command {
+        let follow = if self.children == Children::Follow { "yes" } else { "no" };
+        let mut line = Command::new("valgrind");
+        line.args(["-q", "--vgdb=no", &format!("--trace-children={follow}")]);
+        match recording {
+            Recording::Tool { library, .. } => {
+                line.env("VALGRIND_LIB", library);
+                line.arg("--tool=cachemate").arg(format!("--log-file={}", log.display()));
+                line.arg(format!("--cm-fifo={}", fifo.display())).arg(format!("--cm-follow={follow}"));
+                line.arg(format!("--cm-skip={}", self.skip.min(i64::MAX as u64)));
+                if let Some(max) = self.max {
+                    line.arg(format!("--cm-max={}", max.min(i64::MAX as u64)));
+                }
+                if self.stop_at_max {
+                    line.arg("--cm-stop-at-max=yes");
+                }
+                if let Some(filter) = self.filter {
+                    line.arg(format!("--cm-l1-bytes={}", filter.size_bytes));
+                    line.arg(format!("--cm-l1-ways={}", filter.ways));
+                    line.arg(format!("--cm-l1-line={}", filter.line_bytes));
+                }
+            }
+            Recording::Lackey { .. } => {
+                line.args(["--tool=lackey", "--trace-mem=yes", "--child-silent-after-fork=yes"]);
+                line.arg(format!("--log-file={}", fifo.display()));
+            }
+        }
+        line.arg("--").args(&self.command);
+        if self.silence.0 {
+            line.stdout(Stdio::null());
+        }
+        if self.silence.1 {
+            line.stderr(Stdio::null());
+        }
+        line
+    }
+
+    /// Reads chunks to the end; the totals, and whether the program was started at all.
+    fn take_chunks(
+        &self,
+        fifo: &mut Fifo<'_>,
+        writer: &mut CmtWriter<BufWriter<File>>,
+        progress: &mut impl FnMut(Progress),
+    ) -> Result<(Totals, bool), TraceError> {
+        let mut decoder = ChunkDecoder::new(self.children == Children::Follow);
+        let mut buffer = vec![0; 1 << 18];
+        let mut records: Vec<Record> = Vec::new();
+        loop {
+            let read = fifo.read(&mut buffer).map_err(TraceError::io("the recorder's FIFO", "read"))?;
+            if read == 0 {
+                break;
+            }
+            records.clear();
+            decoder.feed(&buffer[..read], &mut records)?;
+            writer.push_all(&records)?;
+            fifo.writers = decoder.processes.iter().skip(1).filter_map(|process| process.pid).collect();
+            let program_accesses = decoder.accesses();
+            progress(Progress { program_accesses, records: writer.records(), bytes: writer.bytes() });
+        }
+        let mut totals = decoder.totals();
+        totals.ended = decoder.max_reached.then(String::new);
+        Ok((totals, !decoder.processes.is_empty()))
+    }
+
+    /// Reads lackey's lines to the end. The window is cut here; there is one thread and no filter.
+    fn take_lackey(
+        &self,
+        fifo: &mut Fifo<'_>,
+        writer: &mut CmtWriter<BufWriter<File>>,
+        progress: &mut impl FnMut(Progress),
+    ) -> Result<(Totals, bool), TraceError> {
+        let mut reader = LackeyReader::new(fifo, "lackey's output");
+        let (mut seen, mut instructions) = (0u64, 0u64);
+        let end = self.skip.saturating_add(self.max.unwrap_or(u64::MAX));
+        let mut batch = Vec::new();
+        while reader.read_batch(&mut batch)? {
+            for record in &batch {
+                if (self.skip..end).contains(&seen) {
+                    instructions += record.gap;
+                    writer.push(record)?;
+                }
+                seen += 1;
+            }
+            let (program_accesses, records) = (writer.records(), writer.records());
+            progress(Progress { program_accesses, records, bytes: writer.bytes() });
+            if self.stop_at_max && seen >= end {
+                reader.input_mut().enough = true;
+            }
+        }
+        // The instructions behind the last access belong to a window that was not cut off.
+        let all = reader.totals().and_then(|totals| totals.instructions);
+        let read_all = seen <= end && self.skip == 0;
+        let instructions = if read_all { all } else { Some(instructions) };
+        let records = writer.records();
+        Ok((Totals { program_accesses: Some(records), instructions, ..Totals::default() }, seen > 0))
+    }
+}
+
+fn note(recording: &Recording, filtered: bool) -> Option<String> {
+    let Recording::Lackey { because, .. } = recording else { return None };
+    let filter = if filtered { "without the L1 filter, " } else { "" };
+    Some(format!(
+        "recorded with Valgrind's lackey: {filter}without telling threads apart, and some 150 times slower than \
+         cachemate's own tool (0.3 million accesses a second); {because}"
+    ))
+}
+
+/// Refuses what Valgrind would only refuse after the output has been begun.
+fn check_program(program: &str) -> Result<(), TraceError> {
+    let refuse = |why: String| Err(TraceError::Recorder { why, remedy: None });
+    if program.is_empty() {
+        return refuse("no program to record was named".into());
+    }
+    let found = if program.contains('/') {
+        Some(PathBuf::from(program))
+    } else {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| runnable(file))
+    };
+    let Some(file) = found else { return refuse(format!("{program}: no such program in PATH")) };
+    if !runnable(&file) {
+        let why = if file.exists() { "it cannot be executed" } else { "there is no such file" };
+        return refuse(format!("{program}: {why}"));
+    }
+    let mut start = Vec::new();
+    let opened = File::open(&file).and_then(|input| input.take(5).read_to_end(&mut start));
+    if opened.is_ok() && start == *b"\x7fELF\x01" {
+        return refuse(format!("{program}: it is a 32-bit program, and the recorder takes 64-bit ones"));
+    }
+    Ok(())
+}
+
+fn runnable(file: &Path) -> bool {
+    file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+}
+
+fn valgrind_failed(program: &str, log: &Path) -> TraceError {
+    let said = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).take(6).collect();
+    let said = if lines.is_empty() { "it said nothing".to_string() } else { lines.join(" / ") };
+    TraceError::Recorder { why: format!("valgrind could not run '{program}': {said}"), remedy: None }
+}
+
+/// The file being written: `FILE.part` until it is complete, or the thing itself where it is no regular file
+/// (`/dev/null`, a pipe).
+struct Output {
+    path: PathBuf,
+    part: Option<PathBuf>,
+    file: File,
+}
+
+impl Output {
+    fn begin(path: &Path, force: bool) -> Result<Output, TraceError> {
+        let path = path.to_path_buf();
+        if path.exists() && !path.is_file() {
+            return Ok(Output { file: create_output(&path, true)?, path, part: None });
+        }
+        if path.exists() && !force {
+            return Err(TraceError::Exists { file: path.display().to_string() });
+        }
+        let mut name = path.as_os_str().to_owned();
+        name.push(".part");
+        let part = PathBuf::from(name);
+        Ok(Output { file: create_output(&part, true)?, path, part: Some(part) })
+    }
+
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn file(&self) -> Result<File, TraceError> {
+        self.file.try_clone().map_err(TraceError::io(&self.name(), "write"))
+    }
+
+    fn finish(mut self) -> Result<u64, TraceError> {
+        let bytes = self.file.metadata().map_err(TraceError::io(&self.name(), "read"))?.len();
+        if let Some(part) = self.part.take() {
+            std::fs::rename(&part, &self.path).map_err(TraceError::io(&self.name(), "create"))?;
+        }
+        Ok(bytes)
+    }
+}
+
+impl Drop for Output {
+    /// An unfinished file without one block is of no use to anybody.
+    fn drop(&mut self) {
+        if let Some(part) = &self.part
+            && self.file.metadata().is_ok_and(|metadata| metadata.len() < 4096)
+        {
+            std::fs::remove_file(part).ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

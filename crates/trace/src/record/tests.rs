@@ -1,0 +1,200 @@
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::CmtReader;
+
+fn run(recorder: &Recorder) -> Recorded {
+    let tool = find_recording().expect("these tests record real programs: install the package 'valgrind'");
+    assert!(matches!(tool, Recording::Tool { .. }), "the recorder must build here: {tool:?}");
+    recorder.run_with(&tool, &AtomicBool::new(false), |_| {}).unwrap()
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split(' ').map(String::from).collect()
+}
+
+fn quiet(command: Vec<String>, output: &Path) -> Recorder {
+    Recorder { silence: (true, true), ..Recorder::new(command, output) }
+}
+
+fn read(path: &Path) -> (Vec<Record>, Totals) {
+    let mut reader = CmtReader::open(path).unwrap();
+    let (mut all, mut batch) = (Vec::new(), Vec::new());
+    while reader.read_batch(&mut batch).unwrap() {
+        all.extend_from_slice(&batch);
+    }
+    (all, reader.totals().unwrap().clone())
+}
+
+/// A C program compiled into `dir`.
+fn compiled(dir: &Path, source: &str) -> String {
+    let (from, to) = (dir.join("program.c"), dir.join("program"));
+    std::fs::write(&from, source).unwrap();
+    let status = Command::new("cc").args(["-O1", "-pthread", "-o"]).args([&to, &from]).status().unwrap();
+    assert!(status.success());
+    to.display().to_string()
+}
+
+/// Do the recorded L1 misses, accesses and instructions of a single-threaded program agree with cachegrind's?
+#[test]
+fn l1_misses_of_gzip_agree_with_cachegrind() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = dir.path().join("in.txt");
+    let lines: String = (0..30_000u64).map(|i| format!("{} {}\n", i, i.wrapping_mul(2654435761) % 1000)).collect();
+    std::fs::write(&input, lines).unwrap();
+    let command = vec!["gzip".to_string(), "-c".to_string(), input.display().to_string()];
+    let out = dir.path().join("gzip.cmt");
+    let recorded = run(&quiet(command.clone(), &out));
+    let (records, totals) = read(&out);
+    assert_eq!(records.len() as u64, totals.records);
+    assert_eq!(recorded.ended, Ended::Exit(0));
+
+    let numbers = dir.path().join("cachegrind");
+    let status = Command::new("valgrind")
+        .args(["-q", "--tool=cachegrind", "--cache-sim=yes", "--D1=32768,8,64"])
+        .arg(format!("--cachegrind-out-file={}", numbers.display()))
+        .args(&command)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    assert!(status.unwrap().success());
+    let text = std::fs::read_to_string(&numbers).unwrap();
+    let row = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_string();
+    let (events, summary) = (row("events:"), row("summary:"));
+    let count = |event: &str| {
+        let at = events.split(' ').position(|name| name == event).unwrap();
+        summary.split(' ').nth(at).unwrap().parse::<f64>().unwrap()
+    };
+    let agree = |ours: f64, theirs: f64, what: &str| {
+        assert!((ours / theirs - 1.0).abs() < 0.005, "{what}: {ours} against cachegrind's {theirs}");
+    };
+    agree(totals.records as f64, count("D1mr") + count("D1mw"), "L1 misses");
+    agree(totals.program_accesses.unwrap() as f64, count("Dr") + count("Dw"), "data accesses");
+    agree(totals.instructions.unwrap() as f64, count("Ir"), "instructions");
+}
+
+/// Does a window hold exactly the accesses of the whole recording that it says, and end where asked?
+#[test]
+fn a_window_is_a_slice_of_the_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (whole, window) = (dir.path().join("whole.cmt"), dir.path().join("part.cmt"));
+    let all = Recorder { filter: None, ..quiet(words("true"), &whole) };
+    run(&all);
+    let part = Recorder { output: window.clone(), skip: 5_000, max: Some(7_000), ..all };
+    let recorded = run(&part);
+    assert_eq!(recorded.ended, Ended::Exit(0));
+    let ((whole, totals), (part, part_totals)) = (read(&whole), read(&window));
+    assert_eq!(totals.program_accesses, Some(totals.records));
+    assert_eq!(totals.instructions.map(|sum| sum >= whole.iter().map(|record| record.gap).sum()), Some(true));
+    assert_eq!((part_totals.program_accesses, part_totals.records), (Some(7_000), 7_000));
+    // The stack lies lower by the length of the longer options: kinds, sizes and gaps are what stays the same.
+    let shape = |records: &[Record]| records.iter().map(|r| (r.gap, r.size, r.store)).collect::<Vec<_>>();
+    assert_eq!(shape(&part[1..]), shape(&whole[5_001..12_000]));
+}
+
+/// Is the child's status kept apart from our own success, for exits, signals and programs that cannot start?
+#[test]
+fn the_childs_status_is_part_of_the_result() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("x.cmt");
+    let script = |text: &str| vec!["sh".to_string(), "-c".to_string(), text.to_string()];
+    let forced = |command| Recorder { force: true, ..quiet(command, &out) };
+    assert_eq!(run(&forced(script("exit 3"))).ended, Ended::Exit(3));
+    let killed = run(&forced(script("kill -TERM $$")));
+    assert_eq!((killed.ended, killed.totals.ended), (Ended::Signal(15), Some("signal 15".into())));
+    let kept = quiet(words("true"), &out).run(&AtomicBool::new(false), |_| {}).unwrap_err();
+    assert!(matches!(kept, TraceError::Exists { .. }), "{kept}");
+    let missing = forced(words("no-such-program-xyz")).run(&AtomicBool::new(false), |_| {}).unwrap_err();
+    assert_eq!(missing.to_string(), "no-such-program-xyz: no such program in PATH");
+    assert_eq!(read(&out).1.ended, Some("signal 15".into()), "a failed recording leaves the old file alone");
+}
+
+/// Does an interrupt stop an endless program and keep what was recorded?
+#[test]
+fn an_interrupt_keeps_what_was_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("x.cmt");
+    let recorder = quiet(vec!["sh".into(), "-c".into(), "while :; do :; done".into()], &out);
+    let recorder = Recorder { filter: None, ..recorder };
+    let interrupt = AtomicBool::new(false);
+    let recorded = recorder.run(&interrupt, |so_far| {
+        if so_far.records > 200_000 {
+            interrupt.store(true, Ordering::Relaxed);
+        }
+    });
+    let recorded = recorded.unwrap();
+    assert_eq!(recorded.ended, Ended::Interrupted);
+    let (records, totals) = read(&out);
+    assert!(records.len() > 200_000 && totals.ended.as_deref() == Some("interrupted"));
+}
+
+/// Are threads told apart though their ids are reused, and does a store take the line from the others' filters?
+#[test]
+fn threads_are_told_apart_and_stores_invalidate_the_others_lines() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compiled(
+        dir.path(),
+        "#include <pthread.h>\n\
+         static volatile long shared[8] __attribute__((aligned(64)));\n\
+         static pthread_barrier_t turn;\n\
+         static void *writer(void *x) { for (int i = 0; i < 100; i++) { pthread_barrier_wait(&turn); shared[0] = i;\n\
+           pthread_barrier_wait(&turn); } return 0; }\n\
+         static void *nothing(void *x) { return 0; }\n\
+         int main() { pthread_t t; long sum = 0; pthread_barrier_init(&turn, 0, 2);\n\
+           pthread_create(&t, 0, writer, 0);\n\
+           for (int i = 0; i < 100; i++) { pthread_barrier_wait(&turn); pthread_barrier_wait(&turn); sum += shared[0]; }\n\
+           pthread_join(t, 0);\n\
+           for (int i = 0; i < 3; i++) { pthread_create(&t, 0, nothing, 0); pthread_join(t, 0); }\n\
+           return sum != 4950; }\n",
+    );
+    let out = dir.path().join("x.cmt");
+    assert_eq!(run(&quiet(vec![program], &out)).ended, Ended::Exit(0));
+    let (records, totals) = read(&out);
+    assert_eq!(totals.threads.len(), 5, "main, the writer, and three that had one id after another");
+    // The busiest line shared by both threads is `shared`: the main thread misses it once a round.
+    let mut lines = std::collections::BTreeMap::<u64, [u32; 2]>::new();
+    for record in records.iter().filter(|record| record.thread < 2) {
+        lines.entry(record.address >> 6).or_default()[record.thread as usize] += 1;
+    }
+    let per_round = lines.values().filter(|counts| (95..=105).contains(&counts[0])).count();
+    assert!(per_round >= 1, "{:?}", lines.values().filter(|counts| counts[0] > 20).collect::<Vec<_>>());
+}
+
+/// Are children left alone or recorded as processes of their own, as asked?
+#[test]
+fn children_are_left_or_followed_as_processes_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("x.cmt");
+    let command = vec!["sh".to_string(), "-c".to_string(), "ls / >/dev/null; (true); exit 2".to_string()];
+    let left = Recorder { force: true, ..quiet(command, &out) };
+    let recorded = run(&left);
+    assert_eq!((recorded.ended, recorded.totals.processes.len()), (Ended::Exit(2), 1));
+    let recorded = run(&Recorder { children: Children::Follow, ..left });
+    assert_eq!(recorded.ended, Ended::Exit(2));
+    let (records, totals) = read(&out);
+    let commands: Vec<&str> = totals.processes.iter().map(|process| process.command[0].as_str()).collect();
+    assert!(commands.len() >= 3 && commands.iter().any(|name| name.ends_with("ls")), "{commands:?}");
+    for thread in &totals.threads {
+        let of = |record: &&Record| record.thread == thread.thread;
+        assert!(records.iter().filter(of).all(|record| recorded.header.process_of(record) == thread.process));
+    }
+}
+
+/// Does lackey, the fallback, give the same accesses where no filter and no threads are in play?
+#[test]
+fn lackey_records_the_same_accesses() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ours, lackeys) = (dir.path().join("ours.cmt"), dir.path().join("lackeys.cmt"));
+    run(&Recorder { filter: None, ..quiet(words("true"), &ours) });
+    let lackey = Recording::Lackey { valgrind: "valgrind".into(), because: "a test".into() };
+    let recorder = quiet(words("true"), &lackeys);
+    let recorded = recorder.run_with(&lackey, &AtomicBool::new(false), |_| {}).unwrap();
+    assert!(recorded.note.is_some_and(|note| note.contains("without the L1 filter")));
+    assert_eq!((recorded.ended, recorded.header.filter), (Ended::Exit(0), None));
+    let ((ours, totals), (lackeys, lackey_totals)) = (read(&ours), read(&lackeys));
+    let near = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs() < 0.02;
+    assert!(near(ours.len() as u64, lackeys.len() as u64), "{} {}", ours.len(), lackeys.len());
+    let instructions = (totals.instructions.unwrap(), lackey_totals.instructions.unwrap());
+    assert!(near(instructions.0, instructions.1), "{instructions:?}");
+}

@@ -1,0 +1,102 @@
+//! Finding Valgrind, and building the recorder for it where that has not been done yet.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::TraceError;
+
+const SOURCE: &str = include_str!("../../../../recorders/valgrind/cm_main.c");
+const MAKEFILE: &str = include_str!("../../../../recorders/valgrind/Makefile");
+const LICENSE: &str = include_str!("../../../../recorders/valgrind/LICENSE");
+
+/// How a program can be recorded here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Recording {
+    /// With our own tool; `library` is what Valgrind gets as `VALGRIND_LIB`.
+    Tool { valgrind: String, library: PathBuf },
+    /// With Valgrind's lackey: no threads, no filter, some hundred times slower. `because` our tool cannot be built.
+    Lackey { valgrind: String, because: String },
+}
+
+fn recorder(why: impl Into<String>, remedy: &str) -> TraceError {
+    TraceError::Recorder { why: why.into(), remedy: Some(remedy.to_string()) }
+}
+
+/// What there is on this host. The tool is built on first use into the user's cache directory
+/// (`$XDG_CACHE_HOME/cachemate`, else `~/.cache/cachemate`), anew where its source or Valgrind's version changes;
+/// `CACHEMATE_RECORDER` names a directory with a finished one instead.
+///
+/// # Errors
+/// [`TraceError::Recorder`] with the package to install.
+pub fn find_recording() -> Result<Recording, TraceError> {
+    if !cfg!(target_arch = "x86_64") {
+        return Err(recorder("programs can be recorded on x86-64 only", "use the shipped recordings"));
+    }
+    let version = Command::new("valgrind").arg("--version").stdin(Stdio::null()).output();
+    let valgrind = match version {
+        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_string(),
+        Ok(output) => {
+            let why = format!("valgrind does not run: {}", String::from_utf8_lossy(&output.stderr).trim());
+            return Err(recorder(why, "reinstall the package 'valgrind'"));
+        }
+        Err(error) => {
+            let remedy = "install the package 'valgrind' (apt-get install valgrind)";
+            return Err(recorder(format!("valgrind cannot be run: {error}"), remedy));
+        }
+    };
+    if let Some(library) = std::env::var_os("CACHEMATE_RECORDER").map(PathBuf::from) {
+        if !library.join("cachemate-amd64-linux").exists() {
+            let why = format!("CACHEMATE_RECORDER: no cachemate-amd64-linux in {}", library.display());
+            return Err(recorder(why, "build it with make -C recorders/valgrind"));
+        }
+        return Ok(Recording::Tool { valgrind, library });
+    }
+    match built(&valgrind) {
+        Ok(library) => Ok(Recording::Tool { valgrind, library }),
+        Err(because) => Ok(Recording::Lackey { valgrind, because: because.to_string() }),
+    }
+}
+
+fn cache_dir() -> Result<PathBuf, TraceError> {
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    set("XDG_CACHE_HOME")
+        .or_else(|| set("HOME").map(|home| home.join(".cache")))
+        .map(|base| base.join("cachemate"))
+        .ok_or_else(|| recorder("there is no cache directory", "set HOME or XDG_CACHE_HOME"))
+}
+
+/// The directory with the tool for this source and this Valgrind.
+fn built(valgrind: &str) -> Result<PathBuf, TraceError> {
+    let key = xxhash_rust::xxh3::xxh3_64([SOURCE, MAKEFILE, valgrind].join("\0").as_bytes());
+    let cache = cache_dir()?;
+    let library = cache.join(format!("recorder-{key:016x}"));
+    // Links to a Valgrind that was removed since do not resolve: then it is built again.
+    if library.join("cachemate-amd64-linux").exists() && library.join("default.supp").exists() {
+        return Ok(library);
+    }
+    let io = |path: &Path, what| TraceError::io(&path.display().to_string(), what);
+    std::fs::create_dir_all(&cache).map_err(io(&cache, "create"))?;
+    let work = tempfile::Builder::new().prefix("building-").tempdir_in(&cache).map_err(io(&cache, "write in"))?;
+    for (name, content) in [("cm_main.c", SOURCE), ("Makefile", MAKEFILE), ("LICENSE", LICENSE)] {
+        let path = work.path().join(name);
+        std::fs::write(&path, content).map_err(io(&path, "write"))?;
+    }
+    let make = Command::new("make").arg("-C").arg(work.path()).stdin(Stdio::null()).output();
+    let remedy = "install the packages 'valgrind', 'gcc', 'libc6-dev' and 'make'";
+    let output = make.map_err(|error| recorder(format!("the recorder cannot be built: make: {error}"), remedy))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<&str> = said.lines().take(6).collect();
+        return Err(recorder(format!("the recorder cannot be built: {}", lines.join(" / ")), remedy));
+    }
+    let fresh = work.path().join("build");
+    if library.exists() {
+        std::fs::remove_dir_all(&library).map_err(io(&library, "remove the stale"))?;
+    }
+    match std::fs::rename(&fresh, &library) {
+        // Another process may have been faster: its tool is the same.
+        Err(_) if library.join("cachemate-amd64-linux").exists() => Ok(library),
+        Err(error) => Err(io(&library, "create")(error)),
+        Ok(()) => Ok(library),
+    }
+}

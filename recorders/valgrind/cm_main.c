@@ -1,0 +1,580 @@
+/* A Valgrind tool that writes a program's data accesses into a FIFO.
+
+   Copyright (C) 2026 the cachemate authors
+   SPDX-License-Identifier: GPL-2.0-or-later
+
+   This program is free software; you can redistribute it and/or modify it under the terms of the GNU General Public
+   License as published by the Free Software Foundation; either version 2 of the License, or (at your option) any later
+   version. It is distributed in the hope that it will be useful, but WITHOUT ANY WARRANTY; see the file LICENSE.
+
+   Problem: a recording needs every data access with thread, size, kind and the instructions between, fast enough for
+   real programs. Method: one helper call per access; instructions are counted at translation time and added where
+   control may leave; an L1 filter (set-associative LRU, one per thread, a store invalidates the line in the others')
+   lets only its misses through; they leave as varints in chunks of at most PIPE_BUF bytes, which a pipe writes whole,
+   so that many processes can share one FIFO. README.md describes the chunks. */
+
+#include "pub_tool_basics.h"
+#include "pub_tool_clientstate.h"
+#include "pub_tool_libcassert.h"
+#include "pub_tool_libcbase.h"
+#include "pub_tool_libcfile.h"
+#include "pub_tool_libcprint.h"
+#include "pub_tool_libcproc.h"
+#include "pub_tool_machine.h"
+#include "pub_tool_mallocfree.h"
+#include "pub_tool_options.h"
+#include "pub_tool_tooliface.h"
+#include "pub_tool_transtab.h"
+#include "pub_tool_vki.h"
+#include "pub_tool_xarray.h"
+
+/* Moves a descriptor out of the client's reach. Not in the tool headers, but in every libcoregrind. */
+extern Int VG_(safe_fd)(Int oldfd);
+extern Int VG_(getpid)(void);
+/* Translations may be discarded while none is running. The core says so during system calls; between two turns of
+   a thread, where this tool does it, none runs either. */
+extern Bool VG_(ok_to_discard_translations);
+
+/* ---- Options ---- */
+static const HChar *clo_fifo = NULL;
+static ULong clo_skip = 0, clo_max = ~0ULL;
+static Long clo_l1_bytes = 0, clo_l1_ways = 8, clo_l1_line = 64;
+static Bool clo_follow = False;
+static Bool clo_stop = False;
+
+/* ---- The filter ---- */
+#define NO_LINE (~0ULL)
+static UInt l1_ways, l1_line_bits;
+static ULong l1_set_mask;
+
+static ULong *l1_new(void)
+{
+   if (clo_l1_bytes == 0)
+      return NULL;
+   SizeT lines = (l1_set_mask + 1) * l1_ways;
+   ULong *tags = VG_(malloc)("cm.l1", lines * sizeof(ULong));
+   for (SizeT i = 0; i < lines; i++)
+      tags[i] = NO_LINE;
+   return tags;
+}
+
+/* Most recent first; True = hit. */
+static inline Bool l1_touch(ULong *tags, ULong line)
+{
+   ULong *set = tags + (line & l1_set_mask) * l1_ways;
+   if (LIKELY(set[0] == line))
+      return True;
+   ULong moved = set[0];
+   for (UInt way = 1; way < l1_ways; way++) {
+      ULong here = set[way];
+      set[way] = moved;
+      if (here == line) {
+         set[0] = line;
+         return True;
+      }
+      moved = here;
+   }
+   set[0] = line;
+   return False;
+}
+
+static void l1_invalidate(ULong *tags, ULong line)
+{
+   ULong *set = tags + (line & l1_set_mask) * l1_ways;
+   for (UInt way = 0; way < l1_ways; way++) {
+      if (set[way] != line)
+         continue;
+      for (; way + 1 < l1_ways; way++)
+         set[way] = set[way + 1];
+      set[way] = NO_LINE;
+      return;
+   }
+}
+
+/* ---- Threads: Valgrind reuses its ids, so each creation gets a number of its own. ---- */
+typedef struct {
+   Bool live;
+   UInt number;
+   ULong *l1;
+   ULong instructions; /* in the window, while not running */
+   ULong recorded_at;  /* instructions at its last record */
+   ULong accesses;
+} Thread;
+
+static Thread *threads; /* by Valgrind's id */
+static UInt threads_size, next_number, live_threads;
+static Thread *current; /* whose counters the globals below are */
+static ULong instructions;
+static ULong seen; /* data accesses of the process, before window and filter */
+static enum { RECORDING, OFF } mode = RECORDING;
+
+/* ---- Chunks ---- */
+#define CHUNK_MAGIC 0x314b4d43u /* CMK1 */
+#define CHUNK_BYTES 4096u       /* PIPE_BUF */
+#define NO_THREAD 0xffffffffu   /* a chunk that speaks for the process */
+enum { FLAG_START = 1, FLAG_END = 2, FLAG_MAX = 4 };
+typedef struct {
+   UInt magic, payload_bytes, pid, thread;
+   ULong instructions, accesses;
+   UInt records, flags;
+   ULong reserved;
+} ChunkHead;
+
+static UChar chunk[CHUNK_BYTES];
+static UInt chunk_used = sizeof(ChunkHead), chunk_records;
+static ULong chunk_address; /* the record before, within the chunk */
+static Int fifo = -1;
+static UInt my_pid;
+
+static Bool discard_due; /* translations have to be made anew */
+
+static void switch_off(void)
+{
+   mode = OFF;
+   discard_due = True;
+}
+
+static void send(UInt flags)
+{
+   ChunkHead *head = (ChunkHead *)chunk;
+   if (fifo < 0)
+      return;
+   head->magic = CHUNK_MAGIC;
+   head->payload_bytes = chunk_used - sizeof(ChunkHead);
+   head->pid = my_pid;
+   head->thread = current ? current->number : NO_THREAD;
+   head->instructions = instructions;
+   head->accesses = current ? current->accesses : 0;
+   head->records = chunk_records;
+   head->flags = flags;
+   head->reserved = 0;
+   Int written;
+   do
+      written = VG_(write)(fifo, chunk, chunk_used);
+   while (written == -VKI_EINTR);
+   if (written != (Int)chunk_used) {
+      /* The reader is gone: the program goes on without being recorded. */
+      VG_(close)(fifo);
+      fifo = -1;
+      switch_off();
+   }
+   chunk_used = sizeof(ChunkHead);
+   chunk_records = 0;
+   chunk_address = 0;
+}
+
+static inline void put(ULong value)
+{
+   while (value >= 0x80) {
+      chunk[chunk_used++] = value | 0x80;
+      value >>= 7;
+   }
+   chunk[chunk_used++] = value;
+}
+
+static void record(Addr address, UInt size, UInt store)
+{
+   if (UNLIKELY(chunk_used > CHUNK_BYTES - 3 * 10))
+      send(0);
+   UInt code = 7;
+   if (LIKELY(size <= 64 && (size & (size - 1)) == 0))
+      code = __builtin_ctz(size);
+   put((instructions - current->recorded_at) << 4 | code << 1 | store);
+   if (code == 7)
+      put(size);
+   ULong difference = address - chunk_address;
+   put(difference << 1 ^ (ULong)((Long)difference >> 63));
+   chunk_address = address;
+   current->recorded_at = instructions;
+   chunk_records++;
+}
+
+/* ---- Called for every data access ---- */
+#define IMM_STORE 1u
+#define IMM_SIZE_SHIFT 1
+#define IMM_COUNT_SHIFT 16
+
+static Bool filter_hits(Addr *address, UInt *size, UInt store)
+{
+   ULong first = *address >> l1_line_bits, last = (*address + *size - 1) >> l1_line_bits;
+   if (UNLIKELY(store && live_threads > 1)) {
+      for (UInt i = 0; i < threads_size; i++)
+         if (threads[i].live && &threads[i] != current)
+            for (ULong line = first; line <= last; line++)
+               l1_invalidate(threads[i].l1, line);
+   }
+   Bool hit = l1_touch(current->l1, first);
+   for (ULong line = first + 1; line <= last; line++) {
+      /* At most one miss an access: the first line that missed is the record's. */
+      if (!l1_touch(current->l1, line) && hit) {
+         hit = False;
+         *size -= (line << l1_line_bits) - *address;
+         *address = line << l1_line_bits;
+      }
+   }
+   return hit;
+}
+
+static VG_REGPARM(2) void on_access(Addr address, UWord imm)
+{
+   UInt store = imm & IMM_STORE, size = imm >> IMM_SIZE_SHIFT & 0x7fff;
+   if (UNLIKELY(mode == OFF))
+      return;
+   instructions += imm >> IMM_COUNT_SHIFT;
+   if (UNLIKELY(seen++ < clo_skip)) {
+      if (clo_l1_bytes)
+         filter_hits(&address, &size, store);
+      instructions = 0;
+      return;
+   }
+   current->accesses++;
+   if (!clo_l1_bytes || !filter_hits(&address, &size, store))
+      record(address, size, store);
+   if (UNLIKELY(seen - clo_skip >= clo_max)) {
+      send(FLAG_MAX);
+      switch_off();
+      if (clo_stop)
+         VG_(exit)(0);
+   }
+}
+
+/* ---- Instrumentation ---- */
+typedef struct {
+   IRSB *out;
+   UWord counted; /* instructions since the last flush */
+   /* A load that a store of the same instruction may turn into a modify. */
+   IRExpr *load_address, *load_guard;
+   Int load_size;
+} Build;
+
+static void emit(Build *b, IRExpr *address, Int size, Bool store, IRExpr *guard)
+{
+   UWord imm = b->counted << IMM_COUNT_SHIFT | (UWord)(size & 0x7fff) << IMM_SIZE_SHIFT | (store ? IMM_STORE : 0);
+   IRDirty *call = unsafeIRDirty_0_N(2, "on_access", VG_(fnptr_to_fnentry)(&on_access),
+                                     mkIRExprVec_2(address, mkIRExpr_HWord(imm)));
+   if (guard) {
+      /* The call may not happen: its instructions stay for the next one. */
+      imm &= (1u << IMM_COUNT_SHIFT) - 1;
+      call->args = mkIRExprVec_2(address, mkIRExpr_HWord(imm));
+      call->guard = guard;
+   } else
+      b->counted = 0;
+   addStmtToIRSB(b->out, IRStmt_Dirty(call));
+}
+
+static void flush_load(Build *b)
+{
+   if (b->load_address)
+      emit(b, b->load_address, b->load_size, False, b->load_guard);
+   b->load_address = NULL;
+}
+
+/* Before control may leave: adds the pending instructions to the counter. */
+static void flush_count(Build *b)
+{
+   flush_load(b);
+   if (b->counted == 0)
+      return;
+   IRExpr *where = mkIRExpr_HWord((HWord)&instructions);
+   IRTemp before = newIRTemp(b->out->tyenv, Ity_I64), after = newIRTemp(b->out->tyenv, Ity_I64);
+   addStmtToIRSB(b->out, IRStmt_WrTmp(before, IRExpr_Load(Iend_LE, Ity_I64, where)));
+   addStmtToIRSB(b->out, IRStmt_WrTmp(after, IRExpr_Binop(Iop_Add64, IRExpr_RdTmp(before),
+                                                           IRExpr_Const(IRConst_U64(b->counted)))));
+   addStmtToIRSB(b->out, IRStmt_Store(Iend_LE, where, IRExpr_RdTmp(after)));
+   b->counted = 0;
+}
+
+static void add_load(Build *b, IRExpr *address, Int size, IRExpr *guard)
+{
+   flush_load(b);
+   b->load_address = address;
+   b->load_size = size;
+   b->load_guard = guard;
+}
+
+static void add_store(Build *b, IRExpr *address, Int size, IRExpr *guard)
+{
+   if (b->load_address && !b->load_guard && !guard && b->load_size == size && eqIRAtom(b->load_address, address))
+      b->load_address = NULL; /* one access, a store */
+   flush_load(b);
+   emit(b, address, size, True, guard);
+}
+
+static void add_accesses(Build *b, IRTypeEnv *types, IRStmt *st)
+{
+   switch (st->tag) {
+   case Ist_WrTmp: {
+      IRExpr *data = st->Ist.WrTmp.data;
+      if (data->tag == Iex_Load)
+         add_load(b, data->Iex.Load.addr, sizeofIRType(data->Iex.Load.ty), NULL);
+      break;
+   }
+   case Ist_Store:
+      add_store(b, st->Ist.Store.addr, sizeofIRType(typeOfIRExpr(types, st->Ist.Store.data)), NULL);
+      break;
+   case Ist_LoadG: {
+      IRLoadG *load = st->Ist.LoadG.details;
+      IRType type = Ity_INVALID, wide = Ity_INVALID;
+      typeOfIRLoadGOp(load->cvt, &wide, &type);
+      add_load(b, load->addr, sizeofIRType(type), load->guard);
+      break;
+   }
+   case Ist_StoreG: {
+      IRStoreG *store = st->Ist.StoreG.details;
+      add_store(b, store->addr, sizeofIRType(typeOfIRExpr(types, store->data)), store->guard);
+      break;
+   }
+   case Ist_Dirty: {
+      IRDirty *call = st->Ist.Dirty.details;
+      if (call->mFx == Ifx_Read || call->mFx == Ifx_Modify)
+         add_load(b, call->mAddr, call->mSize, NULL);
+      if (call->mFx == Ifx_Write || call->mFx == Ifx_Modify)
+         add_store(b, call->mAddr, call->mSize, NULL);
+      break;
+   }
+   case Ist_CAS: {
+      IRCAS *cas = st->Ist.CAS.details;
+      Int size = sizeofIRType(typeOfIRExpr(types, cas->dataLo)) * (cas->dataHi ? 2 : 1);
+      add_load(b, cas->addr, size, NULL);
+      add_store(b, cas->addr, size, NULL);
+      break;
+   }
+   case Ist_LLSC:
+      if (st->Ist.LLSC.storedata == NULL)
+         add_load(b, st->Ist.LLSC.addr, sizeofIRType(typeOfIRTemp(types, st->Ist.LLSC.result)), NULL);
+      else
+         add_store(b, st->Ist.LLSC.addr, sizeofIRType(typeOfIRExpr(types, st->Ist.LLSC.storedata)), NULL);
+      break;
+   default:
+      break;
+   }
+}
+
+static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayout *layout,
+                        const VexGuestExtents *extents, const VexArchInfo *arch, IRType guest_word, IRType host_word)
+{
+   if (mode == OFF)
+      return in;
+   Build b = {deepCopyIRSBExceptStmts(in), 0, NULL, NULL, 0};
+   Int i = 0;
+   /* What stands before the first instruction (self-checks) is none of the program's. */
+   for (; i < in->stmts_used && in->stmts[i]->tag != Ist_IMark; i++)
+      addStmtToIRSB(b.out, in->stmts[i]);
+   for (; i < in->stmts_used; i++) {
+      IRStmt *st = in->stmts[i];
+      if (st->tag == Ist_IMark) {
+         flush_load(&b);
+         b.counted++;
+      } else if (st->tag == Ist_Exit)
+         flush_count(&b);
+      else
+         add_accesses(&b, in->tyenv, st);
+      addStmtToIRSB(b.out, st);
+   }
+   flush_count(&b);
+   return b.out;
+}
+
+/* ---- Threads and processes ---- */
+static void start_thread(ThreadId tid)
+{
+   if (tid >= threads_size) {
+      UInt size = tid + 64;
+      UInt was_current = current ? current - threads : 0;
+      threads = VG_(realloc)("cm.threads", threads, size * sizeof(Thread));
+      VG_(memset)(threads + threads_size, 0, (size - threads_size) * sizeof(Thread));
+      current = current ? threads + was_current : NULL;
+      threads_size = size;
+   }
+   Thread *thread = &threads[tid];
+   VG_(memset)(thread, 0, sizeof(Thread));
+   thread->live = True;
+   thread->number = next_number++;
+   thread->l1 = l1_new();
+   live_threads++;
+}
+
+/* Makes the globals those of a thread; what the one before left in the chunk goes out under its name. */
+static void on_run(ThreadId tid, ULong blocks)
+{
+   if (UNLIKELY(discard_due)) {
+      Bool before = VG_(ok_to_discard_translations);
+      VG_(ok_to_discard_translations) = True;
+      VG_(discard_translations_safely)((Addr)0x1000, ~(SizeT)0xfff, "cachemate");
+      VG_(ok_to_discard_translations) = before;
+      discard_due = False;
+   }
+   if (tid >= threads_size || !threads[tid].live)
+      start_thread(tid);
+   if (current == &threads[tid])
+      return;
+   if (current) {
+      if (chunk_records)
+         send(0);
+      current->instructions = instructions;
+   }
+   current = &threads[tid];
+   instructions = seen < clo_skip ? 0 : current->instructions;
+}
+
+static void on_create(ThreadId parent, ThreadId child) { start_thread(child); }
+
+static void on_exit_thread(ThreadId tid)
+{
+   Thread *thread = tid < threads_size ? &threads[tid] : NULL;
+   if (!thread || !thread->live)
+      return;
+   if (current && current != thread) {
+      if (chunk_records)
+         send(0);
+      current->instructions = instructions;
+   }
+   if (current != thread)
+      instructions = thread->instructions;
+   current = thread;
+   if (mode == RECORDING)
+      send(0);
+   current = NULL;
+   if (thread->l1)
+      VG_(free)(thread->l1);
+   thread->live = False;
+   live_threads--;
+}
+
+static void send_start(void)
+{
+   UInt limit = CHUNK_BYTES - 1;
+   chunk_used = sizeof(ChunkHead);
+   chunk_records = 0;
+   Int words = VG_(sizeXA)(VG_(args_for_client));
+   for (Int i = -1; i < words; i++) {
+      const HChar *word = i < 0 ? VG_(args_the_exename) : *(HChar **)VG_(indexXA)(VG_(args_for_client), i);
+      for (; *word && chunk_used < limit; word++)
+         chunk[chunk_used++] = *word;
+      if (chunk_used < limit)
+         chunk[chunk_used++] = 0;
+   }
+   send(FLAG_START);
+}
+
+static void on_fork_child(ThreadId tid)
+{
+   chunk_used = sizeof(ChunkHead);
+   chunk_records = 0;
+   chunk_address = 0;
+   if (!clo_follow || mode == OFF) {
+      VG_(close)(fifo);
+      fifo = -1;
+      switch_off();
+      return;
+   }
+   /* Only the thread that forked lives on; its filter's content is its parent's, as a copy of the cache would be. */
+   my_pid = VG_(getpid)();
+   next_number = 0;
+   for (UInt i = 0; i < threads_size; i++)
+      if (i != tid && threads[i].live) {
+         if (threads[i].l1)
+            VG_(free)(threads[i].l1);
+         threads[i].live = False;
+      }
+   live_threads = 1;
+   current = &threads[tid];
+   current->number = next_number++;
+   current->accesses = current->recorded_at = current->instructions = instructions = 0;
+   seen = 0;
+   send_start();
+}
+
+/* ---- Start and end ---- */
+static Bool option(const HChar *arg)
+{
+   if (VG_STR_CLO(arg, "--cm-fifo", clo_fifo)) {}
+   else if (VG_BINT_CLO(arg, "--cm-skip", clo_skip, 0, 0x7fffffffffffffffLL)) {}
+   else if (VG_BINT_CLO(arg, "--cm-max", clo_max, 0, 0x7fffffffffffffffLL)) {}
+   else if (VG_BINT_CLO(arg, "--cm-l1-bytes", clo_l1_bytes, 0, 64 << 20)) {}
+   else if (VG_BINT_CLO(arg, "--cm-l1-ways", clo_l1_ways, 1, 64)) {}
+   else if (VG_BINT_CLO(arg, "--cm-l1-line", clo_l1_line, 16, 4096)) {}
+   else if (VG_BOOL_CLO(arg, "--cm-follow", clo_follow)) {}
+   else if (VG_BOOL_CLO(arg, "--cm-stop-at-max", clo_stop)) {}
+   else
+      return False;
+   return True;
+}
+
+static void usage(void)
+{
+   VG_(printf)("    --cm-fifo=<file>          write chunks to this FIFO (required)\n"
+               "    --cm-skip=<n>             pass over the first n data accesses [0]\n"
+               "    --cm-max=<n>              then record n data accesses and go on unrecorded [all]\n"
+               "    --cm-stop-at-max=no|yes   end the program there instead [no]\n"
+               "    --cm-l1-bytes=<n>         size of the L1 filter, 0 = none [0]\n"
+               "    --cm-l1-ways=<n>          its ways [8]\n"
+               "    --cm-l1-line=<n>          its line in bytes [64]\n"
+               "    --cm-follow=no|yes        record forked children too [no]\n");
+}
+
+static void debug_usage(void) { VG_(printf)("    (none)\n"); }
+
+static Int log2_of(Long value)
+{
+   Int bits = 0;
+   while (1LL << bits < value)
+      bits++;
+   return bits;
+}
+
+static void post_clo_init(void)
+{
+   if (!clo_fifo)
+      VG_(fmsg_bad_option)("--cm-fifo", "the FIFO to write to is missing\n");
+   if (clo_l1_bytes) {
+      Long sets = clo_l1_bytes / (clo_l1_ways * clo_l1_line);
+      if (sets < 1 || sets * clo_l1_ways * clo_l1_line != clo_l1_bytes || (sets & (sets - 1)) ||
+          (clo_l1_line & (clo_l1_line - 1)))
+         VG_(fmsg_bad_option)("--cm-l1-bytes", "line and number of sets must be powers of two\n");
+      l1_ways = clo_l1_ways;
+      l1_line_bits = log2_of(clo_l1_line);
+      l1_set_mask = sets - 1;
+   }
+   SysRes opened = VG_(open)(clo_fifo, VKI_O_WRONLY, 0);
+   if (sr_isError(opened))
+      VG_(fmsg_bad_option)("--cm-fifo", "'%s' cannot be opened\n", clo_fifo);
+   fifo = VG_(safe_fd)(sr_Res(opened));
+   my_pid = VG_(getpid)();
+   send_start();
+   if (clo_max == 0) {
+      send(FLAG_MAX);
+      switch_off();
+   }
+}
+
+static void fini(Int exit_code)
+{
+   if (mode != RECORDING)
+      return;
+   send(FLAG_END);
+   /* Threads that still live, at their last switch. */
+   for (UInt i = 0; i < threads_size; i++)
+      if (threads[i].live && &threads[i] != current) {
+         current = &threads[i];
+         instructions = current->instructions;
+         send(FLAG_END);
+      }
+}
+
+static void pre_clo_init(void)
+{
+   VG_(details_name)("cachemate");
+   VG_(details_version)("1");
+   VG_(details_description)("a recorder of data accesses");
+   VG_(details_copyright_author)("Copyright (C) 2026, and GNU GPL'd, by the cachemate authors.");
+   VG_(details_bug_reports_to)("the cachemate project");
+   VG_(basic_tool_funcs)(post_clo_init, instrument, fini);
+   VG_(needs_command_line_options)(option, usage, debug_usage);
+   VG_(track_start_client_code)(on_run);
+   VG_(track_pre_thread_ll_create)(on_create);
+   VG_(track_pre_thread_ll_exit)(on_exit_thread);
+   VG_(atfork)(NULL, NULL, on_fork_child);
+}
+
+VG_DETERMINE_INTERFACE_VERSION(pre_clo_init)

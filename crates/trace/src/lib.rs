@@ -13,6 +13,8 @@ mod pack;
 mod profile_file;
 mod record;
 mod record_type;
+mod replay;
+mod run_log;
 mod source;
 
 pub use cmt::{BLOCK_RECORDS, CMT_VERSION, CmtReader, CmtWriter};
@@ -30,6 +32,8 @@ pub use profile_file::{
 };
 pub use record::{Children, Ended, Progress, Recorded, Recorder, Recording, find_recording};
 pub use record_type::{Header, L1Filter, ProcessTotals, Record, ThreadTotals, Totals};
+pub use replay::{Replay, ReplayError, Replayed, replay};
+pub use run_log::{RUN_LOG_VERSION, RunLogReader, RunLogWriter};
 pub use source::CmtSource;
 
 /// A trace, read batch by batch in constant memory.

@@ -1,0 +1,240 @@
+//! Run logs: what a loop saw, decided and did, window by window (`docs/run-log-format.md`).
+//!
+//! Problem: a run has to be decided again later, on another machine, bit for bit, and a log whose writer died has to
+//! be of use up to there. Method: JSON Lines, optionally in a zstd frame that is flushed after every record: the
+//! header, one line a record, and a last line with their number. Properties: every number reads back bit for bit
+//! (what JSON cannot hold is refused when written); one record in memory; a truncated or damaged log gives every
+//! record before the bad line and then its number.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::path::Path;
+
+use cachemate_core::{Record, RunHeader};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{Place, TraceError, create_output};
+
+/// The version this library writes and reads ([`RunHeader::format`]).
+pub const RUN_LOG_VERSION: u32 = 1;
+/// Longer lines are refused: a window with a trace of a million addresses is far below.
+const LINE_BYTES_LIMIT: u64 = 64 << 20;
+
+#[derive(PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct End {
+    /// Records in the log.
+    end: u64,
+}
+
+enum Sink {
+    Plain(BufWriter<File>),
+    Packed(zstd::stream::write::Encoder<'static, BufWriter<File>>),
+}
+
+/// Writes a run log, record by record; every record is handed to the system before [`RunLogWriter::push`] returns.
+pub struct RunLogWriter {
+    sink: Sink,
+    file: String,
+    records: u64,
+}
+
+impl RunLogWriter {
+    /// Starts a log; packed with zstd where the name ends in `.zst`. The header's version is set here.
+    ///
+    /// # Errors
+    /// [`TraceError::Exists`] without `force`, [`TraceError::Io`].
+    pub fn create(path: impl AsRef<Path>, force: bool, header: &RunHeader) -> Result<Self, TraceError> {
+        let file = path.as_ref().display().to_string();
+        let out = BufWriter::new(create_output(path.as_ref(), force)?);
+        let sink = if file.ends_with(".zst") {
+            Sink::Packed(zstd::stream::write::Encoder::new(out, 3).map_err(TraceError::io(&file, "start zstd for"))?)
+        } else {
+            Sink::Plain(out)
+        };
+        let mut writer = RunLogWriter { sink, file, records: 0 };
+        writer.line(&RunHeader { format: RUN_LOG_VERSION, ..header.clone() })?;
+        Ok(writer)
+    }
+
+    /// Appends one record.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`], or [`TraceError::Bad`] where a number is infinite or none: JSON cannot hold it.
+    pub fn push(&mut self, record: &Record) -> Result<(), TraceError> {
+        self.line(record)?;
+        self.records += 1;
+        Ok(())
+    }
+
+    /// Closes the log with the number of its records; without this it reads as a truncated one.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`].
+    pub fn finish(mut self) -> Result<(), TraceError> {
+        self.line(&End { end: self.records })?;
+        if let Sink::Packed(packed) = self.sink {
+            let finished = packed.finish().and_then(|mut out| out.flush());
+            finished.map_err(TraceError::io(&self.file, "write"))?;
+        }
+        Ok(())
+    }
+
+    fn line<T: Serialize + DeserializeOwned + PartialEq>(&mut self, value: &T) -> Result<(), TraceError> {
+        let place = Place::Line(self.records + 2);
+        let refuse = || TraceError::bad(&self.file, place, "a value that JSON cannot hold", "finite numbers");
+        let mut text = serde_json::to_vec(value).map_err(|_| refuse())?;
+        // Infinite numbers become null without an error, and an optional one would be lost: read the line back.
+        if !serde_json::from_slice::<T>(&text).is_ok_and(|back| back == *value) {
+            return Err(refuse());
+        }
+        text.push(b'\n');
+        let written = match &mut self.sink {
+            Sink::Plain(out) => out.write_all(&text).and_then(|()| out.flush()),
+            Sink::Packed(out) => out.write_all(&text).and_then(|()| out.flush()),
+        };
+        written.map_err(TraceError::io(&self.file, "write"))
+    }
+}
+
+/// Reads a run log, record by record.
+pub struct RunLogReader {
+    input: BufReader<Box<dyn Read + Send>>,
+    file: String,
+    header: RunHeader,
+    line: Vec<u8>,
+    number: u64,
+    ended: bool,
+}
+
+impl RunLogReader {
+    /// Opens a log, packed or not.
+    ///
+    /// # Errors
+    /// [`TraceError`] where it cannot be opened or its header is none of this version.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
+        let file = path.as_ref().display().to_string();
+        let input = File::open(path.as_ref()).map_err(TraceError::io(&file, "open"))?;
+        Self::new(Box::new(input), file)
+    }
+
+    /// As [`RunLogReader::open`], from a stream; `file` names it in errors.
+    ///
+    /// # Errors
+    /// As [`RunLogReader::open`].
+    pub fn new(mut input: Box<dyn Read + Send>, file: impl Into<String>) -> Result<Self, TraceError> {
+        let file = file.into();
+        let mut start = Vec::new();
+        input.by_ref().take(4).read_to_end(&mut start).map_err(TraceError::io(&file, "read"))?;
+        let packed = start == [0x28, 0xb5, 0x2f, 0xfd];
+        let chained = std::io::Cursor::new(start).chain(input);
+        let input: Box<dyn Read + Send> = if packed {
+            Box::new(zstd::stream::read::Decoder::new(chained).map_err(TraceError::io(&file, "unpack"))?)
+        } else {
+            Box::new(chained)
+        };
+        let mut reader = RunLogReader {
+            input: BufReader::new(input),
+            file,
+            header: empty_header(),
+            line: Vec::new(),
+            number: 0,
+            ended: false,
+        };
+        reader.advance()?;
+        let version: FormatOnly = reader.parse("a run log's header")?;
+        if version.format != RUN_LOG_VERSION {
+            let found = format!("run log format {}", version.format);
+            return Err(reader.bad(found, &format!("format {RUN_LOG_VERSION}")));
+        }
+        reader.header = reader.parse("a run log's header")?;
+        Ok(reader)
+    }
+
+    /// All that a replay needs besides the records.
+    pub fn header(&self) -> &RunHeader {
+        &self.header
+    }
+
+    /// The next record; `None` = the proper end.
+    ///
+    /// # Errors
+    /// [`TraceError::Bad`] naming the line, after every record before it; nothing follows.
+    pub fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
+        if self.ended {
+            return Ok(None);
+        }
+        let result = self.read_record();
+        self.ended = !matches!(result, Ok(Some(_)));
+        result
+    }
+
+    fn read_record(&mut self) -> Result<Option<Record>, TraceError> {
+        self.advance()?;
+        if self.line.starts_with(b"{\"end\"") {
+            let end: End = self.parse("the closing line")?;
+            let records = self.number - 2;
+            if end.end != records {
+                return Err(self.bad(format!("an end after {} records", end.end), &format!("after {records}")));
+            }
+            return Ok(None);
+        }
+        self.parse("a record of a run").map(Some)
+    }
+
+    fn bad(&self, found: String, expected: &str) -> TraceError {
+        TraceError::bad(&self.file, Place::Line(self.number), found, expected)
+    }
+
+    fn parse<T: DeserializeOwned>(&self, expected: &str) -> Result<T, TraceError> {
+        serde_json::from_slice(&self.line).map_err(|error| {
+            // The line's number stands in front; serde's own is always 1.
+            let (text, column) = (error.to_string(), error.column());
+            let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
+            self.bad(format!("{what} at column {column}"), expected)
+        })
+    }
+
+    /// Reads the next whole line.
+    fn advance(&mut self) -> Result<(), TraceError> {
+        self.line.clear();
+        self.number += 1;
+        let read = self.input.by_ref().take(LINE_BYTES_LIMIT).read_until(b'\n', &mut self.line);
+        if let Err(error) = read {
+            if self.number > 1 || error.kind() == std::io::ErrorKind::UnexpectedEof {
+                return Err(self.bad(format!("bytes that do not unpack ({error})"), "a whole line"));
+            }
+            return Err(TraceError::io(&self.file, "read")(error));
+        }
+        if self.line.pop() == Some(b'\n') {
+            return Ok(());
+        }
+        let found = match self.line.len() as u64 + 1 {
+            LINE_BYTES_LIMIT => format!("more than {LINE_BYTES_LIMIT} bytes"),
+            _ if self.line.is_empty() => "the end of the file".to_string(),
+            bytes => format!("the end of the file after {bytes} bytes of the line"),
+        };
+        Err(self.bad(found, "a whole line (is the log truncated?)"))
+    }
+}
+
+#[derive(Deserialize)]
+struct FormatOnly {
+    format: u32,
+}
+
+fn empty_header() -> RunHeader {
+    RunHeader {
+        format: RUN_LOG_VERSION,
+        topology: cachemate_core::Topology { cpus: Vec::new(), caches: Vec::new() },
+        capabilities: cachemate_core::Capabilities {
+            abilities: Default::default(),
+            partitions: Vec::new(),
+            shortest_window_ns: 0,
+            shortest_slice_ns: None,
+        },
+        policy: String::new(),
+        parameters: String::new(),
+        seed: 0,
+    }
+}

@@ -17,11 +17,18 @@ mod random;
 mod registry;
 mod setup;
 
+mod btree;
+mod compiler;
 mod compress;
+mod events;
+mod interpreter;
+mod lattice;
+mod media;
 mod molecules;
 mod network;
 mod neural;
 mod placement;
+mod search;
 mod sparse;
 mod stencil;
 

@@ -60,10 +60,12 @@ impl Art {
     fn new(setup: &mut Setup) -> Self {
         let neurons = setup.data_bytes() / (NEURON_BYTES + 2 * ROW_BYTES);
         let f1 = setup.region("f1 layer", neurons * NEURON_BYTES, Users::All);
-        let bottom_up = setup.region("bottom-up weights", (neurons * ROW_BYTES).next_multiple_of(64), Users::All);
-        let top_down = setup.region("top-down weights", (neurons * ROW_BYTES).next_multiple_of(64), Users::All);
-        let rng = setup.rng.clone();
-        Art { f1, bottom_up, top_down, neurons, rng, stage: Stage::Relax { pass: 0 }, next: 0, winner: 0, windows: 0 }
+        let bottom_up = setup.region("bottom-up weights", neurons * ROW_BYTES, Users::All);
+        let top_down = setup.region("top-down weights", neurons * ROW_BYTES, Users::All);
+        let mut rng = setup.rng.clone();
+        // Copies are scanning different windows: each starts at another column.
+        let stage = Stage::Column { j: rng.below(F2_NEURONS) };
+        Art { f1, bottom_up, top_down, neurons, rng, stage, next: 0, winner: 0, windows: 0 }
     }
 
     fn relax(&self, i: u64, pass: u32, out: &mut Out) {

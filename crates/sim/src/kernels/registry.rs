@@ -70,6 +70,13 @@ pub enum ProgramError {
 const FAMILIES: &[&[ProgramSpec]] = &[
     super::neural::PROGRAMS,
     super::stencil::PROGRAMS,
+    super::btree::PROGRAMS,
+    super::search::PROGRAMS,
+    super::interpreter::PROGRAMS,
+    super::media::PROGRAMS,
+    super::events::PROGRAMS,
+    super::compiler::PROGRAMS,
+    super::lattice::PROGRAMS,
     super::compress::PROGRAMS,
     super::molecules::PROGRAMS,
     super::sparse::PROGRAMS,

@@ -118,7 +118,7 @@ impl<'a> Setup<'a> {
 
     /// Declares a region of whole lines, on a page of its own, some unused pages after the one before.
     pub fn region(&mut self, name: &'static str, bytes: u64, users: Users) -> Region {
-        let bytes = bytes.max(64) / 64 * 64;
+        let bytes = bytes.max(64).next_multiple_of(64);
         let base = self.next_base;
         let gap_pages = 1 + self.rng.below(61);
         self.next_base = (base + bytes).next_multiple_of(PAGE_BYTES) + gap_pages * PAGE_BYTES;

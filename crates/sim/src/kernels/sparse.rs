@@ -66,10 +66,10 @@ impl Earthquake {
     fn new(setup: &mut Setup) -> Self {
         let nodes = setup.data_bytes() / (ROW_BLOCKS * (BLOCK_BYTES + 4) + 6 * 24);
         let matrix = setup.region("matrix", nodes * ROW_BLOCKS * BLOCK_BYTES, Users::All);
-        let columns = setup.region("column indices", nodes * ROW_BLOCKS * 4 / 64 * 64 + 64, Users::All);
-        let vectors = (0..6).map(|_| setup.region("vector", nodes * 24 / 64 * 64 + 64, Users::All)).collect();
-        let salt = setup.rng.bits();
-        Earthquake { matrix, columns, vectors, nodes, row: 0, integrating: false, salt, steps: 0 }
+        let columns = setup.region("column indices", nodes * ROW_BLOCKS * 4, Users::All);
+        let vectors = (0..6).map(|_| setup.region("vector", nodes * 24, Users::All)).collect();
+        let (salt, row) = (setup.rng.bits(), setup.rng.below(nodes));
+        Earthquake { matrix, columns, vectors, nodes, row, integrating: false, salt, steps: 0 }
     }
 
     /// Multiplies with one row, its transpose scattered as it goes.

@@ -106,7 +106,7 @@ struct Grid {
 impl Grid {
     fn new(setup: &mut Setup, name: &'static str, side: [u64; 3], point_bytes: u64) -> Self {
         let bytes = side.iter().product::<u64>() * point_bytes;
-        Grid { region: setup.region(name, bytes.next_multiple_of(64), Users::All), side, point_bytes }
+        Grid { region: setup.region(name, bytes, Users::All), side, point_bytes }
     }
 
     fn strides(&self) -> [u64; 3] {
@@ -149,8 +149,10 @@ struct Stencil {
 }
 
 impl Stencil {
-    fn new(nests: Vec<Nest>) -> Self {
-        Stencil { nests, nest: 0, at: [0; 3], pass: 0, row: Vec::new(), cycles: 0 }
+    /// Starts at a place in the first nest that the seed chooses: copies of a program are not in step.
+    fn new(setup: &mut Setup, nests: Vec<Nest>) -> Self {
+        let at = nests[0].extent.map(|points| setup.rng.below(points));
+        Stencil { nests, nest: 0, at, pass: 0, row: Vec::new(), cycles: 0 }
     }
 
     /// Moves to the row after the one just ended.
@@ -258,7 +260,7 @@ fn swim(setup: &mut Setup) -> Stencil {
         smooth.extend([now.load(HERE), new.load(HERE), old.load(HERE), old.store(), now.store()]);
     }
     let nest = |touches, function| Nest { extent: u.interior(), touches, passes: 1, function };
-    Stencil::new(vec![nest(fluxes, 0), nest(update, 1), nest(smooth, 2)])
+    Stencil::new(setup, vec![nest(fluxes, 0), nest(update, 1), nest(smooth, 2)])
 }
 
 /// The loads of a 27-point stencil as compiled: the sums along the row of the point before stay in registers.
@@ -316,7 +318,7 @@ fn mgrid(setup: &mut Setup) -> Stencil {
         smooth.extend([u.load(HERE), u.store()]);
         nests.push(Nest { extent: u.interior(), touches: smooth, passes: 1, function: 3 });
     }
-    Stencil::new(nests)
+    Stencil::new(setup, nests)
 }
 
 fn applu(setup: &mut Setup) -> Stencil {
@@ -366,7 +368,7 @@ fn applu(setup: &mut Setup) -> Stencil {
     add.extend(words(&u, HERE, 5, false));
     add.extend(words(&u, HERE, 5, true));
     nests.push(Nest { extent: interior, touches: add, passes: 1, function: 0 });
-    Stencil::new(nests)
+    Stencil::new(setup, nests)
 }
 
 fn apsi(setup: &mut Setup) -> Stencil {
@@ -390,5 +392,5 @@ fn apsi(setup: &mut Setup) -> Stencil {
     // The last fields are sources and boundary values, read once a step.
     let touches = fields.iter().map(|field| field.load(HERE)).chain([fields[0].store()]).collect();
     nests.push(Nest { extent: fields[0].interior(), touches, passes: 1, function: 5 });
-    Stencil::new(nests)
+    Stencil::new(setup, nests)
 }

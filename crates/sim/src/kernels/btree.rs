@@ -1,0 +1,182 @@
+//! BerkeleyDB: an embedded database, and the B-tree that the server programs share with it.
+//!
+//! Method: pages of a cached tree; a descent goes from the root over one internal page per level to a leaf, by binary
+//! search over each page's slot array with a look at the key behind each probed slot. The papers' database has 100 MB and
+//! sends 80 % of the accesses to 30 % of it (papers CASC, section 5.2).
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::random::{Rng, mix};
+use super::registry::ProgramSpec;
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
+    name: "berkeleydb",
+    stands_for: "BerkeleyDB, 100 MB private database, hot-set workload (papers CASC)",
+    algorithm: "B-tree look-ups and updates in a page cache: 80 % of accesses to 30 % of the pages",
+    footprint_bytes: 100_000_000,
+    footprint_source: "papers CASC, section 5.2: 100 MB database",
+    pace: Pace { instructions_per_access: 2.8, stack_per_access: 4.0 },
+    pace_source: "estimate: integer mix; about 2500 instructions of locking, pinning and copying per operation",
+    code: Code { functions: 256, function_instr: 96 },
+    code_source: "estimate: 100 KB of access method, lock and cache manager",
+    phases: "none",
+    unit: "operations",
+    threads: (1, 1),
+    make: |setup| setup.single(Database::new),
+}];
+
+pub(super) const PAGE_BYTES: u64 = 8192;
+const RECORD_BYTES: u64 = 128;
+const RECORDS: u64 = PAGE_BYTES / RECORD_BYTES - 1;
+/// Children of an internal page.
+const FANOUT: u64 = 256;
+
+/// A tree of pages: the root first, then each level in turn, leaves last.
+#[derive(Clone, Copy)]
+pub(super) struct Tree {
+    pages: Region,
+    leaves: u64,
+}
+
+impl Tree {
+    pub fn new(pages: Region) -> Self {
+        let total = pages.bytes / PAGE_BYTES;
+        // Internal pages: leaves / FANOUT, and so on up to one root.
+        let mut leaves = (total * FANOUT).div_ceil(FANOUT + 1).max(1);
+        while Self::internal_pages(leaves) + leaves > total && leaves > 1 {
+            leaves -= 1;
+        }
+        Tree { pages, leaves }
+    }
+
+    fn internal_pages(leaves: u64) -> u64 {
+        let (mut level, mut sum) = (leaves, 0);
+        while level > 1 {
+            level = level.div_ceil(FANOUT);
+            sum += level;
+        }
+        sum
+    }
+
+    pub fn leaves(&self) -> u64 {
+        self.leaves
+    }
+
+    /// Address of leaf `index`.
+    pub fn leaf(&self, index: u64) -> u64 {
+        self.pages.at(Self::internal_pages(self.leaves) + index, PAGE_BYTES)
+    }
+
+    /// Binary search among a page's slots: the slot array sits behind the header, keys where they were inserted.
+    fn search(page: u64, slots: u64, wanted: u64, out: &mut Out) {
+        out.load(page);
+        out.load(page + 16);
+        let (mut low, mut high) = (0, slots);
+        while high - low > 1 {
+            let middle = (low + high) / 2;
+            out.load(page + 32 + middle * 2);
+            out.chase(page + PAGE_BYTES - (1 + mix(middle ^ page) % slots) * (PAGE_BYTES - 1024) / slots / 8 * 8 - 8);
+            if middle <= wanted { low = middle } else { high = middle }
+        }
+    }
+
+    /// Goes from the root to the leaf that holds record `slot` of leaf `index`; returns the record's address.
+    pub fn descend(&self, index: u64, slot: u64, out: &mut Out) -> u64 {
+        let mut levels = [0; 8];
+        let (mut width, mut depth) = (self.leaves, 0);
+        while width > 1 {
+            width = width.div_ceil(FANOUT);
+            levels[depth] = width;
+            depth += 1;
+        }
+        let (mut first, mut span) = (0, FANOUT.pow(depth as u32));
+        for level in (0..depth).rev() {
+            let page = self.pages.at(first + index / span, PAGE_BYTES);
+            Self::search(page, FANOUT, index % span * FANOUT / span, out);
+            first += levels[level];
+            span /= FANOUT;
+        }
+        let leaf = self.leaf(index);
+        Self::search(leaf, RECORDS, slot % RECORDS, out);
+        leaf + 512 + slot % (RECORDS - 3) * RECORD_BYTES / 8 * 8
+    }
+}
+
+/// Copies a record out, or writes it.
+pub(super) fn copy_record(record: u64, write: bool, out: &mut Out) {
+    for word in 0..RECORD_BYTES / 8 {
+        if write { out.store(record + word * 8) } else { out.load(record + word * 8) }
+    }
+}
+
+/// Draws from `0..limit` so that 80 % of the draws fall on 30 % of the values, scattered.
+pub(super) fn hot_draw(rng: &mut Rng, limit: u64) -> u64 {
+    let hot = (limit * 3 / 10).max(1);
+    if rng.below(10) < 8 || hot == limit { rng.below(hot) } else { hot + rng.below(limit - hot) }
+}
+
+struct Database {
+    tree: Tree,
+    /// Lock table, buffer headers, cursors: touched at every operation.
+    environment: Region,
+    log: Region,
+    logged: u64,
+    operations: u64,
+    rng: Rng,
+}
+
+impl Database {
+    fn new(setup: &mut Setup) -> Self {
+        let bytes = setup.data_bytes();
+        let environment = setup.region("environment", (256 << 10).min(bytes / 16), Users::All);
+        let log = setup.region("log buffer", (128 << 10).min(bytes / 16), Users::All);
+        let pages = (bytes - environment.bytes - log.bytes) / PAGE_BYTES;
+        let tree = Tree::new(setup.region("database", pages.max(1) * PAGE_BYTES, Users::All));
+        let rng = setup.rng.clone();
+        Database { tree, environment, log, logged: 0, operations: 0, rng }
+    }
+
+    /// Finds and pins a page: buffer-hash bucket, header, lock.
+    fn pin(&mut self, page: u64, out: &mut Out) {
+        let lines = self.environment.bytes / 64;
+        let header = self.environment.at(mix(page) % lines, 64);
+        out.load(header);
+        out.load(header + 16);
+        out.store(header + 24);
+        let lock = self.environment.at(self.rng.skewed(lines), 64);
+        out.load(lock);
+        out.store(lock + 8);
+    }
+}
+
+impl Kernel for Database {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        let functions = u64::from(out.functions());
+        let leaf = hot_draw(&mut self.rng, self.tree.leaves());
+        let slot = self.rng.bits();
+        for part in 0..6 {
+            out.enter(self.rng.skewed(functions) as u32);
+            self.pin(leaf * 8 + part, out);
+        }
+        out.enter(self.rng.skewed(functions) as u32);
+        let record = self.tree.descend(leaf, slot, out);
+        out.enter(self.rng.skewed(functions) as u32);
+        let write = self.rng.below(5) == 0;
+        copy_record(record, write, out);
+        if write {
+            for _ in 0..RECORD_BYTES / 8 {
+                out.store(self.log.base + self.logged);
+                self.logged = (self.logged + 8) % self.log.bytes;
+            }
+        }
+        self.operations += 1;
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.operations as f64
+    }
+}

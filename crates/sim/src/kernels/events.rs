@@ -1,0 +1,172 @@
+//! omnetpp: discrete-event simulation of a network.
+//!
+//! Method: a real binary heap of times (kept on the host) whose entries point to message objects; each event pops the
+//! earliest message, visits the module it is for and that module's gates, and sends a message on, later, to a
+//! neighbouring module. Comparisons read the messages through the heap's pointers.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::random::Rng;
+use super::registry::ProgramSpec;
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
+    name: "omnetpp",
+    stands_for: "SPEC CPU2006 471.omnetpp",
+    algorithm: "discrete-event simulation: binary heap of pointers to messages, modules and gates",
+    footprint_bytes: 175_000_000,
+    footprint_source: "Henning 2007 (CPU2006 memory footprint): about 175 MB",
+    pace: Pace { instructions_per_access: 1.93, stack_per_access: 1.5 },
+    pace_source: "Phansalkar et al. 2007: 34.2 % loads, 17.7 % stores",
+    code: Code { functions: 400, function_instr: 80 },
+    code_source: "estimate: 128 KB of kernel and module code",
+    phases: "none after start",
+    unit: "events",
+    threads: (1, 1),
+    make: |setup| setup.single(Network::new),
+}];
+
+const MODULE_BYTES: u64 = 1024;
+const MESSAGE_BYTES: u64 = 256;
+
+struct Network {
+    modules: Region,
+    messages: Region,
+    heap: Region,
+    module_count: u64,
+    /// (time, message): a real heap.
+    queue: Vec<(u64, u32)>,
+    free: Vec<u32>,
+    /// The module each message is for.
+    target: Vec<u32>,
+    rng: Rng,
+    events: u64,
+}
+
+impl Network {
+    fn new(setup: &mut Setup) -> Self {
+        let bytes = setup.data_bytes();
+        let message_count = (bytes / 4 / MESSAGE_BYTES).max(8);
+        let messages = setup.region("messages", message_count * MESSAGE_BYTES, Users::All);
+        // A quarter of the messages is scheduled at a time, the others wait in the free list.
+        let scheduled = message_count / 4;
+        let heap = setup.region("event heap", (scheduled + 1) * 8, Users::All);
+        let modules = setup.region("modules", bytes - messages.bytes - heap.bytes, Users::All);
+        let module_count = modules.bytes / MODULE_BYTES;
+        let mut rng = setup.rng.clone();
+        let mut queue: Vec<(u64, u32)> = (0..scheduled as u32).map(|message| (rng.below(1 << 20), message)).collect();
+        // Sorted is a heap.
+        queue.sort_unstable();
+        let target = (0..message_count).map(|_| rng.below(module_count) as u32).collect();
+        let free = (scheduled as u32..message_count as u32).collect();
+        Network { modules, messages, heap, module_count, queue, free, target, rng, events: 0 }
+    }
+
+    fn message(&self, message: u32) -> u64 {
+        self.messages.at(u64::from(message), MESSAGE_BYTES)
+    }
+
+    fn read_entry(&self, place: usize, out: &mut Out) {
+        out.load(self.heap.at(place as u64, 8));
+        out.chase(self.message(self.queue[place].1) + 24);
+    }
+
+    /// Takes the earliest event off the heap, leaving its place to `last`.
+    fn pop(&mut self, out: &mut Out) -> (u64, u32) {
+        self.read_entry(0, out);
+        let top = self.queue[0];
+        let last = self.queue.pop().expect("as many events are scheduled as taken, and one is always there");
+        if self.queue.is_empty() {
+            return last;
+        }
+        let mut place = 0;
+        loop {
+            let mut child = 2 * place + 1;
+            if child >= self.queue.len() {
+                break;
+            }
+            self.read_entry(child, out);
+            if child + 1 < self.queue.len() {
+                self.read_entry(child + 1, out);
+                if self.queue[child + 1] < self.queue[child] {
+                    child += 1;
+                }
+            }
+            if self.queue[child] >= last {
+                break;
+            }
+            self.queue[place] = self.queue[child];
+            out.store(self.heap.at(place as u64, 8));
+            place = child;
+        }
+        self.queue[place] = last;
+        out.store(self.heap.at(place as u64, 8));
+        top
+    }
+
+    fn push(&mut self, event: (u64, u32), out: &mut Out) {
+        self.queue.push(event);
+        let mut place = self.queue.len() - 1;
+        while place > 0 {
+            let parent = (place - 1) / 2;
+            self.read_entry(parent, out);
+            if self.queue[parent] <= event {
+                break;
+            }
+            self.queue[place] = self.queue[parent];
+            out.store(self.heap.at(place as u64, 8));
+            place = parent;
+        }
+        self.queue[place] = event;
+        out.store(self.heap.at(place as u64, 8));
+    }
+
+    /// The module handles the message: its state, one of its gates, a queue or statistic further on in its object.
+    fn handle(&mut self, module: u64, out: &mut Out) {
+        let base = self.modules.at(module, MODULE_BYTES);
+        out.chase(base);
+        out.load(base + 16);
+        out.load(base + 64);
+        let part = 128 + self.rng.below(14) * 64;
+        out.chase(base + part);
+        out.load(base + part + 8);
+        out.store(base + part + 16);
+        out.store(base + 72);
+    }
+}
+
+impl Kernel for Network {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        let functions = u64::from(out.functions());
+        out.enter(0);
+        let (time, message) = self.pop(out);
+        let module = u64::from(self.target[message as usize]);
+        out.enter(1 + self.rng.skewed(functions - 1) as u32);
+        self.handle(module, out);
+        // Half of the events stay in the module (timers), the others go to a neighbour, few far away.
+        let to = match self.rng.below(8) {
+            0..4 => module,
+            4..7 => (module + 1 + self.rng.below(8)) % self.module_count,
+            _ => self.rng.below(self.module_count),
+        };
+        // The message is deleted, a new one taken from the other end of the free list.
+        let swap = self.rng.below(self.free.len() as u64) as usize;
+        let fresh = std::mem::replace(&mut self.free[swap], message);
+        let object = self.message(fresh);
+        for offset in [0, 8, 24, 64, 72, 128, 192] {
+            out.store(object + offset);
+        }
+        self.target[fresh as usize] = to as u32;
+        out.enter(1 + self.rng.skewed(functions - 1) as u32);
+        let later = time + 1 + self.rng.skewed(1 << 20);
+        self.push((later, fresh), out);
+        self.events += 1;
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.events as f64
+    }
+}

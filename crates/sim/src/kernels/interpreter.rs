@@ -1,0 +1,345 @@
+//! perl, gap and vortex: programs whose data are objects behind handles.
+//!
+//! Method, perl: an op tree is followed op by op; variables are slots of a pad; now and then a key is hashed, its bucket's
+//! chain followed and the value read, or a string is appended to. Method, gap: bags behind master pointers hold big
+//! integers; products are allocated one after the other until the workspace is full, then live bags are marked and moved
+//! together. Method, vortex: handles lead over chunk tables to objects of several lines; an index tree finds them.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::random::{Rng, mix};
+use super::registry::ProgramSpec;
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[
+    ProgramSpec {
+        name: "perl",
+        stands_for: "SPEC CPU2000 253.perlbmk, CPU2006 400.perlbench",
+        algorithm: "interpreter: op tree, pads, hashes with chains, strings",
+        footprint_bytes: 146_000_000,
+        footprint_source: "Henning 2000: 146 MB resident",
+        pace: Pace { instructions_per_access: 2.5, stack_per_access: 2.0 },
+        pace_source: "Phansalkar et al. 2007: 23.9 % loads, 11.5 % stores; Hennessy & Patterson: 28.7, 16.2 %",
+        code: Code { functions: 400, function_instr: 80 },
+        code_source: "estimate: 128 KB of op bodies and string routines",
+        phases: "none",
+        unit: "ops",
+        threads: (1, 1),
+        make: |setup| setup.single(Interpreter::new),
+    },
+    ProgramSpec {
+        name: "gap",
+        stands_for: "SPEC CPU2000 254.gap",
+        algorithm: "big integers in bags behind master pointers; allocation in a row, compacting collection",
+        footprint_bytes: 193_000_000,
+        footprint_source: "Henning 2000: 193 MB resident",
+        pace: Pace { instructions_per_access: 2.7, stack_per_access: 1.2 },
+        pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (gap: 26.5 % loads, 10.3 % stores)",
+        code: Code { functions: 240, function_instr: 80 },
+        code_source: "estimate: 75 KB of evaluator and arithmetic",
+        phases: "arithmetic, then a collection when the workspace is full",
+        unit: "operations",
+        threads: (1, 1),
+        make: |setup| setup.single(Bags::new),
+    },
+    ProgramSpec {
+        name: "vortex",
+        stands_for: "SPEC CPU2000 255.vortex",
+        algorithm: "object store: index tree, handle to chunk to object; look-ups, inserts, deletes",
+        footprint_bytes: 72_000_000,
+        footprint_source: "Henning 2000: 72 MB resident",
+        pace: Pace { instructions_per_access: 2.5, stack_per_access: 2.5 },
+        pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (integer: about 36 %; vortex above it)",
+        code: Code { functions: 1200, function_instr: 80 },
+        code_source: "estimate: 375 KB in use (large, flat profile)",
+        phases: "transactions of one kind after the other",
+        unit: "transactions",
+        threads: (1, 1),
+        make: |setup| setup.single(ObjectStore::new),
+    },
+];
+
+struct Interpreter {
+    ops: Region,
+    pads: Region,
+    buckets: Region,
+    entries: Region,
+    strings: Region,
+    op: u64,
+    appended: u64,
+    done: u64,
+    rng: Rng,
+}
+
+impl Interpreter {
+    fn new(setup: &mut Setup) -> Self {
+        let bytes = setup.data_bytes();
+        let ops = setup.region("op tree", (128 << 10).min(bytes / 8), Users::All);
+        let pads = setup.region("pads", (16 << 10).min(bytes / 16), Users::All);
+        let rest = bytes - ops.bytes - pads.bytes;
+        let buckets = setup.region("hash buckets", rest / 16, Users::All);
+        let entries = setup.region("hash entries and values", rest / 2, Users::All);
+        let strings = setup.region("strings", rest - buckets.bytes - entries.bytes, Users::All);
+        let rng = setup.rng.clone();
+        Interpreter { ops, pads, buckets, entries, strings, op: 0, appended: 0, done: 0, rng }
+    }
+
+    /// Fetches a value by key: bucket, chain, key comparison, value.
+    fn hash(&mut self, out: &mut Out) {
+        let records = self.entries.bytes / 128;
+        // Programs' keys repeat: drawn from a distribution skewed twice.
+        let popular = self.rng.skewed(records);
+        let key = mix(if self.rng.below(8) == 0 { popular } else { self.rng.skewed(popular + 1) }) % records;
+        out.load(self.buckets.at(key * (self.buckets.bytes / 8) / records, 8));
+        for link in 0..1 + self.rng.below(2) {
+            let entry = self.entries.at((key + link) % records, 128);
+            out.chase(entry);
+            out.load(entry + 8);
+            out.load(entry + 16);
+        }
+        out.chase(self.entries.at(key, 128) + 64);
+        if self.rng.below(3) == 0 {
+            out.store(self.entries.at(key, 128) + 72);
+        }
+    }
+
+    fn append(&mut self, out: &mut Out) {
+        for _ in 0..4 {
+            out.store(self.strings.base + self.appended);
+            self.appended = (self.appended + 8) % self.strings.bytes;
+        }
+    }
+}
+
+impl Kernel for Interpreter {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        let ops = self.ops.bytes / 64;
+        for _ in 0..8 {
+            // Straight runs of ops, loops back to hot ones.
+            self.op = if self.rng.below(12) == 0 { self.rng.skewed(ops) } else { (self.op + 1) % ops };
+            let op = self.ops.at(self.op, 64);
+            out.chase(op);
+            out.load(op + 16);
+            let functions = u64::from(out.functions());
+            out.enter((mix(self.op) % functions * (mix(self.op ^ 7) % functions) / functions) as u32);
+            for _ in 0..4 {
+                let slot = self.rng.skewed(self.pads.bytes / 8);
+                out.load(self.pads.at(slot, 8));
+            }
+            let slot = self.rng.skewed(self.pads.bytes / 8);
+            out.store(self.pads.at(slot, 8));
+            match self.rng.below(24) {
+                0 => self.hash(out),
+                1..3 => self.append(out),
+                _ => {}
+            }
+        }
+        self.done += 8;
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.done as f64
+    }
+}
+
+struct Bags {
+    masters: Region,
+    workspace: Region,
+    /// Address offset of each live bag, and its length in words.
+    live: Vec<(u64, u32)>,
+    used: u64,
+    collecting: Option<usize>,
+    operations: u64,
+    rng: Rng,
+}
+
+impl Bags {
+    fn new(setup: &mut Setup) -> Self {
+        let bytes = setup.data_bytes();
+        let count = (bytes / 2048).clamp(16, 16_384);
+        let masters = setup.region("master pointers", count * 8, Users::All);
+        let workspace = setup.region("workspace", bytes - masters.bytes, Users::All);
+        let mut rng = setup.rng.clone();
+        let mut used = 0;
+        let live = (0..count)
+            .map(|_| {
+                let words = 2 + rng.skewed(48) as u32;
+                let bag = (used, words);
+                used += u64::from(words) * 8 + 8;
+                bag
+            })
+            .collect();
+        Bags { masters, workspace, live, used, collecting: None, operations: 0, rng }
+    }
+
+    /// Reads the words of a live bag; which are used most is skewed.
+    fn operand(&mut self, out: &mut Out) -> u32 {
+        let bag = self.rng.skewed(self.live.len() as u64);
+        let (offset, words) = self.live[bag as usize];
+        out.load(self.masters.at(bag, 8));
+        out.chase(self.workspace.base + offset);
+        for word in 1..u64::from(words) {
+            out.load(self.workspace.base + offset + word * 8);
+        }
+        words
+    }
+
+    fn operate(&mut self, out: &mut Out) {
+        let functions = u64::from(out.functions());
+        out.enter(self.rng.skewed(functions) as u32);
+        let words = self.operand(out) + if self.rng.below(2) == 0 { self.operand(out) } else { 1 };
+        let words = words.min(96);
+        let bytes = u64::from(words) * 8 + 8;
+        if self.used + bytes > self.workspace.bytes {
+            self.collecting = Some(0);
+            self.used = 0;
+            return;
+        }
+        out.enter(self.rng.skewed(functions) as u32);
+        for word in 0..u64::from(words) {
+            out.store(self.workspace.base + self.used + word * 8);
+        }
+        // One result in eight outlives its statement: it replaces an older value.
+        if self.rng.below(8) == 0 {
+            let bag = self.rng.below(self.live.len() as u64);
+            self.live[bag as usize] = (self.used, words);
+            out.store(self.masters.at(bag, 8));
+        }
+        self.used += bytes;
+        self.operations += 1;
+    }
+
+    /// Moves one live bag down; bags are in the order of their masters afterwards.
+    fn collect(&mut self, bag: usize, out: &mut Out) {
+        let (offset, words) = self.live[bag];
+        out.load(self.masters.at(bag as u64, 8));
+        for word in 0..u64::from(words) {
+            out.load(self.workspace.base + offset + word * 8);
+            out.store(self.workspace.base + self.used + word * 8);
+        }
+        self.live[bag].0 = self.used;
+        self.used += u64::from(words) * 8 + 8;
+        out.store(self.masters.at(bag as u64, 8));
+        self.collecting = (bag + 1 < self.live.len()).then_some(bag + 1);
+    }
+}
+
+impl Kernel for Bags {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        match self.collecting {
+            Some(bag) => self.collect(bag, out),
+            None => self.operate(out),
+        }
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.operations as f64
+    }
+}
+
+const OBJECT_BYTES: u64 = 256;
+const INDEX_FANOUT: u64 = 16;
+
+struct ObjectStore {
+    objects: Region,
+    chunks: Region,
+    index: Region,
+    count: u64,
+    transactions: u64,
+    kind: u64,
+    rng: Rng,
+}
+
+impl ObjectStore {
+    fn new(setup: &mut Setup) -> Self {
+        let bytes = setup.data_bytes();
+        let index = setup.region("index", bytes / 8, Users::All);
+        let chunks = setup.region("chunk tables", bytes / 32, Users::All);
+        let objects = setup.region("objects", bytes - index.bytes - chunks.bytes, Users::All);
+        let count = objects.bytes / OBJECT_BYTES;
+        let rng = setup.rng.clone();
+        ObjectStore { objects, chunks, index, count, transactions: 0, kind: 0, rng }
+    }
+
+    /// Descends the index: the first levels are small and stay cached.
+    fn find(&mut self, object: u64, out: &mut Out) {
+        let nodes = self.index.bytes / 128;
+        let mut level = 1;
+        while level < nodes {
+            let node = (level + object * level / self.count).min(nodes - 1);
+            let record = self.index.at(node, 128);
+            out.chase(record);
+            out.load(record + 32);
+            out.load(record + 8 * (object % INDEX_FANOUT));
+            level *= INDEX_FANOUT;
+        }
+        let leaf = self.index.at(object * nodes / self.count, 128);
+        out.chase(leaf);
+        out.load(leaf + 8 * (object % INDEX_FANOUT));
+    }
+
+    fn fetch(&mut self, object: u64, out: &mut Out) -> u64 {
+        let entries = self.chunks.bytes / 8;
+        out.chase(self.chunks.at(object * entries / self.count, 8));
+        let record = self.objects.at(object, OBJECT_BYTES);
+        out.chase(record);
+        record
+    }
+
+    fn transaction(&mut self, out: &mut Out) {
+        let functions = u64::from(out.functions());
+        // Most transactions stay with recently created and often used objects.
+        let recent = self.transactions / 4 % self.count;
+        let object = match self.rng.below(16) {
+            0 => self.rng.below(self.count),
+            1..4 => self.rng.skewed(self.count),
+            _ => (recent + self.count - 1 - self.rng.skewed((self.count / 16).max(2)) % self.count) % self.count,
+        };
+        for part in 0..6 {
+            out.enter(self.rng.skewed(functions) as u32);
+            match part {
+                0 => self.find(object, out),
+                1 | 3 => {
+                    self.fetch(object, out);
+                }
+                _ => {
+                    let record = self.fetch(object, out);
+                    for word in 0..8 {
+                        out.load(record + (part * 4 + word * 24) % OBJECT_BYTES / 8 * 8);
+                    }
+                    if self.kind != 0 {
+                        out.store(record + 8 * (object % 32));
+                        out.store(record + 64);
+                    }
+                }
+            }
+        }
+        if self.kind == 2 {
+            // An insert fills a new object and its index entry.
+            let record = self.objects.at(recent, OBJECT_BYTES);
+            for word in 0..OBJECT_BYTES / 8 {
+                out.store(record + word * 8);
+            }
+            out.store(self.index.at(recent * (self.index.bytes / 8) / self.count, 8));
+        }
+    }
+}
+
+impl Kernel for ObjectStore {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        self.transaction(out);
+        self.transactions += 1;
+        if self.transactions.is_multiple_of(4096) {
+            self.kind = (self.kind + 1) % 3;
+        }
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.transactions as f64
+    }
+}

@@ -1,0 +1,312 @@
+//! h264, mesa and sphinx: motion search, rasterising, Gaussian scoring.
+//!
+//! Method, h264: for each macroblock, candidates around the predicted vector are compared in several reference pictures,
+//! which are kept upsampled four times in both directions, as the reference encoder does. Method, mesa: triangles of a
+//! mesh are filled span by span with depth test and texture. Method, sphinx: each frame scores the active senones, whose
+//! means and variances are streamed, and steps the active states of the lexical tree.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::random::{Rng, mix};
+use super::registry::ProgramSpec;
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[
+    ProgramSpec {
+        name: "h264",
+        stands_for: "SPEC CPU2006 464.h264ref",
+        algorithm: "motion search in upsampled reference pictures, residual coding",
+        footprint_bytes: 64_000_000,
+        footprint_source: "Henning 2007 (CPU2006 memory footprint): about 64 MB",
+        pace: Pace { instructions_per_access: 2.12, stack_per_access: 0.5 },
+        pace_source: "Phansalkar et al. 2007: 35.0 % loads, 12.1 % stores",
+        code: Code { functions: 96, function_instr: 160 },
+        code_source: "estimate: 60 KB of search and coding routines",
+        phases: "search and coding of each macroblock; pictures rotate through the buffers",
+        unit: "macroblocks",
+        threads: (1, 1),
+        make: |setup| setup.single(MotionSearch::new),
+    },
+    ProgramSpec {
+        name: "mesa",
+        stands_for: "SPEC CPU2000 177.mesa",
+        algorithm: "software rasteriser: spans with depth test and texture",
+        footprint_bytes: 9_500_000,
+        footprint_source: "Henning 2000: 9.5 MB resident",
+        pace: Pace { instructions_per_access: 2.9, stack_per_access: 2.5 },
+        pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (floating point, about 35 % loads and stores)",
+        code: Code { functions: 96, function_instr: 128 },
+        code_source: "estimate: 48 KB of vertex and span routines",
+        phases: "vertices of a strip, then its spans",
+        unit: "triangles",
+        threads: (1, 1),
+        make: |setup| setup.single(Rasteriser::new),
+    },
+    ProgramSpec {
+        name: "sphinx",
+        stands_for: "SPEC CPU2006 482.sphinx3",
+        algorithm: "Gaussian mixture scan per frame, lexical-tree search",
+        footprint_bytes: 45_000_000,
+        footprint_source: "Henning 2007 (CPU2006 memory footprint): about 45 MB",
+        pace: Pace { instructions_per_access: 2.99, stack_per_access: 0.6 },
+        pace_source: "Phansalkar et al. 2007: 30.4 % loads, 3.0 % stores",
+        code: Code { functions: 32, function_instr: 96 },
+        code_source: "estimate: scoring and search loops",
+        phases: "scoring (stream) and search (chase) alternate each frame",
+        unit: "frames",
+        threads: (1, 1),
+        make: |setup| setup.single(Recogniser::new),
+    },
+];
+
+const REFERENCES: u64 = 5;
+
+struct MotionSearch {
+    references: Vec<Region>,
+    current: Region,
+    coded: Region,
+    /// Luma size in pixels; references hold four samples per pixel in both directions.
+    width: u64,
+    height: u64,
+    at: u64,
+    written: u64,
+    macroblocks: u64,
+    rng: Rng,
+}
+
+impl MotionSearch {
+    fn new(setup: &mut Setup) -> Self {
+        // Five pictures of 16 bytes a pixel, the current one, and as much again for coded data and side information.
+        let pixels = setup.data_bytes() / (REFERENCES * 16 + 2);
+        let width = (libm::sqrt(pixels as f64 * 5.0 / 4.0) as u64 / 16 * 16).max(16);
+        let height = (pixels / width / 16 * 16).max(16);
+        let picture = width * height;
+        let references = (0..REFERENCES).map(|_| setup.region("reference", picture * 16, Users::All)).collect();
+        let current = setup.region("picture", picture, Users::All);
+        let rest = setup.data_bytes() - picture * (REFERENCES * 16 + 1);
+        let coded = setup.region("coded data", rest, Users::All);
+        let rng = setup.rng.clone();
+        MotionSearch { references, current, coded, width, height, at: 0, written: 0, macroblocks: 0, rng }
+    }
+
+    /// Sum of absolute differences at one candidate: rows until it is worse than the best (on average half of them).
+    fn compare(&mut self, reference: usize, x: u64, y: u64, out: &mut Out) {
+        let (columns, picture) = (self.width / 16, self.references[reference]);
+        let (left, top) = (self.at % columns * 16, self.at / columns * 16);
+        let rows = 4 + self.rng.below(13);
+        for row in 0..rows.min(16) {
+            let own = self.current.base + (top + row) * self.width + left;
+            let sample = (y + row * 4) * self.width * 4 + x;
+            for word in 0..2 {
+                out.load(own + word * 8);
+                out.load(picture.base + sample + word * 32);
+                out.load(picture.base + sample + word * 32 + 16);
+            }
+        }
+    }
+
+    fn search(&mut self, reference: usize, out: &mut Out) {
+        let columns = self.width / 16;
+        let (left, top) = (self.at % columns * 64, self.at / columns * 64);
+        let (right_most, lowest) = ((self.width - 16) * 4, (self.height - 16) * 4);
+        for candidate in 0..24 {
+            // Whole pixels in a spiral first, then quarter pixels around the best.
+            let span = if candidate < 16 { 64 } else { 4 };
+            let x = (left + self.rng.below(2 * span)).saturating_sub(span).min(right_most);
+            let y = (top + self.rng.below(2 * span)).saturating_sub(span).min(lowest);
+            out.enter(candidate % 24);
+            self.compare(reference, x, y, out);
+        }
+    }
+
+    /// Transforms and writes the residual, and this macroblock's part of the next reference picture.
+    fn code(&mut self, out: &mut Out) {
+        let columns = self.width / 16;
+        let target = self.references[(self.macroblocks / (columns * (self.height / 16)) % REFERENCES) as usize];
+        let (left, top) = (self.at % columns * 64, self.at / columns * 64);
+        for row in 0..64 {
+            out.enter(24 + row as u32);
+            for word in 0..8 {
+                out.store(target.base + (top + row) * self.width * 4 + left + word * 8);
+            }
+            out.store(self.coded.base + self.written);
+            self.written = (self.written + 8) % (self.coded.bytes / 8 * 8);
+        }
+    }
+}
+
+impl Kernel for MotionSearch {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        for reference in 0..REFERENCES as usize {
+            self.search(reference, out);
+        }
+        self.code(out);
+        self.at = (self.at + 1) % (self.width / 16 * (self.height / 16));
+        self.macroblocks += 1;
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.macroblocks as f64
+    }
+}
+
+struct Rasteriser {
+    colour: Region,
+    depth: Region,
+    texture: Region,
+    vertices: Region,
+    side: u64,
+    texels: u64,
+    triangles: u64,
+    rng: Rng,
+}
+
+impl Rasteriser {
+    fn new(setup: &mut Setup) -> Self {
+        let bytes = setup.data_bytes();
+        let side = libm::sqrt((bytes * 3 / 4 / 8) as f64) as u64;
+        let colour = setup.region("colour buffer", side * side * 4, Users::All);
+        let depth = setup.region("depth buffer", side * side * 4, Users::All);
+        let texture_bytes = (1 << 20).min(bytes / 8);
+        let texture = setup.region("texture", texture_bytes, Users::All);
+        let vertices = setup.region("vertices", bytes - colour.bytes - depth.bytes - texture.bytes, Users::All);
+        let texels = libm::sqrt((texture.bytes / 4) as f64) as u64;
+        let rng = setup.rng.clone();
+        Rasteriser { colour, depth, texture, vertices, side, texels, triangles: 0, rng }
+    }
+
+    fn span(&self, x: u64, y: u64, width: u64, texel: u64, out: &mut Out) {
+        for pixel in (0..width).filter(|pixel| x + pixel < self.side) {
+            let place = (y * self.side + x + pixel) * 4;
+            out.load(self.depth.base + place);
+            // Nearer than what is there already in three of four cases.
+            if mix(place ^ self.triangles) & 3 == 0 {
+                continue;
+            }
+            out.store(self.depth.base + place);
+            let (u, v) = ((texel + pixel) % (self.texels - 1), (texel / 7 + y) % (self.texels - 1));
+            let corner = self.texture.base + (v * self.texels + u) * 4;
+            out.load(corner);
+            out.load(corner + 4);
+            out.load(corner + self.texels * 4);
+            out.load(corner + self.texels * 4 + 4);
+            out.store(self.colour.base + place);
+        }
+    }
+}
+
+impl Kernel for Rasteriser {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        // The mesh covers the screen strip by strip; vertices stream by, transformed by code of their own.
+        let vertex = self.vertices.at(self.triangles % (self.vertices.bytes / 64), 64);
+        out.enter(self.triangles as u32 % 48);
+        for word in 0..8 {
+            out.load(vertex + word * 8);
+        }
+        out.store(vertex + 48);
+        let size = 4 + self.rng.below(8);
+        let per_row = (self.side / 6).max(1);
+        let (column, row) = (self.triangles % per_row, self.triangles / per_row * 6 % self.side);
+        out.enter(48 + self.rng.skewed(48) as u32);
+        for line in 0..size {
+            let y = row + line;
+            if y < self.side {
+                self.span(column * 6, y, size - line / 2, self.triangles * 5, out);
+            }
+        }
+        self.triangles += 1;
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.triangles as f64
+    }
+}
+
+/// Mixture of one senone: 8 densities of 39 means and variances in single precision, and weights.
+const SENONE_BYTES: u64 = 8 * 39 * 2 * 4;
+const STATE_BYTES: u64 = 64;
+
+struct Recogniser {
+    senones: Region,
+    tree: Region,
+    senone_count: u64,
+    next: u64,
+    states_left: u64,
+    at: u64,
+    frames: u64,
+    salt: u64,
+    rng: Rng,
+}
+
+impl Recogniser {
+    fn new(setup: &mut Setup) -> Self {
+        let bytes = setup.data_bytes();
+        // 6000 senones in the reference model: a third of the memory; the tree and the language model take the rest.
+        let senone_count = (bytes / 3 / SENONE_BYTES).max(4);
+        let senones = setup.region("senones", senone_count * SENONE_BYTES, Users::All);
+        let tree = setup.region("lexical tree", bytes - senones.bytes, Users::All);
+        let mut rng = setup.rng.clone();
+        let (at, salt) = (rng.bits(), rng.bits());
+        Recogniser { senones, tree, senone_count, next: 0, states_left: 0, at, frames: 0, salt, rng }
+    }
+
+    fn score(&self, senone: u64, out: &mut Out) {
+        let base = self.senones.at(senone, SENONE_BYTES);
+        for offset in (0..SENONE_BYTES).step_by(16) {
+            out.load(base + offset);
+            out.load(base + offset + 8);
+        }
+    }
+
+    /// Follows successors of one active state.
+    fn search(&mut self, out: &mut Out) {
+        let states = self.tree.bytes / STATE_BYTES;
+        // Paths move to nearby states, now and then a word ends and another begins.
+        let jump = if self.at & 15 == 0 { self.rng.below(states) } else { self.rng.below(64) };
+        let state = (self.at + jump) % states;
+        self.at = self.at.wrapping_add(jump + 1);
+        let record = self.tree.at(state, STATE_BYTES);
+        out.chase(record);
+        out.load(record + 8);
+        out.load(record + 16);
+        out.store(record + 24);
+        out.load(record + 32);
+    }
+}
+
+impl Kernel for Recogniser {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        if self.states_left > 0 {
+            out.enter(16 + self.states_left as u32 % 16);
+            let batch = self.states_left.min(16);
+            for _ in 0..batch {
+                self.search(out);
+            }
+            self.states_left -= batch;
+            return Turn::More;
+        }
+        // Two of five senones are active in a frame; which changes slowly, every sixteenth frame.
+        let epoch = self.frames / 16;
+        if mix(self.next ^ epoch << 32 ^ self.salt) % 5 < 2 {
+            self.score(self.next, out);
+        } else {
+            out.load(self.senones.at(self.next, SENONE_BYTES));
+        }
+        self.next += 1;
+        if self.next == self.senone_count {
+            self.next = 0;
+            self.frames += 1;
+            self.states_left = (self.tree.bytes / STATE_BYTES / 16).next_multiple_of(16);
+            out.enter(self.frames as u32 % 16);
+        }
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.frames as f64
+    }
+}

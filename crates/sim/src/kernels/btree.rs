@@ -158,12 +158,12 @@ impl Kernel for Database {
         let leaf = hot_draw(&mut self.rng, self.tree.leaves());
         let slot = self.rng.bits();
         for part in 0..6 {
-            out.enter(self.rng.skewed(functions) as u32);
+            out.enter(self.rng.function(functions));
             self.pin(leaf * 8 + part, out);
         }
-        out.enter(self.rng.skewed(functions) as u32);
+        out.enter(self.rng.function(functions));
         let record = self.tree.descend(leaf, slot, out);
-        out.enter(self.rng.skewed(functions) as u32);
+        out.enter(self.rng.function(functions));
         let write = self.rng.below(5) == 0;
         copy_record(record, write, out);
         if write {

@@ -38,7 +38,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         footprint_source: "Henning 2000: 37 MB resident",
         pace: Pace { instructions_per_access: 2.8, stack_per_access: 1.2 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (integer: about 36 % loads and stores)",
-        code: Code { functions: 64, function_instr: 96 },
+        code: Code { functions: 64, function_instr: 56 },
         code_source: "estimate: count, prune and dictionary routines",
         phases: "dictionary look-ups, then matching, sentence by sentence",
         unit: "sentences",
@@ -79,10 +79,11 @@ impl Compiler {
         self.heap.bytes / NODE_BYTES
     }
 
-    /// Sizes from 4 KB to about a thirtieth of the heap, each doubling about as much memory in total as the last.
+    /// Sizes from 4 KB to about a thirtieth of the heap; larger ones are rarer (the smaller of two doublings drawn).
     fn read_function(&mut self) {
         let largest = (self.capacity() / 30).max(128);
-        let scale_bits = self.rng.below(64 - largest.leading_zeros() as u64 - 6);
+        let doublings = 64 - u64::from(largest.leading_zeros()) - 6;
+        let scale_bits = self.rng.below(doublings).min(self.rng.below(doublings));
         let after = self.first + self.nodes;
         self.nodes = (96u64 << scale_bits).min(largest);
         self.nodes += self.rng.below(self.nodes / 2);
@@ -132,7 +133,7 @@ impl Kernel for Compiler {
         for index in self.next..end {
             if index.is_multiple_of(4) {
                 // Each pass has functions of its own, chosen by the node's kind: few kinds are frequent.
-                out.enter(self.pass * own + self.rng.skewed(u64::from(own)) as u32);
+                out.enter(self.pass * own + self.rng.function(u64::from(own)));
             }
             if self.pass == 0 { self.build(index, out) } else { self.visit(index, out) }
         }
@@ -252,7 +253,7 @@ impl Kernel for LinkParser {
             return Turn::More;
         }
         for _ in 0..self.spans.min(8) {
-            out.enter(16 + self.rng.skewed(48) as u32);
+            out.enter(16 + self.rng.function(48));
             self.span(out);
         }
         self.spans -= self.spans.min(8);

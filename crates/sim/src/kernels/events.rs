@@ -18,7 +18,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
     algorithm: "discrete-event simulation: binary heap of pointers to messages, modules and gates",
     footprint_bytes: 175_000_000,
     footprint_source: "Henning 2007 (CPU2006 memory footprint): about 175 MB",
-    pace: Pace { instructions_per_access: 1.93, stack_per_access: 1.5 },
+    pace: Pace { instructions_per_access: 1.93, stack_per_access: 2.5 },
     pace_source: "Phansalkar et al. 2007: 34.2 % loads, 17.7 % stores",
     code: Code { functions: 400, function_instr: 80 },
     code_source: "estimate: 128 KB of kernel and module code",
@@ -143,7 +143,7 @@ impl Kernel for Network {
         out.enter(0);
         let (time, message) = self.pop(out);
         let module = u64::from(self.target[message as usize]);
-        out.enter(1 + self.rng.skewed(functions - 1) as u32);
+        out.enter(1 + self.rng.function(functions - 1));
         self.handle(module, out);
         // Half of the events stay in the module (timers), the others go to a neighbour, few far away.
         let to = match self.rng.below(8) {
@@ -159,7 +159,7 @@ impl Kernel for Network {
             out.store(object + offset);
         }
         self.target[fresh as usize] = to as u32;
-        out.enter(1 + self.rng.skewed(functions - 1) as u32);
+        out.enter(1 + self.rng.function(functions - 1));
         let later = time + 1 + self.rng.skewed(1 << 20);
         self.push((later, fresh), out);
         self.events += 1;

@@ -35,7 +35,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         algorithm: "big integers in bags behind master pointers; allocation in a row, compacting collection",
         footprint_bytes: 193_000_000,
         footprint_source: "Henning 2000: 193 MB resident",
-        pace: Pace { instructions_per_access: 2.7, stack_per_access: 1.2 },
+        pace: Pace { instructions_per_access: 2.7, stack_per_access: 4.0 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (gap: 26.5 % loads, 10.3 % stores)",
         code: Code { functions: 240, function_instr: 80 },
         code_source: "estimate: 75 KB of evaluator and arithmetic",
@@ -123,16 +123,16 @@ impl Kernel for Interpreter {
             out.chase(op);
             out.load(op + 16);
             let functions = u64::from(out.functions());
-            out.enter((mix(self.op) % functions * (mix(self.op ^ 7) % functions) / functions) as u32);
+            out.enter((mix(self.op) % functions) as u32);
             for _ in 0..4 {
                 let slot = self.rng.skewed(self.pads.bytes / 8);
                 out.load(self.pads.at(slot, 8));
             }
             let slot = self.rng.skewed(self.pads.bytes / 8);
             out.store(self.pads.at(slot, 8));
-            match self.rng.below(24) {
+            match self.rng.below(64) {
                 0 => self.hash(out),
-                1..3 => self.append(out),
+                1 => self.append(out),
                 _ => {}
             }
         }
@@ -166,7 +166,7 @@ impl Bags {
         let mut used = 0;
         let live = (0..count)
             .map(|_| {
-                let words = 2 + rng.skewed(48) as u32;
+                let words = 2 + rng.skewed(24) as u32;
                 let bag = (used, words);
                 used += u64::from(words) * 8 + 8;
                 bag
@@ -177,7 +177,8 @@ impl Bags {
 
     /// Reads the words of a live bag; which are used most is skewed.
     fn operand(&mut self, out: &mut Out) -> u32 {
-        let bag = self.rng.skewed(self.live.len() as u64);
+        let popular = self.rng.skewed(self.live.len() as u64);
+        let bag = self.rng.skewed(popular + 1);
         let (offset, words) = self.live[bag as usize];
         out.load(self.masters.at(bag, 8));
         out.chase(self.workspace.base + offset);
@@ -189,7 +190,7 @@ impl Bags {
 
     fn operate(&mut self, out: &mut Out) {
         let functions = u64::from(out.functions());
-        out.enter(self.rng.skewed(functions) as u32);
+        out.enter(self.rng.function(functions));
         let words = self.operand(out) + if self.rng.below(2) == 0 { self.operand(out) } else { 1 };
         let words = words.min(96);
         let bytes = u64::from(words) * 8 + 8;
@@ -198,7 +199,7 @@ impl Bags {
             self.used = 0;
             return;
         }
-        out.enter(self.rng.skewed(functions) as u32);
+        out.enter(self.rng.function(functions));
         for word in 0..u64::from(words) {
             out.store(self.workspace.base + self.used + word * 8);
         }
@@ -294,13 +295,13 @@ impl ObjectStore {
         let functions = u64::from(out.functions());
         // Most transactions stay with recently created and often used objects.
         let recent = self.transactions / 4 % self.count;
-        let object = match self.rng.below(16) {
+        let object = match self.rng.below(64) {
             0 => self.rng.below(self.count),
             1..4 => self.rng.skewed(self.count),
-            _ => (recent + self.count - 1 - self.rng.skewed((self.count / 16).max(2)) % self.count) % self.count,
+            _ => (recent + self.count - 1 - self.rng.skewed((self.count / 256).max(2)) % self.count) % self.count,
         };
         for part in 0..6 {
-            out.enter(self.rng.skewed(functions) as u32);
+            out.enter(self.rng.function(functions));
             match part {
                 0 => self.find(object, out),
                 1 | 3 => {

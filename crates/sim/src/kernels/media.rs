@@ -22,8 +22,8 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         footprint_source: "Henning 2007 (CPU2006 memory footprint): about 64 MB",
         pace: Pace { instructions_per_access: 2.12, stack_per_access: 0.5 },
         pace_source: "Phansalkar et al. 2007: 35.0 % loads, 12.1 % stores",
-        code: Code { functions: 96, function_instr: 160 },
-        code_source: "estimate: 60 KB of search and coding routines",
+        code: Code { functions: 96, function_instr: 112 },
+        code_source: "estimate: 43 KB of search and coding routines",
         phases: "search and coding of each macroblock; pictures rotate through the buffers",
         unit: "macroblocks",
         threads: (1, 1),
@@ -35,7 +35,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         algorithm: "software rasteriser: spans with depth test and texture",
         footprint_bytes: 9_500_000,
         footprint_source: "Henning 2000: 9.5 MB resident",
-        pace: Pace { instructions_per_access: 2.9, stack_per_access: 2.5 },
+        pace: Pace { instructions_per_access: 2.9, stack_per_access: 6.0 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (floating point, about 35 % loads and stores)",
         code: Code { functions: 96, function_instr: 128 },
         code_source: "estimate: 48 KB of vertex and span routines",
@@ -111,11 +111,11 @@ impl MotionSearch {
         let columns = self.width / 16;
         let (left, top) = (self.at % columns * 64, self.at / columns * 64);
         let (right_most, lowest) = ((self.width - 16) * 4, (self.height - 16) * 4);
-        for candidate in 0..24 {
+        for candidate in 0..64 {
             // Whole pixels in a spiral first, then quarter pixels around the best.
-            let span = if candidate < 16 { 64 } else { 4 };
-            let x = (left + self.rng.below(2 * span)).saturating_sub(span).min(right_most);
-            let y = (top + self.rng.below(2 * span)).saturating_sub(span).min(lowest);
+            let (span, align) = if candidate < 48 { (64, 4) } else { (4, 1) };
+            let x = (left + self.rng.below(2 * span)).saturating_sub(span).min(right_most) / align * align;
+            let y = (top + self.rng.below(2 * span)).saturating_sub(span).min(lowest) / align * align;
             out.enter(candidate % 24);
             self.compare(reference, x, y, out);
         }
@@ -126,8 +126,10 @@ impl MotionSearch {
         let columns = self.width / 16;
         let target = self.references[(self.macroblocks / (columns * (self.height / 16)) % REFERENCES) as usize];
         let (left, top) = (self.at % columns * 64, self.at / columns * 64);
-        for row in 0..64 {
-            out.enter(24 + row as u32);
+        for row in 0..64u64 {
+            if row.is_multiple_of(4) {
+                out.enter(24 + (row / 4 + self.macroblocks * 16) as u32 % 72);
+            }
             for word in 0..8 {
                 out.store(target.base + (top + row) * self.width * 4 + left + word * 8);
             }
@@ -210,7 +212,7 @@ impl Kernel for Rasteriser {
         let size = 4 + self.rng.below(8);
         let per_row = (self.side / 6).max(1);
         let (column, row) = (self.triangles % per_row, self.triangles / per_row * 6 % self.side);
-        out.enter(48 + self.rng.skewed(48) as u32);
+        out.enter(48 + self.rng.function(48));
         for line in 0..size {
             let y = row + line;
             if y < self.side {
@@ -256,9 +258,9 @@ impl Recogniser {
 
     fn score(&self, senone: u64, out: &mut Out) {
         let base = self.senones.at(senone, SENONE_BYTES);
-        for offset in (0..SENONE_BYTES).step_by(16) {
+        for offset in (0..SENONE_BYTES).step_by(8) {
             out.load(base + offset);
-            out.load(base + offset + 8);
+            out.load(base + offset + 4);
         }
     }
 
@@ -292,6 +294,7 @@ impl Kernel for Recogniser {
         // Two of five senones are active in a frame; which changes slowly, every sixteenth frame.
         let epoch = self.frames / 16;
         if mix(self.next ^ epoch << 32 ^ self.salt) % 5 < 2 {
+            out.enter(self.next as u32 % 16);
             self.score(self.next, out);
         } else {
             out.load(self.senones.at(self.next, SENONE_BYTES));

@@ -18,8 +18,10 @@ mod registry;
 mod setup;
 
 mod btree;
+mod chat;
 mod compiler;
 mod compress;
+mod database;
 mod events;
 mod interpreter;
 mod lattice;
@@ -28,7 +30,9 @@ mod molecules;
 mod network;
 mod neural;
 mod placement;
+mod scoreboard;
 mod search;
+mod servers;
 mod sparse;
 mod stencil;
 

@@ -85,8 +85,8 @@ struct Simplex {
 impl Simplex {
     fn new(setup: &mut Setup) -> Self {
         let bytes = setup.data_bytes();
-        // 181.mcf's reference input: about 60 000 nodes to 3 M arcs of 64 bytes, a fiftieth.
-        let count = (bytes / NODE_BYTES / 51).max(64);
+        // The reference inputs have about 60 000 nodes (trips to cover); 181.mcf has fifty arcs to each, 429.mcf more.
+        let count = (bytes / NODE_BYTES / 51).clamp(64, 60_000);
         let arc_count = (bytes - count * NODE_BYTES) / ARC_BYTES;
         let nodes = setup.region("nodes", count * NODE_BYTES, Users::All);
         let arcs = setup.region("arcs", arc_count * ARC_BYTES, Users::All);

@@ -19,10 +19,10 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
     algorithm: "adaptive-resonance network: F1 relaxation passes, column scans of row-major weights",
     footprint_bytes: 3_700_000,
     footprint_source: "Henning 2000: 3.7 MB resident",
-    pace: Pace { instructions_per_access: 2.9, stack_per_access: 0.25 },
+    pace: Pace { instructions_per_access: 2.9, stack_per_access: 0.5 },
     pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (floating point, about 35 % loads and stores)",
-    code: Code { functions: 8, function_instr: 96 },
-    code_source: "estimate: eight inner loops",
+    code: Code { functions: 10, function_instr: 96 },
+    code_source: "estimate: ten inner loops",
     phases: "relaxation passes (F1 only) and column scans (all weights) alternate",
     unit: "windows matched",
     threads: (1, 1),
@@ -31,9 +31,13 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
 
 /// Bytes of one F1 neuron: eight doubles (I, W, X, V, U, P, Q, R).
 const NEURON_BYTES: u64 = 64;
-const F2_NEURONS: u64 = 20;
+const F2_NEURONS: u64 = 11;
 const ROW_BYTES: u64 = F2_NEURONS * 8;
 const PASSES: u32 = 5;
+/// Loops of one pass: W, its norm, X, V and its norm, U, P, Q.
+const LOOPS: u32 = 7;
+/// Bytes of the scanned images and training data per neuron.
+const IMAGE_BYTES: u64 = 128;
 /// Rows or neurons handled by one step.
 const CHUNK: u64 = 64;
 
@@ -41,6 +45,7 @@ struct Art {
     f1: Region,
     bottom_up: Region,
     top_down: Region,
+    images: Region,
     neurons: u64,
     rng: Rng,
     stage: Stage,
@@ -51,6 +56,7 @@ struct Art {
 
 #[derive(Clone, Copy)]
 enum Stage {
+    Read,
     Relax { pass: u32 },
     Column { j: u64 },
     Learn,
@@ -58,35 +64,47 @@ enum Stage {
 
 impl Art {
     fn new(setup: &mut Setup) -> Self {
-        let neurons = setup.data_bytes() / (NEURON_BYTES + 2 * ROW_BYTES);
+        let neurons = setup.data_bytes() / (NEURON_BYTES + 2 * ROW_BYTES + IMAGE_BYTES);
         let f1 = setup.region("f1 layer", neurons * NEURON_BYTES, Users::All);
         let bottom_up = setup.region("bottom-up weights", neurons * ROW_BYTES, Users::All);
         let top_down = setup.region("top-down weights", neurons * ROW_BYTES, Users::All);
+        let images = setup.region("images", neurons * IMAGE_BYTES, Users::All);
         let mut rng = setup.rng.clone();
         // Copies are scanning different windows: each starts at another column.
         let stage = Stage::Column { j: rng.below(F2_NEURONS) };
-        Art { f1, bottom_up, top_down, neurons, rng, stage, next: 0, winner: 0, windows: 0 }
+        Art { f1, bottom_up, top_down, images, neurons, rng, stage, next: 0, winner: 0, windows: 0 }
     }
 
+    /// One neuron in one of the loops of a pass: which fields are read and written.
     fn relax(&self, i: u64, pass: u32, out: &mut Out) {
         let neuron = self.f1.at(i, NEURON_BYTES);
-        // W from I and U; X from W; V from X and Q; U from V; P from U and the winner's top-down weight; Q from P.
-        out.load(neuron);
-        out.load(neuron + 32);
-        out.store(neuron + 8);
-        out.store(neuron + 16);
-        out.load(neuron + 48);
-        out.store(neuron + 24);
-        if pass > 0 {
+        let (read, also, written) = match pass % LOOPS {
+            0 => (0, 32, 8),
+            1 => (8, 8, 56),
+            2 => (8, 56, 16),
+            3 => (16, 48, 24),
+            4 => (24, 24, 32),
+            5 => (32, 32, 40),
+            _ => (40, 40, 48),
+        };
+        out.load(neuron + read);
+        out.load(neuron + also);
+        if pass % LOOPS == 5 {
             out.load(self.top_down.at(i, ROW_BYTES) + self.winner * 8);
         }
-        out.store(neuron + 40);
+        out.store(neuron + written);
     }
 
     fn row(&self, i: u64, out: &mut Out) {
         match self.stage {
+            Stage::Read => {
+                let words = self.images.bytes / 8;
+                out.load(self.images.at((i + self.windows * 617) % words, 8));
+                out.store(self.f1.at(i, NEURON_BYTES));
+            }
             Stage::Relax { pass } => self.relax(i, pass, out),
             Stage::Column { j } => {
+                // The row's pointer is part of the row here; the sum is kept in memory, on the stack's lines.
                 out.load(self.f1.at(i, NEURON_BYTES) + 40);
                 out.load(self.bottom_up.at(i, ROW_BYTES) + j * 8);
             }
@@ -101,20 +119,22 @@ impl Art {
     fn advance(&mut self, out: &mut Out) {
         self.next = 0;
         self.stage = match self.stage {
-            Stage::Relax { pass } if pass + 1 < PASSES => Stage::Relax { pass: pass + 1 },
+            Stage::Read => Stage::Relax { pass: 0 },
+            Stage::Relax { pass } if pass + 1 < PASSES * LOOPS => Stage::Relax { pass: pass + 1 },
             Stage::Relax { .. } => Stage::Column { j: 0 },
             Stage::Column { j } if j + 1 < F2_NEURONS => Stage::Column { j: j + 1 },
             Stage::Column { .. } => Stage::Learn,
             Stage::Learn => {
                 self.winner = self.rng.below(F2_NEURONS);
                 self.windows += 1;
-                Stage::Relax { pass: 0 }
+                Stage::Read
             }
         };
         out.enter(match self.stage {
-            Stage::Relax { pass } => pass,
-            Stage::Column { .. } => 6,
-            Stage::Learn => 7,
+            Stage::Relax { pass } => pass % LOOPS,
+            Stage::Column { .. } => 7,
+            Stage::Read => 8,
+            Stage::Learn => 9,
         });
     }
 }

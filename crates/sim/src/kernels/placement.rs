@@ -40,7 +40,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         footprint_source: "Henning 2000: 50 MB resident",
         pace: Pace { instructions_per_access: 2.8, stack_per_access: 0.8 },
         pace_source: INT_MIX,
-        code: Code { functions: 32, function_instr: 128 },
+        code: Code { functions: 32, function_instr: 80 },
         code_source: "estimate: placer and router routines",
         phases: "placement at one temperature, then routing of as many nets",
         unit: "moves tried and nets routed",
@@ -297,7 +297,7 @@ impl Router {
 
     fn step(&mut self, rng: &mut Rng, out: &mut Out) {
         if self.wave == 0 {
-            self.extent = 4 + rng.skewed(self.side / 2);
+            self.extent = 4 + rng.skewed(self.side / 8);
             self.extent = self.extent.min(self.side);
             let span = self.side - self.extent + 1;
             self.corner = (rng.below(span), rng.below(span));

@@ -70,6 +70,9 @@ pub enum ProgramError {
 const FAMILIES: &[&[ProgramSpec]] = &[
     super::neural::PROGRAMS,
     super::stencil::PROGRAMS,
+    super::chat::PROGRAMS,
+    super::database::PROGRAMS,
+    super::scoreboard::PROGRAMS,
     super::btree::PROGRAMS,
     super::search::PROGRAMS,
     super::interpreter::PROGRAMS,

@@ -27,7 +27,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         phases: "none",
         unit: "positions",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| GameSearch::new(setup, 48)),
+        make: |setup| setup.single(|setup| GameSearch::new(setup, 120)),
     },
     ProgramSpec {
         name: "gobmk",
@@ -42,7 +42,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         phases: "none",
         unit: "positions",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| GameSearch::new(setup, 24)),
+        make: |setup| setup.single(|setup| GameSearch::new(setup, 240)),
     },
     ProgramSpec {
         name: "gamess",
@@ -82,6 +82,8 @@ struct GameSearch {
     cache: Region,
     /// Table reads per position.
     reads: u64,
+    /// All but every 48th read go to this fraction of the tables: attack tables, common patterns.
+    hot_divisor: u64,
     depth: u64,
     positions: u64,
     rng: Rng,
@@ -95,8 +97,9 @@ impl GameSearch {
         let boards = setup.region("position stack", (64 * BOARD_BYTES).min(bytes / 8), Users::All);
         let tables = setup.region("tables", bytes / 4, Users::All);
         let cache = setup.region("transposition table", bytes - boards.bytes - tables.bytes, Users::All);
+        let hot_divisor = (tables.bytes / (32 << 10)).max(1);
         let rng = setup.rng.clone();
-        GameSearch { boards, tables, cache, reads, depth: 0, positions: 0, rng }
+        GameSearch { boards, tables, cache, reads, hot_divisor, depth: 0, positions: 0, rng }
     }
 }
 
@@ -108,7 +111,7 @@ impl Kernel for GameSearch {
         let up = self.rng.below(levels.min(16)) < self.depth;
         self.depth = if up { self.depth.saturating_sub(1 + self.rng.below(2)) } else { self.depth + 1 };
         let board = self.boards.at(self.depth.min(levels - 1), BOARD_BYTES);
-        out.enter(self.rng.skewed(functions) as u32);
+        out.enter(self.rng.function(functions));
         for word in 0..12 {
             out.load(board + word * 8);
             out.store(board + word * 40 / 8 * 8);
@@ -119,11 +122,11 @@ impl Kernel for GameSearch {
         out.load(slot + 8);
         for read in 0..self.reads {
             if read.is_multiple_of(12) {
-                out.enter(self.rng.skewed(functions) as u32);
+                out.enter(self.rng.function(functions));
             }
             // A few tables serve every position, others only certain patterns.
             let word = self.rng.skewed(self.tables.bytes / 8);
-            let word = if read.is_multiple_of(16) { word } else { word / 16 };
+            let word = if read.is_multiple_of(48) { word } else { word / self.hot_divisor };
             out.load(self.tables.at(word, 8));
             if read.is_multiple_of(3) {
                 out.load(board + read * 8 % BOARD_BYTES);
@@ -222,7 +225,7 @@ impl Kernel for RayTracer {
         let boxes = self.hierarchy.bytes / BOX_BYTES;
         // Neighbouring pixels hit neighbouring shapes: the leaf drifts, secondary rays leave it.
         let drift = self.rays / 64 * 3 % boxes;
-        let leaf = if self.rng.below(6) == 0 { self.rng.skewed(boxes) } else { (drift + self.rng.below(4)) % boxes };
+        let leaf = if self.rng.below(48) == 0 { self.rng.skewed(boxes) } else { (drift + self.rng.below(4)) % boxes };
         let mut node = 1;
         while node < boxes {
             let record = self.hierarchy.at(node, BOX_BYTES);
@@ -232,7 +235,7 @@ impl Kernel for RayTracer {
             }
             node = 2 * node + (leaf * node.next_power_of_two() * 2 / boxes) % 2;
         }
-        out.enter(self.rng.skewed(functions) as u32);
+        out.enter(self.rng.function(functions));
         let record = self.hierarchy.at(leaf, BOX_BYTES);
         out.load(record);
         let shapes = self.shapes.bytes / SHAPE_BYTES;
@@ -240,12 +243,12 @@ impl Kernel for RayTracer {
         out.chase(shape);
         for word in 0..24u64 {
             if word.is_multiple_of(8) {
-                out.enter(self.rng.skewed(functions) as u32);
+                out.enter(self.rng.function(functions));
             }
             out.load(shape + word * 8);
         }
         // Texture: some other part of the shapes' memory, seldom.
-        if self.rng.below(8) == 0 {
+        if self.rng.below(64) == 0 {
             let other = self.rng.skewed(shapes);
             for word in 0..8 {
                 out.load(self.shapes.at(other, SHAPE_BYTES) + word * 32);

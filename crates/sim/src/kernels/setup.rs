@@ -127,6 +127,11 @@ impl<'a> Setup<'a> {
         region
     }
 
+    /// Threads added so far: the place of the next.
+    pub fn thread_count(&self) -> u32 {
+        self.program.threads.len() as u32
+    }
+
     /// A program of one thread.
     pub fn single<K: Kernel + 'static>(&mut self, new: fn(&mut Self) -> K) {
         let kernel = new(self);

@@ -20,7 +20,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         algorithm: "sparse symmetric matrix-vector product of 3x3 blocks, then time integration",
         footprint_bytes: 49_500_000,
         footprint_source: "Henning 2000: 49.5 MB resident",
-        pace: Pace { instructions_per_access: 2.4, stack_per_access: 0.25 },
+        pace: Pace { instructions_per_access: 2.4, stack_per_access: 0.6 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (equake: above 40 % loads and stores)",
         code: Code { functions: 3, function_instr: 160 },
         code_source: "estimate: product and integration loops",
@@ -174,7 +174,8 @@ impl LinearProgram {
         let header = self.headers.at(column, 32);
         out.load(header);
         out.load(header + 8);
-        let base = scale(mix(column ^ self.salt), self.rows);
+        // Columns are ordered by commodity, as are the rows they meet.
+        let base = (scale(self.salt, self.rows) + column * self.rows / self.count) % self.rows;
         for nonzero in 0..COLUMN_NONZEROS {
             let entry = self.columns.at(column, COLUMN_BYTES) + nonzero * 16;
             out.load(entry);
@@ -187,13 +188,13 @@ impl LinearProgram {
     }
 
     fn solve(&mut self, out: &mut Out) {
-        let vectors = self.factors.bytes / 64;
+        let vectors = self.factors.bytes / 64 - 2;
         let at = self.factors.at(self.rng.below(vectors), 64);
         out.chase(at);
-        for word in 1..6 {
+        for word in 1..24 {
             out.load(at + word * 8);
         }
-        let row = self.rng.below(self.rows);
+        let row = (self.next * self.rows / self.count + self.rng.below(2048)) % self.rows;
         out.chase(self.dual.at(row, 8));
         out.store(self.dual.at(row, 8));
     }

@@ -52,7 +52,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         algorithm: "SSOR on 5x5 blocks: fluxes in three directions, Jacobians, lower and upper sweeps",
         footprint_bytes: 181_000_000,
         footprint_source: "Henning 2000: 181 MB resident",
-        pace: Pace { instructions_per_access: 2.6, stack_per_access: 0.25 },
+        pace: Pace { instructions_per_access: 2.6, stack_per_access: 1.8 },
         pace_source: FP_MIX,
         code: Code { functions: 7, function_instr: 640 },
         code_source: LOOPS,

@@ -1,0 +1,236 @@
+//! chatrooms: VolanoMark's server, two threads a connection.
+//!
+//! Method (papers TC, section 3.5.2; 2 rooms x 8 clients, no think time): a connection's reader takes a message that came
+//! in, parses it in a private buffer, appends it to the room's list of messages under the room's lock, and posts to the
+//! writer of every connection of the room; a writer waits for messages, copies each from the room's list and sends it.
+//! Clients answer at once, so that a writer's delivery of a client's own message is what lets its reader go on: readers
+//! wait for their own writer. Every wait is paired with one post.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::random::Rng;
+use super::registry::ProgramSpec;
+use super::servers::{Membership, add_collectors, group_users, members};
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
+    name: "chatrooms",
+    stands_for: "VolanoMark: 2 rooms x 8 clients, two threads a connection",
+    algorithm: "readers append to their room's messages and wake its writers; writers copy and send",
+    footprint_bytes: 12 << 20,
+    footprint_source: "estimate: heap of a chat server; the papers give none",
+    pace: Pace { instructions_per_access: 2.8, stack_per_access: 2.0 },
+    pace_source: "estimate: integer mix (commercial servers are near SPEC integer programs)",
+    code: Code { functions: 800, function_instr: 80 },
+    code_source: "estimate: 250 KB of compiled methods and socket code",
+    phases: "optional change of rooms midway; collector threads",
+    unit: "messages",
+    threads: (8, 2),
+    make: rooms,
+}];
+
+const MESSAGE_BYTES: u64 = 256;
+
+/// A room: its members and message ring, shared by its connections.
+#[derive(Clone, Copy)]
+struct Room {
+    messages: Region,
+    /// Lock, member list, counters.
+    state: Region,
+    clients: u32,
+    /// Channel of the first connection's writer; the others follow, then the readers' channels.
+    first_channel: u32,
+}
+
+impl Room {
+    fn writer_channel(&self, place: u32) -> u32 {
+        self.first_channel + 2 * place
+    }
+
+    fn reader_channel(&self, place: u32) -> u32 {
+        self.first_channel + 2 * place + 1
+    }
+
+    fn message(&self, number: u64) -> u64 {
+        self.messages.at(number % (self.messages.bytes / MESSAGE_BYTES), MESSAGE_BYTES)
+    }
+}
+
+fn rooms(setup: &mut Setup) {
+    let members = members(setup);
+    let groups = setup.sizes.len() as u64;
+    let data = setup.data_bytes();
+    // A quarter of the heap holds the rooms, an eighth the server's own data, the rest the connections' buffers.
+    let process = setup.region("server", data / 8, Users::All);
+    let mut all = Vec::new();
+    let mut heap = vec![process];
+    let mut channel = 0;
+    for group in 0..groups as u32 {
+        let users = group_users(setup, group);
+        let clients = setup.sizes[group as usize];
+        let state = setup.region("room", 4096.min(data / 64 / groups), users);
+        let messages = setup.region("messages", (data / 4 / groups).saturating_sub(state.bytes).max(512), users);
+        heap.push(messages);
+        all.push(Room { messages, state, clients, first_channel: channel });
+        channel += 2 * clients;
+    }
+    let used: u64 = setup_bytes(&all) + process.bytes;
+    let each = (data.saturating_sub(used) / (2 * members.len() as u64)).max(1024);
+    for &(group, place) in &members {
+        for role in [Role::Reader, Role::Writer] {
+            let thread = setup.thread_count();
+            let buffer = setup.region("connection buffer", each, Users::Thread(thread));
+            let connection = Connection {
+                rooms: all.clone(),
+                own: all[group as usize],
+                membership: Membership::new(group, setup),
+                process,
+                buffer,
+                place,
+                role,
+                stage: Stage::Work,
+                messages: 0,
+                at: 0,
+                rng: Rng::new(setup.rng.bits()),
+            };
+            setup.thread(Some(group), connection);
+        }
+    }
+    add_collectors(setup, &heap, process);
+}
+
+fn setup_bytes(rooms: &[Room]) -> u64 {
+    rooms.iter().map(|room| room.messages.bytes + room.state.bytes).sum()
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Role {
+    Reader,
+    Writer,
+}
+
+/// Where a thread stands between two turns.
+#[derive(Clone, Copy)]
+enum Stage {
+    Work,
+    /// Reader: has woken the first so many writers.
+    Post(u32),
+    Wait,
+}
+
+struct Connection {
+    rooms: Vec<Room>,
+    /// The room whose members it wakes; never changes, so that waits and posts stay paired.
+    own: Room,
+    /// Whose messages it works on.
+    membership: Membership,
+    process: Region,
+    buffer: Region,
+    place: u32,
+    role: Role,
+    stage: Stage,
+    messages: u64,
+    at: u64,
+    rng: Rng,
+}
+
+impl Connection {
+    fn room(&self) -> Room {
+        self.rooms[self.membership.at(self.messages)]
+    }
+
+    fn buffer_word(&mut self) -> u64 {
+        self.at = (self.at + 8) % self.buffer.bytes;
+        self.buffer.base + self.at
+    }
+
+    /// Looks at the server's own data: sessions, character tables, buffers of the socket layer.
+    fn serve(&mut self, out: &mut Out) {
+        let functions = u64::from(out.functions());
+        for _ in 0..3 {
+            out.enter(self.rng.function(functions));
+            for _ in 0..6 {
+                let word = self.process.at(self.rng.skewed(self.process.bytes / 8), 8);
+                out.load(word);
+            }
+            for _ in 0..8 {
+                let word = self.buffer_word();
+                out.load(word);
+                out.store(word);
+            }
+        }
+        // One line of statistics that every thread changes.
+        out.load(self.process.base);
+        out.store(self.process.base);
+    }
+
+    /// Takes the room's lock and reads or appends the newest message.
+    fn work(&mut self, out: &mut Out) {
+        let room = self.room();
+        self.serve(out);
+        out.load(room.state.base);
+        out.store(room.state.base);
+        for client in 0..u64::from(room.clients) {
+            out.load(room.state.base + (64 + client * 16) % room.state.bytes);
+        }
+        // All members append to the ring in turn: the newest one is about the members' count times one's own.
+        let number = self.messages * u64::from(room.clients) + u64::from(self.place);
+        let message = match self.role {
+            Role::Reader => room.message(number),
+            Role::Writer => room.message(self.messages),
+        };
+        for word in 0..MESSAGE_BYTES / 8 {
+            match self.role {
+                Role::Reader => out.store(message + word * 8),
+                Role::Writer => {
+                    out.load(message + word * 8);
+                    let target = self.buffer_word();
+                    out.store(target);
+                }
+            }
+        }
+        out.store(room.state.base + 8);
+        self.messages += 1;
+    }
+}
+
+impl Kernel for Connection {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        match (self.role, self.stage) {
+            (Role::Reader, Stage::Work) => {
+                self.work(out);
+                self.stage = Stage::Post(0);
+                Turn::More
+            }
+            (Role::Reader, Stage::Post(place)) => {
+                self.stage = if place + 1 < self.own.clients { Stage::Post(place + 1) } else { Stage::Wait };
+                Turn::Post { channel: self.own.writer_channel(place) }
+            }
+            (Role::Reader, Stage::Wait) => {
+                // The client answers when its own message comes back.
+                self.stage = Stage::Work;
+                Turn::Wait { channel: self.own.reader_channel(self.place) }
+            }
+            (Role::Writer, Stage::Work) => {
+                self.stage = Stage::Wait;
+                Turn::Wait { channel: self.own.writer_channel(self.place) }
+            }
+            (Role::Writer, Stage::Wait) => {
+                self.work(out);
+                self.stage = Stage::Work;
+                // One in as many messages as there are clients is the client's own.
+                if self.messages.is_multiple_of(u64::from(self.own.clients)) {
+                    return Turn::Post { channel: self.own.reader_channel(self.place) };
+                }
+                Turn::More
+            }
+            (Role::Writer, Stage::Post(_)) => unreachable!("writers post in one turn"),
+        }
+    }
+
+    fn progress(&self) -> f64 {
+        self.messages as f64
+    }
+}

@@ -1,0 +1,179 @@
+//! warehouses and rubis: threads working on B-trees of their group.
+//!
+//! Method, warehouses (SPECjbb2000; papers TC, section 3.5.2): each thread runs orders on its warehouse, a tree of 25 MB:
+//! descents, record updates, district and stock counters of the warehouse that every order changes, new objects in a
+//! private allocation buffer. Method, rubis: one server, two databases, a thread per connection; transactions pin pages in
+//! a buffer pool whose headers belong to the database, write its log, and pass locks and statistics of the whole server.
+
+use cachemate_core::Turn;
+
+use super::btree::{PAGE_BYTES, Tree, copy_record, hot_draw};
+use super::out::Out;
+use super::random::{Rng, mix};
+use super::registry::ProgramSpec;
+use super::servers::{Membership, add_collectors, group_users, members};
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+const SERVER_PACE: Pace = Pace { instructions_per_access: 2.8, stack_per_access: 2.0 };
+const PACE_SOURCE: &str = "estimate: integer mix (commercial servers are near SPEC integer programs)";
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[
+    ProgramSpec {
+        name: "warehouses",
+        stands_for: "SPECjbb2000, 2 warehouses x 8 threads",
+        algorithm: "orders on B-trees of 25 MB, shared by the threads of a warehouse",
+        footprint_bytes: 2 * 25_000_000 + 16 * 300_000,
+        footprint_source: "papers TC, section 3.5.2: 25 MB a warehouse; 300 kB allocation buffer a thread is an estimate",
+        pace: SERVER_PACE,
+        pace_source: PACE_SOURCE,
+        code: Code { functions: 1600, function_instr: 80 },
+        code_source: "estimate: 500 KB of compiled methods (papers CP: instruction stalls grow in small partitions)",
+        phases: "optional change of warehouses midway; collector threads",
+        unit: "orders",
+        threads: (8, 2),
+        make: |setup| databases(setup, &WAREHOUSE),
+    },
+    ProgramSpec {
+        name: "rubis",
+        stands_for: "RUBiS on MySQL: 2 databases x 16 clients in one server",
+        algorithm: "transactions on B-trees behind buffer-pool headers; log, locks and statistics of the server",
+        footprint_bytes: 2 * 32_000_000 + 32 * 100_000,
+        footprint_source: "estimate: 32 MB buffer pool in use a database; 100 kB a connection",
+        pace: SERVER_PACE,
+        pace_source: PACE_SOURCE,
+        code: Code { functions: 3200, function_instr: 80 },
+        code_source: "estimate: 1 MB of server code in use",
+        phases: "optional change of databases midway; background threads",
+        unit: "transactions",
+        threads: (16, 2),
+        make: |setup| databases(setup, &RUBIS),
+    },
+];
+
+/// What tells the two servers apart.
+struct Shape {
+    tree: &'static str,
+    /// Share of the footprint that is private to threads: `private_bytes` of `footprint` each by default.
+    private_part: fn(threads: u64, groups: u64) -> (u64, u64),
+    /// Touches of the group's counters and of the whole process's, per operation.
+    group_touches: u64,
+    process_touches: u64,
+    /// Descents per operation, and how many of them write.
+    descents: u64,
+    writes: u64,
+}
+
+const WAREHOUSE: Shape = Shape {
+    tree: "warehouse",
+    private_part: |threads, groups| (threads * 300_000, threads * 300_000 + groups * 25_000_000),
+    group_touches: 12,
+    process_touches: 1,
+    descents: 10,
+    writes: 5,
+};
+
+const RUBIS: Shape = Shape {
+    tree: "database",
+    private_part: |threads, groups| (threads * 100_000, threads * 100_000 + groups * 32_000_000),
+    group_touches: 24,
+    process_touches: 8,
+    descents: 8,
+    writes: 2,
+};
+
+/// The data of one group.
+#[derive(Clone, Copy)]
+struct Group {
+    tree: Tree,
+    /// Counters, page headers, latches, log tail: what every operation of the group changes.
+    hot: Region,
+}
+
+struct Connection {
+    groups: Vec<Group>,
+    membership: Membership,
+    process: Region,
+    private: Region,
+    allocated: u64,
+    shape: &'static Shape,
+    operations: u64,
+    rng: Rng,
+}
+
+const HOT_BYTES: u64 = 64 << 10;
+
+fn databases(setup: &mut Setup, shape: &'static Shape) {
+    let members = members(setup);
+    let groups = setup.sizes.len() as u64;
+    let (part, whole) = (shape.private_part)(members.len() as u64, groups);
+    let data = setup.data_bytes();
+    let process_bytes = (64 << 10).min(data / 64);
+    let private_bytes = ((data as u128 * u128::from(part) / u128::from(whole)) as u64 / members.len() as u64).max(4096);
+    let hot_bytes = HOT_BYTES.min(data / 16 / groups);
+    let left = data - process_bytes - private_bytes * members.len() as u64 - hot_bytes * groups;
+    let pages = (left / groups / PAGE_BYTES).max(1);
+    let mut shared = Vec::new();
+    let mut heap = Vec::new();
+    for group in 0..groups as u32 {
+        let users = group_users(setup, group);
+        let tree = setup.region(shape.tree, pages * PAGE_BYTES, users);
+        let hot = setup.region("counters and headers", hot_bytes, users);
+        heap.push(tree);
+        shared.push(Group { tree: Tree::new(tree), hot });
+    }
+    let process = setup.region("process-wide", process_bytes, Users::All);
+    for (thread, &(group, _)) in members.iter().enumerate() {
+        let private = setup.region("allocation buffer", private_bytes, Users::Thread(thread as u32));
+        let membership = Membership::new(group, setup);
+        let rng = Rng::new(setup.rng.bits());
+        let groups = shared.clone();
+        let connection = Connection { groups, membership, process, private, allocated: 0, shape, operations: 0, rng };
+        setup.thread(Some(group), connection);
+    }
+    add_collectors(setup, &heap, process);
+}
+
+/// Reads a word of shared bookkeeping and, two times in three, changes it.
+fn touch(region: Region, rng: &mut Rng, out: &mut Out) {
+    let word = region.at(rng.skewed(region.bytes / 8), 8);
+    out.load(word);
+    if rng.below(3) > 0 {
+        out.store(word);
+    }
+}
+
+impl Kernel for Connection {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        let functions = u64::from(out.functions());
+        let group = self.groups[self.membership.at(self.operations)];
+        for descent in 0..self.shape.descents {
+            out.enter(self.rng.function(functions));
+            let leaf = hot_draw(&mut self.rng, group.tree.leaves());
+            let header = group.hot.at(mix(leaf) % (group.hot.bytes / 64), 64);
+            out.load(header);
+            out.store(header + 8);
+            out.enter(self.rng.function(functions));
+            let record = group.tree.descend(leaf, self.rng.bits(), out);
+            out.enter(self.rng.function(functions));
+            copy_record(record, descent < self.shape.writes, out);
+            // What was read becomes an object, a row buffer, a reply.
+            for _ in 0..24 {
+                out.store(self.private.base + self.allocated);
+                self.allocated = (self.allocated + 8) % self.private.bytes;
+            }
+        }
+        for _ in 0..self.shape.group_touches {
+            touch(group.hot, &mut self.rng, out);
+        }
+        for _ in 0..self.shape.process_touches {
+            touch(self.process, &mut self.rng, out);
+        }
+        self.operations += 1;
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.operations as f64
+    }
+}

@@ -1,0 +1,159 @@
+//! The scoreboard microbenchmark of the thread-clustering chapter, and the two controls without clusters.
+//!
+//! Method (papers TC, section 3.5.2): each thread reads and modifies the scoreboard of its group, and works on a private
+//! region that is large enough to miss often. With one thread to a board nothing is shared; with one board everything is.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::random::Rng;
+use super::registry::ProgramSpec;
+use super::servers::{Membership, add_collectors, group_users, members};
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+const PACE: Pace = Pace { instructions_per_access: 2.8, stack_per_access: 0.5 };
+const PACE_SOURCE: &str = "estimate: integer mix";
+const CODE: Code = Code { functions: 4, function_instr: 96 };
+const CODE_SOURCE: &str = "estimate: a loop and its helpers";
+const FOOTPRINT: u64 = 16 << 20;
+const FOOTPRINT_SOURCE: &str = "papers TC, section 3.5.2: private regions \"fairly large\"; chosen: 1 MB a thread";
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[
+    ProgramSpec {
+        name: "scoreboards",
+        stands_for: "the synthetic microbenchmark of papers TC",
+        algorithm: "threads of a group read and modify one scoreboard beside private data",
+        footprint_bytes: FOOTPRINT,
+        footprint_source: FOOTPRINT_SOURCE,
+        pace: PACE,
+        pace_source: PACE_SOURCE,
+        code: CODE,
+        code_source: CODE_SOURCE,
+        phases: "optional change of boards midway",
+        unit: "rounds",
+        threads: (4, 4),
+        make: |setup| boards(setup, Sharing::Groups),
+    },
+    ProgramSpec {
+        name: "share-nothing",
+        stands_for: "negative control: no clusters to find",
+        algorithm: "as scoreboards, every thread with a board of its own",
+        footprint_bytes: FOOTPRINT,
+        footprint_source: FOOTPRINT_SOURCE,
+        pace: PACE,
+        pace_source: PACE_SOURCE,
+        code: CODE,
+        code_source: CODE_SOURCE,
+        phases: "none",
+        unit: "rounds",
+        threads: (16, 1),
+        make: |setup| boards(setup, Sharing::Nothing),
+    },
+    ProgramSpec {
+        name: "share-everything",
+        stands_for: "negative control: one cluster of all",
+        algorithm: "as scoreboards, one board for all threads",
+        footprint_bytes: FOOTPRINT,
+        footprint_source: FOOTPRINT_SOURCE,
+        pace: PACE,
+        pace_source: PACE_SOURCE,
+        code: CODE,
+        code_source: CODE_SOURCE,
+        phases: "none",
+        unit: "rounds",
+        threads: (16, 1),
+        make: |setup| boards(setup, Sharing::Everything),
+    },
+];
+
+#[derive(Clone, Copy, PartialEq)]
+enum Sharing {
+    Groups,
+    Nothing,
+    Everything,
+}
+
+const BOARD_BYTES: u64 = 4096;
+/// Reads and updates of the board, and reads of private data, in one round.
+const BOARD_TOUCHES: u64 = 16;
+const PRIVATE_TOUCHES: u64 = 48;
+
+struct Worker {
+    boards: Vec<Region>,
+    membership: Membership,
+    private: Region,
+    rounds: u64,
+    rng: Rng,
+}
+
+fn boards(setup: &mut Setup, sharing: Sharing) {
+    let members = members(setup);
+    let count = if sharing == Sharing::Groups { setup.sizes.len() } else { 1 };
+    let board_users = |setup: &Setup, group| {
+        if sharing == Sharing::Everything { Users::All } else { group_users(setup, group) }
+    };
+    let mut shared = Vec::new();
+    if sharing != Sharing::Nothing {
+        for group in 0..count as u32 {
+            let users = board_users(setup, group);
+            shared.push(setup.region("scoreboard", BOARD_BYTES, users));
+        }
+    }
+    let each = |setup: &Setup| {
+        let boards = if sharing == Sharing::Nothing { members.len() } else { count } as u64;
+        let marks = if setup.options.background_threads.unwrap_or(0) > 0 { 4096 } else { 0 };
+        (setup.data_bytes() - boards * BOARD_BYTES - marks) / members.len() as u64
+    };
+    let bytes = each(setup);
+    let mut heap = shared.clone();
+    for (thread, &(group, _)) in members.iter().enumerate() {
+        let private = setup.region("private data", bytes, Users::Thread(thread as u32));
+        let mut boards = shared.clone();
+        if sharing == Sharing::Nothing {
+            boards.push(setup.region("scoreboard", BOARD_BYTES, Users::Thread(thread as u32)));
+        }
+        let mut membership = Membership::new(group, setup);
+        if boards.len() == 1 {
+            membership = Membership::only();
+        }
+        let rng = Rng::new(setup.rng.bits());
+        setup.thread(Some(group), Worker { boards, membership, private, rounds: 0, rng });
+    }
+    if setup.options.background_threads.unwrap_or(0) > 0 {
+        let marks = setup.region("marks", 4096, Users::All);
+        heap.truncate(shared.len());
+        if heap.is_empty() {
+            heap.push(marks);
+        }
+        add_collectors(setup, &heap, marks);
+    }
+}
+
+impl Kernel for Worker {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        let board = self.boards[self.membership.at(self.rounds)];
+        out.enter(0);
+        for touch in 0..BOARD_TOUCHES {
+            let cell = board.at(self.rng.below(BOARD_BYTES / 8), 8);
+            out.load(cell);
+            if touch.is_multiple_of(4) {
+                out.store(cell);
+            }
+        }
+        out.enter(1);
+        for touch in 0..PRIVATE_TOUCHES {
+            let word = self.private.at(self.rng.below(self.private.bytes / 8), 8);
+            out.load(word);
+            if touch.is_multiple_of(4) {
+                out.store(word);
+            }
+        }
+        self.rounds += 1;
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.rounds as f64
+    }
+}

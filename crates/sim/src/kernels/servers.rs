@@ -1,0 +1,99 @@
+//! The multi-threaded programs' shared parts: groups of threads, who works on whose data, collectors.
+//!
+//! Problem: thread clustering must find groups that share data from remote accesses alone, so the groups must come from
+//! real sharing: records that several threads read and write, beside private data, data of the whole process, and threads
+//! that belong nowhere.
+//!
+//! Method: every program declares its regions with their users; a thread's group decides which of them it works on, and
+//! may change midway ([`Membership`]). Background threads behave like a collector: they sleep, then walk everything.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::random::Rng;
+use super::setup::{Kernel, Region, Setup, Users};
+
+/// Which group's data a thread works on, now.
+#[derive(Clone, Copy)]
+pub(super) struct Membership {
+    group: u32,
+    groups: u32,
+    regroup_after: Option<u64>,
+}
+
+impl Membership {
+    pub fn new(group: u32, setup: &Setup) -> Self {
+        Membership { group, groups: setup.sizes.len() as u32, regroup_after: setup.options.regroup_after }
+    }
+
+    /// Of a thread that has one set of data to work on, whatever its group.
+    pub fn only() -> Self {
+        Membership { group: 0, groups: 1, regroup_after: None }
+    }
+
+    /// The group after `operations` of the thread's own.
+    pub fn at(&self, operations: u64) -> usize {
+        let moved = self.regroup_after.is_some_and(|after| operations >= after);
+        ((self.group + u32::from(moved)) % self.groups) as usize
+    }
+}
+
+/// Users of a group's region: the group, or everybody where threads change groups.
+pub(super) fn group_users(setup: &Setup, group: u32) -> Users {
+    if setup.options.regroup_after.is_some() { Users::All } else { Users::Group(group) }
+}
+
+/// The threads to be: (group, place within the group).
+pub(super) fn members(setup: &Setup) -> Vec<(u32, u32)> {
+    let sizes = setup.sizes.iter().enumerate();
+    sizes.flat_map(|(group, &size)| (0..size).map(move |place| (group as u32, place))).collect()
+}
+
+/// A collector: sleeps, then reads some stretch of every region and marks it, then sleeps again.
+struct Collector {
+    heap: Vec<Region>,
+    marks: Region,
+    left: u64,
+    at: u64,
+    rounds: u64,
+    rng: Rng,
+}
+
+/// Lines walked between two sleeps.
+const WALK_LINES: u64 = 4096;
+/// The papers found collectors run too seldom to show sharing (TC, section 3.6.1).
+const SLEEP_NS: u64 = 20_000_000;
+
+/// Adds the background threads that the options ask for, walking `heap`.
+pub(super) fn add_collectors(setup: &mut Setup, heap: &[Region], marks: Region) {
+    for _ in 0..setup.options.background_threads.unwrap_or(0) {
+        let rng = Rng::new(setup.rng.bits());
+        setup.thread(None, Collector { heap: heap.to_vec(), marks, left: 0, at: 0, rounds: 0, rng });
+    }
+}
+
+impl Kernel for Collector {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        if self.left == 0 {
+            self.left = WALK_LINES;
+            self.at = self.rng.bits();
+            self.rounds += 1;
+            return Turn::Sleep { ns: SLEEP_NS };
+        }
+        out.enter(out.functions() - 1);
+        for _ in 0..64 {
+            let region = self.heap[(self.at % self.heap.len() as u64) as usize];
+            let object = self.at / 64 % (region.bytes / 64);
+            out.chase(region.at(object, 64));
+            out.load(region.at(object, 64) + 8);
+            out.store(self.marks.at(object % (self.marks.bytes / 8), 8));
+            self.at = self.at.wrapping_add(1);
+        }
+        self.left -= 64;
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.rounds as f64
+    }
+}

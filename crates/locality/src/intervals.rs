@@ -49,25 +49,29 @@ impl IntervalCounter {
         Interval { instructions, ..Interval::default() }
     }
 
-    /// One access and the instructions it stands for (its gap and itself; ignored where intervals count accesses).
-    /// The interval, where this access ends one.
+    /// One access and the instructions it stands for (ignored where intervals count accesses). True where it fills the
+    /// interval: [`close`](Self::close) it then.
     #[inline]
-    pub fn count(&mut self, instructions: u64, missed: bool) -> Option<Interval> {
+    pub fn advance(&mut self, instructions: u64) -> bool {
         self.current.accesses += 1;
-        self.current.misses += u64::from(missed);
         if let Some(count) = &mut self.current.instructions {
             *count += instructions;
         }
-        let full = match self.length {
+        match self.length {
             IntervalLength::Instructions(length) => self.current.instructions >= Some(length.max(1)),
             IntervalLength::Accesses(length) => self.current.accesses >= length.max(1),
-        };
-        full.then(|| std::mem::replace(&mut self.current, Self::empty(self.length)))
+        }
     }
 
-    /// What was counted since the last full interval; `None` = nothing.
-    pub fn rest(&self) -> Option<Interval> {
-        (self.current.accesses > 0).then_some(self.current)
+    /// The interval, full or not, with the misses in it; the next one begins.
+    pub fn close(&mut self, misses: u64) -> Interval {
+        let closed = std::mem::replace(&mut self.current, Self::empty(self.length));
+        Interval { misses, ..closed }
+    }
+
+    /// Accesses since the last interval was closed.
+    pub fn accesses(&self) -> u64 {
+        self.current.accesses
     }
 }
 
@@ -109,15 +113,17 @@ mod tests {
             accesses in prop::collection::vec((1u64..40, any::<bool>()), 0..200), length in 1u64..200,
         ) {
             let mut counter = IntervalCounter::new(IntervalLength::Instructions(length));
-            let mut intervals: Vec<Interval> = Vec::new();
+            let (mut intervals, mut misses): (Vec<Interval>, u64) = (Vec::new(), 0);
             for &(instructions, missed) in &accesses {
-                if let Some(full) = counter.count(instructions, missed) {
+                misses += u64::from(missed);
+                if counter.advance(instructions) {
+                    let full = counter.close(std::mem::take(&mut misses));
                     let count = full.instructions.unwrap();
                     prop_assert!(count >= length && count - instructions < length);
                     intervals.push(full);
                 }
             }
-            intervals.extend(counter.rest());
+            intervals.push(counter.close(misses));
             prop_assert_eq!(intervals.iter().map(|i| i.accesses).sum::<u64>(), accesses.len() as u64);
             let misses = accesses.iter().filter(|(_, missed)| *missed).count() as u64;
             prop_assert_eq!(intervals.iter().map(|i| i.misses).sum::<u64>(), misses);
@@ -130,8 +136,8 @@ mod tests {
     #[test]
     fn intervals_by_accesses_have_no_rate_per_instruction() {
         let mut counter = IntervalCounter::new(IntervalLength::Accesses(2));
-        assert_eq!(counter.count(5, true), None);
-        let interval = counter.count(5, false).unwrap();
+        assert!(!counter.advance(5) && counter.advance(5));
+        let interval = counter.close(1);
         assert_eq!((interval.accesses, interval.misses, interval.misses_per_kilo_instr()), (2, 1, None));
         let counted = Interval { instructions: Some(500), accesses: 9, misses: 3 };
         assert_eq!(counted.misses_per_kilo_instr(), Some(6.0));

@@ -4,6 +4,7 @@
 //! address / line size) unless a name says otherwise.
 
 pub mod activity;
+pub mod animal;
 pub mod curve;
 pub mod hash;
 pub mod intervals;

@@ -1,4 +1,4 @@
-//! Counters of a task to running averages (CA 4: DIO reads miss rates online, no more often than every 10^9 cycles, and
+//! Counters of a task to running averages (CA 4.2: DIO reads miss rates online, no more often than every 10^9 cycles, and
 //! schedules by a running average).
 //!
 //! What is averaged is what the task did under whatever it ran beside: the order by miss rate hardly changes under

@@ -1,4 +1,4 @@
-//! Stall-rate curves (thesis 4.6.2; CP-4): cycles stalled on data per thousand instructions, by the share of the cache.
+//! Stall-rate curves (thesis 4.6.3; CP-4): cycles stalled on data per thousand instructions, by the share of the cache.
 //!
 //! Where misses of the contended cache hit another cache behind it, they are not all worth the same, and a curve of
 //! stalled cycles predicts run time better than one of misses. A point is what was measured while the task held that

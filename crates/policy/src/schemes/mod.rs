@@ -1,24 +1,27 @@
-//! Classification schemes: what two programs do to each other on a shared cache, guessed from their profiles.
+//! Classification schemes: what programs do to each other on a shared cache, guessed from their profiles.
 //!
 //! One scheme = one file, listed in [`all`]. A scheme says either how much slower each gets
 //! ([`CostKind::Degradation`]) or a weight that only orders pairs ([`CostKind::Weight`]); a matching can use both.
 
+mod animal;
+mod pain;
+mod rates;
+mod sdc;
+mod shared_cache;
+mod statcc;
+#[cfg(test)]
+mod testing;
+
+pub use animal::{AnimalClasses, SYMBIOSIS, symbiosis};
+pub use pain::{Pain, sensitivity};
+pub use rates::{ByRate, Rate, miss_rate};
+pub use sdc::{Sdc, effective_ways};
+pub use shared_cache::{SharedCache, Solo, positions_of, refs_per_mega_instr, solo_misses_per_mega_instr};
+pub use statcc::StatCc;
+
 use cachemate_core::{Profile, nearest};
 
-use crate::matrix::PairCosts;
-
-#[allow(unused_imports)] // for the links above and the schemes' files
-use crate::matrix::CostKind;
-
-/// The shared cache that the programs would meet on, and what a miss of it costs.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct SharedCache {
-    pub size_bytes: u64,
-    pub ways: u32,
-    pub line_bytes: u32,
-    /// From the miss to the data, beyond a hit.
-    pub miss_penalty_cycles: f64,
-}
+use crate::matrix::{CostKind, PairCosts};
 
 /// A profile lacks what the scheme needs. `program` is the index into the profiles given.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -29,21 +32,83 @@ pub struct MissingEvidence {
     pub what: &'static str,
 }
 
+/// What the members of one group on one cache suffer.
+#[derive(Clone, PartialEq, Debug)]
+pub struct GroupCosts {
+    pub kind: CostKind,
+    /// Of each member, in the order given.
+    pub suffers: Vec<f64>,
+    /// Misses per access of each member (0 to 1); `None` where the scheme does not say.
+    pub miss_ratios: Option<Vec<f64>>,
+    /// Of all accesses of the group together.
+    pub group_miss_ratio: Option<f64>,
+}
+
+impl GroupCosts {
+    /// For schemes that know pairs only: each member suffers the sum over the others.
+    pub(crate) fn sum_of_pairs(kind: CostKind, members: usize, suffers: impl Fn(usize, usize) -> f64) -> Self {
+        let of_one = |i: usize| (0..members).filter(|&j| j != i).map(|j| suffers(i, j)).sum();
+        GroupCosts { kind, suffers: (0..members).map(of_one).collect(), miss_ratios: None, group_miss_ratio: None }
+    }
+}
+
 /// One classification scheme. Pure; results depend on nothing but the arguments.
 pub trait Scheme {
     /// As given on the command line.
     fn name(&self) -> &'static str;
 
-    /// What each program suffers beside each other one, on a cache that the two have for themselves.
+    /// What each member of a group suffers when they have the cache for themselves, all at once.
     ///
     /// # Errors
     /// The first program without the evidence needed: nothing is invented.
-    fn pair_costs(&self, profiles: &[&Profile], cache: &SharedCache) -> Result<PairCosts, MissingEvidence>;
+    fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence>;
+
+    /// What each program suffers beside each other one, on a cache that the two have for themselves.
+    ///
+    /// # Errors
+    /// As [`Scheme::group_costs`].
+    fn pair_costs(&self, profiles: &[&Profile], cache: &SharedCache) -> Result<PairCosts, MissingEvidence> {
+        let n = profiles.len();
+        let (mut kind, mut cost) = (self.group_costs(&[], cache)?.kind, vec![vec![0.0; n]; n]);
+        for i in 0..n {
+            for j in i..n {
+                let of_all = |missing: MissingEvidence| MissingEvidence { program: [i, j][missing.program], ..missing };
+                let pair = self.group_costs(&[profiles[i], profiles[j]], cache).map_err(of_all)?;
+                kind = pair.kind;
+                (cost[i][j], cost[j][i]) = (pair.suffers[0], pair.suffers[1]);
+            }
+        }
+        Ok(PairCosts { kind, cost })
+    }
+}
+
+/// The evidence of every member, or whose is missing.
+pub(crate) fn gather<'a, T>(
+    scheme: &dyn Scheme,
+    members: &[&'a Profile],
+    what: &'static str,
+    of: impl Fn(&'a Profile) -> Option<T>,
+) -> Result<Vec<T>, MissingEvidence> {
+    let missing = |program| MissingEvidence { scheme: scheme.name(), program, what };
+    members.iter().enumerate().map(|(at, profile)| of(profile).ok_or_else(|| missing(at))).collect()
 }
 
 /// Every scheme there is, in the order of their names.
 pub fn all() -> Vec<Box<dyn Scheme>> {
-    Vec::new()
+    let by_rate = |rate, sum| Box::new(ByRate { rate, sum });
+    vec![
+        by_rate(Rate::Access, false),
+        Box::new(AnimalClasses::default()),
+        Box::new(StatCc { jointly: false }),
+        by_rate(Rate::Cpi, false),
+        by_rate(Rate::Miss, false),
+        by_rate(Rate::Miss, true),
+        Box::new(Pain),
+        by_rate(Rate::Pcmr, false),
+        Box::new(Sdc { in_run_time: true }),
+        Box::new(Sdc { in_run_time: false }),
+        Box::new(StatCc { jointly: true }),
+    ]
 }
 
 /// No scheme of that name.
@@ -66,4 +131,92 @@ pub fn by_name(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
         nearest(name, known.iter().copied()).map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
     let unknown = UnknownScheme { name: name.to_string(), known: known.join(", "), meant };
     schemes.into_iter().find(|scheme| scheme.name() == name).ok_or(unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::with_positions;
+    use super::*;
+    use cachemate_core::Estimate;
+    use proptest::prelude::*;
+
+    /// Is every scheme found by its name, in order, and an unknown name answered with the nearest?
+    #[test]
+    fn schemes_are_found_by_name() {
+        let names: Vec<&str> = all().iter().map(|scheme| scheme.name()).collect();
+        assert!(names.is_sorted());
+        names.iter().for_each(|name| assert_eq!(by_name(name).map(|scheme| scheme.name()).ok(), Some(*name)));
+        let error = by_name("pane").err().map(|error| error.to_string()).unwrap();
+        assert!(error.starts_with("no scheme 'pane'; there are access-rate, animal,"), "{error}");
+        assert!(error.ends_with("(did you mean 'pain'?)"), "{error}");
+    }
+
+    fn any_profile() -> impl Strategy<Value = Profile> {
+        let positions = prop::collection::vec(1.0f64..5000.0, 5);
+        let times = prop::collection::vec((0u32..12, 0.1f64..1.0), 1..6);
+        (positions, times, 0.1f64..1.0, 0.2f64..2.0, 0.0f64..50.0).prop_map(|(positions, times, never, ipc, pcmr)| {
+            let mut reuse = cachemate_locality::reuse::ReuseTimes::new();
+            times.iter().for_each(|&(log, weight)| reuse.add_weighted(Some(1 << log), weight));
+            reuse.add_weighted(None, never);
+            Profile {
+                reuse_times: reuse.to_profile(),
+                solo_instr_per_cycle: Some(Estimate::exact(ipc)),
+                pcmr: Some(Estimate::exact(pcmr)),
+                ..with_positions(&positions)
+            }
+        })
+    }
+
+    const CACHE_LINES: u64 = 64;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Does renaming programs rename the costs, is every cost finite and not negative, and is a group of two its
+        /// pair, for every scheme?
+        #[test]
+        fn renaming_programs_renames_the_costs(profiles in prop::collection::vec(any_profile(), 3)) {
+            let cache = SharedCache { hit_latency_cycles: 10.0, ..SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0) };
+            let there: Vec<&Profile> = profiles.iter().collect();
+            let back: Vec<&Profile> = profiles.iter().rev().collect();
+            for scheme in all() {
+                let (a, b) = (scheme.pair_costs(&there, &cache).unwrap(), scheme.pair_costs(&back, &cache).unwrap());
+                for i in 0..3 {
+                    for j in 0..3 {
+                        let (here, renamed) = (a.cost[i][j], b.cost[2 - i][2 - j]);
+                        prop_assert!((here - renamed).abs() <= 1e-6 * (1.0 + here.abs()), "{} {here} {renamed}", scheme.name());
+                        prop_assert!(here.is_finite() && here >= -1e-9, "{} {here}", scheme.name());
+                    }
+                }
+                let pair = scheme.group_costs(&there[..2], &cache).unwrap();
+                prop_assert_eq!(pair.suffers, vec![a.cost[0][1], a.cost[1][0]]);
+            }
+        }
+
+        /// Does a third member never help, for every scheme?
+        #[test]
+        fn more_company_never_helps(profiles in prop::collection::vec(any_profile(), 3)) {
+            let cache = SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0);
+            let members: Vec<&Profile> = profiles.iter().collect();
+            for scheme in all() {
+                let two = scheme.group_costs(&members[..2], &cache).unwrap().suffers;
+                let three = scheme.group_costs(&members, &cache).unwrap().suffers;
+                prop_assert!(three[0] >= two[0] - 1e-6 * (1.0 + two[0].abs()), "{} {two:?} {three:?}", scheme.name());
+            }
+        }
+    }
+
+    /// Is evidence that is absent named, with the right program, and never replaced by a guess?
+    #[test]
+    fn absent_evidence_is_an_error_that_names_the_program() {
+        let cache = SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0);
+        let (known, unknown) = (with_positions(&[1.0, 1.0, 1.0, 1.0, 1.0]), Profile::default());
+        for scheme in all() {
+            let missing = scheme.pair_costs(&[&unknown, &unknown], &cache).unwrap_err();
+            assert_eq!(missing.program, 0, "{}", scheme.name());
+        }
+        let missing = Pain.pair_costs(&[&known, &known, &unknown], &cache).unwrap_err();
+        let expected = "scheme 'pain' needs stack positions of a cache with as many ways of program 2, which its profile does not have";
+        assert_eq!(missing.to_string(), expected);
+    }
 }

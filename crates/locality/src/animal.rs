@@ -1,0 +1,76 @@
+//! Animal classes of programs (Xie and Loh 2008; CA 2.2.2).
+//!
+//! Turtle: makes little use of the shared cache. Sheep: few misses, insensitive to the ways it has. Rabbit: few misses,
+//! sensitive to its ways. Devil: many misses. The papers give the idea and not the numbers, so the thresholds are ours,
+//! in events per million instructions; [`AnimalThresholds`] makes them visible and changeable.
+
+/// Where one class ends and the next begins; all per million instructions.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct AnimalThresholds {
+    /// A program with fewer accesses to the cache is a turtle.
+    pub turtle_refs_below: f64,
+    /// One with this many misses or more, alone on the cache, is a devil.
+    pub devil_misses_from: f64,
+    /// One that would miss this much more with half of the ways is a rabbit; what is left are sheep.
+    pub rabbit_extra_misses_from: f64,
+}
+
+impl Default for AnimalThresholds {
+    /// 1 access, 4 misses, 1 further miss per thousand instructions.
+    fn default() -> Self {
+        AnimalThresholds { turtle_refs_below: 1000.0, devil_misses_from: 4000.0, rabbit_extra_misses_from: 1000.0 }
+    }
+}
+
+/// The classes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Animal {
+    Turtle,
+    Sheep,
+    Rabbit,
+    Devil,
+}
+
+impl Animal {
+    pub fn name(self) -> &'static str {
+        match self {
+            Animal::Turtle => "turtle",
+            Animal::Sheep => "sheep",
+            Animal::Rabbit => "rabbit",
+            Animal::Devil => "devil",
+        }
+    }
+}
+
+/// The class of a program by its LRU positions 1..=ways and misses, per million instructions. `None` without positions.
+pub fn classify(positions: &[f64], thresholds: &AnimalThresholds) -> Option<Animal> {
+    let (misses, hits) = positions.split_last().filter(|(_, hits)| !hits.is_empty())?;
+    let refs = misses + hits.iter().sum::<f64>();
+    let kept = hits.len().div_ceil(2);
+    let extra: f64 = hits[kept..].iter().sum();
+    Some(if refs < thresholds.turtle_refs_below {
+        Animal::Turtle
+    } else if *misses >= thresholds.devil_misses_from {
+        Animal::Devil
+    } else if extra >= thresholds.rabbit_extra_misses_from {
+        Animal::Rabbit
+    } else {
+        Animal::Sheep
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does each kind of behaviour get its class?
+    #[test]
+    fn behaviours_get_their_classes() {
+        let class = |positions: &[f64]| classify(positions, &AnimalThresholds::default());
+        assert_eq!(class(&[400.0, 100.0, 100.0, 100.0, 200.0]), Some(Animal::Turtle));
+        assert_eq!(class(&[90_000.0, 5000.0, 400.0, 100.0, 200.0]), Some(Animal::Sheep));
+        assert_eq!(class(&[3000.0, 3000.0, 3000.0, 3000.0, 200.0]), Some(Animal::Rabbit));
+        assert_eq!(class(&[3000.0, 3000.0, 3000.0, 3000.0, 4000.0]), Some(Animal::Devil));
+        assert_eq!((class(&[]), class(&[7.0])), (None, None));
+    }
+}

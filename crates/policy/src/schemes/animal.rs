@@ -1,0 +1,98 @@
+//! Animal classes with sensitive devils (Xie and Loh 2008; CA 2.2.2).
+//!
+//! Problem: a rough guess from a few classes. Method: turtle (low use of the cache), sheep (low miss rate, insensitive to
+//! ways), rabbit (low miss rate, sensitive), devil (high miss rate); a symbiosis table says how badly two classes get on.
+//! CA publishes two cells, turtle + turtle = 0 and devil + devil = 8, and says that all others lie between; the rest is our
+//! choice ([`SYMBIOSIS`]): symmetric, growing with each class, and such that two unlike pairs never cost more than the
+//! two like pairs made of the same four programs, so that the table spreads devils and rabbits as CA's best schedules do.
+//! Properties: the table is the mutual cost; each of the two suffers half of it.
+
+use cachemate_core::Profile;
+use cachemate_locality::animal::{Animal, AnimalThresholds, classify};
+
+use super::shared_cache::{SharedCache, positions_of};
+use super::{GroupCosts, MissingEvidence, Scheme, gather};
+use crate::matrix::CostKind;
+
+/// Mutual cost, 0 to 8, by class in the order turtle, sheep, rabbit, devil.
+pub const SYMBIOSIS: [[f64; 4]; 4] =
+    [[0.0, 1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 4.0, 5.0], [2.0, 4.0, 5.0, 8.0]];
+
+fn row(animal: Animal) -> usize {
+    match animal {
+        Animal::Turtle => 0,
+        Animal::Sheep => 1,
+        Animal::Rabbit => 2,
+        Animal::Devil => 3,
+    }
+}
+
+/// The table's cell.
+pub fn symbiosis(a: Animal, b: Animal) -> f64 {
+    SYMBIOSIS[row(a)][row(b)]
+}
+
+/// The scheme.
+#[derive(Default)]
+pub struct AnimalClasses {
+    pub thresholds: AnimalThresholds,
+}
+
+impl Scheme for AnimalClasses {
+    fn name(&self) -> &'static str {
+        "animal"
+    }
+
+    fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
+        let animals = gather(self, members, "stack positions of a cache with as many ways", |profile| {
+            classify(positions_of(profile, cache)?, &self.thresholds)
+        })?;
+        Ok(GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), |i, j| 0.5 * symbiosis(animals[i], animals[j])))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::with_positions;
+    use super::*;
+
+    const ALL: [Animal; 4] = [Animal::Turtle, Animal::Sheep, Animal::Rabbit, Animal::Devil];
+
+    /// Does the table hold what CA publishes, and keep to what it says of the rest?
+    #[test]
+    fn the_published_cells_and_the_interval_of_the_others() {
+        assert_eq!(symbiosis(Animal::Turtle, Animal::Turtle), 0.0);
+        assert_eq!(symbiosis(Animal::Devil, Animal::Devil), 8.0);
+        for (i, a) in ALL.into_iter().enumerate() {
+            for (j, b) in ALL.into_iter().enumerate() {
+                assert_eq!(symbiosis(a, b), symbiosis(b, a));
+                if i + j > 0 && i + j < 6 {
+                    assert!(symbiosis(a, b) > 0.0 && symbiosis(a, b) < 8.0);
+                }
+                if j > 0 {
+                    assert!(symbiosis(a, b) >= symbiosis(a, ALL[j - 1]), "{a:?} {b:?}");
+                }
+            }
+        }
+    }
+
+    /// Do unlike pairs never cost more than like pairs?
+    #[test]
+    fn the_table_spreads_what_is_alike() {
+        for a in ALL {
+            for b in ALL {
+                assert!(2.0 * symbiosis(a, b) <= symbiosis(a, a) + symbiosis(b, b), "{a:?} {b:?}");
+            }
+        }
+    }
+
+    /// Are programs classified and paired by the table?
+    #[test]
+    fn two_devils_cost_eight_together() {
+        let cache = SharedCache::new(4 * 64, 4, 64, 100.0);
+        let devil = with_positions(&[1000.0, 500.0, 100.0, 100.0, 30_000.0]);
+        let turtle = with_positions(&[10.0, 5.0, 1.0, 1.0, 3.0]);
+        let costs = AnimalClasses::default().pair_costs(&[&devil, &devil, &turtle, &turtle], &cache).unwrap();
+        assert_eq!((costs.mutual(0, 1), costs.mutual(2, 3), costs.mutual(0, 2)), (8.0, 0.0, 2.0));
+    }
+}

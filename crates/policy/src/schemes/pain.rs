@@ -1,0 +1,65 @@
+//! Pain (CA 2.2.4): sensitivity of the one times intensity of the other.
+//!
+//! Problem: what does A lose beside B? Method: a hit at LRU position i of n is lost with probability i / (1 + n), so A's
+//! sensitivity is S(A) = 1 / (1 + n) · Σ i · h(i), its likely extra misses; B's intensity Z(B) is its accesses to the
+//! cache; both per million instructions (one common base, else programs of different length do not compare). A suffers
+//! S(A) · Z(B), and the pair the sum of both ways. Properties: symmetric as a pair; 0 beside a program that uses no cache.
+//! The product is scaled to accesses per instruction squared x 10^6, so that it prints well; only its order means anything.
+
+use cachemate_core::Profile;
+
+use super::shared_cache::{SharedCache, positions_of, refs_per_mega_instr};
+use super::{GroupCosts, MissingEvidence, Scheme, gather};
+use crate::matrix::CostKind;
+
+/// The scheme.
+pub struct Pain;
+
+/// S: likely extra misses per million instructions when the cache is shared (CA equation 1), from hits by LRU position.
+pub fn sensitivity(hits: &[f64]) -> f64 {
+    let weighted: f64 = hits.iter().enumerate().map(|(at, hits)| (at + 1) as f64 * hits).sum();
+    weighted / (1 + hits.len()) as f64
+}
+
+impl Scheme for Pain {
+    fn name(&self) -> &'static str {
+        "pain"
+    }
+
+    fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
+        let what = "stack positions of a cache with as many ways";
+        let positions = gather(self, members, what, |profile| positions_of(profile, cache))?;
+        let intensities = gather(self, members, "references per instruction", refs_per_mega_instr)?;
+        let sensitivities: Vec<f64> = positions.iter().map(|p| sensitivity(&p[..cache.ways as usize])).collect();
+        let suffers = |i: usize, j: usize| sensitivities[i] * intensities[j] * 1e-6;
+        Ok(GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), suffers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::with_positions;
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Is the sensitivity equation 1?
+    #[test]
+    fn sensitivity_weighs_hits_by_position() {
+        assert_eq!(sensitivity(&[4.0, 3.0, 2.0, 1.0]), (4.0 + 6.0 + 6.0 + 4.0) / 5.0);
+    }
+
+    proptest! {
+        /// Is pain symmetric as a pair, and worse beside a program that uses the cache more?
+        #[test]
+        fn pain_is_symmetric_and_grows_with_the_neighbour(
+            a in prop::collection::vec(0.0f64..1e4, 9), b in prop::collection::vec(0.0f64..1e4, 9), more in 1.0f64..5.0,
+        ) {
+            let cache = SharedCache::new(8 * 64, 8, 64, 100.0);
+            let louder: Vec<f64> = b.iter().map(|hits| hits * more).collect();
+            let (a, b, louder) = (with_positions(&a), with_positions(&b), with_positions(&louder));
+            let costs = Pain.pair_costs(&[&a, &b, &louder], &cache).unwrap();
+            prop_assert!((costs.mutual(0, 1) - costs.mutual(1, 0)).abs() < 1e-9);
+            prop_assert!(costs.cost[0][2] >= costs.cost[0][1] - 1e-9);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Schemes by one rate per program: miss rate, access rate, IPC, PCMR (CA 2.2.3; CASC 4.1).
+//!
+//! Problem: the cheapest evidence is one number per program. Method: even out its sum over the caches. As an edge weight
+//! the plain sum of two rates would not do: it is the same for every matching. The product is, for pairs, the convex
+//! weight with the same goal: over a perfect matching Σ (x_i + x_j)² = constant + 2 Σ x_i x_j, so the matching with the least
+//! products has the most even sums. The plain sum is there for comparison (`miss-rate-sum`).
+//!
+//! Rates: LLC misses per thousand instructions (solo where known, else as observed: CA-5 finds that the order hardly
+//! changes under co-running), LLC accesses per thousand instructions, cycles per instruction (low IPC = starved for
+//! memory), and CASC's PCMR, whose mean is the group's miss rate per 100 references. Properties: symmetric; a rate of 0 costs
+//! nothing beside anybody; a solved PCMR may be negative, and then so is a cost.
+
+use cachemate_core::Profile;
+
+use super::shared_cache::{SharedCache, refs_per_mega_instr, solo_misses_per_mega_instr};
+use super::{GroupCosts, MissingEvidence, Scheme, gather};
+use crate::matrix::CostKind;
+
+/// Which rate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rate {
+    Miss,
+    Access,
+    Cpi,
+    Pcmr,
+}
+
+/// A scheme by one rate; each of two programs bears half of the weight.
+pub struct ByRate {
+    pub rate: Rate,
+    /// The plain sum instead of the product.
+    pub sum: bool,
+}
+
+impl ByRate {
+    fn needs(&self) -> &'static str {
+        match self.rate {
+            Rate::Miss => "a miss rate at the cache's size, or an observed one",
+            Rate::Access => "references per instruction",
+            Rate::Cpi => "instructions per cycle",
+            Rate::Pcmr => "a partial-cache miss rate",
+        }
+    }
+
+    fn of(&self, profile: &Profile, cache: &SharedCache) -> Option<f64> {
+        match self.rate {
+            Rate::Miss => miss_rate(profile, cache),
+            Rate::Access => refs_per_mega_instr(profile).map(|refs| refs / 1000.0),
+            Rate::Cpi => {
+                let ipc = profile.solo_instr_per_cycle.or(profile.observed_instr_per_cycle)?.value;
+                (ipc > 0.0).then_some(1.0 / ipc)
+            }
+            Rate::Pcmr => profile.pcmr.map(|pcmr| pcmr.value),
+        }
+    }
+}
+
+/// LLC misses per thousand instructions: alone on the cache where known, else as observed.
+pub fn miss_rate(profile: &Profile, cache: &SharedCache) -> Option<f64> {
+    let solo = solo_misses_per_mega_instr(profile, cache).map(|misses| misses / 1000.0);
+    solo.or(profile.observed_misses_per_kilo_instr.map(|observed| observed.value))
+}
+
+impl Scheme for ByRate {
+    fn name(&self) -> &'static str {
+        match (self.rate, self.sum) {
+            (Rate::Miss, false) => "miss-rate",
+            (Rate::Miss, true) => "miss-rate-sum",
+            (Rate::Access, _) => "access-rate",
+            (Rate::Cpi, _) => "ipc",
+            (Rate::Pcmr, _) => "pcmr",
+        }
+    }
+
+    fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
+        let rates = gather(self, members, self.needs(), |profile| self.of(profile, cache))?;
+        let suffers = |i: usize, j: usize| if self.sum { rates[j] } else { 0.5 * rates[i] * rates[j] };
+        let mut costs = GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), suffers);
+        if self.rate == Rate::Pcmr && !rates.is_empty() {
+            // CASC 4.1: the group's miss rate is the mean of its members' PCMRs, per 100 references.
+            costs.group_miss_ratio = Some(rates.iter().sum::<f64>() / rates.len() as f64 / 100.0);
+        }
+        Ok(costs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::Estimate;
+    use proptest::prelude::*;
+
+    const CACHE: SharedCache = SharedCache {
+        size_bytes: 1 << 20,
+        ways: 16,
+        line_bytes: 64,
+        replacement: cachemate_core::Replacement::Lru,
+        miss_penalty_cycles: 100.0,
+        hit_latency_cycles: 0.0,
+        issue_width: 1.0,
+        window_instructions: 1.0,
+        misses_at_once: 1.0,
+    };
+
+    fn with_pcmr(value: f64) -> Profile {
+        Profile { pcmr: Some(Estimate::exact(value)), ..Profile::default() }
+    }
+
+    /// Is a solo rate preferred to an observed one, and neither made up?
+    #[test]
+    fn solo_first_then_observed_then_nothing() {
+        let mut profile = Profile::default();
+        assert_eq!(miss_rate(&profile, &CACHE), None);
+        profile.observed_misses_per_kilo_instr = Some(Estimate::exact(7.0));
+        assert_eq!(miss_rate(&profile, &CACHE), Some(7.0));
+        profile.misses_per_kilo_instr = Some(vec![(1 << 20, Estimate::exact(3.0))]);
+        assert_eq!(miss_rate(&profile, &CACHE), Some(3.0));
+        let missing = ByRate { rate: Rate::Cpi, sum: false }.pair_costs(&[&profile], &CACHE).unwrap_err();
+        assert_eq!((missing.scheme, missing.program), ("ipc", 0));
+    }
+
+    /// Is the group's miss rate CASC's mean of PCMRs?
+    #[test]
+    fn a_groups_miss_rate_is_the_mean_of_its_pcmrs() {
+        let profiles = [with_pcmr(2.0), with_pcmr(28.0), with_pcmr(30.0)];
+        let members: Vec<&Profile> = profiles.iter().collect();
+        let costs = ByRate { rate: Rate::Pcmr, sum: false }.group_costs(&members, &CACHE).unwrap();
+        assert!((costs.group_miss_ratio.unwrap() - 0.2).abs() < 1e-12);
+    }
+
+    proptest! {
+        /// Does the product rank matchings as evenness does, and does the sum rank none?
+        #[test]
+        fn the_product_ranks_matchings_by_evenness(rates in prop::collection::vec(0.0f64..100.0, 4)) {
+            let profiles: Vec<Profile> = rates.iter().map(|&rate| with_pcmr(rate)).collect();
+            let members: Vec<&Profile> = profiles.iter().collect();
+            let costs = |sum| ByRate { rate: Rate::Pcmr, sum }.pair_costs(&members, &CACHE).unwrap();
+            let matchings = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]];
+            let (products, sums) = (costs(false), costs(true));
+            let weigh = |costs: &crate::matrix::PairCosts, m: &[(usize, usize); 2]| costs.mutual(m[0].0, m[0].1) + costs.mutual(m[1].0, m[1].1);
+            let uneven = |m: &[(usize, usize); 2]| m.iter().map(|&(a, b)| (rates[a] + rates[b]) * (rates[a] + rates[b])).sum::<f64>();
+            for m in &matchings {
+                for other in &matchings {
+                    prop_assert!((2.0 * (weigh(&products, m) - weigh(&products, other)) - (uneven(m) - uneven(other))).abs() < 1e-6);
+                    prop_assert!((weigh(&sums, m) - weigh(&sums, other)).abs() < 1e-9);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! SDC, stack distance competition (Chandra, Guo, Kim, Solihin 2005; CA 2.2.1).
+//!
+//! Problem: how many of its ways does each program keep on a shared cache? Method: merge the stack distance profiles. At each
+//! of the cache's A positions the program with the most hits at its own pointer wins the position, and only its pointer
+//! moves on. A program's effective ways are the positions it won; hits beyond them become misses, and those extra
+//! misses are what it suffers. Properties: effective ways add up to A; programs that tie share what is left equally, so
+//! that the order of programs means nothing.
+//!
+//! `sdc` turns extra misses into run time; `sdc-misses` leaves them as the paper has them (extra misses per million
+//! instructions).
+
+use cachemate_core::Profile;
+
+use super::shared_cache::{SharedCache, Solo, positions_of};
+use super::{GroupCosts, MissingEvidence, Scheme, gather};
+use crate::matrix::CostKind;
+
+/// The scheme, in run time or in extra misses.
+pub struct Sdc {
+    pub in_run_time: bool,
+}
+
+/// Ways that each program keeps: positions of the merged profile. `profiles` are hits by LRU position (misses may
+/// follow); the sum is `ways`.
+pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
+    let mut won = vec![0usize; profiles.len()];
+    let mut kept = vec![0.0; profiles.len()];
+    let mut left = ways as usize;
+    while left > 0 && !profiles.is_empty() {
+        let hits: Vec<f64> =
+            profiles.iter().zip(&won).map(|(p, &at)| if at < ways as usize { p[at] } else { f64::MIN }).collect();
+        let most = hits.iter().copied().fold(f64::MIN, f64::max);
+        let winners: Vec<usize> = (0..hits.len()).filter(|&at| hits[at] == most).collect();
+        if winners.len() > left {
+            winners.iter().for_each(|&at| kept[at] += left as f64 / winners.len() as f64);
+            break;
+        }
+        for at in winners {
+            won[at] += 1;
+            kept[at] += 1.0;
+            left -= 1;
+        }
+    }
+    kept
+}
+
+/// Hits beyond the ways kept; part of a way keeps that part of its hits.
+fn lost_hits(hits: &[f64], ways: f64) -> f64 {
+    hits.iter().enumerate().map(|(at, hits)| hits * (1.0 - (ways - at as f64).clamp(0.0, 1.0))).sum()
+}
+
+impl Scheme for Sdc {
+    fn name(&self) -> &'static str {
+        if self.in_run_time { "sdc" } else { "sdc-misses" }
+    }
+
+    fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
+        let what = "stack positions of a cache with as many ways";
+        let positions = gather(self, members, what, |profile| positions_of(profile, cache))?;
+        let what = "references per instruction";
+        let solos = gather(self, members, what, |profile| Solo::of(profile, cache))?;
+        let ways = cache.ways as usize;
+        let kept = effective_ways(&positions, cache.ways);
+        let lost = positions.iter().zip(&kept).map(|(positions, &kept)| lost_hits(&positions[..ways], kept));
+        let (mut suffers, mut miss_ratios) = (Vec::new(), Vec::new());
+        for ((lost, positions), solo) in lost.zip(&positions).zip(&solos) {
+            suffers.push(if self.in_run_time { solo.degradation(lost * 1e-6) } else { lost });
+            miss_ratios.push((positions[ways] + lost) / positions.iter().sum::<f64>());
+        }
+        let kind = if self.in_run_time { CostKind::Degradation } else { CostKind::Weight };
+        let known = miss_ratios.iter().all(|ratio| ratio.is_finite());
+        Ok(GroupCosts { kind, suffers, miss_ratios: known.then_some(miss_ratios), group_miss_ratio: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::with_positions;
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Is the merge the one of the paper's words, worked by hand?
+    #[test]
+    fn the_higher_counter_wins_and_only_its_pointer_advances() {
+        // A: 10 wins; then 8 against 9: B; 8 against 2: A; 1 against 2: B.
+        assert_eq!(effective_ways(&[&[10.0, 8.0, 1.0, 0.0], &[9.0, 2.0, 1.0, 1.0]], 4), [2.0, 2.0]);
+        assert_eq!(effective_ways(&[&[10.0, 8.0, 7.0, 6.0], &[5.0, 2.0, 1.0, 1.0]], 4), [4.0, 0.0]);
+        assert_eq!(effective_ways(&[&[1.0; 5], &[1.0; 5]], 5), [2.5, 2.5]);
+    }
+
+    /// Are the extra misses the hits beyond the ways kept?
+    #[test]
+    fn hits_beyond_the_ways_kept_are_lost() {
+        let cache = SharedCache::new(4 * 64, 4, 64, 100.0);
+        let (a, b) = (with_positions(&[10.0, 8.0, 1.0, 0.5, 3.0]), with_positions(&[9.0, 2.0, 1.0, 1.0, 0.0]));
+        let costs = Sdc { in_run_time: false }.pair_costs(&[&a, &b], &cache).unwrap();
+        assert_eq!((costs.cost[0][1], costs.cost[1][0]), (1.5, 2.0));
+    }
+
+    proptest! {
+        /// Do effective ways add up to the associativity, and does order mean nothing?
+        #[test]
+        fn effective_ways_sum_to_the_associativity(
+            profiles in prop::collection::vec(prop::collection::vec((0u32..20).prop_map(f64::from), 8), 1..5),
+        ) {
+            let slices: Vec<&[f64]> = profiles.iter().map(Vec::as_slice).collect();
+            let ways = effective_ways(&slices, 8);
+            prop_assert!((ways.iter().sum::<f64>() - 8.0).abs() < 1e-9);
+            let reversed: Vec<&[f64]> = slices.iter().rev().copied().collect();
+            let mut back = effective_ways(&reversed, 8);
+            back.reverse();
+            for (a, b) in ways.iter().zip(&back) {
+                prop_assert!((a - b).abs() < 1e-9);
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The shared cache of a prediction, and what misses cost in run time.
+//!
+//! Problem: schemes guess extra misses; people and matchings want run time. Method: a first-order model of the core. Alone,
+//! an instruction takes CPI = 1 / issue width + hits' exposed latency + misses per instruction x what a miss costs. Out
+//! of order, a window hides the latency of a hit as far as it lasts, and misses that fall into one window overlap, up to
+//! the miss registers (Karkhanis and Smith 2004); in order, everything is exposed. Where the profile has a measured solo
+//! IPC, that is taken instead of the model's. Queueing for memory is left out, so that slowdowns by bandwidth are
+//! underestimated (CA-2 finds them to be more than half).
+
+use cachemate_core::{MachineSpec, Pipeline, Profile, Replacement};
+use cachemate_locality::curve::MissRateCurve;
+
+/// The shared cache that the programs would meet on, and what it costs to use and to miss it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SharedCache {
+    pub size_bytes: u64,
+    pub ways: u32,
+    pub line_bytes: u32,
+    pub replacement: Replacement,
+    /// From the miss to the data, beyond a hit.
+    pub miss_penalty_cycles: f64,
+    /// From the core's request to the data, on a hit.
+    pub hit_latency_cycles: f64,
+    /// The most instructions a cycle.
+    pub issue_width: f64,
+    /// Instructions in flight; 1 = in order.
+    pub window_instructions: f64,
+    /// Misses in flight at most.
+    pub misses_at_once: f64,
+}
+
+impl SharedCache {
+    /// An LRU cache behind an in-order, single-issue core: nothing overlaps. Hits cost nothing extra.
+    pub fn new(size_bytes: u64, ways: u32, line_bytes: u32, miss_penalty_cycles: f64) -> Self {
+        SharedCache {
+            size_bytes,
+            ways,
+            line_bytes,
+            replacement: Replacement::Lru,
+            miss_penalty_cycles,
+            hit_latency_cycles: 0.0,
+            issue_width: 1.0,
+            window_instructions: 1.0,
+            misses_at_once: 1.0,
+        }
+    }
+
+    /// The contended cache of a machine; `None` where it has no data cache. A window is shared by the contexts of a core.
+    pub fn of_machine(machine: &MachineSpec) -> Option<Self> {
+        let cache = machine.last_level()?;
+        let contexts = f64::from(machine.contexts_per_core.max(1));
+        let (width, window, at_once) = match machine.pipeline {
+            Pipeline::InOrder { issue_width } => (issue_width, 1.0, 1.0),
+            Pipeline::OutOfOrder { issue_width, window, mshrs } => {
+                (issue_width, f64::from(window) / contexts, f64::from(mshrs) / contexts)
+            }
+        };
+        // What lies behind a miss: a victim cache takes part of them, at its own latency, but how many is not known
+        // from a profile of this level; memory's latency bounds it from above.
+        let beyond = machine.memory.local_latency_cycles.saturating_sub(cache.latency_cycles);
+        Some(SharedCache {
+            size_bytes: cache.size_bytes,
+            ways: cache.ways,
+            line_bytes: cache.line_bytes,
+            replacement: cache.replacement,
+            miss_penalty_cycles: f64::from(beyond),
+            hit_latency_cycles: f64::from(cache.latency_cycles),
+            issue_width: f64::from(width),
+            window_instructions: window.max(1.0),
+            misses_at_once: at_once.max(1.0),
+        })
+    }
+
+    /// Lines that it holds.
+    pub fn lines(&self) -> u64 {
+        self.size_bytes / u64::from(self.line_bytes.max(1))
+    }
+
+    /// What one more miss adds to run time, for a program that misses so often anyway: misses in one window overlap.
+    pub fn miss_cycles(&self, misses_per_instr: f64) -> f64 {
+        let together = (self.window_instructions * misses_per_instr).clamp(1.0, self.misses_at_once);
+        self.miss_penalty_cycles / together
+    }
+
+    /// Cycles per instruction where every access hits: issue, and what the window does not hide of a hit.
+    fn hitting_cycles_per_instr(&self, refs_per_instr: f64) -> f64 {
+        let hidden = (self.window_instructions - 1.0) / self.issue_width;
+        1.0 / self.issue_width + refs_per_instr * (self.hit_latency_cycles - hidden).max(0.0)
+    }
+}
+
+/// How fast a program is on a shared cache that it has for itself.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Solo {
+    pub refs_per_instr: f64,
+    pub misses_per_instr: f64,
+    /// Measured, or by the model.
+    pub cycles_per_instr: f64,
+    /// What one more miss adds.
+    pub miss_cycles: f64,
+}
+
+impl Solo {
+    /// `None` where the profile has no references per instruction, or no misses at this cache.
+    pub fn of(profile: &Profile, cache: &SharedCache) -> Option<Self> {
+        let refs_per_instr = refs_per_mega_instr(profile)? * 1e-6;
+        let misses_per_instr = solo_misses_per_mega_instr(profile, cache)? * 1e-6;
+        Some(Self::from_rates(profile, cache, refs_per_instr, misses_per_instr))
+    }
+
+    /// The same with rates from elsewhere (a model's own miss ratio).
+    pub fn from_rates(profile: &Profile, cache: &SharedCache, refs_per_instr: f64, misses_per_instr: f64) -> Self {
+        let miss_cycles = cache.miss_cycles(misses_per_instr);
+        let modelled = cache.hitting_cycles_per_instr(refs_per_instr) + misses_per_instr * miss_cycles;
+        let measured =
+            profile.solo_instr_per_cycle.map(|ipc| 1.0 / ipc.value).filter(|cpi| cpi.is_finite() && *cpi > 0.0);
+        Solo { refs_per_instr, misses_per_instr, cycles_per_instr: measured.unwrap_or(modelled), miss_cycles }
+    }
+
+    /// Cycles per instruction if every access hit; a measured CPI bounds it from below by issuing alone.
+    pub fn base_cycles_per_instr(&self, cache: &SharedCache) -> f64 {
+        (self.cycles_per_instr - self.misses_per_instr * self.miss_cycles).max(1.0 / cache.issue_width)
+    }
+
+    /// Run time with so many more misses over run time alone, minus one.
+    pub fn degradation(&self, extra_misses_per_instr: f64) -> f64 {
+        extra_misses_per_instr * self.miss_cycles / self.cycles_per_instr
+    }
+}
+
+/// Accesses to the shared cache per million instructions: counted, or the sum of the stack positions.
+pub fn refs_per_mega_instr(profile: &Profile) -> Option<f64> {
+    let counted = profile.llc_refs_per_mega_instr.map(|refs| refs.value);
+    counted.or_else(|| profile.stack_positions.as_ref().map(|positions| positions.iter().sum()))
+}
+
+/// LRU positions 1..=ways and misses per million instructions, where they are of a cache with so many ways.
+pub fn positions_of<'a>(profile: &'a Profile, cache: &SharedCache) -> Option<&'a [f64]> {
+    profile.stack_positions.as_deref().filter(|positions| positions.len() == cache.ways as usize + 1)
+}
+
+/// Misses per million instructions alone on the cache: from the stack positions, or from the curve.
+pub fn solo_misses_per_mega_instr(profile: &Profile, cache: &SharedCache) -> Option<f64> {
+    if let Some(positions) = positions_of(profile, cache) {
+        return positions.last().copied();
+    }
+    let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr.as_deref()?).ok()?;
+    Some(1000.0 * curve.at(cache.size_bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::Estimate;
+
+    fn profile(refs: f64, curve: &[(u64, f64)]) -> Profile {
+        let curve = curve.iter().map(|&(size, rate)| (size, Estimate::exact(rate))).collect();
+        Profile {
+            llc_refs_per_mega_instr: Some(Estimate::exact(refs)),
+            misses_per_kilo_instr: Some(curve),
+            ..Profile::default()
+        }
+    }
+
+    /// Is the in-order model the textbook sum, and the degradation extra misses at full latency?
+    #[test]
+    fn in_order_nothing_is_hidden() {
+        let cache = SharedCache { hit_latency_cycles: 20.0, ..SharedCache::new(1 << 20, 16, 64, 100.0) };
+        let solo = Solo::of(&profile(10_000.0, &[(1 << 20, 2.0)]), &cache).unwrap();
+        assert!((solo.cycles_per_instr - (1.0 + 0.01 * 20.0 + 0.002 * 100.0)).abs() < 1e-12);
+        assert!((solo.degradation(0.001) - 0.1 / 1.4).abs() < 1e-12);
+        assert!((solo.base_cycles_per_instr(&cache) - 1.2).abs() < 1e-12);
+    }
+
+    /// Does a window hide hits as far as it lasts, and overlap misses only where several fall into it?
+    #[test]
+    fn out_of_order_misses_overlap() {
+        let base = SharedCache::new(1 << 20, 16, 64, 200.0);
+        let cache = SharedCache {
+            hit_latency_cycles: 40.0,
+            issue_width: 4.0,
+            window_instructions: 101.0,
+            misses_at_once: 8.0,
+            ..base
+        };
+        assert_eq!(cache.hitting_cycles_per_instr(0.1), 0.25 + 0.1 * 15.0);
+        assert_eq!((cache.miss_cycles(0.001), cache.miss_cycles(0.5)), (200.0, 25.0));
+        assert!((cache.miss_cycles(0.04) - 200.0 / 4.04).abs() < 1e-9);
+    }
+
+    /// Is a measured solo IPC preferred, and a curve that does not reach the cache's size no evidence?
+    #[test]
+    fn measured_speed_first_and_no_extrapolation() {
+        let cache = SharedCache::new(1 << 20, 16, 64, 100.0);
+        let mut known = profile(10_000.0, &[(1 << 20, 2.0)]);
+        known.solo_instr_per_cycle = Some(Estimate::exact(0.5));
+        assert_eq!(Solo::of(&known, &cache).unwrap().cycles_per_instr, 2.0);
+        assert_eq!(Solo::of(&profile(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
+    }
+}

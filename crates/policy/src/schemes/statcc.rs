@@ -1,0 +1,107 @@
+//! Composition of programs on one cache from their reuse times (StatCC; papers BS 2b).
+//!
+//! Problem: expect run times and miss ratios of any group before it has ever run together. Method:
+//! [`cachemate_locality::statcc::jointly`]: StatStack (LRU and its approximations) or StatCache (random replacement), by
+//! the cache's own replacement, solved together with the speeds. `statcc` is that; `balance-set` is the older composition
+//! at the programs' solo rates (BS 2b), as balance-set scheduling used it. Properties: gives run time, miss ratios per
+//! program and of the group, for any number of programs; a group is not the sum of its pairs.
+
+use cachemate_core::{Profile, Replacement};
+use cachemate_locality::reuse::ReuseTimes;
+use cachemate_locality::statcc::{Composition, Shared, Sharer, jointly, lru_at_rates, random_at_rates};
+
+use super::shared_cache::{SharedCache, Solo, refs_per_mega_instr};
+use super::{GroupCosts, MissingEvidence, Scheme, gather};
+use crate::matrix::CostKind;
+
+/// The scheme: with speeds solved jointly, or fixed at what they are alone.
+pub struct StatCc {
+    pub jointly: bool,
+}
+
+/// A member's evidence, and its speed alone by the model's own solo miss ratio (so that alone means degradation 0).
+struct Known {
+    reuse: ReuseTimes,
+    solo: Solo,
+    base_cycles_per_instr: f64,
+}
+
+fn composition(cache: &SharedCache) -> Composition {
+    match cache.replacement {
+        Replacement::Random => Composition::Random,
+        Replacement::Lru | Replacement::TreePlru => Composition::Lru,
+    }
+}
+
+fn ratios_at(programs: &[(&ReuseTimes, f64)], cache: &SharedCache) -> Option<Shared> {
+    match composition(cache) {
+        Composition::Random => random_at_rates(programs, cache.lines()),
+        Composition::Lru => lru_at_rates(programs, cache.lines()),
+    }
+}
+
+impl Known {
+    fn of(profile: &Profile, cache: &SharedCache) -> Option<Self> {
+        let reuse = ReuseTimes::from_profile(profile.reuse_times.as_deref()?)?;
+        let refs_per_instr = refs_per_mega_instr(profile).filter(|&refs| refs > 0.0)? * 1e-6;
+        let alone = ratios_at(&[(&reuse, 1.0)], cache)?.group_miss_ratio;
+        let solo = Solo::from_rates(profile, cache, refs_per_instr, refs_per_instr * alone);
+        Some(Known { reuse, solo, base_cycles_per_instr: solo.base_cycles_per_instr(cache) })
+    }
+
+    fn sharer(&self) -> Sharer<'_> {
+        Sharer {
+            reuse: &self.reuse,
+            refs_per_instr: self.solo.refs_per_instr,
+            base_cycles_per_instr: self.base_cycles_per_instr,
+            miss_cycles: self.solo.miss_cycles,
+        }
+    }
+
+    /// Reuse times, and accesses per cycle alone.
+    fn at_solo_rate(&self) -> (&ReuseTimes, f64) {
+        (&self.reuse, self.solo.refs_per_instr / self.solo.cycles_per_instr)
+    }
+
+    fn degradation_at(&self, miss_ratio: f64) -> f64 {
+        self.solo.degradation((self.solo.refs_per_instr * miss_ratio - self.solo.misses_per_instr).max(0.0))
+    }
+}
+
+impl StatCc {
+    /// Degradations and miss ratios of one or more programs; `None` where the cache holds no line.
+    fn compose(&self, known: &[Known], cache: &SharedCache) -> Option<(Vec<f64>, Shared)> {
+        if self.jointly {
+            let sharers: Vec<Sharer<'_>> = known.iter().map(Known::sharer).collect();
+            let joint = jointly(&sharers, cache.lines(), composition(cache))?;
+            return Some((joint.degradation, joint.shared));
+        }
+        let rates: Vec<(&ReuseTimes, f64)> = known.iter().map(Known::at_solo_rate).collect();
+        let shared = ratios_at(&rates, cache)?;
+        let suffers = known.iter().zip(&shared.miss_ratios).map(|(known, &ratio)| known.degradation_at(ratio));
+        Some((suffers.collect(), shared))
+    }
+}
+
+impl Scheme for StatCc {
+    fn name(&self) -> &'static str {
+        if self.jointly { "statcc" } else { "balance-set" }
+    }
+
+    fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
+        let what = "reuse times and references per instruction";
+        let known = gather(self, members, what, |profile| Known::of(profile, cache))?;
+        if known.is_empty() {
+            return Ok(GroupCosts::sum_of_pairs(CostKind::Degradation, 0, |_, _| 0.0));
+        }
+        let what = "rates that are positive numbers";
+        let missing = MissingEvidence { scheme: self.name(), program: 0, what };
+        let (suffers, shared) = self.compose(&known, cache).ok_or(missing)?;
+        Ok(GroupCosts {
+            kind: CostKind::Degradation,
+            suffers,
+            miss_ratios: Some(shared.miss_ratios),
+            group_miss_ratio: Some(shared.group_miss_ratio),
+        })
+    }
+}

@@ -55,7 +55,6 @@ impl Kind {
     }
 
     /// Misses of a 2 MiB 16-way LRU cache with 64-byte lines on the full trace.
-    #[allow(dead_code)]
     pub fn full_misses_2_mib_16_way(self) -> u64 {
         match self {
             Kind::Zipf => 6_728_723,

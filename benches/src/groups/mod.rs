@@ -1,5 +1,6 @@
 //! One file per group of comparisons. A new group: one file, and a line in [`GROUPS`].
 
+mod cachesim;
 mod stack;
 
 use crate::harness::Row;
@@ -18,4 +19,4 @@ pub struct Group {
     pub run: fn(&Options) -> Vec<Row>,
 }
 
-pub const GROUPS: &[Group] = &[stack::GROUP];
+pub const GROUPS: &[Group] = &[stack::GROUP, cachesim::GROUP];

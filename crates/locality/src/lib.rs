@@ -5,6 +5,7 @@
 
 pub mod activity;
 pub mod animal;
+pub mod cachesim;
 pub mod curve;
 pub mod hash;
 pub mod intervals;

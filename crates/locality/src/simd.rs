@@ -74,7 +74,6 @@ pub(crate) struct U32x16(pub [u32; 16]);
 ///
 /// # Safety
 /// Every function may only run on a processor that has the instruction set of the implementing type.
-#[allow(dead_code)]
 pub(crate) trait Lanes {
     /// Adds one to the lanes below `lane` (< 32); the value of `lane` itself.
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16;
@@ -83,8 +82,12 @@ pub(crate) trait Lanes {
     /// Bit i = lane i of the first eight equals `tag`.
     unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32;
     /// Finds `tag` in the lanes named by `ways` (a run of low bits), moves it to lane 0 and those before it up by one;
-    /// not found: puts it to lane 0 and moves all up. The matching lane as a bit, 0 if none.
-    unsafe fn move_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32;
+    /// not found: puts it to lane 0 and moves all up. Adds one to the matching lane of `hits`; whether one matched.
+    unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut Self::Hits) -> bool;
+    /// Counts by lane, in registers where there are some.
+    type Hits: Copy;
+    unsafe fn no_hits() -> Self::Hits;
+    unsafe fn by_lane(hits: Self::Hits) -> [u32; 16];
     /// Appends to `kept` from `kept_len` on the lines whose `scatter(line ^ salt) >> 40` is below `threshold`
     /// (1 to 2^24); the new length. `kept` has room for all.
     unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], kept_len: usize) -> usize;
@@ -150,6 +153,19 @@ static ONES_U32: [u32; 32] = {
     ones
 };
 
+#[inline(always)]
+fn carry_to_front(lanes: &mut [u32], tag: u32, hits: &mut [u32; 16]) -> bool {
+    let mut carried = tag;
+    for (lane, hits) in lanes.iter_mut().zip(hits) {
+        std::mem::swap(lane, &mut carried);
+        if carried == tag {
+            *hits += 1;
+            return true;
+        }
+    }
+    false
+}
+
 impl Lanes for Portable {
     #[inline(always)]
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16 {
@@ -174,15 +190,21 @@ impl Lanes for Portable {
         found
     }
     #[inline(always)]
-    unsafe fn move_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
-        let mut carried = tag;
-        for (at, lane) in lanes.0[..ways.count_ones() as usize].iter_mut().enumerate() {
-            std::mem::swap(lane, &mut carried);
-            if carried == tag {
-                return 1 << at;
-            }
+    unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut [u32; 16]) -> bool {
+        if ways == 0xFFFF {
+            // A known length, so that the loop is unrolled.
+            return carry_to_front(&mut lanes.0, *tag, hits);
         }
-        0
+        carry_to_front(&mut lanes.0[..ways.count_ones() as usize], *tag, hits)
+    }
+    type Hits = [u32; 16];
+    #[inline(always)]
+    unsafe fn no_hits() -> [u32; 16] {
+        [0; 16]
+    }
+    #[inline(always)]
+    unsafe fn by_lane(hits: [u32; 16]) -> [u32; 16] {
+        hits
     }
     #[inline(always)]
     unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], mut kept_len: usize) -> usize {
@@ -235,18 +257,29 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn move_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
+        unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut __m512i) -> bool {
             unsafe {
                 let place = lanes.0.as_mut_ptr().cast();
                 let all = _mm512_load_si512(place);
-                let front = _mm512_set1_epi32(tag as i32);
-                let found = u32::from(_mm512_cmpeq_epi32_mask(all, front)) & ways;
+                let front = _mm512_set1_epi32(*tag as i32);
+                let found = _mm512_mask_cmpeq_epi32_mask(ways as u16, all, front);
                 // Lanes up to and with the lowest set bit; all of them when there is none.
-                let moved = (found ^ found.wrapping_sub(1)) as u16;
+                let moved = found ^ found.wrapping_sub(1);
                 let up = _mm512_alignr_epi32::<15>(all, front);
                 _mm512_store_si512(place, _mm512_mask_mov_epi32(all, moved, up));
-                found
+                *hits = _mm512_mask_sub_epi32(*hits, found, *hits, _mm512_set1_epi32(-1));
+                found != 0
             }
+        }
+        type Hits = __m512i;
+        #[inline(always)]
+        unsafe fn no_hits() -> __m512i {
+            unsafe { _mm512_setzero_si512() }
+        }
+        #[inline(always)]
+        unsafe fn by_lane(hits: __m512i) -> [u32; 16] {
+            // SAFETY: any 64 bytes are sixteen numbers.
+            unsafe { std::mem::transmute(hits) }
         }
         #[inline(always)]
         unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], mut kept_len: usize) -> usize {
@@ -315,13 +348,21 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn move_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
+        unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut (__m256i, __m256i)) -> bool {
             unsafe {
                 let place: *mut __m256i = lanes.0.as_mut_ptr().cast();
                 let (low, high) = (_mm256_load_si256(place), _mm256_load_si256(place.add(1)));
-                let front = _mm256_set1_epi32(tag as i32);
-                let bits = |half| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(half, front))) as u32;
-                let found = (bits(low) | bits(high) << 8) & ways;
+                let front = _mm256_set1_epi32(*tag as i32);
+                let lanes_low = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+                let lanes_high = _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15);
+                let limit = _mm256_set1_epi32(ways.count_ones() as i32);
+                let same_low = _mm256_and_si256(_mm256_cmpeq_epi32(low, front), _mm256_cmpgt_epi32(limit, lanes_low));
+                let same_high =
+                    _mm256_and_si256(_mm256_cmpeq_epi32(high, front), _mm256_cmpgt_epi32(limit, lanes_high));
+                hits.0 = _mm256_sub_epi32(hits.0, same_low);
+                hits.1 = _mm256_sub_epi32(hits.1, same_high);
+                let bits = |half| _mm256_movemask_ps(_mm256_castsi256_ps(half)) as u32;
+                let found = bits(same_low) | bits(same_high) << 8;
                 let up = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
                 let low_up = _mm256_permutevar8x32_epi32(low, up);
                 let high_up = _mm256_permutevar8x32_epi32(high, up);
@@ -329,14 +370,27 @@ mod x86 {
                 let new_high = _mm256_blend_epi32::<1>(high_up, low_up);
                 // Lane i moves if no lane below it matched: i <= the lowest match, or all.
                 let last = _mm256_set1_epi32((found | 1 << 16).trailing_zeros() as i32);
-                let (low_lane, high_lane) =
-                    (_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15));
-                let keep_low = _mm256_cmpgt_epi32(low_lane, last);
-                let keep_high = _mm256_cmpgt_epi32(high_lane, last);
+                let keep_low = _mm256_cmpgt_epi32(lanes_low, last);
+                let keep_high = _mm256_cmpgt_epi32(lanes_high, last);
                 _mm256_store_si256(place, _mm256_blendv_epi8(new_low, low, keep_low));
                 _mm256_store_si256(place.add(1), _mm256_blendv_epi8(new_high, high, keep_high));
-                found
+                found != 0
             }
+        }
+        type Hits = (__m256i, __m256i);
+        #[inline(always)]
+        unsafe fn no_hits() -> (__m256i, __m256i) {
+            unsafe { (_mm256_setzero_si256(), _mm256_setzero_si256()) }
+        }
+        #[inline(always)]
+        unsafe fn by_lane(hits: (__m256i, __m256i)) -> [u32; 16] {
+            let mut lanes = [0; 16];
+            // SAFETY: two halves of eight numbers.
+            unsafe {
+                _mm256_storeu_si256(lanes.as_mut_ptr().cast(), hits.0);
+                _mm256_storeu_si256(lanes.as_mut_ptr().add(8).cast(), hits.1);
+            }
+            lanes
         }
         #[inline(always)]
         unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], kept_len: usize) -> usize {

@@ -1,0 +1,79 @@
+//! A 2 MiB 16-way LRU cache: every instruction set against a plain move-to-front loop over the ways.
+
+use super::{Group, Options};
+use crate::harness::{Clock, Contender, Row, compare};
+use crate::traces::FULL_LEN;
+use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
+use cachemate_locality::simd::Simd;
+
+pub const GROUP: Group = Group {
+    name: "cachesim",
+    about: "2 MiB 16-way LRU against a plain move-to-front loop over the ways, one core",
+    run,
+};
+
+const WAYS: usize = 16;
+const SETS: usize = (2 << 20) / 64 / WAYS;
+
+/// The plain loop: misses.
+pub fn move_to_front(lines: &[u64]) -> u64 {
+    let mut sets = vec![[u64::MAX; WAYS]; SETS];
+    let mut misses = 0;
+    for &line in lines {
+        let set = &mut sets[line as usize % SETS];
+        let mut carried = line;
+        let mut hit = false;
+        for way in set.iter_mut() {
+            std::mem::swap(way, &mut carried);
+            if carried == line {
+                hit = true;
+                break;
+            }
+        }
+        misses += u64::from(!hit);
+    }
+    misses
+}
+
+fn simulate(simd: Simd, lines: &[u64]) -> u64 {
+    let shape = CacheShape { sets: SETS as u32, ways: WAYS as u32, slices: 1 };
+    let mut cache = CacheSim::with_simd(shape, Replacement::Lru, simd).expect("the shape is valid");
+    cache.push(lines)
+}
+
+/// # Panics
+/// Misses on a full trace are not the known ones.
+fn run(options: &Options) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for kind in &options.traces {
+        let lines = &kind.lines(options.accesses);
+        if lines.len() == FULL_LEN {
+            assert_eq!(simulate(Simd::best(), lines), kind.full_misses_2_mib_16_way(), "misses on {}", kind.name());
+        }
+        let mut contenders = vec![Contender::new("move to front", || move_to_front(lines))];
+        for simd in Simd::available() {
+            let bar = (simd == Simd::best()).then_some(1.0);
+            contenders.push(Contender::new(simd.name(), move || simulate(simd, lines)).against(0, bar));
+        }
+        rows.extend(compare("cachesim", kind.name(), lines.len(), options.rounds, Clock::Thread, true, contenders));
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::traces::KINDS;
+
+    /// Do the plain loop and the simulator agree on a prefix of each trace, and on the number that is pinned here?
+    #[test]
+    fn misses_on_prefixes_are_pinned() {
+        for (kind, misses) in KINDS.into_iter().zip([140_456, 400_000, 382_324]) {
+            let lines = kind.lines(400_000);
+            assert_eq!(move_to_front(&lines), misses, "{}", kind.name());
+            for simd in Simd::available() {
+                assert_eq!(simulate(simd, &lines), misses, "{} {}", kind.name(), simd.name());
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Private L1 caches before one shared last-level cache.
+
+use super::{CacheShape, CacheSim, Replacement, ShapeError};
+
+/// L1 -> LLC: the LLC sees exactly the L1s' misses, in order. Neither inclusive nor exclusive: an eviction from one
+/// level changes nothing in the other; stores in one L1 do not invalidate lines in another.
+#[derive(Debug)]
+pub struct Chain {
+    l1s: Vec<CacheSim>,
+    llc: CacheSim,
+    missed: Vec<u64>,
+}
+
+impl Chain {
+    /// `cores` equal L1s. Random replacement in the L1 of core i starts from seed + i.
+    ///
+    /// # Errors
+    /// Of either shape.
+    pub fn new(
+        cores: usize,
+        l1: (CacheShape, Replacement),
+        llc: (CacheShape, Replacement),
+    ) -> Result<Self, ShapeError> {
+        let l1_of = |core: usize| match l1.1 {
+            Replacement::Random { seed } => Replacement::Random { seed: seed.wrapping_add(core as u64) },
+            other => other,
+        };
+        let l1s = (0..cores).map(|core| CacheSim::new(l1.0, l1_of(core))).collect::<Result<_, _>>()?;
+        Ok(Chain { l1s, llc: CacheSim::new(llc.0, llc.1)?, missed: Vec::new() })
+    }
+
+    /// The next accesses of one core, as line addresses. Returns how many missed in both levels.
+    ///
+    /// # Panics
+    /// `core` is not below the number of cores.
+    pub fn push(&mut self, core: usize, lines: &[u64]) -> u64 {
+        let mut misses = 0;
+        for part in lines.chunks(1 << 14) {
+            self.missed.clear();
+            self.l1s[core].push_collecting(part, &mut self.missed);
+            misses += self.llc.push(&self.missed);
+        }
+        misses
+    }
+
+    pub fn l1(&self, core: usize) -> &CacheSim {
+        &self.l1s[core]
+    }
+
+    pub fn llc(&self) -> &CacheSim {
+        &self.llc
+    }
+}

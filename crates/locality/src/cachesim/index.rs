@@ -1,0 +1,76 @@
+//! Line address -> set and tag.
+
+use crate::hash::scatter;
+
+/// Divides by the number of sets without a division where it can.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Index {
+    sets: u64,
+    slices: u64,
+    /// Sets are a power of two: its logarithm.
+    shift: Option<u32>,
+    /// 2^64 / sets, rounded up.
+    reciprocal: u64,
+    /// The reciprocal is exact for lines below this: its error, less than 1 in 2^64 / sets, times the line stays
+    /// under one part in `sets`.
+    exact_below: u64,
+}
+
+/// Lines that are looked up together.
+pub(super) const BATCH: usize = 128;
+
+impl Index {
+    pub(super) fn new(sets: u32, slices: u32) -> Self {
+        let sets = u64::from(sets);
+        Index {
+            sets,
+            slices: slices.into(),
+            shift: sets.is_power_of_two().then(|| sets.trailing_zeros()),
+            reciprocal: (u64::MAX / sets).wrapping_add(1),
+            exact_below: u64::MAX / sets,
+        }
+    }
+
+    /// Writes set and tag of each line; the bits that are set in any tag. Sets are numbered through all slices; a tag
+    /// tells the lines of a set apart. The slice is the upper half of `scatter(line) * slices`.
+    #[inline(always)]
+    pub(super) fn locate(&self, lines: &[u64], places: &mut Places) -> u64 {
+        let (sets, tags) = (&mut places.sets[..lines.len()], &mut places.tags[..lines.len()]);
+        let places = sets.iter_mut().zip(tags.iter_mut()).zip(lines);
+        if let Some(shift) = self.shift {
+            for ((set, tag), &line) in places {
+                (*set, *tag) = ((line & (self.sets - 1)) as u32, line >> shift);
+            }
+        } else if lines.iter().fold(0, |all, line| all | line) < self.exact_below {
+            for ((set, tag), &line) in places {
+                *tag = ((u128::from(line) * u128::from(self.reciprocal)) >> 64) as u64;
+                *set = (line - *tag * self.sets) as u32;
+            }
+        } else {
+            for ((set, tag), &line) in places {
+                (*set, *tag) = ((line % self.sets) as u32, line / self.sets);
+            }
+        }
+        if self.slices > 1 {
+            for (set, &line) in sets.iter_mut().zip(lines) {
+                let slice = (u128::from(scatter(line)) * u128::from(self.slices)) >> 64;
+                *set += (slice as u64 * self.sets) as u32;
+            }
+        }
+        tags.iter().fold(0, |all, tag| all | tag)
+    }
+}
+
+/// Where the lines of a batch go.
+#[derive(Debug)]
+pub(super) struct Places {
+    /// Below 2^32: a cache has at most so many lines.
+    pub sets: [u32; BATCH],
+    pub tags: [u64; BATCH],
+}
+
+impl Places {
+    pub(super) fn new() -> Self {
+        Places { sets: [0; BATCH], tags: [0; BATCH] }
+    }
+}

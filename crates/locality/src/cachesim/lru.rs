@@ -1,0 +1,144 @@
+//! Least recently used: each set is a list in order of last touch.
+
+use super::index::{BATCH, Index, Places};
+use crate::simd::{Lanes, Simd, U32x16, dispatch, prefetch};
+
+/// Ways that fit into one vector.
+const LANES: usize = 16;
+/// More sets than this do not stay in a core's own cache.
+const PREFETCH_SETS: usize = 1 << 14;
+
+#[derive(Debug)]
+pub(super) struct Lru {
+    simd: Simd,
+    ways: usize,
+    lists: Lists,
+    /// Hits by position, as many as ways or lanes.
+    hits: Vec<u64>,
+}
+
+#[derive(Debug)]
+enum Lists {
+    /// Tag + 1 in 32 bits, 0 = free; lanes from `ways` on hold what was evicted and are never looked at.
+    Narrow(Vec<U32x16>),
+    /// Tags, `ways` to a set, and how many of them each set has.
+    Wide { tags: Vec<u64>, filled: Vec<u32> },
+}
+
+impl Lru {
+    pub(super) fn new(sets: usize, ways: usize, simd: Simd) -> Self {
+        let lists = if ways <= LANES {
+            Lists::Narrow(vec![U32x16([0; LANES]); sets])
+        } else {
+            Lists::Wide { tags: vec![0; sets * ways], filled: vec![0; sets] }
+        };
+        Lru { simd, ways, lists, hits: vec![0; ways.max(LANES)] }
+    }
+
+    /// Hits by position, most recent first.
+    pub(super) fn hits(&self) -> Vec<u64> {
+        self.hits[..self.ways].to_vec()
+    }
+
+    pub(super) fn run(&mut self, index: &Index, lines: &[u64], on_miss: &mut impl FnMut(u64)) -> u64 {
+        let mut misses = 0;
+        for batch in lines.chunks(BATCH) {
+            let mut missed = [false; BATCH];
+            let missed = &mut missed[..batch.len()];
+            misses += self.narrow_batch(index, batch, missed).unwrap_or_else(|| self.wide_batch(index, batch, missed));
+            batch.iter().zip(missed).filter(|(_, missed)| **missed).for_each(|(&line, _)| on_miss(line));
+        }
+        misses
+    }
+
+    /// Misses, or `None` if this batch needs the wide form.
+    fn narrow_batch(&mut self, index: &Index, batch: &[u64], missed: &mut [bool]) -> Option<u64> {
+        let Lists::Narrow(sets) = &mut self.lists else { return None };
+        let (simd, ways, hits) = (self.simd, ((1u32 << self.ways) - 1), &mut self.hits);
+        dispatch!(simd, narrow(
+            sets: &mut [U32x16], ways: u32, hits: &mut [u64], index: &Index, batch: &[u64], missed: &mut [bool]
+        ) -> Option<u64>)
+    }
+
+    fn wide_batch(&mut self, index: &Index, batch: &[u64], missed: &mut [bool]) -> u64 {
+        self.widen();
+        let Lists::Wide { tags, filled } = &mut self.lists else { unreachable!("widened") };
+        let mut places = Places::new();
+        index.locate(batch, &mut places);
+        wide(tags, filled, self.ways, &mut self.hits, &places, missed)
+    }
+
+    /// Takes 64-bit tags from here on.
+    #[cold]
+    fn widen(&mut self) {
+        if let Lists::Narrow(sets) = &self.lists {
+            let known = |set: &U32x16| set.0[..self.ways].iter().filter(|&&way| way != 0).count() as u32;
+            let filled = sets.iter().map(known).collect();
+            let ways = sets.iter().flat_map(|set| &set.0[..self.ways]);
+            self.lists = Lists::Wide { tags: ways.map(|&way| u64::from(way.wrapping_sub(1))).collect(), filled };
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn narrow<L: Lanes>(
+    sets: &mut [U32x16],
+    ways: u32,
+    hits: &mut [u64],
+    index: &Index,
+    lines: &[u64],
+    missed: &mut [bool],
+) -> Option<u64> {
+    let mut places = Places::new();
+    if index.locate(lines, &mut places) >= u64::from(u32::MAX) {
+        return None;
+    }
+    let mut tags = [0; BATCH];
+    for (narrow, &tag) in tags.iter_mut().zip(&places.tags) {
+        *narrow = tag as u32 + 1;
+    }
+    if sets.len() > PREFETCH_SETS {
+        for &set in &places.sets[..lines.len()] {
+            prefetch(sets.as_ptr().wrapping_add(set as usize));
+        }
+    }
+    // SAFETY: the caller vouches for `L`.
+    let counts = unsafe {
+        let mut counts = L::no_hits();
+        for ((&set, tag), missed) in places.sets.iter().zip(&tags).zip(missed) {
+            *missed = !L::move_to_front(&mut sets[set as usize], tag, ways, &mut counts);
+        }
+        L::by_lane(counts)
+    };
+    hits.iter_mut().zip(counts).for_each(|(hits, count)| *hits += u64::from(count));
+    Some(lines.len() as u64 - u64::from(counts.iter().sum::<u32>()))
+}
+
+fn wide(
+    tags: &mut [u64],
+    filled: &mut [u32],
+    ways: usize,
+    hits: &mut [u64],
+    places: &Places,
+    missed: &mut [bool],
+) -> u64 {
+    let mut misses = 0;
+    for ((&set, &tag), missed) in places.sets.iter().zip(&places.tags).zip(missed) {
+        let set = set as usize;
+        let list = &mut tags[set * ways..][..ways];
+        let known = filled[set] as usize;
+        let found = list[..known].iter().position(|&way| way == tag);
+        let last = found.unwrap_or(known.min(ways - 1));
+        list.copy_within(..last, 1);
+        list[0] = tag;
+        *missed = found.is_none();
+        match found {
+            Some(position) => hits[position] += 1,
+            None => {
+                misses += 1;
+                filled[set] = (known + 1).min(ways) as u32;
+            }
+        }
+    }
+    misses
+}

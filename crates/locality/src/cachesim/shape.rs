@@ -1,0 +1,69 @@
+//! Sizes of a cache, checked.
+
+/// A set-associative cache, in lines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CacheShape {
+    /// Sets of one slice; any number.
+    pub sets: u32,
+    pub ways: u32,
+    /// Equal slices, chosen by a hash of the line address; 1 = not sliced.
+    pub slices: u32,
+}
+
+/// A cache that cannot be: the field, what was found and what was expected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cache {field}: found {found}, expected {expected}")]
+pub struct ShapeError {
+    pub field: &'static str,
+    pub found: u64,
+    pub expected: &'static str,
+}
+
+impl CacheShape {
+    /// A cache of `size_bytes` in all.
+    ///
+    /// # Errors
+    /// A size or a number that is 0, or a size that is not a whole number of sets.
+    pub fn from_bytes(size_bytes: u64, line_bytes: u64, ways: u32, slices: u32) -> Result<Self, ShapeError> {
+        let fail = |field, found, expected| Err(ShapeError { field, found, expected });
+        if line_bytes == 0 || !line_bytes.is_power_of_two() {
+            return fail("line_bytes", line_bytes, "a power of two");
+        }
+        if ways == 0 {
+            return fail("ways", 0, "at least 1");
+        }
+        if slices == 0 {
+            return fail("slices", 0, "at least 1");
+        }
+        let row_bytes = u128::from(line_bytes) * u128::from(ways) * u128::from(slices);
+        if size_bytes == 0 || u128::from(size_bytes) % row_bytes != 0 {
+            return fail("size_bytes", size_bytes, "a multiple of line_bytes * ways * slices above 0");
+        }
+        let Ok(sets) = u32::try_from(u128::from(size_bytes) / row_bytes) else {
+            return fail("size_bytes", size_bytes, "fewer than 2^32 sets");
+        };
+        let shape = CacheShape { sets, ways, slices };
+        shape.check().map(|()| shape)
+    }
+
+    /// A fully associative cache.
+    pub fn fully_associative(lines: u32) -> Self {
+        CacheShape { sets: 1, ways: lines, slices: 1 }
+    }
+
+    pub fn lines(&self) -> u64 {
+        u64::from(self.sets).saturating_mul(u64::from(self.ways)).saturating_mul(u64::from(self.slices))
+    }
+
+    pub(super) fn check(&self) -> Result<(), ShapeError> {
+        for (field, found) in [("sets", self.sets), ("ways", self.ways), ("slices", self.slices)] {
+            if found == 0 {
+                return Err(ShapeError { field, found: 0, expected: "at least 1" });
+            }
+        }
+        if self.lines() > 1 << 32 {
+            return Err(ShapeError { field: "lines", found: self.lines(), expected: "at most 2^32" });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,258 @@
+//! The simulator against models that are as plain as can be.
+
+use super::*;
+use crate::hash::{SplitMix64, scatter};
+use crate::stack::StackDistances;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// Set of a line, by the definition.
+fn set_of(shape: CacheShape, line: u64) -> u64 {
+    let slice = (u128::from(scatter(line)) * u128::from(shape.slices)) >> 64;
+    let slice = if shape.slices == 1 { 0 } else { slice as u64 };
+    slice * u64::from(shape.sets) + line % u64::from(shape.sets)
+}
+
+/// LRU with a list of whole lines per set, most recent first.
+fn lru_oracle(shape: CacheShape, lines: &[u64]) -> (PositionProfile, Vec<u64>) {
+    let ways = shape.ways as usize;
+    let mut sets: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    let mut profile = PositionProfile { hits: vec![0; ways], misses: 0 };
+    let mut missed = Vec::new();
+    for &line in lines {
+        let set = sets.entry(set_of(shape, line)).or_default();
+        match set.iter().position(|&other| other == line) {
+            Some(at) => {
+                profile.hits[at] += 1;
+                set.remove(at);
+            }
+            None => {
+                profile.misses += 1;
+                missed.push(line);
+            }
+        }
+        set.insert(0, line);
+        set.truncate(ways);
+    }
+    (profile, missed)
+}
+
+/// Tree-PLRU as nested halves: each half remembers which of its two was touched last.
+enum Tree {
+    Way(Option<u64>),
+    Halves { low: Box<Tree>, high: Box<Tree>, low_is_older: bool },
+}
+
+impl Tree {
+    fn new(ways: u32) -> Self {
+        if ways == 1 {
+            return Tree::Way(None);
+        }
+        let half = || Box::new(Tree::new(ways / 2));
+        Tree::Halves { low: half(), high: half(), low_is_older: true }
+    }
+    /// Touches whatever `wanted` accepts, lowest first; false if nothing is.
+    fn touch(&mut self, line: u64, wanted: &dyn Fn(Option<u64>) -> bool) -> bool {
+        match self {
+            Tree::Way(content) => {
+                let found = wanted(*content);
+                if found {
+                    *content = Some(line);
+                }
+                found
+            }
+            Tree::Halves { low, high, low_is_older } => {
+                let in_low = low.touch(line, wanted);
+                let found = in_low || high.touch(line, wanted);
+                if found {
+                    *low_is_older = !in_low;
+                }
+                found
+            }
+        }
+    }
+    fn replace_oldest(&mut self, line: u64) {
+        match self {
+            Tree::Way(content) => *content = Some(line),
+            Tree::Halves { low, high, low_is_older } => {
+                if *low_is_older { low } else { high }.replace_oldest(line);
+                *low_is_older = !*low_is_older;
+            }
+        }
+    }
+}
+
+fn plru_oracle(shape: CacheShape, lines: &[u64]) -> u64 {
+    let mut sets: BTreeMap<u64, Tree> = BTreeMap::new();
+    let mut misses = 0;
+    for &line in lines {
+        let tree = sets.entry(set_of(shape, line)).or_insert_with(|| Tree::new(shape.ways));
+        if !tree.touch(line, &|content| content == Some(line)) {
+            misses += 1;
+            if !tree.touch(line, &|content| content.is_none()) {
+                tree.replace_oldest(line);
+            }
+        }
+    }
+    misses
+}
+
+fn any_shape() -> impl Strategy<Value = CacheShape> {
+    (1u32..40, 1u32..24, 1u32..4).prop_map(|(sets, ways, slices)| CacheShape { sets, ways, slices })
+}
+
+/// Lines with reuse; some traces turn to addresses of all 64 bits halfway.
+fn any_lines() -> impl Strategy<Value = Vec<u64>> {
+    (any::<u64>(), 0usize..2000, 1u64..2000, any::<bool>()).prop_map(|(seed, len, footprint, widens)| {
+        let mut random = SplitMix64(seed);
+        let narrow = |random: &mut SplitMix64| {
+            let range = if random.below(2) == 0 { footprint } else { footprint / 10 + 1 };
+            random.below(range)
+        };
+        let line = |at: usize| {
+            let line = narrow(&mut random);
+            if widens && at > len / 2 && random.below(3) == 0 { u64::MAX - line } else { line }
+        };
+        (0..len).map(line).collect()
+    })
+}
+
+fn in_two_pushes(cache: &mut CacheSim, lines: &[u64]) -> Vec<u64> {
+    let mut missed = Vec::new();
+    let (first, second) = lines.split_at(lines.len() / 3);
+    let misses = cache.push_collecting(first, &mut missed) + cache.push_collecting(second, &mut missed);
+    assert_eq!((misses, misses), (cache.misses(), missed.len() as u64));
+    assert_eq!(cache.accesses(), lines.len() as u64);
+    missed
+}
+
+proptest! {
+    /// Does LRU hit and miss exactly as lists do, at the same positions, with every instruction set?
+    #[test]
+    fn lru_equals_lists(shape in any_shape(), lines in any_lines()) {
+        let (profile, missed) = lru_oracle(shape, &lines);
+        for simd in Simd::available() {
+            let mut cache = CacheSim::with_simd(shape, Replacement::Lru, simd).unwrap();
+            prop_assert_eq!(&in_two_pushes(&mut cache, &lines), &missed, "{}", simd.name());
+            prop_assert_eq!(cache.positions().unwrap(), profile.clone(), "{}", simd.name());
+        }
+    }
+
+    /// Does tree-PLRU evict what a tree of halves says?
+    #[test]
+    fn tree_plru_equals_nested_halves(
+        sets in 1u32..9, log_ways in 0u32..7, lines in any_lines()
+    ) {
+        let shape = CacheShape { sets, ways: 1 << log_ways, slices: 1 };
+        let mut cache = CacheSim::new(shape, Replacement::TreePlru).unwrap();
+        in_two_pushes(&mut cache, &lines);
+        prop_assert_eq!(cache.misses(), plru_oracle(shape, &lines));
+    }
+
+    /// Does a fully associative LRU cache miss what the stack distances say, at every size?
+    #[test]
+    fn stack_distances_say_misses_at_every_size(lines in any_lines(), sizes in prop::collection::vec(1u32..300, 4)) {
+        let mut engine = StackDistances::new();
+        engine.push(&lines).unwrap();
+        let histogram = engine.finish().unwrap();
+        for size in sizes.into_iter().chain([1, 2, 15, 16, 17]) {
+            let mut cache = CacheSim::new(CacheShape::fully_associative(size), Replacement::Lru).unwrap();
+            prop_assert_eq!(cache.push(&lines), histogram.misses_at(u64::from(size)), "{} lines", size);
+        }
+    }
+
+    /// Do the positions say what fewer ways would miss?
+    #[test]
+    fn positions_say_misses_with_fewer_ways(sets in 1u32..9, lines in any_lines(), ways in 1u32..16) {
+        let positions = |ways| {
+            let mut cache = CacheSim::new(CacheShape { sets, ways, slices: 1 }, Replacement::Lru).unwrap();
+            cache.push(&lines);
+            cache.positions().unwrap()
+        };
+        prop_assert_eq!(positions(16).misses_with(ways as usize), positions(ways).misses);
+    }
+
+    /// Does the second level see exactly what the first ones miss, in order?
+    #[test]
+    fn chain_passes_on_misses(
+        l1 in any_shape(), llc in any_shape(), lines in any_lines(), portion in 1usize..90
+    ) {
+        let mut chain = Chain::new(2, (l1, Replacement::Lru), (llc, Replacement::Lru)).unwrap();
+        let mut expected = [CacheSim::new(l1, Replacement::Lru).unwrap(), CacheSim::new(l1, Replacement::Lru).unwrap()];
+        let (mut passed_on, mut misses) = (Vec::new(), 0);
+        for (at, part) in lines.chunks(portion).enumerate() {
+            expected[at % 2].push_collecting(part, &mut passed_on);
+            misses += chain.push(at % 2, part);
+        }
+        prop_assert_eq!(misses, lru_oracle(llc, &passed_on).0.misses);
+        prop_assert_eq!(chain.llc().accesses(), passed_on.len() as u64);
+        prop_assert_eq!(chain.l1(1).misses(), expected[1].misses());
+    }
+}
+
+/// Does random replacement hit as theory says: a cyclic scan over n lines in a cache of one set and C ways? The chance
+/// h that a line survives one round solves h = (1 - 1/C)^(misses in a round) = (1 - 1/C)^(n (1 - h)).
+#[test]
+fn random_replacement_follows_theory() {
+    let (ways, n) = (256u32, 300u64);
+    let mut cache = CacheSim::new(CacheShape::fully_associative(ways), Replacement::Random { seed: 5 }).unwrap();
+    let lines: Vec<u64> = (0..n * 1500).map(|at| at % n).collect();
+    cache.push(&lines);
+    let mut hits = 0.0;
+    for _ in 0..200 {
+        hits = libm::pow(1.0 - 1.0 / f64::from(ways), n as f64 * (1.0 - hits));
+    }
+    let measured = 1.0 - cache.miss_ratio().unwrap();
+    assert!((measured - hits).abs() < 0.01, "hits {measured}, theory {hits}");
+}
+
+/// Same seed, same misses; another seed, others?
+#[test]
+fn random_replacement_goes_by_its_seed() {
+    let lines: Vec<u64> = (0..5000).map(|at| at * at % 97).collect();
+    let missed = |seed| {
+        let shape = CacheShape { sets: 3, ways: 16, slices: 1 };
+        in_two_pushes(&mut CacheSim::new(shape, Replacement::Random { seed }).unwrap(), &lines)
+    };
+    assert_eq!(missed(1), missed(1));
+    assert_ne!(missed(1), missed(2));
+}
+
+/// Is LRU over a scan of one line more than it holds the worst case, and one line fewer the best?
+#[test]
+fn lru_falls_off_a_cliff() {
+    let shape = CacheShape::from_bytes(2 << 20, 64, 16, 1).unwrap();
+    for (lines, misses) in [(32_768u64, 32_768), (32_768 + 2048, 3 * (32_768 + 2048))] {
+        let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();
+        assert_eq!(cache.push(&(0..3 * lines).map(|at| at % lines).collect::<Vec<_>>()), misses);
+    }
+}
+
+/// Do the slices of a sliced cache get about equal shares of any stride?
+#[test]
+fn slices_share_evenly() {
+    for stride in [1, 64, 640, 4096] {
+        let shape = CacheShape { sets: 1, ways: 1, slices: 3 };
+        let mut shares = [0; 3];
+        (0..30_000).for_each(|at| shares[set_of(shape, at * stride) as usize] += 1);
+        assert!(shares.iter().all(|&share| (9_600..10_400).contains(&share)), "{stride}: {shares:?}");
+    }
+}
+
+/// Do shapes that cannot be name the field?
+#[test]
+fn impossible_shapes_name_the_field() {
+    let error = |shape: Result<CacheShape, ShapeError>| shape.unwrap_err().to_string();
+    assert_eq!(
+        error(CacheShape::from_bytes(1 << 20, 48, 16, 1)),
+        "cache line_bytes: found 48, expected a power of two"
+    );
+    assert_eq!(error(CacheShape::from_bytes(1 << 20, 64, 0, 1)), "cache ways: found 0, expected at least 1");
+    assert!(error(CacheShape::from_bytes(1000, 64, 4, 1)).starts_with("cache size_bytes: found 1000"));
+    let shape = CacheShape { sets: 4, ways: 12, slices: 1 };
+    let plru = CacheSim::new(shape, Replacement::TreePlru).unwrap_err();
+    assert_eq!(plru.to_string(), "cache ways: found 12, expected a power of two up to 64 for tree-PLRU");
+    // POWER5's L2: three slices of 640 KB, 10 ways, 128-byte lines.
+    let power5 = CacheShape::from_bytes(1920 << 10, 128, 10, 3).unwrap();
+    assert_eq!(power5, CacheShape { sets: 512, ways: 10, slices: 3 });
+}

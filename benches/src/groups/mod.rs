@@ -1,6 +1,7 @@
 //! One file per group of comparisons. A new group: one file, and a line in [`GROUPS`].
 
 mod cachesim;
+mod sampled;
 mod stack;
 
 use crate::harness::Row;
@@ -19,4 +20,4 @@ pub struct Group {
     pub run: fn(&Options) -> Vec<Row>,
 }
 
-pub const GROUPS: &[Group] = &[stack::GROUP, cachesim::GROUP];
+pub const GROUPS: &[Group] = &[stack::GROUP, sampled::GROUP, cachesim::GROUP];

@@ -13,6 +13,7 @@ pub mod phases;
 pub mod profilers;
 pub mod rapidmrc;
 pub mod reuse;
+pub mod sampled;
 pub mod shmap;
 pub mod simd;
 pub mod stack;

@@ -1,0 +1,57 @@
+//! Sampled miss-rate curves, with their error bars, against the exact textbook engine.
+
+use super::stack::olken;
+use super::{Group, Options};
+use crate::harness::{Clock, Contender, Row, compare};
+use cachemate_locality::sampled::{FixedRate, FixedSize, SampledCurve};
+
+pub const GROUP: Group = Group {
+    name: "sampled",
+    about: "miss-rate curves from 1 % of the lines against the textbook engine on all, one core",
+    run,
+};
+
+/// Sizes at which curves are compared: four to a factor of two.
+fn sizes() -> Vec<u64> {
+    (40..84).map(|at| libm::exp2(f64::from(at) / 4.0) as u64).collect()
+}
+
+fn one_percent(lines: &[u64]) -> SampledCurve {
+    let mut sample = FixedRate::new(0.01, 1).expect("a valid rate");
+    sample.push(lines).and_then(|()| sample.finish()).expect("the traces have fewer lines than the limit")
+}
+
+fn fixed_size(lines: &[u64]) -> SampledCurve {
+    let mut sample = FixedSize::new(8192, 1).expect("a valid size");
+    sample.push(lines);
+    sample.finish()
+}
+
+fn run(options: &Options) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for kind in &options.traces {
+        let lines = &kind.lines(options.accesses);
+        let contenders = vec![
+            Contender::new("olken", || olken(lines).accesses()),
+            Contender::new("1 % sampled", || one_percent(lines).sampled_accesses()).against(0, Some(60.0)),
+            Contender::new("8192 lines sampled", || fixed_size(lines).sampled_accesses()).against(0, None),
+        ];
+        rows.extend(compare("sampled", kind.name(), lines.len(), options.rounds, Clock::Thread, false, contenders));
+        let truth = olken(lines);
+        for (name, curve) in [("1 %", one_percent(lines)), ("8192 lines", fixed_size(lines))] {
+            let errors = sizes().into_iter().filter_map(|size| {
+                let exact = truth.misses_at(size) as f64 / truth.accesses() as f64;
+                Some((curve.at(size)?.miss_ratio - exact).abs())
+            });
+            let errors: Vec<f64> = errors.collect();
+            let bar = curve.error_bar(&sizes()).map_or("none".into(), |bar| format!("{:.4}", bar.mean_half_width));
+            eprintln!(
+                "sampled {} {name}: mean error {:.4}, greatest {:.4}, mean half-width (95 %) {bar}",
+                kind.name(),
+                errors.iter().sum::<f64>() / errors.len().max(1) as f64,
+                errors.iter().copied().fold(0.0, f64::max),
+            );
+        }
+    }
+    rows
+}

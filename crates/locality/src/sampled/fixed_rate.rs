@@ -1,0 +1,113 @@
+//! SHARDS at a fixed rate: the exact engine on a share of the lines.
+
+use super::{Estimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
+use crate::simd::{Lanes, Simd, dispatch};
+use crate::stack::{Histogram, StackDistances, StackError};
+
+/// Accesses that are filtered together.
+const PORTION: usize = 4096;
+
+/// A sample of a fixed share of the lines. Memory goes with the sampled lines.
+#[derive(Debug)]
+pub struct FixedRate {
+    simd: Simd,
+    salt: u64,
+    threshold: u64,
+    accesses: u64,
+    whole: StackDistances,
+    groups: Vec<StackDistances>,
+    kept: Vec<u64>,
+    by_group: [Vec<u64>; GROUPS],
+}
+
+impl FixedRate {
+    /// `rate`: the share of lines to look at, rounded to a multiple of 2^-24.
+    ///
+    /// # Errors
+    /// A rate outside 2^-24 to 1.
+    pub fn new(rate: f64, seed: u64) -> Result<Self, SampleError> {
+        FixedRate::with_simd(rate, seed, Simd::best())
+    }
+
+    /// With chosen vector instructions; the result is the same.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_simd(rate: f64, seed: u64, simd: Simd) -> Result<Self, SampleError> {
+        let threshold = (rate * f64::from(1 << HASH_BITS)).round();
+        if !(threshold >= 1.0 && rate <= 1.0) {
+            return Err(SampleError { field: "rate", found: rate, expected: "a share above 2^-25 and up to 1" });
+        }
+        Ok(FixedRate {
+            simd,
+            salt: salt_of(seed),
+            threshold: threshold as u64,
+            accesses: 0,
+            whole: StackDistances::with_simd(simd),
+            groups: (0..GROUPS).map(|_| StackDistances::with_simd(simd)).collect(),
+            kept: vec![0; PORTION],
+            by_group: Default::default(),
+        })
+    }
+
+    /// The next accesses, as line addresses.
+    ///
+    /// # Errors
+    /// More than 2^31 distinct lines in the sample.
+    pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
+        for portion in lines.chunks(PORTION) {
+            self.accesses += portion.len() as u64;
+            let (simd, salt, threshold, kept) = (self.simd, self.salt, self.threshold, &mut self.kept[..]);
+            let kept_len = dispatch!(simd, filter(
+                portion: &[u64], salt: u64, threshold: u64, kept: &mut [u64]
+            ) -> usize);
+            let kept = &self.kept[..kept_len];
+            self.whole.push(kept)?;
+            kept.iter().for_each(|&line| self.by_group[group_of(line, salt)].push(line));
+            for (group, lines) in self.groups.iter_mut().zip(&mut self.by_group) {
+                if lines.len() >= PORTION / GROUPS {
+                    group.push(lines)?;
+                    lines.clear();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The curve.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub fn finish(self) -> Result<SampledCurve, StackError> {
+        let rate = self.threshold as f64 / f64::from(1 << HASH_BITS);
+        let whole = self.whole.finish()?;
+        let mut groups = Vec::with_capacity(GROUPS);
+        for (mut group, lines) in self.groups.into_iter().zip(&self.by_group) {
+            group.push(lines)?;
+            groups.push(group.finish()?);
+        }
+        if groups.iter().any(|group| group.cold() == 0) {
+            groups.clear();
+        }
+        Ok(SampledCurve {
+            accesses: self.accesses,
+            sampled_accesses: whole.accesses(),
+            sampled_lines: whole.cold(),
+            rate,
+            groups: groups.iter().map(|group| scaled(group, rate / GROUPS as f64)).collect(),
+            whole: scaled(&whole, rate),
+        })
+    }
+}
+
+/// A sample's histogram, scaled up.
+fn scaled(histogram: &Histogram, rate: f64) -> Estimate {
+    let counts = histogram.counts().iter().map(|&(distance, count)| (distance as f64 / rate, count as f64 / rate));
+    Estimate::new(histogram.cold() as f64 / rate, counts)
+}
+
+#[inline(always)]
+unsafe fn filter<L: Lanes>(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64]) -> usize {
+    // SAFETY: the caller vouches for `L`.
+    unsafe { L::filter(lines, salt, threshold, kept, 0) }
+}

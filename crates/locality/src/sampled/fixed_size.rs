@@ -1,0 +1,232 @@
+//! SHARDS of a fixed size: when the sample has too many lines, those with the greatest hash leave it for ever and the
+//! threshold falls to that hash.
+//!
+//! The publication scales all counts down whenever the rate falls from R to R'; here each access counts 1 / R at the rate
+//! of its time, which is the same relative to the end and costs nothing. Distances are kept in buckets, exact below
+//! 512 lines and within one part in 256 above, so memory is constant.
+
+use super::{Estimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
+use crate::hash::scatter;
+use std::collections::{BinaryHeap, HashMap};
+
+/// Buckets to a factor of two.
+const BUCKET_BITS: u32 = 8;
+
+/// A sample of at most a fixed number of lines, in constant memory.
+#[derive(Debug)]
+pub struct FixedSize {
+    lines_limit: usize,
+    salt: u64,
+    threshold: u64,
+    accesses: u64,
+    sampled_accesses: u64,
+    /// (hash, line) of the lines in the sample, greatest hash on top.
+    by_hash: BinaryHeap<(u64, u64)>,
+    whole: Part,
+    groups: Vec<Part>,
+}
+
+impl FixedSize {
+    /// `lines_limit`: lines to look at at most, at least 8.
+    ///
+    /// # Errors
+    /// A limit below 8 or above 2^24.
+    pub fn new(lines_limit: usize, seed: u64) -> Result<Self, SampleError> {
+        if !(GROUPS..=1 << HASH_BITS).contains(&lines_limit) {
+            let expected = "a number of lines from 8 to 2^24";
+            return Err(SampleError { field: "lines_limit", found: lines_limit as f64, expected });
+        }
+        Ok(FixedSize {
+            lines_limit,
+            salt: salt_of(seed),
+            threshold: 1 << HASH_BITS,
+            accesses: 0,
+            sampled_accesses: 0,
+            by_hash: BinaryHeap::new(),
+            whole: Part::new(),
+            groups: (0..GROUPS).map(|_| Part::new()).collect(),
+        })
+    }
+
+    /// The next accesses, as line addresses.
+    pub fn push(&mut self, lines: &[u64]) {
+        self.accesses += lines.len() as u64;
+        for &line in lines {
+            let hash = scatter(line ^ self.salt) >> (64 - HASH_BITS);
+            if hash < self.threshold {
+                self.touch(line, hash);
+            }
+        }
+    }
+
+    fn touch(&mut self, line: u64, hash: u64) {
+        self.sampled_accesses += 1;
+        let rate = self.rate();
+        let is_new = self.whole.touch(line, rate);
+        self.groups[group_of(line, self.salt)].touch(line, rate / GROUPS as f64);
+        if is_new {
+            self.by_hash.push((hash, line));
+            if self.by_hash.len() > self.lines_limit {
+                self.lower_threshold();
+            }
+        }
+    }
+
+    /// Takes out all lines with the greatest hash there is.
+    fn lower_threshold(&mut self) {
+        let Some(&(greatest, _)) = self.by_hash.peek() else { return };
+        self.threshold = greatest;
+        while let Some(&(hash, line)) = self.by_hash.peek() {
+            if hash < greatest {
+                break;
+            }
+            self.by_hash.pop();
+            self.whole.stack.remove(line);
+            self.groups[group_of(line, self.salt)].stack.remove(line);
+        }
+    }
+
+    fn rate(&self) -> f64 {
+        self.threshold as f64 / f64::from(1 << HASH_BITS)
+    }
+
+    /// The curve.
+    pub fn finish(mut self) -> SampledCurve {
+        if self.groups.iter().any(|group| group.cold == 0.0) {
+            self.groups.clear();
+        }
+        SampledCurve {
+            accesses: self.accesses,
+            sampled_accesses: self.sampled_accesses,
+            sampled_lines: self.by_hash.len() as u64,
+            rate: self.rate(),
+            groups: self.groups.iter().map(Part::estimate).collect(),
+            whole: self.whole.estimate(),
+        }
+    }
+}
+
+/// The whole sample or one group of it.
+#[derive(Debug)]
+struct Part {
+    stack: SmallStack,
+    cold: f64,
+    /// Accesses by bucket of distance, scaled up.
+    counts: Vec<f64>,
+}
+
+impl Part {
+    fn new() -> Self {
+        Part { stack: SmallStack::new(), cold: 0.0, counts: Vec::new() }
+    }
+
+    /// Counts one access; whether its line is new.
+    fn touch(&mut self, line: u64, rate: f64) -> bool {
+        match self.stack.touch(line) {
+            None => {
+                self.cold += 1.0 / rate;
+                true
+            }
+            Some(distance) => {
+                let bucket = bucket_of((f64::from(distance) / rate) as u64);
+                if bucket >= self.counts.len() {
+                    self.counts.resize(bucket + 1, 0.0);
+                }
+                self.counts[bucket] += 1.0 / rate;
+                false
+            }
+        }
+    }
+
+    fn estimate(&self) -> Estimate {
+        let counts = self.counts.iter().enumerate().filter(|(_, count)| **count > 0.0);
+        Estimate::new(self.cold, counts.map(|(bucket, &count)| (middle_of(bucket), count)))
+    }
+}
+
+/// Floating point with 8 bits after the leading one.
+pub(super) fn bucket_of(distance: u64) -> usize {
+    let shift = (64 - distance.leading_zeros()).saturating_sub(BUCKET_BITS + 1);
+    ((shift as usize) << BUCKET_BITS) + (distance >> shift) as usize
+}
+
+/// The middle of the distances in a bucket.
+pub(super) fn middle_of(bucket: usize) -> f64 {
+    let shift = (bucket >> BUCKET_BITS).saturating_sub(1) as u32;
+    let first = (bucket - ((shift as usize) << BUCKET_BITS)) as u64;
+    ((first << shift) as f64) + ((1u64 << shift) - 1) as f64 / 2.0
+}
+
+/// Stack distances over few lines, any of which can be taken out: line -> slot, and a Fenwick tree of the slots in use.
+#[derive(Debug)]
+struct SmallStack {
+    slots: HashMap<u64, u32>,
+    /// Line of each slot, to renumber in order; meaningless where the slot is not in use.
+    lines: Vec<u64>,
+    /// One-based Fenwick tree.
+    tree: Vec<u32>,
+    next: usize,
+}
+
+impl SmallStack {
+    fn new() -> Self {
+        SmallStack { slots: HashMap::new(), lines: vec![0; 64], tree: vec![0; 64], next: 1 }
+    }
+
+    /// The number of other lines touched since; `None` if the line is new.
+    fn touch(&mut self, line: u64) -> Option<u32> {
+        if self.next == self.tree.len() {
+            self.renumber();
+        }
+        let now = self.next;
+        self.next += 1;
+        self.lines[now] = line;
+        let distance = self.slots.insert(line, now as u32).map(|old| {
+            let later = self.slots.len() as u32 - self.sum(old as usize);
+            self.add(old as usize, u32::MAX);
+            later
+        });
+        self.add(now, 1);
+        distance
+    }
+
+    fn remove(&mut self, line: u64) {
+        if let Some(slot) = self.slots.remove(&line) {
+            self.add(slot as usize, u32::MAX);
+        }
+    }
+
+    fn add(&mut self, mut slot: usize, by: u32) {
+        while slot < self.tree.len() {
+            self.tree[slot] = self.tree[slot].wrapping_add(by);
+            slot += slot & slot.wrapping_neg();
+        }
+    }
+
+    fn sum(&self, mut slot: usize) -> u32 {
+        let mut sum = 0u32;
+        while slot > 0 {
+            sum = sum.wrapping_add(self.tree[slot]);
+            slot &= slot - 1;
+        }
+        sum
+    }
+
+    fn renumber(&mut self) {
+        let in_use = |slot: usize, line: u64| self.slots.get(&line) == Some(&(slot as u32));
+        let lines: Vec<u64> = (1..self.next)
+            .map(|slot| (slot, self.lines[slot]))
+            .filter(|&(slot, line)| in_use(slot, line))
+            .map(|(_, line)| line)
+            .collect();
+        let room = (lines.len() * 4).max(64);
+        (self.next, self.tree, self.lines) = (1, vec![0; room], vec![0; room]);
+        for line in lines {
+            let slot = self.next;
+            self.next += 1;
+            self.lines[slot] = line;
+            self.slots.insert(line, slot as u32);
+            self.add(slot, 1);
+        }
+    }
+}

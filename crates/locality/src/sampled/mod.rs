@@ -1,0 +1,156 @@
+//! Miss-rate curves from a sample of the lines, with error bars: SHARDS.
+//!
+//! An access is looked at iff a hash of its line is below a threshold, so a line is followed for ever or not at all. Of a
+//! share R of the lines, a distance d among the sampled ones stands for d / R among all, and an access for 1 / R accesses
+//! (Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST 2015). [`FixedRate`] keeps R;
+//! [`FixedSize`] keeps the number of lines and lowers R as needed, so that memory is constant. Both apply the published
+//! adjustment: the number of accesses is known exactly, so what the sample lacks or has too much of it (a hot line in
+//! it or not) is put to distance 0; in other words, misses are divided by the accesses there were, not by those sampled.
+//!
+//! **Error bars.** Further bits of the hash split the sample into [`GROUPS`] groups of lines. Each group is by itself a
+//! SHARDS sample at R / 8 and gives a curve of its own, with its own distances. Their standard deviation over the square
+//! root of 8, times the square root of 1 - R (a sample of everything has no error), is the standard error of the curve;
+//! the half-width of a 95 % interval is that times Student's 2.365 (7 degrees of freedom). It covers both which lines
+//! were drawn and the scaling of distances. It is a statement about each size by itself; at a cliff of the curve the
+//! error is all or nothing and the interval too short.
+
+mod fixed_rate;
+mod fixed_size;
+#[cfg(test)]
+mod tests;
+
+pub use fixed_rate::FixedRate;
+pub use fixed_size::FixedSize;
+
+use crate::hash::scatter;
+
+/// Groups of lines that the error bars come from.
+pub const GROUPS: usize = 8;
+/// Student's t for 95 % on both sides and 7 degrees of freedom.
+const STUDENT_T: f64 = 2.364_624;
+/// Thresholds are in units of 2^-24.
+const HASH_BITS: u32 = 24;
+
+/// A sample that cannot be: the field, what was found and what was expected.
+#[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
+#[error("sample {field}: found {found}, expected {expected}")]
+pub struct SampleError {
+    pub field: &'static str,
+    pub found: f64,
+    pub expected: &'static str,
+}
+
+/// Group of a line: bits of the hash that the threshold does not look at.
+fn group_of(line: u64, salt: u64) -> usize {
+    (scatter(line ^ salt) as usize) % GROUPS
+}
+
+/// The salt for a seed.
+fn salt_of(seed: u64) -> u64 {
+    scatter(seed ^ 0x5A17)
+}
+
+/// One estimate of a curve: all accesses are scaled up to the whole trace.
+#[derive(Clone, PartialEq, Debug)]
+struct Estimate {
+    /// Distances in lines, ascending.
+    distances_lines: Vec<f64>,
+    /// Misses of a cache that misses the distance at the same index and all above, cold ones included; one more entry at
+    /// the end for the cold ones alone.
+    misses: Vec<f64>,
+}
+
+impl Estimate {
+    /// From (distance in lines, accesses) in ascending order.
+    fn new(cold: f64, counts: impl DoubleEndedIterator<Item = (f64, f64)>) -> Self {
+        let (mut distances_lines, mut misses) = (Vec::new(), vec![cold]);
+        let mut sum = cold;
+        for (distance, count) in counts.rev() {
+            sum += count;
+            distances_lines.push(distance);
+            misses.push(sum);
+        }
+        distances_lines.reverse();
+        misses.reverse();
+        Estimate { distances_lines, misses }
+    }
+
+    fn miss_ratio(&self, lines: u64, accesses: u64) -> f64 {
+        let first = self.distances_lines.partition_point(|&distance| distance < lines as f64);
+        (self.misses[first] / accesses as f64).min(1.0)
+    }
+}
+
+/// A sampled miss ratio.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SampledPoint {
+    pub miss_ratio: f64,
+    /// Half-width of the 95 % interval; `None` where a group has no line and nothing can be said.
+    pub half_width: Option<f64>,
+}
+
+/// What a sample says of the miss-rate curve of a fully associative LRU cache.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SampledCurve {
+    accesses: u64,
+    sampled_accesses: u64,
+    sampled_lines: u64,
+    rate: f64,
+    whole: Estimate,
+    /// Empty if any group has no line.
+    groups: Vec<Estimate>,
+}
+
+impl SampledCurve {
+    /// Accesses pushed, sampled or not.
+    pub fn accesses(&self) -> u64 {
+        self.accesses
+    }
+    pub fn sampled_accesses(&self) -> u64 {
+        self.sampled_accesses
+    }
+    /// Distinct lines looked at (at the end, for a sample of fixed size).
+    pub fn sampled_lines(&self) -> u64 {
+        self.sampled_lines
+    }
+    /// Share of the lines that were looked at (at the end, for a sample of fixed size).
+    pub fn rate(&self) -> f64 {
+        self.rate
+    }
+
+    /// Distinct lines in all, estimated.
+    pub fn lines(&self) -> f64 {
+        self.whole.misses.last().copied().unwrap_or(0.0)
+    }
+
+    /// At one size; `None` if no access was sampled.
+    pub fn at(&self, lines: u64) -> Option<SampledPoint> {
+        if self.sampled_accesses == 0 {
+            return None;
+        }
+        let miss_ratio = self.whole.miss_ratio(lines, self.accesses);
+        let half_width = (!self.groups.is_empty()).then(|| {
+            let ratios: Vec<f64> = self.groups.iter().map(|group| group.miss_ratio(lines, self.accesses)).collect();
+            let count = ratios.len() as f64;
+            let mean = ratios.iter().sum::<f64>() / count;
+            let variance = ratios.iter().map(|ratio| (ratio - mean) * (ratio - mean)).sum::<f64>() / (count - 1.0);
+            STUDENT_T * (variance / count * (1.0 - self.rate)).sqrt()
+        });
+        Some(SampledPoint { miss_ratio, half_width })
+    }
+
+    /// One error bar for the curve: the mean and the greatest half-width over the given sizes. `None` if there is none.
+    pub fn error_bar(&self, sizes_lines: &[u64]) -> Option<ErrorBar> {
+        let widths: Option<Vec<f64>> = sizes_lines.iter().map(|&size| self.at(size)?.half_width).collect();
+        let widths = widths.filter(|widths| !widths.is_empty())?;
+        let greatest_half_width = widths.iter().copied().fold(0.0, f64::max);
+        Some(ErrorBar { mean_half_width: widths.iter().sum::<f64>() / widths.len() as f64, greatest_half_width })
+    }
+}
+
+/// How far off a sampled curve may be: 95 % intervals, in miss ratio.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ErrorBar {
+    pub mean_half_width: f64,
+    pub greatest_half_width: f64,
+}

@@ -1,0 +1,154 @@
+//! Sampled curves against exact ones.
+
+use super::fixed_size::{bucket_of, middle_of};
+use super::*;
+use crate::hash::SplitMix64;
+use crate::simd::Simd;
+use crate::stack::{Histogram, StackDistances};
+use proptest::prelude::*;
+
+fn exact(lines: &[u64]) -> Histogram {
+    let mut engine = StackDistances::new();
+    engine.push(lines).unwrap();
+    engine.finish().unwrap()
+}
+
+/// Popular and rare lines, the popularity falling off with a power of the rank, and a loop now and then: a smooth curve.
+fn skewed(len: usize, lines: u64, seed: u64) -> Vec<u64> {
+    let mut random = SplitMix64(seed);
+    (0..len)
+        .map(|_| {
+            let unit = (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+            let rank = (libm::pow(lines as f64, unit) - 1.0) as u64;
+            // Neighbouring ranks are no neighbours in memory.
+            rank * 7919 % lines
+        })
+        .collect()
+}
+
+fn fixed_rate(rate: f64, seed: u64, lines: &[u64]) -> SampledCurve {
+    let mut sample = FixedRate::new(rate, seed).unwrap();
+    sample.push(lines).unwrap();
+    sample.finish().unwrap()
+}
+
+fn fixed_size(limit: usize, seed: u64, lines: &[u64]) -> SampledCurve {
+    let mut sample = FixedSize::new(limit, seed).unwrap();
+    sample.push(lines);
+    sample.finish()
+}
+
+const SIZES: [u64; 8] = [50, 200, 500, 1000, 2000, 5000, 10_000, 15_000];
+
+/// How often the interval covers the exact value, and its half-width over the error, both as root mean squares.
+fn coverage(exact: &Histogram, curves: impl Iterator<Item = SampledCurve>) -> (f64, f64) {
+    let (mut covered, mut count, mut widths, mut squares) = (0.0, 0.0, 0.0, 0.0);
+    for curve in curves {
+        for size in SIZES {
+            let truth = exact.misses_at(size) as f64 / exact.accesses() as f64;
+            let point = curve.at(size).unwrap();
+            let (error, width) = (point.miss_ratio - truth, point.half_width.unwrap());
+            covered += f64::from(u8::from(error.abs() <= width));
+            widths += width * width;
+            squares += error * error;
+            count += 1.0;
+        }
+    }
+    (covered / count, (widths / squares).sqrt())
+}
+
+/// Do the 95 % intervals cover the exact curve about that often, without being idly wide? (An ideal interval is 1.96
+/// times the error wide, one from 8 groups about 2.3 times.)
+#[test]
+fn intervals_cover() {
+    let lines = skewed(200_000, 20_000, 1);
+    let truth = exact(&lines);
+    let (covered, width) = coverage(&truth, (0..60).map(|seed| fixed_rate(0.05, seed, &lines)));
+    assert!((0.90..0.995).contains(&covered) && (1.6..3.5).contains(&width), "fixed rate: {covered} {width}");
+    let (covered, width) = coverage(&truth, (0..30).map(|seed| fixed_size(1000, seed, &lines)));
+    assert!((0.90..0.995).contains(&covered) && (1.6..3.5).contains(&width), "fixed size: {covered} {width}");
+}
+
+/// Does the adjustment keep a hot line, sampled or not, from moving the curve?
+#[test]
+fn hot_line_does_not_matter() {
+    // Half of all accesses go to line 0, which always hits.
+    let lines: Vec<u64> = skewed(100_000, 20_000, 2).into_iter().flat_map(|line| [0, line + 1]).collect();
+    let truth = exact(&lines).misses_at(2000) as f64 / lines.len() as f64;
+    let has_line_0 = |seed| scatter(salt_of(seed)) >> 40 < 1 << 20;
+    let (with, without): (Vec<u64>, Vec<u64>) = (0..100).partition(|&seed| has_line_0(seed));
+    for seed in with.iter().take(2).chain(without.iter().take(6)) {
+        let error = fixed_rate(1.0 / 16.0, *seed, &lines).at(2000).unwrap().miss_ratio - truth;
+        assert!(error.abs() < 0.03, "seed {seed}: {error}");
+    }
+}
+
+/// Does a sample that never holds more lines than the limit still know how many there are?
+#[test]
+fn fixed_size_stays_in_its_limit() {
+    let lines: Vec<u64> = (0..300_000).map(|at| at % 100_000).collect();
+    let curve = fixed_size(2000, 3, &lines);
+    assert!(curve.sampled_lines() <= 2000 && curve.rate() < 0.03, "{} {}", curve.sampled_lines(), curve.rate());
+    assert!((90_000.0..110_000.0).contains(&curve.lines()), "{}", curve.lines());
+    // All or nothing at the cliff.
+    assert!(curve.at(80_000).unwrap().miss_ratio > 0.95 && curve.at(125_000).unwrap().miss_ratio < 0.4);
+}
+
+/// Is nothing said where nothing was seen?
+#[test]
+fn absent_evidence_is_none() {
+    assert_eq!(fixed_rate(0.5, 1, &[]).at(10), None);
+    assert_eq!(fixed_size(8, 1, &[]).at(10), None);
+    let few = fixed_rate(1.0, 1, &[1, 2, 1]);
+    assert_eq!(few.at(10), Some(SampledPoint { miss_ratio: 2.0 / 3.0, half_width: None }));
+    assert_eq!(few.error_bar(&[10]), None);
+}
+
+/// Are impossible samples refused with the field?
+#[test]
+fn impossible_samples_name_the_field() {
+    for rate in [0.0, -1.0, 1.5, f64::NAN, 1e-9] {
+        assert!(FixedRate::new(rate, 0).unwrap_err().to_string().starts_with("sample rate: found"), "{rate}");
+    }
+    assert!(FixedSize::new(7, 0).unwrap_err().to_string().starts_with("sample lines_limit: found 7"));
+}
+
+/// Are buckets exact below 512 and within one part in 256 above?
+#[test]
+fn buckets_are_fine() {
+    let mut last = None;
+    for distance in (0..5000).chain((13..40).map(|bits| 1 << bits)) {
+        let middle = middle_of(bucket_of(distance));
+        let error = (middle - distance as f64).abs();
+        assert!(if distance < 512 { error == 0.0 } else { error <= distance as f64 / 256.0 }, "{distance}: {middle}");
+        assert!(last <= Some(bucket_of(distance)));
+        last = Some(bucket_of(distance));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Is a sample of everything exact, and a sample the same with every instruction set?
+    #[test]
+    fn sample_of_everything_is_exact(seed in any::<u64>(), lines in 1u64..500, len in 1usize..3000) {
+        let trace = skewed(len, lines, seed);
+        let truth = exact(&trace);
+        let (rate, size) = (fixed_rate(1.0, seed, &trace), fixed_size(1000, seed, &trace));
+        for at in [1, 2, 10, 100, 400] {
+            let miss_ratio = truth.misses_at(at) as f64 / len as f64;
+            for point in [rate.at(at), size.at(at)] {
+                let point = point.unwrap();
+                prop_assert!((point.miss_ratio - miss_ratio).abs() < 1e-12);
+                prop_assert!(point.half_width.is_none_or(|width| width == 0.0));
+            }
+        }
+        let curves = Simd::available().into_iter().map(|simd| {
+            let mut sample = FixedRate::with_simd(0.3, seed, simd).unwrap();
+            sample.push(&trace).unwrap();
+            sample.finish().unwrap()
+        });
+        let curves: Vec<SampledCurve> = curves.collect();
+        prop_assert!(curves.windows(2).all(|two| two[0] == two[1]));
+    }
+}

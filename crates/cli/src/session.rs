@@ -74,7 +74,7 @@ impl Session {
             None => ProgressBar::new_spinner(),
         };
         let template = match total {
-            Some(_) => "{prefix} [{bar:30}] {percent} %  {human_pos}/{human_len}  {per_sec}  {eta} left",
+            Some(_) => "{prefix} [{bar:30}] {percent} %  {human_pos}/{human_len}  {per_sec}  {eta} left  {msg}",
             None => "{prefix} {spinner} {human_pos}  {per_sec}  {elapsed}",
         };
         let target = if self.chatty { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };

@@ -8,6 +8,7 @@ mod completions;
 mod convert;
 mod man;
 mod mrc;
+mod repro;
 mod topology;
 
 #[derive(Subcommand)]
@@ -15,6 +16,7 @@ pub enum Command {
     Convert(convert::Convert),
     Mrc(mrc::Mrc),
     Topology(topology::Topology),
+    Repro(repro::Repro),
     Completions(completions::Completions),
     Man(man::Man),
 }
@@ -27,6 +29,7 @@ impl Command {
             Command::Convert(command) => command.run(session),
             Command::Mrc(command) => command.run(session),
             Command::Topology(command) => command.run(session),
+            Command::Repro(command) => command.run(session),
             Command::Completions(command) => command.run(session),
             Command::Man(command) => command.run(session),
         }

@@ -1,0 +1,167 @@
+//! `cachemate repro`: the papers' results by their ids, measured on the simulator.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use anyhow::Context as _;
+use cachemate_report::{Align, Table};
+use cachemate_repro::{Context, Experiment, Finding, Findings, ReproError, Verdict, index_html, select};
+use clap::Args;
+
+use crate::args::JsonArg;
+use crate::exit::{Interrupted, Usage};
+use crate::session::Session;
+
+/// Reproduce the papers' results on the simulator, by their ids (docs/results.md)
+#[derive(Args)]
+pub struct Repro {
+    /// Result ids such as CASC-1, or `all`
+    #[arg(required_unless_present = "list", value_name = "ID")]
+    ids: Vec<String>,
+    /// Smaller runs of everything, minutes in all
+    #[arg(long)]
+    quick: bool,
+    /// First of the seeds; the others follow it
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many seeds, instead of three (one with --quick)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    seeds: Option<u64>,
+    /// Write figures (SVG), results.json and an index.html there
+    #[arg(short, long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Overwrite files in DIR
+    #[arg(long)]
+    force: bool,
+    /// List what can be reproduced
+    #[arg(long, conflicts_with = "json")]
+    list: bool,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+impl Repro {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if self.list {
+            return session.print(&list());
+        }
+        let experiments = select(&self.ids).map_err(|unknown| Usage(unknown.to_string()))?;
+        if let Some(folder) = self.output.as_deref() {
+            refuse_full(folder, self.force)?;
+        }
+        let minutes: f64 = experiments.iter().map(|experiment| experiment.full_minutes).sum();
+        if !self.quick {
+            session.note(&format!("about {minutes:.0} minutes on two cores; --quick shows less in a fraction of it"));
+        }
+        let (findings, interrupted) = self.run_all(session, &experiments)?;
+        if let Some(folder) = self.output.as_deref() {
+            write_all(folder, &findings, &self.command())?;
+            session.note(&format!("wrote {}", folder.join("index.html").display()));
+        }
+        session.answer(self.json.json, &findings, || words(&findings))?;
+        if interrupted {
+            let kept = format!("{} results were measured before that", findings.results.len());
+            return Err(Interrupted(kept).into());
+        }
+        Ok(())
+    }
+
+    /// What was found, and whether the user stopped it. An experiment that fails is a short finding of its own.
+    fn run_all(&self, session: &Session, experiments: &[Experiment]) -> anyhow::Result<(Findings, bool)> {
+        let stop = session.interrupt_flag();
+        let count = self.seeds.unwrap_or(if self.quick { 1 } else { 3 });
+        let bar = session.progress("repro", Some(experiments.len() as u64));
+        let mut findings = Findings { results: Vec::new() };
+        for experiment in experiments {
+            bar.set_message(experiment.ids.join(", "));
+            let progress = |what: &str| bar.set_message(format!("{}: {what}", experiment.ids.join(", ")));
+            let context = Context {
+                quick: self.quick,
+                seeds: (self.seed..self.seed.saturating_add(count)).collect(),
+                stop: &stop,
+                progress: &progress,
+            };
+            match (experiment.run)(&context) {
+                Ok(mut found) => findings.results.append(&mut found),
+                Err(ReproError::Interrupted) => return Ok((findings, true)),
+                Err(error) => return Err(error).with_context(|| experiment.ids.join(", ")),
+            }
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        Ok((findings, stop.load(Ordering::Relaxed)))
+    }
+
+    fn command(&self) -> String {
+        let quick = if self.quick { " --quick" } else { "" };
+        let seeds = self.seeds.map(|seeds| format!(" --seeds {seeds}")).unwrap_or_default();
+        format!("cachemate repro {}{quick} --seed {}{seeds}", self.ids.join(" "), self.seed)
+    }
+}
+
+fn list() -> String {
+    let mut table = Table::new(&[("ids", Align::Left), ("what", Align::Left), ("full run, minutes", Align::Right)]);
+    for experiment in cachemate_repro::experiments() {
+        table.row([experiment.ids.join(", "), experiment.what.to_string(), format!("{:.1}", experiment.full_minutes)]);
+    }
+    table.text()
+}
+
+fn words(findings: &Findings) -> String {
+    let mut table = Table::new(&[
+        ("id", Align::Left),
+        ("what", Align::Left),
+        ("paper", Align::Left),
+        ("bar", Align::Left),
+        ("measured", Align::Right),
+        ("", Align::Left),
+    ]);
+    for finding in &findings.results {
+        let verdict = match finding.verdict {
+            Verdict::Met => "met",
+            Verdict::Beyond => "beyond",
+            Verdict::Short => "SHORT",
+        };
+        let cells = [&finding.id, &finding.what, &finding.paper, &finding.bar.words(), &measured(finding)];
+        table.row(cells.into_iter().cloned().chain([verdict.to_string()]));
+    }
+    let notes: Vec<String> = findings
+        .results
+        .iter()
+        .filter(|finding| !finding.note.is_empty())
+        .map(|finding| format!("{}: {}\n", finding.id, finding.note))
+        .collect();
+    format!("{}\n{}", table.text(), notes.concat())
+}
+
+fn measured(finding: &Finding) -> String {
+    let number = |value: f64| cachemate_report::text::number(value);
+    match (finding.measured, finding.spread) {
+        (None, _) => "–".to_string(),
+        (Some(value), None) => format!("{} {}", number(value), finding.unit),
+        (Some(value), Some(spread)) => format!("{} ± {} {}", number(value), number(spread), finding.unit),
+    }
+}
+
+/// A folder that holds something is only written to with `--force`.
+fn refuse_full(folder: &Path, force: bool) -> anyhow::Result<()> {
+    let holds_something = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+    if holds_something && !force {
+        anyhow::bail!("{} is not empty; --force writes there all the same", folder.display());
+    }
+    fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))
+}
+
+fn write_all(folder: &Path, findings: &Findings, command: &str) -> anyhow::Result<()> {
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        fs::write(&path, text).with_context(|| format!("{}: cannot write", path.display()))
+    };
+    for figure in findings.results.iter().flat_map(|finding| &finding.figures) {
+        write(&format!("{}.svg", figure.name), &figure.svg)?;
+    }
+    let json = serde_json::to_string_pretty(findings).context("cannot write the results as JSON")?;
+    write("results.json", &json)?;
+    write("index.html", &index_html(findings, command, cachemate_report::figure::STYLE))
+}

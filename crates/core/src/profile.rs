@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CacheId, Estimate, Level, Observation, Plan, SuperSetCount, TaskId, Topology};
+use crate::{CacheId, Estimate, Level, Observation, Plan, ProcessId, SuperSetCount, TaskId, Topology};
 
 /// What is known of one task. Every part may be absent; a profiler fills in its own and leaves the rest.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Profile {
+    /// Whose address space it runs in, so that shares of processes can be told from the profiles; set by the loop.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<ProcessId>,
     /// Misses per thousand instructions by size, ascending sizes.
     pub misses_per_kilo_instr: Option<Vec<(u64, Estimate)>>,
     /// Stalled cycles per thousand instructions by size (CP-4).

@@ -91,6 +91,11 @@ impl<M: Machine, P: Policy> Loop<M, P> {
         for profiler in &mut self.profilers {
             profiler.update(&seen, &mut self.profiles);
         }
+        for task in &seen.tasks {
+            if let Some(profile) = self.profiles.get_mut(&task.task) {
+                profile.process = Some(task.process);
+            }
+        }
         let missed = compare(&self.forecast, &seen);
         let (topology, capabilities) = (self.machine.topology(), self.machine.capabilities());
         let decision = self.policy.decide(&View {

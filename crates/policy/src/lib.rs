@@ -14,3 +14,4 @@ pub mod reasons;
 pub mod rng;
 pub mod schemes;
 pub mod solvers;
+pub mod yardstick;

@@ -50,6 +50,7 @@ fn fill(profile: &mut Profile, known: &Profile) {
         intensity,
         sensitivity,
         phase: _,
+        process: _,
     } = known;
     fn absent<T: Clone>(field: &mut Option<T>, known: &Option<T>) {
         if field.is_none() {

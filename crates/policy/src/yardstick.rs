@@ -1,0 +1,365 @@
+//! The predictor by which every policy is scored: what a plan does to each task's misses and speed.
+//!
+//! Problem: expect miss ratios, IPC and degradation under a plan before it is tried, for any mix of affinity, gangs and
+//! shares. Method, StatCC's idea (papers BS 2b) on miss-rate curves:
+//! 1. *Who meets whom.* Tasks in gangs run when their gang does; schedules on other CPUs are out of step, so their
+//!    tasks are met in proportion to their CPU share; the others are spread over their allowed CPUs by load, as a
+//!    balancing scheduler does, and take turns where a CPU has several.
+//! 2. *Who holds how much.* On a shared cache a task holds space in proportion to the lines it brings in, and brings in
+//!    fewer the more it holds: space_i = space * f_i / sum of f, f_i = presence_i * misses_i(space_i) per cycle. Misses
+//!    slow a task down, so its rate depends on the answer too; both are solved together, damped.
+//! 3. *Shares.* Ways or colours limit the space a task competes for; those of other shares compete in the overlap only.
+//!
+//! Curves come from the profile, or from its reuse times by StatStack. Speed: CPI = solo CPI + stalls per instruction,
+//! from the stall curve where there is one (papers CP-4), else added misses times the penalty.
+//!
+//! Properties: pure; a task alone on a cache has degradation 0; a task without a curve or a solo IPC is listed as
+//! unknown, and nothing is said about the misses and the speed of those that meet it.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    Cache, CacheId, CacheShare, CpuId, CpuSet, Estimate, Forecast, IndexSet, Member, Plan, Predictor, ProcessId,
+    Profile, Profiles, TaskForecast, TaskId, Topology, Units,
+};
+use cachemate_locality::reuse::ReuseTimes;
+use cachemate_locality::statstack::StackModel;
+
+/// See the module's documentation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Yardstick {
+    /// What a miss of the last level adds where a task has no stall curve: latency beyond a hit, over how many misses
+    /// overlap.
+    pub miss_penalty_cycles: f64,
+}
+
+/// Steps of the fixed point; each halves what is left of the difference.
+const STEPS: usize = 80;
+
+impl Predictor for Yardstick {
+    fn forecast(&self, topology: &Topology, profiles: &Profiles, under: &Plan) -> Forecast {
+        let tasks: Vec<TaskId> = profiles.keys().copied().collect();
+        let presence = Presence::of(topology, &tasks, under);
+        let mut forecast = Forecast::default();
+        let known: BTreeMap<TaskId, Known<'_>> =
+            profiles.iter().filter_map(|(&task, profile)| Some((task, Known::of(profile, topology)?))).collect();
+        for &task in &tasks {
+            let mut said = TaskForecast {
+                cpu_share: presence.share.get(&task).map(|&s| Estimate::exact(s)),
+                ..TaskForecast::default()
+            };
+            match known.get(&task) {
+                None => forecast.unknown.push(task),
+                Some(own) => {
+                    if let Some(cache) = presence.cache_of(topology, task) {
+                        self.say(task, own, cache, &presence, &known, under, &mut said);
+                    }
+                }
+            }
+            if said != TaskForecast::default() {
+                forecast.tasks.insert(task, said);
+            }
+        }
+        forecast.cache_miss_ratio = miss_ratios(topology, profiles, &presence, &forecast);
+        forecast
+    }
+}
+
+impl Yardstick {
+    #[allow(clippy::too_many_arguments)]
+    fn say(
+        &self,
+        task: TaskId,
+        own: &Known<'_>,
+        cache: &Cache,
+        presence: &Presence,
+        known: &BTreeMap<TaskId, Known<'_>>,
+        under: &Plan,
+        said: &mut TaskForecast,
+    ) {
+        let Some(size) = cache.size_bytes else { return };
+        let mine = units(task, own.profile.process, cache, under);
+        let mut sharers: Vec<(&Known<'_>, f64)> = vec![(own, 1.0)];
+        for (&other, &meets) in presence.meets.get(&task).into_iter().flatten() {
+            let Some(profile) = known.get(&other) else { return };
+            let theirs = units(other, profile.profile.process, cache, under);
+            let competes = meets * theirs.overlap(&mine);
+            if competes > 0.0 {
+                sharers.push((profile, competes));
+            }
+        }
+        let space = size as f64 * mine.fraction();
+        let held = self.space_held(&sharers, space);
+        let misses = own.misses(held);
+        let solo = own.misses(size as f64);
+        let degradation = |misses: f64, solo: f64| {
+            let stalls = own.stalls(held).zip(own.stalls(size as f64)).map(|(beside, alone)| (beside - alone) / 1000.0);
+            let added = stalls.unwrap_or((misses - solo) / 1000.0 * self.miss_penalty_cycles);
+            (added / own.solo_cycles_per_instr).max(-0.99)
+        };
+        let value = degradation(misses.value, solo.value);
+        let bounds = [degradation(misses.low, solo.low), degradation(misses.high, solo.high), value];
+        let (low, high) = bounds.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &b| (l.min(b), h.max(b)));
+        let instr_per_cycle = |slower: f64| 1.0 / (own.solo_cycles_per_instr * (1.0 + slower));
+        said.misses_per_kilo_instr = Some(misses);
+        said.degradation = Some(Estimate { value, low, high });
+        said.instr_per_cycle =
+            Some(Estimate { value: instr_per_cycle(value), low: instr_per_cycle(high), high: instr_per_cycle(low) });
+    }
+
+    /// Bytes that the first of the sharers holds.
+    fn space_held(&self, sharers: &[(&Known<'_>, f64)], space: f64) -> f64 {
+        if sharers.len() == 1 {
+            return space;
+        }
+        let mut held = vec![space / sharers.len() as f64; sharers.len()];
+        for _ in 0..STEPS {
+            let brings: Vec<f64> = sharers
+                .iter()
+                .zip(&held)
+                .map(|((task, presence), &held)| {
+                    let misses = task.misses(held).value.max(0.0) / 1000.0;
+                    let solo = task.misses(space).value / 1000.0;
+                    let cycles = task.solo_cycles_per_instr + (misses - solo).max(0.0) * self.miss_penalty_cycles;
+                    presence * misses / cycles
+                })
+                .collect();
+            let all: f64 = brings.iter().sum();
+            if all <= 0.0 {
+                return space;
+            }
+            for (held, brings) in held.iter_mut().zip(&brings) {
+                *held = 0.5 * *held + 0.5 * space * brings / all;
+            }
+        }
+        held[0]
+    }
+}
+
+/// A task about which enough is known.
+struct Known<'a> {
+    profile: &'a Profile,
+    /// Ascending sizes; at least one.
+    curve: Vec<(u64, Estimate)>,
+    solo_cycles_per_instr: f64,
+}
+
+impl<'a> Known<'a> {
+    fn of(profile: &'a Profile, topology: &Topology) -> Option<Self> {
+        let instr_per_cycle = profile.solo_instr_per_cycle?.value;
+        if !(instr_per_cycle.is_finite() && instr_per_cycle > 0.0) {
+            return None;
+        }
+        let given = profile.misses_per_kilo_instr.clone().filter(|curve| !curve.is_empty());
+        let curve = given.or_else(|| curve_of_reuses(profile, topology))?;
+        Some(Known { profile, curve, solo_cycles_per_instr: 1.0 / instr_per_cycle })
+    }
+
+    fn misses(&self, bytes: f64) -> Estimate {
+        at(&self.curve, bytes)
+    }
+
+    /// Stalled cycles per thousand instructions, where they were measured.
+    fn stalls(&self, bytes: f64) -> Option<f64> {
+        let curve = self.profile.stalls_per_kilo_instr.as_deref().filter(|curve| !curve.is_empty())?;
+        Some(at(curve, bytes).value)
+    }
+}
+
+/// StatStack's curve over a grid of sizes up to the largest cache.
+fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, Estimate)>> {
+    let reuse = ReuseTimes::from_profile(profile.reuse_times.as_deref()?)?;
+    let refs = profile.llc_refs_per_mega_instr?;
+    let model = StackModel::new(&reuse)?;
+    let largest = topology.caches.iter().filter_map(|cache| cache.size_bytes).max()?;
+    let line = topology.caches.iter().rev().find_map(|cache| cache.line_bytes).unwrap_or(64);
+    let sizes = (1..=64u64).map(|step| largest * step / 64);
+    let point = |size: u64| {
+        let ratio = model.miss_ratio(size / u64::from(line));
+        let of = |refs: f64| refs / 1000.0 * ratio;
+        (size, Estimate { value: of(refs.value), low: of(refs.low), high: of(refs.high) })
+    };
+    Some(sizes.map(point).collect())
+}
+
+/// Linear between points, flat beyond the ends.
+fn at(curve: &[(u64, Estimate)], bytes: f64) -> Estimate {
+    let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
+    if next == 0 || next == curve.len() {
+        return curve[next.min(curve.len() - 1)].1;
+    }
+    let ((low_size, low), (high_size, high)) = (curve[next - 1], curve[next]);
+    let share = (bytes - low_size as f64) / (high_size - low_size).max(1) as f64;
+    let mix = |a: f64, b: f64| a + (b - a) * share;
+    Estimate { value: mix(low.value, high.value), low: mix(low.low, high.low), high: mix(low.high, high.high) }
+}
+
+/// Units of one cache that a task may fill; `None` = all.
+struct MayFill(Option<(IndexSet, u32)>);
+
+impl MayFill {
+    fn fraction(&self) -> f64 {
+        self.0.as_ref().map_or(1.0, |(units, all)| f64::from(units.count().min(*all)) / f64::from((*all).max(1)))
+    }
+    /// How much of what this one brings in lands where the other may fill.
+    fn overlap(&self, other: &Self) -> f64 {
+        match (&self.0, &other.0) {
+            (_, None) => 1.0,
+            (None, Some(_)) => other.fraction(),
+            (Some((a, _)), Some((b, _))) => f64::from(a.intersection(b).count()) / f64::from(a.count().max(1)),
+        }
+    }
+}
+
+fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, under: &Plan) -> MayFill {
+    let is_member = |member: &Member| match member {
+        Member::Task(id) => *id == task,
+        Member::Process(id) => process == Some(*id),
+    };
+    // Colours hold in every cache of the level, ways in the named one.
+    let holds = |share: &&CacheShare| {
+        let here = share.cache == cache.id || matches!(share.units, Units::Colours { .. });
+        here && share.members.iter().any(is_member)
+    };
+    let Some(share) = under.shares.iter().find(holds) else { return MayFill(None) };
+    match &share.units {
+        Units::Ways { mask } => MayFill(cache.ways.map(|ways| (mask.clone(), ways))),
+        Units::Colours { allowed, .. } => {
+            // The topology does not tell the number of colours: the shares of the plan do, rounded to a power of two.
+            let tops = under.shares.iter().filter_map(|share| match &share.units {
+                Units::Colours { allowed, .. } => allowed.iter().last(),
+                Units::Ways { .. } => None,
+            });
+            let colours = (tops.max().unwrap_or(0) + 1).next_power_of_two();
+            MayFill(Some((allowed.clone(), colours)))
+        }
+    }
+}
+
+/// Where each task runs, for how much of the time, and beside whom.
+struct Presence {
+    cpu: BTreeMap<TaskId, CpuId>,
+    share: BTreeMap<TaskId, f64>,
+    /// For each task: how much of its own running time each other one runs on another CPU of its cache.
+    meets: BTreeMap<TaskId, BTreeMap<TaskId, f64>>,
+}
+
+impl Presence {
+    fn of(topology: &Topology, tasks: &[TaskId], under: &Plan) -> Self {
+        let mut presence = Presence { cpu: BTreeMap::new(), share: BTreeMap::new(), meets: BTreeMap::new() };
+        let mut in_gangs: BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)> = BTreeMap::new();
+        let mut taken = CpuSet::default();
+        for (nth, schedule) in under.gangs.iter().enumerate() {
+            taken = taken.union(&schedule.cpus);
+            let turn: f64 = schedule.gangs.iter().map(|gang| f64::from(gang.slices)).sum();
+            for (at, gang) in schedule.gangs.iter().enumerate() {
+                let seated: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
+                let mut free = schedule.cpus.iter().filter(|&cpu| !seated.contains(cpu));
+                for &(task, cpu) in &gang.members {
+                    let Some(cpu) = cpu.or_else(|| free.next().map(CpuId)) else { continue };
+                    presence.cpu.entry(task).or_insert(cpu);
+                    let part = f64::from(gang.slices) / turn.max(1.0);
+                    *presence.share.entry(task).or_insert(0.0) += part;
+                    in_gangs.entry(task).or_insert_with(|| (nth, BTreeMap::new())).1.insert(at, part);
+                }
+            }
+        }
+        presence.spread(topology, tasks, under, &taken);
+        presence.meet(topology, tasks, &in_gangs);
+        presence
+    }
+
+    /// Tasks outside gangs go to the least loaded of their CPUs, those with least choice first.
+    fn spread(&mut self, topology: &Topology, tasks: &[TaskId], under: &Plan, taken: &CpuSet) {
+        let online: CpuSet = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+        let choice = |task: &TaskId| {
+            let allowed = under.allowed.get(task).map_or(online.clone(), |cpus| cpus.intersection(&online));
+            let outside: CpuSet = allowed.iter().filter(|&cpu| !taken.contains(cpu)).collect();
+            if outside.is_empty() { allowed } else { outside }
+        };
+        let mut free: Vec<(TaskId, CpuSet)> =
+            tasks.iter().filter(|task| !self.cpu.contains_key(task)).map(|task| (*task, choice(task))).collect();
+        free.sort_by_key(|(task, cpus)| (cpus.count(), *task));
+        let mut load: BTreeMap<u32, f64> = BTreeMap::new();
+        let weight = |task: &TaskId| under.weights.get(task).copied().unwrap_or(1.0);
+        for (task, cpus) in &free {
+            let on_cache = |cpu: u32| -> f64 {
+                let beside = topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.contains(cpu));
+                beside.flat_map(|cache| cache.cpus.iter()).map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum()
+            };
+            let key = |cpu: u32| (load.get(&cpu).copied().unwrap_or(0.0), on_cache(cpu));
+            let least = cpus.iter().map(|cpu| (key(cpu), cpu)).reduce(|a, b| if b.0 < a.0 { b } else { a });
+            if let Some((_, cpu)) = least {
+                *load.entry(cpu).or_insert(0.0) += weight(task);
+                self.cpu.insert(*task, CpuId(cpu));
+            }
+        }
+        for (task, _) in &free {
+            if let Some(cpu) = self.cpu.get(task) {
+                self.share.insert(*task, weight(task) / load[&cpu.0]);
+            }
+        }
+    }
+
+    fn meet(
+        &mut self,
+        topology: &Topology,
+        tasks: &[TaskId],
+        in_gangs: &BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)>,
+    ) {
+        for &task in tasks {
+            let Some(cache) = self.cache_of(topology, task) else { continue };
+            let mut met = BTreeMap::new();
+            for &other in tasks.iter().filter(|&&other| other != task) {
+                let (Some(here), Some(there)) = (self.cpu.get(&task), self.cpu.get(&other)) else { continue };
+                if !cache.cpus.contains(there.0) {
+                    continue;
+                }
+                let together = match (in_gangs.get(&task), in_gangs.get(&other)) {
+                    (Some((a, mine)), Some((b, theirs))) if a == b => {
+                        let both: f64 =
+                            mine.iter().filter(|(gang, _)| theirs.contains_key(gang)).map(|(_, part)| part).sum();
+                        both / mine.values().sum::<f64>()
+                    }
+                    _ if here == there => 0.0,
+                    _ => self.share.get(&other).copied().unwrap_or(0.0),
+                };
+                if together > 0.0 {
+                    met.insert(other, together);
+                }
+            }
+            self.meets.insert(task, met);
+        }
+    }
+
+    fn cache_of<'t>(&self, topology: &'t Topology, task: TaskId) -> Option<&'t Cache> {
+        let cpu = self.cpu.get(&task)?;
+        topology.caches.iter().find(|cache| cache.last_level && cache.cpus.contains(cpu.0))
+    }
+}
+
+/// Misses over references of each cache, where both are known of all its tasks.
+fn miss_ratios(
+    topology: &Topology,
+    profiles: &Profiles,
+    presence: &Presence,
+    forecast: &Forecast,
+) -> BTreeMap<CacheId, Estimate> {
+    let mut ratios = BTreeMap::new();
+    for cache in topology.caches.iter().filter(|cache| cache.last_level) {
+        let on_it = |task: &&TaskId| presence.cpu.get(task).is_some_and(|cpu| cache.cpus.contains(cpu.0));
+        let rates = profiles.keys().filter(on_it).map(|task| {
+            let said = forecast.tasks.get(task)?;
+            let speed = said.instr_per_cycle?.value * said.cpu_share?.value;
+            let (misses, refs) = (said.misses_per_kilo_instr?, profiles[task].llc_refs_per_mega_instr?);
+            Some([misses.value, misses.low, misses.high, refs.value / 1000.0].map(|rate| rate * speed))
+        });
+        let Some(rates) = rates.collect::<Option<Vec<[f64; 4]>>>() else { continue };
+        let sum = |which: usize| rates.iter().map(|rate| rate[which]).sum::<f64>();
+        if sum(3) > 0.0 {
+            let ratio = |which: usize| (sum(which) / sum(3)).min(1.0);
+            ratios.insert(cache.id, Estimate { value: ratio(0), low: ratio(1), high: ratio(2) });
+        }
+    }
+    ratios
+}

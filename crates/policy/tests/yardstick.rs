@@ -1,0 +1,147 @@
+//! Does the yardstick expect what theory says?
+
+use cachemate_core::*;
+use cachemate_policy::yardstick::Yardstick;
+
+const MB: u64 = 1 << 20;
+
+/// Two caches of 4 MB with two CPUs each, 16 ways.
+fn topology() -> Topology {
+    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    let cache = |id: u32| Cache {
+        id: CacheId(id),
+        level: Level::L2,
+        cpus: [2 * id, 2 * id + 1].into_iter().collect(),
+        last_level: true,
+        size_bytes: Some(4 * MB),
+        ways: Some(16),
+        line_bytes: Some(64),
+    };
+    Topology { cpus: (0..4).map(cpu).collect(), caches: (0..2).map(cache).collect() }
+}
+
+fn profile(curve: &[(u64, f64)]) -> Profile {
+    Profile {
+        misses_per_kilo_instr: Some(curve.iter().map(|&(size, misses)| (size, Estimate::exact(misses))).collect()),
+        llc_refs_per_mega_instr: Some(Estimate::exact(40_000.0)),
+        solo_instr_per_cycle: Some(Estimate::exact(1.0)),
+        ..Profile::default()
+    }
+}
+/// Wants all of 4 MB.
+fn sensitive() -> Profile {
+    profile(&[(0, 20.0), (4 * MB, 0.5)])
+}
+fn stream() -> Profile {
+    profile(&[(0, 30.0), (8 * MB, 30.0)])
+}
+
+fn forecast(profiles: Vec<Profile>, plan: &Plan) -> Forecast {
+    let profiles: Profiles = profiles.into_iter().enumerate().map(|(at, p)| (TaskId(at as u32), p)).collect();
+    Yardstick { miss_penalty_cycles: 100.0 }.forecast(&topology(), &profiles, plan)
+}
+fn pinned(cpus: &[&str]) -> Plan {
+    let mut plan = Plan::idle(Window::Time { ns: 1 });
+    for (task, cpus) in cpus.iter().enumerate() {
+        plan.allowed.insert(TaskId(task as u32), cpus.parse().unwrap());
+    }
+    plan
+}
+fn slower(forecast: &Forecast, task: u32) -> f64 {
+    forecast.tasks[&TaskId(task)].degradation.unwrap().value
+}
+
+/// Alone on a cache, is nobody slower, and does a stream hurt the sensitive one beside it while apart it does not?
+#[test]
+fn alone_is_free_and_a_stream_hurts_its_neighbour() {
+    let apart = forecast(vec![sensitive(), stream()], &pinned(&["0-1", "2-3"]));
+    assert_eq!((slower(&apart, 0), slower(&apart, 1)), (0.0, 0.0));
+    let beside = forecast(vec![sensitive(), stream()], &pinned(&["0", "1"]));
+    assert!(slower(&beside, 0) > 0.3, "{beside:?}");
+    assert!(slower(&beside, 1).abs() < 1e-9, "a stream has nothing to lose");
+    assert!(beside.cache_miss_ratio[&CacheId(0)].value > apart.cache_miss_ratio[&CacheId(0)].value);
+    assert_eq!(forecast(vec![sensitive(), stream()], &Plan::idle(Window::Time { ns: 1 })).unknown, []);
+}
+
+/// Do two of one kind hold half each?
+#[test]
+fn equals_share_equally() {
+    let both = forecast(vec![sensitive(), sensitive()], &pinned(&["0", "1"]));
+    let half = both.tasks[&TaskId(0)].misses_per_kilo_instr.unwrap().value;
+    assert!((half - 10.25).abs() < 1e-6, "{half}");
+    assert_eq!(both.tasks[&TaskId(0)], both.tasks[&TaskId(1)]);
+}
+
+/// Do ways keep the stream out, and does taking turns in gangs keep the two apart?
+#[test]
+fn shares_and_gangs_separate() {
+    let mut plan = pinned(&["0", "1"]);
+    let share = |group, task, mask: &str| CacheShare {
+        group: GroupId(group),
+        members: vec![Member::Task(TaskId(task))],
+        cache: CacheId(0),
+        units: Units::Ways { mask: mask.parse().unwrap() },
+    };
+    plan.shares = vec![share(0, 0, "0-13"), share(1, 1, "14-15")];
+    let parted = forecast(vec![sensitive(), stream()], &plan);
+    let misses = parted.tasks[&TaskId(0)].misses_per_kilo_instr.unwrap().value;
+    assert!((misses - (0.5 + 19.5 / 8.0)).abs() < 1e-9, "14 of 16 ways: {misses}");
+
+    let gang = |task| Gang { members: vec![(TaskId(task), None)], slices: 1 + task };
+    let mut turns = pinned(&["0-1", "0-1"]);
+    turns.gangs.push(GangSchedule { cpus: "0-1".parse().unwrap(), slice_ns: 1, gangs: vec![gang(0), gang(1)] });
+    let turns = forecast(vec![sensitive(), stream()], &turns);
+    assert_eq!(slower(&turns, 0), 0.0);
+    assert!((turns.tasks[&TaskId(1)].cpu_share.unwrap().value - 2.0 / 3.0).abs() < 1e-12);
+}
+
+/// Do colours, which belong to processes and hold in every cache of the level, part the two as well?
+#[test]
+fn colours_of_processes_separate() {
+    let mut plan = pinned(&["2", "3"]);
+    let share = |process, allowed: &str| CacheShare {
+        group: GroupId(process),
+        members: vec![Member::Process(ProcessId(process))],
+        cache: CacheId(0),
+        units: Units::Colours { allowed: allowed.parse().unwrap(), moving: PageMoving::Never },
+    };
+    plan.shares = vec![share(7, "0-11"), share(8, "12-15")];
+    let of = |process: u32, profile: Profile| Profile { process: Some(ProcessId(process)), ..profile };
+    let parted = forecast(vec![of(7, sensitive()), of(8, stream())], &plan);
+    let misses = parted.tasks[&TaskId(0)].misses_per_kilo_instr.unwrap().value;
+    assert!((misses - (0.5 + 19.5 / 4.0)).abs() < 1e-9, "12 of 16 colours: {misses}");
+}
+
+/// Is an unknown task listed, with nothing said about it or about the misses of those that meet it?
+#[test]
+fn unknown_tasks_are_listed_and_nothing_is_invented() {
+    let said = forecast(vec![sensitive(), Profile::default(), sensitive()], &pinned(&["0", "1", "2"]));
+    assert_eq!(said.unknown, [TaskId(1)]);
+    assert_eq!(said.tasks[&TaskId(0)].degradation, None);
+    assert_eq!(said.tasks[&TaskId(1)].misses_per_kilo_instr, None);
+    assert_eq!(slower(&said, 2), 0.0);
+    assert!(!said.cache_miss_ratio.contains_key(&CacheId(0)));
+    assert_eq!(said.tasks[&TaskId(0)].cpu_share, Some(Estimate::exact(1.0)));
+}
+
+/// Does the default scheduler's spread put two of five on one CPU, half the time each?
+#[test]
+fn more_tasks_than_cpus_take_turns() {
+    let said = forecast(vec![stream(); 5], &Plan::idle(Window::Time { ns: 1 }));
+    let shares: Vec<f64> = said.tasks.values().map(|task| task.cpu_share.unwrap().value).collect();
+    assert_eq!(shares.iter().sum::<f64>(), 4.0);
+    assert_eq!(shares.iter().filter(|&&share| share == 0.5).count(), 2);
+}
+
+/// Do reuse times alone give a curve?
+#[test]
+fn reuse_times_stand_in_for_a_curve() {
+    let reuses = Profile {
+        misses_per_kilo_instr: None,
+        reuse_times: Some(vec![(Some(100), 0.5), (Some(40_000), 0.4), (None, 0.1)]),
+        ..sensitive()
+    };
+    let alone = forecast(vec![reuses.clone()], &pinned(&["0"]));
+    assert_eq!(slower(&alone, 0), 0.0);
+    assert!(slower(&forecast(vec![reuses, stream()], &pinned(&["0", "1"])), 0) > 0.0);
+}

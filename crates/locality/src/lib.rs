@@ -10,6 +10,7 @@ pub mod curve;
 pub mod hash;
 pub mod intervals;
 pub mod phases;
+pub mod profile_builder;
 pub mod profilers;
 pub mod rapidmrc;
 pub mod reuse;

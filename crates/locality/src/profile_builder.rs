@@ -1,0 +1,412 @@
+//! From the accesses of one program to its profile: everything that schemes and predictors ask of it, in one pass.
+//!
+//! Problem: curve, stack positions, reuse times, intervals, phases and class of a program all come from the same stream,
+//! which may be far larger than memory. Method: feed each batch to the exact stack-distance engine, to an exact
+//! simulation of the cache, and to a sampler of reuse times, cut at interval ends. Properties: memory in proportion to
+//! the distinct lines and to the number of intervals; the result does not depend on how the stream is cut into batches;
+//! rates per instruction use recorded instruction counts, and are absent where there are none.
+
+use cachemate_core::{Estimate, Level, Profile, SuperSetCount};
+
+use crate::activity::{Grouping, super_set_of};
+use crate::animal::{Animal, AnimalThresholds, classify};
+use crate::cachesim::{CacheShape, CacheSim, PositionProfile, Replacement, ShapeError};
+use crate::curve::MissRateCurve;
+use crate::intervals::{Interval, IntervalCounter, IntervalLength, locality_signature};
+use crate::phases::{Phase, PhaseParameters, phases};
+use crate::reuse::{ReuseSampler, ReuseTimes};
+use crate::stack::{Histogram, StackDistances, StackError};
+
+/// One access that reaches the profiled cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProgramAccess {
+    /// Byte address / line size; lines of different address spaces must differ.
+    pub line: u64,
+    /// Instructions that the thread executed since its access before, the one that makes this access included.
+    pub instructions: u64,
+    pub store: bool,
+    /// Dense, from 0.
+    pub thread: u32,
+}
+
+/// What to profile for.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ProfileSettings {
+    /// The cache for which stack positions, misses and activity are simulated (LRU).
+    pub level: Level,
+    pub size_bytes: u64,
+    pub ways: u32,
+    pub slices: u32,
+    pub line_bytes: u64,
+    /// Points of the curve; the cache's own size is always among them.
+    pub curve_sizes_bytes: Vec<u64>,
+    /// False where the recording has no instruction counts.
+    pub instructions_known: bool,
+    pub interval: IntervalLength,
+    /// One access in so many is watched for its reuse time.
+    pub reuse_one_in: u32,
+    pub seed: u64,
+    /// Groups of cache sets whose activity is counted; 0 = none.
+    pub super_sets: u32,
+    pub grouping: Grouping,
+    pub phases: PhaseParameters,
+    pub animals: AnimalThresholds,
+}
+
+impl ProfileSettings {
+    /// For an unsliced cache: 16 points of the curve, intervals of 10^9 instructions (thesis 5.6.2), one access in 64
+    /// watched, 64 super sets of low bits.
+    pub fn new(level: Level, size_bytes: u64, ways: u32, line_bytes: u64) -> Self {
+        ProfileSettings {
+            level,
+            size_bytes,
+            ways,
+            slices: 1,
+            line_bytes,
+            curve_sizes_bytes: (1..=16).map(|part| size_bytes * part / 16).collect(),
+            instructions_known: true,
+            interval: IntervalLength::Instructions(1_000_000_000),
+            reuse_one_in: 64,
+            seed: 1,
+            super_sets: 64,
+            grouping: Grouping::LowBits,
+            phases: PhaseParameters::default(),
+            animals: AnimalThresholds::default(),
+        }
+    }
+}
+
+/// No profile could be made.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ProfileError {
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    #[error(transparent)]
+    Stack(#[from] StackError),
+}
+
+/// One interval of the run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ProfiledInterval {
+    pub interval: Interval,
+    /// Reuse times that were sampled in it, as a signature; `None` without instructions or samples.
+    pub signature: Option<Vec<f64>>,
+    /// Samples behind the signature.
+    pub samples: f64,
+    /// Accesses and misses by super set; empty where none were asked for.
+    pub super_sets: Vec<SuperSetCount>,
+}
+
+/// A program's profile and what only a whole recording can tell.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ProgramProfile {
+    /// What policies and predictors read.
+    pub profile: Profile,
+    /// Accesses that reached the cache, stores among them.
+    pub accesses: u64,
+    pub stores: u64,
+    pub threads: u32,
+    /// `None` = not recorded.
+    pub instructions: Option<u64>,
+    /// Distinct lines.
+    pub footprint_lines: u64,
+    pub histogram: Histogram,
+    pub reuse: ReuseTimes,
+    /// Accesses by LRU position in the sets of the cache, counts.
+    pub positions: PositionProfile,
+    /// (bytes, misses per access) of fully associative LRU caches; exact. Empty without accesses.
+    pub miss_ratios: Vec<(u64, f64)>,
+    pub intervals: Vec<ProfiledInterval>,
+    /// Empty where there are no signatures to tell phases by.
+    pub phases: Vec<Phase>,
+    /// The rest `None` without instructions.
+    pub animal: Option<Animal>,
+    /// Misses per thousand instructions alone on the cache.
+    pub intensity_misses_per_kilo_instr: Option<f64>,
+    /// Further misses per thousand instructions with half of the ways.
+    pub sensitivity_misses_per_kilo_instr: Option<f64>,
+}
+
+/// Collects a profile; push all accesses in order, then [`finish`](Self::finish).
+pub struct ProfileBuilder {
+    settings: ProfileSettings,
+    shape: CacheShape,
+    stack: StackDistances,
+    cache: CacheSim,
+    sampler: ReuseSampler,
+    reuse: ReuseTimes,
+    counter: IntervalCounter,
+    interval_misses: u64,
+    super_sets: Vec<SuperSetCount>,
+    intervals: Vec<ProfiledInterval>,
+    accesses: u64,
+    stores: u64,
+    threads: u32,
+    instructions: u64,
+    lines: Vec<u64>,
+    missed: Vec<u64>,
+}
+
+impl ProfileBuilder {
+    /// # Errors
+    /// A cache that cannot be, with the field at fault.
+    pub fn new(settings: ProfileSettings) -> Result<Self, ProfileError> {
+        let shape = CacheShape::from_bytes(settings.size_bytes, settings.line_bytes, settings.ways, settings.slices)?;
+        let super_sets = settings.super_sets.min(shape.sets) as usize;
+        let length = match settings.interval {
+            IntervalLength::Instructions(_) if !settings.instructions_known => IntervalLength::Accesses(1_000_000),
+            length => length,
+        };
+        Ok(ProfileBuilder {
+            stack: StackDistances::new(),
+            cache: CacheSim::new(shape, Replacement::Lru)?,
+            sampler: ReuseSampler::new(settings.reuse_one_in, settings.seed),
+            reuse: ReuseTimes::new(),
+            counter: IntervalCounter::new(length),
+            interval_misses: 0,
+            super_sets: vec![SuperSetCount { accesses: 0, misses: 0 }; super_sets],
+            intervals: Vec::new(),
+            accesses: 0,
+            stores: 0,
+            threads: 0,
+            instructions: 0,
+            lines: Vec::new(),
+            missed: Vec::new(),
+            shape,
+            settings,
+        })
+    }
+
+    /// The next accesses, in order.
+    ///
+    /// # Errors
+    /// More distinct lines than the engine can number; the builder is of no use afterwards.
+    pub fn push(&mut self, batch: &[ProgramAccess]) -> Result<(), ProfileError> {
+        let mut lines = std::mem::take(&mut self.lines);
+        lines.clear();
+        lines.extend(batch.iter().map(|access| access.line));
+        self.stack.push(&lines)?;
+        let mut begin = 0;
+        for (at, access) in batch.iter().enumerate() {
+            self.stores += u64::from(access.store);
+            self.threads = self.threads.max(access.thread + 1);
+            self.instructions += access.instructions;
+            self.sampler.touch(access.line);
+            if self.counter.advance(access.instructions) {
+                self.simulate(&lines[begin..=at]);
+                begin = at + 1;
+                self.end_interval();
+            }
+        }
+        self.simulate(&lines[begin..]);
+        self.accesses += batch.len() as u64;
+        self.lines = lines;
+        Ok(())
+    }
+
+    fn simulate(&mut self, lines: &[u64]) {
+        self.missed.clear();
+        self.interval_misses += self.cache.push_collecting(lines, &mut self.missed);
+        let groups = self.super_sets.len() as u32;
+        let sets = u64::from(self.shape.sets);
+        let grouping = self.settings.grouping;
+        let group = |line: u64| super_set_of(line % sets, sets, groups, grouping).map(|group| group as usize);
+        for &line in lines {
+            group(line).into_iter().for_each(|at| self.super_sets[at].accesses += 1);
+        }
+        for &line in &self.missed {
+            group(line).into_iter().for_each(|at| self.super_sets[at].misses += 1);
+        }
+    }
+
+    fn end_interval(&mut self) {
+        let interval = self.counter.close(std::mem::take(&mut self.interval_misses));
+        let sampled = self.sampler.drain();
+        let refs_per_kilo_instr = interval
+            .instructions
+            .filter(|&count| count > 0)
+            .map(|count| 1000.0 * interval.accesses as f64 / count as f64);
+        let signature = refs_per_kilo_instr.and_then(|refs| locality_signature(&sampled, refs));
+        let none = vec![SuperSetCount { accesses: 0, misses: 0 }; self.super_sets.len()];
+        let super_sets = std::mem::replace(&mut self.super_sets, none);
+        self.intervals.push(ProfiledInterval { interval, signature, samples: sampled.samples(), super_sets });
+        self.reuse.merge(&sampled);
+    }
+
+    /// The profile. `instructions`: of the whole run, where the recording knows them better than the sum of the accesses
+    /// (what was executed after a thread's last access).
+    ///
+    /// # Errors
+    /// As [`ProfileBuilder::push`].
+    pub fn finish(mut self, instructions: Option<u64>) -> Result<ProgramProfile, ProfileError> {
+        if self.counter.accesses() > 0 {
+            self.end_interval();
+        }
+        let known = self.settings.instructions_known;
+        let instructions = instructions.or(known.then_some(self.instructions)).filter(|&count| count > 0);
+        let histogram = self.stack.finish()?;
+        self.reuse.merge(&self.sampler.finish());
+        let hits = self.cache.positions().unwrap_or_default();
+        let positions = PositionProfile { misses: self.cache.misses(), ..hits };
+        let mut sizes = self.settings.curve_sizes_bytes.clone();
+        sizes.push(self.settings.size_bytes);
+        sizes.retain(|&size| size >= self.settings.line_bytes);
+        sizes.sort_unstable();
+        sizes.dedup();
+        let lines: Vec<u64> = sizes.iter().map(|size| size / self.settings.line_bytes).collect();
+        let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
+        let mega_instr = instructions.map(|count| count as f64 / 1e6);
+        let per_mega: Option<Vec<f64>> = mega_instr
+            .map(|mega| positions.hits.iter().chain([&positions.misses]).map(|&count| count as f64 / mega).collect());
+        let super_sets = sum_super_sets(&self.intervals);
+        let profile = Profile {
+            misses_per_kilo_instr: instructions
+                .and_then(|count| MissRateCurve::from_histogram(&histogram, count, self.settings.line_bytes, &sizes))
+                .map(|curve| curve.to_profile(0.0)),
+            reuse_times: self.reuse.to_profile(),
+            stack_positions: per_mega.clone(),
+            llc_refs_per_mega_instr: mega_instr.map(|mega| Estimate::exact(self.accesses as f64 / mega)),
+            activity: if super_sets.is_empty() { Vec::new() } else { vec![(self.settings.level, super_sets)] },
+            ..Profile::default()
+        };
+        let half = self.settings.ways.div_ceil(2) as usize;
+        let per_kilo = |count: u64| mega_instr.map(|mega| count as f64 / mega / 1000.0);
+        Ok(ProgramProfile {
+            profile,
+            accesses: self.accesses,
+            stores: self.stores,
+            threads: self.threads,
+            instructions,
+            footprint_lines: histogram.cold(),
+            miss_ratios: sizes.into_iter().zip(ratios).collect(),
+            phases: find_phases(&self.intervals, self.settings.phases),
+            animal: per_mega.and_then(|positions| classify(&positions, &self.settings.animals)),
+            intensity_misses_per_kilo_instr: per_kilo(positions.misses),
+            sensitivity_misses_per_kilo_instr: per_kilo(positions.misses_with(half) - positions.misses),
+            intervals: self.intervals,
+            histogram,
+            reuse: self.reuse,
+            positions,
+        })
+    }
+}
+
+fn sum_super_sets(intervals: &[ProfiledInterval]) -> Vec<SuperSetCount> {
+    let groups = intervals.first().map_or(0, |interval| interval.super_sets.len());
+    let mut sum = vec![SuperSetCount { accesses: 0, misses: 0 }; groups];
+    for interval in intervals {
+        for (sum, more) in sum.iter_mut().zip(&interval.super_sets) {
+            sum.accesses += more.accesses;
+            sum.misses += more.misses;
+        }
+    }
+    sum
+}
+
+/// Phases by locality signature. A signature comes from samples, so the threshold is never below four standard errors of
+/// an entry (at most √(1/4n) of the references): noise of sampling is no phase.
+fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> Vec<Phase> {
+    let signatures: Option<Vec<Vec<f64>>> = intervals.iter().map(|interval| interval.signature.clone()).collect();
+    let Some(signatures) = signatures.filter(|signatures| !signatures.is_empty()) else { return Vec::new() };
+    let error = |interval: &ProfiledInterval| {
+        let references = interval.signature.as_ref().and_then(|entries| entries.first()).copied().unwrap_or(0.0);
+        references * 0.5 / interval.samples.max(1.0).sqrt()
+    };
+    let mean_error = intervals.iter().map(error).sum::<f64>() / intervals.len() as f64;
+    phases(&signatures, PhaseParameters { threshold: parameters.threshold.max(4.0 * mean_error), ..parameters })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reuse::SplitMix64;
+
+    const LINE: u64 = 64;
+
+    fn settings() -> ProfileSettings {
+        ProfileSettings {
+            interval: IntervalLength::Instructions(100_000),
+            reuse_one_in: 4,
+            super_sets: 8,
+            ..ProfileSettings::new(Level::L2, 256 * LINE, 8, LINE)
+        }
+    }
+    fn access(line: u64) -> ProgramAccess {
+        ProgramAccess { line, instructions: 10, store: line % 2 == 1, thread: (line % 3) as u32 }
+    }
+    fn profile_of(lines: &[u64], settings: ProfileSettings, batch: usize) -> ProgramProfile {
+        let accesses: Vec<ProgramAccess> = lines.iter().map(|&line| access(line)).collect();
+        let mut builder = ProfileBuilder::new(settings).unwrap();
+        accesses.chunks(batch).for_each(|batch| builder.push(batch).unwrap());
+        builder.finish(None).unwrap()
+    }
+    /// Half of the run in 100 lines, half in a cycle of 400.
+    fn two_phases() -> Vec<u64> {
+        let mut random = SplitMix64(3);
+        let first: Vec<u64> = (0..100_000).map(|_| random.below(100)).collect();
+        first.into_iter().chain((0..100_000).map(|at| 1000 + at % 400)).collect()
+    }
+
+    /// Are the numbers those of the stream: counts, footprint, curve, positions, rates?
+    #[test]
+    fn the_profile_tells_what_the_stream_does() {
+        let cycle: Vec<u64> = (0..60_000).map(|at| at % 300).collect();
+        let found = profile_of(&cycle, settings(), 1000);
+        assert_eq!((found.accesses, found.stores, found.threads), (60_000, 30_000, 3));
+        assert_eq!((found.instructions, found.footprint_lines), (Some(600_000), 300));
+        let curve = found.profile.misses_per_kilo_instr.clone().unwrap();
+        assert_eq!(curve.last().unwrap().0, 256 * LINE);
+        assert_eq!(curve.last().unwrap().1.value, 100.0);
+        // 300 lines in 32 sets of 8: 12 sets see 10 lines and 20 see 9, so everything misses.
+        assert_eq!(found.intensity_misses_per_kilo_instr, Some(100.0));
+        assert_eq!(found.profile.llc_refs_per_mega_instr.unwrap().value, 100_000.0);
+        assert_eq!(found.animal, Some(Animal::Devil));
+        let positions = found.profile.stack_positions.clone().unwrap();
+        assert!((positions.iter().sum::<f64>() - 100_000.0).abs() < 1e-6 && positions.len() == 9);
+        let activity = &found.profile.activity[0];
+        assert_eq!(activity.1.iter().map(|count| count.accesses).sum::<u64>(), 60_000);
+        assert_eq!(activity.1.iter().map(|count| count.misses).sum::<u64>(), 60_000);
+        assert_eq!(found.intervals.iter().map(|i| i.interval.misses).sum::<u64>(), 60_000);
+        // All but the last touches are reuses at 299.
+        assert!(found.reuse.buckets().all(|bucket| bucket.low <= 299 && bucket.high >= 299));
+    }
+
+    /// Does the way the stream is cut into batches change anything?
+    #[test]
+    fn batches_do_not_matter() {
+        let lines = two_phases();
+        assert!(profile_of(&lines, settings(), 7) == profile_of(&lines, settings(), 65_536));
+    }
+
+    /// Are the two phases found at their boundary?
+    #[test]
+    fn phases_are_found_where_they_change() {
+        let found = profile_of(&two_phases(), settings(), 4096);
+        assert_eq!(found.intervals.len(), 20);
+        assert_eq!(found.phases.iter().map(|phase| phase.start).collect::<Vec<_>>(), [0, 10]);
+    }
+
+    /// Without instruction counts, is every rate per instruction absent, and all else there?
+    #[test]
+    fn without_instructions_there_are_no_rates() {
+        let mut without = settings();
+        without.instructions_known = false;
+        let accesses: Vec<ProgramAccess> =
+            two_phases().iter().map(|&line| ProgramAccess { instructions: 0, ..access(line) }).collect();
+        let mut builder = ProfileBuilder::new(without).unwrap();
+        builder.push(&accesses).unwrap();
+        let found = builder.finish(None).unwrap();
+        let profile = &found.profile;
+        assert_eq!((found.instructions, found.animal), (None, None));
+        assert!(profile.misses_per_kilo_instr.is_none() && profile.stack_positions.is_none());
+        assert!(profile.llc_refs_per_mega_instr.is_none() && found.intensity_misses_per_kilo_instr.is_none());
+        assert!(profile.reuse_times.is_some() && found.miss_ratios.len() == 16 && found.phases.is_empty());
+    }
+
+    /// Is an impossible cache refused by field?
+    #[test]
+    fn an_impossible_cache_is_refused() {
+        let error = ProfileBuilder::new(ProfileSettings { ways: 0, ..settings() }).err().unwrap();
+        assert!(error.to_string().contains("ways"), "{error}");
+    }
+}

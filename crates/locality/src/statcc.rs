@@ -62,16 +62,41 @@ pub fn lru_at_rates(programs: &[AtRate<'_>], lines: u64) -> Option<Shared> {
     total_rate(programs)?;
     let models: Vec<StackModel> = programs.iter().map(|(reuse, _)| StackModel::new(reuse)).collect::<Option<_>>()?;
     let rates: Vec<f64> = programs.iter().map(|&(_, rate)| rate).collect();
-    (lines > 0).then(|| lru_shared(&models, &rates, lines))
+    (lines > 0).then(|| lru_shared(&models, &[], &rates, lines))
 }
 
-fn lru_shared(models: &[StackModel], rates: &[f64], lines: u64) -> Shared {
+/// Miss ratio by lines of cache that a program has for itself, ascending; empty = only the model's.
+pub type Measured<'a> = &'a [(f64, f64)];
+
+/// Between two measured sizes the miss ratio goes from the one to the other as the model's does (on a straight line where
+/// the model sees no difference): no line at all misses always, beyond the largest size nothing changes.
+fn measured_at(measured: Measured<'_>, model: &StackModel, lines: f64) -> f64 {
+    let next = measured.partition_point(|&(size, _)| size < lines);
+    let (low, ratio_low) = next.checked_sub(1).map_or((0.0, 1.0), |before| measured[before]);
+    let Some(&(high, ratio_high)) = measured.get(next) else { return ratio_low };
+    if high <= low {
+        return ratio_high;
+    }
+    let modelled = [low, lines, high].map(|lines| model.miss_ratio_at(lines));
+    let fall = modelled[0] - modelled[2];
+    let along = if fall > 1e-9 { (modelled[0] - modelled[1]) / fall } else { (lines - low) / (high - low) };
+    ratio_low + along.clamp(0.0, 1.0) * (ratio_high - ratio_low)
+}
+
+/// A program beside others holds what it touched within the time that fills the cache, and misses like alone on that.
+fn lru_shared(models: &[StackModel], measured: &[Measured<'_>], rates: &[f64], lines: u64) -> Shared {
     let fill = time_to_fill(models, rates, lines as f64);
-    let miss_ratios: Vec<f64> = models
-        .iter()
-        .zip(rates)
-        .map(|(model, rate)| model.later_than(fill.map_or(f64::INFINITY, |t| t * rate)))
-        .collect();
+    let of_one = |(at, model): (usize, &StackModel)| {
+        let accesses = fill.map_or(f64::INFINITY, |time| time * rates[at]);
+        match measured.get(at) {
+            Some(measured) if !measured.is_empty() => {
+                let held = fill.map_or(lines as f64, |_| model.lines_in(accesses).min(lines as f64));
+                measured_at(measured, model, held)
+            }
+            _ => model.later_than(accesses),
+        }
+    };
+    let miss_ratios: Vec<f64> = models.iter().enumerate().map(of_one).collect();
     let all: f64 = rates.iter().sum();
     let group_miss_ratio = miss_ratios.iter().zip(rates).map(|(ratio, rate)| ratio * rate / all).sum();
     Shared { miss_ratios, group_miss_ratio }
@@ -98,6 +123,10 @@ fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64>
 #[derive(Clone, Copy, Debug)]
 pub struct Sharer<'a> {
     pub reuse: &'a ReuseTimes,
+    /// What was measured of the program alone on an LRU cache. StatStack takes a program for one phase, and misjudges
+    /// one that has several; its footprint then still says how much of the cache the program holds, and this what it
+    /// misses there (the natural partition of Xiang, Ding, Luo and Bao 2013).
+    pub measured: Measured<'a>,
     /// Accesses to the shared cache per instruction.
     pub refs_per_instr: f64,
     /// Cycles per instruction if no access missed the shared cache.
@@ -138,8 +167,9 @@ pub fn jointly(programs: &[Sharer<'_>], lines: u64, composition: Composition) ->
         return None;
     }
     let models: Vec<StackModel> = programs.iter().map(|p| StackModel::new(p.reuse)).collect::<Option<_>>()?;
+    let measured: Vec<Measured<'_>> = programs.iter().map(|program| program.measured).collect();
     let share = |rates: &[f64]| match composition {
-        Composition::Lru => Some(lru_shared(&models, rates, lines)),
+        Composition::Lru => Some(lru_shared(&models, &measured, rates, lines)),
         Composition::Random => {
             let at_rates: Vec<AtRate<'_>> = programs.iter().zip(rates).map(|(p, &rate)| (p.reuse, rate)).collect();
             random_at_rates(&at_rates, lines)
@@ -147,6 +177,9 @@ pub fn jointly(programs: &[Sharer<'_>], lines: u64, composition: Composition) ->
     };
     let alone = |(program, model): (&Sharer<'_>, &StackModel)| {
         let ratio = match composition {
+            Composition::Lru if !program.measured.is_empty() => {
+                Some(measured_at(program.measured, model, lines as f64))
+            }
             Composition::Lru => Some(model.miss_ratio(lines)),
             Composition::Random => statcache::miss_ratio(program.reuse, lines),
         };
@@ -323,6 +356,7 @@ mod tests {
                     .zip(&cycles)
                     .map(|(reuse, &(base, miss))| Sharer {
                         reuse,
+                        measured: &[],
                         refs_per_instr: 1.0,
                         base_cycles_per_instr: base,
                         miss_cycles: miss,
@@ -378,6 +412,19 @@ mod tests {
                 let mean = (ab.miss_ratios[0] + rate * ab.miss_ratios[1]) / (1.0 + rate);
                 prop_assert!((ab.group_miss_ratio - mean).abs() < 1e-6);
             }
+        }
+    }
+
+    /// Is a measured curve met at its points, and between them read in the shape of the model?
+    #[test]
+    fn a_measured_curve_is_read_between_its_points() {
+        let measured = [(100.0, 0.5), (200.0, 0.1)];
+        let mut reuse = ReuseTimes::new();
+        reuse.add_weighted(Some(11), 100.0); // a cycle through 12 lines
+        let model = StackModel::new(&reuse).unwrap();
+        let read = |lines| measured_at(&measured, &model, lines);
+        for (lines, expected) in [(0.0, 1.0), (11.0, 1.0), (12.0, 0.5), (100.0, 0.5), (150.0, 0.3), (900.0, 0.1)] {
+            assert!((read(lines) - expected).abs() < 1e-12, "{lines}: {}, expected {expected}", read(lines));
         }
     }
 

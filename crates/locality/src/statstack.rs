@@ -116,7 +116,12 @@ impl StackModel {
 
     /// Miss ratio of an LRU cache of `lines` that the program has for itself.
     pub fn miss_ratio(&self, lines: u64) -> f64 {
-        self.accesses_to_touch(lines as f64).map_or(self.never, |fill| self.later_than(fill))
+        self.miss_ratio_at(lines as f64)
+    }
+
+    /// The same for part of a line, as shares in expectation are.
+    pub fn miss_ratio_at(&self, lines: f64) -> f64 {
+        self.accesses_to_touch(lines).map_or(self.never, |fill| self.later_than(fill))
     }
 }
 

@@ -2,11 +2,13 @@
 //!
 //! Problem: expect run times and miss ratios of any group before it has ever run together. Method:
 //! [`cachemate_locality::statcc::jointly`]: StatStack (LRU and its approximations) or StatCache (random replacement), by
-//! the cache's own replacement, solved together with the speeds. `statcc` is that; `balance-set` is the older composition
+//! the cache's own replacement, solved together with the speeds, with the misses read off the program's measured curve at
+//! the part of the cache it holds, where the profile has one. `statcc` is that; `balance-set` is the older composition
 //! at the programs' solo rates (BS 2b), as balance-set scheduling used it. Properties: gives run time, miss ratios per
 //! program and of the group, for any number of programs; a group is not the sum of its pairs.
 
 use cachemate_core::{Profile, Replacement};
+use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statcc::{Composition, Shared, Sharer, jointly, lru_at_rates, random_at_rates};
 
@@ -22,6 +24,8 @@ pub struct StatCc {
 /// A member's evidence, and its speed alone by the model's own solo miss ratio (so that alone means degradation 0).
 struct Known {
     reuse: ReuseTimes,
+    /// Miss ratio by lines, where the profile has a curve that reaches the cache's size.
+    measured: Vec<(f64, f64)>,
     solo: Solo,
     base_cycles_per_instr: f64,
 }
@@ -40,18 +44,40 @@ fn ratios_at(programs: &[(&ReuseTimes, f64)], cache: &SharedCache) -> Option<Sha
     }
 }
 
+/// The profile's curve as miss ratios by lines, with a point at the cache's own size; empty where the curve does not
+/// reach it, or the cache does not replace by LRU, which the curve is of.
+fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) -> Vec<(f64, f64)> {
+    let curve = profile.misses_per_kilo_instr.as_deref().and_then(|points| MissRateCurve::from_profile(points).ok());
+    let at_size = curve.as_ref().and_then(|curve| curve.at(cache.size_bytes));
+    let (Some(curve), Some(at_size), Composition::Lru) = (curve, at_size, composition(cache)) else {
+        return Vec::new();
+    };
+    let ratio = |rate: f64| (rate / 1000.0 / refs_per_instr).clamp(0.0, 1.0);
+    let lines = |size_bytes: u64| (size_bytes / u64::from(cache.line_bytes.max(1))) as f64;
+    let below = curve.points().iter().filter(|&&(size_bytes, _)| lines(size_bytes) < lines(cache.size_bytes));
+    let mut ratios: Vec<(f64, f64)> = below.map(|&(size_bytes, rate)| (lines(size_bytes), ratio(rate))).collect();
+    ratios.push((lines(cache.size_bytes), ratio(at_size)));
+    ratios
+}
+
 impl Known {
-    fn of(profile: &Profile, cache: &SharedCache) -> Option<Self> {
+    fn of(profile: &Profile, cache: &SharedCache, with_curve: bool) -> Option<Self> {
         let reuse = ReuseTimes::from_profile(profile.reuse_times.as_deref()?)?;
         let refs_per_instr = refs_per_mega_instr(profile).filter(|&refs| refs > 0.0)? * 1e-6;
-        let alone = ratios_at(&[(&reuse, 1.0)], cache)?.group_miss_ratio;
+        let measured = if with_curve { measured_ratios(profile, cache, refs_per_instr) } else { Vec::new() };
+        let at_size = measured.iter().find(|&&(lines, _)| lines == cache.lines() as f64).map(|&(_, ratio)| ratio);
+        let alone = match at_size {
+            Some(ratio) => ratio,
+            None => ratios_at(&[(&reuse, 1.0)], cache)?.group_miss_ratio,
+        };
         let solo = Solo::from_rates(profile, cache, refs_per_instr, refs_per_instr * alone);
-        Some(Known { reuse, solo, base_cycles_per_instr: solo.base_cycles_per_instr(cache) })
+        Some(Known { reuse, measured, solo, base_cycles_per_instr: solo.base_cycles_per_instr(cache) })
     }
 
     fn sharer(&self) -> Sharer<'_> {
         Sharer {
             reuse: &self.reuse,
+            measured: &self.measured,
             refs_per_instr: self.solo.refs_per_instr,
             base_cycles_per_instr: self.base_cycles_per_instr,
             miss_cycles: self.solo.miss_cycles,
@@ -90,7 +116,7 @@ impl Scheme for StatCc {
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
         let what = "reuse times and references per instruction";
-        let known = gather(self, members, what, |profile| Known::of(profile, cache))?;
+        let known = gather(self, members, what, |profile| Known::of(profile, cache, self.jointly))?;
         if known.is_empty() {
             return Ok(GroupCosts::sum_of_pairs(CostKind::Degradation, 0, |_, _| 0.0));
         }

@@ -9,7 +9,6 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(dead_code)]
 pub enum Clock {
     /// Processor time of the calling thread.
     Thread,

@@ -2,7 +2,9 @@
 
 mod cachesim;
 mod sampled;
+mod sparse;
 mod stack;
+mod threads;
 
 use crate::harness::Row;
 use crate::traces::Kind;
@@ -20,4 +22,4 @@ pub struct Group {
     pub run: fn(&Options) -> Vec<Row>,
 }
 
-pub const GROUPS: &[Group] = &[stack::GROUP, sampled::GROUP, cachesim::GROUP];
+pub const GROUPS: &[Group] = &[stack::GROUP, sparse::GROUP, threads::GROUP, sampled::GROUP, cachesim::GROUP];

@@ -7,7 +7,7 @@
 
 use super::{Estimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
 use crate::hash::scatter;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap};
 
 /// Buckets to a factor of two.
 const BUCKET_BITS: u32 = 8;
@@ -160,7 +160,7 @@ pub(super) fn middle_of(bucket: usize) -> f64 {
 /// Stack distances over few lines, any of which can be taken out: line -> slot, and a Fenwick tree of the slots in use.
 #[derive(Debug)]
 struct SmallStack {
-    slots: HashMap<u64, u32>,
+    slots: BTreeMap<u64, u32>,
     /// Line of each slot, to renumber in order; meaningless where the slot is not in use.
     lines: Vec<u64>,
     /// One-based Fenwick tree.
@@ -170,7 +170,7 @@ struct SmallStack {
 
 impl SmallStack {
     fn new() -> Self {
-        SmallStack { slots: HashMap::new(), lines: vec![0; 64], tree: vec![0; 64], next: 1 }
+        SmallStack { slots: BTreeMap::new(), lines: vec![0; 64], tree: vec![0; 64], next: 1 }
     }
 
     /// The number of other lines touched since; `None` if the line is new.

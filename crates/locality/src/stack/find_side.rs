@@ -69,9 +69,7 @@ impl FindSide {
             } else {
                 let mut renamed = [0; BATCH];
                 let renamed = &mut renamed[..lines.len()];
-                for (to, &from) in renamed.iter_mut().zip(lines) {
-                    *to = self.renamer.rename(space, from);
-                }
+                self.renamer.rename(space, lines, renamed);
                 self.finder.find::<L>(renamed, slot, pairs);
             }
         }

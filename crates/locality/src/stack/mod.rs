@@ -16,6 +16,7 @@ mod exact;
 mod find_side;
 mod finder;
 mod histogram;
+mod parallel;
 mod rename;
 mod sparse;
 mod tally;
@@ -25,6 +26,7 @@ mod tests;
 pub use exact::StackDistances;
 
 pub use histogram::{Histogram, ParseHistogramError};
+pub use parallel::ParallelStackDistances;
 
 /// More distinct lines than the engine can number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

@@ -2,21 +2,32 @@
 //!
 //! The finders' tables have room for 43 bits of line address. Lines below 2^42 of address space 0 keep their address
 //! (with 64-byte lines, everything below 2^48); pages of 64 lines beyond, and pages of other address spaces, get
-//! consecutive numbers from 2^42 / 64 on. A bijection of lines changes no distance, so results are exact for all
-//! 64-bit addresses; only the wide ones pay for a second look-up.
+//! consecutive numbers from 2^42 / 64 on, kept in an open-addressing table with whole keys. A bijection of lines changes
+//! no distance, so results are exact for all 64-bit addresses; only the wide ones pay for a second look-up.
 
-use super::finder::LINE_BITS;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use super::finder::{BATCH, LINE_BITS};
+use crate::hash::{mix, scatter};
+use crate::simd::prefetch;
 
 const LINES_PER_PAGE: u64 = 64;
 /// Lines of space 0 below this are not renamed.
 pub(super) const NARROW_LIMIT: u64 = 1 << (LINE_BITS - 1);
 
-/// Pages that were renamed; looked up by key only, never iterated.
+/// Pages that were renamed.
 #[derive(Debug, Default)]
 pub(super) struct Renamer {
-    pages: HashMap<(u32, u64), u64>,
+    /// A power of two long, or empty; at most half full.
+    table: Vec<Entry>,
+    pages: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    page: u64,
+    space: u32,
+    /// New number of the page, from 1 on; 0 = free. Lines run out (`StackError`) long before 32 bits do: a page is
+    /// there because of a line.
+    number: u32,
 }
 
 impl Renamer {
@@ -26,16 +37,55 @@ impl Renamer {
         space == 0 && lines.iter().fold(0, |all, line| all | line) < NARROW_LIMIT
     }
 
-    pub(super) fn rename(&mut self, space: u32, line: u64) -> u64 {
-        if space == 0 && line < NARROW_LIMIT {
-            return line;
+    /// Renames at most a batch of lines.
+    pub(super) fn rename(&mut self, space: u32, lines: &[u64], renamed: &mut [u64]) {
+        if (self.pages as usize + BATCH) * 2 > self.table.len() {
+            self.grow();
         }
-        let next = self.pages.len() as u64;
-        let page = match self.pages.entry((space, line / LINES_PER_PAGE)) {
-            Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(unknown) => *unknown.insert(next),
-        };
-        // As many pages as fit would take more memory than any machine has.
-        NARROW_LIMIT + page * LINES_PER_PAGE + line % LINES_PER_PAGE
+        for &line in lines {
+            prefetch(self.table.as_ptr().wrapping_add(self.home(space, line / LINES_PER_PAGE)));
+        }
+        for (to, &line) in renamed.iter_mut().zip(lines) {
+            *to = if space == 0 && line < NARROW_LIMIT {
+                line
+            } else {
+                let number = self.number(space, line / LINES_PER_PAGE);
+                NARROW_LIMIT + u64::from(number) * LINES_PER_PAGE + line % LINES_PER_PAGE
+            };
+        }
+    }
+
+    fn home(&self, space: u32, page: u64) -> usize {
+        let key = if space == 0 { page } else { page ^ scatter(space.into()) };
+        (mix(key) >> (64 - self.table.len().trailing_zeros())) as usize
+    }
+
+    /// Number of a page, the next one if it is new.
+    fn number(&mut self, space: u32, page: u64) -> u32 {
+        let (mask, mut at) = (self.table.len() - 1, self.home(space, page));
+        loop {
+            let entry = &mut self.table[at & mask];
+            if entry.number == 0 {
+                self.pages += 1;
+                *entry = Entry { page, space, number: self.pages };
+            }
+            if (entry.page, entry.space) == (page, space) {
+                return entry.number;
+            }
+            at += 1;
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let len = (self.table.len() * 2).max(4 * BATCH);
+        let old = std::mem::replace(&mut self.table, vec![Entry::default(); len]);
+        for entry in old.into_iter().filter(|entry| entry.number != 0) {
+            let mut at = self.home(entry.space, entry.page);
+            while self.table[at & (len - 1)].number != 0 {
+                at += 1;
+            }
+            self.table[at & (len - 1)] = entry;
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::find_side::Sizes;
 use super::finder::{BATCH, Form};
-use super::{Histogram, StackDistances};
+use super::{Histogram, ParallelStackDistances, StackDistances};
 use crate::hash::SplitMix64;
 use crate::simd::Simd;
 use proptest::prelude::*;
@@ -79,6 +79,41 @@ proptest! {
             }
         }
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Do two and more threads give the oracle's distances?
+    #[test]
+    fn threads_change_nothing(lines in any_trace(), threads in 0usize..6) {
+        let mut engine = ParallelStackDistances::with_sizes(threads, Simd::best(), small(Form::default()));
+        lines.chunks(700).for_each(|lines| engine.push(lines).unwrap());
+        prop_assert_eq!(engine.finish().unwrap(), oracle(lines.iter().copied()));
+    }
+}
+
+/// Do several threads agree with one on a trace that takes many messages and compactions?
+#[test]
+fn threads_agree_on_a_long_trace() {
+    let mut random = SplitMix64(9);
+    let lines: Vec<u64> = (0..600_000).map(|at| random.below(1 + at % 50_000) * 3).collect();
+    let mut one = StackDistances::new();
+    one.push(&lines).unwrap();
+    let expected = one.finish().unwrap();
+    for threads in [2, 3, 4] {
+        let mut engine = ParallelStackDistances::new(threads);
+        engine.push(&lines).unwrap();
+        assert_eq!(engine.finish().unwrap(), expected, "{threads} threads");
+    }
+}
+
+/// Is giving up before the end no hang?
+#[test]
+fn dropping_early_ends_the_threads() {
+    let mut engine = ParallelStackDistances::new(3);
+    engine.push(&[1, 2, 1]).unwrap();
+    drop(engine);
 }
 
 /// Does the finder take the form that suits, and come back, without a wrong distance?

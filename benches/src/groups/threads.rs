@@ -1,0 +1,33 @@
+//! Exact stack distances on two threads against one, by the clock on the wall: needs two free cores to mean something.
+
+use super::stack::{exact, fingerprint};
+use super::{Group, Options};
+use crate::harness::{Clock, Contender, Row, compare};
+use cachemate_locality::simd::Simd;
+use cachemate_locality::stack::{Histogram, ParallelStackDistances};
+
+pub const GROUP: Group = Group {
+    name: "threads",
+    about: "exact stack distances on two threads against one (wall clock; wants two idle cores)",
+    run,
+};
+
+fn on_threads(threads: usize, lines: &[u64]) -> Histogram {
+    let mut engine = ParallelStackDistances::new(threads);
+    engine.push(lines).and_then(|()| engine.finish()).expect("the traces have fewer lines than the limit")
+}
+
+fn run(options: &Options) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for kind in &options.traces {
+        let lines = &kind.lines(options.accesses);
+        let contenders = vec![
+            Contender::new("1 thread", || fingerprint(&exact(Simd::best(), lines))),
+            Contender::new("2 threads", || fingerprint(&on_threads(2, lines)))
+                .against(0, Some(1.5))
+                .most_bytes(80_000_000),
+        ];
+        rows.extend(compare("threads", kind.name(), lines.len(), options.rounds, Clock::Wall, true, contenders));
+    }
+    rows
+}

@@ -1,0 +1,250 @@
+//! The engine on two or more threads, with the same result.
+//!
+//! The caller's thread finds (which line was where), others count (how many died since), joined by a ring of batches.
+//! Finding needs nothing from counting: at a compaction it reads the dead bits off its own table. With more than one
+//! counting thread each has a range of slots: an old slot is sent to its range's owner, along with the number of dead
+//! slots in higher ranges at that time, which the finding thread keeps as one number per range; so the owner knows the
+//! distance. The histograms of the owners add up.
+
+use super::StackError;
+use super::counter::Counter;
+use super::exact::Waiting;
+use super::find_side::{FindSide, Sizes};
+use super::finder::{BATCH, Pairs};
+use super::histogram::Histogram;
+use super::tally::Tally;
+use crate::simd::{Lanes, Simd, dispatch};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+
+/// Accesses in one message.
+const MESSAGE: usize = 64 * BATCH;
+/// Messages on their way to one counting thread.
+const RING: usize = 4;
+
+/// Exact LRU stack distances of one stream of accesses, on several threads. Same use and result as
+/// [`StackDistances`](super::StackDistances).
+#[derive(Debug)]
+pub struct ParallelStackDistances {
+    simd: Simd,
+    side: FindSide,
+    pairs: Pairs,
+    waiting: Waiting,
+    owners: Vec<Owner>,
+    /// Slots of one owner, as a power of two; the last owner has the rest.
+    range_bits: u32,
+}
+
+/// The finding thread's end of one counting thread.
+#[derive(Debug)]
+struct Owner {
+    /// `None` once finished.
+    to: Option<SyncSender<Message>>,
+    used: Receiver<Message>,
+    filling: Message,
+    /// Dead slots in the ranges of all higher owners.
+    dead_above: u32,
+    thread: Option<JoinHandle<Histogram>>,
+}
+
+/// Accesses that were not cold, all with old slots in one range.
+#[derive(Debug, Default)]
+struct Message {
+    old: Vec<u32>,
+    /// New slot, less the dead slots in higher ranges.
+    new: Vec<u32>,
+    /// Distinct lines so far: distances are below.
+    lines: usize,
+    /// Before the accesses: start anew with so many slots.
+    restart: Option<usize>,
+}
+
+impl ParallelStackDistances {
+    /// With the widest vector instructions this processor has. Fewer than two threads are two.
+    pub fn new(threads: usize) -> Self {
+        ParallelStackDistances::with_simd(threads, Simd::best())
+    }
+
+    /// With chosen vector instructions; the result is the same.
+    pub fn with_simd(threads: usize, simd: Simd) -> Self {
+        ParallelStackDistances::with_sizes(threads, simd, Sizes::default())
+    }
+
+    pub(super) fn with_sizes(threads: usize, simd: Simd, sizes: Sizes) -> Self {
+        let side = FindSide::new(simd, sizes);
+        let owners = (1..threads.max(2)).map(|_| Owner::start(simd)).collect();
+        let mut engine =
+            ParallelStackDistances { simd, side, pairs: Pairs::new(), waiting: Waiting::new(), owners, range_bits: 0 };
+        engine.restart();
+        engine
+    }
+
+    /// The next accesses, as line addresses of one address space, in any portions.
+    ///
+    /// # Errors
+    /// As [`StackDistances::push`](super::StackDistances::push).
+    pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
+        self.push_in_space(0, lines)
+    }
+
+    /// The same for several address spaces that share the cache.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub fn push_in_space(&mut self, space: u32, lines: &[u64]) -> Result<(), StackError> {
+        let mut waiting = std::mem::replace(&mut self.waiting, Waiting::new());
+        let pushed = waiting.push(space, lines, |space, lines| self.run(space, lines));
+        self.waiting = waiting;
+        pushed
+    }
+
+    /// The histogram of all accesses.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    ///
+    /// # Panics
+    /// A counting thread panicked: goes on with that panic.
+    pub fn finish(mut self) -> Result<Histogram, StackError> {
+        let mut waiting = std::mem::replace(&mut self.waiting, Waiting::new());
+        waiting.flush(|space, lines| self.run(space, lines))?;
+        let lines = self.side.lines();
+        let mut histogram = Histogram::new(lines as u64, []);
+        for owner in &mut self.owners {
+            owner.send(lines);
+            owner.to = None;
+        }
+        for owner in &mut self.owners {
+            histogram.merge(&owner.join());
+        }
+        Ok(histogram)
+    }
+
+    fn run(&mut self, space: u32, mut lines: &[u64]) -> Result<(), StackError> {
+        loop {
+            let (simd, this) = (self.simd, &mut *self);
+            let done = dispatch!(simd, find_all(
+                this: &mut ParallelStackDistances, space: u32, lines: &[u64]
+            ) -> usize);
+            lines = &lines[done..];
+            if lines.is_empty() {
+                return Ok(());
+            }
+            self.side.compact(None)?;
+            self.restart();
+        }
+    }
+
+    /// After a compaction: new ranges, all slots alive.
+    fn restart(&mut self) {
+        let (slots, lines) = (self.side.slots(), self.side.lines());
+        // Old slots are spread over all slots, so equal ranges are about equal work.
+        self.range_bits = slots.div_ceil(self.owners.len()).next_power_of_two().trailing_zeros();
+        for owner in &mut self.owners {
+            owner.send(lines);
+            owner.dead_above = 0;
+            owner.filling.restart = Some(slots);
+        }
+    }
+
+    /// Hands the batch's pairs to the owners of their old slots.
+    #[inline(always)]
+    fn hand_out(&mut self) {
+        let (old, new) = self.pairs.get();
+        let lines = self.side.lines();
+        if let [owner] = &mut self.owners[..] {
+            owner.filling.old.extend_from_slice(old);
+            owner.filling.new.extend_from_slice(new);
+        } else {
+            for (&old, &new) in old.iter().zip(new) {
+                let range = ((old >> self.range_bits) as usize).min(self.owners.len() - 1);
+                self.owners[..range].iter_mut().for_each(|lower| lower.dead_above += 1);
+                let owner = &mut self.owners[range];
+                owner.filling.old.push(old);
+                owner.filling.new.push(new - owner.dead_above);
+            }
+        }
+        for owner in &mut self.owners {
+            if owner.filling.old.len() + BATCH > MESSAGE {
+                owner.send(lines);
+            }
+        }
+    }
+}
+
+/// Finds batches until all is done or the slots run out; how many accesses were done.
+#[inline(always)]
+unsafe fn find_all<L: Lanes>(this: &mut ParallelStackDistances, space: u32, lines: &[u64]) -> usize {
+    let mut done = 0;
+    for batch in lines.chunks(BATCH) {
+        if this.side.is_full(batch.len()) {
+            break;
+        }
+        // SAFETY: the caller vouches for `L`.
+        unsafe { this.side.find::<L>(space, batch, &mut this.pairs) };
+        this.hand_out();
+        done += batch.len();
+    }
+    done
+}
+
+impl Owner {
+    fn start(simd: Simd) -> Self {
+        let (to, from_finder) = sync_channel(RING);
+        let (give_back, used) = channel();
+        let thread = Some(std::thread::spawn(move || count_all(simd, &from_finder, &give_back)));
+        let filling = Message::with_room();
+        Owner { to: Some(to), used, filling, dead_above: 0, thread }
+    }
+
+    /// Sends what there is, and takes an empty message to fill.
+    fn send(&mut self, lines: usize) {
+        let empty = self.used.try_recv().unwrap_or_else(|_| Message::with_room());
+        let mut full = std::mem::replace(&mut self.filling, empty);
+        full.lines = lines;
+        // A thread that no longer listens has panicked; `finish` says so.
+        let _ = self.to.as_ref().map(|to| to.send(full));
+    }
+
+    fn join(&mut self) -> Histogram {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(histogram)) => histogram,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Histogram::default(),
+        }
+    }
+}
+
+impl Message {
+    fn with_room() -> Self {
+        Message { old: Vec::with_capacity(MESSAGE), new: Vec::with_capacity(MESSAGE), lines: 0, restart: None }
+    }
+}
+
+/// A counting thread: until the finding thread hangs up.
+fn count_all(simd: Simd, from_finder: &Receiver<Message>, give_back: &Sender<Message>) -> Histogram {
+    let (mut counter, mut tally) = (Counter::default(), Tally::new());
+    while let Ok(mut message) = from_finder.recv() {
+        if let Some(slots) = message.restart.take() {
+            counter = Counter::default();
+            counter = if slots > 0 { Counter::new(slots) } else { counter };
+        }
+        tally.make_room(message.lines);
+        let (counter, tally, old, new) = (&mut counter, &mut tally, &message.old[..], &message.new[..]);
+        dispatch!(simd, count(counter: &mut Counter, tally: &mut Tally, old: &[u32], new: &[u32]));
+        message.old.clear();
+        message.new.clear();
+        // The finding thread may be gone.
+        let _ = give_back.send(message);
+    }
+    drop(counter);
+    tally.finish(0)
+}
+
+#[inline(always)]
+unsafe fn count<L: Lanes>(counter: &mut Counter, tally: &mut Tally, old: &[u32], new: &[u32]) {
+    for (old, new) in old.chunks(BATCH).zip(new.chunks(BATCH)) {
+        // SAFETY: the caller vouches for `L`.
+        tally.take(|distances, soon| unsafe { counter.kill::<L>(old, new, distances, soon) });
+    }
+}

@@ -8,8 +8,9 @@
    version. It is distributed in the hope that it will be useful, but WITHOUT ANY WARRANTY; see the file LICENSE.
 
    Problem: a recording needs every data access with thread, size, kind and the instructions between, fast enough for
-   real programs. Method: one helper call per access; instructions are counted at translation time and added where
-   control may leave; an L1 filter (set-associative LRU, one per thread, a store invalidates the line in the others')
+   real programs. Method: instructions and accesses are counted at translation time and added where control may leave;
+   a hit of the most recent line of its set is found in line, everything else calls a helper (far from the ends of the
+   window; near them every access calls it, so that the window is exact to the access); an L1 filter (set-associative LRU, one per thread, a store invalidates the line in the others')
    lets only its misses through; they leave as varints in chunks of at most PIPE_BUF bytes, which a pipe writes whole,
    so that many processes can share one FIFO. README.md describes the chunks. */
 
@@ -96,17 +97,23 @@ typedef struct {
    Bool live;
    UInt number;
    ULong *l1;
-   ULong instructions; /* in the window, while not running */
-   ULong recorded_at;  /* instructions at its last record */
-   ULong accesses;
+   ULong instructions, accesses; /* since its start, while not running */
+   ULong window_instructions, window_accesses; /* of these, before the window */
+   ULong recorded_at;            /* instructions at its last record */
 } Thread;
 
 static Thread *threads; /* by Valgrind's id */
 static UInt threads_size, next_number, live_threads;
 static Thread *current; /* whose counters the globals below are */
-static ULong instructions;
-static ULong seen; /* data accesses of the process, before window and filter */
-static enum { RECORDING, OFF } mode = RECORDING;
+static ULong *current_l1;
+static ULong several; /* not 0 = more than one thread lives */
+/* Of the running thread, up to the last flush of the block that runs. */
+static ULong instructions, accesses;
+/* Data accesses of the process before window and filter = this and `accesses`. */
+static ULong seen_elsewhere;
+/* Every access calls the helper, which counts it. */
+static Bool exact;
+static enum { SKIPPING, RECORDING, OFF } mode = RECORDING;
 
 /* ---- Chunks ---- */
 #define CHUNK_MAGIC 0x314b4d43u /* CMK1 */
@@ -143,8 +150,8 @@ static void send(UInt flags)
    head->payload_bytes = chunk_used - sizeof(ChunkHead);
    head->pid = my_pid;
    head->thread = current ? current->number : NO_THREAD;
-   head->instructions = instructions;
-   head->accesses = current ? current->accesses : 0;
+   head->instructions = current ? instructions - current->window_instructions : 0;
+   head->accesses = current ? accesses - current->window_accesses : 0;
    head->records = chunk_records;
    head->flags = flags;
    head->reserved = 0;
@@ -172,20 +179,20 @@ static inline void put(ULong value)
    chunk[chunk_used++] = value;
 }
 
-static void record(Addr address, UInt size, UInt store)
+static void record(Addr address, UInt size, UInt store, ULong now)
 {
    if (UNLIKELY(chunk_used > CHUNK_BYTES - 3 * 10))
       send(0);
    UInt code = 7;
    if (LIKELY(size <= 64 && (size & (size - 1)) == 0))
       code = __builtin_ctz(size);
-   put((instructions - current->recorded_at) << 4 | code << 1 | store);
+   put((now - current->recorded_at) << 4 | code << 1 | store);
    if (code == 7)
       put(size);
    ULong difference = address - chunk_address;
    put(difference << 1 ^ (ULong)((Long)difference >> 63));
    chunk_address = address;
-   current->recorded_at = instructions;
+   current->recorded_at = now;
    chunk_records++;
 }
 
@@ -197,7 +204,7 @@ static void record(Addr address, UInt size, UInt store)
 static Bool filter_hits(Addr *address, UInt *size, UInt store)
 {
    ULong first = *address >> l1_line_bits, last = (*address + *size - 1) >> l1_line_bits;
-   if (UNLIKELY(store && live_threads > 1)) {
+   if (UNLIKELY(store && several)) {
       for (UInt i = 0; i < threads_size; i++)
          if (threads[i].live && &threads[i] != current)
             for (ULong line = first; line <= last; line++)
@@ -215,22 +222,39 @@ static Bool filter_hits(Addr *address, UInt *size, UInt store)
    return hit;
 }
 
+/* `imm` says what the access is and how many instructions were executed since the last flush, itself included. */
 static VG_REGPARM(2) void on_access(Addr address, UWord imm)
 {
    UInt store = imm & IMM_STORE, size = imm >> IMM_SIZE_SHIFT & 0x7fff;
+   if (LIKELY(mode == RECORDING)) {
+      if (!clo_l1_bytes || !filter_hits(&address, &size, store))
+         record(address, size, store, instructions + (imm >> IMM_COUNT_SHIFT));
+   } else if (mode == SKIPPING && clo_l1_bytes)
+      filter_hits(&address, &size, store);
+}
+
+/* The window begins behind this access. */
+static void begin_window(ULong now)
+{
+   for (UInt i = 0; i < threads_size; i++) {
+      Thread *thread = &threads[i];
+      thread->window_instructions = thread->recorded_at = thread == current ? now : thread->instructions;
+      thread->window_accesses = thread == current ? accesses : thread->accesses;
+   }
+   mode = RECORDING;
+}
+
+static VG_REGPARM(2) void on_exact_access(Addr address, UWord imm)
+{
    if (UNLIKELY(mode == OFF))
       return;
-   instructions += imm >> IMM_COUNT_SHIFT;
-   if (UNLIKELY(seen++ < clo_skip)) {
-      if (clo_l1_bytes)
-         filter_hits(&address, &size, store);
-      instructions = 0;
-      return;
-   }
-   current->accesses++;
-   if (!clo_l1_bytes || !filter_hits(&address, &size, store))
-      record(address, size, store);
-   if (UNLIKELY(seen - clo_skip >= clo_max)) {
+   accesses++;
+   ULong seen = seen_elsewhere + accesses, now = instructions + (imm >> IMM_COUNT_SHIFT);
+   on_access(address, imm);
+   if (UNLIKELY(mode == SKIPPING && seen == clo_skip))
+      begin_window(now);
+   if (UNLIKELY(mode == RECORDING && seen - clo_skip >= clo_max)) {
+      instructions = now;
       send(FLAG_MAX);
       switch_off();
       if (clo_stop)
@@ -238,28 +262,78 @@ static VG_REGPARM(2) void on_access(Addr address, UWord imm)
    }
 }
 
+/* More accesses than a thread makes in one turn (100 000 blocks). */
+#define TURN_ACCESSES (32ULL << 20)
+
+/* Is an end of the window too near to count by blocks? */
+static Bool near_an_end(void)
+{
+   ULong seen = seen_elsewhere + accesses;
+   if (mode == SKIPPING)
+      return clo_skip - seen < TURN_ACCESSES;
+   return clo_max != ~0ULL && clo_skip + clo_max - seen < TURN_ACCESSES;
+}
+
 /* ---- Instrumentation ---- */
 typedef struct {
    IRSB *out;
-   UWord counted; /* instructions since the last flush */
+   UWord counted, made; /* instructions and accesses since the last flush */
    /* A load that a store of the same instruction may turn into a modify. */
    IRExpr *load_address, *load_guard;
    Int load_size;
 } Build;
 
+static IRExpr *assign(Build *b, IRType type, IRExpr *value)
+{
+   IRTemp temp = newIRTemp(b->out->tyenv, type);
+   addStmtToIRSB(b->out, IRStmt_WrTmp(temp, value));
+   return IRExpr_RdTmp(temp);
+}
+static IRExpr *binop(Build *b, IROp op, IRExpr *x, IRExpr *y)
+{
+   return assign(b, Ity_I64, IRExpr_Binop(op, x, y));
+}
+static IRExpr *number64(ULong value) { return IRExpr_Const(IRConst_U64(value)); }
+static IRExpr *number8(UChar value) { return IRExpr_Const(IRConst_U8(value)); }
+static IRExpr *load64(Build *b, IRExpr *where) { return assign(b, Ity_I64, IRExpr_Load(Iend_LE, Ity_I64, where)); }
+
+/* True where the access is no hit of the most recent line of its set, or has to be told to other threads. */
+static IRExpr *slow_path(Build *b, IRExpr *address, Int size, Bool store)
+{
+   IRExpr *line = binop(b, Iop_Shr64, address, number8(l1_line_bits));
+   IRExpr *last = binop(b, Iop_Add64, address, number64(size - 1));
+   last = binop(b, Iop_Shr64, last, number8(l1_line_bits));
+   IRExpr *set = binop(b, Iop_And64, line, number64(l1_set_mask));
+   set = binop(b, Iop_Mul64, set, number64(l1_ways * sizeof(ULong)));
+   set = binop(b, Iop_Add64, load64(b, mkIRExpr_HWord((HWord)&current_l1)), set);
+   IRExpr *tag = load64(b, set);
+   IRExpr *off = binop(b, Iop_Or64, binop(b, Iop_Xor64, line, tag), binop(b, Iop_Xor64, last, tag));
+   if (store)
+      off = binop(b, Iop_Or64, off, load64(b, mkIRExpr_HWord((HWord)&several)));
+   return assign(b, Ity_I1, IRExpr_Binop(Iop_CmpNE64, off, number64(0)));
+}
+
 static void emit(Build *b, IRExpr *address, Int size, Bool store, IRExpr *guard)
 {
    UWord imm = b->counted << IMM_COUNT_SHIFT | (UWord)(size & 0x7fff) << IMM_SIZE_SHIFT | (store ? IMM_STORE : 0);
-   IRDirty *call = unsafeIRDirty_0_N(2, "on_access", VG_(fnptr_to_fnentry)(&on_access),
-                                     mkIRExprVec_2(address, mkIRExpr_HWord(imm)));
-   if (guard) {
-      /* The call may not happen: its instructions stay for the next one. */
-      imm &= (1u << IMM_COUNT_SHIFT) - 1;
-      call->args = mkIRExprVec_2(address, mkIRExpr_HWord(imm));
+   IRExpr **arguments = mkIRExprVec_2(address, mkIRExpr_HWord(imm));
+   IRDirty *call = exact ? unsafeIRDirty_0_N(2, "on_exact_access", VG_(fnptr_to_fnentry)(&on_exact_access), arguments)
+                         : unsafeIRDirty_0_N(2, "on_access", VG_(fnptr_to_fnentry)(&on_access), arguments);
+   if (guard)
       call->guard = guard;
-   } else
-      b->counted = 0;
+   else if (!exact && clo_l1_bytes)
+      call->guard = slow_path(b, address, size, store);
    addStmtToIRSB(b->out, IRStmt_Dirty(call));
+   if (exact)
+      return;
+   if (guard) {
+      /* An access that may not happen counts if it does. */
+      IRExpr *where = mkIRExpr_HWord((HWord)&accesses);
+      IRExpr *one = assign(b, Ity_I64, IRExpr_Unop(Iop_1Uto64, guard));
+      IRExpr *sum = binop(b, Iop_Add64, load64(b, where), one);
+      addStmtToIRSB(b->out, IRStmt_Store(Iend_LE, where, sum));
+   } else
+      b->made++;
 }
 
 static void flush_load(Build *b)
@@ -269,19 +343,22 @@ static void flush_load(Build *b)
    b->load_address = NULL;
 }
 
-/* Before control may leave: adds the pending instructions to the counter. */
+static void add_to(Build *b, ULong *counter, UWord *pending)
+{
+   if (*pending == 0)
+      return;
+   IRExpr *where = mkIRExpr_HWord((HWord)counter);
+   IRExpr *sum = binop(b, Iop_Add64, load64(b, where), number64(*pending));
+   addStmtToIRSB(b->out, IRStmt_Store(Iend_LE, where, sum));
+   *pending = 0;
+}
+
+/* Before control may leave: adds what is pending to the counters. */
 static void flush_count(Build *b)
 {
    flush_load(b);
-   if (b->counted == 0)
-      return;
-   IRExpr *where = mkIRExpr_HWord((HWord)&instructions);
-   IRTemp before = newIRTemp(b->out->tyenv, Ity_I64), after = newIRTemp(b->out->tyenv, Ity_I64);
-   addStmtToIRSB(b->out, IRStmt_WrTmp(before, IRExpr_Load(Iend_LE, Ity_I64, where)));
-   addStmtToIRSB(b->out, IRStmt_WrTmp(after, IRExpr_Binop(Iop_Add64, IRExpr_RdTmp(before),
-                                                           IRExpr_Const(IRConst_U64(b->counted)))));
-   addStmtToIRSB(b->out, IRStmt_Store(Iend_LE, where, IRExpr_RdTmp(after)));
-   b->counted = 0;
+   add_to(b, &instructions, &b->counted);
+   add_to(b, &accesses, &b->made);
 }
 
 static void add_load(Build *b, IRExpr *address, Int size, IRExpr *guard)
@@ -355,7 +432,7 @@ static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayo
 {
    if (mode == OFF)
       return in;
-   Build b = {deepCopyIRSBExceptStmts(in), 0, NULL, NULL, 0};
+   Build b = {deepCopyIRSBExceptStmts(in), 0, 0, NULL, NULL, 0};
    Int i = 0;
    /* What stands before the first instruction (self-checks) is none of the program's. */
    for (; i < in->stmts_used && in->stmts[i]->tag != Ist_IMark; i++)
@@ -376,6 +453,12 @@ static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayo
 }
 
 /* ---- Threads and processes ---- */
+static void count_threads(Int change)
+{
+   live_threads += change;
+   several = live_threads > 1;
+}
+
 static void start_thread(ThreadId tid)
 {
    if (tid >= threads_size) {
@@ -391,12 +474,38 @@ static void start_thread(ThreadId tid)
    thread->live = True;
    thread->number = next_number++;
    thread->l1 = l1_new();
-   live_threads++;
+   count_threads(1);
 }
 
-/* Makes the globals those of a thread; what the one before left in the chunk goes out under its name. */
+/* Puts the running thread's counters away; what it left in the chunk goes out under its name. */
+static void leave_thread(void)
+{
+   if (!current)
+      return;
+   if (chunk_records)
+      send(0);
+   current->instructions = instructions;
+   current->accesses = accesses;
+   seen_elsewhere += accesses;
+   current = NULL;
+   accesses = instructions = 0;
+}
+
+static void enter_thread(Thread *thread)
+{
+   current = thread;
+   current_l1 = thread->l1;
+   instructions = thread->instructions;
+   accesses = thread->accesses;
+   seen_elsewhere -= accesses;
+}
+
 static void on_run(ThreadId tid, ULong blocks)
 {
+   if (UNLIKELY(mode != OFF && exact != near_an_end())) {
+      exact = !exact;
+      discard_due = True;
+   }
    if (UNLIKELY(discard_due)) {
       Bool before = VG_(ok_to_discard_translations);
       VG_(ok_to_discard_translations) = True;
@@ -408,13 +517,8 @@ static void on_run(ThreadId tid, ULong blocks)
       start_thread(tid);
    if (current == &threads[tid])
       return;
-   if (current) {
-      if (chunk_records)
-         send(0);
-      current->instructions = instructions;
-   }
-   current = &threads[tid];
-   instructions = seen < clo_skip ? 0 : current->instructions;
+   leave_thread();
+   enter_thread(&threads[tid]);
 }
 
 static void on_create(ThreadId parent, ThreadId child) { start_thread(child); }
@@ -424,21 +528,17 @@ static void on_exit_thread(ThreadId tid)
    Thread *thread = tid < threads_size ? &threads[tid] : NULL;
    if (!thread || !thread->live)
       return;
-   if (current && current != thread) {
-      if (chunk_records)
-         send(0);
-      current->instructions = instructions;
+   if (current != thread) {
+      leave_thread();
+      enter_thread(thread);
    }
-   if (current != thread)
-      instructions = thread->instructions;
-   current = thread;
    if (mode == RECORDING)
       send(0);
-   current = NULL;
+   leave_thread();
    if (thread->l1)
       VG_(free)(thread->l1);
    thread->live = False;
-   live_threads--;
+   count_threads(-1);
 }
 
 static void send_start(void)
@@ -477,11 +577,12 @@ static void on_fork_child(ThreadId tid)
             VG_(free)(threads[i].l1);
          threads[i].live = False;
       }
-   live_threads = 1;
+   count_threads(1 - (Int)live_threads);
    current = &threads[tid];
    current->number = next_number++;
-   current->accesses = current->recorded_at = current->instructions = instructions = 0;
-   seen = 0;
+   current->recorded_at = current->window_instructions = current->window_accesses = 0;
+   instructions = accesses = seen_elsewhere = 0;
+   mode = clo_skip ? SKIPPING : RECORDING;
    send_start();
 }
 
@@ -542,6 +643,8 @@ static void post_clo_init(void)
    fifo = VG_(safe_fd)(sr_Res(opened));
    my_pid = VG_(getpid)();
    send_start();
+   mode = clo_skip ? SKIPPING : RECORDING;
+   exact = near_an_end();
    if (clo_max == 0) {
       send(FLAG_MAX);
       switch_off();
@@ -553,12 +656,13 @@ static void fini(Int exit_code)
    if (mode != RECORDING)
       return;
    send(FLAG_END);
-   /* Threads that still live, at their last switch. */
+   /* The others that still live, at their last switch. */
+   leave_thread();
    for (UInt i = 0; i < threads_size; i++)
-      if (threads[i].live && &threads[i] != current) {
-         current = &threads[i];
-         instructions = current->instructions;
+      if (threads[i].live) {
+         enter_thread(&threads[i]);
          send(FLAG_END);
+         leave_thread();
       }
 }
 

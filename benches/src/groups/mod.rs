@@ -5,6 +5,7 @@ mod sampled;
 mod sparse;
 mod stack;
 mod threads;
+mod trace;
 
 use crate::harness::Row;
 use crate::traces::Kind;
@@ -22,4 +23,5 @@ pub struct Group {
     pub run: fn(&Options) -> Vec<Row>,
 }
 
-pub const GROUPS: &[Group] = &[stack::GROUP, sparse::GROUP, threads::GROUP, sampled::GROUP, cachesim::GROUP];
+pub const GROUPS: &[Group] =
+    &[stack::GROUP, sparse::GROUP, threads::GROUP, sampled::GROUP, cachesim::GROUP, trace::GROUP];

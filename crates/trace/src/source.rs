@@ -157,3 +157,6 @@ impl AccessSource for CmtSource {
         Some(self.rounds as f64 + self.done_in_round as f64 / self.per_round as f64)
     }
 }
+
+#[cfg(test)]
+mod tests;

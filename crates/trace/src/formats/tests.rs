@@ -1,1 +1,161 @@
+use std::io::Read;
 
+use proptest::prelude::*;
+
+use crate::*;
+
+fn read_all(reader: &mut dyn TraceReader) -> Result<Vec<Record>, TraceError> {
+    let (mut all, mut batch) = (Vec::new(), Vec::new());
+    while reader.read_batch(&mut batch)? {
+        assert!(!batch.is_empty(), "an empty batch before the end");
+        all.extend_from_slice(&batch);
+    }
+    Ok(all)
+}
+
+fn input(bytes: &[u8]) -> Box<dyn Read + Send> {
+    Box::new(std::io::Cursor::new(bytes.to_vec()))
+}
+
+fn read(bytes: &[u8], name: &str, format: Option<Format>) -> Result<(Vec<Record>, Option<Totals>), TraceError> {
+    let mut reader = open_input(input(bytes), name, format)?;
+    let records = read_all(reader.as_mut())?;
+    Ok((records, reader.totals().cloned()))
+}
+
+fn record(address: u64, gap: u64, size: u16, store: bool) -> Record {
+    Record { address, gap, thread: 0, size, store }
+}
+
+const LACKEY: &[u8] = b"==12== Lackey\nI  04001000,3\nI  04001003,5\n L 1ffe80,8\n S 1ffe88,4\nI  04001008,2\n M 0421747c,20\nI  0400,1\n";
+
+/// Do lackey's lines become accesses, with the instructions between and a modify as one store?
+#[test]
+fn lackey_lines_become_records() {
+    let (records, totals) = read(LACKEY, "x", None).unwrap();
+    let expected = [record(0x1ffe80, 2, 8, false), record(0x1ffe88, 0, 4, true), record(0x421747c, 1, 20, true)];
+    assert_eq!(records, expected);
+    let totals = totals.unwrap();
+    assert_eq!((totals.program_accesses, totals.instructions), (Some(3), Some(4)));
+}
+
+/// Do both of Dinero's notations become accesses, and is a trace without instructions one that does not know them?
+#[test]
+fn din_lines_become_records() {
+    let (records, totals) = read(b"2 400\n0 1000\n1 1008 4\n# note\nr 0x2000 8\n", "x", None).unwrap();
+    let expected = [record(0x1000, 1, 0, false), record(0x1008, 0, 4, true), record(0x2000, 0, 8, false)];
+    assert_eq!(records, expected);
+    assert_eq!(totals.unwrap().instructions, Some(1));
+    assert_eq!(read(b"0 1000\n", "x", None).unwrap().1.unwrap().instructions, None);
+}
+
+/// Do the binary formats come out as their definitions say?
+#[test]
+fn binary_entries_become_records() {
+    let raw: Vec<u8> = [64u64, u64::MAX].iter().flat_map(|address| address.to_le_bytes()).collect();
+    let (records, totals) = read(&raw, "t.u64", None).unwrap();
+    assert_eq!(records, [record(64, 0, 0, false), record(u64::MAX, 0, 0, false)]);
+    assert_eq!(totals.unwrap().instructions, None);
+
+    let mut champsim = vec![0u8; 128];
+    champsim[64 + 16..64 + 24].copy_from_slice(&0x5000u64.to_le_bytes());
+    champsim[64 + 32..64 + 40].copy_from_slice(&0x6000u64.to_le_bytes());
+    let (records, totals) = read(&champsim, "t", Some(Format::ChampSim)).unwrap();
+    assert_eq!(records, [record(0x5000, 2, 0, true), record(0x6000, 0, 0, false)]);
+    assert_eq!(totals.unwrap().instructions, Some(2));
+
+    let mut oracle = vec![0u8; 24];
+    oracle[4..12].copy_from_slice(&9u64.to_le_bytes());
+    let (records, _) = read(&oracle, "t.oracleGeneral", None).unwrap();
+    assert_eq!(records, [record(9 << 6, 0, 0, false)]);
+}
+
+/// Is a zstd-packed trace unpacked on the way, and its format told from inside?
+#[test]
+fn packed_traces_are_unpacked_on_the_way() {
+    let packed = zstd::bulk::compress(LACKEY, 1).unwrap();
+    assert_eq!(read(&packed, "x", None).unwrap().0.len(), 3);
+}
+
+/// Does every wrong input name its place, what was found and what was expected?
+#[test]
+fn wrong_inputs_name_place_found_and_expected() {
+    let error = |bytes: &[u8], format| read(bytes, "in", Some(format)).unwrap_err().to_string();
+    assert_eq!(
+        error(b"I  04,3\n X 12,8\n", Format::Lackey),
+        "in: line 2: found ' X 12,8', expected I, L, S or M, a hexadecimal address, a comma and a size"
+    );
+    assert_eq!(
+        error(b"0 10\n0 zz\n", Format::Din),
+        "in: line 2: found '0 zz', expected a label (0, 1, 2, r, w or i) and a hexadecimal address"
+    );
+    assert_eq!(error(&[0; 12], Format::U64), "in: byte 8: found 4 bytes before the end, expected entries of 8 bytes");
+    assert!(error(&[b'L'; 9000], Format::Lackey).ends_with("...', expected a line of at most 4096 bytes"));
+    assert!(error(b"CMTRACE\0", Format::Cmt).starts_with("in: byte 0: found the end of the file after 8 bytes"));
+    let unknown = read(b"hello world\n", "notes.txt", None).unwrap_err().to_string();
+    assert_eq!(
+        unknown,
+        "notes.txt: byte 0: found 'hello world\\n', expected a known format; name one of cmt, lackey, din, u64, champsim, \
+         oracle-general"
+    );
+    let absent = open("/no/such/file.cmt", None).err().unwrap().to_string();
+    assert!(absent.starts_with("/no/such/file.cmt: cannot open: "), "{absent}");
+    let misspelt = "lakey".parse::<Format>().unwrap_err().to_string();
+    assert!(misspelt.starts_with("no format is named 'lakey' (did you mean 'lackey'?)"), "{misspelt}");
+}
+
+/// Does a conversion keep records, header and totals?
+#[test]
+fn a_conversion_keeps_everything() {
+    let mut out = Vec::new();
+    let mut reader = open_input(input(LACKEY), "x", None).unwrap();
+    let converted = convert(reader.as_mut(), &mut out, "out.cmt", 1, |_| {}).unwrap();
+    assert_eq!(converted.bytes, out.len() as u64);
+    let mut back = CmtReader::new(&out[..], "out.cmt").unwrap();
+    assert_eq!(back.header(), reader.header());
+    assert_eq!(read_all(&mut back).unwrap(), read(LACKEY, "x", None).unwrap().0);
+    assert_eq!((back.totals().unwrap().instructions, back.totals().unwrap().records), (Some(4), 3));
+}
+
+/// A small file of every format, to damage.
+fn seeds() -> Vec<(Format, Vec<u8>)> {
+    let mut cmt = Vec::new();
+    convert(open_input(input(LACKEY), "x", None).unwrap().as_mut(), &mut cmt, "x", 1, |_| {}).unwrap();
+    vec![
+        (Format::Cmt, cmt),
+        (Format::Lackey, LACKEY.to_vec()),
+        (Format::Din, b"2 400\n0 1000\n1 1008 4\n".to_vec()),
+        (Format::U64, vec![7; 40]),
+        (Format::ChampSim, vec![3; 128]),
+        (Format::OracleGeneral, vec![5; 72]),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { rng_seed: proptest::test_runner::RngSeed::Fixed(2), ..ProptestConfig::with_cases(400) })]
+
+    /// Can any change to any input of any format, read under any name, make a reader panic or loop?
+    #[test]
+    fn damaged_inputs_never_panic(
+        which in 0usize..6,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut in any::<prop::sample::Index>(),
+        named in any::<bool>(),
+    ) {
+        let (format, mut bytes) = seeds().swap_remove(which);
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        bytes.truncate(cut.index(bytes.len()) + 1);
+        read(&bytes, "in", named.then_some(format)).ok();
+        if let Ok(mut reader) = CmtReader::new(&bytes[..], "in") {
+            reader.salvage();
+            prop_assert!(read_all(&mut reader).is_ok());
+        }
+        ProfileFile::parse(&bytes, "in").ok();
+        if let Ok(mut log) = RunLogReader::new(input(&bytes), "in") {
+            while let Ok(Some(_)) = log.next_record() {}
+        }
+    }
+}

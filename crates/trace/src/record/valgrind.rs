@@ -71,11 +71,20 @@ fn built(valgrind: &str) -> Result<PathBuf, TraceError> {
     let cache = cache_dir()?;
     let library = cache.join(format!("recorder-{key:016x}"));
     // Links to a Valgrind that was removed since do not resolve: then it is built again.
-    if library.join("cachemate-amd64-linux").exists() && library.join("default.supp").exists() {
+    let complete = || library.join("cachemate-amd64-linux").exists() && library.join("default.supp").exists();
+    if complete() {
         return Ok(library);
     }
     let io = |path: &Path, what| TraceError::io(&path.display().to_string(), what);
     std::fs::create_dir_all(&cache).map_err(io(&cache, "create"))?;
+    // One builds, the others wait: nobody's tool is taken away while it is being used.
+    let lock_path = cache.join("recorder.lock");
+    let lock = std::fs::File::create(&lock_path).map_err(io(&lock_path, "create"))?;
+    let locked = rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive);
+    locked.map_err(|error| io(&lock_path, "lock")(error.into()))?;
+    if complete() {
+        return Ok(library);
+    }
     let work = tempfile::Builder::new().prefix("building-").tempdir_in(&cache).map_err(io(&cache, "write in"))?;
     for (name, content) in [("cm_main.c", SOURCE), ("Makefile", MAKEFILE), ("LICENSE", LICENSE)] {
         let path = work.path().join(name);
@@ -93,10 +102,6 @@ fn built(valgrind: &str) -> Result<PathBuf, TraceError> {
     if library.exists() {
         std::fs::remove_dir_all(&library).map_err(io(&library, "remove the stale"))?;
     }
-    match std::fs::rename(&fresh, &library) {
-        // Another process may have been faster: its tool is the same.
-        Err(_) if library.join("cachemate-amd64-linux").exists() => Ok(library),
-        Err(error) => Err(io(&library, "create")(error)),
-        Ok(()) => Ok(library),
-    }
+    std::fs::rename(&fresh, &library).map_err(io(&library, "create"))?;
+    Ok(library)
 }

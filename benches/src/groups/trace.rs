@@ -42,8 +42,13 @@ fn write(path: &Path, lines: &[u64]) {
     let mut writer = CmtWriter::new(std::io::BufWriter::new(out), "bench", &header, 3).expect("a header that fits");
     for (at, line) in lines.iter().enumerate() {
         let mixed = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
-        let record =
-            Record { address: line * 64, gap: mixed % 60, thread: 0, size: 1 << (mixed % 4), store: mixed % 3 == 0 };
+        let record = Record {
+            address: line * 64,
+            gap: mixed % 60,
+            thread: 0,
+            size: 1 << (mixed % 4),
+            store: mixed.is_multiple_of(3),
+        };
         writer.push(&record).expect("room in the temporary directory");
     }
     writer.finish(Totals::default()).expect("room in the temporary directory");

@@ -85,4 +85,32 @@ mod tests {
         let error = find(pack_in(&[empty]), "gzip").unwrap_err().to_string();
         assert_eq!(error, "no program of the pack is named 'gzip'; there are: none");
     }
+
+    /// Is the shipped pack what its page says: every recording whole, described, with its counts, and small enough?
+    #[test]
+    fn the_shipped_pack_is_whole_described_and_small() {
+        let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pack");
+        let page = std::fs::read_to_string(place.join("README.md")).unwrap();
+        let programs = pack_in(&[place]);
+        assert!(programs.len() >= 12, "{}", programs.len());
+        let mut all_bytes = 0;
+        for (name, path) in &programs {
+            assert!(page.contains(&format!("| {name} |")), "{name} is not in pack/README.md");
+            let bytes = std::fs::metadata(path).unwrap().len();
+            assert!(bytes < 700 << 10, "{name}: {bytes} bytes");
+            all_bytes += bytes;
+            let mut reader = crate::CmtReader::open(path).unwrap();
+            let (mut records, mut batch) = (0, Vec::new());
+            while crate::TraceReader::read_batch(&mut reader, &mut batch).unwrap() {
+                records += batch.len() as u64;
+            }
+            let totals = crate::TraceReader::totals(&reader).unwrap();
+            assert!(records == totals.records && records >= 1000, "{name}: {records} records");
+            assert!(
+                totals.program_accesses >= Some(records) && totals.instructions > totals.program_accesses,
+                "{name}"
+            );
+        }
+        assert!(all_bytes <= 8 << 20, "{all_bytes} bytes in all");
+    }
 }

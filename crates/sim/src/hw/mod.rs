@@ -3,13 +3,30 @@
 //! The operating system loads threads onto contexts, lets time pass with [`Hardware::run`], and is told when a thread
 //! wants something of it. It answers translations through [`Frames`]. Nothing here decides who runs where.
 
+mod caches;
+mod context;
 pub mod counters;
-#[allow(dead_code)]
+mod dram;
+mod pipeline;
+mod prefetch;
 pub mod probe;
-#[allow(dead_code)]
+mod sampling;
+mod server;
+mod store;
+mod table;
 mod thread;
+mod unit;
+mod walk;
 
-use cachemate_core::{CacheId, CpuId, ImpossibleMachine, IndexSet, MachineSpec, ProcessId, TaskId, Turn};
+use cachemate_core::{
+    CacheId, CpuId, ImpossibleMachine, IndexSet, Level, MachineSpec, Pipeline, ProcessId, TaskId, Turn,
+};
+
+use caches::Caches;
+use context::Context;
+use pipeline::{Around, Bounds, Core, RUN_AHEAD_CYCLES};
+use sampling::Sampling;
+use unit::Unit;
 
 pub use counters::*;
 pub use probe::*;
@@ -78,90 +95,169 @@ pub struct BadRequest {
 /// A machine's hardware, running.
 pub struct Hardware {
     spec: MachineSpec,
+    cores: Vec<Core>,
+    /// Tick of each core's next event; `u64::MAX` = nothing to do.
+    keys: Vec<u64>,
+    caches: Caches,
+    sampling: Sampling,
+    ticks_per_cycle: u64,
+    page_shift: u32,
     now: u64,
-    contexts: Vec<(u64, Option<Thread>)>,
 }
 
 impl Hardware {
     /// # Errors
-    /// The first field that makes the machine impossible.
-    pub fn new(spec: &MachineSpec, _options: HwOptions) -> Result<Self, ImpossibleMachine> {
+    /// The first field that makes the machine impossible, or beyond what is modelled.
+    pub fn new(spec: &MachineSpec, options: HwOptions) -> Result<Self, ImpossibleMachine> {
         spec.check()?;
-        let contexts = (0..spec.cpus()).map(|_| (0, None)).collect();
-        Ok(Hardware { spec: spec.clone(), now: 0, contexts })
+        let issue_width = match spec.pipeline {
+            Pipeline::InOrder { issue_width } | Pipeline::OutOfOrder { issue_width, .. } => issue_width,
+        };
+        let ticks_per_cycle = u64::from(issue_width);
+        let caches = Caches::new(spec, options.prefetch, ticks_per_cycle, options.seed)?;
+        let first = |level| {
+            let before = spec.caches.iter().take_while(|cache| cache.level != level);
+            let found = spec.caches.iter().any(|cache| cache.level == level);
+            found.then(|| before.map(|cache| spec.instances(cache) as usize).sum::<usize>())
+        };
+        // The caches checked that there is one.
+        let l1d = first(Level::L1Data).unwrap_or_default();
+        let l1i = first(Level::L1Instruction);
+        let core = |at: u32| Core::new(spec, at, l1d + at as usize, l1i.map(|l1i| l1i + at as usize));
+        let cores: Vec<Core> = (0..spec.cores()).map(core).collect();
+        Ok(Hardware {
+            keys: vec![u64::MAX; cores.len()],
+            cores,
+            caches,
+            sampling: Sampling::new(&spec.counters, spec.pipeline, spec.hertz, ticks_per_cycle),
+            ticks_per_cycle,
+            page_shift: spec.pages.page_bytes.trailing_zeros(),
+            now: 0,
+            spec: spec.clone(),
+        })
+    }
+
+    pub fn spec(&self) -> &MachineSpec {
+        &self.spec
+    }
+
+    /// Ticks of one cycle, for counters that are kept in ticks.
+    pub fn ticks_per_cycle(&self) -> u64 {
+        self.ticks_per_cycle
     }
 
     /// The cycle up to which every CPU has run.
     pub fn now_cycles(&self) -> u64 {
-        self.now
+        self.now / self.ticks_per_cycle
+    }
+
+    fn context(&self, cpu: CpuId) -> (usize, usize) {
+        let per_core = self.spec.contexts_per_core as usize;
+        (cpu.0 as usize / per_core, cpu.0 as usize % per_core)
+    }
+
+    fn context_mut(&mut self, cpu: CpuId) -> &mut Context {
+        let (core, at) = self.context(cpu);
+        &mut self.cores[core].contexts[at]
+    }
+
+    fn renew_key(&mut self, cpu: CpuId) {
+        let (core, _) = self.context(cpu);
+        self.keys[core] = self.cores[core].next_tick();
     }
 
     /// Puts a thread on an idle context from `at_cycle` on. A thread that is there already is given back.
-    pub fn load(&mut self, cpu: CpuId, thread: Thread, at_cycle: u64) -> Option<Thread> {
-        let context = &mut self.contexts[cpu.0 as usize];
-        context.0 = context.0.max(at_cycle);
-        context.1.replace(thread)
+    pub fn load(&mut self, cpu: CpuId, mut thread: Thread, at_cycle: u64) -> Option<Thread> {
+        let before = self.unload(cpu);
+        thread.counters.ticks_per_cycle = self.ticks_per_cycle;
+        let at = at_cycle * self.ticks_per_cycle;
+        let context = self.context_mut(cpu);
+        context.ready = context.ready.max(at);
+        context.accounted = context.ready;
+        context.thread = Some(Box::new(thread));
+        self.renew_key(cpu);
+        before
     }
 
     /// Takes the thread off, in the middle of whatever it does.
     pub fn unload(&mut self, cpu: CpuId) -> Option<Thread> {
-        self.contexts[cpu.0 as usize].1.take()
+        let now = self.now;
+        let context = self.context_mut(cpu);
+        context.settle(now);
+        let thread = context.thread.take();
+        if thread.is_some() {
+            context.ready = context.accounted.max(now);
+            context.wait = None;
+            context.value_at = 0;
+            context.outstanding.clear();
+        }
+        self.renew_key(cpu);
+        thread.map(|thread| *thread)
     }
 
+    /// Its counters are complete up to the last stop of [`Hardware::run`] for time, or for this CPU.
     pub fn thread(&self, cpu: CpuId) -> Option<&Thread> {
-        self.contexts[cpu.0 as usize].1.as_ref()
+        let (core, at) = self.context(cpu);
+        self.cores[core].contexts[at].thread.as_deref()
     }
 
     pub fn thread_mut(&mut self, cpu: CpuId) -> Option<&mut Thread> {
-        self.contexts[cpu.0 as usize].1.as_mut()
+        self.context_mut(cpu).thread.as_deref_mut()
     }
 
     /// The operating system works on this CPU for so long; a thread on it waits, and the time is its `system` time.
-    pub fn charge(&mut self, cpu: CpuId, cycles: u64, _what: Charge) {
-        self.contexts[cpu.0 as usize].0 += cycles;
+    /// Other contexts of the core are not slowed by it.
+    pub fn charge(&mut self, cpu: CpuId, cycles: u64, what: Charge) {
+        let (now, ticks) = (self.now, cycles * self.ticks_per_cycle);
+        self.context_mut(cpu).charge(now, ticks, what);
+        self.renew_key(cpu);
     }
 
     /// Runs until every CPU has reached `until_cycle` or a thread wants the operating system. Idle CPUs just wait.
     pub fn run(&mut self, until_cycle: u64, frames: &mut dyn Frames) -> Stop {
-        let page_bytes = self.spec.pages.page_bytes;
+        let end = until_cycle * self.ticks_per_cycle;
+        let ahead = RUN_AHEAD_CYCLES * self.ticks_per_cycle;
+        let mut around = Around {
+            caches: &mut self.caches,
+            frames,
+            page_shift: self.page_shift,
+            ticks_per_cycle: self.ticks_per_cycle,
+            sampling: self.sampling,
+        };
         loop {
-            let loaded =
-                self.contexts.iter().enumerate().filter(|(_, (at, thread))| *at < until_cycle && thread.is_some());
-            let Some(cpu) = loaded.min_by_key(|(index, (at, _))| (*at, *index)).map(|(index, _)| index) else {
-                self.now = self.now.max(until_cycle);
+            let (mut first, mut next) = ((u64::MAX, 0), (u64::MAX, 0));
+            for (core, &key) in self.keys.iter().enumerate() {
+                if key < first.0 {
+                    (next, first) = (first, (key, core));
+                } else if key < next.0 {
+                    next = (key, core);
+                }
+            }
+            let (key, at) = first;
+            if key >= end {
+                self.now = self.now.max(end);
+                let contexts = self.cores.iter_mut().flat_map(|core| &mut core.contexts);
+                contexts.for_each(|context| context.settle(end));
                 return Stop::Time;
-            };
-            let (at, Some(thread)) = &mut self.contexts[cpu] else { continue };
-            self.now = self.now.max(*at);
-            if let Some(&access) = thread.batch.get(thread.position) {
-                thread.position += 1;
-                thread.counters.instructions += access.instructions();
-                *at += access.instructions();
-                if access.kind() != cachemate_core::AccessKind::Compute {
-                    let page = access.address() / page_bytes;
-                    if thread.tlb.find(page).is_none() {
-                        let framed = frames.frame(thread.process, page, CpuId(cpu as u32), false);
-                        thread.tlb.insert(page, framed.frame);
-                        *at += framed.cost_cycles;
-                    }
-                }
-            } else {
-                let turn = std::mem::replace(&mut thread.turn, Turn::More);
-                if turn != Turn::More {
-                    return Stop::Turn { cpu: CpuId(cpu as u32), turn, at_cycle: *at };
-                }
-                thread.batch.clear();
-                thread.position = 0;
-                thread.turn = thread.source.fill(&mut thread.batch);
+            }
+            self.now = self.now.max(key);
+            // Of equal ticks the lower core's comes first.
+            let shared = if at < next.1 { next.0 } else { next.0.saturating_sub(1) };
+            let core = &mut self.cores[at];
+            let stop = core.advance(Bounds { shared, end: end.min(next.0.saturating_add(ahead)) }, &mut around);
+            self.keys[at] = core.next_tick();
+            if let Some(stop) = stop {
+                return stop;
             }
         }
     }
 
-    /// The page's frame changes: its translation is dropped everywhere among loaded threads (threads that are off
-    /// drop theirs with [`Thread::shoot_down`]), and the old frame's lines are flushed from every cache.
+    /// The page's frame changes: its translation is dropped among loaded threads. Threads that are off drop theirs
+    /// with [`Thread::shoot_down`]; lines of the old frame stay until they are evicted or flushed.
     pub fn shoot_down(&mut self, process: ProcessId, page: u64) {
-        for (_, thread) in &mut self.contexts {
-            if let Some(thread) = thread.as_mut().filter(|thread| thread.process == process) {
+        let contexts = self.cores.iter_mut().flat_map(|core| &mut core.contexts);
+        for thread in contexts.filter_map(|context| context.thread.as_mut()) {
+            if thread.process == process {
                 thread.shoot_down(page);
             }
         }
@@ -169,36 +265,84 @@ impl Hardware {
 
     /// Drops all lines of a frame from every cache, unwritten, and forgets its history: the frame is given to somebody
     /// else, whose first misses on it are cold.
-    pub fn flush_frame(&mut self, _frame: u64) {}
+    pub fn flush_frame(&mut self, frame: u64) {
+        self.caches.flush(frame << self.page_shift, 1 << self.page_shift);
+    }
+
+    fn unit(&self, cache: CacheId) -> Result<&Unit, BadRequest> {
+        let caches = self.caches.units.len();
+        self.caches.units.get(cache.0 as usize).ok_or_else(|| BadRequest {
+            what: "cache".to_string(),
+            found: cache.0.to_string(),
+            expected: format!("below {caches}"),
+        })
+    }
 
     /// Lets a class of service allocate in these ways of one cache only; hits are not restricted.
     ///
     /// # Errors
     /// The cache cannot be partitioned, or the mask or class is outside its limits.
-    pub fn set_way_mask(&mut self, _cache: CacheId, _class: u8, _mask: &IndexSet) -> Result<(), BadRequest> {
+    pub fn set_way_mask(&mut self, cache: CacheId, class: u8, mask: &IndexSet) -> Result<(), BadRequest> {
+        let bad = |what: &str, found: String, expected: String| BadRequest { what: what.to_string(), found, expected };
+        let level = self.unit(cache)?.level;
+        let spec = self.spec.caches.iter().find(|spec| spec.level == level);
+        let Some((ways, parts)) = spec.and_then(|spec| Some((spec.ways, spec.way_partitions?))) else {
+            return Err(bad("cache", format!("{level:?}"), "a cache with way_partitions".to_string()));
+        };
+        if u32::from(class) >= parts.groups {
+            return Err(bad("class of service", class.to_string(), format!("below {}", parts.groups)));
+        }
+        let (low, high) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
+        if mask.count() < parts.ways_at_least || high >= ways {
+            let expected = format!("{} ways or more, below {ways}", parts.ways_at_least);
+            return Err(bad("way mask", mask.to_string(), expected));
+        }
+        if parts.contiguous && high - low + 1 != mask.count() {
+            return Err(bad("way mask", mask.to_string(), "contiguous ways".to_string()));
+        }
+        let masks = &mut self.caches.units[cache.0 as usize].masks;
+        masks.resize(masks.len().max(usize::from(class) + 1), None);
+        masks[usize::from(class)] = Some(mask.iter().fold(0, |word, way| word | 1 << way));
         Ok(())
     }
 
-    pub fn cpu_counters(&self, _cpu: CpuId) -> CpuCounters {
-        CpuCounters::default()
+    /// Ends all way masks of a cache.
+    pub fn clear_way_masks(&mut self, cache: CacheId) {
+        if let Some(unit) = self.caches.units.get_mut(cache.0 as usize) {
+            unit.masks.clear();
+        }
     }
-    pub fn cache_counters(&self, _cache: CacheId) -> CacheCounters {
-        CacheCounters::default()
+
+    pub fn cpu_counters(&self, cpu: CpuId) -> CpuCounters {
+        let (core, at) = self.context(cpu);
+        self.cores[core].contexts[at].counters
     }
-    pub fn memory_counters(&self, _node: u32) -> MemoryCounters {
-        MemoryCounters::default()
+    /// Of no such cache, node or bus: zeros of nothing, so `None`.
+    pub fn cache_counters(&self, cache: CacheId) -> Option<CacheCounters> {
+        self.unit(cache).ok().map(|unit| unit.counters)
     }
-    pub fn bus_counters(&self, _package: u32) -> BusCounters {
-        BusCounters::default()
+    pub fn memory_counters(&self, node: u32) -> Option<MemoryCounters> {
+        self.caches.dram.memory_counters(node)
+    }
+    /// `None` where packages have no bus.
+    pub fn bus_counters(&self, package: u32) -> Option<BusCounters> {
+        self.caches.dram.bus_counters(package)
     }
 
     /// Lines of the cache that each task brought and that are still there, in bytes; ascending tasks, none with zero.
-    pub fn occupancy_bytes(&self, _cache: CacheId) -> Vec<(TaskId, u64)> {
-        Vec::new()
+    pub fn occupancy_bytes(&self, cache: CacheId) -> Vec<(TaskId, u64)> {
+        let Ok(unit) = self.unit(cache) else { return Vec::new() };
+        let lines = unit.occupancy.iter().enumerate().filter(|(_, lines)| **lines > 0);
+        lines.map(|(task, &lines)| (TaskId(task as u32), u64::from(lines) << unit.line_shift)).collect()
     }
 
     /// Who evicted whom in one cache: (evictor, victim, lines), ascending, none with zero. Own evictions included.
-    pub fn evictions(&self, _cache: CacheId) -> Vec<(TaskId, TaskId, u64)> {
-        Vec::new()
+    pub fn evictions(&self, cache: CacheId) -> Vec<(TaskId, TaskId, u64)> {
+        let Ok(unit) = self.unit(cache) else { return Vec::new() };
+        let task = |slot: u16| TaskId(u32::from(slot));
+        unit.matrix.nonzero().map(|(evictor, owner, lines)| (task(evictor), task(owner), lines)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

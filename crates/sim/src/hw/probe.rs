@@ -79,6 +79,32 @@ pub struct ActivityProbe {
     pub super_sets: Vec<SuperSetCount>,
 }
 
+impl SampleProbe {
+    pub(crate) fn is_full(&self) -> bool {
+        self.samples.len() >= self.at_most as usize
+    }
+}
+
+impl ActivityProbe {
+    fn super_set(&mut self, set: u64, sets: u64) -> Option<&mut SuperSetCount> {
+        let count = self.super_sets.len() as u64;
+        let at = if self.contiguous { set * count / sets } else { set % count.max(1) };
+        self.super_sets.get_mut(at as usize)
+    }
+    pub(crate) fn count(&mut self, set: u64, sets: u64, missed: bool) {
+        if let Some(counts) = self.super_set(set, sets) {
+            counts.accesses += 1;
+            counts.misses += u64::from(missed);
+        }
+    }
+    /// An access that was counted already turned out a miss.
+    pub(crate) fn missed(&mut self, set: u64, sets: u64) {
+        if let Some(counts) = self.super_set(set, sets) {
+            counts.misses += 1;
+        }
+    }
+}
+
 /// Raises [`super::Stop::Interrupt`] each time the task's count passes another `period`, late by a burst at most (skid).
 #[derive(Clone, Debug)]
 pub struct Overflow {

@@ -5,6 +5,9 @@ use cachemate_core::{Access, AccessSource, ProcessId, TaskId, Turn};
 use super::counters::TaskCounters;
 use super::probe::Probes;
 
+/// Bytes of an instruction, for fetching.
+const INSTRUCTION_BYTES: u64 = 4;
+
 /// A software thread, on a context or put aside.
 pub struct Thread {
     pub task: TaskId,
@@ -16,11 +19,15 @@ pub struct Thread {
     pub(crate) source: Box<dyn AccessSource>,
     pub(crate) batch: Vec<Access>,
     pub(crate) position: usize,
-    /// Instructions of `batch[position]` not yet issued.
-    pub(crate) owed: u64,
+    /// Instructions of `batch[position]` already issued.
+    pub(crate) skip: u64,
     /// What the source said at the end of the batch.
     pub(crate) turn: Turn,
     pub(crate) tlb: Tlb,
+    /// Virtual address of the code to fetch when `fetch_left` is used up.
+    pub(crate) next_code: u64,
+    /// Instructions until then; without end for a source that has named no code address yet.
+    pub(crate) fetch_left: u64,
 }
 
 impl Thread {
@@ -34,15 +41,46 @@ impl Thread {
             source,
             batch: Vec::new(),
             position: 0,
-            owed: 0,
+            skip: 0,
             turn: Turn::More,
             tlb: Tlb::default(),
+            next_code: 0,
+            fetch_left: u64::MAX,
         }
     }
 
     /// Drops the translation of a page whose frame changes, while the thread is on no context.
     pub fn shoot_down(&mut self, page: u64) {
         self.tlb.drop_page(page);
+    }
+
+    /// The next batch, after the last.
+    pub(crate) fn refill(&mut self) {
+        self.batch.clear();
+        self.position = 0;
+        self.turn = self.source.fill(&mut self.batch);
+    }
+
+    /// Control goes to `target`. Within the line that is being fetched no new fetch is needed (a loop buffer).
+    pub(crate) fn jump(&mut self, target: u64, line_bytes: u64) {
+        let start = target & !(line_bytes - 1);
+        if self.fetch_left != u64::MAX && start + line_bytes == self.next_code {
+            self.fetch_left = (self.next_code - target).div_ceil(INSTRUCTION_BYTES);
+        } else {
+            (self.next_code, self.fetch_left) = (target, 0);
+        }
+    }
+
+    /// The line at `next_code` is here.
+    pub(crate) fn fetched(&mut self, line_bytes: u64) {
+        let end = (self.next_code & !(line_bytes - 1)) + line_bytes;
+        self.fetch_left = (end - self.next_code).div_ceil(INSTRUCTION_BYTES);
+        self.next_code = end;
+    }
+
+    /// Number in the caches' books. Tasks from 65 533 on share one.
+    pub(crate) fn slot(&self) -> u16 {
+        self.task.0.min(u32::from(u16::MAX) - 2) as u16
     }
 
     /// Work done so far, in the program's own unit.

@@ -1,0 +1,406 @@
+//! All caches of a machine as one tree, and what the walks below share.
+//!
+//! The leaves are the L1s, the roots the caches with memory behind them. A request walks from a leaf outwards until
+//! somebody has the line, and every cache on the way takes its part in one go: the state is exact at the tick of the
+//! request, and only the data is late (`Pending`). MESI: a cache in E or M means that no cache off its path to memory
+//! has the line; a parent's sharer bits say which children may hold it, a directory per line of memory which roots may.
+//! Both are supersets: a copy that left quietly is found missing when it is asked for.
+
+use cachemate_core::{ImpossibleMachine, Level, MachineSpec, WritePolicy};
+
+use super::counters::TaskCounters;
+use super::dram::Dram;
+use super::store::{EXCLUSIVE, Evicted, MODIFIED, Meta, SHARED, SHARER_BITS, mix};
+use super::table::LineTable;
+use super::unit::{ROOT, Served, Unit};
+
+/// One request on its way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    pub address: u64,
+    pub at: u64,
+    /// Ownership is wanted.
+    pub store: bool,
+    /// The data of a store comes along and the asking cache keeps no line for it (write through).
+    pub through: bool,
+    pub prefetch: bool,
+    pub task: u16,
+    pub class: u8,
+    pub package: u32,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    /// Tick at which the data is there.
+    pub done: u64,
+    /// Of the time until then, spent queueing.
+    pub queue: u64,
+    pub served: Served,
+    /// No other cache off the path holds the line.
+    pub exclusive: bool,
+    /// The data differs from memory and the asker takes over responsibility.
+    pub dirty: bool,
+}
+
+/// What a look into other caches found.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Held {
+    pub any: bool,
+    pub exclusive: bool,
+    pub dirty: bool,
+    /// Package of a holder, the asker's own where possible.
+    pub package: Option<u32>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Others keep a shared copy.
+    Share,
+    /// A store elsewhere takes all copies.
+    Take,
+    /// An inclusive cache behind lost the line, by this task's doing.
+    Drop(u16),
+}
+
+pub(crate) struct Caches {
+    pub units: Vec<Unit>,
+    pub dram: Dram,
+    pub same_package: Option<u64>,
+    pub other_package: Option<u64>,
+    /// Caches with memory behind them.
+    pub roots: Vec<usize>,
+    /// By unit: number in `roots`, for roots.
+    root_number: Vec<usize>,
+    directory: Option<LineTable>,
+    /// Lines of the directory.
+    pub directory_shift: u32,
+    /// Prefetches that the request under way gave rise to: cache and line. They start when it is through.
+    pub due: Vec<(usize, u64)>,
+    /// L1 prefetches of the last request, for a sampler that trips over them.
+    pub first_level_prefetches: u32,
+}
+
+/// Bits of a directory word; more roots share bits.
+const DIRECTORY_BITS: usize = 16;
+
+impl Caches {
+    pub fn new(spec: &MachineSpec, prefetch: bool, ticks_per_cycle: u64, seed: u64) -> Result<Self, ImpossibleMachine> {
+        let mut machine = spec.clone();
+        if !prefetch {
+            machine.prefetchers.clear();
+        }
+        check(&machine)?;
+        let mut units = Vec::new();
+        let mut first = Vec::new();
+        for (at, cache) in machine.caches.iter().enumerate() {
+            first.push(units.len());
+            for instance in 0..machine.instances(cache) {
+                let seed = mix(seed ^ (at as u64) << 32 ^ u64::from(instance));
+                units.push(Unit::new(&machine, cache, instance, ticks_per_cycle, seed));
+            }
+        }
+        for (at, cache) in machine.caches.iter().enumerate() {
+            let outer = (at + 1..machine.caches.len()).find(|&outer| machine.caches[outer].level > Level::L1Data);
+            let Some(outer) = outer else { continue };
+            for instance in 0..machine.instances(cache) {
+                let child = first[at] + instance as usize;
+                let ratio = machine.caches[outer].shared_by_cores / cache.shared_by_cores;
+                let parent = first[outer] + (instance / ratio) as usize;
+                units[child].parent = parent;
+                units[child].bit = 1 << (units[parent].children.len() as u32 % SHARER_BITS);
+                let owns = cache.level != Level::L1Instruction && cache.write == WritePolicy::Back;
+                units[parent].children_own |= owns || units[child].children_own;
+                units[parent].children.push(child);
+            }
+        }
+        let roots: Vec<usize> = (0..units.len()).filter(|&at| units[at].parent == ROOT).collect();
+        let mut root_number = vec![0; units.len()];
+        roots.iter().enumerate().for_each(|(number, &root)| root_number[root] = number);
+        let data = machine.caches.iter().filter(|cache| cache.inclusion != cachemate_core::Inclusion::Victim);
+        let directory_shift = data.map(|cache| cache.line_bytes.trailing_zeros()).max().unwrap_or(6);
+        let page_shift = machine.pages.page_bytes.trailing_zeros();
+        let frames = (machine.memory.size_bytes >> page_shift.max(directory_shift)) + 1;
+        let table = || LineTable::new(frames, page_shift.saturating_sub(directory_shift));
+        let cycles = |cycles: Option<u32>| cycles.map(|cycles| u64::from(cycles) * ticks_per_cycle);
+        Ok(Caches {
+            dram: Dram::new(&machine, ticks_per_cycle),
+            same_package: cycles(machine.coherence.same_package_cycles),
+            other_package: cycles(machine.coherence.other_package_cycles),
+            directory: (roots.len() > 1).then(table),
+            units,
+            roots,
+            root_number,
+            directory_shift,
+            due: Vec::new(),
+            first_level_prefetches: 0,
+        })
+    }
+
+    /// Ticks to a copy of the line in another cache.
+    pub fn remote_latency(&self, ask: &Ask, held: Held) -> u64 {
+        let of = if held.package == Some(ask.package) { self.same_package } else { self.other_package };
+        of.unwrap_or_else(|| self.dram.latency(ask.address, ask.package))
+    }
+
+    /// Looks for copies of the bytes `address` .. + 2^span in a cache and all before it, and acts on them.
+    pub fn snoop(&mut self, at: usize, address: u64, span: u32, action: Action) -> Held {
+        let mut held = Held::default();
+        let mut sharers = 0;
+        let unit = &mut self.units[at];
+        let span = span.max(unit.line_shift);
+        let first = address >> span << (span - unit.line_shift);
+        let victim = unit.is_victim();
+        for line in first..first + (1 << (span - unit.line_shift)) {
+            let Some(place) = unit.store.find(line) else { continue };
+            let meta = unit.store.meta(place);
+            held.any = true;
+            held.package = Some(unit.package);
+            held.exclusive |= meta.state() >= EXCLUSIVE;
+            held.dirty |= meta.state() == MODIFIED;
+            sharers |= meta.sharers();
+            match action {
+                Action::Share if meta.state() > SHARED => unit.store.set_meta(place, meta.with_state(SHARED)),
+                Action::Share => {}
+                Action::Take | Action::Drop(_) => {
+                    unit.store.remove(place);
+                    let by = if let Action::Drop(task) = action { Some(task) } else { None };
+                    unit.left(line, meta, by);
+                }
+            }
+        }
+        let inclusive = unit.inclusion == cachemate_core::Inclusion::Inclusive;
+        if unit.children.is_empty() || (inclusive && !held.any) {
+            return held;
+        }
+        if victim || !held.any {
+            sharers = !0;
+        }
+        for nth in 0..self.units[at].children.len() {
+            let child = self.units[at].children[nth];
+            if sharers & self.units[child].bit != 0 {
+                held = held.and(self.snoop(child, address, span, action), None);
+            }
+        }
+        held
+    }
+
+    /// The other children of `at` than `asking`, those with a bit in `sharers`.
+    pub fn siblings(&mut self, at: usize, asking: usize, sharers: u32, ask: &Ask, span: u32, action: Action) -> Held {
+        let mut held = Held::default();
+        for nth in 0..self.units[at].children.len() {
+            let child = self.units[at].children[nth];
+            if child != asking && sharers & self.units[child].bit != 0 {
+                held = held.and(self.snoop(child, ask.address, span, action), Some(ask.package));
+            }
+        }
+        held
+    }
+
+    /// The other roots that may hold the line; `asking` is noted as a holder.
+    pub fn other_roots(&mut self, asking: usize, ask: &Ask, action: Action) -> Held {
+        let mut held = Held::default();
+        let Some(directory) = &mut self.directory else { return held };
+        let number = self.root_number[asking];
+        let own = 1u16 << (number % DIRECTORY_BITS);
+        let line = ask.address >> self.directory_shift;
+        let word = directory.at(line);
+        let mut may = *word;
+        *word |= own;
+        if self.roots.len() <= DIRECTORY_BITS {
+            may &= !own;
+        }
+        let mut keep = own;
+        while may != 0 {
+            let bit = may.trailing_zeros() as usize;
+            may &= may - 1;
+            for nth in (bit..self.roots.len()).step_by(DIRECTORY_BITS).filter(|&nth| nth != number) {
+                let found = self.snoop(self.roots[nth], ask.address, self.directory_shift, action);
+                held = held.and(found, Some(ask.package));
+                if found.any && action == Action::Share {
+                    keep |= 1 << bit;
+                }
+            }
+        }
+        if let Some(directory) = &mut self.directory {
+            *directory.at(line) = keep;
+        }
+        held
+    }
+
+    /// `from` has the line shared and wants to write: all copies off its path go. Ticks it takes.
+    pub fn upgrade(&mut self, from: usize, ask: &Ask) -> u64 {
+        let (mut latency, mut at) = (self.units[from].latency, from);
+        loop {
+            let parent = self.units[at].parent;
+            if parent == ROOT {
+                let held = self.other_roots(at, ask, Action::Take);
+                return if held.any { latency.max(self.remote_latency(ask, held)) } else { latency };
+            }
+            let (span, bit) = (self.units[at].line_shift, self.units[at].bit);
+            let unit = &mut self.units[parent];
+            latency = unit.latency;
+            let place = unit.store.find(ask.address >> unit.line_shift).filter(|_| !unit.is_victim());
+            if let Some(place) = place {
+                let meta = unit.store.meta(place);
+                let alone = meta.state() >= EXCLUSIVE;
+                self.siblings(parent, at, meta.sharers(), ask, span, Action::Take);
+                let unit = &mut self.units[parent];
+                let sharers = if span == unit.line_shift { bit } else { meta.sharers() };
+                unit.store.set_meta(place, meta.with_sharers(sharers).with_state(meta.state().max(EXCLUSIVE)));
+                if alone {
+                    return latency;
+                }
+            } else if self.units[parent].inclusion != cachemate_core::Inclusion::Inclusive {
+                self.siblings(parent, at, !0, ask, span, Action::Take);
+            }
+            at = parent;
+        }
+    }
+
+    /// Puts a line into a cache; what has to leave goes its way.
+    pub fn fill(&mut self, at: usize, meta: Meta, ask: &Ask, counters: &mut TaskCounters) {
+        let unit = &mut self.units[at];
+        let mask = unit.mask_of(ask.class);
+        let evicted = unit.store.insert(ask.address >> unit.line_shift, meta, mask);
+        unit.arrived(meta.owner());
+        if let Some(evicted) = evicted {
+            self.evict(at, evicted, ask, counters);
+        }
+    }
+
+    fn evict(&mut self, at: usize, evicted: Evicted, ask: &Ask, counters: &mut TaskCounters) {
+        let unit = &mut self.units[at];
+        unit.left(evicted.line, evicted.meta, Some(ask.task));
+        let (address, span, parent) = (evicted.line << unit.line_shift, unit.line_shift, unit.parent);
+        let mut state = evicted.meta.state();
+        if unit.inclusion == cachemate_core::Inclusion::Inclusive && evicted.meta.sharers() != 0 {
+            let gone = Ask { address, ..*ask };
+            let held = self.siblings(at, ROOT, evicted.meta.sharers(), &gone, span, Action::Drop(ask.task));
+            state = if held.dirty { MODIFIED } else { state };
+        }
+        let leaving = Ask { address, ..*ask };
+        if parent != ROOT && self.units[parent].is_victim() {
+            let meta = Meta::new(state, 0, evicted.meta.owner());
+            self.insert_victim(parent, span, meta, &leaving, counters);
+        } else if state == MODIFIED {
+            self.units[at].counters.writebacks += 1;
+            let bytes = if self.units[at].is_victim() {
+                // Only the sectors that are there.
+                u64::from(evicted.meta.sharers().count_ones()) << self.below_shift(at)
+            } else {
+                1 << span
+            };
+            self.write_back(parent, bytes, &leaving, counters);
+        }
+    }
+
+    /// Line length of the caches before, as a shift; of a victim cache: its sectors.
+    pub fn below_shift(&self, at: usize) -> u32 {
+        self.units[at].children.first().map_or(self.units[at].line_shift, |&child| self.units[child].line_shift)
+    }
+
+    /// A dirty line goes outwards, to the first cache that has it, or to memory.
+    pub fn write_back(&mut self, mut at: usize, bytes: u64, ask: &Ask, counters: &mut TaskCounters) {
+        while at != ROOT {
+            let unit = &mut self.units[at];
+            let line = ask.address >> unit.line_shift;
+            let place = unit.store.find(line).filter(|_| !unit.is_victim() && unit.write == WritePolicy::Back);
+            if let Some(place) = place {
+                let meta = unit.store.meta(place);
+                unit.store.set_meta(place, meta.with_state(MODIFIED));
+                return;
+            }
+            at = unit.parent;
+        }
+        counters.memory_write_bytes += bytes;
+        self.dram.write(ask.address, ask.package, bytes, ask.at);
+    }
+
+    /// What the level before evicted. `meta` without sharers; `below` is that level's line.
+    fn insert_victim(&mut self, at: usize, below: u32, meta: Meta, ask: &Ask, counters: &mut TaskCounters) {
+        let unit = &mut self.units[at];
+        let line = ask.address >> unit.line_shift;
+        let sector = unit.sector(ask.address, below);
+        let Some(place) = unit.store.find(line) else {
+            return self.fill(at, meta.with_sharers(sector), ask, counters);
+        };
+        let old = unit.store.meta(place);
+        let state = if old.state().min(meta.state()) == SHARED { SHARED } else { old.state().max(meta.state()) };
+        unit.store.set_meta(place, old.with_sharers(old.sharers() | sector).with_state(state));
+        unit.store.touch(line, place);
+        // Sectors share one state: a dirty one beside a shared one is written out.
+        if state == SHARED && old.state().max(meta.state()) == MODIFIED {
+            let parent = unit.parent;
+            self.write_back(parent, 1 << below, ask, counters);
+        }
+    }
+
+    /// Removes a frame's lines everywhere and forgets them.
+    pub fn flush(&mut self, first_address: u64, bytes: u64) {
+        for unit in &mut self.units {
+            let lines = first_address >> unit.line_shift..(first_address + bytes).div_ceil(1 << unit.line_shift);
+            for line in lines {
+                if let Some(place) = unit.store.find(line) {
+                    let meta = unit.store.meta(place);
+                    unit.store.remove(place);
+                    unit.taken(line, meta, None);
+                }
+                unit.forget(line);
+            }
+        }
+    }
+}
+
+impl Held {
+    fn and(self, other: Held, prefer: Option<u32>) -> Held {
+        let package = match (self.package, other.package) {
+            (Some(mine), Some(others)) => Some(if prefer == Some(others) { others } else { mine }),
+            (mine, others) => mine.or(others),
+        };
+        Held {
+            any: self.any | other.any,
+            exclusive: self.exclusive | other.exclusive,
+            dirty: self.dirty | other.dirty,
+            package,
+        }
+    }
+}
+
+/// What only this engine asks of a machine.
+fn check(machine: &MachineSpec) -> Result<(), ImpossibleMachine> {
+    let fail = |field: String, found: String, expected: &str| {
+        Err(ImpossibleMachine { machine: machine.name.clone(), field, found, expected: expected.to_string() })
+    };
+    let Some(data) = machine.caches.iter().find(|cache| cache.level == Level::L1Data) else {
+        return fail("caches".to_string(), "no l1-data".to_string(), "an L1 data cache");
+    };
+    if data.shared_by_cores != 1 {
+        return fail("caches.shared_by_cores".to_string(), data.shared_by_cores.to_string(), "1 for L1 caches");
+    }
+    for (at, cache) in machine.caches.iter().enumerate() {
+        let field = |name: &str| format!("caches[{at}].{name}");
+        if machine.memory.size_bytes / u64::from(cache.line_bytes) >= u64::from(u32::MAX) {
+            let found = machine.memory.size_bytes.to_string();
+            return fail("memory.size_bytes".to_string(), found, "fewer than 2^32 lines of the shortest kind");
+        }
+        if cache.level <= Level::L1Data && (cache.shared_by_cores != 1 || cache.inclusion != Default::default()) {
+            return fail(
+                field("inclusion"),
+                format!("{:?}", cache.inclusion),
+                "an L1 of one core that holds no others",
+            );
+        }
+        if cache.inclusion == cachemate_core::Inclusion::Victim {
+            let before = machine.caches[..at].iter().rfind(|before| before.level != Level::L1Instruction);
+            let sectors = before.map_or(1, |before| cache.line_bytes / before.line_bytes);
+            if sectors > SHARER_BITS {
+                return fail(field("line_bytes"), cache.line_bytes.to_string(), "at most 8 lines of the level before");
+            }
+        }
+        if cache.way_partitions.is_some() && cache.ways > 64 {
+            return fail(field("ways"), cache.ways.to_string(), "at most 64 where ways can be partitioned");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! One hardware context: the thread on it, what it waits for, and where its ticks went.
+
+use cachemate_core::CpuId;
+
+use super::Charge;
+use super::counters::{CpuCounters, Stalls, TaskCounters};
+use super::thread::Thread;
+use super::unit::Served;
+
+/// What a context waits for until it is ready again, and how much of the wait is queueing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    pub served: Served,
+    pub queue: u64,
+}
+
+/// A miss that the context did not wait for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outstanding {
+    pub done: u64,
+    /// Instruction number; `None` for stores, which hold no place in the window once issued.
+    pub instruction: Option<u64>,
+    pub wait: Wait,
+}
+
+/// Ticks of one run of a context that went to no instruction and no wait.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Spent {
+    /// Waited with the issue slot kept; owned already.
+    pub in_place: u64,
+    /// The operating system's, at the end of the run.
+    pub faults: u64,
+    pub interrupts: u64,
+}
+
+pub(crate) struct Context {
+    pub cpu: CpuId,
+    pub thread: Option<Box<Thread>>,
+    /// Tick from which it could issue.
+    pub ready: u64,
+    /// Its ticks before this have an owner.
+    pub accounted: u64,
+    pub wait: Option<Wait>,
+    pub outstanding: Vec<Outstanding>,
+    /// When the value of the last load is there, and from where.
+    pub value_at: u64,
+    pub value_from: Served,
+    /// Instructions issued on this context, ever.
+    pub issued: u64,
+    pub counters: CpuCounters,
+}
+
+impl Context {
+    pub fn new(cpu: CpuId, nearest: Served) -> Self {
+        Context {
+            cpu,
+            thread: None,
+            ready: 0,
+            accounted: 0,
+            wait: None,
+            outstanding: Vec::new(),
+            value_at: 0,
+            value_from: nearest,
+            issued: 0,
+            counters: CpuCounters::default(),
+        }
+    }
+
+    /// Gives every tick before `until` an owner: first what the context waited for, then the issue slot it did not get.
+    pub fn settle(&mut self, until: u64) {
+        let Some(thread) = &mut self.thread else { return };
+        if until <= self.accounted {
+            return;
+        }
+        let waited = self.ready.min(until).saturating_sub(self.accounted);
+        if waited > 0 {
+            match &mut self.wait {
+                Some(wait) => {
+                    let queued = waited.min(wait.queue);
+                    wait.queue -= queued;
+                    thread.counters.stalls.queue += queued;
+                    *owner(&mut thread.counters.stalls, wait.served) += waited - queued;
+                }
+                None => thread.counters.stalls.issue += waited,
+            }
+        }
+        let ticks = until - self.accounted;
+        thread.counters.stalls.issue += ticks - waited;
+        thread.counters.ticks += ticks;
+        self.counters.loaded_ticks += ticks;
+        self.accounted = until;
+        if self.ready <= until {
+            self.wait = None;
+        }
+    }
+
+    /// `ticks` of the operating system, from now on; everything else is put off by as much.
+    pub fn charge(&mut self, now: u64, ticks: u64, what: Charge) {
+        self.counters.charged_ticks[what as usize] += ticks;
+        self.settle(now);
+        if let Some(thread) = &mut self.thread {
+            thread.counters.stalls.system += ticks;
+            thread.counters.ticks += ticks;
+            self.counters.loaded_ticks += ticks;
+            self.accounted += ticks;
+            self.ready += ticks;
+        } else {
+            self.ready = self.ready.max(now) + ticks;
+        }
+    }
+
+    /// A run of `ticks` ended at `now`: all but what was `spent` otherwise were instructions.
+    pub fn spent(&mut self, counters: &mut TaskCounters, ticks: u64, now: u64, spent: Spent) {
+        let instructions = ticks - spent.in_place;
+        let system = spent.faults + spent.interrupts;
+        counters.instructions += instructions;
+        counters.ticks += instructions + system;
+        counters.stalls.system += system;
+        self.counters.instructions += instructions;
+        self.counters.loaded_ticks += ticks + system;
+        self.counters.charged_ticks[Charge::Fault as usize] += spent.faults;
+        self.counters.charged_ticks[Charge::Interrupt as usize] += spent.interrupts;
+        self.accounted = now + system;
+        self.ready = self.ready.max(self.accounted);
+    }
+
+    /// `ticks` spent waiting without giving up the issue slot.
+    pub fn wait_in_place(counters: &mut TaskCounters, ticks: u64, served: Served) {
+        *owner(&mut counters.stalls, served) += ticks;
+        counters.ticks += ticks;
+    }
+
+    /// Forgets misses that are back.
+    pub fn retire(&mut self, now: u64) {
+        self.outstanding.retain(|miss| miss.done > now);
+    }
+}
+
+fn owner(stalls: &mut Stalls, served: Served) -> &mut u64 {
+    match served {
+        Served::Hit(level) => &mut stalls.hit[level as usize],
+        Served::RemoteCache => &mut stalls.remote_cache,
+        Served::LocalMemory => &mut stalls.local_memory,
+        Served::RemoteMemory => &mut stalls.remote_memory,
+    }
+}

@@ -1,0 +1,223 @@
+//! What the probes do when something happens: the trace register, sampled accesses, watched locations, super sets.
+//!
+//! Three samplers. *Ideal* sees every event exactly. *Last address* is POWER5's register: of misses close together only
+//! the first is seen, since its exception flushes the others (RM 5.3.1), and a prefetch into the L1 raises an exception
+//! without writing the register, so that the last value is logged again. *Tagged* (PEBS, IBS) follows one access
+//! through the machine and knows source, latency and physical line.
+
+use cachemate_core::{AccessSample, CounterSpec, Level, Pipeline, ReuseSample, Sampler, Source, TaskId};
+
+use super::caches::Caches;
+use super::counters::TaskCounters;
+use super::probe::{Overflow, Probes};
+use super::store::mix;
+use super::unit::{ROOT, Served};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Sampling {
+    pub sampler: Sampler,
+    pub interrupt_ticks: u64,
+    /// Misses within so many instructions of one that raised an exception are flushed with it; 0 in order.
+    pub shadow: u64,
+    pub hertz: u64,
+    pub ticks_per_cycle: u64,
+}
+
+impl Sampling {
+    pub fn new(counters: &CounterSpec, pipeline: Pipeline, hertz: u64, ticks_per_cycle: u64) -> Self {
+        let shadow = match pipeline {
+            Pipeline::InOrder { .. } => 0,
+            Pipeline::OutOfOrder { issue_width, .. } => u64::from(issue_width),
+        };
+        let interrupt_ticks = counters.interrupt_cycles * ticks_per_cycle;
+        Sampling { sampler: counters.sampler, interrupt_ticks, shadow, hertz, ticks_per_cycle }
+    }
+
+    fn ns(&self, ticks: u64) -> u64 {
+        let per_second = u128::from(self.hertz) * u128::from(self.ticks_per_cycle);
+        (u128::from(ticks) * 1_000_000_000 / per_second) as u64
+    }
+}
+
+/// A miss of the L1 data cache.
+pub(crate) struct Miss {
+    pub virtual_address: u64,
+    pub physical_address: u64,
+    pub line_shift: u32,
+    pub at: u64,
+    pub latency: u64,
+    pub served: Served,
+    /// Number of the instruction on its context.
+    pub instruction: u64,
+    /// False for stores that write through.
+    pub traced: bool,
+    pub dependent: bool,
+    /// Lines that were prefetched into the L1 because of it.
+    pub prefetches: u32,
+}
+
+/// What a miss set off.
+pub(crate) struct SetOff {
+    pub ticks: u64,
+    pub full: bool,
+}
+
+impl Probes {
+    /// Does every single access matter?
+    pub(crate) fn watches_all(&self) -> bool {
+        self.watch.is_some() || self.activity.as_ref().is_some_and(|activity| activity.level == Level::L1Data)
+    }
+
+    /// Any data access, by virtual line.
+    pub(crate) fn on_access(&mut self, line: u64, at: u64, set: u64, sets: u64, sampling: Sampling) {
+        if let Some(activity) = self.activity.as_mut().filter(|activity| activity.level == Level::L1Data) {
+            activity.count(set, sets, false);
+        }
+        let Some(watch) = &mut self.watch else { return };
+        if let Some(found) = watch.open.iter().position(|open| open.0 == line) {
+            let (_, accesses, begun) = watch.open.swap_remove(found);
+            let elapsed_ns = sampling.ns(at - begun);
+            let accesses = Some(watch.accesses - accesses - 1);
+            watch.samples.push(ReuseSample { accesses, elapsed_ns, touched_again: true });
+        }
+        if watch.accesses >= watch.next_at && watch.begun < watch.locations {
+            watch.open.push((line, watch.accesses, at));
+            watch.begun += 1;
+            watch.next_at = watch.accesses + jitter(watch.one_in, u64::from(watch.begun) ^ watch.accesses << 20);
+        }
+        watch.accesses += 1;
+    }
+
+    /// Counts a request behind the L1 where super sets of an outer level are watched.
+    pub(crate) fn on_path(&mut self, miss: &Miss, l1: usize, caches: &Caches) {
+        let Some(activity) = &mut self.activity else { return };
+        if activity.level == Level::L1Data {
+            let unit = &caches.units[l1];
+            let set = unit.store.set_of(miss.physical_address >> unit.line_shift);
+            activity.missed(set, unit.store.all_sets());
+            return;
+        }
+        let mut at = caches.units[l1].parent;
+        while at != ROOT {
+            let unit = &caches.units[at];
+            if unit.level == activity.level {
+                let set = unit.store.set_of(miss.physical_address >> unit.line_shift);
+                let hit = matches!(miss.served, Served::Hit(level) if level <= unit.level);
+                activity.count(set, unit.store.all_sets(), !hit);
+                return;
+            }
+            if miss.served == Served::Hit(unit.level) {
+                return;
+            }
+            at = unit.parent;
+        }
+    }
+
+    pub(crate) fn on_miss(&mut self, miss: &Miss, task: TaskId, sampling: Sampling) -> SetOff {
+        let mut off = SetOff { ticks: 0, full: false };
+        if miss.traced {
+            self.trace_miss(miss, sampling, &mut off);
+        }
+        self.sample_miss(miss, task, sampling, &mut off);
+        off
+    }
+
+    fn trace_miss(&mut self, miss: &Miss, sampling: Sampling, off: &mut SetOff) {
+        let Some(trace) = &mut self.trace else { return };
+        let room = |trace: &super::probe::TraceProbe| trace.lines.len() < trace.entries_at_most as usize;
+        if !room(trace) {
+            return;
+        }
+        let line = miss.physical_address >> miss.line_shift;
+        let last_address = sampling.sampler == Sampler::LastAddress;
+        let near = trace.register.is_some() && miss.instruction - trace.last_instruction <= sampling.shadow;
+        if last_address && near && !miss.dependent {
+            trace.lost += 1;
+        } else {
+            trace.lines.push(line);
+            (trace.register, trace.last_instruction) = (Some(line), miss.instruction);
+            off.ticks += sampling.interrupt_ticks;
+        }
+        for _ in 0..if last_address { miss.prefetches } else { 0 } {
+            if room(trace) {
+                trace.lines.extend(trace.register);
+                trace.stale += 1;
+                off.ticks += sampling.interrupt_ticks;
+            }
+        }
+        off.full |= !room(trace);
+    }
+
+    fn sample_miss(&mut self, miss: &Miss, task: TaskId, sampling: Sampling, off: &mut SetOff) {
+        let Some(sample) = &mut self.samples else { return };
+        let virtual_line = miss.virtual_address >> miss.line_shift;
+        let last_address = sampling.sampler == Sampler::LastAddress;
+        // The register goes on being written until the exception is taken.
+        if let Some(armed) = sample.armed_at.take().filter(|_| last_address)
+            && miss.instruction - armed <= sampling.shadow
+            && let Some(last) = sample.samples.last_mut()
+        {
+            last.virtual_line = virtual_line;
+        }
+        if (sample.remote_only && miss.served != Served::RemoteCache) || sample.is_full() {
+            return;
+        }
+        sample.events += 1;
+        if sample.countdown == 0 {
+            sample.countdown = jitter(sample.one_in, u64::from(task.0) << 32 ^ sample.events);
+        }
+        sample.countdown -= 1;
+        if sample.countdown > 0 {
+            return;
+        }
+        let source = match miss.served {
+            Served::Hit(level) => Source::Cache(level),
+            Served::RemoteCache => Source::RemoteCache,
+            Served::LocalMemory | Served::RemoteMemory => Source::Memory,
+        };
+        // The register holds an address and nothing else; what overflowed says what it was.
+        let told = !last_address || sample.remote_only;
+        let latency = (miss.latency / sampling.ticks_per_cycle).min(u64::from(u32::MAX)) as u32;
+        sample.samples.push(AccessSample {
+            task,
+            virtual_line,
+            physical_line: (!last_address).then(|| miss.physical_address >> miss.line_shift),
+            source: if told { source } else { Source::Unknown },
+            latency_cycles: (!last_address).then_some(latency),
+            at_ns: sampling.ns(miss.at),
+        });
+        sample.armed_at = Some(miss.instruction);
+        off.ticks += sampling.interrupt_ticks;
+        off.full |= sample.is_full();
+    }
+
+    /// Has a count passed its next threshold? Sets the next ones.
+    pub(crate) fn overflowed(&mut self, counters: &TaskCounters) -> bool {
+        let mut any = false;
+        for overflow in &mut self.overflows {
+            any |= overflow.passed(counters.count(overflow.event));
+        }
+        any
+    }
+}
+
+impl Overflow {
+    fn passed(&mut self, count: u64) -> bool {
+        let period = self.period.max(1);
+        if self.next_at == 0 {
+            self.next_at = count + period;
+        }
+        if count < self.next_at {
+            return false;
+        }
+        self.next_at += period * ((count - self.next_at) / period + 1);
+        self.raised += 1;
+        true
+    }
+}
+
+/// Uniform in 1 ..= 2 `one_in` - 1: `one_in` on average, never in step with a loop.
+fn jitter(one_in: u32, seed: u64) -> u64 {
+    let span = 2 * u64::from(one_in.max(1)) - 1;
+    1 + ((u128::from(mix(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64) as u64
+}

@@ -1,0 +1,282 @@
+//! The tags of one cache: sets, replacement, way masks, and per line its MESI state, owner and sharers.
+//!
+//! Problem: tens of caches with millions of lines, looked up a hundred million times a second.
+//! Method: twelve bytes a line, set by set (tags, then ages, then the rest), zero meaning absent, so that the host only
+//! commits memory for sets that were used. Ways keep their position (way masks need it); LRU is an age per line from a
+//! clock of the cache, which is renumbered before it could wrap.
+//! Properties: lines are full physical line numbers plus one, so nothing has to be inverted when a line leaves.
+
+use cachemate_core::{CacheSpec, Replacement};
+
+/// MESI. Invalid lines are absent.
+pub(crate) const SHARED: u32 = 1;
+pub(crate) const EXCLUSIVE: u32 = 2;
+pub(crate) const MODIFIED: u32 = 3;
+const STATE: u32 = 3;
+/// The line's data is still on its way; the pending table knows until when.
+pub(crate) const PENDING: u32 = 4;
+/// Brought by a prefetcher, not yet asked for.
+pub(crate) const PREFETCHED: u32 = 8;
+/// A hit on such a line takes the slow way.
+pub(crate) const SPECIAL: u32 = PENDING | PREFETCHED;
+const SHARERS_SHIFT: u32 = 4;
+/// Bits for children that may hold the line (or for sectors, in a victim cache). More children share bits.
+pub(crate) const SHARER_BITS: u32 = 12;
+pub(crate) const ALL_SHARERS: u32 = (1 << SHARER_BITS) - 1;
+const OWNER_SHIFT: u32 = 16;
+
+/// What stands beside a line's tag.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Meta(pub u32);
+
+impl Meta {
+    pub fn new(state: u32, sharers: u32, owner: u16) -> Self {
+        Meta(state | sharers << SHARERS_SHIFT | u32::from(owner) << OWNER_SHIFT)
+    }
+    #[inline]
+    pub fn state(self) -> u32 {
+        self.0 & STATE
+    }
+    pub fn with_state(self, state: u32) -> Self {
+        Meta(self.0 & !STATE | state)
+    }
+    pub fn sharers(self) -> u32 {
+        self.0 >> SHARERS_SHIFT & ALL_SHARERS
+    }
+    pub fn with_sharers(self, sharers: u32) -> Self {
+        Meta(self.0 & !(ALL_SHARERS << SHARERS_SHIFT) | sharers << SHARERS_SHIFT)
+    }
+    pub fn owner(self) -> u16 {
+        (self.0 >> OWNER_SHIFT) as u16
+    }
+}
+
+/// A line that had to leave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Evicted {
+    pub line: u64,
+    pub meta: Meta,
+}
+
+pub(crate) struct TagStore {
+    ways: usize,
+    sets: u64,
+    /// `sets - 1` where sets are a power of two.
+    set_mask: Option<u64>,
+    slices: u64,
+    replacement: Replacement,
+    /// Per set: tags, ages (or tree bits), metas; `ways` of each.
+    words: Vec<u32>,
+    clock: u32,
+    random: u64,
+}
+
+/// Finds `tag` among the first `N` words without a branch per way.
+#[inline(always)]
+fn find_among<const N: usize>(words: &[u32], tag: u32) -> u32 {
+    let Some(words) = words.first_chunk::<N>() else { return 0 };
+    let mut found = 0;
+    for (way, &word) in words.iter().enumerate() {
+        found |= u32::from(word == tag) << way;
+    }
+    found
+}
+
+impl TagStore {
+    pub fn new(spec: &CacheSpec, seed: u64) -> Self {
+        let (sets, slices) = (spec.sets_per_slice(), u64::from(spec.slices));
+        let ways = spec.ways as usize;
+        TagStore {
+            ways,
+            sets,
+            set_mask: sets.is_power_of_two().then(|| sets - 1),
+            slices,
+            replacement: spec.replacement,
+            words: vec![0; (sets * slices) as usize * ways * 3],
+            clock: 0,
+            random: seed,
+        }
+    }
+
+    /// All sets, of all slices.
+    pub fn all_sets(&self) -> u64 {
+        self.sets * self.slices
+    }
+
+    /// Sets by low line bits (so that page colours divide them), slices by a hash of all bits.
+    #[inline(always)]
+    pub fn set_of(&self, line: u64) -> u64 {
+        let set = match self.set_mask {
+            Some(mask) => line & mask,
+            None => line % self.sets,
+        };
+        if self.slices == 1 {
+            return set;
+        }
+        let hash = (line / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        ((hash * self.slices) >> 32) * self.sets + set
+    }
+
+    #[inline(always)]
+    fn base(&self, line: u64) -> usize {
+        self.set_of(line) as usize * self.ways * 3
+    }
+
+    #[inline(always)]
+    fn way_of(&self, base: usize, tag: u32) -> Option<usize> {
+        let words = &self.words[base..base + self.ways];
+        let found = match self.ways {
+            2 => find_among::<2>(words, tag),
+            4 => find_among::<4>(words, tag),
+            8 => find_among::<8>(words, tag),
+            12 => find_among::<12>(words, tag),
+            16 => find_among::<16>(words, tag),
+            32 => find_among::<32>(words, tag),
+            _ => return words.iter().position(|&word| word == tag),
+        };
+        (found != 0).then(|| found.trailing_zeros() as usize)
+    }
+
+    /// Place of the line, for the calls below; its replacement state is left alone.
+    #[inline(always)]
+    pub fn find(&self, line: u64) -> Option<usize> {
+        let base = self.base(line);
+        self.way_of(base, line as u32 + 1).map(|way| base + way)
+    }
+
+    #[inline(always)]
+    pub fn meta(&self, place: usize) -> Meta {
+        Meta(self.words[place + 2 * self.ways])
+    }
+
+    #[inline(always)]
+    pub fn set_meta(&mut self, place: usize, meta: Meta) {
+        self.words[place + 2 * self.ways] = meta.0;
+    }
+
+    /// Looks up and, where present, makes it most recent: the fast way. Place and meta.
+    #[inline(always)]
+    pub fn touch_if_present(&mut self, line: u64) -> Option<(usize, Meta)> {
+        let place = self.find(line)?;
+        self.touch(line, place);
+        Some((place, self.meta(place)))
+    }
+
+    /// Makes the line at `place` the most recent of its set.
+    #[inline(always)]
+    pub fn touch(&mut self, line: u64, place: usize) {
+        match self.replacement {
+            Replacement::Lru => {
+                if self.clock == u32::MAX {
+                    self.renumber();
+                }
+                self.clock += 1;
+                self.words[place + self.ways] = self.clock;
+            }
+            Replacement::TreePlru => self.point_tree_away(line, place),
+            Replacement::Random => {}
+        }
+    }
+
+    /// Gives every set the ages 1, 2, ... in the order they had, so that the clock can start over.
+    #[cold]
+    fn renumber(&mut self) {
+        for set in self.words.chunks_exact_mut(self.ways * 3) {
+            let (tags, rest) = set.split_at_mut(self.ways);
+            let ages = &mut rest[..self.ways];
+            let mut order: Vec<usize> = (0..self.ways).filter(|&way| tags[way] != 0).collect();
+            order.sort_by_key(|&way| ages[way]);
+            order.iter().zip(1..).for_each(|(&way, age)| ages[way] = age);
+        }
+        self.clock = self.ways as u32 + 1;
+    }
+
+    /// Tree bits stand where the ages would: node 1 is the root, children of n are 2n and 2n+1; a bit says which half
+    /// was *not* used last.
+    fn point_tree_away(&mut self, line: u64, place: usize) {
+        let base = self.base(line);
+        let mut node = place - base + self.ways;
+        while node > 1 {
+            self.words[base + self.ways + node / 2] = u32::from(node & 1 == 0);
+            node /= 2;
+        }
+    }
+
+    fn tree_victim(&self, base: usize, allowed: impl Fn(usize) -> bool) -> usize {
+        let any = |mut low: usize, mut high: usize| {
+            while low < self.ways {
+                (low, high) = (2 * low, 2 * high + 1);
+            }
+            (low - self.ways..=high - self.ways).any(&allowed)
+        };
+        let mut node = 1;
+        while node < self.ways {
+            let wanted = 2 * node + self.words[base + self.ways + node] as usize;
+            node = if any(wanted, wanted) { wanted } else { wanted ^ 1 };
+        }
+        node - self.ways
+    }
+
+    /// Way to fill: an empty allowed one, else by policy. `mask` `None` = all ways.
+    fn victim(&mut self, base: usize, mask: Option<u64>) -> usize {
+        let allowed = |way: usize| mask.is_none_or(|mask| mask >> way & 1 == 1);
+        let tags = &self.words[base..base + self.ways];
+        match self.replacement {
+            Replacement::Lru => {
+                // Absent lines have age 0, so they go first.
+                let ages = &self.words[base + self.ways..base + 2 * self.ways];
+                let ways = ages.iter().enumerate().filter(|&(way, _)| allowed(way));
+                ways.min_by_key(|&(_, &age)| age).map_or(0, |(way, _)| way)
+            }
+            _ if (0..self.ways).any(|way| tags[way] == 0 && allowed(way)) => {
+                (0..self.ways).find(|&way| tags[way] == 0 && allowed(way)).unwrap_or(0)
+            }
+            Replacement::TreePlru => self.tree_victim(base, allowed),
+            Replacement::Random => {
+                let count = (0..self.ways).filter(|&way| allowed(way)).count() as u64;
+                self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                let nth = ((u128::from(mix(self.random)) * u128::from(count)) >> 64) as usize;
+                (0..self.ways).filter(|&way| allowed(way)).nth(nth).unwrap_or(0)
+            }
+        }
+    }
+
+    /// Puts a line in that is not there, as the most recent. What had to leave is given back.
+    pub fn insert(&mut self, line: u64, meta: Meta, mask: Option<u64>) -> Option<Evicted> {
+        let base = self.base(line);
+        let way = self.victim(base, mask);
+        let place = base + way;
+        let old = self.words[place];
+        let evicted = (old != 0).then(|| Evicted { line: u64::from(old) - 1, meta: self.meta(place) });
+        self.words[place] = line as u32 + 1;
+        self.set_meta(place, meta);
+        self.touch(line, place);
+        evicted
+    }
+
+    /// Takes the line at `place` out.
+    pub fn remove(&mut self, place: usize) {
+        self.words[place] = 0;
+        self.set_meta(place, Meta(0));
+        if self.replacement == Replacement::Lru {
+            self.words[place + self.ways] = 0;
+        }
+    }
+
+    /// All lines present, set by set.
+    #[cfg(test)]
+    pub fn lines(&self) -> impl Iterator<Item = (u64, Meta)> + '_ {
+        self.words.chunks_exact(self.ways * 3).flat_map(move |set| {
+            (0..self.ways)
+                .filter(move |&way| set[way] != 0)
+                .map(move |way| (u64::from(set[way]) - 1, Meta(set[way + 2 * self.ways])))
+        })
+    }
+}
+
+/// The finaliser of splitmix64.
+pub(crate) fn mix(mut word: u64) -> u64 {
+    word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
+}

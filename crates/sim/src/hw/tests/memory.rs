@@ -1,0 +1,152 @@
+//! Latency and bandwidth.
+
+use super::*;
+
+/// Dependent loads round a shuffled ring of `lines` lines.
+fn ring(lines: u64, loads: usize) -> Vec<Access> {
+    let mut order: Vec<u64> = (0..lines).collect();
+    let mut dice = Dice(7);
+    for at in (1..order.len()).rev() {
+        order.swap(at, dice.below(at as u64 + 1) as usize);
+    }
+    (0..loads).map(|at| Access::dependent_load(order[at % order.len()] * 64, 0)).collect()
+}
+
+fn chase_cycles(spec: &MachineSpec, lines: u64, cpu: u32) -> f64 {
+    let mut hw = hardware(spec);
+    let warm = ring(lines, 2 * lines as usize);
+    hw.load(CpuId(cpu), thread(0, 0, warm, false), 0);
+    let (_, begun) = finish(&mut hw, 10_000_000);
+    let loads = (4 * lines as usize).max(2_000);
+    let begun = begun.max(hw.now_cycles());
+    hw.load(CpuId(cpu), thread(1, 0, ring(lines, loads), false), begun);
+    let (done, _) = finish(&mut hw, 100_000_000);
+    assert_balanced(&done[0].counters);
+    done[0].counters.cycles() as f64 / loads as f64
+}
+
+fn pipelines() -> [Pipeline; 3] {
+    [
+        Pipeline::InOrder { issue_width: 1 },
+        Pipeline::InOrder { issue_width: 2 },
+        Pipeline::OutOfOrder { issue_width: 4, window: 128, mshrs: 10 },
+    ]
+}
+
+/// Does a pointer chase see the configured latency at every level, on every kind of core?
+#[test]
+fn a_pointer_chase_costs_the_configured_latency_at_every_level() {
+    for pipeline in pipelines() {
+        let mut spec = MachineSpec { pipeline, ..machine() };
+        spec.caches.push(cache(Level::L3, 64 << 10, 16, 45, 1));
+        for (lines, latency) in [(12, 3.0), (96, 14.0), (768, 45.0), (8192, 200.0)] {
+            let cycles = chase_cycles(&spec, lines, 0);
+            assert!((cycles / latency - 1.0).abs() < 0.02, "{lines} lines, {pipeline:?}: {cycles} for {latency}");
+        }
+    }
+}
+
+/// Is a victim cache's latency seen where only it holds the ring (and no line is held twice)?
+#[test]
+fn a_chase_through_a_victim_cache_costs_its_latency_and_uses_its_whole_size() {
+    let mut spec = machine();
+    spec.caches.push(CacheSpec { inclusion: Inclusion::Victim, ..cache(Level::L3, 16 << 10, 256, 45, 1) });
+    spec.caches[1].ways = 128;
+    // 128 lines of L2 and 256 of L3 hold 380 together.
+    let cycles = chase_cycles(&spec, 380, 0);
+    assert!((cycles - 45.0).abs() < 1.0, "{cycles}");
+}
+
+/// Does memory of another node cost the remote latency?
+#[test]
+fn memory_of_another_node_costs_the_remote_latency() {
+    let mut spec = machine();
+    (spec.packages, spec.memory.nodes, spec.memory.remote_latency_cycles) = (2, 2, 310);
+    assert!((chase_cycles(&spec, 8192, 0) - 200.0).abs() < 2.0);
+    assert!((chase_cycles(&spec, 8192, 1) - 310.0).abs() < 2.0);
+}
+
+fn stream(lines: u64) -> Vec<Access> {
+    (0..lines).map(|line| Access::load(line * 64, 0)).collect()
+}
+
+/// Do streams from several cores saturate at the configured bandwidth of memory, and one alone at what its latency
+/// allows?
+#[test]
+fn streams_saturate_at_the_configured_memory_bandwidth() {
+    let mut spec = machine();
+    (spec.cores_per_package, spec.caches[1].shared_by_cores) = (4, 4);
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 16 };
+    spec.memory.bytes_per_cycle = 4.0;
+    let bytes_per_cycle = |cores: u32, spec: &MachineSpec| {
+        let mut hw = hardware(spec);
+        (0..cores).for_each(|cpu| drop(hw.load(CpuId(cpu), thread(cpu, cpu, stream(20_000), true), 0)));
+        finish(&mut hw, 400_000);
+        hw.memory_counters(0).unwrap().read_bytes as f64 / 400_000.0
+    };
+    let many = bytes_per_cycle(4, &spec);
+    assert!((many / 4.0 - 1.0).abs() < 0.01, "{many} bytes a cycle of 4");
+    // A blocking core fetches one line per latency: 64 bytes in 200 cycles.
+    let blocking = MachineSpec { pipeline: Pipeline::InOrder { issue_width: 1 }, ..spec };
+    let one = bytes_per_cycle(1, &blocking);
+    assert!((one / (64.0 / 200.0) - 1.0).abs() < 0.01, "{one} bytes a cycle alone");
+}
+
+/// Do the package's bus and a cache's port bound streams likewise?
+#[test]
+fn streams_saturate_at_the_bus_and_at_the_cache_port() {
+    let mut spec = machine();
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 32 };
+    spec.memory.package_bus_bytes_per_cycle = Some(2.0);
+    let mut hw = hardware(&spec);
+    hw.load(CpuId(0), thread(0, 0, stream(20_000), true), 0);
+    let (done, _) = finish(&mut hw, 400_000);
+    let bus = hw.bus_counters(0).unwrap();
+    assert!((bus.bytes as f64 / 400_000.0 / 2.0 - 1.0).abs() < 0.01);
+    assert!(done[0].counters.stalls.queue > 0, "queueing has its own owner");
+    assert_balanced(&done[0].counters);
+
+    let mut spec = machine();
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 32 };
+    spec.caches[1].bandwidth_bytes_per_cycle = Some(8.0);
+    let mut hw = hardware(&spec);
+    // 96 lines: in the L2, not in the L1.
+    hw.load(CpuId(0), thread(0, 0, stream(96), true), 0);
+    finish(&mut hw, 400_000);
+    let port = hw.cache_counters(CacheId(1)).unwrap();
+    let rate = port.bytes_out as f64 / 400_000.0;
+    assert!((rate / 8.0 - 1.0).abs() < 0.02, "{rate} bytes a cycle");
+}
+
+/// Does a stride prefetcher hide the latency of a stream, and does switching it off bring it back?
+#[test]
+fn a_prefetcher_hides_latency_and_can_be_turned_off() {
+    let mut spec = machine();
+    spec.prefetchers = vec![PrefetcherSpec::Stride { level: Level::L2, streams: 8, degree: 4 }];
+    let cycles = |prefetch: bool| {
+        let mut hw = Hardware::new(&spec, HwOptions { prefetch, ..HwOptions::default() }).unwrap();
+        let paced = (0..20_000).map(|line| Access::load(line * 64, 99)).collect();
+        hw.load(CpuId(0), thread(0, 0, paced, false), 0);
+        let (done, _) = finish(&mut hw, 100_000_000);
+        let hits = done[0].counters.levels[Level::L2 as usize].prefetch_hits;
+        assert_eq!(hits > 15_000, prefetch, "{hits} prefetched lines used");
+        assert_balanced(&done[0].counters);
+        done[0].counters.cycles() as f64 / 20_000.0
+    };
+    let (with, without) = (cycles(true), cycles(false));
+    assert!((without - 299.0).abs() < 3.0, "99 instructions, then memory: {without}");
+    assert!(with < 140.0, "{with} with prefetching");
+}
+
+/// Is the other line of a pair there after one miss?
+#[test]
+fn the_adjacent_line_comes_along() {
+    let mut spec = machine();
+    spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: Level::L2 }];
+    let mut hw = hardware(&spec);
+    let pairs = (0..1000).flat_map(|pair| [Access::load(pair * 128, 0), Access::load(pair * 128 + 64, 999)]).collect();
+    hw.load(CpuId(0), thread(0, 0, pairs, false), 0);
+    let (done, _) = finish(&mut hw, 100_000_000);
+    let l2 = done[0].counters.levels[Level::L2 as usize];
+    assert_eq!((l2.references, l2.all_misses(), l2.prefetch_hits), (2000, 1000, 1000));
+}

@@ -1,0 +1,124 @@
+//! Questions to the hardware, and what they are asked with.
+
+mod memory;
+mod pipeline;
+
+use cachemate_core::*;
+
+use super::*;
+
+/// A machine to change: one package, one core with one context, 1-tick cycles, L1 1 KB 4-way, L2 8 KB 8-way.
+pub(crate) fn machine() -> MachineSpec {
+    MachineSpec {
+        name: "test".to_string(),
+        description: String::new(),
+        sources: Vec::new(),
+        hertz: 1_000_000_000,
+        packages: 1,
+        cores_per_package: 1,
+        contexts_per_core: 1,
+        pipeline: Pipeline::InOrder { issue_width: 1 },
+        caches: vec![cache(Level::L1Data, 1 << 10, 4, 3, 1), cache(Level::L2, 8 << 10, 8, 14, 1)],
+        coherence: CoherenceSpec::default(),
+        prefetchers: Vec::new(),
+        memory: MemorySpec {
+            size_bytes: 1 << 28,
+            nodes: 1,
+            local_latency_cycles: 200,
+            remote_latency_cycles: 200,
+            bytes_per_cycle: 1e6,
+            package_bus_bytes_per_cycle: None,
+        },
+        pages: PageSpec { fault_cycles: 0, ..PageSpec::default() },
+        os: OsSpec::default(),
+        counters: CounterSpec::default(),
+    }
+}
+
+pub(crate) fn cache(level: Level, size_bytes: u64, ways: u32, latency_cycles: u32, shared_by_cores: u32) -> CacheSpec {
+    CacheSpec {
+        level,
+        size_bytes,
+        ways,
+        line_bytes: 64,
+        latency_cycles,
+        replacement: Replacement::Lru,
+        write: WritePolicy::Back,
+        inclusion: Inclusion::Neither,
+        shared_by_cores,
+        slices: 1,
+        bandwidth_bytes_per_cycle: None,
+        way_partitions: None,
+    }
+}
+
+/// Plays accesses once, or for ever.
+pub(crate) struct Script {
+    pub accesses: Vec<Access>,
+    pub endless: bool,
+}
+
+impl AccessSource for Script {
+    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+        batch.extend_from_slice(&self.accesses);
+        if self.endless { Turn::More } else { Turn::Exit }
+    }
+}
+
+/// Frame = page, process by process 4096 pages apart.
+pub(crate) struct Plain;
+
+impl Frames for Plain {
+    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
+        Framed { frame: page + 4096 * u64::from(process.0), cost_cycles: 0 }
+    }
+}
+
+pub(crate) fn thread(task: u32, process: u32, accesses: Vec<Access>, endless: bool) -> Thread {
+    Thread::new(TaskId(task), ProcessId(process), 0, Box::new(Script { accesses, endless }))
+}
+
+pub(crate) fn hardware(spec: &MachineSpec) -> Hardware {
+    Hardware::new(spec, HwOptions::default()).unwrap()
+}
+
+/// Runs every thread to its exit (endless ones for `cycles`); the threads by CPU, and when the last one ended.
+pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<Thread>, u64) {
+    let mut done = Vec::new();
+    let mut last = 0;
+    loop {
+        match hw.run(cycles, &mut Plain) {
+            Stop::Turn { cpu, turn: Turn::Exit, at_cycle } => {
+                last = at_cycle;
+                done.extend(hw.unload(cpu));
+            }
+            Stop::Time => break,
+            _ => {}
+        }
+    }
+    for cpu in 0..hw.spec().cpus() {
+        done.extend(hw.unload(CpuId(cpu)));
+    }
+    done.sort_by_key(|thread| thread.task);
+    (done, last)
+}
+
+/// Do the books of a task balance: every tick one owner, every miss one cause, every miss of a level a reference of
+/// the next?
+pub(crate) fn assert_balanced(counters: &TaskCounters) {
+    let owned = counters.instructions + counters.stalls.sum();
+    assert_eq!(counters.ticks, owned, "ticks with one owner each: {counters:?}");
+}
+
+/// Own generator of the tests.
+pub(crate) struct Dice(pub u64);
+
+impl Dice {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        ((u128::from(store::mix(self.0)) * u128::from(limit)) >> 64) as u64
+    }
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.below(1 << 53) as f64 + 0.5) / (1u64 << 53) as f64
+    }
+}

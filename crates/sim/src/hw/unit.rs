@@ -1,0 +1,198 @@
+//! One cache of the tree: its tags and everything that belongs to that instance.
+
+use cachemate_core::{CacheSpec, Inclusion, Level, MachineSpec, PrefetcherSpec, WritePolicy};
+
+use super::counters::{CacheCounters, MissCause};
+use super::prefetch::Prefetcher;
+use super::server::Server;
+use super::store::{Meta, SHARER_BITS, TagStore};
+use super::table::LineTable;
+
+/// No parent: memory is behind this cache.
+pub(crate) const ROOT: usize = usize::MAX;
+
+/// Where the data of a request came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Served {
+    Hit(Level),
+    RemoteCache,
+    LocalMemory,
+    RemoteMemory,
+}
+
+/// Fills on their way: line, tick of arrival, where from. Small; old ones go when it is full.
+#[derive(Default)]
+pub(crate) struct Pending(Vec<(u64, u64, Served)>);
+
+const PENDING_AT_MOST: usize = 64;
+
+impl Pending {
+    pub fn add(&mut self, line: u64, done: u64, served: Served, now: u64) {
+        if self.0.len() >= PENDING_AT_MOST {
+            self.0.retain(|&(_, done, _)| done > now);
+            if self.0.len() >= PENDING_AT_MOST {
+                self.0.remove(0);
+            }
+        }
+        self.0.push((line, done, served));
+    }
+    pub fn until(&self, line: u64) -> Option<(u64, Served)> {
+        self.0.iter().rev().find(|entry| entry.0 == line).map(|&(_, done, served)| (done, served))
+    }
+}
+
+/// Who evicted whom: lines by (evictor, owner), for the task numbers seen so far.
+#[derive(Default)]
+pub(crate) struct Matrix {
+    side: usize,
+    counts: Vec<u64>,
+}
+
+impl Matrix {
+    #[inline]
+    pub fn add(&mut self, evictor: u16, owner: u16) {
+        let (row, column) = (usize::from(evictor), usize::from(owner));
+        if row.max(column) >= self.side {
+            self.grow((row.max(column) + 1).next_power_of_two());
+        }
+        self.counts[row * self.side + column] += 1;
+    }
+    fn grow(&mut self, side: usize) {
+        let mut counts = vec![0; side * side];
+        for row in 0..self.side {
+            let old = &self.counts[row * self.side..(row + 1) * self.side];
+            counts[row * side..row * side + self.side].copy_from_slice(old);
+        }
+        (self.side, self.counts) = (side, counts);
+    }
+    pub fn nonzero(&self) -> impl Iterator<Item = (u16, u16, u64)> + '_ {
+        let entries = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        entries.map(|(at, &count)| ((at / self.side) as u16, (at % self.side) as u16, count))
+    }
+}
+
+/// History words: 0 never here, 1 lost to a store elsewhere, evictor + 2.
+const LOST_TO_STORE: u16 = 1;
+
+pub(crate) struct Unit {
+    pub level: Level,
+    pub line_shift: u32,
+    pub latency: u64,
+    pub write: WritePolicy,
+    pub inclusion: Inclusion,
+    /// Index of the cache behind, or [`ROOT`].
+    pub parent: usize,
+    /// This cache's bit in its parent's sharer masks.
+    pub bit: u32,
+    pub children: Vec<usize>,
+    /// False where all children write through: none of them can own a line.
+    pub children_own: bool,
+    pub package: u32,
+    pub store: TagStore,
+    pub pending: Pending,
+    pub out: Option<Server>,
+    pub prefetcher: Option<Prefetcher>,
+    /// Per class of service; all ways where absent.
+    pub masks: Vec<Option<u64>>,
+    pub counters: CacheCounters,
+    /// Lines by owner.
+    pub occupancy: Vec<u32>,
+    pub matrix: Matrix,
+    history: LineTable,
+}
+
+impl Unit {
+    pub fn new(machine: &MachineSpec, spec: &CacheSpec, instance: u32, ticks_per_cycle: u64, seed: u64) -> Self {
+        let line_shift = spec.line_bytes.trailing_zeros();
+        let page_shift = machine.pages.page_bytes.trailing_zeros();
+        // A line larger than a page still has one word in each of its pages' tables.
+        let frames = (machine.memory.size_bytes >> page_shift.max(line_shift)) + 1;
+        let fetchers = machine.prefetchers.iter().copied().filter(|fetcher| match fetcher {
+            PrefetcherSpec::Stride { level, .. } | PrefetcherSpec::AdjacentLine { level } => *level == spec.level,
+        });
+        Unit {
+            level: spec.level,
+            line_shift,
+            latency: u64::from(spec.latency_cycles) * ticks_per_cycle,
+            write: spec.write,
+            inclusion: spec.inclusion,
+            parent: ROOT,
+            bit: 1,
+            children: Vec::new(),
+            children_own: false,
+            package: instance * spec.shared_by_cores / machine.cores_per_package,
+            store: TagStore::new(spec, seed),
+            pending: Pending::default(),
+            out: spec.bandwidth_bytes_per_cycle.map(|bytes| Server::new(bytes, ticks_per_cycle)),
+            prefetcher: Prefetcher::new(fetchers, page_shift.saturating_sub(line_shift)),
+            masks: Vec::new(),
+            counters: CacheCounters::default(),
+            occupancy: Vec::new(),
+            matrix: Matrix::default(),
+            history: LineTable::new(frames, page_shift.saturating_sub(line_shift)),
+        }
+    }
+
+    pub fn is_victim(&self) -> bool {
+        self.inclusion == Inclusion::Victim
+    }
+
+    /// Bits of `line` (of a cache with shorter lines) within this cache's line: its sector.
+    pub fn sector(&self, address: u64, below_shift: u32) -> u32 {
+        1 << ((address >> below_shift & ((1 << (self.line_shift - below_shift)) - 1)) as u32 % SHARER_BITS)
+    }
+
+    /// Why is the line not here for this task?
+    pub fn cause(&self, line: u64, task: u16) -> MissCause {
+        match self.history.get(line) {
+            0 => MissCause::Cold,
+            LOST_TO_STORE => MissCause::Coherence,
+            evictor if evictor - 2 == task => MissCause::Own,
+            _ => MissCause::InterTask,
+        }
+    }
+
+    /// The line has just left. `evictor` `None`: a store elsewhere took it.
+    pub fn left(&mut self, line: u64, meta: Meta, evictor: Option<u16>) {
+        self.occupancy[usize::from(meta.owner())] -= 1;
+        *self.history.at(line) = evictor.map_or(LOST_TO_STORE, |task| task + 2);
+        match evictor {
+            Some(task) => {
+                self.counters.evictions += 1;
+                self.matrix.add(task, meta.owner());
+            }
+            None => self.counters.invalidations += 1,
+        }
+    }
+
+    /// The line leaves without anybody having evicted it (a victim cache gave it back, or its frame was reused):
+    /// `remember` whether the next miss on it still is one's own.
+    pub fn taken(&mut self, line: u64, meta: Meta, remember: Option<u16>) {
+        self.occupancy[usize::from(meta.owner())] -= 1;
+        *self.history.at(line) = remember.map_or(0, |task| task + 2);
+    }
+
+    pub fn forget(&mut self, line: u64) {
+        *self.history.at(line) = 0;
+    }
+
+    pub fn arrived(&mut self, owner: u16) {
+        let at = usize::from(owner);
+        if self.occupancy.len() <= at {
+            self.occupancy.resize(at + 1, 0);
+        }
+        self.occupancy[at] += 1;
+    }
+
+    pub fn mask_of(&self, class: u8) -> Option<u64> {
+        self.masks.get(usize::from(class)).copied().flatten()
+    }
+
+    /// Ticks to queue for passing `bytes` towards the core.
+    pub fn pass_out(&mut self, at: u64, bytes: u64) -> u64 {
+        self.counters.bytes_out += bytes;
+        let queue = self.out.as_mut().map_or(0, |server| server.pass(at, bytes));
+        self.counters.queue_ticks += queue;
+        queue
+    }
+}

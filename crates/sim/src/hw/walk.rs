@@ -1,0 +1,341 @@
+//! The way of one request: L1, the caches behind it, other caches, memory.
+
+use cachemate_core::{Inclusion, Level, WritePolicy};
+
+use super::caches::{Action, Answer, Ask, Caches, Held};
+use super::counters::TaskCounters;
+use super::store::{ALL_SHARERS, EXCLUSIVE, MODIFIED, Meta, PENDING, PREFETCHED, SHARED, SHARER_BITS, SPECIAL};
+use super::unit::{ROOT, Served};
+
+/// A store that writes through carries so many bytes.
+const STORE_BYTES: u64 = 8;
+
+impl Caches {
+    /// A request at an L1 that the fast way did not serve. Counts the reference and what follows from it.
+    pub fn first_level(&mut self, l1: usize, ask: &Ask, counters: &mut TaskCounters) -> Answer {
+        let answer = self.demand(l1, ask, counters);
+        self.first_level_prefetches = 0;
+        if !self.due.is_empty() {
+            self.start_prefetches(ask, counters);
+        }
+        answer
+    }
+
+    fn demand(&mut self, l1: usize, ask: &Ask, counters: &mut TaskCounters) -> Answer {
+        let unit = &mut self.units[l1];
+        let (level, line, parent) = (unit.level, ask.address >> unit.line_shift, unit.parent);
+        let through = ask.store && unit.write == WritePolicy::Through;
+        counters.levels[level as usize].references += 1;
+        unit.counters.demand.references += 1;
+        if let Some((place, mut meta)) = unit.store.touch_if_present(line) {
+            let mut answer = self.wait_for_fill(l1, line, place, ask, counters);
+            meta.0 &= !SPECIAL;
+            if through {
+                let beyond = self.fetch(parent, l1, &Ask { through: true, ..*ask }, counters);
+                answer = Answer { done: answer.done.max(beyond.done), ..beyond };
+            } else if ask.store {
+                if meta.state() == SHARED {
+                    answer.done = answer.done.max(ask.at + self.upgrade(l1, ask));
+                    answer.served = Served::RemoteCache;
+                }
+                let store = &mut self.units[l1].store;
+                if let Some(place) = store.find(line) {
+                    let meta = store.meta(place);
+                    store.set_meta(place, meta.with_state(MODIFIED));
+                }
+            }
+            return answer;
+        }
+        self.count_miss(l1, line, ask, counters);
+        let answer = self.fetch(parent, l1, &Ask { through, ..*ask }, counters);
+        if !through {
+            let state = match () {
+                () if ask.store => MODIFIED,
+                () if level == Level::L1Instruction || self.units[l1].write == WritePolicy::Through => SHARED,
+                () if answer.dirty => MODIFIED,
+                () if answer.exclusive => EXCLUSIVE,
+                () => SHARED,
+            };
+            self.fill(l1, Meta(Meta::new(state, 0, ask.task).0 | PENDING), ask, counters);
+            self.units[l1].pending.add(line, answer.done, answer.served, ask.at);
+        }
+        self.note_prefetches(l1, line);
+        answer
+    }
+
+    fn count_miss(&mut self, at: usize, line: u64, ask: &Ask, counters: &mut TaskCounters) {
+        let unit = &mut self.units[at];
+        let cause = unit.cause(line, ask.task) as usize;
+        counters.levels[unit.level as usize].misses[cause] += 1;
+        unit.counters.demand.misses[cause] += 1;
+    }
+
+    /// A hit: when the data is there, which is later where the line is still being filled. Takes note of the first
+    /// demand for a prefetched line.
+    fn wait_for_fill(&mut self, at: usize, line: u64, place: usize, ask: &Ask, counters: &mut TaskCounters) -> Answer {
+        let unit = &mut self.units[at];
+        let mut meta = unit.store.meta(place);
+        let mut answer = Answer {
+            done: ask.at + unit.latency,
+            queue: 0,
+            served: Served::Hit(unit.level),
+            exclusive: meta.state() >= EXCLUSIVE,
+            dirty: false,
+        };
+        if meta.0 & SPECIAL == 0 {
+            return answer;
+        }
+        if meta.0 & PENDING != 0 {
+            match unit.pending.until(line) {
+                Some((done, served)) if done > answer.done => (answer.done, answer.served) = (done, served),
+                _ => meta.0 &= !PENDING,
+            }
+        }
+        let first_use = meta.0 & PREFETCHED != 0 && !ask.prefetch;
+        if first_use {
+            meta.0 &= !PREFETCHED;
+            counters.levels[unit.level as usize].prefetch_hits += 1;
+            unit.counters.demand.prefetch_hits += 1;
+        }
+        unit.store.set_meta(place, meta);
+        if first_use {
+            self.note_prefetches(at, line);
+        }
+        answer
+    }
+
+    /// `child` lacks the line (or writes through) and asks the cache behind it.
+    fn fetch(&mut self, at: usize, child: usize, ask: &Ask, counters: &mut TaskCounters) -> Answer {
+        if at == ROOT {
+            return self.beyond(child, ask, counters);
+        }
+        let below = self.units[child].line_shift;
+        let unit = &mut self.units[at];
+        let line = ask.address >> unit.line_shift;
+        if !ask.prefetch {
+            counters.levels[unit.level as usize].references += 1;
+            unit.counters.demand.references += 1;
+        }
+        let victim = unit.is_victim();
+        let place = unit.store.find(line);
+        let sector = unit.sector(ask.address, below);
+        match place.filter(|&place| !victim || unit.store.meta(place).sharers() & sector != 0) {
+            Some(place) if victim => self.hit_victim(at, child, place, sector, ask),
+            Some(place) => self.hit(at, child, line, place, ask, counters),
+            None => self.miss(at, child, line, ask, counters),
+        }
+    }
+
+    fn hit(
+        &mut self,
+        at: usize,
+        child: usize,
+        line: u64,
+        place: usize,
+        ask: &Ask,
+        counters: &mut TaskCounters,
+    ) -> Answer {
+        let (below, bit) = (self.units[child].line_shift, self.units[child].bit);
+        self.units[at].store.touch(line, place);
+        let mut answer = self.wait_for_fill(at, line, place, ask, counters);
+        let mut meta = self.units[at].store.meta(place);
+        if !ask.through {
+            answer.queue = self.units[at].pass_out(ask.at, 1 << below);
+            answer.done += answer.queue;
+        }
+        let unit = &self.units[at];
+        let crowded = unit.children.len() > SHARER_BITS as usize;
+        if (crowded || meta.sharers() & !bit != 0) && (ask.store || unit.children_own) {
+            let action = if ask.store { Action::Take } else { Action::Share };
+            let held = self.siblings(at, child, meta.sharers(), ask, below, action);
+            if held.dirty {
+                meta = meta.with_state(MODIFIED);
+                answer.done = answer.done.max(ask.at + self.same_package.unwrap_or(0) + answer.queue);
+                answer.served = Served::RemoteCache;
+                counters.remote_cache_hits += u64::from(!ask.prefetch);
+            }
+            answer.exclusive &= !held.any || ask.store;
+            if below == self.units[at].line_shift && !crowded && (ask.store || !held.any) {
+                meta = meta.with_sharers(meta.sharers() & bit);
+            }
+        }
+        if ask.store && meta.state() == SHARED {
+            answer.done = answer.done.max(ask.at + self.upgrade(at, ask));
+            answer.exclusive = true;
+            meta = meta.with_state(EXCLUSIVE);
+        }
+        if ask.through {
+            match self.units[at].write {
+                WritePolicy::Back => meta = meta.with_state(MODIFIED),
+                WritePolicy::Through => answer = self.pass_store(at, ask, counters),
+            }
+        } else {
+            meta = meta.with_sharers(meta.sharers() | bit);
+        }
+        self.units[at].store.set_meta(place, meta);
+        answer
+    }
+
+    /// A store goes on from a cache that writes through.
+    fn pass_store(&mut self, at: usize, ask: &Ask, counters: &mut TaskCounters) -> Answer {
+        let parent = self.units[at].parent;
+        if parent != ROOT {
+            return self.fetch(parent, at, ask, counters);
+        }
+        let held = self.other_roots(at, ask, Action::Take);
+        counters.memory_write_bytes += STORE_BYTES;
+        self.dram.write(ask.address, ask.package, STORE_BYTES, ask.at);
+        let latency = if held.any { self.remote_latency(ask, held) } else { self.units[at].latency };
+        Answer {
+            done: ask.at + latency,
+            queue: 0,
+            served: Served::Hit(self.units[at].level),
+            exclusive: true,
+            dirty: false,
+        }
+    }
+
+    /// The line moves back to the level before.
+    fn hit_victim(&mut self, at: usize, child: usize, place: usize, sector: u32, ask: &Ask) -> Answer {
+        let bytes = 1 << self.units[child].line_shift;
+        let unit = &mut self.units[at];
+        let line = ask.address >> unit.line_shift;
+        let meta = unit.store.meta(place);
+        let left = meta.sharers() & !sector;
+        if left == 0 {
+            unit.store.remove(place);
+            unit.taken(line, meta, Some(ask.task));
+        } else {
+            unit.store.set_meta(place, meta.with_sharers(left));
+        }
+        let queue = unit.pass_out(ask.at, bytes);
+        let mut answer = Answer {
+            done: ask.at + unit.latency + queue,
+            queue,
+            served: Served::Hit(unit.level),
+            exclusive: meta.state() >= EXCLUSIVE,
+            dirty: meta.state() == MODIFIED,
+        };
+        if ask.store && !answer.exclusive {
+            answer.done = answer.done.max(ask.at + self.upgrade(child, ask));
+            answer.exclusive = true;
+        }
+        answer
+    }
+
+    fn miss(&mut self, at: usize, child: usize, line: u64, ask: &Ask, counters: &mut TaskCounters) -> Answer {
+        if !ask.prefetch {
+            self.count_miss(at, line, ask, counters);
+        }
+        let unit = &self.units[at];
+        let (span, victim, parent) = (unit.line_shift, unit.is_victim(), unit.parent);
+        if ask.through && unit.write == WritePolicy::Through {
+            return self.pass_store(at, ask, counters);
+        }
+        let mut sharers = self.units[child].bit;
+        let below = self.units[child].line_shift;
+        let mut held = Held::default();
+        if unit.inclusion != Inclusion::Inclusive && unit.children.len() > 1 {
+            let action = if ask.store { Action::Take } else { Action::Share };
+            held = self.siblings(at, child, !0, ask, if victim { below } else { span }, action);
+        }
+        let mut answer = if held.any {
+            let latency = self.remote_latency(ask, held);
+            counters.remote_cache_hits += u64::from(!ask.prefetch);
+            if ask.store && !held.exclusive {
+                self.upgrade(at, ask);
+            }
+            if victim && held.dirty && !ask.store {
+                self.write_back(parent, 1 << below, ask, counters);
+                held.dirty = false;
+            }
+            if !ask.store {
+                sharers = !0;
+            }
+            let exclusive = held.exclusive || ask.store;
+            Answer { done: ask.at + latency, queue: 0, served: Served::RemoteCache, exclusive, dirty: held.dirty }
+        } else {
+            self.fetch(parent, at, &Ask { through: false, ..*ask }, counters)
+        };
+        if !victim {
+            let state = match () {
+                () if ask.through || answer.dirty => MODIFIED,
+                () if answer.exclusive => EXCLUSIVE,
+                () => SHARED,
+            };
+            answer.dirty = false;
+            let meta = Meta::new(state, sharers & ALL_SHARERS, ask.task);
+            self.fill(at, Meta(meta.0 | PENDING), ask, counters);
+            self.units[at].pending.add(line, answer.done, answer.served, ask.at);
+        }
+        if !ask.through {
+            let queue = self.units[at].pass_out(ask.at + answer.queue, 1 << below);
+            answer.queue += queue;
+            answer.done += queue;
+        }
+        answer.exclusive &= !held.any || ask.store;
+        if !ask.prefetch {
+            self.note_prefetches(at, line);
+        }
+        answer
+    }
+
+    /// Nothing on the path has it: other roots, or memory.
+    fn beyond(&mut self, root: usize, ask: &Ask, counters: &mut TaskCounters) -> Answer {
+        let bytes = 1u64 << self.units[root].line_shift.min(self.directory_shift);
+        let held = self.other_roots(root, ask, if ask.store { Action::Take } else { Action::Share });
+        if held.any {
+            if held.dirty && !ask.store {
+                counters.memory_write_bytes += bytes;
+                self.dram.write(ask.address, ask.package, bytes, ask.at);
+            }
+            counters.remote_cache_hits += u64::from(!ask.prefetch);
+            return Answer {
+                done: ask.at + self.remote_latency(ask, held),
+                queue: 0,
+                served: Served::RemoteCache,
+                exclusive: ask.store,
+                dirty: held.dirty && ask.store,
+            };
+        }
+        let (latency, queue, served) = self.dram.read(ask.address, ask.package, bytes, ask.at);
+        counters.memory_read_bytes += bytes;
+        Answer { done: ask.at + latency + queue, queue, served, exclusive: true, dirty: false }
+    }
+
+    /// A demand miss, or the first hit on a prefetched line: notes what the prefetchers expect next.
+    fn note_prefetches(&mut self, at: usize, line: u64) {
+        if let Some(fetcher) = &mut self.units[at].prefetcher {
+            fetcher.wants(line, |line| self.due.push((at, line)));
+        }
+    }
+
+    /// Prefetchers hold back while the memory controller has more waiting than one access takes.
+    fn start_prefetches(&mut self, ask: &Ask, counters: &mut TaskCounters) {
+        let due = std::mem::take(&mut self.due);
+        for &(at, line) in &due {
+            let unit = &self.units[at];
+            let address = line << unit.line_shift;
+            let next = Ask { address, store: false, through: false, prefetch: true, ..*ask };
+            if unit.store.find(line).is_some() || self.dram.is_crowded(address, ask.package, ask.at) {
+                continue;
+            }
+            let answer = self.fetch(unit.parent, at, &next, counters);
+            let unit = &mut self.units[at];
+            unit.counters.prefetches += 1;
+            self.first_level_prefetches += u32::from(unit.level == Level::L1Data);
+            let owns = unit.level != Level::L1Instruction && unit.write == WritePolicy::Back;
+            let state = match () {
+                () if answer.dirty => MODIFIED,
+                () if answer.exclusive && owns => EXCLUSIVE,
+                () => SHARED,
+            };
+            let sharers = if unit.inclusion == Inclusion::Inclusive { 0 } else { ALL_SHARERS };
+            let meta = Meta(Meta::new(state, sharers, ask.task).0 | PENDING | PREFETCHED);
+            unit.pending.add(line, answer.done, answer.served, ask.at);
+            self.fill(at, meta, &next, counters);
+        }
+        self.due = due;
+        self.due.clear();
+    }
+}

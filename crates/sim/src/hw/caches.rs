@@ -144,16 +144,22 @@ impl Caches {
     }
 
     /// Looks for copies of the bytes `address` .. + 2^span in a cache and all before it, and acts on them.
-    pub fn snoop(&mut self, at: usize, address: u64, span: u32, action: Action) -> Held {
+    pub fn snoop(&mut self, at: usize, address: u64, asked: u32, action: Action) -> Held {
         let mut held = Held::default();
         let mut sharers = 0;
         let unit = &mut self.units[at];
-        let span = span.max(unit.line_shift);
+        let span = asked.max(unit.line_shift);
         let first = address >> span << (span - unit.line_shift);
         let victim = unit.is_victim();
+        // Of a victim cache's line, the sectors that overlap.
+        let wanted = if victim { self.sectors(at, address, asked) } else { 0 };
+        let unit = &mut self.units[at];
         for line in first..first + (1 << (span - unit.line_shift)) {
             let Some(place) = unit.store.find(line) else { continue };
             let meta = unit.store.meta(place);
+            if victim && meta.sharers() & wanted == 0 {
+                continue;
+            }
             held.any = true;
             held.package = Some(unit.package);
             held.exclusive |= meta.state() >= EXCLUSIVE;
@@ -162,6 +168,9 @@ impl Caches {
             match action {
                 Action::Share if meta.state() > SHARED => unit.store.set_meta(place, meta.with_state(SHARED)),
                 Action::Share => {}
+                Action::Take | Action::Drop(_) if victim && meta.sharers() & !wanted != 0 => {
+                    unit.store.set_meta(place, meta.with_sharers(meta.sharers() & !wanted));
+                }
                 Action::Take | Action::Drop(_) => {
                     unit.store.remove(place);
                     let by = if let Action::Drop(task) = action { Some(task) } else { None };
@@ -179,10 +188,18 @@ impl Caches {
         for nth in 0..self.units[at].children.len() {
             let child = self.units[at].children[nth];
             if sharers & self.units[child].bit != 0 {
-                held = held.and(self.snoop(child, address, span, action), None);
+                held = held.and(self.snoop(child, address, asked, action), None);
             }
         }
         held
+    }
+
+    /// Sectors of a victim cache's line that overlap the bytes `address` .. + 2^span.
+    fn sectors(&self, at: usize, address: u64, span: u32) -> u32 {
+        let (unit, below) = (&self.units[at], self.below_shift(at));
+        let start = address >> span << span;
+        let sectors = 1u64 << span.clamp(below, unit.line_shift) >> below;
+        (0..sectors).fold(0, |wanted, nth| wanted | unit.sector(start + (nth << below), below))
     }
 
     /// The other children of `at` than `asking`, those with a bit in `sharers`.

@@ -120,7 +120,7 @@ impl Caches {
         let place = unit.store.find(line);
         let sector = unit.sector(ask.address, below);
         match place.filter(|&place| !victim || unit.store.meta(place).sharers() & sector != 0) {
-            Some(place) if victim => self.hit_victim(at, child, place, sector, ask),
+            Some(place) if victim => self.hit_victim(at, child, place, ask, counters),
             Some(place) => self.hit(at, child, line, place, ask, counters),
             None => self.miss(at, child, line, ask, counters),
         }
@@ -195,12 +195,15 @@ impl Caches {
         }
     }
 
-    /// The line moves back to the level before.
-    fn hit_victim(&mut self, at: usize, child: usize, place: usize, sector: u32, ask: &Ask) -> Answer {
-        let bytes = 1 << self.units[child].line_shift;
+    /// Takes a sector out of a victim cache; the state it had, 0 where it was not there.
+    fn withdraw(&mut self, at: usize, ask: &Ask, below: u32) -> u32 {
         let unit = &mut self.units[at];
-        let line = ask.address >> unit.line_shift;
+        let (line, sector) = (ask.address >> unit.line_shift, unit.sector(ask.address, below));
+        let Some(place) = unit.store.find(line) else { return 0 };
         let meta = unit.store.meta(place);
+        if meta.sharers() & sector == 0 {
+            return 0;
+        }
         let left = meta.sharers() & !sector;
         if left == 0 {
             unit.store.remove(place);
@@ -208,6 +211,16 @@ impl Caches {
         } else {
             unit.store.set_meta(place, meta.with_sharers(left));
         }
+        meta.state()
+    }
+
+    /// The line moves back to the level before.
+    fn hit_victim(&mut self, at: usize, child: usize, place: usize, ask: &Ask, counters: &mut TaskCounters) -> Answer {
+        let bytes = 1 << self.units[child].line_shift;
+        let unit = &mut self.units[at];
+        let meta = unit.store.meta(place);
+        self.withdraw(at, ask, self.units[child].line_shift);
+        let unit = &mut self.units[at];
         let queue = unit.pass_out(ask.at, bytes);
         let mut answer = Answer {
             done: ask.at + unit.latency + queue,
@@ -216,10 +229,20 @@ impl Caches {
             exclusive: meta.state() >= EXCLUSIVE,
             dirty: meta.state() == MODIFIED,
         };
-        if ask.store && !answer.exclusive {
-            answer.done = answer.done.max(ask.at + self.upgrade(child, ask));
-            answer.exclusive = true;
+        // Others before this cache may share the line, or have kept it when the level between evicted it.
+        let span = self.units[child].line_shift;
+        let action = if ask.store { Action::Take } else { Action::Share };
+        let held = self.siblings(at, child, !0, ask, span, action);
+        answer.exclusive &= !held.any || ask.store;
+        // Dirty means owned: what becomes shared is written out.
+        if (held.dirty && !ask.store) || (answer.dirty && !answer.exclusive) {
+            self.write_back(self.units[at].parent, bytes, ask, counters);
+            answer.dirty = false;
         }
+        if ask.store && meta.state() == SHARED && !held.exclusive {
+            answer.done = answer.done.max(ask.at + self.upgrade(at, ask));
+        }
+        answer.exclusive |= ask.store;
         answer
     }
 
@@ -242,6 +265,12 @@ impl Caches {
         let mut answer = if held.any {
             let latency = self.remote_latency(ask, held);
             counters.remote_cache_hits += u64::from(!ask.prefetch);
+            if !victim && parent != ROOT && self.units[parent].is_victim() {
+                // It must not stay behind a cache that has it again.
+                let state = self.withdraw(parent, ask, span);
+                held.exclusive |= state >= EXCLUSIVE;
+                held.dirty |= state == MODIFIED;
+            }
             if ask.store && !held.exclusive {
                 self.upgrade(at, ask);
             }

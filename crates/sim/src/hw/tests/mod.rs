@@ -1,7 +1,9 @@
 //! Questions to the hardware, and what they are asked with.
 
+mod coherence;
 mod memory;
 mod pipeline;
+mod replacement;
 
 use cachemate_core::*;
 

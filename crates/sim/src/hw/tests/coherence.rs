@@ -1,0 +1,207 @@
+//! Inclusion, exclusion and MESI under random traffic, and books that add up.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::hw::store::{EXCLUSIVE, SHARER_BITS};
+use crate::hw::unit::ROOT;
+
+/// Two packages of two cores over small caches of the given kinds.
+fn small(
+    first: WritePolicy,
+    second: Inclusion,
+    third: Option<Inclusion>,
+    per_l2: u32,
+    replacement: Replacement,
+) -> MachineSpec {
+    let mut spec = machine();
+    (spec.packages, spec.cores_per_package, spec.memory.nodes) = (2, 2, 2);
+    spec.caches = vec![
+        CacheSpec { replacement, ..cache(Level::L1Instruction, 512, 2, 1, 1) },
+        CacheSpec { write: first, replacement, line_bytes: 32, ..cache(Level::L1Data, 512, 2, 3, 1) },
+        CacheSpec { inclusion: second, replacement, ..cache(Level::L2, 2 << 10, 4, 14, per_l2) },
+    ];
+    spec.caches.extend(third.map(|inclusion| {
+        let line_bytes = if inclusion == Inclusion::Victim { 128 } else { 64 };
+        CacheSpec { inclusion, line_bytes, replacement, ..cache(Level::L3, 4 << 10, 4, 40, 2) }
+    }));
+    spec.coherence = CoherenceSpec { same_package_cycles: Some(30), other_package_cycles: Some(120) };
+    spec.prefetchers = vec![
+        PrefetcherSpec::AdjacentLine { level: Level::L1Data },
+        PrefetcherSpec::Stride { level: Level::L2, streams: 4, degree: 2 },
+    ];
+    spec
+}
+
+fn on_path(hw: &Hardware, from: usize, to: usize) -> bool {
+    let mut at = from;
+    while at != ROOT {
+        if at == to {
+            return true;
+        }
+        at = hw.caches.units[at].parent;
+    }
+    false
+}
+
+/// Byte ranges a unit holds, with state; a victim cache's sectors one by one.
+fn held(hw: &Hardware, at: usize) -> Vec<(u64, u64, u32)> {
+    let unit = &hw.caches.units[at];
+    let below = hw.caches.below_shift(at);
+    let mut ranges = Vec::new();
+    for (line, meta) in unit.store.lines() {
+        let start = line << unit.line_shift;
+        if !unit.is_victim() {
+            ranges.push((start, start + (1 << unit.line_shift), meta.state()));
+            continue;
+        }
+        for sector in 0..SHARER_BITS.min(1 << (unit.line_shift - below)) {
+            if meta.sharers() >> sector & 1 == 1 {
+                let start = start + (u64::from(sector) << below);
+                ranges.push((start, start + (1 << below), meta.state()));
+            }
+        }
+    }
+    ranges
+}
+
+fn check_invariants(hw: &Hardware) {
+    let count = hw.caches.units.len();
+    let all: Vec<_> = (0..count).map(|at| held(hw, at)).collect();
+    let overlap = |a: &(u64, u64, u32), b: &(u64, u64, u32)| a.0 < b.1 && b.0 < a.1;
+    for one in 0..count {
+        for other in 0..count {
+            if one == other || on_path(hw, one, other) || on_path(hw, other, one) {
+                continue;
+            }
+            for range in all[one].iter().filter(|range| range.2 >= EXCLUSIVE) {
+                let copy = all[other].iter().find(|copy| overlap(range, copy));
+                assert!(copy.is_none(), "{range:x?} is owned by cache {one} and also in {other}: {copy:x?}");
+            }
+        }
+        let parent = hw.caches.units[one].parent;
+        if parent == ROOT {
+            continue;
+        }
+        for range in &all[one] {
+            let behind = all[parent].iter().find(|copy| overlap(range, copy));
+            match hw.caches.units[parent].inclusion {
+                Inclusion::Inclusive => assert!(behind.is_some(), "{range:x?} of {one} is missing in {parent}"),
+                Inclusion::Victim => assert!(
+                    behind.is_none_or(|copy| copy.2 < EXCLUSIVE),
+                    "{range:x?} is in {one} and owned by its victim cache {parent}"
+                ),
+                Inclusion::Neither => {}
+            }
+            let unit = &hw.caches.units[parent];
+            if let Some(place) = unit.store.find(range.0 >> unit.line_shift).filter(|_| !unit.is_victim()) {
+                let bit = hw.caches.units[one].bit;
+                assert!(
+                    unit.store.meta(place).sharers() & bit != 0,
+                    "{parent} does not know that {one} has {range:x?}"
+                );
+            }
+        }
+    }
+}
+
+fn kinds() -> impl Strategy<Value = MachineSpec> {
+    let write = prop_oneof![Just(WritePolicy::Back), Just(WritePolicy::Through)];
+    let second = prop_oneof![Just(Inclusion::Inclusive), Just(Inclusion::Neither)];
+    let third = prop_oneof![
+        Just(None),
+        Just(Some(Inclusion::Inclusive)),
+        Just(Some(Inclusion::Neither)),
+        Just(Some(Inclusion::Victim))
+    ];
+    let replacement = prop_oneof![Just(Replacement::Lru), Just(Replacement::TreePlru), Just(Replacement::Random)];
+    (write, second, third, 1..=2u32, replacement)
+        .prop_map(|(write, second, third, per_l2, replacement)| small(write, second, third, per_l2, replacement))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    /// Do inclusion, exclusion and single ownership hold at every stop, whatever four cores do to shared lines, and do
+    /// the books of tasks and caches agree?
+    #[test]
+    fn coherence_holds_under_random_traffic(spec in kinds(), seed in any::<u64>()) {
+        let mut dice = Dice(seed);
+        let mut hw = hardware(&spec);
+        for cpu in 0..4u32 {
+            let access = |dice: &mut Dice| {
+                let address = if dice.below(4) == 0 { dice.below(256) * 32 } else { dice.below(32) * 32 };
+                match dice.below(8) {
+                    0 => Access::jump((1 << 16) + dice.below(64) * 64, 3),
+                    1..=3 => Access::store(address, 2),
+                    4 => Access::dependent_load(address, 1),
+                    _ => Access::load(address, 2),
+                }
+            };
+            let accesses = (0..400).map(|_| access(&mut dice)).collect();
+            hw.load(CpuId(cpu), thread(cpu, 0, accesses, true), u64::from(cpu) * 3);
+        }
+        for stop in 1..20 {
+            hw.run(stop * 500, &mut Plain);
+            check_invariants(&hw);
+        }
+        let (done, _) = finish(&mut hw, 10_000);
+        let mut caches = [0; LEVELS];
+        for at in 0..hw.caches.units.len() {
+            let unit = &hw.caches.units[at];
+            caches[unit.level as usize] += unit.counters.demand.references;
+            let lines = unit.store.lines().count() as u64;
+            let owned: u64 = unit.occupancy.iter().map(|&lines| u64::from(lines)).sum();
+            prop_assert_eq!(lines, owned, "every line has one owner");
+            let evicted: u64 = unit.matrix.nonzero().map(|(_, _, lines)| lines).sum();
+            prop_assert_eq!(evicted, unit.counters.evictions);
+        }
+        for thread in &done {
+            assert_balanced(&thread.counters);
+        }
+        for level in ALL_LEVELS {
+            let tasks: u64 = done.iter().map(|thread| thread.counters.levels[level as usize].references).sum();
+            prop_assert_eq!(tasks, caches[level as usize], "references of tasks and caches at {:?}", level);
+        }
+    }
+
+    /// Does the same seed give the same bits, and stopping in between change nothing that a lone core does?
+    #[test]
+    fn the_same_run_gives_the_same_counters(spec in kinds(), seed in any::<u64>()) {
+        let run = |stops: u64| {
+            let mut dice = Dice(seed);
+            let mut hw = hardware(&spec);
+            let accesses = (0..500).map(|_| Access::store(dice.below(300) * 32, 2)).collect();
+            hw.load(CpuId(1), thread(0, 0, accesses, true), 0);
+            for stop in 1..=stops {
+                hw.run(20_000 * stop / stops, &mut Plain);
+            }
+            hw.unload(CpuId(1)).unwrap().counters
+        };
+        prop_assert_eq!(run(1), run(1));
+        prop_assert_eq!(run(1), run(7));
+    }
+}
+
+/// Does a line that another package wrote cost the remote latency, count as a remote hit, and its loss as coherence?
+#[test]
+fn a_line_written_elsewhere_costs_the_remote_latency_and_is_counted() {
+    for (writer, latency) in [(1, 30), (2, 120)] {
+        let spec = small(WritePolicy::Back, Inclusion::Neither, None, 1, Replacement::Lru);
+        let mut hw = Hardware::new(&spec, HwOptions { prefetch: false, ..HwOptions::default() }).unwrap();
+        let load = |hw: &mut Hardware, cpu: u32, at: u64, access: Access| {
+            hw.load(CpuId(cpu), thread(cpu, 0, vec![access], false), at);
+            finish(hw, at + 1000).0.remove(0).counters
+        };
+        load(&mut hw, 0, 0, Access::load(0, 0));
+        load(&mut hw, writer, 1000, Access::store(0, 0));
+        // The second access waits for the first one's value.
+        let both = vec![Access::load(0, 0), Access::dependent_load(0, 0)];
+        hw.load(CpuId(0), thread(0, 0, both, false), 2000);
+        let counters = finish(&mut hw, 3000).0.remove(0).counters;
+        assert_eq!(counters.remote_cache_hits, 1);
+        assert_eq!(counters.stalls.remote_cache, latency - 1, "the issue itself is the first cycle");
+        assert_eq!(counters.levels[Level::L1Data as usize].caused(MissCause::Coherence), 1);
+        assert_eq!(counters.levels[Level::L2 as usize].caused(MissCause::Coherence), 1);
+    }
+}

@@ -1,0 +1,213 @@
+//! Who stays and who goes, against oracles; partitions; causes.
+
+use super::*;
+
+/// Skewed random lines: small numbers often.
+fn skewed(seed: u64, count: usize, lines: u64) -> Vec<u64> {
+    let mut dice = Dice(seed);
+    let one = |dice: &mut Dice| {
+        let below = dice.below(lines) + 1;
+        dice.below(below)
+    };
+    (0..count).map(|_| one(&mut dice)).collect()
+}
+
+fn loads(lines: &[u64]) -> Vec<Access> {
+    lines.iter().map(|&line| Access::load(line * 64, 1)).collect()
+}
+
+/// Misses of a plain list per set, most recent first.
+fn oracle(lines: &[u64], sets: u64, ways: usize) -> Vec<u64> {
+    let mut lists = vec![Vec::new(); sets as usize];
+    let mut missed = Vec::new();
+    for &line in lines {
+        let list: &mut Vec<u64> = &mut lists[(line % sets) as usize];
+        match list.iter().position(|&other| other == line) {
+            Some(at) => drop(list.remove(at)),
+            None => missed.push(line),
+        }
+        list.insert(0, line);
+        list.truncate(ways);
+    }
+    missed
+}
+
+fn run_one(spec: &MachineSpec, lines: &[u64]) -> TaskCounters {
+    let mut hw = hardware(spec);
+    hw.load(CpuId(0), thread(0, 0, loads(lines), false), 0);
+    finish(&mut hw, u64::MAX / 4).0.remove(0).counters
+}
+
+/// Do the misses of a fully associative LRU cache equal the stack-distance curve at every size?
+#[test]
+fn fully_associative_lru_misses_equal_the_stack_distance_curve_at_every_size() {
+    let lines = skewed(3, 4_000, 64);
+    let mut stack: Vec<u64> = Vec::new();
+    let mut distances = vec![0u64; 66];
+    for &line in &lines {
+        let at = stack.iter().position(|&other| other == line);
+        at.map(|at| stack.remove(at));
+        distances[at.unwrap_or(65)] += 1;
+        stack.insert(0, line);
+    }
+    for ways in 1..=64u32 {
+        let mut spec = machine();
+        spec.caches[0] = cache(Level::L1Data, u64::from(ways) * 64, ways, 3, 1);
+        let found = run_one(&spec, &lines).levels[Level::L1Data as usize].all_misses();
+        let expected: u64 = distances[ways as usize..].iter().sum();
+        assert_eq!(found, expected, "{ways} lines");
+    }
+}
+
+/// Do set-associative caches of two levels miss exactly as lists do, power-of-two sets or not?
+#[test]
+fn set_associative_misses_equal_an_independent_model() {
+    for (ways, outer_sets, outer_ways) in [(2, 16, 4), (4, 16, 8), (8, 24, 12), (3, 20, 5), (16, 64, 16)] {
+        let lines = skewed(ways, 20_000, 1500);
+        let mut spec = machine();
+        spec.caches[0] = cache(Level::L1Data, ways * 8 * 64, ways as u32, 3, 1);
+        spec.caches[1] = cache(Level::L2, outer_sets * outer_ways * 64, outer_ways as u32, 14, 1);
+        let counters = run_one(&spec, &lines);
+        let first = oracle(&lines, 8, ways as usize);
+        let second = oracle(&first, outer_sets, outer_ways as usize);
+        let l1 = counters.levels[Level::L1Data as usize];
+        let l2 = counters.levels[Level::L2 as usize];
+        assert_eq!((l1.references, l1.all_misses()), (20_000, first.len() as u64));
+        assert_eq!((l2.references, l2.all_misses()), (first.len() as u64, second.len() as u64));
+        let mut distinct = first.clone();
+        distinct.sort();
+        distinct.dedup();
+        assert_eq!(l1.caused(MissCause::Cold), distinct.len() as u64, "cold misses are first touches");
+        assert_eq!(l1.caused(MissCause::Own), l1.all_misses() - distinct.len() as u64);
+        assert_eq!(counters.memory_read_bytes, second.len() as u64 * 64);
+    }
+}
+
+/// Is tree PLRU the textbook's: as LRU for two ways, and on four ways the known victim?
+#[test]
+fn tree_plru_points_away_from_recent_halves() {
+    let mut spec = machine();
+    let lines = skewed(9, 5_000, 60);
+    let misses = |spec: &MachineSpec, lines: &[u64]| run_one(spec, lines).levels[1].all_misses();
+    spec.caches[0] = CacheSpec { replacement: Replacement::TreePlru, ..cache(Level::L1Data, 1024, 2, 3, 1) };
+    assert_eq!(misses(&spec, &lines), oracle(&lines, 8, 2).len() as u64);
+    // a b c d, then a: the tree points to the other half, at c. LRU would take b.
+    spec.caches[0] = CacheSpec { replacement: Replacement::TreePlru, ..cache(Level::L1Data, 256, 4, 3, 1) };
+    assert_eq!(misses(&spec, &[0, 1, 2, 3, 0, 4, 1]), 5, "b stayed");
+    assert_eq!(misses(&spec, &[0, 1, 2, 3, 0, 4, 2]), 6, "c went");
+}
+
+/// Does random replacement keep a cyclic pattern partly resident (where LRU loses all of it)?
+#[test]
+fn random_replacement_keeps_part_of_a_loop_that_lru_loses() {
+    let mut spec = machine();
+    let cyclic: Vec<u64> = (0..20_000).map(|at| at % 20).collect();
+    let misses = |replacement, spec: &mut MachineSpec| {
+        spec.caches[0] = CacheSpec { replacement, ..cache(Level::L1Data, 1024, 16, 3, 1) };
+        run_one(spec, &cyclic).levels[1].all_misses()
+    };
+    assert_eq!(misses(Replacement::Lru, &mut spec), 20_000);
+    // Independent reference theory of random replacement: m = 1 - (1 - 1/16)^(20 m) has its root at m = 0.355.
+    let found = misses(Replacement::Random, &mut spec) as f64 / 20_000.0;
+    assert!((found - 0.355).abs() < 0.03, "{found}");
+}
+
+/// Two cores on one L2: misses at the L2 of the task on CPU 0, alone or beside a neighbour that streams.
+fn beside(
+    spec: &MachineSpec,
+    neighbour: bool,
+    prepare: impl Fn(&mut Hardware),
+    frames: &mut dyn Frames,
+) -> LevelCounts {
+    let mut hw = hardware(spec);
+    prepare(&mut hw);
+    let lines = skewed(5, 20_000, 200);
+    let mut one = thread(0, 0, loads(&lines), false);
+    one.class = 1;
+    hw.load(CpuId(0), one, 0);
+    if neighbour {
+        let mut other = thread(1, 1, (0..5_000).map(|line| Access::store(line * 64, 0)).collect(), true);
+        other.class = 2;
+        hw.load(CpuId(1), other, 0);
+    }
+    loop {
+        if let Stop::Turn { turn: Turn::Exit, cpu: CpuId(0), .. } = hw.run(u64::MAX / 4, frames) {
+            return hw.unload(CpuId(0)).unwrap().counters.levels[Level::L2 as usize];
+        }
+    }
+}
+
+/// Do exclusive way masks make a victim's hits independent of its neighbour, and does it suffer without them?
+#[test]
+fn exclusive_way_masks_make_hits_independent_of_the_neighbour() {
+    let mut spec = machine();
+    (spec.cores_per_package, spec.caches[1].shared_by_cores) = (2, 2);
+    spec.caches[1].way_partitions = Some(WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
+    for replacement in [Replacement::Lru, Replacement::TreePlru] {
+        spec.caches[1].replacement = replacement;
+        let masks = |hw: &mut Hardware| {
+            hw.set_way_mask(CacheId(2), 1, &"0-3".parse().unwrap()).unwrap();
+            hw.set_way_mask(CacheId(2), 2, &"4-7".parse().unwrap()).unwrap();
+        };
+        let alone = beside(&spec, false, masks, &mut Plain);
+        assert_eq!(alone, beside(&spec, true, masks, &mut Plain));
+        let open = beside(&spec, true, |_| {}, &mut Plain);
+        assert!(open.caused(MissCause::InterTask) > 1_000 && open.all_misses() > alone.all_misses());
+    }
+}
+
+/// Frames of one half of the colours per process.
+struct Coloured;
+
+impl Frames for Coloured {
+    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
+        Framed { frame: 2 * (page + 4096 * u64::from(process.0)) + u64::from(process.0 % 2), cost_cycles: 0 }
+    }
+}
+
+/// Do disjoint colours do the same?
+#[test]
+fn disjoint_colours_make_hits_independent_of_the_neighbour() {
+    let mut spec = machine();
+    spec.cores_per_package = 2;
+    // 128 sets of 64 bytes: two pages, two colours.
+    spec.caches[1] = cache(Level::L2, 32 << 10, 4, 14, 2);
+    assert_eq!(spec.colours_of(&spec.caches[1]), 2);
+    let alone = beside(&spec, false, |_| {}, &mut Coloured);
+    assert_eq!(alone, beside(&spec, true, |_| {}, &mut Coloured));
+    assert!(beside(&spec, true, |_| {}, &mut Plain).caused(MissCause::InterTask) > 0);
+}
+
+/// Are masks that the cache cannot have refused, with what was expected?
+#[test]
+fn impossible_way_masks_are_refused() {
+    let mut spec = machine();
+    let mask = |text: &str| text.parse::<IndexSet>().unwrap();
+    assert!(hardware(&spec).set_way_mask(CacheId(1), 0, &mask("0-3")).is_err(), "no partitions");
+    spec.caches[1].way_partitions = Some(WayPartitions { groups: 2, ways_at_least: 2, contiguous: true });
+    let mut hw = hardware(&spec);
+    for (class, ways) in [(2, "0-3"), (0, "1"), (0, "0,2"), (0, "7-8"), (0, "")] {
+        let refused = hw.set_way_mask(CacheId(1), class, &mask(ways)).unwrap_err();
+        assert!(!refused.expected.is_empty(), "{refused}");
+    }
+    assert_eq!(hw.set_way_mask(CacheId(1), 1, &mask("4-7")), Ok(()));
+    assert!(hw.set_way_mask(CacheId(9), 1, &mask("4-7")).is_err());
+}
+
+/// Who evicted whom: do two tasks that fight for one set appear as such?
+#[test]
+fn the_matrix_names_evictor_and_victim() {
+    let mut spec = machine();
+    (spec.cores_per_package, spec.caches[1]) = (2, cache(Level::L2, 256, 4, 14, 2));
+    let mut hw = hardware(&spec);
+    hw.load(CpuId(0), thread(0, 0, (0..100).map(|at| Access::load(at * 64, 0)).collect(), true), 0);
+    hw.load(CpuId(1), thread(5, 1, (0..100).map(|at| Access::load(at * 64, at as u32 % 7 * 90)).collect(), true), 0);
+    finish(&mut hw, 50_000);
+    let pairs = hw.evictions(CacheId(2));
+    for pair in [(0, 0), (0, 5), (5, 0), (5, 5)] {
+        let found = pairs.iter().find(|found| (found.0.0, found.1.0) == pair);
+        assert!(found.is_some() || pair.0 == pair.1, "{pair:?} in {pairs:?}");
+    }
+    let bytes: u64 = hw.occupancy_bytes(CacheId(2)).iter().map(|(_, bytes)| bytes).sum();
+    assert_eq!(bytes, 256);
+}

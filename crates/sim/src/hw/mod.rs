@@ -317,12 +317,13 @@ impl Hardware {
         let (core, at) = self.context(cpu);
         self.cores[core].contexts[at].counters
     }
-    /// Of no such cache, node or bus: zeros of nothing, so `None`.
-    pub fn cache_counters(&self, cache: CacheId) -> Option<CacheCounters> {
-        self.unit(cache).ok().map(|unit| unit.counters)
+    /// Of a cache of this machine; another id has counted nothing.
+    pub fn cache_counters(&self, cache: CacheId) -> CacheCounters {
+        self.unit(cache).map(|unit| unit.counters).unwrap_or_default()
     }
-    pub fn memory_counters(&self, node: u32) -> Option<MemoryCounters> {
-        self.caches.dram.memory_counters(node)
+    /// Of a node of this machine; another number has counted nothing.
+    pub fn memory_counters(&self, node: u32) -> MemoryCounters {
+        self.caches.dram.memory_counters(node).unwrap_or_default()
     }
     /// `None` where packages have no bus.
     pub fn bus_counters(&self, package: u32) -> Option<BusCounters> {

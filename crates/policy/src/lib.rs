@@ -7,9 +7,11 @@
 //! - [`placement`]: both together on a machine's topology, with the reasons in plain words.
 //! - [`policies`]: one file per policy, and the registry by name.
 
+pub mod conformance;
 pub mod matrix;
 pub mod measured;
 pub mod placement;
+pub mod policies;
 pub mod reasons;
 pub mod rng;
 pub mod schemes;

@@ -1,0 +1,408 @@
+//! What every policy must keep, whatever it decides (ARCHITECTURE: invariants).
+//!
+//! Problem: a policy is one file by one author, and the machine must be able to trust it. Method: a generator makes
+//! machines (several caches, offline CPUs, none at all), tasks that come and go, fixed ones, and evidence with holes
+//! from a seed; the policy is run through windows of them, and each rule is a comparison of two such runs. Properties
+//! checked: the plan is always valid (so nobody starves in gangs); same input, same output; renaming tasks renames the
+//! plan; an empty machine; without evidence `allowed`, gangs and shares stay; record -> replay decides alike.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::*;
+
+use crate::rng::SplitMix64;
+use crate::yardstick::Yardstick;
+
+/// A rule that a policy broke, and where.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[error("{rule} (machine seed {seed}, window {window}): {what}")]
+pub struct Broken {
+    pub rule: &'static str,
+    pub seed: u64,
+    pub window: usize,
+    pub what: String,
+}
+
+/// Builds a fresh policy from a seed.
+pub type Make<'a> = &'a dyn Fn(u64) -> Box<dyn Policy>;
+
+const WINDOWS: usize = 8;
+const YARDSTICK: Yardstick = Yardstick { miss_penalty_cycles: 150.0 };
+
+/// Runs a policy on `machines` generated machines.
+///
+/// # Errors
+/// The first broken rule.
+pub fn check_policy(make: Make<'_>, machines: u64) -> Result<(), Broken> {
+    for seed in 0..machines {
+        let script = Script::generate(seed);
+        let decisions = script.run(make, |task| task)?;
+        let again = script.run(make, |task| task)?;
+        script.same("same input, same output", &decisions, &again)?;
+        // Larger, in reversed order of value: who breaks ties by the id's value is found out.
+        let rename = |task: TaskId| TaskId(1000 - task.0);
+        let renamed = script.run(make, rename)?;
+        let expected: Vec<Decision> = decisions.iter().map(|decision| rename_decision(decision, &rename)).collect();
+        script.same("renaming tasks renames the plan", &expected, &renamed)?;
+        script.stays_without_evidence(make)?;
+        script.replays(make)?;
+    }
+    Ok(())
+}
+
+/// A machine and what is seen on it, window by window.
+struct Script {
+    seed: u64,
+    topology: Topology,
+    capabilities: Capabilities,
+    windows: Vec<(Observation, Profiles)>,
+}
+
+impl Script {
+    fn generate(seed: u64) -> Self {
+        let mut generator = SplitMix64::new(seed ^ 0xc0f0_0000);
+        let topology = topology(&mut generator, seed);
+        let capabilities = capabilities(&mut generator, &topology);
+        let mut tasks: Vec<TaskSeen> = Vec::new();
+        let mut next = 0;
+        let mut known = Profiles::new();
+        let mut windows = Vec::new();
+        for window in 0..WINDOWS as u64 {
+            tasks.retain(|task| !task.exited);
+            for task in &mut tasks {
+                task.exited = generator.below(12) == 0;
+            }
+            // The first machine has no tasks in its first windows, every eighth none at all.
+            let arrivals = if seed % 8 == 7 || (seed == 0 && window < 2) { 0 } else { generator.below(5) };
+            for _ in 0..arrivals {
+                tasks.push(arrival(&mut generator, next, window));
+                next += 1;
+            }
+            for task in &mut tasks {
+                see(&mut generator, task, &topology);
+            }
+            let mut answers = Vec::new();
+            known.retain(|id, _| tasks.iter().any(|task| task.task == *id));
+            for task in &tasks {
+                if generator.below(3) == 0 {
+                    let profile = profile(&mut generator, task.process);
+                    known.insert(task.task, profile.clone());
+                    let evidence = Evidence::Known { task: task.task, profile: Box::new(profile) };
+                    let probe = ProbeId(generator.below(4) as u32);
+                    answers.push(Answer { probe, evidence, complete: true, cost_ns: Vec::new() });
+                }
+            }
+            let span = Span { start_ns: window * 1_000_000, elapsed_ns: 1_000_000, elapsed_cycles: None };
+            let ended = if generator.below(2) == 0 { WindowEnd::Elapsed } else { WindowEnd::TasksChanged };
+            let in_force = Applied::default();
+            let seen = Observation { window, span, ended, tasks: tasks.clone(), places: Vec::new(), answers, in_force };
+            windows.push((seen, known.clone()));
+        }
+        Script { seed, topology, capabilities, windows }
+    }
+
+    fn broken(&self, rule: &'static str, window: usize, what: String) -> Broken {
+        Broken { rule, seed: self.seed, window, what }
+    }
+
+    fn run(&self, make: Make<'_>, rename: impl Fn(TaskId) -> TaskId) -> Result<Vec<Decision>, Broken> {
+        let mut policy = make(self.seed);
+        let mut before = Plan::idle(Window::Time { ns: 1 });
+        let mut decisions = Vec::new();
+        for (at, (seen, profiles)) in self.windows.iter().enumerate() {
+            let seen = rename_seen(seen, &rename);
+            let profiles = profiles.iter().map(|(&task, profile)| (rename(task), profile.clone())).collect();
+            let decision = self.decide(policy.as_mut(), &seen, &profiles, &before, at)?;
+            before = decision.plan.clone();
+            decisions.push(decision);
+        }
+        Ok(decisions)
+    }
+
+    fn decide(
+        &self,
+        policy: &mut dyn Policy,
+        seen: &Observation,
+        profiles: &Profiles,
+        before: &Plan,
+        at: usize,
+    ) -> Result<Decision, Broken> {
+        let (topology, capabilities) = (&self.topology, &self.capabilities);
+        let decision = policy.decide(&View { topology, capabilities, seen, profiles, before, predictor: &YARDSTICK });
+        check_plan(&decision.plan, topology, capabilities, seen)
+            .map_err(|bad| self.broken("the plan is always valid", at, bad.to_string()))?;
+        let gone = |task: &TaskId| seen.tasks.iter().all(|seen| seen.task != *task);
+        if let Some(reason) = decision.why.iter().find(|reason| reason.tasks.iter().any(gone)) {
+            return Err(self.broken("reasons name tasks of this window", at, format!("{reason:?}")));
+        }
+        Ok(decision)
+    }
+
+    fn same(&self, rule: &'static str, expected: &[Decision], found: &[Decision]) -> Result<(), Broken> {
+        match expected.iter().zip(found).position(|(a, b)| a != b) {
+            None => Ok(()),
+            Some(at) => Err(self.broken(rule, at, format!("expected {:?}, found {:?}", expected[at], found[at]))),
+        }
+    }
+
+    /// After the last window the same tasks are seen again, but nothing is known or measured of them any more.
+    fn stays_without_evidence(&self, make: Make<'_>) -> Result<(), Broken> {
+        let rule = "without evidence allowed, gangs and shares stay";
+        let mut policy = make(self.seed);
+        let mut before = Plan::idle(Window::Time { ns: 1 });
+        for (at, (seen, profiles)) in self.windows.iter().enumerate() {
+            before = self.decide(policy.as_mut(), seen, profiles, &before, at)?.plan;
+            let mut blind = seen.clone();
+            blind.answers.clear();
+            blind.tasks.iter_mut().for_each(|task| task.counts = Counts::default());
+            // What was decided with evidence may not be undone for the lack of it.
+            let kept = self.decide(policy.as_mut(), &blind, &Profiles::new(), &before, at)?.plan;
+            if (&kept.allowed, &kept.gangs, &kept.shares) != (&before.allowed, &before.gangs, &before.shares) {
+                return Err(self.broken(rule, at, format!("before {before:?}, now {kept:?}")));
+            }
+            before = kept;
+        }
+        Ok(())
+    }
+
+    /// Through the loop and JSON: what was recorded decides alike when fed to a fresh policy.
+    fn replays(&self, make: Make<'_>) -> Result<(), Broken> {
+        let record = |windows: Vec<Observation>| -> Result<Vec<Record>, Broken> {
+            let machine = Scripted {
+                topology: self.topology.clone(),
+                capabilities: self.capabilities.clone(),
+                windows: windows.into_iter(),
+            };
+            let profilers: Vec<Box<dyn Profiler>> = vec![Box::new(TakesKnown)];
+            let first = Window::Time { ns: 1 };
+            let mut run =
+                Loop::new(machine, profilers, Box::new(YARDSTICK), "conforming", Boxed(make(self.seed)), first);
+            let mut records = Vec::new();
+            while let Some(record) = run
+                .step()
+                .map_err(|error| self.broken("the loop accepts every plan", records.len(), error.to_string()))?
+            {
+                records.push(record);
+            }
+            Ok(records)
+        };
+        let recorded = record(self.windows.iter().map(|(seen, _)| seen.clone()).collect())?;
+        let replayed = record(recorded.iter().map(|record| record.seen.clone()).collect())?;
+        let decisions = |records: Vec<Record>| records.into_iter().map(|r| r.decision).collect::<Vec<_>>();
+        self.same("record -> replay decides alike", &decisions(recorded), &decisions(replayed))
+    }
+}
+
+struct Boxed(Box<dyn Policy>);
+
+impl Policy for Boxed {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        self.0.decide(view)
+    }
+}
+
+/// Observes what the script says; does as told.
+struct Scripted {
+    topology: Topology,
+    capabilities: Capabilities,
+    windows: std::vec::IntoIter<Observation>,
+}
+
+impl Machine for Scripted {
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
+        Ok(self.windows.next())
+    }
+    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
+        Ok(Applied { allowed: plan.allowed.clone(), gangs: plan.gangs.clone(), ..Applied::default() })
+    }
+}
+
+/// Profiles out of recognised recordings only.
+struct TakesKnown;
+
+impl Profiler for TakesKnown {
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        profiles.retain(|id, _| seen.tasks.iter().any(|task| task.task == *id));
+        for answer in &seen.answers {
+            if let Evidence::Known { task, profile } = &answer.evidence {
+                profiles.insert(*task, (**profile).clone());
+            }
+        }
+    }
+}
+
+fn topology(generator: &mut SplitMix64, seed: u64) -> Topology {
+    // Every sixth machine tells nothing of its caches.
+    let caches = if seed % 6 == 5 { 0 } else { 1 + generator.below(4) as u32 };
+    let per_cache = 1 + generator.below(4) as u32;
+    let cpus = caches.max(1) * per_cache;
+    let cpu = |id: u32, online| Cpu {
+        id: CpuId(id),
+        core: id,
+        package: id / per_cache / 2,
+        memory_node: 0,
+        online,
+        hertz: Some(1_000_000_000),
+    };
+    let cpus: Vec<Cpu> = (0..cpus).map(|id| cpu(id, id == 0 || generator.below(6) > 0)).collect();
+    let cache = |id: u32| Cache {
+        id: CacheId(id),
+        level: Level::L3,
+        cpus: (id * per_cache..(id + 1) * per_cache).collect(),
+        last_level: true,
+        size_bytes: Some(4 << 20),
+        ways: Some(16),
+        line_bytes: Some(64),
+    };
+    Topology { cpus, caches: (0..caches).map(cache).collect() }
+}
+
+fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities {
+    let ways = Partition::Ways { ways: 16, at_least: 1, contiguous: true, groups_at_most: 16 };
+    let colours = Partition::Colours { colours: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
+    let partition = [Some(ways), Some(colours), None][generator.below(3) as usize].clone();
+    let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, partition.clone()?))).collect();
+    use Ability::*;
+    let all = [
+        CountPerTask,
+        CountPerCache,
+        CacheOccupancy,
+        TraceAddresses,
+        SampleAccesses,
+        SampleReuses,
+        CountSuperSets,
+        ProbeFromOutside,
+        Affinity,
+        Weights,
+        Gangs,
+        Clashes,
+        Colours,
+        Ways,
+    ];
+    let support = |yes: bool| match yes {
+        true => Support::Yes { note: None },
+        false => Support::No { why: "not on this machine".to_string(), remedy: None },
+    };
+    let abilities = all.into_iter().map(|ability| (ability, support(generator.below(5) > 0))).collect();
+    Capabilities { abilities, partitions, shortest_window_ns: 1_000, shortest_slice_ns: Some(1_000) }
+}
+
+fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSeen {
+    let goal = Goal { priority: 1.0 + generator.unit(), degradation_at_most: Some(0.1) };
+    TaskSeen {
+        task: TaskId(next),
+        process: ProcessId(next / 2),
+        name: format!("program-{}", generator.below(5)),
+        arrived_ns: window * 1_000_000,
+        exited: false,
+        fixed: generator.below(8) == 0,
+        goal: (generator.below(6) == 0).then_some(goal),
+        cpu: None,
+        on_cpu_ns: Vec::new(),
+        runnable_wait_ns: None,
+        counts: Counts::default(),
+        progress: None,
+        pages_per_colour: None,
+    }
+}
+
+/// Readings with holes: multiplexed, never counted, absent.
+fn see(generator: &mut SplitMix64, task: &mut TaskSeen, topology: &Topology) {
+    let online: Vec<CpuId> = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id).collect();
+    task.cpu = (generator.below(4) > 0).then(|| online[generator.below(online.len() as u64) as usize]);
+    task.on_cpu_ns = task.cpu.map(|cpu| (cpu, 1 + generator.below(1_000_000))).into_iter().collect();
+    let events = [Event::Instructions, Event::Cycles, Event::References(Level::L3), Event::Misses(Level::L3)];
+    let readings = events.into_iter().filter_map(|event| {
+        let reading =
+            Reading { event, count: generator.below(1 << 20), counted_share: generator.below(3) as f64 / 2.0 };
+        (generator.below(4) > 0).then_some(reading)
+    });
+    task.counts = Counts(readings.collect());
+}
+
+/// Every part may be absent.
+fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
+    let mut maybe = |low: f64, high: f64| {
+        let value = low + (high - low) * generator.unit();
+        (generator.below(4) > 0).then_some(Estimate { value, low: value * 0.9, high: value * 1.1 })
+    };
+    let curve = maybe(1.0, 40.0).map(|top| {
+        let at = |size: u64| {
+            let value = top.value / (1.0 + size as f64 / 1e6);
+            (size, Estimate { value, low: value * 0.9, high: value * 1.1 })
+        };
+        (1..=16).map(|step| at(step << 18)).collect()
+    });
+    let hits = maybe(1.0, 1000.0).map(|first| (0..17).map(|way| first.value / f64::from(way + 1)).collect());
+    Profile {
+        process: Some(process),
+        misses_per_kilo_instr: curve,
+        stack_positions: hits,
+        llc_refs_per_mega_instr: maybe(1e3, 5e4),
+        solo_instr_per_cycle: maybe(0.1, 2.0),
+        pcmr: maybe(-5.0, 60.0),
+        intensity: maybe(0.0, 1.0),
+        sensitivity: maybe(0.0, 1.0),
+        ..Profile::default()
+    }
+}
+
+fn rename_seen(seen: &Observation, rename: &impl Fn(TaskId) -> TaskId) -> Observation {
+    let mut seen = seen.clone();
+    for task in &mut seen.tasks {
+        task.task = rename(task.task);
+    }
+    for answer in &mut seen.answers {
+        if let Evidence::Known { task, .. } = &mut answer.evidence {
+            *task = rename(*task);
+        }
+    }
+    seen
+}
+
+fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> Decision {
+    let mut decision = decision.clone();
+    let plan = &mut decision.plan;
+    let keys = |map: &BTreeMap<TaskId, CpuSet>| map.iter().map(|(&t, c)| (rename(t), c.clone())).collect();
+    plan.allowed = keys(&plan.allowed);
+    plan.weights = plan.weights.iter().map(|(&task, &weight)| (rename(task), weight)).collect();
+    for (task, _) in plan.gangs.iter_mut().flat_map(|s| &mut s.gangs).flat_map(|gang| &mut gang.members) {
+        *task = rename(*task);
+    }
+    for member in plan.shares.iter_mut().flat_map(|share| &mut share.members) {
+        if let Member::Task(task) = member {
+            *task = rename(*task);
+        }
+    }
+    for clash in &mut plan.clashes {
+        clash.tasks = (rename(clash.tasks.0), rename(clash.tasks.1));
+    }
+    plan.probes.iter_mut().for_each(|probe| rename_probe(&mut probe.what, rename));
+    decision.why.iter_mut().flat_map(|reason| &mut reason.tasks).for_each(|task| *task = rename(*task));
+    decision
+}
+
+fn rename_probe(what: &mut ProbeWhat, rename: &impl Fn(TaskId) -> TaskId) {
+    match what {
+        ProbeWhat::Rows { rows, .. } => rows.iter_mut().flatten().for_each(|task| *task = rename(*task)),
+        ProbeWhat::Beside { task, peers, .. } => {
+            *task = rename(*task);
+            peers.iter_mut().for_each(|peer| *peer = rename(*peer));
+        }
+        ProbeWhat::Trace { task, .. } | ProbeWhat::Reuses { task, .. } | ProbeWhat::Neighbour { task, .. } => {
+            *task = rename(*task);
+        }
+        ProbeWhat::Activity { tasks, .. } => tasks.iter_mut().for_each(|task| *task = rename(*task)),
+        ProbeWhat::Samples { .. } | ProbeWhat::PingPong { .. } => {}
+    }
+}
+
+#[cfg(test)]
+#[path = "conformance_tests.rs"]
+mod tests;

@@ -1,0 +1,87 @@
+//! Does the harness find out policies that break the rules?
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use super::*;
+
+/// A policy out of a function.
+struct By<F>(F);
+
+impl<F: FnMut(&View<'_>, &mut Plan)> Policy for By<F> {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(Window::Time { ns: 1_000 });
+        (self.0)(view, &mut plan);
+        Decision { plan, why: Vec::new() }
+    }
+}
+
+fn rule_broken<F: FnMut(&View<'_>, &mut Plan) + 'static>(make: impl Fn() -> F) -> &'static str {
+    check_policy(&|_| Box::new(By(make())), 40).expect_err("this policy breaks a rule").rule
+}
+
+fn free<'a>(view: &'a View<'_>) -> impl Iterator<Item = TaskId> + 'a {
+    view.seen.tasks.iter().filter(|task| !task.fixed && !task.exited).map(|task| task.task)
+}
+fn cpu(id: u32) -> CpuSet {
+    [id].into_iter().collect()
+}
+
+/// Is each kind of bad policy caught, by the rule that it breaks?
+#[test]
+fn bad_policies_are_found_out() {
+    let valid = "the plan is always valid";
+    let moves_fixed = || {
+        |view: &View<'_>, plan: &mut Plan| {
+            plan.allowed.extend(view.seen.tasks.iter().map(|task| (task.task, cpu(0))));
+        }
+    };
+    assert_eq!(rule_broken(moves_fixed), valid);
+    let starves = || {
+        |view: &View<'_>, plan: &mut Plan| {
+            let cpus: CpuSet = view.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+            let gangs = free(view).take(1).map(|task| Gang { members: vec![(task, None)], slices: 1 }).collect();
+            plan.gangs.push(GangSchedule { cpus, slice_ns: 1_000, gangs });
+        }
+    };
+    assert_eq!(rule_broken(starves), valid);
+    let by_id = || {
+        |view: &View<'_>, plan: &mut Plan| {
+            plan.weights.extend(free(view).max().map(|task| (task, 2.0)));
+        }
+    };
+    assert_eq!(rule_broken(by_id), "renaming tasks renames the plan");
+    let forgets = || {
+        |view: &View<'_>, plan: &mut Plan| {
+            plan.allowed.extend(free(view).filter(|task| view.profiles.contains_key(task)).map(|task| (task, cpu(0))));
+        }
+    };
+    assert_eq!(rule_broken(forgets), "without evidence allowed, gangs and shares stay");
+    let calls = Rc::new(Cell::new(0u32));
+    let outside = || {
+        let calls = calls.clone();
+        move |view: &View<'_>, plan: &mut Plan| {
+            calls.set(calls.get() + 1);
+            plan.weights.extend(free(view).map(|task| (task, f64::from(calls.get()))));
+        }
+    };
+    assert_eq!(rule_broken(outside), "same input, same output");
+}
+
+/// Does the generator make what the rules need: offline CPUs, machines without caches or tasks, fixed tasks, exits,
+/// holes in the evidence?
+#[test]
+fn the_generator_covers_what_the_rules_need() {
+    let scripts: Vec<Script> = (0..40).map(Script::generate).collect();
+    let tasks = || scripts.iter().flat_map(|script| &script.windows).flat_map(|(seen, _)| &seen.tasks);
+    assert!(scripts.iter().any(|script| script.topology.caches.is_empty()));
+    assert!(scripts.iter().any(|script| script.topology.cpus.iter().any(|cpu| !cpu.online)));
+    assert!(scripts.iter().any(|script| script.windows.iter().all(|(seen, _)| seen.tasks.is_empty())));
+    assert!(
+        tasks().any(|task| task.fixed) && tasks().any(|task| task.exited) && tasks().any(|task| task.goal.is_some())
+    );
+    assert!(tasks().any(|task| task.counts.get(Event::Cycles).is_none()));
+    let more_than_cpus =
+        |script: &Script| script.windows.iter().any(|(s, _)| s.tasks.len() > script.topology.cpus.len());
+    assert!(scripts.iter().any(more_than_cpus));
+}

@@ -1,0 +1,50 @@
+//! The yardstick of all comparisons: changes nothing. Problem: every gain is a gain over something. Method: an idle plan,
+//! every window. Properties: asks for nothing, moves nothing, needs no evidence.
+
+use cachemate_core::{Decision, Plan, Policy, View, Window};
+use serde::Deserialize;
+
+/// Parameters shared by the policies that only place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    /// Length of a window.
+    pub window_ns: u64,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Parameters { window_ns: 100_000_000 }
+    }
+}
+
+impl Parameters {
+    /// Out of TOML.
+    ///
+    /// # Errors
+    /// In words: an unknown or ill-typed parameter, a window of no length.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let parsed: Parameters = super::parameters(text)?;
+        match parsed.window_ns {
+            0 => Err("window_ns: found 0, expected 1 or more".to_string()),
+            _ => Ok(parsed),
+        }
+    }
+    /// An idle plan for the next window.
+    pub fn idle(&self) -> Plan {
+        Plan::idle(Window::Time { ns: self.window_ns })
+    }
+}
+
+struct Unchanged(Parameters);
+
+impl Policy for Unchanged {
+    fn decide(&mut self, _: &View<'_>) -> Decision {
+        Decision { plan: self.0.idle(), why: Vec::new() }
+    }
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+    Ok(Box::new(Unchanged(Parameters::parse(parameters)?)))
+}

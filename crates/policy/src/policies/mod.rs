@@ -1,0 +1,106 @@
+//! Policies: one file each, and the registry that knows them by name.
+//!
+//! A new policy is one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. It gets the conformance
+//! tests ([`crate::conformance`]) for free.
+
+use cachemate_core::{CpuSet, Policy, TaskSeen, Topology, View, nearest};
+use serde::de::DeserializeOwned;
+
+pub mod default;
+pub mod random;
+pub mod round_robin;
+
+/// Builds a policy from its parameters (TOML) and a seed.
+type Build = fn(&str, u64) -> Result<Box<dyn Policy>, String>;
+
+/// One policy of the registry.
+pub struct Entry {
+    pub name: &'static str,
+    /// One line for people.
+    pub about: &'static str,
+    build: Build,
+}
+
+/// Every policy there is, by name.
+pub const ENTRIES: &[Entry] = &[
+    Entry { name: "default", about: "changes nothing: the machine's own scheduler decides", build: default::build },
+    Entry { name: "random", about: "each task to a random one of the emptiest caches", build: random::build },
+    Entry {
+        name: "round-robin",
+        about: "tasks dealt out to the caches in order of arrival",
+        build: round_robin::build,
+    },
+];
+
+/// A policy that cannot be built.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BadPolicy {
+    #[error("no policy '{name}'; there are {known}{meant}")]
+    Unknown { name: String, known: String, meant: String },
+    /// `why` holds line, column, what was found and what was expected.
+    #[error("parameters of policy '{name}': {why}")]
+    Parameters { name: String, why: String },
+}
+
+/// The policy called `name`. `parameters` is TOML, as a run header keeps it; empty = all defaults.
+///
+/// # Errors
+/// An unknown name (with the known ones and the nearest), or parameters that it does not take.
+pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadPolicy> {
+    let Some(entry) = ENTRIES.iter().find(|entry| entry.name == name) else {
+        let names: Vec<&str> = ENTRIES.iter().map(|entry| entry.name).collect();
+        let meant = nearest(name, names.iter().copied());
+        let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
+        return Err(BadPolicy::Unknown { name: name.to_string(), known: names.join(", "), meant });
+    };
+    (entry.build)(parameters, seed).map_err(|why| BadPolicy::Parameters { name: name.to_string(), why })
+}
+
+/// A policy's parameters out of TOML; say `#[serde(deny_unknown_fields, default)]` on the type.
+pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    toml::from_str(text).map_err(|error| error.to_string().trim_end().to_string())
+}
+
+/// Online CPUs of each last-level cache, in the topology's order; caches without any are left out.
+pub fn cache_domains(topology: &Topology) -> Vec<CpuSet> {
+    let online: CpuSet = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+    let last = topology.caches.iter().filter(|cache| cache.last_level);
+    last.map(|cache| cache.cpus.intersection(&online)).filter(|cpus| !cpus.is_empty()).collect()
+}
+
+/// Tasks that a plan may speak of, in order of arrival.
+pub fn movable<'a>(view: &'a View<'_>) -> impl Iterator<Item = &'a TaskSeen> {
+    view.seen.tasks.iter().filter(|task| !task.fixed && !task.exited)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::check_policy;
+
+    /// Does every policy of the registry keep what every policy must?
+    #[test]
+    fn every_policy_conforms() {
+        assert!(ENTRIES.is_sorted_by_key(|entry| entry.name));
+        for entry in ENTRIES {
+            check_policy(&|seed| build(entry.name, "", seed).unwrap(), 40)
+                .unwrap_or_else(|broken| panic!("policy '{}': {broken}", entry.name));
+        }
+    }
+
+    /// Is a wrong name or parameter refused in a way that helps?
+    #[test]
+    fn wrong_names_and_parameters_are_refused() {
+        let error = |name: &str, parameters: &str| build(name, parameters, 1).err().unwrap().to_string();
+        assert_eq!(
+            error("round-robbin", ""),
+            "no policy 'round-robbin'; there are default, random, round-robin (did you mean 'round-robin'?)"
+        );
+        let unknown = error("random", "windov_ns = 3");
+        assert!(
+            unknown.contains("windov_ns") && unknown.contains("line 1") && unknown.contains("window_ns"),
+            "{unknown}"
+        );
+        assert!(error("default", "window_ns = 0").contains("window_ns"));
+    }
+}

@@ -1,0 +1,57 @@
+//! Each task to a random one of the caches with fewest tasks (papers CA: random). Problem: what does not looking cost,
+//! over many draws? Method: a newcomer draws among the emptiest caches, so that loads stay even, and stays there.
+//! Properties: needs no evidence; the same seed and arrivals give the same places.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Decision, Policy, Reason, TaskId, View};
+
+use super::default::Parameters;
+use super::{cache_domains, movable};
+use crate::rng::SplitMix64;
+
+struct Random {
+    parameters: Parameters,
+    generator: SplitMix64,
+    drawn: BTreeMap<TaskId, usize>,
+}
+
+impl Policy for Random {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = self.parameters.idle();
+        let mut why = Vec::new();
+        let domains = cache_domains(view.topology);
+        if domains.is_empty() {
+            return Decision { plan, why };
+        }
+        let old = |task: TaskId| self.drawn.get(&task).copied().filter(|&domain| domain < domains.len());
+        let mut drawn: BTreeMap<TaskId, usize> =
+            movable(view).filter_map(|task| Some((task.task, old(task.task)?))).collect();
+        for task in movable(view) {
+            if drawn.contains_key(&task.task) {
+                continue;
+            }
+            // Per CPU, so that a larger cache domain takes more.
+            let load = |domain: usize| {
+                let tasks = drawn.values().filter(|&&other| other == domain).count();
+                tasks as f64 / f64::from(domains[domain].count())
+            };
+            let least = (0..domains.len()).map(load).fold(f64::INFINITY, f64::min);
+            let emptiest: Vec<usize> = (0..domains.len()).filter(|&domain| load(domain) == least).collect();
+            let domain = emptiest[self.generator.below(emptiest.len() as u64) as usize];
+            drawn.insert(task.task, domain);
+            let text =
+                format!("{{0}} drew the CPUs {} among {} equally loaded caches", domains[domain], emptiest.len());
+            why.push(Reason { tasks: vec![task.task], text, numbers: Vec::new() });
+        }
+        plan.allowed.extend(drawn.iter().map(|(&task, &domain)| (task, domains[domain].clone())));
+        self.drawn = drawn;
+        Decision { plan, why }
+    }
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, String> {
+    let parameters = Parameters::parse(parameters)?;
+    Ok(Box::new(Random { parameters, generator: SplitMix64::new(seed), drawn: BTreeMap::new() }))
+}

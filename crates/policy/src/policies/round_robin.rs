@@ -1,0 +1,47 @@
+//! Tasks are dealt out to the last-level caches in order of arrival (papers TC: round robin). Problem: a scheduler that
+//! looks at nothing but numbers. Method: each newcomer goes to the cache after the last one dealt to, and stays there.
+//! Properties: needs no evidence; a task moves only when its cache loses its last CPU.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Decision, Policy, Reason, TaskId, View};
+
+use super::default::Parameters;
+use super::{cache_domains, movable};
+
+struct RoundRobin {
+    parameters: Parameters,
+    dealt: BTreeMap<TaskId, usize>,
+    next: usize,
+}
+
+impl Policy for RoundRobin {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = self.parameters.idle();
+        let mut why = Vec::new();
+        let domains = cache_domains(view.topology);
+        if domains.is_empty() {
+            return Decision { plan, why };
+        }
+        let mut dealt = BTreeMap::new();
+        for task in movable(view) {
+            let old = self.dealt.get(&task.task).copied().filter(|&domain| domain < domains.len());
+            let domain = old.unwrap_or_else(|| {
+                let domain = self.next % domains.len();
+                self.next = domain + 1;
+                let text = format!("{{0}} is dealt to the CPUs {}, next in turn", domains[domain]);
+                why.push(Reason { tasks: vec![task.task], text, numbers: Vec::new() });
+                domain
+            });
+            dealt.insert(task.task, domain);
+            plan.allowed.insert(task.task, domains[domain].clone());
+        }
+        self.dealt = dealt;
+        Decision { plan, why }
+    }
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+    Ok(Box::new(RoundRobin { parameters: Parameters::parse(parameters)?, dealt: BTreeMap::new(), next: 0 }))
+}

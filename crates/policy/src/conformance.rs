@@ -6,8 +6,6 @@
 //! checked: the plan is always valid (so nobody starves in gangs); same input, same output; renaming tasks renames the
 //! plan; an empty machine; without evidence `allowed`, gangs and shares stay; record -> replay decides alike.
 
-use std::collections::BTreeMap;
-
 use cachemate_core::*;
 
 use crate::rng::SplitMix64;
@@ -369,8 +367,7 @@ fn rename_seen(seen: &Observation, rename: &impl Fn(TaskId) -> TaskId) -> Observ
 fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> Decision {
     let mut decision = decision.clone();
     let plan = &mut decision.plan;
-    let keys = |map: &BTreeMap<TaskId, CpuSet>| map.iter().map(|(&t, c)| (rename(t), c.clone())).collect();
-    plan.allowed = keys(&plan.allowed);
+    plan.allowed = std::mem::take(&mut plan.allowed).into_iter().map(|(task, cpus)| (rename(task), cpus)).collect();
     plan.weights = plan.weights.iter().map(|(&task, &weight)| (rename(task), weight)).collect();
     for (task, _) in plan.gangs.iter_mut().flat_map(|s| &mut s.gangs).flat_map(|gang| &mut gang.members) {
         *task = rename(*task);

@@ -101,7 +101,7 @@ impl Tree {
         }
         let leaf = self.leaf(index);
         Self::search(leaf, RECORDS, slot % RECORDS, out);
-        leaf + 512 + slot % (RECORDS - 3) * RECORD_BYTES / 8 * 8
+        leaf + 192 + slot % (RECORDS - 1) * RECORD_BYTES
     }
 }
 

@@ -9,7 +9,7 @@
 use cachemate_core::Turn;
 
 use super::out::Out;
-use super::random::{Rng, mix, scale};
+use super::random::{Rng, mix, scale, scatter};
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
 use super::{Code, Pace};
@@ -195,12 +195,14 @@ impl LinkParser {
 
     /// Searches a word in the balanced tree, then copies its expression into the sentence's pool.
     fn look_up(&mut self, out: &mut Out) {
-        let word = mix(self.rng.skewed(self.words)) % self.words;
+        // Few words make most of a text; one in sixteen is any word.
+        let rank = if self.rng.below(16) == 0 { self.rng.below(self.words) } else { self.rng.skewed(self.words) };
+        let word = scatter(rank, self.words);
         let (mut low, mut high) = (0, self.words);
         while low < high {
             let middle = (low + high) / 2;
             // Tree nodes lie in the order the dictionary was read, scattered against the alphabet.
-            let node = self.dictionary.at(mix(middle) % self.words, WORD_BYTES);
+            let node = self.dictionary.at(scatter(middle, self.words), WORD_BYTES);
             out.chase(node);
             out.load(node + 16);
             if middle == word {
@@ -209,7 +211,7 @@ impl LinkParser {
             if middle < word { low = middle + 1 } else { high = middle }
         }
         let blocks = self.expressions.bytes / 256;
-        let expression = self.expressions.at(word * blocks / self.words, 256);
+        let expression = self.expressions.at((word * blocks + self.rng.below(self.words)) / self.words, 256);
         for offset in (0..256).step_by(16) {
             out.load(expression + offset);
             self.pool = (self.pool + 16) % (self.expressions.bytes.min(64 << 10));

@@ -55,7 +55,9 @@ struct Deflate {
     window: Region,
     head: Region,
     chain: Region,
+    /// Position in the endless input, and where this copy began: its window is full from the start.
     position: u64,
+    first: u64,
     written: u64,
     salt: u64,
     hashes: u64,
@@ -75,7 +77,8 @@ impl Deflate {
         let input = setup.region("input", rest * 2 / 3, Users::All);
         let output = setup.region("output", rest - rest * 2 / 3, Users::All);
         let salt = setup.rng.bits();
-        Deflate { input, output, window, head, chain, position: 0, written: 0, salt, hashes, window_bytes }
+        let first = window_bytes + setup.rng.below(1 << 24);
+        Deflate { input, output, window, head, chain, position: first, first, written: 0, salt, hashes, window_bytes }
     }
 
     fn window_at(&self, position: u64) -> u64 {
@@ -123,7 +126,7 @@ impl Kernel for Deflate {
     }
 
     fn progress(&self) -> f64 {
-        self.position as f64
+        (self.position - self.first) as f64
     }
 }
 

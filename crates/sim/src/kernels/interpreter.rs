@@ -8,7 +8,7 @@
 use cachemate_core::Turn;
 
 use super::out::Out;
-use super::random::{Rng, mix};
+use super::random::{Rng, mix, scatter};
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
 use super::{Code, Pace};
@@ -89,9 +89,10 @@ impl Interpreter {
     /// Fetches a value by key: bucket, chain, key comparison, value.
     fn hash(&mut self, out: &mut Out) {
         let records = self.entries.bytes / 128;
-        // Programs' keys repeat: drawn from a distribution skewed twice.
+        // Programs' keys repeat: mostly drawn from a distribution skewed twice, one in eight from all.
         let popular = self.rng.skewed(records);
-        let key = mix(if self.rng.below(8) == 0 { popular } else { self.rng.skewed(popular + 1) }) % records;
+        let key = if self.rng.below(8) == 0 { self.rng.below(records) } else { self.rng.skewed(popular + 1) };
+        let key = scatter(key, records);
         out.load(self.buckets.at(key * (self.buckets.bytes / 8) / records, 8));
         for link in 0..1 + self.rng.below(2) {
             let entry = self.entries.at((key + link) % records, 128);
@@ -123,7 +124,9 @@ impl Kernel for Interpreter {
             out.chase(op);
             out.load(op + 16);
             let functions = u64::from(out.functions());
-            out.enter((mix(self.op) % functions) as u32);
+            // Few op bodies serve most ops.
+            let bodies = if mix(self.op ^ 7).is_multiple_of(8) { functions } else { functions / 8 };
+            out.enter((mix(self.op) % bodies) as u32);
             for _ in 0..4 {
                 let slot = self.rng.skewed(self.pads.bytes / 8);
                 out.load(self.pads.at(slot, 8));

@@ -13,6 +13,7 @@
 //! every address is below 2^48 and inside a declared region or the code.
 
 mod out;
+mod page;
 mod random;
 mod registry;
 mod setup;
@@ -37,5 +38,6 @@ mod sparse;
 mod stencil;
 
 pub use out::{CODE_BASE, Code, INSTRUCTION_BYTES, Pace, STACK_BYTES};
+pub use page::programs_page;
 pub use registry::{Options, Program, ProgramError, ProgramSpec, build, program, programs};
 pub use setup::{Region, Users};

@@ -301,7 +301,8 @@ impl Router {
             self.extent = self.extent.min(self.side);
             let span = self.side - self.extent + 1;
             self.corner = (rng.below(span), rng.below(span));
-            self.wave = (self.extent * self.extent / 2).min(4096);
+            // Wavefronts of one net, and of the nets beside it, expand a node several times.
+            self.wave = (self.extent * self.extent * 4).min(16_384);
             self.nets_left -= 1;
         }
         let batch = self.wave.min(16);

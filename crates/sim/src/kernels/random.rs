@@ -15,6 +15,12 @@ pub(crate) fn scale(hash: u64, limit: u64) -> u64 {
     ((u128::from(hash) * u128::from(limit)) >> 64) as u64
 }
 
+/// A scattered order of `0..count`: each index once (`count` is no multiple of the prime).
+#[inline]
+pub(crate) fn scatter(index: u64, count: u64) -> u64 {
+    index * 1_000_000_007 % count
+}
+
 /// SplitMix64 as a stream.
 #[derive(Clone)]
 pub(crate) struct Rng(u64);
@@ -45,10 +51,10 @@ impl Rng {
         scale((bits >> 32) * (bits & 0xffff_ffff), limit)
     }
 
-    /// A function to call, of `count`: profiles are steep, with a long tail (a quarter of the calls lean less).
+    /// A function to call, of `count`: profiles are steep, with a long flat tail (one call in 32 goes anywhere).
     #[inline]
     pub fn function(&mut self, count: u64) -> u32 {
         let first = self.skewed(count);
-        if first & 3 == 0 { first as u32 } else { self.skewed(first + 1) as u32 }
+        if first & 31 == 31 { self.below(count) as u32 } else { self.skewed(first + 1) as u32 }
     }
 }

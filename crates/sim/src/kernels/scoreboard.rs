@@ -14,7 +14,7 @@ use super::{Code, Pace};
 
 const PACE: Pace = Pace { instructions_per_access: 2.8, stack_per_access: 0.5 };
 const PACE_SOURCE: &str = "estimate: integer mix";
-const CODE: Code = Code { functions: 4, function_instr: 96 };
+const CODE: Code = Code { functions: 2, function_instr: 96 };
 const CODE_SOURCE: &str = "estimate: a loop and its helpers";
 const FOOTPRINT: u64 = 16 << 20;
 const FOOTPRINT_SOURCE: &str = "papers TC, section 3.5.2: private regions \"fairly large\"; chosen: 1 MB a thread";

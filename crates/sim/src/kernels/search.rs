@@ -94,7 +94,7 @@ const BOARD_BYTES: u64 = 512;
 impl GameSearch {
     fn new(setup: &mut Setup, reads: u64) -> Self {
         let bytes = setup.data_bytes();
-        let boards = setup.region("position stack", (64 * BOARD_BYTES).min(bytes / 8), Users::All);
+        let boards = setup.region("position stack", (16 * BOARD_BYTES).min(bytes / 8), Users::All);
         let tables = setup.region("tables", bytes / 4, Users::All);
         let cache = setup.region("transposition table", bytes - boards.bytes - tables.bytes, Users::All);
         let hot_divisor = (tables.bytes / (32 << 10)).max(1);
@@ -178,7 +178,7 @@ impl Kernel for Integrals {
         }
         // Four shells: two stay for long (the outer loops), two move on. 4 x 4 blocks of both matrices.
         let tiles = self.side.div_ceil(4);
-        let (outer, inner) = (self.quartet / 256, self.quartet);
+        let (outer, inner) = (self.quartet / 64, self.quartet);
         let row = mix(outer ^ self.salt) % tiles * 4;
         let column = mix(inner ^ self.salt << 1) % tiles * 4;
         for i in (row..row + 4).filter(|i| *i < self.side) {
@@ -239,7 +239,7 @@ impl Kernel for RayTracer {
         let record = self.hierarchy.at(leaf, BOX_BYTES);
         out.load(record);
         let shapes = self.shapes.bytes / SHAPE_BYTES;
-        let shape = self.shapes.at(leaf * shapes / boxes, SHAPE_BYTES);
+        let shape = self.shapes.at((leaf * shapes + self.rays % boxes) / boxes, SHAPE_BYTES) + self.rays % 2 * 64;
         out.chase(shape);
         for word in 0..24u64 {
             if word.is_multiple_of(8) {

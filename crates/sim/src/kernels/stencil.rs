@@ -132,6 +132,23 @@ impl Grid {
         self.touch([0; 3], 0, 1, true)
     }
 
+    /// Boundary conditions: every line of every face is set once a cycle.
+    fn faces(&self) -> Vec<Nest> {
+        let strides = self.strides();
+        let mut nests = Vec::new();
+        for axis in (0..3).filter(|&axis| self.side[axis] > 1) {
+            let mut extent = self.side;
+            extent[axis] = 1;
+            for place in [0, self.side[axis] - 1] {
+                let base = self.region.base + place * strides[axis];
+                let words = (0..self.point_bytes / 8).step_by(8);
+                let touches = words.map(|word| Touch { base: base + word * 8, strides, store: true }).collect();
+                nests.push(Nest { extent, touches, passes: 1, function: 0 });
+            }
+        }
+        nests
+    }
+
     /// Points that have all their neighbours.
     fn interior(&self) -> [u64; 3] {
         self.side.map(|side| side.max(3) - 2)
@@ -260,7 +277,11 @@ fn swim(setup: &mut Setup) -> Stencil {
         smooth.extend([now.load(HERE), new.load(HERE), old.load(HERE), old.store(), now.store()]);
     }
     let nest = |touches, function| Nest { extent: u.interior(), touches, passes: 1, function };
-    Stencil::new(setup, vec![nest(fluxes, 0), nest(update, 1), nest(smooth, 2)])
+    let mut nests = vec![nest(fluxes, 0), nest(update, 1), nest(smooth, 2)];
+    for grid in [u, v, p, unew, vnew, pnew, uold, vold, pold, cu, cv, z, h] {
+        nests.extend(grid.faces());
+    }
+    Stencil::new(setup, nests)
 }
 
 /// The loads of a 27-point stencil as compiled: the sums along the row of the point before stay in registers.
@@ -318,6 +339,9 @@ fn mgrid(setup: &mut Setup) -> Stencil {
         smooth.extend([u.load(HERE), u.store()]);
         nests.push(Nest { extent: u.interior(), touches: smooth, passes: 1, function: 3 });
     }
+    for grid in levels.iter().flatten().chain([&v]) {
+        nests.extend(grid.faces());
+    }
     Stencil::new(setup, nests)
 }
 
@@ -368,6 +392,9 @@ fn applu(setup: &mut Setup) -> Stencil {
     add.extend(words(&u, HERE, 5, false));
     add.extend(words(&u, HERE, 5, true));
     nests.push(Nest { extent: interior, touches: add, passes: 1, function: 0 });
+    for grid in [&u, &rsd, &frct].into_iter().chain(&blocks) {
+        nests.extend(grid.faces());
+    }
     Stencil::new(setup, nests)
 }
 
@@ -392,5 +419,8 @@ fn apsi(setup: &mut Setup) -> Stencil {
     // The last fields are sources and boundary values, read once a step.
     let touches = fields.iter().map(|field| field.load(HERE)).chain([fields[0].store()]).collect();
     nests.push(Nest { extent: fields[0].interior(), touches, passes: 1, function: 5 });
+    for grid in &fields {
+        nests.extend(grid.faces());
+    }
     Stencil::new(setup, nests)
 }

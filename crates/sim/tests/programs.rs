@@ -1,0 +1,371 @@
+//! The programs against what their table says of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{Access, AccessKind, AccessSource, Turn};
+use cachemate_locality::stack::{Histogram, StackDistances};
+use cachemate_sim::kernels::{
+    CODE_BASE, INSTRUCTION_BYTES, Options, Program, ProgramError, ProgramSpec, Users, build, program, programs,
+};
+
+const LINE: u64 = 64;
+
+/// Small enough to be touched whole in a test, with room for the stacks of many threads.
+fn small(spec: &ProgramSpec) -> Options {
+    let threads = u64::from(spec.threads.0) * u64::from(spec.threads.1);
+    Options { footprint_bytes: Some((256 << 10) + threads * (68 << 10)), ..Options::default() }
+}
+
+fn built(name: &str, seed: u64, options: &Options) -> Program {
+    build(name, seed, options).expect("the program is known and takes the options")
+}
+
+/// The next accesses of one thread, `count` or a few more. Threads that wait or sleep are simply run on: no stream here
+/// depends on what the other threads do.
+fn take(source: &mut dyn AccessSource, count: usize) -> Vec<Access> {
+    let (mut all, mut batch) = (Vec::new(), Vec::new());
+    while all.len() < count {
+        batch.clear();
+        source.fill(&mut batch);
+        all.extend_from_slice(&batch);
+    }
+    all
+}
+
+/// Some tens of thousands of accesses at a time.
+fn take_batches(source: &mut dyn AccessSource, batch: &mut Vec<Access>) {
+    batch.clear();
+    while batch.len() < 50_000 {
+        source.fill(batch);
+    }
+}
+
+fn data(accesses: &[Access]) -> impl Iterator<Item = Access> {
+    accesses.iter().copied().filter(|access| matches!(access.kind(), AccessKind::Load | AccessKind::Store))
+}
+
+/// Is the stream the same however it is cut into batches, and again when built again?
+#[test]
+fn a_seed_gives_one_stream_however_it_is_batched() {
+    for spec in programs() {
+        let mut cleared = built(spec.name, 7, &small(spec));
+        let mut appended = built(spec.name, 7, &small(spec));
+        let last = cleared.threads.len() - 1;
+        let one = take(&mut *cleared.threads[last], 20_000);
+        let mut two = vec![Access::load(0, 0)];
+        while two.len() <= one.len() {
+            appended.threads[last].fill(&mut two);
+        }
+        assert!(one[..20_000] == two[1..=20_000], "{}", spec.name);
+    }
+}
+
+/// Do copies with other seeds differ in their stream, but not in what they declare to touch?
+#[test]
+fn copies_differ_in_stream_but_not_in_footprint() {
+    for spec in programs() {
+        let [mut one, mut two] = [1, 2].map(|seed| built(spec.name, seed, &Options::default()));
+        let bytes = |program: &Program| program.regions.iter().map(|region| region.bytes).sum::<u64>();
+        assert_eq!(bytes(&one), bytes(&two), "{}", spec.name);
+        assert!(take(&mut *one.threads[0], 5000) != take(&mut *two.threads[0], 5000), "{}", spec.name);
+    }
+}
+
+/// Do the regions that a program declares add up to its footprint, apart from each other?
+#[test]
+fn regions_add_up_to_the_declared_footprint() {
+    for spec in programs() {
+        let program = built(spec.name, 3, &Options::default());
+        let bytes: u64 = program.regions.iter().map(|region| region.bytes).sum();
+        let ratio = bytes as f64 / spec.footprint_bytes as f64;
+        assert!((0.95..=1.05).contains(&ratio), "{}: {bytes} of {} bytes declared", spec.name, spec.footprint_bytes);
+        let mut sorted = program.regions.clone();
+        sorted.sort_by_key(|region| region.base);
+        assert!(sorted.windows(2).all(|pair| pair[0].base + pair[0].bytes <= pair[1].base), "{}", spec.name);
+        assert!(sorted.iter().all(|region| region.base + region.bytes <= Access::ADDRESS_LIMIT));
+        assert!(CODE_BASE + spec.code.bytes() < sorted[0].base, "{}: code under the data", spec.name);
+    }
+}
+
+/// Which lines of the declared regions have been touched, and by whom.
+struct Touched {
+    program: Program,
+    /// By base address: the region's place, and a mark per line.
+    marks: BTreeMap<u64, (usize, Vec<bool>)>,
+    lines: u64,
+    touched: u64,
+}
+
+impl Touched {
+    fn new(program: Program) -> Self {
+        let mut marks = BTreeMap::new();
+        for (at, region) in program.regions.iter().enumerate() {
+            marks.insert(region.base, (at, vec![false; region.bytes.div_ceil(LINE) as usize]));
+        }
+        let lines = program.regions.iter().map(|region| region.bytes.div_ceil(LINE)).sum();
+        Touched { program, marks, lines, touched: 0 }
+    }
+
+    fn touch(&mut self, name: &str, thread: usize, address: u64) {
+        let found = self.marks.range_mut(..=address).next_back();
+        let (base, (at, marks)) = found.unwrap_or_else(|| panic!("{name}: {address:#x} is in no region"));
+        let region = self.program.regions[*at];
+        assert!(region.contains(address), "{name}: {address:#x} is past {region:?}");
+        let group = self.program.groups[thread];
+        let allowed = match region.users {
+            Users::All => true,
+            Users::Group(users) => group.is_none_or(|group| group == users),
+            Users::Thread(user) => user as usize == thread,
+        };
+        assert!(allowed, "{name}: thread {thread} of group {group:?} touches {region:?}");
+        let mark = &mut marks[((address - base) / LINE) as usize];
+        self.touched += u64::from(!*mark);
+        *mark = true;
+    }
+
+    /// Share of each region's lines that were touched, for messages.
+    fn shares(&self) -> Vec<(&'static str, f64)> {
+        let share = |marks: &[bool]| marks.iter().filter(|mark| **mark).count() as f64 / marks.len() as f64;
+        self.marks.values().map(|(at, marks)| (self.program.regions[*at].name, share(marks))).collect()
+    }
+}
+
+/// Does a program touch everything it declares, nothing else, and only what is its thread's or group's?
+#[test]
+fn programs_touch_their_declared_regions_and_nothing_else() {
+    let mut short = Vec::new();
+    for spec in programs() {
+        let mut options = small(spec);
+        if spec.threads != (1, 1) {
+            options.background_threads = Some(1);
+        }
+        let mut program = built(spec.name, 11, &options);
+        let mut threads = std::mem::take(&mut program.threads);
+        let mut seen = Touched::new(program);
+        let mut batch = Vec::new();
+        let mut accesses = 0;
+        while accesses < 48_000_000 && seen.touched * 100 < seen.lines * 96 {
+            for (thread, source) in threads.iter_mut().enumerate() {
+                batch.clear();
+                source.fill(&mut batch);
+                data(&batch).for_each(|access| seen.touch(spec.name, thread, access.address()));
+                accesses += batch.len();
+            }
+        }
+        let share = seen.touched as f64 / seen.lines as f64;
+        if share < 0.95 {
+            short.push(format!("{}: {share:.3} after {accesses} accesses: {:?}", spec.name, seen.shares()));
+        }
+    }
+    assert!(short.is_empty(), "{}", short.join("\n"));
+}
+
+/// Are instructions per access as declared, and is all code, and only it, fetched?
+#[test]
+fn instructions_per_access_and_code_are_as_declared() {
+    for spec in programs() {
+        // Small data, so that all phases come by, but large enough for perl's whole op tree.
+        let mut options = small(spec);
+        options.footprint_bytes = options.footprint_bytes.map(|bytes| bytes + (1 << 20));
+        let mut program = built(spec.name, 5, &options);
+        let (mut instructions, mut accesses) = (0, 0);
+        let mut fetched = vec![false; (spec.code.bytes().div_ceil(LINE) + 1) as usize];
+        let (mut counter, limit) = (CODE_BASE, CODE_BASE + spec.code.bytes());
+        let mut batch = Vec::new();
+        let covered = |fetched: &[bool]| {
+            let lines = fetched.iter().filter(|line| **line).count() as u64;
+            (lines * LINE) as f64 / spec.code.bytes() as f64
+        };
+        // The tail of a steep profile takes time to be called.
+        while accesses < 1_000_000 || accesses < 8_000_000 && covered(&fetched) < 0.8 {
+            take_batches(&mut *program.threads[0], &mut batch);
+            for access in &batch {
+                let end = counter + access.instructions() * INSTRUCTION_BYTES;
+                assert!(end <= limit, "{}: code runs to {end:#x}, past {limit:#x}", spec.name);
+                for line in (counter - CODE_BASE) / LINE..(end - CODE_BASE).div_ceil(LINE) {
+                    fetched[line as usize] = true;
+                }
+                counter = if access.kind() == AccessKind::Jump { access.address() } else { end };
+                instructions += access.instructions();
+            }
+            accesses += data(&batch).count() as u64;
+        }
+        let mean = instructions as f64 / accesses as f64;
+        let declared = spec.pace.instructions_per_access;
+        assert!((mean / declared - 1.0).abs() < 0.01, "{}: {mean} instead of {declared}", spec.name);
+        let share = covered(&fetched);
+        assert!(share > 0.75, "{}: only {:.0} % of the code is ever fetched", spec.name, share * 100.0);
+    }
+}
+
+/// Stack distances of the data accesses of a program's first thread.
+fn distances(name: &str, footprint_bytes: u64, count: usize) -> Histogram {
+    let options = Options { footprint_bytes: Some(footprint_bytes), ..Options::default() };
+    let mut program = built(name, 9, &options);
+    let all = take(&mut *program.threads[0], count);
+    let lines: Vec<u64> = data(&all).map(|access| access.address() / LINE).collect();
+    let mut engine = StackDistances::new();
+    engine.push(&lines).and_then(|()| engine.finish()).expect("few lines")
+}
+
+/// Does a cyclic sweep miss alike at every size below its footprint, and not at all above?
+#[test]
+fn a_cyclic_sweep_has_one_step_at_its_footprint() {
+    let footprint = 1 << 20;
+    let histogram = distances("libquantum", footprint, 4_000_000);
+    let misses = |share: f64| histogram.misses_at((footprint as f64 * share) as u64 / LINE) as f64;
+    assert!(misses(0.1) / misses(0.95) < 1.02, "flat below: {} and {}", misses(0.1), misses(0.95));
+    assert!(misses(1.05) < misses(0.5) / 20.0, "only cold misses above: {}", misses(1.05));
+}
+
+/// Do streams gain nothing from a cache between a sixteenth and a quarter of their footprint?
+#[test]
+fn streams_are_flat() {
+    for name in ["milc", "swim"] {
+        let histogram = distances(name, 16 << 20, 3_000_000);
+        let [less, more] = [1 << 20, 4 << 20].map(|bytes: u64| histogram.misses_at(bytes / LINE) as f64);
+        assert!(less / more < 1.15, "{name}: {less} misses at a sixteenth, {more} at a quarter of the footprint");
+    }
+}
+
+/// Do 80 % of the database's operations go to 30 % of its leaves?
+#[test]
+fn the_database_sends_four_fifths_to_three_tenths() {
+    let mut program = built("berkeleydb", 4, &Options { footprint_bytes: Some(8 << 20), ..Options::default() });
+    let database = *program.regions.iter().find(|region| region.name == "database").expect("it has one");
+    let mut visits = BTreeMap::new();
+    for access in take(&mut *program.threads[0], 6_000_000) {
+        // The header at the start of a page is read once a visit.
+        if database.contains(access.address()) && (access.address() - database.base).is_multiple_of(8192) {
+            *visits.entry(access.address()).or_insert(0_u64) += 1;
+        }
+    }
+    let mut counts: Vec<u64> = visits.into_values().collect();
+    counts.sort_unstable_by(|left, right| right.cmp(left));
+    // Internal pages are visited by many descents: a few pages at the top of the list.
+    let internal = counts.iter().filter(|count| **count > 10 * counts[counts.len() / 2].max(20)).count();
+    let leaves = &counts[internal..];
+    let hot: u64 = leaves[..leaves.len() * 3 / 10].iter().sum();
+    let share = hot as f64 / leaves.iter().sum::<u64>() as f64;
+    assert!((0.78..0.83).contains(&share), "{share} with {internal} internal pages");
+}
+
+/// Do waits and posts pair up, so that a chat server never stands still and no message is lost or doubled?
+#[test]
+fn waits_and_posts_balance() {
+    for (sizes, regroup_after) in [(vec![8, 8], None), (vec![3, 7, 1], Some(20))] {
+        let options = Options { group_sizes: sizes, regroup_after, ..Options::default() };
+        let mut program = built("chatrooms", 2, &options);
+        let mut posted: BTreeMap<u32, i64> = BTreeMap::new();
+        let mut waiting: Vec<Option<u32>> = vec![None; program.threads.len()];
+        let mut batch = Vec::new();
+        for _ in 0..20_000 {
+            let mut ran = false;
+            for (source, wait) in program.threads.iter_mut().zip(&mut waiting) {
+                if let Some(channel) = *wait {
+                    let count = posted.entry(channel).or_default();
+                    if *count == 0 {
+                        continue;
+                    }
+                    *count -= 1;
+                    *wait = None;
+                }
+                ran = true;
+                batch.clear();
+                match source.fill(&mut batch) {
+                    Turn::Wait { channel } => *wait = Some(channel),
+                    Turn::Post { channel } => *posted.entry(channel).or_default() += 1,
+                    Turn::More => assert!(!batch.is_empty()),
+                    turn => panic!("{turn:?}"),
+                }
+            }
+            assert!(ran, "every thread waits");
+        }
+        let progress: Vec<f64> = program.threads.iter().filter_map(|thread| thread.progress()).collect();
+        assert!(progress.iter().all(|&messages| messages > 50.0), "{progress:?}");
+        assert!(posted.values().all(|&left| left <= 16), "posts pile up: {posted:?}");
+    }
+}
+
+/// Do threads of a group use lines that others of it write, and none any where nothing is shared?
+#[test]
+fn groups_pass_written_lines_between_their_threads() {
+    for name in ["scoreboards", "warehouses", "rubis", "chatrooms"] {
+        let mut program = built(name, 6, &Options::default());
+        // Users of each line, and whether any of them writes it.
+        let mut users: BTreeMap<u64, (BTreeSet<usize>, bool)> = BTreeMap::new();
+        for (thread, source) in program.threads.iter_mut().enumerate() {
+            for access in data(&take(&mut **source, 60_000)) {
+                let line = users.entry(access.address() / LINE).or_default();
+                line.0.insert(thread);
+                line.1 |= access.kind() == AccessKind::Store;
+            }
+        }
+        let shared = users.values().filter(|(threads, written)| *written && threads.len() > 1);
+        let groups_of = |threads: &BTreeSet<usize>| threads.iter().map(|&t| program.groups[t]).collect::<BTreeSet<_>>();
+        let (within, across): (Vec<_>, Vec<_>) = shared.partition(|(threads, _)| groups_of(threads).len() == 1);
+        assert!(within.len() >= 60, "{name}: {} lines of one group passed between its threads", within.len());
+        assert_eq!(across.is_empty(), name == "scoreboards", "{name}: {} lines across groups", across.len());
+    }
+    let mut alone = built("share-nothing", 6, &Options::default());
+    let mut owner = BTreeMap::new();
+    for (thread, source) in alone.threads.iter_mut().enumerate() {
+        for access in data(&take(&mut **source, 50_000)) {
+            assert_eq!(*owner.entry(access.address() / LINE).or_insert(thread), thread, "share-nothing");
+        }
+    }
+}
+
+/// Does a change of phase move threads to the next group's data, after the operations asked for?
+#[test]
+fn regrouping_moves_threads_to_other_data() {
+    let options = Options { regroup_after: Some(100), ..Options::default() };
+    let mut program = built("scoreboards", 8, &options);
+    let boards: Vec<_> = program.regions.iter().filter(|region| region.name == "scoreboard").copied().collect();
+    let accesses = take(&mut *program.threads[0], 60_000);
+    let used: Vec<usize> =
+        data(&accesses).filter_map(|access| boards.iter().position(|board| board.contains(access.address()))).collect();
+    let first_other = used.iter().position(|&board| board != used[0]).expect("it moves");
+    assert!(used[first_other..].iter().all(|&board| board == used[first_other]));
+    assert_eq!(first_other, 100 * 20, "a round reads 16 cells and writes 4");
+}
+
+/// Do pointer chasers say so, and streams not?
+#[test]
+fn dependent_loads_are_marked_where_the_algorithm_chases() {
+    for (name, expected) in [("mcf", true), ("omnetpp", true), ("berkeleydb", true), ("swim", false), ("lbm", false)] {
+        let mut program = built(name, 1, &Options::default());
+        let all = take(&mut *program.threads[0], 50_000);
+        assert_eq!(all.iter().any(|access| access.is_dependent()), expected, "{name}");
+    }
+}
+
+/// Are unknown names and impossible options refused with what was found and what is expected?
+#[test]
+fn mistakes_are_named() {
+    let error = |name: &str, options: Options| program(name, 1, &options).map(|_| ()).expect_err("it is wrong");
+    let unknown = error("sopplex", Options::default());
+    assert_eq!(unknown, ProgramError::Unknown { name: "sopplex".into(), nearest: "soplex" });
+    let refused = [
+        ("art", Options { threads: Some(2), ..Options::default() }, "threads"),
+        ("art", Options { footprint_bytes: Some(100), ..Options::default() }, "footprint_bytes"),
+        ("rubis", Options { groups: Some(0), ..Options::default() }, "threads"),
+        ("rubis", Options { group_sizes: vec![4, 0], ..Options::default() }, "threads"),
+        ("rubis", Options { group_sizes: vec![4], threads: Some(2), ..Options::default() }, "group_sizes"),
+        ("rubis", Options { regroup_after: Some(0), ..Options::default() }, "regroup_after"),
+    ];
+    for (name, options, wrong) in refused {
+        match error(name, options) {
+            ProgramError::Refused { option, .. } => assert_eq!(option, wrong),
+            other => panic!("{other}"),
+        }
+    }
+    let names: BTreeSet<&str> = programs().map(|spec| spec.name).collect();
+    assert_eq!(names.len(), programs().count(), "names are unique");
+}
+
+/// Is docs/programs.md what the table in the code says? (`UPDATE_EXPECT=1 cargo test` writes it.)
+#[test]
+fn the_documented_table_is_the_one_in_the_code() {
+    expect_test::expect_file!["../../../docs/programs.md"].assert_eq(&cachemate_sim::kernels::programs_page());
+}

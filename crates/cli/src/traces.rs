@@ -116,6 +116,11 @@ impl Trace {
         self.reader.totals().filter(|_| whole).cloned()
     }
 
+    /// What a file that can be sought in says of itself before it is read.
+    pub fn reader_totals(&self) -> Option<&Totals> {
+        self.reader.totals()
+    }
+
     /// After the result so far has been given: was it cut short by Ctrl-C?
     ///
     /// # Errors

@@ -59,15 +59,13 @@ impl StudyPage {
         if self.matrix.names.is_empty() {
             return html! {};
         }
-        let percent = self.matrix.unit == "degradation";
-        let scale = |value: f64| if percent { value * 100.0 } else { value };
-        let values = self.matrix.values.iter();
+        let percent = self.matrix.unit == "percent";
         let map = HeatMap {
             rows: self.matrix.names.clone(),
             columns: self.matrix.names.clone(),
             row_label: "suffers".into(),
             column_label: "beside".into(),
-            values: values.map(|row| row.iter().map(|value| value.map(scale)).collect()).collect(),
+            values: self.matrix.values.clone(),
             unit: if percent { "%".into() } else { String::new() },
             ..HeatMap::default()
         };
@@ -95,15 +93,15 @@ impl StudyPage {
             div.scroll { table {
                 thead { tr {
                     th { "program" } th.l { "class" } th { "MPKI alone" } th { "accesses per 1000 instr." }
-                    th { "sensitivity" } th { "intensity" } th { "instructions" }
+                    th { "on half the cache" } th { "hits lost with half" } th { "instructions" }
                 } }
                 tbody { @for program in &self.programs { tr {
                     td { (program.name) }
                     td.l { @if let Some(class) = &program.class { span.tag.(class.to_lowercase()) { (class) } } @else { "–" } }
                     td { (or_dash(program.solo_mpki.map(number))) }
                     td { (or_dash(program.accesses_per_kilo_instr.map(number))) }
-                    td { (or_dash(program.sensitivity.map(number))) }
-                    td { (or_dash(program.intensity.map(number))) }
+                    td { (or_dash(program.half_cache_mpki.map(number))) }
+                    td { (or_dash(program.lost_hits_share.map(|share| percent_text(share, 1)))) }
                     td { (or_dash(program.instructions.map(count_text))) }
                 } } }
             } }
@@ -196,14 +194,14 @@ impl StudyPage {
 fn cost(value: Option<f64>, unit: &str) -> String {
     match (value, unit) {
         (None, _) => "not known".to_string(),
-        (Some(value), "degradation") => percent_text(value, 1),
+        (Some(value), "percent") => format!("{value:.1} %"),
         (Some(value), _) => number(value),
     }
 }
 
 fn plan_section(plan: &PlanResult) -> Markup {
     let programs = || plan.caches.iter().flat_map(|cache| &cache.programs);
-    let most = programs().filter_map(|p| p.degradation).fold(0.0, f64::max);
+    let most = programs().filter_map(|p| p.suffers).fold(0.0, f64::max);
     let bar = |value: Option<f64>| match value {
         Some(value) if most > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / most * 3.0),
         _ => "width:0".to_string(),
@@ -216,7 +214,7 @@ fn plan_section(plan: &PlanResult) -> Markup {
             @if cache.programs.is_empty() { p.soft { "idle" } }
             @for program in &cache.programs { div.row {
                 b { (program.name) }
-                span.cost { span.bar style=(bar(program.degradation)) {} (cost(program.degradation, &plan.unit)) }
+                span.cost { span.bar style=(bar(program.suffers)) {} (cost(program.suffers, &plan.unit)) }
             } }
         } } }
         h2 { "Why" }
@@ -227,9 +225,8 @@ fn plan_section(plan: &PlanResult) -> Markup {
 }
 
 fn words_on_proof(plan: &PlanResult) -> String {
-    let count = plan.assignments.map(|n| format!(" of {}", count_text(n))).unwrap_or_default();
     match (plan.optimal, plan.gap) {
-        (true, _) => format!("The best assignment{count} by scheme {}, proven ({}).", plan.scheme, plan.solver),
+        (true, _) => format!("The best assignment there is by scheme {}, proven ({}).", plan.scheme, plan.solver),
         (false, Some(gap)) => {
             format!(
                 "By scheme {}; at most {} above the best ({}).",
@@ -255,7 +252,7 @@ fn alternatives(plan: &PlanResult) -> Markup {
         Some(value) if most > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / most * 5.5),
         _ => "width:0".to_string(),
     };
-    let what = if plan.unit == "degradation" { "mean slowdown" } else { "mean weight" };
+    let what = if plan.unit == "percent" { "mean slowdown" } else { "mean weight" };
     html! {
         div.scroll { table.alt style="min-width:0" {
             thead { tr { th { "assignment" } th { "expected " (what) } th.l {} } }

@@ -27,8 +27,8 @@ pub struct Counted {
     /// Data accesses the program did, before any filter; `None` where the file does not say.
     pub program_accesses: Option<u64>,
     pub instructions: Option<u64>,
-    /// First touches of a line.
-    pub cold: u64,
+    /// First touches of a line; `None` from a sample, which does not see them all.
+    pub cold: Option<u64>,
     pub curve: Vec<CurvePoint>,
 }
 
@@ -39,8 +39,10 @@ pub struct Sampled {
     pub rate: f64,
     /// Accesses that were followed.
     pub accesses: u64,
-    /// Largest `miss_ratio_error` of the curve.
-    pub error: f64,
+    /// Distinct lines that were followed.
+    pub lines: u64,
+    /// Largest `miss_ratio_error` of the curve; `None` where a point has none.
+    pub error: Option<f64>,
 }
 
 /// One part of a recording with `--per`.
@@ -92,10 +94,10 @@ pub struct ProgramSummary {
     pub accesses_per_kilo_instr: Option<f64>,
     /// Alone on the whole cache.
     pub solo_mpki: Option<f64>,
-    /// Largest loss of cache it can show, 0 to 1.
-    pub sensitivity: Option<f64>,
-    /// How hard it presses on others, 0 to 1.
-    pub intensity: Option<f64>,
+    /// Alone on half of its ways.
+    pub half_cache_mpki: Option<f64>,
+    /// Share of its hits that it loses with half of the ways: how much it minds.
+    pub lost_hits_share: Option<f64>,
 }
 
 /// The cache that is shared.
@@ -114,7 +116,7 @@ pub struct CacheSummary {
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Matrix {
     pub scheme: String,
-    /// Fractions of the solo run time (`degradation`), or a weight without a unit (`weight`).
+    /// `percent` of the solo run time lost, or a `weight` without a unit.
     pub unit: String,
     pub names: Vec<String>,
     pub values: Vec<Vec<Option<f64>>>,
@@ -128,7 +130,8 @@ pub struct GroupMember {
     pub miss_ratio: Option<f64>,
     pub solo_mpki: Option<f64>,
     pub mpki: Option<f64>,
-    pub degradation: Option<f64>,
+    /// As the matrix counts it.
+    pub suffers: Option<f64>,
 }
 
 /// All programs together on one cache.
@@ -150,19 +153,19 @@ pub struct PredictResult {
 }
 
 /// One program in a plan.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Placed {
     pub name: String,
     /// Where it runs; programs on the same CPU take turns.
     pub cpu: Option<u32>,
     /// Expected, as the scheme measures it; `None` = nothing is known.
-    pub degradation: Option<f64>,
+    pub suffers: Option<f64>,
     /// In plain words.
     pub why: String,
 }
 
 /// One cache in a plan.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct CacheAssigned {
     /// As `L2 #0`.
     pub cache: String,
@@ -171,8 +174,8 @@ pub struct CacheAssigned {
     pub programs: Vec<Placed>,
 }
 
-/// Mean expected degradation of the plan and of what else could have been done.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+/// Mean of what the programs are expected to suffer, in the plan and in what else could have been done.
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Alternatives {
     pub plan: Option<f64>,
     pub best: Option<f64>,
@@ -180,12 +183,12 @@ pub struct Alternatives {
     pub random: Option<f64>,
 }
 
-/// `cachemate plan --json`.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+/// A plan as pictures and pages show it.
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct PlanResult {
     pub machine: String,
     pub scheme: String,
-    /// `degradation` (fractions) or `weight`: what the numbers below are.
+    /// `percent` or `weight`: what the numbers below are.
     pub unit: String,
     /// `matching`, `branch-and-bound`, ...: how the plan was found.
     pub solver: String,
@@ -193,8 +196,6 @@ pub struct PlanResult {
     pub optimal: bool,
     /// How far from the best it can be at most, where not known to be the best.
     pub gap: Option<f64>,
-    /// Assignments that are not just the same with caches renamed; `None` = more than can be counted.
-    pub assignments: Option<u64>,
     pub caches: Vec<CacheAssigned>,
     pub expected: Alternatives,
 }
@@ -275,7 +276,7 @@ mod tests {
     #[test]
     fn promised_fields_stand_at_the_top() {
         let point = CurvePoint { bytes: 65536, miss_ratio: 0.25, mpki: None, miss_ratio_error: None };
-        let all = Counted { accesses: 4, program_accesses: None, instructions: None, cold: 1, curve: vec![point] };
+        let all = Counted { accesses: 4, program_accesses: None, instructions: None, cold: Some(1), curve: vec![point] };
         let result = MrcResult { file: "t.u64".into(), line_bytes: 64, all, sampled: None, parts: vec![] };
         let want = expect_test::expect![[
             r#"{"file":"t.u64","line_bytes":64,"accesses":4,"program_accesses":null,"instructions":null,"cold":1,"curve":[{"bytes":65536,"miss_ratio":0.25,"mpki":null,"miss_ratio_error":null}],"sampled":null,"parts":[]}"#

@@ -22,7 +22,7 @@ fn study() -> StudyPage {
     let placed = |name: &str| Placed {
         name: name.into(),
         cpu: None,
-        degradation: Some(0.0231),
+        suffers: Some(2.31),
         why: format!("{name} keeps away from milc."),
     };
     let cache = |at: usize| CacheAssigned {
@@ -32,16 +32,16 @@ fn study() -> StudyPage {
     };
     let plan = PlanResult {
         scheme: "measured".into(),
-        unit: "degradation".into(),
+        unit: "percent".into(),
         solver: "matching".into(),
         optimal: true,
         caches: vec![cache(0), cache(1)],
-        expected: Alternatives { plan: Some(0.023), best: Some(0.023), worst: Some(0.22), random: Some(0.089) },
+        expected: Alternatives { plan: Some(2.3), best: Some(2.3), worst: Some(22.0), random: Some(8.9) },
         ..PlanResult::default()
     };
     let matrix = Matrix {
         scheme: "measured".into(),
-        unit: "degradation".into(),
+        unit: "percent".into(),
         names: names.map(String::from).to_vec(),
         values: vec![vec![Some(0.02); 4]; 4],
     };

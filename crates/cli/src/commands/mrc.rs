@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use cachemate_locality::sampled::{FixedRate, SampledCurve};
 use cachemate_locality::stack::{Histogram, StackDistances};
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{count_text, number, or_dash, percent_text, size_text};
-use cachemate_report::{Align, Counted, CurvePoint, MrcPart, MrcResult, Table};
+use cachemate_report::{Align, Counted, CurvePoint, MrcPart, MrcResult, Sampled, Table};
 use cachemate_trace::{Record, ThreadTotals, Totals, TraceReader};
 use clap::{Args, ValueEnum};
 
@@ -18,7 +19,7 @@ use crate::traces::{Trace, TraceArgs};
 
 /// Miss-rate curve of a trace: how often a cache of each size would miss
 ///
-/// For fully associative LRU caches, exact. MPKI stands where the trace has instruction counts.
+/// For fully associative LRU caches, exact unless --sample is given. MPKI stands where the trace has instruction counts.
 #[derive(Args)]
 pub struct Mrc {
     /// The trace; - is standard input
@@ -35,6 +36,12 @@ pub struct Mrc {
     /// Curves for each process or thread on a cache of its own, beside the one for all together
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     per: Per,
+    /// Follow this share of the lines only (0.01 = 1 %): much faster, with an error bar
+    #[arg(long, value_name = "RATE", conflicts_with_all = ["histogram", "per"], value_parser = rate)]
+    sample: Option<f64>,
+    /// Which lines a sample follows
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "sample")]
+    seed: u64,
     /// Write the stack distances: a line "cold N", then "d count" per distance that occurs, ascending
     #[arg(long, value_name = "OUT")]
     histogram: Option<PathBuf>,
@@ -51,6 +58,11 @@ enum Per {
     All,
     Process,
     Thread,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let bad = || format!("found '{text}', expected a share of the lines such as 0.01, from 0.000001 to 1");
+    text.parse().ok().filter(|rate| (1e-6..=1.0).contains(rate)).ok_or_else(bad)
 }
 
 /// Engines over one trace: everything together, and the parts asked for.
@@ -132,6 +144,33 @@ impl Mrc {
         }
         let sizes = self.sizes.clone().unwrap_or_else(Sizes::usual).0;
         let mut trace = Trace::open(session, &self.file, &self.trace, "reading")?;
+        let result = match self.sample {
+            Some(rate) => self.sampled(session, &mut trace, rate, &sizes)?,
+            None => self.exact(session, &mut trace, &sizes)?,
+        };
+        session.answer(self.json.json, &result, || words(&result, session))?;
+        trace.check_whole()
+    }
+
+    fn sampled(&self, session: &Session, trace: &mut Trace, rate: f64, sizes: &[u64]) -> anyhow::Result<MrcResult> {
+        let shift = self.line_bytes.trailing_zeros();
+        let mut sample = FixedRate::new(rate, self.seed)?;
+        let mut addresses = Vec::new();
+        while trace.addresses(&mut addresses)? {
+            addresses.iter_mut().for_each(|address| *address >>= shift);
+            sample.push(&addresses)?;
+        }
+        let totals = trace.finish(session);
+        let known = Known::of_all(totals.as_ref(), trace.header().instructions_known);
+        let curve = sample.finish()?;
+        let all = counted_from_sample(&curve, known, sizes, self.line_bytes);
+        let errors = all.curve.iter().map(|point| point.miss_ratio_error);
+        let error = errors.collect::<Option<Vec<f64>>>().map(|all| all.into_iter().fold(0.0, f64::max));
+        let sampled = Sampled { rate: curve.rate(), accesses: curve.sampled_accesses(), lines: curve.sampled_lines(), error };
+        Ok(MrcResult { file: self.file.clone(), line_bytes: self.line_bytes, all, sampled: Some(sampled), parts: Vec::new() })
+    }
+
+    fn exact(&self, session: &Session, trace: &mut Trace, sizes: &[u64]) -> anyhow::Result<MrcResult> {
         let mut engines = Engines {
             shift: self.line_bytes.trailing_zeros(),
             per: self.per,
@@ -154,19 +193,17 @@ impl Mrc {
             let thread = (self.per == Per::Thread).then_some(thread);
             let mine = |t: &ThreadTotals| t.process == process && thread.is_none_or(|thread| t.thread == thread);
             let known = Known::of_part(totals.as_ref(), known, mine);
-            let counted = counted(&engine.finish()?, known, &sizes, self.line_bytes);
+            let counted = counted(&engine.finish()?, known, sizes, self.line_bytes);
             parts.push(MrcPart { process: Some(process), thread, counted });
         }
         let known = Known::of_all(totals.as_ref(), known);
-        let result = MrcResult {
+        Ok(MrcResult {
             file: self.file.clone(),
             line_bytes: self.line_bytes,
-            all: counted(&all, known, &sizes, self.line_bytes),
+            all: counted(&all, known, sizes, self.line_bytes),
             sampled: None,
             parts,
-        };
-        session.answer(self.json.json, &result, || words(&result, session))?;
-        trace.check_whole()
+        })
     }
 }
 
@@ -186,8 +223,30 @@ fn counted(histogram: &Histogram, known: Known, sizes: &[u64], line_bytes: u32) 
         accesses,
         program_accesses: known.program_accesses,
         instructions: known.instructions,
-        cold: histogram.cold(),
+        cold: Some(histogram.cold()),
         curve: sizes.iter().zip(ratios).map(point).collect(),
+    }
+}
+
+/// As [`counted`], from a sample: every point with its error bar.
+fn counted_from_sample(curve: &SampledCurve, known: Known, sizes: &[u64], line_bytes: u32) -> Counted {
+    let accesses = curve.accesses();
+    let per_kilo = known.instructions.filter(|count| *count > 0).map(|count| accesses as f64 * 1000.0 / count as f64);
+    let point = |bytes: &u64| {
+        let found = curve.at(bytes / u64::from(line_bytes))?;
+        Some(CurvePoint {
+            bytes: *bytes,
+            miss_ratio: found.miss_ratio,
+            mpki: per_kilo.map(|scale| found.miss_ratio * scale),
+            miss_ratio_error: found.half_width,
+        })
+    };
+    Counted {
+        accesses,
+        program_accesses: known.program_accesses,
+        instructions: known.instructions,
+        cold: None,
+        curve: sizes.iter().filter_map(point).collect(),
     }
 }
 
@@ -195,10 +254,10 @@ fn words(result: &MrcResult, session: &Session) -> String {
     let mut text = summary(&result.file, &result.all);
     if let Some(sampled) = &result.sampled {
         text.push_str(&format!(
-            "sampled: {} of the lines, {} accesses followed, miss ratios within ±{}\n",
+            "sampled: {} of the lines, {} accesses followed, error bar {} (95 %)\n",
             percent_text(sampled.rate, 2),
             count_text(sampled.accesses),
-            percent_text(sampled.error, 2)
+            sampled.error.map_or("not known: too few lines".to_string(), |e| format!("±{} at most", percent_text(e, 2)))
         ));
     }
     let mpki = result.all.curve.iter().all(|point| point.mpki.is_some());
@@ -231,12 +290,13 @@ fn part_name(part: &MrcPart) -> String {
 fn summary(name: &str, counted: &Counted) -> String {
     let program = counted.program_accesses.map(|n| format!(" of {} by the program", count_text(n)));
     let instructions = counted.instructions.map(|n| format!(", {} instructions", count_text(n)));
+    let lines = counted.cold.map(|n| format!(", {} distinct lines", count_text(n)));
     format!(
-        "{name}: {} accesses{}{}, {} distinct lines\n",
+        "{name}: {} accesses{}{}{}\n",
         count_text(counted.accesses),
         program.unwrap_or_default(),
         instructions.unwrap_or_default(),
-        count_text(counted.cold)
+        lines.unwrap_or_default()
     )
 }
 

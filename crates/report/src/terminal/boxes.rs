@@ -3,7 +3,7 @@
 use super::Paint;
 use crate::results::{CacheAssigned, PlanResult};
 use crate::table::{Align, pad, width};
-use crate::text::{number, percent_text};
+use crate::text::number;
 
 /// Boxes side by side as far as the terminal is wide; then why, program by program; then the alternatives.
 pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
@@ -29,8 +29,8 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
 }
 
 fn shown(value: f64, unit: &str) -> String {
-    if unit == "degradation" {
-        format!("{} slower", percent_text(value, 1))
+    if unit == "percent" {
+        format!("{value:.1} % slower")
     } else {
         format!("weight {}", number(value))
     }
@@ -41,7 +41,7 @@ fn one_box(cache: &CacheAssigned, unit: &str, paint: Paint) -> Vec<String> {
     let names = cache.programs.iter().map(|p| width(&p.name)).max().unwrap_or(0);
     let mut rows: Vec<(String, String)> = Vec::new();
     for program in &cache.programs {
-        let cost = program.degradation.map_or("not known".to_string(), |value| shown(value, unit));
+        let cost = program.suffers.map_or("not known".to_string(), |value| shown(value, unit));
         rows.push((pad(&program.name, names, Align::Left), cost));
     }
     if rows.is_empty() {
@@ -92,10 +92,10 @@ fn expectation(plan: &PlanResult, paint: Paint) -> String {
     let expected = &plan.expected;
     let value = |v: Option<f64>| match (v, plan.unit.as_str()) {
         (None, _) => "not known".to_string(),
-        (Some(v), "degradation") => percent_text(v, 2),
+        (Some(v), "percent") => format!("{v:.2} %"),
         (Some(v), _) => number(v),
     };
-    let what = if plan.unit == "degradation" { "expected mean slowdown" } else { "expected mean weight" };
+    let what = if plan.unit == "percent" { "expected mean slowdown" } else { "expected mean weight" };
     let mut text = format!(
         "{}  this plan {}, best {}, random {}, worst {}\n",
         paint.bold(what),
@@ -104,9 +104,8 @@ fn expectation(plan: &PlanResult, paint: Paint) -> String {
         value(expected.random),
         value(expected.worst)
     );
-    let count = plan.assignments.map(|n| format!(" of {n} assignments")).unwrap_or_default();
     let proof = match (plan.optimal, plan.gap) {
-        (true, _) => format!("the best{count}, proven ({})", plan.solver),
+        (true, _) => format!("the best there is by this scheme, proven ({})", plan.solver),
         (false, Some(gap)) => format!("at most {} above the best ({})", value(Some(gap)), plan.solver),
         (false, None) => format!("not proven to be the best ({})", plan.solver),
     };
@@ -123,10 +122,10 @@ mod tests {
     /// Does a reader see at a glance who shares what, and why?
     #[test]
     fn a_plan_is_boxes_and_reasons() {
-        let placed = |name: &str, degradation: Option<f64>, why: &str| Placed {
+        let placed = |name: &str, suffers: Option<f64>, why: &str| Placed {
             name: name.into(),
             cpu: None,
-            degradation,
+            suffers,
             why: why.into(),
         };
         let cache = |at: u32, programs| CacheAssigned {
@@ -135,21 +134,20 @@ mod tests {
             programs,
         };
         let plan = PlanResult {
-            unit: "degradation".into(),
+            unit: "percent".into(),
             solver: "matching".into(),
             optimal: true,
-            assignments: Some(3),
             caches: vec![
                 cache(
                     0,
                     vec![
-                        placed("mcf", Some(0.0231), "mcf keeps away from milc: it would lose 48.0 % beside it."),
+                        placed("mcf", Some(2.31), "mcf keeps away from milc: it would lose 48.0 % beside it."),
                         placed("gamess", None, "gamess is quiet."),
                     ],
                 ),
                 cache(1, vec![]),
             ],
-            expected: Alternatives { plan: Some(0.023075), best: Some(0.023075), worst: Some(0.21995), random: None },
+            expected: Alternatives { plan: Some(2.3075), best: Some(2.3075), worst: Some(21.995), random: None },
             ..PlanResult::default()
         };
         expect![[r#"

@@ -12,8 +12,8 @@ const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
 
 /// The matrix under its names, row suffers from column, and a line that says so.
 pub fn matrix_picture(matrix: &Matrix, paint: Paint) -> String {
-    let percent = matrix.unit == "degradation";
-    let shown = |value: f64| if percent { format!("{:.1}", value * 100.0) } else { number(value) };
+    let percent = matrix.unit == "percent";
+    let shown = |value: f64| if percent { format!("{value:.1}") } else { number(value) };
     let values = || matrix.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
     let most = values().fold(0.0, f64::max);
     let names = matrix.names.iter().map(|name| width(name)).max().unwrap_or(0);
@@ -65,9 +65,9 @@ mod tests {
     use expect_test::expect;
 
     fn matrix() -> Matrix {
-        let values = vec![vec![Some(0.0), Some(0.48)], vec![Some(0.0231), None]];
+        let values = vec![vec![Some(0.0), Some(48.0)], vec![Some(2.31), None]];
         let names = vec!["mcf".to_string(), "milc".to_string()];
-        Matrix { scheme: "sdc".into(), unit: "degradation".into(), names, values }
+        Matrix { scheme: "sdc".into(), unit: "percent".into(), names, values }
     }
 
     /// Does the matrix say who suffers from whom without any colour?

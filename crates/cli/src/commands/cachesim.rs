@@ -1,0 +1,140 @@
+//! `cachemate cachesim`: misses of one set-associative cache on a trace.
+
+use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
+use cachemate_report::CachesimResult;
+use cachemate_report::text::{count_text, number, percent_text, size_text};
+use cachemate_trace::TraceReader;
+use clap::{Args, ValueEnum};
+
+use crate::args::{JsonArg, Size};
+use crate::exit::Usage;
+use crate::session::Session;
+use crate::traces::{Trace, TraceArgs};
+
+/// Simulate one set-associative cache on a trace, exactly
+///
+/// Set = line mod sets. An L1 in front of it counts the trace's accesses on one core; a file recorded with --l1 holds the
+/// L1's misses already.
+#[derive(Args)]
+pub struct Cachesim {
+    /// The trace; - is standard input
+    #[arg(value_name = "FILE")]
+    file: String,
+    #[command(flatten)]
+    trace: TraceArgs,
+    /// Size of the cache
+    #[arg(long, value_name = "SIZE")]
+    size: Size,
+    /// Lines in a set
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    ways: u32,
+    /// Bytes in a line: a power of two
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    line_bytes: u32,
+    /// Equal slices, chosen by a hash of the line
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    slices: u32,
+    /// Which line leaves a full set; plru needs a power of two of ways
+    #[arg(long, value_enum, default_value_t, value_name = "POLICY")]
+    policy: Policy,
+    /// Seed of random replacement
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// An LRU cache in front, SIZE:WAYS: only its misses reach the cache
+    #[arg(long, value_name = "SIZE:WAYS")]
+    l1: Option<String>,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum Policy {
+    #[default]
+    Lru,
+    Plru,
+    Random,
+}
+
+impl Policy {
+    fn name(self) -> &'static str {
+        match self {
+            Policy::Lru => "lru",
+            Policy::Plru => "plru",
+            Policy::Random => "random",
+        }
+    }
+}
+
+impl Cachesim {
+    fn cache(&self) -> Result<CacheSim, Usage> {
+        let replacement = match self.policy {
+            Policy::Lru => Replacement::Lru,
+            Policy::Plru => Replacement::TreePlru,
+            Policy::Random => Replacement::Random { seed: self.seed },
+        };
+        let shape = CacheShape::from_bytes(self.size.0, u64::from(self.line_bytes), self.ways, self.slices);
+        shape.and_then(|shape| CacheSim::new(shape, replacement)).map_err(|error| Usage(error.to_string()))
+    }
+
+    fn front(&self) -> Result<Option<CacheSim>, Usage> {
+        let Some(text) = &self.l1 else { return Ok(None) };
+        let bad = || Usage(format!("--l1: found '{text}', expected SIZE:WAYS such as 32K:8"));
+        let (size, ways) = text.split_once(':').ok_or_else(bad)?;
+        let size: Size = size.parse().map_err(|_| bad())?;
+        let ways: u32 = ways.parse().map_err(|_| bad())?;
+        let shape = CacheShape::from_bytes(size.0, u64::from(self.line_bytes), ways, 1);
+        let cache = shape.and_then(|shape| CacheSim::new(shape, Replacement::Lru));
+        cache.map(Some).map_err(|error| Usage(format!("--l1: {error}")))
+    }
+
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let (mut cache, mut front) = (self.cache()?, self.front()?);
+        let shift = self.line_bytes.trailing_zeros();
+        let mut trace = Trace::open(session, &self.file, &self.trace, "simulating")?;
+        let (mut lines, mut missed) = (Vec::new(), Vec::new());
+        while trace.addresses(&mut lines)? {
+            lines.iter_mut().for_each(|address| *address >>= shift);
+            match &mut front {
+                None => cache.push(&lines),
+                Some(front) => {
+                    missed.clear();
+                    front.push_collecting(&lines, &mut missed);
+                    cache.push(&missed)
+                }
+            };
+        }
+        let totals = trace.finish(session);
+        let instructions = totals.and_then(|totals| totals.instructions).filter(|_| trace.header().instructions_known);
+        let per_kilo = |count: u64| cache.misses() as f64 * 1000.0 / count as f64;
+        let accesses = front.as_ref().map_or(cache.accesses(), CacheSim::accesses);
+        let result = CachesimResult {
+            file: self.file.clone(),
+            size_bytes: self.size.0,
+            ways: self.ways,
+            line_bytes: self.line_bytes,
+            policy: self.policy.name().to_string(),
+            accesses,
+            misses: cache.misses(),
+            miss_ratio: (accesses > 0).then(|| cache.misses() as f64 / accesses as f64),
+            mpki: instructions.filter(|count| *count > 0).map(per_kilo),
+            l1_misses: front.as_ref().map(CacheSim::misses),
+        };
+        session.answer(self.json.json, &result, || words(&result))?;
+        trace.check_whole()
+    }
+}
+
+fn words(result: &CachesimResult) -> String {
+    let front = result.l1_misses.map(|n| format!(", {} of them missed the L1", count_text(n))).unwrap_or_default();
+    let ratio = result.miss_ratio.map(|ratio| format!(" ({})", percent_text(ratio, 3))).unwrap_or_default();
+    let mpki = result.mpki.map(|mpki| format!(", {} per 1000 instructions", number(mpki))).unwrap_or_default();
+    format!(
+        "{}: {} accesses{front}\n{} {}-way {}: {} misses{ratio}{mpki}\n",
+        result.file,
+        count_text(result.accesses),
+        size_text(result.size_bytes),
+        result.ways,
+        result.policy,
+        count_text(result.misses),
+    )
+}

@@ -1,0 +1,133 @@
+//! `cachemate profile`: how a program uses a cache, as a file that predictions and plans read.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use cachemate_report::terminal::{CurveLine, curve_picture};
+use cachemate_report::text::{count_text, number, or_dash, percent_text, size_text};
+use cachemate_trace::Ended;
+use clap::Args;
+
+use super::record::RecordArgs;
+use crate::args::JsonArg;
+use crate::exit::Interrupted;
+use crate::files::{refuse_existing, write_file};
+use crate::profiling::Target;
+use crate::programs::{Program, load};
+use crate::session::Session;
+
+/// Profile a recording, or a program as it runs: a profile file, and a picture of the miss-rate curve
+///
+/// FILE is a recording, a profile file (to look at) or a name in the pack. The file is NAME.profile.json unless -o says
+/// otherwise; --json prints it instead.
+#[derive(Args)]
+pub struct Profile {
+    /// A recording, a profile file or a name in the pack
+    #[arg(value_name = "FILE", required_unless_present = "command", conflicts_with = "command")]
+    file: Option<String>,
+    /// Measure LRU positions on this machine's shared cache too
+    #[arg(long, short, value_name = "MACHINE")]
+    machine: Option<String>,
+    /// The file to write
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Overwrite the file if it exists
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    how: RecordArgs,
+    #[command(flatten)]
+    json: JsonArg,
+    /// A program to record and profile, with its arguments, after --
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+impl Profile {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let machine = self.machine.as_deref().map(cachemate_spec::load_machine).transpose()?;
+        let target = machine.as_ref().map(Target::of).transpose()?;
+        let (program, cut_short) = match &self.file {
+            Some(file) => {
+                self.refuse(&name_of(file))?;
+                (load(session, file, target)?, false)
+            }
+            None => self.record_and_load(session, target)?,
+        };
+        let viewing = self.file.as_deref().is_some_and(|file| file.ends_with(".json"));
+        let output = self.output.clone().or_else(|| {
+            let default = || PathBuf::from(format!("{}.profile.json", program.name));
+            (!self.json.json && !viewing).then(default)
+        });
+        if let Some(path) = &output {
+            let mut text = serde_json::to_vec_pretty(&program.file).context("cannot write the profile")?;
+            text.push(b'\n');
+            write_file(path, &text, self.force)?;
+        }
+        session.answer(self.json.json, &program.file, || words(&program, output.as_deref(), session))?;
+        if cut_short { Err(Interrupted("the profile covers what was recorded".to_string()).into()) } else { Ok(()) }
+    }
+
+    /// Before the work: would the file be refused after it?
+    fn refuse(&self, name: &str) -> anyhow::Result<()> {
+        match &self.output {
+            Some(path) => refuse_existing(path, self.force),
+            None if self.json.json || self.file.as_deref().is_some_and(|file| file.ends_with(".json")) => Ok(()),
+            None => refuse_existing(Path::new(&format!("{name}.profile.json")), self.force),
+        }
+    }
+
+    fn record_and_load(&self, session: &Session, target: Option<Target>) -> anyhow::Result<(Program, bool)> {
+        let name = name_of(&self.command[0]);
+        self.refuse(&name)?;
+        let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let recording = folder.path().join(format!("{name}.cmt"));
+        let recorded = self.how.record(session, &self.command, &recording, false, self.json.json)?;
+        session.note(&format!("{}: {}", self.command[0], recorded.ended));
+        let mut program = load(session, &recording.display().to_string(), target)?;
+        // The recording is gone with its folder; what was run says where the profile is from.
+        program.file.source.from = Some(self.command.join(" "));
+        Ok((program, recorded.ended == Ended::Interrupted))
+    }
+}
+
+/// `gzip` of `/usr/bin/gzip` and of `gzip.cmt`.
+fn name_of(given: &str) -> String {
+    let last = Path::new(given).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    last.split('.').next().filter(|name| !name.is_empty()).unwrap_or("program").to_string()
+}
+
+fn words(program: &Program, output: Option<&Path>, session: &Session) -> String {
+    let file = &program.file;
+    let summary = program.summary();
+    let mut text = format!(
+        "{}: {} accesses that reached the cache{}, {} instructions\n",
+        program.name,
+        or_dash(file.records.map(count_text)),
+        file.accesses.map(|n| format!(" of {} by the program", count_text(n))).unwrap_or_default(),
+        or_dash(file.instructions.map(count_text)),
+    );
+    let curve = program.curve();
+    let mpki = curve.iter().all(|point| point.mpki.is_some());
+    let points = curve.iter().map(|p| (p.bytes, p.mpki.unwrap_or(p.miss_ratio * 100.0))).collect();
+    let label = if mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
+    text.push_str(&curve_picture(&[CurveLine { name: program.name.clone(), points }], label, session.paint()));
+    if let Some(positions) = file.stack_positions.first() {
+        text.push_str(&format!(
+            "on {} {}-way: {}{} MPKI, {} of the hits lost with half of it\n",
+            size_text(positions.size_bytes),
+            positions.hits.len(),
+            summary.class.map(|class| format!("a {class}, ")).unwrap_or_default(),
+            or_dash(summary.solo_mpki.map(number)),
+            or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1)))
+        ));
+    }
+    if let Some(intervals) = &file.intervals {
+        let phases = intervals.every.iter().map(|interval| interval.phase).max().map_or(0, |last| last + 1);
+        text.push_str(&format!("{phases} phases in {} intervals\n", intervals.every.len()));
+    }
+    if let Some(path) = output {
+        text.push_str(&format!("wrote {}\n", path.display()));
+    }
+    text
+}

@@ -1,0 +1,160 @@
+//! `cachemate record`: a real program's data accesses into a `.cmt`.
+
+use std::path::{Path, PathBuf};
+
+use cachemate_report::text::{count_text, size_text};
+use cachemate_trace::{Children, Ended, L1Filter, Recorded, Recorder};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::args::{JsonArg, OutputArgs};
+use crate::exit::Interrupted;
+use crate::session::Session;
+
+/// Record the data accesses of a program as it runs (needs the valgrind package)
+///
+/// The program's own exit status is shown and is part of the result; it is never ours. Ctrl-C stops the program and keeps
+/// what was recorded.
+#[derive(Args)]
+pub struct Record {
+    #[command(flatten)]
+    how: RecordArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    json: JsonArg,
+    /// The program and its arguments, after --
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+/// What to record of a run.
+#[derive(Args, Clone)]
+pub struct RecordArgs {
+    /// Data accesses to pass over first, of all threads, before the filter
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    skip: u64,
+    /// Data accesses to look at then; the program goes on to its end unrecorded
+    #[arg(long, value_name = "N")]
+    max: Option<u64>,
+    /// End the program once --max is reached
+    #[arg(long, requires = "max")]
+    stop: bool,
+    /// Keep only what misses this cache, SIZE:WAYS[:LINE], one per thread; none keeps every access
+    #[arg(long, value_name = "L1", default_value = "32K:8", value_parser = filter)]
+    l1: Filter,
+    /// Processes that the program starts
+    #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
+    children: ChildrenArg,
+    /// zstd level: higher is smaller and slower
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(i32).range(1..=19))]
+    level: i32,
+}
+
+#[derive(Clone, Copy)]
+struct Filter(Option<L1Filter>);
+
+fn filter(text: &str) -> Result<Filter, String> {
+    if text == "none" { Ok(Filter(None)) } else { L1Filter::parse(text).map(|filter| Filter(Some(filter))) }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum ChildrenArg {
+    /// Recorded into the same file
+    Follow,
+    /// Run unrecorded
+    #[default]
+    Leave,
+}
+
+/// `cachemate record --json`.
+#[derive(Serialize)]
+struct RecordResult {
+    file: String,
+    command: Vec<String>,
+    /// `exit 0`, `signal 15`, ...
+    ended: String,
+    /// The program's own status, where it ended by itself.
+    exit_status: Option<i32>,
+    records: u64,
+    program_accesses: Option<u64>,
+    instructions: Option<u64>,
+    threads: usize,
+    bytes: u64,
+    note: Option<String>,
+}
+
+impl RecordArgs {
+    /// Runs and records the command into `output`. `silent`: the program's standard output goes nowhere.
+    ///
+    /// # Errors
+    /// The host cannot record (says which package to install), or the command cannot be run.
+    pub fn record(
+        &self,
+        session: &Session,
+        command: &[String],
+        output: &Path,
+        force: bool,
+        silent: bool,
+    ) -> anyhow::Result<Recorded> {
+        let mut recorder = Recorder::new(command.to_vec(), output);
+        recorder.force = force;
+        recorder.skip = self.skip;
+        recorder.max = self.max;
+        recorder.stop_at_max = self.stop;
+        recorder.filter = self.l1.0;
+        recorder.level = self.level;
+        recorder.silence = (silent, false);
+        recorder.children = match self.children {
+            ChildrenArg::Follow => Children::Follow,
+            ChildrenArg::Leave => Children::Leave,
+        };
+        let bar = session.progress("recording", self.max);
+        let recorded = recorder.run(&session.interrupt_flag(), |progress| {
+            bar.set_position(progress.program_accesses);
+        });
+        bar.finish_and_clear();
+        let recorded = recorded?;
+        if let Some(note) = &recorded.note {
+            session.note(note);
+        }
+        Ok(recorded)
+    }
+}
+
+impl Record {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let path: &PathBuf = &self.output.output;
+        let recorded = self.how.record(session, &self.command, path, self.output.force, self.json.json)?;
+        let result = RecordResult {
+            file: path.display().to_string(),
+            command: self.command.clone(),
+            ended: recorded.ended.to_string(),
+            exit_status: if let Ended::Exit(status) = recorded.ended { Some(status) } else { None },
+            records: recorded.totals.records,
+            program_accesses: recorded.totals.program_accesses,
+            instructions: recorded.totals.instructions,
+            threads: recorded.totals.threads.len(),
+            bytes: recorded.bytes,
+            note: recorded.note.clone(),
+        };
+        session.answer(self.json.json, &result, || words(&result))?;
+        match recorded.ended {
+            Ended::Interrupted => Err(Interrupted(format!("{} keeps {} records", result.file, result.records)).into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn words(result: &RecordResult) -> String {
+    let of = result.program_accesses.map(|n| format!(" of {} data accesses", count_text(n))).unwrap_or_default();
+    let instructions = result.instructions.map(|n| format!(", {} instructions", count_text(n))).unwrap_or_default();
+    format!(
+        "{}: {} records{of}{instructions}, {} threads, {}\nprogram: {}\n",
+        result.file,
+        count_text(result.records),
+        result.threads,
+        size_text(result.bytes),
+        result.ended
+    )
+}

@@ -1,0 +1,102 @@
+//! Programs as the command line names them: a profile file, a recording, or a name in the pack.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::Context;
+use cachemate_core::Profile;
+use cachemate_locality::animal::{AnimalThresholds, classify};
+use cachemate_report::{CurvePoint, ProgramSummary};
+use cachemate_trace::{ProfileFile, pack_program};
+
+use crate::profiling::{Target, on_target, profile};
+use crate::session::Session;
+use crate::traces::{Trace, TraceArgs};
+
+/// One program, ready to be predicted with.
+pub struct Program {
+    pub name: String,
+    pub file: ProfileFile,
+    /// On the target's cache.
+    pub profile: Profile,
+}
+
+/// Loads what `given` names, for the target's cache.
+///
+/// # Errors
+/// A file that cannot be read, or a name that is neither a file nor in the pack (lists what there is and the nearest).
+pub fn load(session: &Session, given: &str, target: Option<Target>) -> anyhow::Result<Program> {
+    let path = Path::new(given);
+    let is_path = path.exists() || given.contains('/') || given.ends_with(".cmt") || given.ends_with(".json");
+    let path = if is_path { path.to_path_buf() } else { pack_program(given)? };
+    let stem = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = stem.split('.').next().filter(|name| !name.is_empty()).unwrap_or(given).to_string();
+    let shown = path.display().to_string();
+    let file = if is_json(&path)? {
+        ProfileFile::read(&path)?
+    } else {
+        let mut trace = Trace::open(session, &shown, &TraceArgs::default(), "profiling")?;
+        let file = profile(session, &mut trace, &name, &shown, target)?;
+        trace.check_whole()?;
+        file
+    };
+    let profile = match target {
+        Some(target) => on_target(&file, target)?,
+        None => file.profile.clone(),
+    };
+    Ok(Program { name: file.program.clone(), file, profile })
+}
+
+/// All of them, each once per mention.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_all(session: &Session, given: &[String], target: Target) -> anyhow::Result<Vec<Program>> {
+    given.iter().map(|name| load(session, name, Some(target))).collect()
+}
+
+fn is_json(path: &Path) -> anyhow::Result<bool> {
+    let mut start = [0u8; 64];
+    let mut file = File::open(path).with_context(|| format!("{}: cannot be opened", path.display()))?;
+    let read = file.read(&mut start).with_context(|| format!("{}: cannot be read", path.display()))?;
+    Ok(start[..read].trim_ascii_start().starts_with(b"{"))
+}
+
+impl Program {
+    /// What tables and pages say of it.
+    pub fn summary(&self) -> ProgramSummary {
+        let positions = self.profile.stack_positions.as_deref();
+        let class = positions.and_then(|positions| classify(positions, &AnimalThresholds::default()));
+        let split = positions.and_then(<[f64]>::split_last);
+        let sum = |hits: &[f64]| hits.iter().sum::<f64>();
+        // Share of the hits that are lost with half of the ways.
+        let sensitivity = split.map(|(_, hits)| (sum(&hits[hits.len().div_ceil(2)..]), sum(hits)));
+        ProgramSummary {
+            name: self.name.clone(),
+            command: (!self.file.command.is_empty()).then(|| self.file.command.join(" ")),
+            class: class.map(|class| class.name().to_string()),
+            instructions: self.file.instructions,
+            accesses_per_kilo_instr: self.profile.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0),
+            solo_mpki: split.map(|(misses, _)| misses / 1000.0),
+            half_cache_mpki: split.map(|(misses, hits)| (misses + sum(&hits[hits.len().div_ceil(2)..])) / 1000.0),
+            lost_hits_share: sensitivity.filter(|(_, all)| *all > 0.0).map(|(lost, all)| lost / all),
+        }
+    }
+
+    /// Its miss-rate curve.
+    pub fn curve(&self) -> Vec<CurvePoint> {
+        let all_threads = self.file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
+        let points = all_threads.map(|curve| curve.points.as_slice()).unwrap_or_default();
+        let point = |point: &cachemate_trace::CurvePoint| {
+            let half_width = (point.miss_ratio.high - point.miss_ratio.low) / 2.0;
+            CurvePoint {
+                bytes: point.size_bytes,
+                miss_ratio: point.miss_ratio.value,
+                mpki: point.misses_per_kilo_instr.map(|mpki| mpki.value),
+                miss_ratio_error: (half_width > 0.0).then_some(half_width),
+            }
+        };
+        points.iter().map(point).collect()
+    }
+}

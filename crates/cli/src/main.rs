@@ -10,6 +10,9 @@ mod args;
 mod commands;
 mod exit;
 mod files;
+mod prediction;
+mod profiling;
+mod programs;
 mod session;
 mod traces;
 

@@ -158,13 +158,7 @@ fn curve(histogram: &Histogram, instructions: Option<u64>, line_bytes: u32) -> C
         miss_ratio: Estimate::exact(ratio),
         misses_per_kilo_instr: per_kilo.map(|scale| Estimate::exact(ratio * scale)),
     });
-    Curve {
-        policy: "lru".to_string(),
-        method: "exact".to_string(),
-        line_bytes,
-        thread: None,
-        points: points.collect(),
-    }
+    Curve { policy: "lru".to_string(), method: "exact".to_string(), line_bytes, thread: None, points: points.collect() }
 }
 
 /// Distances in buckets of at most 1/32 of their size: exact below 64 lines, small enough for a file.
@@ -218,7 +212,8 @@ pub fn on_target(file: &ProfileFile, target: Target) -> anyhow::Result<Profile> 
     let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return Ok(profile) };
     let per_mega = |count: f64| count * 1e6 / instructions as f64;
     let fits = |found: &&StackPositions| {
-        (found.size_bytes, found.line_bytes, found.hits.len()) == (target.size_bytes, target.line_bytes, target.ways as usize)
+        (found.size_bytes, found.line_bytes, found.hits.len())
+            == (target.size_bytes, target.line_bytes, target.ways as usize)
     };
     if let Some(found) = file.stack_positions.iter().find(fits) {
         let counts = found.hits.iter().chain([&found.misses]);

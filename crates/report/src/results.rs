@@ -126,12 +126,11 @@ pub struct Matrix {
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GroupMember {
     pub name: String,
-    pub solo_miss_ratio: Option<f64>,
-    pub miss_ratio: Option<f64>,
     pub solo_mpki: Option<f64>,
+    pub miss_ratio: Option<f64>,
     pub mpki: Option<f64>,
-    /// As the matrix counts it.
-    pub suffers: Option<f64>,
+    /// Of its solo run time.
+    pub suffers_percent: Option<f64>,
 }
 
 /// All programs together on one cache.
@@ -276,7 +275,8 @@ mod tests {
     #[test]
     fn promised_fields_stand_at_the_top() {
         let point = CurvePoint { bytes: 65536, miss_ratio: 0.25, mpki: None, miss_ratio_error: None };
-        let all = Counted { accesses: 4, program_accesses: None, instructions: None, cold: Some(1), curve: vec![point] };
+        let all =
+            Counted { accesses: 4, program_accesses: None, instructions: None, cold: Some(1), curve: vec![point] };
         let result = MrcResult { file: "t.u64".into(), line_bytes: 64, all, sampled: None, parts: vec![] };
         let want = expect_test::expect![[
             r#"{"file":"t.u64","line_bytes":64,"accesses":4,"program_accesses":null,"instructions":null,"cold":1,"curve":[{"bytes":65536,"miss_ratio":0.25,"mpki":null,"miss_ratio_error":null}],"sampled":null,"parts":[]}"#

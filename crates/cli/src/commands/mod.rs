@@ -4,18 +4,30 @@ use clap::Subcommand;
 
 use crate::session::Session;
 
+mod cachesim;
 mod completions;
 mod convert;
 mod man;
 mod mrc;
+mod plan;
+mod predict;
+mod profile;
+mod record;
+mod report;
 mod repro;
 mod topology;
 
 #[derive(Subcommand)]
 pub enum Command {
+    Record(record::Record),
     Convert(convert::Convert),
     Mrc(mrc::Mrc),
+    Cachesim(cachesim::Cachesim),
+    Profile(profile::Profile),
     Topology(topology::Topology),
+    Predict(predict::Predict),
+    Plan(plan::Plan),
+    Report(report::Report),
     Repro(repro::Repro),
     Completions(completions::Completions),
     Man(man::Man),
@@ -28,6 +40,12 @@ impl Command {
         match self {
             Command::Convert(command) => command.run(session),
             Command::Mrc(command) => command.run(session),
+            Command::Record(command) => command.run(session),
+            Command::Cachesim(command) => command.run(session),
+            Command::Profile(command) => command.run(session),
+            Command::Predict(command) => command.run(session),
+            Command::Plan(command) => command.run(session),
+            Command::Report(command) => command.run(session),
             Command::Topology(command) => command.run(session),
             Command::Repro(command) => command.run(session),
             Command::Completions(command) => command.run(session),

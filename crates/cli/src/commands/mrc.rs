@@ -166,8 +166,15 @@ impl Mrc {
         let all = counted_from_sample(&curve, known, sizes, self.line_bytes);
         let errors = all.curve.iter().map(|point| point.miss_ratio_error);
         let error = errors.collect::<Option<Vec<f64>>>().map(|all| all.into_iter().fold(0.0, f64::max));
-        let sampled = Sampled { rate: curve.rate(), accesses: curve.sampled_accesses(), lines: curve.sampled_lines(), error };
-        Ok(MrcResult { file: self.file.clone(), line_bytes: self.line_bytes, all, sampled: Some(sampled), parts: Vec::new() })
+        let sampled =
+            Sampled { rate: curve.rate(), accesses: curve.sampled_accesses(), lines: curve.sampled_lines(), error };
+        Ok(MrcResult {
+            file: self.file.clone(),
+            line_bytes: self.line_bytes,
+            all,
+            sampled: Some(sampled),
+            parts: Vec::new(),
+        })
     }
 
     fn exact(&self, session: &Session, trace: &mut Trace, sizes: &[u64]) -> anyhow::Result<MrcResult> {
@@ -257,7 +264,9 @@ fn words(result: &MrcResult, session: &Session) -> String {
             "sampled: {} of the lines, {} accesses followed, error bar {} (95 %)\n",
             percent_text(sampled.rate, 2),
             count_text(sampled.accesses),
-            sampled.error.map_or("not known: too few lines".to_string(), |e| format!("±{} at most", percent_text(e, 2)))
+            sampled
+                .error
+                .map_or("not known: too few lines".to_string(), |e| format!("±{} at most", percent_text(e, 2)))
         ));
     }
     let mpki = result.all.curve.iter().all(|point| point.mpki.is_some());

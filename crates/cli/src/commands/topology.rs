@@ -1,5 +1,8 @@
 //! `cachemate topology`: which CPUs share which cache.
 
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
 use cachemate_core::Topology as MachineTopology;
 use cachemate_report::text::{or_dash, size_text};
 use cachemate_report::{Align, Table, TopologyResult};
@@ -8,14 +11,17 @@ use clap::Args;
 use crate::args::JsonArg;
 use crate::session::Session;
 
-/// Show which CPUs share which cache, on a machine description
+/// Show which CPUs share which cache, on this host or on a machine description
 #[derive(Args)]
 pub struct Topology {
-    /// A machine that comes with cachemate, or a TOML file
-    #[arg(long, short, value_name = "MACHINE", default_value = "xeon-x5365-4")]
-    machine: String,
+    /// A machine that comes with cachemate, or a TOML file; without it this host
+    #[arg(long, short, value_name = "MACHINE", conflicts_with = "root")]
+    machine: Option<String>,
+    /// Read the host's files under this folder instead of /
+    #[arg(long, value_name = "FOLDER")]
+    root: Option<PathBuf>,
     /// List the machines that come with cachemate
-    #[arg(long, conflicts_with_all = ["machine", "json"])]
+    #[arg(long, conflicts_with_all = ["machine", "root", "json"])]
     list: bool,
     #[command(flatten)]
     json: JsonArg,
@@ -26,10 +32,20 @@ impl Topology {
         if self.list {
             return session.print(&machines()?);
         }
-        let topology = cachemate_spec::load_topology(&self.machine)?;
-        let result = TopologyResult::new(&self.machine, &topology);
+        let (source, topology) = match &self.machine {
+            Some(name) => (name.clone(), cachemate_spec::load_topology(name)?),
+            None => host(session, self.root.as_deref().unwrap_or(Path::new("/")))?,
+        };
+        let result = TopologyResult::new(&source, &topology);
         session.answer(self.json.json, &result, || words(&result, &topology))
     }
+}
+
+fn host(session: &Session, root: &Path) -> anyhow::Result<(String, MachineTopology)> {
+    let host = cachemate_linux::topology::read_topology(root)
+        .with_context(|| format!("cannot read the caches of the host under {}", root.display()))?;
+    host.warnings.iter().for_each(|words| session.note(&format!("note: {words}")));
+    Ok((format!("host at {}", root.display()), host.topology))
 }
 
 fn machines() -> anyhow::Result<String> {

@@ -29,11 +29,7 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
 }
 
 fn shown(value: f64, unit: &str) -> String {
-    if unit == "percent" {
-        format!("{value:.1} % slower")
-    } else {
-        format!("weight {}", number(value))
-    }
+    if unit == "percent" { format!("{value:.1} % slower") } else { format!("weight {}", number(value)) }
 }
 
 fn one_box(cache: &CacheAssigned, unit: &str, paint: Paint) -> Vec<String> {

@@ -1,0 +1,93 @@
+//! `cachemate plan`: who shares a cache with whom, and why.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use cachemate_policy::matrix::PairCosts;
+use cachemate_policy::measured::{self, Measured};
+use cachemate_policy::placement::{Placement, place};
+use cachemate_report::terminal::plan_boxes;
+use clap::Args;
+use serde::Serialize;
+
+use crate::args::JsonArg;
+use crate::exit::Usage;
+use crate::prediction::{MachineArg, Prediction, USUAL_SCHEME, plan_picture};
+use crate::session::Session;
+
+/// Plan who shares a cache with whom on a machine, and say why
+///
+/// A program is a profile file, a recording, or a name in the pack. With --measured the degradations are read instead of
+/// predicted, and programs are the file's names (all of them when none is given); with --scheme too, the scheme decides
+/// and the measured matrix judges.
+#[derive(Args)]
+pub struct Plan {
+    /// Profile files, recordings, or names in the pack
+    #[arg(value_name = "PROGRAM", required_unless_present = "measured")]
+    programs: Vec<String>,
+    #[command(flatten)]
+    machine: MachineArg,
+    /// How the harm is estimated: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    #[arg(long, short, value_name = "SCHEME")]
+    scheme: Option<String>,
+    /// Measured degradations in per cent, CSV: the row's program suffers from the column's
+    #[arg(long, value_name = "FILE")]
+    measured: Option<PathBuf>,
+    /// Of the sample of random assignments
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// `cachemate plan --json`.
+#[derive(Serialize)]
+struct PlanJson<'a> {
+    machine: &'a str,
+    /// What decided.
+    scheme: &'a str,
+    /// What the expected outcomes are by: the scheme, or `measured`.
+    judged_by: &'a str,
+    #[serde(flatten)]
+    placement: &'a Placement,
+}
+
+impl Plan {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let machine = cachemate_spec::load_machine(&self.machine.machine)?;
+        let (names, scheme, decide, judge) = self.costs(session)?;
+        let judged_by = if self.measured.is_some() { "measured" } else { scheme.as_str() };
+        let placement = place(&names, &decide, &judge, &machine.topology(), self.seed)?;
+        let result = PlanJson { machine: &machine.name, scheme: &scheme, judged_by, placement: &placement };
+        let shown = || plan_boxes(&plan_picture(&placement, &machine.name, &scheme, judge.kind), session.paint());
+        session.answer(self.json.json, &result, shown)
+    }
+
+    /// Names, what decides, and the costs that decide and judge.
+    fn costs(&self, session: &Session) -> anyhow::Result<(Vec<String>, String, PairCosts, PairCosts)> {
+        let measured = self.measured.as_deref().map(read_measured).transpose()?;
+        if let (Some(measured), None) = (&measured, &self.scheme) {
+            let names = if self.programs.is_empty() { measured.names.clone() } else { self.programs.clone() };
+            let costs = measured.of(&names).map_err(anyhow::Error::msg)?;
+            return Ok((names, "measured".to_string(), costs.clone(), costs));
+        }
+        if self.programs.is_empty() {
+            return Err(Usage("--scheme needs programs to look at; name them".to_string()).into());
+        }
+        let scheme = self.scheme.as_deref().unwrap_or(USUAL_SCHEME);
+        let found = Prediction::new(session, &self.programs, &self.machine.machine, scheme)?;
+        let names = found.names();
+        let judge = match &measured {
+            Some(measured) => measured.of(&names).map_err(anyhow::Error::msg)?,
+            None => found.costs.clone(),
+        };
+        Ok((names, scheme.to_string(), found.costs, judge))
+    }
+}
+
+fn read_measured(path: &Path) -> anyhow::Result<Measured> {
+    let name = path.display().to_string();
+    let text = fs::read_to_string(path).with_context(|| format!("{name}: cannot be read"))?;
+    Ok(measured::parse(&name, &text)?)
+}

@@ -1,0 +1,112 @@
+//! `cachemate predict`: who hurts whom.
+
+use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
+use cachemate_report::text::{number, or_dash, percent_text, size_text};
+use cachemate_report::{Align, Group, PredictResult, ProgramSummary, Table};
+use clap::Args;
+
+use crate::args::JsonArg;
+use crate::prediction::{MachineArg, Prediction, USUAL_SCHEME, matrix_of};
+use crate::session::Session;
+
+/// Predict who hurts whom on a shared cache, before placing anybody
+///
+/// A program is a profile file, a recording, or a name in the pack.
+#[derive(Args)]
+pub struct Predict {
+    /// Profile files, recordings, or names in the pack
+    #[arg(value_name = "PROGRAM", required = true)]
+    programs: Vec<String>,
+    #[command(flatten)]
+    machine: MachineArg,
+    /// How the harm is estimated: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    #[arg(long, short, value_name = "SCHEME", default_value = USUAL_SCHEME)]
+    scheme: String,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+impl Predict {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let found = Prediction::new(session, &self.programs, &self.machine.machine, &self.scheme)?;
+        let result = PredictResult {
+            machine: found.machine.name.clone(),
+            cache: found.cache_summary(),
+            programs: found.programs.iter().map(|program| program.summary()).collect(),
+            matrix: matrix_of(&found.names(), &self.scheme, &found.costs),
+            group: found.group()?,
+        };
+        session.answer(self.json.json, &result, || words(&result, &found, session.paint()))
+    }
+}
+
+fn words(result: &PredictResult, found: &Prediction, paint: Paint) -> String {
+    let cache = &result.cache;
+    let mut text = format!(
+        "{}: {} x {} of {}, {}-way, {} CPUs each\n\n",
+        result.machine,
+        cache.instances,
+        cache.level,
+        size_text(cache.size_bytes),
+        cache.ways,
+        cache.cpus_each
+    );
+    text.push_str(&class_table(&result.programs, found));
+    text.push('\n');
+    text.push_str(&matrix_picture(&result.matrix, paint));
+    if let Some(group) = &result.group {
+        text.push('\n');
+        text.push_str(&group_table(group));
+    }
+    text
+}
+
+/// Classes, and each curve as a line of blocks from 64K to 16M, on a scale of its own.
+pub fn class_table(programs: &[ProgramSummary], found: &Prediction) -> String {
+    let mut table = Table::new(&[
+        ("program", Align::Left),
+        ("class", Align::Left),
+        ("MPKI 64K to 16M", Align::Left),
+        ("at 64K", Align::Right),
+        ("alone", Align::Right),
+        ("on half", Align::Right),
+        ("hits lost with half", Align::Right),
+    ]);
+    for (summary, program) in programs.iter().zip(&found.programs) {
+        let curve = program.curve();
+        let shown = curve.iter().filter(|point| (64 << 10..=16 << 20).contains(&point.bytes));
+        let values: Vec<Option<f64>> = shown.map(|point| point.mpki).collect();
+        let most = values.iter().flatten().fold(0.0, |most: f64, value| most.max(*value));
+        table.row([
+            summary.name.clone(),
+            or_dash(summary.class.clone()),
+            sparkline(&values, most),
+            or_dash(values.first().copied().flatten().map(number)),
+            or_dash(summary.solo_mpki.map(number)),
+            or_dash(summary.half_cache_mpki.map(number)),
+            or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1))),
+        ]);
+    }
+    table.text()
+}
+
+fn group_table(group: &Group) -> String {
+    let ratio = group.miss_ratio.map(|ratio| format!(", miss ratio {}", percent_text(ratio, 2))).unwrap_or_default();
+    let mut table = Table::new(&[
+        ("program", Align::Left),
+        ("miss ratio", Align::Right),
+        ("MPKI alone", Align::Right),
+        ("MPKI in the group", Align::Right),
+        ("slower by", Align::Right),
+    ]);
+    for member in &group.members {
+        table.row([
+            member.name.clone(),
+            or_dash(member.miss_ratio.map(|ratio| percent_text(ratio, 2))),
+            or_dash(member.solo_mpki.map(number)),
+            or_dash(member.mpki.map(number)),
+            or_dash(member.suffers_percent.map(|percent| format!("{percent:.1} %"))),
+        ]);
+    }
+    format!("all of them on one cache ({}){ratio}\n{}", group.method, table.text())
+}

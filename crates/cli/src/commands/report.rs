@@ -1,0 +1,104 @@
+//! `cachemate report`: programs, prediction and plan as one HTML file.
+
+use cachemate_policy::placement::place;
+use cachemate_report::StudyPage;
+use cachemate_report::text::{count_text, size_text};
+use clap::Args;
+
+use crate::args::OutputArgs;
+use crate::files::{refuse_existing, write_file};
+use crate::prediction::{MachineArg, Prediction, USUAL_SCHEME, matrix_of, plan_picture};
+use crate::session::Session;
+
+/// Write an HTML report: curves, classes, who hurts whom, the plan and why
+///
+/// One file that loads nothing. A program is a profile file, a recording, or a name in the pack.
+#[derive(Args)]
+pub struct Report {
+    /// Profile files, recordings, or names in the pack
+    #[arg(value_name = "PROGRAM", required = true)]
+    programs: Vec<String>,
+    #[command(flatten)]
+    machine: MachineArg,
+    /// How the harm is estimated: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    #[arg(long, short, value_name = "SCHEME", default_value = USUAL_SCHEME)]
+    scheme: String,
+    /// The page's title
+    #[arg(long, value_name = "TEXT", default_value = "Who should share a cache with whom")]
+    title: String,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl Report {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        refuse_existing(&self.output.output, self.output.force)?;
+        let found = Prediction::new(session, &self.programs, &self.machine.machine, &self.scheme)?;
+        let names = found.names();
+        let placement = place(&names, &found.costs, &found.costs, &found.machine.topology(), 0)?;
+        let plan = plan_picture(&placement, &found.machine.name, &self.scheme, found.costs.kind);
+        let page = StudyPage {
+            title: self.title.clone(),
+            lead: lead(&found, &plan),
+            machine: found.machine.name.clone(),
+            cache: found.cache_summary(),
+            programs: found.programs.iter().map(|program| program.summary()).collect(),
+            curves: found.programs.iter().map(|program| program.curve()).collect(),
+            matrix: matrix_of(&names, &self.scheme, &found.costs),
+            plan: Some(plan),
+            method: method(&found),
+        };
+        write_file(&self.output.output, page.html().as_bytes(), self.output.force)?;
+        session.print(&format!("wrote {}\n", self.output.output.display()))
+    }
+}
+
+fn lead(found: &Prediction, plan: &cachemate_report::PlanResult) -> String {
+    let head = format!("{} programs on {} ({}).", found.programs.len(), found.machine.name, found.machine.description);
+    let expected = &plan.expected;
+    match (plan.unit.as_str(), expected.plan, expected.random, expected.worst) {
+        ("percent", Some(planned), Some(random), Some(worst)) => format!(
+            "{head} Placed as below they are expected to lose {planned:.1} % on average to sharing; placed at random \
+             {random:.1} %, at worst {worst:.1} %."
+        ),
+        _ => head,
+    }
+}
+
+fn method(found: &Prediction) -> Vec<(String, String)> {
+    let row = |what: &str, words: String| (what.to_string(), words);
+    let mut rows = Vec::new();
+    let filters = found.programs.iter().map(|program| program.file.source.filter);
+    let filters: Vec<_> = filters.collect();
+    let recorded: Vec<u64> = found.programs.iter().filter_map(|program| program.file.records).collect();
+    let seen: Vec<u64> = found.programs.iter().filter_map(|program| program.file.accesses).collect();
+    let behind = match filters.first().copied().flatten().filter(|first| filters.iter().all(|f| *f == Some(*first))) {
+        Some(l1) => format!("misses of a {} {}-way L1", size_text(l1.size_bytes), l1.ways),
+        None => "accesses as the recordings hold them".to_string(),
+    };
+    rows.push(row(
+        "recorded",
+        format!(
+            "data accesses of every program alone, as it ran: {} in all, of which {} reached the shared cache ({behind})",
+            count_text(seen.iter().sum()),
+            count_text(recorded.iter().sum())
+        ),
+    ));
+    rows.push(row("curves", "exact LRU stack distances, per thousand recorded instructions".to_string()));
+    rows.push(row(
+        "classes",
+        "animal classes by LRU positions on the shared cache: accesses, misses, hits lost with half of the ways"
+            .to_string(),
+    ));
+    rows.push(row(
+        "who hurts whom",
+        format!("scheme {}: predicted from the recordings, nothing was run together", found.scheme.name()),
+    ));
+    rows.push(row("plan", "least total of what each suffers from every neighbour on its cache".to_string()));
+    rows.push(row(
+        "not in it",
+        "instruction fetches, prefetching and queueing for memory; slowdowns by scarce bandwidth come on top"
+            .to_string(),
+    ));
+    rows
+}

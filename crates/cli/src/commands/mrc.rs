@@ -185,9 +185,9 @@ impl Mrc {
             parts: BTreeMap::new(),
         };
         if self.per == Per::All {
-            engines.whole(&mut trace)?
+            engines.whole(trace)?
         } else {
-            engines.split(&mut trace)?
+            engines.split(trace)?
         }
         let totals = trace.finish(session);
         let known = trace.header().instructions_known;

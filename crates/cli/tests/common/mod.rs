@@ -1,0 +1,60 @@
+//! Running the command as a script would.
+#![allow(dead_code)] // each test file uses its part
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+pub struct Ran {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Ran {
+    #[track_caller]
+    pub fn ok(self) -> Ran {
+        assert_eq!(self.code, Some(0), "stderr: {}", self.err);
+        self
+    }
+    #[track_caller]
+    pub fn json(self) -> serde_json::Value {
+        let ran = self.ok();
+        assert_eq!(ran.err, "", "--json leaves standard error alone");
+        serde_json::from_str(&ran.out).expect("one JSON object and nothing else")
+    }
+}
+
+pub fn command(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cachemate"));
+    command.args(args).current_dir(folder).stdin(Stdio::null());
+    command.env_remove("NO_COLOR").env("CACHEMATE_PACK", folder.join("pack"));
+    command
+}
+
+pub fn run(folder: &Path, args: &[&str]) -> Ran {
+    let output = command(folder, args).output().expect("the command starts");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// A raw trace of these addresses.
+pub fn raw(folder: &Path, name: &str, addresses: impl IntoIterator<Item = u64>) -> PathBuf {
+    let bytes: Vec<u8> = addresses.into_iter().flat_map(u64::to_le_bytes).collect();
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// A lackey text of `rounds` sweeps over `lines` lines with `gap` plain instructions before each load.
+pub fn lackey(lines: u64, rounds: u64, gap: u64) -> String {
+    let mut text = String::new();
+    for _ in 0..rounds {
+        for line in 0..lines {
+            for at in 0..=gap {
+                text.push_str(&format!("I  {:x},4\n", 0x40_0000 + 4 * at));
+            }
+            text.push_str(&format!(" L {:x},8\n", 0x1000_0000 + 64 * line));
+        }
+    }
+    text
+}

@@ -1,0 +1,152 @@
+//! Does the command line keep what scripts rely on: exit codes, one JSON object, no overwriting, quiet pipes?
+
+mod common;
+
+use std::io::Read;
+use std::process::Stdio;
+
+use common::{command, lackey, raw, run};
+
+/// Is mistyped input answered with exit code 2 and words, never with a panic?
+#[test]
+fn mistyped_input_is_usage_and_never_a_panic() {
+    let folder = tempfile::tempdir().unwrap();
+    raw(folder.path(), "t.u64", 0..100);
+    let mistyped: &[&[&str]] = &[
+        &[],
+        &["mcr", "t.u64"],
+        &["mrc"],
+        &["mrc", "t.u64", "--sizes", "64Q"],
+        &["mrc", "t.u64", "--sizes", "1M..64K:3"],
+        &["mrc", "t.u64", "--sizes", ""],
+        &["mrc", "t.u64", "--line-bytes", "48"],
+        &["mrc", "t.u64", "--line-bytes", "0"],
+        &["mrc", "t.u64", "--per", "cpu"],
+        &["mrc", "t.u64", "--sample", "x"],
+        &["mrc", "t.u64", "--sample", "0"],
+        &["mrc", "t.u64", "--sample", "1.5"],
+        &["mrc", "t.u64", "--sample", "NaN"],
+        &["cachesim", "t.u64"],
+        &["cachesim", "t.u64", "--size", "2M"],
+        &["cachesim", "t.u64", "--size", "2M", "--ways", "0"],
+        &["cachesim", "t.u64", "--size", "2M", "--ways", "-3"],
+        &["cachesim", "t.u64", "--size", "2M", "--ways", "16", "--policy", "mru"],
+        &["convert", "t.u64"],
+        &["convert", "t.u64", "-o", "x.cmt", "--level", "99"],
+        &["topology", "--machine"],
+        &["completions", "tcsh9"],
+        &["plan", "--machine", "xeon-x5365"],
+        &["predict"],
+        &["record", "-o", "x.cmt"],
+        &["record", "-o", "x.cmt", "--l1", "30K:7", "--", "true"],
+        &["record", "-o", "x.cmt", "--children", "adopt", "--", "true"],
+    ];
+    for args in mistyped {
+        let ran = run(folder.path(), args);
+        assert_eq!(ran.code, Some(2), "{args:?}: {}", ran.err);
+        assert!(!ran.err.is_empty() && !ran.err.contains("panicked"), "{args:?}: {}", ran.err);
+        assert_eq!(ran.out, "", "{args:?}");
+    }
+}
+
+/// Is what the input or the host is to blame for answered with exit code 1, naming file and place?
+#[test]
+fn bad_input_is_exit_code_1_and_names_the_place() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("odd.u64"), [0u8; 12]).unwrap();
+    std::fs::write(folder.path().join("text.txt"), "what is this\n").unwrap();
+    std::fs::write(folder.path().join("bad.din"), "0 1000\n9 zz\n").unwrap();
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["mrc", "missing.cmt"], &["missing.cmt"]),
+        (&["mrc", "."], &["."]),
+        (&["mrc", "odd.u64"], &["odd.u64", "byte 8"]),
+        (&["mrc", "text.txt"], &["text.txt", "expected"]),
+        (&["mrc", "bad.din"], &["bad.din", "line 2", "found", "expected"]),
+        (&["mrc", "odd.u64", "--format", "u46"], &["u46", "did you mean 'u64'", "lackey"]),
+        (&["topology", "--machine", "xeon-x5356"], &["xeon-x5356", "did you mean 'xeon-x5365'", "opteron-2350"]),
+        (&["topology", "--machine", "./nowhere.toml"], &["nowhere.toml"]),
+        (&["plan", "gzpi", "gzip", "--machine", "xeon-x5365-4"], &["gzpi"]),
+    ];
+    for (args, wanted) in cases {
+        let ran = run(folder.path(), args);
+        assert_eq!(ran.code, Some(1), "{args:?}: {}", ran.err);
+        for words in *wanted {
+            assert!(ran.err.contains(words), "{args:?} should say {words:?}: {}", ran.err);
+        }
+        assert!(!ran.err.contains("panicked"), "{}", ran.err);
+    }
+}
+
+/// Does a reader that closes early (`| head -1`) leave no complaint?
+#[test]
+fn a_broken_pipe_is_quiet() {
+    let folder = tempfile::tempdir().unwrap();
+    raw(folder.path(), "t.u64", (0..200_000).map(|at| at * 64));
+    let args = ["mrc", "t.u64", "--json", "--sizes", "64..1G:5000"];
+    let mut child = command(folder.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{err}");
+    assert_eq!(err, "");
+}
+
+/// Are existing files safe until --force, and is nothing left behind by a command that failed?
+#[test]
+fn existing_files_need_force() {
+    let folder = tempfile::tempdir().unwrap();
+    raw(folder.path(), "t.u64", 0..1000);
+    std::fs::write(folder.path().join("keep.cmt"), "precious").unwrap();
+    std::fs::write(folder.path().join("keep.txt"), "precious").unwrap();
+    for args in [&["convert", "t.u64", "-o", "keep.cmt"][..], &["mrc", "t.u64", "--histogram", "keep.txt"]] {
+        let ran = run(folder.path(), args);
+        assert_eq!(ran.code, Some(1));
+        assert!(ran.err.contains("--force"), "{}", ran.err);
+    }
+    assert_eq!(std::fs::read_to_string(folder.path().join("keep.cmt")).unwrap(), "precious");
+    assert_eq!(std::fs::read_to_string(folder.path().join("keep.txt")).unwrap(), "precious");
+    std::fs::write(folder.path().join("odd.u64"), [0u8; 12]).unwrap();
+    assert_eq!(run(folder.path(), &["convert", "odd.u64", "-o", "new.cmt"]).code, Some(1));
+    assert!(!folder.path().join("new.cmt").exists());
+    run(folder.path(), &["convert", "t.u64", "-o", "keep.cmt", "--force"]).ok();
+    run(folder.path(), &["mrc", "keep.cmt", "--json"]).json();
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 4, "{left:?}");
+}
+
+/// Does a trace survive conversion through standard input with its instruction counts?
+#[test]
+fn a_trace_from_standard_input_keeps_its_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("t.lackey"), lackey(64, 10, 3)).unwrap();
+    let input = std::fs::File::open(folder.path().join("t.lackey")).unwrap();
+    let args = ["convert", "-", "--format", "lackey", "-o", "t.cmt"];
+    assert!(command(folder.path(), &args).stdin(input).status().unwrap().success());
+    let from_text = run(folder.path(), &["mrc", "t.lackey", "--json", "--sizes", "2K,4K,8K"]).json();
+    let from_cmt = run(folder.path(), &["mrc", "t.cmt", "--json", "--sizes", "2K,4K,8K"]).json();
+    assert_eq!(from_text["curve"], from_cmt["curve"]);
+    assert_eq!(from_cmt["accesses"], 640);
+    assert_eq!(from_cmt["cold"], 64);
+    assert_eq!(from_cmt["instructions"], 640 * 4);
+    assert_eq!(from_cmt["curve"][0]["mpki"], 250.0);
+    assert_eq!(from_cmt["curve"][1]["mpki"], 25.0);
+}
+
+/// Do help, version, completions and manual pages come out whole?
+#[test]
+fn help_completions_and_manual_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let help = run(folder.path(), &["--help"]).ok().out;
+    for command in ["record", "convert", "mrc", "cachesim", "profile", "topology", "predict", "plan", "report"] {
+        assert!(help.contains(&format!("  {command}")), "{command} in {help}");
+        assert!(run(folder.path(), &[command, "--help"]).ok().out.contains("Usage"));
+    }
+    assert!(run(folder.path(), &["--version"]).ok().out.starts_with("cachemate "));
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        assert!(run(folder.path(), &["completions", shell]).ok().out.contains("cachemate"));
+    }
+    assert!(run(folder.path(), &["man"]).ok().out.contains(".TH"));
+    run(folder.path(), &["man", "--dir", "man/man1"]).ok();
+    let page = std::fs::read_to_string(folder.path().join("man/man1/cachemate-mrc.1")).unwrap();
+    assert!(page.contains("cachemate\\-mrc") && page.contains("\\-\\-sizes"), "{page}");
+}

@@ -1,0 +1,111 @@
+#!/bin/sh
+# The main job on real programs: record them here, profile them, say who hurts whom, and plan who shares a cache with
+# whom on a machine with two last-level caches. Writes an HTML report and prints its path last.
+# Needs target/release/cachemate (or CACHEMATE). Without Valgrind it says so and works on the shipped recordings.
+# Usage: demo/run.sh [FOLDER]     (everything goes to target/demo, or to FOLDER)
+set -eu
+cd "$(dirname "$0")/.."
+cachemate=${CACHEMATE:-target/release/cachemate}
+case $cachemate in /*) ;; *) cachemate=$PWD/$cachemate ;; esac
+machine=${MACHINE:-opteron-2350} # two chips of four cores, each with a 2 MB L3 of its own
+out=${1:-target/demo}
+want=8
+max=${MAX_ACCESSES:-60000000}    # data accesses recorded of each program
+rm -rf "$out"
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+here=$PWD/demo/programs
+started=$(date +%s)
+say() { printf '\n== %s\n' "$*"; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# Inputs: this project's own text, and a C file large enough to keep a compiler busy.
+find crates docs demo machines ./*.md -type f \( -name '*.rs' -o -name '*.md' -o -name '*.toml' \) -print 2>/dev/null |
+    LC_ALL=C sort | xargs cat >"$out/text"
+awk 'BEGIN { for (f = 0; f < 260; f++) {
+    printf "int f%d(int *a, int n) {\n int s = %d;\n for (int i = 1; i < n; i++) {\n", f, f
+    printf "  if (a[i] > s) s += a[i - 1] * %d; else a[i] ^= s >> %d;\n  switch (a[i] & 7) {\n", f % 13 + 1, f % 7 + 1
+    for (c = 0; c < 6; c++) printf "   case %d: s = s * %d + a[i]; break;\n", c, c * f % 31 + 3
+    printf "  }\n }\n return s;\n}\n" } }' >"$out/many.c"
+if have cc; then
+    for program in chase stencil; do cc -O2 -o "$out/$program" "$here/$program.c"; done
+fi
+
+recorded=''
+count=0
+missing=''
+# record NAME PROGRAM COMMAND...: records COMMAND as NAME if PROGRAM is there and fewer than eight are recorded.
+record() {
+    name=$1 program=$2
+    shift 2
+    [ "$count" -lt "$want" ] || return 0
+    if ! have "$program"; then
+        missing="$missing $program"
+        return 0
+    fi
+    if ! "$cachemate" --quiet record --max "$max" --stop --children follow -o "$out/$name.cmt" -- "$@" \
+        >"$out/$name.log" 2>"$out/$name.err"; then
+        echo "  $name could not be recorded: $(tail -n 1 "$out/$name.err")" >&2
+        return 0
+    fi
+    printf '  %-8s %s\n' "$name" "$(grep -a records "$out/$name.log" | head -n 1 | sed 's/^[^:]*: //')"
+    recorded="$recorded $out/$name.cmt"
+    count=$((count + 1))
+}
+
+say "recording real programs (at most $max data accesses each, behind a 32K L1)"
+if "$cachemate" --quiet record --max 1000 -o "$out/probe.cmt" -- true >/dev/null 2>"$out/probe.err"; then
+    record bzip2 bzip2 bzip2 -9 -c "$out/text"
+    record xz xz xz -6 -c "$out/text"
+    record gzip gzip gzip -6 -c "$out/text"
+    record python3 python3 python3 "$here/words.py" "$out/text"
+    record cc1 gcc gcc -O2 -S -o "$out/many.s" "$out/many.c"
+    record sqlite3 sqlite3 sqlite3 -init "$here/orders.sql" "$out/orders.db" .quit
+    record chase "$out/chase" "$out/chase" 1536 20000000
+    record stencil "$out/stencil" "$out/stencil" 400 200
+    record perl perl perl "$here/words.pl" "$out/text"
+    record sort sort sort "$out/text"
+else
+    sed 's/^/  /' "$out/probe.err" >&2
+fi
+rm -f "$out/probe.cmt" "$out"/*.log "$out/orders.db" "$out/many.s"
+[ -z "$missing" ] || echo "  not installed, left out:$missing" >&2
+
+if [ "$count" -lt "$want" ]; then
+    echo "  $count of $want programs could be recorded here; the rest comes from the shipped recordings" >&2
+    for file in pack/*.cmt; do
+        [ -e "$file" ] && [ "$count" -lt "$want" ] || continue
+        case " $recorded " in *"/$(basename "$file") "*) continue ;; esac
+        echo "  $(basename "$file" .cmt) (shipped)"
+        recorded="$recorded $PWD/$file"
+        count=$((count + 1))
+    done
+fi
+if [ "$count" -lt 2 ]; then
+    echo "demo: nothing to work on: no Valgrind, and no recordings in pack/" >&2
+    exit 1
+fi
+
+say "profiling them"
+profiles=''
+for file in $recorded; do
+    profile=$out/$(basename "$file" .cmt).profile.json
+    "$cachemate" --quiet profile "$file" --machine "$machine" -o "$profile" >"$out/picture"
+    profiles="$profiles $profile"
+    cat "$out/picture"
+done
+rm -f "$out/picture"
+
+say "who hurts whom on one of its caches"
+# shellcheck disable=SC2086 # the lists are meant to be split
+"$cachemate" predict $profiles --machine "$machine"
+
+say "the plan for $machine"
+# shellcheck disable=SC2086
+"$cachemate" plan $profiles --machine "$machine"
+
+# shellcheck disable=SC2086
+"$cachemate" --quiet report $profiles --machine "$machine" -o "$out/report.html" >/dev/null
+echo
+echo "done in $(($(date +%s) - started)) s; look at the report:"
+echo "$out/report.html"

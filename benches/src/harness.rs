@@ -12,12 +12,18 @@ use serde::Serialize;
 pub enum Clock {
     /// Processor time of the calling thread.
     Thread,
+    /// Processor time of all threads.
+    Process,
     Wall,
 }
 
 impl Clock {
-    fn now_s(self) -> f64 {
-        let id = if self == Clock::Thread { ClockId::ThreadCPUTime } else { ClockId::Monotonic };
+    pub fn now_s(self) -> f64 {
+        let id = match self {
+            Clock::Thread => ClockId::ThreadCPUTime,
+            Clock::Process => ClockId::ProcessCPUTime,
+            Clock::Wall => ClockId::Monotonic,
+        };
         let now = clock_gettime(id);
         now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
     }

@@ -28,6 +28,24 @@ fn run(options: &Options) -> Vec<Row> {
                 .most_bytes(80_000_000),
         ];
         rows.extend(compare("threads", kind.name(), lines.len(), options.rounds, Clock::Wall, true, contenders));
+        report_balance(kind.name(), lines);
     }
     rows
+}
+
+/// How the work is shared, in processor time, which busy neighbours disturb less than the wall clock: two idle cores
+/// could not do better than one thread's time over the busier thread's.
+fn report_balance(input: &str, lines: &[u64]) {
+    let start = Clock::Thread.now_s();
+    exact(Simd::best(), lines);
+    let one_s = Clock::Thread.now_s() - start;
+    let (caller, process) = (Clock::Thread.now_s(), Clock::Process.now_s());
+    on_threads(2, lines);
+    let (find_s, both_s) = (Clock::Thread.now_s() - caller, Clock::Process.now_s() - process);
+    let count_s = both_s - find_s;
+    eprintln!(
+        "threads {input}: one thread {one_s:.3} s; of two, finding {find_s:.3} s, counting {count_s:.3} s of processor \
+         time: at most {:.2}x",
+        one_s / find_s.max(count_s)
+    );
 }

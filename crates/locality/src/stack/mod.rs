@@ -19,6 +19,7 @@ mod histogram;
 mod parallel;
 mod rename;
 mod sparse;
+mod split;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ pub use exact::StackDistances;
 
 pub use histogram::{Histogram, ParseHistogramError};
 pub use parallel::ParallelStackDistances;
+pub use split::{Part, Per, SplitStackDistances};
 
 /// More distinct lines than the engine can number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

@@ -1,0 +1,88 @@
+//! One trace of several processes and threads, split by who shares a cache.
+
+use super::{Histogram, StackDistances, StackError};
+use std::collections::BTreeMap;
+
+/// Whose accesses go to one LRU stack.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Per {
+    /// All together. Equal addresses of different processes are different lines.
+    All,
+    Process,
+    Thread,
+}
+
+/// Who a histogram is about; `None` = all of them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Part {
+    pub process: Option<u32>,
+    pub thread: Option<u32>,
+}
+
+/// Exact stack distances of every part of a trace.
+#[derive(Debug)]
+pub struct SplitStackDistances {
+    per: Per,
+    engines: BTreeMap<Part, StackDistances>,
+    /// Address space of each process, in order of arrival.
+    spaces: BTreeMap<u32, u32>,
+}
+
+impl SplitStackDistances {
+    pub fn new(per: Per) -> Self {
+        SplitStackDistances { per, engines: BTreeMap::new(), spaces: BTreeMap::new() }
+    }
+
+    /// The next accesses of one thread, as line addresses of its process.
+    ///
+    /// # Errors
+    /// As [`StackDistances::push`].
+    pub fn push(&mut self, process: u32, thread: u32, lines: &[u64]) -> Result<(), StackError> {
+        let arrived = self.spaces.len() as u32;
+        let space = *self.spaces.entry(process).or_insert(arrived);
+        let (part, space) = match self.per {
+            Per::All => (Part { process: None, thread: None }, space),
+            Per::Process => (Part { process: Some(process), thread: None }, 0),
+            Per::Thread => (Part { process: Some(process), thread: Some(thread) }, 0),
+        };
+        self.engines.entry(part).or_default().push_in_space(space, lines)
+    }
+
+    /// The histogram of every part, by process and thread.
+    ///
+    /// # Errors
+    /// As [`StackDistances::push`].
+    pub fn finish(self) -> Result<BTreeMap<Part, Histogram>, StackError> {
+        self.engines.into_iter().map(|(part, engine)| Ok((part, engine.finish()?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does each part get its own accesses, and do processes together keep their lines apart?
+    #[test]
+    fn parts_are_kept_apart() {
+        let split = |per| {
+            let mut split = SplitStackDistances::new(per);
+            for (process, thread, lines) in [(5, 1, [1, 2]), (5, 2, [2, 1]), (9, 1, [1, 2]), (5, 1, [1, 1])] {
+                split.push(process, thread, &lines).unwrap();
+            }
+            split.finish().unwrap()
+        };
+        let part = |process, thread| Part { process, thread };
+        let all = Histogram::new(4, [(0, 2), (1, 1), (2, 1)]);
+        assert_eq!(split(Per::All), BTreeMap::from([(part(None, None), all)]));
+        let of_5 = Histogram::new(2, [(0, 3), (1, 1)]);
+        let of_9 = Histogram::new(2, []);
+        let expected = BTreeMap::from([(part(Some(5), None), of_5), (part(Some(9), None), of_9.clone())]);
+        assert_eq!(split(Per::Process), expected);
+        let expected = BTreeMap::from([
+            (part(Some(5), Some(1)), Histogram::new(2, [(0, 1), (1, 1)])),
+            (part(Some(5), Some(2)), of_9.clone()),
+            (part(Some(9), Some(1)), of_9),
+        ]);
+        assert_eq!(split(Per::Thread), expected);
+    }
+}

@@ -124,9 +124,9 @@ impl Kernel for Interpreter {
             out.chase(op);
             out.load(op + 16);
             let functions = u64::from(out.functions());
-            // Few op bodies serve most ops.
-            let bodies = if mix(self.op ^ 7).is_multiple_of(8) { functions } else { functions / 8 };
-            out.enter((mix(self.op) % bodies) as u32);
+            // Few op bodies serve most ops; the others call string, hash and matching routines.
+            let calls = mix(self.op ^ 7).is_multiple_of(8);
+            out.enter(if calls { self.rng.function(functions) } else { (mix(self.op) % (functions / 8)) as u32 });
             for _ in 0..4 {
                 let slot = self.rng.skewed(self.pads.bytes / 8);
                 out.load(self.pads.at(slot, 8));

@@ -175,6 +175,6 @@ record link-parser 150$M 12$M link-parser en -batch
 input=/dev/null
 record gnugo 30$M 60$M gnugo --benchmark 1 --level 8 --seed 1
 record glpsol 20$M 7$M glpsol --lp assign.lp -o assign.out
-record chase 900000 190000 ./chase
+record chase 520000 197000 ./chase
 record stencil 5$M 30$M ./stencil
 record stream 3500000 9$M ./stream

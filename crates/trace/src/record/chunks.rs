@@ -9,6 +9,7 @@ const MAGIC: u32 = 0x314b_4d43;
 pub(super) const HEAD_BYTES: usize = 48;
 const PAYLOAD_LIMIT: usize = 4096 - HEAD_BYTES;
 const FLAG_START: u32 = 1;
+const FLAG_END: u32 = 2;
 const FLAG_MAX: u32 = 4;
 /// A chunk that speaks for the process, not for a thread.
 const NO_THREAD: u32 = u32::MAX;
@@ -28,6 +29,8 @@ pub(super) struct ChunkDecoder {
     pub(super) processes: Vec<ProcessTotals>,
     threads: Vec<ThreadTotals>,
     pub(super) max_reached: bool,
+    /// A process said that it ends: one that replaced itself by another program does not.
+    pub(super) end_seen: bool,
     several: bool,
 }
 
@@ -101,6 +104,7 @@ impl ChunkDecoder {
             return self.start(head.pid, payload);
         }
         self.max_reached |= head.flags & FLAG_MAX != 0;
+        self.end_seen |= head.flags & FLAG_END != 0;
         let Some(&process) = self.process_of_pid.get(&head.pid) else {
             return self.bad(format!("a chunk of process {}", head.pid), "a process that has started");
         };

@@ -28,7 +28,7 @@ pub use valgrind::{Recording, find_recording};
 pub enum Children {
     /// Recorded into the same file; the address bits from 48 on say the process.
     Follow,
-    /// Left to run unrecorded.
+    /// Left to run unrecorded; so is a program by which the recorded one replaces itself (exec).
     #[default]
     Leave,
 }
@@ -165,16 +165,21 @@ impl Recorder {
             (false, _, Some(code)) => Ended::Exit(code),
             (false, _, None) => Ended::Signal(status.signal().unwrap_or(0)),
         };
-        let (mut totals, started) = taken?;
+        let Taken { mut totals, started, max_reached, end_seen } = taken?;
         if !started && !stopped {
             return Err(valgrind_failed(&self.command[0], &log_path));
         }
-        let ended = if self.stop_at_max && totals.ended.take().is_some() { Ended::AtMax } else { ended };
+        let ended = if self.stop_at_max && max_reached { Ended::AtMax } else { ended };
         totals.ended = Some(ended.to_string());
+        let replaced = self.children == Children::Leave && !end_seen && !max_reached && matches!(ended, Ended::Exit(_));
+        let note = match recording {
+            Recording::Lackey { because, .. } => Some(lackey_note(because, self.filter.is_some())),
+            Recording::Tool { .. } => replaced.then(|| REPLACED_NOTE.to_string()),
+        };
         let (out, totals) = writer.finish(totals)?;
         out.into_inner().map_err(|error| TraceError::io(&output.name(), "write")(error.into_error()))?;
         let bytes = output.finish()?;
-        Ok(Recorded { header, totals, ended, bytes, note: note(recording, self.filter.is_some()) })
+        Ok(Recorded { header, totals, ended, bytes, note })
     }
 
     fn header(&self, recording: &Recording) -> Header {
@@ -231,13 +236,13 @@ impl Recorder {
         line
     }
 
-    /// Reads chunks to the end; the totals, and whether the program was started at all.
+    /// Reads chunks to the end.
     fn take_chunks(
         &self,
         fifo: &mut Fifo<'_>,
         writer: &mut CmtWriter<BufWriter<File>>,
         progress: &mut impl FnMut(Progress),
-    ) -> Result<(Totals, bool), TraceError> {
+    ) -> Result<Taken, TraceError> {
         let mut decoder = ChunkDecoder::new(self.children == Children::Follow);
         let mut buffer = vec![0; 1 << 18];
         let mut records: Vec<Record> = Vec::new();
@@ -253,9 +258,12 @@ impl Recorder {
             let program_accesses = decoder.accesses();
             progress(Progress { program_accesses, records: writer.records(), bytes: writer.bytes() });
         }
-        let mut totals = decoder.totals();
-        totals.ended = decoder.max_reached.then(String::new);
-        Ok((totals, !decoder.processes.is_empty()))
+        Ok(Taken {
+            totals: decoder.totals(),
+            started: !decoder.processes.is_empty(),
+            max_reached: decoder.max_reached,
+            end_seen: decoder.end_seen,
+        })
     }
 
     /// Reads lackey's lines to the end. The window is cut here; there is one thread and no filter.
@@ -264,7 +272,7 @@ impl Recorder {
         fifo: &mut Fifo<'_>,
         writer: &mut CmtWriter<BufWriter<File>>,
         progress: &mut impl FnMut(Progress),
-    ) -> Result<(Totals, bool), TraceError> {
+    ) -> Result<Taken, TraceError> {
         let mut reader = LackeyReader::new(fifo, "lackey's output");
         let (mut seen, mut instructions) = (0u64, 0u64);
         let end = self.skip.saturating_add(self.max.unwrap_or(u64::MAX));
@@ -288,17 +296,30 @@ impl Recorder {
         let read_all = seen <= end && self.skip == 0;
         let instructions = if read_all { all } else { Some(instructions) };
         let records = writer.records();
-        Ok((Totals { program_accesses: Some(records), instructions, ..Totals::default() }, seen > 0))
+        let totals = Totals { program_accesses: Some(records), instructions, ..Totals::default() };
+        Ok(Taken { totals, started: seen > 0, max_reached: self.max.is_some() && seen >= end, end_seen: true })
     }
 }
 
-fn note(recording: &Recording, filtered: bool) -> Option<String> {
-    let Recording::Lackey { because, .. } = recording else { return None };
+const REPLACED_NOTE: &str = "the program replaced itself by another (exec), which is left alone as children are: \
+     name that program itself, or follow children";
+
+/// What a recording gave.
+struct Taken {
+    totals: Totals,
+    /// The program was started at all.
+    started: bool,
+    max_reached: bool,
+    /// It came to its end as itself.
+    end_seen: bool,
+}
+
+fn lackey_note(because: &str, filtered: bool) -> String {
     let filter = if filtered { "without the L1 filter, " } else { "" };
-    Some(format!(
+    format!(
         "recorded with Valgrind's lackey: {filter}without telling threads apart, and some 150 times slower than \
          cachemate's own tool (0.3 million accesses a second); {because}"
-    ))
+    )
 }
 
 /// Refuses what Valgrind would only refuse after the output has been begun.

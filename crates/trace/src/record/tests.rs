@@ -170,6 +170,10 @@ fn children_are_left_or_followed_as_processes_of_their_own() {
     let left = Recorder { force: true, ..quiet(command, &out) };
     let recorded = run(&left);
     assert_eq!((recorded.ended, recorded.totals.processes.len()), (Ended::Exit(2), 1));
+    assert_eq!(recorded.note, None);
+    let replaced = vec!["sh".to_string(), "-c".to_string(), "exec true".to_string()];
+    let note = run(&Recorder { command: replaced, ..left.clone() }).note.unwrap();
+    assert!(note.contains("replaced itself"), "{note}");
     let recorded = run(&Recorder { children: Children::Follow, ..left });
     assert_eq!(recorded.ended, Ended::Exit(2));
     let (records, totals) = read(&out);

@@ -21,7 +21,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         footprint_source: "Henning 2007 (CPU2006 memory footprint): about 700 MB",
         pace: Pace { instructions_per_access: 2.08, stack_per_access: 1.2 },
         pace_source: "Phansalkar et al. 2007: 37.3 % loads, 10.7 % stores",
-        code: Code { functions: 6, function_instr: 256 },
+        code: Code { functions: 5, function_instr: 256 },
         code_source: "estimate: unrolled matrix routines",
         phases: "directions in turn, then the update of the links",
         unit: "lattice sweeps",

@@ -283,7 +283,7 @@ impl Recogniser {
 impl Kernel for Recogniser {
     fn step(&mut self, out: &mut Out) -> Turn {
         if self.states_left > 0 {
-            out.enter(16 + self.states_left as u32 % 16);
+            out.enter(16 + (self.states_left / 16) as u32 % 16);
             let batch = self.states_left.min(16);
             for _ in 0..batch {
                 self.search(out);

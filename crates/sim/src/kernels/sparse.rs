@@ -22,7 +22,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         footprint_source: "Henning 2000: 49.5 MB resident",
         pace: Pace { instructions_per_access: 2.4, stack_per_access: 0.6 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (equake: above 40 % loads and stores)",
-        code: Code { functions: 3, function_instr: 160 },
+        code: Code { functions: 2, function_instr: 160 },
         code_source: "estimate: product and integration loops",
         phases: "product and integration alternate within each time step",
         unit: "time steps",

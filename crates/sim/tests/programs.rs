@@ -177,7 +177,7 @@ fn instructions_per_access_and_code_are_as_declared() {
             (lines * LINE) as f64 / spec.code.bytes() as f64
         };
         // The tail of a steep profile takes time to be called.
-        while accesses < 1_000_000 || accesses < 8_000_000 && covered(&fetched) < 0.8 {
+        while accesses < 1_000_000 || accesses < 40_000_000 && covered(&fetched) < 0.8 {
             take_batches(&mut *program.threads[0], &mut batch);
             for access in &batch {
                 let end = counter + access.instructions() * INSTRUCTION_BYTES;

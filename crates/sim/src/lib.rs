@@ -6,4 +6,7 @@
 pub mod hw;
 pub mod kernels;
 pub mod machine;
+pub mod metrics;
 pub mod os;
+pub mod results;
+pub mod run;

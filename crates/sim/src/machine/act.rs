@@ -32,6 +32,7 @@ impl SimMachine {
         let known = &self.known;
         self.system.dispatcher.set_clashes(&plan.clashes, |task| known.get(task.0 as usize).map(|known| known.slot));
         self.plan = plan.clone();
+        self.apply_probes(plan, &mut refusals);
         self.in_force.clashes = plan
             .clashes
             .iter()
@@ -215,6 +216,7 @@ impl SimMachine {
             }
         }
         applied.gangs = self.in_force.gangs.clone();
+        applied.probes = self.probes_in_force();
         for share in self.plan.shares.clone() {
             self.read_back_share(share, &mut applied);
         }

@@ -8,8 +8,11 @@ mod act;
 mod capabilities;
 mod counting;
 mod observe;
+mod probes;
 mod setup;
 
+#[cfg(test)]
+mod probe_tests;
 #[cfg(test)]
 mod tests;
 
@@ -18,20 +21,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cachemate_core::{
-    Applied, Capabilities, CpuSet, Goal, ImpossibleMachine, Level, Machine, MachineError, MachineSpec, Observation,
-    Plan, TaskId, Topology, Window, WindowEnd,
+    Applied, CacheId, Capabilities, CpuSet, Goal, ImpossibleMachine, Level, Machine, MachineError, MachineSpec,
+    Observation, Plan, ProbeId, TaskId, Topology, Window, WindowEnd,
 };
 
 use counting::Counting;
 pub use setup::{Clock, Length, Maker, Program, SharedMemory, SimOptions};
 
-use crate::hw::{Hardware, HwOptions};
+use crate::hw::{CacheCounters, Hardware, HwOptions};
 use crate::os::dispatch::{Dispatcher, Slot};
 use crate::os::domains::Domains;
 use crate::os::frames::{Frames, FramesSpec};
 use crate::os::memory::Memory;
 use crate::os::schedulers::{Times, scheduler};
 use crate::os::system::{Costs, Happened, System};
+use crate::results::Baseline;
 
 /// Counters that take turns are switched at this nominal interval, as a kernel's timer does.
 const COUNTER_TURN_NS: u64 = 4_000_000;
@@ -62,6 +66,8 @@ pub(crate) struct Running {
     /// Threads of the present run that have not ended.
     pub alive: u32,
     pub completions: u32,
+    /// Of those, in the warm-up.
+    pub completions_before: u32,
 }
 
 /// A simulated machine with programs on it.
@@ -70,6 +76,7 @@ pub struct SimMachine {
     pub(crate) clock: Clock,
     pub(crate) topology: Topology,
     pub(crate) capabilities: Capabilities,
+    pub(crate) levels: Vec<Level>,
     pub(crate) system: System,
     pub(crate) counting: Counting,
     /// By task id.
@@ -81,10 +88,16 @@ pub struct SimMachine {
     pub(crate) in_force: Applied,
     pub(crate) ways: act::WaysInForce,
     ends: Option<Length>,
+    /// Ends the warm-up; `None` once that is over.
+    warms_up: Option<Length>,
+    pub(crate) baseline: Baseline,
     over: bool,
     next_counter_turn: u64,
     windows: u64,
     pub(crate) places: observe::PlacesSeen,
+    probes: Vec<probes::Active>,
+    /// The probe that holds CPUs for itself.
+    holder: Option<ProbeId>,
     stop: Arc<AtomicBool>,
 }
 
@@ -95,7 +108,9 @@ impl SimMachine {
         spec.check()?;
         let clock = Clock::new(spec, options.scale);
         let topology = spec.topology();
-        let hw = Hardware::new(spec, HwOptions { seed: options.seed, prefetch: options.prefetch })?;
+        let mut scaled = spec.clone();
+        scaled.counters.interrupt_cycles = clock.scaled(spec.counters.interrupt_cycles);
+        let hw = Hardware::new(&scaled, HwOptions { seed: options.seed, prefetch: options.prefetch })?;
         let times =
             Times { slice_cycles: clock.cycles(spec.os.time_slice_ns), millisecond_cycles: clock.cycles(1_000_000) };
         let dispatcher = Dispatcher::new(scheduler(options.scheduler, times), Domains::new(&topology));
@@ -127,6 +142,7 @@ impl SimMachine {
             runs: 0,
             alive: 0,
             completions: 0,
+            completions_before: 0,
         };
         let mut machine = SimMachine {
             capabilities: capabilities::capabilities(spec, &topology, clock),
@@ -135,6 +151,7 @@ impl SimMachine {
             spec: spec.clone(),
             clock,
             topology,
+            levels,
             system,
             known: Vec::new(),
             task_of_slot: BTreeMap::new(),
@@ -144,9 +161,13 @@ impl SimMachine {
             in_force: Applied::default(),
             ways: act::WaysInForce::default(),
             ends: options.ends,
+            warms_up: options.warm_up,
+            baseline: Baseline::default(),
             over: false,
             next_counter_turn: clock.cycles(COUNTER_TURN_NS),
             windows: 0,
+            probes: Vec::new(),
+            holder: None,
             stop: Arc::new(AtomicBool::new(false)),
         };
         machine.admit_arrivals();
@@ -241,15 +262,29 @@ impl SimMachine {
 
     /// Is the length asked for reached, or nothing left to run?
     fn is_over(&self) -> bool {
-        let reached = match self.ends {
-            None => false,
-            Some(Length::Cycles(cycles)) => self.system.now() >= cycles,
-            Some(Length::Ns(ns)) => self.system.now() >= self.clock.unscaled_cycles(ns),
-            Some(Length::Instructions(count)) => self.instructions() >= count,
-            Some(Length::Completions(count)) => self.programs.iter().all(|program| program.completions >= count),
-        };
+        let reached = self.warms_up.is_none() && self.ends.is_some_and(|length| self.has_reached(length));
         let nothing_left = self.programs.iter().all(|program| program.alive == 0 && program.arrives_cycle.is_none());
         reached || nothing_left || self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Since the start of the measured part, or of the run while it warms up.
+    fn has_reached(&self, length: Length) -> bool {
+        match length {
+            Length::Cycles(_) | Length::Ns(_) => self.system.now() >= self.cycle_of(length),
+            Length::Instructions(count) => self.instructions() - self.baseline.instructions() >= count,
+            Length::Completions(count) => {
+                self.programs.iter().all(|program| program.completions - program.completions_before >= count)
+            }
+        }
+    }
+
+    /// When a length is reached for certain; never, where it is not a time.
+    fn cycle_of(&self, length: Length) -> u64 {
+        match length {
+            Length::Cycles(cycles) => self.baseline.cycle + cycles,
+            Length::Ns(ns) => self.baseline.cycle + self.clock.unscaled_cycles(ns),
+            _ => u64::MAX,
+        }
     }
 
     fn instructions(&self) -> u64 {
@@ -259,23 +294,29 @@ impl SimMachine {
             .sum()
     }
 
-    /// The cycle at which the run is over for certain.
+    /// The cycle at which the warm-up or the run is over for certain.
     fn end_cycle(&self) -> u64 {
-        match self.ends {
-            Some(Length::Cycles(cycles)) => cycles,
-            Some(Length::Ns(ns)) => self.clock.unscaled_cycles(ns),
-            _ => u64::MAX,
-        }
+        self.warms_up.or(self.ends).map_or(u64::MAX, |length| self.cycle_of(length))
     }
 
     /// Runs one window; how it ended.
     fn run_window(&mut self) -> Result<WindowEnd, MachineError> {
-        let end = self.system.now().saturating_add(self.window_cycles()).min(self.end_cycle());
+        let window_end = self.system.now().saturating_add(self.window_cycles());
         loop {
+            if self.warms_up.is_some_and(|length| self.has_reached(length)) {
+                self.warms_up = None;
+                self.begin_measuring();
+            }
+            let end = window_end.min(if self.warms_up.is_some() { u64::MAX } else { self.end_cycle() });
             let arrival = self.programs.iter().filter_map(|program| program.arrives_cycle).min().unwrap_or(u64::MAX);
-            let due = end.min(arrival).min(self.next_counter_turn).max(self.system.now());
+            let due = end
+                .min(self.end_cycle())
+                .min(arrival)
+                .min(self.next_counter_turn)
+                .min(self.probes_due())
+                .max(self.system.now());
             let mut changed = false;
-            match self.system.run(due, false) {
+            match self.system.run(due, self.probes_watch_switches()) {
                 None => return Err(self.out_of_memory()),
                 Some(Happened::Exited(slot)) => {
                     self.note_exit(slot);
@@ -289,9 +330,12 @@ impl SimMachine {
                 self.turn_counters();
             }
             changed |= self.admit_arrivals();
+            let answered = self.tend_probes();
             let over = self.is_over();
             if now >= end {
                 return Ok(WindowEnd::Elapsed);
+            } else if answered {
+                return Ok(WindowEnd::ProbeAnswered);
             } else if changed {
                 return Ok(WindowEnd::TasksChanged);
             } else if over {
@@ -314,12 +358,24 @@ impl SimMachine {
         }
     }
 
+    pub(crate) fn ticks_per_cycle(&self) -> u64 {
+        self.system.hw.ticks_per_cycle()
+    }
+    /// Of a cache that the topology names.
+    pub(crate) fn cache_counters(&self, cache: CacheId) -> CacheCounters {
+        self.system.hw.cache_counters(cache)
+    }
+
     fn out_of_memory(&self) -> MachineError {
         let bytes = self.spec.memory.size_bytes;
         let machine = &self.spec.name;
         MachineError(format!("machine '{machine}': the programs need more than its memory.size_bytes = {bytes}"))
     }
 
+    /// The outside's number of a program's process.
+    pub(crate) fn process_id(&self, process: usize) -> cachemate_core::ProcessId {
+        cachemate_core::ProcessId((process - PROBE_PROCESS - 1) as u32)
+    }
     /// The machine's own probe process has no number outside.
     pub(crate) fn process_index(&self, process: cachemate_core::ProcessId) -> usize {
         process.0 as usize + PROBE_PROCESS + 1

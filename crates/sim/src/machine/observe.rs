@@ -34,8 +34,10 @@ impl SimMachine {
         let unreported: Vec<usize> = (0..self.known.len()).filter(|&at| !self.known[at].reported_exit).collect();
         let tasks = unreported.into_iter().map(|at| self.task_seen(at)).collect();
         let places = self.places_seen();
-        let in_force = self.read_back();
-        Observation { window, span, ended, tasks, places, answers: Vec::new(), in_force }
+        let (answers, stopped) = self.answers();
+        let mut in_force = self.read_back();
+        in_force.refused.extend(stopped);
+        Observation { window, span, ended, tasks, places, answers, in_force }
     }
 
     fn task_seen(&mut self, at: usize) -> TaskSeen {
@@ -52,6 +54,7 @@ impl SimMachine {
         let counts = self.counting.take(slot);
         let coloured = self.spec.pages.colours.is_some();
         let pages_per_colour = coloured.then(|| self.system.memory.pages_per_colour(process).to_vec());
+        let process_id = self.process_id(process);
         let known = &mut self.known[at];
         let on_cpu_ns = on_cpu.iter().zip(&known.seen_on_cpu_cycles).enumerate().filter(|(_, (now, seen))| now > seen);
         let on_cpu_ns =
@@ -64,7 +67,7 @@ impl SimMachine {
         known.reported_exit = exited;
         TaskSeen {
             task: TaskId(at as u32),
-            process: cachemate_core::ProcessId(process as u32 - 1),
+            process: process_id,
             name: known.name.clone(),
             arrived_ns: self.clock.nominal_ns(arrived),
             exited,
@@ -82,7 +85,7 @@ impl SimMachine {
     /// What the counters of caches, memory controllers and CPUs say of the window.
     fn places_seen(&mut self) -> Vec<(Place, Counts)> {
         let now = PlacesSeen {
-            caches: self.topology.caches.iter().map(|cache| self.system.hw.cache_counters(cache.id)).collect(),
+            caches: self.topology.caches.iter().map(|cache| self.cache_counters(cache.id)).collect(),
             nodes: (0..self.spec.memory.nodes).map(|node| self.system.hw.memory_counters(node)).collect(),
             cpus: self.topology.cpus.iter().map(|cpu| self.system.hw.cpu_counters(cpu.id)).collect(),
         };

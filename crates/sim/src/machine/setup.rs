@@ -19,6 +19,9 @@ pub struct SimOptions {
     pub prefetch: bool,
     /// Largest order of the pieces that free memory is in: 10 = an aged buddy allocator, 0 = every frame on its own.
     pub piece_order_at_most: u32,
+    /// Before the measured part.
+    pub warm_up: Option<Length>,
+    /// Of the measured part; `None` = until nothing is left to run.
     pub ends: Option<Length>,
 }
 
@@ -30,6 +33,7 @@ impl Default for SimOptions {
             scheduler: SchedulerKind::default(),
             prefetch: true,
             piece_order_at_most: 10,
+            warm_up: None,
             ends: None,
         }
     }

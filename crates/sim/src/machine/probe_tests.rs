@@ -1,0 +1,245 @@
+//! Is every kind of probe answered rightly, on programs whose behaviour is known?
+
+use cachemate_core::{
+    Access, AccessSample, AccessSource, Answer, CacheId, CpuId, Event, Evidence, Level, Machine, Neighbour,
+    Observation, Plan, Probe, ProbeId, ProbeWhat, ProcessId, ReuseSample, RowInterval, Sampler, Source, TaskId, Turn,
+    WindowEnd,
+};
+
+use super::tests::{MS, Sweep, machine, plan, program, spec};
+use super::{Program, SimMachine, SimOptions};
+
+const L2: CacheId = CacheId(4);
+
+fn ask(what: ProbeWhat) -> Plan {
+    let mut plan = plan(20);
+    plan.probes = vec![Probe { id: ProbeId(7), what, budget_ns: 10_000 * MS }];
+    plan
+}
+
+/// Windows until the probe is answered in full (or `most` of them).
+fn answers(machine: &mut SimMachine, plan: &Plan, most: usize) -> (Vec<Answer>, Vec<Observation>) {
+    let applied = machine.apply(plan).unwrap();
+    assert_eq!(applied.refused, []);
+    let (mut found, mut windows) = (Vec::new(), Vec::new());
+    for _ in 0..most {
+        let seen = machine.observe().unwrap().unwrap();
+        found.extend(seen.answers.clone());
+        windows.push(seen);
+        if found.iter().any(|answer: &Answer| answer.complete) {
+            break;
+        }
+    }
+    (found, windows)
+}
+
+fn rows(answers: &[Answer]) -> Vec<RowInterval> {
+    let of = |answer: &Answer| match &answer.evidence {
+        Evidence::Rows(rows) => rows.clone(),
+        _ => Vec::new(),
+    };
+    answers.iter().flat_map(of).collect()
+}
+
+/// Does a row run alone below its cache for as long as was asked, with counts that are its own?
+#[test]
+fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
+    let mut machine = machine((0..5).map(|at| program("sweep", 4096 << (3 * at))).collect());
+    machine.apply(&plan(20)).unwrap();
+    machine.observe().unwrap();
+    let (total_ns, settle_ns) = (3 * MS, MS / 2);
+    let wanted = vec![vec![TaskId(0), TaskId(1)], vec![TaskId(0), TaskId(2)], vec![TaskId(1)]];
+    let what = ProbeWhat::Rows { cache: L2, rows: wanted.clone(), total_ns, settle_ns, boost: true };
+    let (answers, windows) = answers(&mut machine, &ask(what), 10);
+    assert_eq!(windows.last().unwrap().ended, WindowEnd::ProbeAnswered);
+    for row in wanted {
+        let of_row: Vec<RowInterval> = rows(&answers).into_iter().filter(|interval| interval.tasks == row).collect();
+        let ns: u64 = of_row.iter().map(|interval| interval.span.elapsed_ns).sum();
+        assert!((total_ns..total_ns + MS / 10).contains(&ns), "{row:?}: {ns}");
+        for interval in of_row {
+            let misses = |counts: &cachemate_core::Counts| counts.get(Event::References(Level::L2)).unwrap();
+            let own: f64 = interval.task_counts.iter().map(misses).sum();
+            assert_eq!(misses(&interval.cache_counts), own, "nobody else used the cache");
+        }
+    }
+    // Answered, it stays answered while the plan keeps it, and the CPUs are everybody's again.
+    let next = machine.observe().unwrap().unwrap();
+    assert!(next.answers.is_empty() && next.tasks.iter().filter(|task| task.cpu.is_some()).count() == 4);
+}
+
+/// Without a boost, are rows found as they come about, with who left?
+#[test]
+fn rows_that_come_about_are_seen_with_who_ended_them() {
+    let sleeper = || Box::new(Sweep { sleep_after: Some((5000, MS)), ..Sweep::endless(4096) }) as Box<dyn AccessSource>;
+    let mut programs = vec![Program::new("sleeper", Box::new(move |_| vec![sleeper()])), program("sweep", 4096)];
+    programs[0].pinned = Some([0].into_iter().collect());
+    programs[1].pinned = Some([1].into_iter().collect());
+    let mut machine = machine(programs);
+    let (a, b) = (TaskId(0), TaskId(1));
+    let beside = ProbeWhat::Beside { cache: L2, task: b, peers: vec![a], total_ns: 5 * MS };
+    let alone = ProbeWhat::Rows { cache: L2, rows: vec![vec![b]], total_ns: 5 * MS, settle_ns: 0, boost: false };
+    for (what, ended_by) in [(beside, Some(a)), (alone, None)] {
+        let (answers, _) = answers(&mut machine, &ask(what), 20);
+        let rows = rows(&answers);
+        let ns: u64 = rows.iter().map(|interval| interval.span.elapsed_ns).sum();
+        assert!((5 * MS..6 * MS).contains(&ns), "{ns}");
+        assert!(rows.len() >= 5, "{}", rows.len());
+        let ended = rows.iter().filter(|interval| interval.ended_by == ended_by).count();
+        assert!(ended + 3 > rows.len(), "{ended} of {} ended by {ended_by:?}", rows.len());
+        assert!(answers.iter().all(|answer| answer.cost_ns.is_empty()));
+    }
+}
+
+/// Is a trace the physical lines of the L1 misses in order, as long as asked, and is its cost told?
+#[test]
+fn a_trace_is_the_misses_in_order() {
+    let mut machine = machine(vec![program("sweep", 64 << 10)]);
+    let (answers, _) = answers(&mut machine, &ask(ProbeWhat::Trace { task: TaskId(0), entries: 3000 }), 50);
+    let Evidence::Trace { lines, lost, counts, line_bytes, .. } = &answers[0].evidence else { panic!() };
+    assert_eq!((lines.len(), *lost, *line_bytes, answers.len()), (3000, Some(0), 64, 1));
+    // 64 KB swept in order through 8 KB: every line misses, in the order of the sweep, page by page.
+    assert_eq!(counts.get(Event::Misses(Level::L1Data)), Some(3000.0));
+    assert!((0..3000 - 1024).all(|at| lines[at] == lines[at + 1024]));
+    let runs = lines.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
+    assert!(runs > 2900, "{runs}");
+    assert_eq!(answers[0].cost_ns.len(), 1);
+    let each_ns = answers[0].cost_ns[0].1 as f64 / 3000.0;
+    assert!((each_ns / 30_000.0 - 1.0).abs() < 0.01, "3000 cycles at 100 MHz each: {each_ns}");
+}
+
+/// Is the log stopped at its budget, and is that said?
+#[test]
+fn a_probe_is_stopped_at_its_budget() {
+    let mut machine = machine(vec![program("sweep", 64 << 10)]);
+    let mut plan = ask(ProbeWhat::Trace { task: TaskId(0), entries: 1_000_000 });
+    plan.probes[0].budget_ns = 3 * MS;
+    let (answers, windows) = answers(&mut machine, &plan, 50);
+    let Evidence::Trace { lines, .. } = &answers[0].evidence else { panic!() };
+    assert!((90..2000).contains(&lines.len()), "{}", lines.len());
+    assert!(windows.last().unwrap().in_force.refused[0].said.contains("budget"));
+}
+
+/// Do samples come from the processes asked for, at about the rate asked for, and from memory where they do?
+#[test]
+fn samples_keep_their_rate_and_say_where_from() {
+    let mut machine = machine(vec![program("big", 4 << 20), program("other", 4 << 20)]);
+    let processes = vec![ProcessId(0)];
+    let what = ProbeWhat::Samples { processes, one_in: 20, remote_only: false, at_most: 400 };
+    let (answers, _) = answers(&mut machine, &ask(what), 50);
+    let (mut events, mut samples): (u64, Vec<AccessSample>) = (0, Vec::new());
+    for answer in &answers {
+        let Evidence::Samples { events: passed, samples: some, line_bytes: 64, .. } = &answer.evidence else {
+            panic!()
+        };
+        events += passed;
+        samples.extend(some);
+    }
+    assert_eq!(samples.len(), 400);
+    assert!((events as f64 / 400.0 / 20.0 - 1.0).abs() < 0.15, "{events}");
+    assert!(samples.iter().all(|sample| sample.task == TaskId(0) && sample.source == Source::Memory));
+    assert!(samples.iter().all(|sample| (1 << 20 >> 6..5 << 20 >> 6).contains(&sample.virtual_line)));
+    assert!(samples.is_sorted_by_key(|sample| sample.at_ns));
+}
+
+/// Two threads of one process that store to the same lines.
+fn sharers() -> Program {
+    let one = || Box::new(Stores(0)) as Box<dyn AccessSource>;
+    Program::new("sharers", Box::new(move |_| vec![one(), one()]))
+}
+struct Stores(u64);
+impl AccessSource for Stores {
+    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+        for _ in 0..200 {
+            self.0 += 1;
+            batch.push(Access::load((1 << 20) + self.0 % 64 * 64, 10));
+            batch.push(Access::store((1 << 20) + self.0 % 64 * 64, 10));
+        }
+        Turn::More
+    }
+}
+
+/// Do samples of remote accesses only name shared lines, and are there none without sharing?
+#[test]
+fn remote_samples_name_shared_lines_only() {
+    let mut machine = machine(vec![sharers(), program("alone", 1 << 20)]);
+    let mut apart = ask(ProbeWhat::Samples {
+        processes: vec![ProcessId(0), ProcessId(1)],
+        one_in: 5,
+        remote_only: true,
+        at_most: 100,
+    });
+    apart.allowed = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [2].into_iter().collect())].into();
+    let (answers, _) = answers(&mut machine, &apart, 50);
+    let Evidence::Samples { samples, .. } = &answers.last().unwrap().evidence else { panic!() };
+    assert!(!samples.is_empty());
+    assert!(samples.iter().all(|sample| sample.source == Source::RemoteCache && sample.task != TaskId(2)));
+}
+
+/// Is the reuse time of a cyclic sweep the number of its lines less one?
+#[test]
+fn reuses_of_a_sweep_are_its_length() {
+    let mut machine = machine(vec![program("sweep", 500 * 64)]);
+    let (answers, _) = answers(&mut machine, &ask(ProbeWhat::Reuses { task: TaskId(0), locations: 20 }), 200);
+    let reuses = |answer: &Answer| match &answer.evidence {
+        Evidence::Reuses { samples, .. } => samples.clone(),
+        _ => Vec::new(),
+    };
+    let samples: Vec<ReuseSample> = answers.iter().flat_map(reuses).collect();
+    assert_eq!(samples.len(), 20);
+    assert!(samples.iter().all(|sample| sample.touched_again && sample.accesses == Some(499)), "{samples:?}");
+}
+
+/// Does a program that uses a quarter of the sets light a quarter of the super sets?
+#[test]
+fn activity_shows_the_sets_in_use() {
+    let mut machine = machine(vec![program("quarter", 2048)]);
+    let what = ProbeWhat::Activity { tasks: vec![TaskId(0)], level: Level::L1Data, super_sets: 8 };
+    let (answers, _) = answers(&mut machine, &ask(what), 2);
+    let Evidence::Activity { super_sets, level: Level::L1Data, .. } = &answers[1].evidence else { panic!() };
+    // 32 lines over 32 sets: every set is used alike, and after the first window nothing misses.
+    assert!(super_sets.iter().all(|set| set.accesses > 0 && set.misses == 0), "{super_sets:?}");
+    assert!(!answers[1].complete);
+    let mut spec = spec();
+    spec.counters.sampler = Sampler::LastAddress;
+    let mut real = SimMachine::new(&spec, &SimOptions::default(), vec![program("quarter", 2048)]).unwrap();
+    let what = ProbeWhat::Activity { tasks: vec![TaskId(0)], level: Level::L1Data, super_sets: 8 };
+    assert_eq!(real.apply(&ask(what)).unwrap().refused.len(), 1);
+}
+
+/// Does a neighbour feel a big program and not a small one, and the program a pirate that takes its cache?
+#[test]
+fn a_neighbour_feels_what_a_program_takes() {
+    let slowdown = |bytes: u64, neighbour| {
+        let mut machine = machine(vec![program("one", bytes)]);
+        machine.apply(&plan(50)).unwrap();
+        machine.observe().unwrap();
+        let (answers, _) = answers(&mut machine, &ask(ProbeWhat::Neighbour { task: TaskId(0), neighbour }), 50);
+        let Evidence::Beside { neighbour_alone_ns, neighbour_beside_ns, task_alone_rate, task_beside_rate, .. } =
+            &answers[0].evidence
+        else {
+            panic!()
+        };
+        assert!(answers[0].complete && !answers[0].cost_ns.is_empty());
+        (neighbour_beside_ns / neighbour_alone_ns, task_alone_rate.unwrap() / task_beside_rate.unwrap())
+    };
+    let chase = Neighbour::Chase { footprint_bytes: 248 << 10 };
+    let (small, big) = (slowdown(4 << 10, chase), slowdown(1 << 20, chase));
+    assert!(small.0 < 1.02 && big.0 > 1.2, "{small:?} {big:?}");
+    let pirate = Neighbour::Pirate { footprint_bytes: 256 << 10 };
+    let (small, fits) = (slowdown(4 << 10, pirate), slowdown(200 << 10, pirate));
+    assert!(small.1 < 1.02 && fits.1 > 1.2, "{small:?} {fits:?}");
+}
+
+/// Is a line carried between packages slower than within one?
+#[test]
+fn ping_pong_tells_who_shares_a_cache() {
+    let round_trip = |a, b| {
+        let mut machine = machine(vec![program("idle", 4096)]);
+        let (answers, windows) = answers(&mut machine, &ask(ProbeWhat::PingPong { cpus: (CpuId(a), CpuId(b)) }), 5);
+        let Evidence::PingPong { round_trip_ns, .. } = answers[0].evidence else { panic!() };
+        assert_eq!(windows[0].tasks.len(), 1, "the probe's own threads are nobody's business");
+        round_trip_ns
+    };
+    let (near, far) = (round_trip(0, 1), round_trip(0, 2));
+    assert!(near > 0.0 && far > 1.3 * near, "{near} {far}");
+}

@@ -1,0 +1,287 @@
+//! Probes that sit on a task's thread in the hardware: traces, samples, reuses, super sets.
+
+use cachemate_core::{
+    CpuId, Evidence, Level, ProbeWhat, ProcessId, RefusedBecause, ReuseSample, Sampler, Space, SuperSetCount, TaskId,
+};
+
+use super::super::SimMachine;
+use super::Refusal;
+use crate::hw::{ActivityProbe, SampleProbe, TaskCounters, TraceProbe, WatchProbe};
+use crate::os::dispatch::Slot;
+
+/// Between two watched locations, on average, before scaling.
+const WATCH_ONE_IN: u64 = 1_000;
+
+enum Kind {
+    Trace {
+        entries: u32,
+        before: TaskCounters,
+    },
+    Samples {
+        processes: Vec<ProcessId>,
+        one_in: u32,
+        remote_only: bool,
+        at_most: u32,
+        taken: u32,
+        events: u64,
+    },
+    /// `all_set`: when the last location was set.
+    Reuses {
+        locations: u32,
+        all_set: Option<u64>,
+    },
+    Activity {
+        level: Level,
+        super_sets: u32,
+    },
+}
+
+pub(super) struct Attached {
+    kind: Kind,
+    slots: Vec<Slot>,
+    begun: u64,
+    /// Interrupt ticks of each slot before the probe.
+    ticks_before: Vec<u64>,
+}
+
+impl Attached {
+    pub fn new(what: &ProbeWhat, machine: &mut SimMachine) -> Result<Self, Refusal> {
+        let live = |task: &TaskId| {
+            let gone = (RefusedBecause::Gone, format!("{task:?} has ended"));
+            machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(gone)
+        };
+        let (kind, slots) = match what {
+            ProbeWhat::Trace { task, entries } => {
+                let slot = live(task)?;
+                (Kind::Trace { entries: (*entries).max(1), before: machine.system.counters(slot) }, vec![slot])
+            }
+            ProbeWhat::Samples { processes, one_in, remote_only, at_most } => {
+                let at_most = machine.clock.scaled(u64::from(*at_most)).max(1) as u32;
+                let (processes, one_in, remote_only) = (processes.clone(), (*one_in).max(1), *remote_only);
+                (Kind::Samples { processes, one_in, remote_only, at_most, taken: 0, events: 0 }, Vec::new())
+            }
+            ProbeWhat::Reuses { task, locations } => {
+                (Kind::Reuses { locations: (*locations).max(1), all_set: None }, vec![live(task)?])
+            }
+            ProbeWhat::Activity { tasks, level, super_sets } => {
+                let has = machine.levels.contains(level) && *level != Level::L1Instruction;
+                if !has || machine.spec.counters.sampler != Sampler::Ideal || *super_sets == 0 {
+                    return Err((RefusedBecause::NotSupported, format!("no super-set counts of {level:?} here")));
+                }
+                let slots = tasks.iter().map(live).collect::<Result<Vec<Slot>, Refusal>>()?;
+                (Kind::Activity { level: *level, super_sets: *super_sets }, slots)
+            }
+            _ => return Err((RefusedBecause::NotSupported, "not a probe of a thread".to_string())),
+        };
+        let mut attached = Attached { kind, slots: Vec::new(), begun: machine.system.now(), ticks_before: Vec::new() };
+        for slot in slots {
+            attached.attach(slot, machine)?;
+        }
+        attached.tend(machine);
+        Ok(attached)
+    }
+
+    fn attach(&mut self, slot: Slot, machine: &mut SimMachine) -> Result<(), Refusal> {
+        let one_in = machine.clock.scaled(WATCH_ONE_IN) as u32;
+        let Some(thread) = machine.system.thread_mut(slot) else { return Ok(()) };
+        let probes = &mut thread.probes;
+        let taken = match &self.kind {
+            Kind::Trace { .. } => probes.trace.is_some(),
+            Kind::Samples { .. } => probes.samples.is_some(),
+            Kind::Reuses { .. } => probes.watch.is_some(),
+            Kind::Activity { .. } => probes.activity.is_some(),
+        };
+        if taken {
+            return Err((RefusedBecause::Busy, "another probe of this kind is on the task".to_string()));
+        }
+        match &self.kind {
+            Kind::Trace { entries, .. } => {
+                probes.trace = Some(TraceProbe { entries_at_most: *entries, ..TraceProbe::default() });
+            }
+            Kind::Samples { one_in, remote_only, at_most, .. } => {
+                let (one_in, remote_only, at_most) = (*one_in, *remote_only, *at_most);
+                probes.samples = Some(SampleProbe { one_in, remote_only, at_most, ..SampleProbe::default() });
+            }
+            Kind::Reuses { locations, .. } => {
+                probes.watch = Some(WatchProbe { locations: *locations, one_in, ..WatchProbe::default() });
+            }
+            Kind::Activity { level, super_sets } => probes.activity = Some(activity(*level, *super_sets)),
+        }
+        self.ticks_before.push(probes.cost_ticks);
+        self.slots.push(slot);
+        Ok(())
+    }
+
+    /// A look at whether everything is in.
+    pub fn tend(&mut self, machine: &mut SimMachine) -> bool {
+        self.attach_newcomers(machine);
+        let slots = &self.slots;
+        let gone = slots.iter().all(|&slot| machine.system.task(slot).exited_cycle.is_some());
+        let probes = |slot: Slot| machine.system.thread(slot).map(|thread| &thread.probes);
+        match &mut self.kind {
+            Kind::Trace { entries, .. } => {
+                let traced = slots.first().and_then(|&slot| probes(slot)?.trace.as_ref());
+                gone || traced.is_none_or(|trace| trace.lines.len() >= *entries as usize)
+            }
+            Kind::Samples { at_most, taken, .. } => {
+                let count = |slot: &Slot| Some(probes(*slot)?.samples.as_ref()?.samples.len());
+                let new: usize = slots.iter().filter_map(count).sum();
+                *taken as usize + new >= *at_most as usize
+            }
+            Kind::Reuses { locations, all_set } => {
+                let now = machine.system.now();
+                let Some(watch) = slots.first().and_then(|&slot| probes(slot)?.watch.as_ref()) else { return true };
+                if watch.begun >= *locations {
+                    // A location not seen again for as long as it took to set them all is given up.
+                    let patience = all_set.get_or_insert(now).saturating_sub(self.begun);
+                    return gone || watch.open.is_empty() || now >= all_set.unwrap_or(now) + patience;
+                }
+                gone
+            }
+            Kind::Activity { .. } => gone,
+        }
+    }
+
+    /// Threads that came after the probe began.
+    fn attach_newcomers(&mut self, machine: &mut SimMachine) {
+        let Kind::Samples { processes, .. } = &self.kind else { return };
+        let indices: Vec<usize> = processes.iter().map(|process| machine.process_index(*process)).collect();
+        let new: Vec<Slot> = machine
+            .known
+            .iter()
+            .map(|known| known.slot)
+            .filter(|&slot| indices.contains(&machine.system.task(slot).process) && !self.slots.contains(&slot))
+            .filter(|&slot| machine.system.task(slot).exited_cycle.is_none())
+            .collect();
+        for slot in new {
+            // One that another probe samples already is left to it.
+            let _ = self.attach(slot, machine);
+        }
+    }
+
+    /// Traces and samples interrupt; watches are looked at from time to time.
+    pub fn next_due(&self) -> u64 {
+        u64::MAX
+    }
+
+    pub fn cost_cycles(&self, machine: &SimMachine) -> Vec<(Option<TaskId>, u64)> {
+        let per_cycle = machine.ticks_per_cycle();
+        let cost = |(slot, before): (&Slot, &u64)| {
+            let ticks = machine.system.thread(*slot).map_or(*before, |thread| thread.probes.cost_ticks);
+            (machine.task_of_slot.get(slot).copied(), ticks.saturating_sub(*before) / per_cycle)
+        };
+        self.slots.iter().zip(&self.ticks_before).map(cost).collect()
+    }
+
+    /// What there is at the end of a window.
+    pub fn take(&mut self, machine: &mut SimMachine, complete: bool) -> Vec<Evidence> {
+        match &self.kind {
+            Kind::Trace { .. } if complete => self.take_trace(machine).into_iter().collect(),
+            Kind::Trace { .. } => Vec::new(),
+            Kind::Samples { .. } => self.take_samples(machine).into_iter().collect(),
+            Kind::Reuses { .. } => self.take_reuses(machine, complete).into_iter().collect(),
+            Kind::Activity { .. } => self.take_activity(machine),
+        }
+    }
+
+    fn take_trace(&mut self, machine: &mut SimMachine) -> Option<Evidence> {
+        let Kind::Trace { before, .. } = &self.kind else { return None };
+        let slot = *self.slots.first()?;
+        let elapsed_ns = machine.clock.nominal_ns(machine.system.now() - self.begun);
+        let counts = machine.system.counters(slot).since(before).counts(&machine.levels);
+        let trace = machine.system.thread_mut(slot)?.probes.trace.take()?;
+        let known = machine.spec.counters.sampler == Sampler::Ideal;
+        let line_bytes = machine.spec.caches.iter().find(|cache| cache.level == Level::L1Data)?.line_bytes;
+        Some(Evidence::Trace {
+            task: *machine.task_of_slot.get(&slot)?,
+            space: Space::Physical,
+            line_bytes,
+            lines: trace.lines,
+            lost: known.then_some(trace.lost),
+            counts,
+            elapsed_ns,
+        })
+    }
+
+    fn take_samples(&mut self, machine: &mut SimMachine) -> Option<Evidence> {
+        let line_bytes = machine.spec.caches.iter().find(|cache| cache.level == Level::L1Data)?.line_bytes;
+        let scale = machine.clock.scale;
+        let Kind::Samples { one_in, at_most, taken, events, .. } = &mut self.kind else { return None };
+        let (mut found, mut passed) = (Vec::new(), 0);
+        for slot in &self.slots {
+            let task = machine.task_of_slot.get(slot).copied();
+            let Some(probe) = machine.system.thread_mut(*slot).and_then(|thread| thread.probes.samples.as_mut()) else {
+                continue;
+            };
+            passed += probe.events;
+            let drained = std::mem::take(&mut probe.samples);
+            probe.at_most = probe.at_most.saturating_sub(drained.len() as u32).max(1);
+            found.extend(drained.into_iter().filter_map(|mut sample| {
+                sample.task = task?;
+                sample.at_ns *= scale;
+                Some(sample)
+            }));
+        }
+        found.sort_by_key(|sample| sample.at_ns);
+        found.truncate((*at_most - *taken) as usize);
+        *taken += found.len() as u32;
+        let events_now = passed - std::mem::replace(events, passed);
+        let some = !found.is_empty() || events_now > 0;
+        some.then_some(Evidence::Samples { one_in: *one_in, events: events_now, line_bytes, samples: found })
+    }
+
+    fn take_reuses(&mut self, machine: &mut SimMachine, complete: bool) -> Option<Evidence> {
+        let slot = *self.slots.first()?;
+        let task = *machine.task_of_slot.get(&slot)?;
+        let (clock, per_cycle, now) = (machine.clock, machine.ticks_per_cycle(), machine.system.now());
+        let watch = machine.system.thread_mut(slot)?.probes.watch.as_mut()?;
+        let mut samples = std::mem::take(&mut watch.samples);
+        samples.iter_mut().for_each(|sample| sample.elapsed_ns *= clock.scale);
+        if complete {
+            let accesses = watch.accesses;
+            samples.extend(std::mem::take(&mut watch.open).into_iter().map(|(_, set_at, tick)| ReuseSample {
+                accesses: Some(accesses - set_at),
+                elapsed_ns: clock.nominal_ns(now.saturating_sub(tick / per_cycle)),
+                touched_again: false,
+            }));
+        }
+        (!samples.is_empty()).then_some(Evidence::Reuses { task, samples })
+    }
+
+    fn take_activity(&mut self, machine: &mut SimMachine) -> Vec<Evidence> {
+        let Kind::Activity { level, super_sets } = self.kind else { return Vec::new() };
+        let mut found = Vec::new();
+        for slot in &self.slots {
+            let (task, cpu) = (machine.task_of_slot.get(slot).copied(), machine.system.dispatcher.task(*slot).last_cpu);
+            let Some(thread) = machine.system.thread_mut(*slot) else { continue };
+            let counts = std::mem::replace(&mut thread.probes.activity, Some(activity(level, super_sets)));
+            if let (Some(task), Some(cpu), Some(counts)) = (task, cpu, counts)
+                && counts.super_sets.iter().any(|count| count.accesses > 0)
+            {
+                found.push(Evidence::Activity { task, cpu: CpuId(cpu), level, super_sets: counts.super_sets });
+            }
+        }
+        found
+    }
+
+    pub fn end(&mut self, machine: &mut SimMachine) {
+        for &slot in &self.slots {
+            let Some(thread) = machine.system.thread_mut(slot) else { continue };
+            match &self.kind {
+                Kind::Trace { .. } => thread.probes.trace = None,
+                Kind::Samples { .. } => thread.probes.samples = None,
+                Kind::Reuses { .. } => thread.probes.watch = None,
+                Kind::Activity { .. } => thread.probes.activity = None,
+            }
+        }
+    }
+}
+
+/// Super sets by low set bits (AV indexes them so; its other passage, contiguous ranges, is the probe's other form).
+fn activity(level: Level, super_sets: u32) -> ActivityProbe {
+    ActivityProbe {
+        level,
+        contiguous: false,
+        super_sets: vec![SuperSetCount { accesses: 0, misses: 0 }; super_sets as usize],
+    }
+}

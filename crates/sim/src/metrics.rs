@@ -1,0 +1,64 @@
+//! Scores of a mix against solo runs: pure arithmetic on rates.
+//!
+//! `rates` and `solo` are the same quantity (instructions per cycle, operations per second) of the same programs in the
+//! same order, together and alone. All are `None` without programs, or where a rate is not a positive number.
+
+/// Sum of each program's rate over its rate alone (Snavely and Tullsen); the number of programs where nobody suffers.
+pub fn weighted_speedup(rates: &[f64], solo: &[f64]) -> Option<f64> {
+    Some(relative(rates, solo)?.iter().sum())
+}
+
+/// Harmonic mean of the relative rates (Luo, Gummaraju and Franklin): balances throughput and fairness.
+pub fn harmonic_mean(rates: &[f64], solo: &[f64]) -> Option<f64> {
+    let relative = relative(rates, solo)?;
+    Some(relative.len() as f64 / relative.iter().map(|rate| 1.0 / rate).sum::<f64>())
+}
+
+/// The largest rate alone over rate together.
+pub fn worst_slowdown(rates: &[f64], solo: &[f64]) -> Option<f64> {
+    relative(rates, solo)?.into_iter().map(|rate| 1.0 / rate).reduce(f64::max)
+}
+
+/// Mean of time together over time alone, minus one (CA's mean degradation).
+pub fn mean_degradation(rates: &[f64], solo: &[f64]) -> Option<f64> {
+    let relative = relative(rates, solo)?;
+    Some(relative.iter().map(|rate| 1.0 / rate - 1.0).sum::<f64>() / relative.len() as f64)
+}
+
+/// Standard deviation over mean (CASC-6's fairness of run times).
+pub fn variation(values: &[f64]) -> Option<f64> {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let variance = values.iter().map(|value| (value - mean) * (value - mean)).sum::<f64>() / values.len() as f64;
+    (!values.is_empty() && mean > 0.0).then(|| variance.sqrt() / mean)
+}
+
+fn relative(rates: &[f64], solo: &[f64]) -> Option<Vec<f64>> {
+    let usable = |rate: &f64| rate.is_finite() && *rate > 0.0;
+    let whole = !rates.is_empty() && rates.len() == solo.len() && rates.iter().chain(solo).all(usable);
+    whole.then(|| rates.iter().zip(solo).map(|(rate, solo)| rate / solo).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do the scores agree with their definitions on a mix worked by hand?
+    #[test]
+    fn scores_of_a_mix_worked_by_hand() {
+        let (rates, solo) = ([0.5, 1.0], [1.0, 1.25]);
+        assert_eq!(weighted_speedup(&rates, &solo), Some(1.3));
+        assert!((harmonic_mean(&rates, &solo).unwrap() - 2.0 / 3.25).abs() < 1e-12);
+        assert_eq!(worst_slowdown(&rates, &solo), Some(2.0));
+        assert_eq!(mean_degradation(&rates, &solo), Some(0.625));
+        assert_eq!(variation(&[1.0, 3.0]), Some(0.5));
+    }
+
+    /// Is nothing said of programs that never ran?
+    #[test]
+    fn a_rate_of_nothing_scores_nothing() {
+        assert_eq!(weighted_speedup(&[0.0], &[1.0]), None);
+        assert_eq!(harmonic_mean(&[], &[]), None);
+        assert_eq!(worst_slowdown(&[1.0], &[]), None);
+        assert_eq!(variation(&[]), None);
+    }
+}

@@ -1,0 +1,338 @@
+//! What a run did, complete and exact: per task, per cache, per memory node.
+//!
+//! Policies never see this: they get observations, with what a limited counter unit can tell. This is the yardstick.
+//! All times are simulated cycles; counts cover the measured part of the run (after [`SimMachine::begin_measuring`]).
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{CacheId, CpuId, Level, ProcessId, TaskId};
+use serde::{Deserialize, Serialize};
+
+use crate::hw::{CacheCounters, LevelCounts, MissCause, Stalls, TaskCounters};
+use crate::machine::SimMachine;
+use crate::os::dispatch::Picks;
+
+/// Everything measured.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RunResults {
+    pub machine: String,
+    pub hertz: u64,
+    pub scale: u64,
+    pub elapsed_cycles: u64,
+    pub tasks: Vec<TaskResults>,
+    pub caches: Vec<CacheResults>,
+    pub memory: Vec<MemoryResults>,
+    /// Share of all CPUs' time with a task on them.
+    pub busy_share: f64,
+    pub dispatcher: DispatcherResults,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TaskResults {
+    pub task: TaskId,
+    pub process: ProcessId,
+    pub name: String,
+    pub exited: bool,
+    pub instructions: u64,
+    /// On processor.
+    pub cycles: u64,
+    /// Absent where it never ran.
+    pub instructions_per_cycle: Option<f64>,
+    /// On processor, of the elapsed time.
+    pub run_time_share: f64,
+    pub on_cpu_cycles: Vec<(CpuId, u64)>,
+    pub wait_cycles: u64,
+    pub context_switches: u64,
+    pub migrations: u64,
+    pub page_faults: u64,
+    /// In its own unit, where it has one.
+    pub progress: Option<f64>,
+    pub levels: Vec<MissesBy>,
+    pub remote_cache_hits: u64,
+    pub memory_read_bytes: u64,
+    pub memory_write_bytes: u64,
+    pub stall_cycles: StallCycles,
+}
+
+/// Demand accesses at one level and why they missed.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct MissesBy {
+    pub level: Level,
+    pub references: u64,
+    pub misses: u64,
+    pub cold: u64,
+    /// Capacity and conflict: the task itself had evicted the line.
+    pub own: u64,
+    pub inter_task: u64,
+    pub coherence: u64,
+    pub prefetch_hits: u64,
+}
+
+/// Where the cycles on processor went that no instruction used.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct StallCycles {
+    pub issue: f64,
+    pub hit: Vec<(Level, f64)>,
+    pub remote_cache: f64,
+    pub local_memory: f64,
+    pub remote_memory: f64,
+    pub queue: f64,
+    pub system: f64,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CacheResults {
+    pub cache: CacheId,
+    pub level: Level,
+    pub demand: MissesBy,
+    pub evictions: u64,
+    pub writebacks: u64,
+    pub invalidations: u64,
+    pub prefetches: u64,
+    pub bytes_per_cycle: f64,
+    /// Lines that the first task evicted of the second.
+    pub who_evicted_whom: Vec<(TaskId, TaskId, u64)>,
+    /// Bytes held at the end.
+    pub occupancy_bytes: Vec<(TaskId, u64)>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct MemoryResults {
+    pub node: u32,
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+    pub bytes_per_cycle: f64,
+    pub busy_share: f64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct DispatcherResults {
+    pub picks: u64,
+    /// More than one task was waiting (AV-9).
+    pub picks_with_a_choice: u64,
+    /// Clashes changed the choice.
+    pub picks_swayed: u64,
+    pub page_copy_cycles: u64,
+}
+
+/// State at the start of the measured part.
+#[derive(Clone, Default)]
+pub(crate) struct Baseline {
+    pub cycle: u64,
+    tasks: Vec<TaskBaseline>,
+    caches: Vec<CacheCounters>,
+    memory: Vec<crate::hw::MemoryCounters>,
+    evictions: Vec<BTreeMap<(TaskId, TaskId), u64>>,
+    picks: Picks,
+    page_copy_cycles: u64,
+}
+
+#[derive(Clone, Default)]
+struct TaskBaseline {
+    counters: TaskCounters,
+    on_cpu_cycles: Vec<u64>,
+    wait_cycles: u64,
+    migrations: u64,
+    progress: f64,
+}
+
+impl Baseline {
+    pub fn instructions(&self) -> u64 {
+        self.tasks.iter().map(|task| task.counters.instructions).sum()
+    }
+}
+
+impl SimMachine {
+    /// What was counted until now (a warm-up) is left out of the results.
+    pub fn begin_measuring(&mut self) {
+        let now = self.system.now();
+        self.system.dispatcher.bring_up_to_date(now);
+        self.programs.iter_mut().for_each(|program| program.completions_before = program.completions);
+        let task = |at: usize| {
+            let slot = self.known[at].slot;
+            let state = self.system.dispatcher.task(slot);
+            TaskBaseline {
+                counters: self.system.counters(slot),
+                on_cpu_cycles: state.on_cpu_cycles.clone(),
+                wait_cycles: state.wait_cycles,
+                migrations: state.migrations,
+                progress: self.system.thread(slot).and_then(|thread| thread.progress()).unwrap_or(0.0),
+            }
+        };
+        self.baseline = Baseline {
+            cycle: now,
+            tasks: (0..self.known.len()).map(task).collect(),
+            caches: self.topology.caches.iter().map(|cache| self.cache_counters(cache.id)).collect(),
+            memory: (0..self.spec.memory.nodes).map(|node| self.system.hw.memory_counters(node)).collect(),
+            evictions: self.topology.caches.iter().map(|cache| self.evictions(cache.id)).collect(),
+            picks: self.system.dispatcher.picks,
+            page_copy_cycles: self.system.page_copy_cycles,
+        };
+    }
+
+    /// Everything measured so far.
+    pub fn results(&mut self) -> RunResults {
+        let now = self.system.now();
+        self.system.dispatcher.bring_up_to_date(now);
+        let elapsed_cycles = now - self.baseline.cycle;
+        let tasks: Vec<TaskResults> = (0..self.known.len()).map(|at| self.task_results(at, elapsed_cycles)).collect();
+        let busy: u64 = tasks.iter().flat_map(|task| &task.on_cpu_cycles).map(|(_, cycles)| cycles).sum();
+        let whole = (elapsed_cycles * u64::from(self.spec.cpus())).max(1);
+        let (picks, before) = (self.system.dispatcher.picks, self.baseline.picks);
+        RunResults {
+            machine: self.spec.name.clone(),
+            hertz: self.spec.hertz,
+            scale: self.clock.scale,
+            elapsed_cycles,
+            tasks,
+            caches: (0..self.topology.caches.len()).map(|at| self.cache_results(at, elapsed_cycles)).collect(),
+            memory: (0..self.spec.memory.nodes).map(|node| self.memory_results(node, elapsed_cycles)).collect(),
+            busy_share: busy as f64 / whole as f64,
+            dispatcher: DispatcherResults {
+                picks: picks.all - before.all,
+                picks_with_a_choice: picks.with_a_choice - before.with_a_choice,
+                picks_swayed: picks.swayed - before.swayed,
+                page_copy_cycles: self.system.page_copy_cycles - self.baseline.page_copy_cycles,
+            },
+        }
+    }
+
+    fn task_results(&self, at: usize, elapsed_cycles: u64) -> TaskResults {
+        let known = &self.known[at];
+        let slot = known.slot;
+        let before = self.baseline.tasks.get(at).cloned().unwrap_or_default();
+        let counters = self.system.counters(slot).since(&before.counters);
+        let state = self.system.dispatcher.task(slot);
+        let on_cpu =
+            state.on_cpu_cycles.iter().enumerate().map(|(cpu, &cycles)| {
+                (CpuId(cpu as u32), cycles - before.on_cpu_cycles.get(cpu).copied().unwrap_or(0))
+            });
+        let on_cpu_cycles: Vec<(CpuId, u64)> = on_cpu.filter(|(_, cycles)| *cycles > 0).collect();
+        let ran: u64 = on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
+        let cycles = counters.cycles();
+        let progress = self.system.thread(slot).and_then(|thread| thread.progress());
+        TaskResults {
+            task: TaskId(at as u32),
+            process: self.process_id(self.system.task(slot).process),
+            name: known.name.clone(),
+            exited: self.system.task(slot).exited_cycle.is_some(),
+            instructions: counters.instructions,
+            cycles,
+            instructions_per_cycle: (cycles > 0).then(|| counters.instructions as f64 / cycles as f64),
+            run_time_share: ran as f64 / elapsed_cycles.max(1) as f64,
+            on_cpu_cycles,
+            wait_cycles: state.wait_cycles - before.wait_cycles,
+            context_switches: counters.context_switches,
+            migrations: state.migrations - before.migrations,
+            page_faults: counters.page_faults,
+            progress: progress.map(|progress| progress - before.progress),
+            levels: self.levels.iter().map(|&level| misses_by(level, &counters.levels[level as usize])).collect(),
+            remote_cache_hits: counters.remote_cache_hits,
+            memory_read_bytes: counters.memory_read_bytes,
+            memory_write_bytes: counters.memory_write_bytes,
+            stall_cycles: stall_cycles(&counters.stalls, counters.ticks_per_cycle, &self.levels),
+        }
+    }
+
+    fn cache_results(&self, at: usize, elapsed_cycles: u64) -> CacheResults {
+        let cache = &self.topology.caches[at];
+        let (now, before) = (self.cache_counters(cache.id), self.baseline.caches.get(at).copied().unwrap_or_default());
+        let mut demand = now.demand;
+        demand.add(&before.demand, -1);
+        let task = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
+        let earlier = self.baseline.evictions.get(at);
+        let since = |pair, lines| lines - earlier.and_then(|earlier| earlier.get(&pair)).copied().unwrap_or(0);
+        let evictions = self.evictions(cache.id).into_iter();
+        let evictions = evictions.map(|((by, of), lines)| (by, of, since((by, of), lines)));
+        let occupancy = self.system.hw.occupancy_bytes(cache.id).into_iter();
+        CacheResults {
+            cache: cache.id,
+            level: cache.level,
+            demand: misses_by(cache.level, &demand),
+            evictions: now.evictions - before.evictions,
+            writebacks: now.writebacks - before.writebacks,
+            invalidations: now.invalidations - before.invalidations,
+            prefetches: now.prefetches - before.prefetches,
+            bytes_per_cycle: (now.bytes_out - before.bytes_out) as f64 / elapsed_cycles.max(1) as f64,
+            who_evicted_whom: evictions.filter(|(_, _, lines)| *lines > 0).collect(),
+            occupancy_bytes: occupancy.filter_map(|(of, bytes)| Some((task(of)?, bytes))).collect(),
+        }
+    }
+
+    /// By the outside's tasks; the machine's own threads are left out.
+    fn evictions(&self, cache: CacheId) -> BTreeMap<(TaskId, TaskId), u64> {
+        let task = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
+        let all = self.system.hw.evictions(cache).into_iter();
+        all.filter_map(|(by, of, lines)| Some(((task(by)?, task(of)?), lines))).collect()
+    }
+
+    fn memory_results(&self, node: u32, elapsed_cycles: u64) -> MemoryResults {
+        let now = self.system.hw.memory_counters(node);
+        let before = self.baseline.memory.get(node as usize).copied().unwrap_or_default();
+        let (read_bytes, write_bytes) = (now.read_bytes - before.read_bytes, now.write_bytes - before.write_bytes);
+        let cycles = elapsed_cycles.max(1) as f64;
+        MemoryResults {
+            node,
+            read_bytes,
+            write_bytes,
+            bytes_per_cycle: (read_bytes + write_bytes) as f64 / cycles,
+            busy_share: (now.busy_ticks - before.busy_ticks) as f64 / (cycles * self.ticks_per_cycle() as f64),
+        }
+    }
+}
+
+fn misses_by(level: Level, counts: &LevelCounts) -> MissesBy {
+    MissesBy {
+        level,
+        references: counts.references,
+        misses: counts.all_misses(),
+        cold: counts.caused(MissCause::Cold),
+        own: counts.caused(MissCause::Own),
+        inter_task: counts.caused(MissCause::InterTask),
+        coherence: counts.caused(MissCause::Coherence),
+        prefetch_hits: counts.prefetch_hits,
+    }
+}
+
+fn stall_cycles(stalls: &Stalls, ticks_per_cycle: u64, levels: &[Level]) -> StallCycles {
+    let cycles = |ticks: u64| ticks as f64 / ticks_per_cycle.max(1) as f64;
+    StallCycles {
+        issue: cycles(stalls.issue),
+        hit: levels.iter().map(|&level| (level, cycles(stalls.hit[level as usize]))).collect(),
+        remote_cache: cycles(stalls.remote_cache),
+        local_memory: cycles(stalls.local_memory),
+        remote_memory: cycles(stalls.remote_memory),
+        queue: cycles(stalls.queue),
+        system: cycles(stalls.system),
+    }
+}
+
+impl RunResults {
+    /// Instructions of all tasks per elapsed cycle.
+    pub fn instructions_per_cycle(&self) -> f64 {
+        let all: u64 = self.tasks.iter().map(|task| task.instructions).sum();
+        all as f64 / self.elapsed_cycles.max(1) as f64
+    }
+
+    /// Demand counts of all caches of one level together; `None` where the machine has none.
+    pub fn level(&self, level: Level) -> Option<MissesBy> {
+        let add = |a: MissesBy, b: MissesBy| MissesBy {
+            level,
+            references: a.references + b.references,
+            misses: a.misses + b.misses,
+            cold: a.cold + b.cold,
+            own: a.own + b.own,
+            inter_task: a.inter_task + b.inter_task,
+            coherence: a.coherence + b.coherence,
+            prefetch_hits: a.prefetch_hits + b.prefetch_hits,
+        };
+        self.caches.iter().filter(|cache| cache.level == level).map(|cache| cache.demand.clone()).reduce(add)
+    }
+}
+
+impl MissesBy {
+    /// Misses over references; `None` without references.
+    pub fn miss_ratio(&self) -> Option<f64> {
+        (self.references > 0).then(|| self.misses as f64 / self.references as f64)
+    }
+}

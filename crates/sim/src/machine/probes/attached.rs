@@ -15,7 +15,7 @@ const WATCH_ONE_IN: u64 = 1_000;
 enum Kind {
     Trace {
         entries: u32,
-        before: TaskCounters,
+        before: Box<TaskCounters>,
     },
     Samples {
         processes: Vec<ProcessId>,
@@ -53,7 +53,10 @@ impl Attached {
         let (kind, slots) = match what {
             ProbeWhat::Trace { task, entries } => {
                 let slot = live(task)?;
-                (Kind::Trace { entries: (*entries).max(1), before: machine.system.counters(slot) }, vec![slot])
+                (
+                    Kind::Trace { entries: (*entries).max(1), before: Box::new(machine.system.counters(slot)) },
+                    vec![slot],
+                )
             }
             ProbeWhat::Samples { processes, one_in, remote_only, at_most } => {
                 let at_most = machine.clock.scaled(u64::from(*at_most)).max(1) as u32;
@@ -254,7 +257,7 @@ impl Attached {
         for slot in &self.slots {
             let (task, cpu) = (machine.task_of_slot.get(slot).copied(), machine.system.dispatcher.task(*slot).last_cpu);
             let Some(thread) = machine.system.thread_mut(*slot) else { continue };
-            let counts = std::mem::replace(&mut thread.probes.activity, Some(activity(level, super_sets)));
+            let counts = thread.probes.activity.replace(activity(level, super_sets));
             if let (Some(task), Some(cpu), Some(counts)) = (task, cpu, counts)
                 && counts.super_sets.iter().any(|count| count.accesses > 0)
             {

@@ -190,10 +190,12 @@ impl Outside {
     }
 
     pub fn take(&mut self, complete: bool) -> Option<Evidence> {
-        if !complete || self.rates.len() < self.phases.len() {
+        // Own threads that got nowhere measured nothing.
+        let own_moved = |(phase, rates): (&Phase, &(f64, f64))| phase.own.is_none() || rates.1 > 0.0;
+        if !complete || self.rates.len() < self.phases.len() || !self.phases.iter().zip(&self.rates).all(own_moved) {
             return None;
         }
-        let each_ns = |rate: f64| if rate > 0.0 { 1.0 / rate } else { f64::INFINITY };
+        let each_ns = |rate: f64| 1.0 / rate;
         Some(match self.kind {
             Kind::PingPong { cpus } => {
                 // Both threads carry the line over once per turn of their own: a round is two of those.

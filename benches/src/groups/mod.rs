@@ -1,6 +1,7 @@
 //! One file per group of comparisons. A new group: one file, and a line in [`GROUPS`].
 
 mod cachesim;
+mod machine;
 mod sampled;
 mod sparse;
 mod stack;
@@ -24,4 +25,4 @@ pub struct Group {
 }
 
 pub const GROUPS: &[Group] =
-    &[stack::GROUP, sparse::GROUP, threads::GROUP, sampled::GROUP, cachesim::GROUP, trace::GROUP];
+    &[stack::GROUP, sparse::GROUP, threads::GROUP, sampled::GROUP, cachesim::GROUP, trace::GROUP, machine::GROUP];

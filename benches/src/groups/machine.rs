@@ -1,0 +1,122 @@
+//! The simulated hardware against the plain move-to-front loop, on the same accesses.
+//!
+//! Every context runs a program of `crates/sim` (recorded beforehand, so that making accesses is in neither time); the
+//! loop gets the lines of the same accesses, context by context in turns. Data accesses are counted.
+
+use super::cachesim::move_to_front;
+use super::{Group, Options};
+use crate::harness::{Clock, Contender, Row, compare};
+use cachemate_core::{Access, AccessKind, AccessSource, CpuId, ProcessId, TaskId, Turn};
+use cachemate_sim::hw::{Framed, Frames, Hardware, HwOptions, Stop, Thread};
+use cachemate_sim::kernels;
+
+pub const GROUP: Group =
+    Group { name: "machine", about: "the simulated hardware with all contexts busy against a move-to-front loop", run };
+
+/// The machines, with how many contexts run, the least ratio to the loop that is promised.
+const MACHINES: [(&str, u32, Option<f64>); 5] = [
+    ("niagara-2core", 8, Some(0.125)),
+    ("power5-2x2x2", 8, None),
+    ("opteron-2350", 8, None),
+    ("xeon-x5365", 2, None),
+    ("epyc-7742", 64, None),
+];
+
+const PROGRAMS: [&str; 4] = ["art", "twolf", "gzip", "swim"];
+
+/// Plays a recording for ever, a few thousand accesses at a time.
+struct Player {
+    accesses: std::sync::Arc<Vec<Access>>,
+    at: usize,
+}
+
+impl AccessSource for Player {
+    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+        let end = (self.at + 4096).min(self.accesses.len());
+        batch.extend_from_slice(&self.accesses[self.at..end]);
+        self.at = if end == self.accesses.len() { 0 } else { end };
+        Turn::More
+    }
+}
+
+/// Frames in order of first touch.
+#[derive(Default)]
+struct InOrder {
+    frames: std::collections::BTreeMap<(u32, u64), u64>,
+}
+
+impl Frames for InOrder {
+    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
+        let next = self.frames.len() as u64;
+        Framed { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0 }
+    }
+}
+
+fn record(program: &str, seed: u64, wanted: usize) -> Vec<Access> {
+    let mut threads = kernels::program(program, seed, &kernels::Options::default()).expect("a shipped program");
+    let mut accesses = Vec::new();
+    while accesses.len() < wanted {
+        threads[0].fill(&mut accesses);
+    }
+    accesses
+}
+
+fn is_data(access: &Access) -> bool {
+    matches!(access.kind(), AccessKind::Load | AccessKind::Store)
+}
+
+/// Runs the machine until its tasks have made `wanted` data accesses; how many they made.
+fn simulate(
+    spec: &cachemate_core::MachineSpec,
+    contexts: u32,
+    programs: &[std::sync::Arc<Vec<Access>>],
+    wanted: u64,
+) -> u64 {
+    let mut hw = Hardware::new(spec, HwOptions::default()).expect("a shipped machine");
+    let mut frames = InOrder::default();
+    for cpu in 0..contexts {
+        let player = Player { accesses: programs[cpu as usize % programs.len()].clone(), at: 0 };
+        hw.load(CpuId(cpu), Thread::new(TaskId(cpu), ProcessId(cpu), 0, Box::new(player)), 0);
+    }
+    let mut until = 0;
+    loop {
+        until += 20_000;
+        let stop = hw.run(until, &mut frames);
+        assert_eq!(stop, Stop::Time);
+        let of = |cpu| hw.thread(CpuId(cpu)).map_or(0, |thread| thread.counters.levels[1].references);
+        let made: u64 = (0..contexts).map(of).sum();
+        if made >= wanted {
+            return made;
+        }
+    }
+}
+
+fn run(options: &Options) -> Vec<Row> {
+    let wanted = options.accesses / 4;
+    let record = |(at, name): (usize, &&str)| std::sync::Arc::new(record(name, at as u64, wanted / 4));
+    let programs: Vec<_> = PROGRAMS.iter().enumerate().map(record).collect();
+    let mut rows = Vec::new();
+    for (name, contexts, least) in MACHINES {
+        let spec = cachemate_spec::load_machine(name).expect("a shipped machine");
+        let made = simulate(&spec, contexts, &programs, wanted as u64) as usize;
+        let mut lines = Vec::with_capacity(made);
+        'full: for at in 0.. {
+            for cpu in 0..contexts as usize {
+                let accesses = &programs[cpu % programs.len()];
+                let access = &accesses[at % accesses.len()];
+                if is_data(access) {
+                    lines.push((cpu as u64) << 40 | access.address() >> 6);
+                }
+                if lines.len() >= made {
+                    break 'full;
+                }
+            }
+        }
+        let contenders = vec![
+            Contender::new("move to front", || move_to_front(&lines)),
+            Contender::new("machine", || simulate(&spec, contexts, &programs, wanted as u64)).against(0, least),
+        ];
+        rows.extend(compare("machine", name, made, options.rounds, Clock::Thread, false, contenders));
+    }
+    rows
+}

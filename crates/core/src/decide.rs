@@ -45,3 +45,9 @@ pub struct View<'a> {
 pub trait Policy {
     fn decide(&mut self, view: &View<'_>) -> Decision;
 }
+
+impl<P: Policy + ?Sized> Policy for Box<P> {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        (**self).decide(view)
+    }
+}

@@ -121,6 +121,11 @@ pub enum ProbeWhat {
     PingPong {
         cpus: (CpuId, CpuId),
     },
+    /// Prime, wait and reload beside the task and without it, until this many samples beside it are there.
+    Evicted {
+        task: TaskId,
+        samples: u32,
+    },
 }
 
 /// Goes on from window to window until answered, dropped from the plan, or past its budget.

@@ -169,6 +169,18 @@ pub enum Neighbour {
     Pirate { footprint_bytes: u64 },
 }
 
+/// One prime, wait and reload: lines of the probe's buffer that were gone from the cache afterwards.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct EvictedSample {
+    /// The task ran meanwhile; false = it was kept off.
+    pub beside: bool,
+    pub evicted: u32,
+    pub reloads: u32,
+    pub elapsed_ns: u64,
+    /// Cache-line ping-pong between the two CPUs before and after; `None` where it was not measured.
+    pub round_trips_ns: Option<(f64, f64)>,
+}
+
 /// What a probe found.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Evidence {
@@ -217,6 +229,13 @@ pub enum Evidence {
     PingPong {
         cpus: (CpuId, CpuId),
         round_trip_ns: f64,
+    },
+    /// Raw samples of how much of the shared cache the task evicts, in the order they were taken.
+    Evicted {
+        task: TaskId,
+        buffer_bytes: u64,
+        wait_ns: u64,
+        samples: Vec<EvictedSample>,
     },
     /// A profile recorded earlier and recognised; here, so that a replay has it too.
     Known {

@@ -392,7 +392,10 @@ fn rename_probe(what: &mut ProbeWhat, rename: &impl Fn(TaskId) -> TaskId) {
             *task = rename(*task);
             peers.iter_mut().for_each(|peer| *peer = rename(*peer));
         }
-        ProbeWhat::Trace { task, .. } | ProbeWhat::Reuses { task, .. } | ProbeWhat::Neighbour { task, .. } => {
+        ProbeWhat::Trace { task, .. }
+        | ProbeWhat::Reuses { task, .. }
+        | ProbeWhat::Neighbour { task, .. }
+        | ProbeWhat::Evicted { task, .. } => {
             *task = rename(*task);
         }
         ProbeWhat::Activity { tasks, .. } => tasks.iter_mut().for_each(|task| *task = rename(*task)),

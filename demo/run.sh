@@ -32,6 +32,7 @@ if have cc; then
 fi
 
 recorded=''
+children=leave
 count=0
 missing=''
 # record NAME PROGRAM COMMAND...: records COMMAND as NAME if PROGRAM is there and fewer than eight are recorded.
@@ -43,7 +44,7 @@ record() {
         missing="$missing $program"
         return 0
     fi
-    if ! "$cachemate" --quiet record --max "$max" --stop --children follow -o "$out/$name.cmt" -- "$@" \
+    if ! "$cachemate" --quiet record --max "$max" --stop --children "$children" -o "$out/$name.cmt" -- "$@" \
         >"$out/$name.log" 2>"$out/$name.err"; then
         echo "  $name could not be recorded: $(tail -n 1 "$out/$name.err")" >&2
         return 0
@@ -59,7 +60,9 @@ if "$cachemate" --quiet record --max 1000 -o "$out/probe.cmt" -- true >/dev/null
     record xz xz xz -6 -c "$out/text"
     record gzip gzip gzip -6 -c "$out/text"
     record python3 python3 python3 "$here/words.py" "$out/text"
+    children=follow # gcc only starts the compiler
     record cc1 gcc gcc -O2 -S -o "$out/many.s" "$out/many.c"
+    children=leave
     record sqlite3 sqlite3 sqlite3 -init "$here/orders.sql" "$out/orders.db" .quit
     record chase "$out/chase" "$out/chase" 1536 20000000
     record stencil "$out/stencil" "$out/stencil" 400 200
@@ -68,7 +71,7 @@ if "$cachemate" --quiet record --max 1000 -o "$out/probe.cmt" -- true >/dev/null
 else
     sed 's/^/  /' "$out/probe.err" >&2
 fi
-rm -f "$out/probe.cmt" "$out"/*.log "$out/orders.db" "$out/many.s"
+rm -f "$out"/probe.cmt* "$out"/*.log "$out"/*.err "$out"/orders.db* "$out/many.s"
 [ -z "$missing" ] || echo "  not installed, left out:$missing" >&2
 
 if [ "$count" -lt "$want" ]; then

@@ -66,6 +66,8 @@ impl StudyPage {
             row_label: "suffers".into(),
             column_label: "beside".into(),
             values: self.matrix.values.clone(),
+            decimals: percent.then_some(1),
+            by_root: true,
             unit: if percent { "%".into() } else { String::new() },
             ..HeatMap::default()
         };
@@ -140,7 +142,7 @@ impl StudyPage {
         };
         let all = Chart {
             x: Axis::bytes("cache to itself"),
-            y: Axis::linear(label),
+            y: spread_axis(label, &series),
             series: series.clone(),
             references: vec![mark()],
             size: Some((860.0, 400.0)),
@@ -189,6 +191,18 @@ impl StudyPage {
             }
         }
     }
+}
+
+/// A linear axis; decades where one program would press all others to the bottom.
+fn spread_axis(label: &str, series: &[Series]) -> Axis {
+    let peak = |one: &Series| one.points.iter().map(|point| point.y).fold(0.0, f64::max);
+    let mut peaks: Vec<f64> = series.iter().map(peak).collect();
+    peaks.sort_by(f64::total_cmp);
+    let (Some(&most), Some(&middle)) = (peaks.last(), peaks.get(peaks.len() / 2)) else { return Axis::linear(label) };
+    if most <= 8.0 * middle || middle <= 0.0 {
+        return Axis::linear(label);
+    }
+    Axis::log(label).within(most / 1e5, most * 1.3)
 }
 
 fn cost(value: Option<f64>, unit: &str) -> String {

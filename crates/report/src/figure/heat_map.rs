@@ -28,6 +28,10 @@ pub struct HeatMap {
     pub shade: Shade,
     /// Written after the number, with a space (`%`).
     pub unit: String,
+    /// Digits after the point; `None` = three significant digits.
+    pub decimals: Option<usize>,
+    /// Colours by the square root of the value, so that one very hot cell does not make the others look alike.
+    pub by_root: bool,
     /// Leave the numbers out (large maps); names are left out where rows are thinner than text.
     pub bare: bool,
 }
@@ -97,6 +101,7 @@ impl HeatMap {
     fn cells(&self, svg: &mut Svg, corner: (f64, f64), cell: (f64, f64)) {
         let values = || self.values.iter().flatten().flatten().filter(|value| value.is_finite());
         let full = self.full.unwrap_or_else(|| values().fold(0.0, |most: f64, value| most.max(value.abs())));
+        let shown = |value: f64| self.decimals.map_or_else(|| number(value), |digits| format!("{value:.digits$}"));
         let gap = if self.bare { 0.0 } else { 1.0 };
         let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
         for (row, values) in self.values.iter().enumerate().take(self.rows.len()) {
@@ -113,6 +118,7 @@ impl HeatMap {
                     continue;
                 };
                 let strength = if full > 0.0 { (value.abs() / full).min(1.0) } else { 0.0 };
+                let strength = if self.by_root { strength.sqrt() } else { strength };
                 let class = match (self.shade, value < 0.0) {
                     (Shade::Grey, _) => "grey",
                     (Shade::Heat, false) => "hot",
@@ -120,12 +126,12 @@ impl HeatMap {
                 };
                 // A faint floor keeps the cells of a quiet matrix visible as cells.
                 let opacity = if self.bare { strength } else { 0.05 + 0.95 * strength };
-                let title = format!("{pair}: {}{unit}", number(value));
+                let title = format!("{pair}: {}{unit}", shown(value));
                 svg.rect(class, at, extent, Some(opacity), &title);
                 if !self.bare {
                     let text_class = if opacity > 0.55 { "n inv" } else { "n" };
                     let middle = (at.0 + cell.0 / 2.0, at.1 + cell.1 / 2.0 + 4.5);
-                    svg.text(text_class, middle, Anchor::Middle, &number(value));
+                    svg.text(text_class, middle, Anchor::Middle, &shown(value));
                 }
             }
         }

@@ -155,7 +155,7 @@ mod tests {
               mcf keeps away from milc: it would lose 48.0 % beside it.
               gamess is quiet.
             expected mean slowdown  this plan 2.31 %, best 2.31 %, random not known, worst 22.00 %
-            the best of 3 assignments, proven (matching)
+            the best there is by this scheme, proven (matching)
         "#]]
         .assert_eq(&plan_boxes(&plan, Paint::PLAIN));
     }

@@ -42,10 +42,15 @@ pub fn matrix_picture(matrix: &Matrix, paint: Paint) -> String {
 
 fn one(value: Option<(String, f64)>, cell: usize, paint: Paint) -> String {
     let Some((shown, share)) = value else { return pad("– ", cell, Align::Right) };
-    let step = (share.clamp(0.0, 1.0) * (HEAT.len() - 1) as f64 + 0.5) as usize;
+    // By the square root, so that one very hot pair does not make all others look alike.
+    let step = (share.clamp(0.0, 1.0).sqrt() * (HEAT.len() - 1) as f64 + 0.5) as usize;
     if paint.colour {
         let padded = format!("{} ", pad(&shown, cell - 1, Align::Right));
-        return if step == 0 { padded } else { paint.sgr(&format!("97;48;5;{}", HEAT[step]), &padded) };
+        return if step == 0 || share.is_nan() {
+            padded
+        } else {
+            paint.sgr(&format!("97;48;5;{}", HEAT[step]), &padded)
+        };
     }
     format!("{}{}", pad(&shown, cell - 1, Align::Right), SHADES[step])
 }
@@ -76,7 +81,7 @@ mod tests {
         expect![[r#"
                    mcf  milc
             mcf    0.0  48.0█
-            milc   2.3     –
+            milc   2.3·    –
             row suffers from column: per cent of its solo run time lost (scheme sdc)
         "#]]
         .assert_eq(&matrix_picture(&matrix(), Paint::PLAIN));

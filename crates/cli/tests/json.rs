@@ -1,0 +1,109 @@
+//! Is what `--json` prints what docs/json.md promises, field by field?
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use common::{lackey, run};
+use serde_json::Value;
+
+/// Field paths of one command's table, with their types.
+fn promised(command: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let text = include_str!("../../../docs/json.md");
+    let section = text.split("\n## ").find(|section| section.lines().next() == Some(command)).expect("a section");
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    rows.map(|row| {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let types = cells[2].split(',').map(|kind| kind.trim().to_string()).collect();
+        (cells[1].trim_matches('`').to_string(), types)
+    })
+    .collect()
+}
+
+fn flatten(path: &str, value: &Value, found: &mut BTreeMap<String, BTreeSet<String>>) {
+    let mut leaf = |kind: &str| {
+        found.entry(path.to_string()).or_default().insert(kind.to_string());
+    };
+    match value {
+        Value::Null => leaf("null"),
+        Value::Bool(_) => leaf("bool"),
+        Value::Number(_) => leaf("number"),
+        Value::String(_) => leaf("string"),
+        Value::Array(entries) => entries.iter().for_each(|entry| flatten(&format!("{path}[]"), entry, found)),
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let dot = if path.is_empty() { String::new() } else { format!("{path}.") };
+                flatten(&format!("{dot}{name}"), value, found);
+            }
+        }
+    }
+}
+
+/// Every printed field is promised with its type, and every promised one was printed by one of the runs.
+#[track_caller]
+fn check(command: &str, printed: &[Value], like_plan: &[&str], free: &[&str]) {
+    let promised = promised(command);
+    let mut found = BTreeMap::new();
+    printed.iter().for_each(|value| flatten("", value, &mut found));
+    let mut seen = BTreeSet::new();
+    for (path, kinds) in &found {
+        if free.iter().any(|start| path.starts_with(start)) {
+            seen.extend(free.iter().filter(|start| path.starts_with(**start)).map(|start| start.to_string()));
+            continue;
+        }
+        let (first, rest) = path.split_once('.').unwrap_or((path, ""));
+        let documented = if like_plan.contains(&first) { format!("plan.{rest}") } else { path.clone() };
+        let types = promised.get(&documented).unwrap_or_else(|| panic!("{command}: '{path}' is not in docs/json.md"));
+        assert!(kinds.is_subset(types), "{command}: '{path}' is {kinds:?}, promised {types:?}");
+        seen.insert(documented);
+    }
+    let missing: Vec<&String> = promised.keys().filter(|path| !seen.contains(*path)).collect();
+    assert!(missing.is_empty(), "{command}: promised and not printed: {missing:?}");
+}
+
+#[test]
+fn every_printed_field_is_promised_and_every_promise_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for (name, lines) in [("small", 600), ("large", 3000)] {
+        std::fs::write(at.join(format!("{name}.lackey")), lackey(lines, 12, 2)).unwrap();
+        run(at, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
+    }
+    let json = |args: &[&str]| run(at, args).json();
+    let mrc = [
+        json(&["mrc", "small.cmt", "--json", "--per", "thread"]),
+        json(&["mrc", "small.cmt", "--json", "--sample", "0.9"]),
+    ];
+    check("mrc", &mrc, &[], &[]);
+    let sim = ["cachesim", "small.cmt", "--size", "16K", "--ways", "4", "--json"];
+    check("cachesim", &[json(&sim), json(&[&sim[..], &["--l1", "1K:2"]].concat())], &[], &[]);
+    check("topology", &[json(&["topology", "-m", "opteron-2350", "--json"])], &[], &[]);
+    let machine = ["-m", "xeon-x5365-4", "--json"];
+    let both = json(&[&["predict", "small.cmt", "large.cmt"], &machine[..]].concat());
+    check("predict", &[both, json(&[&["predict", "small.cmt"], &machine[..]].concat())], &[], &[]);
+    let crowd = ["small.cmt"; 5];
+    let plans = [
+        json(&[&["plan"], &crowd[..], &["large.cmt"], &machine[..]].concat()),
+        json(&[&["plan", "small.cmt", "large.cmt", "-s", "pain"], &machine[..]].concat()),
+    ];
+    let outcomes = ["best", "worst", "random", "random_low_5_percent", "random_high_5_percent", "lower_bound", "gap"];
+    check("plan", &plans, &outcomes, &["reasons", "caches[].cpus[][]"]);
+}
+
+/// Do the published schedules come out of the published matrix (CA Table 1)?
+#[test]
+fn the_published_matrix_gives_the_published_schedules() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = "# CA Table 1\n,mcf,milc,gamess,namd\nmcf,48.01%,65.63%,2.0%,2.11%\nmilc,24.75%,45.39%,1.23%,1.11%\n\
+                 gamess,2.67%,4.48%,-1.01%,-1.21%\nnamd,1.48%,3.45%,-1.19%,-0.93%\n";
+    std::fs::write(folder.path().join("ca.csv"), table).unwrap();
+    let plan = run(folder.path(), &["plan", "-m", "xeon-x5365-4", "--measured", "ca.csv", "--json"]).json();
+    let mean = |outcome: &str| plan[outcome]["mean_degradation_percent"].as_f64().unwrap();
+    assert_eq!((mean("plan"), mean("best"), mean("worst")), (2.3075, 2.3075, 21.995));
+    assert!((mean("random") - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);
+    let with = |name: &str| {
+        let programs = plan["programs"].as_array().unwrap();
+        programs.iter().find(|p| p["name"] == name).unwrap()["beside"][0].as_str().unwrap().to_string()
+    };
+    assert_eq!((with("mcf"), with("milc")), ("gamess".to_string(), "namd".to_string()));
+}

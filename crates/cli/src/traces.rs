@@ -116,6 +116,11 @@ impl Trace {
         self.reader.totals().filter(|_| whole).cloned()
     }
 
+    /// How many records it will be, as far as that is known before; else 0.
+    pub fn expected_records(&self) -> u64 {
+        self.bar.length().unwrap_or(0)
+    }
+
     /// What a file that can be sought in says of itself before it is read.
     pub fn reader_totals(&self) -> Option<&Totals> {
         self.reader.totals()

@@ -150,3 +150,18 @@ fn help_completions_and_manual_pages() {
     let page = std::fs::read_to_string(folder.path().join("man/man1/cachemate-mrc.1")).unwrap();
     assert!(page.contains("cachemate\\-mrc") && page.contains("\\-\\-sizes"), "{page}");
 }
+
+/// Is the curve the same with one thread and with several, and for each thread of a program on its own?
+#[test]
+fn threads_do_not_change_the_curve() {
+    let folder = tempfile::tempdir().unwrap();
+    let addresses = (0..300_000u64).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44 & !7);
+    raw(folder.path(), "t.u64", addresses);
+    let with = |threads: &str| run(folder.path(), &["mrc", "t.u64", "--json", "--threads", threads]).json();
+    let one = with("1");
+    assert!(one["curve"].as_array().unwrap().len() > 20);
+    assert_eq!((&one, &one), (&with("2"), &with("3")));
+    let per = run(folder.path(), &["mrc", "t.u64", "--json", "--per", "thread"]).json();
+    assert_eq!(per["curve"], one["curve"]);
+    assert_eq!(per["parts"][0]["curve"], one["curve"]);
+}

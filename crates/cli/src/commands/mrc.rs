@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use cachemate_locality::sampled::{FixedRate, SampledCurve};
-use cachemate_locality::stack::{Histogram, StackDistances};
+use cachemate_locality::stack::{Histogram, ParallelStackDistances, StackDistances, StackError};
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{count_text, number, or_dash, percent_text, size_text};
 use cachemate_report::{Align, Counted, CurvePoint, MrcPart, MrcResult, Sampled, Table};
@@ -42,6 +42,9 @@ pub struct Mrc {
     /// Which lines a sample follows
     #[arg(long, value_name = "N", default_value_t = 0, requires = "sample")]
     seed: u64,
+    /// Threads that work on one curve; by itself two for large files where there are two CPUs. Same result
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    threads: Option<u8>,
     /// Write the stack distances: a line "cold N", then "d count" per distance that occurs, ascending
     #[arg(long, value_name = "OUT")]
     histogram: Option<PathBuf>,
@@ -65,11 +68,47 @@ fn rate(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|rate| (1e-6..=1.0).contains(rate)).ok_or_else(bad)
 }
 
+/// Files with fewer records are done before a second thread pays.
+const LARGE_RECORDS: u64 = 4_000_000;
+
+/// The exact engine on one thread or several; same result.
+enum Engine {
+    One(Box<StackDistances>),
+    Several(Box<ParallelStackDistances>),
+}
+
+impl Engine {
+    fn new(threads: Option<u8>, expected_records: u64) -> Self {
+        let two = || {
+            let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+            if cpus > 1 && expected_records >= LARGE_RECORDS { 2 } else { 1 }
+        };
+        match threads.map_or_else(two, usize::from) {
+            0 | 1 => Engine::One(Box::default()),
+            threads => Engine::Several(Box::new(ParallelStackDistances::new(threads))),
+        }
+    }
+
+    fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
+        match self {
+            Engine::One(engine) => engine.push(lines),
+            Engine::Several(engine) => engine.push(lines),
+        }
+    }
+
+    fn finish(self) -> Result<Histogram, StackError> {
+        match self {
+            Engine::One(engine) => engine.finish(),
+            Engine::Several(engine) => engine.finish(),
+        }
+    }
+}
+
 /// Engines over one trace: everything together, and the parts asked for.
 struct Engines {
     shift: u32,
     per: Per,
-    all: StackDistances,
+    all: Engine,
     parts: BTreeMap<(u32, u32), StackDistances>,
 }
 
@@ -181,7 +220,7 @@ impl Mrc {
         let mut engines = Engines {
             shift: self.line_bytes.trailing_zeros(),
             per: self.per,
-            all: StackDistances::new(),
+            all: Engine::new(self.threads, trace.expected_records()),
             parts: BTreeMap::new(),
         };
         if self.per == Per::All {

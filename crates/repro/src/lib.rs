@@ -5,6 +5,7 @@
 
 mod experiment;
 mod index;
+pub mod setup;
 
 pub use experiment::*;
 pub use index::index_html;

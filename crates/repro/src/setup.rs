@@ -1,0 +1,305 @@
+//! What every experiment shares: a simulated machine, programs on it, a policy above it, and what came out.
+//!
+//! A [`Workload`] is complete and exact: the same workload gives the same bits. Runs warm up first; what is reported
+//! covers the measured span only. Managed runs go through `core::Loop`, so a policy sees observations and nothing else;
+//! results come from the simulator's own books, which no policy sees.
+
+use cachemate_core::{Goal, Loop, Machine, MachineSpec, Policy, Predictor, Profiler, Record, Window};
+use cachemate_policy::yardstick::Yardstick;
+use cachemate_sim::kernels;
+use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_sim::metrics;
+use cachemate_sim::results::RunResults;
+
+use crate::ReproError;
+
+/// One program of a workload: a process of its own.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Shown, and unique where results are looked up by it.
+    pub name: String,
+    /// In `cachemate_sim::kernels`.
+    pub kernel: String,
+    pub options: kernels::Options,
+    /// Input and layout of this copy.
+    pub seed: u64,
+    pub goal: Option<Goal>,
+}
+
+impl Job {
+    /// A kernel as it is in the table of programs.
+    pub fn new(kernel: &str, seed: u64) -> Self {
+        let options = kernels::Options::default();
+        Job { name: kernel.to_string(), kernel: kernel.to_string(), options, seed, goal: None }
+    }
+
+    /// `count` copies with seeds of their own, named `kernel-0`, `kernel-1`, ...
+    pub fn copies(kernel: &str, count: u64, seed: u64) -> Vec<Self> {
+        (0..count).map(|at| Job { name: format!("{kernel}-{at}"), ..Job::new(kernel, seed * 1_000 + at) }).collect()
+    }
+
+    fn program(&self) -> Result<Program, ReproError> {
+        // Built once to have errors now; the maker builds it anew for every run of the program.
+        let failed = |error: kernels::ProgramError| ReproError::Failed(self.name.clone(), error.to_string());
+        kernels::program(&self.kernel, self.seed, &self.options).map_err(failed)?;
+        let job = self.clone();
+        let maker = move |run: u32| {
+            kernels::program(&job.kernel, job.seed + (u64::from(run) << 32), &job.options)
+                .expect("built with these options before")
+        };
+        let mut program = Program::new(self.name.clone(), Box::new(maker));
+        program.goal = self.goal;
+        Ok(program)
+    }
+}
+
+/// A machine, programs, and for how long.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    pub machine: MachineSpec,
+    pub options: SimOptions,
+    pub jobs: Vec<Job>,
+    /// Not measured.
+    pub warm_up_cycles: u64,
+    pub measured_cycles: u64,
+}
+
+/// A policy with what it needs to see and to ask.
+pub struct Managed {
+    pub policy: Box<dyn Policy>,
+    pub name: String,
+    pub profilers: Vec<Box<dyn Profiler>>,
+    pub yardstick: Box<dyn Predictor>,
+    pub first_window: Window,
+}
+
+/// What a managed run answers: the books, and every record of the loop.
+pub struct ManagedRun {
+    pub results: RunResults,
+    pub records: Vec<Record>,
+    /// Host time spent in profilers and policy, as a share of the whole is the bench's business, not ours.
+    pub first_measured_record: usize,
+}
+
+impl Workload {
+    /// On a machine by name (overrides allowed, as in `niagara-2core?l2.size_bytes=98304`).
+    ///
+    /// # Errors
+    /// There is no such machine.
+    pub fn on(machine: &str, jobs: Vec<Job>, seed: u64) -> Result<Self, ReproError> {
+        let spec = cachemate_spec::load_machine(machine)
+            .map_err(|error| ReproError::Failed(machine.to_string(), error.to_string()))?;
+        let options = SimOptions { seed, ..SimOptions::default() };
+        Ok(Workload { machine: spec, options, jobs, warm_up_cycles: 0, measured_cycles: 0 })
+    }
+
+    /// Of this length.
+    #[must_use]
+    pub fn lasting(mut self, warm_up_cycles: u64, measured_cycles: u64) -> Self {
+        (self.warm_up_cycles, self.measured_cycles) = (warm_up_cycles, measured_cycles);
+        self
+    }
+
+    /// The machine at its start.
+    ///
+    /// # Errors
+    /// A program or machine that cannot be.
+    pub fn simulated(&self) -> Result<SimMachine, ReproError> {
+        let programs = self.jobs.iter().map(Job::program).collect::<Result<Vec<_>, _>>()?;
+        let end = self.warm_up_cycles + self.measured_cycles;
+        let options = SimOptions { ends: Some(Length::Cycles(end)), ..self.options.clone() };
+        SimMachine::new(&self.machine, &options, programs).map_err(failed("machine"))
+    }
+
+    /// Under the machine's own scheduler alone.
+    ///
+    /// # Errors
+    /// As [`Workload::simulated`], and the machine's own.
+    pub fn unmanaged(&self) -> Result<RunResults, ReproError> {
+        let mut machine = self.simulated()?;
+        // Windows only cut the run here: the warm-up and the measured part are one each.
+        machine.set_first_window(self.cycles_window(self.warm_up_cycles.max(1)));
+        machine.observe().map_err(failed("warm-up"))?;
+        machine.begin_measuring();
+        machine.set_first_window(self.cycles_window(self.measured_cycles));
+        while machine.observe().map_err(failed("measured part"))?.is_some() {}
+        Ok(machine.results())
+    }
+
+    /// One job alone on the same machine, for as long.
+    ///
+    /// # Errors
+    /// As [`Workload::unmanaged`].
+    pub fn solo(&self, job: usize) -> Result<RunResults, ReproError> {
+        Workload { jobs: vec![self.jobs[job].clone()], ..self.clone() }.unmanaged()
+    }
+
+    /// Under a policy, from the start of the warm-up on.
+    ///
+    /// # Errors
+    /// As [`Workload::simulated`], and whatever the loop refuses.
+    pub fn managed(&self, by: Managed) -> Result<ManagedRun, ReproError> {
+        let mut machine = self.simulated()?;
+        machine.set_first_window(by.first_window);
+        let mut turning =
+            Loop::new(machine, by.profilers, by.yardstick, by.name.clone(), BoxedPolicy(by.policy), by.first_window);
+        let mut records = Vec::new();
+        let mut first_measured_record = None;
+        loop {
+            if first_measured_record.is_none() && turning.machine.now_cycles() >= self.warm_up_cycles {
+                turning.machine.begin_measuring();
+                first_measured_record = Some(records.len());
+            }
+            match turning.step().map_err(failed(&by.name))? {
+                Some(record) => records.push(record),
+                None => break,
+            }
+        }
+        let first_measured_record = first_measured_record.unwrap_or(records.len());
+        Ok(ManagedRun { results: turning.machine.results(), records, first_measured_record })
+    }
+
+    /// A nominal window that comes out as so many simulated cycles at this run's scale.
+    fn cycles_window(&self, cycles: u64) -> Window {
+        Window::Cycles { cycles: cycles.saturating_mul(self.options.scale.max(1)) }
+    }
+
+    /// The standard yardstick of this machine: a miss costs memory's latency beyond a hit of the last level.
+    pub fn yardstick(&self) -> Box<dyn Predictor> {
+        let hit = self.machine.last_level().map_or(0, |cache| cache.latency_cycles);
+        let beyond = self.machine.memory.local_latency_cycles.saturating_sub(hit);
+        Box::new(Yardstick { miss_penalty_cycles: f64::from(beyond) })
+    }
+}
+
+/// The loop takes policies by value.
+struct BoxedPolicy(Box<dyn Policy>);
+
+impl Policy for BoxedPolicy {
+    fn decide(&mut self, view: &cachemate_core::View<'_>) -> cachemate_core::Decision {
+        self.0.decide(view)
+    }
+}
+
+/// An error of any kind as the experiment's.
+pub fn failed<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> ReproError {
+    let what = what.to_string();
+    move |error| ReproError::Failed(what.clone(), error.to_string())
+}
+
+/// How one run compares with another of the same jobs, per instruction, per time and per fairness.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Comparison {
+    /// Instructions per elapsed cycle, over the baseline's, minus one.
+    pub throughput_gain: f64,
+    /// The part of it that other shares of time at the baseline's speeds would have brought ("mix").
+    pub mix_gain: f64,
+    /// The part that other speeds at the new shares bring ("contention").
+    pub contention_gain: f64,
+    /// CPUs with a task on them: new over baseline, minus one.
+    pub busy_gain: f64,
+}
+
+impl Comparison {
+    /// Splits the gain exactly: (1 + throughput) = (1 + mix)(1 + contention), with mix the change of
+    /// Σ share·speed from new shares at old speeds. Shares are of elapsed time on processor, speeds are instructions
+    /// per cycle on processor; idle time shows in the shares and in `busy_gain`. `None` where a task never ran in
+    /// either run, so that it has no speed.
+    pub fn of(new: &RunResults, baseline: &RunResults) -> Option<Self> {
+        let mut at_old_speeds = 0.0;
+        for (now, before) in new.tasks.iter().zip(&baseline.tasks) {
+            at_old_speeds += now.run_time_share * speed(before)?;
+        }
+        let (now, before) = (new.instructions_per_cycle(), baseline.instructions_per_cycle());
+        Some(Comparison {
+            throughput_gain: now / before - 1.0,
+            mix_gain: at_old_speeds / before - 1.0,
+            contention_gain: now / at_old_speeds - 1.0,
+            busy_gain: new.busy_share / baseline.busy_share - 1.0,
+        })
+    }
+}
+
+fn speed(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
+    let on_cpu: u64 = task.on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
+    (on_cpu > 0).then(|| task.instructions as f64 / on_cpu as f64)
+}
+
+/// Scores against solo runs. Rates are per elapsed time, so starving a program counts against a run.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Scores {
+    pub weighted_speedup: f64,
+    pub harmonic_mean: f64,
+    pub worst_slowdown: f64,
+    /// Mean of time together over time alone, minus one.
+    pub mean_degradation: f64,
+}
+
+/// `solo` holds instructions per elapsed cycle of each task alone, in the order of the tasks. `None` where a task
+/// never ran.
+pub fn scores(run: &RunResults, solo: &[f64]) -> Option<Scores> {
+    let elapsed = run.elapsed_cycles as f64;
+    let rates: Vec<f64> = run.tasks.iter().map(|task| task.instructions as f64 / elapsed).collect();
+    Some(Scores {
+        weighted_speedup: metrics::weighted_speedup(&rates, solo)?,
+        harmonic_mean: metrics::harmonic_mean(&rates, solo)?,
+        worst_slowdown: metrics::worst_slowdown(&rates, solo)?,
+        mean_degradation: metrics::mean_degradation(&rates, solo)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workload(kernels: &[&str]) -> Workload {
+        let jobs = kernels.iter().enumerate().map(|(at, kernel)| Job::new(kernel, at as u64)).collect();
+        Workload::on("xeon-x5365-4", jobs, 1).unwrap().lasting(200_000, 2_000_000)
+    }
+
+    /// Is a run the same to the bit when it is run again, and does it cover the measured span only?
+    #[test]
+    fn runs_are_repeatable_and_cover_the_measured_span() {
+        let workload = workload(&["mcf", "swim"]);
+        let first = workload.unmanaged().unwrap();
+        assert_eq!(first, workload.unmanaged().unwrap());
+        let off = first.elapsed_cycles.abs_diff(2_000_000) as f64;
+        assert!(off < 20_000.0, "measured {} cycles", first.elapsed_cycles);
+    }
+
+    /// Does a managed run under the policy that changes nothing give what an unmanaged one gives?
+    #[test]
+    fn managing_nothing_changes_nothing() {
+        let workload = workload(&["mcf", "swim"]);
+        let window = Window::Cycles { cycles: 200_000 };
+        let by = Managed {
+            policy: cachemate_policy::policies::build("default", "", 1).unwrap(),
+            name: "default".to_string(),
+            profilers: Vec::new(),
+            yardstick: workload.yardstick(),
+            first_window: window,
+        };
+        let managed = workload.managed(by).unwrap().results;
+        let unmanaged = workload.unmanaged().unwrap();
+        let gain = Comparison::of(&managed, &unmanaged).unwrap();
+        assert!(gain.throughput_gain.abs() < 0.01, "{gain:?}");
+    }
+
+    /// Is a gain split without a rest?
+    #[test]
+    fn mix_times_contention_is_the_gain() {
+        let both = workload(&["mcf", "swim"]).unmanaged().unwrap();
+        let other = Workload { options: SimOptions { seed: 2, ..SimOptions::default() }, ..workload(&["mcf", "swim"]) };
+        let gain = Comparison::of(&other.unmanaged().unwrap(), &both).unwrap();
+        let product = (1.0 + gain.mix_gain) * (1.0 + gain.contention_gain);
+        assert!((product - 1.0 - gain.throughput_gain).abs() < 1e-9);
+    }
+
+    /// Is a program that does not exist an error with its name?
+    #[test]
+    fn an_unknown_kernel_is_named() {
+        let workload = Workload::on("xeon-x5365-4", vec![Job::new("mfc", 1)], 1).unwrap();
+        let error = workload.simulated().err().unwrap().to_string();
+        assert!(error.contains("mfc") && error.contains("mcf"), "{error}");
+    }
+}

@@ -4,12 +4,13 @@
 //! covers the measured span only. Managed runs go through `core::Loop`, so a policy sees observations and nothing else;
 //! results come from the simulator's own books, which no policy sees.
 
-use cachemate_core::{Goal, Loop, Machine, MachineSpec, Policy, Predictor, Profiler, Record, Window};
+use cachemate_core::{Goal, MachineSpec, Predictor, Record};
 use cachemate_policy::yardstick::Yardstick;
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
 use cachemate_sim::metrics;
-use cachemate_sim::results::RunResults;
+use cachemate_sim::results::{RunResults, TaskResults};
+use cachemate_sim::run::{Deciding, run, run_alone};
 
 use crate::ReproError;
 
@@ -64,21 +65,10 @@ pub struct Workload {
     pub measured_cycles: u64,
 }
 
-/// A policy with what it needs to see and to ask.
-pub struct Managed {
-    pub policy: Box<dyn Policy>,
-    pub name: String,
-    pub profilers: Vec<Box<dyn Profiler>>,
-    pub yardstick: Box<dyn Predictor>,
-    pub first_window: Window,
-}
-
-/// What a managed run answers: the books, and every record of the loop.
+/// What a managed run answers: the books, and every record of the loop, the warm-up's too.
 pub struct ManagedRun {
     pub results: RunResults,
     pub records: Vec<Record>,
-    /// Host time spent in profilers and policy, as a share of the whole is the bench's business, not ours.
-    pub first_measured_record: usize,
 }
 
 impl Workload {
@@ -106,8 +96,9 @@ impl Workload {
     /// A program or machine that cannot be.
     pub fn simulated(&self) -> Result<SimMachine, ReproError> {
         let programs = self.jobs.iter().map(Job::program).collect::<Result<Vec<_>, _>>()?;
-        let end = self.warm_up_cycles + self.measured_cycles;
-        let options = SimOptions { ends: Some(Length::Cycles(end)), ..self.options.clone() };
+        let warm_up = (self.warm_up_cycles > 0).then_some(Length::Cycles(self.warm_up_cycles));
+        let ends = Some(Length::Cycles(self.measured_cycles));
+        let options = SimOptions { warm_up, ends, ..self.options.clone() };
         SimMachine::new(&self.machine, &options, programs).map_err(failed("machine"))
     }
 
@@ -116,14 +107,7 @@ impl Workload {
     /// # Errors
     /// As [`Workload::simulated`], and the machine's own.
     pub fn unmanaged(&self) -> Result<RunResults, ReproError> {
-        let mut machine = self.simulated()?;
-        // Windows only cut the run here: the warm-up and the measured part are one each.
-        machine.set_first_window(self.cycles_window(self.warm_up_cycles.max(1)));
-        machine.observe().map_err(failed("warm-up"))?;
-        machine.begin_measuring();
-        machine.set_first_window(self.cycles_window(self.measured_cycles));
-        while machine.observe().map_err(failed("measured part"))?.is_some() {}
-        Ok(machine.results())
+        run_alone(&mut self.simulated()?).map_err(failed("unmanaged run"))
     }
 
     /// One job alone on the same machine, for as long.
@@ -138,30 +122,15 @@ impl Workload {
     ///
     /// # Errors
     /// As [`Workload::simulated`], and whatever the loop refuses.
-    pub fn managed(&self, by: Managed) -> Result<ManagedRun, ReproError> {
-        let mut machine = self.simulated()?;
-        machine.set_first_window(by.first_window);
-        let mut turning =
-            Loop::new(machine, by.profilers, by.yardstick, by.name.clone(), BoxedPolicy(by.policy), by.first_window);
+    pub fn managed(&self, by: Deciding) -> Result<ManagedRun, ReproError> {
+        let what = by.name.clone();
         let mut records = Vec::new();
-        let mut first_measured_record = None;
-        loop {
-            if first_measured_record.is_none() && turning.machine.now_cycles() >= self.warm_up_cycles {
-                turning.machine.begin_measuring();
-                first_measured_record = Some(records.len());
-            }
-            match turning.step().map_err(failed(&by.name))? {
-                Some(record) => records.push(record),
-                None => break,
-            }
-        }
-        let first_measured_record = first_measured_record.unwrap_or(records.len());
-        Ok(ManagedRun { results: turning.machine.results(), records, first_measured_record })
-    }
-
-    /// A nominal window that comes out as so many simulated cycles at this run's scale.
-    fn cycles_window(&self, cycles: u64) -> Window {
-        Window::Cycles { cycles: cycles.saturating_mul(self.options.scale.max(1)) }
+        let each = |_: &SimMachine, record| {
+            records.push(record);
+            true
+        };
+        let results = run(self.simulated()?, by, each).map_err(failed(&what))?;
+        Ok(ManagedRun { results, records })
     }
 
     /// The standard yardstick of this machine: a miss costs memory's latency beyond a hit of the last level.
@@ -169,15 +138,6 @@ impl Workload {
         let hit = self.machine.last_level().map_or(0, |cache| cache.latency_cycles);
         let beyond = self.machine.memory.local_latency_cycles.saturating_sub(hit);
         Box::new(Yardstick { miss_penalty_cycles: f64::from(beyond) })
-    }
-}
-
-/// The loop takes policies by value.
-struct BoxedPolicy(Box<dyn Policy>);
-
-impl Policy for BoxedPolicy {
-    fn decide(&mut self, view: &cachemate_core::View<'_>) -> cachemate_core::Decision {
-        self.0.decide(view)
     }
 }
 
@@ -220,7 +180,7 @@ impl Comparison {
     }
 }
 
-fn speed(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
+fn speed(task: &TaskResults) -> Option<f64> {
     let on_cpu: u64 = task.on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
     (on_cpu > 0).then(|| task.instructions as f64 / on_cpu as f64)
 }
@@ -271,8 +231,8 @@ mod tests {
     #[test]
     fn managing_nothing_changes_nothing() {
         let workload = workload(&["mcf", "swim"]);
-        let window = Window::Cycles { cycles: 200_000 };
-        let by = Managed {
+        let window = cachemate_core::Window::Cycles { cycles: 200_000 };
+        let by = Deciding {
             policy: cachemate_policy::policies::build("default", "", 1).unwrap(),
             name: "default".to_string(),
             profilers: Vec::new(),
@@ -300,6 +260,6 @@ mod tests {
     fn an_unknown_kernel_is_named() {
         let workload = Workload::on("xeon-x5365-4", vec![Job::new("mfc", 1)], 1).unwrap();
         let error = workload.simulated().err().unwrap().to_string();
-        assert!(error.contains("mfc") && error.contains("mcf"), "{error}");
+        assert!(error.contains("\"mfc\"") && error.contains("nearest"), "{error}");
     }
 }

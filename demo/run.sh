@@ -44,12 +44,14 @@ record() {
         missing="$missing $program"
         return 0
     fi
-    if ! "$cachemate" --quiet record --max "$max" --stop --children "$children" -o "$out/$name.cmt" -- "$@" \
+    if ! "$cachemate" --quiet record --max "$max" --stop --children "$children" --json -o "$out/$name.cmt" -- "$@" \
         >"$out/$name.log" 2>"$out/$name.err"; then
         echo "  $name could not be recorded: $(tail -n 1 "$out/$name.err")" >&2
         return 0
     fi
-    printf '  %-8s %s\n' "$name" "$(grep -a records "$out/$name.log" | head -n 1 | sed 's/^[^:]*: //')"
+    awk -v name="$name" -F '[:,]' '/"records"|"program_accesses"|"instructions"/ { v[$1] = $2 + 0 } END {
+        printf "  %-8s %d records of %d data accesses, %d instructions\n", name, v["  \"records\""],
+            v["  \"program_accesses\""], v["  \"instructions\""] }' "$out/$name.log"
     recorded="$recorded $out/$name.cmt"
     count=$((count + 1))
 }
@@ -59,7 +61,9 @@ if "$cachemate" --quiet record --max 1000 -o "$out/probe.cmt" -- true >/dev/null
     record bzip2 bzip2 bzip2 -9 -c "$out/text"
     record xz xz xz -6 -c "$out/text"
     record gzip gzip gzip -6 -c "$out/text"
-    record python3 python3 python3 "$here/words.py" "$out/text"
+    # What is called python3 may be a script that finds the interpreter: record the interpreter itself.
+    python=$(python3 -c 'import sys; print(sys.executable)' 2>/dev/null || echo python3)
+    record python3 python3 "$python" "$here/words.py" "$out/text"
     children=follow # gcc only starts the compiler
     record cc1 gcc gcc -O2 -S -o "$out/many.s" "$out/many.c"
     children=leave

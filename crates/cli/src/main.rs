@@ -8,6 +8,7 @@
 
 mod args;
 mod commands;
+mod deciding;
 mod exit;
 mod files;
 mod prediction;

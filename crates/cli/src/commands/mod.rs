@@ -13,8 +13,10 @@ mod plan;
 mod predict;
 mod profile;
 mod record;
+mod replay;
 mod report;
 mod repro;
+mod sim;
 mod topology;
 
 #[derive(Subcommand)]
@@ -28,6 +30,8 @@ pub enum Command {
     Predict(predict::Predict),
     Plan(plan::Plan),
     Report(report::Report),
+    Sim(sim::Sim),
+    Replay(replay::ReplayRun),
     Repro(repro::Repro),
     Completions(completions::Completions),
     Man(man::Man),
@@ -47,6 +51,8 @@ impl Command {
             Command::Plan(command) => command.run(session),
             Command::Report(command) => command.run(session),
             Command::Topology(command) => command.run(session),
+            Command::Sim(command) => command.run(session),
+            Command::Replay(command) => command.run(session),
             Command::Repro(command) => command.run(session),
             Command::Completions(command) => command.run(session),
             Command::Man(command) => command.run(session),

@@ -1,0 +1,100 @@
+//! `cachemate replay`: a recorded run, decided again.
+
+use cachemate_report::{Align, Table};
+use cachemate_trace::{Replayed, RunLogReader, replay};
+use clap::Args;
+use serde::Serialize;
+
+use crate::args::JsonArg;
+use crate::deciding;
+use crate::exit::Usage;
+use crate::session::Session;
+
+/// Decide a recorded run again: the same policy must decide the same, another one's forecasts are scored
+#[derive(Args)]
+pub struct ReplayRun {
+    /// The recording
+    #[arg(value_name = "LOG")]
+    log: String,
+    /// Another policy than the recorded one, with its default parameters
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+#[derive(Serialize)]
+struct ReplayAnswer {
+    log: String,
+    recorded_policy: String,
+    policy: String,
+    windows: u64,
+    /// Windows whose plan is the recorded one.
+    same_plans: u64,
+    /// First difference, in words.
+    first_difference: Option<(u64, String)>,
+    /// Mean of |forecast - measured| / measured instructions per cycle; absent without forecasts.
+    mean_forecast_error: Option<f64>,
+    forecasts: u64,
+}
+
+impl ReplayRun {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let log = RunLogReader::open(&self.log)?;
+        let header = log.header().clone();
+        let name = self.policy.clone().unwrap_or_else(|| header.policy.clone());
+        let same = name == header.policy;
+        let parameters = if same { header.parameters.as_str() } else { "" };
+        let policy = cachemate_policy::policies::build(&name, parameters, header.seed)
+            .map_err(|error| Usage(error.to_string()))?;
+        let profilers = deciding::profilers(&header.topology, &header.capabilities);
+        let (mut same_plans, mut first, mut errors) = (0, None, Vec::new());
+        let each = |replayed: Replayed| {
+            match replayed.differs {
+                None => same_plans += 1,
+                Some(words) => first = first.take().or(Some((replayed.window, words))),
+            }
+            let missed = replayed.forecast_missed_instr_per_cycle.into_iter();
+            errors.extend(missed.filter(|miss| miss.2 > 0.0).map(|miss| (miss.1.value - miss.2).abs() / miss.2));
+        };
+        let yardstick = Box::new(deciding::yardstick());
+        let windows = replay(log, profilers, yardstick, &name, Boxed(policy), same, each)?;
+        let forecasts = errors.len() as u64;
+        let answer = ReplayAnswer {
+            log: self.log.clone(),
+            recorded_policy: header.policy,
+            policy: name,
+            windows,
+            same_plans,
+            first_difference: first,
+            mean_forecast_error: (forecasts > 0).then(|| errors.iter().sum::<f64>() / forecasts as f64),
+            forecasts,
+        };
+        session.answer(self.json.json, &answer, || words(&answer))
+    }
+}
+
+/// A boxed policy as a policy.
+struct Boxed(Box<dyn cachemate_core::Policy>);
+
+impl cachemate_core::Policy for Boxed {
+    fn decide(&mut self, view: &cachemate_core::View<'_>) -> cachemate_core::Decision {
+        self.0.decide(view)
+    }
+}
+
+fn words(answer: &ReplayAnswer) -> String {
+    let mut table = Table::new(&[("", Align::Left), ("", Align::Left)]);
+    table.row(["recorded policy".to_string(), answer.recorded_policy.clone()]);
+    table.row(["replayed policy".to_string(), answer.policy.clone()]);
+    table.row(["windows".to_string(), answer.windows.to_string()]);
+    table.row(["same plans".to_string(), answer.same_plans.to_string()]);
+    if let Some((window, words)) = &answer.first_difference {
+        table.row(["first difference".to_string(), format!("window {window}: {words}")]);
+    }
+    if let Some(error) = answer.mean_forecast_error {
+        let text = format!("{} over {} forecasts", cachemate_report::text::percent_text(error, 1), answer.forecasts);
+        table.row(["mean error of IPC forecasts".to_string(), text]);
+    }
+    table.text()
+}

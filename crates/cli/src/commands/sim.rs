@@ -1,0 +1,332 @@
+//! `cachemate sim`: a scenario on the simulated machine.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context, bail};
+use cachemate_core::{AccessSource, Machine, MachineSpec, Window};
+use cachemate_report::text::{count_text, number, or_dash, percent_text};
+use cachemate_report::{Align, Table};
+use cachemate_sim::kernels::{self, Options};
+use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_sim::os::schedulers::SchedulerKind;
+use cachemate_sim::results::RunResults;
+use cachemate_sim::run::{Deciding, run, run_header};
+use cachemate_spec::{ProgramSpec, Scenario, load_scenario};
+use cachemate_trace::{CmtReader, CmtSource, RUN_LOG_VERSION, RunLogWriter, TraceReader, pack_program};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use crate::args::JsonArg;
+use crate::deciding;
+use crate::exit::{Interrupted, Usage};
+use crate::session::Session;
+
+/// Run a scenario on the simulated machine (docs/scenarios.md)
+///
+/// Prints what every task and every cache did. The same scenario and seed give the same bits on any host.
+#[derive(Args)]
+pub struct Sim {
+    /// The scenario's file
+    #[arg(value_name = "SCENARIO")]
+    scenario: String,
+    /// Instead of the scenario's
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Write a recording, which `cachemate replay` reads (packed where it ends in .zst)
+    #[arg(short, long, value_name = "LOG")]
+    output: Option<PathBuf>,
+    /// Overwrite the recording if it exists
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// The command's answer.
+#[derive(Serialize)]
+struct SimAnswer {
+    scenario: String,
+    seed: u64,
+    policy: String,
+    windows: u64,
+    /// False = stopped by the user; everything until then is counted.
+    complete: bool,
+    results: RunResults,
+}
+
+/// What the simulated operating system's scheduler takes.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct SchedulerParameters {
+    prefetch: Option<bool>,
+    piece_order_at_most: Option<u32>,
+}
+
+/// Cycles of a window before the policy's first plan, at the published scale.
+const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
+
+impl Sim {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let (mut scenario, spec) = load_scenario(&self.scenario)?;
+        scenario.seed = self.seed.unwrap_or(scenario.seed);
+        let machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;
+        let parameters = scenario.policy.parameters.to_string();
+        let policy = cachemate_policy::policies::build(&scenario.policy.name, &parameters, scenario.seed)
+            .map_err(|error| Usage(error.to_string()))?;
+        let header = run_header(&machine, RUN_LOG_VERSION, &scenario.policy.name, &parameters, scenario.seed);
+        let mut log = match &self.output {
+            Some(path) => Some(RunLogWriter::create(path, self.force, &header)?),
+            None => None,
+        };
+        let deciding = Deciding {
+            profilers: deciding::profilers(machine.topology(), machine.capabilities()),
+            yardstick: Box::new(deciding::yardstick()),
+            name: scenario.policy.name.clone(),
+            policy,
+            first_window: Window::Cycles { cycles: FIRST_WINDOW_CYCLES },
+        };
+        let total = end_cycles(&scenario, &spec);
+        let bar = session.progress("sim", total);
+        let (asked, flag) = (session.interrupt_flag(), machine.stop_flag());
+        let (mut windows, mut failure) = (0, None);
+        let watched = std::sync::Arc::clone(&asked);
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let results = std::thread::scope(|scope| {
+            // The flag of the process is not the machine's: the machine may end for reasons of its own.
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    if watched.load(Ordering::Relaxed) {
+                        flag.store(true, Ordering::Relaxed);
+                    }
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                }
+            });
+            let results = run(machine, deciding, |machine, record| {
+                windows += 1;
+                bar.set_position(machine.now_cycles());
+                failure = log.as_mut().and_then(|log| log.push(&record).err());
+                failure.is_none()
+            });
+            done.store(true, Ordering::Relaxed);
+            results
+        })?;
+        bar.finish_and_clear();
+        if let Some(failure) = failure {
+            return Err(failure.into());
+        }
+        if let Some(log) = log {
+            log.finish()?;
+        }
+        let complete = !asked.load(Ordering::Relaxed);
+        let (policy, seed) = (scenario.policy.name.clone(), scenario.seed);
+        let answer = SimAnswer { scenario: scenario.name, seed, policy, windows, complete, results };
+        session.answer(self.json.json, &answer, || words(&answer))?;
+        if !complete {
+            return Err(Interrupted(format!("{windows} windows were measured before that")).into());
+        }
+        Ok(())
+    }
+}
+
+fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
+    let cycles = |length: cachemate_spec::Length| match length {
+        cachemate_spec::Length::Cycles(cycles) => Some(cycles),
+        cachemate_spec::Length::Ns(ns) => Some((u128::from(ns) * u128::from(spec.hertz) / 1_000_000_000) as u64),
+        _ => None,
+    };
+    Some(cycles(scenario.length)? + scenario.warm_up.map_or(Some(0), cycles)?)
+}
+
+fn length(given: cachemate_spec::Length) -> Length {
+    match given {
+        cachemate_spec::Length::Cycles(n) => Length::Cycles(n),
+        cachemate_spec::Length::Ns(n) => Length::Ns(n),
+        cachemate_spec::Length::Instructions(n) => Length::Instructions(n),
+        cachemate_spec::Length::Completions(n) => Length::Completions(n),
+    }
+}
+
+/// The machine of a scenario, with its programs on it.
+fn build(scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<SimMachine> {
+    let scheduler = match scenario.scheduler.name.as_str() {
+        "default" | "linux" => SchedulerKind::Linux,
+        "solaris" => SchedulerKind::Solaris,
+        "round-robin" => SchedulerKind::RoundRobin,
+        other => bail!("scheduler.name: found '{other}', expected linux (the default), solaris or round-robin"),
+    };
+    let parameters: SchedulerParameters =
+        scenario.scheduler.parameters.clone().try_into().context("scheduler.parameters")?;
+    let defaults = SimOptions::default();
+    let options = SimOptions {
+        seed: scenario.seed,
+        scale: scenario.scale,
+        scheduler,
+        prefetch: parameters.prefetch.unwrap_or(defaults.prefetch),
+        piece_order_at_most: parameters.piece_order_at_most.unwrap_or(defaults.piece_order_at_most),
+        warm_up: scenario.warm_up.map(length),
+        ends: Some(length(scenario.length)),
+    };
+    let mut programs = Vec::new();
+    for (at, given) in scenario.programs.iter().enumerate() {
+        for _ in 0..given.count {
+            let seed = scenario.seed.wrapping_mul(1_000_003).wrapping_add(programs.len() as u64);
+            programs.push(program(given, seed).with_context(|| format!("programs[{at}]"))?);
+        }
+    }
+    Ok(SimMachine::new(spec, &options, programs)?)
+}
+
+fn program(given: &ProgramSpec, seed: u64) -> anyhow::Result<Program> {
+    let mut options: Options = given.parameters.clone().try_into().context("parameters")?;
+    options.threads = given.threads.or(options.threads);
+    let kernel = kernels::programs().any(|known| known.name == given.program);
+    let maker: cachemate_sim::machine::Maker = if kernel {
+        let name = given.program.clone();
+        // Built once here, so that a bad option is told before the run.
+        kernels::program(&name, seed, &options)?;
+        Box::new(move |run| {
+            kernels::program(&name, seed.wrapping_add(u64::from(run) << 32), &options).unwrap_or_default()
+        })
+    } else {
+        let path =
+            if given.program.ends_with(".cmt") { given.program.clone().into() } else { recording(&given.program)? };
+        let threads = recorded_threads(&path)?;
+        let mut first = Some(open_threads(&path, &threads, seed)?);
+        Box::new(move |_| first.take().or_else(|| open_threads(&path, &threads, seed).ok()).unwrap_or_default())
+    };
+    Ok(Program {
+        start_ns: given.start_ns,
+        restart: given.restart,
+        pinned: given.cpus.clone(),
+        goal: given.goal,
+        ..Program::new(given.program.clone(), maker)
+    })
+}
+
+fn recording(name: &str) -> anyhow::Result<PathBuf> {
+    pack_program(name).or_else(|missing| match kernels::program(name, 1, &Options::default()) {
+        Ok(_) => Err(missing.into()),
+        Err(unknown) => bail!("{unknown}; nor is it in the pack of recordings: {missing}"),
+    })
+}
+
+/// Threads of a recording that have records, ascending.
+fn recorded_threads(path: &std::path::Path) -> anyhow::Result<Vec<u32>> {
+    let mut reader = CmtReader::open(path)?;
+    let (mut batch, mut threads) = (Vec::new(), std::collections::BTreeSet::new());
+    while reader.read_batch(&mut batch)? {
+        threads.extend(batch.iter().map(|record| record.thread));
+    }
+    Ok(threads.into_iter().collect())
+}
+
+/// Copies start at different places of the loop.
+fn open_threads(path: &std::path::Path, threads: &[u32], seed: u64) -> anyhow::Result<Vec<Box<dyn AccessSource>>> {
+    let open = |&thread: &u32| {
+        let source = CmtSource::open(path, thread, 0, 0)?;
+        let skip = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) % source.records_per_round().max(1);
+        Ok(Box::new(CmtSource::open(path, thread, 0, skip)?) as Box<dyn AccessSource>)
+    };
+    threads.iter().map(open).collect()
+}
+
+fn words(answer: &SimAnswer) -> String {
+    let results = &answer.results;
+    let mut out = format!(
+        "{}: {} under '{}', seed {}: {} cycles (time scale {}), {} windows, CPUs busy {}\n\n",
+        answer.scenario,
+        results.machine,
+        answer.policy,
+        answer.seed,
+        count_text(results.elapsed_cycles),
+        results.scale,
+        answer.windows,
+        percent_text(results.busy_share, 1),
+    );
+    out += &tasks_table(results);
+    out.push('\n');
+    out += &caches_table(results);
+    for memory in &results.memory {
+        out += &format!(
+            "\nmemory node {}: {} bytes a cycle, busy {}\n",
+            memory.node,
+            number(memory.bytes_per_cycle),
+            percent_text(memory.busy_share, 1)
+        );
+    }
+    out
+}
+
+fn tasks_table(results: &RunResults) -> String {
+    let mut table = Table::new(&[
+        ("task", Align::Right),
+        ("program", Align::Left),
+        ("time", Align::Right),
+        ("instructions", Align::Right),
+        ("IPC", Align::Right),
+        ("LLC refs", Align::Right),
+        ("misses", Align::Right),
+        ("cold", Align::Right),
+        ("own", Align::Right),
+        ("others'", Align::Right),
+        ("coherence", Align::Right),
+        ("stalls: issue", Align::Right),
+        ("caches", Align::Right),
+        ("remote", Align::Right),
+        ("memory", Align::Right),
+        ("queue", Align::Right),
+    ]);
+    for task in &results.tasks {
+        let last = task.levels.last();
+        let of_misses = |count: u64| {
+            let misses = last.map_or(0, |level| level.misses);
+            or_dash((misses > 0).then(|| percent_text(count as f64 / misses as f64, 0)))
+        };
+        let stall = |cycles: f64| or_dash((task.cycles > 0).then(|| percent_text(cycles / task.cycles as f64, 0)));
+        let stalls = &task.stall_cycles;
+        table.row([
+            task.task.0.to_string(),
+            task.name.clone(),
+            percent_text(task.run_time_share, 1),
+            count_text(task.instructions),
+            or_dash(task.instructions_per_cycle.map(number)),
+            or_dash(last.map(|level| count_text(level.references))),
+            or_dash(last.and_then(|level| level.miss_ratio()).map(|ratio| percent_text(ratio, 1))),
+            of_misses(last.map_or(0, |level| level.cold)),
+            of_misses(last.map_or(0, |level| level.own)),
+            of_misses(last.map_or(0, |level| level.inter_task)),
+            of_misses(last.map_or(0, |level| level.coherence)),
+            stall(stalls.issue),
+            stall(stalls.hit.iter().map(|(_, cycles)| cycles).sum()),
+            stall(stalls.remote_cache),
+            stall(stalls.local_memory + stalls.remote_memory),
+            stall(stalls.queue),
+        ]);
+    }
+    table.text()
+}
+
+fn caches_table(results: &RunResults) -> String {
+    let mut table = Table::new(&[
+        ("cache", Align::Left),
+        ("references", Align::Right),
+        ("misses", Align::Right),
+        ("others'", Align::Right),
+        ("bytes/cycle", Align::Right),
+        ("most evicted (by > whose)", Align::Left),
+    ]);
+    for cache in &results.caches {
+        let others = (cache.demand.misses > 0).then(|| cache.demand.inter_task as f64 / cache.demand.misses as f64);
+        let worst = cache.who_evicted_whom.iter().filter(|(by, of, _)| by != of).max_by_key(|(_, _, lines)| *lines);
+        table.row([
+            format!("{:?} {}", cache.level, cache.cache.0),
+            count_text(cache.demand.references),
+            or_dash(cache.demand.miss_ratio().map(|ratio| percent_text(ratio, 2))),
+            or_dash(others.map(|share| percent_text(share, 0))),
+            number(cache.bytes_per_cycle),
+            or_dash(worst.map(|(by, of, lines)| format!("{} > {}: {} lines", by.0, of.0, count_text(*lines)))),
+        ]);
+    }
+    table.text()
+}

@@ -3,6 +3,7 @@
 mod coherence;
 mod memory;
 mod pipeline;
+mod probes;
 mod replacement;
 
 use cachemate_core::*;

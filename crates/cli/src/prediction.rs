@@ -163,7 +163,7 @@ pub fn plan_picture(placement: &Placement, machine: &str, scheme: &str, kind: Co
         unit: unit_of(kind).to_string(),
         solver: match placement.method {
             Method::Matching => "minimum-weight matching".to_string(),
-            Method::BranchAndBound => "branch and bound".to_string(),
+            Method::DynamicProgramming => "dynamic programming".to_string(),
             Method::LocalSearch => "local search".to_string(),
         },
         optimal: placement.method != Method::LocalSearch || gap.is_some_and(|gap| gap <= 0.0),

@@ -58,7 +58,7 @@ fn odd_counts_copies_and_other_machines_are_placed() {
     assert!(three.programs.iter().any(|program| program.beside.is_empty()), "somebody is alone");
     assert!(three.programs.iter().any(|program| program.why.contains("has a cache to itself")));
     let eight = plan("mcf milc gamess namd mcf milc gamess namd", "opteron-2350");
-    assert_eq!(eight.method, Method::BranchAndBound);
+    assert_eq!(eight.method, Method::DynamicProgramming);
     assert!(eight.plan.mean_degradation_percent <= eight.random.mean_degradation_percent);
     let one_cache = plan("mcf milc gamess namd", "niagara-2core");
     assert_eq!(one_cache.plan, one_cache.worst);

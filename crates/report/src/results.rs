@@ -189,7 +189,7 @@ pub struct PlanResult {
     pub scheme: String,
     /// `percent` or `weight`: what the numbers below are.
     pub unit: String,
-    /// `matching`, `branch-and-bound`, ...: how the plan was found.
+    /// `matching`, `dynamic-programming`, ...: how the plan was found.
     pub solver: String,
     /// `true` = no assignment is better by this scheme.
     pub optimal: bool,

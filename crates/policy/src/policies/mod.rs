@@ -7,8 +7,13 @@ use cachemate_core::{CpuSet, Policy, TaskSeen, Topology, View, nearest};
 use serde::de::DeserializeOwned;
 
 pub mod default;
+pub mod di;
+pub mod dio;
+pub mod intensity;
+pub mod optimal;
 pub mod random;
 pub mod round_robin;
+pub mod worst;
 
 /// Builds a policy from its parameters (TOML) and a seed.
 type Build = fn(&str, u64) -> Result<Box<dyn Policy>, String>;
@@ -24,12 +29,16 @@ pub struct Entry {
 /// Every policy there is, by name.
 pub const ENTRIES: &[Entry] = &[
     Entry { name: "default", about: "changes nothing: the machine's own scheduler decides", build: default::build },
+    Entry { name: "di", about: "evens out the miss rates of profiles over the caches (CA)", build: di::build },
+    Entry { name: "dio", about: "evens out the miss rates that counters show over the caches (CA)", build: dio::build },
+    Entry { name: "optimal", about: "the best assignment by a measured degradation matrix", build: optimal::build },
     Entry { name: "random", about: "each task to a random one of the emptiest caches", build: random::build },
     Entry {
         name: "round-robin",
         about: "tasks dealt out to the caches in order of arrival",
         build: round_robin::build,
     },
+    Entry { name: "worst", about: "the worst assignment by a measured degradation matrix", build: worst::build },
 ];
 
 /// A policy that cannot be built.
@@ -88,13 +97,31 @@ mod tests {
         }
     }
 
+    /// Do the policies keep it with parameters that change how they decide, too?
+    #[test]
+    fn policies_conform_with_other_parameters() {
+        let matrix =
+            "degradation = [[0.1, 0.5, 0.2, 0.0], [0.4, 0.0, 0.1, 0.1], [0.0, 0.2, 0.0, 0.3], [0.6, 0.1, 0.1, 0.2]]";
+        let distributed = "form = \"distributed\"\nworth_moving = 0.0\nrounds_per_window = 2";
+        for (name, parameters) in [
+            ("di", distributed),
+            ("dio", distributed),
+            ("dio", "worth_moving = 0.0\npriorities = false"),
+            ("optimal", matrix),
+            ("worst", matrix),
+        ] {
+            check_policy(&|seed| build(name, parameters, seed).unwrap(), 40)
+                .unwrap_or_else(|broken| panic!("policy '{name}' with {parameters}: {broken}"));
+        }
+    }
+
     /// Is a wrong name or parameter refused in a way that helps?
     #[test]
     fn wrong_names_and_parameters_are_refused() {
         let error = |name: &str, parameters: &str| build(name, parameters, 1).err().unwrap().to_string();
         assert_eq!(
             error("round-robbin", ""),
-            "no policy 'round-robbin'; there are default, random, round-robin (did you mean 'round-robin'?)"
+            "no policy 'round-robbin'; there are default, di, dio, optimal, random, round-robin, worst (did you mean 'round-robin'?)"
         );
         let unknown = error("random", "windov_ns = 3");
         assert!(
@@ -102,5 +129,11 @@ mod tests {
             "{unknown}"
         );
         assert!(error("default", "window_ns = 0").contains("window_ns"));
+        assert!(error("dio", "window_cycles = 0").contains("window_cycles"));
+        assert!(error("di", "form = \"central-ish\"").contains("distributed"));
+        assert!(error("di", "worth_moving = -1.0").contains("share from 0 to 10"));
+        let ragged = error("optimal", "degradation = [[0.0, 1.0], [0.5]]");
+        assert!(ragged.ends_with("degradation: found 1 values in row 1, expected 2"), "{ragged}");
+        assert!(error("worst", "degradation = [[nan]]").contains("row 0, column 0"));
     }
 }

@@ -1,9 +1,9 @@
-//! Small problems of any shape, exactly: branch and bound over sets of programs.
+//! Small problems of any shape, exactly: dynamic programming over sets of programs.
 //!
 //! Deciding cache by cache which *set* of programs it gets, the rest of the problem depends only on the set that is
-//! left, so each set is solved once (dynamic programming over subsets) instead of once per path that leads to it: at
-//! most 3^n steps a cache instead of n! leaves. Among caches of one shape the first undecided program goes to the next
-//! cache (symmetric branches are never entered), and a branch whose seats cannot hold what is left is cut.
+//! left, so each set is solved once instead of once per path that leads to it: at most 3^n steps a cache instead of the
+//! n! leaves of a search tree, whatever the costs are (branch and bound is fast only where its bounds are tight). Among
+//! caches of one shape the first undecided program goes to the next cache (symmetric choices are never made).
 //!
 //! Inside a cache with more programs than CPUs, the CPUs are filled the same way, smallest program first.
 

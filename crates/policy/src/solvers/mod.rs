@@ -12,7 +12,7 @@
 //! the paper makes as well.
 //!
 //! Method, by what is proven: two CPUs to every cache and one program at most to each = minimum-weight perfect
-//! matching ([`matching`], exact for any number); else up to [`exact::PROGRAMS_AT_MOST`] programs = branch and bound
+//! matching ([`matching`], exact for any number); else up to [`exact::PROGRAMS_AT_MOST`] programs = dynamic programming
 //! over sets ([`exact`]); beyond that a local search with a lower bound ([`bounded`]), and the gap is told.
 //!
 //! Properties: deterministic; every program is seated once; loads are even; [`Solved::lower_bound`] never lies above
@@ -100,8 +100,8 @@ impl Seating {
 pub enum Method {
     /// Minimum-weight perfect matching: optimal.
     Matching,
-    /// Branch and bound: optimal.
-    BranchAndBound,
+    /// Dynamic programming over sets of programs: optimal.
+    DynamicProgramming,
     /// Local search; how far it may be from the optimum is told by the lower bound.
     LocalSearch,
 }
@@ -125,7 +125,7 @@ pub fn best(costs: &Costs, seats: &Seats) -> Solved {
     } else if matching::fits(costs.len(), seats) {
         (matching::solve(costs, seats), Method::Matching)
     } else if exact::fits(costs.len(), seats) {
-        (exact::solve(costs, seats), Method::BranchAndBound)
+        (exact::solve(costs, seats), Method::DynamicProgramming)
     } else {
         (bounded::solve(costs, seats), Method::LocalSearch)
     };

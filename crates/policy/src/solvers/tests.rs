@@ -158,7 +158,7 @@ fn sixteen_programs_are_exact_and_the_local_search_agrees_within_its_gap() {
     for shape in [vec![4; 4], vec![8; 2], vec![8; 8]] {
         let seats = Seats { cpus_per_cache: shape };
         let exact = best(&matrix, &seats);
-        assert_eq!(exact.method, Method::BranchAndBound);
+        assert_eq!(exact.method, Method::DynamicProgramming);
         let searched = bounded::solve(&matrix, &seats).total(&matrix);
         let bound = bounded::lower_bound(&matrix, &seats);
         assert!(bound <= exact.total && exact.total <= searched + 1e-9, "{bound} {} {searched}", exact.total);

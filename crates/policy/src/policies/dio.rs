@@ -1,0 +1,30 @@
+//! Distributed Intensity Online (CA 4.2): even out the miss rates that counters show over the caches.
+//!
+//! Problem: DI needs a profile of every program beforehand. Method: the miss rate as it is counted while the task runs
+//! beside others, averaged over windows of 10^9 cycles; the order by it is nearly that of the rates alone (CA-5). Where
+//! no task has one (no counters, as in most virtual machines), the intensity that a probe measured from outside. Then
+//! as DI: sort and deal out, or exchanges between pairs of caches ([`super::intensity`], [`crate::evening`]).
+//!
+//! Properties: follows phases, as the profile drops evidence of old ones; rates of different kinds are never compared;
+//! what has not been measured yet stays where it is.
+
+use cachemate_core::{Decision, Estimate, Policy, Profile, TaskId, View};
+
+use super::intensity::{Intensity, Parameters};
+
+struct Dio(Intensity);
+
+impl Policy for Dio {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let counted = |profile: &Profile| profile.observed_misses_per_kilo_instr;
+        let from_outside = |profile: &Profile| profile.intensity;
+        let of: &dyn Fn(&Profile) -> Option<Estimate> =
+            if view.profiles.values().any(|profile| counted(profile).is_some()) { &counted } else { &from_outside };
+        self.0.decide(view, |task: TaskId| of(view.profiles.get(&task)?).map(|rate| rate.value))
+    }
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+    Ok(Box::new(Dio(Intensity::new(Parameters::parse(parameters)?))))
+}

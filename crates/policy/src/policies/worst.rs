@@ -1,0 +1,13 @@
+//! The assignment with the greatest sum of measured degradations (CA 2.1): the other end of the scale.
+//!
+//! Problem: how much is there to lose by scheduling at all? Method: as [`super::optimal`], with the same parameters, the
+//! other way round. Properties: as there.
+
+use cachemate_core::Policy;
+
+use crate::solvers;
+
+/// See the registry.
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+    super::optimal::by_matrix(parameters, solvers::worst)
+}

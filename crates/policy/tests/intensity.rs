@@ -1,0 +1,166 @@
+//! DI and DIO as a machine sees them: who ends up beside whom.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::*;
+use cachemate_policy::policies::build;
+use cachemate_policy::yardstick::Yardstick;
+
+const YARDSTICK: Yardstick = Yardstick { miss_penalty_cycles: 100.0 };
+
+/// `caches` caches of two CPUs each.
+fn topology(caches: u32) -> Topology {
+    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    let cache = |id: u32| Cache {
+        id: CacheId(id),
+        level: Level::L2,
+        cpus: [2 * id, 2 * id + 1].into_iter().collect(),
+        last_level: true,
+        size_bytes: Some(4 << 20),
+        ways: Some(16),
+        line_bytes: Some(64),
+    };
+    Topology { cpus: (0..2 * caches).map(cpu).collect(), caches: (0..caches).map(cache).collect() }
+}
+
+fn task(id: u32, priority: Option<f64>) -> TaskSeen {
+    TaskSeen {
+        task: TaskId(id),
+        process: ProcessId(id),
+        name: format!("p{id}"),
+        arrived_ns: 0,
+        exited: false,
+        fixed: false,
+        goal: priority.map(|priority| Goal { priority, degradation_at_most: None }),
+        cpu: Some(CpuId(id)),
+        on_cpu_ns: Vec::new(),
+        runnable_wait_ns: None,
+        counts: Counts::default(),
+        progress: None,
+        pages_per_colour: None,
+    }
+}
+
+fn seen(tasks: Vec<TaskSeen>) -> Observation {
+    let span = Span { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None };
+    Observation {
+        window: 0,
+        span,
+        ended: WindowEnd::Elapsed,
+        tasks,
+        places: Vec::new(),
+        answers: Vec::new(),
+        in_force: Applied::default(),
+    }
+}
+
+fn decide(policy: &mut dyn Policy, caches: u32, tasks: Vec<TaskSeen>, profiles: &Profiles, before: &Plan) -> Decision {
+    let capabilities = Capabilities {
+        abilities: BTreeMap::new(),
+        partitions: Vec::new(),
+        shortest_window_ns: 1,
+        shortest_slice_ns: None,
+    };
+    let (topology, seen) = (topology(caches), seen(tasks));
+    let view =
+        View { topology: &topology, capabilities: &capabilities, seen: &seen, profiles, before, predictor: &YARDSTICK };
+    policy.decide(&view)
+}
+
+fn observed(rates: &[f64]) -> Profiles {
+    let profile =
+        |&rate: &f64| Profile { observed_misses_per_kilo_instr: Some(Estimate::exact(rate)), ..Profile::default() };
+    rates.iter().map(profile).enumerate().map(|(id, profile)| (TaskId(id as u32), profile)).collect()
+}
+
+fn idle() -> Plan {
+    Plan::idle(Window::Time { ns: 1 })
+}
+
+/// The others on the cache of a task.
+fn beside(plan: &Plan, task: u32) -> Vec<u32> {
+    let own = &plan.allowed[&TaskId(task)];
+    plan.allowed.iter().filter(|(other, cpus)| other.0 != task && *cpus == own).map(|(other, _)| other.0).collect()
+}
+
+/// Are two heavy programs that the machine's scheduler put on one cache separated, by one exchange, with a reason?
+#[test]
+fn two_heavy_programs_are_separated_by_one_exchange() {
+    let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
+    for form in ["central", "distributed"] {
+        let mut dio = build("dio", &format!("form = \"{form}\""), 1).unwrap();
+        let decision = decide(dio.as_mut(), 2, tasks.clone(), &observed(&[30.0, 25.0, 1.0, 0.1]), &idle());
+        assert_eq!(beside(&decision.plan, 0), [3], "{form}: {decision:?}");
+        let stays = |id: u32| decision.plan.allowed[&TaskId(id)].contains(id);
+        assert_eq!((0..4).filter(|&id| stays(id)).count(), 2, "{form}: two of four move");
+        assert!(decision.why.iter().any(|reason| reason.text.contains("instead of")), "{form}: {:?}", decision.why);
+        let again = decide(dio.as_mut(), 2, tasks.clone(), &observed(&[29.0, 26.0, 1.1, 0.1]), &decision.plan);
+        assert_eq!(again.plan.allowed, decision.plan.allowed, "{form}: noise moves nobody");
+        assert!(again.why.is_empty());
+    }
+}
+
+/// Does a program with a high priority get the quietest neighbour, and two of them different caches?
+#[test]
+fn priorities_bring_quiet_neighbours() {
+    let rates = observed(&[30.0, 20.0, 10.0, 8.0, 6.0, 4.0, 2.0, 1.0]);
+    let with = |priorities: &[(u32, f64)]| {
+        let given = |id| priorities.iter().find(|(task, _)| *task == id).map(|(_, priority)| *priority);
+        let tasks = (0..8).map(|id| task(id, given(id))).collect();
+        decide(build("dio", "", 1).unwrap().as_mut(), 4, tasks, &rates, &idle()).plan
+    };
+    assert_eq!(beside(&with(&[]), 4), [3], "without a priority");
+    assert_eq!(beside(&with(&[(4, 5.0)]), 4), [7]);
+    let both = with(&[(4, 5.0), (5, 5.0)]);
+    assert!(!beside(&both, 4).contains(&5), "{both:?}");
+    let rates = [30.0, 20.0, 10.0, 8.0, 6.0, 4.0, 2.0, 1.0];
+    assert!(beside(&both, 4).iter().chain(&beside(&both, 5)).all(|&other| rates[other as usize] <= 2.0), "{both:?}");
+}
+
+/// Does DI go by the rate alone on this machine's cache, at the cache's size, and DIO by what was counted?
+#[test]
+fn di_reads_profiles_and_dio_counters() {
+    let mut profiles = observed(&[1.0, 2.0, 30.0, 40.0]);
+    for (id, alone) in [(0, 40.0), (1, 30.0), (2, 2.0), (3, 1.0)] {
+        let curve = vec![(1 << 20, Estimate::exact(50.0)), (4 << 20, Estimate::exact(alone))];
+        profiles.entry(TaskId(id)).or_default().misses_per_kilo_instr = Some(curve);
+    }
+    let tasks: Vec<TaskSeen> = [0, 1, 2, 3].map(|id| task(id, None)).to_vec();
+    let by = |name: &str, profiles: &Profiles| {
+        decide(build(name, "", 1).unwrap().as_mut(), 2, tasks.clone(), profiles, &idle())
+    };
+    let reasons = by("di", &profiles).why;
+    let own = |reasons: &[Reason]| reasons.iter().find(|r| r.tasks == [TaskId(0)]).map(|r| r.numbers[0].1);
+    assert_eq!((own(&reasons), own(&by("dio", &profiles).why)), (Some(40.0), Some(1.0)));
+    profiles.values_mut().for_each(|profile| profile.misses_per_kilo_instr = None);
+    assert!(by("di", &profiles).plan.allowed.is_empty(), "no profile, no move");
+}
+
+/// Without any counter, is the intensity measured from outside used, and never mixed with counted rates?
+#[test]
+fn without_counters_the_intensity_from_outside_serves() {
+    let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
+    let mut profiles = Profiles::new();
+    for (id, intensity) in [0.9, 0.8, 0.1, 0.0].into_iter().enumerate() {
+        let profile = Profile { intensity: Some(Estimate::exact(intensity)), ..Profile::default() };
+        profiles.insert(TaskId(id as u32), profile);
+    }
+    let mut dio = build("dio", "", 1).unwrap();
+    assert_eq!(beside(&decide(dio.as_mut(), 2, tasks.clone(), &profiles, &idle()).plan, 0), [3]);
+    let counted = Some(Estimate::exact(5.0));
+    profiles.entry(TaskId(0)).or_default().observed_misses_per_kilo_instr = counted;
+    let plan = decide(build("dio", "", 1).unwrap().as_mut(), 2, tasks, &profiles, &idle()).plan;
+    assert_eq!(plan.allowed.keys().copied().collect::<Vec<_>>(), [TaskId(0)], "only what is counted is placed");
+}
+
+/// Do the oracles place by the matrix: the published table's best and worst pairs?
+#[test]
+fn optimal_and_worst_follow_the_matrix() {
+    let matrix = "degradation = [[0.4801, 0.6563, 0.02, 0.0211], [0.2475, 0.4539, 0.0123, 0.0111], \
+                  [0.0267, 0.0448, -0.0101, -0.0121], [0.0148, 0.0345, -0.0119, -0.0093]]";
+    let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
+    let by =
+        |name: &str| decide(build(name, matrix, 1).unwrap().as_mut(), 2, tasks.clone(), &Profiles::new(), &idle()).plan;
+    assert_eq!(beside(&by("optimal"), 0), [2]);
+    assert_eq!(beside(&by("worst"), 0), [1]);
+}

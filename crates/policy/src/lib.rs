@@ -4,12 +4,13 @@
 //! Everything here is pure: no I/O, no clock, seeded generators only; the same input gives the same bits.
 //! - [`schemes`]: profiles to mutual degradations, or to a weight that a matching can use.
 //! - [`solvers`]: degradations and seats to the best, worst and random assignment.
-//! - [`evening`]: one number per task, evened out over the caches.
+//! - [`evening`]: one number per task, evened out over the caches; [`intensity`]: so that a policy can use it.
 //! - [`placement`]: both together on a machine's topology, with the reasons in plain words.
 //! - [`policies`]: one file per policy, and the registry by name.
 
 pub mod conformance;
 pub mod evening;
+pub mod intensity;
 pub mod matrix;
 pub mod measured;
 pub mod placement;

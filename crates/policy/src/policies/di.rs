@@ -3,13 +3,13 @@
 //! Problem: bus, controller, prefetchers and space are all strained most where misses come together. Method: the miss
 //! rate of each task *alone* on the machine's last-level cache, from its profile (its miss-rate curve at the cache's size,
 //! or the misses of its stack-distance profile); sort, deal out so that the sums per cache are even; or the same by
-//! exchanges between pairs of caches ([`super::intensity`], [`crate::evening`]).
+//! exchanges between pairs of caches ([`crate::intensity`], [`crate::evening`]).
 //!
 //! Properties: tasks without a profile stay where they are; nothing moves while rates hold still; priorities count.
 
 use cachemate_core::{Decision, Policy, TaskId, Topology, View};
 
-use super::intensity::{Intensity, Parameters};
+use crate::intensity::{Intensity, Parameters};
 use crate::schemes::{SharedCache, solo_misses_per_mega_instr};
 
 struct Di(Intensity);

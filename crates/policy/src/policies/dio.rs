@@ -3,14 +3,14 @@
 //! Problem: DI needs a profile of every program beforehand. Method: the miss rate as it is counted while the task runs
 //! beside others, averaged over windows of 10^9 cycles; the order by it is nearly that of the rates alone (CA-5). Where
 //! no task has one (no counters, as in most virtual machines), the intensity that a probe measured from outside. Then
-//! as DI: sort and deal out, or exchanges between pairs of caches ([`super::intensity`], [`crate::evening`]).
+//! as DI: sort and deal out, or exchanges between pairs of caches ([`crate::intensity`], [`crate::evening`]).
 //!
 //! Properties: follows phases, as the profile drops evidence of old ones; rates of different kinds are never compared;
 //! what has not been measured yet stays where it is.
 
 use cachemate_core::{Decision, Estimate, Policy, Profile, TaskId, View};
 
-use super::intensity::{Intensity, Parameters};
+use crate::intensity::{Intensity, Parameters};
 
 struct Dio(Intensity);
 

@@ -9,7 +9,6 @@ use serde::de::DeserializeOwned;
 pub mod default;
 pub mod di;
 pub mod dio;
-pub mod intensity;
 pub mod optimal;
 pub mod random;
 pub mod round_robin;

@@ -53,7 +53,7 @@ impl Parameters {
     /// # Errors
     /// In words: an unknown or ill-typed parameter, a window of no length, no rounds, a margin that is no share.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let parsed: Parameters = super::parameters(text)?;
+        let parsed: Parameters = crate::policies::parameters(text)?;
         if parsed.window_cycles == 0 {
             return Err("window_cycles: found 0, expected 1 or more".to_string());
         }
@@ -94,7 +94,7 @@ impl Intensity {
     /// `rate` is a task's miss rate in one unit for all; `None` = unknown: it stays where it is and counts as the mean.
     pub fn decide(&mut self, view: &View<'_>, rate: impl Fn(TaskId) -> Option<f64>) -> Decision {
         let mut plan = Plan::idle(Window::Cycles { cycles: self.parameters.window_cycles });
-        let present: Vec<TaskId> = super::movable(view).map(|task| task.task).collect();
+        let present: Vec<TaskId> = crate::policies::movable(view).map(|task| task.task).collect();
         plan.allowed = view.before.allowed.clone();
         plan.allowed.retain(|task, _| present.binary_search(task).is_ok() || present.contains(task));
         let domains = domains(view);

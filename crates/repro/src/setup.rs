@@ -4,7 +4,7 @@
 //! covers the measured span only. Managed runs go through `core::Loop`, so a policy sees observations and nothing else;
 //! results come from the simulator's own books, which no policy sees.
 
-use cachemate_core::{Goal, MachineSpec, Predictor, Record};
+use cachemate_core::{CpuSet, Goal, MachineSpec, Predictor, Record};
 use cachemate_policy::yardstick::Yardstick;
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
@@ -25,18 +25,26 @@ pub struct Job {
     /// Input and layout of this copy.
     pub seed: u64,
     pub goal: Option<Goal>,
+    /// Fixed there, whatever a policy or the machine's scheduler says.
+    pub pinned: Option<CpuSet>,
 }
 
 impl Job {
     /// A kernel as it is in the table of programs.
     pub fn new(kernel: &str, seed: u64) -> Self {
         let options = kernels::Options::default();
-        Job { name: kernel.to_string(), kernel: kernel.to_string(), options, seed, goal: None }
+        Job { name: kernel.to_string(), kernel: kernel.to_string(), options, seed, goal: None, pinned: None }
     }
 
     /// `count` copies with seeds of their own, named `kernel-0`, `kernel-1`, ...
     pub fn copies(kernel: &str, count: u64, seed: u64) -> Vec<Self> {
         (0..count).map(|at| Job { name: format!("{kernel}-{at}"), ..Job::new(kernel, seed * 1_000 + at) }).collect()
+    }
+
+    /// Fixed to these CPUs.
+    #[must_use]
+    pub fn on_cpus(self, cpus: CpuSet) -> Self {
+        Job { pinned: Some(cpus), ..self }
     }
 
     fn program(&self) -> Result<Program, ReproError> {
@@ -50,6 +58,7 @@ impl Job {
         };
         let mut program = Program::new(self.name.clone(), Box::new(maker));
         program.goal = self.goal;
+        program.pinned = self.pinned.clone();
         Ok(program)
     }
 }

@@ -14,6 +14,8 @@ mod setup;
 #[cfg(test)]
 mod probe_tests;
 #[cfg(test)]
+mod proof_tests;
+#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,159 @@
+//! What must hold of whole runs: sums, independence, determinism, and that recordings carry everything.
+
+use cachemate_core::{
+    CacheShare, CpuSet, GroupId, IndexSet, Level, Machine, Member, PageMoving, Partition, Plan, ProcessId, TaskId,
+    Units, Window,
+};
+
+use super::tests::{MS, cache, machine, plan, program, spec};
+use super::{Length, SimMachine, SimOptions};
+use crate::os::schedulers::SchedulerKind;
+use crate::results::RunResults;
+use crate::run::{in_parallel, run_alone};
+
+fn run_for(ms: u64, scheduler: SchedulerKind, tasks: u64, seed: u64) -> RunResults {
+    let options = SimOptions { seed, scheduler, ends: Some(Length::Ns(ms * MS)), ..SimOptions::default() };
+    let programs = (0..tasks).map(|at| program("sweep", 20_000 + 60_000 * at)).collect();
+    run_alone(&mut SimMachine::new(&spec(), &options, programs).unwrap()).unwrap()
+}
+
+/// Do counters add up: every miss one cause, tasks to caches, every cycle on processor one owner, nobody starved?
+#[test]
+fn counters_add_up_under_every_scheduler() {
+    for scheduler in [SchedulerKind::Linux, SchedulerKind::Solaris, SchedulerKind::RoundRobin] {
+        // Solaris' slices are up to 200 ms: the scale keeps the run short.
+        let options = SimOptions { scheduler, scale: 20, ends: Some(Length::Ns(60 * MS)), ..SimOptions::default() };
+        let programs = (0..7).map(|at| program("sweep", 20_000 + 60_000 * at)).collect();
+        let results = run_alone(&mut SimMachine::new(&spec(), &options, programs).unwrap()).unwrap();
+        for task in &results.tasks {
+            for level in &task.levels {
+                assert_eq!(level.misses, level.cold + level.own + level.inter_task + level.coherence);
+            }
+            let stalls = &task.stall_cycles;
+            let hits: f64 = stalls.hit.iter().map(|(_, cycles)| cycles).sum();
+            let stalled = stalls.issue + hits + stalls.remote_cache + stalls.local_memory + stalls.remote_memory;
+            let owned = task.instructions as f64 + stalled + stalls.queue + stalls.system;
+            assert!((owned - task.cycles as f64).abs() < 1.0, "{scheduler:?}: {owned} of {}", task.cycles);
+            let on_cpu: u64 = task.on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
+            assert!(on_cpu.abs_diff(task.cycles) * 100 <= on_cpu, "{scheduler:?}: {on_cpu} {}", task.cycles);
+            assert_eq!(on_cpu + task.wait_cycles, results.elapsed_cycles, "runs or waits, as it never sleeps");
+            assert!(task.run_time_share > 0.1, "{scheduler:?}: {}", task.run_time_share);
+        }
+        for level in [Level::L1Data, Level::L2] {
+            let of_tasks = results.tasks.iter().flat_map(|task| &task.levels).filter(|of| of.level == level);
+            let (references, misses) = of_tasks.fold((0, 0), |(r, m), of| (r + of.references, m + of.misses));
+            let of_caches = results.level(level).unwrap();
+            assert_eq!((references, misses), (of_caches.references, of_caches.misses), "{scheduler:?} {level:?}");
+        }
+        assert!(results.busy_share > 0.999, "{}", results.busy_share);
+    }
+}
+
+/// Are results the same bits on one host thread and on many?
+#[test]
+fn runs_on_many_host_threads_are_the_same_bits() {
+    let jobs = || vec![(SchedulerKind::Linux, 1), (SchedulerKind::Solaris, 1), (SchedulerKind::Linux, 2)];
+    let one: Vec<RunResults> = jobs().into_iter().map(|(kind, seed)| run_for(10, kind, 6, seed)).collect();
+    assert_eq!(in_parallel(jobs(), |(kind, seed)| run_for(10, kind, 6, seed)), one);
+    assert_ne!(one[0], one[2], "another seed is another run");
+}
+
+fn coloured(machine: &SimMachine, colours: [&[u32]; 2]) -> Plan {
+    let cache =
+        machine.capabilities().partitions.iter().find(|(_, of)| matches!(of, Partition::Colours { .. })).unwrap().0;
+    let mut plan = plan(30);
+    plan.allowed = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
+    plan.shares = (0..2)
+        .map(|at| CacheShare {
+            group: GroupId(at),
+            members: vec![Member::Process(ProcessId(at))],
+            cache,
+            units: Units::Colours {
+                allowed: colours[at as usize].iter().copied().collect::<IndexSet>(),
+                moving: PageMoving::Never,
+            },
+        })
+        .collect();
+    plan
+}
+
+/// Do exclusive colours make a victim's cache statistics independent of its neighbour, where shared ones do not?
+#[test]
+fn exclusive_colours_make_the_victim_independent_of_its_neighbour() {
+    let victim_misses = |neighbour_bytes: u64, colours: [&[u32]; 2]| {
+        let programs = vec![program("victim", 100 << 10), program("neighbour", neighbour_bytes)];
+        let mut machine = SimMachine::new(&spec(), &SimOptions::default(), programs).unwrap();
+        machine.apply(&coloured(&machine, colours)).unwrap();
+        machine.observe().unwrap();
+        let results = machine.results();
+        let level = results.tasks[0].levels.iter().find(|level| level.level == Level::L2).unwrap();
+        (level.misses, level.inter_task)
+    };
+    let (own, others): (&[u32], &[u32]) = (&[0, 1], &[2, 3]);
+    let (quiet, greedy) = (victim_misses(4 << 10, [own, others]), victim_misses(2 << 20, [own, others]));
+    // Bandwidth is shared still, so that the victim gets less far: every line misses once at most, and none to others.
+    assert_eq!((quiet.1, greedy.1), (0, 0));
+    assert_eq!(quiet.0, greedy.0, "100 KB fit into half of 256 KB");
+    let shared = victim_misses(2 << 20, [&[0, 1, 2, 3], &[0, 1, 2, 3]]);
+    assert!(shared.1 > 100, "{shared:?}");
+}
+
+/// Do way masks do the same, and are they read back?
+#[test]
+fn exclusive_ways_keep_the_neighbour_out() {
+    let mut spec = spec();
+    spec.caches[1] = cache(Level::L2, 256 << 10, 16, 2, 10);
+    spec.caches[1].way_partitions =
+        Some(cachemate_core::WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
+    let inter_task = |masks: Option<[CpuSet; 2]>| {
+        let programs = vec![program("victim", 100 << 10), program("neighbour", 2 << 20)];
+        let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
+        let mut plan = plan(30);
+        plan.allowed = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
+        let cache = machine.topology().caches.iter().find(|cache| cache.last_level).unwrap().id;
+        for (at, mask) in masks.into_iter().flatten().enumerate() {
+            let members = vec![Member::Task(TaskId(at as u32))];
+            plan.shares.push(CacheShare { group: GroupId(at as u32), members, cache, units: Units::Ways { mask } });
+        }
+        let applied = machine.apply(&plan).unwrap();
+        assert_eq!((applied.refused.len(), applied.shares.len()), (0, plan.shares.len()));
+        let seen = machine.observe().unwrap().unwrap();
+        if let Some(held) = seen.in_force.shares.get(1) {
+            assert!(held.occupancy_bytes.unwrap() <= 128 << 10);
+        }
+        machine.results().tasks[0].levels.last().unwrap().inter_task
+    };
+    assert_eq!(inter_task(Some([(0..8).collect(), (8..16).collect()])), 0);
+    assert!(inter_task(None) > 100);
+}
+
+/// Is a plan idempotent: applied twice it changes nothing, and the state read back is the same?
+#[test]
+fn applying_a_plan_again_changes_nothing() {
+    let run = |again: bool| {
+        let mut machine = machine((0..3).map(|at| program("sweep", 100_000 << at)).collect());
+        let plan = coloured(&machine, [&[0], &[1, 2]]);
+        let first = machine.apply(&plan).unwrap();
+        if again {
+            assert_eq!(machine.apply(&plan).unwrap(), first);
+        }
+        (machine.observe().unwrap(), machine.observe().unwrap())
+    };
+    assert_eq!(run(false), run(true));
+}
+
+/// Does a warm-up leave the results, and a length of instructions end the run?
+#[test]
+fn a_warm_up_is_not_measured() {
+    let options = SimOptions {
+        warm_up: Some(Length::Ns(10 * MS)),
+        ends: Some(Length::Instructions(500_000)),
+        ..SimOptions::default()
+    };
+    let mut machine = SimMachine::new(&spec(), &options, vec![program("sweep", 4096)]).unwrap();
+    machine.set_first_window(Window::Time { ns: 5 * MS });
+    let results = run_alone(&mut machine).unwrap();
+    let level = results.level(Level::L2).unwrap();
+    assert_eq!(level.misses, 0, "its 64 lines were in the cache before");
+    assert!((500_000..1_100_000).contains(&results.tasks[0].instructions), "{}", results.tasks[0].instructions);
+}

@@ -80,8 +80,8 @@ fn coloured(machine: &SimMachine, colours: [&[u32]; 2]) -> Plan {
 /// Do exclusive colours make a victim's cache statistics independent of its neighbour, where shared ones do not?
 #[test]
 fn exclusive_colours_make_the_victim_independent_of_its_neighbour() {
-    let victim_misses = |neighbour_bytes: u64, colours: [&[u32]; 2]| {
-        let programs = vec![program("victim", 100 << 10), program("neighbour", neighbour_bytes)];
+    let victim_misses = |victim_bytes: u64, neighbour_bytes: u64, colours: [&[u32]; 2]| {
+        let programs = vec![program("victim", victim_bytes), program("neighbour", neighbour_bytes)];
         let mut machine = SimMachine::new(&spec(), &SimOptions::default(), programs).unwrap();
         machine.apply(&coloured(&machine, colours)).unwrap();
         machine.observe().unwrap();
@@ -90,11 +90,13 @@ fn exclusive_colours_make_the_victim_independent_of_its_neighbour() {
         (level.misses, level.inter_task)
     };
     let (own, others): (&[u32], &[u32]) = (&[0, 1], &[2, 3]);
-    let (quiet, greedy) = (victim_misses(4 << 10, [own, others]), victim_misses(2 << 20, [own, others]));
+    let alone_in_half = |neighbour_bytes| victim_misses(100 << 10, neighbour_bytes, [own, others]);
+    let (quiet, greedy) = (alone_in_half(4 << 10), alone_in_half(2 << 20));
     // Bandwidth is shared still, so that the victim gets less far: every line misses once at most, and none to others.
     assert_eq!((quiet.1, greedy.1), (0, 0));
     assert_eq!(quiet.0, greedy.0, "100 KB fit into half of 256 KB");
-    let shared = victim_misses(2 << 20, [&[0, 1, 2, 3], &[0, 1, 2, 3]]);
+    // A sweep that hits defends its lines under LRU; one that fills the cache to the brim cannot.
+    let shared = victim_misses(248 << 10, 2 << 20, [&[0, 1, 2, 3], &[0, 1, 2, 3]]);
     assert!(shared.1 > 100, "{shared:?}");
 }
 
@@ -105,8 +107,8 @@ fn exclusive_ways_keep_the_neighbour_out() {
     spec.caches[1] = cache(Level::L2, 256 << 10, 16, 2, 10);
     spec.caches[1].way_partitions =
         Some(cachemate_core::WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
-    let inter_task = |masks: Option<[CpuSet; 2]>| {
-        let programs = vec![program("victim", 100 << 10), program("neighbour", 2 << 20)];
+    let inter_task = |victim_bytes: u64, masks: Option<[CpuSet; 2]>| {
+        let programs = vec![program("victim", victim_bytes), program("neighbour", 2 << 20)];
         let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
         let mut plan = plan(30);
         plan.allowed = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
@@ -123,8 +125,8 @@ fn exclusive_ways_keep_the_neighbour_out() {
         }
         machine.results().tasks[0].levels.last().unwrap().inter_task
     };
-    assert_eq!(inter_task(Some([(0..8).collect(), (8..16).collect()])), 0);
-    assert!(inter_task(None) > 100);
+    assert_eq!(inter_task(100 << 10, Some([(0..8).collect(), (8..16).collect()])), 0);
+    assert!(inter_task(248 << 10, None) > 100, "without masks it is pushed out");
 }
 
 /// Is a plan idempotent: applied twice it changes nothing, and the state read back is the same?

@@ -5,10 +5,12 @@
 //! - [`schemes`]: profiles to mutual degradations, or to a weight that a matching can use.
 //! - [`solvers`]: degradations and seats to the best, worst and random assignment.
 //! - [`evening`]: one number per task, evened out over the caches; [`intensity`]: so that a policy can use it.
+//! - [`dealing`]: tasks to the caches, for policies that decide cache by cache.
 //! - [`placement`]: both together on a machine's topology, with the reasons in plain words.
 //! - [`policies`]: one file per policy, and the registry by name.
 
 pub mod conformance;
+pub mod dealing;
 pub mod evening;
 pub mod intensity;
 pub mod matrix;

@@ -6,6 +6,7 @@
 use cachemate_core::{CpuSet, Policy, TaskSeen, Topology, View, nearest};
 use serde::de::DeserializeOwned;
 
+pub mod casc;
 pub mod default;
 pub mod di;
 pub mod dio;
@@ -27,6 +28,7 @@ pub struct Entry {
 
 /// Every policy there is, by name.
 pub const ENTRIES: &[Entry] = &[
+    Entry { name: "casc", about: "threads that miss much are kept to a few CPUs of each cache", build: casc::build },
     Entry { name: "default", about: "changes nothing: the machine's own scheduler decides", build: default::build },
     Entry { name: "di", about: "evens out the miss rates of profiles over the caches (CA)", build: di::build },
     Entry { name: "dio", about: "evens out the miss rates that counters show over the caches (CA)", build: dio::build },
@@ -108,6 +110,8 @@ mod tests {
             ("dio", "worth_moving = 0.0\npriorities = false"),
             ("optimal", matrix),
             ("worst", matrix),
+            ("casc", "form = \"literal\""),
+            ("casc", "run_time_variation_at_most = 0.3\nremeasure_every_ns = 3000000\nrow_ns = 1000"),
         ] {
             check_policy(&|seed| build(name, parameters, seed).unwrap(), 40)
                 .unwrap_or_else(|broken| panic!("policy '{name}' with {parameters}: {broken}"));
@@ -118,9 +122,10 @@ mod tests {
     #[test]
     fn wrong_names_and_parameters_are_refused() {
         let error = |name: &str, parameters: &str| build(name, parameters, 1).err().unwrap().to_string();
+        let known = ENTRIES.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ");
         assert_eq!(
             error("round-robbin", ""),
-            "no policy 'round-robbin'; there are default, di, dio, optimal, random, round-robin, worst (did you mean 'round-robin'?)"
+            format!("no policy 'round-robbin'; there are {known} (did you mean 'round-robin'?)")
         );
         let unknown = error("random", "windov_ns = 3");
         assert!(

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::rng::SplitMix64;
 
 pub mod bounded;
+pub mod buckets;
 pub mod exact;
 pub mod matching;
 #[cfg(test)]

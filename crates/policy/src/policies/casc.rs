@@ -1,0 +1,490 @@
+//! CASC: threads that miss much are kept to a few CPUs, so that they never run all at once (papers CASC).
+//!
+//! Problem: low miss rates of a shared cache without enumerating groups and without CPUs that wait for each other.
+//! Method: measure every thread's partial-cache miss rate (PCMR) from rows of co-running threads, give every CPU the
+//! highest PCMR that it takes ([`crate::solvers::buckets`]), and allow a thread the CPUs that take it.
+//! 1. *Initial measurement*: n + 1 rows of n of the first n + 1 threads, each without one of them, brought together.
+//! 2. *Newcomers*. Literal form: on the cache's first CPU, beside whoever is known (secondary measurement). Better
+//!    form: in rows like the first ones, several newcomers at a time and filled up with known threads, so that nothing
+//!    is computed from an earlier estimate and a newcomer is known as well as the first were.
+//! 3. *Length, chosen online* (better form): rows are measured again, twice as long, while the estimates' intervals are
+//!    wider than `error_at_most`.
+//! 4. *Again*: when a thread's phase changed; when the cache's miss rate departs from the expected one for some windows,
+//!    relative to how far off it was at first; and, if asked for, in turn at fixed times.
+//! 5. *Bucketization*, literal or better, with a bound on the spread of run times as an option.
+//!
+//! Properties: threads need not run together, so there is no synchronisation between CPUs; every thread has a CPU;
+//! cache by cache on machines with several. Without evidence a thread keeps what it had.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    CacheId, Decision, Event, Place, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, TaskId, TaskSeen, View, Window,
+};
+use serde::Deserialize;
+
+use crate::dealing::{Dealt, Domain};
+use crate::solvers::buckets::{Buckets, Rules, Thread, bucketize};
+
+/// Which of the two algorithms.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Form {
+    /// As the paper has it.
+    Literal,
+    /// Idle check inside the loop, rates weighted by references, newcomers measured in rows.
+    Better,
+}
+
+/// See the module; times are nominal, rates in misses per 100 references.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    pub window_ns: u64,
+    pub form: Form,
+    pub threshold: f64,
+    pub relax: f64,
+    pub runnable_per_cpu: u32,
+    /// To collect of each row; the paper's MIN_RUNLENGTH, and a quarter more for intervals that a profiler drops.
+    pub row_ns: u64,
+    pub settle_ns: u64,
+    /// Rows are doubled up to this while estimates are less sure than `error_at_most`; better form.
+    pub row_at_most_ns: u64,
+    pub error_at_most: f64,
+    /// Standard deviation of run times over their mean; better form. Absent = no bound.
+    pub run_time_variation_at_most: Option<f64>,
+    /// How far the observed rate may move against the expected one (0.5 = by half), for so many windows.
+    pub departs_by: f64,
+    pub departs_windows: u32,
+    /// Measures one thread again, in turn, this often.
+    pub remeasure_every_ns: Option<u64>,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Parameters {
+            window_ns: 10_000_000,
+            form: Form::Better,
+            threshold: 15.0,
+            relax: 1.25,
+            runnable_per_cpu: 1,
+            row_ns: 2_500_000,
+            settle_ns: 500_000,
+            row_at_most_ns: 20_000_000,
+            error_at_most: 5.0,
+            run_time_variation_at_most: None,
+            departs_by: 0.5,
+            departs_windows: 5,
+            remeasure_every_ns: None,
+        }
+    }
+}
+
+impl Parameters {
+    fn parse(text: &str) -> Result<Self, String> {
+        let parsed: Parameters = super::parameters(text)?;
+        let positive = [
+            ("window_ns", parsed.window_ns as f64),
+            ("runnable_per_cpu", f64::from(parsed.runnable_per_cpu)),
+            ("row_ns", parsed.row_ns as f64),
+            ("departs_by", parsed.departs_by),
+            ("departs_windows", f64::from(parsed.departs_windows)),
+            ("relax", parsed.relax - 1.0),
+            ("threshold", parsed.threshold),
+        ];
+        for (name, value) in positive {
+            if !(value.is_finite() && value > 0.0) {
+                let expected = if name == "relax" { "more than 1" } else { "a positive number" };
+                return Err(format!("{name}: expected {expected}"));
+            }
+        }
+        match parsed.run_time_variation_at_most {
+            Some(bound) if !(bound >= 0.0) => {
+                Err(format!("run_time_variation_at_most: found {bound}, expected 0 or more"))
+            }
+            _ => Ok(parsed),
+        }
+    }
+
+    fn better(&self) -> bool {
+        self.form == Form::Better
+    }
+
+    fn rules(&self) -> Rules {
+        Rules {
+            better: self.better(),
+            threshold: self.threshold,
+            relax: self.relax,
+            runnable_per_cpu: self.runnable_per_cpu,
+            run_time_variation_at_most: self.run_time_variation_at_most.filter(|_| self.better()),
+        }
+    }
+}
+
+/// Windows to wait after a measurement that brought nothing.
+const RETRY_WINDOWS: u32 = 64;
+
+struct Casc {
+    parameters: Parameters,
+    dealt: Dealt,
+    caches: BTreeMap<CacheId, OfCache>,
+    next_probe: u32,
+}
+
+impl Policy for Casc {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
+        let mut why = Vec::new();
+        for domain in self.dealt.domains(view) {
+            let state = self.caches.entry(domain.cache).or_default();
+            state.learn(view, &domain, &self.parameters);
+            state.follow_measurement(view, &domain, &self.parameters, &mut self.next_probe);
+            state.assign(&domain, &self.parameters, &mut why);
+            state.watch(view, &domain, &self.parameters);
+            state.say(&domain, &self.parameters, &mut plan);
+        }
+        Decision { plan, why }
+    }
+}
+
+/// What is remembered of one cache and its tasks.
+#[derive(Default)]
+struct OfCache {
+    known: BTreeMap<TaskId, Known>,
+    /// To be measured although something is known.
+    stale: Vec<TaskId>,
+    asked: Vec<Asked>,
+    rows_ns: u64,
+    wait_windows: u32,
+    assigned: Option<Assigned>,
+    watched: Watched,
+    last_in_turn_ns: u64,
+    turn: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Known {
+    pcmr: f64,
+    /// Half the width of the interval.
+    error: f64,
+    refs_rate: Option<f64>,
+    /// In the profiles now; false after a phase change, until it is measured again.
+    current: bool,
+}
+
+/// A probe that is out.
+struct Asked {
+    probe: Probe,
+    tasks: Vec<TaskId>,
+}
+
+/// What the CPUs took when they were assigned last, and from what.
+struct Assigned {
+    from: Vec<(TaskId, Option<Thread>)>,
+    buckets: Buckets,
+}
+
+/// How far the observed miss rate is from the expected one, as a logarithm.
+#[derive(Default)]
+struct Watched {
+    /// Of the first windows after an assignment.
+    usual: Vec<f64>,
+    off_windows: u32,
+}
+
+impl OfCache {
+    /// Takes over what the profiles say; forgets who is gone.
+    fn learn(&mut self, view: &View<'_>, domain: &Domain<'_>, parameters: &Parameters) {
+        let here = |task: &TaskId| domain.tasks.iter().any(|seen| seen.task == *task);
+        self.known.retain(|task, _| here(task));
+        self.stale.retain(here);
+        for seen in &domain.tasks {
+            let Some(profile) = view.profiles.get(&seen.task) else { continue };
+            let old = self.known.get_mut(&seen.task);
+            let Some(pcmr) = profile.pcmr.filter(|pcmr| pcmr.value.is_finite()) else {
+                if let Some(old) = old {
+                    old.current = false;
+                }
+                continue;
+            };
+            let speed = profile.observed_instr_per_cycle.or(profile.solo_instr_per_cycle);
+            let refs = profile.llc_refs_per_mega_instr.zip(speed);
+            let refs_rate = refs.map(|(refs, speed)| refs.value * speed.value).filter(|rate| *rate > 0.0);
+            let error = 0.5 * (pcmr.high - pcmr.low);
+            // A reference rate moves all the time; it counts from when the PCMR was measured.
+            let same = old.filter(|old| old.pcmr == pcmr.value && old.refs_rate.is_some());
+            let refs_rate = same.map_or(refs_rate, |old| old.refs_rate);
+            self.known.insert(seen.task, Known { pcmr: pcmr.value, error, refs_rate, current: true });
+        }
+        self.take_turns(view, domain, parameters);
+    }
+
+    /// One thread after the other, where the operator asked for it.
+    fn take_turns(&mut self, view: &View<'_>, domain: &Domain<'_>, parameters: &Parameters) {
+        let now_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
+        let due =
+            parameters.remeasure_every_ns.is_some_and(|every| now_ns >= self.last_in_turn_ns.saturating_add(every));
+        if due && self.asked.is_empty() && self.unmeasured(domain).is_empty() && !domain.tasks.is_empty() {
+            self.stale.push(domain.tasks[self.turn % domain.tasks.len()].task);
+            (self.turn, self.last_in_turn_ns) = (self.turn + 1, now_ns);
+        }
+    }
+
+    fn is_current(&self, task: TaskId) -> bool {
+        self.known.get(&task).is_some_and(|known| known.current) && !self.stale.contains(&task)
+    }
+
+    fn unmeasured(&self, domain: &Domain<'_>) -> Vec<TaskId> {
+        domain.tasks.iter().map(|seen| seen.task).filter(|&task| !self.is_current(task)).collect()
+    }
+
+    /// Ends measurements that are over, and asks for the next.
+    fn follow_measurement(&mut self, view: &View<'_>, domain: &Domain<'_>, parameters: &Parameters, next: &mut u32) {
+        let here = |task: &TaskId| domain.tasks.iter().any(|seen| seen.task == *task);
+        let refused = |id: ProbeId| {
+            let item = cachemate_core::Item::Probe(id);
+            view.seen.in_force.refused.iter().any(|refused| refused.item == item)
+        };
+        let complete = |id: ProbeId| view.seen.answers.iter().any(|answer| answer.probe == id && answer.complete);
+        let (over, open): (Vec<Asked>, Vec<Asked>) = std::mem::take(&mut self.asked).into_iter().partition(|asked| {
+            let id = asked.probe.id;
+            complete(id) || refused(id) || !asked.tasks.iter().all(here)
+        });
+        self.asked = open;
+        for asked in over {
+            self.judge(&asked, complete(asked.probe.id), parameters);
+        }
+        self.wait_windows = self.wait_windows.saturating_sub(1);
+        let crowded = domain.tasks.len() > domain.cpus.count() as usize;
+        if self.wait_windows > 0 || !crowded {
+            return;
+        }
+        if parameters.better() || self.known.len() + 1 < domain.cpus.count() as usize || !self.stale.is_empty() {
+            self.ask_rows(domain, parameters, next);
+        } else {
+            self.ask_beside(domain, parameters, next);
+        }
+    }
+
+    /// Was it measured well enough? If not, it is done again for longer.
+    fn judge(&mut self, asked: &Asked, complete: bool, parameters: &Parameters) {
+        let sure = |task: &TaskId| {
+            self.known.get(task).is_some_and(|known| known.current && known.error <= parameters.error_at_most)
+        };
+        let found = asked.tasks.iter().all(|task| self.known.get(task).is_some_and(|known| known.current));
+        self.stale.retain(|task| !asked.tasks.contains(task));
+        let longest = if parameters.better() { parameters.row_at_most_ns } else { parameters.row_ns };
+        let longer = (2 * self.rows_ns).min(longest.max(parameters.row_ns));
+        if !complete {
+            // Refused, or a member is gone.
+            self.wait_windows = if found { 0 } else { 2 };
+        } else if !asked.tasks.iter().all(sure) && longer > self.rows_ns {
+            self.rows_ns = longer;
+            self.stale.extend(asked.tasks.iter().copied());
+        } else {
+            self.rows_ns = 0;
+            self.wait_windows = if found { 0 } else { RETRY_WINDOWS };
+        }
+    }
+
+    /// Rows that each leave one of n + 1 threads out: of those that nothing is known of, filled up with others.
+    fn ask_rows(&mut self, domain: &Domain<'_>, parameters: &Parameters, next: &mut u32) {
+        let mut block = self.unmeasured(domain);
+        if block.is_empty() || !self.asked.is_empty() {
+            return;
+        }
+        let all = domain.cpus.count() as usize + 1;
+        if !parameters.better() && self.known.is_empty() {
+            block = domain.tasks.iter().map(|seen| seen.task).collect();
+        }
+        let others: Vec<TaskId> =
+            domain.tasks.iter().map(|seen| seen.task).filter(|task| !block.contains(task)).collect();
+        block.extend(others);
+        block.truncate(all);
+        self.rows_ns = self.rows_ns.max(parameters.row_ns);
+        let without = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect::<Vec<TaskId>>();
+        let rows: Vec<Vec<TaskId>> = block.iter().map(without).collect();
+        let what = ProbeWhat::Rows {
+            cache: domain.cache,
+            total_ns: self.rows_ns,
+            settle_ns: parameters.settle_ns,
+            boost: true,
+            rows,
+        };
+        let budget_ns = (self.rows_ns + parameters.settle_ns).saturating_mul((all * all) as u64).saturating_mul(4);
+        let probe = Probe { id: ProbeId(*next), what, budget_ns };
+        *next += 1;
+        self.asked.push(Asked { probe, tasks: block });
+    }
+
+    /// Every newcomer beside all that are known by now; asked anew whenever more are known.
+    fn ask_beside(&mut self, domain: &Domain<'_>, parameters: &Parameters, next: &mut u32) {
+        let current: Vec<TaskId> =
+            domain.tasks.iter().map(|seen| seen.task).filter(|&task| self.is_current(task)).collect();
+        let of = |asked: &Asked| match &asked.probe.what {
+            ProbeWhat::Beside { task, peers, .. } => Some((*task, peers.clone())),
+            _ => None,
+        };
+        let newcomers = self.unmeasured(domain);
+        self.asked.retain(|asked| of(asked).is_some_and(|(task, peers)| newcomers.contains(&task) && peers == current));
+        if current.len() + 1 < domain.cpus.count() as usize {
+            return;
+        }
+        for &task in &newcomers {
+            if self.asked.iter().any(|asked| asked.tasks == [task]) {
+                continue;
+            }
+            let what =
+                ProbeWhat::Beside { cache: domain.cache, task, peers: current.clone(), total_ns: parameters.row_ns };
+            let probe = Probe { id: ProbeId(*next), what, budget_ns: parameters.row_ns.saturating_mul(1_000) };
+            *next += 1;
+            self.asked.push(Asked { probe, tasks: vec![task] });
+        }
+        self.rows_ns = parameters.row_ns;
+    }
+
+    fn threads(&self, domain: &Domain<'_>) -> Vec<(TaskId, Option<Thread>)> {
+        let thread = |seen: &&TaskSeen| {
+            let known = self.known.get(&seen.task);
+            (seen.task, known.map(|known| Thread { pcmr: known.pcmr, refs_rate: known.refs_rate }))
+        };
+        domain.tasks.iter().map(thread).collect()
+    }
+
+    /// Bucketization, when it is due.
+    fn assign(&mut self, domain: &Domain<'_>, parameters: &Parameters, why: &mut Vec<Reason>) {
+        let threads = self.threads(domain);
+        let known: Vec<Thread> = threads.iter().filter_map(|(_, thread)| *thread).collect();
+        let cpus = domain.cpus.count() as usize;
+        if known.len() < cpus || threads.len() <= cpus {
+            self.assigned = None;
+            return;
+        }
+        if self.assigned.as_ref().is_some_and(|assigned| !self.is_due(assigned, &threads, parameters)) {
+            return;
+        }
+        let buckets = bucketize(&known, cpus, &parameters.rules());
+        let mut numbers = vec![
+            ("expected_misses_per_100_refs".to_string(), buckets.rate),
+            ("threshold_misses_per_100_refs".to_string(), buckets.threshold),
+        ];
+        let max = domain.cpus.iter().zip(&buckets.max_pcmr);
+        numbers.extend(max.map(|(cpu, &max)| (format!("cpu_{cpu}_max_pcmr_per_100_refs"), f64::from(max))));
+        let text =
+            "every CPU takes threads up to its highest miss rate; together they are expected at this rate".to_string();
+        why.push(Reason { tasks: Vec::new(), text, numbers });
+        for (at, thread) in threads.iter().enumerate() {
+            let Some(of) = thread.1 else { continue };
+            let taken = (0..cpus).filter(|&cpu| buckets.takes(cpu, of.pcmr)).count();
+            let before =
+                self.assigned.as_ref().map(|old| (0..cpus).filter(|&cpu| old.buckets.takes(cpu, of.pcmr)).count());
+            if taken < cpus && before != Some(taken) {
+                let text = format!("{{0}} is kept to {taken} of {cpus} CPUs: it misses much on a part of the cache");
+                let numbers = vec![("pcmr_misses_per_100_refs".to_string(), of.pcmr)];
+                why.push(Reason { tasks: vec![threads[at].0], text, numbers });
+            }
+        }
+        self.watched = Watched::default();
+        self.assigned = Some(Assigned { from: threads, buckets });
+    }
+
+    /// Literal form: after a newcomer's measurement only if it is the largest PCMR or the threshold is not met (4.3.1).
+    fn is_due(&self, assigned: &Assigned, threads: &[(TaskId, Option<Thread>)], parameters: &Parameters) -> bool {
+        if assigned.from == threads {
+            return false;
+        }
+        let same_tasks = threads.iter().map(|(task, _)| task).eq(assigned.from.iter().map(|(task, _)| task));
+        if parameters.better() || !same_tasks {
+            return true;
+        }
+        let largest = |threads: &[(TaskId, Option<Thread>)]| {
+            threads.iter().filter_map(|(_, thread)| Some(thread.as_ref()?.pcmr)).fold(f64::NEG_INFINITY, f64::max)
+        };
+        largest(threads) > largest(&assigned.from) || assigned.buckets.rate > parameters.threshold
+    }
+
+    /// Compares the cache's miss rate with the expected one, while nothing is measured.
+    fn watch(&mut self, view: &View<'_>, domain: &Domain<'_>, parameters: &Parameters) {
+        if self.assigned.is_none() || !self.asked.is_empty() {
+            self.watched = Watched::default();
+            return;
+        }
+        let Some((observed, expected)) = self.observed(view, domain).zip(self.expected(domain, parameters)) else {
+            return;
+        };
+        let off = libm::log((observed + 1.0) / (expected.max(0.0) + 1.0));
+        let wanted = parameters.departs_windows as usize;
+        if self.watched.usual.len() < wanted {
+            self.watched.usual.push(off);
+            return;
+        }
+        let usual = self.watched.usual.iter().sum::<f64>() / wanted as f64;
+        let departs = (off - usual).abs() > libm::log(1.0 + parameters.departs_by);
+        self.watched.off_windows = if departs { self.watched.off_windows + 1 } else { 0 };
+        if self.watched.off_windows >= parameters.departs_windows {
+            self.watched = Watched::default();
+            self.stale = domain.tasks.iter().map(|seen| seen.task).collect();
+        }
+    }
+
+    fn observed(&self, view: &View<'_>, domain: &Domain<'_>) -> Option<f64> {
+        let level = view.topology.caches.iter().find(|cache| cache.id == domain.cache)?.level;
+        let (_, counts) = view.seen.places.iter().find(|(place, _)| *place == Place::Cache(domain.cache))?;
+        let references = counts.get(Event::References(level)).filter(|&references| references > 0.0)?;
+        Some(100.0 * counts.get(Event::Misses(level))? / references)
+    }
+
+    /// From who ran how long in this window.
+    fn expected(&self, domain: &Domain<'_>, parameters: &Parameters) -> Option<f64> {
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for seen in &domain.tasks {
+            let ran: u64 = seen.on_cpu_ns.iter().map(|&(_, ns)| ns).sum();
+            if ran == 0 {
+                continue;
+            }
+            let known = self.known.get(&seen.task)?;
+            let rate = known.refs_rate.filter(|_| parameters.better()).unwrap_or(1.0);
+            sum += ran as f64 * rate * known.pcmr;
+            weights += ran as f64 * rate;
+        }
+        (weights > 0.0).then(|| sum / weights)
+    }
+
+    /// The plan's lines for this cache.
+    fn say(&self, domain: &Domain<'_>, parameters: &Parameters, plan: &mut Plan) {
+        let cpus: Vec<u32> = domain.cpus.iter().collect();
+        let first: cachemate_core::CpuSet = cpus.first().copied().into_iter().collect();
+        // Newcomers wait on the first CPU once enough are known to be measured beside (CASC 4.2.2.2).
+        let secondary = !parameters.better() && self.known.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
+        for seen in &domain.tasks {
+            let allowed = match (self.known.get(&seen.task), &self.assigned) {
+                (Some(known), Some(assigned)) => {
+                    let takes = |cpu: &usize| assigned.buckets.takes(*cpu, known.pcmr);
+                    (0..cpus.len()).filter(takes).map(|cpu| cpus[cpu]).collect()
+                }
+                (None, _) if secondary => first.clone(),
+                _ => domain.cpus.clone(),
+            };
+            // The largest PCMR may have grown since the literal form last assigned: the CPUs that take most take it.
+            let allowed = if allowed.is_empty() { self.most_taking(&cpus) } else { allowed };
+            plan.allowed.insert(seen.task, allowed);
+        }
+        plan.probes.extend(self.asked.iter().map(|asked| asked.probe.clone()));
+    }
+
+    fn most_taking(&self, cpus: &[u32]) -> cachemate_core::CpuSet {
+        let Some(assigned) = &self.assigned else { return cpus.iter().copied().collect() };
+        let most = assigned.buckets.max_pcmr.iter().copied().max();
+        cpus.iter()
+            .zip(&assigned.buckets.max_pcmr)
+            .filter(|(_, max)| Some(**max) == most)
+            .map(|(cpu, _)| *cpu)
+            .collect()
+    }
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+    let parameters = Parameters::parse(parameters)?;
+    Ok(Box::new(Casc { parameters, dealt: Dealt::default(), caches: BTreeMap::new(), next_probe: 0 }))
+}

@@ -113,6 +113,26 @@ impl ReuseTimes {
         times
     }
 
+    /// The same behind a cache that passes this share of the accesses on: the shortest times are its hits, and the others
+    /// shrink by the share.
+    #[must_use]
+    pub fn behind(&self, passing: f64) -> Self {
+        if !(0.0..1.0).contains(&passing) {
+            return self.clone();
+        }
+        let mut hits = (1.0 - passing) * self.samples();
+        let mut behind = Self::new();
+        for bucket in self.buckets() {
+            let hit = bucket.weight.min(hits);
+            hits -= hit;
+            if bucket.weight > hit {
+                behind.add_weighted(Some((bucket.middle() * passing) as u64), bucket.weight - hit);
+            }
+        }
+        behind.add_weighted(None, self.never);
+        behind
+    }
+
     /// One sample; `None` = never touched again before the watch ended.
     pub fn add(&mut self, time: Option<u64>) {
         self.add_weighted(time, 1.0);

@@ -29,6 +29,13 @@ pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
     overall(&[Part { reuse, share: 1.0, stretch: 1.0 }], lines)
 }
 
+/// Miss ratio of a program beside others on a cache that misses so often, all programs together, for each of its own
+/// accesses. `None` without samples or lines.
+pub fn miss_ratio_beside(reuse: &ReuseTimes, cache_misses_per_access: f64, lines: u64) -> Option<f64> {
+    let part = Part { reuse, share: 1.0, stretch: 1.0 };
+    (lines > 0 && reuse.samples() > 0.0).then(|| misses_at(&part, cache_misses_per_access, lines).0)
+}
+
 /// The miss ratio M of all programs together; see [`crate::statcc`].
 pub(crate) fn overall(parts: &[Part<'_>], lines: u64) -> Option<f64> {
     if lines == 0 || parts.is_empty() || parts.iter().any(|part| part.reuse.samples() <= 0.0) {

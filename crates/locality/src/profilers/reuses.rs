@@ -1,4 +1,8 @@
 //! Watched locations to reuse times, and by StatCache or StatStack to a miss-rate curve (BS 1).
+//!
+//! A watch point counts all data accesses, the model's cache sees those that pass the L1. Where both are counted, the
+//! shortest times are taken for the L1's hits and left out, and the others are counted in references behind it: what
+//! is left has the same footprint, P(T > t) being larger and t being shorter by the same factor.
 
 use cachemate_core::{Estimate, Event, Evidence, Level, Observation, Profiler, Profiles, TaskSeen};
 
@@ -41,6 +45,17 @@ impl ReuseProfiler {
         self.sizes_bytes.iter().map(point).collect()
     }
 
+    /// References behind the L1 data cache over data accesses, at most 1; 1 where it was not counted.
+    fn passing_share(&self, task: Option<&TaskSeen>) -> f64 {
+        let share = |task: &TaskSeen| {
+            let all = task.counts.get(Event::References(Level::L1Data)).filter(|&all| all > 0.0)?;
+            let code = task.counts.get(Event::Misses(Level::L1Instruction)).unwrap_or(0.0);
+            Some(((task.counts.get(Event::References(self.level))? - code) / all).clamp(0.0, 1.0))
+        };
+        let behind = self.level > Level::L1Data;
+        task.filter(|_| behind).and_then(share).filter(|&share| share > 0.0).unwrap_or(1.0)
+    }
+
     /// The task's references per nanosecond on a CPU; `None` where either was not measured.
     fn references_per_ns(&self, task: Option<&TaskSeen>) -> Option<f64> {
         let task = task?;
@@ -55,8 +70,9 @@ impl Profiler for ReuseProfiler {
         for evidence in evidence(seen) {
             let Evidence::Reuses { task, samples } = evidence else { continue };
             let per_ns = self.references_per_ns(seen_task(seen, *task));
+            let passing = self.passing_share(seen_task(seen, *task));
             if let Some((times, profile)) = self.tasks.of(*task, profiles) {
-                times.merge(&ReuseTimes::from_samples(samples, per_ns));
+                times.merge(&ReuseTimes::from_samples(samples, per_ns).behind(passing));
                 profile.reuse_times = times.to_profile();
             }
         }
@@ -100,6 +116,24 @@ mod tests {
         assert_eq!(curve.iter().map(|(size, _)| *size).collect::<Vec<_>>(), [4 * 64, 128 * 64]);
         assert!((curve[0].1.value - 2.0).abs() < 1e-9 && curve[0].1.low > 1.5 && curve[0].1.high < 2.5);
         assert_eq!(curve[1].1.value, 0.0);
+    }
+
+    /// Does a program whose L1 passes every fourth access get the miss rate of the accesses that pass?
+    #[test]
+    fn accesses_that_hit_the_l1_are_left_out() {
+        let mut profiler = ReuseProfiler::new(LLC, Composition::Lru, 64, vec![50 * 64, 200 * 64]);
+        let mut profiles = Profiles::new();
+        let mut seen = window(0, &[0]);
+        let counts = [(Event::References(LLC), 250), (Event::References(Level::L1Data), 1000)];
+        seen.tasks = vec![task_seen(0, &counts)];
+        // Every fourth access goes through 100 lines in turn, the others repeat.
+        let mut samples = vec![sample(Some(0), 1, true); 300];
+        samples.extend(vec![sample(Some(399), 1, true); 100]);
+        seen.answers = vec![answer(0, Evidence::Reuses { task: TaskId(0), samples })];
+        profiler.update(&seen, &mut profiles);
+        let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times.as_deref().unwrap()).unwrap();
+        let ratio = |lines| statstack::miss_ratio(&times, lines).unwrap();
+        assert!(ratio(50) > 0.999 && ratio(200) < 0.001, "{} {}", ratio(50), ratio(200));
     }
 
     /// Is there no curve without references per instruction, and are times in nanoseconds dated by the counters?

@@ -6,14 +6,18 @@
 //! single unknown member gives that one (secondary measurement; x = n · rate − Σ known). Intervals under 200 µs are cold
 //! starts and are dropped; others weigh by their length, until 2 ms are collected.
 //!
+//! Where the machine counts each member by itself there is nothing to solve: a member's own misses over its own references
+//! say the same without the assumption that all make as many references, and without amplified noise (`own_counts`).
+//! A later probe of the same rows replaces the earlier one's readings.
+//!
 //! Properties: a PCMR is a score of locality; as solved, it may be negative or above 100. Noise of a group's rate is
 //! amplified √((n − 1)² + n) times, which the estimate's interval shows.
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Estimate, Event, Evidence, Level, Observation, Profiler, Profiles, RowInterval, TaskId};
+use cachemate_core::{Estimate, Event, Evidence, Level, Observation, ProbeId, Profiler, Profiles, RowInterval, TaskId};
 
-use super::{PerTask, evidence};
+use super::PerTask;
 
 /// CASC's figures, and the run's scale for all of them.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -24,11 +28,13 @@ pub struct RowParameters {
     pub least_total_ns: f64,
     /// Both times are multiplied by this.
     pub scale: f64,
+    /// Takes the members' own counts where the machine has them.
+    pub own_counts: bool,
 }
 
 impl Default for RowParameters {
     fn default() -> Self {
-        RowParameters { shortest_interval_ns: 200_000.0, least_total_ns: 2_000_000.0, scale: 1.0 }
+        RowParameters { shortest_interval_ns: 200_000.0, least_total_ns: 2_000_000.0, scale: 1.0, own_counts: false }
     }
 }
 
@@ -37,9 +43,10 @@ impl Default for RowParameters {
 pub struct RowProfiler {
     level: Level,
     parameters: RowParameters,
-    /// By members, in order of id.
-    rows: BTreeMap<Vec<TaskId>, Weighted>,
+    /// By members, in order of id; of the probe that measured them last.
+    rows: BTreeMap<Vec<TaskId>, (ProbeId, Weighted)>,
     newcomers: PerTask<Weighted>,
+    own: PerTask<Own>,
     phases: BTreeMap<TaskId, u32>,
 }
 
@@ -76,10 +83,26 @@ fn estimate(value: f64, variance: f64) -> Estimate {
     Estimate { value, low: value - error, high: value + error }
 }
 
+/// A member's own counts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Own {
+    probe: Option<ProbeId>,
+    misses: f64,
+    references: f64,
+    ratios: Weighted,
+}
+
 impl RowProfiler {
     /// Of the shared cache of this level.
     pub fn new(level: Level, parameters: RowParameters) -> Self {
-        RowProfiler { level, parameters, rows: BTreeMap::new(), newcomers: PerTask::default(), phases: BTreeMap::new() }
+        RowProfiler {
+            level,
+            parameters,
+            rows: BTreeMap::new(),
+            newcomers: PerTask::default(),
+            own: PerTask::default(),
+            phases: BTreeMap::new(),
+        }
     }
 
     /// Misses per 100 references and weight; `None` for a cold start, or where the cache was not counted.
@@ -100,8 +123,36 @@ impl RowProfiler {
         self.phases = profiles.iter().map(|(&task, profile)| (task, profile.phase)).collect();
     }
 
-    fn add(&mut self, interval: &RowInterval, profiles: &mut Profiles) {
+    /// False where the machine did not count every member by itself.
+    fn add_own(&mut self, interval: &RowInterval, probe: ProbeId, ns: f64, profiles: &mut Profiles) -> bool {
+        let counted = |counts: &cachemate_core::Counts| {
+            Some((counts.get(Event::Misses(self.level))?, counts.get(Event::References(self.level))?))
+        };
+        let all: Option<Vec<(f64, f64)>> = interval.task_counts.iter().map(counted).collect();
+        let Some(all) = all.filter(|all| all.len() == interval.tasks.len()) else { return false };
+        let enough = self.parameters.least_total_ns * self.parameters.scale;
+        for (&task, (misses, references)) in interval.tasks.iter().zip(all) {
+            let Some((own, profile)) = self.own.of(task, profiles) else { continue };
+            if own.probe != Some(probe) {
+                *own = Own { probe: Some(probe), ..Own::default() };
+            }
+            if references > 0.0 {
+                own.misses += misses;
+                own.references += references;
+                own.ratios.add(100.0 * misses / references, ns);
+            }
+            if own.ratios.ns >= enough {
+                profile.pcmr = Some(estimate(100.0 * own.misses / own.references, own.ratios.variance()));
+            }
+        }
+        true
+    }
+
+    fn add(&mut self, interval: &RowInterval, probe: ProbeId, profiles: &mut Profiles) {
         let Some((rate, ns)) = self.rate(interval) else { return };
+        if self.parameters.own_counts && self.add_own(interval, probe, ns, profiles) {
+            return;
+        }
         let mut members = interval.tasks.clone();
         members.sort_unstable();
         members.dedup();
@@ -118,15 +169,22 @@ impl RowProfiler {
                     }
                 }
             }
-            _ => self.rows.entry(members).or_default().add(rate, ns),
+            _ => {
+                let row = self.rows.entry(members).or_insert((probe, Weighted::default()));
+                if row.0 != probe {
+                    *row = (probe, Weighted::default());
+                }
+                row.1.add(rate, ns);
+            }
         }
     }
 
-    /// Solves the initial measurement wherever all rows of a set of threads are complete and one of them is unknown.
-    fn solve(&self, profiles: &mut Profiles) {
+    /// Solves the initial measurement wherever all rows of a set of threads are complete, and one of the threads is
+    /// unknown or all rows are the last probe's.
+    fn solve(&self, last: Option<ProbeId>, profiles: &mut Profiles) {
         let enough = self.parameters.least_total_ns * self.parameters.scale;
-        let row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.ns >= enough);
-        for (members, _) in self.rows.iter().filter(|(_, row)| row.ns >= enough) {
+        let row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.1.ns >= enough);
+        for (members, _) in self.rows.iter().filter(|(_, row)| row.1.ns >= enough) {
             let others: Vec<TaskId> = profiles.keys().filter(|task| !members.contains(task)).copied().collect();
             for other in others {
                 let mut all = members.clone();
@@ -135,10 +193,11 @@ impl RowProfiler {
                 let without = |left_out: &TaskId| -> Vec<TaskId> {
                     all.iter().filter(|task| *task != left_out).copied().collect()
                 };
-                let rows: Option<Vec<&Weighted>> = all.iter().map(|task| row(&without(task))).collect();
+                let rows: Option<Vec<&(ProbeId, Weighted)>> = all.iter().map(|task| row(&without(task))).collect();
                 let unknown = all.iter().any(|task| profiles.get(task).is_some_and(|profile| profile.pcmr.is_none()));
-                if let (Some(rows), true) = (rows, unknown) {
-                    give_all(&all, &rows, profiles);
+                let Some(rows) = rows else { continue };
+                if unknown || rows.iter().all(|(probe, _)| Some(*probe) == last) {
+                    give_all(&all, &rows.iter().map(|(_, row)| row).collect::<Vec<_>>(), profiles);
                 }
             }
         }
@@ -161,13 +220,16 @@ fn give_all(all: &[TaskId], rows: &[&Weighted], profiles: &mut Profiles) {
 impl Profiler for RowProfiler {
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         self.newcomers.follow(seen, profiles);
+        self.own.follow(seen, profiles);
         self.forget_old_rows(profiles);
-        for evidence in evidence(seen) {
-            if let Evidence::Rows(intervals) = evidence {
-                intervals.iter().for_each(|interval| self.add(interval, profiles));
+        let mut last = None;
+        for answer in &seen.answers {
+            if let Evidence::Rows(intervals) = &answer.evidence {
+                intervals.iter().for_each(|interval| self.add(interval, answer.probe, profiles));
+                last = Some(answer.probe);
             }
         }
-        self.solve(profiles);
+        self.solve(last, profiles);
     }
 }
 
@@ -251,6 +313,49 @@ mod tests {
         profiles.get_mut(&TaskId(3)).unwrap().phase = 1;
         profiler.update(&seen(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
         assert!(profiles.values().all(|profile| profile.pcmr.is_none()));
+    }
+
+    /// Does a later probe of the same rows replace what the earlier one found?
+    #[test]
+    fn measuring_again_replaces_the_estimate() {
+        let (mut profiler, mut profiles) = (RowProfiler::new(LLC, RowParameters::default()), Profiles::new());
+        profiler.update(&seen(&[0, 1, 2, 3, 4], initial(2_100_000)), &mut profiles);
+        let mut again = initial(2_100_000);
+        for interval in &mut again {
+            interval.cache_counts = counts(&[(Event::References(LLC), 1_000), (Event::Misses(LLC), 500)]);
+        }
+        let mut seen = seen(&[0, 1, 2, 3, 4], again);
+        seen.answers[0].probe = ProbeId(9);
+        profiler.update(&seen, &mut profiles);
+        assert!(profiles.values().all(|profile| (profile.pcmr.unwrap().value - 50.0).abs() < 1e-9), "{profiles:?}");
+    }
+
+    /// Do members' own counts give their miss rates though the greedy one makes few references, where solving the
+    /// rows' rates is far off?
+    #[test]
+    fn own_counts_need_no_assumption_on_who_refers_how_often() {
+        let rates = [2.0, 4.0, 60.0];
+        let references = [1_000_000u64, 1_000_000, 100_000];
+        let row = |members: [usize; 2]| {
+            let of = |at: usize| (references[at], (references[at] as f64 * rates[at] / 100.0) as u64);
+            let both = |(references, misses): (u64, u64)| {
+                counts(&[(Event::References(LLC), references), (Event::Misses(LLC), misses)])
+            };
+            let (a, b) = (of(members[0]), of(members[1]));
+            RowInterval {
+                cache_counts: both((a.0 + b.0, a.1 + b.1)),
+                task_counts: vec![both(a), both(b)],
+                ..interval(&members.map(|at| at as u32), 2_100_000, 0.0)
+            }
+        };
+        let rows = vec![row([1, 2]), row([0, 2]), row([0, 1])];
+        let found = |own_counts: bool| {
+            let parameters = RowParameters { own_counts, ..RowParameters::default() };
+            let (mut profiler, mut profiles) = (RowProfiler::new(LLC, parameters), Profiles::new());
+            profiler.update(&seen(&[0, 1, 2], rows.clone()), &mut profiles);
+            profiles[&TaskId(2)].pcmr.unwrap().value
+        };
+        assert!((found(true) - 60.0).abs() < 1e-9 && found(false) < 20.0, "{} {}", found(true), found(false));
     }
 
     /// Is the noise of the rows amplified as the closed form says: √((n − 1)² + n) for equal noise?

@@ -99,7 +99,7 @@ impl Parameters {
             }
         }
         match parsed.run_time_variation_at_most {
-            Some(bound) if !(bound >= 0.0) => {
+            Some(bound) if bound.is_nan() || bound < 0.0 => {
                 Err(format!("run_time_variation_at_most: found {bound}, expected 0 or more"))
             }
             _ => Ok(parsed),

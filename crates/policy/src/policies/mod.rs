@@ -6,6 +6,7 @@
 use cachemate_core::{CpuSet, Policy, TaskSeen, Topology, View, nearest};
 use serde::de::DeserializeOwned;
 
+pub mod balance_set;
 pub mod casc;
 pub mod default;
 pub mod di;
@@ -28,7 +29,16 @@ pub struct Entry {
 
 /// Every policy there is, by name.
 pub const ENTRIES: &[Entry] = &[
-    Entry { name: "casc", about: "threads that miss much are kept to a few CPUs of each cache", build: casc::build },
+    Entry {
+        name: "balance-set",
+        about: "groups that get along on the cache take turns as gangs (BS)",
+        build: balance_set::build,
+    },
+    Entry {
+        name: "casc",
+        about: "threads that miss much are kept to a few CPUs of each cache (CASC)",
+        build: casc::build,
+    },
     Entry { name: "default", about: "changes nothing: the machine's own scheduler decides", build: default::build },
     Entry { name: "di", about: "evens out the miss rates of profiles over the caches (CA)", build: di::build },
     Entry { name: "dio", about: "evens out the miss rates that counters show over the caches (CA)", build: dio::build },
@@ -110,6 +120,7 @@ mod tests {
             ("dio", "worth_moving = 0.0\npriorities = false"),
             ("optimal", matrix),
             ("worst", matrix),
+            ("balance-set", "extension = \"composed\"\nreplacement = \"lru\"\nturns = \"uniform\""),
             ("casc", "form = \"literal\""),
             ("casc", "run_time_variation_at_most = 0.3\nremeasure_every_ns = 3000000\nrow_ns = 1000"),
         ] {

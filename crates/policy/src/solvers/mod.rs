@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rng::SplitMix64;
 
+pub mod balance;
 pub mod bounded;
 pub mod buckets;
 pub mod exact;

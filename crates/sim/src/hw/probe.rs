@@ -56,12 +56,14 @@ pub struct SampleProbe {
     pub(crate) armed_at: Option<u64>,
 }
 
-/// Watches single locations (L1 data lines, virtual) until they are touched again (BS, StatCache): one watch point per
+/// Watches single locations (virtual lines) until they are touched again (BS, StatCache): one watch point per
 /// location, as many as `locations`, set one in `one_in` data accesses on average.
 #[derive(Clone, Debug, Default)]
 pub struct WatchProbe {
     pub locations: u32,
     pub one_in: u32,
+    /// Watched lines are so many doublings larger than those of the L1.
+    pub coarser: u32,
     pub samples: Vec<ReuseSample>,
     /// Line, data accesses of the task when it was set, tick when it was set.
     pub(crate) open: Vec<(u64, u64, u64)>,

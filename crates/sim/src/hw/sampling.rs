@@ -74,6 +74,7 @@ impl Probes {
             activity.count(set, sets, false);
         }
         let Some(watch) = &mut self.watch else { return };
+        let line = line >> watch.coarser;
         if let Some(found) = watch.open.iter().position(|open| open.0 == line) {
             let (_, accesses, begun) = watch.open.swap_remove(found);
             let elapsed_ns = sampling.ns(at - begun);

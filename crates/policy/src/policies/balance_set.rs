@@ -1,0 +1,327 @@
+//! Balance sets: groups of threads that get along on the cache run one after the other (papers BS 3).
+//!
+//! Problem: threads whose reuse does not fit a shared cache together should not run together, and nobody may starve.
+//! Method, for every last-level cache: a probe watches when sampled locations are touched again; StatCache or StatStack
+//! turns that into the miss ratio of any group (mean of everybody's on a part of the cache, or StatCC's composition on
+//! the whole); the threshold is the lowest that leaves nobody out; groups at or below it take turns as gangs
+//! ([`crate::solvers::balance`]).
+//!
+//! Properties: nothing is enumerated, so hundreds of threads are no trouble; a thread of which nothing is known counts
+//! as the worst known one; without any evidence, or where no more threads than CPUs are there, nobody is grouped.
+//! Profiles recorded earlier serve like measured ones; where they have no reuse times, the average is taken from their
+//! miss-rate curves.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    Ability, CacheId, Decision, Gang, GangSchedule, Plan, Policy, Probe, ProbeId, ProbeWhat, Profile, Reason, Support,
+    TaskId, View, Window,
+};
+use cachemate_locality::curve::MissRateCurve;
+use cachemate_locality::reuse::ReuseTimes;
+use cachemate_locality::statcc::Composition;
+use cachemate_locality::{statcache, statstack};
+use serde::Deserialize;
+
+use crate::dealing::{Dealt, Domain};
+use crate::solvers::balance::{Composed, GroupModel, Turns, best_groups, rotation};
+
+/// How a group's miss ratio is expected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Extension {
+    /// Mean of the members alone on their part of the cache.
+    Average,
+    /// Members share the whole cache by their access rates.
+    Composed,
+}
+
+/// The cache's replacement, and so the model: StatCache or StatStack.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Replacement {
+    Random,
+    Lru,
+}
+
+/// How often each group runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HowOften {
+    /// Such that threads' turns are as even as the threshold allows.
+    Fair,
+    /// Every qualifying group equally.
+    Uniform,
+}
+
+/// See the module; times are nominal.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    pub window_ns: u64,
+    pub slice_ns: u64,
+    pub extension: Extension,
+    pub replacement: Replacement,
+    pub turns: HowOften,
+    /// Watched of each thread.
+    pub locations: u32,
+    /// The most processor time one thread's watching may take.
+    pub budget_ns: u64,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Parameters {
+            window_ns: 10_000_000,
+            slice_ns: 10_000_000,
+            extension: Extension::Average,
+            replacement: Replacement::Random,
+            turns: HowOften::Fair,
+            locations: 2_000,
+            budget_ns: 1_000_000_000,
+        }
+    }
+}
+
+impl Parameters {
+    fn parse(text: &str) -> Result<Self, String> {
+        let parsed: Parameters = super::parameters(text)?;
+        let positive = [
+            ("window_ns", parsed.window_ns),
+            ("slice_ns", parsed.slice_ns),
+            ("locations", u64::from(parsed.locations)),
+        ];
+        match positive.iter().find(|(_, value)| *value == 0) {
+            Some((name, _)) => Err(format!("{name}: found 0, expected 1 or more")),
+            None => Ok(parsed),
+        }
+    }
+
+    fn composition(&self) -> Composition {
+        match self.replacement {
+            Replacement::Random => Composition::Random,
+            Replacement::Lru => Composition::Lru,
+        }
+    }
+}
+
+struct BalanceSet {
+    parameters: Parameters,
+    seed: u64,
+    dealt: Dealt,
+    caches: BTreeMap<CacheId, OfCache>,
+    asked: BTreeMap<TaskId, Probe>,
+    next_probe: u32,
+}
+
+/// What is remembered of one cache.
+#[derive(Default)]
+struct OfCache {
+    known: BTreeMap<TaskId, Known>,
+    /// Tasks and what was known of each when the gangs were made.
+    made_from: Vec<(TaskId, Option<Known>)>,
+    gangs: Vec<Vec<TaskId>>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+struct Known {
+    phase: u32,
+    /// Alone on an n-th of the cache.
+    ratio: f64,
+    /// With references per cycle, where the composition is asked for.
+    shared: Option<(Vec<(Option<u64>, f64)>, f64)>,
+}
+
+impl Policy for BalanceSet {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
+        let mut why = Vec::new();
+        let gangs_run = supports(view, Ability::Gangs);
+        let mut dealt = std::mem::take(&mut self.dealt);
+        for domain in dealt.domains(view) {
+            let crowded = domain.tasks.len() > domain.cpus.count() as usize;
+            let state = self.caches.entry(domain.cache).or_default();
+            state.learn(view, &domain, &self.parameters, &self.asked);
+            if crowded && gangs_run {
+                state.group(&domain, &self.parameters, self.seed, &mut why);
+            } else {
+                (state.gangs, state.made_from) = (Vec::new(), Vec::new());
+            }
+            for task in &domain.tasks {
+                plan.allowed.insert(task.task, domain.cpus.clone());
+            }
+            if !state.gangs.is_empty() {
+                plan.gangs.push(GangSchedule {
+                    cpus: domain.cpus.clone(),
+                    slice_ns: self.parameters.slice_ns.max(view.capabilities.shortest_slice_ns.unwrap_or(0)),
+                    gangs: state.gangs.iter().map(|gang| as_gang(gang)).collect(),
+                });
+            }
+            self.watch(view, &domain, crowded, &mut plan);
+        }
+        self.dealt = dealt;
+        self.asked.retain(|_, probe| plan.probes.contains(probe));
+        Decision { plan, why }
+    }
+}
+
+fn supports(view: &View<'_>, ability: Ability) -> bool {
+    matches!(view.capabilities.abilities.get(&ability), Some(Support::Yes { .. }))
+}
+
+fn as_gang(members: &[TaskId]) -> Gang {
+    Gang { members: members.iter().map(|&task| (task, None)).collect(), slices: 1 }
+}
+
+impl BalanceSet {
+    /// Asks for the reuse times of threads whose profile has none, until they are told.
+    fn watch(&mut self, view: &View<'_>, domain: &Domain<'_>, crowded: bool, plan: &mut Plan) {
+        if !crowded || !supports(view, Ability::SampleReuses) {
+            return;
+        }
+        for task in domain.tasks.iter().map(|seen| seen.task) {
+            let told = view.profiles.get(&task).is_some_and(|profile| profile.reuse_times.is_some());
+            let complete = |probe: &Probe| view.seen.answers.iter().any(|a| a.probe == probe.id && a.complete);
+            let over = match self.asked.get(&task) {
+                Some(probe) => complete(probe),
+                None => told,
+            };
+            if over {
+                continue;
+            }
+            let probe = self.asked.entry(task).or_insert_with(|| {
+                let what = ProbeWhat::Reuses { task, locations: self.parameters.locations };
+                self.next_probe += 1;
+                Probe { id: ProbeId(self.next_probe - 1), what, budget_ns: self.parameters.budget_ns }
+            });
+            plan.probes.push(probe.clone());
+        }
+    }
+}
+
+impl OfCache {
+    /// Takes over what is new: a thread seen first, a new phase, or a probe's last answer.
+    fn learn(
+        &mut self,
+        view: &View<'_>,
+        domain: &Domain<'_>,
+        parameters: &Parameters,
+        asked: &BTreeMap<TaskId, Probe>,
+    ) {
+        self.known.retain(|task, _| domain.tasks.iter().any(|seen| seen.task == *task));
+        for task in domain.tasks.iter().map(|seen| seen.task) {
+            let Some(profile) = view.profiles.get(&task) else { continue };
+            let told = |probe: &Probe| view.seen.answers.iter().any(|a| a.probe == probe.id && a.complete);
+            let news = match (self.known.get(&task), asked.get(&task)) {
+                (_, Some(probe)) => told(probe),
+                (None, None) => true,
+                (Some(known), None) => {
+                    known.phase != profile.phase
+                        || (parameters.extension == Extension::Composed && known.shared.is_none())
+                }
+            };
+            if let Some(known) = Some(profile).filter(|_| news).and_then(|profile| know(profile, domain, parameters)) {
+                self.known.insert(task, known);
+            }
+        }
+    }
+
+    /// Makes the gangs anew when somebody came or went or more is known.
+    fn group(&mut self, domain: &Domain<'_>, parameters: &Parameters, seed: u64, why: &mut Vec<Reason>) {
+        let tasks: Vec<TaskId> = domain.tasks.iter().map(|seen| seen.task).collect();
+        let from: Vec<(TaskId, Option<Known>)> =
+            tasks.iter().map(|task| (*task, self.known.get(task).cloned())).collect();
+        if from == self.made_from {
+            return;
+        }
+        let size = domain.cpus.count() as usize;
+        let known: Vec<Option<Known>> = from.iter().map(|(_, known)| known.clone()).collect();
+        self.made_from = from;
+        let Some(model) = model(&known, domain, parameters) else {
+            self.gangs = Vec::new();
+            return;
+        };
+        let best = best_groups(&model, size);
+        let turns = match parameters.turns {
+            HowOften::Fair => Turns::Fair,
+            HowOften::Uniform => Turns::Uniform { seed },
+        };
+        let groups = rotation(&model, &best, turns);
+        let mean = groups.iter().map(|group| model.ratio(group)).sum::<f64>() / groups.len() as f64;
+        why.push(Reason {
+            tasks: Vec::new(),
+            text: "groups at or below the lowest miss ratio that leaves nobody out take turns".to_string(),
+            numbers: vec![
+                ("threshold_misses_per_100_refs".to_string(), 100.0 * best.threshold),
+                ("mean_group_misses_per_100_refs".to_string(), 100.0 * mean),
+                ("groups".to_string(), groups.len() as f64),
+                ("threads_unknown".to_string(), known.iter().filter(|known| known.is_none()).count() as f64),
+            ],
+        });
+        for (at, &task) in tasks.iter().enumerate() {
+            let turns = groups.iter().filter(|group| group.contains(&at)).count();
+            let Some(known) = &known[at] else { continue };
+            why.push(Reason {
+                tasks: vec![task],
+                text: format!("{{0}} is in {turns} of {} groups", groups.len()),
+                numbers: vec![("partial_cache_misses_per_100_refs".to_string(), 100.0 * known.ratio)],
+            });
+        }
+        self.gangs = groups.iter().map(|group| group.iter().map(|&at| tasks[at]).collect()).collect();
+    }
+}
+
+/// What a profile says of a thread on this cache; `None` where it does not say enough.
+fn know(profile: &Profile, domain: &Domain<'_>, parameters: &Parameters) -> Option<Known> {
+    let (size_bytes, line_bytes) = (domain.size_bytes?, u64::from(domain.line_bytes?));
+    let part_bytes = size_bytes / u64::from(domain.cpus.count().max(1));
+    let reuse = profile.reuse_times.as_deref().and_then(ReuseTimes::from_profile);
+    let lines = (part_bytes / line_bytes.max(1)).max(1);
+    let by_reuse = reuse.as_ref().and_then(|reuse| match parameters.replacement {
+        Replacement::Random => statcache::miss_ratio(reuse, lines),
+        Replacement::Lru => statstack::miss_ratio(reuse, lines),
+    });
+    let by_curve = || {
+        let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr.as_deref()?).ok()?;
+        let refs = profile.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0).filter(|refs| *refs > 0.0)?;
+        Some((curve.at(part_bytes)? / refs).clamp(0.0, 1.0))
+    };
+    let ratio = by_reuse.or_else(by_curve).filter(|ratio| ratio.is_finite())?;
+    let shared = (parameters.extension == Extension::Composed).then(|| {
+        let speed = profile.observed_instr_per_cycle.or(profile.solo_instr_per_cycle)?.value;
+        let rate = profile.llc_refs_per_mega_instr?.value * 1e-6 * speed;
+        Some((profile.reuse_times.clone()?, rate)).filter(|_| rate.is_finite() && rate > 0.0)
+    });
+    Some(Known { phase: profile.phase, ratio, shared: shared.flatten() })
+}
+
+/// Of all threads of the cache; who is not known counts as the worst that is. `None` where nobody is.
+fn model(known: &[Option<Known>], domain: &Domain<'_>, parameters: &Parameters) -> Option<GroupModel> {
+    let usable = |known: &&Known| parameters.extension == Extension::Average || known.shared.is_some();
+    let worst = known.iter().flatten().filter(usable).max_by(|a, b| a.ratio.total_cmp(&b.ratio))?;
+    let threads = || known.iter().map(|known| known.as_ref().filter(usable).unwrap_or(worst));
+    if parameters.extension == Extension::Average {
+        return Some(GroupModel::Average(threads().map(|known| known.ratio).collect()));
+    }
+    let shared: Vec<(ReuseTimes, f64)> = threads()
+        .map(|known| {
+            let (times, rate) = known.shared.as_ref()?;
+            Some((ReuseTimes::from_profile(times)?, *rate))
+        })
+        .collect::<Option<_>>()?;
+    let shared: Vec<(&ReuseTimes, f64)> = shared.iter().map(|(times, rate)| (times, *rate)).collect();
+    let lines = domain.size_bytes? / u64::from(domain.line_bytes?).max(1);
+    Composed::new(&shared, domain.cpus.count() as usize, lines, parameters.composition()).map(GroupModel::Composed)
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, String> {
+    Ok(Box::new(BalanceSet {
+        parameters: Parameters::parse(parameters)?,
+        seed,
+        dealt: Dealt::default(),
+        caches: BTreeMap::new(),
+        asked: BTreeMap::new(),
+        next_probe: 0,
+    }))
+}

@@ -1,0 +1,405 @@
+//! Balance sets: which threads run as one group, and how often (papers BS 3).
+//!
+//! Problem: schedule only groups whose expected miss ratio is at most a threshold, the threshold being the lowest at
+//! which every thread is in some group; with hundreds of threads nobody can list all groups. Method:
+//! - *Average* (BS 2a): a group's ratio is the mean of its members' ratios on a part of the cache. A thread's best
+//!   group is then itself and the n − 1 lowest others, and the threshold (largest + n − 1 lowest) / n.
+//! - *Composed* (BS 2b): members share the whole cache by their access rates. A thread's best group is found by
+//!   exchanging one member at a time from several starts while that helps. What a member does to a shared cache is
+//!   tabulated over the one number that the members have in common (misses per time under random replacement, the time
+//!   that fills the cache under LRU), so that judging a group costs a few additions.
+//! - *Turns*: the paper leaves open how often each group runs. `fair`: every turn starts from the best group of the
+//!   thread with the fewest turns so far, and exchanges members for others with fewer turns as long as the threshold
+//!   holds. `uniform`: groups drawn evenly among those that qualify, by a walk of random exchanges.
+//!
+//! Properties: every group of the rotation is at or below the threshold, every thread is in one. The average's
+//! threshold equals the one by enumeration always, the composed one on all small cases tried by tests; where exchanges
+//! end in a local best, the threshold is too high by that, and never too low to leave somebody out.
+//! Cost: O(T n) per group judged, O(T² n) for a rotation of T turns.
+
+use cachemate_locality::reuse::ReuseTimes;
+use cachemate_locality::statcache;
+use cachemate_locality::statcc::Composition;
+use cachemate_locality::statstack::StackModel;
+
+use crate::rng::SplitMix64;
+
+/// The expected miss ratio of any group.
+#[derive(Clone, Debug)]
+pub enum GroupModel {
+    /// Miss ratio of each thread on its part of the cache.
+    Average(Vec<f64>),
+    Composed(Composed),
+}
+
+impl GroupModel {
+    pub fn threads(&self) -> usize {
+        match self {
+            GroupModel::Average(ratios) => ratios.len(),
+            GroupModel::Composed(composed) => composed.members.len(),
+        }
+    }
+
+    /// Misses per access of the group together.
+    pub fn ratio(&self, group: &[usize]) -> f64 {
+        match self {
+            GroupModel::Average(ratios) => group.iter().map(|&at| ratios[at]).sum::<f64>() / group.len() as f64,
+            GroupModel::Composed(composed) => composed.ratio(group),
+        }
+    }
+}
+
+/// Points of a table; neighbours are 15 % apart over seven decades.
+const POINTS: usize = 116;
+
+/// What each thread does to a shared cache, by the number that all members of a group have in common.
+#[derive(Clone, Debug)]
+pub struct Composed {
+    members: Vec<Member>,
+    grid: Vec<f64>,
+    /// Lines of the cache; `None` under random replacement, where the sum of the misses is the common number itself.
+    lines: Option<f64>,
+}
+
+#[derive(Clone, Debug)]
+struct Member {
+    rate: f64,
+    /// Lines touched (LRU) or misses per time (random), at the points of the grid.
+    takes: Vec<f64>,
+    misses: Vec<f64>,
+}
+
+impl Composed {
+    /// Threads as reuse times (in references to the cache) and references per unit of time, for groups of so many.
+    /// `None` without lines, samples or rates.
+    pub fn new(threads: &[(&ReuseTimes, f64)], group: usize, lines: u64, by: Composition) -> Option<Self> {
+        let fastest = threads.iter().map(|thread| thread.1).fold(0.0, f64::max) * group as f64;
+        let sound = threads.iter().all(|&(_, rate)| rate.is_finite() && rate > 0.0);
+        if lines == 0 || group == 0 || !sound || threads.is_empty() {
+            return None;
+        }
+        let models: Vec<StackModel> = threads.iter().map(|thread| StackModel::new(thread.0)).collect::<Option<_>>()?;
+        let (low, high) = match by {
+            Composition::Random => (fastest * 1e-7, fastest * 1.001),
+            Composition::Lru => {
+                let longest = models.iter().zip(threads).map(|(model, &(_, rate))| (model.longest() + 2.0) / rate);
+                let low = 0.9 * lines as f64 / fastest;
+                (low, longest.fold(2.0 * low, f64::max))
+            }
+        };
+        let step = libm::log(high / low) / (POINTS - 1) as f64;
+        let grid: Vec<f64> = (0..POINTS).map(|at| low * libm::exp(step * at as f64)).collect();
+        let member = |(model, &(reuse, rate)): (&StackModel, &(&ReuseTimes, f64))| {
+            let misses: Option<Vec<f64>> = grid
+                .iter()
+                .map(|&common| match by {
+                    Composition::Random => Some(rate * statcache::miss_ratio_beside(reuse, common / rate, lines)?),
+                    Composition::Lru => Some(rate * model.later_than(common * rate)),
+                })
+                .collect();
+            let misses = misses?;
+            let takes = match by {
+                Composition::Random => misses.clone(),
+                Composition::Lru => grid.iter().map(|&common| model.lines_in(common * rate)).collect(),
+            };
+            Some(Member { rate, takes, misses })
+        };
+        let members = models.iter().zip(threads).map(member).collect::<Option<_>>()?;
+        Some(Composed { members, grid, lines: (by == Composition::Lru).then_some(lines as f64) })
+    }
+
+    fn ratio(&self, group: &[usize]) -> f64 {
+        let sum = |of: fn(&Member) -> &Vec<f64>, point: usize| {
+            group.iter().map(|&at| of(&self.members[at])[point]).sum::<f64>()
+        };
+        // Positive below the answer, negative above.
+        let over = |point: usize| match self.lines {
+            Some(lines) => lines - sum(|member| &member.takes, point),
+            None => sum(|member| &member.takes, point) - self.grid[point],
+        };
+        let (mut low, mut high) = (0, POINTS - 1);
+        while high - low > 1 {
+            let middle = (low + high) / 2;
+            if over(middle) > 0.0 { low = middle } else { high = middle }
+        }
+        let (below, above) = (over(low), over(high));
+        let along = if below > above { (below / (below - above)).clamp(0.0, 1.0) } else { 0.0 };
+        let misses = |point: usize| sum(|member| &member.misses, point);
+        let rates: f64 = group.iter().map(|&at| self.members[at].rate).sum();
+        (misses(low) + along * (misses(high) - misses(low))) / rates
+    }
+}
+
+/// How often each qualifying group runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turns {
+    Fair,
+    Uniform { seed: u64 },
+}
+
+/// Best group of each thread, and the threshold that follows: the largest ratio among them.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Best {
+    pub groups: Vec<Vec<usize>>,
+    pub threshold: f64,
+}
+
+/// For groups of `size`, at most the number of threads; `size` of at least 1.
+pub fn best_groups(model: &GroupModel, size: usize) -> Best {
+    let groups: Vec<Vec<usize>> = (0..model.threads()).map(|thread| best_group(model, thread, size)).collect();
+    let threshold = groups.iter().map(|group| model.ratio(group)).fold(0.0, f64::max);
+    Best { groups, threshold }
+}
+
+fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
+    let from_order = |order: &[usize]| {
+        let mut group = vec![thread];
+        group.extend(order.iter().copied().filter(|&other| other != thread).take(size - 1));
+        group
+    };
+    let ascending = |key: &dyn Fn(usize) -> f64| {
+        let mut order: Vec<usize> = (0..model.threads()).collect();
+        order.sort_by(|&a, &b| key(a).total_cmp(&key(b)));
+        order
+    };
+    let composed = match model {
+        GroupModel::Average(ratios) => return from_order(&ascending(&|at| ratios[at])),
+        GroupModel::Composed(composed) => composed,
+    };
+    // Starts: who misses least by ratio, by time, and for its rate, at several points of the grid.
+    let mut starts = Vec::new();
+    for point in [POINTS / 4, POINTS / 2, 3 * POINTS / 4] {
+        let misses = |at: usize| composed.members[at].misses[point];
+        starts.push(from_order(&ascending(&misses)));
+        starts.push(from_order(&ascending(&|at| misses(at) / composed.members[at].rate)));
+    }
+    starts.push(from_order(&ascending(&|at| -composed.members[at].rate)));
+    let mut best: Option<(f64, Vec<usize>)> = None;
+    for start in starts {
+        let (ratio, group) = exchanged(model, start);
+        if best.as_ref().is_none_or(|best| ratio < best.0) {
+            best = Some((ratio, group));
+        }
+    }
+    best.map_or_else(|| vec![thread], |best| best.1)
+}
+
+/// Exchanges one member (never the first) for another thread, the best exchange first, while that lowers the ratio.
+fn exchanged(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
+    let mut ratio = model.ratio(&group);
+    loop {
+        let mut best: Option<(f64, usize, usize)> = None;
+        for seat in 1..group.len() {
+            let old = group[seat];
+            for other in (0..model.threads()).filter(|other| !group.contains(other)).collect::<Vec<_>>() {
+                group[seat] = other;
+                let found = model.ratio(&group);
+                if found < best.map_or(ratio * (1.0 - 1e-12), |best| best.0) {
+                    best = Some((found, seat, other));
+                }
+            }
+            group[seat] = old;
+        }
+        let Some((found, seat, other)) = best else { return (ratio, group) };
+        group[seat] = other;
+        ratio = found;
+    }
+}
+
+/// The groups that take turns, at or below the threshold; every thread is in one at least.
+pub fn rotation(model: &GroupModel, best: &Best, turns: Turns) -> Vec<Vec<usize>> {
+    let threads = model.threads();
+    let mut taken = vec![0u32; threads];
+    let mut groups = match turns {
+        Turns::Fair => {
+            let turn = |_| fair_turn(model, best, &mut taken);
+            (0..threads).map(turn).collect::<Vec<_>>()
+        }
+        Turns::Uniform { seed } => walk(model, best, seed),
+    };
+    for thread in 0..threads {
+        if !groups.iter().any(|group| group.contains(&thread)) {
+            groups.push(best.groups[thread].clone());
+        }
+    }
+    groups
+}
+
+fn qualifies(model: &GroupModel, best: &Best, group: &[usize]) -> bool {
+    model.ratio(group) <= best.threshold * (1.0 + 1e-9)
+}
+
+fn fair_turn(model: &GroupModel, best: &Best, taken: &mut [u32]) -> Vec<usize> {
+    let mut by_need: Vec<usize> = (0..taken.len()).collect();
+    by_need.sort_by_key(|&thread| taken[thread]);
+    let mut group = best.groups[by_need[0]].clone();
+    for &candidate in &by_need[1..] {
+        if group.contains(&candidate) {
+            continue;
+        }
+        let mut seats: Vec<usize> = (1..group.len()).filter(|&seat| taken[group[seat]] > taken[candidate]).collect();
+        seats.sort_by_key(|&seat| std::cmp::Reverse(taken[group[seat]]));
+        for seat in seats {
+            let old = std::mem::replace(&mut group[seat], candidate);
+            if qualifies(model, best, &group) {
+                break;
+            }
+            group[seat] = old;
+        }
+    }
+    group.iter().for_each(|&thread| taken[thread] += 1);
+    group
+}
+
+/// A walk over the qualifying groups whose steps are as likely forth as back visits all of them equally often.
+fn walk(model: &GroupModel, best: &Best, seed: u64) -> Vec<Vec<usize>> {
+    let mut generator = SplitMix64::new(seed);
+    let threads = model.threads();
+    let mut group = best.groups[0].clone();
+    let mut groups = Vec::new();
+    for _ in 0..4 * threads {
+        for _ in 0..8 * threads {
+            let seat = generator.below(group.len() as u64) as usize;
+            let other = generator.below(threads as u64) as usize;
+            if group.contains(&other) {
+                continue;
+            }
+            let old = std::mem::replace(&mut group[seat], other);
+            if !qualifies(model, best, &group) {
+                group[seat] = old;
+            }
+        }
+        groups.push(group.clone());
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_locality::statcc::{lru_at_rates, random_at_rates};
+    use proptest::prelude::*;
+
+    fn groups_of(threads: usize, size: usize) -> Vec<Vec<usize>> {
+        let chosen = |set: &u32| set.count_ones() as usize == size;
+        let members = |set: u32| (0..threads).filter(|at| set >> at & 1 == 1).collect();
+        (0..1u32 << threads).filter(chosen).map(members).collect()
+    }
+
+    fn threshold_by_enumeration(model: &GroupModel, size: usize) -> f64 {
+        let all = groups_of(model.threads(), size);
+        let lowest = |thread: usize| {
+            all.iter()
+                .filter(|group| group.contains(&thread))
+                .map(|group| model.ratio(group))
+                .fold(f64::INFINITY, f64::min)
+        };
+        (0..model.threads()).map(lowest).fold(0.0, f64::max)
+    }
+
+    fn any_reuse() -> impl Strategy<Value = ReuseTimes> {
+        (prop::collection::vec((0u32..14, 1u32..50), 1..6), 0u32..20).prop_map(|(times, never)| {
+            let mut reuse = ReuseTimes::new();
+            times.iter().for_each(|&(log, weight)| reuse.add_weighted(Some((1 << log) - 1), f64::from(weight)));
+            reuse.add_weighted(None, f64::from(never));
+            reuse
+        })
+    }
+
+    fn composed(threads: &[(ReuseTimes, f64)], size: usize, lines: u64, by: Composition) -> GroupModel {
+        let threads: Vec<(&ReuseTimes, f64)> = threads.iter().map(|(reuse, rate)| (reuse, *rate)).collect();
+        GroupModel::Composed(Composed::new(&threads, size, lines, by).unwrap())
+    }
+
+    fn check_rotation(model: &GroupModel, size: usize) -> Result<(), TestCaseError> {
+        let best = best_groups(model, size);
+        for turns in [Turns::Fair, Turns::Uniform { seed: 3 }] {
+            let groups = rotation(model, &best, turns);
+            for group in &groups {
+                let mut members = group.clone();
+                members.sort_unstable();
+                members.dedup();
+                prop_assert_eq!(members.len(), size);
+                prop_assert!(model.ratio(group) <= best.threshold * (1.0 + 1e-9));
+            }
+            prop_assert!((0..model.threads()).all(|thread| groups.iter().any(|group| group.contains(&thread))));
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+
+        /// Is the average's threshold (largest + n − 1 smallest) / n, as by enumeration?
+        #[test]
+        fn the_averages_threshold_needs_no_enumeration(ratios in prop::collection::vec(0.0f64..1.0, 4..9), size in 1usize..5) {
+            let model = GroupModel::Average(ratios.clone());
+            let found = best_groups(&model, size).threshold;
+            prop_assert!((found - threshold_by_enumeration(&model, size)).abs() < 1e-12);
+            let mut sorted = ratios;
+            sorted.sort_by(f64::total_cmp);
+            let closed = (sorted[sorted.len() - 1] + sorted[..size - 1].iter().sum::<f64>()) / size as f64;
+            prop_assert!((found - closed).abs() < 1e-12);
+            check_rotation(&model, size)?;
+        }
+
+        /// Is the composed threshold the one by enumeration, though only exchanges are tried?
+        #[test]
+        fn exchanges_find_what_enumeration_finds(
+            threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 4..9), size in 2usize..5, lines in 20u64..4000, lru: bool,
+        ) {
+            let by = if lru { Composition::Lru } else { Composition::Random };
+            let model = composed(&threads, size, lines, by);
+            let (found, expected) = (best_groups(&model, size).threshold, threshold_by_enumeration(&model, size));
+            prop_assert!((found - expected).abs() <= 1e-9 * (1.0 + expected), "{found} {expected}");
+            check_rotation(&model, size)?;
+        }
+
+        /// Do the tables give what the models give, within two points?
+        #[test]
+        fn tables_agree_with_the_models(
+            threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 3), lines in 20u64..4000, lru: bool,
+        ) {
+            let by = if lru { Composition::Lru } else { Composition::Random };
+            let rates: Vec<(&ReuseTimes, f64)> = threads.iter().map(|(reuse, rate)| (reuse, *rate)).collect();
+            let exact = if lru { lru_at_rates(&rates, lines) } else { random_at_rates(&rates, lines) }.unwrap();
+            let found = composed(&threads, 3, lines, by).ratio(&[0, 1, 2]);
+            // Synthetic reuse times are a few spikes, so the exact LRU answer may jump between two points of the grid.
+            let near = if lru { 0.12 } else { 0.02 };
+            prop_assert!((found - exact.group_miss_ratio).abs() < near, "{found} {}", exact.group_miss_ratio);
+        }
+    }
+
+    /// Do threads with equal ratios get equal turns, and a greedy one no more than the threshold allows?
+    #[test]
+    fn fair_turns_are_even_where_they_can_be() {
+        let turns = |ratios: &[f64], size: usize| {
+            let model = GroupModel::Average(ratios.to_vec());
+            let groups = rotation(&model, &best_groups(&model, size), Turns::Fair);
+            let of = |thread: usize| groups.iter().filter(|group| group.contains(&thread)).count();
+            (0..ratios.len()).map(of).collect::<Vec<usize>>()
+        };
+        assert_eq!(turns(&[0.2; 6], 3), [3; 6]);
+        let greedy = turns(&[0.9, 0.9, 0.1, 0.1, 0.1, 0.1], 3);
+        assert_eq!(greedy, [3, 3, 3, 3, 3, 3], "one greedy thread a group leaves room for all");
+        let greedy = turns(&[0.9, 0.9, 0.9, 0.9, 0.1, 0.1], 3);
+        assert!(greedy[..4].iter().all(|&turns| turns < greedy[4]), "{greedy:?}");
+    }
+
+    /// Does the walk visit all qualifying groups about equally often?
+    #[test]
+    fn the_walk_is_uniform_over_qualifying_groups() {
+        let model = GroupModel::Average(vec![0.9, 0.1, 0.1, 0.1, 0.1, 0.1]);
+        let best = best_groups(&model, 2);
+        let mut seen = std::collections::BTreeMap::new();
+        for seed in 0..200 {
+            for mut group in walk(&model, &best, seed) {
+                group.sort_unstable();
+                *seen.entry(group).or_insert(0u32) += 1;
+            }
+        }
+        assert_eq!(seen.len(), 15, "all pairs qualify");
+        let (least, most) = (seen.values().min().unwrap(), seen.values().max().unwrap());
+        assert!(f64::from(*least) > 0.75 * f64::from(*most), "{seen:?}");
+    }
+}

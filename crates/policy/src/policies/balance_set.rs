@@ -128,8 +128,15 @@ struct Known {
     phase: u32,
     /// Alone on an n-th of the cache.
     ratio: f64,
-    /// With references per cycle, where the composition is asked for.
-    shared: Option<(Vec<(Option<u64>, f64)>, f64)>,
+    /// Where the composition is asked for.
+    shared: Option<Shared>,
+}
+
+/// Reuse times in the form of profiles, and references per cycle.
+#[derive(Clone, PartialEq, Debug)]
+struct Shared {
+    times: Vec<(Option<u64>, f64)>,
+    rate: f64,
 }
 
 impl Policy for BalanceSet {
@@ -290,7 +297,8 @@ fn know(profile: &Profile, domain: &Domain<'_>, parameters: &Parameters) -> Opti
     let shared = (parameters.extension == Extension::Composed).then(|| {
         let speed = profile.observed_instr_per_cycle.or(profile.solo_instr_per_cycle)?.value;
         let rate = profile.llc_refs_per_mega_instr?.value * 1e-6 * speed;
-        Some((profile.reuse_times.clone()?, rate)).filter(|_| rate.is_finite() && rate > 0.0)
+        let times = profile.reuse_times.clone()?;
+        (rate.is_finite() && rate > 0.0).then_some(Shared { times, rate })
     });
     Some(Known { phase: profile.phase, ratio, shared: shared.flatten() })
 }
@@ -305,8 +313,8 @@ fn model(known: &[Option<Known>], domain: &Domain<'_>, parameters: &Parameters) 
     }
     let shared: Vec<(ReuseTimes, f64)> = threads()
         .map(|known| {
-            let (times, rate) = known.shared.as_ref()?;
-            Some((ReuseTimes::from_profile(times)?, *rate))
+            let shared = known.shared.as_ref()?;
+            Some((ReuseTimes::from_profile(&shared.times)?, shared.rate))
         })
         .collect::<Option<_>>()?;
     let shared: Vec<(&ReuseTimes, f64)> = shared.iter().map(|(times, rate)| (times, *rate)).collect();

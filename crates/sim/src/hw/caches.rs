@@ -10,7 +10,7 @@ use cachemate_core::{ImpossibleMachine, Level, MachineSpec, WritePolicy};
 
 use super::counters::TaskCounters;
 use super::dram::Dram;
-use super::store::{EXCLUSIVE, Evicted, MODIFIED, Meta, SHARED, SHARER_BITS, mix};
+use super::store::{EXCLUSIVE, Evicted, MODIFIED, Meta, SHARED, SHARER_BITS, TagStore, mix};
 use super::table::LineTable;
 use super::unit::{ROOT, Served, Unit};
 
@@ -120,8 +120,7 @@ impl Caches {
         let data = machine.caches.iter().filter(|cache| cache.inclusion != cachemate_core::Inclusion::Victim);
         let directory_shift = data.map(|cache| cache.line_bytes.trailing_zeros()).max().unwrap_or(6);
         let page_shift = machine.pages.page_bytes.trailing_zeros();
-        let frames = (machine.memory.size_bytes >> page_shift.max(directory_shift)) + 1;
-        let table = || LineTable::new(frames, page_shift.saturating_sub(directory_shift));
+        let table = || LineTable::new(page_shift.saturating_sub(directory_shift));
         let cycles = |cycles: Option<u32>| cycles.map(|cycles| u64::from(cycles) * ticks_per_cycle);
         Ok(Caches {
             dram: Dram::new(&machine, ticks_per_cycle),
@@ -135,6 +134,14 @@ impl Caches {
             due: Vec::new(),
             first_level_prefetches: 0,
         })
+    }
+
+    /// A core's L1s: data, and code where there is one.
+    #[inline(always)]
+    pub fn first_levels(&mut self, l1d: usize, l1i: Option<usize>) -> (&mut Unit, Option<&mut Unit>) {
+        let Some(l1i) = l1i else { return (&mut self.units[l1d], None) };
+        let [data, code] = self.units.get_disjoint_mut([l1d, l1i]).expect("a cache is of one level");
+        (data, Some(code))
     }
 
     /// Ticks to a copy of the line in another cache.
@@ -397,9 +404,11 @@ fn check(machine: &MachineSpec) -> Result<(), ImpossibleMachine> {
     }
     for (at, cache) in machine.caches.iter().enumerate() {
         let field = |name: &str| format!("caches[{at}].{name}");
-        if machine.memory.size_bytes / u64::from(cache.line_bytes) >= u64::from(u32::MAX) {
+        let lines = machine.memory.size_bytes / u64::from(cache.line_bytes);
+        let frames = machine.memory.size_bytes / machine.pages.page_bytes.max(cache.line_bytes.into());
+        if lines >> TagStore::tag_shift(cache) >= u64::from(u32::MAX) || frames >= u64::from(u32::MAX) {
             let found = machine.memory.size_bytes.to_string();
-            return fail("memory.size_bytes".to_string(), found, "fewer than 2^32 lines of the shortest kind");
+            return fail("memory.size_bytes".to_string(), found, "fewer than 2^32 lines per set and 2^32 pages");
         }
         if cache.level <= Level::L1Data && (cache.shared_by_cores != 1 || cache.inclusion != Default::default()) {
             return fail(

@@ -3,6 +3,7 @@
 //! The operating system loads threads onto contexts, lets time pass with [`Hardware::run`], and is told when a thread
 //! wants something of it. It answers translations through [`Frames`]. Nothing here decides who runs where.
 
+mod burst;
 mod caches;
 mod context;
 pub mod counters;
@@ -10,6 +11,7 @@ mod dram;
 mod pipeline;
 mod prefetch;
 pub mod probe;
+mod queue;
 mod sampling;
 mod server;
 mod store;
@@ -25,6 +27,7 @@ use cachemate_core::{
 use caches::Caches;
 use context::Context;
 use pipeline::{Around, Bounds, Core, RUN_AHEAD_CYCLES};
+use queue::Queue;
 use sampling::Sampling;
 use unit::Unit;
 
@@ -96,8 +99,8 @@ pub struct BadRequest {
 pub struct Hardware {
     spec: MachineSpec,
     cores: Vec<Core>,
-    /// Tick of each core's next event; `u64::MAX` = nothing to do.
-    keys: Vec<u64>,
+    /// By core: tick of its next event.
+    next: Queue,
     caches: Caches,
     sampling: Sampling,
     ticks_per_cycle: u64,
@@ -126,7 +129,7 @@ impl Hardware {
         let core = |at: u32| Core::new(spec, at, l1d + at as usize, l1i.map(|l1i| l1i + at as usize));
         let cores: Vec<Core> = (0..spec.cores()).map(core).collect();
         Ok(Hardware {
-            keys: vec![u64::MAX; cores.len()],
+            next: Queue::new(cores.len()),
             cores,
             caches,
             sampling: Sampling::new(&spec.counters, spec.pipeline, spec.hertz, ticks_per_cycle),
@@ -163,7 +166,7 @@ impl Hardware {
 
     fn renew_key(&mut self, cpu: CpuId) {
         let (core, _) = self.context(cpu);
-        self.keys[core] = self.cores[core].next_tick();
+        self.next.set(core, self.cores[core].next_tick());
     }
 
     /// Puts a thread on an idle context from `at_cycle` on. A thread that is there already is given back.
@@ -225,15 +228,7 @@ impl Hardware {
             sampling: self.sampling,
         };
         loop {
-            let (mut first, mut next) = ((u64::MAX, 0), (u64::MAX, 0));
-            for (core, &key) in self.keys.iter().enumerate() {
-                if key < first.0 {
-                    (next, first) = (first, (key, core));
-                } else if key < next.0 {
-                    next = (key, core);
-                }
-            }
-            let (key, at) = first;
+            let ((key, at), next) = self.next.first_two();
             if key >= end {
                 self.now = self.now.max(end);
                 let contexts = self.cores.iter_mut().flat_map(|core| &mut core.contexts);
@@ -245,7 +240,7 @@ impl Hardware {
             let shared = if at < next.1 { next.0 } else { next.0.saturating_sub(1) };
             let core = &mut self.cores[at];
             let stop = core.advance(Bounds { shared, end: end.min(next.0.saturating_add(ahead)) }, &mut around);
-            self.keys[at] = core.next_tick();
+            self.next.set(at, core.next_tick());
             if let Some(stop) = stop {
                 return stop;
             }

@@ -4,7 +4,8 @@
 //! Method: twelve bytes a line, set by set (tags, then ages, then the rest), zero meaning absent, so that the host only
 //! commits memory for sets that were used. Ways keep their position (way masks need it); LRU is an age per line from a
 //! clock of the cache, which is renumbered before it could wrap.
-//! Properties: lines are full physical line numbers plus one, so nothing has to be inverted when a line leaves.
+//! Properties: a tag is the line number without its set bits (where sets are a power of two), plus one; set and tag
+//! give the line back when it leaves.
 
 use cachemate_core::{CacheSpec, Replacement};
 
@@ -63,6 +64,8 @@ pub(crate) struct TagStore {
     sets: u64,
     /// `sets - 1` where sets are a power of two.
     set_mask: Option<u64>,
+    /// Bits of the line number that the set gives: none where sets are no power of two.
+    tag_shift: u32,
     slices: u64,
     replacement: Replacement,
     /// Per set: tags, ages (or tree bits), metas; `ways` of each.
@@ -71,15 +74,48 @@ pub(crate) struct TagStore {
     random: u64,
 }
 
-/// Finds `tag` among the first `N` words without a branch per way.
+/// Ways of four consecutive words that equal `tag`, as bits.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn find_among<const N: usize>(words: &[u32], tag: u32) -> u32 {
-    let Some(words) = words.first_chunk::<N>() else { return 0 };
-    let mut found = 0;
-    for (way, &word) in words.iter().enumerate() {
-        found |= u32::from(word == tag) << way;
+fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
+    use core::arch::x86_64::{_mm_castsi128_ps, _mm_cmpeq_epi32, _mm_movemask_ps, _mm_set_epi32, _mm_set1_epi32};
+    // SAFETY: every x86-64 has SSE2.
+    unsafe {
+        let words = _mm_set_epi32(words[3] as i32, words[2] as i32, words[1] as i32, words[0] as i32);
+        _mm_movemask_ps(_mm_castsi128_ps(_mm_cmpeq_epi32(words, _mm_set1_epi32(tag as i32)))) as u32
     }
-    found
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
+    words.iter().zip(0..).fold(0, |found, (&word, way)| found | u32::from(word == tag) << way)
+}
+
+/// First of the words that equals `tag`, without a branch per way.
+#[inline(always)]
+fn position(words: &[u32], tag: u32) -> Option<usize> {
+    let (fours, rest) = words.as_chunks::<4>();
+    if fours.len() <= 4 {
+        let found = fours.iter().zip(0..).fold(0, |found, (four, nth)| found | equal_4(four, tag) << (4 * nth));
+        let found =
+            rest.iter().zip(4 * fours.len()..).fold(found, |found, (&word, way)| found | u32::from(word == tag) << way);
+        return (found != 0).then(|| found.trailing_zeros() as usize);
+    }
+    for (nth, four) in fours.iter().enumerate() {
+        let found = equal_4(four, tag);
+        if found != 0 {
+            return Some(4 * nth + found.trailing_zeros() as usize);
+        }
+    }
+    rest.iter().position(|&word| word == tag).map(|way| 4 * fours.len() + way)
+}
+
+/// The first of the least.
+#[inline(always)]
+fn least(ages: &[u32]) -> usize {
+    let both = ages.iter().zip(0..).map(|(&age, way)| u64::from(age) << 32 | way);
+    both.fold(u64::MAX, u64::min) as u32 as usize
 }
 
 impl TagStore {
@@ -90,12 +126,30 @@ impl TagStore {
             ways,
             sets,
             set_mask: sets.is_power_of_two().then(|| sets - 1),
+            tag_shift: Self::tag_shift(spec),
             slices,
             replacement: spec.replacement,
             words: vec![0; (sets * slices) as usize * ways * 3],
             clock: 0,
             random: seed,
         }
+    }
+
+    /// Bits of the line number that tags do without.
+    pub fn tag_shift(spec: &CacheSpec) -> u32 {
+        let sets = spec.sets_per_slice();
+        if sets.is_power_of_two() { sets.trailing_zeros() } else { 0 }
+    }
+
+    #[inline(always)]
+    fn tag(&self, line: u64) -> u32 {
+        (line >> self.tag_shift) as u32 + 1
+    }
+
+    /// The line with this tag in the set of another line.
+    #[inline(always)]
+    fn line_of(&self, tag: u32, set_of: u64) -> u64 {
+        (u64::from(tag) - 1) << self.tag_shift | set_of & ((1 << self.tag_shift) - 1)
     }
 
     /// All sets, of all slices.
@@ -125,23 +179,18 @@ impl TagStore {
     #[inline(always)]
     fn way_of(&self, base: usize, tag: u32) -> Option<usize> {
         let words = &self.words[base..base + self.ways];
-        let found = match self.ways {
-            2 => find_among::<2>(words, tag),
-            4 => find_among::<4>(words, tag),
-            8 => find_among::<8>(words, tag),
-            12 => find_among::<12>(words, tag),
-            16 => find_among::<16>(words, tag),
-            32 => find_among::<32>(words, tag),
-            _ => return words.iter().position(|&word| word == tag),
-        };
-        (found != 0).then(|| found.trailing_zeros() as usize)
+        match *words {
+            [first, second] if first == tag || second == tag => Some(usize::from(first != tag)),
+            [_, _] => None,
+            _ => position(words, tag),
+        }
     }
 
     /// Place of the line, for the calls below; its replacement state is left alone.
     #[inline(always)]
     pub fn find(&self, line: u64) -> Option<usize> {
         let base = self.base(line);
-        self.way_of(base, line as u32 + 1).map(|way| base + way)
+        self.way_of(base, self.tag(line)).map(|way| base + way)
     }
 
     #[inline(always)]
@@ -152,14 +201,6 @@ impl TagStore {
     #[inline(always)]
     pub fn set_meta(&mut self, place: usize, meta: Meta) {
         self.words[place + 2 * self.ways] = meta.0;
-    }
-
-    /// Looks up and, where present, makes it most recent: the fast way. Place and meta.
-    #[inline(always)]
-    pub fn touch_if_present(&mut self, line: u64) -> Option<(usize, Meta)> {
-        let place = self.find(line)?;
-        self.touch(line, place);
-        Some((place, self.meta(place)))
     }
 
     /// Makes the line at `place` the most recent of its set.
@@ -218,27 +259,46 @@ impl TagStore {
     }
 
     /// Way to fill: an empty allowed one, else by policy. `mask` `None` = all ways.
+    #[inline]
     fn victim(&mut self, base: usize, mask: Option<u64>) -> usize {
-        let allowed = |way: usize| mask.is_none_or(|mask| mask >> way & 1 == 1);
-        let tags = &self.words[base..base + self.ways];
-        match self.replacement {
-            Replacement::Lru => {
-                // Absent lines have age 0, so they go first.
-                let ages = &self.words[base + self.ways..base + 2 * self.ways];
-                let ways = ages.iter().enumerate().filter(|&(way, _)| allowed(way));
-                ways.min_by_key(|&(_, &age)| age).map_or(0, |(way, _)| way)
-            }
-            _ if (0..self.ways).any(|way| tags[way] == 0 && allowed(way)) => {
-                (0..self.ways).find(|&way| tags[way] == 0 && allowed(way)).unwrap_or(0)
-            }
-            Replacement::TreePlru => self.tree_victim(base, allowed),
-            Replacement::Random => {
-                let count = (0..self.ways).filter(|&way| allowed(way)).count() as u64;
-                self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                let nth = ((u128::from(mix(self.random)) * u128::from(count)) >> 64) as usize;
-                (0..self.ways).filter(|&way| allowed(way)).nth(nth).unwrap_or(0)
-            }
+        if let Some(mask) = mask {
+            return self.masked_victim(base, mask);
         }
+        if self.replacement == Replacement::Lru {
+            // Absent lines have age 0, so they go first.
+            return least(&self.words[base + self.ways..base + 2 * self.ways]);
+        }
+        if let Some(empty) = position(&self.words[base..base + self.ways], 0) {
+            return empty;
+        }
+        match self.replacement {
+            Replacement::Random => self.throw(self.ways as u64),
+            _ => self.tree_victim(base, |_| true),
+        }
+    }
+
+    fn masked_victim(&mut self, base: usize, mask: u64) -> usize {
+        let allowed = |way: &usize| mask >> way & 1 == 1;
+        let words = &self.words[base..base + 2 * self.ways];
+        if self.replacement == Replacement::Lru {
+            return (0..self.ways).filter(allowed).min_by_key(|way| words[self.ways + way]).unwrap_or(0);
+        }
+        if let Some(empty) = (0..self.ways).filter(allowed).find(|&way| words[way] == 0) {
+            return empty;
+        }
+        match self.replacement {
+            Replacement::Random => {
+                let nth = self.throw((0..self.ways).filter(allowed).count() as u64);
+                (0..self.ways).filter(allowed).nth(nth).unwrap_or(0)
+            }
+            _ => self.tree_victim(base, |way| allowed(&way)),
+        }
+    }
+
+    /// Uniform below `count`.
+    fn throw(&mut self, count: u64) -> usize {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        ((u128::from(mix(self.random)) * u128::from(count)) >> 64) as usize
     }
 
     /// Puts a line in that is not there, as the most recent. What had to leave is given back.
@@ -247,8 +307,8 @@ impl TagStore {
         let way = self.victim(base, mask);
         let place = base + way;
         let old = self.words[place];
-        let evicted = (old != 0).then(|| Evicted { line: u64::from(old) - 1, meta: self.meta(place) });
-        self.words[place] = line as u32 + 1;
+        let evicted = (old != 0).then(|| Evicted { line: self.line_of(old, line), meta: self.meta(place) });
+        self.words[place] = self.tag(line);
         self.set_meta(place, meta);
         self.touch(line, place);
         evicted
@@ -266,10 +326,10 @@ impl TagStore {
     /// All lines present, set by set.
     #[cfg(test)]
     pub fn lines(&self) -> impl Iterator<Item = (u64, Meta)> + '_ {
-        self.words.chunks_exact(self.ways * 3).flat_map(move |set| {
-            (0..self.ways)
-                .filter(move |&way| set[way] != 0)
-                .map(move |way| (u64::from(set[way]) - 1, Meta(set[way + 2 * self.ways])))
+        let sets = self.words.chunks_exact(self.ways * 3).enumerate();
+        sets.flat_map(move |(at, set)| {
+            let present = (0..self.ways).filter(move |&way| set[way] != 0);
+            present.map(move |way| (self.line_of(set[way], at as u64 % self.sets), Meta(set[way + 2 * self.ways])))
         })
     }
 }

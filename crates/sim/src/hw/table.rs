@@ -1,56 +1,89 @@
 //! A sixteen-bit word per line of physical memory, held only for pages that were used.
 //!
 //! Serves as the memory of how each line last left a cache (the cause of the next miss), and as the directory of
-//! which caches may hold it. One look is two array reads, no hashing.
+//! which caches may hold it. Pages are found by their frame in an open-addressed table, so that the size follows what
+//! was used and not the machine's memory.
 
-/// Words of 1024 pages are allocated together.
-const PAGES_PER_SEGMENT: usize = 1024;
+#[derive(Clone, Copy, Default)]
+struct Slot {
+    /// Frame + 1; 0 = free.
+    key: u32,
+    /// Number of the page's words.
+    page: u32,
+}
 
 pub(crate) struct LineTable {
     lines_per_page_shift: u32,
-    /// By frame: number of the page's words + 1; 0 = none yet. Zeroed memory that the host commits when touched.
-    pages: Vec<u32>,
-    segments: Vec<Box<[u16]>>,
+    /// A power of two, at most half of it in use.
+    slots: Vec<Slot>,
+    slot_shift: u32,
+    words: Vec<u16>,
     used: u32,
 }
 
 impl LineTable {
-    /// For `frames` pages of `1 << lines_per_page_shift` lines each.
-    pub fn new(frames: u64, lines_per_page_shift: u32) -> Self {
-        LineTable { lines_per_page_shift, pages: vec![0; frames as usize], segments: Vec::new(), used: 0 }
+    /// For pages of `1 << lines_per_page_shift` lines each; frames are below 2^32 - 1.
+    pub fn new(lines_per_page_shift: u32) -> Self {
+        LineTable {
+            lines_per_page_shift,
+            slots: vec![Slot::default(); 64],
+            slot_shift: 64 - 6,
+            words: Vec::new(),
+            used: 0,
+        }
     }
 
-    fn split(&self, line: u64) -> (usize, usize) {
+    #[inline]
+    fn split(&self, line: u64) -> (u32, usize) {
         let in_page = line & ((1 << self.lines_per_page_shift) - 1);
-        ((line >> self.lines_per_page_shift) as usize, in_page as usize)
+        ((line >> self.lines_per_page_shift) as u32 + 1, in_page as usize)
+    }
+
+    /// The page's slot, or the free one where it would go.
+    #[inline]
+    fn slot(&self, key: u32) -> usize {
+        let mut at = (u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.slot_shift) as usize;
+        loop {
+            let found = self.slots[at].key;
+            if found == key || found == 0 {
+                return at;
+            }
+            at = (at + 1) & (self.slots.len() - 1);
+        }
     }
 
     #[inline]
     pub fn get(&self, line: u64) -> u16 {
-        let (frame, in_page) = self.split(line);
-        match self.pages[frame] {
-            0 => 0,
-            page => {
-                let page = page as usize - 1;
-                let within = (page % PAGES_PER_SEGMENT) << self.lines_per_page_shift;
-                self.segments[page / PAGES_PER_SEGMENT][within + in_page]
-            }
-        }
+        let (key, in_page) = self.split(line);
+        let Slot { key: found, page } = self.slots[self.slot(key)];
+        if found == 0 { 0 } else { self.words[((page as usize) << self.lines_per_page_shift) + in_page] }
     }
 
     #[inline]
     pub fn at(&mut self, line: u64) -> &mut u16 {
-        let (frame, in_page) = self.split(line);
-        if self.pages[frame] == 0 {
-            if (self.used as usize).is_multiple_of(PAGES_PER_SEGMENT) {
-                let words = PAGES_PER_SEGMENT << self.lines_per_page_shift;
-                self.segments.push(vec![0; words].into_boxed_slice());
-            }
-            self.used += 1;
-            self.pages[frame] = self.used;
+        let (key, in_page) = self.split(line);
+        let mut slot = self.slot(key);
+        if self.slots[slot].key == 0 {
+            slot = self.add(key);
         }
-        let page = self.pages[frame] as usize - 1;
-        let within = (page % PAGES_PER_SEGMENT) << self.lines_per_page_shift;
-        &mut self.segments[page / PAGES_PER_SEGMENT][within + in_page]
+        &mut self.words[((self.slots[slot].page as usize) << self.lines_per_page_shift) + in_page]
+    }
+
+    #[cold]
+    fn add(&mut self, key: u32) -> usize {
+        if 2 * (self.used as usize + 1) > self.slots.len() {
+            let larger = vec![Slot::default(); 2 * self.slots.len()];
+            let old = std::mem::replace(&mut self.slots, larger);
+            self.slot_shift -= 1;
+            for slot in old.into_iter().filter(|slot| slot.key != 0) {
+                let at = self.slot(slot.key);
+                self.slots[at] = slot;
+            }
+        }
+        let at = self.slot(key);
+        self.slots[at] = Slot { key, page: self.used };
+        self.used += 1;
+        self.words.resize((self.used as usize) << self.lines_per_page_shift, 0);
+        at
     }
 }

@@ -22,22 +22,38 @@ pub(crate) enum Served {
 
 /// Fills on their way: line, tick of arrival, where from. Small; old ones go when it is full.
 #[derive(Default)]
-pub(crate) struct Pending(Vec<(u64, u64, Served)>);
+pub(crate) struct Pending {
+    fills: Vec<(u64, u64, Served)>,
+    /// Length at which those that have arrived are dropped.
+    sweep_at: usize,
+}
 
 const PENDING_AT_MOST: usize = 64;
+const SWEEP_AT_LEAST: usize = 12;
 
 impl Pending {
+    /// The line is being filled (again): what is known of an earlier fill does not matter any more.
+    #[inline]
     pub fn add(&mut self, line: u64, done: u64, served: Served, now: u64) {
-        if self.0.len() >= PENDING_AT_MOST {
-            self.0.retain(|&(_, done, _)| done > now);
-            if self.0.len() >= PENDING_AT_MOST {
-                self.0.remove(0);
-            }
+        if let Some(earlier) = self.fills.iter_mut().rev().find(|entry| entry.0 == line) {
+            *earlier = (line, done, served);
+            return;
         }
-        self.0.push((line, done, served));
+        if self.fills.len() >= self.sweep_at {
+            self.sweep(now);
+        }
+        self.fills.push((line, done, served));
     }
+    fn sweep(&mut self, now: u64) {
+        self.fills.retain(|&(_, done, _)| done > now);
+        if self.fills.len() >= PENDING_AT_MOST {
+            self.fills.remove(0);
+        }
+        self.sweep_at = (2 * self.fills.len()).clamp(SWEEP_AT_LEAST, PENDING_AT_MOST);
+    }
+    #[inline]
     pub fn until(&self, line: u64) -> Option<(u64, Served)> {
-        self.0.iter().rev().find(|entry| entry.0 == line).map(|&(_, done, served)| (done, served))
+        self.fills.iter().rev().find(|entry| entry.0 == line).map(|&(_, done, served)| (done, served))
     }
 }
 
@@ -105,8 +121,6 @@ impl Unit {
     pub fn new(machine: &MachineSpec, spec: &CacheSpec, instance: u32, ticks_per_cycle: u64, seed: u64) -> Self {
         let line_shift = spec.line_bytes.trailing_zeros();
         let page_shift = machine.pages.page_bytes.trailing_zeros();
-        // A line larger than a page still has one word in each of its pages' tables.
-        let frames = (machine.memory.size_bytes >> page_shift.max(line_shift)) + 1;
         let fetchers = machine.prefetchers.iter().copied().filter(|fetcher| match fetcher {
             PrefetcherSpec::Stride { level, .. } | PrefetcherSpec::AdjacentLine { level } => *level == spec.level,
         });
@@ -129,7 +143,7 @@ impl Unit {
             counters: CacheCounters::default(),
             occupancy: Vec::new(),
             matrix: Matrix::default(),
-            history: LineTable::new(frames, page_shift.saturating_sub(line_shift)),
+            history: LineTable::new(page_shift.saturating_sub(line_shift)),
         }
     }
 

@@ -11,9 +11,10 @@ use super::unit::{ROOT, Served};
 const STORE_BYTES: u64 = 8;
 
 impl Caches {
-    /// A request at an L1 that the fast way did not serve. Counts the reference and what follows from it.
-    pub fn first_level(&mut self, l1: usize, ask: &Ask, counters: &mut TaskCounters) -> Answer {
-        let answer = self.demand(l1, ask, counters);
+    /// A request at an L1 that the fast way did not serve. Counts the reference and what follows from it. `place`: where
+    /// the L1 has the line.
+    pub fn first_level(&mut self, l1: usize, place: Option<usize>, ask: &Ask, counters: &mut TaskCounters) -> Answer {
+        let answer = self.demand(l1, place, ask, counters);
         self.first_level_prefetches = 0;
         if !self.due.is_empty() {
             self.start_prefetches(ask, counters);
@@ -21,15 +22,16 @@ impl Caches {
         answer
     }
 
-    fn demand(&mut self, l1: usize, ask: &Ask, counters: &mut TaskCounters) -> Answer {
+    fn demand(&mut self, l1: usize, place: Option<usize>, ask: &Ask, counters: &mut TaskCounters) -> Answer {
         let unit = &mut self.units[l1];
         let (level, line, parent) = (unit.level, ask.address >> unit.line_shift, unit.parent);
         let through = ask.store && unit.write == WritePolicy::Through;
         counters.levels[level as usize].references += 1;
         unit.counters.demand.references += 1;
-        if let Some((place, mut meta)) = unit.store.touch_if_present(line) {
+        if let Some(place) = place {
+            unit.store.touch(line, place);
+            let meta = unit.store.meta(place);
             let mut answer = self.wait_for_fill(l1, line, place, ask, counters);
-            meta.0 &= !SPECIAL;
             if through {
                 let beyond = self.fetch(parent, l1, &Ask { through: true, ..*ask }, counters);
                 answer = Answer { done: answer.done.max(beyond.done), ..beyond };
@@ -118,12 +120,47 @@ impl Caches {
         }
         let victim = unit.is_victim();
         let place = unit.store.find(line);
+        if let Some(place) = place
+            && let Some(answer) = self.plain_hit(at, child, line, place, ask)
+        {
+            return answer;
+        }
+        let unit = &self.units[at];
         let sector = unit.sector(ask.address, below);
         match place.filter(|&place| !victim || unit.store.meta(place).sharers() & sector != 0) {
             Some(place) if victim => self.hit_victim(at, child, place, ask, counters),
             Some(place) => self.hit(at, child, line, place, ask, counters),
             None => self.miss(at, child, line, ask, counters),
         }
+    }
+
+    /// A hit that concerns no other cache before this one: what most are. `None` = another kind; nothing was done.
+    #[inline]
+    fn plain_hit(&mut self, at: usize, child: usize, line: u64, place: usize, ask: &Ask) -> Option<Answer> {
+        let (below, bit) = (self.units[child].line_shift, self.units[child].bit);
+        let unit = &mut self.units[at];
+        let meta = unit.store.meta(place);
+        let others = meta.sharers() & !bit != 0 || unit.children.len() > SHARER_BITS as usize;
+        let asks_others = others && (ask.store || unit.children_own);
+        let upgrades = ask.store && (meta.state() == SHARED || unit.write == WritePolicy::Through);
+        if meta.0 & SPECIAL != 0 || asks_others || upgrades || unit.is_victim() {
+            return None;
+        }
+        unit.store.touch(line, place);
+        let mut queue = 0;
+        if ask.through {
+            unit.store.set_meta(place, meta.with_state(MODIFIED));
+        } else {
+            queue = unit.pass_out(ask.at, 1 << below);
+            unit.store.set_meta(place, meta.with_sharers(meta.sharers() | bit));
+        }
+        Some(Answer {
+            done: ask.at + unit.latency + queue,
+            queue,
+            served: Served::Hit(unit.level),
+            exclusive: meta.state() >= EXCLUSIVE,
+            dirty: false,
+        })
     }
 
     fn hit(

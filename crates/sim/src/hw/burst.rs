@@ -1,0 +1,525 @@
+//! One run of a context: quickly through what nobody else sees, then whatever ended that.
+//!
+//! `quick` is the loop that nearly all accesses pass through: L1 hits and fetches of code that is there. It ends with an
+//! `Event`, which is dealt with at its tick; then it is entered again, until the run has an `Outcome`.
+
+use cachemate_core::{Access, AccessKind, Level, Turn, WritePolicy};
+
+use super::Frames;
+use super::caches::{Answer, Ask};
+use super::context::{Context, Outstanding, Spent, Wait};
+use super::pipeline::{Around, Core, Run};
+use super::sampling::Miss;
+use super::store::{MODIFIED, SHARED, SPECIAL};
+use super::thread::Thread;
+use super::unit::{Served, Unit};
+
+/// How a run ended.
+pub(crate) enum Outcome {
+    /// Its time is up, or the turn is.
+    Yield,
+    /// Something that others see is due and must wait for the cores behind.
+    Held,
+    Blocked,
+    Turn(Turn),
+    Interrupt,
+}
+
+/// Why the quick way ended. At all but `BatchEnd`, `Jump` and `Compute` the instructions before have been issued.
+enum Event {
+    BatchEnd,
+    /// Time or window is used up.
+    Budget,
+    /// The next line of code is not at hand.
+    Fetch,
+    Jump(Access),
+    Compute(Access),
+    Depends,
+    Translate(Access),
+    /// With the line's place in the L1.
+    Memory(Access, Option<usize>),
+}
+
+/// What a run carries along.
+struct Burst {
+    run: Run,
+    t: u64,
+    /// Tick up to which time and window allow to issue.
+    stop: u64,
+    /// Instructions of the next record that have been issued.
+    skip: u64,
+    /// This context's part of the window.
+    window: u64,
+    page: u64,
+    frame: u64,
+    /// L1 hits of data and of code that are not yet in the counters.
+    hits: u64,
+    fetches: u64,
+    spent: Spent,
+}
+
+impl Burst {
+    /// Issues `count` instructions of the next record.
+    #[inline]
+    fn pass(&mut self, count: u64, thread: &mut Thread, context: &mut Context) {
+        self.t += count;
+        self.skip += count;
+        context.issued += count;
+        thread.fetch_left -= if thread.fetch_left == u64::MAX { 0 } else { count };
+    }
+
+    /// Until when time and window allow to issue.
+    #[inline]
+    fn bound(&self, in_order: bool, context: &mut Context) -> u64 {
+        if in_order {
+            return self.run.limit;
+        }
+        self.run.limit.min(self.t.saturating_add(window_left(context, self.window, self.t)))
+    }
+
+    /// Must what is due at this tick wait for cores behind?
+    #[inline]
+    fn is_held(&self, context: &mut Context) -> bool {
+        context.ready = self.t;
+        self.t > self.run.shared
+    }
+
+    /// The time is up, or the window is full (then the oldest load is waited for). `None` = neither.
+    fn out_of_budget(&self, context: &mut Context) -> Option<Outcome> {
+        context.ready = self.t;
+        if self.t >= self.run.limit {
+            return Some(Outcome::Yield);
+        }
+        let oldest = context.outstanding.iter().find(|miss| miss.instruction.is_some() && miss.done > self.t)?;
+        (context.ready, context.wait) = (oldest.done, Some(oldest.wait));
+        Some(Outcome::Blocked)
+    }
+}
+
+impl Core {
+    /// Runs one context. On return `ready` and `wait` of the context say what is next; the tick it got to.
+    pub fn execute<const WATCHED: bool>(
+        &mut self,
+        run: Run,
+        thread: &mut Thread,
+        around: &mut Around<'_>,
+    ) -> (Outcome, u64) {
+        let mut burst = Burst {
+            run,
+            t: run.start,
+            stop: run.start,
+            skip: thread.skip,
+            window: if self.in_order { u64::MAX } else { self.window / self.loaded(run.nth) },
+            page: u64::MAX,
+            frame: 0,
+            hits: 0,
+            fetches: 0,
+            spent: Spent::default(),
+        };
+        let outcome = loop {
+            let event = self.quick::<WATCHED>(&mut burst, thread, around);
+            if let Some(outcome) = self.slow::<WATCHED>(event, &mut burst, thread, around) {
+                break outcome;
+            }
+        };
+        thread.skip = burst.skip;
+        thread.counters.levels[Level::L1Data as usize].references += burst.hits;
+        around.caches.units[self.l1d].counters.demand.references += burst.hits;
+        if let Some(l1i) = self.l1i.filter(|_| burst.fetches > 0) {
+            thread.counters.levels[Level::L1Instruction as usize].references += burst.fetches;
+            around.caches.units[l1i].counters.demand.references += burst.fetches;
+        }
+        self.contexts[run.nth].spent(&mut thread.counters, burst.t - run.start, burst.t, burst.spent);
+        (outcome, burst.t)
+    }
+
+    /// Contexts with a thread, this one among them.
+    fn loaded(&self, nth: usize) -> u64 {
+        let others = self.contexts.iter().enumerate().filter(|(at, context)| *at != nth && context.thread.is_some());
+        1 + others.count() as u64
+    }
+
+    /// Goes on while nothing but time, window, L1 hits and code at hand is needed.
+    #[inline(always)]
+    fn quick<const WATCHED: bool>(&mut self, burst: &mut Burst, thread: &mut Thread, around: &mut Around<'_>) -> Event {
+        let context = &mut self.contexts[burst.run.nth];
+        let page_shift = around.page_shift;
+        let page_mask = (1u64 << page_shift) - 1;
+        let (data, mut code) = around.caches.first_levels(self.l1d, self.l1i);
+        let (shift, latency, through) = (data.line_shift, data.latency, data.write == WritePolicy::Through);
+        let store = &mut data.store;
+        let mut begun = burst.t;
+        let mut stop = burst.bound(self.in_order, context);
+        let (mut t, mut skip, mut hits) = (burst.t, burst.skip, 0);
+        let (mut page, mut frame) = (burst.page, burst.frame);
+        let endless = thread.fetch_left == u64::MAX;
+        let mut fetch_left = thread.fetch_left;
+        let mut position = thread.position;
+        let event = 'run: loop {
+            let Some(&access) = thread.batch.get(position) else { break Event::BatchEnd };
+            let kind = access.kind();
+            match kind {
+                AccessKind::Load | AccessKind::Store => {}
+                AccessKind::Jump => break Event::Jump(access),
+                AccessKind::Compute => break Event::Compute(access),
+            }
+            let n = u64::from(access.gap()) + 1 - skip;
+            let budget = (stop - t).min(fetch_left);
+            if n > budget {
+                (t, skip, fetch_left) = (t + budget, skip + budget, fetch_left - budget);
+                if fetch_left > 0 {
+                    break Event::Budget;
+                }
+                let Some(code) = &mut code else { break Event::Fetch };
+                if !quick_fetch(code, thread, page_shift) {
+                    break Event::Fetch;
+                }
+                burst.fetches += 1;
+                fetch_left = thread.fetch_left;
+                if !self.in_order {
+                    context.issued += t - begun;
+                    (begun, burst.t) = (t, t);
+                    stop = burst.bound(false, context);
+                }
+                continue;
+            }
+            let issue = t + n - 1;
+            let address = access.address();
+            let event = 'other: {
+                if access.is_dependent() && context.value_at > issue {
+                    break 'other Event::Depends;
+                }
+                if address >> page_shift != page {
+                    let Some(found) = thread.tlb.find(address >> page_shift) else {
+                        break 'other Event::Translate(access);
+                    };
+                    (page, frame) = (address >> page_shift, found << page_shift);
+                }
+                let line = (frame | address & page_mask) >> shift;
+                let Some(place) = store.find(line) else { break 'other Event::Memory(access, None) };
+                let meta = store.meta(place);
+                let owned = kind == AccessKind::Load || !(through || meta.state() == SHARED);
+                if meta.0 & SPECIAL != 0 || !owned {
+                    break 'other Event::Memory(access, Some(place));
+                }
+                if kind == AccessKind::Store {
+                    store.set_meta(place, meta.with_state(MODIFIED));
+                } else {
+                    context.value_at = issue + latency;
+                    context.value_from = Served::Hit(Level::L1Data);
+                }
+                store.touch(line, place);
+                if WATCHED {
+                    let (set, sets) = (store.set_of(line), store.all_sets());
+                    thread.probes.on_access(address >> shift, issue, set, sets, around.sampling);
+                }
+                hits += 1;
+                (t, fetch_left, skip) = (t + n, fetch_left - n, 0);
+                position += 1;
+                continue 'run;
+            };
+            (t, fetch_left, skip) = (issue, fetch_left - (n - 1), skip + n - 1);
+            break event;
+        };
+        context.issued += t - begun;
+        thread.position = position;
+        thread.fetch_left = if endless { u64::MAX } else { fetch_left };
+        (burst.t, burst.stop, burst.skip) = (t, stop, skip);
+        (burst.page, burst.frame) = (page, frame);
+        burst.hits += hits;
+        event
+    }
+
+    /// Deals with what ended the quick way. `Some` = the run ends, too.
+    #[inline(always)]
+    fn slow<const WATCHED: bool>(
+        &mut self,
+        event: Event,
+        burst: &mut Burst,
+        thread: &mut Thread,
+        around: &mut Around<'_>,
+    ) -> Option<Outcome> {
+        let context = &mut self.contexts[burst.run.nth];
+        match event {
+            Event::Memory(access, place) => self.memory::<WATCHED>(access, place, burst, thread, around),
+            Event::Budget => burst.out_of_budget(context),
+            Event::Fetch => self.fetch(burst, thread, around),
+            Event::Jump(access) => self.jump(access, burst, thread, around),
+            Event::Compute(access) => self.compute(access, burst, thread),
+            Event::BatchEnd => batch_end(burst, thread, context),
+            Event::Depends => depends(burst, thread, context),
+            Event::Translate(access) => {
+                if burst.is_held(context) {
+                    return Some(Outcome::Held);
+                }
+                let store = access.kind() == AccessKind::Store;
+                let cost = translate(thread, access.address() >> around.page_shift, context, store, around);
+                burst.spent.faults += cost;
+                context.ready = burst.t + cost;
+                (cost > 0).then_some(Outcome::Blocked)
+            }
+        }
+    }
+
+    fn jump(
+        &mut self,
+        access: Access,
+        burst: &mut Burst,
+        thread: &mut Thread,
+        around: &mut Around<'_>,
+    ) -> Option<Outcome> {
+        let context = &mut self.contexts[burst.run.nth];
+        let left = access.instructions() - burst.skip;
+        let done = left.min(burst.stop - burst.t).min(thread.fetch_left);
+        burst.pass(done, thread, context);
+        if done == left {
+            burst.skip = 0;
+            thread.position += 1;
+            if let Some(l1i) = self.l1i {
+                thread.jump(access.address(), 1 << around.caches.units[l1i].line_shift);
+            }
+            None
+        } else if thread.fetch_left == 0 {
+            self.fetch(burst, thread, around)
+        } else {
+            burst.out_of_budget(context)
+        }
+    }
+
+    fn compute(&mut self, access: Access, burst: &mut Burst, thread: &mut Thread) -> Option<Outcome> {
+        let context = &mut self.contexts[burst.run.nth];
+        let room = burst.bound(self.in_order, context) - burst.t;
+        let left = access.instructions() - burst.skip;
+        let done = left.min(room);
+        burst.t += done;
+        context.issued += done;
+        burst.skip += done;
+        if done < left {
+            return burst.out_of_budget(context);
+        }
+        burst.skip = 0;
+        thread.position += 1;
+        None
+    }
+
+    /// An access that goes beyond the L1, or waits there.
+    #[inline(always)]
+    fn memory<const WATCHED: bool>(
+        &mut self,
+        access: Access,
+        place: Option<usize>,
+        burst: &mut Burst,
+        thread: &mut Thread,
+        around: &mut Around<'_>,
+    ) -> Option<Outcome> {
+        let nth = burst.run.nth;
+        if burst.is_held(&mut self.contexts[nth]) {
+            return Some(Outcome::Held);
+        }
+        if let Some(outcome) = self.no_room(nth, burst.t) {
+            return Some(outcome);
+        }
+        let store = access.kind() == AccessKind::Store;
+        let issue = burst.t;
+        let ask = Ask {
+            address: burst.frame | access.address() & ((1 << around.page_shift) - 1),
+            at: issue,
+            store,
+            through: false,
+            prefetch: false,
+            task: thread.slot(),
+            class: thread.class,
+            package: self.package,
+        };
+        let probed = !thread.probes.is_empty();
+        let before = if probed { thread.counters.levels[1].all_misses() } else { 0 };
+        let unit = &around.caches.units[self.l1d];
+        let nearest = issue + unit.latency;
+        if WATCHED {
+            let line = ask.address >> unit.line_shift;
+            let (set, sets) = (unit.store.set_of(line), unit.store.all_sets());
+            thread.probes.on_access(access.address() >> unit.line_shift, issue, set, sets, around.sampling);
+        }
+        let answer = around.caches.first_level(self.l1d, place, &ask, &mut thread.counters);
+        let context = &mut self.contexts[nth];
+        thread.position += 1;
+        burst.pass(1, thread, context);
+        burst.skip = 0;
+        let mut blocked = context.issued_miss(&answer, nearest, burst.t, store, self.in_order);
+        if probed && thread.counters.levels[1].all_misses() > before {
+            let through = store && around.caches.units[self.l1d].write == WritePolicy::Through;
+            let found = self.probe(access, &ask, &answer, !through, burst, thread, around);
+            blocked |= found.ticks > 0;
+            if found.full {
+                return Some(Outcome::Interrupt);
+            }
+        }
+        blocked.then_some(Outcome::Blocked)
+    }
+
+    /// Shows a miss of the L1 to the probes.
+    #[cold]
+    #[allow(clippy::too_many_arguments)]
+    fn probe(
+        &mut self,
+        access: Access,
+        ask: &Ask,
+        answer: &Answer,
+        traced: bool,
+        burst: &mut Burst,
+        thread: &mut Thread,
+        around: &mut Around<'_>,
+    ) -> super::sampling::SetOff {
+        let context = &mut self.contexts[burst.run.nth];
+        let seen = Miss {
+            virtual_address: access.address(),
+            physical_address: ask.address,
+            line_shift: around.caches.units[self.l1d].line_shift,
+            at: ask.at,
+            latency: answer.done - ask.at,
+            served: answer.served,
+            instruction: context.issued,
+            traced,
+            dependent: access.is_dependent(),
+            prefetches: around.caches.first_level_prefetches,
+        };
+        thread.probes.on_path(&seen, self.l1d, around.caches);
+        let found = thread.probes.on_miss(&seen, thread.task, around.sampling);
+        thread.probes.cost_ticks += found.ticks;
+        burst.spent.interrupts += found.ticks;
+        context.ready += found.ticks;
+        found
+    }
+
+    /// The next line of code. `Some` = the context cannot go on at once.
+    fn fetch(&mut self, burst: &mut Burst, thread: &mut Thread, around: &mut Around<'_>) -> Option<Outcome> {
+        let context = &mut self.contexts[burst.run.nth];
+        let l1i = self.l1i?;
+        let address = thread.next_code;
+        let (page_shift, t) = (around.page_shift, burst.t);
+        let unit = &mut around.caches.units[l1i];
+        if quick_fetch(unit, thread, page_shift) {
+            burst.fetches += 1;
+            return None;
+        }
+        if burst.is_held(context) {
+            return Some(Outcome::Held);
+        }
+        let Some(frame) = thread.tlb.find(address >> page_shift) else {
+            // Comes here again with the translation at hand.
+            burst.spent.faults += translate(thread, address >> page_shift, context, false, around);
+            context.ready = t + burst.spent.faults;
+            return Some(Outcome::Blocked);
+        };
+        let ask = Ask {
+            address: frame << page_shift | address & ((1 << page_shift) - 1),
+            at: t,
+            store: false,
+            through: false,
+            prefetch: false,
+            task: thread.slot(),
+            class: thread.class,
+            package: self.package,
+        };
+        let (late, line_bytes) = (t + unit.latency, 1 << unit.line_shift);
+        let place = unit.store.find(ask.address >> unit.line_shift);
+        let answer = around.caches.first_level(l1i, place, &ask, &mut thread.counters);
+        thread.fetched(line_bytes);
+        if answer.done <= late {
+            return None;
+        }
+        context.ready = answer.done;
+        context.wait = Some(Wait { served: answer.served, queue: answer.queue });
+        Some(Outcome::Blocked)
+    }
+}
+
+impl Context {
+    /// An access has been issued in the tick before `t`, with this answer. Does the context have to wait?
+    #[inline(always)]
+    fn issued_miss(&mut self, answer: &Answer, nearest: u64, t: u64, store: bool, in_order: bool) -> bool {
+        let wait = Wait { served: answer.served, queue: answer.queue };
+        let late = answer.done > nearest;
+        (self.ready, self.wait) = (t, None);
+        let mut blocked = false;
+        if !store {
+            (self.value_at, self.value_from) = (answer.done, answer.served);
+            if late && in_order && answer.done > t {
+                (self.wait, self.ready, blocked) = (Some(wait), answer.done, true);
+            }
+        }
+        if late && !blocked {
+            let instruction = (!store).then_some(self.issued - 1);
+            self.outstanding.push(Outstanding { done: answer.done, instruction, wait });
+        }
+        blocked
+    }
+}
+
+/// The next line of code, where page and line are at hand.
+#[inline(always)]
+fn quick_fetch(code: &mut Unit, thread: &mut Thread, page_shift: u32) -> bool {
+    let address = thread.next_code;
+    let Some(frame) = thread.tlb.find(address >> page_shift) else { return false };
+    let line = (frame << page_shift | address & ((1 << page_shift) - 1)) >> code.line_shift;
+    let Some(place) = code.store.find(line) else { return false };
+    if code.store.meta(place).0 & SPECIAL != 0 {
+        return false;
+    }
+    code.store.touch(line, place);
+    thread.fetched(1 << code.line_shift);
+    true
+}
+
+/// All accesses of the batch are made: more of them, or what the thread said at its end.
+fn batch_end(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> Option<Outcome> {
+    burst.skip = 0;
+    context.ready = burst.t;
+    if thread.turn != Turn::More {
+        if burst.t > burst.run.shared {
+            return Some(Outcome::Held);
+        }
+        return Some(Outcome::Turn(std::mem::replace(&mut thread.turn, Turn::More)));
+    }
+    if burst.t >= burst.run.limit {
+        return Some(Outcome::Yield);
+    }
+    thread.refill();
+    if thread.batch.is_empty() && thread.turn == Turn::More {
+        // A source that says "more" and gives nothing must not stop time.
+        Context::wait_in_place(&mut thread.counters, 1, context.value_from);
+        (burst.spent.in_place, burst.t) = (burst.spent.in_place + 1, burst.t + 1);
+    }
+    None
+}
+
+/// The value of the load before is needed: waits in place where nobody else could use the time.
+fn depends(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> Option<Outcome> {
+    let until = context.value_at;
+    if until <= burst.run.other.min(burst.run.limit) {
+        Context::wait_in_place(&mut thread.counters, until - burst.t, context.value_from);
+        (burst.spent.in_place, burst.t) = (burst.spent.in_place + until - burst.t, until);
+        return None;
+    }
+    context.wait = Some(Wait { served: context.value_from, queue: 0 });
+    context.ready = until;
+    Some(Outcome::Blocked)
+}
+
+/// Instructions that still fit into the context's part of the window.
+#[inline]
+fn window_left(context: &mut Context, window: u64, t: u64) -> u64 {
+    if context.outstanding.is_empty() {
+        return u64::MAX;
+    }
+    context.retire(t);
+    let oldest = context.outstanding.iter().find_map(|miss| miss.instruction);
+    oldest.map_or(u64::MAX, |oldest| (oldest + window).saturating_sub(context.issued))
+}
+
+/// Asks the operating system; ticks it took.
+fn translate(thread: &mut Thread, page: u64, context: &Context, store: bool, around: &mut Around<'_>) -> u64 {
+    let framed = around.frames.frame(thread.process, page, context.cpu, store);
+    thread.tlb.insert(page, framed.frame);
+    framed.cost_cycles * around.ticks_per_cycle
+}

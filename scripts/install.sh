@@ -1,0 +1,19 @@
+#!/bin/sh
+# Installs the command, its man pages, completions and recordings below PREFIX. `make install` builds first.
+# Usage: install.sh PREFIX
+set -eu
+cd "$(dirname "$0")/.."
+prefix=${1:?usage: install.sh PREFIX}
+cachemate=target/release/cachemate
+[ -x "$cachemate" ] || { echo "$cachemate is not there: run 'make build' first" >&2; exit 1; }
+
+install -D -m 755 "$cachemate" "$prefix/bin/cachemate"
+mkdir -p "$prefix/share/man/man1" "$prefix/share/cachemate/pack"
+"$cachemate" man --dir "$prefix/share/man/man1" --force
+install -d "$prefix/share/bash-completion/completions" "$prefix/share/zsh/site-functions" \
+    "$prefix/share/fish/vendor_completions.d"
+"$cachemate" completions bash >"$prefix/share/bash-completion/completions/cachemate"
+"$cachemate" completions zsh >"$prefix/share/zsh/site-functions/_cachemate"
+"$cachemate" completions fish >"$prefix/share/fish/vendor_completions.d/cachemate.fish"
+install -m 644 pack/*.cmt pack/README.md "$prefix/share/cachemate/pack/"
+echo "installed below $prefix"

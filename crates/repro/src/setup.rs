@@ -269,6 +269,6 @@ mod tests {
     fn an_unknown_kernel_is_named() {
         let workload = Workload::on("xeon-x5365-4", vec![Job::new("mfc", 1)], 1).unwrap();
         let error = workload.simulated().err().unwrap().to_string();
-        assert!(error.contains("\"mfc\"") && error.contains("nearest"), "{error}");
+        assert!(error.contains("'mfc'") && error.contains("did you mean 'mcf'"), "{error}");
     }
 }

@@ -345,7 +345,7 @@ fn dependent_loads_are_marked_where_the_algorithm_chases() {
 fn mistakes_are_named() {
     let error = |name: &str, options: Options| program(name, 1, &options).map(|_| ()).expect_err("it is wrong");
     let unknown = error("sopplex", Options::default());
-    assert_eq!(unknown, ProgramError::Unknown { name: "sopplex".into(), nearest: "soplex" });
+    assert!(matches!(&unknown, ProgramError::Unknown { meant, .. } if meant.contains("'soplex'")), "{unknown}");
     let refused = [
         ("art", Options { threads: Some(2), ..Options::default() }, "threads"),
         ("art", Options { footprint_bytes: Some(100), ..Options::default() }, "footprint_bytes"),

@@ -1,6 +1,6 @@
 //! The list of programs, and building one by name.
 
-use cachemate_core::AccessSource;
+use cachemate_core::{AccessSource, nearest};
 use serde::{Deserialize, Serialize};
 
 use super::setup::{Region, Setup};
@@ -61,8 +61,8 @@ pub struct Program {
 /// Why a program could not be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    #[error("program {name:?} is not known; the nearest name is {nearest:?}")]
-    Unknown { name: String, nearest: &'static str },
+    #[error("no program '{name}' is simulated; there are {known}{meant}")]
+    Unknown { name: String, known: String, meant: String },
     #[error("program {program:?}: {option} = {found}, expected {expected}")]
     Refused { program: &'static str, option: &'static str, found: String, expected: String },
 }
@@ -106,8 +106,10 @@ pub fn program(name: &str, seed: u64, options: &Options) -> Result<Vec<Box<dyn A
 /// As [`program`].
 pub fn build(name: &str, seed: u64, options: &Options) -> Result<Program, ProgramError> {
     let Some(spec) = programs().find(|spec| spec.name == name) else {
-        let nearest = programs().map(|spec| spec.name).min_by_key(|known| edit_distance(name, known));
-        return Err(ProgramError::Unknown { name: name.into(), nearest: nearest.unwrap_or("") });
+        let known: Vec<&'static str> = programs().map(|spec| spec.name).collect();
+        let meant =
+            nearest(name, known.iter().copied()).map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
+        return Err(ProgramError::Unknown { name: name.into(), known: known.join(", "), meant });
     };
     check(spec, options)?;
     let mut setup = Setup::new(spec, seed, options);
@@ -167,19 +169,4 @@ pub(super) fn group_sizes(spec: &ProgramSpec, options: &Options) -> Vec<u32> {
     }
     let groups = options.groups.unwrap_or(spec.threads.1).min(4097);
     vec![options.threads.unwrap_or(spec.threads.0); groups as usize]
-}
-
-/// Levenshtein's distance between two short names.
-fn edit_distance(left: &str, right: &str) -> usize {
-    let right: Vec<char> = right.chars().collect();
-    let mut row: Vec<usize> = (0..=right.len()).collect();
-    for (i, l) in left.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, r) in right.iter().enumerate() {
-            let best = (diagonal + usize::from(l != *r)).min(row[j] + 1).min(row[j + 1] + 1);
-            diagonal = std::mem::replace(&mut row[j + 1], best);
-        }
-    }
-    row[right.len()]
 }

@@ -15,6 +15,7 @@ pub mod evening;
 pub mod intensity;
 pub mod matrix;
 pub mod measured;
+pub mod partition;
 pub mod placement;
 pub mod policies;
 pub mod reasons;

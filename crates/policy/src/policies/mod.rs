@@ -3,8 +3,10 @@
 //! A new policy is one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. It gets the conformance
 //! tests ([`crate::conformance`]) for free.
 
-use cachemate_core::{CpuSet, Policy, TaskSeen, Topology, View, nearest};
+use cachemate_core::{CacheId, CpuSet, Policy, TaskSeen, Topology, View, nearest};
 use serde::de::DeserializeOwned;
+
+use crate::partition::units::Divided;
 
 pub mod balance_set;
 pub mod casc;
@@ -14,6 +16,7 @@ pub mod dio;
 pub mod optimal;
 pub mod random;
 pub mod round_robin;
+pub mod static_partition;
 pub mod worst;
 
 /// Builds a policy from its parameters (TOML) and a seed.
@@ -48,6 +51,11 @@ pub const ENTRIES: &[Entry] = &[
         name: "round-robin",
         about: "tasks dealt out to the caches in order of arrival",
         build: round_robin::build,
+    },
+    Entry {
+        name: "static-partition",
+        about: "colours or ways of each process as told, at the times told",
+        build: static_partition::build,
     },
     Entry { name: "worst", about: "the worst assignment by a measured degradation matrix", build: worst::build },
 ];
@@ -86,6 +94,22 @@ pub fn cache_domains(topology: &Topology) -> Vec<CpuSet> {
     let online: CpuSet = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
     let last = topology.caches.iter().filter(|cache| cache.last_level);
     last.map(|cache| cache.cpus.intersection(&online)).filter(|cpus| !cpus.is_empty()).collect()
+}
+
+/// Last-level caches that can be divided, and how; for colours, which hold in every cache of the level, the first one.
+pub fn dividable(view: &View<'_>) -> Vec<(CacheId, Divided)> {
+    let mut found: Vec<(CacheId, Divided)> = Vec::new();
+    for cache in view.topology.caches.iter().filter(|cache| cache.last_level) {
+        let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
+        let Some(divided) = Divided::of(partitions.map(|(_, partition)| partition)) else { continue };
+        if !found
+            .iter()
+            .any(|(_, other)| matches!((other, divided), (Divided::Colours { .. }, Divided::Colours { .. })))
+        {
+            found.push((cache.id, divided));
+        }
+    }
+    found
 }
 
 /// Tasks that a plan may speak of, in order of arrival.
@@ -132,8 +156,8 @@ mod tests {
     /// Is a wrong name or parameter refused in a way that helps?
     #[test]
     fn wrong_names_and_parameters_are_refused() {
-        let error = |name: &str, parameters: &str| build(name, parameters, 1).err().unwrap().to_string();
         let known = ENTRIES.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ");
+        let error = |name: &str, parameters: &str| build(name, parameters, 1).err().unwrap().to_string();
         assert_eq!(
             error("round-robbin", ""),
             format!("no policy 'round-robbin'; there are {known} (did you mean 'round-robin'?)")

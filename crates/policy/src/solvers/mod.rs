@@ -27,6 +27,7 @@ pub mod bounded;
 pub mod buckets;
 pub mod exact;
 pub mod matching;
+pub mod sizing;
 #[cfg(test)]
 mod tests;
 

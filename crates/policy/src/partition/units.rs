@@ -1,0 +1,167 @@
+//! From numbers of units to the units themselves.
+//!
+//! Problem: sizes say how many colours or ways each group gets; which ones they are decides how many pages have to be
+//! copied (CP 4.6.5: 11 051 cycles a page), whether hardware takes the mask (contiguous ways), and whether contiguous
+//! page requests can be served (CP 4.4.1: adjacent colours). Method: a group keeps what it holds as far as it may, and
+//! takes more next to it first; contiguous masks are laid out side by side in the order in which the groups stand now.
+//! Properties: every group gets its number, no unit is given twice, and where sizes stay nothing moves.
+
+use cachemate_core::{IndexSet, Partition};
+
+/// Units that a cache divides into, and what a change costs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Divided {
+    Colours { units: u32, page_bytes: u64, move_page_ns: f64 },
+    Ways { units: u32, at_least: u32, contiguous: bool, groups_at_most: u32 },
+}
+
+impl Divided {
+    /// Ways before colours: nothing has to be copied.
+    pub fn of<'a>(partitions: impl Iterator<Item = &'a Partition>) -> Option<Self> {
+        let divided = partitions.map(|partition| match *partition {
+            Partition::Colours { colours, page_bytes, move_page_ns } => {
+                Divided::Colours { units: colours, page_bytes, move_page_ns }
+            }
+            Partition::Ways { ways, at_least, contiguous, groups_at_most } => {
+                Divided::Ways { units: ways, at_least, contiguous, groups_at_most }
+            }
+        });
+        divided.reduce(|a, b| if matches!(a, Divided::Ways { .. }) { a } else { b })
+    }
+    pub fn units(&self) -> u32 {
+        match *self {
+            Divided::Colours { units, .. } | Divided::Ways { units, .. } => units,
+        }
+    }
+    /// Smallest share of a group.
+    pub fn at_least(&self) -> u32 {
+        match *self {
+            Divided::Colours { .. } => 1,
+            Divided::Ways { at_least, .. } => at_least.max(1),
+        }
+    }
+    /// Groups besides those who are in none: one class of service is theirs.
+    pub fn groups_at_most(&self) -> u32 {
+        match *self {
+            Divided::Colours { units, .. } => units,
+            Divided::Ways { units, groups_at_most, .. } => groups_at_most.saturating_sub(1).min(units),
+        }
+    }
+    fn contiguous(&self) -> bool {
+        matches!(self, Divided::Ways { contiguous: true, .. })
+    }
+}
+
+/// Which units each group gets. `held` is what it has now (empty: nothing yet), `wanted` how many it shall have; their
+/// sum is at most the cache's units.
+pub fn assign(held: &[IndexSet], wanted: &[u32], divided: &Divided) -> Vec<IndexSet> {
+    debug_assert!(held.len() == wanted.len() && wanted.iter().sum::<u32>() <= divided.units());
+    if divided.contiguous() { side_by_side(held, wanted) } else { keeping(held, wanted, divided.units()) }
+}
+
+fn side_by_side(held: &[IndexSet], wanted: &[u32]) -> Vec<IndexSet> {
+    let mut order: Vec<usize> = (0..held.len()).collect();
+    // Newcomers after the others.
+    order.sort_by_key(|&group| held[group].first().unwrap_or(u32::MAX));
+    let mut given = vec![IndexSet::default(); held.len()];
+    let mut next = 0;
+    for group in order {
+        given[group] = (next..next + wanted[group]).collect();
+        next += wanted[group];
+    }
+    given
+}
+
+fn keeping(held: &[IndexSet], wanted: &[u32], units: u32) -> Vec<IndexSet> {
+    let mut free: IndexSet = (0..units).collect();
+    let mut given: Vec<IndexSet> = Vec::with_capacity(held.len());
+    for (held, &wanted) in held.iter().zip(wanted) {
+        let kept: IndexSet = held.iter().filter(|&unit| free.contains(unit)).take(wanted as usize).collect();
+        kept.iter().for_each(|unit| free.remove(unit));
+        given.push(kept);
+    }
+    for (given, &wanted) in given.iter_mut().zip(wanted) {
+        while given.count() < wanted {
+            let beside = |unit: u32| given.contains(unit + 1) || (unit > 0 && given.contains(unit - 1));
+            let Some(unit) = free.iter().find(|&unit| beside(unit)).or_else(|| free.first()) else { break };
+            free.remove(unit);
+            given.insert(unit);
+        }
+    }
+    given
+}
+
+/// Pages that a process must copy when its colours become `allowed`: all outside them, and those that overfill a colour
+/// when it is given more (CP 4.4.2).
+pub fn pages_to_move(pages_per_colour: &[u64], allowed: &IndexSet) -> u64 {
+    let resident: u64 = pages_per_colour.iter().sum();
+    let each_at_most = resident.div_ceil(u64::from(allowed.count().max(1)));
+    let moved = |(colour, &pages): (usize, &u64)| {
+        if allowed.contains(colour as u32) { pages.saturating_sub(each_at_most) } else { pages }
+    };
+    pages_per_colour.iter().enumerate().map(moved).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const COLOURS: Divided = Divided::Colours { units: 16, page_bytes: 4096, move_page_ns: 7368.0 };
+    const WAYS: Divided = Divided::Ways { units: 16, at_least: 1, contiguous: true, groups_at_most: 8 };
+
+    fn sets(of: &[&str]) -> Vec<IndexSet> {
+        of.iter().map(|set| set.parse().unwrap()).collect()
+    }
+    fn shown(sets: &[IndexSet]) -> Vec<String> {
+        sets.iter().map(IndexSet::to_string).collect()
+    }
+
+    /// Does a group keep its colours when others grow and shrink?
+    #[test]
+    fn colours_stay_where_they_can() {
+        let first = assign(&sets(&["", "", ""]), &[8, 4, 4], &COLOURS);
+        assert_eq!(shown(&first), ["0-7", "8-11", "12-15"]);
+        let then = assign(&first, &[4, 8, 4], &COLOURS);
+        assert_eq!(shown(&then), ["0-3", "4-11", "12-15"]);
+    }
+
+    /// Are masks in one piece where hardware demands it?
+    #[test]
+    fn ways_are_laid_side_by_side() {
+        let now = sets(&["8-15", "", "0-7"]);
+        assert_eq!(shown(&assign(&now, &[6, 2, 8], &WAYS)), ["8-13", "14-15", "0-7"]);
+    }
+
+    /// Do shrinking and growing move what the paper says: all out of revoked colours, a part into new ones?
+    #[test]
+    fn shrinking_moves_all_and_growing_a_part() {
+        let mut pages = vec![0; 16];
+        pages[..4].fill(100);
+        assert_eq!(pages_to_move(&pages, &"0-1".parse().unwrap()), 200);
+        assert_eq!(pages_to_move(&pages, &"0-7".parse().unwrap()), 200);
+        assert_eq!(pages_to_move(&pages, &"0-3".parse().unwrap()), 0);
+    }
+
+    proptest! {
+        /// Does every group get its number, no unit twice, and nothing move where sizes stay?
+        #[test]
+        fn every_group_gets_its_number(
+            sizes in prop::collection::vec(1u32..5, 1..4), again in prop::collection::vec(1u32..5, 1..4), ways: bool,
+        ) {
+            let divided = if ways { WAYS } else { COLOURS };
+            let count = sizes.len().min(again.len());
+            let (sizes, again) = (&sizes[..count], &again[..count]);
+            let first = assign(&vec![IndexSet::default(); count], sizes, &divided);
+            for (given, wanted) in [(first.clone(), sizes), (assign(&first, again, &divided), again)] {
+                let counts: Vec<u32> = given.iter().map(IndexSet::count).collect();
+                prop_assert_eq!(&counts[..], wanted);
+                let all = given.iter().fold(IndexSet::default(), |all, set| all.union(set));
+                prop_assert_eq!(all.count(), wanted.iter().sum::<u32>());
+                let whole = |set: &IndexSet| set.iter().last().unwrap() - set.first().unwrap() + 1 == set.count();
+                prop_assert!(!ways || given.iter().all(whole));
+            }
+            prop_assert_eq!(assign(&first, sizes, &divided), first);
+        }
+    }
+}

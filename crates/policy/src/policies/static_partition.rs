@@ -1,0 +1,137 @@
+//! Partitions as told, at the times told (papers CP: the experiments' tool). Problem: what does a given split of a
+//! cache do to each program? Method: processes are numbered in order of arrival; the parameters say which colours or
+//! ways each number gets, in steps over time that may repeat. Properties: needs no evidence; who is not mentioned is
+//! unrestricted; the same arrivals and times give the same plan.
+
+use cachemate_core::{
+    CacheShare, Decision, GroupId, IndexSet, Member, PageMoving, Policy, ProcessId, Reason, TaskId, Units, View,
+};
+use serde::Deserialize;
+
+use super::default::Parameters as Common;
+use super::{dividable, movable};
+use crate::partition::units::Divided;
+
+/// How pages come into their colours; as [`PageMoving`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Moving {
+    Never,
+    Lazy,
+    HotFirst,
+    #[default]
+    All,
+}
+
+impl From<Moving> for PageMoving {
+    fn from(moving: Moving) -> Self {
+        match moving {
+            Moving::Never => PageMoving::Never,
+            Moving::Lazy => PageMoving::Lazy,
+            Moving::HotFirst => PageMoving::HotFirst,
+            Moving::All => PageMoving::All,
+        }
+    }
+}
+
+/// From a time on, the units of the first process, the second, ...; empty = unrestricted.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    #[serde(default)]
+    pub from_ns: u64,
+    pub shares: Vec<IndexSet>,
+}
+
+/// See the page.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    pub window_ns: u64,
+    /// In ascending order of time.
+    pub steps: Vec<Step>,
+    /// The steps begin anew after so long; 0 = the last one stays.
+    pub repeat_ns: u64,
+    pub moving: Moving,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        let window_ns = Common::default().window_ns;
+        Parameters { window_ns, steps: Vec::new(), repeat_ns: 0, moving: Moving::All }
+    }
+}
+
+impl Parameters {
+    fn parse(text: &str) -> Result<Self, String> {
+        let parsed: Parameters = super::parameters(text)?;
+        if parsed.window_ns == 0 {
+            return Err("window_ns: found 0, expected 1 or more".to_string());
+        }
+        if let Some(at) = parsed.steps.windows(2).position(|pair| pair[0].from_ns >= pair[1].from_ns) {
+            let (before, found) = (parsed.steps[at].from_ns, parsed.steps[at + 1].from_ns);
+            return Err(format!("steps[{}].from_ns: found {found}, expected more than {before}", at + 1));
+        }
+        Ok(parsed)
+    }
+
+    /// The step that holds at a time.
+    fn at(&self, now_ns: u64) -> Option<&Step> {
+        let within = if self.repeat_ns > 0 { now_ns % self.repeat_ns } else { now_ns };
+        self.steps.iter().rev().find(|step| step.from_ns <= within)
+    }
+}
+
+struct StaticPartition {
+    parameters: Parameters,
+    /// In order of arrival; those that are gone keep their number.
+    processes: Vec<ProcessId>,
+}
+
+impl Policy for StaticPartition {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Common { window_ns: self.parameters.window_ns }.idle();
+        for task in &view.seen.tasks {
+            if !self.processes.contains(&task.process) {
+                self.processes.push(task.process);
+            }
+        }
+        let now_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
+        let mut why = Vec::new();
+        let Some(step) = self.parameters.at(now_ns) else { return Decision { plan, why } };
+        for (cache, divided) in dividable(view) {
+            for (number, units) in step.shares.iter().enumerate() {
+                let Some(&process) = self.processes.get(number) else { break };
+                let members: Vec<TaskId> =
+                    movable(view).filter(|task| task.process == process).map(|task| task.task).collect();
+                // Units that this machine does not have are left out; a share of none is no share.
+                let units: IndexSet = units.iter().filter(|&unit| unit < divided.units()).collect();
+                if members.is_empty() || units.count() < divided.at_least() {
+                    continue;
+                }
+                let text = format!("units {units} of cache {} as told", cache.0);
+                why.push(Reason { tasks: members, text, numbers: Vec::new() });
+                plan.shares.push(CacheShare {
+                    group: GroupId(number as u32),
+                    members: vec![Member::Process(process)],
+                    cache,
+                    units: in_units(units, &divided, self.parameters.moving.into()),
+                });
+            }
+        }
+        Decision { plan, why }
+    }
+}
+
+/// A set of units as the machine counts them.
+pub(super) fn in_units(units: IndexSet, divided: &Divided, moving: PageMoving) -> Units {
+    match divided {
+        Divided::Colours { .. } => Units::Colours { allowed: units, moving },
+        Divided::Ways { .. } => Units::Ways { mask: units },
+    }
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+    Ok(Box::new(StaticPartition { parameters: Parameters::parse(parameters)?, processes: Vec::new() }))
+}

@@ -1,0 +1,350 @@
+//! How much of one cache each of several programs gets.
+//!
+//! Problem: a cache comes in `units` (colours or ways). Each claimant has a cost for every number of units it may hold
+//! (misses, stalled cycles, lost speed: the caller's choice), and holds at least its floor. All units are dealt out so
+//! that the sum of the costs, or the worst of them, is as small as possible. With cliffs in the curves the general problem
+//! is hard for heuristics, but the units are few: dynamic programming over them is exact.
+//!
+//! Method:
+//! - [`exact`]: best[n][u] = the least total of the first n claimants on u units; for two claimants that is thesis
+//!   equation 5.3. O(claimants · units²).
+//! - [`lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). Everyone starts at the floor; again
+//!   and again the claimant with the largest saving per unit, over any number of further units, gets that many. Sees
+//!   across plateaus before a cliff. A claimant's best offer is kept until it wins or the rest gets too small for it.
+//!
+//! Properties: deterministic; all units are dealt out; floors hold; among equal totals the most even deal is taken by
+//! [`exact`], so indifferent claimants share alike; where every curve is convex, [`lookahead`] is exact too.
+
+/// One who claims units: a program, or several in one partition.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Claim {
+    /// Cost with 1, 2, ... units; as many entries as the cache has units.
+    pub costs: Vec<f64>,
+    /// Never fewer units than this; at least 1.
+    pub at_least: u32,
+}
+
+impl Claim {
+    fn cost(&self, units: u32) -> f64 {
+        self.costs[units as usize - 1]
+    }
+    fn floor(&self) -> u32 {
+        self.at_least.max(1)
+    }
+}
+
+/// What is to be small.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Total {
+    Sum,
+    /// The largest cost; among equals the smaller sum.
+    Worst,
+}
+
+/// Why units cannot be dealt out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BadClaims {
+    #[error("nobody claims anything")]
+    Nobody,
+    #[error("claim {claim} has {found} costs, expected {expected}: one for every number of units")]
+    Costs { claim: usize, found: usize, expected: u32 },
+    #[error("claim {claim} has a cost that is no number")]
+    NoNumber { claim: usize },
+    #[error("the floors need {floors} units of {units}")]
+    Floors { floors: u32, units: u32 },
+}
+
+fn check(claims: &[Claim], units: u32) -> Result<(), BadClaims> {
+    if claims.is_empty() {
+        return Err(BadClaims::Nobody);
+    }
+    for (claim, Claim { costs, .. }) in claims.iter().enumerate() {
+        if costs.len() != units as usize {
+            return Err(BadClaims::Costs { claim, found: costs.len(), expected: units });
+        }
+        if !costs.iter().all(|cost| cost.is_finite()) {
+            return Err(BadClaims::NoNumber { claim });
+        }
+    }
+    let floors = claims.iter().map(Claim::floor).fold(0u32, u32::saturating_add);
+    if floors > units { Err(BadClaims::Floors { floors, units }) } else { Ok(()) }
+}
+
+/// A partial deal: its total, and what decides between equal totals.
+#[derive(Clone, Copy)]
+struct Best {
+    worst: f64,
+    sum: f64,
+    /// Sum of squared units: small = even.
+    squares: u64,
+    /// Units of the last claimant.
+    given: u32,
+}
+
+impl Best {
+    fn better(&self, than: &Best, total: Total, slack: f64) -> bool {
+        let worse_by = self.worst - than.worst;
+        let more_by = self.sum - than.sum;
+        if total == Total::Worst && worse_by.abs() > slack {
+            worse_by < 0.0
+        } else if more_by.abs() > slack {
+            more_by < 0.0
+        } else {
+            self.squares < than.squares
+        }
+    }
+}
+
+/// The best deal of all `units`, in the order of the claims. O(claims · units²).
+///
+/// # Errors
+/// Claims that cannot be, or floors that do not fit.
+pub fn exact(claims: &[Claim], units: u32, total: Total) -> Result<Vec<u32>, BadClaims> {
+    check(claims, units)?;
+    let all = units as usize;
+    // Costs that differ by rounding only are equal, so that evenness decides and not the order of additions.
+    let scale = claims.iter().flat_map(|claim| &claim.costs).fold(0.0f64, |most, cost| most.max(cost.abs()));
+    let slack = scale * claims.len() as f64 * 1e-12;
+    let mut rows: Vec<Vec<Option<Best>>> = Vec::with_capacity(claims.len());
+    let nothing = Best { worst: f64::NEG_INFINITY, sum: 0.0, squares: 0, given: 0 };
+    let mut before: Vec<Option<Best>> = vec![None; all + 1];
+    before[0] = Some(nothing);
+    let mut floors_after: u32 = claims.iter().map(Claim::floor).sum();
+    for (at, claim) in claims.iter().enumerate() {
+        floors_after -= claim.floor();
+        let last = at + 1 == claims.len();
+        let mut row: Vec<Option<Best>> = vec![None; all + 1];
+        let most = units - floors_after;
+        // The last claimant takes whatever is left: only the full deal matters there.
+        for used in if last { most..=most } else { 0..=most } {
+            let mut best: Option<Best> = None;
+            for given in claim.floor()..=used {
+                let Some(rest) = before[(used - given) as usize] else { continue };
+                let cost = claim.cost(given);
+                let candidate = Best {
+                    worst: rest.worst.max(cost),
+                    sum: rest.sum + cost,
+                    squares: rest.squares + u64::from(given) * u64::from(given),
+                    given,
+                };
+                if best.as_ref().is_none_or(|best| candidate.better(best, total, slack)) {
+                    best = Some(candidate);
+                }
+            }
+            row[used as usize] = best;
+        }
+        rows.push(std::mem::replace(&mut before, row));
+    }
+    rows.push(before);
+    let mut deal = vec![0; claims.len()];
+    let mut left = all;
+    for at in (0..claims.len()).rev() {
+        let best = rows[at + 1][left].expect("checked: the floors fit, so every prefix of the best deal exists");
+        deal[at] = best.given;
+        left -= best.given as usize;
+    }
+    Ok(deal)
+}
+
+/// The largest saving per unit that a claimant can have within `most` further units: how many, and how much each saves.
+fn best_offer(claim: &Claim, held: u32, most: u32) -> (u32, f64) {
+    let now = claim.cost(held);
+    let mut best = (most, f64::NEG_INFINITY);
+    for more in 1..=most {
+        let saving = (now - claim.cost(held + more)) / f64::from(more);
+        if saving > best.1 {
+            best = (more, saving);
+        }
+    }
+    best
+}
+
+/// Qureshi and Patt's lookahead: all `units`, in the order of the claims.
+///
+/// # Errors
+/// As [`exact`].
+pub fn lookahead(claims: &[Claim], units: u32) -> Result<Vec<u32>, BadClaims> {
+    check(claims, units)?;
+    let mut deal: Vec<u32> = claims.iter().map(Claim::floor).collect();
+    let mut left = units - deal.iter().sum::<u32>();
+    let mut offers: Vec<(u32, f64)> = claims.iter().zip(&deal).map(|(c, &held)| best_offer(c, held, left)).collect();
+    while left > 0 {
+        let mut winner = 0;
+        for (at, claim) in claims.iter().enumerate() {
+            if offers[at].0 > left {
+                offers[at] = best_offer(claim, deal[at], left);
+            }
+            // Equal savings: to whom holds least, so that those whom nothing helps share the rest alike.
+            let (offer, best) = (offers[at].1, offers[winner].1);
+            if offer > best || (offer == best && deal[at] < deal[winner]) {
+                winner = at;
+            }
+        }
+        // Where nothing is saved any more, one unit at a time goes round.
+        let given = if offers[winner].1 > 0.0 { offers[winner].0 } else { 1 };
+        deal[winner] += given;
+        left -= given;
+        offers[winner] = best_offer(&claims[winner], deal[winner], left);
+    }
+    Ok(deal)
+}
+
+/// What a deal costs.
+pub fn total_cost(claims: &[Claim], deal: &[u32], total: Total) -> f64 {
+    let costs = claims.iter().zip(deal).map(|(claim, &units)| claim.cost(units));
+    match total {
+        Total::Sum => costs.sum(),
+        Total::Worst => costs.fold(f64::NEG_INFINITY, f64::max),
+    }
+}
+
+/// The fewest units with which a claimant's cost is `at_most`; `None` where none suffice.
+pub fn fewest_units(costs: &[f64], at_most: f64) -> Option<u32> {
+    costs.iter().position(|&cost| cost <= at_most).map(|at| at as u32 + 1)
+}
+
+/// Several claimants in one partition: each is taken to fill an equal part of it.
+pub fn pooled(costs: &[&[f64]], units: u32) -> Vec<f64> {
+    let members = costs.len().max(1) as f64;
+    let at = |costs: &[f64], held: f64| {
+        // Below one unit as with one: what a program does with less is not known.
+        let place = (held - 1.0).clamp(0.0, costs.len() as f64 - 1.0);
+        let (low, along) = (place as usize, place - libm::floor(place));
+        costs[low] + along * (costs[(low + 1).min(costs.len() - 1)] - costs[low])
+    };
+    (1..=units).map(|held| costs.iter().map(|costs| at(costs, f64::from(held) / members)).sum()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn claims(costs: &[&[f64]]) -> Vec<Claim> {
+        costs.iter().map(|costs| Claim { costs: costs.to_vec(), at_least: 1 }).collect()
+    }
+
+    /// Every deal of all units, floors kept.
+    fn all_deals(claims: &[Claim], units: u32) -> Vec<Vec<u32>> {
+        let Some((first, rest)) = claims.split_first() else {
+            return if units == 0 { vec![Vec::new()] } else { Vec::new() };
+        };
+        let with = |given: u32| {
+            all_deals(rest, units - given).into_iter().map(move |deal| [vec![given], deal].concat()).collect::<Vec<_>>()
+        };
+        (first.floor()..=units).flat_map(with).collect()
+    }
+
+    /// Thesis equation 5.3, as written.
+    fn size_selection(a: &[f64], b: &[f64], units: usize) -> f64 {
+        (1..units).map(|x| a[x - 1] + b[units - x - 1]).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Does a plateau before a cliff hide the cliff from the solvers?
+    #[test]
+    fn solvers_see_across_a_plateau() {
+        let cliff = [10.0, 10.0, 10.0, 10.0, 1.0, 1.0, 1.0, 1.0];
+        let slope = [8.0, 7.5, 7.0, 6.5, 6.0, 5.5, 5.0, 4.5];
+        let both = claims(&[&cliff, &slope]);
+        assert_eq!(exact(&both, 8, Total::Sum), Ok(vec![5, 3]));
+        assert_eq!(lookahead(&both, 8), Ok(vec![5, 3]));
+    }
+
+    /// Do those who are indifferent share alike, whoever came first?
+    #[test]
+    fn the_indifferent_share_alike() {
+        let flat = [3.0; 16];
+        let all = claims(&[&flat, &flat, &flat, &flat]);
+        assert_eq!(exact(&all, 16, Total::Sum), Ok(vec![4; 4]));
+        assert_eq!(exact(&all, 16, Total::Worst), Ok(vec![4; 4]));
+        assert_eq!(lookahead(&all, 16), Ok(vec![4; 4]));
+    }
+
+    /// Does the worst-off objective take from the many for the one?
+    #[test]
+    fn the_worst_off_is_served_first() {
+        let needy = [9.0, 8.0, 7.0, 6.0];
+        let greedy = [5.0, 2.0, 1.0, 0.5];
+        let both = claims(&[&needy, &greedy]);
+        assert_eq!(exact(&both, 4, Total::Sum), Ok(vec![2, 2]));
+        assert_eq!(exact(&both, 4, Total::Worst), Ok(vec![3, 1]));
+    }
+
+    /// Are claims that cannot be dealt out refused by name?
+    #[test]
+    fn impossible_claims_are_refused() {
+        let mut both = claims(&[&[1.0; 4], &[1.0; 4]]);
+        both[1].at_least = 4;
+        assert_eq!(exact(&both, 4, Total::Sum), Err(BadClaims::Floors { floors: 5, units: 4 }));
+        both[1].costs[2] = f64::NAN;
+        assert_eq!(lookahead(&both, 4), Err(BadClaims::NoNumber { claim: 1 }));
+        both[0].costs.pop();
+        assert_eq!(exact(&both, 4, Total::Sum), Err(BadClaims::Costs { claim: 0, found: 3, expected: 4 }));
+        assert_eq!(lookahead(&[], 4), Err(BadClaims::Nobody));
+    }
+
+    /// Is a pool's cost that of equal parts, and a pool of one the program itself?
+    #[test]
+    fn a_pool_costs_what_equal_parts_cost() {
+        let curve = [8.0, 6.0, 4.0, 2.0];
+        assert_eq!(pooled(&[&curve], 4), curve);
+        assert_eq!(pooled(&[&curve, &curve], 4), [16.0, 16.0, 14.0, 12.0]);
+        assert_eq!(fewest_units(&curve, 4.5), Some(3));
+        assert_eq!(fewest_units(&curve, 1.0), None);
+    }
+
+    fn any_claims() -> impl Strategy<Value = (Vec<Claim>, u32)> {
+        (1usize..5, 5u32..13).prop_flat_map(|(count, units)| {
+            let claim = (prop::collection::vec(0.0f64..100.0, units as usize), 0u32..3)
+                .prop_map(|(costs, at_least)| Claim { costs, at_least });
+            (prop::collection::vec(claim, count), Just(units))
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        /// Is there no deal better than the exact one, and does every deal keep the floors and give all?
+        #[test]
+        fn no_deal_is_better_than_the_exact_one((claims, units) in any_claims()) {
+            let floors: u32 = claims.iter().map(Claim::floor).sum();
+            prop_assume!(floors <= units);
+            for total in [Total::Sum, Total::Worst] {
+                let deal = exact(&claims, units, total).unwrap();
+                let best = all_deals(&claims, units).iter().map(|deal| total_cost(&claims, deal, total))
+                    .fold(f64::INFINITY, f64::min);
+                prop_assert!(total_cost(&claims, &deal, total) <= best + 1e-9);
+                prop_assert_eq!(deal.iter().sum::<u32>(), units);
+                prop_assert!(deal.iter().zip(&claims).all(|(&given, claim)| given >= claim.floor()));
+            }
+            if let [a, b] = claims.as_slice() {
+                let deal = exact(&claims, units, Total::Sum).unwrap();
+                if a.floor() == 1 && b.floor() == 1 {
+                    let paper = size_selection(&a.costs, &b.costs, units as usize);
+                    prop_assert!((total_cost(&claims, &deal, Total::Sum) - paper).abs() < 1e-9);
+                }
+            }
+        }
+
+        /// Is lookahead exact on convex curves, and never outside the rules on others?
+        #[test]
+        fn lookahead_is_exact_on_convex_curves((claims, units) in any_claims()) {
+            let floors: u32 = claims.iter().map(Claim::floor).sum();
+            prop_assume!(floors <= units);
+            let deal = lookahead(&claims, units).unwrap();
+            prop_assert_eq!(deal.iter().sum::<u32>(), units);
+            prop_assert!(deal.iter().zip(&claims).all(|(&given, claim)| given >= claim.floor()));
+            let convex: Vec<Claim> = claims.iter().map(|claim| {
+                let mut savings = claim.costs.clone();
+                savings.sort_by(f64::total_cmp);
+                // Descending savings, summed from the right: convex and falling.
+                let mut costs: Vec<f64> = Vec::new();
+                savings.iter().for_each(|saving| costs.push(costs.last().unwrap_or(&0.0) + saving));
+                costs.reverse();
+                Claim { costs, at_least: claim.at_least }
+            }).collect();
+            let fast = total_cost(&convex, &lookahead(&convex, units).unwrap(), Total::Sum);
+            let best = total_cost(&convex, &exact(&convex, units, Total::Sum).unwrap(), Total::Sum);
+            prop_assert!((fast - best).abs() < 1e-9, "lookahead {fast}, exact {best}");
+        }
+    }
+}

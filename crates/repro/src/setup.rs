@@ -104,10 +104,17 @@ impl Workload {
     /// # Errors
     /// A program or machine that cannot be.
     pub fn simulated(&self) -> Result<SimMachine, ReproError> {
-        let programs = self.jobs.iter().map(Job::program).collect::<Result<Vec<_>, _>>()?;
         let warm_up = (self.warm_up_cycles > 0).then_some(Length::Cycles(self.warm_up_cycles));
         let ends = Some(Length::Cycles(self.measured_cycles));
-        let options = SimOptions { warm_up, ends, ..self.options.clone() };
+        self.simulated_with(SimOptions { warm_up, ends, ..self.options.clone() })
+    }
+
+    /// The machine at its start with lengths of its own: the same work instead of the same time.
+    ///
+    /// # Errors
+    /// As [`Workload::simulated`].
+    pub fn simulated_with(&self, options: SimOptions) -> Result<SimMachine, ReproError> {
+        let programs = self.jobs.iter().map(Job::program).collect::<Result<Vec<_>, _>>()?;
         SimMachine::new(&self.machine, &options, programs).map_err(failed("machine"))
     }
 

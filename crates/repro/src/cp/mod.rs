@@ -1,0 +1,90 @@
+//! Cache partitioning by page colouring, and sizing the partitions (thesis ch. 4 and 5.7).
+//!
+//! One chip of the thesis's machine, one program to a core (4.5). Its runs lasted 30·10^9 cycles of warm-up and 60·10^9
+//! measured; one time scale divides these, the windows, and all costs of the operating system alike.
+
+mod colours;
+mod pairs;
+
+use cachemate_core::{Level, Window};
+use cachemate_policy::policies;
+use cachemate_sim::machine::SimOptions;
+use cachemate_sim::results::RunResults;
+use cachemate_sim::run::Deciding;
+
+use crate::setup::{Job, Workload, failed};
+use crate::{Context, Experiment, ReproError};
+
+/// Page colours of the machine.
+pub(crate) const COLOURS: u32 = 16;
+/// One chip, one program to a core, memory for the largest mix (thesis 4.5: "we use only 1 chip of the system").
+const CHIP: &str = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
+const WARM_UP_CYCLES: u64 = 30_000_000_000;
+const MEASURED_CYCLES: u64 = 60_000_000_000;
+
+/// See the index.
+pub fn experiments() -> Vec<Experiment> {
+    vec![colours::EXPERIMENT, pairs::EXPERIMENT]
+}
+
+/// Programs on the chip at a time scale. `cores` beyond the thesis's two are for more programs on the same cache.
+pub(crate) fn on_chip(jobs: Vec<Job>, cores: u32, l3: bool, scale: u64, seed: u64) -> Result<Workload, ReproError> {
+    let mut workload = Workload::on(CHIP, jobs, seed)?.lasting(WARM_UP_CYCLES / scale, MEASURED_CYCLES / scale);
+    workload.options = SimOptions { scale, ..workload.options };
+    let spec = &mut workload.machine;
+    spec.cores_per_package = cores;
+    spec.caches.iter_mut().filter(|cache| cache.level >= Level::L2).for_each(|cache| cache.shared_by_cores = cores);
+    if !l3 {
+        spec.caches.retain(|cache| cache.level != Level::L3);
+    }
+    Ok(workload)
+}
+
+/// The thesis's SPECjbb2000: one warehouse, one client (4.5).
+pub(crate) fn job(name: &str, seed: u64) -> Job {
+    let mut job = Job::new(name, seed);
+    if name == "warehouses" {
+        (job.options.threads, job.options.groups) = (Some(1), Some(1));
+    }
+    job
+}
+
+/// Colours of each program, in order, from the start on.
+pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<Deciding, ReproError> {
+    let shares: Vec<String> = shares.iter().map(|share| format!("'{share}'")).collect();
+    let parameters = format!("steps = [{{ shares = [{}] }}]", shares.join(", "));
+    // Before the first plan nothing but the first few pages are touched.
+    decided_by(workload, "static-partition", &parameters, Window::Cycles { cycles: 1_000 * workload.options.scale })
+}
+
+/// A policy by name.
+pub(crate) fn decided_by(
+    workload: &Workload,
+    name: &str,
+    parameters: &str,
+    first_window: Window,
+) -> Result<Deciding, ReproError> {
+    let policy = policies::build(name, parameters, workload.options.seed).map_err(failed(name))?;
+    Ok(Deciding {
+        profilers: Vec::new(),
+        yardstick: workload.yardstick(),
+        name: name.to_string(),
+        policy,
+        first_window,
+    })
+}
+
+/// The first program gets `first` colours, the second the rest.
+pub(crate) fn split(first: u32) -> Vec<String> {
+    vec![format!("0-{}", first - 1), format!("{first}-{}", COLOURS - 1)]
+}
+
+/// Instructions per elapsed cycle, by task.
+pub(crate) fn rates(results: &RunResults) -> Vec<f64> {
+    results.tasks.iter().map(|task| task.instructions as f64 / results.elapsed_cycles.max(1) as f64).collect()
+}
+
+/// How often a run is told of.
+pub(crate) fn tell(context: &Context<'_>, what: &str, seed: u64) {
+    (context.progress)(&format!("{what}, seed {seed}"));
+}

@@ -1,4 +1,7 @@
-//! Partitions of a shared cache: which units (colours or ways) a group gets, what a change of them moves, and what a
-//! program does with space.
+//! Partitions of a shared cache: which units (colours or ways) a group gets, what a change of them moves, what a
+//! program does with space, and who shares a partition.
 
+pub mod deal;
+pub mod record;
+pub mod space;
 pub mod units;

@@ -10,6 +10,7 @@ use crate::partition::units::Divided;
 
 pub mod balance_set;
 pub mod casc;
+pub mod cache_sizing;
 pub mod default;
 pub mod di;
 pub mod dio;
@@ -41,6 +42,9 @@ pub const ENTRIES: &[Entry] = &[
         name: "casc",
         about: "threads that miss much are kept to a few CPUs of each cache (CASC)",
         build: casc::build,
+        name: "cache-sizing",
+        about: "shares of each cache sized online from curves, judged by measured speeds",
+        build: cache_sizing::build,
     },
     Entry { name: "default", about: "changes nothing: the machine's own scheduler decides", build: default::build },
     Entry { name: "di", about: "evens out the miss rates of profiles over the caches (CA)", build: di::build },

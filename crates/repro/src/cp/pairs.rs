@@ -1,6 +1,8 @@
 //! CP-2 and CP-3: pairs of programs at all splits of the cache against sharing it (thesis Figures 4.6 and 4.7).
 
-use cachemate_policy::solvers::sizing::{Claim, Total, exact};
+use cachemate_core::{Level, Plan, Profiles, TaskId, Window};
+use cachemate_policy::partition::space::Space;
+use cachemate_policy::solvers::sizing::{Claim, Total, exact, total_cost};
 use cachemate_report::figure::{Axis, BarGroup, Bars, Chart, Point, Reference, Series};
 use cachemate_sim::results::RunResults;
 
@@ -123,42 +125,70 @@ pub(crate) fn measure_pairs(
     Ok(context.seeds.iter().map(|_| measured.by_ref().take(pairs.len()).collect()).collect())
 }
 
-/// Cycles per instruction of a program alone with each number of colours.
+/// What each program alone does with each number of colours, measured by running it with them.
 pub(crate) fn alone_by_colours(
     context: &Context<'_>,
     programs: &[(&'static str, u64)],
+    colours: &[u32],
     l3: bool,
     scale: u64,
     seed: u64,
-) -> Result<Vec<Vec<f64>>, ReproError> {
+) -> Result<Vec<Space>, ReproError> {
     let runs: Vec<((&'static str, u64), u32)> =
-        programs.iter().flat_map(|&program| (1..=COLOURS).map(move |colours| (program, colours))).collect();
+        programs.iter().flat_map(|&program| colours.iter().map(move |&colours| (program, colours))).collect();
     let answers = context.run_all(&runs, |&((program, job_seed), colours)| {
         tell(context, &format!("{program} alone with {colours} colours"), seed);
         let workload = on_chip(vec![job(program, job_seed)], 2, l3, scale, seed)?;
         let by = told(&workload, &[format!("0-{}", colours - 1)])?;
-        Ok(1.0 / rates(&workload.managed(by)?.results)[0])
+        let results = workload.managed(by)?.results;
+        let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
+        let misses = results.level(Level::L2).map_or(0, |level| level.misses);
+        Ok((1000.0 * misses as f64 / instructions.max(1) as f64, 1.0 / rates(&results)[0]))
     })?;
-    Ok(answers.chunks(COLOURS as usize).map(<[f64]>::to_vec).collect())
+    Ok(answers.chunks(colours.len()).map(|row| filled_in(colours, row)).collect())
 }
 
-/// What an operator with curves of each program alone would choose for weighted speed-up: colours of the first.
-fn chosen_split(curves: [&[f64]; 2]) -> u32 {
-    let claim = |curve: &[f64]| {
-        let all = curve[curve.len() - 1];
-        Claim { costs: curve.iter().map(|cycles| -all / cycles).collect(), at_least: 1 }
+/// Misses and cycles for every number of colours, on straight lines between those that were measured.
+fn filled_in(colours: &[u32], row: &[(f64, f64)]) -> Space {
+    let at = |held: u32, which: fn(&(f64, f64)) -> f64| {
+        let next = colours.partition_point(|&measured| measured < held).min(colours.len() - 1);
+        let before = next.saturating_sub(usize::from(colours[next] > held));
+        let along =
+            f64::from(held.saturating_sub(colours[before])) / f64::from((colours[next] - colours[before]).max(1));
+        which(&row[before]) + along.min(1.0) * (which(&row[next]) - which(&row[before]))
     };
-    let deal = exact(&[claim(curves[0]), claim(curves[1])], COLOURS, Total::Sum);
-    deal.expect("sixteen colours for two, and measured costs")[0]
+    Space {
+        misses_per_kilo_instr: (1..=COLOURS).map(|held| at(held, |point| point.0)).collect(),
+        cycles_per_instr: (1..=COLOURS).map(|held| at(held, |point| point.1)).collect(),
+    }
+}
+
+/// What an operator with curves of each program alone would choose for weighted speed-up: colours of the first, or
+/// `None` = leave the cache shared, where the predictor sees less than 1 % in it.
+fn chosen_split(workload: &Workload, spaces: [&Space; 2]) -> Option<u32> {
+    let claim = |space: &Space| {
+        let all = space.whole_cycles();
+        Claim { costs: space.cycles_per_instr.iter().map(|cycles| -all / cycles).collect(), at_least: 1 }
+    };
+    let claims = spaces.map(claim);
+    let deal = exact(&claims, COLOURS, Total::Sum).expect("sixteen colours for two, and measured costs");
+    let topology = workload.machine.topology();
+    let bytes = topology.caches.iter().find(|cache| cache.last_level)?.size_bytes?;
+    let profiles: Profiles =
+        spaces.iter().enumerate().map(|(at, space)| (TaskId(at as u32), space.to_profile(bytes))).collect();
+    let shared = workload.yardstick().forecast(&topology, &profiles, &Plan::idle(Window::Time { ns: 1 }));
+    let speeds = shared.tasks.values().map(|task| task.degradation.map(|slower| 1.0 / (1.0 + slower.value)));
+    let shared: f64 = speeds.sum::<Option<f64>>()?;
+    (-total_cost(&claims, &deal, Total::Sum) / shared - 1.0 >= 0.01).then_some(deal[0])
 }
 
 fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let scale = context.pick(20_000, 6_000);
-    let splits: Vec<u32> = context.pick(vec![2, 5, 8, 11, 14], (1..COLOURS).collect());
-    let pairs: &[Pair] = context.pick(&PAIRS[1..5], &PAIRS);
+    let splits: Vec<u32> = context.pick(vec![4, 8, 12], (1..COLOURS).collect());
+    let pairs: &[Pair] = context.pick(&[PAIRS[2], PAIRS[4]], &PAIRS);
     let controls: &[Pair] = context.pick(&CONTROLS[..1], &CONTROLS);
     let by_seed = measure_pairs(context, pairs, &splits, true, scale)?;
-    let control_by_seed = measure_pairs(context, controls, &[COLOURS / 2], true, scale)?;
+    let control_by_seed = measure_pairs(context, controls, &[], true, scale)?;
     let chosen = choose(context, &by_seed, scale)?;
     Ok(vec![
         best_sum(context, &by_seed, scale),
@@ -169,24 +199,28 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 }
 
 /// The split that each pair's curves ask for, under the first seed's inputs; quick runs take the nearest measured one.
-fn choose(context: &Context<'_>, by_seed: &[Vec<Measured>], scale: u64) -> Result<Vec<u32>, ReproError> {
+fn choose(context: &Context<'_>, by_seed: &[Vec<Measured>], scale: u64) -> Result<Vec<Option<u32>>, ReproError> {
     let (Some(first), Some(&seed)) = (by_seed.first(), context.seeds.first()) else { return Ok(Vec::new()) };
     let programs: Vec<(&'static str, u64)> =
         first.iter().flat_map(|pair| [(pair.pair.0, seed), (pair.pair.1, seed + 1_000)]).collect();
     let mut once = programs.clone();
     once.sort_unstable();
     once.dedup();
-    let curves = alone_by_colours(context, &once, true, scale, seed)?;
-    let curve = |program: &(&'static str, u64)| {
+    let colours: Vec<u32> = context.pick(vec![1, 4, 8, 12, COLOURS], (1..=COLOURS).collect());
+    let spaces = alone_by_colours(context, &once, &colours, true, scale, seed)?;
+    let space = |program: &(&'static str, u64)| {
         let at = once.binary_search(program).expect("deduplicated from the same list");
-        curves[at].as_slice()
+        &spaces[at]
     };
     let choice = |(pair, of): (&Measured, &[(&'static str, u64)])| {
-        let wanted = chosen_split([curve(&of[0]), curve(&of[1])]);
-        let nearest = pair.splits.iter().map(|(first, _)| *first).min_by_key(|first| first.abs_diff(wanted));
-        nearest.unwrap_or(wanted)
+        let workload = on_chip(vec![job(of[0].0, of[0].1), job(of[1].0, of[1].1)], 2, true, scale, seed)?;
+        let wanted = chosen_split(&workload, [space(&of[0]), space(&of[1])]);
+        let measured = |wanted: u32| {
+            pair.splits.iter().map(|(first, _)| *first).min_by_key(|first| first.abs_diff(wanted)).unwrap_or(wanted)
+        };
+        Ok(wanted.map(measured))
     };
-    Ok(first.iter().zip(programs.chunks(2)).map(choice).collect())
+    first.iter().zip(programs.chunks(2)).map(choice).collect()
 }
 
 fn percent(share: f64) -> f64 {
@@ -235,7 +269,7 @@ fn best_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], scale: u64) -> Fin
         pair.splits[best.1].0,
         COLOURS - pair.splits[best.1].0,
         super::MEASURED_CYCLES / scale / 1_000_000,
-        super::WARM_UP_CYCLES / scale / 1_000_000,
+        super::WARM_UP_CYCLES / 1_000_000,
     );
     let mut finding = Finding::new(
         "CP-2",
@@ -279,8 +313,9 @@ fn pair_figure(by_seed: &[Vec<Measured>], at: usize) -> Figure {
     Figure { name: file, title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
 }
 
-fn chosen_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], chosen: &[u32], scale: u64) -> Finding {
-    let sum = |pair: &Measured, first: u32| {
+fn chosen_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], chosen: &[Option<u32>], scale: u64) -> Finding {
+    let sum = |pair: &Measured, first: Option<u32>| {
+        let Some(first) = first else { return 0.0 };
         let found = pair.splits.iter().find(|(split, _)| *split == first);
         found.map_or(f64::NAN, |(_, rates)| percent(pair.sum(rates)))
     };
@@ -291,7 +326,8 @@ fn chosen_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], chosen: &[u32], 
         context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, worst(pairs))).collect();
     let points = by_seed[0].iter().zip(chosen).enumerate().map(|(at, (pair, &first))| {
         let values: Vec<f64> = by_seed.iter().map(|seed| sum(&seed[at], first)).collect();
-        DataPoint::over(name(pair.pair), format!("{first}:{}", COLOURS - first), &values)
+        let at = first.map_or("shared".to_string(), |first| format!("{first}:{}", COLOURS - first));
+        DataPoint::over(name(pair.pair), at, &values)
     });
     Finding::new(
         "CP-2",
@@ -305,7 +341,7 @@ fn chosen_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], chosen: &[u32], 
     .time_scale(scale as f64)
     .note(
         "Chosen by the exact solver for weighted speed-up from curves of each program alone under the first seed, and \
-         judged under all seeds; leaving a pair unpartitioned is not among its choices here.",
+         judged under all seeds; a pair stays shared (0) where the predictor sees less than 1 % in dividing.",
     )
 }
 
@@ -421,12 +457,22 @@ mod tests {
         assert!((recovered[0].1 - 0.2).abs() < 1e-12 && (recovered[0].2 - 0.8).abs() < 1e-12);
     }
 
-    /// Does the chosen split give space to whom it speeds up?
+    /// Does the chosen split give space to whom it speeds up, and leave alone what it would not help?
     #[test]
     fn space_goes_to_whom_it_speeds_up() {
-        let flat = vec![2.0; 16];
-        let steep: Vec<f64> = (1..=16).map(|colours| 1.0 + 4.0 / f64::from(colours)).collect();
-        assert_eq!(chosen_split([&steep, &flat]), 15);
-        assert_eq!(chosen_split([&flat, &steep]), 1);
+        let workload = on_chip(Vec::new(), 2, true, 1_000, 1).unwrap();
+        let flat = filled_in(&[1, 16], &[(10.0, 2.0), (10.0, 2.0)]);
+        let steep = filled_in(&[1, 8, 16], &[(40.0, 6.0), (2.0, 1.1), (0.0, 1.0)]);
+        assert_eq!(chosen_split(&workload, [&steep, &flat]), Some(15));
+        assert_eq!(chosen_split(&workload, [&flat, &steep]), Some(1));
+        assert_eq!(chosen_split(&workload, [&flat, &flat]), None);
+    }
+
+    /// Do lines between measured numbers of colours pass through the measured points?
+    #[test]
+    fn measured_points_are_kept() {
+        let space = filled_in(&[1, 4, 16], &[(8.0, 2.0), (2.0, 1.0), (2.0, 1.0)]);
+        assert_eq!(space.misses_per_kilo_instr[..5], [8.0, 6.0, 4.0, 2.0, 2.0]);
+        assert_eq!((space.units(), space.whole_cycles()), (16, 1.0));
     }
 }

@@ -1,0 +1,145 @@
+//! How fast processes run under the shares in force: the evidence by which a change of shares is judged.
+//!
+//! Only clean windows count: a trace slows its program to a quarter (thesis 5.6.2), and while pages move the shares are
+//! not yet what was asked for. Rates are sums over windows, so short windows weigh less.
+
+use cachemate_core::{Event, Level, Observation, ProbeWhat, ProcessId, StallCause};
+use std::collections::BTreeMap;
+
+use super::space::Speed;
+
+/// Sums over clean windows; an event that one of them lacked is lost for all.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Sums {
+    instructions: f64,
+    cycles: f64,
+    misses: Option<f64>,
+    stall_cycles: Option<f64>,
+}
+
+/// Since the shares were last changed.
+#[derive(Clone, Debug, Default)]
+pub struct SpeedRecord {
+    sums: BTreeMap<ProcessId, Sums>,
+    pub windows: u32,
+}
+
+/// Waiting for what lies behind a cache of this level.
+fn beyond(level: Level) -> impl Iterator<Item = StallCause> {
+    let hits = [Level::L2, Level::L3, Level::L4].into_iter().filter(move |&other| other > level).map(StallCause::Hit);
+    hits.chain([StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue])
+}
+
+impl SpeedRecord {
+    /// Adds a window, if it is a clean one.
+    pub fn add(&mut self, seen: &Observation, level: Level, probes: &[cachemate_core::Probe]) {
+        let traced = probes.iter().any(|probe| matches!(probe.what, ProbeWhat::Trace { .. }));
+        if traced || !seen.in_force.pending.is_empty() {
+            return;
+        }
+        let mut measured = false;
+        for task in &seen.tasks {
+            let counted = task.counts.get(Event::Instructions).zip(task.counts.get(Event::Cycles));
+            let Some((instructions, cycles)) = counted.filter(|(_, cycles)| *cycles > 0.0) else { continue };
+            let stalls = beyond(level).filter_map(|cause| task.counts.get(Event::StallCycles(cause)));
+            let stalls = stalls.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles));
+            let nothing = Sums { instructions: 0.0, cycles: 0.0, misses: Some(0.0), stall_cycles: Some(0.0) };
+            let sums = self.sums.entry(task.process).or_insert(nothing);
+            measured = true;
+            sums.instructions += instructions;
+            sums.cycles += cycles;
+            sums.misses = sums.misses.zip(task.counts.get(Event::Misses(level))).map(|(sum, more)| sum + more);
+            sums.stall_cycles = sums.stall_cycles.zip(stalls).map(|(sum, more)| sum + more);
+        }
+        self.windows += u32::from(measured);
+    }
+
+    /// Starts anew: the shares were changed.
+    pub fn forget(&mut self) {
+        *self = SpeedRecord::default();
+    }
+
+    /// `None` until it ran in a clean window.
+    pub fn speed(&self, process: ProcessId) -> Option<Speed> {
+        let sums = self.sums.get(&process).filter(|sums| sums.instructions > 0.0)?;
+        let per_miss = sums.stall_cycles.zip(sums.misses.filter(|&misses| misses > 0.0));
+        Some(Speed {
+            cycles_per_instr: sums.cycles / sums.instructions,
+            misses_per_kilo_instr: sums.misses.map(|misses| 1000.0 * misses / sums.instructions),
+            stall_cycles_per_miss: per_miss.map(|(stalls, misses)| stalls / misses),
+        })
+    }
+
+    /// Mean speed of the processes over that in an earlier record; `None` where one of them is in only one of the two.
+    pub fn speed_over(&self, earlier: &SpeedRecord, processes: &[ProcessId]) -> Option<f64> {
+        let ratio = |&process: &ProcessId| {
+            Some(earlier.speed(process)?.cycles_per_instr / self.speed(process)?.cycles_per_instr)
+        };
+        let ratios: Option<Vec<f64>> = processes.iter().map(ratio).collect();
+        ratios.filter(|ratios| !ratios.is_empty()).map(|ratios| ratios.iter().sum::<f64>() / ratios.len() as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::{Applied, Counts, Item, Pending, Probe, ProbeId, Reading, Span, TaskId, TaskSeen, WindowEnd};
+
+    fn seen(readings: &[(Event, u64)]) -> Observation {
+        let reading = |&(event, count): &(Event, u64)| Reading { event, count, counted_share: 1.0 };
+        let task = TaskSeen {
+            task: TaskId(0),
+            process: ProcessId(0),
+            name: "p".to_string(),
+            arrived_ns: 0,
+            exited: false,
+            fixed: false,
+            goal: None,
+            cpu: None,
+            on_cpu_ns: Vec::new(),
+            runnable_wait_ns: None,
+            counts: Counts(readings.iter().map(reading).collect()),
+            progress: None,
+            pages_per_colour: None,
+        };
+        Observation {
+            window: 0,
+            span: Span { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
+            ended: WindowEnd::Elapsed,
+            tasks: vec![task],
+            places: Vec::new(),
+            answers: Vec::new(),
+            in_force: Applied::default(),
+        }
+    }
+
+    /// Are windows with a trace or with moving pages left out?
+    #[test]
+    fn only_clean_windows_count() {
+        let mut record = SpeedRecord::default();
+        let stall = Event::StallCycles(StallCause::LocalMemory);
+        let mut window =
+            seen(&[(Event::Instructions, 1000), (Event::Cycles, 3000), (Event::Misses(Level::L2), 10), (stall, 1500)]);
+        let trace = Probe { id: ProbeId(1), what: ProbeWhat::Trace { task: TaskId(0), entries: 9 }, budget_ns: 1 };
+        record.add(&window, Level::L2, &[trace]);
+        assert_eq!(record.speed(ProcessId(0)), None);
+        record.add(&window, Level::L2, &[]);
+        let speed = record.speed(ProcessId(0)).unwrap();
+        assert_eq!((speed.cycles_per_instr, speed.misses_per_kilo_instr), (3.0, Some(10.0)));
+        assert_eq!(speed.stall_cycles_per_miss, Some(150.0));
+        window.in_force.pending.push(Pending { item: Item::Plan, done: 1, total: Some(2) });
+        record.add(&window, Level::L2, &[]);
+        assert_eq!(record.windows, 1);
+    }
+
+    /// Are two records compared by the mean of speeds, and not at all where one lacks a process?
+    #[test]
+    fn records_compare_by_mean_speed() {
+        let (mut slow, mut fast) = (SpeedRecord::default(), SpeedRecord::default());
+        slow.add(&seen(&[(Event::Instructions, 1000), (Event::Cycles, 3000)]), Level::L2, &[]);
+        fast.add(&seen(&[(Event::Instructions, 1000), (Event::Cycles, 2000)]), Level::L2, &[]);
+        assert_eq!(fast.speed_over(&slow, &[ProcessId(0)]), Some(1.5));
+        assert_eq!(fast.speed_over(&slow, &[ProcessId(0), ProcessId(1)]), None);
+        assert_eq!(slow.speed(ProcessId(0)).unwrap().misses_per_kilo_instr, None);
+    }
+}

@@ -1,0 +1,196 @@
+//! What a process does with space: misses and cycles per instruction by the number of units it holds.
+//!
+//! Problem: sizing needs, of every process, what each size would cost; measured are a miss-rate curve (RapidMRC) and
+//! how fast it runs now. Method: cycles per instruction move from the measured speed along the curve, every miss for as
+//! long as misses of this program were measured to stall it (stall cycles beyond the cache over misses: memory-level
+//! parallelism and a cache behind are in it, thesis 4.6.3), or along a measured stall curve where there is one that
+//! spans the sizes. Properties: more space never costs more (what rises in a curve of an LRU cache is noise); nothing
+//! is said without a curve and a speed.
+
+use cachemate_core::{Estimate, Profile};
+
+/// Measured together: how fast, at which miss rate.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Speed {
+    pub cycles_per_instr: f64,
+    /// `None` = misses were not counted.
+    pub misses_per_kilo_instr: Option<f64>,
+    /// Cycles stalled beyond the cache per miss; `None` = not counted.
+    pub stall_cycles_per_miss: Option<f64>,
+}
+
+/// By units held, 1 first.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Space {
+    pub misses_per_kilo_instr: Vec<f64>,
+    pub cycles_per_instr: Vec<f64>,
+}
+
+impl Space {
+    /// Of a profile; `speed` where the profile has no speed alone on the whole cache.
+    pub fn of(
+        profile: &Profile,
+        speed: Option<Speed>,
+        miss_penalty_cycles: f64,
+        cache_bytes: u64,
+        units: u32,
+    ) -> Option<Self> {
+        let size = |held: u32| cache_bytes as f64 * f64::from(held) / f64::from(units);
+        let curve = profile.misses_per_kilo_instr.as_deref().filter(|curve| !curve.is_empty())?;
+        let misses = falling((1..=units).map(|held| at(curve, size(held))).collect());
+        let whole = misses[units as usize - 1];
+        let penalty = speed.and_then(|speed| speed.stall_cycles_per_miss).unwrap_or(miss_penalty_cycles) / 1000.0;
+        let from_misses = |cycles: f64, rate: f64| -> Vec<f64> {
+            // A speed measured at a lower miss rate than the curve's lowest cannot mean fewer than no cycles.
+            misses.iter().map(|misses| (cycles + (misses - rate) * penalty).max(0.01)).collect()
+        };
+        let solo = profile.solo_instr_per_cycle.map(|rate| rate.value).filter(|&rate| rate.is_finite() && rate > 0.0);
+        let cycles = match (solo, stalls_by_units(profile, &size, units)) {
+            (Some(solo), Some(stalls)) => {
+                let least = stalls[units as usize - 1];
+                stalls.iter().map(|stalls| 1.0 / solo + (stalls - least) / 1000.0).collect()
+            }
+            (Some(solo), None) => from_misses(1.0 / solo, whole),
+            (None, _) => {
+                let speed = speed?;
+                from_misses(speed.cycles_per_instr, speed.misses_per_kilo_instr.unwrap_or(whole))
+            }
+        };
+        let space = Space { misses_per_kilo_instr: misses, cycles_per_instr: cycles };
+        let numbers = space.misses_per_kilo_instr.iter().chain(&space.cycles_per_instr);
+        numbers.into_iter().all(|number| number.is_finite()).then_some(space)
+    }
+
+    /// Of several threads of one process: the mean.
+    pub fn mean(of: &[Space]) -> Option<Self> {
+        let first = of.first()?;
+        let over = |values: fn(&Space) -> &[f64]| -> Vec<f64> {
+            let at = |held: usize| of.iter().map(|space| values(space)[held]).sum::<f64>() / of.len() as f64;
+            (0..values(first).len()).map(at).collect()
+        };
+        let misses = over(|space| &space.misses_per_kilo_instr);
+        Some(Space { misses_per_kilo_instr: misses, cycles_per_instr: over(|space| &space.cycles_per_instr) })
+    }
+
+    pub fn units(&self) -> u32 {
+        self.cycles_per_instr.len() as u32
+    }
+    /// Alone on the whole cache.
+    pub fn whole_cycles(&self) -> f64 {
+        self.cycles_per_instr[self.cycles_per_instr.len() - 1]
+    }
+    /// How much slower with one unit than with all, as a share.
+    pub fn sensitivity(&self) -> f64 {
+        self.cycles_per_instr[0] / self.whole_cycles() - 1.0
+    }
+    /// Fewest units at which it is slowed by at most this share over the whole cache; all of them always do.
+    pub fn units_for(&self, degradation_at_most: f64) -> u32 {
+        let limit = self.whole_cycles() * (1.0 + degradation_at_most.max(0.0)) * (1.0 + 1e-12);
+        crate::solvers::sizing::fewest_units(&self.cycles_per_instr, limit).unwrap_or(self.units())
+    }
+
+    /// As a profile, for a predictor: the curve, the stalls that make these cycles, the speed alone.
+    pub fn to_profile(&self, cache_bytes: u64) -> Profile {
+        let units = u64::from(self.units());
+        let points = |values: &[f64], less: f64, scale: f64| {
+            let point = |(held, value): (usize, &f64)| {
+                (cache_bytes * (held as u64 + 1) / units, Estimate::exact((value - less) * scale))
+            };
+            Some(values.iter().enumerate().map(point).collect())
+        };
+        Profile {
+            misses_per_kilo_instr: points(&self.misses_per_kilo_instr, 0.0, 1.0),
+            stalls_per_kilo_instr: points(&self.cycles_per_instr, self.whole_cycles(), 1000.0),
+            solo_instr_per_cycle: Some(Estimate::exact(1.0 / self.whole_cycles())),
+            ..Profile::default()
+        }
+    }
+}
+
+/// A stall curve counts only where it spans the sizes: beyond its ends nothing is known.
+fn stalls_by_units(profile: &Profile, size: &impl Fn(u32) -> f64, units: u32) -> Option<Vec<f64>> {
+    let curve = profile.stalls_per_kilo_instr.as_deref()?;
+    let (first, last) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
+    let spans = curve.len() >= 3 && first <= size(2.min(units)) && last >= size(units) * 0.99;
+    spans.then(|| falling((1..=units).map(|held| at(curve, size(held))).collect()))
+}
+
+/// Linear between points, flat beyond the ends.
+fn at(curve: &[(u64, Estimate)], bytes: f64) -> f64 {
+    let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
+    if next == 0 || next == curve.len() {
+        return curve[next.min(curve.len() - 1)].1.value;
+    }
+    let ((low, a), (high, b)) = (curve[next - 1], curve[next]);
+    let along = (bytes - low as f64) / (high - low).max(1) as f64;
+    a.value + along * (b.value - a.value)
+}
+
+/// The closest falling curve (least squares, pool adjacent violators): rises are levelled out, not cut off, so that one
+/// low reading does not pull down all that follow.
+fn falling(values: Vec<f64>) -> Vec<f64> {
+    let mut blocks: Vec<(f64, usize)> = Vec::with_capacity(values.len());
+    for value in values {
+        blocks.push((value, 1));
+        while let [.., (before, count), (last, more)] = blocks[..] {
+            if before >= last {
+                break;
+            }
+            blocks.truncate(blocks.len() - 2);
+            let all = count + more;
+            blocks.push(((before * count as f64 + last * more as f64) / all as f64, all));
+        }
+    }
+    blocks.into_iter().flat_map(|(value, count)| std::iter::repeat_n(value, count)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CACHE: u64 = 4 << 20;
+
+    fn curve(rates: &[f64]) -> Option<Vec<(u64, Estimate)>> {
+        let point = |(at, &rate): (usize, &f64)| (CACHE * (at as u64 + 1) / rates.len() as u64, Estimate::exact(rate));
+        Some(rates.iter().enumerate().map(point).collect())
+    }
+    fn profile(rates: &[f64]) -> Profile {
+        Profile { misses_per_kilo_instr: curve(rates), ..Profile::default() }
+    }
+
+    /// Do cycles follow the curve from the measured speed, by what a miss was measured to stall?
+    #[test]
+    fn cycles_follow_the_curve_from_the_measured_speed() {
+        let speed =
+            Speed { cycles_per_instr: 2.0, misses_per_kilo_instr: Some(20.0), stall_cycles_per_miss: Some(50.0) };
+        let space = Space::of(&profile(&[40.0, 20.0, 10.0, 10.0]), Some(speed), 300.0, CACHE, 4).unwrap();
+        assert_eq!(space.cycles_per_instr, [3.0, 2.0, 1.5, 1.5]);
+        assert_eq!((space.sensitivity(), space.units_for(0.0), space.units_for(0.4)), (1.0, 3, 2));
+    }
+
+    /// Is a curve of stalls preferred where it spans the sizes, and left alone where it does not?
+    #[test]
+    fn stall_curves_count_where_they_span_the_sizes() {
+        let mut known = profile(&[40.0, 20.0, 10.0, 10.0]);
+        known.solo_instr_per_cycle = Some(Estimate::exact(1.0));
+        known.stalls_per_kilo_instr = curve(&[500.0, 100.0, 100.0, 100.0]);
+        let cycles = |profile: &Profile| Space::of(profile, None, 100.0, CACHE, 4).unwrap().cycles_per_instr;
+        assert_eq!(cycles(&known), [1.4, 1.0, 1.0, 1.0]);
+        known.stalls_per_kilo_instr.as_mut().unwrap().drain(..2);
+        assert_eq!(cycles(&known), [4.0, 2.0, 1.0, 1.0]);
+    }
+
+    /// Is nothing said without a curve or a speed?
+    #[test]
+    fn without_evidence_nothing_is_said() {
+        assert_eq!(Space::of(&profile(&[1.0]), None, 100.0, CACHE, 4), None);
+        let speed = Speed { cycles_per_instr: 2.0, misses_per_kilo_instr: None, stall_cycles_per_miss: None };
+        assert_eq!(Space::of(&Profile::default(), Some(speed), 100.0, CACHE, 4), None);
+    }
+
+    /// Are rises of a noisy curve levelled out?
+    #[test]
+    fn rises_are_levelled_out() {
+        assert_eq!(falling(vec![5.0, 1.0, 3.0, 2.0, 0.0]), [5.0, 2.0, 2.0, 2.0, 0.0]);
+    }
+}

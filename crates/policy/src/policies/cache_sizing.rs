@@ -1,0 +1,592 @@
+//! Shares of every last-level cache, sized online from miss-rate curves (papers CP and RM; thesis 5.4, 7.3).
+//!
+//! Problem: programs on one cache take from each other what some need and others do not use; a split helps only if it is
+//! sized right, kept up to date, and worth its price. Method, per cache:
+//! 1. Ask for a trace of every process that has no curve in its present phase, one at a time.
+//! 2. Once all have one: [`deal`] says who gets how much; the predictor says how everybody would fare then, how they
+//!    fare now, and how without any shares. The best of these is taken if it gains enough, and, where pages have to be
+//!    copied, if it earns the copying back within the horizon; promises that are broken now are reason enough.
+//! 3. Afterwards compare measured speeds with those before: what made the programs slower is taken back, and not tried
+//!    again until a phase or the company changes.
+//!
+//! Properties: without evidence nothing changes; a process alone is not confined unless something was promised; newcomers
+//! are unrestricted until their curve is known; programs in one lane clash. Nobody is placed: that is others' business.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    Ability, Cache, CacheId, CacheShare, Clash, Decision, Evidence, GroupId, IndexSet, Member, PageMoving, Plan,
+    Policy, Probe, ProbeId, ProbeWhat, ProcessId, Profiles, Reason, Support, TaskId, TaskSeen, Units, View, Window,
+};
+use serde::Deserialize;
+
+use super::static_partition::{Moving, in_units};
+use super::{movable, parameters};
+use crate::partition::deal::{Claimant, Deal, Kind, Objective, Terms, deal};
+use crate::partition::record::SpeedRecord;
+use crate::partition::space::Space;
+use crate::partition::units::{Divided, assign, pages_to_move};
+
+/// See the page.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    pub window_ns: u64,
+    pub objective: Objective,
+    pub moving: Moving,
+    /// Of a trace; 0 = curves come from elsewhere.
+    pub trace_entries: u32,
+    /// Processor time that one trace may take.
+    pub trace_budget_ns: u64,
+    /// Pooled, where one unit is slower than all by no more than this share.
+    pub insensitive: f64,
+    /// A change must promise to be better by this share.
+    pub least_gain: f64,
+    /// Copied pages must be earned back within this.
+    pub horizon_ns: u64,
+    /// What a miss costs where stalls are not counted.
+    pub miss_penalty_cycles: f64,
+    /// After a change: windows until speeds are compared, and windows to compare; 0 = a change is not judged.
+    pub settle_windows: u32,
+    pub judge_windows: u32,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Parameters {
+            window_ns: 100_000_000,
+            objective: Objective::default(),
+            moving: Moving::All,
+            trace_entries: 163_840,
+            trace_budget_ns: 1_000_000_000,
+            insensitive: 0.02,
+            least_gain: 0.01,
+            horizon_ns: 10_000_000_000,
+            miss_penalty_cycles: 150.0,
+            settle_windows: 1,
+            judge_windows: 3,
+        }
+    }
+}
+
+impl Parameters {
+    fn parse(text: &str) -> Result<Self, String> {
+        let parsed: Parameters = parameters(text)?;
+        if parsed.window_ns == 0 {
+            return Err("window_ns: found 0, expected 1 or more".to_string());
+        }
+        let shares = [("insensitive", parsed.insensitive), ("least_gain", parsed.least_gain)];
+        let numbers = shares.into_iter().chain([("miss_penalty_cycles", parsed.miss_penalty_cycles)]);
+        for (name, value) in numbers {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(format!("{name}: found {value}, expected a number from 0 up"));
+            }
+        }
+        Ok(parsed)
+    }
+}
+
+/// Who is on a cache, and in which phase: what a judgement holds for.
+type Company = Vec<(ProcessId, u32)>;
+
+/// A change that is being judged.
+struct Trial {
+    before: Vec<CacheShare>,
+    speeds_before: SpeedRecord,
+    windows_left: u32,
+}
+
+/// A trial ends without a verdict after so many times the windows that one takes.
+const VERDICT_WITHIN: u32 = 8;
+
+/// What is remembered of one cache.
+#[derive(Default)]
+struct Remembered {
+    speeds: SpeedRecord,
+    trial: Option<Trial>,
+    /// Shares were tried in this company and made it slower.
+    not_again: Option<Company>,
+    company: Company,
+}
+
+struct CacheSizing {
+    parameters: Parameters,
+    caches: BTreeMap<CacheId, Remembered>,
+    home: BTreeMap<ProcessId, CacheId>,
+    probes: BTreeMap<TaskId, (u32, ProbeId)>,
+    next_probe: u32,
+}
+
+/// A process of one cache.
+struct Present<'a> {
+    process: ProcessId,
+    tasks: Vec<&'a TaskSeen>,
+    phase: u32,
+}
+
+/// A cache that can be divided, and those on it.
+struct Domain<'a> {
+    cache: &'a Cache,
+    divided: Divided,
+    present: Vec<Present<'a>>,
+}
+
+impl Domain<'_> {
+    fn promised(&self) -> bool {
+        self.present.iter().any(|present| goal_of(present).degradation_at_most.is_some())
+    }
+    /// A process alone is confined only where that was asked for.
+    fn has_something_to_divide(&self) -> bool {
+        self.present.len() > 1 || self.promised()
+    }
+}
+
+impl Policy for CacheSizing {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
+        let mut why = Vec::new();
+        for domain in self.domains(view) {
+            let remembered = self.caches.entry(domain.cache.id).or_default();
+            remembered.follow(view, &domain);
+            let held = kept_shares(view, &domain);
+            let shares = self.sized(view, &domain, held, &mut why);
+            plan.clashes.extend(clashes(view, &domain, &shares));
+            plan.shares.extend(shares);
+            plan.probes.extend(self.probe(view, &domain));
+        }
+        self.probes.retain(|task, _| view.seen.tasks.iter().any(|seen| seen.task == *task));
+        Decision { plan, why }
+    }
+}
+
+impl Remembered {
+    fn follow(&mut self, view: &View<'_>, domain: &Domain<'_>) {
+        let company: Company = domain.present.iter().map(|present| (present.process, present.phase)).collect();
+        if company != self.company {
+            // Speeds of an old phase or of other company are no evidence for this one.
+            self.speeds.forget();
+            self.trial = None;
+            self.company = company;
+        }
+        self.speeds.add(view.seen, domain.cache.level, &view.before.probes);
+    }
+}
+
+/// Shares of this cache with the members that are still there.
+fn kept_shares(view: &View<'_>, domain: &Domain<'_>) -> Vec<CacheShare> {
+    let here = |member: &Member| match member {
+        Member::Process(process) => domain.present.iter().any(|present| present.process == *process),
+        Member::Task(_) => false,
+    };
+    let mine = view.before.shares.iter().filter(|share| share.cache == domain.cache.id);
+    let kept = mine.map(|share| {
+        let members = share.members.iter().filter(|member| here(member)).copied().collect();
+        CacheShare { members, ..share.clone() }
+    });
+    kept.filter(|share| !share.members.is_empty()).collect()
+}
+
+fn units_of(share: &CacheShare) -> &IndexSet {
+    match &share.units {
+        Units::Colours { allowed, .. } => allowed,
+        Units::Ways { mask } => mask,
+    }
+}
+
+impl CacheSizing {
+    /// Every last-level cache that can be divided, with the processes that live on it.
+    fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<Domain<'a>> {
+        let mut processes: Vec<Present<'a>> = Vec::new();
+        for task in movable(view) {
+            // A process with a thread that nothing may be changed of is left alone as a whole.
+            let fixed = view.seen.tasks.iter().any(|other| other.process == task.process && other.fixed);
+            let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase);
+            match processes.iter_mut().find(|present| present.process == task.process) {
+                Some(present) => {
+                    present.tasks.push(task);
+                    present.phase = present.phase.max(phase);
+                }
+                None if !fixed => processes.push(Present { process: task.process, tasks: vec![task], phase }),
+                None => {}
+            }
+        }
+        let caches: Vec<(&Cache, Divided)> = view
+            .topology
+            .caches
+            .iter()
+            .filter(|cache| cache.last_level && cache.size_bytes.is_some())
+            .filter_map(|cache| {
+                let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
+                Some((cache, Divided::of(partitions.map(|(_, partition)| partition))?))
+            })
+            .collect();
+        self.home.retain(|process, _| processes.iter().any(|present| present.process == *process));
+        let mut domains: Vec<Domain<'a>> =
+            caches.iter().map(|&(cache, divided)| Domain { cache, divided, present: Vec::new() }).collect();
+        for present in processes {
+            if let Some(cache) = lives_on(&present, &caches) {
+                self.home.insert(present.process, cache);
+            }
+            let home = self.home.get(&present.process);
+            if let Some(domain) = domains.iter_mut().find(|domain| Some(&domain.cache.id) == home) {
+                domain.present.push(present);
+            }
+        }
+        domains
+    }
+
+    /// The shares for the next window.
+    fn sized(
+        &mut self,
+        view: &View<'_>,
+        domain: &Domain<'_>,
+        held: Vec<CacheShare>,
+        why: &mut Vec<Reason>,
+    ) -> Vec<CacheShare> {
+        let parameters = &self.parameters;
+        let Some(remembered) = self.caches.get_mut(&domain.cache.id) else { return held };
+        if !domain.has_something_to_divide() {
+            return Vec::new();
+        }
+        if let Some(back) = remembered.judge(parameters, domain, why) {
+            return back;
+        }
+        if remembered.trial.is_some() || remembered.not_again.as_ref() == Some(&remembered.company) {
+            return held;
+        }
+        let claimants: Option<Vec<Claimant>> =
+            domain.present.iter().map(|present| claimant(view, domain, present, remembered, parameters)).collect();
+        let Some(claimants) = claimants else { return held };
+        let outlook = Outlook { view, domain, claimants: &claimants };
+        let mut said = Vec::new();
+        let Some(wanted) = wanted_shares(view, domain, &claimants, &held, parameters, &mut said) else { return held };
+        let Some(chosen) = outlook.choose(parameters, &held, wanted, why) else { return held };
+        why.extend(said);
+        remembered.trial = Trial::of(parameters, domain, &held, &remembered.speeds);
+        remembered.speeds.forget();
+        chosen
+    }
+
+    /// The next process to learn the curve of, one at a time on each cache.
+    fn probe(&mut self, view: &View<'_>, domain: &Domain<'_>) -> Option<Probe> {
+        let able = matches!(view.capabilities.abilities.get(&Ability::TraceAddresses), Some(Support::Yes { .. }));
+        if !able || self.parameters.trace_entries == 0 || !domain.has_something_to_divide() {
+            return None;
+        }
+        let unknown = domain.present.iter().find(|present| {
+            let known = |task: &&TaskSeen| {
+                view.profiles.get(&task.task).is_some_and(|profile| profile.misses_per_kilo_instr.is_some())
+            };
+            !present.tasks.iter().any(known)
+        })?;
+        // The thread that ran most stands for its process.
+        let ran = |task: &TaskSeen| task.on_cpu_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+        let busiest = unknown.tasks.iter().copied().reduce(|a, b| if ran(b) > ran(a) { b } else { a })?;
+        let asked = unknown.tasks.iter().find_map(|task| {
+            let (phase, probe) = *self.probes.get(&task.task)?;
+            let answered = view.seen.answers.iter().any(|answer| {
+                let traced = matches!(&answer.evidence, Evidence::Trace { .. });
+                answer.probe == probe && answer.complete && traced
+            });
+            (phase == unknown.phase && !answered).then_some((task.task, probe))
+        });
+        let (task, id) = asked.unwrap_or_else(|| {
+            let id = ProbeId(self.next_probe);
+            self.next_probe += 1;
+            self.probes.insert(busiest.task, (unknown.phase, id));
+            (busiest.task, id)
+        });
+        let what = ProbeWhat::Trace { task, entries: self.parameters.trace_entries };
+        Some(Probe { id, what, budget_ns: self.parameters.trace_budget_ns })
+    }
+}
+
+/// The cache it spent most of its time on in this window; `None` where it did not run.
+fn lives_on(present: &Present<'_>, caches: &[(&Cache, Divided)]) -> Option<CacheId> {
+    let spent = |cache: &Cache| -> u64 {
+        let on = present.tasks.iter().flat_map(|task| &task.on_cpu_ns);
+        on.filter(|(cpu, _)| cache.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
+    };
+    let all = caches.iter().map(|(cache, _)| (spent(cache), cache.id));
+    let most = all.reduce(|a, b| if b.0 > a.0 { b } else { a });
+    most.filter(|(ns, _)| *ns > 0).map(|(_, cache)| cache)
+}
+
+/// The strictest of its threads' goals.
+fn goal_of(present: &Present<'_>) -> cachemate_core::Goal {
+    let goals = present.tasks.iter().filter_map(|task| task.goal);
+    let none = cachemate_core::Goal { priority: 1.0, degradation_at_most: None };
+    goals.fold(none, |all, goal| cachemate_core::Goal {
+        priority: all.priority.max(goal.priority),
+        degradation_at_most: match (all.degradation_at_most, goal.degradation_at_most) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        },
+    })
+}
+
+fn claimant(
+    view: &View<'_>,
+    domain: &Domain<'_>,
+    present: &Present<'_>,
+    remembered: &Remembered,
+    parameters: &Parameters,
+) -> Option<Claimant> {
+    let speed = remembered.speeds.speed(present.process);
+    let bytes = domain.cache.size_bytes?;
+    let of = |task: &&TaskSeen| {
+        let profile = view.profiles.get(&task.task)?;
+        Space::of(profile, speed, parameters.miss_penalty_cycles, bytes, domain.divided.units())
+    };
+    let threads: Vec<Space> = present.tasks.iter().filter_map(of).collect();
+    let goal = goal_of(present);
+    let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
+    Some(Claimant { space: Space::mean(&threads)?, priority, degradation_at_most: goal.degradation_at_most })
+}
+
+/// The pool is group 0 of its cache, everybody else is named after the first process.
+fn group_id(kind: Kind, first: ProcessId) -> GroupId {
+    GroupId(if kind == Kind::Pool { 0 } else { first.0 + 1 })
+}
+
+fn wanted_shares(
+    view: &View<'_>,
+    domain: &Domain<'_>,
+    claimants: &[Claimant],
+    held: &[CacheShare],
+    parameters: &Parameters,
+    why: &mut Vec<Reason>,
+) -> Option<Vec<CacheShare>> {
+    let online = view.topology.cpus.iter().filter(|cpu| cpu.online && domain.cache.cpus.contains(cpu.id.0)).count();
+    let threads = domain.present.iter().map(|present| present.tasks.len()).sum::<usize>();
+    let terms = Terms {
+        objective: parameters.objective,
+        units: domain.divided.units(),
+        at_least: domain.divided.at_least(),
+        groups_at_most: domain.divided.groups_at_most(),
+        insensitive: parameters.insensitive,
+        // Only single-threaded programs can be told apart by CPU.
+        at_once: if threads == claimants.len() { online as u32 } else { claimants.len() as u32 },
+    };
+    let dealt = deal(claimants, &terms).ok()?;
+    say_deal(domain, claimants, &dealt, why);
+    let id = |group: &crate::partition::deal::Group| group_id(group.kind, domain.present[group.members[0]].process);
+    let now = |group: GroupId| held.iter().find(|share| share.group == group).map(|share| units_of(share).clone());
+    let held_units: Vec<IndexSet> = dealt.groups.iter().map(|group| now(id(group)).unwrap_or_default()).collect();
+    let sizes: Vec<u32> = dealt.groups.iter().map(|group| group.units).collect();
+    let units = assign(&held_units, &sizes, &domain.divided);
+    let moving: PageMoving = parameters.moving.into();
+    let share = |(group, units): (&crate::partition::deal::Group, IndexSet)| CacheShare {
+        group: id(group),
+        members: group.members.iter().map(|&at| Member::Process(domain.present[at].process)).collect(),
+        cache: domain.cache.id,
+        units: in_units(units, &domain.divided, moving),
+    };
+    Some(dealt.groups.iter().zip(units).map(share).collect())
+}
+
+fn say_deal(domain: &Domain<'_>, claimants: &[Claimant], dealt: &Deal, why: &mut Vec<Reason>) {
+    let task = |at: usize| domain.present[at].tasks[0].task;
+    for &at in &dealt.lowered {
+        let limit = claimants[at].degradation_at_most.unwrap_or(0.0);
+        let text = "{0} cannot be kept as fast as promised: the promises do not fit in one cache".to_string();
+        why.push(Reason { tasks: vec![task(at)], text, numbers: vec![("degradation_at_most".to_string(), limit)] });
+    }
+    if let Some(cost) = dealt.floors_cost {
+        let tasks = (0..claimants.len()).filter(|&at| claimants[at].degradation_at_most.is_some()).map(task).collect();
+        let text = "what was promised costs the others on this cache, by the objective".to_string();
+        why.push(Reason { tasks, text, numbers: vec![("objective_lost".to_string(), cost)] });
+    }
+}
+
+/// How everybody on a cache would fare.
+struct Outlook<'a> {
+    view: &'a View<'a>,
+    domain: &'a Domain<'a>,
+    claimants: &'a [Claimant],
+}
+
+impl Outlook<'_> {
+    /// Misses per thousand instructions and cycles per instruction of each claimant under these shares, all on this
+    /// cache's CPUs. Tasks are renamed by order of arrival, so that no tie breaks by an id.
+    fn under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
+        let bytes = self.domain.cache.size_bytes?;
+        let mut profiles = Profiles::new();
+        let mut plan = Plan::idle(self.view.before.window);
+        plan.shares = shares.to_vec();
+        for (at, (claimant, present)) in self.claimants.iter().zip(&self.domain.present).enumerate() {
+            let mut profile = claimant.space.to_profile(bytes);
+            profile.process = Some(present.process);
+            profiles.insert(TaskId(at as u32), profile);
+            plan.allowed.insert(TaskId(at as u32), self.domain.cache.cpus.clone());
+        }
+        let forecast = self.view.predictor.forecast(self.view.topology, &profiles, &plan);
+        let said = |at: usize| {
+            let said = forecast.tasks.get(&TaskId(at as u32))?;
+            Some((said.misses_per_kilo_instr?.value, 1.0 / said.instr_per_cycle?.value))
+        };
+        let outlook: Option<Vec<(f64, f64)>> = (0..self.claimants.len()).map(said).collect();
+        outlook.filter(|all| all.iter().all(|(misses, cycles)| misses.is_finite() && cycles.is_finite()))
+    }
+
+    fn broken_promises(&self, outlook: &[(f64, f64)]) -> usize {
+        let broken = |(claimant, &(_, cycles)): (&Claimant, &(f64, f64))| {
+            let slower = cycles / claimant.space.whole_cycles() - 1.0;
+            claimant.degradation_at_most.is_some_and(|limit| slower > limit + 1e-9)
+        };
+        self.claimants.iter().zip(outlook).filter(|both| broken(*both)).count()
+    }
+
+    /// The wanted shares, none at all, or `None`: what holds is good enough.
+    fn choose(
+        &self,
+        parameters: &Parameters,
+        held: &[CacheShare],
+        wanted: Vec<CacheShare>,
+        why: &mut Vec<Reason>,
+    ) -> Option<Vec<CacheShare>> {
+        let objective = parameters.objective;
+        let now = self.under(held)?;
+        let score = |outlook: &[(f64, f64)]| objective.score(self.claimants, outlook);
+        let mut candidates = vec![wanted];
+        if objective != Objective::LeastSpace && !held.is_empty() {
+            candidates.push(Vec::new());
+        }
+        let outlooks: Option<Vec<_>> = candidates.iter().map(|shares| self.under(shares)).collect();
+        let outlooks = outlooks?;
+        let best = (0..candidates.len()).reduce(|a, b| {
+            let key = |at: usize| (self.broken_promises(&outlooks[at]), score(&outlooks[at]));
+            if key(b) < key(a) { b } else { a }
+        })?;
+        let (chosen, outlook) = (candidates.swap_remove(best), &outlooks[best]);
+        if chosen == held {
+            return None;
+        }
+        let mends = self.broken_promises(outlook) < self.broken_promises(&now);
+        let breaks = self.broken_promises(outlook) > self.broken_promises(&now);
+        let gain = (score(&now) - score(outlook)) / score(&now).abs().max(1e-9);
+        let cost_ns = self.cost_ns(&chosen);
+        // Time that everybody together saves within the horizon.
+        let saved = now.iter().zip(outlook).map(|(now, then)| 1.0 - then.1 / now.1).sum::<f64>();
+        let earned_ns = saved * parameters.horizon_ns as f64;
+        let worth = match objective {
+            // Less space for the same promise: only the copying speaks against it.
+            Objective::LeastSpace => !breaks && cost_ns <= parameters.least_gain * parameters.horizon_ns as f64,
+            Objective::Fairness => !breaks && gain >= parameters.least_gain && cost_ns <= parameters.horizon_ns as f64,
+            _ => !breaks && gain >= parameters.least_gain && earned_ns > cost_ns,
+        };
+        if !(mends || worth) {
+            return None;
+        }
+        let tasks: Vec<TaskId> = self.domain.present.iter().map(|present| present.tasks[0].task).collect();
+        let shares: Vec<String> = chosen.iter().map(|share| units_of(share).to_string()).collect();
+        let text = if chosen.is_empty() {
+            format!("cache {} is better shared than divided", self.domain.cache.id.0)
+        } else {
+            format!("cache {} is divided into {}", self.domain.cache.id.0, shares.join(" | "))
+        };
+        let numbers = [("gain_share", gain), ("cost_ns", cost_ns), ("earned_within_horizon_ns", earned_ns)];
+        let numbers = numbers.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        why.push(Reason { tasks, text, numbers });
+        Some(chosen)
+    }
+
+    /// Copying pages into these shares; nothing where units are ways, or where frames are not known.
+    fn cost_ns(&self, shares: &[CacheShare]) -> f64 {
+        let Divided::Colours { move_page_ns, .. } = self.domain.divided else { return 0.0 };
+        let mut pages = 0;
+        for present in &self.domain.present {
+            let share = shares.iter().find(|share| share.members.contains(&Member::Process(present.process)));
+            let known = present.tasks.iter().find_map(|task| task.pages_per_colour.as_ref());
+            if let Some((share, known)) = share.zip(known) {
+                pages += pages_to_move(known, units_of(share));
+            }
+        }
+        pages as f64 * move_page_ns
+    }
+}
+
+impl Trial {
+    /// Only sums of speeds can be judged by measured speeds, and only against a record from before.
+    fn of(parameters: &Parameters, domain: &Domain<'_>, held: &[CacheShare], speeds: &SpeedRecord) -> Option<Self> {
+        let by_speed =
+            matches!(parameters.objective, Objective::WeightedSpeedup | Objective::Stalls | Objective::Misses);
+        let known = domain.present.iter().all(|present| speeds.speed(present.process).is_some());
+        (by_speed && known && !domain.promised() && parameters.judge_windows > 0).then(|| Trial {
+            before: held.to_vec(),
+            speeds_before: speeds.clone(),
+            windows_left: parameters.settle_windows,
+        })
+    }
+}
+
+impl Remembered {
+    /// Ends a trial when enough was measured; the shares before it, if it made the programs slower.
+    fn judge(
+        &mut self,
+        parameters: &Parameters,
+        domain: &Domain<'_>,
+        why: &mut Vec<Reason>,
+    ) -> Option<Vec<CacheShare>> {
+        let trial = self.trial.as_mut()?;
+        if trial.windows_left > 0 && self.speeds.windows > 0 {
+            trial.windows_left -= 1;
+            self.speeds.forget();
+        }
+        if trial.windows_left > 0 || self.speeds.windows < parameters.judge_windows {
+            return None;
+        }
+        let processes: Vec<ProcessId> = domain.present.iter().map(|present| present.process).collect();
+        let ratio = self.speeds.speed_over(&trial.speeds_before, &processes);
+        if ratio.is_none() && self.speeds.windows < VERDICT_WITHIN * parameters.judge_windows {
+            // A process that has not run since says nothing yet.
+            return None;
+        }
+        let trial = self.trial.take()?;
+        let ratio = ratio?;
+        if ratio >= 1.0 - parameters.least_gain {
+            return None;
+        }
+        self.not_again = Some(self.company.clone());
+        self.speeds.forget();
+        let tasks = domain.present.iter().map(|present| present.tasks[0].task).collect();
+        let text =
+            format!("the new shares of cache {} made its programs slower: back to those before", domain.cache.id.0);
+        why.push(Reason { tasks, text, numbers: vec![("speed_over_before".to_string(), ratio)] });
+        let here = |member: &Member| processes.iter().any(|process| *member == Member::Process(*process));
+        Some(trial.before.into_iter().filter(|share| share.members.iter().all(here)).collect())
+    }
+}
+
+/// Programs of one lane are not to run together.
+fn clashes(view: &View<'_>, domain: &Domain<'_>, shares: &[CacheShare]) -> Vec<Clash> {
+    if !matches!(view.capabilities.abilities.get(&Ability::Clashes), Some(Support::Yes { .. })) {
+        return Vec::new();
+    }
+    let mut clashes = Vec::new();
+    for share in shares.iter().filter(|share| share.group != GroupId(0) && share.members.len() > 1) {
+        let inside: Vec<&Present<'_>> =
+            domain.present.iter().filter(|present| share.members.contains(&Member::Process(present.process))).collect();
+        for (at, a) in inside.iter().enumerate() {
+            for b in &inside[at + 1..] {
+                clashes.push(Clash { tasks: (a.tasks[0].task, b.tasks[0].task), penalty: 1.0 });
+            }
+        }
+    }
+    clashes
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+    Ok(Box::new(CacheSizing {
+        parameters: Parameters::parse(parameters)?,
+        caches: BTreeMap::new(),
+        home: BTreeMap::new(),
+        probes: BTreeMap::new(),
+        next_probe: 0,
+    }))
+}
+
+#[cfg(test)]
+#[path = "cache_sizing_tests.rs"]
+mod tests;

@@ -1,0 +1,236 @@
+//! The policy window by window, on a machine of two CPUs over one cache of sixteen colours or ways.
+
+use super::*;
+use crate::conformance::check_policy;
+use crate::yardstick::Yardstick;
+use cachemate_core::*;
+
+const BYTES: u64 = 16 << 16;
+const COLOURS: Partition = Partition::Colours { colours: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
+const WAYS: Partition = Partition::Ways { ways: 16, at_least: 1, contiguous: true, groups_at_most: 4 };
+
+struct World {
+    topology: Topology,
+    capabilities: Capabilities,
+    tasks: Vec<TaskSeen>,
+    profiles: Profiles,
+    before: Plan,
+    policy: Box<dyn Policy>,
+    window: u64,
+}
+
+/// Misses per thousand instructions that fall by `step` at `units`.
+fn cliff(units: u64, from: f64, to: f64) -> Profile {
+    let rate = |held: u64| Estimate::exact(if held >= units { to } else { from });
+    let curve = (1..=16).map(|held| (BYTES * held / 16, rate(held))).collect();
+    Profile { misses_per_kilo_instr: Some(curve), ..Profile::default() }
+}
+
+impl World {
+    fn new(partition: Partition, parameters: &str) -> Self {
+        let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+        let cache = Cache {
+            id: CacheId(0),
+            level: Level::L2,
+            cpus: [0, 1].into_iter().collect(),
+            last_level: true,
+            size_bytes: Some(BYTES),
+            ways: Some(16),
+            line_bytes: Some(64),
+        };
+        let able = [Ability::TraceAddresses, Ability::Clashes].map(|able| (able, Support::Yes { note: None }));
+        World {
+            topology: Topology { cpus: vec![cpu(0), cpu(1)], caches: vec![cache] },
+            capabilities: Capabilities {
+                abilities: able.into_iter().collect(),
+                partitions: vec![(CacheId(0), partition)],
+                shortest_window_ns: 1,
+                shortest_slice_ns: None,
+            },
+            tasks: Vec::new(),
+            profiles: Profiles::new(),
+            before: Plan::idle(Window::Time { ns: 1 }),
+            policy: build(parameters, 1).unwrap(),
+            window: 0,
+        }
+    }
+
+    fn arrive(&mut self) -> TaskId {
+        let id = self.tasks.len() as u32;
+        self.tasks.push(TaskSeen {
+            task: TaskId(id),
+            process: ProcessId(id),
+            name: format!("p{id}"),
+            arrived_ns: 0,
+            exited: false,
+            fixed: false,
+            goal: None,
+            cpu: Some(CpuId(id % 2)),
+            on_cpu_ns: vec![(CpuId(id % 2), 1000)],
+            runnable_wait_ns: None,
+            counts: Counts::default(),
+            progress: None,
+            pages_per_colour: Some(vec![10; 16]),
+        });
+        TaskId(id)
+    }
+
+    /// Instructions, cycles and misses of everybody in every window from now on.
+    fn runs_at(&mut self, each: &[(u64, u64, u64)]) {
+        for (task, &(instructions, cycles, misses)) in self.tasks.iter_mut().zip(each) {
+            let readings =
+                [(Event::Instructions, instructions), (Event::Cycles, cycles), (Event::Misses(Level::L2), misses)];
+            let reading = |(event, count)| Reading { event, count, counted_share: 1.0 };
+            task.counts = Counts(readings.map(reading).to_vec());
+        }
+    }
+
+    fn window(&mut self) -> Decision {
+        let span = Span { start_ns: self.window * 1000, elapsed_ns: 1000, elapsed_cycles: None };
+        let seen = Observation {
+            window: self.window,
+            span,
+            ended: WindowEnd::Elapsed,
+            tasks: self.tasks.clone(),
+            places: Vec::new(),
+            answers: Vec::new(),
+            in_force: Applied::default(),
+        };
+        self.window += 1;
+        let decision = self.policy.decide(&View {
+            topology: &self.topology,
+            capabilities: &self.capabilities,
+            seen: &seen,
+            profiles: &self.profiles,
+            before: &self.before,
+            predictor: &Yardstick { miss_penalty_cycles: 150.0 },
+        });
+        check_plan(&decision.plan, &self.topology, &self.capabilities, &seen).unwrap();
+        self.before = decision.plan.clone();
+        decision
+    }
+
+    /// A program that needs twelve units beside one that streams.
+    fn needy_beside_stream(partition: Partition, parameters: &str) -> Self {
+        let mut world = World::new(partition, parameters);
+        let (needy, stream) = (world.arrive(), world.arrive());
+        world.profiles.insert(needy, cliff(12, 20.0, 1.0));
+        world.profiles.insert(stream, cliff(1, 30.0, 30.0));
+        world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
+        world
+    }
+
+    fn units(&self) -> Vec<String> {
+        self.before.shares.iter().map(|share| units_of(share).to_string()).collect()
+    }
+}
+
+/// Are curves asked for one process at a time, and nothing divided before both are known?
+#[test]
+fn curves_are_asked_for_before_anything_is_divided() {
+    let mut world = World::new(COLOURS, "");
+    let (a, b) = (world.arrive(), world.arrive());
+    world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
+    let asked = |decision: &Decision| match decision.plan.probes.as_slice() {
+        [Probe { what: ProbeWhat::Trace { task, .. }, .. }] => Some(*task),
+        _ => None,
+    };
+    let first = world.window();
+    assert_eq!(asked(&first), Some(a));
+    assert_eq!(world.window().plan.probes, first.plan.probes, "the same probe until it is answered");
+    world.profiles.insert(a, cliff(12, 20.0, 1.0));
+    let second = world.window();
+    assert_eq!(asked(&second), Some(b));
+    assert!(second.plan.shares.is_empty());
+    world.profiles.insert(b, cliff(1, 30.0, 30.0));
+    world.window();
+    assert!(world.window().plan.probes.is_empty());
+    assert_eq!(world.units(), ["0-11", "12-15"].map(str::to_string));
+}
+
+/// Does the program that needs space get it, in colours and in contiguous ways?
+#[test]
+fn space_goes_where_it_helps() {
+    for partition in [COLOURS, WAYS] {
+        let mut world = World::needy_beside_stream(partition, "");
+        let decision = world.window();
+        assert!(world.before.shares[0].members == [Member::Process(ProcessId(0))]);
+        assert!(units_of(&world.before.shares[0]).count() >= 12, "{:?}", world.units());
+        assert!(decision.why.iter().any(|reason| reason.text.contains("divided")), "{:?}", decision.why);
+    }
+}
+
+/// Is a division that made the programs slower taken back, and left alone until the company changes?
+#[test]
+fn what_measures_worse_is_taken_back() {
+    let mut world = World::needy_beside_stream(COLOURS, "");
+    world.window();
+    assert_eq!(world.before.shares.len(), 2);
+    world.runs_at(&[(1_000_000, 4_000_000, 15_000), (1_000_000, 6_000_000, 30_000)]);
+    let mut said = Vec::new();
+    for _ in 0..8 {
+        said.extend(world.window().why);
+    }
+    assert!(world.before.shares.is_empty(), "{said:?}");
+    assert!(said.iter().any(|reason| reason.text.contains("slower")));
+    let newcomer = world.arrive();
+    world.profiles.insert(newcomer, cliff(1, 30.0, 30.0));
+    let counts = world.tasks[1].counts.clone();
+    world.tasks[2].counts = counts;
+    world.window();
+    assert!(!world.before.shares.is_empty(), "new company, new try");
+}
+
+/// Does copying that is not earned back within the horizon keep the shares as they are?
+#[test]
+fn copying_must_be_earned_back() {
+    let mut world = World::needy_beside_stream(COLOURS, "horizon_ns = 1000000");
+    world.window();
+    assert!(world.before.shares.is_empty());
+    let mut ways = World::needy_beside_stream(WAYS, "horizon_ns = 1000000");
+    ways.window();
+    assert!(!ways.before.shares.is_empty(), "masks cost nothing to change");
+}
+
+/// Is a promise to a program reason enough to divide, whatever it costs?
+#[test]
+fn a_promise_is_reason_enough() {
+    let mut world = World::needy_beside_stream(COLOURS, "horizon_ns = 1000000");
+    world.tasks[0].goal = Some(Goal { priority: 1.0, degradation_at_most: Some(0.05) });
+    world.window();
+    assert!(world.before.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
+}
+
+/// Do programs that take turns in one lane clash, and no others?
+#[test]
+fn programs_of_one_lane_clash() {
+    let mut world = World::new(COLOURS, "");
+    let tasks: Vec<TaskId> = (0..4).map(|_| world.arrive()).collect();
+    for (&task, units) in tasks.iter().zip([12, 4, 12, 4]) {
+        world.profiles.insert(task, cliff(units, 30.0, 1.0));
+    }
+    world.runs_at(&[(1_000_000, 4_000_000, 20_000); 4]);
+    let clashes = world.window().plan.clashes;
+    let pairs: Vec<(TaskId, TaskId)> = clashes.iter().map(|clash| clash.tasks).collect();
+    assert_eq!(pairs, [(tasks[0], tasks[2]), (tasks[1], tasks[3])]);
+}
+
+/// Is a process that is left alone free again?
+#[test]
+fn who_is_left_alone_is_free_again() {
+    let mut world = World::needy_beside_stream(COLOURS, "");
+    world.window();
+    assert_eq!(world.before.shares.len(), 2);
+    world.tasks[1].exited = true;
+    world.window();
+    assert!(world.before.shares.is_empty());
+}
+
+/// Does the policy conform under every objective?
+#[test]
+fn every_objective_conforms() {
+    for objective in ["misses", "stalls", "fairness", "least-space"] {
+        let parameters = format!("objective = '{objective}'\ninsensitive = 0.0\nleast_gain = 0.0");
+        check_policy(&|seed| build(&parameters, seed).unwrap(), 16).unwrap();
+    }
+}

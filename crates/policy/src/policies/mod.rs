@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 use crate::partition::units::Divided;
 
 pub mod balance_set;
-pub mod casc;
 pub mod cache_sizing;
+pub mod casc;
 pub mod default;
 pub mod di;
 pub mod dio;
@@ -39,12 +39,14 @@ pub const ENTRIES: &[Entry] = &[
         build: balance_set::build,
     },
     Entry {
-        name: "casc",
-        about: "threads that miss much are kept to a few CPUs of each cache (CASC)",
-        build: casc::build,
         name: "cache-sizing",
         about: "shares of each cache sized online from curves, judged by measured speeds",
         build: cache_sizing::build,
+    },
+    Entry {
+        name: "casc",
+        about: "threads that miss much are kept to a few CPUs of each cache (CASC)",
+        build: casc::build,
     },
     Entry { name: "default", about: "changes nothing: the machine's own scheduler decides", build: default::build },
     Entry { name: "di", about: "evens out the miss rates of profiles over the caches (CA)", build: di::build },

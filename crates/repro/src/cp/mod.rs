@@ -4,8 +4,11 @@
 //! divides these, the windows, and all costs of the operating system alike. The warm-up is the exception: caches are
 //! as large as the thesis's and fill no faster, so it is what filling takes, whatever the scale.
 
+mod choices;
 mod colours;
+mod isolation;
 mod pairs;
+mod resize;
 
 use cachemate_core::{Level, Window};
 use cachemate_policy::policies;
@@ -26,7 +29,7 @@ const MEASURED_CYCLES: u64 = 60_000_000_000;
 
 /// See the index.
 pub fn experiments() -> Vec<Experiment> {
-    vec![colours::EXPERIMENT, pairs::EXPERIMENT]
+    vec![colours::EXPERIMENT, choices::EXPERIMENT, resize::EXPERIMENT]
 }
 
 /// Programs on the chip at a time scale. `cores` beyond the thesis's two are for more programs on the same cache.

@@ -1,21 +1,13 @@
-//! CP-2 and CP-3: pairs of programs at all splits of the cache against sharing it (thesis Figures 4.6 and 4.7).
+//! Pairs of programs at all splits of the cache, sharing it, and alone: what CP-2 to CP-4 and RM-4 are read from.
 
 use cachemate_core::{Level, Plan, Profiles, TaskId, Window};
 use cachemate_policy::partition::space::Space;
 use cachemate_policy::solvers::sizing::{Claim, Total, exact, total_cost};
-use cachemate_report::figure::{Axis, BarGroup, Bars, Chart, Point, Reference, Series};
-use cachemate_sim::results::RunResults;
+use cachemate_sim::results::{RunResults, StallCycles};
 
 use super::{COLOURS, job, on_chip, rates, split, tell, told};
 use crate::setup::Workload;
-use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
-
-pub(super) const EXPERIMENT: Experiment = Experiment {
-    ids: &["CP-2", "CP-3"],
-    what: "pairs at all splits against sharing, and the slowdown recovered",
-    full_minutes: 4.0,
-    run: measure,
-};
+use crate::{Context, ReproError};
 
 pub(crate) type Pair = (&'static str, &'static str);
 
@@ -31,7 +23,7 @@ pub(crate) const PAIRS: [Pair; 7] = [
     ("twolf", "swim"),
 ];
 /// Pairs that sharing does not hurt (4.6.2).
-const CONTROLS: [Pair; 3] = [("gap", "parser"), ("apsi", "crafty"), ("vortex", "mesa")];
+pub(super) const CONTROLS: [Pair; 3] = [("gap", "parser"), ("apsi", "crafty"), ("vortex", "mesa")];
 /// A slowdown from sharing below this is noise: nothing to recover.
 const SLOWED: f64 = 0.01;
 
@@ -49,8 +41,22 @@ impl Measured {
     pub fn gains(&self, rates: &[f64; 2]) -> [f64; 2] {
         [rates[0] / self.shared[0] - 1.0, rates[1] / self.shared[1] - 1.0]
     }
-    fn sum(&self, rates: &[f64; 2]) -> f64 {
+    pub fn sum(&self, rates: &[f64; 2]) -> f64 {
         self.gains(rates).iter().sum()
+    }
+    /// Sum of speeds over those alone.
+    pub fn weighted_speedup(&self, rates: &[f64; 2]) -> f64 {
+        rates[0] / self.alone[0] + rates[1] / self.alone[1]
+    }
+    /// At a split, or where it is left shared; `None` where that split was not measured.
+    pub fn rates_at(&self, first: Option<u32>) -> Option<[f64; 2]> {
+        let Some(first) = first else { return Some(self.shared) };
+        self.splits.iter().find(|(split, _)| *split == first).map(|(_, rates)| *rates)
+    }
+    /// The measured split nearest to one that was asked for.
+    pub fn nearest(&self, first: Option<u32>) -> Option<u32> {
+        let first = first?;
+        self.splits.iter().map(|(split, _)| *split).min_by_key(|split| split.abs_diff(first))
     }
     /// The split with the largest sum of gains.
     pub fn best(&self) -> &(u32, [f64; 2]) {
@@ -58,7 +64,7 @@ impl Measured {
         best.expect("every pair is measured at one split at least")
     }
     /// Slowdown from sharing, and what of it the best split takes back, as a share; of programs that were slowed.
-    fn recovered(&self) -> Vec<(&'static str, f64, f64)> {
+    pub fn recovered(&self) -> Vec<(&'static str, f64, f64)> {
         let best = self.best().1;
         let names = [self.pair.0, self.pair.1];
         let one = |at: usize| {
@@ -125,6 +131,13 @@ pub(crate) fn measure_pairs(
     Ok(context.seeds.iter().map(|_| measured.by_ref().take(pairs.len()).collect()).collect())
 }
 
+/// A program alone with each number of colours.
+pub(crate) struct Alone {
+    pub space: Space,
+    /// Cycles stalled on data beyond the first level.
+    pub stalls_per_kilo_instr: Vec<f64>,
+}
+
 /// What each program alone does with each number of colours, measured by running it with them.
 pub(crate) fn alone_by_colours(
     context: &Context<'_>,
@@ -133,7 +146,7 @@ pub(crate) fn alone_by_colours(
     l3: bool,
     scale: u64,
     seed: u64,
-) -> Result<Vec<Space>, ReproError> {
+) -> Result<Vec<Alone>, ReproError> {
     let runs: Vec<((&'static str, u64), u32)> =
         programs.iter().flat_map(|&program| colours.iter().map(move |&colours| (program, colours))).collect();
     let answers = context.run_all(&runs, |&((program, job_seed), colours)| {
@@ -141,31 +154,36 @@ pub(crate) fn alone_by_colours(
         let workload = on_chip(vec![job(program, job_seed)], 2, l3, scale, seed)?;
         let by = told(&workload, &[format!("0-{}", colours - 1)])?;
         let results = workload.managed(by)?.results;
-        let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
-        let misses = results.level(Level::L2).map_or(0, |level| level.misses);
-        Ok((1000.0 * misses as f64 / instructions.max(1) as f64, 1.0 / rates(&results)[0]))
+        let kilo_instr = results.tasks.iter().map(|task| task.instructions).sum::<u64>().max(1) as f64 / 1000.0;
+        let misses = results.level(Level::L2).map_or(0, |level| level.misses) as f64;
+        let stalls: f64 = results.tasks.iter().map(|task| data_stalls(&task.stall_cycles)).sum();
+        Ok([misses / kilo_instr, 1.0 / rates(&results)[0], stalls / kilo_instr])
     })?;
     Ok(answers.chunks(colours.len()).map(|row| filled_in(colours, row)).collect())
 }
 
-/// Misses and cycles for every number of colours, on straight lines between those that were measured.
-fn filled_in(colours: &[u32], row: &[(f64, f64)]) -> Space {
-    let at = |held: u32, which: fn(&(f64, f64)) -> f64| {
+fn data_stalls(stalls: &StallCycles) -> f64 {
+    let hits: f64 = stalls.hit.iter().filter(|(level, _)| *level >= Level::L2).map(|(_, cycles)| cycles).sum();
+    hits + stalls.remote_cache + stalls.local_memory + stalls.remote_memory + stalls.queue
+}
+
+/// For every number of colours, on straight lines between those that were measured.
+fn filled_in(colours: &[u32], row: &[[f64; 3]]) -> Alone {
+    let at = |held: u32, which: usize| {
         let next = colours.partition_point(|&measured| measured < held).min(colours.len() - 1);
         let before = next.saturating_sub(usize::from(colours[next] > held));
         let along =
             f64::from(held.saturating_sub(colours[before])) / f64::from((colours[next] - colours[before]).max(1));
-        which(&row[before]) + along.min(1.0) * (which(&row[next]) - which(&row[before]))
+        row[before][which] + along.min(1.0) * (row[next][which] - row[before][which])
     };
-    Space {
-        misses_per_kilo_instr: (1..=COLOURS).map(|held| at(held, |point| point.0)).collect(),
-        cycles_per_instr: (1..=COLOURS).map(|held| at(held, |point| point.1)).collect(),
-    }
+    let all = |which: usize| (1..=COLOURS).map(|held| at(held, which)).collect::<Vec<f64>>();
+    let space = Space { misses_per_kilo_instr: all(0), cycles_per_instr: all(1) };
+    Alone { space, stalls_per_kilo_instr: all(2) }
 }
 
 /// What an operator with curves of each program alone would choose for weighted speed-up: colours of the first, or
 /// `None` = leave the cache shared, where the predictor sees less than 1 % in it.
-fn chosen_split(workload: &Workload, spaces: [&Space; 2]) -> Option<u32> {
+pub(super) fn chosen_split(workload: &Workload, spaces: [&Space; 2]) -> Option<u32> {
     let claim = |space: &Space| {
         let all = space.whole_cycles();
         Claim { costs: space.cycles_per_instr.iter().map(|cycles| -all / cycles).collect(), at_least: 1 }
@@ -180,256 +198,6 @@ fn chosen_split(workload: &Workload, spaces: [&Space; 2]) -> Option<u32> {
     let speeds = shared.tasks.values().map(|task| task.degradation.map(|slower| 1.0 / (1.0 + slower.value)));
     let shared: f64 = speeds.sum::<Option<f64>>()?;
     (-total_cost(&claims, &deal, Total::Sum) / shared - 1.0 >= 0.01).then_some(deal[0])
-}
-
-fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let scale = context.pick(20_000, 6_000);
-    let splits: Vec<u32> = context.pick(vec![4, 8, 12], (1..COLOURS).collect());
-    let pairs: &[Pair] = context.pick(&[PAIRS[2], PAIRS[4]], &PAIRS);
-    let controls: &[Pair] = context.pick(&CONTROLS[..1], &CONTROLS);
-    let by_seed = measure_pairs(context, pairs, &splits, true, scale)?;
-    let control_by_seed = measure_pairs(context, controls, &[], true, scale)?;
-    let chosen = choose(context, &by_seed, scale)?;
-    Ok(vec![
-        best_sum(context, &by_seed, scale),
-        chosen_sum(context, &by_seed, &chosen, scale),
-        recovered(context, &by_seed, scale),
-        controls_unaffected(context, &control_by_seed, scale),
-    ])
-}
-
-/// The split that each pair's curves ask for, under the first seed's inputs; quick runs take the nearest measured one.
-fn choose(context: &Context<'_>, by_seed: &[Vec<Measured>], scale: u64) -> Result<Vec<Option<u32>>, ReproError> {
-    let (Some(first), Some(&seed)) = (by_seed.first(), context.seeds.first()) else { return Ok(Vec::new()) };
-    let programs: Vec<(&'static str, u64)> =
-        first.iter().flat_map(|pair| [(pair.pair.0, seed), (pair.pair.1, seed + 1_000)]).collect();
-    let mut once = programs.clone();
-    once.sort_unstable();
-    once.dedup();
-    let colours: Vec<u32> = context.pick(vec![1, 4, 8, 12, COLOURS], (1..=COLOURS).collect());
-    let spaces = alone_by_colours(context, &once, &colours, true, scale, seed)?;
-    let space = |program: &(&'static str, u64)| {
-        let at = once.binary_search(program).expect("deduplicated from the same list");
-        &spaces[at]
-    };
-    let choice = |(pair, of): (&Measured, &[(&'static str, u64)])| {
-        let workload = on_chip(vec![job(of[0].0, of[0].1), job(of[1].0, of[1].1)], 2, true, scale, seed)?;
-        let wanted = chosen_split(&workload, [space(&of[0]), space(&of[1])]);
-        let measured = |wanted: u32| {
-            pair.splits.iter().map(|(first, _)| *first).min_by_key(|first| first.abs_diff(wanted)).unwrap_or(wanted)
-        };
-        Ok(wanted.map(measured))
-    };
-    first.iter().zip(programs.chunks(2)).map(choice).collect()
-}
-
-fn percent(share: f64) -> f64 {
-    100.0 * share
-}
-
-fn name(pair: Pair) -> String {
-    format!("{}+{}", pair.0, pair.1)
-}
-
-fn gain_points(by_seed: &[Vec<Measured>]) -> Vec<DataPoint> {
-    let mut points = Vec::new();
-    for (at, pair) in by_seed[0].iter().enumerate() {
-        for (place, (first, _)) in pair.splits.iter().enumerate() {
-            for which in 0..2 {
-                let values: Vec<f64> =
-                    by_seed.iter().map(|seed| percent(seed[at].gains(&seed[at].splits[place].1)[which])).collect();
-                let of = [pair.pair.0, pair.pair.1][which];
-                let series = format!("{}: {of}", name(pair.pair));
-                points.push(DataPoint::over(series, format!("{first}:{}", COLOURS - first), &values));
-            }
-        }
-    }
-    points
-}
-
-fn best_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], scale: u64) -> Finding {
-    // One split per pair for all seeds: the mean over seeds, not the best of each.
-    let sum = |seed: &[Measured], at: usize, place: usize| percent(seed[at].sum(&seed[at].splits[place].1));
-    let mut best = (0, 0, f64::NEG_INFINITY);
-    for (at, pair) in by_seed[0].iter().enumerate() {
-        for place in 0..pair.splits.len() {
-            let over: Vec<f64> = by_seed.iter().map(|seed| sum(seed, at, place)).collect();
-            if mean(&over) > best.2 {
-                best = (at, place, mean(&over));
-            }
-        }
-    }
-    let pair = &by_seed[0][best.0];
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed).map(|(&seed, all)| (seed, sum(all, best.0, best.1))).collect();
-    let note = format!(
-        "Best: {} at {}:{}. The paper's 17 % came from a partition that leaked (frames of other colours after MaxTry); \
-         here none leaks. Each point is one run of {} million cycles after {} million of warm-up.",
-        name(pair.pair),
-        pair.splits[best.1].0,
-        COLOURS - pair.splits[best.1].0,
-        super::MEASURED_CYCLES / scale / 1_000_000,
-        super::WARM_UP_CYCLES / 1_000_000,
-    );
-    let mut finding = Finding::new(
-        "CP-2",
-        "best sum of the two programs' gains over all pairs and splits",
-        "17 % (vpr +11, swim +6), from a partition that leaked",
-        "%",
-        Bar::Shown,
-        &per_seed,
-    )
-    .points(gain_points(by_seed))
-    .time_scale(scale as f64)
-    .note(note);
-    for pair in 0..by_seed[0].len() {
-        finding = finding.figure(pair_figure(by_seed, pair));
-    }
-    finding
-}
-
-fn pair_figure(by_seed: &[Vec<Measured>], at: usize) -> Figure {
-    let pair = &by_seed[0][at];
-    let series = |which: usize| {
-        let point = |(place, (first, _)): (usize, &(u32, [f64; 2]))| {
-            let values: Vec<f64> =
-                by_seed.iter().map(|seed| percent(seed[at].gains(&seed[at].splits[place].1)[which])).collect();
-            let low = values.iter().copied().fold(f64::INFINITY, f64::min);
-            let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            Point { interval: Some((low, high)), ..Point::new(f64::from(*first), mean(&values)) }
-        };
-        let name = [pair.pair.0, pair.pair.1][which].to_string();
-        Series { name, points: pair.splits.iter().enumerate().map(point).collect(), ..Series::default() }
-    };
-    let chart = Chart {
-        title: format!("{}: gain over sharing the cache", name(pair.pair)),
-        x: Axis::linear(&format!("colours of {}; the rest of 16 is {}'s", pair.pair.0, pair.pair.1)),
-        y: Axis::linear("instructions per cycle against sharing, %"),
-        series: vec![series(0), series(1)],
-        references: vec![Reference::Y { label: "shared".to_string(), at: 0.0 }],
-        ..Chart::default()
-    };
-    let file = format!("cp-2-{}-{}", pair.pair.0, pair.pair.1);
-    Figure { name: file, title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
-}
-
-fn chosen_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], chosen: &[Option<u32>], scale: u64) -> Finding {
-    let sum = |pair: &Measured, first: Option<u32>| {
-        let Some(first) = first else { return 0.0 };
-        let found = pair.splits.iter().find(|(split, _)| *split == first);
-        found.map_or(f64::NAN, |(_, rates)| percent(pair.sum(rates)))
-    };
-    let worst = |pairs: &[Measured]| {
-        pairs.iter().zip(chosen).map(|(pair, &first)| sum(pair, first)).fold(f64::INFINITY, f64::min)
-    };
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, worst(pairs))).collect();
-    let points = by_seed[0].iter().zip(chosen).enumerate().map(|(at, (pair, &first))| {
-        let values: Vec<f64> = by_seed.iter().map(|seed| sum(&seed[at], first)).collect();
-        let at = first.map_or("shared".to_string(), |first| format!("{first}:{}", COLOURS - first));
-        DataPoint::over(name(pair.pair), at, &values)
-    });
-    Finding::new(
-        "CP-2",
-        "worst sum of gains of the chosen splits",
-        "not given; the best splits were found by trying all",
-        "%",
-        Bar::AtLeast { bar: -1.0, paper_best: None },
-        &per_seed,
-    )
-    .points(points.collect())
-    .time_scale(scale as f64)
-    .note(
-        "Chosen by the exact solver for weighted speed-up from curves of each program alone under the first seed, and \
-         judged under all seeds; a pair stays shared (0) where the predictor sees less than 1 % in dividing.",
-    )
-}
-
-fn recovered(context: &Context<'_>, by_seed: &[Vec<Measured>], scale: u64) -> Finding {
-    let best = |pairs: &[Measured]| {
-        let all = pairs.iter().flat_map(Measured::recovered);
-        all.map(|(_, _, share)| percent(share)).fold(f64::NEG_INFINITY, f64::max)
-    };
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, best(pairs))).collect();
-    let all: Vec<f64> = by_seed.iter().flatten().flat_map(Measured::recovered).map(|(_, _, share)| share).collect();
-    let mut points = Vec::new();
-    let mut groups = Vec::new();
-    for (at, pair) in by_seed[0].iter().enumerate() {
-        for which in 0..2 {
-            let of = [pair.pair.0, pair.pair.1][which];
-            let over = |rates: fn(&Measured) -> [f64; 2]| -> Vec<f64> {
-                by_seed.iter().map(|seed| rates(&seed[at])[which] / seed[at].alone[which]).collect()
-            };
-            let (shared, best) = (over(|pair| pair.shared), over(|pair| pair.best().1));
-            groups.push(BarGroup {
-                name: format!("{of} ({})", name(pair.pair)),
-                bars: vec![mean(&shared).into(), mean(&best).into()],
-            });
-            points.push(DataPoint::over("shared, over alone", format!("{}: {of}", name(pair.pair)), &shared));
-            points.push(DataPoint::over("best split, over alone", format!("{}: {of}", name(pair.pair)), &best));
-        }
-    }
-    let bars = Bars {
-        title: "Instructions per cycle over those alone: sharing, and the best split".to_string(),
-        y: Axis::linear("over alone"),
-        series: vec!["shared".to_string(), "best split".to_string()],
-        groups,
-        references: vec![("alone".to_string(), 1.0)],
-        ..Bars::default()
-    };
-    let figure = Figure {
-        name: "cp-3-isolation".to_string(),
-        title: bars.title.clone(),
-        svg: bars.svg(),
-        inline: bars.inline(),
-    };
-    let note = format!(
-        "Of {} programs (over seeds) that sharing slows by 1 % or more, the best split by sum of gains recovers {:.0} % in the \
-         mean; a program that pays for its partner counts with less than nothing.",
-        all.len(),
-        percent(mean(&all)),
-    );
-    Finding::new(
-        "CP-3",
-        "slowdown from sharing recovered, best case",
-        "up to 70 % (twolf beside gzip)",
-        "%",
-        Bar::AtLeast { bar: 70.0, paper_best: Some(70.0) },
-        &per_seed,
-    )
-    .points(points)
-    .time_scale(scale as f64)
-    .note(note)
-    .figure(figure)
-}
-
-fn controls_unaffected(context: &Context<'_>, by_seed: &[Vec<Measured>], scale: u64) -> Finding {
-    let slowed = |pair: &Measured, which: usize| percent(1.0 - pair.shared[which] / pair.alone[which]);
-    let worst = |pairs: &[Measured]| {
-        let all = pairs.iter().flat_map(|pair| [slowed(pair, 0), slowed(pair, 1)]);
-        all.map(f64::abs).fold(0.0, f64::max)
-    };
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, worst(pairs))).collect();
-    let mut points = Vec::new();
-    for (at, pair) in by_seed[0].iter().enumerate() {
-        for which in 0..2 {
-            let of = [pair.pair.0, pair.pair.1][which];
-            let values: Vec<f64> = by_seed.iter().map(|seed| slowed(&seed[at], which)).collect();
-            points.push(DataPoint::over("slowed by sharing, %", format!("{}: {of}", name(pair.pair)), &values));
-        }
-    }
-    Finding::new(
-        "CP-3",
-        "largest change by sharing in the control pairs",
-        "gap+parser, apsi+crafty, vortex+mesa unaffected",
-        "%",
-        Bar::AtMost { bar: 1.0, paper_best: None },
-        &per_seed,
-    )
-    .points(points)
-    .time_scale(scale as f64)
 }
 
 #[cfg(test)]
@@ -461,18 +229,19 @@ mod tests {
     #[test]
     fn space_goes_to_whom_it_speeds_up() {
         let workload = on_chip(Vec::new(), 2, true, 1_000, 1).unwrap();
-        let flat = filled_in(&[1, 16], &[(10.0, 2.0), (10.0, 2.0)]);
-        let steep = filled_in(&[1, 8, 16], &[(40.0, 6.0), (2.0, 1.1), (0.0, 1.0)]);
-        assert_eq!(chosen_split(&workload, [&steep, &flat]), Some(15));
-        assert_eq!(chosen_split(&workload, [&flat, &steep]), Some(1));
-        assert_eq!(chosen_split(&workload, [&flat, &flat]), None);
+        let flat = filled_in(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
+        let steep = filled_in(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
+        assert_eq!(chosen_split(&workload, [&steep.space, &flat.space]), Some(15));
+        assert_eq!(chosen_split(&workload, [&flat.space, &steep.space]), Some(1));
+        assert_eq!(chosen_split(&workload, [&flat.space, &flat.space]), None);
     }
 
     /// Do lines between measured numbers of colours pass through the measured points?
     #[test]
     fn measured_points_are_kept() {
-        let space = filled_in(&[1, 4, 16], &[(8.0, 2.0), (2.0, 1.0), (2.0, 1.0)]);
-        assert_eq!(space.misses_per_kilo_instr[..5], [8.0, 6.0, 4.0, 2.0, 2.0]);
-        assert_eq!((space.units(), space.whole_cycles()), (16, 1.0));
+        let alone = filled_in(&[1, 4, 16], &[[8.0, 2.0, 90.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]);
+        assert_eq!(alone.space.misses_per_kilo_instr[..5], [8.0, 6.0, 4.0, 2.0, 2.0]);
+        assert_eq!((alone.space.units(), alone.space.whole_cycles()), (16, 1.0));
+        assert_eq!(alone.stalls_per_kilo_instr[..4], [90.0, 60.0, 30.0, 0.0]);
     }
 }

@@ -1,0 +1,286 @@
+//! Which split is chosen from which evidence, and how good it is: CP-4 (stalls against misses) and RM-4 (curves measured
+//! online against curves measured offline against trying all; thesis Figures 4.8 to 4.10 and 5.16).
+
+use cachemate_core::{Level, Member, ProcessId, Units, Window};
+use cachemate_locality::profilers::{RapidMrcProfiler, TracedCache};
+use cachemate_policy::solvers::sizing::{Claim, Total, exact};
+use cachemate_report::figure::{Axis, BarGroup, Bars};
+
+use super::isolation::{best_sum, chosen_sum, controls_unaffected, name, percent, recovered};
+use super::pairs::{Alone, CONTROLS, Measured, PAIRS, Pair, alone_by_colours, chosen_split, measure_pairs};
+use super::{COLOURS, decided_by, job, on_chip, tell};
+use crate::setup::Workload;
+use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    ids: &["CP-2", "CP-3", "CP-4", "RM-4"],
+    what: "pairs at all splits against sharing; splits chosen from curves, offline and online",
+    full_minutes: 6.0,
+    run: measure,
+};
+
+/// Pairs on one machine, with or without its L3.
+struct Study {
+    by_seed: Vec<Vec<Measured>>,
+    /// Both programs of each pair alone, under the first seed.
+    alone: Vec<[Alone; 2]>,
+    /// Chosen for weighted speed-up from them; `None` = left shared.
+    offline: Vec<Option<u32>>,
+    /// Chosen by the policy from curves that it measured while the pair ran, by seed.
+    online: Vec<Vec<Option<u32>>>,
+}
+
+fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let scale = context.pick(30_000, 10_000);
+    let controls: &[Pair] = context.pick(&CONTROLS[..1], &CONTROLS);
+    let with = study(context, true, scale)?;
+    let without = study(context, false, scale)?;
+    let control_by_seed = measure_pairs(context, controls, &[], true, scale)?;
+    let mut findings = vec![
+        best_sum(context, &with.by_seed, scale),
+        chosen_sum(context, &with.by_seed, &with.offline, scale),
+        recovered(context, &with.by_seed, scale),
+        controls_unaffected(context, &control_by_seed, scale),
+        stalls_against_misses(context, &with, scale),
+    ];
+    findings.extend(online_against_best(context, &with, "L3 on", scale));
+    findings.extend(online_against_best(context, &without, "L3 off", scale));
+    Ok(findings)
+}
+
+fn study(context: &Context<'_>, l3: bool, scale: u64) -> Result<Study, ReproError> {
+    let splits: Vec<u32> = context.pick(vec![4, 8, 12], (1..COLOURS).collect());
+    let pairs: &[Pair] = context.pick(&[PAIRS[2], PAIRS[4]], &PAIRS);
+    let colours: Vec<u32> = context.pick(vec![1, 4, 8, 12, COLOURS], (1..=COLOURS).collect());
+    let by_seed = measure_pairs(context, pairs, &splits, l3, scale)?;
+    let seed = context.seeds[0];
+    let programs: Vec<(&'static str, u64)> =
+        pairs.iter().flat_map(|pair| [(pair.0, seed), (pair.1, seed + 1_000)]).collect();
+    let mut alone = alone_by_colours(context, &programs, &colours, l3, scale, seed)?.into_iter();
+    let alone: Vec<[Alone; 2]> = std::iter::from_fn(|| Some([alone.next()?, alone.next()?])).collect();
+    let on = |pair: Pair, seed: u64| on_chip(vec![job(pair.0, seed), job(pair.1, seed + 1_000)], 2, l3, scale, seed);
+    let offline = pairs
+        .iter()
+        .zip(&alone)
+        .zip(&by_seed[0])
+        .map(|((&pair, alone), measured)| {
+            let chosen = chosen_split(&on(pair, seed)?, [&alone[0].space, &alone[1].space]);
+            Ok(measured.nearest(chosen))
+        })
+        .collect::<Result<Vec<_>, ReproError>>()?;
+    let runs: Vec<(u64, usize)> =
+        context.seeds.iter().flat_map(|&seed| (0..pairs.len()).map(move |at| (seed, at))).collect();
+    let chosen = context.run_all(&runs, |&(seed, at)| {
+        tell(context, &format!("{} online", name(pairs[at])), seed);
+        Ok(by_seed[0][at].nearest(chosen_online(&on(pairs[at], seed)?, context.pick(40_000, 163_840))?))
+    })?;
+    let online = chosen.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
+    Ok(Study { by_seed, alone, offline, online })
+}
+
+/// Colours of the first program once both were traced, or `None` = left shared.
+fn chosen_online(workload: &Workload, entries: u64) -> Result<Option<u32>, ReproError> {
+    let managed =
+        workload.clone().lasting(0, ONLINE_CYCLES).managed(sizing(workload, entries, "judge_windows = 0")?)?;
+    let Some(last) = managed.records.last() else { return Ok(None) };
+    let of = |process: u32| {
+        let shares = &last.decision.plan.shares;
+        shares.iter().find(|share| share.members.contains(&Member::Process(ProcessId(process))))
+    };
+    let (Some(first), Some(second)) = (of(0), of(1)) else { return Ok(None) };
+    Ok(match &first.units {
+        // One partition for both is the shared cache.
+        Units::Colours { allowed, .. } if first.group != second.group => Some(allowed.count()),
+        _ => None,
+    })
+}
+
+/// Both traces and a few windows: a program that misses the L1 once in 30 instructions logs 160 k misses in five million.
+const ONLINE_CYCLES: u64 = 60_000_000;
+const WINDOW_CYCLES: u64 = 500_000;
+
+/// The sizing policy with RapidMRC curves. Counts in a plan are scaled like times; the cache is not, and so the log.
+pub(super) fn sizing(
+    workload: &Workload,
+    entries: u64,
+    parameters: &str,
+) -> Result<cachemate_sim::run::Deciding, ReproError> {
+    let scale = workload.options.scale;
+    let window_ns = WINDOW_CYCLES * scale * 1_000 / (workload.machine.hertz / 1_000_000);
+    let parameters = format!(
+        "window_ns = {window_ns}\ntrace_entries = {}\ntrace_budget_ns = {}\n{parameters}",
+        (entries * scale).min(u64::from(u32::MAX)),
+        i64::MAX
+    );
+    let window = Window::Cycles { cycles: WINDOW_CYCLES * scale };
+    let mut by = decided_by(workload, "cache-sizing", &parameters, window)?;
+    let l2 = workload.machine.caches.iter().find(|cache| cache.level == Level::L2);
+    let (size_bytes, ways) = l2.map_or((0, 0), |cache| (cache.size_bytes, cache.ways));
+    let cache = TracedCache { level: Level::L2, size_bytes, colours: COLOURS, ways, points: COLOURS };
+    by.profilers.push(Box::new(RapidMrcProfiler::new(cache)));
+    Ok(by)
+}
+
+/// The split with the least sum of two curves (thesis equation 5.3).
+fn least_sum(curves: [Vec<f64>; 2]) -> u32 {
+    let claims = curves.map(|costs| Claim { costs, at_least: 1 });
+    exact(&claims, COLOURS, Total::Sum).expect("sixteen colours for two, and measured costs")[0]
+}
+
+fn per_cycle(per_kilo_instr: &[f64], alone: &Alone) -> Vec<f64> {
+    per_kilo_instr.iter().zip(&alone.space.cycles_per_instr).map(|(rate, cycles)| rate / cycles).collect()
+}
+
+/// Weighted speed-up over that of sharing, minus one, in per cent.
+fn gain(pair: &Measured, first: Option<u32>) -> f64 {
+    let rates = pair.rates_at(first).unwrap_or([f64::NAN; 2]);
+    percent(pair.weighted_speedup(&rates) / pair.weighted_speedup(&pair.shared) - 1.0)
+}
+
+fn stalls_against_misses(context: &Context<'_>, study: &Study, scale: u64) -> Finding {
+    let kinds: [(&str, fn(&Alone) -> Vec<f64>); 4] = [
+        ("stalls per instruction", |alone| alone.stalls_per_kilo_instr.clone()),
+        ("misses per instruction", |alone| alone.space.misses_per_kilo_instr.clone()),
+        ("stalls per cycle", |alone| per_cycle(&alone.stalls_per_kilo_instr, alone)),
+        ("misses per cycle", |alone| per_cycle(&alone.space.misses_per_kilo_instr, alone)),
+    ];
+    let mut points = Vec::new();
+    let mut by_kind: Vec<Vec<f64>> = Vec::new();
+    for (kind, curve) in kinds {
+        let mut by_seed = vec![Vec::new(); study.by_seed.len()];
+        for (at, alone) in study.alone.iter().enumerate() {
+            let first = study.by_seed[0][at].nearest(Some(least_sum([curve(&alone[0]), curve(&alone[1])])));
+            let values: Vec<f64> = study.by_seed.iter().map(|pairs| gain(&pairs[at], first)).collect();
+            by_seed.iter_mut().zip(&values).for_each(|(all, &value)| all.push(value));
+            let split = first.map_or_else(String::new, |first| format!(" {first}:{}", COLOURS - first));
+            points.push(DataPoint::over(kind, format!("{}{split}", name(study.by_seed[0][at].pair)), &values));
+        }
+        by_kind.push(by_seed.iter().map(|values| mean(values)).collect());
+    }
+    let per_seed: Vec<(u64, f64)> =
+        context.seeds.iter().enumerate().map(|(at, &seed)| (seed, by_kind[0][at] - by_kind[1][at])).collect();
+    let note = format!(
+        "Mean gain in weighted speed-up over sharing: stalls per instruction {:+.1} %, misses per instruction {:+.1} %, stalls \
+         per cycle {:+.1} %, misses per cycle {:+.1} %. Splits from curves of each program alone under the first seed.",
+        mean(&by_kind[0]),
+        mean(&by_kind[1]),
+        mean(&by_kind[2]),
+        mean(&by_kind[3]),
+    );
+    Finding::new(
+        "CP-4",
+        "weighted speed-up of the split by stalls over that of the split by misses, points",
+        "stall-rate curves predict better than miss-rate curves (Figs. 4.8 to 4.10)",
+        "%",
+        Bar::AtLeast { bar: 0.0, paper_best: None },
+        &per_seed,
+    )
+    .points(points)
+    .time_scale(scale as f64)
+    .note(note)
+}
+
+/// RM-4: how near the online choice is to the best one, and what of the offline gain it has.
+fn online_against_best(context: &Context<'_>, study: &Study, where_: &str, scale: u64) -> Vec<Finding> {
+    let best = |pair: &Measured| {
+        let splits = pair.splits.iter().map(|(first, _)| gain(pair, Some(*first)));
+        // Left shared is a choice too: it gains nothing and loses nothing.
+        splits.fold(0.0, f64::max)
+    };
+    let near = |at: usize| {
+        let pairs = &study.by_seed[at];
+        let within = |(pair, &first): (&Measured, &Option<u32>)| {
+            (1.0 + best(pair) / 100.0) / (1.0 + gain(pair, first) / 100.0) - 1.0 <= 0.01
+        };
+        pairs.iter().zip(&study.online[at]).filter(|both| within(*both)).count() as f64
+    };
+    let share = |at: usize| {
+        let pairs = &study.by_seed[at];
+        let mean_gain = |choice: &[Option<u32>]| {
+            mean(&pairs.iter().zip(choice).map(|(pair, &at)| gain(pair, at)).collect::<Vec<_>>())
+        };
+        percent(mean_gain(&study.online[at]) / mean_gain(&study.offline))
+    };
+    let per_seed = |of: &dyn Fn(usize) -> f64| -> Vec<(u64, f64)> {
+        context.seeds.iter().enumerate().map(|(at, &seed)| (seed, of(at))).collect()
+    };
+    let count = study.by_seed[0].len() as f64;
+    let asked = (count * 5.0 / 7.0).ceil();
+    let (points, figure) = choice_points(study, where_, &best);
+    vec![
+        Finding::new(
+            "RM-4",
+            &format!("pairs whose online split is within 1 % of the best, {where_}"),
+            "splits 9:7, 9:7, 14:2 online against 14:2, 15:1, 13:3 offline",
+            "pairs",
+            Bar::AtLeast { bar: asked, paper_best: None },
+            &per_seed(&near),
+        )
+        .points(points)
+        .time_scale(scale as f64)
+        .note(
+            "Objective everywhere: the sum of speeds over those alone. Online: traced while the pair shares the cache, sized \
+             by the policy, cycles by the stall per miss measured meanwhile; judged by the measured runs at that split. \
+             Leaving the cache shared is among the choices of all three.",
+        )
+        .figure(figure),
+        Finding::new(
+            "RM-4",
+            &format!("online gain over offline gain, in the mean, {where_}"),
+            "9 of 17 %, 4 of 10 %, 6 of 6 %",
+            "%",
+            Bar::AtLeast { bar: 90.0, paper_best: Some(100.0) },
+            &per_seed(&share),
+        )
+        .time_scale(scale as f64),
+    ]
+}
+
+fn choice_points(study: &Study, where_: &str, best: &dyn Fn(&Measured) -> f64) -> (Vec<DataPoint>, Figure) {
+    let split = |first: Option<u32>| first.map_or("shared".to_string(), |first| format!("{first}:{}", COLOURS - first));
+    let mut points = Vec::new();
+    let mut groups = Vec::new();
+    for (at, pair) in study.by_seed[0].iter().enumerate() {
+        let over = |of: &dyn Fn(usize) -> f64| (0..study.by_seed.len()).map(of).collect::<Vec<f64>>();
+        let online = over(&|seed| gain(&study.by_seed[seed][at], study.online[seed][at]));
+        let offline = over(&|seed| gain(&study.by_seed[seed][at], study.offline[at]));
+        let all = over(&|seed| best(&study.by_seed[seed][at]));
+        let name = name(pair.pair);
+        points.push(DataPoint::over("online", format!("{name} {}", split(study.online[0][at])), &online));
+        points.push(DataPoint::over("offline", format!("{name} {}", split(study.offline[at])), &offline));
+        points.push(DataPoint::over("best of all", name.clone(), &all));
+        groups.push(BarGroup { name, bars: vec![mean(&online).into(), mean(&offline).into(), mean(&all).into()] });
+    }
+    let bars = Bars {
+        title: format!("Weighted speed-up over sharing, {where_}"),
+        y: Axis::linear("gain, %"),
+        series: vec!["online".to_string(), "offline".to_string(), "best of all splits".to_string()],
+        groups,
+        ..Bars::default()
+    };
+    let file = format!("rm-4-{}", where_.to_lowercase().replace(' ', "-"));
+    (points, Figure { name: file, title: bars.title.clone(), svg: bars.svg(), inline: bars.inline() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a gain that of weighted speed-up, and none where the cache stays shared?
+    #[test]
+    fn gains_are_of_weighted_speedup() {
+        let pair = Measured { pair: ("a", "b"), alone: [1.0, 2.0], shared: [0.5, 1.0], splits: vec![(12, [0.9, 1.0])] };
+        assert!((gain(&pair, Some(12)) - 40.0).abs() < 1e-9);
+        assert_eq!(gain(&pair, None), 0.0);
+        assert!(gain(&pair, Some(3)).is_nan(), "not measured");
+        assert_eq!(pair.nearest(Some(3)), Some(12));
+    }
+
+    /// Does the least sum of two curves follow thesis equation 5.3?
+    #[test]
+    fn the_least_sum_follows_the_thesis() {
+        let steep: Vec<f64> = (1..=16).map(|held| 160.0 / f64::from(held)).collect();
+        assert_eq!(least_sum([steep.clone(), vec![5.0; 16]]), 15);
+        assert_eq!(least_sum([steep.clone(), steep]), 8);
+    }
+}

@@ -6,9 +6,9 @@
 use cachemate_core::{Access, AccessKind, Level, Turn, WritePolicy};
 
 use super::Frames;
-use super::caches::{Answer, Ask};
+use super::caches::{Answer, Ask, Caches};
 use super::context::{Context, Outstanding, Spent, Wait};
-use super::pipeline::{Around, Core, Run};
+use super::pipeline::{Around, Front, Run};
 use super::sampling::Miss;
 use super::store::{MODIFIED, SHARED, SPECIAL};
 use super::thread::Thread;
@@ -26,6 +26,7 @@ pub(crate) enum Outcome {
 }
 
 /// Why the quick way ended. At all but `BatchEnd`, `Jump` and `Compute` the instructions before have been issued.
+#[derive(Clone, Copy)]
 enum Event {
     BatchEnd,
     /// Time or window is used up.
@@ -40,10 +41,18 @@ enum Event {
     Memory(Access, Option<usize>),
 }
 
-/// What a run carries along.
-struct Burst {
-    run: Run,
-    t: u64,
+/// A run under way, which can be put aside in the middle of an event and taken up again.
+#[derive(Default)]
+pub(crate) struct Burst {
+    pub run: Run,
+    /// `None` = there is no run.
+    pub thread: Option<Box<Thread>>,
+    /// Does every single access matter to its probes?
+    pub watched: bool,
+    /// What was under way when it was put aside.
+    event: Option<Event>,
+    /// The tick it got to.
+    pub t: u64,
     /// Tick up to which time and window allow to issue.
     stop: u64,
     /// Instructions of the next record that have been issued.
@@ -59,6 +68,21 @@ struct Burst {
 }
 
 impl Burst {
+    #[inline]
+    pub fn begin(&mut self, run: Run, thread: Box<Thread>, window: u64) {
+        (self.run, self.t, self.window) = (run, run.start, window);
+        (self.skip, self.watched, self.event) = (thread.skip, thread.probes.watches_all(), None);
+        (self.page, self.hits, self.fetches) = (u64::MAX, 0, 0);
+        self.spent = Spent::default();
+        self.thread = Some(thread);
+    }
+
+    /// Are interrupts wanted that every stop must look for?
+    #[inline]
+    pub fn counts_overflows(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.probes.overflows.is_empty())
+    }
+
     /// Issues `count` instructions of the next record.
     #[inline]
     fn pass(&mut self, count: u64, thread: &mut Thread, context: &mut Context) {
@@ -96,47 +120,50 @@ impl Burst {
     }
 }
 
-impl Core {
-    /// Runs one context. On return `ready` and `wait` of the context say what is next; the tick it got to.
-    pub fn execute<const WATCHED: bool>(
-        &mut self,
-        run: Run,
-        thread: &mut Thread,
-        around: &mut Around<'_>,
-    ) -> (Outcome, u64) {
-        let mut burst = Burst {
-            run,
-            t: run.start,
-            stop: run.start,
-            skip: thread.skip,
-            window: if self.in_order { u64::MAX } else { self.window / self.loaded(run.nth) },
-            page: u64::MAX,
-            frame: 0,
-            hits: 0,
-            fetches: 0,
-            spent: Spent::default(),
+impl Front {
+    /// Runs one context. On return `ready` and `wait` of the context say what is next.
+    pub fn execute<const WATCHED: bool>(&mut self, burst: &mut Burst, around: &mut Around<'_>) -> Outcome {
+        let Some(mut thread) = burst.thread.take() else { return Outcome::Yield };
+        let mut event = match burst.event.take() {
+            // Translations are looked up anew, and others may have taken the line meanwhile.
+            Some(Event::Memory(access, _)) => {
+                let unit = &around.caches.units[self.l1d];
+                let address = burst.frame | access.address() & ((1 << around.page_shift) - 1);
+                burst.page = u64::MAX;
+                Event::Memory(access, unit.store.find(address >> unit.line_shift))
+            }
+            Some(other) => {
+                burst.page = u64::MAX;
+                other
+            }
+            None => self.quick::<WATCHED>(burst, &mut thread, around),
         };
         let outcome = loop {
-            let event = self.quick::<WATCHED>(&mut burst, thread, around);
-            if let Some(outcome) = self.slow::<WATCHED>(event, &mut burst, thread, around) {
+            if let Some(outcome) = self.slow::<WATCHED>(event, burst, &mut thread, around) {
                 break outcome;
             }
+            event = self.quick::<WATCHED>(burst, &mut thread, around);
         };
-        thread.skip = burst.skip;
-        thread.counters.levels[Level::L1Data as usize].references += burst.hits;
-        around.caches.units[self.l1d].counters.demand.references += burst.hits;
-        if let Some(l1i) = self.l1i.filter(|_| burst.fetches > 0) {
-            thread.counters.levels[Level::L1Instruction as usize].references += burst.fetches;
-            around.caches.units[l1i].counters.demand.references += burst.fetches;
+        if matches!(outcome, Outcome::Held) {
+            burst.event = Some(event);
         }
-        self.contexts[run.nth].spent(&mut thread.counters, burst.t - run.start, burst.t, burst.spent);
-        (outcome, burst.t)
+        burst.thread = Some(thread);
+        outcome
     }
 
-    /// Contexts with a thread, this one among them.
-    fn loaded(&self, nth: usize) -> u64 {
-        let others = self.contexts.iter().enumerate().filter(|(at, context)| *at != nth && context.thread.is_some());
-        1 + others.count() as u64
+    /// Puts the counts of a run where they belong; gives its thread back.
+    #[inline]
+    pub fn close(&mut self, burst: &Burst, mut thread: Box<Thread>, caches: &mut Caches) -> Box<Thread> {
+        thread.skip = burst.skip;
+        thread.counters.levels[Level::L1Data as usize].references += burst.hits;
+        caches.units[self.l1d].counters.demand.references += burst.hits;
+        if let Some(l1i) = self.l1i.filter(|_| burst.fetches > 0) {
+            thread.counters.levels[Level::L1Instruction as usize].references += burst.fetches;
+            caches.units[l1i].counters.demand.references += burst.fetches;
+        }
+        let start = burst.run.start;
+        self.contexts[burst.run.nth].spent(&mut thread.counters, burst.t - start, burst.t, burst.spent);
+        thread
     }
 
     /// Goes on while nothing but time, window, L1 hits and code at hand is needed.
@@ -145,9 +172,9 @@ impl Core {
         let context = &mut self.contexts[burst.run.nth];
         let page_shift = around.page_shift;
         let page_mask = (1u64 << page_shift) - 1;
-        let (data, mut code) = around.caches.first_levels(self.l1d, self.l1i);
+        let units = &mut around.caches.units[..];
+        let data = &units[self.l1d];
         let (shift, latency, through) = (data.line_shift, data.latency, data.write == WritePolicy::Through);
-        let store = &mut data.store;
         let mut begun = burst.t;
         let mut stop = burst.bound(self.in_order, context);
         let (mut t, mut skip, mut hits) = (burst.t, burst.skip, 0);
@@ -170,8 +197,8 @@ impl Core {
                 if fetch_left > 0 {
                     break Event::Budget;
                 }
-                let Some(code) = &mut code else { break Event::Fetch };
-                if !quick_fetch(code, thread, page_shift) {
+                let Some(l1i) = self.l1i else { break Event::Fetch };
+                if !quick_fetch(&mut units[l1i], thread, page_shift) {
                     break Event::Fetch;
                 }
                 burst.fetches += 1;
@@ -196,6 +223,7 @@ impl Core {
                     (page, frame) = (address >> page_shift, found << page_shift);
                 }
                 let line = (frame | address & page_mask) >> shift;
+                let store = &mut units[self.l1d].store;
                 let Some(place) = store.find(line) else { break 'other Event::Memory(access, None) };
                 let meta = store.meta(place);
                 let owned = kind == AccessKind::Load || !(through || meta.state() == SHARED);

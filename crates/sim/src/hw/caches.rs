@@ -136,14 +136,6 @@ impl Caches {
         })
     }
 
-    /// A core's L1s: data, and code where there is one.
-    #[inline(always)]
-    pub fn first_levels(&mut self, l1d: usize, l1i: Option<usize>) -> (&mut Unit, Option<&mut Unit>) {
-        let Some(l1i) = l1i else { return (&mut self.units[l1d], None) };
-        let [data, code] = self.units.get_disjoint_mut([l1d, l1i]).expect("a cache is of one level");
-        (data, Some(code))
-    }
-
     /// Ticks to a copy of the line in another cache.
     pub fn remote_latency(&self, ask: &Ask, held: Held) -> u64 {
         let of = if held.package == Some(ask.package) { self.same_package } else { self.other_package };

@@ -1,6 +1,6 @@
 //! One hardware context: the thread on it, what it waits for, and where its ticks went.
 
-use cachemate_core::CpuId;
+use cachemate_core::{CpuId, TaskId};
 
 use super::Charge;
 use super::counters::{CpuCounters, Stalls, TaskCounters};
@@ -64,6 +64,16 @@ impl Context {
             issued: 0,
             counters: CpuCounters::default(),
         }
+    }
+
+    /// Tick from which its thread could issue; `u64::MAX` = there is none.
+    #[inline(always)]
+    pub fn ready_tick(&self) -> u64 {
+        if self.thread.is_some() { self.ready } else { u64::MAX }
+    }
+
+    pub fn task(&self) -> Option<TaskId> {
+        self.thread.as_ref().map(|thread| thread.task)
     }
 
     /// Gives every tick before `until` an owner: first what the context waited for, then the issue slot it did not get.

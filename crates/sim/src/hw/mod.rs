@@ -161,7 +161,7 @@ impl Hardware {
 
     fn context_mut(&mut self, cpu: CpuId) -> &mut Context {
         let (core, at) = self.context(cpu);
-        &mut self.cores[core].contexts[at]
+        &mut self.cores[core].front.contexts[at]
     }
 
     fn renew_key(&mut self, cpu: CpuId) {
@@ -201,7 +201,7 @@ impl Hardware {
     /// Its counters are complete up to the last stop of [`Hardware::run`] for time, or for this CPU.
     pub fn thread(&self, cpu: CpuId) -> Option<&Thread> {
         let (core, at) = self.context(cpu);
-        self.cores[core].contexts[at].thread.as_deref()
+        self.cores[core].front.contexts[at].thread.as_deref()
     }
 
     pub fn thread_mut(&mut self, cpu: CpuId) -> Option<&mut Thread> {
@@ -219,6 +219,17 @@ impl Hardware {
     /// Runs until every CPU has reached `until_cycle` or a thread wants the operating system. Idle CPUs just wait.
     pub fn run(&mut self, until_cycle: u64, frames: &mut dyn Frames) -> Stop {
         let end = until_cycle * self.ticks_per_cycle;
+        let stop = self.run_cores(end, frames);
+        self.cores.iter_mut().for_each(|core| core.put_back(&mut self.caches));
+        if stop == Stop::Time {
+            self.now = self.now.max(end);
+            let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front.contexts);
+            contexts.for_each(|context| context.settle(end));
+        }
+        stop
+    }
+
+    fn run_cores(&mut self, end: u64, frames: &mut dyn Frames) -> Stop {
         let ahead = RUN_AHEAD_CYCLES * self.ticks_per_cycle;
         let mut around = Around {
             caches: &mut self.caches,
@@ -230,9 +241,6 @@ impl Hardware {
         loop {
             let ((key, at), next) = self.next.first_two();
             if key >= end {
-                self.now = self.now.max(end);
-                let contexts = self.cores.iter_mut().flat_map(|core| &mut core.contexts);
-                contexts.for_each(|context| context.settle(end));
                 return Stop::Time;
             }
             self.now = self.now.max(key);
@@ -250,7 +258,7 @@ impl Hardware {
     /// The page's frame changes: its translation is dropped among loaded threads. Threads that are off drop theirs
     /// with [`Thread::shoot_down`]; lines of the old frame stay until they are evicted or flushed.
     pub fn shoot_down(&mut self, process: ProcessId, page: u64) {
-        let contexts = self.cores.iter_mut().flat_map(|core| &mut core.contexts);
+        let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front.contexts);
         for thread in contexts.filter_map(|context| context.thread.as_mut()) {
             if thread.process == process {
                 thread.shoot_down(page);
@@ -310,7 +318,7 @@ impl Hardware {
 
     pub fn cpu_counters(&self, cpu: CpuId) -> CpuCounters {
         let (core, at) = self.context(cpu);
-        self.cores[core].contexts[at].counters
+        self.cores[core].front.contexts[at].counters
     }
     /// Of a cache of this machine; another id has counted nothing.
     pub fn cache_counters(&self, cache: CacheId) -> CacheCounters {

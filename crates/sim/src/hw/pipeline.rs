@@ -7,9 +7,9 @@
 
 use cachemate_core::{CpuId, Level, MachineSpec, Pipeline};
 
-use super::burst::Outcome;
+use super::burst::{Burst, Outcome};
 use super::caches::Caches;
-use super::context::Context;
+use super::context::{Context, Outstanding};
 use super::sampling::Sampling;
 use super::unit::Served;
 use super::{Charge, Frames, Stop};
@@ -41,7 +41,7 @@ pub(crate) struct Bounds {
 }
 
 /// One run of a context: from `start` to `limit` at most.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Run {
     pub nth: usize,
     pub start: u64,
@@ -51,18 +51,25 @@ pub(crate) struct Run {
     pub shared: u64,
 }
 
-pub(crate) struct Core {
+/// What a core's runs work on.
+pub(crate) struct Front {
     pub contexts: Vec<Context>,
-    /// Tick up to which its issue slots are used.
-    pub now: u64,
-    /// Who had the last turn, and until when it lasts.
-    turn: (usize, u64),
     pub l1d: usize,
     pub l1i: Option<usize>,
     pub package: u32,
     pub in_order: bool,
-    pub window: u64,
-    pub mshrs: usize,
+    window: u64,
+    mshrs: usize,
+}
+
+pub(crate) struct Core {
+    pub front: Front,
+    /// Tick up to which its issue slots are used.
+    now: u64,
+    /// Who had the last turn, and until when it lasts.
+    turn: (usize, u64),
+    /// The run under way, or put aside in the middle of something that must wait for the cores behind.
+    burst: Burst,
 }
 
 impl Core {
@@ -74,111 +81,151 @@ impl Core {
             Pipeline::OutOfOrder { window, mshrs, .. } => (false, u64::from(window), mshrs as usize),
         };
         let nearest = Served::Hit(Level::L1Data);
-        Core {
-            contexts: cpus.map(|cpu| Context::new(CpuId(cpu), nearest)).collect(),
-            now: 0,
-            turn: (0, 0),
-            l1d,
-            l1i,
-            package: number / machine.cores_per_package,
-            in_order,
-            window,
-            mshrs,
-        }
+        let contexts = cpus.map(|cpu| Context::new(CpuId(cpu), nearest)).collect();
+        let package = number / machine.cores_per_package;
+        let front = Front { contexts, l1d, l1i, package, in_order, window, mshrs };
+        Core { front, now: 0, turn: (0, 0), burst: Burst::default() }
     }
 
     /// Tick of the next thing it could do; `u64::MAX` = nothing.
+    #[inline]
     pub fn next_tick(&self) -> u64 {
-        let loaded = self.contexts.iter().filter(|context| context.thread.is_some());
-        loaded.map(|context| context.ready).min().map_or(u64::MAX, |ready| ready.max(self.now))
+        if self.burst.thread.is_some() {
+            return self.now;
+        }
+        let ready = self.front.contexts.iter().map(Context::ready_tick).min();
+        ready.filter(|&ready| ready < u64::MAX).map_or(u64::MAX, |ready| ready.max(self.now))
     }
 
-    /// Whose turn it is, when it is ready, and when the next other one is.
-    fn pick(&self) -> Option<(usize, u64, u64)> {
+    /// Whose turn it is, when it is ready, and when the next other one is. `u64::MAX` = never.
+    #[inline]
+    fn pick(&self) -> (usize, u64, u64) {
         let (last, ends) = self.turn;
-        let count = self.contexts.len();
-        let goes_on = &self.contexts[last];
-        let mut best: Option<(usize, u64)> = None;
-        let mut other = u64::MAX;
-        if goes_on.thread.is_some() && goes_on.ready <= self.now && self.now < ends {
-            best = Some((last, goes_on.ready));
-        }
-        let fixed = best.is_some();
-        for step in 1..=count {
-            let at = if last + step >= count { last + step - count } else { last + step };
-            let context = &self.contexts[at];
-            if context.thread.is_none() || (fixed && at == last) {
-                continue;
-            }
-            match best {
-                Some((_, ready)) if fixed || context.ready >= ready => other = other.min(context.ready),
-                _ => {
-                    other = other.min(best.map_or(u64::MAX, |(_, ready)| ready));
-                    best = Some((at, context.ready));
-                }
+        let contexts = &self.front.contexts;
+        let of_last = contexts[last].ready_tick();
+        let (mut best, mut ready, mut other) = (last, u64::MAX, u64::MAX);
+        // In turn after the last, the last itself at the end.
+        for at in (last + 1..contexts.len()).chain(0..last) {
+            let tick = contexts[at].ready_tick();
+            if tick < ready {
+                (best, ready, other) = (at, tick, ready);
+            } else {
+                other = other.min(tick);
             }
         }
-        best.map(|(at, ready)| (at, ready, other))
+        let goes_on = of_last <= self.now && self.now < ends;
+        if goes_on || of_last < ready { (last, of_last, ready) } else { (best, ready, other.min(of_last)) }
     }
 
     /// Runs until its bounds; `Some` = a thread wants the operating system.
     pub fn advance(&mut self, bounds: Bounds, around: &mut Around<'_>) -> Option<Stop> {
         loop {
-            let (nth, ready, other) = self.pick()?;
-            let start = self.now.max(ready);
-            if start >= bounds.end {
+            // Its turn may be over, and somebody else ready.
+            if self.burst.thread.is_some() && self.burst.t >= self.turn.1.max(self.burst.run.other) {
+                self.put_back(around.caches);
+            }
+            if self.burst.thread.is_some() {
+                if self.burst.t >= bounds.end {
+                    return None;
+                }
+            } else if !self.begin(bounds) {
                 return None;
             }
-            if nth != self.turn.0 || start >= self.turn.1 {
-                self.turn = (nth, start + TURN_CYCLES * around.ticks_per_cycle);
+            let start = self.burst.t;
+            if start >= self.turn.1 {
+                self.turn.1 = start + TURN_CYCLES * around.ticks_per_cycle;
             }
-            let limit = bounds.end.min(self.turn.1.max(other));
-            let context = &mut self.contexts[nth];
-            context.settle(start);
-            let mut thread = context.thread.take()?;
-            let run = Run { nth, start, limit, other, shared: bounds.shared };
-            let (outcome, now) = match thread.probes.watches_all() {
-                true => self.execute::<true>(run, &mut thread, around),
-                false => self.execute::<false>(run, &mut thread, around),
+            self.burst.run.limit = bounds.end.min(self.turn.1.max(self.burst.run.other));
+            self.burst.run.shared = bounds.shared;
+            let outcome = match self.burst.watched {
+                true => self.front.execute::<true>(&mut self.burst, around),
+                false => self.front.execute::<false>(&mut self.burst, around),
             };
-            self.now = now;
-            let context = &mut self.contexts[nth];
-            let overflowed = !thread.probes.overflows.is_empty() && thread.probes.overflowed(&thread.counters);
-            let (cpu, task) = (context.cpu, thread.task);
-            context.thread = Some(thread);
-            let at_cycle = now / around.ticks_per_cycle;
-            let stop = match outcome {
-                Outcome::Turn(turn) => Some(Stop::Turn { cpu, turn, at_cycle }),
-                Outcome::Interrupt => Some(Stop::Interrupt { cpu, task, at_cycle }),
-                _ if overflowed => {
-                    context.charge(now, around.sampling.interrupt_ticks, Charge::Interrupt);
-                    Some(Stop::Interrupt { cpu, task, at_cycle })
-                }
-                Outcome::Held => return None,
-                Outcome::Yield | Outcome::Blocked => None,
-            };
-            if stop.is_some() {
+            self.now = self.burst.t;
+            let held = matches!(outcome, Outcome::Held);
+            if held && !self.burst.counts_overflows() {
+                return None;
+            }
+            let stop = self.end(outcome, around);
+            if stop.is_some() || held {
                 return stop;
             }
         }
     }
 
-    /// Is there a miss register (or a place in the store buffer) for another miss? If not, waits for the first.
+    /// Begins the run of the context that is next. False = none is ready in time.
     #[inline]
+    fn begin(&mut self, bounds: Bounds) -> bool {
+        let (nth, ready, other) = self.pick();
+        let start = self.now.max(ready);
+        if start >= bounds.end {
+            return false;
+        }
+        if nth != self.turn.0 {
+            self.turn = (nth, 0);
+        }
+        let front = &mut self.front;
+        let window = if front.in_order { u64::MAX } else { front.window / front.loaded() };
+        let context = &mut front.contexts[nth];
+        context.settle(start);
+        let Some(thread) = context.thread.take() else { return false };
+        self.burst.begin(Run { nth, start, limit: start, other, shared: 0 }, thread, window);
+        true
+    }
+
+    /// The run is over. `Some` = the operating system is wanted.
+    #[inline]
+    fn end(&mut self, outcome: Outcome, around: &mut Around<'_>) -> Option<Stop> {
+        let (nth, now) = (self.burst.run.nth, self.burst.t);
+        let overflows = self.burst.counts_overflows();
+        self.put_back(around.caches);
+        let context = &mut self.front.contexts[nth];
+        let (cpu, at_cycle) = (context.cpu, || now / around.ticks_per_cycle);
+        let overflowed =
+            overflows && context.thread.as_mut().is_some_and(|thread| thread.probes.overflowed(&thread.counters));
+        match outcome {
+            Outcome::Turn(turn) => Some(Stop::Turn { cpu, turn, at_cycle: at_cycle() }),
+            Outcome::Interrupt => Some(Stop::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() }),
+            _ if overflowed => {
+                context.charge(now, around.sampling.interrupt_ticks, Charge::Interrupt);
+                Some(Stop::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() })
+            }
+            _ => None,
+        }
+    }
+
+    /// Ends the run, if there is one: its counts go where they belong, and its thread can be seen and taken off.
+    #[inline]
+    pub fn put_back(&mut self, caches: &mut Caches) {
+        if let Some(thread) = self.burst.thread.take() {
+            let nth = self.burst.run.nth;
+            self.front.contexts[nth].thread = Some(self.front.close(&self.burst, thread, caches));
+        }
+    }
+}
+
+impl Front {
+    /// Contexts with a thread.
+    fn loaded(&self) -> u64 {
+        self.contexts.iter().filter(|context| context.thread.is_some()).count() as u64
+    }
+
+    /// Is there a miss register (or a place in the store buffer) for another miss? If not, waits for the first.
+    #[inline(always)]
     pub fn no_room(&mut self, nth: usize, t: u64) -> Option<Outcome> {
         // Those that are back are only looked for when it matters.
-        if self.used(nth) < self.mshrs {
-            return None;
-        }
+        if self.used(nth) < self.mshrs { None } else { self.wait_for_room(nth, t) }
+    }
+
+    fn wait_for_room(&mut self, nth: usize, t: u64) -> Option<Outcome> {
         self.contexts.iter_mut().for_each(|context| context.retire(t));
         if self.used(nth) < self.mshrs {
             return None;
         }
-        let in_order = self.in_order;
         let own = &self.contexts[nth].outstanding;
         let all = self.contexts.iter().flat_map(|context| &context.outstanding);
-        let first = if in_order { own.iter().min_by_key(|miss| miss.done) } else { all.min_by_key(|miss| miss.done) };
-        let first = *first?;
+        let by_end = |miss: &&Outstanding| miss.done;
+        let first = *if self.in_order { own.iter().min_by_key(by_end) } else { all.min_by_key(by_end) }?;
         let context = &mut self.contexts[nth];
         context.ready = first.done;
         context.wait = Some(first.wait);
@@ -186,7 +233,7 @@ impl Core {
     }
 
     /// Miss registers that the context shares with others out of order, or its own store buffer's places.
-    #[inline]
+    #[inline(always)]
     fn used(&self, nth: usize) -> usize {
         if self.in_order {
             return self.contexts[nth].outstanding.len();

@@ -182,6 +182,10 @@ impl TagStore {
         match *words {
             [first, second] if first == tag || second == tag => Some(usize::from(first != tag)),
             [_, _] => None,
+            [first, second, third, fourth] => {
+                let found = equal_4(&[first, second, third, fourth], tag);
+                (found != 0).then(|| found.trailing_zeros() as usize)
+            }
             _ => position(words, tag),
         }
     }

@@ -32,6 +32,9 @@ pub struct Profile {
     pub activity: Vec<(Level, Vec<SuperSetCount>)>,
     /// TC: shMap counters.
     pub sharing: Option<Vec<u8>>,
+    /// The counters are of one filter for the whole machine (regions by physical line): comparable across processes.
+    #[serde(default)]
+    pub sharing_is_machine_wide: bool,
     pub remote_stall_share: Option<f64>,
     /// From outside, without a PMU.
     pub intensity: Option<Estimate>,

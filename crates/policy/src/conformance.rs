@@ -90,6 +90,9 @@ impl Script {
                     answers.push(Answer { probe, evidence, complete: true, cost_ns: Vec::new() });
                 }
             }
+            if let Some(answer) = samples(&mut generator, &tasks) {
+                answers.push(answer);
+            }
             let span = Span { start_ns: window * 1_000_000, elapsed_ns: 1_000_000, elapsed_cycles: None };
             let ended = if generator.below(2) == 0 { WindowEnd::Elapsed } else { WindowEnd::TasksChanged };
             let in_force = Applied::default();
@@ -310,12 +313,32 @@ fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSeen {
     }
 }
 
+/// Sampled remote accesses of the tasks, as the answer to one of a policy's first probes.
+fn samples(generator: &mut SplitMix64, tasks: &[TaskSeen]) -> Option<Answer> {
+    if tasks.is_empty() || generator.below(2) == 0 {
+        return None;
+    }
+    let sample = |generator: &mut SplitMix64| AccessSample {
+        task: tasks[generator.below(tasks.len() as u64) as usize].task,
+        virtual_line: generator.below(32),
+        physical_line: None,
+        source: Source::RemoteCache,
+        latency_cycles: None,
+        at_ns: 0,
+    };
+    let samples = (0..generator.below(100)).map(|_| sample(generator)).collect();
+    let evidence = Evidence::Samples { one_in: 1, events: 100, line_bytes: 128, samples };
+    let (probe, complete) = (ProbeId(generator.below(3) as u32), generator.below(2) == 0);
+    Some(Answer { probe, evidence, complete, cost_ns: vec![(None, generator.below(1000))] })
+}
+
 /// Readings with holes: multiplexed, never counted, absent.
 fn see(generator: &mut SplitMix64, task: &mut TaskSeen, topology: &Topology) {
     let online: Vec<CpuId> = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id).collect();
     task.cpu = (generator.below(4) > 0).then(|| online[generator.below(online.len() as u64) as usize]);
     task.on_cpu_ns = task.cpu.map(|cpu| (cpu, 1 + generator.below(1_000_000))).into_iter().collect();
-    let events = [Event::Instructions, Event::Cycles, Event::References(Level::L3), Event::Misses(Level::L3)];
+    let stalls = Event::StallCycles(StallCause::RemoteCache);
+    let events = [Event::Instructions, Event::Cycles, Event::References(Level::L3), Event::Misses(Level::L3), stalls];
     let readings = events.into_iter().filter_map(|event| {
         let reading =
             Reading { event, count: generator.below(1 << 20), counted_share: generator.below(3) as f64 / 2.0 };
@@ -337,6 +360,11 @@ fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
         };
         (1..=16).map(|step| at(step << 18)).collect()
     });
+    // Three kinds of threads by what they share, some of them with nothing to show.
+    let sharing = maybe(0.0, 3.0).map(|kind| {
+        let group = kind.value as usize;
+        (0..32).map(|entry| if entry / 8 == group { 200 } else { entry as u8 % 5 }).collect()
+    });
     let hits = maybe(1.0, 1000.0).map(|first| (0..17).map(|way| first.value / f64::from(way + 1)).collect());
     Profile {
         process: Some(process),
@@ -347,6 +375,7 @@ fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
         pcmr: maybe(-5.0, 60.0),
         intensity: maybe(0.0, 1.0),
         sensitivity: maybe(0.0, 1.0),
+        sharing,
         ..Profile::default()
     }
 }
@@ -357,8 +386,12 @@ fn rename_seen(seen: &Observation, rename: &impl Fn(TaskId) -> TaskId) -> Observ
         task.task = rename(task.task);
     }
     for answer in &mut seen.answers {
-        if let Evidence::Known { task, .. } = &mut answer.evidence {
-            *task = rename(*task);
+        match &mut answer.evidence {
+            Evidence::Known { task, .. } => *task = rename(*task),
+            Evidence::Samples { samples, .. } => {
+                samples.iter_mut().for_each(|sample| sample.task = rename(sample.task))
+            }
+            _ => {}
         }
     }
     seen

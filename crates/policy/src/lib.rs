@@ -7,8 +7,10 @@
 //! - [`evening`]: one number per task, evened out over the caches; [`intensity`]: so that a policy can use it.
 //! - [`dealing`]: tasks to the caches, for policies that decide cache by cache.
 //! - [`placement`]: both together on a machine's topology, with the reasons in plain words.
+//! - [`clustering`]: threads that share data, and which chip they go to.
 //! - [`policies`]: one file per policy, and the registry by name.
 
+pub mod clustering;
 pub mod conformance;
 pub mod dealing;
 pub mod evening;

@@ -46,6 +46,7 @@ fn fill(profile: &mut Profile, known: &Profile) {
         pcmr,
         activity,
         sharing,
+        sharing_is_machine_wide,
         remote_stall_share,
         intensity,
         sensitivity,
@@ -66,6 +67,9 @@ fn fill(profile: &mut Profile, known: &Profile) {
     absent(&mut profile.observed_misses_per_kilo_instr, observed_misses_per_kilo_instr);
     absent(&mut profile.observed_instr_per_cycle, observed_instr_per_cycle);
     absent(&mut profile.pcmr, pcmr);
+    if profile.sharing.is_none() {
+        profile.sharing_is_machine_wide = *sharing_is_machine_wide;
+    }
     absent(&mut profile.sharing, sharing);
     absent(&mut profile.remote_stall_share, remote_stall_share);
     absent(&mut profile.intensity, intensity);

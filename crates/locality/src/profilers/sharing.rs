@@ -1,4 +1,8 @@
 //! Sampled remote accesses to shMaps (thesis 3.4.2); one filter per process, cleared for every new round of detection.
+//!
+//! Processes that share memory see it at different virtual addresses. Where samples carry the physical line, all
+//! processes can have one filter over physical regions instead ([`SharingProfiler::across_processes`]), and threads of
+//! different processes are compared like those of one.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +15,9 @@ use crate::shmap::{ShMapParameters, ShMaps};
 #[derive(Clone, Debug)]
 pub struct SharingProfiler {
     parameters: ShMapParameters,
-    processes: BTreeMap<ProcessId, ShMaps>,
+    across_processes: bool,
+    /// By process; `None` = the whole machine, by physical line.
+    filters: BTreeMap<Option<ProcessId>, ShMaps>,
     /// The probe that the maps are of, and whether it has had its last answer.
     round: Option<(ProbeId, bool)>,
 }
@@ -19,14 +25,23 @@ pub struct SharingProfiler {
 impl SharingProfiler {
     /// With the thesis's 256 counters of 128-byte regions, or others.
     pub fn new(parameters: ShMapParameters) -> Self {
-        SharingProfiler { parameters, processes: BTreeMap::new(), round: None }
+        SharingProfiler { parameters, across_processes: false, filters: BTreeMap::new(), round: None }
+    }
+
+    /// With one filter for all processes, as far as samples say which physical line they touched.
+    #[must_use]
+    pub fn across_processes(mut self) -> Self {
+        self.across_processes = true;
+        self
     }
 
     /// A new probe, or the next answers of one that was complete, is a new round: nothing of the old one counts.
     fn begin(&mut self, probe: ProbeId, complete: bool, profiles: &mut Profiles) {
         if self.round.is_none_or(|(other, done)| other != probe || done) {
-            self.processes.clear();
-            profiles.values_mut().for_each(|profile| profile.sharing = None);
+            self.filters.clear();
+            for profile in profiles.values_mut() {
+                (profile.sharing, profile.sharing_is_machine_wide) = (None, false);
+            }
         }
         self.round = Some((probe, complete));
     }
@@ -40,6 +55,7 @@ impl Profiler for SharingProfiler {
         for task in &seen.tasks {
             threads.entry(task.process).or_insert_with(|| alive(task.process));
         }
+        let all = threads.values().sum();
         let mut began = None;
         for answer in &seen.answers {
             let Evidence::Samples { line_bytes, samples, .. } = &answer.evidence else { continue };
@@ -49,16 +65,23 @@ impl Profiler for SharingProfiler {
             }
             for sample in samples.iter().filter(|sample| sample.source == Source::RemoteCache) {
                 let Some(task) = seen_task(seen, sample.task) else { continue };
-                let maps = self.processes.entry(task.process).or_insert_with(|| ShMaps::new(self.parameters));
-                let address = sample.virtual_line.saturating_mul(u64::from(*line_bytes));
-                maps.touch(sample.task, address, threads.get(&task.process).copied().unwrap_or(1));
+                let of_process = threads.get(&task.process).copied().unwrap_or(1);
+                let (filter, line, sharers) = match sample.physical_line.filter(|_| self.across_processes) {
+                    Some(line) => (None, line, all),
+                    None => (Some(task.process), sample.virtual_line, of_process),
+                };
+                let maps = self.filters.entry(filter).or_insert_with(|| ShMaps::new(self.parameters));
+                maps.touch(sample.task, line.saturating_mul(u64::from(*line_bytes)), sharers);
             }
         }
-        self.processes.retain(|process, _| threads.get(process).is_some_and(|&count| count > 0));
+        let alive = |process: &ProcessId| threads.get(process).is_some_and(|&count| count > 0);
+        self.filters.retain(|filter, _| filter.as_ref().is_none_or(alive));
         for task in &seen.tasks {
-            let counters = self.processes.get(&task.process).and_then(|maps| maps.of(task.task));
-            if let (Some(counters), Some(profile)) = (counters, profiles.get_mut(&task.task)) {
+            let counters = |filter| self.filters.get(&filter).and_then(|maps: &ShMaps| maps.of(task.task));
+            let (machine, process) = (counters(None), counters(Some(task.process)));
+            if let (Some(counters), Some(profile)) = (machine.or(process), profiles.get_mut(&task.task)) {
                 profile.sharing = Some(counters.to_vec());
+                profile.sharing_is_machine_wide = machine.is_some();
             }
         }
     }
@@ -102,6 +125,35 @@ mod tests {
         let global = global_entries(&maps, &Sharing::default());
         assert_eq!(similarity(maps[0], maps[1], &global, 3), 5 * 40 * 40);
         assert_eq!(similarity(maps[0], maps[2], &global, 3), 0);
+    }
+
+    /// Do threads of two processes that share memory come out alike by physical line, and not by virtual line?
+    #[test]
+    fn processes_that_share_memory_are_comparable_by_physical_line() {
+        let mapped = |shift: u64| {
+            let shifted = |s: AccessSample| AccessSample {
+                physical_line: Some(s.virtual_line),
+                virtual_line: s.virtual_line + shift * u64::from(s.task.0),
+                ..s
+            };
+            pairs().into_iter().map(shifted).collect::<Vec<_>>()
+        };
+        for (across, alike) in [(true, 5 * 20 * 20), (false, 0)] {
+            let mut profiler = SharingProfiler::new(ShMapParameters::default());
+            profiler.across_processes = across;
+            let mut profiles = Profiles::new();
+            let mut seen = round(1, true, mapped(1 << 20));
+            for task in &mut seen.tasks {
+                task.process = cachemate_core::ProcessId(task.task.0);
+            }
+            profiler.update(&seen, &mut profiles);
+            let map = |task: u32| profiles[&TaskId(task)].sharing.clone().unwrap();
+            assert_eq!(profiles[&TaskId(0)].sharing_is_machine_wide, across);
+            if across {
+                assert_eq!(similarity(&map(0), &map(1), &[], 3), alike);
+                assert_eq!(similarity(&map(0), &map(2), &[], 3), 0);
+            }
+        }
     }
 
     /// Does a new round start with an empty filter and empty maps?

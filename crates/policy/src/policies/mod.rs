@@ -18,6 +18,7 @@ pub mod optimal;
 pub mod random;
 pub mod round_robin;
 pub mod static_partition;
+pub mod thread_clustering;
 pub mod worst;
 
 /// Builds a policy from its parameters (TOML) and a seed.
@@ -62,6 +63,11 @@ pub const ENTRIES: &[Entry] = &[
         name: "static-partition",
         about: "colours or ways of each process as told, at the times told",
         build: static_partition::build,
+    },
+    Entry {
+        name: "thread-clustering",
+        about: "threads that share data onto one chip, from sampled remote accesses (TC)",
+        build: thread_clustering::build,
     },
     Entry { name: "worst", about: "the worst assignment by a measured degradation matrix", build: worst::build },
 ];

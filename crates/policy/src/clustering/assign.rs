@@ -1,0 +1,244 @@
+//! Clusters to chips (thesis 3.4.4), for any number of chips.
+//!
+//! Problem: threads of a cluster on one chip, and every chip as busy as the others. Method: clusters from the largest to
+//! the smallest, each to the chip with fewest threads per CPU (on a tie to the one that most of it is on already, so that
+//! what is right stays). Before that the cluster is tried: where the threads still to come cannot level the other chips
+//! up to within the limit of its chip, it is *neutralised*, spread over as few chips as keep the balance, least loaded
+//! first (on two chips: over both, as in the thesis). Unclustered threads come last and level out what differs.
+//! Threads that may not move count where they are, and draw their cluster there if the balance allows it.
+//!
+//! Properties: pure, deterministic; best effort, no optimum.
+
+/// One place to put threads: the CPUs of a last-level cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Chip {
+    pub cpus: u32,
+    /// Threads that stay there whatever happens.
+    pub fixed: usize,
+}
+
+/// A thread to place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Movable {
+    /// Where it is now, if anywhere.
+    pub on: Option<usize>,
+    /// It stays there, and is counted in the chip's `fixed`.
+    pub stays: bool,
+}
+
+/// Where everybody goes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Assignment {
+    /// Chip of each thread; `None` only without chips.
+    pub chip_of: Vec<Option<usize>>,
+    /// Per cluster: the one chip that holds it, `None` = neutralised.
+    pub chip_of_cluster: Vec<Option<usize>>,
+}
+
+struct Loads<'a> {
+    chips: &'a [Chip],
+    threads: Vec<usize>,
+}
+
+impl Loads<'_> {
+    fn per_cpu(&self, chip: usize, more: usize) -> f64 {
+        (self.threads[chip] + more) as f64 / f64::from(self.chips[chip].cpus.max(1))
+    }
+
+    /// Chips, least loaded first; `prefer` breaks ties (more is better), then the earlier chip.
+    fn order(&self, prefer: impl Fn(usize) -> usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.chips.len()).collect();
+        order.sort_by(|&a, &b| {
+            self.per_cpu(a, 0).total_cmp(&self.per_cpu(b, 0)).then(prefer(b).cmp(&prefer(a))).then(a.cmp(&b))
+        });
+        order
+    }
+
+    /// The best lowest load per CPU that `rest` more threads can bring about on the chips that are not among `full`.
+    fn level(&self, full: &[usize], rest: usize) -> f64 {
+        let mut others: Vec<usize> = (0..self.chips.len()).filter(|chip| !full.contains(chip)).collect();
+        others.sort_by(|&a, &b| self.per_cpu(a, 0).total_cmp(&self.per_cpu(b, 0)));
+        let (mut threads, mut cpus) = (rest as f64, 0.0);
+        for (at, &chip) in others.iter().enumerate() {
+            threads += self.threads[chip] as f64;
+            cpus += f64::from(self.chips[chip].cpus.max(1));
+            let level = threads / cpus;
+            if others.get(at + 1).is_none_or(|&next| level <= self.per_cpu(next, 0)) {
+                return level;
+            }
+        }
+        f64::INFINITY
+    }
+
+    /// Can `size` more threads, dealt evenly to `onto`, be balanced by the `rest` still to come? One thread's difference
+    /// always can.
+    fn balances(&self, onto: &[usize], size: usize, rest: usize, limit: f64) -> bool {
+        let each = size.div_ceil(onto.len().max(1));
+        let most = onto.iter().map(|&chip| self.per_cpu(chip, each)).fold(0.0, f64::max);
+        let below = most - self.level(onto, rest);
+        let one = onto.iter().map(|&chip| 1.0 / f64::from(self.chips[chip].cpus.max(1))).fold(0.0, f64::max);
+        below <= limit * most + 1e-9 || below <= one + 1e-9
+    }
+}
+
+/// Places clusters and unclustered threads (both lists of indices into `threads`) on the chips. `limit` is the largest
+/// difference between chips, as a share of the fuller one (the thesis: 0.25).
+pub fn assign(
+    threads: &[Movable],
+    clusters: &[Vec<usize>],
+    unclustered: &[usize],
+    chips: &[Chip],
+    limit: f64,
+) -> Assignment {
+    let mut assignment = Assignment { chip_of: vec![None; threads.len()], chip_of_cluster: vec![None; clusters.len()] };
+    if chips.is_empty() {
+        return assignment;
+    }
+    let moving = |members: &[usize]| -> Vec<usize> {
+        members.iter().copied().filter(|&thread| !threads[thread].stays).collect()
+    };
+    let mut loads = Loads { chips, threads: chips.iter().map(|chip| chip.fixed).collect() };
+    let mut rest: usize = clusters.iter().map(|members| moving(members).len()).sum::<usize>() + unclustered.len();
+    let mut order: Vec<usize> = (0..clusters.len()).collect();
+    order.sort_by_key(|&cluster| std::cmp::Reverse(clusters[cluster].len()));
+    for cluster in order {
+        let movers = moving(&clusters[cluster]);
+        rest -= movers.len();
+        let onto = chips_for(&clusters[cluster], threads, &loads, movers.len(), rest, limit);
+        assignment.chip_of_cluster[cluster] = (onto.len() == 1).then_some(onto[0]);
+        deal(&movers, &onto, threads, &mut loads, &mut assignment.chip_of);
+    }
+    let all: Vec<usize> = (0..chips.len()).collect();
+    deal(&moving(unclustered), &all, threads, &mut loads, &mut assignment.chip_of);
+    threads.iter().zip(&mut assignment.chip_of).filter(|(thread, _)| thread.stays).for_each(|(t, chip)| *chip = t.on);
+    assignment
+}
+
+/// The chips that a cluster goes to: the first that can be balanced, else as few as can.
+fn chips_for(
+    members: &[usize],
+    threads: &[Movable],
+    loads: &Loads<'_>,
+    size: usize,
+    rest: usize,
+    limit: f64,
+) -> Vec<usize> {
+    let count = |chip: usize, stays: bool| {
+        members.iter().filter(|&&at| threads[at].on == Some(chip) && threads[at].stays >= stays).count()
+    };
+    let order = loads.order(|chip| count(chip, false));
+    let bound = (0..loads.chips.len()).filter(|&chip| count(chip, true) > 0).max_by_key(|&chip| count(chip, true));
+    if let Some(chip) = bound.filter(|&chip| loads.balances(&[chip], size, rest, limit)) {
+        return vec![chip];
+    }
+    let fits = |&chips: &usize| chips == order.len() || loads.balances(&order[..chips], size, rest, limit);
+    let chips = (1..=order.len()).find(fits).unwrap_or(order.len());
+    order[..chips].to_vec()
+}
+
+/// Threads one by one to the least loaded of `onto`; those who are on it already first.
+fn deal(members: &[usize], onto: &[usize], threads: &[Movable], loads: &mut Loads<'_>, chip_of: &mut [Option<usize>]) {
+    for &thread in members {
+        let order = loads.order(|chip| usize::from(threads[thread].on == Some(chip)));
+        if let Some(&chip) = order.iter().find(|chip| onto.contains(chip)) {
+            loads.threads[chip] += 1;
+            chip_of[thread] = Some(chip);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LIMIT: f64 = 0.25;
+
+    fn chips(count: usize) -> Vec<Chip> {
+        vec![Chip { cpus: 4, fixed: 0 }; count]
+    }
+
+    /// Clusters of these sizes and so many unclustered threads, all nowhere yet.
+    fn sized(sizes: &[usize], unclustered: usize, chips: &[Chip]) -> Assignment {
+        let mut first = 0;
+        let next = |size: &usize| {
+            first += size;
+            (first - size..first).collect()
+        };
+        let clusters: Vec<Vec<usize>> = sizes.iter().map(next).collect();
+        let all = sizes.iter().sum::<usize>() + unclustered;
+        let rest: Vec<usize> = (all - unclustered..all).collect();
+        assign(&vec![Movable::default(); all], &clusters, &rest, chips, LIMIT)
+    }
+
+    fn loads(assignment: &Assignment, chips: usize) -> Vec<usize> {
+        (0..chips).map(|chip| assignment.chip_of.iter().filter(|on| **on == Some(chip)).count()).collect()
+    }
+
+    /// Does every cluster get a chip where that is balanced: two, four on two chips, eight on eight?
+    #[test]
+    fn clusters_that_balance_get_a_chip_each() {
+        for (sizes, count) in [(vec![8, 8], 2), (vec![4; 4], 2), (vec![4; 8], 8), (vec![16, 16], 2)] {
+            let assignment = sized(&sizes, 0, &chips(count));
+            assert!(assignment.chip_of_cluster.iter().all(Option::is_some), "{sizes:?}");
+            let loads = loads(&assignment, count);
+            assert!(loads.iter().all(|&load| load == loads[0]), "{loads:?}");
+        }
+    }
+
+    /// Is the thesis's example, 100 threads against 10, neutralised, and does it come out even?
+    #[test]
+    fn a_cluster_that_unbalances_two_chips_is_neutralised() {
+        let assignment = sized(&[100], 10, &chips(2));
+        assert_eq!(assignment.chip_of_cluster, [None]);
+        assert_eq!(loads(&assignment, 2), [55, 55]);
+    }
+
+    /// Is a cluster too large for one of eight chips spread over as few as keep the balance?
+    #[test]
+    fn on_many_chips_a_large_cluster_is_spread_over_few() {
+        let assignment = sized(&[16, 16], 0, &chips(8));
+        assert_eq!(loads(&assignment, 8), [4; 8]);
+        let of_first: Vec<usize> = (0..16).filter_map(|thread| assignment.chip_of[thread]).collect();
+        let used = (0..8).filter(|chip| of_first.contains(chip)).count();
+        assert_eq!(used, 4);
+    }
+
+    /// Do threads that may not move draw their cluster to them?
+    #[test]
+    fn fixed_threads_draw_their_cluster() {
+        let fixed = Movable { on: Some(1), stays: true };
+        let threads = [vec![fixed], vec![Movable::default(); 7]].concat();
+        let clusters = [vec![0, 1, 2, 3], vec![4, 5, 6, 7]];
+        let chips = [Chip { cpus: 4, fixed: 0 }, Chip { cpus: 4, fixed: 1 }];
+        let assignment = assign(&threads, &clusters, &[], &chips, LIMIT);
+        assert_eq!(assignment.chip_of_cluster, [Some(1), Some(0)]);
+    }
+
+    /// Is an assignment that is in force found again?
+    #[test]
+    fn what_is_right_stays() {
+        let threads: Vec<Movable> = (0..16).map(|t| Movable { on: Some(1 - t / 4 % 2), stays: false }).collect();
+        let clusters: Vec<Vec<usize>> = (0..4).map(|c| (c * 4..c * 4 + 4).collect()).collect();
+        let assignment = assign(&threads, &clusters, &[], &chips(2), LIMIT);
+        assert!(threads.iter().zip(&assignment.chip_of).all(|(thread, chip)| thread.on == *chip), "{assignment:?}");
+    }
+
+    proptest! {
+        /// Is everybody placed, and no chip fuller than the limit allows where unclustered threads could level it?
+        #[test]
+        fn everybody_is_placed_and_chips_are_balanced(
+            sizes in prop::collection::vec(2usize..20, 0..8),
+            unclustered in 0usize..30,
+            count in 1usize..9,
+        ) {
+            let assignment = sized(&sizes, unclustered, &chips(count));
+            prop_assert!(assignment.chip_of.iter().all(Option::is_some));
+            let loads = loads(&assignment, count);
+            let (most, least) = (loads.iter().max().unwrap(), loads.iter().min().unwrap());
+            // Clusters still to come are taken as if they could be dealt out singly: off by the largest at most.
+            let largest = sizes.iter().max().copied().unwrap_or(1);
+            prop_assert!((most - least) as f64 <= LIMIT * *most as f64 + largest as f64, "{:?}", loads);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The thesis's clustering (3.4.3): one scan over the threads, each compared with one representative per cluster.
+//!
+//! O(threads x clusters) dot products. Entries that more than half of the threads touch are global and left out, so a
+//! cluster that holds more than half of the threads cannot be seen. Where a thread is similar to several representatives
+//! (the thesis leaves that open) it joins the most similar, the earlier one on a tie.
+
+use cachemate_locality::shmap::{Sharing, global_entries};
+
+use super::{Clusters, ThreadMap, Weights};
+
+/// Which columns of a row are not 0, 64 to a word: rows without a column in common need no dot product.
+fn mask(row: &[i16]) -> Vec<u64> {
+    row.chunks(64).map(|word| word.iter().rev().fold(0, |bits, &weight| bits << 1 | u64::from(weight != 0))).collect()
+}
+
+fn dot(a: &[i16], b: &[i16]) -> u64 {
+    // At most 255² per entry and 32767² for the one column of an earlier cluster: far below an overflow.
+    let sum: i32 = a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum();
+    sum as u64
+}
+
+pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &Sharing, threshold: u64) -> Clusters {
+    let maps: Vec<&[u8]> = threads.iter().map(|thread| thread.counters).collect();
+    let global = global_entries(&maps, sharing);
+    let mut weights = Weights::of(threads, sharing.floor, threshold);
+    (0..global.len()).filter(|&entry| global[entry]).for_each(|entry| weights.clear_column(entry));
+    let masks: Vec<Vec<u64>> = (0..threads.len()).map(|thread| mask(weights.row(thread))).collect();
+    let mut representatives: Vec<usize> = Vec::new();
+    let mut labels = Vec::with_capacity(threads.len());
+    for thread in 0..threads.len() {
+        let mut best: Option<(u64, usize)> = None;
+        for (cluster, &other) in representatives.iter().enumerate() {
+            if masks[thread].iter().zip(&masks[other]).all(|(a, b)| a & b == 0) {
+                continue;
+            }
+            let similarity = dot(weights.row(thread), weights.row(other));
+            if similarity >= threshold.max(1) && best.is_none_or(|(most, _)| similarity > most) {
+                best = Some((similarity, cluster));
+            }
+        }
+        let nothing = masks[thread].iter().all(|&word| word == 0);
+        labels.push(match best {
+            Some((_, cluster)) => Some(cluster),
+            None if nothing => None,
+            None => {
+                representatives.push(thread);
+                Some(representatives.len() - 1)
+            }
+        });
+    }
+    Clusters::of_labels(&labels, global)
+}

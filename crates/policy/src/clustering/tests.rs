@@ -1,0 +1,126 @@
+//! Are the clusters those that were put in?
+
+use cachemate_core::TaskId;
+use cachemate_locality::shmap::{ShMapParameters, ShMaps, Sharing};
+use proptest::prelude::*;
+
+use super::*;
+use crate::rng::SplitMix64;
+
+const BOTH: [Method; 2] = [Method::OnePass, Method::CoClusters];
+const THRESHOLD: u64 = 36;
+
+/// What threads do: accesses to regions of their group's own, of everybody's, and of nobody else's.
+struct Pattern<'a> {
+    groups: &'a [usize],
+    regions: u64,
+    global: u64,
+    accesses: u64,
+}
+
+/// shMaps of the pattern's threads, and the group of each; threads of the groups take turns, so order says nothing.
+fn sampled(pattern: &Pattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>) {
+    let mut generator = SplitMix64::new(seed);
+    let mut truth: Vec<usize> = pattern.groups.iter().enumerate().flat_map(|(g, &size)| vec![g; size]).collect();
+    generator.shuffle(&mut truth);
+    let mut maps = ShMaps::new(ShMapParameters::default());
+    for _ in 0..pattern.accesses {
+        for (thread, &group) in truth.iter().enumerate() {
+            let region = match generator.below(4) {
+                0 if pattern.global > 0 => (1 << 30) + generator.below(pattern.global),
+                1 => (1 << 40) + ((thread as u64) << 20) + generator.below(64),
+                _ => ((group as u64 + 1) << 20) + generator.below(pattern.regions),
+            };
+            maps.touch(TaskId(thread as u32), region * 128, truth.len());
+        }
+    }
+    let of = |thread: usize| maps.of(TaskId(thread as u32)).map_or(vec![0; 256], <[u8]>::to_vec);
+    ((0..truth.len()).map(of).collect(), truth)
+}
+
+fn cluster(method: Method, maps: &[Vec<u8>]) -> Clusters {
+    let threads: Vec<ThreadMap<'_>> = maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
+    find(method, &threads, &Sharing::default(), THRESHOLD)
+}
+
+/// The same partition, whatever the numbers?
+fn is_partition(found: &Clusters, truth: &[usize]) -> bool {
+    let pairs = (0..truth.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
+    found.of.iter().all(Option::is_some)
+        && pairs.into_iter().all(|(a, b)| (found.of[a] == found.of[b]) == (truth[a] == truth[b]))
+}
+
+/// Do both methods find equal groups with data of all beside it?
+#[test]
+fn equal_groups_are_found_by_both() {
+    for method in BOTH {
+        for groups in [&[8, 8][..], &[4, 4, 4, 4], &[16, 16]] {
+            let (maps, truth) = sampled(&Pattern { groups, regions: 20, global: 8, accesses: 400 }, 7);
+            let found = cluster(method, &maps);
+            assert!(is_partition(&found, &truth), "{method:?} {groups:?}: {found:?} for {truth:?}");
+        }
+    }
+}
+
+/// Is a cluster of more than half of the threads found by the stronger method, and is it invisible to the thesis's?
+#[test]
+fn a_cluster_of_more_than_half_is_seen_by_the_stronger_method_only() {
+    let (maps, truth) = sampled(&Pattern { groups: &[11, 5], regions: 20, global: 8, accesses: 400 }, 3);
+    assert!(is_partition(&cluster(Method::CoClusters, &maps), &truth));
+    let by_scan = cluster(Method::OnePass, &maps);
+    let big = (0..truth.len()).filter(|&thread| truth[thread] == 0);
+    assert!(big.into_iter().all(|thread| by_scan.of[thread].is_none()), "{by_scan:?}");
+}
+
+/// Do threads that share with all, or with none, stay unclustered?
+#[test]
+fn no_clusters_where_all_or_none_share() {
+    for method in BOTH {
+        for (groups, regions) in [(&[16][..], 32), (&[1; 16][..], 32)] {
+            let (maps, _) = sampled(&Pattern { groups, regions, global: 0, accesses: 600 }, 11);
+            let found = cluster(method, &maps);
+            assert_eq!(found.count, 0, "{method:?} {groups:?}: {found:?}");
+        }
+    }
+}
+
+/// Does what was together stay together when only others leave traces, and does a thread that changed sides move?
+#[test]
+fn earlier_clusters_are_kept_unless_a_thread_changed_sides() {
+    let entry = |on: &[usize]| (0..256).map(|e| if on.contains(&(e / 16)) { 20 } else { 0 }).collect::<Vec<u8>>();
+    // Thread 7 was with 4 to 6; now it touches what 0 to 2 touch, and they see its writes.
+    let mut maps: Vec<Vec<u8>> = vec![entry(&[]); 8];
+    [0, 1, 2, 7].into_iter().for_each(|thread| maps[thread] = entry(&[5]));
+    for method in BOTH {
+        let threads: Vec<ThreadMap<'_>> =
+            (0..8).map(|t| ThreadMap { counters: &maps[t], together: Some(t / 4) }).collect();
+        let found = find(method, &threads, &Sharing::default(), THRESHOLD);
+        assert_eq!(found.of, [0, 0, 0, 0, 1, 1, 1, 0].map(Some), "{method:?}");
+    }
+}
+
+/// Is nothing found in nothing?
+#[test]
+fn nothing_in_nothing_out() {
+    for method in BOTH {
+        assert_eq!(find(method, &[], &Sharing::default(), 0).count, 0);
+        assert_eq!(cluster(method, &[vec![], vec![]]).of, [None, None]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    /// Does the order of threads not matter to groups that are apart, and do results keep their promises for any counters?
+    #[test]
+    fn any_counters_give_valid_clusters(maps in prop::collection::vec(prop::collection::vec(any::<u8>(), 16), 0..12)) {
+        for method in BOTH {
+            let found = cluster(method, &maps);
+            let members = found.members();
+            prop_assert_eq!(found.of.len(), maps.len());
+            prop_assert_eq!(members.len(), found.count);
+            prop_assert!(members.iter().all(|of| of.len() > 1 && of.len() < maps.len()));
+            prop_assert!(members.windows(2).all(|pair| pair[0][0] < pair[1][0]));
+            prop_assert_eq!(&found, &cluster(method, &maps));
+        }
+    }
+}

@@ -1,0 +1,515 @@
+//! Threads that share data share a cache (thesis ch. 3): clusters found from sampled remote-cache accesses, online.
+//!
+//! Problem: threads that write the same data from different chips fetch it from each other's caches, at ten times the
+//! price of a hit; which threads those are nobody says. Method: four phases, again and again. (1) Watch the share of each
+//! process's cycles that stall on remote caches; at 20 % (3.4.1) go on. (2) Sample remote accesses of those processes into
+//! shMaps, one in N, with N from their rate and what a sample costs (3.4.2). (3) Cluster ([`crate::clustering`]). (4)
+//! Give each cluster a chip under the balance limit ([`crate::clustering::assign`]); unclustered threads level out. Two
+//! additions: threads that are together already count as sharing what they cannot show any more, and a placement whose
+//! forecast loss of cache space (3.7.1) exceeds all that remote stalls cost is not made.
+//!
+//! Properties: without samples nothing moves; where no cluster gets a chip to itself nothing moves; rounds that change
+//! nothing come ever more seldom; within a chip the machine's scheduler balances, or each thread gets a CPU, one per core
+//! first (`inside = "spread"`).
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    Ability, Applied, CpuSet, Decision, Event, Evidence, Item, Plan, Policy, Probe, ProbeId, ProbeWhat, ProcessId,
+    Reason, StallCause, Support, TaskId, TaskSeen, View, Window,
+};
+use cachemate_locality::shmap::Sharing;
+use serde::Deserialize;
+
+use super::{cache_domains, movable};
+use crate::clustering::assign::{Assignment, Chip, Movable, assign};
+use crate::clustering::{Method, ThreadMap, find};
+
+/// The thesis's figures where it gives any.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    /// Of a process's cycles, stalled on remote caches (thesis: 0.2).
+    pub activation_share: f64,
+    /// Between two looks (thesis: 10^9).
+    pub window_cycles: u64,
+    /// Samples of one round (thesis: about 10^6).
+    pub samples: u32,
+    /// Processor time that sampling may take (thesis: 4 %).
+    pub overhead_share: f64,
+    /// Sample one remote access in so many; 0 = from their rate and `overhead_share`.
+    pub one_in: u32,
+    /// What a sample costs until one has been paid (3000 cycles at 1.5 GHz).
+    pub sample_cost_ns: f64,
+    /// Longest time of one round; what was sampled by then is used.
+    pub detection_ns_at_most: u64,
+    /// Least similarity at `samples_per_thread` samples; scaled with the square of what a thread really had.
+    pub similarity_threshold: f64,
+    pub samples_per_thread: f64,
+    /// Smaller counters are taken as 0.
+    pub floor: u8,
+    /// The floor applies before the test for global data.
+    pub floor_first: bool,
+    pub method: Method,
+    /// Largest difference between chips, as a share of the fuller one.
+    pub imbalance_limit: f64,
+    /// A thread that ran less than this share of the window is neither counted nor moved.
+    pub idle_below_share: f64,
+    pub inside: Inside,
+}
+
+/// Within a chip.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Inside {
+    /// The machine's scheduler balances among the chip's CPUs.
+    Free,
+    /// A CPU for every thread, one per core before their second contexts.
+    Spread,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Parameters {
+            activation_share: 0.2,
+            window_cycles: 1_000_000_000,
+            samples: 1_000_000,
+            overhead_share: 0.04,
+            one_in: 0,
+            sample_cost_ns: 2_000.0,
+            detection_ns_at_most: 20_000_000_000,
+            similarity_threshold: 40_000.0,
+            samples_per_thread: 62_500.0,
+            floor: 3,
+            floor_first: true,
+            method: Method::CoClusters,
+            imbalance_limit: 0.25,
+            idle_below_share: 0.02,
+            inside: Inside::Free,
+        }
+    }
+}
+
+impl Parameters {
+    fn parse(text: &str) -> Result<Self, String> {
+        let parsed: Parameters = super::parameters(text)?;
+        let share = |name: &str, value: f64| match (0.0..=1.0).contains(&value) {
+            true => Ok(()),
+            false => Err(format!("{name}: found {value}, expected 0 to 1")),
+        };
+        share("activation_share", parsed.activation_share)?;
+        share("overhead_share", parsed.overhead_share)?;
+        share("imbalance_limit", parsed.imbalance_limit)?;
+        share("idle_below_share", parsed.idle_below_share)?;
+        let positive = [
+            ("window_cycles", parsed.window_cycles as f64),
+            ("samples", f64::from(parsed.samples)),
+            ("overhead_share", parsed.overhead_share),
+            ("sample_cost_ns", parsed.sample_cost_ns),
+            ("detection_ns_at_most", parsed.detection_ns_at_most as f64),
+            ("similarity_threshold", parsed.similarity_threshold),
+            ("samples_per_thread", parsed.samples_per_thread),
+        ];
+        match positive.iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
+            Some((name, value)) => Err(format!("{name}: found {value}, expected more than 0")),
+            None => Ok(parsed),
+        }
+    }
+}
+
+/// A round of sampling.
+#[derive(Clone, Debug)]
+struct Round {
+    probe: Probe,
+    processes: Vec<ProcessId>,
+    began_ns: u64,
+    taken: u64,
+    cost_ns: u64,
+    /// Remote share of the processes' cycles when it began.
+    remote_share: f64,
+}
+
+struct ThreadClustering {
+    parameters: Parameters,
+    round: Option<Round>,
+    rounds: u32,
+    /// CPUs of every thread that was placed.
+    placed: BTreeMap<TaskId, CpuSet>,
+    /// Cluster of every thread whose cluster has a chip.
+    clusters: BTreeMap<TaskId, usize>,
+    sample_cost_ns: f64,
+    /// Windows until the next round may begin, and how many the last wait had.
+    wait: u32,
+    waited: u32,
+    /// Threads and remote share when the last round changed nothing.
+    unchanged_at: Option<(usize, f64)>,
+}
+
+/// Longest wait after rounds that changed nothing, in windows.
+const WAIT_AT_MOST: u32 = 64;
+
+impl Policy for ThreadClustering {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut why = Vec::new();
+        let here: Vec<TaskId> = movable(view).map(|task| task.task).collect();
+        self.placed.retain(|task, _| here.contains(task));
+        self.clusters.retain(|task, _| view.seen.tasks.iter().any(|seen| seen.task == *task && !seen.exited));
+        if let Some(round) = self.round.take() {
+            self.go_on(round, view, &mut why);
+        } else if self.wait > 0 {
+            self.wait -= 1;
+        }
+        if self.round.is_none() {
+            self.look(view, &mut why);
+        }
+        let mut plan = Plan::idle(Window::Cycles { cycles: self.parameters.window_cycles });
+        plan.allowed = self.placed.clone();
+        plan.probes = self.round.iter().map(|round| round.probe.clone()).collect();
+        Decision { plan, why }
+    }
+}
+
+/// Sum over the live threads of a process; `None` where none of them was counted.
+fn summed(view: &View<'_>, process: ProcessId, event: Event) -> Option<f64> {
+    let counted = view.seen.tasks.iter().filter(|task| task.process == process && !task.exited);
+    counted.filter_map(|task| task.counts.get(event)).reduce(|a, b| a + b)
+}
+
+/// Of the process's cycles, those stalled on remote caches.
+fn remote_share(view: &View<'_>, process: ProcessId) -> Option<f64> {
+    let cycles = summed(view, process, Event::Cycles).filter(|&cycles| cycles > 0.0)?;
+    Some(summed(view, process, Event::StallCycles(StallCause::RemoteCache))? / cycles)
+}
+
+impl ThreadClustering {
+    /// Phase 1: is there a process that waits for remote caches enough to be sampled?
+    fn look(&mut self, view: &View<'_>, why: &mut Vec<Reason>) {
+        if cache_domains(view.topology).len() < 2 {
+            return;
+        }
+        if matches!(view.capabilities.abilities.get(&Ability::SampleAccesses), None | Some(Support::No { .. })) {
+            return;
+        }
+        let mut shares: Vec<(ProcessId, f64, TaskId)> = Vec::new();
+        for task in movable(view) {
+            if shares.iter().all(|(process, _, _)| *process != task.process)
+                && let Some(share) = remote_share(view, task.process)
+            {
+                shares.push((task.process, share, task.task));
+            }
+        }
+        shares.retain(|(_, share, _)| *share >= self.parameters.activation_share);
+        let Some(most) = shares.iter().map(|(_, share, _)| *share).reduce(f64::max) else { return };
+        let count = movable(view).count();
+        // What made the last round useless has changed: more or fewer threads, or half as many stalls again.
+        let changed = self.unchanged_at.is_some_and(|(threads, share)| count != threads || most > 1.5 * share);
+        if changed {
+            (self.wait, self.waited, self.unchanged_at) = (0, 0, None);
+        }
+        if self.wait > 0 {
+            return;
+        }
+        let processes: Vec<ProcessId> = shares.iter().map(|(process, _, _)| *process).collect();
+        let one_in = self.one_in(view, &processes);
+        why.extend(shares.iter().map(|&(_, share, task)| Reason {
+            tasks: vec![task],
+            text: format!("the process of {{0}} waits for remote caches: 1 in {one_in} of these accesses is sampled"),
+            numbers: vec![("remote_stall_percent".to_string(), 100.0 * share)],
+        }));
+        let what = ProbeWhat::Samples {
+            processes: processes.clone(),
+            one_in,
+            remote_only: true,
+            at_most: self.parameters.samples,
+        };
+        let probe = Probe { id: ProbeId(self.rounds), what, budget_ns: self.parameters.detection_ns_at_most };
+        self.rounds += 1;
+        let began_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
+        self.round = Some(Round { probe, processes, began_ns, taken: 0, cost_ns: 0, remote_share: most });
+    }
+
+    /// Temporal sampling (3.4.2): as dense as the overhead allows at the rate of remote accesses.
+    fn one_in(&self, view: &View<'_>, processes: &[ProcessId]) -> u32 {
+        if self.parameters.one_in > 0 {
+            return self.parameters.one_in;
+        }
+        let remote: f64 = processes.iter().filter_map(|&p| summed(view, p, Event::RemoteCacheHits)).sum();
+        let of = view.seen.tasks.iter().filter(|task| processes.contains(&task.process));
+        let busy_ns: u64 = of.flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum();
+        let all = remote * self.sample_cost_ns / (busy_ns.max(1) as f64 * self.parameters.overhead_share);
+        libm::ceil(all).clamp(1.0, 1e6) as u32
+    }
+
+    /// Phase 2: more samples, and on to phase 3 once there are enough.
+    fn go_on(&mut self, mut round: Round, view: &View<'_>, why: &mut Vec<Reason>) {
+        let mut complete = false;
+        for answer in view.seen.answers.iter().filter(|answer| answer.probe == round.probe.id) {
+            if let Evidence::Samples { samples, .. } = &answer.evidence {
+                round.taken += samples.len() as u64;
+            }
+            round.cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+            complete |= answer.complete;
+        }
+        let refused = |applied: &Applied| applied.refused.iter().any(|no| no.item == Item::Probe(round.probe.id));
+        if refused(&view.seen.in_force) {
+            self.back_off(view, round.remote_share);
+            return;
+        }
+        let now_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
+        if !complete && now_ns.saturating_sub(round.began_ns) < self.parameters.detection_ns_at_most {
+            self.round = Some(round);
+            return;
+        }
+        if round.taken > 0 && round.cost_ns > 0 {
+            self.sample_cost_ns = round.cost_ns as f64 / round.taken as f64;
+        }
+        if !self.place(&round, view, why) {
+            self.back_off(view, round.remote_share);
+        }
+    }
+
+    fn back_off(&mut self, view: &View<'_>, remote_share: f64) {
+        self.waited = (2 * self.waited).clamp(1, WAIT_AT_MOST);
+        self.wait = self.waited;
+        self.unchanged_at = Some((movable(view).count(), remote_share));
+    }
+
+    /// Least similarity, at the samples that a thread had (dot products grow with their square).
+    fn threshold(&self, taken: u64, threads: usize) -> u64 {
+        let each = taken as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
+        let scaled = self.parameters.similarity_threshold * each * each;
+        // Four regions at the floor are the least that is no accident.
+        let least = 4.0 * f64::from(self.parameters.floor) * f64::from(self.parameters.floor);
+        libm::round(scaled.max(least).max(1.0)).min(1e9) as u64
+    }
+
+    /// Phases 3 and 4. True if anything changed.
+    fn place(&mut self, round: &Round, view: &View<'_>, why: &mut Vec<Reason>) -> bool {
+        let threads = self.sampled(round, view);
+        let clusters = self.cluster(&threads, round.taken, view);
+        let domains = cache_domains(view.topology);
+        let placing = Placing::of(&threads, &clusters, &domains, &self.placed, view);
+        let assignment = placing.assign(self.parameters.imbalance_limit);
+        if assignment.chip_of_cluster.iter().all(Option::is_none) {
+            return false;
+        }
+        let mut placed: BTreeMap<TaskId, CpuSet> = self.placed.clone();
+        let cpus = placing.cpus(&assignment, &domains, self.parameters.inside, view);
+        let moves = threads.iter().zip(cpus).filter(|(task, _)| !task.fixed);
+        placed.extend(moves.filter_map(|(task, cpus)| Some((task.task, cpus?))));
+        if placed == self.placed {
+            return false;
+        }
+        if let Some(harm) = self.loses_space(&placed, view).filter(|&harm| harm > round.remote_share) {
+            why.push(Reason {
+                tasks: Vec::new(),
+                text:
+                    "clusters are left apart: together they lose more to each other's cache use than to remote caches"
+                        .to_string(),
+                numbers: vec![
+                    ("forecast_loss_percent".to_string(), 100.0 * harm),
+                    ("remote_stall_percent".to_string(), 100.0 * round.remote_share),
+                ],
+            });
+            return false;
+        }
+        self.placed = placed;
+        self.clusters.retain(|task, _| !placing.tasks.contains(task));
+        let first = self.clusters.values().max().map_or(0, |last| last + 1);
+        self.clusters.extend(placing.together(&assignment, first));
+        (self.wait, self.waited, self.unchanged_at) = (1, 0, None);
+        why.extend(placing.reasons(&assignment, &domains, round));
+        true
+    }
+
+    /// Threads of the sampled processes that ran, in order of arrival; fixed ones too.
+    fn sampled<'a>(&self, round: &Round, view: &View<'a>) -> Vec<&'a TaskSeen> {
+        let busy = |task: &&TaskSeen| {
+            let ran: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            let wanted = ran + task.runnable_wait_ns.unwrap_or(0);
+            wanted as f64 >= self.parameters.idle_below_share * view.seen.span.elapsed_ns as f64
+        };
+        let of = view.seen.tasks.iter().filter(|task| !task.exited && round.processes.contains(&task.process));
+        of.filter(busy).collect()
+    }
+
+    /// Cluster of each thread; each filter's threads among themselves.
+    fn cluster(&self, threads: &[&TaskSeen], taken: u64, view: &View<'_>) -> Vec<Option<usize>> {
+        let sharing =
+            Sharing { floor: self.parameters.floor, floor_first: self.parameters.floor_first, ..Sharing::default() };
+        let threshold = self.threshold(taken, threads.len());
+        let filter = |task: &TaskSeen| {
+            let whole = view.profiles.get(&task.task).is_some_and(|profile| profile.sharing_is_machine_wide);
+            (!whole).then_some(task.process)
+        };
+        let mut filters: Vec<Option<ProcessId>> = Vec::new();
+        threads.iter().map(|task| filter(task)).for_each(|own| {
+            if !filters.contains(&own) {
+                filters.push(own);
+            }
+        });
+        let (mut of, mut count) = (vec![None; threads.len()], 0);
+        for own in filters {
+            let members: Vec<usize> = (0..threads.len()).filter(|&at| filter(threads[at]) == own).collect();
+            let map = |&at: &usize| {
+                let task = threads[at].task;
+                let counters = view.profiles.get(&task).and_then(|profile| profile.sharing.as_deref());
+                ThreadMap { counters: counters.unwrap_or(&[]), together: self.clusters.get(&task).copied() }
+            };
+            let maps: Vec<ThreadMap<'_>> = members.iter().map(map).collect();
+            let found = find(self.parameters.method, &maps, &sharing, threshold);
+            for (&at, cluster) in members.iter().zip(&found.of) {
+                of[at] = cluster.map(|cluster| count + cluster);
+            }
+            count += found.count;
+        }
+        of
+    }
+
+    /// Mean forecast degradation that the placement adds (thesis 3.7.1); `None` where nothing can be said.
+    fn loses_space(&self, placed: &BTreeMap<TaskId, CpuSet>, view: &View<'_>) -> Option<f64> {
+        let mean = |allowed: &BTreeMap<TaskId, CpuSet>| {
+            let mut plan = Plan::idle(Window::Cycles { cycles: self.parameters.window_cycles });
+            plan.allowed = allowed.clone();
+            let forecast = view.predictor.forecast(view.topology, view.profiles, &plan);
+            let said = |task: &TaskId| Some(forecast.tasks.get(task)?.degradation?.value);
+            let all: Option<Vec<f64>> = placed.keys().map(said).collect();
+            all.filter(|all| !all.is_empty()).map(|all| all.iter().sum::<f64>() / all.len() as f64)
+        };
+        Some(mean(placed)? - mean(&self.placed)?)
+    }
+}
+
+/// Threads, clusters and chips by number, for [`assign`].
+struct Placing {
+    tasks: Vec<TaskId>,
+    threads: Vec<Movable>,
+    clusters: Vec<Vec<usize>>,
+    unclustered: Vec<usize>,
+    chips: Vec<Chip>,
+}
+
+impl Placing {
+    fn of(
+        threads: &[&TaskSeen],
+        clusters: &[Option<usize>],
+        domains: &[CpuSet],
+        placed: &BTreeMap<TaskId, CpuSet>,
+        view: &View<'_>,
+    ) -> Self {
+        let on = |task: &TaskSeen| {
+            let most = task.on_cpu_ns.iter().max_by_key(|(cpu, ns)| (*ns, std::cmp::Reverse(*cpu)));
+            let cpu = most.map(|(cpu, _)| *cpu).or(task.cpu)?;
+            domains.iter().position(|domain| domain.contains(cpu.0))
+        };
+        // Fixed ones, and those that an earlier round put there for another process.
+        let fixed = |chip: usize| {
+            let stays = |task: &&TaskSeen| match placed.get(&task.task) {
+                Some(cpus) => cpus.is_subset(&domains[chip]) && threads.iter().all(|moves| moves.task != task.task),
+                None => task.fixed && !task.exited && on(task) == Some(chip),
+            };
+            view.seen.tasks.iter().filter(stays).count()
+        };
+        let count = clusters.iter().flatten().max().map_or(0, |last| last + 1);
+        let mut members = vec![Vec::new(); count];
+        for (at, cluster) in clusters.iter().enumerate() {
+            if let Some(cluster) = *cluster {
+                members[cluster].push(at);
+            }
+        }
+        Placing {
+            tasks: threads.iter().map(|task| task.task).collect(),
+            threads: threads.iter().map(|task| Movable { on: on(task), stays: task.fixed }).collect(),
+            clusters: members,
+            unclustered: (0..threads.len()).filter(|&at| clusters[at].is_none()).collect(),
+            chips: (0..domains.len()).map(|at| Chip { cpus: domains[at].count(), fixed: fixed(at) }).collect(),
+        }
+    }
+
+    fn assign(&self, limit: f64) -> Assignment {
+        assign(&self.threads, &self.clusters, &self.unclustered, &self.chips, limit)
+    }
+
+    /// The CPUs of each thread.
+    fn cpus(
+        &self,
+        assignment: &Assignment,
+        domains: &[CpuSet],
+        inside: Inside,
+        view: &View<'_>,
+    ) -> Vec<Option<CpuSet>> {
+        let mut dealt = vec![0; domains.len()];
+        // One CPU of every core first: contexts of a core share its pipeline and its first-level caches.
+        let seats: Vec<Vec<u32>> = domains.iter().map(|domain| by_core(domain, view)).collect();
+        let cpus = |chip: usize, dealt: &mut Vec<usize>| match inside {
+            Inside::Free => domains[chip].clone(),
+            Inside::Spread => {
+                dealt[chip] += 1;
+                [seats[chip][(dealt[chip] - 1) % seats[chip].len()]].into_iter().collect()
+            }
+        };
+        assignment.chip_of.iter().map(|chip| chip.map(|chip| cpus(chip, &mut dealt))).collect()
+    }
+
+    /// Clusters that have a chip, by thread, numbered from `first` on.
+    fn together(&self, assignment: &Assignment, first: usize) -> BTreeMap<TaskId, usize> {
+        let held = (0..self.clusters.len()).filter(|&cluster| assignment.chip_of_cluster[cluster].is_some());
+        let members = held.enumerate().flat_map(|(number, at)| self.clusters[at].iter().map(move |&t| (t, number)));
+        members.map(|(thread, number)| (self.tasks[thread], first + number)).collect()
+    }
+
+    fn reasons(&self, assignment: &Assignment, domains: &[CpuSet], round: &Round) -> Vec<Reason> {
+        let numbers = vec![
+            ("samples_count".to_string(), round.taken as f64),
+            ("sampling_cost_ns".to_string(), round.cost_ns as f64),
+            ("remote_stall_percent".to_string(), 100.0 * round.remote_share),
+        ];
+        let names = |members: &[usize]| members.iter().map(|&at| self.tasks[at]).collect::<Vec<_>>();
+        let list = |count: usize| (0..count).map(|at| format!("{{{at}}}")).collect::<Vec<_>>().join(", ");
+        let mut reasons = Vec::new();
+        for (members, chip) in self.clusters.iter().zip(&assignment.chip_of_cluster) {
+            let tasks = names(members);
+            let text = match chip {
+                Some(chip) => format!("{} share data: together on the CPUs {}", list(tasks.len()), domains[*chip]),
+                None => format!("{} share data but would unbalance one chip: spread", list(tasks.len())),
+            };
+            reasons.push(Reason { tasks, text, numbers: numbers.clone() });
+        }
+        if !self.unclustered.is_empty() {
+            let tasks = names(&self.unclustered);
+            let text = format!("{} share with nobody in particular: level out the chips", list(tasks.len()));
+            reasons.push(Reason { tasks, text, numbers });
+        }
+        reasons
+    }
+}
+
+/// CPUs of a chip: the first of every core, then the second ones.
+fn by_core(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
+    let core = |cpu: u32| view.topology.cpus.iter().find(|other| other.id.0 == cpu).map(|cpu| cpu.core);
+    let cpus: Vec<u32> = domain.iter().collect();
+    let rank = |at: usize| cpus[..at].iter().filter(|&&other| core(other) == core(cpus[at])).count();
+    let mut ranked: Vec<(usize, u32)> = cpus.iter().enumerate().map(|(at, &cpu)| (rank(at), cpu)).collect();
+    ranked.sort_unstable();
+    ranked.into_iter().map(|(_, cpu)| cpu).collect()
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+    let parameters = Parameters::parse(parameters)?;
+    Ok(Box::new(ThreadClustering {
+        parameters,
+        round: None,
+        rounds: 0,
+        placed: BTreeMap::new(),
+        clusters: BTreeMap::new(),
+        sample_cost_ns: parameters.sample_cost_ns,
+        wait: 0,
+        waited: 0,
+        unchanged_at: None,
+    }))
+}
+
+#[cfg(test)]
+#[path = "thread_clustering_tests.rs"]
+mod tests;

@@ -1,0 +1,205 @@
+//! Does the policy go through its phases, and only when there is reason to?
+
+use cachemate_core::*;
+
+use crate::policies::build;
+use crate::yardstick::Yardstick;
+
+/// Two chips of two cores with two contexts each.
+fn topology() -> Topology {
+    let cpu = |id: u32| Cpu {
+        id: CpuId(id),
+        core: id / 2,
+        package: id / 4,
+        memory_node: 0,
+        online: true,
+        hertz: Some(1_500_000_000),
+    };
+    let cache = |id: u32| Cache {
+        id: CacheId(id),
+        level: Level::L2,
+        cpus: (4 * id..4 * id + 4).collect(),
+        last_level: true,
+        size_bytes: Some(2 << 20),
+        ways: Some(10),
+        line_bytes: Some(128),
+    };
+    Topology { cpus: (0..8).map(cpu).collect(), caches: (0..2).map(cache).collect() }
+}
+
+fn capabilities(samples: bool) -> Capabilities {
+    let support = match samples {
+        true => Support::Yes { note: None },
+        false => Support::No { why: "no sampling here".to_string(), remedy: None },
+    };
+    Capabilities {
+        abilities: [(Ability::SampleAccesses, support)].into(),
+        partitions: Vec::new(),
+        shortest_window_ns: 1,
+        shortest_slice_ns: None,
+    }
+}
+
+/// A policy, the machine it sees, and what it decided last.
+struct Bench {
+    policy: Box<dyn Policy>,
+    can_sample: bool,
+    window: u64,
+    before: Plan,
+}
+
+impl Bench {
+    fn new(parameters: &str) -> Self {
+        let policy = build("thread-clustering", parameters, 1).unwrap();
+        Bench { policy, can_sample: true, window: 0, before: Plan::idle(Window::Time { ns: 1 }) }
+    }
+
+    /// One window: eight threads, alternately on the chips, with this share of cycles stalled on remote caches; threads
+    /// `0, 1, 4, 5` and `2, 3, 6, 7` share, as far as `sampled` says so.
+    fn step(&mut self, remote_percent: u64, sampled: Option<u32>) -> Decision {
+        self.window += 1;
+        let tasks = (0..8).map(|id| task(id, remote_percent)).collect();
+        let answers = sampled.iter().map(|&probe| samples(probe)).collect();
+        let span = Span { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None };
+        let (ended, in_force) = (WindowEnd::Elapsed, Applied::default());
+        let seen = Observation { window: self.window, span, ended, tasks, places: Vec::new(), answers, in_force };
+        let map =
+            |id: u32| sampled.map(|_| (0..256).map(|entry| if entry % 2 == id / 2 % 2 { 9 } else { 0 }).collect());
+        let profile = |id| (TaskId(id), Profile { sharing: map(id), ..Profile::default() });
+        let profiles: Profiles = (0..8).map(profile).collect();
+        let (topology, capabilities) = (topology(), capabilities(self.can_sample));
+        let decision = self.policy.decide(&View {
+            topology: &topology,
+            capabilities: &capabilities,
+            seen: &seen,
+            profiles: &profiles,
+            before: &self.before,
+            predictor: &Yardstick { miss_penalty_cycles: 200.0 },
+        });
+        check_plan(&decision.plan, &topology, &capabilities, &seen).unwrap();
+        self.before = decision.plan.clone();
+        decision
+    }
+}
+
+fn task(id: u32, remote_percent: u64) -> TaskSeen {
+    let counted = [
+        (Event::Cycles, 1_000_000),
+        (Event::RemoteCacheHits, 1_000 * remote_percent),
+        (Event::StallCycles(StallCause::RemoteCache), 10_000 * remote_percent),
+    ];
+    let readings = counted.map(|(event, count)| Reading { event, count, counted_share: 1.0 });
+    TaskSeen {
+        task: TaskId(id),
+        process: ProcessId(0),
+        name: "server".to_string(),
+        arrived_ns: 0,
+        exited: false,
+        fixed: false,
+        goal: None,
+        cpu: Some(CpuId(id % 2 * 4)),
+        on_cpu_ns: vec![(CpuId(id % 2 * 4), 1_000_000_000)],
+        runnable_wait_ns: None,
+        counts: Counts(readings.to_vec()),
+        progress: None,
+        pages_per_colour: None,
+    }
+}
+
+fn samples(probe: u32) -> Answer {
+    let sample = |id: u32| AccessSample {
+        task: TaskId(id % 8),
+        virtual_line: 1,
+        physical_line: None,
+        source: Source::RemoteCache,
+        latency_cycles: None,
+        at_ns: 0,
+    };
+    let samples = (0..4000).map(sample).collect();
+    let evidence = Evidence::Samples { one_in: 10, events: 40_000, line_bytes: 128, samples };
+    Answer { probe: ProbeId(probe), evidence, complete: true, cost_ns: vec![(None, 8_000_000)] }
+}
+
+/// Does nothing happen below the activation threshold, or where nothing can be sampled?
+#[test]
+fn below_the_threshold_nothing_is_sampled() {
+    let mut bench = Bench::new("");
+    (0..5).for_each(|_| assert!(bench.step(19, None).plan.probes.is_empty()));
+    let mut lower = Bench::new("activation_share = 0.05");
+    assert_eq!(lower.step(6, None).plan.probes.len(), 1);
+    let mut blind = Bench::new("");
+    blind.can_sample = false;
+    assert!(blind.step(50, None).plan.probes.is_empty());
+}
+
+/// Does a round end with each cluster on one chip, and stay so without further evidence?
+#[test]
+fn sharing_threads_end_up_on_one_chip() {
+    for method in ["one-pass", "co-clusters"] {
+        let mut bench = Bench::new(&format!("method = \"{method}\""));
+        assert_eq!(bench.step(30, None).plan.probes.len(), 1);
+        let decision = bench.step(30, Some(0));
+        let allowed = &decision.plan.allowed;
+        let chip = |id: u32| allowed[&TaskId(id)].to_string();
+        assert_eq!(allowed.len(), 8, "{method}");
+        assert!([1, 4, 5].into_iter().all(|id| chip(id) == chip(0)), "{method}: {allowed:?}");
+        assert!([3, 6, 7].into_iter().all(|id| chip(id) == chip(2)) && chip(0) != chip(2), "{method}: {allowed:?}");
+        assert_eq!(decision.why.len(), 2, "{:?}", decision.why);
+        assert_eq!(bench.step(1, None).plan.allowed, *allowed);
+    }
+}
+
+/// Does every thread get a context of its own, cores first, when asked to spread?
+#[test]
+fn spread_gives_every_thread_a_context() {
+    let mut bench = Bench::new("inside = \"spread\"");
+    bench.step(30, None);
+    let allowed = bench.step(30, Some(0)).plan.allowed;
+    let mut cpus: Vec<String> = allowed.values().map(ToString::to_string).collect();
+    cpus.sort_unstable();
+    assert_eq!(cpus, ["0", "1", "2", "3", "4", "5", "6", "7"]);
+    let core = |id: u32| allowed[&TaskId(id)].first().unwrap() / 2;
+    assert_ne!(core(0), core(1), "the first two of a cluster are on different cores");
+}
+
+/// Is the sampling rate what the overhead allows?
+#[test]
+fn the_rate_follows_from_the_overhead() {
+    // 8 threads x 30 000 remote accesses of 2 µs in 8 CPU-seconds: 6 % of the time if all were sampled.
+    let one_in = |parameters: &str| match Bench::new(parameters).step(30, None).plan.probes[0].what {
+        ProbeWhat::Samples { one_in, .. } => one_in,
+        _ => 0,
+    };
+    assert_eq!((one_in(""), one_in("overhead_share = 0.01"), one_in("one_in = 17")), (2, 6, 17));
+}
+
+/// Do rounds without result come ever more seldom, until the stalls grow?
+#[test]
+fn rounds_without_result_back_off() {
+    let mut bench = Bench::new("");
+    let mut began = Vec::new();
+    let mut probe = None;
+    for window in 0..40 {
+        // Answers without a single counter: nobody is similar to anybody.
+        bench.step(25, None);
+        let now = bench.before.probes.first().map(|probe| probe.id);
+        if now.is_some() && now != probe {
+            began.push(window);
+        }
+        probe = now;
+    }
+    let gaps: Vec<i32> = began.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(gaps.windows(2).all(|pair| pair[1] >= pair[0]), "{gaps:?}");
+    assert!(began.len() >= 2, "a round that times out is tried again: {began:?}");
+}
+
+/// Are wrong parameters refused by name?
+#[test]
+fn wrong_parameters_are_refused() {
+    for (text, name) in
+        [("activation_share = 2.0", "activation_share"), ("samples = 0", "samples"), ("method = \"k\"", "one-pass")]
+    {
+        let error = build("thread-clustering", text, 1).err().unwrap().to_string();
+        assert!(error.contains(name), "{error}");
+    }
+}

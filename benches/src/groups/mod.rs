@@ -3,6 +3,7 @@
 mod cachesim;
 mod machine;
 mod sampled;
+mod sizing;
 mod sparse;
 mod stack;
 mod threads;
@@ -24,5 +25,13 @@ pub struct Group {
     pub run: fn(&Options) -> Vec<Row>,
 }
 
-pub const GROUPS: &[Group] =
-    &[stack::GROUP, sparse::GROUP, threads::GROUP, sampled::GROUP, cachesim::GROUP, trace::GROUP, machine::GROUP];
+pub const GROUPS: &[Group] = &[
+    stack::GROUP,
+    sparse::GROUP,
+    threads::GROUP,
+    sampled::GROUP,
+    cachesim::GROUP,
+    trace::GROUP,
+    machine::GROUP,
+    sizing::GROUP,
+];

@@ -186,7 +186,7 @@ fn kept_shares(view: &View<'_>, domain: &Domain<'_>) -> Vec<CacheShare> {
     kept.filter(|share| !share.members.is_empty()).collect()
 }
 
-fn units_of(share: &CacheShare) -> &IndexSet {
+pub(super) fn units_of(share: &CacheShare) -> &IndexSet {
     match &share.units {
         Units::Colours { allowed, .. } => allowed,
         Units::Ways { mask } => mask,

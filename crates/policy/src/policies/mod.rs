@@ -17,6 +17,7 @@ pub mod dio;
 pub mod optimal;
 pub mod random;
 pub mod round_robin;
+pub mod service_level;
 pub mod static_partition;
 pub mod thread_clustering;
 pub mod worst;
@@ -58,6 +59,11 @@ pub const ENTRIES: &[Entry] = &[
         name: "round-robin",
         about: "tasks dealt out to the caches in order of arrival",
         build: round_robin::build,
+    },
+    Entry {
+        name: "service-level",
+        about: "the smallest share with which a program does so much work a second for each client",
+        build: service_level::build,
     },
     Entry {
         name: "static-partition",

@@ -135,3 +135,37 @@ pub(super) fn in_units(units: IndexSet, divided: &Divided, moving: PageMoving) -
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
     Ok(Box::new(StaticPartition { parameters: Parameters::parse(parameters)?, processes: Vec::new() }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::check_policy;
+
+    const STEPS: &str = "steps = [{ shares = ['0-7', ''] }, { from_ns = 3000000, shares = ['', '0-3', '4-63'] }]";
+
+    /// Does the step that is due hold, and does the cycle begin anew?
+    #[test]
+    fn steps_hold_from_their_time_and_repeat() {
+        let parameters = Parameters::parse(&format!("repeat_ns = 5000000\n{STEPS}")).unwrap();
+        let first = |now_ns: u64| parameters.at(now_ns).map(|step| step.shares[0].to_string());
+        assert_eq!(first(0), Some("0-7".to_string()));
+        assert_eq!(first(2_999_999), Some("0-7".to_string()));
+        assert_eq!(first(3_000_000), Some(String::new()));
+        assert_eq!(first(5_000_000), Some("0-7".to_string()));
+        assert_eq!(Parameters::default().at(7), None);
+    }
+
+    /// Does it conform with shares that change, that are empty, and that the machine does not have?
+    #[test]
+    fn it_conforms_whatever_it_is_told() {
+        check_policy(&|seed| build(STEPS, seed).unwrap(), 24).unwrap();
+    }
+
+    /// Are steps out of order refused by name?
+    #[test]
+    fn steps_out_of_order_are_refused() {
+        let wrong = "steps = [{ from_ns = 5, shares = [] }, { from_ns = 5, shares = [] }]";
+        assert_eq!(Parameters::parse(wrong).unwrap_err(), "steps[1].from_ns: found 5, expected more than 5");
+        assert!(Parameters::parse("steps = [{ shares = ['7-3'] }]").unwrap_err().contains("7-3"));
+    }
+}

@@ -8,7 +8,7 @@ use cachemate_report::figure::{Axis, BarGroup, Bars};
 
 use super::isolation::{best_sum, chosen_sum, controls_unaffected, name, percent, recovered};
 use super::pairs::{Alone, CONTROLS, Measured, PAIRS, Pair, alone_by_colours, chosen_split, measure_pairs};
-use super::{COLOURS, decided_by, job, on_chip, tell};
+use super::{COLOURS, Pace, decided_by, job, on_chip, tell};
 use crate::setup::Workload;
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
@@ -31,34 +31,36 @@ struct Study {
 }
 
 fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let scale = context.pick(30_000, 10_000);
+    let pace = context
+        .pick(Pace { scale: 30_000, warm_up_cycles: 3_000_000 }, Pace { scale: 15_000, warm_up_cycles: 8_000_000 });
     let controls: &[Pair] = context.pick(&CONTROLS[..1], &CONTROLS);
-    let with = study(context, true, scale)?;
-    let without = study(context, false, scale)?;
-    let control_by_seed = measure_pairs(context, controls, &[], true, scale)?;
+    let with = study(context, true, pace)?;
+    let without = study(context, false, pace)?;
+    let control_by_seed = measure_pairs(context, controls, &[], true, pace)?;
     let mut findings = vec![
-        best_sum(context, &with.by_seed, scale),
-        chosen_sum(context, &with.by_seed, &with.offline, scale),
-        recovered(context, &with.by_seed, scale),
-        controls_unaffected(context, &control_by_seed, scale),
-        stalls_against_misses(context, &with, scale),
+        best_sum(context, &with.by_seed, pace),
+        chosen_sum(context, &with.by_seed, &with.offline, pace),
+        recovered(context, &with.by_seed, pace),
+        controls_unaffected(context, &control_by_seed, pace),
+        stalls_against_misses(context, &with, pace),
     ];
-    findings.extend(online_against_best(context, &with, "L3 on", scale));
-    findings.extend(online_against_best(context, &without, "L3 off", scale));
+    findings.extend(online_against_best(context, &with, "L3 on", pace));
+    findings.extend(online_against_best(context, &without, "L3 off", pace));
     Ok(findings)
 }
 
-fn study(context: &Context<'_>, l3: bool, scale: u64) -> Result<Study, ReproError> {
+fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproError> {
     let splits: Vec<u32> = context.pick(vec![4, 8, 12], (1..COLOURS).collect());
-    let pairs: &[Pair] = context.pick(&[PAIRS[2], PAIRS[4]], &PAIRS);
+    let few: &[Pair] = if l3 { &[PAIRS[2], PAIRS[4]] } else { &PAIRS[4..5] };
+    let pairs: &[Pair] = context.pick(few, &PAIRS);
     let colours: Vec<u32> = context.pick(vec![1, 4, 8, 12, COLOURS], (1..=COLOURS).collect());
-    let by_seed = measure_pairs(context, pairs, &splits, l3, scale)?;
+    let by_seed = measure_pairs(context, pairs, &splits, l3, pace)?;
     let seed = context.seeds[0];
     let programs: Vec<(&'static str, u64)> =
         pairs.iter().flat_map(|pair| [(pair.0, seed), (pair.1, seed + 1_000)]).collect();
-    let mut alone = alone_by_colours(context, &programs, &colours, l3, scale, seed)?.into_iter();
+    let mut alone = alone_by_colours(context, &programs, &colours, l3, pace, seed)?.into_iter();
     let alone: Vec<[Alone; 2]> = std::iter::from_fn(|| Some([alone.next()?, alone.next()?])).collect();
-    let on = |pair: Pair, seed: u64| on_chip(vec![job(pair.0, seed), job(pair.1, seed + 1_000)], 2, l3, scale, seed);
+    let on = |pair: Pair, seed: u64| on_chip(vec![job(pair.0, seed), job(pair.1, seed + 1_000)], 2, l3, pace, seed);
     let offline = pairs
         .iter()
         .zip(&alone)
@@ -70,18 +72,18 @@ fn study(context: &Context<'_>, l3: bool, scale: u64) -> Result<Study, ReproErro
         .collect::<Result<Vec<_>, ReproError>>()?;
     let runs: Vec<(u64, usize)> =
         context.seeds.iter().flat_map(|&seed| (0..pairs.len()).map(move |at| (seed, at))).collect();
+    let (entries, cycles) = context.pick((20_000, 12_000_000), (163_840, 40_000_000));
     let chosen = context.run_all(&runs, |&(seed, at)| {
         tell(context, &format!("{} online", name(pairs[at])), seed);
-        Ok(by_seed[0][at].nearest(chosen_online(&on(pairs[at], seed)?, context.pick(40_000, 163_840))?))
+        Ok(by_seed[0][at].nearest(chosen_online(&on(pairs[at], seed)?, entries, cycles)?))
     })?;
     let online = chosen.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
     Ok(Study { by_seed, alone, offline, online })
 }
 
 /// Colours of the first program once both were traced, or `None` = left shared.
-fn chosen_online(workload: &Workload, entries: u64) -> Result<Option<u32>, ReproError> {
-    let managed =
-        workload.clone().lasting(0, ONLINE_CYCLES).managed(sizing(workload, entries, "judge_windows = 0")?)?;
+fn chosen_online(workload: &Workload, entries: u64, cycles: u64) -> Result<Option<u32>, ReproError> {
+    let managed = workload.clone().lasting(0, cycles).managed(sizing(workload, entries, "judge_windows = 0")?)?;
     let Some(last) = managed.records.last() else { return Ok(None) };
     let of = |process: u32| {
         let shares = &last.decision.plan.shares;
@@ -95,8 +97,6 @@ fn chosen_online(workload: &Workload, entries: u64) -> Result<Option<u32>, Repro
     })
 }
 
-/// Both traces and a few windows: a program that misses the L1 once in 30 instructions logs 160 k misses in five million.
-const ONLINE_CYCLES: u64 = 60_000_000;
 const WINDOW_CYCLES: u64 = 500_000;
 
 /// The sizing policy with RapidMRC curves. Counts in a plan are scaled like times; the cache is not, and so the log.
@@ -137,7 +137,7 @@ fn gain(pair: &Measured, first: Option<u32>) -> f64 {
     percent(pair.weighted_speedup(&rates) / pair.weighted_speedup(&pair.shared) - 1.0)
 }
 
-fn stalls_against_misses(context: &Context<'_>, study: &Study, scale: u64) -> Finding {
+fn stalls_against_misses(context: &Context<'_>, study: &Study, pace: Pace) -> Finding {
     let kinds: [(&str, fn(&Alone) -> Vec<f64>); 4] = [
         ("stalls per instruction", |alone| alone.stalls_per_kilo_instr.clone()),
         ("misses per instruction", |alone| alone.space.misses_per_kilo_instr.clone()),
@@ -176,12 +176,12 @@ fn stalls_against_misses(context: &Context<'_>, study: &Study, scale: u64) -> Fi
         &per_seed,
     )
     .points(points)
-    .time_scale(scale as f64)
+    .time_scale(pace.scale as f64)
     .note(note)
 }
 
 /// RM-4: how near the online choice is to the best one, and what of the offline gain it has.
-fn online_against_best(context: &Context<'_>, study: &Study, where_: &str, scale: u64) -> Vec<Finding> {
+fn online_against_best(context: &Context<'_>, study: &Study, where_: &str, pace: Pace) -> Vec<Finding> {
     let best = |pair: &Measured| {
         let splits = pair.splits.iter().map(|(first, _)| gain(pair, Some(*first)));
         // Left shared is a choice too: it gains nothing and loses nothing.
@@ -217,7 +217,7 @@ fn online_against_best(context: &Context<'_>, study: &Study, where_: &str, scale
             &per_seed(&near),
         )
         .points(points)
-        .time_scale(scale as f64)
+        .time_scale(pace.scale as f64)
         .note(
             "Objective everywhere: the sum of speeds over those alone. Online: traced while the pair shares the cache, sized \
              by the policy, cycles by the stall per miss measured meanwhile; judged by the measured runs at that split. \
@@ -232,7 +232,7 @@ fn online_against_best(context: &Context<'_>, study: &Study, where_: &str, scale
             Bar::AtLeast { bar: 90.0, paper_best: Some(100.0) },
             &per_seed(&share),
         )
-        .time_scale(scale as f64),
+        .time_scale(pace.scale as f64),
     ]
 }
 

@@ -3,8 +3,8 @@
 
 use cachemate_report::figure::{Axis, BarGroup, Bars, Chart, Point, Reference, Series};
 
-use super::COLOURS;
 use super::pairs::{Measured, Pair};
+use super::{COLOURS, Pace};
 use crate::{Bar, Context, DataPoint, Figure, Finding, mean};
 
 pub(super) fn percent(share: f64) -> f64 {
@@ -31,7 +31,7 @@ fn gain_points(by_seed: &[Vec<Measured>]) -> Vec<DataPoint> {
     points
 }
 
-pub(super) fn best_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], scale: u64) -> Finding {
+pub(super) fn best_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: Pace) -> Finding {
     // One split per pair for all seeds: the mean over seeds, not the best of each.
     let sum = |seed: &[Measured], at: usize, place: usize| percent(seed[at].sum(&seed[at].splits[place].1));
     let mut best = (0, 0, f64::NEG_INFINITY);
@@ -52,8 +52,8 @@ pub(super) fn best_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], scale: 
         name(pair.pair),
         pair.splits[best.1].0,
         COLOURS - pair.splits[best.1].0,
-        super::MEASURED_CYCLES / scale / 1_000_000,
-        super::WARM_UP_CYCLES / 1_000_000,
+        super::MEASURED_CYCLES / pace.scale / 1_000_000,
+        pace.warm_up_cycles / 1_000_000,
     );
     let mut finding = Finding::new(
         "CP-2",
@@ -64,7 +64,7 @@ pub(super) fn best_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], scale: 
         &per_seed,
     )
     .points(gain_points(by_seed))
-    .time_scale(scale as f64)
+    .time_scale(pace.scale as f64)
     .note(note);
     for pair in 0..by_seed[0].len() {
         finding = finding.figure(pair_figure(by_seed, pair));
@@ -101,7 +101,7 @@ pub(super) fn chosen_sum(
     context: &Context<'_>,
     by_seed: &[Vec<Measured>],
     chosen: &[Option<u32>],
-    scale: u64,
+    pace: Pace,
 ) -> Finding {
     let sum = |pair: &Measured, first| pair.rates_at(first).map_or(f64::NAN, |rates| percent(pair.sum(&rates)));
     let worst = |pairs: &[Measured]| {
@@ -123,14 +123,14 @@ pub(super) fn chosen_sum(
         &per_seed,
     )
     .points(points.collect())
-    .time_scale(scale as f64)
+    .time_scale(pace.scale as f64)
     .note(
         "Chosen by the exact solver for weighted speed-up from curves of each program alone under the first seed, and \
          judged under all seeds; a pair stays shared (0) where the predictor sees less than 1 % in dividing.",
     )
 }
 
-pub(super) fn recovered(context: &Context<'_>, by_seed: &[Vec<Measured>], scale: u64) -> Finding {
+pub(super) fn recovered(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: Pace) -> Finding {
     let best = |pairs: &[Measured]| {
         let all = pairs.iter().flat_map(Measured::recovered);
         all.map(|(_, _, share)| percent(share)).fold(f64::NEG_INFINITY, f64::max)
@@ -184,12 +184,12 @@ pub(super) fn recovered(context: &Context<'_>, by_seed: &[Vec<Measured>], scale:
         &per_seed,
     )
     .points(points)
-    .time_scale(scale as f64)
+    .time_scale(pace.scale as f64)
     .note(note)
     .figure(figure)
 }
 
-pub(super) fn controls_unaffected(context: &Context<'_>, by_seed: &[Vec<Measured>], scale: u64) -> Finding {
+pub(super) fn controls_unaffected(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: Pace) -> Finding {
     let slowed = |pair: &Measured, which: usize| percent(1.0 - pair.shared[which] / pair.alone[which]);
     let worst = |pairs: &[Measured]| {
         let all = pairs.iter().flat_map(|pair| [slowed(pair, 0), slowed(pair, 1)]);
@@ -214,5 +214,5 @@ pub(super) fn controls_unaffected(context: &Context<'_>, by_seed: &[Vec<Measured
         &per_seed,
     )
     .points(points)
-    .time_scale(scale as f64)
+    .time_scale(pace.scale as f64)
 }

@@ -7,8 +7,10 @@
 mod choices;
 mod colours;
 mod isolation;
+mod mixes;
 mod pairs;
 mod resize;
+mod serve;
 
 use cachemate_core::{Level, Window};
 use cachemate_policy::policies;
@@ -23,19 +25,28 @@ use crate::{Context, Experiment, ReproError};
 pub(crate) const COLOURS: u32 = 16;
 /// One chip, one program to a core, memory for the largest mix (thesis 4.5: "we use only 1 chip of the system").
 const CHIP: &str = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
-/// Of the programs that fit the L3, the largest (art, 3.7 MB) has been through its data by then.
-const WARM_UP_CYCLES: u64 = 12_000_000;
 const MEASURED_CYCLES: u64 = 60_000_000_000;
+
+/// A warehouse and its client's buffers (TC 3.5.2 gives 25 MB).
+pub(crate) const WAREHOUSE_BYTES: u64 = 25_300_000;
+
+/// How long runs are.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Pace {
+    /// Divides the measured part.
+    pub scale: u64,
+    pub warm_up_cycles: u64,
+}
 
 /// See the index.
 pub fn experiments() -> Vec<Experiment> {
-    vec![colours::EXPERIMENT, choices::EXPERIMENT, resize::EXPERIMENT]
+    vec![colours::EXPERIMENT, choices::EXPERIMENT, resize::EXPERIMENT, serve::EXPERIMENT, mixes::EXPERIMENT]
 }
 
-/// Programs on the chip at a time scale. `cores` beyond the thesis's two are for more programs on the same cache.
-pub(crate) fn on_chip(jobs: Vec<Job>, cores: u32, l3: bool, scale: u64, seed: u64) -> Result<Workload, ReproError> {
-    let mut workload = Workload::on(CHIP, jobs, seed)?.lasting(WARM_UP_CYCLES, MEASURED_CYCLES / scale);
-    workload.options = SimOptions { scale, ..workload.options };
+/// Programs on the chip. `cores` beyond the thesis's two are for more programs on the same cache.
+pub(crate) fn on_chip(jobs: Vec<Job>, cores: u32, l3: bool, pace: Pace, seed: u64) -> Result<Workload, ReproError> {
+    let mut workload = Workload::on(CHIP, jobs, seed)?.lasting(pace.warm_up_cycles, MEASURED_CYCLES / pace.scale);
+    workload.options = SimOptions { scale: pace.scale, ..workload.options };
     let spec = &mut workload.machine;
     spec.cores_per_package = cores;
     spec.caches.iter_mut().filter(|cache| cache.level >= Level::L2).for_each(|cache| cache.shared_by_cores = cores);
@@ -50,6 +61,7 @@ pub(crate) fn job(name: &str, seed: u64) -> Job {
     let mut job = Job::new(name, seed);
     if name == "warehouses" {
         (job.options.threads, job.options.groups) = (Some(1), Some(1));
+        job.options.footprint_bytes = Some(WAREHOUSE_BYTES);
     }
     job
 }

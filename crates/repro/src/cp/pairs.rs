@@ -5,7 +5,7 @@ use cachemate_policy::partition::space::Space;
 use cachemate_policy::solvers::sizing::{Claim, Total, exact, total_cost};
 use cachemate_sim::results::{RunResults, StallCycles};
 
-use super::{COLOURS, job, on_chip, rates, split, tell, told};
+use super::{COLOURS, Pace, job, on_chip, rates, split, tell, told};
 use crate::setup::Workload;
 use crate::{Context, ReproError};
 
@@ -103,7 +103,7 @@ pub(crate) fn measure_pairs(
     pairs: &[Pair],
     splits: &[u32],
     l3: bool,
-    scale: u64,
+    pace: Pace,
 ) -> Result<Vec<Vec<Measured>>, ReproError> {
     let mut of_pair = vec![Run::Alone(0), Run::Alone(1), Run::Shared];
     of_pair.extend(splits.iter().map(|&first| Run::Split(first)));
@@ -115,7 +115,7 @@ pub(crate) fn measure_pairs(
     }
     let answers = context.run_all(&runs, |&(seed, (a, b), run)| {
         tell(context, &format!("{a}+{b} {run:?}"), seed);
-        run_one(&on_chip(vec![job(a, seed), job(b, seed + 1_000)], 2, l3, scale, seed)?, run)
+        run_one(&on_chip(vec![job(a, seed), job(b, seed + 1_000)], 2, l3, pace, seed)?, run)
     })?;
     let measured: Vec<Measured> = answers
         .chunks(of_pair.len())
@@ -144,14 +144,14 @@ pub(crate) fn alone_by_colours(
     programs: &[(&'static str, u64)],
     colours: &[u32],
     l3: bool,
-    scale: u64,
+    pace: Pace,
     seed: u64,
 ) -> Result<Vec<Alone>, ReproError> {
     let runs: Vec<((&'static str, u64), u32)> =
         programs.iter().flat_map(|&program| colours.iter().map(move |&colours| (program, colours))).collect();
     let answers = context.run_all(&runs, |&((program, job_seed), colours)| {
         tell(context, &format!("{program} alone with {colours} colours"), seed);
-        let workload = on_chip(vec![job(program, job_seed)], 2, l3, scale, seed)?;
+        let workload = on_chip(vec![job(program, job_seed)], 2, l3, pace, seed)?;
         let by = told(&workload, &[format!("0-{}", colours - 1)])?;
         let results = workload.managed(by)?.results;
         let kilo_instr = results.tasks.iter().map(|task| task.instructions).sum::<u64>().max(1) as f64 / 1000.0;
@@ -228,7 +228,7 @@ mod tests {
     /// Does the chosen split give space to whom it speeds up, and leave alone what it would not help?
     #[test]
     fn space_goes_to_whom_it_speeds_up() {
-        let workload = on_chip(Vec::new(), 2, true, 1_000, 1).unwrap();
+        let workload = on_chip(Vec::new(), 2, true, Pace { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
         let flat = filled_in(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
         let steep = filled_in(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
         assert_eq!(chosen_split(&workload, [&steep.space, &flat.space]), Some(15));

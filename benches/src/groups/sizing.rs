@@ -1,0 +1,47 @@
+//! Sizing partitions: 32 programs on 256 colours, by the exact solver and by lookahead.
+//!
+//! Promised are at most 50 ms (exact) and 1 ms (lookahead) for one deal: 0.00002 and 0.001 million deals a second. Curves
+//! are steep, flat, or fall off cliffs, from a seed; the two may deal differently.
+
+use super::{Group, Options};
+use crate::harness::{Clock, Contender, Row, compare};
+use cachemate_policy::rng::SplitMix64;
+use cachemate_policy::solvers::sizing::{Claim, Total, exact, lookahead};
+
+pub const GROUP: Group =
+    Group { name: "sizing", about: "dealing 256 colours to 32 programs: exact against lookahead", run };
+
+const PROGRAMS: usize = 32;
+const UNITS: u32 = 256;
+const DEALS: usize = 20;
+
+fn claims(seed: u64) -> Vec<Claim> {
+    let mut generator = SplitMix64::new(seed);
+    let claim = |_| {
+        let top = 5.0 + 60.0 * generator.unit();
+        let (cliff, kind) = (1 + generator.below(u64::from(UNITS)) as u32, generator.below(3));
+        let cost = |held: u32| match kind {
+            0 => top,
+            1 => top / (1.0 + f64::from(held) / 16.0),
+            _ if held < cliff => top,
+            _ => 0.1 * top,
+        };
+        let costs = (1..=UNITS).map(|held| cost(held) + 0.01 * generator.unit()).collect();
+        Claim { costs, at_least: 1 }
+    };
+    (0..PROGRAMS).map(claim).collect()
+}
+
+fn run(options: &Options) -> Vec<Row> {
+    let all: Vec<Vec<Claim>> = (0..DEALS as u64).map(claims).collect();
+    let sum = |deal: Vec<u32>| u64::from(deal.iter().enumerate().map(|(at, units)| at as u32 * units).sum::<u32>());
+    let by = |solve: fn(&[Claim]) -> Vec<u32>| {
+        let all = &all;
+        move || all.iter().map(|claims| sum(solve(claims))).sum()
+    };
+    let contenders = vec![
+        Contender::new("exact", by(|claims| exact(claims, UNITS, Total::Sum).expect("floors of one fit"))),
+        Contender::new("lookahead", by(|claims| lookahead(claims, UNITS).expect("floors of one fit"))).against(0, None),
+    ];
+    compare("sizing", "32 programs, 256 colours", DEALS, options.rounds, Clock::Thread, false, contenders)
+}

@@ -1,0 +1,279 @@
+//! One program is to do so much work a second for each client, with the smallest share that does it (thesis 4.6.4).
+//!
+//! Problem: a static share is too small when the load grows, or wastes space while it does not. Method: the program
+//! reports its work; a window in which its clients get less than the level makes its share grow by as much as is
+//! missing, one unit at least; after some windows that held, it gives one unit back, but never below what has failed
+//! before with as many clients. Everybody else shares the other units.
+//!
+//! Properties: no curve is needed; a size that failed is tried again only with fewer clients; while pages move nothing is
+//! concluded; without reported work nothing changes.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    CacheId, CacheShare, Decision, GroupId, IndexSet, Item, Member, Plan, Policy, ProcessId, Reason, TaskId, TaskSeen,
+    View, Window,
+};
+use serde::Deserialize;
+
+use super::static_partition::{Moving, in_units};
+use super::{dividable, movable, parameters};
+use crate::partition::units::{Divided, assign};
+
+/// See the page.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    pub window_ns: u64,
+    /// In order of arrival; 0 = the first process.
+    pub process: u32,
+    /// Work a second, in the program's own unit, for each thread that ran.
+    pub rate_per_s: f64,
+    /// Windows that must hold before a unit is given back; 0 = never.
+    pub shrink_after: u32,
+    /// At the start.
+    pub units: u32,
+    pub moving: Moving,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Parameters {
+            window_ns: 100_000_000,
+            process: 0,
+            rate_per_s: 0.0,
+            shrink_after: 3,
+            units: 1,
+            moving: Moving::All,
+        }
+    }
+}
+
+struct ServiceLevel {
+    parameters: Parameters,
+    processes: Vec<ProcessId>,
+    units: u32,
+    held_windows: u32,
+    /// By number of clients: the fewest units that have not failed.
+    serves: BTreeMap<usize, u32>,
+}
+
+/// What the program did in a window.
+struct Served {
+    clients: usize,
+    rate_per_s: f64,
+}
+
+impl Policy for ServiceLevel {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        for task in &view.seen.tasks {
+            if !self.processes.contains(&task.process) {
+                self.processes.push(task.process);
+            }
+        }
+        let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
+        let mut why = Vec::new();
+        let caches = dividable(view);
+        let process = self.processes.get(self.parameters.process as usize).copied();
+        let (Some(&(cache, divided)), Some(process)) = (caches.first(), process) else { return Decision { plan, why } };
+        let tasks: Vec<&TaskSeen> = movable(view).filter(|task| task.process == process).collect();
+        if tasks.is_empty() || self.parameters.rate_per_s <= 0.0 {
+            return Decision { plan, why };
+        }
+        self.resize(view, &tasks, &divided, &mut why);
+        plan.shares = self.shares(view, process, cache, &divided);
+        Decision { plan, why }
+    }
+}
+
+fn served(view: &View<'_>, tasks: &[&TaskSeen]) -> Option<Served> {
+    let ran = |task: &&&TaskSeen| task.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+    let work: Vec<f64> = tasks.iter().filter(ran).map(|task| task.progress).collect::<Option<_>>()?;
+    let seconds = view.seen.span.elapsed_ns as f64 / 1e9;
+    let clients = work.len();
+    let rate_per_s = work.iter().sum::<f64>() / clients as f64 / seconds;
+    rate_per_s.is_finite().then_some(Served { clients, rate_per_s })
+}
+
+impl ServiceLevel {
+    fn resize(&mut self, view: &View<'_>, tasks: &[&TaskSeen], divided: &Divided, why: &mut Vec<Reason>) {
+        let least = divided.at_least();
+        self.units = self.units.clamp(least, divided.units());
+        let moving = |item: &Item| matches!(item, Item::Share(..));
+        let unsettled = view.seen.in_force.pending.iter().any(|pending| moving(&pending.item));
+        // The share must have been in force for the window to say anything about it.
+        let in_force = view.before.shares.iter().any(|share| share.group == OWN);
+        let measured = tasks.iter().all(|task| !task.counts.0.is_empty());
+        let Some(served) = served(view, tasks).filter(|_| !unsettled && in_force && measured) else { return };
+        let serves = self.serves.entry(served.clients).or_insert(least);
+        let level = self.parameters.rate_per_s;
+        let before = self.units;
+        if served.rate_per_s < level {
+            *serves = (*serves).max((self.units + 1).min(divided.units()));
+            let missing = (level / served.rate_per_s.max(level / 16.0) - 1.0) * f64::from(self.units);
+            let grown = self.units + (libm::ceil(missing) as u32).max(1);
+            self.units = grown.max(*serves).min(divided.units());
+            self.held_windows = 0;
+        } else {
+            self.held_windows += 1;
+            let patient = self.parameters.shrink_after > 0 && self.held_windows >= self.parameters.shrink_after;
+            if patient && self.units > *serves {
+                self.units -= 1;
+                self.held_windows = 0;
+            }
+        }
+        if self.units != before {
+            let ids: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
+            let text = format!("{{0}} and its {} clients get {} units instead of {before}", served.clients, self.units);
+            let numbers = vec![("rate_per_s".to_string(), served.rate_per_s), ("level_per_s".to_string(), level)];
+            why.push(Reason { tasks: ids, text, numbers });
+        }
+    }
+
+    fn shares(&self, view: &View<'_>, process: ProcessId, cache: CacheId, divided: &Divided) -> Vec<CacheShare> {
+        let fixed = |process: ProcessId| view.seen.tasks.iter().any(|task| task.process == process && task.fixed);
+        let mut others: Vec<Member> = Vec::new();
+        for task in movable(view).filter(|task| task.process != process && !fixed(task.process)) {
+            if !others.contains(&Member::Process(task.process)) {
+                others.push(Member::Process(task.process));
+            }
+        }
+        let mut groups = vec![(OWN, vec![Member::Process(process)], self.units)];
+        let rest = divided.units() - self.units;
+        if !others.is_empty() && rest >= divided.at_least() && divided.groups_at_most() > 1 {
+            groups.push((OTHERS, others, rest));
+        }
+        let held = |group: GroupId| {
+            let share = view.before.shares.iter().find(|share| share.group == group);
+            share.map(super::cache_sizing::units_of).cloned().unwrap_or_default()
+        };
+        let now: Vec<IndexSet> = groups.iter().map(|(group, ..)| held(*group)).collect();
+        let sizes: Vec<u32> = groups.iter().map(|(.., units)| *units).collect();
+        let units = assign(&now, &sizes, divided);
+        let share = |((group, members, _), units)| CacheShare {
+            group,
+            members,
+            cache,
+            units: in_units(units, divided, self.parameters.moving.into()),
+        };
+        groups.into_iter().zip(units).map(share).collect()
+    }
+}
+
+const OWN: GroupId = GroupId(1);
+const OTHERS: GroupId = GroupId(0);
+
+/// See the registry.
+pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+    let parsed: Parameters = parameters(text)?;
+    if parsed.window_ns == 0 {
+        return Err("window_ns: found 0, expected 1 or more".to_string());
+    }
+    if !(parsed.rate_per_s.is_finite() && parsed.rate_per_s >= 0.0) {
+        return Err(format!("rate_per_s: found {}, expected a number from 0 up", parsed.rate_per_s));
+    }
+    let units = parsed.units;
+    let (processes, serves) = (Vec::new(), BTreeMap::new());
+    Ok(Box::new(ServiceLevel { parameters: parsed, processes, units, held_windows: 0, serves }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::check_policy;
+    use crate::yardstick::Yardstick;
+    use cachemate_core::*;
+
+    /// Runs windows in which each of `clients` gets `rate(units, clients)` a second; the units after each.
+    fn run(windows: &[usize], rate: fn(u32, usize) -> f64) -> Vec<u32> {
+        let mut policy = build("window_ns = 1000000000\nrate_per_s = 100.0\nunits = 4", 1).unwrap();
+        let cache = Cache {
+            id: CacheId(0),
+            level: Level::L2,
+            cpus: (0..4).collect(),
+            last_level: true,
+            size_bytes: Some(1 << 20),
+            ways: None,
+            line_bytes: None,
+        };
+        let topology = Topology { cpus: Vec::new(), caches: vec![cache] };
+        let colours = Partition::Colours { colours: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
+        let capabilities = Capabilities {
+            abilities: Default::default(),
+            partitions: vec![(CacheId(0), colours)],
+            shortest_window_ns: 1,
+            shortest_slice_ns: None,
+        };
+        let mut before = Plan::idle(Window::Time { ns: 1 });
+        let mut units = 4;
+        let mut all = Vec::new();
+        for (window, &clients) in windows.iter().enumerate() {
+            let ran = Reading { event: Event::Instructions, count: 1, counted_share: 1.0 };
+            let task = |at: usize| TaskSeen {
+                task: TaskId(at as u32),
+                process: ProcessId(0),
+                name: "served".to_string(),
+                arrived_ns: 0,
+                exited: false,
+                fixed: false,
+                goal: None,
+                cpu: None,
+                on_cpu_ns: if at < clients { vec![(CpuId(at as u32), 9)] } else { Vec::new() },
+                runnable_wait_ns: None,
+                counts: Counts(vec![ran]),
+                progress: Some(if at < clients { rate(units, clients) } else { 0.0 }),
+                pages_per_colour: None,
+            };
+            let seen = Observation {
+                window: window as u64,
+                span: Span { start_ns: 0, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
+                ended: WindowEnd::Elapsed,
+                tasks: (0..4).map(task).collect(),
+                places: Vec::new(),
+                answers: Vec::new(),
+                in_force: Applied::default(),
+            };
+            let predictor = Yardstick { miss_penalty_cycles: 100.0 };
+            let view = View {
+                topology: &topology,
+                capabilities: &capabilities,
+                seen: &seen,
+                profiles: &Profiles::new(),
+                before: &before,
+                predictor: &predictor,
+            };
+            before = policy.decide(&view).plan;
+            units = super::super::cache_sizing::units_of(&before.shares[0]).count();
+            all.push(units);
+        }
+        all
+    }
+
+    /// Does the share shrink to what serves two clients, grow when two more come, and shrink back when they leave?
+    #[test]
+    fn the_share_follows_the_load() {
+        let rate = |units: u32, clients: usize| 40.0 * f64::from(units) / clients as f64 + 20.0;
+        // Two clients need 4 units (100 a second), four need 8.
+        let windows = [vec![2; 14], vec![4; 14], vec![2; 30]].concat();
+        let units = run(&windows, rate);
+        assert_eq!(units[13], 4, "{units:?}");
+        assert_eq!(units[27], 8, "{units:?}");
+        assert_eq!(units[57], 4, "{units:?}");
+        // A size that failed with as many clients is not tried again.
+        let failed = units.windows(2).filter(|pair| pair[0] == 4 && pair[1] == 3).count();
+        assert_eq!(failed, 1, "{units:?}");
+    }
+
+    /// Does it conform with a level that some programs reach and others do not?
+    #[test]
+    fn it_conforms() {
+        check_policy(&|seed| build("rate_per_s = 1000.0", seed).unwrap(), 24).unwrap();
+    }
+
+    /// Are parameters that mean nothing refused?
+    #[test]
+    fn wrong_parameters_are_refused() {
+        assert!(build("rate_per_s = -1.0", 1).err().unwrap().contains("rate_per_s"));
+        assert!(build("window_ns = 0", 1).err().unwrap().contains("window_ns"));
+    }
+}

@@ -1,0 +1,235 @@
+//! "multi": four and eight programs on one cache, sized online, against sharing it and against the best sizes known
+//! offline (issue's extension of thesis 5.7 to more than two programs).
+
+use std::collections::BTreeMap;
+
+use cachemate_core::Units;
+use cachemate_policy::rng::SplitMix64;
+use cachemate_policy::solvers::sizing::{Claim, Total, exact};
+use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
+use cachemate_sim::metrics::weighted_speedup;
+
+use super::choices::sizing;
+use super::pairs::{Alone, alone_by_colours};
+use super::{COLOURS, Pace, job, on_chip, rates, tell, told};
+use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    ids: &["MULTI"],
+    what: "four and eight programs on one cache, sized online",
+    full_minutes: 7.0,
+    run: measure,
+};
+
+/// Mixes are drawn from these: the thesis's programs of chapter 4.
+const PROGRAMS: [&str; 12] =
+    ["mcf", "art", "vortex", "ammp", "applu", "twolf", "gzip", "vpr", "swim", "equake", "parser", "crafty"];
+/// Curves and decisions are in by then: traces are taken one after the other.
+const WARM_UP_CYCLES_PER_PROGRAM: u64 = 5_000_000;
+/// Almost three times the lines of the L2; the thesis's ten times would take as much longer with eight programs.
+const TRACE_ENTRIES: u64 = 40_000;
+
+/// Weighted speed-ups of one mix.
+struct Mix {
+    programs: Vec<usize>,
+    shared: f64,
+    offline: f64,
+    online: f64,
+    online_shares: String,
+}
+
+impl Mix {
+    fn gain(&self) -> f64 {
+        100.0 * (self.online / self.shared - 1.0)
+    }
+    /// Of the best known: sizes from curves of each program alone, or sharing.
+    fn short_of_best(&self) -> f64 {
+        100.0 * (1.0 - self.online / self.offline.max(self.shared))
+    }
+    fn name(&self) -> String {
+        self.programs.iter().map(|&at| PROGRAMS[at]).collect::<Vec<_>>().join("+")
+    }
+}
+
+fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
+    let mut left: Vec<usize> = (0..PROGRAMS.len()).collect();
+    let mut drawn: Vec<usize> =
+        (0..count).map(|_| left.swap_remove(generator.below(left.len() as u64) as usize)).collect();
+    drawn.sort_unstable();
+    drawn
+}
+
+/// The best deal of all colours for weighted speed-up, as index lists side by side.
+fn best_shares(alone: &[&Alone]) -> Vec<String> {
+    let claim = |alone: &&Alone| {
+        let all = alone.space.whole_cycles();
+        Claim { costs: alone.space.cycles_per_instr.iter().map(|cycles| -all / cycles).collect(), at_least: 1 }
+    };
+    let claims: Vec<Claim> = alone.iter().map(claim).collect();
+    let deal = exact(&claims, COLOURS, Total::Sum).expect("at most eight programs on sixteen colours");
+    let mut next = 0;
+    let share = |units: u32| {
+        next += units;
+        format!("{}-{}", next - units, next - 1)
+    };
+    deal.into_iter().map(share).collect()
+}
+
+fn run_mix(programs: &[usize], alone: &BTreeMap<usize, Alone>, pace: Pace, seed: u64) -> Result<Mix, ReproError> {
+    let jobs = programs.iter().map(|&at| job(PROGRAMS[at], 1)).collect();
+    let mut workload = on_chip(jobs, programs.len() as u32, true, pace, seed)?;
+    workload.warm_up_cycles = pace.warm_up_cycles.min(WARM_UP_CYCLES_PER_PROGRAM) * programs.len() as u64;
+    let of: Vec<&Alone> = programs.iter().map(|at| &alone[at]).collect();
+    let solo: Vec<f64> = of.iter().map(|alone| 1.0 / alone.space.whole_cycles()).collect();
+    let speedup = |results| weighted_speedup(&rates(results), &solo).unwrap_or(f64::NAN);
+    let shared = workload.unmanaged()?;
+    let offline = workload.managed(told(&workload, &best_shares(&of))?)?;
+    let online = workload.managed(sizing(&workload, TRACE_ENTRIES, "")?)?;
+    let last = online.records.last().map(|record| &record.decision.plan.shares);
+    let shares = last.into_iter().flatten().map(|share| match &share.units {
+        Units::Colours { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),
+        Units::Ways { mask } => format!("{} ways", mask.count()),
+    });
+    Ok(Mix {
+        programs: programs.to_vec(),
+        shared: speedup(&shared),
+        offline: speedup(&offline.results),
+        online: speedup(&online.results),
+        online_shares: shares.collect::<Vec<_>>().join(", "),
+    })
+}
+
+fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let pace = context
+        .pick(Pace { scale: 40_000, warm_up_cycles: 3_000_000 }, Pace { scale: 15_000, warm_up_cycles: 8_000_000 });
+    let colours: Vec<u32> = context.pick(vec![1, 4, COLOURS], (1..=COLOURS).collect());
+    // Mixes of four and of eight, over all seeds together.
+    let counts = context.pick([(4, 1), (8, 0)], [(4, 32), (8, 18)]);
+    let mut mixes: Vec<(u64, Vec<usize>)> = Vec::new();
+    for (count, mixes_of_it) in counts {
+        for nth in 0..mixes_of_it {
+            let seed = context.seeds[nth % context.seeds.len()];
+            let mut generator = SplitMix64::new(seed.wrapping_mul(1_000_003) + (count * 1_000 + nth) as u64);
+            mixes.push((seed, draw(&mut generator, count)));
+        }
+    }
+    let needed: Vec<usize> =
+        (0..PROGRAMS.len()).filter(|at| mixes.iter().any(|(_, programs)| programs.contains(at))).collect();
+    let programs: Vec<(&'static str, u64)> = needed.iter().map(|&at| (PROGRAMS[at], 1)).collect();
+    let measured = alone_by_colours(context, &programs, &colours, true, pace, context.seeds[0])?;
+    let alone: BTreeMap<usize, Alone> = needed.into_iter().zip(measured).collect();
+    let all = context.run_all(&mixes, |(seed, programs)| {
+        tell(context, &format!("{} programs", programs.len()), *seed);
+        run_mix(programs, &alone, pace, *seed)
+    })?;
+    Ok(findings(context, &mixes, &all, pace))
+}
+
+fn findings(context: &Context<'_>, mixes: &[(u64, Vec<usize>)], all: &[Mix], pace: Pace) -> Vec<Finding> {
+    let per_seed = |of: &dyn Fn(&[&Mix]) -> f64| -> Vec<(u64, f64)> {
+        let seeds = context.seeds.iter().map(|&seed| {
+            let own: Vec<&Mix> = mixes.iter().zip(all).filter(|((at, _), _)| *at == seed).map(|(_, mix)| mix).collect();
+            (seed, own)
+        });
+        seeds.filter(|(_, own)| !own.is_empty()).map(|(seed, own)| (seed, of(&own))).collect()
+    };
+    let mean_of = |mixes: &[&Mix], of: fn(&Mix) -> f64| mean(&mixes.iter().map(|mix| of(mix)).collect::<Vec<_>>());
+    let worst = all.iter().map(Mix::gain).fold(f64::INFINITY, f64::min);
+    let worst_short = all.iter().map(Mix::short_of_best).fold(f64::NEG_INFINITY, f64::max);
+    let worse = all.iter().filter(|mix| mix.gain() < -1.0).map(|mix| format!("{} ({:+.1} %)", mix.name(), mix.gain()));
+    let worse: Vec<String> = worse.collect();
+    let points = all.iter().flat_map(|mix| {
+        let gain = |value: f64| [100.0 * (value / mix.shared - 1.0)];
+        [
+            DataPoint::over("online", format!("{} [{}]", mix.name(), mix.online_shares), &gain(mix.online)),
+            DataPoint::over("offline", mix.name(), &gain(mix.offline)),
+        ]
+    });
+    let points: Vec<DataPoint> = points.collect();
+    let note = format!(
+        "{} mixes of four and eight from twelve programs, one chip with as many cores, objective weighted speed-up, L3 on. \
+         Best = the better of sharing and of the exact solver's sizes from curves of each program alone, as measured. Worst \
+         gain {worst:+.1} %, farthest from the best {worst_short:.1} %. Worse than -1 %: {}.",
+        all.len(),
+        if worse.is_empty() { "none".to_string() } else { worse.join(", ") },
+    );
+    let scaled = |finding: Finding| finding.time_scale(pace.scale as f64);
+    vec![
+        scaled(
+            Finding::new(
+                "MULTI",
+                "short of the best sizes known, mean over mixes",
+                "not in the papers",
+                "%",
+                Bar::AtMost { bar: 2.0, paper_best: None },
+                &per_seed(&|own| mean_of(own, Mix::short_of_best)),
+            )
+            .points(points)
+            .note(note)
+            .figure(figure(all)),
+        ),
+        scaled(Finding::new(
+            "MULTI",
+            "gain over the shared cache, mean over mixes",
+            "not in the papers",
+            "%",
+            Bar::AtLeast { bar: 0.0, paper_best: None },
+            &per_seed(&|own| mean_of(own, Mix::gain)),
+        )),
+        scaled(Finding::new(
+            "MULTI",
+            "gain over the shared cache, worst mix",
+            "not in the papers",
+            "%",
+            Bar::AtLeast { bar: -1.0, paper_best: None },
+            // The worst of all mixes, not the mean of the seeds' worst.
+            &[(context.seeds[0], worst)],
+        )),
+    ]
+}
+
+fn figure(all: &[Mix]) -> Figure {
+    let series = |count: usize| {
+        let of = all.iter().filter(|mix| mix.programs.len() == count);
+        let point = |mix: &Mix| Point {
+            title: Some(mix.name()),
+            ..Point::new(100.0 * (mix.offline / mix.shared - 1.0), mix.gain())
+        };
+        let name = format!("{count} programs");
+        Series { name, points: of.map(point).collect(), mark: Mark::Points, ..Series::default() }
+    };
+    let chart = Chart {
+        title: "Weighted speed-up over sharing: sized online against sized offline".to_string(),
+        x: Axis::linear("gain of the sizes known offline, %"),
+        y: Axis::linear("gain of the sizes found online, %"),
+        series: vec![series(4), series(8)],
+        references: vec![Reference::Y { label: "shared".to_string(), at: 0.0 }],
+        ..Chart::default()
+    };
+    Figure { name: "multi-mixes".to_string(), title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are mixes drawn without copies, and the same from the same seed?
+    #[test]
+    fn mixes_are_drawn_without_copies() {
+        for count in [4, 8] {
+            let mix = draw(&mut SplitMix64::new(7), count);
+            assert_eq!(mix, draw(&mut SplitMix64::new(7), count));
+            assert!(mix.windows(2).all(|pair| pair[0] < pair[1]) && mix.len() == count);
+        }
+    }
+
+    /// Is a mix compared with the better of sharing and of what is known offline?
+    #[test]
+    fn the_best_known_is_the_better_of_two() {
+        let mix =
+            |shared, offline, online| Mix { programs: vec![0], shared, offline, online, online_shares: String::new() };
+        assert!((mix(2.0, 2.5, 2.0).short_of_best() - 20.0).abs() < 1e-9);
+        assert_eq!(mix(2.0, 1.5, 2.0).short_of_best(), 0.0);
+        assert!((mix(2.0, 1.5, 2.2).gain() - 10.0).abs() < 1e-9);
+    }
+}

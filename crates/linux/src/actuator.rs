@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use cachemate_core::{CpuSet, Item, Plan, Refused, RefusedBecause};
 
 use crate::guardian::Guardian;
-use crate::journal::{Change, Journal, JournalError, Object, State};
-use crate::kernel::Kernel;
-use crate::restore::{Restored, read_state, restore, write_state};
+use crate::journal::{Change, Held, Journal, JournalError, Object, SameOf, State};
+use crate::kernel::{Kernel, ThreadKey};
+use crate::restore::{Outcome, Restored, heir, read_state, restore, write_state};
 use crate::tasks::Managed;
 
 /// One change, with the line of the plan that asks for it.
@@ -177,26 +177,87 @@ impl Actuator {
         }
     }
 
-    /// Threads that were born under a mask or nice value of ours inherited it: their original is their ancestor's. To
-    /// be called with the tasks that are new since the last look, in order of arrival.
+    /// Writes the originals of what somebody else is going to change between known states (the gangs' runner, a probe),
+    /// and sees that the guardian stands. Objects that cannot be read are left out: nobody may change them.
+    ///
+    /// # Errors
+    /// As for every change: nothing may be changed then.
+    pub fn promise(&mut self, kernel: &dyn Kernel, wanted: &[Wanted]) -> Result<(), JournalError> {
+        let change = |want: &Wanted| {
+            let now = read_state(kernel, &want.object).ok()?;
+            Some(Change { object: want.object.clone(), now, wanted: want.state.clone() })
+        };
+        let changes: Vec<Change> = wanted.iter().filter_map(change).collect();
+        self.arm(kernel)?.before(&changes)
+    }
+
+    /// Sees that the guardian stands, where anything has been changed.
+    ///
+    /// # Errors
+    /// It was gone and no other could be started.
+    pub fn keep_guarded(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
+        if self.armed.is_some() { self.arm(kernel).map(|_| ()) } else { Ok(()) }
+    }
+
+    /// Puts back what concerns these threads, which are managed no longer.
+    ///
+    /// # Errors
+    /// The journal could not be written anew; nothing is lost.
+    pub fn release(&mut self, kernel: &dyn Kernel, threads: &[ThreadKey]) -> Result<Vec<Restored>, JournalError> {
+        let Some((journal, _)) = &mut self.armed else { return Ok(Vec::new()) };
+        let theirs = |object: &Object| object.thread().is_some_and(|thread| threads.contains(&thread));
+        let held: BTreeMap<_, _> =
+            journal.held().iter().filter(|(object, _)| theirs(object)).map(|(o, h)| (o.clone(), h.clone())).collect();
+        let account = restore(kernel, &held);
+        let failed: Vec<&Object> =
+            account.iter().filter(|line| matches!(line.outcome, Outcome::Failed(_))).map(|line| &line.object).collect();
+        self.last.retain(|object, _| !theirs(object));
+        journal.retain(|object| !theirs(object) || failed.contains(&object))?;
+        Ok(account)
+    }
+
+    /// Threads that were born under a mask, nice value or policy of ours inherited it. Those that are managed keep the
+    /// mask until the next plan, with their ancestor's original in the journal; a waiting gang member's idle policy, and
+    /// everything that a program inherited which is not managed, is put right at once.
     ///
     /// # Errors
     /// The journal cannot be written; the threads keep what they inherited, and the next look tries again.
-    pub fn adopt_heirs(&mut self, kernel: &dyn Kernel, new: &[&Managed]) -> Result<(), JournalError> {
+    pub fn tend_heirs(
+        &mut self,
+        kernel: &dyn Kernel,
+        new: &[&Managed],
+        strangers: &[(i32, i32)],
+    ) -> Result<(), JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
+        let mut estates: BTreeMap<i32, Vec<(SameOf, Held)>> = BTreeMap::new();
+        for (ancestor, held) in journal.held() {
+            if let Some((pid, of)) = ancestor.inherited() {
+                estates.entry(pid).or_default().push((of, held.clone()));
+            }
+        }
+        let estate = |pids: [i32; 2]| {
+            pids.into_iter().flat_map(|pid| estates.get(&pid).into_iter().flatten()).collect::<Vec<_>>()
+        };
         for task in new {
-            let held: Vec<_> = journal.held().iter().map(|(object, held)| (object.clone(), held.clone())).collect();
-            for (ancestor, held) in held {
-                let Some((_, of)) = ancestor.inherited().filter(|(pid, _)| *pid == task.pid || *pid == task.parent)
-                else {
-                    continue;
-                };
+            for (of, held) in estate([task.pid, task.parent]) {
                 let object = of(task.pid, task.thread);
+                if journal.held().contains_key(&object) {
+                    continue;
+                }
                 let inherited = |now: &State| held.ours.contains(now) && held.original != *now;
-                if let Some(now) = read_state(kernel, &object).ok().filter(inherited)
-                    && !journal.held().contains_key(&object)
-                {
-                    journal.before(&[Change { object, now: held.original, wanted: now }])?;
+                let Some(now) = read_state(kernel, &object).ok().filter(inherited) else { continue };
+                journal.before(&[Change { object: object.clone(), now: held.original.clone(), wanted: now }])?;
+                if matches!(object, Object::Policy { .. }) {
+                    // A thread that is gone meanwhile needs nothing.
+                    let _ = write_state(kernel, &object, &held.original);
+                }
+            }
+        }
+        for &(pid, parent) in strangers {
+            for tid in kernel.threads(pid).unwrap_or_default() {
+                let Ok(stat) = kernel.stat(tid) else { continue };
+                for (of, held) in estate([parent, pid]) {
+                    heir(kernel, of(pid, stat.key), held);
                 }
             }
         }
@@ -221,7 +282,7 @@ impl Actuator {
         let Some((journal, guardian)) = self.armed.take() else { return Ok(Vec::new()) };
         let account = restore(kernel, journal.held());
         self.last.clear();
-        if !account.iter().any(|restored| matches!(restored.outcome, crate::restore::Outcome::Failed(_))) {
+        if !account.iter().any(|restored| matches!(restored.outcome, Outcome::Failed(_))) {
             journal.remove()?;
         }
         // A guardian that is gone already cannot be told, and has nothing left to do.
@@ -353,9 +414,54 @@ mod tests {
         step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
         host.thread(8, 8, 5, "1");
         tasks.look(&host, &[Rule { action: Action::Manage(None), ..Rule::default() }], 1).unwrap();
-        actuator.adopt_heirs(&host, &tasks.all()).unwrap();
+        actuator.tend_heirs(&host, &tasks.all(), &[]).unwrap();
         step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
         assert_eq!(masks(&host), ["1", "0-3"]);
+        actuator.put_back(&host).unwrap();
+        assert_eq!(masks(&host), ["0-3", "0-3"]);
+    }
+
+    /// Is a child that is not managed freed of what it inherited, and a waiting member's child of its idleness?
+    #[test]
+    fn children_do_not_keep_what_is_not_theirs() {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, mut tasks) = host_with(&[5]);
+        let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+        step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+        let key = tasks.all()[0].thread;
+        let idle =
+            Wanted { item: Item::Gangs(0), object: Object::Policy { pid: 5, thread: key }, state: State::Policy(5) };
+        actuator.promise(&host, &[idle]).unwrap();
+        assert_eq!(host.threads.borrow()[&5].policy, 0, "a promise changes nothing");
+        for tid in [8, 9] {
+            host.thread(tid, tid, 5, "1");
+            host.threads.borrow_mut().get_mut(&tid).unwrap().policy = 5;
+        }
+        tasks.look(&host, &[Rule { pid: Some(8), action: Action::Manage(None), ..Rule::default() }], 1).unwrap();
+        let new: Vec<&Managed> = tasks.all().into_iter().filter(|task| task.pid == 8).collect();
+        assert_eq!((new.len(), tasks.strangers()), (1, &[(9, 5)][..]));
+        actuator.tend_heirs(&host, &new, tasks.strangers()).unwrap();
+        let seen: Vec<(u32, String)> = [8, 9]
+            .iter()
+            .map(|tid| (host.threads.borrow()[tid].policy, host.threads.borrow()[tid].cpus.to_string()))
+            .collect();
+        assert_eq!(seen, [(0, "1".to_string()), (0, "0-3".to_string())]);
+        actuator.put_back(&host).unwrap();
+        assert_eq!(masks(&host), ["0-3", "0-3", "0-3"]);
+    }
+
+    /// Is a thread that is managed no longer put back alone, and nobody else?
+    #[test]
+    fn released_threads_are_put_back_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, mut tasks) = host_with(&[5, 6]);
+        let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+        step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
+        let only_six = [Rule { pid: Some(6), action: Action::Manage(None), ..Rule::default() }];
+        let gone: Vec<ThreadKey> = tasks.reexamine(&host, &only_six).iter().map(|task| task.thread).collect();
+        actuator.release(&host, &gone).unwrap();
+        assert_eq!(masks(&host), ["0-3", "2"]);
+        assert_eq!(tasks.all().len(), 1);
         actuator.put_back(&host).unwrap();
         assert_eq!(masks(&host), ["0-3", "0-3"]);
     }

@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::journal::{self, JournalError, Recovered};
 use crate::kernel::Kernel;
@@ -97,7 +98,15 @@ pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<Vec<Restored>, Jou
     if said.ends_with(ALL_RESTORED) {
         return Ok(Vec::new());
     }
-    restore_left_behind(kernel, state_dir)
+    // A daemon that has started since restores before it does anything else; what stands in the journal then is its
+    // own. The dead daemon's lock may outlive its pipe by a moment.
+    for _ in 0..20 {
+        if let Some(_lock) = Lock::daemon(state_dir)? {
+            return restore_left_behind(kernel, state_dir);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(Vec::new())
 }
 
 fn ignore_terminal_signals() {
@@ -120,6 +129,21 @@ impl Lock {
     /// The file cannot be opened or locked.
     pub fn daemon(state_dir: &Path) -> Result<Option<Self>, JournalError> {
         Self::take(&state_dir.join("daemon.lock"), rustix::fs::FlockOperation::NonBlockingLockExclusive)
+    }
+
+    /// Takes the daemon's lock, waiting a while for a guardian that is just restoring; `None` = a daemon runs.
+    ///
+    /// # Errors
+    /// The file cannot be opened or locked.
+    pub fn daemon_after(state_dir: &Path, patience: Duration) -> Result<Option<Self>, JournalError> {
+        let until = Instant::now() + patience;
+        loop {
+            let lock = Self::daemon(state_dir)?;
+            if lock.is_some() || Instant::now() >= until {
+                return Ok(lock);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Waits for the restore lock: restores of one state directory come one after the other.

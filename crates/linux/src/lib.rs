@@ -3,12 +3,17 @@
 
 pub mod actuator;
 pub mod counters;
+pub mod cpusets;
 pub mod gangs;
 pub mod guardian;
 pub mod journal;
 pub mod kernel;
+pub mod ladder;
 pub mod machine;
+pub mod pressure;
 pub mod probes;
+mod probing;
+pub mod progress;
 pub mod restore;
 pub mod rules;
 pub mod tasks;

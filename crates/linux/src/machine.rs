@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    Applied, Capabilities, Counts, CpuSet, Event, Gang, GangSchedule, Item, Machine, MachineError, Observation, Plan,
-    Reading, Refused, RefusedBecause, Span, TaskId, TaskSeen, Topology, Window, WindowEnd,
+    Answer, Applied, Capabilities, Counts, CpuId, CpuSet, Event, Evidence, Gang, GangSchedule, Item, Machine,
+    MachineError, Observation, Plan, ProbeId, ProbeWhat, Profile, Reading, Refused, RefusedBecause, Span, TaskId,
+    TaskSeen, Topology, Window, WindowEnd,
 };
 
 use crate::actuator::{Actuator, GuardianCommand, Made, Wanted, changes};
@@ -19,9 +20,16 @@ use crate::counters::{Surveyed, ThreadCounters};
 use crate::gangs::{IDLE, Rotation, Runner};
 use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
+use crate::probing::{Actor, BRACKET, Cast, Probing};
+use crate::progress::ProgressFiles;
 use crate::restore::Restored;
 use crate::rules::Rule;
 use crate::tasks::{Managed, Tasks, Usage};
+
+/// Why an observer does nothing.
+const OBSERVING: &str = "observing only: nothing is changed unless the configuration says act";
+/// Profiles are recognised without being asked for.
+const RECOGNISED: ProbeId = ProbeId(u32::MAX);
 
 /// What the live machine is told at its start.
 #[derive(Clone, Debug)]
@@ -32,6 +40,11 @@ pub struct LiveOptions {
     pub state_dir: std::path::PathBuf,
     pub guardian: GuardianCommand,
     pub first_window: Duration,
+    /// The most of a window that probes may take.
+    pub probe_share: f64,
+    pub progress: ProgressFiles,
+    /// Profiles recorded earlier, by the command's name.
+    pub known: BTreeMap<String, Profile>,
     /// Ends the run, at the latest a tenth of a second after it is set.
     pub stop: Arc<AtomicBool>,
     /// Ends the window early, with what was seen so far.
@@ -48,6 +61,10 @@ pub struct LiveMachine<K> {
     tasks: Tasks,
     counters: BTreeMap<ThreadKey, ThreadCounters>,
     usage_before: BTreeMap<ThreadKey, Usage>,
+    progress_before: BTreeMap<ThreadKey, u64>,
+    probing: Probing,
+    /// Recognised since the last window.
+    recognised: Vec<Answer>,
     actuator: Actuator,
     gangs: Option<(Vec<GangSchedule>, Runner)>,
     in_force: Applied,
@@ -78,6 +95,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             tasks: Tasks::default(),
             counters: BTreeMap::new(),
             usage_before: BTreeMap::new(),
+            progress_before: BTreeMap::new(),
+            probing: Probing::default(),
+            recognised: Vec::new(),
             gangs: None,
             in_force: Applied::default(),
             started: now,
@@ -101,9 +121,33 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         account.map_err(|error| MachineError(error.to_string()))
     }
 
-    /// New rules (SIGHUP): programs are examined again, what is managed no longer is put back by the next plan.
-    pub fn set_rules(&mut self, rules: Vec<Rule>) {
+    /// New rules (SIGHUP): programs are examined again, what is managed no longer is put back at once; and where acting
+    /// was switched off, everything is.
+    ///
+    /// # Errors
+    /// The journal could not be written; it still holds what could not be put back.
+    pub fn set_rules(&mut self, rules: Vec<Rule>, act: bool) -> Result<(), MachineError> {
         self.options.rules = rules;
+        self.options.act = act;
+        if !act {
+            self.put_back()?;
+        }
+        let kernel = self.kernel();
+        let kernel = lock(&kernel);
+        let released = self.tasks.reexamine(&*kernel, &self.options.rules);
+        if released.is_empty() {
+            return Ok(());
+        }
+        self.gangs = None; // its members may be among them; the next plan starts it again
+        let threads: Vec<ThreadKey> = released.iter().map(|task| task.thread).collect();
+        let account = self.actuator.release(&*kernel, &threads);
+        account.map(|_| ()).map_err(|error| MachineError(error.to_string()))
+    }
+
+    /// The processor time of this process so far.
+    pub fn own_cpu_ns() -> u64 {
+        let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
     }
 
     pub fn guardian_pid(&self) -> Option<u32> {
@@ -115,8 +159,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.tasks.all()
     }
 
-    fn wait_for_window_end(&self) -> Option<WindowEnd> {
+    fn wait_for_window_end(&mut self) -> Option<WindowEnd> {
         let due = self.window_start + self.window;
+        let mut probe_time = self.window.mul_f64(self.options.probe_share);
         loop {
             if self.options.stop.load(Ordering::Relaxed) {
                 return None;
@@ -128,8 +173,79 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             if left.is_zero() {
                 return Some(WindowEnd::Elapsed);
             }
+            let start = Instant::now();
+            if left >= BRACKET && probe_time >= BRACKET && self.probe() {
+                probe_time = probe_time.saturating_sub(start.elapsed());
+                continue;
+            }
             std::thread::sleep(left.min(Duration::from_millis(100)));
         }
+    }
+
+    /// One step of the next probe; false = there is nothing to do.
+    fn probe(&mut self) -> bool {
+        let Some(probe) = self.probing.next() else { return false };
+        let task = match probe.what {
+            ProbeWhat::PingPong { cpus } => {
+                self.probing.ping_pong(&probe, cpus);
+                return true;
+            }
+            ProbeWhat::Evicted { task, .. } | ProbeWhat::Neighbour { task, .. } | ProbeWhat::Reuses { task, .. } => {
+                task
+            }
+            _ => return false, // refused when it was asked for
+        };
+        let kernel = self.kernel();
+        let Some(cast) = self.cast(&*lock(&kernel), task) else {
+            let said = "the task is gone or fixed, or its cache has no second CPU";
+            self.probing.give_up(&probe, RefusedBecause::Gone, said);
+            return true;
+        };
+        if let ProbeWhat::Reuses { locations, .. } = probe.what {
+            self.probing.watch(&kernel, &probe, &cast.star, locations);
+            return true;
+        }
+        if !self.options.act {
+            self.probing.give_up(&probe, RefusedBecause::NoPermission, OBSERVING);
+            return true;
+        }
+        let running = self.gangs.take().map(|(schedules, _)| schedules); // stopped: the probe sets the stage
+        let Some(cast) = self.cast(&*lock(&kernel), task) else { return true };
+        match self.actuator.promise(&*lock(&kernel), &cast.wanted(&Item::Probe(probe.id))) {
+            Ok(()) => self.probing.bracket(&kernel, &cast, &probe, &self.options.progress),
+            Err(error) => self.probing.give_up(&probe, RefusedBecause::NoRoom, &error.to_string()),
+        }
+        if let Some(schedules) = running {
+            self.start_gangs(schedules, &mut Vec::new());
+        }
+        true
+    }
+
+    /// Who would be where if the task were probed now: on the cache that it last ran on.
+    fn cast(&self, kernel: &K, task: TaskId) -> Option<Cast> {
+        let star = self.tasks.get(task).filter(|task| !task.fixed && !task.exited)?;
+        let online: CpuSet = self.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+        let shares = |cpu: CpuId| {
+            let caches = self.topology.caches.iter();
+            caches.filter(|cache| cache.last_level).find(|cache| cache.cpus.contains(cpu.0) && cache.cpus.count() > 1)
+        };
+        let here = star.last_cpu.and_then(|cpu| Some((cpu, shares(cpu)?)));
+        let (star_cpu, cache) =
+            here.or_else(|| online.iter().find_map(|cpu| Some((CpuId(cpu), shares(CpuId(cpu))?))))?;
+        let probe_cpu = cache.cpus.intersection(&online).iter().find(|&cpu| cpu != star_cpu.0).map(CpuId)?;
+        let actor = |task: &Managed| {
+            let stat = kernel.stat(task.thread.tid).ok().filter(|stat| stat.key == task.thread)?;
+            let cpus = kernel.affinity(task.thread.tid).ok()?;
+            Some(Actor { task: task.task, pid: task.pid, thread: task.thread, policy: stat.policy, cpus })
+        };
+        let near = |other: &&Managed| {
+            let on_it = other.last_cpu.is_none_or(|cpu| cache.cpus.contains(cpu.0));
+            other.task != task && !other.fixed && !other.exited && on_it
+        };
+        let others = self.tasks.all().into_iter().filter(near).filter_map(actor);
+        // Real-time threads cannot wait as idle tasks: they stay as they are.
+        let others = others.filter(|actor| matches!(actor.policy, 0 | 3 | IDLE)).collect();
+        Some(Cast { star: actor(star)?, others, star_cpu, probe_cpu, cache_bytes: cache.size_bytes })
     }
 
     fn look(&mut self) -> Result<(), MachineError> {
@@ -149,12 +265,33 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 self.counters.insert(task.thread, counters);
             }
         }
-        let adopted = self.actuator.adopt_heirs(&*kernel, &new);
-        adopted.and_then(|()| self.actuator.forget_gone(&*kernel)).map_err(|error| MachineError(error.to_string()))
+        for task in &new {
+            if let Some(profile) = self.options.known.get(&task.name) {
+                let evidence = Evidence::Known { task: task.task, profile: Box::new(profile.clone()) };
+                self.recognised.push(Answer { probe: RECOGNISED, evidence, complete: true, cost_ns: Vec::new() });
+            }
+        }
+        let tended = self.actuator.tend_heirs(&*kernel, &new, self.tasks.strangers());
+        let tended = tended.and_then(|()| self.actuator.forget_gone(&*kernel));
+        tended.and_then(|()| self.actuator.keep_guarded(&*kernel)).map_err(|error| MachineError(error.to_string()))
+    }
+
+    /// Work done since the last look, by the process's first thread.
+    fn progress(&mut self) -> BTreeMap<ThreadKey, f64> {
+        let kernel = self.kernel();
+        let kernel = lock(&kernel);
+        let leaders = self.tasks.all().into_iter().filter(|task| task.pid == task.thread.tid);
+        let report = |task: &Managed| Some((task.thread, self.options.progress.total(&*kernel, task.pid)?));
+        let totals: BTreeMap<ThreadKey, u64> = leaders.filter_map(report).collect();
+        let before = std::mem::replace(&mut self.progress_before, totals);
+        let since =
+            |(thread, total): (&ThreadKey, &u64)| Some((*thread, total.checked_sub(*before.get(thread)?)? as f64));
+        self.progress_before.iter().filter_map(since).collect()
     }
 
     fn seen(&mut self) -> Vec<TaskSeen> {
         let mut seen = Vec::new();
+        let progress = self.progress();
         for task in self.tasks.all() {
             let before = self.usage_before.get(&task.thread).copied();
             let since = |of: fn(&Usage) -> Option<u64>| {
@@ -180,7 +317,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 on_cpu_ns: task.last_cpu.zip(ran_ns).into_iter().filter(|(_, ns)| *ns > 0).collect(),
                 runnable_wait_ns: since(|usage| usage.waited_ns),
                 counts: Counts(counts),
-                progress: None,
+                progress: progress.get(&task.thread).copied(),
                 pages_per_colour: None,
             });
         }
@@ -199,16 +336,22 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             return;
         }
         let kernel = self.kernel();
-        let policies: Vec<Wanted> = self.gang_policies(plan);
-        // Written down as changes to idle and at once back: the runner then only moves between journalled states.
-        let journalled = self.actuator.make(&*lock(&kernel), &policies);
-        made.refused.extend(journalled.refused.iter().cloned());
-        let rotations: Vec<Rotation> = plan.gangs.iter().map(|schedule| self.rotation(schedule)).collect();
+        // Written down before: the runner then only moves between journalled states.
+        if let Err(error) = self.actuator.promise(&*lock(&kernel), &self.gang_policies(plan)) {
+            let because = RefusedBecause::NoRoom;
+            made.refused.push(Refused { item: Item::Gangs(0), because, said: error.to_string() });
+            return;
+        }
+        self.start_gangs(plan.gangs.clone(), &mut made.refused);
+    }
+
+    fn start_gangs(&mut self, schedules: Vec<GangSchedule>, refused: &mut Vec<Refused>) {
+        let rotations: Vec<Rotation> = schedules.iter().map(|schedule| self.rotation(schedule)).collect();
         match Runner::start(self.kernel(), rotations) {
-            Ok(runner) => self.gangs = Some((plan.gangs.clone(), runner)),
+            Ok(runner) => self.gangs = Some((schedules, runner)),
             Err(error) => {
                 let because = RefusedBecause::Failed;
-                made.refused.push(Refused { item: Item::Gangs(0), because, said: error.to_string() });
+                refused.push(Refused { item: Item::Gangs(0), because, said: error.to_string() });
             }
         }
     }
@@ -290,7 +433,9 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         let window = self.windows;
         self.windows += 1;
         let in_force = self.in_force.clone();
-        Ok(Some(Observation { window, span, ended, tasks, places: Vec::new(), answers: Vec::new(), in_force }))
+        let mut answers = std::mem::take(&mut self.recognised);
+        answers.append(&mut self.probing.answers);
+        Ok(Some(Observation { window, span, ended, tasks, places: Vec::new(), answers, in_force }))
     }
 
     fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
@@ -301,6 +446,8 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
                 Duration::from_secs_f64(cycles as f64 / hertz as f64)
             }
         };
+        self.window = self.window.max(Duration::from_nanos(self.capabilities.shortest_window_ns));
+        self.probing.ask(&plan.probes);
         let online: CpuSet = self.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
         let mut placed = plan.clone();
         for (task, seat) in gang_seats(plan) {
@@ -314,9 +461,11 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
             let refuse = |want: Wanted| Refused {
                 item: want.item,
                 because: RefusedBecause::NoPermission,
-                said: "observing only: nothing is changed unless the configuration says act".to_string(),
+                said: OBSERVING.to_string(),
             };
             applied.refused = wanted.into_iter().map(refuse).collect();
+            applied.probes = self.probing.ids();
+            applied.refused.append(&mut self.probing.refused);
             self.in_force = applied.clone();
             return Ok(applied);
         }
@@ -337,7 +486,9 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
             }
         }
         applied.gangs = self.gangs.as_ref().map(|(schedules, _)| schedules.clone()).unwrap_or_default();
+        applied.probes = self.probing.ids();
         applied.refused = made.refused;
+        applied.refused.append(&mut self.probing.refused);
         applied.overridden = made.overridden;
         applied.cost_ns = started.elapsed().as_nanos() as u64;
         self.in_force = applied.clone();

@@ -245,7 +245,7 @@ fn restore_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Rest
 }
 
 /// An heir is put back only if it carries exactly what we set: its own choice is left alone.
-fn heir(kernel: &dyn Kernel, object: Object, held: &Held) -> Option<Restored> {
+pub(crate) fn heir(kernel: &dyn Kernel, object: Object, held: &Held) -> Option<Restored> {
     let now = read_state(kernel, &object).ok()?;
     if now == held.original || !held.ours.contains(&now) {
         return None;

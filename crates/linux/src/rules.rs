@@ -12,6 +12,7 @@ pub struct Rule {
     pub command: Option<String>,
     /// Path of the cgroup, or of one above it.
     pub cgroup: Option<String>,
+    /// The process or one that it descends from.
     pub pid: Option<i32>,
     /// Numeric user id of the process.
     pub user: Option<u32>,
@@ -34,7 +35,8 @@ pub enum Action {
 pub struct Subject<'a> {
     pub command: &'a str,
     pub cgroup: Option<&'a str>,
-    pub pid: i32,
+    /// The process, its parent, the parent's parent, ...; at least the process itself.
+    pub lineage: &'a [i32],
     pub user: Option<u32>,
 }
 
@@ -42,7 +44,7 @@ impl Rule {
     fn matches(&self, subject: &Subject<'_>) -> bool {
         let command = self.command.as_ref().is_none_or(|pattern| glob(pattern, subject.command));
         let cgroup = self.cgroup.as_ref().is_none_or(|above| subject.cgroup.is_some_and(|path| is_below(path, above)));
-        let pid = self.pid.is_none_or(|pid| pid == subject.pid);
+        let pid = self.pid.is_none_or(|pid| subject.lineage.contains(&pid));
         let user = self.user.is_none_or(|user| subject.user == Some(user));
         command && cgroup && pid && user
     }
@@ -90,7 +92,7 @@ mod tests {
     use super::*;
 
     fn subject(command: &'static str) -> Subject<'static> {
-        Subject { command, cgroup: Some("/system.slice/db.service"), pid: 7, user: Some(1000) }
+        Subject { command, cgroup: Some("/system.slice/db.service"), lineage: &[7, 3, 1], user: Some(1000) }
     }
 
     /// Do stars and question marks match as in a shell?
@@ -120,6 +122,8 @@ mod tests {
         assert_eq!(decide(&rules, &subject("mysqld")), Action::Leave);
         assert_eq!(decide(&rules, &subject("redis")), Action::Manage(None));
         assert_eq!(decide(&[other], &subject("redis")), Action::Leave, "a name that only begins alike is no parent");
+        let parent = Rule { pid: Some(3), action: Action::Observe, ..Rule::default() };
+        assert_eq!(decide(&[parent], &subject("redis")), Action::Observe, "children of a named process belong to it");
         let both = Rule { user: Some(0), ..group };
         assert_eq!(decide(&[both], &subject("redis")), Action::Leave);
     }

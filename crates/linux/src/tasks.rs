@@ -59,6 +59,8 @@ pub struct Tasks {
     processes: BTreeMap<i32, Process>,
     next_task: u32,
     next_process: u32,
+    /// Examined in the last look, not managed, but born by a process that is: pid and parent.
+    strangers: Vec<(i32, i32)>,
 }
 
 #[derive(Clone, Debug)]
@@ -77,6 +79,7 @@ impl Tasks {
         let pids = kernel.processes()?;
         let own = std::process::id() as i32;
         self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
+        self.strangers.clear();
         for &pid in pids.iter().filter(|&&pid| pid != own) {
             if !self.processes.contains_key(&pid) {
                 self.examine(kernel, rules, pid);
@@ -111,8 +114,12 @@ impl Tasks {
             let status = kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))).unwrap_or_default();
             let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
             let user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
-            decide(rules, &Subject { command: &stat.name, cgroup, pid, user })
+            let lineage = if rules.iter().any(|rule| rule.pid.is_some()) { lineage(kernel, &stat) } else { vec![pid] };
+            decide(rules, &Subject { command: &stat.name, cgroup, lineage: &lineage, user })
         };
+        if action == Action::Leave && self.processes.get(&stat.parent).is_some_and(|parent| parent.id.is_some()) {
+            self.strangers.push((pid, stat.parent));
+        }
         let id = (action != Action::Leave).then(|| {
             self.next_process += 1;
             ProcessId(self.next_process - 1)
@@ -159,6 +166,42 @@ impl Tasks {
         self.processes.retain(|&pid, process| kernel.stat(pid).is_ok_and(|stat| stat.key == process.leader));
     }
 
+    /// Processes that the last look found for the first time, that are not managed but were born by one that is, with
+    /// their parent: whatever they inherited of ours is not theirs.
+    pub fn strangers(&self) -> &[(i32, i32)] {
+        &self.strangers
+    }
+
+    /// Decides anew about every process (the rules have changed). Answers with the threads that are managed no longer.
+    pub fn reexamine(&mut self, kernel: &dyn Kernel, rules: &[Rule]) -> Vec<Managed> {
+        let before = std::mem::take(&mut self.processes);
+        for (pid, old) in before {
+            self.examine(kernel, rules, pid);
+            if let Some(new) = self.processes.get_mut(&pid).filter(|new| new.leader == old.leader)
+                && new.id.is_some()
+            {
+                new.id = old.id.or(new.id);
+            }
+        }
+        let mut released = Vec::new();
+        self.by_thread.retain(|_, task| match self.processes.get(&task.pid) {
+            Some(Process { id: Some(_), action, .. }) => {
+                task.goal = if let Action::Manage(goal) = action { *goal } else { None };
+                let fixed = *action == Action::Observe;
+                if fixed && !task.fixed {
+                    released.push(task.clone());
+                }
+                task.fixed = fixed;
+                true
+            }
+            _ => {
+                released.push(task.clone());
+                false
+            }
+        });
+        released
+    }
+
     /// In order of arrival.
     pub fn all(&self) -> Vec<&Managed> {
         let mut all: Vec<&Managed> = self.by_thread.values().collect();
@@ -174,6 +217,18 @@ impl Tasks {
     pub fn drop_exited(&mut self) {
         self.by_thread.retain(|_, task| !task.exited);
     }
+}
+
+/// The process and those that it descends from.
+fn lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> Vec<i32> {
+    let mut line = vec![stat.key.tid];
+    let mut parent = stat.parent;
+    // A chain of parents is short; the bound is against a tree that changes while it is read.
+    while parent > 0 && line.len() < 1_000 && !line.contains(&parent) {
+        line.push(parent);
+        parent = kernel.stat(parent).map_or(0, |stat| stat.parent);
+    }
+    line
 }
 
 /// The path in `/proc/PID/cgroup`: of the unified hierarchy, or of the first one that is not the root.

@@ -49,6 +49,9 @@ fn machine(programs: &[Program], act: bool, state_dir: &std::path::Path) -> Live
             args: ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec(),
         },
         first_window: Duration::from_millis(1),
+        probe_share: 0.5,
+        progress: Default::default(),
+        known: Default::default(),
         stop: Arc::new(AtomicBool::new(false)),
         wake: Arc::new(AtomicBool::new(false)),
     };

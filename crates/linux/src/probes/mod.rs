@@ -3,7 +3,9 @@
 //! Every probe is bounded in the program itself, runs at normal priority and reports the processor time it took.
 
 pub mod intensity;
+pub mod neighbour;
 pub mod ping_pong;
 mod pinned;
+pub mod watchpoint;
 
 pub use pinned::{Pinned, cycles_now};

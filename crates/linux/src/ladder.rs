@@ -1,0 +1,231 @@
+//! What this host can be measured with, best first, and what would help where it cannot: `cachemate doctor`.
+//!
+//! Every rung is tried, not believed: counters against a loop that must miss, watchpoints by setting one, the probe by
+//! its calibration. Nothing is pretended: a rung that is missing says why, and what each missing piece costs.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use cachemate_core::{Ability, Capabilities, CpuSet, Support, Topology};
+use serde::{Deserialize, Serialize};
+
+use crate::counters::Surveyed;
+use crate::kernel::Kernel;
+use crate::probes::{intensity, watchpoint};
+
+/// One way to measure or to act.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Rung {
+    pub name: String,
+    pub works: bool,
+    /// Limits where it works, the reason where it does not.
+    pub says: String,
+    /// What would make it work.
+    pub remedy: Option<String>,
+    /// What is lost without it.
+    pub without_it: String,
+}
+
+/// Everything that was tried.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Ladder {
+    /// Ways to measure, best first.
+    pub measures: Vec<Rung>,
+    /// Ways to act.
+    pub enforces: Vec<Rung>,
+    /// 1 = counters per task, 2 = probes from outside, 3 = topology and pressure only.
+    pub level: u32,
+}
+
+fn rung(name: &str, tried: Result<String, (String, Option<String>)>, without_it: &str) -> Rung {
+    let (name, without_it) = (name.to_string(), without_it.to_string());
+    match tried {
+        Ok(says) => Rung { name, works: true, says, remedy: None, without_it },
+        Err((says, remedy)) => Rung { name, works: false, says, remedy, without_it },
+    }
+}
+
+/// Tries everything. `deep` also calibrates the intensity probe, which takes a few hundred milliseconds of one CPU.
+pub fn climb(kernel: &dyn Kernel, topology: &Topology, events: &[Surveyed], deep: bool) -> Ladder {
+    let measures = vec![
+        counters(events),
+        sampling(kernel),
+        resctrl_monitoring(kernel),
+        probe(topology, deep),
+        watchpoints(),
+        pressure(kernel),
+    ];
+    let enforces = vec![affinity(kernel), weights(kernel), cpusets(kernel), ways(kernel)];
+    let works = |at: usize| measures[at].works;
+    let level = if works(0) {
+        1
+    } else if works(3) {
+        2
+    } else {
+        3
+    };
+    Ladder { measures, enforces, level }
+}
+
+fn counters(events: &[Surveyed]) -> Rung {
+    let (good, bad): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.absent_because.is_none());
+    let names = |events: &[&Surveyed]| events.iter().map(|event| event.name).collect::<Vec<_>>().join(", ");
+    let tried = if good.is_empty() {
+        let why = bad.first().and_then(|event| event.absent_because.clone()).unwrap_or_default();
+        let remedy = if why.contains("permitted") {
+            "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
+        } else {
+            "bare metal, or a hypervisor that exposes the PMU (vPMU)"
+        };
+        Err((why, Some(remedy.to_string())))
+    } else if bad.is_empty() {
+        Ok(format!("all counted in a loop that must miss: {}", names(&good)))
+    } else {
+        Ok(format!("counted in a loop that must miss: {}; absent: {}", names(&good), names(&bad)))
+    };
+    rung("counters per task", tried, "misses and speed per program are not seen; intensity comes from probes")
+}
+
+fn sampling(kernel: &dyn Kernel) -> Rung {
+    let has = |path: &str| kernel.list(Path::new(path)).is_ok();
+    let intel = kernel.read(Path::new("/sys/bus/event_source/devices/cpu/events/mem-loads")).is_ok();
+    let tried = if has("/sys/bus/event_source/devices/ibs_op") {
+        Ok("AMD IBS".to_string())
+    } else if intel {
+        Ok("Intel PEBS load latency".to_string())
+    } else {
+        Err(("neither AMD IBS nor Intel PEBS is offered".into(), Some("bare metal".to_string())))
+    };
+    rung("data-address sampling", tried, "who shares data with whom is not seen")
+}
+
+/// Mount point of resctrl, wherever it is.
+pub fn resctrl_mount(kernel: &dyn Kernel) -> Option<String> {
+    let mounts = kernel.read(Path::new("/proc/mounts")).ok()?;
+    let mut fields = mounts.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
+    fields.find(|fields| fields.get(2) == Some(&"resctrl")).and_then(|fields| Some((*fields.get(1)?).to_string()))
+}
+
+fn resctrl(kernel: &dyn Kernel, part: &str) -> Result<String, (String, Option<String>)> {
+    let Some(mount) = resctrl_mount(kernel) else {
+        let known = kernel.read(Path::new("/proc/filesystems")).is_ok_and(|text| text.contains("resctrl"));
+        return Err(match known {
+            true => ("not mounted".into(), Some("mount -t resctrl resctrl /sys/fs/resctrl".to_string())),
+            false => (
+                "the kernel has no resctrl, or the processor no RDT/QoS".into(),
+                Some("bare metal with Intel RDT, AMD QoS or Arm MPAM".to_string()),
+            ),
+        });
+    };
+    match kernel.list(&Path::new(&mount).join("info").join(part)) {
+        Ok(_) => Ok(format!("at {mount}")),
+        Err(_) => Err((format!("{mount}/info has no {part}"), None)),
+    }
+}
+
+fn resctrl_monitoring(kernel: &dyn Kernel) -> Rung {
+    rung("cache occupancy and bandwidth (resctrl)", resctrl(kernel, "L3_MON"), "occupancy is inferred, not read")
+}
+
+fn ways(kernel: &dyn Kernel) -> Rung {
+    rung("way masks (resctrl)", resctrl(kernel, "L3"), "caches are divided by colours or not at all")
+}
+
+fn probe(topology: &Topology, deep: bool) -> Rung {
+    let shared = topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1);
+    let tried = match shared {
+        None => Err((
+            "no last-level cache is shared by two online CPUs, as far as the kernel tells".into(),
+            Some("cachemate topology --probe measures it".to_string()),
+        )),
+        Some(_) if !deep => Ok("not calibrated (doctor without --quick does)".to_string()),
+        Some(cache) => intensity::Reloader::new(intensity::buffer_bytes(cache.size_bytes), 1)
+            .map(|probe| format!("calibrated: a load of {} cycles and more missed", probe.miss_from_cycles()))
+            .map_err(|error| (error.to_string(), Some("try again while the host is quieter".to_string()))),
+    };
+    rung(
+        "intensity from outside (prime, wait, reload)",
+        tried,
+        "without it and without counters only topology is known",
+    )
+}
+
+fn watchpoints() -> Rung {
+    let tried = watchpoint::self_test().map_err(|error| {
+        let remedy = "CAP_PERFMON, and a hypervisor that passes debug registers on";
+        (error.to_string(), Some(remedy.to_string()))
+    });
+    rung("reuse times by hardware watchpoints", tried, "reuse times come from recordings only")
+}
+
+fn pressure(kernel: &dyn Kernel) -> Rung {
+    let found = crate::pressure::read(kernel);
+    let tried = if found.cpu.is_some() {
+        Ok("cpu, memory, io".to_string())
+    } else {
+        Err(("no /proc/pressure".into(), Some("a kernel with CONFIG_PSI, booted without psi=0".to_string())))
+    };
+    rung("pressure-stall information", tried, "waiting is seen per thread only")
+}
+
+fn affinity(kernel: &dyn Kernel) -> Rung {
+    let own = std::process::id() as i32;
+    let tried = kernel
+        .affinity(own)
+        .and_then(|cpus: CpuSet| kernel.set_affinity(own, &cpus))
+        .map(|()| "set and read back on this process".to_string())
+        .map_err(|error| (error.to_string(), None));
+    rung("affinity per thread", tried, "nothing can be placed")
+}
+
+fn weights(kernel: &dyn Kernel) -> Rung {
+    // SAFETY: no memory is passed.
+    let root = unsafe { libc::geteuid() } == 0;
+    let limits = kernel.read(Path::new("/proc/self/limits")).unwrap_or_default();
+    let nice = limits.lines().find(|line| line.starts_with("Max nice priority"));
+    let may_raise = root || nice.and_then(|line| line.split_ascii_whitespace().nth(3)).is_some_and(|n| n != "0");
+    let tried = if may_raise {
+        Ok("nice both ways; gangs by idle turns".to_string())
+    } else {
+        let remedy = "root or CAP_SYS_NICE: without it a lowered priority could not be raised again".to_string();
+        Err(("nice values can only be lowered, never put back".into(), Some(remedy)))
+    };
+    rung("weights and gangs", tried, "no weights; gangs only where the kernel lets idle tasks come back")
+}
+
+fn cpusets(kernel: &dyn Kernel) -> Rung {
+    let tried = match crate::cpusets::find(kernel) {
+        Some(found) => Ok(found.to_string()),
+        None => Err((
+            "no cpuset controller, neither cgroup v1 nor v2".into(),
+            Some("mount cgroup v1 cpuset, or enable +cpuset in cgroup.subtree_control".to_string()),
+        )),
+    };
+    rung("cpusets for groups", tried, "groups are placed thread by thread")
+}
+
+/// What policies are told.
+pub fn capabilities(ladder: &Ladder, shortest_window_ns: u64) -> Capabilities {
+    let say = |rung: &Rung| match rung.works {
+        true => Support::Yes { note: Some(rung.says.clone()) },
+        false => Support::No { why: rung.says.clone(), remedy: rung.remedy.clone() },
+    };
+    let no = |why: &str| Support::No { why: why.to_string(), remedy: None };
+    let abilities = BTreeMap::from([
+        (Ability::CountPerTask, say(&ladder.measures[0])),
+        (Ability::CountPerCache, no("not built for live hosts")),
+        (Ability::SampleAccesses, no("not built for live hosts")),
+        (Ability::TraceAddresses, no("no processor of today has RapidMRC's register")),
+        (Ability::CountSuperSets, no("no counters per super set")),
+        (Ability::CacheOccupancy, say(&ladder.measures[2])),
+        (Ability::ProbeFromOutside, say(&ladder.measures[3])),
+        (Ability::SampleReuses, say(&ladder.measures[4])),
+        (Ability::Affinity, say(&ladder.enforces[0])),
+        (Ability::Weights, say(&ladder.enforces[1])),
+        (Ability::Gangs, say(&ladder.enforces[1])),
+        (Ability::Clashes, no("needs an in-kernel dispatcher")),
+        (Ability::Ways, say(&ladder.enforces[3])),
+        (Ability::Colours, no("needs programs started by cachemate color run")),
+    ]);
+    Capabilities { abilities, partitions: Vec::new(), shortest_window_ns, shortest_slice_ns: Some(5_000_000) }
+}

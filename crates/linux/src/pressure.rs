@@ -1,0 +1,65 @@
+//! Pressure-stall information: the share of time in which work waited for CPU, memory or I/O.
+//!
+//! The lowest rung of what a host tells about contention: it says that something waits, never that a cache is the
+//! reason. Read from `/proc/pressure/*`, or `*.pressure` of a cgroup v2. Kernel documentation:
+//! Documentation/accounting/psi.rst.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::kernel::Kernel;
+
+/// One resource, in shares of the last ten seconds.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Stalled {
+    /// Some task waited.
+    pub some_share: f64,
+    /// All tasks waited; absent where the kernel does not say (CPU on older kernels).
+    pub full_share: Option<f64>,
+    /// Time in which some task waited, since boot.
+    pub some_total_ns: u64,
+}
+
+/// All three resources; `None` where the kernel keeps none.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Pressure {
+    pub cpu: Option<Stalled>,
+    pub memory: Option<Stalled>,
+    pub io: Option<Stalled>,
+}
+
+/// Of the whole host.
+pub fn read(kernel: &dyn Kernel) -> Pressure {
+    let one = |name: &str| parse(&kernel.read(&Path::new("/proc/pressure").join(name)).ok()?);
+    Pressure { cpu: one("cpu"), memory: one("memory"), io: one("io") }
+}
+
+fn parse(text: &str) -> Option<Stalled> {
+    let line = |kind: &str| text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '));
+    let field = |line: &str, name: &str| {
+        line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse::<f64>().ok())
+    };
+    let some = line("some")?;
+    Some(Stalled {
+        some_share: field(some, "avg10")? / 100.0,
+        full_share: line("full").and_then(|full| field(full, "avg10")).map(|percent| percent / 100.0),
+        some_total_ns: (field(some, "total")? * 1000.0) as u64,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are both lines read, is a kernel without the second one understood, and nonsense absent?
+    #[test]
+    fn pressure_lines_are_read() {
+        let both =
+            "some avg10=12.50 avg60=1.00 avg300=0.10 total=2000\nfull avg10=2.00 avg60=0.00 avg300=0.00 total=1\n";
+        let want = Stalled { some_share: 0.125, full_share: Some(0.02), some_total_ns: 2_000_000 };
+        assert_eq!(parse(both), Some(want));
+        assert_eq!(parse("some avg10=0.00 avg60=0 avg300=0 total=5\n").unwrap().full_share, None);
+        assert_eq!(parse("what"), None);
+    }
+}

@@ -1,0 +1,246 @@
+//! Reuse times by hardware watchpoints: when is a word that was touched touched again?
+//!
+//! Problem: StatStack needs reuse times, and a virtual machine without a PMU offers no sampled accesses. Debug registers
+//! it mostly does offer. Method: a random word of the program's writable memory is watched; the first touch starts the
+//! clock, the second ends it, and the event disarms itself after the two (`PERF_EVENT_IOC_REFRESH`), so that a hot word
+//! costs two traps and not a million. Four at once, as the hardware has it.
+//! Properties: words are drawn from memory and not from accesses, so a sample stands for a touched location; a word that
+//! is not touched again while it is watched is censored, not dropped; reuses under a trap's own length (some 15 us) read
+//! as that length; the accesses in between are not counted. Cost: two traps and one arming per sample.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use cachemate_core::ReuseSample;
+use perf_event_open_sys as perf;
+
+use crate::kernel::Kernel;
+
+const PAGE: usize = 4096;
+/// The touch that starts the clock, and the one that ends it.
+const TOUCHES: i32 = 2;
+/// Debug registers.
+pub const AT_ONCE: usize = 4;
+
+/// One watched word of one thread.
+struct Watch {
+    file: File,
+    ring: *mut u8,
+}
+
+impl Watch {
+    fn set(tid: i32, address: u64) -> io::Result<Self> {
+        let mut attr = perf::bindings::perf_event_attr::default();
+        attr.type_ = perf::bindings::PERF_TYPE_BREAKPOINT;
+        attr.size = size_of::<perf::bindings::perf_event_attr>() as u32;
+        attr.bp_type = 3; // reads and writes: reads alone are refused by the hardware
+        attr.__bindgen_anon_3.bp_addr = address;
+        attr.__bindgen_anon_4.bp_len = 8;
+        attr.__bindgen_anon_1.sample_period = 1;
+        attr.sample_type = u64::from(perf::bindings::PERF_SAMPLE_TIME);
+        attr.clockid = libc::CLOCK_MONOTONIC;
+        attr.set_use_clockid(1);
+        attr.set_disabled(1);
+        attr.set_exclude_kernel(1);
+        attr.set_exclude_hv(1);
+        let flags = u64::from(perf::bindings::PERF_FLAG_FD_CLOEXEC);
+        // SAFETY: `attr` is a whole perf_event_attr of the stated size; the call returns a descriptor.
+        let fd = unsafe { perf::perf_event_open(&raw mut attr, tid, -1, -1, flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and ours alone.
+        let file = unsafe { File::from_raw_fd(fd) };
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh shared mapping of the event's own buffer: one control page and one page of records.
+        let ring = unsafe { libc::mmap(ptr::null_mut(), 2 * PAGE, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if ring == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let watch = Watch { file, ring: ring.cast() };
+        // SAFETY: the call takes an integer and touches no memory of ours.
+        if unsafe { perf::ioctls::REFRESH(watch.file.as_raw_fd(), TOUCHES) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(watch)
+    }
+
+    /// When it was touched so far.
+    fn touches_ns(&self) -> Vec<u64> {
+        // SAFETY: the first page is the kernel's control page, which lives as long as the mapping; the head is written
+        // by the kernel and read once, with the fence that its documentation asks for.
+        let head = unsafe {
+            let page = self.ring.cast::<perf::bindings::perf_event_mmap_page>();
+            (*ptr::addr_of!((*page).data_head).cast::<AtomicU64>()).load(Ordering::Relaxed)
+        };
+        fence(Ordering::Acquire);
+        let mut touches = Vec::new();
+        let mut at = 0usize;
+        // Two records of sixteen bytes: the ring never wraps.
+        while at + 16 <= (head as usize).min(PAGE) {
+            let mut record = [0u8; 16];
+            // SAFETY: `at + 16` lies within the page of records that the kernel has finished up to `head`.
+            unsafe { ptr::copy_nonoverlapping(self.ring.add(PAGE + at), record.as_mut_ptr(), 16) };
+            let kind = u32::from_ne_bytes([record[0], record[1], record[2], record[3]]);
+            let size = usize::from(u16::from_ne_bytes([record[6], record[7]]));
+            if kind == perf::bindings::PERF_RECORD_SAMPLE {
+                touches.push(u64::from_ne_bytes(record[8..16].try_into().expect("eight bytes")));
+            }
+            at += size.max(8);
+        }
+        touches
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made in `set` with this length and is not used after this.
+        unsafe { libc::munmap(self.ring.cast(), 2 * PAGE) };
+    }
+}
+
+/// Watches a word of this process and touches it.
+///
+/// # Errors
+/// No watchpoint can be set, or it does not fire.
+pub fn self_test() -> io::Result<String> {
+    let word = Box::new(std::hint::black_box(1u64));
+    let watch = Watch::set(0, ptr::from_ref(word.as_ref()) as u64)?;
+    for _ in 0..3 {
+        // SAFETY: a volatile read of a live value; the compiler may not leave it out.
+        unsafe { ptr::read_volatile(word.as_ref()) };
+    }
+    match watch.touches_ns().len() {
+        2 => Ok(format!("{AT_ONCE} at once; reuses under some 15 us are not resolved")),
+        other => {
+            Err(io::Error::other(format!("a watched word was touched three times and {other} touches of two came")))
+        }
+    }
+}
+
+/// Writable private memory of a process: (first address, length), larger mappings first in the file's order.
+fn writable(kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<(u64, u64)>> {
+    let text = kernel.read(Path::new(&format!("/proc/{pid}/maps")))?;
+    let mapping = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let (first, last) = fields.next()?.split_once('-')?;
+        let (first, last) = (u64::from_str_radix(first, 16).ok()?, u64::from_str_radix(last, 16).ok()?);
+        fields.next().filter(|rights| rights.starts_with("rw") && rights.ends_with('p'))?;
+        (last > first).then_some((first, last - first))
+    };
+    Ok(text.lines().filter_map(mapping).collect())
+}
+
+/// Watches random words of one thread's process, [`AT_ONCE`] at a time, each for `patience`, until `locations` were
+/// watched or `deadline` has come.
+///
+/// # Errors
+/// The process is gone, has no writable memory, or may not be watched.
+pub fn reuses(
+    kernel: &dyn Kernel,
+    pid: i32,
+    tid: i32,
+    locations: usize,
+    patience: Duration,
+    deadline: Instant,
+    seed: u64,
+) -> io::Result<Vec<ReuseSample>> {
+    let mappings = writable(kernel, pid)?;
+    let all_words = mappings.iter().map(|(_, length)| length / 8).sum::<u64>();
+    if all_words == 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("process {pid} has no writable memory of its own"),
+        ));
+    }
+    let mut state = seed;
+    let mut draw = || {
+        // splitmix64 of Steele, Lea and Flood (OOPSLA 2014).
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = state;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    };
+    let mut samples = Vec::new();
+    while samples.len() < locations && Instant::now() < deadline {
+        let mut watches = Vec::new();
+        for _ in 0..AT_ONCE.min(locations - samples.len()) {
+            let mut word = draw() % all_words;
+            let place = mappings.iter().find_map(|&(first, length)| match word.checked_sub(length / 8) {
+                None => Some(first + 8 * word),
+                Some(rest) => {
+                    word = rest;
+                    None
+                }
+            });
+            watches.push(Watch::set(tid, place.unwrap_or(mappings[0].0))?);
+        }
+        let until = (Instant::now() + patience).min(deadline);
+        while Instant::now() < until && watches.iter().any(|watch| watch.touches_ns().len() < 2) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let ended = now_ns();
+        samples.extend(watches.iter().filter_map(|watch| sample(&watch.touches_ns(), ended)));
+        // Words that nobody touched say nothing about accesses, but count as tries: cold memory must not hold us up.
+        if watches.iter().all(|watch| watch.touches_ns().is_empty()) && Instant::now() + patience > deadline {
+            break;
+        }
+    }
+    Ok(samples)
+}
+
+fn sample(touches_ns: &[u64], ended_ns: u64) -> Option<ReuseSample> {
+    let first = *touches_ns.first()?;
+    let second = touches_ns.get(1);
+    let elapsed_ns = second.copied().unwrap_or(ended_ns).saturating_sub(first);
+    Some(ReuseSample { accesses: None, elapsed_ns, touched_again: second.is_some() })
+}
+
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Host;
+
+    /// Does a watched word tell both touches, or the host why it cannot be watched?
+    #[test]
+    fn a_watchpoint_works_or_says_why_not() {
+        match self_test() {
+            Ok(says) => assert!(says.contains("at once")),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+
+    /// Is a word touched once censored, and one never touched no sample?
+    #[test]
+    fn what_was_not_seen_again_is_censored() {
+        assert_eq!(sample(&[], 9), None);
+        let once = ReuseSample { accesses: None, elapsed_ns: 5, touched_again: false };
+        assert_eq!(sample(&[4], 9), Some(once));
+        assert_eq!(sample(&[4, 6], 9), Some(ReuseSample { elapsed_ns: 2, touched_again: true, ..once }));
+    }
+
+    /// Is a process that is gone an error, and is sampling over by its deadline?
+    #[test]
+    fn sampling_ends_in_time() {
+        let host = Host::new("/");
+        let soon = || Instant::now() + Duration::from_millis(20);
+        assert!(reuses(&host, i32::MAX, i32::MAX, 4, Duration::from_millis(5), soon(), 1).is_err());
+        let pid = std::process::id() as i32;
+        if self_test().is_ok() {
+            let start = Instant::now();
+            reuses(&host, pid, pid, 1000, Duration::from_millis(2), soon(), 1).unwrap();
+            assert!(start.elapsed() < Duration::from_secs(10));
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Probes that a plan asks for, run within the windows of the live machine.
+//!
+//! Problem: a probe wants one program beside it and nobody else, and then that program away, on a host that is in use,
+//! without ever stopping anybody. Method, the gangs' own: for a tenth of a second the other managed threads of that
+//! cache wait as idle tasks, the probed one sits on a CPU of its own, the probe on another; to keep the probed one off,
+//! it becomes an idle task too and a spinning thread of ours takes its CPU. One such *bracket* is off-off / on-on / off,
+//! with the cache-line ping-pong before and after it, so that drifts cancel and samples across a split are known.
+//! Properties: everything that is changed is journalled first; nobody is stopped, and nobody waits longer than a bracket;
+//! a share of the window is never exceeded; answers are raw.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cachemate_core::{
+    Answer, CpuId, CpuSet, EvictedSample, Evidence, Item, Neighbour, Probe, ProbeWhat, Refused, RefusedBecause,
+    ReuseSample, TaskId,
+};
+
+use crate::actuator::Wanted;
+use crate::gangs::IDLE;
+use crate::journal::{Object, State};
+use crate::kernel::{Kernel, ThreadKey};
+use crate::probes::intensity::{Reloader, WAIT, buffer_bytes};
+use crate::probes::neighbour::Runner;
+use crate::probes::ping_pong::round_trip;
+use crate::probes::{Pinned, watchpoint};
+use crate::progress::ProgressFiles;
+
+/// One phase with a neighbour: a stream beside a program needs a while until neither defends its lines any more.
+const PHASE: Duration = Duration::from_millis(150);
+/// A bracket takes about this long.
+pub(crate) const BRACKET: Duration = Duration::from_millis(160);
+/// Tries of a probe that fails (a CPU that was not free) before it is given up.
+const TRIES: u32 = 5;
+
+/// What the plan asks for, and how far each probe is.
+#[derive(Default)]
+pub(crate) struct Probing {
+    asked: Vec<Asked>,
+    reloader: Option<Reloader>,
+    pub(crate) answers: Vec<Answer>,
+    pub(crate) refused: Vec<Refused>,
+}
+
+struct Asked {
+    probe: Probe,
+    done: bool,
+    failures: u32,
+    cost_ns: u64,
+    evicted: Vec<EvictedSample>,
+    reuses: Vec<ReuseSample>,
+}
+
+/// A managed thread on the stage.
+#[derive(Clone, Debug)]
+pub(crate) struct Actor {
+    pub(crate) task: TaskId,
+    pub(crate) pid: i32,
+    pub(crate) thread: ThreadKey,
+    pub(crate) policy: u32,
+    pub(crate) cpus: CpuSet,
+}
+
+/// Who is where while a probe of a task runs.
+pub(crate) struct Cast {
+    pub(crate) star: Actor,
+    pub(crate) others: Vec<Actor>,
+    pub(crate) star_cpu: CpuId,
+    pub(crate) probe_cpu: CpuId,
+    /// Of the shared cache.
+    pub(crate) cache_bytes: Option<u64>,
+}
+
+impl Cast {
+    /// Everything that the bracket will change, for the journal.
+    pub(crate) fn wanted(&self, item: &Item) -> Vec<Wanted> {
+        let idle = |actor: &Actor| Wanted {
+            item: item.clone(),
+            object: Object::Policy { pid: actor.pid, thread: actor.thread },
+            state: State::Policy(IDLE),
+        };
+        let mut wanted: Vec<Wanted> = self.others.iter().chain([&self.star]).map(idle).collect();
+        let object = Object::Affinity { pid: self.star.pid, thread: self.star.thread };
+        wanted.push(Wanted { item: item.clone(), object, state: State::Cpus(self.seat()) });
+        wanted
+    }
+
+    fn seat(&self) -> CpuSet {
+        [self.star_cpu.0].into_iter().collect()
+    }
+}
+
+impl Probing {
+    /// Takes over the plan's probes; those that were asked before go on.
+    pub(crate) fn ask(&mut self, probes: &[Probe]) {
+        let mut old = std::mem::take(&mut self.asked);
+        for probe in probes {
+            let same = old.iter().position(|asked| asked.probe == *probe);
+            let supported = matches!(
+                probe.what,
+                ProbeWhat::Evicted { .. }
+                    | ProbeWhat::Neighbour { .. }
+                    | ProbeWhat::PingPong { .. }
+                    | ProbeWhat::Reuses { .. }
+            );
+            if !supported {
+                self.refuse(probe, RefusedBecause::NotSupported, "a live host has no such probe");
+                continue;
+            }
+            self.asked.push(match same {
+                Some(at) => old.swap_remove(at),
+                None => Asked {
+                    probe: probe.clone(),
+                    done: false,
+                    failures: 0,
+                    cost_ns: 0,
+                    evicted: Vec::new(),
+                    reuses: Vec::new(),
+                },
+            });
+        }
+    }
+
+    pub(crate) fn refuse(&mut self, probe: &Probe, because: RefusedBecause, said: &str) {
+        self.refused.push(Refused { item: Item::Probe(probe.id), because, said: said.to_string() });
+    }
+
+    /// The next probe that is not answered yet.
+    pub(crate) fn next(&self) -> Option<Probe> {
+        self.asked.iter().find(|asked| !asked.done).map(|asked| asked.probe.clone())
+    }
+
+    /// Probes in the plan, for the state that is read back.
+    pub(crate) fn ids(&self) -> Vec<cachemate_core::ProbeId> {
+        self.asked.iter().map(|asked| asked.probe.id).collect()
+    }
+
+    /// Gives a probe up for good.
+    pub(crate) fn give_up(&mut self, probe: &Probe, because: RefusedBecause, said: &str) {
+        self.refuse(probe, because, said);
+        if let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) {
+            asked.done = true;
+        }
+    }
+
+    /// A few milliseconds, nobody is moved for it.
+    pub(crate) fn ping_pong(&mut self, probe: &Probe, cpus: (CpuId, CpuId)) {
+        match round_trip(cpus) {
+            Ok(found) => {
+                let evidence = Evidence::PingPong { cpus, round_trip_ns: found.round_trip_ns };
+                self.answer(probe, evidence, true, vec![(None, found.cost_ns)]);
+            }
+            Err(error) => self.failed(probe, &error),
+        }
+    }
+
+    /// One bracket of a probe that needs the stage.
+    pub(crate) fn bracket<K: Kernel>(
+        &mut self,
+        kernel: &Mutex<K>,
+        cast: &Cast,
+        probe: &Probe,
+        progress: &ProgressFiles,
+    ) {
+        let stage = Stage { kernel, cast };
+        let done = match probe.what {
+            ProbeWhat::Evicted { samples, .. } => self.evicted(&stage, probe, samples),
+            ProbeWhat::Neighbour { neighbour, .. } => self.neighbour(&stage, probe, neighbour, progress),
+            _ => Ok(()),
+        };
+        if let Err(error) = done {
+            self.failed(probe, &error);
+        }
+    }
+
+    fn failed(&mut self, probe: &Probe, error: &std::io::Error) {
+        let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
+        asked.failures += 1;
+        if asked.failures >= TRIES {
+            self.give_up(probe, RefusedBecause::Busy, &error.to_string());
+        }
+    }
+
+    fn answer(&mut self, probe: &Probe, evidence: Evidence, complete: bool, cost_ns: Vec<(Option<TaskId>, u64)>) {
+        if let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) {
+            asked.done = complete;
+        }
+        self.answers.push(Answer { probe: probe.id, evidence, complete, cost_ns });
+    }
+
+    fn evicted<K: Kernel>(&mut self, stage: &Stage<'_, K>, probe: &Probe, wanted: u32) -> std::io::Result<()> {
+        if self.reloader.is_none() {
+            let _here = Pinned::to(stage.cast.probe_cpu)?;
+            self.reloader = Some(Reloader::new(buffer_bytes(stage.cast.cache_bytes), 1)?);
+        }
+        let Some(reloader) = &mut self.reloader else { return Ok(()) };
+        let (samples, ours_ns, off_ns) = stage.play(|play| {
+            let mut samples = Vec::new();
+            // Two off, one thrown away while the task fills the cache again, two on, one off.
+            for (beside, counts) in
+                [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
+            {
+                play.set(beside)?;
+                let sample = reloader.sample(WAIT);
+                if counts {
+                    let (evicted, reloads, elapsed_ns) = (sample.missed, sample.reloads, sample.elapsed_ns);
+                    samples.push(EvictedSample { beside, evicted, reloads, elapsed_ns, round_trips_ns: None });
+                }
+            }
+            Ok(samples)
+        })?;
+        let (samples, gate) = samples;
+        let buffer_bytes = reloader.buffer_bytes();
+        let task = stage.cast.star.task;
+        let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return Ok(()) };
+        asked.cost_ns += ours_ns;
+        let gated = samples.into_iter().map(|sample| EvictedSample { round_trips_ns: gate, ..sample });
+        asked.evicted.extend(gated);
+        let beside = asked.evicted.iter().filter(|sample| sample.beside).count();
+        if beside >= wanted as usize || asked.cost_ns >= probe.budget_ns {
+            let samples = std::mem::take(&mut asked.evicted);
+            let cost = vec![(None, asked.cost_ns), (Some(task), off_ns)];
+            let wait_ns = WAIT.as_nanos() as u64;
+            self.answer(probe, Evidence::Evicted { task, buffer_bytes, wait_ns, samples }, true, cost);
+        }
+        Ok(())
+    }
+
+    fn neighbour<K: Kernel>(
+        &mut self,
+        stage: &Stage<'_, K>,
+        probe: &Probe,
+        neighbour: Neighbour,
+        progress: &ProgressFiles,
+    ) -> std::io::Result<()> {
+        let mut runner = Runner::new(neighbour);
+        let task = stage.cast.star.task;
+        let total = || progress.total(&*stage.lock(), stage.cast.star.pid);
+        let ((rates, _gate), ours_ns, off_ns) = stage.play(|play| {
+            // Alone and beside in the order A B B A, then the neighbour alone; work and seconds of each.
+            let mut alone: Option<(f64, f64)> = Some((0.0, 0.0));
+            let mut beside: Option<(f64, f64)> = Some((0.0, 0.0));
+            let mut own = (0.0, 0.0);
+            play.set(true)?;
+            for with in [false, true, true, false] {
+                let (before, start) = (total(), Instant::now());
+                let lines = if with { runner.run(PHASE) } else { spin(PHASE) };
+                let seconds = start.elapsed().as_secs_f64();
+                let sum = if with { &mut beside } else { &mut alone };
+                *sum = sum.zip(before.zip(total())).map(|((work, time), (before, after))| {
+                    (work + after.saturating_sub(before) as f64, time + seconds)
+                });
+                if with {
+                    own = (own.0 + lines as f64, own.1 + seconds);
+                }
+            }
+            play.set(false)?;
+            let start = Instant::now();
+            let lines = runner.run(PHASE);
+            let alone_ns = start.elapsed().as_nanos() as f64 / (lines as f64).max(1.0);
+            Ok((alone, beside, own.1 * 1e9 / own.0.max(1.0), alone_ns))
+        })?;
+        let (alone, beside, neighbour_beside_ns, neighbour_alone_ns) = rates;
+        let rate = |sum: Option<(f64, f64)>| sum.filter(|(work, _)| *work > 0.0).map(|(work, seconds)| work / seconds);
+        let evidence = Evidence::Beside {
+            task,
+            neighbour,
+            neighbour_alone_ns,
+            neighbour_beside_ns,
+            task_alone_rate: rate(alone),
+            task_beside_rate: rate(beside),
+        };
+        self.answer(probe, evidence, true, vec![(None, ours_ns), (Some(task), off_ns)]);
+        Ok(())
+    }
+
+    /// Watches words of the task's process for a while; nobody is moved for it.
+    pub(crate) fn watch<K: Kernel>(&mut self, kernel: &Mutex<K>, probe: &Probe, star: &Actor, locations: u32) {
+        let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
+        let left = (locations as usize).saturating_sub(asked.reuses.len());
+        let start = Instant::now();
+        let patience = Duration::from_millis(50);
+        let seed = asked.cost_ns ^ u64::from(probe.id.0);
+        let guard = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let found = watchpoint::reuses(&*guard, star.pid, star.thread.tid, left, patience, start + BRACKET, seed);
+        drop(guard);
+        match found {
+            Err(error) => self.failed(probe, &error),
+            Ok(samples) => {
+                asked.reuses.extend(samples);
+                asked.cost_ns += start.elapsed().as_nanos() as u64;
+                if asked.reuses.len() >= locations as usize || asked.cost_ns >= probe.budget_ns {
+                    let samples = std::mem::take(&mut asked.reuses);
+                    let cost = vec![(None, asked.cost_ns)];
+                    self.answer(probe, Evidence::Reuses { task: star.task, samples }, true, cost);
+                }
+            }
+        }
+    }
+}
+
+/// Keeps a CPU without touching memory.
+fn spin(how_long: Duration) -> u64 {
+    let start = Instant::now();
+    while start.elapsed() < how_long {
+        std::hint::spin_loop();
+    }
+    0
+}
+
+/// The stage while a bracket runs; everybody is as before when [`Stage::play`] returns.
+struct Stage<'a, K: Kernel> {
+    kernel: &'a Mutex<K>,
+    cast: &'a Cast,
+}
+
+/// What a bracket does with the probed task.
+struct Play<'a, 'b, K: Kernel> {
+    stage: &'a Stage<'b, K>,
+    spinner: &'a AtomicBool,
+    off_since: Option<Instant>,
+    off_ns: u64,
+}
+
+type Gate = Option<(f64, f64)>;
+
+impl<K: Kernel> Stage<'_, K> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, K> {
+        self.kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn policy(&self, actor: &Actor, policy: u32) -> std::io::Result<()> {
+        let kernel = self.lock();
+        match kernel.stat(actor.thread.tid) {
+            Ok(stat) if stat.key == actor.thread => kernel.set_policy(actor.thread.tid, policy),
+            Ok(_) => Err(std::io::Error::from_raw_os_error(libc::ESRCH)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Clears the stage, runs `scene` on the probe's CPU, and puts everybody back whatever comes of it. Answers with the
+    /// scene's result and the ping-pong around it, our processor time, and the time that the task was kept off.
+    fn play<T>(
+        &self,
+        scene: impl FnOnce(&mut Play<'_, '_, K>) -> std::io::Result<T>,
+    ) -> std::io::Result<((T, Gate), u64, u64)> {
+        let cast = self.cast;
+        let (spinner, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let played = std::thread::scope(|scope| {
+            let understudy = scope.spawn(|| take_cpu(cast.star_cpu, &spinner, &over));
+            // Others may vanish meanwhile: that only makes the stage emptier.
+            cast.others.iter().for_each(|actor| drop(self.policy(actor, IDLE)));
+            let played = self.lock().set_affinity(cast.star.thread.tid, &cast.seat()).and_then(|()| {
+                let here = Pinned::to(cast.probe_cpu)?;
+                let before = round_trip((cast.probe_cpu, cast.star_cpu)).ok();
+                let mut play = Play { stage: self, spinner: &spinner, off_since: None, off_ns: 0 };
+                let scene = scene(&mut play)?;
+                play.set(true)?;
+                let after = round_trip((cast.probe_cpu, cast.star_cpu)).ok();
+                let gate = before.zip(after).map(|(before, after)| (before.round_trip_ns, after.round_trip_ns));
+                Ok(((scene, gate), here.cost_ns(), play.off_ns))
+            });
+            over.store(true, Ordering::Relaxed);
+            understudy.thread().unpark();
+            let spun_ns = understudy.join().unwrap_or(0);
+            played.map(|(scene, ours_ns, off_ns)| (scene, ours_ns + spun_ns, off_ns))
+        });
+        // A thread that is gone needs nothing; whatever else fails stands in the journal.
+        drop(self.policy(&cast.star, cast.star.policy));
+        drop(self.lock().set_affinity(cast.star.thread.tid, &cast.star.cpus));
+        cast.others.iter().for_each(|actor| drop(self.policy(actor, actor.policy)));
+        played
+    }
+}
+
+impl<K: Kernel> Play<'_, '_, K> {
+    /// The task runs, or is kept off its CPU.
+    fn set(&mut self, runs: bool) -> std::io::Result<()> {
+        let star = &self.stage.cast.star;
+        if runs {
+            self.spinner.store(false, Ordering::Relaxed);
+            self.off_ns += self.off_since.take().map_or(0, |since| since.elapsed().as_nanos() as u64);
+            self.stage.policy(star, star.policy)
+        } else {
+            self.spinner.store(true, Ordering::Relaxed);
+            self.off_since.get_or_insert_with(Instant::now);
+            self.stage.policy(star, IDLE)
+        }
+    }
+}
+
+/// Spins on a CPU while it is told to; its processor time.
+fn take_cpu(cpu: CpuId, spinner: &AtomicBool, over: &AtomicBool) -> u64 {
+    let Ok(pinned) = Pinned::to(cpu) else { return 0 };
+    while !over.load(Ordering::Relaxed) {
+        if spinner.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        } else {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    pinned.cost_ns()
+}

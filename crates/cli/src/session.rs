@@ -16,6 +16,7 @@ use crate::args::{Colour, Global};
 pub struct Session {
     /// Standard error is a terminal and nobody asked for quiet.
     chatty: bool,
+    quiet: bool,
     paint: Paint,
     interrupted: Arc<AtomicBool>,
 }
@@ -40,6 +41,7 @@ impl Session {
         let width = if terminal { rustix::termios::tcgetwinsize(io::stdout()).ok() } else { None };
         let width = width.map(|size| usize::from(size.ws_col)).filter(|columns| *columns >= 40);
         Session {
+            quiet: global.quiet,
             chatty: io::stderr().is_terminal() && !global.quiet,
             paint: Paint { colour, width: width.unwrap_or(100).min(160) },
             interrupted,
@@ -64,6 +66,13 @@ impl Session {
     /// Says what people must know even from a script's log.
     pub fn warn(&self, words: &str) {
         let _ = writeln!(io::stderr(), "cachemate: warning: {words}");
+    }
+
+    /// A line of a daemon's log: on standard error, unless quiet was asked for.
+    pub fn log(&self, words: &str) {
+        if !self.quiet {
+            let _ = writeln!(io::stderr(), "cachemate: {words}");
+        }
     }
 
     /// Progress over `total` units, or a counter where the total is not known; draws nothing unless [`Session::note`]

@@ -14,6 +14,7 @@ pub mod clustering;
 pub mod conformance;
 pub mod dealing;
 pub mod evening;
+pub mod guarded;
 pub mod intensity;
 pub mod matrix;
 pub mod measured;

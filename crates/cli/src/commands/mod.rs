@@ -4,10 +4,15 @@ use clap::Subcommand;
 
 use crate::session::Session;
 
+mod advise;
 mod cachesim;
 mod completions;
 mod convert;
+mod doctor;
+mod explain;
+mod guardian;
 mod man;
+mod manage;
 mod mrc;
 mod plan;
 mod predict;
@@ -16,7 +21,11 @@ mod record;
 mod replay;
 mod report;
 mod repro;
+mod reset;
+mod run;
 mod sim;
+mod status;
+mod top;
 mod topology;
 
 #[derive(Subcommand)]
@@ -33,6 +42,16 @@ pub enum Command {
     Sim(sim::Sim),
     Replay(replay::ReplayRun),
     Repro(repro::Repro),
+    Doctor(doctor::Doctor),
+    Advise(advise::Advise),
+    Run(run::Run),
+    Manage(manage::Manage),
+    Status(status::Status),
+    Top(top::Top),
+    Explain(explain::Explain),
+    Reset(reset::Reset),
+    #[command(hide = true)]
+    Guardian(guardian::Guardian),
     Completions(completions::Completions),
     Man(man::Man),
 }
@@ -54,6 +73,15 @@ impl Command {
             Command::Sim(command) => command.run(session),
             Command::Replay(command) => command.run(session),
             Command::Repro(command) => command.run(session),
+            Command::Doctor(command) => command.run(session),
+            Command::Advise(command) => command.run(session),
+            Command::Run(command) => command.run(session),
+            Command::Manage(command) => command.run(session),
+            Command::Status(command) => command.run(session),
+            Command::Top(command) => command.run(session),
+            Command::Explain(command) => command.run(session),
+            Command::Reset(command) => command.run(session),
+            Command::Guardian(command) => command.run(session),
             Command::Completions(command) => command.run(session),
             Command::Man(command) => command.run(session),
         }

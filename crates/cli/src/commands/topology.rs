@@ -20,6 +20,10 @@ pub struct Topology {
     /// Read the host's files under this folder instead of /
     #[arg(long, value_name = "FOLDER")]
     root: Option<PathBuf>,
+    /// Measure which CPUs really share a cache, by handing a cache line to and fro: virtual machines say one thing and
+    /// schedule another
+    #[arg(long, conflicts_with_all = ["machine", "root", "list"])]
+    probe: bool,
     /// List the machines that come with cachemate
     #[arg(long, conflicts_with_all = ["machine", "root", "json"])]
     list: bool,
@@ -31,6 +35,10 @@ impl Topology {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if self.list {
             return session.print(&machines()?);
+        }
+        if self.probe {
+            let result = crate::live::sharing::measure(session)?;
+            return session.answer(self.json.json, &result, || crate::live::sharing::words(&result));
         }
         let (source, topology) = match &self.machine {
             Some(name) => (name.clone(), cachemate_spec::load_topology(name)?),

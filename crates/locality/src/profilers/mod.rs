@@ -8,6 +8,7 @@
 mod activity;
 mod beside;
 mod counters;
+mod evicted;
 mod known;
 mod phases;
 mod rapidmrc;
@@ -19,6 +20,7 @@ mod stalls;
 pub use activity::ActivityProfiler;
 pub use beside::BesideProfiler;
 pub use counters::CountersProfiler;
+pub use evicted::EvictedProfiler;
 pub use known::KnownProfiler;
 pub use phases::PhaseProfiler;
 pub use rapidmrc::{RapidMrcProfiler, TracedCache};

@@ -14,6 +14,7 @@ pub mod casc;
 pub mod default;
 pub mod di;
 pub mod dio;
+pub mod intensity_gangs;
 pub mod optimal;
 pub mod random;
 pub mod round_robin;
@@ -53,6 +54,11 @@ pub const ENTRIES: &[Entry] = &[
     Entry { name: "default", about: "changes nothing: the machine's own scheduler decides", build: default::build },
     Entry { name: "di", about: "evens out the miss rates of profiles over the caches (CA)", build: di::build },
     Entry { name: "dio", about: "evens out the miss rates that counters show over the caches (CA)", build: dio::build },
+    Entry {
+        name: "intensity-gangs",
+        about: "without a PMU: who presses and who feels is probed, then spread over caches or ganged in time",
+        build: intensity_gangs::build,
+    },
     Entry { name: "optimal", about: "the best assignment by a measured degradation matrix", build: optimal::build },
     Entry { name: "random", about: "each task to a random one of the emptiest caches", build: random::build },
     Entry {

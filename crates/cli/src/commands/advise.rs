@@ -1,0 +1,140 @@
+//! `cachemate advise`: before anything is started, where would these programs go on this host, and why.
+
+use anyhow::Context;
+use cachemate_core::Topology;
+use cachemate_policy::placement::{Placement, place};
+use cachemate_policy::schemes::{self, SharedCache};
+use cachemate_report::terminal::plan_boxes;
+use clap::Args;
+use serde::Serialize;
+
+use super::status::SocketArg;
+use crate::args::JsonArg;
+use crate::live::{host, socket};
+use crate::prediction::{USUAL_SCHEME, plan_picture};
+use crate::profiling::Target;
+use crate::programs::load_all;
+use crate::session::Session;
+
+/// Say where programs would go on this host before they are started, and why
+///
+/// A program is a profile file, a recording, or a name in the pack. The caches are this host's; its latencies are assumed (said in
+/// the answer). Nothing is started and nothing is changed. Where a daemon answers, the programs it manages now are told beside the plan.
+#[derive(Args)]
+pub struct Advise {
+    /// Profile files, recordings, or names in the pack
+    #[arg(value_name = "PROGRAM", required = true)]
+    programs: Vec<String>,
+    /// How the harm is estimated: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    #[arg(long, short, value_name = "SCHEME", default_value = USUAL_SCHEME)]
+    scheme: String,
+    #[command(flatten)]
+    at: SocketArg,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// `cachemate advise --json`.
+#[derive(Serialize)]
+struct AdviseJson<'a> {
+    scheme: &'a str,
+    cache_bytes: u64,
+    /// What was not measured here.
+    assumed: Vec<String>,
+    /// Managed by a daemon now: program, cache, how hard it presses.
+    running: Vec<Running>,
+    #[serde(flatten)]
+    placement: &'a Placement,
+}
+
+#[derive(Serialize)]
+struct Running {
+    name: String,
+    pid: i32,
+    cpu: Option<u32>,
+    cache: Option<u32>,
+    intensity: Option<f64>,
+}
+
+/// Of current server processors: cycles from a miss to the data and to a hit, instructions a cycle and in flight, misses
+/// in flight.
+const MISS_CYCLES: f64 = 250.0;
+const HIT_CYCLES: f64 = 45.0;
+const ISSUE_WIDTH: f64 = 4.0;
+const WINDOW: f64 = 256.0;
+const MISSES_AT_ONCE: f64 = 12.0;
+
+impl Advise {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let found = host::find(false)?;
+        let (cache, target, mut assumed) = shared_cache(&found.topology)?;
+        let programs = load_all(session, &self.programs, target)?;
+        let names: Vec<String> = programs.iter().map(|program| program.name.clone()).collect();
+        let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
+        let scheme = schemes::by_name(&self.scheme)?;
+        let costs = scheme.pair_costs(&profiles, &cache).map_err(|missing| {
+            anyhow::anyhow!(
+                "scheme '{}' needs {}, which the profile of '{}' does not have",
+                missing.scheme,
+                missing.what,
+                names.get(missing.program).map_or("?", String::as_str)
+            )
+        })?;
+        let placement = place(&names, &costs, &costs, &found.topology, 0)?;
+        assumed.extend(found.warnings);
+        let running = self.running();
+        let result =
+            AdviseJson { scheme: &self.scheme, cache_bytes: cache.size_bytes, assumed, running, placement: &placement };
+        session.answer(self.json.json, &result, || {
+            let mut text =
+                plan_boxes(&plan_picture(&placement, "this host", &self.scheme, costs.kind), session.paint());
+            result.assumed.iter().for_each(|what| text.push_str(&format!("assumed: {what}\n")));
+            for task in &result.running {
+                let cpu = task.cpu.map_or(String::new(), |cpu| format!(" on CPU {cpu}"));
+                let presses = task.intensity.map_or(String::new(), |value| format!(", presses {value:.2}"));
+                text.push_str(&format!("running now{cpu}: {}({}){presses}\n", task.name, task.pid));
+            }
+            text
+        })
+    }
+
+    /// None where no daemon answers: advice needs none.
+    fn running(&self) -> Vec<Running> {
+        let Ok(status) = socket::status(&self.at.path()) else { return Vec::new() };
+        let busy = status.tasks.into_iter().filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));
+        busy.map(|task| Running {
+            name: task.name,
+            pid: task.pid,
+            cpu: task.cpu,
+            cache: task.cache,
+            intensity: task.intensity.map(|intensity| intensity.value),
+        })
+        .collect()
+    }
+}
+
+/// The host's contended cache, and what had to be assumed about it.
+fn shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, Target, Vec<String>)> {
+    let cache =
+        topology.caches.iter().find(|cache| cache.last_level).context("this host tells of no last-level cache")?;
+    let mut assumed = vec![format!(
+        "{MISS_CYCLES} cycles a miss, {HIT_CYCLES} a hit, {ISSUE_WIDTH} instructions a cycle, {WINDOW} in flight"
+    )];
+    let mut or = |value: Option<u64>, usual: u64, what: &str| {
+        value.unwrap_or_else(|| {
+            assumed.push(format!("{usual} {what} (the kernel does not say)"));
+            usual
+        })
+    };
+    let size_bytes = or(cache.size_bytes, 32 << 20, "bytes of last-level cache");
+    let ways = or(cache.ways.map(u64::from), 16, "ways") as u32;
+    let line_bytes = or(cache.line_bytes.map(u64::from), 64, "bytes a line") as u32;
+    let shared = SharedCache {
+        hit_latency_cycles: HIT_CYCLES,
+        issue_width: ISSUE_WIDTH,
+        window_instructions: WINDOW,
+        misses_at_once: MISSES_AT_ONCE,
+        ..SharedCache::new(size_bytes, ways, line_bytes, MISS_CYCLES)
+    };
+    Ok((shared, Target { size_bytes, ways, line_bytes, slices: 1 }, assumed))
+}

@@ -1,0 +1,83 @@
+//! `cachemate doctor`: what this host can be measured with, and what would help.
+
+use cachemate_linux::ladder::{Ladder, Rung};
+use cachemate_linux::pressure::{self, Pressure};
+use clap::Args;
+use serde::Serialize;
+
+use crate::args::JsonArg;
+use crate::live::host;
+use crate::session::Session;
+
+/// Try what this host offers: counters, probes, placement; say why something is missing and what would help
+///
+/// Everything is tried, nothing is believed: counters run against a loop that must miss, the probe is calibrated, a
+/// watchpoint is set. Nothing is changed.
+#[derive(Args)]
+pub struct Doctor {
+    /// Leave out what takes processor time: the probe is not calibrated
+    #[arg(long)]
+    quick: bool,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// `cachemate doctor --json`.
+#[derive(Serialize)]
+struct DoctorJson {
+    #[serde(flatten)]
+    ladder: Ladder,
+    means: &'static str,
+    online_cpus: usize,
+    shared_last_level_caches: usize,
+    topology_warnings: Vec<String>,
+    pressure: Pressure,
+}
+
+impl Doctor {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let found = host::find(!self.quick)?;
+        let shared = found.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.count() > 1).count();
+        let means = match found.ladder.level {
+            1 => "programs are measured by counters",
+            2 => "no counters: programs are probed from outside",
+            _ => "neither counters nor probes: topology and pressure only, and nothing is made up",
+        };
+        let result = DoctorJson {
+            means,
+            online_cpus: found.topology.cpus.iter().filter(|cpu| cpu.online).count(),
+            shared_last_level_caches: shared,
+            topology_warnings: found.warnings,
+            pressure: pressure::read(&cachemate_linux::kernel::Host::new("/")),
+            ladder: found.ladder,
+        };
+        session.answer(self.json.json, &result, || words(&result))
+    }
+}
+
+fn words(result: &DoctorJson) -> String {
+    let mut text = format!(
+        "level {} of 3: {}\n{} CPUs online, {} last-level caches shared by two or more\n",
+        result.ladder.level, result.means, result.online_cpus, result.shared_last_level_caches
+    );
+    for warning in &result.topology_warnings {
+        text.push_str(&format!("note: {warning}\n"));
+    }
+    for (title, rungs) in [("measuring, best first", &result.ladder.measures), ("acting", &result.ladder.enforces)] {
+        text.push_str(&format!("\n{title}\n"));
+        rungs.iter().for_each(|rung| text.push_str(&lines(rung)));
+    }
+    text
+}
+
+fn lines(rung: &Rung) -> String {
+    let mark = if rung.works { "yes" } else { "no " };
+    let mut text = format!("  {mark}  {}: {}\n", rung.name, rung.says);
+    if !rung.works {
+        text.push_str(&format!("       without it: {}\n", rung.without_it));
+        if let Some(remedy) = &rung.remedy {
+            text.push_str(&format!("       remedy: {remedy}\n"));
+        }
+    }
+    text
+}

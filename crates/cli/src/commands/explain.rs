@@ -1,0 +1,69 @@
+//! `cachemate explain`: why a program is where it is.
+
+use anyhow::bail;
+use clap::Args;
+use serde::Serialize;
+
+use super::status::SocketArg;
+use crate::args::JsonArg;
+use crate::live::picture::explain_text;
+use crate::live::socket;
+use crate::live::status::{DecisionStatus, TaskStatus};
+use crate::session::Session;
+
+/// Say why a program is where it is, what is known of it, and what it costs
+#[derive(Args)]
+pub struct Explain {
+    /// A process or thread id
+    #[arg(value_name = "PID")]
+    pid: i32,
+    #[command(flatten)]
+    at: SocketArg,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// `cachemate explain --json`.
+#[derive(Serialize)]
+struct ExplainJson {
+    pid: i32,
+    policy: String,
+    acts: bool,
+    tasks: Vec<TaskStatus>,
+    /// Who shares its cache, as far as it is managed.
+    beside: Vec<String>,
+    /// That name it, latest first.
+    decisions: Vec<DecisionStatus>,
+    refused: Vec<String>,
+}
+
+impl Explain {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let status = socket::status(&self.at.path())?;
+        let mine = |task: &TaskStatus| task.pid == self.pid || task.tid == self.pid;
+        let tasks: Vec<TaskStatus> = status.tasks.iter().filter(|task| mine(task)).cloned().collect();
+        if tasks.is_empty() {
+            let there = match std::path::Path::new(&format!("/proc/{}", self.pid)).exists() {
+                true => "no rule of the configuration matches it (or it is new since the last window)",
+                false => "there is no such process",
+            };
+            bail!("process {} is not managed: {there}", self.pid);
+        }
+        let about = |ids: &[u32]| tasks.iter().any(|task| ids.contains(&task.task));
+        let caches = |task: &TaskStatus| tasks.iter().any(|own| own.cache.is_some() && own.cache == task.cache);
+        let others = status.tasks.iter().filter(|task| !mine(task) && caches(task));
+        let tokens: Vec<String> = tasks.iter().map(|task| format!("TaskId({})", task.task)).collect();
+        let result = ExplainJson {
+            pid: self.pid,
+            policy: status.policy.clone(),
+            acts: status.acts,
+            beside: others.map(|task| format!("{}({})", task.name, task.tid)).collect(),
+            decisions: status.decisions.iter().filter(|decision| about(&decision.tasks)).cloned().collect(),
+            refused: status.refused.iter().filter(|line| tokens.iter().any(|t| line.contains(t))).cloned().collect(),
+            tasks,
+        };
+        session.answer(self.json.json, &result, || {
+            explain_text(&result.tasks, &result.beside, &result.decisions, &result.refused, result.acts)
+        })
+    }
+}

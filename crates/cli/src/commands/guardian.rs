@@ -1,0 +1,24 @@
+//! `cachemate guardian`: started by whoever changes the host, never by people.
+
+use std::path::PathBuf;
+
+use cachemate_linux::guardian::watch;
+use cachemate_linux::kernel::Host;
+use clap::Args;
+
+use crate::live::daemon::complain;
+use crate::session::Session;
+
+/// Wait for the end of the process on standard input, and put the host back if it did not do so itself
+#[derive(Args)]
+pub struct Guardian {
+    #[arg(long, value_name = "FOLDER")]
+    state_dir: PathBuf,
+}
+
+impl Guardian {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let account = watch(&Host::new("/"), &self.state_dir)?;
+        complain(&account, &|words| session.warn(words))
+    }
+}

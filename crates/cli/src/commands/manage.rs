@@ -1,0 +1,56 @@
+//! `cachemate manage`: the daemon.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::live::daemon::{Source, Switches, on_hangup, run};
+use crate::session::Session;
+
+/// Manage the programs of this host: measure them, and place them where the configuration says act
+///
+/// Without a configuration nothing is managed. Without 'act = true' in it nothing on the host is changed: what would be done is
+/// shown by status and top. Everything that is changed is put back when the daemon ends, however it ends. SIGHUP reloads
+/// the configuration; one that is wrong is told and the one before stays in force. docs/live.md explains all of it.
+#[derive(Args)]
+pub struct Manage {
+    /// Decide by this policy, whatever the configuration says
+    #[arg(long, short, value_name = "POLICY")]
+    policy: Option<String>,
+    /// The configuration; /etc/cachemate/cachemate.toml for root, ~/.config/cachemate/cachemate.toml for others
+    #[arg(long, short, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Only observe, whatever the configuration says
+    #[arg(long)]
+    observe: bool,
+    /// Read and check the configuration, say what is wrong, and end
+    #[arg(long)]
+    check: bool,
+    /// Where the restore journal lies
+    #[arg(long, value_name = "FOLDER")]
+    state_dir: Option<PathBuf>,
+    /// Where status, top and explain ask
+    #[arg(long, value_name = "FILE")]
+    socket: Option<PathBuf>,
+}
+
+impl Manage {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let source = Source {
+            file: self.config.clone(),
+            named: self.config.is_some(),
+            policy: self.policy.clone(),
+            observe: self.observe,
+            state_dir: self.state_dir.clone(),
+            socket: self.socket.clone(),
+        };
+        if self.check {
+            source.read()?;
+            session.note("the configuration is fine");
+            return Ok(());
+        }
+        let switches = Switches { stop: session.interrupt_flag(), ..Switches::default() };
+        on_hangup(&switches)?;
+        run(&source, &switches, &|words| session.log(words))
+    }
+}

@@ -1,0 +1,296 @@
+//! `cachemate run`: programs started under management, and compared with a run without.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::bail;
+use cachemate_linux::guardian::Lock;
+use cachemate_linux::rules::{Action, Rule};
+use cachemate_report::text::or_dash;
+use cachemate_report::{Align, Table};
+use cachemate_spec::{ManageConfig, PolicyChoice};
+use clap::Args;
+use serde::Serialize;
+
+use crate::args::JsonArg;
+use crate::exit::{Interrupted, Usage};
+use crate::live::daemon::complain;
+use crate::live::host::{self, Found, Wish};
+use crate::live::paths;
+use crate::live::programs::{Ended, Programs};
+use crate::session::Session;
+
+/// Start programs under management; with --compare against a run without
+///
+/// Commands are separated by ':::'. A program that maps the file named in CACHEMATE_PROGRESS and counts its work in the first
+/// eight bytes is compared by work per second, others by their run time. Only these programs are managed; everything is put back.
+#[derive(Args)]
+pub struct Run {
+    /// Decide by this policy
+    #[arg(long, short, value_name = "POLICY", default_value = "intensity-gangs")]
+    policy: String,
+    /// The policy's parameters, TOML: 'slice_ns = 20_000_000'
+    #[arg(long, value_name = "TOML", default_value = "")]
+    parameters: String,
+    /// Time between two looks
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    window_ms: u64,
+    /// End the programs after that many seconds
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// Run everything N times with and N times without management, alternating
+    #[arg(long, value_name = "N")]
+    compare: Option<u32>,
+    /// Only observe
+    #[arg(long)]
+    observe: bool,
+    #[command(flatten)]
+    json: JsonArg,
+    /// CMD [ARG...] [::: CMD [ARG...]]...
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    commands: Vec<String>,
+}
+
+/// `cachemate run --json`.
+#[derive(Serialize)]
+struct RunJson {
+    policy: String,
+    programs: Vec<ProgramJson>,
+    /// Reasons of the last managed run, latest first.
+    decisions: Vec<String>,
+    refused: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct ProgramJson {
+    command: String,
+    managed: Vec<Ended>,
+    unmanaged: Vec<Ended>,
+    /// `work_per_second` or `seconds`.
+    compared_by: &'static str,
+    managed_median: Option<f64>,
+    /// First and third quartile.
+    managed_spread: Option<(f64, f64)>,
+    unmanaged_median: Option<f64>,
+    unmanaged_spread: Option<(f64, f64)>,
+    /// Managed over unmanaged speed: above 1 is faster.
+    speed_ratio: Option<f64>,
+}
+
+struct Outcome {
+    ended: Vec<Ended>,
+    decisions: Vec<String>,
+    refused: Vec<String>,
+}
+
+impl Run {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let commands: Vec<Vec<String>> = self.commands.split(|word| word == ":::").map(<[String]>::to_vec).collect();
+        if commands.iter().any(Vec::is_empty) {
+            return Err(Usage("found an empty command between ':::', expected CMD ::: CMD".into()).into());
+        }
+        if self.seconds.is_some_and(|seconds| !(seconds > 0.0 && seconds < 1e6)) || self.window_ms == 0 {
+            return Err(Usage("--seconds and --window-ms must be above 0".into()).into());
+        }
+        let config = ManageConfig {
+            act: !self.observe,
+            policy: Some(PolicyChoice { name: self.policy.clone(), parameters: self.parameters.parse()? }),
+            window_ms: Some(self.window_ms),
+            ..ManageConfig::default()
+        };
+        host::build_policy(&config)?;
+        let folder = Folder::new()?;
+        let found = host::find(false)?;
+        let (mut managed, mut unmanaged, mut last) = (Vec::new(), Vec::new(), None);
+        for round in 0..self.compare.unwrap_or(1).max(1) {
+            // Alternating, and first in turn: drifts of the host fall on both alike.
+            let order: &[bool] = match (self.compare.is_some(), round % 2 == 0) {
+                (false, _) => &[true],
+                (true, true) => &[false, true],
+                (true, false) => &[true, false],
+            };
+            for &under in order {
+                let outcome = self.once(session, &commands, under.then_some((&found, &config)), &folder.0)?;
+                if under {
+                    managed.push(outcome.ended.clone());
+                    last = Some(outcome);
+                } else {
+                    unmanaged.push(outcome.ended);
+                }
+            }
+        }
+        let programs = commands.iter().enumerate().map(|(at, command)| {
+            let of = |runs: &[Vec<Ended>]| runs.iter().filter_map(|run| run.get(at).cloned()).collect();
+            program(command.join(" "), of(&managed), of(&unmanaged))
+        });
+        let last = last.unwrap_or(Outcome { ended: Vec::new(), decisions: Vec::new(), refused: Vec::new() });
+        let result = RunJson {
+            policy: self.policy.clone(),
+            programs: programs.collect(),
+            decisions: last.decisions,
+            refused: last.refused,
+        };
+        session.answer(self.json.json, &result, || words(&result, self.compare.is_some()))
+    }
+
+    /// One run of all programs, under management or not.
+    fn once(
+        &self,
+        session: &Session,
+        commands: &[Vec<String>],
+        managed: Option<(&Found, &ManageConfig)>,
+        folder: &Path,
+    ) -> anyhow::Result<Outcome> {
+        let (stop, over) = (session.interrupt_flag(), Arc::new(AtomicBool::new(false)));
+        let progress = folder.join("progress");
+        let deadline = self.seconds.map(Duration::from_secs_f64);
+        let programs = Programs::start(commands, &progress, deadline, stop.clone(), over.clone())?;
+        let (mut decisions, mut refused): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
+        if let Some((found, config)) = managed {
+            let rule = |&pid| Rule { pid: Some(pid), action: Action::Manage(None), ..Rule::default() };
+            let wish = Wish {
+                config: config.clone(),
+                rules: programs.pids.iter().map(rule).collect(),
+                state_dir: folder.to_path_buf(),
+                progress_dir: Some(progress),
+                stop: over,
+                wake: Arc::default(),
+            };
+            let mut live = host::open(found, &wish)?;
+            let mut watcher = crate::live::status::Watcher::default();
+            let ran = loop {
+                match live.step() {
+                    Ok(Some(record)) => watcher.see(&record, &live.machine, &found.topology, &live.profiles),
+                    Ok(None) => break Ok(()),
+                    Err(error) => break Err(error),
+                }
+            };
+            // First everything back, then complaints.
+            let account = live.machine.put_back()?;
+            ran?;
+            complain(&account, &|words| session.warn(words))?;
+            decisions = watcher.status.decisions.iter().map(|decision| decision.why.clone()).collect();
+            refused.clone_from(&watcher.status.refused);
+        }
+        let ended = programs.ended();
+        if stop.load(Ordering::Relaxed) {
+            return Err(Interrupted("the programs were ended and everything was put back".into()).into());
+        }
+        Ok(Outcome { ended, decisions, refused })
+    }
+}
+
+/// A state folder of this run's own; goes with it unless something in it is still needed.
+struct Folder(PathBuf, #[allow(dead_code)] Lock);
+
+impl Folder {
+    fn new() -> anyhow::Result<Self> {
+        let path = paths::state_dir().join(format!("run-{}", std::process::id()));
+        paths::make_private_dir(&path)?;
+        let Some(lock) = Lock::daemon(&path)? else { bail!("{}: somebody holds it", path.display()) };
+        Ok(Folder(path, lock))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // A journal that is still there holds what could not be put back: reset needs it.
+        if !self.0.join(cachemate_linux::journal::Journal::FILE_NAME).exists() {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+fn program(command: String, managed: Vec<Ended>, unmanaged: Vec<Ended>) -> ProgramJson {
+    let by_work = managed.iter().chain(&unmanaged).all(|ended| ended.work.is_some());
+    let figure = |ended: &Ended| match ended.work {
+        Some(work) if by_work => work as f64 / ended.seconds,
+        _ => ended.seconds,
+    };
+    let sorted = |runs: &[Ended]| {
+        let mut figures: Vec<f64> = runs.iter().map(figure).collect();
+        figures.sort_by(f64::total_cmp);
+        figures
+    };
+    let (with, without) = (sorted(&managed), sorted(&unmanaged));
+    let spread = |figures: &[f64]| quantile(figures, 0.25).zip(quantile(figures, 0.75));
+    let (managed_median, unmanaged_median) = (quantile(&with, 0.5), quantile(&without, 0.5));
+    let ratio = managed_median.zip(unmanaged_median).filter(|(a, b)| *a > 0.0 && *b > 0.0);
+    ProgramJson {
+        command,
+        compared_by: if by_work { "work_per_second" } else { "seconds" },
+        speed_ratio: ratio.map(|(with, without)| if by_work { with / without } else { without / with }),
+        managed_median,
+        managed_spread: spread(&with),
+        unmanaged_median,
+        unmanaged_spread: spread(&without),
+        managed,
+        unmanaged,
+    }
+}
+
+/// Linear between neighbours; `None` of nothing.
+fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
+    let last = sorted.len().checked_sub(1)?;
+    let at = share * last as f64;
+    let (low, high) = (at.floor() as usize, at.ceil() as usize);
+    Some(sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64))
+}
+
+fn words(result: &RunJson, compared: bool) -> String {
+    let mut table = Table::new(&[
+        ("program", Align::Left),
+        ("by", Align::Left),
+        ("managed", Align::Right),
+        ("quartiles", Align::Left),
+        ("unmanaged", Align::Right),
+        ("quartiles", Align::Left),
+        ("speed ratio", Align::Right),
+    ]);
+    let number = |value: Option<f64>| or_dash(value.map(cachemate_report::text::number));
+    let spread = |spread: Option<(f64, f64)>| {
+        let text =
+            |(low, high)| format!("{}..{}", cachemate_report::text::number(low), cachemate_report::text::number(high));
+        or_dash(spread.map(text))
+    };
+    for program in &result.programs {
+        table.row([
+            program.command.chars().take(40).collect(),
+            program.compared_by.replace('_', " "),
+            number(program.managed_median),
+            spread(program.managed_spread),
+            number(program.unmanaged_median),
+            spread(program.unmanaged_spread),
+            or_dash(program.speed_ratio.map(|ratio| format!("{ratio:.2}"))),
+        ]);
+    }
+    let mut text = format!("policy {}\n{}", result.policy, table.text());
+    if !compared {
+        text.push_str("--compare N runs them without management too\n");
+    }
+    result.decisions.iter().take(8).for_each(|why| text.push_str(&format!("decided: {why}\n")));
+    result.refused.iter().take(5).for_each(|why| text.push_str(&format!("refused: {why}\n")));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(seconds: f64, work: Option<u64>) -> Ended {
+        Ended { seconds, work, code: Some(0) }
+    }
+
+    /// Is the ratio that of speeds, whether programs report work or not, and absent without a comparison?
+    #[test]
+    fn ratios_are_of_speeds() {
+        let by_time = program("x".into(), vec![ended(1.0, None)], vec![ended(2.0, None)]);
+        assert_eq!((by_time.speed_ratio, by_time.compared_by), (Some(2.0), "seconds"));
+        let by_work = program("x".into(), vec![ended(2.0, Some(60))], vec![ended(1.0, Some(10))]);
+        assert_eq!((by_work.speed_ratio, by_work.compared_by), (Some(3.0), "work_per_second"));
+        assert_eq!(program("x".into(), vec![ended(1.0, None)], Vec::new()).speed_ratio, None);
+        assert_eq!(quantile(&[1.0, 2.0, 4.0], 0.75), Some(3.0));
+    }
+}

@@ -1,0 +1,64 @@
+//! `cachemate top`: the daemon's status, again and again.
+
+use std::io::IsTerminal;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use super::status::SocketArg;
+use crate::args::JsonArg;
+use crate::exit::Usage;
+use crate::live::picture::top_text;
+use crate::live::socket;
+use crate::session::Session;
+
+/// Watch the caches: who is on each, how hard it presses, what it suffers, and what was decided
+///
+/// Per last-level cache the programs with their intensity, class, forecast and measured slowdown, then the last decisions.
+/// Ctrl-C ends it. With --json one object per line and look.
+#[derive(Args)]
+pub struct Top {
+    /// Time between two looks
+    #[arg(long, short, value_name = "SECONDS", default_value_t = 1.0)]
+    every: f64,
+    /// End after that many looks; otherwise it goes on until Ctrl-C
+    #[arg(long, short = 'n', value_name = "N")]
+    looks: Option<u64>,
+    #[command(flatten)]
+    at: SocketArg,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// Clears the screen and goes to its first place.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+impl Top {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if !(self.every >= 0.1 && self.every <= 3600.0) {
+            return Err(Usage(format!("--every: found {}, expected 0.1 to 3600 seconds", self.every)).into());
+        }
+        let stop = session.interrupt_flag();
+        let screen = std::io::stdout().is_terminal();
+        let mut looks = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let status = socket::status(&self.at.path())?;
+            if self.json.json {
+                session.print(&format!("{}\n", serde_json::to_string(&status)?))?;
+            } else {
+                let clear = if screen { CLEAR } else { "" };
+                session.print(&format!("{clear}{}", top_text(&status, session.paint().width)))?;
+            }
+            looks += 1;
+            if self.looks.is_some_and(|most| looks >= most) {
+                break;
+            }
+            let until = Instant::now() + Duration::from_secs_f64(self.every);
+            while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(50).min(until.saturating_duration_since(Instant::now())));
+            }
+        }
+        Ok(())
+    }
+}

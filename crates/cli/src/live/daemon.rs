@@ -1,0 +1,276 @@
+//! The daemon's life: lock, restore what was left behind, loop, reload, put everything back.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use cachemate_core::{Record, RunHeader};
+use cachemate_linux::guardian::{Lock, restore_left_behind};
+use cachemate_linux::kernel::Host;
+use cachemate_linux::restore::{Outcome, Restored};
+use cachemate_spec::{ManageConfig, User, load_manage_config};
+use cachemate_trace::RunLogWriter;
+use sd_notify::NotifyState;
+
+use super::host::{self, LiveLoop, Wish};
+use super::socket::{self, Shared};
+use super::status::Watcher;
+use super::{metrics, paths};
+
+/// How long a start waits for a guardian that is just putting things back.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The configuration, and what the command line says about it.
+#[derive(Clone)]
+pub struct Source {
+    pub file: Option<PathBuf>,
+    /// A file that is not there is an error only where somebody named it.
+    pub named: bool,
+    pub policy: Option<String>,
+    pub observe: bool,
+    pub state_dir: Option<PathBuf>,
+    pub socket: Option<PathBuf>,
+}
+
+impl Source {
+    /// # Errors
+    /// The file cannot be read, or is wrong somewhere: with the line.
+    pub fn read(&self) -> anyhow::Result<ManageConfig> {
+        let file = self.file.clone().unwrap_or_else(paths::config_file);
+        let mut config = match file.exists() || self.named {
+            true => load_manage_config(&file.display().to_string(), &paths::user_id)?,
+            false => ManageConfig::default(),
+        };
+        if let Some(name) = &self.policy {
+            let same = config.policy.as_ref().is_some_and(|choice| choice.name == *name);
+            if !same {
+                let name = name.clone();
+                config.policy = Some(cachemate_spec::PolicyChoice { name, parameters: Default::default() });
+            }
+        }
+        config.act &= !self.observe;
+        config.state_dir = self.state_dir.clone().or(config.state_dir).or_else(|| Some(paths::state_dir()));
+        config.socket = self.socket.clone().or(config.socket).or_else(|| Some(paths::socket()));
+        host::build_policy(&config)?;
+        Ok(config)
+    }
+}
+
+/// Switches that signals and the socket set.
+#[derive(Clone, Default)]
+pub struct Switches {
+    pub stop: Arc<AtomicBool>,
+    pub wake: Arc<AtomicBool>,
+    pub reload: Arc<AtomicBool>,
+}
+
+/// Runs until told to stop; everything is as before when it returns.
+///
+/// # Errors
+/// Another daemon runs, something left behind could not be put back, the host cannot be read, or a step failed. In
+/// each case what was changed has been put back, or stands in the journal.
+pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+    let config = source.read()?;
+    let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
+    paths::make_private_dir(&state_dir)?;
+    let Some(_lock) = Lock::daemon_after(&state_dir, PATIENCE)? else {
+        bail!("another daemon holds {}", state_dir.display());
+    };
+    let left = restore_left_behind(&Host::new("/"), &state_dir)?;
+    complain(&left, say)?;
+    let found = host::find(false)?;
+    let progress_dir = progress_dir(&config);
+    let wish = Wish {
+        rules: host::rules(&config.rules),
+        state_dir,
+        progress_dir,
+        stop: switches.stop.clone(),
+        wake: switches.wake.clone(),
+        config,
+    };
+    let mut live = host::open(&found, &wish)?;
+    let shared = share(&wish.config, switches);
+    let mut watcher = Watcher::default();
+    let file = source.file.clone().unwrap_or_else(paths::config_file);
+    watcher.status.config = file.exists().then(|| file.display().to_string());
+    watcher.status.version = env!("CARGO_PKG_VERSION").to_string();
+    watcher.status.pid = std::process::id();
+    watcher.status.level = found.ladder.level;
+    watcher.status.acts = wish.config.act;
+    watcher.status.policy = live.policy_name.clone();
+    publish(&shared, &watcher);
+    let socket_path = wish.config.socket.clone().unwrap_or_else(paths::socket);
+    let _server = socket::serve(&socket_path, shared.clone())?;
+    if let Some(address) = &wish.config.metrics {
+        metrics::serve(address, shared.clone())?;
+    }
+    let log = run_log(&wish.config, &live)?;
+    // Not started by systemd: nobody to tell.
+    let _ = sd_notify::notify(false, &[NotifyState::Ready]);
+    say(&format!(
+        "{} with policy '{}', level {} of the ladder (cachemate doctor); socket {}",
+        if wish.config.act { "managing" } else { "observing only" },
+        live.policy_name,
+        found.ladder.level,
+        socket_path.display()
+    ));
+    let ran = turns(source, switches, &mut live, &mut watcher, &shared, log, say);
+    let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+    let put_back = live.machine.put_back()?;
+    complain(&put_back, say)?;
+    ran
+}
+
+/// Programs report their progress beside the socket, where every user may.
+fn progress_dir(config: &ManageConfig) -> Option<PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = config.socket.as_ref()?.parent()?.join("progress");
+    std::fs::create_dir_all(&dir).ok()?;
+    // Like /tmp: everybody may put a file there, nobody may take another's away.
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o1777)).ok()?;
+    Some(dir)
+}
+
+fn share(config: &ManageConfig, switches: &Switches) -> Shared {
+    Shared {
+        status: Arc::default(),
+        reload: switches.reload.clone(),
+        wake: switches.wake.clone(),
+        allow_users: Arc::new(Mutex::new(allowed(config))),
+    }
+}
+
+fn allowed(config: &ManageConfig) -> Vec<u32> {
+    let id = |user: &User| match user {
+        User::Id(id) => Some(*id),
+        User::Name(_) => None, // names became numbers when the file was read
+    };
+    config.allow_users.iter().filter_map(id).collect()
+}
+
+fn run_log(config: &ManageConfig, live: &LiveLoop) -> anyhow::Result<Option<RunLogWriter>> {
+    use cachemate_core::Machine;
+    let Some(path) = &config.run_log else { return Ok(None) };
+    let choice = config.policy.clone();
+    let header = RunHeader {
+        format: cachemate_trace::RUN_LOG_VERSION,
+        topology: live.machine.topology().clone(),
+        capabilities: live.machine.capabilities().clone(),
+        policy: live.policy_name.clone(),
+        parameters: choice.map(|choice| choice.parameters.to_string()).unwrap_or_default(),
+        seed: config.seed,
+    };
+    Ok(Some(RunLogWriter::create(path, true, &header)?))
+}
+
+fn publish(shared: &Shared, watcher: &Watcher) {
+    shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&watcher.status);
+}
+
+#[allow(clippy::too_many_arguments)]
+fn turns(
+    source: &Source,
+    switches: &Switches,
+    live: &mut LiveLoop,
+    watcher: &mut Watcher,
+    shared: &Shared,
+    mut log: Option<RunLogWriter>,
+    say: &dyn Fn(&str),
+) -> anyhow::Result<()> {
+    let started = Instant::now();
+    loop {
+        if switches.reload.swap(false, Ordering::Relaxed) {
+            reload(source, live, watcher, shared, say);
+        }
+        let Some(record) = live.step()? else { break };
+        let mut gone_quiet = false;
+        if let Some(writer) = &mut log {
+            gone_quiet = log_record(writer, &record, say);
+        }
+        if gone_quiet {
+            log = None;
+        }
+        let topology = cachemate_core::Machine::topology(&live.machine).clone();
+        watcher.see(&record, &live.machine, &topology, &live.profiles);
+        watcher.status.running_ns = started.elapsed().as_nanos() as u64;
+        watcher.status.pressure = cachemate_linux::pressure::read(&Host::new("/"));
+        publish(shared, watcher);
+        let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
+    }
+    if let Some(writer) = log {
+        writer.finish()?;
+    }
+    Ok(())
+}
+
+/// A full disk ends the log, not the management; true = it ended.
+fn log_record(writer: &mut RunLogWriter, record: &Record, say: &dyn Fn(&str)) -> bool {
+    match writer.push(record) {
+        Ok(()) => false,
+        Err(error) => {
+            say(&format!("the run log ends here: {error}"));
+            true
+        }
+    }
+}
+
+/// A wrong configuration changes nothing; the one before stays in force.
+fn reload(source: &Source, live: &mut LiveLoop, watcher: &mut Watcher, shared: &Shared, say: &dyn Fn(&str)) {
+    let _ = sd_notify::notify(false, &[NotifyState::Reloading]);
+    let taken = source.read().and_then(|config| {
+        let (name, policy) = host::build_policy(&config)?;
+        live.machine.set_rules(host::rules(&config.rules), config.act)?;
+        live.policy = policy;
+        live.policy_name = name;
+        *shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed(&config);
+        Ok(config)
+    });
+    match taken {
+        Ok(config) => {
+            watcher.status.acts = config.act;
+            watcher.status.policy.clone_from(&live.policy_name);
+            watcher.status.config_error = None;
+            say("configuration reloaded");
+        }
+        Err(error) => {
+            say(&format!("configuration not reloaded: {error:#}"));
+            watcher.status.config_error = Some(format!("{error:#}"));
+        }
+    }
+    let _ = sd_notify::notify(false, &[NotifyState::Ready]);
+}
+
+/// Says what could not be put back, or was left because it is somebody else's by now.
+///
+/// # Errors
+/// Something could not be put back: the journal is kept.
+pub fn complain(account: &[Restored], say: &dyn Fn(&str)) -> anyhow::Result<()> {
+    let mut failed = 0;
+    for line in account {
+        match &line.outcome {
+            Outcome::Failed(why) => {
+                failed += 1;
+                say(&format!("not put back: {:?}: {why}", line.object));
+            }
+            Outcome::Theirs(now) => say(&format!("left alone, changed by somebody else: {:?} is {now}", line.object)),
+            _ => {}
+        }
+    }
+    if failed > 0 {
+        bail!("{failed} objects could not be put back; the journal is kept, and cachemate reset tries again");
+    }
+    Ok(())
+}
+
+/// SIGHUP reloads and wakes.
+///
+/// # Errors
+/// The handler cannot be set.
+pub fn on_hangup(switches: &Switches) -> anyhow::Result<()> {
+    for flag in [&switches.reload, &switches.wake] {
+        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(flag)).context("cannot handle SIGHUP")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! This host as a machine, and a policy to run on it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use cachemate_core::{Capabilities, Level, Loop, Policy, Profile, Profiler, Topology, Window};
+use cachemate_linux::actuator::GuardianCommand;
+use cachemate_linux::counters::{Surveyed, survey};
+use cachemate_linux::kernel::Host;
+use cachemate_linux::ladder::{Ladder, capabilities, climb};
+use cachemate_linux::machine::{LiveMachine, LiveOptions};
+use cachemate_linux::progress::ProgressFiles;
+use cachemate_linux::rules::{Action, Rule};
+use cachemate_linux::topology::read_topology;
+use cachemate_locality::phases::PhaseParameters;
+use cachemate_locality::profilers::{BesideProfiler, CountersProfiler, EvictedProfiler, KnownProfiler, PhaseProfiler};
+use cachemate_policy::guarded::{Guard, Guarded};
+use cachemate_policy::policies;
+use cachemate_policy::yardstick::Yardstick;
+use cachemate_spec::{GuardConfig, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
+use cachemate_trace::ProfileFile;
+
+use super::shake::Shake;
+
+pub type LiveLoop = Loop<LiveMachine<Host>, Guarded<Box<dyn Policy>>>;
+
+/// Cycles that a miss of the last level adds, where nothing measured says otherwise.
+const MISS_PENALTY_CYCLES: f64 = 150.0;
+/// Instructions before a reading of counters counts (a second's worth at a low rate).
+const INSTRUCTIONS_OF_A_READING: f64 = 1e8;
+
+/// What was found out about this host.
+pub struct Found {
+    pub topology: Topology,
+    pub warnings: Vec<String>,
+    pub events: Vec<Surveyed>,
+    pub ladder: Ladder,
+}
+
+/// Reads and tries this host. `deep` also calibrates the probe.
+///
+/// # Errors
+/// The kernel's description of the CPUs cannot be read.
+pub fn find(deep: bool) -> anyhow::Result<Found> {
+    let host = read_topology(Path::new("/")).context("cannot read the caches of this host")?;
+    let events = survey(last_level(&host.topology));
+    let ladder = climb(&Host::new("/"), &host.topology, &events, deep);
+    Ok(Found { topology: host.topology, warnings: host.warnings, events, ladder })
+}
+
+fn last_level(topology: &Topology) -> Level {
+    topology.caches.iter().find(|cache| cache.last_level).map_or(Level::L3, |cache| cache.level)
+}
+
+/// What one managed run is told, from a configuration or a command line.
+pub struct Wish {
+    pub config: ManageConfig,
+    pub rules: Vec<Rule>,
+    pub state_dir: PathBuf,
+    pub progress_dir: Option<PathBuf>,
+    pub stop: Arc<AtomicBool>,
+    pub wake: Arc<AtomicBool>,
+}
+
+/// A loop over this host, at its start.
+///
+/// # Errors
+/// An unknown policy or bad parameters, a profile that cannot be read, a state folder that cannot be made.
+pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<LiveLoop> {
+    super::paths::make_private_dir(&wish.state_dir)?;
+    let window = window_of(&wish.config);
+    let capabilities: Capabilities = capabilities(&found.ladder, window.as_nanos() as u64);
+    let state = wish.state_dir.display().to_string();
+    let options = LiveOptions {
+        rules: wish.rules.clone(),
+        act: wish.config.act,
+        state_dir: wish.state_dir.clone(),
+        guardian: GuardianCommand {
+            // Not the path it was started by: an upgrade may have replaced that file meanwhile.
+            program: PathBuf::from("/proc/self/exe"),
+            args: ["guardian", "--state-dir", &state].map(str::to_string).to_vec(),
+        },
+        first_window: window.min(Duration::from_millis(100)),
+        probe_share: 0.5,
+        progress: ProgressFiles::new(wish.progress_dir.clone()),
+        known: known_profiles(&wish.config.profiles)?,
+        stop: wish.stop.clone(),
+        wake: wish.wake.clone(),
+    };
+    let machine = LiveMachine::new(Host::new("/"), found.topology.clone(), capabilities, found.events.clone(), options);
+    let (name, policy) = build_policy(&wish.config)?;
+    let yardstick = Box::new(Yardstick { miss_penalty_cycles: MISS_PENALTY_CYCLES });
+    let first = Window::Time { ns: window.as_nanos() as u64 };
+    Ok(Loop::new(machine, profilers(&found.topology), yardstick, name, policy, first))
+}
+
+fn window_of(config: &ManageConfig) -> Duration {
+    Duration::from_millis(config.window_ms.unwrap_or(1000))
+}
+
+/// Phases first, what was recorded last; what was measured by evicted lines counts for more than a neighbour's slowdown.
+fn profilers(topology: &Topology) -> Vec<Box<dyn Profiler>> {
+    let level = last_level(topology);
+    vec![
+        Box::new(PhaseProfiler::new(level, PhaseParameters::default(), 10.0 * INSTRUCTIONS_OF_A_READING)),
+        Box::new(CountersProfiler::new(level, INSTRUCTIONS_OF_A_READING)),
+        Box::new(BesideProfiler::default()),
+        Box::new(EvictedProfiler::default()),
+        Box::new(KnownProfiler::default()),
+    ]
+}
+
+/// The configuration's policy under the guard.
+///
+/// # Errors
+/// An unknown policy, or parameters that it does not take.
+pub fn build_policy(config: &ManageConfig) -> anyhow::Result<(String, Guarded<Box<dyn Policy>>)> {
+    let choice =
+        config.policy.clone().unwrap_or(PolicyChoice { name: "default".into(), parameters: Default::default() });
+    let inner: Box<dyn Policy> = if choice.name == Shake::NAME {
+        Box::new(Shake::new(config.seed))
+    } else {
+        policies::build(&choice.name, &choice.parameters.to_string(), config.seed)?
+    };
+    let GuardConfig { enabled, windows, loss_at_least, keep_out_windows } = config.guard;
+    let guard = Guard { enabled, windows: windows as usize, loss_at_least, keep_out_windows: keep_out_windows.into() };
+    Ok((choice.name, Guarded::new(inner, guard)))
+}
+
+/// Rules as the machine wants them.
+pub fn rules(config: &[RuleConfig]) -> Vec<Rule> {
+    let rule = |rule: &RuleConfig| Rule {
+        command: rule.command.clone(),
+        cgroup: rule.cgroup.clone(),
+        pid: rule.pid,
+        user: match rule.user {
+            Some(User::Id(id)) => Some(id),
+            _ => None, // names became numbers when the file was read
+        },
+        action: match rule.action {
+            RuleAction::Manage => Action::Manage(rule.goal()),
+            RuleAction::Observe => Action::Observe,
+            RuleAction::Leave => Action::Leave,
+        },
+    };
+    config.iter().map(rule).collect()
+}
+
+/// Profile files, and those in folders, by the first 15 bytes of the program's name.
+fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, Profile>> {
+    let mut known = BTreeMap::new();
+    for path in paths {
+        let files = if path.is_dir() {
+            let entries = std::fs::read_dir(path).with_context(|| format!("{}: cannot be read", path.display()))?;
+            let mut files: Vec<PathBuf> = entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect();
+            files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+            files.sort();
+            files
+        } else {
+            vec![path.clone()]
+        };
+        for file in files {
+            let read = ProfileFile::read(&file)?;
+            let end = (0..=read.program.len().min(15)).rev().find(|&at| read.program.is_char_boundary(at)).unwrap_or(0);
+            if let Some(twice) = known.insert(read.program[..end].to_string(), read.profile) {
+                drop(twice);
+                bail!("{}: a second profile of '{}'", file.display(), read.program);
+            }
+        }
+    }
+    Ok(known)
+}

@@ -1,0 +1,134 @@
+//! Metrics for Prometheus, on a loopback address: `cachemate_` in front, base units, `_total` on counters.
+//!
+//! Tasks are many and short-lived: only the ten that press most stand with their names.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, anyhow};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+use std::sync::atomic::AtomicU64;
+
+use super::socket::Shared;
+use super::status::Status;
+
+/// Series with a program's name.
+const NAMED_AT_MOST: usize = 10;
+
+type Labels = Vec<(String, String)>;
+type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
+
+/// Serves `/metrics`, in a thread of its own that ends with the process.
+///
+/// # Errors
+/// The address is taken or not this host's.
+pub fn serve(address: &str, shared: Shared) -> anyhow::Result<()> {
+    let server = tiny_http::Server::http(address).map_err(|error| anyhow!("{address}: cannot listen: {error}"))?;
+    std::thread::Builder::new()
+        .name("cachemate-metrics".into())
+        .spawn(move || {
+            for request in server.incoming_requests() {
+                let response = match request.url() {
+                    "/metrics" => {
+                        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+                        let response = tiny_http::Response::from_string(page(&shared.status()));
+                        match tiny_http::Header::from_bytes("Content-Type", kind) {
+                            Ok(header) => response.with_header(header),
+                            Err(()) => response, // never: the text above is a valid header
+                        }
+                    }
+                    _ => tiny_http::Response::from_string("metrics are at /metrics\n").with_status_code(404),
+                };
+                // A scraper that went away needs no answer.
+                let _ = request.respond(response);
+            }
+        })
+        .context("cannot start the metrics' thread")?;
+    Ok(())
+}
+
+/// The page of one status.
+pub fn page(status: &Status) -> String {
+    let mut registry = Registry::with_prefix("cachemate");
+    let counters: [(&str, &str, u64); 5] = [
+        ("windows", "Windows observed", status.windows),
+        ("tasks_seen", "Managed threads seen", status.counters.tasks_seen),
+        ("decisions", "Decisions that said something new", status.counters.decisions),
+        ("rolled_back", "Decisions taken back because they measured worse", status.counters.rolled_back),
+        ("refusals", "Changes that the host refused", status.counters.refusals),
+    ];
+    for (name, help, value) in counters {
+        let counter = Counter::<u64>::default();
+        counter.inc_by(value);
+        registry.register(name, help, counter);
+    }
+    for (name, help, ns) in [
+        ("cpu", "Processor time of the daemon and its probes", status.cpu_ns),
+        ("probe", "Processor time that probes took, from whom ever", status.counters.probe_cost_ns),
+    ] {
+        let counter = Counter::<f64, AtomicU64>::default();
+        counter.inc_by(ns as f64 / 1e9);
+        registry.register_with_unit(name, help, Unit::Seconds, counter);
+    }
+    let gauge = |registry: &mut Registry, name: &str, help: &str, rows: Vec<(Labels, f64)>| {
+        let family = Gauges::default();
+        for (labels, value) in rows {
+            family.get_or_create(&labels).set(value);
+        }
+        registry.register(name.to_string(), help.to_string(), family);
+    };
+    let acts = if status.acts { 1.0 } else { 0.0 };
+    gauge(&mut registry, "acts", "1 = changes the host, 0 = observes", vec![(vec![], acts)]);
+    let cache = |id: u32| ("cache_id".to_string(), id.to_string());
+    let tasks = status.caches.iter().map(|c| (vec![cache(c.cache)], c.tasks.len() as f64)).collect();
+    gauge(&mut registry, "cache_tasks", "Managed threads last seen on the cache", tasks);
+    let mut by_name: BTreeMap<(String, u32), f64> = BTreeMap::new();
+    for task in &status.tasks {
+        if let (Some(intensity), Some(cache)) = (task.intensity, task.cache) {
+            let most = by_name.entry((task.name.clone(), cache)).or_insert(f64::MIN);
+            *most = most.max(intensity.value);
+        }
+    }
+    let mut rows: Vec<((String, u32), f64)> = by_name.into_iter().collect();
+    rows.sort_by(|a, b| b.1.total_cmp(&a.1));
+    rows.truncate(NAMED_AT_MOST);
+    let named =
+        rows.into_iter().map(|((name, id), value)| (vec![("name".to_string(), name), cache(id)], value)).collect();
+    gauge(&mut registry, "intensity_ratio", "Share of a probe's lines that the program evicts (top ten)", named);
+    let mut text = String::new();
+    // Writing into a string cannot fail.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do the names follow the conventions: own prefix, base units, `_total` on counters, and labels escaped?
+    #[test]
+    fn the_page_follows_the_conventions() {
+        let mut status = Status { windows: 3, cpu_ns: 1_500_000_000, acts: true, ..Status::default() };
+        status.caches.push(crate::live::status::CacheStatus {
+            cache: 2,
+            level: "L3".into(),
+            cpus: "0-3".into(),
+            size_bytes: None,
+            tasks: vec![0, 1],
+            forecast_miss_ratio: None,
+        });
+        let page = page(&status);
+        for line in [
+            "cachemate_windows_total 3",
+            "cachemate_cpu_seconds_total 1.5",
+            "cachemate_acts 1.0",
+            "cachemate_cache_tasks{cache_id=\"2\"} 2.0",
+            "# EOF",
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line} in\n{page}");
+        }
+    }
+}

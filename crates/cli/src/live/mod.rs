@@ -1,0 +1,12 @@
+//! What the commands of the live host share: paths, the host as a machine, the daemon, and its socket.
+
+pub mod daemon;
+pub mod host;
+pub mod metrics;
+pub mod paths;
+pub mod picture;
+pub mod programs;
+pub mod shake;
+pub mod sharing;
+pub mod socket;
+pub mod status;

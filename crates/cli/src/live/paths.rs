@@ -1,0 +1,61 @@
+//! Where things lie: for root in the system's places, for everybody else in their own (XDG base directories).
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+/// `CACHEMATE_*` variables win over the usual places; switches and the configuration win over both.
+pub fn config_file() -> PathBuf {
+    named("CACHEMATE_CONFIG").unwrap_or_else(|| match is_root() {
+        true => PathBuf::from("/etc/cachemate/cachemate.toml"),
+        false => own("XDG_CONFIG_HOME", ".config").join("cachemate/cachemate.toml"),
+    })
+}
+
+/// Holds the restore journal and the locks. Survives a crash; need not survive a boot.
+pub fn state_dir() -> PathBuf {
+    named("CACHEMATE_STATE_DIR").unwrap_or_else(|| match is_root() {
+        true => PathBuf::from("/var/lib/cachemate"),
+        false => own("XDG_STATE_HOME", ".local/state").join("cachemate"),
+    })
+}
+
+pub fn socket() -> PathBuf {
+    named("CACHEMATE_SOCKET").unwrap_or_else(|| match (is_root(), std::env::var_os("XDG_RUNTIME_DIR")) {
+        (true, _) => PathBuf::from("/run/cachemate/cachemate.sock"),
+        (false, Some(dir)) => PathBuf::from(dir).join("cachemate.sock"),
+        (false, None) => state_dir().join("cachemate.sock"),
+    })
+}
+
+fn named(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+fn own(variable: &str, below_home: &str) -> PathBuf {
+    named(variable).unwrap_or_else(|| named("HOME").unwrap_or_else(|| PathBuf::from("/")).join(below_home))
+}
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Makes a folder that only its owner may look into.
+///
+/// # Errors
+/// It is not there and cannot be made.
+pub fn make_private_dir(path: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .with_context(|| format!("{}: the folder cannot be made", path.display()))
+}
+
+/// The number of a user of this host, by `/etc/passwd`.
+pub fn user_id(name: &str) -> Option<u32> {
+    let users = std::fs::read_to_string("/etc/passwd").ok()?;
+    let mut fields = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    fields.find(|fields| fields.first() == Some(&name))?.get(2)?.parse().ok()
+}

@@ -1,0 +1,177 @@
+//! The status in words and tables.
+
+use cachemate_core::Estimate;
+use cachemate_report::text::{or_dash, size_text};
+use cachemate_report::{Align, Table};
+
+use super::status::{CacheStatus, DecisionStatus, Status, TaskStatus};
+
+fn percent(value: Option<f64>) -> String {
+    or_dash(value.map(|value| format!("{:+.0} %", 100.0 * value)))
+}
+
+fn two(value: Option<Estimate>) -> String {
+    or_dash(value.map(|value| format!("{:.2}", value.value)))
+}
+
+fn head(status: &Status) -> String {
+    let mode = if status.acts { "acting" } else { "observing only" };
+    let share = if status.running_ns > 0 { 100.0 * status.cpu_ns as f64 / status.running_ns as f64 } else { 0.0 };
+    let mut text = format!(
+        "cachemate {} (pid {}{}): {mode}, policy {}, level {} of 3, window {} of {:.1} s, {share:.2} % of a CPU used\n",
+        status.version,
+        status.pid,
+        status.guardian_pid.map_or(String::new(), |pid| format!(", guardian {pid}")),
+        status.policy,
+        status.level,
+        status.windows,
+        status.window_ns as f64 / 1e9,
+    );
+    if let Some(error) = &status.config_error {
+        text.push_str(&format!("configuration not reloaded: {error}\n"));
+    }
+    if let Some(cpu) = status.pressure.cpu {
+        let memory = status.pressure.memory.map_or(0.0, |memory| memory.some_share);
+        text.push_str(&format!(
+            "waiting in the last 10 s: {:.0} % for CPUs, {:.0} % for memory\n",
+            100.0 * cpu.some_share,
+            100.0 * memory
+        ));
+    }
+    text
+}
+
+fn cache_line(cache: &CacheStatus) -> String {
+    let forecast = cache.forecast_miss_ratio.map_or(String::new(), |r| format!(", forecast miss ratio {r:.2}"));
+    let size = cache.size_bytes.map_or(String::new(), |bytes| format!(", {}", size_text(bytes)));
+    format!("{} of CPUs {}{size}: {} threads{forecast}\n", cache.level, cache.cpus, cache.tasks.len())
+}
+
+const COLUMNS: &[(&str, Align)] = &[
+    ("PID", Align::Right),
+    ("TID", Align::Right),
+    ("program", Align::Left),
+    ("CPU", Align::Right),
+    ("allowed", Align::Left),
+    ("busy", Align::Right),
+    ("presses", Align::Right),
+    ("feels", Align::Right),
+    ("class", Align::Left),
+    ("forecast", Align::Right),
+    ("measured", Align::Right),
+    ("work/s", Align::Right),
+];
+
+fn row(task: &TaskStatus) -> Vec<String> {
+    vec![
+        task.pid.to_string(),
+        task.tid.to_string(),
+        format!("{}{}", task.name, if task.fixed { " (observed)" } else { "" }),
+        or_dash(task.cpu.map(|cpu| cpu.to_string())),
+        task.allowed.clone().unwrap_or_else(|| "any".into()),
+        or_dash(task.cpu_share.map(|share| format!("{:.0} %", 100.0 * share))),
+        two(task.intensity),
+        two(task.sensitivity),
+        task.class.clone().unwrap_or_else(|| "-".into()),
+        percent(task.forecast_degradation),
+        percent(task.measured_degradation),
+        or_dash(task.progress_per_second.map(|rate| format!("{rate:.0}"))),
+    ]
+}
+
+fn tables(status: &Status, most: usize) -> String {
+    let mut text = String::new();
+    let mut groups: Vec<(String, Vec<&TaskStatus>)> = status
+        .caches
+        .iter()
+        .map(|cache| (cache_line(cache), status.tasks.iter().filter(|task| task.cache == Some(cache.cache)).collect()))
+        .collect();
+    let elsewhere: Vec<&TaskStatus> = status.tasks.iter().filter(|task| task.cache.is_none()).collect();
+    if !elsewhere.is_empty() {
+        groups.push(("on CPUs whose caches are unknown\n".to_string(), elsewhere));
+    }
+    for (title, mut tasks) in groups {
+        tasks.sort_by(|a, b| b.cpu_share.unwrap_or(0.0).total_cmp(&a.cpu_share.unwrap_or(0.0)));
+        let mut table = Table::new(COLUMNS);
+        for task in tasks.iter().take(most) {
+            table.row(row(task));
+        }
+        text.push_str(&format!("\n{title}{}", if tasks.is_empty() { String::new() } else { table.text() }));
+        if tasks.len() > most {
+            text.push_str(&format!("and {} more\n", tasks.len() - most));
+        }
+    }
+    text
+}
+
+fn gangs(status: &Status) -> String {
+    let name = |id: &u32| {
+        let task = status.tasks.iter().find(|task| task.task == *id);
+        task.map_or_else(|| format!("task {id}"), |task| format!("{}({})", task.name, task.tid))
+    };
+    let turn = |gang: &Vec<u32>| gang.iter().map(name).collect::<Vec<_>>().join(" + ");
+    let line = |schedule: &super::status::GangStatus| {
+        let turns: Vec<String> = schedule.gangs.iter().map(turn).collect();
+        format!("turns of {} ms on CPUs {}: {}\n", schedule.slice_ns / 1_000_000, schedule.cpus, turns.join(", then "))
+    };
+    status.gangs.iter().map(line).collect()
+}
+
+fn decisions(decisions: &[DecisionStatus], most: usize) -> String {
+    let line = |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.why);
+    decisions.iter().take(most).map(line).collect()
+}
+
+fn troubles(status: &Status) -> String {
+    let refused = status.refused.iter().take(5).map(|line| format!("refused: {line}\n"));
+    refused.chain(status.overridden.iter().take(5).map(|item| format!("changed by somebody else: {item}\n"))).collect()
+}
+
+/// All of it.
+pub fn status_text(status: &Status) -> String {
+    let last = decisions(&status.decisions, 10);
+    let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
+    format!("{}{}\n{}{}{last}", head(status), tables(status, usize::MAX), gangs(status), troubles(status))
+}
+
+/// As much as fits a screen; lines are cut at `width`.
+pub fn top_text(status: &Status, width: usize) -> String {
+    let last = decisions(&status.decisions, 6);
+    let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
+    let text = format!("{}{}\n{}{}{last}", head(status), tables(status, 15), gangs(status), troubles(status));
+    text.lines().map(|line| line.chars().take(width).collect::<String>() + "\n").collect()
+}
+
+/// One program.
+pub fn explain_text(
+    tasks: &[TaskStatus],
+    beside: &[String],
+    decided: &[DecisionStatus],
+    refused: &[String],
+    acts: bool,
+) -> String {
+    let mut table = Table::new(COLUMNS);
+    for task in tasks {
+        table.row(row(task));
+    }
+    let mut text = table.text();
+    if !acts {
+        text.push_str("observing only: nothing is moved; reasons are what would be done\n");
+    }
+    if !beside.is_empty() {
+        text.push_str(&format!("on the same cache: {}\n", beside.join(", ")));
+    }
+    let mut why: Vec<&String> = tasks.iter().flat_map(|task| &task.why).collect();
+    why.dedup();
+    match why.is_empty() {
+        true => text.push_str("no reason names it: it is where the kernel put it\n"),
+        false => why.iter().for_each(|reason| text.push_str(&format!("why: {reason}\n"))),
+    }
+    for decision in decided.iter().take(5) {
+        for (name, value) in &decision.numbers {
+            text.push_str(&format!("  window {}: {name} = {value:.4}\n", decision.window));
+        }
+    }
+    refused.iter().for_each(|line| text.push_str(&format!("refused: {line}\n")));
+    text
+}

@@ -1,0 +1,138 @@
+//! Programs started for a run: with a place to report progress, timed one by one, ended together.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use cachemate_linux::progress::VARIABLE;
+use serde::Serialize;
+
+/// Time to react to SIGTERM.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How one program ended.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ended {
+    pub seconds: f64,
+    /// In its own unit, where it reports any.
+    pub work: Option<u64>,
+    /// Exit code; `None` = ended by a signal, or by us at the end of the time.
+    pub code: Option<i32>,
+}
+
+struct Running {
+    child: Child,
+    report: std::path::PathBuf,
+}
+
+/// Programs under way, waited for by a thread of their own.
+pub struct Programs {
+    pub pids: Vec<i32>,
+    waiter: JoinHandle<Vec<Ended>>,
+}
+
+impl Programs {
+    /// Starts all of them. `over` is set when all have ended; those that run at `deadline`, or when `stop` is set, are
+    /// ended.
+    ///
+    /// # Errors
+    /// A program cannot be started: those before it are ended again.
+    pub fn start(
+        commands: &[Vec<String>],
+        progress_dir: &Path,
+        deadline: Option<Duration>,
+        stop: Arc<AtomicBool>,
+        over: Arc<AtomicBool>,
+    ) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(progress_dir)
+            .with_context(|| format!("{}: the folder cannot be made", progress_dir.display()))?;
+        let mut running: Vec<Running> = Vec::new();
+        for (at, command) in commands.iter().enumerate() {
+            match spawn(command, &progress_dir.join(format!("program-{at}")), progress_dir) {
+                Ok(program) => running.push(program),
+                Err(error) => {
+                    end(&mut running);
+                    return Err(error);
+                }
+            }
+        }
+        let pids = running.iter().map(|program| program.child.id() as i32).collect();
+        let waiter = std::thread::Builder::new()
+            .name("cachemate-waiter".into())
+            .spawn(move || wait(running, deadline, &stop, &over))
+            .context("cannot start the waiting thread")?;
+        Ok(Programs { pids, waiter })
+    }
+
+    /// How each ended, in their order.
+    pub fn ended(self) -> Vec<Ended> {
+        self.waiter.join().unwrap_or_default()
+    }
+}
+
+fn spawn(command: &[String], report: &Path, progress_dir: &Path) -> anyhow::Result<Running> {
+    let name = command.first().context("an empty command")?;
+    std::fs::write(report, 0u64.to_ne_bytes()).with_context(|| format!("{}: cannot be written", report.display()))?;
+    let mut child = Command::new(name);
+    child.args(&command[1..]).env(VARIABLE, report).stdin(Stdio::null());
+    // Ctrl-C is for us; we end the programs.
+    child.process_group(0);
+    let child = child.spawn().with_context(|| format!("'{name}' cannot be started"))?;
+    // The daemon looks for reports by process id; the name in the environment had to be known before there was one.
+    let by_pid = progress_dir.join(child.id().to_string());
+    let _ = std::fs::remove_file(&by_pid);
+    std::fs::hard_link(report, &by_pid).with_context(|| format!("{}: cannot be linked", by_pid.display()))?;
+    Ok(Running { child, report: report.to_path_buf() })
+}
+
+fn wait(mut running: Vec<Running>, deadline: Option<Duration>, stop: &AtomicBool, over: &AtomicBool) -> Vec<Ended> {
+    let start = Instant::now();
+    let mut ended: Vec<Option<Ended>> = vec![None; running.len()];
+    while ended.iter().any(Option::is_none) {
+        let late = deadline.is_some_and(|deadline| start.elapsed() >= deadline);
+        if late || stop.load(Ordering::Relaxed) {
+            break;
+        }
+        for (program, ended) in running.iter_mut().zip(&mut ended).filter(|(_, ended)| ended.is_none()) {
+            if let Ok(Some(status)) = program.child.try_wait() {
+                *ended = Some(result(start, &program.report, status.code()));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Work is read before the end: what a program does while it is ended is not measured.
+    let results = running.iter().zip(ended);
+    let results =
+        results.map(|(program, ended)| ended.unwrap_or_else(|| result(start, &program.report, None))).collect();
+    over.store(true, Ordering::Relaxed);
+    end(&mut running);
+    results
+}
+
+fn result(start: Instant, report: &Path, code: Option<i32>) -> Ended {
+    let work = std::fs::read(report).ok().and_then(|bytes| Some(u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?)));
+    Ended { seconds: start.elapsed().as_secs_f64(), work: work.filter(|work| *work > 0), code }
+}
+
+/// Asks politely, then ends; the whole process group.
+fn end(running: &mut [Running]) {
+    let signal = |program: &Running, signal| {
+        if let Some(group) = rustix::process::Pid::from_raw(program.child.id() as i32) {
+            // A group that is gone needs no signal.
+            let _ = rustix::process::kill_process_group(group, signal);
+        }
+    };
+    let alive = |program: &mut Running| matches!(program.child.try_wait(), Ok(None));
+    running.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal(p, rustix::process::Signal::TERM));
+    let until = Instant::now() + GRACE;
+    while Instant::now() < until && running.iter_mut().any(alive) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    running.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal(p, rustix::process::Signal::KILL));
+    running.iter_mut().for_each(|program| drop(program.child.wait()));
+}

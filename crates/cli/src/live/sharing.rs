@@ -1,0 +1,113 @@
+//! Which CPUs share a cache by measurement: `cachemate topology --probe`.
+
+use cachemate_core::{CpuId, CpuSet};
+use cachemate_linux::probes::ping_pong::{Bounds, Sharing, round_trip};
+use cachemate_report::{Align, Table};
+use serde::Serialize;
+
+use super::host;
+use crate::session::Session;
+
+/// Tries of a pair whose CPUs were busy or whose answer was unclear.
+const TRIES: u32 = 5;
+/// Up to here every pair is measured; beyond, each CPU against one of every group found so far.
+const ALL_PAIRS_UP_TO: usize = 24;
+
+/// `cachemate topology --probe --json`.
+#[derive(Serialize)]
+pub struct Measured {
+    pub shared_below_ns: f64,
+    pub split_from_ns: f64,
+    pub pairs: Vec<Pair>,
+    /// CPUs that share a cache by measurement.
+    pub groups: Vec<String>,
+    /// What the kernel says of the last level.
+    pub declared: Vec<String>,
+    pub agrees: bool,
+}
+
+#[derive(Serialize)]
+pub struct Pair {
+    pub cpus: (u32, u32),
+    /// Fastest of the tries; absent where the CPUs were never free together.
+    pub round_trip_ns: Option<f64>,
+    pub says: &'static str,
+}
+
+/// # Errors
+/// The kernel's description of the CPUs cannot be read.
+pub fn measure(session: &Session) -> anyhow::Result<Measured> {
+    let topology = host::find(false)?.topology;
+    let bounds = Bounds::default();
+    let online: Vec<u32> = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+    let mut groups: Vec<CpuSet> = Vec::new();
+    let mut pairs = Vec::new();
+    let progress = session.progress("ping-pong", Some(online.len() as u64));
+    for (at, &cpu) in online.iter().enumerate() {
+        let mut home: Option<usize> = None;
+        let against: Vec<u32> = match online.len() <= ALL_PAIRS_UP_TO {
+            true => online[..at].to_vec(),
+            false => groups.iter().filter_map(CpuSet::first).collect(),
+        };
+        for other in against {
+            let pair = pair(other, cpu, &bounds);
+            if pair.says == "shared" && home.is_none() {
+                home = groups.iter().position(|group| group.contains(other));
+            }
+            pairs.push(pair);
+        }
+        match home {
+            Some(group) => groups[group].insert(cpu),
+            None => groups.push([cpu].into_iter().collect()),
+        }
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    let declared: Vec<CpuSet> =
+        topology.caches.iter().filter(|cache| cache.last_level).map(|cache| cache.cpus.clone()).collect();
+    let mut agree = (groups.clone(), declared.clone());
+    agree.0.sort();
+    agree.1.sort();
+    Ok(Measured {
+        shared_below_ns: bounds.shared_below_ns,
+        split_from_ns: bounds.split_from_ns,
+        pairs,
+        agrees: agree.0 == agree.1,
+        groups: groups.iter().map(CpuSet::to_string).collect(),
+        declared: declared.iter().map(CpuSet::to_string).collect(),
+    })
+}
+
+fn pair(a: u32, b: u32, bounds: &Bounds) -> Pair {
+    let mut best: Option<f64> = None;
+    for _ in 0..TRIES {
+        if let Ok(found) = round_trip((CpuId(a), CpuId(b))) {
+            best = Some(best.map_or(found.round_trip_ns, |best: f64| best.min(found.round_trip_ns)));
+            if bounds.say(found.round_trip_ns) != Sharing::Unclear {
+                break;
+            }
+        }
+    }
+    let says = match best.map(|ns| bounds.say(ns)) {
+        Some(Sharing::Shared) => "shared",
+        Some(Sharing::Split) => "split",
+        Some(Sharing::Unclear) => "unclear",
+        None => "busy",
+    };
+    Pair { cpus: (a, b), round_trip_ns: best, says }
+}
+
+pub fn words(measured: &Measured) -> String {
+    let mut table = Table::new(&[("CPUs", Align::Left), ("round trip ns", Align::Right), ("", Align::Left)]);
+    for pair in &measured.pairs {
+        let time = pair.round_trip_ns.map_or("-".to_string(), |ns| format!("{ns:.0}"));
+        table.row([format!("{}-{}", pair.cpus.0, pair.cpus.1), time, pair.says.to_string()]);
+    }
+    format!(
+        "{}by measurement share: {}\nby the kernel's word share: {}{}\n",
+        table.text(),
+        measured.groups.join(" | "),
+        measured.declared.join(" | "),
+        if measured.agrees { "" } else { "\nthey differ: virtual CPUs move; what counts is what is measured" }
+    )
+}

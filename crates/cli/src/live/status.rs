@@ -1,0 +1,292 @@
+//! What the daemon knows, as `status`, `top`, `explain` and the metrics show it.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{CpuSet, Estimate, Event, Evidence, Profile, Reason, Record, TaskId, TaskSeen, Topology};
+use cachemate_linux::kernel::Host;
+use cachemate_linux::machine::LiveMachine;
+use cachemate_linux::pressure::Pressure;
+use cachemate_report::level_text;
+use serde::{Deserialize, Serialize};
+
+/// Decisions that are remembered.
+const REMEMBERED: usize = 30;
+/// Evicted share from which a program presses on the cache, and slowdown from which it feels others (docs/live.md).
+const PRESSES_FROM: f64 = 0.15;
+const FEELS_FROM: f64 = 0.10;
+
+/// Everything, as one JSON object.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Status {
+    pub version: String,
+    pub pid: u32,
+    pub guardian_pid: Option<u32>,
+    pub policy: String,
+    /// False = observing only.
+    pub acts: bool,
+    pub config: Option<String>,
+    /// Why the last reload did not take; the configuration before is in force.
+    pub config_error: Option<String>,
+    /// Of the ladder: 1 counters, 2 probes from outside, 3 topology and pressure only.
+    pub level: u32,
+    pub windows: u64,
+    pub window_ns: u64,
+    pub running_ns: u64,
+    /// Processor time of the daemon and its probes.
+    pub cpu_ns: u64,
+    pub caches: Vec<CacheStatus>,
+    pub tasks: Vec<TaskStatus>,
+    pub gangs: Vec<GangStatus>,
+    /// Latest first.
+    pub decisions: Vec<DecisionStatus>,
+    pub refused: Vec<String>,
+    pub overridden: Vec<String>,
+    pub pressure: Pressure,
+    pub counters: Totals,
+}
+
+/// Since the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Totals {
+    pub tasks_seen: u64,
+    pub decisions: u64,
+    pub rolled_back: u64,
+    pub refusals: u64,
+    pub probes_answered: u64,
+    pub probe_cost_ns: u64,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CacheStatus {
+    pub cache: u32,
+    pub level: String,
+    pub cpus: String,
+    pub size_bytes: Option<u64>,
+    pub tasks: Vec<u32>,
+    /// By the yardstick, under the plan.
+    pub forecast_miss_ratio: Option<f64>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TaskStatus {
+    pub task: u32,
+    pub pid: i32,
+    pub tid: i32,
+    pub name: String,
+    /// Observed, never moved.
+    pub fixed: bool,
+    pub cpu: Option<u32>,
+    pub cache: Option<u32>,
+    /// As the plan in force has it.
+    pub allowed: Option<String>,
+    /// Processor time over the window.
+    pub cpu_share: Option<f64>,
+    pub intensity: Option<Estimate>,
+    pub sensitivity: Option<Estimate>,
+    pub class: Option<String>,
+    pub misses_per_kilo_instr: Option<f64>,
+    pub instr_per_cycle: Option<f64>,
+    pub forecast_degradation: Option<f64>,
+    /// Of its speed while it runs, against its speed alone.
+    pub measured_degradation: Option<f64>,
+    pub progress_per_second: Option<f64>,
+    /// Why it is where it is: the last reasons that name it.
+    pub why: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct GangStatus {
+    pub cpus: String,
+    pub slice_ns: u64,
+    pub gangs: Vec<Vec<u32>>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct DecisionStatus {
+    pub window: u64,
+    pub tasks: Vec<u32>,
+    pub why: String,
+    pub numbers: Vec<(String, f64)>,
+}
+
+/// Keeps the status up to date, record by record.
+#[derive(Default)]
+pub struct Watcher {
+    pub status: Status,
+    /// Work per second of each task alone, as a probe measured it.
+    alone: BTreeMap<TaskId, f64>,
+    why: BTreeMap<TaskId, Vec<String>>,
+    last_texts: Vec<String>,
+}
+
+impl Watcher {
+    /// Takes in one turn of the loop.
+    pub fn see(
+        &mut self,
+        record: &Record,
+        machine: &LiveMachine<Host>,
+        topology: &Topology,
+        profiles: &BTreeMap<TaskId, Profile>,
+    ) {
+        for answer in &record.seen.answers {
+            self.status.counters.probes_answered += 1;
+            self.status.counters.probe_cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+            if let Evidence::Beside { task, task_alone_rate: Some(rate), .. } = answer.evidence {
+                self.alone.insert(task, rate);
+            }
+        }
+        let names = self.names(record, machine);
+        self.remember(record, &names);
+        let ids: BTreeMap<TaskId, (i32, i32)> =
+            machine.managed().iter().map(|task| (task.task, (task.pid, task.thread.tid))).collect();
+        let seen = record.seen.tasks.iter().filter(|task| !task.exited);
+        self.status.tasks =
+            seen.filter_map(|task| Some(self.task(task, *ids.get(&task.task)?, record, topology, profiles))).collect();
+        let newest = record.seen.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
+        self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(newest.unwrap_or(0));
+        self.status.counters.refusals += record.applied.refused.len() as u64;
+        self.alone.retain(|task, _| ids.contains_key(task));
+        self.why.retain(|task, _| ids.contains_key(task));
+        self.status.caches = caches(topology, &self.status.tasks, record);
+        self.status.windows = record.seen.window + 1;
+        self.status.window_ns = record.seen.span.elapsed_ns;
+        self.status.guardian_pid = machine.guardian_pid();
+        self.status.cpu_ns = LiveMachine::<Host>::own_cpu_ns();
+        let said = |refused: &cachemate_core::Refused| format!("{:?}: {}", refused.item, refused.said);
+        self.status.refused = record.applied.refused.iter().take(20).map(said).collect();
+        self.status.overridden = record.applied.overridden.iter().map(|item| format!("{item:?}")).collect();
+        self.status.gangs = record.applied.gangs.iter().map(gang).collect();
+    }
+
+    fn names(&self, record: &Record, machine: &LiveMachine<Host>) -> BTreeMap<TaskId, String> {
+        let mut names: BTreeMap<TaskId, String> =
+            record.seen.tasks.iter().map(|task| (task.task, task.name.clone())).collect();
+        for task in machine.managed() {
+            names.insert(task.task, format!("{}({})", task.name, task.thread.tid));
+        }
+        names
+    }
+
+    /// A decision that says the same as the one before is not told again.
+    fn remember(&mut self, record: &Record, names: &BTreeMap<TaskId, String>) {
+        let told: Vec<(String, &Reason)> =
+            record.decision.why.iter().map(|reason| (in_words(reason, names), reason)).collect();
+        let texts: Vec<String> = told.iter().map(|(text, _)| text.clone()).collect();
+        if told.is_empty() || texts == self.last_texts {
+            return;
+        }
+        self.why.clear();
+        for (text, reason) in &told {
+            for task in &reason.tasks {
+                self.why.entry(*task).or_default().push(text.clone());
+            }
+            if !self.last_texts.contains(text) {
+                self.status.counters.decisions += 1;
+                self.status.counters.rolled_back += u64::from(text.starts_with(cachemate_policy::guarded::ROLLED_BACK));
+                let decision = DecisionStatus {
+                    window: record.seen.window,
+                    tasks: reason.tasks.iter().map(|task| task.0).collect(),
+                    why: text.clone(),
+                    numbers: reason.numbers.clone(),
+                };
+                self.status.decisions.insert(0, decision);
+            }
+        }
+        self.status.decisions.truncate(REMEMBERED);
+        self.last_texts = texts;
+    }
+
+    fn task(
+        &self,
+        task: &TaskSeen,
+        (pid, tid): (i32, i32),
+        record: &Record,
+        topology: &Topology,
+        profiles: &BTreeMap<TaskId, Profile>,
+    ) -> TaskStatus {
+        let profile = profiles.get(&task.task).cloned().unwrap_or_default();
+        let seconds = record.seen.span.elapsed_ns as f64 / 1e9;
+        let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+        let cpu = task.cpu.or(task.on_cpu_ns.last().map(|(cpu, _)| *cpu));
+        let cache = topology.caches.iter().find(|c| c.last_level && cpu.is_some_and(|cpu| c.cpus.contains(cpu.0)));
+        let rate = |event| task.counts.get(event);
+        let instructions = rate(Event::Instructions).filter(|n| *n > 0.0);
+        let instr_per_cycle = instructions.zip(rate(Event::Cycles)).filter(|(_, c)| *c > 0.0).map(|(i, c)| i / c);
+        let misses = cache.and_then(|cache| rate(Event::Misses(cache.level)));
+        let expected = record.forecast.tasks.get(&task.task).and_then(|said| said.degradation);
+        TaskStatus {
+            task: task.task.0,
+            pid,
+            tid,
+            name: task.name.clone(),
+            fixed: task.fixed,
+            cpu: cpu.map(|cpu| cpu.0),
+            cache: cache.map(|cache| cache.id.0),
+            allowed: record.applied.allowed.get(&task.task).map(CpuSet::to_string),
+            cpu_share: (seconds > 0.0).then(|| ran_ns as f64 / 1e9 / seconds),
+            intensity: profile.intensity,
+            sensitivity: profile.sensitivity,
+            class: class(&profile),
+            misses_per_kilo_instr: instructions.zip(misses).map(|(i, m)| 1000.0 * m / i),
+            instr_per_cycle,
+            forecast_degradation: expected.map(|said| said.value),
+            measured_degradation: self.measured(task, ran_ns, &profile, instr_per_cycle),
+            progress_per_second: task.progress.filter(|_| seconds > 0.0).map(|work| work / seconds),
+            why: self.why.get(&task.task).cloned().unwrap_or_default(),
+        }
+    }
+
+    fn measured(&self, task: &TaskSeen, ran_ns: u64, profile: &Profile, instr_per_cycle: Option<f64>) -> Option<f64> {
+        let work = task.progress.filter(|work| *work > 0.0 && ran_ns > 0);
+        let by_progress =
+            work.zip(self.alone.get(&task.task)).map(|(work, alone)| alone * ran_ns as f64 / 1e9 / work - 1.0);
+        let solo = profile.solo_instr_per_cycle.map(|solo| solo.value);
+        by_progress.or_else(|| solo.zip(instr_per_cycle).map(|(solo, now)| solo / now - 1.0))
+    }
+}
+
+fn gang(schedule: &cachemate_core::GangSchedule) -> GangStatus {
+    let members = |gang: &cachemate_core::Gang| gang.members.iter().map(|(task, _)| task.0).collect();
+    GangStatus {
+        cpus: schedule.cpus.to_string(),
+        slice_ns: schedule.slice_ns,
+        gangs: schedule.gangs.iter().map(members).collect(),
+    }
+}
+
+fn in_words(reason: &Reason, names: &BTreeMap<TaskId, String>) -> String {
+    let mut text = reason.text.clone();
+    for (at, task) in reason.tasks.iter().enumerate() {
+        text = text.replace(&format!("{{{at}}}"), names.get(task).map_or("?", String::as_str));
+    }
+    text
+}
+
+/// In words that people use; `None` where nothing was measured.
+fn class(profile: &Profile) -> Option<String> {
+    let presses = profile.intensity.map(|intensity| intensity.value >= PRESSES_FROM);
+    let feels = profile.sensitivity.map(|sensitivity| sensitivity.value >= FEELS_FROM);
+    let class = match (presses, feels) {
+        (None, None) => return None,
+        (Some(true), Some(true)) => "presses and feels",
+        (Some(true), _) => "presses",
+        (_, Some(true)) => "feels",
+        (Some(false), Some(false)) => "quiet",
+        (Some(false), None) => "presses little",
+        (None, Some(false)) => "feels little",
+    };
+    Some(class.to_string())
+}
+
+fn caches(topology: &Topology, tasks: &[TaskStatus], record: &Record) -> Vec<CacheStatus> {
+    let last = topology.caches.iter().filter(|cache| cache.last_level);
+    last.map(|cache| CacheStatus {
+        cache: cache.id.0,
+        level: level_text(cache.level).to_string(),
+        cpus: cache.cpus.to_string(),
+        size_bytes: cache.size_bytes,
+        tasks: tasks.iter().filter(|task| task.cache == Some(cache.id.0)).map(|task| task.task).collect(),
+        forecast_miss_ratio: record.forecast.cache_miss_ratio.get(&cache.id).map(|ratio| ratio.value),
+    })
+    .collect()
+}

@@ -1,0 +1,137 @@
+//! Intensity from evicted lines, where there is no PMU: prime, wait and reload beside a task and without it.
+//!
+//! Raw samples alternate between the task running beside the probe and kept off (papers have no such probe: they have
+//! counters). Only samples between two near ping-pongs count: virtual CPUs change the cache that they share, and beside a
+//! task on another cache there is nothing to see. The answer is the difference of the two 20 % trimmed means, so that
+//! what everybody else evicts cancels; its interval comes from the spread of both.
+
+use cachemate_core::{Estimate, EvictedSample, Evidence, Observation, Profiler, Profiles};
+
+use super::{Mean, PerTask, evidence};
+
+/// Fills `intensity`: the share of the probe's lines that the task evicts in one wait, 0 to 1.
+#[derive(Clone, Debug)]
+pub struct EvictedProfiler {
+    /// Round trips below this are within one cache.
+    pub shared_below_ns: f64,
+    /// Fewer samples on either side say nothing.
+    pub samples_at_least: usize,
+    tasks: PerTask<Shares>,
+}
+
+/// Evicted shares beside the task, and without it.
+#[derive(Clone, Debug, Default)]
+struct Shares {
+    beside: Vec<f64>,
+    away: Vec<f64>,
+}
+
+/// Older samples make room.
+const REMEMBERED: usize = 200;
+
+impl Default for EvictedProfiler {
+    fn default() -> Self {
+        EvictedProfiler { shared_below_ns: 110.0, samples_at_least: 4, tasks: PerTask::default() }
+    }
+}
+
+impl EvictedProfiler {
+    fn counts(&self, sample: &EvictedSample) -> bool {
+        let near = |(before, after): (f64, f64)| before < self.shared_below_ns && after < self.shared_below_ns;
+        sample.reloads > 0 && sample.round_trips_ns.is_some_and(near)
+    }
+}
+
+impl Profiler for EvictedProfiler {
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        self.tasks.follow(seen, profiles);
+        for evidence in evidence(seen) {
+            let Evidence::Evicted { task, samples, .. } = evidence else { continue };
+            let good: Vec<&EvictedSample> = samples.iter().filter(|sample| self.counts(sample)).collect();
+            let at_least = self.samples_at_least;
+            let Some((shares, profile)) = self.tasks.of(*task, profiles) else { continue };
+            for sample in good {
+                let share = f64::from(sample.evicted) / f64::from(sample.reloads);
+                let side = if sample.beside { &mut shares.beside } else { &mut shares.away };
+                side.push(share);
+                if side.len() > REMEMBERED {
+                    side.remove(0);
+                }
+            }
+            if shares.beside.len() >= at_least
+                && shares.away.len() >= at_least
+                && let Some(difference) = difference(&shares.beside, &shares.away)
+            {
+                profile.intensity = Some(difference);
+            }
+        }
+    }
+}
+
+fn difference(beside: &[f64], away: &[f64]) -> Option<Estimate> {
+    let (beside, away) = (trimmed(beside)?, trimmed(away)?);
+    let value = beside.value - away.value;
+    let (up, down) = (beside.high - beside.value, away.high - away.value);
+    let error = libm::sqrt(up * up + down * down);
+    Some(Estimate { value, low: value - error, high: value + error })
+}
+
+/// Mean without the lowest and highest fifth.
+fn trimmed(values: &[f64]) -> Option<Estimate> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let cut = sorted.len() / 5;
+    let mut mean = Mean::default();
+    sorted.get(cut..sorted.len() - cut)?.iter().for_each(|value| mean.add(*value));
+    mean.estimate()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic::*;
+    use super::*;
+    use cachemate_core::TaskId;
+
+    fn evicted(samples: &[(bool, u32, f64)]) -> Evidence {
+        let sample = |&(beside, evicted, round_trip): &(bool, u32, f64)| EvictedSample {
+            beside,
+            evicted,
+            reloads: 1000,
+            elapsed_ns: 1,
+            round_trips_ns: Some((round_trip, 60.0)),
+        };
+        let samples = samples.iter().map(sample).collect();
+        Evidence::Evicted { task: TaskId(0), buffer_bytes: 1, wait_ns: 1, samples }
+    }
+
+    /// Is the difference of the two sides the intensity, across answers, with split samples left out and wild ones trimmed?
+    #[test]
+    fn what_the_task_adds_is_its_intensity() {
+        let (mut profiler, mut profiles) = (EvictedProfiler::default(), Profiles::new());
+        let mut seen = window(0, &[0]);
+        seen.answers =
+            vec![answer(0, evicted(&[(true, 400, 60.0), (true, 402, 60.0), (false, 100, 60.0), (false, 102, 60.0)]))];
+        profiler.update(&seen, &mut profiles);
+        assert_eq!(profiles[&TaskId(0)].intensity, None, "too few");
+        let more = [(true, 398, 60.0), (true, 400, 60.0), (true, 1000, 60.0), (true, 5, 350.0)];
+        let away = [(false, 98, 60.0), (false, 100, 60.0), (false, 0, 60.0)];
+        seen.answers = vec![answer(1, evicted(&[&more[..], &away[..]].concat()))];
+        profiler.update(&seen, &mut profiles);
+        let intensity = profiles[&TaskId(0)].intensity.unwrap();
+        assert!((intensity.value - 0.3).abs() < 0.003 && intensity.low < intensity.value, "{intensity:?}");
+        seen.answers.clear();
+        profiler.update(&seen, &mut profiles);
+        assert_eq!(profiles[&TaskId(0)].intensity, Some(intensity), "it stays until more is known");
+    }
+
+    /// Is a task that was only seen across a split without intensity, not with none?
+    #[test]
+    fn across_a_split_nothing_is_known() {
+        let (mut profiler, mut profiles) = (EvictedProfiler::default(), Profiles::new());
+        let mut seen = window(0, &[0]);
+        let split: Vec<(bool, u32, f64)> = (0..20).map(|at| (at % 2 == 0, 10, 330.0)).collect();
+        seen.answers = vec![answer(0, evicted(&split))];
+        profiler.update(&seen, &mut profiles);
+        assert_eq!(profiles[&TaskId(0)].intensity, None);
+    }
+}

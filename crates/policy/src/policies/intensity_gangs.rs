@@ -1,0 +1,430 @@
+//! Who may run beside whom where there is no PMU: pressers away from those who feel them, in space or in time.
+//!
+//! Problem: on a virtual machine nobody counts misses, and the kernel's word on who shares a cache need not hold from one
+//! minute to the next. Method: the machine is asked, a probe at a time, (1) by cache-line ping-pong which CPUs share a
+//! cache *now*, (2) by evicted lines how hard each active task presses on it, (3) by a pirate how much each feels that.
+//! What `i` suffers beside `j` is taken as the product of `i`'s sensitivity and `j`'s intensity (Pain's form, CA 2.2.4,
+//! with measured factors). Then, cache by cache as measured:
+//! - with several caches, the solver spreads tasks over them so that the sum of what they suffer is least;
+//! - with one cache and more tasks than CPUs, the same solver forms gangs that take turns on it (balance-set's idea with
+//!   another criterion), where that takes enough of the harm away;
+//! - where measured CPUs share nothing there is nothing to gain, and nothing is done.
+//!
+//! Properties: without evidence about every active task, or about who shares, what is in force stays; a single ping-pong
+//! decides nothing (two of the last three); every gang has equal turns, and every movable task is in one.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use cachemate_core::{
+    CpuId, CpuSet, Decision, Evidence, Gang, GangSchedule, Neighbour, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason,
+    TaskId, TaskSeen, View, Window,
+};
+use serde::Deserialize;
+
+use super::{cache_domains, movable};
+use crate::solvers::{Seats, best};
+
+/// Parameters, with what they were chosen for.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    pub window_ns: u64,
+    /// A gang's turn: long enough that filling the cache again does not eat it.
+    pub slice_ns: u64,
+    /// Samples beside each task.
+    pub samples: u32,
+    /// Processor time of one probe at most.
+    pub probe_ns: u64,
+    /// Round trips below this are within one cache; from `split_from_ns` across two.
+    pub shared_below_ns: f64,
+    pub split_from_ns: f64,
+    /// Mean slowdown that gangs must take away to be worth their turns.
+    pub gain_at_least: f64,
+    /// More tasks than this are not ganged: the turns of a full circle would be too far apart.
+    pub ganged_at_most: usize,
+    /// Tasks that use less of a CPU are not probed, and count as quiet.
+    pub active_from: f64,
+    /// Windows after which a task is probed again; 0 = never.
+    pub probe_again_windows: u64,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Parameters {
+            window_ns: 1_000_000_000,
+            slice_ns: 50_000_000,
+            samples: 8,
+            probe_ns: 4_000_000_000,
+            shared_below_ns: 110.0,
+            split_from_ns: 200.0,
+            gain_at_least: 0.05,
+            ganged_at_most: 16,
+            active_from: 0.1,
+            probe_again_windows: 0,
+        }
+    }
+}
+
+/// Ping-pongs that are remembered of every pair of CPUs.
+const REMEMBERED: usize = 3;
+/// Pairs asked about in one window.
+const PAIRS_AT_MOST: usize = 16;
+
+struct IntensityGangs {
+    parameters: Parameters,
+    next_probe: u32,
+    /// Of each pair: near or far, latest last.
+    pairs: BTreeMap<(u32, u32), VecDeque<bool>>,
+    /// Tasks whose sensitivity was asked for, and when; not every task can tell.
+    felt: BTreeMap<TaskId, u64>,
+    pressed: BTreeMap<TaskId, u64>,
+    /// The task's probe under way.
+    asked: Option<Probe>,
+}
+
+impl Policy for IntensityGangs {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = view.before.clone();
+        plan.window = Window::Time { ns: self.parameters.window_ns };
+        self.keep_to(view, &mut plan);
+        self.learn(view);
+        plan.probes = self.ping_pongs(view);
+        let mut why = Vec::new();
+        match self.sharing(view) {
+            Some(domains) => self.place(view, &domains, &mut plan, &mut why),
+            None => why.push(reason(&[], "who shares a cache is being measured".to_string(), Vec::new())),
+        }
+        plan.probes.extend(self.asked.clone());
+        Decision { plan, why }
+    }
+}
+
+fn reason(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason {
+    Reason { tasks: tasks.to_vec(), text, numbers }
+}
+
+impl IntensityGangs {
+    /// What is in force, as far as it may still stand: tasks that are gone leave, and gangs that lack somebody end.
+    fn keep_to(&self, view: &View<'_>, plan: &mut Plan) {
+        let there: Vec<TaskId> = movable(view).map(|task| task.task).collect();
+        plan.allowed.retain(|task, _| there.contains(task));
+        plan.weights.clear();
+        plan.clashes.clear();
+        let members = plan.gangs.iter().flat_map(|s| &s.gangs).flat_map(|gang| &gang.members);
+        let mut ganged: Vec<TaskId> = members.map(|(task, _)| *task).collect();
+        ganged.sort_unstable();
+        let mut all = there.clone();
+        all.sort_unstable();
+        if ganged != all {
+            plan.gangs.clear();
+        }
+    }
+
+    /// Takes the window's answers in.
+    fn learn(&mut self, view: &View<'_>) {
+        for answer in &view.seen.answers {
+            match &answer.evidence {
+                Evidence::PingPong { cpus, round_trip_ns } => {
+                    let near = *round_trip_ns < self.parameters.shared_below_ns;
+                    if near || *round_trip_ns >= self.parameters.split_from_ns {
+                        let told = self.pairs.entry((cpus.0.0, cpus.1.0)).or_default();
+                        told.push_back(near);
+                        if told.len() > REMEMBERED {
+                            told.pop_front();
+                        }
+                    }
+                }
+                Evidence::Evicted { task, .. } => {
+                    self.pressed.insert(*task, view.seen.window);
+                }
+                Evidence::Beside { task, .. } => {
+                    self.felt.insert(*task, view.seen.window);
+                }
+                _ => {}
+            }
+            let answered = |probe: &mut Probe| answer.complete && probe.id == answer.probe;
+            self.asked.take_if(answered);
+        }
+        let there = |task: &TaskId| movable(view).any(|seen| seen.task == *task);
+        self.felt.retain(|task, _| there(task));
+        self.pressed.retain(|task, _| there(task));
+        let refused = |probe: &mut Probe| {
+            let items = view.seen.in_force.refused.iter().map(|refused| &refused.item);
+            items.into_iter().any(|item| *item == cachemate_core::Item::Probe(probe.id))
+        };
+        if let Some(refused) = self.asked.take_if(refused) {
+            // It will not be answered: not asked again before its time.
+            match refused.what {
+                ProbeWhat::Evicted { task, .. } => self.pressed.insert(task, view.seen.window),
+                ProbeWhat::Neighbour { task, .. } => self.felt.insert(task, view.seen.window),
+                _ => None,
+            };
+        }
+        self.asked.take_if(|probe| match probe.what {
+            ProbeWhat::Evicted { task, .. } | ProbeWhat::Neighbour { task, .. } => !there(&task),
+            _ => true,
+        });
+    }
+
+    fn id(&mut self) -> ProbeId {
+        self.next_probe = self.next_probe.wrapping_add(1) & 0x7fff_ffff;
+        ProbeId(self.next_probe)
+    }
+
+    /// The first CPU of every cache against its others, anew in every window.
+    fn ping_pongs(&mut self, view: &View<'_>) -> Vec<Probe> {
+        let mut wanted = Vec::new();
+        for domain in cache_domains(view.topology) {
+            let first = domain.first().unwrap_or(0);
+            wanted.extend(domain.iter().filter(|cpu| *cpu != first).map(|cpu| (CpuId(first), CpuId(cpu))));
+        }
+        // Those that least is known of first; every pair gets its turn.
+        wanted.sort_by_key(|(a, b)| self.pairs.get(&(a.0, b.0)).map_or(0, VecDeque::len));
+        wanted.truncate(PAIRS_AT_MOST);
+        let budget_ns = 100_000_000;
+        wanted.into_iter().map(|cpus| Probe { id: self.id(), what: ProbeWhat::PingPong { cpus }, budget_ns }).collect()
+    }
+
+    /// CPUs that share a cache by measurement; `None` while it is not known.
+    fn sharing(&self, view: &View<'_>) -> Option<Vec<CpuSet>> {
+        let mut measured = Vec::new();
+        for domain in cache_domains(view.topology) {
+            let first = domain.first()?;
+            let mut together: CpuSet = [first].into_iter().collect();
+            let mut apart = Vec::new();
+            for cpu in domain.iter().filter(|cpu| *cpu != first) {
+                let told = self.pairs.get(&(first, cpu)).filter(|told| told.len() >= 2)?;
+                let near = told.iter().filter(|near| **near).count();
+                if 2 * near > told.len() {
+                    together.insert(cpu);
+                } else {
+                    apart.push([cpu].into_iter().collect());
+                }
+            }
+            measured.push(together);
+            measured.extend(apart);
+        }
+        Some(measured)
+    }
+
+    fn place(&mut self, view: &View<'_>, domains: &[CpuSet], plan: &mut Plan, why: &mut Vec<Reason>) {
+        let shared: Vec<&CpuSet> = domains.iter().filter(|cpus| cpus.count() > 1).collect();
+        if shared.is_empty() {
+            let text = "by measurement no two CPUs share a cache now: nothing is done".to_string();
+            why.push(reason(&[], text, vec![("caches".to_string(), domains.len() as f64)]));
+            plan.gangs.clear();
+            plan.allowed.clear();
+            return;
+        }
+        let tasks: Vec<&TaskSeen> = movable(view).collect();
+        let active: Vec<TaskId> =
+            tasks.iter().filter(|task| self.is_active(view, task)).map(|task| task.task).collect();
+        if self.ask_next(view, &active, why) {
+            return; // evidence first; what is in force stays
+        }
+        let Some(costs) = costs(view, &active) else {
+            let text = "no task could tell what it feels (none reports progress): nothing is decided".to_string();
+            why.push(reason(&[], text, Vec::new()));
+            return;
+        };
+        if domains.len() > 1 {
+            self.spread(view, domains, &active, &costs, plan, why);
+        } else if let [cpus] = shared[..] {
+            self.gang(view, cpus, &tasks, &active, &costs, plan, why);
+        }
+    }
+
+    fn is_active(&self, view: &View<'_>, task: &TaskSeen) -> bool {
+        let ran: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+        let waited = task.runnable_wait_ns.unwrap_or(0);
+        let known = self.pressed.contains_key(&task.task);
+        known || (ran + waited) as f64 >= self.parameters.active_from * view.seen.span.elapsed_ns as f64
+    }
+
+    /// Asks for the next thing that is not known of the active tasks; false = everything was asked.
+    fn ask_next(&mut self, view: &View<'_>, active: &[TaskId], why: &mut Vec<Reason>) -> bool {
+        let again = self.parameters.probe_again_windows;
+        let due = |asked: Option<&u64>| asked.is_none_or(|at| again > 0 && view.seen.window >= at + again);
+        if self.asked.is_none() {
+            let cache = view.topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1);
+            let half = cache.and_then(|cache| cache.size_bytes).map_or(8 << 20, |bytes| bytes / 2);
+            let evicted = |task| ProbeWhat::Evicted { task, samples: self.parameters.samples };
+            let pirate = |task| ProbeWhat::Neighbour { task, neighbour: Neighbour::Pirate { footprint_bytes: half } };
+            let has = |task: &TaskId, of: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(of);
+            let unpressed = active.iter().find(|task| {
+                due(self.pressed.get(task)) && (again > 0 || !has(task, |profile| profile.intensity.is_some()))
+            });
+            let unfelt = active.iter().find(|task| {
+                due(self.felt.get(task)) && (again > 0 || !has(task, |profile| profile.sensitivity.is_some()))
+            });
+            let what = unpressed.map(|task| evicted(*task)).or_else(|| unfelt.map(|task| pirate(*task)));
+            let budget_ns = self.parameters.probe_ns;
+            if let Some(what) = what {
+                self.asked = Some(Probe { id: self.id(), what, budget_ns });
+            }
+        }
+        let Some(asked) = &self.asked else { return false };
+        let (task, what) = match asked.what {
+            ProbeWhat::Evicted { task, .. } => (task, "presses on the cache"),
+            ProbeWhat::Neighbour { task, .. } => (task, "feels others on the cache"),
+            _ => return true,
+        };
+        why.push(reason(&[task], format!("how much {{0}} {what} is being probed"), Vec::new()));
+        true
+    }
+
+    fn spread(
+        &self,
+        view: &View<'_>,
+        domains: &[CpuSet],
+        active: &[TaskId],
+        costs: &[Vec<f64>],
+        plan: &mut Plan,
+        why: &mut Vec<Reason>,
+    ) {
+        let seats = Seats { cpus_per_cache: domains.iter().map(CpuSet::count).collect() };
+        let solved = best(costs, &seats);
+        plan.gangs.clear();
+        plan.allowed.clear();
+        for (cpus, members) in domains.iter().zip(&solved.seating.by_cache) {
+            for &member in members.iter().flatten() {
+                plan.allowed.insert(active[member], cpus.clone());
+            }
+        }
+        let suffered = solved.seating.suffered(costs);
+        for (at, task) in active.iter().enumerate() {
+            let cpus = &plan.allowed[task];
+            let numbers = vec![("expected_degradation".to_string(), suffered[at])];
+            let percent = 100.0 * suffered[at];
+            let text = format!(
+                "{{0}} goes to CPUs {cpus}: {percent:.0} % slower there by what was probed{}",
+                known(view, *task)
+            );
+            why.push(reason(&[*task], text, numbers));
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn gang(
+        &self,
+        view: &View<'_>,
+        cpus: &CpuSet,
+        tasks: &[&TaskSeen],
+        active: &[TaskId],
+        costs: &[Vec<f64>],
+        plan: &mut Plan,
+        why: &mut Vec<Reason>,
+    ) {
+        let seats = cpus.count() as usize;
+        plan.allowed.clear();
+        if active.len() <= seats || tasks.len() > self.parameters.ganged_at_most {
+            let text = match active.len() <= seats {
+                true => "every active program has a CPU of one shared cache: nothing to choose".to_string(),
+                false => format!("{} programs are too many for turns on one cache", tasks.len()),
+            };
+            plan.gangs.clear();
+            why.push(reason(&[], text, Vec::new()));
+            return;
+        }
+        let turns = active.len().div_ceil(seats);
+        let solved = best(costs, &Seats { cpus_per_cache: vec![cpus.count(); turns] });
+        let n = active.len() as f64;
+        // Left alone, a task meets each of the others equally often, on each of the other CPUs.
+        let all: f64 =
+            (0..active.len()).map(|i| (0..active.len()).filter(|j| *j != i).map(|j| costs[i][j]).sum::<f64>()).sum();
+        let (left_alone, ganged) = (all * (seats - 1) as f64 / (n - 1.0) / n, solved.total / n);
+        let numbers = vec![
+            ("left_alone_mean_degradation".to_string(), left_alone),
+            ("ganged_mean_degradation".to_string(), ganged),
+        ];
+        let expected = format!("{:.0} % slower left alone, {:.0} % in gangs", 100.0 * left_alone, 100.0 * ganged);
+        if left_alone - ganged < self.parameters.gain_at_least {
+            plan.gangs.clear();
+            why.push(reason(&[], format!("gangs would not pay: on average {expected} by what was probed"), numbers));
+            return;
+        }
+        let mut gangs: Vec<Vec<TaskId>> = solved.seating.by_cache.iter().map(|gang| members(gang, active)).collect();
+        gangs.retain(|gang| !gang.is_empty());
+        let quiet: Vec<TaskId> = tasks.iter().map(|task| task.task).filter(|task| !active.contains(task)).collect();
+        // Quiet ones fill seats that are free; then they have turns of their own.
+        for task in quiet {
+            match gangs.iter_mut().find(|gang| gang.len() < seats) {
+                Some(gang) => gang.push(task),
+                None => gangs.push(vec![task]),
+            }
+        }
+        for gang in &gangs {
+            let who: Vec<String> = (0..gang.len()).map(|at| format!("{{{at}}}{}", known(view, gang[at]))).collect();
+            let text = format!(
+                "{} run together, in turns of {} ms: on average {expected}",
+                who.join(" and "),
+                self.parameters.slice_ns / 1_000_000
+            );
+            why.push(reason(gang, text, numbers.clone()));
+        }
+        let gang =
+            |members: Vec<TaskId>| Gang { members: members.into_iter().map(|task| (task, None)).collect(), slices: 1 };
+        let schedule = GangSchedule {
+            cpus: cpus.clone(),
+            slice_ns: self.parameters.slice_ns,
+            gangs: gangs.into_iter().map(gang).collect(),
+        };
+        plan.gangs = vec![schedule];
+    }
+}
+
+fn members(cpus: &[Vec<usize>], active: &[TaskId]) -> Vec<TaskId> {
+    let mut all: Vec<usize> = cpus.iter().flatten().copied().collect();
+    all.sort_unstable();
+    all.into_iter().map(|member| active[member]).collect()
+}
+
+/// What was probed of it, in brackets.
+fn known(view: &View<'_>, task: TaskId) -> String {
+    let profile = view.profiles.get(&task);
+    let presses = profile.and_then(|profile| profile.intensity);
+    let feels = profile.and_then(|profile| profile.sensitivity);
+    match (presses, feels) {
+        (Some(presses), Some(feels)) => {
+            format!(" (presses {:.2}, feels {:.2})", presses.value, feels.value)
+        }
+        (Some(presses), None) => format!(" (presses {:.2})", presses.value),
+        (None, Some(feels)) => format!(" (feels {:.2})", feels.value),
+        (None, None) => String::new(),
+    }
+}
+
+/// What each suffers beside each other; `None` while nobody's sensitivity is known. A task of unknown sensitivity cannot
+/// be said to suffer, one of unknown intensity cannot be said to hurt.
+fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
+    let value = |task: &TaskId, of: fn(&cachemate_core::Profile) -> Option<cachemate_core::Estimate>| {
+        view.profiles.get(task).and_then(of).map(|estimate| estimate.value.max(0.0))
+    };
+    let feels: Vec<Option<f64>> = active.iter().map(|task| value(task, |profile| profile.sensitivity)).collect();
+    let presses: Vec<Option<f64>> = active.iter().map(|task| value(task, |profile| profile.intensity)).collect();
+    feels.iter().any(Option::is_some).then(|| {
+        let cost = |feels: Option<f64>, presses: Option<f64>| feels.zip(presses).map_or(0.0, |(f, p)| f * p);
+        feels.iter().map(|feels| presses.iter().map(|presses| cost(*feels, *presses)).collect()).collect()
+    })
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+    let parameters: Parameters = super::parameters(parameters)?;
+    for (name, value) in [("window_ns", parameters.window_ns), ("slice_ns", parameters.slice_ns)] {
+        if value == 0 {
+            return Err(format!("{name}: found 0, expected 1 or more"));
+        }
+    }
+    Ok(Box::new(IntensityGangs {
+        parameters,
+        next_probe: 0,
+        pairs: BTreeMap::new(),
+        felt: BTreeMap::new(),
+        pressed: BTreeMap::new(),
+        asked: None,
+    }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+use super::*;
+use cachemate_core::*;
+
+struct Silent;
+impl Predictor for Silent {
+    fn forecast(&self, _: &Topology, _: &Profiles, _: &Plan) -> Forecast {
+        Forecast::default()
+    }
+}
+
+fn topology() -> Topology {
+    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    let cache = Cache {
+        id: CacheId(0),
+        level: Level::L3,
+        cpus: [0, 1].into_iter().collect(),
+        last_level: true,
+        size_bytes: Some(32 << 20),
+        ways: None,
+        line_bytes: None,
+    };
+    Topology { cpus: vec![cpu(0), cpu(1)], caches: vec![cache] }
+}
+
+fn task(id: u32) -> TaskSeen {
+    TaskSeen {
+        task: TaskId(id),
+        process: ProcessId(id),
+        name: String::new(),
+        arrived_ns: 0,
+        exited: false,
+        fixed: false,
+        goal: None,
+        cpu: None,
+        on_cpu_ns: vec![(CpuId(id % 2), 500_000_000)],
+        runnable_wait_ns: None,
+        counts: Counts::default(),
+        progress: None,
+        pages_per_colour: None,
+    }
+}
+
+/// A host on which every probe is answered in the next window: who presses, who feels (by task), and the round trip.
+struct Host {
+    policy: Box<dyn Policy>,
+    truth: Vec<(f64, Option<f64>)>,
+    round_trip_ns: f64,
+    before: Plan,
+    profiles: Profiles,
+    window: u64,
+}
+
+impl Host {
+    fn new(truth: &[(f64, Option<f64>)], round_trip_ns: f64) -> Self {
+        let before = Plan::idle(Window::Time { ns: 1 });
+        let policy = build("", 1).unwrap();
+        Host { policy, truth: truth.to_vec(), round_trip_ns, before, profiles: Profiles::new(), window: 0 }
+    }
+
+    fn answer(&mut self, probe: &Probe) -> Answer {
+        let exact = |value| Some(Estimate::exact(value));
+        let evidence = match probe.what {
+            ProbeWhat::PingPong { cpus } => Evidence::PingPong { cpus, round_trip_ns: self.round_trip_ns },
+            ProbeWhat::Evicted { task, .. } => {
+                self.profiles.entry(task).or_default().intensity = exact(self.truth[task.0 as usize].0);
+                Evidence::Evicted { task, buffer_bytes: 1, wait_ns: 1, samples: Vec::new() }
+            }
+            ProbeWhat::Neighbour { task, neighbour } => {
+                let feels = self.truth[task.0 as usize].1;
+                self.profiles.entry(task).or_default().sensitivity = feels.map(Estimate::exact);
+                Evidence::Beside {
+                    task,
+                    neighbour,
+                    neighbour_alone_ns: 1.0,
+                    neighbour_beside_ns: 1.0,
+                    task_alone_rate: None,
+                    task_beside_rate: None,
+                }
+            }
+            _ => panic!("{probe:?} was not to be asked"),
+        };
+        Answer { probe: probe.id, evidence, complete: true, cost_ns: Vec::new() }
+    }
+
+    fn step(&mut self) -> Decision {
+        let probes = self.before.probes.clone();
+        let answers = probes.iter().map(|probe| self.answer(probe)).collect();
+        let seen = Observation {
+            window: self.window,
+            span: Span { start_ns: 0, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
+            ended: WindowEnd::Elapsed,
+            tasks: (0..self.truth.len() as u32).map(task).collect(),
+            places: Vec::new(),
+            answers,
+            in_force: Applied::default(),
+        };
+        let abilities = BTreeMap::new();
+        let capabilities =
+            Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: None };
+        let (topology, profiles) = (topology(), self.profiles.clone());
+        let decision = self.policy.decide(&View {
+            topology: &topology,
+            capabilities: &capabilities,
+            seen: &seen,
+            profiles: &profiles,
+            before: &self.before,
+            predictor: &Silent,
+        });
+        check_plan(&decision.plan, &topology, &capabilities, &seen).unwrap();
+        self.window += 1;
+        self.before = decision.plan.clone();
+        decision
+    }
+
+    fn gangs(&mut self, windows: usize) -> Vec<Vec<u32>> {
+        (0..windows).for_each(|_| drop(self.step()));
+        let gangs = self.before.gangs.iter().flat_map(|schedule| &schedule.gangs);
+        let mut gangs: Vec<Vec<u32>> =
+            gangs.map(|gang| gang.members.iter().map(|(task, _)| task.0).collect()).collect();
+        gangs.sort();
+        gangs
+    }
+}
+
+/// Two chases that feel, two streams that press, in this order of arrival: 0 and 2 feel.
+const MIX: [(f64, Option<f64>); 4] = [(0.05, Some(2.0)), (0.7, Some(0.1)), (0.05, Some(2.0)), (0.7, Some(0.1))];
+
+/// Do those who feel and those who press end up in different gangs, once everybody was probed?
+#[test]
+fn pressers_and_feelers_are_kept_apart_in_time() {
+    let mut host = Host::new(&MIX, 60.0);
+    assert_eq!(host.gangs(3), Vec::<Vec<u32>>::new(), "not before everything is known");
+    assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
+}
+
+/// Where the CPUs do not share, is nothing done; and are gangs given up when they stop sharing?
+#[test]
+fn where_nothing_is_shared_nothing_is_done() {
+    let mut host = Host::new(&MIX, 330.0);
+    assert!(host.gangs(20).is_empty() && host.before.allowed.is_empty());
+    let mut host = Host::new(&MIX, 60.0);
+    assert_eq!(host.gangs(25).len(), 2);
+    host.round_trip_ns = 330.0;
+    assert_eq!(host.gangs(1).len(), 2, "a single far answer decides nothing");
+    assert!(host.gangs(4).is_empty());
+    host.round_trip_ns = 60.0;
+    assert_eq!(host.gangs(4).len(), 2, "what was probed is still known");
+}
+
+/// Are quiet programs left alone, and those that cannot say what they feel not judged?
+#[test]
+fn without_harm_or_without_evidence_nothing_is_done() {
+    assert!(Host::new(&[(0.02, Some(0.1)); 4], 60.0).gangs(30).is_empty());
+    assert!(Host::new(&[(0.7, None); 4], 60.0).gangs(30).is_empty());
+    assert!(Host::new(&MIX[..2], 60.0).gangs(30).is_empty(), "a CPU for each");
+}

@@ -4,12 +4,15 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench install clean help
+.PHONY: demo test lint build bench kill soak live install clean help
 
 help:
 	@echo 'make demo     record real programs here, say who hurts whom and who should share a cache with whom'
 	@echo 'make test     format, lint, tidy, unit, property, end-to-end and doc tests'
 	@echo 'make bench    speed: ratios against textbook engines, in one run'
+	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is everything as before?'
+	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
+	@echo 'make live     measure on this host (root, at most 15 minutes); says what it cannot show'
 	@echo 'make install  the command, its man pages and completions (PREFIX=/usr/local)'
 
 demo:
@@ -32,6 +35,19 @@ build:
 bench:
 	@scripts/setup.sh build
 	$(CARGO) run --release --locked -p cachemate-benches
+
+KILLS ?= 200
+kill:
+	@scripts/setup.sh build
+	CACHEMATE_KILLS=$(KILLS) $(CARGO) test --locked -p cachemate-cli --test kill -- --nocapture
+
+TASKS ?= 10000
+soak:
+	@scripts/setup.sh build
+	CACHEMATE_SOAK=$(TASKS) $(CARGO) test --locked -p cachemate-cli --test soak -- --nocapture
+
+live: build
+	$(RELEASE) live
 
 PREFIX ?= /usr/local
 install: build

@@ -20,7 +20,7 @@ use crate::counters::{Surveyed, ThreadCounters};
 use crate::gangs::{IDLE, Rotation, Runner};
 use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
-use crate::probing::{Actor, BRACKET, Cast, Probing};
+use crate::probing::{Actor, Cast, Probing};
 use crate::progress::ProgressFiles;
 use crate::restore::Restored;
 use crate::rules::Rule;
@@ -40,7 +40,7 @@ pub struct LiveOptions {
     pub state_dir: std::path::PathBuf,
     pub guardian: GuardianCommand,
     pub first_window: Duration,
-    /// The most of a window that probes may take.
+    /// The most of the time that probes may take.
     pub probe_share: f64,
     pub progress: ProgressFiles,
     /// Profiles recorded earlier, by the command's name.
@@ -63,6 +63,7 @@ pub struct LiveMachine<K> {
     usage_before: BTreeMap<ThreadKey, Usage>,
     progress_before: BTreeMap<ThreadKey, u64>,
     probing: Probing,
+    probe_credit_ns: f64,
     /// Recognised since the last window.
     recognised: Vec<Answer>,
     actuator: Actuator,
@@ -97,6 +98,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             usage_before: BTreeMap::new(),
             progress_before: BTreeMap::new(),
             probing: Probing::default(),
+            probe_credit_ns: 0.0,
             recognised: Vec::new(),
             gangs: None,
             in_force: Applied::default(),
@@ -161,7 +163,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     fn wait_for_window_end(&mut self) -> Option<WindowEnd> {
         let due = self.window_start + self.window;
-        let mut probe_time = self.window.mul_f64(self.options.probe_share);
+        // A probe that took longer than its share is paid for by the windows after it.
+        self.probe_credit_ns += self.window.as_nanos() as f64 * self.options.probe_share;
+        self.probe_credit_ns = self.probe_credit_ns.min(self.window.as_nanos() as f64);
         loop {
             if self.options.stop.load(Ordering::Relaxed) {
                 return None;
@@ -174,8 +178,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 return Some(WindowEnd::Elapsed);
             }
             let start = Instant::now();
-            if left >= BRACKET && probe_time >= BRACKET && self.probe() {
-                probe_time = probe_time.saturating_sub(start.elapsed());
+            if self.probe_credit_ns > 0.0 && self.probe() {
+                self.probe_credit_ns -= start.elapsed().as_nanos() as f64;
                 continue;
             }
             std::thread::sleep(left.min(Duration::from_millis(100)));

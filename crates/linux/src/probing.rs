@@ -1,7 +1,7 @@
 //! Probes that a plan asks for, run within the windows of the live machine.
 //!
 //! Problem: a probe wants one program beside it and nobody else, and then that program away, on a host that is in use,
-//! without ever stopping anybody. Method, the gangs' own: for a tenth of a second the other managed threads of that
+//! without ever stopping anybody. Method, the gangs' own: for some tenths of a second the other managed threads of that
 //! cache wait as idle tasks, the probed one sits on a CPU of its own, the probe on another; to keep the probed one off,
 //! it becomes an idle task too and a spinning thread of ours takes its CPU. One such *bracket* is off-off / on-on / off,
 //! with the cache-line ping-pong before and after it, so that drifts cancel and samples across a split are known.
@@ -21,7 +21,7 @@ use crate::actuator::Wanted;
 use crate::gangs::IDLE;
 use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
-use crate::probes::intensity::{Reloader, WAIT, buffer_bytes};
+use crate::probes::intensity::{Reloader, buffer_bytes, wait};
 use crate::probes::neighbour::Runner;
 use crate::probes::ping_pong::round_trip;
 use crate::probes::{Pinned, watchpoint};
@@ -29,8 +29,8 @@ use crate::progress::ProgressFiles;
 
 /// One phase with a neighbour: a stream beside a program needs a while until neither defends its lines any more.
 const PHASE: Duration = Duration::from_millis(150);
-/// A bracket takes about this long.
-pub(crate) const BRACKET: Duration = Duration::from_millis(160);
+/// Watching words goes on for this long at a time.
+const WATCHED: Duration = Duration::from_millis(150);
 /// Tries of a probe that fails (a CPU that was not free) before it is given up.
 const TRIES: u32 = 5;
 
@@ -195,6 +195,7 @@ impl Probing {
             self.reloader = Some(Reloader::new(buffer_bytes(stage.cast.cache_bytes), 1)?);
         }
         let Some(reloader) = &mut self.reloader else { return Ok(()) };
+        let wait = wait(stage.cast.cache_bytes);
         let (samples, ours_ns, off_ns) = stage.play(|play| {
             let mut samples = Vec::new();
             // Two off, one thrown away while the task fills the cache again, two on, one off.
@@ -202,7 +203,7 @@ impl Probing {
                 [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
             {
                 play.set(beside)?;
-                let sample = reloader.sample(WAIT);
+                let sample = reloader.sample(wait);
                 if counts {
                     let (evicted, reloads, elapsed_ns) = (sample.missed, sample.reloads, sample.elapsed_ns);
                     samples.push(EvictedSample { beside, evicted, reloads, elapsed_ns, round_trips_ns: None });
@@ -221,7 +222,7 @@ impl Probing {
         if beside >= wanted as usize || asked.cost_ns >= probe.budget_ns {
             let samples = std::mem::take(&mut asked.evicted);
             let cost = vec![(None, asked.cost_ns), (Some(task), off_ns)];
-            let wait_ns = WAIT.as_nanos() as u64;
+            let wait_ns = wait.as_nanos() as u64;
             self.answer(probe, Evidence::Evicted { task, buffer_bytes, wait_ns, samples }, true, cost);
         }
         Ok(())
@@ -234,7 +235,7 @@ impl Probing {
         neighbour: Neighbour,
         progress: &ProgressFiles,
     ) -> std::io::Result<()> {
-        let mut runner = Runner::new(neighbour);
+        let mut runner = Runner::new(neighbour, stage.cast.cache_bytes);
         let task = stage.cast.star.task;
         let total = || progress.total(&*stage.lock(), stage.cast.star.pid);
         let ((rates, _gate), ours_ns, off_ns) = stage.play(|play| {
@@ -283,7 +284,7 @@ impl Probing {
         let patience = Duration::from_millis(50);
         let seed = asked.cost_ns ^ u64::from(probe.id.0);
         let guard = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let found = watchpoint::reuses(&*guard, star.pid, star.thread.tid, left, patience, start + BRACKET, seed);
+        let found = watchpoint::reuses(&*guard, star.pid, star.thread.tid, left, patience, start + WATCHED, seed);
         drop(guard);
         match found {
             Err(error) => self.failed(probe, &error),

@@ -11,6 +11,7 @@ mod convert;
 mod doctor;
 mod explain;
 mod guardian;
+mod live;
 mod man;
 mod manage;
 mod mrc;
@@ -51,6 +52,10 @@ pub enum Command {
     Explain(explain::Explain),
     Reset(reset::Reset),
     #[command(hide = true)]
+    Live(live::Live),
+    #[command(hide = true)]
+    LiveProgram(live::LiveProgram),
+    #[command(hide = true)]
     Guardian(guardian::Guardian),
     Completions(completions::Completions),
     Man(man::Man),
@@ -81,6 +86,8 @@ impl Command {
             Command::Top(command) => command.run(session),
             Command::Explain(command) => command.run(session),
             Command::Reset(command) => command.run(session),
+            Command::Live(command) => command.run(session),
+            Command::LiveProgram(command) => command.run(session),
             Command::Guardian(command) => command.run(session),
             Command::Completions(command) => command.run(session),
             Command::Man(command) => command.run(session),

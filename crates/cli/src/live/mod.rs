@@ -8,5 +8,6 @@ pub mod picture;
 pub mod programs;
 pub mod shake;
 pub mod sharing;
+pub mod show;
 pub mod socket;
 pub mod status;

@@ -29,12 +29,19 @@ const LINE_BYTES: usize = 64;
 const WORDS_PER_LINE: usize = LINE_BYTES / 8;
 /// Lines reloaded per sample.
 const RELOADS: usize = 4096;
-/// The neighbour's time alone with the cache.
-pub const WAIT: Duration = Duration::from_millis(10);
+/// Calibration stays within this much of the buffer: more than private caches hold, and a small part of any shared one.
+const CALIBRATED_BYTES: usize = 8 << 20;
 
-/// Half of the cache, within what is worth the time: 4 to 16 MiB.
+/// Half of the cache, within what is worth the time and the memory.
 pub fn buffer_bytes(cache_bytes: Option<u64>) -> usize {
-    (cache_bytes.unwrap_or(16 << 20) / 2).clamp(4 << 20, 16 << 20) as usize
+    (cache_bytes.unwrap_or(32 << 20) / 2).clamp(4 << 20, 128 << 20) as usize
+}
+
+/// The neighbour's time alone with the cache: 10 ms for 32 MiB, in which a stream of a few gigabytes a second passes the
+/// whole cache.
+pub fn wait(cache_bytes: Option<u64>) -> Duration {
+    let cache_bytes = cache_bytes.unwrap_or(32 << 20) as f64;
+    Duration::from_secs_f64((0.010 * cache_bytes / f64::from(32 << 20)).clamp(0.010, 0.100))
 }
 
 /// One sample.
@@ -110,21 +117,26 @@ impl Reloader {
         size_of_val(self.buffer.as_slice()) as u64
     }
 
-    /// Cycles that separate a load served by a cache from one served by memory: the middle, on a logarithmic scale,
-    /// between the slow end of loads just primed and the typical load after a flush.
+    /// Cycles that separate a load served by the shared cache from one served by memory: the middle, on a logarithmic
+    /// scale, between the typical load of a part just primed and the typical load after a flush.
     fn calibrate(&self) -> io::Result<u64> {
-        let few = RELOADS.min(self.order.len());
-        self.prime();
-        let mut hits: Vec<u64> = self.order[..few].iter().map(|&line| self.timed_load(line as usize)).collect();
-        let mut misses: Vec<u64> = Vec::with_capacity(few);
-        for &line in &self.order[..few] {
-            flush_line(&self.buffer[line as usize * WORDS_PER_LINE]);
-            misses.push(self.timed_load(line as usize));
+        let part = (self.buffer.len() / WORDS_PER_LINE).min(CALIBRATED_BYTES / LINE_BYTES);
+        let lines: Vec<usize> =
+            self.order.iter().map(|&line| line as usize).filter(|&line| line < part).take(RELOADS).collect();
+        for line in (0..part).chain(0..part) {
+            self.timed_load(line);
         }
-        hits.sort_unstable();
-        misses.sort_unstable();
-        // The buffer exceeds the private caches: the upper quartile of the hits is a hit in the shared cache.
-        let (hit, miss) = (hits[few * 3 / 4].max(1), misses[few / 2]);
+        let hits: Vec<u64> = lines.iter().map(|&line| self.timed_load(line)).collect();
+        let mut misses: Vec<u64> = Vec::with_capacity(lines.len());
+        for &line in &lines {
+            flush_line(&self.buffer[line * WORDS_PER_LINE]);
+            misses.push(self.timed_load(line));
+        }
+        let middle = |mut cycles: Vec<u64>| {
+            cycles.sort_unstable();
+            cycles.get(cycles.len() / 2).copied().unwrap_or(1).max(1)
+        };
+        let (hit, miss) = (middle(hits), middle(misses));
         if miss < hit + hit / 4 {
             let what = format!("a hit takes {hit} cycles and a miss {miss}: they cannot be told apart here");
             return Err(io::Error::other(what));

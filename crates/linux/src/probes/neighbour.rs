@@ -8,10 +8,8 @@ use std::time::{Duration, Instant};
 use cachemate_core::Neighbour;
 
 const WORDS_PER_LINE: usize = 8;
-/// Larger than any cache that one program is left alone with.
-const STREAM_BYTES: u64 = 96 << 20;
-/// Footprints beyond this are a mistake.
-const LARGEST_BYTES: u64 = 512 << 20;
+/// Footprints beyond this are a mistake, or take too long to make.
+const LARGEST_BYTES: u64 = 1 << 30;
 /// Between two looks at the clock.
 const LINES_AT_ONCE: usize = 4096;
 
@@ -23,12 +21,12 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// Allocates and touches the footprint.
-    pub fn new(neighbour: Neighbour) -> Self {
+    /// Allocates and touches the footprint; a stream's is twice the cache, and 64 MiB at least.
+    pub fn new(neighbour: Neighbour, cache_bytes: Option<u64>) -> Self {
         let (bytes, chase) = match neighbour {
             Neighbour::Chase { footprint_bytes } => (footprint_bytes, true),
             Neighbour::Pirate { footprint_bytes } => (footprint_bytes, false),
-            Neighbour::Stream => (STREAM_BYTES, false),
+            Neighbour::Stream => (cache_bytes.unwrap_or(32 << 20).saturating_mul(2).max(64 << 20), false),
         };
         let lines = (bytes.clamp(4096, LARGEST_BYTES) / 64) as usize;
         let mut memory = vec![0u64; lines * WORDS_PER_LINE];
@@ -98,7 +96,7 @@ mod tests {
         for neighbour in
             [Neighbour::Chase { footprint_bytes }, Neighbour::Pirate { footprint_bytes }, Neighbour::Stream]
         {
-            assert!(Runner::new(neighbour).run(Duration::from_millis(2)) >= LINES_AT_ONCE as u64);
+            assert!(Runner::new(neighbour, Some(1 << 20)).run(Duration::from_millis(2)) >= LINES_AT_ONCE as u64);
         }
     }
 }

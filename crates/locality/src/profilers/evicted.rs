@@ -31,7 +31,7 @@ const REMEMBERED: usize = 200;
 
 impl Default for EvictedProfiler {
     fn default() -> Self {
-        EvictedProfiler { shared_below_ns: 110.0, samples_at_least: 4, tasks: PerTask::default() }
+        EvictedProfiler { shared_below_ns: 160.0, samples_at_least: 4, tasks: PerTask::default() }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Problem: on a virtual machine nobody counts misses, and the kernel's word on who shares a cache need not hold from one
 //! minute to the next. Method: the machine is asked, a probe at a time, (1) by cache-line ping-pong which CPUs share a
-//! cache *now*, (2) by evicted lines how hard each active task presses on it, (3) by a pirate how much each feels that.
+//! cache *now*, (2) by evicted lines how hard each active task presses on it, (3) beside a stream of our own how much each feels that.
 //! What `i` suffers beside `j` is taken as the product of `i`'s sensitivity and `j`'s intensity (Pain's form, CA 2.2.4,
 //! with measured factors). Then, cache by cache as measured:
 //! - with several caches, the solver spreads tasks over them so that the sum of what they suffer is least;
@@ -55,7 +55,7 @@ impl Default for Parameters {
             slice_ns: 50_000_000,
             samples: 8,
             probe_ns: 4_000_000_000,
-            shared_below_ns: 110.0,
+            shared_below_ns: 160.0,
             split_from_ns: 200.0,
             gain_at_least: 0.05,
             ganged_at_most: 16,
@@ -246,10 +246,9 @@ impl IntensityGangs {
         let again = self.parameters.probe_again_windows;
         let due = |asked: Option<&u64>| asked.is_none_or(|at| again > 0 && view.seen.window >= at + again);
         if self.asked.is_none() {
-            let cache = view.topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1);
-            let half = cache.and_then(|cache| cache.size_bytes).map_or(8 << 20, |bytes| bytes / 2);
             let evicted = |task| ProbeWhat::Evicted { task, samples: self.parameters.samples };
-            let pirate = |task| ProbeWhat::Neighbour { task, neighbour: Neighbour::Pirate { footprint_bytes: half } };
+            // What a task feels beside the hardest presser there is; scaled by how hard the others really press.
+            let stream = |task| ProbeWhat::Neighbour { task, neighbour: Neighbour::Stream };
             let has = |task: &TaskId, of: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(of);
             let unpressed = active.iter().find(|task| {
                 due(self.pressed.get(task)) && (again > 0 || !has(task, |profile| profile.intensity.is_some()))
@@ -257,7 +256,7 @@ impl IntensityGangs {
             let unfelt = active.iter().find(|task| {
                 due(self.felt.get(task)) && (again > 0 || !has(task, |profile| profile.sensitivity.is_some()))
             });
-            let what = unpressed.map(|task| evicted(*task)).or_else(|| unfelt.map(|task| pirate(*task)));
+            let what = unpressed.map(|task| evicted(*task)).or_else(|| unfelt.map(|task| stream(*task)));
             let budget_ns = self.parameters.probe_ns;
             if let Some(what) = what {
                 self.asked = Some(Probe { id: self.id(), what, budget_ns });

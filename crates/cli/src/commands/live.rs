@@ -1,0 +1,157 @@
+//! `cachemate live`: what `make live` runs.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use cachemate_core::{CpuId, Topology};
+use cachemate_report::{Align, Table};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::args::JsonArg;
+use crate::live::show::{Place, Row, Verdict, actors, gangs, overhead, ranking};
+use crate::live::{host, paths};
+use crate::session::Session;
+
+/// Show on this host, with real programs, what probing and gangs do and what the daemon costs
+#[derive(Args)]
+pub struct Live {
+    /// Only these parts
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+    /// The most time in all
+    #[arg(long, value_name = "MINUTES", default_value_t = 15.0)]
+    minutes: f64,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// (a) intensity from outside against recorded misses
+    Ranking,
+    /// (b) gangs that the policy chooses
+    Gangs,
+    /// (c) the daemon's own cost
+    Overhead,
+}
+
+/// A small program that counts its work
+#[derive(Args)]
+pub struct LiveProgram {
+    /// chase, stream or quiet
+    #[arg(value_parser = ["chase", "stream", "quiet"])]
+    kind: String,
+    /// Memory that it goes over
+    #[arg(default_value_t = 0)]
+    bytes: u64,
+}
+
+impl LiveProgram {
+    pub fn run(&self, _: &Session) -> anyhow::Result<()> {
+        actors::act(&self.kind, self.bytes)
+    }
+}
+
+#[derive(Serialize)]
+struct LiveJson {
+    cpus: (u32, u32),
+    cache_bytes: u64,
+    seconds: f64,
+    rows: Vec<Row>,
+}
+
+impl Live {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let start = Instant::now();
+        let found = host::find(false)?;
+        let folder = tempfile::tempdir().context("no folder to work in")?;
+        let wants = |part: Part| self.only.is_empty() || self.only.contains(&part);
+        let mut rows = Vec::new();
+        let place = match two_cpus(&found.topology) {
+            Err(why) => {
+                rows.push(Row::skipped("a-c", "everything", why));
+                None
+            }
+            Ok(_) if !paths::is_root() => {
+                rows.push(Row::skipped(
+                    "a-c",
+                    "everything",
+                    "needs root: programs are moved and given turns".to_string(),
+                ));
+                None
+            }
+            Ok((cpus, cache_bytes)) => Some(Place {
+                topology: found.topology.clone(),
+                cpus,
+                cache_bytes,
+                folder: folder.path().to_path_buf(),
+                stop: session.interrupt_flag(),
+            }),
+        };
+        if let Some(place) = &place {
+            // Half a minute for the overhead's end; ranking first, gangs with what is left.
+            let all = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
+            if wants(Part::Overhead) {
+                session.note("(c) overhead ...");
+                rows.extend(overhead::show(place)?);
+            }
+            if wants(Part::Ranking) {
+                session.note("(a) intensity ...");
+                rows.extend(ranking::show(place, session)?);
+            }
+            if wants(Part::Gangs) {
+                session.note("(b) gangs ...");
+                rows.extend(gangs::show(place, &found, all.saturating_sub(start.elapsed()))?);
+            }
+        }
+        rows.sort_by_key(|row| row.part);
+        let result = LiveJson {
+            cpus: place.as_ref().map_or((0, 0), |place| (place.cpus.0.0, place.cpus.1.0)),
+            cache_bytes: place.as_ref().map_or(0, |place| place.cache_bytes),
+            seconds: start.elapsed().as_secs_f64(),
+            rows,
+        };
+        session.answer(self.json.json, &result, || words(&result))
+    }
+}
+
+/// The first two CPUs of different cores that share a last-level cache, and its size.
+fn two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
+    for cache in topology.caches.iter().filter(|cache| cache.last_level) {
+        let mut cpus = topology.cpus.iter().filter(|cpu| cpu.online && cache.cpus.contains(cpu.id.0));
+        let Some(first) = cpus.next() else { continue };
+        if let Some(second) = cpus.find(|cpu| cpu.core != first.core || cpu.package != first.package) {
+            let size = cache.size_bytes.ok_or("the kernel does not say how large the last-level cache is")?;
+            return Ok(((first.id, second.id), size));
+        }
+    }
+    Err("no two cores share a last-level cache by the kernel's word".to_string())
+}
+
+fn words(result: &LiveJson) -> String {
+    let mut table = Table::new(&[
+        ("", Align::Left),
+        ("what", Align::Left),
+        ("bar", Align::Left),
+        ("measured", Align::Left),
+        ("verdict", Align::Left),
+    ]);
+    for row in &result.rows {
+        let verdict = match row.verdict {
+            Verdict::Met => "met",
+            Verdict::Missed => "MISSED",
+            Verdict::Told => "",
+            Verdict::Skipped => "skipped",
+        };
+        table.row([row.part, &row.what, &row.bar, &row.measured, verdict]);
+    }
+    format!(
+        "CPUs {} and {}, last-level cache of {}, {:.0} s\n{}",
+        result.cpus.0,
+        result.cpus.1,
+        cachemate_report::text::size_text(result.cache_bytes),
+        result.seconds,
+        table.text()
+    )
+}

@@ -1,0 +1,104 @@
+//! `make live`: what cachemate does on this host, shown on real programs.
+//!
+//! Everything is a ratio within one run, arms alternate, and every sample lies between two cache-line ping-pongs: samples
+//! across which the CPUs did not share a cache are kept apart, not mixed in. What the host cannot show is skipped with the
+//! reason; a bar that was missed is printed as missed.
+
+pub mod actors;
+pub mod gangs;
+pub mod overhead;
+pub mod ranking;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cachemate_core::{CpuId, Topology};
+use cachemate_linux::probes::ping_pong::{Bounds, Sharing, round_trip};
+use serde::Serialize;
+
+/// One claim and what came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub part: &'static str,
+    pub what: String,
+    pub bar: String,
+    pub measured: String,
+    pub verdict: Verdict,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    Met,
+    Missed,
+    /// A figure without a bar.
+    Told,
+    /// The host cannot show it; `measured` says why.
+    Skipped,
+}
+
+impl Row {
+    pub fn new(part: &'static str, what: &str, bar: &str, measured: String, verdict: Verdict) -> Self {
+        Row { part, what: what.to_string(), bar: bar.to_string(), measured, verdict }
+    }
+    pub fn skipped(part: &'static str, what: &str, why: String) -> Self {
+        Row::new(part, what, "", why, Verdict::Skipped)
+    }
+    /// `met` decides.
+    pub fn held(part: &'static str, what: &str, bar: &str, measured: String, met: bool) -> Self {
+        Row::new(part, what, bar, measured, if met { Verdict::Met } else { Verdict::Missed })
+    }
+}
+
+/// Where things are shown.
+pub struct Place {
+    pub topology: Topology,
+    /// Two CPUs that share a last-level cache by the kernel's word.
+    pub cpus: (CpuId, CpuId),
+    pub cache_bytes: u64,
+    pub folder: PathBuf,
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Place {
+    pub fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Do the two share a cache now? `None` where it is not clear, or they are not free.
+    pub fn shared(&self) -> Option<bool> {
+        // A busy CPU costs a try, not the sample.
+        let found = (0..3).find_map(|_| round_trip(self.cpus).ok())?;
+        match Bounds::default().say(found.round_trip_ns) {
+            Sharing::Shared => Some(true),
+            Sharing::Split => Some(false),
+            Sharing::Unclear => None,
+        }
+    }
+
+    /// Runs `sample` between two ping-pongs; `None` where they differ or are unclear.
+    pub fn gated<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
+        let before = self.shared();
+        let found = sample();
+        let after = self.shared();
+        (before.filter(|_| before == after), found)
+    }
+
+    /// Sleeps, in pieces, until then or until told to stop.
+    pub fn sleep(&self, how_long: Duration) {
+        let until = Instant::now() + how_long;
+        while Instant::now() < until && !self.stopped() {
+            std::thread::sleep(Duration::from_millis(20).min(until.saturating_duration_since(Instant::now())));
+        }
+    }
+}
+
+/// Middle of an unsorted list; `None` of nothing.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1)?;
+    Some((sorted[last / 2] + sorted[last.div_ceil(2)]) / 2.0)
+}

@@ -1,0 +1,129 @@
+//! (c) What does the daemon itself cost, and what does it cost those who are not managed?
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+
+use super::actors::Actor;
+use super::{Place, Row, median};
+
+const TASKS: usize = 200;
+/// Seconds over which the daemon's time is counted.
+const COUNTED: u64 = 30;
+/// Blocks with the daemon and without it, alternating.
+const BLOCKS: usize = 12;
+const BLOCK: Duration = Duration::from_secs(4);
+
+/// # Errors
+/// A program or the daemon cannot be started.
+pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
+    let crowd = Crowd::start(place)?;
+    let config =
+        format!("act = true\nwindow_ms = 1000\n[policy]\nname = \"round-robin\"\n[[rules]]\npid = {}\n", crowd.0.id());
+    std::fs::write(place.folder.join("overhead.toml"), config)
+        .context("the daemon's configuration cannot be written")?;
+    let daemon = Daemon::start(place)?;
+    place.sleep(Duration::from_secs(5));
+    let before = daemon.ran_ns();
+    place.sleep(Duration::from_secs(COUNTED));
+    let used = daemon.ran_ns().zip(before).map(|(after, before)| (after - before) as f64 / 1e9 / COUNTED as f64);
+    drop(daemon);
+    let what = format!("daemon's share of a CPU at {TASKS} tasks, 1 s windows");
+    let mut rows = vec![match used {
+        None => Row::skipped("c", &what, "the daemon ended".to_string()),
+        Some(share) => Row::held("c", &what, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
+    }];
+    rows.push(neutral(place)?);
+    drop(crowd);
+    Ok(rows)
+}
+
+/// Work of two quiet programs that nobody manages, with and without a daemon beside them.
+fn neutral(place: &Place) -> anyhow::Result<Row> {
+    const WHAT: &str = "throughput of a neutral load, managed against unmanaged";
+    let cpus = [place.cpus.0, place.cpus.1];
+    let actors = [Actor::own(place, "quiet-1", "quiet", 0)?, Actor::own(place, "quiet-2", "quiet", 0)?];
+    for (actor, cpu) in actors.iter().zip(cpus) {
+        actor.sit_on(&[cpu])?;
+    }
+    let mut ratios = Vec::new();
+    for pair in 0..BLOCKS / 2 {
+        let mut done = [0.0; 2];
+        // The order changes from pair to pair, so that drifts fall on both.
+        for managed in [pair % 2 == 0, pair % 2 != 0] {
+            let daemon = if managed { Some(Daemon::start(place)?) } else { None };
+            place.sleep(Duration::from_millis(1500));
+            let before: u64 = actors.iter().map(Actor::work).sum();
+            place.sleep(BLOCK);
+            done[usize::from(managed)] = actors.iter().map(Actor::work).sum::<u64>().saturating_sub(before) as f64;
+            drop(daemon);
+        }
+        ratios.push(done[1] / done[0].max(1.0));
+        if place.stopped() {
+            break;
+        }
+    }
+    Ok(match median(&ratios) {
+        None => Row::skipped("c", WHAT, "no block came to its end".to_string()),
+        Some(ratio) => {
+            let spread = ratios.iter().fold((f64::MAX, f64::MIN), |(low, high), r| (low.min(*r), high.max(*r)));
+            let measured = format!("{ratio:.3} (pairs {:.3} to {:.3})", spread.0, spread.1);
+            Row::held("c", WHAT, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
+        }
+    })
+}
+
+/// Two hundred programs that sleep and wake.
+struct Crowd(Child);
+
+impl Crowd {
+    fn start(place: &Place) -> anyhow::Result<Self> {
+        use std::os::unix::process::CommandExt;
+        let line = format!("i=0; while [ $i -lt {TASKS} ]; do sleep 10000 & i=$((i+1)); done; wait");
+        let mut command = Command::new("sh");
+        command.args(["-c", &line]).stdin(Stdio::null()).process_group(0).current_dir(&place.folder);
+        Ok(Crowd(command.spawn().context("sh cannot be started")?))
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        if let Some(group) = rustix::process::Pid::from_raw(self.0.id() as i32) {
+            // A group that has ended needs no signal.
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        let _ = self.0.wait();
+    }
+}
+
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(place: &Place) -> anyhow::Result<Self> {
+        let folder = &place.folder;
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["--quiet", "manage", "--config"]).arg(folder.join("overhead.toml"));
+        command.arg("--state-dir").arg(folder.join("overhead-state"));
+        command.arg("--socket").arg(folder.join("overhead.sock")).stdin(Stdio::null());
+        Ok(Daemon(command.spawn().context("the daemon cannot be started")?))
+    }
+
+    /// Processor time of all its threads.
+    fn ran_ns(&self) -> Option<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).ok()?;
+        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
+        let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+        Some(ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.0.id() as i32) {
+            // A daemon that has ended needs no signal.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,96 @@
+//! Many short-lived programs under a daemon: does it keep up, leak nothing and lose no restore?
+//!
+//! `CACHEMATE_SOAK` says how many (`make soak`: 10 000, to be through within a minute of an idle machine).
+
+mod common;
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cachemate_linux::kernel::{Host, Kernel};
+use common::{command, run};
+
+const CONFIG: &str = r#"
+act = true
+window_ms = 50
+[policy]
+name = "shake"
+[guard]
+enabled = false
+[[rules]]
+pid = PID
+"#;
+
+/// Resident pages and open files of a process.
+fn held(pid: u32) -> (u64, usize) {
+    let pages = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    let pages = pages.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    (pages, std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count))
+}
+
+/// Do thousands of programs come and go without the daemon growing, and is who stays as before?
+#[test]
+fn short_lived_programs_leave_nothing_behind() {
+    let tasks: usize = std::env::var("CACHEMATE_SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(400);
+    let folder = tempfile::tempdir().unwrap();
+    // Half of them in one go and half afterwards, so that growth can be told from a start's own needs.
+    let half = tasks / 2;
+    let script = format!(
+        "sleep 1000 & i=0; while [ $i -lt {half} ]; do /bin/true & i=$((i+1)); [ $((i%50)) = 0 ] && wait -n 2>/dev/null; done; \
+         touch half; while [ ! -e go ]; do sleep 0.05; done; i=0; \
+         while [ $i -lt {half} ]; do /bin/true & i=$((i+1)); [ $((i%50)) = 0 ] && wait -n 2>/dev/null; done; touch end; wait"
+    );
+    let mut parent = Command::new("bash")
+        .args(["-c", &script])
+        .current_dir(folder.path())
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let host = Host::new("/");
+    let before = host.affinity(parent.id() as i32).unwrap();
+    std::fs::write(folder.path().join("c.toml"), CONFIG.replace("PID", &parent.id().to_string())).unwrap();
+    let args = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
+    let mut daemon = command(folder.path(), &args).stdout(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    let until = |name: &str| {
+        while !folder.path().join(name).exists() {
+            assert!(start.elapsed() < Duration::from_secs(600), "'{name}' did not come");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    until("half");
+    std::thread::sleep(Duration::from_millis(500));
+    let (pages_half, files_half) = held(daemon.id());
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    until("end");
+    let seconds = start.elapsed().as_secs_f64();
+    std::thread::sleep(Duration::from_millis(500));
+    let (pages_end, files_end) = held(daemon.id());
+    let journal = std::fs::metadata(folder.path().join("state/restore.journal")).map_or(0, |found| found.len());
+    assert!(daemon.try_wait().unwrap().is_none(), "the daemon ended");
+    let status = run(folder.path(), &["status", "--json", "--socket", "s.sock"]).json();
+    let seen = status["counters"]["tasks_seen"].as_u64().unwrap();
+    Command::new("kill").args(["-TERM", &daemon.id().to_string()]).status().unwrap();
+    assert!(daemon.wait().unwrap().success());
+    let after = host.affinity(parent.id() as i32).unwrap();
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.id())).unwrap_or_default();
+    let masks: Vec<_> =
+        children.split_ascii_whitespace().filter_map(|pid| host.affinity(pid.parse().ok()?).ok()).collect();
+    for pid in children.split_ascii_whitespace() {
+        let _ = Command::new("kill").args(["-KILL", pid]).stderr(Stdio::null()).status();
+    }
+    let _ = parent.kill();
+    let _ = parent.wait();
+    println!(
+        "{tasks} programs in {seconds:.0} s, {seen} seen; pages {pages_half} -> {pages_end}, files {files_half} -> {files_end}, journal {journal} bytes"
+    );
+    assert_eq!(after, before);
+    assert!(masks.iter().all(|mask| *mask == before), "{masks:?}");
+    assert!(!folder.path().join("state/restore.journal").exists());
+    assert!(seen >= 2, "the daemon saw {seen} threads");
+    // A quarter more, or a megabyte, is the allocator's; a leak of every task would be far above.
+    assert!(pages_end <= pages_half + pages_half / 4 + 256, "{pages_half} -> {pages_end} pages");
+    assert!(files_end <= files_half + 16, "{files_half} -> {files_end} open files");
+    assert!(journal < 4 << 20, "a journal of {journal} bytes");
+}

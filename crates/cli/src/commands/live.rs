@@ -82,7 +82,6 @@ impl Live {
                 None
             }
             Ok((cpus, cache_bytes)) => Some(Place {
-                topology: found.topology.clone(),
                 cpus,
                 cache_bytes,
                 folder: folder.path().to_path_buf(),

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cachemate_core::{CpuId, Topology};
+use cachemate_core::CpuId;
 use cachemate_linux::probes::ping_pong::{Bounds, Sharing, round_trip};
 use serde::Serialize;
 
@@ -54,7 +54,6 @@ impl Row {
 
 /// Where things are shown.
 pub struct Place {
-    pub topology: Topology,
     /// Two CPUs that share a last-level cache by the kernel's word.
     pub cpus: (CpuId, CpuId),
     pub cache_bytes: u64,

@@ -81,12 +81,9 @@ impl Live {
                 ));
                 None
             }
-            Ok((cpus, cache_bytes)) => Some(Place {
-                cpus,
-                cache_bytes,
-                folder: folder.path().to_path_buf(),
-                stop: session.interrupt_flag(),
-            }),
+            Ok((cpus, cache_bytes)) => {
+                Some(Place { cpus, cache_bytes, folder: folder.path().to_path_buf(), stop: session.interrupt_flag() })
+            }
         };
         if let Some(place) = &place {
             // Half a minute for the overhead's end; ranking first, gangs with what is left.

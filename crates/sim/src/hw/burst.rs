@@ -374,9 +374,9 @@ impl Front {
         burst.pass(1, thread, context);
         burst.skip = 0;
         let mut blocked = context.issued_miss(&answer, nearest, burst.t, store, self.in_order);
-        if probed && thread.counters.levels[1].all_misses() > before {
-            let through = store && around.caches.units[self.l1d].write == WritePolicy::Through;
-            let found = self.probe(access, &ask, &answer, !through, burst, thread, around);
+        let missed = thread.counters.levels[1].all_misses() > before;
+        if probed && (missed || around.caches.first_level_prefetches > 0) {
+            let found = self.probe(access, &ask, &answer, missed, burst, thread, around);
             blocked |= found.ticks > 0;
             if found.full {
                 return Some(Outcome::Interrupt);
@@ -385,7 +385,7 @@ impl Front {
         blocked.then_some(Outcome::Blocked)
     }
 
-    /// Shows a miss of the L1 to the probes.
+    /// Shows a miss of the L1 to the probes, or prefetches into it that a first hit gave rise to.
     #[cold]
     #[allow(clippy::too_many_arguments)]
     fn probe(
@@ -393,12 +393,13 @@ impl Front {
         access: Access,
         ask: &Ask,
         answer: &Answer,
-        traced: bool,
+        missed: bool,
         burst: &mut Burst,
         thread: &mut Thread,
         around: &mut Around<'_>,
     ) -> super::sampling::SetOff {
         let context = &mut self.contexts[burst.run.nth];
+        let prefetches = around.caches.first_level_prefetches;
         let seen = Miss {
             virtual_address: access.address(),
             physical_address: ask.address,
@@ -407,12 +408,16 @@ impl Front {
             latency: answer.done - ask.at,
             served: answer.served,
             instruction: context.issued,
-            traced,
+            traced: access.kind() != AccessKind::Store || around.caches.units[self.l1d].write == WritePolicy::Back,
             dependent: access.is_dependent(),
-            prefetches: around.caches.first_level_prefetches,
+            prefetches,
         };
-        thread.probes.on_path(&seen, self.l1d, around.caches);
-        let found = thread.probes.on_miss(&seen, thread.task, around.sampling);
+        let found = if missed {
+            thread.probes.on_path(&seen, self.l1d, around.caches);
+            thread.probes.on_miss(&seen, thread.task, around.sampling)
+        } else {
+            thread.probes.on_prefetches(prefetches, around.sampling)
+        };
         thread.probes.cost_ticks += found.ticks;
         burst.spent.interrupts += found.ticks;
         context.ready += found.ticks;

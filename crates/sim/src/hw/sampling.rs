@@ -139,14 +139,29 @@ impl Probes {
             (trace.register, trace.last_instruction) = (Some(line), miss.instruction);
             off.ticks += sampling.interrupt_ticks;
         }
-        for _ in 0..if last_address { miss.prefetches } else { 0 } {
-            if room(trace) {
-                trace.lines.extend(trace.register);
+        off.full |= !room(trace);
+        self.trace_prefetches(miss.prefetches, sampling, off);
+    }
+
+    /// Prefetches into the L1 that a first hit on a prefetched line gave rise to: a stream runs on without a miss.
+    pub(crate) fn on_prefetches(&mut self, prefetches: u32, sampling: Sampling) -> SetOff {
+        let mut off = SetOff { ticks: 0, full: false };
+        self.trace_prefetches(prefetches, sampling, &mut off);
+        off
+    }
+
+    /// Each counts as a miss and raises an exception, with the register as it was (RM 5.3.1: up to 96 % of a log).
+    fn trace_prefetches(&mut self, prefetches: u32, sampling: Sampling, off: &mut SetOff) {
+        let Some(trace) = self.trace.as_mut().filter(|_| sampling.sampler == Sampler::LastAddress) else { return };
+        let Some(register) = trace.register else { return };
+        for _ in 0..prefetches {
+            if trace.lines.len() < trace.entries_at_most as usize {
+                trace.lines.push(register);
                 trace.stale += 1;
                 off.ticks += sampling.interrupt_ticks;
+                off.full |= trace.lines.len() == trace.entries_at_most as usize;
             }
         }
-        off.full |= !room(trace);
     }
 
     fn sample_miss(&mut self, miss: &Miss, task: TaskId, sampling: Sampling, off: &mut SetOff) {

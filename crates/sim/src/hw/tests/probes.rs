@@ -51,6 +51,23 @@ fn the_last_address_register_loses_and_repeats() {
     assert!(found.stale > 300 && repeats == found.stale, "{} stale, {repeats} repeats", found.stale);
 }
 
+/// Does a stream that prefetches keep ahead of leave a repeat for every line, though it misses only at page starts?
+#[test]
+fn a_prefetched_stream_is_seen_as_repeats() {
+    let mut spec = machine();
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8 };
+    spec.counters.sampler = Sampler::LastAddress;
+    spec.prefetchers = vec![PrefetcherSpec::Stride { level: Level::L1Data, streams: 8, degree: 2 }];
+    let accesses: Vec<Access> = (0..1000).map(|at| Access::load(at * 64, 100)).collect();
+    let trace = TraceProbe { entries_at_most: 10_000, ..TraceProbe::default() };
+    let done = probed(&spec, accesses, Probes { trace: Some(trace), ..Probes::default() });
+    let misses = done.counters.levels[1].all_misses();
+    let found = done.probes.trace.unwrap();
+    assert!(misses < 100, "{misses} misses");
+    let prefetched = 1000 - misses;
+    assert!(found.stale.abs_diff(prefetched) < 20, "{} stale, {prefetched} lines prefetched", found.stale);
+}
+
 /// Are tagged samples about one in so many, with source, latency and line of what really happened?
 #[test]
 fn tagged_samples_tell_source_and_latency() {

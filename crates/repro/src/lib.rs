@@ -6,6 +6,7 @@
 mod cp;
 mod experiment;
 mod index;
+pub mod rm;
 pub mod setup;
 
 pub use experiment::*;

@@ -23,7 +23,7 @@ pub use counters::CountersProfiler;
 pub use evicted::EvictedProfiler;
 pub use known::KnownProfiler;
 pub use phases::PhaseProfiler;
-pub use rapidmrc::{RapidMrcProfiler, TracedCache};
+pub use rapidmrc::{Form, RapidMrcProfiler, TracedCache};
 pub use reuses::ReuseProfiler;
 pub use rows::{RowParameters, RowProfiler};
 pub use sharing::SharingProfiler;

@@ -4,15 +4,19 @@
 //! misses for a short while (the thesis: 163 840, about ten times the lines of the cache), correct what the prefetcher
 //! left (a run of equal values becomes ascending lines), simulate one LRU stack that is no deeper than the cache, warm
 //! it up, and count the accesses by depth (Mattson). The result is right in shape and off by a constant, which one measured
-//! point removes ([`crate::curve::MissRateCurve::shifted_through`]).
+//! point removes ([`crate::curve::MissRateCurve::shifted_through`]). [`trace_curve`] is this, to the letter;
+//! [`survival_curve`] is the form to use.
 //!
 //! Properties: an access deeper than the largest size misses at every size, so the bounded stack gives the same curve as
 //! exact distances, which is what counts them here.
 
-use std::collections::BTreeSet;
+mod log_stack;
+mod survival;
+
+pub use log_stack::{FIRST, log_distances};
+pub use survival::{Counted, survival_curve};
 
 use crate::curve::MissRateCurve;
-use crate::stack::{Histogram, StackDistances};
 
 /// How much of the log only fills the stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,26 +43,39 @@ pub struct Trace<'a> {
 /// Runs of equal values, as a prefetcher leaves them in a sampled-address register, become ascending lines; also how many
 /// entries were changed (thesis 5.3.1).
 pub fn correct_repeats(lines: &[u64]) -> (Vec<u64>, usize) {
-    let (mut repeats, mut changed) = (0, 0);
+    let (corrected, demanded) = corrected_and_demanded(lines);
+    let changed = demanded.iter().filter(|&&demanded| !demanded).count();
+    (corrected, changed)
+}
+
+/// The same, and of every entry whether the program asked for it: the others are prefetches.
+fn corrected_and_demanded(lines: &[u64]) -> (Vec<u64>, Vec<bool>) {
+    let mut repeats = 0;
     let corrected = lines.iter().enumerate().map(|(at, &line)| {
         repeats = if at > 0 && lines[at - 1] == line { repeats + 1 } else { 0 };
-        changed += usize::from(repeats > 0);
-        line.wrapping_add(repeats)
+        (line.wrapping_add(repeats), repeats == 0)
     });
-    (corrected.collect(), changed)
+    corrected.unzip()
 }
 
 /// Entries of the log that only warm the stack up, for a cache of so many lines.
 pub fn warmup_entries(lines: &[u64], cache_lines: u64, warmup: Warmup) -> usize {
-    let half = lines.len() / 2;
+    warmup_by_distance(&log_distances(lines), cache_lines, warmup)
+}
+
+fn warmup_by_distance(distances: &[u32], cache_lines: u64, warmup: Warmup) -> usize {
+    let half = distances.len() / 2;
     match warmup {
         Warmup::Nothing => 0,
         Warmup::Half => half,
         Warmup::Automatic => {
-            let mut held = BTreeSet::new();
-            let full = lines.iter().position(|line| held.insert(line) && held.len() as u64 >= cache_lines);
+            let mut held = 0;
+            let full = distances.iter().position(|&distance| {
+                held += u64::from(distance == FIRST);
+                held >= cache_lines
+            });
             // A stack that is full with the very last entry leaves nothing to count.
-            full.map(|last| last + 1).filter(|&entries| entries < lines.len()).unwrap_or(half)
+            full.map(|last| last + 1).filter(|&entries| entries < distances.len()).unwrap_or(half)
         }
     }
 }
@@ -71,23 +88,23 @@ pub fn trace_curve(trace: &Trace<'_>, sizes_bytes: &[u64], warmup: Warmup, corre
     if entries == 0 || !(trace.instructions.is_finite() && trace.instructions > 0.0) {
         return None;
     }
-    let corrected = if correct { correct_repeats(trace.lines).0 } else { trace.lines.to_vec() };
-    let warm = warmup_entries(&corrected, largest_lines, warmup);
-    let (all, before) = (distances(&corrected)?, distances(&corrected[..warm])?);
+    let distances = if correct { log_distances(&correct_repeats(trace.lines).0) } else { log_distances(trace.lines) };
+    let warm = warmup_by_distance(&distances, largest_lines, warmup);
+    // By depth, the last place for all that are deeper than the cache.
+    let mut at_depth = vec![0u64; largest_lines as usize + 1];
+    for &distance in &distances[warm..] {
+        at_depth[u64::from(distance).min(largest_lines) as usize] += 1;
+    }
     let missing = trace.lost.map_or(0.0, |lost| lost as f64);
     let rate_per_entry = 1000.0 * (entries as f64 + missing) / trace.instructions / (entries - warm) as f64;
+    let (mut hits, mut counted) = (0, 0);
     let point = |&size_bytes: &u64| {
-        let lines = size_bytes / trace.line_bytes.max(1);
-        let misses = all.misses_at(lines) - before.misses_at(lines);
-        (size_bytes, misses as f64 * rate_per_entry)
+        let lines = (size_bytes / trace.line_bytes.max(1)) as usize;
+        hits += at_depth[counted..lines].iter().sum::<u64>();
+        counted = lines;
+        (size_bytes, ((entries - warm) as u64 - hits) as f64 * rate_per_entry)
     };
     MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()
-}
-
-fn distances(lines: &[u64]) -> Option<Histogram> {
-    let mut stack = StackDistances::new();
-    stack.push(lines).ok()?;
-    stack.finish().ok()
 }
 
 #[cfg(test)]

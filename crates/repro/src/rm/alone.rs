@@ -1,0 +1,163 @@
+//! One program alone on one chip with so many colours: what its misses are as it goes along, and traces of it.
+//!
+//! Places in a run are told in instructions of the program, which are the same whatever its colours: the program's
+//! stream does not depend on time.
+
+use cachemate_core::{
+    CacheId, CacheShare, Event, Evidence, GroupId, Level, Machine, MachineSpec, Member, Observation, PageMoving, Place,
+    Plan, Probe, ProbeId, ProbeWhat, ProcessId, TaskId, Units, Window,
+};
+use cachemate_sim::machine::SimMachine;
+
+use crate::ReproError;
+use crate::setup::{Workload, failed};
+
+/// The thesis's machine (Table 5.3).
+pub const MACHINE: &str = "power5-2x2x2";
+/// Page colours of it: the points of every curve.
+pub const COLOURS: u32 = 16;
+
+/// Instructions and misses of the L2, summed since the program began.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Sums {
+    pub instructions: f64,
+    pub misses: f64,
+    /// Of the first-level data cache.
+    pub first_level_misses: f64,
+    pub cycles: f64,
+}
+
+/// Sums at the end of every window, from 0 on.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Timeline(pub Vec<Sums>);
+
+impl Timeline {
+    /// Misses until so many instructions, on a straight line between windows; `None` beyond the end.
+    fn misses_until(&self, instructions: f64) -> Option<f64> {
+        let next = self.0.partition_point(|sums| sums.instructions < instructions);
+        let high = self.0.get(next)?;
+        let Some(low) = next.checked_sub(1).map(|at| self.0[at]) else { return Some(high.misses) };
+        let along = (instructions - low.instructions) / (high.instructions - low.instructions);
+        Some(low.misses + along * (high.misses - low.misses))
+    }
+
+    /// Misses per thousand instructions in a stretch of the run; `None` where it was not run to its end.
+    pub fn misses_per_kilo_instr(&self, from: f64, to: f64) -> Option<f64> {
+        Some(1000.0 * (self.misses_until(to)? - self.misses_until(from)?) / (to - from))
+    }
+
+    pub fn end(&self) -> Sums {
+        self.0.last().copied().unwrap_or_default()
+    }
+}
+
+/// A program under way.
+pub struct Alone {
+    pub machine: SimMachine,
+    plan: Plan,
+    pub timeline: Timeline,
+    spec: MachineSpec,
+}
+
+impl Alone {
+    /// The program of the workload at its start, on the first CPU, with the first `colours` colours.
+    ///
+    /// # Errors
+    /// A workload that cannot be.
+    pub fn start(workload: &Workload, colours: u32, window_cycles: u64) -> Result<Self, ReproError> {
+        let mut machine = workload.simulated()?;
+        let mut plan = Plan::idle(Window::Cycles { cycles: window_cycles });
+        plan.allowed.insert(TaskId(0), [0].into_iter().collect());
+        plan.shares = vec![colour_share(&machine, colours)];
+        machine.apply(&plan).map_err(failed("colours"))?;
+        machine.set_first_window(plan.window);
+        let timeline = Timeline(vec![Sums::default()]);
+        Ok(Alone { machine, plan, timeline, spec: workload.machine.clone() })
+    }
+
+    /// One window.
+    ///
+    /// # Errors
+    /// The machine's own, or its end.
+    pub fn step(&mut self) -> Result<Observation, ReproError> {
+        let seen = self.machine.observe().map_err(failed("window"))?;
+        let seen = seen.ok_or_else(|| ReproError::Failed("window".into(), "the program ended".into()))?;
+        let mut sums = self.timeline.end();
+        for (place, counts) in &seen.places {
+            match place {
+                Place::Cpu(_) => sums.instructions += counts.get(Event::Instructions).unwrap_or(0.0),
+                Place::Cache(_) => {
+                    sums.misses += counts.get(Event::Misses(Level::L2)).unwrap_or(0.0);
+                    sums.first_level_misses += counts.get(Event::Misses(Level::L1Data)).unwrap_or(0.0);
+                }
+                _ => {}
+            }
+        }
+        sums.cycles += seen.span.elapsed_cycles.unwrap_or(0) as f64;
+        self.timeline.0.push(sums);
+        Ok(seen)
+    }
+
+    /// On until at least so many instructions of the program have been executed since it began.
+    ///
+    /// # Errors
+    /// As [`Alone::step`].
+    pub fn run_to(&mut self, instructions: f64) -> Result<(), ReproError> {
+        while self.timeline.end().instructions < instructions {
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    /// Logs so many first-level misses from here on: the answer, with where it began and ended.
+    ///
+    /// # Errors
+    /// As [`Alone::step`].
+    pub fn trace(&mut self, entries: u32) -> Result<Traced, ReproError> {
+        let from = self.timeline.end().instructions;
+        let what = ProbeWhat::Trace { task: TaskId(0), entries };
+        self.plan.probes = vec![Probe { id: ProbeId(0), what, budget_ns: u64::MAX }];
+        self.machine.apply(&self.plan).map_err(failed("trace"))?;
+        loop {
+            let mut seen = self.step()?;
+            if let Some(answer) = seen.answers.pop() {
+                self.plan.probes.clear();
+                self.machine.apply(&self.plan).map_err(failed("end of trace"))?;
+                let cost_ns = answer.cost_ns.iter().map(|(_, ns)| *ns as f64).sum();
+                seen.answers = vec![answer];
+                return Ok(Traced { seen, from, to: self.timeline.end().instructions, cost_ns });
+            }
+        }
+    }
+
+    pub fn spec(&self) -> &MachineSpec {
+        &self.spec
+    }
+}
+
+/// A trace as the profilers get it, and where in the run it was taken.
+#[derive(Clone, Debug)]
+pub struct Traced {
+    pub seen: Observation,
+    /// Instructions of the program before the first and after the last entry.
+    pub from: f64,
+    pub to: f64,
+    pub cost_ns: f64,
+}
+
+impl Traced {
+    /// The log.
+    pub fn evidence(&self) -> Option<&Evidence> {
+        self.seen.answers.first().map(|answer| &answer.evidence)
+    }
+}
+
+fn colour_share(machine: &SimMachine, colours: u32) -> CacheShare {
+    let last = machine.topology().caches.iter().find(|cache| cache.last_level).map_or(CacheId(0), |cache| cache.id);
+    CacheShare {
+        group: GroupId(0),
+        members: vec![Member::Process(ProcessId(0))],
+        cache: last,
+        units: Units::Colours { allowed: (0..colours).collect(), moving: PageMoving::All },
+    }
+}

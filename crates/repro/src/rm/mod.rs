@@ -1,0 +1,3 @@
+//! RapidMRC: miss-rate curves of running programs from short logs, and phases (thesis ch. 5).
+
+pub mod alone;

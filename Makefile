@@ -4,11 +4,12 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench kill soak live install clean help
+.PHONY: demo test lint build bench repro kill soak live install clean help
 
 help:
 	@echo 'make demo     record real programs here, say who hurts whom and who should share a cache with whom'
 	@echo 'make test     format, lint, tidy, unit, property, end-to-end and doc tests'
+	@echo 'make repro    every result of the papers, a small run of each (REPRO=--quick; empty for the full run)'
 	@echo 'make bench    speed: ratios against textbook engines, in one run'
 	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is everything as before?'
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
@@ -48,6 +49,11 @@ soak:
 
 live: build
 	$(RELEASE) live
+
+REPRO ?= --quick
+repro: build
+	$(RELEASE) repro all $(REPRO) --force -o target/repro
+	@echo 'target/repro/index.html'
 
 PREFIX ?= /usr/local
 install: build

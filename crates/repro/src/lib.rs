@@ -3,6 +3,8 @@
 //! `cachemate repro ID...` runs them by the ids of `docs/results.md`. A new experiment is one [`Experiment`] in its
 //! paper's file and one line in [`experiments`].
 
+mod casc;
+mod cmt;
 mod cp;
 mod experiment;
 mod index;
@@ -14,7 +16,7 @@ pub use index::index_html;
 
 /// All experiments, in the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
-    let papers: [fn() -> Vec<Experiment>; 1] = [cp::experiments];
+    let papers: [fn() -> Vec<Experiment>; 2] = [casc::experiments, cp::experiments];
     papers.iter().flat_map(|paper| paper()).collect()
 }
 

@@ -1,0 +1,270 @@
+//! The machine and workload of both papers on multithreaded chip multiprocessors (BS, CASC), and who runs on it.
+//!
+//! Two cores of four contexts over one L2 of 48 to 768 KB, 18 threads: six copies each of twolf, art and BerkeleyDB, every
+//! copy with an input of its own (CASC 5). Everything here was chosen before any policy was run: the machine from
+//! published data (its file says which), the programs from the table of programs, and times at one scale.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cachemate_core::{
+    CacheId, CpuSet, Decision, Gang, GangSchedule, Level, Plan, Policy, Profiler, Profiles, Record, TaskId, View, Window,
+};
+use cachemate_locality::profilers::{CountersProfiler, ReuseProfiler, RowParameters, RowProfiler};
+use cachemate_locality::statcc::Composition;
+use cachemate_policy::policies;
+use cachemate_policy::solvers::balance::{GroupModel, Turns, best_groups, rotation};
+use cachemate_sim::metrics;
+use cachemate_sim::os::schedulers::SchedulerKind;
+use cachemate_sim::results::RunResults;
+use cachemate_sim::run::Deciding;
+
+use crate::setup::{Comparison, Job, Scores, Workload, failed, scores};
+use crate::{Context, ReproError};
+
+/// The papers' L2 sizes.
+pub const SIZES_KB: [u64; 5] = [48, 96, 192, 384, 768];
+/// Slices, windows and measurements are so much shorter than published.
+pub const SCALE: u64 = 5;
+/// Nominal: the papers' clock tick, and the default scheduler's slice of this machine.
+const WINDOW_NS: u64 = 10_000_000;
+pub const KERNELS: [&str; 3] = ["twolf", "art", "berkeleydb"];
+pub const COPIES: u64 = 6;
+pub const CONTEXTS: usize = 8;
+
+/// The 18 threads, in the order in which copies were started: one of each program after the other.
+pub fn jobs(seed: u64) -> Vec<Job> {
+    let of = KERNELS.map(|kernel| Job::copies(kernel, COPIES, seed));
+    (0..COPIES as usize).flat_map(|copy| of.iter().map(move |jobs| jobs[copy].clone())).collect()
+}
+
+/// What a run is made of, besides its policy.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Setting {
+    pub l2_kb: u64,
+    pub seed: u64,
+    pub memory_cycles: Option<u32>,
+    pub bytes_per_cycle: Option<f64>,
+    pub quick: bool,
+}
+
+impl Setting {
+    pub fn new(l2_kb: u64, seed: u64, context: &Context<'_>) -> Self {
+        Setting { l2_kb, seed, memory_cycles: None, bytes_per_cycle: None, quick: context.quick }
+    }
+
+    /// # Errors
+    /// No such machine.
+    pub fn workload(&self, jobs: Vec<Job>) -> Result<Workload, ReproError> {
+        let (warm_up, measured) = if self.quick { (30_000_000, 20_000_000) } else { (60_000_000, 72_000_000) };
+        let mut workload = Workload::on("niagara-2core", jobs, self.seed)?.lasting(warm_up, measured);
+        workload.options.scale = SCALE;
+        workload.options.scheduler = SchedulerKind::Solaris;
+        let last = workload.machine.caches.last_mut().ok_or_else(|| failed("niagara-2core")("no cache"))?;
+        last.size_bytes = self.l2_kb << 10;
+        let memory = &mut workload.machine.memory;
+        if let Some(cycles) = self.memory_cycles {
+            (memory.local_latency_cycles, memory.remote_latency_cycles) = (cycles, cycles);
+        }
+        memory.bytes_per_cycle = self.bytes_per_cycle.unwrap_or(memory.bytes_per_cycle);
+        Ok(workload)
+    }
+}
+
+/// Who decides.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Who {
+    /// The machine's time sharing alone.
+    Default,
+    /// One thread of the greedy program at a time, the rest fair: what is to be had without measuring anything.
+    OneGreedy,
+    Casc {
+        parameters: String,
+        /// PCMRs from members' own counts, or by the linear solve.
+        own_counts: bool,
+    },
+    BalanceSet(String),
+}
+
+impl Who {
+    pub fn literal() -> Self {
+        Who::Casc { parameters: "form = \"literal\"\n".to_string(), own_counts: false }
+    }
+    pub fn better(more: &str) -> Self {
+        Who::Casc { parameters: format!("form = \"better\"\n{more}"), own_counts: true }
+    }
+
+    fn profilers(&self, l2_kb: u64) -> Vec<Box<dyn Profiler>> {
+        let counters = Box::new(CountersProfiler::new(Level::L2, 100_000.0));
+        match self {
+            Who::Default | Who::OneGreedy => Vec::new(),
+            Who::Casc { own_counts, .. } => {
+                let rows = RowParameters { own_counts: *own_counts, ..RowParameters::default() };
+                vec![counters, Box::new(RowProfiler::new(Level::L2, rows))]
+            }
+            Who::BalanceSet(_) => {
+                let sizes = vec![(l2_kb << 10) / CONTEXTS as u64, l2_kb << 10];
+                vec![counters, Box::new(ReuseProfiler::new(Level::L2, Composition::Lru, 64, sizes))]
+            }
+        }
+    }
+
+    fn deciding(&self, workload: &Workload, l2_kb: u64) -> Result<Deciding, ReproError> {
+        let (name, policy): (&str, Box<dyn Policy>) = match self {
+            Who::Default => ("default", policies::build("default", "", 1).map_err(failed("default"))?),
+            Who::OneGreedy => ("one-greedy", Box::new(OneGreedy { gangs: Vec::new() })),
+            Who::Casc { parameters, .. } => {
+                ("casc", policies::build("casc", parameters, workload.options.seed).map_err(failed("casc"))?)
+            }
+            Who::BalanceSet(parameters) => {
+                let seed = workload.options.seed;
+                ("balance-set", policies::build("balance-set", parameters, seed).map_err(failed("balance-set"))?)
+            }
+        };
+        Ok(Deciding {
+            policy,
+            name: name.to_string(),
+            profilers: self.profilers(l2_kb),
+            yardstick: workload.yardstick(),
+            first_window: Window::Time { ns: WINDOW_NS },
+        })
+    }
+}
+
+/// What a run did, and what was known of the threads at its end.
+pub struct Run {
+    pub results: RunResults,
+    pub profiles: Profiles,
+    pub records: Vec<Record>,
+}
+
+/// Every run is made once per process: the experiments share their baselines.
+static RUNS: Mutex<BTreeMap<String, Arc<Run>>> = Mutex::new(BTreeMap::new());
+
+/// The 18 threads under somebody.
+///
+/// # Errors
+/// As [`Workload::managed`].
+pub fn run(setting: &Setting, who: &Who) -> Result<Arc<Run>, ReproError> {
+    run_jobs(setting, who, "18 threads", &jobs(setting.seed))
+}
+
+/// Other jobs, told apart by `name`.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_jobs(setting: &Setting, who: &Who, name: &str, jobs: &[Job]) -> Result<Arc<Run>, ReproError> {
+    let key = format!("{setting:?} {who:?} {name}");
+    let runs = || RUNS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = runs().get(&key) {
+        return Ok(Arc::clone(found));
+    }
+    let workload = setting.workload(jobs.to_vec())?;
+    let run = if *who == Who::Default {
+        Run { results: workload.unmanaged()?, profiles: Profiles::new(), records: Vec::new() }
+    } else {
+        let managed = workload.managed(who.deciding(&workload, setting.l2_kb)?)?;
+        let mut profiles = Profiles::new();
+        let mut profilers = who.profilers(setting.l2_kb);
+        for record in &managed.records {
+            profilers.iter_mut().for_each(|profiler| profiler.update(&record.seen, &mut profiles));
+        }
+        Run { results: managed.results, profiles, records: managed.records }
+    };
+    Ok(Arc::clone(runs().entry(key).or_insert(Arc::new(run))))
+}
+
+/// Instructions per cycle of each of the 18 threads alone on the machine: of one copy of each program, since copies
+/// differ in input only.
+///
+/// # Errors
+/// As [`run`].
+pub fn solo_speeds(setting: &Setting) -> Result<Vec<f64>, ReproError> {
+    let jobs = jobs(setting.seed);
+    let mut of_kernel: BTreeMap<&str, f64> = BTreeMap::new();
+    for (at, kernel) in KERNELS.iter().enumerate() {
+        let name = format!("{kernel} alone");
+        let alone = run_jobs(&Setting { quick: true, ..*setting }, &Who::Default, &name, &jobs[at..=at])?;
+        of_kernel.insert(kernel, alone.results.instructions_per_cycle());
+    }
+    Ok(jobs.iter().map(|job| of_kernel.get(job.kernel.as_str()).copied().unwrap_or(f64::NAN)).collect())
+}
+
+/// One policy against the default scheduler.
+pub struct Measured {
+    pub gain: Comparison,
+    pub scores: Scores,
+    pub default_scores: Scores,
+    /// L2 misses over references, against the default's, minus one.
+    pub misses_change: f64,
+    pub miss_ratio: f64,
+    pub default_miss_ratio: f64,
+    /// Standard deviation of run times over their mean.
+    pub variation: f64,
+    pub default_variation: f64,
+    /// The smallest share of CPU time over the mean share.
+    pub least_share: f64,
+    pub busy_share: f64,
+    /// Of all run time, by program in the order of [`KERNELS`].
+    pub shares: Vec<f64>,
+}
+
+/// # Errors
+/// As [`run`]; a thread that never ran.
+pub fn measure(setting: &Setting, who: &Who) -> Result<Measured, ReproError> {
+    let (run, default) = (run(setting, who)?, run(setting, &Who::Default)?);
+    let solo = solo_speeds(setting)?;
+    let (new, old) = (&run.results, &default.results);
+    let none = || failed("comparison")("a thread never ran, or the cache had no references");
+    let shares = |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
+    let times = shares(new);
+    let all: f64 = times.iter().sum();
+    let of_kernel = |kernel: usize| times.iter().skip(kernel).step_by(KERNELS.len()).sum::<f64>() / all;
+    let (miss_ratio, default_miss_ratio) = (ratio(new).ok_or_else(none)?, ratio(old).ok_or_else(none)?);
+    Ok(Measured {
+        gain: Comparison::of(new, old).ok_or_else(none)?,
+        scores: scores(new, &solo).ok_or_else(none)?,
+        default_scores: scores(old, &solo).ok_or_else(none)?,
+        misses_change: miss_ratio / default_miss_ratio - 1.0,
+        miss_ratio,
+        default_miss_ratio,
+        variation: metrics::variation(&times).ok_or_else(none)?,
+        default_variation: metrics::variation(&shares(old)).ok_or_else(none)?,
+        least_share: times.iter().copied().fold(f64::INFINITY, f64::min) * times.len() as f64 / all,
+        busy_share: new.busy_share,
+        shares: (0..KERNELS.len()).map(of_kernel).collect(),
+    })
+}
+
+/// Of the L2.
+pub fn ratio(results: &RunResults) -> Option<f64> {
+    results.level(Level::L2)?.miss_ratio()
+}
+
+/// Gangs with one copy of art each, turns as even as that allows.
+struct OneGreedy {
+    gangs: Vec<Gang>,
+}
+
+impl Policy for OneGreedy {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(Window::Time { ns: WINDOW_NS });
+        if self.gangs.is_empty() {
+            let tasks: Vec<TaskId> = view.seen.tasks.iter().map(|task| task.task).collect();
+            let greedy = view.seen.tasks.iter().map(|task| f64::from(u8::from(task.name.starts_with("art"))));
+            let model = GroupModel::Average(greedy.collect());
+            let groups = rotation(&model, &best_groups(&model, CONTEXTS), Turns::Fair);
+            let gang = |group: &Vec<usize>| Gang { members: group.iter().map(|&at| (tasks[at], None)).collect(), slices: 1 };
+            self.gangs = groups.iter().map(gang).collect();
+        }
+        let cpus: CpuSet = (0..CONTEXTS as u32).collect();
+        plan.gangs.push(GangSchedule { cpus, slice_ns: WINDOW_NS, gangs: self.gangs.clone() });
+        Decision { plan, why: Vec::new() }
+    }
+}
+
+/// The cache that all contexts share.
+pub fn l2(workload: &Workload) -> Option<CacheId> {
+    let topology = workload.machine.topology();
+    topology.caches.iter().find(|cache| cache.last_level).map(|cache| cache.id)
+}

@@ -2,6 +2,7 @@
 
 mod cachesim;
 mod machine;
+mod policies;
 mod sampled;
 mod sizing;
 mod sparse;
@@ -33,5 +34,6 @@ pub const GROUPS: &[Group] = &[
     cachesim::GROUP,
     trace::GROUP,
     machine::GROUP,
+    policies::GROUP,
     sizing::GROUP,
 ];

@@ -2,11 +2,12 @@
 
 mod estimates;
 
-use cachemate_report::figure::{Axis, Chart, Point, Series};
+use cachemate_report::figure::{Axis, Chart, Mark, Point, Series};
 
-use crate::cmt::{CONTEXTS, Measured, SCALE, SIZES_KB, Setting, Who, jobs, measure, ratio, run, run_jobs};
+use crate::cmt::cells::{Cell, METRICS, cells, means, points, shortfall, size_chart, splits, worst_per_seed};
+use crate::cmt::{CONTEXTS, Measured, Mix, SCALE, SIZES_KB, Setting, Who, jobs, measure, ratio, run, run_jobs};
 use crate::setup::{Comparison, Job, failed};
-use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
+use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError};
 
 /// All experiments of the paper.
 pub fn experiments() -> Vec<Experiment> {
@@ -32,121 +33,18 @@ pub fn experiments() -> Vec<Experiment> {
     ]
 }
 
-/// One setting's outcome under one policy.
-struct Cell {
-    l2_kb: u64,
-    seed: u64,
-    measured: Measured,
-}
-
-/// Every size and seed under one policy.
-fn cells(context: &Context<'_>, who: &Who, sizes: &[u64]) -> Result<Vec<Cell>, ReproError> {
-    let settings: Vec<(u64, u64)> =
-        sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
-    context.run_all(&settings, |&(l2_kb, seed)| {
-        (context.progress)(&format!("{who:?} at {l2_kb} KB, seed {seed}"));
-        Ok(Cell { l2_kb, seed, measured: measure(&Setting::new(l2_kb, seed, context), who)? })
-    })
-}
-
-type Metric = fn(&Measured) -> f64;
-
-/// What every comparison reports.
-pub(crate) const METRICS: [(&str, Metric); 15] = [
-    ("throughput gain %", |m| 100.0 * m.gain.throughput_gain),
-    ("of which mix %", |m| 100.0 * m.gain.mix_gain),
-    ("of which contention %", |m| 100.0 * m.gain.contention_gain),
-    ("busy share %", |m| 100.0 * m.busy_share),
-    ("busy gain %", |m| 100.0 * m.gain.busy_gain),
-    ("L2 miss ratio %", |m| 100.0 * m.miss_ratio),
-    ("L2 miss ratio, default %", |m| 100.0 * m.default_miss_ratio),
-    ("L2 miss ratio change %", |m| 100.0 * m.misses_change),
-    ("weighted speed-up change %", |m| {
-        100.0 * (m.scores.weighted_speedup / m.default_scores.weighted_speedup - 1.0)
-    }),
-    ("harmonic mean change %", |m| 100.0 * (m.scores.harmonic_mean / m.default_scores.harmonic_mean - 1.0)),
-    ("worst slowdown", |m| m.scores.worst_slowdown),
-    ("worst slowdown, default", |m| m.default_scores.worst_slowdown),
-    ("run time variation %", |m| 100.0 * m.variation),
-    ("run time variation, default %", |m| 100.0 * m.default_variation),
-    ("share of CPU time: art %", |m| 100.0 * m.shares[1]),
-];
-
-/// Mean, least and most over seeds of every metric at every size.
-fn points(name: &str, cells: &[Cell], sizes: &[u64]) -> Vec<DataPoint> {
-    let mut points = Vec::new();
-    for (metric, of) in METRICS {
-        for &size in sizes {
-            let values: Vec<f64> =
-                cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| of(&cell.measured)).collect();
-            points.push(DataPoint::over(format!("{name}: {metric}"), format!("{size} KB"), &values));
-        }
-    }
-    points
-}
-
-/// One value per seed: the worst over the sizes.
-fn worst_per_seed(cells: &[Cell], of: Metric, worse: fn(f64, f64) -> f64) -> Vec<(u64, f64)> {
-    let mut seeds: Vec<u64> = cells.iter().map(|cell| cell.seed).collect();
-    seeds.sort_unstable();
-    seeds.dedup();
-    let value = |seed: u64| {
-        cells.iter().filter(|cell| cell.seed == seed).map(|cell| of(&cell.measured)).reduce(worse).unwrap_or(f64::NAN)
-    };
-    seeds.into_iter().map(|seed| (seed, value(seed))).collect()
-}
-
-/// A chart over L2 sizes, one line per series.
-pub(crate) fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series: &[&str]) -> Figure {
-    let line = |name: &&str| {
-        let of = points.iter().filter(|point| point.series == **name);
-        let at = |point: &DataPoint| {
-            let size = point.at.trim_end_matches(" KB").parse().ok()?;
-            Some(Point { interval: point.low.zip(point.high), ..Point::new(size, point.value?) })
-        };
-        Series { name: (*name).to_string(), points: of.filter_map(at).collect(), ..Series::default() }
-    };
-    let chart = Chart {
-        title: title.to_string(),
-        x: Axis::log("L2, KB"),
-        y: Axis::linear(y),
-        series: series.iter().map(line).collect(),
-        ..Chart::default()
-    };
-    Figure { name: name.to_string(), title: title.to_string(), svg: chart.svg(), inline: chart.inline() }
-}
-
-/// In words: at which sizes a bar is missed, and by what the gain is made.
-pub(crate) fn shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool) -> String {
-    let short: Vec<String> =
-        at.filter(|&(_, value)| !met(value)).map(|(size, value)| format!("{size} KB ({value:.1} %)")).collect();
-    if short.is_empty() { "Every size meets it.".to_string() } else { format!("Short at {}.", short.join(", ")) }
-}
-
-fn means(cells: &[Cell], sizes: &[u64], of: Metric) -> Vec<(u64, f64)> {
-    let at = |size: u64| {
-        let values: Vec<f64> = cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| of(&cell.measured)).collect();
-        mean(&values)
-    };
-    sizes.iter().map(|&size| (size, at(size))).collect()
-}
-
 fn comparison(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
-    let better = cells(context, &Who::better(""), sizes)?;
+    let better = cells(context, Mix::Casc, &Who::better(""), sizes)?;
     let mut all = points("casc", &better, sizes);
     if !context.quick {
-        all.extend(points("casc as the paper has it", &cells(context, &Who::literal(), sizes)?, sizes));
-        all.extend(points("one greedy thread at a time", &cells(context, &Who::OneGreedy, sizes)?, sizes));
+        all.extend(points("casc as the paper has it", &cells(context, Mix::Casc, &Who::literal(), sizes)?, sizes));
+        all.extend(points("one greedy thread at a time", &cells(context, Mix::Casc, &Who::OneGreedy, sizes)?, sizes));
         all.extend(sweep(context)?);
     }
     let misses = METRICS[7].1;
     let gain = METRICS[0].1;
-    let split = |size: u64| {
-        let of = |metric: usize| means(&better, &[size], METRICS[metric].1)[0].1;
-        format!("{size} KB: mix {:+.1} %, contention {:+.1} %, busy {:+.1} %", of(1), of(2), of(4))
-    };
-    let splits = sizes.iter().map(|&size| split(size)).collect::<Vec<_>>().join("; ");
+    let splits = splits(&better, sizes);
     let casc_1 = Finding::new(
         "CASC-1",
         "L2 miss ratio against the default scheduler, at the size where it falls least",
@@ -179,7 +77,12 @@ fn comparison(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         "Throughput gain of CASC and what it is made of",
         "%",
         &all,
-        &["casc: throughput gain %", "casc: of which mix %", "casc: of which contention %", "casc: weighted speed-up change %"],
+        &[
+            "casc: throughput gain %",
+            "casc: of which mix %",
+            "casc: of which contention %",
+            "casc: weighted speed-up change %",
+        ],
     ))
     .points(all)
     .time_scale(SCALE as f64);
@@ -192,10 +95,10 @@ fn comparison(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 fn sweep(context: &Context<'_>) -> Result<Vec<DataPoint>, ReproError> {
     let seed = context.seeds[0];
     let base = Setting::new(192, seed, context);
-    let latency = [112, 200, 300].map(|cycles| (format!("memory {cycles} cycles"), Setting { memory_cycles: Some(cycles), ..base }));
-    let bandwidth = [6.4, 3.2, 1.6].map(|bytes| {
-        (format!("memory {bytes} bytes a cycle"), Setting { bytes_per_cycle: Some(bytes), ..base })
-    });
+    let latency = [112, 200, 300]
+        .map(|cycles| (format!("memory {cycles} cycles"), Setting { memory_cycles: Some(cycles), ..base }));
+    let bandwidth = [6.4, 3.2, 1.6]
+        .map(|bytes| (format!("memory {bytes} bytes a cycle"), Setting { bytes_per_cycle: Some(bytes), ..base }));
     let settings: Vec<(String, Setting)> = latency.into_iter().chain(bandwidth).collect();
     let measured = context.run_all(&settings, |(name, setting)| {
         (context.progress)(&format!("sweep, {name}"));
@@ -215,7 +118,7 @@ fn twice_the_cache(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Res
     let on_twice = context.run_all(better, |cell| {
         (context.progress)(&format!("default at {} KB, seed {}", 2 * cell.l2_kb, cell.seed));
         let default = run(&Setting::new(2 * cell.l2_kb, cell.seed, context), &Who::Default)?;
-        ratio(&default.results).ok_or_else(|| failed("default")("no references"))
+        ratio(&default).ok_or_else(|| failed("default")("no references"))
     })?;
     let ahead: Vec<(u64, u64, f64)> = better
         .iter()
@@ -270,7 +173,7 @@ fn fairness(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec
     let mut curve = Vec::new();
     for &bound in bounds {
         let who = Who::better(&format!("run_time_variation_at_most = {bound}"));
-        for cell in cells(context, &who, &[size])? {
+        for cell in cells(context, Mix::Casc, &who, &[size])? {
             curve.push((format!("{bound}"), cell.measured));
         }
     }
@@ -287,22 +190,34 @@ fn fairness(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec
     let mut points = Vec::new();
     for (metric, of) in METRICS {
         for name in &names {
-            let values: Vec<f64> = curve.iter().filter(|(of, _)| of == name).map(|(_, measured)| of(measured)).collect();
+            let values: Vec<f64> =
+                curve.iter().filter(|(of, _)| of == name).map(|(_, measured)| of(measured)).collect();
             points.push(DataPoint::over(format!("bound on the spread: {metric}"), name.clone(), &values));
         }
     }
     let chart_point = |(_, measured): &(String, Measured)| {
         Point::new(100.0 * measured.variation, 100.0 * measured.gain.throughput_gain)
     };
-    let speedup_point = |(_, measured): &(String, Measured)| Point::new(100.0 * measured.variation, METRICS[8].1(measured));
-    let mark = cachemate_report::figure::Mark::Points;
+    let speedup_point =
+        |(_, measured): &(String, Measured)| Point::new(100.0 * measured.variation, METRICS[8].1(measured));
+    let mark = Mark::Points;
     let chart = Chart {
         title: format!("Gain against fairness at {size} KB"),
         x: Axis::linear("standard deviation of run times, % of mean"),
         y: Axis::linear("%"),
         series: vec![
-            Series { name: "throughput gain".to_string(), points: curve.iter().map(chart_point).collect(), mark, ..Series::default() },
-            Series { name: "weighted speed-up".to_string(), points: curve.iter().map(speedup_point).collect(), mark, ..Series::default() },
+            Series {
+                name: "throughput gain".to_string(),
+                points: curve.iter().map(chart_point).collect(),
+                mark,
+                ..Series::default()
+            },
+            Series {
+                name: "weighted speed-up".to_string(),
+                points: curve.iter().map(speedup_point).collect(),
+                mark,
+                ..Series::default()
+            },
         ],
         ..Chart::default()
     };
@@ -332,14 +247,14 @@ fn overhead(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let size = 192;
     let compare = |setting: &Setting, who: &Who, name: &str, jobs: &[Job]| {
         let (new, old) = (run_jobs(setting, who, name, jobs)?, run_jobs(setting, &Who::Default, name, jobs)?);
-        Comparison::of(&new.results, &old.results).ok_or_else(|| failed(name)("a thread never ran"))
+        Comparison::of(&new, &old).ok_or_else(|| failed(name)("a thread never ran"))
     };
     // A threshold of 100 is always met, so nobody is restricted (CASC 5.3.4).
     let measuring = Who::better("threshold = 1000.0\nremeasure_every_ns = 250000000");
     let (mut costs, mut same) = (Vec::new(), Vec::new());
     for &seed in &context.seeds {
         let setting = Setting::new(size, seed, context);
-        let cost = compare(&setting, &measuring, "18 threads", &jobs(seed))?;
+        let cost = compare(&setting, &measuring, "all", &jobs(seed))?;
         costs.push((seed, cost));
         let identical: Vec<Job> =
             (0..18).map(|at| Job { name: format!("twolf-{at}"), ..Job::new("twolf", 1_000 * seed) }).collect();

@@ -4,11 +4,14 @@
 //! copy with an input of its own (CASC 5). Everything here was chosen before any policy was run: the machine from
 //! published data (its file says which), the programs from the table of programs, and times at one scale.
 
+pub mod cells;
+pub mod groups;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cachemate_core::{
-    CacheId, CpuSet, Decision, Gang, GangSchedule, Level, Plan, Policy, Profiler, Profiles, Record, TaskId, View, Window,
+    CacheId, CpuSet, Decision, Gang, GangSchedule, Level, Plan, Policy, Profiler, TaskId, View, Window,
 };
 use cachemate_locality::profilers::{CountersProfiler, ReuseProfiler, RowParameters, RowProfiler};
 use cachemate_locality::statcc::Composition;
@@ -32,15 +35,38 @@ pub const KERNELS: [&str; 3] = ["twolf", "art", "berkeleydb"];
 pub const COPIES: u64 = 6;
 pub const CONTEXTS: usize = 8;
 
-/// The 18 threads, in the order in which copies were started: one of each program after the other.
+/// CASC's 18 threads, in the order in which copies were started: one of each program after the other.
 pub fn jobs(seed: u64) -> Vec<Job> {
     let of = KERNELS.map(|kernel| Job::copies(kernel, COPIES, seed));
     (0..COPIES as usize).flat_map(|copy| of.iter().map(move |jobs| jobs[copy].clone())).collect()
 }
 
+/// Every SPEC CPU2000 program of the table, once: balance sets name their workload no closer than that.
+pub const SPEC_2000: [&str; 19] = [
+    "ammp", "applu", "apsi", "art", "bzip2", "crafty", "equake", "gap", "gcc", "gzip", "mcf", "mesa", "mgrid",
+    "parser", "perl", "swim", "twolf", "vortex", "vpr",
+];
+
+/// Which threads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mix {
+    Casc,
+    Spec2000,
+}
+
+impl Mix {
+    pub fn jobs(self, seed: u64) -> Vec<Job> {
+        match self {
+            Mix::Casc => jobs(seed),
+            Mix::Spec2000 => SPEC_2000.iter().map(|kernel| Job::new(kernel, seed)).collect(),
+        }
+    }
+}
+
 /// What a run is made of, besides its policy.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Setting {
+    pub mix: Mix,
     pub l2_kb: u64,
     pub seed: u64,
     pub memory_cycles: Option<u32>,
@@ -50,7 +76,7 @@ pub struct Setting {
 
 impl Setting {
     pub fn new(l2_kb: u64, seed: u64, context: &Context<'_>) -> Self {
-        Setting { l2_kb, seed, memory_cycles: None, bytes_per_cycle: None, quick: context.quick }
+        Setting { mix: Mix::Casc, l2_kb, seed, memory_cycles: None, bytes_per_cycle: None, quick: context.quick }
     }
 
     /// # Errors
@@ -131,63 +157,55 @@ impl Who {
     }
 }
 
-/// What a run did, and what was known of the threads at its end.
-pub struct Run {
-    pub results: RunResults,
-    pub profiles: Profiles,
-    pub records: Vec<Record>,
-}
-
 /// Every run is made once per process: the experiments share their baselines.
-static RUNS: Mutex<BTreeMap<String, Arc<Run>>> = Mutex::new(BTreeMap::new());
+static RUNS: Mutex<BTreeMap<String, Arc<RunResults>>> = Mutex::new(BTreeMap::new());
 
-/// The 18 threads under somebody.
+/// The mix under somebody.
 ///
 /// # Errors
 /// As [`Workload::managed`].
-pub fn run(setting: &Setting, who: &Who) -> Result<Arc<Run>, ReproError> {
-    run_jobs(setting, who, "18 threads", &jobs(setting.seed))
+pub fn run(setting: &Setting, who: &Who) -> Result<Arc<RunResults>, ReproError> {
+    run_jobs(setting, who, "all", &setting.mix.jobs(setting.seed))
 }
 
 /// Other jobs, told apart by `name`.
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_jobs(setting: &Setting, who: &Who, name: &str, jobs: &[Job]) -> Result<Arc<Run>, ReproError> {
+pub fn run_jobs(setting: &Setting, who: &Who, name: &str, jobs: &[Job]) -> Result<Arc<RunResults>, ReproError> {
     let key = format!("{setting:?} {who:?} {name}");
     let runs = || RUNS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(found) = runs().get(&key) {
         return Ok(Arc::clone(found));
     }
-    let workload = setting.workload(jobs.to_vec())?;
-    let run = if *who == Who::Default {
-        Run { results: workload.unmanaged()?, profiles: Profiles::new(), records: Vec::new() }
-    } else {
-        let managed = workload.managed(who.deciding(&workload, setting.l2_kb)?)?;
-        let mut profiles = Profiles::new();
-        let mut profilers = who.profilers(setting.l2_kb);
-        for record in &managed.records {
-            profilers.iter_mut().for_each(|profiler| profiler.update(&record.seen, &mut profiles));
-        }
-        Run { results: managed.results, profiles, records: managed.records }
+    let mut workload = setting.workload(jobs.to_vec())?;
+    if jobs.len() == 1 {
+        workload = workload.lasting(6_000_000, 10_000_000);
+    }
+    let results = match who {
+        Who::Default => workload.unmanaged()?,
+        _ => workload.managed(who.deciding(&workload, setting.l2_kb)?)?.results,
     };
-    Ok(Arc::clone(runs().entry(key).or_insert(Arc::new(run))))
+    Ok(Arc::clone(runs().entry(key).or_insert(Arc::new(results))))
 }
 
-/// Instructions per cycle of each of the 18 threads alone on the machine: of one copy of each program, since copies
-/// differ in input only.
+/// Instructions per cycle of each thread alone on the machine: of one copy of each program, since copies differ in
+/// input only.
 ///
 /// # Errors
 /// As [`run`].
 pub fn solo_speeds(setting: &Setting) -> Result<Vec<f64>, ReproError> {
-    let jobs = jobs(setting.seed);
+    let jobs = setting.mix.jobs(setting.seed);
     let mut of_kernel: BTreeMap<&str, f64> = BTreeMap::new();
-    for (at, kernel) in KERNELS.iter().enumerate() {
-        let name = format!("{kernel} alone");
-        let alone = run_jobs(&Setting { quick: true, ..*setting }, &Who::Default, &name, &jobs[at..=at])?;
-        of_kernel.insert(kernel, alone.results.instructions_per_cycle());
+    for job in &jobs {
+        if !of_kernel.contains_key(job.kernel.as_str()) {
+            let name = format!("{} alone", job.kernel);
+            let alone =
+                run_jobs(&Setting { quick: true, ..*setting }, &Who::Default, &name, std::slice::from_ref(job))?;
+            of_kernel.insert(&job.kernel, alone.instructions_per_cycle());
+        }
     }
-    Ok(jobs.iter().map(|job| of_kernel.get(job.kernel.as_str()).copied().unwrap_or(f64::NAN)).collect())
+    Ok(jobs.iter().map(|job| of_kernel[job.kernel.as_str()]).collect())
 }
 
 /// One policy against the default scheduler.
@@ -205,8 +223,8 @@ pub struct Measured {
     /// The smallest share of CPU time over the mean share.
     pub least_share: f64,
     pub busy_share: f64,
-    /// Of all run time, by program in the order of [`KERNELS`].
-    pub shares: Vec<f64>,
+    /// Of all run time: the copies of art.
+    pub art_share: f64,
 }
 
 /// # Errors
@@ -214,12 +232,12 @@ pub struct Measured {
 pub fn measure(setting: &Setting, who: &Who) -> Result<Measured, ReproError> {
     let (run, default) = (run(setting, who)?, run(setting, &Who::Default)?);
     let solo = solo_speeds(setting)?;
-    let (new, old) = (&run.results, &default.results);
+    let (new, old): (&RunResults, &RunResults) = (&run, &default);
     let none = || failed("comparison")("a thread never ran, or the cache had no references");
     let shares = |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
     let times = shares(new);
     let all: f64 = times.iter().sum();
-    let of_kernel = |kernel: usize| times.iter().skip(kernel).step_by(KERNELS.len()).sum::<f64>() / all;
+    let art = new.tasks.iter().filter(|task| task.name.starts_with("art"));
     let (miss_ratio, default_miss_ratio) = (ratio(new).ok_or_else(none)?, ratio(old).ok_or_else(none)?);
     Ok(Measured {
         gain: Comparison::of(new, old).ok_or_else(none)?,
@@ -232,7 +250,7 @@ pub fn measure(setting: &Setting, who: &Who) -> Result<Measured, ReproError> {
         default_variation: metrics::variation(&shares(old)).ok_or_else(none)?,
         least_share: times.iter().copied().fold(f64::INFINITY, f64::min) * times.len() as f64 / all,
         busy_share: new.busy_share,
-        shares: (0..KERNELS.len()).map(of_kernel).collect(),
+        art_share: art.map(|task| task.run_time_share).sum::<f64>() / all,
     })
 }
 
@@ -254,7 +272,8 @@ impl Policy for OneGreedy {
             let greedy = view.seen.tasks.iter().map(|task| f64::from(u8::from(task.name.starts_with("art"))));
             let model = GroupModel::Average(greedy.collect());
             let groups = rotation(&model, &best_groups(&model, CONTEXTS), Turns::Fair);
-            let gang = |group: &Vec<usize>| Gang { members: group.iter().map(|&at| (tasks[at], None)).collect(), slices: 1 };
+            let gang =
+                |group: &Vec<usize>| Gang { members: group.iter().map(|&at| (tasks[at], None)).collect(), slices: 1 };
             self.gangs = groups.iter().map(gang).collect();
         }
         let cpus: CpuSet = (0..CONTEXTS as u32).collect();

@@ -18,7 +18,50 @@ pub struct ReuseProfiler {
     model: Composition,
     line_bytes: u64,
     sizes_bytes: Vec<u64>,
-    tasks: PerTask<ReuseTimes>,
+    tasks: PerTask<Watched>,
+}
+
+/// What is remembered of a task.
+#[derive(Clone, Debug, Default)]
+struct Watched {
+    /// As the watch points counted.
+    raw: ReuseTimes,
+    /// Behind the L1.
+    times: ReuseTimes,
+    data_accesses: PerInstr,
+    references: PerInstr,
+    code_misses: PerInstr,
+}
+
+/// Counted where the machine's counters had a turn for it.
+#[derive(Clone, Copy, Debug, Default)]
+struct PerInstr {
+    count: f64,
+    instructions: f64,
+}
+
+impl PerInstr {
+    fn add(&mut self, task: &TaskSeen, event: Event) {
+        if let Some((count, instructions)) = task.counts.get(event).zip(task.counts.get(Event::Instructions)) {
+            self.count += count;
+            self.instructions += instructions;
+        }
+    }
+    fn value(&self) -> Option<f64> {
+        (self.instructions > 0.0).then(|| self.count / self.instructions)
+    }
+}
+
+impl Watched {
+    /// References behind the L1 data cache over data accesses, at most 1; 1 where it was not counted.
+    fn passing_share(&self) -> f64 {
+        let share = || {
+            let all = self.data_accesses.value().filter(|&all| all > 0.0)?;
+            let code = self.code_misses.value().unwrap_or(0.0);
+            Some(((self.references.value()? - code) / all).clamp(0.0, 1.0))
+        };
+        share().filter(|&share| share > 0.0).unwrap_or(1.0)
+    }
 }
 
 impl ReuseProfiler {
@@ -45,17 +88,6 @@ impl ReuseProfiler {
         self.sizes_bytes.iter().map(point).collect()
     }
 
-    /// References behind the L1 data cache over data accesses, at most 1; 1 where it was not counted.
-    fn passing_share(&self, task: Option<&TaskSeen>) -> f64 {
-        let share = |task: &TaskSeen| {
-            let all = task.counts.get(Event::References(Level::L1Data)).filter(|&all| all > 0.0)?;
-            let code = task.counts.get(Event::Misses(Level::L1Instruction)).unwrap_or(0.0);
-            Some(((task.counts.get(Event::References(self.level))? - code) / all).clamp(0.0, 1.0))
-        };
-        let behind = self.level > Level::L1Data;
-        task.filter(|_| behind).and_then(share).filter(|&share| share > 0.0).unwrap_or(1.0)
-    }
-
     /// The task's references per nanosecond on a CPU; `None` where either was not measured.
     fn references_per_ns(&self, task: Option<&TaskSeen>) -> Option<f64> {
         let task = task?;
@@ -67,19 +99,25 @@ impl ReuseProfiler {
 impl Profiler for ReuseProfiler {
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         self.tasks.follow(seen, profiles);
+        for task in seen.tasks.iter().filter(|_| self.level > Level::L1Data) {
+            let Some((watched, _)) = self.tasks.of(task.task, profiles) else { continue };
+            watched.data_accesses.add(task, Event::References(Level::L1Data));
+            watched.references.add(task, Event::References(self.level));
+            watched.code_misses.add(task, Event::Misses(Level::L1Instruction));
+        }
         for evidence in evidence(seen) {
             let Evidence::Reuses { task, samples } = evidence else { continue };
             let per_ns = self.references_per_ns(seen_task(seen, *task));
-            let passing = self.passing_share(seen_task(seen, *task));
-            if let Some((times, profile)) = self.tasks.of(*task, profiles) {
-                times.merge(&ReuseTimes::from_samples(samples, per_ns).behind(passing));
-                profile.reuse_times = times.to_profile();
+            if let Some((watched, profile)) = self.tasks.of(*task, profiles) {
+                watched.raw.merge(&ReuseTimes::from_samples(samples, per_ns));
+                watched.times = watched.raw.behind(watched.passing_share());
+                profile.reuse_times = watched.times.to_profile();
             }
         }
-        for (task, (_, times)) in &self.tasks.states {
+        for (task, (_, watched)) in &self.tasks.states {
             let Some(profile) = profiles.get_mut(task) else { continue };
             let Some(refs) = profile.llc_refs_per_mega_instr else { continue };
-            if let Some(curve) = self.curve(times, refs.value / 1000.0).filter(|curve| !curve.is_empty()) {
+            if let Some(curve) = self.curve(&watched.times, refs.value / 1000.0).filter(|curve| !curve.is_empty()) {
                 profile.misses_per_kilo_instr = Some(curve);
             }
         }
@@ -124,7 +162,8 @@ mod tests {
         let mut profiler = ReuseProfiler::new(LLC, Composition::Lru, 64, vec![50 * 64, 200 * 64]);
         let mut profiles = Profiles::new();
         let mut seen = window(0, &[0]);
-        let counts = [(Event::References(LLC), 250), (Event::References(Level::L1Data), 1000)];
+        let counts =
+            [(Event::Instructions, 3000), (Event::References(Level::L1Data), 1000), (Event::References(LLC), 250)];
         seen.tasks = vec![task_seen(0, &counts)];
         // Every fourth access goes through 100 lines in turn, the others repeat.
         let mut samples = vec![sample(Some(0), 1, true); 300];

@@ -488,3 +488,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Str
     let parameters = Parameters::parse(parameters)?;
     Ok(Box::new(Casc { parameters, dealt: Dealt::default(), caches: BTreeMap::new(), next_probe: 0 }))
 }
+
+#[cfg(test)]
+#[path = "casc_tests.rs"]
+mod tests;

@@ -7,82 +7,13 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{
-    Counts, Decision, Event, Evidence, Level, Plan, Policy, Probe, ProbeId, ProbeWhat, Profiler, Profiles, Record,
-    RowInterval, TaskId, View, Window,
-};
+use cachemate_core::{Level, Profiler, Profiles, Record, TaskId};
 use cachemate_locality::profilers::{RowParameters, RowProfiler};
-use cachemate_sim::run::Deciding;
 
-use crate::cmt::{CONTEXTS, SCALE, SIZES_KB, Setting, jobs, l2, ratio};
+use crate::cmt::groups::{Asked, GROUPS, Sum, by_group, by_task, measure_groups};
+use crate::cmt::{CONTEXTS, SCALE, SIZES_KB, Setting, jobs, ratio};
 use crate::setup::failed;
 use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
-
-const GROUPS: ProbeId = ProbeId(1_000);
-
-/// Rows of nine threads at a time, then groups.
-struct RowsThenGroups {
-    cache: cachemate_core::CacheId,
-    seed: u64,
-    groups: u64,
-    group_ns: u64,
-    probes: Vec<Probe>,
-}
-
-impl Policy for RowsThenGroups {
-    fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: 10_000_000 });
-        if self.probes.is_empty() && view.seen.window >= 1 {
-            let tasks: Vec<TaskId> = view.seen.tasks.iter().map(|task| task.task).collect();
-            self.ask(&tasks);
-        }
-        plan.probes.clone_from(&self.probes);
-        Decision { plan, why: Vec::new() }
-    }
-}
-
-impl RowsThenGroups {
-    fn ask(&mut self, tasks: &[TaskId]) {
-        let without = |block: &[TaskId], out: TaskId| block.iter().copied().filter(|&task| task != out).collect();
-        for (at, block) in tasks.chunks(CONTEXTS + 1).enumerate() {
-            let rows: Vec<Vec<TaskId>> = block.iter().map(|&out| without(block, out)).collect();
-            self.probes.push(self.rows(ProbeId(at as u32), rows, 2_500_000));
-        }
-        let mut generator = cachemate_policy::rng::SplitMix64::new(self.seed);
-        let mut group = || {
-            let mut shuffled = tasks.to_vec();
-            generator.shuffle(&mut shuffled);
-            shuffled.truncate(CONTEXTS);
-            shuffled
-        };
-        let groups: Vec<Vec<TaskId>> = (0..self.groups).map(|_| group()).collect();
-        self.probes.push(self.rows(GROUPS, groups, self.group_ns));
-    }
-
-    fn rows(&self, id: ProbeId, rows: Vec<Vec<TaskId>>, total_ns: u64) -> Probe {
-        let what = ProbeWhat::Rows { cache: self.cache, rows, total_ns, settle_ns: 500_000, boost: true };
-        Probe { id, what, budget_ns: u64::MAX / 8 }
-    }
-}
-
-/// Misses and references.
-#[derive(Clone, Copy, Default)]
-struct Sum {
-    misses: f64,
-    references: f64,
-    ns: f64,
-}
-
-impl Sum {
-    fn add(&mut self, counts: &Counts, ns: u64) {
-        self.misses += counts.get(Event::Misses(Level::L2)).unwrap_or(f64::NAN);
-        self.references += counts.get(Event::References(Level::L2)).unwrap_or(f64::NAN);
-        self.ns += ns as f64;
-    }
-    fn rate(&self) -> f64 {
-        100.0 * self.misses / self.references
-    }
-}
 
 /// What one run says.
 struct Told {
@@ -148,28 +79,25 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         .time_scale(SCALE as f64)
         .note("Better form: members' own rates weighted by their references. The literal form (mean of solved rates) and both forms' linearity error are in the points.")
     };
-    let mean_error = casc_5("mean error of the expected miss rate of random groups of eight, worst size", 8.0, &|told| told.errors[0].2);
-    let worst_error = casc_5("largest error of the expected miss rate of random groups of eight, worst size", 30.0, &|told| told.errors[0].1);
+    let mean_error =
+        casc_5("mean error of the expected miss rate of random groups of eight, worst size", 8.0, &|told| {
+            told.errors[0].2
+        });
+    let worst_error =
+        casc_5("largest error of the expected miss rate of random groups of eight, worst size", 30.0, &|told| {
+            told.errors[0].1
+        });
     Ok(vec![casc_4, mean_error, worst_error])
 }
 
 fn tell(context: &Context<'_>, setting: &Setting) -> Result<Told, ReproError> {
-    let groups = context.pick(6, 24);
-    let group_ns = context.pick(5_000_000, 15_000_000);
-    let mut workload = setting.workload(jobs(setting.seed))?;
-    // 18 rows of 3 ms and the groups, at the run's scale and 992 cycles a microsecond; a quarter more for windows' ends.
-    workload.measured_cycles = (18 * 3_000_000 + groups * (group_ns + 500_000)) / SCALE * 992 / 1_000 * 5 / 4;
-    workload.warm_up_cycles = context.pick(5_000_000, 20_000_000);
-    let cache = l2(&workload).ok_or_else(|| failed("rows")("no shared cache"))?;
-    let policy = RowsThenGroups { cache, seed: setting.seed, groups, group_ns, probes: Vec::new() };
-    let by = Deciding {
-        policy: Box::new(policy),
-        name: "rows-then-groups".to_string(),
-        profilers: Vec::new(),
-        yardstick: workload.yardstick(),
-        first_window: Window::Time { ns: 10_000_000 },
+    let asked = Asked {
+        rows: true,
+        locations: None,
+        groups: context.pick(6, 24),
+        group_ns: context.pick(5_000_000, 15_000_000),
     };
-    let records = workload.managed(by)?.records;
+    let records = measure_groups(setting.workload(jobs(setting.seed))?, asked)?;
     let (own, solved) = (measured(&records, true)?, measured(&records, false)?);
     let truth = solo_ratios(setting)?;
     let ids: Vec<TaskId> = own.keys().copied().collect();
@@ -196,33 +124,13 @@ fn measured(records: &[Record], own_counts: bool) -> Result<BTreeMap<TaskId, f64
     profiles.iter().map(|(task, profile)| Ok((*task, profile.pcmr.ok_or_else(|| unknown(task))?.value))).collect()
 }
 
-fn intervals(records: &[Record], groups: bool) -> impl Iterator<Item = &RowInterval> {
-    let answers = records.iter().flat_map(|record| &record.seen.answers).filter(move |a| (a.probe == GROUPS) == groups);
-    let rows = answers.filter_map(|answer| match &answer.evidence {
-        Evidence::Rows(rows) => Some(rows),
-        _ => None,
-    });
-    rows.flatten().filter(|interval| interval.span.elapsed_ns >= 200_000)
-}
-
 /// Worst and mean error of each form over the groups.
 fn errors(
     records: &[Record],
     own: &BTreeMap<TaskId, f64>,
     solved: &BTreeMap<TaskId, f64>,
 ) -> Result<Vec<(&'static str, f64, f64)>, ReproError> {
-    let mut groups: BTreeMap<Vec<TaskId>, Sum> = BTreeMap::new();
-    let (mut in_rows, mut in_groups): (BTreeMap<TaskId, Sum>, BTreeMap<TaskId, Sum>) = Default::default();
-    for interval in intervals(records, true) {
-        groups.entry(interval.tasks.clone()).or_default().add(&interval.cache_counts, interval.span.elapsed_ns);
-    }
-    for (from, sums) in [(false, &mut in_rows), (true, &mut in_groups)] {
-        for interval in intervals(records, from) {
-            for (task, counts) in interval.tasks.iter().zip(&interval.task_counts) {
-                sums.entry(*task).or_default().add(counts, interval.span.elapsed_ns);
-            }
-        }
-    }
+    let (groups, in_rows, in_groups) = (by_group(records), by_task(records, false), by_task(records, true));
     if groups.is_empty() {
         return Err(failed("groups")("none was measured"));
     }

@@ -1,0 +1,135 @@
+//! What one decision costs: 1 000 tasks on 64 last-level caches, everything known, every policy from a fresh start.
+//!
+//! The input names tasks, so a speed of 0.2 millions a second is a decision in 5 ms. Times are of a first decision,
+//! when nothing can be kept from the window before.
+
+use cachemate_core::{
+    Applied, Cache, CacheId, Capabilities, Cpu, CpuId, Estimate, Level, Observation, Plan, ProcessId, Profile,
+    Profiles, Span, Support, TaskId, TaskSeen, Topology, View, Window, WindowEnd,
+};
+use cachemate_locality::reuse::ReuseTimes;
+use cachemate_policy::policies;
+use cachemate_policy::rng::SplitMix64;
+use cachemate_policy::yardstick::Yardstick;
+
+use super::{Group, Options};
+use crate::harness::{Clock, Contender, Row, compare};
+
+pub const GROUP: Group = Group { name: "policies", about: "one decision for 1 000 tasks on 64 last-level caches", run };
+
+const TASKS: u32 = 1_000;
+const CACHES: u32 = 64;
+const CPUS_PER_CACHE: u32 = 8;
+
+struct Host {
+    topology: Topology,
+    capabilities: Capabilities,
+    seen: Observation,
+    profiles: Profiles,
+    before: Plan,
+}
+
+fn host() -> Host {
+    let mut generator = SplitMix64::new(1);
+    let cpus = 0..CACHES * CPUS_PER_CACHE;
+    let cpu = |id: u32| Cpu {
+        id: CpuId(id),
+        core: id,
+        package: id / 256,
+        memory_node: id / 256,
+        online: true,
+        hertz: Some(2_500_000_000),
+    };
+    let cache = |id: u32| Cache {
+        id: CacheId(id),
+        level: Level::L3,
+        cpus: (id * CPUS_PER_CACHE..(id + 1) * CPUS_PER_CACHE).collect(),
+        last_level: true,
+        size_bytes: Some(16 << 20),
+        ways: Some(16),
+        line_bytes: Some(64),
+    };
+    use cachemate_core::Ability::{Affinity, Clashes, CountPerTask, Gangs, SampleReuses, Weights};
+    let able = [Affinity, Clashes, CountPerTask, Gangs, SampleReuses, Weights];
+    let capabilities = Capabilities {
+        abilities: able.into_iter().map(|ability| (ability, Support::Yes { note: None })).collect(),
+        partitions: Vec::new(),
+        shortest_window_ns: 1_000_000,
+        shortest_slice_ns: Some(1_000_000),
+    };
+    let task = |id: u32| TaskSeen {
+        task: TaskId(id),
+        process: ProcessId(id),
+        name: format!("task-{id}"),
+        arrived_ns: 0,
+        exited: false,
+        fixed: false,
+        goal: None,
+        cpu: Some(CpuId(id % (CACHES * CPUS_PER_CACHE))),
+        on_cpu_ns: vec![(CpuId(id % (CACHES * CPUS_PER_CACHE)), 5_000_000)],
+        runnable_wait_ns: None,
+        counts: cachemate_core::Counts::default(),
+        progress: None,
+        pages_per_colour: None,
+    };
+    let mut profile = || {
+        let mut reuse = ReuseTimes::new();
+        (0..200).for_each(|_| reuse.add(Some(1 << generator.below(24))));
+        let exact = |value: f64| Some(Estimate::exact(value));
+        Profile {
+            reuse_times: reuse.to_profile(),
+            misses_per_kilo_instr: Some((1..=16).map(|mb| (mb << 20, Estimate::exact(40.0 / mb as f64))).collect()),
+            llc_refs_per_mega_instr: exact(1_000.0 + 30_000.0 * generator.unit()),
+            solo_instr_per_cycle: exact(0.3 + generator.unit()),
+            observed_instr_per_cycle: exact(0.3 + generator.unit()),
+            observed_misses_per_kilo_instr: exact(40.0 * generator.unit()),
+            pcmr: exact(80.0 * generator.unit()),
+            ..Profile::default()
+        }
+    };
+    let seen = Observation {
+        window: 5,
+        span: Span { start_ns: 0, elapsed_ns: 10_000_000, elapsed_cycles: None },
+        ended: WindowEnd::Elapsed,
+        tasks: (0..TASKS).map(task).collect(),
+        places: Vec::new(),
+        answers: Vec::new(),
+        in_force: Applied::default(),
+    };
+    Host {
+        topology: Topology { cpus: cpus.map(cpu).collect(), caches: (0..CACHES).map(cache).collect() },
+        capabilities,
+        seen,
+        profiles: (0..TASKS).map(|id| (TaskId(id), profile())).collect(),
+        before: Plan::idle(Window::Time { ns: 10_000_000 }),
+    }
+}
+
+fn run(options: &Options) -> Vec<Row> {
+    let host = host();
+    let yardstick = Yardstick { miss_penalty_cycles: 200.0 };
+    let decide = |name: &str, parameters: &str| {
+        let mut policy =
+            policies::build(name, parameters, 1).expect("the names and parameters below are the registry's");
+        let decision = policy.decide(&View {
+            topology: &host.topology,
+            capabilities: &host.capabilities,
+            seen: &host.seen,
+            profiles: &host.profiles,
+            before: &host.before,
+            predictor: &yardstick,
+        });
+        (decision.plan.allowed.len() + decision.plan.gangs.len() + decision.why.len()) as u64
+    };
+    let contender = |name: &'static str, parameters: &'static str, label: &str| {
+        Contender::new(label, move || decide(name, parameters))
+    };
+    let contenders = vec![
+        contender("default", "", "default"),
+        contender("casc", "", "casc"),
+        contender("casc", "form = \"literal\"", "casc, literal"),
+        contender("balance-set", "", "balance-set, average"),
+        contender("balance-set", "extension = \"composed\"", "balance-set, composed"),
+    ];
+    compare("policies", "1000 x 64", TASKS as usize, options.rounds, Clock::Thread, false, contenders)
+}

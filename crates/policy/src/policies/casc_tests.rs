@@ -1,0 +1,188 @@
+use super::*;
+use cachemate_core::{
+    Answer, Applied, Cache, Capabilities, Counts, Cpu, CpuId, Estimate, Evidence, Forecast, Level, Observation,
+    ProcessId, Profile, Profiles, Reading, Span, Topology, WindowEnd,
+};
+
+const CPUS: u32 = 4;
+
+struct Blind;
+impl cachemate_core::Predictor for Blind {
+    fn forecast(&self, _: &Topology, _: &Profiles, _: &Plan) -> Forecast {
+        Forecast::default()
+    }
+}
+
+/// Four CPUs on one cache, tasks by their PCMRs, window after window.
+struct Bench {
+    policy: Box<dyn Policy>,
+    topology: Topology,
+    profiles: Profiles,
+    window: u64,
+    observed: f64,
+    answer: Option<ProbeId>,
+    before: Plan,
+}
+
+impl Bench {
+    fn new(parameters: &str, pcmrs: &[Option<f64>]) -> Self {
+        let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+        let cache = Cache {
+            id: CacheId(0),
+            level: Level::L2,
+            cpus: (0..CPUS).collect(),
+            last_level: true,
+            size_bytes: Some(1 << 20),
+            ways: Some(16),
+            line_bytes: Some(64),
+        };
+        let profile = |pcmr: &Option<f64>| Profile { pcmr: pcmr.map(Estimate::exact), ..Profile::default() };
+        Bench {
+            policy: build(parameters, 1).unwrap(),
+            topology: Topology { cpus: (0..CPUS).map(cpu).collect(), caches: vec![cache] },
+            profiles: pcmrs.iter().enumerate().map(|(at, pcmr)| (TaskId(at as u32), profile(pcmr))).collect(),
+            window: 0,
+            observed: 12.0,
+            answer: None,
+            before: Plan::idle(Window::Time { ns: 1 }),
+        }
+    }
+
+    fn step(&mut self) -> Plan {
+        let task = |&task: &TaskId| TaskSeen {
+            task,
+            process: ProcessId(task.0),
+            name: String::new(),
+            arrived_ns: 0,
+            exited: false,
+            fixed: false,
+            goal: None,
+            cpu: None,
+            on_cpu_ns: vec![(CpuId(0), 1_000_000)],
+            runnable_wait_ns: None,
+            counts: Counts::default(),
+            progress: None,
+            pages_per_colour: None,
+        };
+        let reading = |event, count| Reading { event, count, counted_share: 1.0 };
+        let counts = Counts(vec![
+            reading(Event::References(Level::L2), 100_000),
+            reading(Event::Misses(Level::L2), (self.observed * 1_000.0) as u64),
+        ]);
+        let answer =
+            |probe| Answer { probe, evidence: Evidence::Rows(Vec::new()), complete: true, cost_ns: Vec::new() };
+        let seen = Observation {
+            window: self.window,
+            span: Span { start_ns: self.window * 10_000_000, elapsed_ns: 10_000_000, elapsed_cycles: None },
+            ended: WindowEnd::Elapsed,
+            tasks: self.profiles.keys().map(task).collect(),
+            places: vec![(Place::Cache(CacheId(0)), counts)],
+            answers: self.answer.take().map(answer).into_iter().collect(),
+            in_force: Applied::default(),
+        };
+        let capabilities = Capabilities {
+            abilities: BTreeMap::new(),
+            partitions: Vec::new(),
+            shortest_window_ns: 1,
+            shortest_slice_ns: None,
+        };
+        let view = View {
+            topology: &self.topology,
+            capabilities: &capabilities,
+            seen: &seen,
+            profiles: &self.profiles,
+            before: &self.before,
+            predictor: &Blind,
+        };
+        self.before = self.policy.decide(&view).plan;
+        self.window += 1;
+        self.before.clone()
+    }
+}
+
+fn rows_of(plan: &Plan) -> Vec<Vec<TaskId>> {
+    let rows = plan.probes.iter().filter_map(|probe| match &probe.what {
+        ProbeWhat::Rows { rows, .. } => Some(rows.clone()),
+        _ => None,
+    });
+    rows.flatten().collect()
+}
+
+const KNOWN: [Option<f64>; 6] = [Some(2.0), Some(3.0), Some(4.0), Some(5.0), Some(40.0), Some(50.0)];
+
+/// Are n + 1 rows of n of the first n + 1 threads asked for, each thread left out once?
+#[test]
+fn the_first_threads_are_measured_in_rows() {
+    for form in ["literal", "better"] {
+        let rows = rows_of(&Bench::new(&format!("form = \"{form}\""), &[None; 7]).step());
+        assert_eq!(rows.len(), 5);
+        for left_out in 0..5 {
+            assert!(rows.iter().any(|row| row.len() == 4 && !row.contains(&TaskId(left_out))), "{rows:?}");
+        }
+    }
+}
+
+/// Are greedy threads kept to few CPUs, and frugal ones nowhere barred from all?
+#[test]
+fn greedy_threads_are_kept_to_few_cpus() {
+    let plan = Bench::new("", &KNOWN).step();
+    let cpus = |task: u32| plan.allowed[&TaskId(task)].count();
+    assert!(cpus(5) < CPUS && cpus(5) >= 1 && cpus(0) == CPUS, "{:?}", plan.allowed);
+    assert!(plan.probes.is_empty());
+}
+
+/// Does a newcomer wait on the first CPU beside known ones (literal), or get rows of its own (better)?
+#[test]
+fn newcomers_are_measured_as_the_form_says() {
+    let mut pcmrs = KNOWN.to_vec();
+    pcmrs.push(None);
+    let literal = Bench::new("form = \"literal\"", &pcmrs).step();
+    assert_eq!(literal.allowed[&TaskId(6)].to_string(), "0");
+    let beside =
+        |probe: &Probe| matches!(&probe.what, ProbeWhat::Beside { task, peers, .. } if task.0 == 6 && peers.len() == 6);
+    assert!(literal.probes.len() == 1 && beside(&literal.probes[0]), "{:?}", literal.probes);
+    let better = rows_of(&Bench::new("", &pcmrs).step());
+    assert!(better.len() == 5 && better.iter().filter(|row| row.contains(&TaskId(6))).count() == 4, "{better:?}");
+}
+
+/// Is a thread measured again when its phase changed, and does it keep its CPUs meanwhile?
+#[test]
+fn a_phase_change_is_measured_and_changes_nothing_before() {
+    let mut bench = Bench::new("", &KNOWN);
+    let before = bench.step();
+    bench.profiles.insert(TaskId(5), Profile { phase: 1, ..Profile::default() });
+    let after = bench.step();
+    assert_eq!(after.allowed, before.allowed);
+    assert!(rows_of(&after).iter().any(|row| row.contains(&TaskId(5))));
+}
+
+/// Is everybody measured again when the cache's miss rate moves away, and not when it was off all along?
+#[test]
+fn a_departing_miss_rate_is_measured_again() {
+    let mut bench = Bench::new("departs_windows = 3", &KNOWN);
+    bench.observed = 60.0;
+    assert!((0..20).all(|_| bench.step().probes.is_empty()));
+    bench.observed = 20.0;
+    let asked = (0..4).map(|_| bench.step()).find(|plan| !plan.probes.is_empty());
+    assert_eq!(rows_of(&asked.unwrap()).len(), 5);
+}
+
+/// Are rows asked for again, for twice as long, while estimates are unsure, and no longer than allowed?
+#[test]
+fn unsure_estimates_are_measured_for_longer() {
+    let mut bench = Bench::new("row_at_most_ns = 10000000", &[None; 5]);
+    let asked = |plan: &Plan| match &plan.probes[..] {
+        [Probe { id, what: ProbeWhat::Rows { total_ns, .. }, .. }] => Some((*id, *total_ns)),
+        _ => None,
+    };
+    let mut lengths = Vec::new();
+    for _ in 0..8 {
+        let Some((id, total_ns)) = asked(&bench.step()) else { break };
+        lengths.push(total_ns);
+        bench.answer = Some(id);
+        for profile in bench.profiles.values_mut() {
+            profile.pcmr = Some(Estimate { value: 10.0, low: -10.0, high: 30.0 });
+        }
+    }
+    assert_eq!(lengths, [2_500_000, 5_000_000, 10_000_000]);
+}

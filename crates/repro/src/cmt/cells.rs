@@ -1,0 +1,117 @@
+//! Comparisons over L2 sizes and seeds: every figure that a comparison reports, as points, charts and words.
+
+use cachemate_report::figure::{Axis, Chart, Point, Series};
+
+use super::{Measured, Mix, Setting, Who, measure};
+use crate::{Context, DataPoint, Figure, ReproError, mean};
+
+/// One setting's outcome under one policy.
+pub struct Cell {
+    pub l2_kb: u64,
+    pub seed: u64,
+    pub measured: Measured,
+}
+
+/// Every size and seed under one policy.
+///
+/// # Errors
+/// As [`measure`].
+pub fn cells(context: &Context<'_>, mix: Mix, who: &Who, sizes: &[u64]) -> Result<Vec<Cell>, ReproError> {
+    let settings: Vec<(u64, u64)> =
+        sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
+    context.run_all(&settings, |&(l2_kb, seed)| {
+        (context.progress)(&format!("{who:?} at {l2_kb} KB, seed {seed}"));
+        Ok(Cell { l2_kb, seed, measured: measure(&Setting { mix, ..Setting::new(l2_kb, seed, context) }, who)? })
+    })
+}
+
+/// A figure out of a comparison.
+pub type Metric = fn(&Measured) -> f64;
+
+/// What every comparison reports.
+pub const METRICS: [(&str, Metric); 15] = [
+    ("throughput gain %", |m| 100.0 * m.gain.throughput_gain),
+    ("of which mix %", |m| 100.0 * m.gain.mix_gain),
+    ("of which contention %", |m| 100.0 * m.gain.contention_gain),
+    ("busy share %", |m| 100.0 * m.busy_share),
+    ("busy gain %", |m| 100.0 * m.gain.busy_gain),
+    ("L2 miss ratio %", |m| 100.0 * m.miss_ratio),
+    ("L2 miss ratio, default %", |m| 100.0 * m.default_miss_ratio),
+    ("L2 miss ratio change %", |m| 100.0 * m.misses_change),
+    ("weighted speed-up change %", |m| 100.0 * (m.scores.weighted_speedup / m.default_scores.weighted_speedup - 1.0)),
+    ("harmonic mean change %", |m| 100.0 * (m.scores.harmonic_mean / m.default_scores.harmonic_mean - 1.0)),
+    ("worst slowdown", |m| m.scores.worst_slowdown),
+    ("worst slowdown, default", |m| m.default_scores.worst_slowdown),
+    ("run time variation %", |m| 100.0 * m.variation),
+    ("run time variation, default %", |m| 100.0 * m.default_variation),
+    ("share of CPU time: art %", |m| 100.0 * m.art_share),
+];
+
+/// Mean, least and most over seeds of every metric at every size.
+pub fn points(name: &str, cells: &[Cell], sizes: &[u64]) -> Vec<DataPoint> {
+    let mut points = Vec::new();
+    for (metric, of) in METRICS {
+        for &size in sizes {
+            let values: Vec<f64> =
+                cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| of(&cell.measured)).collect();
+            points.push(DataPoint::over(format!("{name}: {metric}"), format!("{size} KB"), &values));
+        }
+    }
+    points
+}
+
+/// One value per seed: the worst over the sizes.
+pub fn worst_per_seed(cells: &[Cell], of: Metric, worse: fn(f64, f64) -> f64) -> Vec<(u64, f64)> {
+    let mut seeds: Vec<u64> = cells.iter().map(|cell| cell.seed).collect();
+    seeds.sort_unstable();
+    seeds.dedup();
+    let value = |seed: u64| {
+        cells.iter().filter(|cell| cell.seed == seed).map(|cell| of(&cell.measured)).reduce(worse).unwrap_or(f64::NAN)
+    };
+    seeds.into_iter().map(|seed| (seed, value(seed))).collect()
+}
+
+/// A chart over L2 sizes, one line per series.
+pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series: &[&str]) -> Figure {
+    let line = |name: &&str| {
+        let of = points.iter().filter(|point| point.series == **name);
+        let at = |point: &DataPoint| {
+            let size = point.at.trim_end_matches(" KB").parse().ok()?;
+            Some(Point { interval: point.low.zip(point.high), ..Point::new(size, point.value?) })
+        };
+        Series { name: (*name).to_string(), points: of.filter_map(at).collect(), ..Series::default() }
+    };
+    let chart = Chart {
+        title: title.to_string(),
+        x: Axis::log("L2, KB"),
+        y: Axis::linear(y),
+        series: series.iter().map(line).collect(),
+        ..Chart::default()
+    };
+    Figure { name: name.to_string(), title: title.to_string(), svg: chart.svg(), inline: chart.inline() }
+}
+
+/// In words: at which sizes a bar is missed, and by what the gain is made.
+pub fn shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool) -> String {
+    let short: Vec<String> =
+        at.filter(|&(_, value)| !met(value)).map(|(size, value)| format!("{size} KB ({value:.1} %)")).collect();
+    if short.is_empty() { "Every size meets it.".to_string() } else { format!("Short at {}.", short.join(", ")) }
+}
+
+/// Over seeds, by size.
+pub fn means(cells: &[Cell], sizes: &[u64], of: Metric) -> Vec<(u64, f64)> {
+    let at = |size: u64| {
+        let values: Vec<f64> = cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| of(&cell.measured)).collect();
+        mean(&values)
+    };
+    sizes.iter().map(|&size| (size, at(size))).collect()
+}
+
+/// What a throughput gain is made of, in words, by size.
+pub fn splits(cells: &[Cell], sizes: &[u64]) -> String {
+    let split = |&size: &u64| {
+        let of = |metric: usize| means(cells, &[size], METRICS[metric].1)[0].1;
+        format!("{size} KB: mix {:+.1} %, contention {:+.1} %, busy {:+.1} %", of(1), of(2), of(4))
+    };
+    sizes.iter().map(split).collect::<Vec<_>>().join("; ")
+}

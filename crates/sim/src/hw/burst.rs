@@ -198,7 +198,7 @@ impl Front {
                     break Event::Budget;
                 }
                 let Some(l1i) = self.l1i else { break Event::Fetch };
-                if !quick_fetch(&mut units[l1i], thread, page_shift) {
+                if !quick_fetch::<WATCHED>(&mut units[l1i], thread, page_shift) {
                     break Event::Fetch;
                 }
                 burst.fetches += 1;
@@ -271,8 +271,8 @@ impl Front {
         match event {
             Event::Memory(access, place) => self.memory::<WATCHED>(access, place, burst, thread, around),
             Event::Budget => burst.out_of_budget(context),
-            Event::Fetch => self.fetch(burst, thread, around),
-            Event::Jump(access) => self.jump(access, burst, thread, around),
+            Event::Fetch => self.fetch::<WATCHED>(burst, thread, around),
+            Event::Jump(access) => self.jump::<WATCHED>(access, burst, thread, around),
             Event::Compute(access) => self.compute(access, burst, thread),
             Event::BatchEnd => batch_end(burst, thread, context),
             Event::Depends => depends(burst, thread, context),
@@ -289,7 +289,7 @@ impl Front {
         }
     }
 
-    fn jump(
+    fn jump<const WATCHED: bool>(
         &mut self,
         access: Access,
         burst: &mut Burst,
@@ -308,7 +308,7 @@ impl Front {
             }
             None
         } else if thread.fetch_left == 0 {
-            self.fetch(burst, thread, around)
+            self.fetch::<WATCHED>(burst, thread, around)
         } else {
             burst.out_of_budget(context)
         }
@@ -360,7 +360,7 @@ impl Front {
             package: self.package,
         };
         let probed = !thread.probes.is_empty();
-        let before = if probed { thread.counters.levels[1].all_misses() } else { 0 };
+        let before = probed.then_some(thread.counters.levels);
         let unit = &around.caches.units[self.l1d];
         let nearest = issue + unit.latency;
         if WATCHED {
@@ -374,7 +374,11 @@ impl Front {
         burst.pass(1, thread, context);
         burst.skip = 0;
         let mut blocked = context.issued_miss(&answer, nearest, burst.t, store, self.in_order);
-        let missed = thread.counters.levels[1].all_misses() > before;
+        if let Some(before) = &before {
+            thread.probes.on_path(self.l1d, ask.address, before, &thread.counters.levels, around.caches);
+        }
+        let missed =
+            before.is_some_and(|before| thread.counters.levels[1].all_misses() > before[1].all_misses());
         if probed && (missed || around.caches.first_level_prefetches > 0) {
             let found = self.probe(access, &ask, &answer, missed, burst, thread, around);
             blocked |= found.ticks > 0;
@@ -413,7 +417,6 @@ impl Front {
             prefetches,
         };
         let found = if missed {
-            thread.probes.on_path(&seen, self.l1d, around.caches);
             thread.probes.on_miss(&seen, thread.task, around.sampling)
         } else {
             thread.probes.on_prefetches(prefetches, around.sampling)
@@ -425,13 +428,18 @@ impl Front {
     }
 
     /// The next line of code. `Some` = the context cannot go on at once.
-    fn fetch(&mut self, burst: &mut Burst, thread: &mut Thread, around: &mut Around<'_>) -> Option<Outcome> {
+    fn fetch<const WATCHED: bool>(
+        &mut self,
+        burst: &mut Burst,
+        thread: &mut Thread,
+        around: &mut Around<'_>,
+    ) -> Option<Outcome> {
         let context = &mut self.contexts[burst.run.nth];
         let l1i = self.l1i?;
         let address = thread.next_code;
         let (page_shift, t) = (around.page_shift, burst.t);
         let unit = &mut around.caches.units[l1i];
-        if quick_fetch(unit, thread, page_shift) {
+        if quick_fetch::<WATCHED>(unit, thread, page_shift) {
             burst.fetches += 1;
             return None;
         }
@@ -456,7 +464,11 @@ impl Front {
         };
         let (late, line_bytes) = (t + unit.latency, 1 << unit.line_shift);
         let place = unit.store.find(ask.address >> unit.line_shift);
+        let before = (!thread.probes.activity.is_empty()).then_some(thread.counters.levels);
         let answer = around.caches.first_level(l1i, place, &ask, &mut thread.counters);
+        if let Some(before) = &before {
+            thread.probes.on_path(l1i, ask.address, before, &thread.counters.levels, around.caches);
+        }
         thread.fetched(line_bytes);
         if answer.done <= late {
             return None;
@@ -491,7 +503,7 @@ impl Context {
 
 /// The next line of code, where page and line are at hand.
 #[inline(always)]
-fn quick_fetch(code: &mut Unit, thread: &mut Thread, page_shift: u32) -> bool {
+fn quick_fetch<const WATCHED: bool>(code: &mut Unit, thread: &mut Thread, page_shift: u32) -> bool {
     let address = thread.next_code;
     let Some(frame) = thread.tlb.find(address >> page_shift) else { return false };
     let line = (frame << page_shift | address & ((1 << page_shift) - 1)) >> code.line_shift;
@@ -500,6 +512,9 @@ fn quick_fetch(code: &mut Unit, thread: &mut Thread, page_shift: u32) -> bool {
         return false;
     }
     code.store.touch(line, place);
+    if WATCHED {
+        thread.probes.on_fetch(code.store.set_of(line), code.store.all_sets());
+    }
     thread.fetched(1 << code.line_shift);
     true
 }

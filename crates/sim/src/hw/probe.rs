@@ -11,7 +11,8 @@ pub struct Probes {
     pub trace: Option<TraceProbe>,
     pub samples: Option<SampleProbe>,
     pub watch: Option<WatchProbe>,
-    pub activity: Option<ActivityProbe>,
+    /// One per level at most.
+    pub activity: Vec<ActivityProbe>,
     pub overflows: Vec<Overflow>,
     /// Ticks of interrupts that these probes took from the task.
     pub cost_ticks: u64,
@@ -22,7 +23,7 @@ impl Probes {
         self.trace.is_none()
             && self.samples.is_none()
             && self.watch.is_none()
-            && self.activity.is_none()
+            && self.activity.is_empty()
             && self.overflows.is_empty()
     }
 }

@@ -8,8 +8,8 @@
 use cachemate_core::{AccessSample, CounterSpec, Level, Pipeline, ReuseSample, Sampler, Source, TaskId};
 
 use super::caches::Caches;
-use super::counters::TaskCounters;
-use super::probe::{Overflow, Probes};
+use super::counters::{LevelCounts, TaskCounters};
+use super::probe::{ActivityProbe, Overflow, Probes};
 use super::store::mix;
 use super::unit::{ROOT, Served};
 
@@ -63,14 +63,15 @@ pub(crate) struct SetOff {
 }
 
 impl Probes {
-    /// Does every single access matter?
+    /// Does every single access or fetched line matter?
     pub(crate) fn watches_all(&self) -> bool {
-        self.watch.is_some() || self.activity.as_ref().is_some_and(|activity| activity.level == Level::L1Data)
+        let first_level = |level: Level| level == Level::L1Data || level == Level::L1Instruction;
+        self.watch.is_some() || self.activity.iter().any(|activity| first_level(activity.level))
     }
 
     /// Any data access, by virtual line.
     pub(crate) fn on_access(&mut self, line: u64, at: u64, set: u64, sets: u64, sampling: Sampling) {
-        if let Some(activity) = self.activity.as_mut().filter(|activity| activity.level == Level::L1Data) {
+        if let Some(activity) = self.activity_at(Level::L1Data) {
             activity.count(set, sets, false);
         }
         let Some(watch) = &mut self.watch else { return };
@@ -89,26 +90,41 @@ impl Probes {
         watch.accesses += 1;
     }
 
-    /// Counts a request behind the L1 where super sets of an outer level are watched.
-    pub(crate) fn on_path(&mut self, miss: &Miss, l1: usize, caches: &Caches) {
-        let Some(activity) = &mut self.activity else { return };
-        if activity.level == Level::L1Data {
-            let unit = &caches.units[l1];
-            let set = unit.store.set_of(miss.physical_address >> unit.line_shift);
-            activity.missed(set, unit.store.all_sets());
-            return;
+    fn activity_at(&mut self, level: Level) -> Option<&mut ActivityProbe> {
+        self.activity.iter_mut().find(|activity| activity.level == level)
+    }
+
+    /// A line of code that the L1 had.
+    pub(crate) fn on_fetch(&mut self, set: u64, sets: u64) {
+        if let Some(activity) = self.activity_at(Level::L1Instruction) {
+            activity.count(set, sets, false);
         }
-        let mut at = caches.units[l1].parent;
-        while at != ROOT {
+    }
+
+    /// Counts a request that left the fast way, at every level whose counters it moved. `before` are the task's
+    /// counters before it; references to the L1 data cache are [`Probes::on_access`]'s.
+    pub(crate) fn on_path(
+        &mut self,
+        l1: usize,
+        address: u64,
+        before: &[LevelCounts],
+        after: &[LevelCounts],
+        caches: &Caches,
+    ) {
+        let mut at = l1;
+        while at != ROOT && !self.activity.is_empty() {
             let unit = &caches.units[at];
-            if unit.level == activity.level {
-                let set = unit.store.set_of(miss.physical_address >> unit.line_shift);
-                let hit = matches!(miss.served, Served::Hit(level) if level <= unit.level);
-                activity.count(set, unit.store.all_sets(), !hit);
-                return;
-            }
-            if miss.served == Served::Hit(unit.level) {
-                return;
+            let (before, after) = (&before[unit.level as usize], &after[unit.level as usize]);
+            let missed = after.all_misses() > before.all_misses();
+            let (set, sets) = (unit.store.set_of(address >> unit.line_shift), unit.store.all_sets());
+            if let Some(activity) = self.activity_at(unit.level) {
+                if unit.level == Level::L1Data {
+                    if missed {
+                        activity.missed(set, sets);
+                    }
+                } else if after.references > before.references {
+                    activity.count(set, sets, missed);
+                }
             }
             at = unit.parent;
         }

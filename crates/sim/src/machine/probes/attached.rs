@@ -67,8 +67,7 @@ impl Attached {
                 (Kind::Reuses { locations: (*locations).max(1), all_set: None }, vec![live(task)?])
             }
             ProbeWhat::Activity { tasks, level, super_sets } => {
-                let has = machine.levels.contains(level) && *level != Level::L1Instruction;
-                if !has || machine.spec.counters.sampler != Sampler::Ideal || *super_sets == 0 {
+                if !machine.levels.contains(level) || machine.spec.counters.sampler != Sampler::Ideal || *super_sets == 0 {
                     return Err((RefusedBecause::NotSupported, format!("no super-set counts of {level:?} here")));
                 }
                 let slots = tasks.iter().map(live).collect::<Result<Vec<Slot>, Refusal>>()?;
@@ -96,7 +95,7 @@ impl Attached {
             Kind::Trace { .. } => probes.trace.is_some(),
             Kind::Samples { .. } => probes.samples.is_some(),
             Kind::Reuses { .. } => probes.watch.is_some(),
-            Kind::Activity { .. } => probes.activity.is_some(),
+            Kind::Activity { level, .. } => probes.activity.iter().any(|activity| activity.level == *level),
         };
         if taken {
             return Err((RefusedBecause::Busy, "another probe of this kind is on the task".to_string()));
@@ -113,7 +112,7 @@ impl Attached {
                 let watch = WatchProbe { locations: *locations, one_in, coarser: lines, ..WatchProbe::default() };
                 probes.watch = Some(watch);
             }
-            Kind::Activity { level, super_sets } => probes.activity = Some(activity(*level, *super_sets)),
+            Kind::Activity { level, super_sets } => probes.activity.push(activity(*level, *super_sets)),
         }
         self.ticks_before.push(probes.cost_ticks);
         self.slots.push(slot);
@@ -262,7 +261,8 @@ impl Attached {
         for slot in &self.slots {
             let (task, cpu) = (machine.task_of_slot.get(slot).copied(), machine.system.dispatcher.task(*slot).last_cpu);
             let Some(thread) = machine.system.thread_mut(*slot) else { continue };
-            let counts = thread.probes.activity.replace(activity(level, super_sets));
+            let probe = thread.probes.activity.iter_mut().find(|probe| probe.level == level);
+            let counts = probe.map(|probe| std::mem::replace(probe, activity(level, super_sets)));
             if let (Some(task), Some(cpu), Some(counts)) = (task, cpu, counts)
                 && counts.super_sets.iter().any(|count| count.accesses > 0)
             {
@@ -279,7 +279,7 @@ impl Attached {
                 Kind::Trace { .. } => thread.probes.trace = None,
                 Kind::Samples { .. } => thread.probes.samples = None,
                 Kind::Reuses { .. } => thread.probes.watch = None,
-                Kind::Activity { .. } => thread.probes.activity = None,
+                Kind::Activity { level, .. } => thread.probes.activity.retain(|probe| probe.level != *level),
             }
         }
     }

@@ -1,0 +1,131 @@
+//! The six vectors of a task (use and miss at three levels), the thresholds they are made with, and a fitted line.
+//!
+//! The paper leaves the thresholds open. Chosen before anything was run: a super set is active where it counts more than
+//! the mean over all super sets of all nine programs alone, one threshold for each of the six. A threshold relative to
+//! the program's own mean would set about as many bits in a quiet program as in a busy one.
+
+use cachemate_core::{IndexSet, SuperSetCount};
+use cachemate_locality::activity::{self, ActiveAbove, activity_vector};
+
+use super::samples::{Activity, LEVELS};
+
+/// Names of the six, in the order of Table 1.
+pub(super) const CELLS: [&str; 6] =
+    ["D-cache use", "D-cache miss", "I-cache use", "I-cache miss", "L2-cache use", "L2-cache miss"];
+
+fn of(cell: usize) -> activity::Activity {
+    if cell % 2 == 0 { activity::Activity::Use } else { activity::Activity::Miss }
+}
+
+/// Events per super set and sample above which a bit is set, one for each of [`CELLS`].
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Thresholds([f64; 6]);
+
+impl Thresholds {
+    /// Means over all super sets of all samples.
+    pub fn mean_of<'a>(samples: impl Iterator<Item = &'a Activity>) -> Self {
+        let (mut sums, mut count) = ([0.0; 6], [0.0; 6]);
+        for activity in samples {
+            for (cell, (sum, count)) in sums.iter_mut().zip(&mut count).enumerate() {
+                for super_set in &activity[cell / 2] {
+                    *sum += events(super_set, of(cell)) as f64;
+                    *count += 1.0;
+                }
+            }
+        }
+        Thresholds(std::array::from_fn(|cell| sums[cell] / f64::max(count[cell], 1.0)))
+    }
+
+    /// For samples that are so many times as long.
+    pub fn times(self, longer: f64) -> Self {
+        Thresholds(self.0.map(|threshold| threshold * longer))
+    }
+
+    /// The six vectors of one task's sample.
+    pub fn vectors(&self, activity: &Activity) -> [IndexSet; 6] {
+        std::array::from_fn(|cell| {
+            // "More than 4.2" and "more than 4" are the same for counts.
+            let above = ActiveAbove::Count(self.0[cell] as u64);
+            activity_vector(&activity[cell / 2], of(cell), above)
+        })
+    }
+}
+
+fn events(count: &SuperSetCount, of: activity::Activity) -> u64 {
+    match of {
+        activity::Activity::Use => count.accesses,
+        activity::Activity::Miss => count.misses,
+    }
+}
+
+/// Several samples in a row as one.
+pub(super) fn together<'a>(samples: impl IntoIterator<Item = &'a Activity>) -> Option<Activity> {
+    samples.into_iter().cloned().reduce(|mut sum, more| {
+        for level in 0..LEVELS.len() {
+            for (sum, more) in sum[level].iter_mut().zip(&more[level]) {
+                sum.accesses += more.accesses;
+                sum.misses += more.misses;
+            }
+        }
+        sum
+    })
+}
+
+/// A line fitted by least squares.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Line {
+    pub slope: f64,
+    pub r_squared: f64,
+}
+
+impl Line {
+    /// `None` where all x are alike, so that there is no slope. Points that are all alike in y lie on a line of slope 0
+    /// that explains nothing (r² = 0).
+    pub fn fit(points: &[(f64, f64)]) -> Option<Self> {
+        let n = points.len() as f64;
+        let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;
+        let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+        let sum = |of: &dyn Fn(f64, f64) -> f64| points.iter().map(|point| of(point.0 - x, point.1 - y)).sum::<f64>();
+        let (xx, xy, yy) = (sum(&|dx, _| dx * dx), sum(&|dx, dy| dx * dy), sum(&|_, dy| dy * dy));
+        let r_squared = if yy > 0.0 { xy * xy / (xx * yy) } else { 0.0 };
+        (xx > 0.0).then_some(Line { slope: xy / xx, r_squared })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn activity(accesses: u64) -> Activity {
+        let level = |times: u64| -> Vec<SuperSetCount> {
+            (0..4).map(|at| SuperSetCount { accesses: times * accesses * at, misses: at }).collect()
+        };
+        [level(1), level(10), level(100)]
+    }
+
+    /// Is the threshold the mean over programs and super sets, level by level, and does it follow a sample's length?
+    #[test]
+    fn thresholds_are_means_and_scale_with_the_sample() {
+        let samples = [activity(1), activity(3)];
+        let thresholds = Thresholds::mean_of(samples.iter());
+        assert_eq!(thresholds, Thresholds([3.0, 1.5, 30.0, 1.5, 300.0, 1.5]));
+        let bits = |vectors: [IndexSet; 6]| vectors.map(|vector| vector.to_string());
+        let expected = ["2-3", "2-3", "2-3", "2-3", "2-3", "2-3"];
+        assert_eq!(bits(thresholds.vectors(&samples[1])), expected);
+        assert_eq!(bits(thresholds.vectors(&samples[0])), ["", "2-3", "", "2-3", "", "2-3"]);
+        let double = together([&samples[1], &samples[1]]).unwrap();
+        assert_eq!(bits(thresholds.times(2.0).vectors(&double)), expected);
+    }
+
+    /// Does the fit give back a line, and r² the share that it explains?
+    #[test]
+    fn a_fitted_line_is_the_line() {
+        let line = Line::fit(&[(0.0, 1.0), (1.0, 3.0), (3.0, 7.0)]).unwrap();
+        assert!((line.slope - 2.0).abs() < 1e-12 && (line.r_squared - 1.0).abs() < 1e-12);
+        // y = x, plus and minus 1 where x repeats: half of the variance is explained.
+        let line = Line::fit(&[(0.0, 1.0), (0.0, -1.0), (2.0, 3.0), (2.0, 1.0)]).unwrap();
+        assert!((line.slope - 1.0).abs() < 1e-12 && (line.r_squared - 0.5).abs() < 1e-12);
+        assert_eq!(Line::fit(&[(2.0, 1.0), (2.0, 3.0)]), None);
+        assert_eq!(Line::fit(&[]), None);
+    }
+}

@@ -3,6 +3,7 @@
 //! `cachemate repro ID...` runs them by the ids of `docs/results.md`. A new experiment is one [`Experiment`] in its
 //! paper's file and one line in [`experiments`].
 
+mod av;
 mod bs;
 mod casc;
 mod cmt;
@@ -17,7 +18,8 @@ pub use index::index_html;
 
 /// All experiments, in the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
-    let papers: [fn() -> Vec<Experiment>; 3] = [bs::experiments, casc::experiments, cp::experiments];
+    let papers: &[fn() -> Vec<Experiment>] =
+        &[bs::experiments, casc::experiments, av::experiments, cp::experiments];
     papers.iter().flat_map(|paper| paper()).collect()
 }
 

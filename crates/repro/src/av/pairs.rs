@@ -37,15 +37,13 @@ struct Pair {
 }
 
 pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let length = context.pick(
-        Length { scale: 200, warm_up: 40, kept: 30 },
-        Length { scale: 20, warm_up: 8, kept: 60 },
-    );
+    let length = context.pick(Length { scale: 200, warm_up: 40, kept: 30 }, Length { scale: 20, warm_up: 8, kept: 60 });
     let mut pairs = Vec::new();
     for &seed in &context.seeds {
         (context.progress)(&format!("45 pairs of programs, seed {seed}"));
         let thresholds = thresholds(context, &length, seed)?;
-        let items: Vec<(usize, usize)> = (0..PROGRAMS.len()).flat_map(|a| (a..PROGRAMS.len()).map(move |b| (a, b))).collect();
+        let items: Vec<(usize, usize)> =
+            (0..PROGRAMS.len()).flat_map(|a| (a..PROGRAMS.len()).map(move |b| (a, b))).collect();
         pairs.extend(context.run_all(&items, |&(a, b)| pair(&length, seed, a, b, &thresholds))?);
     }
     let scale = length.scale as f64;

@@ -22,11 +22,7 @@ pub(super) struct Sample {
 
 /// Runs a workload of as many single-threaded jobs as contexts for `warm_up` samples that are not kept and `kept` that
 /// are. Every level is watched all the time.
-pub(super) fn sampled(
-    workload: Workload,
-    warm_up: u64,
-    kept: u64,
-) -> Result<(Vec<Sample>, RunResults), ReproError> {
+pub(super) fn sampled(workload: Workload, warm_up: u64, kept: u64) -> Result<(Vec<Sample>, RunResults), ReproError> {
     let cycles = SAMPLE_CYCLES / workload.options.scale;
     let jobs = workload.jobs.len();
     let workload = workload.lasting(warm_up * cycles, kept * cycles);

@@ -28,7 +28,7 @@ struct Solo {
 }
 
 pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let (scale, long_samples) = context.pick((400, 10), (50, 16));
+    let (scale, long_samples) = context.pick((200, 10), (50, 16));
     let items: Vec<(u64, &'static str)> =
         context.seeds.iter().flat_map(|&seed| PROGRAMS.map(|program| (seed, program))).collect();
     (context.progress)("9 programs alone");

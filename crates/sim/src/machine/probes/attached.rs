@@ -67,7 +67,10 @@ impl Attached {
                 (Kind::Reuses { locations: (*locations).max(1), all_set: None }, vec![live(task)?])
             }
             ProbeWhat::Activity { tasks, level, super_sets } => {
-                if !machine.levels.contains(level) || machine.spec.counters.sampler != Sampler::Ideal || *super_sets == 0 {
+                if !machine.levels.contains(level)
+                    || machine.spec.counters.sampler != Sampler::Ideal
+                    || *super_sets == 0
+                {
                     return Err((RefusedBecause::NotSupported, format!("no super-set counts of {level:?} here")));
                 }
                 let slots = tasks.iter().map(live).collect::<Result<Vec<Slot>, Refusal>>()?;

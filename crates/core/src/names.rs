@@ -75,6 +75,10 @@ impl IndexSet {
     pub fn intersection(&self, other: &Self) -> Self {
         self.iter().filter(|&index| other.contains(index)).collect()
     }
+    /// How many indices are in both: the size of the intersection, without making it.
+    pub fn common_count(&self, other: &Self) -> u32 {
+        self.0.iter().zip(&other.0).map(|(a, b)| (a & b).count_ones()).sum()
+    }
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }

@@ -366,15 +366,23 @@ fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
         (0..32).map(|entry| if entry / 8 == group { 200 } else { entry as u8 % 5 }).collect()
     });
     let hits = maybe(1.0, 1000.0).map(|first| (0..17).map(|way| first.value / f64::from(way + 1)).collect());
+    let observed = maybe(0.0, 30.0);
+    let (pcmr, intensity, sensitivity) = (maybe(-5.0, 60.0), maybe(0.0, 1.0), maybe(0.0, 1.0));
+    let (refs, solo) = (maybe(1e3, 5e4), maybe(0.1, 2.0));
+    let counted = generator.below(4) > 0;
+    let mut count = |_| SuperSetCount { accesses: generator.below(1000), misses: generator.below(100) };
+    let activity = if counted { vec![(Level::L3, (0..8).map(&mut count).collect())] } else { Vec::new() };
     Profile {
         process: Some(process),
         misses_per_kilo_instr: curve,
         stack_positions: hits,
-        llc_refs_per_mega_instr: maybe(1e3, 5e4),
-        solo_instr_per_cycle: maybe(0.1, 2.0),
-        pcmr: maybe(-5.0, 60.0),
-        intensity: maybe(0.0, 1.0),
-        sensitivity: maybe(0.0, 1.0),
+        llc_refs_per_mega_instr: refs,
+        solo_instr_per_cycle: solo,
+        observed_misses_per_kilo_instr: observed,
+        pcmr,
+        intensity,
+        sensitivity,
+        activity,
         sharing,
         ..Profile::default()
     }

@@ -11,6 +11,7 @@
 //! - [`policies`]: one file per policy, and the registry by name.
 
 pub mod clustering;
+pub mod company;
 pub mod conformance;
 pub mod dealing;
 pub mod evening;

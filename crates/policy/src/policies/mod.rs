@@ -8,9 +8,11 @@ use serde::de::DeserializeOwned;
 
 use crate::partition::units::Divided;
 
+pub mod activity_vector;
 pub mod balance_set;
 pub mod cache_sizing;
 pub mod casc;
+pub mod counter_driven;
 pub mod default;
 pub mod di;
 pub mod dio;
@@ -37,6 +39,11 @@ pub struct Entry {
 /// Every policy there is, by name.
 pub const ENTRIES: &[Entry] = &[
     Entry {
+        name: "activity-vector",
+        about: "runs beside each other what uses different parts of the cache (AV)",
+        build: activity_vector::build,
+    },
+    Entry {
         name: "balance-set",
         about: "groups that get along on the cache take turns as gangs (BS)",
         build: balance_set::build,
@@ -50,6 +57,11 @@ pub const ENTRIES: &[Entry] = &[
         name: "casc",
         about: "threads that miss much are kept to a few CPUs of each cache (CASC)",
         build: casc::build,
+    },
+    Entry {
+        name: "counter-driven",
+        about: "runs beside each other what misses much and what misses little (AV)",
+        build: counter_driven::build,
     },
     Entry { name: "default", about: "changes nothing: the machine's own scheduler decides", build: default::build },
     Entry { name: "di", about: "evens out the miss rates of profiles over the caches (CA)", build: di::build },
@@ -177,6 +189,18 @@ mod tests {
         }
     }
 
+    /// Do the other forms of scheduling by company conform too?
+    #[test]
+    fn every_form_of_company_conforms() {
+        for name in ["activity-vector", "counter-driven"] {
+            for form in ["set", "advice"] {
+                let parameters = format!("form = \"{form}\"");
+                check_policy(&|seed| build(name, &parameters, seed).unwrap(), 40)
+                    .unwrap_or_else(|broken| panic!("policy '{name}', form '{form}': {broken}"));
+            }
+        }
+    }
+
     /// Is a wrong name or parameter refused in a way that helps?
     #[test]
     fn wrong_names_and_parameters_are_refused() {
@@ -192,6 +216,10 @@ mod tests {
             "{unknown}"
         );
         assert!(error("default", "window_ns = 0").contains("window_ns"));
+        assert!(error("activity-vector", "[weights]\nsample = 0.0").contains("weights.sample: found 0"));
+        assert!(error("activity-vector", "super_sets = 0").contains("super_sets: found 0"));
+        assert!(error("counter-driven", "form = \"one\"").contains("replacement"));
+        assert!(error("counter-driven", "clash_weight = nan").contains("clash_weight: found NaN"));
         assert!(error("dio", "window_cycles = 0").contains("window_cycles"));
         assert!(error("di", "form = \"central-ish\"").contains("distributed"));
         assert!(error("di", "worth_moving = -1.0").contains("share from 0 to 10"));

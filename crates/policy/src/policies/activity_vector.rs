@@ -1,0 +1,247 @@
+//! Activity vectors (AV 2.2 to 2.4, 4.2, 4.3): run beside each other what uses different parts of the cache.
+//!
+//! Problem: two programs of the same miss rate may get along or not; it depends on which sets they use. Method: accesses
+//! and misses of groups of sets (super sets) are counted for every task and level over a sample; a bit says that a super set
+//! is busy; the bits that two tasks share say how badly they go together; the next sample is expected to look like
+//! the last one. Scores and forms are [`crate::company`]'s.
+//!
+//! The paper leaves open the number of super sets, the thresholds and the weights. Here: 32; busy is what counts more than
+//! the mean over all tasks and super sets (a mean over the task's own would light as many bits in a quiet program as in
+//! a busy one); the misses of the last level alone, whose overlap costs most (Table 1), and 4 bits for a sample run.
+//!
+//! Properties: counts of a task that did not run all the time are scaled to a whole window, so that they compare;
+//! profiles recorded beforehand serve where the machine cannot count; a task that nobody has seen yet shares no bits.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    Ability, Decision, Evidence, IndexSet, Level, Policy, Probe, ProbeId, ProbeWhat, SuperSetCount, Support, TaskId,
+    View,
+};
+use serde::Deserialize;
+
+use crate::company::{Company, Form, Scheduler};
+
+/// Out of TOML.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    pub form: Form,
+    /// Length of a sample.
+    pub window_ns: u64,
+    pub super_sets: u32,
+    /// A super set is busy above so many times the mean of all tasks.
+    pub busy_above: f64,
+    pub weights: Weights,
+}
+
+/// The factors' weights: bits shared, by level and kind, and what counts against a task by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Weights {
+    pub data_use: f64,
+    pub data_miss: f64,
+    pub code_use: f64,
+    pub code_miss: f64,
+    pub last_level_use: f64,
+    pub last_level_miss: f64,
+    /// A sample that the task has run.
+    pub sample: f64,
+    /// A miss per thousand instructions, as counted.
+    pub miss_per_kilo_instr: f64,
+    /// An instruction per cycle, as counted.
+    pub instr_per_cycle: f64,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        let (form, window_ns) = (Form::Replacement, 100_000_000);
+        Parameters { form, window_ns, super_sets: 32, busy_above: 1.0, weights: Weights::default() }
+    }
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        Weights {
+            data_use: 0.0,
+            data_miss: 0.0,
+            code_use: 0.0,
+            code_miss: 0.0,
+            last_level_use: 0.0,
+            last_level_miss: 1.0,
+            sample: 4.0,
+            miss_per_kilo_instr: 0.0,
+            instr_per_cycle: 0.0,
+        }
+    }
+}
+
+impl Parameters {
+    /// Out of TOML.
+    ///
+    /// # Errors
+    /// In words: an unknown or ill-typed parameter, or one out of its range.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let parsed: Parameters = super::parameters(text)?;
+        let weights = &parsed.weights;
+        let all = [weights.cells().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
+        let fail =
+            |what: &str, found: String, expected: &str| Err(format!("{what}: found {found}, expected {expected}"));
+        if parsed.window_ns == 0 {
+            fail("window_ns", "0".to_string(), "1 or more")
+        } else if !(1..=4096).contains(&parsed.super_sets) {
+            fail("super_sets", parsed.super_sets.to_string(), "1 to 4096")
+        } else if !(parsed.busy_above.is_finite() && parsed.busy_above >= 0.0) {
+            fail("busy_above", parsed.busy_above.to_string(), "0 or more")
+        } else if let Some(bad) = all.iter().find(|weight| !weight.is_finite()) {
+            fail("weights", bad.to_string(), "finite numbers")
+        } else if !(weights.sample.is_finite() && weights.sample > 0.0) {
+            fail("weights.sample", weights.sample.to_string(), "a number above 0, so that nobody waits for ever")
+        } else {
+            Ok(parsed)
+        }
+    }
+}
+
+impl Weights {
+    /// By level (data, code, last) and kind (use, miss).
+    fn cells(&self) -> [f64; 6] {
+        [self.data_use, self.data_miss, self.code_use, self.code_miss, self.last_level_use, self.last_level_miss]
+    }
+}
+
+/// Counts of one task as for a whole window: (accesses, misses) per super set of each of the three levels.
+type Rates = [Vec<(f64, f64)>; 3];
+
+struct ActivityVectors {
+    parameters: Parameters,
+    scheduler: Scheduler,
+    /// The last sample of each task, and its raw counts.
+    rates: BTreeMap<TaskId, (Vec<(Level, Vec<SuperSetCount>)>, Rates)>,
+}
+
+impl Policy for ActivityVectors {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let levels = levels(view);
+        self.follow(view, &levels);
+        let vectors = self.vectors(view);
+        let mut decision = self.scheduler.decide(view, &vectors);
+        decision.plan.probes = self.probes(view, &levels);
+        decision
+    }
+}
+
+/// The first data level, the first code level, and the contended one.
+fn levels(view: &View<'_>) -> [Option<Level>; 3] {
+    let has = |level: Level| view.topology.caches.iter().any(|cache| cache.level == level).then_some(level);
+    let last = view.topology.caches.iter().find(|cache| cache.last_level).map(|cache| cache.level);
+    [has(Level::L1Data), has(Level::L1Instruction), last]
+}
+
+impl ActivityVectors {
+    fn follow(&mut self, view: &View<'_>, levels: &[Option<Level>; 3]) {
+        self.rates.retain(|task, _| view.profiles.contains_key(task));
+        for task in view.seen.tasks.iter().filter(|task| !task.exited) {
+            let Some(profile) = view.profiles.get(&task.task).filter(|profile| !profile.activity.is_empty()) else {
+                self.rates.remove(&task.task);
+                continue;
+            };
+            if self.rates.get(&task.task).is_some_and(|(raw, _)| *raw == profile.activity) {
+                continue;
+            }
+            let counted =
+                |evidence: &Evidence| matches!(evidence, Evidence::Activity { task: of, .. } if *of == task.task);
+            let measured = view.seen.answers.iter().any(|answer| counted(&answer.evidence));
+            let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            // A recorded profile is a whole sample; so is what ran all the time.
+            let times = if measured && ran_ns > 0 { view.seen.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
+            let of_level = |level: Option<Level>| -> Vec<(f64, f64)> {
+                let counts = profile.activity.iter().find(|(other, _)| Some(*other) == level);
+                let counts = counts.map_or(&[][..], |(_, counts)| counts);
+                counts.iter().map(|count| (count.accesses as f64 * times, count.misses as f64 * times)).collect()
+            };
+            self.rates.insert(task.task, (profile.activity.clone(), levels.map(of_level)));
+        }
+    }
+
+    fn vectors(&self, view: &View<'_>) -> Vectors {
+        let kind = |cell: usize, count: &(f64, f64)| if cell % 2 == 0 { count.0 } else { count.1 };
+        // In order of arrival: sums of fractions depend on the order, which renaming must not change.
+        let present = || view.seen.tasks.iter().filter_map(|task| Some((task.task, &self.rates.get(&task.task)?.1)));
+        let threshold = |cell: usize| {
+            let (mut sum, mut super_sets) = (0.0, 0);
+            for (_, rates) in present() {
+                sum += rates[cell / 2].iter().map(|count| kind(cell, count)).sum::<f64>();
+                super_sets += rates[cell / 2].len();
+            }
+            self.parameters.busy_above * sum / super_sets.max(1) as f64
+        };
+        let weights = self.parameters.weights.cells();
+        let thresholds: [f64; 6] =
+            std::array::from_fn(|cell| if weights[cell] == 0.0 { f64::INFINITY } else { threshold(cell) });
+        let bits = |rates: &Rates| -> [IndexSet; 6] {
+            std::array::from_fn(|cell| {
+                let busy = rates[cell / 2].iter().enumerate();
+                let busy = busy.filter(|(_, count)| kind(cell, count) > thresholds[cell]);
+                busy.map(|(at, _)| at as u32).collect()
+            })
+        };
+        let weights = self.parameters.weights;
+        let burden = |task: TaskId| {
+            let profile = view.profiles.get(&task);
+            let misses = profile.and_then(|profile| profile.observed_misses_per_kilo_instr);
+            let speed = profile.and_then(|profile| profile.observed_instr_per_cycle);
+            misses.map_or(0.0, |misses| weights.miss_per_kilo_instr * misses.value)
+                + speed.map_or(0.0, |speed| weights.instr_per_cycle * speed.value)
+        };
+        let tasks = present().map(|(task, rates)| (task, (bits(rates), burden(task)))).collect();
+        Vectors { cells: weights.cells(), tasks }
+    }
+
+    /// Every level that has a weight, of every task, all the time: a cache of the machine that can count.
+    fn probes(&self, view: &View<'_>, levels: &[Option<Level>; 3]) -> Vec<Probe> {
+        let counts = view.capabilities.abilities.get(&Ability::CountSuperSets);
+        let tasks: Vec<TaskId> = view.seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
+        if tasks.is_empty() || !matches!(counts, Some(Support::Yes { .. })) {
+            return Vec::new();
+        }
+        let weights = self.parameters.weights.cells();
+        let mut asked: Vec<Level> = Vec::new();
+        for (at, level) in levels.iter().enumerate() {
+            if weights[2 * at] != 0.0 || weights[2 * at + 1] != 0.0 {
+                asked.extend(level.filter(|level| !asked.contains(level)));
+            }
+        }
+        let what = |level| ProbeWhat::Activity { tasks: tasks.clone(), level, super_sets: self.parameters.super_sets };
+        // Counting costs no time; the budget is a bound that is never reached.
+        let probe = |(id, level): (u32, Level)| Probe { id: ProbeId(id), what: what(level), budget_ns: u64::MAX / 4 };
+        (0u32..).zip(asked).map(probe).collect()
+    }
+}
+
+/// What is expected of the next sample.
+struct Vectors {
+    cells: [f64; 6],
+    tasks: BTreeMap<TaskId, ([IndexSet; 6], f64)>,
+}
+
+impl Company for Vectors {
+    fn knows(&self, task: TaskId) -> bool {
+        self.tasks.contains_key(&task)
+    }
+    fn clash(&self, one: TaskId, other: TaskId) -> f64 {
+        let (Some((one, _)), Some((other, _))) = (self.tasks.get(&one), self.tasks.get(&other)) else { return 0.0 };
+        let cells = self.cells.iter().enumerate().filter(|(_, weight)| **weight != 0.0);
+        cells.map(|(cell, weight)| weight * f64::from(one[cell].common_count(&other[cell]))).sum()
+    }
+    fn burden(&self, task: TaskId) -> f64 {
+        self.tasks.get(&task).map_or(0.0, |(_, burden)| *burden)
+    }
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+    let parameters = Parameters::parse(parameters)?;
+    let scheduler = Scheduler::new(parameters.form, parameters.window_ns, parameters.weights.sample);
+    Ok(Box::new(ActivityVectors { parameters, scheduler, rates: BTreeMap::new() }))
+}

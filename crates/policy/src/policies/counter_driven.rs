@@ -1,0 +1,92 @@
+//! Scheduling by miss counters (AV 5.2): the baseline that activity vectors are held against.
+//!
+//! Problem: is it worth knowing *where* in the cache a task is busy, if plain counters already say how busy it is? Method:
+//! two tasks clash by the product of their counted misses per thousand instructions, relative to the mean of all tasks
+//! (a sum would make every way of pairing them weigh the same); forms and scores are [`crate::company`]'s. Without
+//! counted rates, those of recorded profiles on the whole cache.
+//!
+//! Properties: needs a miss counter and nothing else; all tasks alike clash alike, so that it is a plain round robin then.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Decision, Policy, Profile, TaskId, View};
+use serde::Deserialize;
+
+use crate::company::{Company, Form, Scheduler};
+
+/// Out of TOML.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    pub form: Form,
+    /// Length of a sample.
+    pub window_ns: u64,
+    /// Two tasks of the mean miss rate clash so much.
+    pub clash_weight: f64,
+    /// A sample that the task has run counts so much against it.
+    pub sample_weight: f64,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        // As activity vectors where half of the 32 super sets are shared.
+        Parameters { form: Form::Replacement, window_ns: 100_000_000, clash_weight: 16.0, sample_weight: 4.0 }
+    }
+}
+
+struct CounterDriven {
+    clash_weight: f64,
+    scheduler: Scheduler,
+}
+
+/// Misses over the mean of all tasks.
+struct Misses {
+    clash_weight: f64,
+    tasks: BTreeMap<TaskId, f64>,
+}
+
+fn misses_per_kilo_instr(profile: &Profile) -> Option<f64> {
+    let recorded = profile.misses_per_kilo_instr.as_ref().and_then(|curve| curve.last()).map(|(_, misses)| *misses);
+    profile.observed_misses_per_kilo_instr.or(recorded).map(|misses| misses.value)
+}
+
+impl Policy for CounterDriven {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let present = view.seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
+        let rate = |task: TaskId| Some((task, misses_per_kilo_instr(view.profiles.get(&task)?)?));
+        let rates: Vec<(TaskId, f64)> = present.filter_map(rate).collect();
+        let mean = rates.iter().map(|(_, rate)| rate).sum::<f64>() / rates.len().max(1) as f64;
+        let relative = |rate: f64| if mean > 0.0 { rate / mean } else { 0.0 };
+        let tasks = rates.into_iter().map(|(task, rate)| (task, relative(rate))).collect();
+        self.scheduler.decide(view, &Misses { clash_weight: self.clash_weight, tasks })
+    }
+}
+
+impl Company for Misses {
+    fn knows(&self, task: TaskId) -> bool {
+        self.tasks.contains_key(&task)
+    }
+    fn clash(&self, one: TaskId, other: TaskId) -> f64 {
+        let of = |task| self.tasks.get(&task).copied();
+        of(one).zip(of(other)).map_or(0.0, |(one, other)| self.clash_weight * one * other)
+    }
+    fn burden(&self, _: TaskId) -> f64 {
+        0.0
+    }
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+    let parsed: Parameters = super::parameters(parameters)?;
+    let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
+        true => Ok(value),
+        false => Err(format!("{name}: found {value}, expected a number above 0")),
+    };
+    if parsed.window_ns == 0 {
+        return Err("window_ns: found 0, expected 1 or more".to_string());
+    }
+    let clash_weight = positive("clash_weight", parsed.clash_weight)?;
+    let sample_weight = positive("sample_weight", parsed.sample_weight)?;
+    let scheduler = Scheduler::new(parsed.form, parsed.window_ns, sample_weight);
+    Ok(Box::new(CounterDriven { clash_weight, scheduler }))
+}

@@ -139,6 +139,18 @@ fn the_literal_form_replaces_one_at_a_time() {
     assert!(most - least <= 2, "{:?}", run.ran);
 }
 
+/// Without any weight but the samples', does everybody take turns, whatever is known?
+#[test]
+fn without_weights_it_is_a_round_robin() {
+    let nothing = "[weights]\nlast_level_miss = 0.0";
+    for profiles in [halves(), vec![Profile::default(); 4]] {
+        let run = run("activity-vector", nothing, profiles, 41, &[]);
+        let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
+        assert!(most - least <= 1, "{:?}", run.ran);
+        assert!(run.decisions[0].plan.probes.is_empty());
+    }
+}
+
 /// Is the Linux form advice about just the pairs that share bits, and stands in where there are no gangs?
 #[test]
 fn advice_names_the_pairs_that_share_bits() {

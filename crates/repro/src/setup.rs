@@ -4,7 +4,7 @@
 //! covers the measured span only. Managed runs go through `core::Loop`, so a policy sees observations and nothing else;
 //! results come from the simulator's own books, which no policy sees.
 
-use cachemate_core::{CpuSet, Goal, MachineSpec, Predictor, Record};
+use cachemate_core::{Access, AccessSource, CpuSet, Goal, MachineSpec, Predictor, Record, Turn};
 use cachemate_policy::yardstick::Yardstick;
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
@@ -27,13 +27,53 @@ pub struct Job {
     pub goal: Option<Goal>,
     /// Fixed there, whatever a policy or the machine's scheduler says.
     pub pinned: Option<CpuSet>,
+    /// Every thread ends after so many instructions; `None` = it never does (our kernels are endless).
+    pub instructions: Option<u64>,
+}
+
+/// A program that ends.
+struct Ending {
+    source: Box<dyn AccessSource>,
+    left: u64,
+}
+
+impl AccessSource for Ending {
+    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+        let begin = batch.len();
+        let turn = self.source.fill(batch);
+        for at in begin..batch.len() {
+            let instructions = batch[at].instructions();
+            if instructions >= self.left {
+                batch.truncate(at + 1);
+                self.left = 0;
+                return Turn::Exit;
+            }
+            self.left -= instructions;
+        }
+        turn
+    }
+    fn progress(&self) -> Option<f64> {
+        self.source.progress()
+    }
+}
+
+fn ending(source: Box<dyn AccessSource>, left: u64) -> Box<dyn AccessSource> {
+    Box::new(Ending { source, left })
 }
 
 impl Job {
     /// A kernel as it is in the table of programs.
     pub fn new(kernel: &str, seed: u64) -> Self {
         let options = kernels::Options::default();
-        Job { name: kernel.to_string(), kernel: kernel.to_string(), options, seed, goal: None, pinned: None }
+        Job {
+            name: kernel.to_string(),
+            kernel: kernel.to_string(),
+            options,
+            seed,
+            goal: None,
+            pinned: None,
+            instructions: None,
+        }
     }
 
     /// `count` copies with seeds of their own, named `kernel-0`, `kernel-1`, ...
@@ -53,8 +93,12 @@ impl Job {
         kernels::program(&self.kernel, self.seed, &self.options).map_err(failed)?;
         let job = self.clone();
         let maker = move |run: u32| {
-            kernels::program(&job.kernel, job.seed + (u64::from(run) << 32), &job.options)
-                .expect("built with these options before")
+            let sources = kernels::program(&job.kernel, job.seed + (u64::from(run) << 32), &job.options)
+                .expect("built with these options before");
+            match job.instructions {
+                None => sources,
+                Some(left) => sources.into_iter().map(|source| ending(source, left)).collect(),
+            }
         };
         let mut program = Program::new(self.name.clone(), Box::new(maker));
         program.goal = self.goal;
@@ -269,6 +313,18 @@ mod tests {
         let gain = Comparison::of(&other.unmanaged().unwrap(), &both).unwrap();
         let product = (1.0 + gain.mix_gain) * (1.0 + gain.contention_gain);
         assert!((product - 1.0 - gain.throughput_gain).abs() < 1e-9);
+    }
+
+    /// Does a job with an end run just so many instructions, and is it over then?
+    #[test]
+    fn a_job_with_an_end_ends() {
+        let mut job = Job::new("mcf", 1);
+        job.instructions = Some(100_000);
+        let workload = Workload::on("xeon-x5365-4", vec![job], 1).unwrap().lasting(0, 1_000_000_000);
+        let results = workload.unmanaged().unwrap();
+        assert!(results.tasks[0].exited);
+        let off = results.tasks[0].instructions.abs_diff(100_000);
+        assert!(off < 100, "{} instructions", results.tasks[0].instructions);
     }
 
     /// Is a program that does not exist an error with its name?

@@ -195,7 +195,10 @@ impl ActivityVectors {
                 + speed.map_or(0.0, |speed| weights.instr_per_cycle * speed.value)
         };
         let tasks = present().map(|(task, rates)| (task, (bits(rates), burden(task)))).collect();
-        Vectors { cells: weights.cells(), tasks }
+        let (cells, by_counters) =
+            (weights.cells(), weights.miss_per_kilo_instr != 0.0 || weights.instr_per_cycle != 0.0);
+        let looks = by_counters || cells.iter().any(|weight| *weight != 0.0);
+        Vectors { cells, tasks, looks }
     }
 
     /// Every level that has a weight, of every task, all the time: a cache of the machine that can count.
@@ -223,11 +226,13 @@ impl ActivityVectors {
 struct Vectors {
     cells: [f64; 6],
     tasks: BTreeMap<TaskId, ([IndexSet; 6], f64)>,
+    /// Without any weight but the samples' it is a round robin, which needs no evidence.
+    looks: bool,
 }
 
 impl Company for Vectors {
     fn knows(&self, task: TaskId) -> bool {
-        self.tasks.contains_key(&task)
+        !self.looks || self.tasks.contains_key(&task)
     }
     fn clash(&self, one: TaskId, other: TaskId) -> f64 {
         let (Some((one, _)), Some((other, _))) = (self.tasks.get(&one), self.tasks.get(&other)) else { return 0.0 };

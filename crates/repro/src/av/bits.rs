@@ -43,12 +43,18 @@ impl Thresholds {
 
     /// The six vectors of one task's sample.
     pub fn vectors(&self, activity: &Activity) -> [IndexSet; 6] {
-        std::array::from_fn(|cell| {
-            // "More than 4.2" and "more than 4" are the same for counts.
-            let above = ActiveAbove::Count(self.0[cell] as u64);
-            activity_vector(&activity[cell / 2], of(cell), above)
-        })
+        // "More than 4.2" and "more than 4" are the same for counts.
+        vectors(activity, |cell| ActiveAbove::Count(self.0[cell] as u64))
     }
+}
+
+/// The six vectors by thresholds relative to the task's own mean: the other reading of the paper.
+pub(super) fn own_vectors(activity: &Activity) -> [IndexSet; 6] {
+    vectors(activity, |_| ActiveAbove::MeanTimes(1.0))
+}
+
+fn vectors(activity: &Activity, above: impl Fn(usize) -> ActiveAbove) -> [IndexSet; 6] {
+    std::array::from_fn(|cell| activity_vector(&activity[cell / 2], of(cell), above(cell)))
 }
 
 fn events(count: &SuperSetCount, of: activity::Activity) -> u64 {

@@ -1,9 +1,11 @@
 //! Activity vectors (AV): who uses which part of a shared cache, and whether that tells who should run beside whom.
 
 mod bits;
+mod mixes;
 mod pairs;
 mod samples;
 mod solo;
+mod xeon;
 
 use crate::Experiment;
 
@@ -26,6 +28,18 @@ pub fn experiments() -> Vec<Experiment> {
             what: "overlap of activity vectors against IPC, and who causes the L2 misses, over all pairs of 9 programs",
             full_minutes: 4.0,
             run: pairs::run,
+        },
+        Experiment {
+            ids: &["AV-3"],
+            what: "fifteen four-job mixes scheduled by activity vectors against round robin and the best pairing",
+            full_minutes: 6.0,
+            run: mixes::run,
+        },
+        Experiment {
+            ids: &["AV-4", "AV-5", "AV-8", "AV-9"],
+            what: "eight jobs on a Hyper-Threading Xeon: choices, advice by vectors and by counters, finish times",
+            full_minutes: 2.0,
+            run: xeon::run,
         },
         Experiment {
             ids: &["AV-2", "AV-6"],

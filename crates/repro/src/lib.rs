@@ -18,8 +18,7 @@ pub use index::index_html;
 
 /// All experiments, in the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
-    let papers: &[fn() -> Vec<Experiment>] =
-        &[bs::experiments, casc::experiments, av::experiments, cp::experiments];
+    let papers: &[fn() -> Vec<Experiment>] = &[bs::experiments, casc::experiments, av::experiments, cp::experiments];
     papers.iter().flat_map(|paper| paper()).collect()
 }
 

@@ -377,8 +377,7 @@ impl Front {
         if let Some(before) = &before {
             thread.probes.on_path(self.l1d, ask.address, before, &thread.counters.levels, around.caches);
         }
-        let missed =
-            before.is_some_and(|before| thread.counters.levels[1].all_misses() > before[1].all_misses());
+        let missed = before.is_some_and(|before| thread.counters.levels[1].all_misses() > before[1].all_misses());
         if probed && (missed || around.caches.first_level_prefetches > 0) {
             let found = self.probe(access, &ask, &answer, missed, burst, thread, around);
             blocked |= found.ticks > 0;

@@ -36,14 +36,20 @@ pub struct Contender<'a> {
     /// Index of the contender it is compared with, and the least ratio of speeds asked for, if any.
     pub against: Option<(usize, Option<f64>)>,
     pub most_bytes: Option<u64>,
+    /// Millions of items a second that are asked for on the machine the promise was made for.
+    pub least_millions: Option<f64>,
 }
 
 impl<'a> Contender<'a> {
     pub fn new(name: impl Into<String>, work: impl FnMut() -> u64 + 'a) -> Self {
-        Contender { name: name.into(), work: Box::new(work), against: None, most_bytes: None }
+        Contender { name: name.into(), work: Box::new(work), against: None, most_bytes: None, least_millions: None }
     }
     pub fn against(mut self, other: usize, at_least: Option<f64>) -> Self {
         self.against = Some((other, at_least));
+        self
+    }
+    pub fn least_millions(mut self, millions: Option<f64>) -> Self {
+        self.least_millions = millions;
         self
     }
     pub fn most_bytes(mut self, bytes: u64) -> Self {
@@ -61,6 +67,7 @@ pub struct Row {
     pub contender: String,
     /// Median over the rounds.
     pub millions_per_s: f64,
+    pub millions_per_s_bar: Option<f64>,
     /// Compared with whom, and how many times as fast: median over the rounds.
     pub against: Option<String>,
     pub speed_ratio: Option<f64>,
@@ -117,17 +124,20 @@ pub fn compare(
         });
         let speed_ratio = ratios.as_deref().map(median);
         let speed_ratio_bar = contender.against.and_then(|(_, bar)| bar);
+        let mut sorted = seconds[at].clone();
+        sorted.sort_by(f64::total_cmp);
+        let millions_per_s = items as f64 / median(&sorted) / 1e6;
         let bars = [
             speed_ratio_bar.map(|bar| speed_ratio.is_some_and(|ratio| ratio >= bar)),
             contender.most_bytes.map(|most| peaks[at] <= most),
+            contender.least_millions.map(|least| millions_per_s >= least),
         ];
-        let mut sorted = seconds[at].clone();
-        sorted.sort_by(f64::total_cmp);
         Row {
             group: group.into(),
             input: input.into(),
             contender: contender.name.clone(),
-            millions_per_s: items as f64 / median(&sorted) / 1e6,
+            millions_per_s,
+            millions_per_s_bar: contender.least_millions,
             against: contender.against.map(|(other, _)| contenders[other].name.clone()),
             speed_ratio,
             speed_ratio_bar,
@@ -158,11 +168,14 @@ pub fn print_table(rows: &[Row]) {
         let verdict = match (row.met, row.speed_ratio_bar, row.peak_bytes_bar) {
             (None, ..) => String::new(),
             (Some(met), ratio, bytes) => {
-                let asked: Vec<String> =
-                    [ratio.map(|bar| format!(">= {bar}x")), bytes.map(|bar| format!("<= {} MB", bar / 1_000_000))]
-                        .into_iter()
-                        .flatten()
-                        .collect();
+                let asked: Vec<String> = [
+                    row.millions_per_s_bar.map(|bar| format!(">= {bar} M/s")),
+                    ratio.map(|bar| format!(">= {bar}x")),
+                    bytes.map(|bar| format!("<= {} MB", bar / 1_000_000)),
+                ]
+                .into_iter()
+                .flatten()
+                .collect();
                 format!("  {} ({})", if met { "met" } else { "MISSED" }, asked.join(", "))
             }
         };

@@ -13,14 +13,31 @@ use cachemate_sim::kernels;
 pub const GROUP: Group =
     Group { name: "machine", about: "the simulated hardware with all contexts busy against a move-to-front loop", run };
 
-/// The machines, with how many contexts run, the least ratio to the loop that is promised.
-const MACHINES: [(&str, u32, Option<f64>); 5] = [
-    ("niagara-2core", 8, Some(0.125)),
-    ("power5-2x2x2", 8, None),
-    ("opteron-2350", 8, None),
-    ("xeon-x5365", 2, None),
-    ("epyc-7742", 64, None),
+/// A machine, how many contexts run, and what is promised.
+struct Case {
+    machine: &'static str,
+    contexts: u32,
+    /// Times the speed of the loop.
+    least_ratio: Option<f64>,
+    /// Millions of data accesses a second.
+    least_millions: Option<f64>,
+    most_bytes: Option<u64>,
+}
+
+const fn case(machine: &'static str, contexts: u32) -> Case {
+    Case { machine, contexts, least_ratio: None, least_millions: None, most_bytes: None }
+}
+
+const CASES: [Case; 5] = [
+    Case { least_ratio: Some(0.125), least_millions: Some(15.0), ..case("niagara-2core", 8) },
+    Case { least_millions: Some(8.0), ..case("power5-2x2x2", 8) },
+    Case { least_millions: Some(8.0), ..case("opteron-2350", 8) },
+    case("xeon-x5365", 2),
+    Case { most_bytes: Some(500_000_000), ..case("epyc-7742", 64) },
 ];
+
+/// The cost of an access must not double from so many busy CPUs to so many.
+const FLAT: (&str, [u32; 2]) = ("epyc-7742", [2, 64]);
 
 const PROGRAMS: [&str; 4] = ["art", "twolf", "gzip", "swim"];
 
@@ -80,7 +97,7 @@ fn simulate(
     }
     let mut until = 0;
     loop {
-        until += 20_000;
+        until += 2_000;
         let stop = hw.run(until, &mut frames);
         assert_eq!(stop, Stop::Time);
         let of = |cpu| hw.thread(CpuId(cpu)).map_or(0, |thread| thread.counters.levels[1].references);
@@ -96,7 +113,8 @@ fn run(options: &Options) -> Vec<Row> {
     let record = |(at, name): (usize, &&str)| std::sync::Arc::new(record(name, at as u64, wanted / 4));
     let programs: Vec<_> = PROGRAMS.iter().enumerate().map(record).collect();
     let mut rows = Vec::new();
-    for (name, contexts, least) in MACHINES {
+    for case in CASES {
+        let (name, contexts) = (case.machine, case.contexts);
         let spec = cachemate_spec::load_machine(name).expect("a shipped machine");
         let made = simulate(&spec, contexts, &programs, wanted as u64) as usize;
         let mut lines = Vec::with_capacity(made);
@@ -112,11 +130,23 @@ fn run(options: &Options) -> Vec<Row> {
                 }
             }
         }
-        let contenders = vec![
-            Contender::new("move to front", || move_to_front(&lines)),
-            Contender::new("machine", || simulate(&spec, contexts, &programs, wanted as u64)).against(0, least),
-        ];
+        let mut machine = Contender::new("machine", || simulate(&spec, contexts, &programs, wanted as u64))
+            .against(0, case.least_ratio)
+            .least_millions(case.least_millions);
+        machine.most_bytes = case.most_bytes;
+        let contenders = vec![Contender::new("move to front", || move_to_front(&lines)), machine];
         rows.extend(compare("machine", name, made, options.rounds, Clock::Thread, false, contenders));
     }
+    rows.extend(flatness(&programs, wanted, options));
     rows
+}
+
+/// As many accesses on few CPUs and on many, of the same two programs.
+fn flatness(programs: &[std::sync::Arc<Vec<Access>>], wanted: usize, options: &Options) -> Vec<Row> {
+    let (name, cpus) = FLAT;
+    let spec = cachemate_spec::load_machine(name).expect("a shipped machine");
+    let run = |cpus: u32| simulate(&spec, cpus, &programs[..2], wanted as u64);
+    let few = Contender::new(format!("{} CPUs", cpus[0]), || run(cpus[0]));
+    let many = Contender::new(format!("{} CPUs", cpus[1]), || run(cpus[1])).against(0, Some(0.5));
+    compare("machine", name, wanted, options.rounds, Clock::Thread, false, vec![few, many])
 }

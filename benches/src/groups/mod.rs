@@ -3,6 +3,7 @@
 mod cachesim;
 mod machine;
 mod policies;
+mod programs;
 mod sampled;
 mod sizing;
 mod sparse;
@@ -36,4 +37,5 @@ pub const GROUPS: &[Group] = &[
     machine::GROUP,
     policies::GROUP,
     sizing::GROUP,
+    programs::GROUP,
 ];

@@ -5,7 +5,6 @@
 
 use cachemate_core::{Access, AccessKind, Level, Turn, WritePolicy};
 
-use super::Frames;
 use super::caches::{Answer, Ask, Caches};
 use super::context::{Context, Outstanding, Spent, Wait};
 use super::pipeline::{Around, Front, Run};
@@ -98,7 +97,7 @@ impl Burst {
         if in_order {
             return self.run.limit;
         }
-        self.run.limit.min(self.t.saturating_add(window_left(context, self.window, self.t)))
+        self.run.limit.min(self.t.saturating_add(context.window_left(self.window, self.t)))
     }
 
     /// Must what is due at this tick wait for cores behind?
@@ -494,7 +493,7 @@ impl Context {
         }
         if late && !blocked {
             let instruction = (!store).then_some(self.issued - 1);
-            self.outstanding.push(Outstanding { done: answer.done, instruction, wait });
+            self.send(Outstanding { done: answer.done, instruction, wait });
         }
         blocked
     }
@@ -551,17 +550,6 @@ fn depends(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> Opt
     context.wait = Some(Wait { served: context.value_from, queue: 0 });
     context.ready = until;
     Some(Outcome::Blocked)
-}
-
-/// Instructions that still fit into the context's part of the window.
-#[inline]
-fn window_left(context: &mut Context, window: u64, t: u64) -> u64 {
-    if context.outstanding.is_empty() {
-        return u64::MAX;
-    }
-    context.retire(t);
-    let oldest = context.outstanding.iter().find_map(|miss| miss.instruction);
-    oldest.map_or(u64::MAX, |oldest| (oldest + window).saturating_sub(context.issued))
 }
 
 /// Asks the operating system; ticks it took.

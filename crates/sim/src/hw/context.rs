@@ -33,6 +33,9 @@ pub(crate) struct Spent {
     pub interrupts: u64,
 }
 
+/// No load in flight.
+const NONE: (u64, u64) = (u64::MAX, u64::MAX);
+
 pub(crate) struct Context {
     pub cpu: CpuId,
     pub thread: Option<Box<Thread>>,
@@ -41,7 +44,10 @@ pub(crate) struct Context {
     /// Its ticks before this have an owner.
     pub accounted: u64,
     pub wait: Option<Wait>,
+    /// Oldest first. Those that are back stay until their places are needed.
     pub outstanding: Vec<Outstanding>,
+    /// The oldest load that may still be out: when it is back, its instruction; both `u64::MAX` = none.
+    oldest: (u64, u64),
     /// When the value of the last load is there, and from where.
     pub value_at: u64,
     pub value_from: Served,
@@ -59,6 +65,7 @@ impl Context {
             accounted: 0,
             wait: None,
             outstanding: Vec::new(),
+            oldest: NONE,
             value_at: 0,
             value_from: nearest,
             issued: 0,
@@ -138,6 +145,31 @@ impl Context {
     pub fn wait_in_place(counters: &mut TaskCounters, ticks: u64, served: Served) {
         *owner(&mut counters.stalls, served) += ticks;
         counters.ticks += ticks;
+    }
+
+    /// A miss goes out that is not waited for.
+    #[inline(always)]
+    pub fn send(&mut self, miss: Outstanding) {
+        if let (NONE, Some(instruction)) = (self.oldest, miss.instruction) {
+            self.oldest = (miss.done, instruction);
+        }
+        self.outstanding.push(miss);
+    }
+
+    /// Instructions that still fit into a window of so many, which the oldest load in flight keeps from moving on.
+    #[inline(always)]
+    pub fn window_left(&mut self, window: u64, t: u64) -> u64 {
+        if self.oldest.0 <= t {
+            let loads = self.outstanding.iter().filter(|miss| miss.done > t);
+            self.oldest = loads.filter_map(|miss| Some((miss.done, miss.instruction?))).next().unwrap_or(NONE);
+        }
+        self.oldest.1.saturating_add(window).saturating_sub(self.issued)
+    }
+
+    /// The thread is gone, and its misses with it.
+    pub fn forget(&mut self) {
+        self.outstanding.clear();
+        self.oldest = NONE;
     }
 
     /// Forgets misses that are back.

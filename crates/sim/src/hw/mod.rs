@@ -192,7 +192,7 @@ impl Hardware {
             context.ready = context.accounted.max(now);
             context.wait = None;
             context.value_at = 0;
-            context.outstanding.clear();
+            context.forget();
         }
         self.renew_key(cpu);
         thread.map(|thread| *thread)

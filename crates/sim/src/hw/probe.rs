@@ -37,9 +37,12 @@ pub struct TraceProbe {
     pub lines: Vec<u64>,
     /// L1 data misses that are not in the log. Known to the simulator; a real register cannot tell.
     pub lost: u64,
+    /// Entries by how many misses were lost right after them: none, one, two, more.
+    pub lost_after: [u32; 4],
     /// Entries that repeat the register because a prefetch counted as a miss.
     pub stale: u64,
     pub(crate) last_instruction: u64,
+    pub(crate) lost_since: usize,
     pub(crate) register: Option<u64>,
 }
 

@@ -149,9 +149,9 @@ impl Probes {
         let last_address = sampling.sampler == Sampler::LastAddress;
         let near = trace.register.is_some() && miss.instruction - trace.last_instruction <= sampling.shadow;
         if last_address && near && !miss.dependent {
-            trace.lost += 1;
+            trace.lose();
         } else {
-            trace.lines.push(line);
+            trace.log(line);
             (trace.register, trace.last_instruction) = (Some(line), miss.instruction);
             off.ticks += sampling.interrupt_ticks;
         }
@@ -172,7 +172,7 @@ impl Probes {
         let Some(register) = trace.register else { return };
         for _ in 0..prefetches {
             if trace.lines.len() < trace.entries_at_most as usize {
-                trace.lines.push(register);
+                trace.log(register);
                 trace.stale += 1;
                 off.ticks += sampling.interrupt_ticks;
                 off.full |= trace.lines.len() == trace.entries_at_most as usize;
@@ -230,6 +230,24 @@ impl Probes {
             any |= overflow.passed(counters.count(overflow.event));
         }
         any
+    }
+}
+
+impl super::probe::TraceProbe {
+    fn log(&mut self, line: u64) {
+        self.lines.push(line);
+        self.lost_since = 0;
+        self.lost_after[0] += 1;
+    }
+
+    fn lose(&mut self) {
+        self.lost += 1;
+        let most = self.lost_after.len() - 1;
+        if self.lost_since < most {
+            self.lost_after[self.lost_since] -= 1;
+            self.lost_since += 1;
+            self.lost_after[self.lost_since] += 1;
+        }
     }
 }
 

@@ -202,12 +202,15 @@ impl BlockSort {
         }
     }
 
-    /// One partition step of the pointer sort within a bucket: compares suffixes at random places of the block.
-    fn sort(&mut self, out: &mut Out) {
+    /// One partition step of the pointer sort within a bucket: compares suffixes at random places of the block. A
+    /// stretch of pointers has the same suffixes in every pass, in another order.
+    fn sort(&mut self, stretch: u64, pass: u64, out: &mut Out) {
+        let moved = scale(mix(pass ^ self.start), stretch);
         for pointer in self.at..self.at + 32 {
             let word = self.pointers.at(pointer, 4);
             out.load(word);
-            let suffix = self.rng.below(self.block.bytes - 16);
+            let entry = pointer / stretch * stretch + (pointer + moved) % stretch;
+            let suffix = scale(mix(entry ^ self.start << 24), self.block.bytes - 16);
             out.chase(self.block.base + suffix);
             // Bytes already equal up to the bucket's depth are skipped; then a few are compared with the pivot's.
             for byte in 1..1 + self.rng.below(6) {
@@ -258,7 +261,7 @@ impl Kernel for BlockSort {
                 let stretch = 1024.min(block);
                 let (part, within) = (at / (stretch * SORT_PASSES), at % stretch);
                 self.at = (part * stretch + within).min(block - 32);
-                self.sort(out);
+                self.sort(stretch, at / stretch % SORT_PASSES, out);
                 self.at = at;
             }
             Stage::Code => self.code(out),

@@ -15,6 +15,11 @@ Figures with a publication as source were entered from memory of the publication
 ours. Henning 2000: the SPEC CPU2000 memory footprint page. Henning 2007: SPEC CPU2006 memory footprint, Computer
 Architecture News 35(1). Phansalkar et al. 2007: Analysis of redundancy and application balance in SPEC CPU2006, ISCA.
 
+The programs' curves stand beside those of recorded real programs in [programs-curves.md](programs-curves.md), with where
+they differ. After that comparison (20 November 2026, without looking at any policy's result) three programs were
+corrected in their algorithm: bzip2 (passes of a sort move the same suffixes), gobmk (matchers loop over the board) and
+gamess (types of shells choose the routines).
+
 Options of a scenario: `footprint_bytes`; for programs with several threads also `threads` (of each group), `groups`,
 `group_sizes`, `background_threads` and `regroup_after` (a change of phase).
 

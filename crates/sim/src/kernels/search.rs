@@ -27,7 +27,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         phases: "none",
         unit: "positions",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| GameSearch::new(setup, 120)),
+        make: |setup| setup.single(|setup| GameSearch::new(setup, 120, 12)),
     },
     ProgramSpec {
         name: "gobmk",
@@ -42,7 +42,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         phases: "none",
         unit: "positions",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| GameSearch::new(setup, 240)),
+        make: |setup| setup.single(|setup| GameSearch::new(setup, 240, 48)),
     },
     ProgramSpec {
         name: "gamess",
@@ -82,6 +82,8 @@ struct GameSearch {
     cache: Region,
     /// Table reads per position.
     reads: u64,
+    /// Of these, so many in a loop of one routine.
+    reads_per_call: u64,
     /// All but every 48th read go to this fraction of the tables: attack tables, common patterns.
     hot_divisor: u64,
     depth: u64,
@@ -92,14 +94,14 @@ struct GameSearch {
 const BOARD_BYTES: u64 = 512;
 
 impl GameSearch {
-    fn new(setup: &mut Setup, reads: u64) -> Self {
+    fn new(setup: &mut Setup, reads: u64, reads_per_call: u64) -> Self {
         let bytes = setup.data_bytes();
         let boards = setup.region("position stack", (16 * BOARD_BYTES).min(bytes / 8), Users::All);
         let tables = setup.region("tables", bytes / 4, Users::All);
         let cache = setup.region("transposition table", bytes - boards.bytes - tables.bytes, Users::All);
         let hot_divisor = (tables.bytes / (32 << 10)).max(1);
         let rng = setup.rng.clone();
-        GameSearch { boards, tables, cache, reads, hot_divisor, depth: 0, positions: 0, rng }
+        GameSearch { boards, tables, cache, reads, reads_per_call, hot_divisor, depth: 0, positions: 0, rng }
     }
 }
 
@@ -121,7 +123,7 @@ impl Kernel for GameSearch {
         out.load(slot);
         out.load(slot + 8);
         for read in 0..self.reads {
-            if read.is_multiple_of(12) {
+            if read.is_multiple_of(self.reads_per_call) {
                 out.enter(self.rng.function(functions));
             }
             // A few tables serve every position, others only certain patterns.
@@ -168,9 +170,11 @@ impl Kernel for Integrals {
     fn step(&mut self, out: &mut Out) -> Turn {
         // Recursions over the primitives of one quartet of shells, all in the buffers.
         let words = self.buffers.bytes / 8;
+        // The types of the shells choose the routines: the outer two stay, the inner ones are of three kinds.
+        let types = self.quartet / 64 * 3 + self.quartet % 3;
         for term in 0..96u64 {
             if term.is_multiple_of(24) {
-                out.enter(mix(self.quartet * 4 + term / 24) as u32);
+                out.enter(mix(types * 4 + term / 24) as u32);
             }
             out.load(self.buffers.at((term * 5 + self.quartet) % words, 8));
             out.load(self.buffers.at((term * 11 + 3 * self.quartet) % words, 8));

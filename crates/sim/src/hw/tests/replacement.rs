@@ -83,6 +83,36 @@ fn set_associative_misses_equal_an_independent_model() {
     }
 }
 
+/// Do set-associative caches of two levels miss on the very lines that the locality engine's cache simulator misses on,
+/// for LRU and tree PLRU, power-of-two sets or not?
+#[test]
+fn set_associative_misses_equal_the_locality_engines() {
+    use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement as Theirs};
+    let shapes = [(8, 2, 64, 8), (16, 4, 24, 12), (8, 8, 32, 16), (12, 3, 20, 5), (4, 16, 16, 32)];
+    let kinds = [(Replacement::Lru, Theirs::Lru), (Replacement::TreePlru, Theirs::TreePlru)];
+    for (ours, theirs) in kinds {
+        for (sets, ways, outer_sets, outer_ways) in shapes {
+            let powers = u32::is_power_of_two(ways) && u32::is_power_of_two(outer_ways);
+            if ours == Replacement::TreePlru && !powers {
+                continue;
+            }
+            let lines = skewed(u64::from(ways + sets), 30_000, 3000);
+            let mut spec = machine();
+            let size = |sets: u32, ways: u32| u64::from(sets) * u64::from(ways) * 64;
+            spec.caches[0] = CacheSpec { replacement: ours, ..cache(Level::L1Data, size(sets, ways), ways, 3, 1) };
+            let outer = cache(Level::L2, size(outer_sets, outer_ways), outer_ways, 14, 1);
+            spec.caches[1] = CacheSpec { replacement: ours, ..outer };
+            let counters = run_one(&spec, &lines);
+            let engine = |sets, ways| CacheSim::new(CacheShape { sets, ways, slices: 1 }, theirs).unwrap();
+            let mut missed = Vec::new();
+            let first = engine(sets, ways).push_collecting(&lines, &mut missed);
+            let second = engine(outer_sets, outer_ways).push(&missed);
+            let found = [Level::L1Data, Level::L2].map(|level| counters.levels[level as usize].all_misses());
+            assert_eq!(found, [first, second], "{ours:?} {sets} x {ways}, {outer_sets} x {outer_ways}");
+        }
+    }
+}
+
 /// Is tree PLRU the textbook's: as LRU for two ways, and on four ways the known victim?
 #[test]
 fn tree_plru_points_away_from_recent_halves() {

@@ -1,0 +1,180 @@
+//! Miss-rate curves of the simulator's programs beside those of recorded real programs of the same family, as the tables
+//! of docs/programs-curves.md. `cargo run --release -p cachemate-benches --example program_curves [PROGRAM...]`
+//!
+//! Both sides pass the recording's filter (128 KiB, 8 ways), over as many data accesses as the recording has, after as
+//! many as it passed over (64 M at most). What passes goes through exact stack distances; a first touch is a miss. The
+//! last column is a 16 KiB 4-way instruction cache's misses, which recordings do not have.
+
+use cachemate_core::{Access, AccessKind};
+use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
+use cachemate_locality::curve::MissRateCurve;
+use cachemate_locality::stack::StackDistances;
+use cachemate_sim::kernels::{INSTRUCTION_BYTES, Options, build, programs};
+use cachemate_trace::{CmtReader, L1Filter, TraceReader, pack_program};
+use std::error::Error;
+
+/// Recording, and the programs of its family.
+const FAMILIES: [(&str, &[&str]); 15] = [
+    ("gzip", &["gzip"]),
+    ("bzip2", &["bzip2"]),
+    ("xz", &["gzip", "bzip2"]),
+    ("cc1", &["gcc"]),
+    ("perl", &["perl"]),
+    ("gawk", &["perl"]),
+    ("python3", &["perl"]),
+    ("link-parser", &["parser"]),
+    ("gap", &["gap"]),
+    ("glpsol", &["soplex", "mcf"]),
+    ("gnugo", &["gobmk", "crafty"]),
+    ("povray", &["povray"]),
+    ("sqlite3", &["berkeleydb", "vortex"]),
+    ("chase", &["mcf"]),
+    ("stencil", &["swim", "mgrid"]),
+];
+
+const SKIP_AT_MOST: u64 = 64_000_000;
+const SIZES_KIB: [u64; 6] = [256, 512, 1024, 2048, 4096, 8192];
+
+/// What one side did: its curve and its intensity.
+struct Side {
+    curve: Vec<f64>,
+    instructions_per_access: f64,
+    /// Misses of the filter per thousand instructions.
+    filtered: f64,
+    code: Option<f64>,
+}
+
+fn curve(stack: StackDistances, instructions: u64) -> Result<Vec<f64>, Box<dyn Error>> {
+    let sizes = SIZES_KIB.map(|kib| kib << 10);
+    let curve = MissRateCurve::from_histogram(&stack.finish()?, instructions, 64, &sizes).ok_or("no instructions")?;
+    Ok(curve.points().iter().map(|point| point.1).collect())
+}
+
+/// The recorded program; accesses passed over, accesses in the window, its filter.
+fn recorded(name: &str) -> Result<(Side, u64, u64, L1Filter), Box<dyn Error>> {
+    let mut reader = CmtReader::open(pack_program(name)?)?;
+    let (mut stack, mut lines, mut batch, mut passed) = (StackDistances::new(), Vec::new(), Vec::new(), 0);
+    while reader.read_addresses(&mut batch)? {
+        lines.clear();
+        lines.extend(batch.iter().map(|address| address >> 6));
+        passed += lines.len() as u64;
+        stack.push(&lines)?;
+    }
+    let totals = reader.totals().ok_or("no totals")?;
+    let (instructions, accesses) =
+        totals.instructions.zip(totals.program_accesses).ok_or("instructions are not known")?;
+    let header = reader.header();
+    let filter = header.filter.ok_or("not filtered")?;
+    let side = Side {
+        curve: curve(stack, instructions)?,
+        instructions_per_access: instructions as f64 / accesses as f64,
+        filtered: passed as f64 * 1000.0 / instructions as f64,
+        code: None,
+    };
+    Ok((side, header.skip_accesses.min(SKIP_AT_MOST), accesses, filter))
+}
+
+/// A program's data lines and fetched lines of code, batch by batch.
+struct Lines {
+    threads: Vec<Box<dyn cachemate_core::AccessSource>>,
+    batch: Vec<Access>,
+    data: Vec<u64>,
+    code: Vec<u64>,
+    at: u64,
+    instructions: u64,
+}
+
+impl Lines {
+    fn next(&mut self) {
+        self.batch.clear();
+        self.data.clear();
+        self.code.clear();
+        for thread in &mut self.threads {
+            thread.fill(&mut self.batch);
+        }
+        for access in &self.batch {
+            self.instructions += access.instructions();
+            let end = self.at + access.instructions() * INSTRUCTION_BYTES;
+            let first = self.at.div_ceil(64);
+            self.code.extend(first..end.div_ceil(64));
+            self.at = end;
+            match access.kind() {
+                AccessKind::Jump => {
+                    self.at = access.address();
+                    self.code.push(self.at / 64);
+                }
+                AccessKind::Compute => {}
+                AccessKind::Load | AccessKind::Store => self.data.push(access.address() >> 6),
+            }
+        }
+    }
+}
+
+fn simulated(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Result<Side, Box<dyn Error>> {
+    let shape = |size, ways| CacheShape::from_bytes(size, 64, ways, 1);
+    let mut first = CacheSim::new(shape(filter.size_bytes, filter.ways)?, Replacement::Lru)?;
+    let mut code = CacheSim::new(shape(16 << 10, 4)?, Replacement::Lru)?;
+    let threads = build(name, 1, &Options::default())?.threads;
+    let mut lines = Lines { threads, batch: Vec::new(), data: Vec::new(), code: Vec::new(), at: 0, instructions: 0 };
+    let mut made = 0;
+    while made < skip {
+        lines.next();
+        made += lines.data.len() as u64;
+        if made + 4_000_000 > skip {
+            first.push(&lines.data);
+        }
+    }
+    let (mut stack, mut passed, mut missed) = (StackDistances::new(), 0, Vec::new());
+    (made, lines.instructions) = (0, 0);
+    while made < accesses {
+        lines.next();
+        made += lines.data.len() as u64;
+        code.push(&lines.code);
+        missed.clear();
+        passed += first.push_collecting(&lines.data, &mut missed);
+        stack.push(&missed)?;
+    }
+    let kilo = lines.instructions as f64 / 1000.0;
+    Ok(Side {
+        curve: curve(stack, lines.instructions)?,
+        instructions_per_access: lines.instructions as f64 / made as f64,
+        filtered: passed as f64 / kilo,
+        code: Some(code.misses() as f64 / kilo),
+    })
+}
+
+fn print(name: &str, side: &Side) {
+    let points: Vec<String> = side.curve.iter().map(|rate| format!("{rate:.2}")).collect();
+    let code = side.code.map_or(String::new(), |code| format!("{code:.1}"));
+    println!(
+        "| {name} | {:.2} | {:.2} | {} | {code} |",
+        side.instructions_per_access,
+        side.filtered,
+        points.join(" | ")
+    );
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let only: Vec<String> = std::env::args().skip(1).collect();
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|one| one == name);
+    let sizes: Vec<String> = SIZES_KIB.iter().map(|kib| format!("{kib} KiB")).collect();
+    println!("| program | instructions per access | past the filter | {} | code 16 KiB |", sizes.join(" | "));
+    println!("|---|---|---|{}---|", "---|".repeat(sizes.len()));
+    for (recording, family) in FAMILIES {
+        if !family.iter().any(|name| wanted(name)) {
+            continue;
+        }
+        let (side, skip, accesses, filter) = recorded(recording)?;
+        print(&format!("*{recording}*, recorded"), &side);
+        for name in family.iter().filter(|name| wanted(name)) {
+            assert!(programs().any(|spec| spec.name == *name), "a shipped program");
+            print(&format!("`{name}`"), &simulated(name, skip, accesses, filter)?);
+        }
+    }
+    // No recorded relative: alone, over a window of usual length.
+    let related = |name: &str| FAMILIES.iter().any(|(_, family)| family.contains(&name));
+    for spec in programs().filter(|spec| !related(spec.name) && wanted(spec.name)) {
+        print(&format!("`{}`", spec.name), &simulated(spec.name, 30_000_000, 30_000_000, L1Filter::default())?);
+    }
+    Ok(())
+}

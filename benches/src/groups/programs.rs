@@ -1,0 +1,35 @@
+//! How fast the simulator's programs make accesses: what is left of the time is the machine's.
+
+use super::{Group, Options};
+use crate::harness::{Clock, Contender, Row, compare};
+use cachemate_sim::kernels;
+
+pub const GROUP: Group = Group { name: "programs", about: "accesses made by every program of the simulator", run };
+
+/// Millions of accesses a second.
+const LEAST: f64 = 60.0;
+
+/// Makes `wanted` accesses and more; a number that stands for the last of them.
+fn make(program: &str, wanted: usize) -> u64 {
+    let mut threads = kernels::program(program, 1, &kernels::Options::default()).expect("a shipped program");
+    let (mut batch, mut made, mut last) = (Vec::new(), 0, 0);
+    while made < wanted {
+        for thread in &mut threads {
+            batch.clear();
+            thread.fill(&mut batch);
+            made += batch.len();
+            last = batch.last().map_or(last, |access| access.address());
+        }
+    }
+    last
+}
+
+fn run(options: &Options) -> Vec<Row> {
+    let wanted = options.accesses;
+    let one = |program: &kernels::ProgramSpec| {
+        let work = move || make(program.name, wanted);
+        let contenders = vec![Contender::new("accesses made", work).least_millions(Some(LEAST))];
+        compare("programs", program.name, wanted, options.rounds, Clock::Thread, false, contenders)
+    };
+    kernels::programs().flat_map(one).collect()
+}

@@ -5,7 +5,7 @@
 
 use cachemate_core::{
     Applied, Cache, CacheId, Capabilities, Cpu, CpuId, Estimate, Level, Observation, Plan, ProcessId, Profile,
-    Profiles, Span, Support, TaskId, TaskSeen, Topology, View, Window, WindowEnd,
+    Profiles, Span, SuperSetCount, Support, TaskId, TaskSeen, Topology, View, Window, WindowEnd,
 };
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_policy::policies;
@@ -76,6 +76,8 @@ fn host() -> Host {
         let mut reuse = ReuseTimes::new();
         (0..200).for_each(|_| reuse.add(Some(1 << generator.below(24))));
         let exact = |value: f64| Some(Estimate::exact(value));
+        let mut super_set = || SuperSetCount { accesses: generator.below(20_000), misses: generator.below(2_000) };
+        let super_sets: Vec<SuperSetCount> = (0..32).map(|_| super_set()).collect();
         Profile {
             reuse_times: reuse.to_profile(),
             misses_per_kilo_instr: Some((1..=16).map(|mb| (mb << 20, Estimate::exact(40.0 / mb as f64))).collect()),
@@ -84,6 +86,7 @@ fn host() -> Host {
             observed_instr_per_cycle: exact(0.3 + generator.unit()),
             observed_misses_per_kilo_instr: exact(40.0 * generator.unit()),
             pcmr: exact(80.0 * generator.unit()),
+            activity: vec![(Level::L3, super_sets)],
             ..Profile::default()
         }
     };
@@ -128,6 +131,10 @@ fn run(options: &Options) -> Vec<Row> {
         contender("default", "", "default"),
         contender("casc", "", "casc"),
         contender("casc", "form = \"literal\"", "casc, literal"),
+        contender("activity-vector", "", "activity-vector, one replaced"),
+        contender("activity-vector", "form = \"set\"", "activity-vector, whole set"),
+        contender("activity-vector", "form = \"advice\"", "activity-vector, advice"),
+        contender("counter-driven", "", "counter-driven"),
         contender("balance-set", "", "balance-set, average"),
         contender("balance-set", "extension = \"composed\"", "balance-set, composed"),
     ];

@@ -32,7 +32,7 @@ struct Study {
 
 fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let pace = context
-        .pick(Pace { scale: 30_000, warm_up_cycles: 3_000_000 }, Pace { scale: 15_000, warm_up_cycles: 8_000_000 });
+        .pick(Pace { scale: 30_000, warm_up_cycles: 8_000_000 }, Pace { scale: 15_000, warm_up_cycles: 8_000_000 });
     let controls: &[Pair] = context.pick(&CONTROLS[..1], &CONTROLS);
     let with = study(context, true, pace)?;
     let without = study(context, false, pace)?;
@@ -50,10 +50,10 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 }
 
 fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproError> {
-    let splits: Vec<u32> = context.pick(vec![4, 8, 12], (1..COLOURS).collect());
-    let few: &[Pair] = if l3 { &[PAIRS[2], PAIRS[4]] } else { &PAIRS[4..5] };
+    let splits: Vec<u32> = context.pick(vec![8, 12], (1..COLOURS).collect());
+    let few: &[Pair] = if l3 { &PAIRS[2..3] } else { &PAIRS[4..5] };
     let pairs: &[Pair] = context.pick(few, &PAIRS);
-    let colours: Vec<u32> = context.pick(vec![1, 4, 8, 12, COLOURS], (1..=COLOURS).collect());
+    let colours: Vec<u32> = context.pick(vec![1, 8, 12, COLOURS], (1..=COLOURS).collect());
     let by_seed = measure_pairs(context, pairs, &splits, l3, pace)?;
     let seed = context.seeds[0];
     let programs: Vec<(&'static str, u64)> =

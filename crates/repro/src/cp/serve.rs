@@ -1,9 +1,10 @@
 //! CP-5: a level of service for each client, while clients go from two to four (thesis 4.6.4, Figure 4.11).
 //!
 //! The clients of one `warehouses` program have a warehouse each; the third and the fourth come halfway. The thesis's
-//! level of 9400 operations a second belongs to its machine: taken is 95 % of what each of four clients gets with the
-//! whole cache. Static small is the fewest colours with which two clients reach it, static large those with which four
-//! do. One core to a client, so that what changes is the cache.
+//! level of 9400 operations a second belongs to its machine; as there, one colour is just adequate for two clients: taken
+//! is 95 % of what each of them gets with one, which leaves room for the noise of a window. Static small is that one
+//! colour, static large the fewest with which four clients reach the level. One core to a client, so that what changes
+//! is the cache.
 
 use cachemate_core::{AccessSource, CpuId, Record, Turn, Window};
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
@@ -146,6 +147,8 @@ fn static_rate(seed: u64, lengths: Lengths, colours: u32, clients: usize) -> Res
 /// What the managed run and both static ones did, window by window.
 struct Story {
     level: f64,
+    /// Four clients reach it with some share.
+    reachable: bool,
     small: u32,
     large: u32,
     managed: Vec<Seen>,
@@ -154,13 +157,16 @@ struct Story {
 }
 
 fn story(seed: u64, lengths: Lengths, sizes: &[u32]) -> Result<Story, ReproError> {
-    let rates = |clients: usize| -> Result<Vec<f64>, ReproError> {
-        sizes.iter().map(|&colours| static_rate(seed, lengths, colours, clients)).collect()
-    };
-    let (two, four) = (rates(FIRST_CLIENTS)?, rates(CLIENTS)?);
-    let level = LEVEL * four.last().copied().unwrap_or(f64::NAN);
-    let fewest = |rates: &[f64]| rates.iter().position(|&rate| rate >= level).map_or(COLOURS, |at| sizes[at]);
-    let (small, large) = (fewest(&two), fewest(&four));
+    let small = sizes[0];
+    let level = LEVEL * static_rate(seed, lengths, small, FIRST_CLIENTS)?;
+    let mut large = None;
+    for &colours in sizes {
+        if large.is_none() && static_rate(seed, lengths, colours, CLIENTS)? >= level {
+            large = Some(colours);
+        }
+    }
+    let reachable = large.is_some();
+    let large = large.unwrap_or(COLOURS);
     let workload = workload(seed, lengths)?;
     let halfway = workload.warm_up_cycles + lengths.each * lengths.window_cycles;
     let window_ns = window_ns(&workload, lengths);
@@ -174,6 +180,7 @@ fn story(seed: u64, lengths: Lengths, sizes: &[u32]) -> Result<Story, ReproError
     let managed = format!("window_ns = {window_ns}\nrate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
     Ok(Story {
         level,
+        reachable,
         small,
         large,
         managed: follow("service-level", &managed)?,
@@ -205,10 +212,10 @@ impl Story {
 
 fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let lengths = context.pick(
-        Lengths { window_cycles: 400_000, warm_up: 12, each: 8 },
+        Lengths { window_cycles: 400_000, warm_up: 10, each: 8 },
         Lengths { window_cycles: 1_000_000, warm_up: 20, each: 20 },
     );
-    let sizes: Vec<u32> = context.pick(vec![1, 4, 16], vec![1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]);
+    let sizes: Vec<u32> = context.pick(vec![1, 2, 4, 16], vec![1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]);
     let stories = context.run_all(&context.seeds, |&seed| {
         tell(context, "clients 2 to 4", seed);
         story(seed, lengths, &sizes)
@@ -234,8 +241,8 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             format!("static {}", first.large),
             &over(|story| story.off_level(&story.static_large)),
         ),
-        DataPoint::over("colours of two clients", "static small", &over(|story| f64::from(story.small))),
-        DataPoint::over("colours of two clients", "static large", &over(|story| f64::from(story.large))),
+        DataPoint::over("colours", "static small", &over(|story| f64::from(story.small))),
+        DataPoint::over("colours", "static large", &over(|story| f64::from(story.large))),
         DataPoint::over(
             "colours, mean over the run",
             "resized",
@@ -245,10 +252,13 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let note = format!(
         "Level {:.0} a nominal second for each client. Of {} windows {:.1} missed it, all told; not counted are those after \
          which the share grew (one window of detection a step) and those in which pages were still being copied. A window \
-         holds few operations, so its rate has noise of its own.",
+         holds few operations, so its rate has noise of its own, and clients that come find nothing of theirs cached. With \
+         {} colours and up four clients reach the level{}.",
         first.level,
         first.managed.len(),
         mean(&over(count)),
+        first.large,
+        if stories.iter().all(|story| story.reachable) { "" } else { " (not under every seed, whatever the share)" },
     );
     Ok(vec![
         Finding::new(
@@ -305,8 +315,15 @@ mod tests {
             seen(0.9, 2, false),
             seen(1.0, 2, false),
         ];
-        let story =
-            Story { level: 1.0, small: 1, large: 2, managed, static_small: Vec::new(), static_large: Vec::new() };
+        let story = Story {
+            level: 1.0,
+            reachable: true,
+            small: 1,
+            large: 2,
+            managed,
+            static_small: Vec::new(),
+            static_large: Vec::new(),
+        };
         assert_eq!(story.unexcused(), 1);
     }
 

@@ -37,7 +37,7 @@ pub fn experiments() -> Vec<Experiment> {
     ]
 }
 
-const BALANCE_SET: &str = "locations = 1000\nreplacement = \"lru\"\n";
+const BALANCE_SET: &str = "locations = 500\nreplacement = \"lru\"\n";
 
 /// BS-1.
 fn first_level(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {

@@ -10,7 +10,7 @@ mod cmt;
 mod cp;
 mod experiment;
 mod index;
-pub mod rm;
+mod rm;
 pub mod setup;
 
 pub use experiment::*;
@@ -18,7 +18,8 @@ pub use index::index_html;
 
 /// All experiments, in the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
-    let papers: &[fn() -> Vec<Experiment>] = &[bs::experiments, casc::experiments, av::experiments, cp::experiments];
+    let papers: &[fn() -> Vec<Experiment>] =
+        &[bs::experiments, casc::experiments, av::experiments, cp::experiments, rm::experiments];
     papers.iter().flat_map(|paper| paper()).collect()
 }
 

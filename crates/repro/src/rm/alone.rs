@@ -4,8 +4,8 @@
 //! stream does not depend on time.
 
 use cachemate_core::{
-    CacheId, CacheShare, Event, Evidence, GroupId, Level, Machine, MachineSpec, Member, Observation, PageMoving, Place,
-    Plan, Probe, ProbeId, ProbeWhat, ProcessId, TaskId, Units, Window,
+    CacheId, CacheShare, Event, Evidence, GroupId, Level, Machine, Member, Observation, PageMoving, Place, Plan, Probe,
+    ProbeId, ProbeWhat, ProcessId, TaskId, Units, Window,
 };
 use cachemate_sim::machine::SimMachine;
 
@@ -24,7 +24,9 @@ pub struct Sums {
     pub misses: f64,
     /// Of the first-level data cache.
     pub first_level_misses: f64,
-    pub cycles: f64,
+    pub instruction_misses: f64,
+    /// Of the L2: first-level misses and stores that write through.
+    pub references: f64,
 }
 
 /// Sums at the end of every window, from 0 on.
@@ -32,18 +34,29 @@ pub struct Sums {
 pub struct Timeline(pub Vec<Sums>);
 
 impl Timeline {
-    /// Misses until so many instructions, on a straight line between windows; `None` beyond the end.
-    fn misses_until(&self, instructions: f64) -> Option<f64> {
+    /// A sum until so many instructions, on a straight line between windows; `None` beyond the end.
+    fn until(&self, instructions: f64, of: fn(&Sums) -> f64) -> Option<f64> {
         let next = self.0.partition_point(|sums| sums.instructions < instructions);
         let high = self.0.get(next)?;
-        let Some(low) = next.checked_sub(1).map(|at| self.0[at]) else { return Some(high.misses) };
+        let Some(low) = next.checked_sub(1).map(|at| self.0[at]) else { return Some(of(high)) };
         let along = (instructions - low.instructions) / (high.instructions - low.instructions);
-        Some(low.misses + along * (high.misses - low.misses))
+        Some(of(&low) + along * (of(high) - of(&low)))
+    }
+
+    fn per_kilo_instr(&self, from: f64, to: f64, of: fn(&Sums) -> f64) -> Option<f64> {
+        Some(1000.0 * (self.until(to, of)? - self.until(from, of)?) / (to - from))
     }
 
     /// Misses per thousand instructions in a stretch of the run; `None` where it was not run to its end.
     pub fn misses_per_kilo_instr(&self, from: f64, to: f64) -> Option<f64> {
-        Some(1000.0 * (self.misses_until(to)? - self.misses_until(from)?) / (to - from))
+        self.per_kilo_instr(from, to, |sums| sums.misses)
+    }
+
+    /// What no allocation of the L2 changes, per thousand instructions: misses of the first-level caches, references of
+    /// the L2.
+    pub fn first_level_per_kilo_instr(&self, from: f64, to: f64) -> Option<[f64; 3]> {
+        let of = |of| self.per_kilo_instr(from, to, of);
+        Some([of(|sums| sums.first_level_misses)?, of(|sums| sums.instruction_misses)?, of(|sums| sums.references)?])
     }
 
     pub fn end(&self) -> Sums {
@@ -53,10 +66,9 @@ impl Timeline {
 
 /// A program under way.
 pub struct Alone {
-    pub machine: SimMachine,
+    machine: SimMachine,
     plan: Plan,
     pub timeline: Timeline,
-    spec: MachineSpec,
 }
 
 impl Alone {
@@ -65,14 +77,21 @@ impl Alone {
     /// # Errors
     /// A workload that cannot be.
     pub fn start(workload: &Workload, colours: u32, window_cycles: u64) -> Result<Self, ReproError> {
-        let mut machine = workload.simulated()?;
+        Self::of(workload.simulated()?, colours, window_cycles)
+    }
+
+    /// The same of a machine at its start, with one task.
+    ///
+    /// # Errors
+    /// The machine's own.
+    pub fn of(mut machine: SimMachine, colours: u32, window_cycles: u64) -> Result<Self, ReproError> {
         let mut plan = Plan::idle(Window::Cycles { cycles: window_cycles });
         plan.allowed.insert(TaskId(0), [0].into_iter().collect());
         plan.shares = vec![colour_share(&machine, colours)];
         machine.apply(&plan).map_err(failed("colours"))?;
         machine.set_first_window(plan.window);
         let timeline = Timeline(vec![Sums::default()]);
-        Ok(Alone { machine, plan, timeline, spec: workload.machine.clone() })
+        Ok(Alone { machine, plan, timeline })
     }
 
     /// One window.
@@ -88,12 +107,13 @@ impl Alone {
                 Place::Cpu(_) => sums.instructions += counts.get(Event::Instructions).unwrap_or(0.0),
                 Place::Cache(_) => {
                     sums.misses += counts.get(Event::Misses(Level::L2)).unwrap_or(0.0);
+                    sums.references += counts.get(Event::References(Level::L2)).unwrap_or(0.0);
                     sums.first_level_misses += counts.get(Event::Misses(Level::L1Data)).unwrap_or(0.0);
+                    sums.instruction_misses += counts.get(Event::Misses(Level::L1Instruction)).unwrap_or(0.0);
                 }
                 _ => {}
             }
         }
-        sums.cycles += seen.span.elapsed_cycles.unwrap_or(0) as f64;
         self.timeline.0.push(sums);
         Ok(seen)
     }
@@ -129,10 +149,6 @@ impl Alone {
             }
         }
     }
-
-    pub fn spec(&self) -> &MachineSpec {
-        &self.spec
-    }
 }
 
 /// A trace as the profilers get it, and where in the run it was taken.
@@ -149,6 +165,15 @@ impl Traced {
     /// The log.
     pub fn evidence(&self) -> Option<&Evidence> {
         self.seen.answers.first().map(|answer| &answer.evidence)
+    }
+
+    pub fn entries(&self) -> usize {
+        if let Some(Evidence::Trace { lines, .. }) = self.evidence() { lines.len() } else { 0 }
+    }
+
+    /// Entries an instruction of the program gives.
+    pub fn entries_per_instr(&self) -> f64 {
+        self.entries() as f64 / (self.to - self.from).max(1.0)
     }
 }
 

@@ -1,0 +1,219 @@
+//! RM-1: curves from short logs against curves from running the program at every size.
+//!
+//! The real curve and the log are of the same stretch of the program, as the thesis's are of the same place in its run
+//! (5.6.1); the stretch is as long as the log takes, so that the distance is the method's own error and not the
+//! program's next phase. The program holds 8 of 16 colours while it is logged.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Level, Profiler, Profiles, TaskId};
+use cachemate_locality::curve::MissRateCurve;
+use cachemate_locality::profilers::{RapidMrcProfiler, TracedCache};
+use cachemate_report::figure::{Axis, Chart, Point, Series};
+use cachemate_sim::kernels;
+
+use super::alone::{Alone, COLOURS, MACHINE, Traced};
+use crate::setup::{Job, Workload};
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+
+/// The log's length at most (thesis Table 5.4).
+pub const LOG_ENTRIES: f64 = 163_840.0;
+/// Colours while the log is taken, as in the thesis.
+pub const LOGGED_AT: u32 = 8;
+/// The short log, to see how few entries do.
+const SHORT: f64 = 0.25;
+const WINDOW_CYCLES: u64 = 100_000;
+
+/// How long everything runs, in instructions of the program.
+#[derive(Clone, Copy)]
+pub struct Lengths {
+    pub warm_up: f64,
+    pub logged: f64,
+}
+
+/// One program with one seed.
+pub struct Study {
+    pub program: &'static str,
+    pub seed: u64,
+    pub real: MissRateCurve,
+    pub traced: Traced,
+    pub short: Traced,
+}
+
+/// The programs: all with one thread.
+pub fn programs(quick: bool) -> Vec<&'static str> {
+    let few = ["twolf", "libquantum", "omnetpp", "art"];
+    let single = kernels::programs().filter(|program| program.threads == (1, 1)).map(|program| program.name);
+    single.filter(|name| !quick || few.contains(name)).collect()
+}
+
+pub fn traced_cache() -> TracedCache {
+    TracedCache { level: Level::L2, size_bytes: size_bytes(COLOURS), colours: COLOURS, ways: 10, points: COLOURS }
+}
+
+/// Of the L2, by colours.
+pub fn size_bytes(colours: u32) -> u64 {
+    1_966_080 * u64::from(colours) / u64::from(COLOURS)
+}
+
+pub fn workload(program: &str, seed: u64) -> Result<Workload, ReproError> {
+    let mut workload = Workload::on(MACHINE, vec![Job::new(program, seed)], seed)?;
+    workload.measured_cycles = u64::MAX / 8;
+    Ok(workload)
+}
+
+/// Logs so many instructions of the program, or `LOG_ENTRIES`: a first short log says how many entries that takes.
+pub fn log(workload: &Workload, lengths: Lengths, share: f64) -> Result<Traced, ReproError> {
+    let mut program = Alone::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
+    program.run_to(lengths.warm_up)?;
+    let misses = program.timeline.end().first_level_misses / program.timeline.end().instructions;
+    let first = program.trace((misses * lengths.logged * 0.05).clamp(200.0, 4_000.0) as u32)?;
+    let entries = share * first.entries_per_instr() * lengths.logged;
+    program.trace(entries.clamp(500.0, LOG_ENTRIES * share) as u32)
+}
+
+/// The real curve of a stretch, from running the program at each of these colours.
+pub fn real_curve(workload: &Workload, from: f64, to: f64, colours: &[u32]) -> Result<MissRateCurve, ReproError> {
+    let mut points = Vec::new();
+    for &colours in colours {
+        let mut program = Alone::start(workload, colours, WINDOW_CYCLES)?;
+        program.run_to(to)?;
+        let rate = program.timeline.misses_per_kilo_instr(from, to).unwrap_or(f64::NAN);
+        points.push((size_bytes(colours), rate));
+    }
+    MissRateCurve::new(points).map_err(crate::setup::failed("real curve"))
+}
+
+/// What a profiler makes of a log, at all colours.
+pub fn profiled(mut profiler: RapidMrcProfiler, traced: &Traced) -> Option<MissRateCurve> {
+    let mut profiles = Profiles::new();
+    profiler.update(&traced.seen, &mut profiles);
+    MissRateCurve::from_profile(profiles.get(&TaskId(0))?.misses_per_kilo_instr.as_deref()?).ok()
+}
+
+fn study(program: &'static str, seed: u64, lengths: Lengths, colours: &[u32]) -> Result<Study, ReproError> {
+    let workload = workload(program, seed)?;
+    let traced = log(&workload, lengths, 1.0)?;
+    let short = log(&workload, lengths, SHORT)?;
+    let real = real_curve(&workload, traced.from, traced.to, colours)?;
+    Ok(Study { program, seed, real, traced, short })
+}
+
+/// The forms compared, each as a profiler of its own over the same kind of evidence.
+const FORMS: [&str; 3] = ["survival", "survival, a quarter of the log", "thesis"];
+
+impl Study {
+    fn curve(&self, form: &str) -> Option<MissRateCurve> {
+        match form {
+            "survival" => profiled(RapidMrcProfiler::new(traced_cache()), &self.traced),
+            "thesis" => profiled(RapidMrcProfiler::as_in_the_thesis(traced_cache()), &self.traced),
+            _ => profiled(RapidMrcProfiler::new(traced_cache()), &self.short),
+        }
+    }
+
+    fn distance(&self, form: &str) -> f64 {
+        self.curve(form).and_then(|curve| self.real.distance(&curve)).unwrap_or(f64::NAN)
+    }
+
+    fn top(&self) -> f64 {
+        self.real.points().iter().map(|&(_, rate)| rate).fold(0.0, f64::max)
+    }
+}
+
+pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let lengths = context.pick(Lengths { warm_up: 5e5, logged: 5e5 }, Lengths { warm_up: 2e6, logged: 2e6 });
+    let colours: Vec<u32> = context.pick((1..=4).map(|at| 4 * at).collect(), (1..=COLOURS).collect());
+    let items: Vec<(&'static str, u64)> = context
+        .seeds
+        .iter()
+        .flat_map(|&seed| programs(context.quick).into_iter().map(move |program| (program, seed)))
+        .collect();
+    let studies = context.run_all(&items, |&(program, seed)| {
+        (context.progress)(&format!("RM-1: {program}, seed {seed}"));
+        study(program, seed, lengths, &colours)
+    })?;
+    let over_seeds = |measure: &dyn Fn(&[&Study]) -> f64| -> Vec<(u64, f64)> {
+        let of = |seed: u64| studies.iter().filter(|study| study.seed == seed).collect::<Vec<_>>();
+        context.seeds.iter().map(|&seed| (seed, measure(&of(seed)))).collect()
+    };
+    let distance =
+        |form: &'static str| over_seeds(&|of| mean(&of.iter().map(|study| study.distance(form)).collect::<Vec<_>>()));
+    let beyond = over_seeds(&|of| {
+        of.iter().map(|study| study.distance("survival") / (0.05 * study.top()).max(2.0)).fold(0.0, f64::max)
+    });
+    let what = |form: &str| format!("mean distance of curves from logs to real ones, {form}");
+    let shown = |form: &'static str| {
+        let paper = "mean 1.02, 0.87 with a ten times longer log";
+        Finding::new("RM-1", &what(form), paper, "misses/1000 instructions", Bar::Shown, &distance(form))
+    };
+    let bar = Bar::AtMost { bar: 0.5, paper_best: Some(0.87) };
+    let first = Finding::new("RM-1", &what("survival"), "1.02", "misses/1000 instructions", bar, &distance("survival"))
+        .points(points(&studies))
+        .note(note(&studies, lengths));
+    let first = pictures(&studies, context.seeds[0]).into_iter().fold(first, Finding::figure);
+    let worst = Finding::new(
+        "RM-1",
+        "farthest program, over what is allowed it (2, or 5 % of its curve's top)",
+        "omnetpp 6.57, swim 6.12, art 4.54, mcf 2.57",
+        "of the allowance",
+        Bar::AtMost { bar: 1.0, paper_best: None },
+        &beyond,
+    );
+    Ok(vec![first, worst, shown("survival, a quarter of the log"), shown("thesis")])
+}
+
+fn points(studies: &[Study]) -> Vec<DataPoint> {
+    let mut distances: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    for study in studies {
+        for form in FORMS {
+            distances.entry((form, study.program)).or_default().push(study.distance(form));
+        }
+    }
+    distances.into_iter().map(|((form, program), values)| DataPoint::over(form, program, &values)).collect()
+}
+
+fn note(studies: &[Study], lengths: Lengths) -> String {
+    let mut farthest: Vec<&Study> = studies.iter().collect();
+    farthest.sort_by(|a, b| b.distance("survival").total_cmp(&a.distance("survival")));
+    let name = |study: &&Study| format!("{} {:.2}", study.program, study.distance("survival"));
+    let entries: Vec<f64> = studies.iter().map(|study| study.traced.entries() as f64).collect();
+    format!(
+        "All programs with one thread. Warm-up {:.1} M instructions, log and real curve over the {:.1} M after it or \
+         163 840 entries (mean {:.0} entries); 8 of 16 colours while logging, curve through the rate counted there. \
+         Farthest: {}.",
+        lengths.warm_up / 1e6,
+        lengths.logged / 1e6,
+        mean(&entries),
+        farthest.iter().take(4).map(name).collect::<Vec<_>>().join(", "),
+    )
+}
+
+/// One figure a program, as in the thesis's Fig. 5.8.
+fn pictures(studies: &[Study], seed: u64) -> Vec<Figure> {
+    studies.iter().filter(|study| study.seed == seed).map(picture).collect()
+}
+
+fn picture(study: &Study) -> Figure {
+    let line = |name: &str, curve: &MissRateCurve, dashed| Series {
+        name: name.to_string(),
+        points: curve.points().iter().map(|&(size, rate)| Point::new(colours_of(size), rate)).collect(),
+        dashed,
+        ..Series::default()
+    };
+    let mut series = vec![line("real", &study.real, false)];
+    series.extend(FORMS.iter().filter_map(|form| Some(line(form, &study.curve(form)?, true))));
+    let chart = Chart {
+        title: format!("{}: {:.2} misses per 1000 instructions apart", study.program, study.distance("survival")),
+        x: Axis::linear("colours of 16"),
+        y: Axis::linear("misses per 1000 instructions"),
+        series,
+        size: Some((440.0, 260.0)),
+        ..Chart::default()
+    };
+    let name = format!("rm-1-{}", study.program);
+    Figure { name, title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+}
+
+pub fn colours_of(size: u64) -> f64 {
+    size as f64 / size_bytes(1) as f64
+}

@@ -1,0 +1,98 @@
+//! A program whose phases are known: it is one program of the table for so many instructions, then another.
+
+use std::collections::VecDeque;
+
+use cachemate_core::{Access, AccessKind, AccessSource, Turn};
+use cachemate_sim::kernels;
+use cachemate_sim::machine::Program;
+
+use crate::ReproError;
+use crate::setup::failed;
+
+/// Each program's addresses begin here, times its number: far beyond any of them.
+const APART: u64 = 1 << 46;
+
+/// Takes turns between single-threaded programs, each going on where it was.
+struct Alternating {
+    programs: Vec<(Box<dyn AccessSource>, VecDeque<Access>)>,
+    phase_instructions: u64,
+    present: usize,
+    left: u64,
+}
+
+impl AccessSource for Alternating {
+    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+        let offset = APART * self.present as u64;
+        let (source, held) = &mut self.programs[self.present];
+        if held.is_empty() {
+            let mut fresh = Vec::new();
+            let turn = source.fill(&mut fresh);
+            held.extend(fresh);
+            if held.is_empty() {
+                return turn;
+            }
+        }
+        while let Some(access) = held.pop_front() {
+            batch.push(moved(access, offset));
+            self.left = self.left.saturating_sub(access.instructions());
+            if self.left == 0 {
+                self.present = (self.present + 1) % self.programs.len();
+                self.left = self.phase_instructions;
+                break;
+            }
+        }
+        Turn::More
+    }
+}
+
+fn moved(access: Access, offset: u64) -> Access {
+    match access.kind() {
+        AccessKind::Compute => access,
+        kind => Access::new(kind, access.address() + offset, access.gap(), access.is_dependent()),
+    }
+}
+
+/// One process whose phases are the two programs in turn.
+///
+/// # Errors
+/// No such program.
+pub fn alternating(names: [&'static str; 2], seed: u64, phase_instructions: u64) -> Result<Program, ReproError> {
+    for name in names {
+        kernels::program(name, seed, &kernels::Options::default()).map_err(failed(name))?;
+    }
+    let make = move |_: u32| -> Vec<Box<dyn AccessSource>> {
+        let threads = names.iter().flat_map(|name| {
+            kernels::program(name, seed, &kernels::Options::default()).expect("built with these options before")
+        });
+        let programs = threads.map(|thread| (thread, VecDeque::new())).collect();
+        vec![Box::new(Alternating { programs, phase_instructions, present: 0, left: phase_instructions })]
+    };
+    Ok(Program::new(names.join("+"), Box::new(make)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do the phases last as long as they were told to, each program in a place of its own?
+    #[test]
+    fn phases_last_as_long_as_told() {
+        let mut program = alternating(["mcf", "gzip"], 1, 50_000).unwrap();
+        let mut source = (program.maker)(0).remove(0);
+        let (mut accesses, mut sums) = (Vec::new(), [0, 0, 0]);
+        while accesses.len() < 40_000 {
+            source.fill(&mut accesses);
+        }
+        let mut phase = 0;
+        for access in accesses.iter().filter(|access| access.kind() != AccessKind::Compute) {
+            let now = (access.address() / APART) as usize;
+            assert!(now < 2);
+            phase += usize::from(now != phase % 2);
+            if phase < 3 {
+                sums[phase] += access.instructions();
+            }
+        }
+        assert!(phase >= 1, "{sums:?}");
+        assert!(sums[0].abs_diff(50_000) < 20_000, "{sums:?}");
+    }
+}

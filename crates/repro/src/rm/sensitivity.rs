@@ -1,0 +1,213 @@
+//! RM-2 and RM-3: what the choices and the hardware do to a calculated curve.
+//!
+//! As in the thesis (5.6.3 to 5.6.8): one setting is changed at a time, and curves are not shifted, so that vertical
+//! offsets stay visible. RM-2 works on one log: parts of it, warm-ups, entries dropped, a set-associative model.
+//! RM-3 runs the program anew without prefetching, or in order, for its real and its calculated curve.
+
+use cachemate_core::{Event, Evidence, Pipeline};
+use cachemate_locality::curve::{Folding, MissRateCurve, fold_to_ways};
+use cachemate_locality::rapidmrc::{Counted, Trace, Warmup, correct_repeats, survival_curve, trace_curve};
+use cachemate_locality::stack::{Histogram, StackDistances};
+use cachemate_report::figure::{Axis, Chart, Point, Series};
+
+use super::accuracy::{Lengths, colours_of, log, real_curve, size_bytes, workload};
+use super::alone::{COLOURS, Traced};
+use crate::setup::{Workload, failed};
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+
+const WAYS: u32 = 10;
+const LINE_BYTES: u64 = 128;
+
+/// A curve and what was done to get it.
+struct Named {
+    name: String,
+    curve: MissRateCurve,
+}
+
+/// All curves of one program and seed: of each study, the real one first.
+struct Curves {
+    program: &'static str,
+    seed: u64,
+    studies: Vec<(&'static str, Vec<Named>)>,
+}
+
+fn sizes() -> Vec<u64> {
+    (1..=COLOURS).map(size_bytes).collect()
+}
+
+/// The log as the forms take it: lines, and instructions it covers.
+fn parts(traced: &Traced) -> Option<(&[u64], f64)> {
+    let Some(Evidence::Trace { lines, counts, .. }) = traced.evidence() else { return None };
+    Some((lines, counts.get(Event::Instructions)?))
+}
+
+fn thesis(lines: &[u64], instructions: f64, warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
+    trace_curve(&Trace { lines, line_bytes: LINE_BYTES, instructions, lost: None }, &sizes(), warmup, correct)
+}
+
+fn survival(lines: &[u64], instructions: f64) -> Option<MissRateCurve> {
+    let trace = Trace { lines, line_bytes: LINE_BYTES, instructions, lost: None };
+    survival_curve(&trace, &Counted::default(), &sizes())
+}
+
+/// As 10-way sets would have it, filled at random (Hill and Smith 1989), from the whole log without warm-up.
+fn in_sets(lines: &[u64], instructions: f64, folded: bool) -> Option<MissRateCurve> {
+    let mut stack = StackDistances::new();
+    stack.push(&correct_repeats(lines).0).ok()?;
+    let histogram: Histogram = stack.finish().ok()?;
+    let rate = |size: &u64| {
+        let in_lines = size / LINE_BYTES;
+        let misses = if folded {
+            *fold_to_ways(&histogram, in_lines / u64::from(WAYS), WAYS, Folding::Hashed)?.last()?
+        } else {
+            histogram.misses_at(in_lines) as f64
+        };
+        Some((*size, 1000.0 * misses / instructions))
+    };
+    MissRateCurve::new(sizes().iter().map(rate).collect::<Option<Vec<_>>>()?).ok()
+}
+
+fn rm_2(real: &MissRateCurve, traced: &Traced) -> Option<Vec<(&'static str, Vec<Named>)>> {
+    let (lines, instructions) = parts(traced)?;
+    let named = |name: String, curve: Option<MissRateCurve>| Some(Named { name, curve: curve? });
+    let with_real = |rest: Vec<Option<Named>>| {
+        let real = Named { name: "real".to_string(), curve: real.clone() };
+        std::iter::once(Some(real)).chain(rest).collect::<Option<Vec<_>>>()
+    };
+    let part = |by: usize| (&lines[..lines.len() / by], instructions / by as f64);
+    let mut log_size = Vec::new();
+    for by in [16, 4, 1] {
+        let (lines, instructions) = part(by);
+        let name = |form: &str| format!("{form}, {} entries", lines.len());
+        log_size.push(named(name("thesis"), thesis(lines, instructions, Warmup::Automatic, true)));
+        log_size.push(named(name("survival"), survival(lines, instructions)));
+    }
+    let warm = |name: &str, warmup| named(name.to_string(), thesis(lines, instructions, warmup, true));
+    let warmups =
+        vec![warm("until full", Warmup::Automatic), warm("half", Warmup::Half), warm("none", Warmup::Nothing)];
+    let dropped = [1, 2, 4, 10].map(|nth| {
+        let kept: Vec<u64> = lines.iter().copied().step_by(nth).collect();
+        named(format!("every {nth}. entry"), thesis(&kept, instructions, Warmup::Automatic, true))
+    });
+    let ways = [false, true].map(|folded| {
+        let name = if folded { format!("{WAYS} ways") } else { "fully associative".to_string() };
+        named(name, in_sets(lines, instructions, folded))
+    });
+    Some(vec![
+        ("log size", with_real(log_size)?),
+        ("warm-up", with_real(warmups)?),
+        ("lost events", with_real(dropped.into())?),
+        ("associativity", with_real(ways.into())?),
+    ])
+}
+
+/// The program once more on a machine or with options of its own.
+fn rm_3(on: &Workload, name: &str, lengths: Lengths, colours: &[u32]) -> Result<[Named; 2], ReproError> {
+    let traced = log(on, lengths, 1.0)?;
+    let real = real_curve(on, traced.from, traced.to, colours)?;
+    let calculated = parts(&traced).and_then(|(lines, instr)| thesis(lines, instr, Warmup::Automatic, true));
+    let calculated = calculated.ok_or_else(|| ReproError::Failed(name.to_string(), "an empty log".to_string()))?;
+    Ok([
+        Named { name: format!("real, {name}"), curve: real },
+        Named { name: format!("calculated, {name}"), curve: calculated },
+    ])
+}
+
+fn curves(program: &'static str, seed: u64, lengths: Lengths, colours: &[u32]) -> Result<Curves, ReproError> {
+    let usual = workload(program, seed)?;
+    let traced = log(&usual, lengths, 1.0)?;
+    let real = real_curve(&usual, traced.from, traced.to, colours)?;
+    let empty = || failed(program)("an empty log");
+    let mut studies = rm_2(&real, &traced).ok_or_else(empty)?;
+    let mut calm = usual.clone();
+    calm.options.prefetch = false;
+    let mut in_order = usual.clone();
+    in_order.machine.pipeline = Pipeline::InOrder { issue_width: 1 };
+    let with = rm_3(&usual, "as it is", lengths, colours)?;
+    let without = rm_3(&calm, "without prefetching", lengths, colours)?;
+    let again = rm_3(&usual, "out of order", lengths, colours)?;
+    let one_at_a_time = rm_3(&in_order, "one instruction at a time", lengths, colours)?;
+    studies.push(("prefetching", with.into_iter().chain(without).collect()));
+    studies.push(("issue order", again.into_iter().chain(one_at_a_time).collect()));
+    Ok(Curves { program, seed, studies })
+}
+
+pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let lengths = context.pick(Lengths { warm_up: 3e5, logged: 3e5 }, Lengths { warm_up: 2e6, logged: 2e6 });
+    let colours: Vec<u32> = context.pick(vec![1, 8, 16], (1..=COLOURS).collect());
+    let programs: &[&'static str] = context.pick(&["twolf"], &["mcf", "swim", "art", "twolf"]);
+    let items: Vec<(&'static str, u64)> =
+        context.seeds.iter().flat_map(|&seed| programs.iter().map(move |&program| (program, seed))).collect();
+    let all = context.run_all(&items, |&(program, seed)| {
+        (context.progress)(&format!("RM-2, RM-3: {program}, seed {seed}"));
+        curves(program, seed, lengths, &colours)
+    })?;
+    let studies = ["log size", "warm-up", "lost events", "associativity", "prefetching", "issue order"];
+    Ok(studies.iter().map(|study| finding(&all, study, context)).collect())
+}
+
+/// Mean over programs of the farthest that one setting moves the calculated curve from another.
+fn finding(all: &[Curves], study: &str, context: &Context<'_>) -> Finding {
+    let (id, paper) = match study {
+        "log size" => ("RM-2", "160 k entries are adequate (Fig. 5.10 a)"),
+        "warm-up" => ("RM-2", "until the stack is full is adequate (Fig. 5.10 b)"),
+        "lost events" => ("RM-2", "curves move down, shapes change at small sizes (Fig. 5.10 c)"),
+        "associativity" => ("RM-2", "10 ways against full: no material difference (Fig. 5.10 d)"),
+        "prefetching" => ("RM-3", "lowers real and calculated curves (Fig. 5.14)"),
+        _ => ("RM-3", "one instruction at a time brings art's curve nearer (Fig. 5.15)"),
+    };
+    let of = |curves: &&Curves| -> Option<f64> {
+        let named = &curves.studies.iter().find(|(name, _)| *name == study)?.1;
+        let calculated: Vec<&Named> = named.iter().filter(|named| !named.name.starts_with("real")).collect();
+        let apart = |a: &&Named| calculated.iter().filter_map(|b| a.curve.distance(&b.curve)).fold(0.0, f64::max);
+        Some(calculated.iter().map(apart).fold(0.0, f64::max))
+    };
+    let per_seed: Vec<(u64, f64)> = context
+        .seeds
+        .iter()
+        .map(|&seed| {
+            (seed, mean(&all.iter().filter(|curves| curves.seed == seed).filter_map(|c| of(&c)).collect::<Vec<_>>()))
+        })
+        .collect();
+    let what = format!("{study}: mean distance of the calculated curves that lie farthest apart");
+    let finding = Finding::new(id, &what, paper, "misses/1000 instructions", Bar::Shown, &per_seed)
+        .points(points(all, study))
+        .note("Curves are not shifted; of the real curve only the sizes that were run. Programs: as in the points.");
+    let shown = all.iter().filter(|curves| curves.seed == context.seeds[0]);
+    shown.filter_map(|curves| picture(curves, study, id)).fold(finding, Finding::figure)
+}
+
+fn points(all: &[Curves], study: &str) -> Vec<DataPoint> {
+    let mut points = Vec::new();
+    for curves in all {
+        for (_, named) in curves.studies.iter().filter(|(name, _)| *name == study) {
+            for named in named {
+                let series = format!("{}, seed {}: {}", curves.program, curves.seed, named.name);
+                points.extend(named.curve.points().iter().map(|&(size, rate)| {
+                    DataPoint::over(series.clone(), format!("{:.0} colours", colours_of(size)), &[rate])
+                }));
+            }
+        }
+    }
+    points
+}
+
+fn picture(curves: &Curves, study: &str, id: &str) -> Option<Figure> {
+    let (_, named) = curves.studies.iter().find(|(name, _)| *name == study)?;
+    let series = named.iter().map(|named| Series {
+        name: named.name.clone(),
+        points: named.curve.points().iter().map(|&(size, rate)| Point::new(colours_of(size), rate)).collect(),
+        dashed: !named.name.starts_with("real"),
+        ..Series::default()
+    });
+    let chart = Chart {
+        title: format!("{}: {study}", curves.program),
+        x: Axis::linear("colours of 16"),
+        y: Axis::linear("misses per 1000 instructions"),
+        series: series.collect(),
+        size: Some((520.0, 300.0)),
+        ..Chart::default()
+    };
+    let name = format!("{}-{}-{}", id.to_lowercase(), study.replace(' ', "-"), curves.program);
+    Some(Figure { name, title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() })
+}

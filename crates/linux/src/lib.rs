@@ -21,3 +21,5 @@ pub mod topology;
 
 #[cfg(test)]
 mod fake_tests;
+#[cfg(test)]
+mod faults_tests;

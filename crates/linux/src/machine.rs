@@ -161,6 +161,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.tasks.all()
     }
 
+    /// A look at the host behind, for tests.
+    #[cfg(test)]
+    pub(crate) fn with_kernel<T>(&self, look: impl FnOnce(&K) -> T) -> T {
+        look(&*lock(&self.kernel))
+    }
+
     fn wait_for_window_end(&mut self) -> Option<WindowEnd> {
         let due = self.window_start + self.window;
         // A probe that took longer than its share is paid for by the windows after it.

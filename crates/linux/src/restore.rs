@@ -52,7 +52,15 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restor
             account.push(Restored { object: object.clone(), outcome });
         }
         if stage == 1 {
-            account.extend(restore_heirs(kernel, held));
+            // An heir that has not been put back yet may bear another one meanwhile: until a pass finds none.
+            for _ in 0..16 {
+                let heirs = restore_heirs(kernel, held);
+                let done = heirs.iter().all(|heir| heir.outcome != Outcome::PutBack);
+                account.extend(heirs);
+                if done {
+                    break;
+                }
+            }
         }
     }
     account

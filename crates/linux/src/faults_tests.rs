@@ -1,0 +1,132 @@
+//! The whole live machine with faults on its writes: is the state consistent, reported, and put back?
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use cachemate_core::{Capabilities, Cpu, CpuId, Gang, GangSchedule, Machine, Plan, TaskId, Topology, Window};
+
+use crate::actuator::GuardianCommand;
+use crate::fake_tests::FakeHost;
+use crate::machine::{LiveMachine, LiveOptions};
+use crate::rules::{Action, Rule};
+
+const ERRORS: [i32; 6] = [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO];
+
+/// Of all threads: mask, nice value, policy.
+type States = Vec<(String, i32, u32)>;
+
+fn states(host: &FakeHost) -> States {
+    host.threads.borrow().values().map(|t| (t.cpus.to_string(), t.nice, t.policy)).collect()
+}
+
+fn machine(host: FakeHost, state_dir: &std::path::Path) -> LiveMachine<FakeHost> {
+    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    let topology = Topology { cpus: (0..4).map(cpu).collect(), caches: Vec::new() };
+    let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
+    let options = LiveOptions {
+        rules: vec![Rule { action: Action::Manage(None), ..Rule::default() }],
+        act: true,
+        state_dir: state_dir.to_path_buf(),
+        guardian: GuardianCommand { program: "/bin/sh".into(), args },
+        first_window: Duration::from_millis(1),
+        probe_share: 0.5,
+        progress: crate::progress::ProgressFiles::default(),
+        known: BTreeMap::new(),
+        stop: Arc::new(AtomicBool::new(false)),
+        wake: Arc::new(AtomicBool::new(false)),
+    };
+    let capabilities = Capabilities {
+        abilities: BTreeMap::new(),
+        partitions: Vec::new(),
+        shortest_window_ns: 1,
+        shortest_slice_ns: None,
+    };
+    LiveMachine::new(host, topology, capabilities, Vec::new(), options)
+}
+
+struct Draw(u64);
+impl Draw {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+fn plan(draw: &mut Draw, tasks: &[TaskId]) -> Plan {
+    let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
+    for &task in tasks {
+        if draw.below(3) > 0 {
+            plan.allowed.insert(task, [draw.below(4) as u32].into_iter().collect());
+        }
+        if draw.below(3) == 0 {
+            plan.weights.insert(task, 2.0);
+        }
+    }
+    if draw.below(2) == 0 {
+        let gang = |task: &TaskId| Gang { members: vec![(*task, None)], slices: 1 };
+        let gangs = tasks.iter().map(gang).collect();
+        plan.gangs = vec![GangSchedule { cpus: (0..4).collect(), slice_ns: 500_000, gangs }];
+    }
+    plan
+}
+
+/// Whatever write fails, with whatever error, gang turns included: does the machine go on, is what it says holds what
+/// the host has, and is everybody as before in the end?
+#[test]
+fn faults_on_any_write_leave_a_consistent_state() {
+    for seed in 0..60 {
+        let dir = tempfile::tempdir().unwrap();
+        let host = FakeHost::default();
+        (5..9).for_each(|tid| drop(host.thread(tid, tid, 1, "0-3")));
+        let before = states(&host);
+        let mut machine = machine(host, dir.path());
+        let mut draw = Draw(seed);
+        for window in 0..8 {
+            let seen = machine.observe().unwrap().unwrap();
+            let tasks: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
+            if draw.below(3) > 0 {
+                let fault = (draw.below(8) as u32, ERRORS[draw.below(6) as usize]);
+                machine.with_kernel(|host| host.fault.set(Some(fault)));
+            }
+            let plan = plan(&mut draw, &tasks);
+            let applied = machine.apply(&plan).unwrap();
+            let told = machine.with_kernel(|host| {
+                applied.allowed.iter().all(|(task, cpus)| {
+                    // Seats of gang members stand in the schedule, not here.
+                    host.threads.borrow()[&(5 + task.0 as i32)].cpus == *cpus || !plan.gangs.is_empty()
+                })
+            });
+            assert!(told, "seed {seed}, window {window}: {applied:?}");
+        }
+        machine.with_kernel(|host| host.fault.set(None));
+        machine.put_back().unwrap();
+        assert_eq!(machine.with_kernel(|host| states(host)), before, "seed {seed}");
+        assert!(!dir.path().join(crate::journal::Journal::FILE_NAME).exists());
+    }
+}
+
+/// When a write of the restore itself fails: is that told, the journal kept, and the next try complete?
+#[test]
+fn a_failing_restore_keeps_its_journal() {
+    for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO] {
+        let dir = tempfile::tempdir().unwrap();
+        let host = FakeHost::default();
+        (5..7).for_each(|tid| drop(host.thread(tid, tid, 1, "0-3")));
+        let before = states(&host);
+        let mut machine = machine(host, dir.path());
+        let seen = machine.observe().unwrap().unwrap();
+        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        plan.allowed = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+        machine.apply(&plan).unwrap();
+        machine.with_kernel(|host| host.fault.set(Some((0, errno))));
+        let account = machine.put_back().unwrap();
+        let failed = account.iter().filter(|line| matches!(line.outcome, crate::restore::Outcome::Failed(_))).count();
+        assert_eq!(failed, 1, "{account:?}");
+        assert!(dir.path().join(crate::journal::Journal::FILE_NAME).exists());
+        let left = machine.with_kernel(|host| crate::guardian::restore_left_behind(host, dir.path())).unwrap();
+        assert!(!left.is_empty());
+        assert_eq!(machine.with_kernel(|host| states(host)), before);
+    }
+}

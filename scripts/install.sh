@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the command, its man pages, completions and recordings below PREFIX. `make install` builds first.
+# Installs the command, its man pages, completions, recordings and the service (not enabled) below PREFIX. `make install` builds first.
 # Usage: install.sh PREFIX
 set -eu
 cd "$(dirname "$0")/.."
@@ -16,4 +16,7 @@ install -d "$prefix/share/bash-completion/completions" "$prefix/share/zsh/site-f
 "$cachemate" completions zsh >"$prefix/share/zsh/site-functions/_cachemate"
 "$cachemate" completions fish >"$prefix/share/fish/vendor_completions.d/cachemate.fish"
 install -m 644 pack/*.cmt pack/README.md "$prefix/share/cachemate/pack/"
+install -d "$prefix/lib/systemd/system" "$prefix/share/doc/cachemate"
+sed "s|/usr/local/bin|$prefix/bin|" packaging/cachemate.service >"$prefix/lib/systemd/system/cachemate.service"
+install -m 644 packaging/cachemate.toml "$prefix/share/doc/cachemate/cachemate.toml"
 echo "installed below $prefix"

@@ -183,14 +183,16 @@ fn weights(kernel: &dyn Kernel) -> Rung {
     let root = unsafe { libc::geteuid() } == 0;
     let limits = kernel.read(Path::new("/proc/self/limits")).unwrap_or_default();
     let nice = limits.lines().find(|line| line.starts_with("Max nice priority"));
-    let may_raise = root || nice.and_then(|line| line.split_ascii_whitespace().nth(3)).is_some_and(|n| n != "0");
+    // setpriority(2): a limit of 20 allows nice values down to 0, which an idle task needs to become a normal one again.
+    let limit = nice.and_then(|line| line.split_ascii_whitespace().nth(3)?.parse::<u32>().ok());
+    let may_raise = root || limit.is_some_and(|limit| limit >= 20);
     let tried = if may_raise {
         Ok("nice both ways; gangs by idle turns".to_string())
     } else {
         let remedy = "root or CAP_SYS_NICE: without it a lowered priority could not be raised again".to_string();
         Err(("nice values can only be lowered, never put back".into(), Some(remedy)))
     };
-    rung("weights and gangs", tried, "no weights; gangs only where the kernel lets idle tasks come back")
+    rung("weights and gangs", tried, "no weights, no gangs, and no probe that keeps a program off its CPU")
 }
 
 fn cpusets(kernel: &dyn Kernel) -> Rung {

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    Answer, Applied, Capabilities, Counts, CpuId, CpuSet, Event, Evidence, Gang, GangSchedule, Item, Machine,
-    MachineError, Observation, Plan, ProbeId, ProbeWhat, Profile, Reading, Refused, RefusedBecause, Span, TaskId,
-    TaskSeen, Topology, Window, WindowEnd,
+    Ability, Answer, Applied, Capabilities, Counts, CpuId, CpuSet, Event, Evidence, Gang, GangSchedule, Item, Machine,
+    MachineError, Observation, Plan, ProbeId, ProbeWhat, Profile, Reading, Refused, RefusedBecause, Span, Support,
+    TaskId, TaskSeen, Topology, Window, WindowEnd,
 };
 
 use crate::actuator::{Actuator, GuardianCommand, Made, Wanted, changes};
@@ -219,6 +219,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.probing.give_up(&probe, RefusedBecause::NoPermission, OBSERVING);
             return true;
         }
+        if let Some(why) = self.lacks(Ability::Gangs).map(str::to_string) {
+            self.probing.give_up(&probe, RefusedBecause::NoPermission, &why);
+            return true;
+        }
         let running = self.gangs.take().map(|(schedules, _)| schedules); // stopped: the probe sets the stage
         let Some(cast) = self.cast(&*lock(&kernel), task) else { return true };
         match self.actuator.promise(&*lock(&kernel), &cast.wanted(&Item::Probe(probe.id))) {
@@ -229,6 +233,29 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.start_gangs(schedules, &mut Vec::new());
         }
         true
+    }
+
+    /// Why this host cannot do it, where it said so at the start.
+    fn lacks(&self, ability: Ability) -> Option<&str> {
+        match self.capabilities.abilities.get(&ability) {
+            Some(Support::No { why, .. }) => Some(why),
+            _ => None,
+        }
+    }
+
+    /// Without the right to raise a priority again, nobody may be lowered either: he would stay an idle task for good.
+    fn without_what_is_lacking(&self, plan: &Plan) -> (Plan, Vec<Refused>) {
+        let (mut plan, mut refused) = (plan.clone(), Vec::new());
+        let refuse = |item, why: &str| Refused { item, because: RefusedBecause::NoPermission, said: why.to_string() };
+        if let Some(why) = self.lacks(Ability::Weights) {
+            let weights = std::mem::take(&mut plan.weights);
+            refused.extend(weights.into_keys().map(|task| refuse(Item::Weight(task), why)));
+        }
+        if let Some(why) = self.lacks(Ability::Gangs) {
+            let gangs = std::mem::take(&mut plan.gangs);
+            refused.extend((0..gangs.len()).map(|at| refuse(Item::Gangs(at), why)));
+        }
+        (plan, refused)
     }
 
     /// Who would be where if the task were probed now: on the cache that it last ran on.
@@ -459,13 +486,15 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         self.window = self.window.max(Duration::from_nanos(self.capabilities.shortest_window_ns));
         self.probing.ask(&plan.probes);
         let online: CpuSet = self.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+        let (plan, lacking) = self.without_what_is_lacking(plan);
+        let plan = &plan;
         let mut placed = plan.clone();
         for (task, seat) in gang_seats(plan) {
             placed.allowed.insert(task, seat);
         }
         let started = Instant::now();
         let mut wanted = changes(&placed, &self.tasks.all(), &online, &self.actuator.originals());
-        let mut applied = Applied::default();
+        let mut applied = Applied { refused: lacking, ..Applied::default() };
         if !self.options.act {
             wanted.retain(|want| matches!(want.item, Item::Allowed(_) | Item::Weight(_)));
             let refuse = |want: Wanted| Refused {
@@ -473,7 +502,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
                 because: RefusedBecause::NoPermission,
                 said: OBSERVING.to_string(),
             };
-            applied.refused = wanted.into_iter().map(refuse).collect();
+            applied.refused.extend(wanted.into_iter().map(refuse));
             applied.probes = self.probing.ids();
             applied.refused.append(&mut self.probing.refused);
             self.in_force = applied.clone();
@@ -497,7 +526,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         }
         applied.gangs = self.gangs.as_ref().map(|(schedules, _)| schedules.clone()).unwrap_or_default();
         applied.probes = self.probing.ids();
-        applied.refused = made.refused;
+        applied.refused.extend(made.refused);
         applied.refused.append(&mut self.probing.refused);
         applied.overridden = made.overridden;
         applied.cost_ns = started.elapsed().as_nanos() as u64;

@@ -1,12 +1,14 @@
 //! The live machine on the host that runs the tests, with children of our own as the managed programs.
 
+use std::collections::BTreeMap;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use cachemate_core::{
-    Capabilities, Cpu, CpuId, CpuSet, Gang, GangSchedule, Machine, Plan, RefusedBecause, Topology, Window,
+    Ability, Capabilities, Cpu, CpuId, CpuSet, Gang, GangSchedule, Machine, Plan, RefusedBecause, Support, Topology,
+    Window,
 };
 use cachemate_linux::actuator::GuardianCommand;
 use cachemate_linux::kernel::{Host, Kernel};
@@ -37,6 +39,15 @@ fn own_cpus() -> CpuSet {
 }
 
 fn machine(programs: &[Program], act: bool, state_dir: &std::path::Path) -> LiveMachine<Host> {
+    machine_that_can(programs, act, state_dir, BTreeMap::new())
+}
+
+fn machine_that_can(
+    programs: &[Program],
+    act: bool,
+    state_dir: &std::path::Path,
+    abilities: BTreeMap<Ability, Support>,
+) -> LiveMachine<Host> {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let topology = Topology { cpus: own_cpus().iter().map(cpu).collect(), caches: Vec::new() };
     let rule = |program: &Program| Rule { pid: Some(program.pid()), action: Action::Manage(None), ..Rule::default() };
@@ -55,12 +66,8 @@ fn machine(programs: &[Program], act: bool, state_dir: &std::path::Path) -> Live
         stop: Arc::new(AtomicBool::new(false)),
         wake: Arc::new(AtomicBool::new(false)),
     };
-    let capabilities = Capabilities {
-        abilities: std::collections::BTreeMap::new(),
-        partitions: Vec::new(),
-        shortest_window_ns: 1,
-        shortest_slice_ns: None,
-    };
+    let capabilities =
+        Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: None };
     LiveMachine::new(Host::new("/"), topology, capabilities, Vec::new(), options)
 }
 
@@ -134,4 +141,26 @@ fn gangs_take_turns_and_leave_nothing_behind() {
     assert_eq!((masks(&programs), policies()), before);
     machine.put_back().unwrap();
     assert_eq!((masks(&programs), policies()), before);
+}
+
+/// Where a lowered priority could not be raised again: is nobody lowered, and is that said?
+#[test]
+fn without_the_right_to_raise_nobody_is_lowered() {
+    let dir = tempfile::tempdir().unwrap();
+    let programs = [Program::start()];
+    let state = || Host::new("/").stat(programs[0].pid()).map(|stat| (stat.nice, stat.policy)).unwrap();
+    let before = state();
+    let no = Support::No { why: "no right".to_string(), remedy: None };
+    let abilities = [(Ability::Weights, no.clone()), (Ability::Gangs, no)].into_iter().collect();
+    let mut machine = machine_that_can(&programs, true, dir.path(), abilities);
+    let seen = machine.observe().unwrap().unwrap();
+    let mut plan = idle();
+    plan.weights.insert(seen.tasks[0].task, 0.5);
+    let gangs = vec![Gang { members: vec![(seen.tasks[0].task, None)], slices: 1 }];
+    plan.gangs = vec![GangSchedule { cpus: own_cpus().first().into_iter().collect(), slice_ns: 5_000_000, gangs }];
+    let applied = machine.apply(&plan).unwrap();
+    assert_eq!(applied.refused.len(), 2, "{applied:?}");
+    assert!(applied.gangs.is_empty() && applied.weights.is_empty());
+    assert_eq!(state(), before);
+    machine.put_back().unwrap();
 }

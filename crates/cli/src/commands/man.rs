@@ -27,7 +27,7 @@ impl Man {
             return session.print(&String::from_utf8_lossy(&page(command)?));
         };
         std::fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
-        let pages = command.get_subcommands().filter(|sub| sub.get_name() != "help").map(|sub| {
+        let pages = command.get_subcommands().filter(|sub| sub.get_name() != "help" && !sub.is_hide_set()).map(|sub| {
             let name = format!("cachemate-{}", sub.get_name());
             (format!("{name}.1"), sub.clone().display_name(&name))
         });

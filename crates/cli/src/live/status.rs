@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CpuSet, Estimate, Event, Evidence, Profile, Reason, Record, TaskId, TaskSeen, Topology};
+use cachemate_core::{CpuId, CpuSet, Estimate, Event, Evidence, Profile, Reason, Record, TaskId, TaskSeen, Topology};
 use cachemate_linux::kernel::Host;
 use cachemate_linux::machine::LiveMachine;
 use cachemate_linux::pressure::Pressure;
@@ -109,6 +109,14 @@ pub struct DecisionStatus {
     pub numbers: Vec<(String, f64)>,
 }
 
+/// What the kernel calls a task, and where it ran last.
+#[derive(Clone, Copy)]
+struct Ids {
+    pid: i32,
+    tid: i32,
+    last_cpu: Option<CpuId>,
+}
+
 /// Keeps the status up to date, record by record.
 #[derive(Default)]
 pub struct Watcher {
@@ -137,8 +145,11 @@ impl Watcher {
         }
         let names = self.names(record, machine);
         self.remember(record, &names);
-        let ids: BTreeMap<TaskId, (i32, i32)> =
-            machine.managed().iter().map(|task| (task.task, (task.pid, task.thread.tid))).collect();
+        let ids: BTreeMap<TaskId, Ids> = machine
+            .managed()
+            .iter()
+            .map(|task| (task.task, Ids { pid: task.pid, tid: task.thread.tid, last_cpu: task.last_cpu }))
+            .collect();
         let seen = record.seen.tasks.iter().filter(|task| !task.exited);
         self.status.tasks =
             seen.filter_map(|task| Some(self.task(task, *ids.get(&task.task)?, record, topology, profiles))).collect();
@@ -199,7 +210,7 @@ impl Watcher {
     fn task(
         &self,
         task: &TaskSeen,
-        (pid, tid): (i32, i32),
+        ids: Ids,
         record: &Record,
         topology: &Topology,
         profiles: &BTreeMap<TaskId, Profile>,
@@ -207,7 +218,7 @@ impl Watcher {
         let profile = profiles.get(&task.task).cloned().unwrap_or_default();
         let seconds = record.seen.span.elapsed_ns as f64 / 1e9;
         let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
-        let cpu = task.cpu.or(task.on_cpu_ns.last().map(|(cpu, _)| *cpu));
+        let cpu = task.cpu.or(ids.last_cpu);
         let cache = topology.caches.iter().find(|c| c.last_level && cpu.is_some_and(|cpu| c.cpus.contains(cpu.0)));
         let rate = |event| task.counts.get(event);
         let instructions = rate(Event::Instructions).filter(|n| *n > 0.0);
@@ -216,8 +227,8 @@ impl Watcher {
         let expected = record.forecast.tasks.get(&task.task).and_then(|said| said.degradation);
         TaskStatus {
             task: task.task.0,
-            pid,
-            tid,
+            pid: ids.pid,
+            tid: ids.tid,
             name: task.name.clone(),
             fixed: task.fixed,
             cpu: cpu.map(|cpu| cpu.0),

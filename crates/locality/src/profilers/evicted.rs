@@ -24,6 +24,7 @@ pub struct EvictedProfiler {
 struct Shares {
     beside: Vec<f64>,
     away: Vec<f64>,
+    intensity: Option<Estimate>,
 }
 
 /// Older samples make room.
@@ -49,7 +50,7 @@ impl Profiler for EvictedProfiler {
             let Evidence::Evicted { task, samples, .. } = evidence else { continue };
             let good: Vec<&EvictedSample> = samples.iter().filter(|sample| self.counts(sample)).collect();
             let at_least = self.samples_at_least;
-            let Some((shares, profile)) = self.tasks.of(*task, profiles) else { continue };
+            let Some((shares, _)) = self.tasks.of(*task, profiles) else { continue };
             for sample in good {
                 let share = f64::from(sample.evicted) / f64::from(sample.reloads);
                 let side = if sample.beside { &mut shares.beside } else { &mut shares.away };
@@ -58,11 +59,14 @@ impl Profiler for EvictedProfiler {
                     side.remove(0);
                 }
             }
-            if shares.beside.len() >= at_least
-                && shares.away.len() >= at_least
-                && let Some(difference) = difference(&shares.beside, &shares.away)
-            {
-                profile.intensity = Some(difference);
+            if shares.beside.len() >= at_least && shares.away.len() >= at_least {
+                shares.intensity = difference(&shares.beside, &shares.away);
+            }
+        }
+        // Every time: a neighbour's slowdown, which says less, may have been written there since.
+        for (task, (_, shares)) in &self.tasks.states {
+            if let (Some(intensity), Some(profile)) = (shares.intensity, profiles.get_mut(task)) {
+                profile.intensity = Some(intensity);
             }
         }
     }
@@ -120,6 +124,7 @@ mod tests {
         let intensity = profiles[&TaskId(0)].intensity.unwrap();
         assert!((intensity.value - 0.3).abs() < 0.003 && intensity.low < intensity.value, "{intensity:?}");
         seen.answers.clear();
+        profiles.get_mut(&TaskId(0)).unwrap().intensity = Some(Estimate::exact(9.0));
         profiler.update(&seen, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].intensity, Some(intensity), "it stays until more is known");
     }

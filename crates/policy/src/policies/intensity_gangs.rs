@@ -67,6 +67,8 @@ impl Default for Parameters {
 
 /// Ping-pongs that are remembered of every pair of CPUs.
 const REMEMBERED: usize = 3;
+/// Windows after which a probe that came to nothing is asked for again.
+const RETRY_WINDOWS: u64 = 120;
 /// Pairs asked about in one window.
 const PAIRS_AT_MOST: usize = 16;
 
@@ -244,7 +246,9 @@ impl IntensityGangs {
     /// Asks for the next thing that is not known of the active tasks; false = everything was asked.
     fn ask_next(&mut self, view: &View<'_>, active: &[TaskId], why: &mut Vec<Reason>) -> bool {
         let again = self.parameters.probe_again_windows;
-        let due = |asked: Option<&u64>| asked.is_none_or(|at| again > 0 && view.seen.window >= at + again);
+        // What came to nothing (the CPUs were apart, the task could not tell) is tried again, but seldom.
+        let period = if again > 0 { again } else { RETRY_WINDOWS };
+        let due = |asked: Option<&u64>| asked.is_none_or(|at| view.seen.window >= at + period);
         if self.asked.is_none() {
             let evicted = |task| ProbeWhat::Evicted { task, samples: self.parameters.samples };
             // What a task feels beside the hardest presser there is; scaled by how hard the others really press.

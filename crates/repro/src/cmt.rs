@@ -226,30 +226,47 @@ pub struct Measured {
     /// The smallest share of CPU time over the mean share.
     pub least_share: f64,
     pub busy_share: f64,
+    /// Names of threads that did not run in the measured part of one of the two runs.
+    pub never_ran: Vec<String>,
     /// Of all run time: the copies of art.
     pub art_share: f64,
 }
 
 /// # Errors
-/// As [`run`]; a thread that never ran.
+/// As [`run`]; a cache without references.
 pub fn measure(setting: &Setting, who: &Who) -> Result<Measured, ReproError> {
     let (run, default) = (run(setting, who)?, run(setting, &Who::Default)?);
     let solo = solo_speeds(setting)?;
     let (new, old): (&RunResults, &RunResults) = (&run, &default);
-    let idle =
-        |results: &RunResults| results.tasks.iter().find(|task| task.instructions == 0).map(|task| task.name.clone());
-    let (idle_new, idle_old) = (idle(new), idle(old));
-    let none =
-        || failed("comparison")(format!("who never ran: {idle_new:?} under {who:?}, {idle_old:?} under the default"));
+    let none = || failed("comparison")("the cache had no references");
+    let idle = [new, old].into_iter().flat_map(|results| &results.tasks).filter(|task| task.instructions == 0);
+    let mut never_ran: Vec<String> = idle.map(|task| task.name.clone()).collect();
+    never_ran.sort();
+    never_ran.dedup();
+    // Of a thread that never ran there is no speed: nothing is said of the mix then, rather than something wrong.
+    let not_measured = f64::NAN;
+    let no_gain = Comparison {
+        throughput_gain: new.instructions_per_cycle() / old.instructions_per_cycle() - 1.0,
+        mix_gain: not_measured,
+        contention_gain: not_measured,
+        busy_gain: new.busy_share / old.busy_share - 1.0,
+    };
+    let no_scores = Scores {
+        weighted_speedup: not_measured,
+        harmonic_mean: not_measured,
+        worst_slowdown: not_measured,
+        mean_degradation: not_measured,
+    };
     let shares = |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
     let times = shares(new);
     let all: f64 = times.iter().sum();
     let art = new.tasks.iter().filter(|task| task.name.starts_with("art"));
     let (miss_ratio, default_miss_ratio) = (ratio(new).ok_or_else(none)?, ratio(old).ok_or_else(none)?);
     Ok(Measured {
-        gain: Comparison::of(new, old).ok_or_else(none)?,
-        scores: scores(new, &solo).ok_or_else(none)?,
-        default_scores: scores(old, &solo).ok_or_else(none)?,
+        gain: Comparison::of(new, old).unwrap_or(no_gain),
+        scores: scores(new, &solo).unwrap_or(no_scores),
+        default_scores: scores(old, &solo).unwrap_or(no_scores),
+        never_ran,
         misses_change: miss_ratio / default_miss_ratio - 1.0,
         miss_ratio,
         default_miss_ratio,

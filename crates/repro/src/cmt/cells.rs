@@ -66,7 +66,10 @@ pub fn worst_per_seed(cells: &[Cell], of: Metric, worse: fn(f64, f64) -> f64) ->
     seeds.sort_unstable();
     seeds.dedup();
     let value = |seed: u64| {
-        cells.iter().filter(|cell| cell.seed == seed).map(|cell| of(&cell.measured)).reduce(worse).unwrap_or(f64::NAN)
+        let values: Vec<f64> = cells.iter().filter(|cell| cell.seed == seed).map(|cell| of(&cell.measured)).collect();
+        // What was not measured at one size is not measured at the worst.
+        let whole = values.iter().all(|value| value.is_finite());
+        values.into_iter().reduce(worse).filter(|_| whole).unwrap_or(f64::NAN)
     };
     seeds.into_iter().map(|seed| (seed, value(seed))).collect()
 }
@@ -113,5 +116,11 @@ pub fn splits(cells: &[Cell], sizes: &[u64]) -> String {
         let of = |metric: usize| means(cells, &[size], METRICS[metric].1)[0].1;
         format!("{size} KB: mix {:+.1} %, contention {:+.1} %, busy {:+.1} %", of(1), of(2), of(4))
     };
-    sizes.iter().map(split).collect::<Vec<_>>().join("; ")
+    let mut words: Vec<String> = sizes.iter().map(split).collect();
+    let idle = cells.iter().filter(|cell| !cell.measured.never_ran.is_empty());
+    let who = |cell: &Cell| {
+        format!("{} KB, seed {}: never ran: {}", cell.l2_kb, cell.seed, cell.measured.never_ran.join(", "))
+    };
+    words.extend(idle.map(who));
+    words.join("; ")
 }

@@ -80,8 +80,9 @@ pub fn page(status: &Status) -> String {
         }
         registry.register(name.to_string(), help.to_string(), family);
     };
-    let acts = if status.acts { 1.0 } else { 0.0 };
-    gauge(&mut registry, "acts", "1 = changes the host, 0 = observes", vec![(vec![], acts)]);
+    let acts = Gauge::<f64, AtomicU64>::default();
+    acts.set(if status.acts { 1.0 } else { 0.0 });
+    registry.register("acts", "1 = changes the host, 0 = observes", acts);
     let cache = |id: u32| ("cache_id".to_string(), id.to_string());
     let tasks = status.caches.iter().map(|c| (vec![cache(c.cache)], c.tasks.len() as f64)).collect();
     gauge(&mut registry, "cache_tasks", "Managed threads last seen on the cache", tasks);

@@ -12,6 +12,7 @@ mod experiment;
 mod index;
 mod rm;
 pub mod setup;
+mod tc;
 
 pub use experiment::*;
 pub use index::index_html;
@@ -19,7 +20,7 @@ pub use index::index_html;
 /// All experiments, in the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
     let papers: &[fn() -> Vec<Experiment>] =
-        &[bs::experiments, casc::experiments, av::experiments, cp::experiments, rm::experiments];
+        &[bs::experiments, casc::experiments, av::experiments, tc::experiments, cp::experiments, rm::experiments];
     papers.iter().flat_map(|paper| paper()).collect()
 }
 

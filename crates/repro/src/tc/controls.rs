@@ -1,0 +1,59 @@
+//! Negative controls: threads that share nothing, or everything, are left alone.
+
+use cachemate_sim::kernels::Options;
+
+use super::setup::{Case, Placement, SCALE, SMALL, Setting, remote_share, work_rate};
+use crate::{Bar, Context, DataPoint, Finding, ReproError};
+
+struct Control {
+    moved: f64,
+    loss: f64,
+    remote: f64,
+}
+
+fn control(context: &Context<'_>, case: &Case, seed: u64) -> Result<Control, ReproError> {
+    let setting = Setting::new(context, SMALL, case, seed);
+    let truth = case.truth(seed)?;
+    let alone = setting.run(&Placement::Default)?.results;
+    let with = setting.run(&Placement::Automatic("activation_share = 0.02".to_string()))?;
+    let moved = with.records.iter().map(|record| record.decision.plan.allowed.len()).max().unwrap_or(0);
+    let loss = 1.0 - work_rate(&with.results, &truth) / work_rate(&alone, &truth);
+    Ok(Control { moved: moved as f64, loss: 100.0 * loss, remote: 100.0 * remote_share(&alone) })
+}
+
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let plain = |name| Case::new(name, name, Options::default());
+    let cases = [plain("share-nothing"), plain("share-everything")];
+    let items: Vec<(usize, u64)> =
+        (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
+    let all = context.run_all(&items, |&(case, seed)| {
+        (context.progress)(&format!("TC controls {} seed {seed}", cases[case].name));
+        control(context, &cases[case], seed)
+    })?;
+    let mut points = Vec::new();
+    for (at, case) in cases.iter().enumerate() {
+        let of = |value: fn(&Control) -> f64| -> Vec<f64> {
+            items.iter().zip(&all).filter(|((number, _), _)| *number == at).map(|(_, found)| value(found)).collect()
+        };
+        points.push(DataPoint::over("threads placed", case.name, &of(|found| found.moved)));
+        points.push(DataPoint::over("loss against the default, %", case.name, &of(|found| found.loss)));
+        points.push(DataPoint::over("cycles stalled on remote caches, %", case.name, &of(|found| found.remote)));
+    }
+    let worst = |seed: u64, value: fn(&Control) -> f64| {
+        let of_seed = items.iter().zip(&all).filter(|((_, at), _)| *at == seed);
+        of_seed.map(|(_, found)| value(found)).fold(f64::NEG_INFINITY, f64::max)
+    };
+    let per_seed = |value: fn(&Control) -> f64| -> Vec<(u64, f64)> {
+        context.seeds.iter().map(|&seed| (seed, worst(seed, value))).collect()
+    };
+    let finding = |what, unit, bar, per_seed: Vec<(u64, f64)>| {
+        Finding::new("TC-CONTROLS", what, "not in the thesis", unit, bar, &per_seed).time_scale(SCALE as f64)
+    };
+    let moved = "threads placed among programs that share nothing or everything, activation at 2 %";
+    let loss = "largest loss against the default scheduler";
+    Ok(vec![
+        finding(moved, "threads", Bar::AtMost { bar: 0.0, paper_best: None }, per_seed(|found| found.moved))
+            .points(points),
+        finding(loss, "%", Bar::AtMost { bar: 0.5, paper_best: None }, per_seed(|found| found.loss)),
+    ])
+}

@@ -1,0 +1,57 @@
+//! TC: thread clustering by data sharing (Tam's thesis, chapter 3).
+//!
+//! Four programs with clusters of their own (scoreboards, warehouses, two databases, chat rooms), on the paper's machine
+//! and on its eight-chip sibling, under four placements: the machine's own scheduler, round robin, by hand, and the
+//! policy. Placements are compared by remote-cache stalls per instruction and by the programs' own work per cycle, after
+//! the same warm-up, in which the policy must find the clusters.
+
+mod clusters;
+mod controls;
+mod overhead;
+mod placements;
+mod sensitivity;
+mod setup;
+
+use crate::Experiment;
+
+/// This paper's experiments.
+pub(crate) fn experiments() -> Vec<Experiment> {
+    vec![
+        Experiment {
+            ids: &["TC-1", "TC-3", "TC-4"],
+            what: "stall breakdown, remote-cache stalls and performance under four placements",
+            full_minutes: 12.0,
+            run: placements::run,
+        },
+        Experiment {
+            ids: &["TC-2"],
+            what: "clusters found against the programs' own partition, with the shMaps",
+            full_minutes: 5.0,
+            run: clusters::run,
+        },
+        Experiment {
+            ids: &["TC-5"],
+            what: "what detection costs, by sampling rate and at the policy's own",
+            full_minutes: 3.0,
+            run: overhead::run,
+        },
+        Experiment {
+            ids: &["TC-6"],
+            what: "the same clusters from shMaps of 128, 256 and 512 entries, and from fewer samples",
+            full_minutes: 1.0,
+            run: sensitivity::sizes,
+        },
+        Experiment {
+            ids: &["TC-7"],
+            what: "how long a phase of sharing must last for clustering to pay",
+            full_minutes: 2.0,
+            run: sensitivity::phases,
+        },
+        Experiment {
+            ids: &["TC-CONTROLS"],
+            what: "threads that share nothing, or everything, are left alone",
+            full_minutes: 1.0,
+            run: controls::run,
+        },
+    ]
+}

@@ -1,0 +1,175 @@
+//! TC-5: what detection costs the programs.
+//!
+//! Costs here are not scaled: an interrupt takes the machine's full cycles, as the share of time that sampling takes
+//! follows from the rate of remote accesses and the cost of one sample, whatever the time scale. Each sampling rate runs
+//! beside the same run without a sample; the policy's own rate is its adaptive one.
+
+use cachemate_core::{Decision, Plan, Policy, Probe, ProbeId, ProbeWhat, ProcessId, Record, View, Window};
+use cachemate_report::figure::{Axis, Chart, Point, Series};
+
+use super::setup::{Case, Placement, SCALE, SMALL, Setting, four, work_rate};
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+
+/// A counter turn is one interrupt on each CPU; the machine's kernel makes one in this time.
+const COUNTER_TURN_NS: f64 = 4e6;
+const INTERRUPT_CYCLES: u64 = 3_000;
+const HERTZ: f64 = 1.5e9;
+
+/// Samples one remote access in so many, for ever, and does nothing else.
+struct Sampling(u32);
+
+impl Policy for Sampling {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(Window::Cycles { cycles: 1_000_000_000 });
+        if self.0 > 0 && !view.seen.tasks.is_empty() {
+            let what = ProbeWhat::Samples {
+                processes: vec![ProcessId(0)],
+                one_in: self.0,
+                remote_only: true,
+                at_most: u32::MAX,
+            };
+            plan.probes.push(Probe { id: ProbeId(0), what, budget_ns: u64::MAX });
+        }
+        Decision { plan, why: Vec::new() }
+    }
+}
+
+/// What sampling took of the processor time in the windows that had a probe, and how many samples a second it brought.
+fn charged(records: &[Record]) -> (f64, f64) {
+    let (mut cost_ns, mut busy_ns, mut samples, mut elapsed_ns) = (0u64, 0u64, 0usize, 0u64);
+    for record in records.iter().filter(|record| !record.seen.answers.is_empty()) {
+        busy_ns += record.seen.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum::<u64>();
+        elapsed_ns += record.seen.span.elapsed_ns;
+        for answer in &record.seen.answers {
+            cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+            if let cachemate_core::Evidence::Samples { samples: taken, .. } = &answer.evidence {
+                samples += taken.len();
+            }
+        }
+    }
+    // Elapsed time is nominal: the machine's own is shorter by the scale.
+    let seconds = elapsed_ns as f64 / 1e9 / SCALE as f64;
+    (cost_ns as f64 / busy_ns.max(1) as f64, samples as f64 / seconds.max(1e-12))
+}
+
+fn setting(context: &Context<'_>, case: &Case, seed: u64) -> Setting {
+    let machine = format!("{SMALL}?counters.interrupt_cycles={}", INTERRUPT_CYCLES * SCALE);
+    Setting { measured_windows: context.pick(1, 2), ..Setting::new(context, &machine, case, seed) }
+}
+
+/// The paper's program for this figure.
+fn warehouses() -> Case {
+    four().swap_remove(1)
+}
+
+struct Rate {
+    slowdown: f64,
+    charged: f64,
+    per_second: f64,
+}
+
+fn at_rate(context: &Context<'_>, seed: u64, one_in: u32) -> Result<Rate, ReproError> {
+    let (case, setting) = (warehouses(), setting(context, &warehouses(), seed));
+    let truth = case.truth(seed)?;
+    let without = setting.run_by(Box::new(Sampling(0)))?;
+    let with = setting.run_by(Box::new(Sampling(one_in)))?;
+    let (charged, per_second) = charged(&with.records);
+    let slowdown = 1.0 - work_rate(&with.results, &truth) / work_rate(&without.results, &truth);
+    Ok(Rate { slowdown, charged, per_second })
+}
+
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let rates: &[u32] = context.pick(&[10, 100], &[1, 2, 5, 10, 20, 50, 100]);
+    let items: Vec<(u32, u64)> =
+        rates.iter().flat_map(|&rate| context.seeds.iter().map(move |&seed| (rate, seed))).collect();
+    let measured = context.run_all(&items, |&(rate, seed)| {
+        (context.progress)(&format!("TC-5 one in {rate} seed {seed}"));
+        at_rate(context, seed, rate)
+    })?;
+    let of = |rate: u32, value: fn(&Rate) -> f64| -> Vec<f64> {
+        items.iter().zip(&measured).filter(|((at, _), _)| *at == rate).map(|(_, found)| value(found)).collect()
+    };
+    let mut points = Vec::new();
+    for &rate in rates {
+        let at = format!("1 in {rate}");
+        points.push(DataPoint::over("slowdown, %", &at, &of(rate, |r| 100.0 * r.slowdown)));
+        points.push(DataPoint::over("charged, %", &at, &of(rate, |r| 100.0 * r.charged)));
+        points.push(DataPoint::over("seconds for 10^6 samples", &at, &of(rate, |r| 1e6 / r.per_second.max(1e-9))));
+    }
+    let turns = 100.0 * INTERRUPT_CYCLES as f64 / (COUNTER_TURN_NS / 1e9 * HERTZ);
+    points.push(DataPoint::over("stall breakdown's own cost, % (one interrupt a turn)", "always", &[turns]));
+    let own = context.run_all(&context.seeds, |&seed| own_rate(context, seed))?;
+    let per_seed = |value: fn(&Own) -> f64| -> Vec<(u64, f64)> {
+        context.seeds.iter().zip(&own).map(|(&seed, own)| (seed, value(own))).collect()
+    };
+    let while_detecting: Vec<(u64, f64)> =
+        per_seed(|own| own.detecting).into_iter().map(|(seed, share)| (seed, 100.0 * share + turns)).collect();
+    let over_run: Vec<(u64, f64)> =
+        per_seed(|own| own.over_run).into_iter().map(|(seed, share)| (seed, 100.0 * share + turns)).collect();
+    let what = "1 in 10 sampled: 4 % for 6.7 s; the multiplexed breakdown about 2 % at 20 000 samples a second";
+    Ok(vec![
+        Finding::new(
+            "TC-5",
+            "overhead while detecting, at the policy's own sampling rate, with the stall breakdown's",
+            what,
+            "% of processor time",
+            Bar::AtMost { bar: 4.0, paper_best: None },
+            &while_detecting,
+        )
+        .points(points)
+        .time_scale(SCALE as f64)
+        .figure(curve(rates, &of))
+        .note(format!(
+            "Costs unscaled. The breakdown's own cost, {turns:.2} %, is one interrupt per counter turn and CPU, computed, \
+             and added here; the simulated machine does not charge it."
+        )),
+        Finding::new(
+            "TC-5",
+            "overhead over a whole run, detection and stall breakdown",
+            what,
+            "% of processor time",
+            Bar::AtMost { bar: 1.0, paper_best: None },
+            &over_run,
+        )
+        .time_scale(SCALE as f64)
+        .note("Of all windows of an automatic run at the one time scale: warm-up, detection, migration, measured span."),
+    ])
+}
+
+struct Own {
+    detecting: f64,
+    over_run: f64,
+}
+
+fn own_rate(context: &Context<'_>, seed: u64) -> Result<Own, ReproError> {
+    let unscaled = setting(context, &warehouses(), seed);
+    // A sample costs so many nominal nanoseconds as its cycles take on a clock slower by the scale.
+    let cost = format!("activation_share = 0.02\nsample_cost_ns = {}.0", 2_000 * SCALE);
+    let detecting = charged(&unscaled.run(&Placement::Automatic(cost))?.records).0;
+    let scaled = Setting::new(context, SMALL, &warehouses(), seed);
+    let run = scaled.run(&Placement::Automatic("activation_share = 0.02".to_string()))?;
+    let all = |of: fn(&Record) -> u64| run.records.iter().map(of).sum::<u64>() as f64;
+    let cost = all(|r| r.seen.answers.iter().flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum());
+    let busy = all(|r| r.seen.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum());
+    Ok(Own { detecting, over_run: cost / busy.max(1.0) })
+}
+
+fn curve(rates: &[u32], of: &dyn Fn(u32, fn(&Rate) -> f64) -> Vec<f64>) -> Figure {
+    let point = |rate: u32, value: fn(&Rate) -> f64| Point::new(100.0 / f64::from(rate), mean(&of(rate, value)));
+    let line = |name: &str, value: fn(&Rate) -> f64| Series {
+        name: name.to_string(),
+        points: rates.iter().rev().map(|&rate| point(rate, value)).collect(),
+        ..Series::default()
+    };
+    let chart = Chart {
+        title: "Detection: overhead and time for a million samples (warehouses)".to_string(),
+        x: Axis::log("% of remote accesses sampled"),
+        y: Axis::linear("% overhead; seconds"),
+        series: vec![
+            line("overhead, %", |rate| 100.0 * rate.charged),
+            line("seconds for 10^6 samples", |rate| 1e6 / rate.per_second.max(1e-9)),
+        ],
+        ..Chart::default()
+    };
+    Figure { name: "tc-5-overhead".to_string(), title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+}

@@ -1,0 +1,300 @@
+//! TC-1, TC-3, TC-4: where cycles go, remote-cache stalls, and performance under the four placements.
+
+use cachemate_report::figure::{Axis, BarGroup, Bars};
+use cachemate_sim::kernels::Options;
+use cachemate_sim::results::RunResults;
+
+use super::setup::{
+    Case, LARGE, Placement, SAMPLES, SCALE, SMALL, Setting, four, remote_per_instr, remote_share, work_rate,
+};
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+
+/// The paper's threshold, and one that VolanoMark's 6 % of remote stalls passes.
+fn placements() -> Vec<Placement> {
+    vec![
+        Placement::Default,
+        Placement::RoundRobin,
+        Placement::Hand,
+        Placement::Automatic("activation_share = 0.2".to_string()),
+        Placement::Automatic("activation_share = 0.02".to_string()),
+    ]
+}
+const SHOWN: [&str; 5] = ["default", "round robin", "hand", "automatic at 20 %", "automatic at 2 %"];
+const HAND: usize = 2;
+const AUTOMATIC: usize = 4;
+
+struct Measured {
+    remote_per_instr: f64,
+    remote_share: f64,
+    work_rate: f64,
+    breakdown: Vec<(String, f64)>,
+}
+
+fn measure(
+    context: &Context<'_>,
+    machine: &str,
+    case: &Case,
+    seed: u64,
+    by: &Placement,
+) -> Result<Measured, ReproError> {
+    let results = Setting::new(context, machine, case, seed).run(by)?.results;
+    let truth = case.truth(seed)?;
+    Ok(Measured {
+        remote_per_instr: remote_per_instr(&results),
+        remote_share: remote_share(&results),
+        work_rate: work_rate(&results, &truth),
+        breakdown: breakdown(&results),
+    })
+}
+
+/// Shares of all threads' cycles, as the simulator's books charge them; what is left is execution.
+fn breakdown(results: &RunResults) -> Vec<(String, f64)> {
+    let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
+    let sum = |of: fn(&cachemate_sim::results::StallCycles) -> f64| {
+        results.tasks.iter().map(|task| of(&task.stall_cycles)).sum::<f64>() / cycles.max(1) as f64
+    };
+    let hits = sum(|stalls| stalls.hit.iter().map(|(_, cycles)| cycles).sum());
+    let mut parts = vec![
+        ("issue".to_string(), sum(|stalls| stalls.issue)),
+        ("own caches".to_string(), hits),
+        ("remote caches".to_string(), sum(|stalls| stalls.remote_cache)),
+        ("memory".to_string(), sum(|stalls| stalls.local_memory + stalls.remote_memory)),
+        ("queues".to_string(), sum(|stalls| stalls.queue)),
+        ("system".to_string(), sum(|stalls| stalls.system)),
+    ];
+    let stalled: f64 = parts.iter().map(|(_, share)| share).sum();
+    parts.insert(0, ("execution".to_string(), 1.0 - stalled));
+    parts
+}
+
+/// All runs of some cases on one machine: by case, placement and seed.
+struct Runs {
+    cases: Vec<Case>,
+    machine: &'static str,
+    /// `[case][placement][seed]`.
+    measured: Vec<Vec<Vec<Measured>>>,
+}
+
+impl Runs {
+    fn make(context: &Context<'_>, machine: &'static str, cases: Vec<Case>) -> Result<Self, ReproError> {
+        let placements = placements();
+        let mut items = Vec::new();
+        for case in &cases {
+            for by in &placements {
+                items.extend(context.seeds.iter().map(|&seed| (case.clone(), by.clone(), seed)));
+            }
+        }
+        let mut all = context
+            .run_all(&items, |(case, by, seed)| {
+                (context.progress)(&format!("{machine} {} {} seed {seed}", case.name, by.name()));
+                measure(context, machine, case, *seed, by)
+            })?
+            .into_iter();
+        let seeds = context.seeds.len();
+        let measured =
+            cases.iter().map(|_| placements.iter().map(|_| all.by_ref().take(seeds).collect()).collect()).collect();
+        Ok(Runs { cases, machine, measured })
+    }
+
+    /// Remote stalls per instruction that a placement takes away, against the default.
+    fn reduction(&self, case: usize, by: usize, seed: usize) -> f64 {
+        let of = |by: usize| self.measured[case][by][seed].remote_per_instr;
+        1.0 - of(by) / of(0)
+    }
+
+    fn gain(&self, case: usize, by: usize, seed: usize) -> f64 {
+        let of = |by: usize| self.measured[case][by][seed].work_rate;
+        of(by) / of(0) - 1.0
+    }
+
+    fn seeds(&self) -> usize {
+        self.measured[0][0].len()
+    }
+
+    fn over(&self, value: impl Fn(usize) -> f64) -> Vec<f64> {
+        (0..self.seeds()).map(value).collect()
+    }
+
+    /// A point for every case and placement.
+    fn points(&self, what: &str, value: impl Fn(&Self, usize, usize, usize) -> f64) -> Vec<DataPoint> {
+        let mut points = Vec::new();
+        for (case, of) in self.cases.iter().enumerate() {
+            for (by, shown) in SHOWN.iter().enumerate() {
+                let values = self.over(|seed| value(self, case, by, seed));
+                points.push(DataPoint::over(
+                    format!("{what}, {shown}"),
+                    format!("{} ({})", of.name, self.machine),
+                    &values,
+                ));
+            }
+        }
+        points
+    }
+
+    fn bars(&self, name: &str, title: &str, label: &str, value: impl Fn(&Self, usize, usize, usize) -> f64) -> Figure {
+        let group = |case: usize| BarGroup {
+            name: self.cases[case].name.to_string(),
+            bars: (1..SHOWN.len()).map(|by| mean(&self.over(|seed| value(self, case, by, seed))).into()).collect(),
+        };
+        let bars = Bars {
+            title: title.to_string(),
+            y: Axis::linear(label),
+            series: SHOWN[1..].iter().map(|name| name.to_string()).collect(),
+            groups: (0..self.cases.len()).map(group).collect(),
+            ..Bars::default()
+        };
+        Figure { name: name.to_string(), title: title.to_string(), svg: bars.svg(), inline: bars.inline() }
+    }
+}
+
+/// Eight clusters of the same size as the small machine's.
+fn eight() -> Vec<Case> {
+    let of = |name, kernel, threads| {
+        let options = Options { groups: Some(8), threads: Some(threads), ..Options::default() };
+        Case::new(name, kernel, options)
+    };
+    vec![of("8 scoreboards x 8", "scoreboards", 8), of("8 warehouses x 8", "warehouses", 8)]
+}
+
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let small = Runs::make(context, SMALL, four())?;
+    let mut findings = vec![stalls(context, &small)];
+    findings.extend(remote(context, &small));
+    let large = if context.quick { None } else { Some(Runs::make(context, LARGE, eight())?) };
+    findings.extend(performance(context, &small, large.as_ref()));
+    Ok(findings)
+}
+
+fn per_seed(context: &Context<'_>, value: impl Fn(usize) -> f64) -> Vec<(u64, f64)> {
+    context.seeds.iter().enumerate().map(|(at, &seed)| (seed, value(at))).collect()
+}
+
+fn stalls(context: &Context<'_>, runs: &Runs) -> Finding {
+    let cases = || 0..runs.cases.len();
+    let parts: Vec<String> = runs.measured[0][0][0].breakdown.iter().map(|(part, _)| part.clone()).collect();
+    let share = |case: usize, part: usize| runs.over(|seed| runs.measured[case][0][seed].breakdown[part].1);
+    let points = cases().flat_map(|case| {
+        let at = runs.cases[case].name;
+        parts.iter().enumerate().map(move |(part, name)| DataPoint::over(name, at, &share(case, part)))
+    });
+    let group = |case: usize| BarGroup {
+        name: runs.cases[case].name.to_string(),
+        bars: (0..parts.len()).map(|part| (100.0 * mean(&share(case, part))).into()).collect(),
+    };
+    let bars = Bars {
+        title: "Where cycles go under the default scheduler".to_string(),
+        y: Axis::linear("% of cycles"),
+        series: parts.clone(),
+        groups: cases().map(group).collect(),
+        stacked: true,
+        ..Bars::default()
+    };
+    let figure = Figure {
+        name: "tc-1-stall-breakdown".to_string(),
+        title: bars.title.clone(),
+        svg: bars.svg(),
+        inline: bars.inline(),
+    };
+    let most = |seed: usize| cases().map(|case| 100.0 * runs.measured[case][0][seed].remote_share).fold(0.0, f64::max);
+    Finding::new(
+        "TC-1",
+        "stall breakdown: largest share of cycles stalled on remote caches among the four programs",
+        "Figure 3.3: VolanoMark's cycles by cause, 6 % on remote caches",
+        "% of cycles",
+        Bar::Shown,
+        &per_seed(context, most),
+    )
+    .points(points.collect())
+    .time_scale(SCALE as f64)
+    .figure(figure)
+}
+
+fn remote(context: &Context<'_>, runs: &Runs) -> Vec<Finding> {
+    let cases = || 0..runs.cases.len();
+    let ratio =
+        |case: usize, seed: usize| 100.0 * runs.reduction(case, AUTOMATIC, seed) / runs.reduction(case, HAND, seed);
+    let worst = |seed: usize| cases().map(|case| ratio(case, seed)).fold(f64::INFINITY, f64::min);
+    let best = |seed: usize| {
+        cases().map(|case| 100.0 * runs.reduction(case, AUTOMATIC, seed)).fold(f64::NEG_INFINITY, f64::max)
+    };
+    let reduction = |runs: &Runs, case, by, seed| 100.0 * runs.reduction(case, by, seed);
+    let figure = runs.bars("tc-3-remote-stalls", "Remote-cache stalls taken away", "% of the default's", reduction);
+    let note = format!("Stalls per instruction, after the clusters were found. {SAMPLES} samples a round.");
+    let mut points = runs.points("remote stalls taken away, %", reduction);
+    points.extend(runs.points("cycles stalled on remote caches, %", |runs, case, by, seed| {
+        100.0 * runs.measured[case][by][seed].remote_share
+    }));
+    vec![
+        Finding::new(
+            "TC-3",
+            "worst of four programs: the policy's reduction of remote-cache stalls, of the hand placement's",
+            "Figure 3.6: SPECjbb nearly as hand-placed, room for improvement for the others",
+            "% of hand's",
+            Bar::AtLeast { bar: 90.0, paper_best: None },
+            &per_seed(context, worst),
+        )
+        .points(points)
+        .time_scale(SCALE as f64)
+        .figure(figure)
+        .note(note),
+        Finding::new(
+            "TC-3",
+            "best of four programs: remote-cache stalls taken away by the policy",
+            "up to 70 % (Figure 3.6)",
+            "%",
+            Bar::AtLeast { bar: 70.0, paper_best: Some(70.0) },
+            &per_seed(context, best),
+        )
+        .time_scale(SCALE as f64),
+    ]
+}
+
+fn performance(context: &Context<'_>, small: &Runs, large: Option<&Runs>) -> Vec<Finding> {
+    let gain = |runs: &Runs, case, by, seed| 100.0 * runs.gain(case, by, seed);
+    // Where hand placement gains 2 % or more, over all seeds.
+    let gains = |runs: &Runs, case: usize| mean(&runs.over(|seed| runs.gain(case, HAND, seed))) >= 0.02;
+    let all = || [Some(small), large].into_iter().flatten();
+    let worst = |seed: usize| {
+        let of = |runs: &Runs| {
+            let counted = (0..runs.cases.len()).filter(|&case| gains(runs, case));
+            let ratio = |case| 100.0 * runs.gain(case, AUTOMATIC, seed) / runs.gain(case, HAND, seed);
+            counted.map(ratio).fold(f64::INFINITY, f64::min)
+        };
+        all().map(of).fold(f64::INFINITY, f64::min)
+    };
+    let mut points = small.points("gain, %", gain);
+    points.extend(large.iter().flat_map(|runs| runs.points("gain, %", gain)));
+    let mut findings = vec![
+        Finding::new(
+            "TC-4",
+            "worst program where hand placement gains 2 % or more: the policy's gain, of the hand placement's",
+            "up to +7 % (Figure 3.7), less than by hand",
+            "% of hand's",
+            Bar::AtLeast { bar: 95.0, paper_best: None },
+            &per_seed(context, worst),
+        )
+        .points(points)
+        .time_scale(SCALE as f64)
+        .figure(small.bars("tc-4-performance", "Performance over the default scheduler", "%", gain)),
+    ];
+    if let Some(large) = large {
+        findings[0].figures.push(large.bars("tc-4-eight-chips", "On eight chips", "%", gain));
+        // The same program on both machines: scoreboards, warehouses.
+        let more = |seed: usize| {
+            let pair = |case: usize| 100.0 * (large.gain(case, AUTOMATIC, seed) - small.gain(case, AUTOMATIC, seed));
+            (0..2).map(pair).fold(f64::INFINITY, f64::min)
+        };
+        findings.push(
+            Finding::new(
+                "TC-4",
+                "eight chips with eight clusters: the policy's gain less its gain on two chips, worst of two programs",
+                "hand placement of SPECjbb gains 14 % on eight chips; the policy was not run",
+                "percentage points",
+                Bar::AtLeast { bar: 0.0, paper_best: None },
+                &per_seed(context, more),
+            )
+            .time_scale(SCALE as f64),
+        );
+    }
+    findings
+}

@@ -1,0 +1,229 @@
+//! TC-6 and TC-7: does the clustering hang on the shMaps' size or on the sampling rate, and how long must sharing last?
+
+use cachemate_core::{Answer, Evidence, Observation, Profiler, Profiles, Record, TaskId};
+use cachemate_locality::profilers::SharingProfiler;
+use cachemate_locality::shmap::{ShMapParameters, Sharing};
+use cachemate_policy::clustering::{Clusters, Method, ThreadMap, find};
+use cachemate_report::figure::{Axis, Chart, Point, Series};
+
+use super::setup::{Case, Placement, SCALE, SMALL, Setting, adjusted_rand_index, four};
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError};
+
+const SIZES: [usize; 3] = [128, 256, 512];
+const RATES: [usize; 5] = [1, 2, 10, 50, 100];
+/// The policy's least threshold: four entries at the floor.
+const THRESHOLD: u64 = 36;
+const LOW: &str = "activation_share = 0.02\none_in = 1";
+
+/// The observations of a run's first round of sampling.
+fn first_round(records: &[Record]) -> Vec<Observation> {
+    let sampled =
+        |record: &&Record| record.seen.answers.iter().any(|answer| matches!(answer.evidence, Evidence::Samples { .. }));
+    let probe = records.iter().find(sampled).and_then(|record| record.seen.answers.first()).map(|answer| answer.probe);
+    let of = records.iter().filter(sampled).filter(|record| record.seen.answers.first().map(|a| a.probe) == probe);
+    of.map(|record| record.seen.clone()).collect()
+}
+
+/// The same observations with every `one_in`th sample of each window.
+fn thinned(round: &[Observation], one_in: usize) -> Vec<Observation> {
+    let thin = |answer: &Answer| {
+        let mut answer = answer.clone();
+        if let Evidence::Samples { samples, .. } = &mut answer.evidence {
+            *samples = samples.iter().step_by(one_in).copied().collect();
+        }
+        answer
+    };
+    let each = |seen: &Observation| Observation { answers: seen.answers.iter().map(thin).collect(), ..seen.clone() };
+    round.iter().map(each).collect()
+}
+
+fn clusters(round: &[Observation], threads: usize, entries: usize, method: Method) -> Clusters {
+    let mut profiler = SharingProfiler::new(ShMapParameters { entries, ..ShMapParameters::default() });
+    let mut profiles = Profiles::new();
+    round.iter().for_each(|seen| profiler.update(seen, &mut profiles));
+    let map = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing.as_deref());
+    let maps: Vec<ThreadMap<'_>> =
+        (0..threads).map(|thread| ThreadMap { counters: map(thread).unwrap_or(&[]), together: None }).collect();
+    find(method, &maps, &Sharing::default(), THRESHOLD)
+}
+
+/// Unclustered threads as clusters of their own.
+fn labels(clusters: &Clusters) -> Vec<usize> {
+    clusters.of.iter().enumerate().map(|(at, of)| of.unwrap_or(clusters.count + at)).collect()
+}
+
+struct Sensitivity {
+    /// Against 256 entries, for 128 and 512.
+    by_size: Vec<f64>,
+    /// Against the program's own partition.
+    own_by_size: Vec<f64>,
+    own_by_rate: Vec<f64>,
+    own_one_pass: f64,
+}
+
+fn sensitivity(context: &Context<'_>, case: &Case, seed: u64) -> Result<Sensitivity, ReproError> {
+    let setting = Setting { measured_windows: 1, ..Setting::new(context, SMALL, case, seed) };
+    let round = first_round(&setting.run(&Placement::Automatic(LOW.to_string()))?.records);
+    let truth: Vec<usize> =
+        case.truth(seed)?.into_iter().map(|group| group.map_or(usize::MAX, |g| g as usize)).collect();
+    let found = |entries| labels(&clusters(&round, truth.len(), entries, Method::CoClusters));
+    let of_rate = |one_in| {
+        labels(&clusters(&thinned(&round, one_in), truth.len(), ShMapParameters::default().entries, Method::CoClusters))
+    };
+    let reference = found(ShMapParameters::default().entries);
+    Ok(Sensitivity {
+        by_size: SIZES.iter().map(|&entries| adjusted_rand_index(&found(entries), &reference)).collect(),
+        own_by_size: SIZES.iter().map(|&entries| adjusted_rand_index(&found(entries), &truth)).collect(),
+        own_by_rate: RATES.iter().map(|&rate| adjusted_rand_index(&of_rate(rate), &truth)).collect(),
+        own_one_pass: adjusted_rand_index(
+            &labels(&clusters(&round, truth.len(), ShMapParameters::default().entries, Method::OnePass)),
+            &truth,
+        ),
+    })
+}
+
+pub(super) fn sizes(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let cases = four();
+    let items: Vec<(usize, u64)> =
+        (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
+    let all = context.run_all(&items, |&(case, seed)| {
+        (context.progress)(&format!("TC-6 {} seed {seed}", cases[case].name));
+        sensitivity(context, &cases[case], seed)
+    })?;
+    let of = |case: usize, value: &dyn Fn(&Sensitivity) -> f64| -> Vec<f64> {
+        items.iter().zip(&all).filter(|((at, _), _)| *at == case).map(|(_, found)| value(found)).collect()
+    };
+    let mut points = Vec::new();
+    for (at, case) in cases.iter().enumerate() {
+        for (size, entries) in SIZES.iter().enumerate() {
+            let same = format!("{entries} entries, against 256");
+            points.push(DataPoint::over(same, case.name, &of(at, &|found| found.by_size[size])));
+            let own = format!("{entries} entries, against the program's partition");
+            points.push(DataPoint::over(own, case.name, &of(at, &|found| found.own_by_size[size])));
+        }
+        for (rate, one_in) in RATES.iter().enumerate() {
+            let own = format!("1 in {one_in}, against the program's partition");
+            points.push(DataPoint::over(own, case.name, &of(at, &|found| found.own_by_rate[rate])));
+        }
+        points.push(DataPoint::over("one pass, 256 entries", case.name, &of(at, &|found| found.own_one_pass)));
+    }
+    let worst = |seed: u64| {
+        let of_seed = items.iter().zip(&all).filter(|((_, at), _)| *at == seed);
+        of_seed.flat_map(|(_, found)| found.by_size.clone()).fold(f64::INFINITY, f64::min)
+    };
+    let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(|&seed| (seed, worst(seed))).collect();
+    Ok(vec![
+        Finding::new(
+            "TC-6",
+            "worst agreement of the clusters at 128 and 512 entries with those at 256, four programs, same samples",
+            "largely the same clusters with 128, 256 and 512 entries",
+            "adjusted Rand index",
+            Bar::AtLeast { bar: 1.0, paper_best: None },
+            &per_seed,
+        )
+        .points(points)
+        .time_scale(SCALE as f64)
+        .note(
+            "One recorded round per program and seed, its raw samples fed to shMaps of each size. Sampling rates thin the \
+             same round, so a rate of 1 in 100 has a hundredth of the samples, not a hundred times the time.",
+        ),
+    ])
+}
+
+/// Windows in which nothing decides, before the policy begins.
+const QUIET_WINDOWS: u64 = 2;
+
+/// Work of all threads by nominal second, cumulative, from the end of the quiet windows on.
+fn cumulative(records: &[Record]) -> Vec<(f64, f64)> {
+    let (mut work, mut curve) = (0.0, vec![(0.0, 0.0)]);
+    let quiet = records.iter().find(|record| record.seen.window >= QUIET_WINDOWS).map(|r| r.seen.span.start_ns);
+    let Some(start) = quiet else { return curve };
+    for record in records.iter().filter(|record| record.seen.span.start_ns >= start) {
+        work += record.seen.tasks.iter().filter_map(|task| task.progress).sum::<f64>();
+        let span = record.seen.span;
+        curve.push(((span.start_ns + span.elapsed_ns - start) as f64 / 1e9, work));
+    }
+    curve
+}
+
+fn at(curve: &[(f64, f64)], time: f64) -> Option<f64> {
+    let pair = curve.windows(2).find(|pair| pair[0].0 <= time && time <= pair[1].0)?;
+    let (before, after) = (pair[0], pair[1]);
+    let part = if after.0 > before.0 { (time - before.0) / (after.0 - before.0) } else { 0.0 };
+    Some(before.1 + part * (after.1 - before.1))
+}
+
+/// Automatic less default work, in seconds of the default's work, by time since the policy began.
+fn advantage(context: &Context<'_>, case: &Case, seed: u64) -> Result<Vec<(f64, f64)>, ReproError> {
+    let setting = Setting {
+        warm_up_windows: QUIET_WINDOWS,
+        measured_windows: context.pick(4, 8),
+        ..Setting::new(context, SMALL, case, seed)
+    };
+    let automatic = Placement::Automatic("activation_share = 0.02".to_string());
+    let with = cumulative(&setting.run_after(QUIET_WINDOWS, &automatic)?.records);
+    let without = cumulative(&setting.run_after(QUIET_WINDOWS, &Placement::Default)?.records);
+    let Some(&(end, work)) = without.last().filter(|(_, work)| *work > 0.0) else { return Ok(Vec::new()) };
+    let lead = |&(time, done): &(f64, f64)| Some((time, (done - at(&without, time)?) / work * end));
+    Ok(with.iter().filter_map(lead).collect())
+}
+
+/// When the lead becomes positive for good; `None` = not within the run.
+fn break_even(lead: &[(f64, f64)]) -> Option<f64> {
+    let last_behind = lead.iter().rposition(|&(_, lead)| lead <= 0.0)?;
+    lead.get(last_behind + 1).map(|&(time, _)| time)
+}
+
+pub(super) fn phases(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let cases = four();
+    let items: Vec<(usize, u64)> =
+        (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
+    let leads = context.run_all(&items, |&(case, seed)| {
+        (context.progress)(&format!("TC-7 {} seed {seed}", cases[case].name));
+        advantage(context, &cases[case], seed)
+    })?;
+    let of = |case: usize| items.iter().zip(&leads).filter(move |((at, _), _)| *at == case).map(|(_, lead)| lead);
+    let mut points = Vec::new();
+    let mut series = Vec::new();
+    for (number, case) in cases.iter().enumerate() {
+        let seconds: Vec<f64> = of(number).filter_map(|lead| break_even(lead)).collect();
+        points.push(DataPoint::over("break-even, nominal seconds", case.name, &seconds));
+        points.push(DataPoint::over("runs that broke even", case.name, &[seconds.len() as f64]));
+        if let Some(lead) = of(number).next() {
+            let points = lead.iter().map(|&(time, lead)| Point::new(time, lead)).collect();
+            series.push(Series { name: case.name.to_string(), points, ..Series::default() });
+        }
+    }
+    let chart = Chart {
+        title: "Work ahead of the default scheduler since the policy began".to_string(),
+        x: Axis::linear("nominal seconds"),
+        y: Axis::linear("seconds of the default's work"),
+        series,
+        ..Chart::default()
+    };
+    let figure = Figure {
+        name: "tc-7-break-even".to_string(),
+        title: chart.title.clone(),
+        svg: chart.svg(),
+        inline: chart.inline(),
+    };
+    let shortest = |seed: u64| {
+        let of_seed = items.iter().zip(&leads).filter(|((_, at), _)| *at == seed);
+        of_seed.filter_map(|(_, lead)| break_even(lead)).fold(f64::INFINITY, f64::min)
+    };
+    let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(|&seed| (seed, shortest(seed))).collect();
+    Ok(vec![
+        Finding::new(
+            "TC-7",
+            "break-even: how long a phase of sharing must last for the policy to pay, soonest of four programs",
+            "phases must outlast detection (6.7 s at 1 in 10)",
+            "nominal s",
+            Bar::Shown,
+            &per_seed,
+        )
+        .points(points)
+        .time_scale(SCALE as f64)
+        .figure(figure)
+        .note("Both runs are the same up to where the policy begins; a program without a number did not break even in the run."),
+    ])
+}

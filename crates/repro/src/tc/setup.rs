@@ -1,0 +1,295 @@
+//! The chapter's workloads, its four placements, and one run of one under the other.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    CpuSet, Decision, Machine, Plan, Policy, Profiler, Profiles, Reason, Record, TaskId, View, Window,
+};
+use cachemate_locality::profilers::SharingProfiler;
+use cachemate_locality::shmap::ShMapParameters;
+use cachemate_policy::clustering::assign::{Chip, Movable, assign};
+use cachemate_policy::policies::{self, cache_domains};
+use cachemate_sim::kernels::{self, Options};
+use cachemate_sim::machine::SimOptions;
+use cachemate_sim::results::RunResults;
+use cachemate_sim::run::Deciding;
+
+use crate::setup::{Job, ManagedRun, Workload, failed};
+use crate::{Context, ReproError};
+
+pub(super) const SMALL: &str = "power5-2x2x2";
+pub(super) const LARGE: &str = "power5-8x2x2";
+
+/// The paper's figures of one window and one round of detection, before scaling.
+const WINDOW_CYCLES: u64 = 1_000_000_000;
+/// How much shorter than the paper's all windows, slices and costs are.
+pub(super) const SCALE: u64 = 500;
+/// Samples of one round. The paper's 10^6 over the scale would be 2000: 8-bit counters with a floor of 3 do not shrink
+/// with time, so a round keeps this many, and pays for each of them.
+pub(super) const SAMPLES: u64 = 20_000;
+/// Difference between chips that the paper tolerates.
+const BALANCE_LIMIT: f64 = 0.25;
+
+/// A program of the chapter with the threads' own partition.
+#[derive(Clone, Debug)]
+pub(super) struct Case {
+    pub name: &'static str,
+    pub kernel: &'static str,
+    pub options: Options,
+}
+
+impl Case {
+    pub fn new(name: &'static str, kernel: &'static str, options: Options) -> Self {
+        Case { name, kernel, options }
+    }
+
+    /// Group of each thread; `None` = a background thread.
+    pub fn truth(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
+        Ok(kernels::build(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups)
+    }
+}
+
+/// The four programs as the chapter ran them.
+pub(super) fn four() -> Vec<Case> {
+    let plain = |name, kernel| Case::new(name, kernel, Options::default());
+    vec![
+        plain("scoreboards", "scoreboards"),
+        plain("warehouses", "warehouses"),
+        plain("databases", "rubis"),
+        plain("chat rooms", "chatrooms"),
+    ]
+}
+
+/// Who places the threads.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Placement {
+    /// The machine's own scheduler.
+    Default,
+    RoundRobin,
+    /// The program's own partition, under the policy's balance limit.
+    Hand,
+    /// `thread-clustering` with these parameters besides the run's own.
+    Automatic(String),
+}
+
+impl Placement {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Placement::Default => "default",
+            Placement::RoundRobin => "round robin",
+            Placement::Hand => "hand",
+            Placement::Automatic(_) => "automatic",
+        }
+    }
+}
+
+/// One run.
+#[derive(Clone, Debug)]
+pub(super) struct Setting {
+    pub machine: String,
+    pub case: Case,
+    pub seed: u64,
+    pub scale: u64,
+    pub entries: usize,
+    /// In windows of the policy.
+    pub warm_up_windows: u64,
+    pub measured_windows: u64,
+}
+
+impl Setting {
+    pub fn new(context: &Context<'_>, machine: &str, case: &Case, seed: u64) -> Self {
+        Setting {
+            machine: machine.to_string(),
+            case: case.clone(),
+            seed,
+            scale: SCALE,
+            entries: ShMapParameters::default().entries,
+            warm_up_windows: 3,
+            measured_windows: context.pick(1, 3),
+        }
+    }
+
+    fn window_cycles(&self) -> u64 {
+        WINDOW_CYCLES / self.scale
+    }
+
+    fn workload(&self) -> Result<Workload, ReproError> {
+        let job = Job { options: self.case.options.clone(), ..Job::new(self.case.kernel, self.seed) };
+        let mut workload = Workload::on(&self.machine, vec![job], self.seed)?;
+        workload.options = SimOptions { scale: self.scale, ..workload.options };
+        let cycles = |windows| windows * self.window_cycles();
+        Ok(workload.lasting(cycles(self.warm_up_windows), cycles(self.measured_windows)))
+    }
+
+    /// Parameters that every automatic run has, before those of the placement.
+    fn parameters(&self, more: &str) -> String {
+        let samples = SAMPLES * self.scale;
+        format!("window_cycles = {WINDOW_CYCLES}\nsamples = {samples}\n{more}")
+    }
+
+    pub fn run(&self, placement: &Placement) -> Result<ManagedRun, ReproError> {
+        self.run_by(self.policy(placement)?)
+    }
+
+    pub fn policy(&self, placement: &Placement) -> Result<Box<dyn Policy>, ReproError> {
+        let built = |name: &str, parameters: &str| policies::build(name, parameters, self.seed).map_err(failed(name));
+        match placement {
+            Placement::Default => built("default", ""),
+            Placement::RoundRobin => built("round-robin", ""),
+            Placement::Hand => Ok(Box::new(self.by_hand(&self.workload()?)?)),
+            Placement::Automatic(more) => built("thread-clustering", &self.parameters(more)),
+        }
+    }
+
+    /// With nobody deciding in the first windows.
+    pub fn run_after(&self, windows: u64, placement: &Placement) -> Result<ManagedRun, ReproError> {
+        self.run_by(Box::new(Later { windows, policy: self.policy(placement)? }))
+    }
+
+    pub fn run_by(&self, policy: Box<dyn Policy>) -> Result<ManagedRun, ReproError> {
+        let workload = self.workload()?;
+        let parameters = ShMapParameters { entries: self.entries, ..ShMapParameters::default() };
+        workload.managed(Deciding {
+            profilers: vec![Box::new(SharingProfiler::new(parameters))],
+            yardstick: workload.yardstick(),
+            name: "thread placement".to_string(),
+            policy,
+            first_window: Window::Cycles { cycles: WINDOW_CYCLES },
+        })
+    }
+
+    /// The program's own groups onto chips, as the policy would place them if it had found exactly these.
+    fn by_hand(&self, workload: &Workload) -> Result<ByHand, ReproError> {
+        let truth = self.case.truth(self.seed)?;
+        let machine = workload.simulated()?;
+        let domains = cache_domains(machine.topology());
+        let groups = truth.iter().flatten().max().map_or(0, |last| last + 1);
+        let members = |group| (0..truth.len()).filter(|&thread| truth[thread] == Some(group)).collect();
+        let clusters: Vec<Vec<usize>> = (0..groups).map(members).collect();
+        let chips: Vec<Chip> = domains.iter().map(|cpus| Chip { cpus: cpus.count(), fixed: 0 }).collect();
+        let placed = assign(&vec![Movable::default(); truth.len()], &clusters, &[], &chips, BALANCE_LIMIT);
+        let cpus = placed.chip_of.iter().enumerate();
+        let allowed = cpus.filter_map(|(thread, chip)| Some((TaskId(thread as u32), domains[(*chip)?].clone())));
+        Ok(ByHand(allowed.collect()))
+    }
+}
+
+/// A placement known beforehand.
+struct ByHand(BTreeMap<TaskId, CpuSet>);
+
+impl Policy for ByHand {
+    fn decide(&mut self, _: &View<'_>) -> Decision {
+        let plan = Plan { allowed: self.0.clone(), ..Plan::idle(Window::Cycles { cycles: WINDOW_CYCLES }) };
+        Decision { plan, why: Vec::new() }
+    }
+}
+
+/// Nobody decides at first, then the policy does.
+struct Later {
+    windows: u64,
+    policy: Box<dyn Policy>,
+}
+
+impl Policy for Later {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        if view.seen.window + 1 < self.windows {
+            return Decision { plan: Plan::idle(Window::Cycles { cycles: WINDOW_CYCLES }), why: Vec::new() };
+        }
+        self.policy.decide(view)
+    }
+}
+
+/// Of all threads' cycles, those stalled on remote caches.
+pub(super) fn remote_share(results: &RunResults) -> f64 {
+    let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
+    results.tasks.iter().map(|task| task.stall_cycles.remote_cache).sum::<f64>() / cycles.max(1) as f64
+}
+
+/// Remote-cache stalls per instruction: what placements are compared by, since they run at different speeds.
+pub(super) fn remote_per_instr(results: &RunResults) -> f64 {
+    let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
+    results.tasks.iter().map(|task| task.stall_cycles.remote_cache).sum::<f64>() / instructions.max(1) as f64
+}
+
+/// The workers' own work per cycle (the paper's operations and messages per second).
+pub(super) fn work_rate(results: &RunResults, truth: &[Option<u32>]) -> f64 {
+    let workers = results.tasks.iter().zip(truth).filter(|(_, group)| group.is_some());
+    let work: f64 = workers.filter_map(|(task, _)| task.progress).sum();
+    work / results.elapsed_cycles.max(1) as f64
+}
+
+/// Adjusted Rand index of two partitions of the same things (Hubert and Arabie, 1985): 1 = the same, about 0 = chance.
+pub(super) fn adjusted_rand_index(a: &[usize], b: &[usize]) -> f64 {
+    let pairs = |n: u64| (n * n.saturating_sub(1) / 2) as f64;
+    let count = |keys: &mut dyn Iterator<Item = (usize, usize)>| {
+        let mut counts: BTreeMap<(usize, usize), u64> = BTreeMap::new();
+        keys.for_each(|key| *counts.entry(key).or_insert(0) += 1);
+        counts.into_values().map(pairs).sum::<f64>()
+    };
+    let both = count(&mut a.iter().copied().zip(b.iter().copied()));
+    let (of_a, of_b) = (count(&mut a.iter().map(|&k| (k, 0))), count(&mut b.iter().map(|&k| (k, 0))));
+    let expected = of_a * of_b / pairs(a.len() as u64).max(1.0);
+    let most = (of_a + of_b) / 2.0;
+    if most == expected { 1.0 } else { (both - expected) / (most - expected) }
+}
+
+/// One round that placed threads: the clusters in its reasons, and the shMaps that they came from.
+pub(super) struct Round {
+    /// Cluster of each thread; unclustered ones have a number of their own.
+    pub cluster_of: Vec<usize>,
+    pub clusters: usize,
+    pub clustered: Vec<bool>,
+    pub maps: Vec<Vec<u8>>,
+}
+
+impl Round {
+    /// Adjusted Rand index against the program's own partition, over its workers.
+    pub fn agreement(&self, truth: &[Option<u32>]) -> f64 {
+        let workers = || truth.iter().zip(&self.cluster_of).filter_map(|(group, &of)| Some(((*group)? as usize, of)));
+        let (own, found): (Vec<usize>, Vec<usize>) = workers().unzip();
+        adjusted_rand_index(&own, &found)
+    }
+
+    pub fn unclustered_workers(&self, truth: &[Option<u32>]) -> usize {
+        truth.iter().zip(&self.clustered).filter(|(group, clustered)| group.is_some() && !**clustered).count()
+    }
+}
+
+/// All rounds of a run that placed threads. The profiler is pure, so the recorded observations give its maps again.
+pub(super) fn rounds(records: &[Record], threads: usize, entries: usize) -> Vec<Round> {
+    let mut profiler = SharingProfiler::new(ShMapParameters { entries, ..ShMapParameters::default() });
+    let mut profiles = Profiles::new();
+    let mut rounds = Vec::new();
+    for record in records {
+        profiler.update(&record.seen, &mut profiles);
+        let clusters: Vec<&Reason> = record.decision.why.iter().filter(|why| why.text.contains("share data")).collect();
+        if clusters.is_empty() {
+            continue;
+        }
+        let mut cluster_of: Vec<usize> = (0..threads).map(|thread| clusters.len() + thread).collect();
+        for (number, cluster) in clusters.iter().enumerate() {
+            cluster.tasks.iter().for_each(|task| cluster_of[task.0 as usize] = number);
+        }
+        let map = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing.clone());
+        rounds.push(Round {
+            clusters: clusters.len(),
+            clustered: cluster_of.iter().map(|&of| of < clusters.len()).collect(),
+            cluster_of,
+            maps: (0..threads).map(|thread| map(thread).unwrap_or_default()).collect(),
+        });
+    }
+    rounds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is the index 1 for the same partition under other names, and near 0 for one that says nothing?
+    #[test]
+    fn the_index_knows_equal_and_unrelated_partitions() {
+        assert_eq!(adjusted_rand_index(&[0, 0, 1, 1], &[7, 7, 3, 3]), 1.0);
+        assert!((adjusted_rand_index(&[0, 0, 0, 1, 1, 1], &[0, 0, 1, 1, 2, 2]) - 0.242_424).abs() < 1e-5);
+        assert!(adjusted_rand_index(&[0, 0, 1, 1], &[0, 1, 0, 1]) < 0.0);
+    }
+}

@@ -119,6 +119,24 @@ pub struct Figure {
     pub inline: String,
 }
 
+macro_rules! pictures {
+    ($($kind:ident: $drawing:ty),* $(,)?) => {
+        impl Figure {$(
+            /// Under this file name, with the drawing's own title.
+            pub fn $kind(name: impl Into<String>, drawing: &$drawing) -> Self {
+                let title = drawing.title.clone();
+                Figure { name: name.into(), title, svg: drawing.svg(), inline: drawing.inline() }
+            }
+        )*}
+    };
+}
+pictures! {
+    bars: cachemate_report::figure::Bars,
+    chart: cachemate_report::figure::Chart,
+    heat_map: cachemate_report::figure::HeatMap,
+    timeline: cachemate_report::figure::Timeline,
+}
+
 /// One measured result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {

@@ -5,13 +5,17 @@
 
 mod av;
 mod bs;
+mod ca;
 mod casc;
 mod cmt;
+pub mod corun;
 mod cp;
+pub mod decompose;
 mod experiment;
 mod index;
 mod rm;
 pub mod setup;
+pub mod solo;
 mod tc;
 
 pub use experiment::*;
@@ -20,7 +24,8 @@ pub use index::index_html;
 /// All experiments, in the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
     let papers: &[fn() -> Vec<Experiment>] =
-        &[bs::experiments, casc::experiments, av::experiments, tc::experiments, cp::experiments, rm::experiments];
+    let papers: &[fn() -> Vec<Experiment>] =
+        &[bs::experiments, casc::experiments, av::experiments, ca::experiments, tc::experiments, cp::experiments, rm::experiments];
     papers.iter().flat_map(|paper| paper()).collect()
 }
 

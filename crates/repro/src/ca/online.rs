@@ -1,0 +1,419 @@
+//! CA-6, -7, -8: the policies at work, against every schedule there is, against the default scheduler, and run to run.
+//!
+//! The default scheduler places by order of arrival and, with one CPU-bound program to a core, moves nobody later; so the
+//! order of arrival is what varies from run to run (CA 2.1: "thread spawning order"), drawn from the seed.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{CpuId, Profiler, Window};
+use cachemate_locality::profilers::CountersProfiler;
+use cachemate_policy::policies;
+use cachemate_policy::rng::SplitMix64;
+use cachemate_report::figure::{Axis, BarGroup, Bars};
+use cachemate_sim::run::Deciding;
+
+use super::SCALE;
+use crate::corun::{Bench, Matrix, caches, rates};
+use crate::setup::{Job, Workload, failed};
+use crate::solo::{self, InOrder};
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+
+/// CA Table 2.
+const WORKLOADS: [[&str; 4]; 8] = [
+    ["soplex", "sphinx", "gamess", "namd"],
+    ["soplex", "mcf-2006", "gamess", "gobmk"],
+    ["mcf-2006", "libquantum", "povray", "gamess"],
+    ["mcf-2006", "omnetpp", "h264", "namd"],
+    ["milc", "libquantum", "povray", "perl"],
+    ["sphinx", "gcc", "namd", "gamess"],
+    ["lbm", "milc", "sphinx", "gobmk"],
+    ["lbm", "milc", "mcf-2006", "namd"],
+];
+
+/// CA 4.2: no more often than every 10^9 cycles.
+const WINDOW: Window = Window::Cycles { cycles: 1_000_000_000 };
+/// A reading of a task counts once it covers so many instructions (of about a million cycles in a window).
+const READING_INSTRUCTIONS: f64 = 100_000.0;
+
+/// Who decides.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum By {
+    Default,
+    Di,
+    Dio,
+    Optimal,
+}
+
+impl By {
+    fn name(self) -> &'static str {
+        match self {
+            By::Default => "default",
+            By::Di => "di",
+            By::Dio => "dio",
+            By::Optimal => "optimal",
+        }
+    }
+}
+
+/// A machine and how long it runs.
+struct Room {
+    bench: Bench,
+    /// Data accesses that profiles of programs alone rest on.
+    profile_accesses: u64,
+}
+
+impl Room {
+    fn on(context: &Context<'_>, machine: &str) -> Result<Self, ReproError> {
+        let (warm_up, measured) = context.pick((3_000_000, 2_000_000), (5_000_000, 6_000_000));
+        let mut bench = Bench::on(machine, 1, warm_up, measured)?;
+        bench.options.scale = SCALE;
+        Ok(Room { bench, profile_accesses: context.pick(400_000, 2_000_000) })
+    }
+
+    /// Cycles per instruction of every job over those alone, in the jobs' order.
+    fn slowdowns(&self, by: By, jobs: &[Job], matrix: Option<&[Vec<f64>]>, seed: u64) -> Result<Vec<f64>, ReproError> {
+        let mut workload = Workload {
+            machine: self.bench.machine.clone(),
+            options: self.bench.options.clone(),
+            jobs: jobs.to_vec(),
+            warm_up_cycles: self.bench.warm_up_cycles,
+            measured_cycles: self.bench.measured_cycles,
+        };
+        workload.options.seed = seed;
+        let results = match by {
+            By::Default => workload.unmanaged()?,
+            _ => workload.managed(self.deciding(by, &workload, matrix)?)?.results,
+        };
+        let together = rates(&results, &workload.machine)?;
+        self.over_alone(jobs, together.iter().map(|rates| rates.instr_per_cycle))
+    }
+
+    fn over_alone(&self, jobs: &[Job], together: impl Iterator<Item = f64>) -> Result<Vec<f64>, ReproError> {
+        let one = |(job, speed): (&Job, f64)| Ok(self.bench.alone(job)?.instr_per_cycle / speed);
+        jobs.iter().zip(together).map(one).collect()
+    }
+
+    fn deciding(&self, by: By, workload: &Workload, matrix: Option<&[Vec<f64>]>) -> Result<Deciding, ReproError> {
+        let last = workload.machine.last_level().ok_or_else(|| failed("machine")("no cache to share"))?.level;
+        let profilers: Vec<Box<dyn Profiler>> = match by {
+            By::Di => {
+                let profile = |job: &Job| solo::profile(job, &workload.machine, self.profile_accesses);
+                let profiles = workload.jobs.iter().map(profile).collect::<Result<_, _>>()?;
+                vec![Box::new(InOrder::new(profiles))]
+            }
+            By::Dio => vec![Box::new(CountersProfiler::new(last, READING_INSTRUCTIONS))],
+            _ => Vec::new(),
+        };
+        let parameters = matrix.map_or(String::new(), |matrix| format!("degradation = {matrix:?}"));
+        let policy = policies::build(by.name(), &parameters, workload.options.seed).map_err(failed(by.name()))?;
+        Ok(Deciding {
+            profilers,
+            yardstick: workload.yardstick(),
+            name: by.name().to_string(),
+            policy,
+            first_window: WINDOW,
+        })
+    }
+}
+
+/// The programs of a workload, `copies` of each with inputs of their own.
+fn jobs(workload: usize, copies: u64, inputs: u64) -> Vec<Job> {
+    let copy = |copy: u64, name: &&str| Job { name: format!("{name}-{copy}"), ..Job::new(name, inputs * 100 + copy) };
+    (0..copies).flat_map(|nth| WORKLOADS[workload].iter().map(move |name| copy(nth, name))).collect()
+}
+
+/// In another order.
+fn arriving(jobs: &[Job], seed: u64) -> Vec<Job> {
+    let mut jobs = jobs.to_vec();
+    SplitMix64::new(seed).shuffle(&mut jobs);
+    jobs
+}
+
+/// The workload's degradations in the order of the jobs.
+fn in_order(matrix: &Matrix, jobs: &[Job]) -> Vec<Vec<f64>> {
+    let place = |job: &Job| matrix.names.iter().position(|name| *name == job.name).unwrap_or(0);
+    let of = jobs.iter().map(place).collect::<Vec<usize>>();
+    matrix.costs_of(&of).cost
+}
+
+fn percent_above(time: f64, of: f64) -> f64 {
+    100.0 * (time / of - 1.0)
+}
+
+fn number(workload: usize) -> String {
+    format!("workload {}", workload + 1)
+}
+
+/// CA-6: four programs on two caches. The optimum is the best of the three schedules, each run.
+pub fn four_cores(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let room = Room::on(context, "xeon-x5365-4")?;
+    let workloads: Vec<usize> = (0..context.pick(3, 8)).collect();
+    let asked: Vec<(usize, u64)> =
+        workloads.iter().flat_map(|&workload| context.seeds.iter().map(move |&seed| (workload, seed))).collect();
+    (context.progress)(&format!("{} workloads, every schedule and two policies", workloads.len()));
+    let found = context.run_all(&asked, |&(workload, seed)| one_of_four(&room, workload, seed))?;
+    let mut points = Vec::new();
+    let (mut dio_worst, mut di_worst) =
+        (vec![f64::NEG_INFINITY; context.seeds.len()], vec![f64::NEG_INFINITY; context.seeds.len()]);
+    let mut groups = Vec::new();
+    for &workload in &workloads {
+        let of = |pick: &dyn Fn(&Four) -> f64| -> Vec<f64> {
+            asked.iter().zip(&found).filter(|((other, _), _)| *other == workload).map(|(_, four)| pick(four)).collect()
+        };
+        let (di, dio) = (of(&|four| four.di), of(&|four| four.dio));
+        di_worst.iter_mut().zip(&di).for_each(|(worst, &value)| *worst = worst.max(value));
+        dio_worst.iter_mut().zip(&dio).for_each(|(worst, &value)| *worst = worst.max(value));
+        let series = [("di", di), ("dio", dio), ("random", of(&|four| four.random)), ("worst", of(&|four| four.worst))];
+        let bars = series.iter().map(|(_, values)| mean(values).into()).collect();
+        groups.push(BarGroup { name: number(workload), bars });
+        points.extend(series.iter().map(|(name, values)| DataPoint::over(*name, number(workload), values)));
+    }
+    let figure = Bars {
+        title: "Mean run time above the best schedule's, four cores".into(),
+        y: Axis::linear("per cent"),
+        series: ["di", "dio", "random", "worst"].map(String::from).to_vec(),
+        groups,
+        references: vec![("bar".into(), 2.0)],
+        ..Bars::default()
+    };
+    let note = "Optimal = best of the three schedules, each run with its programs fixed; random = their mean. Programs \
+                arrive in an order drawn from the seed; the policies begin with what the default scheduler made of it.";
+    let bar = Bar::AtMost { bar: 2.0, paper_best: None };
+    let finding = |policy: &str, worst: Vec<f64>| {
+        let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(worst).collect();
+        let what = format!("{policy} above optimal on four cores, on the workload where it is farthest");
+        Finding::new("CA-6", &what, "within 2 %", "%", bar, &per_seed).time_scale(SCALE as f64)
+    };
+    let first = finding("DI", di_worst).points(points).note(note).figure(Figure::bars("ca-6-four-cores", &figure));
+    Ok(vec![first, finding("DIO", dio_worst)])
+}
+
+/// Mean run times above the best schedule's, in per cent.
+struct Four {
+    di: f64,
+    dio: f64,
+    random: f64,
+    worst: f64,
+}
+
+fn one_of_four(room: &Room, workload: usize, seed: u64) -> Result<Four, ReproError> {
+    let jobs = arriving(&jobs(workload, 1, seed), seed);
+    let cpus: Vec<CpuId> = caches(&room.bench.machine.topology())?.into_iter().flatten().collect();
+    let mut bench = room.bench.clone();
+    bench.options.seed = seed;
+    let mut schedules = Vec::new();
+    for partner in 1..4 {
+        let others: Vec<usize> = (1..4).filter(|&other| other != partner).collect();
+        let order = [0, partner, others[0], others[1]];
+        let pinned: Vec<(Job, CpuId)> = order.iter().zip(&cpus).map(|(&job, &cpu)| (jobs[job].clone(), cpu)).collect();
+        let in_this_order: Vec<Job> = pinned.iter().map(|(job, _)| job.clone()).collect();
+        let speeds = bench.run(&pinned)?;
+        schedules.push(mean(&room.over_alone(&in_this_order, speeds.iter().map(|rates| rates.instr_per_cycle))?));
+    }
+    let best = schedules.iter().copied().fold(f64::INFINITY, f64::min);
+    let worst = schedules.iter().copied().fold(0.0, f64::max);
+    let by = |by: By| Ok(percent_above(mean(&room.slowdowns(by, &jobs, None, seed)?), best));
+    let (di, dio) = (by(By::Di)?, by(By::Dio)?);
+    Ok(Four { di, dio, random: percent_above(mean(&schedules), best), worst: percent_above(worst, best) })
+}
+
+const EIGHT_CORES: [&str; 2] = ["xeon-x5365", "opteron-2350"];
+
+/// CA-7: each workload doubled, on both machines.
+pub fn eight_cores(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let machines = &EIGHT_CORES[..context.pick(1, 2)];
+    let workloads: Vec<usize> = context.pick(vec![1, 4], (0..8).collect());
+    let policies = [By::Default, By::Di, By::Dio, By::Optimal];
+    let mut gains: BTreeMap<(usize, usize, By), Vec<f64>> = BTreeMap::new();
+    for (at, machine) in machines.iter().enumerate() {
+        let room = Room::on(context, machine)?;
+        for &workload in &workloads {
+            (context.progress)(&format!("{machine}, {}", number(workload)));
+            let programs = jobs(workload, 2, 1);
+            let matrix = Matrix::measure(context, &room.bench, &programs)?;
+            let asked: Vec<(u64, By)> = context.seeds.iter().flat_map(|&seed| policies.map(|by| (seed, by))).collect();
+            let times = context.run_all(&asked, |&(seed, by)| {
+                let jobs = arriving(&programs, seed);
+                let known = (by == By::Optimal).then(|| in_order(&matrix, &jobs));
+                Ok(mean(&room.slowdowns(by, &jobs, known.as_deref(), seed)?))
+            })?;
+            for of_seed in times.chunks(policies.len()) {
+                for (nth, &by) in policies.iter().enumerate().skip(1) {
+                    gains.entry((at, workload, by)).or_default().push(percent_above(of_seed[0], of_seed[nth]));
+                }
+            }
+        }
+    }
+    Ok(on_eight_cores(context, machines, &workloads, &gains))
+}
+
+fn on_eight_cores(
+    context: &Context<'_>,
+    machines: &[&str],
+    workloads: &[usize],
+    gains: &BTreeMap<(usize, usize, By), Vec<f64>>,
+) -> Vec<Finding> {
+    let mut points = Vec::new();
+    let mut figures = Vec::new();
+    for (at, machine) in machines.iter().enumerate() {
+        let policies = [By::Di, By::Dio, By::Optimal];
+        let mut groups = Vec::new();
+        for &workload in workloads {
+            let values = policies.map(|by| gains[&(at, workload, by)].clone());
+            groups.push(BarGroup { name: number(workload), bars: values.iter().map(|v| mean(v).into()).collect() });
+            let named = policies.iter().zip(&values);
+            let place = format!("{machine}, {}", number(workload));
+            points.extend(named.map(|(by, values)| DataPoint::over(by.name(), place.clone(), values)));
+        }
+        let figure = Bars {
+            title: format!("Mean speed-up over the default scheduler, {machine}"),
+            y: Axis::linear("per cent"),
+            series: policies.map(|by| by.name().to_string()).to_vec(),
+            groups,
+            ..Bars::default()
+        };
+        figures.push(Figure::bars(format!("ca-7-{machine}"), &figure));
+    }
+    // Of one seed, machine and policy: the gains of all workloads.
+    let of = |seed: usize, at: usize, by: By| -> Vec<f64> {
+        workloads.iter().map(|&workload| gains[&(at, workload, by)][seed]).collect()
+    };
+    let mean_of = |at: usize, by: By, workload: usize| mean(&gains[&(at, workload, by)]);
+    let online = [By::Di, By::Dio];
+    let all = 0..machines.len();
+    let each = |by: By| all.clone().flat_map(move |at| workloads.iter().map(move |&workload| (at, by, workload)));
+    let means: Vec<f64> = online.iter().flat_map(|&by| each(by)).map(|(at, by, w)| mean_of(at, by, w)).collect();
+    let best = means.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let least = means.iter().copied().fold(f64::INFINITY, f64::min);
+    let ratios: Vec<f64> = all
+        .clone()
+        .map(|at| {
+            let over_seeds =
+                |by: By| mean(&(0..context.seeds.len()).map(|seed| mean(&of(seed, at, by))).collect::<Vec<f64>>());
+            100.0 * over_seeds(By::Dio).min(over_seeds(By::Di)) / over_seeds(By::Optimal)
+        })
+        .collect();
+    points.extend(machines.iter().zip(&ratios).map(|(machine, &ratio)| {
+        DataPoint::over("the lesser of DI's and DIO's mean gain over the optimal's, %", *machine, &[ratio])
+    }));
+    let ratio = ratios.into_iter().fold(f64::INFINITY, f64::min);
+    let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
+                both policies. Optimal = the assignment with the least sum of measured pair degradations, run.";
+    let seeds: Vec<u64> = context.seeds.clone();
+    let finding = |what: &str, paper: &str, unit: &str, bar: Bar, value: f64| {
+        let mut finding = Finding::new("CA-7", what, paper, unit, bar, &[(seeds[0], value)]).time_scale(SCALE as f64);
+        finding.seeds = seeds.clone();
+        finding
+    };
+    let at_least = |bar: f64| Bar::AtLeast { bar, paper_best: None };
+    let mut first =
+        finding("best workload over the default scheduler, eight cores", "up to 13 %", "%", at_least(10.0), best)
+            .points(points)
+            .note(note);
+    first.figures = figures;
+    vec![
+        first,
+        finding(
+            "mean gain as a share of the optimal's, on the machine with less",
+            "not given",
+            "%",
+            at_least(50.0),
+            ratio,
+        ),
+        finding("workload with the least gain", "-4 % at worst", "%", at_least(-1.0), least),
+    ]
+}
+
+/// CA-8: the same programs with the same inputs, arriving in ever other orders.
+pub fn run_to_run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let orders = context.pick(6, 20.max(context.seeds.len() as u64));
+    let seeds: Vec<u64> = (0..orders).map(|nth| context.seeds[0] + nth).collect();
+    let workloads: Vec<usize> = context.pick(vec![1], vec![1, 4, 6]);
+    let room = Room::on(context, EIGHT_CORES[0])?;
+    let policies = [By::Default, By::Di, By::Dio];
+    let mut times: BTreeMap<(usize, String, By), Vec<f64>> = BTreeMap::new();
+    for &workload in &workloads {
+        (context.progress)(&format!("{}, {orders} orders of arrival", number(workload)));
+        let programs = jobs(workload, 2, 1);
+        let asked: Vec<(u64, By)> = seeds.iter().flat_map(|&seed| policies.map(|by| (seed, by))).collect();
+        let found = context.run_all(&asked, |&(seed, by)| {
+            let jobs = arriving(&programs, seed);
+            let slowdowns = room.slowdowns(by, &jobs, None, seed)?;
+            Ok(jobs.into_iter().map(|job| job.name).zip(slowdowns).collect::<Vec<(String, f64)>>())
+        })?;
+        for ((_, by), slowdowns) in asked.iter().zip(found) {
+            for (name, slowdown) in slowdowns {
+                times.entry((workload, name, *by)).or_default().push(slowdown);
+            }
+        }
+    }
+    Ok(by_program(&seeds, &times))
+}
+
+fn deviation_percent(values: &[f64]) -> f64 {
+    let mean = mean(values);
+    100.0 * (values.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / values.len() as f64).sqrt() / mean
+}
+
+fn by_program(seeds: &[u64], times: &BTreeMap<(usize, String, By), Vec<f64>>) -> Vec<Finding> {
+    let mut points = Vec::new();
+    let mut deviations: BTreeMap<By, Vec<f64>> = BTreeMap::new();
+    let mut better: BTreeMap<By, f64> = BTreeMap::new();
+    let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+    for ((workload, name, by), values) in times {
+        let place = format!("{}, {name}", number(*workload));
+        let deviation = deviation_percent(values);
+        deviations.entry(*by).or_default().push(deviation);
+        points.push(DataPoint::over(format!("run time over alone, {}", by.name()), place.clone(), values));
+        points.push(DataPoint::over(format!("deviation, {}, %", by.name()), place.clone(), &[deviation]));
+        if *by != By::Default {
+            let default = &times[&(*workload, name.clone(), By::Default)];
+            let gain = percent_above(most(default), most(values));
+            let best = better.entry(*by).or_insert(f64::NEG_INFINITY);
+            *best = best.max(gain);
+            points.push(DataPoint::over(format!("worst case over the default's, {}, %", by.name()), place, &[gain]));
+        }
+    }
+    let ratio = |by: By| 100.0 * mean(&deviations[&by]) / mean(&deviations[&By::Default]);
+    let finding = |what: String, paper: &str, bar: Bar, value: f64| {
+        let mut finding = Finding::new("CA-8", &what, paper, "%", bar, &[(seeds[0], value)]).time_scale(SCALE as f64);
+        finding.seeds = seeds.to_vec();
+        finding
+    };
+    let bar = Bar::AtMost { bar: 50.0, paper_best: None };
+    let mut findings = Vec::new();
+    for by in [By::Di, By::Dio] {
+        let name = by.name().to_uppercase();
+        let what =
+            format!("{name}'s deviation of single programs' run times over the default's, {} orders", seeds.len());
+        findings.push(finding(what, "far lower", bar, ratio(by)));
+        let what = format!("{name}: a single program's worst case over the default's, greatest gain");
+        findings.push(finding(what, "up to 2x", Bar::Shown, better[&by]));
+    }
+    findings[0].points = points;
+    findings[0].note =
+        "Inputs are the same in all runs; the order of arrival and the frames differ. Deviations are means \
+                        over programs of standard deviation over mean."
+            .to_string();
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do orders of arrival differ, and hold the same programs?
+    #[test]
+    fn orders_of_arrival_hold_everybody_once() {
+        let programs = jobs(1, 2, 1);
+        let names = |jobs: &[Job]| jobs.iter().map(|job| job.name.clone()).collect::<Vec<String>>();
+        let (one, other) = (names(&arriving(&programs, 1)), names(&arriving(&programs, 2)));
+        assert_ne!(one, other);
+        let sorted = |mut names: Vec<String>| {
+            names.sort();
+            names
+        };
+        assert_eq!(sorted(one), sorted(other));
+        assert_eq!(sorted(names(&programs)).len(), 8);
+    }
+}

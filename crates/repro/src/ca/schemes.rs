@@ -1,0 +1,326 @@
+//! CA-1, -4, -5 from one measured matrix of pairs, and CA-3 from the published one.
+
+use cachemate_core::Profile;
+use cachemate_policy::matrix::PairCosts;
+use cachemate_policy::measured;
+use cachemate_policy::schemes::{self, SharedCache};
+use cachemate_policy::solvers::{self, Seats};
+use cachemate_report::figure::{Axis, BarGroup, Bars, Chart, HeatMap, Point, Series, Spread};
+
+use super::{SCALE, programs};
+use crate::corun::{Bench, Matrix};
+use crate::setup::{Job, failed};
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean, solo};
+
+/// Two cores to a cache, as many caches as the cores need.
+const CORES: [usize; 4] = [4, 6, 8, 10];
+
+/// One seed's matrix and the profiles that the schemes go by.
+struct Evidence {
+    matrix: Matrix,
+    profiles: Vec<Profile>,
+    cache: SharedCache,
+}
+
+fn gather(context: &Context<'_>) -> Result<Vec<Evidence>, ReproError> {
+    let mut all = Vec::new();
+    for &seed in &context.seeds {
+        let (warm_up, measured) = context.pick((1_500_000, 2_500_000), (8_000_000, 12_000_000));
+        let bench = Bench::on("pairs-04", seed, warm_up, measured)?;
+        let jobs = programs(context, seed);
+        (context.progress)(&format!("pairs of {} programs, seed {seed}", jobs.len()));
+        let matrix = Matrix::measure(context, &bench, &jobs)?;
+        let accesses = context.pick(600_000, 4_000_000);
+        let found = context.run_all(&jobs, |job: &Job| solo::profile(job, &bench.machine, accesses))?;
+        let alone = matrix.alone.iter().map(|rates| cachemate_core::Estimate::exact(rates.instr_per_cycle));
+        let profiles = found.into_iter().zip(alone);
+        let profiles = profiles.map(|(p, ipc)| Profile { solo_instr_per_cycle: Some(ipc), ..p }).collect();
+        let cache = SharedCache::of_machine(&bench.machine).ok_or_else(|| failed("pairs-04")("no shared cache"))?;
+        all.push(Evidence { matrix, profiles, cache });
+    }
+    Ok(all)
+}
+
+/// CA-1, CA-4 and CA-5.
+pub fn compare(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let evidence = gather(context)?;
+    let mut findings = vec![against_optimal(context, &evidence)?];
+    findings.extend(gain_by_make_up(context, &evidence));
+    findings.push(order(context, &evidence));
+    let scale = SCALE as f64;
+    Ok(findings.into_iter().map(|finding| finding.time_scale(scale)).collect())
+}
+
+/// Every choice of so many programs.
+fn choices(programs: usize, of: usize) -> Vec<Vec<usize>> {
+    let chosen = |set: u32| (0..programs).filter(|at| set >> at & 1 == 1).collect::<Vec<usize>>();
+    (0u32..1 << programs).filter(|set| set.count_ones() as usize == of).map(chosen).collect()
+}
+
+fn part(costs: &PairCosts, of: &[usize]) -> Vec<Vec<f64>> {
+    of.iter().map(|&i| of.iter().map(|&j| costs.cost[i][j]).collect()).collect()
+}
+
+/// Mean degradation in per cent of every scheme's best schedule above the optimal one's, over all workloads of so many
+/// programs; the last two rows are the random mean and the worst.
+fn above_optimal(evidence: &Evidence, cores: usize) -> Result<Vec<(String, f64)>, ReproError> {
+    let profiles: Vec<&Profile> = evidence.profiles.iter().collect();
+    let mut by_scheme = Vec::new();
+    for scheme in schemes::all() {
+        // What a profile cannot say (PCMRs are measured online) leaves its scheme out.
+        if let Ok(costs) = scheme.pair_costs(&profiles, &evidence.cache) {
+            by_scheme.push((scheme.name().to_string(), costs));
+        }
+    }
+    let measured = evidence.matrix.costs();
+    let seats = Seats { cpus_per_cache: vec![2; cores / 2] };
+    let mut above: Vec<Vec<f64>> = vec![Vec::new(); by_scheme.len() + 2];
+    for workload in choices(evidence.profiles.len(), cores) {
+        let truth = part(&measured, &workload);
+        let percent = |total: f64| 100.0 * total / cores as f64;
+        let best = percent(solvers::best(&truth, &seats).total);
+        for (row, (_, costs)) in by_scheme.iter().enumerate() {
+            let chosen = solvers::best(&part(costs, &workload), &seats).seating;
+            above[row].push(percent(chosen.total(&truth)) - best);
+        }
+        above[by_scheme.len()].push(percent(solvers::random(&truth, &seats, 1).mean) - best);
+        above[by_scheme.len() + 1].push(percent(solvers::worst(&truth, &seats).total) - best);
+    }
+    let names = by_scheme.into_iter().map(|(name, _)| name).chain(["random".to_string(), "worst".to_string()]);
+    Ok(names.zip(above).map(|(name, values)| (name, mean(&values))).collect())
+}
+
+fn against_optimal(context: &Context<'_>, evidence: &[Evidence]) -> Result<Finding, ReproError> {
+    let sizes: Vec<usize> = CORES.into_iter().filter(|&cores| cores <= evidence[0].profiles.len()).collect();
+    let mut points = Vec::new();
+    let mut worst_pain = vec![f64::NEG_INFINITY; evidence.len()];
+    let mut series: Vec<Series> = Vec::new();
+    for &cores in &sizes {
+        let per_seed: Vec<Vec<(String, f64)>> =
+            evidence.iter().map(|evidence| above_optimal(evidence, cores)).collect::<Result<_, _>>()?;
+        for (row, (name, _)) in per_seed[0].iter().enumerate() {
+            let values: Vec<f64> = per_seed.iter().map(|seed| seed[row].1).collect();
+            if name == "pain" {
+                worst_pain.iter_mut().zip(&values).for_each(|(worst, &value)| *worst = worst.max(value));
+            }
+            let point = DataPoint::over(name, cores.to_string(), &values);
+            if series.iter().all(|series| series.name != *name) {
+                series.push(Series { name: name.clone(), spread: Spread::Whiskers, ..Series::default() });
+            }
+            let drawn = Point { interval: point.low.zip(point.high), ..Point::new(cores as f64, mean(&values)) };
+            series.iter_mut().filter(|series| series.name == *name).for_each(|s| s.points.push(drawn.clone()));
+            points.push(point);
+        }
+    }
+    let figure = Chart {
+        title: "Mean degradation above the optimal schedule, all workloads".into(),
+        x: Axis::linear("cores, two to each cache"),
+        y: Axis::linear("percentage points"),
+        series,
+        ..Chart::default()
+    };
+    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(worst_pain).collect();
+    let bar = Bar::AtMost { bar: 1.0, paper_best: None };
+    let what = "Pain's schedule above the optimal one, greatest mean over all workloads of 4, 6, 8 or 10 cores";
+    let workloads: Vec<String> =
+        sizes.iter().map(|&cores| choices(evidence[0].profiles.len(), cores).len().to_string()).collect();
+    let note = format!(
+        "{} workloads of {} programs on {:?} cores; degradations from pair runs on two cores of one cache, schedules \
+         judged by them as in the paper. Schemes see profiles of the stream alone and the IPC alone.",
+        workloads.join(", "),
+        evidence[0].profiles.len(),
+        sizes,
+    );
+    Ok(Finding::new("CA-1", what, "within 1 % on every size", "percentage points", bar, &per_seed)
+        .points(points)
+        .note(note)
+        .figure(Figure::chart("ca-1-schemes", &figure)))
+}
+
+/// How many of the programs miss more than the mean of all.
+fn intensive(evidence: &Evidence) -> Vec<bool> {
+    let rates: Vec<f64> = evidence.matrix.alone.iter().map(|rates| rates.misses_per_kilo_instr).collect();
+    let mean = mean(&rates);
+    rates.iter().map(|&rate| rate > mean).collect()
+}
+
+fn gain_by_make_up(context: &Context<'_>, evidence: &[Evidence]) -> Vec<Finding> {
+    let seats = Seats { cpus_per_cache: vec![2; 2] };
+    // Gains by number of intensive programs, one list per seed.
+    let mut gains: Vec<Vec<Vec<f64>>> = vec![vec![Vec::new(); 5]; evidence.len()];
+    for (seed, evidence) in evidence.iter().enumerate() {
+        let (intensive, costs) = (intensive(evidence), evidence.matrix.costs());
+        for workload in choices(evidence.profiles.len(), 4) {
+            let truth = part(&costs, &workload);
+            let time = |total: f64| 1.0 + total / 4.0;
+            let gain = time(solvers::worst(&truth, &seats).total) / time(solvers::best(&truth, &seats).total) - 1.0;
+            let heavy = workload.iter().filter(|&&program| intensive[program]).count();
+            gains[seed][heavy].push(100.0 * gain);
+        }
+    }
+    let mut points = Vec::new();
+    for heavy in 0..5 {
+        let all: Vec<f64> = gains.iter().flat_map(|seed| seed[heavy].clone()).collect();
+        points.push(DataPoint::over("mean, least and greatest gain", format!("{heavy} intensive of 4"), &all));
+    }
+    let ratio = |seed: &Vec<Vec<f64>>| {
+        let means: Vec<f64> = seed.iter().map(|gains| if gains.is_empty() { 0.0 } else { mean(gains) }).collect();
+        means[2] / [means[0], means[1], means[3], means[4]].into_iter().fold(0.0, f64::max)
+    };
+    let ratios: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains.iter().map(ratio)).collect();
+    let groups = points.iter().map(|point| BarGroup {
+        name: point.at.clone(),
+        bars: vec![cachemate_report::figure::Bar { value: point.value, interval: point.low.zip(point.high) }],
+    });
+    let figure = Bars {
+        title: "Gain of the best over the worst schedule, by make-up of the workload".into(),
+        y: Axis::linear("per cent"),
+        series: vec!["gain".into()],
+        groups: groups.collect(),
+        ..Bars::default()
+    };
+    let greatest = |seed: &Vec<Vec<f64>>| seed.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
+    let most: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains.iter().map(greatest)).collect();
+    let what = "mean gain of workloads with two intensive and two quiet programs over that of the next make-up";
+    let bar = Bar::AtLeast { bar: 1.0, paper_best: None };
+    let first = Finding::new("CA-4", what, "two and two gain most", "ratio", bar, &ratios)
+        .points(points)
+        .note("Intensive = misses more than the mean of all programs, as in the paper.")
+        .figure(Figure::bars("ca-4-make-up", &figure));
+    let what = "greatest gain of the optimal over the worst schedule of four programs";
+    vec![first, Finding::new("CA-4", what, "25 %; least below 1 %", "%", Bar::Shown, &most)]
+}
+
+fn order(context: &Context<'_>, evidence: &[Evidence]) -> Finding {
+    let mut points = Vec::new();
+    let mut changed = Vec::new();
+    let names = &evidence[0].matrix.names;
+    let rows = |pick: &dyn Fn(&Matrix, usize) -> f64, at: usize| -> Vec<f64> {
+        evidence.iter().map(|evidence| pick(&evidence.matrix, at)).collect()
+    };
+    let alone = |matrix: &Matrix, at: usize| matrix.alone[at].misses_per_kilo_instr;
+    let most = |matrix: &Matrix, at: usize| {
+        matrix.beside[at].iter().map(|rates| rates.misses_per_kilo_instr).fold(alone(matrix, at), f64::max)
+    };
+    for (at, name) in names.iter().enumerate() {
+        points.push(DataPoint::over("alone", name, &rows(&alone, at)));
+        points.push(DataPoint::over("most beside any other", name, &rows(&most, at)));
+    }
+    let mut pairs: Vec<String> = Vec::new();
+    for evidence in evidence {
+        let matrix = &evidence.matrix;
+        let mut swaps = 0;
+        for i in 0..names.len() {
+            for j in 0..names.len() {
+                if alone(matrix, i) > alone(matrix, j) && most(matrix, i) < most(matrix, j) {
+                    swaps += 1;
+                    pairs.push(format!("{} and {}", names[i], names[j]));
+                }
+            }
+        }
+        changed.push(f64::from(swaps));
+    }
+    pairs.sort();
+    pairs.dedup();
+    let figure = Bars {
+        title: "Misses per 1000 instructions, alone and at most beside another".into(),
+        y: Axis::linear("misses per 1000 instructions"),
+        series: vec!["alone".into(), "most".into()],
+        groups: points
+            .chunks(2)
+            .map(|both| BarGroup {
+                name: both[0].at.clone(),
+                bars: both.iter().map(|point| point.value.unwrap_or(f64::NAN).into()).collect(),
+            })
+            .collect(),
+        ..Bars::default()
+    };
+    let heat = HeatMap {
+        title: "Degradation (row suffers beside column), first seed".into(),
+        rows: names.clone(),
+        columns: names.clone(),
+        row_label: "suffers".into(),
+        column_label: "beside".into(),
+        values: evidence[0].matrix.costs().cost.iter().map(|r| r.iter().map(|d| Some(100.0 * d)).collect()).collect(),
+        unit: "%".into(),
+        decimals: Some(0),
+        ..HeatMap::default()
+    };
+    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(changed).collect();
+    let what = "pairs of programs whose order by miss rate alone differs from that by the most beside another";
+    let all = names.len() * (names.len() - 1) / 2;
+    let note = match pairs.is_empty() {
+        true => format!("None of {all} pairs changes."),
+        false => format!("Of {all} pairs: {}.", pairs.join(", ")),
+    };
+    let bar = Bar::AtMost { bar: 2.0, paper_best: None };
+    Finding::new("CA-5", what, "two pairs of 45 may exchange places", "pairs", bar, &per_seed)
+        .points(points)
+        .note(note)
+        .figure(Figure::bars("ca-5-order", &figure))
+        .figure(Figure::heat_map("ca-1-degradations", &heat))
+}
+
+/// CA Table 1: measured on the paper's Xeon.
+const TABLE_1: &str = "\
+,mcf,milc,gamess,namd
+mcf,48.01%,65.63%,2.0%,2.11%
+milc,24.75%,45.39%,1.23%,1.11%
+gamess,2.67%,4.48%,-1.01%,-1.21%
+namd,1.48%,3.45%,-1.19%,-0.93%
+";
+/// CA 2.1.1 and Figure 2: mean degradation of the three schedules in per cent, mcf beside each of the others.
+const SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
+
+/// CA-3: is the published best schedule found, at the published mean?
+pub fn published(_context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let table = measured::parse("CA Table 1", TABLE_1).map_err(failed("CA-3"))?;
+    let cost = &table.costs.cost;
+    let seats = Seats { cpus_per_cache: vec![2; 2] };
+    let percent = |total: f64| 100.0 * total / 4.0;
+    let (best, worst) = (solvers::best(cost, &seats), solvers::worst(cost, &seats));
+    let mut points = vec![
+        DataPoint::over("solver", "best", &[percent(best.total)]),
+        DataPoint::over("solver", "worst", &[percent(worst.total)]),
+        DataPoint::over("solver", "random", &[percent(solvers::random(cost, &seats, 1).mean)]),
+    ];
+    let mut off = (percent(best.total) - SCHEDULES[1].1).abs().max((percent(worst.total) - SCHEDULES[0].1).abs());
+    for (at, (beside, published)) in SCHEDULES.into_iter().enumerate() {
+        let others: Vec<usize> = (1..4).filter(|&other| other != at + 1).collect();
+        let mean = percent(table.costs.mutual(0, at + 1) + table.costs.mutual(others[0], others[1]));
+        off = off.max((mean - published).abs());
+        points.push(DataPoint::over("mean degradation", format!("mcf beside {beside}"), &[mean]));
+    }
+    let pairs: Vec<String> = best.seating.by_cache.iter().map(|cache| named(cache, &table.names)).collect();
+    let bar = Bar::AtMost { bar: 1e-9, paper_best: None };
+    let what = "greatest difference between the published means of the three schedules and the solver's";
+    let paper = "2.3075, 2.325 and 21.995 %; best mcf + gamess and milc + namd";
+    let finding = Finding::new("CA-3", what, paper, "percentage points", bar, &[(0, off)]);
+    Ok(vec![finding.points(points).note(format!("Best: {}.", pairs.join(" and ")))])
+}
+
+fn named(cache: &[Vec<usize>], names: &[String]) -> String {
+    cache.iter().flatten().map(|&at| names[at].as_str()).collect::<Vec<_>>().join(" + ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    /// Are there as many workloads as the paper counts?
+    #[test]
+    fn there_are_as_many_workloads_as_published() {
+        assert_eq!([4, 6, 8, 10].map(|of| choices(10, of).len()), [210, 210, 45, 1]);
+    }
+
+    /// Does the published table give the published schedules, and the best pairs by name?
+    #[test]
+    fn the_published_table_gives_the_published_schedules() {
+        let stop = AtomicBool::new(false);
+        let context = Context { quick: true, seeds: vec![1], stop: &stop, progress: &|_| () };
+        let found = published(&context).unwrap();
+        assert_eq!(found[0].verdict, crate::Verdict::Met, "{found:?}");
+        assert_eq!(found[0].note, "Best: mcf + gamess and milc + namd.");
+    }
+}

@@ -1,0 +1,198 @@
+//! Where a slowdown comes from: the eight runs of CA 3, for any program on any machine.
+//!
+//! Problem: two programs on one cache compete for its space, for the bus, for the memory controller and for prefetching
+//! at once. Method: move the other program away step by step (same cache, other cache of the package, other package,
+//! gone), with prefetching on and off. What disappears with a step is due to what was shared until then:
+//! - memory controller = (other package, off) - (alone, off)
+//! - bus = (other cache, off) - (other package, off)
+//! - cache = (same cache, off) - (other cache, off), all three over (alone, off)
+//! - total = (same cache, on) over (alone, on), minus one; prefetching = the rest.
+//!
+//! Properties: the parts add up to the total by construction. The controller's is a lower bound (no extra misses, no
+//! prefetches), prefetching's an upper one. Where a machine lacks a step (one package, one cache to a package), the two
+//! parts that it would tell apart are one. Times are cycles per instruction, so equal work is compared.
+
+use cachemate_core::{CpuId, Topology};
+use serde::Serialize;
+
+use crate::corun::{Bench, caches};
+use crate::setup::{Job, failed};
+use crate::{Context, ReproError};
+
+/// Where the other program was.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Other {
+    None,
+    OtherPackage,
+    OtherCache,
+    SameCache,
+}
+
+/// One of the eight runs.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct OneRun {
+    pub other: Other,
+    pub prefetching: bool,
+    pub cycles_per_instr: f64,
+}
+
+/// A part of the slowdown, over the run time alone.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Part {
+    pub what: String,
+    pub degradation_percent: f64,
+    /// Of the total; `None` where that is nothing.
+    pub share_percent: Option<f64>,
+}
+
+/// What the eight runs say.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Decomposition {
+    pub machine: String,
+    pub program: String,
+    pub with: String,
+    pub total_degradation_percent: f64,
+    pub parts: Vec<Part>,
+    pub runs: Vec<OneRun>,
+    /// Steps that the machine does not have.
+    pub missing: Vec<Other>,
+}
+
+/// Below this, shares of a slowdown are noise.
+const NOTICEABLE: f64 = 1e-3;
+
+impl Decomposition {
+    /// Part of everything but the cache's space, as a share of the total (CA Figure 4's statement); `None` without a
+    /// total.
+    pub fn not_cache_percent(&self) -> Option<f64> {
+        let cache = self.parts.iter().find(|part| part.what.starts_with("cache"))?;
+        Some(100.0 - cache.share_percent?)
+    }
+}
+
+/// Makes the runs (six where the machine lacks a step) and tells the parts.
+///
+/// # Errors
+/// As [`Bench::run`]; no cache that two cores share.
+pub fn decompose(context: &Context<'_>, bench: &Bench, program: &Job, with: &Job) -> Result<Decomposition, ReproError> {
+    let (own, places) = places(&bench.machine.topology())?;
+    let mut asked = Vec::new();
+    for prefetching in [true, false] {
+        asked.extend(places.iter().map(|&(other, cpu)| (other, cpu, prefetching)));
+    }
+    let mut beside = with.clone();
+    // A program beside itself has an input of its own.
+    beside.seed += if program.kernel == with.kernel && program.seed == with.seed { 1_000_003 } else { 0 };
+    let runs = context.run_all(&asked, |&(other, cpu, prefetching)| {
+        let mut bench = bench.clone();
+        bench.options.prefetch = prefetching;
+        let jobs = [Some((program.clone(), own)), cpu.map(|cpu| (beside.clone(), cpu))];
+        let jobs: Vec<(Job, CpuId)> = jobs.into_iter().flatten().collect();
+        Ok(OneRun { other, prefetching, cycles_per_instr: 1.0 / bench.run(&jobs)?[0].instr_per_cycle })
+    })?;
+    Ok(parts_of(&bench.machine.name, &program.name, &with.name, runs))
+}
+
+/// The program's CPU, and the other's in every run that the machine can make, farthest first.
+#[allow(clippy::type_complexity)]
+fn places(topology: &Topology) -> Result<(CpuId, Vec<(Other, Option<CpuId>)>), ReproError> {
+    let caches = caches(topology)?;
+    let package = |cpu: CpuId| topology.cpus.iter().find(|other| other.id == cpu).map(|cpu| cpu.package);
+    let shared = caches.iter().position(|cpus| cpus.len() > 1);
+    let at = shared.ok_or_else(|| failed("machine")("no last-level cache that two cores share"))?;
+    let own = caches[at][0];
+    let elsewhere = |same: bool| {
+        let others = caches.iter().enumerate().filter(|(cache, _)| *cache != at).map(|(_, cpus)| cpus[0]);
+        others.into_iter().find(|&cpu| (package(cpu) == package(own)) == same)
+    };
+    let mut places = vec![(Other::None, None)];
+    places.extend(elsewhere(false).map(|cpu| (Other::OtherPackage, Some(cpu))));
+    places.extend(elsewhere(true).map(|cpu| (Other::OtherCache, Some(cpu))));
+    places.push((Other::SameCache, Some(caches[at][1])));
+    Ok((own, places))
+}
+
+fn parts_of(machine: &str, program: &str, with: &str, runs: Vec<OneRun>) -> Decomposition {
+    let time = |other: Other, prefetching: bool| {
+        runs.iter().find(|run| (run.other, run.prefetching) == (other, prefetching)).map(|run| run.cycles_per_instr)
+    };
+    let over_alone =
+        |other: Other, prefetching: bool| Some(time(other, prefetching)? / time(Other::None, prefetching)? - 1.0);
+    let total = over_alone(Other::SameCache, true).unwrap_or(f64::NAN);
+    let same = over_alone(Other::SameCache, false).unwrap_or(f64::NAN);
+    let steps = (over_alone(Other::OtherPackage, false), over_alone(Other::OtherCache, false));
+    let named: Vec<(&str, f64)> = match steps {
+        (Some(package), Some(cache)) => {
+            vec![("memory controller", package), ("bus", cache - package), ("cache", same - cache)]
+        }
+        (None, Some(cache)) => vec![("memory controller and bus", cache), ("cache", same - cache)],
+        (Some(package), None) => vec![("memory controller", package), ("cache and bus", same - package)],
+        (None, None) => vec![("cache, bus and memory controller", same)],
+    };
+    let rest = total - named.iter().map(|(_, part)| part).sum::<f64>();
+    let part = |(what, value): (&str, f64)| Part {
+        what: what.to_string(),
+        degradation_percent: 100.0 * value,
+        share_percent: (total.abs() > NOTICEABLE).then(|| 100.0 * value / total),
+    };
+    let missing =
+        [(Other::OtherPackage, steps.0), (Other::OtherCache, steps.1)].into_iter().filter(|(_, step)| step.is_none());
+    Decomposition {
+        machine: machine.to_string(),
+        program: program.to_string(),
+        with: with.to_string(),
+        total_degradation_percent: 100.0 * total,
+        parts: named.into_iter().chain([("prefetching", rest)]).map(part).collect(),
+        missing: missing.map(|(other, _)| other).collect(),
+        runs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    fn runs(times: &[(Other, f64, f64)]) -> Vec<OneRun> {
+        let both = |&(other, on, off): &(Other, f64, f64)| {
+            [(true, on), (false, off)].map(|(prefetching, cycles_per_instr)| OneRun {
+                other,
+                prefetching,
+                cycles_per_instr,
+            })
+        };
+        times.iter().flat_map(both).collect()
+    }
+
+    /// Are the parts those of the paper's equations, worked by hand, and do they add up?
+    #[test]
+    fn parts_follow_the_equations_and_add_up() {
+        use Other::*;
+        let told = [(None, 1.0, 2.0), (OtherPackage, 1.1, 2.2), (OtherCache, 1.3, 2.6), (SameCache, 1.6, 2.8)];
+        let found = parts_of("m", "a", "b", runs(&told));
+        let parts: Vec<(&str, i64)> =
+            found.parts.iter().map(|p| (p.what.as_str(), p.degradation_percent.round() as i64)).collect();
+        assert_eq!(parts, [("memory controller", 10), ("bus", 20), ("cache", 10), ("prefetching", 20)]);
+        assert_eq!(found.total_degradation_percent.round(), 60.0);
+        assert_eq!(found.not_cache_percent().map(|share| share.round()), Some(83.0));
+        assert!(found.missing.is_empty());
+        let one_package = parts_of("m", "a", "b", runs(&[told[0], told[2], told[3]]));
+        assert_eq!(one_package.missing, [OtherPackage]);
+        assert_eq!(one_package.parts[0].what, "memory controller and bus");
+        let nothing = parts_of("m", "a", "b", runs(&[(None, 1.0, 1.0), (SameCache, 1.0, 1.0)]));
+        assert_eq!(nothing.parts[0].share_percent, Option::None);
+    }
+
+    /// On the two-socket machine: are all steps made, and do the parts of a program that suffers add up?
+    #[test]
+    fn a_program_that_suffers_is_taken_apart() {
+        let stop = AtomicBool::new(false);
+        let context = Context { quick: true, seeds: vec![1], stop: &stop, progress: &|_| () };
+        let bench = Bench::on("xeon-x5365", 1, 500_000, 1_000_000).unwrap();
+        let found = decompose(&context, &bench, &Job::new("soplex", 1), &Job::new("milc", 1)).unwrap();
+        assert_eq!((found.runs.len(), found.missing.len(), found.parts.len()), (8, 0, 4));
+        let sum: f64 = found.parts.iter().map(|part| part.degradation_percent).sum();
+        assert!((sum - found.total_degradation_percent).abs() < 1e-9 && sum > 1.0, "{found:?}");
+    }
+}

@@ -1,0 +1,147 @@
+//! What a program does alone, from its stream of accesses: the profile that schemes and offline policies go by.
+//!
+//! Method: the stream passes a private LRU cache and then the last-level cache, as in CA 2.2 (there by binary
+//! instrumentation): hits by LRU stack position, references, misses, and sampled reuse times of what the last level
+//! sees. Properties: no co-runner, no prefetcher and no timing in it; the first part, which fills the caches, is left out.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use cachemate_core::{
+    Access, AccessKind, CacheSpec, Estimate, Level, MachineSpec, Observation, Profile, Profiler, Profiles, Turn,
+};
+use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
+use cachemate_locality::reuse::ReuseSampler;
+use cachemate_sim::kernels;
+
+use crate::ReproError;
+use crate::setup::{Job, failed};
+
+/// One access of so many is watched until it is touched again.
+const REUSE_ONE_IN: u32 = 64;
+
+static PROFILES: Mutex<BTreeMap<String, Profile>> = Mutex::new(BTreeMap::new());
+
+/// The profile of a single-threaded job on the machine's last-level cache, over so many data accesses after as many to
+/// warm up. Made once per process.
+///
+/// # Errors
+/// A job that cannot be built or has several threads; a machine whose caches cannot be simulated.
+pub fn profile(job: &Job, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
+    let name = format!("{} {:?} {} {:?} {accesses}", job.kernel, job.options, job.seed, machine.caches);
+    let known = || PROFILES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = known().get(&name) {
+        return Ok(found.clone());
+    }
+    let found = measure(job, machine, accesses)?;
+    known().insert(name, found.clone());
+    Ok(found)
+}
+
+fn measure(job: &Job, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
+    let mut threads = kernels::program(&job.kernel, job.seed, &job.options).map_err(failed(&job.name))?;
+    let [source] = threads.as_mut_slice() else {
+        return Err(failed(&job.name)("it has several threads, expected one"));
+    };
+    let last = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
+    let before = machine.caches.iter().take_while(|cache| cache.level != last.level);
+    let private = before.filter(|cache| cache.level != Level::L1Instruction).last();
+    let mut private = private.map(simulated).transpose()?;
+    let mut shared = simulated(last)?;
+    let mut reuse = ReuseSampler::new(REUSE_ONE_IN, job.seed);
+    let shift = last.line_bytes.trailing_zeros();
+    let (mut batch, mut lines, mut missed): (Vec<Access>, Vec<u64>, Vec<u64>) = Default::default();
+    let (mut done, mut instructions) = (0u64, 0u64);
+    let mut warm = None;
+    while done < 2 * accesses {
+        batch.clear();
+        if source.fill(&mut batch) == Turn::Exit {
+            break;
+        }
+        if done >= accesses && warm.is_none() {
+            warm = Some((counts(&shared), instructions));
+        }
+        let data = |access: &&Access| matches!(access.kind(), AccessKind::Load | AccessKind::Store);
+        lines.clear();
+        lines.extend(batch.iter().filter(data).map(|access| access.address() >> shift));
+        instructions += batch.iter().map(|access| access.instructions()).sum::<u64>();
+        done += lines.len() as u64;
+        missed.clear();
+        match &mut private {
+            Some(private) => _ = private.push_collecting(&lines, &mut missed),
+            None => missed.extend(&lines),
+        }
+        shared.push(&missed);
+        if warm.is_some() {
+            missed.iter().for_each(|&line| reuse.touch(line));
+        }
+    }
+    let (filled, before) = warm.ok_or_else(|| failed(&job.name)("it ended while it warmed up"))?;
+    let per_mega = |count: u64| count as f64 * 1e6 / (instructions - before).max(1) as f64;
+    let positions: Vec<f64> = counts(&shared).iter().zip(&filled).map(|(now, then)| per_mega(now - then)).collect();
+    Ok(Profile {
+        llc_refs_per_mega_instr: Some(Estimate::exact(positions.iter().sum())),
+        stack_positions: Some(positions),
+        reuse_times: reuse.finish().to_profile(),
+        ..Profile::default()
+    })
+}
+
+/// Hits by position, then misses.
+fn counts(cache: &CacheSim) -> Vec<u64> {
+    let positions = cache.positions().unwrap_or_default();
+    positions.hits.iter().copied().chain([positions.misses]).collect()
+}
+
+fn simulated(cache: &CacheSpec) -> Result<CacheSim, ReproError> {
+    let what = failed("cache");
+    let shape = CacheShape::from_bytes(cache.size_bytes, u64::from(cache.line_bytes), cache.ways, cache.slices);
+    CacheSim::new(shape.map_err(&what)?, Replacement::Lru).map_err(&what)
+}
+
+/// Gives the n-th task to arrive the n-th profile; what nothing else knows of it.
+#[derive(Clone, Debug)]
+pub struct InOrder {
+    pub profiles: Vec<Profile>,
+    /// Tasks in order of arrival.
+    seen: Vec<cachemate_core::TaskId>,
+}
+
+impl InOrder {
+    pub fn new(profiles: Vec<Profile>) -> Self {
+        InOrder { profiles, seen: Vec::new() }
+    }
+}
+
+impl Profiler for InOrder {
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        for task in &seen.tasks {
+            if !self.seen.contains(&task.task) {
+                self.seen.push(task.task);
+            }
+        }
+        let here = |task| seen.tasks.iter().any(|other| other.task == task && !other.exited);
+        profiles.retain(|&task, _| here(task));
+        for (&task, profile) in self.seen.iter().zip(&self.profiles).filter(|(task, _)| here(**task)) {
+            profiles.entry(task).or_insert_with(|| profile.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a profile tell a program that streams from one that stays in its cache?
+    #[test]
+    fn profiles_tell_streams_from_quiet_programs() {
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let of = |name: &str| profile(&Job::new(name, 1), &machine, 300_000).unwrap();
+        let misses = |profile: &Profile| *profile.stack_positions.as_ref().unwrap().last().unwrap();
+        let (stream, quiet) = (of("libquantum"), of("gamess"));
+        assert!(misses(&stream) > 1_000.0 && misses(&stream) > 20.0 * misses(&quiet), "{stream:?} {quiet:?}");
+        assert_eq!(stream.stack_positions.as_ref().map(Vec::len), Some(17));
+        assert!(stream.reuse_times.is_some());
+        assert!(profile(&Job::new("rubis", 1), &machine, 1_000).unwrap_err().to_string().contains("several threads"));
+    }
+}

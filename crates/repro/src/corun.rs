@@ -126,15 +126,17 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Measures what is not yet known: n programs take n + n (n + 1) / 2 runs.
+    /// Measures what is not yet known: n programs take n + n (n + 1) / 2 runs. Without `copies`, nobody is measured
+    /// beside a copy of itself, and the diagonal holds the rates alone.
     ///
     /// # Errors
     /// As [`Bench::run`], or the interruption.
-    pub fn measure(context: &Context<'_>, bench: &Bench, programs: &[Job]) -> Result<Self, ReproError> {
+    pub fn measure(context: &Context<'_>, bench: &Bench, programs: &[Job], copies: bool) -> Result<Self, ReproError> {
         let cpus = bench.pair_of_cpus()?;
         let count = programs.len();
         let mut asked: Vec<(usize, Option<usize>)> = (0..count).map(|i| (i, None)).collect();
-        asked.extend((0..count).flat_map(|i| (i..count).map(move |j| (i, Some(j)))));
+        let from = |i: usize| if copies { i } else { i + 1 };
+        asked.extend((0..count).flat_map(|i| (from(i)..count).map(move |j| (i, Some(j)))));
         let found = context.run_all(&asked, |&(i, other)| {
             let Some(j) = other else { return Ok(vec![bench.alone(&programs[i])?]) };
             let mut second = programs[j].clone();
@@ -143,7 +145,7 @@ impl Matrix {
             bench.run(&[(programs[i].clone(), cpus[0]), (second, cpus[1])])
         })?;
         let alone: Vec<Rates> = found[..count].iter().map(|rates| rates[0]).collect();
-        let mut beside = vec![alone.clone(); count];
+        let mut beside: Vec<Vec<Rates>> = alone.iter().map(|&rates| vec![rates; count]).collect();
         for (&(i, other), rates) in asked.iter().zip(&found) {
             let Some(j) = other else { continue };
             beside[i][j] = rates[0];
@@ -193,10 +195,10 @@ mod tests {
         let context = Context { quick: true, seeds: vec![1], stop: &stop, progress: &|_| () };
         let bench = Bench::on("xeon-x5365-4", 1, 500_000, 1_000_000).unwrap();
         let programs = ["milc", "lbm", "gamess"].map(|name| Job::new(name, 1));
-        let matrix = Matrix::measure(&context, &bench, &programs).unwrap();
+        let matrix = Matrix::measure(&context, &bench, &programs, true).unwrap();
         assert!(matrix.degradation(0, 1) > 0.1 && matrix.degradation(1, 0) > 0.1, "{matrix:?}");
         assert!(matrix.degradation(2, 2).abs() < 0.05, "{matrix:?}");
-        assert_eq!(matrix, Matrix::measure(&context, &bench, &programs).unwrap());
+        assert_eq!(matrix, Matrix::measure(&context, &bench, &programs, true).unwrap());
         assert_eq!(matrix.costs().cost[1][0], matrix.degradation(1, 0));
     }
 

@@ -4,6 +4,8 @@
 //! covers the measured span only. Managed runs go through `core::Loop`, so a policy sees observations and nothing else;
 //! results come from the simulator's own books, which no policy sees.
 
+use std::path::PathBuf;
+
 use cachemate_core::{Access, AccessSource, CpuSet, Goal, MachineSpec, Predictor, Record, Turn};
 use cachemate_policy::yardstick::Yardstick;
 use cachemate_sim::kernels;
@@ -11,6 +13,7 @@ use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
 use cachemate_sim::metrics;
 use cachemate_sim::results::{RunResults, TaskResults};
 use cachemate_sim::run::{Deciding, run, run_alone};
+use cachemate_trace::{CmtReader, CmtSource, TraceReader};
 
 use crate::ReproError;
 
@@ -29,6 +32,8 @@ pub struct Job {
     pub pinned: Option<CpuSet>,
     /// Every thread ends after so many instructions; `None` = it never does (our kernels are endless).
     pub instructions: Option<u64>,
+    /// A recorded program's first thread, in a loop, instead of a kernel; the seed says where in the loop it begins.
+    pub recording: Option<PathBuf>,
 }
 
 /// A program that ends.
@@ -73,7 +78,13 @@ impl Job {
             goal: None,
             pinned: None,
             instructions: None,
+            recording: None,
         }
+    }
+
+    /// A recorded program.
+    pub fn recorded(name: &str, path: PathBuf, seed: u64) -> Self {
+        Job { recording: Some(path), ..Job::new(name, seed) }
     }
 
     /// `count` copies with seeds of their own, named `kernel-0`, `kernel-1`, ...
@@ -87,18 +98,37 @@ impl Job {
         Job { pinned: Some(cpus), ..self }
     }
 
-    fn program(&self) -> Result<Program, ReproError> {
-        // Built once to have errors now; the maker builds it anew for every run of the program.
-        let failed = |error: kernels::ProgramError| ReproError::Failed(self.name.clone(), error.to_string());
-        kernels::program(&self.kernel, self.seed, &self.options).map_err(failed)?;
-        let job = self.clone();
-        let maker = move |run: u32| {
-            let sources = kernels::program(&job.kernel, job.seed + (u64::from(run) << 32), &job.options)
-                .expect("built with these options before");
-            match job.instructions {
-                None => sources,
-                Some(left) => sources.into_iter().map(|source| ending(source, left)).collect(),
+    /// Its threads, at their start, for the n-th run of the program.
+    ///
+    /// # Errors
+    /// An unknown kernel, an option that it does not take, a recording that cannot be read.
+    pub fn threads(&self, run: u32) -> Result<Vec<Box<dyn AccessSource>>, ReproError> {
+        let seed = self.seed + (u64::from(run) << 32);
+        let sources: Vec<Box<dyn AccessSource>> = match &self.recording {
+            None => kernels::program(&self.kernel, seed, &self.options).map_err(failed(&self.name))?,
+            Some(path) => {
+                let what = failed(&self.name);
+                let mut first = Vec::new();
+                CmtReader::open(path).map_err(&what)?.read_batch(&mut first).map_err(&what)?;
+                let thread = first.first().map_or(0, |record| record.thread);
+                let source = CmtSource::open(path, thread, 0, 0).map_err(&what)?;
+                let skip = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % source.records_per_round().max(1);
+                vec![Box::new(CmtSource::open(path, thread, 0, skip).map_err(&what)?)]
             }
+        };
+        Ok(match self.instructions {
+            None => sources,
+            Some(left) => sources.into_iter().map(|source| ending(source, left)).collect(),
+        })
+    }
+
+    fn program(&self) -> Result<Program, ReproError> {
+        // Built once to have errors now; the maker builds it anew for every further run of the program.
+        let mut first = Some(self.threads(0)?);
+        let job = self.clone();
+        let maker = move |run: u32| match first.take() {
+            Some(threads) if run == 0 => threads,
+            _ => job.threads(run).expect("built with these options before"),
         };
         let mut program = Program::new(self.name.clone(), Box::new(maker));
         program.goal = self.goal;

@@ -12,7 +12,6 @@ use cachemate_core::{
 };
 use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
 use cachemate_locality::reuse::ReuseSampler;
-use cachemate_sim::kernels;
 
 use crate::ReproError;
 use crate::setup::{Job, failed};
@@ -28,7 +27,7 @@ static PROFILES: Mutex<BTreeMap<String, Profile>> = Mutex::new(BTreeMap::new());
 /// # Errors
 /// A job that cannot be built or has several threads; a machine whose caches cannot be simulated.
 pub fn profile(job: &Job, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
-    let name = format!("{} {:?} {} {:?} {accesses}", job.kernel, job.options, job.seed, machine.caches);
+    let name = format!("{job:?} {:?} {accesses}", machine.caches);
     let known = || PROFILES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(found) = known().get(&name) {
         return Ok(found.clone());
@@ -39,7 +38,7 @@ pub fn profile(job: &Job, machine: &MachineSpec, accesses: u64) -> Result<Profil
 }
 
 fn measure(job: &Job, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
-    let mut threads = kernels::program(&job.kernel, job.seed, &job.options).map_err(failed(&job.name))?;
+    let mut threads = job.threads(0)?;
     let [source] = threads.as_mut_slice() else {
         return Err(failed(&job.name)("it has several threads, expected one"));
     };

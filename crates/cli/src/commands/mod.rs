@@ -8,12 +8,14 @@ mod advise;
 mod cachesim;
 mod completions;
 mod convert;
+mod decompose;
 mod doctor;
 mod explain;
 mod guardian;
 mod live;
 mod man;
 mod manage;
+mod mixes;
 mod mrc;
 mod plan;
 mod predict;
@@ -39,6 +41,7 @@ pub enum Command {
     Topology(topology::Topology),
     Predict(predict::Predict),
     Plan(plan::Plan),
+    Decompose(decompose::Decompose),
     Report(report::Report),
     Sim(sim::Sim),
     Replay(replay::ReplayRun),
@@ -73,6 +76,7 @@ impl Command {
             Command::Profile(command) => command.run(session),
             Command::Predict(command) => command.run(session),
             Command::Plan(command) => command.run(session),
+            Command::Decompose(command) => command.run(session),
             Command::Report(command) => command.run(session),
             Command::Topology(command) => command.run(session),
             Command::Sim(command) => command.run(session),

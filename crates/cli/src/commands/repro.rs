@@ -16,7 +16,7 @@ use crate::session::Session;
 /// Reproduce the papers' results on the simulator, by their ids (docs/results.md)
 #[derive(Args)]
 pub struct Repro {
-    /// Result ids such as CASC-1, or `all`
+    /// Result ids such as CASC-1, `all`, or `mixes`: random mixes under every policy
     #[arg(required_unless_present = "list", value_name = "ID")]
     ids: Vec<String>,
     /// Smaller runs of everything, minutes in all
@@ -25,7 +25,7 @@ pub struct Repro {
     /// First of the seeds; the others follow it
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many seeds, instead of three (one with --quick)
+    /// How many seeds, instead of three (one with --quick); for mixes, how many mixes instead of five (one)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
     /// Write figures (SVG), results.json and an index.html there
@@ -37,6 +37,9 @@ pub struct Repro {
     /// List what can be reproduced
     #[arg(long, conflicts_with = "json")]
     list: bool,
+    /// Where mixes run
+    #[arg(long, value_name = "MACHINE", default_value = "xeon-x5365-4")]
+    machine: String,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -45,6 +48,9 @@ impl Repro {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if self.list {
             return session.print(&list());
+        }
+        if self.ids.iter().any(|id| id.eq_ignore_ascii_case("mixes")) {
+            return self.mixes(session);
         }
         let experiments = select(&self.ids).map_err(|unknown| Usage(unknown.to_string()))?;
         if let Some(folder) = self.output.as_deref() {
@@ -65,6 +71,14 @@ impl Repro {
             return Err(Interrupted(kept).into());
         }
         Ok(())
+    }
+
+    fn mixes(&self, session: &Session) -> anyhow::Result<()> {
+        if self.ids.len() > 1 || self.output.is_some() {
+            return Err(Usage("mixes run by themselves and print a table; use --json for a file".to_string()).into());
+        }
+        let count = self.seeds.unwrap_or(if self.quick { 1 } else { 5 });
+        super::mixes::mixes(session, self.quick, self.seed, count as u32, &self.machine, self.json.json)
     }
 
     /// What was found, and whether the user stopped it. An experiment that fails is a short finding of its own.

@@ -17,10 +17,10 @@ fn interfering(program: &str) -> &'static str {
 }
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let names = &super::TEN[..context.pick(5, 10)];
+    let names: &[&str] = context.pick(&["mcf-2006", "gcc"], &super::TEN);
     let mut found: Vec<Vec<Decomposition>> = Vec::new();
     for &seed in &context.seeds {
-        let (warm_up, measured) = context.pick((1_000_000, 1_500_000), (6_000_000, 8_000_000));
+        let (warm_up, measured) = context.pick((12_000_000, 6_000_000), (25_000_000, 10_000_000));
         let bench = Bench::on("xeon-x5365", seed, warm_up, measured)?;
         let mut of_seed = Vec::new();
         for name in names {

@@ -25,12 +25,12 @@ struct Evidence {
 fn gather(context: &Context<'_>) -> Result<Vec<Evidence>, ReproError> {
     let mut all = Vec::new();
     for &seed in &context.seeds {
-        let (warm_up, measured) = context.pick((1_500_000, 2_500_000), (8_000_000, 12_000_000));
+        let (warm_up, measured) = context.pick((12_000_000, 6_000_000), (25_000_000, 15_000_000));
         let bench = Bench::on("pairs-04", seed, warm_up, measured)?;
         let jobs = programs(context, seed);
         (context.progress)(&format!("pairs of {} programs, seed {seed}", jobs.len()));
-        let matrix = Matrix::measure(context, &bench, &jobs)?;
-        let accesses = context.pick(600_000, 4_000_000);
+        let matrix = Matrix::measure(context, &bench, &jobs, true)?;
+        let accesses = context.pick(2_000_000, 6_000_000);
         let found = context.run_all(&jobs, |job: &Job| solo::profile(job, &bench.machine, accesses))?;
         let alone = matrix.alone.iter().map(|rates| cachemate_core::Estimate::exact(rates.instr_per_cycle));
         let profiles = found.into_iter().zip(alone);

@@ -1,0 +1,117 @@
+//! `cachemate decompose`: where a slowdown comes from.
+
+use cachemate_core::nearest;
+use cachemate_report::text::number;
+use cachemate_report::{Align, Table};
+use cachemate_repro::Context;
+use cachemate_repro::corun::Bench;
+use cachemate_repro::decompose::{Decomposition, Other, decompose};
+use cachemate_repro::setup::Job;
+use cachemate_sim::kernels;
+use cachemate_trace::{pack_program, pack_programs};
+use clap::Args;
+
+use crate::args::JsonArg;
+use crate::exit::Usage;
+use crate::session::Session;
+
+/// Tell where the slowdown beside another program comes from: cache space, bus, memory controller, prefetching
+///
+/// Eight runs on the simulated machine: the other program on the same cache, on another cache of the package, in another
+/// package, and gone, each with hardware prefetching and without. What disappears with a step was due to what was shared
+/// until then. A program is a simulated program (docs/programs.md), a recording, or a name in the pack.
+#[derive(Args)]
+pub struct Decompose {
+    /// The program that suffers
+    #[arg(value_name = "PROGRAM")]
+    program: String,
+    /// The program that interferes
+    #[arg(long, value_name = "PROGRAM")]
+    with: String,
+    /// The machine to run on
+    #[arg(long, short, value_name = "MACHINE", default_value = "xeon-x5365")]
+    machine: String,
+    /// Of inputs and frames
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+    /// Millions of cycles that are not measured: caches fill
+    #[arg(long, default_value_t = 25, value_name = "N", value_parser = clap::value_parser!(u64).range(0..1_000_000))]
+    warm_up: u64,
+    /// Millions of cycles that are measured
+    #[arg(long, default_value_t = 15, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1_000_000))]
+    cycles: u64,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+impl Decompose {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let (program, with) = (job(&self.program, self.seed)?, job(&self.with, self.seed.wrapping_add(50))?);
+        let stop = session.interrupt_flag();
+        let bar = session.progress("decompose", None);
+        bar.set_message("eight runs");
+        let context = Context { quick: false, seeds: vec![self.seed], stop: &stop, progress: &|_| () };
+        let bench = Bench::on(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
+        let found = decompose(&context, &bench, &program, &with)?;
+        bar.finish_and_clear();
+        session.answer(self.json.json, &found, || words(&found))
+    }
+}
+
+/// A simulated program by name, a recording's file, or a name in the pack.
+fn job(given: &str, seed: u64) -> anyhow::Result<Job> {
+    let is_kernel = |name: &str| kernels::programs().any(|known| known.name == name);
+    if is_kernel(given) {
+        return Ok(Job::new(given, seed));
+    }
+    if given.ends_with(".cmt") || given.contains('/') {
+        return Ok(Job::recorded(given, given.into(), seed));
+    }
+    match pack_program(given) {
+        Ok(path) => Ok(Job::recorded(given, path, seed)),
+        Err(_) => {
+            let pack: Vec<String> = pack_programs().into_iter().map(|(name, _)| name).collect();
+            let known: Vec<&str> =
+                kernels::programs().map(|known| known.name).chain(pack.iter().map(String::as_str)).collect();
+            let meant = nearest(given, known.iter().copied());
+            let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
+            Err(Usage(format!("no program '{given}'; there are {}{meant}", known.join(", "))).into())
+        }
+    }
+}
+
+fn words(found: &Decomposition) -> String {
+    let mut parts = Table::new(&[("part", Align::Left), ("of the time alone", Align::Right), ("share", Align::Right)]);
+    for part in &found.parts {
+        let share = part.share_percent.map_or("–".to_string(), |share| format!("{} %", number(share)));
+        parts.row([part.what.clone(), format!("{} %", number(part.degradation_percent)), share]);
+    }
+    let mut runs = Table::new(&[
+        ("the other program", Align::Left),
+        ("prefetching", Align::Left),
+        ("cycles per instruction", Align::Right),
+    ]);
+    for run in &found.runs {
+        let other = match run.other {
+            Other::None => "gone",
+            Other::OtherPackage => "in another package",
+            Other::OtherCache => "on another cache of the package",
+            Other::SameCache => "on the same cache",
+        };
+        let prefetching = if run.prefetching { "on" } else { "off" };
+        runs.row([other.to_string(), prefetching.to_string(), format!("{:.3}", run.cycles_per_instr)]);
+    }
+    let missing = match found.missing.as_slice() {
+        [] => "",
+        _ => "The machine has not all steps, so some parts are told together.\n",
+    };
+    format!(
+        "{} beside {} on {}: {} % slower\n\n{}\n{}\n{missing}The memory controller's part is a lower bound, prefetching's an upper one.\n",
+        found.program,
+        found.with,
+        found.machine,
+        number(found.total_degradation_percent),
+        parts.text(),
+        runs.text(),
+    )
+}

@@ -1,0 +1,69 @@
+//! `cachemate repro mixes`: random mixes under every policy.
+
+use cachemate_report::text::number;
+use cachemate_report::{Align, Table};
+use cachemate_repro::Context;
+use cachemate_repro::mixes::{Draw, Mixes, PolicyScore, run};
+use cachemate_trace::pack_programs;
+
+use crate::deciding;
+use crate::session::Session;
+
+/// Draws, runs and prints.
+///
+/// # Errors
+/// As [`run`].
+pub fn mixes(session: &Session, quick: bool, seed: u64, count: u32, machine: &str, json: bool) -> anyhow::Result<()> {
+    let stop = session.interrupt_flag();
+    let bar = session.progress("mixes", None);
+    let progress = |what: &str| bar.set_message(what.to_string());
+    let context = Context { quick, seeds: vec![seed], stop: &stop, progress: &progress };
+    let draw = Draw { machine, mixes: count, recordings: pack_programs(), profilers: &deciding::profilers };
+    let found = run(&context, &draw)?;
+    bar.finish_and_clear();
+    session.answer(json, &found, || words(&found))
+}
+
+fn words(found: &Mixes) -> String {
+    let mut text = format!(
+        "{} mixes on {}, seed {}, time scale {}\n\nmean over mixes\n{}",
+        found.mixes.len(),
+        found.machine,
+        found.seed,
+        found.time_scale,
+        table(&found.mean)
+    );
+    for mix in &found.mixes {
+        text.push_str(&format!("\n{}\n{}", mix.programs.join(", "), table(&mix.policies)));
+    }
+    text
+}
+
+fn table(scores: &[PolicyScore]) -> String {
+    let mut table = Table::new(&[
+        ("policy", Align::Left),
+        ("throughput %", Align::Right),
+        ("of it mix", Align::Right),
+        ("contention", Align::Right),
+        ("weighted speed-up", Align::Right),
+        ("over default %", Align::Right),
+        ("of optimal %", Align::Right),
+        ("harmonic mean", Align::Right),
+        ("worst slowdown", Align::Right),
+    ]);
+    for score in scores {
+        let plus = |percent: f64| format!("{percent:+.1}");
+        table.row([
+            score.policy.clone(),
+            plus(score.throughput_gain_percent),
+            plus(score.mix_gain_percent),
+            plus(score.contention_gain_percent),
+            number(score.weighted_speedup),
+            plus(score.weighted_speedup_gain_percent),
+            format!("{:.1}", score.of_optimal_percent),
+            number(score.harmonic_mean),
+            number(score.worst_slowdown),
+        ]);
+    }
+    table.text()
+}

@@ -1,0 +1,214 @@
+//! Mixes that nobody tuned for: random programs, every policy, against the default scheduler and against the optimum.
+//!
+//! Problem: workloads of papers were chosen to show something. Method: programs are drawn from the seed, each at most once
+//! to a mix, from all single-threaded kernels and all recorded programs that are there; one to a core. Every policy of the
+//! registry runs with its usual parameters and the usual profilers; the best and the worst placement come from pairs
+//! measured for the mix. Properties: the same seed, machine and pack give the same numbers; a policy that fails is an
+//! error and not left out; throughput is split into mix and contention, since it rewards starving those that miss.
+
+use std::path::PathBuf;
+
+use cachemate_core::{Capabilities, Machine, Profiler, Topology, Window};
+use cachemate_policy::policies;
+use cachemate_policy::rng::SplitMix64;
+use cachemate_sim::kernels;
+use cachemate_sim::results::RunResults;
+use cachemate_sim::run::Deciding;
+use serde::Serialize;
+
+use crate::corun::{Bench, Matrix, caches};
+use crate::setup::{Comparison, Job, Scores, Workload, failed, scores};
+use crate::solo::{self, InOrder};
+use crate::{Context, ReproError, mean};
+
+/// Nominal windows are so many times as long as simulated ones.
+const SCALE: u64 = 200;
+/// Data accesses that a profile of a program alone rests on.
+const PROFILE_ACCESSES: u64 = 3_000_000;
+
+/// The usual profilers of a machine.
+pub type Profilers<'a> = &'a (dyn Fn(&Topology, &Capabilities) -> Vec<Box<dyn Profiler>> + Sync);
+
+/// What is drawn from, and on what it runs.
+pub struct Draw<'a> {
+    pub machine: &'a str,
+    pub mixes: u32,
+    /// Recorded programs: name and file.
+    pub recordings: Vec<(String, PathBuf)>,
+    pub profilers: Profilers<'a>,
+}
+
+/// One policy on one mix, or the mean over mixes.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct PolicyScore {
+    pub policy: String,
+    /// Instructions over the default scheduler's, minus one, in per cent.
+    pub throughput_gain_percent: f64,
+    /// Of it: other shares of time at the default's speeds.
+    pub mix_gain_percent: f64,
+    /// Of it: other speeds at the new shares.
+    pub contention_gain_percent: f64,
+    /// Sum of speeds over those alone.
+    pub weighted_speedup: f64,
+    /// Weighted speed-up over the default's, minus one, in per cent.
+    pub weighted_speedup_gain_percent: f64,
+    /// Weighted speed-up over the optimal placement's, in per cent.
+    pub of_optimal_percent: f64,
+    /// Of speeds over those alone: throughput and fairness in one number.
+    pub harmonic_mean: f64,
+    /// Largest time over time alone.
+    pub worst_slowdown: f64,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Mix {
+    pub programs: Vec<String>,
+    pub policies: Vec<PolicyScore>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Mixes {
+    pub machine: String,
+    pub seed: u64,
+    pub time_scale: u64,
+    pub mixes: Vec<Mix>,
+    /// Over the mixes, in the order of the registry.
+    pub mean: Vec<PolicyScore>,
+}
+
+/// Draws and runs.
+///
+/// # Errors
+/// No such machine, fewer programs than cores, or the first run that fails.
+pub fn run(context: &Context<'_>, draw: &Draw<'_>) -> Result<Mixes, ReproError> {
+    let (warm_up, measured) = context.pick((10_000_000, 5_000_000), (25_000_000, 15_000_000));
+    let seed = context.seeds[0];
+    let mut bench = Bench::on(draw.machine, seed, warm_up, measured)?;
+    bench.options.scale = SCALE;
+    let cores = caches(&bench.machine.topology())?.iter().map(Vec::len).sum();
+    let mut generator = SplitMix64::new(seed);
+    let mut mixes = Vec::new();
+    for nth in 0..draw.mixes {
+        let jobs = drawn(&mut generator, cores, &draw.recordings, seed * 1_000 + u64::from(nth))?;
+        let programs: Vec<String> = jobs.iter().map(|job| job.name.clone()).collect();
+        (context.progress)(&format!("mix {} of {}: {}", nth + 1, draw.mixes, programs.join(", ")));
+        mixes.push(Mix { programs, policies: score(context, draw, &bench, &jobs)? });
+    }
+    let mean = mean_of(&mixes);
+    Ok(Mixes { machine: draw.machine.to_string(), seed, time_scale: SCALE, mixes, mean })
+}
+
+fn drawn(
+    generator: &mut SplitMix64,
+    cores: usize,
+    recordings: &[(String, PathBuf)],
+    seed: u64,
+) -> Result<Vec<Job>, ReproError> {
+    let single = kernels::programs().filter(|program| program.threads == (1, 1));
+    let mut all: Vec<Job> = single.map(|program| Job::new(program.name, seed)).collect();
+    all.extend(recordings.iter().map(|(name, path)| Job::recorded(&format!("{name}.cmt"), path.clone(), seed)));
+    if all.len() < cores {
+        return Err(failed("mixes")(format!("{} programs for {cores} cores", all.len())));
+    }
+    generator.shuffle(&mut all);
+    all.truncate(cores);
+    Ok(all)
+}
+
+fn score(context: &Context<'_>, draw: &Draw<'_>, bench: &Bench, jobs: &[Job]) -> Result<Vec<PolicyScore>, ReproError> {
+    let matrix = Matrix::measure(context, bench, jobs, false)?;
+    let alone: Vec<f64> = matrix.alone.iter().map(|rates| rates.instr_per_cycle).collect();
+    let profiles = context.run_all(jobs, |job| solo::profile(job, &bench.machine, PROFILE_ACCESSES))?;
+    let names: Vec<&str> = policies::ENTRIES.iter().map(|entry| entry.name).collect();
+    let runs: Vec<RunResults> = context.run_all(&names, |&name| {
+        let workload = Workload {
+            machine: bench.machine.clone(),
+            options: bench.options.clone(),
+            jobs: jobs.to_vec(),
+            warm_up_cycles: bench.warm_up_cycles,
+            measured_cycles: bench.measured_cycles,
+        };
+        let of_pairs = name == "optimal" || name == "worst";
+        let parameters = if of_pairs { format!("degradation = {:?}", matrix.costs().cost) } else { String::new() };
+        let policy = policies::build(name, &parameters, bench.options.seed).map_err(failed(name))?;
+        let machine = workload.simulated()?;
+        let mut profilers = (draw.profilers)(machine.topology(), machine.capabilities());
+        // Profiles recorded beforehand fill only what the others leave open, so they come last.
+        profilers.push(Box::new(InOrder::new(profiles.clone())));
+        let first_window = Window::Cycles { cycles: 1_000_000_000 };
+        let deciding =
+            Deciding { profilers, yardstick: workload.yardstick(), name: name.to_string(), policy, first_window };
+        Ok(workload.managed(deciding)?.results)
+    })?;
+    let of = |name: &str| names.iter().position(|other| *other == name).map(|at| &runs[at]);
+    let (Some(default), Some(optimal)) = (of("default"), of("optimal")) else {
+        return Err(failed("mixes")("the registry has no 'default' or no 'optimal'"));
+    };
+    let judge = |run: &RunResults, name: &str| {
+        scores(run, &alone).ok_or_else(|| failed(name)("a program never ran in the measured part"))
+    };
+    let (before, best) = (judge(default, "default")?, judge(optimal, "optimal")?);
+    let one = |(name, run): (&&str, &RunResults)| {
+        let gain = Comparison::of(run, default).ok_or_else(|| failed(name)("a program never ran"))?;
+        Ok(scored(name, &judge(run, name)?, &gain, before.weighted_speedup, best.weighted_speedup))
+    };
+    names.iter().zip(&runs).map(one).collect()
+}
+
+fn scored(name: &str, scores: &Scores, gain: &Comparison, default: f64, optimal: f64) -> PolicyScore {
+    PolicyScore {
+        policy: name.to_string(),
+        throughput_gain_percent: 100.0 * gain.throughput_gain,
+        mix_gain_percent: 100.0 * gain.mix_gain,
+        contention_gain_percent: 100.0 * gain.contention_gain,
+        weighted_speedup: scores.weighted_speedup,
+        weighted_speedup_gain_percent: 100.0 * (scores.weighted_speedup / default - 1.0),
+        of_optimal_percent: 100.0 * scores.weighted_speedup / optimal,
+        harmonic_mean: scores.harmonic_mean,
+        worst_slowdown: scores.worst_slowdown,
+    }
+}
+
+fn mean_of(mixes: &[Mix]) -> Vec<PolicyScore> {
+    let Some(first) = mixes.first() else { return Vec::new() };
+    let over = |at: usize, of: fn(&PolicyScore) -> f64| {
+        mean(&mixes.iter().map(|mix| of(&mix.policies[at])).collect::<Vec<f64>>())
+    };
+    let one = |(at, score): (usize, &PolicyScore)| PolicyScore {
+        policy: score.policy.clone(),
+        throughput_gain_percent: over(at, |s| s.throughput_gain_percent),
+        mix_gain_percent: over(at, |s| s.mix_gain_percent),
+        contention_gain_percent: over(at, |s| s.contention_gain_percent),
+        weighted_speedup: over(at, |s| s.weighted_speedup),
+        weighted_speedup_gain_percent: over(at, |s| s.weighted_speedup_gain_percent),
+        of_optimal_percent: over(at, |s| s.of_optimal_percent),
+        harmonic_mean: over(at, |s| s.harmonic_mean),
+        worst_slowdown: over(at, |s| s.worst_slowdown),
+    };
+    first.policies.iter().enumerate().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are draws repeatable, without doubles, and different from mix to mix?
+    #[test]
+    fn draws_are_repeatable_and_without_doubles() {
+        let recordings = vec![("sort".to_string(), PathBuf::from("sort.cmt"))];
+        let names = |seed: u64| -> Vec<Vec<String>> {
+            let mut generator = SplitMix64::new(seed);
+            let mut mix = || drawn(&mut generator, 8, &recordings, 1).unwrap();
+            (0..20).map(|_| mix().into_iter().map(|job| job.name).collect()).collect()
+        };
+        assert_eq!(names(1), names(1));
+        assert_ne!(names(1), names(2));
+        for mix in names(1) {
+            let mut sorted = mix.clone();
+            sorted.sort();
+            sorted.dedup();
+            assert_eq!(sorted.len(), 8, "{mix:?}");
+        }
+        assert!(names(1).iter().flatten().any(|name| name == "sort.cmt"));
+    }
+}

@@ -6,6 +6,7 @@ mod policies;
 mod programs;
 mod sampled;
 mod sizing;
+mod solvers;
 mod sparse;
 mod stack;
 mod threads;
@@ -38,4 +39,5 @@ pub const GROUPS: &[Group] = &[
     policies::GROUP,
     sizing::GROUP,
     programs::GROUP,
+    solvers::GROUP,
 ];

@@ -88,6 +88,9 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     ];
     let outcomes = ["best", "worst", "random", "random_low_5_percent", "random_high_5_percent", "lower_bound", "gap"];
     check("plan", &plans, &outcomes, &["reasons", "caches[].cpus[][]"]);
+    let short = ["--warm-up", "0", "--cycles", "1", "--json"];
+    let of = |machine: &str| json(&[&["decompose", "mcf", "--with", "small.cmt", "-m", machine], &short[..]].concat());
+    check("decompose", &[of("xeon-x5365"), of("xeon-x5365-4")], &[], &[]);
 }
 
 /// Do the published schedules come out of the published matrix (CA Table 1)?

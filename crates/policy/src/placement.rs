@@ -7,7 +7,9 @@
 //! it: the neighbour it was kept from against the one it has. Properties: programs are told apart by their place in
 //! the list, ties fall to the earlier one; the reasons rest on the numbers that decided, and carry them.
 
-use cachemate_core::{CacheId, CpuId, Level, Reason, TaskId, Topology};
+use std::collections::BTreeMap;
+
+use cachemate_core::{CacheId, CpuId, CpuSet, Level, Reason, TaskId, Topology};
 use serde::{Deserialize, Serialize};
 
 use crate::matrix::{CostKind, PairCosts};
@@ -42,25 +44,29 @@ pub fn seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, No
         return Err(NoPlacement::NoCpus);
     }
     // Rank of a CPU among those of its core: rank 0 of every core comes first.
-    let rank = |nth: usize| online[..nth].iter().filter(|cpu| cpu.core == online[nth].core).count();
-    let mut ranked: Vec<(usize, &cachemate_core::Cpu)> =
-        (0..online.len()).map(|nth| (rank(nth), online[nth])).collect();
+    let mut of_core: BTreeMap<u32, usize> = BTreeMap::new();
+    let mut rank = |core: u32| {
+        let next = of_core.entry(core).or_default();
+        *next += 1;
+        *next - 1
+    };
+    let mut ranked: Vec<(usize, &cachemate_core::Cpu)> = online.iter().map(|cpu| (rank(cpu.core), *cpu)).collect();
     if programs <= ranked.iter().filter(|(rank, _)| *rank == 0).count() {
         ranked.retain(|(rank, _)| *rank == 0);
     }
     ranked.sort_by_key(|(rank, cpu)| (*rank, cpu.id));
     let mut seats: Vec<CacheSeats> = Vec::new();
+    let mut seated = CpuSet::default();
     for cache in topology.caches.iter().filter(|cache| cache.last_level) {
-        let on_it = |cpu: &CpuId| cache.cpus.contains(cpu.0) && !seats.iter().any(|other| other.cpus.contains(cpu));
+        let on_it = |cpu: &CpuId| cache.cpus.contains(cpu.0) && !seated.contains(cpu.0);
         let cpus: Vec<CpuId> = ranked.iter().map(|(_, cpu)| cpu.id).filter(on_it).collect();
+        seated.extend(cpus.iter().map(|cpu| cpu.0));
         if !cpus.is_empty() {
             seats.push(CacheSeats { cache: Some(cache.id), cpus });
         }
     }
-    for (_, cpu) in &ranked {
-        if !seats.iter().any(|cache| cache.cpus.contains(&cpu.id)) {
-            seats.push(CacheSeats { cache: None, cpus: vec![cpu.id] });
-        }
+    for (_, cpu) in ranked.iter().filter(|(_, cpu)| !seated.contains(cpu.id.0)) {
+        seats.push(CacheSeats { cache: None, cpus: vec![cpu.id] });
     }
     Ok(seats)
 }

@@ -6,20 +6,23 @@
 //! Bound, the larger of two that hold for every assignment with even loads:
 //! - *each for itself*: a program has at least so many co-runners; it cannot do better than with those that cost least
 //!   (half of each mutual cost is its own).
-//! - *matching*: when all caches are alike, the programs of a cache form a complete multipartite graph, whose edges a
-//!   random perfect matching covers equally often (it is edge-transitive). So the total is its degree times the mean
-//!   weight of such matchings, and no perfect matching weighs less than the minimum one.
+//! - *enough neighbours for all*: when all caches are alike, programs and idle turns of CPUs are the nodes of a complete
+//!   multipartite graph, where every node meets the same number D of others. So the optimum is no less than the cheapest
+//!   choice of pairs in which every node is in D of them (a D-factor; quiet programs cannot be everybody's neighbour), and
+//!   that no less than its Lagrangian dual: for any prices u, D Σ u_i + Σ over pairs min(0, w_ij - u_i - u_j).
+//!   Subgradient steps raise it (Held and Karp); every step's value is a bound. That those who meet form whole groups is
+//!   not in it, which is most of what it lacks.
 //!
 //! A program that takes turns is seen 1/l of the time; where l may be one of two loads, the bound takes the kinder.
 
-use super::matching::perfect_matching;
 use super::{Costs, Seating, Seats, random_seating};
 use crate::rng::SplitMix64;
 
 const RANDOM_STARTS: u64 = 6;
 const SWEEPS_AT_MOST: usize = 60;
-/// Above this many nodes the matching bound takes too long, and only the other one is used.
-const NODES_AT_MOST: usize = 400;
+/// Steps of the dual, and by how much each is shorter than the one before.
+const DUAL_STEPS: i32 = 150;
+const SHORTER: f64 = 0.96;
 /// An exchange must help by more than rounding.
 const HELPS: f64 = 1e-12;
 
@@ -151,23 +154,51 @@ impl Climb<'_> {
                     if from == to || loads != (least + 1, least) {
                         break;
                     }
-                    let totals = |climb: &Self| {
-                        climb.cache_total(from.0) + if from.0 == to.0 { 0.0 } else { climb.cache_total(to.0) }
-                    };
-                    let before = totals(self);
-                    let program = self.by_cache[from.0][from.1].remove(at);
-                    self.by_cache[to.0][to.1].push(program);
-                    if before - totals(self) > HELPS {
+                    let program = self.by_cache[from.0][from.1][at];
+                    let gain = self.gain_of_move(program, from, to);
+                    if gain > HELPS {
+                        self.by_cache[from.0][from.1].remove(at);
+                        self.by_cache[to.0][to.1].push(program);
                         helped = true;
                     } else {
-                        self.by_cache[to.0][to.1].pop();
-                        self.by_cache[from.0][from.1].insert(at, program);
                         at += 1;
                     }
                 }
             }
         }
         helped
+    }
+
+    /// Both CPUs' loads change, and with them what their neighbours see of everybody on them.
+    fn gain_of_move(&mut self, program: usize, from: (usize, usize), to: (usize, usize)) -> f64 {
+        if from.0 == to.0 {
+            let before = self.cache_total(from.0);
+            let at = self.by_cache[from.0][from.1].iter().position(|&other| other == program).unwrap_or(0);
+            self.by_cache[from.0][from.1].remove(at);
+            self.by_cache[to.0][to.1].push(program);
+            let gain = before - self.cache_total(from.0);
+            self.by_cache[to.0][to.1].pop();
+            self.by_cache[from.0][from.1].insert(at, program);
+            return gain;
+        }
+        // What the neighbours of a CPU suffer from one program, were it alone there.
+        let seen = |j: usize, (cache, cpu): (usize, usize)| -> f64 {
+            let others = self.by_cache[cache].iter().enumerate().filter(|(other, _)| *other != cpu);
+            others.flat_map(|(_, members)| members).map(|&k| self.costs[k][j]).sum()
+        };
+        let felt = |(cache, cpu): (usize, usize)| -> f64 {
+            let others = self.by_cache[cache].iter().enumerate().filter(|(other, on)| *other != cpu && !on.is_empty());
+            others.map(|(_, on)| on.iter().map(|&j| self.costs[program][j]).sum::<f64>() / on.len() as f64).sum()
+        };
+        let all = |place: (usize, usize)| -> (f64, f64) {
+            let on = &self.by_cache[place.0][place.1];
+            (on.iter().map(|&j| seen(j, place)).sum(), on.len() as f64)
+        };
+        let shared = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
+        let ((here, load), (there, other_load)) = (all(from), all(to));
+        let leaves = felt(from) + shared(here, load) - shared(here - seen(program, from), load - 1.0);
+        let joins = felt(to) + shared(there + seen(program, to), other_load + 1.0) - shared(there, other_load);
+        leaves - joins
     }
 
     fn cache_total(&self, cache: usize) -> f64 {
@@ -197,19 +228,46 @@ pub fn lower_bound(costs: &Costs, seats: &Seats) -> f64 {
     let weight = |i: usize, j: usize| kinder(costs[i][j]) + kinder(costs[j][i]);
     let idle = seats.cpus() * most - programs;
     let alone = each_for_itself(programs, seats, most, idle, weight);
-    let nodes = programs + idle;
     let cpus = seats.cpus_per_cache[0] as usize;
     let alike = seats.cpus_per_cache.iter().all(|&other| other as usize == cpus);
-    if !alike || (cpus * most) % 2 == 1 || cpus < 2 || nodes > NODES_AT_MOST {
+    let neighbours = (cpus - 1) * most;
+    if !alike || neighbours == 0 || programs + idle <= neighbours {
         return alone;
     }
     let padded = |i: usize, j: usize| if i.max(j) < programs { weight(i, j) } else { 0.0 };
-    let mate = perfect_matching(nodes, padded);
-    let lightest: f64 = (0..nodes).filter(|&i| i < mate[i]).map(|i| padded(i, mate[i])).sum();
-    // The matching is optimal up to the resolution of its integers: allow for that.
-    let range = (0..nodes).flat_map(|i| (0..i).map(move |j| padded(i, j).abs())).fold(0.0, f64::max);
-    let matched = (lightest - nodes as f64 * range * 1e-11) * ((cpus - 1) * most) as f64;
-    alone.max(matched)
+    alone.max(enough_neighbours(programs + idle, neighbours, padded))
+}
+
+/// The best dual value found for a choice of pairs in which each of so many nodes is in `degree`.
+fn enough_neighbours(nodes: usize, degree: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
+    // Rows without the diagonal: node i's pairs with the nodes before it.
+    let rows: Vec<Vec<f64>> = (0..nodes).map(|i| (0..i).map(|j| weight(i, j)).collect()).collect();
+    let pairs = (nodes * (nodes - 1) / 2) as f64;
+    let mean = rows.iter().flatten().sum::<f64>() / pairs;
+    let spread = (rows.iter().flatten().map(|w| (w - mean) * (w - mean)).sum::<f64>() / pairs).sqrt();
+    let mut prices = vec![0.5 * mean; nodes];
+    let (mut best, mut step) = (f64::NEG_INFINITY, spread);
+    for _ in 0..DUAL_STEPS {
+        let mut value = degree as f64 * prices.iter().sum::<f64>();
+        let mut chosen = vec![0u32; nodes];
+        for (i, row) in rows.iter().enumerate() {
+            for (j, w) in row.iter().enumerate() {
+                let reduced = w - prices[i] - prices[j];
+                if reduced < 0.0 {
+                    value += reduced;
+                    chosen[i] += 1;
+                    chosen[j] += 1;
+                }
+            }
+        }
+        // The sums' rounding must not lift the bound above the truth.
+        best = best.max(value - 1e-12 * (value.abs() + pairs * spread));
+        for (price, &chosen) in prices.iter_mut().zip(&chosen) {
+            *price += step * (degree as f64 - f64::from(chosen)) / degree as f64;
+        }
+        step *= SHORTER;
+    }
+    best
 }
 
 fn each_for_itself(
@@ -234,4 +292,39 @@ fn each_for_itself(
         shapes.iter().map(on_shape).fold(f64::INFINITY, f64::min) / 2.0
     };
     (0..programs).map(own).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+
+        /// Is the gain of a move what the totals before and after say, within a cache and between two?
+        #[test]
+        fn the_gain_of_a_move_is_the_difference_of_totals(
+            matrix in prop::collection::vec(prop::collection::vec(-0.5f64..1.0, 9), 9),
+            program in 0usize..9,
+            to in (0usize..2, 0usize..3),
+            seed in any::<u64>(),
+        ) {
+            let seats = Seats { cpus_per_cache: vec![3, 3] };
+            let seating = random_seating(9, &seats, &mut SplitMix64::new(seed));
+            let mut climb = Climb { costs: &matrix, by_cache: seating.by_cache.clone() };
+            let at = |seating: &Seating| {
+                let places = (0..2).flat_map(|cache| (0..3).map(move |cpu| (cache, cpu)));
+                places.into_iter().find(|&(cache, cpu)| seating.by_cache[cache][cpu].contains(&program)).unwrap()
+            };
+            let from = at(&seating);
+            prop_assume!(from != to);
+            let gain = climb.gain_of_move(program, from, to);
+            prop_assert_eq!(&climb.by_cache, &seating.by_cache, "trying changes nothing");
+            let mut moved = seating.clone();
+            moved.by_cache[from.0][from.1].retain(|&other| other != program);
+            moved.by_cache[to.0][to.1].push(program);
+            prop_assert!((gain - (seating.total(&matrix) - moved.total(&matrix))).abs() < 1e-9);
+        }
+    }
 }

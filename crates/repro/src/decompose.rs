@@ -190,9 +190,9 @@ mod tests {
         let stop = AtomicBool::new(false);
         let context = Context { quick: true, seeds: vec![1], stop: &stop, progress: &|_| () };
         let bench = Bench::on("xeon-x5365", 1, 500_000, 1_000_000).unwrap();
-        let found = decompose(&context, &bench, &Job::new("soplex", 1), &Job::new("milc", 1)).unwrap();
+        let found = decompose(&context, &bench, &Job::new("milc", 1), &Job::new("lbm", 1)).unwrap();
         assert_eq!((found.runs.len(), found.missing.len(), found.parts.len()), (8, 0, 4));
         let sum: f64 = found.parts.iter().map(|part| part.degradation_percent).sum();
-        assert!((sum - found.total_degradation_percent).abs() < 1e-9 && sum > 1.0, "{found:?}");
+        assert!((sum - found.total_degradation_percent).abs() < 1e-9 && sum > 2.0, "{found:?}");
     }
 }

@@ -14,7 +14,7 @@ pub mod decompose;
 mod experiment;
 mod index;
 pub mod mixes;
-pub mod rm;
+mod rm;
 pub mod setup;
 pub mod solo;
 mod tc;
@@ -24,9 +24,15 @@ pub use index::index_html;
 
 /// All experiments, in the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
-    let papers: &[fn() -> Vec<Experiment>] =
-    let papers: &[fn() -> Vec<Experiment>] =
-        &[bs::experiments, casc::experiments, av::experiments, ca::experiments, tc::experiments, cp::experiments, rm::experiments];
+    let papers: &[fn() -> Vec<Experiment>] = &[
+        bs::experiments,
+        casc::experiments,
+        av::experiments,
+        ca::experiments,
+        tc::experiments,
+        cp::experiments,
+        rm::experiments,
+    ];
     papers.iter().flat_map(|paper| paper()).collect()
 }
 

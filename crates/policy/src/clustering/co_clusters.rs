@@ -216,7 +216,27 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &Sharing, threshold: u64)
     }
     let global = (0..weights.entries).map(|entry| !kept[entry]).collect();
     let Some(labels) = labels else { return Clusters::of_labels(&vec![None; threads.len()], global) };
-    Clusters::of_labels(&members(&graph, &labels, weights.entries, threshold), global)
+    let mut found = members(&graph, &labels, weights.entries, threshold);
+    keep_traceless(threads, sharing.floor, &mut found);
+    Clusters::of_labels(&found, global)
+}
+
+/// Threads on one chip leave no trace of what they share: one that left none at all stays with most of those it was with
+/// (thesis 3.4.3 starts from the clusters there are).
+fn keep_traceless(threads: &[ThreadMap<'_>], floor: u8, found: &mut [Option<usize>]) {
+    let settled = found.to_vec();
+    for (thread, label) in threads.iter().zip(found.iter_mut()) {
+        let traceless = label.is_none() && thread.counters.iter().all(|&counter| counter < floor);
+        let Some(before) = thread.together.filter(|_| traceless) else { continue };
+        let mut votes: std::collections::BTreeMap<usize, usize> = std::collections::BTreeMap::new();
+        for (other, settled) in threads.iter().zip(&settled) {
+            if let Some(settled) = settled.filter(|_| other.together == Some(before)) {
+                *votes.entry(settled).or_insert(0) += 1;
+            }
+        }
+        let most = votes.values().copied().max();
+        *label = votes.iter().find(|(_, count)| Some(**count) == most).map(|(settled, _)| *settled);
+    }
 }
 
 /// Threads that share enough with the rest of their community, on its own entries, or were with it before (columns from

@@ -113,11 +113,14 @@ impl Weights {
 /// Counts of one task as for a whole window: (accesses, misses) per super set of each of the three levels.
 type Rates = [Vec<(f64, f64)>; 3];
 
+/// Raw counts of one task, by level.
+type RawCounts = Vec<(Level, Vec<SuperSetCount>)>;
+
 struct ActivityVectors {
     parameters: Parameters,
     scheduler: Scheduler,
     /// The last sample of each task, and its raw counts.
-    rates: BTreeMap<TaskId, (Vec<(Level, Vec<SuperSetCount>)>, Rates)>,
+    rates: BTreeMap<TaskId, (RawCounts, Rates)>,
 }
 
 impl Policy for ActivityVectors {
@@ -165,7 +168,7 @@ impl ActivityVectors {
     }
 
     fn vectors(&self, view: &View<'_>) -> Vectors {
-        let kind = |cell: usize, count: &(f64, f64)| if cell % 2 == 0 { count.0 } else { count.1 };
+        let kind = |cell: usize, count: &(f64, f64)| if cell.is_multiple_of(2) { count.0 } else { count.1 };
         // In order of arrival: sums of fractions depend on the order, which renaming must not change.
         let present = || view.seen.tasks.iter().filter_map(|task| Some((task.task, &self.rates.get(&task.task)?.1)));
         let threshold = |cell: usize| {

@@ -79,7 +79,9 @@ fn faults_on_any_write_leave_a_consistent_state() {
     for seed in 0..60 {
         let dir = tempfile::tempdir().unwrap();
         let host = FakeHost::default();
-        (5..9).for_each(|tid| drop(host.thread(tid, tid, 1, "0-3")));
+        (5..9).for_each(|tid| {
+            host.thread(tid, tid, 1, "0-3");
+        });
         let before = states(&host);
         let mut machine = machine(host, dir.path());
         let mut draw = Draw(seed);
@@ -102,7 +104,7 @@ fn faults_on_any_write_leave_a_consistent_state() {
         }
         machine.with_kernel(|host| host.fault.set(None));
         machine.put_back().unwrap();
-        assert_eq!(machine.with_kernel(|host| states(host)), before, "seed {seed}");
+        assert_eq!(machine.with_kernel(states), before, "seed {seed}");
         assert!(!dir.path().join(crate::journal::Journal::FILE_NAME).exists());
     }
 }
@@ -113,7 +115,9 @@ fn a_failing_restore_keeps_its_journal() {
     for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO] {
         let dir = tempfile::tempdir().unwrap();
         let host = FakeHost::default();
-        (5..7).for_each(|tid| drop(host.thread(tid, tid, 1, "0-3")));
+        (5..7).for_each(|tid| {
+            host.thread(tid, tid, 1, "0-3");
+        });
         let before = states(&host);
         let mut machine = machine(host, dir.path());
         let seen = machine.observe().unwrap().unwrap();
@@ -127,6 +131,6 @@ fn a_failing_restore_keeps_its_journal() {
         assert!(dir.path().join(crate::journal::Journal::FILE_NAME).exists());
         let left = machine.with_kernel(|host| crate::guardian::restore_left_behind(host, dir.path())).unwrap();
         assert!(!left.is_empty());
-        assert_eq!(machine.with_kernel(|host| states(host)), before);
+        assert_eq!(machine.with_kernel(states), before);
     }
 }

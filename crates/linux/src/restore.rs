@@ -52,15 +52,29 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restor
             account.push(Restored { object: object.clone(), outcome });
         }
         if stage == 1 {
-            // An heir that has not been put back yet may bear another one meanwhile: until a pass finds none.
-            for _ in 0..16 {
-                let heirs = restore_heirs(kernel, held);
-                let done = heirs.iter().all(|heir| heir.outcome != Outcome::PutBack);
-                account.extend(heirs);
-                if done {
-                    break;
-                }
-            }
+            account.extend(restore_all_heirs(kernel, held));
+        }
+    }
+    account
+}
+
+/// An heir that has not been put back yet may bear another one meanwhile, and one that is being born has its mask already
+/// but cannot be seen yet: until two passes, a while apart, find none.
+fn restore_all_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
+    const PASSES_AT_MOST: u32 = 32;
+    const BETWEEN_BIRTH_AND_SIGHT: std::time::Duration = std::time::Duration::from_millis(20);
+    let mut account = Vec::new();
+    let mut clean_passes = 0;
+    for _ in 0..PASSES_AT_MOST {
+        let heirs = restore_heirs(kernel, held);
+        let clean = heirs.iter().all(|heir| heir.outcome != Outcome::PutBack);
+        account.extend(heirs);
+        clean_passes = if clean { clean_passes + 1 } else { 0 };
+        if clean_passes == 2 || held.is_empty() {
+            break;
+        }
+        if clean {
+            std::thread::sleep(BETWEEN_BIRTH_AND_SIGHT);
         }
     }
     account

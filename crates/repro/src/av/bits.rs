@@ -14,7 +14,7 @@ pub(super) const CELLS: [&str; 6] =
     ["D-cache use", "D-cache miss", "I-cache use", "I-cache miss", "L2-cache use", "L2-cache miss"];
 
 fn of(cell: usize) -> activity::Activity {
-    if cell % 2 == 0 { activity::Activity::Use } else { activity::Activity::Miss }
+    if cell.is_multiple_of(2) { activity::Activity::Use } else { activity::Activity::Miss }
 }
 
 /// Events per super set and sample above which a bit is set, one for each of [`CELLS`].

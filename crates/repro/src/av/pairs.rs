@@ -107,7 +107,7 @@ fn cells(samples: &[Sample], vectors: impl Fn(&Activity) -> [IndexSet; 6]) -> Ce
     })
 }
 
-fn of_seed<'a>(pairs: &'a [Pair], seed: u64) -> impl Iterator<Item = &'a Pair> {
+fn of_seed(pairs: &[Pair], seed: u64) -> impl Iterator<Item = &Pair> {
     pairs.iter().filter(move |pair| pair.seed == seed)
 }
 

@@ -251,16 +251,20 @@ fn restore_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Rest
     let parents: BTreeMap<i32, i32> =
         processes.iter().filter_map(|&pid| Some((pid, kernel.stat(pid).ok()?.parent))).collect();
     for &pid in &processes {
-        let Some(estate) =
-            ancestor_in(pid, &parents, |pid| estates.contains_key(&pid)).and_then(|pid| estates.get(&pid))
-        else {
+        // From the nearest ancestor on: each may have passed on what the ones between were not journalled for.
+        let estates: Vec<&(SameOf, Held)> =
+            ancestors(pid, &parents).iter().filter_map(|pid| estates.get(pid)).flatten().collect();
+        if estates.is_empty() {
             continue;
-        };
+        }
         for tid in kernel.threads(pid).unwrap_or_default() {
             let Ok(stat) = kernel.stat(tid) else { continue };
-            let heirlooms = estate.iter().map(|(of, held_by_ancestor)| (of(pid, stat.key), held_by_ancestor));
-            let unknown = heirlooms.filter(|(object, _)| !held.contains_key(object));
-            account.extend(unknown.filter_map(|(object, held)| heir(kernel, object, held)));
+            for (of, held_by_ancestor) in &estates {
+                let object = of(pid, stat.key);
+                if !held.contains_key(&object) {
+                    account.extend(heir(kernel, object, held_by_ancestor));
+                }
+            }
         }
     }
     account
@@ -280,16 +284,11 @@ pub(crate) fn heir(kernel: &dyn Kernel, object: Object, held: &Held) -> Option<R
     Some(Restored { object, outcome })
 }
 
-fn ancestor_in(pid: i32, parents: &BTreeMap<i32, i32>, is_managed: impl Fn(i32) -> bool) -> Option<i32> {
-    let mut at = pid;
+/// A process and its ancestors, nearest first.
+fn ancestors(pid: i32, parents: &BTreeMap<i32, i32>) -> Vec<i32> {
+    let up = |pid: &i32| parents.get(pid).copied().filter(|&parent| parent > 0);
     // A chain of parents is short; the bound is against a tree that changed while it was read.
-    for _ in 0..1_000 {
-        if is_managed(at) {
-            return Some(at);
-        }
-        at = *parents.get(&at).filter(|&&parent| parent > 0)?;
-    }
-    None
+    std::iter::successors(Some(pid), up).take(1_000).collect()
 }
 
 #[cfg(test)]

@@ -215,7 +215,7 @@ const PHASES: [(&str, f64); 19] = [
     ("libquantum", 1753.0),
     ("omnetpp", 1704.0),
 ];
-/// A curve from a full log on one core takes at most this (the bench holds it to that), at the machine's 1.5 GHz.
+/// Assumed for a curve from a full log on one core, at the machine's 1.5 GHz; not measured yet.
 const COMPUTING_CYCLES: f64 = 5e-3 * 1.5e9;
 
 /// Tracing and computing, of the time of a phase: measured cost of an entry, a full log, phases as long as measured by

@@ -349,4 +349,4 @@ impl Hardware {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -104,7 +104,7 @@ fn exclusive_colours_make_the_victim_independent_of_its_neighbour() {
 #[test]
 fn exclusive_ways_keep_the_neighbour_out() {
     let mut spec = spec();
-    spec.caches[1] = cache(Level::L2, 256 << 10, 16, 2, 10);
+    spec.caches[1] = cache(Level::L2, 256 << 10, 16, 10, 2);
     spec.caches[1].way_partitions =
         Some(cachemate_core::WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
     let inter_task = |victim_bytes: u64, masks: Option<[CpuSet; 2]>| {

@@ -1,31 +1,15 @@
 //! The machine through its trait, with programs whose behaviour is known.
 
 use cachemate_core::{
-    Access, AccessSource, CacheSpec, CoherenceSpec, CounterSpec, CpuId, CpuSet, Event, Gang, GangSchedule, Inclusion,
-    IndexSet, Level, Machine, MachineSpec, MemorySpec, Observation, OsSpec, PageSpec, Pipeline, Plan, Replacement,
-    TaskId, Turn, Window, WindowEnd, WritePolicy,
+    Access, AccessSource, CoherenceSpec, CounterSpec, CpuId, CpuSet, Event, Gang, GangSchedule, IndexSet, Level,
+    Machine, MachineSpec, MemorySpec, Observation, OsSpec, PageSpec, Pipeline, Plan, TaskId, Turn, Window, WindowEnd,
 };
+
+pub(crate) use crate::hw::tests::cache;
 
 use super::{Length, Program, SimMachine, SimOptions};
 
 pub(crate) const MS: u64 = 1_000_000;
-
-pub(crate) fn cache(level: Level, size_bytes: u64, ways: u32, shared_by_cores: u32, latency_cycles: u32) -> CacheSpec {
-    CacheSpec {
-        level,
-        size_bytes,
-        ways,
-        line_bytes: 64,
-        latency_cycles,
-        replacement: Replacement::Lru,
-        write: WritePolicy::Back,
-        inclusion: Inclusion::Neither,
-        shared_by_cores,
-        slices: 1,
-        bandwidth_bytes_per_cycle: None,
-        way_partitions: None,
-    }
-}
 
 /// Two packages of two cores; 256 KB of L2 per package, four colours; 100 MHz, so that a millisecond is short.
 pub(crate) fn spec() -> MachineSpec {
@@ -38,7 +22,7 @@ pub(crate) fn spec() -> MachineSpec {
         cores_per_package: 2,
         contexts_per_core: 1,
         pipeline: Pipeline::InOrder { issue_width: 1 },
-        caches: vec![cache(Level::L1Data, 8 << 10, 4, 1, 1), cache(Level::L2, 256 << 10, 16, 2, 10)],
+        caches: vec![cache(Level::L1Data, 8 << 10, 4, 1, 1), cache(Level::L2, 256 << 10, 16, 10, 2)],
         coherence: CoherenceSpec { same_package_cycles: Some(30), other_package_cycles: Some(60) },
         prefetchers: Vec::new(),
         memory: MemorySpec {

@@ -163,6 +163,18 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// What stands in the place of a result whose experiment broke down: nothing measured, short, and the reason.
+    pub fn broken(id: &str, what: &str, seeds: &[u64], reason: &str) -> Self {
+        Finding {
+            seeds: seeds.to_vec(),
+            ..Finding::new(id, what, "", "", Bar::Shown, &[]).short().note(format!("the experiment failed: {reason}"))
+        }
+    }
+
+    fn short(mut self) -> Self {
+        self.verdict = Verdict::Short;
+        self
+    }
     /// A finding from one value per seed, its verdict computed from the bar.
     pub fn new(id: &str, what: &str, paper: &str, unit: &str, bar: Bar, per_seed: &[(u64, f64)]) -> Self {
         let values: Vec<f64> = per_seed.iter().map(|&(_, value)| value).collect();

@@ -60,7 +60,7 @@ impl Repro {
         if !self.quick {
             session.note(&format!("about {minutes:.0} minutes on two cores; --quick shows less in a fraction of it"));
         }
-        let (findings, interrupted) = self.run_all(session, &experiments)?;
+        let (findings, failed, interrupted) = self.run_all(session, &experiments)?;
         if let Some(folder) = self.output.as_deref() {
             write_all(folder, &findings, &self.command())?;
             session.note(&format!("wrote {}", folder.join("index.html").display()));
@@ -70,6 +70,7 @@ impl Repro {
             let kept = format!("{} results were measured before that", findings.results.len());
             return Err(Interrupted(kept).into());
         }
+        anyhow::ensure!(failed.is_empty(), "experiments failed: {}", failed.join("; "));
         Ok(())
     }
 
@@ -81,12 +82,14 @@ impl Repro {
         super::mixes::mixes(session, self.quick, self.seed, count as u32, &self.machine, self.json.json)
     }
 
-    /// What was found, and whether the user stopped it. An experiment that fails is a short finding of its own.
-    fn run_all(&self, session: &Session, experiments: &[Experiment]) -> anyhow::Result<(Findings, bool)> {
+    /// What was found, what failed and why, and whether the user stopped it. A failed experiment does not cost the
+    /// others their results: its ids are short, with the reason, and the command ends with 1.
+    fn run_all(&self, session: &Session, experiments: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
         let stop = session.interrupt_flag();
         let count = self.seeds.unwrap_or(if self.quick { 1 } else { 3 });
         let bar = session.progress("repro", Some(experiments.len() as u64));
         let mut findings = Findings { results: Vec::new() };
+        let mut failed = Vec::new();
         for experiment in experiments {
             bar.set_message(experiment.ids.join(", "));
             let progress = |what: &str| bar.set_message(format!("{}: {what}", experiment.ids.join(", ")));
@@ -98,13 +101,17 @@ impl Repro {
             };
             match (experiment.run)(&context) {
                 Ok(mut found) => findings.results.append(&mut found),
-                Err(ReproError::Interrupted) => return Ok((findings, true)),
-                Err(error) => return Err(error).with_context(|| experiment.ids.join(", ")),
+                Err(ReproError::Interrupted) => return Ok((findings, failed, true)),
+                Err(error) => {
+                    failed.push(format!("{}: {error}", experiment.ids.join(", ")));
+                    let broken = |id: &&str| Finding::broken(id, experiment.what, &context.seeds, &error.to_string());
+                    findings.results.extend(experiment.ids.iter().map(broken));
+                }
             }
             bar.inc(1);
         }
         bar.finish_and_clear();
-        Ok((findings, stop.load(Ordering::Relaxed)))
+        Ok((findings, failed, stop.load(Ordering::Relaxed)))
     }
 
     fn command(&self) -> String {

@@ -110,7 +110,9 @@ impl Actuator {
             *guardian = Guardian::start(&self.guardian_command.program, &args).map_err(io)?;
         }
         if self.armed.is_none() {
-            let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io)?)?;
+            // Where the time is not to be had, everybody counts as born since.
+            let since_ticks = kernel.ticks_since_boot().unwrap_or(0);
+            let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io)?, since_ticks)?;
             match Guardian::start(&self.guardian_command.program, &args) {
                 Ok(guardian) => self.armed = Some((journal, guardian)),
                 Err(source) => {
@@ -241,7 +243,7 @@ impl Actuator {
         for task in new {
             for (of, held) in estate([task.pid, task.parent]) {
                 let object = of(task.pid, task.thread);
-                if journal.held().contains_key(&object) {
+                if journal.held().contains_key(&object) || !held.may_have_passed_to(task.thread) {
                     continue;
                 }
                 let inherited = |now: &State| held.ours.contains(now) && held.original != *now;

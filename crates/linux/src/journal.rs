@@ -84,6 +84,16 @@ pub enum State {
 pub struct Held {
     pub original: State,
     pub ours: Vec<State>,
+    /// When the journal was begun, in clock ticks since the boot.
+    pub since_ticks: u64,
+}
+
+impl Held {
+    /// Can a thread have inherited what we set, or does it only happen to have the same from elsewhere? Who lived
+    /// before us has inherited nothing.
+    pub fn may_have_passed_to(&self, thread: ThreadKey) -> bool {
+        thread.start_ticks >= self.since_ticks
+    }
 }
 
 /// One intended change: the object, how it is now, what it is to become.
@@ -97,7 +107,7 @@ pub struct Change {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Line {
-    Header { format: u32, boot_id: String },
+    Header { format: u32, boot_id: String, since_ticks: u64 },
     First { object: Object, original: State, ours: Vec<State> },
     Again { object: Object, ours: State },
 }
@@ -135,6 +145,7 @@ pub struct Journal {
     good_bytes: u64,
     live_bytes_after_compaction: u64,
     boot_id: String,
+    since_ticks: u64,
     held: BTreeMap<Object, Held>,
 }
 
@@ -142,11 +153,12 @@ impl Journal {
     /// Name of the journal in the state directory.
     pub const FILE_NAME: &str = "restore.journal";
 
-    /// Starts a fresh journal. An old one must have been restored and removed before.
+    /// Starts a fresh journal, `since_ticks` clock ticks after the boot. An old one must have been restored and removed
+    /// before.
     ///
     /// # Errors
     /// The file exists already, or cannot be created and synced.
-    pub fn create(state_dir: &Path, boot_id: &str) -> Result<Self, JournalError> {
+    pub fn create(state_dir: &Path, boot_id: &str, since_ticks: u64) -> Result<Self, JournalError> {
         let path = state_dir.join(Self::FILE_NAME);
         let io = |source| JournalError::Io { path: path.clone(), source };
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path).map_err(io)?;
@@ -156,6 +168,7 @@ impl Journal {
             good_bytes: 0,
             live_bytes_after_compaction: 0,
             boot_id: boot_id.to_string(),
+            since_ticks,
             held: BTreeMap::new(),
         };
         journal.append(&[journal.header()], true)?;
@@ -164,7 +177,7 @@ impl Journal {
     }
 
     fn header(&self) -> Line {
-        Line::Header { format: FORMAT, boot_id: self.boot_id.clone() }
+        Line::Header { format: FORMAT, boot_id: self.boot_id.clone(), since_ticks: self.since_ticks }
     }
 
     /// Must be called, and succeed, before any of `changes` is made. Originals of objects that are new are synced
@@ -194,7 +207,7 @@ impl Journal {
                         original: original.clone(),
                         ours: ours.clone(),
                     });
-                    Held { original, ours }
+                    Held { original, ours, since_ticks: self.since_ticks }
                 }
             };
             next.insert(change.object.clone(), held);
@@ -275,6 +288,7 @@ pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
         Ok(bytes) => bytes,
     };
     let mut found = Recovered { torn: !bytes.is_empty() && !bytes.ends_with(b"\n"), ..Recovered::default() };
+    let mut since = 0;
     let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
     for (at, line) in bytes[..whole].split_inclusive(|&byte| byte == b'\n').enumerate() {
         match read_line(line) {
@@ -283,9 +297,11 @@ pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
                 let what = format!("found format {format}, expected {FORMAT}");
                 return Err(JournalError::Damaged { path, line: at + 1, what });
             }
-            Some(Line::Header { boot_id, .. }) => found.boot_id = Some(boot_id),
+            Some(Line::Header { boot_id, since_ticks, .. }) => {
+                (found.boot_id, since) = (Some(boot_id), since_ticks);
+            }
             Some(Line::First { object, original, ours }) => {
-                found.held.entry(object).or_insert(Held { original, ours });
+                found.held.entry(object).or_insert(Held { original, ours, since_ticks: since });
             }
             Some(Line::Again { object, ours }) => {
                 if let Some(held) = found.held.get_mut(&object) {
@@ -348,14 +364,14 @@ mod tests {
     #[test]
     fn only_the_original_is_an_original() {
         let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(dir.path(), "boot").unwrap();
+        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
         journal.before(&[change(1, 0, 1), change(2, 0, 2)]).unwrap();
         journal.before(&[change(1, 1, 3)]).unwrap();
         let found = recover(dir.path()).unwrap().unwrap();
-        assert_eq!(found.held[&affinity(1)], Held { original: cpus(0), ours: vec![cpus(1), cpus(3)] });
+        assert_eq!(found.held[&affinity(1)], Held { original: cpus(0), ours: vec![cpus(1), cpus(3)], since_ticks: 70 });
         assert_eq!(&found.held, journal.held());
         assert_eq!((found.boot_id.as_deref(), found.torn), (Some("boot"), false));
-        assert!(Journal::create(dir.path(), "boot").is_err(), "a journal left behind must not be overwritten");
+        assert!(Journal::create(dir.path(), "boot", 70).is_err(), "a journal left behind must not be overwritten");
         journal.remove().unwrap();
         assert_eq!(recover(dir.path()).unwrap(), None);
     }
@@ -364,7 +380,7 @@ mod tests {
     #[test]
     fn a_journal_cut_anywhere_keeps_all_whole_lines() {
         let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(dir.path(), "boot").unwrap();
+        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
         (1..5).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
         let path = dir.path().join(Journal::FILE_NAME);
         let bytes = fs::read(&path).unwrap();
@@ -381,7 +397,7 @@ mod tests {
     #[test]
     fn a_damaged_line_is_named_and_the_others_are_read() {
         let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(dir.path(), "boot").unwrap();
+        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
         (1..4).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
         let path = dir.path().join(Journal::FILE_NAME);
         let mut bytes = fs::read(&path).unwrap();
@@ -396,7 +412,7 @@ mod tests {
     #[test]
     fn short_lived_threads_leave_no_trace() {
         let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(dir.path(), "boot").unwrap();
+        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
         journal.before(&[change(1, 0, 1)]).unwrap();
         for batch in 0..100 {
             let changes: Vec<Change> = (0..100).map(|at| change(1_000 + batch * 100 + at, 0, 1)).collect();
@@ -415,7 +431,7 @@ mod tests {
     #[test]
     fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
         let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(dir.path(), "boot").unwrap();
+        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
         journal.before(&[change(1, 0, 1)]).unwrap();
         let good = std::mem::replace(&mut journal.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
         assert!(journal.before(&[change(2, 0, 1)]).is_err());

@@ -57,6 +57,13 @@ pub trait Kernel {
     fn boot_id(&self) -> io::Result<String> {
         Ok(self.read(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_string())
     }
+    /// Now, in clock ticks since the boot, as start times are given (there are 100 a second for programs, on any host).
+    fn ticks_since_boot(&self) -> io::Result<u64> {
+        let path = Path::new("/proc/uptime");
+        let text = self.read(path)?;
+        let seconds = text.split_ascii_whitespace().next().and_then(|word| word.parse::<f64>().ok());
+        seconds.map(|seconds| (seconds * 100.0) as u64).ok_or_else(|| bad(path, "not the form of an uptime line"))
+    }
     /// The affinity as set, CPUs that are offline included (`sched_getaffinity` would hide them).
     fn affinity(&self, tid: i32) -> io::Result<CpuSet> {
         let path = PathBuf::from(format!("/proc/{tid}/status"));

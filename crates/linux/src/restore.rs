@@ -270,8 +270,9 @@ fn restore_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Rest
     account
 }
 
-/// An heir is put back only if it carries exactly what we set: its own choice is left alone.
+/// An heir is put back only if it was born since and carries exactly what we set: its own choice is left alone.
 pub(crate) fn heir(kernel: &dyn Kernel, object: Object, held: &Held) -> Option<Restored> {
+    object.thread().filter(|thread| held.may_have_passed_to(*thread))?;
     let now = read_state(kernel, &object).ok()?;
     if now == held.original || !held.ours.contains(&now) {
         return None;

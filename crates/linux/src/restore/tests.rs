@@ -9,7 +9,8 @@ fn cpus(list: &str) -> State {
 /// Writes the change down as the journal would, and makes it.
 fn make(host: &FakeHost, held: &mut BTreeMap<Object, Held>, object: Object, wanted: State) {
     let change = Change { now: read_state(host, &object).unwrap(), object, wanted };
-    let entry = held.entry(change.object.clone()).or_insert(Held { original: change.now, ours: Vec::new() });
+    let entry =
+        held.entry(change.object.clone()).or_insert(Held { original: change.now, ours: Vec::new(), since_ticks: 65 });
     entry.ours.push(change.wanted.clone());
     write_state(host, &change.object, &change.wanted).unwrap();
 }
@@ -82,9 +83,10 @@ fn heirs_of_a_mask_are_put_back_too() {
     host.thread(9, 9, 8, "1"); // its child
     host.thread(10, 10, 5, "0"); // a child with a wish of its own
     host.thread(11, 11, 1, "1"); // no relation
+    host.thread(6, 6, 5, "1"); // a child that lived before us and had this mask already
     restore(&host, &held);
-    let masks: Vec<String> = [5, 50, 8, 9, 10, 11].map(|tid| host.threads.borrow()[&tid].cpus.to_string()).into();
-    assert_eq!(masks, ["0-3", "0-3", "0-3", "0-3", "0", "1"]);
+    let masks: Vec<String> = [5, 50, 8, 9, 10, 11, 6].map(|tid| host.threads.borrow()[&tid].cpus.to_string()).into();
+    assert_eq!(masks, ["0-3", "0-3", "0-3", "0-3", "0", "1", "1"]);
 }
 
 /// When any one change fails with any error: is it said, and is everything else put back; and does a second try do it?

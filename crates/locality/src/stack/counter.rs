@@ -9,7 +9,7 @@
 //! level; an update adds one to all earlier siblings of each level: one vector addition, no branch. Widths: at most
 //! 31 * 64 dead in later words, 31 * 2^11 < 2^16 in later groups; blocks and sections have 32 bits, and so have slots.
 
-use super::tally::Soon;
+use super::tally::Tally;
 use crate::simd::{Lanes, U16x32, U32x16, prefetch};
 
 const SLOTS_PER_GROUP: usize = 64 * 32;
@@ -46,17 +46,11 @@ impl Counter {
         &self.dead
     }
 
-    /// Kills the old slot of each access (old, new) in turn; `distances[i]` becomes the distance of access i, and `soon`
-    /// is told it at once, so that it can ask for memory. How many there were.
+    /// Kills the old slot of each access (old, new) in turn, at most [`BATCH`](super::finder::BATCH) of them, and gives
+    /// their distances to `tally`, which has room for them.
     #[inline(always)]
-    pub(super) unsafe fn kill<L: Lanes>(
-        &mut self,
-        old: &[u32],
-        new: &[u32],
-        distances: &mut [u32],
-        soon: Soon,
-    ) -> usize {
-        let (distances, new) = (&mut distances[..old.len()], &new[..old.len()]);
+    pub(super) unsafe fn kill<L: Lanes>(&mut self, old: &[u32], new: &[u32], tally: &mut Tally) {
+        let new = &new[..old.len()];
         for &slot in &old[..old.len().min(PREFETCH_AHEAD)] {
             self.prefetch(slot);
         }
@@ -66,10 +60,8 @@ impl Counter {
             }
             // SAFETY: the caller vouches for `L`.
             let later = unsafe { self.kill_one::<L>(old[at]) };
-            distances[at] = new[at] - old[at] - 1 - later;
-            soon.count(distances[at]);
+            tally.count(at, new[at] - old[at] - 1 - later);
         }
-        old.len()
     }
 
     #[inline(always)]
@@ -84,21 +76,24 @@ impl Counter {
         let slot = slot as usize;
         let (word, group) = (slot / 64, slot / SLOTS_PER_GROUP);
         let (block, section) = (slot / SLOTS_PER_BLOCK, slot / SLOTS_PER_SECTION);
-        let dead = &mut self.dead[word];
-        debug_assert_eq!(*dead >> (slot % 64) & 1, 0);
-        let mut later = (*dead >> (slot % 64)).count_ones();
-        *dead |= 1 << (slot % 64);
-        // SAFETY: the caller vouches for `L`; lanes are below 32 and 16 by the remainders.
+        // One question in place of one for each level: all are as long as `dead` asks for.
+        assert!(word < self.dead.len());
+        // SAFETY: `new` made every level long enough for the slots of `dead`; the caller vouches for `L`; lanes are
+        // below 32 and 16 by the remainders.
         unsafe {
-            later += u32::from(L::bump_u16(&mut self.later_words[group], word % 32));
-            later += u32::from(L::bump_u16(&mut self.later_groups[block], group % 32));
-            later += L::bump_u32(&mut self.later_blocks[section], block % 16);
-            let (last, before) = self.later_sections[..=section / 16].split_last_mut().unwrap_unchecked();
-            later += L::bump_u32(last, section % 16);
-            for sixteen in before {
+            let dead = self.dead.get_unchecked_mut(word);
+            debug_assert_eq!(*dead >> (slot % 64) & 1, 0);
+            let mut later = (*dead >> (slot % 64)).count_ones();
+            *dead |= 1 << (slot % 64);
+            later += u32::from(L::bump_u16(self.later_words.get_unchecked_mut(group), word % 32));
+            later += u32::from(L::bump_u16(self.later_groups.get_unchecked_mut(block), group % 32));
+            later += L::bump_u32(self.later_blocks.get_unchecked_mut(section), block % 16);
+            later += L::bump_u32(self.later_sections.get_unchecked_mut(section / 16), section % 16);
+            // More than 2^24 slots: all sections of earlier sixteens.
+            for sixteen in self.later_sections.get_unchecked_mut(..section / 16) {
                 sixteen.0.iter_mut().for_each(|count| *count += 1);
             }
+            later
         }
-        later
     }
 }

@@ -95,10 +95,8 @@ impl Dense {
     }
 
     #[inline(always)]
-    pub(super) fn for_each_slot(&mut self, mut change: impl FnMut(&mut u32)) {
-        for slot in self.leaves.iter_mut().filter(|slot| **slot != 0) {
-            change(slot);
-        }
+    pub(super) fn for_each_slot(&mut self, change: impl FnMut(&mut u32)) {
+        self.leaves.iter_mut().for_each(change);
     }
 
     /// Sets the slot of one line.

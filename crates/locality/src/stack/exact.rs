@@ -177,7 +177,7 @@ unsafe fn run<L: Lanes>(
             side.find::<L>(space, batch, pairs);
             tally.make_room(side.lines());
             let (old, new) = pairs.get();
-            tally.take(|distances, soon| counter.kill::<L>(old, new, distances, soon));
+            counter.kill::<L>(old, new, tally);
         }
         done += batch.len();
     }

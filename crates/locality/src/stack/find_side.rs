@@ -104,8 +104,9 @@ impl FindSide {
 
     fn dead_from_finder(&mut self) -> Vec<u64> {
         let mut dead = vec![!0; self.slots.div_ceil(64)];
-        dead[0] &= !1;
+        // Free places clear the bit of slot 0, which is never dead.
         self.finder.for_each_slot(|slot| dead[*slot as usize / 64] &= !(1 << (*slot % 64)));
+        dead[0] &= !1;
         dead
     }
 
@@ -116,7 +117,7 @@ impl FindSide {
     }
 }
 
-/// Takes from every slot the number of dead ones below it.
+/// Takes from every slot the number of dead ones below it; slot 0, a free place, stays.
 #[inline(always)]
 unsafe fn close_gaps<L: Lanes>(finder: &mut Finder, dead: &[u64]) {
     // `L` chooses the instruction set that this is compiled for (popcount).

@@ -112,7 +112,8 @@ impl Finder {
         self.lines += lines.len() - pairs.len;
     }
 
-    /// Calls `change` on the slot of every line, in any order.
+    /// Calls `change` on the slot of every line, in any order, and on free places, which hold 0 and must keep it: a
+    /// question to each would be a branch that nobody can foresee.
     #[inline(always)]
     pub(super) fn for_each_slot(&mut self, change: impl FnMut(&mut u32)) {
         match &mut self.table {

@@ -31,6 +31,11 @@ impl Histogram {
         Histogram { cold, counts }
     }
 
+    /// The same counts beside so many first touches.
+    pub(super) fn with_cold(self, cold: u64) -> Self {
+        Histogram { cold, ..self }
+    }
+
     /// First touches: as many as there were distinct lines.
     pub fn cold(&self) -> u64 {
         self.cold

@@ -19,8 +19,8 @@ use std::thread::JoinHandle;
 
 /// Accesses in one message.
 const MESSAGE: usize = 64 * BATCH;
-/// Messages on their way to one counting thread.
-const RING: usize = 4;
+/// Messages on their way to one counting thread, 64 KB each: enough to count on while the finder compacts.
+const RING: usize = 32;
 
 /// Exact LRU stack distances of one stream of accesses, on several threads. Same use and result as
 /// [`StackDistances`](super::StackDistances).
@@ -115,7 +115,13 @@ impl ParallelStackDistances {
             owner.to = None;
         }
         for owner in &mut self.owners {
-            histogram.merge(&owner.join());
+            let counted = owner.join();
+            // The usual one owner's counts are taken as they are.
+            if histogram.counts().is_empty() {
+                histogram = counted.with_cold(histogram.cold());
+            } else {
+                histogram.merge(&counted);
+            }
         }
         Ok(histogram)
     }
@@ -229,9 +235,8 @@ fn count_all(simd: Simd, from_finder: &Receiver<Message>, give_back: &Sender<Mes
             counter = Counter::default();
             counter = if slots > 0 { Counter::new(slots) } else { counter };
         }
-        tally.make_room(message.lines);
-        let (counter, tally, old, new) = (&mut counter, &mut tally, &message.old[..], &message.new[..]);
-        dispatch!(simd, count(counter: &mut Counter, tally: &mut Tally, old: &[u32], new: &[u32]));
+        let (counter, tally, full) = (&mut counter, &mut tally, &message);
+        dispatch!(simd, count(counter: &mut Counter, tally: &mut Tally, full: &Message));
         message.old.clear();
         message.new.clear();
         // The finding thread may be gone.
@@ -242,9 +247,10 @@ fn count_all(simd: Simd, from_finder: &Receiver<Message>, give_back: &Sender<Mes
 }
 
 #[inline(always)]
-unsafe fn count<L: Lanes>(counter: &mut Counter, tally: &mut Tally, old: &[u32], new: &[u32]) {
-    for (old, new) in old.chunks(BATCH).zip(new.chunks(BATCH)) {
+unsafe fn count<L: Lanes>(counter: &mut Counter, tally: &mut Tally, full: &Message) {
+    for (old, new) in full.old.chunks(BATCH).zip(full.new.chunks(BATCH)) {
+        tally.make_room(full.lines);
         // SAFETY: the caller vouches for `L`.
-        tally.take(|distances, soon| unsafe { counter.kill::<L>(old, new, distances, soon) });
+        unsafe { counter.kill::<L>(old, new, tally) };
     }
 }

@@ -162,10 +162,8 @@ impl Sparse {
     }
 
     #[inline(always)]
-    pub(super) fn for_each_slot(&mut self, mut change: impl FnMut(&mut u32)) {
-        for slot in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.0[8..]).filter(|slot| **slot != 0) {
-            change(slot);
-        }
+    pub(super) fn for_each_slot(&mut self, change: impl FnMut(&mut u32)) {
+        self.buckets.iter_mut().flat_map(|bucket| &mut bucket.0[8..]).for_each(change);
     }
 
     /// Sets the slot of one line that is not there yet.

@@ -6,64 +6,46 @@ use crate::simd::prefetch;
 
 #[derive(Debug)]
 pub(super) struct Tally {
+    /// Of distance d at d + 1; the first is for what stands in `waiting` at the start.
     counts: Vec<u32>,
     folded: Vec<u64>,
     /// Added since the last fold: no counter can be above it.
     since_fold: u64,
-    /// The last batch's distances, whose counters were asked for but not yet touched.
+    /// Places in `counts` that were asked for but not yet touched.
     waiting: [u32; BATCH],
-    waiting_len: usize,
-}
-
-/// Asks for the counter of a distance that will be counted soon.
-#[derive(Clone, Copy)]
-pub(super) struct Soon(*const u32);
-
-impl Soon {
-    #[inline(always)]
-    pub(super) fn count(self, distance: u32) {
-        prefetch(self.0.wrapping_add(distance as usize));
-    }
 }
 
 impl Tally {
     pub(super) fn new() -> Self {
-        Tally { counts: Vec::new(), folded: Vec::new(), since_fold: 0, waiting: [0; BATCH], waiting_len: 0 }
+        Tally { counts: vec![0], folded: Vec::new(), since_fold: 0, waiting: [0; BATCH] }
     }
 
-    /// Makes room for distances below `lines`.
+    /// Makes room for distances below `lines`, and for [`BATCH`] more accesses.
     #[inline(always)]
     pub(super) fn make_room(&mut self, lines: usize) {
-        if self.counts.len() < lines {
-            self.grow(lines);
+        if self.counts.len() <= lines {
+            self.grow(lines + 1);
+        }
+        self.since_fold += BATCH as u64;
+        if self.since_fold > u64::from(u32::MAX) - BATCH as u64 {
+            self.fold();
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn grow(&mut self, lines: usize) {
-        self.counts.resize(lines.max(self.counts.len() * 3 / 2).max(1024), 0);
+    fn grow(&mut self, len: usize) {
+        self.counts.resize(len.max(self.counts.len() * 3 / 2).max(1024), 0);
     }
 
-    /// Counts what waits, then lets `fill` write the distances of at most [`BATCH`] accesses, all within the room; it
-    /// says how many. It tells [`Soon`] each distance as soon as it is known.
+    /// Counts the distance that was put in this place of a batch before, and asks for the memory of the one that is
+    /// put there now: a batch later it has come. One of each per access, so that neither waits for the other.
     #[inline(always)]
-    pub(super) fn take(&mut self, fill: impl FnOnce(&mut [u32; BATCH], Soon) -> usize) {
-        self.settle();
-        let counts = self.counts.as_ptr();
-        self.waiting_len = fill(&mut self.waiting, Soon(counts));
-    }
-
-    #[inline(always)]
-    fn settle(&mut self) {
-        for &distance in &self.waiting[..self.waiting_len] {
-            self.counts[distance as usize] += 1;
-        }
-        self.since_fold += self.waiting_len as u64;
-        self.waiting_len = 0;
-        if self.since_fold > u64::from(u32::MAX) - BATCH as u64 {
-            self.fold();
-        }
+    pub(super) fn count(&mut self, at: usize, distance: u32) {
+        let place = distance + 1;
+        prefetch(self.counts.as_ptr().wrapping_add(place as usize));
+        let before = std::mem::replace(&mut self.waiting[at % BATCH], place);
+        self.counts[before as usize] += 1;
     }
 
     #[cold]
@@ -73,15 +55,18 @@ impl Tally {
         for (sum, count) in self.folded.iter_mut().zip(&mut self.counts) {
             *sum += u64::from(std::mem::take(count));
         }
-        self.since_fold = 0;
+        self.since_fold = BATCH as u64;
     }
 
     pub(super) fn finish(mut self, cold: u64) -> Histogram {
-        self.settle();
+        for place in self.waiting {
+            self.counts[place as usize] += 1;
+        }
         if !self.folded.is_empty() {
             self.fold();
-            return Histogram::new(cold, (0..).zip(self.folded));
+            return Histogram::new(cold, (0..).zip(self.folded.into_iter().skip(1)));
         }
-        Histogram::new(cold, (0..).zip(self.counts.into_iter().map(u64::from)))
+        let Tally { counts, .. } = self;
+        Histogram::new(cold, (0..).zip(counts.into_iter().skip(1).map(u64::from)))
     }
 }

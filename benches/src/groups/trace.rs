@@ -26,7 +26,7 @@ fn run(options: &Options) -> Vec<Row> {
         let copy = || checksum(&lines.iter().map(|line| line * 64).collect::<Vec<u64>>());
         let contenders = vec![
             Contender::new("copy", copy),
-            Contender::new("cmt records", || read_records(&path)).against(0, None),
+            Contender::new("cmt records", || read_records(&path)).against(0, None).least_millions(Some(50.0)),
             Contender::new("cmt addresses", || read_addresses(&path)).against(0, None),
         ];
         rows.extend(compare("trace", kind.name(), lines.len(), options.rounds, Clock::Thread, false, contenders));

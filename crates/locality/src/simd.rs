@@ -153,17 +153,30 @@ static ONES_U32: [u32; 32] = {
     ones
 };
 
-#[inline(always)]
-fn carry_to_front(lanes: &mut [u32], tag: u32, hits: &mut [u32; 16]) -> bool {
-    let mut carried = tag;
-    for (lane, hits) in lanes.iter_mut().zip(hits) {
-        std::mem::swap(lane, &mut carried);
-        if carried == tag {
-            *hits += 1;
-            return true;
-        }
+/// Zeros up to 16, then all bits: a window into it keeps the lanes above n.
+static ABOVE: [u32; 32] = {
+    let mut above = [0; 32];
+    let mut at = 17;
+    while at < 32 {
+        above[at] = !0;
+        at += 1;
     }
-    false
+    above
+};
+
+/// Moves `tag` to lane 0; the lane it was found in as a bit, none if it was not. Without an early end: where a line is
+/// found cannot be foreseen.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+fn to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
+    let old = lanes.0;
+    let same = |(at, lane): (usize, &u32)| u32::from(*lane == tag) << at;
+    let found = old.iter().enumerate().map(same).sum::<u32>() & ways;
+    let last = (found | 1 << 16).trailing_zeros() as usize;
+    lanes.0 = std::array::from_fn(|at| {
+        let up = if at == 0 { tag } else { old[at - 1] };
+        (old[at] & ABOVE[16 - last + at]) | (up & !ABOVE[16 - last + at])
+    });
+    found
 }
 
 impl Lanes for Portable {
@@ -191,11 +204,13 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut [u32; 16]) -> bool {
-        if ways == 0xFFFF {
-            // A known length, so that the loop is unrolled.
-            return carry_to_front(&mut lanes.0, *tag, hits);
-        }
-        carry_to_front(&mut lanes.0[..ways.count_ones() as usize], *tag, hits)
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every x86-64 has SSE2.
+        let found = unsafe { x86::to_front_sse2(lanes, *tag, ways) };
+        #[cfg(not(target_arch = "x86_64"))]
+        let found = to_front(lanes, *tag, ways);
+        hits[found.trailing_zeros() as usize & 15] += u32::from(found != 0);
+        found != 0
     }
     type Hits = [u32; 16];
     #[inline(always)]
@@ -221,7 +236,7 @@ pub(crate) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Lanes, ONES_U16, ONES_U32, Portable, U16x32, U32x16};
+    use super::{ABOVE, Lanes, ONES_U16, ONES_U32, Portable, U16x32, U32x16};
     use std::arch::x86_64::*;
 
     pub(crate) struct Avx512;
@@ -310,6 +325,30 @@ mod x86 {
         }
     }
 
+    /// As [`super::to_front`], four lanes at a time.
+    #[inline(always)]
+    pub(super) unsafe fn to_front_sse2(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
+        unsafe {
+            let place: *mut __m128i = lanes.0.as_mut_ptr().cast();
+            let old: [__m128i; 4] = std::array::from_fn(|at| _mm_load_si128(place.add(at)));
+            let front = _mm_set1_epi32(tag as i32);
+            let same = |at: usize| _mm_cmpeq_epi32(old[at], front);
+            let pairs = (_mm_packs_epi32(same(0), same(1)), _mm_packs_epi32(same(2), same(3)));
+            let found = _mm_movemask_epi8(_mm_packs_epi16(pairs.0, pairs.1)) as u32 & ways;
+            let last = (found | 1 << 16).trailing_zeros() as usize;
+            let above: *const __m128i = ABOVE.as_ptr().add(16 - last).cast();
+            let mut before = front;
+            for (at, old) in old.into_iter().enumerate() {
+                // Three lanes of this quarter behind the last one of the quarter before.
+                let up = _mm_or_si128(_mm_slli_si128::<4>(old), _mm_srli_si128::<12>(before));
+                let keep = _mm_loadu_si128(above.add(at));
+                _mm_store_si128(place.add(at), _mm_or_si128(_mm_and_si128(keep, old), _mm_andnot_si128(keep, up)));
+                before = old;
+            }
+            found
+        }
+    }
+
     pub(crate) struct Avx2;
 
     impl Lanes for Avx2 {
@@ -395,6 +434,49 @@ mod x86 {
         #[inline(always)]
         unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], kept_len: usize) -> usize {
             unsafe { Portable::filter(lines, salt, threshold, kept, kept_len) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::SplitMix64;
+
+    /// Does every instruction set move to the front what the plain loop does, for every number of ways?
+    #[test]
+    fn all_move_to_the_front_alike() {
+        let mut random = SplitMix64(5);
+        for _ in 0..4000 {
+            let ways = (1u32 << (1 + random.below(16))) - 1;
+            let mut tags: Vec<u32> = (1..=24).collect();
+            (1..24).for_each(|at| tags.swap(at, random.below(at as u64 + 1) as usize));
+            let before = U32x16(std::array::from_fn(|at| tags[at]));
+            let tag = 1 + random.below(24) as u32;
+            let mut expected = before;
+            let found = to_front(&mut expected, tag, ways);
+            let kept = ways.count_ones() as usize;
+            let mut list: Vec<u32> = before.0[..kept].iter().copied().filter(|&other| other != tag).collect();
+            list.insert(0, tag);
+            assert_eq!(expected.0[..kept], list[..kept]);
+            for simd in Simd::available() {
+                let mut lanes = before;
+                let (lanes, tag) = (&mut lanes, &tag);
+                let hits = dispatch!(simd, hits_of(lanes: &mut U32x16, tag: &u32, ways: u32) -> [u32; 16]);
+                assert_eq!(lanes.0[..kept], expected.0[..kept], "{}", simd.name());
+                let at = |way: usize| u32::from(found >> way & 1 == 1);
+                assert_eq!(hits, std::array::from_fn(at), "{}", simd.name());
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn hits_of<L: Lanes>(lanes: &mut U32x16, tag: &u32, ways: u32) -> [u32; 16] {
+        // SAFETY: the caller vouches for `L`.
+        unsafe {
+            let mut hits = L::no_hits();
+            L::move_to_front(lanes, tag, ways, &mut hits);
+            L::by_lane(hits)
         }
     }
 }

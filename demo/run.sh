@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 cachemate=${CACHEMATE:-target/release/cachemate}
 case $cachemate in /*) ;; *) cachemate=$PWD/$cachemate ;; esac
 machine=${MACHINE:-opteron-2350} # two chips of four cores, each with a 2 MB L3 of its own
+case $machine in /* | [!/]*/*) machine=$(realpath -m "$machine") ;; esac
 out=${1:-target/demo}
 want=8
 max=${MAX_ACCESSES:-60000000}    # data accesses recorded of each program
@@ -31,7 +32,7 @@ if have cc; then
     for program in chase stencil; do cc -O2 -o "$out/$program" "$here/$program.c"; done
 fi
 
-recorded=''
+recorded='' # names without blanks; the files are NAME.cmt in the folder, whose path may have some
 children=leave
 count=0
 missing=''
@@ -52,7 +53,7 @@ record() {
     awk -v name="$name" -F '[:,]' '/"records"|"program_accesses"|"instructions"/ { v[$1] = $2 + 0 } END {
         printf "  %-8s %d records of %d data accesses, %d instructions\n", name, v["  \"records\""],
             v["  \"program_accesses\""], v["  \"instructions\""] }' "$out/$name.log"
-    recorded="$recorded $out/$name.cmt"
+    recorded="$recorded $name"
     count=$((count + 1))
 }
 
@@ -82,9 +83,11 @@ if [ "$count" -lt "$want" ]; then
     echo "  $count of $want programs could be recorded here; the rest comes from the shipped recordings" >&2
     for file in pack/*.cmt; do
         [ -e "$file" ] && [ "$count" -lt "$want" ] || continue
-        case " $recorded " in *"/$(basename "$file") "*) continue ;; esac
-        echo "  $(basename "$file" .cmt) (shipped)"
-        recorded="$recorded $PWD/$file"
+        name=$(basename "$file" .cmt)
+        case " $recorded " in *" $name "*) continue ;; esac
+        echo "  $name (shipped)"
+        cp "$file" "$out/$name.cmt"
+        recorded="$recorded $name"
         count=$((count + 1))
     done
 fi
@@ -95,13 +98,13 @@ fi
 
 say "profiling them"
 profiles=''
-for file in $recorded; do
-    profile=$out/$(basename "$file" .cmt).profile.json
-    "$cachemate" --quiet profile "$file" --machine "$machine" -o "$profile" >"$out/picture"
-    profiles="$profiles $profile"
-    cat "$out/picture"
+cd "$out"
+for name in $recorded; do
+    "$cachemate" --quiet profile "$name.cmt" --machine "$machine" -o "$name.profile.json" >picture
+    profiles="$profiles $name.profile.json"
+    cat picture
 done
-rm -f "$out/picture"
+rm -f picture
 
 say "who hurts whom on one of its caches"
 # shellcheck disable=SC2086 # the lists are meant to be split
@@ -112,7 +115,7 @@ say "the plan for $machine"
 "$cachemate" plan $profiles --machine "$machine"
 
 # shellcheck disable=SC2086
-"$cachemate" --quiet report $profiles --machine "$machine" -o "$out/report.html" >/dev/null
+"$cachemate" --quiet report $profiles --machine "$machine" -o report.html >/dev/null
 echo
 echo "done in $(($(date +%s) - started)) s; look at the report:"
 echo "$out/report.html"

@@ -9,7 +9,7 @@ use super::caches::{Answer, Ask, Caches};
 use super::context::{Context, Outstanding, Spent, Wait};
 use super::pipeline::{Around, Front, Run};
 use super::sampling::Miss;
-use super::store::{MODIFIED, SHARED, SPECIAL};
+use super::store::{MODIFIED, Meta, PENDING, PREFETCHED, SHARED, SPECIAL};
 use super::thread::Thread;
 use super::unit::{Served, Unit};
 
@@ -36,6 +36,10 @@ enum Event {
     Compute(Access),
     Depends,
     Translate(Access),
+    /// The access before is waited for.
+    Waits,
+    /// The access is not the L1's alone, and cores behind come first.
+    Early,
     /// With the line's place in the L1.
     Memory(Access, Option<usize>),
 }
@@ -93,11 +97,11 @@ impl Burst {
 
     /// Until when time and window allow to issue.
     #[inline]
-    fn bound(&self, in_order: bool, context: &mut Context) -> u64 {
+    fn bound(&self, in_order: bool, t: u64, context: &mut Context) -> u64 {
         if in_order {
             return self.run.limit;
         }
-        self.run.limit.min(self.t.saturating_add(context.window_left(self.window, self.t)))
+        self.run.limit.min(t.saturating_add(context.window_left(self.window, t)))
     }
 
     /// Must what is due at this tick wait for cores behind?
@@ -124,17 +128,7 @@ impl Front {
     pub fn execute<const WATCHED: bool>(&mut self, burst: &mut Burst, around: &mut Around<'_>) -> Outcome {
         let Some(mut thread) = burst.thread.take() else { return Outcome::Yield };
         let mut event = match burst.event.take() {
-            // Translations are looked up anew, and others may have taken the line meanwhile.
-            Some(Event::Memory(access, _)) => {
-                let unit = &around.caches.units[self.l1d];
-                let address = burst.frame | access.address() & ((1 << around.page_shift) - 1);
-                burst.page = u64::MAX;
-                Event::Memory(access, unit.store.find(address >> unit.line_shift))
-            }
-            Some(other) => {
-                burst.page = u64::MAX;
-                other
-            }
+            Some(event) => event,
             None => self.quick::<WATCHED>(burst, &mut thread, around),
         };
         let outcome = loop {
@@ -144,7 +138,9 @@ impl Front {
             event = self.quick::<WATCHED>(burst, &mut thread, around);
         };
         if matches!(outcome, Outcome::Held) {
-            burst.event = Some(event);
+            // Translations are looked up anew, and others may have taken the line meanwhile.
+            burst.page = u64::MAX;
+            burst.event = if matches!(event, Event::Early | Event::Memory(..)) { None } else { Some(event) };
         }
         burst.thread = Some(thread);
         outcome
@@ -165,17 +161,19 @@ impl Front {
         thread
     }
 
-    /// Goes on while nothing but time, window, L1 hits and code at hand is needed.
+    /// Goes on while nothing but time, window, L1 hits, code at hand and (in its turn) the cache behind is needed.
     #[inline(always)]
     fn quick<const WATCHED: bool>(&mut self, burst: &mut Burst, thread: &mut Thread, around: &mut Around<'_>) -> Event {
-        let context = &mut self.contexts[burst.run.nth];
+        let (nth, l1d, in_order) = (burst.run.nth, self.l1d, self.in_order);
         let page_shift = around.page_shift;
         let page_mask = (1u64 << page_shift) - 1;
-        let units = &mut around.caches.units[..];
-        let data = &units[self.l1d];
+        let data = &around.caches.units[l1d];
         let (shift, latency, through) = (data.line_shift, data.latency, data.write == WritePolicy::Through);
+        let shared = burst.run.shared;
+        // Probes are shown what goes beyond the L1, which only the slow way does.
+        let probed = WATCHED || !thread.probes.is_empty();
         let mut begun = burst.t;
-        let mut stop = burst.bound(self.in_order, context);
+        let mut stop = burst.bound(in_order, burst.t, &mut self.contexts[nth]);
         let (mut t, mut skip, mut hits) = (burst.t, burst.skip, 0);
         let (mut page, mut frame) = (burst.page, burst.frame);
         let endless = thread.fetch_left == u64::MAX;
@@ -197,20 +195,22 @@ impl Front {
                     break Event::Budget;
                 }
                 let Some(l1i) = self.l1i else { break Event::Fetch };
-                if !quick_fetch::<WATCHED>(&mut units[l1i], thread, page_shift) {
+                if !quick_fetch::<WATCHED>(&mut around.caches.units[l1i], thread, page_shift, t) {
                     break Event::Fetch;
                 }
                 burst.fetches += 1;
                 fetch_left = thread.fetch_left;
-                if !self.in_order {
+                if !in_order {
+                    let context = &mut self.contexts[nth];
                     context.issued += t - begun;
-                    (begun, burst.t) = (t, t);
-                    stop = burst.bound(false, context);
+                    begun = t;
+                    stop = burst.bound(false, t, context);
                 }
                 continue;
             }
             let issue = t + n - 1;
             let address = access.address();
+            let context = &mut self.contexts[nth];
             let event = 'other: {
                 if access.is_dependent() && context.value_at > issue {
                     break 'other Event::Depends;
@@ -222,33 +222,69 @@ impl Front {
                     (page, frame) = (address >> page_shift, found << page_shift);
                 }
                 let line = (frame | address & page_mask) >> shift;
-                let store = &mut units[self.l1d].store;
-                let Some(place) = store.find(line) else { break 'other Event::Memory(access, None) };
-                let meta = store.meta(place);
-                let owned = kind == AccessKind::Load || !(through || meta.state() == SHARED);
-                if meta.0 & SPECIAL != 0 || !owned {
-                    break 'other Event::Memory(access, Some(place));
+                let unit = &mut around.caches.units[l1d];
+                let place = unit.store.find(line);
+                if let Some(place) = place {
+                    let mut meta = unit.store.meta(place);
+                    if meta.0 & SPECIAL == PENDING && unit.pending.is_back(line, issue + latency) {
+                        meta.0 &= !PENDING;
+                        unit.store.set_meta(place, meta);
+                    }
+                    let owned = kind == AccessKind::Load || !(through || meta.state() == SHARED);
+                    if meta.0 & SPECIAL == 0 && owned {
+                        if kind == AccessKind::Store {
+                            unit.store.set_meta(place, meta.with_state(MODIFIED));
+                        } else {
+                            context.value_at = issue + latency;
+                            context.value_from = Served::Hit(Level::L1Data);
+                        }
+                        unit.store.touch(line, place);
+                        if WATCHED {
+                            let (set, sets) = (unit.store.set_of(line), unit.store.all_sets());
+                            thread.probes.on_access(address >> shift, issue, set, sets, around.sampling);
+                        }
+                        hits += 1;
+                        (t, fetch_left, skip) = (t + n, fetch_left - n, 0);
+                        position += 1;
+                        continue 'run;
+                    }
                 }
-                if kind == AccessKind::Store {
-                    store.set_meta(place, meta.with_state(MODIFIED));
-                } else {
-                    context.value_at = issue + latency;
-                    context.value_from = Served::Hit(Level::L1Data);
+                if issue > shared {
+                    break 'other Event::Early;
                 }
-                store.touch(line, place);
-                if WATCHED {
-                    let (set, sets) = (store.set_of(line), store.all_sets());
-                    thread.probes.on_access(address >> shift, issue, set, sets, around.sampling);
+                if probed || self.used(nth) >= self.mshrs {
+                    break 'other Event::Memory(access, place);
                 }
-                hits += 1;
+                let ask = Ask {
+                    address: frame | address & page_mask,
+                    at: issue,
+                    store: kind == AccessKind::Store,
+                    through: false,
+                    prefetch: false,
+                    task: thread.slot(),
+                    class: thread.class,
+                    package: self.package,
+                };
+                let Some(answer) = around.caches.near(l1d, place, &ask, &mut thread.counters) else {
+                    break 'other Event::Memory(access, place);
+                };
                 (t, fetch_left, skip) = (t + n, fetch_left - n, 0);
                 position += 1;
+                let context = &mut self.contexts[nth];
+                context.issued += t - begun;
+                begun = t;
+                if context.issued_miss(&answer, issue + latency, t, ask.store, in_order) {
+                    break 'run Event::Waits;
+                }
+                if !in_order {
+                    stop = burst.bound(false, t, context);
+                }
                 continue 'run;
             };
             (t, fetch_left, skip) = (issue, fetch_left - (n - 1), skip + n - 1);
             break event;
         };
-        context.issued += t - begun;
+        self.contexts[nth].issued += t - begun;
         thread.position = position;
         thread.fetch_left = if endless { u64::MAX } else { fetch_left };
         (burst.t, burst.stop, burst.skip) = (t, stop, skip);
@@ -269,6 +305,11 @@ impl Front {
         let context = &mut self.contexts[burst.run.nth];
         match event {
             Event::Memory(access, place) => self.memory::<WATCHED>(access, place, burst, thread, around),
+            Event::Waits => Some(Outcome::Blocked),
+            Event::Early => {
+                context.ready = burst.t;
+                Some(Outcome::Held)
+            }
             Event::Budget => burst.out_of_budget(context),
             Event::Fetch => self.fetch::<WATCHED>(burst, thread, around),
             Event::Jump(access) => self.jump::<WATCHED>(access, burst, thread, around),
@@ -315,7 +356,7 @@ impl Front {
 
     fn compute(&mut self, access: Access, burst: &mut Burst, thread: &mut Thread) -> Option<Outcome> {
         let context = &mut self.contexts[burst.run.nth];
-        let room = burst.bound(self.in_order, context) - burst.t;
+        let room = burst.bound(self.in_order, burst.t, context) - burst.t;
         let left = access.instructions() - burst.skip;
         let done = left.min(room);
         burst.t += done;
@@ -330,7 +371,7 @@ impl Front {
     }
 
     /// An access that goes beyond the L1, or waits there.
-    #[inline(always)]
+    #[inline(never)]
     fn memory<const WATCHED: bool>(
         &mut self,
         access: Access,
@@ -359,7 +400,7 @@ impl Front {
             package: self.package,
         };
         let probed = !thread.probes.is_empty();
-        let before = probed.then_some(thread.counters.levels);
+        let before = if probed { Some(thread.counters.levels) } else { None };
         let unit = &around.caches.units[self.l1d];
         let nearest = issue + unit.latency;
         if WATCHED {
@@ -437,7 +478,7 @@ impl Front {
         let address = thread.next_code;
         let (page_shift, t) = (around.page_shift, burst.t);
         let unit = &mut around.caches.units[l1i];
-        if quick_fetch::<WATCHED>(unit, thread, page_shift) {
+        if quick_fetch::<WATCHED>(unit, thread, page_shift, t) {
             burst.fetches += 1;
             return None;
         }
@@ -462,7 +503,7 @@ impl Front {
         };
         let (late, line_bytes) = (t + unit.latency, 1 << unit.line_shift);
         let place = unit.store.find(ask.address >> unit.line_shift);
-        let before = (!thread.probes.activity.is_empty()).then_some(thread.counters.levels);
+        let before = if thread.probes.activity.is_empty() { None } else { Some(thread.counters.levels) };
         let answer = around.caches.first_level(l1i, place, &ask, &mut thread.counters);
         if let Some(before) = &before {
             thread.probes.on_path(l1i, ask.address, before, &thread.counters.levels, around.caches);
@@ -501,13 +542,17 @@ impl Context {
 
 /// The next line of code, where page and line are at hand.
 #[inline(always)]
-fn quick_fetch<const WATCHED: bool>(code: &mut Unit, thread: &mut Thread, page_shift: u32) -> bool {
+fn quick_fetch<const WATCHED: bool>(code: &mut Unit, thread: &mut Thread, page_shift: u32, t: u64) -> bool {
     let address = thread.next_code;
     let Some(frame) = thread.tlb.find(address >> page_shift) else { return false };
     let line = (frame << page_shift | address & ((1 << page_shift) - 1)) >> code.line_shift;
     let Some(place) = code.store.find(line) else { return false };
-    if code.store.meta(place).0 & SPECIAL != 0 {
-        return false;
+    let meta = code.store.meta(place);
+    if meta.0 & SPECIAL != 0 {
+        if meta.0 & PREFETCHED != 0 || !code.pending.is_back(line, t + code.latency) {
+            return false;
+        }
+        code.store.set_meta(place, Meta(meta.0 & !PENDING));
     }
     code.store.touch(line, place);
     if WATCHED {

@@ -285,7 +285,7 @@ impl Caches {
         }
     }
 
-    fn evict(&mut self, at: usize, evicted: Evicted, ask: &Ask, counters: &mut TaskCounters) {
+    pub fn evict(&mut self, at: usize, evicted: Evicted, ask: &Ask, counters: &mut TaskCounters) {
         let unit = &mut self.units[at];
         unit.left(evicted.line, evicted.meta, Some(ask.task));
         let (address, span, parent) = (evicted.line << unit.line_shift, unit.line_shift, unit.parent);

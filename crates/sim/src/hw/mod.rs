@@ -8,6 +8,7 @@ mod caches;
 mod context;
 pub mod counters;
 mod dram;
+mod near;
 mod pipeline;
 mod prefetch;
 pub mod probe;
@@ -248,7 +249,7 @@ impl Hardware {
             let shared = if at < next.1 { next.0 } else { next.0.saturating_sub(1) };
             let core = &mut self.cores[at];
             let stop = core.advance(Bounds { shared, end: end.min(next.0.saturating_add(ahead)) }, &mut around);
-            self.next.set(at, core.next_tick());
+            self.next.set(at, core.next);
             if let Some(stop) = stop {
                 return stop;
             }

@@ -59,7 +59,7 @@ pub(crate) struct Front {
     pub package: u32,
     pub in_order: bool,
     window: u64,
-    mshrs: usize,
+    pub mshrs: usize,
 }
 
 pub(crate) struct Core {
@@ -70,6 +70,8 @@ pub(crate) struct Core {
     turn: (usize, u64),
     /// The run under way, or put aside in the middle of something that must wait for the cores behind.
     burst: Burst,
+    /// What [`Core::next_tick`] would say, after [`Core::advance`] came to its bounds.
+    pub next: u64,
 }
 
 impl Core {
@@ -84,7 +86,7 @@ impl Core {
         let contexts = cpus.map(|cpu| Context::new(CpuId(cpu), nearest)).collect();
         let package = number / machine.cores_per_package;
         let front = Front { contexts, l1d, l1i, package, in_order, window, mshrs };
-        Core { front, now: 0, turn: (0, 0), burst: Burst::default() }
+        Core { front, now: 0, turn: (0, 0), burst: Burst::default(), next: u64::MAX }
     }
 
     /// Tick of the next thing it could do; `u64::MAX` = nothing.
@@ -105,7 +107,8 @@ impl Core {
         let of_last = contexts[last].ready_tick();
         let (mut best, mut ready, mut other) = (last, u64::MAX, u64::MAX);
         // In turn after the last, the last itself at the end.
-        for at in (last + 1..contexts.len()).chain(0..last) {
+        for nth in 1..contexts.len() {
+            let at = if last + nth < contexts.len() { last + nth } else { last + nth - contexts.len() };
             let tick = contexts[at].ready_tick();
             if tick < ready {
                 (best, ready, other) = (at, tick, ready);
@@ -126,6 +129,7 @@ impl Core {
             }
             if self.burst.thread.is_some() {
                 if self.burst.t >= bounds.end {
+                    self.next = self.now;
                     return None;
                 }
             } else if !self.begin(bounds) {
@@ -144,10 +148,12 @@ impl Core {
             self.now = self.burst.t;
             let held = matches!(outcome, Outcome::Held);
             if held && !self.burst.counts_overflows() {
+                self.next = self.now;
                 return None;
             }
             let stop = self.end(outcome, around);
             if stop.is_some() || held {
+                self.next = self.next_tick();
                 return stop;
             }
         }
@@ -159,6 +165,7 @@ impl Core {
         let (nth, ready, other) = self.pick();
         let start = self.now.max(ready);
         if start >= bounds.end {
+            self.next = if ready == u64::MAX { ready } else { start };
             return false;
         }
         if nth != self.turn.0 {
@@ -234,7 +241,7 @@ impl Front {
 
     /// Miss registers that the context shares with others out of order, or its own store buffer's places.
     #[inline(always)]
-    fn used(&self, nth: usize) -> usize {
+    pub fn used(&self, nth: usize) -> usize {
         if self.in_order {
             return self.contexts[nth].outstanding.len();
         }

@@ -114,8 +114,13 @@ fn position(words: &[u32], tag: u32) -> Option<usize> {
 /// The first of the least.
 #[inline(always)]
 fn least(ages: &[u32]) -> usize {
-    let both = ages.iter().zip(0..).map(|(&age, way)| u64::from(age) << 32 | way);
-    both.fold(u64::MAX, u64::min) as u32 as usize
+    let (fours, rest) = ages.as_chunks::<4>();
+    let mut lanes = [u32::MAX; 4];
+    for four in fours {
+        lanes.iter_mut().zip(four).for_each(|(lane, &age)| *lane = age.min(*lane));
+    }
+    let least = lanes.iter().chain(rest).fold(u32::MAX, |least, &age| age.min(least));
+    position(ages, least).unwrap_or(0)
 }
 
 impl TagStore {
@@ -272,7 +277,7 @@ impl TagStore {
             // Absent lines have age 0, so they go first.
             return least(&self.words[base + self.ways..base + 2 * self.ways]);
         }
-        if let Some(empty) = position(&self.words[base..base + self.ways], 0) {
+        if let Some(empty) = self.way_of(base, 0) {
             return empty;
         }
         match self.replacement {

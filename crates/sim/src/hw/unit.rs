@@ -51,6 +51,11 @@ impl Pending {
         }
         self.sweep_at = (2 * self.fills.len()).clamp(SWEEP_AT_LEAST, PENDING_AT_MOST);
     }
+    /// Is the line's data there at tick `at`?
+    #[inline]
+    pub fn is_back(&self, line: u64, at: u64) -> bool {
+        self.until(line).is_none_or(|(done, _)| done <= at)
+    }
     #[inline]
     pub fn until(&self, line: u64) -> Option<(u64, Served)> {
         self.fills.iter().rev().find(|entry| entry.0 == line).map(|&(_, done, served)| (done, served))
@@ -156,7 +161,14 @@ impl Unit {
         1 << ((address >> below_shift & ((1 << (self.line_shift - below_shift)) - 1)) as u32 % SHARER_BITS)
     }
 
+    /// Has the line been here before? Without that none of the caches before has a part of it either: what they have came
+    /// through this one (not so for a victim cache).
+    pub fn knew(&self, line: u64) -> bool {
+        self.is_victim() || self.history.get(line) != 0
+    }
+
     /// Why is the line not here for this task?
+    #[inline]
     pub fn cause(&self, line: u64, task: u16) -> MissCause {
         match self.history.get(line) {
             0 => MissCause::Cold,
@@ -167,6 +179,7 @@ impl Unit {
     }
 
     /// The line has just left. `evictor` `None`: a store elsewhere took it.
+    #[inline]
     pub fn left(&mut self, line: u64, meta: Meta, evictor: Option<u16>) {
         self.occupancy[usize::from(meta.owner())] -= 1;
         *self.history.at(line) = evictor.map_or(LOST_TO_STORE, |task| task + 2);
@@ -190,6 +203,7 @@ impl Unit {
         *self.history.at(line) = 0;
     }
 
+    #[inline]
     pub fn arrived(&mut self, owner: u16) {
         let at = usize::from(owner);
         if self.occupancy.len() <= at {
@@ -198,11 +212,13 @@ impl Unit {
         self.occupancy[at] += 1;
     }
 
+    #[inline]
     pub fn mask_of(&self, class: u8) -> Option<u64> {
         self.masks.get(usize::from(class)).copied().flatten()
     }
 
     /// Ticks to queue for passing `bytes` towards the core.
+    #[inline]
     pub fn pass_out(&mut self, at: u64, bytes: u64) -> u64 {
         self.counters.bytes_out += bytes;
         let queue = self.out.as_mut().map_or(0, |server| server.pass(at, bytes));

@@ -22,6 +22,14 @@ impl Caches {
         answer
     }
 
+    /// What an L1's prefetcher makes of a miss there.
+    pub fn prefetch_after(&mut self, l1: usize, line: u64, ask: &Ask, counters: &mut TaskCounters) {
+        self.note_prefetches(l1, line);
+        if !self.due.is_empty() {
+            self.start_prefetches(ask, counters);
+        }
+    }
+
     fn demand(&mut self, l1: usize, place: Option<usize>, ask: &Ask, counters: &mut TaskCounters) -> Answer {
         let unit = &mut self.units[l1];
         let (level, line, parent) = (unit.level, ask.address >> unit.line_shift, unit.parent);
@@ -140,10 +148,7 @@ impl Caches {
         let (below, bit) = (self.units[child].line_shift, self.units[child].bit);
         let unit = &mut self.units[at];
         let meta = unit.store.meta(place);
-        let others = meta.sharers() & !bit != 0 || unit.children.len() > SHARER_BITS as usize;
-        let asks_others = others && (ask.store || unit.children_own);
-        let upgrades = ask.store && (meta.state() == SHARED || unit.write == WritePolicy::Through);
-        if meta.0 & SPECIAL != 0 || asks_others || upgrades || unit.is_victim() {
+        if !unit.is_plain(meta, bit, ask.store) {
             return None;
         }
         unit.store.touch(line, place);
@@ -295,7 +300,7 @@ impl Caches {
         let mut sharers = self.units[child].bit;
         let below = self.units[child].line_shift;
         let mut held = Held::default();
-        if unit.inclusion != Inclusion::Inclusive && unit.children.len() > 1 {
+        if unit.inclusion != Inclusion::Inclusive && unit.children.len() > 1 && unit.knew(line) {
             let action = if ask.store { Action::Take } else { Action::Share };
             held = self.siblings(at, child, !0, ask, if victim { below } else { span }, action);
         }

@@ -1,0 +1,93 @@
+//! The short way of a request: the L1 lacks the line, or writes through, and the cache behind serves it alone.
+//!
+//! With small L1s, short lines or stores that go through, most requests end there, without a word to any other cache.
+//! All of it happens in one go here, and in the same order as on the long way (`walk`): a test runs machines both ways.
+
+use cachemate_core::{Level, WritePolicy};
+
+use super::caches::{Answer, Ask, Caches};
+use super::counters::TaskCounters;
+use super::store::{EXCLUSIVE, MODIFIED, Meta, PENDING, SHARED, SHARER_BITS, SPECIAL};
+use super::unit::{Served, Unit};
+
+impl Unit {
+    /// Does a hit here by this child concern the child and nobody else?
+    #[inline]
+    pub fn is_plain(&self, meta: Meta, bit: u32, store: bool) -> bool {
+        let others = meta.sharers() & !bit != 0 || self.children.len() > SHARER_BITS as usize;
+        let asks_others = others && (store || self.children_own);
+        let upgrades = store && (meta.state() == SHARED || self.write == WritePolicy::Through);
+        meta.0 & SPECIAL == 0 && !asks_others && !upgrades && !self.is_victim()
+    }
+}
+
+impl Caches {
+    /// As [`Caches::first_level`]. `None` = the request has to go the long way; nothing was done.
+    #[inline]
+    pub fn near(&mut self, l1: usize, place: Option<usize>, ask: &Ask, counters: &mut TaskCounters) -> Option<Answer> {
+        let behind = self.units[l1].parent;
+        let [first, second] = self.units.get_disjoint_mut([l1, behind]).ok()?;
+        let through = ask.store && first.write == WritePolicy::Through;
+        if place.is_some_and(|place| !through || first.store.meta(place).0 & SPECIAL != 0) {
+            return None;
+        }
+        let far = ask.address >> second.line_shift;
+        let at = second.store.find(far)?;
+        let meta = second.store.meta(at);
+        if !second.is_plain(meta, first.bit, ask.store) {
+            return None;
+        }
+        let line = ask.address >> first.line_shift;
+        let of_first = &mut counters.levels[first.level as usize];
+        of_first.references += 1;
+        first.counters.demand.references += 1;
+        if place.is_none() {
+            let cause = first.cause(line, ask.task) as usize;
+            of_first.misses[cause] += 1;
+            first.counters.demand.misses[cause] += 1;
+        }
+        counters.levels[second.level as usize].references += 1;
+        second.counters.demand.references += 1;
+        second.store.touch(far, at);
+        let mut answer = Answer {
+            done: ask.at + second.latency,
+            queue: 0,
+            served: Served::Hit(second.level),
+            exclusive: meta.state() >= EXCLUSIVE,
+            dirty: false,
+        };
+        if through {
+            second.store.set_meta(at, meta.with_state(MODIFIED));
+            if let Some(place) = place {
+                first.store.touch(line, place);
+                answer.done = answer.done.max(ask.at + first.latency);
+                return Some(answer);
+            }
+        } else {
+            answer.queue = second.pass_out(ask.at, 1 << first.line_shift);
+            answer.done += answer.queue;
+            second.store.set_meta(at, meta.with_sharers(meta.sharers() | first.bit));
+            let state = match () {
+                () if ask.store => MODIFIED,
+                () if first.level == Level::L1Instruction || first.write == WritePolicy::Through => SHARED,
+                () if answer.exclusive => EXCLUSIVE,
+                () => SHARED,
+            };
+            let filled = Meta(Meta::new(state, 0, ask.task).0 | PENDING);
+            let evicted = first.store.insert(line, filled, first.mask_of(ask.class));
+            first.arrived(ask.task);
+            first.pending.add(line, answer.done, answer.served, ask.at);
+            if let Some(evicted) = evicted {
+                if evicted.meta.state() == MODIFIED {
+                    self.evict(l1, evicted, ask, counters);
+                } else {
+                    first.left(evicted.line, evicted.meta, Some(ask.task));
+                }
+            }
+        }
+        if self.units[l1].prefetcher.is_some() {
+            self.prefetch_after(l1, line, ask, counters);
+        }
+        Some(answer)
+    }
+}

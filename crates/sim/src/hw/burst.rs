@@ -25,26 +25,26 @@ pub(crate) enum Outcome {
 }
 
 /// Why the quick way ended. At all but `BatchEnd`, `Jump` and `Compute` the instructions before have been issued.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Event {
     BatchEnd,
     /// Time or window is used up.
     Budget,
     /// The next line of code is not at hand.
     Fetch,
-    Jump(Access),
-    Compute(Access),
+    Jump,
+    Compute,
     Depends,
-    Translate(Access),
+    Translate,
     /// The access before is waited for.
     Waits,
     /// The access is not the L1's alone, and cores behind come first.
     Early,
-    /// With the line's place in the L1.
-    Memory(Access, Option<usize>),
+    /// The access has to go the long way.
+    Memory,
 }
 
-/// A run under way, which can be put aside in the middle of an event and taken up again.
+/// A run under way. It can be put aside whenever the quick way has ended, and taken up again there.
 #[derive(Default)]
 pub(crate) struct Burst {
     pub run: Run,
@@ -52,8 +52,8 @@ pub(crate) struct Burst {
     pub thread: Option<Box<Thread>>,
     /// Does every single access matter to its probes?
     pub watched: bool,
-    /// What was under way when it was put aside.
-    event: Option<Event>,
+    /// Are there any?
+    probed: bool,
     /// The tick it got to.
     pub t: u64,
     /// Tick up to which time and window allow to issue.
@@ -74,7 +74,8 @@ impl Burst {
     #[inline]
     pub fn begin(&mut self, run: Run, thread: Box<Thread>, window: u64) {
         (self.run, self.t, self.window) = (run, run.start, window);
-        (self.skip, self.watched, self.event) = (thread.skip, thread.probes.watches_all(), None);
+        (self.skip, self.probed) = (thread.skip, !thread.probes.is_empty());
+        self.watched = self.probed && thread.probes.watches_all();
         (self.page, self.hits, self.fetches) = (u64::MAX, 0, 0);
         self.spent = Spent::default();
         self.thread = Some(thread);
@@ -83,7 +84,7 @@ impl Burst {
     /// Are interrupts wanted that every stop must look for?
     #[inline]
     pub fn counts_overflows(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| !thread.probes.overflows.is_empty())
+        self.probed && self.thread.as_ref().is_some_and(|thread| !thread.probes.overflows.is_empty())
     }
 
     /// Issues `count` instructions of the next record.
@@ -127,20 +128,22 @@ impl Front {
     /// Runs one context. On return `ready` and `wait` of the context say what is next.
     pub fn execute<const WATCHED: bool>(&mut self, burst: &mut Burst, around: &mut Around<'_>) -> Outcome {
         let Some(mut thread) = burst.thread.take() else { return Outcome::Yield };
-        let mut event = match burst.event.take() {
-            Some(event) => event,
-            None => self.quick::<WATCHED>(burst, &mut thread, around),
-        };
         let outcome = loop {
+            let event = self.quick::<WATCHED>(burst, &mut thread, around);
+            if event == Event::Waits {
+                break Outcome::Blocked;
+            }
+            if event == Event::Early {
+                self.contexts[burst.run.nth].ready = burst.t;
+                break Outcome::Held;
+            }
             if let Some(outcome) = self.slow::<WATCHED>(event, burst, &mut thread, around) {
                 break outcome;
             }
-            event = self.quick::<WATCHED>(burst, &mut thread, around);
         };
         if matches!(outcome, Outcome::Held) {
-            // Translations are looked up anew, and others may have taken the line meanwhile.
+            // Translations are looked up anew.
             burst.page = u64::MAX;
-            burst.event = if matches!(event, Event::Early | Event::Memory(..)) { None } else { Some(event) };
         }
         burst.thread = Some(thread);
         outcome
@@ -171,9 +174,11 @@ impl Front {
         let (shift, latency, through) = (data.line_shift, data.latency, data.write == WritePolicy::Through);
         let shared = burst.run.shared;
         // Probes are shown what goes beyond the L1, which only the slow way does.
-        let probed = WATCHED || !thread.probes.is_empty();
+        let probed = burst.probed;
         let mut begun = burst.t;
-        let mut stop = burst.bound(in_order, burst.t, &mut self.contexts[nth]);
+        let room = self.room(nth);
+        let context = &mut self.contexts[nth];
+        let mut stop = burst.bound(in_order, burst.t, context);
         let (mut t, mut skip, mut hits) = (burst.t, burst.skip, 0);
         let (mut page, mut frame) = (burst.page, burst.frame);
         let endless = thread.fetch_left == u64::MAX;
@@ -182,10 +187,8 @@ impl Front {
         let event = 'run: loop {
             let Some(&access) = thread.batch.get(position) else { break Event::BatchEnd };
             let kind = access.kind();
-            match kind {
-                AccessKind::Load | AccessKind::Store => {}
-                AccessKind::Jump => break Event::Jump(access),
-                AccessKind::Compute => break Event::Compute(access),
+            if !matches!(kind, AccessKind::Load | AccessKind::Store) {
+                break if kind == AccessKind::Jump { Event::Jump } else { Event::Compute };
             }
             let n = u64::from(access.gap()) + 1 - skip;
             let budget = (stop - t).min(fetch_left);
@@ -201,7 +204,6 @@ impl Front {
                 burst.fetches += 1;
                 fetch_left = thread.fetch_left;
                 if !in_order {
-                    let context = &mut self.contexts[nth];
                     context.issued += t - begun;
                     begun = t;
                     stop = burst.bound(false, t, context);
@@ -210,14 +212,13 @@ impl Front {
             }
             let issue = t + n - 1;
             let address = access.address();
-            let context = &mut self.contexts[nth];
             let event = 'other: {
                 if access.is_dependent() && context.value_at > issue {
                     break 'other Event::Depends;
                 }
                 if address >> page_shift != page {
                     let Some(found) = thread.tlb.find(address >> page_shift) else {
-                        break 'other Event::Translate(access);
+                        break 'other Event::Translate;
                     };
                     (page, frame) = (address >> page_shift, found << page_shift);
                 }
@@ -252,8 +253,8 @@ impl Front {
                 if issue > shared {
                     break 'other Event::Early;
                 }
-                if probed || self.used(nth) >= self.mshrs {
-                    break 'other Event::Memory(access, place);
+                if probed || context.outstanding.len() >= room {
+                    break 'other Event::Memory;
                 }
                 let ask = Ask {
                     address: frame | address & page_mask,
@@ -266,11 +267,10 @@ impl Front {
                     package: self.package,
                 };
                 let Some(answer) = around.caches.near(l1d, place, &ask, &mut thread.counters) else {
-                    break 'other Event::Memory(access, place);
+                    break 'other Event::Memory;
                 };
                 (t, fetch_left, skip) = (t + n, fetch_left - n, 0);
                 position += 1;
-                let context = &mut self.contexts[nth];
                 context.issued += t - begun;
                 begun = t;
                 if context.issued_miss(&answer, issue + latency, t, ask.store, in_order) {
@@ -284,7 +284,7 @@ impl Front {
             (t, fetch_left, skip) = (issue, fetch_left - (n - 1), skip + n - 1);
             break event;
         };
-        self.contexts[nth].issued += t - begun;
+        context.issued += t - begun;
         thread.position = position;
         thread.fetch_left = if endless { u64::MAX } else { fetch_left };
         (burst.t, burst.stop, burst.skip) = (t, stop, skip);
@@ -294,7 +294,7 @@ impl Front {
     }
 
     /// Deals with what ended the quick way. `Some` = the run ends, too.
-    #[inline(always)]
+    #[inline(never)]
     fn slow<const WATCHED: bool>(
         &mut self,
         event: Event,
@@ -303,20 +303,22 @@ impl Front {
         around: &mut Around<'_>,
     ) -> Option<Outcome> {
         let context = &mut self.contexts[burst.run.nth];
+        let access = thread.batch.get(thread.position).copied();
+        let (event, access) = match access {
+            Some(access) => (event, access),
+            None => (Event::BatchEnd, Access::compute(0)),
+        };
         match event {
-            Event::Memory(access, place) => self.memory::<WATCHED>(access, place, burst, thread, around),
+            Event::Memory => self.memory::<WATCHED>(access, burst, thread, around),
             Event::Waits => Some(Outcome::Blocked),
-            Event::Early => {
-                context.ready = burst.t;
-                Some(Outcome::Held)
-            }
+            Event::Early => Some(Outcome::Held),
             Event::Budget => burst.out_of_budget(context),
             Event::Fetch => self.fetch::<WATCHED>(burst, thread, around),
-            Event::Jump(access) => self.jump::<WATCHED>(access, burst, thread, around),
-            Event::Compute(access) => self.compute(access, burst, thread),
+            Event::Jump => self.jump::<WATCHED>(access, burst, thread, around),
+            Event::Compute => self.compute(access, burst, thread),
             Event::BatchEnd => batch_end(burst, thread, context),
             Event::Depends => depends(burst, thread, context),
-            Event::Translate(access) => {
+            Event::Translate => {
                 if burst.is_held(context) {
                     return Some(Outcome::Held);
                 }
@@ -375,15 +377,12 @@ impl Front {
     fn memory<const WATCHED: bool>(
         &mut self,
         access: Access,
-        place: Option<usize>,
         burst: &mut Burst,
         thread: &mut Thread,
         around: &mut Around<'_>,
     ) -> Option<Outcome> {
         let nth = burst.run.nth;
-        if burst.is_held(&mut self.contexts[nth]) {
-            return Some(Outcome::Held);
-        }
+        self.contexts[nth].ready = burst.t;
         if let Some(outcome) = self.no_room(nth, burst.t) {
             return Some(outcome);
         }
@@ -399,7 +398,7 @@ impl Front {
             class: thread.class,
             package: self.package,
         };
-        let probed = !thread.probes.is_empty();
+        let probed = burst.probed;
         let before = if probed { Some(thread.counters.levels) } else { None };
         let unit = &around.caches.units[self.l1d];
         let nearest = issue + unit.latency;
@@ -408,6 +407,7 @@ impl Front {
             let (set, sets) = (unit.store.set_of(line), unit.store.all_sets());
             thread.probes.on_access(access.address() >> unit.line_shift, issue, set, sets, around.sampling);
         }
+        let place = unit.store.find(ask.address >> unit.line_shift);
         let answer = around.caches.first_level(self.l1d, place, &ask, &mut thread.counters);
         let context = &mut self.contexts[nth];
         thread.position += 1;

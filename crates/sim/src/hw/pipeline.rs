@@ -59,7 +59,7 @@ pub(crate) struct Front {
     pub package: u32,
     pub in_order: bool,
     window: u64,
-    pub mshrs: usize,
+    mshrs: usize,
 }
 
 pub(crate) struct Core {
@@ -103,19 +103,18 @@ impl Core {
     #[inline]
     fn pick(&self) -> (usize, u64, u64) {
         let (last, ends) = self.turn;
-        let contexts = &self.front.contexts;
-        let of_last = contexts[last].ready_tick();
+        let (before, rest) = self.front.contexts.split_at(last);
+        let of_last = rest[0].ready_tick();
         let (mut best, mut ready, mut other) = (last, u64::MAX, u64::MAX);
         // In turn after the last, the last itself at the end.
-        for nth in 1..contexts.len() {
-            let at = if last + nth < contexts.len() { last + nth } else { last + nth - contexts.len() };
-            let tick = contexts[at].ready_tick();
-            if tick < ready {
-                (best, ready, other) = (at, tick, ready);
-            } else {
-                other = other.min(tick);
-            }
-        }
+        let mut see = |at: usize, context: &Context| {
+            let tick = context.ready_tick();
+            other = other.min(tick.max(ready));
+            best = if tick < ready { at } else { best };
+            ready = ready.min(tick);
+        };
+        rest[1..].iter().zip(last + 1..).for_each(|(context, at)| see(at, context));
+        before.iter().zip(0..).for_each(|(context, at)| see(at, context));
         let goes_on = of_last <= self.now && self.now < ends;
         if goes_on || of_last < ready { (last, of_last, ready) } else { (best, ready, other.min(of_last)) }
     }
@@ -221,12 +220,12 @@ impl Front {
     #[inline(always)]
     pub fn no_room(&mut self, nth: usize, t: u64) -> Option<Outcome> {
         // Those that are back are only looked for when it matters.
-        if self.used(nth) < self.mshrs { None } else { self.wait_for_room(nth, t) }
+        if self.contexts[nth].outstanding.len() < self.room(nth) { None } else { self.wait_for_room(nth, t) }
     }
 
     fn wait_for_room(&mut self, nth: usize, t: u64) -> Option<Outcome> {
         self.contexts.iter_mut().for_each(|context| context.retire(t));
-        if self.used(nth) < self.mshrs {
+        if self.contexts[nth].outstanding.len() < self.room(nth) {
             return None;
         }
         let own = &self.contexts[nth].outstanding;
@@ -239,12 +238,11 @@ impl Front {
         Some(Outcome::Blocked)
     }
 
-    /// Miss registers that the context shares with others out of order, or its own store buffer's places.
+    /// Misses that the context may have out: out of order it shares the registers, in order it has a store buffer.
     #[inline(always)]
-    pub fn used(&self, nth: usize) -> usize {
-        if self.in_order {
-            return self.contexts[nth].outstanding.len();
-        }
-        self.contexts.iter().map(|context| context.outstanding.len()).sum()
+    pub fn room(&self, nth: usize) -> usize {
+        let contexts = if self.in_order { &[] } else { &self.contexts[..] };
+        let others = contexts.iter().zip(0..).filter(|&(_, at)| at != nth);
+        self.mshrs.saturating_sub(others.map(|(context, _)| context.outstanding.len()).sum())
     }
 }

@@ -62,8 +62,10 @@ pub(crate) struct Evicted {
 pub(crate) struct TagStore {
     ways: usize,
     sets: u64,
-    /// `sets - 1` where sets are a power of two.
-    set_mask: Option<u64>,
+    /// `sets - 1` where sets are a power of two, else 0.
+    set_mask: u64,
+    /// Low line bits alone give the set.
+    plain: bool,
     /// Bits of the line number that the set gives: none where sets are no power of two.
     tag_shift: u32,
     slices: u64,
@@ -78,10 +80,10 @@ pub(crate) struct TagStore {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
-    use core::arch::x86_64::{_mm_castsi128_ps, _mm_cmpeq_epi32, _mm_movemask_ps, _mm_set_epi32, _mm_set1_epi32};
-    // SAFETY: every x86-64 has SSE2.
+    use core::arch::x86_64::{_mm_castsi128_ps, _mm_cmpeq_epi32, _mm_loadu_si128, _mm_movemask_ps, _mm_set1_epi32};
+    // SAFETY: every x86-64 has SSE2, and the unaligned load reads the sixteen bytes of `words`.
     unsafe {
-        let words = _mm_set_epi32(words[3] as i32, words[2] as i32, words[1] as i32, words[0] as i32);
+        let words = _mm_loadu_si128(words.as_ptr().cast());
         _mm_movemask_ps(_mm_castsi128_ps(_mm_cmpeq_epi32(words, _mm_set1_epi32(tag as i32)))) as u32
     }
 }
@@ -96,10 +98,15 @@ fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
 #[inline(always)]
 fn position(words: &[u32], tag: u32) -> Option<usize> {
     let (fours, rest) = words.as_chunks::<4>();
-    if fours.len() <= 4 {
-        let found = fours.iter().zip(0..).fold(0, |found, (four, nth)| found | equal_4(four, tag) << (4 * nth));
-        let found =
-            rest.iter().zip(4 * fours.len()..).fold(found, |found, (&word, way)| found | u32::from(word == tag) << way);
+    let found = match fours {
+        [a, b] => Some(equal_4(a, tag) | equal_4(b, tag) << 4),
+        [a, b, c] => Some(equal_4(a, tag) | equal_4(b, tag) << 4 | equal_4(c, tag) << 8),
+        [a, b, c, d] => Some(equal_4(a, tag) | equal_4(b, tag) << 4 | equal_4(c, tag) << 8 | equal_4(d, tag) << 12),
+        _ => None,
+    };
+    if let Some(found) = found {
+        let rest = rest.iter().zip(4 * fours.len()..);
+        let found = rest.fold(found, |found, (&word, way)| found | u32::from(word == tag) << way);
         return (found != 0).then(|| found.trailing_zeros() as usize);
     }
     for (nth, four) in fours.iter().enumerate() {
@@ -130,7 +137,8 @@ impl TagStore {
         TagStore {
             ways,
             sets,
-            set_mask: sets.is_power_of_two().then(|| sets - 1),
+            set_mask: if sets.is_power_of_two() { sets - 1 } else { 0 },
+            plain: sets.is_power_of_two() && slices == 1,
             tag_shift: Self::tag_shift(spec),
             slices,
             replacement: spec.replacement,
@@ -165,10 +173,10 @@ impl TagStore {
     /// Sets by low line bits (so that page colours divide them), slices by a hash of all bits.
     #[inline(always)]
     pub fn set_of(&self, line: u64) -> u64 {
-        let set = match self.set_mask {
-            Some(mask) => line & mask,
-            None => line % self.sets,
-        };
+        if self.plain {
+            return line & self.set_mask;
+        }
+        let set = if self.sets.is_power_of_two() { line & self.set_mask } else { line % self.sets };
         if self.slices == 1 {
             return set;
         }
@@ -184,13 +192,13 @@ impl TagStore {
     #[inline(always)]
     fn way_of(&self, base: usize, tag: u32) -> Option<usize> {
         let words = &self.words[base..base + self.ways];
+        if let Ok(four) = words.try_into() {
+            let found = equal_4(four, tag);
+            return (found != 0).then(|| found.trailing_zeros() as usize);
+        }
         match *words {
             [first, second] if first == tag || second == tag => Some(usize::from(first != tag)),
             [_, _] => None,
-            [first, second, third, fourth] => {
-                let found = equal_4(&[first, second, third, fourth], tag);
-                (found != 0).then(|| found.trailing_zeros() as usize)
-            }
             _ => position(words, tag),
         }
     }
@@ -311,6 +319,7 @@ impl TagStore {
     }
 
     /// Puts a line in that is not there, as the most recent. What had to leave is given back.
+    #[inline]
     pub fn insert(&mut self, line: u64, meta: Meta, mask: Option<u64>) -> Option<Evicted> {
         let base = self.base(line);
         let way = self.victim(base, mask);

@@ -33,14 +33,14 @@ impl LineTable {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn split(&self, line: u64) -> (u32, usize) {
         let in_page = line & ((1 << self.lines_per_page_shift) - 1);
         ((line >> self.lines_per_page_shift) as u32 + 1, in_page as usize)
     }
 
     /// The page's slot, or the free one where it would go.
-    #[inline]
+    #[inline(always)]
     fn slot(&self, key: u32) -> usize {
         let mut at = (u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.slot_shift) as usize;
         loop {
@@ -52,14 +52,14 @@ impl LineTable {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn get(&self, line: u64) -> u16 {
         let (key, in_page) = self.split(line);
         let Slot { key: found, page } = self.slots[self.slot(key)];
         if found == 0 { 0 } else { self.words[((page as usize) << self.lines_per_page_shift) + in_page] }
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn at(&mut self, line: u64) -> &mut u16 {
         let (key, in_page) = self.split(line);
         let mut slot = self.slot(key);

@@ -91,31 +91,36 @@ impl Thread {
 
 /// Direct-mapped translations, so that the operating system is asked rarely. Not a model of a TLB: it costs no time.
 pub(crate) struct Tlb {
-    /// Virtual page + 1 (0 = nothing) and frame.
-    entries: Vec<(u64, u64)>,
+    /// By low bits of the virtual page: the other bits + 1 (0 = nothing) above the frame, which is below 2^32.
+    entries: Box<[u64; TLB_ENTRIES]>,
 }
 
 const TLB_ENTRIES: usize = 1024;
 
 impl Default for Tlb {
     fn default() -> Self {
-        Tlb { entries: vec![(0, 0); TLB_ENTRIES] }
+        Tlb { entries: Box::new([0; TLB_ENTRIES]) }
     }
 }
 
 impl Tlb {
+    /// Pages are below 2^41: 48 bits of address, at least 128 bytes a page.
+    #[inline]
+    fn tag(page: u64) -> u64 {
+        page / TLB_ENTRIES as u64 + 1
+    }
     #[inline]
     pub(crate) fn find(&self, page: u64) -> Option<u64> {
-        let (tag, frame) = self.entries[page as usize % TLB_ENTRIES];
-        (tag == page + 1).then_some(frame)
+        let entry = self.entries[page as usize % TLB_ENTRIES];
+        (entry >> 32 == Self::tag(page)).then_some(entry & u64::from(u32::MAX))
     }
     pub(crate) fn insert(&mut self, page: u64, frame: u64) {
-        self.entries[page as usize % TLB_ENTRIES] = (page + 1, frame);
+        self.entries[page as usize % TLB_ENTRIES] = Self::tag(page) << 32 | frame;
     }
     pub(crate) fn drop_page(&mut self, page: u64) {
         let entry = &mut self.entries[page as usize % TLB_ENTRIES];
-        if entry.0 == page + 1 {
-            *entry = (0, 0);
+        if *entry >> 32 == Self::tag(page) {
+            *entry = 0;
         }
     }
 }

@@ -26,6 +26,8 @@ pub(crate) struct Pending {
     fills: Vec<(u64, u64, Served)>,
     /// Length at which those that have arrived are dropped.
     sweep_at: usize,
+    /// Bit `line % 64` of every line in `fills`: most lines that are asked for are not there.
+    bits: u64,
 }
 
 const PENDING_AT_MOST: usize = 64;
@@ -35,20 +37,26 @@ impl Pending {
     /// The line is being filled (again): what is known of an earlier fill does not matter any more.
     #[inline]
     pub fn add(&mut self, line: u64, done: u64, served: Served, now: u64) {
-        if let Some(earlier) = self.fills.iter_mut().rev().find(|entry| entry.0 == line) {
+        let bit = 1 << (line % 64);
+        if self.bits & bit != 0
+            && let Some(earlier) = self.fills.iter_mut().rev().find(|entry| entry.0 == line)
+        {
             *earlier = (line, done, served);
             return;
         }
         if self.fills.len() >= self.sweep_at {
             self.sweep(now);
         }
+        self.bits |= bit;
         self.fills.push((line, done, served));
     }
+    #[inline(never)]
     fn sweep(&mut self, now: u64) {
         self.fills.retain(|&(_, done, _)| done > now);
         if self.fills.len() >= PENDING_AT_MOST {
             self.fills.remove(0);
         }
+        self.bits = self.fills.iter().fold(0, |bits, entry| bits | 1 << (entry.0 % 64));
         self.sweep_at = (2 * self.fills.len()).clamp(SWEEP_AT_LEAST, PENDING_AT_MOST);
     }
     /// Is the line's data there at tick `at`?
@@ -58,6 +66,9 @@ impl Pending {
     }
     #[inline]
     pub fn until(&self, line: u64) -> Option<(u64, Served)> {
+        if self.bits & 1 << (line % 64) == 0 {
+            return None;
+        }
         self.fills.iter().rev().find(|entry| entry.0 == line).map(|&(_, done, served)| (done, served))
     }
 }
@@ -179,7 +190,7 @@ impl Unit {
     }
 
     /// The line has just left. `evictor` `None`: a store elsewhere took it.
-    #[inline]
+    #[inline(always)]
     pub fn left(&mut self, line: u64, meta: Meta, evictor: Option<u16>) {
         self.occupancy[usize::from(meta.owner())] -= 1;
         *self.history.at(line) = evictor.map_or(LOST_TO_STORE, |task| task + 2);

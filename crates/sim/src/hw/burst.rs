@@ -126,6 +126,7 @@ impl Burst {
 
 impl Front {
     /// Runs one context. On return `ready` and `wait` of the context say what is next.
+    #[inline(never)]
     pub fn execute<const WATCHED: bool>(&mut self, burst: &mut Burst, around: &mut Around<'_>) -> Outcome {
         let Some(mut thread) = burst.thread.take() else { return Outcome::Yield };
         let outcome = loop {
@@ -165,7 +166,7 @@ impl Front {
     }
 
     /// Goes on while nothing but time, window, L1 hits, code at hand and (in its turn) the cache behind is needed.
-    #[inline(always)]
+    #[inline(never)]
     fn quick<const WATCHED: bool>(&mut self, burst: &mut Burst, thread: &mut Thread, around: &mut Around<'_>) -> Event {
         let (nth, l1d, in_order) = (burst.run.nth, self.l1d, self.in_order);
         let page_shift = around.page_shift;
@@ -227,11 +228,39 @@ impl Front {
                 let place = unit.store.find(line);
                 if let Some(place) = place {
                     let mut meta = unit.store.meta(place);
-                    if meta.0 & SPECIAL == PENDING && unit.pending.is_back(line, issue + latency) {
-                        meta.0 &= !PENDING;
-                        unit.store.set_meta(place, meta);
-                    }
                     let owned = kind == AccessKind::Load || !(through || meta.state() == SHARED);
+                    if meta.0 & SPECIAL == PENDING && owned && !WATCHED {
+                        match unit.pending.until(line) {
+                            Some((done, served)) if done > issue + latency => {
+                                // A hit that waits for the rest of a fill, and takes up room like a miss.
+                                if context.outstanding.len() >= room {
+                                    break 'other Event::Memory;
+                                }
+                                unit.store.touch(line, place);
+                                let store = kind == AccessKind::Store;
+                                if store {
+                                    unit.store.set_meta(place, meta.with_state(MODIFIED));
+                                }
+                                hits += 1;
+                                (t, fetch_left, skip) = (t + n, fetch_left - n, 0);
+                                position += 1;
+                                context.issued += t - begun;
+                                begun = t;
+                                let wait = Wait { served, queue: 0 };
+                                if context.issued_miss(done, wait, issue + latency, t, store, in_order) {
+                                    break 'run Event::Waits;
+                                }
+                                if !in_order {
+                                    stop = burst.bound(false, t, context);
+                                }
+                                continue 'run;
+                            }
+                            _ => {
+                                meta.0 &= !PENDING;
+                                unit.store.set_meta(place, meta);
+                            }
+                        }
+                    }
                     if meta.0 & SPECIAL == 0 && owned {
                         if kind == AccessKind::Store {
                             unit.store.set_meta(place, meta.with_state(MODIFIED));
@@ -273,7 +302,8 @@ impl Front {
                 position += 1;
                 context.issued += t - begun;
                 begun = t;
-                if context.issued_miss(&answer, issue + latency, t, ask.store, in_order) {
+                let wait = Wait { served: answer.served, queue: answer.queue };
+                if context.issued_miss(answer.done, wait, issue + latency, t, ask.store, in_order) {
                     break 'run Event::Waits;
                 }
                 if !in_order {
@@ -383,8 +413,15 @@ impl Front {
     ) -> Option<Outcome> {
         let nth = burst.run.nth;
         self.contexts[nth].ready = burst.t;
-        if let Some(outcome) = self.no_room(nth, burst.t) {
-            return Some(outcome);
+        if let Some(first) = self.no_room(nth, burst.t) {
+            let context = &mut self.contexts[nth];
+            if first.done <= burst.run.other.min(burst.run.limit) {
+                Context::wait_in_place(&mut thread.counters, first.done - burst.t, first.wait);
+                (burst.spent.in_place, burst.t) = (burst.spent.in_place + first.done - burst.t, first.done);
+                return None;
+            }
+            (context.ready, context.wait) = (first.done, Some(first.wait));
+            return Some(Outcome::Blocked);
         }
         let store = access.kind() == AccessKind::Store;
         let issue = burst.t;
@@ -413,7 +450,8 @@ impl Front {
         thread.position += 1;
         burst.pass(1, thread, context);
         burst.skip = 0;
-        let mut blocked = context.issued_miss(&answer, nearest, burst.t, store, self.in_order);
+        let wait = Wait { served: answer.served, queue: answer.queue };
+        let mut blocked = context.issued_miss(answer.done, wait, nearest, burst.t, store, self.in_order);
         if let Some(before) = &before {
             thread.probes.on_path(self.l1d, ask.address, before, &thread.counters.levels, around.caches);
         }
@@ -519,22 +557,21 @@ impl Front {
 }
 
 impl Context {
-    /// An access has been issued in the tick before `t`, with this answer. Does the context have to wait?
+    /// An access has been issued in the tick before `t`; its data is there at `done`. Does the context have to wait?
     #[inline(always)]
-    fn issued_miss(&mut self, answer: &Answer, nearest: u64, t: u64, store: bool, in_order: bool) -> bool {
-        let wait = Wait { served: answer.served, queue: answer.queue };
-        let late = answer.done > nearest;
+    fn issued_miss(&mut self, done: u64, wait: Wait, nearest: u64, t: u64, store: bool, in_order: bool) -> bool {
+        let late = done > nearest;
         (self.ready, self.wait) = (t, None);
         let mut blocked = false;
         if !store {
-            (self.value_at, self.value_from) = (answer.done, answer.served);
-            if late && in_order && answer.done > t {
-                (self.wait, self.ready, blocked) = (Some(wait), answer.done, true);
+            (self.value_at, self.value_from) = (done, wait.served);
+            if late && in_order && done > t {
+                (self.wait, self.ready, blocked) = (Some(wait), done, true);
             }
         }
         if late && !blocked {
             let instruction = (!store).then_some(self.issued - 1);
-            self.send(Outstanding { done: answer.done, instruction, wait });
+            self.send(Outstanding { done, instruction, wait });
         }
         blocked
     }
@@ -578,7 +615,7 @@ fn batch_end(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> O
     thread.refill();
     if thread.batch.is_empty() && thread.turn == Turn::More {
         // A source that says "more" and gives nothing must not stop time.
-        Context::wait_in_place(&mut thread.counters, 1, context.value_from);
+        Context::wait_in_place(&mut thread.counters, 1, context.value_wait());
         (burst.spent.in_place, burst.t) = (burst.spent.in_place + 1, burst.t + 1);
     }
     None
@@ -588,11 +625,11 @@ fn batch_end(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> O
 fn depends(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> Option<Outcome> {
     let until = context.value_at;
     if until <= burst.run.other.min(burst.run.limit) {
-        Context::wait_in_place(&mut thread.counters, until - burst.t, context.value_from);
+        Context::wait_in_place(&mut thread.counters, until - burst.t, context.value_wait());
         (burst.spent.in_place, burst.t) = (burst.spent.in_place + until - burst.t, until);
         return None;
     }
-    context.wait = Some(Wait { served: context.value_from, queue: 0 });
+    context.wait = Some(context.value_wait());
     context.ready = until;
     Some(Outcome::Blocked)
 }

@@ -46,6 +46,8 @@ pub(crate) struct Context {
     pub wait: Option<Wait>,
     /// Oldest first. Those that are back stay until their places are needed.
     pub outstanding: Vec<Outstanding>,
+    /// When the first of them is back; `u64::MAX` without any.
+    pub soonest: u64,
     /// The oldest load that may still be out: when it is back, its instruction; both `u64::MAX` = none.
     oldest: (u64, u64),
     /// When the value of the last load is there, and from where.
@@ -65,6 +67,7 @@ impl Context {
             accounted: 0,
             wait: None,
             outstanding: Vec::new(),
+            soonest: u64::MAX,
             oldest: NONE,
             value_at: 0,
             value_from: nearest,
@@ -141,9 +144,16 @@ impl Context {
         self.ready = self.ready.max(self.accounted);
     }
 
+    /// What waiting for the last load's value is put down to.
+    pub fn value_wait(&self) -> Wait {
+        Wait { served: self.value_from, queue: 0 }
+    }
+
     /// `ticks` spent waiting without giving up the issue slot.
-    pub fn wait_in_place(counters: &mut TaskCounters, ticks: u64, served: Served) {
-        *owner(&mut counters.stalls, served) += ticks;
+    pub fn wait_in_place(counters: &mut TaskCounters, ticks: u64, wait: Wait) {
+        let queued = ticks.min(wait.queue);
+        counters.stalls.queue += queued;
+        *owner(&mut counters.stalls, wait.served) += ticks - queued;
         counters.ticks += ticks;
     }
 
@@ -153,6 +163,7 @@ impl Context {
         if let (NONE, Some(instruction)) = (self.oldest, miss.instruction) {
             self.oldest = (miss.done, instruction);
         }
+        self.soonest = self.soonest.min(miss.done);
         self.outstanding.push(miss);
     }
 
@@ -169,12 +180,22 @@ impl Context {
     /// The thread is gone, and its misses with it.
     pub fn forget(&mut self) {
         self.outstanding.clear();
+        self.soonest = u64::MAX;
         self.oldest = NONE;
     }
 
     /// Forgets misses that are back.
     pub fn retire(&mut self, now: u64) {
-        self.outstanding.retain(|miss| miss.done > now);
+        if self.soonest > now {
+            return;
+        }
+        let mut soonest = u64::MAX;
+        self.outstanding.retain(|miss| {
+            let stays = miss.done > now;
+            soonest = soonest.min(if stays { miss.done } else { u64::MAX });
+            stays
+        });
+        self.soonest = soonest;
     }
 }
 

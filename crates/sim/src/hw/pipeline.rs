@@ -216,26 +216,19 @@ impl Front {
         self.contexts.iter().filter(|context| context.thread.is_some()).count() as u64
     }
 
-    /// Is there a miss register (or a place in the store buffer) for another miss? If not, waits for the first.
-    #[inline(always)]
-    pub fn no_room(&mut self, nth: usize, t: u64) -> Option<Outcome> {
+    /// Is there a miss register (or a place in the store buffer) for another miss? If not, the first to be back.
+    pub fn no_room(&mut self, nth: usize, t: u64) -> Option<Outstanding> {
         // Those that are back are only looked for when it matters.
-        if self.contexts[nth].outstanding.len() < self.room(nth) { None } else { self.wait_for_room(nth, t) }
-    }
-
-    fn wait_for_room(&mut self, nth: usize, t: u64) -> Option<Outcome> {
+        if self.contexts[nth].outstanding.len() < self.room(nth) {
+            return None;
+        }
         self.contexts.iter_mut().for_each(|context| context.retire(t));
         if self.contexts[nth].outstanding.len() < self.room(nth) {
             return None;
         }
-        let own = &self.contexts[nth].outstanding;
-        let all = self.contexts.iter().flat_map(|context| &context.outstanding);
-        let by_end = |miss: &&Outstanding| miss.done;
-        let first = *if self.in_order { own.iter().min_by_key(by_end) } else { all.min_by_key(by_end) }?;
-        let context = &mut self.contexts[nth];
-        context.ready = first.done;
-        context.wait = Some(first.wait);
-        Some(Outcome::Blocked)
+        let contexts = if self.in_order { &self.contexts[nth..nth + 1] } else { &self.contexts[..] };
+        let soonest = contexts.iter().min_by_key(|context| context.soonest)?;
+        soonest.outstanding.iter().find(|miss| miss.done == soonest.soonest).copied()
     }
 
     /// Misses that the context may have out: out of order it shares the registers, in order it has a store buffer.

@@ -1,7 +1,8 @@
 //! The simulated hardware against the plain move-to-front loop, on the same accesses.
 //!
 //! Every context runs a program of `crates/sim` (recorded beforehand, so that making accesses is in neither time); the
-//! loop gets the lines of the same accesses, context by context in turns. Data accesses are counted.
+//! loop gets the lines of the same accesses, context by context in turns. Data accesses are counted. The last rows are
+//! whole runs, operating system and programs included, of the largest machines: what they hold at their peak.
 
 use super::cachesim::move_to_front;
 use super::{Group, Options};
@@ -9,6 +10,8 @@ use crate::harness::{Clock, Contender, Row, compare};
 use cachemate_core::{Access, AccessKind, AccessSource, CpuId, ProcessId, TaskId, Turn};
 use cachemate_sim::hw::{Framed, Frames, Hardware, HwOptions, Stop, Thread};
 use cachemate_sim::kernels;
+use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_sim::run::run_alone;
 
 pub const GROUP: Group =
     Group { name: "machine", about: "the simulated hardware with all contexts busy against a move-to-front loop", run };
@@ -21,11 +24,10 @@ struct Case {
     least_ratio: Option<f64>,
     /// Millions of data accesses a second.
     least_millions: Option<f64>,
-    most_bytes: Option<u64>,
 }
 
 const fn case(machine: &'static str, contexts: u32) -> Case {
-    Case { machine, contexts, least_ratio: None, least_millions: None, most_bytes: None }
+    Case { machine, contexts, least_ratio: None, least_millions: None }
 }
 
 const CASES: [Case; 5] = [
@@ -33,8 +35,12 @@ const CASES: [Case; 5] = [
     Case { least_millions: Some(8.0), ..case("power5-2x2x2", 8) },
     Case { least_millions: Some(8.0), ..case("opteron-2350", 8) },
     case("xeon-x5365", 2),
-    Case { most_bytes: Some(500_000_000), ..case("epyc-7742", 64) },
+    case("epyc-7742", 64),
 ];
+
+/// The largest shipped machines, with a program on every CPU.
+const WHOLE: [&str; 2] = ["epyc-7742", "epyc-7763"];
+const WHOLE_MOST_BYTES: u64 = 500_000_000;
 
 /// The cost of an access must not double from so many busy CPUs to so many.
 const FLAT: (&str, [u32; 2]) = ("epyc-7742", [2, 64]);
@@ -130,15 +136,37 @@ fn run(options: &Options) -> Vec<Row> {
                 }
             }
         }
-        let mut machine = Contender::new("machine", || simulate(&spec, contexts, &programs, wanted as u64))
+        let machine = Contender::new("machine", || simulate(&spec, contexts, &programs, wanted as u64))
             .against(0, case.least_ratio)
             .least_millions(case.least_millions);
-        machine.most_bytes = case.most_bytes;
         let contenders = vec![Contender::new("move to front", || move_to_front(&lines)), machine];
         rows.extend(compare("machine", name, made, options.rounds, Clock::Thread, false, contenders));
     }
     rows.extend(flatness(&programs, wanted, options));
+    rows.extend(WHOLE.iter().flat_map(|name| whole_run(name, options)));
     rows
+}
+
+/// A program on every CPU, under the operating system, until they have executed about four times as many instructions
+/// as accesses are asked for; data accesses made.
+fn run_whole(spec: &cachemate_core::MachineSpec, wanted: u64) -> u64 {
+    let program = |cpu: u32| {
+        let name = PROGRAMS[cpu as usize % PROGRAMS.len()];
+        let make = move |_| kernels::program(name, u64::from(cpu), &kernels::Options::default()).expect("shipped");
+        Program::new(name, Box::new(make))
+    };
+    let sim = SimOptions { ends: Some(Length::Instructions(4 * wanted)), ..SimOptions::default() };
+    let mut machine = SimMachine::new(spec, &sim, (0..spec.cpus()).map(program).collect()).expect("a shipped machine");
+    let results = run_alone(&mut machine).expect("programs that fit");
+    results.level(cachemate_core::Level::L1Data).map_or(0, |level| level.references)
+}
+
+fn whole_run(name: &str, options: &Options) -> Vec<Row> {
+    let spec = cachemate_spec::load_machine(name).expect("a shipped machine");
+    let wanted = options.accesses as u64 / 4;
+    let made = run_whole(&spec, wanted) as usize;
+    let whole = Contender::new("whole run, all CPUs", || run_whole(&spec, wanted)).most_bytes(WHOLE_MOST_BYTES);
+    compare("machine", name, made, options.rounds.min(2), Clock::Thread, false, vec![whole])
 }
 
 /// As many accesses on few CPUs and on many, of the same two programs.
@@ -146,7 +174,7 @@ fn flatness(programs: &[std::sync::Arc<Vec<Access>>], wanted: usize, options: &O
     let (name, cpus) = FLAT;
     let spec = cachemate_spec::load_machine(name).expect("a shipped machine");
     let run = |cpus: u32| simulate(&spec, cpus, &programs[..2], wanted as u64);
-    let few = Contender::new(format!("{} CPUs", cpus[0]), || run(cpus[0]));
-    let many = Contender::new(format!("{} CPUs", cpus[1]), || run(cpus[1])).against(0, Some(0.5));
+    let few = Contender::new(format!("flat cost: {} CPUs", cpus[0]), || run(cpus[0]));
+    let many = Contender::new(format!("flat cost: {} CPUs", cpus[1]), || run(cpus[1])).against(0, Some(0.5));
     compare("machine", name, wanted, options.rounds, Clock::Thread, false, vec![few, many])
 }

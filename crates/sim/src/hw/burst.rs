@@ -9,7 +9,7 @@ use super::caches::{Answer, Ask, Caches};
 use super::context::{Context, Outstanding, Spent, Wait};
 use super::pipeline::{Around, Front, Run};
 use super::sampling::Miss;
-use super::store::{MODIFIED, Meta, PENDING, PREFETCHED, SHARED, SPECIAL};
+use super::store::{Meta, PENDING, PREFETCHED, SHARED, SPECIAL};
 use super::thread::Thread;
 use super::unit::{Served, Unit};
 
@@ -62,6 +62,8 @@ pub(crate) struct Burst {
     skip: u64,
     /// This context's part of the window.
     window: u64,
+    /// Misses that it may have out.
+    room: usize,
     page: u64,
     frame: u64,
     /// L1 hits of data and of code that are not yet in the counters.
@@ -72,8 +74,8 @@ pub(crate) struct Burst {
 
 impl Burst {
     #[inline]
-    pub fn begin(&mut self, run: Run, thread: Box<Thread>, window: u64) {
-        (self.run, self.t, self.window) = (run, run.start, window);
+    pub fn begin(&mut self, run: Run, thread: Box<Thread>, window: u64, room: usize) {
+        (self.run, self.t, self.window, self.room) = (run, run.start, window, room);
         (self.skip, self.probed) = (thread.skip, !thread.probes.is_empty());
         self.watched = self.probed && thread.probes.watches_all();
         (self.page, self.hits, self.fetches) = (u64::MAX, 0, 0);
@@ -177,7 +179,7 @@ impl Front {
         // Probes are shown what goes beyond the L1, which only the slow way does.
         let probed = burst.probed;
         let mut begun = burst.t;
-        let room = self.room(nth);
+        let room = burst.room;
         let context = &mut self.contexts[nth];
         let mut stop = burst.bound(in_order, burst.t, context);
         let (mut t, mut skip, mut hits) = (burst.t, burst.skip, 0);
@@ -213,6 +215,7 @@ impl Front {
             }
             let issue = t + n - 1;
             let address = access.address();
+            let store = kind == AccessKind::Store;
             let event = 'other: {
                 if access.is_dependent() && context.value_at > issue {
                     break 'other Event::Depends;
@@ -228,8 +231,8 @@ impl Front {
                 let place = unit.store.find(line);
                 if let Some(place) = place {
                     let mut meta = unit.store.meta(place);
-                    let owned = kind == AccessKind::Load || !(through || meta.state() == SHARED);
-                    if meta.0 & SPECIAL == PENDING && owned && !WATCHED {
+                    let owned = !store | !(through | (meta.state() == SHARED));
+                    if owned & (meta.0 & SPECIAL == PENDING) & !WATCHED {
                         match unit.pending.until(line) {
                             Some((done, served)) if done > issue + latency => {
                                 // A hit that waits for the rest of a fill, and takes up room like a miss.
@@ -237,10 +240,7 @@ impl Front {
                                     break 'other Event::Memory;
                                 }
                                 unit.store.touch(line, place);
-                                let store = kind == AccessKind::Store;
-                                if store {
-                                    unit.store.set_meta(place, meta.with_state(MODIFIED));
-                                }
+                                unit.store.set_meta(place, meta.stored(store));
                                 hits += 1;
                                 (t, fetch_left, skip) = (t + n, fetch_left - n, 0);
                                 position += 1;
@@ -261,10 +261,9 @@ impl Front {
                             }
                         }
                     }
-                    if meta.0 & SPECIAL == 0 && owned {
-                        if kind == AccessKind::Store {
-                            unit.store.set_meta(place, meta.with_state(MODIFIED));
-                        } else {
+                    if owned & (meta.0 & SPECIAL == 0) {
+                        unit.store.set_meta(place, meta.stored(store));
+                        if !store {
                             context.value_at = issue + latency;
                             context.value_from = Served::Hit(Level::L1Data);
                         }
@@ -288,22 +287,20 @@ impl Front {
                 let ask = Ask {
                     address: frame | address & page_mask,
                     at: issue,
-                    store: kind == AccessKind::Store,
+                    store,
                     through: false,
                     prefetch: false,
                     task: thread.slot(),
                     class: thread.class,
                     package: self.package,
                 };
-                let Some(answer) = around.caches.near(l1d, place, &ask, &mut thread.counters) else {
-                    break 'other Event::Memory;
-                };
+                let answer = around.caches.first_level(l1d, place, &ask, &mut thread.counters);
                 (t, fetch_left, skip) = (t + n, fetch_left - n, 0);
                 position += 1;
                 context.issued += t - begun;
                 begun = t;
                 let wait = Wait { served: answer.served, queue: answer.queue };
-                if context.issued_miss(answer.done, wait, issue + latency, t, ask.store, in_order) {
+                if context.issued_miss(answer.done, wait, issue + latency, t, store, in_order) {
                     break 'run Event::Waits;
                 }
                 if !in_order {
@@ -413,7 +410,9 @@ impl Front {
     ) -> Option<Outcome> {
         let nth = burst.run.nth;
         self.contexts[nth].ready = burst.t;
-        if let Some(first) = self.no_room(nth, burst.t) {
+        if self.contexts[nth].outstanding.len() >= burst.room
+            && let Some(first) = self.no_room(nth, burst.t)
+        {
             let context = &mut self.contexts[nth];
             if first.done <= burst.run.other.min(burst.run.limit) {
                 Context::wait_in_place(&mut thread.counters, first.done - burst.t, first.wait);
@@ -423,6 +422,7 @@ impl Front {
             (context.ready, context.wait) = (first.done, Some(first.wait));
             return Some(Outcome::Blocked);
         }
+        burst.room = self.room(nth);
         let store = access.kind() == AccessKind::Store;
         let issue = burst.t;
         let ask = Ask {

@@ -79,6 +79,9 @@ pub(crate) struct Caches {
     pub due: Vec<(usize, u64)>,
     /// L1 prefetches of the last request, for a sampler that trips over them.
     pub first_level_prefetches: u32,
+    /// Everything goes the long way: a test compares both.
+    #[cfg(test)]
+    pub long_way_only: bool,
 }
 
 /// Bits of a directory word; more roots share bits.
@@ -133,6 +136,8 @@ impl Caches {
             directory_shift,
             due: Vec::new(),
             first_level_prefetches: 0,
+            #[cfg(test)]
+            long_way_only: false,
         })
     }
 

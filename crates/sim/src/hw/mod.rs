@@ -246,7 +246,7 @@ impl Hardware {
             }
             self.now = self.now.max(key);
             // Of equal ticks the lower core's comes first.
-            let shared = if at < next.1 { next.0 } else { next.0.saturating_sub(1) };
+            let shared = next.0.saturating_sub(u64::from(at > next.1));
             let core = &mut self.cores[at];
             let stop = core.advance(Bounds { shared, end: end.min(next.0.saturating_add(ahead)) }, &mut around);
             self.next.set(at, core.next);
@@ -339,6 +339,13 @@ impl Hardware {
         let Ok(unit) = self.unit(cache) else { return Vec::new() };
         let lines = unit.occupancy.iter().enumerate().filter(|(_, lines)| **lines > 0);
         lines.map(|(task, &lines)| (TaskId(task as u32), u64::from(lines) << unit.line_shift)).collect()
+    }
+
+    /// Of every line in a cache: its set, and who brought it.
+    #[cfg(test)]
+    pub(crate) fn sets_in_use(&self, cache: CacheId) -> Vec<(u64, TaskId)> {
+        let store = &self.caches.units[cache.0 as usize].store;
+        store.lines().map(|(line, meta)| (store.set_of(line), TaskId(u32::from(meta.owner())))).collect()
     }
 
     /// Who evicted whom in one cache: (evictor, victim, lines), ascending, none with zero. Own evictions included.

@@ -14,21 +14,26 @@ impl Unit {
     /// Does a hit here by this child concern the child and nobody else?
     #[inline]
     pub fn is_plain(&self, meta: Meta, bit: u32, store: bool) -> bool {
-        let others = meta.sharers() & !bit != 0 || self.children.len() > SHARER_BITS as usize;
-        let asks_others = others && (store || self.children_own);
-        let upgrades = store && (meta.state() == SHARED || self.write == WritePolicy::Through);
-        meta.0 & SPECIAL == 0 && !asks_others && !upgrades && !self.is_victim()
+        // Without branches: whether it is a store cannot be foreseen.
+        let others = (meta.sharers() & !bit != 0) | (self.children.len() > SHARER_BITS as usize);
+        let asks_others = others & (store | self.children_own);
+        let upgrades = store & ((meta.state() == SHARED) | (self.write == WritePolicy::Through));
+        !((meta.0 & SPECIAL != 0) | asks_others | upgrades | self.is_victim())
     }
 }
 
 impl Caches {
-    /// As [`Caches::first_level`]. `None` = the request has to go the long way; nothing was done.
-    #[inline]
+    /// Of [`Caches::first_level`] what is served by the next cache. `None` = the request has to go the long way; nothing was done.
+    #[inline(always)]
     pub fn near(&mut self, l1: usize, place: Option<usize>, ask: &Ask, counters: &mut TaskCounters) -> Option<Answer> {
+        #[cfg(test)]
+        if self.long_way_only {
+            return None;
+        }
         let behind = self.units[l1].parent;
         let [first, second] = self.units.get_disjoint_mut([l1, behind]).ok()?;
-        let through = ask.store && first.write == WritePolicy::Through;
-        if place.is_some_and(|place| !through || first.store.meta(place).0 & SPECIAL != 0) {
+        let through = ask.store & (first.write == WritePolicy::Through);
+        if place.is_some_and(|place| !through | (first.store.meta(place).0 & SPECIAL != 0)) {
             return None;
         }
         let far = ask.address >> second.line_shift;
@@ -38,39 +43,36 @@ impl Caches {
             return None;
         }
         let line = ask.address >> first.line_shift;
-        let of_first = &mut counters.levels[first.level as usize];
-        of_first.references += 1;
+        counters.levels[first.level as usize].references += 1;
         first.counters.demand.references += 1;
-        if place.is_none() {
-            let cause = first.cause(line, ask.task) as usize;
-            of_first.misses[cause] += 1;
-            first.counters.demand.misses[cause] += 1;
-        }
         counters.levels[second.level as usize].references += 1;
         second.counters.demand.references += 1;
         second.store.touch(far, at);
+        let exclusive = meta.state() >= EXCLUSIVE;
         let mut answer = Answer {
             done: ask.at + second.latency,
             queue: 0,
             served: Served::Hit(second.level),
-            exclusive: meta.state() >= EXCLUSIVE,
+            exclusive,
             dirty: false,
         };
         if through {
-            second.store.set_meta(at, meta.with_state(MODIFIED));
+            second.store.set_meta(at, meta.stored(true));
             if let Some(place) = place {
                 first.store.touch(line, place);
                 answer.done = answer.done.max(ask.at + first.latency);
                 return Some(answer);
             }
+            first.miss(line, ask.task, counters);
         } else {
+            first.miss(line, ask.task, counters);
             answer.queue = second.pass_out(ask.at, 1 << first.line_shift);
             answer.done += answer.queue;
             second.store.set_meta(at, meta.with_sharers(meta.sharers() | first.bit));
             let state = match () {
                 () if ask.store => MODIFIED,
                 () if first.level == Level::L1Instruction || first.write == WritePolicy::Through => SHARED,
-                () if answer.exclusive => EXCLUSIVE,
+                () if exclusive => EXCLUSIVE,
                 () => SHARED,
             };
             let filled = Meta(Meta::new(state, 0, ask.task).0 | PENDING);

@@ -171,11 +171,12 @@ impl Core {
             self.turn = (nth, 0);
         }
         let front = &mut self.front;
+        let room = front.room(nth);
         let window = if front.in_order { u64::MAX } else { front.window / front.loaded() };
         let context = &mut front.contexts[nth];
         context.settle(start);
         let Some(thread) = context.thread.take() else { return false };
-        self.burst.begin(Run { nth, start, limit: start, other, shared: 0 }, thread, window);
+        self.burst.begin(Run { nth, start, limit: start, other, shared: 0 }, thread, window, room);
         true
     }
 
@@ -219,9 +220,6 @@ impl Front {
     /// Is there a miss register (or a place in the store buffer) for another miss? If not, the first to be back.
     pub fn no_room(&mut self, nth: usize, t: u64) -> Option<Outstanding> {
         // Those that are back are only looked for when it matters.
-        if self.contexts[nth].outstanding.len() < self.room(nth) {
-            return None;
-        }
         self.contexts.iter_mut().for_each(|context| context.retire(t));
         if self.contexts[nth].outstanding.len() < self.room(nth) {
             return None;

@@ -41,6 +41,11 @@ impl Meta {
     pub fn with_state(self, state: u32) -> Self {
         Meta(self.0 & !STATE | state)
     }
+    /// After a hit by a store or a load, without a branch: modified is all bits of the state.
+    #[inline]
+    pub fn stored(self, store: bool) -> Self {
+        Meta(self.0 | (MODIFIED * u32::from(store)))
+    }
     pub fn sharers(self) -> u32 {
         self.0 >> SHARERS_SHIFT & ALL_SHARERS
     }

@@ -14,7 +14,7 @@ struct Slot {
 
 pub(crate) struct LineTable {
     lines_per_page_shift: u32,
-    /// A power of two, at most half of it in use.
+    /// A power of two, at most a quarter of it in use: most are found where they are looked for first.
     slots: Vec<Slot>,
     slot_shift: u32,
     words: Vec<u16>,
@@ -71,7 +71,7 @@ impl LineTable {
 
     #[cold]
     fn add(&mut self, key: u32) -> usize {
-        if 2 * (self.used as usize + 1) > self.slots.len() {
+        if 4 * (self.used as usize + 1) > self.slots.len() {
             let larger = vec![Slot::default(); 2 * self.slots.len()];
             let old = std::mem::replace(&mut self.slots, larger);
             self.slot_shift -= 1;

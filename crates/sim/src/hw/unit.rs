@@ -2,7 +2,7 @@
 
 use cachemate_core::{CacheSpec, Inclusion, Level, MachineSpec, PrefetcherSpec, WritePolicy};
 
-use super::counters::{CacheCounters, MissCause};
+use super::counters::{CacheCounters, MissCause, TaskCounters};
 use super::prefetch::Prefetcher;
 use super::server::Server;
 use super::store::{Meta, SHARER_BITS, TagStore};
@@ -187,6 +187,14 @@ impl Unit {
             evictor if evictor - 2 == task => MissCause::Own,
             _ => MissCause::InterTask,
         }
+    }
+
+    /// A demand miss of a task: counted with its cause, for both.
+    #[inline(always)]
+    pub fn miss(&mut self, line: u64, task: u16, counters: &mut TaskCounters) {
+        let cause = self.cause(line, task) as usize;
+        counters.levels[self.level as usize].misses[cause] += 1;
+        self.counters.demand.misses[cause] += 1;
     }
 
     /// The line has just left. `evictor` `None`: a store elsewhere took it.

@@ -11,11 +11,21 @@ use super::unit::{ROOT, Served};
 const STORE_BYTES: u64 = 8;
 
 impl Caches {
-    /// A request at an L1 that the fast way did not serve. Counts the reference and what follows from it. `place`: where
+    /// A request at an L1 that is no plain hit there. Counts the reference and what follows from it. `place`: where
     /// the L1 has the line.
+    #[inline]
     pub fn first_level(&mut self, l1: usize, place: Option<usize>, ask: &Ask, counters: &mut TaskCounters) -> Answer {
-        let answer = self.demand(l1, place, ask, counters);
         self.first_level_prefetches = 0;
+        if let Some(answer) = self.near(l1, place, ask, counters) {
+            return answer;
+        }
+        self.far(l1, place, ask, counters)
+    }
+
+    /// The long way, for all that the short one does not do.
+    #[inline(never)]
+    fn far(&mut self, l1: usize, place: Option<usize>, ask: &Ask, counters: &mut TaskCounters) -> Answer {
+        let answer = self.demand(l1, place, ask, counters);
         if !self.due.is_empty() {
             self.start_prefetches(ask, counters);
         }
@@ -56,7 +66,7 @@ impl Caches {
             }
             return answer;
         }
-        self.count_miss(l1, line, ask, counters);
+        self.units[l1].miss(line, ask.task, counters);
         let answer = self.fetch(parent, l1, &Ask { through, ..*ask }, counters);
         if !through {
             let state = match () {
@@ -71,13 +81,6 @@ impl Caches {
         }
         self.note_prefetches(l1, line);
         answer
-    }
-
-    fn count_miss(&mut self, at: usize, line: u64, ask: &Ask, counters: &mut TaskCounters) {
-        let unit = &mut self.units[at];
-        let cause = unit.cause(line, ask.task) as usize;
-        counters.levels[unit.level as usize].misses[cause] += 1;
-        unit.counters.demand.misses[cause] += 1;
     }
 
     /// A hit: when the data is there, which is later where the line is still being filled. Takes note of the first
@@ -290,7 +293,7 @@ impl Caches {
 
     fn miss(&mut self, at: usize, child: usize, line: u64, ask: &Ask, counters: &mut TaskCounters) -> Answer {
         if !ask.prefetch {
-            self.count_miss(at, line, ask, counters);
+            self.units[at].miss(line, ask.task, counters);
         }
         let unit = &self.units[at];
         let (span, victim, parent) = (unit.line_shift, unit.is_victim(), unit.parent);

@@ -100,6 +100,23 @@ fn exclusive_colours_make_the_victim_independent_of_its_neighbour() {
     assert!(shared.1 > 100, "{shared:?}");
 }
 
+/// Does a coloured allocation touch only its sets?
+#[test]
+fn coloured_programs_fill_the_sets_of_their_colours_and_no_others() {
+    let programs = vec![program("low", 300 << 10), program("high", 2 << 20)];
+    let mut machine = SimMachine::new(&spec(), &SimOptions::default(), programs).unwrap();
+    machine.apply(&coloured(&machine, [&[0], &[2, 3]])).unwrap();
+    machine.observe().unwrap();
+    let last = machine.topology().caches.iter().find(|cache| cache.last_level).unwrap().id;
+    // 256 sets in four colours: pages of 64 lines.
+    let mut sets = [std::collections::BTreeSet::new(), std::collections::BTreeSet::new()];
+    for (set, task) in machine.system.hw.sets_in_use(last) {
+        sets[task.0 as usize].insert(set);
+    }
+    assert_eq!(sets[0], (0..64).collect(), "larger than its colour's part, it fills all of that");
+    assert_eq!(sets[1], (128..256).collect());
+}
+
 /// Do way masks do the same, and are they read back?
 #[test]
 fn exclusive_ways_keep_the_neighbour_out() {

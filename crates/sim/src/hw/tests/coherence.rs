@@ -119,6 +119,23 @@ fn kinds() -> impl Strategy<Value = MachineSpec> {
         .prop_map(|(write, second, third, per_l2, replacement)| small(write, second, third, per_l2, replacement))
 }
 
+/// Four threads that load, store and jump at random, over lines of their own and lines of all.
+fn load_traffic(hw: &mut Hardware, dice: &mut Dice) {
+    for cpu in 0..4u32 {
+        let access = |dice: &mut Dice| {
+            let address = if dice.below(4) == 0 { dice.below(256) * 32 } else { dice.below(32) * 32 };
+            match dice.below(8) {
+                0 => Access::jump((1 << 16) + dice.below(64) * 64, 3),
+                1..=3 => Access::store(address, 2),
+                4 => Access::dependent_load(address, 1),
+                _ => Access::load(address, 2),
+            }
+        };
+        let accesses = (0..400).map(|_| access(&mut dice)).collect();
+        hw.load(CpuId(cpu), thread(cpu, 0, accesses, true), u64::from(cpu) * 3);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
@@ -128,19 +145,7 @@ proptest! {
     fn coherence_holds_under_random_traffic(spec in kinds(), seed in any::<u64>()) {
         let mut dice = Dice(seed);
         let mut hw = hardware(&spec);
-        for cpu in 0..4u32 {
-            let access = |dice: &mut Dice| {
-                let address = if dice.below(4) == 0 { dice.below(256) * 32 } else { dice.below(32) * 32 };
-                match dice.below(8) {
-                    0 => Access::jump((1 << 16) + dice.below(64) * 64, 3),
-                    1..=3 => Access::store(address, 2),
-                    4 => Access::dependent_load(address, 1),
-                    _ => Access::load(address, 2),
-                }
-            };
-            let accesses = (0..400).map(|_| access(&mut dice)).collect();
-            hw.load(CpuId(cpu), thread(cpu, 0, accesses, true), u64::from(cpu) * 3);
-        }
+        load_traffic(&mut hw, &mut dice);
         for stop in 1..20 {
             hw.run(stop * 500, &mut Plain);
             check_invariants(&hw);
@@ -163,6 +168,21 @@ proptest! {
             let tasks: u64 = done.iter().map(|thread| thread.counters.levels[level as usize].references).sum();
             prop_assert_eq!(tasks, caches[level as usize], "references of tasks and caches at {:?}", level);
         }
+    }
+
+    /// Does the short way to the next cache leave every counter and every line as the long way does?
+    #[test]
+    fn the_short_way_and_the_long_way_are_one(spec in kinds(), seed in any::<u64>()) {
+        let run = |long_way_only: bool| {
+            let mut hw = hardware(&spec);
+            hw.caches.long_way_only = long_way_only;
+            load_traffic(&mut hw, &mut Dice(seed));
+            let (done, _) = finish(&mut hw, 10_000);
+            let tasks: Vec<TaskCounters> = done.into_iter().map(|thread| thread.counters).collect();
+            let of_unit = |unit: &crate::hw::unit::Unit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
+            (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
+        };
+        prop_assert_eq!(run(false), run(true));
     }
 
     /// Does the same seed give the same bits, and stopping in between change nothing that a lone core does?

@@ -131,7 +131,7 @@ fn load_traffic(hw: &mut Hardware, dice: &mut Dice) {
                 _ => Access::load(address, 2),
             }
         };
-        let accesses = (0..400).map(|_| access(&mut dice)).collect();
+        let accesses = (0..400).map(|_| access(dice)).collect();
         hw.load(CpuId(cpu), thread(cpu, 0, accesses, true), u64::from(cpu) * 3);
     }
 }

@@ -62,10 +62,19 @@ impl Prediction {
     /// # Errors
     /// The usual scheme cannot be had (a bug), never missing evidence: that makes `None`.
     pub fn group(&self) -> anyhow::Result<Option<Group>> {
-        if self.programs.len() < 2 {
+        self.group_of(&(0..self.programs.len()).collect::<Vec<_>>())
+    }
+
+    /// Some of the programs together on one cache, by their places in the list.
+    ///
+    /// # Errors
+    /// As [`Self::group`].
+    pub fn group_of(&self, members: &[usize]) -> anyhow::Result<Option<Group>> {
+        if members.len() < 2 {
             return Ok(None);
         }
-        let profiles: Vec<_> = self.programs.iter().map(|program| &program.profile).collect();
+        let programs: Vec<&Program> = members.iter().map(|&at| &self.programs[at]).collect();
+        let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
         let own = self.scheme.group_costs(&profiles, &self.cache).ok().filter(|costs| costs.group_miss_ratio.is_some());
         let (method, costs) = match own {
             Some(costs) => (self.scheme.name(), costs),
@@ -87,7 +96,7 @@ impl Prediction {
                 suffers_percent: suffers.filter(|_| costs.kind == CostKind::Degradation).map(|cost| cost * 100.0),
             }
         };
-        let members = self.programs.iter().enumerate().map(member).collect();
+        let members = programs.into_iter().enumerate().map(member).collect();
         Ok(Some(Group { method: method.to_string(), miss_ratio: costs.group_miss_ratio, members }))
     }
 }

@@ -27,25 +27,37 @@ pub struct Program {
 /// # Errors
 /// A file that cannot be read, or a name that is neither a file nor in the pack (lists what there is and the nearest).
 pub fn load(session: &Session, given: &str, target: Option<Target>) -> anyhow::Result<Program> {
+    let (program, whole) = load_so_far(session, given, target)?;
+    whole.map(|()| program)
+}
+
+/// The same; and, for those who keep what was read when Ctrl-C came, whether all of it was.
+///
+/// # Errors
+/// As [`load`], except for interruption.
+pub fn load_so_far(
+    session: &Session,
+    given: &str,
+    target: Option<Target>,
+) -> anyhow::Result<(Program, anyhow::Result<()>)> {
     let path = Path::new(given);
     let is_path = path.exists() || given.contains('/') || given.ends_with(".cmt") || given.ends_with(".json");
     let path = if is_path { path.to_path_buf() } else { pack_program(given)? };
     let stem = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let name = stem.split('.').next().filter(|name| !name.is_empty()).unwrap_or(given).to_string();
     let shown = path.display().to_string();
-    let file = if is_json(&path)? {
-        ProfileFile::read(&path)?
+    let (file, whole) = if is_json(&path)? {
+        (ProfileFile::read(&path)?, Ok(()))
     } else {
         let mut trace = Trace::open(session, &shown, &TraceArgs::default(), "profiling")?;
         let file = profile(session, &mut trace, &name, &shown, target)?;
-        trace.check_whole()?;
-        file
+        (file, trace.check_whole())
     };
     let profile = match target {
         Some(target) => on_target(&file, target)?,
         None => file.profile.clone(),
     };
-    Ok(Program { name: file.program.clone(), file, profile })
+    Ok((Program { name: file.program.clone(), file, profile }, whole))
 }
 
 /// All of them, each once per mention.

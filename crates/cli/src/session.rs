@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -56,6 +56,12 @@ impl Session {
     pub fn interrupt_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.interrupted)
     }
+
+    /// After what was interrupted has ended and been kept: what is still to be done starts anew.
+    pub fn forget_interruption(&self) {
+        self.interrupted.store(false, Ordering::Relaxed);
+    }
+
     /// A message for people: on standard error, only where that is a terminal, not with `--quiet`.
     pub fn note(&self, words: &str) {
         if self.chatty {

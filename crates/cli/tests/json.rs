@@ -85,6 +85,7 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     let plans = [
         json(&[&["plan"], &crowd[..], &["large.cmt"], &machine[..]].concat()),
         json(&[&["plan", "small.cmt", "large.cmt", "-s", "pain"], &machine[..]].concat()),
+        json(&[&["plan", "small.cmt", "large.cmt"], &crowd[..2], &machine[..]].concat()),
     ];
     let outcomes = ["best", "worst", "random", "random_low_5_percent", "random_high_5_percent", "lower_bound", "gap"];
     check("plan", &plans, &outcomes, &["reasons", "caches[].cpus[][]"]);
@@ -109,4 +110,60 @@ fn the_published_matrix_gives_the_published_schedules() {
         programs.iter().find(|p| p["name"] == name).unwrap()["beside"][0].as_str().unwrap().to_string()
     };
     assert_eq!((with("mcf"), with("milc")), ("gamess".to_string(), "namd".to_string()));
+}
+
+/// Does a plan's forecast of a group know that harm does not add up: is a member's no less than beside one of them?
+#[test]
+fn a_plan_forecasts_the_groups_it_makes() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, lines) in [("a", 9_000), ("b", 30_000), ("c", 20_000), ("d", 14_000)] {
+        std::fs::write(folder.path().join(format!("{name}.lackey")), lackey(lines, 6, 2)).unwrap();
+    }
+    let programs = ["a.lackey", "b.lackey", "c.lackey", "d.lackey"];
+    let four_on_one = ["-m", "opteron-2350?packages=1&memory.nodes=1", "--json"];
+    let plan = run(folder.path(), &[&["plan"], &programs[..], &four_on_one].concat()).json();
+    let predicted = run(folder.path(), &[&["predict"], &programs[..], &four_on_one].concat()).json();
+    let groups = plan["groups"].as_array().unwrap();
+    assert_eq!(groups.len(), 1, "{groups:?}");
+    assert_eq!(groups[0]["members"], predicted["group"]["members"]);
+    assert!(groups[0]["miss_ratio"].as_f64().unwrap() > 0.0);
+}
+
+/// Does recording say what it did in the promised fields?
+#[test]
+fn record_keeps_its_promises() {
+    let folder = tempfile::tempdir().unwrap();
+    let recorded = run(folder.path(), &["record", "--json", "-o", "true.cmt", "--", "true"]).json();
+    check("record", std::slice::from_ref(&recorded), &[], &[]);
+    assert_eq!((&recorded["ended"], &recorded["exit_status"]), (&"exit 0".into(), &0.into()));
+    let read = run(folder.path(), &["mrc", "true.cmt", "--json"]).json();
+    assert_eq!(
+        (&read["accesses"], &read["program_accesses"], &read["instructions"]),
+        (&recorded["records"], &recorded["program_accesses"], &recorded["instructions"])
+    );
+}
+
+/// Is every field that a profile has, at any depth, on the format's page, and does the profile read back?
+#[test]
+fn profile_keeps_its_promises() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("t.lackey"), lackey(3000, 40, 2)).unwrap();
+    let args = ["profile", "t.lackey", "-m", "xeon-x5365-4", "--json"];
+    let profile = run(folder.path(), &args).json();
+    let page = include_str!("../../../docs/profile-format.md");
+    let mut found = BTreeMap::new();
+    flatten("", &profile, &mut found);
+    for path in found.keys().filter(|path| !path.starts_with("profile")) {
+        for name in path.split(['.', '[', ']']).filter(|name| !name.is_empty()) {
+            let named = page.contains(&format!("`{name}`")) || page.contains(&format!("\"{name}\""));
+            assert!(named, "'{name}' of {path} is not in docs/profile-format.md");
+        }
+    }
+    for field in ["format", "program", "source", "accesses", "records", "instructions", "curves", "profile"] {
+        assert!(!profile[field].is_null(), "{field} in {profile}");
+    }
+    serde_json::from_value::<cachemate_core::Profile>(profile["profile"].clone()).unwrap();
+    std::fs::write(folder.path().join("t.json"), profile.to_string()).unwrap();
+    let again = run(folder.path(), &["profile", "t.json", "--json"]).json();
+    assert_eq!(profile, again);
 }

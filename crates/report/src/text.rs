@@ -34,6 +34,11 @@ pub fn count_text(count: u64) -> String {
     text
 }
 
+/// How many of what: `1 package`, `2 packages`, `1 234 phases`. `one` takes an s.
+pub fn counted_text(count: u64, one: &str) -> String {
+    format!("{} {one}{}", count_text(count), if count == 1 { "" } else { "s" })
+}
+
 /// A fraction as a percentage with `decimals`: 0.0231 with two is `2.31 %`.
 pub fn percent_text(fraction: f64, decimals: usize) -> String {
     let shown = fraction * 100.0;

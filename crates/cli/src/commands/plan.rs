@@ -4,9 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use cachemate_core::CacheId;
 use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::measured::{self, Measured};
 use cachemate_policy::placement::{Placement, place};
+use cachemate_report::Group;
 use cachemate_report::terminal::plan_boxes;
 use clap::Args;
 use serde::Serialize;
@@ -51,26 +53,64 @@ struct PlanJson<'a> {
     judged_by: &'a str,
     #[serde(flatten)]
     placement: &'a Placement,
+    groups: Vec<CacheGroup>,
+}
+
+/// Programs that the plan puts on one cache together, forecast as a group: harm does not add up from pairs, which is
+/// what the solvers take it to do.
+#[derive(Serialize)]
+struct CacheGroup {
+    cache: Option<CacheId>,
+    #[serde(flatten)]
+    group: Group,
+}
+
+/// Of every cache with at least two programs, each on a CPU of its own: who takes turns is not there all the time.
+fn groups(found: &Prediction, placement: &Placement) -> anyhow::Result<Vec<CacheGroup>> {
+    let mut caches: Vec<Option<CacheId>> = placement.programs.iter().map(|program| program.cache).collect();
+    caches.sort_unstable();
+    caches.dedup();
+    let mut groups = Vec::new();
+    for cache in caches.into_iter().filter(Option::is_some) {
+        let on_it = placement.programs.iter().enumerate().filter(|(_, program)| program.cache == cache);
+        let (members, placed): (Vec<usize>, Vec<_>) = on_it.unzip();
+        if placed.iter().any(|program| !program.takes_turns_with.is_empty()) {
+            continue;
+        }
+        groups.extend(found.group_of(&members)?.map(|group| CacheGroup { cache, group }));
+    }
+    Ok(groups)
+}
+
+struct Costs {
+    names: Vec<String>,
+    /// What decides.
+    scheme: String,
+    decide: PairCosts,
+    judge: PairCosts,
+    /// What a prediction rests on; `None` where all was measured.
+    found: Option<Prediction>,
 }
 
 impl Plan {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = cachemate_spec::load_machine(&self.machine.machine)?;
-        let (names, scheme, decide, judge) = self.costs(session)?;
+        let Costs { names, scheme, decide, judge, found } = self.costs(session)?;
         let judged_by = if self.measured.is_some() { "measured" } else { scheme.as_str() };
         let placement = place(&names, &decide, &judge, &machine.topology(), self.seed)?;
-        let result = PlanJson { machine: &machine.name, scheme: &scheme, judged_by, placement: &placement };
+        let groups = found.map(|found| groups(&found, &placement)).transpose()?.unwrap_or_default();
+        let result = PlanJson { machine: &machine.name, scheme: &scheme, judged_by, placement: &placement, groups };
         let shown = || plan_boxes(&plan_picture(&placement, &machine.name, &scheme, judge.kind), session.paint());
         session.answer(self.json.json, &result, shown)
     }
 
-    /// Names, what decides, and the costs that decide and judge.
-    fn costs(&self, session: &Session) -> anyhow::Result<(Vec<String>, String, PairCosts, PairCosts)> {
+    fn costs(&self, session: &Session) -> anyhow::Result<Costs> {
         let measured = self.measured.as_deref().map(read_measured).transpose()?;
         if let (Some(measured), None) = (&measured, &self.scheme) {
             let names = if self.programs.is_empty() { measured.names.clone() } else { self.programs.clone() };
             let costs = measured.of(&names).map_err(anyhow::Error::msg)?;
-            return Ok((names, "measured".to_string(), costs.clone(), costs));
+            let scheme = "measured".to_string();
+            return Ok(Costs { names, scheme, decide: costs.clone(), judge: costs, found: None });
         }
         if self.programs.is_empty() {
             return Err(Usage("--scheme needs programs to look at; name them".to_string()).into());
@@ -82,7 +122,7 @@ impl Plan {
             Some(measured) => measured.of(&names).map_err(anyhow::Error::msg)?,
             None => found.costs.clone(),
         };
-        Ok((names, scheme.to_string(), found.costs, judge))
+        Ok(Costs { names, scheme: scheme.to_string(), decide: found.costs.clone(), judge, found: Some(found) })
     }
 }
 

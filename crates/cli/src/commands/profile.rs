@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cachemate_report::terminal::{CurveLine, curve_picture};
-use cachemate_report::text::{count_text, number, or_dash, percent_text, size_text};
+use cachemate_report::text::{count_text, counted_text, number, or_dash, percent_text, size_text};
 use cachemate_trace::Ended;
 use clap::Args;
 
@@ -13,7 +13,7 @@ use crate::args::JsonArg;
 use crate::exit::Interrupted;
 use crate::files::{refuse_existing, write_file};
 use crate::profiling::Target;
-use crate::programs::{Program, load};
+use crate::programs::{Program, load_so_far};
 use crate::session::Session;
 
 /// Profile a recording, or a program as it runs: a profile file, and a picture of the miss-rate curve
@@ -47,10 +47,10 @@ impl Profile {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = self.machine.as_deref().map(cachemate_spec::load_machine).transpose()?;
         let target = machine.as_ref().map(Target::of).transpose()?;
-        let (program, cut_short) = match &self.file {
+        let (program, whole) = match &self.file {
             Some(file) => {
                 self.refuse(&name_of(file))?;
-                (load(session, file, target)?, false)
+                load_so_far(session, file, target)?
             }
             None => self.record_and_load(session, target)?,
         };
@@ -65,7 +65,7 @@ impl Profile {
             write_file(path, &text, self.force)?;
         }
         session.answer(self.json.json, &program.file, || words(&program, output.as_deref(), session))?;
-        if cut_short { Err(Interrupted("the profile covers what was recorded".to_string()).into()) } else { Ok(()) }
+        whole
     }
 
     /// Before the work: would the file be refused after it?
@@ -77,17 +77,28 @@ impl Profile {
         }
     }
 
-    fn record_and_load(&self, session: &Session, target: Option<Target>) -> anyhow::Result<(Program, bool)> {
+    /// The program, and whether the recording was cut short.
+    fn record_and_load(
+        &self,
+        session: &Session,
+        target: Option<Target>,
+    ) -> anyhow::Result<(Program, anyhow::Result<()>)> {
         let name = name_of(&self.command[0]);
         self.refuse(&name)?;
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
         let recording = folder.path().join(format!("{name}.cmt"));
         let recorded = self.how.record(session, &self.command, &recording, false, self.json.json)?;
         session.note(&format!("{}: {}", self.command[0], recorded.ended));
-        let mut program = load(session, &recording.display().to_string(), target)?;
+        let cut_short = recorded.ended == Ended::Interrupted;
+        if cut_short {
+            // That was to end the program; what was recorded of it is still to be profiled.
+            session.forget_interruption();
+        }
+        let (mut program, whole) = load_so_far(session, &recording.display().to_string(), target)?;
         // The recording is gone with its folder; what was run says where the profile is from.
         program.file.source.from = Some(self.command.join(" "));
-        Ok((program, recorded.ended == Ended::Interrupted))
+        let recorded = || Err(Interrupted("the profile covers what was recorded".to_string()).into());
+        Ok((program, if cut_short { recorded() } else { whole }))
     }
 }
 
@@ -124,7 +135,8 @@ fn words(program: &Program, output: Option<&Path>, session: &Session) -> String 
     }
     if let Some(intervals) = &file.intervals {
         let phases = intervals.every.iter().map(|interval| interval.phase).max().map_or(0, |last| last + 1);
-        text.push_str(&format!("{phases} phases in {} intervals\n", intervals.every.len()));
+        let (phases, every) = (counted_text(phases.into(), "phase"), intervals.every.len() as u64);
+        text.push_str(&format!("{phases} in {}\n", counted_text(every, "interval")));
     }
     if let Some(path) = output {
         text.push_str(&format!("wrote {}\n", path.display()));

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cachemate_report::text::{count_text, size_text};
+use cachemate_report::text::{count_text, counted_text, size_text};
 use cachemate_trace::{Children, Ended, L1Filter, Recorded, Recorder};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -150,10 +150,10 @@ fn words(result: &RecordResult) -> String {
     let of = result.program_accesses.map(|n| format!(" of {} data accesses", count_text(n))).unwrap_or_default();
     let instructions = result.instructions.map(|n| format!(", {} instructions", count_text(n))).unwrap_or_default();
     format!(
-        "{}: {} records{of}{instructions}, {} threads, {}\nprogram: {}\n",
+        "{}: {}{of}{instructions}, {}, {}\nprogram: {}\n",
         result.file,
-        count_text(result.records),
-        result.threads,
+        counted_text(result.records, "record"),
+        counted_text(result.threads as u64, "thread"),
         size_text(result.bytes),
         result.ended
     )

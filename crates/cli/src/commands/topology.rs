@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cachemate_core::Topology as MachineTopology;
-use cachemate_report::text::{or_dash, size_text};
+use cachemate_report::text::{counted_text, or_dash, size_text};
 use cachemate_report::{Align, Table, TopologyResult};
 use clap::Args;
 
@@ -90,16 +90,17 @@ fn words(result: &TopologyResult, topology: &MachineTopology) -> String {
         let mut all: Vec<_> = topology.cpus.iter().map(of).collect();
         all.sort_unstable();
         all.dedup();
-        all.len()
+        all.len() as u64
     };
     let offline = result.cpus.len() - online;
     let offline = if offline > 0 { format!(", {offline} offline") } else { String::new() };
     format!(
-        "{}: {online} CPUs online{offline}, {} cores, {} packages, {} memory nodes\n{}",
+        "{}: {} online{offline}, {}, {}, {}\n{}",
         result.source,
-        distinct(|cpu| (cpu.package, cpu.core)),
-        distinct(|cpu| (cpu.package, 0)),
-        distinct(|cpu| (cpu.memory_node, 0)),
+        counted_text(online as u64, "CPU"),
+        counted_text(distinct(|cpu| (cpu.package, cpu.core)), "core"),
+        counted_text(distinct(|cpu| (cpu.package, 0)), "package"),
+        counted_text(distinct(|cpu| (cpu.memory_node, 0)), "memory node"),
         table.text()
     )
 }

@@ -95,6 +95,14 @@ proptest! {
         prop_assert!(found.total(&matrix) >= optimum - 1e-9);
     }
 
+    /// Are sixteen programs, each on a CPU of its own, solved exactly on caches of any sizes?
+    #[test]
+    fn sixteen_programs_always_fit_the_exact_solver(cpus in prop::collection::vec(1u32..=16, 1..=16), programs in 1usize..=16) {
+        let seats = seats(&cpus);
+        prop_assume!(seats.cpus() >= programs);
+        prop_assert!(exact::fits(programs, &seats), "{programs} on {cpus:?}");
+    }
+
     /// Is the minimum-weight perfect matching of twelve programs (and of odd counts) that of brute force?
     #[test]
     fn matchings_up_to_twelve_equal_brute_force(programs in 1usize..=12, matrix in costs(12, -0.3)) {

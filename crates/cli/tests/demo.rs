@@ -1,0 +1,59 @@
+//! Does the demo keep to its word where it cannot record, and in folders whose names have blanks?
+
+mod common;
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What the script needs besides cachemate, and nothing that records: Valgrind is not among them.
+const TOOLS: [&str; 17] = [
+    "sh", "awk", "basename", "cat", "cp", "date", "dirname", "find", "head", "mkdir", "realpath", "rm", "sed", "sort",
+    "tail", "true", "xargs",
+];
+
+fn in_path(tool: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").expect("a PATH");
+    let mut found = std::env::split_paths(&path).map(|folder| folder.join(tool));
+    found.find(|file| file.metadata().is_ok_and(|m| m.permissions().mode() & 0o111 != 0)).expect(tool)
+}
+
+/// A copy of the project's folder as far as the demo looks at it, named as people name folders.
+fn project(folder: &Path) -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
+    let copy = folder.join("my dir/cachemate");
+    std::fs::create_dir_all(copy.join("demo")).unwrap();
+    std::fs::create_dir_all(copy.join("docs")).unwrap();
+    std::fs::create_dir_all(folder.join("my tools")).unwrap();
+    std::fs::copy(here.join("demo/run.sh"), copy.join("demo/run.sh")).unwrap();
+    std::fs::copy(here.join("docs/json.md"), copy.join("docs/json.md")).unwrap();
+    for shared in ["machines", "pack"] {
+        symlink(here.join(shared), copy.join(shared)).unwrap();
+    }
+    TOOLS.iter().for_each(|tool| symlink(in_path(tool), folder.join("my tools").join(tool)).unwrap());
+    copy
+}
+
+/// From a folder with blanks in its path and without Valgrind: does the demo end with a report of eight shipped programs?
+#[test]
+fn the_demo_runs_in_a_folder_with_blanks_and_without_valgrind() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = project(folder.path());
+    let output = Command::new("sh")
+        .arg(copy.join("demo/run.sh"))
+        .env("PATH", folder.path().join("my tools"))
+        .env("CACHEMATE", env!("CARGO_BIN_EXE_cachemate"))
+        .env_remove("CACHEMATE_PACK")
+        .env_remove("MACHINE")
+        .current_dir(folder.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}\n{complained}");
+    assert!(complained.contains("valgrind") && complained.contains("0 of 8 programs"), "{complained}");
+    assert_eq!(said.matches("(shipped)").count(), 8, "{said}");
+    let last = said.lines().last().unwrap();
+    assert!(last.ends_with("my dir/cachemate/target/demo/report.html"), "{last}");
+    assert!(std::fs::read_to_string(last).unwrap().contains("<svg"), "a page with pictures");
+}

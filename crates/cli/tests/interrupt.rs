@@ -1,0 +1,90 @@
+//! Does an interrupt end the work with exit code 130 and keep what was done so far?
+
+mod common;
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{command, run};
+use rustix::process::{Pid, Signal, kill_process};
+
+fn interrupt(child: &Child) {
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+}
+
+fn wait_for(path: &Path, child: &mut Child) {
+    let start = Instant::now();
+    while !path.exists() {
+        assert!(child.try_wait().unwrap().is_none(), "ended before it was interrupted");
+        assert!(start.elapsed() < Duration::from_secs(120), "{} never came", path.display());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs `args -- a program without end`, interrupts it once the program is well under way; what it said on stderr.
+fn interrupted(folder: &Path, args: &[&str]) -> String {
+    let endless = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; : > under-way; while :; do :; done";
+    let mut child = command(folder, &[args, &["--", "sh", "-c", endless]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_for(&folder.join("under-way"), &mut child);
+    interrupt(&child);
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
+    said
+}
+
+/// Is what was recorded before the interrupt a whole file?
+#[test]
+fn an_interrupted_recording_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = interrupted(folder.path(), &["record", "--l1", "none", "-o", "x.cmt"]);
+    assert!(said.contains("interrupted: x.cmt keeps"), "{said}");
+    let read = run(folder.path(), &["mrc", "x.cmt", "--json"]).json();
+    assert!(read["accesses"].as_u64().unwrap() > 3000, "{read}");
+}
+
+/// Is what was recorded before the interrupt profiled, and the profile good for a prediction?
+#[test]
+fn an_interrupted_profile_covers_what_was_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = interrupted(folder.path(), &["profile", "--l1", "none", "-o", "x.json"]);
+    assert!(said.contains("interrupted: the profile covers"), "{said}");
+    let profile = run(folder.path(), &["profile", "x.json", "--json"]).json();
+    assert!(profile["records"].as_u64().unwrap() > 3000, "{profile}");
+}
+
+/// Does a curve that is interrupted come out for the records before?
+#[test]
+fn an_interrupted_curve_covers_what_was_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = command(folder.path(), &["mrc", "-", "--format", "u64", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let portion: Vec<u8> = (0..8192u64).flat_map(|at| (at * 64).to_le_bytes()).collect();
+    let portions_before = 64;
+    for _ in 0..portions_before {
+        input.write_all(&portion).unwrap();
+    }
+    interrupt(&child);
+    // Goes on until nobody reads any more.
+    while input.write_all(&portion).is_ok() {}
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("interrupted: the result covers the first"), "{said}");
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let accesses = result["accesses"].as_u64().unwrap();
+    // All but what a pipe and the reader's own buffer hold.
+    assert!(accesses > (portions_before - 48) * 8192 && result["cold"] == 8192, "{result}");
+}

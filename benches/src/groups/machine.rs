@@ -147,15 +147,14 @@ fn run(options: &Options) -> Vec<Row> {
     rows
 }
 
-/// A program on every CPU, under the operating system, until they have executed about four times as many instructions
-/// as accesses are asked for; data accesses made.
-fn run_whole(spec: &cachemate_core::MachineSpec, wanted: u64) -> u64 {
+/// A program on every CPU, under the operating system, for so many cycles; data accesses made.
+fn run_whole(spec: &cachemate_core::MachineSpec, cycles: u64) -> u64 {
     let program = |cpu: u32| {
         let name = PROGRAMS[cpu as usize % PROGRAMS.len()];
         let make = move |_| kernels::program(name, u64::from(cpu), &kernels::Options::default()).expect("shipped");
         Program::new(name, Box::new(make))
     };
-    let sim = SimOptions { ends: Some(Length::Instructions(4 * wanted)), ..SimOptions::default() };
+    let sim = SimOptions { ends: Some(Length::Cycles(cycles)), ..SimOptions::default() };
     let mut machine = SimMachine::new(spec, &sim, (0..spec.cpus()).map(program).collect()).expect("a shipped machine");
     let results = run_alone(&mut machine).expect("programs that fit");
     results.level(cachemate_core::Level::L1Data).map_or(0, |level| level.references)
@@ -163,18 +162,23 @@ fn run_whole(spec: &cachemate_core::MachineSpec, wanted: u64) -> u64 {
 
 fn whole_run(name: &str, options: &Options) -> Vec<Row> {
     let spec = cachemate_spec::load_machine(name).expect("a shipped machine");
-    let wanted = options.accesses as u64 / 4;
-    let made = run_whole(&spec, wanted) as usize;
-    let whole = Contender::new("whole run, all CPUs", || run_whole(&spec, wanted)).most_bytes(WHOLE_MOST_BYTES);
+    // Millions of accesses on machines of this size, enough for every program to have touched what it keeps touching.
+    let cycles = options.accesses as u64 / 20;
+    let made = run_whole(&spec, cycles) as usize;
+    let whole = Contender::new("whole run, all CPUs", || run_whole(&spec, cycles)).most_bytes(WHOLE_MOST_BYTES);
     compare("machine", name, made, options.rounds.min(2), Clock::Thread, false, vec![whole])
 }
 
-/// As many accesses on few CPUs and on many, of the same two programs.
+/// As many accesses *of every CPU* on few CPUs and on many, of the same two programs: else the many would be measured
+/// cold. The few run again and again, until both have made as many accesses in all.
 fn flatness(programs: &[std::sync::Arc<Vec<Access>>], wanted: usize, options: &Options) -> Vec<Row> {
     let (name, cpus) = FLAT;
     let spec = cachemate_spec::load_machine(name).expect("a shipped machine");
-    let run = |cpus: u32| simulate(&spec, cpus, &programs[..2], wanted as u64);
-    let few = Contender::new(format!("flat cost: {} CPUs", cpus[0]), || run(cpus[0]));
+    let of_every_cpu = wanted as u64 / 16;
+    let run = |cpus: u32| simulate(&spec, cpus, &programs[..2], of_every_cpu * u64::from(cpus));
+    let times = cpus[1] / cpus[0];
+    let few = Contender::new(format!("flat cost: {} CPUs", cpus[0]), || (0..times).map(|_| run(cpus[0])).sum());
     let many = Contender::new(format!("flat cost: {} CPUs", cpus[1]), || run(cpus[1])).against(0, Some(0.5));
-    compare("machine", name, wanted, options.rounds, Clock::Thread, false, vec![few, many])
+    let made = (of_every_cpu * u64::from(cpus[1])) as usize;
+    compare("machine", name, made, options.rounds.min(3), Clock::Thread, false, vec![few, many])
 }

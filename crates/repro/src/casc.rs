@@ -5,7 +5,7 @@ mod estimates;
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Series};
 
 use crate::cmt::cells::{Cell, METRICS, cells, means, points, shortfall, size_chart, splits, worst_per_seed};
-use crate::cmt::{CONTEXTS, Measured, Mix, SCALE, SIZES_KB, Setting, Who, jobs, measure, ratio, run, run_jobs};
+use crate::cmt::{CONTEXTS, Measured, Mix, SCALE, SIZES_KB, Setting, Who, hangs, jobs, measure, ratio, run, run_jobs};
 use crate::setup::{Comparison, Job, failed};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError};
 
@@ -37,7 +37,11 @@ fn comparison(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
     let better = cells(context, Mix::Casc, &Who::better(""), sizes)?;
     let mut all = points("casc", &better, sizes);
+    let (bound, bound_words) = hangs::bound(context, Mix::Casc, sizes)?;
+    all.extend(bound);
     if !context.quick {
+        let phases = [("following phases", Who::following_phases())];
+        all.extend(hangs::variations(context, Mix::Casc, &Who::better(""), &phases)?);
         all.extend(points("casc as the paper has it", &cells(context, Mix::Casc, &Who::literal(), sizes)?, sizes));
         all.extend(points("one greedy thread at a time", &cells(context, Mix::Casc, &Who::OneGreedy, sizes)?, sizes));
         all.extend(sweep(context)?);
@@ -71,7 +75,10 @@ fn comparison(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         Bar::AtLeast { bar: 28.0, paper_best: Some(50.0) },
         &worst_per_seed(&better, gain, f64::min),
     )
-    .note(format!("{} {splits}.", shortfall(means(&better, sizes, gain).into_iter(), |value| value >= 28.0)))
+    .note(format!(
+        "{} {splits}. {bound_words}.",
+        shortfall(means(&better, sizes, gain).into_iter(), |value| value >= 28.0)
+    ))
     .figure(size_chart(
         "casc-2-throughput",
         "Throughput gain of CASC and what it is made of",

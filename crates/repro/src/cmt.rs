@@ -3,11 +3,13 @@
 //! Two cores of four contexts over one L2 of 48 to 768 KB, 18 threads: six copies each of twolf, art and BerkeleyDB, every
 //! copy with an input of its own (CASC 5). Everything here was chosen before any policy was run: the machine from
 //! published data (its file says which), the programs from the table of programs, and times at one scale. The default
-//! scheduler is the fair one: Solaris's quanta of 200 ms for programs that never sleep would need runs several times as
-//! long, and would make the default less fair.
+//! scheduler is the fair one. Solaris's time sharing stands beside it at a scale of its own: with quanta of 200 ms for
+//! programs that never sleep, a round of 18 threads takes nearly half a second, and the lift that keeps the bottom from
+//! starving comes once a second; at the common scale neither would fit into a run.
 
 pub mod cells;
 pub mod groups;
+pub mod hangs;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,9 +17,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cachemate_core::{
     CacheId, CpuSet, Decision, Gang, GangSchedule, Level, Plan, Policy, Profiler, TaskId, View, Window,
 };
-use cachemate_locality::profilers::{CountersProfiler, ReuseProfiler, RowParameters, RowProfiler};
+use cachemate_locality::phases::PhaseParameters;
+use cachemate_locality::profilers::{CountersProfiler, PhaseProfiler, ReuseProfiler, RowParameters, RowProfiler};
 use cachemate_locality::statcc::Composition;
 use cachemate_policy::policies;
+use cachemate_policy::rng::SplitMix64;
 use cachemate_policy::solvers::balance::{GroupModel, Turns, best_groups, rotation};
 use cachemate_sim::metrics;
 use cachemate_sim::os::schedulers::SchedulerKind;
@@ -31,15 +35,28 @@ use crate::{Context, ReproError};
 pub const SIZES_KB: [u64; 5] = [48, 96, 192, 384, 768];
 /// Slices, windows and measurements are so much shorter than published.
 pub const SCALE: u64 = 5;
+/// The same where Solaris' time sharing decides.
+pub const SOLARIS_SCALE: u64 = 50;
 /// Nominal: the papers' clock tick, and the default scheduler's slice of this machine.
 const WINDOW_NS: u64 = 10_000_000;
+const GREEDY: &str = "art";
 pub const KERNELS: [&str; 3] = ["twolf", "art", "berkeleydb"];
 pub const COPIES: u64 = 6;
 pub const CONTEXTS: usize = 8;
 
+/// Programs are up to this far in their run when it begins: more than art's longest period, a window's relaxation and
+/// scans, so that six copies are in all its phases. Started together, all copies would scan while rates are measured
+/// and relax afterwards.
+const UNDER_WAY_INSTR_AT_MOST: u64 = 8_000_000;
+
+fn under_way(job: Job) -> Job {
+    let under_way_instructions = SplitMix64::new(job.seed).below(UNDER_WAY_INSTR_AT_MOST);
+    Job { under_way_instructions, ..job }
+}
+
 /// CASC's 18 threads, in the order in which copies were started: one of each program after the other.
 pub fn jobs(seed: u64) -> Vec<Job> {
-    let of = KERNELS.map(|kernel| Job::copies(kernel, COPIES, seed));
+    let of = KERNELS.map(|kernel| Job::copies(kernel, COPIES, seed).into_iter().map(under_way).collect::<Vec<Job>>());
     (0..COPIES as usize).flat_map(|copy| of.iter().map(move |jobs| jobs[copy].clone())).collect()
 }
 
@@ -60,7 +77,7 @@ impl Mix {
     pub fn jobs(self, seed: u64) -> Vec<Job> {
         match self {
             Mix::Casc => jobs(seed),
-            Mix::Spec2000 => SPEC_2000.iter().map(|kernel| Job::new(kernel, seed)).collect(),
+            Mix::Spec2000 => SPEC_2000.iter().map(|kernel| under_way(Job::new(kernel, seed))).collect(),
         }
     }
 }
@@ -73,21 +90,42 @@ pub struct Setting {
     pub seed: u64,
     pub memory_cycles: Option<u32>,
     pub bytes_per_cycle: Option<f64>,
+    /// See [`Job::stack_bytes`].
+    pub stack_bytes: Option<u64>,
+    pub scheduler: SchedulerKind,
+    pub scale: u64,
     pub quick: bool,
 }
 
 impl Setting {
     pub fn new(l2_kb: u64, seed: u64, context: &Context<'_>) -> Self {
-        Setting { mix: Mix::Casc, l2_kb, seed, memory_cycles: None, bytes_per_cycle: None, quick: context.quick }
+        Setting {
+            mix: Mix::Casc,
+            l2_kb,
+            seed,
+            memory_cycles: None,
+            bytes_per_cycle: None,
+            stack_bytes: None,
+            scheduler: SchedulerKind::Linux,
+            scale: SCALE,
+            quick: context.quick,
+        }
+    }
+
+    /// The paper's baseline. A round of 18 threads with quanta of 200 ms and the lift once a second would not fit into
+    /// a run at the scale of the others; what a time slice does to the caches is over long before either ends.
+    pub fn under_solaris(self) -> Self {
+        Setting { scheduler: SchedulerKind::Solaris, scale: SOLARIS_SCALE, ..self }
     }
 
     /// # Errors
     /// No such machine.
     pub fn workload(&self, jobs: Vec<Job>) -> Result<Workload, ReproError> {
         let (warm_up, measured) = if self.quick { (36_000_000, 36_000_000) } else { (60_000_000, 72_000_000) };
+        let jobs = jobs.into_iter().map(|job| Job { stack_bytes: self.stack_bytes, ..job }).collect();
         let mut workload = Workload::on("niagara-2core", jobs, self.seed)?.lasting(warm_up, measured);
-        workload.options.scale = SCALE;
-        workload.options.scheduler = SchedulerKind::Linux;
+        workload.options.scale = self.scale;
+        workload.options.scheduler = self.scheduler;
         let last = workload.machine.caches.last_mut().ok_or_else(|| failed("niagara-2core")("no cache"))?;
         last.size_bytes = self.l2_kb << 10;
         let memory = &mut workload.machine.memory;
@@ -98,6 +136,13 @@ impl Setting {
         Ok(workload)
     }
 }
+
+/// Rows are doubled once at most, so that everything is known when the warm-up ends.
+pub const LONGEST_ROW_NS: u64 = 5_000_000;
+
+/// The thesis's detector for ten times its threshold: these programs miss ten times as often as those it was made for.
+const PHASES: PhaseParameters = PhaseParameters { history: 3, threshold: 30.0, edge_share: 0.5 };
+const PHASE_INTERVAL_INSTR: f64 = 200_000.0;
 
 /// Who decides.
 #[derive(Clone, PartialEq, Debug)]
@@ -110,30 +155,45 @@ pub enum Who {
         parameters: String,
         /// PCMRs from members' own counts, or by the linear solve.
         own_counts: bool,
+        /// Threads are measured again when their miss rate says that their phase has changed.
+        phases: bool,
     },
     BalanceSet(String),
 }
 
 impl Who {
     pub fn literal() -> Self {
-        Who::Casc { parameters: "form = \"literal\"\n".to_string(), own_counts: false }
+        Who::Casc { parameters: "form = \"literal\"\n".to_string(), own_counts: false, phases: false }
     }
     pub fn better(more: &str) -> Self {
-        // Rows are doubled once at most, so that everything is known when the warm-up ends.
-        Who::Casc { parameters: format!("form = \"better\"\nrow_at_most_ns = 5000000\n{more}"), own_counts: true }
+        let parameters = format!("form = \"better\"\nrow_at_most_ns = {LONGEST_ROW_NS}\n{more}");
+        Who::Casc { parameters, own_counts: true, phases: false }
+    }
+    pub fn following_phases() -> Self {
+        match Who::better("") {
+            Who::Casc { parameters, own_counts, .. } => Who::Casc { parameters, own_counts, phases: true },
+            other => other,
+        }
     }
 
     fn profilers(&self, l2_kb: u64) -> Vec<Box<dyn Profiler>> {
         let counters = Box::new(CountersProfiler::new(Level::L2, 100_000.0));
         match self {
             Who::Default | Who::OneGreedy => Vec::new(),
-            Who::Casc { own_counts, .. } => {
+            Who::Casc { own_counts, phases, .. } => {
                 let rows = RowParameters { own_counts: *own_counts, ..RowParameters::default() };
-                vec![counters, Box::new(RowProfiler::new(Level::L2, rows))]
+                let mut profilers: Vec<Box<dyn Profiler>> = Vec::new();
+                if *phases {
+                    profilers.push(Box::new(PhaseProfiler::new(Level::L2, PHASES, PHASE_INTERVAL_INSTR)));
+                }
+                profilers.push(counters);
+                profilers.push(Box::new(RowProfiler::new(Level::L2, rows)));
+                profilers
             }
             Who::BalanceSet(_) => {
                 let sizes = vec![(l2_kb << 10) / CONTEXTS as u64, l2_kb << 10];
-                vec![counters, Box::new(ReuseProfiler::new(Level::L2, Composition::Lru, 64, sizes))]
+                let reuses = ReuseProfiler::new(Level::L2, Composition::Lru, 64, sizes).of_code_too();
+                vec![counters, Box::new(reuses)]
             }
         }
     }
@@ -183,7 +243,8 @@ pub fn run_jobs(setting: &Setting, who: &Who, name: &str, jobs: &[Job]) -> Resul
     }
     let mut workload = setting.workload(jobs.to_vec())?;
     if jobs.len() == 1 {
-        workload = workload.lasting(6_000_000, 10_000_000);
+        // One thread alone: whole periods of art are affordable.
+        workload = workload.lasting(4_000_000, 40_000_000);
     }
     let results = match who {
         Who::Default => workload.unmanaged()?,
@@ -235,7 +296,15 @@ pub struct Measured {
 /// # Errors
 /// As [`run`]; a cache without references.
 pub fn measure(setting: &Setting, who: &Who) -> Result<Measured, ReproError> {
-    let (run, default) = (run(setting, who)?, run(setting, &Who::Default)?);
+    measure_against(setting, who, setting)
+}
+
+/// The same against the default scheduler of another setting.
+///
+/// # Errors
+/// As [`measure`].
+pub fn measure_against(setting: &Setting, who: &Who, other: &Setting) -> Result<Measured, ReproError> {
+    let (run, default) = (run(setting, who)?, run(other, &Who::Default)?);
     let solo = solo_speeds(setting)?;
     let (new, old): (&RunResults, &RunResults) = (&run, &default);
     let none = || failed("comparison")("the cache had no references");
@@ -260,7 +329,7 @@ pub fn measure(setting: &Setting, who: &Who) -> Result<Measured, ReproError> {
     let shares = |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
     let times = shares(new);
     let all: f64 = times.iter().sum();
-    let art = new.tasks.iter().filter(|task| task.name.starts_with("art"));
+    let art = new.tasks.iter().filter(|task| task.name.starts_with(GREEDY));
     let (miss_ratio, default_miss_ratio) = (ratio(new).ok_or_else(none)?, ratio(old).ok_or_else(none)?);
     Ok(Measured {
         gain: Comparison::of(new, old).unwrap_or(no_gain),
@@ -278,6 +347,16 @@ pub fn measure(setting: &Setting, who: &Who) -> Result<Measured, ReproError> {
     })
 }
 
+/// What a schedule that never runs the greedy program has over the default: no mix of all threads can gain more.
+///
+/// # Errors
+/// As [`run`].
+pub fn without_greedy(setting: &Setting) -> Result<f64, ReproError> {
+    let others: Vec<Job> = setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY).collect();
+    let without = run_jobs(setting, &Who::Default, "without the greedy", &others)?;
+    Ok(without.instructions_per_cycle() / run(setting, &Who::Default)?.instructions_per_cycle() - 1.0)
+}
+
 /// Of the L2.
 pub fn ratio(results: &RunResults) -> Option<f64> {
     results.level(Level::L2)?.miss_ratio()
@@ -293,7 +372,7 @@ impl Policy for OneGreedy {
         let mut plan = Plan::idle(Window::Time { ns: WINDOW_NS });
         if self.gangs.is_empty() {
             let tasks: Vec<TaskId> = view.seen.tasks.iter().map(|task| task.task).collect();
-            let greedy = view.seen.tasks.iter().map(|task| f64::from(u8::from(task.name.starts_with("art"))));
+            let greedy = view.seen.tasks.iter().map(|task| f64::from(u8::from(task.name.starts_with(GREEDY))));
             let model = GroupModel::Average(greedy.collect());
             let groups = rotation(&model, &best_groups(&model, CONTEXTS), Turns::Fair);
             let gang =

@@ -4,9 +4,10 @@
 //! covers the measured span only. Managed runs go through `core::Loop`, so a policy sees observations and nothing else;
 //! results come from the simulator's own books, which no policy sees.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
-use cachemate_core::{Access, AccessSource, CpuSet, Goal, MachineSpec, Predictor, Record, Turn};
+use cachemate_core::{Access, AccessKind, AccessSource, CpuSet, Goal, MachineSpec, Predictor, Record, Turn};
 use cachemate_policy::yardstick::Yardstick;
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
@@ -32,6 +33,11 @@ pub struct Job {
     pub pinned: Option<CpuSet>,
     /// Every thread ends after so many instructions; `None` = it never does (our kernels are endless).
     pub instructions: Option<u64>,
+    /// Every thread has run so many instructions when the run begins: programs are under way, and copies of one are not in
+    /// step. For programs whose threads do not wait for each other.
+    pub under_way_instructions: u64,
+    /// Accesses to a kernel's stack window fall into the first so many bytes of it (a power of two).
+    pub stack_bytes: Option<u64>,
     /// A recorded program's first thread, in a loop, instead of a kernel; the seed says where in the loop it begins.
     pub recording: Option<PathBuf>,
 }
@@ -66,6 +72,45 @@ fn ending(source: Box<dyn AccessSource>, left: u64) -> Box<dyn AccessSource> {
     Box::new(Ending { source, left })
 }
 
+/// A program of one thread whose stack window is smaller.
+struct NearStack {
+    source: Box<dyn AccessSource>,
+    window: Range<u64>,
+    bytes: u64,
+}
+
+impl AccessSource for NearStack {
+    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+        let begin = batch.len();
+        let turn = self.source.fill(batch);
+        for access in &mut batch[begin..] {
+            let address = access.address();
+            let is_data = matches!(access.kind(), AccessKind::Load | AccessKind::Store);
+            if is_data && self.window.contains(&address) {
+                let near = self.window.start + (address - self.window.start) % self.bytes;
+                *access = Access::new(access.kind(), near, access.gap(), access.is_dependent());
+            }
+        }
+        turn
+    }
+    fn progress(&self) -> Option<f64> {
+        self.source.progress()
+    }
+}
+
+/// The source after so many instructions, or where it first waited for something.
+fn under_way(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<dyn AccessSource> {
+    let (mut past, mut batch) = (0, Vec::new());
+    while past < instructions {
+        batch.clear();
+        if source.fill(&mut batch) != Turn::More || batch.is_empty() {
+            break;
+        }
+        past += batch.iter().map(|access| access.instructions()).sum::<u64>();
+    }
+    source
+}
+
 impl Job {
     /// A kernel as it is in the table of programs.
     pub fn new(kernel: &str, seed: u64) -> Self {
@@ -78,6 +123,8 @@ impl Job {
             goal: None,
             pinned: None,
             instructions: None,
+            under_way_instructions: 0,
+            stack_bytes: None,
             recording: None,
         }
     }
@@ -105,7 +152,16 @@ impl Job {
     pub fn threads(&self, run: u32) -> Result<Vec<Box<dyn AccessSource>>, ReproError> {
         let seed = self.seed + (u64::from(run) << 32);
         let sources: Vec<Box<dyn AccessSource>> = match &self.recording {
-            None => kernels::program(&self.kernel, seed, &self.options).map_err(failed(&self.name))?,
+            None => {
+                let program = kernels::build(&self.kernel, seed, &self.options).map_err(failed(&self.name))?;
+                let stack = program.regions.iter().find(|region| region.name == "stack");
+                let window = stack.map_or(0..0, |stack| stack.base..stack.base + stack.bytes);
+                let nearer = |source| match self.stack_bytes {
+                    Some(bytes) => Box::new(NearStack { source, window: window.clone(), bytes }),
+                    None => source,
+                };
+                program.threads.into_iter().map(nearer).collect()
+            }
             Some(path) => {
                 let what = failed(&self.name);
                 let mut first = Vec::new();
@@ -116,6 +172,8 @@ impl Job {
                 vec![Box::new(CmtSource::open(path, thread, 0, skip).map_err(&what)?)]
             }
         };
+        let begun = |source| under_way(source, self.under_way_instructions);
+        let sources: Vec<Box<dyn AccessSource>> = sources.into_iter().map(begun).collect();
         Ok(match self.instructions {
             None => sources,
             Some(left) => sources.into_iter().map(|source| ending(source, left)).collect(),
@@ -355,6 +413,46 @@ mod tests {
         assert!(results.tasks[0].exited);
         let off = results.tasks[0].instructions.abs_diff(100_000);
         assert!(off < 100, "{} instructions", results.tasks[0].instructions);
+    }
+
+    /// Does a job that is under way go on where the program is after so many instructions?
+    #[test]
+    fn a_job_under_way_goes_on_where_the_program_is() {
+        let stream = |under_way_instructions: u64| {
+            let job = Job { under_way_instructions, ..Job::new("art", 1) };
+            let (mut source, mut batch) = (job.threads(0).unwrap().remove(0), Vec::new());
+            (0..40).for_each(|_| assert_eq!(source.fill(&mut batch), Turn::More));
+            batch
+        };
+        let (from_start, later) = (stream(0), stream(5_000));
+        let mut past = 0;
+        let of_start = |access: &Access| {
+            past += access.instructions();
+            past
+        };
+        let passed: Vec<u64> = from_start.iter().map(of_start).collect();
+        let skipped = (0..from_start.len()).find(|&at| from_start[at..].starts_with(&later[..100])).unwrap();
+        let instructions = passed[skipped - 1];
+        assert!((5_000..20_000).contains(&instructions), "{instructions}");
+    }
+
+    /// Does a smaller stack window change the accesses to the stack, into that window, and no other?
+    #[test]
+    fn a_smaller_stack_window_moves_stack_accesses_only() {
+        let stream = |stack_bytes: Option<u64>| {
+            let job = Job { stack_bytes, ..Job::new("twolf", 1) };
+            let (mut source, mut batch) = (job.threads(0).unwrap().remove(0), Vec::new());
+            (0..200).for_each(|_| assert_eq!(source.fill(&mut batch), Turn::More));
+            batch
+        };
+        let (whole, near) = (stream(None), stream(Some(512)));
+        let moved: Vec<(&Access, &Access)> = whole.iter().zip(&near).filter(|(a, b)| a != b).collect();
+        let (low, high) =
+            (|of: &[u64]| of.iter().copied().min().unwrap(), |of: &[u64]| of.iter().copied().max().unwrap());
+        let (from, to): (Vec<u64>, Vec<u64>) = moved.iter().map(|(a, b)| (a.address(), b.address())).unzip();
+        assert!(moved.len() > whole.len() / 4, "{} of {}", moved.len(), whole.len());
+        assert!(high(&from) - low(&from) < 4096 && high(&to) - low(&to) < 512);
+        assert!(moved.iter().all(|(a, b)| (a.kind(), a.gap()) == (b.kind(), b.gap())));
     }
 
     /// Is a program that does not exist an error with its name?

@@ -1,125 +1,246 @@
 //! BS-5: the expected miss ratio of groups against what they do, on random replacement by StatCache and on LRU by StatStack.
 //!
-//! Reuse times come from watch points, as the policy's do, and once more from six times as many: the difference is
-//! sampling error, the rest the model's. Code is not watched; its references are counted and taken for hits.
+//! Eight threads drawn from the mix run for themselves until the cache is warm, and are measured for a while. What each
+//! did in that while is looked at again access by access ([`super::stretch`]), so that the error can be taken apart:
+//! *model* is what is left with exact reuse times and exact access rates; *sampling* what a thousand watched locations
+//! add; further series leave the code out, stand behind the first-level caches, take everybody for as fast as the others,
+//! or judge a group that has only just come together. The way of the policy is shown too: threads watched beforehand,
+//! while all of them share the time, and groups brought together later, when programs have gone on.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{Level, Profiler, Profiles, Record, Replacement, TaskId};
 use cachemate_locality::profilers::ReuseProfiler;
 use cachemate_locality::reuse::ReuseTimes;
-use cachemate_locality::statcc::{Composition, lru_at_rates, random_at_rates};
+use cachemate_locality::statcc::{AtRate, Composition, lru_at_rates, random_at_rates};
 use cachemate_locality::{statcache, statstack};
+use cachemate_policy::rng::SplitMix64;
+use cachemate_sim::results::RunResults;
 
 use super::scatter;
+use super::stretch::{Span, Stretch, read};
 use crate::cmt::groups::{Asked, GROUPS, Sum, by_group, by_task, measure_groups};
-use crate::cmt::{CONTEXTS, SCALE, Setting, jobs};
-use crate::setup::failed;
+use crate::cmt::{CONTEXTS, SCALE, Setting, jobs, ratio};
+use crate::setup::{Job, Workload, failed};
 use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
 
 const LOCATIONS: u32 = 1_000;
 const LINE_BYTES: u64 = 64;
+/// Until the largest cache is warm, and then measured.
+const WARM_UP_CYCLES: u64 = 6_000_000;
+const MEASURED_CYCLES: u64 = 8_000_000;
+
+/// How a group's miss ratio is expected, and of which group.
+const WATCHED: &str = "composed, as sampled";
+const EXACT: &str = "composed, exact reuse times (model error alone)";
+const AVERAGE: &str = "average of C/n, as sampled";
+const DATA: &str = "composed, exact, code not watched";
+const BEHIND: &str = "composed, exact, behind a quarter of each L1";
+const AS_FAST: &str = "composed, exact, everybody taken for as fast";
+const COLD: &str = "composed, exact, group brought together 0.1 M cycles ago";
+const BEFORE: &str = "composed, watched beforehand under time sharing";
+const FORMS: [&str; 8] = [WATCHED, EXACT, AVERAGE, DATA, BEHIND, AS_FAST, COLD, BEFORE];
 
 /// Measured and expected miss ratios of a group, in misses per 100 references.
 struct Pair {
+    form: &'static str,
     measured: f64,
-    average: f64,
-    composed: f64,
+    expected: f64,
+}
+
+/// One machine and seed.
+#[derive(Clone, Copy, PartialEq)]
+struct Case {
+    replacement: Replacement,
+    by: Composition,
+    kb: u64,
+    seed: u64,
 }
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &[48, 192, 768]);
     let replacements = [(Replacement::Random, Composition::Random), (Replacement::Lru, Composition::Lru)];
-    let factors: &[u32] = context.pick(&[1], &[1, 6]);
-    let mut settings = Vec::new();
-    for by in replacements {
+    let mut cases = Vec::new();
+    for (replacement, by) in replacements {
         for &kb in sizes {
-            for &seed in &context.seeds {
-                settings.extend(factors.iter().map(|&factor| (by, kb, seed, factor)));
-            }
+            cases.extend(context.seeds.iter().map(|&seed| Case { replacement, by, kb, seed }));
         }
     }
-    let pairs = context.run_all(&settings, |&((replacement, by), kb, seed, factor)| {
-        (context.progress)(&format!("groups at {kb} KB, {replacement:?}, seed {seed}, {factor} x locations"));
-        measure(context, kb, seed, replacement, by, factor)
+    let pairs = context.run_all(&cases, |case| {
+        (context.progress)(&format!("groups at {} KB, {:?}, seed {}", case.kb, case.replacement, case.seed));
+        let mut pairs = alone(context, case)?;
+        if !context.quick {
+            pairs.extend(beforehand(context, case)?);
+        }
+        Ok(pairs)
     })?;
-    let mut findings = Vec::new();
-    for ((_, by), name) in replacements.into_iter().zip(["StatCache on random replacement", "StatStack on LRU"]) {
-        let of = |seed: Option<u64>, kb: Option<u64>, factor: u32| -> Vec<&Pair> {
-            let wanted = |s: &((Replacement, Composition), u64, u64, u32)| {
-                s.0.1 == by && s.3 == factor && seed.is_none_or(|seed| seed == s.2) && kb.is_none_or(|kb| kb == s.1)
-            };
-            settings.iter().zip(&pairs).filter(|(s, _)| wanted(s)).flat_map(|(_, pairs)| pairs).collect()
+    let told: Vec<(Case, Vec<Pair>)> = cases.into_iter().zip(pairs).collect();
+    let names = ["StatCache on random replacement", "StatStack on LRU"];
+    Ok(replacements.iter().zip(names).map(|(&(_, by), name)| finding(context, &told, sizes, by, name)).collect())
+}
+
+fn finding(context: &Context<'_>, told: &[(Case, Vec<Pair>)], sizes: &[u64], by: Composition, name: &str) -> Finding {
+    let of = |form: &'static str, seed: Option<u64>, kb: Option<u64>| -> Vec<&Pair> {
+        let wanted = |case: &Case| {
+            case.by == by && seed.is_none_or(|seed| seed == case.seed) && kb.is_none_or(|kb| kb == case.kb)
         };
-        let mut points = Vec::new();
-        for &factor in factors {
-            let sampling = if factor == 1 { "as sampled" } else { "six times the samples (model error alone)" };
-            for &kb in sizes {
-                let errors = |expected: fn(&Pair) -> f64| vec![error(&of(None, Some(kb), factor), expected)];
-                let at = format!("{kb} KB");
-                points.push(DataPoint::over(
-                    format!("average, {sampling}: mean error %"),
-                    at.clone(),
-                    &errors(|p| p.average),
-                ));
-                points.push(DataPoint::over(
-                    format!("composed, {sampling}: mean error %"),
-                    at,
-                    &errors(|p| p.composed),
-                ));
-            }
+        let all = told.iter().filter(|(case, _)| wanted(case)).flat_map(|(_, pairs)| pairs);
+        all.filter(|pair| pair.form == form).collect()
+    };
+    let mut points = Vec::new();
+    for form in FORMS {
+        for &kb in sizes.iter().filter(|&&kb| !of(form, None, Some(kb)).is_empty()) {
+            let per_seed = |of_pairs: fn(&[&Pair]) -> f64| {
+                context.seeds.iter().map(|&seed| of_pairs(&of(form, Some(seed), Some(kb)))).collect::<Vec<f64>>()
+            };
+            points.push(DataPoint::over(format!("{form}: mean error %"), format!("{kb} KB"), &per_seed(error)));
+            points.push(DataPoint::over(format!("{form}: bias %"), format!("{kb} KB"), &per_seed(bias)));
         }
-        let per_seed: Vec<(u64, f64)> =
-            context.seeds.iter().map(|&seed| (seed, error(&of(Some(seed), None, 1), |pair| pair.composed))).collect();
-        let all = of(None, None, 1);
-        let series = |expected: fn(&Pair) -> f64| all.iter().map(|pair| (pair.measured, expected(pair))).collect();
-        let file = if by == Composition::Lru { "bs-5-statstack" } else { "bs-5-statcache" };
-        findings.push(
-            Finding::new(
-                "BS-5",
-                &format!("{name}: mean error of the composed miss ratio of random groups of eight"),
-                "17 % in the mean (average of C/n)",
-                "%",
-                Bar::AtMost { bar: 8.0, paper_best: None },
-                &per_seed,
-            )
-            .points(points)
-            .figure(scatter(
-                file,
-                name,
-                vec![("average".to_string(), series(|p| p.average)), ("composed".to_string(), series(|p| p.composed))],
-            ))
-            .time_scale(SCALE as f64)
-            .note("Access rates are those of the groups measured. The average of C/n is in the points beside the composition."),
-        );
     }
-    Ok(findings)
+    let per_seed: Vec<(u64, f64)> =
+        context.seeds.iter().map(|&seed| (seed, error(&of(WATCHED, Some(seed), None)))).collect();
+    let series = |form: &'static str| of(form, None, None).iter().map(|p| (p.measured, p.expected)).collect();
+    let file = if by == Composition::Lru { "bs-5-statstack" } else { "bs-5-statcache" };
+    let [watched, exact, data, behind, cold] =
+        [WATCHED, EXACT, DATA, BEHIND, COLD].map(|form| error(&of(form, None, None)));
+    let note = format!(
+        "Access rates are those of the groups. Of the error of {watched:.1} %, {exact:.1} % is the model's (with exact reuse times; {behind:.1} % \
+         when these are taken behind the L1s), the rest sampling. Without the code, which shares the cache, it would be {data:.1} %; of groups \
+         that came together only 0.1 M cycles before, {cold:.1} %. The points have more."
+    );
+    Finding::new(
+        "BS-5",
+        &format!("{name}: mean error of the composed miss ratio of random groups of eight, {LOCATIONS} locations each"),
+        "17 % in the mean (average of C/n)",
+        "%",
+        Bar::AtMost { bar: 8.0, paper_best: None },
+        &per_seed,
+    )
+    .points(points)
+    .figure(scatter(
+        file,
+        name,
+        [WATCHED, EXACT, AVERAGE].map(|form| (form.to_string(), series(form))).into_iter().collect(),
+    ))
+    .time_scale(SCALE as f64)
+    .note(note)
 }
 
-fn error(pairs: &[&Pair], expected: fn(&Pair) -> f64) -> f64 {
-    mean(&pairs.iter().map(|pair| 100.0 * (expected(pair) / pair.measured - 1.0).abs()).collect::<Vec<f64>>())
+fn error(pairs: &[&Pair]) -> f64 {
+    mean(&pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0).abs()).collect::<Vec<f64>>())
 }
 
-fn measure(
-    context: &Context<'_>,
-    kb: u64,
-    seed: u64,
-    replacement: Replacement,
-    by: Composition,
-    factor: u32,
-) -> Result<Vec<Pair>, ReproError> {
-    let mut workload = Setting::new(kb, seed, context).workload(jobs(seed))?;
-    workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = replacement;
-    let locations = Some(context.pick(LOCATIONS / 2, LOCATIONS) * factor);
-    let asked = Asked { rows: false, locations, groups: context.pick(6, 16), group_ns: 10_000_000 };
+fn bias(pairs: &[&Pair]) -> f64 {
+    mean(&pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0)).collect::<Vec<f64>>())
+}
+
+fn shared(at_rates: &[AtRate<'_>], lines: u64, by: Composition) -> Result<Vec<f64>, ReproError> {
+    let shared = match by {
+        Composition::Random => random_at_rates(at_rates, lines),
+        Composition::Lru => lru_at_rates(at_rates, lines),
+    };
+    Ok(shared.ok_or_else(|| failed("BS-5")("a member made no accesses"))?.miss_ratios)
+}
+
+fn alone_on(times: &ReuseTimes, lines: u64, by: Composition) -> Result<f64, ReproError> {
+    let ratio = match by {
+        Composition::Random => statcache::miss_ratio(times, lines),
+        Composition::Lru => statstack::miss_ratio(times, lines),
+    };
+    ratio.ok_or_else(|| failed("BS-5")("a member made no accesses"))
+}
+
+/// Random groups that run for themselves.
+fn alone(context: &Context<'_>, case: &Case) -> Result<Vec<Pair>, ReproError> {
+    let mut generator = SplitMix64::new(case.seed);
+    let mut pairs = Vec::new();
+    for _ in 0..context.pick(4, 12) {
+        context.go_on()?;
+        let mut members = jobs(case.seed);
+        generator.shuffle(&mut members);
+        members.truncate(CONTEXTS);
+        pairs.extend(group(context, case, members)?);
+    }
+    Ok(pairs)
+}
+
+fn group(context: &Context<'_>, case: &Case, members: Vec<Job>) -> Result<Vec<Pair>, ReproError> {
+    let mut workload = Setting::new(case.kb, case.seed, context).workload(members)?;
+    workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
+    let warm = workload.clone().lasting(WARM_UP_CYCLES, MEASURED_CYCLES).unmanaged()?;
+    let mut pairs = judge(case, &workload, &warm, (WARM_UP_CYCLES, MEASURED_CYCLES))?;
+    // As long as the rows of a probe settle, and are measured.
+    let short = (100_000, 2_000_000);
+    let cold = workload.clone().lasting(short.0, short.1).unmanaged()?;
+    let of_cold = judge(case, &workload, &cold, short)?;
+    pairs.extend(of_cold.into_iter().filter(|pair| pair.form == EXACT).map(|pair| Pair { form: COLD, ..pair }));
+    Ok(pairs)
+}
+
+/// Every form's expectation of one group that ran.
+fn judge(case: &Case, workload: &Workload, ran: &RunResults, cycles: (u64, u64)) -> Result<Vec<Pair>, ReproError> {
+    let lines = (case.kb << 10) / LINE_BYTES;
+    let stretch = |(job, task): (&Job, &cachemate_sim::results::TaskResults)| {
+        // The speed was the same before.
+        let history_instr = (u128::from(task.instructions) * u128::from(cycles.0) / u128::from(cycles.1)) as u64;
+        read(job, Span { history_instr, instr: task.instructions }, LOCATIONS)
+    };
+    let did: Vec<Stretch> = workload.jobs.iter().zip(&ran.tasks).map(stretch).collect::<Result<_, _>>()?;
+    let refs: Vec<f64> =
+        ran.tasks.iter().map(references).collect::<Option<_>>().ok_or_else(|| failed("BS-5")("no L2"))?;
+    let all_refs: f64 = refs.iter().sum();
+    let measured = 100.0 * ratio(ran).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
+    // Times are counted in accesses of their own kind, and so are rates; misses are over references of the L2.
+    let composed = |of: &dyn Fn(&Stretch) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
+        let accesses: Vec<f64> = did.iter().map(|stretch| of(stretch).1).collect();
+        let rate = |at: usize| if as_fast { mean(&accesses) } else { accesses[at] };
+        let at_rates: Vec<AtRate<'_>> = did.iter().enumerate().map(|(at, stretch)| (of(stretch).0, rate(at))).collect();
+        let ratios = shared(&at_rates, lines, case.by)?;
+        Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / all_refs)
+    };
+    let part = (lines / CONTEXTS as u64).max(1);
+    let on_part = |(stretch, refs): (&Stretch, &f64)| {
+        Ok(100.0 * alone_on(&stretch.watched, part, case.by)? * stretch.all.accesses / refs)
+    };
+    let average = did.iter().zip(&refs).map(on_part).collect::<Result<Vec<f64>, ReproError>>()?;
+    let pair = |form, expected| Pair { form, measured, expected };
+    Ok(vec![
+        pair(WATCHED, composed(&|s| (&s.watched, s.all.accesses), false)?),
+        pair(EXACT, composed(&|s| (&s.all.times, s.all.accesses), false)?),
+        pair(AVERAGE, mean(&average)),
+        pair(DATA, composed(&|s| (&s.data.times, s.data.accesses), false)?),
+        pair(BEHIND, composed(&|s| (&s.behind.times, s.behind.accesses), false)?),
+        pair(AS_FAST, composed(&|s| (&s.all.times, s.all.accesses), true)?),
+    ])
+}
+
+fn references(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
+    let level = task.levels.iter().find(|level| level.level == Level::L2)?;
+    Some(level.references as f64).filter(|&references| references > 0.0)
+}
+
+/// As the policy does it: all threads watched under time sharing, groups brought together afterwards.
+fn beforehand(context: &Context<'_>, case: &Case) -> Result<Vec<Pair>, ReproError> {
+    let mut workload = Setting::new(case.kb, case.seed, context).workload(jobs(case.seed))?;
+    workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
+    let asked = Asked { rows_ns: None, locations: Some(LOCATIONS), groups: 12, group_ns: 10_000_000 };
     let records = measure_groups(workload, asked)?;
-    let reuse = reuse_times(&records, by, kb)?;
+    let reuse = reuse_times(&records, case)?;
     let did = by_task(&records, true);
-    by_group(&records).iter().map(|(members, sum)| pair(members, sum, &did, &reuse, kb, by)).collect()
+    let missing = || failed("BS-5")("a member was not measured");
+    let pair = |(members, sum): (&Vec<TaskId>, &Sum)| {
+        let one = |task: &TaskId| Some((reuse.get(task)?, did.get(task).map(|sum| sum.references / sum.ns)?));
+        let at_rates: Vec<AtRate<'_>> = members.iter().map(one).collect::<Option<_>>().ok_or_else(missing)?;
+        let ratios = shared(&at_rates, (case.kb << 10) / LINE_BYTES, case.by)?;
+        let misses: f64 = ratios.iter().zip(&at_rates).map(|(ratio, (_, rate))| ratio * rate).sum();
+        let expected = 100.0 * misses / at_rates.iter().map(|(_, rate)| rate).sum::<f64>();
+        Ok(Pair { form: BEFORE, measured: sum.rate(), expected })
+    };
+    by_group(&records).iter().map(pair).collect()
 }
 
-fn reuse_times(records: &[Record], by: Composition, kb: u64) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
-    let mut profiler = ReuseProfiler::new(Level::L2, by, LINE_BYTES, vec![kb << 10]);
+fn reuse_times(records: &[Record], case: &Case) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
+    let mut profiler = ReuseProfiler::new(Level::L2, case.by, LINE_BYTES, vec![case.kb << 10]).of_code_too();
     let mut profiles = Profiles::new();
     for record in records {
         // What happens while the groups are brought together says nothing new of single threads.
@@ -133,42 +254,4 @@ fn reuse_times(records: &[Record], by: Composition, kb: u64) -> Result<BTreeMap<
         Ok((*task, times.ok_or_else(|| failed("BS-5")(format!("no reuse times of {task:?}")))?))
     };
     profiles.iter().map(of).collect()
-}
-
-fn pair(
-    members: &[TaskId],
-    sum: &Sum,
-    did: &BTreeMap<TaskId, Sum>,
-    reuse: &BTreeMap<TaskId, ReuseTimes>,
-    kb: u64,
-    by: Composition,
-) -> Result<Pair, ReproError> {
-    let missing = || failed("BS-5")("a member was not measured");
-    let lines = (kb << 10) / LINE_BYTES;
-    let sums: Vec<&Sum> = members.iter().map(|task| did.get(task)).collect::<Option<_>>().ok_or_else(missing)?;
-    let times: Vec<&ReuseTimes> =
-        members.iter().map(|task| reuse.get(task)).collect::<Option<_>>().ok_or_else(missing)?;
-    let data = |sum: &Sum| (sum.references - sum.code).max(1.0) / sum.ns;
-    let rates: Vec<f64> = sums.iter().map(|sum| data(sum)).collect();
-    let all: f64 = sums.iter().map(|sum| sum.references / sum.ns).sum();
-    let part = (lines / CONTEXTS as u64).max(1);
-    let alone = |times: &&ReuseTimes| match by {
-        Composition::Random => statcache::miss_ratio(times, part),
-        Composition::Lru => statstack::miss_ratio(times, part),
-    };
-    let alone: Vec<f64> = times.iter().map(alone).collect::<Option<_>>().ok_or_else(missing)?;
-    // In the paper's form every member weighs the same; its ratio is of all its references.
-    let of_references = alone.iter().zip(&sums).map(|(ratio, sum)| ratio * data(sum) * sum.ns / sum.references);
-    let at_rates: Vec<(&ReuseTimes, f64)> = times.iter().copied().zip(rates.iter().copied()).collect();
-    let shared = match by {
-        Composition::Random => random_at_rates(&at_rates, lines),
-        Composition::Lru => lru_at_rates(&at_rates, lines),
-    };
-    let shared = shared.ok_or_else(missing)?;
-    let misses: f64 = shared.miss_ratios.iter().zip(&rates).map(|(ratio, rate)| ratio * rate).sum();
-    Ok(Pair {
-        measured: sum.rate(),
-        average: 100.0 * of_references.sum::<f64>() / members.len() as f64,
-        composed: 100.0 * misses / all,
-    })
 }

@@ -19,8 +19,8 @@ pub const GROUPS: ProbeId = ProbeId(1_000);
 /// What to measure; times are nominal.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
-    /// CASC's rows first, nine threads at a time, 2.5 ms each.
-    pub rows: bool,
+    /// CASC's rows first, nine threads at a time, so long each.
+    pub rows_ns: Option<u64>,
     /// Reuse times first, of so many locations of each thread.
     pub locations: Option<u32>,
     pub groups: u64,
@@ -84,10 +84,10 @@ impl Policy for FirstThenGroups {
 impl FirstThenGroups {
     fn ask_first(&mut self, tasks: &[TaskId]) {
         let mut what = Vec::new();
-        if self.asked.rows {
+        if let Some(rows_ns) = self.asked.rows_ns {
             for block in tasks.chunks(CONTEXTS + 1) {
                 let without = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect();
-                what.push(self.rows(block.iter().map(without).collect(), 2_500_000));
+                what.push(self.rows(block.iter().map(without).collect(), rows_ns));
             }
         }
         if let Some(locations) = self.asked.locations {

@@ -205,6 +205,9 @@ impl Front {
                     break Event::Fetch;
                 }
                 burst.fetches += 1;
+                if WATCHED {
+                    thread.watch_code(units[l1i].line_shift, t, around.sampling);
+                }
                 fetch_left = thread.fetch_left;
                 if !in_order {
                     context.issued += t - begun;
@@ -518,6 +521,9 @@ impl Front {
         let unit = &mut around.caches.units[l1i];
         if quick_fetch::<WATCHED>(unit, thread, page_shift, t) {
             burst.fetches += 1;
+            if WATCHED {
+                thread.watch_code(unit.line_shift, t, around.sampling);
+            }
             return None;
         }
         if burst.is_held(context) {
@@ -547,6 +553,9 @@ impl Front {
             thread.probes.on_path(l1i, ask.address, before, &thread.counters.levels, around.caches);
         }
         thread.fetched(line_bytes);
+        if WATCHED {
+            thread.watch_code(line_bytes.ilog2(), t, around.sampling);
+        }
         if answer.done <= late {
             return None;
         }

@@ -5,6 +5,8 @@
 
 use cachemate_core::{AccessSample, Event, Level, ReuseSample, SuperSetCount};
 
+use super::sampling::jitter;
+
 /// All probes of one thread. The operating system attaches them and takes the results.
 #[derive(Clone, Debug, Default)]
 pub struct Probes {
@@ -60,16 +62,18 @@ pub struct SampleProbe {
     pub(crate) armed_at: Option<u64>,
 }
 
-/// Watches single locations (virtual lines) until they are touched again (BS, StatCache): one watch point per
-/// location, as many as `locations`, set one in `one_in` data accesses on average.
+/// Watches single locations (virtual lines of data or code) until they are touched again (BS, StatCache): one watch
+/// point per location, as many as `locations`, set one in `one_in` accesses on average. Fetching a line of code is an
+/// access like another: a cache that holds both is shared by both.
 #[derive(Clone, Debug, Default)]
 pub struct WatchProbe {
     pub locations: u32,
     pub one_in: u32,
-    /// Watched lines are so many doublings larger than those of the L1.
+    /// Watched lines are so many doublings larger than those of the L1 data and instruction caches.
     pub coarser: u32,
+    pub coarser_code: u32,
     pub samples: Vec<ReuseSample>,
-    /// Line, data accesses of the task when it was set, tick when it was set.
+    /// Line, accesses of the task when it was set, tick when it was set.
     pub(crate) open: Vec<(u64, u64, u64)>,
     pub(crate) accesses: u64,
     pub(crate) next_at: u64,
@@ -83,6 +87,23 @@ pub struct ActivityProbe {
     /// By low set bits; `true`: contiguous ranges of sets.
     pub contiguous: bool,
     pub super_sets: Vec<SuperSetCount>,
+}
+
+impl WatchProbe {
+    /// `elapsed_ns` turns the ticks since a watch was set into time.
+    pub(crate) fn touch(&mut self, line: u64, at: u64, elapsed_ns: impl Fn(u64) -> u64) {
+        if let Some(found) = self.open.iter().position(|open| open.0 == line) {
+            let (_, accesses, begun) = self.open.swap_remove(found);
+            let accesses = Some(self.accesses - accesses - 1);
+            self.samples.push(ReuseSample { accesses, elapsed_ns: elapsed_ns(at - begun), touched_again: true });
+        }
+        if self.accesses >= self.next_at && self.begun < self.locations {
+            self.open.push((line, self.accesses, at));
+            self.begun += 1;
+            self.next_at = self.accesses + jitter(self.one_in, u64::from(self.begun) ^ self.accesses << 20);
+        }
+        self.accesses += 1;
+    }
 }
 
 impl SampleProbe {

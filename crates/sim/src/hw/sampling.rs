@@ -5,7 +5,7 @@
 //! without writing the register, so that the last value is logged again. *Tagged* (PEBS, IBS) follows one access
 //! through the machine and knows source, latency and physical line.
 
-use cachemate_core::{AccessSample, CounterSpec, Level, Pipeline, ReuseSample, Sampler, Source, TaskId};
+use cachemate_core::{AccessSample, CounterSpec, Level, Pipeline, Sampler, Source, TaskId};
 
 use super::caches::Caches;
 use super::counters::{LevelCounts, TaskCounters};
@@ -74,20 +74,16 @@ impl Probes {
         if let Some(activity) = self.activity_at(Level::L1Data) {
             activity.count(set, sets, false);
         }
-        let Some(watch) = &mut self.watch else { return };
-        let line = line >> watch.coarser;
-        if let Some(found) = watch.open.iter().position(|open| open.0 == line) {
-            let (_, accesses, begun) = watch.open.swap_remove(found);
-            let elapsed_ns = sampling.ns(at - begun);
-            let accesses = Some(watch.accesses - accesses - 1);
-            watch.samples.push(ReuseSample { accesses, elapsed_ns, touched_again: true });
+        if let Some(watch) = &mut self.watch {
+            watch.touch(line >> watch.coarser, at, |ticks| sampling.ns(ticks));
         }
-        if watch.accesses >= watch.next_at && watch.begun < watch.locations {
-            watch.open.push((line, watch.accesses, at));
-            watch.begun += 1;
-            watch.next_at = watch.accesses + jitter(watch.one_in, u64::from(watch.begun) ^ watch.accesses << 20);
+    }
+
+    /// Any line of code that is fetched, by virtual line.
+    pub(crate) fn on_code(&mut self, line: u64, at: u64, sampling: Sampling) {
+        if let Some(watch) = &mut self.watch {
+            watch.touch(line >> watch.coarser_code, at, |ticks| sampling.ns(ticks));
         }
-        watch.accesses += 1;
     }
 
     fn activity_at(&mut self, level: Level) -> Option<&mut ActivityProbe> {
@@ -267,7 +263,7 @@ impl Overflow {
 }
 
 /// Uniform in 1 ..= 2 `one_in` - 1: `one_in` on average, never in step with a loop.
-fn jitter(one_in: u32, seed: u64) -> u64 {
+pub(super) fn jitter(one_in: u32, seed: u64) -> u64 {
     let span = 2 * u64::from(one_in.max(1)) - 1;
     1 + ((u128::from(mix(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64) as u64
 }

@@ -4,6 +4,7 @@ use cachemate_core::{Access, AccessSource, ProcessId, TaskId, Turn};
 
 use super::counters::TaskCounters;
 use super::probe::Probes;
+use super::sampling::Sampling;
 
 /// Bytes of an instruction, for fetching.
 const INSTRUCTION_BYTES: u64 = 4;
@@ -76,6 +77,11 @@ impl Thread {
         let end = (self.next_code & !(line_bytes - 1)) + line_bytes;
         self.fetch_left = (end - self.next_code).div_ceil(INSTRUCTION_BYTES);
         self.next_code = end;
+    }
+
+    /// Shows the line that was fetched last to whoever watches locations.
+    pub(crate) fn watch_code(&mut self, line_shift: u32, at: u64, sampling: Sampling) {
+        self.probes.on_code((self.next_code - 1) >> line_shift, at, sampling);
     }
 
     /// Number in the caches' books. Tasks from 65 533 on share one.

@@ -67,6 +67,25 @@ fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
     assert!(next.answers.is_empty() && next.tasks.iter().filter(|task| task.cpu.is_some()).count() == 4);
 }
 
+/// Is a row brought together though a plan keeps all its members to one CPU, and are they back there afterwards?
+#[test]
+fn rows_find_seats_wherever_a_plan_keeps_their_members() {
+    let mut machine = machine((0..4).map(|_| program("sweep", 4096)).collect());
+    machine.apply(&plan(20)).unwrap();
+    machine.observe().unwrap();
+    let row = vec![TaskId(0), TaskId(1)];
+    let what = ProbeWhat::Rows { cache: L2, rows: vec![row.clone()], total_ns: 3 * MS, settle_ns: MS / 2, boost: true };
+    let mut kept = ask(what);
+    kept.allowed = row.iter().map(|&task| (task, [1].into_iter().collect())).collect();
+    let (answers, _) = answers(&mut machine, &kept, 10);
+    assert!(answers.iter().any(|answer| answer.complete), "a row that is never on would hold its CPUs for ever");
+    assert!(rows(&answers).iter().all(|interval| interval.tasks == row));
+    let next = machine.observe().unwrap().unwrap();
+    assert_eq!(next.in_force.allowed[&TaskId(0)], [1].into_iter().collect());
+    let elsewhere = |task: usize| next.tasks[task].on_cpu_ns.iter().any(|&(cpu, _)| cpu != CpuId(1));
+    assert!(!elsewhere(0) && !elsewhere(1));
+}
+
 /// Without a boost, are rows found as they come about, with who left?
 #[test]
 fn rows_that_come_about_are_seen_with_who_ended_them() {

@@ -7,7 +7,7 @@
 //! for none). Events only flag CPUs; [`Dispatcher::settle`] then fills the flagged ones, held before open, and hands
 //! the hardware the difference. Runnable tasks that belong to a gang schedule wait *parked* for their seat.
 //!
-//! Properties: a task is on at most one CPU and only on allowed ones; an open CPU idles only when no runnable task may
+//! Properties: a task is on at most one CPU and, seats apart, only on allowed ones; an open CPU idles only when no runnable task may
 //! use it; a runnable task is on a CPU, in exactly one queue, or parked. No hardware is known here: the tests run it on
 //! a time line of their own.
 
@@ -295,7 +295,7 @@ impl Dispatcher {
         idle.collect::<Vec<_>>().into_iter().for_each(|cpu| self.flag(cpu));
     }
 
-    /// Seats of all CPUs at once. A seat must be allowed to its task.
+    /// Seats of all CPUs at once. They go before what is allowed: rows are measured wherever their members are kept.
     pub fn set_seats(&mut self, now: u64, seats: &[Seat]) {
         self.now = self.now.max(now);
         for (cpu, &seat) in seats.iter().enumerate() {

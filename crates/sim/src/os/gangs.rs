@@ -78,16 +78,27 @@ impl Rotation {
 
 /// Gives each member a CPU of its own among `cpus`, named ones first, allowed ones only, the last one if it can be.
 pub fn seat(members: &[(Slot, Option<u32>)], cpus: &CpuSet, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
+    seat_where(members, cpus, dispatcher, &|slot| dispatcher.task(slot).allowed.clone())
+}
+
+/// The same for members that may sit on other CPUs than the dispatcher would give them.
+pub fn seat_where(
+    members: &[(Slot, Option<u32>)],
+    cpus: &CpuSet,
+    dispatcher: &Dispatcher,
+    allowed: &dyn Fn(Slot) -> CpuSet,
+) -> Vec<(u32, Slot)> {
     let mut taken: Vec<(u32, Slot)> = Vec::new();
     for &(slot, cpu) in members {
-        if let Some(cpu) = cpu.filter(|&cpu| dispatcher.task(slot).allowed.contains(cpu)) {
+        if let Some(cpu) = cpu.filter(|&cpu| allowed(slot).contains(cpu)) {
             taken.push((cpu, slot));
         }
     }
     let named = taken.len();
+    let choices = |slot: Slot| -> Vec<u32> { cpus.intersection(&allowed(slot)).iter().collect() };
     for &(slot, _) in members.iter().filter(|(_, cpu)| cpu.is_none()) {
         let mut tried = CpuSet::default();
-        find_seat(slot, cpus, dispatcher, &mut taken, named, &mut tried);
+        find_seat(slot, &choices, dispatcher, &mut taken, named, &mut tried);
     }
     taken.sort_unstable();
     taken
@@ -96,17 +107,17 @@ pub fn seat(members: &[(Slot, Option<u32>)], cpus: &CpuSet, dispatcher: &Dispatc
 /// An augmenting path from `slot` to a free CPU; seats from `named` on may move.
 fn find_seat(
     slot: Slot,
-    cpus: &CpuSet,
+    choices_of: &dyn Fn(Slot) -> Vec<u32>,
     dispatcher: &Dispatcher,
     taken: &mut Vec<(u32, Slot)>,
     named: usize,
     tried: &mut CpuSet,
 ) -> bool {
-    let task = dispatcher.task(slot);
-    let mut choices: Vec<u32> = cpus.intersection(&task.allowed).iter().collect();
+    let last_cpu = dispatcher.task(slot).last_cpu;
+    let mut choices = choices_of(slot);
     choices.sort_by_key(|&cpu| {
         let free = taken.iter().all(|&(other, _)| other != cpu);
-        (!(free && task.last_cpu == Some(cpu)), !free, cpu)
+        (!(free && last_cpu == Some(cpu)), !free, cpu)
     });
     for cpu in choices {
         if tried.contains(cpu) {
@@ -120,7 +131,7 @@ fn find_seat(
             }
             Some(at) if at >= named => {
                 let (_, holder) = taken[at];
-                if find_seat(holder, cpus, dispatcher, taken, named, tried) {
+                if find_seat(holder, choices_of, dispatcher, taken, named, tried) {
                     // The holder has another seat now; its old one is this task's.
                     taken[at] = (cpu, slot);
                     return true;

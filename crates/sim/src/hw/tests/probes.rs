@@ -97,6 +97,22 @@ fn watched_locations_report_reuse_times() {
     assert!(samples.iter().all(|sample| sample.accesses == Some(99) && sample.touched_again));
 }
 
+/// Is fetched code watched like data, in lines of the watched size? A loop over 2 KB of code fetches its 32 lines in turn,
+/// and loads the same word on each.
+#[test]
+fn fetched_code_is_watched_too() {
+    let mut spec = machine();
+    spec.caches.insert(0, cache(Level::L1Instruction, 1 << 10, 4, 1, 1));
+    let lap = |_| std::iter::once(Access::jump(1 << 20, 0)).chain((0..32).map(|_| Access::load(64, 15)));
+    let watch = WatchProbe { locations: 30, one_in: 7, ..WatchProbe::default() };
+    let done = probed(&spec, (0..200).flat_map(lap).collect(), Probes { watch: Some(watch), ..Probes::default() });
+    let watch = done.probes.watch.unwrap();
+    let references = |level: Level| done.counters.levels[level as usize].references;
+    assert_eq!(watch.accesses, references(Level::L1Instruction) + references(Level::L1Data));
+    let times = |accesses: u64| watch.samples.iter().filter(|sample| sample.accesses == Some(accesses)).count();
+    assert!(times(1) > 5 && times(63) > 5 && times(1) + times(63) == 30, "{:?}", watch.samples);
+}
+
 /// Do super sets add up to the level's counters, of data and code, all levels at once? Do overflows come once per period?
 #[test]
 fn super_sets_and_overflows_agree_with_the_counters() {

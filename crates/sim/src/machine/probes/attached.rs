@@ -89,9 +89,12 @@ impl Attached {
     fn attach(&mut self, slot: Slot, machine: &mut SimMachine) -> Result<(), Refusal> {
         let one_in = machine.clock.scaled(WATCH_ONE_IN) as u32;
         // The models are of the last level, so its lines are watched.
-        let line_bytes = |level: Level| machine.spec.caches.iter().find(|cache| cache.level == level);
-        let (first, last) = (line_bytes(Level::L1Data), machine.spec.last_level());
-        let lines = first.zip(last).map_or(0, |(first, last)| last.line_bytes.ilog2() - first.line_bytes.ilog2());
+        let of_level = |level: Level| machine.spec.caches.iter().find(|cache| cache.level == level);
+        let last = machine.spec.last_level();
+        let doublings = |first: Level| {
+            of_level(first).zip(last).map_or(0, |(first, last)| last.line_bytes.ilog2() - first.line_bytes.ilog2())
+        };
+        let (coarser, coarser_code) = (doublings(Level::L1Data), doublings(Level::L1Instruction));
         let Some(thread) = machine.system.thread_mut(slot) else { return Ok(()) };
         let probes = &mut thread.probes;
         let taken = match &self.kind {
@@ -112,7 +115,8 @@ impl Attached {
                 probes.samples = Some(SampleProbe { one_in, remote_only, at_most, ..SampleProbe::default() });
             }
             Kind::Reuses { locations, .. } => {
-                let watch = WatchProbe { locations: *locations, one_in, coarser: lines, ..WatchProbe::default() };
+                let locations = *locations;
+                let watch = WatchProbe { locations, one_in, coarser, coarser_code, ..WatchProbe::default() };
                 probes.watch = Some(watch);
             }
             Kind::Activity { level, super_sets } => probes.activity.push(activity(*level, *super_sets)),

@@ -2,7 +2,8 @@
 //!
 //! An interval begins when exactly the wanted tasks are on processor below the cache, after the settling time, and ends
 //! when any of them leaves, when enough is collected, or with the window. With `boost` the machine brings each row
-//! together in turn: its tasks get a seat each and the other CPUs of the cache stay empty. That is stronger than CASC's
+//! together in turn: its tasks get a seat each, wherever a plan keeps them otherwise (a plan that has just put the greedy
+//! ones on one CPU must not end the measuring), and the other CPUs of the cache stay empty. That is stronger than CASC's
 //! raised priorities, which wait for rows to come about; without `boost` the machine waits for that, too.
 
 use cachemate_core::{
@@ -14,7 +15,7 @@ use super::super::observe::counted;
 use super::Refusal;
 use crate::hw::{CacheCounters, TaskCounters};
 use crate::os::dispatch::Slot;
-use crate::os::gangs::seat;
+use crate::os::gangs::seat_where;
 use crate::os::system::Hold;
 
 struct Row {
@@ -95,7 +96,11 @@ impl Together {
 
     fn seats(&self, tasks: &[Slot], machine: &SimMachine) -> Vec<(u32, Slot)> {
         let members: Vec<(Slot, Option<u32>)> = tasks.iter().map(|&slot| (slot, None)).collect();
-        seat(&members, &self.cpus, &machine.system.dispatcher)
+        let held = |slot: Slot| {
+            let fixed = machine.task_of_slot.get(&slot).is_some_and(|task| machine.known[task.0 as usize].fixed);
+            if fixed { machine.system.dispatcher.task(slot).allowed.clone() } else { self.cpus.clone() }
+        };
+        seat_where(&members, &self.cpus, &machine.system.dispatcher, &held)
     }
 
     fn is_done(&self, row: usize) -> bool {

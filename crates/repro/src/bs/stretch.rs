@@ -1,0 +1,191 @@
+//! What a program did in a stretch of its run, access by access: the exact reuse times that watch points sample.
+//!
+//! Streams do not depend on the machine, so the stretch that a thread ran on it can be looked at again afterwards. Lines
+//! are those of the last level; a fetched line of code is an access like another. Times are counted backwards, to the
+//! touch before, so that none is cut off at the end of the stretch; what lies before the stretch is followed from
+//! `history_instr` on.
+
+use std::collections::HashMap;
+
+use cachemate_core::{Access, AccessKind};
+use cachemate_locality::reuse::{ReuseSampler, ReuseTimes};
+use cachemate_policy::rng::SplitMix64;
+
+use crate::ReproError;
+use crate::setup::{Job, failed};
+
+const LINE_BYTES: u64 = 64;
+/// Of the machine's instruction cache; and of an instruction.
+const CODE_LINE_BYTES: u64 = 32;
+const INSTRUCTION_BYTES: u64 = 4;
+
+/// Which instructions of a job.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    pub history_instr: u64,
+    pub instr: u64,
+}
+
+/// Reuse times, each with the number of accesses that they are of.
+pub struct Stretch {
+    pub all: Counted,
+    /// Without code.
+    pub data: Counted,
+    /// What passes a quarter of the first-level caches: behind them.
+    pub behind: Counted,
+    /// As watch points would have told: some locations in the stretch, until it ends.
+    pub watched: ReuseTimes,
+}
+
+#[derive(Default)]
+pub struct Counted {
+    pub times: ReuseTimes,
+    pub accesses: f64,
+    now: u64,
+}
+
+impl Counted {
+    /// A touch of a line that was touched last at that time.
+    fn touch(&mut self, last: &mut Option<u64>, measured: bool) {
+        if measured {
+            self.times.add(last.map(|last| self.now - last - 1));
+            self.accesses += 1.0;
+        }
+        *last = Some(self.now);
+        self.now += 1;
+    }
+}
+
+/// A first-level cache's quarter, for one of four threads: random replacement, four ways.
+struct Quarter {
+    sets: Vec<[u64; 4]>,
+    random: SplitMix64,
+}
+
+impl Quarter {
+    fn new(lines: usize) -> Self {
+        Quarter { sets: vec![[u64::MAX; 4]; lines / 4], random: SplitMix64::new(1) }
+    }
+    fn has(&mut self, line: u64, fill: bool) -> bool {
+        let count = self.sets.len() as u64;
+        let set = &mut self.sets[(line % count) as usize];
+        let found = set.contains(&line);
+        if !found && fill {
+            set[self.random.below(4) as usize] = line;
+        }
+        found
+    }
+}
+
+/// Touched last, by the clocks of all accesses, of data and of those that pass.
+#[derive(Default)]
+struct Last {
+    all: Option<u64>,
+    data: Option<u64>,
+    behind: Option<u64>,
+}
+
+struct Reader {
+    stretch: Stretch,
+    sampler: ReuseSampler,
+    last: HashMap<u64, Last>,
+    l1_data: Quarter,
+    l1_code: Quarter,
+    next_code: u64,
+    fetched: u64,
+}
+
+impl Reader {
+    fn touch(&mut self, line: u64, data: bool, passes: bool, measured: bool) {
+        let last = self.last.entry(line).or_default();
+        self.stretch.all.touch(&mut last.all, measured);
+        if data {
+            self.stretch.data.touch(&mut last.data, measured);
+        }
+        if passes {
+            self.stretch.behind.touch(&mut last.behind, measured);
+        }
+        if measured {
+            self.sampler.touch(line);
+        }
+    }
+
+    fn read(&mut self, access: Access, measured: bool) {
+        let mut left = access.instructions();
+        while left > 0 {
+            let line = self.next_code / CODE_LINE_BYTES;
+            if line != self.fetched {
+                self.fetched = line;
+                let passes = !self.l1_code.has(line, true);
+                self.touch(self.next_code / LINE_BYTES, false, passes, measured);
+            }
+            let here = (CODE_LINE_BYTES - self.next_code % CODE_LINE_BYTES).div_ceil(INSTRUCTION_BYTES).min(left);
+            self.next_code += here * INSTRUCTION_BYTES;
+            left -= here;
+        }
+        let line = access.address() / LINE_BYTES;
+        // Lines of 16 bytes; stores write through and bring nothing in.
+        match access.kind() {
+            AccessKind::Load => {
+                let passes = !self.l1_data.has(access.address() / 16, true);
+                self.touch(line, true, passes, measured);
+            }
+            AccessKind::Store => self.touch(line, true, true, measured),
+            AccessKind::Jump => (self.next_code, self.fetched) = (access.address(), u64::MAX),
+            AccessKind::Compute => {}
+        }
+    }
+}
+
+/// # Errors
+/// As [`Job::threads`]; a program that ends before.
+pub fn read(job: &Job, span: Span, locations: u32) -> Result<Stretch, ReproError> {
+    let mut source = job.threads(0)?.into_iter().next().ok_or_else(|| failed(&job.name)("no thread"))?;
+    // About three instructions an access, of which every location stands for as many.
+    let one_in = (span.instr / 3 / u64::from(locations)).max(1) as u32;
+    let none = || Counted::default();
+    let mut reader = Reader {
+        stretch: Stretch { all: none(), data: none(), behind: none(), watched: ReuseTimes::new() },
+        sampler: ReuseSampler::new(one_in, job.seed),
+        last: HashMap::new(),
+        l1_data: Quarter::new(128),
+        l1_code: Quarter::new(128),
+        next_code: 0,
+        fetched: u64::MAX,
+    };
+    let (mut past, mut batch) = (0, Vec::new());
+    while past < span.history_instr + span.instr {
+        batch.clear();
+        source.fill(&mut batch);
+        if batch.is_empty() {
+            return Err(failed(&job.name)("the program ended within the stretch"));
+        }
+        for &access in &batch {
+            reader.read(access, past >= span.history_instr);
+            past += access.instructions();
+        }
+    }
+    let mut stretch = reader.stretch;
+    stretch.watched = reader.sampler.finish();
+    Ok(stretch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are exact reuse times those of the stream, code and data together, and does a sampler agree with them on average?
+    #[test]
+    fn a_stretch_knows_every_reuse() {
+        let span = Span { history_instr: 600_000, instr: 600_000 };
+        let stretch = read(&Job::new("twolf", 3), span, 20_000).unwrap();
+        assert!(stretch.all.accesses > stretch.data.accesses && stretch.data.accesses > stretch.behind.accesses * 0.5);
+        assert_eq!(stretch.all.times.samples(), stretch.all.accesses);
+        let short = |times: &ReuseTimes| {
+            times.buckets().filter(|bucket| bucket.high < 1_000).map(|bucket| bucket.weight).sum::<f64>()
+                / times.samples()
+        };
+        assert!((short(&stretch.all.times) - short(&stretch.watched)).abs() < 0.03);
+        assert!(short(&stretch.all.times) > short(&stretch.behind.times));
+    }
+}

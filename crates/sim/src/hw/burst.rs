@@ -206,7 +206,7 @@ impl Front {
                 }
                 burst.fetches += 1;
                 if WATCHED {
-                    thread.watch_code(units[l1i].line_shift, t, around.sampling);
+                    thread.watch_code(around.caches.units[l1i].line_shift, t, around.sampling);
                 }
                 fetch_left = thread.fetch_left;
                 if !in_order {

@@ -48,8 +48,10 @@ impl Dealt {
         let at = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
         let mut places: Vec<Option<usize>> = movable(view).map(|task| old(task.task).and_then(at)).collect();
         places.iter().flatten().for_each(|&place| load[place] += 1);
+        // Counted once: a thousand newcomers look at every cache.
+        let cpus: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();
         for place in places.iter_mut().filter(|place| place.is_none()) {
-            let per_cpu = |domain: usize| f64::from(load[domain]) / f64::from(domains[domain].cpus.count());
+            let per_cpu = |domain: usize| f64::from(load[domain]) / cpus[domain];
             let emptiest = (0..domains.len()).min_by(|&a, &b| per_cpu(a).total_cmp(&per_cpu(b))).unwrap_or(0);
             load[emptiest] += 1;
             *place = Some(emptiest);

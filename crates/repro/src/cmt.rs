@@ -29,7 +29,7 @@ use cachemate_sim::results::RunResults;
 use cachemate_sim::run::Deciding;
 
 use crate::setup::{Comparison, Job, Scores, Workload, failed, scores};
-use crate::{Context, ReproError};
+use crate::{Context, ReproError, mean};
 
 /// The papers' L2 sizes.
 pub const SIZES_KB: [u64; 5] = [48, 96, 192, 384, 768];
@@ -286,6 +286,7 @@ pub struct Measured {
     pub default_variation: f64,
     /// The smallest share of CPU time over the mean share.
     pub least_share: f64,
+    pub default_least_share: f64,
     pub busy_share: f64,
     /// Names of threads that did not run in the measured part of one of the two runs.
     pub never_ran: Vec<String>,
@@ -329,6 +330,7 @@ pub fn measure_against(setting: &Setting, who: &Who, other: &Setting) -> Result<
     let shares = |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
     let times = shares(new);
     let all: f64 = times.iter().sum();
+    let least = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min) / mean(times);
     let art = new.tasks.iter().filter(|task| task.name.starts_with(GREEDY));
     let (miss_ratio, default_miss_ratio) = (ratio(new).ok_or_else(none)?, ratio(old).ok_or_else(none)?);
     Ok(Measured {
@@ -341,7 +343,8 @@ pub fn measure_against(setting: &Setting, who: &Who, other: &Setting) -> Result<
         default_miss_ratio,
         variation: metrics::variation(&times).ok_or_else(none)?,
         default_variation: metrics::variation(&shares(old)).ok_or_else(none)?,
-        least_share: times.iter().copied().fold(f64::INFINITY, f64::min) * times.len() as f64 / all,
+        least_share: least(&times),
+        default_least_share: least(&shares(old)),
         busy_share: new.busy_share,
         art_share: art.map(|task| task.run_time_share).sum::<f64>() / all,
     })

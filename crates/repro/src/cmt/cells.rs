@@ -29,7 +29,7 @@ pub fn cells(context: &Context<'_>, mix: Mix, who: &Who, sizes: &[u64]) -> Resul
 pub type Metric = fn(&Measured) -> f64;
 
 /// What every comparison reports.
-pub const METRICS: [(&str, Metric); 15] = [
+pub const METRICS: [(&str, Metric); 17] = [
     ("throughput gain %", |m| 100.0 * m.gain.throughput_gain),
     ("of which mix %", |m| 100.0 * m.gain.mix_gain),
     ("of which contention %", |m| 100.0 * m.gain.contention_gain),
@@ -45,6 +45,8 @@ pub const METRICS: [(&str, Metric); 15] = [
     ("run time variation %", |m| 100.0 * m.variation),
     ("run time variation, default %", |m| 100.0 * m.default_variation),
     ("share of CPU time: art %", |m| 100.0 * m.art_share),
+    ("least share of CPU time, of the mean %", |m| 100.0 * m.least_share),
+    ("least share of CPU time, default, of the mean %", |m| 100.0 * m.default_least_share),
 ];
 
 /// Mean, least and most over seeds of every metric at every size.

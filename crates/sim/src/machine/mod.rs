@@ -10,6 +10,7 @@ mod counting;
 mod observe;
 mod probes;
 mod setup;
+mod trail;
 
 #[cfg(test)]
 mod probe_tests;
@@ -29,6 +30,7 @@ use cachemate_core::{
 
 use counting::Counting;
 pub use setup::{Clock, Length, Maker, Program, SharedMemory, SimOptions};
+pub use trail::{Step, TaskStep};
 
 use crate::hw::{CacheCounters, Hardware, HwOptions};
 use crate::os::dispatch::{Dispatcher, Slot};
@@ -101,6 +103,7 @@ pub struct SimMachine {
     /// The probe that holds CPUs for itself.
     holder: Option<ProbeId>,
     stop: Arc<AtomicBool>,
+    trail: Option<trail::Trail>,
 }
 
 impl SimMachine {
@@ -171,6 +174,7 @@ impl SimMachine {
             probes: Vec::new(),
             holder: None,
             stop: Arc::new(AtomicBool::new(false)),
+            trail: None,
         };
         machine.admit_arrivals();
         Ok(machine)
@@ -266,7 +270,7 @@ impl SimMachine {
     fn is_over(&self) -> bool {
         let reached = self.warms_up.is_none() && self.ends.is_some_and(|length| self.has_reached(length));
         let nothing_left = self.programs.iter().all(|program| program.alive == 0 && program.arrives_cycle.is_none());
-        reached || nothing_left || self.stop.load(Ordering::Relaxed)
+        reached || nothing_left || self.work_is_done() || self.stop.load(Ordering::Relaxed)
     }
 
     /// Since the start of the measured part, or of the run while it warms up.
@@ -315,6 +319,7 @@ impl SimMachine {
                 .min(self.end_cycle())
                 .min(arrival)
                 .min(self.next_counter_turn)
+                .min(self.next_step())
                 .min(self.probes_due())
                 .max(self.system.now());
             let mut changed = false;
@@ -330,6 +335,9 @@ impl SimMachine {
             if now >= self.next_counter_turn {
                 self.next_counter_turn = now + self.clock.cycles(COUNTER_TURN_NS);
                 self.turn_counters();
+            }
+            if now >= self.next_step() {
+                self.take_step();
             }
             changed |= self.admit_arrivals();
             let answered = self.tend_probes();

@@ -74,25 +74,43 @@ struct Mix {
 
 pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let length = context.pick(Length { scale: 40, warm_up: 4, kept: 16 }, Length { scale: 5, warm_up: 4, kept: 24 });
+    let mixes = all_mixes(context, &context.seeds, &length)?;
+    let mut findings = findings(context, &mixes);
+    if !context.quick {
+        // Does the result hang on the scale?
+        let second = Length { scale: 20, ..length };
+        let again = all_mixes(context, &context.seeds[..1], &second)?;
+        for (at, (name, _, _)) in SCHEDULERS.iter().enumerate() {
+            let gains: Vec<f64> = again.iter().map(|mix| mix.by[at].ipc_gain).collect();
+            let series = format!("IPC gain, %, scale 1/{}: {name}", second.scale);
+            findings[0].points.push(DataPoint::over(series, "mean of 15 mixes, first seed", &[mean(&gains)]));
+        }
+        let best: Vec<f64> = again.iter().map(|mix| mix.oracle.ipc_gain).collect();
+        let series = format!("IPC gain, %, scale 1/{}: best pairing", second.scale);
+        findings[0].points.push(DataPoint::over(series, "mean of 15 mixes, first seed", &[mean(&best)]));
+    }
+    Ok(findings.into_iter().map(|finding| finding.time_scale(length.scale as f64)).collect())
+}
+
+fn all_mixes(context: &Context<'_>, seeds: &[u64], length: &Length) -> Result<Vec<Mix>, ReproError> {
     let mut mixes = Vec::new();
-    for &seed in &context.seeds {
-        (context.progress)(&format!("15 mixes of four jobs, seed {seed}"));
+    for &seed in seeds {
+        (context.progress)(&format!("15 mixes of four jobs, seed {seed}, scale 1/{}", length.scale));
         let mut programs: Vec<&str> = MIXES.iter().flat_map(|mix| mix.0).collect();
         programs.sort_unstable();
         programs.dedup();
         let alone = context.run_all(&programs, |program| {
-            let workload = workload(&[*program], seed, &length)?;
+            let workload = workload(&[*program], seed, length)?;
             Ok(workload.unmanaged()?.instructions_per_cycle())
         })?;
         let solo = |program: &str| programs.iter().position(|other| *other == program).map(|at| alone[at]);
         let items: Vec<usize> = (0..MIXES.len()).collect();
         mixes.extend(context.run_all(&items, |&nth| {
             let solo: Vec<f64> = MIXES[nth].0.iter().filter_map(|program| solo(program)).collect();
-            mix(nth, seed, &length, &solo)
+            mix(nth, seed, length, &solo)
         })?);
     }
-    let findings = findings(context, &mixes);
-    Ok(findings.into_iter().map(|finding| finding.time_scale(length.scale as f64)).collect())
+    Ok(mixes)
 }
 
 fn workload(programs: &[&str], seed: u64, length: &Length) -> Result<Workload, ReproError> {
@@ -198,7 +216,7 @@ fn findings(context: &Context<'_>, mixes: &[Mix]) -> Vec<Finding> {
     let oracle = mean(&per_seed(&|mix| mix.oracle.ipc_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
     let worst = mean(&per_seed(&|mix| mix.worst_pairing_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
     // Where the best pairing has less to give than the paper's mean, 70 % of what it gives.
-    let bar = Bar::AtLeast { bar: f64::min(4.4, 0.7 * oracle), paper_best: Some(12.1) };
+    let bar = Bar::AtLeast { bar: if oracle < 4.4 { 0.7 * oracle } else { 4.4 }, paper_best: Some(12.1) };
     let mut found = Vec::new();
     for (at, (name, _, _)) in SCHEDULERS.iter().enumerate() {
         let mean_of = |of: fn(&Against) -> f64| {

@@ -14,10 +14,19 @@ const COUNTED_INSTRUCTIONS: f64 = 1e6;
 
 /// Every profiler that the machine's last level has use for.
 pub fn profilers(topology: &Topology, capabilities: &Capabilities) -> Vec<Box<dyn Profiler>> {
+    profilers_counting(COUNTED_INSTRUCTIONS, topology, capabilities)
+}
+
+/// The same where windows are much shorter, so that a program that misses much executes few instructions in one.
+pub fn profilers_counting(
+    counted_instructions: f64,
+    topology: &Topology,
+    capabilities: &Capabilities,
+) -> Vec<Box<dyn Profiler>> {
     let last = topology.caches.iter().find(|cache| cache.last_level);
     let level = last.map_or(Level::L2, |cache| cache.level);
     let mut profilers: Vec<Box<dyn Profiler>> = vec![
-        Box::new(CountersProfiler::new(level, COUNTED_INSTRUCTIONS)),
+        Box::new(CountersProfiler::new(level, counted_instructions)),
         Box::new(RowProfiler::new(level, RowParameters::default())),
         Box::new(SharingProfiler::new(Default::default())),
         Box::new(ActivityProfiler),

@@ -1,53 +1,23 @@
 //! Who hurts whom, measured: every program alone and every pair on one shared cache (CA 2.1.2).
 //!
-//! Runs are made once per process, whatever asks for them: the same machine, options, lengths and programs give the same
-//! bits, so a run is its own name. A pair is pinned to two cores of the first last-level cache; a program beside itself
+//! Speeds are over equal work ([`crate::work`]). Runs are made once, whatever asks for them, and kept on disk where a
+//! folder is given ([`crate::store`]): the same machine, options, lengths and programs give the same bits, so a run is
+//! its own name. A pair is pinned to two cores of the first last-level cache; a program beside itself
 //! is two copies with inputs of their own.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use cachemate_core::{CpuId, CpuSet, Level, MachineSpec, Topology};
+use cachemate_core::{CpuId, CpuSet, MachineSpec, Topology};
 use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement;
 use cachemate_sim::machine::SimOptions;
-use cachemate_sim::results::{RunResults, TaskResults};
 
 use crate::setup::{Job, Workload, failed};
+use crate::store::{self, Kept};
+pub use crate::work::Rates;
+use crate::work::{self, Work};
 use crate::{Context, ReproError};
-
-/// What one program did in one run.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Rates {
-    /// Per elapsed cycle.
-    pub instr_per_cycle: f64,
-    /// Demand misses of the last-level cache.
-    pub misses_per_kilo_instr: f64,
-}
-
-impl Rates {
-    /// `None` where it never ran.
-    fn of(task: &TaskResults, elapsed_cycles: u64, last_level: Level) -> Option<Self> {
-        let misses = task.levels.iter().find(|by| by.level == last_level)?.misses as f64;
-        let instructions = (task.instructions > 0).then_some(task.instructions as f64)?;
-        Some(Rates {
-            instr_per_cycle: instructions / elapsed_cycles.max(1) as f64,
-            misses_per_kilo_instr: 1000.0 * misses / instructions,
-        })
-    }
-}
-
-/// Instructions per elapsed cycle and misses of every job of a run, in the order of the jobs.
-///
-/// # Errors
-/// A job that never ran, or a machine without a shared cache.
-pub fn rates(results: &RunResults, machine: &MachineSpec) -> Result<Vec<Rates>, ReproError> {
-    let last = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?.level;
-    let of = |task: &TaskResults| {
-        Rates::of(task, results.elapsed_cycles, last).ok_or_else(|| failed(&task.name)("it never ran"))
-    };
-    results.tasks.iter().map(of).collect()
-}
 
 /// Where and for how long programs are measured.
 #[derive(Clone, Debug)]
@@ -58,7 +28,7 @@ pub struct Bench {
     pub measured_cycles: u64,
 }
 
-static RUNS: Mutex<BTreeMap<String, Vec<Rates>>> = Mutex::new(BTreeMap::new());
+static RUNS: Mutex<BTreeMap<String, Kept>> = Mutex::new(BTreeMap::new());
 
 impl Bench {
     /// # Errors
@@ -68,35 +38,54 @@ impl Bench {
         Ok(Bench { machine, options, warm_up_cycles, measured_cycles })
     }
 
-    /// The jobs together, each on its CPU.
+    /// These jobs on this bench, under these options.
+    pub fn workload(&self, options: SimOptions, jobs: Vec<Job>) -> Workload {
+        let (warm_up_cycles, measured_cycles) = (self.warm_up_cycles, self.measured_cycles);
+        Workload { machine: self.machine.clone(), options, jobs, warm_up_cycles, measured_cycles }
+    }
+
+    /// The jobs together, each on its CPU and over the work that it does [alone](Bench::alone).
     ///
     /// # Errors
-    /// As [`Workload::unmanaged`].
+    /// As [`work::together`].
     pub fn run(&self, jobs: &[(Job, CpuId)]) -> Result<Vec<Rates>, ReproError> {
-        let pinned = |(job, cpu): &(Job, CpuId)| job.clone().on_cpus([cpu.0].into_iter().collect::<CpuSet>());
-        let workload = Workload {
-            machine: self.machine.clone(),
-            options: self.options.clone(),
-            jobs: jobs.iter().map(pinned).collect(),
-            warm_up_cycles: self.warm_up_cycles,
-            measured_cycles: self.measured_cycles,
-        };
-        let name = format!("{workload:?}");
-        let runs = || RUNS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = runs().get(&name) {
-            return Ok(found.clone());
-        }
-        let found = rates(&workload.unmanaged()?, &self.machine)?;
-        runs().insert(name, found.clone());
-        Ok(found)
+        self.run_with(self.options.clone(), jobs)
+    }
+
+    /// The same under other options; the work is that of the bench's own.
+    ///
+    /// # Errors
+    /// As [`Bench::run`].
+    pub fn run_with(&self, options: SimOptions, jobs: &[(Job, CpuId)]) -> Result<Vec<Rates>, ReproError> {
+        let all: Vec<Job> = jobs.iter().map(|(job, _)| job.clone()).collect();
+        let work = self.work(&all)?;
+        let workload = self.workload(options, jobs.iter().map(pinned).collect());
+        let together = || Ok(Kept { rates: work::together(&workload, &work, None)?.rates, work: work.clone() });
+        Ok(once(&workload, &format!("{work:?}"), together)?.rates)
     }
 
     /// On the first core of the first last-level cache.
     ///
     /// # Errors
-    /// As [`Bench::run`].
+    /// As [`work::alone`].
     pub fn alone(&self, job: &Job) -> Result<Rates, ReproError> {
-        Ok(self.run(&[(job.clone(), self.pair_of_cpus()?[0])])?[0])
+        Ok(self.kept_alone(job)?.rates[0])
+    }
+
+    /// What each of them does alone in the measured cycles.
+    ///
+    /// # Errors
+    /// As [`work::alone`].
+    pub fn work(&self, jobs: &[Job]) -> Result<Vec<Work>, ReproError> {
+        jobs.iter().map(|job| Ok(self.kept_alone(job)?.work[0])).collect()
+    }
+
+    fn kept_alone(&self, job: &Job) -> Result<Kept, ReproError> {
+        let workload = self.workload(self.options.clone(), vec![pinned(&(job.clone(), self.pair_of_cpus()?[0]))]);
+        once(&workload, "alone", || {
+            let (work, rates) = work::alone(&workload)?;
+            Ok(Kept { work: vec![work], rates: vec![rates] })
+        })
     }
 
     /// Two cores of one last-level cache.
@@ -105,6 +94,39 @@ impl Bench {
         let found = caches.iter().find(|cpus| cpus.len() >= 2).map(|cpus| [cpus[0], cpus[1]]);
         found.ok_or_else(|| failed(&self.machine.name)("no last-level cache that two cores share"))
     }
+}
+
+fn pinned((job, cpu): &(Job, CpuId)) -> Job {
+    job.clone().on_cpus([cpu.0].into_iter().collect::<CpuSet>())
+}
+
+/// A run that was made before, in this process or on disk, or else made now.
+fn once(workload: &Workload, over: &str, make: impl FnOnce() -> Result<Kept, ReproError>) -> Result<Kept, ReproError> {
+    let jobs = workload.jobs.iter().map(described).collect::<Vec<String>>().join(" + ");
+    let (with, run) = (format!("{:?}", Workload { jobs: Vec::new(), ..workload.clone() }), format!("{jobs}: {over}"));
+    let name = format!("{with} {run}");
+    let runs = || RUNS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = runs().get(&name) {
+        return Ok(found.clone());
+    }
+    let machine = &workload.machine.name;
+    let found = match store::find(machine, &with, &run) {
+        Some(found) => found,
+        None => {
+            let found = make()?;
+            store::keep(machine, &with, &run, &found);
+            found
+        }
+    };
+    runs().insert(name, found.clone());
+    Ok(found)
+}
+
+/// A job, and of a recording's file what changes when the file does.
+fn described(job: &Job) -> String {
+    let file = job.recording.as_ref().and_then(|path| std::fs::read(path).ok());
+    let content = file.map_or(String::new(), |bytes| format!(" of {:016x}", store::fingerprint(&bytes)));
+    format!("{job:?}{content}")
 }
 
 /// CPUs by last-level cache, one of every core.
@@ -134,6 +156,8 @@ impl Matrix {
     pub fn measure(context: &Context<'_>, bench: &Bench, programs: &[Job], copies: bool) -> Result<Self, ReproError> {
         let cpus = bench.pair_of_cpus()?;
         let count = programs.len();
+        // First alone: pairs are over the work that was done there.
+        context.run_all(programs, |job| bench.alone(job))?;
         let mut asked: Vec<(usize, Option<usize>)> = (0..count).map(|i| (i, None)).collect();
         let from = |i: usize| if copies { i } else { i + 1 };
         asked.extend((0..count).flat_map(|i| (from(i)..count).map(move |j| (i, Some(j)))));

@@ -10,9 +10,11 @@
 //!
 //! Properties: the parts add up to the total by construction. The controller's is a lower bound (no extra misses, no
 //! prefetches), prefetching's an upper one. Where a machine lacks a step (one package, one cache to a package), the two
-//! parts that it would tell apart are one. Times are cycles per instruction, so equal work is compared.
+//! parts that it would tell apart are one. Times are cycles per instruction over equal work ([`crate::work`]): all eight runs time
+//! the same instructions, those that the program executes alone with prefetching in the measured cycles.
 
 use cachemate_core::{CpuId, Topology};
+use cachemate_sim::machine::SimOptions;
 use serde::Serialize;
 
 use crate::corun::{Bench, caches};
@@ -85,11 +87,10 @@ pub fn decompose(context: &Context<'_>, bench: &Bench, program: &Job, with: &Job
     // A program beside itself has an input of its own.
     beside.seed += if program.kernel == with.kernel && program.seed == with.seed { 1_000_003 } else { 0 };
     let runs = context.run_all(&asked, |&(other, cpu, prefetching)| {
-        let mut bench = bench.clone();
-        bench.options.prefetch = prefetching;
+        let options = SimOptions { prefetch: prefetching, ..bench.options.clone() };
         let jobs = [Some((program.clone(), own)), cpu.map(|cpu| (beside.clone(), cpu))];
         let jobs: Vec<(Job, CpuId)> = jobs.into_iter().flatten().collect();
-        Ok(OneRun { other, prefetching, cycles_per_instr: 1.0 / bench.run(&jobs)?[0].instr_per_cycle })
+        Ok(OneRun { other, prefetching, cycles_per_instr: 1.0 / bench.run_with(options, &jobs)?[0].instr_per_cycle })
     })?;
     Ok(parts_of(&bench.machine.name, &program.name, &with.name, runs))
 }

@@ -17,7 +17,9 @@ pub mod mixes;
 mod rm;
 pub mod setup;
 pub mod solo;
+pub mod store;
 mod tc;
+pub mod work;
 
 pub use experiment::*;
 pub use index::index_html;

@@ -3,7 +3,8 @@
 //! Problem: workloads of papers were chosen to show something. Method: programs are drawn from the seed, each at most once
 //! to a mix, from all single-threaded kernels and all recorded programs that are there; one to a core. Every policy of the
 //! registry runs with its usual parameters and the usual profilers; the best and the worst placement come from pairs
-//! measured for the mix. Properties: the same seed, machine and pack give the same numbers; a policy that fails is an
+//! measured for the mix. Everybody is timed over equal work ([`crate::work`]), after the policy's first window and a
+//! refill of the caches. Properties: the same seed, machine and pack give the same numbers; a policy that fails is an
 //! error and not left out; throughput is split into mix and contention, since it rewards starving those that miss.
 
 use std::path::PathBuf;
@@ -12,17 +13,18 @@ use cachemate_core::{Capabilities, Machine, Profiler, Topology, Window};
 use cachemate_policy::policies;
 use cachemate_policy::rng::SplitMix64;
 use cachemate_sim::kernels;
-use cachemate_sim::results::RunResults;
 use cachemate_sim::run::Deciding;
 use serde::Serialize;
 
 use crate::corun::{Bench, Matrix, caches};
-use crate::setup::{Comparison, Job, Scores, Workload, failed, scores};
+use crate::setup::{Comparison, Job, Scores, failed};
 use crate::solo::{self, InOrder};
+use crate::work::{self, Rates};
 use crate::{Context, ReproError, mean};
 
 /// Nominal windows are so many times as long as simulated ones.
-const SCALE: u64 = 200;
+const SCALE: u64 = 100;
+const WINDOW_CYCLES: u64 = 1_000_000_000;
 /// Data accesses that a profile of a program alone rests on.
 const PROFILE_ACCESSES: u64 = 3_000_000;
 
@@ -81,9 +83,9 @@ pub struct Mixes {
 /// # Errors
 /// No such machine, fewer programs than cores, or the first run that fails.
 pub fn run(context: &Context<'_>, draw: &Draw<'_>) -> Result<Mixes, ReproError> {
-    let (warm_up, measured) = context.pick((10_000_000, 5_000_000), (25_000_000, 15_000_000));
+    let (refill, measured) = context.pick((10_000_000, 5_000_000), (25_000_000, 15_000_000));
     let seed = context.seeds[0];
-    let mut bench = Bench::on(draw.machine, seed, warm_up, measured)?;
+    let mut bench = Bench::on(draw.machine, seed, WINDOW_CYCLES / SCALE + refill, measured)?;
     bench.options.scale = SCALE;
     let cores = caches(&bench.machine.topology())?.iter().map(Vec::len).sum();
     let mut generator = SplitMix64::new(seed);
@@ -120,14 +122,9 @@ fn score(context: &Context<'_>, draw: &Draw<'_>, bench: &Bench, jobs: &[Job]) ->
     let alone: Vec<f64> = matrix.alone.iter().map(|rates| rates.instr_per_cycle).collect();
     let profiles = context.run_all(jobs, |job| solo::profile(job, &bench.machine, PROFILE_ACCESSES))?;
     let names: Vec<&str> = policies::ENTRIES.iter().map(|entry| entry.name).collect();
-    let runs: Vec<RunResults> = context.run_all(&names, |&name| {
-        let workload = Workload {
-            machine: bench.machine.clone(),
-            options: bench.options.clone(),
-            jobs: jobs.to_vec(),
-            warm_up_cycles: bench.warm_up_cycles,
-            measured_cycles: bench.measured_cycles,
-        };
+    let work = bench.work(jobs)?;
+    let runs: Vec<Vec<Rates>> = context.run_all(&names, |&name| {
+        let workload = bench.workload(bench.options.clone(), jobs.to_vec());
         let of_pairs = name == "optimal" || name == "worst";
         let parameters = if of_pairs { format!("degradation = {:?}", matrix.costs().cost) } else { String::new() };
         let policy = policies::build(name, &parameters, bench.options.seed).map_err(failed(name))?;
@@ -135,21 +132,22 @@ fn score(context: &Context<'_>, draw: &Draw<'_>, bench: &Bench, jobs: &[Job]) ->
         let mut profilers = (draw.profilers)(machine.topology(), machine.capabilities());
         // Profiles recorded beforehand fill only what the others leave open, so they come last.
         profilers.push(Box::new(InOrder::new(profiles.clone())));
-        let first_window = Window::Cycles { cycles: 1_000_000_000 };
+        let first_window = Window::Cycles { cycles: WINDOW_CYCLES };
         let deciding =
             Deciding { profilers, yardstick: workload.yardstick(), name: name.to_string(), policy, first_window };
-        Ok(workload.managed(deciding)?.results)
+        Ok(work::together(&workload, &work, Some(deciding))?.rates)
     })?;
     let of = |name: &str| names.iter().position(|other| *other == name).map(|at| &runs[at]);
     let (Some(default), Some(optimal)) = (of("default"), of("optimal")) else {
         return Err(failed("mixes")("the registry has no 'default' or no 'optimal'"));
     };
-    let judge = |run: &RunResults, name: &str| {
-        scores(run, &alone).ok_or_else(|| failed(name)("a program never ran in the measured part"))
+    let judge = |run: &[Rates], name: &str| {
+        let speeds: Vec<f64> = run.iter().map(|rates| rates.instr_per_cycle).collect();
+        Scores::of(&speeds, &alone).ok_or_else(|| failed(name)("a program never ran in the measured part"))
     };
     let (before, best) = (judge(default, "default")?, judge(optimal, "optimal")?);
-    let one = |(name, run): (&&str, &RunResults)| {
-        let gain = Comparison::of(run, default).ok_or_else(|| failed(name)("a program never ran"))?;
+    let one = |(name, run): (&&str, &Vec<Rates>)| {
+        let gain = Comparison::of_rates(run, default).ok_or_else(|| failed(name)("a program never ran"))?;
         Ok(scored(name, &judge(run, name)?, &gain, before.weighted_speedup, best.weighted_speedup))
     };
     names.iter().zip(&runs).map(one).collect()

@@ -17,6 +17,7 @@ use cachemate_sim::run::{Deciding, run, run_alone};
 use cachemate_trace::{CmtReader, CmtSource, TraceReader};
 
 use crate::ReproError;
+use crate::work::Rates;
 
 /// One program of a workload: a process of its own.
 #[derive(Clone, Debug)]
@@ -326,6 +327,23 @@ impl Comparison {
             busy_gain: new.busy_share / baseline.busy_share - 1.0,
         })
     }
+
+    /// The same of runs over equal work ([`crate::work`]); `None` where a program never ran.
+    pub fn of_rates(new: &[Rates], baseline: &[Rates]) -> Option<Self> {
+        let sum = |rates: &[Rates], of: fn(&Rates) -> f64| rates.iter().map(of).sum::<f64>();
+        let (now, before) = (sum(new, |rates| rates.instr_per_cycle), sum(baseline, |rates| rates.instr_per_cycle));
+        let at_old_speed = |(now, before): (&Rates, &Rates)| {
+            (before.run_time_share > 0.0).then(|| now.run_time_share * before.instr_per_cycle / before.run_time_share)
+        };
+        let at_old_speeds = new.iter().zip(baseline).map(at_old_speed).sum::<Option<f64>>()?;
+        let busy = |rates: &[Rates]| sum(rates, |rates| rates.run_time_share);
+        Some(Comparison {
+            throughput_gain: now / before - 1.0,
+            mix_gain: at_old_speeds / before - 1.0,
+            contention_gain: now / at_old_speeds - 1.0,
+            busy_gain: busy(new) / busy(baseline) - 1.0,
+        })
+    }
 }
 
 fn speed(task: &TaskResults) -> Option<f64> {
@@ -348,12 +366,19 @@ pub struct Scores {
 pub fn scores(run: &RunResults, solo: &[f64]) -> Option<Scores> {
     let elapsed = run.elapsed_cycles as f64;
     let rates: Vec<f64> = run.tasks.iter().map(|task| task.instructions as f64 / elapsed).collect();
-    Some(Scores {
-        weighted_speedup: metrics::weighted_speedup(&rates, solo)?,
-        harmonic_mean: metrics::harmonic_mean(&rates, solo)?,
-        worst_slowdown: metrics::worst_slowdown(&rates, solo)?,
-        mean_degradation: metrics::mean_degradation(&rates, solo)?,
-    })
+    Scores::of(&rates, solo)
+}
+
+impl Scores {
+    /// From instructions per elapsed cycle together and alone; `None` where a task never ran.
+    pub fn of(rates: &[f64], solo: &[f64]) -> Option<Self> {
+        Some(Scores {
+            weighted_speedup: metrics::weighted_speedup(rates, solo)?,
+            harmonic_mean: metrics::harmonic_mean(rates, solo)?,
+            worst_slowdown: metrics::worst_slowdown(rates, solo)?,
+            mean_degradation: metrics::mean_degradation(rates, solo)?,
+        })
+    }
 }
 
 #[cfg(test)]

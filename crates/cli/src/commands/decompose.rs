@@ -13,13 +13,14 @@ use clap::Args;
 
 use crate::args::JsonArg;
 use crate::exit::Usage;
+use crate::kept::KeptArgs;
 use crate::session::Session;
 
 /// Tell where the slowdown beside another program comes from: cache space, bus, memory controller, prefetching
 ///
 /// Eight runs on the simulated machine: the other program on the same cache, on another cache of the package, in another
-/// package, and gone, each with hardware prefetching and without. What disappears with a step was due to what was shared
-/// until then. A program is a simulated program (docs/programs.md), a recording, or a name in the pack.
+/// package, and gone, each with hardware prefetching and without; all eight time the same instructions of the first
+/// program. What disappears with a step was due to what was shared until then. A program is a simulated program (docs/programs.md), a recording, or a name in the pack.
 #[derive(Args)]
 pub struct Decompose {
     /// The program that suffers
@@ -37,9 +38,11 @@ pub struct Decompose {
     /// Millions of cycles that are not measured: caches fill
     #[arg(long, default_value_t = 25, value_name = "N", value_parser = clap::value_parser!(u64).range(0..1_000_000))]
     warm_up: u64,
-    /// Millions of cycles that are measured
+    /// Millions of cycles that are measured: what the program executes in them alone is timed in all runs
     #[arg(long, default_value_t = 15, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1_000_000))]
     cycles: u64,
+    #[command(flatten)]
+    kept: KeptArgs,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -47,6 +50,7 @@ pub struct Decompose {
 impl Decompose {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let (program, with) = (job(&self.program, self.seed)?, job(&self.with, self.seed.wrapping_add(50))?);
+        self.kept.start();
         let stop = session.interrupt_flag();
         let bar = session.progress("decompose", None);
         bar.set_message("eight runs");
@@ -54,6 +58,7 @@ impl Decompose {
         let bench = Bench::on(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
         let found = decompose(&context, &bench, &program, &with)?;
         bar.finish_and_clear();
+        self.kept.end(session);
         session.answer(self.json.json, &found, || words(&found))
     }
 }

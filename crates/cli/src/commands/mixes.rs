@@ -1,5 +1,6 @@
 //! `cachemate repro mixes`: random mixes under every policy.
 
+use cachemate_core::{Capabilities, Topology};
 use cachemate_report::text::number;
 use cachemate_report::{Align, Table};
 use cachemate_repro::Context;
@@ -8,6 +9,9 @@ use cachemate_trace::pack_programs;
 
 use crate::deciding;
 use crate::session::Session;
+
+/// In windows of ten million cycles, in which the slowest phase of a program that misses much has some hundred thousand.
+const COUNTED_INSTRUCTIONS: f64 = 50_000.0;
 
 /// Draws, runs and prints.
 ///
@@ -18,7 +22,10 @@ pub fn mixes(session: &Session, quick: bool, seed: u64, count: u32, machine: &st
     let bar = session.progress("mixes", None);
     let progress = |what: &str| bar.set_message(what.to_string());
     let context = Context { quick, seeds: vec![seed], stop: &stop, progress: &progress };
-    let draw = Draw { machine, mixes: count, recordings: pack_programs(), profilers: &deciding::profilers };
+    let profilers = |topology: &Topology, capabilities: &Capabilities| {
+        deciding::profilers_counting(COUNTED_INSTRUCTIONS, topology, capabilities)
+    };
+    let draw = Draw { machine, mixes: count, recordings: pack_programs(), profilers: &profilers };
     let found = run(&context, &draw)?;
     bar.finish_and_clear();
     session.answer(json, &found, || words(&found))
@@ -32,6 +39,11 @@ fn words(found: &Mixes) -> String {
         found.seed,
         found.time_scale,
         table(&found.mean)
+    );
+    text.push_str(
+        "\nthroughput: instructions over the default scheduler's; of it mix: other shares of time at the default's speeds, \
+         contention: other speeds at the new shares.\nspeed-up: sum of the programs' speeds over their speeds alone; \
+         harmonic mean: the same, low where one program is slow; worst slowdown: of a single program, 1 = none.\n",
     );
     for mix in &found.mixes {
         text.push_str(&format!("\n{}\n{}", mix.programs.join(", "), table(&mix.policies)));

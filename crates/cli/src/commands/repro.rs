@@ -11,6 +11,7 @@ use clap::Args;
 
 use crate::args::JsonArg;
 use crate::exit::{Interrupted, Usage};
+use crate::kept::KeptArgs;
 use crate::session::Session;
 
 /// Reproduce the papers' results on the simulator, by their ids (docs/results.md)
@@ -41,6 +42,8 @@ pub struct Repro {
     #[arg(long, value_name = "MACHINE", default_value = "xeon-x5365-4")]
     machine: String,
     #[command(flatten)]
+    kept: KeptArgs,
+    #[command(flatten)]
     json: JsonArg,
 }
 
@@ -49,8 +52,11 @@ impl Repro {
         if self.list {
             return session.print(&list());
         }
+        self.kept.start();
         if self.ids.iter().any(|id| id.eq_ignore_ascii_case("mixes")) {
-            return self.mixes(session);
+            self.mixes(session)?;
+            self.kept.end(session);
+            return Ok(());
         }
         let experiments = select(&self.ids).map_err(|unknown| Usage(unknown.to_string()))?;
         if let Some(folder) = self.output.as_deref() {
@@ -61,6 +67,7 @@ impl Repro {
             session.note(&format!("about {minutes:.0} minutes on two cores; --quick shows less in a fraction of it"));
         }
         let (findings, failed, interrupted) = self.run_all(session, &experiments)?;
+        self.kept.end(session);
         if let Some(folder) = self.output.as_deref() {
             write_all(folder, &findings, &self.command())?;
             session.note(&format!("wrote {}", folder.join("index.html").display()));

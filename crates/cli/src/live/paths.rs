@@ -20,6 +20,14 @@ pub fn state_dir() -> PathBuf {
     })
 }
 
+/// Holds what can be measured again.
+pub fn cache_dir() -> PathBuf {
+    named("CACHEMATE_CACHE_DIR").unwrap_or_else(|| match is_root() {
+        true => PathBuf::from("/var/cache/cachemate"),
+        false => own("XDG_CACHE_HOME", ".cache").join("cachemate"),
+    })
+}
+
 pub fn socket() -> PathBuf {
     named("CACHEMATE_SOCKET").unwrap_or_else(|| match (is_root(), std::env::var_os("XDG_RUNTIME_DIR")) {
         (true, _) => PathBuf::from("/run/cachemate/cachemate.sock"),

@@ -28,6 +28,7 @@ pub fn command(folder: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cachemate"));
     command.args(args).current_dir(folder).stdin(Stdio::null());
     command.env_remove("NO_COLOR").env("CACHEMATE_PACK", folder.join("pack"));
+    command.env("CACHEMATE_CACHE_DIR", folder.join("cache"));
     command
 }
 

@@ -7,7 +7,7 @@ use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_policy::solvers::{self, Seats};
 use cachemate_report::figure::{Axis, BarGroup, Bars, Chart, HeatMap, Point, Series, Spread};
 
-use super::{SCALE, programs};
+use super::programs;
 use crate::corun::{Bench, Matrix};
 use crate::setup::{Job, failed};
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean, solo};
@@ -47,8 +47,7 @@ pub fn compare(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let mut findings = vec![against_optimal(context, &evidence)?];
     findings.extend(gain_by_make_up(context, &evidence));
     findings.push(order(context, &evidence));
-    let scale = SCALE as f64;
-    Ok(findings.into_iter().map(|finding| finding.time_scale(scale)).collect())
+    Ok(findings)
 }
 
 /// Every choice of so many programs.
@@ -164,8 +163,9 @@ fn gain_by_make_up(context: &Context<'_>, evidence: &[Evidence]) -> Vec<Finding>
         points.push(DataPoint::over("mean, least and greatest gain", format!("{heavy} intensive of 4"), &all));
     }
     let ratio = |seed: &Vec<Vec<f64>>| {
-        let means: Vec<f64> = seed.iter().map(|gains| if gains.is_empty() { 0.0 } else { mean(gains) }).collect();
-        means[2] / [means[0], means[1], means[3], means[4]].into_iter().fold(0.0, f64::max)
+        // Not a number where no workload is of a make-up, which `max` passes over.
+        let means: Vec<f64> = seed.iter().map(|gains| mean(gains)).collect();
+        means[2] / [means[0], means[1], means[3], means[4]].into_iter().fold(f64::NAN, f64::max)
     };
     let ratios: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains.iter().map(ratio)).collect();
     let groups = points.iter().map(|point| BarGroup {

@@ -1,0 +1,52 @@
+//! Where runs that were measured on the simulator are kept, for commands that measure who hurts whom.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use cachemate_repro::store;
+use clap::Args;
+
+use crate::live::paths;
+use crate::session::Session;
+
+/// Switches of commands that measure pairs.
+#[derive(Args)]
+pub struct KeptArgs {
+    /// Keep measured runs in this folder, and take from it what was measured before [default: the user's cache]
+    #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
+    cache: Option<PathBuf>,
+    /// Measure everything anew and keep nothing
+    #[arg(long)]
+    no_cache: bool,
+}
+
+impl KeptArgs {
+    /// To be called before anything is measured.
+    pub fn start(&self) {
+        if self.no_cache {
+            return;
+        }
+        // Whatever may measure differently has another executable; without a name for it nothing can be trusted later.
+        let Some(build) = build() else { return };
+        let note = |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}");
+        store::keep_in(&self.folder(), &build, note);
+    }
+
+    /// Says how much was not measured now.
+    pub fn end(&self, session: &Session) {
+        if store::taken() > 0 {
+            let folder = self.folder();
+            session.note(&format!("{} runs were taken from {}", store::taken(), folder.display()));
+        }
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.cache.clone().unwrap_or_else(paths::cache_dir)
+    }
+}
+
+/// The version, and a fingerprint of the executable.
+fn build() -> Option<String> {
+    let executable = std::fs::read(std::env::current_exe().ok()?).ok()?;
+    Some(format!("{} {:016x}", env!("CARGO_PKG_VERSION"), store::fingerprint(&executable)))
+}

@@ -1,0 +1,189 @@
+//! Speeds over equal work: the same instructions of a program in every run that is compared.
+//!
+//! Problem: programs have phases. Over equally many cycles a slower run of a program sees other phases than a faster one,
+//! and the ratio of their speeds compares phases as much as companies; a program that walks a structure of the cache's
+//! size seemed to become six times slower, or faster than alone. Method: what a program does alone between two cycles is
+//! its work; beside others it is timed from the first to the last of those instructions, wherever in time they fall, and
+//! everybody goes on until the last one is done (CA 5: finished programs restart). Properties: the ratio of two times
+//! of one work is a slowdown whatever the phases; the machine's trail is noted every [`STEP_CYCLES`], between two
+//! notes a line; a policy sees nothing of it.
+
+use cachemate_core::Level;
+use cachemate_sim::machine::{Length, SimOptions, Step, TaskStep};
+use cachemate_sim::results::RunResults;
+use cachemate_sim::run::{Deciding, run, run_alone};
+use serde::{Deserialize, Serialize};
+
+use crate::ReproError;
+use crate::setup::{Workload, failed};
+
+/// Simulated cycles between two notes of how far everybody is.
+pub const STEP_CYCLES: u64 = 50_000;
+/// A run ends unfinished after so many times the cycles that its work took alone.
+const GIVES_UP_AFTER_TIMES: u64 = 60;
+
+/// From one instruction of a program to another, counted from its start.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Work {
+    pub from_instr: f64,
+    pub to_instr: f64,
+}
+
+/// What one program did over its work.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Rates {
+    /// Per elapsed cycle.
+    pub instr_per_cycle: f64,
+    /// Demand misses of the last-level cache.
+    pub misses_per_kilo_instr: f64,
+    /// Time on a processor, of the time that the work took.
+    pub run_time_share: f64,
+}
+
+/// One run over given work.
+pub struct Worked {
+    /// In the order of the jobs.
+    pub rates: Vec<Rates>,
+    /// Books of the whole run, warm-up and what came after the first were done included.
+    pub results: RunResults,
+}
+
+/// What the workload's only job does alone in the measured cycles after the warm-up, and how fast.
+///
+/// # Errors
+/// As [`Workload::unmanaged`]; a machine without a data cache; a job that does nothing.
+pub fn alone(workload: &Workload) -> Result<(Work, Rates), ReproError> {
+    let (from, to) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
+    let mut machine = timed(workload, to, Vec::new())?;
+    run_alone(&mut machine).map_err(failed("run alone"))?;
+    let at = |cycle: u64| place(machine.trail(), 0, |step, _| step.cycle as f64, cycle as f64);
+    let name = &workload.jobs[0].name;
+    let (begin, end) = at(from).zip(at(to)).ok_or_else(|| failed(name)("it ended alone before it was measured"))?;
+    let work = Work { from_instr: begin.instructions, to_instr: end.instructions };
+    Ok((work, rates(&begin, &end).ok_or_else(|| failed(name)("it ran no instruction alone"))?))
+}
+
+/// All jobs together, the n-th over the n-th work, under the machine's scheduler alone or under a policy.
+///
+/// # Errors
+/// As [`Workload::managed`]; a job that does not finish its work in many times the time it took alone.
+pub fn together(workload: &Workload, work: &[Work], by: Option<Deciding>) -> Result<Worked, ReproError> {
+    let alone_cycles = workload.warm_up_cycles + workload.measured_cycles;
+    let until = work.iter().map(|work| work.to_instr as u64 + 1).collect();
+    let mut machine = timed(workload, GIVES_UP_AFTER_TIMES * alone_cycles, until)?;
+    let (results, trail) = match by {
+        None => (run_alone(&mut machine).map_err(failed("unmanaged run"))?, machine.trail().to_vec()),
+        Some(by) => {
+            let name = by.name.clone();
+            let mut trail: Vec<Step> = Vec::new();
+            let results = run(machine, by, |machine, _| {
+                trail.extend_from_slice(&machine.trail()[trail.len()..]);
+                true
+            });
+            (results.map_err(failed(&name))?, trail)
+        }
+    };
+    let of = |(task, work): (usize, &Work)| {
+        let at = |instr: f64| place(&trail, task, |_, task| task.instructions as f64, instr);
+        let both = at(work.from_instr).zip(at(work.to_instr));
+        let found = both.and_then(|(begin, end)| rates(&begin, &end));
+        found.ok_or_else(|| failed(&workload.jobs[task].name)("it did not finish its work: too little time on a CPU"))
+    };
+    Ok(Worked { rates: work.iter().enumerate().map(of).collect::<Result<_, _>>()?, results })
+}
+
+fn timed(
+    workload: &Workload,
+    ends_cycles: u64,
+    until: Vec<u64>,
+) -> Result<cachemate_sim::machine::SimMachine, ReproError> {
+    if workload.machine.last_level().map(|cache| cache.level).is_none_or(|level| level == Level::L1Instruction) {
+        return Err(failed(&workload.machine.name)("no data cache to share"));
+    }
+    let ends = Some(Length::Cycles(ends_cycles));
+    let mut machine = workload.simulated_with(SimOptions { warm_up: None, ends, ..workload.options.clone() })?;
+    machine.keep_trail(STEP_CYCLES, until);
+    Ok(machine)
+}
+
+/// A task's books at a moment between two notes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Moment {
+    cycle: f64,
+    instructions: f64,
+    misses: f64,
+    on_cpu_cycles: f64,
+}
+
+/// The moment at which `of` reaches `value`, by a line between the notes around it; `None` beyond the last.
+fn place(trail: &[Step], task: usize, of: impl Fn(&Step, &TaskStep) -> f64, value: f64) -> Option<Moment> {
+    let steps = || trail.iter().filter_map(|step| Some((step, step.tasks.get(task)?)));
+    let after = steps().position(|(step, task)| of(step, task) >= value)?;
+    let moment = |(step, task): (&Step, &TaskStep)| Moment {
+        cycle: step.cycle as f64,
+        instructions: task.instructions as f64,
+        misses: task.misses as f64,
+        on_cpu_cycles: task.on_cpu_cycles as f64,
+    };
+    let high = steps().nth(after)?;
+    let low = after.checked_sub(1).and_then(|before| steps().nth(before)).unwrap_or(high);
+    let (below, above) = (of(low.0, low.1), of(high.0, high.1));
+    let share = if above > below { (value - below) / (above - below) } else { 1.0 };
+    let (low, high) = (moment(low), moment(high));
+    let between = |low: f64, high: f64| low + share * (high - low);
+    Some(Moment {
+        cycle: between(low.cycle, high.cycle),
+        instructions: between(low.instructions, high.instructions),
+        misses: between(low.misses, high.misses),
+        on_cpu_cycles: between(low.on_cpu_cycles, high.on_cpu_cycles),
+    })
+}
+
+/// `None` where nothing was done.
+fn rates(begin: &Moment, end: &Moment) -> Option<Rates> {
+    let (instr, cycles) = (end.instructions - begin.instructions, end.cycle - begin.cycle);
+    (instr > 0.0 && cycles > 0.0).then(|| Rates {
+        instr_per_cycle: instr / cycles,
+        misses_per_kilo_instr: 1000.0 * (end.misses - begin.misses) / instr,
+        run_time_share: (end.on_cpu_cycles - begin.on_cpu_cycles) / cycles,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setup::Job;
+
+    /// Does a program whose phases differ in speed by far keep its speed beside one that does not touch memory's ways,
+    /// although it is measured from another cycle on?
+    #[test]
+    fn equal_work_is_the_same_instructions() {
+        let of = |jobs: &[&str]| {
+            let jobs = jobs.iter().map(|name| Job::new(name, 1)).collect();
+            Workload::on("xeon-x5365-4", jobs, 1).unwrap().lasting(1_000_000, 1_500_000)
+        };
+        let (work, speed) = alone(&of(&["mcf-2006"])).unwrap();
+        assert!(work.from_instr > 0.0 && work.to_instr > work.from_instr);
+        let (quiet, _) = alone(&of(&["gamess"])).unwrap();
+        let found = together(&of(&["mcf-2006", "gamess"]), &[work, quiet], None).unwrap();
+        let ratio = found.rates[0].instr_per_cycle / speed.instr_per_cycle;
+        assert!((0.9..1.05).contains(&ratio), "{ratio}");
+        assert!((found.rates[0].run_time_share - 1.0).abs() < 0.02, "{:?}", found.rates);
+        assert!(found.results.tasks[0].instructions as f64 >= work.to_instr);
+    }
+
+    /// Are moments between two notes on the line through them, and is there none beyond the last?
+    #[test]
+    fn moments_lie_on_lines_between_notes() {
+        let step = |cycle: u64, instructions: u64| Step {
+            cycle,
+            tasks: vec![TaskStep { instructions, misses: instructions / 10, on_cpu_cycles: cycle }],
+        };
+        let trail = [step(0, 0), step(100, 50), step(200, 250)];
+        let at = |instr: f64| place(&trail, 0, |_, task| task.instructions as f64, instr);
+        assert_eq!(at(150.0).map(|moment| (moment.cycle, moment.misses)), Some((150.0, 15.0)));
+        assert_eq!(at(50.0).map(|moment| moment.cycle), Some(100.0));
+        assert_eq!(at(0.0).map(|moment| moment.cycle), Some(0.0));
+        assert_eq!(at(251.0), None);
+    }
+}

@@ -49,6 +49,10 @@ pub enum Event {
     ContextSwitches,
     PageFaults,
     SystemCalls,
+    /// Traffic with memory both ways, where the two are not told apart (MBM).
+    MemoryBytes,
+    /// The part of [`Event::MemoryBytes`] that stays on the cache's own memory node.
+    LocalMemoryBytes,
 }
 
 /// One counter. `counted_share` < 1 where events were multiplexed; `count` is raw, not scaled.

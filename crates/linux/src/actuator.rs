@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use cachemate_core::{CpuSet, Item, Plan, Refused, RefusedBecause};
 
 use crate::guardian::Guardian;
-use crate::journal::{Change, Held, Journal, JournalError, Object, SameOf, State};
+use crate::journal::{Change, Held, Journal, JournalError, Object, State};
 use crate::kernel::{Kernel, ThreadKey};
-use crate::restore::{Outcome, Restored, heir, read_state, restore, write_state};
+use crate::restore::{Outcome, Restored, heir, in_words, read_state, restore, write_state};
 use crate::tasks::Managed;
 
 /// One change, with the line of the plan that asks for it.
@@ -60,11 +60,25 @@ pub fn nice_for(weight: f64, original: i32) -> i32 {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Made {
     pub refused: Vec<Refused>,
+    /// As they were found.
+    pub found: BTreeMap<Object, State>,
     /// Objects that now read as wanted.
     pub held: BTreeMap<Object, State>,
     /// Somebody else changed these since we last set them.
     pub overridden: Vec<Item>,
     pub calls: u64,
+}
+
+impl Made {
+    /// Notes what is no longer as it was when `last` was read.
+    pub fn note_overridden(&mut self, wanted: &[Wanted], last: &BTreeMap<Object, State>) {
+        let theirs = |want: &&Wanted| match (last.get(&want.object), self.found.get(&want.object)) {
+            (Some(last), Some(found)) => last != found,
+            _ => false,
+        };
+        let items: Vec<Item> = wanted.iter().filter(theirs).map(|want| want.item.clone()).collect();
+        self.overridden.extend(items);
+    }
 }
 
 /// How a guardian is started: program and arguments.
@@ -125,17 +139,23 @@ impl Actuator {
         Ok(journal)
     }
 
-    /// Makes what is not so already, writing originals down first. Refusals are told one by one; the rest goes on.
+    /// Makes what is not so already, writing originals down first. Refusals are told one by one; the rest goes on. What
+    /// somebody else has changed since the last call is told, and set anew.
     pub fn make(&mut self, kernel: &dyn Kernel, wanted: &[Wanted]) -> Made {
+        let mut made = self.change(kernel, wanted);
+        made.note_overridden(wanted, &self.last);
+        self.last.clone_from(&made.held);
+        made
+    }
+
+    /// As [`Actuator::make`], for those who look themselves after what others change.
+    pub fn change(&mut self, kernel: &dyn Kernel, wanted: &[Wanted]) -> Made {
         let mut made = Made::default();
         let mut due: Vec<(Change, Item)> = Vec::new();
         for want in wanted {
             match read_state(kernel, &want.object) {
                 Ok(now) => {
-                    let theirs = self.last.get(&want.object).is_some_and(|last| *last != now);
-                    if theirs {
-                        made.overridden.push(want.item.clone());
-                    }
+                    made.found.insert(want.object.clone(), now.clone());
                     if now == want.state {
                         made.held.insert(want.object.clone(), now);
                     } else {
@@ -143,13 +163,12 @@ impl Actuator {
                         due.push((change, want.item.clone()));
                     }
                 }
-                Err(error) => made.refused.push(refused(&want.item, &want.object, &error)),
+                Err(error) => made.refused.push(refused(kernel, &want.item, &want.object, &error)),
             }
         }
         if !due.is_empty() {
             self.make_due(kernel, due, &mut made);
         }
-        self.last.clone_from(&made.held);
         made
     }
 
@@ -174,7 +193,7 @@ impl Actuator {
                     }
                     made.held.insert(change.object, now);
                 }
-                Err(error) => made.refused.push(refused(&item, &change.object, &error)),
+                Err(error) => made.refused.push(refused(kernel, &item, &change.object, &error)),
             }
         }
     }
@@ -231,10 +250,10 @@ impl Actuator {
         strangers: &[(i32, i32)],
     ) -> Result<(), JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
-        let mut estates: BTreeMap<i32, Vec<(SameOf, Held)>> = BTreeMap::new();
+        let mut estates: BTreeMap<i32, Vec<(Object, Held)>> = BTreeMap::new();
         for (ancestor, held) in journal.held() {
-            if let Some((pid, of)) = ancestor.inherited() {
-                estates.entry(pid).or_default().push((of, held.clone()));
+            if let Some(pid) = ancestor.inherited() {
+                estates.entry(pid).or_default().push((ancestor.clone(), held.clone()));
             }
         }
         let estate = |pids: [i32; 2]| {
@@ -242,7 +261,7 @@ impl Actuator {
         };
         for task in new {
             for (of, held) in estate([task.pid, task.parent]) {
-                let object = of(task.pid, task.thread);
+                let object = of.same_of(task.pid, task.thread);
                 if journal.held().contains_key(&object) || !held.may_have_passed_to(task.thread) {
                     continue;
                 }
@@ -259,11 +278,19 @@ impl Actuator {
             for tid in kernel.threads(pid).unwrap_or_default() {
                 let Ok(stat) = kernel.stat(tid) else { continue };
                 for (of, held) in estate([parent, pid]) {
-                    heir(kernel, of(pid, stat.key), held);
+                    heir(kernel, of.same_of(pid, stat.key), held);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Drops what the journal holds about objects that are as they were: groups of ours that were removed.
+    pub fn forget(&mut self, gone: &[Object]) {
+        if let Some((journal, _)) = &mut self.armed {
+            // Where the file cannot be written anew the old one stands: a restore then finds them gone, which is no fault.
+            let _ = journal.retain(|object| !gone.contains(object));
+        }
     }
 
     /// Drops what the journal holds about threads that are gone.
@@ -293,7 +320,7 @@ impl Actuator {
     }
 }
 
-fn refused(item: &Item, object: &Object, error: &io::Error) -> Refused {
+fn refused(kernel: &dyn Kernel, item: &Item, object: &Object, error: &io::Error) -> Refused {
     let because = match error.raw_os_error() {
         Some(libc::ESRCH) | Some(libc::ENOENT) => RefusedBecause::Gone,
         Some(libc::EPERM) | Some(libc::EACCES) | Some(libc::EROFS) => RefusedBecause::NoPermission,
@@ -301,7 +328,7 @@ fn refused(item: &Item, object: &Object, error: &io::Error) -> Refused {
         Some(libc::EBUSY) => RefusedBecause::Busy,
         _ => RefusedBecause::Failed,
     };
-    Refused { item: item.clone(), because, said: format!("{object:?}: {error}") }
+    Refused { item: item.clone(), because, said: format!("{object:?}: {}", in_words(kernel, object, error)) }
 }
 
 #[cfg(test)]

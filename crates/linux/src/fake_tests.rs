@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use cachemate_core::CpuSet;
 
-use crate::kernel::{Kernel, ThreadKey};
+use crate::kernel::{DirLock, Kernel, ThreadKey};
 
 #[derive(Clone, Debug)]
 pub(crate) struct FakeThread {
@@ -27,6 +27,8 @@ pub(crate) struct FakeHost {
     /// The n-th change from now on fails with this error number.
     pub fault: Cell<Option<(u32, i32)>>,
     pub changes: Cell<u32>,
+    /// After so many changes more, all fail.
+    pub broken_from: Cell<Option<u32>>,
 }
 
 impl FakeHost {
@@ -46,8 +48,13 @@ impl FakeHost {
     pub fn text(&self, path: &str) -> String {
         self.files.borrow()[Path::new(path)].clone().unwrap()
     }
-    fn changing(&self) -> io::Result<()> {
+    pub fn changing(&self) -> io::Result<()> {
         self.changes.set(self.changes.get() + 1);
+        match self.broken_from.get() {
+            Some(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
+            Some(left) => self.broken_from.set(Some(left - 1)),
+            None => {}
+        }
         match self.fault.get() {
             Some((0, errno)) => {
                 self.fault.set(None);
@@ -80,6 +87,9 @@ impl Kernel for FakeHost {
         if path == Path::new("/proc/uptime") {
             return Ok("0.00 0.00\n".to_string());
         }
+        if let Some(Some(text)) = self.files.borrow().get(path) {
+            return Ok(text.clone());
+        }
         if let Ok(below) = path.strip_prefix("/proc") {
             let tid: i32 = below.iter().next().and_then(|tid| tid.to_str()?.parse().ok()).ok_or_else(not_found)?;
             let threads = self.threads.borrow();
@@ -93,7 +103,7 @@ impl Kernel for FakeHost {
                 _ => Err(not_found()),
             };
         }
-        self.files.borrow().get(path).cloned().flatten().ok_or_else(not_found)
+        Err(not_found())
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         self.changing()?;
@@ -155,6 +165,9 @@ impl Kernel for FakeHost {
         }
         let child = |file: &PathBuf| (file.parent() == Some(path)).then(|| file.file_name().unwrap().to_owned());
         Ok(self.files.borrow().keys().filter_map(child).map(|name| name.into_string().unwrap()).collect())
+    }
+    fn lock_dir(&self, _: &Path, _: std::time::Duration) -> io::Result<DirLock> {
+        Ok(DirLock::default())
     }
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
         self.on_thread(tid, |thread| thread.cpus = cpus.clone())

@@ -33,6 +33,7 @@ fn machine(host: FakeHost, state_dir: &std::path::Path) -> LiveMachine<FakeHost>
         first_window: Duration::from_millis(1),
         probe_share: 0.5,
         progress: crate::progress::ProgressFiles::default(),
+        resctrl: None,
         known: BTreeMap::new(),
         stop: Arc::new(AtomicBool::new(false)),
         wake: Arc::new(AtomicBool::new(false)),

@@ -29,16 +29,15 @@ pub enum Object {
     Nice { pid: i32, thread: ThreadKey },
     /// A thread's scheduling policy: gangs wait their turn as idle tasks.
     Policy { pid: i32, thread: ThreadKey },
-    /// Which group of a hierarchy (a mounted cgroup controller, resctrl) a thread is in.
-    Membership { hierarchy: PathBuf, thread: ThreadKey },
-    /// Content of a control file: cpuset, freezer, weight, schemata.
+    /// Which group of a hierarchy (a mounted cgroup controller, resctrl) a thread is in; children are born into it.
+    Membership { hierarchy: PathBuf, pid: i32, thread: ThreadKey },
+    /// Content of a control file: cpuset, freezer, weight.
     File { path: PathBuf },
+    /// Way masks of a resctrl group: the lines of its schemata file that divide caches.
+    Schemata { path: PathBuf },
     /// A directory that did not exist: a cgroup or a resctrl group of our own.
     Directory { path: PathBuf },
 }
-
-/// Makes the same property of another thread.
-pub type SameOf = fn(i32, ThreadKey) -> Object;
 
 impl Object {
     /// The thread it is a property of, if it is one.
@@ -48,18 +47,29 @@ impl Object {
             | Object::Nice { thread, .. }
             | Object::Policy { thread, .. }
             | Object::Membership { thread, .. } => Some(*thread),
-            Object::File { .. } | Object::Directory { .. } => None,
+            Object::File { .. } | Object::Schemata { .. } | Object::Directory { .. } => None,
         }
     }
 
-    /// What threads and children inherit when they are born: the process whose property it is, and the same property
-    /// of another thread.
-    pub fn inherited(&self) -> Option<(i32, SameOf)> {
+    /// The process whose threads and children inherit it when they are born; `None` of what is no thread's property.
+    pub fn inherited(&self) -> Option<i32> {
         match self {
-            Object::Affinity { pid, .. } => Some((*pid, |pid, thread| Object::Affinity { pid, thread })),
-            Object::Nice { pid, .. } => Some((*pid, |pid, thread| Object::Nice { pid, thread })),
-            Object::Policy { pid, .. } => Some((*pid, |pid, thread| Object::Policy { pid, thread })),
-            _ => None,
+            Object::Affinity { pid, .. }
+            | Object::Nice { pid, .. }
+            | Object::Policy { pid, .. }
+            | Object::Membership { pid, .. } => Some(*pid),
+            Object::File { .. } | Object::Schemata { .. } | Object::Directory { .. } => None,
+        }
+    }
+
+    /// The same property of another thread; what is no thread's property stays what it is.
+    pub fn same_of(&self, pid: i32, thread: ThreadKey) -> Object {
+        match self {
+            Object::Affinity { .. } => Object::Affinity { pid, thread },
+            Object::Nice { .. } => Object::Nice { pid, thread },
+            Object::Policy { .. } => Object::Policy { pid, thread },
+            Object::Membership { hierarchy, .. } => Object::Membership { hierarchy: hierarchy.clone(), pid, thread },
+            Object::File { .. } | Object::Schemata { .. } | Object::Directory { .. } => self.clone(),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
 
@@ -38,6 +39,12 @@ pub struct ThreadStat {
     pub flags: u64,
 }
 
+/// A lock on a folder, as long as it lives: other programs see it by flock(2).
+#[derive(Debug, Default)]
+pub struct DirLock {
+    _file: Option<fs::File>,
+}
+
 /// Reads and changes a host. Errors are the kernel's own; callers add the object they concern.
 pub trait Kernel {
     /// Text of a small file below the root.
@@ -48,6 +55,8 @@ pub trait Kernel {
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
     /// Names in a directory, sorted.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
+    /// Takes the exclusive flock of a folder; `WouldBlock` if somebody else still has it after `patience`.
+    fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock>;
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()>;
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()>;
     /// Scheduling policy of a thread without real-time priority (`SCHED_OTHER`, `SCHED_BATCH`, `SCHED_IDLE`).
@@ -166,6 +175,20 @@ impl Kernel for Host {
         }
         names.sort_unstable();
         Ok(names)
+    }
+    fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock> {
+        // Closed on exec: a guardian or a program that we start must not hold the lock on.
+        let file = fs::File::open(self.below(path))?;
+        let until = Instant::now() + patience;
+        loop {
+            match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(DirLock { _file: Some(file) }),
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
         // rustix and libc stop at 1 024 CPUs; the call itself does not.

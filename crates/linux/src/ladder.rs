@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use cachemate_core::{Ability, Capabilities, CpuSet, Support, Topology};
+use cachemate_core::{Ability, CacheId, Capabilities, CpuSet, Partition, Support, Topology};
 use serde::{Deserialize, Serialize};
 
 use crate::counters::Surveyed;
 use crate::kernel::Kernel;
 use crate::probes::{intensity, watchpoint};
+use crate::resctrl::{Counted, Missing, Resctrl};
 
 /// One way to measure or to act.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -46,16 +47,22 @@ fn rung(name: &str, tried: Result<String, (String, Option<String>)>, without_it:
 }
 
 /// Tries everything. `deep` also calibrates the intensity probe, which takes a few hundred milliseconds of one CPU.
-pub fn climb(kernel: &dyn Kernel, topology: &Topology, events: &[Surveyed], deep: bool) -> Ladder {
+pub fn climb(
+    kernel: &dyn Kernel,
+    topology: &Topology,
+    resctrl: &Result<Resctrl, Missing>,
+    events: &[Surveyed],
+    deep: bool,
+) -> Ladder {
     let measures = vec![
         counters(events),
         sampling(kernel),
-        resctrl_monitoring(kernel),
+        resctrl_monitoring(resctrl),
         probe(topology, deep),
         watchpoints(),
         pressure(kernel),
     ];
-    let enforces = vec![affinity(kernel), weights(kernel), cpusets(kernel), ways(kernel)];
+    let enforces = vec![affinity(kernel), weights(kernel), cpusets(kernel), ways(resctrl)];
     let works = |at: usize| measures[at].works;
     let level = if works(0) {
         1
@@ -99,36 +106,25 @@ fn sampling(kernel: &dyn Kernel) -> Rung {
     rung("data-address sampling", tried, "who shares data with whom is not seen")
 }
 
-/// Mount point of resctrl, wherever it is.
-pub fn resctrl_mount(kernel: &dyn Kernel) -> Option<String> {
-    let mounts = kernel.read(Path::new("/proc/mounts")).ok()?;
-    let mut fields = mounts.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
-    fields.find(|fields| fields.get(2) == Some(&"resctrl")).and_then(|fields| Some((*fields.get(1)?).to_string()))
-}
-
-fn resctrl(kernel: &dyn Kernel, part: &str) -> Result<String, (String, Option<String>)> {
-    let Some(mount) = resctrl_mount(kernel) else {
-        let known = kernel.read(Path::new("/proc/filesystems")).is_ok_and(|text| text.contains("resctrl"));
-        return Err(match known {
-            true => ("not mounted".into(), Some("mount -t resctrl resctrl /sys/fs/resctrl".to_string())),
-            false => (
-                "the kernel has no resctrl, or the processor no RDT/QoS".into(),
-                Some("bare metal with Intel RDT, AMD QoS or Arm MPAM".to_string()),
-            ),
-        });
+fn resctrl_monitoring(resctrl: &Result<Resctrl, Missing>) -> Rung {
+    let tried = match resctrl {
+        Err(missing) => Err((missing.why.clone(), missing.remedy.clone())),
+        Ok(Resctrl { mount, counted: Counted { occupancy, total_bytes, local_bytes }, monitored, .. }) => {
+            let all = [("occupancy", occupancy), ("traffic", total_bytes), ("traffic of the own node", local_bytes)];
+            let found: Vec<&str> = all.into_iter().filter(|(_, is)| **is).map(|(name, _)| name).collect();
+            match found.is_empty() || monitored.is_empty() {
+                true => Err((format!("{}: nothing is counted", mount.display()), Some("Intel CMT and MBM".into()))),
+                false => Ok(format!("at {}: {} of {} caches", mount.display(), found.join(", "), monitored.len())),
+            }
+        }
     };
-    match kernel.list(&Path::new(&mount).join("info").join(part)) {
-        Ok(_) => Ok(format!("at {mount}")),
-        Err(_) => Err((format!("{mount}/info has no {part}"), None)),
-    }
+    rung("cache occupancy and bandwidth (resctrl)", tried, "occupancy is inferred, not read")
 }
 
-fn resctrl_monitoring(kernel: &dyn Kernel) -> Rung {
-    rung("cache occupancy and bandwidth (resctrl)", resctrl(kernel, "L3_MON"), "occupancy is inferred, not read")
-}
-
-fn ways(kernel: &dyn Kernel) -> Rung {
-    rung("way masks (resctrl)", resctrl(kernel, "L3"), "caches are divided by colours or not at all")
+fn ways(resctrl: &Result<Resctrl, Missing>) -> Rung {
+    let words = resctrl.as_ref().map_err(Missing::clone).and_then(Resctrl::ways_in_words);
+    let tried = words.map_err(|missing| (missing.why, missing.remedy));
+    rung("way masks (resctrl)", tried, "caches are divided by colours or not at all")
 }
 
 fn probe(topology: &Topology, deep: bool) -> Rung {
@@ -206,8 +202,8 @@ fn cpusets(kernel: &dyn Kernel) -> Rung {
     rung("cpusets for groups", tried, "groups are placed thread by thread")
 }
 
-/// What policies are told.
-pub fn capabilities(ladder: &Ladder, shortest_window_ns: u64) -> Capabilities {
+/// What policies are told. `partitions`: how caches can be divided ([`Resctrl::partitions`]).
+pub fn capabilities(ladder: &Ladder, partitions: Vec<(CacheId, Partition)>, shortest_window_ns: u64) -> Capabilities {
     let say = |rung: &Rung| match rung.works {
         true => Support::Yes { note: Some(rung.says.clone()) },
         false => Support::No { why: rung.says.clone(), remedy: rung.remedy.clone() },
@@ -215,7 +211,7 @@ pub fn capabilities(ladder: &Ladder, shortest_window_ns: u64) -> Capabilities {
     let no = |why: &str| Support::No { why: why.to_string(), remedy: None };
     let abilities = BTreeMap::from([
         (Ability::CountPerTask, say(&ladder.measures[0])),
-        (Ability::CountPerCache, no("not built for live hosts")),
+        (Ability::CountPerCache, no("misses of a whole cache are not counted on live hosts")),
         (Ability::SampleAccesses, no("not built for live hosts")),
         (Ability::TraceAddresses, no("no processor of today has RapidMRC's register")),
         (Ability::CountSuperSets, no("no counters per super set")),
@@ -229,5 +225,5 @@ pub fn capabilities(ladder: &Ladder, shortest_window_ns: u64) -> Capabilities {
         (Ability::Ways, say(&ladder.enforces[3])),
         (Ability::Colours, no("needs programs started by cachemate color run")),
     ]);
-    Capabilities { abilities, partitions: Vec::new(), shortest_window_ns, shortest_slice_ns: Some(5_000_000) }
+    Capabilities { abilities, partitions, shortest_window_ns, shortest_slice_ns: Some(5_000_000) }
 }

@@ -14,6 +14,7 @@ pub mod pressure;
 pub mod probes;
 mod probing;
 pub mod progress;
+pub mod resctrl;
 pub mod restore;
 pub mod rules;
 pub mod tasks;

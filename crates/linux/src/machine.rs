@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    Ability, Answer, Applied, Capabilities, Counts, CpuId, CpuSet, Event, Evidence, Gang, GangSchedule, Item, Machine,
-    MachineError, Observation, Plan, ProbeId, ProbeWhat, Profile, Reading, Refused, RefusedBecause, Span, Support,
-    TaskId, TaskSeen, Topology, Window, WindowEnd,
+    Ability, Answer, Applied, CacheShare, Capabilities, Counts, CpuId, CpuSet, Event, Evidence, Gang, GangSchedule,
+    Item, Machine, MachineError, Observation, Place, Plan, ProbeId, ProbeWhat, Profile, Reading, Refused,
+    RefusedBecause, ShareHeld, Span, Support, TaskId, TaskSeen, Topology, Window, WindowEnd,
 };
 
 use crate::actuator::{Actuator, GuardianCommand, Made, Wanted, changes};
@@ -22,6 +22,7 @@ use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::probing::{Actor, Cast, Probing};
 use crate::progress::ProgressFiles;
+use crate::resctrl::{Resctrl, Ways};
 use crate::restore::Restored;
 use crate::rules::Rule;
 use crate::tasks::{Managed, Tasks, Usage};
@@ -43,6 +44,8 @@ pub struct LiveOptions {
     /// The most of the time that probes may take.
     pub probe_share: f64,
     pub progress: ProgressFiles,
+    /// Where caches can be divided by ways, or occupancy and traffic are counted.
+    pub resctrl: Option<Resctrl>,
     /// Profiles recorded earlier, by the command's name.
     pub known: BTreeMap<String, Profile>,
     /// Ends the run, at the latest a tenth of a second after it is set.
@@ -67,6 +70,7 @@ pub struct LiveMachine<K> {
     /// Recognised since the last window.
     recognised: Vec<Answer>,
     actuator: Actuator,
+    ways: Option<Ways>,
     gangs: Option<(Vec<GangSchedule>, Runner)>,
     in_force: Applied,
     started: Instant,
@@ -85,7 +89,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         options: LiveOptions,
     ) -> Self {
         let now = Instant::now();
+        let pid = std::process::id() as i32;
+        // A start time that cannot be read only makes the names of our groups less telling.
+        let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
         LiveMachine {
+            ways: options.resctrl.clone().map(|resctrl| Ways::new(resctrl, owner)),
             kernel: Arc::new(Mutex::new(kernel)),
             actuator: Actuator::new(&options.state_dir, options.guardian.clone()),
             window: options.first_window,
@@ -120,6 +128,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.gangs = None;
         let kernel = self.kernel();
         let account = self.actuator.put_back(&*lock(&kernel));
+        if let Some(ways) = &mut self.ways {
+            ways.forget();
+        }
         account.map_err(|error| MachineError(error.to_string()))
     }
 
@@ -159,6 +170,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// The managed threads, in order of arrival.
     pub fn managed(&self) -> Vec<&Managed> {
         self.tasks.all()
+    }
+
+    /// Why the lines of a share are not exactly what its mask says.
+    pub fn explain_share(&self, held: &ShareHeld) -> Vec<String> {
+        self.ways.as_ref().map(|ways| ways.explain(&*lock(&self.kernel), held)).unwrap_or_default()
     }
 
     /// A look at the host behind, for tests.
@@ -382,6 +398,25 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.start_gangs(plan.gangs.clone(), &mut made.refused);
     }
 
+    /// Shares of ways, as far as this host has them; what holds of them.
+    fn apply_shares(&mut self, plan: &Plan, made: &mut Made) -> Vec<ShareHeld> {
+        let Some(ways) = &mut self.ways else { return Vec::new() };
+        let (kernel, tasks) = (lock(&self.kernel), self.tasks.all());
+        let mut done = ways.apply(&*kernel, &mut self.actuator, plan, &tasks);
+        made.refused.append(&mut done.refused);
+        made.overridden.append(&mut done.overridden);
+        ways.read_back(&*kernel, &plan.shares, &tasks)
+    }
+
+    /// Occupancy of the shares in force as it is now, and the traffic of this window.
+    fn look_at_ways(&mut self) -> Vec<(Place, Counts)> {
+        let Some(ways) = &mut self.ways else { return Vec::new() };
+        let kernel = lock(&self.kernel);
+        let shares: Vec<CacheShare> = self.in_force.shares.iter().map(|held| held.share.clone()).collect();
+        self.in_force.shares = ways.read_back(&*kernel, &shares, &self.tasks.all());
+        ways.places(&*kernel)
+    }
+
     fn start_gangs(&mut self, schedules: Vec<GangSchedule>, refused: &mut Vec<Refused>) {
         let rotations: Vec<Rotation> = schedules.iter().map(|schedule| self.rotation(schedule)).collect();
         match Runner::start(self.kernel(), rotations) {
@@ -469,10 +504,11 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         self.tasks.drop_exited();
         let window = self.windows;
         self.windows += 1;
+        let places = self.look_at_ways();
         let in_force = self.in_force.clone();
         let mut answers = std::mem::take(&mut self.recognised);
         answers.append(&mut self.probing.answers);
-        Ok(Some(Observation { window, span, ended, tasks, places: Vec::new(), answers, in_force }))
+        Ok(Some(Observation { window, span, ended, tasks, places, answers, in_force }))
     }
 
     fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
@@ -503,6 +539,13 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
                 said: OBSERVING.to_string(),
             };
             applied.refused.extend(wanted.into_iter().map(refuse));
+            let because = RefusedBecause::NoPermission;
+            let refuse = |share: &CacheShare| Refused {
+                item: Item::Share(share.group, share.cache),
+                because: because.clone(),
+                said: OBSERVING.to_string(),
+            };
+            applied.refused.extend(plan.shares.iter().map(refuse));
             applied.probes = self.probing.ids();
             applied.refused.append(&mut self.probing.refused);
             self.in_force = applied.clone();
@@ -511,6 +554,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         let kernel = self.kernel();
         let mut made = self.actuator.make(&*lock(&kernel), &wanted);
         self.apply_gangs(plan, &mut made);
+        applied.shares = self.apply_shares(plan, &mut made);
         for task in self.tasks.all() {
             let thread = task.thread;
             if let Some(State::Cpus(cpus)) = made.held.get(&Object::Affinity { pid: task.pid, thread })

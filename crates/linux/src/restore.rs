@@ -11,9 +11,14 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use crate::journal::{Held, Object, SameOf, State};
+use crate::journal::{Held, Object, State};
 use crate::kernel::{Kernel, ThreadKey};
+use crate::resctrl::{Schemata, groups};
+
+/// The longest that a restore waits for resctrl's lock.
+const RESCTRL_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What became of one object.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -39,6 +44,8 @@ pub struct Restored {
 /// Puts everything back. Objects that failed stay worth another try; all others are done with.
 pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
     let mut account = Vec::new();
+    // Whoever keeps resctrl's lock for longer than this does not keep a host from being put back.
+    let _lock = held.keys().find_map(resctrl_of).map(|mount| kernel.lock_dir(mount, RESCTRL_PATIENCE));
     for stage in 0..5 {
         let mut objects: Vec<_> = held.iter().filter(|(object, _)| stage_of(object) == stage).collect();
         if stage == 4 {
@@ -47,7 +54,7 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restor
         for (object, held) in objects {
             let outcome = restore_one(kernel, object, held).unwrap_or_else(|error| match gone(&error) {
                 true => Outcome::Gone,
-                false => Outcome::Failed(error.to_string()),
+                false => Outcome::Failed(in_words(kernel, object, &error)),
             });
             account.push(Restored { object: object.clone(), outcome });
         }
@@ -62,7 +69,7 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restor
 /// but cannot be seen yet: until two passes, a while apart, find none.
 fn restore_all_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
     const PASSES_AT_MOST: u32 = 32;
-    const BETWEEN_BIRTH_AND_SIGHT: std::time::Duration = std::time::Duration::from_millis(20);
+    const BETWEEN_BIRTH_AND_SIGHT: Duration = Duration::from_millis(20);
     let mut account = Vec::new();
     let mut clean_passes = 0;
     for _ in 0..PASSES_AT_MOST {
@@ -80,8 +87,10 @@ fn restore_all_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<
     account
 }
 
+/// Masks of a group of ours go with the group: they have no stage of their own.
 fn stage_of(object: &Object) -> u32 {
     match object {
+        Object::Schemata { .. } => u32::MAX,
         Object::File { path } if is_freezer(path) => 0,
         Object::Affinity { .. } | Object::Nice { .. } | Object::Policy { .. } => 1,
         Object::Membership { .. } => 2,
@@ -134,8 +143,13 @@ pub fn read_state(kernel: &dyn Kernel, object: &Object) -> io::Result<State> {
         Object::Affinity { thread, .. } => State::Cpus(kernel.affinity(thread.tid)?),
         Object::Nice { thread, .. } => State::Nice(kernel.stat(thread.tid)?.nice),
         Object::Policy { thread, .. } => State::Policy(kernel.stat(thread.tid)?.policy),
-        Object::Membership { hierarchy, thread } => State::Group(group_of(kernel, hierarchy, *thread)?),
+        Object::Membership { hierarchy, thread, .. } => State::Group(group_of(kernel, hierarchy, *thread)?),
         Object::File { path } => State::Text(kernel.read(path)?.trim_end().to_string()),
+        Object::Schemata { path } => {
+            let masks = Schemata::parse(&kernel.read(path)?);
+            let bad = |what| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display()));
+            State::Text(masks.map_err(bad)?.to_string())
+        }
         Object::Directory { path } => match kernel.list(path) {
             Ok(_) => State::Present,
             Err(error) if error.kind() == io::ErrorKind::NotFound => State::Absent,
@@ -153,13 +167,15 @@ pub fn write_state(kernel: &dyn Kernel, object: &Object, state: &State) -> io::R
         (Object::Affinity { thread, .. }, State::Cpus(cpus)) => kernel.set_affinity(thread.tid, cpus),
         (Object::Nice { thread, .. }, State::Nice(nice)) => kernel.set_nice(thread.tid, *nice),
         (Object::Policy { thread, .. }, State::Policy(policy)) => kernel.set_policy(thread.tid, *policy),
-        (Object::Membership { hierarchy, thread }, State::Group(group)) => {
+        (Object::Membership { hierarchy, thread, .. }, State::Group(group)) => {
             let group = hierarchy.join(group.strip_prefix("/").unwrap_or(group));
             kernel.write(&member_file(kernel, &group), &thread.tid.to_string())
         }
-        (Object::File { path }, State::Text(text)) => kernel.write(path, &format!("{text}\n")),
+        (Object::File { path } | Object::Schemata { path }, State::Text(text)) => {
+            kernel.write(path, &format!("{text}\n"))
+        }
         (Object::Directory { path }, State::Present) => kernel.make_dir(path),
-        (Object::Directory { path }, State::Absent) => kernel.remove_dir(path),
+        (Object::Directory { path }, State::Absent) => remove_group(kernel, path).map(drop),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{object:?} cannot be {state:?}"))),
     }
 }
@@ -175,9 +191,12 @@ fn member_file(kernel: &dyn Kernel, group: &Path) -> PathBuf {
     if kernel.read(&threads).is_ok() { threads } else { group.join("cgroup.procs") }
 }
 
-/// Group of a thread in a hierarchy, found by looking through the groups: the one way that serves cgroup v1, v2 and
-/// resctrl alike, and under an injected root.
+/// Group of a thread in a hierarchy: resctrl tells it of each thread; otherwise found by looking through the groups, the
+/// one way that serves cgroup v1, v2 and old kernels' resctrl alike, and under an injected root.
 fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Result<PathBuf> {
+    if let Some(group) = groups::told_of_thread(kernel, hierarchy, thread.tid)? {
+        return Ok(group);
+    }
     let mut left = vec![hierarchy.to_path_buf()];
     while let Some(group) = left.pop() {
         if members(kernel, &group)?.contains(&thread.tid) {
@@ -201,8 +220,30 @@ fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
     Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
 }
 
+/// The mount of resctrl, if the object lies in it.
+fn resctrl_of(object: &Object) -> Option<&Path> {
+    match object {
+        Object::Schemata { path } => path.parent()?.parent(),
+        _ => None,
+    }
+}
+
+/// What went wrong, with resctrl's own words where it has any.
+pub(crate) fn in_words(kernel: &dyn Kernel, object: &Object, error: &io::Error) -> String {
+    let near = match object {
+        Object::Schemata { path } => path.parent().and_then(Path::parent),
+        Object::Directory { path } => path.parent(),
+        Object::Membership { hierarchy, .. } => Some(hierarchy.as_path()),
+        _ => None,
+    };
+    match near.and_then(|mount| groups::last_status(kernel, mount)) {
+        Some(said) => format!("{error}; resctrl says: {said}"),
+        None => error.to_string(),
+    }
+}
+
 /// Empties a group of ours into its parent and removes it. Children of managed programs may have been born into it.
-fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<Outcome> {
+pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<Outcome> {
     if let Err(error) = kernel.list(path) {
         return if gone(&error) { Ok(Outcome::Unchanged) } else { Err(error) };
     }
@@ -229,17 +270,16 @@ fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<Outcome> {
 /// Threads born since, by a journalled process or its descendants, that inherited a mask, nice value or policy of ours.
 fn restore_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
     // By process: every inherited property, with the process's first original of it and all that we set it to.
-    let mut estates: BTreeMap<i32, Vec<(SameOf, Held)>> = BTreeMap::new();
+    let mut estates: BTreeMap<i32, Vec<(&Object, Held)>> = BTreeMap::new();
     for (object, held) in held {
         // A process id may have been reused: it is still the journalled process only if a journalled thread lives.
-        if let Some((pid, of)) = object.inherited().filter(|_| object.thread().is_some_and(|t| kernel.alive(t))) {
+        if let Some(pid) = object.inherited().filter(|_| object.thread().is_some_and(|t| kernel.alive(t))) {
             let estate = estates.entry(pid).or_default();
-            let same = |other: &&mut (SameOf, Held)| {
-                std::mem::discriminant(&other.1.original) == std::mem::discriminant(&held.original)
-            };
+            let of_first = |thread| object.same_of(pid, thread);
+            let same = |other: &&mut (&Object, Held)| other.0.thread().map(of_first).as_ref() == Some(other.0);
             match estate.iter_mut().find(same) {
                 Some((_, first)) => first.ours.extend(held.ours.iter().cloned()),
-                None => estate.push((of, held.clone())),
+                None => estate.push((object, held.clone())),
             }
         }
     }
@@ -252,7 +292,7 @@ fn restore_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Rest
         processes.iter().filter_map(|&pid| Some((pid, kernel.stat(pid).ok()?.parent))).collect();
     for &pid in &processes {
         // From the nearest ancestor on: each may have passed on what the ones between were not journalled for.
-        let estates: Vec<&(SameOf, Held)> =
+        let estates: Vec<&(&Object, Held)> =
             ancestors(pid, &parents).iter().filter_map(|pid| estates.get(pid)).flatten().collect();
         if estates.is_empty() {
             continue;
@@ -260,7 +300,7 @@ fn restore_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Rest
         for tid in kernel.threads(pid).unwrap_or_default() {
             let Ok(stat) = kernel.stat(tid) else { continue };
             for (of, held_by_ancestor) in &estates {
-                let object = of(pid, stat.key);
+                let object = of.same_of(pid, stat.key);
                 if !held.contains_key(&object) {
                     account.extend(heir(kernel, object, held_by_ancestor));
                 }

@@ -62,6 +62,7 @@ fn machine_that_can(
         first_window: Duration::from_millis(1),
         probe_share: 0.5,
         progress: Default::default(),
+        resctrl: None,
         known: Default::default(),
         stop: Arc::new(AtomicBool::new(false)),
         wake: Arc::new(AtomicBool::new(false)),

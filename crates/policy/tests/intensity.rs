@@ -55,12 +55,19 @@ fn seen(tasks: Vec<TaskSeen>) -> Observation {
 }
 
 fn decide(policy: &mut dyn Policy, caches: u32, tasks: Vec<TaskSeen>, profiles: &Profiles, before: &Plan) -> Decision {
-    let capabilities = Capabilities {
-        abilities: BTreeMap::new(),
-        partitions: Vec::new(),
-        shortest_window_ns: 1,
-        shortest_slice_ns: None,
-    };
+    decide_where(BTreeMap::new(), policy, caches, tasks, profiles, before)
+}
+
+fn decide_where(
+    abilities: BTreeMap<Ability, Support>,
+    policy: &mut dyn Policy,
+    caches: u32,
+    tasks: Vec<TaskSeen>,
+    profiles: &Profiles,
+    before: &Plan,
+) -> Decision {
+    let capabilities =
+        Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: None };
     let (topology, seen) = (topology(caches), seen(tasks));
     let view =
         View { topology: &topology, capabilities: &capabilities, seen: &seen, profiles, before, predictor: &YARDSTICK };
@@ -151,6 +158,26 @@ fn without_counters_the_intensity_from_outside_serves() {
     profiles.entry(TaskId(0)).or_default().observed_misses_per_kilo_instr = counted;
     let plan = decide(build("dio", "", 1).unwrap().as_mut(), 2, tasks, &profiles, &idle()).plan;
     assert_eq!(plan.allowed.keys().copied().collect::<Vec<_>>(), [TaskId(0)], "only what is counted is placed");
+}
+
+/// Where the machine says that it has no counters, and only there: do rates recorded earlier serve, as the last resort?
+#[test]
+fn without_counters_and_probes_recorded_rates_serve() {
+    let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
+    let curve = |rate| Some(vec![(1 << 20, Estimate::exact(2.0 * rate)), (8 << 20, Estimate::exact(rate))]);
+    let profile = |rate| Profile { misses_per_kilo_instr: curve(rate), ..Profile::default() };
+    let mut profiles: Profiles = (0..4).map(|id| (TaskId(id), profile([20.0, 10.0, 1.0, 0.5][id as usize]))).collect();
+    let none = Support::No { why: "no PMU".to_string(), remedy: None };
+    let decide = |none: Option<&Support>, profiles: &Profiles| {
+        let abilities = none.map(|none| (Ability::CountPerTask, none.clone())).into_iter().collect();
+        let mut dio = build("dio", "", 1).unwrap();
+        decide_where(abilities, dio.as_mut(), 2, tasks.clone(), profiles, &idle()).plan
+    };
+    assert_eq!(beside(&decide(Some(&none), &profiles), 0), [3]);
+    assert!(decide(None, &profiles).allowed.is_empty(), "counters will come");
+    profiles.get_mut(&TaskId(1)).unwrap().intensity = Some(Estimate::exact(0.5));
+    let plan = decide(Some(&none), &profiles);
+    assert!(!plan.allowed.contains_key(&TaskId(0)), "kinds are not mixed: {:?}", plan.allowed);
 }
 
 /// Do the oracles place by the matrix: the published table's best and worst pairs?

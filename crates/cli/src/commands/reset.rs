@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::bail;
 use cachemate_linux::guardian::{Lock, restore_left_behind};
 use cachemate_linux::kernel::Host;
+use cachemate_linux::resctrl;
 use cachemate_linux::restore::{Outcome, Restored};
 use clap::Args;
 use serde::Serialize;
@@ -33,6 +34,8 @@ struct ResetJson {
     put_back: usize,
     unchanged: usize,
     gone: usize,
+    /// Groups of ours in resctrl whose owner and journal are gone.
+    orphans: Vec<String>,
     /// Changed by somebody else since, and left alone.
     theirs: Vec<String>,
     failed: Vec<String>,
@@ -54,6 +57,7 @@ impl ResetJson {
     fn words(&self) -> String {
         let mut text =
             format!("{} put back, {} were as before, {} are gone\n", self.put_back, self.unchanged, self.gone);
+        self.orphans.iter().for_each(|line| text.push_str(&format!("{line}\n")));
         self.theirs.iter().for_each(|line| text.push_str(&format!("left alone, changed by somebody else: {line}\n")));
         self.failed.iter().for_each(|line| text.push_str(&format!("not put back: {line}\n")));
         text
@@ -79,6 +83,7 @@ impl Reset {
             };
             result.add(&restore_left_behind(&Host::new("/"), dir)?);
         }
+        result.orphans = resctrl::groups::sweep_mounted(&Host::new("/"));
         session.answer(self.json.json, &result, || result.words())?;
         match result.failed.len() {
             0 => Ok(()),

@@ -14,6 +14,7 @@ use cachemate_linux::kernel::Host;
 use cachemate_linux::ladder::{Ladder, capabilities, climb};
 use cachemate_linux::machine::{LiveMachine, LiveOptions};
 use cachemate_linux::progress::ProgressFiles;
+use cachemate_linux::resctrl::{self, Resctrl};
 use cachemate_linux::rules::{Action, Rule};
 use cachemate_linux::topology::read_topology;
 use cachemate_locality::phases::PhaseParameters;
@@ -39,6 +40,8 @@ pub struct Found {
     pub warnings: Vec<String>,
     pub events: Vec<Surveyed>,
     pub ladder: Ladder,
+    /// Where it is mounted.
+    pub resctrl: Option<Resctrl>,
 }
 
 /// Reads and tries this host. `deep` also calibrates the probe.
@@ -48,8 +51,10 @@ pub struct Found {
 pub fn find(deep: bool) -> anyhow::Result<Found> {
     let host = read_topology(Path::new("/")).context("cannot read the caches of this host")?;
     let events = survey(last_level(&host.topology));
-    let ladder = climb(&Host::new("/"), &host.topology, &events, deep);
-    Ok(Found { topology: host.topology, warnings: host.warnings, events, ladder })
+    let kernel = Host::new("/");
+    let resctrl = resctrl::find(&kernel, &host);
+    let ladder = climb(&kernel, &host.topology, &resctrl, &events, deep);
+    Ok(Found { topology: host.topology, warnings: host.warnings, events, ladder, resctrl: resctrl.ok() })
 }
 
 fn last_level(topology: &Topology) -> Level {
@@ -73,7 +78,8 @@ pub struct Wish {
 pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<LiveLoop> {
     super::paths::make_private_dir(&wish.state_dir)?;
     let window = window_of(&wish.config);
-    let capabilities: Capabilities = capabilities(&found.ladder, window.as_nanos() as u64);
+    let partitions = found.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
+    let capabilities: Capabilities = capabilities(&found.ladder, partitions, window.as_nanos() as u64);
     let state = wish.state_dir.display().to_string();
     let options = LiveOptions {
         rules: wish.rules.clone(),
@@ -87,6 +93,7 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<LiveLoop> {
         first_window: window.min(Duration::from_millis(100)),
         probe_share: 0.5,
         progress: ProgressFiles::new(wish.progress_dir.clone()),
+        resctrl: found.resctrl.clone(),
         known: known_profiles(&wish.config.profiles)?,
         stop: wish.stop.clone(),
         wake: wish.wake.clone(),

@@ -117,6 +117,20 @@ fn gangs(status: &Status) -> String {
     status.gangs.iter().map(line).collect()
 }
 
+fn shares(status: &Status) -> String {
+    let name = |id: &u32| {
+        let task = status.tasks.iter().find(|task| task.task == *id);
+        task.map_or_else(|| format!("task {id}"), |task| format!("{}({})", task.name, task.tid))
+    };
+    let line = |share: &super::status::ShareStatus| {
+        let holds = share.occupancy_bytes.map_or(String::new(), |bytes| format!(", holds {}", size_text(bytes)));
+        let tasks: Vec<String> = share.tasks.iter().map(name).collect();
+        let notes: String = share.notes.iter().map(|note| format!("  {note}\n")).collect();
+        format!("ways {} of cache {}{holds}: {}\n{notes}", share.ways, share.cache, tasks.join(" + "))
+    };
+    status.shares.iter().map(line).collect()
+}
+
 fn decisions(decisions: &[DecisionStatus], most: usize) -> String {
     let line = |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.why);
     decisions.iter().take(most).map(line).collect()
@@ -127,18 +141,22 @@ fn troubles(status: &Status) -> String {
     refused.chain(status.overridden.iter().take(5).map(|item| format!("changed by somebody else: {item}\n"))).collect()
 }
 
+fn in_force(status: &Status) -> String {
+    format!("{}{}{}", gangs(status), shares(status), troubles(status))
+}
+
 /// All of it.
 pub fn status_text(status: &Status) -> String {
     let last = decisions(&status.decisions, 10);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
-    format!("{}{}\n{}{}{last}", head(status), tables(status, usize::MAX), gangs(status), troubles(status))
+    format!("{}{}\n{}{last}", head(status), tables(status, usize::MAX), in_force(status))
 }
 
 /// As much as fits a screen; lines are cut at `width`.
 pub fn top_text(status: &Status, width: usize) -> String {
     let last = decisions(&status.decisions, 6);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
-    let text = format!("{}{}\n{}{}{last}", head(status), tables(status, 15), gangs(status), troubles(status));
+    let text = format!("{}{}\n{}{last}", head(status), tables(status, 15), in_force(status));
     text.lines().map(|line| line.chars().take(width).collect::<String>() + "\n").collect()
 }
 

@@ -2,7 +2,9 @@
 //!
 //! Not in the registry: nobody wants it but who tests that everything is put back.
 
-use cachemate_core::{Decision, Gang, GangSchedule, Plan, Policy, View, Window};
+use cachemate_core::{
+    CacheShare, Decision, Gang, GangSchedule, GroupId, Member, Partition, Plan, Policy, TaskId, Units, View, Window,
+};
 use cachemate_policy::policies::movable;
 use cachemate_policy::rng::SplitMix64;
 
@@ -15,6 +17,31 @@ impl Shake {
 
     pub fn new(seed: u64) -> Self {
         Shake { generator: SplitMix64::new(seed) }
+    }
+}
+
+impl Shake {
+    /// Some tasks, each under a mask of its own that the hardware takes, in every cache that ways divide.
+    fn shares(&mut self, view: &View<'_>, tasks: &[TaskId]) -> Vec<CacheShare> {
+        let mut shares = Vec::new();
+        for (cache, partition) in &view.capabilities.partitions {
+            let Partition::Ways { ways, at_least, .. } = *partition else { continue };
+            for &task in tasks {
+                if self.generator.below(3) > 0 {
+                    continue;
+                }
+                let width = at_least + self.generator.below(u64::from(ways - at_least) + 1) as u32;
+                let first = self.generator.below(u64::from(ways - width) + 1) as u32;
+                let units = Units::Ways { mask: (first..first + width).collect() };
+                shares.push(CacheShare {
+                    group: GroupId(task.0),
+                    members: vec![Member::Task(task)],
+                    cache: *cache,
+                    units,
+                });
+            }
+        }
+        shares
     }
 }
 
@@ -39,6 +66,7 @@ impl Policy for Shake {
             let cpus = online.iter().copied().collect();
             plan.gangs = vec![GangSchedule { cpus, slice_ns: 5_000_000, gangs: gangs.collect() }];
         }
+        plan.shares = self.shares(view, &tasks);
         Decision { plan, why: Vec::new() }
     }
 }

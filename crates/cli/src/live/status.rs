@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CpuId, CpuSet, Estimate, Event, Evidence, Profile, Reason, Record, TaskId, TaskSeen, Topology};
+use cachemate_core::{
+    CpuId, CpuSet, Estimate, Event, Evidence, Member, Profile, Reason, Record, ShareHeld, TaskId, TaskSeen, Topology,
+    Units,
+};
 use cachemate_linux::kernel::Host;
 use cachemate_linux::machine::LiveMachine;
 use cachemate_linux::pressure::Pressure;
@@ -37,6 +40,9 @@ pub struct Status {
     pub caches: Vec<CacheStatus>,
     pub tasks: Vec<TaskStatus>,
     pub gangs: Vec<GangStatus>,
+    /// Parts of caches, as they hold.
+    #[serde(default)]
+    pub shares: Vec<ShareStatus>,
     /// Latest first.
     pub decisions: Vec<DecisionStatus>,
     pub refused: Vec<String>,
@@ -99,6 +105,18 @@ pub struct GangStatus {
     pub cpus: String,
     pub slice_ns: u64,
     pub gangs: Vec<Vec<u32>>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ShareStatus {
+    pub group: u32,
+    pub cache: u32,
+    /// Ways, as an index list.
+    pub ways: String,
+    pub tasks: Vec<u32>,
+    pub occupancy_bytes: Option<u64>,
+    /// Why its lines are not exactly where its ways are.
+    pub notes: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -167,6 +185,8 @@ impl Watcher {
         self.status.refused = record.applied.refused.iter().take(20).map(said).collect();
         self.status.overridden = record.applied.overridden.iter().map(|item| format!("{item:?}")).collect();
         self.status.gangs = record.applied.gangs.iter().map(gang).collect();
+        let shares = record.applied.shares.iter();
+        self.status.shares = shares.filter_map(|held| share(held, &record.seen.tasks, machine)).collect();
     }
 
     fn names(&self, record: &Record, machine: &LiveMachine<Host>) -> BTreeMap<TaskId, String> {
@@ -263,6 +283,23 @@ fn gang(schedule: &cachemate_core::GangSchedule) -> GangStatus {
         slice_ns: schedule.slice_ns,
         gangs: schedule.gangs.iter().map(members).collect(),
     }
+}
+
+/// Only what is divided by ways; colours have a report of their own.
+fn share(held: &ShareHeld, tasks: &[TaskSeen], machine: &LiveMachine<Host>) -> Option<ShareStatus> {
+    let Units::Ways { mask } = &held.share.units else { return None };
+    let members = &held.share.members;
+    let is_member = |task: &&TaskSeen| {
+        members.contains(&Member::Task(task.task)) || members.contains(&Member::Process(task.process))
+    };
+    Some(ShareStatus {
+        group: held.share.group.0,
+        cache: held.share.cache.0,
+        ways: mask.to_string(),
+        tasks: tasks.iter().filter(is_member).map(|task| task.task.0).collect(),
+        occupancy_bytes: held.occupancy_bytes,
+        notes: machine.explain_share(held),
+    })
 }
 
 fn in_words(reason: &Reason, names: &BTreeMap<TaskId, String>) -> String {

@@ -30,7 +30,7 @@ fn every_kind_of_object_is_put_back() {
     let mut held = BTreeMap::new();
     let group = Object::Directory { path: "/cg/ours".into() };
     make(&host, &mut held, group, State::Present);
-    let membership = Object::Membership { hierarchy: "/cg".into(), thread };
+    let membership = Object::Membership { hierarchy: "/cg".into(), pid: 5, thread };
     make(&host, &mut held, membership, State::Group("/ours".into()));
     make(&host, &mut held, affinity(5, thread), cpus("1"));
     make(&host, &mut held, Object::Nice { pid: 5, thread }, State::Nice(7));

@@ -16,12 +16,16 @@ struct Di(Intensity);
 
 impl Policy for Di {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let cache = contended(view.topology);
-        let rate = |task: TaskId| {
-            let misses = solo_misses_per_mega_instr(view.profiles.get(&task)?, cache.as_ref()?)?;
-            Some(misses / 1000.0)
-        };
-        self.0.decide(view, rate)
+        self.0.decide(view, rate_alone(view))
+    }
+}
+
+/// Misses per thousand instructions of a task alone, from its profile.
+pub(super) fn rate_alone(view: &View<'_>) -> impl Fn(TaskId) -> Option<f64> {
+    let cache = contended(view.topology);
+    move |task| {
+        let misses = solo_misses_per_mega_instr(view.profiles.get(&task)?, cache.as_ref()?)?;
+        Some(misses / 1000.0)
     }
 }
 

@@ -2,24 +2,33 @@
 //!
 //! Problem: DI needs a profile of every program beforehand. Method: the miss rate as it is counted while the task runs
 //! beside others, averaged over windows of 10^9 cycles; the order by it is nearly that of the rates alone (CA-5). Where
-//! no task has one (no counters, as in most virtual machines), the intensity that a probe measured from outside. Then
-//! as DI: sort and deal out, or exchanges between pairs of caches ([`crate::intensity`], [`crate::evening`]).
+//! no task has one (no counters, as in most virtual machines), the intensity that a probe measured from outside; where
+//! that is missing too and the machine says that it has no counters, the rates that were recorded earlier. Then as DI: sort
+//! and deal out, or exchanges between pairs of caches ([`crate::intensity`], [`crate::evening`]).
 //!
 //! Properties: follows phases, as the profile drops evidence of old ones; rates of different kinds are never compared;
 //! what has not been measured yet stays where it is.
 
-use cachemate_core::{Decision, Estimate, Policy, Profile, TaskId, View};
+use cachemate_core::{Ability, Decision, Estimate, Policy, Profile, Support, TaskId, View};
 
+use super::di::rate_alone;
 use crate::intensity::{Intensity, Parameters};
+
+/// One kind of rate of a task.
+type Rate = fn(&Profile) -> Option<Estimate>;
 
 struct Dio(Intensity);
 
 impl Policy for Dio {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let counted = |profile: &Profile| profile.observed_misses_per_kilo_instr;
-        let from_outside = |profile: &Profile| profile.intensity;
-        let of: &dyn Fn(&Profile) -> Option<Estimate> =
-            if view.profiles.values().any(|profile| counted(profile).is_some()) { &counted } else { &from_outside };
+        let counted: Rate = |profile| profile.observed_misses_per_kilo_instr;
+        let from_outside: Rate = |profile| profile.intensity;
+        let any = |of: Rate| view.profiles.values().any(|profile| of(profile).is_some());
+        let no_counters = matches!(view.capabilities.abilities.get(&Ability::CountPerTask), Some(Support::No { .. }));
+        if no_counters && !any(counted) && !any(from_outside) {
+            return self.0.decide(view, rate_alone(view));
+        }
+        let of = if any(counted) { counted } else { from_outside };
         self.0.decide(view, |task: TaskId| of(view.profiles.get(&task)?).map(|rate| rate.value))
     }
 }

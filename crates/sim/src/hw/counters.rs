@@ -106,10 +106,10 @@ impl TaskCounters {
         self.ticks / self.ticks_per_cycle.max(1)
     }
 
-    /// One event's raw count. Every event of core is counted.
-    pub fn count(&self, event: Event) -> u64 {
+    /// One event's raw count; `None` where tasks have none: whose node memory is on is not told apart.
+    pub fn count(&self, event: Event) -> Option<u64> {
         let cycles = |ticks: u64| ticks / self.ticks_per_cycle.max(1);
-        match event {
+        Some(match event {
             Event::Instructions => self.instructions,
             Event::Cycles => self.cycles(),
             Event::References(level) => self.levels[level as usize].references,
@@ -127,16 +127,17 @@ impl TaskCounters {
             Event::ContextSwitches => self.context_switches,
             Event::PageFaults => self.page_faults,
             Event::SystemCalls => self.system_calls,
-        }
+            Event::MemoryBytes => self.memory_read_bytes + self.memory_write_bytes,
+            Event::LocalMemoryBytes => return None,
+        })
     }
 
     /// Every event, as an ideal counter unit reads them: sorted, nothing multiplexed. `levels` are those that the
     /// machine has; events of others would be absent evidence, not zeros.
     pub fn counts(&self, levels: &[Level]) -> Counts {
         let events = events(levels);
-        Counts(
-            events.into_iter().map(|event| Reading { event, count: self.count(event), counted_share: 1.0 }).collect(),
-        )
+        let reading = |event| Some(Reading { event, count: self.count(event)?, counted_share: 1.0 });
+        Counts(events.into_iter().filter_map(reading).collect())
     }
 
     /// What was counted since `earlier`, an older copy of these counters.

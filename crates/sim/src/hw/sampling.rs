@@ -223,7 +223,7 @@ impl Probes {
     pub(crate) fn overflowed(&mut self, counters: &TaskCounters) -> bool {
         let mut any = false;
         for overflow in &mut self.overflows {
-            any |= overflow.passed(counters.count(overflow.event));
+            any |= counters.count(overflow.event).is_some_and(|count| overflow.passed(count));
         }
         any
     }

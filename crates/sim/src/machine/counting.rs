@@ -28,6 +28,9 @@ struct Meter {
     cycles: u64,
 }
 
+/// Only events of [`events`] are asked for.
+const COUNTED: &str = "every event of the unit is one that tasks count";
+
 fn is_kernels(event: &Event) -> bool {
     matches!(event, Event::ContextSwitches | Event::PageFaults | Event::SystemCalls)
 }
@@ -75,12 +78,12 @@ impl Counting {
         meter.on_cycles.resize(groups, 0);
         meter.always.resize(always.len(), 0);
         for (count, event) in meter.always.iter_mut().zip(&always) {
-            *count += since.count(*event);
+            *count += since.count(*event).expect(COUNTED);
         }
         if groups > 0 {
             meter.counts[active].resize(on.len(), 0);
             for (count, event) in meter.counts[active].iter_mut().zip(&on) {
-                *count += since.count(*event);
+                *count += since.count(*event).expect(COUNTED);
             }
             meter.on_cycles[active] += since.cycles();
         }

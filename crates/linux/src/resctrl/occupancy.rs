@@ -1,0 +1,183 @@
+//! What resctrl counts: occupancy (CMT) and memory traffic (MBM), and why an occupancy is not what the mask says.
+//!
+//! Problem: users see a group hold more than its mask allows, or less, and take it for a fault. Both are how the
+//! hardware works: a mask says where new lines may go, and lines that are elsewhere stay until somebody evicts them; ways
+//! may be shared with other groups or with input and output; the counters are estimates of a monitor with its own delay.
+//! Method: occupancy is read beside the mask, and every reason that applies is told in words. A counter that the
+//! hardware says is unavailable is absent; traffic is the difference of two readings.
+//!
+//! Kernel documentation: Documentation/filesystems/resctrl.rst, `mon_data`, `bit_usage`, "Cache Pseudo-Locking".
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::{CacheShare, Counts, Event, IndexSet, Level, Reading, Units};
+
+use super::info::{Counted, Divided};
+use crate::kernel::Kernel;
+
+fn monitor(group: &Path, domain: u32, name: &str) -> PathBuf {
+    group.join(format!("mon_data/mon_L3_{domain:02}/{name}"))
+}
+
+/// `Unavailable` and `Error` stand where the hardware has no reading.
+fn number(kernel: &dyn Kernel, path: &Path) -> Option<u64> {
+    kernel.read(path).ok()?.trim().parse().ok()
+}
+
+/// Bytes of the last level that lines of the group take.
+pub fn occupancy_bytes(kernel: &dyn Kernel, group: &Path, domain: u32) -> Option<u64> {
+    number(kernel, &monitor(group, domain, "llc_occupancy"))
+}
+
+/// Traffic since the group's start, as the monitors count it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Traffic {
+    pub total_bytes: Option<u64>,
+    pub local_bytes: Option<u64>,
+}
+
+impl Traffic {
+    pub fn read(kernel: &dyn Kernel, group: &Path, domain: u32, counted: Counted) -> Self {
+        let of = |is, name| if is { number(kernel, &monitor(group, domain, name)) } else { None };
+        Traffic {
+            total_bytes: of(counted.total_bytes, "mbm_total_bytes"),
+            local_bytes: of(counted.local_bytes, "mbm_local_bytes"),
+        }
+    }
+
+    /// What came since. A counter that has begun anew says nothing.
+    pub fn since(self, earlier: Traffic) -> Traffic {
+        let since = |now: Option<u64>, then: Option<u64>| now?.checked_sub(then?);
+        Traffic {
+            total_bytes: since(self.total_bytes, earlier.total_bytes),
+            local_bytes: since(self.local_bytes, earlier.local_bytes),
+        }
+    }
+
+    /// Of both together; absent where either is.
+    pub fn and(self, other: Traffic) -> Traffic {
+        let sum = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
+        Traffic {
+            total_bytes: sum(self.total_bytes, other.total_bytes),
+            local_bytes: sum(self.local_bytes, other.local_bytes),
+        }
+    }
+
+    pub fn counts(self) -> Counts {
+        let reading = |event, count: Option<u64>| Some(Reading { event, count: count?, counted_share: 1.0 });
+        let readings =
+            [reading(Event::MemoryBytes, self.total_bytes), reading(Event::LocalMemoryBytes, self.local_bytes)];
+        Counts(readings.into_iter().flatten().collect())
+    }
+}
+
+/// Ways per domain that groups hold for themselves alone (`E`) or that are pseudo-locked (`P`), from `bit_usage`: one
+/// letter a way, the highest first.
+pub fn taken(kernel: &dyn Kernel, mount: &Path, level: Level) -> BTreeMap<u32, IndexSet> {
+    let mut all: BTreeMap<u32, IndexSet> = BTreeMap::new();
+    let resources = if level == Level::L2 { ["L2", "L2CODE", "L2DATA"] } else { ["L3", "L3CODE", "L3DATA"] };
+    for resource in resources {
+        let text = kernel.read(&mount.join("info").join(resource).join("bit_usage")).unwrap_or_default();
+        for (domain, letters) in text.trim().split(';').filter_map(|part| part.split_once('=')) {
+            let Ok(domain) = domain.trim().parse() else { continue };
+            let alone = letters.chars().rev().zip(0..).filter(|(letter, _)| matches!(letter, 'E' | 'P'));
+            all.entry(domain).or_default().extend(alone.map(|(_, way)| way));
+        }
+    }
+    all
+}
+
+/// Masks of the other groups in one cache, by name; the root group is `/`.
+pub type Others = BTreeMap<String, IndexSet>;
+
+/// Why the group's lines are not exactly what its mask says: everything that applies, in words.
+pub fn explain(share: &CacheShare, occupancy_bytes: Option<u64>, divided: &Divided, others: &Others) -> Vec<String> {
+    let Units::Ways { mask } = &share.units else { return Vec::new() };
+    let mut why = Vec::new();
+    let room_bytes = divided.size_bytes.map(|size| size / u64::from(divided.ways.max(1)) * u64::from(mask.count()));
+    if let Some((held, room)) = occupancy_bytes.zip(room_bytes).filter(|(held, room)| held > room) {
+        why.push(format!(
+            "holds {held} bytes where its ways have {room}: lines from before its mask stay until they are evicted"
+        ));
+    }
+    let io = mask.intersection(&divided.shared_with_io);
+    if !io.is_empty() {
+        why.push(format!("ways {io} are filled by input and output too"));
+    }
+    for (name, other) in others {
+        let both = mask.intersection(other);
+        if !both.is_empty() {
+            why.push(format!("ways {both} may also be filled by group {name}"));
+        }
+    }
+    why
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+    use cachemate_core::{CacheId, GroupId};
+
+    /// Is a reading that the hardware does not have absent, and a difference only where both are there?
+    #[test]
+    fn what_is_unavailable_is_absent() {
+        let host = FakeHost::default();
+        host.file("/r/g/mon_data/mon_L3_01/llc_occupancy", "Unavailable\n");
+        host.file("/r/g/mon_data/mon_L3_01/mbm_total_bytes", "500\n");
+        host.file("/r/g/mon_data/mon_L3_01/mbm_local_bytes", "Error\n");
+        let group = Path::new("/r/g");
+        let all = Counted { occupancy: true, total_bytes: true, local_bytes: true };
+        assert_eq!(occupancy_bytes(&host, group, 1), None);
+        let now = Traffic::read(&host, group, 1, all);
+        assert_eq!(now, Traffic { total_bytes: Some(500), local_bytes: None });
+        let then = Traffic { total_bytes: Some(200), local_bytes: Some(100) };
+        assert_eq!(now.since(then).counts().get(Event::MemoryBytes), Some(300.0));
+        assert_eq!(now.since(then).counts().get(Event::LocalMemoryBytes), None);
+        assert_eq!(then.since(now), Traffic::default(), "a counter that began anew says nothing");
+    }
+
+    /// Are exclusive and locked ways found, highest way first as the kernel writes them, code and data apart too?
+    #[test]
+    fn ways_held_alone_are_read_from_bit_usage() {
+        let host = FakeHost::default();
+        host.file("/r/info/L3CODE/bit_usage", "0=XXSSSSSE;1=HH0000PP\n");
+        host.file("/r/info/L3DATA/bit_usage", "0=XXSSESSS;1=HH000000\n");
+        let taken = taken(&host, Path::new("/r"), Level::L3);
+        assert_eq!((taken[&0].to_string(), taken[&1].to_string()), ("0,3".into(), "0-1".into()));
+        assert!(super::taken(&host, Path::new("/r"), Level::L2).is_empty());
+    }
+
+    /// Is every reason told that applies, and none that does not?
+    #[test]
+    fn occupancy_beyond_the_mask_is_explained() {
+        let share = |mask: &str| CacheShare {
+            group: GroupId(1),
+            members: Vec::new(),
+            cache: CacheId(0),
+            units: Units::Ways { mask: mask.parse().unwrap() },
+        };
+        let divided = Divided {
+            cache: CacheId(0),
+            level: Level::L3,
+            domain: 0,
+            ways: 16,
+            at_least: 1,
+            contiguous: true,
+            shared_with_io: "14-15".parse().unwrap(),
+            size_bytes: Some(16 << 20),
+        };
+        let others = BTreeMap::from([("/".to_string(), "4-15".parse().unwrap())]);
+        assert_eq!(explain(&share("0-3"), Some(4 << 20), &divided, &others), Vec::<String>::new());
+        assert_eq!(
+            explain(&share("3-14"), Some(13 << 20), &divided, &others),
+            [
+                "holds 13631488 bytes where its ways have 12582912: lines from before its mask stay until they are evicted",
+                "ways 14 are filled by input and output too",
+                "ways 4-14 may also be filled by group /",
+            ]
+        );
+        assert_eq!(explain(&share("0-3"), None, &divided, &others), Vec::<String>::new());
+    }
+}

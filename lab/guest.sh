@@ -1,0 +1,249 @@
+#!/bin/busybox sh
+# Process 1 of the lab's guest. Runs the part that the kernel's command line names and tells what it found on the console,
+# one line a check: LAB <tab> part <tab> check <tab> ok, FAIL or note <tab> detail. What is checked is read from the
+# kernel's own files here, never from what cachemate says of itself, unless that is what is checked.
+/bin/busybox --install -s /bin
+export PATH=/bin HOME=/root
+mkdir -p /proc /sys /dev /tmp /root /run /mnt/rdt /lab/state
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+part=$(sed 's/.*lab=\([a-z-]*\).*/\1/' /proc/cmdline)
+cd /lab || poweroff -f
+
+tell() { printf 'LAB\t%s\t%s\t%s\t%s\n' "$part" "$1" "$2" "$3" | tr '\n' ' ' && echo; }
+# same CHECK EXPECTED FOUND [WORDS]
+same() {
+    if [ "$2" = "$3" ]; then tell "$1" ok "${4:-$3}"; else tell "$1" FAIL "found '$3', expected '$2'"; fi
+}
+# within SECONDS COMMAND...: tries until the command succeeds.
+within() {
+    left=$(($1 * 10))
+    shift
+    until "$@"; do
+        left=$((left - 1))
+        [ "$left" -gt 0 ] || return 1
+        usleep 100000
+    done
+}
+
+# The last-level caches as sysfs tells them, "0-3 4-7".
+llcs() { cat /sys/devices/system/cpu/cpu*/cache/index3/shared_cpu_list | sort -un -t- | tr '\n' ' ' | sed 's/ $//'; }
+# The same as cachemate tells them.
+told_llcs() {
+    cachemate topology --json | awk -F '"' '/"cpus": "/ { cpus = $4 } /"last_level": true/ { printf "%s%s", gap, cpus; gap = " " }'
+}
+# rung NAME: what doctor says of one way to measure or to act.
+rung() { awk -v name="$1" 'index($0, "\"" name "\"") { on = 1 } on && /"works"/ { w = /true/ } on && /"says"/ { sub(/.*"says": "/, ""); sub(/",?$/, ""); print (w ? "yes: " : "no: ") $0; exit }' doctor.json; }
+
+topology() {
+    same "last-level caches" "$1" "$(llcs)"
+    same "topology told by cachemate" "$(llcs)" "$(told_llcs)"
+}
+doctor() {
+    cachemate doctor --json "$@" >doctor.json 2>doctor.err || tell doctor FAIL "$(tail -n 1 doctor.err)"
+    tell "counters" note "$(rung 'counters per task')"
+    tell "way masks" note "$(rung 'way masks (resctrl)')"
+}
+
+# program NAME: a small program of that name in the background, its pid in $pids.
+program() {
+    printf '#!/bin/sh\n%s\n' "$2" >"/bin/$1"
+    chmod +x "/bin/$1"
+    "$1" &
+    pids="$pids $!"
+}
+# state PID: everything that cachemate may change of a thread.
+state() {
+    stat=$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null) || return 0
+    # Fields of stat after the name: 17 is the nice value, 39 the policy.
+    printf '%s nice=%s policy=%s %s %s\n' "$1" "$(echo "$stat" | cut -d' ' -f17)" "$(echo "$stat" | cut -d' ' -f39)" \
+        "$(grep Cpus_allowed_list "/proc/$1/status" | cut -f2)" "$(tr '\n' ' ' <"/proc/$1/cpu_resctrl_groups" 2>/dev/null)"
+}
+own_groups() { ls /mnt/rdt 2>/dev/null | grep -c '^cachemate-'; }
+# Everything at once: threads, groups, masks, somebody else's group.
+snapshot() {
+    for pid in $pids; do state "$pid"; done
+    echo "groups of ours: $(own_groups)"
+    cat /mnt/rdt/schemata /mnt/rdt/db/schemata /mnt/rdt/db/tasks 2>/dev/null
+}
+
+# start POLICY-LINES: the daemon with this configuration; $daemon is its pid.
+start() {
+    printf 'act = true\nwindow_ms = %s\nprofiles = ["/lab/profiles"]\n[guard]\nenabled = false\n[policy]\n%s\n%s\n' \
+        "${window:-200}" "$1" "$rules" >c.toml
+    cachemate --quiet manage --config c.toml --state-dir state --socket s.sock >daemon.log 2>&1 &
+    daemon=$!
+}
+status() { cachemate status --json --socket s.sock 2>/dev/null; }
+guardian() { status | awk -F '[:,]' '/"guardian_pid"/ { print $2 + 0; exit }'; }
+journal() { [ -e state/restore.journal ]; }
+no_journal() { ! journal; }
+acts() { journal && [ "$(guardian)" -gt 0 ]; }
+gone() { ! kill -0 "$1" 2>/dev/null; }
+end() { kill -TERM "$daemon"; wait "$daemon"; }
+
+four() {
+    topology "0-1 2-3 4-5 6-7"
+    mount -t resctrl resctrl /mnt/rdt
+    doctor --quick
+    same "one class of service" "1" "$(cat /mnt/rdt/info/L3/num_closids)"
+    said=$(mkdir /mnt/rdt/x 2>&1)
+    case $said in *"No space"*) said=ENOSPC ;; esac
+    same "mkdir on the real resctrl" "ENOSPC, Out of CLOSIDs" "$said, $(cat /mnt/rdt/info/last_cmd_status)"
+    same "cachemate offers no ways there" "no: /mnt/rdt: 1 classes of service, others hold 0, the root group has one" \
+        "$(rung 'way masks (resctrl)')"
+}
+
+# placed: where each program may run, and where it is, by the kernel.
+placed() {
+    for pid in $pids; do
+        printf '%s %s %s\n' "$(sed 's/.*(\(.*\)).*/\1/' "/proc/$pid/stat")" \
+            "$(grep Cpus_allowed_list "/proc/$pid/status" | cut -f2)" "$(sed 's/.*) //' "/proc/$pid/stat" | cut -d' ' -f37)"
+    done
+}
+one_llc_each() { [ "$(placed | awk '$2 == "0-3" || $2 == "4-7"' | wc -l)" = 8 ]; }
+on_their_cpus() { placed | awk '{ split($2, range, "-"); if ($3 < range[1] || $3 > range[2]) bad = 1 } END { exit bad }'; }
+
+two() {
+    topology "0-3 4-7"
+    doctor
+    tell "probe from outside" note "$(rung 'intensity from outside (prime, wait, reload)')"
+    pids=''
+    rules=''
+    # Heaviest first: what the default would have put side by side.
+    for name in stream stencil link-parser cc1 perl povray gawk gzip; do
+        program "$name" 'while :; do :; done'
+        rules="$rules
+[[rules]]
+command = \"$name\""
+    done
+    sleep 1
+    snapshot >before
+    start 'name = "dio"
+parameters = { window_cycles = 500_000_000 }'
+    if within 40 one_llc_each; then
+        tell "dio sets affinities on 8 CPUs" ok "$(placed | cut -d' ' -f1,2 | tr '\n' ';')"
+    else
+        tell "dio sets affinities on 8 CPUs" FAIL "$(placed | tr '\n' ';') $(tail -n 2 daemon.log)"
+    fi
+    same "four programs on each cache" "4 4" "$(placed | awk '{ n[$2]++ } END { print n["0-3"] + 0, n["4-7"] + 0 }')"
+    same "the two that miss most are apart" "2" "$(placed | grep -E '^(stream|stencil) ' | cut -d' ' -f2 | sort -u | wc -l)"
+    if within 20 on_their_cpus; then
+        tell "programs run where they may" ok "$(placed | cut -d' ' -f1,3 | tr '\n' ';')"
+    else
+        tell "programs run where they may" FAIL "$(placed | tr '\n' ';')"
+    fi
+    tell "dio's rates" note "recorded earlier (pack/*.cmt, misses per 1000 instructions at 16 MiB); counters here: $(rung 'counters per task')"
+    within 20 acts
+    kill -9 "$daemon"
+    wait "$daemon" 2>/dev/null
+    within 30 no_journal
+    snapshot >after
+    same "kill -9 of the daemon: affinities as before" "$(cat before)" "$(cat after)" "8 programs"
+}
+
+# in_group N: the group of ours with that number, as the kernel names it.
+in_group() { ls /mnt/rdt | grep "^cachemate-.*-$1\$"; }
+of_pid() { sed -n 's/^res://p' "/proc/$1/cpu_resctrl_groups"; }
+two_groups() { [ "$(own_groups)" = 2 ]; }
+no_groups() { [ "$(own_groups)" = 0 ]; }
+
+ways() {
+    mount -t resctrl resctrl /mnt/rdt
+    doctor --quick
+    same "cachemate finds resctrl where it is mounted" "yes: at /mnt/rdt: 2 caches of 3 ways, 1 or more in one piece a group, 7 groups" \
+        "$(rung 'way masks (resctrl)')"
+    pids=''
+    for name in a b c; do program "prog-$name" 'exec sleep 100000'; done
+    mkdir /mnt/rdt/db
+    program db 'exec sleep 200000'
+    db=$!
+    echo "$db" >/mnt/rdt/db/tasks
+    set -- $pids
+    taskset -p 3 "$1" >/dev/null
+    renice -n 5 -p "$2" >/dev/null
+    chrt -b -p 0 "$3" >/dev/null
+    rules=$(for pid in $pids; do printf '\n[[rules]]\npid = %s\n' "$pid"; done)
+    sleep 1
+    snapshot >before
+
+    start 'name = "static-partition"
+parameters = { steps = [{ shares = ["0", "1-2"] }] }'
+    within 30 two_groups
+    within 10 [ -n "$(in_group 1)" ]
+    usleep 300000
+    same "masks of the first group, by the kernel" "L3:0=1;1=1" "$(tr -d ' ' <"/mnt/rdt/$(in_group 0)/schemata")"
+    same "masks of the second group" "L3:0=6;1=6" "$(tr -d ' ' <"/mnt/rdt/$(in_group 1)/schemata")"
+    same "threads are in their groups" "$(in_group 0) $(in_group 1) /" "$(of_pid "$1") $(of_pid "$2") $(of_pid "$3")"
+    same "what status says holds" "0 1-2 0 1-2" "$(status | awk -F '"' '/"ways": "/ { printf "%s%s", gap, $4; gap = " " }')"
+    same "somebody else's group" "db" "$(of_pid "$db")"
+    end
+    snapshot >after
+    same "after SIGTERM all is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
+
+    # Others take classes while the plan grows: two are left where three are asked for.
+    start 'name = "static-partition"
+parameters = { steps = [{ shares = [] }, { from_ns = 4000000000, shares = ["0", "1", "2"] }] }'
+    within 20 [ -S s.sock ]
+    for other in 1 2 3 4; do mkdir "/mnt/rdt/other-$other"; done
+    within 30 two_groups
+    sleep 1
+    same "out of classes: as many groups as there are" "2" "$(own_groups)"
+    same "the kernel's own words" "1" "$(status | grep -c 'No space left on device.*Out of CLOSIDs' | sed 's/[1-9][0-9]*/1/')"
+    same "the third is unrestricted" "/" "$(of_pid "$3")"
+    end
+    for other in 1 2 3 4; do rmdir "/mnt/rdt/other-$other"; done
+    snapshot >after
+    same "after that all is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
+
+    # Killed while affinities, weights, turns and masks change five times a second.
+    window=200
+    for round in daemon both guardian daemon both; do
+        start 'name = "shake"'
+        within 40 acts
+        within 20 [ "$(own_groups)" -gt 0 ]
+        usleep $((100000 + $$ * round_us % 900000))
+        round_us=$((round_us + 377001))
+        guard=$(guardian)
+        [ "$round" = daemon ] || kill -9 "$guard"
+        if [ "$round" = guardian ]; then
+            end
+        else
+            kill -9 "$daemon"
+            wait "$daemon" 2>/dev/null
+        fi
+        if [ "$round" = both ]; then
+            [ "$(own_groups)" -gt 0 ] && left="$left left" # as it must be: nobody is there to remove them
+            cachemate --quiet reset --state-dir state >reset.log 2>&1 || tell reset FAIL "$(tail -n 1 reset.log)"
+        fi
+        within 40 no_journal
+        snapshot >after
+        same "kill -9 of $round: all is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
+    done
+
+    # Everything is gone, even the journal: groups of ours are orphans, and reset sweeps them.
+    start 'name = "static-partition"
+parameters = { steps = [{ shares = ["0", "1-2"] }] }'
+    within 30 two_groups
+    sleep 1
+    kill -9 "$(guardian)" "$daemon"
+    wait "$daemon" 2>/dev/null
+    rm -rf state
+    mkdir state
+    same "without guardian and journal groups are left" "2" "$(own_groups)"
+    cachemate reset --state-dir state --json >reset.json
+    same "reset sweeps orphans" "0 2" "$(own_groups) $(grep -c 'orphan of an earlier run, removed' reset.json)"
+    same "somebody else's group is still there" "db" "$(of_pid "$db")"
+}
+
+round_us=1
+left=''
+case $part in
+    two) two ;;
+    four) four ;;
+    ways) ways ;;
+    *) tell "part" FAIL "no such part" ;;
+esac
+tell end ok "$(cut -d' ' -f1 /proc/uptime) s in the guest"
+poweroff -f

@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# The lab: boots a current Linux kernel under an emulated machine (QEMU, no KVM needed) and runs cachemate inside, the same
+# binary as on this host: two and four last-level caches, affinities on eight CPUs, the real resctrl with its real
+# refusals, restore after kill -9. docs/lab.md says what it shows and what it cannot.
+# Needs apt on a Debian host: QEMU, kernel and busybox come from Debian into a package root of their own, verified by
+# apt's signatures; nothing is installed. Where they cannot be had it says NOT RUN and ends with 0: nothing was shown.
+# Usage: lab/run.sh [BINARY]    (target/release/cachemate; results go to target/lab)
+# LAB_CACHE: where packages are kept. LAB_PARTS: only these guests.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+binary=${1:-target/release/cachemate}
+cache=${LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cachemate/lab}
+out=target/lab
+parts=${LAB_PARTS:-two four ways}
+limit_seconds=240 # a guest that hangs is ended
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+started=$(date +%s)
+mkdir -p "$out" "$cache"
+cache=$(cd "$cache" && pwd)
+tree=$cache/tree
+rm -f "$out"/*.log "$out/results.tsv" "$out/result.json"
+
+not_run() {
+    printf '\nlab: NOT RUN: %s\n' "$*" >&2
+    printf '{ "ran": false, "why": "%s" }\n' "${*//\"/\'}" >"$out/result.json"
+    exit 0
+}
+
+# ---- packages -------------------------------------------------------------------------------------------------------
+
+# The Debian mirror that this host's own apt uses.
+mirror() {
+    apt-get indextargets --format '$(REPO_URI) $(LABEL)' 'Created-By: Packages' 2>/dev/null |
+        awk '$1 ~ /\/debian\/?$/ && $2 !~ /Security/ { print $1; exit }'
+}
+
+in_root() {
+    local root=$cache/root command=$1
+    shift
+    "$command" -q -o Dir::State="$root/state" -o Dir::State::status="$root/status" -o Dir::Cache="$root/cache" \
+        -o Dir::Etc::sourcelist="$root/sources.list" -o Dir::Etc::sourceparts=- -o Dir::Etc::preferencesparts=- \
+        -o APT::Sandbox::User= -o APT::Architecture=amd64 -o Debug::NoLocking=1 "$@"
+}
+
+# The kernel: the newest of the series that the lab was written with, else of the nearest others that have all it needs.
+kernel_package() {
+    local series found
+    for series in 6.18 6.17 6.16 6.19; do
+        found=$(in_root apt-cache pkgnames "linux-image-$series." | grep -E '^linux-image-[0-9.]+\+deb13-cloud-amd64$' |
+            sort -V | tail -n 1)
+        [ -n "$found" ] && echo "$found" && return
+    done
+}
+
+fetch() {
+    local root=$cache/root uri kernel suite
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || not_run "this is not a Debian system (no apt-get)"
+    [ "$(dpkg --print-architecture)" = amd64 ] || not_run "the lab's packages are for amd64"
+    [ -r "$keyring" ] || not_run "$keyring is missing (package debian-archive-keyring)"
+    uri=$(mirror)
+    [ -n "$uri" ] || not_run "this host's apt knows no Debian mirror"
+    rm -rf "$root" "$tree"
+    mkdir -p "$root/state/lists/partial" "$root/cache/archives/partial" "$tree.new"
+    : >"$root/status"
+    for suite in bookworm bookworm-backports trixie-backports; do
+        echo "deb [signed-by=$keyring] $uri $suite main"
+    done >"$root/sources.list"
+    echo "fetching packages (once; kept in $cache)"
+    in_root apt-get update >"$out/apt.log" 2>&1 || not_run "package lists cannot be had (see $out/apt.log)"
+    kernel=$(kernel_package)
+    [ -n "$kernel" ] || not_run "no suitable kernel package on the mirror"
+    in_root apt-get install -y --download-only --no-install-recommends -t bookworm-backports \
+        qemu-system-x86 busybox-static >>"$out/apt.log" 2>&1 || not_run "QEMU cannot be had (see $out/apt.log)"
+    (cd "$root/cache/archives" && in_root apt-get download "$kernel") >>"$out/apt.log" 2>&1 ||
+        not_run "$kernel cannot be had (see $out/apt.log)"
+    # Complete with its libraries down to the C library: nothing of this host is used or changed.
+    for package in "$root"/cache/archives/*.deb; do dpkg-deb -x "$package" "$tree.new"; done
+    mv "$tree.new" "$tree"
+    rm -rf "$root"
+    basename "$tree"/boot/vmlinuz-* >"$cache/ready"
+}
+
+[ -x "$binary" ] || { echo "lab: no $binary; make build makes it" >&2; exit 1; }
+[ -s "$cache/ready" ] && [ -d "$tree" ] || fetch
+loader=$tree/lib64/ld-linux-x86-64.so.2
+libraries=$tree/lib/x86_64-linux-gnu:$tree/usr/lib/x86_64-linux-gnu
+qemu() {
+    "$loader" --library-path "$libraries" "$tree/usr/bin/qemu-system-x86_64" \
+        -L "$tree/usr/share/qemu" -L "$tree/usr/share/seabios" "$@"
+}
+vmlinuz=$(echo "$tree"/boot/vmlinuz-*)
+qemu --version >"$out/qemu.log" 2>&1 || not_run "QEMU does not start (see $out/qemu.log)"
+
+# ---- what the guest has ---------------------------------------------------------------------------------------------
+
+initramfs() {
+    local root=$out/initramfs library
+    rm -rf "$root"
+    mkdir -p "$root/bin" "$root/lab/profiles"
+    cp "$tree/bin/busybox" "$root/bin/"
+    cp lab/guest.sh "$root/init"
+    cp "$binary" "$root/bin/cachemate"
+    # The same file as on this host, with the libraries that it is linked with here.
+    ldd "$binary" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do
+        mkdir -p "$root$(dirname "$library")"
+        cp -L "$library" "$root$library"
+    done
+    for name in stream stencil link-parser cc1 perl povray gawk gzip; do
+        "$binary" --quiet profile "pack/$name.cmt" -o "$root/lab/profiles/$name.json" --force >/dev/null
+    done
+    chmod +x "$root/init"
+    (cd "$root" && find . | LC_ALL=C sort | bin/busybox cpio -o -H newc 2>/dev/null) >"$out/initramfs.cpio"
+}
+
+# guest PART SMP CPU KERNEL-OPTIONS
+guest() {
+    local part=$1 since seconds
+    since=$(date +%s)
+    echo "guest '$part' ..."
+    timeout --kill-after=5 "$limit_seconds" "$loader" --library-path "$libraries" "$tree/usr/bin/qemu-system-x86_64" \
+        -L "$tree/usr/share/qemu" -L "$tree/usr/share/seabios" \
+        -accel tcg,thread=multi -M q35 -cpu "$3" -smp "$2" -m 1G -nographic -nodefaults -no-reboot -serial stdio \
+        -kernel "$vmlinuz" -initrd "$out/initramfs.cpio" -append "console=ttyS0 quiet panic=-1 $4 lab=$part" \
+        </dev/null >"$out/$part.log" 2>&1 || true
+    seconds=$(($(date +%s) - since))
+    tr -d '\r' <"$out/$part.log" | grep -a '^LAB	' | cut -f2- >"$out/$part.tsv" || true
+    if ! grep -q '	end	ok	' "$out/$part.tsv"; then
+        printf '%s\tend\tFAIL\tthe guest did not come to its end within %s s (see %s)\n' "$part" "$limit_seconds" \
+            "$out/$part.log" >>"$out/$part.tsv"
+    fi
+    sed "s/\(	end	ok	.*\)/\1, $seconds s here/" "$out/$part.tsv" >>"$out/results.tsv"
+    rm "$out/$part.tsv"
+}
+
+initramfs
+for part in $parts; do
+    case $part in
+        two) guest two 8,sockets=2,cores=4,threads=1 max,vendor=GenuineIntel '' ;;
+        four) guest four 8,sockets=4,cores=2,threads=1 max,vendor=GenuineIntel setcpuid=rdt_a,cat_l3 ;;
+        # These options give the emulated machine eight classes of service (and take load balancing away).
+        ways) guest ways 8,sockets=2,cores=4,threads=1 max,vendor=GenuineIntel,level=0xb \
+            'setcpuid=rdt_a,cat_l3 isolcpus=domain,0-6' ;;
+        *) echo "lab: no part '$part'" >&2; exit 2 ;;
+    esac
+done
+
+# ---- results --------------------------------------------------------------------------------------------------------
+
+printf '\n'
+awk -F '\t' '{ printf "%-5s %-5s %-46s %s\n", $1, $3, $2, substr($4, 1, 150) }' "$out/results.tsv"
+awk -F '\t' -v kernel="$(cat "$cache/ready")" -v seconds=$(($(date +%s) - started)) '
+    function text(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
+    BEGIN { printf "{\n  \"ran\": true,\n  \"kernel\": %s,\n  \"checks\": [", text(kernel) }
+    { printf "%s\n    { \"part\": %s, \"check\": %s, \"verdict\": %s, \"detail\": %s }", (NR > 1 ? "," : ""),
+          text($1), text($2), text($3), text($4); failed += $3 == "FAIL"; good += $3 == "ok" }
+    END { printf "\n  ],\n  \"ok\": %d,\n  \"failed\": %d,\n  \"seconds\": %d\n}\n", good, failed, seconds }
+' "$out/results.tsv" >"$out/result.json"
+failed=$(grep -c '	FAIL	' "$out/results.tsv" || true)
+printf '\n%s: %s checks, %s failed, %s s; %s\n' "$(cat "$cache/ready")" "$(grep -vc '	note	' "$out/results.tsv")" "$failed" \
+    $(($(date +%s) - started)) "$out/result.json"
+[ "$failed" = 0 ]

@@ -4,7 +4,7 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro kill soak live install clean help
+.PHONY: demo test lint build bench repro kill soak live lab install clean help
 
 help:
 	@echo 'make demo     record real programs here, say who hurts whom and who should share a cache with whom'
@@ -14,6 +14,7 @@ help:
 	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is everything as before?'
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
 	@echo 'make live     measure on this host (root, at most 15 minutes); says what it cannot show'
+	@echo 'make lab      a real kernel with 2 and 4 last-level caches and resctrl, emulated: does all of it work and come back?'
 	@echo 'make install  the command, its man pages and completions (PREFIX=/usr/local)'
 
 demo:
@@ -49,6 +50,9 @@ soak:
 
 live: build
 	$(RELEASE) live
+
+lab: build
+	lab/run.sh $(RELEASE)
 
 REPRO ?= --quick
 repro: build

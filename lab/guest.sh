@@ -11,18 +11,18 @@ mount -t devtmpfs dev /dev
 part=$(sed 's/.*lab=\([a-z-]*\).*/\1/' /proc/cmdline)
 cd /lab || poweroff -f
 
-tell() { printf 'LAB\t%s\t%s\t%s\t%s\n' "$part" "$1" "$2" "$3" | tr '\n' ' ' && echo; }
+tell() { printf 'LAB\t%s\t%s\t%s\t%s\n' "$part" "$1" "$2" "$(echo "$3" | tr '\n\t' '  ' | sed 's/ *$//')"; }
 # same CHECK EXPECTED FOUND [WORDS]
 same() {
     if [ "$2" = "$3" ]; then tell "$1" ok "${4:-$3}"; else tell "$1" FAIL "found '$3', expected '$2'"; fi
 }
-# within SECONDS COMMAND...: tries until the command succeeds.
+# within SECONDS COMMAND...: tries until the command succeeds. On a loaded host a guest's second has little in it.
 within() {
-    left=$(($1 * 10))
+    tries=$(($1 * 10))
     shift
     until "$@"; do
-        left=$((left - 1))
-        [ "$left" -gt 0 ] || return 1
+        tries=$((tries - 1))
+        [ "$tries" -gt 0 ] || return 1
         usleep 100000
     done
 }
@@ -122,23 +122,23 @@ command = \"$name\""
     snapshot >before
     start 'name = "dio"
 parameters = { window_cycles = 500_000_000 }'
-    if within 40 one_llc_each; then
+    if within 120 one_llc_each; then
         tell "dio sets affinities on 8 CPUs" ok "$(placed | cut -d' ' -f1,2 | tr '\n' ';')"
     else
         tell "dio sets affinities on 8 CPUs" FAIL "$(placed | tr '\n' ';') $(tail -n 2 daemon.log)"
     fi
     same "four programs on each cache" "4 4" "$(placed | awk '{ n[$2]++ } END { print n["0-3"] + 0, n["4-7"] + 0 }')"
     same "the two that miss most are apart" "2" "$(placed | grep -E '^(stream|stencil) ' | cut -d' ' -f2 | sort -u | wc -l)"
-    if within 20 on_their_cpus; then
+    if within 60 on_their_cpus; then
         tell "programs run where they may" ok "$(placed | cut -d' ' -f1,3 | tr '\n' ';')"
     else
         tell "programs run where they may" FAIL "$(placed | tr '\n' ';')"
     fi
     tell "dio's rates" note "recorded earlier (pack/*.cmt, misses per 1000 instructions at 16 MiB); counters here: $(rung 'counters per task')"
-    within 20 acts
+    within 60 acts
     kill -9 "$daemon"
     wait "$daemon" 2>/dev/null
-    within 30 no_journal
+    within 90 no_journal
     snapshot >after
     same "kill -9 of the daemon: affinities as before" "$(cat before)" "$(cat after)" "8 programs"
 }
@@ -146,8 +146,10 @@ parameters = { window_cycles = 500_000_000 }'
 # in_group N: the group of ours with that number, as the kernel names it.
 in_group() { ls /mnt/rdt | grep "^cachemate-.*-$1\$"; }
 of_pid() { sed -n 's/^res://p' "/proc/$1/cpu_resctrl_groups"; }
+# all_moved PID...: none of them is in the root group.
+all_moved() { for pid in "$@"; do [ "$(of_pid "$pid")" != / ] || return 1; done; }
+some_groups() { [ "$(own_groups)" -gt 0 ]; }
 two_groups() { [ "$(own_groups)" = 2 ]; }
-no_groups() { [ "$(own_groups)" = 0 ]; }
 
 ways() {
     mount -t resctrl resctrl /mnt/rdt
@@ -163,16 +165,13 @@ ways() {
     set -- $pids
     taskset -p 3 "$1" >/dev/null
     renice -n 5 -p "$2" >/dev/null
-    chrt -b -p 0 "$3" >/dev/null
     rules=$(for pid in $pids; do printf '\n[[rules]]\npid = %s\n' "$pid"; done)
     sleep 1
     snapshot >before
 
     start 'name = "static-partition"
 parameters = { steps = [{ shares = ["0", "1-2"] }] }'
-    within 30 two_groups
-    within 10 [ -n "$(in_group 1)" ]
-    usleep 300000
+    within 90 all_moved "$1" "$2"
     same "masks of the first group, by the kernel" "L3:0=1;1=1" "$(tr -d ' ' <"/mnt/rdt/$(in_group 0)/schemata")"
     same "masks of the second group" "L3:0=6;1=6" "$(tr -d ' ' <"/mnt/rdt/$(in_group 1)/schemata")"
     same "threads are in their groups" "$(in_group 0) $(in_group 1) /" "$(of_pid "$1") $(of_pid "$2") $(of_pid "$3")"
@@ -184,10 +183,10 @@ parameters = { steps = [{ shares = ["0", "1-2"] }] }'
 
     # Others take classes while the plan grows: two are left where three are asked for.
     start 'name = "static-partition"
-parameters = { steps = [{ shares = [] }, { from_ns = 4000000000, shares = ["0", "1", "2"] }] }'
-    within 20 [ -S s.sock ]
+parameters = { steps = [{ shares = [] }, { from_ns = 8000000000, shares = ["0", "1", "2"] }] }'
+    within 60 [ -S s.sock ]
     for other in 1 2 3 4; do mkdir "/mnt/rdt/other-$other"; done
-    within 30 two_groups
+    within 90 all_moved "$1" "$2"
     sleep 1
     same "out of classes: as many groups as there are" "2" "$(own_groups)"
     same "the kernel's own words" "1" "$(status | grep -c 'No space left on device.*Out of CLOSIDs' | sed 's/[1-9][0-9]*/1/')"
@@ -201,11 +200,13 @@ parameters = { steps = [{ shares = [] }, { from_ns = 4000000000, shares = ["0", 
     window=200
     for round in daemon both guardian daemon both; do
         start 'name = "shake"'
-        within 40 acts
-        within 20 [ "$(own_groups)" -gt 0 ]
-        usleep $((100000 + $$ * round_us % 900000))
-        round_us=$((round_us + 377001))
+        within 120 acts
+        within 60 some_groups
+        moment_us=$(((moment_us + 377001) % 900000))
+        usleep $((100000 + moment_us))
         guard=$(guardian)
+        snapshot >during
+        cmp -s before during && tell "changes under management" FAIL "nothing was changed that could be put back"
         [ "$round" = daemon ] || kill -9 "$guard"
         if [ "$round" = guardian ]; then
             end
@@ -214,10 +215,9 @@ parameters = { steps = [{ shares = [] }, { from_ns = 4000000000, shares = ["0", 
             wait "$daemon" 2>/dev/null
         fi
         if [ "$round" = both ]; then
-            [ "$(own_groups)" -gt 0 ] && left="$left left" # as it must be: nobody is there to remove them
             cachemate --quiet reset --state-dir state >reset.log 2>&1 || tell reset FAIL "$(tail -n 1 reset.log)"
         fi
-        within 40 no_journal
+        within 120 no_journal
         snapshot >after
         same "kill -9 of $round: all is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
     done
@@ -225,8 +225,7 @@ parameters = { steps = [{ shares = [] }, { from_ns = 4000000000, shares = ["0", 
     # Everything is gone, even the journal: groups of ours are orphans, and reset sweeps them.
     start 'name = "static-partition"
 parameters = { steps = [{ shares = ["0", "1-2"] }] }'
-    within 30 two_groups
-    sleep 1
+    within 90 all_moved "$1" "$2"
     kill -9 "$(guardian)" "$daemon"
     wait "$daemon" 2>/dev/null
     rm -rf state
@@ -237,8 +236,7 @@ parameters = { steps = [{ shares = ["0", "1-2"] }] }'
     same "somebody else's group is still there" "db" "$(of_pid "$db")"
 }
 
-round_us=1
-left=''
+moment_us=0
 case $part in
     two) two ;;
     four) four ;;

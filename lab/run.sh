@@ -5,14 +5,14 @@
 # Needs apt on a Debian host: QEMU, kernel and busybox come from Debian into a package root of their own, verified by
 # apt's signatures; nothing is installed. Where they cannot be had it says NOT RUN and ends with 0: nothing was shown.
 # Usage: lab/run.sh [BINARY]    (target/release/cachemate; results go to target/lab)
-# LAB_CACHE: where packages are kept. LAB_PARTS: only these guests.
+# LAB_CACHE: where packages are kept. LAB_PARTS: only these guests. LAB_LIMIT_SECONDS: of one guest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 binary=${1:-target/release/cachemate}
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cachemate/lab}
 out=target/lab
 parts=${LAB_PARTS:-two four ways}
-limit_seconds=240 # a guest that hangs is ended
+limit_seconds=${LAB_LIMIT_SECONDS:-600} # a guest that hangs is ended
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 started=$(date +%s)
 mkdir -p "$out" "$cache"
@@ -123,7 +123,7 @@ guest() {
         -kernel "$vmlinuz" -initrd "$out/initramfs.cpio" -append "console=ttyS0 quiet panic=-1 $4 lab=$part" \
         </dev/null >"$out/$part.log" 2>&1 || true
     seconds=$(($(date +%s) - since))
-    tr -d '\r' <"$out/$part.log" | grep -a '^LAB	' | cut -f2- >"$out/$part.tsv" || true
+    tr -d '\r' <"$out/$part.log" | grep -ao 'LAB	.*' | cut -f2- >"$out/$part.tsv" || true
     if ! grep -q '	end	ok	' "$out/$part.tsv"; then
         printf '%s\tend\tFAIL\tthe guest did not come to its end within %s s (see %s)\n' "$part" "$limit_seconds" \
             "$out/$part.log" >>"$out/$part.tsv"

@@ -2,7 +2,7 @@
 # Sees to it that this machine has what a target needs: a new enough Rust, then Debian packages.
 # With root (or sudo without a password) and a network it installs what is missing; otherwise it says what is
 # missing, and what works without it. It changes nothing else.
-# Usage: setup.sh build|demo|test|lab
+# Usage: setup.sh build|demo|test
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -23,8 +23,7 @@ case "${1:-build}" in
     build) ;;
     demo) packages="$packages valgrind gzip bzip2 xz-utils python3 perl sqlite3 coreutils" ;;
     test) packages="$packages valgrind gzip bzip2 xz-utils python3 perl sqlite3 coreutils procps" ;;
-    lab) packages="$packages cpio xz-utils dpkg-dev" ;;
-    *) echo "setup.sh: '$1' is not one of build, demo, test, lab" >&2; exit 2 ;;
+    *) echo "setup.sh: '$1' is not one of build, demo, test" >&2; exit 2 ;;
 esac
 
 missing=''

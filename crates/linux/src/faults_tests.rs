@@ -5,11 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use cachemate_core::{Capabilities, Cpu, CpuId, Gang, GangSchedule, Machine, Plan, TaskId, Topology, Window};
+use cachemate_core::{
+    CacheId, CacheShare, Capabilities, Cpu, CpuId, Gang, GangSchedule, GroupId, Machine, Member, Plan, TaskId,
+    Topology, Units, Window,
+};
 
 use crate::actuator::GuardianCommand;
 use crate::fake_tests::FakeHost;
+use crate::kernel::Kernel;
 use crate::machine::{LiveMachine, LiveOptions};
+use crate::resctrl::fake_tests::{FakeCat, FakeGroup, topology as cat_topology};
+use crate::resctrl::{self, Resctrl};
 use crate::rules::{Action, Rule};
 
 const ERRORS: [i32; 6] = [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO];
@@ -23,7 +29,15 @@ fn states(host: &FakeHost) -> States {
 
 fn machine(host: FakeHost, state_dir: &std::path::Path) -> LiveMachine<FakeHost> {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    let topology = Topology { cpus: (0..4).map(cpu).collect(), caches: Vec::new() };
+    machine_with(host, Topology { cpus: (0..4).map(cpu).collect(), caches: Vec::new() }, None, state_dir)
+}
+
+fn machine_with<K: Kernel + Send + 'static>(
+    host: K,
+    topology: Topology,
+    resctrl: Option<Resctrl>,
+    state_dir: &std::path::Path,
+) -> LiveMachine<K> {
     let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
     let options = LiveOptions {
         rules: vec![Rule { action: Action::Manage(None), ..Rule::default() }],
@@ -33,7 +47,7 @@ fn machine(host: FakeHost, state_dir: &std::path::Path) -> LiveMachine<FakeHost>
         first_window: Duration::from_millis(1),
         probe_share: 0.5,
         progress: crate::progress::ProgressFiles::default(),
-        resctrl: None,
+        resctrl,
         known: BTreeMap::new(),
         stop: Arc::new(AtomicBool::new(false)),
         wake: Arc::new(AtomicBool::new(false)),
@@ -106,6 +120,57 @@ fn faults_on_any_write_leave_a_consistent_state() {
         machine.with_kernel(|host| host.fault.set(None));
         machine.put_back().unwrap();
         assert_eq!(machine.with_kernel(states), before, "seed {seed}");
+        assert!(!dir.path().join(crate::journal::Journal::FILE_NAME).exists());
+    }
+}
+
+/// The same with way masks on a made-up resctrl, where children are born into groups: is what is said to hold what the
+/// groups say, are others' groups never touched, and is nothing of ours left in the end?
+#[test]
+fn faults_among_way_masks_leave_a_consistent_state() {
+    for seed in 0..40 {
+        let dir = tempfile::tempdir().unwrap();
+        let cat = FakeCat::new();
+        let db = FakeGroup { masks: BTreeMap::new(), tasks: [8].into() };
+        cat.groups.borrow_mut().insert("db".into(), db.clone());
+        let host = cat_topology();
+        let resctrl = resctrl::find(&cat, &host).unwrap();
+        let mut machine = machine_with(cat, host.topology, Some(resctrl), dir.path());
+        let mut draw = Draw(seed);
+        for window in 0..8 {
+            let seen = machine.observe().unwrap().unwrap();
+            let tasks: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
+            if draw.below(3) > 0 {
+                let fault = (draw.below(8) as u32, ERRORS[draw.below(6) as usize]);
+                machine.with_kernel(|cat| cat.host.fault.set(Some(fault)));
+            }
+            let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
+            for &task in tasks.iter().filter(|_| draw.below(3) > 0) {
+                let (first, width) = (draw.below(7) as u32, 2 + draw.below(3) as u32);
+                let units = Units::Ways { mask: (first..(first + width).min(8)).collect() };
+                let (group, members) = (GroupId(task.0), vec![Member::Task(task)]);
+                plan.shares.push(CacheShare { group, members, cache: CacheId(window % 2), units });
+            }
+            let applied = machine.apply(&plan).unwrap();
+            machine.with_kernel(|cat| {
+                for held in &applied.shares {
+                    let (Member::Task(task), Units::Ways { mask }) = (held.share.members[0], &held.share.units) else {
+                        panic!("neither a task nor ways: {held:?}");
+                    };
+                    let group = cat.placed()[&(5 + task.0 as i32)].clone();
+                    let masks = cat.groups.borrow()[&group].masks.clone();
+                    assert_eq!(masks[&(8 * held.share.cache.0)], *mask, "seed {seed}, window {window}");
+                }
+                assert_eq!(cat.groups.borrow()["db"], db, "seed {seed}, window {window}");
+                if window == 4 {
+                    cat.born(5, 30);
+                }
+            });
+        }
+        machine.with_kernel(|cat| cat.host.fault.set(None));
+        machine.put_back().unwrap();
+        let left = machine.with_kernel(|cat| cat.groups.borrow().clone());
+        assert_eq!(left, BTreeMap::from([("db".to_string(), db)]), "seed {seed}");
         assert!(!dir.path().join(crate::journal::Journal::FILE_NAME).exists());
     }
 }

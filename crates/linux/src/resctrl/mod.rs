@@ -21,6 +21,6 @@ pub use masks::{Limits, Schemata, fit};
 pub use ways::Ways;
 
 #[cfg(test)]
-mod fake_tests;
+pub(crate) mod fake_tests;
 #[cfg(test)]
 mod tests;

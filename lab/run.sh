@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 binary=${1:-target/release/cachemate}
-cache=${LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cachemate/lab}
+cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
 out=target/lab
 parts=${LAB_PARTS:-two four ways}
 limit_seconds=${LAB_LIMIT_SECONDS:-600} # a guest that hangs is ended
@@ -35,11 +35,29 @@ mirror() {
 }
 
 in_root() {
-    local root=$cache/root command=$1
+    local command=$1
     shift
-    "$command" -q -o Dir::State="$root/state" -o Dir::State::status="$root/status" -o Dir::Cache="$root/cache" \
-        -o Dir::Etc::sourcelist="$root/sources.list" -o Dir::Etc::sourceparts=- -o Dir::Etc::preferencesparts=- \
-        -o APT::Sandbox::User= -o APT::Architecture=amd64 -o Debug::NoLocking=1 "$@"
+    "$command" -q -c "$cache/root/apt.conf" "$@"
+}
+
+# The host's apt with its proxies, but with folders and sources of our own, and without its hooks after an update.
+apt_conf() {
+    local root=$cache/root
+    cat <<EOF
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+Dir::State "$root/state";
+Dir::State::status "$root/status";
+Dir::Cache "$root/cache";
+Dir::Etc::sourcelist "$root/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+APT::Sandbox::User "";
+APT::Architecture "amd64";
+Debug::NoLocking "true";
+APT::Update::Error-Mode "any";
+EOF
 }
 
 # The kernel: the newest of the series that the lab was written with, else of the nearest others that have all it needs.
@@ -62,6 +80,7 @@ fetch() {
     rm -rf "$root" "$tree"
     mkdir -p "$root/state/lists/partial" "$root/cache/archives/partial" "$tree.new"
     : >"$root/status"
+    apt_conf >"$root/apt.conf"
     for suite in bookworm bookworm-backports trixie-backports; do
         echo "deb [signed-by=$keyring] $uri $suite main"
     done >"$root/sources.list"
@@ -74,14 +93,20 @@ fetch() {
     (cd "$root/cache/archives" && in_root apt-get download "$kernel") >>"$out/apt.log" 2>&1 ||
         not_run "$kernel cannot be had (see $out/apt.log)"
     # Complete with its libraries down to the C library: nothing of this host is used or changed.
-    for package in "$root"/cache/archives/*.deb; do dpkg-deb -x "$package" "$tree.new"; done
+    for package in "$root"/cache/archives/*.deb; do
+        dpkg-deb -x "$package" "$tree.new" || not_run "$package cannot be unpacked"
+    done
     mv "$tree.new" "$tree"
     rm -rf "$root"
     basename "$tree"/boot/vmlinuz-* >"$cache/ready"
 }
 
 [ -x "$binary" ] || { echo "lab: no $binary; make build makes it" >&2; exit 1; }
+# One at a time: another lab on this machine may be fetching just now.
+exec 9>"$cache/lock"
+flock 9
 [ -s "$cache/ready" ] && [ -d "$tree" ] || fetch
+exec 9>&-
 loader=$tree/lib64/ld-linux-x86-64.so.2
 libraries=$tree/lib/x86_64-linux-gnu:$tree/usr/lib/x86_64-linux-gnu
 qemu() {

@@ -145,7 +145,10 @@ fn faults_among_way_masks_leave_a_consistent_state() {
                 machine.with_kernel(|cat| cat.host.fault.set(Some(fault)));
             }
             let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
-            for &task in tasks.iter().filter(|_| draw.below(3) > 0) {
+            for task in tasks {
+                if draw.below(3) == 0 {
+                    continue;
+                }
                 let (first, width) = (draw.below(7) as u32, 2 + draw.below(3) as u32);
                 let units = Units::Ways { mask: (first..(first + width).min(8)).collect() };
                 let (group, members) = (GroupId(task.0), vec![Member::Task(task)]);

@@ -115,8 +115,6 @@ fn balance_sets(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let who = Who::BalanceSet(BALANCE_SET.to_string());
     let of = cells(context, Mix::Spec2000, &who, sizes)?;
     let mut all = points("balance sets", &of, sizes);
-    let (bound, bound_words) = hangs::bound(context, Mix::Spec2000, sizes)?;
-    all.extend(bound);
     if !context.quick {
         all.extend(hangs::variations(context, Mix::Spec2000, &who, &[])?);
         for (name, more) in
@@ -177,11 +175,7 @@ fn balance_sets(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         Bar::AtLeast { bar: 27.0, paper_best: Some(45.0) },
         &worst_per_seed(&of, gain, f64::min),
     )
-    .note(format!(
-        "{} {}. {bound_words}.",
-        shortfall(means(&of, sizes, gain).into_iter(), |value| value >= 27.0),
-        splits(&of, sizes)
-    ))
+    .note(format!("{} {}.", shortfall(means(&of, sizes, gain).into_iter(), |value| value >= 27.0), splits(&of, sizes)))
     .figure(size_chart(
         "bs-3-throughput",
         "Gain of balance sets and what it is made of",

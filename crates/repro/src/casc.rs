@@ -37,7 +37,7 @@ fn comparison(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
     let better = cells(context, Mix::Casc, &Who::better(""), sizes)?;
     let mut all = points("casc", &better, sizes);
-    let (bound, bound_words) = hangs::bound(context, Mix::Casc, sizes)?;
+    let (bound, bound_words) = hangs::bound(context, sizes)?;
     all.extend(bound);
     if !context.quick {
         let phases = [("following phases", Who::following_phases())];

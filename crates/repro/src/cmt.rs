@@ -350,7 +350,7 @@ pub fn measure_against(setting: &Setting, who: &Who, other: &Setting) -> Result<
     })
 }
 
-/// What a schedule that never runs the greedy program has over the default: no mix of all threads can gain more.
+/// What a schedule of CASC's threads that never ran the greedy program would have over the default.
 ///
 /// # Errors
 /// As [`run`].

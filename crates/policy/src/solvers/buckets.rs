@@ -6,8 +6,10 @@
 //! nowhere. A thread may run on the CPUs whose MAX_PCMR is at least its PCMR.
 //! - *Literal*: the expected rate is the mean of the MAX_PCMRs. At the end every set of CPUs must still find as many
 //!   threads as it has CPUs (times `runnable_per_cpu`); otherwise the threshold grows geometrically and all begins anew.
-//! - *Better*: that check (Hall's condition) stands inside the loop, so a CPU is never emptied in the first place; and
-//!   the expected rate weighs each CPU's worst thread by how many references it makes, since a thread that waits for
+//! - *Better*: that check stands inside the loop, so a CPU is never emptied in the first place, and is stricter. The
+//!   paper's (Hall's condition) says that threads could be dealt out so that no CPU idles; a scheduler that does not move
+//!   a running thread leaves a CPU empty while all that it takes run elsewhere, so each takes as many threads as there
+//!   are CPUs. And the expected rate weighs each CPU's worst thread by how many references it makes, since a thread that waits for
 //!   memory makes few.
 //!
 //! Properties: threads' sets of CPUs are nested, so Hall's condition is one count per CPU; ties fall to the earlier
@@ -168,9 +170,12 @@ impl<'a> State<'a> {
     fn nobody_idles(&self, max_pcmr: &[u32]) -> bool {
         let mut ascending = max_pcmr.to_vec();
         ascending.sort_unstable();
+        let (threads, cpus) = (self.levels.len(), max_pcmr.len());
+        // All others may run threads that this CPU takes: one more must be waiting.
+        let least = if self.rules.better && threads > cpus { cpus } else { 0 };
         let enough = |(at, &level): (usize, &u32)| {
             let wanted = (at + 1) * self.rules.runnable_per_cpu as usize;
-            self.at_most(level) >= wanted.min(self.levels.len())
+            self.at_most(level) >= wanted.max(least).min(threads)
         };
         ascending.iter().enumerate().all(enough)
     }
@@ -283,6 +288,8 @@ mod tests {
                     let runs = |thread: &&Thread| (0..cpus).any(|cpu| set >> cpu & 1 == 1 && found.takes(cpu, thread.pcmr));
                     let runnable = threads.iter().filter(runs).count();
                     prop_assert!(runnable >= (set.count_ones() as usize).min(threads.len()), "{rules:?} {found:?}");
+                    let others_may_run_them = rules.better && threads.len() > cpus;
+                    prop_assert!(!others_may_run_them || runnable >= cpus, "{rules:?} {found:?}");
                 }
             }
         }

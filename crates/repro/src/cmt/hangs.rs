@@ -6,19 +6,18 @@ use crate::{Context, DataPoint, ReproError, mean};
 
 /// The size at which all of this is looked at.
 pub const SIZE_KB: u64 = 192;
-/// Stack windows of kernels are 4 KB, four of which go round in a first-level cache of 8 KB; in so many bytes they stay,
-/// and about as many accesses miss as the papers show (BS-1).
+/// Stack windows of kernels are 4 KB, four of which go round in a first-level cache of 8 KB; of so many bytes they stay.
 pub const NEAR_STACK_BYTES: u64 = 512;
 
 /// At each size: what a schedule gains in throughput that never runs the greedy program; and in words.
 ///
 /// # Errors
 /// As [`without_greedy`].
-pub fn bound(context: &Context<'_>, mix: Mix, sizes: &[u64]) -> Result<(Vec<DataPoint>, String), ReproError> {
+pub fn bound(context: &Context<'_>, sizes: &[u64]) -> Result<(Vec<DataPoint>, String), ReproError> {
     let settings: Vec<Setting> = sizes
         .iter()
         .flat_map(|&kb| context.seeds.iter().map(move |&seed| (kb, seed)))
-        .map(|(kb, seed)| Setting { mix, ..Setting::new(kb, seed, context) })
+        .map(|(kb, seed)| Setting::new(kb, seed, context))
         .collect();
     let gains = context.run_all(&settings, |setting| {
         (context.progress)(&format!("without the greedy program at {} KB, seed {}", setting.l2_kb, setting.seed));
@@ -29,7 +28,7 @@ pub fn bound(context: &Context<'_>, mix: Mix, sizes: &[u64]) -> Result<(Vec<Data
     };
     let point = |&kb: &u64| DataPoint::over("throughput gain of never running art %", format!("{kb} KB"), &of(kb));
     let words: Vec<String> = sizes.iter().map(|&kb| format!("{:+.1} % at {kb} KB", mean(&of(kb)))).collect();
-    let words = format!("Never running art at all would gain {}: no mix gains more", words.join(", "));
+    let words = format!("A schedule that never ran art would gain {}", words.join(", "));
     Ok((sizes.iter().map(point).collect(), words))
 }
 

@@ -347,7 +347,9 @@ fn finish_times(context: &Context<'_>, ran: &[Ran]) -> Vec<Finding> {
     };
     let figure = Figure { name: "av-5-finish-times".to_string(), title, svg: bars.svg(), inline: bars.inline() };
     let more = [over_workloads(ran, "IPC gain, %", speed), over_workloads(ran, "L2 misses saved, %", misses)];
-    vec![worst.points(points).figure(figure), gain.points(more.concat())]
+    let note = "Advice changes the order of turns and nobody's share of time: a job may be taken before another as long as it is \
+                at most a slice ahead of it.";
+    vec![worst.points(points).figure(figure), gain.points(more.concat()).note(note)]
 }
 
 fn counters(context: &Context<'_>, ran: &[Ran]) -> Vec<Finding> {

@@ -520,7 +520,7 @@ impl Dispatcher {
     }
 
     /// AV's Linux form: the scheduler's choice, unless another waiting task clashes less with those that run below
-    /// the same cache, and the first has not been passed over too often.
+    /// the same cache, may overtake it, and the first has not been passed over too often.
     fn in_better_company(&mut self, first: Slot, choices: &[Slot], cpu: u32) -> Slot {
         if self.clashes.is_empty() || self.tasks[first].passed_over >= PASSED_OVER_AT_MOST {
             return first;
@@ -530,7 +530,9 @@ impl Dispatcher {
             let bad = self.clashes.iter().filter(|(a, b, _)| *a == slot && beside.contains(b));
             bad.map(|(_, _, penalty)| penalty).sum()
         };
-        let least = choices.iter().take(CHOICES_AT_MOST).copied().min_by(|&a, &b| penalty(a).total_cmp(&penalty(b)));
+        let open =
+            choices.iter().take(CHOICES_AT_MOST).copied().filter(|&slot| self.scheduler.may_overtake(slot, first));
+        let least = open.min_by(|&a, &b| penalty(a).total_cmp(&penalty(b)));
         let found = least.filter(|&slot| penalty(slot) < penalty(first)).unwrap_or(first);
         if found != first {
             self.picks.swayed += 1;

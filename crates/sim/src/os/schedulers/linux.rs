@@ -160,6 +160,10 @@ impl Scheduler for LinuxLike {
         self.tasks.get(slot).map_or(0, |task| task.virtual_cycles)
     }
 
+    fn may_overtake(&self, slot: Slot, first: Slot) -> bool {
+        self.key(slot) - self.key(first) <= self.times.slice_cycles as i64
+    }
+
     fn slice_cycles(&self, slot: Slot, cpu: u32, sight: &Sight<'_>) -> u64 {
         let others = sight.queue(cpu);
         let sum: f64 = others.iter().map(|&other| sight.weight(other)).sum::<f64>() + sight.weight(slot);

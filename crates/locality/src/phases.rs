@@ -3,7 +3,9 @@
 //! Problem: a profile holds for one phase of a program; when the program moves on, the old evidence misleads. Method
 //! (the thesis's heuristic): compare the signal of each interval with its mean over the last w intervals; a difference
 //! above a threshold is a phase change. A transition can span several intervals: it begins and ends where the difference
-//! passes 50 % of the threshold (our reading of "another threshold ... to signify the beginning/end").
+//! passes 50 % of the threshold (our reading of "another threshold ... to signify the beginning/end"). A phase that is
+//! never steady would hide the next change in a transition without end: once the w intervals that are compared with are
+//! all of the new phase, another difference above the threshold is another change.
 //!
 //! The signal is a list of numbers, and the difference of two signals is the largest difference of an entry:
 //! - one entry, the miss rate: the thesis's own detector ([`PhaseDetector::new`] with its defaults: w = 3, 3 misses per
@@ -57,8 +59,8 @@ pub struct PhaseDetector {
     parameters: PhaseParameters,
     recent: VecDeque<Vec<f64>>,
     intervals: usize,
-    /// Where the present transition began, and whether it has been told.
-    transition: Option<(usize, bool)>,
+    /// Where the present transition began, and the interval that it was told in.
+    transition: Option<(usize, Option<usize>)>,
 }
 
 /// The largest difference of an entry; entries that only one has differ from 0.
@@ -77,29 +79,29 @@ impl PhaseDetector {
     pub fn next(&mut self, signal: &[f64]) -> PhaseEvent {
         let difference = if self.recent.is_empty() { 0.0 } else { signal_difference(signal, &self.mean()) };
         let edge = self.parameters.threshold * self.parameters.edge_share;
+        let differs = difference > self.parameters.threshold;
+        let (now, history) = (self.intervals, self.parameters.history.max(1));
         let event = match &mut self.transition {
             None if difference <= edge => PhaseEvent::Steady,
             None => {
-                let told = difference > self.parameters.threshold;
-                self.transition = Some((self.intervals, told));
-                if told { PhaseEvent::Changed { since: self.intervals } } else { PhaseEvent::Drifting }
+                self.transition = Some((now, differs.then_some(now)));
+                if differs { PhaseEvent::Changed { since: now } } else { PhaseEvent::Drifting }
             }
             Some((_, told)) if difference <= edge => {
-                let event = if *told { PhaseEvent::Settled } else { PhaseEvent::Steady };
+                let event = if told.is_some() { PhaseEvent::Settled } else { PhaseEvent::Steady };
                 self.transition = None;
                 event
             }
-            Some((since, told @ false)) if difference > self.parameters.threshold => {
-                *told = true;
+            Some((since, told @ None)) if differs => {
+                *told = Some(now);
                 PhaseEvent::Changed { since: *since }
             }
-            Some((_, told)) => {
-                if *told {
-                    PhaseEvent::Settling
-                } else {
-                    PhaseEvent::Drifting
-                }
+            Some((since, Some(told))) if differs && now > *told + history => {
+                (*since, *told) = (now, now);
+                PhaseEvent::Changed { since: now }
             }
+            Some((_, Some(_))) => PhaseEvent::Settling,
+            Some((_, None)) => PhaseEvent::Drifting,
         };
         if self.recent.len() == self.parameters.history.max(1) {
             self.recent.pop_front();
@@ -222,6 +224,15 @@ mod tests {
         use PhaseEvent::*;
         let expected = [Steady, Steady, Steady, Drifting, Changed { since: 3 }, Settling, Settling, Settled, Steady];
         assert_eq!(events, expected);
+    }
+
+    /// Is the next phase seen where the one before was never steady?
+    #[test]
+    fn a_restless_phase_does_not_hide_the_next() {
+        let restless = |at: usize| if at % 2 == 0 { 20.0 } else { 24.0 };
+        let rates: Vec<f64> = (0..30).map(|at| if (10..20).contains(&at) { restless(at) } else { 2.0 }).collect();
+        let starts: Vec<usize> = run(&rates).iter().map(|phase| phase.start).collect();
+        assert_eq!(starts, [0, 10, 20]);
     }
 
     proptest! {

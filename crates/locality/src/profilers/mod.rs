@@ -130,5 +130,23 @@ pub(crate) fn allowed_bytes(seen: &Observation, task: &TaskSeen, cache_bytes: u6
     }
 }
 
+/// Does nobody else fill the units that a task may use, as far as is known? Others that ran have to be in other shares
+/// than its own, or there are none.
+pub(crate) fn holds_alone(seen: &Observation, task: &TaskSeen) -> bool {
+    let share_of = |task: &TaskSeen| {
+        let is_member = |member: &Member| match member {
+            Member::Process(process) => *process == task.process,
+            Member::Task(member) => *member == task.task,
+        };
+        seen.in_force.shares.iter().position(|held| held.share.members.iter().any(is_member))
+    };
+    let ran = |other: &&TaskSeen| other.process != task.process && other.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+    let mine = share_of(task);
+    seen.tasks
+        .iter()
+        .filter(ran)
+        .all(|other| mine.is_some() && share_of(other).is_some_and(|theirs| Some(theirs) != mine))
+}
+
 #[cfg(test)]
 pub(crate) mod synthetic;

@@ -1,10 +1,12 @@
 //! A program's phase changes: raises `phase` and drops the evidence of the phase before (thesis 5.6.2, 6.4).
 //!
-//! Two signals: the miss rate per interval, from counters, and the locality signature, from sampled reuse times. A miss
-//! rate changes with the allocation too: when shares or placements in force change, its history is forgotten rather than
-//! taken for a phase. The signature needs no such care.
+//! Three signals. Per interval, from counters: the miss rate, and what reaches the cache (misses of the first-level
+//! caches, references of this one). From sampled reuse times: the locality signature. A miss rate changes with the
+//! allocation too: when shares or placements in force change, its history is forgotten rather than taken for a phase. The
+//! other two need no such care: no allocation of this cache changes what is before it. What two signals tell within the
+//! history of one is one change.
 
-use cachemate_core::{Applied, Event, Evidence, Level, Observation, Profile, Profiler, Profiles, TaskId};
+use cachemate_core::{Applied, Counts, Event, Evidence, Level, Observation, Profile, Profiler, Profiles, TaskId};
 
 use super::{PerTask, evidence, keep_present};
 use crate::intervals::locality_signature;
@@ -26,8 +28,13 @@ pub struct PhaseProfiler {
 struct State {
     instructions: f64,
     misses: f64,
+    /// Of the first-level caches, and references of this one; `None` = one of them was not counted in the interval.
+    before: Option<[f64; 3]>,
     by_miss_rate: Option<PhaseDetector>,
+    by_what_comes: Option<PhaseDetector>,
     by_signature: Option<PhaseDetector>,
+    /// Intervals in which a change still is the one that was told.
+    told: usize,
 }
 
 impl PhaseProfiler {
@@ -47,20 +54,41 @@ impl PhaseProfiler {
         !same
     }
 
-    fn miss_rate_changed(&self, state: &mut State, misses: f64, instructions: f64, allocation_changed: bool) -> bool {
-        let detector = state.by_miss_rate.get_or_insert_with(|| PhaseDetector::new(self.parameters));
+    /// Takes a window in; did an interval end with it that differs?
+    fn interval_changed(&self, state: &mut State, counts: &Counts, allocation_changed: bool) -> bool {
+        let counted = counts.get(Event::Misses(self.level)).zip(counts.get(Event::Instructions));
+        let Some((misses, instructions)) = counted else { return false };
+        if state.instructions == 0.0 {
+            state.before = Some([0.0; 3]);
+        }
+        let by_miss_rate = state.by_miss_rate.get_or_insert_with(|| PhaseDetector::new(self.parameters));
         if allocation_changed {
-            detector.forget();
-            (state.instructions, state.misses) = (0.0, 0.0);
+            by_miss_rate.forget();
+            (state.instructions, state.misses, state.before) = (0.0, 0.0, Some([0.0; 3]));
         }
         state.instructions += instructions;
         state.misses += misses;
+        state.before =
+            state.before.zip(self.what_comes(counts)).map(|(sums, more)| [0, 1, 2].map(|at| sums[at] + more[at]));
         if state.instructions < self.interval_instructions || state.instructions <= 0.0 {
             return false;
         }
-        let rate = 1000.0 * state.misses / state.instructions;
+        let per_kilo = 1000.0 / state.instructions;
+        let mut changed = matches!(by_miss_rate.next(&[state.misses * per_kilo]), PhaseEvent::Changed { .. });
+        if let Some(sums) = state.before {
+            let detector = state.by_what_comes.get_or_insert_with(|| PhaseDetector::new(self.parameters));
+            changed |= matches!(detector.next(&sums.map(|sum| sum * per_kilo)), PhaseEvent::Changed { .. });
+        }
         (state.instructions, state.misses) = (0.0, 0.0);
-        matches!(detector.next(&[rate]), PhaseEvent::Changed { .. })
+        let again = state.told > 0;
+        state.told = if changed && !again { self.parameters.history } else { state.told.saturating_sub(1) };
+        changed && !again
+    }
+
+    /// What no allocation of the cache changes.
+    fn what_comes(&self, counts: &Counts) -> Option<[f64; 3]> {
+        let misses = |level| counts.get(Event::Misses(level));
+        Some([misses(Level::L1Data)?, misses(Level::L1Instruction)?, counts.get(Event::References(self.level))?])
     }
 }
 
@@ -73,11 +101,8 @@ impl Profiler for PhaseProfiler {
         let mut tasks = std::mem::take(&mut self.tasks);
         tasks.states.retain(|task, _| profiles.contains_key(task));
         for task in &seen.tasks {
-            let counted = task.counts.get(Event::Misses(self.level)).zip(task.counts.get(Event::Instructions));
-            let (Some((misses, instructions)), Some((state, _))) = (counted, tasks.of(task.task, profiles)) else {
-                continue;
-            };
-            if self.miss_rate_changed(state, misses, instructions, allocation_changed) {
+            let Some((state, _)) = tasks.of(task.task, profiles) else { continue };
+            if self.interval_changed(state, &task.counts, allocation_changed) {
                 changed.push(task.task);
             }
         }
@@ -146,6 +171,23 @@ mod tests {
             profiler.update(&with_colours(with_rate(number as u64, misses), colours), &mut profiles);
             let expected = u32::from(number == 6);
             assert_eq!(profiles[&TaskId(0)].phase, expected, "window {number}");
+        }
+    }
+
+    /// Does what comes from the first level show a phase that a new allocation hides, once and not twice?
+    #[test]
+    fn what_comes_shows_a_phase_that_a_new_allocation_hides() {
+        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        // The phase changes in window 4, together with the allocation; misses follow late.
+        let windows = [(2, 20, 16), (2, 20, 16), (2, 20, 16), (2, 20, 16), (9, 60, 4), (14, 60, 4), (14, 60, 4)];
+        for (number, (misses, first_level, colours)) in windows.into_iter().enumerate() {
+            let mut seen = window(number as u64, &[]);
+            let first = [Event::Misses(Level::L1Data), Event::Misses(Level::L1Instruction), Event::References(LLC)];
+            let mut readings = vec![(Event::Instructions, 1000), (Event::Misses(LLC), misses)];
+            readings.extend(first.map(|event| (event, first_level)));
+            seen.tasks = vec![task_seen(0, &readings)];
+            profiler.update(&with_colours(seen, colours), &mut profiles);
+            assert_eq!(profiles[&TaskId(0)].phase, u32::from(number >= 4), "window {number}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use cachemate_core::{Event, Evidence, Level, Observation, Profiler, Profiles};
 
-use super::{allowed_bytes, evidence, keep_present, seen_task};
+use super::{allowed_bytes, evidence, holds_alone, keep_present, seen_task};
 use crate::curve::MissRateCurve;
 use crate::rapidmrc::{Counted, Trace, Warmup, survival_curve, trace_curve};
 
@@ -76,10 +76,12 @@ impl Profiler for RapidMrcProfiler {
             };
             let trace = Trace { lines, line_bytes: u64::from(*line_bytes), instructions, lost: *lost };
             // The point in use, measured in the same window; while tracing the program runs at a quarter of its speed
-            // but executes the same instructions, so its rate per instruction holds.
+            // but executes the same instructions, so its rate per instruction holds. Where others fill the same units,
+            // nobody knows how much of them it has: its rate is no point of the curve.
             let measured = counts.get(Event::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
             let TracedCache { size_bytes, colours, ways, points, .. } = self.cache;
-            let in_use = seen_task(seen, *task).map(|task| allowed_bytes(seen, task, size_bytes, colours, ways));
+            let alone = seen_task(seen, *task).filter(|task| holds_alone(seen, task));
+            let in_use = alone.map(|task| allowed_bytes(seen, task, size_bytes, colours, ways));
             let counted = Counted {
                 logged_level_misses: counts.get(Event::Misses(Level::L1Data)),
                 // A share smaller than the curve's first point is no point of it.
@@ -96,7 +98,7 @@ impl Profiler for RapidMrcProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{Counts, Space, TaskId};
+    use cachemate_core::{Counts, Member, ProcessId, Space, TaskId};
 
     const CACHE: TracedCache =
         TracedCache { level: Level::L2, size_bytes: 160 * 128, colours: 16, ways: 10, points: 16 };
@@ -147,6 +149,20 @@ mod tests {
     fn the_curve_passes_through_the_point_in_use() {
         let counts = counts(&[(Event::Instructions, 60_000), (Event::Misses(Level::L2), 180)]);
         let seen = with_colours(traced(looped(), counts), 10);
+        assert_close(&curve_of(&seen).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
+    }
+
+    /// Is the rate that a task has beside others in the same space no point of its curve, and one in a share of its own?
+    #[test]
+    fn a_rate_beside_others_is_no_point() {
+        let counts = counts(&[(Event::Instructions, 60_000), (Event::Misses(Level::L2), 180)]);
+        let mut seen = traced(looped(), counts);
+        seen.tasks.push(task_seen(1, &[]));
+        assert_close(&curve_of(&seen).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
+        let mut seen = with_colours(seen, 10);
+        let mut theirs = seen.in_force.shares[0].clone();
+        theirs.share.members = vec![Member::Process(ProcessId(1))];
+        seen.in_force.shares.push(theirs);
         assert_close(&curve_of(&seen).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
 

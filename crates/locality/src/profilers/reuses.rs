@@ -1,8 +1,11 @@
 //! Watched locations to reuse times, and by StatCache or StatStack to a miss-rate curve (BS 1).
 //!
-//! A watch point counts all data accesses, the model's cache sees those that pass the L1. Where both are counted, the
+//! A watch point counts all accesses, the model's cache sees those that pass the L1. Where both are counted, the
 //! shortest times are taken for the L1's hits and left out, and the others are counted in references behind it: what
 //! is left has the same footprint, P(T > t) being larger and t being shorter by the same factor.
+//!
+//! Code shares the cache with data. A machine that watches fetched lines too ([`ReuseProfiler::of_code_too`]) shows what
+//! it takes and misses; where only data is watched, the code's references are left out of the count as hits.
 
 use cachemate_core::{Estimate, Event, Evidence, Level, Observation, Profiler, Profiles, TaskSeen};
 
@@ -18,6 +21,7 @@ pub struct ReuseProfiler {
     model: Composition,
     line_bytes: u64,
     sizes_bytes: Vec<u64>,
+    of_code_too: bool,
     tasks: PerTask<Watched>,
 }
 
@@ -29,6 +33,7 @@ struct Watched {
     /// Behind the L1.
     times: ReuseTimes,
     data_accesses: PerInstr,
+    fetches: PerInstr,
     references: PerInstr,
     code_misses: PerInstr,
 }
@@ -53,12 +58,13 @@ impl PerInstr {
 }
 
 impl Watched {
-    /// References behind the L1 data cache over data accesses, at most 1; 1 where it was not counted.
-    fn passing_share(&self) -> f64 {
+    /// References behind the L1 over the accesses that are watched, at most 1; 1 where it was not counted.
+    fn passing_share(&self, of_code_too: bool) -> f64 {
         let share = || {
-            let all = self.data_accesses.value().filter(|&all| all > 0.0)?;
-            let code = self.code_misses.value().unwrap_or(0.0);
-            Some(((self.references.value()? - code) / all).clamp(0.0, 1.0))
+            let (fetches, code) = (self.fetches.value().unwrap_or(0.0), self.code_misses.value().unwrap_or(0.0));
+            let (watched, elsewhere) = if of_code_too { (fetches, 0.0) } else { (0.0, code) };
+            let all = Some(self.data_accesses.value()? + watched).filter(|&all| all > 0.0)?;
+            Some(((self.references.value()? - elsewhere) / all).clamp(0.0, 1.0))
         };
         share().filter(|&share| share > 0.0).unwrap_or(1.0)
     }
@@ -70,7 +76,14 @@ impl ReuseProfiler {
     pub fn new(level: Level, model: Composition, line_bytes: u64, mut sizes_bytes: Vec<u64>) -> Self {
         sizes_bytes.sort_unstable();
         sizes_bytes.dedup();
-        ReuseProfiler { level, model, line_bytes: line_bytes.max(1), sizes_bytes, tasks: PerTask::default() }
+        let line_bytes = line_bytes.max(1);
+        ReuseProfiler { level, model, line_bytes, sizes_bytes, of_code_too: false, tasks: PerTask::default() }
+    }
+
+    /// For machines whose watch points see fetched lines of code as well as data.
+    #[must_use]
+    pub fn of_code_too(self) -> Self {
+        ReuseProfiler { of_code_too: true, ..self }
     }
 
     /// Misses per thousand instructions by size; each point with two standard errors of a share from so many samples.
@@ -102,6 +115,7 @@ impl Profiler for ReuseProfiler {
         for task in seen.tasks.iter().filter(|_| self.level > Level::L1Data) {
             let Some((watched, _)) = self.tasks.of(task.task, profiles) else { continue };
             watched.data_accesses.add(task, Event::References(Level::L1Data));
+            watched.fetches.add(task, Event::References(Level::L1Instruction));
             watched.references.add(task, Event::References(self.level));
             watched.code_misses.add(task, Event::Misses(Level::L1Instruction));
         }
@@ -110,7 +124,7 @@ impl Profiler for ReuseProfiler {
             let per_ns = self.references_per_ns(seen_task(seen, *task));
             if let Some((watched, profile)) = self.tasks.of(*task, profiles) {
                 watched.raw.merge(&ReuseTimes::from_samples(samples, per_ns));
-                watched.times = watched.raw.behind(watched.passing_share());
+                watched.times = watched.raw.behind(watched.passing_share(self.of_code_too));
                 profile.reuse_times = watched.times.to_profile();
             }
         }
@@ -173,6 +187,33 @@ mod tests {
         let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times.as_deref().unwrap()).unwrap();
         let ratio = |lines| statstack::miss_ratio(&times, lines).unwrap();
         assert!(ratio(50) > 0.999 && ratio(200) < 0.001, "{} {}", ratio(50), ratio(200));
+    }
+
+    /// Where code is watched too, is the share that passes one of data accesses and fetches together?
+    #[test]
+    fn watched_code_counts_among_the_accesses_that_pass() {
+        let mut seen = window(0, &[0]);
+        let counts = [
+            (Event::Instructions, 3000),
+            (Event::References(Level::L1Data), 600),
+            (Event::References(Level::L1Instruction), 400),
+            (Event::Misses(Level::L1Instruction), 130),
+            (Event::References(LLC), 250),
+        ];
+        seen.tasks = vec![task_seen(0, &counts)];
+        let mut samples = vec![sample(Some(0), 1, true); 300];
+        samples.extend(vec![sample(Some(400), 1, true); 100]);
+        seen.answers = vec![answer(0, Evidence::Reuses { task: TaskId(0), samples })];
+        let longest = |profiler: ReuseProfiler| {
+            let (mut profiler, mut profiles) = (profiler, Profiles::new());
+            profiler.update(&seen, &mut profiles);
+            let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times.as_deref().unwrap()).unwrap();
+            times.buckets().last().unwrap().middle()
+        };
+        let profiler = || ReuseProfiler::new(LLC, Composition::Lru, 64, vec![4096]);
+        // 250 of 1000 accesses pass where code is watched; else 120 of 600 data accesses.
+        assert!((longest(profiler().of_code_too()) - 100.0).abs() < 4.0, "{}", longest(profiler().of_code_too()));
+        assert!((longest(profiler()) - 80.0).abs() < 4.0, "{}", longest(profiler()));
     }
 
     /// Is there no curve without references per instruction, and are times in nanoseconds dated by the counters?

@@ -1,6 +1,7 @@
 //! One file per group of comparisons. A new group: one file, and a line in [`GROUPS`].
 
 mod cachesim;
+mod clusters;
 mod machine;
 mod policies;
 mod programs;
@@ -40,4 +41,5 @@ pub const GROUPS: &[Group] = &[
     sizing::GROUP,
     programs::GROUP,
     solvers::GROUP,
+    clusters::GROUP,
 ];

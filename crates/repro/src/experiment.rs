@@ -154,7 +154,7 @@ pub struct Finding {
     pub verdict: Verdict,
     pub points: Vec<DataPoint>,
     pub seeds: Vec<u64>,
-    /// The one time scale: how much shorter than the papers' all windows, slices, costs and sample counts are.
+    /// The one time scale: how much shorter than the papers' all windows, slices, costs and phase lengths are.
     pub time_scale: f64,
     /// What was left out, why a bar was missed, what the number does not say.
     pub note: String,

@@ -316,15 +316,35 @@ fn groups_pass_written_lines_between_their_threads() {
     }
 }
 
-/// Does a change of phase move threads to the next group's data, after the operations asked for?
+/// Does a change of phase make another partition, not the same one on other data?
+#[test]
+fn regrouping_changes_the_partition() {
+    for (name, sizes) in [("scoreboards", vec![4; 4]), ("rubis", vec![20, 12]), ("chatrooms", vec![8, 8])] {
+        let options = Options { group_sizes: sizes, regroup_after: Some(100), ..Options::default() };
+        let program = built(name, 8, &options);
+        let (before, after) = (&program.groups, &program.groups_later);
+        let pairs = || (0..before.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
+        let together = |of: &[Option<u32>], (a, b): (usize, usize)| of[a] == of[b];
+        assert!(pairs().any(|pair| together(before, pair) && !together(after, pair)), "{name}");
+        assert!(pairs().any(|pair| !together(before, pair) && together(after, pair)), "{name}");
+        let unchanged = built(name, 8, &Options { regroup_after: None, ..options });
+        assert_eq!(unchanged.groups, unchanged.groups_later, "{name}");
+    }
+}
+
+/// Does a thread that a change of phase moves go to the next group's data after the operations asked for, and does its
+/// neighbour stay?
 #[test]
 fn regrouping_moves_threads_to_other_data() {
     let options = Options { regroup_after: Some(100), ..Options::default() };
     let mut program = built("scoreboards", 8, &options);
     let boards: Vec<_> = program.regions.iter().filter(|region| region.name == "scoreboard").copied().collect();
-    let accesses = take(&mut *program.threads[0], 60_000);
-    let used: Vec<usize> =
-        data(&accesses).filter_map(|access| boards.iter().position(|board| board.contains(access.address()))).collect();
+    let mut used = |thread: usize| -> Vec<usize> {
+        let accesses = take(&mut *program.threads[thread], 60_000);
+        data(&accesses).filter_map(|access| boards.iter().position(|board| board.contains(access.address()))).collect()
+    };
+    assert!(used(0).windows(2).all(|pair| pair[0] == pair[1]), "the first of a group stays");
+    let used = used(1);
     let first_other = used.iter().position(|&board| board != used[0]).expect("it moves");
     assert!(used[first_other..].iter().all(|&board| board == used[first_other]));
     assert_eq!(first_other, 100 * 20, "a round reads 16 cells and writes 4");

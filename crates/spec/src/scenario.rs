@@ -18,8 +18,8 @@ pub struct Scenario {
     pub machine: String,
     /// Everything random in the run comes from it.
     pub seed: u64,
-    /// The one factor by which windows, slices, costs, phase lengths and sample counts are divided (papers: "one time
-    /// scale"); 1 = as published.
+    /// The one factor by which windows, slices, costs and phase lengths are divided (papers: "one time scale"); 1 = as
+    /// published.
     #[serde(default = "one")]
     pub scale: u64,
     /// Measured part of the run.

@@ -76,6 +76,18 @@ impl Clusters {
     }
 }
 
+/// The thesis's threshold: least similarity of two threads of a cluster, and the samples of a thread that it is of (10^6
+/// samples, 16 threads).
+pub const THRESHOLD: f64 = 40_000.0;
+pub const THRESHOLD_SAMPLES_PER_THREAD: f64 = 62_500.0;
+
+/// `threshold` at `share` of the samples that it is of: dot products grow with the square. Four regions at the floor are
+/// the least that is no accident.
+pub fn scaled_threshold(threshold: f64, share: f64, floor: u8) -> u64 {
+    let least = 4.0 * f64::from(floor) * f64::from(floor);
+    libm::round((threshold * share * share).max(least).max(1.0)).min(1e9) as u64
+}
+
 /// Finds the clusters among threads. `threshold` is the least similarity (a dot product of counters) of two threads
 /// that belong together.
 pub fn find(method: Method, threads: &[ThreadMap<'_>], sharing: &Sharing, threshold: u64) -> Clusters {

@@ -23,7 +23,7 @@ use serde::Deserialize;
 
 use super::{cache_domains, movable};
 use crate::clustering::assign::{Assignment, Chip, Movable, assign};
-use crate::clustering::{Method, ThreadMap, find};
+use crate::clustering::{Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 
 /// The thesis's figures where it gives any.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
@@ -78,8 +78,8 @@ impl Default for Parameters {
             one_in: 0,
             sample_cost_ns: 2_000.0,
             detection_ns_at_most: 20_000_000_000,
-            similarity_threshold: 40_000.0,
-            samples_per_thread: 62_500.0,
+            similarity_threshold: THRESHOLD,
+            samples_per_thread: THRESHOLD_SAMPLES_PER_THREAD,
             floor: 3,
             floor_first: true,
             method: Method::CoClusters,
@@ -125,6 +125,8 @@ struct Round {
     began_ns: u64,
     taken: u64,
     cost_ns: u64,
+    /// Processor time of the processes while it lasted.
+    busy_ns: f64,
     /// Remote share of the processes' cycles when it began.
     remote_share: f64,
 }
@@ -169,16 +171,22 @@ impl Policy for ThreadClustering {
     }
 }
 
-/// Sum over the live threads of a process; `None` where none of them was counted.
-fn summed(view: &View<'_>, process: ProcessId, event: Event) -> Option<f64> {
-    let counted = view.seen.tasks.iter().filter(|task| task.process == process && !task.exited);
-    counted.filter_map(|task| task.counts.get(event)).reduce(|a, b| a + b)
+/// An event of a process per something that its threads have, summed over its live threads. Counters that take turns
+/// leave some threads without a reading: those count on neither side, or the ratio would be too small.
+fn ratio(view: &View<'_>, process: ProcessId, event: Event, per: impl Fn(&TaskSeen) -> Option<f64>) -> Option<f64> {
+    let threads = view.seen.tasks.iter().filter(|task| task.process == process && !task.exited);
+    let pairs = threads.filter_map(|task| Some((task.counts.get(event)?, per(task)?)));
+    let (events, base) = pairs.reduce(|a, b| (a.0 + b.0, a.1 + b.1))?;
+    (base > 0.0).then(|| events / base)
+}
+
+fn busy_ns(task: &TaskSeen) -> f64 {
+    task.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum()
 }
 
 /// Of the process's cycles, those stalled on remote caches.
 fn remote_share(view: &View<'_>, process: ProcessId) -> Option<f64> {
-    let cycles = summed(view, process, Event::Cycles).filter(|&cycles| cycles > 0.0)?;
-    Some(summed(view, process, Event::StallCycles(StallCause::RemoteCache))? / cycles)
+    ratio(view, process, Event::StallCycles(StallCause::RemoteCache), |task| task.counts.get(Event::Cycles))
 }
 
 impl ThreadClustering {
@@ -225,7 +233,7 @@ impl ThreadClustering {
         let probe = Probe { id: ProbeId(self.rounds), what, budget_ns: self.parameters.detection_ns_at_most };
         self.rounds += 1;
         let began_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
-        self.round = Some(Round { probe, processes, began_ns, taken: 0, cost_ns: 0, remote_share: most });
+        self.round = Some(Round { probe, processes, began_ns, taken: 0, cost_ns: 0, busy_ns: 0.0, remote_share: most });
     }
 
     /// Temporal sampling (3.4.2): as dense as the overhead allows at the rate of remote accesses.
@@ -233,23 +241,24 @@ impl ThreadClustering {
         if self.parameters.one_in > 0 {
             return self.parameters.one_in;
         }
-        let remote: f64 = processes.iter().filter_map(|&p| summed(view, p, Event::RemoteCacheHits)).sum();
-        let of = view.seen.tasks.iter().filter(|task| processes.contains(&task.process));
-        let busy_ns: u64 = of.flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum();
-        let all = remote * self.sample_cost_ns / (busy_ns.max(1) as f64 * self.parameters.overhead_share);
+        // The process with the highest rate has the smallest part of its time left.
+        let per_ns =
+            processes.iter().filter_map(|&p| ratio(view, p, Event::RemoteCacheHits, |task| Some(busy_ns(task))));
+        let all = per_ns.fold(0.0, f64::max) * self.sample_cost_ns / self.parameters.overhead_share;
         libm::ceil(all).clamp(1.0, 1e6) as u32
     }
 
     /// Phase 2: more samples, and on to phase 3 once there are enough.
     fn go_on(&mut self, mut round: Round, view: &View<'_>, why: &mut Vec<Reason>) {
-        let mut complete = false;
+        let (mut complete, mut window_cost_ns) = (false, 0);
         for answer in view.seen.answers.iter().filter(|answer| answer.probe == round.probe.id) {
             if let Evidence::Samples { samples, .. } = &answer.evidence {
                 round.taken += samples.len() as u64;
             }
-            round.cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+            window_cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
             complete |= answer.complete;
         }
+        round.cost_ns += window_cost_ns;
         let refused = |applied: &Applied| applied.refused.iter().any(|no| no.item == Item::Probe(round.probe.id));
         if refused(&view.seen.in_force) {
             self.back_off(view, round.remote_share);
@@ -257,6 +266,7 @@ impl ThreadClustering {
         }
         let now_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
         if !complete && now_ns.saturating_sub(round.began_ns) < self.parameters.detection_ns_at_most {
+            self.readjust(&mut round, window_cost_ns, view);
             self.round = Some(round);
             return;
         }
@@ -265,6 +275,26 @@ impl ThreadClustering {
         }
         if !self.place(&round, view, why) {
             self.back_off(view, round.remote_share);
+        }
+    }
+
+    /// N follows the overhead while a round lasts (3.4.2): what was taken too much is given back in as long a time, and
+    /// the other way round. The probe keeps its number, so the shMaps go on.
+    fn readjust(&self, round: &mut Round, window_cost_ns: u64, view: &View<'_>) {
+        let of = view.seen.tasks.iter().filter(|task| round.processes.contains(&task.process));
+        let window_busy_ns: f64 = of.map(busy_ns).sum();
+        round.busy_ns += window_busy_ns;
+        let ProbeWhat::Samples { one_in, at_most, .. } = &mut round.probe.what else { return };
+        if self.parameters.one_in > 0 || window_cost_ns == 0 || window_busy_ns <= 0.0 {
+            return;
+        }
+        let allowed = self.parameters.overhead_share;
+        let aim = (2.0 * allowed - round.cost_ns as f64 / round.busy_ns).max(allowed / 4.0);
+        let wanted = f64::from(*one_in) * window_cost_ns as f64 / window_busy_ns / aim;
+        let wanted = libm::ceil(wanted).clamp(1.0, 1e6) as u32;
+        if wanted.abs_diff(*one_in) > *one_in / 8 {
+            let taken = u32::try_from(round.taken).unwrap_or(u32::MAX);
+            (*one_in, *at_most) = (wanted, self.parameters.samples.saturating_sub(taken).max(1));
         }
     }
 
@@ -277,10 +307,7 @@ impl ThreadClustering {
     /// Least similarity, at the samples that a thread had (dot products grow with their square).
     fn threshold(&self, taken: u64, threads: usize) -> u64 {
         let each = taken as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
-        let scaled = self.parameters.similarity_threshold * each * each;
-        // Four regions at the floor are the least that is no accident.
-        let least = 4.0 * f64::from(self.parameters.floor) * f64::from(self.parameters.floor);
-        libm::round(scaled.max(least).max(1.0)).min(1e9) as u64
+        scaled_threshold(self.parameters.similarity_threshold, each, self.parameters.floor)
     }
 
     /// Phases 3 and 4. True if anything changed.

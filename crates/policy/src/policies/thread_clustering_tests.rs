@@ -44,6 +44,10 @@ fn capabilities(samples: bool) -> Capabilities {
 struct Bench {
     policy: Box<dyn Policy>,
     can_sample: bool,
+    /// Comes with the next window, once.
+    answer: Option<Answer>,
+    /// The first so many threads' stalls were never counted.
+    without_stalls: u32,
     window: u64,
     before: Plan,
 }
@@ -51,15 +55,25 @@ struct Bench {
 impl Bench {
     fn new(parameters: &str) -> Self {
         let policy = build("thread-clustering", parameters, 1).unwrap();
-        Bench { policy, can_sample: true, window: 0, before: Plan::idle(Window::Time { ns: 1 }) }
+        Bench {
+            policy,
+            can_sample: true,
+            answer: None,
+            without_stalls: 0,
+            window: 0,
+            before: Plan::idle(Window::Time { ns: 1 }),
+        }
     }
 
     /// One window: eight threads, alternately on the chips, with this share of cycles stalled on remote caches; threads
     /// `0, 1, 4, 5` and `2, 3, 6, 7` share, as far as `sampled` says so.
     fn step(&mut self, remote_percent: u64, sampled: Option<u32>) -> Decision {
         self.window += 1;
-        let tasks = (0..8).map(|id| task(id, remote_percent)).collect();
-        let answers = sampled.iter().map(|&probe| samples(probe)).collect();
+        let mut tasks: Vec<TaskSeen> = (0..8).map(|id| task(id, remote_percent)).collect();
+        for task in tasks.iter_mut().take(self.without_stalls as usize) {
+            task.counts.0.retain(|reading| !matches!(reading.event, Event::StallCycles(_)));
+        }
+        let answers = sampled.iter().map(|&probe| samples(probe)).chain(self.answer.take()).collect();
         let span = Span { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None };
         let (ended, in_force) = (WindowEnd::Elapsed, Applied::default());
         let seen = Observation { window: self.window, span, ended, tasks, places: Vec::new(), answers, in_force };
@@ -132,6 +146,17 @@ fn below_the_threshold_nothing_is_sampled() {
     assert!(blind.step(50, None).plan.probes.is_empty());
 }
 
+/// Are threads whose counters had no turn left out of the stall breakdown, instead of counting as if they never waited?
+#[test]
+fn threads_without_a_reading_do_not_dilute_the_breakdown() {
+    let mut bench = Bench::new("");
+    bench.without_stalls = 4;
+    assert_eq!(bench.step(21, None).plan.probes.len(), 1);
+    let mut bench = Bench::new("");
+    bench.without_stalls = 4;
+    assert!(bench.step(19, None).plan.probes.is_empty());
+}
+
 /// Does a round end with each cluster on one chip, and stay so without further evidence?
 #[test]
 fn sharing_threads_end_up_on_one_chip() {
@@ -171,6 +196,23 @@ fn the_rate_follows_from_the_overhead() {
         _ => 0,
     };
     assert_eq!((one_in(""), one_in("overhead_share = 0.01"), one_in("one_in = 17")), (2, 6, 17));
+}
+
+/// Does the rate follow the overhead while a round lasts, under the same probe and for the samples that are left?
+#[test]
+fn the_rate_follows_the_overhead_while_a_round_lasts() {
+    let mut bench = Bench::new("samples = 10000");
+    let first = bench.step(30, None).plan.probes[0].clone();
+    assert_eq!(bench.step(30, None).plan.probes[0], first, "nothing sampled yet, nothing to go by");
+    // 1 in 2 took 7.5 % of this window and 3.75 % of both: as long again at 4.25 % comes to 4 %.
+    let answer = samples(0);
+    bench.answer = Some(Answer { complete: false, cost_ns: vec![(None, 600_000_000)], ..answer });
+    let later = bench.step(30, None).plan.probes[0].clone();
+    assert_eq!(later.id, first.id);
+    match later.what {
+        ProbeWhat::Samples { one_in, at_most, .. } => assert_eq!((one_in, at_most), (4, 6000)),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Do rounds without result come ever more seldom, until the stalls grow?

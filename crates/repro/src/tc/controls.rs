@@ -12,7 +12,8 @@ struct Control {
 }
 
 fn control(context: &Context<'_>, case: &Case, seed: u64) -> Result<Control, ReproError> {
-    let setting = Setting::new(context, SMALL, case, seed);
+    let short = Setting::new(context, SMALL, case, seed);
+    let setting = Setting { warm_up_windows: context.pick(3, 12), ..short };
     let truth = case.truth(seed)?;
     let alone = setting.run(&Placement::Default)?.results;
     let with = setting.run(&Placement::Automatic("activation_share = 0.02".to_string()))?;

@@ -7,10 +7,12 @@
 
 mod clusters;
 mod controls;
+mod insight;
 mod overhead;
 mod placements;
 mod sensitivity;
 mod setup;
+mod variants;
 
 use crate::Experiment;
 
@@ -28,6 +30,12 @@ pub(crate) fn experiments() -> Vec<Experiment> {
             what: "clusters found against the programs' own partition, with the shMaps",
             full_minutes: 5.0,
             run: clusters::run,
+        },
+        Experiment {
+            ids: &["TC-2"],
+            what: "the same clusters by tagged samples, at another time scale, and across two processes",
+            full_minutes: 3.0,
+            run: variants::run,
         },
         Experiment {
             ids: &["TC-5"],

@@ -21,12 +21,13 @@ pub(super) const SMALL: &str = "power5-2x2x2";
 pub(super) const LARGE: &str = "power5-8x2x2";
 
 /// The paper's figures of one window and one round of detection, before scaling.
-const WINDOW_CYCLES: u64 = 1_000_000_000;
+pub(super) const WINDOW_CYCLES: u64 = 1_000_000_000;
 /// How much shorter than the paper's all windows, slices and costs are.
 pub(super) const SCALE: u64 = 500;
-/// Samples of one round. The paper's 10^6 over the scale would be 2000: 8-bit counters with a floor of 3 do not shrink
-/// with time, so a round keeps this many, and pays for each of them.
-pub(super) const SAMPLES: u64 = 20_000;
+/// Samples of one round, a twentieth of the paper's. Samples do not scale with time: what they have to fill, 256 counters a
+/// thread up to a floor of 3, does not shrink with it, and of the servers' samples one in twenty passes the filter. Each
+/// is paid for at the scaled cost, so that a round takes the share of the time that as many samples take at full scale.
+pub(super) const SAMPLES: u64 = 50_000;
 /// Difference between chips that the paper tolerates.
 const BALANCE_LIMIT: f64 = 0.25;
 
@@ -46,6 +47,11 @@ impl Case {
     /// Group of each thread; `None` = a background thread.
     pub fn truth(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
         Ok(kernels::build(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups)
+    }
+
+    /// The same at the end, where a change of phase makes another partition midway.
+    pub fn truth_later(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
+        Ok(kernels::build(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups_later)
     }
 }
 
@@ -91,6 +97,8 @@ pub(super) struct Setting {
     pub seed: u64,
     pub scale: u64,
     pub entries: usize,
+    /// Of one round.
+    pub samples: u64,
     /// In windows of the policy.
     pub warm_up_windows: u64,
     pub measured_windows: u64,
@@ -104,7 +112,8 @@ impl Setting {
             seed,
             scale: SCALE,
             entries: ShMapParameters::default().entries,
-            warm_up_windows: 3,
+            samples: SAMPLES,
+            warm_up_windows: context.pick(5, 12),
             measured_windows: context.pick(1, 3),
         }
     }
@@ -122,9 +131,8 @@ impl Setting {
     }
 
     /// Parameters that every automatic run has, before those of the placement.
-    fn parameters(&self, more: &str) -> String {
-        let samples = SAMPLES * self.scale;
-        format!("window_cycles = {WINDOW_CYCLES}\nsamples = {samples}\n{more}")
+    pub fn parameters(&self, more: &str) -> String {
+        format!("window_cycles = {WINDOW_CYCLES}\nsamples = {}\n{more}", self.samples)
     }
 
     pub fn run(&self, placement: &Placement) -> Result<ManagedRun, ReproError> {

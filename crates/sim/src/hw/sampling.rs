@@ -143,7 +143,7 @@ impl Probes {
         }
         let line = miss.physical_address >> miss.line_shift;
         let last_address = sampling.sampler == Sampler::LastAddress;
-        let near = trace.register.is_some() && miss.instruction - trace.last_instruction <= sampling.shadow;
+        let near = trace.register.is_some() && follows(miss.instruction, trace.last_instruction, sampling.shadow);
         if last_address && near && !miss.dependent {
             trace.lose();
         } else {
@@ -182,7 +182,7 @@ impl Probes {
         let last_address = sampling.sampler == Sampler::LastAddress;
         // The register goes on being written until the exception is taken.
         if let Some(armed) = sample.armed_at.take().filter(|_| last_address)
-            && miss.instruction - armed <= sampling.shadow
+            && follows(miss.instruction, armed, sampling.shadow)
             && let Some(last) = sample.samples.last_mut()
         {
             last.virtual_line = virtual_line;
@@ -262,8 +262,26 @@ impl Overflow {
     }
 }
 
+/// Is the instruction at most `shadow` behind the earlier one? Numbers are of a context, and the thread may have changed
+/// its context since: a smaller one is another context's.
+fn follows(instruction: u64, earlier: u64, shadow: u64) -> bool {
+    instruction.checked_sub(earlier).is_some_and(|behind| behind <= shadow)
+}
+
 /// Uniform in 1 ..= 2 `one_in` - 1: `one_in` on average, never in step with a loop.
 pub(super) fn jitter(one_in: u32, seed: u64) -> u64 {
     let span = 2 * u64::from(one_in.max(1)) - 1;
     1 + ((u128::from(mix(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a miss in the shadow of the one before it only on the same context's numbers?
+    #[test]
+    fn a_smaller_number_is_another_contexts() {
+        assert!(follows(105, 100, 5) && follows(100, 100, 0));
+        assert!(!follows(106, 100, 5) && !follows(7, 100, 5));
+    }
 }

@@ -85,7 +85,7 @@ fn rooms(setup: &mut Setup) {
             let connection = Connection {
                 rooms: all.clone(),
                 own: all[group as usize],
-                membership: Membership::new(group, setup),
+                membership: Membership::new(group, place, setup),
                 process,
                 buffer,
                 place,
@@ -95,7 +95,7 @@ fn rooms(setup: &mut Setup) {
                 at: 0,
                 rng: Rng::new(setup.rng.bits()),
             };
-            setup.thread(Some(group), connection);
+            setup.member(group, place, connection);
         }
     }
     add_collectors(setup, &heap, process);
@@ -138,7 +138,12 @@ struct Connection {
 
 impl Connection {
     fn room(&self) -> Room {
-        self.rooms[self.membership.at(self.messages)]
+        // A change of phase comes after as many messages of the room for both roles; a reader appends one in `clients`.
+        let messages = match self.role {
+            Role::Reader => self.messages * u64::from(self.own.clients),
+            Role::Writer => self.messages,
+        };
+        self.rooms[self.membership.at(messages)]
     }
 
     fn buffer_word(&mut self) -> u64 {

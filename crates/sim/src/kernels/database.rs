@@ -123,13 +123,13 @@ fn databases(setup: &mut Setup, shape: &'static Shape) {
         shared.push(Group { tree: Tree::new(tree), hot });
     }
     let process = setup.region("process-wide", process_bytes, Users::All);
-    for (thread, &(group, _)) in members.iter().enumerate() {
+    for (thread, &(group, place)) in members.iter().enumerate() {
         let private = setup.region("allocation buffer", private_bytes, Users::Thread(thread as u32));
-        let membership = Membership::new(group, setup);
+        let membership = Membership::new(group, place, setup);
         let rng = Rng::new(setup.rng.bits());
         let groups = shared.clone();
         let connection = Connection { groups, membership, process, private, allocated: 0, shape, operations: 0, rng };
-        setup.thread(Some(group), connection);
+        setup.member(group, place, connection);
     }
     add_collectors(setup, &heap, process);
 }

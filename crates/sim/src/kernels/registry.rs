@@ -20,7 +20,8 @@ pub struct Options {
     pub group_sizes: Vec<u32>,
     /// Collector-like threads that now and then walk everything.
     pub background_threads: Option<u32>,
-    /// After this many operations of its own, every thread moves on to the next group's data: a change of phase.
+    /// After this many operations of its own, every other thread of a group moves on to the next group's data: a change
+    /// of phase, after which the partition is another one.
     pub regroup_after: Option<u64>,
 }
 
@@ -54,6 +55,8 @@ pub struct Program {
     pub threads: Vec<Box<dyn AccessSource>>,
     /// Group of each thread; `None` for background threads.
     pub groups: Vec<Option<u32>>,
+    /// The same after `regroup_after`; as before where it is not asked for.
+    pub groups_later: Vec<Option<u32>>,
     /// Everything the threads may touch besides code.
     pub regions: Vec<Region>,
 }

@@ -107,18 +107,18 @@ fn boards(setup: &mut Setup, sharing: Sharing) {
     };
     let bytes = each(setup);
     let mut heap = shared.clone();
-    for (thread, &(group, _)) in members.iter().enumerate() {
+    for (thread, &(group, place)) in members.iter().enumerate() {
         let private = setup.region("private data", bytes, Users::Thread(thread as u32));
         let mut boards = shared.clone();
         if sharing == Sharing::Nothing {
             boards.push(setup.region("scoreboard", BOARD_BYTES, Users::Thread(thread as u32)));
         }
-        let mut membership = Membership::new(group, setup);
+        let mut membership = Membership::new(group, place, setup);
         if boards.len() == 1 {
             membership = Membership::only();
         }
         let rng = Rng::new(setup.rng.bits());
-        setup.thread(Some(group), Worker { boards, membership, private, rounds: 0, rng });
+        setup.member(group, place, Worker { boards, membership, private, rounds: 0, rng });
     }
     if setup.options.background_threads.unwrap_or(0) > 0 {
         let marks = setup.region("marks", 4096, Users::All);

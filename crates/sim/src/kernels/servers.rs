@@ -17,24 +17,31 @@ use super::setup::{Kernel, Region, Setup, Users};
 #[derive(Clone, Copy)]
 pub(super) struct Membership {
     group: u32,
-    groups: u32,
+    later: u32,
     regroup_after: Option<u64>,
 }
 
+/// The group of a member after a change of phase: every other one moves on, so that the partition is another one. (If
+/// all did, the groups would only change their data.)
+pub(super) fn group_later(group: u32, place: u32, groups: u32) -> u32 {
+    (group + place % 2) % groups
+}
+
 impl Membership {
-    pub fn new(group: u32, setup: &Setup) -> Self {
-        Membership { group, groups: setup.sizes.len() as u32, regroup_after: setup.options.regroup_after }
+    pub fn new(group: u32, place: u32, setup: &Setup) -> Self {
+        let later = group_later(group, place, setup.sizes.len() as u32);
+        Membership { group, later, regroup_after: setup.options.regroup_after }
     }
 
     /// Of a thread that has one set of data to work on, whatever its group.
     pub fn only() -> Self {
-        Membership { group: 0, groups: 1, regroup_after: None }
+        Membership { group: 0, later: 0, regroup_after: None }
     }
 
     /// The group after `operations` of the thread's own.
     pub fn at(&self, operations: u64) -> usize {
         let moved = self.regroup_after.is_some_and(|after| operations >= after);
-        ((self.group + u32::from(moved)) % self.groups) as usize
+        (if moved { self.later } else { self.group }) as usize
     }
 }
 
@@ -61,14 +68,15 @@ struct Collector {
 
 /// Lines walked between two sleeps.
 const WALK_LINES: u64 = 4096;
-/// The papers found collectors run too seldom to show sharing (TC, section 3.6.1).
-const SLEEP_NS: u64 = 20_000_000;
+/// The papers found collectors run too seldom to show sharing (TC, section 3.6.1). This is the program's own time, which
+/// no scale shortens: long beside a thread's turn, short enough that runs of some milliseconds have collections at all.
+const SLEEP_NS: u64 = 1_500_000;
 
 /// Adds the background threads that the options ask for, walking `heap`.
 pub(super) fn add_collectors(setup: &mut Setup, heap: &[Region], marks: Region) {
     for _ in 0..setup.options.background_threads.unwrap_or(0) {
         let rng = Rng::new(setup.rng.bits());
-        setup.thread(None, Collector { heap: heap.to_vec(), marks, left: 0, at: 0, rounds: 0, rng });
+        setup.background(Collector { heap: heap.to_vec(), marks, left: 0, at: 0, rounds: 0, rng });
     }
 }
 

@@ -5,6 +5,7 @@ use cachemate_core::{Access, AccessSource, Turn};
 use super::out::{Out, STACK_BYTES};
 use super::random::{Rng, mix};
 use super::registry::{Options, Program, ProgramSpec, group_sizes};
+use super::servers::group_later;
 
 /// Who touches a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,7 +98,8 @@ impl<'a> Setup<'a> {
         let next_base = DATA_BASE + rng.below(1 << 24) * PAGE_BYTES;
         let footprint_bytes = options.footprint_bytes.unwrap_or(spec.footprint_bytes);
         let sizes = group_sizes(spec, options);
-        let program = Program { threads: Vec::new(), groups: Vec::new(), regions: Vec::new() };
+        let program =
+            Program { threads: Vec::new(), groups: Vec::new(), groups_later: Vec::new(), regions: Vec::new() };
         Setup { spec, options, rng, sizes, footprint_bytes, next_base, program }
     }
 
@@ -135,15 +137,29 @@ impl<'a> Setup<'a> {
     /// A program of one thread.
     pub fn single<K: Kernel + 'static>(&mut self, new: fn(&mut Self) -> K) {
         let kernel = new(self);
-        self.thread(Some(0), kernel);
+        self.member(0, 0, kernel);
     }
 
-    /// Adds a thread that runs `kernel`, in `group` (`None`: a background thread).
-    pub fn thread(&mut self, group: Option<u32>, kernel: impl Kernel + 'static) {
+    /// Adds a thread of a group, at its place within it.
+    pub fn member(&mut self, group: u32, place: u32, kernel: impl Kernel + 'static) {
+        let later = match self.options.regroup_after {
+            Some(_) => group_later(group, place, self.sizes.len() as u32),
+            None => group,
+        };
+        self.thread((Some(group), Some(later)), kernel);
+    }
+
+    /// Adds a thread that belongs to no group.
+    pub fn background(&mut self, kernel: impl Kernel + 'static) {
+        self.thread((None, None), kernel);
+    }
+
+    fn thread(&mut self, (group, later): (Option<u32>, Option<u32>), kernel: impl Kernel + 'static) {
         let index = self.program.threads.len() as u32;
         let stack = self.region("stack", STACK_BYTES, Users::Thread(index));
         let out = Out::new(self.spec.pace, self.spec.code, stack.base);
         self.program.threads.push(Box::new(Endless { kernel, out }));
         self.program.groups.push(group);
+        self.program.groups_later.push(later);
     }
 }

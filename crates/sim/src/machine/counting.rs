@@ -2,8 +2,9 @@
 //!
 //! Instructions and cycles are always counted (the papers' machines have own counters for them), and what the kernel
 //! counts itself costs no counter. All other events share what is left: groups of them take turns, and each reading
-//! says during which share of the task's time it counted. The hardware below counts everything; this is where it is
-//! forgotten.
+//! says during which share of the task's time it counted. Every task has its own turns, which go on while it runs, as
+//! the kernel's do: with turns of the machine, a task that is on processor every other turn would never see half of the
+//! groups. The hardware below counts everything; this is where it is forgotten.
 
 use cachemate_core::{Counts, Event, Level, Reading, Sampler, StallCause};
 
@@ -14,13 +15,15 @@ use crate::os::dispatch::Slot;
 pub struct Counting {
     always: Vec<Event>,
     groups: Vec<Vec<Event>>,
-    active: usize,
     tasks: Vec<Meter>,
 }
 
 #[derive(Clone, Default)]
 struct Meter {
     last: TaskCounters,
+    /// The group whose turn it is, and whether the task ran in it.
+    active: usize,
+    ran: bool,
     /// In this window, by group and event: count, and cycles while the group was on.
     counts: Vec<Vec<u64>>,
     on_cycles: Vec<u64>,
@@ -53,7 +56,7 @@ impl Counting {
         });
         let each = (at_once.saturating_sub(2)).max(1) as usize;
         let groups = turns.chunks(each).map(<[Event]>::to_vec).collect();
-        Counting { always, groups, active: 0, tasks: Vec::new() }
+        Counting { always, groups, tasks: Vec::new() }
     }
 
     /// Do groups take turns at all?
@@ -70,10 +73,11 @@ impl Counting {
 
     /// Books what the task did since the last call to the group that is on.
     pub fn read(&mut self, slot: Slot, now: TaskCounters) {
-        let (always, groups, active) = (self.always.clone(), self.groups.len(), self.active);
+        let (always, groups, active) = (self.always.clone(), self.groups.len(), self.meter(slot).active);
         let on: Vec<Event> = self.groups.get(active).cloned().unwrap_or_default();
         let meter = self.meter(slot);
         let since = now.since(&meter.last);
+        meter.ran |= since.ticks > 0;
         meter.counts.resize(groups, Vec::new());
         meter.on_cycles.resize(groups, 0);
         meter.always.resize(always.len(), 0);
@@ -91,9 +95,12 @@ impl Counting {
         meter.last = now;
     }
 
-    /// The next group's turn.
+    /// The next group's turn, for every task that ran since the last one.
     pub fn turn(&mut self) {
-        self.active = (self.active + 1) % self.groups.len().max(1);
+        let groups = self.groups.len().max(1);
+        for meter in self.tasks.iter_mut().filter(|meter| meter.ran) {
+            (meter.active, meter.ran) = ((meter.active + 1) % groups, false);
+        }
     }
 
     /// The task's readings of this window, which ends here. Events whose group never was on are left out.
@@ -112,7 +119,8 @@ impl Counting {
             readings.extend(counted.map(|(&event, &count)| Reading { event, count, counted_share }));
         }
         readings.sort_by_key(|reading| reading.event);
-        *meter = Meter { last: std::mem::take(&mut meter.last), ..Meter::default() };
+        let (active, ran) = (meter.active, meter.ran);
+        *meter = Meter { last: std::mem::take(&mut meter.last), active, ran, ..Meter::default() };
         Counts(readings)
     }
 }
@@ -148,6 +156,21 @@ mod tests {
             assert_eq!(share == 1.0, at_once == 64, "{at_once}: {share}");
             assert!(counts.0.is_sorted_by_key(|reading| reading.event));
         }
+    }
+
+    /// Does a task that runs every other turn only see every event all the same?
+    #[test]
+    fn a_task_in_step_with_the_turns_sees_every_event() {
+        let levels = [Level::L1Data, Level::L2];
+        let mut counting = Counting::new(&levels, 4, Sampler::Tagged);
+        for step in 0..1000 {
+            counting.read(0, counters((step + 1) / 2 * 1000, (step + 1) / 2 * 7));
+            counting.turn();
+        }
+        let events = counting.always.len() + counting.groups.iter().map(Vec::len).sum::<usize>();
+        let counts = counting.take(0);
+        assert_eq!(counts.0.len(), events);
+        assert!((counts.get(Event::Misses(Level::L2)).unwrap() / 3500.0 - 1.0).abs() < 0.02);
     }
 
     /// Is an event that was never counted in a window absent, and who-evicted-whom absent on a real unit?

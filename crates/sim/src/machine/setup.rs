@@ -10,9 +10,11 @@ use crate::os::schedulers::SchedulerKind;
 pub struct SimOptions {
     /// Frames, caches with random replacement, and jitter come from it.
     pub seed: u64,
-    /// The one time scale (1 = as published): windows, slices, the operating system's costs and sample counts that a
-    /// plan or the machine's specification names are divided by it. Times that the machine reports in nanoseconds are
-    /// multiplied by it again, so that a policy sees the published scale; counts and cycles are reported as they are.
+    /// The one time scale (1 = as published): windows, slices, and the operating system's and interrupts' costs that a
+    /// plan or the machine's specification names are divided by it. Entries of a trace and samples are not: each costs
+    /// an interrupt, so with its cost scaled so many of them take the published share of the time. Times that the
+    /// machine reports in nanoseconds are multiplied by it again, so that a policy sees the published scale; counts and
+    /// cycles are reported as they are.
     pub scale: u64,
     pub scheduler: SchedulerKind,
     /// False switches every hardware prefetcher off.

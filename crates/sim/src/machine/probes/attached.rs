@@ -59,7 +59,8 @@ impl Attached {
                 )
             }
             ProbeWhat::Samples { processes, one_in, remote_only, at_most } => {
-                let at_most = machine.clock.scaled(u64::from(*at_most)).max(1) as u32;
+                // Not scaled: each sample's cost is, and a round's share of the time must come out once.
+                let at_most = (*at_most).max(1);
                 let (processes, one_in, remote_only) = (processes.clone(), (*one_in).max(1), *remote_only);
                 (Kind::Samples { processes, one_in, remote_only, at_most, taken: 0, events: 0 }, Vec::new())
             }

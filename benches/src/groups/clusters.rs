@@ -1,0 +1,61 @@
+//! Clustering many threads by their shMaps: the thesis's scan and the co-clustering, by turns.
+
+use super::{Group, Options};
+use crate::harness::{Clock, Contender, Row, compare};
+use cachemate_core::TaskId;
+use cachemate_locality::hash::mix;
+use cachemate_locality::shmap::{ShMapParameters, ShMaps, Sharing};
+use cachemate_policy::clustering::{Method, ThreadMap, find};
+
+pub const GROUP: Group = Group {
+    name: "clusters",
+    about: "10 000 threads in 200 clusters by their shMaps: one pass and co-clusters, milliseconds beside (bar: 50)",
+    run,
+};
+
+const THREADS: u32 = 10_000;
+const CLUSTERS: u32 = 200;
+/// Regions of a cluster, and of everybody.
+const OWN: u64 = 16;
+const GLOBAL: u64 = 16;
+const THRESHOLD: u64 = 36;
+
+/// Counters of threads that touch their cluster's regions and everybody's, through the filter of a process.
+fn maps(entries: usize) -> Vec<Vec<u8>> {
+    let mut maps = ShMaps::new(ShMapParameters { entries, ..ShMapParameters::default() });
+    for turn in 0..200u64 {
+        for thread in 0..THREADS {
+            let draw = mix(turn << 32 | u64::from(thread));
+            let region = match draw >> 60 {
+                0..4 => draw % GLOBAL,
+                _ => (1 + u64::from(thread % CLUSTERS)) << 20 | draw % OWN,
+            };
+            maps.touch(TaskId(thread), region * 128, THREADS as usize);
+        }
+    }
+    (0..THREADS).map(|thread| maps.of(TaskId(thread)).map_or(vec![0; entries], <[u8]>::to_vec)).collect()
+}
+
+fn run(options: &Options) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for entries in [256, 512] {
+        let maps = maps(entries);
+        let threads: Vec<ThreadMap<'_>> = maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
+        let clusters = |method| find(method, &threads, &Sharing::default(), THRESHOLD).count as u64;
+        let contenders = vec![
+            Contender::new("one pass", || clusters(Method::OnePass)),
+            Contender::new("co-clusters", || clusters(Method::CoClusters)).against(0, None),
+        ];
+        let input = format!("{entries} entries");
+        let found = compare("clusters", &input, THREADS as usize, options.rounds, Clock::Thread, false, contenders);
+        for row in &found {
+            let ms = f64::from(THREADS) / row.millions_per_s / 1e3;
+            eprintln!("clusters {input} {}: {ms:.1} ms for {THREADS} threads, bar 50 ms", row.contender);
+        }
+        for method in [Method::OnePass, Method::CoClusters] {
+            eprintln!("clusters {input} {method:?}: {} clusters of {CLUSTERS} found", clusters(method));
+        }
+        rows.extend(found);
+    }
+    rows
+}

@@ -1,0 +1,77 @@
+//! Why clusters were found or not: what each round of sampling brought, told apart by the program's own partition.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Evidence, ProbeId, Record, TaskId};
+use cachemate_locality::shmap::{ShMapParameters, ShMaps, Sharing, global_entries, similarity};
+
+/// One round of sampling, its shMaps judged by the program's own groups.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Insight {
+    /// Of the last answer.
+    pub window: u64,
+    pub samples: usize,
+    /// Remote accesses that went by meanwhile, sampled or not.
+    pub events: u64,
+    /// Samples that passed the filter.
+    pub passed: usize,
+    /// Entries of the filter that belong to a region, and those that two threads or more touch at or above the floor.
+    pub claimed: usize,
+    pub shared: usize,
+    /// Of the shared ones, touched by more than half of the threads.
+    pub global: usize,
+    /// Mean similarity of two workers of one group, and of two groups.
+    pub inside: f64,
+    pub across: f64,
+}
+
+/// All rounds of a run, in their order.
+pub(super) fn insights(records: &[Record], truth: &[Option<u32>], entries: usize) -> Vec<Insight> {
+    let mut rounds: BTreeMap<ProbeId, (u64, u64, Vec<(TaskId, u64)>)> = BTreeMap::new();
+    for record in records {
+        for answer in &record.seen.answers {
+            let Evidence::Samples { samples, events, line_bytes, .. } = &answer.evidence else { continue };
+            let round = rounds.entry(answer.probe).or_insert((0, 0, Vec::new()));
+            round.0 = record.seen.window;
+            round.1 += events;
+            round.2.extend(samples.iter().map(|s| (s.task, s.virtual_line * u64::from(*line_bytes))));
+        }
+    }
+    rounds.into_values().map(|(window, events, samples)| insight(window, events, &samples, truth, entries)).collect()
+}
+
+fn insight(window: u64, events: u64, samples: &[(TaskId, u64)], truth: &[Option<u32>], entries: usize) -> Insight {
+    let mut maps = ShMaps::new(ShMapParameters { entries, ..ShMapParameters::default() });
+    let passed = samples.iter().filter(|&&(task, address)| maps.touch(task, address, truth.len())).count();
+    let none = vec![0u8; entries];
+    let rows: Vec<&[u8]> = (0..truth.len()).map(|at| maps.of(TaskId(at as u32)).unwrap_or(&none)).collect();
+    let sharing = Sharing::default();
+    let global = global_entries(&rows, &sharing);
+    let by_entry = |least: u8, threads: usize| {
+        let touching = |entry: &usize| rows.iter().filter(|row| row[*entry] >= least).count() >= threads;
+        (0..entries).filter(touching).count()
+    };
+    let mean = |same: bool| {
+        let (mut sum, mut pairs) = (0u64, 0u64);
+        for a in 0..truth.len() {
+            for b in a + 1..truth.len() {
+                if truth[a].is_some() && truth[b].is_some() && (truth[a] == truth[b]) == same {
+                    sum += similarity(rows[a], rows[b], &global, sharing.floor);
+                    pairs += 1;
+                }
+            }
+        }
+        sum as f64 / pairs.max(1) as f64
+    };
+    Insight {
+        window,
+        samples: samples.len(),
+        events,
+        passed,
+        claimed: by_entry(1, 1),
+        shared: by_entry(sharing.floor, 2),
+        global: global.iter().filter(|&&global| global).count(),
+        inside: mean(true),
+        across: mean(false),
+    }
+}

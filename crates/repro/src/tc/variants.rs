@@ -1,0 +1,156 @@
+//! TC-2 under other conditions: another sampler, another time scale, and one program spread over two processes.
+//!
+//! The processes map the shared regions at one place and the same frames, as shared memory does; everything else is
+//! each one's own. Threads of a group then sit in both, so that neither the process nor the order of arrival says who
+//! shares. Only samples with physical lines (PEBS, IBS) can show it, by one filter for the whole machine.
+
+use cachemate_core::{AccessSource, Record, Window};
+use cachemate_locality::profilers::SharingProfiler;
+use cachemate_locality::shmap::ShMapParameters;
+use cachemate_policy::policies;
+use cachemate_policy::yardstick::Yardstick;
+use cachemate_sim::kernels::{self, Users};
+use cachemate_sim::machine::{Length, Program, SharedMemory, SimMachine, SimOptions};
+use cachemate_sim::run::{Deciding, run as run_loop};
+
+use super::setup::{Case, Placement, Round, SCALE, SMALL, Setting, WINDOW_CYCLES, four, rounds};
+use crate::setup::failed;
+use crate::{Bar, Context, DataPoint, Finding, ReproError};
+
+const LOW: &str = "activation_share = 0.02";
+const TAGGED: &str = "power5-2x2x2?counters.sampler=tagged";
+const PROCESSES: usize = 2;
+const POLICY: &str = "thread-clustering";
+
+struct Variant {
+    name: &'static str,
+    machine: &'static str,
+    scale: u64,
+}
+
+const VARIANTS: [Variant; 3] = [
+    Variant { name: "POWER5 register pair", machine: SMALL, scale: SCALE },
+    Variant { name: "tagged samples (PEBS, IBS)", machine: TAGGED, scale: SCALE },
+    Variant { name: "half the time scale", machine: SMALL, scale: SCALE / 2 },
+];
+
+/// Agreement of the last round that placed threads; 0 where none did.
+fn agreement(context: &Context<'_>, variant: &Variant, case: &Case, seed: u64) -> Result<f64, ReproError> {
+    let setting =
+        Setting { scale: variant.scale, measured_windows: 1, ..Setting::new(context, variant.machine, case, seed) };
+    let truth = case.truth(seed)?;
+    let run = setting.run(&Placement::Automatic(LOW.to_string()))?;
+    Ok(rounds(&run.records, truth.len(), setting.entries).last().map_or(0.0, |round| round.agreement(&truth)))
+}
+
+/// Threads `process`, `process + 2`, ... of the case's program, in a process of their own.
+fn part(case: &Case, seed: u64, process: usize) -> Result<Program, ReproError> {
+    let built = kernels::build(case.kernel, seed, &case.options).map_err(failed(case.name))?;
+    let shared = built.regions.iter().filter(|region| !matches!(region.users, Users::Thread(_))).enumerate();
+    let shared = shared.map(|(number, region)| SharedMemory {
+        number: number as u32,
+        first_byte: region.base,
+        bytes: region.bytes,
+    });
+    let shared = shared.collect();
+    let (kernel, options) = (case.kernel, case.options.clone());
+    let maker = move |_| {
+        let threads = kernels::program(kernel, seed, &options).expect("built with these options before");
+        let own = threads.into_iter().skip(process).step_by(PROCESSES);
+        own.collect::<Vec<Box<dyn AccessSource>>>()
+    };
+    Ok(Program { shared, ..Program::new(format!("{}-{process}", case.kernel), Box::new(maker)) })
+}
+
+/// All records of one run over two processes, and the group of each thread in the order of arrival.
+fn across(context: &Context<'_>, case: &Case, seed: u64) -> Result<(Vec<Record>, Vec<Option<u32>>), ReproError> {
+    let setting = Setting { measured_windows: 1, ..Setting::new(context, TAGGED, case, seed) };
+    let groups = case.truth(seed)?;
+    let truth = (0..PROCESSES).flat_map(|process| groups.iter().skip(process).step_by(PROCESSES)).copied().collect();
+    let spec = cachemate_spec::load_machine(TAGGED).map_err(failed(TAGGED))?;
+    let windows = setting.warm_up_windows + setting.measured_windows;
+    let ends = Some(Length::Cycles(windows * WINDOW_CYCLES / SCALE));
+    let options = SimOptions { seed, scale: SCALE, ends, ..SimOptions::default() };
+    let programs = (0..PROCESSES).map(|process| part(case, seed, process)).collect::<Result<Vec<_>, _>>()?;
+    let machine = SimMachine::new(&spec, &options, programs).map_err(failed(case.name))?;
+    let deciding = Deciding {
+        profilers: vec![Box::new(SharingProfiler::new(ShMapParameters::default()).across_processes())],
+        yardstick: Box::new(Yardstick { miss_penalty_cycles: f64::from(spec.memory.local_latency_cycles) }),
+        name: POLICY.to_string(),
+        policy: policies::build(POLICY, &setting.parameters(LOW), seed).map_err(failed(POLICY))?,
+        first_window: Window::Cycles { cycles: WINDOW_CYCLES },
+    };
+    let mut records = Vec::new();
+    let each = |_: &SimMachine, record| {
+        records.push(record);
+        true
+    };
+    run_loop(machine, deciding, each).map_err(failed(POLICY))?;
+    Ok((records, truth))
+}
+
+fn across_agreement(context: &Context<'_>, case: &Case, seed: u64) -> Result<f64, ReproError> {
+    let (records, truth) = across(context, case, seed)?;
+    let found: Vec<Round> = rounds(&records, truth.len(), ShMapParameters::default().entries);
+    Ok(found.last().map_or(0.0, |round| round.agreement(&truth)))
+}
+
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let mut cases = four();
+    // TC-2 itself has the register pair at this scale; quick runs have neither it nor the longer scale again.
+    let quick = |variant: usize| variant == 1 || variant == VARIANTS.len();
+    if context.quick {
+        cases.truncate(1);
+    }
+    let variants = VARIANTS.len();
+    // The last "variant" of each case is the two processes.
+    let items: Vec<(usize, usize, u64)> = (0..cases.len())
+        .flat_map(|case| (0..=variants).flat_map(move |variant| context.seeds.iter().map(move |&s| (case, variant, s))))
+        .filter(|&(_, variant, _)| !context.quick || quick(variant))
+        .collect();
+    let found = context.run_all(&items, |&(case, variant, seed)| {
+        (context.progress)(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
+        match VARIANTS.get(variant) {
+            Some(variant) => agreement(context, variant, &cases[case], seed),
+            None => across_agreement(context, &cases[case], seed),
+        }
+    })?;
+    let values = |case: usize, variant: usize| -> Vec<f64> {
+        let of = items.iter().zip(&found).filter(|((c, v, _), _)| (*c, *v) == (case, variant));
+        of.map(|(_, &value)| value).collect()
+    };
+    let points = |variants: std::ops::RangeInclusive<usize>| -> Vec<DataPoint> {
+        let name = |variant: usize| VARIANTS.get(variant).map_or("two processes", |variant| variant.name);
+        let of = |case: usize| {
+            let of_variant = |variant| DataPoint::over(name(variant), cases[case].name, &values(case, variant));
+            variants.clone().filter(|&variant| !context.quick || quick(variant)).map(of_variant).collect::<Vec<_>>()
+        };
+        (0..cases.len()).flat_map(of).collect()
+    };
+    let worst = |seed: u64, wanted: &dyn Fn(usize) -> bool| {
+        let of = items.iter().zip(&found).filter(|((_, variant, at), _)| *at == seed && wanted(*variant));
+        of.map(|(_, &value)| value).fold(f64::INFINITY, f64::min)
+    };
+    let per_seed = |wanted: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> {
+        context.seeds.iter().map(|&seed| (seed, worst(seed, wanted))).collect()
+    };
+    let finding = |what, paper, per_seed: &[(u64, f64)]| {
+        let bar = Bar::AtLeast { bar: 1.0, paper_best: None };
+        Finding::new("TC-2", what, paper, "adjusted Rand index", bar, per_seed).time_scale(SCALE as f64)
+    };
+    Ok(vec![
+        finding(
+            "worst agreement by the POWER5 register pair, by tagged samples, and at half the time scale (quick: tagged samples)",
+            "PEBS and instruction-based sampling are named as other ways (section 3.7.3)",
+            &per_seed(&|variant| variant < variants),
+        )
+        .points(points(0..=variants - 1)),
+        finding(
+            "worst agreement where every group has threads in two processes that share its memory",
+            "not in the thesis: one filter per process",
+            &per_seed(&|variant| variant == variants),
+        )
+        .points(points(variants..=variants))
+        .note("Samples with physical lines, one filter for the machine. The processes split every group in two."),
+    ])
+}

@@ -125,7 +125,8 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         .figure(curve(rates, &of))
         .note(format!(
             "Costs unscaled. The breakdown's own cost, {turns:.2} %, is one interrupt per counter turn and CPU, computed, \
-             and added here; the simulated machine does not charge it."
+             and added here; the simulated machine does not charge it. The policy's limit of 4 % is for sampling alone; a \
+             round begins with a rate from before the caches are warm and gives back in later windows what it took too much."
         )),
         Finding::new(
             "TC-5",

@@ -262,7 +262,12 @@ fn remote(context: &Context<'_>, runs: &Runs) -> Vec<Finding> {
     };
     let reduction = |runs: &Runs, case, by, seed| 100.0 * runs.reduction(case, by, seed);
     let figure = runs.bars("tc-3-remote-stalls", "Remote-cache stalls taken away", "% of the default's", reduction);
-    let note = format!("Stalls per instruction, after the clusters were found. {SAMPLES} samples a round.");
+    let note = format!(
+        "Stalls per instruction, after the clusters were found. {SAMPLES} samples a round. A hand placement is in force from \
+         the start, the policy's from the end of its first round on: warehouses measured only two windows after it (five \
+         windows of warm-up) still fetch what the threads that moved left in the other chip, and reach 71 % of hand's \
+         reduction, so quick runs have the scoreboards alone."
+    );
     let mut points = runs.points("remote stalls taken away, %", reduction);
     points.extend(runs.points("cycles stalled on remote caches, %", |runs, case, by, seed| {
         100.0 * runs.measured[case][by][seed].remote_share

@@ -28,7 +28,7 @@ fn maps(entries: usize) -> Vec<Vec<u8>> {
             let draw = mix(turn << 32 | u64::from(thread));
             let region = match draw >> 60 {
                 0..4 => draw % GLOBAL,
-                _ => (1 + u64::from(thread % CLUSTERS)) << 20 | draw % OWN,
+                _ => ((1 + u64::from(thread % CLUSTERS)) << 20) | (draw % OWN),
             };
             maps.touch(TaskId(thread), region * 128, THREADS as usize);
         }

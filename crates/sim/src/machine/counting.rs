@@ -163,8 +163,9 @@ mod tests {
     fn a_task_in_step_with_the_turns_sees_every_event() {
         let levels = [Level::L1Data, Level::L2];
         let mut counting = Counting::new(&levels, 4, Sampler::Tagged);
-        for step in 0..1000 {
-            counting.read(0, counters((step + 1) / 2 * 1000, (step + 1) / 2 * 7));
+        for step in 0..1000u64 {
+            let ran = step.div_ceil(2);
+            counting.read(0, counters(ran * 1000, ran * 7));
             counting.turn();
         }
         let events = counting.always.len() + counting.groups.iter().map(Vec::len).sum::<usize>();

@@ -229,7 +229,7 @@ mod tests {
     /// Is the next phase seen where the one before was never steady?
     #[test]
     fn a_restless_phase_does_not_hide_the_next() {
-        let restless = |at: usize| if at % 2 == 0 { 20.0 } else { 24.0 };
+        let restless = |at: usize| if at.is_multiple_of(2) { 20.0 } else { 24.0 };
         let rates: Vec<f64> = (0..30).map(|at| if (10..20).contains(&at) { restless(at) } else { 2.0 }).collect();
         let starts: Vec<usize> = run(&rates).iter().map(|phase| phase.start).collect();
         assert_eq!(starts, [0, 10, 20]);

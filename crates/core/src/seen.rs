@@ -228,6 +228,9 @@ pub enum Evidence {
         neighbour_beside_ns: f64,
         task_alone_rate: Option<f64>,
         task_beside_rate: Option<f64>,
+        /// What the task's rates count: an event that stands in for work; `None` = the work that it reports itself.
+        #[serde(default)]
+        rate_of: Option<Event>,
     },
     /// Cache-line ping-pong: virtual machines lie about who shares a cache.
     PingPong {

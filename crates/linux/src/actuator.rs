@@ -153,6 +153,10 @@ impl Actuator {
         let mut made = Made::default();
         let mut due: Vec<(Change, Item)> = Vec::new();
         for want in wanted {
+            if self.still_holds(kernel, want) {
+                made.held.insert(want.object.clone(), want.state.clone());
+                continue;
+            }
             match read_state(kernel, &want.object) {
                 Ok(now) => {
                     made.found.insert(want.object.clone(), now.clone());
@@ -170,6 +174,12 @@ impl Actuator {
             self.make_due(kernel, due, &mut made);
         }
         made
+    }
+
+    /// What was read back the last time is wanted again, and is so by the short way to ask.
+    fn still_holds(&self, kernel: &dyn Kernel, want: &Wanted) -> bool {
+        let (Object::Affinity { thread, .. }, State::Cpus(cpus)) = (&want.object, &want.state) else { return false };
+        self.last.get(&want.object) == Some(&want.state) && kernel.affinity_is(thread.tid, cpus).unwrap_or(false)
     }
 
     fn make_due(&mut self, kernel: &dyn Kernel, due: Vec<(Change, Item)>, made: &mut Made) {
@@ -293,13 +303,13 @@ impl Actuator {
         }
     }
 
-    /// Drops what the journal holds about threads that are gone.
+    /// Drops what the journal holds about threads that are gone. `seen` = just seen alive, and need not be asked again.
     ///
     /// # Errors
     /// The journal could not be written anew; nothing is lost.
-    pub fn forget_gone(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
+    pub fn forget_gone(&mut self, kernel: &dyn Kernel, seen: &dyn Fn(ThreadKey) -> bool) -> Result<(), JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
-        journal.retain(|object| object.thread().is_none_or(|thread| kernel.alive(thread)))
+        journal.retain(|object| object.thread().is_none_or(|thread| seen(thread) || kernel.alive(thread)))
     }
 
     /// Puts everything back and lets the guardian go. If something could not be put back the journal stays, and so

@@ -2,7 +2,7 @@
 //!
 //! Problem: many virtual machines expose no PMU, some expose one whose counters read a hard zero, and reading counters
 //! at every context switch costs a third of the machine. Method: [`survey`] opens each event on this very thread and
-//! runs a loop that must miss; an event that cannot be opened, or stays at zero where it cannot, is absent, with the
+//! runs a loop that must miss; an event that cannot be opened, or does not count what it must there, is absent, with the
 //! reason. Counters are attached to each managed thread once and read once per window. Events are opened one by one
 //! and not as a group, so that the kernel may multiplex them; the share of time each one counted goes out with the
 //! raw count.
@@ -10,85 +10,98 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::FromRawFd;
+use std::path::Path;
 
-use cachemate_core::{Event, Level, Reading, StallCause};
+use cachemate_core::{Event, Level, Reading};
 use perf_event_open_sys as perf;
 
-/// An event we know to ask for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Known {
-    event: Event,
-    name: &'static str,
-    kind: u32,
-    config: u64,
-}
-
-fn known(last_level: Level) -> Vec<Known> {
-    let hardware = |event, name, config| Known { event, name, kind: perf::bindings::PERF_TYPE_HARDWARE, config };
-    vec![
-        hardware(Event::Instructions, "instructions", u64::from(perf::bindings::PERF_COUNT_HW_INSTRUCTIONS)),
-        hardware(Event::Cycles, "cycles", u64::from(perf::bindings::PERF_COUNT_HW_CPU_CYCLES)),
-        hardware(
-            Event::References(last_level),
-            "cache-references",
-            u64::from(perf::bindings::PERF_COUNT_HW_CACHE_REFERENCES),
-        ),
-        hardware(Event::Misses(last_level), "cache-misses", u64::from(perf::bindings::PERF_COUNT_HW_CACHE_MISSES)),
-        hardware(
-            Event::StallCycles(StallCause::LocalMemory),
-            "stalled-cycles-backend",
-            u64::from(perf::bindings::PERF_COUNT_HW_STALLED_CYCLES_BACKEND),
-        ),
-    ]
-}
+use crate::events::{Code, Named, Processor, events};
+use crate::kernel::Kernel;
 
 /// Whether an event counts on this host, or why not.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Surveyed {
     pub event: Event,
-    /// The kernel's name of it.
+    /// The vendor's or the kernel's name of it.
     pub name: &'static str,
+    /// How it is asked for; `None` where no such event is known.
+    pub code: Option<Code>,
     pub absent_because: Option<String>,
 }
 
-/// What the open call and the must-miss loop say of every event.
-pub fn survey(last_level: Level) -> Vec<Surveyed> {
-    let say = |known: Known| {
-        let absent_because = match open(known, 0) {
-            Err(error) => Some(match error.raw_os_error() {
+/// Of the lines that the must-miss loop fetches from memory, so many must be counted as missed: an event that sees fewer
+/// counts something else.
+const MISSES_AT_LEAST: f64 = 0.25;
+
+/// What the open call and the must-miss loop say of every event of this host's processor.
+pub fn survey(kernel: &dyn Kernel, last_level: Level) -> Vec<Surveyed> {
+    let cpuinfo = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
+    let found = events(Processor::parse(&cpuinfo).as_ref(), last_level);
+    let say = |named: Named| {
+        let absent_because = match named.code {
+            Ok(code) => try_out(named.event, code),
+            Err(why) => Some(why.to_string()),
+        };
+        Surveyed { event: named.event, name: named.name, code: named.code.ok(), absent_because }
+    };
+    found.into_iter().map(say).collect()
+}
+
+/// Why the event does not count; `None` = it does.
+fn try_out(event: Event, code: Code) -> Option<String> {
+    let mut counter = match open(code, 0) {
+        Ok(counter) => counter,
+        Err(error) => {
+            return Some(match error.raw_os_error() {
                 Some(libc::ENOENT) | Some(libc::EOPNOTSUPP) => "the processor or hypervisor does not offer it".into(),
                 Some(libc::EACCES) | Some(libc::EPERM) => {
                     "not permitted (kernel.perf_event_paranoid, or CAP_PERFMON)".to_string()
                 }
                 _ => error.to_string(),
-            }),
-            Ok(mut counter) => {
-                must_miss();
-                match counter.total() {
-                    Ok(Total { count: 0, .. }) => Some("it read a hard zero in a loop that must count".to_string()),
-                    Ok(_) => None,
-                    Err(error) => Some(error.to_string()),
-                }
-            }
-        };
-        Surveyed { event: known.event, name: known.name, absent_because }
+            });
+        }
     };
-    known(last_level).into_iter().map(say).collect()
+    let fetched = must_miss();
+    match counter.since_last() {
+        Err(error) => Some(error.to_string()),
+        Ok((count, share)) => implausible(event, count, share, fetched),
+    }
 }
 
-/// Executes, touches memory and misses in every cache there is: 16 384 lines, flushed before each load.
-fn must_miss() {
-    let memory = vec![1u64; 8 << 14];
-    let mut sum = 0u64;
-    for at in (0..memory.len()).step_by(8) {
-        #[cfg(target_arch = "x86_64")]
+/// What is wrong with a count over a loop that fetched so many lines from memory.
+fn implausible(event: Event, count: u64, counted_share: f64, fetched: u64) -> Option<String> {
+    if counted_share == 0.0 {
+        return Some("it was given no time to count: all counters are taken".to_string());
+    }
+    if count == 0 {
+        return Some("it read a hard zero in a loop that must count".to_string());
+    }
+    let scaled = count as f64 / counted_share;
+    (matches!(event, Event::Misses(_)) && scaled < MISSES_AT_LEAST * fetched as f64).then(|| {
+        format!("it read {scaled:.0} while {fetched} lines were fetched from memory: it counts something else")
+    })
+}
+
+/// Executes, touches memory and misses in every cache there is: 16 384 lines, flushed before they are loaded one after
+/// the other in an order that no prefetcher follows. Answers with how many were fetched.
+fn must_miss() -> u64 {
+    const LINES: usize = 1 << 14;
+    /// Odd, so that every line is met once; some five pages, beyond a stride prefetcher's reach.
+    const STRIDE: usize = 5 * 64 + 21;
+    let memory = vec![1u64; 8 * LINES];
+    #[cfg(target_arch = "x86_64")]
+    for line in memory.chunks(8) {
         // SAFETY: flushing a line of a vector that we hold changes no content.
-        unsafe {
-            core::arch::x86_64::_mm_clflush(std::ptr::from_ref(&memory[at]).cast());
-        }
-        sum = sum.wrapping_add(std::hint::black_box(memory[at]));
+        unsafe { core::arch::x86_64::_mm_clflush(line.as_ptr().cast()) };
+    }
+    let (mut at, mut sum) = (0usize, 0u64);
+    for _ in 0..LINES {
+        sum = sum.wrapping_add(std::hint::black_box(memory[8 * at]));
+        // Always adds zero; the next load waits for this one.
+        at = (at + STRIDE + (sum >> 32) as usize) % LINES;
     }
     std::hint::black_box(sum);
+    LINES as u64
 }
 
 /// The counters of one thread.
@@ -102,10 +115,10 @@ impl ThreadCounters {
     ///
     /// # Errors
     /// The thread is gone, or permission or file descriptors are lacking; nothing stays attached then.
-    pub fn attach(tid: i32, last_level: Level, surveyed: &[Surveyed]) -> io::Result<Self> {
-        let works = |event| surveyed.iter().any(|s| s.event == event && s.absent_because.is_none());
-        let wanted = known(last_level).into_iter().filter(|known| works(known.event));
-        let counters = wanted.map(|known| Ok((known.event, open(known, tid)?))).collect::<io::Result<_>>()?;
+    pub fn attach(tid: i32, surveyed: &[Surveyed]) -> io::Result<Self> {
+        let working = surveyed.iter().filter(|found| found.absent_because.is_none());
+        let wanted = working.filter_map(|found| Some((found.event, found.code?)));
+        let counters = wanted.map(|(event, code)| Ok((event, open(code, tid)?))).collect::<io::Result<_>>()?;
         Ok(ThreadCounters { counters })
     }
 
@@ -154,11 +167,11 @@ impl Counter {
     }
 }
 
-fn open(known: Known, tid: i32) -> io::Result<Counter> {
+fn open(code: Code, tid: i32) -> io::Result<Counter> {
     let mut attr = perf::bindings::perf_event_attr::default();
-    attr.type_ = known.kind;
+    attr.type_ = code.kind;
     attr.size = size_of::<perf::bindings::perf_event_attr>() as u32;
-    attr.config = known.config;
+    attr.config = code.config;
     attr.read_format =
         u64::from(perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED | perf::bindings::PERF_FORMAT_TOTAL_TIME_RUNNING);
     attr.set_exclude_hv(1);
@@ -180,10 +193,11 @@ mod tests {
     /// Does every event either count or come with a reason, and does attaching use only those that count?
     #[test]
     fn every_event_counts_or_says_why_not() {
-        let surveyed = survey(Level::L3);
+        let surveyed = survey(&crate::kernel::Host::new("/"), Level::L3);
         assert_eq!(surveyed.len(), 5);
         assert!(surveyed.iter().all(|s| s.absent_because.as_ref().is_none_or(|why| !why.is_empty())));
-        let mut counters = ThreadCounters::attach(0, Level::L3, &surveyed).unwrap();
+        assert!(surveyed.iter().all(|s| s.code.is_some() || s.absent_because.is_some()));
+        let mut counters = ThreadCounters::attach(0, &surveyed).unwrap();
         must_miss();
         let readings = counters.read();
         let working = surveyed.iter().filter(|s| s.absent_because.is_none()).count();
@@ -192,13 +206,25 @@ mod tests {
         assert!(readings.iter().all(|r| r.counted_share == 0.0 || r.event != Event::Instructions || r.count > 0));
     }
 
+    /// Is a hard zero absent, and a miss event that sees almost none of the lines fetched; multiplexed ones scaled?
+    #[test]
+    fn the_must_miss_loop_decides() {
+        let misses = Event::Misses(Level::L3);
+        assert!(implausible(misses, 0, 1.0, 16_384).unwrap().contains("hard zero"));
+        assert!(implausible(misses, 300, 1.0, 16_384).unwrap().contains("something else"));
+        assert!(implausible(misses, 300, 0.0, 16_384).unwrap().contains("no time"));
+        assert_eq!(implausible(misses, 16_000, 1.0, 16_384), None);
+        assert_eq!(implausible(misses, 3_000, 0.25, 16_384), None, "a quarter of the time, and so scaled");
+        assert_eq!(implausible(Event::References(Level::L3), 300, 1.0, 16_384), None);
+    }
+
     /// Is a counter of a thread that does not exist an error?
     #[test]
     fn a_thread_that_is_gone_cannot_be_counted() {
-        let all: Vec<Surveyed> = known(Level::L3)
-            .iter()
-            .map(|known| Surveyed { event: known.event, name: known.name, absent_because: None })
+        let all: Vec<Surveyed> = events(None, Level::L3)
+            .into_iter()
+            .map(|named| Surveyed { event: named.event, name: named.name, code: named.code.ok(), absent_because: None })
             .collect();
-        assert!(ThreadCounters::attach(i32::MAX, Level::L3, &all).is_err());
+        assert!(ThreadCounters::attach(i32::MAX, &all).is_err());
     }
 }

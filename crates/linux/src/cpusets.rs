@@ -3,17 +3,124 @@
 //! Problem: affinity is per thread and threads are born all the time; a group's cpuset holds for all that it will ever
 //! have. Method: the hierarchy is found in `/proc/mounts` (v1 `cpuset`, else v2 with the controller enabled below the
 //! root); a group is asked for by its path as `/proc/PID/cgroup` shows it; its `cpuset.cpus` is a file like any other
-//! that is journalled, written and read back by the actuator. Properties: an empty v2 `cpuset.cpus` means "as the
+//! that is journalled, written and read back by the actuator. Narrowing a group narrows the affinities of its threads, and
+//! kernels before 6.2 widen all of them to the whole group afterwards: those that were narrower are journalled, too, and put
+//! back after the group. Properties: an empty v2 `cpuset.cpus` means "as the
 //! parent" and is put back as empty; the root group is never touched.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::CpuSet;
+use cachemate_core::{CpuSet, Item, Refused, RefusedBecause};
 
 use crate::actuator::Wanted;
 use crate::journal::{Object, State};
 use crate::kernel::Kernel;
+use crate::restore::all_members;
+
+/// The control file in every group.
+pub const FILE_NAME: &str = "cpuset.cpus";
+
+/// A group that is to stay on some CPUs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Confined {
+    /// As `/proc/PID/cgroup` shows it.
+    pub cgroup: String,
+    pub cpus: CpuSet,
+}
+
+/// What the groups' confinement asks for.
+#[derive(Default, Debug)]
+pub struct Confinement {
+    /// Deepest groups first: a parent cannot be narrower than its children (v1).
+    pub wanted: Vec<Wanted>,
+    /// Affinities that narrowing a group will change, and the states that the kernel may give them.
+    pub promised: Vec<Wanted>,
+    /// Threads of confined groups: they cannot go anywhere else.
+    pub threads: BTreeMap<i32, CpuSet>,
+    pub refused: Vec<Refused>,
+}
+
+/// Compares what is asked for with what is. Groups that were confined and are not named any more get their original back.
+pub fn confinement(kernel: &dyn Kernel, groups: &[Confined], originals: &BTreeMap<Object, State>) -> Confinement {
+    let mut all = Confinement::default();
+    let found = if groups.is_empty() { None } else { find(kernel) };
+    for group in groups {
+        let wanted = match &found {
+            None => Err("no cpuset controller, neither cgroup v1 nor v2".to_string()),
+            Some(cpusets) => cpusets.confine(&group.cgroup, &group.cpus, Item::Plan),
+        };
+        match wanted {
+            Ok(wanted) => all.add(kernel, group, wanted, originals),
+            Err(said) => all.refused.push(Refused { item: Item::Plan, because: RefusedBecause::NotSupported, said }),
+        }
+    }
+    for (object, original) in originals {
+        let dropped = !all.wanted.iter().any(|wanted| wanted.object == *object);
+        if dropped && matches!(object, Object::File { path } if path.ends_with(FILE_NAME)) {
+            all.wanted.push(Wanted { item: Item::Plan, object: object.clone(), state: original.clone() });
+        }
+    }
+    let depth = |wanted: &Wanted| match &wanted.object {
+        Object::File { path } => path.components().count(),
+        _ => 0,
+    };
+    all.wanted.sort_by_key(|wanted| std::cmp::Reverse(depth(wanted)));
+    all
+}
+
+impl Confinement {
+    /// Masks of threads in confined groups reach no further than these; one that lies outside altogether stays as it is
+    /// asked for, and the kernel says what it thinks of it.
+    pub fn clip(&self, wanted: &mut [Wanted]) {
+        for want in wanted {
+            let Some(cpus) = want.object.thread().and_then(|thread| self.threads.get(&thread.tid)) else { continue };
+            if let State::Cpus(asked) = &want.state
+                && asked.intersects(cpus)
+            {
+                want.state = State::Cpus(asked.intersection(cpus));
+            }
+        }
+    }
+
+    fn add(&mut self, kernel: &dyn Kernel, group: &Confined, wanted: Wanted, originals: &BTreeMap<Object, State>) {
+        let Object::File { path } = &wanted.object else { return };
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        let whole = kernel.read(path).ok().and_then(|text| text.trim().parse::<CpuSet>().ok());
+        let effective = whole
+            .filter(|cpus| !cpus.is_empty())
+            .or_else(|| kernel.read(&dir.join("cpuset.cpus.effective")).ok().and_then(|text| text.trim().parse().ok()));
+        let first = !originals.contains_key(&wanted.object);
+        for tid in all_members(kernel, dir) {
+            self.threads.insert(tid, group.cpus.clone());
+            if let Some(effective) = effective.as_ref().filter(|_| first) {
+                self.promise(kernel, tid, [&group.cpus, effective]);
+            }
+        }
+        self.wanted.push(wanted);
+    }
+
+    /// A thread that is kept narrower than its group.
+    fn promise(&mut self, kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) {
+        let Ok(stat) = kernel.stat(tid) else { return };
+        let Ok(leader) = leader(kernel, tid) else { return };
+        if kernel.affinity(tid).is_ok_and(|cpus| cpus != *may_become[1]) {
+            let object = Object::Affinity { pid: leader, thread: stat.key };
+            let state = |cpus: &CpuSet| State::Cpus(cpus.clone());
+            let promised =
+                may_become.map(|cpus| Wanted { item: Item::Plan, object: object.clone(), state: state(cpus) });
+            self.promised.extend(promised);
+        }
+    }
+}
+
+/// Process of a thread.
+fn leader(kernel: &dyn Kernel, tid: i32) -> std::io::Result<i32> {
+    let text = kernel.read(&PathBuf::from(format!("/proc/{tid}/status")))?;
+    let field = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    Ok(field.unwrap_or(tid))
+}
 
 /// A mounted hierarchy with the cpuset controller.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -64,14 +171,14 @@ impl Cpusets {
             return Err(format!("found group '{group}', expected a path below the root of the hierarchy"));
         }
         let (Cpusets::V1(mount) | Cpusets::V2(mount)) = self;
-        Ok(mount.join(inner).join("cpuset.cpus"))
+        Ok(mount.join(inner).join(FILE_NAME))
     }
 
     /// The change that confines a group to `cpus`.
     ///
     /// # Errors
     /// As [`Cpusets::file`].
-    pub fn confine(&self, group: &str, cpus: &CpuSet, item: cachemate_core::Item) -> Result<Wanted, String> {
+    pub fn confine(&self, group: &str, cpus: &CpuSet, item: Item) -> Result<Wanted, String> {
         let object = Object::File { path: self.file(group)? };
         Ok(Wanted { item, object, state: State::Text(cpus.to_string()) })
     }
@@ -82,7 +189,6 @@ mod tests {
     use super::*;
     use crate::actuator::{Actuator, GuardianCommand};
     use crate::kernel::Host;
-    use cachemate_core::Item;
 
     fn tree(mounts: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
         let dir = tempfile::tempdir().unwrap();
@@ -109,6 +215,40 @@ mod tests {
         assert_eq!(find(&tree(V2, &enabled).1), Some(Cpusets::V2("/sys/fs/cgroup".into())));
         assert_eq!(find(&tree(&format!("{V1}{V2}"), &enabled).1), Some(Cpusets::V2("/sys/fs/cgroup".into())));
         assert_eq!(find(&tree("proc /proc proc rw 0 0\n", &[]).1), None);
+    }
+
+    /// Are the deepest groups narrowed first, threads kept narrower written down, and a group that is dropped put back?
+    #[test]
+    fn confinement_is_the_whole_state() {
+        let host = crate::fake_tests::FakeHost::default();
+        host.file("/proc/mounts", V1);
+        let base = "/sys/fs/cgroup/cpuset";
+        for (file, text) in
+            [("a/cpuset.cpus", "0-7\n"), ("a/tasks", "5\n"), ("a/b/cpuset.cpus", "0-7\n"), ("a/b/tasks", "6\n7\n")]
+        {
+            host.file(&format!("{base}/{file}"), text);
+        }
+        let narrow = host.thread(6, 6, 1, "3");
+        host.thread(5, 5, 1, "0-7");
+        host.thread(7, 7, 1, "0-7");
+        let group = |path: &str, cpus: &str| Confined { cgroup: path.into(), cpus: cpus.parse().unwrap() };
+        let both = [group("/a", "0-3"), group("/a/b", "0-1")];
+        let found = confinement(&host, &both, &BTreeMap::new());
+        let files: Vec<&Object> = found.wanted.iter().map(|wanted| &wanted.object).collect();
+        let file = |path: &str| Object::File { path: format!("{base}/{path}").into() };
+        assert_eq!(files, [&file("a/b/cpuset.cpus"), &file("a/cpuset.cpus")]);
+        assert_eq!(found.threads.keys().copied().collect::<Vec<_>>(), [5, 6, 7]);
+        let promised: Vec<_> = found.promised.iter().map(|wanted| wanted.object.thread().unwrap()).collect();
+        assert!(
+            promised.len() == 4 && promised.iter().all(|thread| *thread == narrow),
+            "in either group: {promised:?}"
+        );
+        let originals = BTreeMap::from([(file("a/b/cpuset.cpus"), State::Text("0-7".into()))]);
+        let dropped = confinement(&host, &both[..1], &originals);
+        assert_eq!(dropped.wanted[0].state, State::Text("0-7".into()));
+        assert!(confinement(&host, &[], &BTreeMap::new()).wanted.is_empty());
+        let nowhere = confinement(&crate::fake_tests::FakeHost::default(), &both, &BTreeMap::new());
+        assert_eq!((nowhere.refused.len(), nowhere.wanted.len()), (2, 0));
     }
 
     /// Is a group confined and put back as it was, and the root never touched?

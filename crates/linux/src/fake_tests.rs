@@ -19,12 +19,15 @@ pub(crate) struct FakeThread {
     pub policy: u32,
 }
 
+/// No error number: the write took effect and still came back short.
+pub(crate) const SHORT: i32 = -1;
+
 #[derive(Default)]
 pub(crate) struct FakeHost {
     pub threads: RefCell<BTreeMap<i32, FakeThread>>,
     /// `None` = a directory.
     pub files: RefCell<BTreeMap<PathBuf, Option<String>>>,
-    /// The n-th change from now on fails with this error number.
+    /// The n-th change from now on fails with this error number; with [`SHORT`] it happens, and is told as a short write.
     pub fault: Cell<Option<(u32, i32)>>,
     pub changes: Cell<u32>,
     /// After so many changes more, all fail.
@@ -48,7 +51,8 @@ impl FakeHost {
     pub fn text(&self, path: &str) -> String {
         self.files.borrow()[Path::new(path)].clone().unwrap()
     }
-    pub fn changing(&self) -> io::Result<()> {
+    /// Before a change: fails, or says how it will be told once it is made.
+    pub fn changing(&self) -> io::Result<io::Result<()>> {
         self.changes.set(self.changes.get() + 1);
         match self.broken_from.get() {
             Some(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
@@ -58,20 +62,23 @@ impl FakeHost {
         match self.fault.get() {
             Some((0, errno)) => {
                 self.fault.set(None);
-                Err(io::Error::from_raw_os_error(errno))
+                match errno {
+                    SHORT => Ok(Err(io::ErrorKind::WriteZero.into())),
+                    errno => Err(io::Error::from_raw_os_error(errno)),
+                }
             }
             Some((left, errno)) => {
                 self.fault.set(Some((left - 1, errno)));
-                Ok(())
+                Ok(Ok(()))
             }
-            None => Ok(()),
+            None => Ok(Ok(())),
         }
     }
     fn on_thread(&self, tid: i32, change: impl FnOnce(&mut FakeThread)) -> io::Result<()> {
-        self.changing()?;
+        let told = self.changing()?;
         let mut threads = self.threads.borrow_mut();
         change(threads.get_mut(&tid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?);
-        Ok(())
+        told
     }
 }
 
@@ -90,8 +97,8 @@ impl Kernel for FakeHost {
         if let Some(Some(text)) = self.files.borrow().get(path) {
             return Ok(text.clone());
         }
-        if let Ok(below) = path.strip_prefix("/proc") {
-            let tid: i32 = below.iter().next().and_then(|tid| tid.to_str()?.parse().ok()).ok_or_else(not_found)?;
+        let below = path.strip_prefix("/proc").unwrap_or(Path::new(""));
+        if let Some(tid) = below.iter().next().and_then(|tid| tid.to_str()?.parse::<i32>().ok()) {
             let threads = self.threads.borrow();
             let t = threads.get(&tid).ok_or_else(not_found)?;
             return match below.iter().nth(1).and_then(|name| name.to_str()) {
@@ -100,13 +107,23 @@ impl Kernel for FakeHost {
                     "{tid} (x) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} 1 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 {}\n",
                     t.parent, t.nice, t.start_ticks, t.policy
                 )),
+                // Of a thread in a process; what it says is made by the test.
+                Some("task") if path.ends_with("schedstat") => {
+                    let tid = below.iter().nth(2).unwrap_or_default();
+                    self.files
+                        .borrow()
+                        .get(&Path::new("/proc-schedstat").join(tid))
+                        .cloned()
+                        .flatten()
+                        .ok_or_else(not_found)
+                }
                 _ => Err(not_found()),
             };
         }
         Err(not_found())
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
-        self.changing()?;
+        let told = self.changing()?;
         let mut files = self.files.borrow_mut();
         if path.file_name().is_some_and(|name| name == "tasks") {
             // A thread that is written to one group leaves all others of its hierarchy.
@@ -118,25 +135,25 @@ impl Kernel for FakeHost {
             };
             files.iter_mut().for_each(members);
             files.get_mut(path).ok_or_else(not_found)?.as_mut().unwrap().push_str(&line);
-            return Ok(());
+            return told;
         }
         *files.get_mut(path).ok_or_else(not_found)? = Some(text.to_string());
-        Ok(())
+        told
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.changing()?;
+        let told = self.changing()?;
         self.file(&path.join("tasks").display().to_string(), "");
-        Ok(())
+        told
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.changing()?;
+        let told = self.changing()?;
         let occupied = self.files.borrow().get(&path.join("tasks")).cloned().flatten().is_some_and(|t| !t.is_empty());
         if occupied {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
         let before = self.files.borrow().len();
         self.files.borrow_mut().retain(|file, _| !file.starts_with(path));
-        if self.files.borrow().len() == before { Err(not_found()) } else { Ok(()) }
+        if self.files.borrow().len() == before { Err(not_found()) } else { told }
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         if path == Path::new("/proc") {

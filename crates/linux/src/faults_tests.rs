@@ -1,30 +1,47 @@
 //! The whole live machine with faults on its writes: is the state consistent, reported, and put back?
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use cachemate_core::{
-    CacheId, CacheShare, Capabilities, Cpu, CpuId, Gang, GangSchedule, GroupId, Machine, Member, Plan, TaskId,
-    Topology, Units, Window,
+    CacheId, CacheShare, Capabilities, Cpu, CpuId, Gang, GangSchedule, GroupId, Item, Machine, Member, Plan,
+    RefusedBecause, TaskId, Topology, Units, Window,
 };
 
-use crate::actuator::GuardianCommand;
-use crate::fake_tests::FakeHost;
+use crate::actuator::{Actuator, GuardianCommand, Wanted};
+use crate::cpusets::Confined;
+use crate::fake_tests::{FakeHost, SHORT};
+use crate::journal::{Object, State};
 use crate::kernel::Kernel;
 use crate::machine::{LiveMachine, LiveOptions};
 use crate::resctrl::fake_tests::{FakeCat, FakeGroup, topology as cat_topology};
 use crate::resctrl::{self, Resctrl};
+use crate::restore::Outcome;
 use crate::rules::{Action, Rule};
 
-const ERRORS: [i32; 6] = [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO];
+/// What a write may come back with; the last one made its change all the same.
+const ERRORS: [i32; 7] = [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO, SHORT];
 
 /// Of all threads: mask, nice value, policy.
 type States = Vec<(String, i32, u32)>;
 
 fn states(host: &FakeHost) -> States {
-    host.threads.borrow().values().map(|t| (t.cpus.to_string(), t.nice, t.policy)).collect()
+    let group = host.files.borrow().get(Path::new(GROUP)).cloned().flatten().unwrap_or_default();
+    let threads = host.threads.borrow();
+    let threads = threads.values().map(|t| (t.cpus.to_string(), t.nice, t.policy));
+    threads.chain([(group.trim().to_string(), 0, 0)]).collect()
+}
+
+/// The cpuset of a group that the configuration confines; empty, as its members are managed one by one.
+const GROUP: &str = "/sys/fs/cgroup/cpuset/batch/cpuset.cpus";
+
+fn with_group(host: &FakeHost) {
+    host.file("/proc/mounts", "cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0\n");
+    host.file(GROUP, "0-3\n");
+    host.file("/sys/fs/cgroup/cpuset/batch/tasks", "");
 }
 
 fn machine(host: FakeHost, state_dir: &std::path::Path) -> LiveMachine<FakeHost> {
@@ -41,6 +58,7 @@ fn machine_with<K: Kernel + Send + 'static>(
     let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
     let options = LiveOptions {
         rules: vec![Rule { action: Action::Manage(None), ..Rule::default() }],
+        groups: vec![Confined { cgroup: "/batch".to_string(), cpus: "0-1".parse().unwrap() }],
         act: true,
         state_dir: state_dir.to_path_buf(),
         guardian: GuardianCommand { program: "/bin/sh".into(), args },
@@ -97,6 +115,7 @@ fn faults_on_any_write_leave_a_consistent_state() {
         (5..9).for_each(|tid| {
             host.thread(tid, tid, 1, "0-3");
         });
+        with_group(&host);
         let before = states(&host);
         let mut machine = machine(host, dir.path());
         let mut draw = Draw(seed);
@@ -104,7 +123,7 @@ fn faults_on_any_write_leave_a_consistent_state() {
             let seen = machine.observe().unwrap().unwrap();
             let tasks: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
             if draw.below(3) > 0 {
-                let fault = (draw.below(8) as u32, ERRORS[draw.below(6) as usize]);
+                let fault = (draw.below(8) as u32, ERRORS[draw.below(7) as usize]);
                 machine.with_kernel(|host| host.fault.set(Some(fault)));
             }
             let plan = plan(&mut draw, &tasks);
@@ -185,6 +204,7 @@ fn a_failing_restore_keeps_its_journal() {
     for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO] {
         let dir = tempfile::tempdir().unwrap();
         let host = FakeHost::default();
+        with_group(&host);
         (5..7).for_each(|tid| {
             host.thread(tid, tid, 1, "0-3");
         });
@@ -202,5 +222,70 @@ fn a_failing_restore_keeps_its_journal() {
         let left = machine.with_kernel(|host| crate::guardian::restore_left_behind(host, dir.path())).unwrap();
         assert!(!left.is_empty());
         assert_eq!(machine.with_kernel(states), before);
+    }
+}
+
+/// One object of every kind that is ever written, with what it is to become.
+fn one_of_each() -> (FakeHost, Vec<Wanted>) {
+    let host = FakeHost::default();
+    let thread = host.thread(5, 5, 1, "0-3");
+    with_group(&host);
+    let groups = Path::new("/sys/fs/cgroup/cpuset");
+    host.file("/sys/fs/cgroup/cpuset/tasks", "5\n");
+    let object = |object, state| Wanted { item: Item::Plan, object, state };
+    let wanted = vec![
+        object(Object::Affinity { pid: 5, thread }, State::Cpus("1".parse().unwrap())),
+        object(Object::Nice { pid: 5, thread }, State::Nice(7)),
+        object(Object::Policy { pid: 5, thread }, State::Policy(5)),
+        object(Object::File { path: GROUP.into() }, State::Text("0-1".into())),
+        object(Object::Directory { path: groups.join("ours") }, State::Present),
+        object(Object::Membership { hierarchy: groups.into(), pid: 5, thread }, State::Group("/batch".into())),
+    ];
+    (host, wanted)
+}
+
+/// For every kind of write and every error: is the change refused with its reason, or held; is the original never lost; and
+/// does a restore that fails in the same way keep its journal, so that the next one completes?
+#[test]
+fn every_kind_of_write_survives_every_error() {
+    let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
+    let command = GuardianCommand { program: "/bin/sh".into(), args };
+    let all = |host: &FakeHost, wanted: &[Wanted]| -> Vec<Option<State>> {
+        wanted.iter().map(|want| crate::restore::read_state(host, &want.object).ok()).collect()
+    };
+    for kind in 0..one_of_each().1.len() {
+        for errno in ERRORS {
+            let dir = tempfile::tempdir().unwrap();
+            let (host, wanted) = one_of_each();
+            let before = all(&host, &wanted);
+            let mut actuator = Actuator::new(dir.path(), command.clone());
+            host.fault.set(Some((kind as u32, errno)));
+            let made = actuator.make(&host, &wanted);
+            let case = format!("{:?}, error {errno}: {made:?}", wanted[kind].object);
+            assert_eq!(made.refused.len(), 1, "{case}");
+            let because = match errno {
+                libc::EPERM => RefusedBecause::NoPermission,
+                libc::ESRCH => RefusedBecause::Gone,
+                libc::EBUSY => RefusedBecause::Busy,
+                libc::ENOSPC => RefusedBecause::NoRoom,
+                _ => RefusedBecause::Failed,
+            };
+            assert_eq!(made.refused[0].because, because, "{case}");
+            assert_eq!(made.held.len(), wanted.len() - 1, "the others went on: {case}");
+            assert_eq!(actuator.originals().len(), wanted.len(), "every original is written down: {case}");
+            // Once more without a fault, so that there is everything to put back; then the restore fails once.
+            assert!(actuator.make(&host, &wanted).refused.is_empty(), "{case}");
+            host.fault.set(Some((kind as u32, errno)));
+            let account = actuator.put_back(&host).unwrap();
+            host.fault.set(None);
+            let failed = account.iter().any(|line| matches!(line.outcome, Outcome::Failed(_)));
+            let kept = dir.path().join(crate::journal::Journal::FILE_NAME).exists();
+            assert_eq!(failed, kept, "{case}: {account:?}");
+            // The kernel said ESRCH of a thread that lives: nothing is to be done about that, and nothing was.
+            if errno != libc::ESRCH {
+                crate::guardian::restore_left_behind(&host, dir.path()).unwrap();
+                assert_eq!(all(&host, &wanted), before, "{case}: {account:?}");
+            }
+        }
     }
 }

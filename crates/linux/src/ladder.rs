@@ -94,15 +94,20 @@ fn counters(events: &[Surveyed]) -> Rung {
 }
 
 fn sampling(kernel: &dyn Kernel) -> Rung {
-    let has = |path: &str| kernel.list(Path::new(path)).is_ok();
-    let intel = kernel.read(Path::new("/sys/bus/event_source/devices/cpu/events/mem-loads")).is_ok();
-    let tried = if has("/sys/bus/event_source/devices/ibs_op") {
-        Ok("AMD IBS".to_string())
-    } else if intel {
-        Ok("Intel PEBS load latency".to_string())
-    } else {
-        Err(("neither AMD IBS nor Intel PEBS is offered".into(), Some("bare metal".to_string())))
-    };
+    let tried = crate::sampling::find(kernel)
+        .map_err(|why| (why, Some("bare metal, or a hypervisor that passes PEBS or IBS on".to_string())))
+        .and_then(|facility| match facility.try_out() {
+            Ok(()) => Ok(format!("{}, opened on this thread or its CPU", facility.name)),
+            Err(error) => {
+                let remedy = match error.raw_os_error() {
+                    Some(libc::EACCES | libc::EPERM) => {
+                        "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
+                    }
+                    _ => "bare metal: the hypervisor shows the facility and does not pass it on",
+                };
+                Err((format!("{}: {error}", facility.name), Some(remedy.to_string())))
+            }
+        });
     rung("data-address sampling", tried, "who shares data with whom is not seen")
 }
 
@@ -135,8 +140,11 @@ fn probe(topology: &Topology, deep: bool) -> Rung {
             Some("cachemate topology --probe measures it".to_string()),
         )),
         Some(_) if !deep => Ok("not calibrated (doctor without --quick does)".to_string()),
-        Some(cache) => intensity::Reloader::new(intensity::buffer_bytes(cache.size_bytes), 1)
-            .map(|probe| format!("calibrated: a load of {} cycles and more missed", probe.miss_from_cycles()))
+        Some(cache) => calibrated(cache.size_bytes)
+            .map(|probe| {
+                let (cycles, mib) = (probe.miss_from_cycles(), probe.cache_bytes() >> 20);
+                format!("calibrated: a load of {cycles} cycles and more missed; about {mib} MiB of the cache hold ours")
+            })
             .map_err(|error| (error.to_string(), Some("try again while the host is quieter".to_string()))),
     };
     rung(
@@ -144,6 +152,12 @@ fn probe(topology: &Topology, deep: bool) -> Rung {
         tried,
         "without it and without counters only topology is known",
     )
+}
+
+/// Busy neighbours blur one calibration; three in a row say something about the host.
+fn calibrated(cache_bytes: Option<u64>) -> std::io::Result<intensity::Reloader> {
+    let tried = |seed| intensity::Reloader::fitting(cache_bytes, seed);
+    tried(1).or_else(|_| tried(2)).or_else(|_| tried(3))
 }
 
 fn watchpoints() -> Rung {
@@ -212,7 +226,7 @@ pub fn capabilities(ladder: &Ladder, partitions: Vec<(CacheId, Partition)>, shor
     let abilities = BTreeMap::from([
         (Ability::CountPerTask, say(&ladder.measures[0])),
         (Ability::CountPerCache, no("misses of a whole cache are not counted on live hosts")),
-        (Ability::SampleAccesses, no("not built for live hosts")),
+        (Ability::SampleAccesses, say(&ladder.measures[1])),
         (Ability::TraceAddresses, no("no processor of today has RapidMRC's register")),
         (Ability::CountSuperSets, no("no counters per super set")),
         (Ability::CacheOccupancy, say(&ladder.measures[2])),

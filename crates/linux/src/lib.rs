@@ -1,9 +1,11 @@
 //! The live machine. Nothing on the host is changed without the restore journal, and every path lies under an injected
 //! root, so that tests run on hand-made trees.
 
+mod access_probe;
 pub mod actuator;
 pub mod counters;
 pub mod cpusets;
+pub mod events;
 pub mod gangs;
 pub mod guardian;
 pub mod journal;
@@ -17,6 +19,7 @@ pub mod progress;
 pub mod resctrl;
 pub mod restore;
 pub mod rules;
+pub mod sampling;
 pub mod tasks;
 pub mod topology;
 

@@ -5,18 +5,21 @@
 //! Observe-only unless told to act: then `apply` says of every line of the plan that it was refused, and why.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
     Ability, Answer, Applied, CacheShare, Capabilities, Counts, CpuId, CpuSet, Event, Evidence, Gang, GangSchedule,
-    Item, Machine, MachineError, Observation, Place, Plan, ProbeId, ProbeWhat, Profile, Reading, Refused,
-    RefusedBecause, ShareHeld, Span, Support, TaskId, TaskSeen, Topology, Window, WindowEnd,
+    Item, Machine, MachineError, Observation, Place, Plan, Probe, ProbeId, ProbeWhat, ProcessId, Profile, Reading,
+    Refused, RefusedBecause, ShareHeld, Span, Support, TaskId, TaskSeen, Topology, Window, WindowEnd,
 };
 
+use crate::access_probe::Subjects;
 use crate::actuator::{Actuator, GuardianCommand, Made, Wanted, changes};
 use crate::counters::{Surveyed, ThreadCounters};
+use crate::cpusets::{Confined, Confinement, confinement};
 use crate::gangs::{IDLE, Rotation, Runner};
 use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
@@ -36,6 +39,8 @@ const RECOGNISED: ProbeId = ProbeId(u32::MAX);
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
     pub rules: Vec<Rule>,
+    /// Groups that stay on some CPUs, besides whatever the policy decides.
+    pub groups: Vec<Confined>,
     /// Without it nothing on the host is changed.
     pub act: bool,
     pub state_dir: std::path::PathBuf,
@@ -72,7 +77,11 @@ pub struct LiveMachine<K> {
     actuator: Actuator,
     ways: Option<Ways>,
     gangs: Option<(Vec<GangSchedule>, Runner)>,
+    /// Confined groups, as they were read back.
+    confined: Vec<Confined>,
     in_force: Applied,
+    /// Clock ticks since the boot at the look before, and at the last one.
+    looked_ticks: (Option<u64>, Option<u64>),
     started: Instant,
     window_start: Instant,
     window: Duration,
@@ -92,6 +101,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let pid = std::process::id() as i32;
         // A start time that cannot be read only makes the names of our groups less telling.
         let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
+        let probing = Probing::new(crate::sampling::find(&kernel));
         LiveMachine {
             ways: options.resctrl.clone().map(|resctrl| Ways::new(resctrl, owner)),
             kernel: Arc::new(Mutex::new(kernel)),
@@ -100,16 +110,18 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             options,
             topology,
             capabilities,
+            tasks: Tasks::new(!counts_instructions(&events)),
             events,
-            tasks: Tasks::default(),
             counters: BTreeMap::new(),
             usage_before: BTreeMap::new(),
             progress_before: BTreeMap::new(),
-            probing: Probing::default(),
+            probing,
             probe_credit_ns: 0.0,
             recognised: Vec::new(),
             gangs: None,
+            confined: Vec::new(),
             in_force: Applied::default(),
+            looked_ticks: (None, None),
             started: now,
             window_start: now,
             windows: 0,
@@ -139,8 +151,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     ///
     /// # Errors
     /// The journal could not be written; it still holds what could not be put back.
-    pub fn set_rules(&mut self, rules: Vec<Rule>, act: bool) -> Result<(), MachineError> {
+    pub fn set_rules(&mut self, rules: Vec<Rule>, groups: Vec<Confined>, act: bool) -> Result<(), MachineError> {
         self.options.rules = rules;
+        self.options.groups = groups;
         self.options.act = act;
         if !act {
             self.put_back()?;
@@ -165,6 +178,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     pub fn guardian_pid(&self) -> Option<u32> {
         self.actuator.guardian_pid()
+    }
+
+    /// Groups that are confined, with the CPUs that hold.
+    pub fn confined(&self) -> &[Confined] {
+        &self.confined
     }
 
     /// The managed threads, in order of arrival.
@@ -216,6 +234,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 self.probing.ping_pong(&probe, cpus);
                 return true;
             }
+            ProbeWhat::Samples { ref processes, one_in, remote_only, at_most } => {
+                self.sample(&probe, processes, one_in, remote_only, at_most);
+                return true;
+            }
             ProbeWhat::Evicted { task, .. } | ProbeWhat::Neighbour { task, .. } | ProbeWhat::Reuses { task, .. } => {
                 task
             }
@@ -257,6 +279,27 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             Some(Support::No { why, .. }) => Some(why),
             _ => None,
         }
+    }
+
+    fn sample(&mut self, probe: &Probe, processes: &[ProcessId], one_in: u32, remote_only: bool, at_most: u32) {
+        let theirs = |task: &&Managed| processes.contains(&task.process) && !task.exited;
+        let tasks = self.tasks.all().into_iter().filter(theirs);
+        let threads: BTreeMap<i32, TaskId> = tasks.map(|task| (task.thread.tid, task.task)).collect();
+        if threads.is_empty() {
+            self.probing.give_up(probe, RefusedBecause::Gone, "none of the processes has a managed thread");
+            return;
+        }
+        let lines = self.topology.caches.iter().filter(|cache| cache.last_level).find_map(|cache| cache.line_bytes);
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        let online: CpuSet = self.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+        let subjects = Subjects {
+            threads: &threads,
+            online: &online,
+            line_bytes: lines.unwrap_or(64),
+            origin_ns: now_ns.saturating_sub(self.started.elapsed().as_nanos() as u64),
+        };
+        self.probing.sample(probe, &subjects, one_in, remote_only, at_most);
     }
 
     /// Without the right to raise a priority again, nobody may be lowered either: he would stay an idle task for good.
@@ -307,14 +350,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = lock(&kernel);
         let known: Vec<TaskId> = self.tasks.all().iter().map(|task| task.task).collect();
         self.tasks.forget_reused(&*kernel);
+        self.looked_ticks = (self.looked_ticks.1, kernel.ticks_since_boot().ok());
         let looked = self.tasks.look(&*kernel, &self.options.rules, now_ns);
         looked.map_err(|error| MachineError(format!("/proc: {error}")))?;
         let new: Vec<&Managed> = self.tasks.all().into_iter().filter(|task| !known.contains(&task.task)).collect();
         for task in &new {
             // A thread that vanished, or descriptors that ran out: counted as absent, never as zero.
-            if let Some(last_level) = last_level(&self.topology)
-                && let Ok(counters) = ThreadCounters::attach(task.thread.tid, last_level, &self.events)
-            {
+            if let Ok(counters) = ThreadCounters::attach(task.thread.tid, &self.events) {
                 self.counters.insert(task.thread, counters);
             }
         }
@@ -325,7 +367,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             }
         }
         let tended = self.actuator.tend_heirs(&*kernel, &new, self.tasks.strangers());
-        let tended = tended.and_then(|()| self.actuator.forget_gone(&*kernel));
+        let seen = |thread| self.tasks.is_there(thread);
+        let tended = tended.and_then(|()| self.actuator.forget_gone(&*kernel, &seen));
         tended.and_then(|()| self.actuator.keep_guarded(&*kernel)).map_err(|error| MachineError(error.to_string()))
     }
 
@@ -347,14 +390,20 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let progress = self.progress();
         for task in self.tasks.all() {
             let before = self.usage_before.get(&task.thread).copied();
+            // The whole total of a thread that was born in this window is this window's; of one that is older and was not
+            // seen before, nobody knows what is.
+            let born_now = self.looked_ticks.0.is_some_and(|then| task.thread.start_ticks >= then);
             let since = |of: fn(&Usage) -> Option<u64>| {
                 let now = of(&task.usage)?;
-                // A thread that is new has only run since it arrived: its whole total is this window's.
-                Some(now.saturating_sub(before.as_ref().and_then(of).unwrap_or(0)))
+                match &before {
+                    Some(before) => Some(now.saturating_sub(of(before)?)),
+                    None => born_now.then_some(now),
+                }
             };
             let mut counts = self.counters.get_mut(&task.thread).map(ThreadCounters::read).unwrap_or_default();
             let exact = |event, count| Reading { event, count, counted_share: 1.0 };
             counts.extend(since(|usage| usage.slices).map(|count| exact(Event::ContextSwitches, count)));
+            counts.extend(since(|usage| usage.calls).map(|count| exact(Event::SystemCalls, count)));
             counts.extend(since(|usage| Some(usage.faults)).map(|count| exact(Event::PageFaults, count)));
             counts.sort_by_key(|reading| reading.event);
             let ran_ns = since(|usage| usage.ran_ns);
@@ -377,6 +426,34 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.usage_before = self.tasks.all().iter().map(|task| (task.thread, task.usage)).collect();
         self.counters.retain(|thread, _| self.usage_before.contains_key(thread));
         seen
+    }
+
+    /// The groups' changes, once the affinities that they touch are written down; none of them where that fails.
+    fn promised(&mut self, groups: Confinement, refused: &mut Vec<Refused>) -> Vec<Wanted> {
+        let kernel = self.kernel();
+        let promise = match groups.promised.is_empty() {
+            true => Ok(()),
+            false => self.actuator.promise(&*lock(&kernel), &groups.promised),
+        };
+        match promise {
+            Ok(()) => groups.wanted,
+            Err(error) => {
+                refused.push(Refused { item: Item::Plan, because: RefusedBecause::NoRoom, said: error.to_string() });
+                Vec::new()
+            }
+        }
+    }
+
+    fn note_confined(&mut self, made: &Made) {
+        let holds = |group: &Confined| {
+            let ends = Path::new(group.cgroup.trim_matches('/')).join(crate::cpusets::FILE_NAME);
+            let state = made.held.iter().find_map(|(object, state)| match (object, state) {
+                (Object::File { path }, State::Text(text)) if path.ends_with(&ends) => text.parse().ok(),
+                _ => None,
+            });
+            Some(Confined { cgroup: group.cgroup.clone(), cpus: state? })
+        };
+        self.confined = self.options.groups.iter().filter_map(holds).collect();
     }
 
     /// Gang members wait their turn as idle tasks on a CPU of their own: both go through the journal first.
@@ -473,8 +550,8 @@ pub fn gang_seats(plan: &Plan) -> BTreeMap<TaskId, CpuSet> {
     seats
 }
 
-fn last_level(topology: &Topology) -> Option<cachemate_core::Level> {
-    topology.caches.iter().find(|cache| cache.last_level).map(|cache| cache.level)
+fn counts_instructions(events: &[Surveyed]) -> bool {
+    events.iter().any(|found| found.event == Event::Instructions && found.absent_because.is_none())
 }
 
 /// A poisoned lock only means that another thread panicked; the kernel behind it has no state of ours to be broken.
@@ -529,10 +606,14 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
             placed.allowed.insert(task, seat);
         }
         let started = Instant::now();
-        let mut wanted = changes(&placed, &self.tasks.all(), &online, &self.actuator.originals());
+        let originals = self.actuator.originals();
+        let mut wanted = changes(&placed, &self.tasks.all(), &online, &originals);
         let mut applied = Applied { refused: lacking, ..Applied::default() };
+        let groups = confinement(&*lock(&self.kernel()), &self.options.groups, &originals);
+        groups.clip(&mut wanted);
+        applied.refused.extend(groups.refused.iter().cloned());
         if !self.options.act {
-            wanted.retain(|want| matches!(want.item, Item::Allowed(_) | Item::Weight(_)));
+            wanted.extend(groups.wanted);
             let refuse = |want: Wanted| Refused {
                 item: want.item,
                 because: RefusedBecause::NoPermission,
@@ -552,7 +633,11 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
             return Ok(applied);
         }
         let kernel = self.kernel();
-        let mut made = self.actuator.make(&*lock(&kernel), &wanted);
+        // Groups before threads: a mask reaches no further than its group.
+        let mut all = self.promised(groups, &mut applied.refused);
+        all.append(&mut wanted);
+        let mut made = self.actuator.make(&*lock(&kernel), &all);
+        self.note_confined(&made);
         self.apply_gangs(plan, &mut made);
         applied.shares = self.apply_shares(plan, &mut made);
         for task in self.tasks.all() {

@@ -13,19 +13,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    Answer, CpuId, CpuSet, EvictedSample, Evidence, Item, Neighbour, Probe, ProbeWhat, Refused, RefusedBecause,
-    ReuseSample, TaskId,
+    AccessSample, Answer, CpuId, CpuSet, EvictedSample, Evidence, Item, Neighbour, Probe, ProbeWhat, Refused,
+    RefusedBecause, ReuseSample, TaskId,
 };
 
+use crate::access_probe::{Subjects, stretch};
 use crate::actuator::Wanted;
 use crate::gangs::IDLE;
 use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
-use crate::probes::intensity::{Reloader, buffer_bytes, wait};
+use crate::probes::intensity::{Reloader, wait};
 use crate::probes::neighbour::Runner;
 use crate::probes::ping_pong::round_trip;
 use crate::probes::{Pinned, watchpoint};
-use crate::progress::ProgressFiles;
+use crate::progress::{ProgressFiles, Rates, Total};
+use crate::sampling::Facility;
 
 /// One phase with a neighbour: a stream beside a program needs a while until neither defends its lines any more.
 const PHASE: Duration = Duration::from_millis(150);
@@ -35,8 +37,9 @@ const WATCHED: Duration = Duration::from_millis(150);
 const TRIES: u32 = 5;
 
 /// What the plan asks for, and how far each probe is.
-#[derive(Default)]
 pub(crate) struct Probing {
+    /// How accesses are sampled here, or why they are not.
+    facility: Result<Facility, String>,
     asked: Vec<Asked>,
     reloader: Option<Reloader>,
     pub(crate) answers: Vec<Answer>,
@@ -50,6 +53,8 @@ struct Asked {
     cost_ns: u64,
     evicted: Vec<EvictedSample>,
     reuses: Vec<ReuseSample>,
+    accesses: Vec<AccessSample>,
+    events: u64,
 }
 
 /// A managed thread on the stage.
@@ -92,6 +97,10 @@ impl Cast {
 }
 
 impl Probing {
+    pub(crate) fn new(facility: Result<Facility, String>) -> Self {
+        Probing { facility, asked: Vec::new(), reloader: None, answers: Vec::new(), refused: Vec::new() }
+    }
+
     /// Takes over the plan's probes; those that were asked before go on.
     pub(crate) fn ask(&mut self, probes: &[Probe]) {
         let mut old = std::mem::take(&mut self.asked);
@@ -104,8 +113,13 @@ impl Probing {
                     | ProbeWhat::PingPong { .. }
                     | ProbeWhat::Reuses { .. }
             );
-            if !supported {
-                self.refuse(probe, RefusedBecause::NotSupported, "a live host has no such probe");
+            let lacking = match (&probe.what, &self.facility) {
+                (ProbeWhat::Samples { .. }, Ok(_)) => None,
+                (ProbeWhat::Samples { .. }, Err(why)) => Some(why.clone()),
+                _ => (!supported).then(|| "a live host has no such probe".to_string()),
+            };
+            if let Some(why) = lacking {
+                self.refuse(probe, RefusedBecause::NotSupported, &why);
                 continue;
             }
             self.asked.push(match same {
@@ -117,6 +131,8 @@ impl Probing {
                     cost_ns: 0,
                     evicted: Vec::new(),
                     reuses: Vec::new(),
+                    accesses: Vec::new(),
+                    events: 0,
                 },
             });
         }
@@ -192,10 +208,10 @@ impl Probing {
     fn evicted<K: Kernel>(&mut self, stage: &Stage<'_, K>, probe: &Probe, wanted: u32) -> std::io::Result<()> {
         if self.reloader.is_none() {
             let _here = Pinned::to(stage.cast.probe_cpu)?;
-            self.reloader = Some(Reloader::new(buffer_bytes(stage.cast.cache_bytes), 1)?);
+            self.reloader = Some(Reloader::fitting(stage.cast.cache_bytes, 1)?);
         }
         let Some(reloader) = &mut self.reloader else { return Ok(()) };
-        let wait = wait(stage.cast.cache_bytes);
+        let wait = wait(Some(reloader.cache_bytes()));
         let (samples, ours_ns, off_ns) = stage.play(|play| {
             let mut samples = Vec::new();
             // Two off, one thrown away while the task fills the cache again, two on, one off.
@@ -235,23 +251,21 @@ impl Probing {
         neighbour: Neighbour,
         progress: &ProgressFiles,
     ) -> std::io::Result<()> {
-        let mut runner = Runner::new(neighbour, stage.cast.cache_bytes);
+        // As it was measured, where it was.
+        let cache_bytes = self.reloader.as_ref().map(Reloader::cache_bytes).or(stage.cast.cache_bytes);
+        let mut runner = Runner::new(neighbour, cache_bytes);
         let task = stage.cast.star.task;
-        let total = || progress.total(&*stage.lock(), stage.cast.star.pid);
+        let total = || Total::of(&*stage.lock(), progress, stage.cast.star.pid, stage.cast.star.thread);
         let ((rates, _gate), ours_ns, off_ns) = stage.play(|play| {
             // Alone and beside in the order A B B A, then the neighbour alone; work and seconds of each.
-            let mut alone: Option<(f64, f64)> = Some((0.0, 0.0));
-            let mut beside: Option<(f64, f64)> = Some((0.0, 0.0));
+            let mut rates = Rates::default();
             let mut own = (0.0, 0.0);
             play.set(true)?;
             for with in [false, true, true, false] {
                 let (before, start) = (total(), Instant::now());
                 let lines = if with { runner.run(PHASE) } else { spin(PHASE) };
                 let seconds = start.elapsed().as_secs_f64();
-                let sum = if with { &mut beside } else { &mut alone };
-                *sum = sum.zip(before.zip(total())).map(|((work, time), (before, after))| {
-                    (work + after.saturating_sub(before) as f64, time + seconds)
-                });
+                rates.add(with, before, total(), seconds);
                 if with {
                     own = (own.0 + lines as f64, own.1 + seconds);
                 }
@@ -260,17 +274,18 @@ impl Probing {
             let start = Instant::now();
             let lines = runner.run(PHASE);
             let alone_ns = start.elapsed().as_nanos() as f64 / (lines as f64).max(1.0);
-            Ok((alone, beside, own.1 * 1e9 / own.0.max(1.0), alone_ns))
+            Ok((rates, own.1 * 1e9 / own.0.max(1.0), alone_ns))
         })?;
-        let (alone, beside, neighbour_beside_ns, neighbour_alone_ns) = rates;
-        let rate = |sum: Option<(f64, f64)>| sum.filter(|(work, _)| *work > 0.0).map(|(work, seconds)| work / seconds);
+        let (rates, neighbour_beside_ns, neighbour_alone_ns) = rates;
+        let (rate_of, rates) = rates.best().map_or((None, None), |(rate_of, rates)| (rate_of, Some(rates)));
         let evidence = Evidence::Beside {
             task,
             neighbour,
             neighbour_alone_ns,
             neighbour_beside_ns,
-            task_alone_rate: rate(alone),
-            task_beside_rate: rate(beside),
+            task_alone_rate: rates.map(|(alone, _)| alone),
+            task_beside_rate: rates.map(|(_, beside)| beside),
+            rate_of,
         };
         self.answer(probe, evidence, true, vec![(None, ours_ns), (Some(task), off_ns)]);
         Ok(())
@@ -295,6 +310,41 @@ impl Probing {
                     let samples = std::mem::take(&mut asked.reuses);
                     let cost = vec![(None, asked.cost_ns)];
                     self.answer(probe, Evidence::Reuses { task: star.task, samples }, true, cost);
+                }
+            }
+        }
+    }
+}
+
+impl Probing {
+    /// Samples accesses for a stretch; nobody is moved for it.
+    pub(crate) fn sample(
+        &mut self,
+        probe: &Probe,
+        subjects: &Subjects<'_>,
+        one_in: u32,
+        remote_only: bool,
+        at_most: u32,
+    ) {
+        let Ok(facility) = &self.facility else { return };
+        let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
+        let start = Instant::now();
+        // Up to an eighth off to either side, so that no loop of the program keeps step with it.
+        let off = (asked.events ^ u64::from(probe.id.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+        let period = facility.period(u64::from(one_in) * (3_584 + off) / 4_096);
+        match stretch(facility, subjects, period, remote_only) {
+            Err(error) => self.failed(probe, &error),
+            Ok((samples, events)) => {
+                asked.accesses.extend(samples);
+                asked.events += events;
+                asked.cost_ns += start.elapsed().as_nanos() as u64;
+                if asked.accesses.len() >= at_most as usize || asked.cost_ns >= probe.budget_ns {
+                    let mut samples = std::mem::take(&mut asked.accesses);
+                    samples.truncate(at_most as usize);
+                    let (events, cost) = (asked.events, vec![(None, asked.cost_ns)]);
+                    let one_in = u32::try_from(period).unwrap_or(u32::MAX);
+                    let line_bytes = subjects.line_bytes;
+                    self.answer(probe, Evidence::Samples { one_in, events, line_bytes, samples }, true, cost);
                 }
             }
         }

@@ -3,10 +3,16 @@
 //! A program finds the name of a file in its environment ([`VARIABLE`]), maps its first eight bytes and counts up there
 //! (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per window and process.
 //! Where no file is named, `DIR/PID` is looked for in the daemon's progress folder.
+//!
+//! Where nothing is reported, an event that the program makes at a rate of its own may stand in, declared as such: its read
+//! and write calls (the system calls that the kernel counts per thread, `/proc/PID/task/TID/io`), its waits (context switches
+//! of its own accord) and its page faults.
 
 use std::path::{Path, PathBuf};
 
-use crate::kernel::Kernel;
+use cachemate_core::Event;
+
+use crate::kernel::{Kernel, ThreadKey};
 
 /// Names the file in a program's environment.
 pub const VARIABLE: &str = "CACHEMATE_PROGRESS";
@@ -36,6 +42,100 @@ impl ProgressFiles {
     }
 }
 
+/// Read and write calls of a thread so far.
+pub(crate) fn calls(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
+    let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/io"))).ok()?;
+    Some(field(&text, "syscr:")?.saturating_add(field(&text, "syscw:")?))
+}
+
+/// Context switches of a thread's own accord so far.
+fn waits(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
+    let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/status"))).ok()?;
+    field(&text, "voluntary_ctxt_switches:")
+}
+
+fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}
+
+/// What may say how far a program is, best first; `None` = its own report.
+const KINDS: [Option<Event>; 4] =
+    [None, Some(Event::SystemCalls), Some(Event::ContextSwitches), Some(Event::PageFaults)];
+/// Fewer events than this alone say nothing: the noise of 200 is 7 %.
+const EVENTS_AT_LEAST: f64 = 200.0;
+/// The phases alone must agree so far: their smaller rate over the larger one.
+const AGREE_AT_LEAST: f64 = 0.75;
+/// Who is on the processor for less than this share of the phases alone is paced by something else.
+const BUSY_AT_LEAST: f64 = 0.5;
+
+/// All that may say how far a thread is, at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Total {
+    counts: [Option<u64>; KINDS.len()],
+    ran_ns: Option<u64>,
+}
+
+impl Total {
+    pub(crate) fn of(kernel: &dyn Kernel, files: &ProgressFiles, pid: i32, thread: ThreadKey) -> Self {
+        let stat = kernel.stat(thread.tid).ok().filter(|stat| stat.key == thread);
+        let counts = [
+            files.total(kernel, pid),
+            calls(kernel, pid, thread.tid),
+            waits(kernel, pid, thread.tid),
+            stat.as_ref().map(|stat| stat.minor_faults + stat.major_faults),
+        ];
+        Total { counts, ran_ns: stat.map(|stat| crate::tasks::ran_ns(kernel, pid, &stat)).unwrap_or_default() }
+    }
+}
+
+/// What was counted in the phases of a probe, alone and beside the neighbour.
+#[derive(Default, Debug)]
+pub(crate) struct Rates {
+    alone: Vec<Phase>,
+    beside: Vec<Phase>,
+}
+
+#[derive(Debug)]
+struct Phase {
+    counts: [Option<u64>; KINDS.len()],
+    ran_share: Option<f64>,
+    seconds: f64,
+}
+
+impl Rates {
+    pub(crate) fn add(&mut self, beside: bool, before: Total, after: Total, seconds: f64) {
+        let since = |before: Option<u64>, after: Option<u64>| after?.checked_sub(before?);
+        let counts = std::array::from_fn(|kind| since(before.counts[kind], after.counts[kind]));
+        let ran_share = since(before.ran_ns, after.ran_ns).map(|ns| ns as f64 / 1e9 / seconds);
+        let phases = if beside { &mut self.beside } else { &mut self.alone };
+        phases.push(Phase { counts, ran_share, seconds });
+    }
+
+    /// The best measure that speaks, and its rates per second alone and beside.
+    pub(crate) fn best(&self) -> Option<(Option<Event>, (f64, f64))> {
+        KINDS.iter().enumerate().find_map(|(at, kind)| {
+            let (alone, beside) = (rate(&self.alone, at)?, rate(&self.beside, at)?);
+            (kind.is_none() || self.may_stand_in(at)).then_some((*kind, (alone, beside)))
+        })
+    }
+
+    fn may_stand_in(&self, kind: usize) -> bool {
+        let events: u64 = self.alone.iter().filter_map(|phase| phase.counts[kind]).sum();
+        let rates = || self.alone.iter().filter_map(|phase| Some(phase.counts[kind]? as f64 / phase.seconds));
+        let (low, high) =
+            rates().fold((f64::MAX, 0.0), |(low, high): (f64, f64), rate| (low.min(rate), high.max(rate)));
+        let busy = self.alone.iter().all(|phase| phase.ran_share.is_some_and(|share| share >= BUSY_AT_LEAST));
+        busy && events as f64 >= EVENTS_AT_LEAST && low >= AGREE_AT_LEAST * high
+    }
+}
+
+/// Per second, over all phases; `None` where one of them was not counted, or nothing happened.
+fn rate(phases: &[Phase], kind: usize) -> Option<f64> {
+    let count: u64 = phases.iter().map(|phase| phase.counts[kind]).sum::<Option<u64>>()?;
+    let seconds: f64 = phases.iter().map(|phase| phase.seconds).sum();
+    (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
+}
+
 fn read_counter(path: &Path) -> Option<u64> {
     use std::io::Read;
     let mut bytes = [0u8; 8];
@@ -56,6 +156,49 @@ fn owner_matches(kernel: &dyn Kernel, path: &Path, pid: i32) -> bool {
 mod tests {
     use super::*;
     use crate::kernel::Host;
+
+    fn phases(counts: [[u64; 4]; 4], ran_share: f64) -> Rates {
+        let mut rates = Rates::default();
+        for (at, counts) in counts.into_iter().enumerate() {
+            let before = Total { counts: [None, Some(0), Some(0), Some(0)], ran_ns: Some(0) };
+            let mut after = Total { counts: counts.map(Some), ran_ns: Some((ran_share * 1e9) as u64) };
+            after.counts[0] = None;
+            rates.add(at == 1 || at == 2, before, after, 1.0);
+        }
+        rates
+    }
+
+    /// Does a steady event of a busy program stand in for its work, by the best one that speaks, and no other?
+    #[test]
+    fn steady_events_of_the_busy_stand_in() {
+        let calls = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 210, 0, 0], [0, 410, 0, 0]], 1.0);
+        assert_eq!(calls.best(), Some((Some(Event::SystemCalls), (405.0, 205.0))));
+        let faults = phases([[0, 9, 0, 400], [0, 9, 0, 200], [0, 9, 0, 200], [0, 9, 0, 400]], 1.0);
+        assert_eq!(faults.best().unwrap().0, Some(Event::PageFaults), "too few calls say nothing");
+        let unsteady = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 100, 0, 0]], 1.0);
+        assert_eq!(unsteady.best(), None);
+        let sleepy = phases([[0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0]], 0.2);
+        assert_eq!(sleepy.best(), None, "who sleeps is paced by something else");
+        let mut reported = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 400, 0, 0]], 0.1);
+        for phase in reported.alone.iter_mut().chain(&mut reported.beside) {
+            phase.counts[0] = Some(7);
+        }
+        assert_eq!(reported.best(), Some((None, (7.0, 7.0))), "its own report needs no proof");
+    }
+
+    /// Does this thread's own reading show among its calls?
+    #[test]
+    fn the_kernel_counts_calls() {
+        let (host, pid) = (Host::new("/"), std::process::id() as i32);
+        let tid = rustix::thread::gettid().as_raw_nonzero().get();
+        let Some(before) = calls(&host, pid, tid) else {
+            assert!(!Path::new("/proc/self/io").exists(), "the kernel counts, and it was not read");
+            return;
+        };
+        (0..50).for_each(|_| drop(std::fs::read("/proc/self/comm").unwrap()));
+        assert!(calls(&host, pid, tid).unwrap() >= before + 50);
+        assert!(waits(&host, pid, tid).is_some());
+    }
 
     /// Is a counter read, and a missing, short or linked file no report at all?
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Problem: threads may be gone or their ids reused; threads and children born meanwhile have inherited what we set;
 //! others may have changed things since, and their wish counts more than our memory of the original.
-//! Method: thaw first, so that nobody stays frozen whatever fails later; then affinity and nice values, memberships,
+//! Method: thaw first, so that nobody stays frozen whatever fails later, and give groups their CPUs back, as a thread's
+//! affinity cannot reach beyond them; then affinity and nice values, memberships,
 //! files, and last our own directories, deepest first, their members moved to the parent. An object is put back only
 //! if it still is as we set it. Threads that are in no journal but belong to a journalled process, or descend from
 //! one, and carry a mask of ours get the original of their ancestor.
@@ -46,9 +47,9 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restor
     let mut account = Vec::new();
     // Whoever keeps resctrl's lock for longer than this does not keep a host from being put back.
     let _lock = held.keys().find_map(resctrl_of).map(|mount| kernel.lock_dir(mount, RESCTRL_PATIENCE));
-    for stage in 0..5 {
+    for stage in 0..6 {
         let mut objects: Vec<_> = held.iter().filter(|(object, _)| stage_of(object) == stage).collect();
-        if stage == 4 {
+        if stage == 5 {
             objects.reverse(); // deepest directories first: a parent's path sorts before its children's
         }
         for (object, held) in objects {
@@ -58,7 +59,7 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restor
             });
             account.push(Restored { object: object.clone(), outcome });
         }
-        if stage == 1 {
+        if stage == 2 {
             account.extend(restore_all_heirs(kernel, held));
         }
     }
@@ -92,15 +93,20 @@ fn stage_of(object: &Object) -> u32 {
     match object {
         Object::Schemata { .. } => u32::MAX,
         Object::File { path } if is_freezer(path) => 0,
-        Object::Affinity { .. } | Object::Nice { .. } | Object::Policy { .. } => 1,
-        Object::Membership { .. } => 2,
-        Object::File { .. } => 3,
-        Object::Directory { .. } => 4,
+        Object::File { path } if is_cpuset(path) => 1,
+        Object::Affinity { .. } | Object::Nice { .. } | Object::Policy { .. } => 2,
+        Object::Membership { .. } => 3,
+        Object::File { .. } => 4,
+        Object::Directory { .. } => 5,
     }
 }
 
 fn is_freezer(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == "freezer.state" || name == "cgroup.freeze")
+}
+
+fn is_cpuset(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == crate::cpusets::FILE_NAME)
 }
 
 fn gone(error: &io::Error) -> bool {
@@ -205,6 +211,17 @@ fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Res
         left.extend(child_groups(kernel, &group));
     }
     Err(io::Error::new(io::ErrorKind::NotFound, format!("{}: thread {} in no group", hierarchy.display(), thread.tid)))
+}
+
+/// Threads in a group and in all below it.
+pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> Vec<i32> {
+    let (mut left, mut all) = (vec![group.to_path_buf()], Vec::new());
+    while let Some(group) = left.pop() {
+        // A group that goes meanwhile has no members.
+        all.extend(members(kernel, &group).unwrap_or_default());
+        left.extend(child_groups(kernel, &group));
+    }
+    all
 }
 
 fn child_groups(kernel: &dyn Kernel, group: &Path) -> Vec<PathBuf> {

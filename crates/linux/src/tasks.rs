@@ -2,18 +2,22 @@
 //!
 //! Problem: pids are reused, threads come and go between two looks, and looking costs time: with hundreds of threads
 //! and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: one listing of
-//! `/proc` per look; a process is examined once, when it is new; per window a thread costs one small read
-//! (`schedstat`), and `stat` only where the processor it is on is asked for.
+//! `/proc` per look; a process is examined once, when it is new. Per look a thread costs one small read (`schedstat`); `stat`
+//! and the list of threads are read again only of processes that ran since: who did not run was not born, did not end and
+//! has no new threads. Of processes that are not managed a sixteenth per look is asked whether its pid was reused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 
 use cachemate_core::{CpuId, Goal, ProcessId, TaskId};
 
 use crate::kernel::{Kernel, ThreadKey, ThreadStat};
+use crate::progress::calls;
 use crate::rules::{Action, Rule, Subject, decide};
 
+/// Processes that are not managed are asked in so many turns whether they are still the same.
+const TURNS: u32 = 16;
 /// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
@@ -49,6 +53,8 @@ pub struct Usage {
     pub waited_ns: Option<u64>,
     pub slices: Option<u64>,
     pub faults: u64,
+    /// Read and write calls; only where nothing better says how fast it is.
+    pub calls: Option<u64>,
 }
 
 /// All of them. Ids are never reused within a run.
@@ -59,6 +65,11 @@ pub struct Tasks {
     processes: BTreeMap<i32, Process>,
     next_task: u32,
     next_process: u32,
+    /// Managed processes that have not run since the look before.
+    asleep: BTreeSet<i32>,
+    looks: u32,
+    /// Count calls too: one more small file of every thread that ran.
+    calls: bool,
     /// Examined in the last look, not managed, but born by a process that is: pid and parent.
     strangers: Vec<(i32, i32)>,
 }
@@ -71,6 +82,11 @@ struct Process {
 }
 
 impl Tasks {
+    /// `calls`: no better measure of speed than stand-ins is to be had for most threads.
+    pub fn new(calls: bool) -> Self {
+        Tasks { calls, ..Tasks::default() }
+    }
+
     /// Looks at the host once: new threads get ids, vanished ones are marked as exited, usage is read.
     ///
     /// # Errors
@@ -87,8 +103,10 @@ impl Tasks {
         }
         let managed: Vec<(i32, ProcessId, Action)> =
             self.processes.iter().filter_map(|(&pid, process)| Some((pid, process.id?, process.action))).collect();
-        let mut seen = std::collections::BTreeSet::new();
-        for (pid, process, action) in managed {
+        let asleep = std::mem::take(&mut self.asleep);
+        let known = self.by_thread.values().filter(|task| asleep.contains(&task.pid));
+        let mut seen: BTreeSet<ThreadKey> = known.map(|task| task.thread).collect();
+        for (pid, process, action) in managed.into_iter().filter(|(pid, ..)| !asleep.contains(pid)) {
             for tid in kernel.threads(pid).unwrap_or_default() {
                 if let Ok(stat) = kernel.stat(tid)
                     && !matches!(stat.state, 'Z' | 'X')
@@ -158,12 +176,41 @@ impl Tasks {
         });
         task.last_cpu = Some(CpuId(stat.cpu));
         task.cpu = task.last_cpu.filter(|_| stat.state == 'R');
+        let before = task.usage;
         task.usage = usage(kernel, pid, stat);
+        if self.calls {
+            // Who has not run since has not called either.
+            let idle = before.ran_ns.is_some() && before.ran_ns == task.usage.ran_ns;
+            task.usage.calls = if idle { before.calls } else { calls(kernel, pid, stat.key.tid) };
+        }
     }
 
-    /// A process whose pid now belongs to another one (seen by its start time) must be examined anew.
+    /// To be called before each look: a process whose pid now belongs to another one (seen by its start time) must be
+    /// examined anew, and who has not run since need not be looked at.
     pub fn forget_reused(&mut self, kernel: &dyn Kernel) {
-        self.processes.retain(|&pid, process| kernel.stat(pid).is_ok_and(|stat| stat.key == process.leader));
+        self.looks = self.looks.wrapping_add(1);
+        let turn = self.looks % TURNS;
+        let mut awake = BTreeSet::new();
+        let mut asleep = BTreeSet::new();
+        for task in self.by_thread.values().filter(|task| !task.exited) {
+            // Who was on a processor may be waiting for one since: that shows in its state only.
+            let slept = task.cpu.is_none() && task.usage.ran_ns.is_some();
+            let now = schedstat(kernel, task.pid, task.thread.tid);
+            let same = now == (task.usage.ran_ns, task.usage.waited_ns, task.usage.slices);
+            let list = if slept && same { &mut asleep } else { &mut awake };
+            list.insert(task.pid);
+        }
+        asleep.retain(|pid| !awake.contains(pid));
+        self.processes.retain(|&pid, process| {
+            let trusted = asleep.contains(&pid) || process.id.is_none() && pid as u32 % TURNS != turn;
+            trusted || kernel.stat(pid).is_ok_and(|stat| stat.key == process.leader)
+        });
+        self.asleep = asleep;
+    }
+
+    /// Seen alive at the last look.
+    pub fn is_there(&self, thread: ThreadKey) -> bool {
+        self.by_thread.get(&thread).is_some_and(|task| !task.exited)
     }
 
     /// Processes that the last look found for the first time, that are not managed but were born by one that is, with
@@ -174,6 +221,7 @@ impl Tasks {
 
     /// Decides anew about every process (the rules have changed). Answers with the threads that are managed no longer.
     pub fn reexamine(&mut self, kernel: &dyn Kernel, rules: &[Rule]) -> Vec<Managed> {
+        self.asleep.clear();
         let before = std::mem::take(&mut self.processes);
         for (pid, old) in before {
             self.examine(kernel, rules, pid);
@@ -238,16 +286,23 @@ fn cgroup_path(text: &str) -> Option<&str> {
     unified.or_else(|| paths().find(|path| *path != "/")).or_else(|| paths().next())
 }
 
-fn usage(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Usage {
-    let path = PathBuf::from(format!("/proc/{pid}/task/{}/schedstat", stat.key.tid));
+/// Time on a processor and time waiting for one, in nanoseconds, and how often it was given one.
+fn schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> (Option<u64>, Option<u64>, Option<u64>) {
+    let path = PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"));
     let text = kernel.read(&path).unwrap_or_default();
     let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
-    Usage {
-        ran_ns: fields.next().flatten(),
-        waited_ns: fields.next().flatten(),
-        slices: fields.next().flatten(),
-        faults: stat.minor_faults + stat.major_faults,
-    }
+    let mut next = || fields.next().flatten();
+    (next(), next(), next())
+}
+
+fn usage(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Usage {
+    let (ran_ns, waited_ns, slices) = schedstat(kernel, pid, stat.key.tid);
+    Usage { ran_ns, waited_ns, slices, faults: stat.minor_faults + stat.major_faults, calls: None }
+}
+
+/// Time on a processor so far.
+pub(crate) fn ran_ns(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Option<u64> {
+    usage(kernel, pid, stat).ran_ns
 }
 
 #[cfg(test)]
@@ -280,6 +335,33 @@ mod tests {
         tasks.drop_exited();
         assert_eq!(ids(&tasks), [(2, 5, false)]);
         assert_ne!(tasks.all()[0].process, ProcessId(0));
+    }
+
+    /// Is a process that has not run trusted to be the same, and looked at again as soon as it has?
+    #[test]
+    fn who_sleeps_is_not_looked_at() {
+        let host = FakeHost::default();
+        let ran = |ns: u64| {
+            for tid in [5, 6] {
+                host.file(&format!("/proc-schedstat/{tid}"), &format!("{ns} 2 3\n"));
+            }
+        };
+        ran(10);
+        host.thread(5, 5, 1, "0");
+        let mut tasks = Tasks::default();
+        let look = |tasks: &mut Tasks| {
+            tasks.forget_reused(&host);
+            tasks.look(&host, &everything(), 0).unwrap();
+            ids(tasks)
+        };
+        assert_eq!(look(&mut tasks), [(0, 5, false)]);
+        host.thread(5, 6, 1, "0"); // cannot be: a thread is born by one that runs
+        assert_eq!(look(&mut tasks), [(0, 5, false)]);
+        ran(11);
+        assert_eq!(look(&mut tasks), [(0, 5, false), (1, 6, false)]);
+        host.threads.borrow_mut().remove(&6);
+        host.files.borrow_mut().remove(std::path::Path::new("/proc-schedstat/6"));
+        assert_eq!(look(&mut tasks), [(0, 5, false), (1, 6, true)]);
     }
 
     /// Is what no rule matches left out altogether?

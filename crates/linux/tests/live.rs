@@ -53,6 +53,7 @@ fn machine_that_can(
     let rule = |program: &Program| Rule { pid: Some(program.pid()), action: Action::Manage(None), ..Rule::default() };
     let options = LiveOptions {
         rules: programs.iter().map(rule).collect(),
+        groups: Vec::new(),
         act,
         state_dir: state_dir.to_path_buf(),
         guardian: GuardianCommand {

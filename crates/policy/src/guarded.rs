@@ -1,7 +1,8 @@
 //! A policy under guard: a decision that measures worse than before, beyond noise, is taken back.
 //!
 //! Problem: forecasts err, and evidence grows old; an operator wants no decision to stay that made things worse. Method:
-//! every task's speed is noted window by window (work reported, else instructions, per second). When what holds on the
+//! every task's speed is noted window by window (work reported, else instructions, else an event that stands in for work, per
+//! second: [`crate::work`]). When what holds on the
 //! machine changes, the windows before are the reference; after one window to settle, as many windows under the new plan
 //! are compared: the mean over tasks of the logarithm of new over old median speed, weighted by priority. If it lies below
 //! the smallest loss worth acting on *and* below twice its own standard error (from the spread of the windows on both
@@ -15,6 +16,14 @@ use cachemate_core::{Decision, Event, Member, Observation, Plan, Policy, Reason,
 
 /// Begins the reason of every roll-back.
 pub const ROLLED_BACK: &str = "rolled back:";
+
+use crate::work::{Work, works};
+
+/// A stand-in that varies more than this from window to window says nothing (standard deviation of its logarithm).
+const STEADY: f64 = 0.25;
+
+/// Speeds of one window, by task and by what they count.
+type Speeds = BTreeMap<(TaskId, Work), f64>;
 
 /// When a decision is taken back.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -39,7 +48,7 @@ pub struct Guarded<P> {
     inner: P,
     guard: Guard,
     /// Speeds of the last windows under the plan in force.
-    speeds: VecDeque<BTreeMap<TaskId, f64>>,
+    speeds: VecDeque<Speeds>,
     /// The tasks they are of.
     there: Vec<TaskId>,
     trial: Option<Trial>,
@@ -49,16 +58,18 @@ pub struct Guarded<P> {
 
 struct Trial {
     before: Plan,
-    reference: Vec<BTreeMap<TaskId, f64>>,
+    reference: Vec<Speeds>,
     /// Windows under the new plan, the first of which does not count.
     seen: usize,
 }
 
 /// How much faster the tasks are than before, as a natural logarithm, and how sure that is.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Change {
     pub log_ratio: f64,
     pub standard_error: f64,
+    /// Tasks that were judged by a stand-in, and by which.
+    pub stood_in: Vec<(TaskId, Event)>,
 }
 
 impl<P: Policy> Guarded<P> {
@@ -140,7 +151,8 @@ fn taken_back(change: &Change, guard: Guard, view: &View<'_>) -> Reason {
     let arrived = view.seen.tasks.iter().map(|task| task.task);
     let tasks: Vec<TaskId> = arrived.filter(|task| view.before.allowed.contains_key(task)).collect();
     let text = format!(
-        "{ROLLED_BACK} the programs run {percent:+.1} % since the last decision; it stays out for {} windows",
+        "{ROLLED_BACK} the programs run {percent:+.1} % since the last decision{}; it stays out for {} windows",
+        by_stand_ins(&change.stood_in),
         guard.keep_out_windows
     );
     let numbers = vec![
@@ -148,6 +160,17 @@ fn taken_back(change: &Change, guard: Guard, view: &View<'_>) -> Reason {
         ("standard_error_percent".to_string(), 100.0 * change.standard_error),
     ];
     Reason { tasks, text, numbers }
+}
+
+/// In words, which events stood in for work.
+fn by_stand_ins(stood_in: &[(TaskId, Event)]) -> String {
+    let mut names: Vec<&str> = stood_in.iter().map(|(_, event)| Work::StandIn(*event).words()).collect();
+    names.sort_unstable();
+    names.dedup();
+    match stood_in.len() {
+        0 => String::new(),
+        count => format!(" ({count} of them judged by {}, as they report no work)", names.join(" and ")),
+    }
 }
 
 /// The part of a plan that moves programs.
@@ -174,34 +197,49 @@ fn put_placement(plan: &mut Plan, from: &Plan, view: &View<'_>) {
     plan.shares = from.shares.iter().filter(|share| share.members.iter().all(lives)).cloned().collect();
 }
 
-/// Work or instructions per second of those that did any.
-fn speeds_of(seen: &Observation) -> BTreeMap<TaskId, f64> {
+/// Everything that says how fast a task went, per second.
+fn speeds_of(seen: &Observation) -> Speeds {
     let seconds = seen.span.elapsed_ns as f64 / 1e9;
-    let speed = |task: &cachemate_core::TaskSeen| {
-        let work = task.progress.or_else(|| task.counts.get(Event::Instructions))?;
-        (work > 0.0 && seconds > 0.0).then(|| (task.task, work / seconds))
-    };
-    seen.tasks.iter().filter(|task| !task.exited).filter_map(speed).collect()
+    let mut speeds = Speeds::new();
+    for task in seen.tasks.iter().filter(|task| !task.exited && seconds > 0.0) {
+        speeds.extend(works(task, seen.span.elapsed_ns).map(|(work, count)| ((task.task, work), count / seconds)));
+    }
+    speeds
 }
 
 /// Mean over tasks of ln(new median / old median), weighted by priority.
-fn compare(before: &[BTreeMap<TaskId, f64>], after: &[BTreeMap<TaskId, f64>], seen: &Observation) -> Change {
-    let (mut sum, mut variance, mut weights) = (0.0, 0.0, 0.0);
+fn compare(before: &[Speeds], after: &[Speeds], seen: &Observation) -> Change {
+    let (mut sum, mut variance, mut weights, mut stood_in) = (0.0, 0.0, 0.0, Vec::new());
     for task in &seen.tasks {
-        let of = |windows: &[BTreeMap<TaskId, f64>]| {
-            let logs: Vec<f64> = windows.iter().filter_map(|w| w.get(&task.task).map(|s| libm::log(*s))).collect();
-            (logs.len() >= 2).then(|| middle_and_variance(logs))
+        let Some((work, old, new)) = Work::BEST_FIRST.iter().find_map(|&work| sides(before, after, task.task, work))
+        else {
+            continue;
         };
-        let Some((old, new)) = of(before).zip(of(after)) else { continue };
+        if let Work::StandIn(event) = work {
+            stood_in.push((task.task, event));
+        }
         let weight = task.goal.map_or(1.0, |goal| goal.priority);
         sum += weight * (new.0 - old.0);
         variance += weight * weight * (old.1 + new.1);
         weights += weight;
     }
     if weights == 0.0 {
-        return Change { log_ratio: 0.0, standard_error: f64::MAX };
+        return Change { log_ratio: 0.0, standard_error: f64::MAX, stood_in };
     }
-    Change { log_ratio: sum / weights, standard_error: libm::sqrt(variance) / weights }
+    Change { log_ratio: sum / weights, standard_error: libm::sqrt(variance) / weights, stood_in }
+}
+
+/// A task's middle speed and its variance on both sides, where that kind of work was seen on both and, if it only stands
+/// in, was steady before.
+fn sides(before: &[Speeds], after: &[Speeds], task: TaskId, work: Work) -> Option<(Work, (f64, f64), (f64, f64))> {
+    let of = |windows: &[Speeds]| {
+        let logs: Vec<f64> = windows.iter().filter_map(|w| w.get(&(task, work)).map(|s| libm::log(*s))).collect();
+        // A kind of work that shows now and then only is no measure of speed.
+        (logs.len() >= 2 && 2 * logs.len() > windows.len()).then(|| (logs.len(), middle_and_variance(logs)))
+    };
+    let ((count, old), (_, new)) = of(before).zip(of(after))?;
+    let spread = libm::sqrt(old.1 * count as f64 / std::f64::consts::FRAC_PI_2);
+    (!matches!(work, Work::StandIn(_)) || spread <= STEADY).then_some((work, old, new))
 }
 
 /// Median, and the variance of a median of so many normal readings (pi/2 of the mean's).
@@ -318,6 +356,22 @@ mod tests {
             assert_eq!(held(factor, noise, GUARD).len(), 53, "{factor} {noise}");
         }
         assert_eq!(held(0.5, 0.0, Guard { enabled: false, ..GUARD }).len(), 53);
+    }
+
+    /// Do system calls stand in where no work is reported, say so, and only where they are steady?
+    #[test]
+    fn stand_ins_judge_where_they_are_steady() {
+        let side = |rates: &[f64]| -> Vec<Speeds> {
+            let calls = Work::StandIn(Event::SystemCalls);
+            rates.iter().map(|rate| Speeds::from([((TaskId(0), calls), *rate)])).collect()
+        };
+        let tasks = seen(0, &[0.0]);
+        let change = compare(&side(&[100.0, 104.0, 98.0]), &side(&[50.0, 51.0, 50.0]), &tasks);
+        assert_eq!(change.stood_in, [(TaskId(0), Event::SystemCalls)]);
+        assert!((change.log_ratio + core::f64::consts::LN_2).abs() < 0.01, "{change:?}");
+        assert!(by_stand_ins(&change.stood_in).contains("1 of them judged by system calls"));
+        let unsteady = compare(&side(&[100.0, 10.0, 300.0]), &side(&[50.0, 51.0, 50.0]), &tasks);
+        assert_eq!((unsteady.log_ratio, unsteady.standard_error), (0.0, f64::MAX));
     }
 
     /// Does a guarded policy keep what every policy must?

@@ -8,6 +8,7 @@
 //! - [`dealing`]: tasks to the caches, for policies that decide cache by cache.
 //! - [`placement`]: both together on a machine's topology, with the reasons in plain words.
 //! - [`clustering`]: threads that share data, and which chip they go to.
+//! - [`work`]: how fast a task goes, by what it reports or by what stands in for that.
 //! - [`policies`]: one file per policy, and the registry by name.
 
 pub mod clustering;
@@ -26,4 +27,5 @@ pub mod reasons;
 pub mod rng;
 pub mod schemes;
 pub mod solvers;
+pub mod work;
 pub mod yardstick;

@@ -16,7 +16,9 @@ mod scenario;
 pub use error::SpecError;
 pub use located::parse_toml;
 pub use machines::{built_in_machine_text, load_machine, load_topology, machine_names};
-pub use manage::{GuardConfig, ManageConfig, RuleAction, RuleConfig, User, load_manage_config, parse_manage_config};
+pub use manage::{
+    ConfinedGroup, GuardConfig, ManageConfig, RuleAction, RuleConfig, User, load_manage_config, parse_manage_config,
+};
 pub use scenario::{Length, PolicyChoice, ProgramSpec, Scenario, load_scenario, parse_scenario};
 
 /// Files larger than this are not specifications.

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use cachemate_core::Goal;
+use cachemate_core::{CpuSet, Goal};
 use serde::{Deserialize, Serialize};
 
 use crate::located::Located;
@@ -36,6 +36,18 @@ pub struct ManageConfig {
     pub guard: GuardConfig,
     /// In order; the first that matches decides.
     pub rules: Vec<RuleConfig>,
+    /// Groups of processes that are kept to some CPUs as a whole, whatever is born in them.
+    pub groups: Vec<ConfinedGroup>,
+}
+
+/// One group and its CPUs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfinedGroup {
+    /// Path of the cgroup, as `/proc/PID/cgroup` shows it.
+    pub cgroup: String,
+    /// Such as `0-3,8`.
+    pub cpus: CpuSet,
 }
 
 /// When a decision is taken back.
@@ -159,7 +171,27 @@ impl ManageConfig {
         if !(guard.loss_at_least >= 0.0 && guard.loss_at_least < 1.0) {
             return Err(located.at("guard.loss_at_least", guard.loss_at_least.to_string(), "0 to 1"));
         }
-        self.rules.iter().enumerate().try_for_each(|(at, rule)| rule.check(at, located))
+        self.rules.iter().enumerate().try_for_each(|(at, rule)| rule.check(at, located))?;
+        self.check_groups(located)
+    }
+
+    fn check_groups(&self, located: &Located<'_>) -> Result<(), SpecError> {
+        for (at, group) in self.groups.iter().enumerate() {
+            let (place, path) = (format!("groups[{at}]"), &group.cgroup);
+            let fields: Vec<&str> = path.trim_end_matches('/').split('/').skip(1).collect();
+            let below_root = path.starts_with('/') && !fields.is_empty();
+            if !below_root || fields.iter().any(|part| matches!(*part, "" | "." | "..")) {
+                let expected = "a path below the root such as '/system.slice/backup.service'";
+                return Err(located.at(&format!("{place}.cgroup"), format!("'{path}'"), expected));
+            }
+            if group.cpus.is_empty() {
+                return Err(located.at(&format!("{place}.cpus"), "no CPU", "at least one, such as '0-3'"));
+            }
+            if self.groups[..at].iter().any(|other| other.cgroup == *path) {
+                return Err(located.at(&format!("{place}.cgroup"), format!("'{path}' again"), "each group once"));
+            }
+        }
+        Ok(())
     }
 }
 

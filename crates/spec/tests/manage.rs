@@ -21,12 +21,16 @@ fn a_configuration_is_read() {
         [[rules]]
         cgroup = "/system.slice"
         action = "observe"
+        [[groups]]
+        cgroup = "/system.slice/backup.service"
+        cpus = "0-1,4"
     "#;
     let config = parse_manage_config("c.toml", text, &users).unwrap();
     assert!(config.act && config.guard.enabled);
     assert_eq!(config.rules[0].user, Some(User::Id(105)));
     assert_eq!(config.rules[0].goal().unwrap().priority, 2.0);
     assert_eq!((config.rules[1].action, config.rules[1].goal()), (RuleAction::Observe, None));
+    assert_eq!(config.groups[0].cpus.to_string(), "0-1,4");
     let empty = parse_manage_config("c.toml", "", &users).unwrap();
     assert!(!empty.act && empty.rules.is_empty());
 }
@@ -45,6 +49,17 @@ fn mistakes_are_told_with_their_line() {
         ("[[rules]]\npriority = -1", "field 'rules[0].priority': found -1, expected a positive number"),
         ("[[rules]]\ncommand = \"a-very-long-command\"", "1 to 15 bytes"),
         ("[[rules]]\npriority = 2\naction = \"leave\"", "c.toml:3:10: field 'rules[0].action'"),
+        (
+            "[[groups]]\ncgroup = \"/\"\ncpus = \"0\"",
+            "c.toml:2:10: field 'groups[0].cgroup': found '/', expected a path below",
+        ),
+        ("[[groups]]\ncgroup = \"/a/../b\"\ncpus = \"0\"", "field 'groups[0].cgroup'"),
+        ("[[groups]]\ncgroup = \"/a\"\ncpus = \"\"", "c.toml:3:8: field 'groups[0].cpus': found no CPU"),
+        ("[[groups]]\ncgroup = \"/a\"\ncpus = \"zero\"", "'groups[0].cpus'"),
+        (
+            "[[groups]]\ncgroup = \"/a\"\ncpus = \"0\"\n[[groups]]\ncgroup = \"/a\"\ncpus = \"1\"",
+            "field 'groups[1].cgroup': found '/a' again",
+        ),
         ("[guard]\nwindows = 1", "c.toml:2:11: field 'guard.windows': found 1, expected 2 or more"),
     ] {
         let error = parse_manage_config("c.toml", text, &users).unwrap_err().to_string();

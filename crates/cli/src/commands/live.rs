@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cachemate_core::{CpuId, Topology};
+use cachemate_linux::probes::Pinned;
+use cachemate_linux::probes::intensity::Reloader;
 use cachemate_report::{Align, Table};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -56,7 +58,9 @@ impl LiveProgram {
 #[derive(Serialize)]
 struct LiveJson {
     cpus: (u32, u32),
+    /// By the kernel's word, and by measurement.
     cache_bytes: u64,
+    measured_cache_bytes: Option<u64>,
     seconds: f64,
     rows: Vec<Row>,
 }
@@ -64,11 +68,11 @@ struct LiveJson {
 impl Live {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let start = Instant::now();
-        let found = host::find(false)?;
+        let mut found = host::find(false)?;
         let folder = tempfile::tempdir().context("no folder to work in")?;
         let wants = |part: Part| self.only.is_empty() || self.only.contains(&part);
         let mut rows = Vec::new();
-        let place = match two_cpus(&found.topology) {
+        let mut place = match two_cpus(&found.topology) {
             Err(why) => {
                 rows.push(Row::skipped("a-c", "everything", why));
                 None
@@ -82,9 +86,20 @@ impl Live {
                 None
             }
             Ok((cpus, cache_bytes)) => {
-                Some(Place { cpus, cache_bytes, folder: folder.path().to_path_buf(), stop: session.interrupt_flag() })
+                let (folder, stop) = (folder.path().to_path_buf(), session.interrupt_flag());
+                Some(Place { cpus, cache_bytes, private_bytes: private_bytes(&found.topology), folder, stop })
             }
         };
+        let told_bytes = place.as_ref().map_or(0, |place| place.cache_bytes);
+        let measures = wants(Part::Ranking) || wants(Part::Gangs);
+        let measured_bytes = place.as_ref().filter(|_| measures).and_then(|place| measured_cache(place, &mut rows));
+        if let (Some(place), Some(measured)) = (&mut place, measured_bytes) {
+            place.cache_bytes = measured;
+            // Probes take the size from here, too.
+            for cache in found.topology.caches.iter_mut().filter(|cache| cache.last_level) {
+                cache.size_bytes = Some(measured);
+            }
+        }
         if let Some(place) = &place {
             // Half a minute for the overhead's end; ranking first, gangs with what is left.
             let all = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
@@ -104,11 +119,36 @@ impl Live {
         rows.sort_by_key(|row| row.part);
         let result = LiveJson {
             cpus: place.as_ref().map_or((0, 0), |place| (place.cpus.0.0, place.cpus.1.0)),
-            cache_bytes: place.as_ref().map_or(0, |place| place.cache_bytes),
+            cache_bytes: told_bytes,
+            measured_cache_bytes: measured_bytes,
             seconds: start.elapsed().as_secs_f64(),
             rows,
         };
         session.answer(self.json.json, &result, || words(&result))
+    }
+}
+
+fn private_bytes(topology: &Topology) -> u64 {
+    let private = topology.caches.iter().filter(|cache| !cache.last_level);
+    private.filter_map(|cache| cache.size_bytes).max().unwrap_or(0)
+}
+
+/// What of the last level holds a buffer of ours; `None` where hits and misses cannot be told apart (said in a row).
+fn measured_cache(place: &Place, rows: &mut Vec<Row>) -> Option<u64> {
+    const WHAT: &str = "last-level cache by measurement";
+    let fitted = Pinned::to(place.cpus.0).and_then(|_here| Reloader::fitting(Some(place.cache_bytes), 1));
+    match fitted {
+        Err(error) => {
+            rows.push(Row::skipped("a-b", WHAT, error.to_string()));
+            None
+        }
+        Ok(reloader) => {
+            let (bytes, told) = (reloader.cache_bytes().min(place.cache_bytes), place.cache_bytes);
+            let size = cachemate_report::text::size_text;
+            let measured = format!("{} (told {}); programs and probes are sized by it", size(bytes), size(told));
+            rows.push(Row::new("a-b", WHAT, "", measured, Verdict::Told));
+            Some(bytes)
+        }
     }
 }
 

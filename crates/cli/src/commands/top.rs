@@ -16,13 +16,14 @@ use crate::session::Session;
 /// Watch the caches: who is on each, how hard it presses, what it suffers, and what was decided
 ///
 /// Per last-level cache the programs with their intensity, class, forecast and measured slowdown, then the last decisions.
-/// Ctrl-C ends it. With --json one object per line and look.
+/// On a terminal it goes on until Ctrl-C. Into a pipe it prints once (or -n times). With --json one object per line and look,
+/// until it is ended.
 #[derive(Args)]
 pub struct Top {
     /// Time between two looks
     #[arg(long, short, value_name = "SECONDS", default_value_t = 1.0)]
     every: f64,
-    /// End after that many looks; otherwise it goes on until Ctrl-C
+    /// End after that many looks
     #[arg(long, short = 'n', value_name = "N")]
     looks: Option<u64>,
     #[command(flatten)]
@@ -39,8 +40,10 @@ impl Top {
         if !(self.every >= 0.1 && self.every <= 3600.0) {
             return Err(Usage(format!("--every: found {}, expected 0.1 to 3600 seconds", self.every)).into());
         }
-        let stop = session.interrupt_flag();
-        let screen = std::io::stdout().is_terminal();
+        let (stop, every) = (session.interrupt_flag(), Duration::from_secs_f64(self.every));
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let screen = !self.json.json && std::io::stdout().is_terminal() && !dumb;
+        let most = self.looks.or((!self.json.json && !screen).then_some(1));
         let mut looks = 0;
         while !stop.load(Ordering::Relaxed) {
             let status = socket::status(&self.at.path())?;
@@ -51,10 +54,10 @@ impl Top {
                 session.print(&format!("{clear}{}", top_text(&status, session.paint().width)))?;
             }
             looks += 1;
-            if self.looks.is_some_and(|most| looks >= most) {
+            if most.is_some_and(|most| looks >= most) {
                 break;
             }
-            let until = Instant::now() + Duration::from_secs_f64(self.every);
+            let until = Instant::now() + every;
             while Instant::now() < until && !stop.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(50).min(until.saturating_duration_since(Instant::now())));
             }

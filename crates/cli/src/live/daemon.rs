@@ -1,7 +1,7 @@
 //! The daemon's life: lock, restore what was left behind, loop, reload, put everything back.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -98,6 +98,7 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
     watcher.status.version = env!("CARGO_PKG_VERSION").to_string();
     watcher.status.pid = std::process::id();
     watcher.status.level = found.ladder.level;
+    let calibrated = host::calibrated_level(&found);
     watcher.status.acts = wish.config.act;
     watcher.status.policy = live.policy_name.clone();
     publish(&shared, &watcher);
@@ -116,7 +117,7 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
         found.ladder.level,
         socket_path.display()
     ));
-    let ran = turns(source, switches, &mut live, &mut watcher, &shared, log, say);
+    let ran = turns(source, switches, &mut live, &mut watcher, &shared, log, &calibrated, say);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     let put_back = live.machine.put_back()?;
     complain(&put_back, say)?;
@@ -177,6 +178,7 @@ fn turns(
     watcher: &mut Watcher,
     shared: &Shared,
     mut log: Option<RunLogWriter>,
+    calibrated: &AtomicU32,
     say: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
     let started = Instant::now();
@@ -194,6 +196,10 @@ fn turns(
         }
         let topology = cachemate_core::Machine::topology(&live.machine).clone();
         watcher.see(&record, &live.machine, &topology, &live.profiles);
+        let level = calibrated.load(Ordering::Relaxed);
+        if level != 0 {
+            (watcher.status.level, watcher.status.calibrated) = (level, true);
+        }
         watcher.status.running_ns = started.elapsed().as_nanos() as u64;
         watcher.status.pressure = cachemate_linux::pressure::read(&Host::new("/"));
         publish(shared, watcher);
@@ -221,7 +227,7 @@ fn reload(source: &Source, live: &mut LiveLoop, watcher: &mut Watcher, shared: &
     let _ = sd_notify::notify(false, &[NotifyState::Reloading]);
     let taken = source.read().and_then(|config| {
         let (name, policy) = host::build_policy(&config)?;
-        live.machine.set_rules(host::rules(&config.rules), config.act)?;
+        live.machine.set_rules(host::rules(&config.rules), host::groups(&config), config.act)?;
         live.policy = policy;
         live.policy_name = name;
         *shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed(&config);

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cachemate_core::{Capabilities, Level, Loop, Policy, Profile, Profiler, Topology, Window};
 use cachemate_linux::actuator::GuardianCommand;
 use cachemate_linux::counters::{Surveyed, survey};
+use cachemate_linux::cpusets::Confined;
 use cachemate_linux::kernel::Host;
 use cachemate_linux::ladder::{Ladder, capabilities, climb};
 use cachemate_linux::machine::{LiveMachine, LiveOptions};
@@ -22,10 +23,10 @@ use cachemate_locality::profilers::{BesideProfiler, CountersProfiler, EvictedPro
 use cachemate_policy::guarded::{Guard, Guarded};
 use cachemate_policy::policies;
 use cachemate_policy::yardstick::Yardstick;
-use cachemate_spec::{GuardConfig, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
+use cachemate_spec::{ConfinedGroup, GuardConfig, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
 use cachemate_trace::ProfileFile;
 
-use super::shake::Shake;
+use super::shake::{Shake, Squeeze};
 
 pub type LiveLoop = Loop<LiveMachine<Host>, Guarded<Box<dyn Policy>>>;
 
@@ -33,6 +34,9 @@ pub type LiveLoop = Loop<LiveMachine<Host>, Guarded<Box<dyn Policy>>>;
 const MISS_PENALTY_CYCLES: f64 = 150.0;
 /// Instructions before a reading of counters counts (a second's worth at a low rate).
 const INSTRUCTIONS_OF_A_READING: f64 = 1e8;
+
+/// The level of the ladder that hangs on a calibration.
+const PROBES: u32 = 2;
 
 /// What was found out about this host.
 pub struct Found {
@@ -50,11 +54,29 @@ pub struct Found {
 /// The kernel's description of the CPUs cannot be read.
 pub fn find(deep: bool) -> anyhow::Result<Found> {
     let host = read_topology(Path::new("/")).context("cannot read the caches of this host")?;
-    let events = survey(last_level(&host.topology));
     let kernel = Host::new("/");
+    let events = survey(&kernel, last_level(&host.topology));
     let resctrl = resctrl::find(&kernel, &host);
     let ladder = climb(&kernel, &host.topology, &resctrl, &events, deep);
     Ok(Found { topology: host.topology, warnings: host.warnings, events, ladder, resctrl: resctrl.ok() })
+}
+
+/// The level once the probe has been calibrated, as doctor finds it: tried beside the daemon's start, which does not wait
+/// for it. 0 = not known yet.
+pub fn calibrated_level(found: &Found) -> Arc<AtomicU32> {
+    let level = Arc::new(AtomicU32::new(0));
+    if found.ladder.level != PROBES {
+        level.store(found.ladder.level, Ordering::Relaxed);
+        return level;
+    }
+    let tell = level.clone();
+    let tried = std::thread::Builder::new().name("cachemate-calibr".into()).spawn(move || {
+        tell.store(find(true).map_or(PROBES, |found| found.ladder.level), Ordering::Relaxed);
+    });
+    if tried.is_err() {
+        level.store(found.ladder.level, Ordering::Relaxed);
+    }
+    level
 }
 
 fn last_level(topology: &Topology) -> Level {
@@ -83,6 +105,7 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<LiveLoop> {
     let state = wish.state_dir.display().to_string();
     let options = LiveOptions {
         rules: wish.rules.clone(),
+        groups: groups(&wish.config),
         act: wish.config.act,
         state_dir: wish.state_dir.clone(),
         guardian: GuardianCommand {
@@ -128,10 +151,10 @@ fn profilers(topology: &Topology) -> Vec<Box<dyn Profiler>> {
 pub fn build_policy(config: &ManageConfig) -> anyhow::Result<(String, Guarded<Box<dyn Policy>>)> {
     let choice =
         config.policy.clone().unwrap_or(PolicyChoice { name: "default".into(), parameters: Default::default() });
-    let inner: Box<dyn Policy> = if choice.name == Shake::NAME {
-        Box::new(Shake::new(config.seed))
-    } else {
-        policies::build(&choice.name, &choice.parameters.to_string(), config.seed)?
+    let inner: Box<dyn Policy> = match choice.name.as_str() {
+        Shake::NAME => Box::new(Shake::new(config.seed)),
+        Squeeze::NAME => Box::new(Squeeze),
+        name => policies::build(name, &choice.parameters.to_string(), config.seed)?,
     };
     let GuardConfig { enabled, windows, loss_at_least, keep_out_windows } = config.guard;
     let guard = Guard { enabled, windows: windows as usize, loss_at_least, keep_out_windows: keep_out_windows.into() };
@@ -155,6 +178,12 @@ pub fn rules(config: &[RuleConfig]) -> Vec<Rule> {
         },
     };
     config.iter().map(rule).collect()
+}
+
+/// Confined groups as the machine wants them.
+pub fn groups(config: &ManageConfig) -> Vec<Confined> {
+    let confined = |group: &ConfinedGroup| Confined { cgroup: group.cgroup.clone(), cpus: group.cpus.clone() };
+    config.groups.iter().map(confined).collect()
 }
 
 /// Profile files, and those in folders, by the first 15 bytes of the program's name.

@@ -1,7 +1,7 @@
 //! The status in words and tables.
 
 use cachemate_core::Estimate;
-use cachemate_report::text::{or_dash, size_text};
+use cachemate_report::text::{number, or_dash, size_text};
 use cachemate_report::{Align, Table};
 
 use super::status::{CacheStatus, DecisionStatus, Status, TaskStatus};
@@ -18,12 +18,13 @@ fn head(status: &Status) -> String {
     let mode = if status.acts { "acting" } else { "observing only" };
     let share = if status.running_ns > 0 { 100.0 * status.cpu_ns as f64 / status.running_ns as f64 } else { 0.0 };
     let mut text = format!(
-        "cachemate {} (pid {}{}): {mode}, policy {}, level {} of 3, window {} of {:.1} s, {share:.2} % of a CPU used\n",
+        "cachemate {} (pid {}{}): {mode}, policy {}, level {} of 3{}, window {} of {:.1} s, {share:.2} % of a CPU used\n",
         status.version,
         status.pid,
         status.guardian_pid.map_or(String::new(), |pid| format!(", guardian {pid}")),
         status.policy,
         status.level,
+        if status.calibrated { "" } else { " (not calibrated yet)" },
         status.windows,
         status.window_ns as f64 / 1e9,
     );
@@ -75,23 +76,31 @@ fn row(task: &TaskStatus) -> Vec<String> {
         task.class.clone().unwrap_or_else(|| "-".into()),
         percent(task.forecast_degradation),
         percent(task.measured_degradation),
-        or_dash(task.progress_per_second.map(|rate| format!("{rate:.0}"))),
+        or_dash(task.progress_per_second.map(|rate| match task.progress_of.as_deref() {
+            Some("work reported") | None => number(rate),
+            Some(unit) => format!("{} {unit}", number(rate)),
+        })),
     ]
+}
+
+/// Each last-level cache with its tasks, the busiest first; then those whose cache is not known.
+fn by_cache(status: &Status) -> Vec<(String, Vec<&TaskStatus>)> {
+    let of = |cache: Option<u32>| {
+        let mut tasks: Vec<&TaskStatus> = status.tasks.iter().filter(|task| task.cache == cache).collect();
+        tasks.sort_by(|a, b| b.cpu_share.unwrap_or(0.0).total_cmp(&a.cpu_share.unwrap_or(0.0)));
+        tasks
+    };
+    let mut groups: Vec<_> = status.caches.iter().map(|cache| (cache_line(cache), of(Some(cache.cache)))).collect();
+    let elsewhere = of(None);
+    if !elsewhere.is_empty() {
+        groups.push(("on CPUs whose caches are unknown\n".to_string(), elsewhere));
+    }
+    groups
 }
 
 fn tables(status: &Status, most: usize) -> String {
     let mut text = String::new();
-    let mut groups: Vec<(String, Vec<&TaskStatus>)> = status
-        .caches
-        .iter()
-        .map(|cache| (cache_line(cache), status.tasks.iter().filter(|task| task.cache == Some(cache.cache)).collect()))
-        .collect();
-    let elsewhere: Vec<&TaskStatus> = status.tasks.iter().filter(|task| task.cache.is_none()).collect();
-    if !elsewhere.is_empty() {
-        groups.push(("on CPUs whose caches are unknown\n".to_string(), elsewhere));
-    }
-    for (title, mut tasks) in groups {
-        tasks.sort_by(|a, b| b.cpu_share.unwrap_or(0.0).total_cmp(&a.cpu_share.unwrap_or(0.0)));
+    for (title, tasks) in by_cache(status) {
         let mut table = Table::new(COLUMNS);
         for task in tasks.iter().take(most) {
             table.row(row(task));
@@ -114,7 +123,8 @@ fn gangs(status: &Status) -> String {
         let turns: Vec<String> = schedule.gangs.iter().map(turn).collect();
         format!("turns of {} ms on CPUs {}: {}\n", schedule.slice_ns / 1_000_000, schedule.cpus, turns.join(", then "))
     };
-    status.gangs.iter().map(line).collect()
+    let kept = |group: &super::status::ConfinedStatus| format!("group {} kept to CPUs {}\n", group.cgroup, group.cpus);
+    status.gangs.iter().map(line).chain(status.confined.iter().map(kept)).collect()
 }
 
 fn shares(status: &Status) -> String {
@@ -186,6 +196,7 @@ pub fn explain_text(
         false => why.iter().for_each(|reason| text.push_str(&format!("why: {reason}\n"))),
     }
     for decision in decided.iter().take(5) {
+        text.push_str(&format!("  window {}: {}\n", decision.window, decision.why));
         for (name, value) in &decision.numbers {
             text.push_str(&format!("  window {}: {name} = {value:.4}\n", decision.window));
         }

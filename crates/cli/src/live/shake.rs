@@ -1,9 +1,11 @@
-//! The kill test's policy: another plan every window, through every actuator there is, sensible or not.
+//! Policies for tests of what is around a policy; not in the registry, as nobody else wants them.
 //!
-//! Not in the registry: nobody wants it but who tests that everything is put back.
+//! [`Shake`]: another plan every window, through every actuator there is, sensible or not; is everything put back?
+//! [`Squeeze`]: after some windows everybody onto the first CPU, for ever; does the guard take it back?
 
 use cachemate_core::{
-    CacheShare, Decision, Gang, GangSchedule, GroupId, Member, Partition, Plan, Policy, TaskId, Units, View, Window,
+    CacheShare, Decision, Gang, GangSchedule, GroupId, Member, Partition, Plan, Policy, Reason, TaskId, Units, View,
+    Window,
 };
 use cachemate_policy::policies::movable;
 use cachemate_policy::rng::SplitMix64;
@@ -68,5 +70,29 @@ impl Policy for Shake {
         }
         plan.shares = self.shares(view, &tasks);
         Decision { plan, why: Vec::new() }
+    }
+}
+
+pub struct Squeeze;
+
+impl Squeeze {
+    pub const NAME: &str = "squeeze";
+    /// The guard has its reference by then.
+    pub const FROM_WINDOW: u64 = 8;
+}
+
+impl Policy for Squeeze {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        let mut why = Vec::new();
+        let first = view.topology.cpus.iter().find(|cpu| cpu.online).map(|cpu| cpu.id.0);
+        if view.seen.window >= Self::FROM_WINDOW
+            && let Some(first) = first
+        {
+            plan.allowed.extend(movable(view).map(|task| (task.task, [first].into_iter().collect())));
+            let tasks: Vec<_> = plan.allowed.keys().copied().collect();
+            why.push(Reason { tasks, text: "everybody onto one CPU".to_string(), numbers: Vec::new() });
+        }
+        Decision { plan, why }
     }
 }

@@ -9,6 +9,7 @@ use cachemate_core::{
 use cachemate_linux::kernel::Host;
 use cachemate_linux::machine::LiveMachine;
 use cachemate_linux::pressure::Pressure;
+use cachemate_policy::work::{Work, works};
 use cachemate_report::level_text;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,8 @@ pub struct Status {
     pub config_error: Option<String>,
     /// Of the ladder: 1 counters, 2 probes from outside, 3 topology and pressure only.
     pub level: u32,
+    /// False = the probe is just being calibrated; the level may fall to 3 by it.
+    pub calibrated: bool,
     pub windows: u64,
     pub window_ns: u64,
     pub running_ns: u64,
@@ -43,6 +46,8 @@ pub struct Status {
     /// Parts of caches, as they hold.
     #[serde(default)]
     pub shares: Vec<ShareStatus>,
+    /// Groups that the configuration confines, as they were read back.
+    pub confined: Vec<ConfinedStatus>,
     /// Latest first.
     pub decisions: Vec<DecisionStatus>,
     pub refused: Vec<String>,
@@ -96,6 +101,8 @@ pub struct TaskStatus {
     /// Of its speed while it runs, against its speed alone.
     pub measured_degradation: Option<f64>,
     pub progress_per_second: Option<f64>,
+    /// What that counts: work reported, instructions, or what stands in for work (system calls, page faults).
+    pub progress_of: Option<String>,
     /// Why it is where it is: the last reasons that name it.
     pub why: Vec<String>,
 }
@@ -120,6 +127,12 @@ pub struct ShareStatus {
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ConfinedStatus {
+    pub cgroup: String,
+    pub cpus: String,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct DecisionStatus {
     pub window: u64,
     pub tasks: Vec<u32>,
@@ -139,8 +152,8 @@ struct Ids {
 #[derive(Default)]
 pub struct Watcher {
     pub status: Status,
-    /// Work per second of each task alone, as a probe measured it.
-    alone: BTreeMap<TaskId, f64>,
+    /// Work per second of each task alone, as a probe measured it, and what it counted.
+    alone: BTreeMap<TaskId, (Work, f64)>,
     why: BTreeMap<TaskId, Vec<String>>,
     last_texts: Vec<String>,
 }
@@ -157,8 +170,8 @@ impl Watcher {
         for answer in &record.seen.answers {
             self.status.counters.probes_answered += 1;
             self.status.counters.probe_cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
-            if let Evidence::Beside { task, task_alone_rate: Some(rate), .. } = answer.evidence {
-                self.alone.insert(task, rate);
+            if let Evidence::Beside { task, task_alone_rate: Some(rate), rate_of, .. } = answer.evidence {
+                self.alone.insert(task, (rate_of.map_or(Work::Reported, Work::StandIn), rate));
             }
         }
         let names = self.names(record, machine);
@@ -184,6 +197,10 @@ impl Watcher {
         let said = |refused: &cachemate_core::Refused| format!("{:?}: {}", refused.item, refused.said);
         self.status.refused = record.applied.refused.iter().take(20).map(said).collect();
         self.status.overridden = record.applied.overridden.iter().map(|item| format!("{item:?}")).collect();
+        let confined = machine.confined().iter();
+        self.status.confined = confined
+            .map(|group| ConfinedStatus { cgroup: group.cgroup.clone(), cpus: group.cpus.to_string() })
+            .collect();
         self.status.gangs = record.applied.gangs.iter().map(gang).collect();
         let shares = record.applied.shares.iter();
         self.status.shares = shares.filter_map(|held| share(held, &record.seen.tasks, machine)).collect();
@@ -244,6 +261,8 @@ impl Watcher {
         let instructions = rate(Event::Instructions).filter(|n| *n > 0.0);
         let instr_per_cycle = instructions.zip(rate(Event::Cycles)).filter(|(_, c)| *c > 0.0).map(|(i, c)| i / c);
         let misses = cache.and_then(|cache| rate(Event::Misses(cache.level)));
+        let elapsed_ns = record.seen.span.elapsed_ns;
+        let work = works(task, elapsed_ns).next();
         let expected = record.forecast.tasks.get(&task.task).and_then(|said| said.degradation);
         TaskStatus {
             task: task.task.0,
@@ -261,18 +280,28 @@ impl Watcher {
             misses_per_kilo_instr: instructions.zip(misses).map(|(i, m)| 1000.0 * m / i),
             instr_per_cycle,
             forecast_degradation: expected.map(|said| said.value),
-            measured_degradation: self.measured(task, ran_ns, &profile, instr_per_cycle),
-            progress_per_second: task.progress.filter(|_| seconds > 0.0).map(|work| work / seconds),
+            measured_degradation: self.measured(task, elapsed_ns, &profile, instr_per_cycle),
+            progress_per_second: work.filter(|_| seconds > 0.0).map(|(_, count)| count / seconds),
+            progress_of: work.map(|(work, _)| work.words().to_string()),
             why: self.why.get(&task.task).cloned().unwrap_or_default(),
         }
     }
 
-    fn measured(&self, task: &TaskSeen, ran_ns: u64, profile: &Profile, instr_per_cycle: Option<f64>) -> Option<f64> {
-        let work = task.progress.filter(|work| *work > 0.0 && ran_ns > 0);
-        let by_progress =
-            work.zip(self.alone.get(&task.task)).map(|(work, alone)| alone * ran_ns as f64 / 1e9 / work - 1.0);
+    /// By the work that the probe counted alone, in the same unit; else by instructions per cycle.
+    fn measured(
+        &self,
+        task: &TaskSeen,
+        elapsed_ns: u64,
+        profile: &Profile,
+        instr_per_cycle: Option<f64>,
+    ) -> Option<f64> {
+        let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+        let by_work = self.alone.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, alone)| {
+            let (_, count) = works(task, elapsed_ns).find(|(work, _)| work == unit)?;
+            Some(alone * ran_ns as f64 / 1e9 / count - 1.0)
+        });
         let solo = profile.solo_instr_per_cycle.map(|solo| solo.value);
-        by_progress.or_else(|| solo.zip(instr_per_cycle).map(|(solo, now)| solo / now - 1.0))
+        by_work.or_else(|| solo.zip(instr_per_cycle).map(|(solo, now)| solo / now - 1.0))
     }
 }
 

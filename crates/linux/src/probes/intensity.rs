@@ -32,9 +32,14 @@ const RELOADS: usize = 4096;
 /// Calibration stays within this much of the buffer: more than private caches hold, and a small part of any shared one.
 const CALIBRATED_BYTES: usize = 8 << 20;
 
+/// Below this a buffer is no smaller than private caches.
+const SMALLEST_BYTES: usize = 4 << 20;
+/// Of the lines just brought in, at most this share may be gone already.
+const GONE_AT_ONCE: f64 = 0.25;
+
 /// Half of the cache, within what is worth the time and the memory.
 pub fn buffer_bytes(cache_bytes: Option<u64>) -> usize {
-    (cache_bytes.unwrap_or(32 << 20) / 2).clamp(4 << 20, 128 << 20) as usize
+    (cache_bytes.unwrap_or(32 << 20) / 2).clamp(SMALLEST_BYTES as u64, 128 << 20) as usize
 }
 
 /// The neighbour's time alone with the cache: 10 ms for 32 MiB, in which a stream of a few gigabytes a second passes the
@@ -73,6 +78,33 @@ impl Reloader {
         let mut prober = Reloader { buffer, order, next: 0, miss_from_cycles: u64::MAX };
         prober.miss_from_cycles = prober.calibrate()?;
         Ok(prober)
+    }
+
+    /// As large as the cache really is: half of `cache_bytes`, halved again as long as much of the buffer is gone right after
+    /// it was brought in. Virtual machines are shown their host's whole cache, of which they have a part.
+    ///
+    /// # Errors
+    /// As [`Reloader::new`].
+    pub fn fitting(cache_bytes: Option<u64>, seed: u64) -> io::Result<Self> {
+        let mut bytes = buffer_bytes(cache_bytes);
+        loop {
+            let mut prober = Reloader::new(bytes, seed)?;
+            if bytes / 2 < SMALLEST_BYTES || prober.holds() {
+                return Ok(prober);
+            }
+            bytes /= 2;
+        }
+    }
+
+    fn holds(&mut self) -> bool {
+        let mut missed: [u32; 5] = std::array::from_fn(|_| self.sample(Duration::ZERO).missed);
+        missed.sort_unstable();
+        f64::from(missed[2]) <= GONE_AT_ONCE * RELOADS as f64
+    }
+
+    /// The cache that a buffer of this size fits.
+    pub fn cache_bytes(&self) -> u64 {
+        2 * self.buffer_bytes()
     }
 
     /// Two sequential passes over the whole buffer.
@@ -187,6 +219,11 @@ mod tests {
     #[test]
     fn a_sample_is_a_share() {
         assert!(Reloader::new(1000, 1).is_err());
+        // Whatever the kernel claims, the buffer that fits is no larger than half of it.
+        if let Ok(prober) = Reloader::fitting(Some(16 << 20), 1) {
+            assert!((4 << 20..=8 << 20).contains(&prober.buffer_bytes()));
+            assert_eq!(prober.cache_bytes(), 2 * prober.buffer_bytes());
+        }
         match Reloader::new(2 << 20, 1) {
             Ok(mut prober) => {
                 let sample = prober.sample(Duration::from_millis(1));

@@ -194,7 +194,7 @@ impl Kernel for FakeCat {
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         let Some((name, file)) = self.inside(path) else { return self.host.write(path, text) };
-        if let Err(error) = self.host.changing() {
+        if let Err(error) = self.host.changing().and_then(|told| told) {
             *self.status.borrow_mut() = "a seeded fault".to_string();
             return Err(error);
         }
@@ -217,7 +217,7 @@ impl Kernel for FakeCat {
         Ok(())
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.host.changing()?;
+        self.host.changing()??;
         let name = path.strip_prefix(MOUNT).unwrap().to_str().unwrap().to_string();
         if self.groups.borrow().len() + 1 >= self.classes.get() {
             return self.refuse(libc::ENOSPC, "Out of CLOSIDs");
@@ -229,7 +229,7 @@ impl Kernel for FakeCat {
         Ok(())
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.host.changing()?;
+        self.host.changing()??;
         let name = path.strip_prefix(MOUNT).unwrap().to_str().unwrap();
         self.groups.borrow_mut().remove(name).map(drop).ok_or_else(|| errno(libc::ENOENT))
     }

@@ -1,8 +1,8 @@
 //! Intensity and sensitivity from outside, where there is no PMU: a calibrated neighbour runs beside the task.
 //!
 //! The neighbour's slowdown says how much the task takes from others (intensity), the task's own says how much it suffers
-//! (sensitivity); CA 2.2.4 defines both from stack distances, this measures them. The task's own rate needs a progress
-//! counter; without one the sensitivity stays absent.
+//! (sensitivity); CA 2.2.4 defines both from stack distances, this measures them. The task's own rate is what it
+//! reports, or an event that the machine says stands in for that; without either the sensitivity stays absent.
 
 use cachemate_core::{Evidence, Observation, Profiler, Profiles};
 
@@ -62,6 +62,7 @@ mod tests {
             neighbour_beside_ns: 150.0,
             task_alone_rate: rates.map(|(alone, _)| alone),
             task_beside_rate: rates.map(|(_, beside)| beside),
+            rate_of: None,
         };
         let mut seen = window(0, &[0, 1]);
         seen.answers = vec![answer(0, beside(0, Some((10.0, 8.0)))), answer(1, beside(1, None))];

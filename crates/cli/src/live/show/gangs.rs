@@ -1,7 +1,7 @@
 //! (b) Do the gangs that the policy chooses from its own measurements help those who feel, cost the others little, and do
 //! no harm where the CPUs share nothing?
 //!
-//! Two chases over an eighth of the cache and two streams over three times the cache run all the time on two CPUs. Blocks
+//! Two chases over an eighth of the cache (more than a private cache holds) and two streams over three times the cache run all the time on two CPUs. Blocks
 //! under the policy and blocks under the kernel's own placement alternate; each sample is the work of one second between two
 //! ping-pongs, sorted by whether the CPUs shared.
 
@@ -49,7 +49,8 @@ struct Arms {
 /// A program cannot be started, or the host not be managed.
 pub fn show(place: &Place, found: &Found, patience: Duration) -> anyhow::Result<Vec<Row>> {
     let start = Instant::now();
-    let (small, large) = (place.cache_bytes / 8, place.cache_bytes * 3);
+    let small = (place.cache_bytes / 8).max(2 * place.private_bytes).min(place.cache_bytes / 2);
+    let large = place.cache_bytes * 3;
     let made = [
         ("chase-1", "chase", small),
         ("stream-1", "stream", large),
@@ -230,6 +231,8 @@ fn rows(arms: &Arms, solo: &[Option<f64>], learnt: Option<Duration>, expected: (
             arms.unclear
         );
         rows.push(Row::skipped("b", "gangs while shared", why));
+    } else if let Some(why) = relative(arms, solo, 1).and_then(|all| nothing_to_gain(&all.1)) {
+        rows.push(Row::skipped("b", "gangs while shared", why));
     } else if let Some(all) = relative(arms, solo, 1) {
         let of = |arm: &[f64; 4], who: [usize; 2]| (arm[who[0]] + arm[who[1]]) / 2.0 * 2.0;
         let faster = of(&all.0, FEELING) / of(&all.1, FEELING);
@@ -260,6 +263,18 @@ fn rows(arms: &Arms, solo: &[Option<f64>], learnt: Option<Duration>, expected: (
         }
     });
     rows
+}
+
+/// Where the streams take nothing from the chases under the default placement, no placement can give them anything.
+fn nothing_to_gain(left_alone: &[f64; 4]) -> Option<String> {
+    // Two programs share a CPU: half of its own speed is all that each can have.
+    let kept = FEELING.iter().map(|&at| left_alone[at] / 0.5).sum::<f64>() / FEELING.len() as f64;
+    (kept > 0.8).then(|| {
+        format!(
+            "left alone those who feel keep {:.0} % of the speed of their turns: nothing is taken from them",
+            100.0 * kept
+        )
+    })
 }
 
 /// Progress of each as a share of its own alone: managed, and left alone.

@@ -75,6 +75,7 @@ impl Host {
                     neighbour_beside_ns: 1.0,
                     task_alone_rate: None,
                     task_beside_rate: None,
+                    rate_of: None,
                 }
             }
             _ => panic!("{probe:?} was not to be asked"),

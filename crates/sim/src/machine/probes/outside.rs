@@ -209,6 +209,7 @@ impl Outside {
                 neighbour_beside_ns: each_ns(self.rates[2].1),
                 task_alone_rate: Some(self.rates[0].0),
                 task_beside_rate: Some(self.rates[2].0),
+                rate_of: None,
             },
         })
     }

@@ -1,0 +1,206 @@
+//! Does the guard of a running daemon take back a decision that makes programs slower, and is a group that the
+//! configuration confines as it was before when the daemon ends?
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cachemate_linux::kernel::{Host, Kernel};
+use common::{command, run};
+use serde_json::Value;
+
+/// Ended when dropped, so that a failing test leaves nobody behind.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn sleeper() -> Running {
+    Running(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
+}
+
+/// A daemon, told by SIGTERM to put everything back.
+fn daemon(folder: &Path, config: &str) -> Running {
+    std::fs::write(folder.join("c.toml"), config).unwrap();
+    let args = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
+    Running(command(folder, &args).stdout(Stdio::null()).spawn().unwrap())
+}
+
+fn stop(daemon: &mut Running) {
+    Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
+    assert!(daemon.0.wait().unwrap().success());
+}
+
+/// The status, once it is as wanted.
+#[track_caller]
+fn status_when(folder: &Path, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let start = Instant::now();
+    let mut last = Value::Null;
+    while start.elapsed() < Duration::from_secs(150) {
+        let ran = run(folder, &["status", "--json", "--socket", "s.sock"]);
+        if ran.code == Some(0) {
+            last = serde_json::from_str(&ran.out).unwrap();
+            if wanted(&last) {
+                return last;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{what} did not come: {last}");
+}
+
+/// Counts work for two programs as one that suffers from being squeezed would: at full speed as long as it may run on
+/// every CPU, at half speed while it may not.
+struct Source {
+    over: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Source {
+    fn start(reports: Vec<(i32, PathBuf)>) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let ends = over.clone();
+        let thread = std::thread::spawn(move || {
+            let (host, mut last) = (Host::new("/"), Instant::now());
+            let whole: Vec<_> = reports.iter().map(|(pid, _)| host.affinity(*pid).unwrap()).collect();
+            let mut work = vec![0.0; reports.len()];
+            while !ends.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(2));
+                let seconds = std::mem::replace(&mut last, Instant::now()).elapsed().as_secs_f64();
+                for (at, (pid, path)) in reports.iter().enumerate() {
+                    let squeezed = host.affinity(*pid).is_ok_and(|now| now != whole[at]);
+                    work[at] += seconds * if squeezed { 50_000.0 } else { 100_000.0 };
+                    let beside = path.with_extension("new");
+                    std::fs::write(&beside, (work[at] as u64).to_ne_bytes()).unwrap();
+                    std::fs::rename(&beside, path).unwrap();
+                }
+            }
+        });
+        Source { over, thread: Some(thread) }
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A decision that halves the speed of what it moves: is it made, measured, taken back, kept out, shown and explained, with
+/// every mask as before in the end?
+#[test]
+fn a_decision_that_hurts_is_taken_back_live() {
+    let folder = tempfile::tempdir().unwrap();
+    let programs = [sleeper(), sleeper()];
+    let pids: Vec<i32> = programs.iter().map(|program| program.0.id() as i32).collect();
+    let host = Host::new("/");
+    let before: Vec<_> = pids.iter().map(|pid| host.affinity(*pid).unwrap()).collect();
+    if before[0].count() < 2 {
+        panic!("this test needs two CPUs: a program on the only one cannot be squeezed");
+    }
+    let reports = folder.path().join("progress");
+    std::fs::create_dir(&reports).unwrap();
+    let source = Source::start(pids.iter().map(|pid| (*pid, reports.join(pid.to_string()))).collect());
+    let rules: String = pids.iter().map(|pid| format!("[[rules]]\npid = {pid}\n")).collect();
+    let config = format!(
+        "act = true\nwindow_ms = 100\n[policy]\nname = \"squeeze\"\n[guard]\nwindows = 4\nkeep_out_windows = 1000000\n{rules}"
+    );
+    let mut daemon = daemon(folder.path(), &config);
+    let status = status_when(folder.path(), "the roll-back", |status| status["counters"]["rolled_back"] != 0);
+    let told = |status: &Value| {
+        let decisions = status["decisions"].as_array().unwrap().clone();
+        decisions.into_iter().find(|decision| decision["why"].as_str().unwrap().contains("% since the last decision"))
+    };
+    let decision = told(&status).expect("the roll-back stands among the last decisions");
+    let change = decision["numbers"][0][1].as_f64().unwrap();
+    assert!((-75.0..-25.0).contains(&change), "half the speed was taken: {decision}");
+    // Kept out: the policy goes on wanting it, and some windows later nobody is squeezed.
+    let at = status["windows"].as_u64().unwrap();
+    status_when(folder.path(), "later windows", |status| status["windows"].as_u64().unwrap() > at + 5);
+    let masks: Vec<_> = pids.iter().map(|pid| host.affinity(*pid).unwrap()).collect();
+    assert_eq!(masks, before, "it stays out");
+    let explained = run(folder.path(), &["explain", &pids[0].to_string(), "--socket", "s.sock"]).ok().out;
+    assert!(explained.contains("rolled back"), "{explained}");
+    stop(&mut daemon);
+    drop(source);
+    assert!(!folder.path().join("state/restore.journal").exists());
+}
+
+/// A cgroup of its own below one hierarchy's root, removed when dropped.
+struct Group(PathBuf);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// A group of the host's cpuset hierarchy, with all CPUs; or why there is none.
+fn group() -> Result<(Group, String), String> {
+    use cachemate_linux::cpusets::{Cpusets, find};
+    let mount = match find(&Host::new("/")) {
+        Some(Cpusets::V1(mount) | Cpusets::V2(mount)) => mount,
+        None => return Err("no cpuset controller".to_string()),
+    };
+    let name = format!("cachemate-test-{}", std::process::id());
+    let dir = mount.join(&name);
+    std::fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let group = Group(dir.clone());
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let whole = std::fs::read_to_string(mount.join(file))
+            .or_else(|_| std::fs::read_to_string(mount.join(format!("{file}.effective"))));
+        let whole = whole.map_err(|error| format!("{file}: {error}"))?;
+        std::fs::write(dir.join(file), whole).map_err(|error| format!("{}/{file}: {error}", dir.display()))?;
+    }
+    Ok((group, format!("/{name}")))
+}
+
+/// Is a real group confined, a program born in it too, and is the group as before when the daemon ends or is killed?
+#[test]
+fn a_group_is_confined_and_comes_back() {
+    let (group, path) = match group() {
+        Ok(group) => group,
+        Err(why) => {
+            println!("no real group here ({why}): crates/linux/src/cpusets.rs asks the same of made trees");
+            return;
+        }
+    };
+    let file = group.0.join("cpuset.cpus");
+    let text = || std::fs::read_to_string(&file).unwrap();
+    let before = text();
+    let folder = tempfile::tempdir().unwrap();
+    let first: u32 = before.trim().parse::<cachemate_core::CpuSet>().unwrap().first().unwrap();
+    let program = sleeper();
+    std::fs::write(group.0.join("cgroup.procs"), program.0.id().to_string()).unwrap();
+    let host = Host::new("/");
+    let pid = program.0.id() as i32;
+    let mask = host.affinity(pid).unwrap();
+    let config = format!("act = true\nwindow_ms = 50\n[[groups]]\ncgroup = \"{path}\"\ncpus = \"{first}\"\n");
+    for killed in [false, true] {
+        let mut daemon = daemon(folder.path(), &config);
+        let status = status_when(folder.path(), "the group", |status| status["confined"][0]["cgroup"] == path.as_str());
+        assert_eq!(status["confined"][0]["cpus"], first.to_string());
+        assert_eq!((text().trim(), host.affinity(pid).unwrap().count()), (first.to_string().as_str(), 1));
+        if killed {
+            daemon.0.kill().unwrap();
+            daemon.0.wait().unwrap();
+            // Waits for the guardian, and finds nothing left to do, or does it.
+            run(folder.path(), &["reset", "--state-dir", "state"]).ok();
+        } else {
+            stop(&mut daemon);
+        }
+        assert_eq!((text(), host.affinity(pid).unwrap()), (before.clone(), mask.clone()), "killed: {killed}");
+    }
+    drop(program);
+}

@@ -1,0 +1,357 @@
+//! Sampled data accesses of programs: Intel's PEBS load latency and AMD's instruction-based sampling (IBS).
+//!
+//! Problem: who shares data with whom, and what a program touches how often, shows in addresses only, and only hardware can
+//! sample them without slowing a program down. Method: the kernel describes both facilities in sysfs ([`find`] reads there
+//! how they are asked for, so that a new model needs no new table); one event per thread, or per CPU where the kernel gives
+//! it to nobody else, writes samples into a ring ([`records`]) that is emptied a few times a second. Properties: nothing is
+//! stopped and nobody moved; samples of other programs, of the kernel, and without an address are left out and counted;
+//! where the host has neither, [`find`] says so.
+
+pub mod records;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cachemate_core::CpuId;
+use perf_event_open_sys as perf;
+
+use crate::kernel::Kernel;
+use records::{FIELDS, Read, parse, unrolled};
+
+const DEVICES: &str = "/sys/bus/event_source/devices";
+const PAGE: usize = 4096;
+/// Of samples, a power of two: at 64 bytes each some two thousand.
+const DATA_PAGES: usize = 32;
+/// Loads that are faster than this hit the L1, and say little.
+const LOAD_LATENCY_FROM_CYCLES: u64 = 3;
+/// IBS counts in steps of sixteen, and not below nine of them.
+const IBS_STEP: u64 = 16;
+const IBS_LEAST: u64 = 0x90;
+
+/// How this host samples accesses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Facility {
+    pub name: &'static str,
+    kind: u32,
+    config: Config,
+    /// Since Sapphire Rapids the load-latency event counts beside an auxiliary one only, which leads the group.
+    leader: Option<Config>,
+    /// 0 any skid, 2 none: what makes an Intel event a PEBS one.
+    precise: u64,
+    /// The facility cannot leave the kernel out by itself.
+    kernel_too: bool,
+    step: u64,
+    least: u64,
+}
+
+/// The three configuration words of perf_event_open(2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Config([u64; 3]);
+
+/// Looks for a facility that samples data addresses.
+///
+/// # Errors
+/// There is none, or the kernel describes it in a way that is not understood; with the file.
+pub fn find(kernel: &dyn Kernel) -> Result<Facility, String> {
+    if let Some(kind) = device_type(kernel, "ibs_op")? {
+        let mut config = Config::default();
+        // Count operations, not cycles: then a sample stands for so many of them. The first IBS lacks the choice.
+        config.set_if_there(kernel, "ibs_op", "cnt_ctl", 1)?;
+        let (precise, kernel_too) = (0, true);
+        let name = "AMD IBS";
+        return Ok(Facility {
+            name,
+            kind,
+            config,
+            leader: None,
+            precise,
+            kernel_too,
+            step: IBS_STEP,
+            least: IBS_LEAST,
+        });
+    }
+    for device in ["cpu", "cpu_core"] {
+        let Some(kind) = device_type(kernel, device)? else { continue };
+        let event = |name: &str| kernel.read(&Path::new(DEVICES).join(device).join("events").join(name)).ok();
+        let Some(terms) = event("mem-loads") else { continue };
+        let mut config = encode(kernel, device, &terms)?;
+        config.set_if_there(kernel, device, "ldlat", LOAD_LATENCY_FROM_CYCLES)?;
+        let leader = event("mem-loads-aux").map(|terms| encode(kernel, device, &terms)).transpose()?;
+        let name = "Intel PEBS load latency";
+        return Ok(Facility { name, kind, config, leader, precise: 2, kernel_too: false, step: 1, least: 1_000 });
+    }
+    Err("neither AMD IBS nor Intel PEBS load latency is offered".to_string())
+}
+
+fn device_type(kernel: &dyn Kernel, device: &str) -> Result<Option<u32>, String> {
+    let path = Path::new(DEVICES).join(device).join("type");
+    let Ok(text) = kernel.read(&path) else { return Ok(None) };
+    let parsed = text.trim().parse().map(Some);
+    parsed.map_err(|_| format!("{}: found '{}', expected a number", path.display(), text.trim()))
+}
+
+/// `event=0xcd,umask=0x1,ldlat=3` by the device's formats.
+fn encode(kernel: &dyn Kernel, device: &str, terms: &str) -> Result<Config, String> {
+    let mut config = Config::default();
+    for term in terms.trim().split(',').filter(|term| !term.is_empty()) {
+        let (name, value) = term.split_once('=').unwrap_or((term, "1"));
+        let digits = value.trim().strip_prefix("0x");
+        let value = digits.map_or_else(|| value.trim().parse(), |digits| u64::from_str_radix(digits, 16));
+        let value = value.map_err(|_| format!("{device}: found '{term}', expected a name and a number"))?;
+        if !config.set_if_there(kernel, device, name, value)? {
+            return Err(format!(
+                "{DEVICES}/{device}/format/{name}: not there, expected by the event '{}'",
+                terms.trim()
+            ));
+        }
+    }
+    Ok(config)
+}
+
+impl Config {
+    /// Puts a value where `format/NAME` says (`config1:0-15`); false = the device has no such field.
+    fn set_if_there(&mut self, kernel: &dyn Kernel, device: &str, name: &str, value: u64) -> Result<bool, String> {
+        let path: PathBuf = Path::new(DEVICES).join(device).join("format").join(name);
+        let Ok(format) = kernel.read(&path) else { return Ok(false) };
+        let format = format.trim();
+        let wrong = || format!("{}: found '{format}', expected a place such as config1:0-15", path.display());
+        let (word, places) = format.split_once(':').ok_or_else(wrong)?;
+        let word = ["config", "config1", "config2"].iter().position(|known| *known == word).ok_or_else(wrong)?;
+        let mut rest = value;
+        for place in places.split(',') {
+            let (low, high) = place.split_once('-').unwrap_or((place, place));
+            let (low, high): (u32, u32) = low.parse().ok().zip(high.parse().ok()).ok_or_else(wrong)?;
+            if high < low || high > 63 {
+                return Err(wrong());
+            }
+            let width = high - low + 1;
+            let mask = if width == 64 { u64::MAX } else { (1 << width) - 1 };
+            self.0[word] = self.0[word] & !(mask << low) | (rest & mask) << low;
+            rest = if width == 64 { 0 } else { rest >> width };
+        }
+        Ok(true)
+    }
+}
+
+/// Whose accesses an event samples.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whose {
+    Thread(i32),
+    /// Everybody's on that CPU.
+    Cpu(CpuId),
+}
+
+impl Facility {
+    /// The period nearest to `one_in` that the hardware takes.
+    pub fn period(&self, one_in: u64) -> u64 {
+        (one_in.max(self.least) / self.step).max(1) * self.step
+    }
+
+    /// Tries the facility on this thread.
+    ///
+    /// # Errors
+    /// The kernel does not open the event, neither for a thread nor for a CPU.
+    pub fn try_out(&self) -> io::Result<()> {
+        let period = self.period(100_000);
+        Sampler::open(self, Whose::Thread(0), period).or_else(|_| Sampler::open(self, Whose::Cpu(CpuId(0)), period))?;
+        Ok(())
+    }
+}
+
+/// One running event with its ring.
+pub struct Sampler {
+    /// Held open: closing it ends the group.
+    _leader: Option<File>,
+    file: File,
+    ring: *mut u8,
+}
+
+// SAFETY: the mapping belongs to this value alone and is only read through `&mut self`; the kernel does not care which
+// thread does so.
+unsafe impl Send for Sampler {}
+
+impl Sampler {
+    /// Starts to sample one event in `period`.
+    ///
+    /// # Errors
+    /// As the kernel says: `EINVAL` where the facility samples whole CPUs only, `EACCES` without the right to.
+    pub fn open(facility: &Facility, whose: Whose, period: u64) -> io::Result<Self> {
+        let leader = facility.leader.map(|config| event(facility, config, None, whose, None)).transpose()?;
+        let group = leader.as_ref().map(AsRawFd::as_raw_fd);
+        let file = event(facility, facility.config, Some(period), whose, group)?;
+        let (length, protection) = (PAGE * (1 + DATA_PAGES), libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: a fresh shared mapping of the event's own buffer: one control page and a power of two of data pages.
+        let ring = unsafe { libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if ring == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Sampler { _leader: leader, file, ring: ring.cast() })
+    }
+
+    /// Takes what has come in since the last time.
+    pub fn drain(&mut self, into: &mut Read) {
+        let control = self.ring.cast::<perf::bindings::perf_event_mmap_page>();
+        // SAFETY: the control page lives as long as the mapping. The head is written by the kernel and read with acquire
+        // order, so that the records before it are whole; the tail is ours, and the kernel reads it.
+        let (head, tail) = unsafe {
+            (
+                &*ptr::addr_of!((*control).data_head).cast::<AtomicU64>(),
+                &*ptr::addr_of!((*control).data_tail).cast::<AtomicU64>(),
+            )
+        };
+        let (from, to) = (tail.load(Ordering::Relaxed), head.load(Ordering::Acquire));
+        // SAFETY: the data pages follow the control page; between tail and head the kernel does not write.
+        let data = unsafe { std::slice::from_raw_parts(self.ring.add(PAGE), PAGE * DATA_PAGES) };
+        parse(&unrolled(data, from, to), into);
+        tail.store(to, Ordering::Release);
+    }
+
+    /// Nothing is sampled any more; what is in the ring stays.
+    pub fn stop(&self) {
+        // SAFETY: the call takes no argument of ours. An event that is gone samples nothing either.
+        unsafe { perf::ioctls::DISABLE(self.file.as_raw_fd(), 0) };
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made in `open` with this length and is not used after this.
+        unsafe { libc::munmap(self.ring.cast(), PAGE * (1 + DATA_PAGES)) };
+    }
+}
+
+/// Opens one event; `period` `None` = it only counts (a group's leader).
+fn event(
+    facility: &Facility,
+    config: Config,
+    period: Option<u64>,
+    whose: Whose,
+    group: Option<i32>,
+) -> io::Result<File> {
+    let mut attr = perf::bindings::perf_event_attr::default();
+    attr.type_ = facility.kind;
+    attr.size = size_of::<perf::bindings::perf_event_attr>() as u32;
+    attr.config = config.0[0];
+    attr.__bindgen_anon_3.config1 = config.0[1];
+    attr.__bindgen_anon_4.config2 = config.0[2];
+    if let Some(period) = period {
+        attr.__bindgen_anon_1.sample_period = period;
+        attr.sample_type = FIELDS;
+        attr.set_precise_ip(facility.precise);
+    }
+    attr.clockid = libc::CLOCK_MONOTONIC;
+    attr.set_use_clockid(1);
+    attr.set_exclude_kernel(u64::from(!facility.kernel_too));
+    attr.set_exclude_hv(u64::from(!facility.kernel_too));
+    let (pid, cpu) = match whose {
+        Whose::Thread(tid) => (tid, -1),
+        Whose::Cpu(cpu) => (-1, cpu.0 as i32),
+    };
+    let flags = u64::from(perf::bindings::PERF_FLAG_FD_CLOEXEC);
+    // SAFETY: `attr` is a whole perf_event_attr of the stated size; the call returns a descriptor.
+    let fd = unsafe { perf::perf_event_open(&raw mut attr, pid, cpu, group.unwrap_or(-1), flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and ours alone.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+    use cachemate_core::Source;
+
+    fn device(host: &FakeHost, name: &str, files: &[(&str, &str)]) {
+        files.iter().for_each(|(file, text)| host.file(&format!("{DEVICES}/{name}/{file}"), text));
+    }
+
+    const INTEL_FORMATS: &[(&str, &str)] = &[
+        ("type", "4\n"),
+        ("format/event", "config:0-7\n"),
+        ("format/umask", "config:8-15\n"),
+        ("format/ldlat", "config1:0-15\n"),
+    ];
+
+    /// Is each vendor's facility found as its sysfs describes it, auxiliary leader included, and its absence told?
+    #[test]
+    fn facilities_are_read_from_sysfs() {
+        let host = FakeHost::default();
+        assert!(find(&host).unwrap_err().contains("neither"));
+        device(&host, "cpu", INTEL_FORMATS);
+        assert!(find(&host).is_err(), "a PMU without the event");
+        device(&host, "cpu", &[("events/mem-loads", "event=0xcd,umask=0x1,ldlat=3\n")]);
+        let skylake = find(&host).unwrap();
+        assert_eq!((skylake.kind, skylake.config, skylake.leader), (4, Config([0x1cd, 3, 0]), None));
+        assert_eq!((skylake.precise, skylake.kernel_too), (2, false));
+        device(&host, "cpu", &[("events/mem-loads-aux", "event=0x03,umask=0x82\n")]);
+        assert_eq!(find(&host).unwrap().leader, Some(Config([0x8203, 0, 0])), "Sapphire Rapids");
+        device(&host, "ibs_op", &[("type", "11\n"), ("format/cnt_ctl", "config:19\n")]);
+        let zen = find(&host).unwrap();
+        assert_eq!((zen.name, zen.kind, zen.config.0[0]), ("AMD IBS", 11, 1 << 19));
+        assert_eq!((zen.period(1_000), zen.period(3)), (992, 0x90));
+    }
+
+    /// Is a description that is not understood an error with its file, never a wrong event?
+    #[test]
+    fn strange_descriptions_are_errors() {
+        for (file, text) in [
+            ("type", "four\n"),
+            ("format/umask", "config9:8-15\n"),
+            ("format/umask", "config:15-8\n"),
+            ("format/umask", "8-15\n"),
+            ("events/mem-loads", "event=0xzz\n"),
+            ("events/mem-loads", "event=0xcd,frontend=1\n"),
+        ] {
+            let host = FakeHost::default();
+            device(&host, "cpu", INTEL_FORMATS);
+            device(&host, "cpu", &[("events/mem-loads", "event=0xcd,umask=0x1,ldlat=3\n")]);
+            device(&host, "cpu", &[(file, text)]);
+            let error = find(&host).unwrap_err();
+            assert!(error.contains("cpu"), "{file} {text}: {error}");
+        }
+    }
+
+    /// Are values put into fields that are split or begin anywhere?
+    #[test]
+    fn fields_may_be_split() {
+        let host = FakeHost::default();
+        device(&host, "x", &[("format/event", "config:0-7,32-35\n"), ("format/wide", "config2:0-63\n")]);
+        let config = encode(&host, "x", "event=0x1d6,wide=0xffffffffffffffff").unwrap();
+        assert_eq!(config, Config([0x1_0000_00d6, 0, u64::MAX]));
+    }
+
+    /// Does a real ring of this kernel, filled by its CPU clock, read with thread, time and period in their places?
+    #[test]
+    fn a_ring_of_this_kernel_is_read() {
+        let clock = Facility {
+            name: "CPU clock",
+            kind: perf::bindings::PERF_TYPE_SOFTWARE,
+            config: Config([u64::from(perf::bindings::PERF_COUNT_SW_CPU_CLOCK), 0, 0]),
+            leader: None,
+            precise: 0,
+            kernel_too: false,
+            step: 1,
+            least: 1,
+        };
+        let period = clock.period(200_000);
+        let mut sampler = Sampler::open(&clock, Whose::Thread(0), period).unwrap();
+        let (mut read, mut word) = (Read::default(), 1u64);
+        // The clock counts this thread's own time: however busy the host is, the samples come.
+        while read.unusable < 20 && read.samples.len() < 20 {
+            (0..100_000).for_each(|_| word = std::hint::black_box(word.wrapping_mul(3)));
+            sampler.drain(&mut read);
+        }
+        sampler.stop();
+        // The clock's samples carry no address: all of them are counted, none is used.
+        assert!(read.samples.is_empty(), "{read:?}");
+        assert!(read.events >= 20 * period, "{} events by {} samples", read.events, read.unusable);
+        assert_eq!(records::source(0x0508_0021), Source::Unknown);
+        assert!(Sampler::open(&clock, Whose::Thread(i32::MAX), period).is_err());
+    }
+}

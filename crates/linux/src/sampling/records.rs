@@ -1,0 +1,247 @@
+//! Sampled data accesses as the kernel writes them into a ring: from bytes to samples, without any system call.
+//!
+//! perf_event_open(2) is the source of the layout: a record is a header of eight bytes (type, misc, size) and, of a sample,
+//! the fields that were asked for in the order of their bits. Here those of [`FIELDS`].
+
+use cachemate_core::{Level, Source};
+use perf_event_open_sys::bindings as perf;
+
+/// What every sample is asked for: thread, time, address, period, latency, and where the data came from.
+pub const FIELDS: u64 = (perf::PERF_SAMPLE_TID
+    | perf::PERF_SAMPLE_TIME
+    | perf::PERF_SAMPLE_ADDR
+    | perf::PERF_SAMPLE_PERIOD
+    | perf::PERF_SAMPLE_WEIGHT
+    | perf::PERF_SAMPLE_DATA_SRC) as u64;
+/// Header, and six fields of eight bytes.
+const SAMPLE_BYTES: usize = 8 + 6 * 8;
+/// Of a header's `misc`: where the processor was.
+const MODE_MASK: u16 = 7;
+const MODE_USER: u16 = 2;
+
+/// One sample of a program's own access.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Raw {
+    pub tid: i32,
+    pub time_ns: u64,
+    pub address: u64,
+    /// Events that this sample stands for.
+    pub period: u64,
+    /// 0 = not told.
+    pub latency_cycles: u64,
+    pub data_source: u64,
+}
+
+/// What a stretch of ring held.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Read {
+    pub samples: Vec<Raw>,
+    /// Records that the kernel had no room for.
+    pub lost: u64,
+    /// Events without an address, or from within the kernel.
+    pub unusable: u64,
+    /// Events that all of them stand for, usable or not.
+    pub events: u64,
+}
+
+/// The bytes between `tail` and `head`, which count on for ever, of a ring.
+pub fn unrolled(ring: &[u8], tail: u64, head: u64) -> Vec<u8> {
+    if ring.is_empty() {
+        return Vec::new();
+    }
+    let count = head.saturating_sub(tail).min(ring.len() as u64) as usize;
+    let start = (tail % ring.len() as u64) as usize;
+    let first = count.min(ring.len() - start);
+    let mut bytes = ring[start..start + first].to_vec();
+    bytes.extend_from_slice(&ring[..count - first]);
+    bytes
+}
+
+/// Reads records until the bytes end; a record that is cut or has an impossible size ends the reading.
+pub fn parse(bytes: &[u8], into: &mut Read) {
+    let mut left = bytes;
+    while let Some((kind, misc, record)) = next_record(left) {
+        left = &left[record.len()..];
+        match kind {
+            perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => sample(misc, record, into),
+            // An id, and the number.
+            perf::PERF_RECORD_LOST if record.len() >= 24 => into.lost += word(record, 16),
+            _ => {} // throttling and whatever later kernels write
+        }
+    }
+}
+
+fn next_record(bytes: &[u8]) -> Option<(u32, u16, &[u8])> {
+    let header: [u8; 8] = bytes.get(..8)?.try_into().ok()?;
+    let kind = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
+    let misc = u16::from_ne_bytes([header[4], header[5]]);
+    let size = usize::from(u16::from_ne_bytes([header[6], header[7]]));
+    Some((kind, misc, bytes.get(..size).filter(|_| size >= 8)?))
+}
+
+fn word(record: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(record[at..at + 8].try_into().expect("checked: the record is that long"))
+}
+
+fn sample(misc: u16, record: &[u8], into: &mut Read) {
+    let field = |at: usize| word(record, 8 + 8 * at);
+    let tid = (field(0).to_ne_bytes()[4..].try_into()).map_or(0, i32::from_ne_bytes);
+    let raw = Raw {
+        tid,
+        time_ns: field(1),
+        address: field(2),
+        period: field(3),
+        latency_cycles: field(4),
+        data_source: field(5),
+    };
+    into.events = into.events.saturating_add(raw.period);
+    // IBS samples every operation, most of which touch no memory; the upper half of addresses is the kernel's.
+    if misc & MODE_MASK == MODE_USER && raw.address != 0 && raw.address >> 63 == 0 {
+        into.samples.push(raw);
+    } else {
+        into.unusable += 1;
+    }
+}
+
+/// `union perf_mem_data_src`: bits of the kernel's encoding, as far as they say where data came from.
+mod bits {
+    pub const LEVEL_HIT: u64 = 0x02;
+    pub const L1: u64 = 0x08;
+    pub const L2: u64 = 0x20;
+    pub const L3: u64 = 0x40;
+    pub const LOCAL_RAM: u64 = 0x80;
+    pub const REMOTE_RAM: u64 = 0x100 | 0x200;
+    pub const REMOTE_CACHE: u64 = 0x400 | 0x800;
+    pub const SNOOP_HITM: u64 = 0x10;
+    pub const SNOOP_PEER: u64 = 0x02;
+}
+
+/// Where the data came from. A line that another core had modified comes from a remote cache, whatever level passed it on
+/// (that is what shared writes look like, TC 4.2); fill buffers, and what is not told, are unknown.
+pub fn source(data_source: u64) -> Source {
+    let field = |shift: u32, width: u32| data_source >> shift & ((1 << width) - 1);
+    let (level, snoop, number, remote) = (field(5, 14), field(19, 5), field(33, 4), field(37, 1) == 1);
+    if snoop & bits::SNOOP_HITM != 0 || field(38, 2) & bits::SNOOP_PEER != 0 || level & bits::REMOTE_CACHE != 0 {
+        return Source::RemoteCache;
+    }
+    match number {
+        // PERF_MEM_LVLNUM_*: newer kernels tell the level by its number.
+        1 => return Source::Cache(Level::L1Data),
+        2 => return Source::Cache(Level::L2),
+        3 if remote => return Source::RemoteCache,
+        3 => return Source::Cache(Level::L3),
+        4 => return Source::Cache(Level::L4),
+        0x0b if remote => return Source::RemoteCache,
+        0x0d | 0x0e => return Source::Memory,
+        _ => {}
+    }
+    if level & bits::LEVEL_HIT == 0 {
+        return Source::Unknown;
+    }
+    match level {
+        level if level & (bits::LOCAL_RAM | bits::REMOTE_RAM) != 0 => Source::Memory,
+        level if level & bits::L1 != 0 => Source::Cache(Level::L1Data),
+        level if level & bits::L2 != 0 => Source::Cache(Level::L2),
+        level if level & bits::L3 != 0 => Source::Cache(Level::L3),
+        _ => Source::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(kind: u32, misc: u16, words: &[u64]) -> Vec<u8> {
+        let mut bytes = kind.to_ne_bytes().to_vec();
+        bytes.extend(misc.to_ne_bytes());
+        bytes.extend((8 + 8 * words.len() as u16).to_ne_bytes());
+        words.iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
+        bytes
+    }
+
+    fn tid(pid: u32, tid: u32) -> u64 {
+        let mut bytes = [0u8; 8];
+        bytes[..4].copy_from_slice(&pid.to_ne_bytes());
+        bytes[4..].copy_from_slice(&tid.to_ne_bytes());
+        u64::from_ne_bytes(bytes)
+    }
+
+    /// A ring as a load-latency event fills it: two loads of a program, one of the kernel's, lost records, throttling.
+    fn ring() -> Vec<u8> {
+        let sample = |misc, thread, address, latency, source| {
+            record(perf::PERF_RECORD_SAMPLE, misc, &[tid(40, thread), 1_000, address, 2_000, latency, source])
+        };
+        [
+            sample(MODE_USER, 41, 0x7f12_3456_7840, 230, 0x6810_1042),
+            record(perf::PERF_RECORD_THROTTLE, 0, &[5, 6, 7]),
+            sample(1, 41, 0xffff_8880_0000_1000, 90, 0x6810_0142),
+            record(perf::PERF_RECORD_LOST, 0, &[9, 17]),
+            sample(MODE_USER, 42, 0x5555_0000_0040, 12, 0x6810_0442),
+            sample(MODE_USER, 42, 0, 0, 0),
+        ]
+        .concat()
+    }
+
+    /// Are samples read with every field in its place, the kernel's and addressless ones counted but not used, losses told?
+    #[test]
+    fn a_ring_becomes_samples() {
+        let mut read = Read::default();
+        parse(&ring(), &mut read);
+        let want = Raw {
+            tid: 41,
+            time_ns: 1_000,
+            address: 0x7f12_3456_7840,
+            period: 2_000,
+            latency_cycles: 230,
+            data_source: 0x6810_1042,
+        };
+        assert_eq!(read.samples[0], want);
+        assert_eq!((read.samples.len(), read.samples[1].tid), (2, 42));
+        assert_eq!((read.lost, read.unusable, read.events), (17, 2, 8_000));
+    }
+
+    /// Is a ring read the same wherever its end falls within a record, and is what is cut or senseless no panic?
+    #[test]
+    fn wrapping_and_cutting_are_harmless() {
+        let straight = ring();
+        let mut whole = Read::default();
+        parse(&straight, &mut whole);
+        let size = 512usize;
+        for turn in (0..size).step_by(8) {
+            let mut ring = vec![0xAAu8; size];
+            straight.iter().enumerate().for_each(|(at, byte)| ring[(turn + at) % size] = *byte);
+            let tail = (3 * size + turn) as u64;
+            let mut read = Read::default();
+            parse(&unrolled(&ring, tail, tail + straight.len() as u64), &mut read);
+            assert_eq!(read, whole, "{turn}");
+        }
+        for end in 0..straight.len() {
+            parse(&straight[..end], &mut Read::default());
+        }
+        parse(&[0xFF; 64], &mut Read::default());
+        parse(&[0; 64], &mut Read::default());
+        assert!(unrolled(&[], 0, 8).is_empty());
+        assert!(unrolled(&[1, 2], 5, 4).is_empty());
+    }
+
+    /// Do the kernel's encodings name the place that `perf mem report` prints for them?
+    #[test]
+    fn the_source_is_what_perf_prints() {
+        for (encoded, want) in [
+            (0x6810_0142, Source::Cache(Level::L1Data)),      // L1 hit
+            (0x6810_0242, Source::Unknown),                   // line fill buffer
+            (0x6810_0442, Source::Cache(Level::L2)),          // L2 hit
+            (0x6810_0842, Source::Cache(Level::L3)),          // L3 hit, snoop none
+            (0x6880_0842, Source::RemoteCache),               // L3 hit, snoop hit modified
+            (0x6810_1042, Source::Memory),                    // local memory
+            (0x6a10_2042 | 1 << 37, Source::Memory),          // remote memory, one hop
+            (0x6810_8042, Source::RemoteCache),               // remote cache, one hop
+            (0x2 | 0x3 << 33, Source::Cache(Level::L3)),      // by number only
+            (0x2 | 0xd << 33, Source::Memory),                // by number only
+            (0x2 | 0xb << 33 | 1 << 37, Source::RemoteCache), // any cache, remote
+            (0x0508_0021, Source::Unknown),                   // PERF_MEM_NA
+        ] {
+            assert_eq!(source(encoded), want, "{encoded:#x}");
+        }
+    }
+}

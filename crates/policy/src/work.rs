@@ -1,0 +1,94 @@
+//! How fast a task goes, as far as anybody can tell.
+//!
+//! Problem: most programs report no work, and most virtual machines count no instructions; then nobody can say whether a
+//! decision helped. Method: what a task reports is believed first, instructions come second; else events that a program
+//! makes at a rate of its own may stand in: system calls, page faults. Context switches do not: who is given less of a
+//! processor is switched *more* often, so that a loss would look like a gain.
+//! Properties: a stand-in is always declared as one ([`Work::StandIn`]); it speaks only for a task that wants a processor
+//! most of the time (whoever sleeps is paced by something else), and only from a number of events on.
+
+use cachemate_core::{Event, TaskSeen};
+
+/// Fewer events in a window than this say nothing: a tenth is their own noise (one over the root of the count).
+pub const EVENTS_AT_LEAST: f64 = 100.0;
+/// A task that runs or waits to run for less than this share of the window is paced by something else than its speed.
+pub const WANTS_AT_LEAST: f64 = 0.5;
+
+/// What a speed counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Work {
+    /// In the task's own unit.
+    Reported,
+    Instructions,
+    /// Not work, but made at a rate of its own by a program that works.
+    StandIn(Event),
+}
+
+impl Work {
+    pub const BEST_FIRST: [Work; 4] =
+        [Work::Reported, Work::Instructions, Work::StandIn(Event::SystemCalls), Work::StandIn(Event::PageFaults)];
+
+    /// As people read it.
+    pub fn words(self) -> &'static str {
+        match self {
+            Work::Reported => "work reported",
+            Work::Instructions => "instructions",
+            Work::StandIn(Event::SystemCalls) => "system calls",
+            Work::StandIn(Event::PageFaults) => "page faults",
+            Work::StandIn(Event::ContextSwitches) => "waits",
+            Work::StandIn(_) => "events",
+        }
+    }
+}
+
+/// What a task did in a window of `elapsed_ns`, best measure first; only what is above zero.
+pub fn works(task: &TaskSeen, elapsed_ns: u64) -> impl Iterator<Item = (Work, f64)> + '_ {
+    let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+    let wanted_ns = ran_ns.saturating_add(task.runnable_wait_ns.unwrap_or(0));
+    let wants = wanted_ns as f64 >= WANTS_AT_LEAST * elapsed_ns as f64 && elapsed_ns > 0;
+    Work::BEST_FIRST.into_iter().filter_map(move |work| {
+        let count = match work {
+            Work::Reported => task.progress,
+            Work::Instructions => task.counts.get(Event::Instructions),
+            Work::StandIn(event) => task.counts.get(event).filter(|count| wants && *count >= EVENTS_AT_LEAST),
+        };
+        count.filter(|count| *count > 0.0).map(|count| (work, count))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::{Counts, CpuId, ProcessId, Reading, TaskId};
+
+    fn task(ran_ns: u64, counts: &[(Event, u64)], progress: Option<f64>) -> TaskSeen {
+        let reading = |&(event, count): &(Event, u64)| Reading { event, count, counted_share: 1.0 };
+        TaskSeen {
+            task: TaskId(0),
+            process: ProcessId(0),
+            name: String::new(),
+            arrived_ns: 0,
+            exited: false,
+            fixed: false,
+            goal: None,
+            cpu: None,
+            on_cpu_ns: vec![(CpuId(0), ran_ns)],
+            runnable_wait_ns: Some(100),
+            counts: Counts(counts.iter().map(reading).collect()),
+            progress,
+            pages_per_colour: None,
+        }
+    }
+
+    /// Does what is reported come first, and a stand-in only from a busy task with enough events?
+    #[test]
+    fn a_stand_in_speaks_for_the_busy_only() {
+        let calls = [(Event::SystemCalls, 500), (Event::PageFaults, 7)];
+        let kinds = |task: &TaskSeen| works(task, 1000).map(|(work, _)| work).collect::<Vec<_>>();
+        assert_eq!(kinds(&task(900, &calls, None)), [Work::StandIn(Event::SystemCalls)]);
+        assert_eq!(kinds(&task(400, &calls, None)), [Work::StandIn(Event::SystemCalls)], "waiting to run counts");
+        assert_eq!(kinds(&task(300, &calls, None)), [], "a sleeper is paced by something else");
+        assert_eq!(kinds(&task(900, &calls, Some(3.0)))[0], Work::Reported);
+        assert_eq!(kinds(&task(900, &[(Event::ContextSwitches, 500)], None)), []);
+    }
+}

@@ -2,6 +2,7 @@
 
 mod cachesim;
 mod clusters;
+mod curve;
 mod machine;
 mod policies;
 mod programs;
@@ -38,6 +39,7 @@ pub const GROUPS: &[Group] = &[
     trace::GROUP,
     machine::GROUP,
     policies::GROUP,
+    curve::GROUP,
     sizing::GROUP,
     programs::GROUP,
     solvers::GROUP,

@@ -119,8 +119,9 @@ impl Yardstick {
                 .zip(&held)
                 .map(|((task, presence), &held)| {
                     let misses = task.misses(held).value.max(0.0) / 1000.0;
-                    let solo = task.misses(space).value / 1000.0;
-                    let cycles = task.solo_cycles_per_instr + (misses - solo).max(0.0) * self.miss_penalty_cycles;
+                    let stalls = task.stalls(held).zip(task.stalls(space)).map(|(here, whole)| (here - whole) / 1000.0);
+                    let by_misses = || (misses - task.misses(space).value / 1000.0) * self.miss_penalty_cycles;
+                    let cycles = task.solo_cycles_per_instr + stalls.unwrap_or_else(by_misses).max(0.0);
                     presence * misses / cycles
                 })
                 .collect();

@@ -181,7 +181,11 @@ impl Job {
         })
     }
 
-    fn program(&self) -> Result<Program, ReproError> {
+    /// As the machine takes it.
+    ///
+    /// # Errors
+    /// As [`Job::threads`].
+    pub fn program(&self) -> Result<Program, ReproError> {
         // Built once to have errors now; the maker builds it anew for every further run of the program.
         let mut first = Some(self.threads(0)?);
         let job = self.clone();
@@ -274,7 +278,7 @@ impl Workload {
     pub fn managed(&self, by: Deciding) -> Result<ManagedRun, ReproError> {
         let what = by.name.clone();
         let mut records = Vec::new();
-        let each = |_: &SimMachine, record| {
+        let each = |_: &mut SimMachine, record| {
             records.push(record);
             true
         };

@@ -61,13 +61,13 @@ pub fn run_header(machine: &SimMachine, format: u32, policy: &str, parameters: &
 pub fn run(
     mut machine: SimMachine,
     deciding: Deciding,
-    mut each: impl FnMut(&SimMachine, Record) -> bool,
+    mut each: impl FnMut(&mut SimMachine, Record) -> bool,
 ) -> Result<RunResults, LoopError> {
     machine.set_first_window(deciding.first_window);
     let Deciding { profilers, yardstick, name, policy, first_window } = deciding;
     let mut turning = Loop::new(machine, profilers, yardstick, name, Boxed(policy), first_window);
     while let Some(record) = turning.step()? {
-        if !each(&turning.machine, record) {
+        if !each(&mut turning.machine, record) {
             break;
         }
     }

@@ -45,7 +45,7 @@ pub fn measure_groups(mut workload: Workload, asked: Asked) -> Result<Vec<Record
         first_window: Window::Time { ns: 100_000_000 },
     };
     let mut records = Vec::new();
-    let each = |_: &_, record: Record| {
+    let each = |_: &mut _, record: Record| {
         let over = record.seen.answers.iter().any(|answer| answer.probe == GROUPS && answer.complete);
         records.push(record);
         !over

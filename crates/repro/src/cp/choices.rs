@@ -1,15 +1,21 @@
 //! Which split is chosen from which evidence, and how good it is: CP-4 (stalls against misses) and RM-4 (curves measured
 //! online against curves measured offline against trying all; thesis Figures 4.8 to 4.10 and 5.16).
 
+use std::collections::BTreeSet;
+
 use cachemate_core::{Level, Member, ProcessId, Units, Window};
 use cachemate_locality::profilers::{RapidMrcProfiler, TracedCache};
 use cachemate_policy::solvers::sizing::{Claim, Total, exact};
 use cachemate_report::figure::{Axis, BarGroup, Bars};
+use cachemate_sim::run::{Deciding, run};
 
-use super::isolation::{best_sum, chosen_sum, controls_unaffected, name, percent, recovered};
-use super::pairs::{Alone, CONTROLS, Measured, PAIRS, Pair, alone_by_colours, chosen_split, measure_pairs};
-use super::{COLOURS, Pace, decided_by, job, on_chip, tell};
-use crate::setup::Workload;
+use super::isolation::{best_sum, chosen_sum, controls_unaffected, forecast_finding, name, percent, recovered};
+use super::pairs::{
+    Alone, Asked, CONTROLS, Expected, Measured, PAIRS, Pair, Solo, alone_by_colours, expected, inputs, measure_pairs,
+    pair_on_chip, solos,
+};
+use super::{COLOURS, Pace, decided_by, nominal_ns, tell};
+use crate::setup::{Workload, failed};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -24,7 +30,9 @@ struct Study {
     by_seed: Vec<Vec<Measured>>,
     /// Both programs of each pair alone, under the first seed.
     alone: Vec<[Alone; 2]>,
-    /// Chosen for weighted speed-up from them; `None` = left shared.
+    /// From them; `None` = the predictor cannot say.
+    expected: Vec<Option<Expected>>,
+    /// Chosen for weighted speed-up; `None` = left shared.
     offline: Vec<Option<u32>>,
     /// Chosen by the policy from curves that it measured while the pair ran, by seed.
     online: Vec<Vec<Option<u32>>>,
@@ -32,16 +40,18 @@ struct Study {
 
 fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let pace = context
-        .pick(Pace { scale: 30_000, warm_up_cycles: 8_000_000 }, Pace { scale: 15_000, warm_up_cycles: 8_000_000 });
+        .pick(Pace { scale: 30_000, warm_up_cycles: 6_000_000 }, Pace { scale: 10_000, warm_up_cycles: 12_000_000 });
     let controls: &[Pair] = context.pick(&CONTROLS[..1], &CONTROLS);
     let with = study(context, true, pace)?;
     let without = study(context, false, pace)?;
-    let control_by_seed = measure_pairs(context, controls, &[], true, pace)?;
+    let [once, again] = controls_twice(context, controls, pace)?;
     let mut findings = vec![
         best_sum(context, &with.by_seed, pace),
-        chosen_sum(context, &with.by_seed, &with.offline, pace),
+        chosen_sum(context, &with.by_seed, &with.online, "online", pace),
+        chosen_sum(context, &with.by_seed, &vec![with.offline.clone(); context.seeds.len()], "offline", pace),
+        forecast_finding(context, &with.by_seed, &with.expected, pace),
         recovered(context, &with.by_seed, pace),
-        controls_unaffected(context, &control_by_seed, pace),
+        controls_unaffected(context, &once, &again, pace),
         stalls_against_misses(context, &with, pace),
     ];
     findings.extend(online_against_best(context, &with, "L3 on", pace));
@@ -49,46 +59,99 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     Ok(findings)
 }
 
-fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproError> {
-    let splits: Vec<u32> = context.pick(vec![8, 12], (1..COLOURS).collect());
-    let few: &[Pair] = if l3 { &PAIRS[2..3] } else { &PAIRS[4..5] };
-    let pairs: &[Pair] = context.pick(few, &PAIRS);
-    let colours: Vec<u32> = context.pick(vec![1, 8, 12, COLOURS], (1..=COLOURS).collect());
-    let by_seed = measure_pairs(context, pairs, &splits, l3, pace)?;
-    let seed = context.seeds[0];
-    let programs: Vec<(&'static str, u64)> =
-        pairs.iter().flat_map(|pair| [(pair.0, seed), (pair.1, seed + 1_000)]).collect();
-    let mut alone = alone_by_colours(context, &programs, &colours, l3, pace, seed)?.into_iter();
-    let alone: Vec<[Alone; 2]> = std::iter::from_fn(|| Some([alone.next()?, alone.next()?])).collect();
-    let on = |pair: Pair, seed: u64| on_chip(vec![job(pair.0, seed), job(pair.1, seed + 1_000)], 2, l3, pace, seed);
-    let offline = pairs
-        .iter()
-        .zip(&alone)
-        .zip(&by_seed[0])
-        .map(|((&pair, alone), measured)| {
-            let chosen = chosen_split(&on(pair, seed)?, [&alone[0].space, &alone[1].space]);
-            Ok(measured.nearest(chosen))
-        })
-        .collect::<Result<Vec<_>, ReproError>>()?;
-    let runs: Vec<(u64, usize)> =
-        context.seeds.iter().flat_map(|&seed| (0..pairs.len()).map(move |at| (seed, at))).collect();
-    let (entries, cycles) = context.pick((20_000, 12_000_000), (163_840, 40_000_000));
-    let chosen = context.run_all(&runs, |&(seed, at)| {
-        tell(context, &format!("{} online", name(pairs[at])), seed);
-        Ok(by_seed[0][at].nearest(chosen_online(&on(pairs[at], seed)?, entries, cycles)?))
-    })?;
-    let online = chosen.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
-    Ok(Study { by_seed, alone, offline, online })
+/// Solo runs of both programs of each pair.
+fn solos_of_pairs(
+    context: &Context<'_>,
+    pairs: &[Pair],
+    l3: bool,
+    pace: Pace,
+    seed: u64,
+) -> Result<Vec<[Solo; 2]>, ReproError> {
+    let programs: Vec<_> = pairs.iter().flat_map(|&pair| inputs(pair, seed)).collect();
+    let solos = solos(context, &programs, l3, pace, seed)?;
+    Ok(solos.chunks(2).map(|both| [both[0], both[1]]).collect())
 }
 
-/// Colours of the first program once both were traced, or `None` = left shared.
-fn chosen_online(workload: &Workload, entries: u64, cycles: u64) -> Result<Option<u32>, ReproError> {
-    let managed = workload.clone().lasting(0, cycles).managed(sizing(workload, entries, "judge_windows = 0")?)?;
-    let Some(last) = managed.records.last() else { return Ok(None) };
-    let of = |process: u32| {
-        let shares = &last.decision.plan.shares;
-        shares.iter().find(|share| share.members.contains(&Member::Process(ProcessId(process))))
+/// Pairs sharing the cache, seed by seed, and once more with other frames and nothing else changed.
+fn controls_twice(context: &Context<'_>, pairs: &[Pair], pace: Pace) -> Result<[Vec<Vec<Measured>>; 2], ReproError> {
+    let mut twice = [Vec::new(), Vec::new()];
+    for &seed in &context.seeds {
+        let alone = solos_of_pairs(context, pairs, true, pace, seed)?;
+        for (other_frames, into) in [0, 500].into_iter().zip(&mut twice) {
+            let asked = |(&pair, &alone): (&Pair, &[Solo; 2])| Asked {
+                pair,
+                seed,
+                other_frames,
+                alone,
+                splits: BTreeSet::new(),
+            };
+            let asked: Vec<Asked> = pairs.iter().zip(&alone).map(asked).collect();
+            into.push(measure_pairs(context, &asked, true, pace)?);
+        }
+    }
+    Ok(twice)
+}
+
+fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproError> {
+    let splits: Vec<u32> = context.pick(vec![4, 12], (1..COLOURS).collect());
+    let few: &[Pair] = if l3 { &PAIRS[2..3] } else { &PAIRS[4..5] };
+    let pairs: &[Pair] = context.pick(few, &PAIRS);
+    let colours: Vec<u32> = context.pick(vec![1, 4, 8, 12, 14, COLOURS], (1..=COLOURS).collect());
+    let solos: Vec<Vec<[Solo; 2]>> = context
+        .seeds
+        .iter()
+        .map(|&seed| solos_of_pairs(context, pairs, l3, pace, seed))
+        .collect::<Result<_, ReproError>>()?;
+    let seed = context.seeds[0];
+    let programs: Vec<_> =
+        pairs.iter().zip(&solos[0]).flat_map(|(&pair, &alone)| inputs(pair, seed).into_iter().zip(alone)).collect();
+    let mut alone = alone_by_colours(context, &programs, &colours, l3, pace, seed)?.into_iter();
+    let alone: Vec<[Alone; 2]> = std::iter::from_fn(|| Some([alone.next()?, alone.next()?])).collect();
+    let expect = |(&pair, alone): (&Pair, &[Alone; 2])| -> Result<Option<Expected>, ReproError> {
+        Ok(expected(&pair_on_chip(pair, l3, pace, seed, 0)?, [&alone[0].space, &alone[1].space]))
     };
+    let expected: Vec<Option<Expected>> = pairs.iter().zip(&alone).map(expect).collect::<Result<_, _>>()?;
+    let offline: Vec<Option<u32>> = expected.iter().map(|expected| expected.and_then(|said| said.chosen())).collect();
+    let runs: Vec<(u64, Pair)> =
+        context.seeds.iter().flat_map(|&seed| pairs.iter().map(move |&pair| (seed, pair))).collect();
+    let entries = context.pick(40_000, 163_840);
+    let chosen = context.run_all(&runs, |&(seed, pair)| {
+        tell(context, &format!("{} online", name(pair)), seed);
+        chosen_online(&pair_on_chip(pair, l3, pace, seed, 0)?, entries, pace)
+    })?;
+    let online: Vec<Vec<Option<u32>>> = chosen.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
+    let mut asked = Vec::new();
+    for (by_seed, &seed) in solos.iter().zip(&context.seeds) {
+        for (at, (&pair, &both)) in pairs.iter().zip(by_seed).enumerate() {
+            // What somebody chose is measured too, whatever else is.
+            let mut all: BTreeSet<u32> = splits.iter().copied().collect();
+            all.extend(KINDS.iter().map(|(_, curve)| least_sum([curve(&alone[at][0]), curve(&alone[at][1])])));
+            all.extend(offline[at].iter().chain(online.iter().filter_map(|chosen| chosen[at].as_ref())));
+            asked.push(Asked { pair, seed, other_frames: 0, alone: both, splits: all });
+        }
+    }
+    let measured = measure_pairs(context, &asked, l3, pace)?;
+    let by_seed = measured.chunks(pairs.len()).map(<[Measured]>::to_vec).collect();
+    Ok(Study { by_seed, alone, expected, offline, online })
+}
+
+/// Windows in which nothing is asked any more before the answer is taken for final.
+const QUIET_WINDOWS: u32 = 6;
+/// Traces of a program that hardly misses take long.
+const ONLINE_WINDOWS_AT_MOST: u64 = 160;
+
+/// Colours of the first program once both were traced, or `None` = left shared.
+fn chosen_online(workload: &Workload, entries: u64, pace: Pace) -> Result<Option<u32>, ReproError> {
+    let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "judge_windows = 0")?;
+    let lasting = workload.clone().lasting(0, pace.warm_up_cycles + ONLINE_WINDOWS_AT_MOST * WINDOW_CYCLES);
+    let (mut quiet, mut shares) = (0, Vec::new());
+    run(lasting.simulated()?, by, |_, record| {
+        quiet = if record.decision.plan.probes.is_empty() { quiet + 1 } else { 0 };
+        shares = record.decision.plan.shares;
+        quiet < QUIET_WINDOWS
+    })
+    .map_err(failed("cache-sizing"))?;
+    let of = |process: u32| shares.iter().find(|share| share.members.contains(&Member::Process(ProcessId(process))));
     let (Some(first), Some(second)) = (of(0), of(1)) else { return Ok(None) };
     Ok(match &first.units {
         // One partition for both is the shared cache.
@@ -97,22 +160,22 @@ fn chosen_online(workload: &Workload, entries: u64, cycles: u64) -> Result<Optio
     })
 }
 
-const WINDOW_CYCLES: u64 = 500_000;
+pub(crate) const WINDOW_CYCLES: u64 = 500_000;
 
-/// The sizing policy with RapidMRC curves. Counts in a plan are scaled like times; the cache is not, and so the log.
-pub(super) fn sizing(
+/// The sizing policy with RapidMRC curves, deciding from a cycle on. A trace is as long as it says: it belongs to the lines
+/// of the cache, which the time scale leaves as they are.
+pub(crate) fn sizing(
     workload: &Workload,
     entries: u64,
+    from_cycle: u64,
+    window_cycles: u64,
     parameters: &str,
-) -> Result<cachemate_sim::run::Deciding, ReproError> {
-    let scale = workload.options.scale;
-    let window_ns = WINDOW_CYCLES * scale * 1_000 / (workload.machine.hertz / 1_000_000);
-    let parameters = format!(
-        "window_ns = {window_ns}\ntrace_entries = {}\ntrace_budget_ns = {}\n{parameters}",
-        (entries * scale).min(u64::from(u32::MAX)),
-        i64::MAX
-    );
-    let window = Window::Cycles { cycles: WINDOW_CYCLES * scale };
+) -> Result<Deciding, ReproError> {
+    let window_ns = nominal_ns(workload, window_cycles);
+    let budget_ns = i64::MAX;
+    let parameters =
+        format!("window_ns = {window_ns}\ntrace_entries = {entries}\ntrace_budget_ns = {budget_ns}\n{parameters}");
+    let window = Window::Cycles { cycles: from_cycle.max(window_cycles) * workload.options.scale };
     let mut by = decided_by(workload, "cache-sizing", &parameters, window)?;
     let l2 = workload.machine.caches.iter().find(|cache| cache.level == Level::L2);
     let (size_bytes, ways) = l2.map_or((0, 0), |cache| (cache.size_bytes, cache.ways));
@@ -137,23 +200,27 @@ fn gain(pair: &Measured, first: Option<u32>) -> f64 {
     percent(pair.weighted_speedup(&rates) / pair.weighted_speedup(&pair.shared) - 1.0)
 }
 
+/// What curves may tell.
+type Curve = fn(&Alone) -> Vec<f64>;
+
+const KINDS: [(&str, Curve); 4] = [
+    ("stalls per instruction", |alone| alone.stalls_per_kilo_instr.clone()),
+    ("misses per instruction", |alone| alone.space.misses_per_kilo_instr.clone()),
+    ("stalls per cycle", |alone| per_cycle(&alone.stalls_per_kilo_instr, alone)),
+    ("misses per cycle", |alone| per_cycle(&alone.space.misses_per_kilo_instr, alone)),
+];
+
 fn stalls_against_misses(context: &Context<'_>, study: &Study, pace: Pace) -> Finding {
-    let kinds: [(&str, fn(&Alone) -> Vec<f64>); 4] = [
-        ("stalls per instruction", |alone| alone.stalls_per_kilo_instr.clone()),
-        ("misses per instruction", |alone| alone.space.misses_per_kilo_instr.clone()),
-        ("stalls per cycle", |alone| per_cycle(&alone.stalls_per_kilo_instr, alone)),
-        ("misses per cycle", |alone| per_cycle(&alone.space.misses_per_kilo_instr, alone)),
-    ];
     let mut points = Vec::new();
     let mut by_kind: Vec<Vec<f64>> = Vec::new();
-    for (kind, curve) in kinds {
+    for (kind, curve) in KINDS {
         let mut by_seed = vec![Vec::new(); study.by_seed.len()];
         for (at, alone) in study.alone.iter().enumerate() {
-            let first = study.by_seed[0][at].nearest(Some(least_sum([curve(&alone[0]), curve(&alone[1])])));
-            let values: Vec<f64> = study.by_seed.iter().map(|pairs| gain(&pairs[at], first)).collect();
+            let first = least_sum([curve(&alone[0]), curve(&alone[1])]);
+            let values: Vec<f64> = study.by_seed.iter().map(|pairs| gain(&pairs[at], Some(first))).collect();
             by_seed.iter_mut().zip(&values).for_each(|(all, &value)| all.push(value));
-            let split = first.map_or_else(String::new, |first| format!(" {first}:{}", COLOURS - first));
-            points.push(DataPoint::over(kind, format!("{}{split}", name(study.by_seed[0][at].pair)), &values));
+            let split = format!("{first}:{}", COLOURS - first);
+            points.push(DataPoint::over(kind, format!("{} {split}", name(study.by_seed[0][at].pair)), &values));
         }
         by_kind.push(by_seed.iter().map(|values| mean(values)).collect());
     }
@@ -199,7 +266,9 @@ fn online_against_best(context: &Context<'_>, study: &Study, where_: &str, pace:
         let mean_gain = |choice: &[Option<u32>]| {
             mean(&pairs.iter().zip(choice).map(|(pair, &at)| gain(pair, at)).collect::<Vec<_>>())
         };
-        percent(mean_gain(&study.online[at]) / mean_gain(&study.offline))
+        let (online, offline) = (mean_gain(&study.online[at]), mean_gain(&study.offline));
+        // Where the curves measured offline lose, a share of their gain means nothing: no less is all of it.
+        if offline > 0.0 { percent(online / offline) } else { percent(f64::from(u8::from(online >= offline))) }
     };
     let per_seed = |of: &dyn Fn(usize) -> f64| -> Vec<(u64, f64)> {
         context.seeds.iter().enumerate().map(|(at, &seed)| (seed, of(at))).collect()
@@ -232,7 +301,8 @@ fn online_against_best(context: &Context<'_>, study: &Study, where_: &str, pace:
             Bar::AtLeast { bar: 90.0, paper_best: Some(100.0) },
             &per_seed(&share),
         )
-        .time_scale(pace.scale as f64),
+        .time_scale(pace.scale as f64)
+        .note("Where the offline choices lose in the mean: 100 if the online ones lose no more, else 0."),
     ]
 }
 
@@ -273,7 +343,6 @@ mod tests {
         assert!((gain(&pair, Some(12)) - 40.0).abs() < 1e-9);
         assert_eq!(gain(&pair, None), 0.0);
         assert!(gain(&pair, Some(3)).is_nan(), "not measured");
-        assert_eq!(pair.nearest(Some(3)), Some(12));
     }
 
     /// Does the least sum of two curves follow thesis equation 5.3?

@@ -8,10 +8,12 @@ use cachemate_policy::rng::SplitMix64;
 use cachemate_policy::solvers::sizing::{Claim, Total, exact};
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
 use cachemate_sim::metrics::weighted_speedup;
+use cachemate_sim::run::Deciding;
 
-use super::choices::sizing;
-use super::pairs::{Alone, alone_by_colours};
-use super::{COLOURS, Pace, job, on_chip, rates, tell, told};
+use super::choices::{WINDOW_CYCLES, sizing};
+use super::course::{Course, Stretch, Until, left_alone};
+use super::pairs::{Alone, Input, Solo, alone_by_colours, solos};
+use super::{COLOURS, Pace, job, on_chip, tell, told};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -24,8 +26,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 /// Mixes are drawn from these: the thesis's programs of chapter 4.
 const PROGRAMS: [&str; 12] =
     ["mcf", "art", "vortex", "ammp", "applu", "twolf", "gzip", "vpr", "swim", "equake", "parser", "crafty"];
-/// Curves and decisions are in by then: traces are taken one after the other.
-const WARM_UP_CYCLES_PER_PROGRAM: u64 = 5_000_000;
+/// From here on the policy measures and decides; it has to be through before the programs' stretches begin.
+const DECIDES_FROM: u64 = 2_000_000;
 /// Almost three times the lines of the L2; the thesis's ten times would take as much longer with eight programs.
 const TRACE_ENTRIES: u64 = 40_000;
 
@@ -75,34 +77,40 @@ fn best_shares(alone: &[&Alone]) -> Vec<String> {
     deal.into_iter().map(share).collect()
 }
 
-fn run_mix(programs: &[usize], alone: &BTreeMap<usize, Alone>, pace: Pace, seed: u64) -> Result<Mix, ReproError> {
+fn run_mix(
+    programs: &[usize],
+    alone: &BTreeMap<usize, (Solo, Alone)>,
+    pace: Pace,
+    seed: u64,
+) -> Result<Mix, ReproError> {
     let jobs = programs.iter().map(|&at| job(PROGRAMS[at], 1)).collect();
-    let mut workload = on_chip(jobs, programs.len() as u32, true, pace, seed)?;
-    workload.warm_up_cycles = pace.warm_up_cycles.min(WARM_UP_CYCLES_PER_PROGRAM) * programs.len() as u64;
-    let of: Vec<&Alone> = programs.iter().map(|at| &alone[at]).collect();
-    let solo: Vec<f64> = of.iter().map(|alone| 1.0 / alone.space.whole_cycles()).collect();
-    let speedup = |results| weighted_speedup(&rates(results), &solo).unwrap_or(f64::NAN);
-    let shared = workload.unmanaged()?;
-    let offline = workload.managed(told(&workload, &best_shares(&of))?)?;
-    let online = workload.managed(sizing(&workload, TRACE_ENTRIES, "")?)?;
-    let last = online.records.last().map(|record| &record.decision.plan.shares);
-    let shares = last.into_iter().flatten().map(|share| match &share.units {
+    let workload = on_chip(jobs, programs.len() as u32, true, pace, seed)?;
+    let of: Vec<&(Solo, Alone)> = programs.iter().map(|at| &alone[at]).collect();
+    let solo: Vec<f64> = of.iter().map(|(solo, _)| solo.rate).collect();
+    let stretches: Vec<Stretch> = of.iter().map(|(solo, _)| solo.stretch).collect();
+    let curves: Vec<&Alone> = of.iter().map(|(_, alone)| alone).collect();
+    let course = |by: Deciding| Course::of(&workload, by, Until::Passed(&stretches), pace);
+    let speedup = |course: &Course| weighted_speedup(&course.rates(&stretches), &solo).unwrap_or(f64::NAN);
+    let shared = course(left_alone(&workload))?;
+    let offline = course(told(&workload, &best_shares(&curves))?)?;
+    let online = course(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, "")?)?;
+    let shares = online.shares.iter().map(|share| match &share.units {
         Units::Colours { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),
         Units::Ways { mask } => format!("{} ways", mask.count()),
     });
     Ok(Mix {
         programs: programs.to_vec(),
         shared: speedup(&shared),
-        offline: speedup(&offline.results),
-        online: speedup(&online.results),
+        offline: speedup(&offline),
+        online: speedup(&online),
         online_shares: shares.collect::<Vec<_>>().join(", "),
     })
 }
 
 fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let pace = context
-        .pick(Pace { scale: 40_000, warm_up_cycles: 3_000_000 }, Pace { scale: 15_000, warm_up_cycles: 8_000_000 });
-    let colours: Vec<u32> = context.pick(vec![1, 4, COLOURS], (1..=COLOURS).collect());
+        .pick(Pace { scale: 40_000, warm_up_cycles: 6_000_000 }, Pace { scale: 15_000, warm_up_cycles: 12_000_000 });
+    let colours: Vec<u32> = context.pick(vec![1, 3, 6, 12, COLOURS], (1..=COLOURS).collect());
     // Mixes of four and of eight, over all seeds together.
     let counts = context.pick([(4, 1), (8, 0)], [(4, 32), (8, 18)]);
     let mut mixes: Vec<(u64, Vec<usize>)> = Vec::new();
@@ -115,9 +123,12 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     }
     let needed: Vec<usize> =
         (0..PROGRAMS.len()).filter(|at| mixes.iter().any(|(_, programs)| programs.contains(at))).collect();
-    let programs: Vec<(&'static str, u64)> = needed.iter().map(|&at| (PROGRAMS[at], 1)).collect();
-    let measured = alone_by_colours(context, &programs, &colours, true, pace, context.seeds[0])?;
-    let alone: BTreeMap<usize, Alone> = needed.into_iter().zip(measured).collect();
+    let programs: Vec<Input> = needed.iter().map(|&at| (PROGRAMS[at], 1)).collect();
+    let seed = context.seeds[0];
+    let solos = solos(context, &programs, true, pace, seed)?;
+    let both: Vec<(Input, Solo)> = programs.iter().copied().zip(solos.iter().copied()).collect();
+    let curves = alone_by_colours(context, &both, &colours, true, pace, seed)?;
+    let alone: BTreeMap<usize, (Solo, Alone)> = needed.into_iter().zip(solos.into_iter().zip(curves)).collect();
     let all = context.run_all(&mixes, |(seed, programs)| {
         tell(context, &format!("{} programs", programs.len()), *seed);
         run_mix(programs, &alone, pace, *seed)

@@ -6,16 +6,19 @@
 
 mod choices;
 mod colours;
+mod course;
+mod goals;
 mod isolation;
 mod mixes;
 mod pairs;
 mod resize;
 mod serve;
 
+pub(crate) use choices::sizing;
+
 use cachemate_core::{Level, Window};
 use cachemate_policy::policies;
 use cachemate_sim::machine::SimOptions;
-use cachemate_sim::results::RunResults;
 use cachemate_sim::run::Deciding;
 
 use crate::setup::{Job, Workload, failed};
@@ -38,14 +41,27 @@ pub(crate) struct Pace {
     pub warm_up_cycles: u64,
 }
 
+impl Pace {
+    pub fn measured_cycles(self) -> u64 {
+        MEASURED_CYCLES / self.scale
+    }
+}
+
 /// See the index.
 pub fn experiments() -> Vec<Experiment> {
-    vec![colours::EXPERIMENT, choices::EXPERIMENT, resize::EXPERIMENT, serve::EXPERIMENT, mixes::EXPERIMENT]
+    vec![
+        colours::EXPERIMENT,
+        choices::EXPERIMENT,
+        resize::EXPERIMENT,
+        serve::EXPERIMENT,
+        mixes::EXPERIMENT,
+        goals::EXPERIMENT,
+    ]
 }
 
 /// Programs on the chip. `cores` beyond the thesis's two are for more programs on the same cache.
 pub(crate) fn on_chip(jobs: Vec<Job>, cores: u32, l3: bool, pace: Pace, seed: u64) -> Result<Workload, ReproError> {
-    let mut workload = Workload::on(CHIP, jobs, seed)?.lasting(pace.warm_up_cycles, MEASURED_CYCLES / pace.scale);
+    let mut workload = Workload::on(CHIP, jobs, seed)?.lasting(pace.warm_up_cycles, pace.measured_cycles());
     workload.options = SimOptions { scale: pace.scale, ..workload.options };
     let spec = &mut workload.machine;
     spec.cores_per_package = cores;
@@ -69,9 +85,15 @@ pub(crate) fn job(name: &str, seed: u64) -> Job {
 /// Colours of each program, in order, from the start on.
 pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<Deciding, ReproError> {
     let shares: Vec<String> = shares.iter().map(|share| format!("'{share}'")).collect();
-    let parameters = format!("steps = [{{ shares = [{}] }}]", shares.join(", "));
+    let window_ns = nominal_ns(workload, course::LOOK_CYCLES);
+    let parameters = format!("window_ns = {window_ns}\nsteps = [{{ shares = [{}] }}]", shares.join(", "));
     // Before the first plan nothing but the first few pages are touched.
     decided_by(workload, "static-partition", &parameters, Window::Cycles { cycles: 1_000 * workload.options.scale })
+}
+
+/// Simulated cycles as policies are told them: unscaled.
+pub(crate) fn nominal_ns(workload: &Workload, cycles: u64) -> u64 {
+    cycles * workload.options.scale * 1_000 / (workload.machine.hertz / 1_000_000)
 }
 
 /// A policy by name.
@@ -94,11 +116,6 @@ pub(crate) fn decided_by(
 /// The first program gets `first` colours, the second the rest.
 pub(crate) fn split(first: u32) -> Vec<String> {
     vec![format!("0-{}", first - 1), format!("{first}-{}", COLOURS - 1)]
-}
-
-/// Instructions per elapsed cycle, by task.
-pub(crate) fn rates(results: &RunResults) -> Vec<f64> {
-    results.tasks.iter().map(|task| task.instructions as f64 / results.elapsed_cycles.max(1) as f64).collect()
 }
 
 /// How often a run is told of.

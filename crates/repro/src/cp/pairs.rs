@@ -1,12 +1,15 @@
-//! Pairs of programs at all splits of the cache, sharing it, and alone: what CP-2 to CP-4 and RM-4 are read from.
+//! Pairs of programs at splits of the cache, sharing it, and alone: what CP-2 to CP-4 and RM-4 are read from. Every
+//! program is timed over the same stretch of its work in all of them ([`super::course`]).
 
-use cachemate_core::{Level, Plan, Profiles, TaskId, Window};
+use std::collections::BTreeSet;
+
+use cachemate_core::{Plan, Profiles, TaskId, Window};
 use cachemate_policy::partition::space::Space;
-use cachemate_policy::solvers::sizing::{Claim, Total, exact, total_cost};
-use cachemate_sim::results::{RunResults, StallCycles};
+use cachemate_policy::solvers::sizing::{Claim, Total, exact};
 
-use super::{COLOURS, Pace, job, on_chip, rates, split, tell, told};
-use crate::setup::Workload;
+use super::course::{Course, LOOK_CYCLES, Stretch, Until, left_alone};
+use super::{COLOURS, Pace, job, on_chip, split, tell, told};
+use crate::setup::{Workload, failed};
 use crate::{Context, ReproError};
 
 pub(crate) type Pair = (&'static str, &'static str);
@@ -27,7 +30,8 @@ pub(super) const CONTROLS: [Pair; 3] = [("gap", "parser"), ("apsi", "crafty"), (
 /// A slowdown from sharing below this is noise: nothing to recover.
 const SLOWED: f64 = 0.01;
 
-/// One pair under one seed; all rates in instructions per elapsed cycle, of the first and the second program.
+/// One pair under one seed; all rates in instructions per cycle, of the first and the second program.
+#[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Measured {
     pub pair: Pair,
     pub alone: [f64; 2],
@@ -53,11 +57,6 @@ impl Measured {
         let Some(first) = first else { return Some(self.shared) };
         self.splits.iter().find(|(split, _)| *split == first).map(|(_, rates)| *rates)
     }
-    /// The measured split nearest to one that was asked for.
-    pub fn nearest(&self, first: Option<u32>) -> Option<u32> {
-        let first = first?;
-        self.splits.iter().map(|(split, _)| *split).min_by_key(|split| split.abs_diff(first))
-    }
     /// The split with the largest sum of gains.
     pub fn best(&self) -> &(u32, [f64; 2]) {
         let best = self.splits.iter().max_by(|a, b| self.sum(&a.1).total_cmp(&self.sum(&b.1)));
@@ -76,59 +75,105 @@ impl Measured {
     }
 }
 
-fn two(results: &RunResults) -> [f64; 2] {
-    let rates = rates(results);
-    [rates[0], rates[1]]
+/// A program alone on the whole cache.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Solo {
+    pub rate: f64,
+    pub stretch: Stretch,
+}
+
+/// A program's name and the seed of its input.
+pub(crate) type Input = (&'static str, u64);
+
+/// Inputs of a pair: two copies of one program would not be the same.
+pub(crate) fn inputs(pair: Pair, seed: u64) -> [Input; 2] {
+    [(pair.0, seed), (pair.1, seed + 1_000)]
+}
+
+/// What programs do alone, and the stretches that all runs time them over.
+pub(crate) fn solos(
+    context: &Context<'_>,
+    programs: &[Input],
+    l3: bool,
+    pace: Pace,
+    seed: u64,
+) -> Result<Vec<Solo>, ReproError> {
+    let whole = pace.warm_up_cycles + pace.measured_cycles();
+    context.run_all(programs, |&(program, input)| {
+        tell(context, &format!("{program} alone"), seed);
+        let workload = on_chip(vec![job(program, input)], 2, l3, pace, seed)?;
+        let course = Course::of(&workload, left_alone(&workload), Until::Cycles(whole + 2 * LOOK_CYCLES), pace)?;
+        let stretch = course.stretch(0, pace.warm_up_cycles as f64, whole as f64);
+        let over = stretch.and_then(|stretch| Some((stretch, course.over(0, stretch)?)));
+        let (stretch, over) = over.ok_or_else(|| failed(program)("it did nothing in the measured time"))?;
+        Ok(Solo { rate: 1.0 / over.cycles_per_instr, stretch })
+    })
 }
 
 /// What is run for a pair.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Run {
-    Alone(usize),
     Shared,
     Split(u32),
 }
 
-fn run_one(workload: &Workload, run: Run) -> Result<[f64; 2], ReproError> {
-    match run {
-        Run::Alone(which) => Ok([rates(&workload.solo(which)?)[0], 0.0]),
-        Run::Shared => Ok(two(&workload.unmanaged()?)),
-        Run::Split(first) => Ok(two(&workload.managed(told(workload, &split(first))?)?.results)),
-    }
+fn run_one(workload: &Workload, run: Run, solos: [Solo; 2], pace: Pace) -> Result<[f64; 2], ReproError> {
+    let by = match run {
+        Run::Shared => left_alone(workload),
+        Run::Split(first) => told(workload, &split(first))?,
+    };
+    let stretches = solos.map(|solo| solo.stretch);
+    let rates = Course::of(workload, by, Until::Passed(&stretches), pace)?.rates(&stretches);
+    Ok([rates[0], rates[1]])
 }
 
-/// Pairs alone, sharing, and at the given splits, under each seed; seed by seed.
+/// One pair with its inputs' seed, and where it is to be measured.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub pair: Pair,
+    pub seed: u64,
+    /// Added to the seed of the machine, which gives the frames.
+    pub other_frames: u64,
+    pub alone: [Solo; 2],
+    pub splits: BTreeSet<u32>,
+}
+
+/// Pairs sharing, and at their splits; in the order asked.
 pub(crate) fn measure_pairs(
     context: &Context<'_>,
-    pairs: &[Pair],
-    splits: &[u32],
+    asked: &[Asked],
     l3: bool,
     pace: Pace,
-) -> Result<Vec<Vec<Measured>>, ReproError> {
-    let mut of_pair = vec![Run::Alone(0), Run::Alone(1), Run::Shared];
-    of_pair.extend(splits.iter().map(|&first| Run::Split(first)));
-    let mut runs = Vec::new();
-    for &seed in &context.seeds {
-        for &pair in pairs {
-            runs.extend(of_pair.iter().map(|&run| (seed, pair, run)));
-        }
-    }
-    let answers = context.run_all(&runs, |&(seed, (a, b), run)| {
-        tell(context, &format!("{a}+{b} {run:?}"), seed);
-        run_one(&on_chip(vec![job(a, seed), job(b, seed + 1_000)], 2, l3, pace, seed)?, run)
+) -> Result<Vec<Measured>, ReproError> {
+    let of = |asked: &Asked| -> Vec<Run> {
+        std::iter::once(Run::Shared).chain(asked.splits.iter().map(|&first| Run::Split(first))).collect()
+    };
+    let runs: Vec<(&Asked, Run)> =
+        asked.iter().flat_map(|asked| of(asked).into_iter().map(move |run| (asked, run))).collect();
+    let answers = context.run_all(&runs, |&(asked, run)| {
+        tell(context, &format!("{}+{} {run:?}", asked.pair.0, asked.pair.1), asked.seed);
+        run_one(&pair_on_chip(asked.pair, l3, pace, asked.seed, asked.other_frames)?, run, asked.alone, pace)
     })?;
-    let measured: Vec<Measured> = answers
-        .chunks(of_pair.len())
-        .zip(pairs.iter().cycle())
-        .map(|(answers, &pair)| Measured {
-            pair,
-            alone: [answers[0][0], answers[1][0]],
-            shared: answers[2],
-            splits: splits.iter().copied().zip(answers[3..].iter().copied()).collect(),
-        })
-        .collect();
-    let mut measured = measured.into_iter();
-    Ok(context.seeds.iter().map(|_| measured.by_ref().take(pairs.len()).collect()).collect())
+    let mut answers = answers.into_iter();
+    let mut next = || answers.next().expect("one answer to each run, in their order");
+    let measured = asked.iter().map(|asked| Measured {
+        pair: asked.pair,
+        alone: asked.alone.map(|solo| solo.rate),
+        shared: next(),
+        splits: asked.splits.iter().map(|&first| (first, next())).collect(),
+    });
+    Ok(measured.collect())
+}
+
+pub(crate) fn pair_on_chip(
+    pair: Pair,
+    l3: bool,
+    pace: Pace,
+    seed: u64,
+    other_frames: u64,
+) -> Result<Workload, ReproError> {
+    let jobs = inputs(pair, seed).map(|(program, input)| job(program, input)).to_vec();
+    on_chip(jobs, 2, l3, pace, seed + other_frames)
 }
 
 /// A program alone with each number of colours.
@@ -141,30 +186,23 @@ pub(crate) struct Alone {
 /// What each program alone does with each number of colours, measured by running it with them.
 pub(crate) fn alone_by_colours(
     context: &Context<'_>,
-    programs: &[(&'static str, u64)],
+    programs: &[(Input, Solo)],
     colours: &[u32],
     l3: bool,
     pace: Pace,
     seed: u64,
 ) -> Result<Vec<Alone>, ReproError> {
-    let runs: Vec<((&'static str, u64), u32)> =
+    let runs: Vec<((Input, Solo), u32)> =
         programs.iter().flat_map(|&program| colours.iter().map(move |&colours| (program, colours))).collect();
-    let answers = context.run_all(&runs, |&((program, job_seed), colours)| {
+    let answers = context.run_all(&runs, |&(((program, input), solo), colours)| {
         tell(context, &format!("{program} alone with {colours} colours"), seed);
-        let workload = on_chip(vec![job(program, job_seed)], 2, l3, pace, seed)?;
+        let workload = on_chip(vec![job(program, input)], 2, l3, pace, seed)?;
         let by = told(&workload, &[format!("0-{}", colours - 1)])?;
-        let results = workload.managed(by)?.results;
-        let kilo_instr = results.tasks.iter().map(|task| task.instructions).sum::<u64>().max(1) as f64 / 1000.0;
-        let misses = results.level(Level::L2).map_or(0, |level| level.misses) as f64;
-        let stalls: f64 = results.tasks.iter().map(|task| data_stalls(&task.stall_cycles)).sum();
-        Ok([misses / kilo_instr, 1.0 / rates(&results)[0], stalls / kilo_instr])
+        let course = Course::of(&workload, by, Until::Passed(&[solo.stretch]), pace)?;
+        let over = course.over(0, solo.stretch).ok_or_else(|| failed(program)("too slow for its stretch"))?;
+        Ok([over.misses_per_kilo_instr, over.cycles_per_instr, over.stalls_per_kilo_instr])
     })?;
     Ok(answers.chunks(colours.len()).map(|row| filled_in(colours, row)).collect())
-}
-
-fn data_stalls(stalls: &StallCycles) -> f64 {
-    let hits: f64 = stalls.hit.iter().filter(|(level, _)| *level >= Level::L2).map(|(_, cycles)| cycles).sum();
-    hits + stalls.remote_cache + stalls.local_memory + stalls.remote_memory + stalls.queue
 }
 
 /// For every number of colours, on straight lines between those that were measured.
@@ -181,23 +219,39 @@ fn filled_in(colours: &[u32], row: &[[f64; 3]]) -> Alone {
     Alone { space, stalls_per_kilo_instr: all(2) }
 }
 
-/// What an operator with curves of each program alone would choose for weighted speed-up: colours of the first, or
-/// `None` = leave the cache shared, where the predictor sees less than 1 % in it.
-pub(super) fn chosen_split(workload: &Workload, spaces: [&Space; 2]) -> Option<u32> {
-    let claim = |space: &Space| {
-        let all = space.whole_cycles();
-        Claim { costs: space.cycles_per_instr.iter().map(|cycles| -all / cycles).collect(), at_least: 1 }
-    };
-    let claims = spaces.map(claim);
+/// What is expected of a pair from curves of each program alone; speeds over those alone on the whole cache.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Expected {
+    pub shared: [f64; 2],
+    /// Colours of the first at the best split, and the speeds there.
+    pub first: u32,
+    pub split: [f64; 2],
+}
+
+impl Expected {
+    /// What an operator would choose for weighted speed-up: colours of the first, or `None` = leave the cache shared,
+    /// where less than 1 % is expected of dividing.
+    pub fn chosen(&self) -> Option<u32> {
+        let sum = |speeds: [f64; 2]| speeds.iter().sum::<f64>();
+        (sum(self.split) / sum(self.shared) - 1.0 >= 0.01).then_some(self.first)
+    }
+}
+
+/// By the exact solver and the predictor; `None` where the predictor cannot say.
+pub(super) fn expected(workload: &Workload, spaces: [&Space; 2]) -> Option<Expected> {
+    let claims = spaces.map(|space| Claim {
+        costs: space.cycles_per_instr.iter().map(|cycles| -space.whole_cycles() / cycles).collect(),
+        at_least: 1,
+    });
     let deal = exact(&claims, COLOURS, Total::Sum).expect("sixteen colours for two, and measured costs");
     let topology = workload.machine.topology();
     let bytes = topology.caches.iter().find(|cache| cache.last_level)?.size_bytes?;
     let profiles: Profiles =
         spaces.iter().enumerate().map(|(at, space)| (TaskId(at as u32), space.to_profile(bytes))).collect();
     let shared = workload.yardstick().forecast(&topology, &profiles, &Plan::idle(Window::Time { ns: 1 }));
-    let speeds = shared.tasks.values().map(|task| task.degradation.map(|slower| 1.0 / (1.0 + slower.value)));
-    let shared: f64 = speeds.sum::<Option<f64>>()?;
-    (-total_cost(&claims, &deal, Total::Sum) / shared - 1.0 >= 0.01).then_some(deal[0])
+    let speed = |at: u32| Some(1.0 / (1.0 + shared.tasks.get(&TaskId(at))?.degradation?.value));
+    let at = |which: usize| -claims[which].costs[deal[which] as usize - 1];
+    Some(Expected { shared: [speed(0)?, speed(1)?], first: deal[0], split: [at(0), at(1)] })
 }
 
 #[cfg(test)]
@@ -231,9 +285,10 @@ mod tests {
         let workload = on_chip(Vec::new(), 2, true, Pace { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
         let flat = filled_in(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
         let steep = filled_in(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
-        assert_eq!(chosen_split(&workload, [&steep.space, &flat.space]), Some(15));
-        assert_eq!(chosen_split(&workload, [&flat.space, &steep.space]), Some(1));
-        assert_eq!(chosen_split(&workload, [&flat.space, &flat.space]), None);
+        let chosen = |a: &Alone, b: &Alone| expected(&workload, [&a.space, &b.space]).unwrap().chosen();
+        assert_eq!(chosen(&steep, &flat), Some(15));
+        assert_eq!(chosen(&flat, &steep), Some(1));
+        assert_eq!(chosen(&flat, &flat), None);
     }
 
     /// Do lines between measured numbers of colours pass through the measured points?

@@ -62,6 +62,13 @@ pub fn workload(program: &str, seed: u64) -> Result<Workload, ReproError> {
     Ok(workload)
 }
 
+/// Logs so many entries after the warm-up.
+pub fn log_of(workload: &Workload, warm_up: f64, entries: u32) -> Result<Traced, ReproError> {
+    let mut program = Alone::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
+    program.run_to(warm_up)?;
+    program.trace(entries)
+}
+
 /// Logs so many instructions of the program, or `LOG_ENTRIES`: a first short log says how many entries that takes.
 pub fn log(workload: &Workload, lengths: Lengths, share: f64) -> Result<Traced, ReproError> {
     let mut program = Alone::start(workload, LOGGED_AT, WINDOW_CYCLES)?;

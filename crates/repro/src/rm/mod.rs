@@ -4,7 +4,9 @@
 mod accuracy;
 mod alone;
 mod alternating;
+mod overhead;
 mod phases;
+mod remeasure;
 mod sensitivity;
 
 use crate::Experiment;

@@ -9,7 +9,6 @@ use cachemate_locality::phases::{PhaseDetector, PhaseEvent, PhaseParameters};
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
 use cachemate_sim::machine::{Length, SimMachine, SimOptions};
 
-use super::accuracy::{self, LOG_ENTRIES, LOGGED_AT, Lengths};
 use super::alone::{Alone, MACHINE, Timeline};
 use super::alternating::alternating;
 use crate::setup::{Workload, failed};
@@ -19,9 +18,9 @@ use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 const PAIRS: [[&str; 2]; 6] =
     [["mcf", "gzip"], ["twolf", "milc"], ["omnetpp", "crafty"], ["vpr", "swim"], ["soplex", "bzip2"], ["gap", "art"]];
 /// The thesis's interval of 10^9 instructions at this scale.
-const SCALE: f64 = 4_000.0;
-const INTERVAL_INSTRUCTIONS: f64 = 1e9 / SCALE;
-const INTERVALS_A_PHASE: usize = 8;
+pub(super) const SCALE: f64 = 4_000.0;
+pub(super) const INTERVAL_INSTRUCTIONS: f64 = 1e9 / SCALE;
+pub(super) const INTERVALS_A_PHASE: usize = 8;
 const WINDOW_CYCLES: u64 = 50_000;
 
 /// One pair at one size, interval by interval.
@@ -140,7 +139,9 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     )
     .time_scale(SCALE)
     .note("Misses of both first-level caches and references of the L2, per 1000 instructions: no allocation of the L2 changes them.");
-    Ok(vec![rates, insensitive, overhead(context)?])
+    let mut findings = vec![rates, insensitive, super::remeasure::finding(context)?];
+    findings.extend(super::overhead::findings(context)?);
+    Ok(findings)
 }
 
 fn points(runs: &[Run], colours: &[u32]) -> Vec<DataPoint> {
@@ -191,62 +192,4 @@ fn picture(runs: &[Run], colours: &[u32]) -> Figure {
         ..Chart::default()
     };
     Figure { name: "rm-5-phases".to_string(), title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
-}
-
-/// Average phase lengths that the thesis measured (Table 5.5 d), 10^9 cycles, of the programs that are in our table.
-const PHASES: [(&str, f64); 19] = [
-    ("ammp", 65.0),
-    ("applu", 483.0),
-    ("apsi", 6.0),
-    ("art", 246.0),
-    ("bzip2", 17.0),
-    ("crafty", 249.0),
-    ("equake", 150.0),
-    ("gap", 224.0),
-    ("gzip", 446.0),
-    ("mcf", 11.0),
-    ("mesa", 356.0),
-    ("mgrid", 509.0),
-    ("parser", 195.0),
-    ("swim", 28.0),
-    ("twolf", 518.0),
-    ("vortex", 400.0),
-    ("vpr", 25.0),
-    ("libquantum", 1753.0),
-    ("omnetpp", 1704.0),
-];
-/// Assumed for a curve from a full log on one core, at the machine's 1.5 GHz; not measured yet.
-const COMPUTING_CYCLES: f64 = 5e-3 * 1.5e9;
-
-/// Tracing and computing, of the time of a phase: measured cost of an entry, a full log, phases as long as measured by
-/// the thesis.
-fn overhead(context: &Context<'_>) -> Result<Finding, ReproError> {
-    let programs: &[(&str, f64)] = context.pick(&PHASES[2..3], &PHASES);
-    let seed = context.seeds[0];
-    let costs = context.run_all(programs, |&(program, phase)| {
-        let workload = accuracy::workload(program, seed)?;
-        let lengths = Lengths { warm_up: 3e5, logged: 1e5 };
-        let traced = accuracy::log(&workload, lengths, 1.0)?;
-        let cycles = traced.cost_ns * 1e-9 * workload.machine.hertz as f64 / traced.entries() as f64 * LOG_ENTRIES;
-        Ok((program, 100.0 * (cycles + COMPUTING_CYCLES) / (phase * 1e9)))
-    })?;
-    let worst = costs.iter().map(|&(_, cost)| cost).fold(0.0, f64::max);
-    let points = costs.iter().map(|(program, cost)| DataPoint::over("full log", *program, &[*cost])).collect();
-    let over: Vec<String> =
-        costs.iter().filter(|(_, cost)| *cost >= 2.0).map(|(program, cost)| format!("{program} {cost:.1} %")).collect();
-    let over = if over.is_empty() { "none".to_string() } else { over.join(", ") };
-    let quarter = costs.iter().map(|&(_, cost)| cost / 4.0).fold(0.0, f64::max);
-    let finding = Finding::new(
-        "RM-5",
-        "tracing and computing a full log, of the time of a phase, worst program",
-        "under 2 % for all but apsi (8.7) and mcf (3.1)",
-        "%",
-        Bar::AtMost { bar: 2.0, paper_best: None },
-        &[(seed, worst)],
-    );
-    Ok(finding.points(points).note(format!(
-        "163 840 entries at the interrupt cost of the machine's description, {LOGGED_AT} colours; phase lengths are the \
-         thesis's (Table 5.5 d), since the simulated programs' phases are scaled. At 2 % and above: {over}. With a quarter \
-         of the log the worst is {quarter:.1} %."
-    )))
 }

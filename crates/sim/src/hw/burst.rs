@@ -353,7 +353,8 @@ impl Front {
                     return Some(Outcome::Held);
                 }
                 let store = access.kind() == AccessKind::Store;
-                let cost = translate(thread, access.address() >> around.page_shift, context, store, around);
+                let cost =
+                    translate(thread, access.address() >> around.page_shift, context, store, around, self.l1d, burst.t);
                 burst.spent.faults += cost;
                 context.ready = burst.t + cost;
                 (cost > 0).then_some(Outcome::Blocked)
@@ -531,7 +532,7 @@ impl Front {
         }
         let Some(frame) = thread.tlb.find(address >> page_shift) else {
             // Comes here again with the translation at hand.
-            burst.spent.faults += translate(thread, address >> page_shift, context, false, around);
+            burst.spent.faults += translate(thread, address >> page_shift, context, false, around, self.l1d, t);
             context.ready = t + burst.spent.faults;
             return Some(Outcome::Blocked);
         };
@@ -644,8 +645,19 @@ fn depends(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> Opt
 }
 
 /// Asks the operating system; ticks it took.
-fn translate(thread: &mut Thread, page: u64, context: &Context, store: bool, around: &mut Around<'_>) -> u64 {
+fn translate(
+    thread: &mut Thread,
+    page: u64,
+    context: &Context,
+    store: bool,
+    around: &mut Around<'_>,
+    l1d: usize,
+    t: u64,
+) -> u64 {
     let framed = around.frames.frame(thread.process, page, context.cpu, store);
     thread.tlb.insert(page, framed.frame);
+    if framed.copied {
+        around.caches.copied_in(l1d, framed.frame << around.page_shift, 1 << around.page_shift, thread.slot(), t);
+    }
     framed.cost_cycles * around.ticks_per_cycle
 }

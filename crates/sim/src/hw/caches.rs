@@ -357,6 +357,28 @@ impl Caches {
         }
     }
 
+    /// A page has just been copied to these bytes on the core of this L1: all of its lines are in the last cache on the
+    /// core's way to memory. They are held clean, as the traffic of copying is in what the machine says a copied page
+    /// costs. Without this the cost would be charged twice: its measurement (CP 4.6.5) left the lines cached.
+    pub fn copied_in(&mut self, l1: usize, first_address: u64, bytes: u64, task: u16, now: u64) {
+        let parent = |at: usize| Some(self.units[at].parent).filter(|&parent| parent != ROOT);
+        let path: Vec<usize> = std::iter::successors(parent(l1), |&at| parent(at)).collect();
+        let Some(&into) = path.iter().rev().find(|&&at| !self.units[at].is_victim()) else { return };
+        let root = path[path.len() - 1];
+        let (shift, package) = (self.units[into].line_shift, self.units[into].package);
+        // Nobody's counters: the copying is the operating system's.
+        let mut counters = TaskCounters::default();
+        for line in first_address >> shift..(first_address + bytes) >> shift {
+            if self.units[into].store.find(line).is_some() {
+                continue;
+            }
+            let address = line << shift;
+            let ask = Ask { address, at: now, store: true, through: false, prefetch: true, task, class: 0, package };
+            self.other_roots(root, &ask, Action::Take);
+            self.fill(into, Meta::new(EXCLUSIVE, 0, task), &ask, &mut counters);
+        }
+    }
+
     /// Removes a frame's lines everywhere and forgets them.
     pub fn flush(&mut self, first_address: u64, bytes: u64) {
         for unit in &mut self.units {

@@ -56,6 +56,8 @@ pub struct Framed {
     /// Physical page number, below memory size / page size.
     pub frame: u64,
     pub cost_cycles: u64,
+    /// The page has just been copied there.
+    pub copied: bool,
 }
 
 /// Asked when a thread's translation is not at hand; the operating system allocates, colours and charges.
@@ -271,6 +273,14 @@ impl Hardware {
     /// else, whose first misses on it are cold.
     pub fn flush_frame(&mut self, frame: u64) {
         self.caches.flush(frame << self.page_shift, 1 << self.page_shift);
+    }
+
+    /// A page has just been copied to a frame by this CPU, on a task's time: see [`Caches::copied_in`].
+    pub fn copied_in(&mut self, cpu: CpuId, frame: u64, task: TaskId) {
+        let core = (cpu.0 / self.spec.contexts_per_core) as usize;
+        let (l1d, address) = (self.cores[core].front.l1d, frame << self.page_shift);
+        let task = task.0.min(u32::from(u16::MAX) - 2) as u16;
+        self.caches.copied_in(l1d, address, 1 << self.page_shift, task, self.now);
     }
 
     fn unit(&self, cache: CacheId) -> Result<&Unit, BadRequest> {

@@ -59,6 +59,7 @@ pub struct MovedPage {
     pub process: usize,
     pub page: u64,
     pub old_frame: u32,
+    pub frame: u32,
 }
 
 /// What a look-up found or did.
@@ -199,7 +200,7 @@ impl Memory {
         if let Some(colouring) = &mut space.colouring {
             colouring.moved_pages += 1;
         }
-        self.left.push(MovedPage { process, page, old_frame: old });
+        self.left.push(MovedPage { process, page, old_frame: old, frame: fresh });
     }
 
     /// What moved since the last call. The frames that were left are free from now on: translations must be dropped
@@ -281,7 +282,7 @@ impl Memory {
             match self.take_emptiest(process, cpu) {
                 Some(fresh) => {
                     self.remap(process, page, old_frame, fresh);
-                    return Some(MovedPage { process, page, old_frame });
+                    return Some(MovedPage { process, page, old_frame, frame: fresh });
                 }
                 None => {
                     let wrong = !self.allows(process, old_frame);

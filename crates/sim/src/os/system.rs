@@ -104,15 +104,15 @@ struct Paging<'a> {
 
 impl Frames for Paging<'_> {
     fn frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, _store: bool) -> Framed {
-        let (frame, cost_cycles) = match self.memory.look_up(process.0 as usize, page, cpu.0) {
-            Found::Resident(frame) => (frame, 0),
+        let (frame, cost_cycles, copied) = match self.memory.look_up(process.0 as usize, page, cpu.0) {
+            Found::Resident(frame) => (frame, 0, false),
             Found::Fault(frame) => {
                 self.faults.push(cpu.0);
-                (frame, self.costs.fault_cycles)
+                (frame, self.costs.fault_cycles, false)
             }
-            Found::Moved(frame, _) => (frame, self.costs.move_page_cycles),
+            Found::Moved(frame, _) => (frame, self.costs.move_page_cycles, true),
         };
-        Framed { frame: u64::from(frame), cost_cycles }
+        Framed { frame: u64::from(frame), cost_cycles, copied }
     }
 }
 
@@ -479,8 +479,14 @@ impl System {
         let cpu = running.or_else(idle).unwrap_or(0);
         let each = self.costs.move_page_cycles.max(1);
         let burst = (self.costs.move_burst_cycles / each).max(1);
-        let moved = (0..burst).map_while(|_| self.memory.move_next(process, cpu)).count() as u64;
+        let pages: Vec<u32> =
+            (0..burst).map_while(|_| self.memory.move_next(process, cpu)).map(|moved| moved.frame).collect();
+        let moved = pages.len() as u64;
         self.follow_moves();
+        if let Some(slot) = self.dispatcher.running(cpu) {
+            let task = TaskId(slot as u32);
+            pages.into_iter().for_each(|frame| self.hw.copied_in(CpuId(cpu), u64::from(frame), task));
+        }
         self.page_copy_cycles += moved * each;
         if moved > 0 {
             self.hw.charge(CpuId(cpu), moved * each, Charge::PageCopy);

@@ -73,7 +73,7 @@ pub(crate) struct Plain;
 
 impl Frames for Plain {
     fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
-        Framed { frame: page + 4096 * u64::from(process.0), cost_cycles: 0 }
+        Framed { frame: page + 4096 * u64::from(process.0), cost_cycles: 0, copied: false }
     }
 }
 

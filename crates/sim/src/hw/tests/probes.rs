@@ -215,6 +215,6 @@ struct Dense(std::collections::BTreeMap<u64, u64>);
 impl Frames for Dense {
     fn frame(&mut self, _process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
         let next = self.0.len() as u64;
-        Framed { frame: *self.0.entry(page).or_insert(next), cost_cycles: 0 }
+        Framed { frame: *self.0.entry(page).or_insert(next), cost_cycles: 0, copied: false }
     }
 }

@@ -191,7 +191,11 @@ struct Coloured;
 
 impl Frames for Coloured {
     fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
-        Framed { frame: 2 * (page + 4096 * u64::from(process.0)) + u64::from(process.0 % 2), cost_cycles: 0 }
+        Framed {
+            frame: 2 * (page + 4096 * u64::from(process.0)) + u64::from(process.0 % 2),
+            cost_cycles: 0,
+            copied: false,
+        }
     }
 }
 
@@ -240,4 +244,16 @@ fn the_matrix_names_evictor_and_victim() {
     }
     let bytes: u64 = hw.occupancy_bytes(CacheId(2)).iter().map(|(_, bytes)| bytes).sum();
     assert_eq!(bytes, 256);
+}
+
+/// Does a page find its lines in the last cache right after it was copied, and elsewhere none of anybody's?
+#[test]
+fn a_copied_page_is_cached() {
+    let mut hw = hardware(&machine());
+    hw.copied_in(CpuId(0), 1, TaskId(0));
+    let page: Vec<Access> = (0..64).map(|line| Access::load(4096 + line * 64, 1)).collect();
+    hw.load(CpuId(0), thread(0, 0, page, false), 0);
+    let counters = finish(&mut hw, u64::MAX / 4).0.remove(0).counters;
+    let misses = |level: Level| counters.levels[level as usize].all_misses();
+    assert_eq!((misses(Level::L1Data), misses(Level::L2)), (64, 0));
 }

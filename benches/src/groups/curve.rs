@@ -1,0 +1,56 @@
+//! A miss-rate curve from one log of 163 840 addresses (papers RM 5.3: 83 ms at 1.5 GHz for the bounded stack).
+//!
+//! Promised are at most 5 ms on one core: 0.0002 million curves a second. The log is a program's as far as its reuses go:
+//! loops of several sizes, a stream, and lines that come back at random.
+
+use super::{Group, Options};
+use crate::harness::{Clock, Contender, Row, compare};
+use cachemate_locality::curve::MissRateCurve;
+use cachemate_locality::rapidmrc::{Counted, Trace, Warmup, survival_curve, trace_curve};
+use cachemate_policy::rng::SplitMix64;
+
+pub const GROUP: Group = Group {
+    name: "curve",
+    about: "a miss-rate curve from a log of 163 840 addresses: survival against the bounded stack",
+    run,
+};
+
+const ENTRIES: usize = 163_840;
+const LINE_BYTES: u64 = 128;
+/// Of the thesis's L2, by colours.
+const CACHE_BYTES: u64 = 1_966_080;
+const COLOURS: u64 = 16;
+const LOGS: usize = 4;
+
+fn log(seed: u64) -> Vec<u64> {
+    let mut generator = SplitMix64::new(seed);
+    let line = |at: usize| match generator.below(4) {
+        0 => at as u64 % 3_000,
+        1 => 1 << 20 | at as u64 % 14_000,
+        2 => 1 << 21 | at as u64,
+        _ => 1 << 22 | generator.below(20_000),
+    };
+    (0..ENTRIES).map(line).collect()
+}
+
+fn run(options: &Options) -> Vec<Row> {
+    let logs: Vec<Vec<u64>> = (0..LOGS as u64).map(log).collect();
+    let sizes: Vec<u64> = (1..=COLOURS).map(|colours| CACHE_BYTES * colours / COLOURS).collect();
+    let at_all = |curve: Option<MissRateCurve>| {
+        let curve = curve.expect("a log with entries and instructions");
+        curve.points().iter().map(|&(_, rate)| rate as u64).sum::<u64>()
+    };
+    let by = |form: fn(&Trace<'_>, &[u64]) -> Option<MissRateCurve>| {
+        let (logs, sizes) = (&logs, &sizes);
+        move || {
+            let trace = |lines| Trace { lines, line_bytes: LINE_BYTES, instructions: 4e6, lost: None };
+            logs.iter().map(|lines| at_all(form(&trace(lines), sizes))).sum()
+        }
+    };
+    let survival: fn(&Trace<'_>, &[u64]) -> _ = |trace, sizes| survival_curve(trace, &Counted::default(), sizes);
+    let contenders = vec![
+        Contender::new("bounded stack (thesis)", by(|trace, sizes| trace_curve(trace, sizes, Warmup::Automatic, true))),
+        Contender::new("survival", by(survival)).against(0, None).least_millions(Some(0.0002)),
+    ];
+    compare("curve", "log of 163 840 entries", LOGS, options.rounds, Clock::Thread, false, contenders)
+}

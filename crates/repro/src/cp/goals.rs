@@ -1,0 +1,173 @@
+//! What operators ask for instead of throughput: a floor for one program, fairness for all, in colours and in ways (thesis
+//! ch. 7: quality of service; issue's extension).
+//!
+//! One program beside a greedy one, both measured online and sized by the policy; every program is timed over the same
+//! stretch of its work. With a floor, the first program is never to be more than 5 % slower than alone; what that costs the
+//! other stands beside it.
+
+use cachemate_core::{Goal, Level, WayPartitions};
+use cachemate_report::figure::{Axis, BarGroup, Bars};
+
+use super::choices::sizing;
+use super::course::{Course, Stretch, Until, left_alone};
+use super::pairs::{Pair, Solo, inputs, pair_on_chip, solos};
+use super::{Pace, tell};
+use crate::setup::Workload;
+use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    ids: &["GOALS"],
+    what: "a floor for one program and fairness for all, in colours and in ways, and what they cost the others",
+    full_minutes: 3.0,
+    run: measure,
+};
+
+/// The first has the floor.
+const PAIRS: [Pair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
+const FLOOR: f64 = 0.05;
+/// The policy measures from here on and has decided before the stretches begin.
+const DECIDES_FROM: u64 = 1_000_000;
+const TRACE_ENTRIES: u64 = 20_000;
+const DECISION_CYCLES: u64 = 200_000;
+
+/// How the cache is run.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Way {
+    Shared,
+    /// By the sizing policy, for an objective; with the floor or without, in colours or in ways.
+    Sized {
+        objective: &'static str,
+        floor: bool,
+        ways: bool,
+    },
+}
+
+const WAYS: [(&str, Way); 5] = [
+    ("shared", Way::Shared),
+    ("weighted speed-up", Way::Sized { objective: "weighted-speedup", floor: false, ways: false }),
+    ("fairness", Way::Sized { objective: "fairness", floor: false, ways: false }),
+    ("floor", Way::Sized { objective: "weighted-speedup", floor: true, ways: false }),
+    ("floor, in ways", Way::Sized { objective: "weighted-speedup", floor: true, ways: true }),
+];
+
+/// Slowdowns of both programs over alone, in per cent.
+fn slowed(pair: Pair, alone: [Solo; 2], way: Way, pace: Pace, seed: u64) -> Result<[f64; 2], ReproError> {
+    let mut workload = pair_on_chip(pair, true, pace, seed, 0)?;
+    let by = match way {
+        Way::Shared => left_alone(&workload),
+        Way::Sized { objective, floor, ways } => {
+            if floor {
+                workload.jobs[0].goal = Some(Goal { priority: 1.0, degradation_at_most: Some(FLOOR) });
+            }
+            if ways {
+                in_ways(&mut workload);
+            }
+            sizing(
+                &workload,
+                TRACE_ENTRIES,
+                DECIDES_FROM,
+                DECISION_CYCLES,
+                &format!("objective = '{objective}'\njudge_windows = 0"),
+            )?
+        }
+    };
+    let stretches: [Stretch; 2] = alone.map(|solo| solo.stretch);
+    let rates = Course::of(&workload, by, Until::Passed(&stretches), pace)?.rates(&stretches);
+    Ok([0, 1].map(|at| 100.0 * (alone[at].rate / rates[at] - 1.0)))
+}
+
+/// The same machine with cache allocation in the L2 instead of a kernel that colours.
+fn in_ways(workload: &mut Workload) {
+    workload.machine.pages.colours = None;
+    let l2 = workload.machine.caches.iter_mut().filter(|cache| cache.level == Level::L2);
+    l2.for_each(|cache| {
+        cache.way_partitions = Some(WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
+    });
+}
+
+fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let pace = context
+        .pick(Pace { scale: 30_000, warm_up_cycles: 12_000_000 }, Pace { scale: 15_000, warm_up_cycles: 12_000_000 });
+    let pairs = context.pick(&PAIRS[..1], &PAIRS);
+    let mut by_seed = Vec::new();
+    for &seed in &context.seeds {
+        let programs: Vec<_> = pairs.iter().flat_map(|&pair| inputs(pair, seed)).collect();
+        let solos = solos(context, &programs, true, pace, seed)?;
+        let runs: Vec<(usize, Way)> =
+            (0..pairs.len()).flat_map(|at| WAYS.iter().map(move |&(_, way)| (at, way))).collect();
+        by_seed.push(context.run_all(&runs, |&(at, way)| {
+            tell(context, &format!("{}+{}, {way:?}", pairs[at].0, pairs[at].1), seed);
+            slowed(pairs[at], [solos[2 * at], solos[2 * at + 1]], way, pace, seed)
+        })?);
+    }
+    Ok(vec![finding(context, pairs, &by_seed, pace)])
+}
+
+fn finding(context: &Context<'_>, pairs: &[Pair], by_seed: &[Vec<[f64; 2]>], pace: Pace) -> Finding {
+    let of = |seed: &[[f64; 2]], at: usize, way: usize| seed[at * WAYS.len() + way];
+    let floors = || WAYS.iter().enumerate().filter(|(_, (_, way))| matches!(way, Way::Sized { floor: true, .. }));
+    let worst = |seed: &[[f64; 2]]| {
+        let all = floors().flat_map(|(way, _)| (0..pairs.len()).map(move |at| of(seed, at, way)[0]));
+        all.fold(f64::NEG_INFINITY, f64::max)
+    };
+    let per_seed: Vec<(u64, f64)> = context.seeds.iter().zip(by_seed).map(|(&seed, all)| (seed, worst(all))).collect();
+    let (mut points, mut groups, mut costs) = (Vec::new(), Vec::new(), Vec::new());
+    for (at, pair) in pairs.iter().enumerate() {
+        for (way, (name, _)) in WAYS.iter().enumerate() {
+            let over = |which: usize| by_seed.iter().map(|seed| of(seed, at, way)[which]).collect::<Vec<f64>>();
+            points.push(DataPoint::over(format!("{} (has the floor), % slower than alone", pair.0), *name, &over(0)));
+            points.push(DataPoint::over(format!("{} beside it", pair.1), *name, &over(1)));
+            let bars = vec![mean(&over(0)).into(), mean(&over(1)).into()];
+            groups.push(BarGroup { name: format!("{}+{}: {name}", pair.0, pair.1), bars });
+        }
+        for (way, (name, _)) in floors() {
+            let beside = |way: usize| mean(&by_seed.iter().map(|seed| of(seed, at, way)[1]).collect::<Vec<_>>());
+            costs.push(format!("{} {:+.1} points ({name})", pair.1, beside(way) - beside(0)));
+        }
+    }
+    let bars = Bars {
+        title: "Slower than alone: shared, and under what operators ask for".to_string(),
+        y: Axis::linear("slower than alone, %"),
+        series: vec!["first".to_string(), "second".to_string()],
+        groups,
+        references: vec![("floor".to_string(), 100.0 * FLOOR)],
+        ..Bars::default()
+    };
+    Finding::new(
+        "GOALS",
+        "slowdown of a program that is never to be more than 5 % slower than alone, worst",
+        "not in the papers",
+        "%",
+        Bar::AtMost { bar: 100.0 * FLOOR, paper_best: None },
+        &per_seed,
+    )
+    .points(points)
+    .time_scale(pace.scale as f64)
+    .note(format!(
+        "Sized online from traces. What the floors cost those beside them, against sharing: {}. A floor is kept as far as the \
+         curve tells the truth; space is all that it gives, and memory's bandwidth stays shared.",
+        costs.join(", "),
+    ))
+    .figure(Figure::bars("goals", &bars))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is the machine with ways one that could be built, and one that takes ways for its shares?
+    #[test]
+    fn the_machine_with_ways_can_be_built() {
+        let pace = Pace { scale: 60_000, warm_up_cycles: 0 };
+        let mut workload = pair_on_chip(("vortex", "art"), true, pace, 1, 0).unwrap();
+        in_ways(&mut workload);
+        workload.machine.check().unwrap();
+        let topology = workload.machine.topology();
+        let machine = workload.lasting(0, 1_000).simulated().unwrap();
+        let capabilities = cachemate_core::Machine::capabilities(&machine);
+        let last = topology.caches.iter().find(|cache| cache.last_level).unwrap().id;
+        let ways =
+            |(cache, partition): &(_, _)| *cache == last && matches!(partition, cachemate_core::Partition::Ways { .. });
+        assert!(capabilities.partitions.iter().any(ways));
+    }
+}

@@ -1,0 +1,149 @@
+//! RM-5: does a change of phase make the policy measure anew, in a run that it manages?
+//!
+//! A program whose phases are known shares the cache with another one, under the sizing policy with the phase detector
+//! before it. Counted are the boundaries after which a new trace was asked for in time, and traces without a boundary.
+
+use cachemate_core::{Event, Level, ProbeWhat, Record, TaskId};
+use cachemate_locality::phases::PhaseParameters;
+use cachemate_locality::profilers::PhaseProfiler;
+use cachemate_sim::machine::{Length, SimMachine, SimOptions};
+use cachemate_sim::run::run;
+
+use super::alternating::alternating;
+use super::phases::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE};
+use crate::cp::{Pace, job, on_chip, sizing};
+use crate::setup::failed;
+use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
+
+/// The program that changes, and the one beside it.
+const RUNS: [([&str; 2], &str); 3] =
+    [(["twolf", "milc"], "gzip"), (["mcf", "gzip"], "twolf"), (["gap", "art"], "vortex")];
+/// Intervals after a boundary in which it counts as noticed.
+const IN_TIME: f64 = 2.0;
+/// As many as the L2 has lines, about.
+const ENTRIES: u64 = 16_000;
+/// Well below an interval: windows are not split.
+const DECISION_CYCLES: u64 = 50_000;
+
+/// One managed run: boundaries noticed and all, traces too many a boundary, and changes of the shares.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Noticed {
+    noticed: usize,
+    boundaries: usize,
+    without_boundary: usize,
+    resized: usize,
+}
+
+/// Where in the first program, in its instructions, each trace of it was asked for.
+fn traces_asked(records: &[Record]) -> Vec<f64> {
+    let (mut instructions, mut last, mut asked) = (0.0, None, Vec::new());
+    for record in records {
+        let task = record.seen.tasks.iter().find(|task| task.task == TaskId(0));
+        instructions += task.and_then(|task| task.counts.get(Event::Instructions)).unwrap_or(0.0);
+        for probe in &record.decision.plan.probes {
+            let of_it = matches!(probe.what, ProbeWhat::Trace { task: TaskId(0), .. });
+            if of_it && last != Some(probe.id) {
+                asked.push(instructions);
+                last = Some(probe.id);
+            }
+        }
+    }
+    asked
+}
+
+fn noticed(asked: &[f64], resized: usize, phases: usize) -> Noticed {
+    let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
+    let after = |at: f64, boundary: usize| (at - boundary as f64 * phase) / INTERVAL_INSTRUCTIONS;
+    // An interval that began before the boundary ends after it; one before is as near.
+    let near = |at: f64, boundary: usize| (-1.0..=IN_TIME).contains(&after(at, boundary));
+    let found = (1..phases).filter(|&boundary| asked.iter().any(|&at| near(at, boundary))).count();
+    // The first trace is no notice.
+    let lonely = asked.iter().skip(1).filter(|&&at| !(1..phases).any(|boundary| near(at, boundary))).count();
+    Noticed { noticed: found, boundaries: phases - 1, without_boundary: lonely, resized }
+}
+
+fn managed(programs: ([&'static str; 2], &'static str), seed: u64, phases: usize) -> Result<Noticed, ReproError> {
+    let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
+    let workload =
+        on_chip(vec![job(programs.1, seed)], 2, true, Pace { scale: SCALE as u64, warm_up_cycles: 0 }, seed)?;
+    let changing = alternating(programs.0, seed, phase as u64)?;
+    let options = SimOptions { ends: Some(Length::Cycles(u64::MAX / 8)), warm_up: None, ..workload.options.clone() };
+    let beside = workload.jobs[0].program()?;
+    let machine = SimMachine::new(&workload.machine, &options, vec![changing, beside]).map_err(failed("machine"))?;
+    let mut by = sizing(&workload, ENTRIES, 0, DECISION_CYCLES, "judge_windows = 0")?;
+    let detector = PhaseProfiler::new(Level::L2, PhaseParameters::default(), INTERVAL_INSTRUCTIONS);
+    by.profilers.insert(0, Box::new(detector));
+    let (mut records, mut done): (Vec<Record>, f64) = (Vec::new(), 0.0);
+    run(machine, by, |_, record| {
+        let task = record.seen.tasks.iter().find(|task| task.task == TaskId(0));
+        done += task.and_then(|task| task.counts.get(Event::Instructions)).unwrap_or(0.0);
+        records.push(record);
+        done < phase * phases as f64
+    })
+    .map_err(failed("cache-sizing"))?;
+    let shares = |record: &Record| record.decision.plan.shares.clone();
+    let resized = records.windows(2).filter(|pair| shares(&pair[0]) != shares(&pair[1])).count();
+    Ok(noticed(&traces_asked(&records), resized, phases))
+}
+
+pub(super) fn finding(context: &Context<'_>) -> Result<Finding, ReproError> {
+    let phases = context.pick(3, 6);
+    let runs = context.pick(&RUNS[..1], &RUNS);
+    let items: Vec<(u64, usize)> =
+        context.seeds.iter().flat_map(|&seed| (0..runs.len()).map(move |at| (seed, at))).collect();
+    let all = context.run_all(&items, |&(seed, at)| {
+        (context.progress)(&format!(
+            "RM-5: {} then {} beside {}, managed, seed {seed}",
+            runs[at].0[0], runs[at].0[1], runs[at].1
+        ));
+        managed(runs[at], seed, phases)
+    })?;
+    let by_seed: Vec<&[Noticed]> = all.chunks(runs.len()).collect();
+    let share = |found: &[Noticed]| {
+        let (noticed, boundaries) =
+            found.iter().fold((0, 0), |sums, one| (sums.0 + one.noticed, sums.1 + one.boundaries));
+        100.0 * noticed as f64 / boundaries.max(1) as f64
+    };
+    let per_seed: Vec<(u64, f64)> =
+        context.seeds.iter().zip(&by_seed).map(|(&seed, found)| (seed, share(found))).collect();
+    let mut points = Vec::new();
+    for (at, (changing, beside)) in runs.iter().enumerate() {
+        let over = |of: fn(&Noticed) -> f64| by_seed.iter().map(|found| of(&found[at])).collect::<Vec<f64>>();
+        let label = format!("{} then {}, beside {beside}", changing[0], changing[1]);
+        let noticed = over(|one| 100.0 * one.noticed as f64 / one.boundaries as f64);
+        points.push(DataPoint::over("boundaries noticed, %", label.clone(), &noticed));
+        let lonely = over(|one| one.without_boundary as f64 / one.boundaries as f64);
+        points.push(DataPoint::over("traces without a boundary, per boundary", label.clone(), &lonely));
+        points.push(DataPoint::over("changes of the shares", label, &over(|one| one.resized as f64)));
+    }
+    let lonely: Vec<f64> = all.iter().map(|one| one.without_boundary as f64 / one.boundaries as f64).collect();
+    Ok(Finding::new(
+        "RM-5",
+        "boundaries after which a managed run measured anew, within two intervals",
+        "not run online",
+        "%",
+        Bar::AtLeast { bar: 90.0, paper_best: None },
+        &per_seed,
+    )
+    .points(points)
+    .time_scale(SCALE)
+    .note(format!(
+        "Sizing policy behind the phase detector (miss rate, and what comes from the first level), beside another program. \
+         Traces asked for without a boundary: {:.2} per boundary; the programs' own phases are among them.",
+        mean(&lonely),
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are boundaries noticed only by traces near them, and the first trace not one of them?
+    #[test]
+    fn a_boundary_is_noticed_by_a_trace_in_time() {
+        let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
+        let asked = [0.0, phase + INTERVAL_INSTRUCTIONS, 2.5 * phase];
+        let expected = Noticed { noticed: 1, boundaries: 2, without_boundary: 1, resized: 4 };
+        assert_eq!(noticed(&asked, 4, 3), expected);
+    }
+}

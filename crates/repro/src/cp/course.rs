@@ -1,7 +1,7 @@
 //! What programs do over the same stretch of their own work.
 //!
 //! Problem: programs have phases, and a run that is slowed gets less far in them. Rates over the same *time* therefore
-//! compare different work: mcf beside art looks slowed by 41 % where the same instructions take 26 % longer. The thesis
+//! compare different work: mcf beside art seems to lose 41 % of its speed where over the same instructions it loses 26 %. The thesis
 //! could leave that out of account, its runs being ten thousand times as long. Method: a stretch is what a program does
 //! alone between the end of the warm-up and the end of the measured time; every run, however divided, goes on until all
 //! of its programs are through theirs, and each is timed over its own. Places in a program are told in its instructions:

@@ -81,7 +81,7 @@ fn across(context: &Context<'_>, case: &Case, seed: u64) -> Result<(Vec<Record>,
         first_window: Window::Cycles { cycles: WINDOW_CYCLES },
     };
     let mut records = Vec::new();
-    let each = |_: &SimMachine, record| {
+    let each = |_: &mut SimMachine, record| {
         records.push(record);
         true
     };

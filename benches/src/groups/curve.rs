@@ -26,7 +26,7 @@ fn log(seed: u64) -> Vec<u64> {
     let mut generator = SplitMix64::new(seed);
     let line = |at: usize| match generator.below(4) {
         0 => at as u64 % 3_000,
-        1 => 1 << 20 | at as u64 % 14_000,
+        1 => (1 << 20) | (at as u64 % 14_000),
         2 => 1 << 21 | at as u64,
         _ => 1 << 22 | generator.below(20_000),
     };

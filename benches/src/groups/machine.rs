@@ -71,7 +71,7 @@ struct InOrder {
 impl Frames for InOrder {
     fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
         let next = self.frames.len() as u64;
-        Framed { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0 }
+        Framed { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0, copied: false }
     }
 }
 

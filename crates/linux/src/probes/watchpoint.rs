@@ -238,9 +238,20 @@ mod tests {
         assert!(reuses(&host, i32::MAX, i32::MAX, 4, Duration::from_millis(5), soon(), 1).is_err());
         let pid = std::process::id() as i32;
         if self_test().is_ok() {
-            let start = Instant::now();
-            reuses(&host, pid, pid, 1000, Duration::from_millis(2), soon(), 1).unwrap();
-            assert!(start.elapsed() < Duration::from_secs(10));
+            // A thread has four watch points, and tests beside this one may hold them for a moment.
+            let taken = |error: &io::Error| error.raw_os_error() == Some(libc::ENOSPC);
+            let give_up = Instant::now() + Duration::from_secs(20);
+            let (took, sampled) = loop {
+                let start = Instant::now();
+                match reuses(&host, pid, pid, 1000, Duration::from_millis(2), soon(), 1) {
+                    Err(error) if taken(&error) && Instant::now() < give_up => {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    other => break (start.elapsed(), other),
+                }
+            };
+            sampled.unwrap();
+            assert!(took < Duration::from_secs(10));
         }
     }
 }

@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 /// Which rooms a room may use: ARCHITECTURE.md's code map. A room that is not listed may not exist.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("core", &[]),
+    ("agent", &[]),
     ("spec", &["core"]),
     ("locality", &["core"]),
     ("policy", &["core", "locality"]),
     ("sim", &["core", "locality"]),
-    ("linux", &["core"]),
+    ("linux", &["core", "agent"]),
     ("trace", &["core"]),
     ("report", &["core"]),
     ("repro", &["core", "locality", "policy", "sim", "trace", "report", "spec"]),
-    ("cli", &["core", "spec", "locality", "policy", "sim", "linux", "trace", "report", "repro"]),
+    ("cli", &["core", "spec", "locality", "policy", "sim", "linux", "agent", "trace", "report", "repro"]),
 ];
 
 /// Rooms without I/O, clock or hash order.

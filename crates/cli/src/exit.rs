@@ -25,12 +25,26 @@ impl std::fmt::Display for Interrupted {
 }
 impl std::error::Error for Interrupted {}
 
+/// A program that was run ended so; it has said itself what there was to say.
+#[derive(Debug)]
+pub struct ProgramEnded(pub i32);
+
+impl std::fmt::Display for ProgramEnded {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "the program ended with {}", self.0)
+    }
+}
+impl std::error::Error for ProgramEnded {}
+
 /// The exit code of a command's result; says on standard error what went wrong.
 pub fn code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if is_broken_pipe(&error) {
         // Whoever read our output has seen enough (`| head`): nothing is wrong.
         return ExitCode::SUCCESS;
+    }
+    if let Some(ProgramEnded(code)) = error.downcast_ref() {
+        return ExitCode::from(u8::try_from(*code).unwrap_or(1));
     }
     // Nowhere is left to complain to when standard error is gone too.
     let _ = writeln!(io::stderr(), "cachemate: {error:#}");

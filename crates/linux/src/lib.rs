@@ -3,6 +3,7 @@
 
 mod access_probe;
 pub mod actuator;
+pub mod colors;
 pub mod counters;
 pub mod cpusets;
 pub mod events;

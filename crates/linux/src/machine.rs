@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use cachemate_core::{
     Ability, Answer, Applied, CacheShare, Capabilities, Counts, CpuId, CpuSet, Event, Evidence, Gang, GangSchedule,
     Item, Machine, MachineError, Observation, Place, Plan, Probe, ProbeId, ProbeWhat, ProcessId, Profile, Reading,
-    Refused, RefusedBecause, ShareHeld, Span, Support, TaskId, TaskSeen, Topology, Window, WindowEnd,
+    Refused, RefusedBecause, ShareHeld, Span, Support, TaskId, TaskSeen, Topology, Units, Window, WindowEnd,
 };
 
 use crate::access_probe::Subjects;
 use crate::actuator::{Actuator, GuardianCommand, Made, Wanted, changes};
+use crate::colors::shares::{self, Colours};
 use crate::counters::{Surveyed, ThreadCounters};
 use crate::cpusets::{Confined, Confinement, confinement};
 use crate::gangs::{IDLE, Rotation, Runner};
@@ -76,6 +77,7 @@ pub struct LiveMachine<K> {
     recognised: Vec<Answer>,
     actuator: Actuator,
     ways: Option<Ways>,
+    colours: Colours,
     gangs: Option<(Vec<GangSchedule>, Runner)>,
     /// Confined groups, as they were read back.
     confined: Vec<Confined>,
@@ -118,6 +120,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             probing,
             probe_credit_ns: 0.0,
             recognised: Vec::new(),
+            colours: Colours::default(),
             gangs: None,
             confined: Vec::new(),
             in_force: Applied::default(),
@@ -494,6 +497,19 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         ways.places(&*kernel)
     }
 
+    /// Re-colouring goes on between two plans: how far it is now.
+    fn look_at_colours(&mut self) -> Vec<ShareHeld> {
+        let coloured = |share: &CacheShare| matches!(share.units, Units::Colours { .. });
+        let shares: Vec<CacheShare> =
+            self.in_force.shares.iter().map(|held| held.share.clone()).filter(coloured).collect();
+        if shares.is_empty() {
+            return Vec::new();
+        }
+        let (held, pending) = self.colours.read_back(&*lock(&self.kernel), &shares, &self.tasks.all());
+        self.in_force.pending = pending;
+        held
+    }
+
     fn start_gangs(&mut self, schedules: Vec<GangSchedule>, refused: &mut Vec<Refused>) {
         let rotations: Vec<Rotation> = schedules.iter().map(|schedule| self.rotation(schedule)).collect();
         match Runner::start(self.kernel(), rotations) {
@@ -581,7 +597,11 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         self.tasks.drop_exited();
         let window = self.windows;
         self.windows += 1;
+        // Shares in colours are looked at first: ways tell of their own only.
+        let coloured = self.look_at_colours();
         let places = self.look_at_ways();
+        self.in_force.shares.retain(|held| !matches!(held.share.units, Units::Colours { .. }));
+        self.in_force.shares.extend(coloured);
         let in_force = self.in_force.clone();
         let mut answers = std::mem::take(&mut self.recognised);
         answers.append(&mut self.probing.answers);
@@ -636,6 +656,9 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         // Groups before threads: a mask reaches no further than its group.
         let mut all = self.promised(groups, &mut applied.refused);
         all.append(&mut wanted);
+        let (coloured, refused) = shares::changes(&*lock(&kernel), plan, &self.tasks.all(), &self.actuator.originals());
+        all.extend(coloured);
+        applied.refused.extend(refused);
         let mut made = self.actuator.make(&*lock(&kernel), &all);
         self.note_confined(&made);
         self.apply_gangs(plan, &mut made);
@@ -653,6 +676,9 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
                 applied.weights.insert(task.task, *weight);
             }
         }
+        let (held, pending) = self.colours.read_back(&*lock(&kernel), &plan.shares, &self.tasks.all());
+        applied.shares.extend(held);
+        applied.pending = pending;
         applied.gangs = self.gangs.as_ref().map(|(schedules, _)| schedules.clone()).unwrap_or_default();
         applied.probes = self.probing.ids();
         applied.refused.extend(made.refused);

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::args::JsonArg;
-use crate::live::show::{Place, Row, Verdict, actors, gangs, overhead, ranking};
+use crate::live::show::{Place, Row, Verdict, actors, colors, gangs, overhead, ranking};
 use crate::live::{host, paths};
 use crate::session::Session;
 
@@ -36,15 +36,17 @@ enum Part {
     Gangs,
     /// (c) the daemon's own cost
     Overhead,
+    /// (d) to (g) page colours: a partition, re-colouring, real programs, time against colours
+    Colors,
 }
 
 /// A small program that counts its work
 #[derive(Args)]
 pub struct LiveProgram {
-    /// chase, stream or quiet
-    #[arg(value_parser = ["chase", "stream", "quiet"])]
+    /// chase, stream, quiet or count
+    #[arg(value_parser = ["chase", "stream", "quiet", "count"])]
     kind: String,
-    /// Memory that it goes over
+    /// Memory that it goes over; additions of each thread for count
     #[arg(default_value_t = 0)]
     bytes: u64,
 }
@@ -74,12 +76,12 @@ impl Live {
         let mut rows = Vec::new();
         let mut place = match two_cpus(&found.topology) {
             Err(why) => {
-                rows.push(Row::skipped("a-c", "everything", why));
+                rows.push(Row::skipped("a-g", "everything", why));
                 None
             }
             Ok(_) if !paths::is_root() => {
                 rows.push(Row::skipped(
-                    "a-c",
+                    "a-g",
                     "everything",
                     "needs root: programs are moved and given turns".to_string(),
                 ));
@@ -110,6 +112,10 @@ impl Live {
             if wants(Part::Ranking) {
                 session.note("(a) intensity ...");
                 rows.extend(ranking::show(place, session)?);
+            }
+            if wants(Part::Colors) {
+                session.note("(d-g) page colours ...");
+                rows.extend(colors::show(place, session)?);
             }
             if wants(Part::Gangs) {
                 session.note("(b) gangs ...");

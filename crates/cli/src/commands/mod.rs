@@ -6,6 +6,7 @@ use crate::session::Session;
 
 mod advise;
 mod cachesim;
+pub mod color;
 mod completions;
 mod convert;
 mod decompose;
@@ -37,6 +38,7 @@ pub enum Command {
     Convert(convert::Convert),
     Mrc(mrc::Mrc),
     Cachesim(cachesim::Cachesim),
+    Color(color::Color),
     Profile(profile::Profile),
     Topology(topology::Topology),
     Predict(predict::Predict),
@@ -73,6 +75,7 @@ impl Command {
             Command::Mrc(command) => command.run(session),
             Command::Record(command) => command.run(session),
             Command::Cachesim(command) => command.run(session),
+            Command::Color(command) => command.run(session),
             Command::Profile(command) => command.run(session),
             Command::Predict(command) => command.run(session),
             Command::Plan(command) => command.run(session),

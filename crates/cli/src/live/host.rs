@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use cachemate_core::{Capabilities, Level, Loop, Policy, Profile, Profiler, Topology, Window};
+use cachemate_core::{Ability, Capabilities, Level, Loop, Policy, Profile, Profiler, Support, Topology, Window};
 use cachemate_linux::actuator::GuardianCommand;
+use cachemate_linux::colors;
 use cachemate_linux::counters::{Surveyed, survey};
 use cachemate_linux::cpusets::Confined;
 use cachemate_linux::kernel::Host;
@@ -101,7 +102,16 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<LiveLoop> {
     super::paths::make_private_dir(&wish.state_dir)?;
     let window = window_of(&wish.config);
     let partitions = found.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
-    let capabilities: Capabilities = capabilities(&found.ladder, partitions, window.as_nanos() as u64);
+    let mut capabilities: Capabilities = capabilities(&found.ladder, partitions, window.as_nanos() as u64);
+    let (colours, divided) = match colors::partitions(&found.topology) {
+        Ok(divided) => {
+            let note = "programs started by cachemate color run".to_string();
+            (Support::Yes { note: Some(note) }, divided)
+        }
+        Err(missing) => (Support::No { why: missing.why, remedy: Some(missing.remedy) }, Vec::new()),
+    };
+    capabilities.abilities.insert(Ability::Colours, colours);
+    capabilities.partitions.extend(divided);
     let state = wish.state_dir.display().to_string();
     let options = LiveOptions {
         rules: wish.rules.clone(),

@@ -1,5 +1,6 @@
 //! What the commands of the live host share: paths, the host as a machine, the daemon, and its socket.
 
+pub mod colored;
 pub mod daemon;
 pub mod host;
 pub mod metrics;

@@ -3,7 +3,7 @@
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use cachemate_core::{CpuId, CpuSet};
 use cachemate_linux::kernel::{Host, Kernel};
 use cachemate_linux::progress::VARIABLE;
@@ -13,16 +13,17 @@ use super::Place;
 /// Accesses between two notes of progress.
 const STEP: usize = 1 << 14;
 
-/// What `cachemate live-program` runs, for ever: never returns but by an error.
+/// What `cachemate live-program` runs; all but `count` for ever: they never return but by an error.
 ///
 /// # Errors
-/// The progress file cannot be mapped.
+/// The progress file cannot be written, or an addition was lost.
 pub fn act(kind: &str, bytes: u64) -> anyhow::Result<()> {
     let progress = Progress::open()?;
     let lines = (bytes / 64).max(2) as usize;
     match kind {
         "chase" => chase(lines, &progress),
         "stream" => stream(lines, &progress),
+        "count" => count(bytes),
         _ => quiet(&progress),
     }
 }
@@ -87,6 +88,29 @@ fn stream(lines: usize, progress: &Progress) -> anyhow::Result<()> {
             progress.add((part.len() / 8) as u64);
         }
     }
+}
+
+/// Two threads add to counters all over 2 000 pages, `each` times; an error where one addition was lost. The only one that
+/// ends.
+fn count(each: u64) -> anyhow::Result<()> {
+    const PAGES: usize = 2_000;
+    let counters: Vec<[AtomicU64; 2]> = (0..PAGES * 256).map(|_| Default::default()).collect();
+    std::thread::scope(|scope| {
+        for own in 0..2 {
+            let counters = &counters;
+            scope.spawn(move || {
+                let mut state = own as u64 + 1;
+                for _ in 0..each {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    let counter = &counters[(state >> 33) as usize % counters.len()][own];
+                    // Plain load and store: each counter has one writer, and a page that moves must not lose a store.
+                    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let sum: u64 = counters.iter().flatten().map(|counter| counter.load(Ordering::Relaxed)).sum();
+    if sum == 2 * each { Ok(()) } else { bail!("{sum} of {} additions are left", 2 * each) }
 }
 
 /// Arithmetic in registers.

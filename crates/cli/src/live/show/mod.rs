@@ -5,6 +5,7 @@
 //! reason; a bar that was missed is printed as missed.
 
 pub mod actors;
+pub mod colors;
 pub mod gangs;
 pub mod overhead;
 pub mod ranking;

@@ -87,13 +87,13 @@ pub fn show(place: &Place, session: &Session) -> anyhow::Result<Vec<Row>> {
     Ok(rows(&found))
 }
 
-fn has(tool: &str) -> bool {
+pub fn has(tool: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(tool).is_file())
 }
 
 /// Texts of invented words and a table of numbers, from arithmetic alone.
-fn inputs(place: &Place) -> anyhow::Result<()> {
+pub fn inputs(place: &Place) -> anyhow::Result<()> {
     let mut state = 1u64;
     let mut draw = |below: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

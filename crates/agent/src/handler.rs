@@ -1,0 +1,690 @@
+//! The handler: the one thread that gives frames to missing pages, re-colours pages that have the wrong ones, and keeps the
+//! account.
+//!
+//! Everything happens on this thread, one thing after the other: a fault, an event, a page that is out, a frame that is
+//! classified. Nothing here allocates, takes a lock of the program's, or touches memory that may be absent: the stack, the
+//! stock and the files' mappings are its own, and are never registered.
+
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use crate::layout::{PAGE_BYTES, TICK_MS, WANTED_BYTES, wanted_mask};
+use crate::maps::{Range, Ranges, read_ranges};
+use crate::removed::Removed;
+use crate::start;
+use crate::stock::{List, Stock};
+use crate::sys::{self, fault};
+use crate::timing::Kit;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Frames of allowed colours that are kept ready while the program is quiet.
+const READY_FRAMES: u32 = 256;
+/// Frames that one fault may have fetched and told apart before it is given any.
+const FETCHED_FOR_A_FAULT: u32 = 2048;
+/// Pages that follow one another are given ahead, at most that many.
+const AHEAD_AT_MOST: u64 = 16;
+/// Time that background work takes before faults are looked for again.
+const SLICE_NS: u64 = 200_000;
+/// Between two counts of all resident pages: at least this, and so long that counting takes at most a fiftieth.
+const COUNT_EVERY_NS: u64 = 250_000_000;
+const COUNT_SHARE: u64 = 50;
+/// Between two looks for ranges that the program has mapped: soon after a fault, later when nothing happens.
+const SCAN_SOON_NS: u64 = 20_000_000;
+const SCAN_LATE_NS: u64 = 500_000_000;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Files {
+    pub faults: isize,
+    pub wanted: isize,
+    pub status: isize,
+    pub pagemap: isize,
+}
+
+macro_rules! account {
+    ($($name:ident),* $(,)?) => {
+        /// What stands in the status file, under these names.
+        #[derive(Clone, Copy, Default, Debug)]
+        pub struct Account { $(pub $name: u64),* }
+        impl Account {
+            pub const LINES: usize = [$(stringify!($name)),*].len();
+            fn lines(&self) -> [(&'static str, u64); Self::LINES] { [$((stringify!($name), self.$name)),*] }
+        }
+    };
+}
+account!(
+    turn,
+    mask,
+    faults,
+    fault_ns,
+    faults_ahead,
+    fallback_frames,
+    kernel_frames,
+    inside_pages,
+    outside_pages,
+    unknown_pages,
+    recolor_done,
+    recolor_total,
+    moved_pages,
+    moved_ns,
+    busy_pages,
+    copied_back,
+    lost_pages,
+    held_frames,
+    held_most,
+    hold_at_most,
+    classified,
+    classify_ns,
+    proven,
+    counts,
+    count_ns,
+);
+
+/// One pass over all resident pages.
+#[derive(Clone, Copy, Default, Debug)]
+struct Pass {
+    range: usize,
+    page: u64,
+    spent_ns: u64,
+    inside: u64,
+    outside: u64,
+    unknown: u64,
+    running: bool,
+}
+
+/// The page that is out, so that events can move or drop it.
+#[derive(Clone, Copy, Default, Debug)]
+struct Out {
+    at: u64,
+    dropped: bool,
+}
+
+pub struct Agent {
+    files: Files,
+    kit: Kit,
+    ledger: (*mut u8, usize),
+    /// One page a slot of the stock.
+    region: *mut u8,
+    stock: Stock<'static>,
+    removed: Removed,
+    ranges: Ranges,
+    excluded: [(u64, u64); 4],
+    program: [u8; 256],
+    account: Account,
+    pass: Pass,
+    next_pass_ns: u64,
+    next_scan_ns: u64,
+    scan_every_ns: u64,
+    next_tick_ns: u64,
+    last_fault: u64,
+    ahead: u64,
+    move_all: bool,
+    unclear: u32,
+    out: Option<Out>,
+    buffer: [u8; 16384],
+    entries: [u64; 512],
+}
+
+impl Agent {
+    pub fn new(
+        files: Files,
+        kit: Kit,
+        ledger: (*mut u8, usize),
+        region: *mut u8,
+        lists: &'static mut [u32],
+        (mask, move_all): (u64, bool),
+    ) -> Self {
+        let (slots, start) = (lists.len() as u64, region as u64);
+        let list_bytes = (lists.as_ptr() as u64, lists.as_ptr() as u64 + 4 * slots);
+        let account = Account { mask, hold_at_most: slots / 2, ..Account::default() };
+        Agent {
+            files,
+            kit,
+            ledger,
+            region,
+            stock: Stock::new(lists),
+            removed: Removed::default(),
+            ranges: Ranges::default(),
+            excluded: [(start, start + slots * PAGE), list_bytes, (0, 0), (0, 0)],
+            program: [0; 256],
+            account,
+            pass: Pass::default(),
+            next_pass_ns: 0,
+            next_scan_ns: 0,
+            scan_every_ns: SCAN_SOON_NS,
+            next_tick_ns: 0,
+            last_fault: 0,
+            ahead: 0,
+            move_all,
+            unclear: 0,
+            out: None,
+            buffer: [0; 16384],
+            entries: [0; 512],
+        }
+    }
+
+    pub fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// The handler's stack, and this agent itself, are never registered.
+    pub fn exclude(&mut self, start: u64, bytes: u64) {
+        let own = core::ptr::from_ref(self) as u64;
+        self.excluded[2] = (start, start + bytes);
+        self.excluded[3] = (own, own + size_of::<Self>() as u64);
+    }
+
+    fn slot(&self, slot: u32) -> *mut u8 {
+        // SAFETY: slots are below the region's number of pages.
+        unsafe { self.region.add(slot as usize * PAGE_BYTES) }
+    }
+
+    /// Makes a table of descriptors of its own and opens what is left to open; false = without it nothing can be done.
+    pub fn settle(&mut self) -> bool {
+        let mut keep = [self.files.faults, self.files.wanted, self.files.status];
+        keep.sort_unstable();
+        // SAFETY: no memory is passed; CLONE_FILES is 0x400. What the program inherited must not be kept open by us: a
+        // pipe's reader would never see its end.
+        unsafe {
+            if sys::call(sys::UNSHARE, [0x400, 0, 0, 0, 0, 0]) < 0 {
+                return false;
+            }
+            let mut from = 0;
+            for file in keep {
+                if file > from {
+                    sys::call(sys::CLOSE_RANGE, [from as usize, file as usize - 1, 0, 0, 0, 0]);
+                }
+                from = file + 1;
+            }
+            sys::call(sys::CLOSE_RANGE, [from as usize, u32::MAX as usize, 0, 0, 0, 0]);
+            let path = b"/proc/self/pagemap\0";
+            self.files.pagemap = sys::call(sys::OPEN, [path.as_ptr() as usize, 0o2_000_000, 0, 0, 0, 0]);
+            let (exe, room) = (b"/proc/self/exe\0", self.program.len());
+            sys::call(sys::READLINK, [exe.as_ptr() as usize, self.program.as_mut_ptr() as usize, room, 0, 0, 0]);
+        }
+        // The half that takes pages out must be a range whose missing pages are ours.
+        let (half, start) = (u64::from(self.stock.half()), self.region as u64);
+        if fault::register(self.files.faults, start + half * PAGE, half * PAGE) < 0 || self.files.pagemap < 0 {
+            return false;
+        }
+        self.scan();
+        self.fetch(READY_FRAMES, READY_FRAMES * 8);
+        true
+    }
+
+    /// Until the userfaultfd is gone.
+    pub fn serve(&mut self) {
+        let mut busy = false;
+        loop {
+            let mut poll = [self.files.faults as u64 | 1 << 32];
+            let wait = if busy { 0 } else { TICK_MS as usize };
+            // SAFETY: one pollfd: descriptor, POLLIN.
+            let ready = unsafe { sys::call(sys::POLL, [poll.as_mut_ptr() as usize, 1, wait, 0, 0, 0]) };
+            if ready > 0 && !self.read_messages() {
+                return;
+            }
+            busy = self.background();
+        }
+    }
+
+    /// Reads what the kernel has to tell; false = nothing will ever come again.
+    fn read_messages(&mut self) -> bool {
+        let mut messages = [[0u64; 4]; 16];
+        let (file, bytes) = (self.files.faults as usize, size_of_val(&messages));
+        // SAFETY: the kernel writes at most that many bytes.
+        let read = unsafe { sys::call(sys::READ, [file, messages.as_mut_ptr() as usize, bytes, 0, 0, 0]) };
+        if read < 0 {
+            return read == sys::EAGAIN || read == -4;
+        }
+        for message in &messages[..read as usize / 32] {
+            match message[0] as u8 {
+                fault::EVENT_FAULT => self.give_for_fault(message[2] & !(PAGE - 1)),
+                fault::EVENT_REMAP => self.moved_elsewhere(message[1], message[2], message[3]),
+                fault::EVENT_REMOVE => {
+                    self.removed.note(message[1], message[2], self.account.turn);
+                    self.dropped(message[1], message[2]);
+                }
+                fault::EVENT_UNMAP => self.dropped(message[1], message[2]),
+                _ => {}
+            }
+        }
+        read > 0
+    }
+
+    fn dropped(&mut self, start: u64, end: u64) {
+        if let Some(out) = self.out.as_mut().filter(|out| (start..end).contains(&out.at)) {
+            out.dropped = true;
+        }
+    }
+
+    fn moved_elsewhere(&mut self, from: u64, to: u64, bytes: u64) {
+        if let Some(out) = self.out.as_mut().filter(|out| (from..from + bytes).contains(&out.at)) {
+            out.at = out.at - from + to;
+        }
+    }
+
+    /// Gives the page a frame, and those that follow it where pages are touched one after the other.
+    fn give_for_fault(&mut self, page: u64) {
+        let start = sys::now_ns();
+        self.account.faults += 1;
+        self.scan_every_ns = SCAN_SOON_NS;
+        let given = self.give(page);
+        self.ahead = if page == self.last_fault + PAGE { (2 * self.ahead).clamp(1, AHEAD_AT_MOST) } else { 0 };
+        self.last_fault = page;
+        if given {
+            for _ in 0..self.ahead {
+                // Only what lies ready: the fault itself has its frame, and its thread runs again.
+                let next = self.last_fault + PAGE;
+                let Some((slot, colour)) = self.stock.take(self.account.mask) else { break };
+                if fault::give(self.files.faults, self.slot(slot) as u64, next) < 0 {
+                    self.stock.push(List::Colour(colour), slot);
+                    self.ahead = 0;
+                    break;
+                }
+                self.emptied(slot);
+                self.last_fault = next;
+                self.account.faults_ahead += 1;
+            }
+        }
+        self.account.fault_ns += sys::now_ns() - start;
+    }
+
+    fn emptied(&mut self, slot: u32) {
+        let list = if slot < self.stock.half() { List::Empty } else { List::EmptyOut };
+        self.stock.push(list, slot);
+    }
+
+    /// A frame of an allowed colour, else any of the stock, else the kernel's. Whoever waits for the page always goes on.
+    fn give(&mut self, page: u64) -> bool {
+        let mask = self.account.mask;
+        let mut frame = self.stock.take(mask);
+        if frame.is_none() && self.fetch(READY_FRAMES / 4, FETCHED_FOR_A_FAULT) {
+            frame = self.stock.take(mask);
+        }
+        let mut wrong = false;
+        if frame.is_none() {
+            wrong = true;
+            frame = self.stock.take_any().map(|slot| (slot, u32::MAX));
+        }
+        if let Some((slot, colour)) = frame {
+            let answer = fault::give(self.files.faults, self.slot(slot) as u64, page);
+            if answer >= 0 {
+                self.emptied(slot);
+                self.account.fallback_frames += u64::from(wrong);
+                return true;
+            }
+            self.stock.push(if colour == u32::MAX { List::Unknown } else { List::Colour(colour) }, slot);
+            if matches!(answer, sys::EEXIST | sys::EAGAIN | sys::ENOENT | sys::ESRCH) {
+                fault::wake(self.files.faults, page); // there already, going away, or to be asked again
+                return false;
+            }
+        }
+        // Not writable now, locked, or no frame at all: the kernel's page of zeros, and its own frame on the first write.
+        self.account.kernel_frames += 1;
+        if fault::zero(self.files.faults, page) < 0 {
+            fault::wake(self.files.faults, page);
+        }
+        false
+    }
+
+    /// Fetches frames until `wanted` of allowed colours are there, at most `at_most`; true = there is one at least.
+    fn fetch(&mut self, wanted: u32, at_most: u32) -> bool {
+        let mask = self.account.mask;
+        for _ in 0..at_most {
+            if self.stock.allowed(mask) >= wanted || u64::from(self.stock.held()) >= self.account.hold_at_most {
+                break;
+            }
+            let Some(slot) = self.stock.pop(List::Empty) else { break };
+            // SAFETY: a page of the region's first half, which nobody registered. Written: a page that was only read is
+            // the kernel's page of zeros, and so would be whatever it is given to.
+            unsafe { self.slot(slot).write_volatile(0) };
+            let colour = self.colour_of(self.slot(slot), mask);
+            self.stock.push(colour.map_or(List::Unknown, List::Colour), slot);
+        }
+        self.account.held_frames = u64::from(self.stock.held());
+        self.account.held_most = self.account.held_most.max(self.account.held_frames);
+        self.stock.allowed(mask) > 0
+    }
+
+    /// Colour of one of our own pages. What the ledger says of a frame that will be used is proven first.
+    fn colour_of(&mut self, page: *mut u8, mask: u64) -> Option<u32> {
+        let start = sys::now_ns();
+        let frame = self.frame_at(page as u64);
+        let noted = frame.and_then(|frame| self.noted(frame));
+        if let Some(colour) = noted {
+            self.account.proven += 1;
+            // SAFETY: a page of the region that holds a frame, and is only ours.
+            if mask >> colour & 1 == 0 || unsafe { self.kit.is(page, colour) } {
+                return Some(colour);
+            }
+        }
+        // SAFETY: as above.
+        let colour = unsafe { self.kit.classify(page) };
+        if let Some(frame) = frame {
+            self.note(frame, colour);
+        }
+        self.account.classified += 1;
+        // A neighbour that came or went shifts hits and misses: nothing fits any more until that is measured anew.
+        self.unclear = if colour.is_none() { self.unclear + 1 } else { 0 };
+        if self.unclear % 8 == 7 {
+            self.kit.calibrate();
+        }
+        self.account.classify_ns += sys::now_ns() - start;
+        colour
+    }
+
+    fn frame_at(&mut self, page: u64) -> Option<u64> {
+        self.read_entries(page, 1);
+        frame_of(self.entries[0])
+    }
+
+    /// Reads what the kernel says of `pages` pages from `start` on.
+    fn read_entries(&mut self, start: u64, pages: usize) -> usize {
+        let args = [
+            self.files.pagemap as usize,
+            self.entries.as_mut_ptr() as usize,
+            pages * 8,
+            (start / PAGE * 8) as usize,
+            0,
+            0,
+        ];
+        self.entries[0] = 0;
+        // SAFETY: the kernel writes at most that many bytes; callers ask for no more than there are entries.
+        let read = unsafe { sys::call(sys::PREAD, args) };
+        if read < 0 { 0 } else { read as usize / 8 }
+    }
+
+    fn ledger_byte(&self, frame: u64) -> Option<&AtomicU8> {
+        // SAFETY: inside the mapped ledger, which several agents share: only ever accessed atomically.
+        ((frame as usize) < self.ledger.1).then(|| unsafe { AtomicU8::from_ptr(self.ledger.0.add(frame as usize)) })
+    }
+
+    fn noted(&self, frame: u64) -> Option<u32> {
+        let colour = u32::from(self.ledger_byte(frame)?.load(Ordering::Relaxed).checked_sub(1)?);
+        (colour < self.kit.colours()).then_some(colour)
+    }
+
+    fn note(&self, frame: u64, colour: Option<u32>) {
+        if let Some(byte) = self.ledger_byte(frame) {
+            byte.store(colour.map_or(0, |colour| colour as u8 + 1), Ordering::Relaxed);
+        }
+    }
+
+    /// What can wait: orders, new ranges, the stock, the count; true = there is more to do at once.
+    fn background(&mut self) -> bool {
+        let now = sys::now_ns();
+        if now >= self.next_tick_ns {
+            self.next_tick_ns = now + TICK_MS * 1_000_000;
+            self.account.turn += 1;
+            self.read_wanted(now);
+            self.write_status();
+        }
+        if now >= self.next_scan_ns || (start::ending() && !self.pass.running) {
+            self.scan();
+            self.scan_every_ns = (2 * self.scan_every_ns).min(SCAN_LATE_NS);
+            self.next_scan_ns = sys::now_ns() + self.scan_every_ns;
+        }
+        if !self.pass.running && (now >= self.next_pass_ns || start::ending()) {
+            self.pass = Pass { running: true, ..Pass::default() };
+        }
+        let mut more = false;
+        if self.stock.allowed(self.account.mask) < READY_FRAMES {
+            let before = self.stock.held();
+            self.fetch(READY_FRAMES, 16);
+            more = self.stock.held() > before;
+        }
+        if self.pass.running {
+            self.count_on();
+            more = true;
+        }
+        more
+    }
+
+    fn read_wanted(&mut self, now: u64) {
+        let mut text = [0u8; WANTED_BYTES];
+        let args = [self.files.wanted as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0];
+        // SAFETY: the kernel writes at most that many bytes.
+        let read = unsafe { sys::call(sys::PREAD, args) };
+        let all = if self.kit.colours() == 64 { u64::MAX } else { (1 << self.kit.colours()) - 1 };
+        let Some((mask, move_all)) = wanted_mask(&text).filter(|_| read > 0) else { return };
+        let mask = mask & all;
+        if mask != 0 && (mask, move_all) != (self.account.mask, self.move_all) {
+            self.move_all = move_all;
+            self.account.mask = mask;
+            self.account.recolor_done = 0;
+            self.account.recolor_total = 0;
+            self.pass = Pass::default();
+            self.next_pass_ns = now;
+        }
+    }
+
+    /// Registers what the program has mapped since.
+    fn scan(&mut self) {
+        let end = self.program.iter().position(|&byte| byte == 0).unwrap_or(self.program.len());
+        let program = &self.program[..end];
+        read_ranges(&mut self.ranges, &self.excluded, program, &mut self.buffer);
+        for range in self.ranges.all() {
+            // What cannot be registered keeps its kernel's frames; asking again for what is registered changes nothing.
+            fault::register(self.files.faults, range.start, range.end - range.start);
+        }
+    }
+
+    /// Counts resident pages for a while, and re-colours those with a wrong frame.
+    fn count_on(&mut self) {
+        let start = sys::now_ns();
+        let mut now = start;
+        while now - start < SLICE_NS {
+            let Some(&range) = self.ranges.all().get(self.pass.range) else {
+                self.pass.spent_ns += now - start;
+                self.finish_pass(now);
+                return;
+            };
+            if !range.readable {
+                self.pass.range += 1;
+                continue;
+            }
+            if self.pass.page < range.start {
+                self.pass.page = range.start;
+            }
+            let left = range.end.saturating_sub(self.pass.page) / PAGE;
+            if left == 0 {
+                self.pass.range += 1;
+                self.pass.page = 0;
+                continue;
+            }
+            self.count_some(range, left.min(self.entries.len() as u64) as usize, start);
+            now = sys::now_ns();
+        }
+        self.pass.spent_ns += now - start;
+    }
+
+    fn count_some(&mut self, range: Range, pages: usize, start: u64) {
+        let first = self.pass.page;
+        let read = self.read_entries(first, pages);
+        if read == 0 {
+            self.pass.page = range.end; // gone meanwhile
+            return;
+        }
+        for at in 0..read {
+            let page = first + at as u64 * PAGE;
+            self.pass.page = page + PAGE;
+            // Bit 61 = a file's page or shared: not one of ours.
+            let Some(frame) = frame_of(self.entries[at]).filter(|_| self.entries[at] >> 61 & 1 == 0) else { continue };
+            let noted = self.noted(frame);
+            if noted.is_some_and(|colour| self.account.mask >> colour & 1 == 1) {
+                self.pass.inside += 1;
+                continue;
+            }
+            let moved = range.writable && self.move_all && !start::ending() && self.recolour(page);
+            if moved {
+                self.pass.inside += 1;
+                self.account.recolor_done += 1;
+                self.account.moved_pages += 1;
+                self.read_entries(first, read);
+            } else if noted.is_some() {
+                self.pass.outside += 1;
+            } else {
+                self.pass.unknown += 1;
+            }
+            if sys::now_ns() - start > SLICE_NS {
+                return;
+            }
+        }
+    }
+
+    fn finish_pass(&mut self, now: u64) {
+        self.account.inside_pages = self.pass.inside;
+        self.account.outside_pages = self.pass.outside;
+        self.account.unknown_pages = self.pass.unknown;
+        self.account.recolor_total = self.account.recolor_done + self.pass.outside + self.pass.unknown;
+        self.account.counts += 1;
+        self.account.count_ns += self.pass.spent_ns;
+        self.next_pass_ns = now + COUNT_EVERY_NS.max(self.pass.spent_ns * COUNT_SHARE);
+        self.pass = Pass::default();
+        if start::ending() {
+            self.write_status();
+            start::counted();
+        }
+    }
+
+    /// Gives one present page another frame while the program goes on: out, copied, in. Whatever happens in between, the
+    /// page comes back, with its content, or the program has just given it up itself.
+    fn recolour(&mut self, page: u64) -> bool {
+        if !self.removed.free(page, self.account.turn) || !start::try_out() {
+            return false;
+        }
+        let done = self.recolour_held(page);
+        start::back_in();
+        done
+    }
+
+    fn recolour_held(&mut self, page: u64) -> bool {
+        let mask = self.account.mask;
+        if self.stock.allowed(mask) == 0 && !self.fetch(READY_FRAMES / 4, FETCHED_FOR_A_FAULT) {
+            return false;
+        }
+        let Some((fresh, colour)) = self.stock.take(mask) else { return false };
+        let Some(aside) = self.stock.pop(List::EmptyOut) else {
+            self.stock.push(List::Colour(colour), fresh);
+            return false;
+        };
+        let (to, from) = (self.slot(fresh), self.slot(aside));
+        let begun = sys::now_ns();
+        if fault::give(self.files.faults, page, from as u64) < 0 {
+            self.account.busy_pages += 1;
+            self.stock.push(List::EmptyOut, aside);
+            self.stock.push(List::Colour(colour), fresh);
+            return false;
+        }
+        // SAFETY: two pages of the region: one holds a fresh frame, the other one the page that was just taken out.
+        unsafe { sys::copy_page(from, to) };
+        self.out = Some(Out { at: page, dropped: false });
+        let back = self.bring_back(to as u64, from as u64);
+        // What the program may notice; finding a frame beforehand and cleaning the old one are nobody's wait.
+        self.account.moved_ns += sys::now_ns() - begun;
+        if back {
+            self.emptied(fresh);
+        } else {
+            // SAFETY: still one of our own pages.
+            unsafe { sys::zero_page(to) };
+            self.stock.push(List::Colour(colour), fresh);
+        }
+        // SAFETY: as above; what the program wrote does not go to whoever gets the frame next.
+        unsafe { sys::zero_page(from) };
+        let old = self.colour_of(from, 0);
+        self.stock.push(old.map_or(List::Unknown, List::Colour), aside);
+        back
+    }
+
+    /// Moves the copy in; the ways back, if it cannot be: again after an event, as a copy, and waking whoever waits.
+    fn bring_back(&mut self, copy: u64, original: u64) -> bool {
+        for _ in 0..1_000_000 {
+            let Some(out) = self.out.filter(|out| !out.dropped) else {
+                self.out = None;
+                return false;
+            };
+            match fault::give(self.files.faults, copy, out.at) {
+                0.. => {
+                    self.out = None;
+                    return true;
+                }
+                // Somebody remaps or unmaps: what it does to this page is told before it goes on.
+                sys::EAGAIN => {
+                    let mut poll = [self.files.faults as u64 | 1 << 32];
+                    // SAFETY: one pollfd.
+                    let ready = unsafe { sys::call(sys::POLL, [poll.as_mut_ptr() as usize, 1, 1, 0, 0, 0]) };
+                    if ready > 0 {
+                        self.read_events_only();
+                    }
+                }
+                sys::EBUSY => {}
+                // Made read-only or locked meanwhile: a frame of the kernel's, with the content. If even that cannot be,
+                // the range is gone.
+                _ => {
+                    self.out = None;
+                    if fault::copy(self.files.faults, original, out.at) >= 0 {
+                        self.account.copied_back += 1;
+                    } else {
+                        self.account.lost_pages += 1;
+                        fault::wake(self.files.faults, out.at);
+                    }
+                    return false;
+                }
+            }
+        }
+        self.out = None;
+        self.account.lost_pages += 1;
+        false
+    }
+
+    /// Events while a page is out. Faults that come with them are answered by waking: whoever waits asks again.
+    fn read_events_only(&mut self) {
+        let mut message = [0u64; 4];
+        let args = [self.files.faults as usize, message.as_mut_ptr() as usize, 32, 0, 0, 0];
+        // SAFETY: the kernel writes one message.
+        if unsafe { sys::call(sys::READ, args) } != 32 {
+            return;
+        }
+        match message[0] as u8 {
+            fault::EVENT_FAULT => {
+                fault::wake(self.files.faults, message[2] & !(PAGE - 1));
+            }
+            fault::EVENT_REMAP => self.moved_elsewhere(message[1], message[2], message[3]),
+            fault::EVENT_REMOVE => {
+                self.removed.note(message[1], message[2], self.account.turn);
+                self.dropped(message[1], message[2]);
+            }
+            fault::EVENT_UNMAP => self.dropped(message[1], message[2]),
+            _ => {}
+        }
+    }
+
+    fn write_status(&mut self) {
+        self.account.held_frames = u64::from(self.stock.held());
+        let (mut at, mut text) = (0, [0u8; 20]);
+        let turn = [("turn", self.account.turn)];
+        for (name, value) in self.account.lines().iter().chain(&turn) {
+            let digits = start::digits(*value, &mut text);
+            // Twenty digits always: a shorter text would leave a piece of the longer one before it.
+            for byte in name
+                .bytes()
+                .chain([b' '])
+                .chain((digits.len()..20).map(|_| b'0'))
+                .chain(digits.iter().copied())
+                .chain([b'\n'])
+            {
+                if let Some(slot) = self.buffer.get_mut(at) {
+                    *slot = byte;
+                    at += 1;
+                }
+            }
+        }
+        let args = [self.files.status as usize, self.buffer.as_ptr() as usize, at, 0, 0, 0];
+        // SAFETY: the buffer's first bytes.
+        unsafe { sys::call(sys::PWRITE, args) };
+    }
+}
+
+/// Frame number of a present page, by its entry in the page map.
+fn frame_of(entry: u64) -> Option<u64> {
+    let frame = entry & ((1 << 55) - 1);
+    (entry >> 63 == 1 && frame != 0).then_some(frame)
+}

@@ -1,0 +1,127 @@
+//! What lies in the folder that the command and the preloaded library share.
+//!
+//! ```text
+//! BASE/kit                 frames of known colours (this module's header, then pages)
+//! BASE/ledger              one byte a frame of the host: 0 unknown, else its colour + 1
+//! BASE/PID/wanted          the colours allowed to process PID, 16 hexadecimal digits, `a` (all pages move) or `n` (new ones
+//!                          only), and a newline
+//! BASE/PID/status          what its agent did: lines of `name number`, the first and the last the same
+//! ```
+//! `wanted` has a fixed width, so that one write replaces it whole and the restore journal can put it back like any control
+//! file. Everything else is written by one side only.
+
+/// Bytes of a page; other page sizes are refused when colours are discovered.
+pub const PAGE_BYTES: usize = 4096;
+/// Colours that a mask of 64 bits can hold; more are refused when they are discovered.
+pub const COLOURS_AT_MOST: u32 = 64;
+/// First eight bytes of the kit.
+pub const KIT_MAGIC: u64 = u64::from_le_bytes(*b"cmcolor1");
+/// The folder's path, for programs that are started coloured.
+pub const FOLDER_VARIABLE: &str = "CACHEMATE_COLOR";
+/// The colours that a program starts with, as in `wanted`.
+pub const MASK_VARIABLE: &str = "CACHEMATE_COLOR_MASK";
+/// The most memory, in bytes, that one agent may hold, frames of other colours included.
+pub const HOLD_VARIABLE: &str = "CACHEMATE_COLOR_HOLD";
+/// Bytes of the `wanted` file.
+pub const WANTED_BYTES: usize = 18;
+/// The agent looks at `wanted` at least that often.
+pub const TICK_MS: u64 = 10;
+
+/// Beginning of the kit file; all little-endian words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KitHeader {
+    pub colours: u32,
+    pub per_colour: u32,
+    /// Which discovery it comes from: labels mean nothing across two.
+    pub id: u64,
+}
+
+impl KitHeader {
+    pub const BYTES: usize = 32;
+    /// Pages that header and table take; frames of known colours come after them.
+    pub const PAGES: usize = 17;
+
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let words = [KIT_MAGIC, u64::from(self.colours), u64::from(self.per_colour), self.id];
+        for (at, word) in words.iter().enumerate() {
+            bytes[at * 8..at * 8 + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// `None` = no kit, or one that this version cannot use.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?));
+        let header = KitHeader {
+            colours: u32::try_from(word(1)?).ok()?,
+            per_colour: u32::try_from(word(2)?).ok()?,
+            id: word(3)?,
+        };
+        let sound = (2..=COLOURS_AT_MOST).contains(&header.colours) && (4..=256).contains(&header.per_colour);
+        (word(0)? == KIT_MAGIC && sound).then_some(header)
+    }
+
+    /// Entries of the table that follows the header: the page of the file, 32 bits, by colour and then by member.
+    pub fn members(&self) -> usize {
+        self.colours as usize * self.per_colour as usize
+    }
+}
+
+/// What the `wanted` file holds. `all`: pages that the program has already move too.
+pub fn wanted_text(mask: u64, all: bool) -> [u8; WANTED_BYTES] {
+    let mut text = [b'\n'; WANTED_BYTES];
+    text[16] = if all { b'a' } else { b'n' };
+    for (at, byte) in text[..16].iter_mut().enumerate() {
+        *byte = b"0123456789abcdef"[(mask >> (60 - 4 * at) & 15) as usize];
+    }
+    text
+}
+
+/// Reads the `wanted` file: the mask, and whether all pages move; `None` = not whole (somebody is writing it).
+pub fn wanted_mask(text: &[u8]) -> Option<(u64, bool)> {
+    let digits = text.get(..16)?;
+    let all = match text.get(16)? {
+        b'a' => true,
+        b'n' => false,
+        _ => return None,
+    };
+    let mask = digits.iter().try_fold(0u64, |mask, &byte| {
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            _ => return None,
+        };
+        Some(mask << 4 | u64::from(digit))
+    });
+    Some((mask?, all))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does every mask come back from its text, and half a text not?
+    #[test]
+    fn masks_go_through_text() {
+        for mask in [0, 1, 0xff, u64::MAX, 1 << 63, 0x0123_4567_89ab_cdef] {
+            for all in [false, true] {
+                assert_eq!(wanted_mask(&wanted_text(mask, all)), Some((mask, all)));
+            }
+        }
+        assert_eq!(&wanted_text(0x2a, true), b"000000000000002aa\n");
+        assert_eq!(wanted_mask(b"00ff"), None);
+        assert_eq!(wanted_mask(b"000000000000002Ga\n"), None);
+        assert_eq!(wanted_mask(b"000000000000002a\n"), None);
+    }
+
+    /// Is a header read as it was written, and anything else refused?
+    #[test]
+    fn headers_are_checked() {
+        let header = KitHeader { colours: 32, per_colour: 24, id: 7 };
+        assert_eq!(KitHeader::from_bytes(&header.to_bytes()), Some(header));
+        assert_eq!(KitHeader::from_bytes(&header.to_bytes()[..31]), None);
+        assert_eq!(KitHeader::from_bytes(&KitHeader { colours: 65, ..header }.to_bytes()), None);
+        assert_eq!(KitHeader::from_bytes(&[0; 64]), None);
+    }
+}

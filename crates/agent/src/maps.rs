@@ -1,0 +1,185 @@
+//! Which of the program's ranges are anonymous memory of its own: `/proc/self/maps`, read without allocating.
+
+use crate::sys;
+
+/// Ranges of one look; more are left to a later one.
+pub const AT_MOST: usize = 4096;
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Range {
+    pub start: u64,
+    pub end: u64,
+    /// May be written now: only such pages can be moved.
+    pub writable: bool,
+    /// May be read now: what may not is address space that is kept for later, and may be endless.
+    pub readable: bool,
+}
+
+/// What the last look found.
+pub struct Ranges {
+    found: [Range; AT_MOST],
+    count: usize,
+}
+
+impl Default for Ranges {
+    fn default() -> Self {
+        Ranges { found: [Range { start: 0, end: 0, writable: false, readable: false }; AT_MOST], count: 0 }
+    }
+}
+
+impl Ranges {
+    pub fn all(&self) -> &[Range] {
+        &self.found[..self.count]
+    }
+    fn clear(&mut self) {
+        self.count = 0;
+    }
+    fn push(&mut self, range: Range) {
+        if let Some(slot) = self.found.get_mut(self.count) {
+            *slot = range;
+            self.count += 1;
+        }
+    }
+}
+
+/// What a line says; `None` = not the form of one.
+struct Line<'a> {
+    range: Range,
+    private: bool,
+    inode: u64,
+    name: &'a [u8],
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |number, &digit| {
+        let digit = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        Some(number << 4 | u64::from(digit))
+    })
+}
+
+fn parse(line: &[u8]) -> Option<Line<'_>> {
+    let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
+    let mut addresses = words.next()?.split(|&byte| byte == b'-');
+    let (start, end) = (hexadecimal(addresses.next()?)?, hexadecimal(addresses.next()?)?);
+    let modes = words.next()?;
+    let (_offset, _device) = (words.next()?, words.next()?);
+    let inode = words.next()?.iter().try_fold(0u64, |number, &digit| {
+        digit.is_ascii_digit().then(|| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')))
+    })?;
+    let name = words.next().unwrap_or_default();
+    let range = Range { start, end, writable: modes.get(1) == Some(&b'w'), readable: modes.first() == Some(&b'r') };
+    Some(Line { range, private: modes.get(3) == Some(&b'p'), inode, name })
+}
+
+/// Picks the program's own anonymous memory, line by line. Left out: the stack of the first thread, what the kernel maps,
+/// and the zeroed data of libraries, the C library's and the agent's among them, which lies behind their files.
+#[derive(Default)]
+struct Picker {
+    file_ends: u64,
+    file_is_program: bool,
+}
+
+impl Picker {
+    fn pick(&mut self, line: &[u8], program: &[u8]) -> Option<Range> {
+        let line = parse(line)?;
+        if line.inode != 0 {
+            self.file_ends = line.range.end;
+            self.file_is_program = !program.is_empty() && line.name == program;
+            return None;
+        }
+        let anonymous = line.name.is_empty() || line.name == b"[heap]" || line.name.starts_with(b"[anon:");
+        let library_data = line.name.is_empty() && line.range.start == self.file_ends && !self.file_is_program;
+        if library_data {
+            self.file_ends = line.range.end; // a second piece of it may follow
+        }
+        (line.private && anonymous && !library_data).then_some(line.range)
+    }
+}
+
+/// Looks at all ranges; those that overlap `excluded` are left out.
+pub fn read_ranges(ranges: &mut Ranges, excluded: &[(u64, u64)], program: &[u8], buffer: &mut [u8]) {
+    ranges.clear();
+    let path = b"/proc/self/maps\0";
+    // SAFETY: a path that ends with a zero.
+    let file = unsafe { sys::call(sys::OPEN, [path.as_ptr() as usize, 0o2_000_000, 0, 0, 0, 0]) };
+    if file < 0 {
+        return;
+    }
+    let (mut picker, mut filled) = (Picker::default(), 0);
+    loop {
+        let free = &mut buffer[filled..];
+        // SAFETY: the kernel writes at most as many bytes as the buffer has left.
+        let read = unsafe { sys::call(sys::READ, [file as usize, free.as_mut_ptr() as usize, free.len(), 0, 0, 0]) };
+        if read <= 0 {
+            break;
+        }
+        filled += read as usize;
+        let mut done = 0;
+        while let Some(length) = buffer[done..filled].iter().position(|&byte| byte == b'\n') {
+            if let Some(range) = picker.pick(&buffer[done..done + length], program)
+                && !excluded.iter().any(|&(start, end)| range.start < end && start < range.end)
+            {
+                ranges.push(range);
+            }
+            done += length + 1;
+        }
+        buffer.copy_within(done..filled, 0);
+        filled -= done;
+        if filled == buffer.len() {
+            filled = 0; // a line longer than the buffer is nobody's memory
+        }
+    }
+    // SAFETY: a descriptor of our own.
+    unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::boxed::Box;
+    use std::vec;
+    use std::vec::Vec;
+
+    /// Are heap, mappings and thread stacks taken, and files, libraries' data, the first stack and the kernel's left out?
+    #[test]
+    fn only_the_programs_own_anonymous_memory_is_picked() {
+        let text: [&[u8]; 11] = [
+            b"00400000-00452000 r-xp 00000000 08:02 173521      /usr/bin/prog",
+            b"00651000-00652000 rw-p 00051000 08:02 173521      /usr/bin/prog",
+            b"00652000-00653000 rw-p 00000000 00:00 0 ",
+            b"00e03000-00e24000 rw-p 00000000 00:00 0           [heap]",
+            b"35b1a21000-35b1a22000 rw-p 00021000 08:02 135522  /lib/libc.so.6",
+            b"35b1a22000-35b1a23000 rw-p 00000000 00:00 0 ",
+            b"7f2c66d0000-7f2c66d1000 ---p 00000000 00:00 0 ",
+            b"7f2c66d1000-7f2c66e0000 rw-p 00000000 00:00 0     [anon:glibc: malloc]",
+            b"7f2c67000000-7f2c67100000 rw-s 00000000 00:01 12  /dev/zero (deleted)",
+            b"7ffe00000000-7ffe00021000 rw-p 00000000 00:00 0   [stack]",
+            b"7ffe00100000-7ffe00102000 r-xp 00000000 00:00 0   [vdso]",
+        ];
+        let mut picker = Picker::default();
+        let picked: Vec<u64> =
+            text.iter().filter_map(|line| picker.pick(line, b"/usr/bin/prog")).map(|range| range.start).collect();
+        assert_eq!(picked, [0x65_2000, 0xe0_3000, 0x7f2_c66d_0000, 0x7f2_c66d_1000]);
+    }
+
+    /// Does a look at this very process find a mapping that was just made, whatever the buffer's size?
+    #[test]
+    fn a_fresh_mapping_is_found() {
+        let fresh = sys::map(1 << 20, 3, 0x22, -1).unwrap() as u64;
+        for bytes in [512, 4096, 65536] {
+            let mut ranges = Box::new(Ranges::default());
+            read_ranges(&mut ranges, &[], b"", &mut vec![0; bytes]);
+            let inside = |range: &Range| range.start <= fresh && fresh + (1 << 20) <= range.end && range.writable;
+            assert!(ranges.all().iter().any(inside), "buffer of {bytes}");
+            read_ranges(&mut ranges, &[(fresh, fresh + 1)], b"", &mut vec![0; bytes]);
+            assert!(!ranges.all().iter().any(inside));
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What the preloaded library exports: `mmap`, and a beginning and an end.
+
+use core::ffi::{c_int, c_void};
+
+use crate::{start, sys};
+
+unsafe extern "C" {
+    fn __errno_location() -> *mut c_int;
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = start::begin;
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = start::end;
+
+/// mmap(2); anonymous private memory is registered before the program can touch it.
+///
+/// # Safety
+/// As mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    bytes: usize,
+    prot: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: i64,
+) -> *mut c_void {
+    let args = [address as usize, bytes, prot as usize, flags as usize, file as isize as usize, offset as usize];
+    // SAFETY: the caller's promise.
+    let at = unsafe { sys::call(sys::MMAP, args) };
+    if (-4095..0).contains(&at) {
+        // SAFETY: the C library's own word for this thread.
+        unsafe { *__errno_location() = -at as c_int };
+        return usize::MAX as *mut c_void;
+    }
+    // Anonymous and private; neither growing downwards, nor locked, nor of huge pages.
+    if flags & 0x22 == 0x22 && flags & (0x100 | 0x2000 | 0x40000) == 0 {
+        start::register(at as usize, bytes);
+    }
+    at as *mut c_void
+}
+
+/// The same: offsets have 64 bits anyway.
+///
+/// # Safety
+/// As mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    bytes: usize,
+    prot: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { mmap(address, bytes, prot, flags, file, offset) }
+}
+
+/// The core library names it; nothing unwinds.
+#[unsafe(no_mangle)]
+extern "C" fn rust_eh_personality() {}
+
+/// Nothing here panics that is not a bug; a program must not go on with memory in an unknown state.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    unsafe extern "C" {
+        fn abort() -> !;
+    }
+    // SAFETY: ends the process.
+    unsafe { abort() }
+}

@@ -1,0 +1,325 @@
+//! Before `main`: opens what the command left in the shared folder, and starts the handler's thread.
+//!
+//! What the program must never notice: descriptors (the handler has a table of its own, so nothing that the program closes,
+//! inherits or passes on is ours), signals (the handler takes none), and children (a fork has no handler, knows it, and gets
+//! its frames from the kernel; a program that it starts begins anew).
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+
+use crate::handler::{Agent, Files};
+use crate::layout::{FOLDER_VARIABLE, HOLD_VARIABLE, KitHeader, MASK_VARIABLE, PAGE_BYTES, wanted_mask, wanted_text};
+use crate::sys::{self, fault};
+use crate::timing::Kit;
+
+unsafe extern "C" {
+    fn getenv(name: *const c_char) -> *const c_char;
+    fn mallopt(what: c_int, value: c_int) -> c_int;
+    fn malloc(bytes: usize) -> *mut c_void;
+    fn free(memory: *mut c_void);
+    fn pthread_create(
+        thread: *mut usize,
+        attributes: *const c_void,
+        run: extern "C" fn(*mut c_void) -> *mut c_void,
+        argument: *mut c_void,
+    ) -> c_int;
+    fn pthread_attr_init(attributes: *mut c_void) -> c_int;
+    fn pthread_attr_setstack(attributes: *mut c_void, stack: *mut c_void, bytes: usize) -> c_int;
+    fn pthread_attr_setdetachstate(attributes: *mut c_void, state: c_int) -> c_int;
+    fn pthread_sigmask(how: c_int, set: *const c_void, old: *mut c_void) -> c_int;
+    fn sigfillset(set: *mut c_void) -> c_int;
+    // What pthread_atfork(3) is made of; that itself is linked statically.
+    fn __register_atfork(
+        before: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+        library: *mut c_void,
+    ) -> c_int;
+}
+
+/// Process that the handler serves; 0 = none.
+static SERVED: AtomicI32 = AtomicI32::new(0);
+/// The program's own descriptor of the userfaultfd, for registering only.
+static REGISTRAR: AtomicI32 = AtomicI32::new(-1);
+/// 1 = the handler has a page out, or somebody is forking.
+static OUT: AtomicU32 = AtomicU32::new(0);
+static READY: AtomicBool = AtomicBool::new(false);
+/// The program is ending: one last count, please. Turns false when it is done.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+const STACK_BYTES: usize = 512 << 10;
+/// Growing the heap in large steps: each step is a range that must be registered before it is touched.
+const TOP_PAD_BYTES: c_int = 1 << 30;
+const READ_WRITE: usize = 3;
+const PRIVATE_ANONYMOUS: usize = 0x22;
+const NORESERVE: usize = 0x4000;
+const POPULATE: usize = 0x8000;
+
+/// Is the caller the process that the handler serves? A fork is not.
+pub fn served() -> bool {
+    let served = SERVED.load(Ordering::Acquire);
+    // SAFETY: no memory is passed.
+    served != 0 && unsafe { sys::call(sys::GETPID, [0; 6]) } == served as isize
+}
+
+/// Has the program asked for the last count?
+pub fn ending() -> bool {
+    ENDING.load(Ordering::Acquire)
+}
+
+pub fn counted() {
+    ENDING.store(false, Ordering::Release);
+}
+
+/// The right to have a page out; not while somebody forks: the child would find a hole.
+pub fn try_out() -> bool {
+    OUT.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+}
+
+pub fn back_in() {
+    OUT.store(0, Ordering::Release);
+}
+
+extern "C" fn before_fork() {
+    while served() && !try_out() {
+        // SAFETY: no memory is passed.
+        unsafe { sys::call(sys::SCHED_YIELD, [0; 6]) };
+    }
+}
+
+extern "C" fn after_fork_in_parent() {
+    if served() {
+        back_in();
+    }
+}
+
+extern "C" fn after_fork_in_child() {
+    SERVED.store(0, Ordering::Release);
+    OUT.store(0, Ordering::Release);
+}
+
+/// Missing pages of a fresh mapping are told from now on. Failing costs colours, nothing else: the handler comes by later.
+pub fn register(start: usize, bytes: usize) {
+    let file = REGISTRAR.load(Ordering::Relaxed);
+    if file >= 0 && served() {
+        fault::register(file as isize, start as u64, bytes.next_multiple_of(PAGE_BYTES) as u64);
+    }
+}
+
+/// A path in the shared folder, on the stack.
+struct Path([u8; 512]);
+
+impl Path {
+    fn new(parts: &[&[u8]]) -> Option<Self> {
+        let mut path = Path([0; 512]);
+        let mut at = 0;
+        for byte in parts.iter().flat_map(|part| part.iter()) {
+            *path.0.get_mut(at)? = *byte;
+            at += 1;
+        }
+        (at < 511).then_some(path)
+    }
+    fn open(&self, flags: usize) -> Option<isize> {
+        // SAFETY: a path that ends with a zero.
+        let file = unsafe { sys::call(sys::OPEN, [self.0.as_ptr() as usize, flags | 0o2_000_000, 0o600, 0, 0, 0]) };
+        (file >= 0).then_some(file)
+    }
+}
+
+fn variable(name: &str) -> Option<&'static [u8]> {
+    let mut text = [0u8; 32];
+    text.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+    // SAFETY: a name that ends with a zero; the answer is a string of the environment, which nobody changes before `main`.
+    unsafe {
+        let value = getenv(text.as_ptr().cast());
+        (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
+    }
+}
+
+fn decimal(digits: &[u8]) -> Option<u64> {
+    digits.iter().try_fold(0u64, |number, &digit| {
+        digit.is_ascii_digit().then(|| number.saturating_mul(10).saturating_add(u64::from(digit - b'0')))
+    })
+}
+
+/// Digits of a number, without a formatter.
+pub fn digits(number: u64, into: &mut [u8; 20]) -> &[u8] {
+    let (mut left, mut at) = (number, 20);
+    loop {
+        at -= 1;
+        into[at] = b'0' + (left % 10) as u8;
+        left /= 10;
+        if left == 0 {
+            return &into[at..];
+        }
+    }
+}
+
+fn map_file(path: &Path, prot: usize, flags: usize) -> Option<(*mut u8, usize)> {
+    let file = path.open(if prot == READ_WRITE { 2 } else { 0 })?;
+    // SAFETY: no memory is passed. The end of a seekable file is its size.
+    let bytes = unsafe { sys::call(8, [file as usize, 0, 2, 0, 0, 0]) };
+    let at = if bytes > 0 { sys::map(bytes as usize, prot, 1 | flags, file) } else { None };
+    // SAFETY: a descriptor of our own.
+    unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
+    Some((at?, bytes as usize))
+}
+
+/// Everything that can fail, before anything of the program is changed.
+fn prepare() -> Option<&'static mut Agent> {
+    let folder = variable(FOLDER_VARIABLE)?;
+    let (mask, all) = wanted_mask(variable(MASK_VARIABLE)?)?;
+    let hold_pages = decimal(variable(HOLD_VARIABLE)?)? as usize / PAGE_BYTES;
+    // SAFETY: no memory is passed.
+    let pid = unsafe { sys::call(sys::GETPID, [0; 6]) };
+    let mut text = [0; 20];
+    let pid_text = digits(pid as u64, &mut text);
+    let own = Path::new(&[folder, b"/", pid_text])?;
+    // SAFETY: a path that ends with a zero; a folder that is there already is as good.
+    unsafe { sys::call(sys::MKDIR, [own.0.as_ptr() as usize, 0o700, 0, 0, 0, 0]) };
+    let create = 0o100 | 2 | 0o1000;
+    let status = Path::new(&[folder, b"/", pid_text, b"/status"])?.open(create)?;
+    let refused = |why: &str| {
+        // SAFETY: the text's bytes.
+        unsafe { sys::call(sys::PWRITE, [status as usize, why.as_ptr() as usize, why.len(), 0, 0, 0]) };
+        None
+    };
+    let wanted_path = Path::new(&[folder, b"/", pid_text, b"/wanted"])?;
+    let wanted = wanted_path.open(create)?;
+    let first = wanted_text(mask, all);
+    // SAFETY: the text's bytes.
+    unsafe { sys::call(sys::PWRITE, [wanted as usize, first.as_ptr() as usize, first.len(), 0, 0, 0]) };
+    let Some((kit_file, kit_bytes)) = map_file(&Path::new(&[folder, b"/kit"])?, 1, POPULATE) else {
+        return refused("refused no kit\n");
+    };
+    // SAFETY: the mapping just made, which is never undone.
+    let Some(mut kit) =
+        (kit_bytes >= KitHeader::PAGES * PAGE_BYTES).then(|| unsafe { Kit::new(kit_file, kit_bytes) }).flatten()
+    else {
+        return refused("refused the kit is of another version\n");
+    };
+    if !(0..50).any(|_| kit.calibrate().threshold_cycles().is_some()) {
+        return refused("refused hits and misses take about as long here\n");
+    }
+    let Some((ledger, frames)) = map_file(&Path::new(&[folder, b"/ledger"])?, READ_WRITE, 0) else {
+        return refused("refused no ledger\n");
+    };
+    // SAFETY: no memory is passed.
+    let faults = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
+    if faults < 0 {
+        return refused("refused userfaultfd is not permitted\n");
+    }
+    if fault::api(faults, fault::MOVE_PAGES | fault::EVENTS) < 0 {
+        return refused("refused the kernel cannot move pages (UFFDIO_MOVE, Linux 6.8)\n");
+    }
+    let bytes = core::mem::size_of::<Agent>();
+    let memory = sys::map(bytes, READ_WRITE, PRIVATE_ANONYMOUS | POPULATE, -1)?.cast::<Agent>();
+    let region = sys::map(2 * hold_pages * PAGE_BYTES, READ_WRITE, PRIVATE_ANONYMOUS | NORESERVE, -1)?;
+    let lists = sys::map(2 * hold_pages * 4, READ_WRITE, PRIVATE_ANONYMOUS | NORESERVE, -1)?.cast::<u32>();
+    // SAFETY: ranges of our own: no child gets the frames, and none of them is part of a huge one.
+    unsafe {
+        for advice in [10, 15] {
+            sys::call(sys::MADVISE, [region as usize, 2 * hold_pages * PAGE_BYTES, advice, 0, 0, 0]);
+        }
+    }
+    let files = Files { faults, wanted, status, pagemap: -1 };
+    // SAFETY: fresh mappings of those sizes, aligned to pages, that live as long as the process.
+    unsafe {
+        let lists = core::slice::from_raw_parts_mut(lists, 2 * hold_pages);
+        memory.write(Agent::new(files, kit, (ledger, frames), region, lists, (mask, all)));
+        Some(&mut *memory)
+    }
+}
+
+fn start() -> Option<()> {
+    let agent = prepare()?;
+    let stack = sys::map(STACK_BYTES, READ_WRITE, PRIVATE_ANONYMOUS | POPULATE, -1)?;
+    agent.exclude(stack as u64, STACK_BYTES as u64);
+    // Descriptors that programs count on start low; this one is only for registering.
+    // SAFETY: no memory is passed.
+    let registrar = unsafe { sys::call(sys::FCNTL, [agent.files().faults as usize, 1030, 900, 0, 0, 0]) };
+    REGISTRAR.store(registrar as i32, Ordering::Relaxed);
+    let low = *agent.files();
+    let argument = core::ptr::from_mut(agent).cast();
+    // SAFETY: attributes and signal sets are smaller than what is given; the stack is a mapping of its own.
+    let started = unsafe {
+        let (mut attributes, mut all, mut before) = ([0u64; 16], [0u64; 16], [0u64; 16]);
+        let of = attributes.as_mut_ptr().cast();
+        pthread_attr_init(of);
+        pthread_attr_setstack(of, stack.cast(), STACK_BYTES);
+        pthread_attr_setdetachstate(of, 1);
+        sigfillset(all.as_mut_ptr().cast());
+        pthread_sigmask(2, all.as_ptr().cast(), before.as_mut_ptr().cast());
+        let mut thread = 0;
+        let started = pthread_create(&raw mut thread, of, run, argument);
+        pthread_sigmask(2, before.as_ptr().cast(), core::ptr::null_mut());
+        started
+    };
+    if started != 0 {
+        return None;
+    }
+    // The handler copies the table of descriptors before it says that it is ready.
+    while !READY.load(Ordering::Acquire) {
+        // SAFETY: no memory is passed.
+        unsafe { sys::call(sys::SCHED_YIELD, [0; 6]) };
+    }
+    for file in [low.faults, low.wanted, low.status] {
+        // SAFETY: descriptors of our own.
+        unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
+    }
+    // SAFETY: as documented in mallopt(3): one heap that grows in large steps and never shrinks, no mappings of the
+    // allocator's own, which nobody could see coming. One block makes it grow before the program does.
+    unsafe {
+        mallopt(-4, 0);
+        mallopt(-2, TOP_PAD_BYTES);
+        mallopt(-1, c_int::MAX);
+        let (parent, child) = (Some(after_fork_in_parent as _), Some(after_fork_in_child as _));
+        __register_atfork(Some(before_fork), parent, child, core::ptr::null_mut());
+        free(core::hint::black_box(malloc(1 << 20)));
+    }
+    Some(())
+}
+
+extern "C" fn run(argument: *mut c_void) -> *mut c_void {
+    // SAFETY: the agent that `start` made, which nobody else uses from now on.
+    let agent = unsafe { &mut *argument.cast::<Agent>() };
+    if agent.settle() {
+        // SAFETY: no memory is passed.
+        SERVED.store(unsafe { sys::call(sys::GETPID, [0; 6]) } as i32, Ordering::Release);
+        READY.store(true, Ordering::Release);
+        agent.serve();
+        SERVED.store(0, Ordering::Release);
+    }
+    READY.store(true, Ordering::Release);
+    core::ptr::null_mut()
+}
+
+/// Called before `main`.
+pub extern "C" fn begin() {
+    // A program without an agent runs as always; what was refused stands in its status.
+    let _ = start();
+    if served() {
+        // The heap has just grown: its new part is registered before the program touches it.
+        ENDING.store(true, Ordering::Release);
+        wait_for_count(2_000);
+    }
+}
+
+/// Called after `main`: what is resident at the end is counted once more.
+pub extern "C" fn end() {
+    if served() {
+        ENDING.store(true, Ordering::Release);
+        wait_for_count(250);
+    }
+}
+
+fn wait_for_count(patience_ms: u32) {
+    for _ in 0..patience_ms {
+        if !ending() || !served() {
+            return;
+        }
+        let time = [0u64, 1_000_000];
+        // SAFETY: the kernel reads two words.
+        unsafe { sys::call(sys::NANOSLEEP, [time.as_ptr() as usize, 0, 0, 0, 0, 0]) };
+    }
+}

@@ -1,0 +1,149 @@
+//! The kernel, without the C library: the agent's thread must not touch memory that it manages, `errno` included.
+
+use core::arch::asm;
+
+pub const READ: usize = 0;
+pub const OPEN: usize = 2;
+pub const CLOSE: usize = 3;
+pub const POLL: usize = 7;
+pub const MMAP: usize = 9;
+pub const IOCTL: usize = 16;
+pub const PREAD: usize = 17;
+pub const PWRITE: usize = 18;
+pub const SCHED_YIELD: usize = 24;
+pub const MADVISE: usize = 28;
+pub const NANOSLEEP: usize = 35;
+pub const GETPID: usize = 39;
+pub const FCNTL: usize = 72;
+pub const MKDIR: usize = 83;
+pub const READLINK: usize = 89;
+pub const CLOCK_GETTIME: usize = 228;
+pub const UNSHARE: usize = 272;
+pub const USERFAULTFD: usize = 323;
+pub const CLOSE_RANGE: usize = 436;
+
+pub const EAGAIN: isize = -11;
+pub const EBUSY: isize = -16;
+pub const EEXIST: isize = -17;
+pub const ENOENT: isize = -2;
+pub const ESRCH: isize = -3;
+
+/// A system call; negative = minus the error number.
+///
+/// # Safety
+/// The call's own: pointers among the arguments must be good for what it does with them.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
+    let answer: isize;
+    // SAFETY: the kernel's calling convention: rcx and r11 are lost, everything else kept.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number => answer,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack)
+        );
+    }
+    answer
+}
+
+/// Never called: colours are told by time on x86-64 only, and nobody starts an agent without colours.
+///
+/// # Safety
+/// None needed.
+#[cfg(not(target_arch = "x86_64"))]
+pub unsafe fn call(_: usize, _: [usize; 6]) -> isize {
+    -38
+}
+
+/// Nanoseconds of a clock that only goes forward.
+pub fn now_ns() -> u64 {
+    let mut time = [0u64; 2];
+    // SAFETY: the kernel writes two words.
+    unsafe { call(CLOCK_GETTIME, [1, time.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    time[0] * 1_000_000_000 + time[1]
+}
+
+/// A mapping of our own; `None` = the kernel gives none. `file` < 0 = anonymous.
+pub fn map(bytes: usize, prot: usize, flags: usize, file: isize) -> Option<*mut u8> {
+    // SAFETY: a fresh mapping, wherever the kernel likes.
+    let at = unsafe { call(MMAP, [0, bytes, prot, flags, file as usize, 0]) };
+    (at > 0).then_some(at as *mut u8)
+}
+
+/// Copies a page; not `memcpy`, which might be anybody's.
+///
+/// # Safety
+/// Both are whole pages, mapped, and not the same.
+pub unsafe fn copy_page(from: *const u8, to: *mut u8) {
+    for at in 0..crate::layout::PAGE_BYTES / 8 {
+        // SAFETY: the caller's promise. Volatile: the compiler would make a call to `memcpy` of it.
+        unsafe { to.cast::<u64>().add(at).write_volatile(from.cast::<u64>().add(at).read_volatile()) };
+    }
+}
+
+/// Fills a page with zeros.
+///
+/// # Safety
+/// A whole page, mapped and writable.
+pub unsafe fn zero_page(page: *mut u8) {
+    for at in 0..crate::layout::PAGE_BYTES / 8 {
+        // SAFETY: the caller's promise.
+        unsafe { page.cast::<u64>().add(at).write_volatile(0) };
+    }
+}
+
+/// userfaultfd(2), as far as it is needed; the numbers are those of `linux/userfaultfd.h`, newer than most installed ones.
+pub mod fault {
+    use super::{IOCTL, call};
+
+    pub const EVENT_FAULT: u8 = 0x12;
+    pub const EVENT_REMAP: u8 = 0x14;
+    pub const EVENT_REMOVE: u8 = 0x15;
+    pub const EVENT_UNMAP: u8 = 0x16;
+
+    const API: usize = 0xc018_aa3f;
+    const REGISTER: usize = 0xc020_aa00;
+    const WAKE: usize = 0x8010_aa02;
+    const COPY: usize = 0xc028_aa03;
+    const ZEROPAGE: usize = 0xc020_aa04;
+    const MOVE: usize = 0xc028_aa05;
+    const PAGE: u64 = crate::layout::PAGE_BYTES as u64;
+
+    /// Moving pages (Linux 6.8).
+    pub const MOVE_PAGES: u64 = 1 << 16;
+    /// Remapping, removing and unmapping are told, and wait until they were read: never for a thread that does so itself.
+    pub const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
+
+    fn ioctl(file: isize, what: usize, words: &mut [u64]) -> isize {
+        // SAFETY: the kernel reads and writes as many words as each request has; all callers pass that many.
+        unsafe { call(IOCTL, [file as usize, what, words.as_mut_ptr() as usize, 0, 0, 0]) }
+    }
+    pub fn api(file: isize, features: u64) -> isize {
+        ioctl(file, API, &mut [0xaa, features, 0])
+    }
+    /// Missing pages of the range are told from now on.
+    pub fn register(file: isize, start: u64, bytes: u64) -> isize {
+        ioctl(file, REGISTER, &mut [start, bytes, 1, 0])
+    }
+    pub fn wake(file: isize, page: u64) -> isize {
+        ioctl(file, WAKE, &mut [page, PAGE])
+    }
+    pub fn zero(file: isize, page: u64) -> isize {
+        ioctl(file, ZEROPAGE, &mut [page, PAGE, 0, 0])
+    }
+    pub fn copy(file: isize, from: u64, page: u64) -> isize {
+        ioctl(file, COPY, &mut [page, from, PAGE, 0, 0])
+    }
+    /// Gives the frame at `from` to `page`; whoever waits there goes on.
+    pub fn give(file: isize, from: u64, page: u64) -> isize {
+        ioctl(file, MOVE, &mut [page, from, PAGE, 0, 0])
+    }
+}

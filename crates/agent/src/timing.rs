@@ -1,0 +1,260 @@
+//! Telling by time whether a page's lines are pushed out of the private cache by other pages' lines.
+//!
+//! Prime and probe (Liu et al., S&P 2015) with one line a page: load the target, load one line of each page of a set, load
+//! the target again. It comes back slowly only if at least as many pages of the set as the cache has ways fall on its sets.
+//! All lines stand at the same place in their pages, so the first-level cache loses the target every time: what is told
+//! apart is the second level from what lies behind it.
+
+use crate::layout::{KitHeader, PAGE_BYTES};
+
+/// Bytes of a cache line on every processor that this works on.
+pub const LINE_BYTES: usize = 64;
+const LINES: usize = PAGE_BYTES / LINE_BYTES;
+/// Replacement is rarely true LRU: passes over the set after which the target is gone.
+const PASSES: u32 = 2;
+
+/// Can loads be timed on this processor?
+pub const SUPPORTED: bool = cfg!(target_arch = "x86_64");
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn cycles() -> u64 {
+    let mut core = 0;
+    // SAFETY: rdtscp and lfence exist wherever userfaultfd can move pages; only the local variable is written.
+    unsafe {
+        core::arch::x86_64::_mm_lfence();
+        let now = core::arch::x86_64::__rdtscp(&raw mut core);
+        core::arch::x86_64::_mm_lfence();
+        now
+    }
+}
+#[cfg(not(target_arch = "x86_64"))]
+#[inline]
+fn cycles() -> u64 {
+    0
+}
+
+#[inline]
+unsafe fn load(address: *const u8) {
+    // SAFETY: the caller's promise; volatile, so that the load happens.
+    unsafe { core::ptr::read_volatile(address.cast::<u64>()) };
+}
+
+/// Cycles of the load of line `line` of `target`, after one line of each of `pages` was loaded.
+///
+/// # Safety
+/// All pages are mapped and readable for [`PAGE_BYTES`], and stay so.
+pub unsafe fn reload_cycles(target: *const u8, pages: impl Iterator<Item = *const u8> + Clone, line: usize) -> u64 {
+    let at = line % LINES * LINE_BYTES;
+    // SAFETY: offsets stay inside the pages, which the caller promises are mapped.
+    unsafe {
+        load(target.add(at));
+        for _ in 0..PASSES {
+            for page in pages.clone() {
+                load(page.add(at));
+            }
+        }
+        // The translation must not be what is timed: half a page away is another set of the same page.
+        load(target.add((at + PAGE_BYTES / 2) % PAGE_BYTES));
+        let start = cycles();
+        load(target.add(at));
+        cycles() - start
+    }
+}
+
+/// Decides from slow and fast reloads, each of which may mislead: Wald's sequential test. Replacement that is not LRU keeps a
+/// line now and then that should be gone (measured: slow in 70 to 75 of 100 where it should be), and a neighbour on the same
+/// core takes one that should have stayed (1 to 5 of 100). So one slow reload weighs as much as three fast ones.
+pub fn decided(mut slow: impl FnMut() -> bool) -> bool {
+    const ASKED_AT_MOST: u32 = 24;
+    let mut score = 0;
+    for _ in 0..ASKED_AT_MOST {
+        score += if slow() { 3 } else { -1 };
+        if score >= 8 || score <= -5 {
+            break;
+        }
+    }
+    score > 0
+}
+
+/// Frames of known colours, as [`crate::layout`] describes the file.
+#[derive(Clone, Copy, Debug)]
+pub struct Kit {
+    file: *const u8,
+    /// Page of the file, by colour and then by member.
+    table: *const u32,
+    colours: u32,
+    per_colour: u32,
+    /// A load that takes longer came from behind the private cache.
+    threshold_cycles: u64,
+    turn: usize,
+}
+
+/// Loads that hit and loads that missed, in the middle; their difference is what colours are told by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Calibration {
+    pub hit_cycles: u64,
+    pub miss_cycles: u64,
+}
+
+impl Calibration {
+    /// Where hits end; `None` where the two cannot be told apart.
+    pub fn threshold_cycles(&self) -> Option<u64> {
+        (self.miss_cycles >= self.hit_cycles + self.hit_cycles / 4 + 8)
+            .then_some((self.hit_cycles + self.miss_cycles) / 2)
+    }
+}
+
+const SAMPLES: usize = 64;
+
+impl Kit {
+    /// A kit in a mapped file, not calibrated yet; `None` = the bytes are no kit, or name pages that are not there.
+    ///
+    /// # Safety
+    /// `file` points to `bytes` readable bytes that stay mapped as long as the kit is used.
+    pub unsafe fn new(file: *const u8, bytes: usize) -> Option<Self> {
+        // SAFETY: the caller's promise.
+        let content = unsafe { core::slice::from_raw_parts(file, bytes) };
+        let header = KitHeader::from_bytes(content)?;
+        let table = content.get(KitHeader::BYTES..KitHeader::BYTES + 4 * header.members())?;
+        let inside = |entry: &[u8]| {
+            let page = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]) as usize;
+            page >= KitHeader::PAGES && (page + 1) * PAGE_BYTES <= bytes
+        };
+        if !table.chunks_exact(4).all(inside) {
+            return None;
+        }
+        let (colours, per_colour) = (header.colours, header.per_colour);
+        Some(Kit { file, table: table.as_ptr().cast(), colours, per_colour, threshold_cycles: u64::MAX, turn: 0 })
+    }
+
+    pub fn per_colour(&self) -> u32 {
+        self.per_colour
+    }
+
+    pub fn colours(&self) -> u32 {
+        self.colours
+    }
+
+    fn page(&self, at: u32) -> *const u8 {
+        // SAFETY: callers stay below colours * per_colour, and `new` has checked every entry of the table, which begins at
+        // a multiple of four bytes of a page.
+        unsafe { self.file.add(self.table.add(at as usize).read() as usize * PAGE_BYTES) }
+    }
+
+    fn pages(&self, colours: core::ops::Range<u32>) -> impl Iterator<Item = *const u8> + Clone + '_ {
+        (colours.start * self.per_colour..colours.end * self.per_colour).map(|at| self.page(at))
+    }
+
+    /// The kit's own frames say what a hit and a miss cost here and now, and whether they still are what they were. Where that
+    /// cannot be told now, the threshold before stays.
+    pub fn calibrate(&mut self) -> Calibration {
+        let (mut hits, mut misses) = ([0; SAMPLES], [0; SAMPLES]);
+        for at in 0..SAMPLES {
+            let colour = at as u32 % self.colours;
+            let other = (colour + 1) % self.colours;
+            let target = self.page(colour * self.per_colour);
+            let own = (colour * self.per_colour + 1..(colour + 1) * self.per_colour).map(|at| self.page(at));
+            // SAFETY: pages of the kit.
+            unsafe {
+                hits[at] = reload_cycles(target, self.pages(other..other + 1), at * 7 + 1);
+                misses[at] = reload_cycles(target, own, at * 7 + 1);
+            }
+        }
+        hits.sort_unstable();
+        misses.sort_unstable();
+        let found = Calibration { hit_cycles: hits[SAMPLES / 2], miss_cycles: misses[SAMPLES / 2] };
+        self.threshold_cycles = found.threshold_cycles().unwrap_or(self.threshold_cycles);
+        found
+    }
+
+    /// The kit's own frames of a colour.
+    pub fn frames(&self, colour: u32) -> impl Iterator<Item = *const u8> + Clone + '_ {
+        self.pages(colour..colour + 1)
+    }
+
+    pub fn threshold_cycles(&self) -> u64 {
+        self.threshold_cycles
+    }
+
+    /// Does the page lose its lines to frames of these colours?
+    unsafe fn evicted_by(&mut self, page: *const u8, colours: core::ops::Range<u32>) -> bool {
+        let (kit, mut turn) = (*self, self.turn);
+        let answer = decided(|| {
+            turn = turn.wrapping_add(13);
+            // SAFETY: the caller's promise for the page; the kit's pages are its own.
+            let took = unsafe { reload_cycles(page, kit.pages(colours.clone()).filter(|at| *at != page), turn) };
+            took > kit.threshold_cycles
+        });
+        self.turn = turn;
+        answer
+    }
+
+    /// Is the page of this colour?
+    ///
+    /// # Safety
+    /// The page is mapped and readable, and nobody makes it absent meanwhile.
+    pub unsafe fn is(&mut self, page: *const u8, colour: u32) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.evicted_by(page, colour..colour + 1) }
+    }
+
+    /// The page's colour: by halving, then proven against the one that is left. `None` = not told in three tries (noise, or a
+    /// frame that behaves like none of the kit's).
+    ///
+    /// # Safety
+    /// As [`Kit::is`].
+    pub unsafe fn classify(&mut self, page: *const u8) -> Option<u32> {
+        for _ in 0..3 {
+            let (mut low, mut high) = (0, self.colours);
+            while high - low > 1 {
+                let middle = low.midpoint(high);
+                // SAFETY: the caller's promise.
+                if unsafe { self.evicted_by(page, low..middle) } {
+                    high = middle;
+                } else {
+                    low = middle;
+                }
+            }
+            // SAFETY: the caller's promise.
+            if unsafe { self.is(page, low) } {
+                return Some(low);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With the error rates that were measured: is the decision nearly always right, and made in a few questions?
+    #[test]
+    fn errors_at_the_measured_rates_do_not_mislead() {
+        let mut state = 1u64;
+        let mut chance = |percent: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % 100 < percent
+        };
+        let (mut missed, mut mistaken, mut asked) = (0, 0, 0);
+        for _ in 0..10_000 {
+            missed += u32::from(!decided(|| chance(72)));
+            mistaken += u32::from(decided(|| {
+                asked += 1;
+                chance(3)
+            }));
+        }
+        assert!(missed < 150 && mistaken < 20, "{missed} missed and {mistaken} mistaken of 10 000");
+        assert!(asked < 80_000, "{asked} questions for 10 000 answers");
+    }
+
+    /// Are hits and misses that lie too close refused, and is the threshold between the two?
+    #[test]
+    fn a_threshold_lies_between_hits_and_misses_or_is_refused() {
+        let found = |hit_cycles, miss_cycles| Calibration { hit_cycles, miss_cycles }.threshold_cycles();
+        assert_eq!(found(40, 120), Some(80));
+        assert_eq!(found(40, 50), None);
+        assert_eq!(found(40, 30), None);
+    }
+}

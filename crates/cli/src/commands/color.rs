@@ -1,0 +1,38 @@
+//! `cachemate color`: page colours of this host, and programs that are kept to some of them.
+
+use clap::{Args, Subcommand};
+
+use crate::session::Session;
+
+mod discover;
+mod run;
+
+pub use discover::available_bytes;
+pub use run::known_colours;
+
+/// Page colours: find them, run unmodified programs on some of them
+///
+/// Frames that fall on the same sets of a cache have the same colour; programs on frames of different colours cannot push
+/// each other out of it. docs/colors.md has the method, its costs and what it covers.
+#[derive(Args)]
+pub struct Color {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Discover(discover::Discover),
+    Run(run::Run),
+}
+
+impl Color {
+    /// # Errors
+    /// What went wrong, in words.
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        match &self.what {
+            What::Discover(command) => command.run(session),
+            What::Run(command) => command.run(session),
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! `cachemate color discover`.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use cachemate_core::CpuId;
+use cachemate_linux::colors::discover::{Wish, discover};
+use cachemate_linux::colors::kit::BASE;
+use cachemate_linux::colors::map::{Covers, Map};
+use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::topology::read_topology;
+use cachemate_report::text::size_text;
+use cachemate_report::{Align, Table};
+use clap::Args;
+
+use crate::args::{JsonArg, Size};
+use crate::session::Session;
+
+/// Find this host's page colours by time, prove them by a chase, and say what they cover
+///
+/// Takes some seconds, at most --seconds. A busy host is refused with the reason: classes are believed only when they are
+/// as many as the cache has colours and a chase over one class is slow where its share of the cache ends.
+#[derive(Args)]
+pub struct Discover {
+    /// Write the map (docs/colors.md) to this file
+    #[arg(short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Overwrite FILE
+    #[arg(long)]
+    force: bool,
+    /// Memory whose frames are told apart
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
+    bytes: Size,
+    /// The most time
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    seconds: f64,
+    /// For the order of tries
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+impl Discover {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if !(1.0..=3600.0).contains(&self.seconds) {
+            bail!(crate::exit::Usage("--seconds must be from 1 to 3600".into()));
+        }
+        if let Some(path) = self.output.as_ref().filter(|path| path.exists() && !self.force) {
+            bail!("{}: is there already (--force overwrites it)", path.display());
+        }
+        let found = find(session, self.bytes.0, Duration::from_secs_f64(self.seconds), self.seed)?;
+        if let Some(path) = &self.output {
+            std::fs::write(path, found.to_text()).with_context(|| format!("{}: cannot be written", path.display()))?;
+        }
+        session.answer(self.json.json, &Summary(&found), || words(&found))
+    }
+}
+
+/// Finds the colours, with progress on a terminal.
+///
+/// # Errors
+/// None were found: why.
+pub fn find(session: &Session, bytes: u64, at_most: Duration, seed: u64) -> anyhow::Result<Map> {
+    let topology = read_topology(Path::new("/")).context("cannot read the caches of this host")?.topology;
+    let allowed = Host::new("/").affinity(std::process::id() as i32).context("cannot read this process's CPUs")?;
+    // The last one: what interrupts a machine mostly happens on the first.
+    let cpu = allowed.iter().last().map(CpuId).context("this process may run on no CPU")?;
+    let available = available_bytes().unwrap_or(u64::MAX);
+    if bytes > available / 2 {
+        bail!(
+            "--bytes: {} asked for, {} of memory available; at most half of it is taken",
+            size_text(bytes),
+            size_text(available)
+        );
+    }
+    let bar = session.progress("colours", Some(1));
+    let stop = session.interrupt_flag();
+    let mut progress = |what: &'static str, done: u64, total: u64| {
+        bar.set_length(total);
+        bar.set_position(done);
+        bar.set_message(what);
+    };
+    let mut wish = Wish {
+        base: Path::new(BASE),
+        pool_bytes: bytes,
+        at_most,
+        seed,
+        progress: &mut progress,
+        stop: &|| stop.load(Ordering::Relaxed),
+    };
+    let found = discover(&topology, cpu, &mut wish);
+    bar.finish_and_clear();
+    if stop.load(Ordering::Relaxed) {
+        bail!(crate::exit::Interrupted("no colours were kept".into()));
+    }
+    Ok(found?)
+}
+
+/// Memory that can be had without pushing anybody out.
+pub fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+/// The map without its frames, which the file has.
+struct Summary<'a>(&'a Map);
+
+impl serde::Serialize for Summary<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let without = Map { frames: Vec::new(), ..self.0.clone() };
+        let mut value = serde_json::to_value(without).map_err(serde::ser::Error::custom)?;
+        if let Some(object) = value.as_object_mut() {
+            object.remove("frames");
+        }
+        value.serialize(serializer)
+    }
+}
+
+fn words(map: &Map) -> String {
+    let mut text = format!(
+        "{} colours of {} ({:?} cache, {}, {}-way), found in {:.1} s and {} earlier tries\n",
+        map.colours,
+        size_text(map.cache_bytes / u64::from(map.colours)),
+        map.level,
+        size_text(map.cache_bytes),
+        map.ways,
+        map.seconds,
+        map.refused_tries.len()
+    );
+    text.push_str(&format!(
+        "{} frames told, {:.1} us each; {} ({:.2} %) fit no colour\n",
+        map.pages,
+        map.classify_ns / 1000.0,
+        map.pages_none,
+        100.0 * map.pages_none as f64 / map.pages.max(1) as f64
+    ));
+    text.push_str(&format!("frame numbers: {}\n", map.frame_numbers));
+    text.push_str(&covers("private cache", &map.private));
+    match &map.last_level {
+        Some(found) => text.push_str(&covers("last level", found)),
+        None => text.push_str("last level: the kernel describes none of known size\n"),
+    }
+    text
+}
+
+fn covers(name: &str, found: &Covers) -> String {
+    let says = match found.confines {
+        Some(true) => "confined",
+        Some(false) => "NOT confined",
+        None => "not told: too few frames of one colour (--bytes), or held by nobody now",
+    };
+    let knee = found.knee_bytes.map_or("none seen".to_string(), size_text);
+    let mut text =
+        format!("{name}: {says}; one colour's share {}, knee of one colour {knee}\n", size_text(found.share_bytes));
+    let mut table =
+        Table::new(&[("chase over", Align::Right), ("one colour ns", Align::Right), ("all colours ns", Align::Right)]);
+    for point in &found.curve {
+        table.row([
+            &size_text(point.size_bytes),
+            &format!("{:.1}", point.coloured_ns),
+            &format!("{:.1}", point.ordinary_ns),
+        ]);
+    }
+    text.push_str(&table.text());
+    text
+}

@@ -1,0 +1,151 @@
+//! `cachemate color run`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use cachemate_core::IndexSet;
+use cachemate_linux::colors::agents::{Agent, Resident, mask_of};
+use cachemate_linux::colors::map::Map;
+use cachemate_linux::colors::{ColorError, kit, moving};
+use cachemate_report::text::{count_text, size_text};
+use clap::Args;
+use serde::Serialize;
+
+use super::discover;
+use crate::args::Size;
+use crate::exit::{ProgramEnded, Usage};
+use crate::live::colored::{Colored, Start};
+use crate::session::Session;
+
+/// Run an unmodified program on frames of some colours only
+///
+/// The program's heap, mappings and thread stacks get frames of these colours as they are touched; what it was born with is
+/// moved. Programs that it starts are coloured too; a fork that starts none gets its frames from the kernel. Needs root.
+/// Static and set-user-id programs are refused. Ends with the program's own exit code.
+#[derive(Args)]
+pub struct Run {
+    /// Colours such as 0-7,12
+    #[arg(long, value_name = "LIST")]
+    colors: IndexSet,
+    /// Also believe what this map (cachemate color discover -o) says of single frames
+    #[arg(long, value_name = "FILE")]
+    map: Option<PathBuf>,
+    /// The most memory that a program's agent may hold, frames of other colours included; an eighth of what is available
+    /// unless said
+    #[arg(long, value_name = "SIZE")]
+    hold: Option<Size>,
+    /// Write what was done as JSON to this file
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// CMD [ARG...]
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<String>,
+}
+
+/// What `--report` writes.
+#[derive(Serialize)]
+struct Report {
+    colors: IndexSet,
+    exit_code: i32,
+    seconds: f64,
+    hold_at_most_bytes: u64,
+    /// The program itself as the kernel's page map showed it last, counted from outside.
+    resident: Option<Resident>,
+    processes: Vec<ProcessReport>,
+}
+
+#[derive(Serialize)]
+struct ProcessReport {
+    pid: i32,
+    agent: Agent,
+}
+
+impl Run {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let mask = mask_of(&self.colors).ok_or_else(|| Usage("--colors: found no colour, or one above 63".into()))?;
+        moving::page_ns().map_err(|unusable| anyhow::anyhow!("{} (remedy: {})", unusable.why, unusable.remedy))?;
+        let colours = known_colours(session)?;
+        if self.colors.iter().any(|colour| colour >= colours) {
+            bail!(Usage(format!("--colors {}: this host has colours 0-{}", self.colors, colours - 1)));
+        }
+        let available = discover::available_bytes().unwrap_or(1 << 30);
+        let hold_bytes = self.hold.map_or(available / 8, |size| size.0);
+        let start = Start { command: &self.command, mask, hold_bytes, variables: &[], output: None };
+        let mut program = Colored::start(&start)?;
+        if let Some(path) = &self.map {
+            believe(path, &program)?;
+        }
+        let began = std::time::Instant::now();
+        let stop = session.interrupt_flag();
+        let status = program.wait(&stop, Duration::from_millis(500))?;
+        let report = Report {
+            colors: self.colors.clone(),
+            exit_code: status,
+            seconds: began.elapsed().as_secs_f64(),
+            hold_at_most_bytes: hold_bytes,
+            resident: program.resident(),
+            processes: program.agents().into_iter().map(|(pid, agent)| ProcessReport { pid, agent }).collect(),
+        };
+        if let Some(path) = &self.report {
+            let text = serde_json::to_string_pretty(&report).context("cannot write the report as JSON")?;
+            std::fs::write(path, text + "\n").with_context(|| format!("{}: cannot be written", path.display()))?;
+        }
+        say(session, &report);
+        if status == 0 { Ok(()) } else { bail!(ProgramEnded(status)) }
+    }
+}
+
+/// Colours of the kit that is there; where there is none, or a spoilt one, they are discovered now.
+///
+/// # Errors
+/// They cannot be discovered.
+pub fn known_colours(session: &Session) -> anyhow::Result<u32> {
+    match kit::open(Path::new(kit::BASE)) {
+        Ok(open) => Ok(open.kit.colours()),
+        Err(error @ (ColorError::NoKit(_) | ColorError::BadKit(..))) => {
+            session.note(&format!("{error}: discovering"));
+            Ok(discover::find(session, 64 << 20, Duration::from_secs(60), 1)?.colours)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Takes a map's frames into the ledger; each is still proven by a timing before it is used.
+fn believe(path: &Path, program: &Colored) -> anyhow::Result<()> {
+    let map = Map::read(path)?;
+    if map.boot_id != cachemate_linux::colors::boot_id() {
+        bail!("{}: of another boot: its frames are other frames now (cachemate color discover)", path.display());
+    }
+    if map.kit != program.kit_id() {
+        bail!("{}: of another discovery: its labels are not this host's any more", path.display());
+    }
+    for (frame, colour) in map.known() {
+        program.ledger().note(frame, Some(colour));
+    }
+    Ok(())
+}
+
+fn say(session: &Session, report: &Report) {
+    for ProcessReport { pid, agent } in &report.processes {
+        let figure = |name: &str| agent.figure(name).unwrap_or(0);
+        let words = match &agent.account {
+            Err(why) => format!("process {pid} ran on any colours: {why}"),
+            Ok(_) => format!(
+                "process {pid}: {} of {} pages in allowed colours; {} faults at {:.1} us, {} frames for want of an allowed one, {} of the kernel's; {} pages moved; held {} at most",
+                count_text(figure("inside_pages")),
+                count_text(figure("inside_pages") + figure("outside_pages") + figure("unknown_pages")),
+                count_text(figure("faults")),
+                figure("fault_ns") as f64 / 1e3 / (figure("faults") as f64).max(1.0),
+                count_text(figure("fallback_frames")),
+                count_text(figure("kernel_frames")),
+                count_text(figure("moved_pages")),
+                size_text(figure("held_most") * 4096),
+            ),
+        };
+        session.note(&words);
+    }
+    if report.processes.is_empty() {
+        session.warn("no agent reported: the program ran on any colours");
+    }
+}

@@ -1,0 +1,202 @@
+//! A program that runs coloured: started with the agent preloaded, watched from outside, re-coloured by one write.
+
+use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use cachemate_agent::layout::{FOLDER_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE};
+use cachemate_linux::colors::agents::{self, Agent, Resident, resident, wanted};
+use cachemate_linux::colors::kit::{self, BASE, Ledger};
+use cachemate_linux::colors::program;
+use cachemate_linux::kernel::{Host, Kernel};
+
+/// The preloaded library, built with this command.
+const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcachemate_color.so"));
+
+/// What to start.
+pub struct Start<'a> {
+    pub command: &'a [String],
+    pub mask: u64,
+    pub hold_bytes: u64,
+    /// Variables beside its usual ones.
+    pub variables: &'a [(&'a str, &'a Path)],
+    /// Where its output goes; `None` = where ours goes.
+    pub output: Option<&'a Path>,
+}
+
+/// A coloured program; its folder goes with it.
+pub struct Colored {
+    child: Child,
+    folder: PathBuf,
+    ledger: Ledger,
+    kit_id: String,
+    last: Option<Resident>,
+    mask: u64,
+}
+
+impl Colored {
+    /// # Errors
+    /// No kit, the program is not found or cannot be preloaded, or it cannot be started.
+    pub fn start(start: &Start<'_>) -> anyhow::Result<Self> {
+        let name = start.command.first().context("no command")?;
+        let path = std::env::var("PATH").ok();
+        let file = program::find(name, path.as_deref()).with_context(|| format!("{name}: not found"))?;
+        if let Some(why) = program::refused(&file).with_context(|| format!("{}: cannot be read", file.display()))? {
+            bail!("{why}");
+        }
+        let (host, base) = (Host::new("/"), Path::new(BASE));
+        let kit_id = format!("{:016x}", kit::open(base)?.id);
+        agents::tidy(&host, base);
+        let ledger = Ledger::open(base)?;
+        // Sessions of one launcher have folders of their own.
+        static SESSIONS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let session = SESSIONS.fetch_add(1, Ordering::Relaxed);
+        let folder = agents::make_session(base, std::process::id(), session, LIBRARY)?;
+        let library = folder.join(agents::LIBRARY);
+        let preload = match std::env::var("LD_PRELOAD") {
+            Ok(other) if !other.is_empty() => format!("{}:{other}", library.display()),
+            _ => library.display().to_string(),
+        };
+        let mut command = Command::new(&file);
+        command.arg0(name).args(&start.command[1..]).env("LD_PRELOAD", preload);
+        command.env(FOLDER_VARIABLE, &folder).env(MASK_VARIABLE, wanted(start.mask, true));
+        command.env(HOLD_VARIABLE, start.hold_bytes.to_string());
+        command.envs(start.variables.iter().map(|(name, value)| (*name, value.as_os_str())));
+        if let Some(path) = start.output {
+            let file = fs::File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?;
+            command.stdin(Stdio::null()).stdout(file);
+        }
+        // A huge page would be 512 frames of all colours.
+        // SAFETY: prctl(2) is async-signal-safe and touches no memory of ours.
+        unsafe {
+            command.pre_exec(|| Ok(rustix::thread::disable_transparent_huge_pages(true)?));
+        }
+        let child = match command.spawn() {
+            Ok(child) => child,
+            Err(error) => {
+                let _ = fs::remove_dir_all(&folder);
+                return Err(error).with_context(|| format!("{name}: cannot be started"));
+            }
+        };
+        Ok(Colored { child, folder, ledger, kit_id, last: None, mask: start.mask })
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+    pub fn kit_id(&self) -> &str {
+        &self.kit_id
+    }
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The folder of the program's own agent.
+    pub fn agent_folder(&self) -> PathBuf {
+        self.folder.join(self.pid().to_string())
+    }
+
+    /// What the program's agent says now.
+    pub fn agent(&self) -> Option<Agent> {
+        Agent::read(&Host::new("/"), &self.agent_folder()).ok()
+    }
+
+    /// Waits until the agent is at work; its refusal, the program's end, or too long a time are errors.
+    pub fn ready(&mut self, patience: Duration) -> anyhow::Result<()> {
+        let until = Instant::now() + patience;
+        while Instant::now() < until {
+            match self.agent().map(|agent| agent.account) {
+                Some(Ok(_)) => return Ok(()),
+                Some(Err(why)) => bail!("the agent could not start: {why}"),
+                None => {}
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the program has ended: {status}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        bail!("the agent did not report within {:.0} s", patience.as_secs_f64());
+    }
+
+    /// Asks for other colours; the agent moves the pages.
+    ///
+    /// # Errors
+    /// The agent's file cannot be written.
+    pub fn recolour(&mut self, mask: u64) -> anyhow::Result<()> {
+        let path = self.agent_folder().join("wanted");
+        let text = format!("{}\n", wanted(mask, true));
+        Host::new("/").write(&path, &text).with_context(|| format!("{}: cannot be written", path.display()))?;
+        self.mask = mask;
+        Ok(())
+    }
+
+    /// Counts the program's resident frames from outside.
+    pub fn look(&mut self) -> Option<Resident> {
+        let found = resident(self.pid(), &self.ledger, self.mask).ok();
+        if let Some(found) = found.filter(|found| found.inside().is_some()) {
+            self.last = Some(found);
+        }
+        found
+    }
+
+    /// As it was last seen.
+    pub fn resident(&self) -> Option<Resident> {
+        self.last
+    }
+
+    /// All agents of the session, the program's own and those of programs that it started.
+    pub fn agents(&self) -> Vec<(i32, Agent)> {
+        let host = Host::new("/");
+        let pids = agents::processes(&host, &self.folder);
+        pids.into_iter()
+            .filter_map(|pid| Some((pid, Agent::read(&host, &self.folder.join(pid.to_string())).ok()?)))
+            .collect()
+    }
+
+    /// Waits for its end, looking at it now and then; passes an interruption on. Its exit code, as a shell tells it.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn wait(&mut self, stop: &AtomicBool, look_every: Duration) -> anyhow::Result<i32> {
+        let (mut told, mut next) = (false, Instant::now() + look_every / 4);
+        loop {
+            if let Some(status) = self.child.try_wait().context("cannot wait for the program")? {
+                return Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
+            }
+            if stop.load(Ordering::Relaxed) && !told {
+                told = true;
+                self.signal(rustix::process::Signal::TERM);
+            }
+            if Instant::now() >= next {
+                self.look();
+                next = Instant::now() + look_every;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.pid()) {
+            // A program that has ended needs no signal.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+}
+
+impl Drop for Colored {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        // Programs that it left behind still have the folder's files open or mapped; `tidy` of a later session comes by.
+        let host = Host::new("/");
+        if !agents::processes(&host, &self.folder).into_iter().any(|pid| host.stat(pid).is_ok()) {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Programs that run coloured: their folders, what their agents say, and what the kernel says of their frames.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cachemate_agent::layout::{COLOURS_AT_MOST, PAGE_BYTES, wanted_text};
+use cachemate_core::IndexSet;
+use serde::{Deserialize, Serialize};
+
+use super::ColorError;
+use super::kit::{BASE, Ledger};
+use super::pool::frames_at;
+use crate::kernel::Kernel;
+
+/// One session's folder: the kit and the ledger it began with, and a folder for each process.
+fn session_folder(base: &Path, launcher: u32, session: u32) -> PathBuf {
+    base.join(format!("s{launcher}-{session}"))
+}
+
+/// Makes a session's folder. Kit and ledger are linked: a later discovery does not change the labels under a program's feet.
+///
+/// # Errors
+/// As the file system says.
+pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) -> Result<PathBuf, ColorError> {
+    let folder = session_folder(base, launcher, session);
+    let io = |source| ColorError::io(&folder, source);
+    if folder.exists() {
+        fs::remove_dir_all(&folder).map_err(io)?; // of a process that had this number before
+    }
+    fs::create_dir(&folder).map_err(io)?;
+    for name in ["kit", "ledger"] {
+        fs::hard_link(base.join(name), folder.join(name)).map_err(io)?;
+    }
+    fs::write(folder.join(LIBRARY), library).map_err(io)?;
+    Ok(folder)
+}
+
+/// Name of the preloaded library.
+pub const LIBRARY: &str = "libcachemate_color.so";
+
+/// Removes the folders of sessions of which nobody lives any more.
+pub fn tidy(kernel: &dyn Kernel, base: &Path) {
+    for name in kernel.list(base).unwrap_or_default() {
+        let launcher = name.strip_prefix('s').and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
+        let Some(launcher) = launcher else { continue };
+        let folder = base.join(&name);
+        let lives = |pid: i32| kernel.stat(pid).is_ok();
+        if !lives(launcher) && !processes(kernel, &folder).into_iter().any(lives) {
+            // What cannot be removed is in nobody's way.
+            let _ = fs::remove_dir_all(&folder);
+        }
+    }
+}
+
+/// Processes that ever had an agent in this session.
+pub fn processes(kernel: &dyn Kernel, session: &Path) -> Vec<i32> {
+    let mut pids: Vec<i32> =
+        kernel.list(session).unwrap_or_default().iter().filter_map(|name| name.parse().ok()).collect();
+    pids.sort_unstable();
+    pids
+}
+
+/// The folder of a process that runs coloured now.
+pub fn folder_of(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
+    let base = Path::new(BASE);
+    let sessions = kernel.list(base).unwrap_or_default().into_iter().filter(|name| name.starts_with('s'));
+    let own = pid.to_string();
+    let mut folders = sessions
+        .map(|session| base.join(session))
+        .filter(|session| kernel.list(session).is_ok_and(|names| names.contains(&own)));
+    let folder = folders.next()?.join(&own);
+    // The number may be another program's by now.
+    Agent::read(kernel, &folder).ok()?.account.is_ok().then_some(folder)
+}
+
+/// The mask of a set of colours; `None` = none, or one that does not fit.
+pub fn mask_of(colours: &IndexSet) -> Option<u64> {
+    let fits = colours.iter().all(|colour| colour < COLOURS_AT_MOST);
+    let mask = colours.iter().fold(0u64, |mask, colour| mask | 1 << (colour % COLOURS_AT_MOST));
+    (fits && mask != 0).then_some(mask)
+}
+
+/// The content of a `wanted` file, without its newline.
+pub fn wanted(mask: u64, all: bool) -> String {
+    String::from_utf8_lossy(&wanted_text(mask, all)).trim_end().to_string()
+}
+
+/// What an agent says of itself.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Agent {
+    /// Its figures by name (docs/colors.md), or why it could not start.
+    pub account: Result<BTreeMap<String, u64>, String>,
+}
+
+impl Agent {
+    /// Reads a process's status.
+    ///
+    /// # Errors
+    /// There is none, or it was torn in every try.
+    pub fn read(kernel: &dyn Kernel, folder: &Path) -> io::Result<Self> {
+        let path = folder.join("status");
+        for _ in 0..20 {
+            if let Some(agent) = Self::parse(&kernel.read(&path)?) {
+                return Ok(agent);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: no whole status", path.display())))
+    }
+
+    /// `None` = torn: the turn at the end is not the one at the beginning.
+    fn parse(text: &str) -> Option<Self> {
+        if let Some(why) = text.strip_prefix("refused ") {
+            return Some(Agent { account: Err(why.trim_end().to_string()) });
+        }
+        let mut account = BTreeMap::new();
+        let mut turns = Vec::new();
+        for line in text.lines() {
+            let (name, number) = line.split_once(' ')?;
+            let number = number.parse().ok()?;
+            if name == "turn" {
+                turns.push(number);
+            }
+            account.insert(name.to_string(), number);
+        }
+        (turns.len() == 2 && turns[0] == turns[1]).then_some(Agent { account: Ok(account) })
+    }
+
+    /// A figure; 0 only where the agent counted none.
+    pub fn figure(&self, name: &str) -> Option<u64> {
+        self.account.as_ref().ok()?.get(name).copied()
+    }
+
+    /// Of the resident pages that the agent looks after, in allowed colours.
+    pub fn inside(&self) -> Option<f64> {
+        let (inside, outside) = (self.figure("inside_pages")?, self.figure("outside_pages")?);
+        let all = inside + outside + self.figure("unknown_pages")?;
+        (all > 0).then(|| inside as f64 / all as f64)
+    }
+}
+
+/// Resident frames of a process by the kernel's page map and the ledger: seen from outside, the agent not asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Resident {
+    /// Anonymous memory in frames of allowed colours.
+    pub inside_pages: u64,
+    pub outside_pages: u64,
+    /// Anonymous, of no known colour.
+    pub unknown_pages: u64,
+    /// Files' pages: the page cache's, which nobody colours.
+    pub file_pages: u64,
+}
+
+impl Resident {
+    pub fn inside(&self) -> Option<f64> {
+        let all = self.inside_pages + self.outside_pages + self.unknown_pages;
+        (all > 0).then(|| self.inside_pages as f64 / all as f64)
+    }
+}
+
+/// Counts them.
+///
+/// # Errors
+/// The process is gone, or its page map may not be read.
+pub fn resident(pid: i32, ledger: &Ledger, mask: u64) -> io::Result<Resident> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let pagemap = Ok(File::open(format!("/proc/{pid}/pagemap"))?);
+    let mut found = Resident::default();
+    for line in maps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let Some((start, end)) = words.next().and_then(|range| range.split_once('-')) else { continue };
+        let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16)) else { continue };
+        let anonymous = words.nth(3).is_some_and(|inode| inode == "0");
+        let kernels = words.next().is_some_and(|name| name.starts_with("[v"));
+        let mut at = start;
+        while at < end && !kernels {
+            let pages = ((end - at) / PAGE_BYTES).min(1 << 16);
+            for frame in frames_at(&pagemap, at, pages).into_iter().flatten() {
+                match ledger.colour(frame) {
+                    _ if !anonymous => found.file_pages += 1,
+                    Some(colour) if mask >> colour & 1 == 1 => found.inside_pages += 1,
+                    Some(_) => found.outside_pages += 1,
+                    None => found.unknown_pages += 1,
+                }
+            }
+            at += pages * PAGE_BYTES;
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a torn status no status, a refusal its reason, and a whole one its figures?
+    #[test]
+    fn a_torn_status_is_not_believed() {
+        let whole = "turn 00000000000000000007\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 7\n";
+        let agent = Agent::parse(whole).unwrap();
+        assert_eq!((agent.figure("outside_pages"), agent.figure("faults")), (Some(9), None));
+        assert_eq!(agent.inside(), Some(0.75));
+        assert_eq!(Agent::parse(&whole.replace("turn 7", "turn 8")), None);
+        assert_eq!(Agent::parse(&whole[..40]), None);
+        assert_eq!(Agent::parse("refused no kit\n").unwrap().account, Err("no kit".to_string()));
+    }
+
+    /// Do sets and masks agree, and is what does not fit refused?
+    #[test]
+    fn sets_become_masks() {
+        assert_eq!(mask_of(&"0-3,8".parse().unwrap()), Some(0x10f));
+        assert_eq!(mask_of(&"63".parse().unwrap()), Some(1 << 63));
+        assert_eq!(mask_of(&"64".parse().unwrap()), None);
+        assert_eq!(mask_of(&IndexSet::default()), None);
+        assert_eq!(wanted(0x10f, false), "000000000000010fn");
+    }
+}

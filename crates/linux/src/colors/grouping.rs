@@ -1,0 +1,217 @@
+//! Which frames fall on the same sets of a cache, from nothing but the answer to "do these push that one out?".
+//!
+//! Problem: which address bits choose the set is not known in a virtual machine, where frame numbers are the guest's own.
+//! Method: group testing (Vila, Köpf and Morales, S&P 2019). A large set that pushes a target out is cut into one group more
+//! than the cache has ways; some group can be left out, until hardly more than a set's worth is left. Everybody whom that
+//! set pushes out is of its class; the next target is somebody who is in none. Classes that push each other out are one.
+//! Properties: pure; every answer may be wrong now and then: a set is purified, a class needs more members than ways, and
+//! what fits nowhere is counted, not forced.
+
+/// Answers whether one line of each of `set` pushes `target`'s out. May be wrong at times.
+pub trait Evicts {
+    fn evicts(&mut self, target: usize, set: &[usize]) -> bool;
+    /// Yes only if there is hardly any doubt; a doubtful no costs little where this is asked.
+    fn surely_evicts(&mut self, target: usize, set: &[usize]) -> bool {
+        (0..3).all(|_| self.evicts(target, set))
+    }
+}
+
+/// Classes of items, and those that fit none.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Grouped {
+    /// Each with its members in order of their number.
+    pub classes: Vec<Vec<usize>>,
+    pub left_over: Vec<usize>,
+    /// Classes that turned out to be one.
+    pub merged: usize,
+}
+
+/// What the search must know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Search {
+    pub ways: usize,
+    /// It ends there: more classes than this are a sign of noise, found by the caller's check.
+    pub classes_at_most: usize,
+    /// Frames that a class is told by from then on.
+    pub per_class: usize,
+}
+
+/// Targets in a row that led to no class: the rest is noise.
+const FRUITLESS_AT_MOST: u32 = 24;
+
+/// Groups `items`.
+pub fn group(test: &mut impl Evicts, items: &[usize], search: &Search) -> Grouped {
+    let mut left: Vec<usize> = items.to_vec();
+    let mut grouped = Grouped::default();
+    let mut fruitless = 0;
+    while grouped.classes.len() < search.classes_at_most && fruitless < FRUITLESS_AT_MOST && left.len() > search.ways {
+        let target = left.remove(0);
+        // From all, not from those that are left: what is left over from a few colours only would keep a set's worth of each.
+        let Some(core) = minimal(test, target, items, search.ways) else {
+            grouped.left_over.push(target);
+            fruitless += 1;
+            continue;
+        };
+        // The core also holds strangers; those whom it pushes out are nearly all of one kind, and tell better than it.
+        let mut told = vec![target];
+        told.extend(belonging(test, &left, &core).into_iter().take(search.per_class));
+        let class = belonging(test, &left, &told);
+        if class.len() > search.ways {
+            left.retain(|item| !class.contains(item));
+            grouped.classes.push(class.into_iter().chain([target]).collect());
+            fruitless = 0;
+        } else {
+            grouped.left_over.push(target);
+            fruitless += 1;
+        }
+    }
+    merge(test, &mut grouped, search);
+    grouped.left_over.append(&mut left);
+    grouped.classes.iter_mut().for_each(|class| class.sort_unstable());
+    grouped.left_over.sort_unstable();
+    grouped
+}
+
+/// A subset of `from` of hardly more than `ways` items that pushes `target` out; `None` where all of them do not.
+fn minimal(test: &mut impl Evicts, target: usize, from: &[usize], ways: usize) -> Option<Vec<usize>> {
+    let mut set: Vec<usize> = from.iter().copied().filter(|&item| item != target).collect();
+    if !test.evicts(target, &set) {
+        return None;
+    }
+    // So few that no second class can be in it whole.
+    let enough = 2 * ways - 1;
+    while set.len() > enough {
+        // Rounded down: there must be more groups than the set needs members, or each might hold one of them.
+        let group = (set.len() / (ways + 1)).max(1);
+        let without = |at: usize| {
+            let end = (at + group).min(set.len());
+            set[..at].iter().chain(&set[end..]).copied().collect::<Vec<_>>()
+        };
+        // One wrong answer here would spoil the whole class.
+        let mut still = |rest: &Vec<usize>| test.surely_evicts(target, rest);
+        let smaller = (0..set.len()).step_by(group).map(without).find(|rest| still(rest));
+        match smaller {
+            Some(rest) => set = rest,
+            None => break, // every group is needed: it is as small as it gets
+        }
+    }
+    (set.len() <= 8 * ways).then_some(set)
+}
+
+/// Those of `items` whom the others of `set` push out.
+fn belonging(test: &mut impl Evicts, items: &[usize], set: &[usize]) -> Vec<usize> {
+    let mut others = Vec::with_capacity(set.len());
+    let mut belongs = |item: usize| {
+        others.clear();
+        others.extend(set.iter().filter(|&&other| other != item));
+        // A wrong yes would spoil the class, and is rare enough that asking again costs little; a wrong no is found later.
+        test.evicts(item, &others) && test.evicts(item, &others)
+    };
+    items.iter().copied().filter(|&item| belongs(item)).collect()
+}
+
+/// Two classes of which each pushes the other's members out are one.
+fn merge(test: &mut impl Evicts, grouped: &mut Grouped, search: &Search) {
+    let mut at = 0;
+    while at < grouped.classes.len() {
+        let mut other = at + 1;
+        while other < grouped.classes.len() {
+            let told_by = |class: &[usize]| class.iter().copied().take(search.per_class).collect::<Vec<_>>();
+            let (one, two) = (told_by(&grouped.classes[at]), told_by(&grouped.classes[other]));
+            let mut crossing = 0;
+            for try_ in 0..3 {
+                let there = test.evicts(two[try_ % two.len()], &one);
+                let back = test.evicts(one[try_ % one.len()], &two);
+                crossing += usize::from(there && back);
+            }
+            if crossing >= 2 {
+                let same = grouped.classes.remove(other);
+                grouped.classes[at].extend(same);
+                grouped.merged += 1;
+            } else {
+                other += 1;
+            }
+        }
+        at += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A cache of `colours` x `ways` lines with true LRU; one answer in `lies_one_in` is wrong.
+    struct MadeUp {
+        colour_of: Vec<usize>,
+        ways: usize,
+        lies_one_in: u64,
+        state: u64,
+        asked: usize,
+    }
+    impl Evicts for MadeUp {
+        fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
+            self.asked += 1;
+            self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let truth = set.iter().filter(|&&item| self.colour_of[item] == self.colour_of[target]).count() >= self.ways;
+            truth != (self.lies_one_in > 0 && (self.state >> 33).is_multiple_of(self.lies_one_in))
+        }
+    }
+
+    fn made_up(colours: usize, ways: usize, items: usize, lies_one_in: u64, seed: u64) -> MadeUp {
+        let mut state = seed | 1;
+        let mut draw = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % colours
+        };
+        MadeUp { colour_of: (0..items).map(|_| draw()).collect(), ways, lies_one_in, state: seed, asked: 0 }
+    }
+
+    fn search(colours: usize, ways: usize) -> Search {
+        Search { ways, classes_at_most: 2 * colours, per_class: ways + ways / 2 }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        /// Where every answer is right: are the classes exactly the colours, whatever the cache?
+        #[test]
+        fn true_answers_give_the_true_classes(power in 1u32..5, ways in 4usize..12, seed: u64) {
+            let colours = 1usize << power;
+            let mut cache = made_up(colours, ways, colours * ways * 5, 0, seed);
+            let items: Vec<usize> = (0..cache.colour_of.len()).collect();
+            let found = group(&mut cache, &items, &search(colours, ways));
+            for class in &found.classes {
+                prop_assert!(class.iter().all(|&item| cache.colour_of[item] == cache.colour_of[class[0]]));
+            }
+            let big = |colour| cache.colour_of.iter().filter(|&&of| of == colour).count() > ways + 1;
+            prop_assert_eq!(found.classes.len(), (0..colours).filter(|&colour| big(colour)).count());
+            let told: usize = found.classes.iter().map(Vec::len).sum::<usize>() + found.left_over.len();
+            prop_assert_eq!(told, items.len());
+        }
+    }
+
+    /// With one lie in 200: are nearly all frames still where they belong, and none lost?
+    #[test]
+    fn a_few_wrong_answers_cost_a_few_frames() {
+        for seed in 0..5 {
+            let mut cache = made_up(32, 16, 4096, 200, seed);
+            let items: Vec<usize> = (0..4096).collect();
+            let found = group(&mut cache, &items, &search(32, 16));
+            assert_eq!(found.classes.len(), 32, "seed {seed}");
+            let stray = |class: &Vec<usize>| {
+                let most = |colour| class.iter().filter(|&&item| cache.colour_of[item] == colour).count();
+                class.len() - (0..32).map(most).max().unwrap()
+            };
+            let strays: usize = found.classes.iter().map(stray).sum();
+            assert!(strays < 80, "{strays} of 4096 in a wrong class");
+        }
+    }
+
+    /// Does a cache that answers by the toss of a coin yield no colours, in bounded time?
+    #[test]
+    fn noise_is_no_colour() {
+        let mut cache = made_up(32, 16, 2048, 2, 3);
+        let found = group(&mut cache, &(0..2048).collect::<Vec<_>>(), &search(32, 16));
+        assert!(found.classes.len() < 32 && cache.asked < 200_000, "{} classes", found.classes.len());
+    }
+}

@@ -1,0 +1,301 @@
+//! The folder with the frames that define this host's colours.
+//!
+//! Problem: the label of a colour means something only as long as the frames that define it exist: two programs that are to
+//! be kept apart must be told the same labels. Method: some frames of each colour are kept in a file in memory until the next
+//! boot (removing the folder gives them back), and every frame that is ever classified is classified against them. A
+//! ledger beside them remembers colours by frame number; what it says is proven by one timing before it is relied upon, as
+//! a host may back a frame anew once it was free (free page reporting).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use cachemate_agent::layout::{KitHeader, PAGE_BYTES};
+use cachemate_agent::timing::{Calibration, Kit};
+
+use super::ColorError;
+use super::grouping::Evicts;
+use super::pool::Timed;
+
+/// Where the folder is: in memory, so that frames of the kit are frames.
+pub const BASE: &str = "/dev/shm/cachemate-color";
+/// Frames of each colour that the kit keeps for a cache of that many ways. Where replacement is not LRU, one frame more than
+/// ways pushes a line out in 1 of 50 tries, half as many again in half of them, twice as many in nearly as many as ever.
+pub fn per_colour(ways: usize) -> usize {
+    2 * ways
+}
+
+/// A file mapped shared and readable, for as long as this lives.
+#[derive(Debug)]
+pub struct Mapped {
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl Mapped {
+    fn new(file: &File, bytes: usize, writable: bool) -> io::Result<Self> {
+        let prot = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        // SAFETY: a fresh mapping of a file that is open.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if start == libc::MAP_FAILED {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(Mapped { start: start.cast(), bytes })
+        }
+    }
+    pub fn start(&self) -> *mut u8 {
+        self.start
+    }
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`.
+        unsafe { libc::munmap(self.start.cast(), self.bytes) };
+    }
+}
+
+/// The kit of this host, mapped and calibrated.
+#[derive(Debug)]
+pub struct OpenKit {
+    pub kit: Kit,
+    pub id: u64,
+    pub calibration: Calibration,
+    _mapped: Mapped,
+}
+
+/// Opens and proves the kit in `base`.
+///
+/// # Errors
+/// There is none, it is of another version, hits and misses cannot be told apart now, or its frames are no longer of one
+/// colour each (the host moved them).
+pub fn open(base: &Path) -> Result<OpenKit, ColorError> {
+    open_file(base.join("kit"))
+}
+
+/// The kit that [`make`] has made, before it is accepted.
+///
+/// # Errors
+/// As [`open`]; a kit that is not what it should be is noise.
+pub fn open_new(base: &Path) -> Result<OpenKit, ColorError> {
+    open_file(base.join(NEW)).map_err(|error| match error {
+        ColorError::BadKit(_, why) => ColorError::Noisy(why),
+        other => other,
+    })
+}
+
+/// Puts the new kit in the place of the one before.
+///
+/// # Errors
+/// As the file system says.
+pub fn accept(base: &Path) -> Result<(), ColorError> {
+    let path = base.join(NEW);
+    fs::rename(&path, base.join("kit")).map_err(|source| ColorError::io(&path, source))
+}
+
+const NEW: &str = "kit.new";
+
+fn open_file(path: PathBuf) -> Result<OpenKit, ColorError> {
+    let io = |source| ColorError::io(&path, source);
+    let file = match File::open(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoKit(path)),
+        other => other.map_err(io)?,
+    };
+    let bytes = file.metadata().map_err(io)?.len() as usize;
+    if bytes < KitHeader::PAGES * PAGE_BYTES {
+        return Err(ColorError::BadKit(
+            path,
+            format!("found {bytes} bytes, expected a header of {} pages", KitHeader::PAGES),
+        ));
+    }
+    let mapped = Mapped::new(&file, bytes, false).map_err(io)?;
+    // SAFETY: the mapping stands in the result beside the kit, and lives as long.
+    let (content, kit) =
+        unsafe { (std::slice::from_raw_parts(mapped.start(), KitHeader::BYTES), Kit::new(mapped.start(), bytes)) };
+    let (Some(header), Some(mut kit)) = (KitHeader::from_bytes(content), kit) else {
+        return Err(ColorError::BadKit(path, "no kit of this version".to_string()));
+    };
+    let calibration = prove(&mut kit, &path)?;
+    Ok(OpenKit { kit, id: header.id, calibration, _mapped: mapped })
+}
+
+/// Each colour's frames must push each other out, and not the next colour's.
+fn prove(kit: &mut Kit, path: &Path) -> Result<Calibration, ColorError> {
+    // A neighbour may spoil one calibration; a kit whose frames moved spoils all.
+    let mut calibration = kit.calibrate();
+    for _ in 0..20 {
+        if calibration.threshold_cycles().is_some() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        calibration = kit.calibrate();
+    }
+    if calibration.threshold_cycles().is_none() {
+        return Err(ColorError::Noisy(format!(
+            "a hit takes {} cycles and a miss {}: too close to tell colours",
+            calibration.hit_cycles, calibration.miss_cycles
+        )));
+    }
+    let mut probe = *kit;
+    let wrong = (0..kit.colours()).filter(|&colour| {
+        let members: Vec<*const u8> = kit.frames(colour).collect();
+        // SAFETY: frames of the mapped kit.
+        let told = |frame: &&*const u8| unsafe { probe.classify(**frame) } == Some(colour);
+        members.iter().take(8).filter(told).count() < 5
+    });
+    match wrong.count() {
+        0 => Ok(calibration),
+        count => Err(ColorError::BadKit(
+            path.to_path_buf(),
+            format!("frames of {count} of {} colours are no longer of one colour: the host moved them", kit.colours()),
+        )),
+    }
+}
+
+/// Makes a kit from classes of pages found elsewhere: fresh pages of a file in memory are put to the classes until each has
+/// enough.
+///
+/// # Errors
+/// No room in memory, or too few pages of some class.
+pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Result<(), ColorError> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(base).map_err(|source| ColorError::io(base, source))?;
+    let path = base.join(NEW);
+    let io = |source| ColorError::io(&path, source);
+    let (colours, per_colour) = (classes.classes.len(), per_colour(ways));
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(&path).map_err(io)?;
+    let pages = KitHeader::PAGES + 3 * colours * per_colour;
+    file.set_len((pages * PAGE_BYTES) as u64).map_err(io)?;
+    let mapped = Mapped::new(&file, pages * PAGE_BYTES, true).map_err(io)?;
+    let mut table = vec![Vec::with_capacity(per_colour); colours];
+    let mut unused = Vec::new();
+    for at in KitHeader::PAGES..pages {
+        // SAFETY: inside the mapping. Written, so that the page has a frame.
+        let page = unsafe { mapped.start().add(at * PAGE_BYTES) };
+        // SAFETY: as above.
+        unsafe { page.write_volatile(1) };
+        match classes.only_class_of(page).filter(|&colour| table[colour].len() < per_colour) {
+            Some(colour) => table[colour].push(at as u32),
+            None => unused.push(at),
+        }
+    }
+    if let Some(short) = table.iter().find(|members| members.len() < per_colour) {
+        return Err(ColorError::Noisy(format!(
+            "{} frames of one colour for the kit, {per_colour} needed",
+            short.len()
+        )));
+    }
+    for at in unused {
+        let (offset, length) = ((at * PAGE_BYTES) as libc::off_t, PAGE_BYTES as libc::off_t);
+        // SAFETY: no memory is passed; a hole gives the frame back.
+        unsafe {
+            libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, length)
+        };
+    }
+    let header = KitHeader { colours: colours as u32, per_colour: per_colour as u32, id };
+    let mut head = header.to_bytes().to_vec();
+    head.extend(table.iter().flatten().flat_map(|page| page.to_le_bytes()));
+    file.write_all_at(&head, 0).map_err(io)
+}
+
+/// Classes over pages of a pool, and how to ask.
+pub struct Classes<'a> {
+    pub page: &'a dyn Fn(usize) -> *const u8,
+    pub threshold_cycles: u64,
+    pub classes: &'a [Vec<usize>],
+    pub per_class: usize,
+}
+
+impl Classes<'_> {
+    /// The one class that pushes the page out; `None` where none does, or two.
+    fn only_class_of(&mut self, page: *const u8) -> Option<usize> {
+        let with = |item: usize| if item == usize::MAX { page } else { (self.page)(item) };
+        let mut timed = Timed { page: &with, threshold_cycles: self.threshold_cycles, turn: 5 };
+        let mut found = None;
+        for (at, class) in self.classes.iter().enumerate() {
+            if timed.evicts(usize::MAX, &class[..class.len().min(self.per_class)]) {
+                if found.is_some() {
+                    return None;
+                }
+                found = Some(at);
+            }
+        }
+        found
+    }
+}
+
+/// What is known of the host's frames: one byte each.
+#[derive(Debug)]
+pub struct Ledger {
+    mapped: Mapped,
+}
+
+impl Ledger {
+    /// Opens the ledger in `base`, making it where there is none.
+    ///
+    /// # Errors
+    /// As the file system says, or the kernel does not tell how many frames there are.
+    pub fn open(base: &Path) -> Result<Self, ColorError> {
+        let path = base.join("ledger");
+        let io = |source| ColorError::io(&path, source);
+        let frames = highest_frame().map_err(|source| ColorError::io(Path::new("/proc/zoneinfo"), source))?;
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(io)?;
+        if (file.metadata().map_err(io)?.len() as usize) < frames {
+            file.set_len(frames as u64).map_err(io)?; // a hole: memory is taken only where frames are known
+        }
+        Ok(Ledger { mapped: Mapped::new(&file, frames, true).map_err(io)? })
+    }
+
+    fn byte(&self, frame: u64) -> Option<&std::sync::atomic::AtomicU8> {
+        // SAFETY: inside the mapping, which is shared between processes: only ever accessed atomically.
+        ((frame as usize) < self.mapped.bytes())
+            .then(|| unsafe { std::sync::atomic::AtomicU8::from_ptr(self.mapped.start().add(frame as usize)) })
+    }
+
+    /// Colour of a frame, if it was ever told.
+    pub fn colour(&self, frame: u64) -> Option<u32> {
+        let byte = self.byte(frame)?.load(std::sync::atomic::Ordering::Relaxed);
+        byte.checked_sub(1).map(u32::from)
+    }
+
+    pub fn note(&self, frame: u64, colour: Option<u32>) {
+        if let Some(byte) = self.byte(frame) {
+            byte.store(colour.map_or(0, |colour| colour as u8 + 1), std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+}
+
+/// End of the last zone of memory.
+fn highest_frame() -> io::Result<usize> {
+    let text = fs::read_to_string("/proc/zoneinfo")?;
+    let mut spanned = 0;
+    let mut end = 0;
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        match words[..] {
+            ["spanned", number] => spanned = number.parse().unwrap_or(0),
+            ["start_pfn:", number] if spanned > 0 => end = end.max(number.parse().unwrap_or(0) + spanned),
+            _ => {}
+        }
+    }
+    if end == 0 { Err(io::Error::new(io::ErrorKind::InvalidData, "no zone with frames")) } else { Ok(end) }
+}
+
+/// Writes a file of the folder whole, through a rename.
+///
+/// # Errors
+/// As the file system says.
+pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), ColorError> {
+    let io = |source| ColorError::io(path, source);
+    let beside: PathBuf = path.with_extension("new");
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&beside).map_err(io)?;
+    file.write_all(text).map_err(io)?;
+    fs::rename(&beside, path).map_err(io)
+}

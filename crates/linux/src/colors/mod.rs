@@ -1,0 +1,74 @@
+//! Page colours: which frames fall on the same sets of a cache, what that covers, and programs that are kept to some.
+//!
+//! [`discover`] finds and proves them by time; [`kit`] keeps the frames that define them; [`map`] is the file about them.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::{Cache, CacheId, Partition, Topology};
+
+pub mod agents;
+pub mod chase;
+pub mod discover;
+pub mod grouping;
+pub mod kit;
+pub mod map;
+pub mod moving;
+pub mod pool;
+pub mod program;
+pub mod shares;
+
+/// Why there are no colours, or none now.
+#[derive(Debug, thiserror::Error)]
+pub enum ColorError {
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("pages have no colours here: {0}")]
+    NoColours(String),
+    /// A quieter moment may do.
+    #[error("no trustworthy colours: {0}")]
+    Noisy(String),
+    #[error("{0}: no colours are known on this host yet (cachemate color discover)")]
+    NoKit(PathBuf),
+    #[error("{0}: {1} (cachemate color discover makes a new one)")]
+    BadKit(PathBuf, String),
+    #[error("{0}: {1}")]
+    BadMap(PathBuf, String),
+}
+
+impl ColorError {
+    fn io(path: &Path, source: io::Error) -> Self {
+        ColorError::Io { path: path.to_path_buf(), source }
+    }
+}
+
+/// Empty where the kernel does not tell.
+pub fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_string()
+}
+
+/// Caches that colours divide here, by a discovery of this boot; or why there is none. `move_page_ns` is measured now.
+///
+/// # Errors
+/// In words, with what would help.
+pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, Partition)>, moving::Unusable> {
+    let unusable = |why: String, remedy: &str| moving::Unusable { why, remedy: remedy.to_string() };
+    let path = Path::new(kit::BASE).join("map.json");
+    let discover = "cachemate color discover";
+    if !path.exists() {
+        return Err(unusable("no colours are known on this host yet".into(), discover));
+    }
+    let map = map::Map::read(&path).map_err(|error| unusable(error.to_string(), discover))?;
+    if map.boot_id != boot_id() {
+        return Err(unusable("colours were discovered before the last boot".into(), discover));
+    }
+    let move_page_ns = moving::page_ns()?;
+    let confines = |cache: &Cache| match &map.last_level {
+        _ if cache.level == map.level => map.private.confines == Some(true),
+        Some(last) if cache.last_level => last.confines == Some(true),
+        _ => false,
+    };
+    let (colours, page_bytes) = (map.colours, u64::from(map.page_bytes));
+    let divided = topology.caches.iter().filter(|cache| confines(cache));
+    Ok(divided.map(|cache| (cache.id, Partition::Colours { colours, page_bytes, move_page_ns })).collect())
+}

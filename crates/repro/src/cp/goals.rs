@@ -144,8 +144,8 @@ fn finding(context: &Context<'_>, pairs: &[Pair], by_seed: &[Vec<[f64; 2]>], pac
     .points(points)
     .time_scale(pace.scale as f64)
     .note(format!(
-        "Sized online from traces. What the floors cost those beside them, against sharing: {}. A floor is kept as far as the \
-         curve tells the truth; space is all that it gives, and memory's bandwidth stays shared.",
+        "Sized online from traces. What the floors cost those beside them, against sharing: {}. Why a floor is missed was not \
+         measured: space is all that it gives, and memory's bandwidth stays shared.",
         costs.join(", "),
     ))
     .figure(Figure::bars("goals", &bars))

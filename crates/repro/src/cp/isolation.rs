@@ -299,6 +299,6 @@ pub(super) fn controls_unaffected(
     .time_scale(pace.scale as f64)
     .note(format!(
         "Slowed by more than 1 %: {affected}. The same programs in other frames differ by {noise:.1} points at most, so \
-         that more is no noise of placement. Our programs keep more of the L2 in use than the thesis's did (docs/programs-curves.md)."
+         that more is no noise of placement. Why these programs do not leave each other alone was not measured."
     ))
 }

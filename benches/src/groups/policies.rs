@@ -60,19 +60,10 @@ fn host() -> Host {
         shortest_slice_ns: Some(1_000_000),
     };
     let task = |id: u32| TaskSeen {
-        task: TaskId(id),
-        process: ProcessId(id),
         name: format!("task-{id}"),
-        arrived_ns: 0,
-        exited: false,
-        fixed: false,
-        goal: None,
         cpu: Some(CpuId(id % (CACHES * CPUS_PER_CACHE))),
         on_cpu_ns: vec![(CpuId(id % (CACHES * CPUS_PER_CACHE)), 5_000_000)],
-        runnable_wait_ns: None,
-        counts: cachemate_core::Counts::default(),
-        progress: None,
-        pages_per_colour: None,
+        ..TaskSeen::new(TaskId(id), ProcessId(id))
     };
     let mut profile = || {
         let mut reuse = ReuseTimes::new();

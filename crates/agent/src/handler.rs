@@ -237,16 +237,23 @@ impl Agent {
         for message in &messages[..read as usize / 32] {
             match message[0] as u8 {
                 fault::EVENT_FAULT => self.give_for_fault(message[2] & !(PAGE - 1)),
-                fault::EVENT_REMAP => self.moved_elsewhere(message[1], message[2], message[3]),
-                fault::EVENT_REMOVE => {
-                    self.removed.note(message[1], message[2], self.account.turn);
-                    self.dropped(message[1], message[2]);
-                }
-                fault::EVENT_UNMAP => self.dropped(message[1], message[2]),
-                _ => {}
+                _ => self.layout_changed(message),
             }
         }
         read > 0
+    }
+
+    /// A message that says where memory went or that it is gone; any other is of no concern.
+    fn layout_changed(&mut self, message: &[u64; 4]) {
+        match message[0] as u8 {
+            fault::EVENT_REMAP => self.moved_elsewhere(message[1], message[2], message[3]),
+            fault::EVENT_REMOVE => {
+                self.removed.note(message[1], message[2], self.account.turn);
+                self.dropped(message[1], message[2]);
+            }
+            fault::EVENT_UNMAP => self.dropped(message[1], message[2]),
+            _ => {}
+        }
     }
 
     fn dropped(&mut self, start: u64, end: u64) {
@@ -647,13 +654,7 @@ impl Agent {
             fault::EVENT_FAULT => {
                 fault::wake(self.files.faults, message[2] & !(PAGE - 1));
             }
-            fault::EVENT_REMAP => self.moved_elsewhere(message[1], message[2], message[3]),
-            fault::EVENT_REMOVE => {
-                self.removed.note(message[1], message[2], self.account.turn);
-                self.dropped(message[1], message[2]);
-            }
-            fault::EVENT_UNMAP => self.dropped(message[1], message[2]),
-            _ => {}
+            _ => self.layout_changed(&message),
         }
     }
 

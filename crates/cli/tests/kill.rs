@@ -11,18 +11,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Host, Kernel};
-use common::{command, run};
-
-const CONFIG: &str = r#"
-act = true
-window_ms = 10
-[policy]
-name = "shake"
-[guard]
-enabled = false
-[[rules]]
-pid = PID
-"#;
+use common::{command, run, shaken};
 
 /// Everything that the daemon may change of one thread.
 #[derive(Clone, PartialEq, Debug)]
@@ -244,7 +233,7 @@ fn everything_is_as_before_whatever_is_killed() {
     let folder = tempfile::tempdir().unwrap();
     let programs = Programs::start();
     let pid = programs.parent.id().to_string();
-    std::fs::write(folder.path().join("c.toml"), CONFIG.replace("PID", &pid)).unwrap();
+    std::fs::write(folder.path().join("c.toml"), shaken(10, &pid)).unwrap();
     let before = programs.states();
     let mut seed = 1;
     let start = Instant::now();

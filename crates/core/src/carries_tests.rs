@@ -199,21 +199,7 @@ fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
 }
 
 fn task(id: u32) -> TaskSeen {
-    TaskSeen {
-        task: TaskId(id),
-        process: ProcessId(id),
-        name: "t".to_string(),
-        arrived_ns: 0,
-        exited: false,
-        fixed: false,
-        goal: None,
-        cpu: None,
-        on_cpu_ns: Vec::new(),
-        runnable_wait_ns: None,
-        counts: Counts::default(),
-        progress: None,
-        pages_per_colour: None,
-    }
+    TaskSeen { name: "t".to_string(), ..TaskSeen::new(TaskId(id), ProcessId(id)) }
 }
 
 /// Is a plan that would starve a task, overlap gangs or share what cannot be shared caught before it is applied?

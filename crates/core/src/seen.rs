@@ -99,6 +99,27 @@ pub struct TaskSeen {
     pub pages_per_colour: Option<Vec<u64>>,
 }
 
+impl TaskSeen {
+    /// A thread of which nothing is known but that it is there, since the beginning.
+    pub fn new(task: TaskId, process: ProcessId) -> Self {
+        Self {
+            task,
+            process,
+            name: String::new(),
+            arrived_ns: 0,
+            exited: false,
+            fixed: false,
+            goal: None,
+            cpu: None,
+            on_cpu_ns: Vec::new(),
+            runnable_wait_ns: None,
+            counts: Counts::default(),
+            progress: None,
+            pages_per_colour: None,
+        }
+    }
+}
+
 /// What counters of shared things say (a cache, a CPU's context, a memory controller).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Place {

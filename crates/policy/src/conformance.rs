@@ -297,19 +297,11 @@ fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities
 fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSeen {
     let goal = Goal { priority: 1.0 + generator.unit(), degradation_at_most: Some(0.1) };
     TaskSeen {
-        task: TaskId(next),
-        process: ProcessId(next / 2),
         name: format!("program-{}", generator.below(5)),
         arrived_ns: window * 1_000_000,
-        exited: false,
         fixed: generator.below(8) == 0,
         goal: (generator.below(6) == 0).then_some(goal),
-        cpu: None,
-        on_cpu_ns: Vec::new(),
-        runnable_wait_ns: None,
-        counts: Counts::default(),
-        progress: None,
-        pages_per_colour: None,
+        ..TaskSeen::new(TaskId(next), ProcessId(next / 2))
     }
 }
 

@@ -280,19 +280,8 @@ mod tests {
 
     fn seen(window: u64, works: &[f64]) -> Observation {
         let task = |(at, work): (usize, &f64)| TaskSeen {
-            task: TaskId(at as u32),
-            process: ProcessId(at as u32),
-            name: String::new(),
-            arrived_ns: 0,
-            exited: false,
-            fixed: false,
-            goal: None,
-            cpu: None,
-            on_cpu_ns: Vec::new(),
-            runnable_wait_ns: None,
-            counts: Counts::default(),
             progress: (*work > 0.0).then_some(*work),
-            pages_per_colour: None,
+            ..TaskSeen::new(TaskId(at as u32), ProcessId(at as u32))
         };
         Observation {
             window,

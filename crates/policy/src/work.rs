@@ -64,19 +64,11 @@ mod tests {
     fn task(ran_ns: u64, counts: &[(Event, u64)], progress: Option<f64>) -> TaskSeen {
         let reading = |&(event, count): &(Event, u64)| Reading { event, count, counted_share: 1.0 };
         TaskSeen {
-            task: TaskId(0),
-            process: ProcessId(0),
-            name: String::new(),
-            arrived_ns: 0,
-            exited: false,
-            fixed: false,
-            goal: None,
-            cpu: None,
             on_cpu_ns: vec![(CpuId(0), ran_ns)],
             runnable_wait_ns: Some(100),
             counts: Counts(counts.iter().map(reading).collect()),
             progress,
-            pages_per_colour: None,
+            ..TaskSeen::new(TaskId(0), ProcessId(0))
         }
     }
 

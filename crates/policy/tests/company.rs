@@ -30,21 +30,7 @@ fn capabilities(not: &[Ability]) -> Capabilities {
 }
 
 fn task(id: u32) -> TaskSeen {
-    TaskSeen {
-        task: TaskId(id),
-        process: ProcessId(id),
-        name: String::new(),
-        arrived_ns: 0,
-        exited: false,
-        fixed: false,
-        goal: None,
-        cpu: None,
-        on_cpu_ns: Vec::new(),
-        runnable_wait_ns: None,
-        counts: Counts::default(),
-        progress: None,
-        pages_per_colour: None,
-    }
+    TaskSeen::new(TaskId(id), ProcessId(id))
 }
 
 /// Eight super sets, of which the given ones are busy.

@@ -25,19 +25,10 @@ fn topology(caches: u32) -> Topology {
 
 fn task(id: u32, priority: Option<f64>) -> TaskSeen {
     TaskSeen {
-        task: TaskId(id),
-        process: ProcessId(id),
         name: format!("p{id}"),
-        arrived_ns: 0,
-        exited: false,
-        fixed: false,
         goal: priority.map(|priority| Goal { priority, degradation_at_most: None }),
         cpu: Some(CpuId(id)),
-        on_cpu_ns: Vec::new(),
-        runnable_wait_ns: None,
-        counts: Counts::default(),
-        progress: None,
-        pages_per_colour: None,
+        ..TaskSeen::new(TaskId(id), ProcessId(id))
     }
 }
 

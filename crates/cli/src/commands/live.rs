@@ -107,19 +107,20 @@ impl Live {
             let all = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
             if wants(Part::Overhead) {
                 session.note("(c) overhead ...");
-                rows.extend(overhead::show(place)?);
+                rows.extend(Row::of_part("c", "overhead", overhead::show(place)));
             }
             if wants(Part::Ranking) {
                 session.note("(a) intensity ...");
-                rows.extend(ranking::show(place, session)?);
+                rows.extend(Row::of_part("a", "intensity", ranking::show(place, session)));
             }
             if wants(Part::Colors) {
                 session.note("(d-g) page colours ...");
-                rows.extend(colors::show(place, session)?);
+                rows.extend(Row::of_part("d-g", "page colours", colors::show(place, session)));
             }
             if wants(Part::Gangs) {
                 session.note("(b) gangs ...");
-                rows.extend(gangs::show(place, &found, all.saturating_sub(start.elapsed()))?);
+                let left = all.saturating_sub(start.elapsed());
+                rows.extend(Row::of_part("b", "gangs", gangs::show(place, &found, left)));
             }
         }
         rows.sort_by_key(|row| row.part);

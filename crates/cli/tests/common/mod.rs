@@ -59,3 +59,11 @@ pub fn lackey(lines: u64, rounds: u64, gap: u64) -> String {
     }
     text
 }
+
+/// The configuration of a daemon that acts: everything below a process is moved about in every window.
+pub fn shaken(window_ms: u32, pid: &str) -> String {
+    format!(
+        "act = true\nwindow_ms = {window_ms}\n\
+         [policy]\nname = \"shake\"\n[guard]\nenabled = false\n[[rules]]\npid = {pid}\n"
+    )
+}

@@ -29,19 +29,11 @@ pub(crate) fn counts(readings: &[(Event, u64)]) -> Counts {
 /// A task (of the process with the same number) with these counts, on CPU 0 for the whole second.
 pub(crate) fn task_seen(task: u32, readings: &[(Event, u64)]) -> TaskSeen {
     TaskSeen {
-        task: TaskId(task),
-        process: ProcessId(task),
         name: format!("task{task}"),
-        arrived_ns: 0,
-        exited: false,
-        fixed: false,
-        goal: None,
         cpu: Some(CpuId(0)),
         on_cpu_ns: vec![(CpuId(0), 1_000_000_000)],
-        runnable_wait_ns: None,
         counts: counts(readings),
-        progress: None,
-        pages_per_colour: None,
+        ..TaskSeen::new(TaskId(task), ProcessId(task))
     }
 }
 

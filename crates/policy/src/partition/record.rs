@@ -88,19 +88,9 @@ mod tests {
     fn seen(readings: &[(Event, u64)]) -> Observation {
         let reading = |&(event, count): &(Event, u64)| Reading { event, count, counted_share: 1.0 };
         let task = TaskSeen {
-            task: TaskId(0),
-            process: ProcessId(0),
             name: "p".to_string(),
-            arrived_ns: 0,
-            exited: false,
-            fixed: false,
-            goal: None,
-            cpu: None,
-            on_cpu_ns: Vec::new(),
-            runnable_wait_ns: None,
             counts: Counts(readings.iter().map(reading).collect()),
-            progress: None,
-            pages_per_colour: None,
+            ..TaskSeen::new(TaskId(0), ProcessId(0))
         };
         Observation {
             window: 0,

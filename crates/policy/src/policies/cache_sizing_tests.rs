@@ -58,19 +58,11 @@ impl World {
     fn arrive(&mut self) -> TaskId {
         let id = self.tasks.len() as u32;
         self.tasks.push(TaskSeen {
-            task: TaskId(id),
-            process: ProcessId(id),
             name: format!("p{id}"),
-            arrived_ns: 0,
-            exited: false,
-            fixed: false,
-            goal: None,
             cpu: Some(CpuId(id % 2)),
             on_cpu_ns: vec![(CpuId(id % 2), 1000)],
-            runnable_wait_ns: None,
-            counts: Counts::default(),
-            progress: None,
             pages_per_colour: Some(vec![10; 16]),
+            ..TaskSeen::new(TaskId(id), ProcessId(id))
         });
         TaskId(id)
     }

@@ -50,19 +50,8 @@ impl Bench {
 
     fn step(&mut self) -> Plan {
         let task = |&task: &TaskId| TaskSeen {
-            task,
-            process: ProcessId(task.0),
-            name: String::new(),
-            arrived_ns: 0,
-            exited: false,
-            fixed: false,
-            goal: None,
-            cpu: None,
             on_cpu_ns: vec![(CpuId(0), 1_000_000)],
-            runnable_wait_ns: None,
-            counts: Counts::default(),
-            progress: None,
-            pages_per_colour: None,
+            ..TaskSeen::new(task, ProcessId(task.0))
         };
         let reading = |event, count| Reading { event, count, counted_share: 1.0 };
         let counts = Counts(vec![

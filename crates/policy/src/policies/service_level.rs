@@ -210,19 +210,11 @@ mod tests {
         for (window, &clients) in windows.iter().enumerate() {
             let ran = Reading { event: Event::Instructions, count: 1, counted_share: 1.0 };
             let task = |at: usize| TaskSeen {
-                task: TaskId(at as u32),
-                process: ProcessId(0),
                 name: "served".to_string(),
-                arrived_ns: 0,
-                exited: false,
-                fixed: false,
-                goal: None,
-                cpu: None,
                 on_cpu_ns: if at < clients { vec![(CpuId(at as u32), 9)] } else { Vec::new() },
-                runnable_wait_ns: None,
                 counts: Counts(vec![ran]),
                 progress: Some(if at < clients { rate(units, clients) } else { 0.0 }),
-                pages_per_colour: None,
+                ..TaskSeen::new(TaskId(at as u32), ProcessId(0))
             };
             let seen = Observation {
                 window: window as u64,

@@ -104,19 +104,11 @@ fn task(id: u32, remote_percent: u64) -> TaskSeen {
     ];
     let readings = counted.map(|(event, count)| Reading { event, count, counted_share: 1.0 });
     TaskSeen {
-        task: TaskId(id),
-        process: ProcessId(0),
         name: "server".to_string(),
-        arrived_ns: 0,
-        exited: false,
-        fixed: false,
-        goal: None,
         cpu: Some(CpuId(id % 2 * 4)),
         on_cpu_ns: vec![(CpuId(id % 2 * 4), 1_000_000_000)],
-        runnable_wait_ns: None,
         counts: Counts(readings.to_vec()),
-        progress: None,
-        pages_per_colour: None,
+        ..TaskSeen::new(TaskId(id), ProcessId(0))
     }
 }
 

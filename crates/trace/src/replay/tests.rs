@@ -25,22 +25,16 @@ impl Machine for Host {
             return Ok(None);
         }
         let task = |id: u32| TaskSeen {
-            task: TaskId(id),
-            process: ProcessId(id),
             name: format!("p{id}"),
-            arrived_ns: 0,
-            exited: false,
-            fixed: false,
             goal: Some(Goal { priority: 0.1 + 0.2, degradation_at_most: None }),
             cpu: Some(CpuId(id)),
             on_cpu_ns: vec![(CpuId(id), 1_000)],
-            runnable_wait_ns: None,
             counts: Counts(vec![
                 Reading { event: Event::Instructions, count: 1_000 + 37 * self.window, counted_share: 1.0 / 3.0 },
                 Reading { event: Event::Cycles, count: 3_000, counted_share: 1.0 },
             ]),
             progress: Some(f64::MIN_POSITIVE),
-            pages_per_colour: None,
+            ..TaskSeen::new(TaskId(id), ProcessId(id))
         };
         let seen = Observation {
             window: self.window,

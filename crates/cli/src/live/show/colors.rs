@@ -50,11 +50,11 @@ pub fn show(place: &Place, session: &Session) -> anyhow::Result<Vec<Row>> {
     let half = (1u64 << (colours / 2)) - 1;
     let other = half << (colours / 2);
     let mut rows = vec![coverage()];
-    rows.extend(partition(place, half, other)?);
+    rows.extend(Row::of_part("d", "a partition beside a stream", partition(place, half, other)));
     rows.push(verified());
-    rows.extend(recolouring(place, half, other)?);
-    rows.extend(real_programs(place, half)?);
-    rows.extend(curve(place, session, colours)?);
+    rows.extend(Row::of_part("e", "re-colouring while it runs", recolouring(place, half, other)));
+    rows.extend(Row::of_part("f", "real programs, coloured", real_programs(place, half)));
+    rows.extend(Row::of_part("g", "time against colours", curve(place, session, colours)));
     Ok(rows)
 }
 

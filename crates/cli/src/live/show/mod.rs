@@ -47,6 +47,10 @@ impl Row {
     pub fn skipped(part: &'static str, what: &str, why: String) -> Self {
         Row::new(part, what, "", why, Verdict::Skipped)
     }
+    /// What a part showed, or why it broke off: the other parts go on.
+    pub fn of_part(part: &'static str, what: &str, shown: anyhow::Result<Vec<Row>>) -> Vec<Row> {
+        shown.unwrap_or_else(|error| vec![Row::skipped(part, what, format!("broke off: {error:#}"))])
+    }
     /// `met` decides.
     pub fn held(part: &'static str, what: &str, bar: &str, measured: String, met: bool) -> Self {
         Row::new(part, what, bar, measured, if met { Verdict::Met } else { Verdict::Missed })

@@ -23,21 +23,7 @@ fn topology() -> Topology {
 }
 
 fn task(id: u32) -> TaskSeen {
-    TaskSeen {
-        task: TaskId(id),
-        process: ProcessId(id),
-        name: String::new(),
-        arrived_ns: 0,
-        exited: false,
-        fixed: false,
-        goal: None,
-        cpu: None,
-        on_cpu_ns: vec![(CpuId(id % 2), 500_000_000)],
-        runnable_wait_ns: None,
-        counts: Counts::default(),
-        progress: None,
-        pages_per_colour: None,
-    }
+    TaskSeen { on_cpu_ns: vec![(CpuId(id % 2), 500_000_000)], ..TaskSeen::new(TaskId(id), ProcessId(id)) }
 }
 
 /// A host on which every probe is answered in the next window: who presses, who feels (by task), and the round trip.

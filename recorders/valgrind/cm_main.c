@@ -10,9 +10,10 @@
    Problem: a recording needs every data access with thread, size, kind and the instructions between, fast enough for
    real programs. Method: instructions and accesses are counted at translation time and added where control may leave;
    a hit of the most recent line of its set is found in line, everything else calls a helper (far from the ends of the
-   window; near them every access calls it, so that the window is exact to the access); an L1 filter (set-associative LRU, one per thread, a store invalidates the line in the others')
-   lets only its misses through; they leave as varints in chunks of at most PIPE_BUF bytes, which a pipe writes whole,
-   so that many processes can share one FIFO. README.md describes the chunks. */
+   window; near them every access calls it, so that the window is exact to the access); an L1 filter (set-associative LRU,
+   one per thread, kept coherent: a store takes the line from the others) lets through what a cache would have to ask
+   for, its misses and the stores to lines that others may have; they leave as varints in chunks of at most PIPE_BUF
+   bytes, which a pipe writes whole, so that many processes can share one FIFO. README.md describes the chunks. */
 
 #include "pub_tool_basics.h"
 #include "pub_tool_clientstate.h"
@@ -45,6 +46,8 @@ static Bool clo_stop = False;
 
 /* ---- The filter ---- */
 #define NO_LINE (~0ULL)
+/* In a tag: another thread has loaded the line since this one's last store to it. A line without it is nobody else's. */
+#define SHARED (1ULL << 63)
 static UInt l1_ways, l1_line_bits;
 static ULong l1_set_mask;
 
@@ -59,18 +62,20 @@ static ULong *l1_new(void)
    return tags;
 }
 
-/* Most recent first; True = hit. */
+static inline ULong *l1_set(ULong *tags, ULong line) { return tags + (line & l1_set_mask) * l1_ways; }
+
+/* Most recent first, SHARED kept; True = hit. */
 static inline Bool l1_touch(ULong *tags, ULong line)
 {
-   ULong *set = tags + (line & l1_set_mask) * l1_ways;
-   if (LIKELY(set[0] == line))
+   ULong *set = l1_set(tags, line);
+   if (LIKELY((set[0] & ~SHARED) == line))
       return True;
    ULong moved = set[0];
    for (UInt way = 1; way < l1_ways; way++) {
       ULong here = set[way];
       set[way] = moved;
-      if (here == line) {
-         set[0] = line;
+      if ((here & ~SHARED) == line) {
+         set[0] = here;
          return True;
       }
       moved = here;
@@ -81,9 +86,9 @@ static inline Bool l1_touch(ULong *tags, ULong line)
 
 static void l1_invalidate(ULong *tags, ULong line)
 {
-   ULong *set = tags + (line & l1_set_mask) * l1_ways;
+   ULong *set = l1_set(tags, line);
    for (UInt way = 0; way < l1_ways; way++) {
-      if (set[way] != line)
+      if ((set[way] & ~SHARED) != line)
          continue;
       for (; way + 1 < l1_ways; way++)
          set[way] = set[way + 1];
@@ -92,10 +97,24 @@ static void l1_invalidate(ULong *tags, ULong line)
    }
 }
 
+/* Another thread loads the line; False = it was not here. */
+static Bool l1_share(ULong *tags, ULong line)
+{
+   ULong *set = l1_set(tags, line);
+   for (UInt way = 0; way < l1_ways; way++) {
+      if ((set[way] & ~SHARED) != line)
+         continue;
+      set[way] |= SHARED;
+      return True;
+   }
+   return False;
+}
+
 /* ---- Threads: Valgrind reuses its ids, so each creation gets a number of its own. ---- */
 typedef struct {
    Bool live;
    UInt number;
+   UInt os_thread; /* the kernel's id, 0 until it has run */
    ULong *l1;
    ULong instructions, accesses; /* since its start, while not running */
    ULong window_instructions, window_accesses; /* of these, before the window */
@@ -103,10 +122,9 @@ typedef struct {
 } Thread;
 
 static Thread *threads; /* by Valgrind's id */
-static UInt threads_size, next_number, live_threads;
+static UInt threads_size, next_number;
 static Thread *current; /* whose counters the globals below are */
 static ULong *current_l1;
-static ULong several; /* not 0 = more than one thread lives */
 /* Of the running thread, up to the last flush of the block that runs. */
 static ULong instructions, accesses;
 /* Data accesses of the process before window and filter = this and `accesses`. */
@@ -124,7 +142,7 @@ typedef struct {
    UInt magic, payload_bytes, pid, thread;
    ULong instructions, accesses;
    UInt records, flags;
-   ULong reserved;
+   UInt os_thread, reserved;
 } ChunkHead;
 
 static UChar chunk[CHUNK_BYTES];
@@ -154,6 +172,7 @@ static void send(UInt flags)
    head->accesses = current ? accesses - current->window_accesses : 0;
    head->records = chunk_records;
    head->flags = flags;
+   head->os_thread = current ? current->os_thread : 0;
    head->reserved = 0;
    Int written;
    do
@@ -201,19 +220,33 @@ static void record(Addr address, UInt size, UInt store, ULong now)
 #define IMM_SIZE_SHIFT 1
 #define IMM_COUNT_SHIFT 16
 
+/* False where a cache would have to ask for the line, or for it alone. */
+static Bool line_hits(ULong line, UInt store)
+{
+   Bool hit = l1_touch(current->l1, line);
+   ULong *tag = l1_set(current->l1, line);
+   if (LIKELY(hit && !(store && (*tag & SHARED))))
+      return True;
+   Bool elsewhere = False;
+   for (UInt i = 0; i < threads_size; i++) {
+      if (!threads[i].live || &threads[i] == current)
+         continue;
+      if (store)
+         l1_invalidate(threads[i].l1, line);
+      else
+         elsewhere |= l1_share(threads[i].l1, line);
+   }
+   *tag = elsewhere ? line | SHARED : line;
+   return False;
+}
+
 static Bool filter_hits(Addr *address, UInt *size, UInt store)
 {
    ULong first = *address >> l1_line_bits, last = (*address + *size - 1) >> l1_line_bits;
-   if (UNLIKELY(store && several)) {
-      for (UInt i = 0; i < threads_size; i++)
-         if (threads[i].live && &threads[i] != current)
-            for (ULong line = first; line <= last; line++)
-               l1_invalidate(threads[i].l1, line);
-   }
-   Bool hit = l1_touch(current->l1, first);
+   Bool hit = line_hits(first, store);
    for (ULong line = first + 1; line <= last; line++) {
       /* At most one miss an access: the first line that missed is the record's. */
-      if (!l1_touch(current->l1, line) && hit) {
+      if (!line_hits(line, store) && hit) {
          hit = False;
          *size -= (line << l1_line_bits) - *address;
          *address = line << l1_line_bits;
@@ -297,8 +330,8 @@ static IRExpr *number64(ULong value) { return IRExpr_Const(IRConst_U64(value)); 
 static IRExpr *number8(UChar value) { return IRExpr_Const(IRConst_U8(value)); }
 static IRExpr *load64(Build *b, IRExpr *where) { return assign(b, Ity_I64, IRExpr_Load(Iend_LE, Ity_I64, where)); }
 
-/* True where the access is no hit of the most recent line of its set, or has to be told to other threads. */
-static IRExpr *slow_path(Build *b, IRExpr *address, Int size, Bool store)
+/* True where the access is no hit of the most recent line of its set, or others may have that line. */
+static IRExpr *slow_path(Build *b, IRExpr *address, Int size)
 {
    IRExpr *line = binop(b, Iop_Shr64, address, number8(l1_line_bits));
    IRExpr *last = binop(b, Iop_Add64, address, number64(size - 1));
@@ -308,8 +341,6 @@ static IRExpr *slow_path(Build *b, IRExpr *address, Int size, Bool store)
    set = binop(b, Iop_Add64, load64(b, mkIRExpr_HWord((HWord)&current_l1)), set);
    IRExpr *tag = load64(b, set);
    IRExpr *off = binop(b, Iop_Or64, binop(b, Iop_Xor64, line, tag), binop(b, Iop_Xor64, last, tag));
-   if (store)
-      off = binop(b, Iop_Or64, off, load64(b, mkIRExpr_HWord((HWord)&several)));
    return assign(b, Ity_I1, IRExpr_Binop(Iop_CmpNE64, off, number64(0)));
 }
 
@@ -322,7 +353,7 @@ static void emit(Build *b, IRExpr *address, Int size, Bool store, IRExpr *guard)
    if (guard)
       call->guard = guard;
    else if (!exact && clo_l1_bytes)
-      call->guard = slow_path(b, address, size, store);
+      call->guard = slow_path(b, address, size);
    addStmtToIRSB(b->out, IRStmt_Dirty(call));
    if (exact)
       return;
@@ -453,12 +484,6 @@ static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayo
 }
 
 /* ---- Threads and processes ---- */
-static void count_threads(Int change)
-{
-   live_threads += change;
-   several = live_threads > 1;
-}
-
 static void start_thread(ThreadId tid)
 {
    if (tid >= threads_size) {
@@ -474,7 +499,6 @@ static void start_thread(ThreadId tid)
    thread->live = True;
    thread->number = next_number++;
    thread->l1 = l1_new();
-   count_threads(1);
 }
 
 /* Puts the running thread's counters away; what it left in the chunk goes out under its name. */
@@ -519,6 +543,8 @@ static void on_run(ThreadId tid, ULong blocks)
       return;
    leave_thread();
    enter_thread(&threads[tid]);
+   /* Every thread of the client is one of the kernel's, and this is called on it. */
+   current->os_thread = VG_(gettid)();
 }
 
 static void on_create(ThreadId parent, ThreadId child) { start_thread(child); }
@@ -538,7 +564,6 @@ static void on_exit_thread(ThreadId tid)
    if (thread->l1)
       VG_(free)(thread->l1);
    thread->live = False;
-   count_threads(-1);
 }
 
 static void send_start(void)
@@ -577,9 +602,9 @@ static void on_fork_child(ThreadId tid)
             VG_(free)(threads[i].l1);
          threads[i].live = False;
       }
-   count_threads(1 - (Int)live_threads);
    current = &threads[tid];
    current->number = next_number++;
+   current->os_thread = VG_(gettid)();
    current->recorded_at = current->window_instructions = current->window_accesses = 0;
    instructions = accesses = seen_elsewhere = 0;
    mode = clo_skip ? SKIPPING : RECORDING;

@@ -145,8 +145,15 @@ impl Header {
 /// What one thread did in the recorded window.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ThreadTotals {
+    /// Numbered in the order of the first records.
     pub thread: u32,
     pub process: u32,
+    /// Among its process's threads, from 0 in the order of their creation; `None` = not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<u32>,
+    /// The kernel's id of it while it was recorded; `None` = not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub os_thread: Option<u32>,
     pub records: u64,
     /// Data accesses before the filter.
     pub accesses: Option<u64>,

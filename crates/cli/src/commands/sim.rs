@@ -166,6 +166,7 @@ fn build(scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<SimMachine> 
         piece_order_at_most: parameters.piece_order_at_most.unwrap_or(defaults.piece_order_at_most),
         warm_up: scenario.warm_up.map(length),
         ends: Some(length(scenario.length)),
+        ..defaults
     };
     let mut programs = Vec::new();
     for (at, given) in scenario.programs.iter().enumerate() {

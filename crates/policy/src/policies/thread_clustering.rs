@@ -35,8 +35,10 @@ pub struct Parameters {
     pub window_cycles: u64,
     /// Samples of one round (thesis: about 10^6).
     pub samples: u32,
-    /// Processor time that sampling may take (thesis: 4 %).
+    /// Processor time that sampling and the stall breakdown may take together while a round lasts (thesis: 4 %).
     pub overhead_share: f64,
+    /// Of it the breakdown's, sampling or not: an interrupt of 3000 cycles every 4 ms, at 1.5 GHz.
+    pub breakdown_share: f64,
     /// Sample one remote access in so many; 0 = from their rate and `overhead_share`.
     pub one_in: u32,
     /// What a sample costs until one has been paid (3000 cycles at 1.5 GHz).
@@ -75,6 +77,7 @@ impl Default for Parameters {
             window_cycles: 1_000_000_000,
             samples: 1_000_000,
             overhead_share: 0.04,
+            breakdown_share: 0.000_5,
             one_in: 0,
             sample_cost_ns: 2_000.0,
             detection_ns_at_most: 20_000_000_000,
@@ -110,10 +113,19 @@ impl Parameters {
             ("similarity_threshold", parsed.similarity_threshold),
             ("samples_per_thread", parsed.samples_per_thread),
         ];
-        match positive.iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
-            Some((name, value)) => Err(format!("{name}: found {value}, expected more than 0")),
-            None => Ok(parsed),
+        if let Some((name, value)) = positive.iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
+            return Err(format!("{name}: found {value}, expected more than 0"));
         }
+        if !(0.0..parsed.overhead_share).contains(&parsed.breakdown_share) {
+            let (found, most) = (parsed.breakdown_share, parsed.overhead_share);
+            return Err(format!("breakdown_share: found {found}, expected 0 to less than overhead_share, {most}"));
+        }
+        Ok(parsed)
+    }
+
+    /// What sampling is aimed at: rates change within a window, and what was too much is known only at its end.
+    fn sampling_share(&self) -> f64 {
+        0.95 * (self.overhead_share - self.breakdown_share)
     }
 }
 
@@ -244,7 +256,7 @@ impl ThreadClustering {
         // The process with the highest rate has the smallest part of its time left.
         let per_ns =
             processes.iter().filter_map(|&p| ratio(view, p, Event::RemoteCacheHits, |task| Some(busy_ns(task))));
-        let all = per_ns.fold(0.0, f64::max) * self.sample_cost_ns / self.parameters.overhead_share;
+        let all = per_ns.fold(0.0, f64::max) * self.sample_cost_ns / self.parameters.sampling_share();
         libm::ceil(all).clamp(1.0, 1e6) as u32
     }
 
@@ -278,8 +290,8 @@ impl ThreadClustering {
         }
     }
 
-    /// N follows the overhead while a round lasts (3.4.2): what was taken too much is given back in as long a time, and
-    /// the other way round. The probe keeps its number, so the shMaps go on.
+    /// N follows the overhead while a round lasts (3.4.2): what was taken too much is given back in as long a time. The
+    /// probe keeps its number, so the shMaps go on.
     fn readjust(&self, round: &mut Round, window_cost_ns: u64, view: &View<'_>) {
         let of = view.seen.tasks.iter().filter(|task| round.processes.contains(&task.process));
         let window_busy_ns: f64 = of.map(busy_ns).sum();
@@ -288,8 +300,8 @@ impl ThreadClustering {
         if self.parameters.one_in > 0 || window_cost_ns == 0 || window_busy_ns <= 0.0 {
             return;
         }
-        let allowed = self.parameters.overhead_share;
-        let aim = (2.0 * allowed - round.cost_ns as f64 / round.busy_ns).max(allowed / 4.0);
+        let allowed = self.parameters.sampling_share();
+        let aim = (2.0 * allowed - round.cost_ns as f64 / round.busy_ns).clamp(allowed / 4.0, allowed);
         let wanted = f64::from(*one_in) * window_cost_ns as f64 / window_busy_ns / aim;
         let wanted = libm::ceil(wanted).clamp(1.0, 1e6) as u32;
         if wanted.abs_diff(*one_in) > *one_in / 8 {

@@ -187,7 +187,7 @@ fn the_rate_follows_from_the_overhead() {
         ProbeWhat::Samples { one_in, .. } => one_in,
         _ => 0,
     };
-    assert_eq!((one_in(""), one_in("overhead_share = 0.01"), one_in("one_in = 17")), (2, 6, 17));
+    assert_eq!((one_in(""), one_in("overhead_share = 0.01"), one_in("one_in = 17")), (2, 7, 17));
 }
 
 /// Does the rate follow the overhead while a round lasts, under the same probe and for the samples that are left?
@@ -196,7 +196,7 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
     let mut bench = Bench::new("samples = 10000");
     let first = bench.step(30, None).plan.probes[0].clone();
     assert_eq!(bench.step(30, None).plan.probes[0], first, "nothing sampled yet, nothing to go by");
-    // 1 in 2 took 7.5 % of this window and 3.75 % of both: as long again at 4.25 % comes to 4 %.
+    // 1 in 2 took 7.5 % of this window and 3.75 % of both, which is what it aims at: half as many.
     let answer = samples(0);
     bench.answer = Some(Answer { complete: false, cost_ns: vec![(None, 600_000_000)], ..answer });
     let later = bench.step(30, None).plan.probes[0].clone();
@@ -230,9 +230,12 @@ fn rounds_without_result_back_off() {
 /// Are wrong parameters refused by name?
 #[test]
 fn wrong_parameters_are_refused() {
-    for (text, name) in
-        [("activation_share = 2.0", "activation_share"), ("samples = 0", "samples"), ("method = \"k\"", "one-pass")]
-    {
+    for (text, name) in [
+        ("activation_share = 2.0", "activation_share"),
+        ("samples = 0", "samples"),
+        ("method = \"k\"", "one-pass"),
+        ("breakdown_share = 0.04", "breakdown_share"),
+    ] {
         let error = build("thread-clustering", text, 1).err().unwrap().to_string();
         assert!(error.contains(name), "{error}");
     }

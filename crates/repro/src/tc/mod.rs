@@ -8,8 +8,11 @@
 mod clusters;
 mod controls;
 mod insight;
+mod more_placements;
 mod overhead;
+mod pictures;
 mod placements;
+mod recorded;
 mod sensitivity;
 mod setup;
 mod variants;
@@ -26,16 +29,40 @@ pub(crate) fn experiments() -> Vec<Experiment> {
             run: placements::run,
         },
         Experiment {
-            ids: &["TC-2"],
-            what: "clusters found against the programs' own partition, with the shMaps",
-            full_minutes: 5.0,
-            run: clusters::run,
+            ids: &["TC-4", "TC-EIGHT"],
+            what: "performance on eight chips with eight clusters, against two chips",
+            full_minutes: 30.0,
+            run: more_placements::eight_chips,
+        },
+        Experiment {
+            ids: &["TC-4", "TC-UNEVEN"],
+            what: "uneven clusters against a hand placement under the same balance limit",
+            full_minutes: 10.0,
+            run: more_placements::uneven_clusters,
         },
         Experiment {
             ids: &["TC-2"],
+            what: "clusters found against the programs' own partition, with the shMaps",
+            full_minutes: 5.0,
+            run: clusters::four_programs,
+        },
+        Experiment {
+            ids: &["TC-2", "TC-HARDER"],
+            what: "the same with background threads, uneven clusters, another partition midway, and 4 x 16 warehouses",
+            full_minutes: 10.0,
+            run: clusters::harder,
+        },
+        Experiment {
+            ids: &["TC-2", "TC-VARIANTS"],
             what: "the same clusters by tagged samples, at another time scale, and across two processes",
             full_minutes: 3.0,
             run: variants::run,
+        },
+        Experiment {
+            ids: &["TC-2", "TC-SERVER"],
+            what: "clusters of a recorded database server's threads against its two databases",
+            full_minutes: 1.0,
+            run: recorded::run,
         },
         Experiment {
             ids: &["TC-5"],

@@ -13,7 +13,7 @@ use cachemate_sim::kernels::{self, Users};
 use cachemate_sim::machine::{Length, Program, SharedMemory, SimMachine, SimOptions};
 use cachemate_sim::run::{Deciding, run as run_loop};
 
-use super::setup::{Case, Placement, Round, SCALE, SMALL, Setting, WINDOW_CYCLES, four, rounds};
+use super::setup::{Case, Placement, Round, SCALE, SMALL, Setting, TURN_CYCLES, WINDOW_CYCLES, four, rounds};
 use crate::setup::failed;
 use crate::{Bar, Context, DataPoint, Finding, ReproError};
 
@@ -70,7 +70,7 @@ fn across(context: &Context<'_>, case: &Case, seed: u64) -> Result<(Vec<Record>,
     let spec = cachemate_spec::load_machine(TAGGED).map_err(failed(TAGGED))?;
     let windows = setting.warm_up_windows + setting.measured_windows;
     let ends = Some(Length::Cycles(windows * WINDOW_CYCLES / SCALE));
-    let options = SimOptions { seed, scale: SCALE, ends, ..SimOptions::default() };
+    let options = SimOptions { seed, scale: SCALE, ends, counter_turn_cycles: TURN_CYCLES, ..SimOptions::default() };
     let programs = (0..PROCESSES).map(|process| part(case, seed, process)).collect::<Result<Vec<_>, _>>()?;
     let machine = SimMachine::new(&spec, &options, programs).map_err(failed(case.name))?;
     let deciding = Deciding {

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cachemate_core::{
-    Applied, CacheId, Capabilities, CpuSet, Goal, ImpossibleMachine, Level, Machine, MachineError, MachineSpec,
+    Applied, CacheId, Capabilities, CpuId, CpuSet, Goal, ImpossibleMachine, Level, Machine, MachineError, MachineSpec,
     Observation, Plan, ProbeId, TaskId, Topology, Window, WindowEnd,
 };
 
@@ -32,7 +32,7 @@ use counting::Counting;
 pub use setup::{Clock, Length, Maker, Program, SharedMemory, SimOptions};
 pub use trail::{Step, TaskStep};
 
-use crate::hw::{CacheCounters, Hardware, HwOptions};
+use crate::hw::{CacheCounters, Charge, Hardware, HwOptions};
 use crate::os::dispatch::{Dispatcher, Slot};
 use crate::os::domains::Domains;
 use crate::os::frames::{Frames, FramesSpec};
@@ -42,7 +42,7 @@ use crate::os::system::{Costs, Happened, System};
 use crate::results::Baseline;
 
 /// Counters that take turns are switched at this nominal interval, as a kernel's timer does.
-const COUNTER_TURN_NS: u64 = 4_000_000;
+pub const COUNTER_TURN_NS: u64 = 4_000_000;
 const PAGE_MOVE_BURST_NS: u64 = 100_000;
 const TOUCH_WATCH_NS: u64 = 10_000_000;
 /// The process of the machine's own probe threads; programs come after it.
@@ -97,6 +97,8 @@ pub struct SimMachine {
     pub(crate) baseline: Baseline,
     over: bool,
     next_counter_turn: u64,
+    /// Scaled.
+    counter_turn_cycles: u64,
     windows: u64,
     pub(crate) places: observe::PlacesSeen,
     probes: Vec<probes::Active>,
@@ -170,6 +172,7 @@ impl SimMachine {
             baseline: Baseline::default(),
             over: false,
             next_counter_turn: clock.cycles(COUNTER_TURN_NS),
+            counter_turn_cycles: clock.scaled(options.counter_turn_cycles),
             windows: 0,
             probes: Vec::new(),
             holder: None,
@@ -359,6 +362,11 @@ impl SimMachine {
         if self.counting.takes_turns() {
             self.read_counters();
             self.counting.turn();
+            for cpu in (0..self.spec.cpus()).map(CpuId) {
+                if self.counter_turn_cycles > 0 && self.system.hw.thread(cpu).is_some() {
+                    self.system.hw.charge(cpu, self.counter_turn_cycles, Charge::Interrupt);
+                }
+            }
         }
     }
 

@@ -176,3 +176,17 @@ fn a_warm_up_is_not_measured() {
     assert_eq!(level.misses, 0, "its 64 lines were in the cache before");
     assert!((500_000..1_100_000).contains(&results.tasks[0].instructions), "{}", results.tasks[0].instructions);
 }
+
+/// Does each turn of the counters cost the CPU that is busy what was asked, and nothing where nothing was?
+#[test]
+fn turns_of_the_counters_are_charged_to_who_is_on_the_cpu() {
+    let system = |counter_turn_cycles| {
+        let ends = Some(Length::Ns(98 * MS));
+        let options = SimOptions { counter_turn_cycles, ends, ..SimOptions::default() };
+        let mut machine = SimMachine::new(&spec(), &options, vec![program("sweep", 4096)]).unwrap();
+        machine.set_first_window(Window::Time { ns: 10 * MS });
+        run_alone(&mut machine).unwrap().tasks[0].stall_cycles.system
+    };
+    // One every 4 ms.
+    assert_eq!(system(1_000) - system(0), 24.0 * 1_000.0);
+}

@@ -21,6 +21,8 @@ pub struct SimOptions {
     pub prefetch: bool,
     /// Largest order of the pieces that free memory is in: 10 = an aged buddy allocator, 0 = every frame on its own.
     pub piece_order_at_most: u32,
+    /// Published cost of a turn of the counters on a CPU, where events take turns; 0 = nobody reads them.
+    pub counter_turn_cycles: u64,
     /// Before the measured part.
     pub warm_up: Option<Length>,
     /// Of the measured part; `None` = until nothing is left to run.
@@ -35,6 +37,7 @@ impl Default for SimOptions {
             scheduler: SchedulerKind::default(),
             prefetch: true,
             piece_order_at_most: 10,
+            counter_turn_cycles: 0,
             warm_up: None,
             ends: None,
         }

@@ -116,6 +116,15 @@ fn a_long_trace_keeps_its_totals_and_can_be_sought_in() {
     assert_eq!(read_all(&mut reader).0, records);
 }
 
+/// Are threads of a recording from before their order of creation was kept read, without one?
+#[test]
+fn older_totals_have_no_order_of_creation() {
+    let older = r#"{"thread":3,"process":0,"records":1,"accesses":null,"instructions":5}"#;
+    let thread: ThreadTotals = serde_json::from_str(older).unwrap();
+    assert_eq!((thread.thread, thread.created, thread.os_thread), (3, None, None));
+    assert_eq!(serde_json::to_string(&thread).unwrap(), older);
+}
+
 /// Does a file cut off at any length give its whole blocks and then an error that names the next one?
 #[test]
 fn a_truncated_file_gives_its_whole_blocks_and_names_the_broken_one() {

@@ -42,6 +42,7 @@ struct Head {
     accesses: u64,
     records: u32,
     flags: u32,
+    os_thread: u32,
 }
 
 fn u32_of(bytes: &[u8], at: usize) -> u32 {
@@ -91,6 +92,7 @@ impl ChunkDecoder {
             accesses: u64_of(bytes, 24),
             records: u32_of(bytes, 32),
             flags: u32_of(bytes, 36),
+            os_thread: u32_of(bytes, 40),
         };
         if head.payload_bytes > PAYLOAD_LIMIT || head.records as usize * 2 > head.payload_bytes {
             let found = format!("{} records in {} bytes", head.records, head.payload_bytes);
@@ -114,6 +116,7 @@ impl ChunkDecoder {
         let thread = self.thread(process, head.thread)?;
         let totals = &mut self.threads[thread as usize];
         (totals.instructions, totals.accesses) = (Some(head.instructions), Some(head.accesses));
+        totals.os_thread = totals.os_thread.or((head.os_thread != 0).then_some(head.os_thread));
         self.records(head.records, process, thread, payload, into)
     }
 
@@ -138,7 +141,7 @@ impl ChunkDecoder {
             return self.bad("one thread more".into(), "at most 1048576 threads in one recording");
         }
         self.thread_of.insert((process, thread), next);
-        self.threads.push(ThreadTotals { thread: next, process, ..Default::default() });
+        self.threads.push(ThreadTotals { thread: next, process, created: Some(thread), ..Default::default() });
         Ok(next)
     }
 
@@ -213,6 +216,8 @@ mod tests {
 
     use super::*;
 
+    const OS_THREAD: u32 = 4711;
+
     fn chunk(pid: u32, thread: u32, records: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for word in [MAGIC, payload.len() as u32, pid, thread] {
@@ -221,7 +226,7 @@ mod tests {
         for long in [100u64, 10] {
             bytes.extend_from_slice(&long.to_le_bytes());
         }
-        for word in [records, flags, 0, 0] {
+        for word in [records, flags, OS_THREAD, 0] {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
         bytes.extend_from_slice(payload);
@@ -234,8 +239,8 @@ mod tests {
             // gap 2, 8 bytes, store, +64; then gap 0, size 3 spelt out, load, -1.
             chunk(7, 0, 2, 0, &[2 << 4 | 3 << 1 | 1, 0x80, 1, 7 << 1, 3, 1]),
             chunk(7, NO_THREAD, 0, FLAG_START, b"/bin/b\0"),
-            chunk(7, 0, 1, 0, &[1 << 4, 2]),
-            chunk(7, 0, 0, FLAG_MAX, &[]),
+            chunk(7, 3, 1, 0, &[1 << 4, 2]),
+            chunk(7, 3, 0, FLAG_MAX, &[]),
         ]
         .concat()
     }
@@ -259,6 +264,8 @@ mod tests {
         assert_eq!((totals.instructions, totals.program_accesses), (Some(200), Some(20)));
         assert_eq!(totals.processes[0].command, ["/bin/a", "x"]);
         assert!(decoder.max_reached);
+        let told: Vec<_> = totals.threads.iter().map(|thread| (thread.created, thread.os_thread)).collect();
+        assert_eq!(told, [(Some(0), Some(OS_THREAD)), (Some(3), Some(OS_THREAD))]);
     }
 
     proptest! {

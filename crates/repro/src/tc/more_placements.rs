@@ -1,0 +1,104 @@
+//! TC-4 beyond the thesis's own runs: eight chips, where it ran no policy, and clusters of unequal sizes.
+
+use cachemate_sim::kernels::Options;
+
+use super::placements::{AUTOMATIC, HAND, Runs, gain, per_seed, placements};
+use super::setup::{Case, LARGE, Placement, SCALE, SMALL, four};
+use crate::{Bar, Context, Finding, ReproError};
+
+/// Eight clusters of the same size as the small machine's.
+fn eight() -> Vec<Case> {
+    let of = |name, kernel, threads| {
+        let options = Options { groups: Some(8), threads: Some(threads), ..Options::default() };
+        Case::new(name, kernel, options)
+    };
+    vec![of("8 scoreboards x 8", "scoreboards", 8), of("8 warehouses x 8", "warehouses", 8)]
+}
+
+/// Clusters that no placement can keep whole and level the chips at once, or only just.
+fn uneven() -> Vec<Case> {
+    let of = |name, kernel, sizes: &[u32]| {
+        Case::new(name, kernel, Options { group_sizes: sizes.to_vec(), ..Options::default() })
+    };
+    vec![
+        of("scoreboards 6 + 4 + 4 + 2", "scoreboards", &[6, 4, 4, 2]),
+        of("warehouses 10 + 6", "warehouses", &[10, 6]),
+        of("databases 20 + 12", "rubis", &[20, 12]),
+    ]
+}
+
+/// Without round robin and the threshold of 20 %, which two chips show.
+fn three(context: &Context<'_>) -> Vec<Placement> {
+    let mut three = placements(context);
+    three.truncate(AUTOMATIC + 1);
+    three
+}
+
+pub(super) fn eight_chips(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let programs = context.pick(1, 2);
+    let first = |mut cases: Vec<Case>| {
+        cases.truncate(programs);
+        cases
+    };
+    let small = Runs::make(context, SMALL, first(four()), three(context))?;
+    let large = Runs::make(context, LARGE, first(eight()), three(context))?;
+    // The same program on both machines: scoreboards, warehouses.
+    let more = |seed: usize| {
+        let pair = |case: usize| gain(&large, case, AUTOMATIC, seed) - gain(&small, case, AUTOMATIC, seed);
+        (0..programs).map(pair).fold(f64::INFINITY, f64::min)
+    };
+    let mut points = large.points("gain, %", gain);
+    points.extend(small.points("gain, %", gain));
+    let reduction = |runs: &Runs, case, by, seed| 100.0 * runs.reduction(case, by, seed);
+    points.extend(large.points("remote stalls taken away, %", reduction));
+    Ok(vec![
+        Finding::new(
+            "TC-4",
+            "eight chips with eight clusters, worst of two programs (quick: one): the policy's gain, of the hand placement's",
+            "hand placement of SPECjbb gains 14 % on eight chips; the policy was not run",
+            "% of hand's",
+            Bar::AtLeast { bar: 95.0, paper_best: None },
+            &per_seed(context, |seed| large.worst_gain_of_hand(seed)),
+        )
+        .points(points)
+        .time_scale(SCALE as f64)
+        .figure(large.bars("tc-4-eight-chips", "Eight chips: performance over the default scheduler", "%", gain)),
+        Finding::new(
+            "TC-4",
+            "eight chips with eight clusters: the policy's gain less its gain on two chips, worst of two programs (quick: one)",
+            "hand placement of SPECjbb gains 14 % on eight chips; the policy was not run",
+            "percentage points",
+            Bar::AtLeast { bar: 0.0, paper_best: None },
+            &per_seed(context, more),
+        )
+        .time_scale(SCALE as f64),
+    ])
+}
+
+pub(super) fn uneven_clusters(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let mut cases = uneven();
+    if context.quick {
+        cases.truncate(1);
+    }
+    Ok(vec![unevenly(context, &Runs::make(context, SMALL, cases, three(context))?)])
+}
+
+/// Uneven clusters, against the program's own ones under the same balance limit.
+fn unevenly(context: &Context<'_>, runs: &Runs) -> Finding {
+    let behind = |case: usize, seed: usize| gain(runs, case, HAND, seed) - gain(runs, case, AUTOMATIC, seed);
+    let worst = |seed: usize| (0..runs.cases.len()).map(|case| behind(case, seed)).fold(f64::NEG_INFINITY, f64::max);
+    let mut points = runs.points("gain, %", gain);
+    let reduction = |runs: &Runs, case, by, seed| 100.0 * runs.reduction(case, by, seed);
+    points.extend(runs.points("remote stalls taken away, %", reduction));
+    Finding::new(
+        "TC-4",
+        "uneven clusters: the hand placement's gain less the policy's, worst of three programs, one balance limit for both",
+        "a cluster that would leave chips more than 25 % apart is spread (section 3.4.4)",
+        "percentage points",
+        Bar::Shown,
+        &per_seed(context, worst),
+    )
+    .points(points)
+    .time_scale(SCALE as f64)
+    .figure(runs.bars("tc-4-uneven", "Uneven clusters", "%", gain))
+}

@@ -1,0 +1,42 @@
+//! The pictures of the thesis's Figure 3.5: shMaps before and after clustering.
+
+use cachemate_locality::shmap::Sharing;
+use cachemate_policy::clustering::{Method, ThreadMap, find};
+use cachemate_report::figure::{HeatMap, Shade};
+
+use super::setup::Round;
+use crate::Figure;
+
+/// shMaps as they came, and by cluster; data that more than one cluster touches left out, as in the thesis.
+pub(super) fn pictures(name: &str, round: &Round) -> [Figure; 2] {
+    let threads: Vec<ThreadMap<'_>> =
+        round.maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
+    let global = find(Method::CoClusters, &threads, &Sharing::default(), 36).global;
+    // A shuffled order is what an observer without the clusters has.
+    let mut before: Vec<usize> = (0..round.maps.len()).collect();
+    cachemate_policy::rng::SplitMix64::new(1).shuffle(&mut before);
+    let mut after: Vec<usize> = (0..round.maps.len()).collect();
+    after.sort_by_key(|&thread| (round.cluster_of[thread], thread));
+    let kept: Vec<usize> = (0..global.len()).filter(|&entry| !global[entry]).collect();
+    let draw = |order: &[usize], when: &str| {
+        let value = |thread: usize, entry: usize| round.maps[thread].get(entry).map(|&count| f64::from(count));
+        let map = HeatMap {
+            title: format!("{name}: shMaps {when}"),
+            rows: order.iter().map(|thread| thread.to_string()).collect(),
+            columns: kept.iter().map(|entry| entry.to_string()).collect(),
+            row_label: "thread".to_string(),
+            column_label: "shMap entry".to_string(),
+            values: order.iter().map(|&t| kept.iter().map(|&entry| value(t, entry).or(Some(0.0))).collect()).collect(),
+            full: None,
+            shade: Shade::Grey,
+            unit: String::new(),
+            decimals: Some(0),
+            by_root: true,
+            bare: true,
+        };
+        let slug: String = name.chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect();
+        let name = format!("tc-2-{slug}-{}", if when.starts_with("before") { "before" } else { "after" });
+        Figure { name, title: map.title.clone(), svg: map.svg(), inline: map.inline() }
+    };
+    [draw(&before, "before clustering"), draw(&after, "by cluster")]
+}

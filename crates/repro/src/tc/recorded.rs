@@ -1,0 +1,302 @@
+//! TC-2 on real input: a recorded database server with two databases, replayed on the simulated machine.
+//!
+//! MariaDB under the project's recorder, sysbench's read-write mix on each of two databases, four connections each.
+//! `pack/servers/mariadb.sh` makes the recording and, beside it, the list of the connections: kernel's thread id and
+//! database, from the server's own process list, taken while it ran, so that the truth owes nothing to the clustering. The
+//! recorder's filter lets everything through that caches ask each other for; what a thread has to itself is mostly
+//! not in the recording. The server's own threads sleep between two rounds of theirs, as they did.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::{Access, AccessKind, AccessSource, Event, Record, StallCause, Turn, Window};
+use cachemate_locality::profilers::SharingProfiler;
+use cachemate_locality::shmap::ShMapParameters;
+use cachemate_policy::policies;
+use cachemate_policy::yardstick::Yardstick;
+use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_sim::run::{Deciding, run as run_loop};
+use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, pack_places};
+
+use super::insight::{Insight, insights};
+use super::pictures::pictures;
+use super::setup::{Round, SAMPLES, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, rounds};
+use crate::setup::failed;
+use crate::{Bar, Context, DataPoint, Finding, ReproError};
+
+const NAME: &str = "mariadb";
+const POLICY: &str = "thread-clustering";
+const METHODS: [&str; 2] = ["co-clusters", "one-pass"];
+
+/// A thread of the recording.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Recorded {
+    thread: u32,
+    /// `None` = one of the server's own.
+    database: Option<u32>,
+    /// Between two rounds of its records: as long as it was idle beside the connections.
+    idle_ns: u64,
+}
+
+fn wrong(what: impl Into<String>) -> ReproError {
+    ReproError::Failed(NAME.to_string(), what.into())
+}
+
+/// The recording, in the first pack that has it.
+fn recording() -> Result<PathBuf, ReproError> {
+    let places = pack_places();
+    let found = places.iter().map(|place| place.join("servers/mariadb.cmt")).find(|path| path.is_file());
+    found.ok_or_else(|| wrong("no pack has servers/mariadb.cmt; CACHEMATE_PACK may name the pack's directory"))
+}
+
+/// Number of the database by the kernel's thread id, as the recording's script writes them; numbered as they come.
+fn databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
+    let mut names: Vec<&str> = Vec::new();
+    let mut found = BTreeMap::new();
+    for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let pair = match words[..] {
+            [thread, database] => thread.parse().ok().map(|thread| (thread, database)),
+            _ => None,
+        };
+        let Some((thread, database)) = pair else {
+            let expected = "expected a thread's number and the name of a database";
+            return Err(wrong(format!("{name}, line {}: found '{line}', {expected}", at + 1)));
+        };
+        let number = names.iter().position(|&known| known == database).unwrap_or_else(|| {
+            names.push(database);
+            names.len() - 1
+        });
+        if found.insert(thread, number as u32).is_some() {
+            return Err(wrong(format!("{name}, line {}: found thread {thread} again, expected it once", at + 1)));
+        }
+    }
+    Ok(found)
+}
+
+/// Threads that made records, each with its database; every thread of the list must be among them.
+fn matched(totals: &[ThreadTotals], served: &BTreeMap<u32, u32>, hertz: u64) -> Result<Vec<Recorded>, ReproError> {
+    let recorded: Vec<&ThreadTotals> = totals.iter().filter(|of| of.records > 0).collect();
+    let database = |of: &ThreadTotals| of.os_thread.and_then(|id| served.get(&id).copied());
+    let has = |id: &u32| recorded.iter().any(|of| of.os_thread == Some(*id));
+    if let Some(id) = served.keys().find(|id| !has(id)) {
+        let found: Vec<String> = recorded.iter().map(|of| format!("{:?}", of.os_thread)).collect();
+        return Err(wrong(format!("found threads {}, expected {id} of the list among them", found.join(", "))));
+    }
+    let instructions = |of: &ThreadTotals| of.instructions.unwrap_or(0);
+    let connections: Vec<u64> =
+        recorded.iter().filter(|of| database(of).is_some()).map(|of| instructions(of)).collect();
+    // A round of a connection takes about a cycle an instruction.
+    let round = connections.iter().sum::<u64>() / connections.len().max(1) as u64;
+    let idle_ns = |of: &ThreadTotals| {
+        let cycles = if database(of).is_some() { 0 } else { round.saturating_sub(instructions(of)) };
+        (u128::from(cycles) * 1_000_000_000 / u128::from(hertz)) as u64
+    };
+    let each = |of: &&ThreadTotals| Recorded { thread: of.thread, database: database(of), idle_ns: idle_ns(of) };
+    let mut found: Vec<Recorded> = recorded.iter().map(each).collect();
+    found.sort_unstable_by_key(|of| of.thread);
+    Ok(found)
+}
+
+fn threads(path: &Path, hertz: u64) -> Result<Vec<Recorded>, ReproError> {
+    let list = path.with_extension("threads");
+    let name = list.display().to_string();
+    let served = databases(&std::fs::read_to_string(&list).map_err(failed(&name))?, &name)?;
+    let mut reader = CmtReader::open(path).map_err(failed(NAME))?;
+    let mut batch = Vec::new();
+    while reader.read_batch(&mut batch).map_err(failed(NAME))? {}
+    let totals = reader.totals().ok_or_else(|| wrong("found a recording without totals, expected a whole one"))?;
+    matched(&totals.threads, &served, hertz)
+}
+
+/// One round of a thread's records, again and again, with a pause between.
+struct Paced {
+    round: Vec<Access>,
+    at: usize,
+    rounds: u64,
+    idle_ns: u64,
+}
+
+/// Accesses handed out per turn.
+const TURN_ACCESSES: usize = 2048;
+
+impl Paced {
+    fn of(mut source: CmtSource, idle_ns: u64) -> Self {
+        let (mut round, mut records) = (Vec::new(), 0);
+        let (mut batch, whole) = (Vec::new(), source.records_per_round());
+        while records < whole && source.fill(&mut batch) == Turn::More {
+            for access in batch.drain(..) {
+                if records < whole {
+                    records += u64::from(access.kind() != AccessKind::Compute);
+                    round.push(access);
+                }
+            }
+        }
+        Paced { round, at: 0, rounds: 0, idle_ns }
+    }
+}
+
+impl AccessSource for Paced {
+    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+        if self.at == self.round.len() {
+            (self.at, self.rounds) = (0, self.rounds + 1);
+            return Turn::Sleep { ns: self.idle_ns };
+        }
+        let end = self.round.len().min(self.at + TURN_ACCESSES);
+        batch.extend_from_slice(&self.round[self.at..end]);
+        self.at = end;
+        Turn::More
+    }
+
+    fn progress(&self) -> Option<f64> {
+        Some(self.rounds as f64)
+    }
+}
+
+fn program(path: &Path, threads: &[Recorded]) -> Result<Program, ReproError> {
+    // Opened once to have errors now; the maker opens them anew.
+    for of in threads {
+        CmtSource::open(path, of.thread, 0, 0).map_err(failed(NAME))?;
+    }
+    let (path, threads) = (path.to_path_buf(), threads.to_vec());
+    let maker = move |_| {
+        let open = |of: &Recorded| -> Box<dyn AccessSource> {
+            let source = CmtSource::open(&path, of.thread, 0, 0).expect("opened before");
+            if of.idle_ns == 0 { Box::new(source) } else { Box::new(Paced::of(source, of.idle_ns)) }
+        };
+        threads.iter().map(open).collect()
+    };
+    Ok(Program::new(NAME, Box::new(maker)))
+}
+
+/// What one run found: the last round that placed threads, the first round of sampling, and the databases.
+struct Outcome {
+    last: Option<Round>,
+    insight: Option<Insight>,
+    truth: Vec<Option<u32>>,
+    remote_percent: f64,
+}
+
+impl Outcome {
+    fn agreement(&self) -> f64 {
+        self.last.as_ref().map_or(0.0, |round| round.agreement(&self.truth))
+    }
+}
+
+/// Of all cycles of the run, those stalled on remote caches.
+fn remote_percent(records: &[Record]) -> f64 {
+    let sum = |event| records.iter().flat_map(|r| &r.seen.tasks).filter_map(|task| task.counts.get(event)).sum::<f64>();
+    100.0 * sum(Event::StallCycles(StallCause::RemoteCache)) / sum(Event::Cycles).max(1.0)
+}
+
+fn outcome(context: &Context<'_>, seed: u64, method: &str) -> Result<Outcome, ReproError> {
+    let path = recording()?;
+    let spec = cachemate_spec::load_machine(SMALL).map_err(failed(SMALL))?;
+    let threads = threads(&path, spec.hertz)?;
+    let ends = Some(Length::Cycles(context.pick(6, 12) * WINDOW_CYCLES / SCALE));
+    let options = SimOptions { seed, scale: SCALE, ends, counter_turn_cycles: TURN_CYCLES, ..SimOptions::default() };
+    let machine = SimMachine::new(&spec, &options, vec![program(&path, &threads)?]).map_err(failed(NAME))?;
+    let parameters =
+        format!("window_cycles = {WINDOW_CYCLES}\nsamples = {SAMPLES}\nactivation_share = 0.01\nmethod = \"{method}\"");
+    let deciding = Deciding {
+        profilers: vec![Box::new(SharingProfiler::new(ShMapParameters::default()))],
+        yardstick: Box::new(Yardstick { miss_penalty_cycles: f64::from(spec.memory.local_latency_cycles) }),
+        name: POLICY.to_string(),
+        policy: policies::build(POLICY, &parameters, seed).map_err(failed(NAME))?,
+        first_window: Window::Cycles { cycles: WINDOW_CYCLES },
+    };
+    let mut records: Vec<Record> = Vec::new();
+    let each = |_: &mut SimMachine, record| {
+        records.push(record);
+        true
+    };
+    run_loop(machine, deciding, each).map_err(failed(NAME))?;
+    let truth: Vec<Option<u32>> = threads.iter().map(|of| of.database).collect();
+    let entries = ShMapParameters::default().entries;
+    let insight = insights(&records, &truth, entries).into_iter().next();
+    let last = rounds(&records, truth.len(), entries).pop();
+    Ok(Outcome { last, insight, truth, remote_percent: remote_percent(&records) })
+}
+
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let items: Vec<(&str, u64)> =
+        METHODS.iter().flat_map(|&method| context.seeds.iter().map(move |&seed| (method, seed))).collect();
+    let found = context.run_all(&items, |&(method, seed)| {
+        (context.progress)(&format!("TC-2 recorded server, {method}, seed {seed}"));
+        outcome(context, seed, method)
+    })?;
+    let of = |method: &str| -> Vec<&Outcome> {
+        items.iter().zip(&found).filter(|((by, _), _)| *by == method).map(|(_, found)| found).collect()
+    };
+    let mut points = Vec::new();
+    for method in METHODS {
+        let mut point = |what: &str, value: &dyn Fn(&Outcome) -> Option<f64>| {
+            let values: Vec<f64> = of(method).into_iter().filter_map(value).collect();
+            points.push(DataPoint::over(what, method, &values));
+        };
+        point("adjusted Rand index", &|found| Some(found.agreement()));
+        point("clusters", &|found| Some(found.last.as_ref()?.clusters as f64));
+        point("unclustered connections", &|found| Some(found.last.as_ref()?.unclustered_workers(&found.truth) as f64));
+        point("server's own threads", &|found| Some(found.truth.iter().filter(|of| of.is_none()).count() as f64));
+        point("cycles stalled on remote caches, %", &|found| Some(found.remote_percent));
+        point("first round: samples", &|found| Some(found.insight.as_ref()?.samples as f64));
+        point("first round: samples past the filter", &|found| Some(found.insight.as_ref()?.passed as f64));
+        point("first round: entries global by the thesis's rule", &|found| Some(found.insight.as_ref()?.global as f64));
+        point("first round: mean similarity within a database", &|found| Some(found.insight.as_ref()?.inside));
+        point("first round: mean similarity across databases", &|found| Some(found.insight.as_ref()?.across));
+    }
+    let agreements = of(METHODS[0]).into_iter().map(Outcome::agreement);
+    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(agreements).collect();
+    let mut finding = Finding::new(
+        "TC-2",
+        "recorded MariaDB server with two databases: agreement of the connections' clusters with the databases",
+        "RUBiS on MySQL: two clusters and some unclustered threads",
+        "adjusted Rand index",
+        Bar::AtLeast { bar: 0.95, paper_best: None },
+        &per_seed,
+    )
+    .points(points)
+    .time_scale(SCALE as f64)
+    .note(
+        "Recorded with the project's recorder; threads are serialised there, so the interleaving is the simulated \
+         machine's, not the server's. Activation at 1 %. Which thread served which database is the server's own word, taken \
+         while it ran.",
+    );
+    if let Some(round) = of(METHODS[0]).into_iter().find_map(|found| found.last.as_ref()) {
+        finding.figures.extend(pictures("recorded MariaDB", round));
+    }
+    Ok(vec![finding])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are databases numbered as they come, and is a line that says nothing refused with its place?
+    #[test]
+    fn the_list_of_threads_is_read_or_refused_by_line() {
+        assert_eq!(databases("# comment\n7 b\n9 a\n11 b\n", "x").unwrap(), [(7, 0), (9, 1), (11, 0)].into());
+        let refused = |text: &str| databases(text, "x.threads").unwrap_err().to_string();
+        assert!(refused("7 b\nseven a\n").contains("x.threads, line 2: found 'seven a'"));
+        assert!(refused("7 b\n7 a\n").contains("x.threads, line 2: found thread 7 again"));
+    }
+
+    /// Are threads matched by the kernel's number alone, and is a connection that made no records an error?
+    #[test]
+    fn threads_are_matched_by_the_kernels_number() {
+        let of = |thread, os_thread, instructions| ThreadTotals {
+            thread,
+            os_thread: Some(os_thread),
+            records: 1,
+            instructions: Some(instructions),
+            ..ThreadTotals::default()
+        };
+        let totals = [of(0, 50, 400), of(1, 52, 3_000), of(2, 51, 1_000)];
+        let found = matched(&totals, &[(51, 1), (52, 0)].into(), 1_000_000_000).unwrap();
+        let own = Recorded { thread: 0, database: None, idle_ns: 1_600 };
+        let connection = |thread, database| Recorded { thread, database: Some(database), idle_ns: 0 };
+        assert_eq!(found, [own, connection(1, 0), connection(2, 1)]);
+        let error = matched(&totals, &[(53, 1)].into(), 1).unwrap_err().to_string();
+        assert!(error.contains("expected 53 of the list among them"), "{error}");
+    }
+}

@@ -20,6 +20,16 @@ pub enum Form {
     Distributed,
 }
 
+/// Which cache recorded rates are of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecordedOn {
+    /// All of it, as in CA 4.1.
+    Whole,
+    /// The part that a task has when all share the cache evenly.
+    Share,
+}
+
 /// Parameters of both policies.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -33,6 +43,8 @@ pub struct Parameters {
     pub rounds_per_window: u32,
     /// Operators' priorities count.
     pub priorities: bool,
+    /// Where rates come from recorded profiles.
+    pub recorded_on: RecordedOn,
 }
 
 impl Default for Parameters {
@@ -43,6 +55,7 @@ impl Default for Parameters {
             worth_moving: 0.05,
             rounds_per_window: 1,
             priorities: true,
+            recorded_on: RecordedOn::Share,
         }
     }
 }
@@ -69,7 +82,7 @@ impl Parameters {
 
 /// Evens out rates over last-level caches.
 pub struct Intensity {
-    parameters: Parameters,
+    pub parameters: Parameters,
     round: u64,
 }
 

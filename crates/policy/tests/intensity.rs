@@ -98,6 +98,32 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
     }
 }
 
+/// A program that just fits the cache alone, one that streams, two quiet ones: does DI see by the rates on a share of the
+/// cache that the first needs the quietest neighbour, and does it take it for quiet by the paper's rates?
+#[test]
+fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbour() {
+    let curve = |on_half: f64, on_all: f64| {
+        let points = vec![(2 << 20, Estimate::exact(on_half)), (4 << 20, Estimate::exact(on_all))];
+        Profile { misses_per_kilo_instr: Some(points), ..Profile::default() }
+    };
+    let curves = [curve(50.0, 3.0), curve(29.0, 28.0), curve(2.0, 1.5), curve(0.4, 0.4)];
+    let all: Profiles = curves.into_iter().enumerate().map(|(id, profile)| (TaskId(id as u32), profile)).collect();
+    let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
+    let of = |parameters: &str, profiles: &Profiles| {
+        let mut di = build("di", parameters, 1).unwrap();
+        beside(&decide(di.as_mut(), 2, tasks.clone(), profiles, &idle()).plan, 0)
+    };
+    assert_eq!(of("", &all), [3]);
+    assert_eq!(of("recorded_on = \"whole\"", &all), [2]);
+    // One curve ends above the share: all are compared on the whole cache.
+    let mut partly = all.clone();
+    partly.insert(
+        TaskId(3),
+        Profile { misses_per_kilo_instr: Some(vec![(4 << 20, Estimate::exact(0.4))]), ..Profile::default() },
+    );
+    assert_eq!(of("", &partly), [2]);
+}
+
 /// Does a program with a high priority get the quietest neighbour, and two of them different caches?
 #[test]
 fn priorities_bring_quiet_neighbours() {
@@ -115,23 +141,26 @@ fn priorities_bring_quiet_neighbours() {
     assert!(beside(&both, 4).iter().chain(&beside(&both, 5)).all(|&other| rates[other as usize] <= 2.0), "{both:?}");
 }
 
-/// Does DI go by the rate alone on this machine's cache, at the cache's size, and DIO by what was counted?
+/// Does DI go by the rate alone on half of this machine's cache, or on all of it if told so, and DIO by what was counted?
 #[test]
 fn di_reads_profiles_and_dio_counters() {
     let mut profiles = observed(&[1.0, 2.0, 30.0, 40.0]);
     for (id, alone) in [(0, 40.0), (1, 30.0), (2, 2.0), (3, 1.0)] {
-        let curve = vec![(1 << 20, Estimate::exact(50.0)), (4 << 20, Estimate::exact(alone))];
+        let curve = vec![(2 << 20, Estimate::exact(50.0 + alone)), (4 << 20, Estimate::exact(alone))];
         profiles.entry(TaskId(id)).or_default().misses_per_kilo_instr = Some(curve);
     }
     let tasks: Vec<TaskSeen> = [0, 1, 2, 3].map(|id| task(id, None)).to_vec();
-    let by = |name: &str, profiles: &Profiles| {
-        decide(build(name, "", 1).unwrap().as_mut(), 2, tasks.clone(), profiles, &idle())
+    let by = |name: &str, parameters: &str, profiles: &Profiles| {
+        decide(build(name, parameters, 1).unwrap().as_mut(), 2, tasks.clone(), profiles, &idle())
     };
-    let reasons = by("di", &profiles).why;
-    let own = |reasons: &[Reason]| reasons.iter().find(|r| r.tasks == [TaskId(0)]).map(|r| r.numbers[0].1);
-    assert_eq!((own(&reasons), own(&by("dio", &profiles).why)), (Some(40.0), Some(1.0)));
+    let own = |name: &str, parameters: &str| {
+        let why = by(name, parameters, &profiles).why;
+        why.iter().find(|reason| reason.tasks == [TaskId(0)]).map(|reason| reason.numbers[0].1)
+    };
+    let found = [own("di", ""), own("di", "recorded_on = \"whole\""), own("dio", "")];
+    assert_eq!(found, [Some(90.0), Some(40.0), Some(1.0)]);
     profiles.values_mut().for_each(|profile| profile.misses_per_kilo_instr = None);
-    assert!(by("di", &profiles).plan.allowed.is_empty(), "no profile, no move");
+    assert!(by("di", "", &profiles).plan.allowed.is_empty(), "no profile, no move");
 }
 
 /// Without any counter, is the intensity measured from outside used, and never mixed with counted rates?

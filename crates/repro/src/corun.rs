@@ -47,7 +47,7 @@ impl Bench {
     /// The jobs together, each on its CPU and over the work that it does [alone](Bench::alone).
     ///
     /// # Errors
-    /// As [`work::together`].
+    /// As [`work::together`]; a job that does not finish its work.
     pub fn run(&self, jobs: &[(Job, CpuId)]) -> Result<Vec<Rates>, ReproError> {
         self.run_with(self.options.clone(), jobs)
     }
@@ -57,6 +57,17 @@ impl Bench {
     /// # Errors
     /// As [`Bench::run`].
     pub fn run_with(&self, options: SimOptions, jobs: &[(Job, CpuId)]) -> Result<Vec<Rates>, ReproError> {
+        let rates = self.run_as_far_as_it_goes(options, jobs)?;
+        match jobs.iter().zip(&rates).find(|(_, rates)| !rates.finished) {
+            None => Ok(rates),
+            Some(((job, _), _)) => Err(failed(&job.name)(format!(
+                "it did not finish its work in {} times the time it took alone",
+                work::GIVES_UP_AFTER_TIMES
+            ))),
+        }
+    }
+
+    fn run_as_far_as_it_goes(&self, options: SimOptions, jobs: &[(Job, CpuId)]) -> Result<Vec<Rates>, ReproError> {
         let all: Vec<Job> = jobs.iter().map(|(job, _)| job.clone()).collect();
         let work = self.work(&all)?;
         let workload = self.workload(options, jobs.iter().map(pinned).collect());
@@ -166,7 +177,7 @@ impl Matrix {
             let mut second = programs[j].clone();
             // A copy's input is its own.
             second.seed += if i == j { 1_000_003 } else { 0 };
-            bench.run(&[(programs[i].clone(), cpus[0]), (second, cpus[1])])
+            bench.run_as_far_as_it_goes(bench.options.clone(), &[(programs[i].clone(), cpus[0]), (second, cpus[1])])
         })?;
         let alone: Vec<Rates> = found[..count].iter().map(|rates| rates[0]).collect();
         let mut beside: Vec<Vec<Rates>> = alone.iter().map(|&rates| vec![rates; count]).collect();
@@ -178,6 +189,13 @@ impl Matrix {
             }
         }
         Ok(Matrix { names: programs.iter().map(|job| job.name.clone()).collect(), alone, beside })
+    }
+
+    /// Who did not finish its work beside whom, in words: its degradation is a lower bound.
+    pub fn unfinished(&self) -> Vec<String> {
+        let (names, all) = (&self.names, 0..self.names.len());
+        let of = |i: usize| all.clone().filter(move |&j| !self.beside[i][j].finished).map(move |j| (i, j));
+        all.clone().flat_map(of).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
     }
 
     /// Run time beside over run time alone, minus one.

@@ -4,8 +4,9 @@
 //! to a mix, from all single-threaded kernels and all recorded programs that are there; one to a core. Every policy of the
 //! registry runs with its usual parameters and the usual profilers; the best and the worst placement come from pairs
 //! measured for the mix. Everybody is timed over equal work ([`crate::work`]), after the policy's first window and a
-//! refill of the caches. Properties: the same seed, machine and pack give the same numbers; a policy that fails is an
-//! error and not left out; throughput is split into mix and contention, since it rewards starving those that miss.
+//! refill of the caches. Properties: the same seed, machine and pack give the same numbers; a policy that fails, and a
+//! program that does not finish under one, are told by name and end nothing; throughput is split into mix and
+//! contention, since it rewards starving those that miss.
 
 use std::path::PathBuf;
 
@@ -58,14 +59,27 @@ pub struct PolicyScore {
     pub of_optimal_percent: f64,
     /// Of speeds over those alone: throughput and fairness in one number.
     pub harmonic_mean: f64,
-    /// Largest time over time alone.
+    /// Largest time over time alone; a lower bound where somebody did not finish.
     pub worst_slowdown: f64,
+    /// Programs that had not done their work when the run was given up, and how slow they were until then. Their speeds are those of
+    /// what they did.
+    pub unfinished: Vec<String>,
+}
+
+/// A policy that has no score on a mix.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Failed {
+    pub policy: String,
+    pub why: String,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Mix {
     pub programs: Vec<String>,
     pub policies: Vec<PolicyScore>,
+    pub failed: Vec<Failed>,
+    /// Pairs in which one did not finish: what the optimum knows of them is a lower bound.
+    pub unfinished_pairs: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -74,14 +88,15 @@ pub struct Mixes {
     pub seed: u64,
     pub time_scale: u64,
     pub mixes: Vec<Mix>,
-    /// Over the mixes, in the order of the registry.
+    /// Over the mixes on which a policy has a score, in the order of the registry.
     pub mean: Vec<PolicyScore>,
 }
 
 /// Draws and runs.
 ///
 /// # Errors
-/// No such machine, fewer programs than cores, or the first run that fails.
+/// No such machine, fewer programs than cores, a program that cannot be measured alone, or no score of the default
+/// scheduler or the optimum.
 pub fn run(context: &Context<'_>, draw: &Draw<'_>) -> Result<Mixes, ReproError> {
     let (refill, measured) = context.pick((10_000_000, 5_000_000), (25_000_000, 15_000_000));
     let seed = context.seeds[0];
@@ -94,7 +109,7 @@ pub fn run(context: &Context<'_>, draw: &Draw<'_>) -> Result<Mixes, ReproError> 
         let jobs = drawn(&mut generator, cores, &draw.recordings, seed * 1_000 + u64::from(nth))?;
         let programs: Vec<String> = jobs.iter().map(|job| job.name.clone()).collect();
         (context.progress)(&format!("mix {} of {}: {}", nth + 1, draw.mixes, programs.join(", ")));
-        mixes.push(Mix { programs, policies: score(context, draw, &bench, &jobs)? });
+        mixes.push(score(context, draw, &bench, &jobs)?);
     }
     let mean = mean_of(&mixes);
     Ok(Mixes { machine: draw.machine.to_string(), seed, time_scale: SCALE, mixes, mean })
@@ -117,13 +132,13 @@ fn drawn(
     Ok(all)
 }
 
-fn score(context: &Context<'_>, draw: &Draw<'_>, bench: &Bench, jobs: &[Job]) -> Result<Vec<PolicyScore>, ReproError> {
+fn score(context: &Context<'_>, draw: &Draw<'_>, bench: &Bench, jobs: &[Job]) -> Result<Mix, ReproError> {
     let matrix = Matrix::measure(context, bench, jobs, false)?;
     let alone: Vec<f64> = matrix.alone.iter().map(|rates| rates.instr_per_cycle).collect();
     let profiles = context.run_all(jobs, |job| solo::profile(job, &bench.machine, PROFILE_ACCESSES))?;
     let names: Vec<&str> = policies::ENTRIES.iter().map(|entry| entry.name).collect();
     let work = bench.work(jobs)?;
-    let runs: Vec<Vec<Rates>> = context.run_all(&names, |&name| {
+    let one_run = |name: &str| -> Result<Vec<Rates>, ReproError> {
         let workload = bench.workload(bench.options.clone(), jobs.to_vec());
         let of_pairs = name == "optimal" || name == "worst";
         let parameters = if of_pairs { format!("degradation = {:?}", matrix.costs().cost) } else { String::new() };
@@ -136,21 +151,50 @@ fn score(context: &Context<'_>, draw: &Draw<'_>, bench: &Bench, jobs: &[Job]) ->
         let deciding =
             Deciding { profilers, yardstick: workload.yardstick(), name: name.to_string(), policy, first_window };
         Ok(work::together(&workload, &work, Some(deciding))?.rates)
-    })?;
-    let of = |name: &str| names.iter().position(|other| *other == name).map(|at| &runs[at]);
-    let (Some(default), Some(optimal)) = (of("default"), of("optimal")) else {
-        return Err(failed("mixes")("the registry has no 'default' or no 'optimal'"));
     };
+    let runs = context.run_all(&names, |&name| match one_run(name) {
+        Err(ReproError::Interrupted) => Err(ReproError::Interrupted),
+        other => Ok(other),
+    })?;
+    let of = |name: &str| match names.iter().position(|other| *other == name).map(|at| &runs[at]) {
+        Some(Ok(run)) => Ok(run),
+        Some(Err(error)) => Err(failed(name)(error)),
+        None => Err(failed("mixes")(format!("the registry has no '{name}'"))),
+    };
+    let (default, optimal) = (of("default")?, of("optimal")?);
     let judge = |run: &[Rates], name: &str| {
         let speeds: Vec<f64> = run.iter().map(|rates| rates.instr_per_cycle).collect();
         Scores::of(&speeds, &alone).ok_or_else(|| failed(name)("a program never ran in the measured part"))
     };
     let (before, best) = (judge(default, "default")?, judge(optimal, "optimal")?);
-    let one = |(name, run): (&&str, &Vec<Rates>)| {
-        let gain = Comparison::of_rates(run, default).ok_or_else(|| failed(name)("a program never ran"))?;
-        Ok(scored(name, &judge(run, name)?, &gain, before.weighted_speedup, best.weighted_speedup))
+    let mut mix = Mix {
+        programs: jobs.iter().map(|job| job.name.clone()).collect(),
+        policies: Vec::new(),
+        failed: Vec::new(),
+        unfinished_pairs: matrix.unfinished(),
     };
-    names.iter().zip(&runs).map(one).collect()
+    for (name, run) in names.iter().zip(&runs) {
+        let score = run.as_ref().map_err(ToString::to_string).and_then(|run| {
+            let gain = Comparison::of_rates(run, default).ok_or("a program never ran")?;
+            let scores = judge(run, name).map_err(|error| error.to_string())?;
+            let unfinished = unfinished(jobs, run, &alone);
+            let score = scored(name, &scores, &gain, before.weighted_speedup, best.weighted_speedup);
+            Ok(PolicyScore { unfinished, ..score })
+        });
+        match score {
+            Ok(score) => mix.policies.push(score),
+            Err(why) => mix.failed.push(Failed { policy: (*name).to_string(), why }),
+        }
+    }
+    Ok(mix)
+}
+
+fn unfinished(jobs: &[Job], run: &[Rates], alone: &[f64]) -> Vec<String> {
+    let slow = |((job, rates), alone): ((&Job, &Rates), &f64)| {
+        (!rates.finished)
+            .then(|| format!("{} ({:.1} times slower than alone)", job.name, alone / rates.instr_per_cycle))
+    };
+    jobs.iter().zip(run).zip(alone).filter_map(slow).collect()
 }
 
 fn scored(name: &str, scores: &Scores, gain: &Comparison, default: f64, optimal: f64) -> PolicyScore {
@@ -164,26 +208,31 @@ fn scored(name: &str, scores: &Scores, gain: &Comparison, default: f64, optimal:
         of_optimal_percent: 100.0 * scores.weighted_speedup / optimal,
         harmonic_mean: scores.harmonic_mean,
         worst_slowdown: scores.worst_slowdown,
+        unfinished: Vec::new(),
     }
 }
 
 fn mean_of(mixes: &[Mix]) -> Vec<PolicyScore> {
-    let Some(first) = mixes.first() else { return Vec::new() };
-    let over = |at: usize, of: fn(&PolicyScore) -> f64| {
-        mean(&mixes.iter().map(|mix| of(&mix.policies[at])).collect::<Vec<f64>>())
-    };
-    let one = |(at, score): (usize, &PolicyScore)| PolicyScore {
-        policy: score.policy.clone(),
-        throughput_gain_percent: over(at, |s| s.throughput_gain_percent),
-        mix_gain_percent: over(at, |s| s.mix_gain_percent),
-        contention_gain_percent: over(at, |s| s.contention_gain_percent),
-        weighted_speedup: over(at, |s| s.weighted_speedup),
-        weighted_speedup_gain_percent: over(at, |s| s.weighted_speedup_gain_percent),
-        of_optimal_percent: over(at, |s| s.of_optimal_percent),
-        harmonic_mean: over(at, |s| s.harmonic_mean),
-        worst_slowdown: over(at, |s| s.worst_slowdown),
-    };
-    first.policies.iter().enumerate().map(one).collect()
+    policies::ENTRIES.iter().filter_map(|entry| mean_of_policy(entry.name, mixes)).collect()
+}
+
+/// `None` where no mix has a score of it.
+fn mean_of_policy(name: &str, mixes: &[Mix]) -> Option<PolicyScore> {
+    let all: Vec<&PolicyScore> =
+        mixes.iter().flat_map(|mix| &mix.policies).filter(|score| score.policy == name).collect();
+    let over = |of: fn(&PolicyScore) -> f64| mean(&all.iter().map(|score| of(score)).collect::<Vec<f64>>());
+    (!all.is_empty()).then(|| PolicyScore {
+        policy: name.to_string(),
+        throughput_gain_percent: over(|s| s.throughput_gain_percent),
+        mix_gain_percent: over(|s| s.mix_gain_percent),
+        contention_gain_percent: over(|s| s.contention_gain_percent),
+        weighted_speedup: over(|s| s.weighted_speedup),
+        weighted_speedup_gain_percent: over(|s| s.weighted_speedup_gain_percent),
+        of_optimal_percent: over(|s| s.of_optimal_percent),
+        harmonic_mean: over(|s| s.harmonic_mean),
+        worst_slowdown: over(|s| s.worst_slowdown),
+        unfinished: Vec::new(),
+    })
 }
 
 #[cfg(test)]
@@ -208,5 +257,31 @@ mod tests {
             assert_eq!(sorted.len(), 8, "{mix:?}");
         }
         assert!(names(1).iter().flatten().any(|name| name == "sort.cmt"));
+    }
+
+    /// Is a policy that failed on one mix averaged over the others, and one without any score left out of the means?
+    #[test]
+    fn means_are_over_the_mixes_with_a_score() {
+        let scores = Scores { weighted_speedup: 2.0, harmonic_mean: 0.5, worst_slowdown: 4.0, mean_degradation: 1.0 };
+        let gain = Comparison { throughput_gain: 0.1, mix_gain: 0.1, contention_gain: 0.0, busy_gain: 0.0 };
+        let mix = |policies: &[(&str, f64)]| Mix {
+            programs: Vec::new(),
+            policies: policies.iter().map(|(name, default)| scored(name, &scores, &gain, *default, 4.0)).collect(),
+            failed: Vec::new(),
+            unfinished_pairs: Vec::new(),
+        };
+        let means = mean_of(&[mix(&[("di", 2.0), ("dio", 2.0)]), mix(&[("dio", 1.0)])]);
+        let of = |at: usize| (means[at].policy.as_str(), means[at].weighted_speedup_gain_percent);
+        assert_eq!((means.len(), of(0), of(1)), (2, ("di", 0.0), ("dio", 50.0)));
+    }
+
+    /// Is a program that was given up on named, with how slow it was until then?
+    #[test]
+    fn unfinished_programs_are_named() {
+        let rates =
+            |finished: bool| Rates { instr_per_cycle: 0.01, misses_per_kilo_instr: 1.0, run_time_share: 1.0, finished };
+        let jobs = [Job::new("mcf", 1), Job::new("art", 1)];
+        let found = unfinished(&jobs, &[rates(false), rates(true)], &[0.42, 0.42]);
+        assert_eq!(found, ["mcf (42.0 times slower than alone)"]);
     }
 }

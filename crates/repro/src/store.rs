@@ -34,7 +34,7 @@ struct Runs {
     runs: BTreeMap<String, Kept>,
 }
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 struct Folder {
     path: PathBuf,
@@ -175,7 +175,12 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let kept = Kept {
             work: vec![Work { from_instr: 0.1, to_instr: 1e9 / 3.0 }],
-            rates: vec![Rates { instr_per_cycle: 1.0 / 3.0, misses_per_kilo_instr: 0.7, run_time_share: 1.0 }],
+            rates: vec![Rates {
+                instr_per_cycle: 1.0 / 3.0,
+                misses_per_kilo_instr: 0.7,
+                run_time_share: 1.0,
+                finished: true,
+            }],
         };
         let mut first = open(place.path(), "one");
         first.file("m?a=1", "with").insert("milc".to_string(), kept.clone());

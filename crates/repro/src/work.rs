@@ -20,7 +20,7 @@ use crate::setup::{Workload, failed};
 /// Simulated cycles between two notes of how far everybody is.
 pub const STEP_CYCLES: u64 = 50_000;
 /// A run ends unfinished after so many times the cycles that its work took alone.
-const GIVES_UP_AFTER_TIMES: u64 = 60;
+pub const GIVES_UP_AFTER_TIMES: u64 = 20;
 
 /// From one instruction of a program to another, counted from its start.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -38,6 +38,9 @@ pub struct Rates {
     pub misses_per_kilo_instr: f64,
     /// Time on a processor, of the time that the work took.
     pub run_time_share: f64,
+    /// The work was done to its end. Otherwise the rates are those of the part that was done when the run was given up, or of the
+    /// whole run where the program did not even get to the work's beginning.
+    pub finished: bool,
 }
 
 /// One run over given work.
@@ -60,13 +63,14 @@ pub fn alone(workload: &Workload) -> Result<(Work, Rates), ReproError> {
     let name = &workload.jobs[0].name;
     let (begin, end) = at(from).zip(at(to)).ok_or_else(|| failed(name)("it ended alone before it was measured"))?;
     let work = Work { from_instr: begin.instructions, to_instr: end.instructions };
-    Ok((work, rates(&begin, &end).ok_or_else(|| failed(name)("it ran no instruction alone"))?))
+    Ok((work, rates(&begin, &end, true).ok_or_else(|| failed(name)("it ran no instruction alone"))?))
 }
 
-/// All jobs together, the n-th over the n-th work, under the machine's scheduler alone or under a policy.
+/// All jobs together, the n-th over the n-th work, under the machine's scheduler alone or under a policy. A job that does
+/// not finish its work in [`GIVES_UP_AFTER_TIMES`] the time that all took alone is told by its rates.
 ///
 /// # Errors
-/// As [`Workload::managed`]; a job that does not finish its work in many times the time it took alone.
+/// As [`Workload::managed`]; a job that never runs.
 pub fn together(workload: &Workload, work: &[Work], by: Option<Deciding>) -> Result<Worked, ReproError> {
     let alone_cycles = workload.warm_up_cycles + workload.measured_cycles;
     let until = work.iter().map(|work| work.to_instr as u64 + 1).collect();
@@ -84,12 +88,22 @@ pub fn together(workload: &Workload, work: &[Work], by: Option<Deciding>) -> Res
         }
     };
     let of = |(task, work): (usize, &Work)| {
-        let at = |instr: f64| place(&trail, task, |_, task| task.instructions as f64, instr);
-        let both = at(work.from_instr).zip(at(work.to_instr));
-        let found = both.and_then(|(begin, end)| rates(&begin, &end));
-        found.ok_or_else(|| failed(&workload.jobs[task].name)("it did not finish its work: too little time on a CPU"))
+        over_work(&trail, task, work).ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
     };
     Ok(Worked { rates: work.iter().enumerate().map(of).collect::<Result<_, _>>()?, results })
+}
+
+/// `None` for a job that did nothing.
+fn over_work(trail: &[Step], task: usize, work: &Work) -> Option<Rates> {
+    let at = |instr: f64| place(trail, task, |_, task| task.instructions as f64, instr);
+    let begin = at(work.from_instr);
+    if let Some((begin, end)) = begin.zip(at(work.to_instr)) {
+        return rates(&begin, &end, true);
+    }
+    let last = trail.last().filter(|step| task < step.tasks.len())?;
+    let end = moment(last, &last.tasks[task]);
+    let start = Moment { cycle: 0.0, instructions: 0.0, misses: 0.0, on_cpu_cycles: 0.0 };
+    rates(&begin.unwrap_or(start), &end, false)
 }
 
 fn timed(
@@ -115,21 +129,24 @@ struct Moment {
     on_cpu_cycles: f64,
 }
 
-/// The moment at which `of` reaches `value`, by a line between the notes around it; `None` beyond the last.
-fn place(trail: &[Step], task: usize, of: impl Fn(&Step, &TaskStep) -> f64, value: f64) -> Option<Moment> {
-    let steps = || trail.iter().filter_map(|step| Some((step, step.tasks.get(task)?)));
-    let after = steps().position(|(step, task)| of(step, task) >= value)?;
-    let moment = |(step, task): (&Step, &TaskStep)| Moment {
+fn moment(step: &Step, task: &TaskStep) -> Moment {
+    Moment {
         cycle: step.cycle as f64,
         instructions: task.instructions as f64,
         misses: task.misses as f64,
         on_cpu_cycles: task.on_cpu_cycles as f64,
-    };
+    }
+}
+
+/// The moment at which `of` reaches `value`, by a line between the notes around it; `None` beyond the last.
+fn place(trail: &[Step], task: usize, of: impl Fn(&Step, &TaskStep) -> f64, value: f64) -> Option<Moment> {
+    let steps = || trail.iter().filter_map(|step| Some((step, step.tasks.get(task)?)));
+    let after = steps().position(|(step, task)| of(step, task) >= value)?;
     let high = steps().nth(after)?;
     let low = after.checked_sub(1).and_then(|before| steps().nth(before)).unwrap_or(high);
     let (below, above) = (of(low.0, low.1), of(high.0, high.1));
     let share = if above > below { (value - below) / (above - below) } else { 1.0 };
-    let (low, high) = (moment(low), moment(high));
+    let (low, high) = (moment(low.0, low.1), moment(high.0, high.1));
     let between = |low: f64, high: f64| low + share * (high - low);
     Some(Moment {
         cycle: between(low.cycle, high.cycle),
@@ -140,12 +157,13 @@ fn place(trail: &[Step], task: usize, of: impl Fn(&Step, &TaskStep) -> f64, valu
 }
 
 /// `None` where nothing was done.
-fn rates(begin: &Moment, end: &Moment) -> Option<Rates> {
+fn rates(begin: &Moment, end: &Moment, finished: bool) -> Option<Rates> {
     let (instr, cycles) = (end.instructions - begin.instructions, end.cycle - begin.cycle);
     (instr > 0.0 && cycles > 0.0).then(|| Rates {
         instr_per_cycle: instr / cycles,
         misses_per_kilo_instr: 1000.0 * (end.misses - begin.misses) / instr,
         run_time_share: (end.on_cpu_cycles - begin.on_cpu_cycles) / cycles,
+        finished,
     })
 }
 
@@ -185,5 +203,21 @@ mod tests {
         assert_eq!(at(50.0).map(|moment| moment.cycle), Some(100.0));
         assert_eq!(at(0.0).map(|moment| moment.cycle), Some(0.0));
         assert_eq!(at(251.0), None);
+    }
+
+    /// Is a program that does not finish its work told as such, with the speed of what it did, and one that did nothing not
+    /// given a speed?
+    #[test]
+    fn unfinished_work_is_told() {
+        let task = |instructions: u64| TaskStep { instructions, misses: 0, on_cpu_cycles: 0 };
+        let step = |cycle: u64, done: u64| Step { cycle, tasks: vec![task(done), task(0)] };
+        let trail = [step(0, 0), step(100, 100), step(200, 150)];
+        let of = |task: usize, from_instr: f64, to_instr: f64| {
+            over_work(&trail, task, &Work { from_instr, to_instr }).map(|rates| (rates.instr_per_cycle, rates.finished))
+        };
+        assert_eq!(of(0, 50.0, 100.0), Some((1.0, true)));
+        assert_eq!(of(0, 100.0, 1000.0), Some((0.5, false)));
+        assert_eq!(of(0, 500.0, 1000.0), Some((0.75, false)));
+        assert_eq!(of(1, 0.0, 10.0), None);
     }
 }

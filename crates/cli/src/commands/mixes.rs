@@ -4,7 +4,7 @@ use cachemate_core::{Capabilities, Topology};
 use cachemate_report::text::number;
 use cachemate_report::{Align, Table};
 use cachemate_repro::Context;
-use cachemate_repro::mixes::{Draw, Mixes, PolicyScore, run};
+use cachemate_repro::mixes::{Draw, Mix, Mixes, PolicyScore, run};
 use cachemate_trace::pack_programs;
 
 use crate::deciding;
@@ -46,7 +46,23 @@ fn words(found: &Mixes) -> String {
          harmonic mean: the same, low where one program is slow; worst slowdown: of a single program, 1 = none.\n",
     );
     for mix in &found.mixes {
-        text.push_str(&format!("\n{}\n{}", mix.programs.join(", "), table(&mix.policies)));
+        text.push_str(&format!("\n{}\n{}{}", mix.programs.join(", "), table(&mix.policies), remarks(mix)));
+    }
+    text
+}
+
+/// Who did not finish, and which policies have no score.
+fn remarks(mix: &Mix) -> String {
+    let mut text = String::new();
+    for score in mix.policies.iter().filter(|score| !score.unfinished.is_empty()) {
+        let who = score.unfinished.join(", ");
+        text.push_str(&format!("under {} not finished when the run was given up: {who}\n", score.policy));
+    }
+    for pair in &mix.unfinished_pairs {
+        text.push_str(&format!("{pair}: not finished; the optimum knows a lower bound\n"));
+    }
+    for failed in &mix.failed {
+        text.push_str(&format!("no score: {}: {}\n", failed.policy, failed.why));
     }
     text
 }

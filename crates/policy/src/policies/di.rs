@@ -1,32 +1,53 @@
 //! Distributed Intensity (CA 4.1): even out the programs' own miss rates over the caches.
 //!
 //! Problem: bus, controller, prefetchers and space are all strained most where misses come together. Method: the miss
-//! rate of each task *alone* on the machine's last-level cache, from its profile (its miss-rate curve at the cache's size,
-//! or the misses of its stack-distance profile); sort, deal out so that the sums per cache are even; or the same by
-//! exchanges between pairs of caches ([`crate::intensity`], [`crate::evening`]).
+//! rate of each task alone, from its profile (its stack-distance profile or its miss-rate curve); sort, deal out so that
+//! the sums per cache are even; or the same by exchanges between pairs of caches ([`crate::intensity`], [`crate::evening`]).
+//!
+//! The paper takes the rate alone on the whole cache. A program that just fits the cache then counts as quiet, although
+//! it misses most and suffers most as soon as anybody shares it. By default the rate is the one on the part that each
+//! has when all share the cache evenly; `recorded_on = "whole"` is the paper's. Where some profile does not tell of the part,
+//! all are compared on the whole.
 //!
 //! Properties: tasks without a profile stay where they are; nothing moves while rates hold still; priorities count.
 
-use cachemate_core::{Decision, Policy, TaskId, Topology, View};
+use std::collections::BTreeMap;
 
-use crate::intensity::{Intensity, Parameters};
-use crate::schemes::{SharedCache, solo_misses_per_mega_instr};
+use cachemate_core::{CpuSet, Decision, Policy, TaskId, Topology, View};
+
+use crate::intensity::{Intensity, Parameters, RecordedOn};
+use crate::schemes::{SharedCache, misses_on_part_per_mega_instr};
 
 struct Di(Intensity);
 
 impl Policy for Di {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        self.0.decide(view, rate_alone(view))
+        let rates = recorded_rates(view, self.0.parameters.recorded_on);
+        self.0.decide(view, |task| rates.get(&task).copied())
     }
 }
 
-/// Misses per thousand instructions of a task alone, from its profile.
-pub(super) fn rate_alone(view: &View<'_>) -> impl Fn(TaskId) -> Option<f64> {
-    let cache = contended(view.topology);
-    move |task| {
-        let misses = solo_misses_per_mega_instr(view.profiles.get(&task)?, cache.as_ref()?)?;
-        Some(misses / 1000.0)
-    }
+/// Misses per thousand instructions of the tasks alone, from their profiles, all on as large a part of the cache.
+pub(super) fn recorded_rates(view: &View<'_>, on: RecordedOn) -> BTreeMap<TaskId, f64> {
+    let Some(cache) = contended(view.topology) else { return BTreeMap::new() };
+    let of = |parts: u32| -> BTreeMap<TaskId, f64> {
+        let one = |task: TaskId| misses_on_part_per_mega_instr(view.profiles.get(&task)?, &cache, parts);
+        let tasks = view.seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
+        tasks.filter_map(|task| Some((task, one(task)? / 1000.0))).collect()
+    };
+    let whole = of(1);
+    let parts = if on == RecordedOn::Share { sharers(view) } else { 1 };
+    let part = if parts > 1 { of(parts) } else { BTreeMap::new() };
+    if part.len() == whole.len() { part } else { whole }
+}
+
+/// Tasks that run below one last-level cache at a time, when all are spread evenly.
+fn sharers(view: &View<'_>) -> u32 {
+    let online = |cpus: &CpuSet| view.topology.cpus.iter().filter(|cpu| cpu.online && cpus.contains(cpu.id.0)).count();
+    let caches = || view.topology.caches.iter().filter(|cache| cache.last_level);
+    let cpus = caches().map(|cache| online(&cache.cpus)).max().unwrap_or(1);
+    let tasks = view.seen.tasks.iter().filter(|task| !task.exited).count();
+    tasks.div_ceil(caches().count().max(1)).min(cpus) as u32
 }
 
 /// The first last-level cache of known size: caches of one level are alike on every machine that we know of.

@@ -11,7 +11,7 @@
 
 use cachemate_core::{Ability, Decision, Estimate, Policy, Profile, Support, TaskId, View};
 
-use super::di::rate_alone;
+use super::di::recorded_rates;
 use crate::intensity::{Intensity, Parameters};
 
 /// One kind of rate of a task.
@@ -26,7 +26,8 @@ impl Policy for Dio {
         let any = |of: Rate| view.profiles.values().any(|profile| of(profile).is_some());
         let no_counters = matches!(view.capabilities.abilities.get(&Ability::CountPerTask), Some(Support::No { .. }));
         if no_counters && !any(counted) && !any(from_outside) {
-            return self.0.decide(view, rate_alone(view));
+            let rates = recorded_rates(view, self.0.parameters.recorded_on);
+            return self.0.decide(view, |task| rates.get(&task).copied());
         }
         let of = if any(counted) { counted } else { from_outside };
         self.0.decide(view, |task: TaskId| of(view.profiles.get(&task)?).map(|rate| rate.value))

@@ -16,7 +16,9 @@ pub use animal::{AnimalClasses, SYMBIOSIS, symbiosis};
 pub use pain::{Pain, sensitivity};
 pub use rates::{ByRate, Rate, miss_rate};
 pub use sdc::{Sdc, effective_ways};
-pub use shared_cache::{SharedCache, Solo, positions_of, refs_per_mega_instr, solo_misses_per_mega_instr};
+pub use shared_cache::{
+    SharedCache, Solo, misses_on_part_per_mega_instr, positions_of, refs_per_mega_instr, solo_misses_per_mega_instr,
+};
 pub use statcc::StatCc;
 
 use cachemate_core::{Profile, nearest};

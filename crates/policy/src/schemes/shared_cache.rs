@@ -141,11 +141,19 @@ pub fn positions_of<'a>(profile: &'a Profile, cache: &SharedCache) -> Option<&'a
 
 /// Misses per million instructions alone on the cache: from the stack positions, or from the curve.
 pub fn solo_misses_per_mega_instr(profile: &Profile, cache: &SharedCache) -> Option<f64> {
+    misses_on_part_per_mega_instr(profile, cache, 1)
+}
+
+/// Misses per million instructions alone on one of so many equal parts of the cache; `None` where the curve does not
+/// reach so low.
+pub fn misses_on_part_per_mega_instr(profile: &Profile, cache: &SharedCache, parts: u32) -> Option<f64> {
+    let parts = parts.max(1);
     if let Some(positions) = positions_of(profile, cache) {
-        return positions.last().copied();
+        let ways = (cache.ways / parts).max(1) as usize;
+        return Some(positions[ways.min(positions.len() - 1)..].iter().sum());
     }
     let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr.as_deref()?).ok()?;
-    Some(1000.0 * curve.at(cache.size_bytes)?)
+    Some(1000.0 * curve.at(cache.size_bytes / u64::from(parts))?)
 }
 
 #[cfg(test)]
@@ -196,5 +204,17 @@ mod tests {
         known.solo_instr_per_cycle = Some(Estimate::exact(0.5));
         assert_eq!(Solo::of(&known, &cache).unwrap().cycles_per_instr, 2.0);
         assert_eq!(Solo::of(&profile(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
+    }
+
+    /// On a part of the cache, do hits beyond it miss, and is a curve read at the part's size and not below its end?
+    #[test]
+    fn hits_beyond_a_part_are_misses() {
+        let cache = SharedCache::new(1 << 20, 4, 64, 100.0);
+        let positions = Profile { stack_positions: Some(vec![8.0, 4.0, 2.0, 1.0, 0.5]), ..Profile::default() };
+        let of = |parts: u32| misses_on_part_per_mega_instr(&positions, &cache, parts);
+        assert_eq!([1, 2, 4, 9].map(of), [Some(0.5), Some(3.5), Some(7.5), Some(7.5)]);
+        let curve = profile(10_000.0, &[(1 << 19, 3.0), (1 << 20, 2.0)]);
+        let of = |parts: u32| misses_on_part_per_mega_instr(&curve, &cache, parts);
+        assert_eq!([1, 2, 4].map(of), [Some(2000.0), Some(3000.0), None]);
     }
 }

@@ -62,20 +62,32 @@ fn level(pcmr: f64) -> u32 {
 }
 
 /// Runs the algorithm for so many CPUs; without threads or CPUs nothing is barred.
+///
+/// Literal form: a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner one idles. So
+/// the thresholds are tried from the highest down, in one descent, instead of each from the start.
 pub fn bucketize(threads: &[Thread], cpus: usize, rules: &Rules) -> Buckets {
     let top = threads.iter().map(|thread| level(thread.pcmr)).max().unwrap_or(0);
-    let mut threshold = rules.threshold;
-    loop {
-        let mut state = State::new(threads, cpus, top, rules);
-        while state.rate() > threshold {
-            let Some(cpu) = state.minimum_penalty() else { break };
-            state.lower(cpu, threshold);
-        }
-        if rules.better || state.nobody_idles(&state.max_pcmr) || threshold >= f64::from(top) {
-            return Buckets { rate: state.rate(), max_pcmr: state.max_pcmr, threshold };
-        }
-        threshold = (threshold * rules.relax).max(threshold + 1e-3);
+    let mut state = State::new(threads, cpus, top, rules);
+    if rules.better {
+        state.descend(rules.threshold);
+        return state.buckets(rules.threshold);
     }
+    let mut thresholds = vec![rules.threshold];
+    let mut highest = rules.threshold;
+    while highest < f64::from(top) {
+        highest = (highest * rules.relax).max(highest + 1e-3);
+        thresholds.push(highest);
+    }
+    let mut found = None;
+    for threshold in thresholds.into_iter().rev() {
+        state.descend(threshold);
+        // The highest bars nobody: whatever idles then idles anyway.
+        if found.is_some() && !state.nobody_idles(&state.max_pcmr) {
+            break;
+        }
+        found = Some(state.buckets(threshold));
+    }
+    found.unwrap_or_else(|| state.buckets(rules.threshold))
 }
 
 struct State<'a> {
@@ -100,6 +112,18 @@ impl<'a> State<'a> {
             weights.dedup_by_key(|weight| weight.0);
         }
         State { rules, levels, max_pcmr: vec![top; cpus], weights }
+    }
+
+    /// Lowers CPUs' limits until the expected rate is at most the threshold, or none can be lowered.
+    fn descend(&mut self, threshold: f64) {
+        while self.rate() > threshold {
+            let Some(cpu) = self.minimum_penalty() else { break };
+            self.lower(cpu, threshold);
+        }
+    }
+
+    fn buckets(&self, threshold: f64) -> Buckets {
+        Buckets { rate: self.rate(), max_pcmr: self.max_pcmr.clone(), threshold }
     }
 
     /// Threads with a level of at most that.
@@ -127,6 +151,10 @@ impl<'a> State<'a> {
     }
 
     fn minimum_penalty(&self) -> Option<usize> {
+        let costs_nothing = |&cpu: &usize| self.max_pcmr[cpu] > 0 && self.newly_barred(cpu) == 0;
+        if let Some(cpu) = (0..self.max_pcmr.len()).find(costs_nothing) {
+            return Some(cpu);
+        }
         let mut by_penalty: Vec<(usize, usize)> =
             (0..self.max_pcmr.len()).map(|cpu| (self.newly_barred(cpu), cpu)).collect();
         by_penalty.sort_unstable();

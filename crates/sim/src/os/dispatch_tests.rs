@@ -102,6 +102,25 @@ fn equal_weights_get_equal_shares_within_one_percent() {
     }
 }
 
+/// Where affinity keeps some to a few CPUs, do they share these evenly and leave the others to the rest, although no
+/// move between the busiest and the idlest CPU is allowed?
+#[test]
+fn restricted_tasks_share_their_cpus_evenly() {
+    let mut dispatcher = dispatcher(SchedulerKind::Linux, 8);
+    let of = |cpus: std::ops::Range<u32>| cpus.collect::<CpuSet>();
+    // Max-min fair: a third of a CPU for the first two kinds, half of one for the third.
+    for (tasks, allowed) in [(3, of(7..8)), (3, of(6..8)), (12, of(0..8))] {
+        (0..tasks).for_each(|_| _ = dispatcher.arrive(0, allowed.clone(), 1.0, false));
+    }
+    let end = 120_000 * MS;
+    run(&mut dispatcher, 18, end);
+    for slot in 0..18 {
+        let fair = if slot < 6 { 1.0 / 3.0 } else { 0.5 };
+        let share = ran(&dispatcher, slot) as f64 / end as f64 / fair;
+        assert!((share - 1.0).abs() < 0.1, "task {slot} got {share} of its share");
+    }
+}
+
 /// Are weights honoured: on one CPU in proportion, and under Solaris' class, which knows no shares, to a fifth?
 #[test]
 fn weights_are_shares() {

@@ -5,7 +5,7 @@
 //! behind takes the CPU. Tasks wake where they last ran if that CPU is idle, else on an idle core or CPU below the
 //! same last-level cache, else on any idle CPU; new ones go to the least loaded group of every domain in turn. A CPU
 //! without work pulls from the nearest queue that has some; periodically each domain moves waiting tasks from its
-//! busiest to its least busy group when that lowers or swaps the imbalance, those that ran least first.
+//! busiest to its least busy group that affinity allows, as many as it takes to even out, or swaps one for fairness' sake.
 //!
 //! Not modelled: load averages that decay (load is the weight of runnable tasks now), wake-affine, NUMA balancing,
 //! bandwidth control, and the tick after which an idle CPU outside the cache is found (here: at once).
@@ -81,7 +81,8 @@ impl LinuxLike {
         })
     }
 
-    /// One move within every group of one level, from its busiest part to its least busy one.
+    /// Moves within every group of one level, from its busiest part to its least busy one: as many as it takes to even out,
+    /// and where a swap is all that can be done, one.
     fn balance_level(&self, level: usize, sight: &Sight<'_>, moves: &mut Vec<(Slot, u32)>) {
         let domains = sight.domains();
         let part = |cpu: u32| if level == 0 { cpu } else { domains.group(level - 1, cpu) };
@@ -91,42 +92,127 @@ impl LinuxLike {
         for group in groups {
             let cpus: Vec<u32> =
                 (0..domains.cpus()).filter(|&cpu| domains.group(level, cpu) == group && sight.is_open(cpu)).collect();
-            let mut parts: Vec<u32> = cpus.iter().map(|&cpu| part(cpu)).collect();
-            parts.dedup();
-            let load_of = |at: u32| {
-                let members = cpus.iter().filter(|&&cpu| part(cpu) == at);
-                let (sum, count) = members.fold((0.0, 0.0), |(sum, n), &cpu| (sum + sight.load(cpu), n + 1.0));
-                (sum / f64::max(count, 1.0), sum, count)
-            };
-            let by_load = |a: &&u32, b: &&u32| load_of(**a).0.total_cmp(&load_of(**b).0);
-            let (Some(&busiest), Some(&idlest)) = (parts.iter().rev().max_by(by_load), parts.iter().min_by(by_load))
-            else {
-                continue;
-            };
-            let (from, to) = (load_of(busiest), load_of(idlest));
-            if busiest == idlest || from.0 * 100.0 <= to.0 * IMBALANCE_PERCENT {
-                continue;
+            // Where affinity keeps tasks to a part, equal sums may hide unequal queues (Linux marks such a group as
+            // imbalanced): CPU is compared with CPU.
+            let here = |cpu: u32| sight.queue(cpu).iter().copied().chain(sight.running(cpu));
+            let barred = |slot: Slot| cpus.iter().any(|&cpu| !sight.may_run(slot, cpu));
+            let restricted = cpus.iter().any(|&cpu| here(cpu).any(barred));
+            let mut parts: Vec<Vec<u32>> = Vec::new();
+            for &cpu in &cpus {
+                let same = |others: &&mut Vec<u32>| !restricted && part(others[0]) == part(cpu);
+                match parts.iter_mut().find(same) {
+                    Some(others) => others.push(cpu),
+                    None => parts.push(vec![cpu]),
+                }
             }
-            let average = (from.1 + to.1) / (from.2 + to.2);
-            let imbalance = ((from.0 - average) * from.2).min((average - to.0) * to.2);
-            // Where a swap is all that can be done, the one that ran most is moved: it is those that stay behind who
-            // gain, and those that it joins who lose.
-            let ran = |slot: Slot| self.tasks.get(slot).map_or(0, |task| task.ran_cycles);
-            let ran_there = |cpu: u32| sight.queue(cpu).iter().copied().chain(sight.running(cpu)).map(ran).max();
-            let least = |a: &u32, b: &u32| sight.load(*a).total_cmp(&sight.load(*b));
-            let targets = cpus.iter().copied().filter(|&cpu| part(cpu) == idlest);
-            let sources = cpus.iter().copied().filter(|&cpu| part(cpu) == busiest);
-            let target = targets.min_by(|a, b| least(a, b).then(ran_there(*b).cmp(&ran_there(*a))));
-            let source = sources.max_by(|a, b| least(a, b).then(ran_there(*b).cmp(&ran_there(*a))));
-            let (Some(target), Some(source)) = (target, source) else { continue };
-            let queued = sight.queue(source);
-            if moves.iter().any(|(slot, _)| queued.contains(slot)) {
-                continue;
+            let mut queues = Queues { scheduler: self, sight, loads: loads(sight), moves, least_gain: 0.5 };
+            while queues.even_out(&parts) {
+                queues.least_gain = 1.0;
             }
-            let fits = |slot: &Slot| sight.may_run(*slot, target) && sight.weight(*slot) / 2.0 <= imbalance + 1e-9;
-            let moved = queued.iter().copied().filter(fits).max_by_key(|&slot| (ran(slot), slot));
-            moves.extend(moved.map(|slot| (slot, target)));
         }
+    }
+}
+
+/// What one part may take over from another.
+enum Pull {
+    /// Task, from, to.
+    Moves(Slot, u32, u32),
+    /// Affinity keeps what there is where it is.
+    Barred,
+    Nothing,
+}
+
+fn loads(sight: &Sight<'_>) -> Vec<f64> {
+    (0..sight.domains().cpus()).map(|cpu| sight.load(cpu)).collect()
+}
+
+/// Queues while they are evened out.
+struct Queues<'a> {
+    scheduler: &'a LinuxLike,
+    sight: &'a Sight<'a>,
+    /// By CPU, with the moves of this round.
+    loads: Vec<f64>,
+    moves: &'a mut Vec<(Slot, u32)>,
+    /// A task is moved where that takes so many times its weight off the imbalance: one half is a swap.
+    least_gain: f64,
+}
+
+impl Queues<'_> {
+    /// One move between two parts, the busiest and the least busy of which affinity allows one (in Linux every CPU looks
+    /// for work, and leaves out the queues of which it may run nothing). False where there was none.
+    fn even_out(&mut self, parts: &[Vec<u32>]) -> bool {
+        let load_of = |cpus: &[u32]| {
+            let sum: f64 = cpus.iter().map(|&cpu| self.loads[cpu as usize]).sum();
+            (sum / cpus.len() as f64, sum, cpus.len() as f64)
+        };
+        // Stable: among equals the first is busiest, and the first is idlest.
+        let mut idlest_first: Vec<usize> = (0..parts.len()).collect();
+        idlest_first.sort_by(|&a, &b| load_of(&parts[a]).0.total_cmp(&load_of(&parts[b]).0));
+        let mut busiest_first: Vec<usize> = (0..parts.len()).collect();
+        busiest_first.sort_by(|&a, &b| load_of(&parts[b]).0.total_cmp(&load_of(&parts[a]).0));
+        for &busiest in &busiest_first {
+            for &idlest in &idlest_first {
+                let (from, to) = (load_of(&parts[busiest]), load_of(&parts[idlest]));
+                if busiest == idlest || from.0 * 100.0 <= to.0 * IMBALANCE_PERCENT {
+                    continue;
+                }
+                let average = (from.1 + to.1) / (from.2 + to.2);
+                let imbalance = ((from.0 - average) * from.2).min((average - to.0) * to.2);
+                match self.pull(&parts[busiest], &parts[idlest], imbalance) {
+                    Pull::Barred => {}
+                    Pull::Nothing => return false,
+                    Pull::Moves(slot, source, target) => {
+                        let weight = self.sight.weight(slot);
+                        self.loads[source as usize] -= weight;
+                        self.loads[target as usize] += weight;
+                        self.moves.push((slot, target));
+                        return true;
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    /// From the busiest CPU of one part to the least busy one of another that may take something.
+    fn pull(&self, from: &[u32], to: &[u32], imbalance: f64) -> Pull {
+        let sight = self.sight;
+        // Where a swap is all that can be done, the one that ran most is moved: it is those that stay behind who
+        // gain, and those that it joins who lose.
+        let ran = |slot: Slot| self.scheduler.tasks.get(slot).map_or(0, |task| task.ran_cycles);
+        let ran_there = |cpu: u32| sight.queue(cpu).iter().copied().chain(sight.running(cpu)).map(ran).max();
+        let load = |cpu: u32| self.loads[cpu as usize];
+        let least = |a: &u32, b: &u32| load(*a).total_cmp(&load(*b)).then(ran_there(*b).cmp(&ran_there(*a)));
+        let (mut targets, mut sources) = (to.to_vec(), from.to_vec());
+        targets.sort_by(least);
+        // The last among equals first.
+        sources.reverse();
+        sources.sort_by(|a, b| least(b, a));
+        let moving = |slot: &Slot| self.moves.iter().any(|(other, _)| other == slot);
+        let mut barred = false;
+        for &source in &sources {
+            let queued: Vec<Slot> = sight.queue(source).iter().copied().filter(|slot| !moving(slot)).collect();
+            // A queue gives up one task at a time, unless it takes more to even out.
+            if self.least_gain < 1.0 && queued.len() < sight.waiting(source) {
+                return Pull::Nothing;
+            }
+            for &target in &targets {
+                if barred && load(source) <= load(target) {
+                    break;
+                }
+                let fits = |slot: &Slot| {
+                    sight.may_run(*slot, target) && sight.weight(*slot) * self.least_gain <= imbalance + 1e-9
+                };
+                if let Some(slot) = queued.iter().copied().filter(fits).max_by_key(|&slot| (ran(slot), slot)) {
+                    return Pull::Moves(slot, source, target);
+                }
+                if queued.iter().all(|&slot| sight.may_run(slot, target)) {
+                    return if barred { Pull::Barred } else { Pull::Nothing };
+                }
+                barred = true;
+            }
+        }
+        Pull::Barred
     }
 }
 

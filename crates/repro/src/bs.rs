@@ -44,15 +44,14 @@ const BALANCE_SET: &str = "locations = 500\nreplacement = \"lru\"\n";
 fn first_level(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let programs: &[&str] = context.pick(&["gzip", "mcf", "twolf"], &crate::cmt::SPEC_2000);
     let sizes: &[u64] = context.pick(&[8, 128], &[8, 16, 32, 64, 128]);
-    let settings: Vec<(u64, u64, &str, Option<u64>)> = [None, Some(hangs::NEAR_STACK_BYTES)]
+    let settings: Vec<(u64, u64, &str)> = sizes
         .iter()
-        .flat_map(|&stack| sizes.iter().map(move |&kb| (kb, stack)))
-        .flat_map(|(kb, stack)| context.seeds.iter().map(move |&seed| (kb, seed, stack)))
-        .flat_map(|(kb, seed, stack)| programs.iter().map(move |&program| (kb, seed, program, stack)))
+        .flat_map(|&kb| context.seeds.iter().map(move |&seed| (kb, seed)))
+        .flat_map(|(kb, seed)| programs.iter().map(move |&program| (kb, seed, program)))
         .collect();
-    let runs = context.run_all(&settings, |&(kb, seed, program, stack_bytes)| {
+    let runs = context.run_all(&settings, |&(kb, seed, program)| {
         (context.progress)(&format!("four copies of {program}, {kb} KB L1D"));
-        let setting = Setting { l2_kb: 3072, stack_bytes, ..Setting::new(768, seed, context) };
+        let setting = Setting { l2_kb: 3072, ..Setting::new(768, seed, context) };
         let mut workload = setting.workload(Job::copies(program, 4, seed))?.lasting(2_000_000, 4_000_000);
         workload.machine.cores_per_package = 1;
         workload.machine.caches.iter_mut().for_each(|cache| cache.shared_by_cores = 1);
@@ -60,11 +59,8 @@ fn first_level(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         l1.ok_or_else(|| failed("BS-1")("no L1 data cache"))?.size_bytes = kb << 10;
         workload.unmanaged()
     })?;
-    let near = Some(hangs::NEAR_STACK_BYTES);
-    let values = |of: fn(&RunResults) -> Option<f64>, kb: u64, seed: Option<u64>, stack: Option<u64>| -> Vec<f64> {
-        let wanted = |(at, by, _, with): &(u64, u64, &str, Option<u64>)| {
-            (*at, *with) == (kb, stack) && seed.is_none_or(|seed| seed == *by)
-        };
+    let values = |of: fn(&RunResults) -> Option<f64>, kb: u64, seed: Option<u64>| -> Vec<f64> {
+        let wanted = |(at, by, _): &(u64, u64, &str)| *at == kb && seed.is_none_or(|seed| seed == *by);
         settings.iter().zip(&runs).filter(|(s, _)| wanted(s)).filter_map(|(_, run)| of(run)).collect()
     };
     let ipc: fn(&RunResults) -> Option<f64> = |run| Some(run.instructions_per_cycle());
@@ -72,27 +68,22 @@ fn first_level(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         |run| run.level(Level::L1Data)?.miss_ratio().map(|ratio| 100.0 * ratio);
     let mut points = Vec::new();
     for &kb in sizes {
-        for (stack, with) in [(None, ""), (near, ", stacks of 512 bytes")] {
-            points.push(DataPoint::over(format!("IPC{with}"), format!("{kb} KB"), &values(ipc, kb, None, stack)));
-            let missing = values(misses, kb, None, stack);
-            points.push(DataPoint::over(format!("L1D miss ratio %{with}"), format!("{kb} KB"), &missing));
-        }
+        points.push(DataPoint::over("IPC", format!("{kb} KB"), &values(ipc, kb, None)));
+        points.push(DataPoint::over("L1D miss ratio %", format!("{kb} KB"), &values(misses, kb, None)));
     }
     let (small, large) = (sizes[0], sizes[sizes.len() - 1]);
     let change = |seed: u64| {
-        let at = |kb: u64| mean(&values(ipc, kb, Some(seed), None));
+        let at = |kb: u64| mean(&values(ipc, kb, Some(seed)));
         100.0 * (at(small) / at(large) - 1.0)
     };
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(|&seed| (seed, change(seed))).collect();
     let figure =
         size_chart("bs-1-first-level", "Mean IPC of four copies over the L1D (L2 3 MB)", "IPC", &points, &["IPC"]);
-    let [misses_of, misses_near] =
-        [None, near].map(|stack| [small, large].map(|kb| mean(&values(misses, kb, None, stack))));
+    let misses_of = [small, large].map(|kb| mean(&values(misses, kb, None)));
     let note = format!(
         "Mean over the programs; the points' intervals are the programs' least and most. The L2 is 3 MB, large against four copies, \
-         as the paper's is not stated. Of data accesses {:.0} % miss the smallest L1D and {:.0} % the largest: the kernels walk \
-         stack windows of 4 KB, four of which do not fit 8 KB. With windows of 512 bytes it is {:.0} and {:.0} %.",
-        misses_of[0], misses_of[1], misses_near[0], misses_near[1]
+         as the paper's is not stated. Of data accesses {:.0} % miss the smallest L1D and {:.0} % the largest.",
+        misses_of[0], misses_of[1]
     );
     Ok(vec![
         Finding::new(

@@ -90,8 +90,6 @@ pub struct Setting {
     pub seed: u64,
     pub memory_cycles: Option<u32>,
     pub bytes_per_cycle: Option<f64>,
-    /// See [`Job::stack_bytes`].
-    pub stack_bytes: Option<u64>,
     pub scheduler: SchedulerKind,
     pub scale: u64,
     pub quick: bool,
@@ -105,7 +103,6 @@ impl Setting {
             seed,
             memory_cycles: None,
             bytes_per_cycle: None,
-            stack_bytes: None,
             scheduler: SchedulerKind::Linux,
             scale: SCALE,
             quick: context.quick,
@@ -122,7 +119,6 @@ impl Setting {
     /// No such machine.
     pub fn workload(&self, jobs: Vec<Job>) -> Result<Workload, ReproError> {
         let (warm_up, measured) = if self.quick { (36_000_000, 36_000_000) } else { (60_000_000, 72_000_000) };
-        let jobs = jobs.into_iter().map(|job| Job { stack_bytes: self.stack_bytes, ..job }).collect();
         let mut workload = Workload::on("niagara-2core", jobs, self.seed)?.lasting(warm_up, measured);
         workload.options.scale = self.scale;
         workload.options.scheduler = self.scheduler;

@@ -4,10 +4,9 @@
 //! covers the measured span only. Managed runs go through `core::Loop`, so a policy sees observations and nothing else;
 //! results come from the simulator's own books, which no policy sees.
 
-use std::ops::Range;
 use std::path::PathBuf;
 
-use cachemate_core::{Access, AccessKind, AccessSource, CpuSet, Goal, MachineSpec, Predictor, Record, Turn};
+use cachemate_core::{Access, AccessSource, CpuSet, Goal, MachineSpec, Predictor, Record, Turn};
 use cachemate_policy::yardstick::Yardstick;
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
@@ -37,8 +36,6 @@ pub struct Job {
     /// Every thread has run so many instructions when the run begins: programs are under way, and copies of one are not in
     /// step. For programs whose threads do not wait for each other.
     pub under_way_instructions: u64,
-    /// Accesses to a kernel's stack window fall into the first so many bytes of it (a power of two).
-    pub stack_bytes: Option<u64>,
     /// A recorded program's first thread, in a loop, instead of a kernel; the seed says where in the loop it begins.
     pub recording: Option<PathBuf>,
 }
@@ -73,32 +70,6 @@ fn ending(source: Box<dyn AccessSource>, left: u64) -> Box<dyn AccessSource> {
     Box::new(Ending { source, left })
 }
 
-/// A program of one thread whose stack window is smaller.
-struct NearStack {
-    source: Box<dyn AccessSource>,
-    window: Range<u64>,
-    bytes: u64,
-}
-
-impl AccessSource for NearStack {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
-        let begin = batch.len();
-        let turn = self.source.fill(batch);
-        for access in &mut batch[begin..] {
-            let address = access.address();
-            let is_data = matches!(access.kind(), AccessKind::Load | AccessKind::Store);
-            if is_data && self.window.contains(&address) {
-                let near = self.window.start + (address - self.window.start) % self.bytes;
-                *access = Access::new(access.kind(), near, access.gap(), access.is_dependent());
-            }
-        }
-        turn
-    }
-    fn progress(&self) -> Option<f64> {
-        self.source.progress()
-    }
-}
-
 /// The source after so many instructions, or where it first waited for something.
 fn under_way(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<dyn AccessSource> {
     let (mut past, mut batch) = (0, Vec::new());
@@ -125,7 +96,6 @@ impl Job {
             pinned: None,
             instructions: None,
             under_way_instructions: 0,
-            stack_bytes: None,
             recording: None,
         }
     }
@@ -155,13 +125,7 @@ impl Job {
         let sources: Vec<Box<dyn AccessSource>> = match &self.recording {
             None => {
                 let program = kernels::build(&self.kernel, seed, &self.options).map_err(failed(&self.name))?;
-                let stack = program.regions.iter().find(|region| region.name == "stack");
-                let window = stack.map_or(0..0, |stack| stack.base..stack.base + stack.bytes);
-                let nearer = |source| match self.stack_bytes {
-                    Some(bytes) => Box::new(NearStack { source, window: window.clone(), bytes }),
-                    None => source,
-                };
-                program.threads.into_iter().map(nearer).collect()
+                program.threads
             }
             Some(path) => {
                 let what = failed(&self.name);
@@ -463,25 +427,6 @@ mod tests {
         let skipped = (0..from_start.len()).find(|&at| from_start[at..].starts_with(&later[..100])).unwrap();
         let instructions = passed[skipped - 1];
         assert!((5_000..20_000).contains(&instructions), "{instructions}");
-    }
-
-    /// Does a smaller stack window change the accesses to the stack, into that window, and no other?
-    #[test]
-    fn a_smaller_stack_window_moves_stack_accesses_only() {
-        let stream = |stack_bytes: Option<u64>| {
-            let job = Job { stack_bytes, ..Job::new("twolf", 1) };
-            let (mut source, mut batch) = (job.threads(0).unwrap().remove(0), Vec::new());
-            (0..200).for_each(|_| assert_eq!(source.fill(&mut batch), Turn::More));
-            batch
-        };
-        let (whole, near) = (stream(None), stream(Some(512)));
-        let moved: Vec<(&Access, &Access)> = whole.iter().zip(&near).filter(|(a, b)| a != b).collect();
-        let (low, high) =
-            (|of: &[u64]| of.iter().copied().min().unwrap(), |of: &[u64]| of.iter().copied().max().unwrap());
-        let (from, to): (Vec<u64>, Vec<u64>) = moved.iter().map(|(a, b)| (a.address(), b.address())).unzip();
-        assert!(moved.len() > whole.len() / 4, "{} of {}", moved.len(), whole.len());
-        assert!(high(&from) - low(&from) < 4096 && high(&to) - low(&to) < 512);
-        assert!(moved.iter().all(|(a, b)| (a.kind(), a.gap()) == (b.kind(), b.gap())));
     }
 
     /// Is a program that does not exist an error with its name?

@@ -52,8 +52,8 @@ pub struct LiveProgram {
 }
 
 impl LiveProgram {
-    pub fn run(&self, _: &Session) -> anyhow::Result<()> {
-        actors::act(&self.kind, self.bytes)
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        actors::act(&self.kind, self.bytes, session.interrupt_flag())
     }
 }
 

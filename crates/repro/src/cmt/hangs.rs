@@ -1,4 +1,4 @@
-//! What a comparison on this machine hangs on: bounds, other baselines, other scales, first-level misses.
+//! What a comparison on this machine hangs on: bounds, other baselines, other scales.
 
 use super::cells::METRICS;
 use super::{Mix, SCALE, SOLARIS_SCALE, Setting, Who, measure, measure_against, without_greedy};
@@ -6,8 +6,6 @@ use crate::{Context, DataPoint, ReproError, mean};
 
 /// The size at which all of this is looked at.
 pub const SIZE_KB: u64 = 192;
-/// Stack windows of kernels are 4 KB, four of which go round in a first-level cache of 8 KB; of so many bytes they stay.
-pub const NEAR_STACK_BYTES: u64 = 512;
 
 /// At each size: what a schedule gains in throughput that never runs the greedy program; and in words.
 ///
@@ -40,8 +38,8 @@ struct Variation {
     against: Setting,
 }
 
-/// Every figure of the comparison under variations, at one size: `who` at another time scale, beside more near accesses,
-/// against Solaris' time sharing; and any more that are named.
+/// Every figure of the comparison under variations, at one size: `who` at another time scale, against Solaris' time
+/// sharing; and any more that are named.
 ///
 /// # Errors
 /// As [`measure`].
@@ -57,8 +55,6 @@ pub fn variations(
         let same = |name: String, who: &Who, on: Setting| Variation { name, who: who.clone(), on, against: on };
         all.push(same(format!("scale {SCALE}"), who, base));
         all.push(same(format!("scale {}", 2 * SCALE), who, Setting { scale: 2 * SCALE, ..base }));
-        let near = Setting { stack_bytes: Some(NEAR_STACK_BYTES), ..base };
-        all.push(same(format!("stacks of {NEAR_STACK_BYTES} bytes"), who, near));
         let name = format!("against Solaris' time sharing, scale {SOLARIS_SCALE}");
         all.push(Variation { name, who: who.clone(), on: base, against: base.under_solaris() });
         all.extend(more.iter().map(|(name, who)| same((*name).to_string(), who, base)));

@@ -1,7 +1,8 @@
 //! Small programs that are shown: a chase, a stream and a quiet one, each counting its work.
 
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, bail};
 use cachemate_core::{CpuId, CpuSet};
@@ -13,31 +14,33 @@ use super::Place;
 /// Accesses between two notes of progress.
 const STEP: usize = 1 << 14;
 
-/// What `cachemate live-program` runs; all but `count` for ever: they never return but by an error.
+/// What `cachemate live-program` runs; all but `count` until told to stop.
 ///
 /// # Errors
 /// The progress file cannot be written, or an addition was lost.
-pub fn act(kind: &str, bytes: u64) -> anyhow::Result<()> {
+pub fn act(kind: &str, bytes: u64, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
     // Whoever shows it may be killed; it would run for ever.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-    let progress = Progress::open()?;
+    let progress = Progress::open(stop)?;
     let lines = (bytes / 64).max(2) as usize;
     match kind {
         "chase" => chase(lines, &progress),
         "stream" => stream(lines, &progress),
-        "count" => count(bytes),
+        "count" => return count(bytes),
         _ => quiet(&progress),
     }
+    Ok(())
 }
 
 /// The first eight bytes of the file named in the environment, written through; or nowhere.
 struct Progress {
     file: Option<std::fs::File>,
     count: AtomicU64,
+    stop: Arc<AtomicBool>,
 }
 
 impl Progress {
-    fn open() -> anyhow::Result<Self> {
+    fn open(stop: Arc<AtomicBool>) -> anyhow::Result<Self> {
         let file = match std::env::var_os(VARIABLE) {
             Some(path) => Some(
                 std::fs::OpenOptions::new()
@@ -47,21 +50,23 @@ impl Progress {
             ),
             None => None,
         };
-        Ok(Progress { file, count: AtomicU64::new(0) })
+        Ok(Progress { file, count: AtomicU64::new(0), stop })
     }
 
-    fn add(&self, work: u64) {
+    /// True = go on.
+    fn add(&self, work: u64) -> bool {
         use std::os::unix::fs::FileExt;
         let now = self.count.fetch_add(work, Ordering::Relaxed) + work;
         if let Some(file) = &self.file {
             // One small write every few hundred microseconds; who cannot report goes on working.
             let _ = file.write_at(&now.to_ne_bytes(), 0);
         }
+        !self.stop.load(Ordering::Relaxed)
     }
 }
 
 /// One random cycle through all lines (Sattolo's algorithm).
-fn chase(lines: usize, progress: &Progress) -> anyhow::Result<()> {
+fn chase(lines: usize, progress: &Progress) {
     let mut memory = vec![0u64; lines * 8];
     let mut order: Vec<u32> = (0..lines as u32).collect();
     let mut state = 1u64;
@@ -72,28 +77,27 @@ fn chase(lines: usize, progress: &Progress) -> anyhow::Result<()> {
     order.iter().enumerate().for_each(|(at, &next)| memory[at * 8] = u64::from(next) * 8);
     drop(order);
     let mut at = 0usize;
-    loop {
+    while progress.add(STEP as u64) {
         for _ in 0..STEP {
             at = std::hint::black_box(memory[at]) as usize;
         }
-        progress.add(STEP as u64);
     }
 }
 
-fn stream(lines: usize, progress: &Progress) -> anyhow::Result<()> {
+fn stream(lines: usize, progress: &Progress) {
     let memory = vec![1u64; lines * 8];
     let mut sum = 0u64;
-    loop {
-        for part in memory.chunks(STEP * 8) {
-            sum = part.iter().step_by(8).fold(sum, |sum, word| sum.wrapping_add(*word));
-            std::hint::black_box(sum);
-            progress.add((part.len() / 8) as u64);
+    for part in memory.chunks(STEP * 8).cycle() {
+        sum = part.iter().step_by(8).fold(sum, |sum, word| sum.wrapping_add(*word));
+        std::hint::black_box(sum);
+        if !progress.add((part.len() / 8) as u64) {
+            break;
         }
     }
 }
 
 /// Two threads add to counters all over 2 000 pages, `each` times; an error where one addition was lost. The only one that
-/// ends.
+/// ends by itself.
 fn count(each: u64) -> anyhow::Result<()> {
     const PAGES: usize = 2_000;
     let counters: Vec<[AtomicU64; 2]> = (0..PAGES * 256).map(|_| Default::default()).collect();
@@ -116,13 +120,12 @@ fn count(each: u64) -> anyhow::Result<()> {
 }
 
 /// Arithmetic in registers.
-fn quiet(progress: &Progress) -> anyhow::Result<()> {
+fn quiet(progress: &Progress) {
     let mut word = 1u64;
-    loop {
+    while progress.add(STEP as u64) {
         for _ in 0..STEP * 16 {
             word = std::hint::black_box(word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
         }
-        progress.add(STEP as u64);
     }
 }
 

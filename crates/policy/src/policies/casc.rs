@@ -11,7 +11,8 @@
 //!    wider than `error_at_most`.
 //! 4. *Again*: when a thread's phase changed; when the cache's miss rate departs from the expected one for some windows,
 //!    relative to how far off it was at first; and, if asked for, in turn at fixed times.
-//! 5. *Bucketization*, literal or better; the better form bounds the spread of run times.
+//! 5. *Bucketization*, literal or better; the better form bounds the spread of run times, and spreads the CPUs that take
+//!    threads that miss much over the cores.
 //!
 //! Properties: threads need not run together, so there is no synchronisation between CPUs; every thread has a CPU;
 //! cache by cache on machines with several. Without evidence a thread keeps what it had.
@@ -19,7 +20,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, Decision, Event, Place, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, TaskId, TaskSeen, View, Window,
+    CacheId, Decision, Event, Place, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, TaskId, TaskSeen, Topology, View,
+    Window,
 };
 use serde::Deserialize;
 
@@ -140,12 +142,27 @@ impl Policy for Casc {
             let state = self.caches.entry(domain.cache).or_default();
             state.learn(view, &domain, &self.parameters);
             state.follow_measurement(view, &domain, &self.parameters, &mut self.next_probe);
-            state.assign(&domain, &self.parameters, &mut why);
+            let cpus = spread_over_cores(view.topology, &domain, &self.parameters);
+            state.assign(&domain, &cpus, &self.parameters, &mut why);
             state.watch(view, &domain, &self.parameters);
-            state.say(&domain, &self.parameters, &mut plan);
+            state.say(&domain, &cpus, &self.parameters, &mut plan);
         }
         Decision { plan, why }
     }
+}
+
+/// The cache's CPUs in the order in which bucketization fills them, the last of which take the threads that miss most.
+/// Better form: neighbours in this order are on different cores, since a thread that waits for memory leaves its core's
+/// pipeline to the siblings; all such threads on one core would crowd the others on the rest.
+fn spread_over_cores(topology: &Topology, domain: &Domain<'_>, parameters: &Parameters) -> Vec<u32> {
+    let core = |cpu: u32| topology.cpus.iter().find(|other| other.id.0 == cpu).map_or(cpu, |cpu| cpu.core);
+    let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, core(cpu))).collect();
+    let sibling = |at: usize| cpus[..at].iter().filter(|(_, core)| *core == cpus[at].1).count();
+    let mut order: Vec<usize> = (0..cpus.len()).collect();
+    if parameters.better() {
+        order.sort_by_key(|&at| sibling(at));
+    }
+    order.into_iter().map(|at| cpus[at].0).collect()
 }
 
 /// What is remembered of one cache and its tasks.
@@ -353,7 +370,7 @@ impl OfCache {
     }
 
     /// Bucketization, when it is due.
-    fn assign(&mut self, domain: &Domain<'_>, parameters: &Parameters, why: &mut Vec<Reason>) {
+    fn assign(&mut self, domain: &Domain<'_>, order: &[u32], parameters: &Parameters, why: &mut Vec<Reason>) {
         let threads = self.threads(domain);
         let known: Vec<Thread> = threads.iter().filter_map(|(_, thread)| *thread).collect();
         let cpus = domain.cpus.count() as usize;
@@ -369,7 +386,7 @@ impl OfCache {
             ("expected_misses_per_100_refs".to_string(), buckets.rate),
             ("threshold_misses_per_100_refs".to_string(), buckets.threshold),
         ];
-        let max = domain.cpus.iter().zip(&buckets.max_pcmr);
+        let max = order.iter().zip(&buckets.max_pcmr);
         numbers.extend(max.map(|(cpu, &max)| (format!("cpu_{cpu}_max_pcmr_per_100_refs"), f64::from(max))));
         let text =
             "every CPU takes threads up to its highest miss rate; together they are expected at this rate".to_string();
@@ -452,8 +469,7 @@ impl OfCache {
     }
 
     /// The plan's lines for this cache.
-    fn say(&self, domain: &Domain<'_>, parameters: &Parameters, plan: &mut Plan) {
-        let cpus: Vec<u32> = domain.cpus.iter().collect();
+    fn say(&self, domain: &Domain<'_>, cpus: &[u32], parameters: &Parameters, plan: &mut Plan) {
         let first: cachemate_core::CpuSet = cpus.first().copied().into_iter().collect();
         // Newcomers wait on the first CPU once enough are known to be measured beside (CASC 4.2.2.2).
         let secondary = !parameters.better() && self.known.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
@@ -467,7 +483,7 @@ impl OfCache {
                 _ => domain.cpus.clone(),
             };
             // The largest PCMR may have grown since the literal form last assigned: the CPUs that take most take it.
-            let allowed = if allowed.is_empty() { self.most_taking(&cpus) } else { allowed };
+            let allowed = if allowed.is_empty() { self.most_taking(cpus) } else { allowed };
             plan.allowed.insert(seen.task, allowed);
         }
         plan.probes.extend(self.asked.iter().map(|asked| asked.probe.clone()));

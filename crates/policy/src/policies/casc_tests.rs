@@ -120,6 +120,19 @@ fn greedy_threads_are_kept_to_few_cpus() {
     assert!(plan.probes.is_empty());
 }
 
+/// Do greedy threads get CPUs of different cores (better form), where several contexts share a core?
+#[test]
+fn greedy_threads_are_spread_over_cores() {
+    let pcmrs = [2.0, 2.0, 2.0, 2.0, 40.0, 40.0, 40.0, 40.0].map(Some);
+    let cores = |form: &str| {
+        let mut bench = Bench::new(&format!("form = \"{form}\"\nthreshold = 21.0"), &pcmrs);
+        bench.topology.cpus.iter_mut().for_each(|cpu| cpu.core = cpu.id.0 / 2);
+        let plan = bench.step();
+        plan.allowed[&TaskId(7)].iter().map(|cpu| cpu / 2).collect::<Vec<u32>>()
+    };
+    assert_eq!((cores("better"), cores("literal")), (vec![0, 1], vec![0, 1, 1]));
+}
+
 /// Does a newcomer wait on the first CPU beside known ones (literal), or get rows of its own (better)?
 #[test]
 fn newcomers_are_measured_as_the_form_says() {

@@ -43,7 +43,7 @@ fn run(options: &Options) -> Vec<Row> {
     let by = |form: fn(&Trace<'_>, &[u64]) -> Option<MissRateCurve>| {
         let (logs, sizes) = (&logs, &sizes);
         move || {
-            let trace = |lines| Trace { lines, line_bytes: LINE_BYTES, instructions: 4e6, lost: None };
+            let trace = |lines| Trace { lines, code: &[], line_bytes: LINE_BYTES, instructions: 4e6, lost: None };
             logs.iter().map(|lines| at_all(form(&trace(lines), sizes))).sum()
         }
     };

@@ -102,7 +102,7 @@ fn one_plan_says_affinity_gangs_colours_ways_clashes_and_every_probe() {
             },
         ),
         probe(1, ProbeWhat::Beside { cache: CacheId(0), task: c, peers: vec![a, b], total_ns: 2_000_000 }),
-        probe(2, ProbeWhat::Trace { task: a, entries: 160_000 }),
+        probe(2, ProbeWhat::Trace { task: a, entries: 160_000, code: false }),
         probe(
             3,
             ProbeWhat::Samples { processes: vec![ProcessId(0)], one_in: 10, remote_only: true, at_most: 1_000_000 },

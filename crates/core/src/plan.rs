@@ -94,9 +94,12 @@ pub enum ProbeWhat {
         peers: Vec<TaskId>,
         total_ns: u64,
     },
+    /// Misses of the first-level data cache, and fetches of code that missed theirs, where that is asked and can be.
     Trace {
         task: TaskId,
         entries: u32,
+        #[serde(default)]
+        code: bool,
     },
     /// Remote accesses only, or all: one in `one_in` on average, jittered by the machine.
     Samples {

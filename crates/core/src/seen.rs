@@ -217,6 +217,9 @@ pub enum Evidence {
         space: Space,
         line_bytes: u32,
         lines: Vec<u64>,
+        /// Places in the log, ascending, of fetches of code; the others are of data. Empty where none were logged.
+        #[serde(default)]
+        code: Vec<u32>,
         /// Events known to be missed; `None` = the hardware cannot tell.
         lost: Option<u64>,
         /// Over the trace, for MPKI and for the vertical shift.

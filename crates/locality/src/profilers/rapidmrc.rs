@@ -1,6 +1,6 @@
 //! Traced addresses to miss-rate curves: RapidMRC as a profiler (thesis ch. 5; the computation is [`crate::rapidmrc`]).
 
-use cachemate_core::{Event, Evidence, Level, Observation, Profiler, Profiles};
+use cachemate_core::{Counts, Event, Evidence, Level, Observation, Profiler, Profiles};
 
 use super::{allowed_bytes, evidence, holds_alone, keep_present, seen_task};
 use crate::curve::MissRateCurve;
@@ -58,7 +58,9 @@ impl RapidMrcProfiler {
         match self.form {
             Form::Survival => survival_curve(trace, counted, &sizes),
             Form::Thesis { warmup, correct_repeats } => {
-                let curve = trace_curve(trace, &sizes, warmup, correct_repeats)?;
+                let lines = data_only(trace);
+                let curve =
+                    trace_curve(&Trace { lines: &lines, code: &[], ..*trace }, &sizes, warmup, correct_repeats)?;
                 let shifted = counted.point.and_then(|(size, rate)| curve.shifted_through(size, rate));
                 Some(shifted.map_or(curve, |(shifted, _)| shifted))
             }
@@ -66,15 +68,28 @@ impl RapidMrcProfiler {
     }
 }
 
+/// What the thesis's log would hold.
+fn data_only(trace: &Trace<'_>) -> Vec<u64> {
+    let mut code = trace.code.iter().peekable();
+    let data = |(at, _): &(usize, &u64)| code.next_if(|&&place| place as usize == *at).is_none();
+    trace.lines.iter().enumerate().filter(data).map(|(_, &line)| line).collect()
+}
+
+/// Misses of the caches whose misses are in the log, as counted.
+fn logged_misses(counts: &Counts, code_too: bool) -> Option<f64> {
+    let data = counts.get(Event::Misses(Level::L1Data))?;
+    if code_too { Some(data + counts.get(Event::Misses(Level::L1Instruction))?) } else { Some(data) }
+}
+
 impl Profiler for RapidMrcProfiler {
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         keep_present(seen, profiles);
         for evidence in evidence(seen) {
-            let Evidence::Trace { task, line_bytes, lines, lost, counts, .. } = evidence else { continue };
+            let Evidence::Trace { task, line_bytes, lines, code, lost, counts, .. } = evidence else { continue };
             let (Some(profile), Some(instructions)) = (profiles.get_mut(task), counts.get(Event::Instructions)) else {
                 continue;
             };
-            let trace = Trace { lines, line_bytes: u64::from(*line_bytes), instructions, lost: *lost };
+            let trace = Trace { lines, code, line_bytes: u64::from(*line_bytes), instructions, lost: *lost };
             // The point in use, measured in the same window; while tracing the program runs at a quarter of its speed
             // but executes the same instructions, so its rate per instruction holds. Where others fill the same units,
             // nobody knows how much of them it has: its rate is no point of the curve.
@@ -83,7 +98,7 @@ impl Profiler for RapidMrcProfiler {
             let alone = seen_task(seen, *task).filter(|task| holds_alone(seen, task));
             let in_use = alone.map(|task| allowed_bytes(seen, task, size_bytes, colours, ways));
             let counted = Counted {
-                logged_level_misses: counts.get(Event::Misses(Level::L1Data)),
+                logged_level_misses: logged_misses(counts, !code.is_empty()),
                 // A share smaller than the curve's first point is no point of it.
                 point: in_use.filter(|&size| size >= size_bytes / u64::from(points.max(1))).zip(measured),
             };
@@ -98,7 +113,7 @@ impl Profiler for RapidMrcProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{Counts, Member, ProcessId, Space, TaskId};
+    use cachemate_core::{Member, ProcessId, Space, TaskId};
 
     const CACHE: TracedCache =
         TracedCache { level: Level::L2, size_bytes: 160 * 128, colours: 16, ways: 10, points: 16 };
@@ -110,6 +125,7 @@ mod tests {
             space: Space::Virtual,
             line_bytes: 128,
             lines,
+            code: Vec::new(),
             lost: None,
             counts,
             elapsed_ns: 1,
@@ -175,6 +191,24 @@ mod tests {
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr.clone().unwrap();
         let rates: Vec<f64> = curve.iter().map(|(_, rate)| rate.value).collect();
         assert_eq!(rates, [vec![53.0; 7], vec![3.0; 9]].concat());
+    }
+
+    /// Has a program whose code fills the cache a curve that falls where the code fits, and none of that in the thesis's
+    /// form?
+    #[test]
+    fn code_in_the_log_is_in_the_curve() {
+        // Two lines of data in turn with a loop of 75 lines of code.
+        let line = |at: u64| if at % 2 == 0 { 7 + at % 4 } else { 1_000 + at / 2 % 75 };
+        let lines: Vec<u64> = (0..6000).map(line).collect();
+        let misses = [Event::Misses(Level::L1Data), Event::Misses(Level::L1Instruction)].map(|event| (event, 3_000));
+        let mut seen = traced(lines, counts(&[(Event::Instructions, 60_000), misses[0], misses[1]]));
+        let Evidence::Trace { code, .. } = &mut seen.answers[0].evidence else { unreachable!() };
+        *code = (0..3000).map(|at| 2 * at + 1).collect();
+        assert_close(&curve_of(&seen).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
+        let mut profiles = Profiles::new();
+        RapidMrcProfiler::as_in_the_thesis(CACHE).update(&seen, &mut profiles);
+        let thesis = profiles[&TaskId(0)].misses_per_kilo_instr.clone().unwrap();
+        assert!(thesis.iter().all(|(_, rate)| rate.value < 0.1), "{thesis:?}");
     }
 
     /// Is there no curve without instructions: no rate per instruction is made up?

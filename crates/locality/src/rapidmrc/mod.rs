@@ -33,6 +33,8 @@ pub enum Warmup {
 pub struct Trace<'a> {
     /// Line addresses, as the hardware gave them.
     pub lines: &'a [u64],
+    /// Places of fetches of code among them, ascending; empty where only data was logged.
+    pub code: &'a [u32],
     pub line_bytes: u64,
     /// Executed while the log was taken.
     pub instructions: f64,
@@ -43,16 +45,21 @@ pub struct Trace<'a> {
 /// Runs of equal values, as a prefetcher leaves them in a sampled-address register, become ascending lines; also how many
 /// entries were changed (thesis 5.3.1).
 pub fn correct_repeats(lines: &[u64]) -> (Vec<u64>, usize) {
-    let (corrected, demanded) = corrected_and_demanded(lines);
+    let (corrected, demanded) = corrected_and_demanded(lines, &[]);
     let changed = demanded.iter().filter(|&&demanded| !demanded).count();
     (corrected, changed)
 }
 
-/// The same, and of every entry whether the program asked for it: the others are prefetches.
-fn corrected_and_demanded(lines: &[u64]) -> (Vec<u64>, Vec<bool>) {
-    let mut repeats = 0;
+/// The same, and of every entry whether the program asked for it: the others are prefetches. The register that they
+/// leave as it was is that of data: a fetch of code between two of its values does not end a run of them.
+fn corrected_and_demanded(lines: &[u64], code: &[u32]) -> (Vec<u64>, Vec<bool>) {
+    let (mut repeats, mut register) = (0, None);
+    let mut code = code.iter().peekable();
     let corrected = lines.iter().enumerate().map(|(at, &line)| {
-        repeats = if at > 0 && lines[at - 1] == line { repeats + 1 } else { 0 };
+        if code.next_if(|&&place| place as usize == at).is_some() {
+            return (line, true);
+        }
+        repeats = if register.replace(line) == Some(line) { repeats + 1 } else { 0 };
         (line.wrapping_add(repeats), repeats == 0)
     });
     corrected.unzip()
@@ -84,6 +91,7 @@ fn warmup_by_distance(distances: &[u32], cache_lines: u64, warmup: Warmup) -> us
 /// instructions.
 pub fn trace_curve(trace: &Trace<'_>, sizes_bytes: &[u64], warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
     let entries = trace.lines.len();
+    debug_assert!(trace.code.is_empty(), "the thesis's log holds data only");
     let largest_lines = sizes_bytes.last()? / trace.line_bytes.max(1);
     if entries == 0 || !(trace.instructions.is_finite() && trace.instructions > 0.0) {
         return None;
@@ -120,6 +128,14 @@ mod tests {
         assert_eq!(correct_repeats(&[1, 2, 1, 2]), (vec![1, 2, 1, 2], 0));
     }
 
+    /// Does a fetch of code neither end a run of the data register nor begin one?
+    #[test]
+    fn code_stands_aside_of_repeats() {
+        let (lines, demanded) = corrected_and_demanded(&[5, 90, 5, 90, 90, 7], &[1, 3, 4]);
+        assert_eq!(lines, [5, 90, 6, 90, 90, 7]);
+        assert_eq!(demanded, [true, true, false, true, true, true]);
+    }
+
     /// Mattson's stack, no deeper than the cache, in the plainest form: misses at each size after warming up.
     fn bounded_stack(lines: &[u64], warm: usize, largest: usize) -> Vec<u64> {
         let (mut stack, mut misses): (Vec<u64>, Vec<u64>) = (Vec::new(), vec![0; largest]);
@@ -147,7 +163,7 @@ mod tests {
             let sizes: Vec<u64> = (1..=largest).collect();
             for warmup in [Warmup::Automatic, Warmup::Half, Warmup::Nothing] {
                 let warm = warmup_entries(&lines, largest, warmup);
-                let trace = Trace { lines: &lines, line_bytes: 1, instructions: 1000.0, lost: None };
+                let trace = Trace { lines: &lines, code: &[], line_bytes: 1, instructions: 1000.0, lost: None };
                 let curve = trace_curve(&trace, &sizes, warmup, false).unwrap();
                 let scale = entries as f64 / (entries - warm) as f64;
                 for ((_, rate), misses) in curve.points().iter().zip(bounded_stack(&lines, warm, largest as usize)) {
@@ -171,7 +187,7 @@ mod tests {
     fn known_losses_scale_the_rates_up() {
         let lines: Vec<u64> = (0..100).collect();
         let at = |lost| {
-            let trace = Trace { lines: &lines, line_bytes: 64, instructions: 10_000.0, lost };
+            let trace = Trace { lines: &lines, code: &[], line_bytes: 64, instructions: 10_000.0, lost };
             trace_curve(&trace, &[640], Warmup::Nothing, false).unwrap().at(640).unwrap()
         };
         assert!((at(None) - 10.0).abs() < 1e-9);

@@ -14,8 +14,8 @@
 //! - A repeated value is a line that the prefetcher brought: it takes its place in the stack, but it is no miss.
 //! - A counter beside the log says how many first-level misses there really were. Where the log has fewer, the measured
 //!   point decides what they did, in this order: the rate is scaled, up to the misses put down to losses; the distances
-//!   are stretched, by no more than that; and what is left (stores that write through and instructions, which no log
-//!   holds) moves the curve vertically, as in the thesis. Losses are at most what the thesis measured; a counter that
+//!   are stretched, by no more than that; and what is left (stores that write through, and fetches of code where the
+//!   log does not hold them) moves the curve vertically, as in the thesis. Losses are at most what the thesis measured; a counter that
 //!   says more has counted stores too, and the more of them, the less is put down to losses.
 //!
 //! Properties: pure, linear in the log; passes through the measured point; never increasing, never negative; a log that
@@ -48,7 +48,7 @@ pub fn survival_curve(trace: &Trace<'_>, counted: &Counted, sizes_bytes: &[u64])
     if !(trace.instructions.is_finite() && trace.instructions > 0.0) {
         return None;
     }
-    let (lines, demanded) = corrected_and_demanded(trace.lines);
+    let (lines, demanded) = corrected_and_demanded(trace.lines, trace.code);
     let survival = Survival::new(&log_distances(&lines), &demanded, largest_lines)?;
     let per_kilo = 1000.0 / trace.instructions;
     let logged = survival.accesses * per_kilo;
@@ -180,7 +180,7 @@ mod tests {
     const SIZES: [u64; 8] = [100, 200, 300, 400, 500, 600, 700, 800];
 
     fn trace(lines: &[u64]) -> Trace<'_> {
-        Trace { lines, line_bytes: 1, instructions: lines.len() as f64 * 20.0, lost: None }
+        Trace { lines, code: &[], line_bytes: 1, instructions: lines.len() as f64 * 20.0, lost: None }
     }
     fn rates(curve: &MissRateCurve) -> Vec<f64> {
         curve.points().iter().map(|&(_, rate)| rate).collect()

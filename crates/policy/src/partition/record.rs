@@ -31,11 +31,11 @@ fn beyond(level: Level) -> impl Iterator<Item = StallCause> {
 }
 
 impl SpeedRecord {
-    /// Adds a window, if it is a clean one.
-    pub fn add(&mut self, seen: &Observation, level: Level, probes: &[cachemate_core::Probe]) {
+    /// Adds a window, if it is a clean one in which something ran; was it?
+    pub fn add(&mut self, seen: &Observation, level: Level, probes: &[cachemate_core::Probe]) -> bool {
         let traced = probes.iter().any(|probe| matches!(probe.what, ProbeWhat::Trace { .. }));
         if traced || !seen.in_force.pending.is_empty() {
-            return;
+            return false;
         }
         let mut measured = false;
         for task in &seen.tasks {
@@ -52,6 +52,7 @@ impl SpeedRecord {
             sums.stall_cycles = sums.stall_cycles.zip(stalls).map(|(sum, more)| sum + more);
         }
         self.windows += u32::from(measured);
+        measured
     }
 
     /// Starts anew: the shares were changed.
@@ -70,22 +71,22 @@ impl SpeedRecord {
         })
     }
 
-    /// Mean speed of the processes over that in an earlier record; `None` where one of them is in only one of the two.
-    pub fn speed_over(&self, earlier: &SpeedRecord, processes: &[ProcessId]) -> Option<f64> {
-        let ratio = |&process: &ProcessId| {
-            Some(earlier.speed(process)?.cycles_per_instr / self.speed(process)?.cycles_per_instr)
+    /// The sum of weighted speeds over that in another record, weights in cycles per instruction; `None` where one of the
+    /// processes is in only one of the two.
+    pub fn speed_over(&self, other: &SpeedRecord, weights: &[(ProcessId, f64)]) -> Option<f64> {
+        let sum = |record: &SpeedRecord| -> Option<f64> {
+            weights.iter().map(|(of, weight)| Some(weight / record.speed(*of)?.cycles_per_instr)).sum()
         };
-        let ratios: Option<Vec<f64>> = processes.iter().map(ratio).collect();
-        ratios.filter(|ratios| !ratios.is_empty()).map(|ratios| ratios.iter().sum::<f64>() / ratios.len() as f64)
+        sum(self).zip(sum(other)).map(|(mine, theirs)| mine / theirs).filter(|ratio| ratio.is_finite())
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use cachemate_core::{Applied, Counts, Item, Pending, Probe, ProbeId, Reading, Span, TaskId, TaskSeen, WindowEnd};
 
-    fn seen(readings: &[(Event, u64)]) -> Observation {
+    pub fn seen(readings: &[(Event, u64)]) -> Observation {
         let reading = |&(event, count): &(Event, u64)| Reading { event, count, counted_share: 1.0 };
         let task = TaskSeen {
             name: "p".to_string(),
@@ -103,6 +104,11 @@ mod tests {
         }
     }
 
+    /// One process with these counts.
+    pub fn window_of(instructions: u64, cycles: u64, misses: u64) -> Observation {
+        seen(&[(Event::Instructions, instructions), (Event::Cycles, cycles), (Event::Misses(Level::L2), misses)])
+    }
+
     /// Are windows with a trace or with moving pages left out?
     #[test]
     fn only_clean_windows_count() {
@@ -110,7 +116,8 @@ mod tests {
         let stall = Event::StallCycles(StallCause::LocalMemory);
         let mut window =
             seen(&[(Event::Instructions, 1000), (Event::Cycles, 3000), (Event::Misses(Level::L2), 10), (stall, 1500)]);
-        let trace = Probe { id: ProbeId(1), what: ProbeWhat::Trace { task: TaskId(0), entries: 9 }, budget_ns: 1 };
+        let trace =
+            Probe { id: ProbeId(1), what: ProbeWhat::Trace { task: TaskId(0), entries: 9, code: false }, budget_ns: 1 };
         record.add(&window, Level::L2, &[trace]);
         assert_eq!(record.speed(ProcessId(0)), None);
         record.add(&window, Level::L2, &[]);
@@ -122,14 +129,13 @@ mod tests {
         assert_eq!(record.windows, 1);
     }
 
-    /// Are two records compared by the mean of speeds, and not at all where one lacks a process?
+    /// Are two records compared by the sum of speeds, and not at all where one lacks a process?
     #[test]
-    fn records_compare_by_mean_speed() {
+    fn records_compare_by_sums_of_speeds() {
         let (mut slow, mut fast) = (SpeedRecord::default(), SpeedRecord::default());
-        slow.add(&seen(&[(Event::Instructions, 1000), (Event::Cycles, 3000)]), Level::L2, &[]);
-        fast.add(&seen(&[(Event::Instructions, 1000), (Event::Cycles, 2000)]), Level::L2, &[]);
-        assert_eq!(fast.speed_over(&slow, &[ProcessId(0)]), Some(1.5));
-        assert_eq!(fast.speed_over(&slow, &[ProcessId(0), ProcessId(1)]), None);
-        assert_eq!(slow.speed(ProcessId(0)).unwrap().misses_per_kilo_instr, None);
+        slow.add(&window_of(1000, 3000, 0), Level::L2, &[]);
+        fast.add(&window_of(1000, 2000, 0), Level::L2, &[]);
+        assert_eq!(fast.speed_over(&slow, &[(ProcessId(0), 2.0)]), Some(1.5));
+        assert_eq!(fast.speed_over(&slow, &[(ProcessId(0), 1.0), (ProcessId(1), 1.0)]), None);
     }
 }

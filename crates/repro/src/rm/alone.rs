@@ -135,7 +135,7 @@ impl Alone {
     /// As [`Alone::step`].
     pub fn trace(&mut self, entries: u32) -> Result<Traced, ReproError> {
         let from = self.timeline.end().instructions;
-        let what = ProbeWhat::Trace { task: TaskId(0), entries };
+        let what = ProbeWhat::Trace { task: TaskId(0), entries, code: false };
         self.plan.probes = vec![Probe { id: ProbeId(0), what, budget_ns: u64::MAX }];
         self.machine.apply(&self.plan).map_err(failed("trace"))?;
         loop {

@@ -42,11 +42,16 @@ fn parts(traced: &Traced) -> Option<(&[u64], f64)> {
 }
 
 fn thesis(lines: &[u64], instructions: f64, warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
-    trace_curve(&Trace { lines, line_bytes: LINE_BYTES, instructions, lost: None }, &sizes(), warmup, correct)
+    trace_curve(
+        &Trace { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost: None },
+        &sizes(),
+        warmup,
+        correct,
+    )
 }
 
 fn survival(lines: &[u64], instructions: f64) -> Option<MissRateCurve> {
-    let trace = Trace { lines, line_bytes: LINE_BYTES, instructions, lost: None };
+    let trace = Trace { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost: None };
     survival_curve(&trace, &Counted::default(), &sizes())
 }
 

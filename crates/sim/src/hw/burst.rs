@@ -548,10 +548,16 @@ impl Front {
         };
         let (late, line_bytes) = (t + unit.latency, 1 << unit.line_shift);
         let place = unit.store.find(ask.address >> unit.line_shift);
-        let before = if thread.probes.activity.is_empty() { None } else { Some(thread.counters.levels) };
+        let probed = !(thread.probes.activity.is_empty() && thread.probes.trace.is_none());
+        let before = probed.then_some(thread.counters.levels);
         let answer = around.caches.first_level(l1i, place, &ask, &mut thread.counters);
+        let mut traced = super::sampling::SetOff { ticks: 0, full: false };
         if let Some(before) = &before {
             thread.probes.on_path(l1i, ask.address, before, &thread.counters.levels, around.caches);
+            if thread.counters.levels[0].all_misses() > before[0].all_misses() {
+                let line = ask.address >> around.caches.units[self.l1d].line_shift;
+                traced = thread.probes.on_code_miss(line, around.sampling);
+            }
         }
         thread.fetched(line_bytes);
         if WATCHED {
@@ -560,9 +566,11 @@ impl Front {
         if answer.done <= late {
             return None;
         }
-        context.ready = answer.done;
+        thread.probes.cost_ticks += traced.ticks;
+        burst.spent.interrupts += traced.ticks;
+        context.ready = answer.done + traced.ticks;
         context.wait = Some(Wait { served: answer.served, queue: answer.queue });
-        Some(Outcome::Blocked)
+        Some(if traced.full { Outcome::Interrupt } else { Outcome::Blocked })
     }
 }
 

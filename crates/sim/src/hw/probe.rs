@@ -30,13 +30,17 @@ impl Probes {
     }
 }
 
-/// Logs the line of every L1 data miss, as the machine's sampler can (RM). Each entry costs an interrupt. When full,
+/// Logs the line of every L1 data miss, as the machine's sampler can (RM), and of fetches of code that missed where asked. Each entry costs an interrupt. When full,
 /// [`super::Stop::Interrupt`] is raised once.
 #[derive(Clone, Debug, Default)]
 pub struct TraceProbe {
     pub entries_at_most: u32,
+    /// Fetches of code too: the interrupt's own address register has them, whatever the data's sampler.
+    pub code_too: bool,
     /// Physical lines of the L1 data cache.
     pub lines: Vec<u64>,
+    /// Places in the log of fetches of code.
+    pub code: Vec<u32>,
     /// L1 data misses that are not in the log. Known to the simulator; a real register cannot tell.
     pub lost: u64,
     /// Entries by how many misses were lost right after them: none, one, two, more.

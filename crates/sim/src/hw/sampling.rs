@@ -155,6 +155,19 @@ impl Probes {
         self.trace_prefetches(miss.prefetches, sampling, off);
     }
 
+    /// A fetch of code that missed the L1, by physical line of the data cache's size.
+    pub(crate) fn on_code_miss(&mut self, line: u64, sampling: Sampling) -> SetOff {
+        let mut off = SetOff { ticks: 0, full: false };
+        let Some(trace) = self.trace.as_mut().filter(|trace| trace.code_too) else { return off };
+        if trace.lines.len() < trace.entries_at_most as usize {
+            trace.code.push(trace.lines.len() as u32);
+            trace.log(line);
+            off.ticks = sampling.interrupt_ticks;
+            off.full = trace.lines.len() == trace.entries_at_most as usize;
+        }
+        off
+    }
+
     /// Prefetches into the L1 that a first hit on a prefetched line gave rise to: a stream runs on without a miss.
     pub(crate) fn on_prefetches(&mut self, prefetches: u32, sampling: Sampling) -> SetOff {
         let mut off = SetOff { ticks: 0, full: false };

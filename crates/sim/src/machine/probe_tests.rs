@@ -113,7 +113,8 @@ fn rows_that_come_about_are_seen_with_who_ended_them() {
 #[test]
 fn a_trace_is_the_misses_in_order() {
     let mut machine = machine(vec![program("sweep", 64 << 10)]);
-    let (answers, _) = answers(&mut machine, &ask(ProbeWhat::Trace { task: TaskId(0), entries: 3000 }), 50);
+    let (answers, _) =
+        answers(&mut machine, &ask(ProbeWhat::Trace { task: TaskId(0), entries: 3000, code: false }), 50);
     let Evidence::Trace { lines, lost, counts, line_bytes, .. } = &answers[0].evidence else { panic!() };
     assert_eq!((lines.len(), *lost, *line_bytes, answers.len()), (3000, Some(0), 64, 1));
     // 64 KB swept in order through 8 KB: every line misses, in the order of the sweep, page by page.
@@ -126,11 +127,33 @@ fn a_trace_is_the_misses_in_order() {
     assert!((each_ns / 30_000.0 - 1.0).abs() < 0.01, "3000 cycles at 100 MHz each: {each_ns}");
 }
 
+/// Is every fetch of code that missed in the log where that is asked, in its place among the data, and at the same cost?
+#[test]
+fn a_trace_holds_code_where_asked() {
+    let maker = |_| crate::kernels::program("crafty", 1, &crate::kernels::Options::default()).unwrap();
+    let mut machine = machine(vec![Program::new("crafty", Box::new(maker))]);
+    let what = ProbeWhat::Trace { task: TaskId(0), entries: 3000, code: true };
+    let (answers, _) = answers(&mut machine, &ask(what), 50);
+    let Evidence::Trace { lines, code, counts, .. } = &answers[0].evidence else { panic!() };
+    let misses = |level| counts.get(Event::Misses(level)).unwrap();
+    assert_eq!((lines.len(), code.len() as f64), (3000, misses(Level::L1Instruction)));
+    assert_eq!((lines.len() - code.len()) as f64, misses(Level::L1Data));
+    assert!(code.len() > 300 && code.windows(2).all(|pair| pair[0] < pair[1]), "{}", code.len());
+    let (mut of_code, mut of_data): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
+    for (at, &line) in lines.iter().enumerate() {
+        if code.binary_search(&(at as u32)).is_ok() { of_code.push(line) } else { of_data.push(line) }
+    }
+    of_code.sort_unstable();
+    assert!(of_data.iter().all(|line| of_code.binary_search(line).is_err()), "code and data share no line");
+    let each_ns = answers[0].cost_ns[0].1 as f64 / 3000.0;
+    assert!((each_ns / 30_000.0 - 1.0).abs() < 0.01, "3000 cycles at 100 MHz each: {each_ns}");
+}
+
 /// Is the log stopped at its budget, and is that said?
 #[test]
 fn a_probe_is_stopped_at_its_budget() {
     let mut machine = machine(vec![program("sweep", 64 << 10)]);
-    let mut plan = ask(ProbeWhat::Trace { task: TaskId(0), entries: 1_000_000 });
+    let mut plan = ask(ProbeWhat::Trace { task: TaskId(0), entries: 1_000_000, code: false });
     plan.probes[0].budget_ns = 3 * MS;
     let (answers, windows) = answers(&mut machine, &plan, 50);
     let Evidence::Trace { lines, .. } = &answers[0].evidence else { panic!() };

@@ -15,6 +15,7 @@ const WATCH_ONE_IN: u64 = 1_000;
 enum Kind {
     Trace {
         entries: u32,
+        code: bool,
         before: Box<TaskCounters>,
     },
     Samples {
@@ -51,12 +52,10 @@ impl Attached {
             machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(gone)
         };
         let (kind, slots) = match what {
-            ProbeWhat::Trace { task, entries } => {
+            ProbeWhat::Trace { task, entries, code } => {
                 let slot = live(task)?;
-                (
-                    Kind::Trace { entries: (*entries).max(1), before: Box::new(machine.system.counters(slot)) },
-                    vec![slot],
-                )
+                let before = Box::new(machine.system.counters(slot));
+                (Kind::Trace { entries: (*entries).max(1), code: *code, before }, vec![slot])
             }
             ProbeWhat::Samples { processes, one_in, remote_only, at_most } => {
                 // Not scaled: each sample's cost is, and a round's share of the time must come out once.
@@ -108,8 +107,9 @@ impl Attached {
             return Err((RefusedBecause::Busy, "another probe of this kind is on the task".to_string()));
         }
         match &self.kind {
-            Kind::Trace { entries, .. } => {
-                probes.trace = Some(TraceProbe { entries_at_most: *entries, ..TraceProbe::default() });
+            Kind::Trace { entries, code, .. } => {
+                let (entries_at_most, code_too) = (*entries, *code);
+                probes.trace = Some(TraceProbe { entries_at_most, code_too, ..TraceProbe::default() });
             }
             Kind::Samples { one_in, remote_only, at_most, .. } => {
                 let (one_in, remote_only, at_most) = (*one_in, *remote_only, *at_most);
@@ -212,6 +212,7 @@ impl Attached {
             space: Space::Physical,
             line_bytes,
             lines: trace.lines,
+            code: trace.code,
             lost: known.then_some(trace.lost),
             counts,
             elapsed_ns,

@@ -5,7 +5,9 @@
 //! above a threshold is a phase change. A transition can span several intervals: it begins and ends where the difference
 //! passes 50 % of the threshold (our reading of "another threshold ... to signify the beginning/end"). A phase that is
 //! never steady would hide the next change in a transition without end: once the w intervals that are compared with are
-//! all of the new phase, another difference above the threshold is another change.
+//! all of the new phase, another difference above the threshold is another change. So is, two intervals after a change was told
+//! or later, a signal that lies further from each of the w intervals than these do from each other (and than the threshold): a
+//! program's own restlessness just before a change of phase would hide it otherwise.
 //!
 //! The signal is a list of numbers, and the difference of two signals is the largest difference of an entry:
 //! - one entry, the miss rate: the thesis's own detector ([`PhaseDetector::new`] with its defaults: w = 3, 3 misses per
@@ -81,6 +83,7 @@ impl PhaseDetector {
         let edge = self.parameters.threshold * self.parameters.edge_share;
         let differs = difference > self.parameters.threshold;
         let (now, history) = (self.intervals, self.parameters.history.max(1));
+        let strange = differs && self.is_strange(signal);
         let event = match &mut self.transition {
             None if difference <= edge => PhaseEvent::Steady,
             None => {
@@ -96,7 +99,7 @@ impl PhaseDetector {
                 *told = Some(now);
                 PhaseEvent::Changed { since: *since }
             }
-            Some((since, Some(told))) if differs && now > *told + history => {
+            Some((since, Some(told))) if (differs && now > *told + history) || (strange && now >= *told + 2) => {
                 (*since, *told) = (now, now);
                 PhaseEvent::Changed { since: now }
             }
@@ -116,6 +119,14 @@ impl PhaseDetector {
     pub fn forget(&mut self) {
         self.recent.clear();
         self.transition = None;
+    }
+
+    /// Further from each interval of the history than these are from each other, and than the threshold.
+    fn is_strange(&self, signal: &[f64]) -> bool {
+        let among = |a: &Vec<f64>| self.recent.iter().map(|b| signal_difference(a, b)).fold(0.0, f64::max);
+        let spread = self.recent.iter().map(among).fold(0.0, f64::max);
+        let nearest = self.recent.iter().map(|held| signal_difference(signal, held)).fold(f64::INFINITY, f64::min);
+        nearest > spread.max(self.parameters.threshold)
     }
 
     fn mean(&self) -> Vec<f64> {
@@ -233,6 +244,20 @@ mod tests {
         let rates: Vec<f64> = (0..30).map(|at| if (10..20).contains(&at) { restless(at) } else { 2.0 }).collect();
         let starts: Vec<usize> = run(&rates).iter().map(|phase| phase.start).collect();
         assert_eq!(starts, [0, 10, 20]);
+    }
+
+    /// Is a change of phase seen where the program's own unrest was told just before it, and a change that takes two
+    /// intervals told once?
+    #[test]
+    fn unrest_just_before_does_not_hide_a_change() {
+        let told = |rates: &[f64]| {
+            let mut detector = PhaseDetector::new(PhaseParameters::default());
+            let changed = |rate: &f64| matches!(detector.next(&[*rate]), PhaseEvent::Changed { .. });
+            rates.iter().map(changed).enumerate().filter_map(|(at, told)| told.then_some(at)).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&[13.0, 13.0, 13.0, 13.0, 5.0, 13.0, 82.0, 82.0, 82.0, 82.0]), [4, 6]);
+        assert_eq!(told(&[13.0, 13.0, 13.0, 13.0, 40.0, 82.0, 82.0, 82.0, 82.0]), [4]);
+        assert_eq!(told(&[13.0, 13.0, 13.0, 5.0, 13.0, 6.0, 16.0, 13.0]), [3]);
     }
 
     proptest! {

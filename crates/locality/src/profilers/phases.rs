@@ -4,7 +4,7 @@
 //! caches, references of this one). From sampled reuse times: the locality signature. A miss rate changes with the
 //! allocation too: when shares or placements in force change, its history is forgotten rather than taken for a phase. The
 //! other two need no such care: no allocation of this cache changes what is before it. What two signals tell within the
-//! history of one is one change.
+//! history of one is one change; what one signal tells twice is two.
 
 use cachemate_core::{Applied, Counts, Event, Evidence, Level, Observation, Profile, Profiler, Profiles, TaskId};
 
@@ -33,8 +33,20 @@ struct State {
     by_miss_rate: Option<PhaseDetector>,
     by_what_comes: Option<PhaseDetector>,
     by_signature: Option<PhaseDetector>,
-    /// Intervals in which a change still is the one that was told.
-    told: usize,
+    /// Who told the last change (the miss rate, what comes), and in how many more intervals the other's is the same one.
+    told: ([bool; 2], usize),
+}
+
+impl State {
+    /// Intervals go by one by one; is what these signals tell now a change that nobody has told yet?
+    fn is_news(&mut self, tell: [bool; 2], history: usize) -> bool {
+        let (by, left) = self.told;
+        let any = tell[0] || tell[1];
+        let again = (tell[0] && by[0]) || (tell[1] && by[1]);
+        let news = any && (left == 0 || again);
+        self.told = if news { (tell, history) } else { (by, left.saturating_sub(1)) };
+        news
+    }
 }
 
 impl PhaseProfiler {
@@ -74,15 +86,14 @@ impl PhaseProfiler {
             return false;
         }
         let per_kilo = 1000.0 / state.instructions;
-        let mut changed = matches!(by_miss_rate.next(&[state.misses * per_kilo]), PhaseEvent::Changed { .. });
-        if let Some(sums) = state.before {
+        let told = |event| matches!(event, PhaseEvent::Changed { .. });
+        let by_rate = told(by_miss_rate.next(&[state.misses * per_kilo]));
+        let by_what_comes = state.before.is_some_and(|sums| {
             let detector = state.by_what_comes.get_or_insert_with(|| PhaseDetector::new(self.parameters));
-            changed |= matches!(detector.next(&sums.map(|sum| sum * per_kilo)), PhaseEvent::Changed { .. });
-        }
+            told(detector.next(&sums.map(|sum| sum * per_kilo)))
+        });
         (state.instructions, state.misses) = (0.0, 0.0);
-        let again = state.told > 0;
-        state.told = if changed && !again { self.parameters.history } else { state.told.saturating_sub(1) };
-        changed && !again
+        state.is_news([by_rate, by_what_comes], self.parameters.history)
     }
 
     /// What no allocation of the cache changes.

@@ -38,11 +38,17 @@ pub struct Claimant {
     pub space: Space,
     pub priority: f64,
     pub degradation_at_most: Option<f64>,
+    /// Fewer units were measured to break the promise, whatever the curve says; 1 = nothing was.
+    pub at_least: u32,
 }
 
 impl Claimant {
     fn floor(&self) -> u32 {
-        self.degradation_at_most.map_or(1, |limit| self.space.units_for(limit))
+        self.degradation_at_most.map_or(1, |limit| self.space.units_for(limit).max(self.at_least))
+    }
+    /// Is it slower, with so many cycles per instruction, than promised?
+    pub fn is_broken(&self, cycles: f64, degradation_at_most: f64) -> bool {
+        cycles / self.space.whole_cycles() - 1.0 > degradation_at_most + 1e-9
     }
     fn cost(&self, objective: Objective, misses: f64, cycles: f64) -> f64 {
         match objective {
@@ -267,7 +273,7 @@ mod tests {
     fn claimant(cycles: &[f64]) -> Claimant {
         let misses = cycles.iter().map(|cycles| (cycles - 1.0) * 10.0).collect();
         let space = Space { misses_per_kilo_instr: misses, cycles_per_instr: cycles.to_vec() };
-        Claimant { space, priority: 1.0, degradation_at_most: None }
+        Claimant { space, priority: 1.0, degradation_at_most: None, at_least: 1 }
     }
     fn sensitive(steps: u32) -> Claimant {
         claimant(&(1..=16).map(|held| if held >= steps { 1.0 } else { 2.0 }).collect::<Vec<_>>())

@@ -4,4 +4,5 @@
 pub mod deal;
 pub mod record;
 pub mod space;
+pub mod trial;
 pub mod units;

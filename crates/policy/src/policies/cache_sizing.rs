@@ -6,8 +6,9 @@
 //! 2. Once all have one: [`deal`] says who gets how much; the predictor says how everybody would fare then, how they
 //!    fare now, and how without any shares. The best of these is taken if it gains enough, and, where pages have to be
 //!    copied, if it earns the copying back within the horizon; promises that are broken now are reason enough.
-//! 3. Afterwards compare measured speeds with those before: what made the programs slower is taken back, and not tried
-//!    again until a phase or the company changes.
+//!    Where speeds were measured under the present shares, they stand for the present, not a forecast.
+//! 3. Try it: old shares, new ones, old ones again, speeds measured in each ([`crate::partition::trial`]). What does not
+//!    measure better by the least gain is left, and not tried again until a phase or the company changes.
 //!
 //! Properties: without evidence nothing changes; a process alone is not confined unless something was promised; newcomers
 //! are unrestricted until their curve is known; programs in one lane clash. Nobody is placed: that is others' business.
@@ -25,6 +26,7 @@ use super::{movable, parameters};
 use crate::partition::deal::{Claimant, Deal, Kind, Objective, Terms, deal};
 use crate::partition::record::SpeedRecord;
 use crate::partition::space::Space;
+use crate::partition::trial::{Leg, Lengths, Said, Settling, Trial};
 use crate::partition::units::{Divided, assign, pages_to_move};
 
 /// See the page.
@@ -36,6 +38,8 @@ pub struct Parameters {
     pub moving: Moving,
     /// Of a trace; 0 = curves come from elsewhere.
     pub trace_entries: u32,
+    /// Fetches of code too: a program with much code needs space that its data does not tell of.
+    pub trace_code: bool,
     /// Processor time that one trace may take.
     pub trace_budget_ns: u64,
     /// Pooled, where one unit is slower than all by no more than this share.
@@ -46,7 +50,7 @@ pub struct Parameters {
     pub horizon_ns: u64,
     /// What a miss costs where stalls are not counted.
     pub miss_penalty_cycles: f64,
-    /// After a change: windows until speeds are compared, and windows to compare; 0 = a change is not judged.
+    /// After a change: fewest windows until speeds count, and windows of a leg of its trial; 0 = changes are not judged.
     pub settle_windows: u32,
     pub judge_windows: u32,
 }
@@ -58,6 +62,7 @@ impl Default for Parameters {
             objective: Objective::default(),
             moving: Moving::All,
             trace_entries: 163_840,
+            trace_code: true,
             trace_budget_ns: 1_000_000_000,
             insensitive: 0.02,
             least_gain: 0.01,
@@ -90,23 +95,27 @@ impl Parameters {
 type Company = Vec<(ProcessId, u32)>;
 
 /// A change that is being judged.
-struct Trial {
-    before: Vec<CacheShare>,
-    speeds_before: SpeedRecord,
-    windows_left: u32,
+struct Tried {
+    old: Vec<CacheShare>,
+    new: Vec<CacheShare>,
+    trial: Trial,
 }
 
-/// A trial ends without a verdict after so many times the windows that one takes.
-const VERDICT_WITHIN: u32 = 8;
+/// Changes of the shares that a trial of them takes, if they stay.
+const CHANGES_OF_A_TRIAL: f64 = 3.0;
 
 /// What is remembered of one cache.
 #[derive(Default)]
 struct Remembered {
     speeds: SpeedRecord,
-    trial: Option<Trial>,
-    /// Shares were tried in this company and made it slower.
+    /// The shares were changed, and the cache is not full of what they keep.
+    settling: Option<Settling>,
+    tried: Option<Tried>,
+    /// Shares were tried in this company and did not make it faster.
     not_again: Option<Company>,
     company: Company,
+    /// Units with which a promise was measured to be broken, the most of each process; in this company.
+    too_few: BTreeMap<ProcessId, u32>,
 }
 
 struct CacheSizing {
@@ -135,6 +144,12 @@ impl Domain<'_> {
     fn promised(&self) -> bool {
         self.present.iter().any(|present| goal_of(present).degradation_at_most.is_some())
     }
+    fn lengths(&self, parameters: &Parameters) -> Lengths {
+        let Parameters { settle_windows, judge_windows, .. } = *parameters;
+        let line_bytes = self.cache.line_bytes.filter(|&bytes| bytes > 0);
+        let lines = self.cache.size_bytes.zip(line_bytes).map(|(size, line)| size / u64::from(line));
+        Lengths { settle_windows, judge_windows, lines }
+    }
     /// A process alone is confined only where that was asked for.
     fn has_something_to_divide(&self) -> bool {
         self.present.len() > 1 || self.promised()
@@ -147,8 +162,7 @@ impl Policy for CacheSizing {
         let mut why = Vec::new();
         for domain in self.domains(view) {
             let remembered = self.caches.entry(domain.cache.id).or_default();
-            remembered.follow(view, &domain);
-            let held = kept_shares(view, &domain);
+            let held = remembered.follow(view, &domain, &self.parameters);
             let shares = self.sized(view, &domain, held, &mut why);
             plan.clashes.extend(clashes(view, &domain, &shares));
             plan.shares.extend(shares);
@@ -160,25 +174,48 @@ impl Policy for CacheSizing {
 }
 
 impl Remembered {
-    fn follow(&mut self, view: &View<'_>, domain: &Domain<'_>) {
+    /// Takes a window in; the shares that are held on to.
+    fn follow(&mut self, view: &View<'_>, domain: &Domain<'_>, parameters: &Parameters) -> Vec<CacheShare> {
+        let mut held = kept_shares(&view.before.shares, domain);
         let company: Company = domain.present.iter().map(|present| (present.process, present.phase)).collect();
         if company != self.company {
             // Speeds of an old phase or of other company are no evidence for this one.
             self.speeds.forget();
-            self.trial = None;
+            self.too_few.clear();
             self.company = company;
+            // What was not judged to the end does not stay.
+            if let Some(tried) = self.tried.take().filter(|tried| tried.trial.leg() == Leg::New) {
+                held = kept_shares(&tried.old, domain);
+                self.settling = Some(Settling::default());
+            }
         }
-        self.speeds.add(view.seen, domain.cache.level, &view.before.probes);
+        match &mut self.settling {
+            Some(settling) => {
+                if settling.is_over(view.seen, domain.cache.level, domain.lengths(parameters)) {
+                    self.settling = None;
+                }
+            }
+            None => {
+                self.speeds.add(view.seen, domain.cache.level, &view.before.probes);
+            }
+        }
+        held
+    }
+
+    /// The shares are changed now.
+    fn changed(&mut self) {
+        self.speeds.forget();
+        self.settling = Some(Settling::default());
     }
 }
 
 /// Shares of this cache with the members that are still there.
-fn kept_shares(view: &View<'_>, domain: &Domain<'_>) -> Vec<CacheShare> {
+fn kept_shares(shares: &[CacheShare], domain: &Domain<'_>) -> Vec<CacheShare> {
     let here = |member: &Member| match member {
         Member::Process(process) => domain.present.iter().any(|present| present.process == *process),
         Member::Task(_) => false,
     };
-    let mine = view.before.shares.iter().filter(|share| share.cache == domain.cache.id);
+    let mine = shares.iter().filter(|share| share.cache == domain.cache.id);
     let kept = mine.map(|share| {
         let members = share.members.iter().filter(|member| here(member)).copied().collect();
         CacheShare { members, ..share.clone() }
@@ -248,22 +285,26 @@ impl CacheSizing {
         if !domain.has_something_to_divide() {
             return Vec::new();
         }
-        if let Some(back) = remembered.judge(parameters, domain, why) {
-            return back;
+        if let Some(shares) = remembered.judge(view, parameters, domain, &held, why) {
+            return shares;
         }
-        if remembered.trial.is_some() || remembered.not_again.as_ref() == Some(&remembered.company) {
+        if remembered.not_again.as_ref() == Some(&remembered.company) {
             return held;
         }
         let claimants: Option<Vec<Claimant>> =
             domain.present.iter().map(|present| claimant(view, domain, present, remembered, parameters)).collect();
-        let Some(claimants) = claimants else { return held };
-        let outlook = Outlook { view, domain, claimants: &claimants };
+        let Some(mut claimants) = claimants else { return held };
+        remembered.learn_from_broken_promises(domain, &mut claimants, &held, parameters, why);
+        let outlook = Outlook { view, domain, claimants: &claimants, speeds: &remembered.speeds };
         let mut said = Vec::new();
         let Some(wanted) = wanted_shares(view, domain, &claimants, &held, parameters, &mut said) else { return held };
         let Some(chosen) = outlook.choose(parameters, &held, wanted, why) else { return held };
         why.extend(said);
-        remembered.trial = Trial::of(parameters, domain, &held, &remembered.speeds);
-        remembered.speeds.forget();
+        if let Some(trial) = outlook.trial(parameters) {
+            remembered.tried = Some(Tried { old: held.clone(), new: chosen, trial });
+            return held;
+        }
+        remembered.changed();
         chosen
     }
 
@@ -296,7 +337,8 @@ impl CacheSizing {
             self.probes.insert(busiest.task, (unknown.phase, id));
             (busiest.task, id)
         });
-        let what = ProbeWhat::Trace { task, entries: self.parameters.trace_entries };
+        let Parameters { trace_entries: entries, trace_code: code, .. } = self.parameters;
+        let what = ProbeWhat::Trace { task, entries, code };
         Some(Probe { id, what, budget_ns: self.parameters.trace_budget_ns })
     }
 }
@@ -341,7 +383,8 @@ fn claimant(
     let threads: Vec<Space> = present.tasks.iter().filter_map(of).collect();
     let goal = goal_of(present);
     let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
-    Some(Claimant { space: Space::mean(&threads)?, priority, degradation_at_most: goal.degradation_at_most })
+    let at_least = remembered.too_few.get(&present.process).map_or(1, |units| units + 1);
+    Some(Claimant { space: Space::mean(&threads)?, priority, degradation_at_most: goal.degradation_at_most, at_least })
 }
 
 /// The pool is group 0 of its cache, everybody else is named after the first process.
@@ -404,9 +447,21 @@ struct Outlook<'a> {
     view: &'a View<'a>,
     domain: &'a Domain<'a>,
     claimants: &'a [Claimant],
+    /// Under the shares held.
+    speeds: &'a SpeedRecord,
 }
 
 impl Outlook<'_> {
+    /// Under the shares held: as measured, where it was.
+    fn now(&self, held: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
+        let forecast = self.under(held)?;
+        let measured = |(present, said): (&Present<'_>, (f64, f64))| match self.speeds.speed(present.process) {
+            Some(speed) => (speed.misses_per_kilo_instr.unwrap_or(said.0), speed.cycles_per_instr),
+            None => said,
+        };
+        Some(self.domain.present.iter().zip(forecast).map(measured).collect())
+    }
+
     /// Misses per thousand instructions and cycles per instruction of each claimant under these shares, all on this
     /// cache's CPUs. Tasks are renamed by order of arrival, so that no tie breaks by an id.
     fn under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
@@ -431,8 +486,7 @@ impl Outlook<'_> {
 
     fn broken_promises(&self, outlook: &[(f64, f64)]) -> usize {
         let broken = |(claimant, &(_, cycles)): (&Claimant, &(f64, f64))| {
-            let slower = cycles / claimant.space.whole_cycles() - 1.0;
-            claimant.degradation_at_most.is_some_and(|limit| slower > limit + 1e-9)
+            claimant.degradation_at_most.is_some_and(|limit| claimant.is_broken(cycles, limit))
         };
         self.claimants.iter().zip(outlook).filter(|both| broken(*both)).count()
     }
@@ -446,7 +500,7 @@ impl Outlook<'_> {
         why: &mut Vec<Reason>,
     ) -> Option<Vec<CacheShare>> {
         let objective = parameters.objective;
-        let now = self.under(held)?;
+        let now = self.now(held)?;
         let score = |outlook: &[(f64, f64)]| objective.score(self.claimants, outlook);
         let mut candidates = vec![wanted];
         if objective != Objective::LeastSpace && !held.is_empty() {
@@ -465,7 +519,8 @@ impl Outlook<'_> {
         let mends = self.broken_promises(outlook) < self.broken_promises(&now);
         let breaks = self.broken_promises(outlook) > self.broken_promises(&now);
         let gain = (score(&now) - score(outlook)) / score(&now).abs().max(1e-9);
-        let cost_ns = self.cost_ns(&chosen);
+        let changes = if self.trial(parameters).is_some() { CHANGES_OF_A_TRIAL } else { 1.0 };
+        let cost_ns = changes * self.cost_ns(&chosen);
         // Time that everybody together saves within the horizon.
         let saved = now.iter().zip(outlook).map(|(now, then)| 1.0 - then.1 / now.1).sum::<f64>();
         let earned_ns = saved * parameters.horizon_ns as f64;
@@ -491,6 +546,19 @@ impl Outlook<'_> {
         Some(chosen)
     }
 
+    /// Only sums of speeds can be judged by measured speeds, and only where there are any.
+    fn trial(&self, parameters: &Parameters) -> Option<Trial> {
+        let by_speed =
+            matches!(parameters.objective, Objective::WeightedSpeedup | Objective::Stalls | Objective::Misses);
+        let known = self.domain.present.iter().all(|present| self.speeds.speed(present.process).is_some());
+        let judged = by_speed && known && !self.domain.promised() && parameters.judge_windows > 0;
+        let weight = |(present, claimant): (&Present<'_>, &Claimant)| {
+            (present.process, claimant.priority * claimant.space.whole_cycles())
+        };
+        let weights = || self.domain.present.iter().zip(self.claimants).map(weight).collect();
+        judged.then(|| Trial::new(self.domain.lengths(parameters), weights()))
+    }
+
     /// Copying pages into these shares; nothing where units are ways, or where frames are not known.
     fn cost_ns(&self, shares: &[CacheShare]) -> f64 {
         let Divided::Colours { move_page_ns, .. } = self.domain.divided else { return 0.0 };
@@ -506,55 +574,84 @@ impl Outlook<'_> {
     }
 }
 
-impl Trial {
-    /// Only sums of speeds can be judged by measured speeds, and only against a record from before.
-    fn of(parameters: &Parameters, domain: &Domain<'_>, held: &[CacheShare], speeds: &SpeedRecord) -> Option<Self> {
-        let by_speed =
-            matches!(parameters.objective, Objective::WeightedSpeedup | Objective::Stalls | Objective::Misses);
-        let known = domain.present.iter().all(|present| speeds.speed(present.process).is_some());
-        (by_speed && known && !domain.promised() && parameters.judge_windows > 0).then(|| Trial {
-            before: held.to_vec(),
-            speeds_before: speeds.clone(),
-            windows_left: parameters.settle_windows,
-        })
-    }
-}
+/// Clean windows by which a promise is held to be broken.
+const BROKEN_WINDOWS: u32 = 3;
 
 impl Remembered {
-    /// Ends a trial when enough was measured; the shares before it, if it made the programs slower.
+    /// A promise that is measured to be broken needs more than what it has now, whatever the curve says.
+    fn learn_from_broken_promises(
+        &mut self,
+        domain: &Domain<'_>,
+        claimants: &mut [Claimant],
+        held: &[CacheShare],
+        parameters: &Parameters,
+        why: &mut Vec<Reason>,
+    ) {
+        if self.speeds.windows < BROKEN_WINDOWS.max(parameters.judge_windows) {
+            return;
+        }
+        for (claimant, present) in claimants.iter_mut().zip(&domain.present) {
+            let measured = self.speeds.speed(present.process).map(|speed| speed.cycles_per_instr);
+            let share = held.iter().find(|share| share.members.contains(&Member::Process(present.process)));
+            let (Some(limit), Some(cycles), Some(share)) = (claimant.degradation_at_most, measured, share) else {
+                continue;
+            };
+            if !claimant.is_broken(cycles, limit) {
+                continue;
+            }
+            let units = units_of(share).count();
+            claimant.at_least = claimant.at_least.max(units + 1);
+            let news = self.too_few.insert(present.process, units) != Some(units);
+            if news && units + (held.len() as u32 - 1) * domain.divided.at_least() >= domain.divided.units() {
+                let text =
+                    "{0} is slower than promised with all the space that it can have: space does not keep this promise";
+                let slower = cycles / claimant.space.whole_cycles() - 1.0;
+                let numbers = vec![("slower_than_alone_share".to_string(), slower)];
+                why.push(Reason { tasks: vec![present.tasks[0].task], text: text.to_string(), numbers });
+            }
+        }
+    }
+
+    /// The shares for the next window of a trial, or after it; `None` where nothing is on trial.
     fn judge(
         &mut self,
+        view: &View<'_>,
         parameters: &Parameters,
         domain: &Domain<'_>,
+        held: &[CacheShare],
         why: &mut Vec<Reason>,
     ) -> Option<Vec<CacheShare>> {
-        let trial = self.trial.as_mut()?;
-        if trial.windows_left > 0 && self.speeds.windows > 0 {
-            trial.windows_left -= 1;
-            self.speeds.forget();
+        let tried = self.tried.as_mut()?;
+        let expected = if tried.trial.leg() == Leg::New { &tried.new } else { &tried.old };
+        if expected != held {
+            // Somebody above took it back: it is not for this policy to insist.
+            (self.tried, self.not_again) = (None, Some(self.company.clone()));
+            self.changed();
+            return Some(held.to_vec());
         }
-        if trial.windows_left > 0 || self.speeds.windows < parameters.judge_windows {
-            return None;
+        let said = tried.trial.add(view.seen, domain.cache.level, &view.before.probes);
+        if said == Said::GoesOn {
+            let on = tried.trial.leg() == Leg::New;
+            return Some(if on { tried.new.clone() } else { tried.old.clone() });
         }
-        let processes: Vec<ProcessId> = domain.present.iter().map(|present| present.process).collect();
-        let ratio = self.speeds.speed_over(&trial.speeds_before, &processes);
-        if ratio.is_none() && self.speeds.windows < VERDICT_WITHIN * parameters.judge_windows {
-            // A process that has not run since says nothing yet.
-            return None;
-        }
-        let trial = self.trial.take()?;
-        let ratio = ratio?;
-        if ratio >= 1.0 - parameters.least_gain {
-            return None;
-        }
-        self.not_again = Some(self.company.clone());
-        self.speeds.forget();
+        let Tried { old, new, trial } = self.tried.take()?;
+        let ratio = if let Said::Ratio(ratio) = said { Some(ratio) } else { None };
+        let faster = ratio.is_some_and(|ratio| ratio >= 1.0 + parameters.least_gain);
+        let how = match ratio {
+            _ if faster => "faster: they stay",
+            Some(_) => "no faster: left as they were",
+            None => "could not be judged: left as they were",
+        };
+        let text = format!("the new shares of cache {} were tried and made its programs {how}", domain.cache.id.0);
         let tasks = domain.present.iter().map(|present| present.tasks[0].task).collect();
-        let text =
-            format!("the new shares of cache {} made its programs slower: back to those before", domain.cache.id.0);
-        why.push(Reason { tasks, text, numbers: vec![("speed_over_before".to_string(), ratio)] });
-        let here = |member: &Member| processes.iter().any(|process| *member == Member::Process(*process));
-        Some(trial.before.into_iter().filter(|share| share.members.iter().all(here)).collect())
+        let numbers = ratio.map(|ratio| ("speed_over_before".to_string(), ratio)).into_iter().collect();
+        why.push(Reason { tasks, text, numbers });
+        if faster {
+            self.speeds = trial.new;
+            return Some(new);
+        }
+        (self.speeds, self.not_again) = (trial.old, Some(self.company.clone()));
+        Some(old)
     }
 }
 

@@ -1,0 +1,212 @@
+//! Did new shares make the programs faster? Measured there and back.
+//!
+//! Problem: forecasts err, so a change of shares has to be judged by measured speeds; but programs have phases, and speeds
+//! before a change and after it compare phases as well. Nor do the first windows after a change say anything: the cache
+//! is still full of what the old shares kept. Method: old, new, new, old: each side's middle lies at the same time, so that
+//! a drift of the programs cancels. A leg counts once the cache can have been filled anew ([`Settling`]). What is clearly
+//! slower after the first half of the new leg is not tried any longer.
+//!
+//! Properties: the answer is the objective's sum of weighted speeds over that under the old shares; no answer where a
+//! program has not run on both sides; ends within a bounded number of windows.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Event, Level, Observation, Probe, ProcessId};
+
+use super::record::SpeedRecord;
+
+/// How long a trial takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lengths {
+    /// After a change, at least, until anything counts.
+    pub settle_windows: u32,
+    /// Windows of one leg.
+    pub judge_windows: u32,
+    /// Lines of the cache: so many misses fill it; `None` = not known.
+    pub lines: Option<u64>,
+}
+
+/// Which shares are in force.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leg {
+    Old,
+    /// Twice as long.
+    New,
+    OldAgain,
+}
+
+/// What a window brought.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Said {
+    /// With the present leg's shares, which may be another's than before.
+    GoesOn,
+    /// Measured: speeds under the new shares over those under the old.
+    Ratio(f64),
+    /// It took too long, or a program did not run.
+    Nothing,
+}
+
+/// One change that is being judged.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    lengths: Lengths,
+    /// Of each process, by which its speed counts.
+    weights: Vec<(ProcessId, f64)>,
+    leg: Leg,
+    pub old: SpeedRecord,
+    pub new: SpeedRecord,
+    leg_windows: u32,
+    windows: u32,
+    settling: Option<Settling>,
+}
+
+/// After a change of the shares: until every program has brought in its part of the cache's lines, since before that
+/// speeds are those of a cache that is being filled.
+#[derive(Clone, Debug, Default)]
+pub struct Settling {
+    windows: u32,
+    misses: BTreeMap<ProcessId, f64>,
+}
+
+impl Settling {
+    /// Takes a window in; is this enough? Where misses are not counted, after the fewest windows; always within ten
+    /// times as many: a program that hardly misses hardly needs what it would bring in.
+    pub fn is_over(&mut self, seen: &Observation, level: Level, lengths: Lengths) -> bool {
+        let least = lengths.settle_windows;
+        self.windows += 1;
+        for task in seen.tasks.iter().filter(|task| !task.exited) {
+            if let Some(misses) = task.counts.get(Event::Misses(level)) {
+                *self.misses.entry(task.process).or_insert(0.0) += misses;
+            }
+        }
+        let part = lengths.lines.unwrap_or(0) as f64 / self.misses.len().max(1) as f64;
+        let filled = self.misses.values().all(|&misses| misses >= part);
+        let enough = self.windows >= least && (filled || self.windows >= SETTLED_WITHIN * least.max(1));
+        enough && seen.in_force.pending.is_empty()
+    }
+}
+
+/// Clearly slower after half a leg: by so much it is not tried any longer.
+const CLEARLY: f64 = 0.05;
+/// In times of the fewest windows.
+const SETTLED_WITHIN: u32 = 10;
+/// In times of the windows that a trial takes without hindrance.
+const VERDICT_WITHIN: u32 = 8;
+
+impl Trial {
+    /// The old shares are in force; what ran under them before counts if it is recent.
+    pub fn new(lengths: Lengths, weights: Vec<(ProcessId, f64)>) -> Self {
+        Trial {
+            lengths,
+            weights,
+            leg: Leg::Old,
+            old: SpeedRecord::default(),
+            new: SpeedRecord::default(),
+            leg_windows: 0,
+            windows: 0,
+            settling: None,
+        }
+    }
+
+    pub fn leg(&self) -> Leg {
+        self.leg
+    }
+
+    /// Takes in a window under this leg's shares.
+    pub fn add(&mut self, seen: &Observation, level: Level, probes: &[Probe]) -> Said {
+        self.windows += 1;
+        if self.windows > VERDICT_WITHIN * self.unhindered() {
+            return Said::Nothing;
+        }
+        if let Some(settling) = &mut self.settling {
+            // The window in which the cache is full at last does not count either.
+            if settling.is_over(seen, level, self.lengths) {
+                self.settling = None;
+            }
+            return Said::GoesOn;
+        }
+        let side = if self.leg == Leg::New { &mut self.new } else { &mut self.old };
+        if !side.add(seen, level, probes) {
+            return Said::GoesOn;
+        }
+        self.leg_windows += 1;
+        let judged = self.lengths.judge_windows.max(1);
+        match self.leg {
+            Leg::Old if self.leg_windows >= judged => self.turn(Leg::New),
+            Leg::New if self.leg_windows == judged => {
+                if let Some(ratio) = self.ratio().filter(|&ratio| ratio < 1.0 - CLEARLY) {
+                    return Said::Ratio(ratio);
+                }
+            }
+            Leg::New if self.leg_windows >= 2 * judged => self.turn(Leg::OldAgain),
+            Leg::OldAgain if self.leg_windows >= judged => return self.ratio().map_or(Said::Nothing, Said::Ratio),
+            _ => {}
+        }
+        Said::GoesOn
+    }
+
+    fn turn(&mut self, to: Leg) {
+        (self.leg, self.leg_windows, self.settling) = (to, 0, Some(Settling::default()));
+    }
+
+    fn unhindered(&self) -> u32 {
+        4 * self.lengths.judge_windows.max(1) + 2 * SETTLED_WITHIN * self.lengths.settle_windows.max(1)
+    }
+
+    fn ratio(&self) -> Option<f64> {
+        self.new.speed_over(&self.old, &self.weights)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::partition::record::tests::{seen, window_of};
+
+    const LENGTHS: Lengths = Lengths { settle_windows: 1, judge_windows: 2, lines: Some(25) };
+
+    /// Runs a trial to its end: cycles for 1000 instructions by window and leg, 10 misses in each window.
+    fn tried(cycles: impl Fn(u32, Leg) -> u64) -> (Said, Vec<Leg>) {
+        let mut trial = Trial::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
+        let mut legs = Vec::new();
+        for window in 0.. {
+            legs.push(trial.leg());
+            let said = trial.add(&window_of(1000, cycles(window, trial.leg()), 10), Level::L2, &[]);
+            if said != Said::GoesOn {
+                return (said, legs);
+            }
+        }
+        unreachable!("every trial ends")
+    }
+
+    /// Does a drift of the program cancel, where before-and-after would see a gain that is none?
+    #[test]
+    fn a_drift_cancels() {
+        let (said, legs) = tried(|window, _| 3_000 - 40 * u64::from(window));
+        let Said::Ratio(ratio) = said else { panic!("{said:?}") };
+        assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
+        let of = |leg| legs.iter().filter(|&&one| one == leg).count();
+        // Three windows of ten misses fill twenty-five lines.
+        assert_eq!([Leg::Old, Leg::New, Leg::OldAgain].map(of), [2, 3 + 4, 3 + 2]);
+    }
+
+    /// Is a gain measured as what it is, through a drift, and a clear loss cut short?
+    #[test]
+    fn gains_are_measured_and_clear_losses_cut_short() {
+        let faster = |window: u32, leg| if leg == Leg::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
+        let (said, _) = tried(faster);
+        let Said::Ratio(ratio) = said else { panic!("{said:?}") };
+        assert!((ratio - 2_000.0 / 1_800.0).abs() < 0.01, "{ratio}");
+        let (said, legs) = tried(|_, leg| if leg == Leg::New { 2_200 } else { 2_000 });
+        assert_eq!(said, Said::Ratio(2_000.0 / 2_200.0));
+        assert_eq!(legs.len(), 2 + 3 + 2);
+    }
+
+    /// Does a trial end without an answer where a program never runs?
+    #[test]
+    fn a_trial_ends_where_nothing_runs() {
+        let mut trial = Trial::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
+        let said = (0..10_000).map(|_| trial.add(&seen(&[]), Level::L2, &[])).find(|said| *said != Said::GoesOn);
+        assert_eq!(said, Some(Said::Nothing));
+    }
+}

@@ -34,7 +34,7 @@ struct Runs {
     runs: BTreeMap<String, Kept>,
 }
 
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 struct Folder {
     path: PathBuf,
@@ -178,6 +178,7 @@ mod tests {
             rates: vec![Rates {
                 instr_per_cycle: 1.0 / 3.0,
                 misses_per_kilo_instr: 0.7,
+                data_stalls_per_kilo_instr: 200.0,
                 run_time_share: 1.0,
                 finished: true,
             }],

@@ -8,7 +8,7 @@
 //! of one work is a slowdown whatever the phases; the machine's trail is noted every [`STEP_CYCLES`], between two
 //! notes a line; a policy sees nothing of it.
 
-use cachemate_core::Level;
+use cachemate_core::{Decision, Level};
 use cachemate_sim::machine::{Length, SimOptions, Step, TaskStep};
 use cachemate_sim::results::RunResults;
 use cachemate_sim::run::{Deciding, run, run_alone};
@@ -36,6 +36,8 @@ pub struct Rates {
     pub instr_per_cycle: f64,
     /// Demand misses of the last-level cache.
     pub misses_per_kilo_instr: f64,
+    /// Cycles that it waited for data from beyond the first level.
+    pub data_stalls_per_kilo_instr: f64,
     /// Time on a processor, of the time that the work took.
     pub run_time_share: f64,
     /// The work was done to its end. Otherwise the rates are those of the part that was done when the run was given up, or of the
@@ -49,6 +51,8 @@ pub struct Worked {
     pub rates: Vec<Rates>,
     /// Books of the whole run, warm-up and what came after the first were done included.
     pub results: RunResults,
+    /// What the policy said, window by window; empty without one.
+    pub decisions: Vec<Decision>,
 }
 
 /// What the workload's only job does alone in the measured cycles after the warm-up, and how fast.
@@ -75,13 +79,15 @@ pub fn together(workload: &Workload, work: &[Work], by: Option<Deciding>) -> Res
     let alone_cycles = workload.warm_up_cycles + workload.measured_cycles;
     let until = work.iter().map(|work| work.to_instr as u64 + 1).collect();
     let mut machine = timed(workload, GIVES_UP_AFTER_TIMES * alone_cycles, until)?;
+    let mut decisions = Vec::new();
     let (results, trail) = match by {
         None => (run_alone(&mut machine).map_err(failed("unmanaged run"))?, machine.trail().to_vec()),
         Some(by) => {
             let name = by.name.clone();
             let mut trail: Vec<Step> = Vec::new();
-            let results = run(machine, by, |machine, _| {
+            let results = run(machine, by, |machine, record| {
                 trail.extend_from_slice(&machine.trail()[trail.len()..]);
+                decisions.push(record.decision);
                 true
             });
             (results.map_err(failed(&name))?, trail)
@@ -90,7 +96,7 @@ pub fn together(workload: &Workload, work: &[Work], by: Option<Deciding>) -> Res
     let of = |(task, work): (usize, &Work)| {
         over_work(&trail, task, work).ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
     };
-    Ok(Worked { rates: work.iter().enumerate().map(of).collect::<Result<_, _>>()?, results })
+    Ok(Worked { rates: work.iter().enumerate().map(of).collect::<Result<_, _>>()?, results, decisions })
 }
 
 /// `None` for a job that did nothing.
@@ -102,7 +108,7 @@ fn over_work(trail: &[Step], task: usize, work: &Work) -> Option<Rates> {
     }
     let last = trail.last().filter(|step| task < step.tasks.len())?;
     let end = moment(last, &last.tasks[task]);
-    let start = Moment { cycle: 0.0, instructions: 0.0, misses: 0.0, on_cpu_cycles: 0.0 };
+    let start = Moment { cycle: 0.0, instructions: 0.0, misses: 0.0, on_cpu_cycles: 0.0, data_stall_cycles: 0.0 };
     rates(&begin.unwrap_or(start), &end, false)
 }
 
@@ -127,6 +133,7 @@ struct Moment {
     instructions: f64,
     misses: f64,
     on_cpu_cycles: f64,
+    data_stall_cycles: f64,
 }
 
 fn moment(step: &Step, task: &TaskStep) -> Moment {
@@ -135,6 +142,7 @@ fn moment(step: &Step, task: &TaskStep) -> Moment {
         instructions: task.instructions as f64,
         misses: task.misses as f64,
         on_cpu_cycles: task.on_cpu_cycles as f64,
+        data_stall_cycles: task.data_stall_cycles,
     }
 }
 
@@ -153,6 +161,7 @@ fn place(trail: &[Step], task: usize, of: impl Fn(&Step, &TaskStep) -> f64, valu
         instructions: between(low.instructions, high.instructions),
         misses: between(low.misses, high.misses),
         on_cpu_cycles: between(low.on_cpu_cycles, high.on_cpu_cycles),
+        data_stall_cycles: between(low.data_stall_cycles, high.data_stall_cycles),
     })
 }
 
@@ -162,6 +171,7 @@ fn rates(begin: &Moment, end: &Moment, finished: bool) -> Option<Rates> {
     (instr > 0.0 && cycles > 0.0).then(|| Rates {
         instr_per_cycle: instr / cycles,
         misses_per_kilo_instr: 1000.0 * (end.misses - begin.misses) / instr,
+        data_stalls_per_kilo_instr: 1000.0 * (end.data_stall_cycles - begin.data_stall_cycles) / instr,
         run_time_share: (end.on_cpu_cycles - begin.on_cpu_cycles) / cycles,
         finished,
     })
@@ -195,11 +205,17 @@ mod tests {
     fn moments_lie_on_lines_between_notes() {
         let step = |cycle: u64, instructions: u64| Step {
             cycle,
-            tasks: vec![TaskStep { instructions, misses: instructions / 10, on_cpu_cycles: cycle }],
+            tasks: vec![TaskStep {
+                instructions,
+                misses: instructions / 10,
+                on_cpu_cycles: cycle,
+                data_stall_cycles: 0.5 * cycle as f64,
+            }],
         };
         let trail = [step(0, 0), step(100, 50), step(200, 250)];
         let at = |instr: f64| place(&trail, 0, |_, task| task.instructions as f64, instr);
-        assert_eq!(at(150.0).map(|moment| (moment.cycle, moment.misses)), Some((150.0, 15.0)));
+        let of = |moment: Moment| (moment.cycle, moment.misses, moment.data_stall_cycles);
+        assert_eq!(at(150.0).map(of), Some((150.0, 15.0, 75.0)));
         assert_eq!(at(50.0).map(|moment| moment.cycle), Some(100.0));
         assert_eq!(at(0.0).map(|moment| moment.cycle), Some(0.0));
         assert_eq!(at(251.0), None);
@@ -209,7 +225,7 @@ mod tests {
     /// given a speed?
     #[test]
     fn unfinished_work_is_told() {
-        let task = |instructions: u64| TaskStep { instructions, misses: 0, on_cpu_cycles: 0 };
+        let task = |instructions: u64| TaskStep { instructions, misses: 0, on_cpu_cycles: 0, data_stall_cycles: 0.0 };
         let step = |cycle: u64, done: u64| Step { cycle, tasks: vec![task(done), task(0)] };
         let trail = [step(0, 0), step(100, 100), step(200, 150)];
         let of = |task: usize, from_instr: f64, to_instr: f64| {

@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn code_in_the_log_is_in_the_curve() {
         // Two lines of data in turn with a loop of 75 lines of code.
-        let line = |at: u64| if at % 2 == 0 { 7 + at % 4 } else { 1_000 + at / 2 % 75 };
+        let line = |at: u64| if at.is_multiple_of(2) { 7 + at % 4 } else { 1_000 + at / 2 % 75 };
         let lines: Vec<u64> = (0..6000).map(line).collect();
         let misses = [Event::Misses(Level::L1Data), Event::Misses(Level::L1Instruction)].map(|event| (event, 3_000));
         let mut seen = traced(lines, counts(&[(Event::Instructions, 60_000), misses[0], misses[1]]));

@@ -111,7 +111,14 @@ fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproErro
         Ok(expected(&pair_on_chip(pair, l3, pace, seed, 0)?, [&alone[0].space, &alone[1].space]))
     };
     let expected: Vec<Option<Expected>> = pairs.iter().zip(&alone).map(expect).collect::<Result<_, _>>()?;
-    let offline: Vec<Option<u32>> = expected.iter().map(|expected| expected.and_then(|said| said.chosen())).collect();
+    let now: Vec<Asked> = pairs
+        .iter()
+        .zip(&solos[0])
+        .map(|(&pair, &alone)| Asked { pair, seed, other_frames: 0, alone, splits: BTreeSet::new() })
+        .collect();
+    let now = measure_pairs(context, &now, l3, pace)?;
+    let chosen = |(said, now): (&Option<Expected>, &Measured)| said.and_then(|said| said.chosen(now.shared_speedup()));
+    let offline: Vec<Option<u32>> = expected.iter().zip(&now).map(chosen).collect();
     let runs: Vec<(u64, Pair)> =
         context.seeds.iter().flat_map(|&seed| pairs.iter().map(move |&pair| (seed, pair))).collect();
     let entries = context.pick(40_000, 163_840);
@@ -135,14 +142,14 @@ fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproErro
     Ok(Study { by_seed, alone, expected, offline, online })
 }
 
-/// Windows in which nothing is asked any more before the answer is taken for final.
-const QUIET_WINDOWS: u32 = 6;
+/// Windows in which nothing is asked any more before the answer is taken for final: longer than a trial takes.
+const QUIET_WINDOWS: u32 = 40;
 /// Traces of a program that hardly misses take long.
 const ONLINE_WINDOWS_AT_MOST: u64 = 160;
 
 /// Colours of the first program once both were traced, or `None` = left shared.
 fn chosen_online(workload: &Workload, entries: u64, pace: Pace) -> Result<Option<u32>, ReproError> {
-    let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "judge_windows = 0")?;
+    let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "")?;
     let lasting = workload.clone().lasting(0, pace.warm_up_cycles + ONLINE_WINDOWS_AT_MOST * WINDOW_CYCLES);
     let (mut quiet, mut shares) = (0, Vec::new());
     run(lasting.simulated()?, by, |_, record| {

@@ -11,9 +11,9 @@ use cachemate_sim::metrics::weighted_speedup;
 use cachemate_sim::run::Deciding;
 
 use super::choices::{WINDOW_CYCLES, sizing};
-use super::course::{Course, Stretch, Until, left_alone};
 use super::pairs::{Alone, Input, Solo, alone_by_colours, solos};
 use super::{COLOURS, Pace, job, on_chip, tell, told};
+use crate::work::{self, Work, Worked};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -26,7 +26,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 /// Mixes are drawn from these: the thesis's programs of chapter 4.
 const PROGRAMS: [&str; 12] =
     ["mcf", "art", "vortex", "ammp", "applu", "twolf", "gzip", "vpr", "swim", "equake", "parser", "crafty"];
-/// From here on the policy measures and decides; it has to be through before the programs' stretches begin.
+/// From here on the policy measures, decides and tries; it has to be through before the programs' work begins.
 const DECIDES_FROM: u64 = 2_000_000;
 /// Almost three times the lines of the L2; the thesis's ten times would take as much longer with eight programs.
 const TRACE_ENTRIES: u64 = 40_000;
@@ -87,17 +87,21 @@ fn run_mix(
     let workload = on_chip(jobs, programs.len() as u32, true, pace, seed)?;
     let of: Vec<&(Solo, Alone)> = programs.iter().map(|at| &alone[at]).collect();
     let solo: Vec<f64> = of.iter().map(|(solo, _)| solo.rate).collect();
-    let stretches: Vec<Stretch> = of.iter().map(|(solo, _)| solo.stretch).collect();
+    let work: Vec<Work> = of.iter().map(|(solo, _)| solo.work).collect();
     let curves: Vec<&Alone> = of.iter().map(|(_, alone)| alone).collect();
-    let course = |by: Deciding| Course::of(&workload, by, Until::Passed(&stretches), pace);
-    let speedup = |course: &Course| weighted_speedup(&course.rates(&stretches), &solo).unwrap_or(f64::NAN);
-    let shared = course(left_alone(&workload))?;
-    let offline = course(told(&workload, &best_shares(&curves))?)?;
-    let online = course(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, "")?)?;
-    let shares = online.shares.iter().map(|share| match &share.units {
-        Units::Colours { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),
-        Units::Ways { mask } => format!("{} ways", mask.count()),
-    });
+    let run = |by: Option<Deciding>| work::together(&workload, &work, by);
+    let speedup = |worked: &Worked| {
+        let rates: Vec<f64> = worked.rates.iter().map(|rates| rates.instr_per_cycle).collect();
+        weighted_speedup(&rates, &solo).unwrap_or(f64::NAN)
+    };
+    let shared = run(None)?;
+    let offline = run(Some(told(&workload, &best_shares(&curves))?))?;
+    let online = run(Some(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, "")?))?;
+    let shares =
+        online.decisions.last().into_iter().flat_map(|last| &last.plan.shares).map(|share| match &share.units {
+            Units::Colours { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),
+            Units::Ways { mask } => format!("{} ways", mask.count()),
+        });
     Ok(Mix {
         programs: programs.to_vec(),
         shared: speedup(&shared),
@@ -109,10 +113,10 @@ fn run_mix(
 
 fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let pace = context
-        .pick(Pace { scale: 40_000, warm_up_cycles: 6_000_000 }, Pace { scale: 15_000, warm_up_cycles: 12_000_000 });
+        .pick(Pace { scale: 30_000, warm_up_cycles: 24_000_000 }, Pace { scale: 15_000, warm_up_cycles: 40_000_000 });
     let colours: Vec<u32> = context.pick(vec![1, 3, 6, 12, COLOURS], (1..=COLOURS).collect());
-    // Mixes of four and of eight, over all seeds together.
-    let counts = context.pick([(4, 1), (8, 0)], [(4, 32), (8, 18)]);
+    // Mixes of four and of eight, over all seeds together; a quick run has one a seed.
+    let counts = context.pick([(4, context.seeds.len()), (8, 0)], [(4, 32), (8, 18)]);
     let mut mixes: Vec<(u64, Vec<usize>)> = Vec::new();
     for (count, mixes_of_it) in counts {
         for nth in 0..mixes_of_it {

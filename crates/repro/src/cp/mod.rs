@@ -6,7 +6,6 @@
 
 mod choices;
 mod colours;
-mod course;
 mod goals;
 mod isolation;
 mod mixes;
@@ -82,10 +81,13 @@ pub(crate) fn job(name: &str, seed: u64) -> Job {
     job
 }
 
+/// Between two looks of a policy that only does what it was told.
+const TOLD_CYCLES: u64 = 50_000;
+
 /// Colours of each program, in order, from the start on.
 pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<Deciding, ReproError> {
     let shares: Vec<String> = shares.iter().map(|share| format!("'{share}'")).collect();
-    let window_ns = nominal_ns(workload, course::LOOK_CYCLES);
+    let window_ns = nominal_ns(workload, TOLD_CYCLES);
     let parameters = format!("window_ns = {window_ns}\nsteps = [{{ shares = [{}] }}]", shares.join(", "));
     // Before the first plan nothing but the first few pages are touched.
     decided_by(workload, "static-partition", &parameters, Window::Cycles { cycles: 1_000 * workload.options.scale })

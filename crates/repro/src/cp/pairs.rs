@@ -1,5 +1,5 @@
 //! Pairs of programs at splits of the cache, sharing it, and alone: what CP-2 to CP-4 and RM-4 are read from. Every
-//! program is timed over the same stretch of its work in all of them ([`super::course`]).
+//! program is timed over the same work in all of them ([`crate::work`]).
 
 use std::collections::BTreeSet;
 
@@ -7,9 +7,9 @@ use cachemate_core::{Plan, Profiles, TaskId, Window};
 use cachemate_policy::partition::space::Space;
 use cachemate_policy::solvers::sizing::{Claim, Total, exact};
 
-use super::course::{Course, LOOK_CYCLES, Stretch, Until, left_alone};
 use super::{COLOURS, Pace, job, on_chip, split, tell, told};
-use crate::setup::{Workload, failed};
+use crate::setup::Workload;
+use crate::work::{self, Work};
 use crate::{Context, ReproError};
 
 pub(crate) type Pair = (&'static str, &'static str);
@@ -52,6 +52,9 @@ impl Measured {
     pub fn weighted_speedup(&self, rates: &[f64; 2]) -> f64 {
         rates[0] / self.alone[0] + rates[1] / self.alone[1]
     }
+    pub fn shared_speedup(&self) -> f64 {
+        self.weighted_speedup(&self.shared)
+    }
     /// At a split, or where it is left shared; `None` where that split was not measured.
     pub fn rates_at(&self, first: Option<u32>) -> Option<[f64; 2]> {
         let Some(first) = first else { return Some(self.shared) };
@@ -79,7 +82,7 @@ impl Measured {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Solo {
     pub rate: f64,
-    pub stretch: Stretch,
+    pub work: Work,
 }
 
 /// A program's name and the seed of its input.
@@ -90,7 +93,7 @@ pub(crate) fn inputs(pair: Pair, seed: u64) -> [Input; 2] {
     [(pair.0, seed), (pair.1, seed + 1_000)]
 }
 
-/// What programs do alone, and the stretches that all runs time them over.
+/// What programs do alone, and the work that all runs time them over.
 pub(crate) fn solos(
     context: &Context<'_>,
     programs: &[Input],
@@ -98,15 +101,10 @@ pub(crate) fn solos(
     pace: Pace,
     seed: u64,
 ) -> Result<Vec<Solo>, ReproError> {
-    let whole = pace.warm_up_cycles + pace.measured_cycles();
     context.run_all(programs, |&(program, input)| {
         tell(context, &format!("{program} alone"), seed);
-        let workload = on_chip(vec![job(program, input)], 2, l3, pace, seed)?;
-        let course = Course::of(&workload, left_alone(&workload), Until::Cycles(whole + 2 * LOOK_CYCLES), pace)?;
-        let stretch = course.stretch(0, pace.warm_up_cycles as f64, whole as f64);
-        let over = stretch.and_then(|stretch| Some((stretch, course.over(0, stretch)?)));
-        let (stretch, over) = over.ok_or_else(|| failed(program)("it did nothing in the measured time"))?;
-        Ok(Solo { rate: 1.0 / over.cycles_per_instr, stretch })
+        let (work, rates) = work::alone(&on_chip(vec![job(program, input)], 2, l3, pace, seed)?)?;
+        Ok(Solo { rate: rates.instr_per_cycle, work })
     })
 }
 
@@ -117,14 +115,13 @@ enum Run {
     Split(u32),
 }
 
-fn run_one(workload: &Workload, run: Run, solos: [Solo; 2], pace: Pace) -> Result<[f64; 2], ReproError> {
+fn run_one(workload: &Workload, run: Run, solos: [Solo; 2]) -> Result<[f64; 2], ReproError> {
     let by = match run {
-        Run::Shared => left_alone(workload),
-        Run::Split(first) => told(workload, &split(first))?,
+        Run::Shared => None,
+        Run::Split(first) => Some(told(workload, &split(first))?),
     };
-    let stretches = solos.map(|solo| solo.stretch);
-    let rates = Course::of(workload, by, Until::Passed(&stretches), pace)?.rates(&stretches);
-    Ok([rates[0], rates[1]])
+    let rates = work::together(workload, &solos.map(|solo| solo.work), by)?.rates;
+    Ok([rates[0].instr_per_cycle, rates[1].instr_per_cycle])
 }
 
 /// One pair with its inputs' seed, and where it is to be measured.
@@ -152,7 +149,7 @@ pub(crate) fn measure_pairs(
         asked.iter().flat_map(|asked| of(asked).into_iter().map(move |run| (asked, run))).collect();
     let answers = context.run_all(&runs, |&(asked, run)| {
         tell(context, &format!("{}+{} {run:?}", asked.pair.0, asked.pair.1), asked.seed);
-        run_one(&pair_on_chip(asked.pair, l3, pace, asked.seed, asked.other_frames)?, run, asked.alone, pace)
+        run_one(&pair_on_chip(asked.pair, l3, pace, asked.seed, asked.other_frames)?, run, asked.alone)
     })?;
     let mut answers = answers.into_iter();
     let mut next = || answers.next().expect("one answer to each run, in their order");
@@ -198,9 +195,8 @@ pub(crate) fn alone_by_colours(
         tell(context, &format!("{program} alone with {colours} colours"), seed);
         let workload = on_chip(vec![job(program, input)], 2, l3, pace, seed)?;
         let by = told(&workload, &[format!("0-{}", colours - 1)])?;
-        let course = Course::of(&workload, by, Until::Passed(&[solo.stretch]), pace)?;
-        let over = course.over(0, solo.stretch).ok_or_else(|| failed(program)("too slow for its stretch"))?;
-        Ok([over.misses_per_kilo_instr, over.cycles_per_instr, over.stalls_per_kilo_instr])
+        let rates = work::together(&workload, &[solo.work], Some(by))?.rates[0];
+        Ok([rates.misses_per_kilo_instr, 1.0 / rates.instr_per_cycle, rates.data_stalls_per_kilo_instr])
     })?;
     Ok(answers.chunks(colours.len()).map(|row| filled_in(colours, row)).collect())
 }
@@ -230,10 +226,11 @@ pub(super) struct Expected {
 
 impl Expected {
     /// What an operator would choose for weighted speed-up: colours of the first, or `None` = leave the cache shared,
-    /// where less than 1 % is expected of dividing.
-    pub fn chosen(&self) -> Option<u32> {
-        let sum = |speeds: [f64; 2]| speeds.iter().sum::<f64>();
-        (sum(self.split) / sum(self.shared) - 1.0 >= 0.01).then_some(self.first)
+    /// where less than 1 % is expected of dividing. Sharing is the present, which is measured and not forecast: a run of
+    /// the pair says what it is worth, in the sum of speeds over those alone.
+    pub fn chosen(&self, weighted_speedup_shared: f64) -> Option<u32> {
+        let divided: f64 = self.split.iter().sum();
+        (divided / weighted_speedup_shared - 1.0 >= 0.01).then_some(self.first)
     }
 }
 
@@ -285,10 +282,12 @@ mod tests {
         let workload = on_chip(Vec::new(), 2, true, Pace { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
         let flat = filled_in(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
         let steep = filled_in(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
-        let chosen = |a: &Alone, b: &Alone| expected(&workload, [&a.space, &b.space]).unwrap().chosen();
-        assert_eq!(chosen(&steep, &flat), Some(15));
-        assert_eq!(chosen(&flat, &steep), Some(1));
-        assert_eq!(chosen(&flat, &flat), None);
+        let chosen =
+            |a: &Alone, b: &Alone, shared: f64| expected(&workload, [&a.space, &b.space]).unwrap().chosen(shared);
+        assert_eq!(chosen(&steep, &flat, 1.6), Some(15));
+        assert_eq!(chosen(&flat, &steep, 1.6), Some(1));
+        assert_eq!(chosen(&flat, &flat, 2.0), None);
+        assert_eq!(chosen(&steep, &flat, 1.99), None, "sharing was measured to be as good");
     }
 
     /// Do lines between measured numbers of colours pass through the measured points?

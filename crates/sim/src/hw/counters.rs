@@ -68,6 +68,11 @@ pub struct Stalls {
 }
 
 impl Stalls {
+    /// For data from beyond the first level, queues included.
+    pub fn data(&self) -> u64 {
+        let hits: u64 = self.hit[Level::L2 as usize..].iter().sum();
+        hits + self.remote_cache + self.local_memory + self.remote_memory + self.queue
+    }
     pub fn sum(&self) -> u64 {
         self.issue
             + self.hit.iter().sum::<u64>()

@@ -15,6 +15,8 @@ pub struct TaskStep {
     pub misses: u64,
     /// Cycles on a processor.
     pub on_cpu_cycles: u64,
+    /// Of these, cycles in which it waited for data from beyond the first level.
+    pub data_stall_cycles: f64,
 }
 
 /// All tasks at one moment, by task number.
@@ -65,6 +67,7 @@ impl SimMachine {
                 instructions: counters.instructions,
                 misses: last_level.map_or(0, |level| counters.levels[level as usize].all_misses()),
                 on_cpu_cycles: self.system.dispatcher.task(known.slot).on_cpu_cycles.iter().sum(),
+                data_stall_cycles: counters.stalls.data() as f64 / counters.ticks_per_cycle.max(1) as f64,
             }
         };
         let tasks: Vec<TaskStep> = self.known.iter().map(task).collect();

@@ -278,8 +278,13 @@ mod tests {
     /// Is a program that was given up on named, with how slow it was until then?
     #[test]
     fn unfinished_programs_are_named() {
-        let rates =
-            |finished: bool| Rates { instr_per_cycle: 0.01, misses_per_kilo_instr: 1.0, run_time_share: 1.0, finished };
+        let rates = |finished: bool| Rates {
+            instr_per_cycle: 0.01,
+            misses_per_kilo_instr: 1.0,
+            data_stalls_per_kilo_instr: 10.0,
+            run_time_share: 1.0,
+            finished,
+        };
         let jobs = [Job::new("mcf", 1), Job::new("art", 1)];
         let found = unfinished(&jobs, &[rates(false), rates(true)], &[0.42, 0.42]);
         assert_eq!(found, ["mcf (42.0 times slower than alone)"]);

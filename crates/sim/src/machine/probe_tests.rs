@@ -1,7 +1,7 @@
 //! Is every kind of probe answered rightly, on programs whose behaviour is known?
 
 use cachemate_core::{
-    Access, AccessSample, AccessSource, Answer, CacheId, CpuId, Event, Evidence, Level, Machine, Neighbour,
+    Access, AccessSample, AccessSource, Answer, CacheId, CacheSpec, CpuId, Event, Evidence, Level, Machine, Neighbour,
     Observation, Plan, Probe, ProbeId, ProbeWhat, ProcessId, ReuseSample, RowInterval, Sampler, Source, TaskId, Turn,
     WindowEnd,
 };
@@ -131,7 +131,11 @@ fn a_trace_is_the_misses_in_order() {
 #[test]
 fn a_trace_holds_code_where_asked() {
     let maker = |_| crate::kernels::program("crafty", 1, &crate::kernels::Options::default()).unwrap();
-    let mut machine = machine(vec![Program::new("crafty", Box::new(maker))]);
+    let mut spec = spec();
+    let code = CacheSpec { level: Level::L1Instruction, ..spec.caches[0].clone() };
+    spec.caches.insert(0, code);
+    let programs = vec![Program::new("crafty", Box::new(maker))];
+    let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
     let what = ProbeWhat::Trace { task: TaskId(0), entries: 3000, code: true };
     let (answers, _) = answers(&mut machine, &ask(what), 50);
     let Evidence::Trace { lines, code, counts, .. } = &answers[0].evidence else { panic!() };

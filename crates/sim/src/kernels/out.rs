@@ -32,7 +32,7 @@ const STACK_TOP_BYTES: u64 = 32;
 fn stack_offset(turn: u64) -> u64 {
     let window = (STACK_TOP_BYTES << turn.trailing_zeros().min(7)).min(STACK_BYTES);
     // Knuth's multiplicative hash: any word of the window, without a generator's state.
-    (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % window & !7
+    ((turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % window) & !7
 }
 
 /// The ratios that an algorithm does not give by itself.

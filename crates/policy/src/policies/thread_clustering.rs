@@ -159,6 +159,9 @@ struct ThreadClustering {
     unchanged_at: Option<(usize, f64)>,
 }
 
+/// Of what sampling is aimed at, in a round's first window: the rate that it goes by is of the window before, and rises
+/// while caches warm up (warehouses: by a quarter).
+const FIRST_WINDOW: f64 = 0.75;
 /// Longest wait after rounds that changed nothing, in windows.
 const WAIT_AT_MOST: u32 = 64;
 
@@ -256,7 +259,8 @@ impl ThreadClustering {
         // The process with the highest rate has the smallest part of its time left.
         let per_ns =
             processes.iter().filter_map(|&p| ratio(view, p, Event::RemoteCacheHits, |task| Some(busy_ns(task))));
-        let all = per_ns.fold(0.0, f64::max) * self.sample_cost_ns / self.parameters.sampling_share();
+        let share = FIRST_WINDOW * self.parameters.sampling_share();
+        let all = per_ns.fold(0.0, f64::max) * self.sample_cost_ns / share;
         libm::ceil(all).clamp(1.0, 1e6) as u32
     }
 

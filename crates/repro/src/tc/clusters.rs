@@ -76,7 +76,14 @@ fn harder_cases(context: &Context<'_>) -> Vec<Case> {
     };
     // The change: of each thread's own operations, about half of the run.
     let mut cases = vec![
-        with("scoreboards, other groups midway", "scoreboards", |o| o.regroup_after = Some(9_000)),
+        with(
+            "scoreboards, other groups midway",
+            "scoreboards",
+            match context.quick {
+                true => |o| o.regroup_after = Some(4_000),
+                false => |o| o.regroup_after = Some(9_000),
+            },
+        ),
         with("scoreboards 6 + 4 + 4 + 2", "scoreboards", |o| o.group_sizes = vec![6, 4, 4, 2]),
     ];
     if !context.quick {
@@ -140,6 +147,11 @@ fn agreement(context: &Context<'_>, cases: &[Case], what: &str) -> Result<Findin
         points.push(DataPoint::over("adjusted Rand index, one pass", case.name, &by_scan.collect::<Vec<f64>>()));
         if let Some(round) = of(at).find_map(|found| found.first.as_ref().or(found.last.as_ref())) {
             figures.extend(pictures(case.name, round));
+        }
+        if case.options.regroup_after.is_some()
+            && let Some(later) = of(at).find_map(|found| found.first.as_ref().and(found.last.as_ref()))
+        {
+            figures.extend(pictures(&format!("{}, at the end", case.name), later));
         }
     }
     let worst = |seed: u64| {

@@ -41,7 +41,7 @@ pub(crate) fn experiments() -> Vec<Experiment> {
             run: more_placements::uneven_clusters,
         },
         Experiment {
-            ids: &["TC-2"],
+            ids: &["TC-2", "TC-PROGRAMS"],
             what: "clusters found against the programs' own partition, with the shMaps",
             full_minutes: 5.0,
             run: clusters::four_programs,

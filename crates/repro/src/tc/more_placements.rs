@@ -2,7 +2,7 @@
 
 use cachemate_sim::kernels::Options;
 
-use super::placements::{AUTOMATIC, HAND, Runs, gain, per_seed, placements};
+use super::placements::{AUTOMATIC, GAIN_LABEL, HAND, Runs, gain, per_seed, placements};
 use super::setup::{Case, LARGE, Placement, SCALE, SMALL, four};
 use crate::{Bar, Context, Finding, ReproError};
 
@@ -62,7 +62,7 @@ pub(super) fn eight_chips(context: &Context<'_>) -> Result<Vec<Finding>, ReproEr
         )
         .points(points)
         .time_scale(SCALE as f64)
-        .figure(large.bars("tc-4-eight-chips", "Eight chips: performance over the default scheduler", "%", gain)),
+        .figure(large.bars("tc-4-eight-chips", "Eight chips: performance over the default scheduler", GAIN_LABEL, gain)),
         Finding::new(
             "TC-4",
             "eight chips with eight clusters: the policy's gain less its gain on two chips, worst of two programs (quick: one)",
@@ -100,5 +100,5 @@ fn unevenly(context: &Context<'_>, runs: &Runs) -> Finding {
     )
     .points(points)
     .time_scale(SCALE as f64)
-    .figure(runs.bars("tc-4-uneven", "Uneven clusters", "%", gain))
+    .figure(runs.bars("tc-4-uneven", "Uneven clusters: performance over the default scheduler", GAIN_LABEL, gain))
 }

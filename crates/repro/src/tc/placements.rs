@@ -176,6 +176,8 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     Ok(findings)
 }
 
+pub(super) const GAIN_LABEL: &str = "% more work than by default";
+
 /// Work over the default's, %.
 pub(super) fn gain(runs: &Runs, case: usize, by: usize, seed: usize) -> f64 {
     100.0 * runs.gain(case, by, seed)
@@ -281,5 +283,5 @@ fn performance(context: &Context<'_>, runs: &Runs) -> Finding {
     )
     .points(runs.points("gain, %", gain))
     .time_scale(SCALE as f64)
-    .figure(runs.bars("tc-4-performance", "Performance over the default scheduler", "%", gain))
+    .figure(runs.bars("tc-4-performance", "Performance over the default scheduler", GAIN_LABEL, gain))
 }

@@ -17,6 +17,8 @@
 //! Properties: no seed; ties fall to the community a node is in, then to the lower label; a few passes over the non-zero
 //! counters.
 
+use std::collections::BTreeMap;
+
 use cachemate_locality::shmap::Sharing;
 
 use super::{Clusters, ThreadMap, Weights};
@@ -179,34 +181,54 @@ fn communities(graph: &Graph) -> Labels {
     labels
 }
 
-/// Is the column its community's own? By raw counters, noise included.
-fn owned(column: usize, labels: &Labels, sizes: &[usize], touched: impl Fn(usize) -> f64) -> bool {
-    let label = labels.columns[column];
-    let (inside, outside) = (sizes[label] as f64, (labels.threads.len() - sizes[label]) as f64);
-    let (mut within, mut without) = (0.0, 0.0);
-    for (thread, &other) in labels.threads.iter().enumerate() {
-        *(if other == label { &mut within } else { &mut without }) += touched(thread);
+/// Raw counters, noise included: an entry of the shMap, or a column of an earlier cluster behind them.
+fn raw(threads: &[ThreadMap<'_>], weights: &Weights, thread: usize, column: usize) -> u64 {
+    let counter = threads[thread].counters.get(column).map(|&counter| u64::from(counter));
+    counter.unwrap_or_else(|| weights.row(thread)[column] as u64)
+}
+
+/// Their sums by column, read thread by thread: a column lies in as many places as there are threads.
+fn sums(threads: &[ThreadMap<'_>], weights: &Weights) -> Vec<u64> {
+    let mut sums = vec![0u64; weights.columns];
+    for (at, thread) in threads.iter().enumerate() {
+        sums.iter_mut().zip(thread.counters).for_each(|(sum, &counter)| *sum += u64::from(counter));
+        let behind = thread.counters.len().min(weights.columns);
+        let row = &weights.row(at)[behind..];
+        sums[behind..].iter_mut().zip(row).for_each(|(sum, &weight)| *sum += weight as u64);
     }
-    let least = if outside > 0.0 { DOMINANCE * inside * without / outside } else { 0.0 };
-    within > 0.0 && within >= least + 2.0 * libm::sqrt(least)
+    sums
+}
+
+/// Which columns are their community's own, by raw counters.
+fn owned(threads: &[ThreadMap<'_>], weights: &Weights, labels: &Labels, all: &[u64]) -> Vec<bool> {
+    let mut sizes = vec![0usize; weights.columns + 1];
+    let mut columns: Vec<Vec<usize>> = vec![Vec::new(); weights.columns + 1];
+    labels.columns.iter().enumerate().for_each(|(column, &label)| columns[label].push(column));
+    let mut within = vec![0u64; weights.columns];
+    for (thread, &label) in labels.threads.iter().enumerate() {
+        sizes[label] += 1;
+        columns[label].iter().for_each(|&column| within[column] += raw(threads, weights, thread, column));
+    }
+    let owns = |column: usize| {
+        let size = sizes[labels.columns[column]];
+        let (inside, outside) = (size as f64, (labels.threads.len() - size) as f64);
+        let (within, without) = (within[column] as f64, (all[column] - within[column]) as f64);
+        let least = if outside > 0.0 { DOMINANCE * inside * without / outside } else { 0.0 };
+        within > 0.0 && within >= least + 2.0 * libm::sqrt(least)
+    };
+    (0..weights.columns).map(owns).collect()
 }
 
 pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &Sharing, threshold: u64) -> Clusters {
     let weights = Weights::of(threads, sharing.floor, threshold);
     let mut kept = vec![true; weights.columns];
-    let raw = |thread: usize, column: usize| match threads[thread].counters.get(column) {
-        Some(&counter) => f64::from(counter),
-        None => f64::from(weights.row(thread)[column]),
-    };
+    let all = sums(threads, &weights);
     let (mut graph, mut labels) = (Graph::of(&weights, threads.len(), &kept), None);
     for _ in 0..ROUNDS_AT_MOST {
         let found = communities(&graph);
-        let mut sizes = vec![0; graph.labels()];
-        found.threads.iter().for_each(|&label| sizes[label] += 1);
-        let dropped: Vec<usize> = (0..weights.columns)
-            .filter(|&column| !graph.columns[column].is_empty())
-            .filter(|&column| !owned(column, &found, &sizes, |thread| raw(thread, column)))
-            .collect();
+        let own = owned(threads, &weights, &found, &all);
+        let dropped: Vec<usize> =
+            (0..weights.columns).filter(|&column| !graph.columns[column].is_empty() && !own[column]).collect();
         labels = Some(found);
         if dropped.is_empty() {
             break;
@@ -224,16 +246,16 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &Sharing, threshold: u64)
 /// Threads on one chip leave no trace of what they share: one that left none at all stays with most of those it was with
 /// (thesis 3.4.3 starts from the clusters there are).
 fn keep_traceless(threads: &[ThreadMap<'_>], floor: u8, found: &mut [Option<usize>]) {
-    let settled = found.to_vec();
-    for (thread, label) in threads.iter().zip(found.iter_mut()) {
-        let traceless = label.is_none() && thread.counters.iter().all(|&counter| counter < floor);
-        let Some(before) = thread.together.filter(|_| traceless) else { continue };
-        let mut votes: std::collections::BTreeMap<usize, usize> = std::collections::BTreeMap::new();
-        for (other, settled) in threads.iter().zip(&settled) {
-            if let Some(settled) = settled.filter(|_| other.together == Some(before)) {
-                *votes.entry(settled).or_insert(0) += 1;
-            }
+    let mut votes: BTreeMap<usize, BTreeMap<usize, usize>> = BTreeMap::new();
+    for (thread, label) in threads.iter().zip(found.iter()) {
+        if let (Some(before), Some(label)) = (thread.together, *label) {
+            *votes.entry(before).or_default().entry(label).or_insert(0) += 1;
         }
+    }
+    for (thread, label) in threads.iter().zip(found) {
+        let traceless = label.is_none() && thread.counters.iter().all(|&counter| counter < floor);
+        let before = thread.together.filter(|_| traceless);
+        let Some(votes) = before.and_then(|before| votes.get(&before)) else { continue };
         let most = votes.values().copied().max();
         *label = votes.iter().find(|(_, count)| Some(**count) == most).map(|(settled, _)| *settled);
     }

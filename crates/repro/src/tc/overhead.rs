@@ -131,7 +131,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         .time_scale(SCALE as f64)
         .note(format!(
             "Costs of samples unscaled. The breakdown's own cost, {turns:.2} %, is one interrupt per counter turn and busy \
-             CPU, charged in the same runs and added here. The policy's limit of 4 % is for both: sampling is aimed at 95 % of \
+             CPU, charged in the same runs and added here. The policy's limit of 4 % is for both: sampling is aimed at 90 % of \
              what the breakdown leaves, and gives back in later windows what a rising rate of remote accesses took too much."
         )),
         Finding::new(

@@ -64,7 +64,7 @@ own_groups() { ls /mnt/rdt 2>/dev/null | grep -c '^cachemate-'; }
 snapshot() {
     for pid in $pids; do state "$pid"; done
     echo "groups of ours: $(own_groups)"
-    cat /mnt/rdt/schemata /mnt/rdt/db/schemata /mnt/rdt/db/tasks 2>/dev/null
+    cat /mnt/rdt/schemata /mnt/rdt/db/schemata /mnt/rdt/db/tasks /sys/fs/cgroup/batch/cpuset.cpus 2>/dev/null
 }
 
 # start POLICY-LINES: the daemon with this configuration; $daemon is its pid.
@@ -81,6 +81,21 @@ no_journal() { ! journal; }
 acts() { journal && [ "$(guardian)" -gt 0 ]; }
 gone() { ! kill -0 "$1" 2>/dev/null; }
 end() { kill -TERM "$daemon"; wait "$daemon"; }
+# put_back_by ROUND: after a kill of both nobody is left but reset, or the next start; otherwise it is the guardian.
+put_back_by() {
+    case $1 in
+        both) cachemate --quiet reset --state-dir state >reset.log 2>&1 || tell reset FAIL "$(tail -n 1 reset.log)" ;;
+        next)
+            cachemate --quiet manage --observe --config c.toml --state-dir state --socket s.sock >next.log 2>&1 &
+            next=$!
+            within 120 no_journal
+            within 60 [ -S s.sock ]
+            kill -TERM "$next"
+            wait "$next"
+            ;;
+    esac
+    within 120 no_journal
+}
 
 four() {
     topology "0-1 2-3 4-5 6-7"
@@ -141,6 +156,45 @@ parameters = { window_cycles = 500_000_000 }'
     within 90 no_journal
     snapshot >after
     same "kill -9 of the daemon: affinities as before" "$(cat before)" "$(cat after)" "8 programs"
+    for pid in $pids; do kill -9 "$pid"; done
+    cpusets
+}
+
+mask_of() { grep Cpus_allowed_list "/proc/$1/status" | cut -f2; }
+child_confined() { [ "$(mask_of "$(cut -d' ' -f1 "/proc/$1/task/$1/children")" 2>/dev/null)" = 4-5 ]; }
+confined() { [ "$(cat /sys/fs/cgroup/batch/cpuset.cpus.effective)" = 4-5 ] && [ "$(mask_of "$1")" = 4-5 ]; }
+
+# A group of cgroup v2, one of its programs narrower than it.
+cpusets() {
+    group=/sys/fs/cgroup/batch
+    mount -t cgroup2 cgroup2 /sys/fs/cgroup
+    echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control
+    mkdir "$group"
+    pids=''
+    program batch-a 'while :; do sleep 1; done'
+    program batch-b 'exec sleep 300000'
+    set -- $pids
+    for pid in $pids; do echo "$pid" >"$group/cgroup.procs"; done
+    taskset -p 12 "$2" >/dev/null
+    rules='[[groups]]
+cgroup = "/batch"
+cpus = "4-5"'
+    snapshot >before
+    for round in daemon both next; do
+        start 'name = "default"'
+        if within 90 confined "$1" && within 30 child_confined "$1"; then
+            same "v2 cpuset: a group is confined, what is born there too" "4-5 4" "$(cat "$group/cpuset.cpus") $(mask_of "$2")"
+        else
+            tell "v2 cpuset: a group is confined" FAIL "$(cat "$group/cpuset.cpus.effective") $(mask_of "$1") $(tail -n 2 daemon.log)"
+        fi
+        within 60 acts
+        [ "$round" = daemon ] || kill -9 "$(guardian)"
+        kill -9 "$daemon"
+        wait "$daemon" 2>/dev/null
+        put_back_by "$round"
+        snapshot >after
+        same "v2 cpuset: kill -9 ($round): all is as before" "$(cat before)" "$(cat after)" "group and masks"
+    done
 }
 
 # in_group N: the group of ours with that number, as the kernel names it.
@@ -149,6 +203,7 @@ of_pid() { sed -n 's/^res://p' "/proc/$1/cpu_resctrl_groups"; }
 # all_moved PID...: none of them is in the root group.
 all_moved() { for pid in "$@"; do [ "$(of_pid "$pid")" != / ] || return 1; done; }
 some_groups() { [ "$(own_groups)" -gt 0 ]; }
+refused() { status | grep -q '"refused_plan": "'; }
 two_groups() { [ "$(own_groups)" = 2 ]; }
 
 ways() {
@@ -196,9 +251,17 @@ parameters = { steps = [{ shares = [] }, { from_ns = 8000000000, shares = ["0", 
     snapshot >after
     same "after that all is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
 
+    # A mask that this hardware does not take: the plan is refused, and nothing else happens.
+    start 'name = "static-partition"
+parameters = { steps = [{ shares = ["0,2"] }] }'
+    within 90 refused
+    same "a mask with a gap: the plan is refused, the daemon lives" "not contiguous / 0" \
+        "$(status | grep -o 'not contiguous' | head -n 1) $(of_pid "$1") $(own_groups)"
+    end
+
     # Killed while affinities, weights, turns and masks change five times a second.
     window=200
-    for round in daemon both guardian daemon both; do
+    for round in daemon both guardian next both; do
         start 'name = "shake"'
         within 120 acts
         within 60 some_groups
@@ -214,12 +277,9 @@ parameters = { steps = [{ shares = [] }, { from_ns = 8000000000, shares = ["0", 
             kill -9 "$daemon"
             wait "$daemon" 2>/dev/null
         fi
-        if [ "$round" = both ]; then
-            cachemate --quiet reset --state-dir state >reset.log 2>&1 || tell reset FAIL "$(tail -n 1 reset.log)"
-        fi
-        within 120 no_journal
+        put_back_by "$round"
         snapshot >after
-        same "kill -9 of $round: all is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
+        same "kill -9 ($round): all is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
     done
 
     # Everything is gone, even the journal: groups of ours are orphans, and reset sweeps them.

@@ -76,6 +76,8 @@ account!(
     proven,
     counts,
     count_ns,
+    own_start,
+    own_bytes,
 );
 
 /// One pass over all resident pages.
@@ -106,7 +108,8 @@ pub struct Agent {
     stock: Stock<'static>,
     removed: Removed,
     ranges: Ranges,
-    excluded: [(u64, u64); 4],
+    /// Memory of the agent's own, which is never registered.
+    own: (u64, u64),
     program: [u8; 256],
     account: Account,
     pass: Pass,
@@ -131,10 +134,10 @@ impl Agent {
         region: *mut u8,
         lists: &'static mut [u32],
         (mask, move_all): (u64, bool),
+        (own_start, own_bytes): (u64, u64),
     ) -> Self {
-        let (slots, start) = (lists.len() as u64, region as u64);
-        let list_bytes = (lists.as_ptr() as u64, lists.as_ptr() as u64 + 4 * slots);
-        let account = Account { mask, hold_at_most: slots / 2, ..Account::default() };
+        let hold_at_most = lists.len() as u64 / 2;
+        let account = Account { mask, hold_at_most, own_start, own_bytes, ..Account::default() };
         Agent {
             files,
             kit,
@@ -143,7 +146,7 @@ impl Agent {
             stock: Stock::new(lists),
             removed: Removed::default(),
             ranges: Ranges::default(),
-            excluded: [(start, start + slots * PAGE), list_bytes, (0, 0), (0, 0)],
+            own: (own_start, own_start + own_bytes),
             program: [0; 256],
             account,
             pass: Pass::default(),
@@ -163,13 +166,6 @@ impl Agent {
 
     pub fn files(&self) -> &Files {
         &self.files
-    }
-
-    /// The handler's stack, and this agent itself, are never registered.
-    pub fn exclude(&mut self, start: u64, bytes: u64) {
-        let own = core::ptr::from_ref(self) as u64;
-        self.excluded[2] = (start, start + bytes);
-        self.excluded[3] = (own, own + size_of::<Self>() as u64);
     }
 
     fn slot(&self, slot: u32) -> *mut u8 {
@@ -467,7 +463,7 @@ impl Agent {
     fn scan(&mut self) {
         let end = self.program.iter().position(|&byte| byte == 0).unwrap_or(self.program.len());
         let program = &self.program[..end];
-        read_ranges(&mut self.ranges, &self.excluded, program, &mut self.buffer);
+        read_ranges(&mut self.ranges, &[self.own], program, &mut self.buffer);
         for range in self.ranges.all() {
             // What cannot be registered keeps its kernel's frames; asking again for what is registered changes nothing.
             fault::register(self.files.faults, range.start, range.end - range.start);

@@ -80,14 +80,15 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
 
 /// Picks the program's own anonymous memory, line by line. Left out: the stack of the first thread, what the kernel maps,
 /// and the zeroed data of libraries, the C library's and the agent's among them, which lies behind their files.
-#[derive(Default)]
-struct Picker {
+#[derive(Default, Debug)]
+pub struct Picker {
     file_ends: u64,
     file_is_program: bool,
 }
 
 impl Picker {
-    fn pick(&mut self, line: &[u8], program: &[u8]) -> Option<Range> {
+    /// The range of the next line, if pages in it are coloured; `program` = path of the program's file.
+    pub fn pick(&mut self, line: &[u8], program: &[u8]) -> Option<Range> {
         let line = parse(line)?;
         if line.inode != 0 {
             self.file_ends = line.range.end;

@@ -166,7 +166,7 @@ fn map_file(path: &Path, prot: usize, flags: usize) -> Option<(*mut u8, usize)> 
 }
 
 /// Everything that can fail, before anything of the program is changed.
-fn prepare() -> Option<&'static mut Agent> {
+fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let folder = variable(FOLDER_VARIABLE)?;
     let (mask, all) = wanted_mask(variable(MASK_VARIABLE)?)?;
     let hold_pages = decimal(variable(HOLD_VARIABLE)?)? as usize / PAGE_BYTES;
@@ -212,29 +212,69 @@ fn prepare() -> Option<&'static mut Agent> {
     if fault::api(faults, fault::MOVE_PAGES | fault::EVENTS) < 0 {
         return refused("refused the kernel cannot move pages (UFFDIO_MOVE, Linux 6.8)\n");
     }
-    let bytes = core::mem::size_of::<Agent>();
-    let memory = sys::map(bytes, READ_WRITE, PRIVATE_ANONYMOUS | POPULATE, -1)?.cast::<Agent>();
-    let region = sys::map(2 * hold_pages * PAGE_BYTES, READ_WRITE, PRIVATE_ANONYMOUS | NORESERVE, -1)?;
-    let lists = sys::map(2 * hold_pages * 4, READ_WRITE, PRIVATE_ANONYMOUS | NORESERVE, -1)?.cast::<u32>();
-    // SAFETY: ranges of our own: no child gets the frames, and none of them is part of a huge one.
-    unsafe {
-        for advice in [10, 15] {
-            sys::call(sys::MADVISE, [region as usize, 2 * hold_pages * PAGE_BYTES, advice, 0, 0, 0]);
-        }
-    }
+    let Some(memory) = Own::new(hold_pages) else {
+        return refused("refused no address space for the frames held\n");
+    };
     let files = Files { faults, wanted, status, pagemap: -1 };
-    // SAFETY: fresh mappings of those sizes, aligned to pages, that live as long as the process.
+    // SAFETY: parts of a fresh mapping, of those sizes and aligned to pages, that lives as long as the process.
     unsafe {
-        let lists = core::slice::from_raw_parts_mut(lists, 2 * hold_pages);
-        memory.write(Agent::new(files, kit, (ledger, frames), region, lists, (mask, all)));
-        Some(&mut *memory)
+        let lists = core::slice::from_raw_parts_mut(memory.lists().cast::<u32>(), 2 * hold_pages);
+        let (region, own) = (memory.region(), (memory.start as u64, memory.bytes() as u64));
+        let agent = memory.agent();
+        agent.write(Agent::new(files, kit, (ledger, frames), region, lists, (mask, all), own));
+        Some((&mut *agent, memory.start))
+    }
+}
+
+/// All memory of the agent's own in one mapping, so that whoever looks from outside can leave it out: the handler's stack, the
+/// agent, the lists, and the region that frames are held in.
+struct Own {
+    start: *mut u8,
+    hold_pages: usize,
+}
+
+impl Own {
+    const AGENT_BYTES: usize = core::mem::size_of::<Agent>().next_multiple_of(PAGE_BYTES);
+
+    fn new(hold_pages: usize) -> Option<Self> {
+        let mut own = Own { start: core::ptr::null_mut(), hold_pages };
+        own.start = sys::map(own.bytes(), READ_WRITE, PRIVATE_ANONYMOUS | NORESERVE, -1)?;
+        // SAFETY: ranges of our own: no child gets the frames, none of them is part of a huge one, and the handler's stack
+        // is there before the handler is (MADV_POPULATE_WRITE).
+        unsafe {
+            let region = own.region() as usize;
+            for (at, bytes, advice) in [
+                (own.start as usize, own.bytes(), 15),
+                (region, 2 * hold_pages * PAGE_BYTES, 10),
+                (own.start as usize, STACK_BYTES + Self::AGENT_BYTES, 23),
+            ] {
+                sys::call(sys::MADVISE, [at, bytes, advice, 0, 0, 0]);
+            }
+        }
+        Some(own)
+    }
+    fn agent(&self) -> *mut Agent {
+        // SAFETY: inside the mapping.
+        unsafe { self.start.add(STACK_BYTES).cast() }
+    }
+    fn lists(&self) -> *mut u8 {
+        // SAFETY: inside the mapping.
+        unsafe { self.start.add(STACK_BYTES + Self::AGENT_BYTES) }
+    }
+    fn region_at(&self) -> usize {
+        STACK_BYTES + Self::AGENT_BYTES + (2 * self.hold_pages * 4).next_multiple_of(PAGE_BYTES)
+    }
+    fn region(&self) -> *mut u8 {
+        // SAFETY: inside the mapping.
+        unsafe { self.start.add(self.region_at()) }
+    }
+    fn bytes(&self) -> usize {
+        self.region_at() + 2 * self.hold_pages * PAGE_BYTES
     }
 }
 
 fn start() -> Option<()> {
-    let agent = prepare()?;
-    let stack = sys::map(STACK_BYTES, READ_WRITE, PRIVATE_ANONYMOUS | POPULATE, -1)?;
-    agent.exclude(stack as u64, STACK_BYTES as u64);
+    let (agent, stack) = prepare()?;
     // Descriptors that programs count on start low; this one is only for registering.
     // SAFETY: no memory is passed.
     let registrar = unsafe { sys::call(sys::FCNTL, [agent.files().faults as usize, 1030, 900, 0, 0, 0]) };

@@ -199,8 +199,9 @@ impl Kit {
         unsafe { self.evicted_by(page, colour..colour + 1) }
     }
 
-    /// The page's colour: by halving, then proven against the one that is left. `None` = not told in three tries (noise, or a
-    /// frame that behaves like none of the kit's).
+    /// The page's colour: by halving, then proven against the one that is left, and against its neighbour, which must not push
+    /// it out: who pushes everything out is somebody else on this core. `None` = not told in three tries (noise, or a frame
+    /// that behaves like none of the kit's).
     ///
     /// # Safety
     /// As [`Kit::is`].
@@ -217,7 +218,7 @@ impl Kit {
                 }
             }
             // SAFETY: the caller's promise.
-            if unsafe { self.is(page, low) } {
+            if unsafe { self.is(page, low) && !self.is(page, (low + 1) % self.colours) } {
                 return Some(low);
             }
         }

@@ -204,3 +204,24 @@ fn a_group_is_confined_and_comes_back() {
     }
     drop(program);
 }
+
+/// A policy that goes astray: is its plan refused and shown, the one before kept, and does the daemon follow it again later?
+#[test]
+fn a_plan_that_no_machine_may_be_told_ends_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = sleeper();
+    let (host, pid) = (Host::new("/"), program.0.id() as i32);
+    let before = host.affinity(pid).unwrap();
+    let config = format!("act = true\nwindow_ms = 50\n[policy]\nname = \"astray\"\n[[rules]]\npid = {pid}\n");
+    let mut daemon = daemon(folder.path(), &config);
+    let astray = status_when(folder.path(), "the refusal", |status| !status["refused_plan"].is_null());
+    let said = astray["refused_plan"].as_str().unwrap();
+    assert!(said.contains("this cache cannot be divided") || said.contains("way mask"), "{said}");
+    assert_eq!(host.affinity(pid).unwrap().to_string(), before.first().unwrap().to_string(), "the plan before stays");
+    let shown = run(folder.path(), &["status", "--socket", "s.sock"]).ok();
+    let later = status_when(folder.path(), "a good plan", |status| status["refused_plan"].is_null());
+    assert!(later["counters"]["refused_plans"].as_u64().unwrap() > 1, "{later}");
+    assert!(shown.out.contains("the plan before stays") || later["windows"].as_u64() > Some(60), "{}", shown.out);
+    assert_eq!(host.affinity(pid).unwrap(), before, "a plan that names nobody puts everybody back");
+    stop(&mut daemon);
+}

@@ -1,4 +1,4 @@
-//! Is `cachemate top` one print into a pipe?
+//! Is `cachemate top` a screen on a terminal, and one print into a pipe?
 
 mod common;
 
@@ -30,6 +30,131 @@ fn daemon(folder: &Path) -> (Ended, Ended) {
         std::thread::sleep(Duration::from_millis(50));
     }
     (daemon, sleeper)
+}
+
+/// On a terminal: a screen.
+#[cfg(feature = "terminal")]
+mod screen {
+    use std::fs::File;
+    use std::io::{Read, Write};
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// The two ends of a new terminal of 120 columns and 30 lines.
+    fn terminal() -> (File, OwnedFd) {
+        let (mut ours, mut theirs) = (-1, -1);
+        let size = libc::winsize { ws_row: 30, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: two integers are filled in; the size is read; name and settings may be null (openpty(3)).
+        let made = unsafe {
+            libc::openpty(&raw mut ours, &raw mut theirs, std::ptr::null_mut(), std::ptr::null(), &raw const size)
+        };
+        assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: both descriptors are new and ours alone.
+        unsafe { (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) }
+    }
+
+    /// Input, output and local modes: raw mode changes all three.
+    fn modes(terminal: &impl AsRawFd) -> [libc::tcflag_t; 3] {
+        // SAFETY: all zeros is a valid termios, which the call fills in.
+        let mut modes: libc::termios = unsafe { std::mem::zeroed() };
+        // SAFETY: an open terminal and a live struct.
+        assert_eq!(unsafe { libc::tcgetattr(terminal.as_raw_fd(), &raw mut modes) }, 0);
+        [modes.c_iflag, modes.c_oflag, modes.c_lflag]
+    }
+
+    /// `top` on a terminal of its own, and what it has written there.
+    struct OnTerminal {
+        top: Ended,
+        ours: File,
+        theirs: OwnedFd,
+        seen: Arc<Mutex<Vec<u8>>>,
+        before: [libc::tcflag_t; 3],
+    }
+
+    impl OnTerminal {
+        fn start(folder: &Path) -> Self {
+            let (ours, theirs) = terminal();
+            let before = modes(&theirs);
+            let stdio = || Stdio::from(theirs.try_clone().unwrap());
+            let mut command = command(folder, &["top", "--socket", "s.sock", "--every", "0.1"]);
+            command.env("TERM", "xterm").stdin(stdio()).stdout(stdio()).stderr(stdio());
+            let top = Ended(command.spawn().unwrap());
+            let seen = Arc::new(Mutex::new(Vec::new()));
+            let (mut reads, into) = (ours.try_clone().unwrap(), seen.clone());
+            // Ends with an error once nobody holds the other end any more.
+            std::thread::spawn(move || {
+                let mut part = [0u8; 4096];
+                while let Ok(many @ 1..) = reads.read(&mut part) {
+                    into.lock().unwrap().extend_from_slice(&part[..many]);
+                }
+            });
+            OnTerminal { top, ours, theirs, seen, before }
+        }
+
+        fn text(&self) -> String {
+            String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned()
+        }
+
+        fn until(&mut self, words: &str) {
+            let start = Instant::now();
+            while !self.text().contains(words) {
+                assert!(start.elapsed() < Duration::from_secs(60), "'{words}' was not drawn: {:?}", self.text());
+                assert!(self.top.0.try_wait().unwrap().is_none(), "it ended by itself: {:?}", self.text());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+
+        /// Has ended, and left the terminal as it was.
+        fn gave_back(mut self, how: &str) {
+            let code = self.top.0.wait().unwrap().code();
+            let (start, left) = (Instant::now(), "\u{1b}[?1049l");
+            while !self.text().contains(left) && start.elapsed() < Duration::from_secs(10) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let text = self.text();
+            assert_eq!(code, Some(0), "{how}: {text:?}");
+            let (taken, given_back) = (text.find("\u{1b}[?1049h"), text.rfind(left));
+            assert!(taken.is_some() && taken < given_back, "{how}: {text:?}");
+            assert_eq!(modes(&self.theirs), self.before, "{how}: line modes");
+        }
+    }
+
+    /// Is the screen taken, the program shown, and the terminal given back, by q, Ctrl-C and a signal alike?
+    #[test]
+    fn a_terminal_gets_a_screen_and_is_given_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let _both = daemon(folder.path());
+        for how in ["q", "\u{3}", "SIGTERM"] {
+            let mut shown = OnTerminal::start(folder.path());
+            shown.until("sleep");
+            assert_ne!(modes(&shown.theirs), shown.before, "keys come one by one");
+            // Blanks are jumped over, not written.
+            assert!(shown.text().contains("observing") && shown.text().contains("decisions"), "{:?}", shown.text());
+            match how {
+                "SIGTERM" => {
+                    let pid = rustix::process::Pid::from_child(&shown.top.0);
+                    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+                }
+                keys => shown.ours.write_all(keys.as_bytes()).unwrap(),
+            }
+            shown.gave_back(how);
+        }
+    }
+
+    /// A daemon that goes away: is that said on the screen, which goes on?
+    #[test]
+    fn a_daemon_that_ends_is_told_on_the_screen() {
+        let folder = tempfile::tempdir().unwrap();
+        let (daemon, _sleeper) = daemon(folder.path());
+        let mut shown = OnTerminal::start(folder.path());
+        shown.until("sleep");
+        drop(daemon);
+        shown.until("s.sock");
+        shown.ours.write_all(b"q").unwrap();
+        shown.gave_back("q without a daemon");
+    }
 }
 
 /// Into a pipe: one print without escape sequences; with --json one object per look.

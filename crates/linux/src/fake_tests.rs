@@ -32,6 +32,8 @@ pub(crate) struct FakeHost {
     pub changes: Cell<u32>,
     /// After so many changes more, all fail.
     pub broken_from: Cell<Option<u32>>,
+    /// So many calls on threads say that there is no such process, whoever is there.
+    pub no_such_process_for: Cell<u32>,
 }
 
 impl FakeHost {
@@ -75,6 +77,10 @@ impl FakeHost {
         }
     }
     fn on_thread(&self, tid: i32, change: impl FnOnce(&mut FakeThread)) -> io::Result<()> {
+        if self.no_such_process_for.get() > 0 {
+            self.no_such_process_for.set(self.no_such_process_for.get() - 1);
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
         let told = self.changing()?;
         let mut threads = self.threads.borrow_mut();
         change(threads.get_mut(&tid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?);

@@ -7,10 +7,13 @@
 //! Properties: nobody is ever stopped; CPUs that the gang leaves free are used; when we die between two slices the
 //! worst that holds until the guardian acts is a low weight; members with real-time priority are refused.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use cachemate_core::{CpuSet, Plan, TaskId};
 
 use crate::kernel::{Kernel, ThreadKey};
 
@@ -124,6 +127,23 @@ fn set<K: Kernel>(kernel: &Mutex<K>, member: ThreadKey, policy: u32, turns: &Tur
     if !right_thread || kernel.set_policy(member.tid, policy).is_err() {
         turns.failed.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// Where each gang member sits: on the CPU that the plan names, else on the schedule's CPUs in order of membership.
+/// A member of several gangs with different seats keeps to the CPUs of all of them.
+pub fn seats(plan: &Plan) -> BTreeMap<TaskId, CpuSet> {
+    let mut seats: BTreeMap<TaskId, CpuSet> = BTreeMap::new();
+    for schedule in &plan.gangs {
+        for gang in &schedule.gangs {
+            let taken: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
+            let mut free = schedule.cpus.iter().filter(|&cpu| !taken.contains(cpu)).collect::<Vec<_>>().into_iter();
+            for (task, cpu) in &gang.members {
+                let seat = cpu.map(|cpu| cpu.0).or_else(|| free.next());
+                seats.entry(*task).or_default().extend(seat);
+            }
+        }
+    }
+    seats
 }
 
 #[cfg(test)]

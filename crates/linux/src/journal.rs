@@ -3,7 +3,8 @@
 //! Problem: the daemon may die at any instant, by any signal, and the host must come back exactly as it was.
 //! Method: before the first change of an object its original is appended to a file and synced, a whole batch at a time,
 //! once per object; what it is changed to is noted beside it, so that a restore can tell our doing from others'. Every
-//! line carries its own checksum; a torn last line was never acted upon and is ignored. When threads are gone their
+//! line carries its own checksum; a torn line was never acted upon and is ignored. What a failing disk has taken of a batch is
+//! cut off again, and where that fails too the next line begins on a line of its own. When threads are gone their
 //! lines are dropped by writing the file anew and renaming it into place.
 //! Properties: no change without a synced original; originals only, never an intermediate state; size proportional to
 //! the objects alive; a journal of another boot concerns nothing that still exists.
@@ -147,12 +148,61 @@ pub struct Recovered {
     pub torn: bool,
 }
 
+/// The file, open for appending. Tests make it fail as disks do.
+#[derive(Debug)]
+struct Disk {
+    file: File,
+    #[cfg(test)]
+    fails: tests::Fails,
+}
+
+impl Disk {
+    fn new(file: File) -> Self {
+        Disk {
+            file,
+            #[cfg(test)]
+            fails: tests::Fails::default(),
+        }
+    }
+
+    fn append(&mut self, text: &[u8]) -> io::Result<()> {
+        #[cfg(test)]
+        if let Some(room) = self.fails.room_bytes.take() {
+            self.file.write_all(&text[..room.min(text.len())])?;
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        self.file.write_all(text)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        #[cfg(test)]
+        if std::mem::take(&mut self.fails.sync) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.file.sync_data()
+    }
+
+    fn cut(&mut self, bytes: u64) -> io::Result<()> {
+        #[cfg(test)]
+        if self.fails.cut {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.file.set_len(bytes)
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+}
+
 /// An open journal.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    file: File,
+    disk: Disk,
     good_bytes: u64,
+    /// Behind the good bytes stands a piece of a batch that failed and could not be cut off.
+    torn: bool,
     live_bytes_after_compaction: u64,
     boot_id: String,
     since_ticks: u64,
@@ -174,8 +224,9 @@ impl Journal {
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path).map_err(io)?;
         let mut journal = Journal {
             path: path.clone(),
-            file,
+            disk: Disk::new(file),
             good_bytes: 0,
+            torn: false,
             live_bytes_after_compaction: 0,
             boot_id: boot_id.to_string(),
             since_ticks,
@@ -257,24 +308,30 @@ impl Journal {
         let mut file = file.write(true).create(true).truncate(true).mode(0o600).open(&beside).map_err(io)?;
         file.write_all(&text).and_then(|()| file.sync_data()).map_err(io)?;
         fs::rename(&beside, &self.path).map_err(io)?;
-        self.file = OpenOptions::new().append(true).open(&self.path).map_err(io)?;
-        self.good_bytes = text.len() as u64;
+        self.disk = Disk::new(OpenOptions::new().append(true).open(&self.path).map_err(io)?);
+        (self.good_bytes, self.torn) = (text.len() as u64, false);
         self.live_bytes_after_compaction = self.good_bytes;
         sync_dir(self.path.parent().unwrap_or(Path::new("."))).map_err(io)
     }
 
     fn append(&mut self, lines: &[Line], sync: bool) -> Result<(), JournalError> {
         let mut text = Vec::new();
-        lines.iter().for_each(|line| write_line(&mut text, line));
-        let written = self.file.write_all(&text).and_then(|()| if sync { self.file.sync_data() } else { Ok(()) });
-        if let Err(source) = written {
-            // Half a line would hide the lines after it: cut back to what was whole. If even that fails the reader
-            // still sees the damage by its checksum.
-            let _ = self.file.set_len(self.good_bytes);
-            return Err(JournalError::Io { path: self.path.clone(), source });
+        if self.torn && self.disk.cut(self.good_bytes).is_err() {
+            text.push(b'\n'); // ends the piece: it is one damaged line, and hides none after it
         }
-        self.good_bytes += text.len() as u64;
-        Ok(())
+        self.torn = false;
+        lines.iter().for_each(|line| write_line(&mut text, line));
+        let written = self.disk.append(&text).and_then(|()| if sync { self.disk.sync() } else { Ok(()) });
+        match written.and_then(|()| self.disk.bytes()) {
+            Ok(bytes) => {
+                self.good_bytes = bytes;
+                Ok(())
+            }
+            Err(source) => {
+                self.torn = self.disk.cut(self.good_bytes).is_err();
+                Err(JournalError::Io { path: self.path.clone(), source })
+            }
+        }
     }
 
     /// Removes the file: everything is as it was.
@@ -310,8 +367,9 @@ pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
             Some(Line::Header { boot_id, since_ticks, .. }) => {
                 (found.boot_id, since) = (Some(boot_id), since_ticks);
             }
+            // A second one: the first was of a batch that failed, or of an object that was dropped since.
             Some(Line::First { object, original, ours }) => {
-                found.held.entry(object).or_insert(Held { original, ours, since_ticks: since });
+                found.held.insert(object, Held { original, ours, since_ticks: since });
             }
             Some(Line::Again { object, ours }) => {
                 if let Some(held) = found.held.get_mut(&object) {
@@ -437,16 +495,64 @@ mod tests {
         assert_eq!(found.held[&affinity(1)].original, cpus(0));
     }
 
-    /// On a full disk: is the change refused, and the journal whole?
+    /// How the disk fails next.
+    #[derive(Clone, Copy, Debug, Default)]
+    pub(super) struct Fails {
+        /// So much of the next batch is taken, then it is full.
+        pub room_bytes: Option<usize>,
+        pub sync: bool,
+        /// What was taken cannot be cut off either, as long as this stands.
+        pub cut: bool,
+    }
+
+    /// A disk that takes any part of a batch, or all of it and loses it, whether or not that can be cut off: are the changes
+    /// refused, the originals before and after it kept, and none made up?
+    #[test]
+    fn a_short_write_refuses_the_batch_and_hides_nothing() {
+        let batch = [change(2, 0, 1), change(1, 1, 3), change(3, 0, 1)];
+        let mut text = Vec::new();
+        for Change { object, now, wanted } in batch.clone() {
+            write_line(&mut text, &Line::First { object, original: now, ours: vec![wanted] });
+        }
+        for room in (0..=text.len() + 1).step_by(3).chain([text.len()]) {
+            for cut in [false, true] {
+                let dir = tempfile::tempdir().unwrap();
+                let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+                journal.before(&[change(1, 0, 1)]).unwrap();
+                let before = journal.held().clone();
+                let room_bytes = (room <= text.len()).then_some(room);
+                journal.disk.fails = Fails { room_bytes, sync: room_bytes.is_none(), cut };
+                assert!(journal.before(&batch).is_err(), "{room} bytes taken");
+                assert_eq!(journal.held(), &before, "{room} bytes taken, cut {cut}");
+                // Somebody else changes what we could not: that is the original now.
+                journal.before(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
+                journal.disk.fails = Fails::default();
+                journal.before(&[change(1, 1, 2)]).unwrap();
+                let found = recover(dir.path()).unwrap().unwrap();
+                for (object, held) in journal.held() {
+                    assert_eq!(found.held[object].original, held.original, "{room} bytes taken, cut fails: {cut}");
+                    assert!(held.ours.iter().all(|state| found.held[object].ours.contains(state)));
+                }
+                // An object of the failed batch may stand there, as it was: putting that back changes nothing.
+                let extra = found.held.keys().filter(|object| !journal.held().contains_key(object));
+                assert!(extra.clone().count() <= usize::from(cut) && found.damaged_lines.len() <= usize::from(cut));
+                assert!(!cut || extra.clone().all(|object| *object == affinity(3)));
+            }
+        }
+    }
+
+    /// A disk that stays full: is every change refused, and is all as before once there is room again?
     #[test]
     fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
         journal.before(&[change(1, 0, 1)]).unwrap();
-        let good = std::mem::replace(&mut journal.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
-        assert!(journal.before(&[change(2, 0, 1)]).is_err());
-        assert!(!journal.held().contains_key(&affinity(2)));
-        journal.file = good;
+        let good = std::mem::replace(&mut journal.disk.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
+        for _ in 0..3 {
+            assert!(journal.before(&[change(2, 0, 1)]).is_err());
+            assert!(!journal.held().contains_key(&affinity(2)));
+        }
+        journal.disk.file = good;
         journal.before(&[change(3, 0, 1)]).unwrap();
         assert_eq!(recover(dir.path()).unwrap().unwrap().held.len(), 2);
     }

@@ -45,10 +45,34 @@ pub struct DirLock {
     _file: Option<fs::File>,
 }
 
+/// A small file that is read again and again: open where that pays, else its path.
+#[derive(Debug)]
+pub enum Kept {
+    File(fs::File),
+    Path(PathBuf),
+}
+
 /// Reads and changes a host. Errors are the kernel's own; callers add the object they concern.
 pub trait Kernel {
     /// Text of a small file below the root.
     fn read(&self, path: &Path) -> io::Result<String>;
+    /// To be read again and again by [`Kernel::read_kept`]. A thread's file that was opened stays that thread's, whoever gets
+    /// its number later.
+    fn keep(&self, path: &Path) -> io::Result<Kept> {
+        Ok(Kept::Path(path.to_path_buf()))
+    }
+    /// The text as it is now; a few hundred bytes at most.
+    fn read_kept(&self, kept: &Kept) -> io::Result<String> {
+        use std::os::unix::fs::FileExt;
+        match kept {
+            Kept::Path(path) => self.read(path),
+            Kept::File(file) => {
+                let mut bytes = [0u8; 512];
+                let read = file.read_at(&mut bytes, 0)?;
+                Ok(String::from_utf8_lossy(&bytes[..read]).into_owned())
+            }
+        }
+    }
     /// One `write(2)` of the whole text, as kernel files want it; a short write is an error.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
     fn make_dir(&self, path: &Path) -> io::Result<()>;
@@ -153,8 +177,14 @@ impl Host {
 
 impl Kernel for Host {
     fn read(&self, path: &Path) -> io::Result<String> {
-        let bytes = fs::read(self.below(path))?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        use std::io::Read;
+        // Without asking for a size first: these files have none.
+        let mut bytes = Vec::with_capacity(2048);
+        fs::File::open(self.below(path))?.take(u64::MAX).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8(bytes).unwrap_or_else(|odd| String::from_utf8_lossy(odd.as_bytes()).into_owned()))
+    }
+    fn keep(&self, path: &Path) -> io::Result<Kept> {
+        Ok(Kept::File(fs::File::open(self.below(path))?))
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         use std::io::Write;

@@ -21,7 +21,7 @@ use crate::actuator::{Actuator, GuardianCommand, Made, Wanted, changes};
 use crate::colors::shares::{self, Colours};
 use crate::counters::{Surveyed, ThreadCounters};
 use crate::cpusets::{Confined, Confinement, confinement};
-use crate::gangs::{IDLE, Rotation, Runner};
+use crate::gangs::{IDLE, Rotation, Runner, seats};
 use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::probing::{Actor, Cast, Probing};
@@ -379,7 +379,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     fn progress(&mut self) -> BTreeMap<ThreadKey, f64> {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
-        let leaders = self.tasks.all().into_iter().filter(|task| task.pid == task.thread.tid);
+        let reporting = self.options.progress.reporting();
+        let reports = |task: &&Managed| task.pid == task.thread.tid && reporting.contains(&task.pid);
+        let leaders = self.tasks.all().into_iter().filter(reports);
         let report = |task: &Managed| Some((task.thread, self.options.progress.total(&*kernel, task.pid)?));
         let totals: BTreeMap<ThreadKey, u64> = leaders.filter_map(report).collect();
         let before = std::mem::replace(&mut self.progress_before, totals);
@@ -549,23 +551,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 }
 
-/// Where each gang member sits: on the CPU that the plan names, else on the schedule's CPUs in order of membership.
-/// A member of several gangs with different seats keeps to the CPUs of all of them.
-pub fn gang_seats(plan: &Plan) -> BTreeMap<TaskId, CpuSet> {
-    let mut seats: BTreeMap<TaskId, CpuSet> = BTreeMap::new();
-    for schedule in &plan.gangs {
-        for gang in &schedule.gangs {
-            let taken: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
-            let mut free = schedule.cpus.iter().filter(|&cpu| !taken.contains(cpu)).collect::<Vec<_>>().into_iter();
-            for (task, cpu) in &gang.members {
-                let seat = cpu.map(|cpu| cpu.0).or_else(|| free.next());
-                seats.entry(*task).or_default().extend(seat);
-            }
-        }
-    }
-    seats
-}
-
 fn counts_instructions(events: &[Surveyed]) -> bool {
     events.iter().any(|found| found.event == Event::Instructions && found.absent_because.is_none())
 }
@@ -622,7 +607,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         let (plan, lacking) = self.without_what_is_lacking(plan);
         let plan = &plan;
         let mut placed = plan.clone();
-        for (task, seat) in gang_seats(plan) {
+        for (task, seat) in seats(plan) {
             placed.allowed.insert(task, seat);
         }
         let started = Instant::now();

@@ -8,6 +8,7 @@
 //! and write calls (the system calls that the kernel counts per thread, `/proc/PID/task/TID/io`), its waits (context switches
 //! of its own accord) and its page faults.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use cachemate_core::Event;
@@ -31,6 +32,12 @@ impl ProgressFiles {
 
     pub fn path(&self, pid: i32) -> Option<PathBuf> {
         Some(self.dir.as_ref()?.join(pid.to_string()))
+    }
+
+    /// Processes that have a file there.
+    pub fn reporting(&self) -> BTreeSet<i32> {
+        let entries = self.dir.iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
     }
 
     /// What the process, or the nearest process that it descends from, has counted so far; `None` where it does not
@@ -209,7 +216,7 @@ mod tests {
         assert_eq!(files.total(&host, pid), None);
         let path = files.path(pid).unwrap();
         std::fs::write(&path, 77u64.to_ne_bytes()).unwrap();
-        assert_eq!(files.total(&host, pid), Some(77));
+        assert_eq!((files.total(&host, pid), files.reporting()), (Some(77), BTreeSet::from([pid])));
         std::fs::write(&path, [1, 2, 3]).unwrap();
         assert_eq!(files.total(&host, pid), None);
         std::fs::remove_file(&path).unwrap();

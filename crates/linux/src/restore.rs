@@ -53,11 +53,7 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restor
             objects.reverse(); // deepest directories first: a parent's path sorts before its children's
         }
         for (object, held) in objects {
-            let outcome = restore_one(kernel, object, held).unwrap_or_else(|error| match gone(&error) {
-                true => Outcome::Gone,
-                false => Outcome::Failed(in_words(kernel, object, &error)),
-            });
-            account.push(Restored { object: object.clone(), outcome });
+            account.push(Restored { object: object.clone(), outcome: restore_object(kernel, object, held) });
         }
         if stage == 2 {
             account.extend(restore_all_heirs(kernel, held));
@@ -111,6 +107,28 @@ fn is_cpuset(path: &Path) -> bool {
 
 fn gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// A thread that is just ending, or just being moved, is "no such process" to a call although it still stands in `/proc`: it is
+/// asked again, and one that lives on has not been put back.
+fn restore_object(kernel: &dyn Kernel, object: &Object, held: &Held) -> Outcome {
+    const TRIES: u32 = 5;
+    const BETWEEN_TRIES: Duration = Duration::from_millis(4);
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match restore_one(kernel, object, held) {
+            Ok(outcome) => return outcome,
+            Err(error) if gone(&error) && !lives_on(kernel, object, &error) => return Outcome::Gone,
+            Err(error) if gone(&error) && tries < TRIES => std::thread::sleep(BETWEEN_TRIES),
+            Err(error) => return Outcome::Failed(in_words(kernel, object, &error)),
+        }
+    }
+}
+
+/// Did the kernel call a thread gone that is there? (A group or file that is not there is gone whoever lives.)
+fn lives_on(kernel: &dyn Kernel, object: &Object, error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ESRCH) && object.thread().is_none_or(|thread| kernel.alive(thread))
 }
 
 fn restore_one(kernel: &dyn Kernel, object: &Object, held: &Held) -> io::Result<Outcome> {
@@ -262,7 +280,7 @@ pub(crate) fn in_words(kernel: &dyn Kernel, object: &Object, error: &io::Error) 
 /// Empties a group of ours into its parent and removes it. Children of managed programs may have been born into it.
 pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<Outcome> {
     if let Err(error) = kernel.list(path) {
-        return if gone(&error) { Ok(Outcome::Unchanged) } else { Err(error) };
+        return if error.kind() == io::ErrorKind::NotFound { Ok(Outcome::Unchanged) } else { Err(error) };
     }
     let parent = path.parent().unwrap_or(Path::new("/"));
     // Members may fork while they are moved: a few rounds empty it.
@@ -279,7 +297,7 @@ pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<Outco
         }
     }
     match kernel.remove_dir(path) {
-        Err(error) if gone(&error) => Ok(Outcome::PutBack),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Outcome::PutBack),
         other => other.map(|()| Outcome::PutBack),
     }
 }
@@ -336,7 +354,7 @@ pub(crate) fn heir(kernel: &dyn Kernel, object: Object, held: &Held) -> Option<R
     }
     let outcome = match write_state(kernel, &object, &held.original) {
         Ok(()) => Outcome::PutBack,
-        Err(error) if gone(&error) => Outcome::Gone,
+        Err(error) if gone(&error) && !lives_on(kernel, &object, &error) => Outcome::Gone,
         Err(error) => Outcome::Failed(error.to_string()),
     };
     Some(Restored { object, outcome })

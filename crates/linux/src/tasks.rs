@@ -2,9 +2,10 @@
 //!
 //! Problem: pids are reused, threads come and go between two looks, and looking costs time: with hundreds of threads
 //! and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: one listing of
-//! `/proc` per look; a process is examined once, when it is new. Per look a thread costs one small read (`schedstat`); `stat`
-//! and the list of threads are read again only of processes that ran since: who did not run was not born, did not end and
-//! has no new threads. Of processes that are not managed a sixteenth per look is asked whether its pid was reused.
+//! `/proc` per look; a process is examined once, when it is new. Per look a thread costs one small read (`schedstat`, of a file
+//! that stays open); `stat` and the list of threads are read again, once, only of processes that ran since: who did not run
+//! was not born, did not end and has no new threads. Of processes that are not managed a sixteenth per look is asked whether
+//! its pid was reused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,12 +13,14 @@ use std::path::PathBuf;
 
 use cachemate_core::{CpuId, Goal, ProcessId, TaskId};
 
-use crate::kernel::{Kernel, ThreadKey, ThreadStat};
+use crate::kernel::{Kept, Kernel, ThreadKey, ThreadStat};
 use crate::progress::calls;
 use crate::rules::{Action, Rule, Subject, decide};
 
 /// Processes that are not managed are asked in so many turns whether they are still the same.
 const TURNS: u32 = 16;
+/// Files that stay open; descriptors are few (1024 unless somebody asked for more), and counters want theirs.
+const KEPT_AT_MOST: usize = 400;
 /// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
@@ -57,6 +60,9 @@ pub struct Usage {
     pub calls: Option<u64>,
 }
 
+/// Time on a processor and time waiting for one, in nanoseconds, and how often it was given one.
+type Times = (Option<u64>, Option<u64>, Option<u64>);
+
 /// All of them. Ids are never reused within a run.
 #[derive(Debug, Default)]
 pub struct Tasks {
@@ -70,6 +76,11 @@ pub struct Tasks {
     looks: u32,
     /// Count calls too: one more small file of every thread that ran.
     calls: bool,
+    /// `schedstat` of each thread, open: as many as [`KEPT_AT_MOST`].
+    kept: BTreeMap<ThreadKey, Kept>,
+    /// Read by [`Tasks::forget_reused`], for the look that follows.
+    times: BTreeMap<ThreadKey, Times>,
+    leaders: BTreeMap<i32, ThreadStat>,
     /// Examined in the last look, not managed, but born by a process that is: pid and parent.
     strangers: Vec<(i32, i32)>,
 }
@@ -108,7 +119,8 @@ impl Tasks {
         let mut seen: BTreeSet<ThreadKey> = known.map(|task| task.thread).collect();
         for (pid, process, action) in managed.into_iter().filter(|(pid, ..)| !asleep.contains(pid)) {
             for tid in kernel.threads(pid).unwrap_or_default() {
-                if let Ok(stat) = kernel.stat(tid)
+                let read = || kernel.stat(tid).ok();
+                if let Some(stat) = self.leaders.remove(&tid).or_else(read)
                     && !matches!(stat.state, 'Z' | 'X')
                 {
                     seen.insert(stat.key);
@@ -116,6 +128,8 @@ impl Tasks {
                 }
             }
         }
+        self.times.clear();
+        self.leaders.clear();
         self.by_thread.values_mut().filter(|task| !seen.contains(&task.thread)).for_each(|task| task.exited = true);
         Ok(())
     }
@@ -177,7 +191,12 @@ impl Tasks {
         task.last_cpu = Some(CpuId(stat.cpu));
         task.cpu = task.last_cpu.filter(|_| stat.state == 'R');
         let before = task.usage;
-        task.usage = usage(kernel, pid, stat);
+        let times = self.times.remove(&stat.key);
+        if times.is_none() && before.ran_ns.is_none() && self.kept.len() < KEPT_AT_MOST {
+            // A thread that is gone, or descriptors that ran out: read by its path, if at all.
+            self.kept.extend(kernel.keep(&schedstat_path(pid, stat.key.tid)).ok().map(|kept| (stat.key, kept)));
+        }
+        task.usage = usage(times.unwrap_or_else(|| schedstat(kernel, pid, stat.key.tid)), stat);
         if self.calls {
             // Who has not run since has not called either.
             let idle = before.ran_ns.is_some() && before.ran_ns == task.usage.ran_ns;
@@ -192,18 +211,31 @@ impl Tasks {
         let turn = self.looks % TURNS;
         let mut awake = BTreeSet::new();
         let mut asleep = BTreeSet::new();
+        self.times.clear();
+        self.leaders.clear();
         for task in self.by_thread.values().filter(|task| !task.exited) {
             // Who was on a processor may be waiting for one since: that shows in its state only.
             let slept = task.cpu.is_none() && task.usage.ran_ns.is_some();
-            let now = schedstat(kernel, task.pid, task.thread.tid);
+            let now = match self.kept.get(&task.thread) {
+                Some(kept) => kernel.read_kept(kept).map(|text| times_of(&text)).unwrap_or_default(),
+                None => schedstat(kernel, task.pid, task.thread.tid),
+            };
             let same = now == (task.usage.ran_ns, task.usage.waited_ns, task.usage.slices);
             let list = if slept && same { &mut asleep } else { &mut awake };
             list.insert(task.pid);
+            self.times.insert(task.thread, now);
         }
         asleep.retain(|pid| !awake.contains(pid));
+        let leaders = &mut self.leaders;
         self.processes.retain(|&pid, process| {
             let trusted = asleep.contains(&pid) || process.id.is_none() && pid as u32 % TURNS != turn;
-            trusted || kernel.stat(pid).is_ok_and(|stat| stat.key == process.leader)
+            if trusted {
+                return true;
+            }
+            let Ok(stat) = kernel.stat(pid) else { return false };
+            let same = stat.key == process.leader;
+            leaders.insert(pid, stat);
+            same
         });
         self.asleep = asleep;
     }
@@ -264,6 +296,7 @@ impl Tasks {
     /// Drops those that have exited: to be called once they were reported.
     pub fn drop_exited(&mut self) {
         self.by_thread.retain(|_, task| !task.exited);
+        self.kept.retain(|thread, _| self.by_thread.contains_key(thread));
     }
 }
 
@@ -286,23 +319,27 @@ fn cgroup_path(text: &str) -> Option<&str> {
     unified.or_else(|| paths().find(|path| *path != "/")).or_else(|| paths().next())
 }
 
-/// Time on a processor and time waiting for one, in nanoseconds, and how often it was given one.
-fn schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> (Option<u64>, Option<u64>, Option<u64>) {
-    let path = PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"));
-    let text = kernel.read(&path).unwrap_or_default();
+fn schedstat_path(pid: i32, tid: i32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"))
+}
+
+fn schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> Times {
+    times_of(&kernel.read(&schedstat_path(pid, tid)).unwrap_or_default())
+}
+
+fn times_of(text: &str) -> Times {
     let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
     let mut next = || fields.next().flatten();
     (next(), next(), next())
 }
 
-fn usage(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Usage {
-    let (ran_ns, waited_ns, slices) = schedstat(kernel, pid, stat.key.tid);
+fn usage((ran_ns, waited_ns, slices): Times, stat: &ThreadStat) -> Usage {
     Usage { ran_ns, waited_ns, slices, faults: stat.minor_faults + stat.major_faults, calls: None }
 }
 
 /// Time on a processor so far.
 pub(crate) fn ran_ns(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Option<u64> {
-    usage(kernel, pid, stat).ran_ns
+    schedstat(kernel, pid, stat.key.tid).0
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use crate::session::Session;
 
 mod discover;
 mod run;
+mod verify;
 
 pub use discover::available_bytes;
 pub use run::known_colours;
@@ -24,6 +25,7 @@ pub struct Color {
 enum What {
     Discover(discover::Discover),
     Run(run::Run),
+    Verify(verify::Verify),
 }
 
 impl Color {
@@ -33,6 +35,7 @@ impl Color {
         match &self.what {
             What::Discover(command) => command.run(session),
             What::Run(command) => command.run(session),
+            What::Verify(command) => command.run(session),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::bail;
+use cachemate_core::LoopError;
 use cachemate_linux::guardian::Lock;
 use cachemate_linux::rules::{Action, Rule};
 use cachemate_report::text::or_dash;
@@ -164,6 +165,12 @@ impl Run {
                 match live.step() {
                     Ok(Some(record)) => watcher.see(&record, &live.machine, &found.topology, &live.profiles),
                     Ok(None) => break Ok(()),
+                    Err(LoopError::Plan { bad, window, .. }) => {
+                        if watcher.refuse_plan(window, &bad) {
+                            session
+                                .warn(&format!("the plan of window {window} is refused, the one before stays: {bad}"));
+                        }
+                    }
                     Err(error) => break Err(error),
                 }
             };
@@ -172,7 +179,7 @@ impl Run {
             ran?;
             complain(&account, &|words| session.warn(words))?;
             decisions = watcher.status.decisions.iter().map(|decision| decision.why.clone()).collect();
-            refused.clone_from(&watcher.status.refused);
+            refused = watcher.status.refused_plan.iter().chain(&watcher.status.refused).cloned().collect();
         }
         let ended = programs.ended();
         if stop.load(Ordering::Relaxed) {

@@ -11,13 +11,15 @@ use crate::args::JsonArg;
 use crate::exit::Usage;
 use crate::live::picture::top_text;
 use crate::live::socket;
+#[cfg(feature = "terminal")]
+use crate::live::view::Watch;
 use crate::session::Session;
 
 /// Watch the caches: who is on each, how hard it presses, what it suffers, and what was decided
 ///
 /// Per last-level cache the programs with their intensity, class, forecast and measured slowdown, then the last decisions.
-/// On a terminal it goes on until Ctrl-C. Into a pipe it prints once (or -n times). With --json one object per line and look,
-/// until it is ended.
+/// On a terminal that is a screen: q ends it, arrow keys scroll. Into a pipe it prints once (or -n times). With --json one
+/// object per line and look, until it is ended.
 #[derive(Args)]
 pub struct Top {
     /// Time between two looks
@@ -43,6 +45,12 @@ impl Top {
         let (stop, every) = (session.interrupt_flag(), Duration::from_secs_f64(self.every));
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let screen = !self.json.json && std::io::stdout().is_terminal() && !dumb;
+        #[cfg(feature = "terminal")]
+        if screen {
+            let socket = self.at.path();
+            let watch = Watch { socket: &socket, every, looks: self.looks, colour: session.paint().colour };
+            return watch.run(&stop);
+        }
         let most = self.looks.or((!self.json.json && !screen).then_some(1));
         let mut looks = 0;
         while !stop.load(Ordering::Relaxed) {
@@ -50,6 +58,7 @@ impl Top {
             if self.json.json {
                 session.print(&format!("{}\n", serde_json::to_string(&status)?))?;
             } else {
+                // Without the feature `terminal` a screen is one print after the other.
                 let clear = if screen { CLEAR } else { "" };
                 session.print(&format!("{clear}{}", top_text(&status, session.paint().width)))?;
             }

@@ -26,6 +26,8 @@ pub struct Start<'a> {
     pub variables: &'a [(&'a str, &'a Path)],
     /// Where its output goes; `None` = where ours goes.
     pub output: Option<&'a Path>,
+    /// Killed when we are; otherwise it goes on by itself.
+    pub ends_with_us: bool,
 }
 
 /// A coloured program; its folder goes with it.
@@ -39,6 +41,8 @@ pub struct Colored {
 }
 
 impl Colored {
+    /// The kit is taken as it is: whoever starts programs has it proven once ([`kit::open`]), and an agent proves each frame.
+    ///
     /// # Errors
     /// No kit, the program is not found or cannot be preloaded, or it cannot be started.
     pub fn start(start: &Start<'_>) -> anyhow::Result<Self> {
@@ -49,7 +53,7 @@ impl Colored {
             bail!("{why}");
         }
         let (host, base) = (Host::new("/"), Path::new(BASE));
-        let kit_id = format!("{:016x}", kit::open(base)?.id);
+        let kit_id = format!("{:016x}", kit::id(base)?);
         agents::tidy(&host, base);
         let ledger = Ledger::open(base)?;
         // Sessions of one launcher have folders of their own.
@@ -74,6 +78,9 @@ impl Colored {
         // SAFETY: prctl(2) is async-signal-safe and touches no memory of ours.
         unsafe {
             command.pre_exec(|| Ok(rustix::thread::disable_transparent_huge_pages(true)?));
+        }
+        if start.ends_with_us {
+            super::show::ends_with_us(&mut command, rustix::process::Signal::KILL);
         }
         let child = match command.spawn() {
             Ok(child) => child,
@@ -136,7 +143,7 @@ impl Colored {
 
     /// Counts the program's resident frames from outside.
     pub fn look(&mut self) -> Option<Resident> {
-        let found = resident(self.pid(), &self.ledger, self.mask).ok();
+        let found = resident(self.pid(), &self.ledger, self.mask, self.agent().as_ref()).ok();
         if let Some(found) = found.filter(|found| found.inside().is_some()) {
             self.last = Some(found);
         }
@@ -162,7 +169,9 @@ impl Colored {
     /// # Errors
     /// It cannot be waited for.
     pub fn wait(&mut self, stop: &AtomicBool, look_every: Duration) -> anyhow::Result<i32> {
-        let (mut told, mut next) = (false, Instant::now() + look_every / 4);
+        // Soon at first: a short program is seen at least once, a long one is not looked at all the time.
+        let mut between = Duration::from_millis(15).min(look_every);
+        let (mut told, mut next) = (false, Instant::now() + between);
         loop {
             if let Some(status) = self.child.try_wait().context("cannot wait for the program")? {
                 return Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
@@ -173,7 +182,8 @@ impl Colored {
             }
             if Instant::now() >= next {
                 self.look();
-                next = Instant::now() + look_every;
+                between = (2 * between).min(look_every);
+                next = Instant::now() + between;
             }
             std::thread::sleep(Duration::from_millis(2));
         }

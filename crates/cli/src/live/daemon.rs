@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_core::{Record, RunHeader};
+use cachemate_core::{LoopError, Record, RunHeader};
 use cachemate_linux::guardian::{Lock, restore_left_behind};
 use cachemate_linux::kernel::Host;
 use cachemate_linux::restore::{Outcome, Restored};
@@ -186,7 +186,19 @@ fn turns(
         if switches.reload.swap(false, Ordering::Relaxed) {
             reload(source, live, watcher, shared, say);
         }
-        let Some(record) = live.step()? else { break };
+        let record = match live.step() {
+            Ok(Some(record)) => record,
+            Ok(None) => break,
+            Err(LoopError::Plan { bad, window, .. }) => {
+                if watcher.refuse_plan(window, &bad) {
+                    say(&format!("the plan of window {window} is refused, the one before stays: {bad}"));
+                }
+                publish(shared, watcher);
+                let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
         let mut gone_quiet = false;
         if let Some(writer) = &mut log {
             gone_quiet = log_record(writer, &record, say);

@@ -53,12 +53,17 @@ pub fn serve(address: &str, shared: Shared) -> anyhow::Result<()> {
 /// The page of one status.
 pub fn page(status: &Status) -> String {
     let mut registry = Registry::with_prefix("cachemate");
-    let counters: [(&str, &str, u64); 5] = [
+    let counters: [(&str, &str, u64); 6] = [
         ("windows", "Windows observed", status.windows),
         ("tasks_seen", "Managed threads seen", status.counters.tasks_seen),
         ("decisions", "Decisions that said something new", status.counters.decisions),
         ("rolled_back", "Decisions taken back because they measured worse", status.counters.rolled_back),
         ("refusals", "Changes that the host refused", status.counters.refusals),
+        (
+            "refused_plans",
+            "Plans that no machine may be told, and that were not carried out",
+            status.counters.refused_plans,
+        ),
     ];
     for (name, help, value) in counters {
         let counter = Counter::<u64>::default();

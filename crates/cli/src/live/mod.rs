@@ -12,3 +12,5 @@ pub mod sharing;
 pub mod show;
 pub mod socket;
 pub mod status;
+#[cfg(feature = "terminal")]
+pub mod view;

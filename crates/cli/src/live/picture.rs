@@ -14,7 +14,7 @@ fn two(value: Option<Estimate>) -> String {
     or_dash(value.map(|value| format!("{:.2}", value.value)))
 }
 
-fn head(status: &Status) -> String {
+pub(super) fn head(status: &Status) -> String {
     let mode = if status.acts { "acting" } else { "observing only" };
     let share = if status.running_ns > 0 { 100.0 * status.cpu_ns as f64 / status.running_ns as f64 } else { 0.0 };
     let mut text = format!(
@@ -48,7 +48,7 @@ fn cache_line(cache: &CacheStatus) -> String {
     format!("{} of CPUs {}{size}: {} threads{forecast}\n", cache.level, cache.cpus, cache.tasks.len())
 }
 
-const COLUMNS: &[(&str, Align)] = &[
+pub(super) const COLUMNS: &[(&str, Align)] = &[
     ("PID", Align::Right),
     ("TID", Align::Right),
     ("program", Align::Left),
@@ -63,7 +63,7 @@ const COLUMNS: &[(&str, Align)] = &[
     ("work/s", Align::Right),
 ];
 
-fn row(task: &TaskStatus) -> Vec<String> {
+pub(super) fn row(task: &TaskStatus) -> Vec<String> {
     vec![
         task.pid.to_string(),
         task.tid.to_string(),
@@ -84,7 +84,7 @@ fn row(task: &TaskStatus) -> Vec<String> {
 }
 
 /// Each last-level cache with its tasks, the busiest first; then those whose cache is not known.
-fn by_cache(status: &Status) -> Vec<(String, Vec<&TaskStatus>)> {
+pub(super) fn by_cache(status: &Status) -> Vec<(String, Vec<&TaskStatus>)> {
     let of = |cache: Option<u32>| {
         let mut tasks: Vec<&TaskStatus> = status.tasks.iter().filter(|task| task.cache == cache).collect();
         tasks.sort_by(|a, b| b.cpu_share.unwrap_or(0.0).total_cmp(&a.cpu_share.unwrap_or(0.0)));
@@ -113,7 +113,7 @@ fn tables(status: &Status, most: usize) -> String {
     text
 }
 
-fn gangs(status: &Status) -> String {
+pub(super) fn gangs(status: &Status) -> String {
     let name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
         task.map_or_else(|| format!("task {id}"), |task| format!("{}({})", task.name, task.tid))
@@ -127,7 +127,7 @@ fn gangs(status: &Status) -> String {
     status.gangs.iter().map(line).chain(status.confined.iter().map(kept)).collect()
 }
 
-fn shares(status: &Status) -> String {
+pub(super) fn shares(status: &Status) -> String {
     let name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
         task.map_or_else(|| format!("task {id}"), |task| format!("{}({})", task.name, task.tid))
@@ -135,19 +135,32 @@ fn shares(status: &Status) -> String {
     let line = |share: &super::status::ShareStatus| {
         let holds = share.occupancy_bytes.map_or(String::new(), |bytes| format!(", holds {}", size_text(bytes)));
         let tasks: Vec<String> = share.tasks.iter().map(name).collect();
+        let units = match (&share.ways, &share.colours) {
+            (Some(ways), _) => format!("ways {ways}"),
+            (None, colours) => format!("colours {}", colours.as_deref().unwrap_or("-")),
+        };
+        let inside =
+            share.pages_inside.map_or(String::new(), |inside| format!(", {:.1} % of the pages there", 100.0 * inside));
+        let under_way = status.pending.iter().find(|p| (p.group, p.cache) == (Some(share.group), Some(share.cache)));
+        let under_way = under_way.map_or(String::new(), |p| match p.total {
+            Some(total) => format!(", moving: {} of {total} pages done", p.done),
+            None => ", not taken up yet".to_string(),
+        });
         let notes: String = share.notes.iter().map(|note| format!("  {note}\n")).collect();
-        format!("ways {} of cache {}{holds}: {}\n{notes}", share.ways, share.cache, tasks.join(" + "))
+        let tasks = tasks.join(" + ");
+        format!("{units} of cache {}{holds}{inside}{under_way}: {tasks}\n{notes}", share.cache)
     };
     status.shares.iter().map(line).collect()
 }
 
-fn decisions(decisions: &[DecisionStatus], most: usize) -> String {
+pub(super) fn decisions(decisions: &[DecisionStatus], most: usize) -> String {
     let line = |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.why);
     decisions.iter().take(most).map(line).collect()
 }
 
-fn troubles(status: &Status) -> String {
-    let refused = status.refused.iter().take(5).map(|line| format!("refused: {line}\n"));
+pub(super) fn troubles(status: &Status) -> String {
+    let plan = status.refused_plan.iter().map(|said| format!("refused, the plan before stays: {said}\n"));
+    let refused = plan.chain(status.refused.iter().take(5).map(|line| format!("refused: {line}\n")));
     refused.chain(status.overridden.iter().take(5).map(|item| format!("changed by somebody else: {item}\n"))).collect()
 }
 

@@ -2,6 +2,7 @@
 //!
 //! [`Shake`]: another plan every window, through every actuator there is, sensible or not; is everything put back?
 //! [`Squeeze`]: after some windows everybody onto the first CPU, for ever; does the guard take it back?
+//! [`Astray`]: everybody onto the first CPU, then plans that no machine may be told, then nothing; does the daemon live on?
 
 use cachemate_core::{
     CacheShare, Decision, Gang, GangSchedule, GroupId, Member, Partition, Plan, Policy, Reason, TaskId, Units, View,
@@ -94,5 +95,34 @@ impl Policy for Squeeze {
             why.push(Reason { tasks, text: "everybody onto one CPU".to_string(), numbers: Vec::new() });
         }
         Decision { plan, why }
+    }
+}
+
+pub struct Astray;
+
+impl Astray {
+    pub const NAME: &str = "astray";
+    /// In these windows the plan divides a cache by a mask that no hardware has.
+    const FROM_WINDOW: u64 = 5;
+    const TO_WINDOW: u64 = 60;
+}
+
+impl Policy for Astray {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        let first = view.topology.cpus.iter().find(|cpu| cpu.online).map(|cpu| cpu.id.0);
+        let tasks: Vec<_> = movable(view).map(|task| task.task).collect();
+        if view.seen.window < Self::FROM_WINDOW {
+            plan.allowed.extend(
+                first.into_iter().flat_map(|cpu| tasks.iter().map(move |&task| (task, [cpu].into_iter().collect()))),
+            );
+        } else if view.seen.window < Self::TO_WINDOW
+            && let Some(cache) = view.topology.caches.first()
+        {
+            let units = Units::Ways { mask: [0, 2, 70].into_iter().collect() };
+            let members = tasks.into_iter().map(Member::Task).collect();
+            plan.shares.push(CacheShare { group: GroupId(0), members, cache: cache.id, units });
+        }
+        Decision { plan, why: Vec::new() }
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CpuId, CpuSet, Estimate, Event, Evidence, Member, Profile, Reason, Record, ShareHeld, TaskId, TaskSeen, Topology,
-    Units,
+    BadPlan, CpuId, CpuSet, Estimate, Event, Evidence, Item, Member, Pending, Profile, Reason, Record, ShareHeld,
+    TaskId, TaskSeen, Topology, Units,
 };
 use cachemate_linux::kernel::Host;
 use cachemate_linux::machine::LiveMachine;
@@ -46,11 +46,17 @@ pub struct Status {
     /// Parts of caches, as they hold.
     #[serde(default)]
     pub shares: Vec<ShareStatus>,
+    /// What of them is still under way.
+    #[serde(default)]
+    pub pending: Vec<PendingStatus>,
     /// Groups that the configuration confines, as they were read back.
     pub confined: Vec<ConfinedStatus>,
     /// Latest first.
     pub decisions: Vec<DecisionStatus>,
     pub refused: Vec<String>,
+    /// What was wrong with the last plan; the one before it is in force, and what is said of programs is of its last window.
+    #[serde(default)]
+    pub refused_plan: Option<String>,
     pub overridden: Vec<String>,
     pub pressure: Pressure,
     pub counters: Totals,
@@ -63,6 +69,8 @@ pub struct Totals {
     pub decisions: u64,
     pub rolled_back: u64,
     pub refusals: u64,
+    #[serde(default)]
+    pub refused_plans: u64,
     pub probes_answered: u64,
     pub probe_cost_ns: u64,
 }
@@ -118,12 +126,31 @@ pub struct GangStatus {
 pub struct ShareStatus {
     pub group: u32,
     pub cache: u32,
-    /// Ways, as an index list.
-    pub ways: String,
+    /// Ways or colours, as an index list.
+    #[serde(default)]
+    pub ways: Option<String>,
+    #[serde(default)]
+    pub colours: Option<String>,
     pub tasks: Vec<u32>,
     pub occupancy_bytes: Option<u64>,
+    /// Of the resident pages that an agent looks after, in allowed colours.
+    #[serde(default)]
+    pub pages_inside: Option<f64>,
+    /// Given frames of other colours, as no allowed one could be had.
+    #[serde(default)]
+    pub fallback_pages: Option<u64>,
     /// Why its lines are not exactly where its ways are.
     pub notes: Vec<String>,
+}
+
+/// Asked for, and still under way.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PendingStatus {
+    pub group: Option<u32>,
+    pub cache: Option<u32>,
+    /// Pages.
+    pub done: u64,
+    pub total: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -191,6 +218,7 @@ impl Watcher {
         self.why.retain(|task, _| ids.contains_key(task));
         self.status.caches = caches(topology, &self.status.tasks, record);
         self.status.windows = record.seen.window + 1;
+        self.status.refused_plan = None;
         self.status.window_ns = record.seen.span.elapsed_ns;
         self.status.guardian_pid = machine.guardian_pid();
         self.status.cpu_ns = LiveMachine::<Host>::own_cpu_ns();
@@ -203,7 +231,19 @@ impl Watcher {
             .collect();
         self.status.gangs = record.applied.gangs.iter().map(gang).collect();
         let shares = record.applied.shares.iter();
-        self.status.shares = shares.filter_map(|held| share(held, &record.seen.tasks, machine)).collect();
+        self.status.shares = shares.map(|held| share(held, &record.seen.tasks, machine)).collect();
+        self.status.pending = record.applied.pending.iter().map(pending).collect();
+    }
+
+    /// A plan that no machine may be told: it is not carried out, and the one before stays in force. True = it has not been
+    /// told yet.
+    pub fn refuse_plan(&mut self, window: u64, bad: &BadPlan) -> bool {
+        let said = format!("the policy's plan: {bad}");
+        let new = self.status.refused_plan.as_ref() != Some(&said);
+        self.status.refused_plan = Some(said);
+        self.status.counters.refused_plans += 1;
+        self.status.windows = window + 1;
+        new
     }
 
     fn names(&self, record: &Record, machine: &LiveMachine<Host>) -> BTreeMap<TaskId, String> {
@@ -314,21 +354,34 @@ fn gang(schedule: &cachemate_core::GangSchedule) -> GangStatus {
     }
 }
 
-/// Only what is divided by ways; colours have a report of their own.
-fn share(held: &ShareHeld, tasks: &[TaskSeen], machine: &LiveMachine<Host>) -> Option<ShareStatus> {
-    let Units::Ways { mask } = &held.share.units else { return None };
+fn share(held: &ShareHeld, tasks: &[TaskSeen], machine: &LiveMachine<Host>) -> ShareStatus {
+    let (ways, colours) = match &held.share.units {
+        Units::Ways { mask } => (Some(mask.to_string()), None),
+        Units::Colours { allowed, .. } => (None, Some(allowed.to_string())),
+    };
     let members = &held.share.members;
     let is_member = |task: &&TaskSeen| {
         members.contains(&Member::Task(task.task)) || members.contains(&Member::Process(task.process))
     };
-    Some(ShareStatus {
+    ShareStatus {
         group: held.share.group.0,
         cache: held.share.cache.0,
-        ways: mask.to_string(),
+        notes: if ways.is_some() { machine.explain_share(held) } else { Vec::new() },
+        ways,
+        colours,
         tasks: tasks.iter().filter(is_member).map(|task| task.task.0).collect(),
         occupancy_bytes: held.occupancy_bytes,
-        notes: machine.explain_share(held),
-    })
+        pages_inside: held.pages_inside,
+        fallback_pages: held.fallback_pages,
+    }
+}
+
+fn pending(pending: &Pending) -> PendingStatus {
+    let (group, cache) = match pending.item {
+        Item::Share(group, cache) => (Some(group.0), Some(cache.0)),
+        _ => (None, None),
+    };
+    PendingStatus { group, cache, done: pending.done, total: pending.total }
 }
 
 fn in_words(reason: &Reason, names: &BTreeMap<TaskId, String>) -> String {

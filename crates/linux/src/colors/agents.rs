@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cachemate_agent::layout::{COLOURS_AT_MOST, PAGE_BYTES, wanted_text};
+use cachemate_agent::maps::Picker;
 use cachemate_core::IndexSet;
 use serde::{Deserialize, Serialize};
 
@@ -141,34 +142,44 @@ impl Agent {
     }
 }
 
-/// Resident frames of a process by the kernel's page map and the ledger: seen from outside, the agent not asked.
+/// Resident frames of a process by the kernel's page map and the ledger: seen from outside, the agent not asked but for where
+/// its own memory lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Resident {
-    /// Anonymous memory in frames of allowed colours.
+    /// Heap, anonymous mappings and thread stacks in frames of allowed colours.
     pub inside_pages: u64,
     pub outside_pages: u64,
-    /// Anonymous, of no known colour.
+    /// Of no known colour.
     pub unknown_pages: u64,
+    /// Anonymous memory that nobody colours: the first stack, what the dynamic linker made, zeroed data of libraries.
+    pub left_out_pages: u64,
+    /// The agent's: frames that it holds, its lists and its stack.
+    pub held_pages: u64,
     /// Files' pages: the page cache's, which nobody colours.
     pub file_pages: u64,
 }
 
 impl Resident {
+    /// Of all the program's own anonymous pages, those that nobody colours included.
     pub fn inside(&self) -> Option<f64> {
-        let all = self.inside_pages + self.outside_pages + self.unknown_pages;
+        let all = self.inside_pages + self.outside_pages + self.unknown_pages + self.left_out_pages;
         (all > 0).then(|| self.inside_pages as f64 / all as f64)
     }
 }
 
-/// Counts them.
+/// Counts them. `agent` = what the process's agent says of itself, for its own memory; without one nothing is held.
 ///
 /// # Errors
 /// The process is gone, or its page map may not be read.
-pub fn resident(pid: i32, ledger: &Ledger, mask: u64) -> io::Result<Resident> {
+pub fn resident(pid: i32, ledger: &Ledger, mask: u64, agent: Option<&Agent>) -> io::Result<Resident> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let program = fs::read_link(format!("/proc/{pid}/exe"))?;
     let pagemap = Ok(File::open(format!("/proc/{pid}/pagemap"))?);
-    let mut found = Resident::default();
+    let figure = |name: &str| agent.and_then(|agent| agent.figure(name)).unwrap_or(0) as usize;
+    let own = figure("own_start")..figure("own_start") + figure("own_bytes");
+    let (mut found, mut picker) = (Resident::default(), Picker::default());
     for line in maps.lines() {
+        let coloured = picker.pick(line.as_bytes(), program.as_os_str().as_encoded_bytes()).is_some();
         let mut words = line.split_ascii_whitespace();
         let Some((start, end)) = words.next().and_then(|range| range.split_once('-')) else { continue };
         let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16)) else { continue };
@@ -177,13 +188,17 @@ pub fn resident(pid: i32, ledger: &Ledger, mask: u64) -> io::Result<Resident> {
         let mut at = start;
         while at < end && !kernels {
             let pages = ((end - at) / PAGE_BYTES).min(1 << 16);
-            for frame in frames_at(&pagemap, at, pages).into_iter().flatten() {
-                match ledger.colour(frame) {
-                    _ if !anonymous => found.file_pages += 1,
-                    Some(colour) if mask >> colour & 1 == 1 => found.inside_pages += 1,
-                    Some(_) => found.outside_pages += 1,
-                    None => found.unknown_pages += 1,
-                }
+            for (page, frame) in frames_at(&pagemap, at, pages).into_iter().enumerate() {
+                let Some(frame) = frame else { continue };
+                let count = match ledger.colour(frame) {
+                    _ if own.contains(&(at + page * PAGE_BYTES)) => &mut found.held_pages,
+                    _ if !anonymous => &mut found.file_pages,
+                    _ if !coloured => &mut found.left_out_pages,
+                    Some(colour) if mask >> colour & 1 == 1 => &mut found.inside_pages,
+                    Some(_) => &mut found.outside_pages,
+                    None => &mut found.unknown_pages,
+                };
+                *count += 1;
             }
             at += pages * PAGE_BYTES;
         }

@@ -16,7 +16,7 @@ use cachemate_core::{Cache, CpuId, Level, Topology};
 
 use super::ColorError;
 use super::chase::{Compared, confines, knee_bytes, load_ns};
-use super::grouping::{Search, group};
+use super::grouping::{Evicts, Search, group};
 use super::kit::{self, Classes, Ledger, OpenKit, per_colour};
 use super::map::{Covers, Map, PFN_BITS_ARE_REAL, PFN_BITS_ARE_SHAM, PFN_UNKNOWN};
 use super::pool::{Draw, Pool, Timed};
@@ -113,8 +113,15 @@ pub fn discover(topology: &Topology, cpu: CpuId, wish: &mut Wish<'_>) -> Result<
             Err(other) => return Err(other),
         }
     }
-    reasons.push(format!("{:.0} s are over", start.elapsed().as_secs_f64()));
-    Err(ColorError::Noisy(reasons.join("; ")))
+    Err(ColorError::Noisy(refusal(&reasons, start.elapsed())))
+}
+
+/// All tries in one sentence: how many, and the last reasons of them.
+fn refusal(reasons: &[String], spent: Duration) -> String {
+    const TOLD: usize = 3;
+    let last = reasons.iter().rev().take(TOLD).rev().cloned().collect::<Vec<_>>().join("; ");
+    let which = if reasons.len() > TOLD { "the last of them: " } else { "" };
+    format!("{} tries in {:.0} s, all refused: {which}{last}", reasons.len(), spent.as_secs_f64())
 }
 
 fn attempt(target: &Target, wish: &mut Wish<'_>, draw: &mut Draw, start: Instant) -> Result<Map, ColorError> {
@@ -133,9 +140,14 @@ fn attempt(target: &Target, wish: &mut Wish<'_>, draw: &mut Draw, start: Instant
     let mut items: Vec<usize> = (0..seed.pages()).collect();
     draw.shuffle(&mut items);
     let page = |at: usize| seed.page(at).cast_const();
-    let mut timed = Timed { page: &page, threshold_cycles, turn: 0 };
+    let until = start + wish.at_most;
+    let mut timed = Timed { page: &page, threshold_cycles, turn: 0, until };
     let per_class = per_colour(ways);
     let found = group(&mut timed, &items, &Search { ways, classes_at_most: 2 * colours, per_class });
+    if timed.gives_up() {
+        let (found, classes) = (found.classes.len(), colours);
+        return Err(ColorError::Noisy(format!("the time was over at {found} classes of {classes}")));
+    }
     if found.classes.len() != colours {
         return Err(ColorError::Noisy(format!(
             "{} classes instead of {colours}, {} of {} pages in none",
@@ -146,7 +158,7 @@ fn attempt(target: &Target, wish: &mut Wish<'_>, draw: &mut Draw, start: Instant
     }
     (wish.progress)("keeping frames of each colour", 0, 1);
     let id = draw.below(usize::MAX) as u64;
-    let mut classes = Classes { page: &page, threshold_cycles, classes: &found.classes, per_class };
+    let mut classes = Classes { page: &page, threshold_cycles, classes: &found.classes, per_class, until };
     kit::make(wish.base, ways, id, &mut classes)?;
     drop(seed);
     let kit = kit::open_new(wish.base)?;
@@ -347,6 +359,15 @@ mod tests {
         assert_eq!(told_by_last_level(&curve([30.0; 3], [90.0; 3]), 32.0), (Some(true), Some(4 << 20)));
         assert_eq!(told_by_last_level(&curve([30.0; 3], [31.0; 3]), 32.0), (Some(false), None));
         assert_eq!(told_by_last_level(&curve([400.0; 3], [420.0; 3]), 32.0), (None, None));
+    }
+
+    /// Does a refusal say how often and how long it was tried, and the last reasons only?
+    #[test]
+    fn a_refusal_says_what_was_tried() {
+        let reasons: Vec<String> = (0..9).map(|at| format!("reason {at}")).collect();
+        let said = refusal(&reasons, Duration::from_secs(60));
+        assert_eq!(said, "9 tries in 60 s, all refused: the last of them: reason 6; reason 7; reason 8");
+        assert_eq!(refusal(&reasons[..1], Duration::from_secs(5)), "1 tries in 5 s, all refused: reason 0");
     }
 
     /// Are frame numbers believed only where they tell nine pages of ten?

@@ -14,6 +14,10 @@ pub trait Evicts {
     fn surely_evicts(&mut self, target: usize, set: &[usize]) -> bool {
         (0..3).all(|_| self.evicts(target, set))
     }
+    /// No more answers are worth waiting for.
+    fn gives_up(&self) -> bool {
+        false
+    }
 }
 
 /// Classes of items, and those that fit none.
@@ -39,12 +43,19 @@ pub struct Search {
 /// Targets in a row that led to no class: the rest is noise.
 const FRUITLESS_AT_MOST: u32 = 24;
 
+/// Passes over all groups of a large set of which none could be left out.
+const IN_VAIN_AT_MOST: u32 = 5;
+
 /// Groups `items`.
 pub fn group(test: &mut impl Evicts, items: &[usize], search: &Search) -> Grouped {
     let mut left: Vec<usize> = items.to_vec();
     let mut grouped = Grouped::default();
     let mut fruitless = 0;
-    while grouped.classes.len() < search.classes_at_most && fruitless < FRUITLESS_AT_MOST && left.len() > search.ways {
+    while grouped.classes.len() < search.classes_at_most
+        && fruitless < FRUITLESS_AT_MOST
+        && left.len() > search.ways
+        && !test.gives_up()
+    {
         let target = left.remove(0);
         // From all, not from those that are left: what is left over from a few colours only would keep a set's worth of each.
         let Some(core) = minimal(test, target, items, search.ways) else {
@@ -52,9 +63,11 @@ pub fn group(test: &mut impl Evicts, items: &[usize], search: &Search) -> Groupe
             fruitless += 1;
             continue;
         };
-        // The core also holds strangers; those whom it pushes out are nearly all of one kind, and tell better than it.
+        // The core also holds strangers; those whom it pushes out are nearly all of one kind, and tell better than it. The
+        // target goes with it: the core may have no more than a set's worth, and a member of it is asked without itself.
         let mut told = vec![target];
-        told.extend(belonging(test, &left, &core).into_iter().take(search.per_class));
+        let around: Vec<usize> = core.into_iter().chain([target]).collect();
+        told.extend(belonging(test, &left, &around).into_iter().take(search.per_class));
         let class = belonging(test, &left, &told);
         if class.len() > search.ways {
             left.retain(|item| !class.contains(item));
@@ -78,9 +91,10 @@ fn minimal(test: &mut impl Evicts, target: usize, from: &[usize], ways: usize) -
     if !test.evicts(target, &set) {
         return None;
     }
-    // So few that no second class can be in it whole.
-    let enough = 2 * ways - 1;
-    while set.len() > enough {
+    // So few that no second class can be in it whole; more than `at_most` are no set to tell by.
+    let (enough, at_most) = (2 * ways - 1, 8 * ways);
+    let mut in_vain = 0;
+    while set.len() > enough && !test.gives_up() {
         // Rounded down: there must be more groups than the set needs members, or each might hold one of them.
         let group = (set.len() / (ways + 1)).max(1);
         let without = |at: usize| {
@@ -91,11 +105,14 @@ fn minimal(test: &mut impl Evicts, target: usize, from: &[usize], ways: usize) -
         let mut still = |rest: &Vec<usize>| test.surely_evicts(target, rest);
         let smaller = (0..set.len()).step_by(group).map(without).find(|rest| still(rest));
         match smaller {
-            Some(rest) => set = rest,
+            Some(rest) => (set, in_vain) = (rest, 0),
+            // A sure yes is rare where a class answers yes in seven of ten however large the set is; a small set that shows it
+            // rarely is at its end, and a large one is asked again.
+            None if set.len() > at_most && in_vain < IN_VAIN_AT_MOST => in_vain += 1,
             None => break, // every group is needed: it is as small as it gets
         }
     }
-    (set.len() <= 8 * ways).then_some(set)
+    (set.len() <= at_most).then_some(set)
 }
 
 /// Those of `items` whom the others of `set` push out.

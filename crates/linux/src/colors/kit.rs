@@ -11,13 +11,14 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use cachemate_agent::layout::{KitHeader, PAGE_BYTES};
 use cachemate_agent::timing::{Calibration, Kit};
 
-use super::ColorError;
 use super::grouping::Evicts;
 use super::pool::Timed;
+use super::{ColorError, proof};
 
 /// Where the folder is: in memory, so that frames of the kit are frames.
 pub const BASE: &str = "/dev/shm/cachemate-color";
@@ -101,60 +102,54 @@ pub fn accept(base: &Path) -> Result<(), ColorError> {
 const NEW: &str = "kit.new";
 
 fn open_file(path: PathBuf) -> Result<OpenKit, ColorError> {
-    let io = |source| ColorError::io(&path, source);
-    let file = match File::open(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoKit(path)),
+    let mut open = load(&path)?;
+    open.calibration = proof::prove(&mut open.kit, &path)?;
+    Ok(open)
+}
+
+/// Opens the kit in `base` for whoever looks himself at what its frames do.
+///
+/// # Errors
+/// There is none, or it is of another version.
+pub fn open_unproven(base: &Path) -> Result<OpenKit, ColorError> {
+    load(&base.join("kit"))
+}
+
+fn load(path: &Path) -> Result<OpenKit, ColorError> {
+    let (mapped, id) = map_kit(path)?;
+    // SAFETY: the mapping stands in the result beside the kit, and lives as long.
+    let kit = unsafe { Kit::new(mapped.start(), mapped.bytes()) };
+    let Some(mut kit) = kit else {
+        return Err(ColorError::BadKit(path.to_path_buf(), "its table names pages that are not there".to_string()));
+    };
+    let calibration = kit.calibrate();
+    Ok(OpenKit { kit, id, calibration, _mapped: mapped })
+}
+
+/// Which discovery the kit in `base` comes from; nothing is proven.
+///
+/// # Errors
+/// There is none, or it is of another version.
+pub fn id(base: &Path) -> Result<u64, ColorError> {
+    Ok(map_kit(&base.join("kit"))?.1)
+}
+
+fn map_kit(path: &Path) -> Result<(Mapped, u64), ColorError> {
+    let io = |source| ColorError::io(path, source);
+    let bad = |what: String| ColorError::BadKit(path.to_path_buf(), what);
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoKit(path.to_path_buf())),
         other => other.map_err(io)?,
     };
     let bytes = file.metadata().map_err(io)?.len() as usize;
     if bytes < KitHeader::PAGES * PAGE_BYTES {
-        return Err(ColorError::BadKit(
-            path,
-            format!("found {bytes} bytes, expected a header of {} pages", KitHeader::PAGES),
-        ));
+        return Err(bad(format!("found {bytes} bytes, expected a header of {} pages", KitHeader::PAGES)));
     }
     let mapped = Mapped::new(&file, bytes, false).map_err(io)?;
-    // SAFETY: the mapping stands in the result beside the kit, and lives as long.
-    let (content, kit) =
-        unsafe { (std::slice::from_raw_parts(mapped.start(), KitHeader::BYTES), Kit::new(mapped.start(), bytes)) };
-    let (Some(header), Some(mut kit)) = (KitHeader::from_bytes(content), kit) else {
-        return Err(ColorError::BadKit(path, "no kit of this version".to_string()));
-    };
-    let calibration = prove(&mut kit, &path)?;
-    Ok(OpenKit { kit, id: header.id, calibration, _mapped: mapped })
-}
-
-/// Each colour's frames must push each other out, and not the next colour's.
-fn prove(kit: &mut Kit, path: &Path) -> Result<Calibration, ColorError> {
-    // A neighbour may spoil one calibration; a kit whose frames moved spoils all.
-    let mut calibration = kit.calibrate();
-    for _ in 0..20 {
-        if calibration.threshold_cycles().is_some() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        calibration = kit.calibrate();
-    }
-    if calibration.threshold_cycles().is_none() {
-        return Err(ColorError::Noisy(format!(
-            "a hit takes {} cycles and a miss {}: too close to tell colours",
-            calibration.hit_cycles, calibration.miss_cycles
-        )));
-    }
-    let mut probe = *kit;
-    let wrong = (0..kit.colours()).filter(|&colour| {
-        let members: Vec<*const u8> = kit.frames(colour).collect();
-        // SAFETY: frames of the mapped kit.
-        let told = |frame: &&*const u8| unsafe { probe.classify(**frame) } == Some(colour);
-        members.iter().take(8).filter(told).count() < 5
-    });
-    match wrong.count() {
-        0 => Ok(calibration),
-        count => Err(ColorError::BadKit(
-            path.to_path_buf(),
-            format!("frames of {count} of {} colours are no longer of one colour: the host moved them", kit.colours()),
-        )),
-    }
+    // SAFETY: the first bytes of a mapping that is longer than they are.
+    let content = unsafe { std::slice::from_raw_parts(mapped.start(), KitHeader::BYTES) };
+    let header = KitHeader::from_bytes(content).ok_or_else(|| bad("no kit of this version".to_string()))?;
+    Ok((mapped, header.id))
 }
 
 /// Makes a kit from classes of pages found elsewhere: fresh pages of a file in memory are put to the classes until each has
@@ -179,6 +174,9 @@ pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Res
         let page = unsafe { mapped.start().add(at * PAGE_BYTES) };
         // SAFETY: as above.
         unsafe { page.write_volatile(1) };
+        if Instant::now() > classes.until {
+            return Err(ColorError::Noisy("the time was over before every colour had its frames".to_string()));
+        }
         match classes.only_class_of(page).filter(|&colour| table[colour].len() < per_colour) {
             Some(colour) => table[colour].push(at as u32),
             None => unused.push(at),
@@ -209,13 +207,14 @@ pub struct Classes<'a> {
     pub threshold_cycles: u64,
     pub classes: &'a [Vec<usize>],
     pub per_class: usize,
+    pub until: Instant,
 }
 
 impl Classes<'_> {
     /// The one class that pushes the page out; `None` where none does, or two.
     fn only_class_of(&mut self, page: *const u8) -> Option<usize> {
         let with = |item: usize| if item == usize::MAX { page } else { (self.page)(item) };
-        let mut timed = Timed { page: &with, threshold_cycles: self.threshold_cycles, turn: 5 };
+        let mut timed = Timed { page: &with, threshold_cycles: self.threshold_cycles, turn: 5, until: self.until };
         let mut found = None;
         for (at, class) in self.classes.iter().enumerate() {
             if timed.evicts(usize::MAX, &class[..class.len().min(self.per_class)]) {

@@ -16,6 +16,7 @@ pub mod map;
 pub mod moving;
 pub mod pool;
 pub mod program;
+pub mod proof;
 pub mod shares;
 
 /// Why there are no colours, or none now.

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::time::Instant;
 
 use cachemate_agent::layout::PAGE_BYTES;
 use cachemate_agent::timing::{decided, reload_cycles};
@@ -80,6 +81,8 @@ pub struct Timed<'a> {
     pub page: &'a dyn Fn(usize) -> *const u8,
     pub threshold_cycles: u64,
     pub turn: usize,
+    /// Then it gives up.
+    pub until: Instant,
 }
 
 impl Timed<'_> {
@@ -97,6 +100,9 @@ impl Evicts for Timed<'_> {
     }
     fn surely_evicts(&mut self, target: usize, set: &[usize]) -> bool {
         (0..6).all(|_| self.slow(target, set))
+    }
+    fn gives_up(&self) -> bool {
+        Instant::now() > self.until
     }
 }
 

@@ -110,3 +110,23 @@ fn one_failure_stops_nothing_else() {
         }
     }
 }
+
+/// "No such process" of a thread that is there: is it asked again, never taken for gone, and told where that does not end?
+#[test]
+fn who_lives_is_not_gone() {
+    for (errno_for, outcome) in [(2, Outcome::PutBack), (u32::MAX, Outcome::Failed(String::new()))] {
+        let host = FakeHost::default();
+        let thread = host.thread(5, 5, 1, "0-3");
+        let mut held = BTreeMap::new();
+        make(&host, &mut held, affinity(5, thread), cpus("1"));
+        host.no_such_process_for.set(errno_for);
+        let account = restore(&host, &held);
+        match outcome {
+            Outcome::PutBack => assert_eq!(account[0].outcome, Outcome::PutBack),
+            _ => assert!(matches!(account[0].outcome, Outcome::Failed(_)), "{account:?}"),
+        }
+        host.no_such_process_for.set(0);
+        restore(&host, &held);
+        assert_eq!(host.threads.borrow()[&5].cpus.to_string(), "0-3");
+    }
+}

@@ -71,7 +71,8 @@ impl Run {
         }
         let available = discover::available_bytes().unwrap_or(1 << 30);
         let hold_bytes = self.hold.map_or(available / 8, |size| size.0);
-        let start = Start { command: &self.command, mask, hold_bytes, variables: &[], output: None };
+        let start =
+            Start { command: &self.command, mask, hold_bytes, variables: &[], output: None, ends_with_us: false };
         let mut program = Colored::start(&start)?;
         if let Some(path) = &self.map {
             believe(path, &program)?;

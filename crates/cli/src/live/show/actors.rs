@@ -9,7 +9,7 @@ use cachemate_core::{CpuId, CpuSet};
 use cachemate_linux::kernel::{Host, Kernel};
 use cachemate_linux::progress::VARIABLE;
 
-use super::Place;
+use super::{Place, ends_with_us};
 
 /// Accesses between two notes of progress.
 const STEP: usize = 1 << 14;
@@ -167,6 +167,7 @@ impl Actor {
         std::fs::write(&report, 0u64.to_ne_bytes())
             .with_context(|| format!("{}: cannot be written", report.display()))?;
         command.env(VARIABLE, &report).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+        ends_with_us(&mut command, rustix::process::Signal::KILL);
         let child = command.spawn().with_context(|| format!("'{name}' cannot be started"))?;
         let by_pid = dir.join(child.id().to_string());
         let _ = std::fs::remove_file(&by_pid);

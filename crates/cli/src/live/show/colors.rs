@@ -98,7 +98,14 @@ impl Coloured {
         let hold_bytes = available_bytes().unwrap_or(1 << 30) / 4;
         let output = place.folder.join(format!("colored-{name}.out"));
         let variables = [(VARIABLE, report.as_path())];
-        let start = Start { command: &command, mask, hold_bytes, variables: &variables, output: Some(&output) };
+        let start = Start {
+            command: &command,
+            mask,
+            hold_bytes,
+            variables: &variables,
+            output: Some(&output),
+            ends_with_us: true,
+        };
         let mut program = Colored::start(&start)?;
         program.ready(PATIENCE)?;
         Ok(Coloured { program, report })
@@ -139,9 +146,11 @@ fn partition(place: &Place, half: u64, other: u64) -> anyhow::Result<Vec<Row>> {
                 None => Row::skipped("d", &what, "its page map cannot be read".to_string()),
                 Some((found, share)) => {
                     let measured = format!(
-                        "{:.2} % of {} anonymous pages; {} pages of files beside them",
+                        "{:.2} % of {} anonymous pages ({} of them nobody's to colour); beside them {} held, {} of files",
                         100.0 * share,
-                        found.inside_pages + found.outside_pages + found.unknown_pages,
+                        found.inside_pages + found.outside_pages + found.unknown_pages + found.left_out_pages,
+                        found.left_out_pages,
+                        found.held_pages,
                         found.file_pages
                     );
                     Row::held("d", &what, "99 %", measured, share >= 0.99)
@@ -337,14 +346,18 @@ fn real_programs(place: &Place, mask: u64) -> anyhow::Result<Vec<Row>> {
             let out = place.folder.join("coloured.out");
             let start = Instant::now();
             let hold_bytes = available_bytes().unwrap_or(1 << 30) / 4;
-            let wish = Start { command: &command, mask, hold_bytes, variables: &[], output: Some(&out) };
+            let wish =
+                Start { command: &command, mask, hold_bytes, variables: &[], output: Some(&out), ends_with_us: true };
             let mut program = Colored::start(&wish)?;
-            let code = program.wait(&place.stop, Duration::from_secs(60))?;
+            let code = program.wait(&place.stop, Duration::from_millis(250))?;
             coloured.push(start.elapsed().as_secs_f64());
             same &= ended.code() == Some(code) && std::fs::read(&plain)? == std::fs::read(&out)?;
             let agents = program.agents();
             same &= agents.iter().any(|(_, agent)| agent.account.is_ok());
-            inside = agents.iter().filter_map(|(_, agent)| agent.inside()).reduce(f64::min).or(inside);
+            // By the kernel's page map where the program lived long enough, else by the agents' own last count.
+            let outside = program.resident().and_then(|found| found.inside());
+            inside =
+                outside.or_else(|| agents.iter().filter_map(|(_, agent)| agent.inside()).reduce(f64::min)).or(inside);
             held = held.max(agents.iter().filter_map(|(_, agent)| agent.figure("held_most")).max().unwrap_or(0));
         }
         let ratio = median(&coloured).unwrap_or(0.0) / median(&ordinary).unwrap_or(f64::MAX);
@@ -383,7 +396,8 @@ fn curve(place: &Place, session: &Session, colours: u32) -> anyhow::Result<Vec<R
         for _ in 0..3 {
             let out = place.folder.join("curve.out");
             let hold_bytes = available_bytes().unwrap_or(1 << 30) / 4;
-            let wish = Start { command: &command, mask, hold_bytes, variables: &[], output: Some(&out) };
+            let wish =
+                Start { command: &command, mask, hold_bytes, variables: &[], output: Some(&out), ends_with_us: true };
             let mut program = Colored::start(&wish)?;
             program.ready(PATIENCE)?;
             let start = Instant::now();

@@ -4,9 +4,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
+use rustix::process::Signal;
 
 use super::actors::Actor;
-use super::{Place, Row, median};
+use super::{Place, Row, ends_with_us, median};
 
 const TASKS: usize = 200;
 /// Seconds over which the daemon's time is counted.
@@ -80,9 +81,11 @@ struct Crowd(Child);
 impl Crowd {
     fn start(place: &Place) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt;
-        let line = format!("i=0; while [ $i -lt {TASKS} ]; do sleep 10000 & i=$((i+1)); done; wait");
+        let line =
+            format!("trap 'kill -9 0' TERM; i=0; while [ $i -lt {TASKS} ]; do sleep 10000 & i=$((i+1)); done; wait");
         let mut command = Command::new("sh");
         command.args(["-c", &line]).stdin(Stdio::null()).process_group(0).current_dir(&place.folder);
+        ends_with_us(&mut command, Signal::TERM);
         Ok(Crowd(command.spawn().context("sh cannot be started")?))
     }
 }
@@ -106,6 +109,7 @@ impl Daemon {
         command.args(["--quiet", "manage", "--config"]).arg(folder.join("overhead.toml"));
         command.arg("--state-dir").arg(folder.join("overhead-state"));
         command.arg("--socket").arg(folder.join("overhead.sock")).stdin(Stdio::null());
+        ends_with_us(&mut command, Signal::TERM);
         Ok(Daemon(command.spawn().context("the daemon cannot be started")?))
     }
 

@@ -1,0 +1,94 @@
+//! `cachemate color verify`.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use cachemate_linux::colors::kit::{self, BASE};
+use cachemate_linux::colors::proof::{Watched, watch};
+use clap::Args;
+use serde::Serialize;
+
+use crate::args::JsonArg;
+use crate::session::Session;
+
+/// Ask every frame that defines a colour, again and again, whether it still has it
+///
+/// A frame is put to the frames of its own colour, which must push it out of the cache, and to the next colour's, which must
+/// not. Answers in which both did say that somebody else fills the cache just then, and are counted apart. Programs that run
+/// coloured are not disturbed. Ends with 1 if frames have moved: 'cachemate color discover' makes a new kit then.
+#[derive(Args)]
+pub struct Verify {
+    /// For how long
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    seconds: f64,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// `cachemate color verify --json`.
+#[derive(Serialize)]
+struct VerifyJson {
+    hit_cycles: u64,
+    miss_cycles: u64,
+    seconds: f64,
+    frames: u64,
+    frames_hold: u64,
+    frames_moved: u64,
+    answers: u64,
+    answers_disturbed: u64,
+    /// In order of the colours.
+    colours: Vec<Watched>,
+}
+
+impl Verify {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if !(0.1..=86_400.0).contains(&self.seconds) {
+            bail!(crate::exit::Usage("--seconds must be from 0.1 to 86400".into()));
+        }
+        let (stop, start) = (session.interrupt_flag(), Instant::now());
+        let mut kit = kit::open_unproven(Path::new(BASE))?;
+        let at_most = Duration::from_secs_f64(self.seconds);
+        let colours = watch(&mut kit.kit, at_most, &|| stop.load(Ordering::Relaxed));
+        let sum = |of: fn(&Watched) -> u64| colours.iter().map(of).sum::<u64>();
+        let calibration = kit.kit.calibrate();
+        let told = VerifyJson {
+            hit_cycles: calibration.hit_cycles,
+            miss_cycles: calibration.miss_cycles,
+            seconds: start.elapsed().as_secs_f64(),
+            frames: sum(|colour| colour.frames),
+            frames_hold: sum(|colour| colour.frames_hold),
+            frames_moved: sum(|colour| colour.frames_moved),
+            answers: sum(|colour| colour.answers),
+            answers_disturbed: sum(|colour| colour.answers_disturbed),
+            colours,
+        };
+        session.answer(self.json.json, &told, || words(&told))?;
+        match told.frames_moved {
+            0 => Ok(()),
+            moved => bail!("{moved} of {} frames no longer have the colour that they define", told.frames),
+        }
+    }
+}
+
+fn words(told: &VerifyJson) -> String {
+    let worst = told.colours.iter().enumerate().max_by_key(|(_, colour)| colour.frames_moved);
+    let worst = worst.filter(|(_, colour)| colour.frames_moved > 0);
+    format!(
+        "{} of {} frames have their colour, {} have moved, {} were not told; {} answers in {:.1} s, {:.1} % of them disturbed by others; a hit takes {} cycles, a miss {}\n{}",
+        told.frames_hold,
+        told.frames,
+        told.frames_moved,
+        told.frames - told.frames_hold - told.frames_moved,
+        told.answers,
+        told.seconds,
+        100.0 * told.answers_disturbed as f64 / told.answers.max(1) as f64,
+        told.hit_cycles,
+        told.miss_cycles,
+        worst.map_or(String::new(), |(at, colour)| format!(
+            "most of them of colour {at}: {} of {}\n",
+            colour.frames_moved, colour.frames
+        )),
+    )
+}

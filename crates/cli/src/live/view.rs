@@ -1,0 +1,303 @@
+//! `top` on a terminal: the daemon's status as a screen that is drawn anew with every look.
+//!
+//! Above stands who manages and how; then, cache by cache, the programs that share it, the busiest first; below them the
+//! turns of gangs and the last decisions. The middle scrolls, as a host may have many caches. A daemon that goes away is
+//! told on the screen, and asked again until it is back. Whatever way the view ends, the terminal is as before.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use cachemate_report::Align;
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Borders, Paragraph};
+
+use super::picture::{COLUMNS, by_cache, decisions, gangs, head, row, shares, troubles};
+use super::socket;
+use super::status::{Status, TaskStatus};
+
+/// Lines of the lower part, at most: gangs, refusals and decisions.
+const BELOW_AT_MOST: usize = 12;
+/// How soon a key or a signal is answered.
+const ATTENTION: Duration = Duration::from_millis(100);
+const KEYS: &str = " q ends   arrows, page keys: scroll   space: hold still";
+
+/// What the keys have set.
+#[derive(Default)]
+struct View {
+    scroll: usize,
+    held: bool,
+    colour: bool,
+    /// Why the last look failed.
+    trouble: Option<String>,
+}
+
+/// What `top` was told.
+pub struct Watch<'a> {
+    pub socket: &'a Path,
+    pub every: Duration,
+    pub looks: Option<u64>,
+    pub colour: bool,
+}
+
+impl Watch<'_> {
+    /// Shows the status until `q`, Ctrl-C, `stop`, or the last look.
+    ///
+    /// # Errors
+    /// No daemon answers at the start, or the terminal cannot be taken or drawn on.
+    pub fn run(&self, stop: &AtomicBool) -> anyhow::Result<()> {
+        let first = socket::status(self.socket)?;
+        let mut terminal = ratatui::try_init().context("cannot take the terminal over")?;
+        let ran = self.turns(&mut terminal, first, stop);
+        let gave_back = ratatui::try_restore().context("cannot give the terminal back");
+        ran.and(gave_back)
+    }
+
+    fn turns(
+        &self,
+        terminal: &mut ratatui::DefaultTerminal,
+        mut status: Status,
+        stop: &AtomicBool,
+    ) -> anyhow::Result<()> {
+        let mut view = View { colour: self.colour, ..View::default() };
+        let (mut looks, mut due) = (1, Instant::now() + self.every);
+        while !stop.load(Ordering::Relaxed) {
+            terminal.draw(|frame| view.draw(frame, &status)).context("cannot draw on the terminal")?;
+            let left = due.saturating_duration_since(Instant::now());
+            if event::poll(left.min(ATTENTION)).context("cannot read the keys")? {
+                match event::read().context("cannot read the keys")? {
+                    Event::Key(key) if !view.key(key) => break,
+                    _ => {}
+                }
+            }
+            if Instant::now() < due {
+                continue;
+            }
+            if self.looks.is_some_and(|most| looks >= most) {
+                break;
+            }
+            due = Instant::now() + self.every;
+            looks += 1;
+            if !view.held {
+                match socket::status(self.socket) {
+                    Ok(now) => (status, view.trouble) = (now, None),
+                    Err(error) => view.trouble = Some(format!("{error:#}")),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl View {
+    /// False = end.
+    fn key(&mut self, key: KeyEvent) -> bool {
+        if key.kind == KeyEventKind::Release {
+            return true;
+        }
+        let control = key.modifiers.contains(KeyModifiers::CONTROL);
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return false,
+            KeyCode::Char('c') if control => return false, // raw mode makes no signal of it
+            KeyCode::Char(' ') => self.held = !self.held,
+            KeyCode::Down | KeyCode::Char('j') => self.scroll += 1,
+            KeyCode::Up | KeyCode::Char('k') => self.scroll = self.scroll.saturating_sub(1),
+            KeyCode::PageDown => self.scroll += 10,
+            KeyCode::PageUp => self.scroll = self.scroll.saturating_sub(10),
+            KeyCode::Home => self.scroll = 0,
+            KeyCode::End => self.scroll = usize::MAX / 2,
+            _ => {}
+        }
+        true
+    }
+
+    fn style(&self, colour: Color) -> Style {
+        if self.colour { Style::new().fg(colour) } else { Style::new() }
+    }
+
+    fn draw(&mut self, frame: &mut Frame<'_>, status: &Status) {
+        let top: Vec<Line<'_>> = head(status).lines().map(|line| Line::from(line.to_string())).collect();
+        let below = self.below(status);
+        let lower = if below.is_empty() { 0 } else { below.len() as u16 + 1 };
+        let heights = [top.len() as u16, 1, 0, lower, 1]
+            .map(Constraint::Length)
+            .into_iter()
+            .enumerate()
+            .map(|(at, height)| if at == 2 { Constraint::Min(3) } else { height });
+        let [above, columns, middle, under, foot] = Layout::vertical(heights).areas(frame.area());
+        frame.render_widget(Paragraph::new(top), above);
+        let (header, lines) = self.programs(status);
+        frame.render_widget(Paragraph::new(header), columns);
+        self.scroll = self.scroll.min(lines.len().saturating_sub(usize::from(middle.height)));
+        let shown = lines.into_iter().skip(self.scroll).take(usize::from(middle.height)).collect::<Vec<_>>();
+        frame.render_widget(Paragraph::new(shown), middle);
+        let block = Block::new().borders(Borders::TOP).title("last decisions");
+        frame.render_widget(Paragraph::new(below).block(block), under);
+        frame.render_widget(Paragraph::new(self.foot()), foot);
+    }
+
+    fn foot(&self) -> Line<'static> {
+        match (&self.trouble, self.held) {
+            (Some(trouble), _) => Line::styled(format!(" {trouble}"), self.style(Color::Red)),
+            (None, true) => Line::styled(format!("{KEYS}   (held)"), Modifier::REVERSED),
+            (None, false) => Line::styled(KEYS, Modifier::DIM),
+        }
+    }
+
+    /// Decisions, with the turns of gangs and parts of caches before and what was refused after them.
+    fn below(&self, status: &Status) -> Vec<Line<'static>> {
+        let told = |text: String, style: Style| {
+            text.lines().map(|line| Line::styled(line.to_string(), style)).collect::<Vec<_>>()
+        };
+        let mut lines = told(gangs(status), Style::new().add_modifier(Modifier::BOLD));
+        lines.extend(told(shares(status), Style::new().add_modifier(Modifier::BOLD)));
+        lines.extend(told(decisions(&status.decisions, 6), Style::new()));
+        lines.extend(told(troubles(status), self.style(Color::Yellow)));
+        lines.truncate(BELOW_AT_MOST);
+        lines
+    }
+
+    /// The line of column names, and the caches with their programs under it; the same columns for all.
+    fn programs(&self, status: &Status) -> (Line<'static>, Vec<Line<'static>>) {
+        let groups = by_cache(status);
+        let names: Vec<String> = COLUMNS.iter().map(|(name, _)| name.to_string()).collect();
+        let rows: Vec<Vec<String>> = status.tasks.iter().map(row).collect();
+        let width = |at: usize| rows.iter().chain([&names]).map(|cells| cells[at].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
+        let mut lines = Vec::new();
+        for (title, tasks) in groups {
+            lines.push(Line::styled(title.trim_end().to_string(), Modifier::BOLD));
+            lines.extend(tasks.into_iter().map(|task| self.program(task, &widths)));
+        }
+        let header = cells(&names, &widths).map(Span::raw).collect::<Line<'_>>();
+        (header.style(Modifier::REVERSED), lines)
+    }
+
+    fn program(&self, task: &TaskStatus, widths: &[usize]) -> Line<'static> {
+        let texts = row(task);
+        let spans = cells(&texts, widths).zip(COLUMNS).map(|(text, (name, _))| {
+            let style = match *name {
+                "class" => self.style(class_colour(task.class.as_deref())),
+                "forecast" => self.style(slowdown_colour(task.forecast_degradation)),
+                "measured" => self.style(slowdown_colour(task.measured_degradation)),
+                _ => Style::new(),
+            };
+            Span::styled(text, style)
+        });
+        spans.collect()
+    }
+}
+
+/// Padded to their columns.
+fn cells<'a>(texts: &'a [String], widths: &'a [usize]) -> impl Iterator<Item = String> + 'a {
+    texts.iter().zip(widths).zip(COLUMNS).map(|((text, &width), (_, align))| match align {
+        Align::Left => format!("{text:<width$}  "),
+        Align::Right => format!("{text:>width$}  "),
+    })
+}
+
+fn class_colour(class: Option<&str>) -> Color {
+    match class {
+        Some("presses and feels") => Color::Magenta,
+        Some("presses") => Color::Red,
+        Some("feels") => Color::Yellow,
+        Some("quiet") => Color::Green,
+        _ => Color::Reset,
+    }
+}
+
+fn slowdown_colour(degradation: Option<f64>) -> Color {
+    match degradation {
+        Some(by) if by >= 0.5 => Color::Red,
+        Some(by) if by >= 0.1 => Color::Yellow,
+        Some(_) => Color::Green,
+        None => Color::Reset,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    fn status() -> Status {
+        let task = |id: u32, name: &str, cache: u32, share: f64, presses: f64| {
+            serde_json::json!({
+                "task": id, "pid": 100 + id, "tid": 100 + id, "name": name, "fixed": false, "cpu": id, "cache": cache,
+                "cpu_share": share, "intensity": { "value": presses, "low": 0.0, "high": 1.0 },
+                "class": if presses > 0.15 { "presses" } else { "quiet" },
+                "forecast_degradation": presses / 2.0, "why": []
+            })
+        };
+        let cache = |id: u32, cpus: &str, tasks: &[u32]| serde_json::json!({ "cache": id, "level": "L3", "cpus": cpus, "size_bytes": 33_554_432, "tasks": tasks });
+        let mut json = serde_json::to_value(Status::default()).unwrap();
+        json["version"] = "0.1.0".into();
+        json["pid"] = 7.into();
+        json["calibrated"] = true.into();
+        json["policy"] = "intensity-gangs".into();
+        json["caches"] = vec![cache(0, "0-3", &[0, 2]), cache(1, "4-7", &[1])].into();
+        json["tasks"] =
+            vec![task(0, "db", 0, 0.5, 0.0), task(1, "web", 1, 0.2, 0.1), task(2, "scan", 0, 0.9, 0.6)].into();
+        json["decisions"] = serde_json::json!([{ "window": 4, "tasks": [2], "why": "scan(102) alone", "numbers": [] }]);
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn screen(view: &mut View, size: (u16, u16)) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
+        terminal.draw(|frame| view.draw(frame, &status())).unwrap();
+        let buffer = terminal.backend().buffer();
+        let line = |y| (0..size.0).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_string() + "\n";
+        (0..size.1).map(line).collect()
+    }
+
+    /// Does a screen show every cache with its programs, the busiest first, and the last decisions?
+    #[test]
+    fn a_screen_shows_caches_programs_and_decisions() {
+        let text = screen(&mut View::default(), (110, 12));
+        let order =
+            ["observing", "class", "CPUs 0-3", "scan", "db", "CPUs 4-7", "web", "last decisions", "scan(102) alone"];
+        let mut rest = text.as_str();
+        for part in order.into_iter().chain([KEYS.trim()]) {
+            let at = rest.find(part).unwrap_or_else(|| panic!("'{part}' is not where it should be:\n{text}"));
+            rest = &rest[at + part.len()..];
+        }
+        let presses = text.lines().find(|line| line.contains("scan ")).unwrap_or_default();
+        assert!(presses.contains("presses") && presses.contains("0.60") && presses.contains("+30 %"), "{presses}");
+    }
+
+    /// Does the middle scroll no further than to its end, and does a screen that is too small show what fits?
+    #[test]
+    fn scrolling_stops_at_the_end() {
+        let mut view = View::default();
+        assert!(view.key(KeyEvent::from(KeyCode::End)));
+        let text = screen(&mut view, (110, 9));
+        assert!(text.contains("web") && !text.contains("L3 of CPUs 0-3"), "{text}");
+        assert!(view.scroll <= 5, "{}", view.scroll);
+        screen(&mut view, (10, 2));
+    }
+
+    /// Do q, Esc and Ctrl-C end the view, and no other key?
+    #[test]
+    fn q_ends_the_view() {
+        let mut view = View::default();
+        let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+        for ends in [KeyCode::Char('q').into(), KeyCode::Esc.into(), control_c] {
+            assert!(!view.key(ends));
+        }
+        assert!(view.key(KeyCode::Char('c').into()) && view.key(KeyCode::Char(' ').into()) && view.held);
+    }
+
+    /// Is a daemon that went away told on the screen, with what was known last?
+    #[test]
+    fn a_lost_daemon_is_told() {
+        let mut view = View { trouble: Some("no daemon answers there".into()), ..View::default() };
+        let text = screen(&mut view, (110, 12));
+        assert!(text.contains("no daemon answers") && text.contains("scan"), "{text}");
+    }
+}

@@ -3,7 +3,8 @@
 //! Problem: which address bits choose the set is not known in a virtual machine, where frame numbers are the guest's own.
 //! Method: group testing (Vila, Köpf and Morales, S&P 2019). A large set that pushes a target out is cut into one group more
 //! than the cache has ways; some group can be left out, until hardly more than a set's worth is left. Everybody whom that
-//! set pushes out is of its class; the next target is somebody who is in none. Classes that push each other out are one.
+//! set pushes out is of its class; the next target is somebody who is in none. What is left in the end may be the last class.
+//! Classes that push each other out are one.
 //! Properties: pure; every answer may be wrong now and then: a set is purified, a class needs more members than ways, and
 //! what fits nowhere is counted, not forced.
 
@@ -43,9 +44,6 @@ pub struct Search {
 /// Targets in a row that led to no class: the rest is noise.
 const FRUITLESS_AT_MOST: u32 = 24;
 
-/// Passes over all groups of a large set of which none could be left out.
-const IN_VAIN_AT_MOST: u32 = 5;
-
 /// Groups `items`.
 pub fn group(test: &mut impl Evicts, items: &[usize], search: &Search) -> Grouped {
     let mut left: Vec<usize> = items.to_vec();
@@ -78,11 +76,22 @@ pub fn group(test: &mut impl Evicts, items: &[usize], search: &Search) -> Groupe
             fruitless += 1;
         }
     }
-    merge(test, &mut grouped, search);
     grouped.left_over.append(&mut left);
+    rest(test, &mut grouped, search);
+    merge(test, &mut grouped, search);
     grouped.classes.iter_mut().for_each(|class| class.sort_unstable());
     grouped.left_over.sort_unstable();
     grouped
+}
+
+/// Where replacement is far from LRU no small set may push a class's lines out surely, and then it is found by what is left when
+/// all others are: if that is of one kind, it pushes itself out. (If it is of several, they count as one, too few in all.)
+fn rest(test: &mut impl Evicts, grouped: &mut Grouped, search: &Search) {
+    let class = belonging(test, &grouped.left_over, &grouped.left_over);
+    if class.len() > search.ways + 1 && !test.gives_up() {
+        grouped.left_over.retain(|item| !class.contains(item));
+        grouped.classes.push(class);
+    }
 }
 
 /// A subset of `from` of hardly more than `ways` items that pushes `target` out; `None` where all of them do not.
@@ -91,9 +100,8 @@ fn minimal(test: &mut impl Evicts, target: usize, from: &[usize], ways: usize) -
     if !test.evicts(target, &set) {
         return None;
     }
-    // So few that no second class can be in it whole; more than `at_most` are no set to tell by.
-    let (enough, at_most) = (2 * ways - 1, 8 * ways);
-    let mut in_vain = 0;
+    // So few that no second class can be in it whole.
+    let enough = 2 * ways - 1;
     while set.len() > enough && !test.gives_up() {
         // Rounded down: there must be more groups than the set needs members, or each might hold one of them.
         let group = (set.len() / (ways + 1)).max(1);
@@ -105,14 +113,11 @@ fn minimal(test: &mut impl Evicts, target: usize, from: &[usize], ways: usize) -
         let mut still = |rest: &Vec<usize>| test.surely_evicts(target, rest);
         let smaller = (0..set.len()).step_by(group).map(without).find(|rest| still(rest));
         match smaller {
-            Some(rest) => (set, in_vain) = (rest, 0),
-            // A sure yes is rare where a class answers yes in seven of ten however large the set is; a small set that shows it
-            // rarely is at its end, and a large one is asked again.
-            None if set.len() > at_most && in_vain < IN_VAIN_AT_MOST => in_vain += 1,
+            Some(rest) => set = rest,
             None => break, // every group is needed: it is as small as it gets
         }
     }
-    (set.len() <= at_most).then_some(set)
+    (set.len() <= 8 * ways).then_some(set)
 }
 
 /// Those of `items` whom the others of `set` push out.

@@ -260,6 +260,9 @@ impl Actuator {
         strangers: &[(i32, i32)],
     ) -> Result<(), JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
+        if new.is_empty() && strangers.is_empty() {
+            return Ok(());
+        }
         let mut estates: BTreeMap<i32, Vec<(Object, Held)>> = BTreeMap::new();
         for (ancestor, held) in journal.held() {
             if let Some(pid) = ancestor.inherited() {

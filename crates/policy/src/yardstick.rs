@@ -39,10 +39,12 @@ const STEPS: usize = 80;
 impl Predictor for Yardstick {
     fn forecast(&self, topology: &Topology, profiles: &Profiles, under: &Plan) -> Forecast {
         let tasks: Vec<TaskId> = profiles.keys().copied().collect();
-        let presence = Presence::of(topology, &tasks, under);
-        let mut forecast = Forecast::default();
         let known: BTreeMap<TaskId, Known<'_>> =
             profiles.iter().filter_map(|(&task, profile)| Some((task, Known::of(profile, topology)?))).collect();
+        // Whom those meet of whom nothing can be said is nobody's question; all pairs of hundreds of tasks would be a load.
+        let asked: Vec<TaskId> = known.keys().copied().collect();
+        let presence = Presence::of(topology, &tasks, &asked, under);
+        let mut forecast = Forecast::default();
         for &task in &tasks {
             let mut said = TaskForecast {
                 cpu_share: presence.share.get(&task).map(|&s| Estimate::exact(s)),
@@ -241,12 +243,12 @@ fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, under: &Plan) 
 struct Presence {
     cpu: BTreeMap<TaskId, CpuId>,
     share: BTreeMap<TaskId, f64>,
-    /// For each task: how much of its own running time each other one runs on another CPU of its cache.
+    /// For each task that is asked about: how much of its own running time each other one runs on another CPU of its cache.
     meets: BTreeMap<TaskId, BTreeMap<TaskId, f64>>,
 }
 
 impl Presence {
-    fn of(topology: &Topology, tasks: &[TaskId], under: &Plan) -> Self {
+    fn of(topology: &Topology, tasks: &[TaskId], asked: &[TaskId], under: &Plan) -> Self {
         let mut presence = Presence { cpu: BTreeMap::new(), share: BTreeMap::new(), meets: BTreeMap::new() };
         let mut in_gangs: BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)> = BTreeMap::new();
         let mut taken = CpuSet::default();
@@ -266,7 +268,7 @@ impl Presence {
             }
         }
         presence.spread(topology, tasks, under, &taken);
-        presence.meet(topology, tasks, &in_gangs);
+        presence.meet(topology, tasks, asked, &in_gangs);
         presence
     }
 
@@ -306,9 +308,10 @@ impl Presence {
         &mut self,
         topology: &Topology,
         tasks: &[TaskId],
+        asked: &[TaskId],
         in_gangs: &BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)>,
     ) {
-        for &task in tasks {
+        for &task in asked {
             let Some(cache) = self.cache_of(topology, task) else { continue };
             let mut met = BTreeMap::new();
             for &other in tasks.iter().filter(|&&other| other != task) {

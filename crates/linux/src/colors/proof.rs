@@ -137,6 +137,13 @@ pub struct Watched {
     pub answers_disturbed: u64,
 }
 
+impl Watched {
+    /// As many of its frames hold as a proof asks for.
+    pub fn still_tells(&self) -> bool {
+        self.frames_hold * u64::from(ASKED) >= self.frames * u64::from(RIGHT_AT_LEAST)
+    }
+}
+
 /// Asks every frame of the kit once a round, until `at_most` is over or `stop` says so; by colour.
 pub fn watch(kit: &mut Kit, at_most: Duration, stop: &dyn Fn() -> bool) -> Vec<Watched> {
     let start = Instant::now();
@@ -185,5 +192,7 @@ mod tests {
         assert!(held.settled() && held.holds);
         colour.add(0, RIGHT_AT_LEAST);
         assert!(colour.settled() && !colour.holds);
+        let watched = |frames_hold| Watched { frames: 32, frames_hold, ..Watched::default() };
+        assert!(watched(20).still_tells() && !watched(19).still_tells());
     }
 }

@@ -17,7 +17,8 @@ use crate::session::Session;
 ///
 /// A frame is put to the frames of its own colour, which must push it out of the cache, and to the next colour's, which must
 /// not. Answers in which both did say that somebody else fills the cache just then, and are counted apart. Programs that run
-/// coloured are not disturbed. Ends with 1 if frames have moved: 'cachemate color discover' makes a new kit then.
+/// coloured are not disturbed. Some frames may be wrong from the start; ends with 1 if a colour has lost so many that it can no
+/// longer be told ('cachemate color discover' makes a new kit then).
 #[derive(Args)]
 pub struct Verify {
     /// For how long
@@ -65,9 +66,9 @@ impl Verify {
             colours,
         };
         session.answer(self.json.json, &told, || words(&told))?;
-        match told.frames_moved {
+        match told.colours.iter().filter(|colour| !colour.still_tells()).count() {
             0 => Ok(()),
-            moved => bail!("{moved} of {} frames no longer have the colour that they define", told.frames),
+            lost => bail!("{lost} of {} colours can no longer be told by their frames", told.colours.len()),
         }
     }
 }

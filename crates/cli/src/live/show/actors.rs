@@ -26,7 +26,7 @@ pub fn act(kind: &str, bytes: u64, stop: Arc<AtomicBool>) -> anyhow::Result<()> 
     match kind {
         "chase" => chase(lines, &progress),
         "stream" => stream(lines, &progress),
-        "count" => return count(bytes),
+        "count" => return count(bytes, &progress.stop),
         _ => quiet(&progress),
     }
     Ok(())
@@ -96,27 +96,35 @@ fn stream(lines: usize, progress: &Progress) {
     }
 }
 
-/// Two threads add to counters all over 2 000 pages, `each` times; an error where one addition was lost. The only one that
-/// ends by itself.
-fn count(each: u64) -> anyhow::Result<()> {
+/// Two threads add to counters all over 2 000 pages, `each` times or until told to stop; an error where one addition was lost.
+/// The only one that ends by itself.
+fn count(each: u64, stop: &AtomicBool) -> anyhow::Result<()> {
     const PAGES: usize = 2_000;
+    const BETWEEN_LOOKS: u64 = 1 << 16;
     let counters: Vec<[AtomicU64; 2]> = (0..PAGES * 256).map(|_| Default::default()).collect();
+    let made = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for own in 0..2 {
-            let counters = &counters;
+            let (counters, made) = (&counters, &made);
             scope.spawn(move || {
-                let mut state = own as u64 + 1;
-                for _ in 0..each {
-                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    let counter = &counters[(state >> 33) as usize % counters.len()][own];
-                    // Plain load and store: each counter has one writer, and a page that moves must not lose a store.
-                    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                let (mut state, mut done) = (own as u64 + 1, 0);
+                while done < each && !stop.load(Ordering::Relaxed) {
+                    let until = each.min(done + BETWEEN_LOOKS);
+                    for _ in done..until {
+                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                        let counter = &counters[(state >> 33) as usize % counters.len()][own];
+                        // Plain load and store: each counter has one writer, and a page that moves must not lose a store.
+                        counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                    }
+                    done = until;
                 }
+                made.fetch_add(done, Ordering::Relaxed);
             });
         }
     });
     let sum: u64 = counters.iter().flatten().map(|counter| counter.load(Ordering::Relaxed)).sum();
-    if sum == 2 * each { Ok(()) } else { bail!("{sum} of {} additions are left", 2 * each) }
+    let made = made.into_inner();
+    if sum == made { Ok(()) } else { bail!("{sum} of {made} additions are left") }
 }
 
 /// Arithmetic in registers.

@@ -107,6 +107,7 @@ four() {
     same "mkdir on the real resctrl" "ENOSPC, Out of CLOSIDs" "$said, $(cat /mnt/rdt/info/last_cmd_status)"
     same "cachemate offers no ways there" "no: /mnt/rdt: 1 classes of service, others hold 0, the root group has one" \
         "$(rung 'way masks (resctrl)')"
+    cpusets
 }
 
 # placed: where each program may run, and where it is, by the kernel.
@@ -156,8 +157,6 @@ parameters = { window_cycles = 500_000_000 }'
     within 90 no_journal
     snapshot >after
     same "kill -9 of the daemon: affinities as before" "$(cat before)" "$(cat after)" "8 programs"
-    for pid in $pids; do kill -9 "$pid"; done
-    cpusets
 }
 
 mask_of() { grep Cpus_allowed_list "/proc/$1/status" | cut -f2; }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use cachemate_linux::colors::agents::Agent;
 use cachemate_linux::colors::moving;
 use cachemate_linux::kernel::{Host, Kernel};
 use common::{command, run};
@@ -204,6 +205,16 @@ impl Recoloured {
         }
     }
 
+    /// Until the agent has just taken up other colours: by its own account, which is asked far more often than a window comes.
+    fn until_moving(&self) {
+        let mask = || Agent::read(&Host::new("/"), &self.agent).ok()?.figure("mask");
+        let (before, start) = (mask(), Instant::now());
+        while mask() == before {
+            assert!(start.elapsed() < Duration::from_secs(60), "the agent takes up no other colours: {before:?}");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
     fn wanted(&self) -> String {
         std::fs::read_to_string(self.agent.join("wanted")).unwrap_or_default()
     }
@@ -240,18 +251,16 @@ fn a_plan_recolours_a_running_program_whoever_is_killed() {
         let under_way = |status: &Value| status["pending"].as_array().is_some_and(|pending| !pending.is_empty());
         if case == "nobody" {
             let there = |share: &Value| share["colours"].is_string() && share["pages_inside"].as_f64() >= Some(0.99);
-            let moving = |p: &Value| p["total"].as_u64().is_some_and(|total| p["done"].as_u64() <= Some(total));
-            let pending = shown.until("pages under way", |status| {
-                status["pending"].as_array().is_some_and(|all| all.iter().any(moving))
-            });
+            let pending = shown.until("pages under way", under_way);
             assert!(pending["shares"][0]["colours"].is_string(), "{pending}");
             shown.until("all pages there", |status| {
                 !under_way(status) && status["shares"].as_array().is_some_and(|shares| shares.iter().any(there))
             });
         }
-        let status = shown.until("a change under way", under_way);
+        let status = shown.until("a guardian", |status| status["guardian_pid"].is_u64());
         let (daemon, guardian) = (shown.daemon.pid(), status["guardian_pid"].as_u64().unwrap() as i32);
         let program: i32 = shown.agent.file_name().unwrap().to_string_lossy().parse().unwrap();
+        shown.until_moving();
         match case {
             "daemon" => signal(daemon, Signal::KILL),
             "guardian" => signal(guardian, Signal::KILL),

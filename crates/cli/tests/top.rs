@@ -131,7 +131,7 @@ mod screen {
             shown.until("sleep");
             assert_ne!(modes(&shown.theirs), shown.before, "keys come one by one");
             // Blanks are jumped over, not written.
-            assert!(shown.text().contains("observing") && shown.text().contains("decisions"), "{:?}", shown.text());
+            assert!(shown.text().contains("observing") && shown.text().contains("measured"), "{:?}", shown.text());
             match how {
                 "SIGTERM" => {
                     let pid = rustix::process::Pid::from_child(&shown.top.0);

@@ -64,7 +64,7 @@ own_groups() { ls /mnt/rdt 2>/dev/null | grep -c '^cachemate-'; }
 snapshot() {
     for pid in $pids; do state "$pid"; done
     echo "groups of ours: $(own_groups)"
-    cat /mnt/rdt/schemata /mnt/rdt/db/schemata /mnt/rdt/db/tasks /sys/fs/cgroup/batch/cpuset.cpus 2>/dev/null
+    cat /mnt/rdt/schemata /mnt/rdt/db/schemata /mnt/rdt/db/tasks /sys/fs/cgroup/batch/cpuset.cpus.effective 2>/dev/null
 }
 
 # start POLICY-LINES: the daemon with this configuration; $daemon is its pid.

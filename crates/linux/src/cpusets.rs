@@ -6,7 +6,7 @@
 //! that is journalled, written and read back by the actuator. Narrowing a group narrows the affinities of its threads, and
 //! kernels before 6.2 widen all of them to the whole group afterwards: those that were narrower are journalled, too, and put
 //! back after the group. Properties: an empty v2 `cpuset.cpus` means "as the
-//! parent" and is put back as empty; the root group is never touched.
+//! parent" and is put back as empty, or as the parent's CPUs where somebody is in the group; the root group is never touched.
 
 use std::collections::BTreeMap;
 use std::fmt;

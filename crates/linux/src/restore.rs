@@ -195,6 +195,7 @@ pub fn write_state(kernel: &dyn Kernel, object: &Object, state: &State) -> io::R
             let group = hierarchy.join(group.strip_prefix("/").unwrap_or(group));
             kernel.write(&member_file(kernel, &group), &thread.tid.to_string())
         }
+        (Object::File { path }, State::Text(text)) if is_cpuset(path) && text.is_empty() => as_parent(kernel, path),
         (Object::File { path } | Object::Schemata { path }, State::Text(text)) => {
             kernel.write(path, &format!("{text}\n"))
         }
@@ -202,6 +203,18 @@ pub fn write_state(kernel: &dyn Kernel, object: &Object, state: &State) -> io::R
         (Object::Directory { path }, State::Absent) => remove_group(kernel, path).map(drop),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{object:?} cannot be {state:?}"))),
     }
+}
+
+/// An empty cpuset (cgroup v2) has what its parent has. The kernel refuses to empty one in which somebody is (`ENOSPC`): then it
+/// gets the parent's CPUs by name, which is the same to everybody in it.
+fn as_parent(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
+    let refused = match kernel.write(path, "\n") {
+        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => error,
+        other => return other,
+    };
+    let parent = path.parent().and_then(Path::parent).ok_or(refused)?;
+    let text = kernel.read(&parent.join("cpuset.cpus.effective"))?;
+    kernel.write(path, &format!("{}\n", text.trim()))
 }
 
 /// The file that takes thread ids: `tasks` (cgroup v1, resctrl), `cgroup.threads` or `cgroup.procs` (v2).

@@ -130,3 +130,22 @@ fn who_lives_is_not_gone() {
         assert_eq!(host.threads.borrow()[&5].cpus.to_string(), "0-3");
     }
 }
+
+/// A cpuset that was as its parent, and cannot be emptied as somebody is in it: does it get what the parent has?
+#[test]
+fn a_group_that_was_as_its_parent_is_so_again() {
+    for populated in [false, true] {
+        let host = FakeHost::default();
+        host.file("/cg/cpuset.cpus.effective", "0-7\n");
+        host.file("/cg/batch/cpuset.cpus", "\n");
+        let mut held = BTreeMap::new();
+        let object = Object::File { path: "/cg/batch/cpuset.cpus".into() };
+        make(&host, &mut held, object, State::Text("4-5".into()));
+        if populated {
+            host.fault.set(Some((0, libc::ENOSPC)));
+        }
+        let account = restore(&host, &held);
+        assert_eq!(account[0].outcome, Outcome::PutBack, "{account:?}");
+        assert_eq!(host.text("/cg/batch/cpuset.cpus").trim(), if populated { "0-7" } else { "" });
+    }
+}

@@ -28,7 +28,7 @@ pub fn experiments() -> Vec<Experiment> {
         Experiment {
             ids: &["RM-5"],
             what: "phase boundaries at every size, and what measuring each phase costs",
-            full_minutes: 1.5,
+            full_minutes: 2.5,
             run: phases::run,
         },
     ]

@@ -3,8 +3,7 @@
 //! Chosen before running, since the paper leaves it open: round robin is the same scheduler with nothing but the samples
 //! run in its score. The oracle knows the speed of every pairing of the four at equal time: the best of the three ways
 //! to make two pairs, each measured as a run of its own. All runs time the same instructions of each job
-//! ([`crate::work`]): over equal time a schedule that gets further compares other phases of the programs, and single mixes
-//! seemed to gain 91 % or to lose 10.
+//! ([`crate::work`]): over equal time a schedule that gets further compares other phases of the programs.
 
 use cachemate_core::{Decision, Gang, GangSchedule, Level, Plan, Policy, Profiler, TaskId, View, Window};
 use cachemate_locality::profilers::{ActivityProfiler, CountersProfiler};
@@ -231,8 +230,10 @@ fn findings(context: &Context<'_>, mixes: &[Mix]) -> Vec<Finding> {
         |of: &dyn Fn(&Mix) -> f64| context.seeds.iter().map(|&seed| (seed, over_mixes(seed, of))).collect::<Vec<_>>();
     let oracle = mean(&per_seed(&|mix| mix.oracle.ipc_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
     let worst = mean(&per_seed(&|mix| mix.worst_pairing_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
-    // Where the best pairing has less to give than the paper's mean, 70 % of what it gives.
-    let bar = Bar::AtLeast { bar: if oracle < 4.4 { 0.7 * oracle } else { 4.4 }, paper_best: Some(12.1) };
+    // Where the best pairing has less to give than the paper's mean, 70 % of what it gives. One that loses is no oracle,
+    // and lowers no bar.
+    let bar =
+        Bar::AtLeast { bar: if (0.0..4.4).contains(&oracle) { 0.7 * oracle } else { 4.4 }, paper_best: Some(12.1) };
     let mut found = Vec::new();
     for (at, (name, _, _)) in SCHEDULERS.iter().enumerate() {
         let mean_of = |of: fn(&Against) -> f64| {

@@ -5,11 +5,15 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use cachemate_linux::colors::agents::Agent;
 use cachemate_linux::colors::moving;
+use cachemate_linux::kernel::{Host, Kernel};
 use common::{command, run};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 /// What a run says when the host moved frames, or the proof was disturbed, since the colours were told apart: a noisy host
 /// may do so at any time, and refusing is right.
@@ -116,4 +120,180 @@ fn a_program_whose_launcher_is_killed_while_it_is_recoloured_ends_right() {
     let _ = launcher.wait();
     assert_eq!(std::fs::read_to_string(&result).unwrap(), "right\n");
     println!("{turns} turns, launcher killed: {killed}");
+}
+
+/// Ended when dropped, so that a failing test leaves nobody behind.
+struct Running(Child);
+
+impl Running {
+    fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn signal(pid: i32, signal: Signal) {
+    // Whoever is gone already needs none.
+    let _ = kill_process(Pid::from_raw(pid).unwrap(), signal);
+}
+
+/// A coloured program that counts, its agent's folder, and a daemon that gives it other colours twice a second.
+struct Recoloured {
+    folder: tempfile::TempDir,
+    program: Running,
+    agent: PathBuf,
+    daemon: Running,
+}
+
+/// The colours that the program was started with, as its `wanted` file has them.
+const BEFORE: &str = "00000000000000ffa\n";
+
+impl Recoloured {
+    /// `None` = the colours could not be told now.
+    fn start(case: usize) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        // As good as endless, and tells our program from others.
+        let each = format!("9000000{case:02}{:05}", std::process::id() % 100_000);
+        let args = ["color", "run", "--colors", "0-7", "--", own(), "live-program", "count", &each];
+        let mut program = Running(command(folder.path(), &args).stdout(Stdio::null()).spawn().unwrap());
+        let start = Instant::now();
+        let agent = loop {
+            if let Some(agent) = agent_of(&each) {
+                break agent;
+            }
+            if program.0.try_wait().unwrap().is_some() {
+                return None;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "no agent came");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let pid = agent.file_name().unwrap().to_string_lossy().into_owned();
+        let config = format!(
+            "act = true\nwindow_ms = 50\n[policy]\nname = \"recolour\"\n[guard]\nenabled = false\n[[rules]]\npid = {pid}\n"
+        );
+        std::fs::write(folder.path().join("c.toml"), config).unwrap();
+        let daemon = Self::daemon(folder.path());
+        Some(Recoloured { folder, program, agent, daemon })
+    }
+
+    fn daemon(folder: &Path) -> Running {
+        let args = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
+        Running(command(folder, &args).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    fn status(&self) -> Option<Value> {
+        let ran = run(self.folder.path(), &["status", "--json", "--socket", "s.sock"]);
+        (ran.code == Some(0)).then(|| serde_json::from_str(&ran.out).unwrap())
+    }
+
+    /// The first status that is as wanted.
+    fn until(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let start = Instant::now();
+        loop {
+            let status = self.status();
+            if let Some(status) = status.clone().filter(|status| wanted(status)) {
+                return status;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "{what} did not come: {status:?}");
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    /// Until the agent has just taken up other colours: by its own account, which is asked far more often than a window comes.
+    fn until_moving(&self) {
+        let mask = || Agent::read(&Host::new("/"), &self.agent).ok()?.figure("mask");
+        let (before, start) = (mask(), Instant::now());
+        while mask() == before {
+            assert!(start.elapsed() < Duration::from_secs(60), "the agent takes up no other colours: {before:?}");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    fn wanted(&self) -> String {
+        std::fs::read_to_string(self.agent.join("wanted")).unwrap_or_default()
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.folder.path().join("state/restore.journal")
+    }
+
+    /// Everything of the daemon's is put back.
+    fn put_back(&self, case: &str) {
+        let start = Instant::now();
+        while self.journal().exists() {
+            assert!(start.elapsed() < Duration::from_secs(30), "{case}: a journal is left");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Does a share in colours move the pages of a running program, told as pending until they are there; and whoever is killed
+/// meanwhile, daemon, guardian, both, or the program with its agent: does everything else go on or end as it would have, no
+/// addition lost, with the colours put back?
+#[test]
+fn a_plan_recolours_a_running_program_whoever_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    if let Some(why) = unusable(folder.path()) {
+        println!("not shown here: {why}");
+        return;
+    }
+    for (at, case) in ["nobody", "daemon", "guardian", "both", "program"].into_iter().enumerate() {
+        let Some(mut shown) = Recoloured::start(at) else {
+            println!("not shown here: the colours are no longer told apart");
+            return;
+        };
+        let under_way = |status: &Value| status["pending"].as_array().is_some_and(|pending| !pending.is_empty());
+        if case == "nobody" {
+            let there = |share: &Value| share["colours"].is_string() && share["pages_inside"].as_f64() >= Some(0.99);
+            let pending = shown.until("pages under way", under_way);
+            assert!(pending["shares"][0]["colours"].is_string(), "{pending}");
+            shown.until("all pages there", |status| {
+                !under_way(status) && status["shares"].as_array().is_some_and(|shares| shares.iter().any(there))
+            });
+        }
+        let status = shown.until("a guardian", |status| status["guardian_pid"].is_u64());
+        let (daemon, guardian) = (shown.daemon.pid(), status["guardian_pid"].as_u64().unwrap() as i32);
+        let program: i32 = shown.agent.file_name().unwrap().to_string_lossy().parse().unwrap();
+        shown.until_moving();
+        match case {
+            "daemon" => signal(daemon, Signal::KILL),
+            "guardian" => signal(guardian, Signal::KILL),
+            "both" => [guardian, daemon].into_iter().for_each(|pid| signal(pid, Signal::KILL)),
+            "program" => signal(program, Signal::KILL),
+            _ => {}
+        }
+        match case {
+            "daemon" => shown.put_back(case),
+            "both" => {
+                let _ = shown.daemon.0.wait();
+                run(shown.folder.path(), &["reset", "--state-dir", "state"]).ok();
+                shown.put_back(case);
+            }
+            _ => {
+                if case == "program" {
+                    shown.until("life without the program", |status| status["tasks"] == Value::Array(Vec::new()));
+                }
+                signal(daemon, Signal::TERM);
+                let ended = shown.daemon.0.wait().unwrap();
+                assert!(ended.success(), "{case}: the daemon ended with {ended}");
+                shown.put_back(case);
+            }
+        }
+        if case != "program" {
+            assert!(
+                Host::new("/").stat(program).is_ok_and(|stat| stat.state != 'Z'),
+                "{case}: the program ended early"
+            );
+            assert_eq!(shown.wanted(), BEFORE, "{case}");
+        }
+        signal(program, Signal::TERM);
+        let code = shown.program.0.wait().unwrap().code();
+        assert_eq!(code, Some(if case == "program" { 137 } else { 0 }), "{case}: an addition was lost, or it crashed");
+    }
 }

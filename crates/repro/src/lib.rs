@@ -44,7 +44,13 @@ pub fn experiments() -> Vec<Experiment> {
 /// The first id that no experiment answers, with all ids there are.
 pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
     let all = experiments();
-    let known: Vec<&str> = all.iter().flat_map(|experiment| experiment.ids).copied().collect();
+    let mut known: Vec<&str> = Vec::new();
+    for &id in all.iter().flat_map(|experiment| experiment.ids) {
+        // Several experiments may answer parts of one.
+        if !known.contains(&id) {
+            known.push(id);
+        }
+    }
     let wanted: Vec<String> = ids.iter().map(|id| id.to_ascii_uppercase()).collect();
     if let Some(unknown) = wanted.iter().find(|id| *id != "ALL" && !known.contains(&id.as_str())) {
         let known = known.iter().map(|id| id.to_string()).collect();

@@ -20,8 +20,7 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, Decision, Event, Place, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, TaskId, TaskSeen, Topology, View,
-    Window,
+    CacheId, Decision, Event, Place, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, TaskId, TaskSeen, View, Window,
 };
 use serde::Deserialize;
 
@@ -138,11 +137,12 @@ impl Policy for Casc {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
+        let cores: BTreeMap<u32, u32> = view.topology.cpus.iter().map(|cpu| (cpu.id.0, cpu.core)).collect();
         for domain in self.dealt.domains(view) {
             let state = self.caches.entry(domain.cache).or_default();
             state.learn(view, &domain, &self.parameters);
             state.follow_measurement(view, &domain, &self.parameters, &mut self.next_probe);
-            let cpus = spread_over_cores(view.topology, &domain, &self.parameters);
+            let cpus = spread_over_cores(&cores, &domain, &self.parameters);
             state.assign(&domain, &cpus, &self.parameters, &mut why);
             state.watch(view, &domain, &self.parameters);
             state.say(&domain, &cpus, &self.parameters, &mut plan);
@@ -154,9 +154,8 @@ impl Policy for Casc {
 /// The cache's CPUs in the order in which bucketization fills them, the last of which take the threads that miss most.
 /// Better form: neighbours in this order are on different cores, since a thread that waits for memory leaves its core's
 /// pipeline to the siblings; all such threads on one core would crowd the others on the rest.
-fn spread_over_cores(topology: &Topology, domain: &Domain<'_>, parameters: &Parameters) -> Vec<u32> {
-    let core = |cpu: u32| topology.cpus.iter().find(|other| other.id.0 == cpu).map_or(cpu, |cpu| cpu.core);
-    let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, core(cpu))).collect();
+fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &Domain<'_>, parameters: &Parameters) -> Vec<u32> {
+    let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, cores.get(&cpu).copied().unwrap_or(cpu))).collect();
     let sibling = |at: usize| cpus[..at].iter().filter(|(_, core)| *core == cpus[at].1).count();
     let mut order: Vec<usize> = (0..cpus.len()).collect();
     if parameters.better() {

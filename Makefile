@@ -3,8 +3,6 @@
 
 CARGO ?= cargo
 RELEASE = target/release/cachemate
-# `top` as a screen
-FEATURES = --features cachemate-cli/terminal
 
 .PHONY: demo test lint build bench repro kill soak live lab install clean help
 
@@ -21,20 +19,20 @@ help:
 
 demo:
 	@scripts/setup.sh demo
-	$(CARGO) build --release --locked -p cachemate-cli $(FEATURES)
+	$(CARGO) build --release --locked -p cachemate-cli
 	@demo/run.sh
 
 test: lint
-	$(CARGO) test --workspace --locked $(FEATURES)
+	$(CARGO) test --workspace --locked
 
 lint:
 	@scripts/setup.sh test
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked $(FEATURES) -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
 build:
 	@scripts/setup.sh build
-	$(CARGO) build --release --locked -p cachemate-cli $(FEATURES)
+	$(CARGO) build --release --locked -p cachemate-cli
 
 bench:
 	@scripts/setup.sh build
@@ -43,12 +41,12 @@ bench:
 KILLS ?= 200
 kill:
 	@scripts/setup.sh build
-	CACHEMATE_KILLS=$(KILLS) $(CARGO) test --locked -p cachemate-cli $(FEATURES) --test kill -- --nocapture
+	CACHEMATE_KILLS=$(KILLS) $(CARGO) test --locked -p cachemate-cli --test kill -- --nocapture
 
 TASKS ?= 10000
 soak:
 	@scripts/setup.sh build
-	CACHEMATE_SOAK=$(TASKS) $(CARGO) test --locked -p cachemate-cli $(FEATURES) --test soak -- --nocapture
+	CACHEMATE_SOAK=$(TASKS) $(CARGO) test --locked -p cachemate-cli --test soak -- --nocapture
 
 live: build
 	$(RELEASE) live

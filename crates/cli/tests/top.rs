@@ -33,7 +33,6 @@ fn daemon(folder: &Path) -> (Ended, Ended) {
 }
 
 /// On a terminal: a screen.
-#[cfg(feature = "terminal")]
 mod screen {
     use std::fs::File;
     use std::io::{Read, Write};

@@ -11,7 +11,6 @@ use crate::args::JsonArg;
 use crate::exit::Usage;
 use crate::live::picture::top_text;
 use crate::live::socket;
-#[cfg(feature = "terminal")]
 use crate::live::view::Watch;
 use crate::session::Session;
 
@@ -34,9 +33,6 @@ pub struct Top {
     json: JsonArg,
 }
 
-/// Clears the screen and goes to its first place.
-const CLEAR: &str = "\x1b[H\x1b[2J";
-
 impl Top {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if !(self.every >= 0.1 && self.every <= 3600.0) {
@@ -45,22 +41,19 @@ impl Top {
         let (stop, every) = (session.interrupt_flag(), Duration::from_secs_f64(self.every));
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let screen = !self.json.json && std::io::stdout().is_terminal() && !dumb;
-        #[cfg(feature = "terminal")]
         if screen {
             let socket = self.at.path();
             let watch = Watch { socket: &socket, every, looks: self.looks, colour: session.paint().colour };
             return watch.run(&stop);
         }
-        let most = self.looks.or((!self.json.json && !screen).then_some(1));
+        let most = self.looks.or((!self.json.json).then_some(1));
         let mut looks = 0;
         while !stop.load(Ordering::Relaxed) {
             let status = socket::status(&self.at.path())?;
             if self.json.json {
                 session.print(&format!("{}\n", serde_json::to_string(&status)?))?;
             } else {
-                // Without the feature `terminal` a screen is one print after the other.
-                let clear = if screen { CLEAR } else { "" };
-                session.print(&format!("{clear}{}", top_text(&status, session.paint().width)))?;
+                session.print(&top_text(&status, session.paint().width))?;
             }
             looks += 1;
             if most.is_some_and(|most| looks >= most) {

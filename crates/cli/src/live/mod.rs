@@ -12,5 +12,4 @@ pub mod sharing;
 pub mod show;
 pub mod socket;
 pub mod status;
-#[cfg(feature = "terminal")]
 pub mod view;

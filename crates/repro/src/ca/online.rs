@@ -189,9 +189,9 @@ fn number(workload: usize) -> String {
 
 /// CA-6: four programs on two caches. The optimum is the best of the three schedules, each run.
 pub fn four_cores(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    // All of them in the quick run too: the bar is on the one where a policy is farthest.
-    let workloads: Vec<usize> = (0..8).collect();
-    (context.progress)("eight workloads, every schedule and two policies");
+    // A quick run of all eight takes three minutes, more than half of what all quick runs together may take.
+    let workloads: Vec<usize> = context.pick(vec![0, 1], (0..8).collect());
+    (context.progress)(&format!("{} workloads, every schedule and two policies", workloads.len()));
     let found = at_scale(context, SCALE.of(context), &workloads, &context.seeds)?;
     let mut findings = on_four_cores(context, &workloads, &found);
     if !context.quick {

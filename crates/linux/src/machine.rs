@@ -266,7 +266,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
         let running = self.gangs.take().map(|(schedules, _)| schedules); // stopped: the probe sets the stage
         let Some(cast) = self.cast(&*lock(&kernel), task) else { return true };
-        match self.actuator.promise(&*lock(&kernel), &cast.wanted(&Item::Probe(probe.id))) {
+        // Not in the scrutinee: the lock would be held while the stage asks for it.
+        let promised = self.actuator.promise(&*lock(&kernel), &cast.wanted(&Item::Probe(probe.id)));
+        match promised {
             Ok(()) => self.probing.bracket(&kernel, &cast, &probe, &self.options.progress),
             Err(error) => self.probing.give_up(&probe, RefusedBecause::NoRoom, &error.to_string()),
         }

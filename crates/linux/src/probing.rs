@@ -402,7 +402,9 @@ impl<K: Kernel> Stage<'_, K> {
             let understudy = scope.spawn(|| take_cpu(cast.star_cpu, &spinner, &over));
             // Others may vanish meanwhile: that only makes the stage emptier.
             cast.others.iter().for_each(|actor| drop(self.policy(actor, IDLE)));
-            let played = self.lock().set_affinity(cast.star.thread.tid, &cast.seat()).and_then(|()| {
+            // A statement of its own: the lock would be held through the scene, which asks for it.
+            let seated = self.lock().set_affinity(cast.star.thread.tid, &cast.seat());
+            let played = seated.and_then(|()| {
                 let here = Pinned::to(cast.probe_cpu)?;
                 let before = round_trip((cast.probe_cpu, cast.star_cpu)).ok();
                 let mut play = Play { stage: self, spinner: &spinner, off_since: None, off_ns: 0 };

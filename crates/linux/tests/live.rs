@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use cachemate_core::{
-    Ability, Capabilities, Cpu, CpuId, CpuSet, Gang, GangSchedule, Machine, Plan, RefusedBecause, Support, Topology,
-    Window,
+    Ability, Cache, CacheId, Capabilities, Cpu, CpuId, CpuSet, Gang, GangSchedule, Level, Machine, Neighbour, Plan,
+    Probe, ProbeId, ProbeWhat, RefusedBecause, Support, Topology, Window,
 };
 use cachemate_linux::actuator::GuardianCommand;
 use cachemate_linux::kernel::{Host, Kernel};
@@ -49,7 +49,16 @@ fn machine_that_can(
     abilities: BTreeMap<Ability, Support>,
 ) -> LiveMachine<Host> {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    let topology = Topology { cpus: own_cpus().iter().map(cpu).collect(), caches: Vec::new() };
+    let shared = Cache {
+        id: CacheId(0),
+        level: Level::L3,
+        cpus: own_cpus(),
+        last_level: true,
+        size_bytes: Some(16 << 20),
+        ways: None,
+        line_bytes: Some(64),
+    };
+    let topology = Topology { cpus: own_cpus().iter().map(cpu).collect(), caches: vec![shared] };
     let rule = |program: &Program| Rule { pid: Some(program.pid()), action: Action::Manage(None), ..Rule::default() };
     let options = LiveOptions {
         rules: programs.iter().map(rule).collect(),
@@ -165,4 +174,35 @@ fn without_the_right_to_raise_nobody_is_lowered() {
     assert!(applied.gangs.is_empty() && applied.weights.is_empty());
     assert_eq!(state(), before);
     machine.put_back().unwrap();
+}
+
+/// Does a probe that sets the stage come to its end, with an answer or a refusal, and leave everybody as before?
+#[test]
+fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let programs = [Program::start(), Program::start()];
+    let policies = || programs.iter().map(|p| Host::new("/").stat(p.pid()).unwrap().policy).collect::<Vec<_>>();
+    let before = (masks(&programs), policies());
+    let mut machine = machine(&programs, true, dir.path());
+    let task = machine.observe().unwrap().unwrap().tasks[0].task;
+    let neighbour = ProbeWhat::Neighbour { task, neighbour: Neighbour::Chase { footprint_bytes: 1 << 20 } };
+    let evicted = ProbeWhat::Evicted { task, samples: 2 };
+    let probe = |(id, what)| Probe { id: ProbeId(id), what, budget_ns: 2_000_000_000 };
+    let mut plan = Plan::idle(Window::Time { ns: 100_000_000 });
+    plan.probes = [(0, neighbour), (1, evicted)].map(probe).to_vec();
+    let (sender, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut done, mut refused) = (Vec::new(), Vec::new());
+        while done.len() + refused.len() < 2 {
+            refused.extend(machine.apply(&plan).unwrap().refused);
+            done.extend(machine.observe().unwrap().unwrap().answers);
+            // Asked for once; the plan of the next window goes on with what is not answered.
+            plan.probes.retain(|probe| !done.iter().any(|answer| answer.probe == probe.id));
+        }
+        machine.put_back().unwrap();
+        sender.send((done, refused)).unwrap();
+    });
+    let (done, refused) = ended.recv_timeout(Duration::from_secs(60)).expect("a probe holds what it waits for");
+    assert!(!done.is_empty() || own_cpus().count() < 2, "{refused:?}");
+    assert_eq!((masks(&programs), policies()), before);
 }

@@ -70,6 +70,7 @@ struct LiveJson {
 impl Live {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let start = Instant::now();
+        let all = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
         let mut found = host::find(false)?;
         let folder = tempfile::tempdir().context("no folder to work in")?;
         let wants = |part: Part| self.only.is_empty() || self.only.contains(&part);
@@ -89,7 +90,8 @@ impl Live {
             }
             Ok((cpus, cache_bytes)) => {
                 let (folder, stop) = (folder.path().to_path_buf(), session.interrupt_flag());
-                Some(Place { cpus, cache_bytes, private_bytes: private_bytes(&found.topology), folder, stop })
+                let private_bytes = private_bytes(&found.topology);
+                Some(Place { cpus, cache_bytes, private_bytes, folder, stop, until: start + all })
             }
         };
         let told_bytes = place.as_ref().map_or(0, |place| place.cache_bytes);
@@ -102,23 +104,24 @@ impl Live {
                 cache.size_bytes = Some(measured);
             }
         }
-        if let Some(place) = &place {
-            // Half a minute for the overhead's end; ranking first, gangs with what is left.
-            let all = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
+        if let Some(place) = &mut place {
             if wants(Part::Overhead) {
                 session.note("(c) overhead ...");
                 rows.extend(Row::of_part("c", "overhead", overhead::show(place)));
             }
             if wants(Part::Ranking) {
                 session.note("(a) intensity ...");
+                place.until = start + all.mul_f64(0.4);
                 rows.extend(Row::of_part("a", "intensity", ranking::show(place, session)));
             }
             if wants(Part::Colors) {
                 session.note("(d-g) page colours ...");
+                place.until = start + all.mul_f64(if wants(Part::Gangs) { 0.75 } else { 1.0 });
                 rows.extend(Row::of_part("d-g", "page colours", colors::show(place, session)));
             }
             if wants(Part::Gangs) {
                 session.note("(b) gangs ...");
+                place.until = start + all;
                 let left = all.saturating_sub(start.elapsed());
                 rows.extend(Row::of_part("b", "gangs", gangs::show(place, &found, left)));
             }

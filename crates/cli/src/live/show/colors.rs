@@ -32,6 +32,7 @@ const SAMPLE: Duration = Duration::from_millis(150);
 /// After a change of who runs, until caches hold what they will hold.
 const SETTLE: Duration = Duration::from_millis(60);
 const STREAM_BYTES: u64 = 96 << 20;
+const NO_TIME: &str = "no time was left";
 /// A program that does not begin in that time is not waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -333,6 +334,10 @@ fn real_programs(place: &Place, mask: u64) -> anyhow::Result<Vec<Row>> {
             rows.push(Row::skipped("f", &what, format!("{} is not installed", words[0])));
             continue;
         }
+        if place.stopped() {
+            rows.push(Row::skipped("f", &what, NO_TIME.to_string()));
+            continue;
+        }
         let folder = place.folder.display().to_string();
         let command: Vec<String> = words.iter().map(|word| word.replace("@/", &format!("{folder}/"))).collect();
         let (mut ordinary, mut coloured) = (Vec::new(), Vec::new());
@@ -391,6 +396,10 @@ fn curve(place: &Place, session: &Session, colours: u32) -> anyhow::Result<Vec<R
     for allowed in
         [colours, colours / 2, colours / 4, colours / 8, colours / 16, 1].into_iter().filter(|allowed| *allowed > 0)
     {
+        if place.stopped() {
+            words.push(format!("{allowed}: {NO_TIME}"));
+            continue;
+        }
         let mask = if allowed == 64 { u64::MAX } else { (1 << allowed) - 1 };
         let mut taken = Vec::new();
         for _ in 0..3 {

@@ -70,11 +70,14 @@ pub struct Place {
     pub private_bytes: u64,
     pub folder: PathBuf,
     pub stop: Arc<AtomicBool>,
+    /// When the part under way has to be through.
+    pub until: Instant,
 }
 
 impl Place {
+    /// Told to stop, or out of time.
     pub fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.stop.load(Ordering::Relaxed) || Instant::now() >= self.until
     }
 
     /// Do the two share a cache now? `None` where it is not clear, or they are not free.

@@ -5,13 +5,13 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use cachemate_linux::colors::agents::Agent;
 use cachemate_linux::colors::moving;
 use cachemate_linux::kernel::{Host, Kernel};
-use common::{command, run};
+use common::{Running, acting, command, daemon, run, status_when};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -122,22 +122,6 @@ fn a_program_whose_launcher_is_killed_while_it_is_recoloured_ends_right() {
     println!("{turns} turns, launcher killed: {killed}");
 }
 
-/// Ended when dropped, so that a failing test leaves nobody behind.
-struct Running(Child);
-
-impl Running {
-    fn pid(&self) -> i32 {
-        self.0.id() as i32
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn signal(pid: i32, signal: Signal) {
     // Whoever is gone already needs none.
     let _ = kill_process(Pid::from_raw(pid).unwrap(), signal);
@@ -174,35 +158,14 @@ impl Recoloured {
             std::thread::sleep(Duration::from_millis(10));
         };
         let pid = agent.file_name().unwrap().to_string_lossy().into_owned();
-        let config = format!(
-            "act = true\nwindow_ms = 50\n[policy]\nname = \"recolour\"\n[guard]\nenabled = false\n[[rules]]\npid = {pid}\n"
-        );
-        std::fs::write(folder.path().join("c.toml"), config).unwrap();
-        let daemon = Self::daemon(folder.path());
+        let daemon = daemon(folder.path(), &acting("recolour", 50, &pid));
         Some(Recoloured { folder, program, agent, daemon })
     }
 
-    fn daemon(folder: &Path) -> Running {
-        let args = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
-        Running(command(folder, &args).stdout(Stdio::null()).spawn().unwrap())
-    }
-
-    fn status(&self) -> Option<Value> {
-        let ran = run(self.folder.path(), &["status", "--json", "--socket", "s.sock"]);
-        (ran.code == Some(0)).then(|| serde_json::from_str(&ran.out).unwrap())
-    }
-
-    /// The first status that is as wanted.
+    /// The first status that is as wanted; what is looked for may be there for a few milliseconds only.
     fn until(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        let start = Instant::now();
-        loop {
-            let status = self.status();
-            if let Some(status) = status.clone().filter(|status| wanted(status)) {
-                return status;
-            }
-            assert!(start.elapsed() < Duration::from_secs(60), "{what} did not come: {status:?}");
-            std::thread::sleep(Duration::from_millis(3));
-        }
+        let patience = (Duration::from_millis(3), Duration::from_secs(60));
+        status_when(self.folder.path(), what, patience, wanted)
     }
 
     /// Until the agent has just taken up other colours: by its own account, which is asked far more often than a window comes.

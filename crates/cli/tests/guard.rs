@@ -3,59 +3,28 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cachemate_linux::kernel::{Host, Kernel};
-use common::{command, run};
+use common::{Running, daemon, run, status_when};
 use serde_json::Value;
-
-/// Ended when dropped, so that a failing test leaves nobody behind.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn sleeper() -> Running {
     Running(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
 }
 
-/// A daemon, told by SIGTERM to put everything back.
-fn daemon(folder: &Path, config: &str) -> Running {
-    std::fs::write(folder.join("c.toml"), config).unwrap();
-    let args = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
-    Running(command(folder, &args).stdout(Stdio::null()).spawn().unwrap())
-}
-
+/// Told by SIGTERM, a daemon puts everything back.
 fn stop(daemon: &mut Running) {
     Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
     assert!(daemon.0.wait().unwrap().success());
 }
 
-/// The status, once it is as wanted.
-#[track_caller]
-fn status_when(folder: &Path, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-    let start = Instant::now();
-    let mut last = Value::Null;
-    while start.elapsed() < Duration::from_secs(150) {
-        let ran = run(folder, &["status", "--json", "--socket", "s.sock"]);
-        if ran.code == Some(0) {
-            last = serde_json::from_str(&ran.out).unwrap();
-            if wanted(&last) {
-                return last;
-            }
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    panic!("{what} did not come: {last}");
-}
+/// How often the daemon is asked, and how long until it is as wanted.
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(150));
 
 /// Counts work for two programs as one that suffers from being squeezed would: at full speed as long as it may run on
 /// every CPU, at half speed while it may not.
@@ -117,7 +86,7 @@ fn a_decision_that_hurts_is_taken_back_live() {
         "act = true\nwindow_ms = 100\n[policy]\nname = \"squeeze\"\n[guard]\nwindows = 4\nkeep_out_windows = 1000000\n{rules}"
     );
     let mut daemon = daemon(folder.path(), &config);
-    let status = status_when(folder.path(), "the roll-back", |status| status["counters"]["rolled_back"] != 0);
+    let status = status_when(folder.path(), "the roll-back", PATIENCE, |status| status["counters"]["rolled_back"] != 0);
     let told = |status: &Value| {
         let decisions = status["decisions"].as_array().unwrap().clone();
         decisions.into_iter().find(|decision| decision["why"].as_str().unwrap().contains("% since the last decision"))
@@ -127,7 +96,7 @@ fn a_decision_that_hurts_is_taken_back_live() {
     assert!((-75.0..-25.0).contains(&change), "half the speed was taken: {decision}");
     // Kept out: the policy goes on wanting it, and some windows later nobody is squeezed.
     let at = status["windows"].as_u64().unwrap();
-    status_when(folder.path(), "later windows", |status| status["windows"].as_u64().unwrap() > at + 5);
+    status_when(folder.path(), "later windows", PATIENCE, |status| status["windows"].as_u64().unwrap() > at + 5);
     let masks: Vec<_> = pids.iter().map(|pid| host.affinity(*pid).unwrap()).collect();
     assert_eq!(masks, before, "it stays out");
     let explained = run(folder.path(), &["explain", &pids[0].to_string(), "--socket", "s.sock"]).ok().out;
@@ -189,7 +158,9 @@ fn a_group_is_confined_and_comes_back() {
     let config = format!("act = true\nwindow_ms = 50\n[[groups]]\ncgroup = \"{path}\"\ncpus = \"{first}\"\n");
     for killed in [false, true] {
         let mut daemon = daemon(folder.path(), &config);
-        let status = status_when(folder.path(), "the group", |status| status["confined"][0]["cgroup"] == path.as_str());
+        let status = status_when(folder.path(), "the group", PATIENCE, |status| {
+            status["confined"][0]["cgroup"] == path.as_str()
+        });
         assert_eq!(status["confined"][0]["cpus"], first.to_string());
         assert_eq!((text().trim(), host.affinity(pid).unwrap().count()), (first.to_string().as_str(), 1));
         if killed {
@@ -214,12 +185,12 @@ fn a_plan_that_no_machine_may_be_told_ends_nothing() {
     let before = host.affinity(pid).unwrap();
     let config = format!("act = true\nwindow_ms = 50\n[policy]\nname = \"astray\"\n[[rules]]\npid = {pid}\n");
     let mut daemon = daemon(folder.path(), &config);
-    let astray = status_when(folder.path(), "the refusal", |status| !status["refused_plan"].is_null());
+    let astray = status_when(folder.path(), "the refusal", PATIENCE, |status| !status["refused_plan"].is_null());
     let said = astray["refused_plan"].as_str().unwrap();
     assert!(said.contains("this cache cannot be divided") || said.contains("way mask"), "{said}");
     assert_eq!(host.affinity(pid).unwrap().to_string(), before.first().unwrap().to_string(), "the plan before stays");
     let shown = run(folder.path(), &["status", "--socket", "s.sock"]).ok();
-    let later = status_when(folder.path(), "a good plan", |status| status["refused_plan"].is_null());
+    let later = status_when(folder.path(), "a good plan", PATIENCE, |status| status["refused_plan"].is_null());
     assert!(later["counters"]["refused_plans"].as_u64().unwrap() > 1, "{later}");
     assert!(shown.out.contains("the plan before stays") || later["windows"].as_u64() > Some(60), "{}", shown.out);
     assert_eq!(host.affinity(pid).unwrap(), before, "a plan that names nobody puts everybody back");

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Host, Kernel};
-use common::{command, run, shaken};
+use common::{MANAGE, acting, command, run};
 
 /// Everything that the daemon may change of one thread.
 #[derive(Clone, PartialEq, Debug)]
@@ -114,7 +114,7 @@ struct Daemon {
 
 impl Daemon {
     fn start(folder: &Path, observe: bool) -> Self {
-        let mut args = vec!["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
+        let mut args = MANAGE.to_vec();
         if observe {
             args.push("--observe");
         }
@@ -233,7 +233,7 @@ fn everything_is_as_before_whatever_is_killed() {
     let folder = tempfile::tempdir().unwrap();
     let programs = Programs::start();
     let pid = programs.parent.id().to_string();
-    std::fs::write(folder.path().join("c.toml"), shaken(10, &pid)).unwrap();
+    std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
     let before = programs.states();
     let mut seed = 1;
     let start = Instant::now();

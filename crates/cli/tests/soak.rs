@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_linux::kernel::{Host, Kernel};
-use common::{command, run, shaken};
+use common::{acting, command, run};
 
 /// Resident pages and open files of a process.
 fn held(pid: u32) -> (u64, usize) {
@@ -38,7 +38,7 @@ fn short_lived_programs_leave_nothing_behind() {
         .unwrap();
     let host = Host::new("/");
     let before = host.affinity(parent.id() as i32).unwrap();
-    std::fs::write(folder.path().join("c.toml"), shaken(50, &parent.id().to_string())).unwrap();
+    std::fs::write(folder.path().join("c.toml"), acting("shake", 50, &parent.id().to_string())).unwrap();
     let args = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
     let mut daemon = command(folder.path(), &args).stdout(Stdio::null()).spawn().unwrap();
     let start = Instant::now();

@@ -3,27 +3,15 @@
 mod common;
 
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{command, run};
-
-/// Killed when dropped, so that a failing test leaves nobody behind.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use common::{Running, command, daemon, run};
 
 /// A daemon that observes one sleeping program.
-fn daemon(folder: &Path) -> (Ended, Ended) {
-    let sleeper = Ended(std::process::Command::new("sleep").arg("600").spawn().unwrap());
-    std::fs::write(folder.join("c.toml"), format!("window_ms = 20\n[[rules]]\npid = {}\n", sleeper.0.id())).unwrap();
-    let args = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
-    let daemon = Ended(command(folder, &args).stdout(Stdio::null()).spawn().unwrap());
+fn observing(folder: &Path) -> (Running, Running) {
+    let sleeper = Running(std::process::Command::new("sleep").arg("600").spawn().unwrap());
+    let daemon = daemon(folder, &format!("window_ms = 20\n[[rules]]\npid = {}\n", sleeper.pid()));
     let start = Instant::now();
     while !run(folder, &["status", "--socket", "s.sock"]).out.contains("sleep") {
         assert!(start.elapsed() < Duration::from_secs(120), "the daemon does not answer");
@@ -65,7 +53,7 @@ mod screen {
 
     /// `top` on a terminal of its own, and what it has written there.
     struct OnTerminal {
-        top: Ended,
+        top: Running,
         ours: File,
         theirs: OwnedFd,
         seen: Arc<Mutex<Vec<u8>>>,
@@ -79,7 +67,7 @@ mod screen {
             let stdio = || Stdio::from(theirs.try_clone().unwrap());
             let mut command = command(folder, &["top", "--socket", "s.sock", "--every", "0.1"]);
             command.env("TERM", "xterm").stdin(stdio()).stdout(stdio()).stderr(stdio());
-            let top = Ended(command.spawn().unwrap());
+            let top = Running(command.spawn().unwrap());
             let seen = Arc::new(Mutex::new(Vec::new()));
             let (mut reads, into) = (ours.try_clone().unwrap(), seen.clone());
             // Ends with an error once nobody holds the other end any more.
@@ -124,7 +112,7 @@ mod screen {
     #[test]
     fn a_terminal_gets_a_screen_and_is_given_back() {
         let folder = tempfile::tempdir().unwrap();
-        let _both = daemon(folder.path());
+        let _both = observing(folder.path());
         for how in ["q", "\u{3}", "SIGTERM"] {
             let mut shown = OnTerminal::start(folder.path());
             shown.until("sleep");
@@ -146,7 +134,7 @@ mod screen {
     #[test]
     fn a_daemon_that_ends_is_told_on_the_screen() {
         let folder = tempfile::tempdir().unwrap();
-        let (daemon, _sleeper) = daemon(folder.path());
+        let (daemon, _sleeper) = observing(folder.path());
         let mut shown = OnTerminal::start(folder.path());
         shown.until("sleep");
         drop(daemon);
@@ -160,7 +148,7 @@ mod screen {
 #[test]
 fn a_pipe_gets_one_print() {
     let folder = tempfile::tempdir().unwrap();
-    let _both = daemon(folder.path());
+    let _both = observing(folder.path());
     let once = run(folder.path(), &["top", "--socket", "s.sock"]).ok();
     assert!(once.out.contains("sleep") && !once.out.contains('\u{1b}'), "{}", once.out);
     assert_eq!(once.out.matches("cachemate 0").count(), 1, "{}", once.out);

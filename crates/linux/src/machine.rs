@@ -266,7 +266,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
         let running = self.gangs.take().map(|(schedules, _)| schedules); // stopped: the probe sets the stage
         let Some(cast) = self.cast(&*lock(&kernel), task) else { return true };
-        // Not in the scrutinee: the lock would be held while the stage asks for it.
         let promised = self.actuator.promise(&*lock(&kernel), &cast.wanted(&Item::Probe(probe.id)));
         match promised {
             Ok(()) => self.probing.bracket(&kernel, &cast, &probe, &self.options.progress),
@@ -474,7 +473,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
         let kernel = self.kernel();
         // Written down before: the runner then only moves between journalled states.
-        if let Err(error) = self.actuator.promise(&*lock(&kernel), &self.gang_policies(plan)) {
+        let promised = self.actuator.promise(&*lock(&kernel), &self.gang_policies(plan));
+        if let Err(error) = promised {
             let because = RefusedBecause::NoRoom;
             made.refused.push(Refused { item: Item::Gangs(0), because, said: error.to_string() });
             return;

@@ -86,6 +86,10 @@ fn masks(programs: &[Program]) -> Vec<CpuSet> {
     programs.iter().map(|program| Host::new("/").affinity(program.pid()).unwrap()).collect()
 }
 
+fn policies(programs: &[Program]) -> Vec<u32> {
+    programs.iter().map(|program| Host::new("/").stat(program.pid()).unwrap().policy).collect()
+}
+
 fn idle() -> Plan {
     Plan::idle(Window::Time { ns: 1_000_000 })
 }
@@ -132,8 +136,7 @@ fn an_observer_changes_nothing_and_says_so() {
 fn gangs_take_turns_and_leave_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start(), Program::start()];
-    let policies = || programs.iter().map(|p| Host::new("/").stat(p.pid()).unwrap().policy).collect::<Vec<_>>();
-    let before = (masks(&programs), policies());
+    let before = (masks(&programs), policies(&programs));
     let mut machine = machine(&programs, true, dir.path());
     let seen = machine.observe().unwrap().unwrap();
     let mut plan = idle();
@@ -144,14 +147,14 @@ fn gangs_take_turns_and_leave_nothing_behind() {
     assert_eq!((applied.gangs, applied.refused), (plan.gangs, Vec::new()));
     let mut waited = [false, false];
     for _ in 0..200 {
-        policies().iter().zip(&mut waited).for_each(|(policy, waited)| *waited |= *policy == 5);
+        policies(&programs).iter().zip(&mut waited).for_each(|(policy, waited)| *waited |= *policy == 5);
         std::thread::sleep(Duration::from_millis(2));
     }
     assert_eq!(waited, [true, true]);
     machine.apply(&idle()).unwrap();
-    assert_eq!((masks(&programs), policies()), before);
+    assert_eq!((masks(&programs), policies(&programs)), before);
     machine.put_back().unwrap();
-    assert_eq!((masks(&programs), policies()), before);
+    assert_eq!((masks(&programs), policies(&programs)), before);
 }
 
 /// Where a lowered priority could not be raised again: is nobody lowered, and is that said?
@@ -181,8 +184,7 @@ fn without_the_right_to_raise_nobody_is_lowered() {
 fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start(), Program::start()];
-    let policies = || programs.iter().map(|p| Host::new("/").stat(p.pid()).unwrap().policy).collect::<Vec<_>>();
-    let before = (masks(&programs), policies());
+    let before = (masks(&programs), policies(&programs));
     let mut machine = machine(&programs, true, dir.path());
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
     let neighbour = ProbeWhat::Neighbour { task, neighbour: Neighbour::Chase { footprint_bytes: 1 << 20 } };
@@ -204,5 +206,5 @@ fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
     });
     let (done, refused) = ended.recv_timeout(Duration::from_secs(60)).expect("a probe holds what it waits for");
     assert!(!done.is_empty() || own_cpus().count() < 2, "{refused:?}");
-    assert_eq!((masks(&programs), policies()), before);
+    assert_eq!((masks(&programs), policies(&programs)), before);
 }

@@ -2,7 +2,10 @@
 #![allow(dead_code)] // each test file uses its part
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
 
 pub struct Ran {
     pub code: Option<i32>,
@@ -17,7 +20,7 @@ impl Ran {
         self
     }
     #[track_caller]
-    pub fn json(self) -> serde_json::Value {
+    pub fn json(self) -> Value {
         let ran = self.ok();
         assert_eq!(ran.err, "", "--json leaves standard error alone");
         serde_json::from_str(&ran.out).expect("one JSON object and nothing else")
@@ -60,10 +63,58 @@ pub fn lackey(lines: u64, rounds: u64, gap: u64) -> String {
     text
 }
 
-/// The configuration of a daemon that acts: everything below a process is moved about in every window.
-pub fn shaken(window_ms: u32, pid: &str) -> String {
+/// Ended when dropped, so that a failing test leaves nobody behind.
+pub struct Running(pub Child);
+
+impl Running {
+    pub fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The configuration of a daemon by whose policy everything below a process is moved about.
+pub fn acting(policy: &str, window_ms: u32, pid: &str) -> String {
     format!(
         "act = true\nwindow_ms = {window_ms}\n\
-         [policy]\nname = \"shake\"\n[guard]\nenabled = false\n[[rules]]\npid = {pid}\n"
+         [policy]\nname = \"{policy}\"\n[guard]\nenabled = false\n[[rules]]\npid = {pid}\n"
     )
+}
+
+/// How a daemon is started in a test's folder.
+pub const MANAGE: [&str; 8] = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
+
+/// A daemon with this configuration.
+pub fn daemon(folder: &Path, config: &str) -> Running {
+    std::fs::write(folder.join("c.toml"), config).unwrap();
+    Running(command(folder, &MANAGE).stdout(Stdio::null()).spawn().unwrap())
+}
+
+/// The first status of that daemon that is as wanted, looked at this often and for so long.
+#[track_caller]
+pub fn status_when(
+    folder: &Path,
+    what: &str,
+    (every, within): (Duration, Duration),
+    wanted: impl Fn(&Value) -> bool,
+) -> Value {
+    let start = Instant::now();
+    let mut last = Value::Null;
+    while start.elapsed() < within {
+        let ran = run(folder, &["status", "--json", "--socket", "s.sock"]);
+        if ran.code == Some(0) {
+            last = serde_json::from_str(&ran.out).unwrap();
+            if wanted(&last) {
+                return last;
+            }
+        }
+        std::thread::sleep(every);
+    }
+    panic!("{what} did not come: {last}");
 }

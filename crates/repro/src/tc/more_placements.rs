@@ -2,7 +2,7 @@
 
 use cachemate_sim::kernels::Options;
 
-use super::placements::{AUTOMATIC, GAIN_LABEL, HAND, Runs, gain, per_seed, placements};
+use super::placements::{AUTOMATIC, GAIN_LABEL, HAND, Runs, gain, per_seed, placements, reduction};
 use super::setup::{Case, LARGE, Placement, SCALE, SMALL, four};
 use crate::{Bar, Context, Finding, ReproError};
 
@@ -49,7 +49,6 @@ pub(super) fn eight_chips(context: &Context<'_>) -> Result<Vec<Finding>, ReproEr
     };
     let mut points = large.points("gain, %", gain);
     points.extend(small.points("gain, %", gain));
-    let reduction = |runs: &Runs, case, by, seed| 100.0 * runs.reduction(case, by, seed);
     points.extend(large.points("remote stalls taken away, %", reduction));
     Ok(vec![
         Finding::new(
@@ -88,7 +87,6 @@ fn unevenly(context: &Context<'_>, runs: &Runs) -> Finding {
     let behind = |case: usize, seed: usize| gain(runs, case, HAND, seed) - gain(runs, case, AUTOMATIC, seed);
     let worst = |seed: usize| (0..runs.cases.len()).map(|case| behind(case, seed)).fold(f64::NEG_INFINITY, f64::max);
     let mut points = runs.points("gain, %", gain);
-    let reduction = |runs: &Runs, case, by, seed| 100.0 * runs.reduction(case, by, seed);
     points.extend(runs.points("remote stalls taken away, %", reduction));
     Finding::new(
         "TC-4",

@@ -183,6 +183,11 @@ pub(super) fn gain(runs: &Runs, case: usize, by: usize, seed: usize) -> f64 {
     100.0 * runs.gain(case, by, seed)
 }
 
+/// Of the default's remote stalls, what is gone, %.
+pub(super) fn reduction(runs: &Runs, case: usize, by: usize, seed: usize) -> f64 {
+    100.0 * runs.reduction(case, by, seed)
+}
+
 pub(super) fn per_seed(context: &Context<'_>, value: impl Fn(usize) -> f64) -> Vec<(u64, f64)> {
     context.seeds.iter().enumerate().map(|(at, &seed)| (seed, value(at))).collect()
 }
@@ -229,13 +234,10 @@ fn stalls(context: &Context<'_>, runs: &Runs) -> Finding {
 
 fn remote(context: &Context<'_>, runs: &Runs) -> Vec<Finding> {
     let cases = || 0..runs.cases.len();
-    let ratio =
-        |case: usize, seed: usize| 100.0 * runs.reduction(case, AUTOMATIC, seed) / runs.reduction(case, HAND, seed);
+    let ratio = |case: usize, seed: usize| reduction(runs, case, AUTOMATIC, seed) / runs.reduction(case, HAND, seed);
     let worst = |seed: usize| cases().map(|case| ratio(case, seed)).fold(f64::INFINITY, f64::min);
-    let best = |seed: usize| {
-        cases().map(|case| 100.0 * runs.reduction(case, AUTOMATIC, seed)).fold(f64::NEG_INFINITY, f64::max)
-    };
-    let reduction = |runs: &Runs, case, by, seed| 100.0 * runs.reduction(case, by, seed);
+    let best =
+        |seed: usize| cases().map(|case| reduction(runs, case, AUTOMATIC, seed)).fold(f64::NEG_INFINITY, f64::max);
     let figure = runs.bars("tc-3-remote-stalls", "Remote-cache stalls taken away", "% of the default's", reduction);
     let note = format!(
         "Stalls per instruction, after the clusters were found. {SAMPLES} samples a round. A hand placement is in force from \

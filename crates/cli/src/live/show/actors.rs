@@ -19,8 +19,6 @@ const STEP: usize = 1 << 14;
 /// # Errors
 /// The progress file cannot be written, or an addition was lost.
 pub fn act(kind: &str, bytes: u64, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
-    // Whoever shows it may be killed; it would run for ever.
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let progress = Progress::open(stop)?;
     let lines = (bytes / 64).max(2) as usize;
     match kind {

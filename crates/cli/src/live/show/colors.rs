@@ -83,6 +83,17 @@ fn verified() -> Row {
     Row::held("d", "colours verified again after use", "every colour", measured, said.is_ok())
 }
 
+/// Starts a program on frames of these colours; it ends with us.
+fn start_coloured(
+    command: &[String],
+    mask: u64,
+    output: &Path,
+    variables: &[(&str, &Path)],
+) -> anyhow::Result<Colored> {
+    let hold_bytes = available_bytes().unwrap_or(1 << 30) / 4;
+    Colored::start(&Start { command, mask, hold_bytes, variables, output: Some(output), ends_with_us: true })
+}
+
 /// One of our own programs, coloured and counting its work.
 struct Coloured {
     program: Colored,
@@ -96,18 +107,8 @@ impl Coloured {
         let own = std::env::current_exe().context("this program's own file is not found")?;
         let mut command = vec![own.display().to_string(), "live-program".to_string()];
         command.extend(args.iter().map(ToString::to_string));
-        let hold_bytes = available_bytes().unwrap_or(1 << 30) / 4;
         let output = place.folder.join(format!("colored-{name}.out"));
-        let variables = [(VARIABLE, report.as_path())];
-        let start = Start {
-            command: &command,
-            mask,
-            hold_bytes,
-            variables: &variables,
-            output: Some(&output),
-            ends_with_us: true,
-        };
-        let mut program = Colored::start(&start)?;
+        let mut program = start_coloured(&command, mask, &output, &[(VARIABLE, report.as_path())])?;
         program.ready(PATIENCE)?;
         Ok(Coloured { program, report })
     }
@@ -176,19 +177,17 @@ type Arms = [Vec<f64>; 4];
 
 fn sampled(place: &Place, victims: (&Actor, &Coloured), streams: (&Actor, &Coloured)) -> (Arms, usize) {
     let (mut arms, mut dropped) = (Arms::default(), 0);
+    let all = |runs: bool| {
+        [victims.0, streams.0].into_iter().for_each(|ordinary| ordinary.runs(runs));
+        [victims.1, streams.1].into_iter().for_each(|coloured| coloured.runs(runs));
+    };
     for turn in 0..4 * SAMPLES + SAMPLES {
         if place.stopped() || arms.iter().all(|arm| arm.len() >= SAMPLES) {
             break;
         }
         for arm in [turn % 4, (turn + 2) % 4] {
             let (coloured, beside) = (arm % 2 == 1, arm >= 2);
-            let stop_all = || {
-                victims.0.runs(false);
-                victims.1.runs(false);
-                streams.0.runs(false);
-                streams.1.runs(false);
-            };
-            stop_all();
+            all(false);
             let before = place.shared();
             victims.0.runs(!coloured);
             victims.1.runs(coloured);
@@ -199,18 +198,14 @@ fn sampled(place: &Place, victims: (&Actor, &Coloured), streams: (&Actor, &Colou
             let (from, start) = (work(), Instant::now());
             place.sleep(SAMPLE);
             let rate = (work() - from) as f64 / start.elapsed().as_secs_f64();
-            stop_all();
+            all(false);
             match before.filter(|_| before == place.shared()) {
                 Some(true) => arms[arm].push(rate),
                 _ => dropped += 1,
             }
         }
     }
-    for runs in [victims.0, streams.0] {
-        runs.runs(true);
-    }
-    victims.1.runs(true);
-    streams.1.runs(true);
+    all(true);
     (arms, dropped)
 }
 
@@ -350,10 +345,7 @@ fn real_programs(place: &Place, mask: u64) -> anyhow::Result<Vec<Row>> {
             ordinary.push(start.elapsed().as_secs_f64());
             let out = place.folder.join("coloured.out");
             let start = Instant::now();
-            let hold_bytes = available_bytes().unwrap_or(1 << 30) / 4;
-            let wish =
-                Start { command: &command, mask, hold_bytes, variables: &[], output: Some(&out), ends_with_us: true };
-            let mut program = Colored::start(&wish)?;
+            let mut program = start_coloured(&command, mask, &out, &[])?;
             let code = program.wait(&place.stop, Duration::from_millis(250))?;
             coloured.push(start.elapsed().as_secs_f64());
             same &= ended.code() == Some(code) && std::fs::read(&plain)? == std::fs::read(&out)?;
@@ -404,10 +396,7 @@ fn curve(place: &Place, session: &Session, colours: u32) -> anyhow::Result<Vec<R
         let mut taken = Vec::new();
         for _ in 0..3 {
             let out = place.folder.join("curve.out");
-            let hold_bytes = available_bytes().unwrap_or(1 << 30) / 4;
-            let wish =
-                Start { command: &command, mask, hold_bytes, variables: &[], output: Some(&out), ends_with_us: true };
-            let mut program = Colored::start(&wish)?;
+            let mut program = start_coloured(&command, mask, &out, &[])?;
             program.ready(PATIENCE)?;
             let start = Instant::now();
             program.wait(&place.stop, Duration::from_secs(60))?;

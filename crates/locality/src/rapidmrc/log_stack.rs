@@ -2,116 +2,98 @@
 //!
 //! Problem: the engine of [`crate::stack`] answers with one histogram of a stream of any length; a log is short, all there
 //! at once, and each entry's own distance is wanted. Method: the entry that a line was last seen in is dead from its
-//! next touch on; the distance is the entries in between less the dead ones among them. Dead entries are bits in
-//! words, words are in groups of 32, groups in blocks of 32: each word, group and block knows how many died before it
-//! within the next larger one, so that a question is three sums and an answer two vector additions without a branch.
+//! next touch on; the distance is the entries in between less the dead ones among them, which the engine's counter knows.
+//! Where a line was last seen is told by a table of entries, which are compared through the log itself: it is half as
+//! large as one that holds lines, and stays in the host's second-level cache.
 //! Properties: exact, no bound on the depth, time in proportion to the log.
 
 use crate::hash::mix;
-use crate::simd::prefetch;
+use crate::simd::{Lanes, Simd, dispatch, prefetch};
+use crate::stack::Counter;
 
 /// Distance of an entry whose line is not in the log before it.
 pub const FIRST: u32 = u32::MAX;
 
-const WORD: usize = 64;
-const FAN: usize = 32;
-/// Lines are looked for so many entries ahead, so that the misses of the host's cache overlap.
+/// The table is asked for so many entries ahead, and the entry found there half as many, so that the misses of the
+/// host's cache overlap.
 const AHEAD: usize = 16;
 
 /// Distinct other lines since each entry's line was last in the log; [`FIRST`] where it was not. Logs of 2^32 entries and
 /// more are cut.
 pub fn log_distances(lines: &[u64]) -> Vec<u32> {
     let lines = &lines[..lines.len().min(u32::MAX as usize - 1)];
-    let mut latest = Latest::new(lines.len());
-    let mut dead = Dead::new(lines.len());
-    let distance = |(at, &line): (usize, &u64)| {
-        if let Some(&soon) = lines.get(at + AHEAD) {
-            latest.prefetch(soon);
-        }
-        let Some(before) = latest.replace(line, at) else { return FIRST };
-        let behind = dead.all - dead.until(before);
-        dead.add(before);
-        (at - before - 1) as u32 - behind
-    };
-    lines.iter().enumerate().map(distance).collect()
+    let mut found = Vec::with_capacity(lines.len());
+    let (simd, distances) = (Simd::best(), &mut found);
+    dispatch!(simd, distances_of(lines: &[u64], distances: &mut Vec<u32>));
+    found
+}
+
+/// # Safety
+/// The processor has `L`.
+#[inline(always)]
+unsafe fn distances_of<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
+    let mut latest = Latest::new(lines);
+    let mut dead = Counter::new(lines.len());
+    // A loop: closures are not compiled for the instruction set.
+    for at in 0..lines.len() {
+        latest.prefetch_cell(at + AHEAD);
+        latest.prefetch_entry(at + AHEAD / 2);
+        let distance = match latest.replace(at) {
+            // SAFETY: the caller vouches for `L`; an entry dies once, at the next of its line.
+            Some(before) => at as u32 - before - 1 - unsafe { dead.kill_one::<L>(before) },
+            None => FIRST,
+        };
+        distances.push(distance);
+    }
 }
 
 /// Where each line was last seen: open addressing, at most four fifths full; entries plus one, 0 = free.
-struct Latest {
-    lines: Vec<u64>,
+struct Latest<'a> {
+    lines: &'a [u64],
     entries: Vec<u32>,
     shift: u32,
 }
 
-impl Latest {
-    fn new(entries: usize) -> Self {
-        let cells = (entries + entries / 4 + 2).next_power_of_two();
-        Latest { lines: vec![0; cells], entries: vec![0; cells], shift: 64 - cells.trailing_zeros() }
+impl<'a> Latest<'a> {
+    fn new(lines: &'a [u64]) -> Self {
+        let cells = (lines.len() + lines.len() / 4 + 2).next_power_of_two();
+        Latest { lines, entries: vec![0; cells], shift: 64 - cells.trailing_zeros() }
     }
 
-    fn prefetch(&self, line: u64) {
-        let cell = (mix(line) >> self.shift) as usize;
-        prefetch(self.lines.as_ptr().wrapping_add(cell));
-        prefetch(self.entries.as_ptr().wrapping_add(cell));
+    #[inline(always)]
+    fn cell(&self, line: u64) -> usize {
+        (mix(line) >> self.shift) as usize & (self.entries.len() - 1)
     }
 
-    fn replace(&mut self, line: u64, at: usize) -> Option<usize> {
+    #[inline(always)]
+    fn prefetch_cell(&self, at: usize) {
+        if let Some(&line) = self.lines.get(at) {
+            prefetch(self.entries.as_ptr().wrapping_add(self.cell(line)));
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_entry(&self, at: usize) {
+        if let Some(&line) = self.lines.get(at) {
+            let entry = self.entries[self.cell(line)] as usize;
+            prefetch(self.lines.as_ptr().wrapping_add(entry.wrapping_sub(1)));
+        }
+    }
+
+    /// The entry before `at` with its line.
+    #[inline(always)]
+    fn replace(&mut self, at: usize) -> Option<u32> {
+        let line = self.lines[at];
         let mask = self.entries.len() - 1;
-        let mut cell = (mix(line) >> self.shift) as usize & mask;
+        let mut cell = self.cell(line);
         loop {
             let found = self.entries[cell];
-            if found == 0 || self.lines[cell] == line {
-                self.lines[cell] = line;
+            if found == 0 || self.lines[found as usize - 1] == line {
                 self.entries[cell] = at as u32 + 1;
-                return (found > 0).then(|| found as usize - 1);
+                return found.checked_sub(1);
             }
             cell = (cell + 1) & mask;
         }
-    }
-}
-
-/// Which entries are dead, and how many of its group, block or log died before each word, group or block.
-struct Dead {
-    bits: Vec<u64>,
-    before_word: Vec<[u16; FAN]>,
-    before_group: Vec<[u32; FAN]>,
-    before_block: Vec<u32>,
-    all: u32,
-}
-
-impl Dead {
-    fn new(entries: usize) -> Self {
-        let blocks = entries / (WORD * FAN * FAN) + 1;
-        Dead {
-            bits: vec![0; blocks * FAN * FAN],
-            before_word: vec![[0; FAN]; blocks * FAN],
-            before_group: vec![[0; FAN]; blocks],
-            before_block: vec![0; blocks],
-            all: 0,
-        }
-    }
-
-    /// Dead ones up to `entry`, which is alive itself.
-    fn until(&self, entry: usize) -> u32 {
-        let word = entry / WORD;
-        let (group, block) = (word / FAN, word / FAN / FAN);
-        let within = self.bits[word] & ((1 << (entry % WORD)) - 1);
-        let words = u32::from(self.before_word[group][word % FAN]);
-        self.before_block[block] + self.before_group[block][group % FAN] + words + within.count_ones()
-    }
-
-    fn add(&mut self, entry: usize) {
-        let word = entry / WORD;
-        let (group, block) = (word / FAN, word / FAN / FAN);
-        self.bits[word] |= 1 << (entry % WORD);
-        self.all += 1;
-        for (nth, before) in self.before_word[group].iter_mut().enumerate() {
-            *before += u16::from(nth > word % FAN);
-        }
-        for (nth, before) in self.before_group[block].iter_mut().enumerate() {
-            *before += u32::from(nth > group % FAN);
-        }
-        self.before_block[block + 1..].iter_mut().for_each(|before| *before += 1);
     }
 }
 

@@ -20,7 +20,7 @@ const PREFETCH_AHEAD: usize = 16;
 
 /// Dead bits and counters for a fixed number of slots.
 #[derive(Debug, Default)]
-pub(super) struct Counter {
+pub(crate) struct Counter {
     dead: Vec<u64>,
     later_words: Vec<U16x32>,
     later_groups: Vec<U16x32>,
@@ -30,7 +30,7 @@ pub(super) struct Counter {
 
 impl Counter {
     /// All slots alive; room for at least `slots`.
-    pub(super) fn new(slots: usize) -> Self {
+    pub(crate) fn new(slots: usize) -> Self {
         let sections = slots.div_ceil(SLOTS_PER_SECTION);
         Counter {
             dead: vec![0; slots.div_ceil(SLOTS_PER_GROUP) * 32],
@@ -71,8 +71,11 @@ impl Counter {
     }
 
     /// Kills one slot, which is alive; the number of dead slots above it.
+    ///
+    /// # Safety
+    /// The processor has `L`.
     #[inline(always)]
-    unsafe fn kill_one<L: Lanes>(&mut self, slot: u32) -> u32 {
+    pub(crate) unsafe fn kill_one<L: Lanes>(&mut self, slot: u32) -> u32 {
         let slot = slot as usize;
         let (word, group) = (slot / 64, slot / SLOTS_PER_GROUP);
         let (block, section) = (slot / SLOTS_PER_BLOCK, slot / SLOTS_PER_SECTION);

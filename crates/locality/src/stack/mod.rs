@@ -24,8 +24,8 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use counter::Counter;
 pub use exact::StackDistances;
-
 pub use histogram::{Histogram, ParseHistogramError};
 pub use parallel::ParallelStackDistances;
 pub use split::{Part, Per, SplitStackDistances};

@@ -2,6 +2,7 @@
 //! program does with space, and who shares a partition.
 
 pub mod deal;
+pub mod domain;
 pub mod record;
 pub mod space;
 pub mod trial;

@@ -17,13 +17,14 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Ability, Cache, CacheId, CacheShare, Clash, Decision, Evidence, GroupId, IndexSet, Member, PageMoving, Plan,
-    Policy, Probe, ProbeId, ProbeWhat, ProcessId, Profiles, Reason, Support, TaskId, TaskSeen, Units, View, Window,
+    Policy, Probe, ProbeId, ProbeWhat, ProcessId, Profiles, Reason, Support, TaskId, TaskSeen, View, Window,
 };
 use serde::Deserialize;
 
 use super::static_partition::{Moving, in_units};
 use super::{movable, parameters};
 use crate::partition::deal::{Claimant, Deal, Kind, Objective, Terms, deal};
+use crate::partition::domain::{Domain, Present, units_of};
 use crate::partition::record::SpeedRecord;
 use crate::partition::space::Space;
 use crate::partition::trial::{Leg, Lengths, Said, Settling, Trial};
@@ -75,6 +76,10 @@ impl Default for Parameters {
 }
 
 impl Parameters {
+    fn lengths(&self, domain: &Domain<'_>) -> Lengths {
+        domain.lengths(self.settle_windows, self.judge_windows)
+    }
+
     fn parse(text: &str) -> Result<Self, String> {
         let parsed: Parameters = parameters(text)?;
         if parsed.window_ns == 0 {
@@ -98,7 +103,20 @@ type Company = Vec<(ProcessId, u32)>;
 struct Tried {
     old: Vec<CacheShare>,
     new: Vec<CacheShare>,
+    /// To the old ones again: undivided, where there were none.
+    back: Vec<CacheShare>,
     trial: Trial,
+}
+
+impl Tried {
+    /// Of this leg.
+    fn shares(&self) -> &Vec<CacheShare> {
+        match self.trial.leg() {
+            Leg::Old => &self.old,
+            Leg::New => &self.new,
+            Leg::OldAgain => &self.back,
+        }
+    }
 }
 
 /// Changes of the shares that a trial of them takes, if they stay.
@@ -126,36 +144,6 @@ struct CacheSizing {
     next_probe: u32,
 }
 
-/// A process of one cache.
-struct Present<'a> {
-    process: ProcessId,
-    tasks: Vec<&'a TaskSeen>,
-    phase: u32,
-}
-
-/// A cache that can be divided, and those on it.
-struct Domain<'a> {
-    cache: &'a Cache,
-    divided: Divided,
-    present: Vec<Present<'a>>,
-}
-
-impl Domain<'_> {
-    fn promised(&self) -> bool {
-        self.present.iter().any(|present| goal_of(present).degradation_at_most.is_some())
-    }
-    fn lengths(&self, parameters: &Parameters) -> Lengths {
-        let Parameters { settle_windows, judge_windows, .. } = *parameters;
-        let line_bytes = self.cache.line_bytes.filter(|&bytes| bytes > 0);
-        let lines = self.cache.size_bytes.zip(line_bytes).map(|(size, line)| size / u64::from(line));
-        Lengths { settle_windows, judge_windows, lines }
-    }
-    /// A process alone is confined only where that was asked for.
-    fn has_something_to_divide(&self) -> bool {
-        self.present.len() > 1 || self.promised()
-    }
-}
-
 impl Policy for CacheSizing {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
@@ -176,7 +164,7 @@ impl Policy for CacheSizing {
 impl Remembered {
     /// Takes a window in; the shares that are held on to.
     fn follow(&mut self, view: &View<'_>, domain: &Domain<'_>, parameters: &Parameters) -> Vec<CacheShare> {
-        let mut held = kept_shares(&view.before.shares, domain);
+        let mut held = domain.kept(&view.before.shares);
         let company: Company = domain.present.iter().map(|present| (present.process, present.phase)).collect();
         if company != self.company {
             // Speeds of an old phase or of other company are no evidence for this one.
@@ -185,13 +173,13 @@ impl Remembered {
             self.company = company;
             // What was not judged to the end does not stay.
             if let Some(tried) = self.tried.take().filter(|tried| tried.trial.leg() == Leg::New) {
-                held = kept_shares(&tried.old, domain);
+                held = domain.kept(&tried.back);
                 self.settling = Some(Settling::default());
             }
         }
         match &mut self.settling {
             Some(settling) => {
-                if settling.is_over(view.seen, domain.cache.level, domain.lengths(parameters)) {
+                if settling.is_over(view.seen, domain.cache.level, parameters.lengths(domain)) {
                     self.settling = None;
                 }
             }
@@ -206,27 +194,6 @@ impl Remembered {
     fn changed(&mut self) {
         self.speeds.forget();
         self.settling = Some(Settling::default());
-    }
-}
-
-/// Shares of this cache with the members that are still there.
-fn kept_shares(shares: &[CacheShare], domain: &Domain<'_>) -> Vec<CacheShare> {
-    let here = |member: &Member| match member {
-        Member::Process(process) => domain.present.iter().any(|present| present.process == *process),
-        Member::Task(_) => false,
-    };
-    let mine = shares.iter().filter(|share| share.cache == domain.cache.id);
-    let kept = mine.map(|share| {
-        let members = share.members.iter().filter(|member| here(member)).copied().collect();
-        CacheShare { members, ..share.clone() }
-    });
-    kept.filter(|share| !share.members.is_empty()).collect()
-}
-
-pub(super) fn units_of(share: &CacheShare) -> &IndexSet {
-    match &share.units {
-        Units::Colours { allowed, .. } => allowed,
-        Units::Ways { mask } => mask,
     }
 }
 
@@ -261,7 +228,7 @@ impl CacheSizing {
         let mut domains: Vec<Domain<'a>> =
             caches.iter().map(|&(cache, divided)| Domain { cache, divided, present: Vec::new() }).collect();
         for present in processes {
-            if let Some(cache) = lives_on(&present, &caches) {
+            if let Some(cache) = present.lives_on(&caches) {
                 self.home.insert(present.process, cache);
             }
             let home = self.home.get(&present.process);
@@ -282,8 +249,9 @@ impl CacheSizing {
     ) -> Vec<CacheShare> {
         let parameters = &self.parameters;
         let Some(remembered) = self.caches.get_mut(&domain.cache.id) else { return held };
+        let undivided = || domain.undivided(parameters.moving.into());
         if !domain.has_something_to_divide() {
-            return Vec::new();
+            return if held.is_empty() { held } else { undivided() };
         }
         if let Some(shares) = remembered.judge(view, parameters, domain, &held, why) {
             return shares;
@@ -301,7 +269,8 @@ impl CacheSizing {
         let Some(chosen) = outlook.choose(parameters, &held, wanted, why) else { return held };
         why.extend(said);
         if let Some(trial) = outlook.trial(parameters) {
-            remembered.tried = Some(Tried { old: held.clone(), new: chosen, trial });
+            let back = if held.is_empty() { undivided() } else { held.clone() };
+            remembered.tried = Some(Tried { old: held.clone(), new: chosen, back, trial });
             return held;
         }
         remembered.changed();
@@ -343,30 +312,6 @@ impl CacheSizing {
     }
 }
 
-/// The cache it spent most of its time on in this window; `None` where it did not run.
-fn lives_on(present: &Present<'_>, caches: &[(&Cache, Divided)]) -> Option<CacheId> {
-    let spent = |cache: &Cache| -> u64 {
-        let on = present.tasks.iter().flat_map(|task| &task.on_cpu_ns);
-        on.filter(|(cpu, _)| cache.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
-    };
-    let all = caches.iter().map(|(cache, _)| (spent(cache), cache.id));
-    let most = all.reduce(|a, b| if b.0 > a.0 { b } else { a });
-    most.filter(|(ns, _)| *ns > 0).map(|(_, cache)| cache)
-}
-
-/// The strictest of its threads' goals.
-fn goal_of(present: &Present<'_>) -> cachemate_core::Goal {
-    let goals = present.tasks.iter().filter_map(|task| task.goal);
-    let none = cachemate_core::Goal { priority: 1.0, degradation_at_most: None };
-    goals.fold(none, |all, goal| cachemate_core::Goal {
-        priority: all.priority.max(goal.priority),
-        degradation_at_most: match (all.degradation_at_most, goal.degradation_at_most) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        },
-    })
-}
-
 fn claimant(
     view: &View<'_>,
     domain: &Domain<'_>,
@@ -381,7 +326,7 @@ fn claimant(
         Space::of(profile, speed, parameters.miss_penalty_cycles, bytes, domain.divided.units())
     };
     let threads: Vec<Space> = present.tasks.iter().filter_map(of).collect();
-    let goal = goal_of(present);
+    let goal = present.goal();
     let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
     let at_least = remembered.too_few.get(&present.process).map_or(1, |units| units + 1);
     Some(Claimant { space: Space::mean(&threads)?, priority, degradation_at_most: goal.degradation_at_most, at_least })
@@ -503,8 +448,8 @@ impl Outlook<'_> {
         let now = self.now(held)?;
         let score = |outlook: &[(f64, f64)]| objective.score(self.claimants, outlook);
         let mut candidates = vec![wanted];
-        if objective != Objective::LeastSpace && !held.is_empty() {
-            candidates.push(Vec::new());
+        if objective != Objective::LeastSpace && !self.domain.is_undivided(held) {
+            candidates.push(self.domain.undivided(parameters.moving.into()));
         }
         let outlooks: Option<Vec<_>> = candidates.iter().map(|shares| self.under(shares)).collect();
         let outlooks = outlooks?;
@@ -535,7 +480,7 @@ impl Outlook<'_> {
         }
         let tasks: Vec<TaskId> = self.domain.present.iter().map(|present| present.tasks[0].task).collect();
         let shares: Vec<String> = chosen.iter().map(|share| units_of(share).to_string()).collect();
-        let text = if chosen.is_empty() {
+        let text = if self.domain.is_undivided(&chosen) {
             format!("cache {} is better shared than divided", self.domain.cache.id.0)
         } else {
             format!("cache {} is divided into {}", self.domain.cache.id.0, shares.join(" | "))
@@ -556,7 +501,7 @@ impl Outlook<'_> {
             (present.process, claimant.priority * claimant.space.whole_cycles())
         };
         let weights = || self.domain.present.iter().zip(self.claimants).map(weight).collect();
-        judged.then(|| Trial::new(self.domain.lengths(parameters), weights()))
+        judged.then(|| Trial::new(parameters.lengths(self.domain), weights()))
     }
 
     /// Copying pages into these shares; nothing where units are ways, or where frames are not known.
@@ -622,8 +567,7 @@ impl Remembered {
         why: &mut Vec<Reason>,
     ) -> Option<Vec<CacheShare>> {
         let tried = self.tried.as_mut()?;
-        let expected = if tried.trial.leg() == Leg::New { &tried.new } else { &tried.old };
-        if expected != held {
+        if tried.shares() != held {
             // Somebody above took it back: it is not for this policy to insist.
             (self.tried, self.not_again) = (None, Some(self.company.clone()));
             self.changed();
@@ -631,10 +575,9 @@ impl Remembered {
         }
         let said = tried.trial.add(view.seen, domain.cache.level, &view.before.probes);
         if said == Said::GoesOn {
-            let on = tried.trial.leg() == Leg::New;
-            return Some(if on { tried.new.clone() } else { tried.old.clone() });
+            return Some(tried.shares().clone());
         }
-        let Tried { old, new, trial } = self.tried.take()?;
+        let Tried { back, new, trial, .. } = self.tried.take()?;
         let ratio = if let Said::Ratio(ratio) = said { Some(ratio) } else { None };
         let faster = ratio.is_some_and(|ratio| ratio >= 1.0 + parameters.least_gain);
         let how = match ratio {
@@ -651,7 +594,7 @@ impl Remembered {
             return Some(new);
         }
         (self.speeds, self.not_again) = (trial.old, Some(self.company.clone()));
-        Some(old)
+        Some(back)
     }
 }
 

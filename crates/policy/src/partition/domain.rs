@@ -1,0 +1,107 @@
+//! A cache that can be divided, who lives on it, and the shares they hold.
+//!
+//! Problem: colours linger. A process whose share is taken away keeps its pages where they were moved to, so that "no
+//! shares" after a split is still that split for all memory that it has. Method: once colours were given, going back
+//! is a share as well, of everybody and all colours: pages then spread over the cache again, and the copying is counted
+//! like any other. Ways leave nothing behind, and there no share is no share.
+
+use cachemate_core::{
+    Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, Member, PageMoving, ProcessId, TaskSeen, Units,
+};
+
+use super::trial::Lengths;
+use super::units::Divided;
+
+/// A process of one cache.
+pub struct Present<'a> {
+    pub process: ProcessId,
+    pub tasks: Vec<&'a TaskSeen>,
+    pub phase: u32,
+}
+
+impl Present<'_> {
+    /// The cache it spent most of its time on in this window; `None` where it did not run.
+    pub fn lives_on(&self, caches: &[(&Cache, Divided)]) -> Option<CacheId> {
+        let spent = |cache: &Cache| -> u64 {
+            let on = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
+            on.filter(|(cpu, _)| cache.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
+        };
+        let all = caches.iter().map(|(cache, _)| (spent(cache), cache.id));
+        let most = all.reduce(|a, b| if b.0 > a.0 { b } else { a });
+        most.filter(|(ns, _)| *ns > 0).map(|(_, cache)| cache)
+    }
+
+    /// The strictest of its threads' goals.
+    pub fn goal(&self) -> Goal {
+        let goals = self.tasks.iter().filter_map(|task| task.goal);
+        let none = Goal { priority: 1.0, degradation_at_most: None };
+        goals.fold(none, |all, goal| Goal {
+            priority: all.priority.max(goal.priority),
+            degradation_at_most: match (all.degradation_at_most, goal.degradation_at_most) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            },
+        })
+    }
+}
+
+/// A cache that can be divided, and those on it.
+pub struct Domain<'a> {
+    pub cache: &'a Cache,
+    pub divided: Divided,
+    pub present: Vec<Present<'a>>,
+}
+
+impl Domain<'_> {
+    pub fn promised(&self) -> bool {
+        self.present.iter().any(|present| present.goal().degradation_at_most.is_some())
+    }
+    pub fn lengths(&self, settle_windows: u32, judge_windows: u32) -> Lengths {
+        let line_bytes = self.cache.line_bytes.filter(|&bytes| bytes > 0);
+        let lines = self.cache.size_bytes.zip(line_bytes).map(|(size, line)| size / u64::from(line));
+        Lengths { settle_windows, judge_windows, lines }
+    }
+    /// A process alone is confined only where that was asked for.
+    pub fn has_something_to_divide(&self) -> bool {
+        self.present.len() > 1 || self.promised()
+    }
+
+    /// The shares of this cache, with the members that are still there.
+    pub fn kept(&self, shares: &[CacheShare]) -> Vec<CacheShare> {
+        let here = |member: &Member| match member {
+            Member::Process(process) => self.present.iter().any(|present| present.process == *process),
+            Member::Task(_) => false,
+        };
+        let mine = shares.iter().filter(|share| share.cache == self.cache.id);
+        let kept = mine.map(|share| {
+            let members = share.members.iter().filter(|member| here(member)).copied().collect();
+            CacheShare { members, ..share.clone() }
+        });
+        kept.filter(|share| !share.members.is_empty()).collect()
+    }
+
+    /// Back from these shares, or from those that were tried: everybody on all of the cache.
+    pub fn undivided(&self, moving: PageMoving) -> Vec<CacheShare> {
+        match self.divided {
+            Divided::Ways { .. } => Vec::new(),
+            Divided::Colours { units, .. } => vec![CacheShare {
+                group: GroupId(0),
+                members: self.present.iter().map(|present| Member::Process(present.process)).collect(),
+                cache: self.cache.id,
+                units: Units::Colours { allowed: (0..units).collect(), moving },
+            }],
+        }
+    }
+
+    /// Is nobody kept from any part of the cache?
+    pub fn is_undivided(&self, shares: &[CacheShare]) -> bool {
+        shares.iter().all(|share| units_of(share).count() == self.divided.units())
+    }
+}
+
+pub fn units_of(share: &CacheShare) -> &IndexSet {
+    match &share.units {
+        Units::Colours { allowed, .. } => allowed,
+        Units::Ways { mask } => mask,
+    }
+}

@@ -18,6 +18,7 @@ mod random;
 mod registry;
 mod setup;
 
+mod basis;
 mod btree;
 mod chat;
 mod compiler;

@@ -1,15 +1,22 @@
 //! mcf: minimum-cost flow by the network simplex method.
 //!
-//! Method: a real spanning tree (parents, children, depths, potentials) over a few ten thousand nodes, and some millions
-//! of arcs whose ends and costs are hashes of their index. Pricing scans a group of arcs and reads both ends' potentials;
-//! the best violating arc enters; the cycle is found by walking both ends up to their common ancestor, the leaving arc
-//! cuts a subtree, which is re-hung at the entering arc; after some pivots all potentials are refreshed along the tree,
-//! each node's address coming out of the record before.
+//! Problem: the share of pricing, sorting, tree walks and refreshes, and the sizes of records, decide the curve; they
+//! are those of the programs' published description and source (Löbel; SPEC's documentation of 429.mcf).
+//!
+//! Method: a real simplex over a timetable (the sibling module `basis`). Arcs are priced in groups of 300 that lie as far
+//! apart as there are groups, each reading both ends' potentials, until a basket holds 50 violating arcs (181.mcf: 100);
+//! the best of the last basket are priced again first. The basket is sorted as far as its best 50 or 100; the first
+//! enters. The cycle is found by climbing from both ends; the subtree that is cut off gets new potentials and is turned
+//! round. Every 200th pivot (181.mcf: every 20th) all potentials are computed anew along the tree, each from its node's
+//! basic arc. Nodes have 104 bytes (181.mcf: 120), arcs 64.
+//!
+//! Properties: at the optimum the given arcs' costs change, so that the problem never ends. The generation of arcs, which
+//! runs between some ten thousand pivots, is left out.
 
 use cachemate_core::Turn;
 
+use super::basis::{ARTIFICIAL, Basis, NONE, Pivot};
 use super::out::Out;
-use super::random::{Rng, mix, scale};
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
 use super::{Code, Pace};
@@ -18,292 +25,370 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
     ProgramSpec {
         name: "mcf",
         stands_for: "SPEC CPU2000 181.mcf",
-        algorithm: "network simplex: pricing scans of arcs, tree walks, potential refresh",
+        algorithm: "network simplex: arcs priced in groups, a basket of candidates sorted, tree walks, potential refresh",
         footprint_bytes: 190_000_000,
         footprint_source: "Henning 2000: 190 MB resident",
         pace: Pace { instructions_per_access: 2.9, stack_per_access: 0.1 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (mcf: about 35 % loads and stores)",
         code: Code { functions: 4, function_instr: 96 },
-        code_source: "estimate: pricing, tree update, refresh",
+        code_source: "estimate: pricing, sorting, tree update, refresh",
         phases: "pricing (stream and gather) and refresh (pointer chase) alternate; papers RM Fig. 5.2 shows two levels",
         unit: "pivots",
         threads: (1, 1),
-        make: |setup| setup.single(Simplex::new),
+        make: |setup| setup.single(|setup| Simplex::new(setup, &MCF_2000)),
     },
     ProgramSpec {
         name: "mcf-2006",
         stands_for: "SPEC CPU2006 429.mcf",
-        algorithm: "as mcf, on the larger network",
-        footprint_bytes: 860_000_000,
-        footprint_source: "Henning 2007 (CPU2006 memory footprint): about 860 MB as a 32-bit program",
+        algorithm: "as mcf, on the larger network, with smaller nodes and rarer refreshes",
+        footprint_bytes: 1_755_000_000,
+        footprint_source: "SPEC's description: about 1700 MB as a 64-bit program; 27 328 512 arcs of 64 bytes",
         pace: Pace { instructions_per_access: 2.55, stack_per_access: 0.1 },
         pace_source: "Phansalkar et al. 2007: 30.6 % loads, 8.6 % stores",
         code: Code { functions: 4, function_instr: 96 },
-        code_source: "estimate: pricing, tree update, refresh",
+        code_source: "estimate: pricing, sorting, tree update, refresh",
         phases: "as mcf",
         unit: "pivots",
         threads: (1, 1),
-        make: |setup| setup.single(Simplex::new),
+        make: |setup| setup.single(|setup| Simplex::new(setup, &MCF_2006)),
     },
 ];
 
-const NODE_BYTES: u64 = 64;
 const ARC_BYTES: u64 = 64;
-const NONE: u32 = u32::MAX;
 const GROUP_ARCS: u64 = 300;
-const PIVOTS_PER_REFRESH: u32 = 40;
+const BASKET_ENTRY_BYTES: u64 = 24;
 
-/// A node of the spanning tree.
-#[derive(Clone, Copy)]
-struct Node {
-    parent: u32,
-    child: u32,
-    next: u32,
-    previous: u32,
-    depth: u32,
-    potential: i32,
+/// Where a version of the program keeps what, in bytes from the record's start (64-bit), and its constants.
+struct Version {
+    node_bytes: u64,
+    potential: u64,
+    orientation: u64,
+    child: u64,
+    parent: u64,
+    sibling: u64,
+    sibling_before: u64,
+    basic_arc: u64,
+    flow: u64,
+    size: u64,
+    /// A mark in every node, cleared before each refresh.
+    mark: Option<u64>,
+    cost: u64,
+    tail: u64,
+    head: u64,
+    ident: u64,
+    basket: usize,
+    pivots_per_refresh: u64,
 }
 
+const MCF_2000: Version = Version {
+    node_bytes: 120,
+    potential: 88,
+    orientation: 56,
+    child: 24,
+    parent: 16,
+    sibling: 32,
+    sibling_before: 40,
+    basic_arc: 64,
+    flow: 96,
+    size: 48,
+    mark: Some(104),
+    cost: 32,
+    tail: 0,
+    head: 8,
+    ident: 56,
+    basket: 100,
+    pivots_per_refresh: 20,
+};
+
+const MCF_2006: Version = Version {
+    node_bytes: 104,
+    potential: 0,
+    orientation: 8,
+    child: 16,
+    parent: 24,
+    sibling: 32,
+    sibling_before: 40,
+    basic_arc: 48,
+    flow: 80,
+    size: 88,
+    mark: None,
+    cost: 0,
+    tail: 8,
+    head: 16,
+    ident: 24,
+    basket: 50,
+    pivots_per_refresh: 200,
+};
+
+#[derive(Clone, Copy)]
 enum Stage {
-    Price { group: u64, arc: u64, left: u64, best: Option<(i32, u64)> },
-    Update { at: u32, root: u32 },
+    Price { arc: u64 },
+    Sort,
+    Update { pivot: Pivot, at: u32, change: i64 },
+    ClearMarks { at: u64 },
     Refresh { at: u32 },
 }
 
+/// An arc in the basket, and where its entry lies.
+#[derive(Clone, Copy)]
+struct Candidate {
+    arc: u64,
+    reduced_cost: i64,
+    slot: u64,
+}
+
 struct Simplex {
+    version: &'static Version,
     nodes: Region,
     arcs: Region,
-    tree: Vec<Node>,
-    arc_count: u64,
-    salt: u64,
+    pointers: Region,
+    entries: Region,
+    basis: Basis,
+    basket: Vec<Candidate>,
     stage: Stage,
     group: u64,
+    first_group: u64,
     pivots: u64,
-    until_refresh: u32,
 }
 
 impl Simplex {
-    fn new(setup: &mut Setup) -> Self {
-        let bytes = setup.data_bytes();
-        // The reference inputs have about 60 000 nodes (trips to cover); 181.mcf has fifty arcs to each, 429.mcf more.
-        let count = (bytes / NODE_BYTES / 51).clamp(64, 60_000);
-        let arc_count = (bytes - count * NODE_BYTES) / ARC_BYTES;
-        let nodes = setup.region("nodes", count * NODE_BYTES, Users::All);
+    fn new(setup: &mut Setup, version: &'static Version) -> Self {
+        let slots = version.basket as u64 + GROUP_ARCS;
+        let pointers = setup.region("basket order", slots * 8, Users::All);
+        let entries = setup.region("basket", slots * BASKET_ENTRY_BYTES, Users::All);
+        let bytes = setup.data_bytes() - pointers.bytes - entries.bytes;
+        let most = Basis::nodes_of(bytes / ARC_BYTES);
+        let arc_count = (bytes - most * version.node_bytes) / ARC_BYTES;
+        let nodes = setup.region("nodes", Basis::nodes_of(arc_count) * version.node_bytes, Users::All);
         let arcs = setup.region("arcs", arc_count * ARC_BYTES, Users::All);
-        let mut rng = setup.rng.clone();
-        let tree = random_tree(count as u32, &mut rng);
-        let stage = Stage::Refresh { at: 0 };
-        let salt = rng.bits();
-        Simplex { nodes, arcs, tree, arc_count, salt, stage, group: 0, pivots: 0, until_refresh: PIVOTS_PER_REFRESH }
+        let basis = Basis::new(arc_count, setup.rng.clone().bits());
+        let (basket, stage) = (Vec::new(), Stage::Price { arc: 0 });
+        Simplex { version, nodes, arcs, pointers, entries, basis, basket, stage, group: 0, first_group: 0, pivots: 0 }
     }
 
-    fn node(&self, node: u32) -> u64 {
-        self.nodes.at(u64::from(node), NODE_BYTES)
+    fn groups(&self) -> u64 {
+        self.basis.arcs.div_ceil(GROUP_ARCS)
     }
 
-    /// Tail, head and cost of an arc: a hash, with heads near tails (timetabled trips follow each other).
     #[inline]
-    fn ends(&self, arc: u64) -> (u32, u32, i32) {
-        let count = self.tree.len() as u64;
-        let hash = mix(arc ^ self.salt);
-        let tail = scale(hash, count);
-        let span = (count / 4).max(2);
-        let head = (tail + 1 + scale(hash << 24, span)) % count;
-        (tail as u32, head as u32, (hash & 0x3ff) as i32)
+    fn node(&self, node: u32) -> u64 {
+        self.nodes.at(u64::from(node), self.version.node_bytes)
     }
 
-    fn price(&mut self, out: &mut Out) {
-        let Stage::Price { group, mut arc, mut left, mut best } = self.stage else { return };
-        // Arcs of one group lie `groups` apart, as in the program's partial pricing.
-        let groups = self.arc_count.div_ceil(GROUP_ARCS);
-        for _ in 0..left.min(64) {
-            let record = self.arcs.at(arc, ARC_BYTES);
-            let (tail, head, cost) = self.ends(arc);
-            out.load(record + 24);
-            out.load(record);
-            out.chase(self.node(tail) + 8);
-            out.load(record + 8);
-            out.chase(self.node(head) + 8);
-            let reduced = cost - self.tree[tail as usize].potential + self.tree[head as usize].potential;
-            if reduced < 0 && best.is_none_or(|(least, _)| reduced < least) {
-                best = Some((reduced, arc));
-                out.store(self.nodes.base);
+    fn pointer(&self, at: usize) -> u64 {
+        self.pointers.at(at as u64, 8)
+    }
+
+    fn entry(&self, slot: u64) -> u64 {
+        self.entries.at(slot, BASKET_ENTRY_BYTES)
+    }
+
+    /// Prices one arc: its reduced cost if it violates optimality.
+    #[inline]
+    fn price_arc(&self, arc: u64, out: &mut Out) -> Option<i64> {
+        let version = self.version;
+        let record = self.arcs.at(arc, ARC_BYTES);
+        let (tail, head, cost) = self.basis.arc(arc);
+        out.load(record + version.ident);
+        if self.basis.is_basic(arc, tail, head) {
+            return None;
+        }
+        out.load(record + version.cost);
+        out.load(record + version.tail);
+        out.chase(self.node(tail) + version.potential);
+        out.load(record + version.head);
+        out.chase(self.node(head) + version.potential);
+        let reduced_cost = self.basis.reduced_cost(tail, head, cost);
+        self.basis.violates(arc, reduced_cost).then_some(reduced_cost)
+    }
+
+    /// Puts a candidate into the next entry.
+    fn keep(&mut self, arc: u64, reduced_cost: i64, out: &mut Out) {
+        let at = self.basket.len();
+        let slot = at as u64;
+        out.load(self.pointer(at));
+        [0, 8, 16].into_iter().for_each(|field| out.store(self.entry(slot) + field));
+        self.basket.push(Candidate { arc, reduced_cost, slot });
+    }
+
+    /// Prices the best of the last basket again, except the one that entered; then the next group follows.
+    fn start_pricing(&mut self, out: &mut Out) {
+        out.enter(0);
+        let last = std::mem::take(&mut self.basket);
+        for (at, candidate) in last.iter().enumerate().take(self.version.basket).skip(1) {
+            out.load(self.pointer(at));
+            out.chase(self.entry(candidate.slot));
+            if let Some(reduced_cost) = self.price_arc(candidate.arc, out) {
+                self.keep(candidate.arc, reduced_cost, out);
+            }
+        }
+        self.first_group = self.group;
+        self.stage = Stage::Price { arc: self.group };
+    }
+
+    fn price(&mut self, mut arc: u64, out: &mut Out) {
+        let groups = self.groups();
+        for _ in 0..64 {
+            if arc >= self.basis.arcs {
+                return self.end_group(out);
+            }
+            if let Some(reduced_cost) = self.price_arc(arc, out) {
+                self.keep(arc, reduced_cost, out);
             }
             arc += groups;
-            left -= 1;
-            if arc >= self.arc_count {
-                left = 0;
-                break;
-            }
         }
-        self.stage = Stage::Price { group, arc, left, best };
-        if left == 0 {
-            self.group = (group + 1) % groups;
-            // Without a violating arc the basis is left by a forced, degenerate pivot: the problem never ends.
-            let entering = best.map_or(group, |(_, arc)| arc);
-            self.pivot(entering, out);
-        }
+        self.stage = Stage::Price { arc };
     }
 
-    fn climb(&self, node: u32, out: &mut Out) -> u32 {
-        let record = self.node(node);
-        out.load(record + 40);
-        out.load(record + 16);
-        self.tree[node as usize].parent
-    }
-
-    fn pivot(&mut self, arc: u64, out: &mut Out) {
-        out.enter(1);
-        let (mut one, mut two, _) = self.ends(arc);
-        let (tail, head) = (one, two);
-        let mut cut = NONE;
-        let mut least = u64::MAX;
-        while one != two {
-            let deeper =
-                if self.tree[one as usize].depth >= self.tree[two as usize].depth { &mut one } else { &mut two };
-            let here = *deeper;
-            let flow = mix(u64::from(here) ^ self.pivots);
-            if flow < least {
-                least = flow;
-                cut = here;
-            }
-            *deeper = self.climb(here, out);
-        }
-        if cut != NONE {
-            // The side whose path holds the cut is re-hung under the other end.
-            let inside = if self.is_below(tail, cut) { (tail, head) } else { (head, tail) };
-            self.rehang(inside.0, inside.1, cut, out);
+    fn end_group(&mut self, out: &mut Out) {
+        self.group = (self.group + 1) % self.groups();
+        self.stage = if self.basket.len() < self.version.basket && self.group != self.first_group {
+            Stage::Price { arc: self.group }
+        } else if self.basket.is_empty() {
+            self.basis.next_problem();
+            self.start_refresh(out)
         } else {
-            self.end_pivot(out);
+            out.enter(3);
+            Stage::Sort
+        };
+    }
+
+    /// Sorts the basket by the size of the reduced costs as far as the entries that are kept: quicksort that leaves
+    /// out what lies behind them.
+    fn sort(&mut self, low: isize, high: isize, out: &mut Out) {
+        let cost = |simplex: &Self, at: isize, out: &mut Out| {
+            out.load(simplex.pointer(at as usize));
+            let candidate = simplex.basket[at as usize];
+            out.chase(simplex.entry(candidate.slot) + 16);
+            candidate.reduced_cost.abs()
+        };
+        let middle = cost(self, (low + high) / 2, out);
+        let (mut left, mut right) = (low, high);
+        while left <= right {
+            while cost(self, left, out) > middle {
+                left += 1;
+            }
+            while cost(self, right, out) < middle {
+                right -= 1;
+            }
+            if left < right {
+                self.basket.swap(left as usize, right as usize);
+                out.store(self.pointer(left as usize));
+                out.store(self.pointer(right as usize));
+            }
+            if left <= right {
+                left += 1;
+                right -= 1;
+            }
+        }
+        if low < right {
+            self.sort(low, right, out);
+        }
+        if left < high && left < self.version.basket as isize {
+            self.sort(left, high, out);
         }
     }
 
-    fn end_pivot(&mut self, out: &mut Out) {
+    /// The first of the basket enters: the cycle that it closes, and the subtree that is cut off.
+    fn pivot(&mut self, out: &mut Out) {
+        self.sort(0, self.basket.len() as isize - 1, out);
+        out.enter(1);
+        let version = self.version;
+        let pivot = self.basis.pivot(self.basket[0].arc, |node| {
+            let record = self.node(node);
+            out.chase(record + version.size);
+            out.load(record + version.orientation);
+            out.load(record + version.flow);
+            out.load(record + version.parent);
+        });
+        if pivot.cut == NONE {
+            return self.exchange(&pivot, out);
+        }
+        let change = self.basis.potential_change(&pivot);
+        self.stage = Stage::Update { pivot, at: pivot.cut, change };
+    }
+
+    /// Follows the tree's links from one node to the next in depth-first order.
+    #[inline]
+    fn follow(&self, node: u32, root: u32, out: &mut Out) -> Option<u32> {
+        let version = self.version;
+        self.basis.follow(node, root, |node, upwards| {
+            let record = self.node(node);
+            if upwards {
+                out.load(record + version.sibling);
+                out.load(record + version.parent);
+            } else {
+                out.load(record + version.child);
+            }
+        })
+    }
+
+    fn update(&mut self, pivot: Pivot, mut at: u32, change: i64, out: &mut Out) {
+        for _ in 0..64 {
+            let record = self.node(at);
+            out.chase(record + self.version.potential);
+            out.store(record + self.version.potential);
+            self.basis.nodes[at as usize].potential += change;
+            match self.follow(at, pivot.cut, out) {
+                Some(next) => at = next,
+                None => return self.exchange(&pivot, out),
+            }
+        }
+        self.stage = Stage::Update { pivot, at, change };
+    }
+
+    fn exchange(&mut self, pivot: &Pivot, out: &mut Out) {
+        let Version { node_bytes, sibling, sibling_before, parent, flow, size, .. } = *self.version;
+        let Version { child, orientation, basic_arc, .. } = *self.version;
+        let nodes = self.nodes;
+        self.basis.exchange(pivot, |node, turned| {
+            let record = nodes.at(u64::from(node), node_bytes);
+            if turned {
+                [parent, sibling, sibling_before, child].into_iter().for_each(|field| out.load(record + field));
+                [parent, sibling, sibling_before, orientation, flow, basic_arc, size]
+                    .into_iter()
+                    .for_each(|field| out.store(record + field));
+            } else {
+                out.chase(record + size);
+                out.store(record + size);
+                out.load(record + parent);
+            }
+        });
+        out.store(self.arcs.at(pivot.entering, ARC_BYTES) + self.version.ident);
         self.pivots += 1;
-        self.until_refresh -= 1;
-        if self.until_refresh == 0 {
-            self.until_refresh = PIVOTS_PER_REFRESH;
-            self.stage = Stage::Refresh { at: 0 };
-            out.enter(2);
+        if self.pivots % self.version.pivots_per_refresh == 1 {
+            self.stage = self.start_refresh(out);
         } else {
             self.start_pricing(out);
         }
     }
 
-    fn start_pricing(&mut self, out: &mut Out) {
-        let group = self.group;
-        self.stage = Stage::Price { group, arc: group, left: GROUP_ARCS, best: None };
-        out.enter(0);
+    fn start_refresh(&mut self, out: &mut Out) -> Stage {
+        out.enter(2);
+        if self.version.mark.is_some() { Stage::ClearMarks { at: 0 } } else { Stage::Refresh { at: 0 } }
     }
 
-    fn is_below(&self, mut node: u32, ancestor: u32) -> bool {
-        while node != NONE {
-            if node == ancestor {
-                return true;
-            }
-            node = self.tree[node as usize].parent;
-        }
-        false
+    fn clear_marks(&mut self, first: u64, mark: u64, out: &mut Out) {
+        let nodes = self.basis.nodes.len() as u64;
+        let end = (first + 256).min(nodes);
+        (first..end).for_each(|node| out.store(self.nodes.at(node, self.version.node_bytes) + mark));
+        self.stage = if end == nodes { Stage::Refresh { at: 0 } } else { Stage::ClearMarks { at: end } };
     }
 
-    /// Reverses the path from `root` up to `cut`, hanging `root` under `parent`.
-    fn rehang(&mut self, root: u32, parent: u32, cut: u32, out: &mut Out) {
-        let (mut node, mut above) = (root, parent);
-        loop {
-            let next = self.tree[node as usize].parent;
-            self.unlink(node);
-            self.link(node, above);
-            let record = self.node(node);
-            out.load(record + 16);
-            out.store(record + 16);
-            out.store(record + 32);
-            out.store(record + 48);
-            if node == cut || next == NONE {
-                break;
-            }
-            (above, node) = (node, next);
-        }
-        out.enter(3);
-        self.stage = Stage::Update { at: root, root };
-    }
-
-    fn unlink(&mut self, node: u32) {
-        let Node { parent, next, previous, .. } = self.tree[node as usize];
-        if previous != NONE {
-            self.tree[previous as usize].next = next;
-        } else if parent != NONE {
-            self.tree[parent as usize].child = next;
-        }
-        if next != NONE {
-            self.tree[next as usize].previous = previous;
-        }
-    }
-
-    fn link(&mut self, node: u32, parent: u32) {
-        let first = self.tree[parent as usize].child;
-        if first != NONE {
-            self.tree[first as usize].previous = node;
-        }
-        self.tree[parent as usize].child = node;
-        let record = &mut self.tree[node as usize];
-        record.parent = parent;
-        record.next = first;
-        record.previous = NONE;
-    }
-
-    /// Depths and potentials of the re-hung subtree, in depth-first order; then pricing or the refresh.
-    fn update(&mut self, out: &mut Out) {
-        let Stage::Update { mut at, root } = self.stage else { return };
+    fn refresh(&mut self, mut at: u32, out: &mut Out) {
+        let version = self.version;
         for _ in 0..64 {
-            let record = self.node(at);
-            out.chase(record + 16);
-            out.load(record + 8);
-            out.store(record + 8);
-            out.store(record + 56);
-            let parent = self.tree[at as usize].parent;
-            self.tree[at as usize].depth = self.tree[parent as usize].depth + 1;
-            self.tree[at as usize].potential = self.potential_below(at, parent);
-            match self.after(at, root) {
-                Some(next) => at = next,
-                None => return self.end_pivot(out),
+            let Some(next) = self.follow(at, 0, out) else { return self.start_pricing(out) };
+            self.basis.set_potential(next);
+            let (record, node) = (self.node(next), self.basis.nodes[next as usize]);
+            out.chase(record + version.orientation);
+            out.load(record + version.basic_arc);
+            if node.arc != ARTIFICIAL {
+                out.chase(self.arcs.at(node.arc, ARC_BYTES) + version.cost);
             }
-        }
-        self.stage = Stage::Update { at, root };
-    }
-
-    fn potential_below(&self, node: u32, parent: u32) -> i32 {
-        let cost = (mix(u64::from(node) ^ self.salt) & 0x3ff) as i32 - 512;
-        (self.tree[parent as usize].potential + cost) % 4096
-    }
-
-    /// The node after `node` in depth-first order, within the subtree of `root`.
-    fn after(&self, mut node: u32, root: u32) -> Option<u32> {
-        if self.tree[node as usize].child != NONE {
-            return Some(self.tree[node as usize].child);
-        }
-        while node != root {
-            if self.tree[node as usize].next != NONE {
-                return Some(self.tree[node as usize].next);
-            }
-            node = self.tree[node as usize].parent;
-        }
-        None
-    }
-
-    fn refresh(&mut self, out: &mut Out) {
-        let Stage::Refresh { mut at } = self.stage else { return };
-        for _ in 0..64 {
-            let Some(next) = self.after(at, 0) else {
-                self.start_pricing(out);
-                return;
-            };
-            let parent = self.tree[next as usize].parent;
-            self.tree[next as usize].potential = self.potential_below(next, parent);
-            let record = self.node(next);
-            out.chase(record + 16);
-            out.load(self.node(parent) + 8);
-            out.store(record + 8);
-            out.load(record + 24);
+            out.load(record + version.parent);
+            out.chase(self.node(node.parent) + version.potential);
+            out.store(record + version.potential);
             at = next;
         }
         self.stage = Stage::Refresh { at };
@@ -313,9 +398,11 @@ impl Simplex {
 impl Kernel for Simplex {
     fn step(&mut self, out: &mut Out) -> Turn {
         match self.stage {
-            Stage::Price { .. } => self.price(out),
-            Stage::Update { .. } => self.update(out),
-            Stage::Refresh { .. } => self.refresh(out),
+            Stage::Price { arc } => self.price(arc, out),
+            Stage::Sort => self.pivot(out),
+            Stage::Update { pivot, at, change } => self.update(pivot, at, change, out),
+            Stage::ClearMarks { at } => self.clear_marks(at, self.version.mark.unwrap_or(0), out),
+            Stage::Refresh { at } => self.refresh(at, out),
         }
         Turn::More
     }
@@ -323,21 +410,4 @@ impl Kernel for Simplex {
     fn progress(&self) -> f64 {
         self.pivots as f64
     }
-}
-
-/// A random spanning tree of logarithmic depth with root 0, siblings in order of index.
-fn random_tree(count: u32, rng: &mut Rng) -> Vec<Node> {
-    let blank = Node { parent: NONE, child: NONE, next: NONE, previous: NONE, depth: 0, potential: 0 };
-    let mut tree = vec![blank; count as usize];
-    for node in 1..count {
-        let parent = rng.below(u64::from(node)) as u32;
-        let first = tree[parent as usize].child;
-        if first != NONE {
-            tree[first as usize].previous = node;
-        }
-        tree[parent as usize].child = node;
-        let depth = tree[parent as usize].depth + 1;
-        tree[node as usize] = Node { parent, next: first, depth, ..blank };
-    }
-    tree
 }

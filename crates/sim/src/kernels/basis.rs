@@ -1,0 +1,502 @@
+//! The basis of a network simplex: a spanning tree over a day's timetable, its flows and potentials.
+//!
+//! Problem: how many tree nodes a pivot touches, how long its cycle is and which arcs violate optimality decide mcf's
+//! misses, and none of it can be drawn at random without deciding the result.
+//!
+//! Method: the real thing. Trips of a day are to be covered by as few vehicles as can be: a trip has a start and an end
+//! node; a depot arc leads to each start and from each end; a dead-head arc leads from an end to a later start. All
+//! capacities are one. The tree is kept as mcf keeps it (Löbel 1997: parent, first child, siblings, size of the subtree,
+//! direction and flow of the arc to the parent). Ends and costs of arcs are hashes of their index, so that arcs need
+//! no memory here.
+//!
+//! Properties: after every pivot the tree spans all nodes, sizes are those of the subtrees, flows are 0 or 1 and
+//! conserved, and basic arcs have reduced cost 0 (tested).
+
+use super::random::{mix, scale};
+
+pub(super) const NONE: u32 = u32::MAX;
+/// The arc of a node that hangs from the root by an artificial arc.
+pub(super) const ARTIFICIAL: u64 = u64::MAX;
+
+/// Cost of a vehicle (mcf's BIGM), and of leaving or reaching the depot.
+const VEHICLE: i64 = 10_000_000;
+const DEPOT: i64 = 15;
+/// Cost of a dead-head trip that the program generates by itself (as in its source).
+const GENERATED: i64 = 30;
+const ARTIFICIAL_COST: i64 = 100_000_000;
+/// Dead-head trips given for each trip: the published log of 429.mcf's test input has 102 404 arcs to begin with for 5 985
+/// trips, three of them of the trip itself.
+const GIVEN_ARCS: u64 = 14;
+/// Arcs of a trip: from the depot, to the depot, and the trip.
+const TRIP_ARCS: u64 = 3;
+const DAY_MINUTES: u64 = 18 * 60;
+
+/// A node of the spanning tree and its basic arc.
+#[derive(Clone, Copy)]
+pub(super) struct Node {
+    pub parent: u32,
+    pub child: u32,
+    pub next: u32,
+    pub previous: u32,
+    /// Nodes of the subtree.
+    pub size: u32,
+    /// The basic arc leads from this node to its parent.
+    pub up: bool,
+    /// Flow of the basic arc.
+    pub flow: bool,
+    pub arc: u64,
+    pub potential: i64,
+}
+
+/// An arc about to enter the basis, and what leaves for it.
+#[derive(Clone, Copy)]
+pub(super) struct Pivot {
+    pub entering: u64,
+    /// Flow is pushed from here, over the arc, to there, and back through the tree.
+    from: u32,
+    to: u32,
+    apex: u32,
+    /// The node whose basic arc leaves; `NONE` if the entering arc's own capacity binds.
+    pub cut: u32,
+    /// `cut` lies on `from`'s way to the apex.
+    cut_is_from: bool,
+    push: bool,
+    reduced_cost: i64,
+}
+
+impl Pivot {
+    /// The end of the entering arc within the subtree that is cut off, and the other one.
+    pub fn inside_outside(&self) -> (u32, u32) {
+        if self.cut_is_from { (self.from, self.to) } else { (self.to, self.from) }
+    }
+}
+
+/// Node 0 is the root, 1 the depot; then come the trips' start nodes and their end nodes.
+pub(super) struct Basis {
+    pub nodes: Vec<Node>,
+    trips: u64,
+    pub arcs: u64,
+    salt: u64,
+    /// Changes when the optimum is reached: the next problem on the same network.
+    costs_salt: u64,
+    /// Nonbasic arcs with a flow of one, a bit each.
+    upper: Vec<u64>,
+}
+
+impl Basis {
+    /// Trips whose arcs fill `arcs`: of 429.mcf's test input, the arcs generated are 13.4 % of all pairs of its trips
+    /// (2 393 292 of 5 985^2 / 2).
+    pub fn trips_of(arcs: u64) -> u64 {
+        let trips = libm::sqrt(2.0 * arcs as f64 / 0.134) as u64;
+        trips.min(arcs / (2 * (TRIP_ARCS + GIVEN_ARCS))).max(8)
+    }
+
+    pub fn nodes_of(arcs: u64) -> u64 {
+        2 * Self::trips_of(arcs) + 2
+    }
+
+    /// A feasible basis: each trip is followed by the first of its given dead-head trips whose end is still free.
+    pub fn new(arcs: u64, salt: u64) -> Self {
+        let trips = Self::trips_of(arcs);
+        let blank = Node {
+            parent: NONE,
+            child: NONE,
+            next: NONE,
+            previous: NONE,
+            size: 1,
+            up: false,
+            flow: false,
+            arc: ARTIFICIAL,
+            potential: 0,
+        };
+        let nodes = vec![blank; 2 * trips as usize + 2];
+        let upper = vec![0; arcs.div_ceil(64) as usize];
+        let mut basis = Basis { nodes, trips, arcs, salt, costs_salt: salt, upper };
+        basis.nodes[1].up = true;
+        basis.link(1, 0);
+        for trip in 0..trips {
+            basis.flip_upper(TRIP_ARCS * trip + 2);
+        }
+        basis.first_chains();
+        basis.first_sizes();
+        let mut at = 0;
+        while let Some(next) = basis.after(at, 0) {
+            basis.set_potential(next);
+            at = next;
+        }
+        basis
+    }
+
+    fn first_chains(&mut self) {
+        let trips = self.trips;
+        for trip in 0..trips {
+            let (start, end) = (2 + trip as u32, (2 + trips + trip) as u32);
+            if self.nodes[start as usize].parent == NONE {
+                self.hang(start, 1, TRIP_ARCS * trip, false, true);
+            }
+            let given = (0..GIVEN_ARCS).map(|k| TRIP_ARCS * trips + trip * GIVEN_ARCS + k);
+            let free = given.into_iter().find(|&arc| {
+                let (tail, head, _) = self.arc(arc);
+                tail == end && head > start && self.nodes[head as usize].parent == NONE
+            });
+            self.hang(end, 1, TRIP_ARCS * trip + 1, true, free.is_none());
+            if let Some(arc) = free {
+                let (_, head, _) = self.arc(arc);
+                self.hang(head, end, arc, false, true);
+            }
+        }
+    }
+
+    fn first_sizes(&mut self) {
+        let mut order = vec![0];
+        let mut at = 0;
+        while let Some(next) = self.after(at, 0) {
+            order.push(next);
+            at = next;
+        }
+        for &node in order[1..].iter().rev() {
+            let parent = self.nodes[node as usize].parent;
+            self.nodes[parent as usize].size += self.nodes[node as usize].size;
+        }
+    }
+
+    fn hang(&mut self, node: u32, parent: u32, arc: u64, up: bool, flow: bool) {
+        let record = &mut self.nodes[node as usize];
+        (record.arc, record.up, record.flow) = (arc, up, flow);
+        self.link(node, parent);
+    }
+
+    /// Tail, head and cost of an arc. Trips start evenly over the day and last 10 to 64 minutes: 29 make a vehicle's
+    /// day, as in the published solution (5 985 trips, 206 vehicles).
+    #[inline]
+    pub fn arc(&self, arc: u64) -> (u32, u32, i64) {
+        let trips = self.trips;
+        let (start, end) = (|trip: u64| (2 + trip) as u32, |trip: u64| (2 + trips + trip) as u32);
+        if arc < TRIP_ARCS * trips {
+            let trip = arc / TRIP_ARCS;
+            return match arc % TRIP_ARCS {
+                0 => (1, start(trip), VEHICLE + DEPOT),
+                1 => (end(trip), 1, DEPOT),
+                _ => (start(trip), end(trip), -2 * VEHICLE),
+            };
+        }
+        let hash = mix(arc ^ self.salt);
+        let index = arc - TRIP_ARCS * trips;
+        let given = index < GIVEN_ARCS * trips;
+        let mut trip = if given { index / GIVEN_ARCS } else { scale(hash, trips) };
+        let mut later = self.first_after(trip);
+        // Nothing follows the last trips of a day: their arcs belong to trips of its middle.
+        while later + 1 >= trips {
+            trip /= 2;
+            later = self.first_after(trip);
+        }
+        // Dead-head trips that are given lead to what starts within a quarter of an hour, the others anywhere later.
+        let span = if given { (trips * 15 / DAY_MINUTES).max(1).min(trips - later) } else { trips - later };
+        let head = later + scale(hash << 32, span);
+        let cost = if given { 1 + (mix(hash ^ self.costs_salt) % 60) as i64 } else { GENERATED };
+        (end(trip), start(head), cost)
+    }
+
+    /// The first trip that starts when this one has ended.
+    #[inline]
+    fn first_after(&self, trip: u64) -> u64 {
+        let minutes = 10 + mix(trip ^ self.salt) % 55;
+        trip + 1 + minutes * self.trips / DAY_MINUTES
+    }
+
+    #[inline]
+    pub fn is_upper(&self, arc: u64) -> bool {
+        self.upper[(arc / 64) as usize] >> (arc % 64) & 1 == 1
+    }
+
+    fn flip_upper(&mut self, arc: u64) {
+        self.upper[(arc / 64) as usize] ^= 1 << (arc % 64);
+    }
+
+    pub fn is_basic(&self, arc: u64, tail: u32, head: u32) -> bool {
+        self.nodes[tail as usize].arc == arc || self.nodes[head as usize].arc == arc
+    }
+
+    pub fn reduced_cost(&self, tail: u32, head: u32, cost: i64) -> i64 {
+        cost - self.nodes[tail as usize].potential + self.nodes[head as usize].potential
+    }
+
+    /// Would pushing flow over a nonbasic arc of this reduced cost gain anything?
+    pub fn violates(&self, arc: u64, reduced_cost: i64) -> bool {
+        if reduced_cost < 0 { !self.is_upper(arc) } else { reduced_cost > 0 && self.is_upper(arc) }
+    }
+
+    /// The next problem on the same network: other costs of the given arcs. Flows stay feasible; potentials are stale
+    /// until they have been refreshed.
+    pub fn next_problem(&mut self) {
+        self.costs_salt = mix(self.costs_salt);
+    }
+
+    /// Finds the cycle that an arc closes and the arc on it that blocks first; `climbed` is told of every step.
+    pub fn pivot(&self, entering: u64, mut climbed: impl FnMut(u32)) -> Pivot {
+        let (tail, head, cost) = self.arc(entering);
+        let reduced_cost = self.reduced_cost(tail, head, cost);
+        let (from, to) = if reduced_cost < 0 { (tail, head) } else { (head, tail) };
+        let (mut one, mut two) = (from, to);
+        let (mut cut, mut cut_is_from, mut push) = (NONE, false, true);
+        while one != two {
+            let (left, right) = (&self.nodes[one as usize], &self.nodes[two as usize]);
+            // Flow would come down from the apex to `from`, and go up from `to`. An arc that blocks on `to`'s side
+            // leaves even where another would do, against cycling.
+            if left.size < right.size {
+                if push && left.flow != left.up {
+                    (cut, cut_is_from, push) = (one, true, false);
+                }
+                climbed(one);
+                one = left.parent;
+            } else {
+                let room = right.flow != right.up;
+                if !room || push {
+                    (cut, cut_is_from, push) = (two, false, room);
+                }
+                climbed(two);
+                two = right.parent;
+            }
+        }
+        Pivot { entering, from, to, apex: one, cut, cut_is_from, push, reduced_cost }
+    }
+
+    /// What the potentials of the subtree that is cut off change by.
+    pub fn potential_change(&self, pivot: &Pivot) -> i64 {
+        let inside = pivot.inside_outside().0;
+        if inside == self.arc(pivot.entering).0 { pivot.reduced_cost } else { -pivot.reduced_cost }
+    }
+
+    /// Pushes the flow and exchanges the arcs. `seen` is told of every node whose record changes: true for those between
+    /// the entering arc and the cut, whose arcs turn round.
+    pub fn exchange(&mut self, pivot: &Pivot, mut seen: impl FnMut(u32, bool)) {
+        if pivot.push {
+            self.push_flow(pivot);
+        }
+        if pivot.cut == NONE {
+            self.flip_upper(pivot.entering);
+            [pivot.from, pivot.to].into_iter().for_each(|end| self.up_to(end, pivot.apex, |_, at| seen(at, false)));
+            return;
+        }
+        let leaving = self.nodes[pivot.cut as usize];
+        if leaving.flow {
+            self.flip_upper(leaving.arc);
+        }
+        let was_upper = self.is_upper(pivot.entering);
+        if was_upper {
+            self.flip_upper(pivot.entering);
+        }
+        let (inside, outside) = pivot.inside_outside();
+        let up = inside == self.arc(pivot.entering).0;
+        let cut_size = leaving.size;
+        self.turn(inside, outside, pivot.cut, (pivot.entering, up, was_upper != pivot.push), &mut seen);
+        self.up_to(leaving.parent, pivot.apex, |record, at| {
+            record.size -= cut_size;
+            seen(at, false);
+        });
+        self.up_to(outside, pivot.apex, |record, at| {
+            record.size += cut_size;
+            seen(at, false);
+        });
+    }
+
+    fn up_to(&mut self, mut at: u32, apex: u32, mut change: impl FnMut(&mut Node, u32)) {
+        while at != apex {
+            let record = &mut self.nodes[at as usize];
+            change(record, at);
+            at = record.parent;
+        }
+    }
+
+    fn push_flow(&mut self, pivot: &Pivot) {
+        self.up_to(pivot.from, pivot.apex, |record, _| record.flow = !record.up);
+        self.up_to(pivot.to, pivot.apex, |record, _| record.flow = record.up);
+    }
+
+    /// Reverses the path from `node` up to `cut`, hanging `node` under `above` by the arc given.
+    fn turn(
+        &mut self,
+        mut node: u32,
+        mut above: u32,
+        cut: u32,
+        mut basic: (u64, bool, bool),
+        seen: &mut impl FnMut(u32, bool),
+    ) {
+        let total = self.nodes[cut as usize].size;
+        let mut size = total;
+        loop {
+            let old = self.nodes[node as usize];
+            self.unlink(node);
+            self.hang(node, above, basic.0, basic.1, basic.2);
+            self.nodes[node as usize].size = size;
+            seen(node, true);
+            if node == cut {
+                return;
+            }
+            size = total - old.size;
+            basic = (old.arc, !old.up, old.flow);
+            (above, node) = (node, old.parent);
+        }
+    }
+
+    fn unlink(&mut self, node: u32) {
+        let Node { parent, next, previous, .. } = self.nodes[node as usize];
+        if previous != NONE {
+            self.nodes[previous as usize].next = next;
+        } else {
+            self.nodes[parent as usize].child = next;
+        }
+        if next != NONE {
+            self.nodes[next as usize].previous = previous;
+        }
+    }
+
+    fn link(&mut self, node: u32, parent: u32) {
+        let first = self.nodes[parent as usize].child;
+        if first != NONE {
+            self.nodes[first as usize].previous = node;
+        }
+        self.nodes[parent as usize].child = node;
+        let record = &mut self.nodes[node as usize];
+        (record.parent, record.next, record.previous) = (parent, first, NONE);
+    }
+
+    /// A node's potential from its parent's.
+    pub fn set_potential(&mut self, node: u32) {
+        let Node { parent, arc, up, .. } = self.nodes[node as usize];
+        let cost = if arc == ARTIFICIAL { ARTIFICIAL_COST } else { self.arc(arc).2 };
+        let above = self.nodes[parent as usize].potential;
+        self.nodes[node as usize].potential = if up { above + cost } else { above - cost };
+    }
+
+    /// The node after `node` in depth-first order, within the subtree of `root`.
+    pub fn after(&self, node: u32, root: u32) -> Option<u32> {
+        self.follow(node, root, |_, _| ())
+    }
+
+    /// As [`Basis::after`]; `read` is told of every node whose links are looked at, and whether it is on the way up.
+    pub fn follow(&self, mut node: u32, root: u32, mut read: impl FnMut(u32, bool)) -> Option<u32> {
+        read(node, false);
+        let record = &self.nodes[node as usize];
+        if record.child != NONE {
+            return Some(record.child);
+        }
+        while node != root {
+            let record = &self.nodes[node as usize];
+            read(node, true);
+            if record.next != NONE {
+                return Some(record.next);
+            }
+            node = record.parent;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One step of the simplex method with the arc of most reduced cost; false at the optimum.
+    fn step(basis: &mut Basis) -> bool {
+        let cost = |basis: &Basis, arc: u64| {
+            let (tail, head, cost) = basis.arc(arc);
+            (!basis.is_basic(arc, tail, head)).then(|| basis.reduced_cost(tail, head, cost))
+        };
+        let best = (0..basis.arcs)
+            .filter_map(|arc| cost(basis, arc).filter(|&cost| basis.violates(arc, cost)).map(|cost| (cost.abs(), arc)))
+            .max();
+        let Some((_, arc)) = best else { return false };
+        let pivot = basis.pivot(arc, |_| ());
+        if pivot.cut != NONE {
+            let change = basis.potential_change(&pivot);
+            let mut at = Some(pivot.cut);
+            while let Some(node) = at {
+                basis.nodes[node as usize].potential += change;
+                at = basis.after(node, pivot.cut);
+            }
+        }
+        basis.exchange(&pivot, |_, _| ());
+        true
+    }
+
+    /// Vehicles on the road, and flow in minus flow out of every node.
+    fn flows(basis: &Basis) -> (u64, Vec<i32>) {
+        let mut excess = vec![0; basis.nodes.len()];
+        let mut vehicles = 0;
+        for arc in 0..basis.arcs {
+            let (tail, head, _) = basis.arc(arc);
+            let by = |node: u32| basis.nodes[node as usize].arc == arc;
+            let basic = if by(tail) { Some(tail) } else { by(head).then_some(head) };
+            let flow = basic.map_or(basis.is_upper(arc), |node| basis.nodes[node as usize].flow);
+            excess[tail as usize] -= i32::from(flow);
+            excess[head as usize] += i32::from(flow);
+            vehicles += u64::from(flow && tail == 1);
+        }
+        (vehicles, excess)
+    }
+
+    /// Do pivots keep a spanning tree with right sizes and potentials and a feasible flow, and do they come to an optimum
+    /// that no schedule beats: as many vehicles as an augmenting-path matching leaves?
+    #[test]
+    fn pivots_keep_the_basis_and_find_the_least_fleet() {
+        let mut basis = Basis::new(6000, 7);
+        let trips = basis.trips;
+        let (before, _) = flows(&basis);
+        let mut pivots = 0;
+        while step(&mut basis) {
+            pivots += 1;
+            assert!(pivots < 100_000, "it cycles");
+            if pivots % 50 == 0 {
+                check(&basis);
+            }
+        }
+        check(&basis);
+        let (vehicles, _) = flows(&basis);
+        assert!(vehicles < before && pivots > trips, "{vehicles} of {before} vehicles after {pivots} pivots");
+        assert_eq!(vehicles, trips - matching(&basis));
+    }
+
+    fn check(basis: &Basis) {
+        let (_, excess) = flows(basis);
+        assert!(excess.iter().all(|&node| node == 0));
+        let mut sizes = vec![1; basis.nodes.len()];
+        let mut order = vec![0];
+        while let Some(next) = basis.after(*order.last().expect("not empty"), 0) {
+            order.push(next);
+            assert!(order.len() <= basis.nodes.len(), "no tree");
+        }
+        assert_eq!(order.len(), basis.nodes.len());
+        for &node in order[1..].iter().rev() {
+            sizes[basis.nodes[node as usize].parent as usize] += sizes[node as usize];
+            let Node { arc, .. } = basis.nodes[node as usize];
+            if arc != ARTIFICIAL {
+                let (tail, head, cost) = basis.arc(arc);
+                assert_eq!(basis.reduced_cost(tail, head, cost), 0);
+            }
+        }
+        assert!(basis.nodes.iter().zip(sizes).all(|(node, size)| node.size == size));
+    }
+
+    /// Most trips that can follow another one in the same vehicle (Berge's augmenting paths).
+    fn matching(basis: &Basis) -> u64 {
+        let mut followers = vec![Vec::new(); basis.trips as usize];
+        for arc in TRIP_ARCS * basis.trips..basis.arcs {
+            let (tail, head, _) = basis.arc(arc);
+            followers[(u64::from(tail) - 2 - basis.trips) as usize].push(head as usize - 2);
+        }
+        let mut led = vec![usize::MAX; basis.trips as usize];
+        fn lead(trip: usize, followers: &[Vec<usize>], led: &mut [usize], seen: &mut [bool]) -> bool {
+            followers[trip].iter().any(|&next| {
+                !std::mem::replace(&mut seen[next], true)
+                    && (led[next] == usize::MAX || lead(led[next], followers, led, seen))
+                    && {
+                        led[next] = trip;
+                        true
+                    }
+            })
+        }
+        (0..followers.len()).filter(|&trip| lead(trip, &followers, &mut led, &mut vec![false; followers.len()])).count()
+            as u64
+    }
+}

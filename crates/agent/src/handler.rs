@@ -5,19 +5,21 @@
 //! classified. Nothing here allocates, takes a lock of the program's, or touches memory that may be absent: the stack, the
 //! stock and the files' mappings are its own, and are never registered.
 
-use core::sync::atomic::{AtomicU8, Ordering};
-
 use crate::layout::{PAGE_BYTES, TICK_MS, WANTED_BYTES, wanted_mask};
 use crate::maps::{Range, Ranges, read_ranges};
 use crate::removed::Removed;
 use crate::start;
 use crate::stock::{List, Stock};
 use crate::sys::{self, fault};
-use crate::timing::Kit;
+use crate::timing::{Kit, TOGETHER};
+
+mod supply;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Frames of allowed colours that are kept ready while the program is quiet.
 const READY_FRAMES: u32 = 256;
+/// The program waits for these; many programs never touch more.
+const READY_AT_START: u32 = 64;
 /// Frames that one fault may have fetched and told apart before it is given any.
 const FETCHED_FOR_A_FAULT: u32 = 2048;
 /// Pages that follow one another are given ahead, at most that many.
@@ -202,7 +204,7 @@ impl Agent {
             return false;
         }
         self.scan();
-        self.fetch(READY_FRAMES, READY_FRAMES * 8);
+        self.fetch(READY_AT_START, READY_AT_START * 8);
         true
     }
 
@@ -328,52 +330,6 @@ impl Agent {
         false
     }
 
-    /// Fetches frames until `wanted` of allowed colours are there, at most `at_most`; true = there is one at least.
-    fn fetch(&mut self, wanted: u32, at_most: u32) -> bool {
-        let mask = self.account.mask;
-        for _ in 0..at_most {
-            if self.stock.allowed(mask) >= wanted || u64::from(self.stock.held()) >= self.account.hold_at_most {
-                break;
-            }
-            let Some(slot) = self.stock.pop(List::Empty) else { break };
-            // SAFETY: a page of the region's first half, which nobody registered. Written: a page that was only read is
-            // the kernel's page of zeros, and so would be whatever it is given to.
-            unsafe { self.slot(slot).write_volatile(0) };
-            let colour = self.colour_of(self.slot(slot), mask);
-            self.stock.push(colour.map_or(List::Unknown, List::Colour), slot);
-        }
-        self.account.held_frames = u64::from(self.stock.held());
-        self.account.held_most = self.account.held_most.max(self.account.held_frames);
-        self.stock.allowed(mask) > 0
-    }
-
-    /// Colour of one of our own pages. What the ledger says of a frame that will be used is proven first.
-    fn colour_of(&mut self, page: *mut u8, mask: u64) -> Option<u32> {
-        let start = sys::now_ns();
-        let frame = self.frame_at(page as u64);
-        let noted = frame.and_then(|frame| self.noted(frame));
-        if let Some(colour) = noted {
-            self.account.proven += 1;
-            // SAFETY: a page of the region that holds a frame, and is only ours.
-            if mask >> colour & 1 == 0 || unsafe { self.kit.is(page, colour) } {
-                return Some(colour);
-            }
-        }
-        // SAFETY: as above.
-        let colour = unsafe { self.kit.classify(page) };
-        if let Some(frame) = frame {
-            self.note(frame, colour);
-        }
-        self.account.classified += 1;
-        // A neighbour that came or went shifts hits and misses: nothing fits any more until that is measured anew.
-        self.unclear = if colour.is_none() { self.unclear + 1 } else { 0 };
-        if self.unclear % 8 == 7 {
-            self.kit.calibrate();
-        }
-        self.account.classify_ns += sys::now_ns() - start;
-        colour
-    }
-
     fn frame_at(&mut self, page: u64) -> Option<u64> {
         self.read_entries(page, 1);
         frame_of(self.entries[0])
@@ -393,22 +349,6 @@ impl Agent {
         // SAFETY: the kernel writes at most that many bytes; callers ask for no more than there are entries.
         let read = unsafe { sys::call(sys::PREAD, args) };
         if read < 0 { 0 } else { read as usize / 8 }
-    }
-
-    fn ledger_byte(&self, frame: u64) -> Option<&AtomicU8> {
-        // SAFETY: inside the mapped ledger, which several agents share: only ever accessed atomically.
-        ((frame as usize) < self.ledger.1).then(|| unsafe { AtomicU8::from_ptr(self.ledger.0.add(frame as usize)) })
-    }
-
-    fn noted(&self, frame: u64) -> Option<u32> {
-        let colour = u32::from(self.ledger_byte(frame)?.load(Ordering::Relaxed).checked_sub(1)?);
-        (colour < self.kit.colours()).then_some(colour)
-    }
-
-    fn note(&self, frame: u64, colour: Option<u32>) {
-        if let Some(byte) = self.ledger_byte(frame) {
-            byte.store(colour.map_or(0, |colour| colour as u8 + 1), Ordering::Relaxed);
-        }
     }
 
     /// What can wait: orders, new ranges, the stock, the count; true = there is more to do at once.
@@ -431,7 +371,7 @@ impl Agent {
         let mut more = false;
         if self.stock.allowed(self.account.mask) < READY_FRAMES {
             let before = self.stock.held();
-            self.fetch(READY_FRAMES, 16);
+            self.fetch(READY_FRAMES, TOGETHER as u32);
             more = self.stock.held() > before;
         }
         if self.pass.running {
@@ -592,8 +532,12 @@ impl Agent {
         }
         // SAFETY: as above; what the program wrote does not go to whoever gets the frame next.
         unsafe { sys::zero_page(from) };
-        let old = self.colour_of(from, 0);
-        self.stock.push(old.map_or(List::Unknown, List::Colour), aside);
+        // What the ledger says is believed here: it is proven before the frame is used.
+        let mut old = [self.frame_at(from as u64).and_then(|frame| self.noted(frame))];
+        if old[0].is_none() {
+            self.tell_apart(&[aside], &mut old);
+        }
+        self.stock.push(old[0].map_or(List::Unknown, List::Colour), aside);
         back
     }
 

@@ -78,8 +78,9 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
     Some(Line { range, private: modes.get(3) == Some(&b'p'), inode, name })
 }
 
-/// Picks the program's own anonymous memory, line by line. Left out: the stack of the first thread, what the kernel maps,
-/// and the zeroed data of libraries, the C library's and the agent's among them, which lies behind their files.
+/// Picks the program's own anonymous memory, line by line, the first thread's stack included. Left out: what the kernel maps,
+/// and the zeroed data of libraries, the C library's and the agent's among them, which lies behind their files and which the
+/// handler itself may touch.
 #[derive(Default, Debug)]
 pub struct Picker {
     file_ends: u64,
@@ -95,7 +96,8 @@ impl Picker {
             self.file_is_program = !program.is_empty() && line.name == program;
             return None;
         }
-        let anonymous = line.name.is_empty() || line.name == b"[heap]" || line.name.starts_with(b"[anon:");
+        let named = line.name == b"[heap]" || line.name == b"[stack]" || line.name.starts_with(b"[anon:");
+        let anonymous = line.name.is_empty() || named;
         let library_data = line.name.is_empty() && line.range.start == self.file_ends && !self.file_is_program;
         if library_data {
             self.file_ends = line.range.end; // a second piece of it may follow
@@ -148,7 +150,7 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    /// Are heap, mappings and thread stacks taken, and files, libraries' data, the first stack and the kernel's left out?
+    /// Are heap, mappings and stacks taken, and files, libraries' data and the kernel's left out?
     #[test]
     fn only_the_programs_own_anonymous_memory_is_picked() {
         let text: [&[u8]; 11] = [
@@ -167,7 +169,7 @@ mod tests {
         let mut picker = Picker::default();
         let picked: Vec<u64> =
             text.iter().filter_map(|line| picker.pick(line, b"/usr/bin/prog")).map(|range| range.start).collect();
-        assert_eq!(picked, [0x65_2000, 0xe0_3000, 0x7f2_c66d_0000, 0x7f2_c66d_1000]);
+        assert_eq!(picked, [0x65_2000, 0xe0_3000, 0x7f2_c66d_0000, 0x7f2_c66d_1000, 0x7ffe_0000_0000]);
     }
 
     /// Does a look at this very process find a mapping that was just made, whatever the buffer's size?

@@ -53,7 +53,6 @@ const TOP_PAD_BYTES: c_int = 1 << 30;
 const READ_WRITE: usize = 3;
 const PRIVATE_ANONYMOUS: usize = 0x22;
 const NORESERVE: usize = 0x4000;
-const POPULATE: usize = 0x8000;
 
 /// Is the caller the process that the handler serves? A fork is not.
 pub fn served() -> bool {
@@ -189,7 +188,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let first = wanted_text(mask, all);
     // SAFETY: the text's bytes.
     unsafe { sys::call(sys::PWRITE, [wanted as usize, first.as_ptr() as usize, first.len(), 0, 0, 0]) };
-    let Some((kit_file, kit_bytes)) = map_file(&Path::new(&[folder, b"/kit"])?, 1, POPULATE) else {
+    let Some((kit_file, kit_bytes)) = map_file(&Path::new(&[folder, b"/kit"])?, 1, 0) else {
         return refused("refused no kit\n");
     };
     // SAFETY: the mapping just made, which is never undone.
@@ -198,6 +197,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     else {
         return refused("refused the kit is of another version\n");
     };
+    kit.touch();
     if !(0..50).any(|_| kit.calibrate().threshold_cycles().is_some()) {
         return refused("refused hits and misses take about as long here\n");
     }

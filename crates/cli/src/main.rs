@@ -11,6 +11,7 @@ mod commands;
 mod deciding;
 mod exit;
 mod files;
+mod input;
 mod kept;
 mod live;
 mod prediction;

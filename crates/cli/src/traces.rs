@@ -9,6 +9,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use crate::exit::Interrupted;
+use crate::input::Input;
 use crate::session::Session;
 
 /// How a trace is to be read.
@@ -42,14 +43,24 @@ impl Trace {
     /// An unknown format, a file that cannot be opened or whose start is wrong.
     pub fn open(session: &Session, path: &str, args: &TraceArgs, what: &'static str) -> anyhow::Result<Self> {
         let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
-        let reader = cachemate_trace::open(path, format)?;
+        let stop = session.interrupt_flag();
+        let opened = if path == "-" {
+            let input = Input { stop: Arc::clone(&stop) };
+            cachemate_trace::open_input(Box::new(input), "standard input", format)
+        } else {
+            cachemate_trace::open(path, format)
+        };
+        let reader = opened.map_err(|error| match stop.load(Ordering::Relaxed) {
+            true => Interrupted("nothing was read".to_string()).into(),
+            false => anyhow::Error::from(error),
+        })?;
         let raw = || fs::metadata(path).ok().filter(|found| found.is_file()).map(|found| found.len() / 8);
         let known = reader.totals().map(|totals| totals.records);
         let total = known.or_else(|| if reader.header().source == "u64" { raw() } else { None });
         Ok(Trace {
             reader,
             salvage: args.salvage,
-            stop: session.interrupt_flag(),
+            stop,
             bar: session.progress(what, total),
             read: 0,
             totals: None,
@@ -61,6 +72,8 @@ impl Trace {
     /// One step: `false` at the end, at damage that is to be survived, and on Ctrl-C.
     fn step(&mut self, given: Result<bool, TraceError>, records: usize) -> Result<bool, TraceError> {
         let more = match given {
+            // An input that was cut short by an interruption ends anywhere.
+            Err(_) if self.stop.load(Ordering::Relaxed) => false,
             Err(error) if self.salvage => {
                 self.damage = Some(error);
                 false
@@ -69,6 +82,7 @@ impl Trace {
             Ok(more) => more,
         };
         if !more {
+            self.stopped |= self.stop.load(Ordering::Relaxed);
             return Ok(false);
         }
         self.read += records as u64;

@@ -88,3 +88,35 @@ fn an_interrupted_curve_covers_what_was_read() {
     // All but what a pipe and the reader's own buffer hold.
     assert!(accesses > (portions_before - 48) * 8192 && result["cold"] == 8192, "{result}");
 }
+
+/// Does an interrupt end a curve whose input is silent, before the first byte and after some?
+#[test]
+fn a_silent_input_is_ended_too() {
+    let folder = tempfile::tempdir().unwrap();
+    for portion in [0u64, 4096] {
+        let mut child = command(folder.path(), &["mrc", "-", "--format", "u64", "--json"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        let bytes: Vec<u8> = (0..portion).flat_map(|at| (at * 64).to_le_bytes()).collect();
+        input.write_all(&bytes).unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        interrupt(&child);
+        let start = Instant::now();
+        while child.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < Duration::from_secs(60), "still waiting for its input");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{said}");
+        if portion > 0 {
+            let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+            assert_eq!(result["accesses"], portion, "{said}");
+        }
+        drop(input);
+    }
+}

@@ -1,5 +1,6 @@
 //! A program that runs coloured: started with the agent preloaded, watched from outside, re-coloured by one write.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -36,7 +37,8 @@ pub struct Colored {
     folder: PathBuf,
     ledger: Ledger,
     kit_id: String,
-    last: Option<Resident>,
+    /// By process, as it was last seen.
+    seen: BTreeMap<i32, Resident>,
     mask: u64,
 }
 
@@ -89,7 +91,7 @@ impl Colored {
                 return Err(error).with_context(|| format!("{name}: cannot be started"));
             }
         };
-        Ok(Colored { child, folder, ledger, kit_id, last: None, mask: start.mask })
+        Ok(Colored { child, folder, ledger, kit_id, seen: BTreeMap::new(), mask: start.mask })
     }
 
     pub fn pid(&self) -> i32 {
@@ -141,18 +143,22 @@ impl Colored {
         Ok(())
     }
 
-    /// Counts the program's resident frames from outside.
+    /// Counts the resident frames of the program, and of those that it has started, from outside. What has no agent at work
+    /// yet is not counted; who has ended is counted as last seen.
     pub fn look(&mut self) -> Option<Resident> {
-        let found = resident(self.pid(), &self.ledger, self.mask, self.agent().as_ref()).ok();
-        if let Some(found) = found.filter(|found| found.inside().is_some()) {
-            self.last = Some(found);
+        for (pid, agent) in self.agents().into_iter().filter(|(_, agent)| agent.account.is_ok()) {
+            if let Ok(found) = resident(pid, &self.ledger, self.mask, Some(&agent))
+                && found.inside().is_some()
+            {
+                self.seen.insert(pid, found);
+            }
         }
-        found
+        self.resident()
     }
 
-    /// As it was last seen.
+    /// All its processes together, each as it was last seen.
     pub fn resident(&self) -> Option<Resident> {
-        self.last
+        self.seen.values().copied().reduce(|all, found| all.plus(&found))
     }
 
     /// All agents of the session, the program's own and those of programs that it started.

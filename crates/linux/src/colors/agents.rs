@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ColorError;
 use super::kit::{BASE, Ledger};
-use super::pool::frames_at;
+use super::pool::present_at;
 use crate::kernel::Kernel;
 
 /// One session's folder: the kit and the ledger it began with, and a folder for each process.
@@ -142,32 +142,60 @@ impl Agent {
     }
 }
 
-/// Resident frames of a process by the kernel's page map and the ledger: seen from outside, the agent not asked but for where
-/// its own memory lies.
+/// Resident frames of a process by the kernel's page map and the ledger: seen from outside, the agent asked only for its own
+/// memory: where it lies, and how many frames it holds there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Resident {
-    /// Heap, anonymous mappings and thread stacks in frames of allowed colours.
+    /// Heap, anonymous mappings and stacks in frames of allowed colours.
     pub inside_pages: u64,
     pub outside_pages: u64,
     /// Of no known colour.
     pub unknown_pages: u64,
-    /// Anonymous memory that nobody colours: the first stack, what the dynamic linker made, zeroed data of libraries.
+    /// Anonymous memory that nobody colours: zeroed data of libraries, what the dynamic linker made.
     pub left_out_pages: u64,
-    /// The agent's: frames that it holds, its lists and its stack.
+    /// The process's own copies of files' pages: data that was relocated or written. The kernel moves frames between
+    /// anonymous mappings only.
+    pub copied_pages: u64,
+    /// Frames that the agent holds.
     pub held_pages: u64,
     /// Files' pages: the page cache's, which nobody colours.
     pub file_pages: u64,
 }
 
 impl Resident {
-    /// Of all the program's own anonymous pages, those that nobody colours included.
+    /// Pages of anonymous mappings, those that nobody colours included.
+    pub fn anonymous_pages(&self) -> u64 {
+        self.inside_pages + self.outside_pages + self.unknown_pages + self.left_out_pages
+    }
+
+    /// Of the anonymous mappings' pages, in allowed colours.
     pub fn inside(&self) -> Option<f64> {
-        let all = self.inside_pages + self.outside_pages + self.unknown_pages + self.left_out_pages;
+        let all = self.anonymous_pages();
         (all > 0).then(|| self.inside_pages as f64 / all as f64)
+    }
+
+    /// Of all pages that are the process's own, its copies of files' pages included.
+    pub fn inside_of_own(&self) -> Option<f64> {
+        let all = self.anonymous_pages() + self.copied_pages;
+        (all > 0).then(|| self.inside_pages as f64 / all as f64)
+    }
+
+    /// Of several processes together.
+    #[must_use]
+    pub fn plus(&self, other: &Resident) -> Resident {
+        Resident {
+            inside_pages: self.inside_pages + other.inside_pages,
+            outside_pages: self.outside_pages + other.outside_pages,
+            unknown_pages: self.unknown_pages + other.unknown_pages,
+            left_out_pages: self.left_out_pages + other.left_out_pages,
+            copied_pages: self.copied_pages + other.copied_pages,
+            held_pages: self.held_pages + other.held_pages,
+            file_pages: self.file_pages + other.file_pages,
+        }
     }
 }
 
-/// Counts them. `agent` = what the process's agent says of itself, for its own memory; without one nothing is held.
+/// Counts them. `agent` = what the process's agent says of itself; without one nothing is held.
 ///
 /// # Errors
 /// The process is gone, or its page map may not be read.
@@ -178,6 +206,7 @@ pub fn resident(pid: i32, ledger: &Ledger, mask: u64, agent: Option<&Agent>) -> 
     let figure = |name: &str| agent.and_then(|agent| agent.figure(name)).unwrap_or(0) as usize;
     let own = figure("own_start")..figure("own_start") + figure("own_bytes");
     let (mut found, mut picker) = (Resident::default(), Picker::default());
+    found.held_pages = figure("held_frames") as u64;
     for line in maps.lines() {
         let coloured = picker.pick(line.as_bytes(), program.as_os_str().as_encoded_bytes()).is_some();
         let mut words = line.split_ascii_whitespace();
@@ -187,12 +216,16 @@ pub fn resident(pid: i32, ledger: &Ledger, mask: u64, agent: Option<&Agent>) -> 
         let kernels = words.next().is_some_and(|name| name.starts_with("[v"));
         let mut at = start;
         while at < end && !kernels {
-            let pages = ((end - at) / PAGE_BYTES).min(1 << 16);
-            for (page, frame) in frames_at(&pagemap, at, pages).into_iter().enumerate() {
-                let Some(frame) = frame else { continue };
-                let count = match ledger.colour(frame) {
-                    _ if own.contains(&(at + page * PAGE_BYTES)) => &mut found.held_pages,
-                    _ if !anonymous => &mut found.file_pages,
+            if own.contains(&at) {
+                at = own.end; // address space for gigabytes of frames, which costs much to go over
+                continue;
+            }
+            let until = if at < own.start { end.min(own.start) } else { end };
+            let pages = ((until - at) / PAGE_BYTES).min(1 << 16);
+            for page in present_at(&pagemap, at, pages).into_iter().flatten() {
+                let count = match ledger.colour(page.frame) {
+                    _ if page.of_file => &mut found.file_pages,
+                    _ if !anonymous => &mut found.copied_pages,
                     _ if !coloured => &mut found.left_out_pages,
                     Some(colour) if mask >> colour & 1 == 1 => &mut found.inside_pages,
                     Some(_) => &mut found.outside_pages,

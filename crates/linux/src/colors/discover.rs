@@ -30,6 +30,9 @@ const CALIBRATIONS: usize = 101;
 /// Pages that may fit no colour in a discovery that is accepted.
 const NONE_AT_MOST: f64 = 0.10;
 
+/// Frames that are told apart between two looks at the time.
+const AT_ONCE: usize = 1024;
+
 /// What disturbed one try may be over by the next.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
@@ -201,22 +204,25 @@ fn classified(
     let mut by_colour: Vec<Vec<usize>> = vec![Vec::new(); target.colours as usize];
     let mut told = Vec::with_capacity(pool.pages());
     let begun = Instant::now();
-    for (at, frame) in frames.iter().enumerate() {
-        if at % 1024 == 0 {
-            (wish.progress)("classifying frames", at as u64, pool.pages() as u64);
-            if start.elapsed() > wish.at_most || (wish.stop)() {
-                break;
+    for (chunk, frames) in frames.chunks(AT_ONCE).enumerate() {
+        let first = chunk * AT_ONCE;
+        (wish.progress)("classifying frames", first as u64, pool.pages() as u64);
+        if start.elapsed() > wish.at_most || (wish.stop)() {
+            break;
+        }
+        let pages: Vec<*const u8> = (first..first + frames.len()).map(|at| pool.page(at).cast_const()).collect();
+        let mut colours = vec![None; pages.len()];
+        // SAFETY: pages of the pool.
+        unsafe { kit.kit.classify_all(&pages, &mut colours) };
+        for ((at, frame), colour) in (first..).zip(frames).zip(&colours) {
+            if let Some(frame) = frame {
+                ledger.note(*frame, *colour);
+            }
+            if let Some(colour) = colour {
+                by_colour[*colour as usize].push(at);
             }
         }
-        // SAFETY: a page of the pool.
-        let colour = unsafe { kit.kit.classify(pool.page(at)) };
-        if let Some(frame) = frame {
-            ledger.note(*frame, colour);
-        }
-        if let Some(colour) = colour {
-            by_colour[colour as usize].push(at);
-        }
-        told.push(colour);
+        told.append(&mut colours);
     }
     let none = told.iter().filter(|colour| colour.is_none()).count();
     let classify_ns = begun.elapsed().as_nanos() as f64 / told.len().max(1) as f64;

@@ -28,6 +28,9 @@ pub fn per_colour(ways: usize) -> usize {
     2 * ways
 }
 
+/// Frames of each colour beyond those, of which the best stay.
+const SPARE: usize = 8;
+
 /// A file mapped shared and readable, for as long as this lives.
 #[derive(Debug)]
 pub struct Mapped {
@@ -122,6 +125,7 @@ fn load(path: &Path) -> Result<OpenKit, ColorError> {
     let Some(mut kit) = kit else {
         return Err(ColorError::BadKit(path.to_path_buf(), "its table names pages that are not there".to_string()));
     };
+    kit.touch();
     let calibration = kit.calibrate();
     Ok(OpenKit { kit, id, calibration, _mapped: mapped })
 }
@@ -167,7 +171,7 @@ pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Res
     let pages = KitHeader::PAGES + 3 * colours * per_colour;
     file.set_len((pages * PAGE_BYTES) as u64).map_err(io)?;
     let mapped = Mapped::new(&file, pages * PAGE_BYTES, true).map_err(io)?;
-    let mut table = vec![Vec::with_capacity(per_colour); colours];
+    let mut table = vec![Vec::new(); colours];
     let mut unused = Vec::new();
     for at in KitHeader::PAGES..pages {
         // SAFETY: inside the mapping. Written, so that the page has a frame.
@@ -177,11 +181,14 @@ pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Res
         if Instant::now() > classes.until {
             return Err(ColorError::Noisy("the time was over before every colour had its frames".to_string()));
         }
-        match classes.only_class_of(page).filter(|&colour| table[colour].len() < per_colour) {
+        match classes.only_class_of(page).filter(|&colour| table[colour].len() < per_colour + SPARE) {
             Some(colour) => table[colour].push(at as u32),
             None => unused.push(at),
         }
     }
+    let page = |at: usize| mapped.start().wrapping_add(at * PAGE_BYTES).cast_const();
+    let mut timed = Timed { page: &page, threshold_cycles: classes.threshold_cycles, turn: 3, until: classes.until };
+    unused.extend(keep_best(&mut timed, &mut table, per_colour));
     if let Some(short) = table.iter().find(|members| members.len() < per_colour) {
         return Err(ColorError::Noisy(format!(
             "{} frames of one colour for the kit, {per_colour} needed",
@@ -199,6 +206,31 @@ pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Res
     let mut head = header.to_bytes().to_vec();
     head.extend(table.iter().flatten().flat_map(|page| page.to_le_bytes()));
     file.write_all_at(&head, 0).map_err(io)
+}
+
+/// The frames that tell colours are put to each other: each must be pushed out by those of its colour and not by those of the
+/// next. Keeps the `per_colour` of each colour that did so most often, and none that did not nearly always; who goes is
+/// returned.
+fn keep_best(test: &mut impl Evicts, table: &mut [Vec<u32>], per_colour: usize) -> Vec<usize> {
+    const ROUNDS: usize = 4;
+    let sets: Vec<Vec<usize>> =
+        table.iter().map(|members| members.iter().take(per_colour).map(|&at| at as usize).collect()).collect();
+    let mut gone = Vec::new();
+    for (colour, members) in table.iter_mut().enumerate() {
+        let next = &sets[(colour + 1) % sets.len()];
+        let mut held: Vec<(usize, u32)> = Vec::with_capacity(members.len());
+        for &at in members.iter() {
+            let own: Vec<usize> = sets[colour].iter().copied().filter(|&other| other != at as usize).collect();
+            let holds = |_: &usize| test.evicts(at as usize, &own) && !test.evicts(at as usize, next);
+            held.push(((0..ROUNDS).filter(holds).count(), at));
+        }
+        // Stable: among equals the first stay.
+        held.sort_by_key(|(rounds, _)| std::cmp::Reverse(*rounds));
+        let good = held.iter().take(per_colour).filter(|(rounds, _)| rounds + 1 >= ROUNDS).count();
+        gone.extend(held.split_off(good).into_iter().map(|(_, at)| at as usize));
+        *members = held.into_iter().map(|(_, at)| at).collect();
+    }
+    gone
 }
 
 /// Classes over pages of a pool, and how to ask.
@@ -297,4 +329,34 @@ pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), ColorError> {
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&beside).map_err(io)?;
     file.write_all(text).map_err(io)?;
     fs::rename(&beside, path).map_err(io)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frames with true colours, whatever table they stand in.
+    struct True(fn(usize) -> usize);
+
+    impl Evicts for True {
+        fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
+            set.iter().filter(|&&at| (self.0)(at) == (self.0)(target)).count() >= 4
+        }
+    }
+
+    /// Does a frame that stands under a colour that is not its own leave the kit, and a spare one take its place?
+    #[test]
+    fn frames_of_another_colour_leave_the_kit() {
+        // Colours by remainder; frame 9 stands under colour 0 and has colour 1.
+        let mut table =
+            vec![vec![0, 4, 8, 9, 12, 16, 20, 24], (0..8).map(|at| 4 * at + 1).filter(|at| *at != 9).collect()];
+        let gone = keep_best(&mut True(|at| at % 4), &mut table, 6);
+        assert_eq!(table[0], [0, 4, 8, 12, 16, 20]);
+        assert_eq!(table[1], [1, 5, 13, 17, 21, 25]);
+        assert_eq!(gone, [24, 9, 29]);
+        // Too few that hold: the caller sees it by their number.
+        let mut table = vec![vec![0, 4, 8, 12, 16, 1, 5], vec![3, 7, 11, 15, 19, 23]];
+        keep_best(&mut True(|at| at % 4), &mut table, 6);
+        assert_eq!(table[0].len(), 5);
+    }
 }

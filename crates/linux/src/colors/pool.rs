@@ -64,14 +64,27 @@ impl Drop for Pool {
 
 /// Frame numbers of `pages` pages from `address` on. Without CAP_SYS_ADMIN the kernel shows zeros: absent, not frame 0.
 pub fn frames_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<u64>> {
+    present_at(pagemap, address, pages).into_iter().map(|page| Some(page?.frame)).collect()
+}
+
+/// A page that is in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Present {
+    pub frame: u64,
+    /// The page cache's; false = the process's own copy, or never of a file.
+    pub of_file: bool,
+}
+
+/// As [`frames_at`], with what kind of page each is.
+pub fn present_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<Present>> {
     let mut bytes = vec![0u8; pages * 8];
     let read =
         pagemap.as_ref().map_or(0, |file| file.read_at(&mut bytes, (address / PAGE_BYTES * 8) as u64).unwrap_or(0));
     let entry = |at: usize| {
         let word = u64::from_le_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?);
-        // Bit 63 = present, bits 0-54 = frame number (Documentation/admin-guide/mm/pagemap.rst).
-        let frame = word & ((1 << 55) - 1);
-        (at * 8 < read && word >> 63 == 1 && frame != 0).then_some(frame)
+        // Bit 63 = present, 61 = of a file or shared, 0-54 = frame number (Documentation/admin-guide/mm/pagemap.rst).
+        let (frame, of_file) = (word & ((1 << 55) - 1), word >> 61 & 1 == 1);
+        (at * 8 < read && word >> 63 == 1 && frame != 0).then_some(Present { frame, of_file })
     };
     (0..pages).map(entry).collect()
 }

@@ -32,6 +32,9 @@ const RELOADS: usize = 4096;
 /// Calibration stays within this much of the buffer: more than private caches hold, and a small part of any shared one.
 const CALIBRATED_BYTES: usize = 8 << 20;
 
+/// Half a second is usual for the largest caches.
+const FITTED_AT_MOST: Duration = Duration::from_secs(8);
+
 /// Below this a buffer is no smaller than private caches.
 const SMALLEST_BYTES: usize = 4 << 20;
 /// Of the lines just brought in, at most this share may be gone already.
@@ -84,11 +87,17 @@ impl Reloader {
     /// it was brought in. Virtual machines are shown their host's whole cache, of which they have a part.
     ///
     /// # Errors
-    /// As [`Reloader::new`].
+    /// As [`Reloader::new`]; or it takes so long that nobody is served by it, as under emulation.
     pub fn fitting(cache_bytes: Option<u64>, seed: u64) -> io::Result<Self> {
-        let mut bytes = buffer_bytes(cache_bytes);
+        let (start, mut bytes) = (Instant::now(), buffer_bytes(cache_bytes));
         loop {
             let mut prober = Reloader::new(bytes, seed)?;
+            if start.elapsed() > FITTED_AT_MOST {
+                let (seconds, mib) = (start.elapsed().as_secs_f64(), bytes >> 20);
+                let what =
+                    format!("calibrating took {seconds:.1} s and was at {mib} MiB: too slow a machine to probe on");
+                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+            }
             if bytes / 2 < SMALLEST_BYTES || prober.holds() {
                 return Ok(prober);
             }

@@ -50,7 +50,7 @@ struct Report {
     exit_code: i32,
     seconds: f64,
     hold_at_most_bytes: u64,
-    /// The program itself as the kernel's page map showed it last, counted from outside.
+    /// The program and those that it started, each as the kernel's page map showed it last, counted from outside.
     resident: Option<Resident>,
     processes: Vec<ProcessReport>,
 }

@@ -148,10 +148,12 @@ fn partition(place: &Place, half: u64, other: u64) -> anyhow::Result<Vec<Row>> {
                 None => Row::skipped("d", &what, "its page map cannot be read".to_string()),
                 Some((found, share)) => {
                     let measured = format!(
-                        "{:.2} % of {} anonymous pages ({} of them nobody's to colour); beside them {} held, {} of files",
+                        "{:.2} % of the {} pages of its anonymous mappings ({} of them nobody's to colour); {:.2} % of all that are its own, with {} copied from files, which cannot be moved; beside them {} held, {} of files",
                         100.0 * share,
-                        found.inside_pages + found.outside_pages + found.unknown_pages + found.left_out_pages,
+                        found.anonymous_pages(),
                         found.left_out_pages,
+                        100.0 * found.inside_of_own().unwrap_or(0.0),
+                        found.copied_pages,
                         found.held_pages,
                         found.file_pages
                     );
@@ -351,10 +353,9 @@ fn real_programs(place: &Place, mask: u64) -> anyhow::Result<Vec<Row>> {
             same &= ended.code() == Some(code) && std::fs::read(&plain)? == std::fs::read(&out)?;
             let agents = program.agents();
             same &= agents.iter().any(|(_, agent)| agent.account.is_ok());
-            // By the kernel's page map where the program lived long enough, else by the agents' own last count.
+            // By the kernel's page map where the program lived long enough, else by the agents' own last counts.
             let outside = program.resident().and_then(|found| found.inside());
-            inside =
-                outside.or_else(|| agents.iter().filter_map(|(_, agent)| agent.inside()).reduce(f64::min)).or(inside);
+            inside = outside.or_else(|| inside_by_agents(&agents)).or(inside);
             held = held.max(agents.iter().filter_map(|(_, agent)| agent.figure("held_most")).max().unwrap_or(0));
         }
         let ratio = median(&coloured).unwrap_or(0.0) / median(&ordinary).unwrap_or(f64::MAX);
@@ -368,6 +369,14 @@ fn real_programs(place: &Place, mask: u64) -> anyhow::Result<Vec<Row>> {
         rows.push(Row::held("f", &what, "same", measured, same));
     }
     Ok(rows)
+}
+
+/// Of all pages that the agents of a program and of its children look after.
+fn inside_by_agents(agents: &[(i32, Agent)]) -> Option<f64> {
+    let sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.figure(name)).sum::<u64>();
+    let inside = sum("inside_pages");
+    let all = inside + sum("outside_pages") + sum("unknown_pages");
+    (all > 0).then(|| inside as f64 / all as f64)
 }
 
 /// Time of a real program on fewer and fewer colours, and what its recording says of so small a private cache.

@@ -1,7 +1,7 @@
 //! (c) What does the daemon itself cost, and what does it cost those who are not managed?
 
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rustix::process::Signal;
@@ -12,9 +12,11 @@ use super::{Place, Row, ends_with_us, median};
 const TASKS: usize = 200;
 /// Seconds over which the daemon's time is counted.
 const COUNTED: u64 = 30;
-/// Blocks with the daemon and without it, alternating.
-const BLOCKS: usize = 12;
-const BLOCK: Duration = Duration::from_secs(4);
+/// Rounds of three blocks: beside the daemon, without it, and once more without it. The third says how far two blocks differ
+/// that nobody has made different.
+const ROUNDS: usize = 15;
+const BLOCK: Duration = Duration::from_millis(2000);
+const SETTLE: Duration = Duration::from_millis(500);
 
 /// # Errors
 /// A program or the daemon cannot be started.
@@ -48,31 +50,49 @@ fn neutral(place: &Place) -> anyhow::Result<Row> {
     for (actor, cpu) in actors.iter().zip(cpus) {
         actor.sit_on(&[cpu])?;
     }
-    let mut ratios = Vec::new();
-    for pair in 0..BLOCKS / 2 {
-        let mut done = [0.0; 2];
-        // The order changes from pair to pair, so that drifts fall on both.
-        for managed in [pair % 2 == 0, pair % 2 != 0] {
-            let daemon = if managed { Some(Daemon::start(place)?) } else { None };
-            place.sleep(Duration::from_millis(1500));
+    let (mut managed, mut control) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let mut done = [0.0; 3];
+        // The order changes from round to round, so that drifts fall on all.
+        for which in (0..3).map(|at| (at + round) % 3) {
+            let daemon = if which == 0 { Some(Daemon::start(place)?) } else { None };
+            place.sleep(SETTLE);
             let before: u64 = actors.iter().map(Actor::work).sum();
+            let start = Instant::now();
             place.sleep(BLOCK);
-            done[usize::from(managed)] = actors.iter().map(Actor::work).sum::<u64>().saturating_sub(before) as f64;
+            let work = actors.iter().map(Actor::work).sum::<u64>().saturating_sub(before) as f64;
+            done[which] = work / start.elapsed().as_secs_f64();
             drop(daemon);
         }
-        ratios.push(done[1] / done[0].max(1.0));
         if place.stopped() {
             break;
         }
+        managed.push(done[0] / done[1].max(1.0));
+        control.push(done[2] / done[1].max(1.0));
     }
-    Ok(match median(&ratios) {
-        None => Row::skipped("c", WHAT, "no block came to its end".to_string()),
-        Some(ratio) => {
-            let spread = ratios.iter().fold((f64::MAX, f64::MIN), |(low, high), r| (low.min(*r), high.max(*r)));
-            let measured = format!("{ratio:.3} (pairs {:.3} to {:.3})", spread.0, spread.1);
+    Ok(match median(&managed).zip(median(&control)) {
+        None => Row::skipped("c", WHAT, "no round came to its end".to_string()),
+        Some((ratio, alike)) => {
+            let (quarter, quarter_alike) = (quarters(&managed), quarters(&control));
+            let measured = format!(
+                "{ratio:.3} (middle half of {} rounds {:.3} to {:.3}); unmanaged against unmanaged {alike:.3} ({:.3} to {:.3})",
+                managed.len(),
+                quarter.0,
+                quarter.1,
+                quarter_alike.0,
+                quarter_alike.1
+            );
             Row::held("c", WHAT, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
         }
     })
+}
+
+/// The first and the third quartile.
+fn quarters(values: &[f64]) -> (f64, f64) {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = |share: usize| sorted.get(share * (sorted.len().max(1) - 1) / 4).copied().unwrap_or(f64::NAN);
+    (at(1), at(3))
 }
 
 /// Two hundred programs that sleep and wake.

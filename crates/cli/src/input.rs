@@ -1,0 +1,31 @@
+//! Standard input that Ctrl-C ends.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// A pipe may be silent for ever, and reads are taken up again after a signal: so none is begun before there is something to
+/// read, and an interruption is its end.
+pub struct Input {
+    pub stop: Arc<AtomicBool>,
+}
+
+const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+impl Read for Input {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let input = io::stdin();
+        loop {
+            if self.stop.load(Ordering::Relaxed) {
+                return Ok(0);
+            }
+            match poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&LOOK_EVERY)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return rustix::io::read(&input, bytes).map_err(io::Error::from),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}

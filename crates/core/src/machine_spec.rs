@@ -75,6 +75,9 @@ pub struct CacheSpec {
     pub write: WritePolicy,
     #[serde(default)]
     pub inclusion: Inclusion,
+    /// L1 caches only: which address gives the set.
+    #[serde(default)]
+    pub index: Index,
     /// Consecutive cores that share one instance; at most all cores of a package.
     pub shared_by_cores: u32,
     /// Equal slices, chosen by a hash of the line address; any number.
@@ -101,6 +104,16 @@ pub enum Replacement {
     TreePlru,
     /// Seeded.
     Random,
+}
+
+/// Of which address the set's number is taken. Tags are physical.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Index {
+    #[default]
+    Physical,
+    /// Page colours do not divide such a cache.
+    Virtual,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -361,6 +374,11 @@ impl MachineSpec {
             let expected = format!("a multiple of slices x ways x line_bytes = {row_bytes}");
             return fail("size_bytes", cache.size_bytes.to_string(), &expected);
         }
+        let plain = cache.level <= Level::L1Data && cache.slices == 1 && cache.sets_per_slice().is_power_of_two();
+        if cache.index == Index::Virtual && !plain {
+            let expected = "physical, but for an L1 of one slice with a power of two of sets";
+            return fail("index", "virtual".to_string(), expected);
+        }
         if cache.replacement == Replacement::TreePlru && !cache.ways.is_power_of_two() {
             return fail("ways", cache.ways.to_string(), "a power of two, as replacement is tree-plru");
         }
@@ -460,6 +478,7 @@ mod tests {
             replacement: Replacement::Lru,
             write: WritePolicy::Back,
             inclusion: Inclusion::Neither,
+            index: Index::Physical,
             shared_by_cores,
             slices: 1,
             bandwidth_bytes_per_cycle: None,
@@ -525,6 +544,7 @@ mod tests {
         assert_eq!(refused(|m| m.pages.colours = Some(17)), "pages.colours");
         assert_eq!(refused(|m| m.pages.colours = Some(32)), "pages.colours");
         assert_eq!(refused(|m| m.packages = 0), "packages");
+        assert_eq!(refused(|m| m.caches[2].index = Index::Virtual), "caches[2].index");
         assert_eq!(refused(|m| m.memory.bytes_per_cycle = f64::NAN), "memory.bytes_per_cycle");
         assert_eq!(
             refused(|m| {

@@ -487,7 +487,7 @@ impl Front {
         let prefetches = around.caches.first_level_prefetches;
         let seen = Miss {
             virtual_address: access.address(),
-            physical_address: ask.address,
+            physical_address: around.caches.dram.physical(ask.address),
             line_shift: around.caches.units[self.l1d].line_shift,
             at: ask.at,
             latency: answer.done - ask.at,
@@ -555,7 +555,8 @@ impl Front {
         if let Some(before) = &before {
             thread.probes.on_path(l1i, ask.address, before, &thread.counters.levels, around.caches);
             if thread.counters.levels[0].all_misses() > before[0].all_misses() {
-                let line = ask.address >> around.caches.units[self.l1d].line_shift;
+                let address = around.caches.dram.physical(ask.address);
+                let line = address >> around.caches.units[self.l1d].line_shift;
                 traced = thread.probes.on_code_miss(line, around.sampling);
             }
         }
@@ -663,9 +664,10 @@ fn translate(
     t: u64,
 ) -> u64 {
     let framed = around.frames.frame(thread.process, page, context.cpu, store);
-    thread.tlb.insert(page, framed.frame);
+    let named = around.caches.pages.name(framed.frame, page);
+    thread.tlb.insert(page, named);
     if framed.copied {
-        around.caches.copied_in(l1d, framed.frame << around.page_shift, 1 << around.page_shift, thread.slot(), t);
+        around.caches.copied_in(l1d, named << around.page_shift, 1 << around.page_shift, thread.slot(), t);
     }
     framed.cost_cycles * around.ticks_per_cycle
 }

@@ -10,6 +10,7 @@ use cachemate_core::{ImpossibleMachine, Level, MachineSpec, WritePolicy};
 
 use super::counters::TaskCounters;
 use super::dram::Dram;
+use super::page_index::{PageIndex, SetBits};
 use super::store::{EXCLUSIVE, Evicted, MODIFIED, Meta, SHARED, SHARER_BITS, TagStore, mix};
 use super::table::LineTable;
 use super::unit::{ROOT, Served, Unit};
@@ -65,6 +66,7 @@ pub(crate) enum Action {
 
 pub(crate) struct Caches {
     pub units: Vec<Unit>,
+    pub pages: PageIndex,
     pub dram: Dram,
     pub same_package: Option<u64>,
     pub other_package: Option<u64>,
@@ -127,6 +129,7 @@ impl Caches {
         let cycles = |cycles: Option<u32>| cycles.map(|cycles| u64::from(cycles) * ticks_per_cycle);
         Ok(Caches {
             dram: Dram::new(&machine, ticks_per_cycle),
+            pages: PageIndex::new(&machine),
             same_package: cycles(machine.coherence.same_package_cycles),
             other_package: cycles(machine.coherence.other_package_cycles),
             directory: (roots.len() > 1).then(table),
@@ -423,9 +426,19 @@ fn check(machine: &MachineSpec) -> Result<(), ImpossibleMachine> {
     }
     for (at, cache) in machine.caches.iter().enumerate() {
         let field = |name: &str| format!("caches[{at}].{name}");
-        let lines = machine.memory.size_bytes / u64::from(cache.line_bytes);
-        let frames = machine.memory.size_bytes / machine.pages.page_bytes.max(cache.line_bytes.into());
-        if lines >> TagStore::tag_shift(cache) >= u64::from(u32::MAX) || frames >= u64::from(u32::MAX) {
+        if PageIndex::page_bits(machine) > PageIndex::PAGE_BITS_AT_MOST {
+            return fail(field("index"), format!("{:?}", cache.index), "at most 128 pages in a way of an L1");
+        }
+        // Frames have longer names where an L1's sets go by virtual addresses.
+        let bytes = match PageIndex::page_bits(machine) {
+            0 => machine.memory.size_bytes,
+            bits => machine.memory.size_bytes.next_power_of_two() << bits,
+        };
+        let lines = bytes / u64::from(cache.line_bytes);
+        let frames = bytes / machine.pages.page_bytes.max(cache.line_bytes.into());
+        if lines >> TagStore::tag_shift(cache, SetBits::of(machine, cache)) >= u64::from(u32::MAX)
+            || frames >= u64::from(u32::MAX)
+        {
             let found = machine.memory.size_bytes.to_string();
             return fail("memory.size_bytes".to_string(), found, "fewer than 2^32 lines per set and 2^32 pages");
         }

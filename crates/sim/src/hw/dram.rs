@@ -3,6 +3,7 @@
 use cachemate_core::MachineSpec;
 
 use super::counters::{BusCounters, MemoryCounters};
+use super::page_index::PageIndex;
 use super::server::Server;
 use super::unit::Served;
 
@@ -11,6 +12,8 @@ pub(crate) struct Dram {
     remote: u64,
     /// Frames of a node are consecutive: addresses of one node.
     node_bytes: u64,
+    /// Bits of an address that are the memory's.
+    physical: u64,
     packages_per_node: u32,
     controllers: Vec<(Server, MemoryCounters)>,
     /// Per package, where packages have a bus.
@@ -27,14 +30,23 @@ impl Dram {
             local: u64::from(memory.local_latency_cycles) * ticks_per_cycle,
             remote: u64::from(memory.remote_latency_cycles) * ticks_per_cycle,
             node_bytes: memory.size_bytes.div_ceil(u64::from(memory.nodes)),
+            physical: match PageIndex::page_bits(spec) {
+                0 => u64::MAX,
+                _ => memory.size_bytes.next_power_of_two() - 1,
+            },
             packages_per_node: spec.packages / memory.nodes,
             controllers: vec![(controller, MemoryCounters::default()); memory.nodes as usize],
             buses,
         }
     }
 
+    /// The address without what `PageIndex` put above it.
+    pub fn physical(&self, address: u64) -> u64 {
+        address & self.physical
+    }
+
     pub fn node_of(&self, address: u64) -> usize {
-        ((address / self.node_bytes) as usize).min(self.controllers.len() - 1)
+        ((self.physical(address) / self.node_bytes) as usize).min(self.controllers.len() - 1)
     }
 
     /// Passes `bytes` between a package and the address' node; ticks queued at the bus and at the controller.

@@ -9,6 +9,7 @@ mod context;
 pub mod counters;
 mod dram;
 mod near;
+mod page_index;
 mod pipeline;
 mod prefetch;
 pub mod probe;
@@ -272,13 +273,14 @@ impl Hardware {
     /// Drops all lines of a frame from every cache, unwritten, and forgets its history: the frame is given to somebody
     /// else, whose first misses on it are cold.
     pub fn flush_frame(&mut self, frame: u64) {
-        self.caches.flush(frame << self.page_shift, 1 << self.page_shift);
+        let named = self.caches.pages.forget(frame);
+        self.caches.flush(named << self.page_shift, 1 << self.page_shift);
     }
 
-    /// A page has just been copied to a frame by this CPU, on a task's time: see [`Caches::copied_in`].
-    pub fn copied_in(&mut self, cpu: CpuId, frame: u64, task: TaskId) {
+    /// A virtual page has just been copied to a frame by this CPU, on a task's time: see [`Caches::copied_in`].
+    pub fn copied_in(&mut self, cpu: CpuId, page: u64, frame: u64, task: TaskId) {
         let core = (cpu.0 / self.spec.contexts_per_core) as usize;
-        let (l1d, address) = (self.cores[core].front.l1d, frame << self.page_shift);
+        let (l1d, address) = (self.cores[core].front.l1d, self.caches.pages.name(frame, page) << self.page_shift);
         let task = task.0.min(u32::from(u16::MAX) - 2) as u16;
         self.caches.copied_in(l1d, address, 1 << self.page_shift, task, self.now);
     }

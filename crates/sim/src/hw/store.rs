@@ -4,10 +4,13 @@
 //! Method: twelve bytes a line, set by set (tags, then ages, then the rest), zero meaning absent, so that the host only
 //! commits memory for sets that were used. Ways keep their position (way masks need it); LRU is an age per line from a
 //! clock of the cache, which is renumbered before it could wrap.
+//! Of a virtually indexed cache, the set's upper bits are those of the page (`page_index`).
 //! Properties: a tag is the line number without its set bits (where sets are a power of two), plus one; set and tag
 //! give the line back when it leaves.
 
 use cachemate_core::{CacheSpec, Replacement};
+
+use super::page_index::SetBits;
 
 /// MESI. Invalid lines are absent.
 pub(crate) const SHARED: u32 = 1;
@@ -71,6 +74,8 @@ pub(crate) struct TagStore {
     set_mask: u64,
     /// Low line bits alone give the set.
     plain: bool,
+    /// Bits of the virtual page give a part of it.
+    set_bits: Option<SetBits>,
     /// Bits of the line number that the set gives: none where sets are no power of two.
     tag_shift: u32,
     slices: u64,
@@ -136,15 +141,16 @@ fn least(ages: &[u32]) -> usize {
 }
 
 impl TagStore {
-    pub fn new(spec: &CacheSpec, seed: u64) -> Self {
+    pub fn new(spec: &CacheSpec, set_bits: Option<SetBits>, seed: u64) -> Self {
         let (sets, slices) = (spec.sets_per_slice(), u64::from(spec.slices));
         let ways = spec.ways as usize;
         TagStore {
             ways,
             sets,
             set_mask: if sets.is_power_of_two() { sets - 1 } else { 0 },
-            plain: sets.is_power_of_two() && slices == 1,
-            tag_shift: Self::tag_shift(spec),
+            plain: sets.is_power_of_two() && slices == 1 && set_bits.is_none(),
+            set_bits,
+            tag_shift: Self::tag_shift(spec, set_bits),
             slices,
             replacement: spec.replacement,
             words: vec![0; (sets * slices) as usize * ways * 3],
@@ -154,7 +160,10 @@ impl TagStore {
     }
 
     /// Bits of the line number that tags do without.
-    pub fn tag_shift(spec: &CacheSpec) -> u32 {
+    pub fn tag_shift(spec: &CacheSpec, set_bits: Option<SetBits>) -> u32 {
+        if let Some(bits) = set_bits {
+            return bits.within_page;
+        }
         let sets = spec.sets_per_slice();
         if sets.is_power_of_two() { sets.trailing_zeros() } else { 0 }
     }
@@ -180,6 +189,10 @@ impl TagStore {
     pub fn set_of(&self, line: u64) -> u64 {
         if self.plain {
             return line & self.set_mask;
+        }
+        if let Some(SetBits { within_page, shift }) = self.set_bits {
+            let low = (1 << within_page) - 1;
+            return line & low | line >> shift & self.set_mask & !low;
         }
         let set = if self.sets.is_power_of_two() { line & self.set_mask } else { line % self.sets };
         if self.slices == 1 {

@@ -3,6 +3,7 @@
 use cachemate_core::{CacheSpec, Inclusion, Level, MachineSpec, PrefetcherSpec, WritePolicy};
 
 use super::counters::{CacheCounters, MissCause, TaskCounters};
+use super::page_index::SetBits;
 use super::prefetch::Prefetcher;
 use super::server::Server;
 use super::store::{Meta, SHARER_BITS, TagStore};
@@ -151,7 +152,7 @@ impl Unit {
             children: Vec::new(),
             children_own: false,
             package: instance * spec.shared_by_cores / machine.cores_per_package,
-            store: TagStore::new(spec, seed),
+            store: TagStore::new(spec, SetBits::of(machine, spec), seed),
             pending: Pending::default(),
             out: spec.bandwidth_bytes_per_cycle.map(|bytes| Server::new(bytes, ticks_per_cycle)),
             prefetcher: Prefetcher::new(fetchers, page_shift.saturating_sub(line_shift)),

@@ -479,13 +479,17 @@ impl System {
         let cpu = running.or_else(idle).unwrap_or(0);
         let each = self.costs.move_page_cycles.max(1);
         let burst = (self.costs.move_burst_cycles / each).max(1);
-        let pages: Vec<u32> =
-            (0..burst).map_while(|_| self.memory.move_next(process, cpu)).map(|moved| moved.frame).collect();
+        let pages: Vec<(u64, u32)> = (0..burst)
+            .map_while(|_| self.memory.move_next(process, cpu))
+            .map(|moved| (moved.page, moved.frame))
+            .collect();
         let moved = pages.len() as u64;
         self.follow_moves();
         if let Some(slot) = self.dispatcher.running(cpu) {
             let task = TaskId(slot as u32);
-            pages.into_iter().for_each(|frame| self.hw.copied_in(CpuId(cpu), u64::from(frame), task));
+            for (page, frame) in pages {
+                self.hw.copied_in(CpuId(cpu), page, u64::from(frame), task);
+            }
         }
         self.page_copy_cycles += moved * each;
         if moved > 0 {

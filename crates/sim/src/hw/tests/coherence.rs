@@ -115,8 +115,27 @@ fn kinds() -> impl Strategy<Value = MachineSpec> {
         Just(Some(Inclusion::Victim))
     ];
     let replacement = prop_oneof![Just(Replacement::Lru), Just(Replacement::TreePlru), Just(Replacement::Random)];
-    (write, second, third, 1..=2u32, replacement)
-        .prop_map(|(write, second, third, per_l2, replacement)| small(write, second, third, per_l2, replacement))
+    let index = prop_oneof![Just(Index::Physical), Just(Index::Virtual)];
+    (write, second, third, 1..=2u32, replacement, index).prop_map(
+        |(write, second, third, per_l2, replacement, index)| {
+            let mut spec = small(write, second, third, per_l2, replacement);
+            if index == Index::Virtual {
+                // Two pages in a way of the L1s.
+                spec.pages.page_bytes = 512;
+                spec.caches[..2].iter_mut().for_each(|cache| (cache.index, cache.size_bytes) = (index, 2 << 10));
+            }
+            spec
+        },
+    )
+}
+
+/// Two pages in each frame: a line has two virtual addresses, with different bits of the page.
+struct Aliased;
+
+impl Frames for Aliased {
+    fn frame(&mut self, _process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
+        Framed { frame: page / 2, cost_cycles: 0, copied: false }
+    }
 }
 
 /// Four threads that load, store and jump at random, over lines of their own and lines of all.
@@ -147,7 +166,7 @@ proptest! {
         let mut hw = hardware(&spec);
         load_traffic(&mut hw, &mut dice);
         for stop in 1..20 {
-            hw.run(stop * 500, &mut Plain);
+            hw.run(stop * 500, &mut Aliased);
             check_invariants(&hw);
         }
         let (done, _) = finish(&mut hw, 10_000);

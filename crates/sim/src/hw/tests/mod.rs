@@ -48,6 +48,7 @@ pub(crate) fn cache(level: Level, size_bytes: u64, ways: u32, latency_cycles: u3
         replacement: Replacement::Lru,
         write: WritePolicy::Back,
         inclusion: Inclusion::Neither,
+        index: Index::Physical,
         shared_by_cores,
         slices: 1,
         bandwidth_bytes_per_cycle: None,

@@ -250,10 +250,57 @@ fn the_matrix_names_evictor_and_victim() {
 #[test]
 fn a_copied_page_is_cached() {
     let mut hw = hardware(&machine());
-    hw.copied_in(CpuId(0), 1, TaskId(0));
+    hw.copied_in(CpuId(0), 1, 1, TaskId(0));
     let page: Vec<Access> = (0..64).map(|line| Access::load(4096 + line * 64, 1)).collect();
     hw.load(CpuId(0), thread(0, 0, page, false), 0);
     let counters = finish(&mut hw, u64::MAX / 4).0.remove(0).counters;
     let misses = |level: Level| counters.levels[level as usize].all_misses();
     assert_eq!((misses(Level::L1Data), misses(Level::L2)), (64, 0));
+}
+
+/// Does a program on one colour keep its hits in a virtually indexed L1, and lose them in a physically indexed one?
+#[test]
+fn colours_do_not_divide_a_virtually_indexed_l1() {
+    let misses = |index: Index, frames: &mut dyn Frames| {
+        let mut spec = machine();
+        // Two pages a way; every second frame.
+        spec.caches[0] = CacheSpec { index, ..cache(Level::L1Data, 16 << 10, 2, 3, 1) };
+        spec.caches[1] = cache(Level::L2, 64 << 10, 8, 14, 1);
+        let mut hw = hardware(&spec);
+        let sweep: Vec<Access> = (0..10 * 256).map(|line| Access::load(line % 256 * 64, 1)).collect();
+        hw.load(CpuId(0), thread(0, 0, sweep, false), 0);
+        let _ = hw.run(u64::MAX / 16, frames);
+        let done = hw.unload(CpuId(0)).unwrap().counters;
+        assert_balanced(&done);
+        done.levels[Level::L1Data as usize].all_misses()
+    };
+    assert_eq!(misses(Index::Virtual, &mut Coloured), 256, "each line once");
+    assert_eq!(misses(Index::Physical, &mut Coloured), 10 * 256, "an LRU loop over twice the sets it gets");
+    assert_eq!(misses(Index::Virtual, &mut Plain), misses(Index::Physical, &mut Plain));
+}
+
+/// Are a frame's lines found and dropped under the name it had, and does its next page give it another?
+#[test]
+fn a_flushed_frame_takes_the_index_of_its_next_page() {
+    let mut spec = machine();
+    spec.caches[0] = CacheSpec { index: Index::Virtual, ..cache(Level::L1Data, 16 << 10, 2, 3, 1) };
+    let mut hw = hardware(&spec);
+    for (page, set) in [(7u64, 64), (12, 0)] {
+        let one = vec![Access::load(page << 12, 1)];
+        hw.load(CpuId(0), thread(0, 0, one, false), 0);
+        let _ = hw.run(u64::MAX / 16, &mut OneFrame);
+        hw.unload(CpuId(0));
+        assert_eq!(hw.sets_in_use(CacheId(0)), [(set, TaskId(0))]);
+        hw.flush_frame(3);
+        assert!((0..2).all(|cache| hw.sets_in_use(CacheId(cache)).is_empty()));
+    }
+}
+
+/// All pages are in frame 3.
+struct OneFrame;
+
+impl Frames for OneFrame {
+    fn frame(&mut self, _process: ProcessId, _page: u64, _cpu: CpuId, _store: bool) -> Framed {
+        Framed { frame: 3, cost_cycles: 0, copied: false }
+    }
 }

@@ -1,0 +1,85 @@
+//! What the caches know a frame by, where an L1's sets go by virtual addresses.
+//!
+//! Problem: such an L1 finds a line by bits of its virtual address, and every other cache and every snoop by its
+//! physical one.
+//!
+//! Method: above a frame's own bits stand those low bits of the virtual page that lie within the L1's index. The first
+//! page to reach a frame gives them; they stay until the frame is flushed, for further pages that reach it too (as
+//! operating systems give shared pages equal low bits on such machines). The L1 takes them for its set, everybody else
+//! for part of the tag.
+//!
+//! Properties: one name for a frame at any time, so that coherence works on names as it does on frames; without such
+//! a cache a name is the frame.
+
+use cachemate_core::{CacheSpec, Index, MachineSpec};
+
+pub(crate) struct PageIndex {
+    /// Bits of a frame.
+    frame_bits: u32,
+    /// Bits of the virtual page that some L1's index has.
+    page_bits: u32,
+    /// By frame: those bits + 1; 0 = nobody has reached it.
+    given: Vec<u8>,
+}
+
+/// Bits of a frame.
+fn frame_bits(machine: &MachineSpec) -> u32 {
+    (machine.memory.size_bytes / machine.pages.page_bytes).next_power_of_two().trailing_zeros()
+}
+
+/// How one cache takes its set from a line of a named frame.
+#[derive(Clone, Copy)]
+pub(crate) struct SetBits {
+    /// Bits of the line number within a page.
+    pub within_page: u32,
+    /// By how much the line number is shifted for the bits above.
+    pub shift: u32,
+}
+
+impl SetBits {
+    /// `None` where the set lies within a page, or goes by physical addresses.
+    pub fn of(machine: &MachineSpec, cache: &CacheSpec) -> Option<Self> {
+        let within_page = (machine.pages.page_bytes / u64::from(cache.line_bytes)).max(1).trailing_zeros();
+        let wider = cache.index == Index::Virtual && cache.sets_per_slice() > 1 << within_page;
+        wider.then(|| SetBits { within_page, shift: frame_bits(machine) })
+    }
+}
+
+impl PageIndex {
+    /// A byte of `given` holds no more.
+    pub const PAGE_BITS_AT_MOST: u32 = 7;
+
+    /// Bits by which names are longer than frames.
+    pub fn page_bits(machine: &MachineSpec) -> u32 {
+        let bits = machine.caches.iter().filter_map(|cache| {
+            let within_page = SetBits::of(machine, cache)?.within_page;
+            Some(cache.sets_per_slice().trailing_zeros() - within_page)
+        });
+        bits.max().unwrap_or(0)
+    }
+
+    pub fn new(machine: &MachineSpec) -> Self {
+        PageIndex { frame_bits: frame_bits(machine), page_bits: Self::page_bits(machine), given: Vec::new() }
+    }
+
+    /// The name of a frame that a virtual page is (about to be) mapped to.
+    pub fn name(&mut self, frame: u64, page: u64) -> u64 {
+        if self.page_bits == 0 {
+            return frame;
+        }
+        let at = frame as usize;
+        if at >= self.given.len() {
+            self.given.resize(at + 1, 0);
+        }
+        if self.given[at] == 0 {
+            self.given[at] = (page & ((1 << self.page_bits) - 1)) as u8 + 1;
+        }
+        u64::from(self.given[at] - 1) << self.frame_bits | frame
+    }
+
+    /// The name that a frame has had until now.
+    pub fn forget(&mut self, frame: u64) -> u64 {
+        let given = self.given.get_mut(frame as usize).map_or(0, std::mem::take);
+        u64::from(given.saturating_sub(1)) << self.frame_bits | frame
+    }
+}

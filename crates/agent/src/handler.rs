@@ -483,6 +483,8 @@ impl Agent {
         self.next_pass_ns = now + COUNT_EVERY_NS.max(self.pass.spent_ns * COUNT_SHARE);
         self.pass = Pass::default();
         if start::ending() {
+            // At the beginning: what the program was born with moves right away.
+            self.next_pass_ns = now;
             self.write_status();
             start::counted();
         }
@@ -533,11 +535,8 @@ impl Agent {
         // SAFETY: as above; what the program wrote does not go to whoever gets the frame next.
         unsafe { sys::zero_page(from) };
         // What the ledger says is believed here: it is proven before the frame is used.
-        let mut old = [self.frame_at(from as u64).and_then(|frame| self.noted(frame))];
-        if old[0].is_none() {
-            self.tell_apart(&[aside], &mut old);
-        }
-        self.stock.push(old[0].map_or(List::Unknown, List::Colour), aside);
+        let old = self.frame_at(from as u64).and_then(|frame| self.noted(frame));
+        self.stock.push(old.map_or(List::Untold, List::Colour), aside);
         back
     }
 

@@ -16,21 +16,24 @@ pub enum List {
     Colour(u32),
     /// Holds a frame whose colour could not be told.
     Unknown,
+    /// Holds a frame whose colour was not asked for yet.
+    Untold,
     /// Holds no frame, in the half that the kernel fills.
     Empty,
     /// Holds no frame, in the half that takes pages out.
     EmptyOut,
 }
 
-const LISTS: usize = COLOURS + 3;
+const LISTS: usize = COLOURS + 4;
 
 impl List {
     fn at(self) -> usize {
         match self {
             List::Colour(colour) => colour as usize,
             List::Unknown => COLOURS,
-            List::Empty => COLOURS + 1,
-            List::EmptyOut => COLOURS + 2,
+            List::Untold => COLOURS + 1,
+            List::Empty => COLOURS + 2,
+            List::EmptyOut => COLOURS + 3,
         }
     }
 }
@@ -100,7 +103,7 @@ impl<'a> Stock<'a> {
 
     /// All frames held.
     pub fn held(&self) -> u32 {
-        self.count[..=COLOURS].iter().sum()
+        self.count[..=COLOURS + 1].iter().sum()
     }
 
     /// A frame of an allowed colour; colours take turns, so that a program's pages spread over all of its sets.
@@ -119,7 +122,7 @@ impl<'a> Stock<'a> {
 
     /// Any frame: one that fits no colour first.
     pub fn take_any(&mut self) -> Option<u32> {
-        self.pop(List::Unknown).or_else(|| self.take(u64::MAX).map(|(slot, _)| slot))
+        self.pop(List::Unknown).or_else(|| self.pop(List::Untold)).or_else(|| self.take(u64::MAX).map(|(slot, _)| slot))
     }
 }
 
@@ -155,8 +158,8 @@ mod tests {
                 2 => out.extend(stock.take_any()),
                 _ => {
                     if let Some(slot) = out.pop() {
-                        let lists = [List::Colour(which), List::Unknown, empty(slot)];
-                        stock.push(lists[which as usize % 3], slot);
+                        let lists = [List::Colour(which), List::Unknown, List::Untold, empty(slot)];
+                        stock.push(lists[which as usize % 4], slot);
                     }
                 }
             }

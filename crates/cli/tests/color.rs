@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use cachemate_core::CpuSet;
 use cachemate_linux::colors::agents::Agent;
 use cachemate_linux::colors::moving;
 use cachemate_linux::kernel::{Host, Kernel};
@@ -127,12 +128,19 @@ fn signal(pid: i32, signal: Signal) {
     let _ = kill_process(Pid::from_raw(pid).unwrap(), signal);
 }
 
-/// A coloured program that counts, its agent's folder, and a daemon that gives it other colours twice a second.
+/// Half of the program's colours and the other half in turn, twice a second.
+const HALVES: &str = "[policy.parameters]\nrepeat_ns = 1_000_000_000\n\
+    [[policy.parameters.steps]]\nshares = [\"4-7\"]\n\
+    [[policy.parameters.steps]]\nfrom_ns = 500_000_000\nshares = [\"0-3\"]\n";
+
+/// A coloured program that counts, its agent's folder, and a daemon that gives it other colours twice a second; with `shake`
+/// other CPUs, weights and turns as well, five times a second.
 struct Recoloured {
     folder: tempfile::TempDir,
     program: Running,
     agent: PathBuf,
     daemon: Running,
+    cpus_before: CpuSet,
 }
 
 /// The colours that the program was started with, as its `wanted` file has them.
@@ -140,7 +148,7 @@ const BEFORE: &str = "00000000000000ffa\n";
 
 impl Recoloured {
     /// `None` = the colours could not be told now.
-    fn start(case: usize) -> Option<Self> {
+    fn start(case: usize, shake: bool) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         // As good as endless, and tells our program from others.
         let each = format!("9000000{case:02}{:05}", std::process::id() % 100_000);
@@ -158,8 +166,11 @@ impl Recoloured {
             std::thread::sleep(Duration::from_millis(10));
         };
         let pid = agent.file_name().unwrap().to_string_lossy().into_owned();
-        let daemon = daemon(folder.path(), &acting("recolour", 50, &pid));
-        Some(Recoloured { folder, program, agent, daemon })
+        let cpus_before = Host::new("/").affinity(pid.parse().unwrap()).unwrap();
+        let halves = || acting("static-partition", 50, &pid) + HALVES;
+        let config = if shake { acting("shake", 200, &pid) } else { halves() };
+        let daemon = daemon(folder.path(), &config);
+        Some(Recoloured { folder, program, agent, daemon, cpus_before })
     }
 
     /// The first status that is as wanted; what is looked for may be there for a few milliseconds only.
@@ -207,7 +218,7 @@ fn a_plan_recolours_a_running_program_whoever_is_killed() {
         return;
     }
     for (at, case) in ["nobody", "daemon", "guardian", "both", "program"].into_iter().enumerate() {
-        let Some(mut shown) = Recoloured::start(at) else {
+        let Some(mut shown) = Recoloured::start(at, case == "both") else {
             println!("not shown here: the colours are no longer told apart");
             return;
         };
@@ -254,6 +265,7 @@ fn a_plan_recolours_a_running_program_whoever_is_killed() {
                 "{case}: the program ended early"
             );
             assert_eq!(shown.wanted(), BEFORE, "{case}");
+            assert_eq!(Host::new("/").affinity(program).unwrap(), shown.cpus_before, "{case}");
         }
         signal(program, Signal::TERM);
         let code = shown.program.0.wait().unwrap().code();

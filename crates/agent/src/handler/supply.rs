@@ -26,7 +26,14 @@ impl Agent {
 
     /// Fetches up to `count` frames, told apart together; how many there were.
     fn fetch_some(&mut self, count: usize) -> usize {
-        let (mut slots, mut strangers, mut fetched) = ([0; TOGETHER], 0, 0);
+        let (mut slots, mut strangers) = ([0; TOGETHER], 0);
+        while strangers < count
+            && let Some(slot) = self.stock.pop(List::Untold)
+        {
+            slots[strangers] = slot;
+            strangers += 1;
+        }
+        let mut fetched = strangers;
         while fetched < count {
             let Some(slot) = self.stock.pop(List::Empty) else { break };
             fetched += 1;

@@ -27,7 +27,7 @@ use cachemate_policy::yardstick::Yardstick;
 use cachemate_spec::{ConfinedGroup, GuardConfig, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
 use cachemate_trace::ProfileFile;
 
-use super::shake::{Astray, Recolour, Shake, Squeeze};
+use super::shake::{Astray, Shake, Squeeze};
 
 pub type LiveLoop = Loop<LiveMachine<Host>, Guarded<Box<dyn Policy>>>;
 
@@ -165,7 +165,6 @@ pub fn build_policy(config: &ManageConfig) -> anyhow::Result<(String, Guarded<Bo
         Shake::NAME => Box::new(Shake::new(config.seed)),
         Squeeze::NAME => Box::new(Squeeze),
         Astray::NAME => Box::new(Astray),
-        Recolour::NAME => Box::new(Recolour),
         name => policies::build(name, &choice.parameters.to_string(), config.seed)?,
     };
     let GuardConfig { enabled, windows, loss_at_least, keep_out_windows } = config.guard;

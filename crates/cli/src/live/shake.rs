@@ -2,7 +2,6 @@
 //!
 //! [`Shake`]: another plan every window, through every actuator there is, sensible or not; is everything put back?
 //! [`Squeeze`]: after some windows everybody onto the first CPU, for ever; does the guard take it back?
-//! [`Recolour`]: twice a second the other half of the colours for every process; are pages moved, and is nobody hurt?
 //! [`Astray`]: everybody onto the first CPU, then plans that no machine may be told, then nothing; does the daemon live on?
 
 use cachemate_core::{
@@ -11,6 +10,9 @@ use cachemate_core::{
 };
 use cachemate_policy::policies::movable;
 use cachemate_policy::rng::SplitMix64;
+
+/// Groups of colours are numbered apart from those of ways.
+const FIRST_COLOURED: u32 = 1 << 20;
 
 pub struct Shake {
     generator: SplitMix64,
@@ -25,9 +27,32 @@ impl Shake {
 }
 
 impl Shake {
+    /// Some processes on one half of the colours or the other: colours hold in every cache of the level, so the first stands
+    /// for all.
+    fn coloured(&mut self, view: &View<'_>) -> Vec<CacheShare> {
+        let divided = view.capabilities.partitions.iter().find_map(|(cache, partition)| match partition {
+            Partition::Colours { colours, .. } => Some((*cache, *colours)),
+            Partition::Ways { .. } => None,
+        });
+        let Some((cache, colours)) = divided else { return Vec::new() };
+        let processes: std::collections::BTreeSet<ProcessId> = movable(view).map(|task| task.process).collect();
+        let mut shares = Vec::new();
+        for process in processes {
+            let half = match self.generator.below(3) {
+                0 => 0..colours / 2,
+                1 => colours / 2..colours,
+                _ => continue,
+            };
+            let units = Units::Colours { allowed: half.collect(), moving: PageMoving::All };
+            let group = GroupId(FIRST_COLOURED + process.0);
+            shares.push(CacheShare { group, members: vec![Member::Process(process)], cache, units });
+        }
+        shares
+    }
+
     /// Some tasks, each under a mask of its own that the hardware takes, in every cache that ways divide.
     fn shares(&mut self, view: &View<'_>, tasks: &[TaskId]) -> Vec<CacheShare> {
-        let mut shares = Vec::new();
+        let mut shares = self.coloured(view);
         for (cache, partition) in &view.capabilities.partitions {
             let Partition::Ways { ways, at_least, .. } = *partition else { continue };
             for &task in tasks {
@@ -123,33 +148,6 @@ impl Policy for Astray {
             let units = Units::Ways { mask: [0, 2, 70].into_iter().collect() };
             let members = tasks.into_iter().map(Member::Task).collect();
             plan.shares.push(CacheShare { group: GroupId(0), members, cache: cache.id, units });
-        }
-        Decision { plan, why: Vec::new() }
-    }
-}
-
-pub struct Recolour;
-
-impl Recolour {
-    pub const NAME: &str = "recolour";
-    const HALF_A_SECOND_NS: u64 = 500_000_000;
-}
-
-impl Policy for Recolour {
-    fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: 1 });
-        let turn = view.seen.span.start_ns / Self::HALF_A_SECOND_NS % 2;
-        let divided = view.capabilities.partitions.iter().find_map(|(cache, partition)| match partition {
-            Partition::Colours { colours, .. } => Some((*cache, *colours)),
-            Partition::Ways { .. } => None,
-        });
-        let processes: std::collections::BTreeSet<ProcessId> = movable(view).map(|task| task.process).collect();
-        let Some((cache, colours)) = divided else { return Decision { plan, why: Vec::new() } };
-        for process in processes {
-            let half = if turn == 0 { 0..colours / 2 } else { colours / 2..colours };
-            let units = Units::Colours { allowed: half.collect(), moving: PageMoving::All };
-            let members = vec![Member::Process(process)];
-            plan.shares.push(CacheShare { group: GroupId(process.0), members, cache, units });
         }
         Decision { plan, why: Vec::new() }
     }

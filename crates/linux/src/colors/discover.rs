@@ -153,10 +153,11 @@ fn attempt(target: &Target, wish: &mut Wish<'_>, draw: &mut Draw, start: Instant
     }
     if found.classes.len() != colours {
         return Err(ColorError::Noisy(format!(
-            "{} classes instead of {colours}, {} of {} pages in none",
+            "{} classes instead of {colours}, {} of {} pages in none, {} in the largest",
             found.classes.len(),
             found.left_over.len(),
-            seed.pages()
+            seed.pages(),
+            found.classes.iter().map(Vec::len).max().unwrap_or(0)
         )));
     }
     (wish.progress)("keeping frames of each colour", 0, 1);

@@ -78,6 +78,7 @@ pub fn group(test: &mut impl Evicts, items: &[usize], search: &Search) -> Groupe
     }
     grouped.left_over.append(&mut left);
     rest(test, &mut grouped, search);
+    split_large(test, &mut grouped, search);
     merge(test, &mut grouped, search);
     grouped.classes.iter_mut().for_each(|class| class.sort_unstable());
     grouped.left_over.sort_unstable();
@@ -85,7 +86,7 @@ pub fn group(test: &mut impl Evicts, items: &[usize], search: &Search) -> Groupe
 }
 
 /// Where replacement is far from LRU no small set may push a class's lines out surely, and then it is found by what is left when
-/// all others are: if that is of one kind, it pushes itself out. (If it is of several, they count as one, too few in all.)
+/// all others are: if that is of one kind, it pushes itself out. If it is of several, [`split_large`] tells them apart.
 fn rest(test: &mut impl Evicts, grouped: &mut Grouped, search: &Search) {
     let class = belonging(test, &grouped.left_over, &grouped.left_over);
     if class.len() > search.ways + 1 && !test.gives_up() {
@@ -130,6 +131,61 @@ fn belonging(test: &mut impl Evicts, items: &[usize], set: &[usize]) -> Vec<usiz
         test.evicts(item, &others) && test.evicts(item, &others)
     };
     items.iter().copied().filter(|&item| belongs(item)).collect()
+}
+
+/// A class half as large again as most is likely of several kinds, which together push each other's members out. A part of it
+/// that holds enough of one kind and too few of the other pushes out those of the one only.
+fn split_large(test: &mut impl Evicts, grouped: &mut Grouped, search: &Search) {
+    let mut sizes: Vec<usize> = grouped.classes.iter().map(Vec::len).collect();
+    sizes.sort_unstable();
+    let Some(&usual) = sizes.get(sizes.len() / 2) else { return };
+    let mut at = 0;
+    while at < grouped.classes.len() {
+        let large = 2 * grouped.classes[at].len() > 3 * usual && grouped.classes.len() < search.classes_at_most;
+        match large.then(|| split(test, &grouped.classes[at], search)).flatten() {
+            Some((one, other)) => {
+                let before = std::mem::replace(&mut grouped.classes[at], one);
+                let told = |item: &usize| grouped.classes[at].contains(item) || other.contains(item);
+                grouped.left_over.extend(before.into_iter().filter(|item| !told(item)));
+                grouped.classes.push(other); // looked at again: it may be of two kinds itself, as may be what is left here
+            }
+            None => at += 1,
+        }
+    }
+}
+
+/// Two classes out of one; `None` where no part of it tells its members apart.
+fn split(test: &mut impl Evicts, class: &[usize], search: &Search) -> Option<(Vec<usize>, Vec<usize>)> {
+    // From hardly a set's worth of one kind up to several kinds' worth.
+    const PARTS: usize = 24;
+    for at in 0..PARTS {
+        if test.gives_up() {
+            return None;
+        }
+        let size = search.ways + search.ways / 2 + at % 8 * search.ways / 2;
+        let part: Vec<usize> = class.iter().copied().cycle().skip(at * size).take(size.min(class.len())).collect();
+        let yes = belonging(test, class, &part);
+        let no: Vec<usize> = class.iter().copied().filter(|item| !yes.contains(item)).collect();
+        if yes.len() <= search.ways + 1 || no.len() <= search.ways + 1 {
+            continue;
+        }
+        let core = |of: &[usize]| of.iter().copied().take(2 * search.per_class).collect::<Vec<_>>();
+        let (yes_core, no_core) = (core(&yes), core(&no));
+        let mut mostly = |of: &[usize], by: &[usize]| 4 * belonging(test, of, by).len() >= 3 * of.len();
+        let few = |of: &[usize]| of.iter().copied().take(12).collect::<Vec<_>>();
+        let (some_yes, some_no) = (few(&yes), few(&no));
+        let apart = mostly(&some_yes, &yes_core) && mostly(&some_no, &no_core);
+        let crossing = belonging(test, &some_no, &yes_core).len() + belonging(test, &some_yes, &no_core).len();
+        if apart && crossing <= 3 {
+            let one = belonging(test, class, &yes_core);
+            let left: Vec<usize> = class.iter().copied().filter(|item| !one.contains(item)).collect();
+            let other = belonging(test, &left, &no_core);
+            if one.len() > search.ways && other.len() > search.ways {
+                return Some((one, other));
+            }
+        }
+    }
+    None
 }
 
 /// Two classes of which each pushes the other's members out are one.
@@ -209,6 +265,25 @@ mod tests {
             prop_assert_eq!(found.classes.len(), (0..colours).filter(|&colour| big(colour)).count());
             let told: usize = found.classes.iter().map(Vec::len).sum::<usize>() + found.left_over.len();
             prop_assert_eq!(told, items.len());
+        }
+    }
+
+    /// A class of several colours, as large as all of them: is it told apart, and one of a single colour left whole?
+    #[test]
+    fn a_class_of_several_colours_is_split() {
+        for seed in 1..6 {
+            let mut cache = made_up(8, 16, 8 * 120, 0, seed);
+            let of = |colours: &[usize], cache: &MadeUp| -> Vec<usize> {
+                (0..cache.colour_of.len()).filter(|&item| colours.contains(&cache.colour_of[item])).collect()
+            };
+            let mut classes = vec![of(&[0, 1, 2], &cache), of(&[3, 4], &cache)];
+            classes.extend((5..8).map(|colour| of(&[colour], &cache)));
+            let mut grouped = Grouped { classes, ..Grouped::default() };
+            split_large(&mut cache, &mut grouped, &search(8, 16));
+            assert_eq!(grouped.classes.len(), 8, "seed {seed}");
+            for class in &grouped.classes {
+                assert!(class.iter().all(|&item| cache.colour_of[item] == cache.colour_of[class[0]]));
+            }
         }
     }
 

@@ -4,7 +4,8 @@
 //! unrestricted; the same arrivals and times give the same plan.
 
 use cachemate_core::{
-    CacheShare, Decision, GroupId, IndexSet, Member, PageMoving, Policy, ProcessId, Reason, TaskId, Units, View,
+    CacheId, CacheShare, Decision, GroupId, IndexSet, Member, PageMoving, Partition, Policy, ProcessId, Reason, TaskId,
+    Units, View,
 };
 use serde::Deserialize;
 
@@ -99,7 +100,7 @@ impl Policy for StaticPartition {
         let now_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
         let mut why = Vec::new();
         let Some(step) = self.parameters.at(now_ns) else { return Decision { plan, why } };
-        for (cache, divided) in dividable(view) {
+        for (cache, divided) in divided_as_told(view) {
             for (number, units) in step.shares.iter().enumerate() {
                 let Some(&process) = self.processes.get(number) else { break };
                 let members: Vec<TaskId> =
@@ -121,6 +122,21 @@ impl Policy for StaticPartition {
         }
         Decision { plan, why }
     }
+}
+
+/// The last-level caches that can be divided; where there are none, the private ones that colours divide: what is told needs
+/// no forecast of what it does there. Colours hold in every cache of the level, so the first stands for all.
+fn divided_as_told(view: &View<'_>) -> Vec<(CacheId, Divided)> {
+    let last = dividable(view);
+    if !last.is_empty() {
+        return last;
+    }
+    let colours = |(_, partition): &&(CacheId, Partition)| matches!(partition, Partition::Colours { .. });
+    let private = view.capabilities.partitions.iter().find(colours);
+    private
+        .and_then(|(cache, partition)| Some((*cache, Divided::of(std::iter::once(partition))?)))
+        .into_iter()
+        .collect()
 }
 
 /// A set of units as the machine counts them.

@@ -16,7 +16,10 @@ const COUNTED: u64 = 30;
 /// that nobody has made different.
 const ROUNDS: usize = 15;
 const BLOCK: Duration = Duration::from_millis(2000);
-const SETTLE: Duration = Duration::from_millis(500);
+const SETTLE: Duration = Duration::from_millis(400);
+/// Starting takes a daemon half a second of processor time, for finding out what the host offers: no part of what managing
+/// costs, and several seconds where the host is busy.
+const STARTED_WITHIN: Duration = Duration::from_secs(30);
 
 /// # Errors
 /// A program or the daemon cannot be started.
@@ -27,7 +30,7 @@ pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
     std::fs::write(place.folder.join("overhead.toml"), config)
         .context("the daemon's configuration cannot be written")?;
     let daemon = Daemon::start(place)?;
-    place.sleep(Duration::from_secs(5));
+    daemon.until_started(place);
     let before = daemon.ran_ns();
     place.sleep(Duration::from_secs(COUNTED));
     let used = daemon.ran_ns().zip(before).map(|(after, before)| (after - before) as f64 / 1e9 / COUNTED as f64);
@@ -42,7 +45,8 @@ pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Work of two quiet programs that nobody manages, with and without a daemon beside them.
+/// Work of two quiet programs that nobody manages, with and without a daemon beside them: it is stopped where there is to be
+/// none.
 fn neutral(place: &Place) -> anyhow::Result<Row> {
     const WHAT: &str = "throughput of a neutral load, managed against unmanaged";
     let cpus = [place.cpus.0, place.cpus.1];
@@ -50,19 +54,20 @@ fn neutral(place: &Place) -> anyhow::Result<Row> {
     for (actor, cpu) in actors.iter().zip(cpus) {
         actor.sit_on(&[cpu])?;
     }
+    let daemon = Daemon::start(place)?;
+    daemon.until_started(place);
     let (mut managed, mut control) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let mut done = [0.0; 3];
         // The order changes from round to round, so that drifts fall on all.
         for which in (0..3).map(|at| (at + round) % 3) {
-            let daemon = if which == 0 { Some(Daemon::start(place)?) } else { None };
+            daemon.signal(if which == 0 { Signal::CONT } else { Signal::STOP });
             place.sleep(SETTLE);
             let before: u64 = actors.iter().map(Actor::work).sum();
             let start = Instant::now();
             place.sleep(BLOCK);
             let work = actors.iter().map(Actor::work).sum::<u64>().saturating_sub(before) as f64;
             done[which] = work / start.elapsed().as_secs_f64();
-            drop(daemon);
         }
         if place.stopped() {
             break;
@@ -140,14 +145,33 @@ impl Daemon {
         let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
         Some(ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second())
     }
+
+    /// Until hardly anything of its work is that of starting.
+    fn until_started(&self, place: &Place) {
+        let start = Instant::now();
+        let mut before = self.ran_ns();
+        while start.elapsed() < STARTED_WITHIN && !place.stopped() {
+            place.sleep(Duration::from_millis(1500));
+            let now = self.ran_ns();
+            if now.zip(before).is_none_or(|(now, before)| now - before <= 20_000_000) {
+                break;
+            }
+            before = now;
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.0.id() as i32) {
+            // A daemon that has ended needs no signal.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        if let Some(pid) = rustix::process::Pid::from_raw(self.0.id() as i32) {
-            // A daemon that has ended needs no signal.
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        }
+        self.signal(Signal::CONT);
+        self.signal(Signal::TERM);
         let _ = self.0.wait();
     }
 }

@@ -9,7 +9,7 @@
 //! Method: threads and entries are the two sides of a graph weighted with the counters. Every entry starts as a community;
 //! threads, then entries, join the community that they touch more than chance would have it (weight - degree x degree of
 //! the community / all weight), until nobody moves; communities that raise modularity together are merged; again from
-//! there. Then an entry is *owned* by a community if its threads touch it at least three times as much each as the others
+//! there. Parts of one group are united by their mean counters. Then an entry is *owned* by a community if its threads touch it at least three times as much each as the others
 //! do, and two standard deviations beyond that, so that noise owns nothing. Other entries are global: they are dropped and
 //! the whole is repeated without them. A thread belongs to its community if its counters and the mean of the other members'
 //! reach the similarity threshold on the owned entries.
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 
 use cachemate_locality::shmap::Sharing;
 
-use super::{Clusters, ThreadMap, Weights};
+use super::{Clusters, ThreadMap, together_weight};
 
 /// Members touch an owned entry so many times as much as the others.
 const DOMINANCE: f64 = 3.0;
@@ -29,41 +29,131 @@ const DOMINANCE: f64 = 3.0;
 const PASSES_AT_MOST: usize = 50;
 const ROUNDS_AT_MOST: usize = 12;
 
-/// The two sides and their edges: per node its neighbours with weights.
+/// A thread's tie to a column, or a column's to a thread.
+#[derive(Clone, Copy)]
+struct Edge {
+    to: u32,
+    weight: u32,
+}
+
+/// One side of the graph: the edges of its nodes one after the other, as all are read again and again.
+struct Side {
+    /// Where each node's edges begin, and the end.
+    first: Vec<usize>,
+    edges: Vec<Edge>,
+    /// Sum of each node's weights.
+    degrees: Vec<f64>,
+}
+
+impl Side {
+    fn of(&self, node: usize) -> &[Edge] {
+        &self.edges[self.first[node]..self.first[node + 1]]
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = &[Edge]> {
+        self.first.windows(2).map(|ends| &self.edges[ends[0]..ends[1]])
+    }
+
+    fn new(first: Vec<usize>, edges: Vec<Edge>) -> Self {
+        let degree = |ends: &[usize]| edges[ends[0]..ends[1]].iter().map(|edge| f64::from(edge.weight)).sum();
+        let degrees = first.windows(2).map(degree).collect();
+        Side { first, edges, degrees }
+    }
+}
+
+/// Counters of a thread that are looked at together: most are below the floor.
+const BLOCK: usize = 32;
+
+/// What was seen: entries of the shMap as columns, and behind them one for each earlier cluster.
+struct Seen {
+    entries: usize,
+    columns: usize,
+    /// Weight of an earlier cluster's column: its square is just enough.
+    together: u32,
+    /// Of each thread, counters from the floor on.
+    touched: Side,
+    /// Sums of raw counters by column, noise included.
+    sums: Vec<u64>,
+}
+
+impl Seen {
+    fn of(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
+        let entries = threads.iter().map(|thread| thread.counters.len()).max().unwrap_or(0);
+        let columns = entries + threads.iter().filter_map(|thread| thread.together).max().map_or(0, |last| last + 1);
+        let together = u32::from(together_weight(threshold));
+        let (mut first, mut edges, mut sums) = (vec![0], Vec::new(), vec![0u64; columns]);
+        let least = floor.max(1);
+        for thread in threads {
+            sums.iter_mut().zip(thread.counters).for_each(|(sum, &counter)| *sum += u64::from(counter));
+            for (block, counters) in thread.counters.chunks(BLOCK).enumerate() {
+                if counters.iter().fold(0, |most: u8, &counter| most.max(counter)) < least {
+                    continue;
+                }
+                let seen = counters.iter().enumerate().filter(|(_, counter)| **counter >= least);
+                edges.extend(seen.map(|(at, &c)| Edge { to: (block * BLOCK + at) as u32, weight: u32::from(c) }));
+            }
+            if let Some(cluster) = thread.together {
+                edges.push(Edge { to: (entries + cluster) as u32, weight: together });
+                sums[entries + cluster] += u64::from(together);
+            }
+            first.push(edges.len());
+        }
+        Seen { entries, columns, together, touched: Side::new(first, edges), sums }
+    }
+
+    /// Raw counters, noise included.
+    fn raw(&self, thread: &ThreadMap<'_>, column: usize) -> u64 {
+        match column.checked_sub(self.entries) {
+            None => thread.counters.get(column).map_or(0, |&counter| u64::from(counter)),
+            Some(cluster) if thread.together == Some(cluster) => u64::from(self.together),
+            Some(_) => 0,
+        }
+    }
+}
+
+/// Threads and columns with their edges.
 struct Graph {
-    threads: Vec<Vec<(usize, f64)>>,
-    columns: Vec<Vec<(usize, f64)>>,
+    threads: Side,
+    columns: Side,
 }
 
 impl Graph {
     /// Columns that one thread touches, or none, say nothing of sharing.
-    fn of(weights: &Weights, threads: usize, kept: &[bool]) -> Self {
-        let mut columns: Vec<Vec<(usize, f64)>> = vec![Vec::new(); weights.columns];
-        for thread in 0..threads {
-            for (column, &weight) in weights.row(thread).iter().enumerate() {
-                if weight > 0 && kept[column] {
-                    columns[column].push((thread, f64::from(weight)));
-                }
-            }
+    fn of(seen: &Seen, kept: &[bool]) -> Self {
+        let mut touching = vec![0usize; seen.columns];
+        seen.touched.edges.iter().for_each(|edge| touching[edge.to as usize] += 1);
+        let stays = |edge: &&Edge| kept[edge.to as usize] && touching[edge.to as usize] > 1;
+        let (mut first, mut edges) = (vec![0], Vec::with_capacity(seen.touched.edges.len()));
+        for of_thread in seen.touched.nodes() {
+            edges.extend(of_thread.iter().filter(stays));
+            first.push(edges.len());
         }
-        let mut edges: Vec<Vec<(usize, f64)>> = vec![Vec::new(); threads];
-        for (column, touching) in columns.iter_mut().enumerate() {
-            if touching.len() < 2 {
-                touching.clear();
-            }
-            touching.iter().for_each(|&(thread, weight)| edges[thread].push((column, weight)));
-        }
-        Graph { threads: edges, columns }
+        let threads = Side::new(first, edges);
+        let columns = turned(&threads, seen.columns);
+        Graph { threads, columns }
     }
 
     /// One for each column, and the last for threads that touch nothing.
     fn labels(&self) -> usize {
-        self.columns.len() + 1
+        self.columns.degrees.len() + 1
     }
 }
 
-fn degrees(side: &[Vec<(usize, f64)>]) -> Vec<f64> {
-    side.iter().map(|edges| edges.iter().map(|(_, weight)| weight).sum()).collect()
+/// The same edges from the other side's nodes.
+fn turned(side: &Side, others: usize) -> Side {
+    let mut first = vec![0usize; others + 1];
+    side.edges.iter().for_each(|edge| first[edge.to as usize + 1] += 1);
+    (0..others).for_each(|at| first[at + 1] += first[at]);
+    let mut next = first.clone();
+    let mut edges = vec![Edge { to: 0, weight: 0 }; side.edges.len()];
+    for (node, of_node) in side.nodes().enumerate() {
+        for edge in of_node {
+            let place = &mut next[edge.to as usize];
+            edges[*place] = Edge { to: node as u32, weight: edge.weight };
+            *place += 1;
+        }
+    }
+    Side::new(first, edges)
 }
 
 /// Sum of the nodes' degrees by label.
@@ -81,42 +171,42 @@ struct Labels {
 }
 
 /// Every node of one side to the community of the other side that it is tied to most, beyond chance. True if any moved.
-fn join(own: &mut [usize], edges: &[Vec<(usize, f64)>], other: &[usize], expected: &[f64], all: f64) -> bool {
-    let mut tied = vec![0.0; expected.len()];
+fn join(own: &mut [usize], side: &Side, other: &[usize], expected: &[f64], all: f64) -> bool {
+    let mut tied = vec![0u64; expected.len()];
     let mut seen: Vec<usize> = Vec::new();
     let mut moved = false;
-    for (label, edges) in own.iter_mut().zip(edges) {
-        let degree: f64 = edges.iter().map(|(_, weight)| weight).sum();
-        for &(node, weight) in edges {
-            if tied[other[node]] == 0.0 {
-                seen.push(other[node]);
+    for ((label, edges), &degree) in own.iter_mut().zip(side.nodes()).zip(&side.degrees) {
+        for edge in edges {
+            let to = other[edge.to as usize];
+            if tied[to] == 0 {
+                seen.push(to);
             }
-            tied[other[node]] += weight;
+            tied[to] += u64::from(edge.weight);
         }
         seen.sort_unstable();
-        let score = |label: usize| tied[label] - degree * expected[label] / all;
-        let mut best = *label;
+        let score = |label: usize| tied[label] as f64 - degree * expected[label] / all;
+        let (mut best, mut most) = (*label, score(*label));
         for &candidate in &seen {
-            if score(candidate) > score(best) + 1e-9 * degree {
-                best = candidate;
+            let score = score(candidate);
+            if score > most + 1e-9 * degree {
+                (best, most) = (candidate, score);
             }
         }
         moved |= best != *label;
         *label = best;
-        seen.drain(..).for_each(|label| tied[label] = 0.0);
+        seen.drain(..).for_each(|label| tied[label] = 0);
     }
     moved
 }
 
 fn propagate(graph: &Graph, labels: &mut Labels, all: f64) {
-    let (of_threads, of_columns) = (degrees(&graph.threads), degrees(&graph.columns));
     let count = graph.labels();
     for _ in 0..PASSES_AT_MOST {
-        let expected = by_label(&labels.columns, &of_columns, count);
-        let threads_moved = join(&mut labels.threads, &graph.threads, &labels.columns, &expected, all);
-        let expected = by_label(&labels.threads, &of_threads, count);
-        let columns_moved = join(&mut labels.columns, &graph.columns, &labels.threads, &expected, all);
-        if !threads_moved && !columns_moved {
+        let expected = by_label(&labels.columns, &graph.columns.degrees, count);
+        join(&mut labels.threads, &graph.threads, &labels.columns, &expected, all);
+        let expected = by_label(&labels.threads, &graph.threads.degrees, count);
+        // Threads chose by the columns' labels: while these stay, they would choose the same again.
+        if !join(&mut labels.columns, &graph.columns, &labels.threads, &expected, all) {
             return;
         }
     }
@@ -125,28 +215,33 @@ fn propagate(graph: &Graph, labels: &mut Labels, all: f64) {
 /// Merges communities that are each other's best partner and raise modularity together. True if any were merged.
 fn merge(graph: &Graph, labels: &mut Labels, all: f64) -> bool {
     let count = graph.labels();
-    let of_threads = by_label(&labels.threads, &degrees(&graph.threads), count);
-    let of_columns = by_label(&labels.columns, &degrees(&graph.columns), count);
+    let of_threads = by_label(&labels.threads, &graph.threads.degrees, count);
+    let of_columns = by_label(&labels.columns, &graph.columns.degrees, count);
     let used: Vec<usize> = (0..count).filter(|&label| of_threads[label] > 0.0 || of_columns[label] > 0.0).collect();
     let mut place = vec![0; count];
     used.iter().enumerate().for_each(|(at, &label)| place[label] = at);
     let mut across = vec![0.0; used.len() * used.len()];
-    for (thread, edges) in graph.threads.iter().enumerate() {
-        let from = place[labels.threads[thread]] * used.len();
-        edges.iter().for_each(|&(column, weight)| across[from + place[labels.columns[column]]] += weight);
+    for (&label, edges) in labels.threads.iter().zip(graph.threads.nodes()) {
+        let from = place[label] * used.len();
+        for edge in edges {
+            across[from + place[labels.columns[edge.to as usize]]] += f64::from(edge.weight);
+        }
     }
     let gain = |a: usize, b: usize| {
         let expected = of_threads[used[a]] * of_columns[used[b]] + of_threads[used[b]] * of_columns[used[a]];
         across[a * used.len() + b] + across[b * used.len() + a] - expected / all
     };
+    pair_up(labels, &used, count, |a, b| Some(gain(a, b)).filter(|gain| *gain > 1e-9 * all))
+}
+
+/// Merges the used labels that are each other's best partner. `gain` is of two places in `used`. True if any were merged.
+fn pair_up(labels: &mut Labels, used: &[usize], count: usize, gain: impl Fn(usize, usize) -> Option<f64>) -> bool {
     let partner = |a: usize| {
-        let gains = (0..used.len()).filter(|&b| b != a).map(|b| (gain(a, b), b));
-        gains.fold(None, |best: Option<(f64, usize)>, (gain, b)| match best {
-            Some((most, _)) if most >= gain => best,
-            _ => (gain > 1e-9 * all).then_some((gain, b)).or(best),
-        })
+        let gains = (0..used.len()).filter(|&b| b != a).filter_map(|b| Some((gain(a, b)?, b)));
+        let best = gains.reduce(|best, next| if next.0 > best.0 { next } else { best });
+        best.map(|(_, b)| b)
     };
-    let partners: Vec<Option<usize>> = (0..used.len()).map(|a| partner(a).map(|(_, b)| b)).collect();
+    let partners: Vec<Option<usize>> = (0..used.len()).map(partner).collect();
     let mut into: Vec<usize> = (0..count).collect();
     let mut merged = false;
     for (a, partner) in partners.iter().enumerate() {
@@ -159,18 +254,63 @@ fn merge(graph: &Graph, labels: &mut Labels, all: f64) -> bool {
     merged
 }
 
+/// Modularity breaks a large group up where each of its data is shared by few at a time; what the parts share would then
+/// pass for global. So communities that are as similar as threads of a cluster must be, by their mean counters and on
+/// what is not global by the thesis's rule, are united, if they share a third or more of what the weaker shares within.
+fn unite(graph: &Graph, labels: &mut Labels, threshold: u64) {
+    for _ in 0..PASSES_AT_MOST {
+        if !unite_once(graph, labels, threshold) {
+            return;
+        }
+    }
+}
+
+fn unite_once(graph: &Graph, labels: &mut Labels, threshold: u64) -> bool {
+    let count = graph.labels();
+    let mut sizes = vec![0.0; count];
+    graph.threads.nodes().zip(&labels.threads).filter(|(edges, _)| !edges.is_empty()).for_each(|(_, &label)| {
+        sizes[label] += 1.0;
+    });
+    let used: Vec<usize> = (0..count).filter(|&label| sizes[label] > 0.0).collect();
+    let mut place = vec![0; count];
+    used.iter().enumerate().for_each(|(at, &label)| place[label] = at);
+    let mut similar = vec![0.0; used.len() * used.len()];
+    let (mut sums, mut touching) = (vec![0u64; count], Vec::new());
+    for edges in graph.columns.nodes().filter(|edges| 2 * edges.len() <= labels.threads.len()) {
+        for edge in edges {
+            let label = labels.threads[edge.to as usize];
+            if sums[label] == 0 {
+                touching.push(label);
+            }
+            sums[label] += u64::from(edge.weight);
+        }
+        let mean = |label: usize| sums[label] as f64 / sizes[label];
+        for &a in &touching {
+            touching.iter().for_each(|&b| similar[place[a] * used.len() + place[b]] += mean(a) * mean(b));
+        }
+        touching.drain(..).for_each(|label| sums[label] = 0);
+    }
+    let similarity = |a: usize, b: usize| similar[a * used.len() + b];
+    let share = |a: usize, b: usize| {
+        let (across, within) = (similarity(a, b), similarity(a, a).min(similarity(b, b)));
+        (across >= threshold as f64 && DOMINANCE * across >= within).then(|| across / within)
+    };
+    pair_up(labels, &used, count, share)
+}
+
 fn communities(graph: &Graph) -> Labels {
-    let columns: Vec<usize> = (0..graph.columns.len()).collect();
-    let nobody = graph.columns.len();
-    let mut labels = Labels { threads: vec![nobody; graph.threads.len()], columns };
-    let all: f64 = degrees(&graph.threads).iter().sum();
+    let nobody = graph.columns.degrees.len();
+    let mut labels = Labels { threads: vec![nobody; graph.threads.degrees.len()], columns: (0..nobody).collect() };
+    let all: f64 = graph.threads.degrees.iter().sum();
     if all <= 0.0 {
         return labels;
     }
-    for (label, edges) in labels.threads.iter_mut().zip(&graph.threads) {
-        let heaviest =
-            edges.iter().fold((nobody, 0.0), |best, &(column, w)| if w > best.1 { (column, w) } else { best });
-        *label = heaviest.0;
+    for (label, edges) in labels.threads.iter_mut().zip(graph.threads.nodes()) {
+        let heavier = |best: (usize, u32), edge: &Edge| match edge.weight > best.1 {
+            true => (edge.to as usize, edge.weight),
+            false => best,
+        };
+        *label = edges.iter().fold((nobody, 0), heavier).0;
     }
     for _ in 0..ROUNDS_AT_MOST {
         propagate(graph, &mut labels, all);
@@ -181,64 +321,48 @@ fn communities(graph: &Graph) -> Labels {
     labels
 }
 
-/// Raw counters, noise included: an entry of the shMap, or a column of an earlier cluster behind them.
-fn raw(threads: &[ThreadMap<'_>], weights: &Weights, thread: usize, column: usize) -> u64 {
-    let counter = threads[thread].counters.get(column).map(|&counter| u64::from(counter));
-    counter.unwrap_or_else(|| weights.row(thread)[column] as u64)
-}
-
-/// Their sums by column, read thread by thread: a column lies in as many places as there are threads.
-fn sums(threads: &[ThreadMap<'_>], weights: &Weights) -> Vec<u64> {
-    let mut sums = vec![0u64; weights.columns];
-    for (at, thread) in threads.iter().enumerate() {
-        sums.iter_mut().zip(thread.counters).for_each(|(sum, &counter)| *sum += u64::from(counter));
-        let behind = thread.counters.len().min(weights.columns);
-        let row = &weights.row(at)[behind..];
-        sums[behind..].iter_mut().zip(row).for_each(|(sum, &weight)| *sum += weight as u64);
-    }
-    sums
-}
-
 /// Which columns are their community's own, by raw counters.
-fn owned(threads: &[ThreadMap<'_>], weights: &Weights, labels: &Labels, all: &[u64]) -> Vec<bool> {
-    let mut sizes = vec![0usize; weights.columns + 1];
-    let mut columns: Vec<Vec<usize>> = vec![Vec::new(); weights.columns + 1];
-    labels.columns.iter().enumerate().for_each(|(column, &label)| columns[label].push(column));
-    let mut within = vec![0u64; weights.columns];
-    for (thread, &label) in labels.threads.iter().enumerate() {
+fn owned(threads: &[ThreadMap<'_>], seen: &Seen, labels: &Labels) -> Vec<bool> {
+    let mut sizes = vec![0usize; seen.columns + 1];
+    let mut columns: Vec<Vec<usize>> = vec![Vec::new(); seen.columns + 1];
+    labels.columns.iter().enumerate().filter(|(column, _)| seen.sums[*column] > 0).for_each(|(column, &label)| {
+        columns[label].push(column);
+    });
+    let mut within = vec![0u64; seen.columns];
+    for (thread, &label) in threads.iter().zip(&labels.threads) {
         sizes[label] += 1;
-        columns[label].iter().for_each(|&column| within[column] += raw(threads, weights, thread, column));
+        columns[label].iter().for_each(|&column| within[column] += seen.raw(thread, column));
     }
     let owns = |column: usize| {
         let size = sizes[labels.columns[column]];
         let (inside, outside) = (size as f64, (labels.threads.len() - size) as f64);
-        let (within, without) = (within[column] as f64, (all[column] - within[column]) as f64);
+        let (within, without) = (within[column] as f64, (seen.sums[column] - within[column]) as f64);
         let least = if outside > 0.0 { DOMINANCE * inside * without / outside } else { 0.0 };
         within > 0.0 && within >= least + 2.0 * libm::sqrt(least)
     };
-    (0..weights.columns).map(owns).collect()
+    (0..seen.columns).map(owns).collect()
 }
 
 pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &Sharing, threshold: u64) -> Clusters {
-    let weights = Weights::of(threads, sharing.floor, threshold);
-    let mut kept = vec![true; weights.columns];
-    let all = sums(threads, &weights);
-    let (mut graph, mut labels) = (Graph::of(&weights, threads.len(), &kept), None);
+    let seen = Seen::of(threads, sharing.floor, threshold);
+    let mut kept = vec![true; seen.columns];
+    let (mut graph, mut labels) = (Graph::of(&seen, &kept), None);
     for _ in 0..ROUNDS_AT_MOST {
-        let found = communities(&graph);
-        let own = owned(threads, &weights, &found, &all);
-        let dropped: Vec<usize> =
-            (0..weights.columns).filter(|&column| !graph.columns[column].is_empty() && !own[column]).collect();
+        let mut found = communities(&graph);
+        unite(&graph, &mut found, threshold.max(1));
+        let own = owned(threads, &seen, &found);
+        let dropped = |column: &usize| !graph.columns.of(*column).is_empty() && !own[*column];
+        let dropped: Vec<usize> = (0..seen.columns).filter(dropped).collect();
         labels = Some(found);
         if dropped.is_empty() {
             break;
         }
         dropped.into_iter().for_each(|column| kept[column] = false);
-        graph = Graph::of(&weights, threads.len(), &kept);
+        graph = Graph::of(&seen, &kept);
     }
-    let global = (0..weights.entries).map(|entry| !kept[entry]).collect();
+    let global = (0..seen.entries).map(|entry| !kept[entry]).collect();
     let Some(labels) = labels else { return Clusters::of_labels(&vec![None; threads.len()], global) };
-    let mut found = members(&graph, &labels, weights.entries, threshold);
+    let mut found = members(&graph, &labels, seen.entries, threshold);
     keep_traceless(threads, sharing.floor, &mut found);
     Clusters::of_labels(&found, global)
 }
@@ -267,15 +391,16 @@ fn members(graph: &Graph, labels: &Labels, earlier: usize, threshold: u64) -> Ve
     let mut sizes = vec![0.0; graph.labels()];
     labels.threads.iter().for_each(|&label| sizes[label] += 1.0);
     let within = |column: usize| -> f64 {
-        let own = labels.columns[column];
-        graph.columns[column].iter().filter(|(thread, _)| labels.threads[*thread] == own).map(|(_, w)| w).sum()
+        let inside = graph.columns.of(column).iter();
+        let inside = inside.filter(|edge| labels.threads[edge.to as usize] == labels.columns[column]);
+        inside.map(|edge| f64::from(edge.weight)).sum()
     };
-    let sums: Vec<f64> = (0..graph.columns.len()).map(within).collect();
-    let member = |(edges, &label): (&Vec<(usize, f64)>, &usize)| {
-        let own = || edges.iter().filter(|(column, _)| labels.columns[*column] == label);
-        let similar: f64 = own().map(|&(column, w)| w * (sums[column] - w)).sum();
-        let shares = similar / (sizes[label] - 1.0) >= (threshold as f64).max(1.0);
-        (sizes[label] > 1.0 && (shares || own().any(|&(column, _)| column >= earlier))).then_some(label)
+    let sums: Vec<f64> = (0..labels.columns.len()).map(within).collect();
+    let member = |(edges, &label): (&[Edge], &usize)| {
+        let own = || edges.iter().filter(|edge| labels.columns[edge.to as usize] == label);
+        let tie = |edge: &Edge| f64::from(edge.weight) * (sums[edge.to as usize] - f64::from(edge.weight));
+        let shares = own().map(tie).sum::<f64>() / (sizes[label] - 1.0) >= (threshold as f64).max(1.0);
+        (sizes[label] > 1.0 && (shares || own().any(|edge| edge.to as usize >= earlier))).then_some(label)
     };
-    graph.threads.iter().zip(&labels.threads).map(member).collect()
+    graph.threads.nodes().zip(&labels.threads).map(member).collect()
 }

@@ -97,10 +97,14 @@ pub fn find(method: Method, threads: &[ThreadMap<'_>], sharing: &Sharing, thresh
     }
 }
 
+/// What being together before counts as, like a counter: its square is just enough for the threshold.
+fn together_weight(threshold: u64) -> u16 {
+    libm::ceil(libm::sqrt(threshold as f64)).min(f64::from(i16::MAX)) as u16
+}
+
 /// Counters as weights: below the floor 0, in rows of `columns`; after the `entries` of the shMap one column for each
 /// earlier cluster.
 struct Weights {
-    entries: usize,
     columns: usize,
     rows: Vec<i16>,
 }
@@ -111,8 +115,7 @@ impl Weights {
         let earlier = threads.iter().filter_map(|thread| thread.together).max().map_or(0, |last| last + 1);
         let columns = entries + earlier;
         let mut rows = vec![0; columns * threads.len()];
-        // The square of it is just enough.
-        let together = libm::ceil(libm::sqrt(threshold as f64)).min(f64::from(i16::MAX)) as i16;
+        let together = together_weight(threshold) as i16;
         for (thread, row) in threads.iter().zip(rows.chunks_exact_mut(columns.max(1))) {
             for (weight, &counter) in row.iter_mut().zip(thread.counters) {
                 *weight = if counter >= floor { i16::from(counter) } else { 0 };
@@ -121,7 +124,7 @@ impl Weights {
                 row[entries + cluster] = together;
             }
         }
-        Weights { entries, columns, rows }
+        Weights { columns, rows }
     }
 
     fn row(&self, thread: usize) -> &[i16] {

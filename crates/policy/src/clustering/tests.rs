@@ -72,6 +72,26 @@ fn a_cluster_of_more_than_half_is_seen_by_the_stronger_method_only() {
     assert!(big.into_iter().all(|thread| by_scan.of[thread].is_none()), "{by_scan:?}");
 }
 
+/// Is a group found whole whose data is shared by a few of its threads at a time, so that modularity alone breaks it up?
+#[test]
+fn a_group_that_shares_by_parts_is_found_whole() {
+    const SIZES: [usize; 2] = [10, 6];
+    let truth: Vec<usize> = SIZES.iter().enumerate().flat_map(|(group, &size)| vec![group; size]).collect();
+    for seed in 0..20 {
+        let mut generator = SplitMix64::new(seed);
+        let mut maps = vec![vec![0u8; 256]; truth.len()];
+        (0..90).for_each(|entry| {
+            let group = usize::from(entry >= 55);
+            let mut members: Vec<usize> = (0..truth.len()).filter(|&thread| truth[thread] == group).collect();
+            generator.shuffle(&mut members);
+            let touching = 2 + generator.below(4) as usize;
+            members.iter().take(touching).for_each(|&thread| maps[thread][entry] = 3 + generator.below(4) as u8);
+        });
+        let found = cluster(Method::CoClusters, &maps);
+        assert!(is_partition(&found, &truth), "seed {seed}: {found:?}");
+    }
+}
+
 /// Do threads that share with all, or with none, stay unclustered?
 #[test]
 fn no_clusters_where_all_or_none_share() {

@@ -163,6 +163,12 @@ struct ThreadClustering {
 /// Of what sampling is aimed at, in a round's first window: the rate that it goes by is of the window before, and rises
 /// while caches warm up (warehouses: by a third).
 const FIRST_WINDOW: f64 = 0.75;
+/// After threads were moved: in the first window they fetch what is theirs alone from the chip they left, and a round then
+/// would fill the filter with that.
+const SETTLING_WINDOWS: u32 = 2;
+/// Of the activation share: a round is given up where remote stalls fall below, as its filter would be of another phase by
+/// the time it is full.
+const GIVE_UP: f64 = 0.5;
 /// Longest wait after rounds that changed nothing, in windows.
 const WAIT_AT_MOST: u32 = 64;
 
@@ -283,6 +289,10 @@ impl ThreadClustering {
         }
         let now_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
         if !complete && now_ns.saturating_sub(round.began_ns) < self.parameters.detection_ns_at_most {
+            let shares = round.processes.iter().filter_map(|&process| remote_share(view, process));
+            if shares.reduce(f64::max).is_some_and(|most| most < GIVE_UP * self.parameters.activation_share) {
+                return;
+            }
             self.readjust(&mut round, window_cost_ns, view);
             self.round = Some(round);
             return;
@@ -335,6 +345,8 @@ impl ThreadClustering {
         let placing = Placing::of(&threads, &clusters, &domains, &self.placed, view);
         let assignment = placing.assign(self.parameters.imbalance_limit);
         if assignment.chip_of_cluster.iter().all(Option::is_none) {
+            // Nobody is moved, so unclustered threads level nothing out.
+            why.extend(placing.reasons(&assignment, &domains, round).into_iter().take(placing.clusters.len()));
             return false;
         }
         let mut placed: BTreeMap<TaskId, CpuSet> = self.placed.clone();
@@ -361,7 +373,7 @@ impl ThreadClustering {
         self.clusters.retain(|task, _| !placing.tasks.contains(task));
         let first = self.clusters.values().max().map_or(0, |last| last + 1);
         self.clusters.extend(placing.together(&assignment, first));
-        (self.wait, self.waited, self.unchanged_at) = (1, 0, None);
+        (self.wait, self.waited, self.unchanged_at) = (SETTLING_WINDOWS, 0, None);
         why.extend(placing.reasons(&assignment, &domains, round));
         true
     }
@@ -515,7 +527,7 @@ impl Placing {
             let tasks = names(members);
             let text = match chip {
                 Some(chip) => format!("{} share data: together on the CPUs {}", list(tasks.len()), domains[*chip]),
-                None => format!("{} share data but would unbalance one chip: spread", list(tasks.len())),
+                None => format!("{} share data but would unbalance one chip: not kept together", list(tasks.len())),
             };
             reasons.push(Reason { tasks, text, numbers: numbers.clone() });
         }

@@ -48,6 +48,8 @@ struct Bench {
     answer: Option<Answer>,
     /// The first so many threads' stalls were never counted.
     without_stalls: u32,
+    /// The group of each thread, 0 or 1.
+    group: fn(u32) -> u32,
     window: u64,
     before: Plan,
 }
@@ -60,6 +62,7 @@ impl Bench {
             can_sample: true,
             answer: None,
             without_stalls: 0,
+            group: |id| id / 2 % 2,
             window: 0,
             before: Plan::idle(Window::Time { ns: 1 }),
         }
@@ -77,8 +80,8 @@ impl Bench {
         let span = Span { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None };
         let (ended, in_force) = (WindowEnd::Elapsed, Applied::default());
         let seen = Observation { window: self.window, span, ended, tasks, places: Vec::new(), answers, in_force };
-        let map =
-            |id: u32| sampled.map(|_| (0..256).map(|entry| if entry % 2 == id / 2 % 2 { 9 } else { 0 }).collect());
+        let counter = |entry: u32, id: u32| if entry % 2 == (self.group)(id) { 9 } else { 0 };
+        let map = |id: u32| sampled.map(|_| (0..256).map(|entry| counter(entry, id)).collect());
         let profile = |id| (TaskId(id), Profile { sharing: map(id), ..Profile::default() });
         let profiles: Profiles = (0..8).map(profile).collect();
         let (topology, capabilities) = (topology(), capabilities(self.can_sample));
@@ -205,6 +208,39 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
         ProbeWhat::Samples { one_in, at_most, .. } => assert_eq!((one_in, at_most), (7, 6000)),
         other => panic!("{other:?}"),
     }
+}
+
+/// Is a round given up once the stalls that called for it are gone, so that the next one has a filter of its own?
+#[test]
+fn a_round_is_given_up_where_the_stalls_are_gone() {
+    let mut bench = Bench::new("");
+    let first = bench.step(30, None).plan.probes[0].id;
+    assert_eq!(bench.step(11, None).plan.probes[0].id, first, "above half of the activation share it goes on");
+    assert!(bench.step(9, None).plan.probes.is_empty());
+    assert_ne!(bench.step(30, None).plan.probes[0].id, first);
+}
+
+/// Does the window in which moved threads fetch what is theirs start no round?
+#[test]
+fn the_window_after_a_move_is_not_judged() {
+    let mut bench = Bench::new("");
+    bench.step(30, None);
+    assert_eq!(bench.step(30, Some(0)).plan.allowed.len(), 8);
+    assert!(bench.step(90, None).plan.probes.is_empty());
+    assert_eq!(bench.step(30, None).plan.probes.len(), 1);
+}
+
+/// Are clusters that no balanced placement can hold reported, and nobody moved?
+#[test]
+fn clusters_that_unbalance_the_chips_are_said_and_left() {
+    let mut bench = Bench::new("");
+    bench.group = |id| id / 6;
+    bench.step(30, None);
+    let decision = bench.step(30, Some(0));
+    assert!(decision.plan.allowed.is_empty());
+    let said: Vec<usize> = decision.why.iter().map(|why| why.tasks.len()).collect();
+    assert_eq!(said, [6, 2], "{:?}", decision.why);
+    assert!(decision.why.iter().all(|why| why.text.contains("not kept together")));
 }
 
 /// Do rounds without result come ever more seldom, until the stalls grow?

@@ -25,37 +25,37 @@ pub(crate) fn experiments() -> Vec<Experiment> {
         Experiment {
             ids: &["TC-1", "TC-3", "TC-4"],
             what: "stall breakdown, remote-cache stalls and performance under four placements",
-            full_minutes: 30.0,
+            full_minutes: 5.0,
             run: placements::run,
         },
         Experiment {
             ids: &["TC-4", "TC-EIGHT"],
             what: "performance on eight chips with eight clusters, against two chips",
-            full_minutes: 45.0,
+            full_minutes: 11.0,
             run: more_placements::eight_chips,
         },
         Experiment {
             ids: &["TC-4", "TC-UNEVEN"],
             what: "uneven clusters against a hand placement under the same balance limit",
-            full_minutes: 14.0,
+            full_minutes: 2.0,
             run: more_placements::uneven_clusters,
         },
         Experiment {
             ids: &["TC-2", "TC-PROGRAMS"],
             what: "clusters found against the programs' own partition, with the shMaps",
-            full_minutes: 5.0,
+            full_minutes: 1.0,
             run: clusters::four_programs,
         },
         Experiment {
             ids: &["TC-2", "TC-HARDER"],
             what: "the same with background threads, uneven clusters, another partition midway, and 4 x 16 warehouses",
-            full_minutes: 22.0,
+            full_minutes: 4.0,
             run: clusters::harder,
         },
         Experiment {
             ids: &["TC-2", "TC-VARIANTS"],
             what: "the same clusters by tagged samples, at another time scale, and across two processes",
-            full_minutes: 26.0,
+            full_minutes: 4.0,
             run: variants::run,
         },
         Experiment {
@@ -67,25 +67,25 @@ pub(crate) fn experiments() -> Vec<Experiment> {
         Experiment {
             ids: &["TC-5"],
             what: "what detection costs, by sampling rate and at the policy's own",
-            full_minutes: 22.0,
+            full_minutes: 2.5,
             run: overhead::run,
         },
         Experiment {
             ids: &["TC-6"],
             what: "the same clusters from shMaps of 128, 256 and 512 entries, and from fewer samples",
-            full_minutes: 3.0,
+            full_minutes: 0.5,
             run: sensitivity::sizes,
         },
         Experiment {
             ids: &["TC-7"],
             what: "how long a phase of sharing must last for clustering to pay",
-            full_minutes: 14.0,
+            full_minutes: 2.5,
             run: sensitivity::phases,
         },
         Experiment {
             ids: &["TC-CONTROLS"],
             what: "threads that share nothing, or everything, are left alone",
-            full_minutes: 6.0,
+            full_minutes: 1.0,
             run: controls::run,
         },
     ]

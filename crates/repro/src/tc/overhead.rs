@@ -200,7 +200,7 @@ fn curve(rates: &[u32], of: &dyn Fn(u32, fn(&Rate) -> f64) -> Vec<f64>) -> Figur
     let chart = Chart {
         title: "Detection: overhead and time for a million samples (warehouses)".to_string(),
         x: Axis::log("% of remote accesses sampled"),
-        y: Axis::linear("% overhead; seconds"),
+        y: Axis::log("% overhead; seconds"),
         series: vec![
             line("overhead, %", |rate| 100.0 * rate.charged),
             line("seconds for 10^6 samples", |rate| 1e6 / rate.per_second.max(1e-9)),

@@ -34,7 +34,8 @@ pub(super) fn pictures(name: &str, round: &Round) -> [Figure; 2] {
             by_root: true,
             bare: true,
         };
-        let slug: String = name.chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect();
+        let words: Vec<&str> = name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
+        let slug = words.join("-");
         let name = format!("tc-2-{slug}-{}", if when.starts_with("before") { "before" } else { "after" });
         Figure { name, title: map.title.clone(), svg: map.svg(), inline: map.inline() }
     };

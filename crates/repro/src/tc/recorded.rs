@@ -20,10 +20,12 @@ use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, pack_plac
 
 use super::insight::{Insight, insights};
 use super::pictures::pictures;
-use super::setup::{Round, SAMPLES, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, rounds};
+use super::setup::{Round, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, rounds};
 use crate::setup::failed;
 use crate::{Bar, Context, DataPoint, Finding, ReproError};
 
+/// Of one round.
+const SAMPLES: u64 = 50_000;
 const NAME: &str = "mariadb";
 const POLICY: &str = "thread-clustering";
 const METHODS: [&str; 2] = ["co-clusters", "one-pass"];

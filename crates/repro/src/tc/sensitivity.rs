@@ -8,7 +8,7 @@ use cachemate_policy::clustering::{
 };
 use cachemate_report::figure::{Axis, Chart, Point, Series};
 
-use super::setup::{Case, Placement, SAMPLES, SCALE, SMALL, Setting, adjusted_rand_index, four};
+use super::setup::{Case, Placement, SAMPLES_PER_THREAD, SCALE, SMALL, Setting, adjusted_rand_index, four};
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError};
 
 const SIZES: [usize; 3] = [128, 256, 512];
@@ -69,9 +69,10 @@ struct Sensitivity {
 }
 
 fn sensitivity(context: &Context<'_>, case: &Case, seed: u64) -> Result<Sensitivity, ReproError> {
-    // Twice the samples, so that half the entries have as many; the first round ends within six windows.
+    // Twice the samples, so that half the entries have as many; a first round that does not end within six windows has fewer.
     let short = Setting::new(context, SMALL, case, seed);
-    let setting = Setting { samples: 2 * SAMPLES, warm_up_windows: 6, measured_windows: 1, ..short };
+    let setting =
+        Setting { samples_per_thread: 2 * SAMPLES_PER_THREAD, warm_up_windows: 6, measured_windows: 1, ..short };
     let round = first_round(&setting.run(&Placement::Automatic(LOW.to_string()))?.records);
     let truth: Vec<usize> =
         case.truth(seed)?.into_iter().map(|group| group.map_or(usize::MAX, |g| g as usize)).collect();
@@ -137,11 +138,11 @@ pub(super) fn sizes(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         .time_scale(SCALE as f64)
         .note(
             format!(
-                "One recorded round of {} samples per program and seed, its raw samples fed to shMaps of each size: twice \
-                 the other experiments' number, as half the entries hold half of what passes the filter; with {SAMPLES} the \
+                "One recorded round of {} samples a thread, or as many as six windows bring, per program and seed, its raw samples fed to shMaps of each size: twice \
+                 the other experiments' number, as half the entries hold half of what passes the filter; with {SAMPLES_PER_THREAD} the \
                  warehouses came out at 0.53 with 128 entries and 1 with 256 and 512. Sampling rates thin the same round, so \
                  a rate of 1 in 100 has a hundredth of the samples, not a hundred times the time.",
-                2 * SAMPLES
+                2 * SAMPLES_PER_THREAD
             ),
         ),
     ])

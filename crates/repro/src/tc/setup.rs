@@ -24,10 +24,11 @@ pub(super) const LARGE: &str = "power5-8x2x2";
 pub(super) const WINDOW_CYCLES: u64 = 1_000_000_000;
 /// How much shorter than the paper's all windows, slices and costs are.
 pub(super) const SCALE: u64 = 500;
-/// Samples of one round, a twentieth of the paper's. Samples do not scale with time: what they have to fill, 256 counters a
-/// thread up to a floor of 3, does not shrink with it, and of the servers' samples one in twenty passes the filter. Each
-/// is paid for at the scaled cost, so that a round takes the share of the time that as many samples take at full scale.
-pub(super) const SAMPLES: u64 = 50_000;
+/// Samples of one round for each thread, a twentieth of the paper's (10^6 for 16 threads). Samples do not scale with time:
+/// what they have to fill, 256 counters a thread up to a floor of 3, does not shrink with it, and of the servers' samples
+/// one in twenty passes the filter. Each is paid for at the scaled cost, so that a round takes the share of the time that as
+/// many samples take at full scale.
+pub(super) const SAMPLES_PER_THREAD: u64 = 3_125;
 /// A turn of the counters: one interrupt on each busy CPU. Runs of the policy pay it all the time, others never.
 pub(super) const TURN_CYCLES: u64 = 3_000;
 /// Difference between chips that the paper tolerates.
@@ -99,8 +100,8 @@ pub(super) struct Setting {
     pub seed: u64,
     pub scale: u64,
     pub entries: usize,
-    /// Of one round.
-    pub samples: u64,
+    /// Of one round and thread.
+    pub samples_per_thread: u64,
     /// In windows of the policy.
     pub warm_up_windows: u64,
     pub measured_windows: u64,
@@ -116,7 +117,7 @@ impl Setting {
             seed,
             scale: SCALE,
             entries: ShMapParameters::default().entries,
-            samples: SAMPLES,
+            samples_per_thread: SAMPLES_PER_THREAD,
             warm_up_windows: context.pick(5, 12),
             measured_windows: context.pick(1, 3),
             counter_turn_cycles: 0,
@@ -137,8 +138,9 @@ impl Setting {
     }
 
     /// Parameters that every automatic run has, before those of the placement.
-    pub fn parameters(&self, more: &str) -> String {
-        format!("window_cycles = {WINDOW_CYCLES}\nsamples = {}\n{more}", self.samples)
+    pub fn parameters(&self, more: &str) -> Result<String, ReproError> {
+        let samples = self.samples_per_thread * self.case.truth(self.seed)?.len() as u64;
+        Ok(format!("window_cycles = {WINDOW_CYCLES}\nsamples = {samples}\n{more}"))
     }
 
     pub fn run(&self, placement: &Placement) -> Result<ManagedRun, ReproError> {
@@ -157,7 +159,7 @@ impl Setting {
             Placement::Default => built("default", ""),
             Placement::RoundRobin => built("round-robin", ""),
             Placement::Hand => Ok(Box::new(self.by_hand(&self.workload()?)?)),
-            Placement::Automatic(more) => built("thread-clustering", &self.parameters(more)),
+            Placement::Automatic(more) => built("thread-clustering", &self.parameters(more)?),
         }
     }
 

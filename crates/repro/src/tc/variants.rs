@@ -77,7 +77,7 @@ fn across(context: &Context<'_>, case: &Case, seed: u64) -> Result<(Vec<Record>,
         profilers: vec![Box::new(SharingProfiler::new(ShMapParameters::default()).across_processes())],
         yardstick: Box::new(Yardstick { miss_penalty_cycles: f64::from(spec.memory.local_latency_cycles) }),
         name: POLICY.to_string(),
-        policy: policies::build(POLICY, &setting.parameters(LOW), seed).map_err(failed(POLICY))?,
+        policy: policies::build(POLICY, &setting.parameters(LOW)?, seed).map_err(failed(POLICY))?,
         first_window: Window::Cycles { cycles: WINDOW_CYCLES },
     };
     let mut records = Vec::new();
@@ -103,10 +103,12 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         cases.truncate(1);
     }
     let variants = VARIANTS.len();
+    // Readers and writers of a chat room wait for each other on channels, which are one process's own in the simulator.
+    let runs = |case: usize, variant: usize| variant < variants || cases[case].kernel != "chatrooms";
     // The last "variant" of each case is the two processes.
     let items: Vec<(usize, usize, u64)> = (0..cases.len())
         .flat_map(|case| (0..=variants).flat_map(move |variant| context.seeds.iter().map(move |&s| (case, variant, s))))
-        .filter(|&(_, variant, _)| !context.quick || quick(variant))
+        .filter(|&(case, variant, _)| (!context.quick || quick(variant)) && runs(case, variant))
         .collect();
     let found = context.run_all(&items, |&(case, variant, seed)| {
         (context.progress)(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
@@ -123,7 +125,11 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         let name = |variant: usize| VARIANTS.get(variant).map_or("two processes", |variant| variant.name);
         let of = |case: usize| {
             let of_variant = |variant| DataPoint::over(name(variant), cases[case].name, &values(case, variant));
-            variants.clone().filter(|&variant| !context.quick || quick(variant)).map(of_variant).collect::<Vec<_>>()
+            variants
+                .clone()
+                .filter(|&variant| (!context.quick || quick(variant)) && runs(case, variant))
+                .map(of_variant)
+                .collect::<Vec<_>>()
         };
         (0..cases.len()).flat_map(of).collect()
     };
@@ -146,11 +152,15 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         )
         .points(points(0..=variants - 1)),
         finding(
-            "worst agreement where every group has threads in two processes that share its memory",
+            "worst agreement where every group has threads in two processes that share its memory (three programs; quick: one)",
             "not in the thesis: one filter per process",
             &per_seed(&|variant| variant == variants),
         )
         .points(points(variants..=variants))
-        .note("Samples with physical lines, one filter for the machine. The processes split every group in two."),
+        .note(
+            "Samples with physical lines, one filter for the machine. The processes split every group in two. Without chat \
+             rooms: a reader there waits for its writer on a channel, and channels do not reach beyond a process in the \
+             simulator, so that the two halves would wait for ever.",
+        ),
     ])
 }

@@ -210,8 +210,6 @@ ways() {
     doctor --quick
     same "cachemate finds resctrl where it is mounted" "yes: at /mnt/rdt: 2 caches of 3 ways, 1 or more in one piece a group, 7 groups" \
         "$(rung 'way masks (resctrl)')"
-    # There are no caches here whose sets could be told apart: what colours would need is tried, and its answer shown.
-    tell "page colours" note "$(cachemate color discover --bytes 16M --seconds 10 2>&1 | tail -n 1)"
     pids=''
     for name in a b c; do program "prog-$name" 'exec sleep 100000'; done
     mkdir /mnt/rdt/db

@@ -2,7 +2,9 @@
 //!
 //! Chosen before running, since the paper leaves it open: round robin is the same scheduler with nothing but the samples
 //! run in its score. The oracle knows the speed of every pairing of the four at equal time: the best of the three ways
-//! to make two pairs, each measured as a run of its own. All runs time the same instructions of each job
+//! to make two pairs, each measured as a run of its own. A pair's turn is two samples long: round robin replaces one job of
+//! two after each sample, so that a job stays for two, and a reference that had to refill its caches twice as often would be
+//! none. All runs time the same instructions of each job
 //! ([`crate::work`]): over equal time a schedule that gets further compares other phases of the programs.
 
 use cachemate_core::{Decision, Gang, GangSchedule, Level, Plan, Policy, Profiler, TaskId, View, Window};
@@ -151,7 +153,7 @@ fn scheduled(workload: &Workload, work: &[Work], policy: &str, parameters: &str)
     managed(workload, work, policy, built)
 }
 
-/// Two pairs in turn, for ever.
+/// Two pairs in turn, for ever, each as long as round robin leaves a job.
 struct InPairs {
     pairs: [[u32; 2]; 2],
     window_ns: u64,
@@ -161,7 +163,7 @@ impl Policy for InPairs {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(Window::Time { ns: self.window_ns });
         let gang =
-            |pair: &[u32; 2]| Gang { members: pair.iter().map(|&task| (TaskId(task), None)).collect(), slices: 1 };
+            |pair: &[u32; 2]| Gang { members: pair.iter().map(|&task| (TaskId(task), None)).collect(), slices: 2 };
         let cpus = view.topology.cpus.iter().map(|cpu| cpu.id.0).collect();
         let gangs = self.pairs.iter().map(gang).collect();
         plan.gangs.push(GangSchedule { cpus, slice_ns: self.window_ns, gangs });

@@ -45,6 +45,9 @@ pub enum TraceError {
     /// A name that is not known, with what there is.
     #[error("no {what} is named '{name}'{}; there are: {}", nearest_hint(.nearest), known_list(.known))]
     Unknown { what: &'static str, name: String, nearest: Option<String>, known: Vec<String> },
+    /// A name to look for in the pack, and no pack.
+    #[error("no pack to find '{name}' in: none beside the program or installed, expected CACHEMATE_PACK to name one")]
+    NoPack { name: String },
     /// The recorder cannot work here.
     #[error("{why}{}", remedy_hint(.remedy))]
     Recorder { why: String, remedy: Option<String> },

@@ -349,14 +349,18 @@ impl Kit {
 mod tests {
     use super::*;
 
+    /// True in so many of 100 cases.
+    fn chances(mut state: u64) -> impl FnMut(u64) -> bool {
+        move |percent| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % 100 < percent
+        }
+    }
+
     /// With the error rates that were measured: is the decision nearly always right, and made in a few questions?
     #[test]
     fn errors_at_the_measured_rates_do_not_mislead() {
-        let mut state = 1u64;
-        let mut chance = |percent: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % 100 < percent
-        };
+        let mut chance = chances(1);
         let (mut missed, mut mistaken, mut asked) = (0, 0, 0);
         for _ in 0..10_000 {
             missed += u32::from(!decided(|| chance(72)));
@@ -373,11 +377,7 @@ mod tests {
     /// kit's, or everything, pushes the page out?
     #[test]
     fn votes_settle_on_the_colour() {
-        let mut state = 7u64;
-        let mut chance = |percent: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % 100 < percent
-        };
+        let mut chance = chances(7);
         let (mut wrong, mut settled, mut strays) = (0, 0, 0);
         for at in 0..10_000u32 {
             let (colour, mut votes, mut stray) = (at % 32, Votes::default(), Votes::default());

@@ -167,8 +167,7 @@ impl Recoloured {
         };
         let pid = agent.file_name().unwrap().to_string_lossy().into_owned();
         let cpus_before = Host::new("/").affinity(pid.parse().unwrap()).unwrap();
-        let halves = || acting("static-partition", 50, &pid) + HALVES;
-        let config = if shake { acting("shake", 200, &pid) } else { halves() };
+        let config = if shake { acting("shake", 200, &pid) } else { acting("static-partition", 50, &pid) + HALVES };
         let daemon = daemon(folder.path(), &config);
         Some(Recoloured { folder, program, agent, daemon, cpus_before })
     }

@@ -4,7 +4,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{command, run};
@@ -60,18 +60,29 @@ fn an_interrupted_profile_covers_what_was_recorded() {
     assert!(profile["records"].as_u64().unwrap() > 3000, "{profile}");
 }
 
-/// Does a curve that is interrupted come out for the records before?
-#[test]
-fn an_interrupted_curve_covers_what_was_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut child = command(folder.path(), &["mrc", "-", "--format", "u64", "--json"])
+/// A curve of what is written into it.
+fn curve_of_input(folder: &Path) -> (Child, ChildStdin) {
+    let mut child = command(folder, &["mrc", "-", "--format", "u64", "--json"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut input = child.stdin.take().unwrap();
-    let portion: Vec<u8> = (0..8192u64).flat_map(|at| (at * 64).to_le_bytes()).collect();
+    let input = child.stdin.take().unwrap();
+    (child, input)
+}
+
+/// So many accesses, each to a line of its own.
+fn accesses(count: u64) -> Vec<u8> {
+    (0..count).flat_map(|at| (at * 64).to_le_bytes()).collect()
+}
+
+/// Does a curve that is interrupted come out for the records before?
+#[test]
+fn an_interrupted_curve_covers_what_was_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, mut input) = curve_of_input(folder.path());
+    let portion = accesses(8192);
     let portions_before = 64;
     for _ in 0..portions_before {
         input.write_all(&portion).unwrap();
@@ -94,15 +105,8 @@ fn an_interrupted_curve_covers_what_was_read() {
 fn a_silent_input_is_ended_too() {
     let folder = tempfile::tempdir().unwrap();
     for portion in [0u64, 4096] {
-        let mut child = command(folder.path(), &["mrc", "-", "--format", "u64", "--json"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut input = child.stdin.take().unwrap();
-        let bytes: Vec<u8> = (0..portion).flat_map(|at| (at * 64).to_le_bytes()).collect();
-        input.write_all(&bytes).unwrap();
+        let (mut child, mut input) = curve_of_input(folder.path());
+        input.write_all(&accesses(portion)).unwrap();
         std::thread::sleep(Duration::from_millis(500));
         interrupt(&child);
         let start = Instant::now();

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_linux::kernel::{Host, Kernel};
-use common::{acting, command, run};
+use common::{acting, daemon, run};
 
 /// Resident pages and open files of a process.
 fn held(pid: u32) -> (u64, usize) {
@@ -38,9 +38,7 @@ fn short_lived_programs_leave_nothing_behind() {
         .unwrap();
     let host = Host::new("/");
     let before = host.affinity(parent.id() as i32).unwrap();
-    std::fs::write(folder.path().join("c.toml"), acting("shake", 50, &parent.id().to_string())).unwrap();
-    let args = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
-    let mut daemon = command(folder.path(), &args).stdout(Stdio::null()).spawn().unwrap();
+    let mut daemon = daemon(folder.path(), &acting("shake", 50, &parent.id().to_string()));
     let start = Instant::now();
     let until = |name: &str| {
         while !folder.path().join(name).exists() {
@@ -50,18 +48,18 @@ fn short_lived_programs_leave_nothing_behind() {
     };
     until("half");
     std::thread::sleep(Duration::from_millis(500));
-    let (pages_half, files_half) = held(daemon.id());
+    let (pages_half, files_half) = held(daemon.0.id());
     std::fs::write(folder.path().join("go"), "").unwrap();
     until("end");
     let seconds = start.elapsed().as_secs_f64();
     std::thread::sleep(Duration::from_millis(500));
-    let (pages_end, files_end) = held(daemon.id());
+    let (pages_end, files_end) = held(daemon.0.id());
     let journal = std::fs::metadata(folder.path().join("state/restore.journal")).map_or(0, |found| found.len());
-    assert!(daemon.try_wait().unwrap().is_none(), "the daemon ended");
+    assert!(daemon.0.try_wait().unwrap().is_none(), "the daemon ended");
     let status = run(folder.path(), &["status", "--json", "--socket", "s.sock"]).json();
     let seen = status["counters"]["tasks_seen"].as_u64().unwrap();
-    Command::new("kill").args(["-TERM", &daemon.id().to_string()]).status().unwrap();
-    assert!(daemon.wait().unwrap().success());
+    Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
+    assert!(daemon.0.wait().unwrap().success());
     let after = host.affinity(parent.id() as i32).unwrap();
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.id())).unwrap_or_default();
     let masks: Vec<_> =

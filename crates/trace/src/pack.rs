@@ -86,7 +86,10 @@ mod tests {
             "no program of the pack is named 'sqlite' (did you mean 'sqlite3'?); there are: gzip, sqlite3"
         );
         let error = find(pack_in(&[empty]), "gzip").unwrap_err().to_string();
-        assert!(error.contains("'gzip'") && error.contains("CACHEMATE_PACK"), "{error}");
+        assert_eq!(
+            error,
+            "no pack to find 'gzip' in: none beside the program or installed, expected CACHEMATE_PACK to name one"
+        );
     }
 
     /// Is the shipped pack what its page says: every recording whole, described, with its counts, and small enough?

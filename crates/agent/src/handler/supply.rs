@@ -65,7 +65,7 @@ impl Agent {
     }
 
     /// Colours of frames of which the ledger knows nothing that is true.
-    pub(super) fn tell_apart(&mut self, slots: &[u32], told: &mut [Option<u32>]) {
+    fn tell_apart(&mut self, slots: &[u32], told: &mut [Option<u32>]) {
         if slots.is_empty() {
             return;
         }

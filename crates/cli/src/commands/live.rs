@@ -122,8 +122,7 @@ impl Live {
             if wants(Part::Gangs) {
                 session.note("(b) gangs ...");
                 place.until = start + all;
-                let left = all.saturating_sub(start.elapsed());
-                rows.extend(Row::of_part("b", "gangs", gangs::show(place, &found, left)));
+                rows.extend(Row::of_part("b", "gangs", gangs::show(place, &found)));
             }
         }
         rows.sort_by_key(|row| row.part);

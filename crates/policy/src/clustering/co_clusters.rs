@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 
 use cachemate_locality::shmap::Sharing;
 
-use super::{Clusters, ThreadMap, together_weight};
+use super::{Clusters, ThreadMap, entries_and_columns, together_weight};
 
 /// Members touch an owned entry so many times as much as the others.
 const DOMINANCE: f64 = 3.0;
@@ -78,8 +78,7 @@ struct Seen {
 
 impl Seen {
     fn of(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
-        let entries = threads.iter().map(|thread| thread.counters.len()).max().unwrap_or(0);
-        let columns = entries + threads.iter().filter_map(|thread| thread.together).max().map_or(0, |last| last + 1);
+        let (entries, columns) = entries_and_columns(threads);
         let together = u32::from(together_weight(threshold));
         let (mut first, mut edges, mut sums) = (vec![0], Vec::new(), vec![0u64; columns]);
         let least = floor.max(1);
@@ -218,8 +217,7 @@ fn merge(graph: &Graph, labels: &mut Labels, all: f64) -> bool {
     let of_threads = by_label(&labels.threads, &graph.threads.degrees, count);
     let of_columns = by_label(&labels.columns, &graph.columns.degrees, count);
     let used: Vec<usize> = (0..count).filter(|&label| of_threads[label] > 0.0 || of_columns[label] > 0.0).collect();
-    let mut place = vec![0; count];
-    used.iter().enumerate().for_each(|(at, &label)| place[label] = at);
+    let place = places(&used, count);
     let mut across = vec![0.0; used.len() * used.len()];
     for (&label, edges) in labels.threads.iter().zip(graph.threads.nodes()) {
         let from = place[label] * used.len();
@@ -232,6 +230,13 @@ fn merge(graph: &Graph, labels: &mut Labels, all: f64) -> bool {
         across[a * used.len() + b] + across[b * used.len() + a] - expected / all
     };
     pair_up(labels, &used, count, |a, b| Some(gain(a, b)).filter(|gain| *gain > 1e-9 * all))
+}
+
+/// Where each label stands among the used ones.
+fn places(used: &[usize], count: usize) -> Vec<usize> {
+    let mut place = vec![0; count];
+    used.iter().enumerate().for_each(|(at, &label)| place[label] = at);
+    place
 }
 
 /// Merges the used labels that are each other's best partner. `gain` is of two places in `used`. True if any were merged.
@@ -272,8 +277,7 @@ fn unite_once(graph: &Graph, labels: &mut Labels, threshold: u64) -> bool {
         sizes[label] += 1.0;
     });
     let used: Vec<usize> = (0..count).filter(|&label| sizes[label] > 0.0).collect();
-    let mut place = vec![0; count];
-    used.iter().enumerate().for_each(|(at, &label)| place[label] = at);
+    let place = places(&used, count);
     let mut similar = vec![0.0; used.len() * used.len()];
     let (mut sums, mut touching) = (vec![0u64; count], Vec::new());
     for edges in graph.columns.nodes().filter(|edges| 2 * edges.len() <= labels.threads.len()) {

@@ -102,6 +102,13 @@ fn together_weight(threshold: u64) -> u16 {
     libm::ceil(libm::sqrt(threshold as f64)).min(f64::from(i16::MAX)) as u16
 }
 
+/// Entries of the shMaps, and columns in all: behind the entries one for each earlier cluster.
+fn entries_and_columns(threads: &[ThreadMap<'_>]) -> (usize, usize) {
+    let entries = threads.iter().map(|thread| thread.counters.len()).max().unwrap_or(0);
+    let earlier = threads.iter().filter_map(|thread| thread.together).max().map_or(0, |last| last + 1);
+    (entries, entries + earlier)
+}
+
 /// Counters as weights: below the floor 0, in rows of `columns`; after the `entries` of the shMap one column for each
 /// earlier cluster.
 struct Weights {
@@ -111,9 +118,7 @@ struct Weights {
 
 impl Weights {
     fn of(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
-        let entries = threads.iter().map(|thread| thread.counters.len()).max().unwrap_or(0);
-        let earlier = threads.iter().filter_map(|thread| thread.together).max().map_or(0, |last| last + 1);
-        let columns = entries + earlier;
+        let (entries, columns) = entries_and_columns(threads);
         let mut rows = vec![0; columns * threads.len()];
         let together = together_weight(threshold) as i16;
         for (thread, row) in threads.iter().zip(rows.chunks_exact_mut(columns.max(1))) {

@@ -104,11 +104,13 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     }
     let variants = VARIANTS.len();
     // Readers and writers of a chat room wait for each other on channels, which are one process's own in the simulator.
-    let runs = |case: usize, variant: usize| variant < variants || cases[case].kernel != "chatrooms";
+    let asked = |case: usize, variant: usize| {
+        (!context.quick || quick(variant)) && (variant < variants || cases[case].kernel != "chatrooms")
+    };
     // The last "variant" of each case is the two processes.
     let items: Vec<(usize, usize, u64)> = (0..cases.len())
         .flat_map(|case| (0..=variants).flat_map(move |variant| context.seeds.iter().map(move |&s| (case, variant, s))))
-        .filter(|&(case, variant, _)| (!context.quick || quick(variant)) && runs(case, variant))
+        .filter(|&(case, variant, _)| asked(case, variant))
         .collect();
     let found = context.run_all(&items, |&(case, variant, seed)| {
         (context.progress)(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
@@ -125,11 +127,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         let name = |variant: usize| VARIANTS.get(variant).map_or("two processes", |variant| variant.name);
         let of = |case: usize| {
             let of_variant = |variant| DataPoint::over(name(variant), cases[case].name, &values(case, variant));
-            variants
-                .clone()
-                .filter(|&variant| (!context.quick || quick(variant)) && runs(case, variant))
-                .map(of_variant)
-                .collect::<Vec<_>>()
+            variants.clone().filter(|&variant| asked(case, variant)).map(of_variant).collect::<Vec<_>>()
         };
         (0..cases.len()).flat_map(of).collect()
     };

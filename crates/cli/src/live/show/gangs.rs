@@ -47,8 +47,7 @@ struct Arms {
 
 /// # Errors
 /// A program cannot be started, or the host not be managed.
-pub fn show(place: &Place, found: &Found, patience: Duration) -> anyhow::Result<Vec<Row>> {
-    let start = Instant::now();
+pub fn show(place: &Place, found: &Found) -> anyhow::Result<Vec<Row>> {
     let small = (place.cache_bytes / 8).max(2 * place.private_bytes).min(place.cache_bytes / 2);
     let large = place.cache_bytes * 3;
     let made = [
@@ -69,7 +68,7 @@ pub fn show(place: &Place, found: &Found, patience: Duration) -> anyhow::Result<
     let mut arms = Arms::default();
     let mut expected = (None, None);
     let mut managed_turn = true;
-    while start.elapsed() < patience && !place.stopped() && !complete(&arms) {
+    while !place.stopped() && !complete(&arms) {
         if managed_turn {
             managed_block(place, &mut live, &actors, &mut arms, &mut expected)?;
         } else {

@@ -24,6 +24,7 @@ pub mod partition;
 pub mod placement;
 pub mod policies;
 pub mod reasons;
+mod refill;
 pub mod rng;
 pub mod schemes;
 pub mod solvers;

@@ -59,6 +59,29 @@ impl Run {
 
 /// The machine does what the plan's first gang says; every task's profile is known from the start.
 fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, without: &[Ability]) -> Run {
+    run_filling(policy, parameters, profiles, windows, without, None)
+}
+
+/// What the machine counts of who ran: its profile, and in its first window after a wait so many misses more.
+fn counted(tasks: &[TaskSeen], waited: &[bool], profiles: &Profiles, filling: u64) -> Vec<Answer> {
+    let of = |(at, task): (usize, &TaskSeen)| {
+        let cpu = task.cpu?;
+        let mut super_sets = profiles[&task.task].activity[0].1.clone();
+        super_sets[0].misses += if waited[at] { filling } else { 0 };
+        let evidence = Evidence::Activity { task: task.task, cpu, level: Level::L2, super_sets };
+        Some(Answer { probe: ProbeId(0), evidence, complete: true, cost_ns: Vec::new() })
+    };
+    tasks.iter().enumerate().filter_map(of).collect()
+}
+
+fn run_filling(
+    policy: &str,
+    parameters: &str,
+    profiles: Vec<Profile>,
+    windows: u64,
+    without: &[Ability],
+    filling: Option<u64>,
+) -> Run {
     let (topology, capabilities) = (topology(), capabilities(without));
     let mut policy = policies::build(policy, parameters, 1).unwrap();
     let mut tasks: Vec<TaskSeen> = (0..profiles.len() as u32).map(task).collect();
@@ -66,6 +89,7 @@ fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, wit
         profiles.into_iter().enumerate().map(|(at, profile)| (TaskId(at as u32), profile)).collect();
     let mut before = Plan::idle(Window::Time { ns: WINDOW_NS });
     let mut run = Run { decisions: Vec::new(), ran: vec![0; tasks.len()] };
+    let mut waited = vec![true; tasks.len()];
     for window in 0..windows {
         let span = Span { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
         let seen = Observation {
@@ -74,7 +98,7 @@ fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, wit
             ended: WindowEnd::Elapsed,
             tasks: tasks.clone(),
             places: Vec::new(),
-            answers: Vec::new(),
+            answers: filling.map_or_else(Vec::new, |filling| counted(&tasks, &waited, &profiles, filling)),
             in_force: Applied::default(),
         };
         let predictor = Yardstick { miss_penalty_cycles: 100.0 };
@@ -83,6 +107,7 @@ fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, wit
             View { topology, capabilities, seen: &seen, profiles: &profiles, before: &before, predictor: &predictor };
         let decision = policy.decide(&view);
         check_plan(&decision.plan, topology, capabilities, &seen).unwrap();
+        waited = tasks.iter().map(|task| task.cpu.is_none()).collect();
         for task in &mut tasks {
             let seats =
                 decision.plan.gangs.iter().filter_map(|schedule| schedule.gangs.first()).flat_map(|gang| &gang.members);
@@ -108,6 +133,24 @@ fn different_halves_of_the_cache_run_together() {
     let apart = |pair: &&Vec<u32>| pair[0] < 2 && pair[1] >= 2;
     assert_eq!(run.pairs().iter().filter(apart).count(), 40, "{:?}", run.pairs());
     assert_eq!(run.ran, [20; 4]);
+}
+
+/// Where filling the cache again costs misses, does the whole set change less often, the less the more it costs, and does
+/// everybody still run as often, within the bound of the scores?
+#[test]
+fn the_whole_set_pays_for_bringing_tasks_in() {
+    let changes = |filling: u64, parameters: &str| {
+        let run = run_filling("activity-vector", parameters, halves(), 400, &[], Some(filling));
+        let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
+        assert!(most - least <= 20, "{filling}: {:?}", run.ran);
+        run.pairs().windows(2).filter(|two| two[0] != two[1]).count()
+    };
+    let set = "form = \"set\"";
+    let (free, cheap, dear) = (changes(0, set), changes(400, set), changes(1600, set));
+    assert!(dear > 10 && 2 * dear < cheap && 2 * cheap < free, "{free} {cheap} {dear}");
+    assert!(changes(1600, "form = \"set\"\nweights.newcomer = 0.0") >= free, "nothing to pay");
+    // The paper's form knows no such price.
+    assert_eq!(changes(1600, ""), changes(0, ""));
 }
 
 /// Does the paper's form replace one task at a time, the one that ran most, and keep everybody within the bound?

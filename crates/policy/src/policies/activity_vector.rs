@@ -16,11 +16,12 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Ability, Decision, Evidence, IndexSet, Level, Policy, Probe, ProbeId, ProbeWhat, SuperSetCount, Support, TaskId,
-    View,
+    TaskSeen, View,
 };
 use serde::Deserialize;
 
 use crate::company::{Company, Form, Scheduler};
+use crate::refill::Refills;
 
 /// Out of TOML.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -51,6 +52,8 @@ pub struct Weights {
     pub miss_per_kilo_instr: f64,
     /// An instruction per cycle, as counted.
     pub instr_per_cycle: f64,
+    /// Bringing a task in, for every so many extra misses as make a super set of the last level busy: whole set only.
+    pub newcomer: f64,
 }
 
 impl Default for Parameters {
@@ -72,6 +75,7 @@ impl Default for Weights {
             sample: 4.0,
             miss_per_kilo_instr: 0.0,
             instr_per_cycle: 0.0,
+            newcomer: 1.0,
         }
     }
 }
@@ -97,9 +101,18 @@ impl Parameters {
             fail("weights", bad.to_string(), "finite numbers")
         } else if !(weights.sample.is_finite() && weights.sample > 0.0) {
             fail("weights.sample", weights.sample.to_string(), "a number above 0, so that nobody waits for ever")
+        } else if !(weights.newcomer.is_finite() && weights.newcomer >= 0.0) {
+            fail("weights.newcomer", weights.newcomer.to_string(), "0 or more")
         } else {
             Ok(parsed)
         }
+    }
+}
+
+impl Parameters {
+    /// Does whoever is brought in pay for it?
+    fn pays(&self) -> bool {
+        self.form == Form::Set && self.weights.newcomer > 0.0
     }
 }
 
@@ -116,17 +129,22 @@ type Rates = [Vec<(f64, f64)>; 3];
 /// Raw counts of one task, by level.
 type RawCounts = Vec<(Level, Vec<SuperSetCount>)>;
 
+/// Of the six vectors.
+const LAST_LEVEL_MISS: usize = 5;
+
 struct ActivityVectors {
     parameters: Parameters,
     scheduler: Scheduler,
     /// The last sample of each task, and its raw counts.
     rates: BTreeMap<TaskId, (RawCounts, Rates)>,
+    refills: Refills,
 }
 
 impl Policy for ActivityVectors {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let levels = levels(view);
         self.follow(view, &levels);
+        self.follow_refills(view, levels[2]);
         let vectors = self.vectors(view);
         let mut decision = self.scheduler.decide(view, &vectors);
         decision.plan.probes = self.probes(view, &levels);
@@ -167,6 +185,24 @@ impl ActivityVectors {
         }
     }
 
+    /// What was counted in this very window of the last level.
+    fn follow_refills(&mut self, view: &View<'_>, last: Option<Level>) {
+        if !self.parameters.pays() {
+            return;
+        }
+        let mut counted: BTreeMap<TaskId, f64> = BTreeMap::new();
+        for answer in &view.seen.answers {
+            if let Evidence::Activity { task, level, super_sets, .. } = &answer.evidence
+                && Some(*level) == last
+            {
+                let misses: u64 = super_sets.iter().map(|count| count.misses).sum();
+                *counted.entry(*task).or_default() += misses as f64;
+            }
+        }
+        let present: Vec<&TaskSeen> = view.seen.tasks.iter().filter(|task| !task.exited).collect();
+        self.refills.follow(&present, view.seen.span.elapsed_ns, &counted);
+    }
+
     fn vectors(&self, view: &View<'_>) -> Vectors {
         let kind = |cell: usize, count: &(f64, f64)| if cell.is_multiple_of(2) { count.0 } else { count.1 };
         // In order of arrival: sums of fractions depend on the order, which renaming must not change.
@@ -182,6 +218,12 @@ impl ActivityVectors {
         let weights = self.parameters.weights.cells();
         let thresholds: [f64; 6] =
             std::array::from_fn(|cell| if weights[cell] == 0.0 { f64::INFINITY } else { threshold(cell) });
+        let (newcomer, busy_misses) = (self.parameters.weights.newcomer, threshold(LAST_LEVEL_MISS));
+        let refill = |task: TaskId| match self.refills.misses(task) {
+            Some(misses) if busy_misses > 0.0 => newcomer * misses / busy_misses,
+            _ => 0.0,
+        };
+        let stays = |task: TaskId| self.refills.to_be_known(task);
         let bits = |rates: &Rates| -> [IndexSet; 6] {
             std::array::from_fn(|cell| {
                 let busy = rates[cell / 2].iter().enumerate();
@@ -197,7 +239,11 @@ impl ActivityVectors {
             misses.map_or(0.0, |misses| weights.miss_per_kilo_instr * misses.value)
                 + speed.map_or(0.0, |speed| weights.instr_per_cycle * speed.value)
         };
-        let tasks = present().map(|(task, rates)| (task, (bits(rates), burden(task)))).collect();
+        let known = |(task, rates)| {
+            let (bits, burden, refill, stays) = (bits(rates), burden(task), refill(task), stays(task));
+            (task, Known { bits, burden, refill, stays })
+        };
+        let tasks = present().map(known).collect();
         let (cells, by_counters) =
             (weights.cells(), weights.miss_per_kilo_instr != 0.0 || weights.instr_per_cycle != 0.0);
         let looks = by_counters || cells.iter().any(|weight| *weight != 0.0);
@@ -212,9 +258,10 @@ impl ActivityVectors {
             return Vec::new();
         }
         let weights = self.parameters.weights.cells();
+        let pays = self.parameters.pays();
         let mut asked: Vec<Level> = Vec::new();
         for (at, level) in levels.iter().enumerate() {
-            if weights[2 * at] != 0.0 || weights[2 * at + 1] != 0.0 {
+            if weights[2 * at] != 0.0 || weights[2 * at + 1] != 0.0 || (pays && 2 * at + 1 == LAST_LEVEL_MISS) {
                 asked.extend(level.filter(|level| !asked.contains(level)));
             }
         }
@@ -225,10 +272,18 @@ impl ActivityVectors {
     }
 }
 
+/// What is expected of one task.
+struct Known {
+    bits: [IndexSet; 6],
+    burden: f64,
+    refill: f64,
+    stays: bool,
+}
+
 /// What is expected of the next sample.
 struct Vectors {
     cells: [f64; 6],
-    tasks: BTreeMap<TaskId, ([IndexSet; 6], f64)>,
+    tasks: BTreeMap<TaskId, Known>,
     /// Without any weight but the samples' it is a round robin, which needs no evidence.
     looks: bool,
 }
@@ -238,12 +293,18 @@ impl Company for Vectors {
         !self.looks || self.tasks.contains_key(&task)
     }
     fn clash(&self, one: TaskId, other: TaskId) -> f64 {
-        let (Some((one, _)), Some((other, _))) = (self.tasks.get(&one), self.tasks.get(&other)) else { return 0.0 };
+        let (Some(one), Some(other)) = (self.tasks.get(&one), self.tasks.get(&other)) else { return 0.0 };
         let cells = self.cells.iter().enumerate().filter(|(_, weight)| **weight != 0.0);
-        cells.map(|(cell, weight)| weight * f64::from(one[cell].common_count(&other[cell]))).sum()
+        cells.map(|(cell, weight)| weight * f64::from(one.bits[cell].common_count(&other.bits[cell]))).sum()
     }
     fn burden(&self, task: TaskId) -> f64 {
-        self.tasks.get(&task).map_or(0.0, |(_, burden)| *burden)
+        self.tasks.get(&task).map_or(0.0, |known| known.burden)
+    }
+    fn refill(&self, task: TaskId) -> f64 {
+        self.tasks.get(&task).map_or(0.0, |known| known.refill)
+    }
+    fn stays(&self, task: TaskId) -> bool {
+        self.tasks.get(&task).is_some_and(|known| known.stays)
     }
 }
 
@@ -251,5 +312,5 @@ impl Company for Vectors {
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
     let parameters = Parameters::parse(parameters)?;
     let scheduler = Scheduler::new(parameters.form, parameters.window_ns, parameters.weights.sample);
-    Ok(Box::new(ActivityVectors { parameters, scheduler, rates: BTreeMap::new() }))
+    Ok(Box::new(ActivityVectors { parameters, scheduler, rates: BTreeMap::new(), refills: Refills::default() }))
 }

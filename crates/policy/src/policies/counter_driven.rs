@@ -3,16 +3,18 @@
 //! Problem: is it worth knowing *where* in the cache a task is busy, if plain counters already say how busy it is? Method:
 //! two tasks clash by the product of their counted misses per thousand instructions, relative to the mean of all tasks
 //! (a sum would make every way of pairing them weigh the same); forms and scores are [`crate::company`]'s. Without
-//! counted rates, those of recorded profiles on the whole cache.
+//! counted rates, those of recorded profiles on the whole cache. The whole-set form pays for bringing a task in: its extra
+//! misses, over those of the mean task's sample, weigh as a clash of two mean tasks.
 //!
 //! Properties: needs a miss counter and nothing else; all tasks alike clash alike, so that it is a plain round robin then.
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Decision, Policy, Profile, TaskId, View};
+use cachemate_core::{Decision, Event, Policy, Profile, TaskId, TaskSeen, View};
 use serde::Deserialize;
 
 use crate::company::{Company, Form, Scheduler};
+use crate::refill::Refills;
 
 /// Out of TOML.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -37,12 +39,16 @@ impl Default for Parameters {
 struct CounterDriven {
     clash_weight: f64,
     scheduler: Scheduler,
+    refills: Refills,
 }
 
 /// Misses over the mean of all tasks.
-struct Misses {
+struct Misses<'a> {
     clash_weight: f64,
     tasks: BTreeMap<TaskId, f64>,
+    refills: &'a Refills,
+    /// Of the mean task; 0 = nothing was counted.
+    misses_per_sample: f64,
 }
 
 fn misses_per_kilo_instr(profile: &Profile) -> Option<f64> {
@@ -58,11 +64,28 @@ impl Policy for CounterDriven {
         let mean = rates.iter().map(|(_, rate)| rate).sum::<f64>() / rates.len().max(1) as f64;
         let relative = |rate: f64| if mean > 0.0 { rate / mean } else { 0.0 };
         let tasks = rates.into_iter().map(|(task, rate)| (task, relative(rate))).collect();
-        self.scheduler.decide(view, &Misses { clash_weight: self.clash_weight, tasks })
+        self.follow_refills(view);
+        let (clash_weight, refills) = (self.clash_weight, &self.refills);
+        // In order of arrival, as above.
+        let samples = view.seen.tasks.iter().filter_map(|task| refills.misses_per_sample(task.task));
+        let (sum, count) = samples.fold((0.0, 0.0), |(sum, count), misses| (sum + misses, count + 1.0));
+        let misses_per_sample = if count > 0.0 { sum / count } else { 0.0 };
+        self.scheduler.decide(view, &Misses { clash_weight, tasks, refills, misses_per_sample })
     }
 }
 
-impl Company for Misses {
+impl CounterDriven {
+    fn follow_refills(&mut self, view: &View<'_>) {
+        let last = view.topology.caches.iter().find(|cache| cache.last_level).map(|cache| cache.level);
+        let Some(last) = last.filter(|_| self.scheduler.form == Form::Set) else { return };
+        let present: Vec<&TaskSeen> = view.seen.tasks.iter().filter(|task| !task.exited).collect();
+        let counted = |task: &&TaskSeen| Some((task.task, task.counts.get(Event::Misses(last))?));
+        let counted = present.iter().filter_map(counted).collect();
+        self.refills.follow(&present, view.seen.span.elapsed_ns, &counted);
+    }
+}
+
+impl Company for Misses<'_> {
     fn knows(&self, task: TaskId) -> bool {
         self.tasks.contains_key(&task)
     }
@@ -72,6 +95,15 @@ impl Company for Misses {
     }
     fn burden(&self, _: TaskId) -> f64 {
         0.0
+    }
+    fn refill(&self, task: TaskId) -> f64 {
+        match self.refills.misses(task) {
+            Some(misses) if self.misses_per_sample > 0.0 => self.clash_weight * misses / self.misses_per_sample,
+            _ => 0.0,
+        }
+    }
+    fn stays(&self, task: TaskId) -> bool {
+        self.refills.to_be_known(task)
     }
 }
 
@@ -88,5 +120,5 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Str
     let clash_weight = positive("clash_weight", parsed.clash_weight)?;
     let sample_weight = positive("sample_weight", parsed.sample_weight)?;
     let scheduler = Scheduler::new(parsed.form, parsed.window_ns, sample_weight);
-    Ok(Box::new(CounterDriven { clash_weight, scheduler }))
+    Ok(Box::new(CounterDriven { clash_weight, scheduler, refills: Refills::default() }))
 }

@@ -217,6 +217,7 @@ mod tests {
         );
         assert!(error("default", "window_ns = 0").contains("window_ns"));
         assert!(error("activity-vector", "[weights]\nsample = 0.0").contains("weights.sample: found 0"));
+        assert!(error("activity-vector", "weights.newcomer = -1.0").contains("weights.newcomer: found -1"));
         assert!(error("activity-vector", "super_sets = 0").contains("super_sets: found 0"));
         assert!(error("counter-driven", "form = \"one\"").contains("replacement"));
         assert!(error("counter-driven", "clash_weight = nan").contains("clash_weight: found NaN"));

@@ -32,7 +32,7 @@ pub fn experiments() -> Vec<Experiment> {
         Experiment {
             ids: &["AV-3"],
             what: "fifteen four-job mixes scheduled by activity vectors against round robin and the best pairing",
-            full_minutes: 6.0,
+            full_minutes: 12.0,
             run: mixes::run,
         },
         Experiment {

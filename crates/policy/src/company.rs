@@ -10,6 +10,7 @@
 //!   reached through a bad one. Who does not run yet pays for being brought in, where the policy knows what that costs: in
 //!   a sample that is short beside the time it takes to fill the cache, every change costs more than company does.
 //! - *advice* (AV 4.3.1, the Linux form): the machine's scheduler picks, and prefers a waiting task that clashes less.
+//!   About a task that has fallen behind the others by more than a bound it is silent.
 //!
 //! Properties: a task's samples are part of its score, so none waits for ever: with a weight of w a sample and scores that
 //! differ by d at most, nobody falls more than d/w samples behind. A task of which nothing is known yet clashes with
@@ -71,6 +72,9 @@ impl Company for BroughtIn<'_> {
     }
 }
 
+/// As far as round robin itself leaves tasks apart.
+pub const BEHIND_AT_MOST_SAMPLES: f64 = 1.0;
+
 /// Turns of the set that runs: it stays until the next plan, and passes on if none ever comes.
 const TURNS: u32 = 100;
 
@@ -80,6 +84,8 @@ pub struct Scheduler {
     pub window_ns: u64,
     /// Score of one sample that the task has run.
     pub sample_weight: f64,
+    /// Advice is silent about who has run so many samples less than the mean task below its cache.
+    pub behind_at_most_samples: f64,
     homes: BTreeMap<TaskId, usize>,
     /// Samples run so far; newcomers begin with the least of their cache.
     samples: BTreeMap<TaskId, f64>,
@@ -88,9 +94,9 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    pub fn new(form: Form, window_ns: u64, sample_weight: f64) -> Self {
+    pub fn new(form: Form, window_ns: u64, sample_weight: f64, behind_at_most_samples: f64) -> Self {
         let (homes, samples, others_cpus) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Scheduler { form, window_ns, sample_weight, homes, samples, others_cpus }
+        Scheduler { form, window_ns, sample_weight, behind_at_most_samples, homes, samples, others_cpus }
     }
 
     /// The decision without probes, which are the policy's.
@@ -106,7 +112,7 @@ impl Scheduler {
         self.follow(view, &tasks, &domains);
         if self.form == Form::Advice || !can(Ability::Gangs) {
             if can(Ability::Clashes) {
-                plan.clashes = advice(&tasks, &domains, company);
+                plan.clashes = self.advice(&tasks, &domains, company);
             }
             return Decision { plan, why };
         }
@@ -302,6 +308,46 @@ impl Scheduler {
         let next = next.map(|tasks| Gang { members: tasks.iter().map(|&task| (task, None)).collect(), slices: 1 });
         GangSchedule { cpus: cpus.clone(), slice_ns, gangs: std::iter::once(running).chain(next).collect() }
     }
+
+    /// Clashes of tasks that were last seen below the same cache, but for those that are too far behind: nobody is to be
+    /// passed over for ever.
+    fn advice(&self, tasks: &[&TaskSeen], domains: &[CpuSet], company: &dyn Company) -> Vec<Clash> {
+        let last_cpu = |task: &TaskSeen| {
+            let longest = task.on_cpu_ns.iter().reduce(|most, next| if next.1 > most.1 { next } else { most });
+            task.cpu.or(longest.map(|(cpu, _)| *cpu))
+        };
+        let domain = |task: &TaskSeen| {
+            let cpu = last_cpu(task)?;
+            domains.iter().position(|domain| domain.contains(cpu.0))
+        };
+        // One cache: whoever waits will run below it, wherever it was seen.
+        let places: Vec<Option<usize>> =
+            tasks.iter().map(|task| if domains.len() == 1 { Some(0) } else { domain(task) }).collect();
+        let mut ran = vec![(0.0, 0.0); domains.len()];
+        for (task, place) in tasks.iter().zip(&places) {
+            if let Some(place) = *place {
+                ran[place] = (ran[place].0 + self.samples[&task.task], ran[place].1 + 1.0);
+            }
+        }
+        let too_far_behind = |at: usize| {
+            let mean = places[at].map(|place| ran[place].0 / ran[place].1);
+            mean.is_none_or(|mean| mean - self.samples[&tasks[at].task] > self.behind_at_most_samples)
+        };
+        let left_alone: Vec<bool> = (0..tasks.len()).map(too_far_behind).collect();
+        let mut clashes = Vec::new();
+        for (at, one) in tasks.iter().enumerate() {
+            for (other_at, other) in tasks.iter().enumerate().skip(at + 1) {
+                if places[at] != places[other_at] || left_alone[at] || left_alone[other_at] {
+                    continue;
+                }
+                let penalty = company.clash(one.task, other.task);
+                if penalty > 0.0 {
+                    clashes.push(Clash { tasks: (one.task, other.task), penalty });
+                }
+            }
+        }
+        clashes
+    }
 }
 
 fn explain(running: &[TaskId], chosen: &[TaskId], why: &mut Vec<Reason>) {
@@ -316,32 +362,4 @@ fn explain(running: &[TaskId], chosen: &[TaskId], why: &mut Vec<Reason>) {
         let tasks = [out, into].into_iter().chain(stay).collect();
         why.push(Reason { tasks, text: text.to_string(), numbers: Vec::new() });
     }
-}
-
-/// Clashes of tasks that were last seen below the same cache.
-fn advice(tasks: &[&TaskSeen], domains: &[CpuSet], company: &dyn Company) -> Vec<Clash> {
-    let last_cpu = |task: &TaskSeen| {
-        let longest = task.on_cpu_ns.iter().reduce(|most, next| if next.1 > most.1 { next } else { most });
-        task.cpu.or(longest.map(|(cpu, _)| *cpu))
-    };
-    let domain = |task: &TaskSeen| {
-        let cpu = last_cpu(task)?;
-        domains.iter().position(|domain| domain.contains(cpu.0))
-    };
-    // One cache: whoever waits will run below it, wherever it was seen.
-    let places: Vec<Option<usize>> =
-        tasks.iter().map(|task| if domains.len() == 1 { Some(0) } else { domain(task) }).collect();
-    let mut clashes = Vec::new();
-    for (at, one) in tasks.iter().enumerate() {
-        for (other_at, other) in tasks.iter().enumerate().skip(at + 1) {
-            if places[at].is_none() || places[at] != places[other_at] {
-                continue;
-            }
-            let penalty = company.clash(one.task, other.task);
-            if penalty > 0.0 {
-                clashes.push(Clash { tasks: (one.task, other.task), penalty });
-            }
-        }
-    }
-    clashes
 }

@@ -215,3 +215,37 @@ fn only_weighted_levels_are_watched() {
     assert_eq!(asked[0].what, ProbeWhat::Activity { tasks, level: Level::L2, super_sets: 8 });
     assert!(probes(&[Ability::CountSuperSets]).is_empty());
 }
+
+/// Is advice silent about a task that has fallen behind, by the bound that was asked for, and about nobody else?
+#[test]
+fn advice_leaves_alone_who_fell_behind() {
+    // Two CPUs: tasks 0 and 2 run all the time, 1 and 3 never. The mean is half a sample a window.
+    let clashes = |parameters: &str, windows: u64| {
+        let (topology, capabilities) = (topology(), capabilities(&[]));
+        let mut policy = policies::build("activity-vector", parameters, 1).unwrap();
+        let profiles: Profiles = (0u32..).map(TaskId).zip(halves()).collect();
+        let before = Plan::idle(Window::Time { ns: WINDOW_NS });
+        let mut last = Vec::new();
+        for window in 0..windows {
+            let mut tasks: Vec<TaskSeen> = (0..4).map(task).collect();
+            for (at, cpu) in [(0, 0), (2, 1)] {
+                tasks[at].on_cpu_ns = vec![(CpuId(cpu), WINDOW_NS)];
+            }
+            let span = Span { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
+            let (ended, in_force) = (WindowEnd::Elapsed, Applied::default());
+            let (places, answers) = (Vec::new(), Vec::new());
+            let seen = Observation { window, span, ended, tasks, places, answers, in_force };
+            let predictor = Yardstick { miss_penalty_cycles: 100.0 };
+            let (topology, capabilities, seen) = (&topology, &capabilities, &seen);
+            let view =
+                View { topology, capabilities, seen, profiles: &profiles, before: &before, predictor: &predictor };
+            last = policy.decide(&view).plan.clashes;
+        }
+        last.len()
+    };
+    let advice = "form = \"advice\"\n";
+    assert_eq!([1, 3, 4].map(|windows| clashes(advice, windows)), [2, 2, 0]);
+    let bound = |samples: &str| format!("{advice}behind_at_most_samples = {samples}");
+    assert_eq!([1, 2].map(|windows| clashes(&bound("0.4"), windows)), [2, 0]);
+    assert_eq!(clashes(&bound("inf"), 50), 2);
+}

@@ -10,6 +10,7 @@
 pub mod cells;
 pub mod groups;
 pub mod hangs;
+pub mod stalls;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,6 +29,7 @@ use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_sim::results::RunResults;
 use cachemate_sim::run::Deciding;
 
+use self::stalls::{ContentionAt, contention_at};
 use crate::setup::{Comparison, Job, Scores, Workload, failed, scores};
 use crate::{Context, ReproError, mean};
 
@@ -288,6 +290,8 @@ pub struct Measured {
     pub never_ran: Vec<String>,
     /// Of all run time: the copies of art.
     pub art_share: f64,
+    /// Where the contention in `gain` lies; NaN where that is.
+    pub contention_at: ContentionAt,
 }
 
 /// # Errors
@@ -323,6 +327,7 @@ pub fn measure_against(setting: &Setting, who: &Who, other: &Setting) -> Result<
         worst_slowdown: not_measured,
         mean_degradation: not_measured,
     };
+    let nowhere = ContentionAt { issue: not_measured, misses: not_measured, queues: not_measured };
     let shares = |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
     let times = shares(new);
     let all: f64 = times.iter().sum();
@@ -343,6 +348,7 @@ pub fn measure_against(setting: &Setting, who: &Who, other: &Setting) -> Result<
         default_least_share: least(&shares(old)),
         busy_share: new.busy_share,
         art_share: art.map(|task| task.run_time_share).sum::<f64>() / all,
+        contention_at: contention_at(new, old).unwrap_or(nowhere),
     })
 }
 

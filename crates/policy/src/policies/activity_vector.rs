@@ -20,11 +20,11 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-use crate::company::{Company, Form, Scheduler};
+use crate::company::{BEHIND_AT_MOST_SAMPLES, Company, Form, Scheduler};
 use crate::refill::Refills;
 
 /// Out of TOML.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub form: Form,
@@ -33,6 +33,8 @@ pub struct Parameters {
     pub super_sets: u32,
     /// A super set is busy above so many times the mean of all tasks.
     pub busy_above: f64,
+    /// Advice is silent about who has run so many samples less than the mean task below its cache.
+    pub behind_at_most_samples: f64,
     pub weights: Weights,
 }
 
@@ -59,7 +61,14 @@ pub struct Weights {
 impl Default for Parameters {
     fn default() -> Self {
         let (form, window_ns) = (Form::Replacement, 100_000_000);
-        Parameters { form, window_ns, super_sets: 32, busy_above: 1.0, weights: Weights::default() }
+        Parameters {
+            form,
+            window_ns,
+            super_sets: 32,
+            busy_above: 1.0,
+            behind_at_most_samples: BEHIND_AT_MOST_SAMPLES,
+            weights: Weights::default(),
+        }
     }
 }
 
@@ -97,6 +106,8 @@ impl Parameters {
             fail("super_sets", parsed.super_sets.to_string(), "1 to 4096")
         } else if !(parsed.busy_above.is_finite() && parsed.busy_above >= 0.0) {
             fail("busy_above", parsed.busy_above.to_string(), "0 or more")
+        } else if parsed.behind_at_most_samples.is_nan() || parsed.behind_at_most_samples < 0.0 {
+            fail("behind_at_most_samples", parsed.behind_at_most_samples.to_string(), "0 or more")
         } else if let Some(bad) = all.iter().find(|weight| !weight.is_finite()) {
             fail("weights", bad.to_string(), "finite numbers")
         } else if !(weights.sample.is_finite() && weights.sample > 0.0) {
@@ -311,6 +322,7 @@ impl Company for Vectors {
 /// See the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
     let parameters = Parameters::parse(parameters)?;
-    let scheduler = Scheduler::new(parameters.form, parameters.window_ns, parameters.weights.sample);
+    let Parameters { form, window_ns, behind_at_most_samples, weights, .. } = parameters;
+    let scheduler = Scheduler::new(form, window_ns, weights.sample, behind_at_most_samples);
     Ok(Box::new(ActivityVectors { parameters, scheduler, rates: BTreeMap::new(), refills: Refills::default() }))
 }

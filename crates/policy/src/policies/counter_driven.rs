@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{Decision, Event, Policy, Profile, TaskId, TaskSeen, View};
 use serde::Deserialize;
 
-use crate::company::{Company, Form, Scheduler};
+use crate::company::{BEHIND_AT_MOST_SAMPLES, Company, Form, Scheduler};
 use crate::refill::Refills;
 
 /// Out of TOML.
@@ -27,12 +27,20 @@ pub struct Parameters {
     pub clash_weight: f64,
     /// A sample that the task has run counts so much against it.
     pub sample_weight: f64,
+    /// As of activity vectors.
+    pub behind_at_most_samples: f64,
 }
 
 impl Default for Parameters {
     fn default() -> Self {
         // As activity vectors where half of the 32 super sets are shared.
-        Parameters { form: Form::Replacement, window_ns: 100_000_000, clash_weight: 16.0, sample_weight: 4.0 }
+        Parameters {
+            form: Form::Replacement,
+            window_ns: 100_000_000,
+            clash_weight: 16.0,
+            sample_weight: 4.0,
+            behind_at_most_samples: BEHIND_AT_MOST_SAMPLES,
+        }
     }
 }
 
@@ -117,8 +125,11 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Str
     if parsed.window_ns == 0 {
         return Err("window_ns: found 0, expected 1 or more".to_string());
     }
+    if parsed.behind_at_most_samples.is_nan() || parsed.behind_at_most_samples < 0.0 {
+        return Err(format!("behind_at_most_samples: found {}, expected 0 or more", parsed.behind_at_most_samples));
+    }
     let clash_weight = positive("clash_weight", parsed.clash_weight)?;
     let sample_weight = positive("sample_weight", parsed.sample_weight)?;
-    let scheduler = Scheduler::new(parsed.form, parsed.window_ns, sample_weight);
+    let scheduler = Scheduler::new(parsed.form, parsed.window_ns, sample_weight, parsed.behind_at_most_samples);
     Ok(Box::new(CounterDriven { clash_weight, scheduler, refills: Refills::default() }))
 }

@@ -26,7 +26,7 @@ pub fn experiments() -> Vec<Experiment> {
         Experiment {
             ids: &["AV-1", "AV-7"],
             what: "overlap of activity vectors against IPC, and who causes the L2 misses, over all pairs of 9 programs",
-            full_minutes: 4.0,
+            full_minutes: 10.0,
             run: pairs::run,
         },
         Experiment {

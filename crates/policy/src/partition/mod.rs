@@ -3,6 +3,7 @@
 
 pub mod deal;
 pub mod domain;
+pub mod judging;
 pub mod record;
 pub mod space;
 pub mod trial;

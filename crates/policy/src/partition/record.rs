@@ -1,28 +1,46 @@
 //! How fast processes run under the shares in force: the evidence by which a change of shares is judged.
 //!
 //! Only clean windows count: a trace slows its program to a quarter (thesis 5.6.2), and while pages move the shares are
-//! not yet what was asked for. Rates are sums over windows, so short windows weigh less.
+//! not yet what was asked for. Two records are compared like with like: programs have phases, and a stretch that holds
+//! more of a slow one says nothing about shares. What no allocation of a cache changes, what comes to it from the first
+//! level (thesis 5.6.2 uses misses, which every allocation changes), tells which windows of a program are alike; both
+//! records are then weighed with the same work of each kind.
+//!
+//! Properties: rates are sums over windows, so that short windows weigh less; bounded memory; no answer where the
+//! records have less than half of a program's work in common.
 
-use cachemate_core::{Event, Level, Observation, ProbeWhat, ProcessId, StallCause};
+use cachemate_core::{Counts, Event, Level, Observation, ProbeWhat, ProcessId, StallCause, TaskSeen};
 use std::collections::BTreeMap;
 
 use super::space::Speed;
 
-/// Sums over clean windows; an event that one of them lacked is lost for all.
+/// Of one process in one window.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Sums {
+struct Sample {
     instructions: f64,
     cycles: f64,
+    /// `None` = not counted, here and below.
     misses: Option<f64>,
     stall_cycles: Option<f64>,
+    /// Misses of the first-level caches and references of this one.
+    comes: Option<[f64; 3]>,
 }
 
-/// Since the shares were last changed.
+/// The latest windows since the shares were last changed.
 #[derive(Clone, Debug, Default)]
 pub struct SpeedRecord {
-    sums: BTreeMap<ProcessId, Sums>,
+    samples: BTreeMap<ProcessId, Vec<Sample>>,
     pub windows: u32,
 }
+
+/// Windows of a process that are remembered.
+const KEPT_WINDOWS: usize = 64;
+/// Windows are alike where what comes differs by no more than the thesis's threshold (3 per 1000 instructions, 5.6.2)
+/// and this share of it, its sampling noise.
+const ALIKE_PER_KILO_INSTR: f64 = 3.0;
+const ALIKE_SHARE: f64 = 0.1;
+/// Of the work in each of two records, at least, that has its like in the other.
+const IN_COMMON: f64 = 0.5;
 
 /// Waiting for what lies behind a cache of this level.
 fn beyond(level: Level) -> impl Iterator<Item = StallCause> {
@@ -30,26 +48,71 @@ fn beyond(level: Level) -> impl Iterator<Item = StallCause> {
     hits.chain([StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue])
 }
 
+fn what_comes(counts: &Counts, level: Level) -> Option<[f64; 3]> {
+    let misses = |level| counts.get(Event::Misses(level));
+    Some([misses(Level::L1Data)?, misses(Level::L1Instruction)?, counts.get(Event::References(level))?])
+}
+
+impl Sample {
+    fn of(task: &TaskSeen, level: Level) -> Option<Self> {
+        let counted = task.counts.get(Event::Instructions).zip(task.counts.get(Event::Cycles));
+        let (instructions, cycles) = counted.filter(|(_, cycles)| *cycles > 0.0)?;
+        let stalls = beyond(level).filter_map(|cause| task.counts.get(Event::StallCycles(cause)));
+        Some(Sample {
+            instructions,
+            cycles,
+            misses: task.counts.get(Event::Misses(level)),
+            stall_cycles: stalls.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles)),
+            comes: what_comes(&task.counts, level),
+        })
+    }
+
+    fn plus(self, more: Sample) -> Self {
+        let both = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b);
+        let comes = self.comes.zip(more.comes);
+        Sample {
+            instructions: self.instructions + more.instructions,
+            cycles: self.cycles + more.cycles,
+            misses: both(self.misses, more.misses),
+            stall_cycles: both(self.stall_cycles, more.stall_cycles),
+            comes: comes.map(|(a, b)| [a[0] + b[0], a[1] + b[1], a[2] + b[2]]),
+        }
+    }
+
+    /// Do as many accesses reach the cache?
+    fn is_like(&self, other: &Sample) -> bool {
+        let Some((mine, theirs)) = self.comes.zip(other.comes) else { return true };
+        let rate = |sums: f64, of: &Sample| 1000.0 * sums / of.instructions.max(1.0);
+        (0..3).all(|at| {
+            let (a, b) = (rate(mine[at], self), rate(theirs[at], other));
+            (a - b).abs() <= ALIKE_PER_KILO_INSTR + ALIKE_SHARE * a.max(b)
+        })
+    }
+}
+
 impl SpeedRecord {
     /// Adds a window, if it is a clean one in which something ran; was it?
     pub fn add(&mut self, seen: &Observation, level: Level, probes: &[cachemate_core::Probe]) -> bool {
         let traced = probes.iter().any(|probe| matches!(probe.what, ProbeWhat::Trace { .. }));
-        if traced || !seen.in_force.pending.is_empty() {
-            return false;
-        }
-        let mut measured = false;
+        !traced && seen.in_force.pending.is_empty() && self.take(seen, level)
+    }
+
+    /// Adds a window, whatever it is; did something run?
+    pub fn take(&mut self, seen: &Observation, level: Level) -> bool {
+        let mut window: BTreeMap<ProcessId, Sample> = BTreeMap::new();
         for task in &seen.tasks {
-            let counted = task.counts.get(Event::Instructions).zip(task.counts.get(Event::Cycles));
-            let Some((instructions, cycles)) = counted.filter(|(_, cycles)| *cycles > 0.0) else { continue };
-            let stalls = beyond(level).filter_map(|cause| task.counts.get(Event::StallCycles(cause)));
-            let stalls = stalls.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles));
-            let nothing = Sums { instructions: 0.0, cycles: 0.0, misses: Some(0.0), stall_cycles: Some(0.0) };
-            let sums = self.sums.entry(task.process).or_insert(nothing);
-            measured = true;
-            sums.instructions += instructions;
-            sums.cycles += cycles;
-            sums.misses = sums.misses.zip(task.counts.get(Event::Misses(level))).map(|(sum, more)| sum + more);
-            sums.stall_cycles = sums.stall_cycles.zip(stalls).map(|(sum, more)| sum + more);
+            if let Some(sample) = Sample::of(task, level) {
+                let all = window.get(&task.process).map_or(sample, |before| before.plus(sample));
+                window.insert(task.process, all);
+            }
+        }
+        let measured = !window.is_empty();
+        for (process, sample) in window {
+            let samples = self.samples.entry(process).or_default();
+            if samples.len() == KEPT_WINDOWS {
+                samples.remove(0);
+            }
+            samples.push(sample);
         }
         self.windows += u32::from(measured);
         measured
@@ -60,9 +123,17 @@ impl SpeedRecord {
         *self = SpeedRecord::default();
     }
 
+    /// The last so many windows of each process.
+    pub fn latest(&self, windows: u32) -> SpeedRecord {
+        let latest = |samples: &[Sample]| samples[samples.len().saturating_sub(windows as usize)..].to_vec();
+        let samples = self.samples.iter().map(|(&process, samples)| (process, latest(samples))).collect();
+        SpeedRecord { samples, windows: self.windows.min(windows) }
+    }
+
     /// `None` until it ran in a clean window.
     pub fn speed(&self, process: ProcessId) -> Option<Speed> {
-        let sums = self.sums.get(&process).filter(|sums| sums.instructions > 0.0)?;
+        let all = self.samples.get(&process)?.iter().copied().reduce(Sample::plus)?;
+        let sums = Some(all).filter(|sums| sums.instructions > 0.0)?;
         let per_miss = sums.stall_cycles.zip(sums.misses.filter(|&misses| misses > 0.0));
         Some(Speed {
             cycles_per_instr: sums.cycles / sums.instructions,
@@ -71,20 +142,57 @@ impl SpeedRecord {
         })
     }
 
+    /// The same where nothing is compared: the sum of weighted speeds of those that ran.
+    pub fn weighted_speed(&self, weights: &[(ProcessId, f64)]) -> f64 {
+        let one = |(of, weight): &(ProcessId, f64)| Some(weight / self.speed(*of)?.cycles_per_instr);
+        weights.iter().filter_map(one).sum()
+    }
+
+    /// Cycles per instruction of a process in this record and in another one, over the same
+    /// work of each kind; `None` where they have too little of it in common.
+    pub fn like(&self, other: &SpeedRecord, process: ProcessId) -> Option<[f64; 2]> {
+        let (mine, theirs) = (self.samples.get(&process)?, other.samples.get(&process)?);
+        let all = || mine.iter().map(|sample| (0, sample)).chain(theirs.iter().map(|sample| (1, sample)));
+        // Kinds of windows, each named after its first: work and cycles on both sides.
+        let mut kinds: Vec<(&Sample, [f64; 2], [f64; 2])> = Vec::new();
+        let (mut work, mut in_common) = ([0.0; 2], [0.0; 2]);
+        for (side, sample) in all() {
+            work[side] += sample.instructions;
+            let at = kinds.iter().position(|(first, ..)| first.is_like(sample)).unwrap_or(kinds.len());
+            if at == kinds.len() {
+                kinds.push((sample, [0.0; 2], [0.0; 2]));
+            }
+            kinds[at].1[side] += sample.instructions;
+            kinds[at].2[side] += sample.cycles;
+        }
+        let (mut weight, mut cycles) = (0.0, [0.0; 2]);
+        for (_, done, took) in kinds.iter().filter(|(_, done, _)| done[0] > 0.0 && done[1] > 0.0) {
+            weight += done[0] + done[1];
+            for side in 0..2 {
+                in_common[side] += done[side];
+                cycles[side] += (done[0] + done[1]) * took[side] / done[side];
+            }
+        }
+        let enough = weight > 0.0 && (0..2).all(|side| in_common[side] >= IN_COMMON * work[side]);
+        enough.then(|| cycles.map(|cycles| cycles / weight))
+    }
+
     /// The sum of weighted speeds over that in another record, weights in cycles per instruction; `None` where one of the
-    /// processes is in only one of the two.
+    /// processes cannot be compared.
     pub fn speed_over(&self, other: &SpeedRecord, weights: &[(ProcessId, f64)]) -> Option<f64> {
-        let sum = |record: &SpeedRecord| -> Option<f64> {
-            weights.iter().map(|(of, weight)| Some(weight / record.speed(*of)?.cycles_per_instr)).sum()
-        };
-        sum(self).zip(sum(other)).map(|(mine, theirs)| mine / theirs).filter(|ratio| ratio.is_finite())
+        let mut sums = [0.0; 2];
+        for &(process, weight) in weights {
+            let cycles = self.like(other, process)?;
+            (0..2).for_each(|side| sums[side] += weight / cycles[side]);
+        }
+        Some(sums[0] / sums[1]).filter(|ratio| ratio.is_finite())
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use cachemate_core::{Applied, Counts, Item, Pending, Probe, ProbeId, Reading, Span, TaskId, TaskSeen, WindowEnd};
+    use cachemate_core::{Applied, Item, Pending, Probe, ProbeId, Reading, Span, TaskId, WindowEnd};
 
     pub fn seen(readings: &[(Event, u64)]) -> Observation {
         let reading = |&(event, count): &(Event, u64)| Reading { event, count, counted_share: 1.0 };
@@ -107,6 +215,13 @@ pub(super) mod tests {
     /// One process with these counts.
     pub fn window_of(instructions: u64, cycles: u64, misses: u64) -> Observation {
         seen(&[(Event::Instructions, instructions), (Event::Cycles, cycles), (Event::Misses(Level::L2), misses)])
+    }
+
+    /// One process in a phase in which so many accesses reach the cache.
+    pub fn window_in_phase(instructions: u64, cycles: u64, comes: u64) -> Observation {
+        let [data, code] = [Level::L1Data, Level::L1Instruction].map(Event::Misses);
+        let counts = [(Event::Instructions, instructions), (Event::Cycles, cycles), (data, comes), (code, 0)];
+        seen(&[&counts[..], &[(Event::References(Level::L2), comes), (Event::Misses(Level::L2), 10)]].concat())
     }
 
     /// Are windows with a trace or with moving pages left out?
@@ -137,5 +252,27 @@ pub(super) mod tests {
         fast.add(&window_of(1000, 2000, 0), Level::L2, &[]);
         assert_eq!(fast.speed_over(&slow, &[(ProcessId(0), 2.0)]), Some(1.5));
         assert_eq!(fast.speed_over(&slow, &[(ProcessId(0), 1.0), (ProcessId(1), 1.0)]), None);
+    }
+
+    /// Does more of a slow phase in one record count for nothing, and are phases that only one record has left out, or told
+    /// to be too much?
+    #[test]
+    fn records_compare_like_with_like() {
+        let record = |windows: &[(u64, u64)]| {
+            let mut record = SpeedRecord::default();
+            for &(cycles, comes) in windows {
+                record.add(&window_in_phase(10_000, cycles, comes), Level::L2, &[]);
+            }
+            record
+        };
+        let (fast, slow) = ((10_000, 1_000), (40_000, 400));
+        let mostly_fast = record(&[fast, fast, fast, slow]);
+        let over = |windows: &[(u64, u64)]| record(windows).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]);
+        let close = |found: Option<f64>, wanted: f64| found.is_some_and(|found| (found - wanted).abs() < 1e-9);
+        assert!(close(over(&[slow, slow, slow, fast]), 1.0));
+        // Ten per cent faster in both phases, whatever the mix.
+        assert!(close(over(&[(36_000, 400), (9_000, 1_000)]), 1.0 / 0.9));
+        assert!(close(over(&[fast, slow, (90_000, 100)]), 1.0), "a phase that the other lacks");
+        assert_eq!(over(&[fast, (90_000, 100), (90_000, 100)]), None, "most of it is a phase that the other lacks");
     }
 }

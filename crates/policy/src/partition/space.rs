@@ -4,7 +4,9 @@
 //! how fast it runs now. Method: cycles per instruction move from the measured speed along the curve, every miss for as
 //! long as misses of this program were measured to stall it (stall cycles beyond the cache over misses: memory-level
 //! parallelism and a cache behind are in it, thesis 4.6.3), or along a measured stall curve where there is one that
-//! spans the sizes. Properties: more space never costs more (what rises in a curve of an LRU cache is noise); nothing
+//! spans the sizes. A log does not hold everything (stores that write through, for one): a rate that is measured to be
+//! higher or lower than any size explains moves the whole curve, and what was measured under a share of its own bounds it on
+//! either side ([`Space::bounded`]). Properties: more space never costs more (what rises in a curve of an LRU cache is noise); nothing
 //! is said without a curve and a speed.
 
 use cachemate_core::{Estimate, Profile};
@@ -37,7 +39,11 @@ impl Space {
     ) -> Option<Self> {
         let size = |held: u32| cache_bytes as f64 * f64::from(held) / f64::from(units);
         let curve = profile.misses_per_kilo_instr.as_deref().filter(|curve| !curve.is_empty())?;
-        let misses = falling((1..=units).map(|held| at(curve, size(held))).collect());
+        let mut misses = falling((1..=units).map(|held| at(curve, size(held))).collect());
+        let measured = speed.and_then(|speed| speed.misses_per_kilo_instr);
+        let (most, least) = (misses[0], misses[units as usize - 1]);
+        let unexplained = measured.map_or(0.0, |rate| (rate - most).max(0.0) - (least - rate).max(0.0));
+        misses.iter_mut().for_each(|rate| *rate = (*rate + unexplained).max(0.0));
         let whole = misses[units as usize - 1];
         let penalty = speed.and_then(|speed| speed.stall_cycles_per_miss).unwrap_or(miss_penalty_cycles) / 1000.0;
         let from_misses = |cycles: f64, rate: f64| -> Vec<f64> {
@@ -59,6 +65,24 @@ impl Space {
         let space = Space { misses_per_kilo_instr: misses, cycles_per_instr: cycles };
         let numbers = space.misses_per_kilo_instr.iter().chain(&space.cycles_per_instr);
         numbers.into_iter().all(|number| number.is_finite()).then_some(space)
+    }
+
+    /// With what was measured with so many units: fewer cost at least as much and, where nobody else was in them, more
+    /// at most as much.
+    #[must_use]
+    pub fn bounded(mut self, units: u32, measured: Speed, own: bool) -> Self {
+        let bound = |values: &mut [f64], measured: f64| {
+            for (at, value) in values.iter_mut().enumerate() {
+                let held = at as u32 + 1;
+                *value = if held <= units { value.max(measured) } else { *value };
+                *value = if own && held >= units { value.min(measured) } else { *value };
+            }
+        };
+        bound(&mut self.cycles_per_instr, measured.cycles_per_instr);
+        if let Some(rate) = measured.misses_per_kilo_instr {
+            bound(&mut self.misses_per_kilo_instr, rate);
+        }
+        self
     }
 
     /// Of several threads of one process: the mean.
@@ -166,6 +190,37 @@ mod tests {
         let space = Space::of(&profile(&[40.0, 20.0, 10.0, 10.0]), Some(speed), 300.0, CACHE, 4).unwrap();
         assert_eq!(space.cycles_per_instr, [3.0, 2.0, 1.5, 1.5]);
         assert_eq!((space.sensitivity(), space.units_for(0.0), space.units_for(0.4)), (1.0, 3, 2));
+    }
+
+    /// Does a rate that no size explains move the curve, and one that a size explains leave it?
+    #[test]
+    fn what_no_size_explains_is_the_level() {
+        let speed = |rate| Speed {
+            cycles_per_instr: 2.0,
+            misses_per_kilo_instr: Some(rate),
+            stall_cycles_per_miss: Some(100.0),
+        };
+        let of = |rate| Space::of(&profile(&[4.0, 1.0, 0.0, 0.0]), Some(speed(rate)), 300.0, CACHE, 4).unwrap();
+        assert_eq!(of(3.0).misses_per_kilo_instr, [4.0, 1.0, 0.0, 0.0]);
+        assert_eq!(of(7.0).misses_per_kilo_instr, [7.0, 4.0, 3.0, 3.0]);
+        let high = Space::of(&profile(&[4.0, 3.0, 3.0, 2.0]), Some(speed(1.5)), 300.0, CACHE, 4).unwrap();
+        assert_eq!(high.misses_per_kilo_instr, [3.5, 2.5, 2.5, 1.5]);
+        assert_eq!(of(7.0).cycles_per_instr[0], 2.0, "it is as fast as with the least space, at best");
+    }
+
+    /// Does a measured share bound the curve: fewer units from below, more from above if they were its own?
+    #[test]
+    fn measured_shares_bound_the_curve() {
+        let flat = Space { misses_per_kilo_instr: vec![1.0; 4], cycles_per_instr: vec![2.0, 1.5, 1.2, 1.1] };
+        let measured =
+            |cycles| Speed { cycles_per_instr: cycles, misses_per_kilo_instr: None, stall_cycles_per_miss: None };
+        assert_eq!(flat.clone().bounded(2, measured(3.0), false).cycles_per_instr, [3.0, 3.0, 1.2, 1.1]);
+        assert_eq!(flat.clone().bounded(2, measured(1.15), true).cycles_per_instr, [2.0, 1.15, 1.15, 1.1]);
+        assert_eq!(
+            flat.bounded(2, measured(1.15), false).cycles_per_instr,
+            [2.0, 1.5, 1.2, 1.1],
+            "others were in it too"
+        );
     }
 
     /// Is a curve of stalls preferred where it spans the sizes, and left alone where it does not?

@@ -3,11 +3,12 @@
 //! Problem: forecasts err, so a change of shares has to be judged by measured speeds; but programs have phases, and speeds
 //! before a change and after it compare phases as well. Nor do the first windows after a change say anything: the cache
 //! is still full of what the old shares kept. Method: old, new, new, old: each side's middle lies at the same time, so that
-//! a drift of the programs cancels. A leg counts once the cache can have been filled anew ([`Settling`]). What is clearly
-//! slower after the first half of the new leg is not tried any longer.
+//! a drift of the programs cancels, and like phases are compared ([`SpeedRecord::like`]); the last leg goes on until both
+//! sides have seen enough of the same phases. A leg counts once the cache can have been filled anew ([`Settling`]). What
+//! is clearly slower after the first half of the new leg is not tried any longer.
 //!
 //! Properties: the answer is the objective's sum of weighted speeds over that under the old shares; no answer where a
-//! program has not run on both sides; ends within a bounded number of windows.
+//! program has not done like work on both sides; ends within a bounded number of windows; what it costs is measured.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +57,9 @@ pub struct Trial {
     pub old: SpeedRecord,
     pub new: SpeedRecord,
     leg_windows: u32,
-    windows: u32,
+    pub windows: u32,
+    /// Windows' worth of the old shares' speed that were lost since they were left.
+    lost_windows: f64,
     settling: Option<Settling>,
 }
 
@@ -86,12 +89,14 @@ impl Settling {
     }
 }
 
-/// Clearly slower after half a leg: by so much it is not tried any longer.
-const CLEARLY: f64 = 0.05;
+/// Clearly slower: after half a leg, by so much it is not tried any longer.
+pub const CLEARLY: f64 = 0.05;
 /// In times of the fewest windows.
 const SETTLED_WITHIN: u32 = 10;
 /// In times of the windows that a trial takes without hindrance.
 const VERDICT_WITHIN: u32 = 8;
+/// In times of a leg: so long the old shares are measured again, for like phases.
+const LIKE_WITHIN: u32 = 4;
 
 impl Trial {
     /// The old shares are in force; what ran under them before counts if it is recent.
@@ -104,6 +109,7 @@ impl Trial {
             new: SpeedRecord::default(),
             leg_windows: 0,
             windows: 0,
+            lost_windows: 0.0,
             settling: None,
         }
     }
@@ -111,10 +117,14 @@ impl Trial {
     pub fn leg(&self) -> Leg {
         self.leg
     }
+    pub fn weights(&self) -> &[(ProcessId, f64)] {
+        &self.weights
+    }
 
     /// Takes in a window under this leg's shares.
     pub fn add(&mut self, seen: &Observation, level: Level, probes: &[Probe]) -> Said {
         self.windows += 1;
+        self.count_losses(seen, level);
         if self.windows > VERDICT_WITHIN * self.unhindered() {
             return Said::Nothing;
         }
@@ -139,10 +149,29 @@ impl Trial {
                 }
             }
             Leg::New if self.leg_windows >= 2 * judged => self.turn(Leg::OldAgain),
-            Leg::OldAgain if self.leg_windows >= judged => return self.ratio().map_or(Said::Nothing, Said::Ratio),
+            Leg::OldAgain if self.leg_windows >= judged => {
+                // Not enough of the phases that ran under the new shares yet: they may come back.
+                let waits = self.leg_windows < LIKE_WITHIN * judged;
+                return self.ratio().map_or(if waits { Said::GoesOn } else { Said::Nothing }, Said::Ratio);
+            }
             _ => {}
         }
         Said::GoesOn
+    }
+
+    /// Windows' worth of speed that the trial has cost so far; what the new shares gained is taken off.
+    pub fn lost_windows(&self) -> f64 {
+        self.lost_windows.max(0.0)
+    }
+
+    fn count_losses(&mut self, seen: &Observation, level: Level) {
+        let usual = self.old.weighted_speed(&self.weights);
+        if self.leg == Leg::Old || usual <= 0.0 {
+            return;
+        }
+        let mut window = SpeedRecord::default();
+        window.take(seen, level);
+        self.lost_windows += 1.0 - window.weighted_speed(&self.weights) / usual;
     }
 
     fn turn(&mut self, to: Leg) {
@@ -161,7 +190,7 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::partition::record::tests::{seen, window_of};
+    use crate::partition::record::tests::{seen, window_in_phase, window_of};
 
     const LENGTHS: Lengths = Lengths { settle_windows: 1, judge_windows: 2, lines: Some(25) };
 
@@ -200,6 +229,37 @@ mod tests {
         let (said, legs) = tried(|_, leg| if leg == Leg::New { 2_200 } else { 2_000 });
         assert_eq!(said, Said::Ratio(2_000.0 / 2_200.0));
         assert_eq!(legs.len(), 2 + 3 + 2);
+    }
+
+    /// Do phases that come and go unannounced, slower by far than each other, leave a gain of nothing nothing, and a gain a
+    /// gain, wherever in the phases the legs fall?
+    #[test]
+    fn phases_do_not_decide() {
+        for (faster, offset) in [(1.0, 0), (1.0, 3), (1.04, 0), (1.04, 2), (0.98, 5)] {
+            let mut trial = Trial::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
+            let verdict = (0..).find_map(|window| {
+                let slow = (window + offset) % 7 < 3;
+                let (cycles, comes) = if slow { (5_000.0, 60) } else { (1_500.0, 120) };
+                let cycles = if trial.leg() == Leg::New { cycles / faster } else { cycles };
+                match trial.add(&window_in_phase(1_000, cycles as u64, comes), Level::L2, &[]) {
+                    Said::GoesOn => None,
+                    said => Some(said),
+                }
+            });
+            let Some(Said::Ratio(ratio)) = verdict else { panic!("{verdict:?}") };
+            assert!((ratio - faster).abs() < 0.001, "{faster} told as {ratio}");
+        }
+    }
+
+    /// Is what a trial costs measured?
+    #[test]
+    fn a_trial_knows_its_cost() {
+        let mut trial = Trial::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
+        while trial.add(&window_of(1000, if trial.leg() == Leg::New { 2_500 } else { 2_000 }, 10), Level::L2, &[])
+            == Said::GoesOn
+        {}
+        // A fifth of each of the five windows under the new shares.
+        assert!((trial.lost_windows() - 1.0).abs() < 1e-9, "{}", trial.lost_windows());
     }
 
     /// Does a trial end without an answer where a program never runs?

@@ -8,7 +8,7 @@
 //!    copied, if it earns the copying back within the horizon; promises that are broken now are reason enough.
 //!    Where speeds were measured under the present shares, they stand for the present, not a forecast.
 //! 3. Try it: old shares, new ones, old ones again, speeds measured in each ([`crate::partition::trial`]). What does not
-//!    measure better by the least gain is left, and not tried again until a phase or the company changes.
+//!    measure better by the least gain is left; what is held has to prove itself again ([`crate::partition::judging`]).
 //!
 //! Properties: without evidence nothing changes; a process alone is not confined unless something was promised; newcomers
 //! are unrestricted until their curve is known; programs in one lane clash. Nobody is placed: that is others' business.
@@ -25,9 +25,10 @@ use super::static_partition::{Moving, in_units};
 use super::{movable, parameters};
 use crate::partition::deal::{Claimant, Deal, Kind, Objective, Terms, deal};
 use crate::partition::domain::{Domain, Present, units_of};
+use crate::partition::judging::{self, Judged, Judging, Verdict};
 use crate::partition::record::SpeedRecord;
 use crate::partition::space::Space;
-use crate::partition::trial::{Leg, Lengths, Said, Settling, Trial};
+use crate::partition::trial::Trial;
 use crate::partition::units::{Divided, assign, pages_to_move};
 
 /// See the page.
@@ -54,6 +55,8 @@ pub struct Parameters {
     /// After a change: fewest windows until speeds count, and windows of a leg of its trial; 0 = changes are not judged.
     pub settle_windows: u32,
     pub judge_windows: u32,
+    /// Of the time, trials may cost so much.
+    pub trial_share: f64,
 }
 
 impl Default for Parameters {
@@ -71,19 +74,24 @@ impl Default for Parameters {
             miss_penalty_cycles: 150.0,
             settle_windows: 1,
             judge_windows: 3,
+            trial_share: 0.01,
         }
     }
 }
 
 impl Parameters {
-    fn lengths(&self, domain: &Domain<'_>) -> Lengths {
-        domain.lengths(self.settle_windows, self.judge_windows)
+    fn judged_by(&self, domain: &Domain<'_>) -> judging::Terms {
+        let lengths = domain.lengths(self.settle_windows, self.judge_windows);
+        judging::Terms { lengths, least_gain: self.least_gain, trial_share: self.trial_share }
     }
 
     fn parse(text: &str) -> Result<Self, String> {
         let parsed: Parameters = parameters(text)?;
         if parsed.window_ns == 0 {
             return Err("window_ns: found 0, expected 1 or more".to_string());
+        }
+        if !(parsed.trial_share.is_finite() && parsed.trial_share > 0.0) {
+            return Err(format!("trial_share: found {}, expected a number above 0", parsed.trial_share));
         }
         let shares = [("insensitive", parsed.insensitive), ("least_gain", parsed.least_gain)];
         let numbers = shares.into_iter().chain([("miss_penalty_cycles", parsed.miss_penalty_cycles)]);
@@ -96,49 +104,12 @@ impl Parameters {
     }
 }
 
-/// Who is on a cache, and in which phase: what a judgement holds for.
-type Company = Vec<(ProcessId, u32)>;
-
-/// A change that is being judged.
-struct Tried {
-    old: Vec<CacheShare>,
-    new: Vec<CacheShare>,
-    /// To the old ones again: undivided, where there were none.
-    back: Vec<CacheShare>,
-    trial: Trial,
-}
-
-impl Tried {
-    /// Of this leg.
-    fn shares(&self) -> &Vec<CacheShare> {
-        match self.trial.leg() {
-            Leg::Old => &self.old,
-            Leg::New => &self.new,
-            Leg::OldAgain => &self.back,
-        }
-    }
-}
-
 /// Changes of the shares that a trial of them takes, if they stay.
 const CHANGES_OF_A_TRIAL: f64 = 3.0;
 
-/// What is remembered of one cache.
-#[derive(Default)]
-struct Remembered {
-    speeds: SpeedRecord,
-    /// The shares were changed, and the cache is not full of what they keep.
-    settling: Option<Settling>,
-    tried: Option<Tried>,
-    /// Shares were tried in this company and did not make it faster.
-    not_again: Option<Company>,
-    company: Company,
-    /// Units with which a promise was measured to be broken, the most of each process; in this company.
-    too_few: BTreeMap<ProcessId, u32>,
-}
-
 struct CacheSizing {
     parameters: Parameters,
-    caches: BTreeMap<CacheId, Remembered>,
+    caches: BTreeMap<CacheId, Judging>,
     home: BTreeMap<ProcessId, CacheId>,
     probes: BTreeMap<TaskId, (u32, ProbeId)>,
     next_probe: u32,
@@ -150,7 +121,7 @@ impl Policy for CacheSizing {
         let mut why = Vec::new();
         for domain in self.domains(view) {
             let remembered = self.caches.entry(domain.cache.id).or_default();
-            let held = remembered.follow(view, &domain, &self.parameters);
+            let held = remembered.follow(view, &domain, self.parameters.judged_by(&domain));
             let shares = self.sized(view, &domain, held, &mut why);
             plan.clashes.extend(clashes(view, &domain, &shares));
             plan.shares.extend(shares);
@@ -158,42 +129,6 @@ impl Policy for CacheSizing {
         }
         self.probes.retain(|task, _| view.seen.tasks.iter().any(|seen| seen.task == *task));
         Decision { plan, why }
-    }
-}
-
-impl Remembered {
-    /// Takes a window in; the shares that are held on to.
-    fn follow(&mut self, view: &View<'_>, domain: &Domain<'_>, parameters: &Parameters) -> Vec<CacheShare> {
-        let mut held = domain.kept(&view.before.shares);
-        let company: Company = domain.present.iter().map(|present| (present.process, present.phase)).collect();
-        if company != self.company {
-            // Speeds of an old phase or of other company are no evidence for this one.
-            self.speeds.forget();
-            self.too_few.clear();
-            self.company = company;
-            // What was not judged to the end does not stay.
-            if let Some(tried) = self.tried.take().filter(|tried| tried.trial.leg() == Leg::New) {
-                held = domain.kept(&tried.back);
-                self.settling = Some(Settling::default());
-            }
-        }
-        match &mut self.settling {
-            Some(settling) => {
-                if settling.is_over(view.seen, domain.cache.level, parameters.lengths(domain)) {
-                    self.settling = None;
-                }
-            }
-            None => {
-                self.speeds.add(view.seen, domain.cache.level, &view.before.probes);
-            }
-        }
-        held
-    }
-
-    /// The shares are changed now.
-    fn changed(&mut self) {
-        self.speeds.forget();
-        self.settling = Some(Settling::default());
     }
 }
 
@@ -253,28 +188,47 @@ impl CacheSizing {
         if !domain.has_something_to_divide() {
             return if held.is_empty() { held } else { undivided() };
         }
-        if let Some(shares) = remembered.judge(view, parameters, domain, &held, why) {
-            return shares;
-        }
-        if remembered.not_again.as_ref() == Some(&remembered.company) {
-            return held;
+        match remembered.judge(view, domain, &held, parameters.judged_by(domain)) {
+            Some(Judged::GoesOn(shares)) => return shares,
+            Some(Judged::Over(verdict)) => {
+                why.push(reason(domain, &verdict));
+                return verdict.shares;
+            }
+            None => {}
         }
         let claimants: Option<Vec<Claimant>> =
             domain.present.iter().map(|present| claimant(view, domain, present, remembered, parameters)).collect();
-        let Some(mut claimants) = claimants else { return held };
-        remembered.learn_from_broken_promises(domain, &mut claimants, &held, parameters, why);
+        let Some(mut claimants) = claimants.filter(|_| domain.promised() || remembered.may_try()) else { return held };
+        learn_from_broken_promises(remembered, domain, &mut claimants, &held, parameters, why);
         let outlook = Outlook { view, domain, claimants: &claimants, speeds: &remembered.speeds };
-        let mut said = Vec::new();
-        let Some(wanted) = wanted_shares(view, domain, &claimants, &held, parameters, &mut said) else { return held };
-        let Some(chosen) = outlook.choose(parameters, &held, wanted, why) else { return held };
-        why.extend(said);
-        if let Some(trial) = outlook.trial(parameters) {
-            let back = if held.is_empty() { undivided() } else { held.clone() };
-            remembered.tried = Some(Tried { old: held.clone(), new: chosen, back, trial });
+        let trial = outlook.trial(parameters);
+        let unproven = trial.clone().filter(|_| !domain.is_undivided(&held));
+        if let Some(trial) = unproven.clone().filter(|_| remembered.proof_next()) {
+            remembered.try_out(held.clone(), undivided(), held.clone(), trial, true);
             return held;
         }
-        remembered.changed();
-        chosen
+        let mut said = Vec::new();
+        let wanted = wanted_shares(view, domain, &claimants, &held, parameters, &mut said);
+        let chosen = wanted.and_then(|wanted| outlook.choose(parameters, &held, wanted, why));
+        match (chosen, trial, unproven) {
+            (Some(chosen), Some(trial), _) => {
+                why.extend(said);
+                let back = if held.is_empty() { undivided() } else { held.clone() };
+                let proof = domain.is_undivided(&chosen);
+                remembered.try_out(held.clone(), chosen, back, trial, proof);
+                held
+            }
+            (Some(chosen), None, _) => {
+                why.extend(said);
+                remembered.changed();
+                chosen
+            }
+            (None, _, Some(trial)) => {
+                remembered.try_out(held.clone(), undivided(), held.clone(), trial, true);
+                held
+            }
+            (None, _, None) => held,
+        }
     }
 
     /// The next process to learn the curve of, one at a time on each cache.
@@ -316,7 +270,7 @@ fn claimant(
     view: &View<'_>,
     domain: &Domain<'_>,
     present: &Present<'_>,
-    remembered: &Remembered,
+    remembered: &Judging,
     parameters: &Parameters,
 ) -> Option<Claimant> {
     let speed = remembered.speeds.speed(present.process);
@@ -329,7 +283,8 @@ fn claimant(
     let goal = present.goal();
     let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
     let at_least = remembered.too_few.get(&present.process).map_or(1, |units| units + 1);
-    Some(Claimant { space: Space::mean(&threads)?, priority, degradation_at_most: goal.degradation_at_most, at_least })
+    let space = remembered.bounded(present.process, Space::mean(&threads)?);
+    Some(Claimant { space, priority, degradation_at_most: goal.degradation_at_most, at_least })
 }
 
 /// The pool is group 0 of its cache, everybody else is named after the first process.
@@ -501,7 +456,7 @@ impl Outlook<'_> {
             (present.process, claimant.priority * claimant.space.whole_cycles())
         };
         let weights = || self.domain.present.iter().zip(self.claimants).map(weight).collect();
-        judged.then(|| Trial::new(parameters.lengths(self.domain), weights()))
+        judged.then(|| Trial::new(parameters.judged_by(self.domain).lengths, weights()))
     }
 
     /// Copying pages into these shares; nothing where units are ways, or where frames are not known.
@@ -522,80 +477,57 @@ impl Outlook<'_> {
 /// Clean windows by which a promise is held to be broken.
 const BROKEN_WINDOWS: u32 = 3;
 
-impl Remembered {
-    /// A promise that is measured to be broken needs more than what it has now, whatever the curve says.
-    fn learn_from_broken_promises(
-        &mut self,
-        domain: &Domain<'_>,
-        claimants: &mut [Claimant],
-        held: &[CacheShare],
-        parameters: &Parameters,
-        why: &mut Vec<Reason>,
-    ) {
-        if self.speeds.windows < BROKEN_WINDOWS.max(parameters.judge_windows) {
-            return;
-        }
-        for (claimant, present) in claimants.iter_mut().zip(&domain.present) {
-            let measured = self.speeds.speed(present.process).map(|speed| speed.cycles_per_instr);
-            let share = held.iter().find(|share| share.members.contains(&Member::Process(present.process)));
-            let (Some(limit), Some(cycles), Some(share)) = (claimant.degradation_at_most, measured, share) else {
-                continue;
-            };
-            if !claimant.is_broken(cycles, limit) {
-                continue;
-            }
-            let units = units_of(share).count();
-            claimant.at_least = claimant.at_least.max(units + 1);
-            let news = self.too_few.insert(present.process, units) != Some(units);
-            if news && units + (held.len() as u32 - 1) * domain.divided.at_least() >= domain.divided.units() {
-                let text =
-                    "{0} is slower than promised with all the space that it can have: space does not keep this promise";
-                let slower = cycles / claimant.space.whole_cycles() - 1.0;
-                let numbers = vec![("slower_than_alone_share".to_string(), slower)];
-                why.push(Reason { tasks: vec![present.tasks[0].task], text: text.to_string(), numbers });
-            }
-        }
+/// A promise that is measured to be broken needs more than what it has now, whatever the curve says.
+fn learn_from_broken_promises(
+    remembered: &mut Judging,
+    domain: &Domain<'_>,
+    claimants: &mut [Claimant],
+    held: &[CacheShare],
+    parameters: &Parameters,
+    why: &mut Vec<Reason>,
+) {
+    if remembered.speeds.windows < BROKEN_WINDOWS.max(parameters.judge_windows) {
+        return;
     }
-
-    /// The shares for the next window of a trial, or after it; `None` where nothing is on trial.
-    fn judge(
-        &mut self,
-        view: &View<'_>,
-        parameters: &Parameters,
-        domain: &Domain<'_>,
-        held: &[CacheShare],
-        why: &mut Vec<Reason>,
-    ) -> Option<Vec<CacheShare>> {
-        let tried = self.tried.as_mut()?;
-        if tried.shares() != held {
-            // Somebody above took it back: it is not for this policy to insist.
-            (self.tried, self.not_again) = (None, Some(self.company.clone()));
-            self.changed();
-            return Some(held.to_vec());
-        }
-        let said = tried.trial.add(view.seen, domain.cache.level, &view.before.probes);
-        if said == Said::GoesOn {
-            return Some(tried.shares().clone());
-        }
-        let Tried { back, new, trial, .. } = self.tried.take()?;
-        let ratio = if let Said::Ratio(ratio) = said { Some(ratio) } else { None };
-        let faster = ratio.is_some_and(|ratio| ratio >= 1.0 + parameters.least_gain);
-        let how = match ratio {
-            _ if faster => "faster: they stay",
-            Some(_) => "no faster: left as they were",
-            None => "could not be judged: left as they were",
+    for (claimant, present) in claimants.iter_mut().zip(&domain.present) {
+        let measured = remembered.speeds.speed(present.process).map(|speed| speed.cycles_per_instr);
+        let share = held.iter().find(|share| share.members.contains(&Member::Process(present.process)));
+        let (Some(limit), Some(cycles), Some(share)) = (claimant.degradation_at_most, measured, share) else {
+            continue;
         };
-        let text = format!("the new shares of cache {} were tried and made its programs {how}", domain.cache.id.0);
-        let tasks = domain.present.iter().map(|present| present.tasks[0].task).collect();
-        let numbers = ratio.map(|ratio| ("speed_over_before".to_string(), ratio)).into_iter().collect();
-        why.push(Reason { tasks, text, numbers });
-        if faster {
-            self.speeds = trial.new;
-            return Some(new);
+        if !claimant.is_broken(cycles, limit) {
+            continue;
         }
-        (self.speeds, self.not_again) = (trial.old, Some(self.company.clone()));
-        Some(back)
+        let units = units_of(share).count();
+        claimant.at_least = claimant.at_least.max(units + 1);
+        let news = remembered.too_few.insert(present.process, units) != Some(units);
+        if news && units + (held.len() as u32 - 1) * domain.divided.at_least() >= domain.divided.units() {
+            let text =
+                "{0} is slower than promised with all the space that it can have: space does not keep this promise";
+            let slower = cycles / claimant.space.whole_cycles() - 1.0;
+            let numbers = vec![("slower_than_alone_share".to_string(), slower)];
+            why.push(Reason { tasks: vec![present.tasks[0].task], text: text.to_string(), numbers });
+        }
     }
+}
+
+/// What a trial said, for whoever reads the decisions.
+fn reason(domain: &Domain<'_>, verdict: &Verdict) -> Reason {
+    let text = match (verdict.proof, verdict.adopted, verdict.ratio) {
+        (false, true, _) => "the new shares of cache {} were tried and made its programs faster: they stay",
+        (false, false, Some(_)) => {
+            "the new shares of cache {} were tried and made its programs no faster: left as they were"
+        }
+        (true, true, _) => "the shares of cache {} were tried again and its programs are as fast without: it is shared",
+        (true, false, Some(_)) => {
+            "the shares of cache {} were tried again and its programs are faster with them: they stay"
+        }
+        (_, false, None) => "the shares of cache {} were tried and could not be judged: left as they were",
+    };
+    let text = text.replace("{}", &domain.cache.id.0.to_string());
+    let tasks = domain.present.iter().map(|present| present.tasks[0].task).collect();
+    let numbers = verdict.ratio.map(|ratio| ("speed_over_before".to_string(), ratio)).into_iter().collect();
+    Reason { tasks, text, numbers }
 }
 
 /// Programs of one lane are not to run together.

@@ -159,11 +159,11 @@ fn space_goes_where_it_helps() {
     }
 }
 
-/// Runs until nothing is tried any more: cycles of both for a million instructions, shared and divided. The windows in
+/// Runs for so long: cycles of both for a million instructions, shared and divided. The windows in
 /// which the cache was divided, and what was said.
-fn tried(world: &mut World, shared: [u64; 2], divided: [u64; 2]) -> (usize, Vec<Reason>) {
+fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -> (usize, Vec<Reason>) {
     let (mut said, mut windows_divided) = (Vec::new(), 0);
-    for _ in 0..40 {
+    for _ in 0..windows {
         let [a, b] = if world.divided() { divided } else { shared };
         world.runs_at(&[(1_000_000, a, 15_000), (1_000_000, b, 30_000)]);
         windows_divided += usize::from(world.divided());
@@ -177,7 +177,7 @@ fn tried(world: &mut World, shared: [u64; 2], divided: [u64; 2]) -> (usize, Vec<
 fn what_measures_no_faster_is_left() {
     for divided in [[4_000_000, 6_000_000], [2_990_000, 5_000_000]] {
         let mut world = World::needy_beside_stream(COLOURS, "");
-        let (windows_divided, said) = tried(&mut world, [3_000_000, 5_000_000], divided);
+        let (windows_divided, said) = tried(&mut world, 24, [3_000_000, 5_000_000], divided);
         assert!((1..12).contains(&windows_divided), "{windows_divided}");
         // A share of everybody and everything: without it pages would stay in the colours that were tried.
         assert_eq!(world.units(), ["0-15"], "{said:?}");
@@ -198,9 +198,110 @@ fn what_measures_no_faster_is_left() {
 #[test]
 fn what_measures_faster_stays() {
     let mut world = World::needy_beside_stream(COLOURS, "");
-    let (windows_divided, said) = tried(&mut world, [3_000_000, 5_000_000], [2_000_000, 5_000_000]);
+    let (windows_divided, said) = tried(&mut world, 40, [3_000_000, 5_000_000], [2_000_000, 5_000_000]);
     assert!(windows_divided > 20 && world.before.shares.len() == 2, "{said:?}");
     assert_eq!(said.iter().filter(|reason| reason.text.contains("faster: they stay")).count(), 1);
+}
+
+/// Cycles for a million instructions of both, by the window, and whether the cache is divided.
+type Cycles = fn(u64, bool) -> [u64; 2];
+
+/// A run of the needy program beside the stream under the policy's own parameters.
+struct Run {
+    /// Window by window: was the cache divided, and how fast were both, in the sum of their speeds.
+    windows: Vec<(bool, f64)>,
+    said: Vec<Reason>,
+}
+
+impl Run {
+    fn of(windows: u64, cycles: Cycles) -> Self {
+        let mut world = World::needy_beside_stream(COLOURS, "");
+        let mut run = Run { windows: Vec::new(), said: Vec::new() };
+        for window in 0..windows {
+            let divided = world.divided();
+            let [a, b] = cycles(window, divided);
+            world.runs_at(&[(1_000_000, a, if divided { 1_000 } else { 15_000 }), (1_000_000, b, 30_000)]);
+            run.windows.push((divided, 1e6 / a as f64 + 1e6 / b as f64));
+            run.said.extend(world.window().why);
+        }
+        run
+    }
+
+    /// Share of the windows from one on that were divided.
+    fn divided_from(&self, window: usize) -> f64 {
+        let windows = &self.windows[window..];
+        windows.iter().filter(|(divided, _)| *divided).count() as f64 / windows.len() as f64
+    }
+
+    /// What was lost from a window on against always having the better of the two, as a share.
+    fn lost_from(&self, window: usize, cycles: Cycles) -> f64 {
+        let speed = |at: usize, divided: bool| cycles(at as u64, divided).iter().map(|&each| 1e6 / each as f64).sum();
+        let best = |at: usize| f64::max(speed(at, false), speed(at, true));
+        let (mut had, mut could) = (0.0, 0.0);
+        for (at, (_, speed)) in self.windows.iter().enumerate().skip(window) {
+            had += speed;
+            could += best(at);
+        }
+        1.0 - had / could
+    }
+
+    fn trials(&self) -> usize {
+        self.said.iter().filter(|reason| reason.text.contains("tried")).count()
+    }
+}
+
+/// Does a split that helps stay for good, and cost no more than the stated share to prove again and again?
+#[test]
+fn a_split_that_helps_stays_and_its_proofs_are_cheap() {
+    let helps: Cycles = |_, divided| if divided { [2_000_000, 5_100_000] } else { [3_000_000, 5_000_000] };
+    let run = Run::of(4_000, helps);
+    assert!(run.divided_from(40) > 0.95, "{}", run.divided_from(40));
+    assert!(run.lost_from(40, helps) < 0.01, "{}", run.lost_from(40, helps));
+    assert!(run.trials() > 2, "it was tried again: {:?}", run.said);
+}
+
+/// Do trials of what does not help cost no more than the stated share, however long it goes on, and become rarer?
+#[test]
+fn what_never_helps_is_tried_ever_more_rarely() {
+    let hurts: Cycles = |_, divided| if divided { [3_300_000, 5_200_000] } else { [3_000_000, 5_000_000] };
+    let run = Run::of(4_000, hurts);
+    assert!(run.lost_from(40, hurts) < 0.01, "{}", run.lost_from(40, hurts));
+    let tries = |part: std::ops::Range<usize>| {
+        run.windows[part].windows(2).filter(|pair| !pair[0].0 && pair[1].0).count()
+    };
+    assert!(tries(2_000..4_000) <= tries(0..2_000) && run.divided_from(2_000) < 0.02, "{}", run.divided_from(2_000));
+}
+
+/// Is a split given up after the programs went on, unannounced, to where it hurts, and taken again where it helps again?
+#[test]
+fn a_split_that_helps_no_longer_is_given_up() {
+    const GOES_ON: u64 = 600;
+    let turns: Cycles = |window, divided| match (window < GOES_ON, divided) {
+        (true, true) => [2_000_000, 5_000_000],
+        (true, false) => [3_000_000, 5_000_000],
+        // Slower than it was, and slower than it would be without.
+        (false, true) => [3_500_000, 8_000_000],
+        (false, false) => [3_000_000, 5_000_000],
+    };
+    let run = Run::of(GOES_ON + 1_400, turns);
+    assert!(run.windows[GOES_ON as usize - 1].0, "held while it helps");
+    let given_up = run.windows[GOES_ON as usize..].iter().position(|(divided, _)| !divided);
+    assert!(given_up.is_some_and(|windows| windows < 40), "{given_up:?}");
+    assert!(run.divided_from(GOES_ON as usize + 100) < 0.05, "{:?}", run.said);
+    assert!(run.said.iter().any(|reason| reason.text.contains("as fast without")), "{:?}", run.said);
+}
+
+/// Is a split that does neither good nor harm any more given up in time, though nobody runs slower than before?
+#[test]
+fn a_split_has_to_prove_itself_from_time_to_time() {
+    const GOES_ON: u64 = 600;
+    let fades: Cycles = |window, divided| match (window < GOES_ON, divided) {
+        (true, false) => [3_000_000, 5_000_000],
+        (_, true) => [2_000_000, 5_000_000],
+        (false, false) => [1_800_000, 4_800_000],
+    };
+    let run = Run::of(GOES_ON + 2_400, fades);
+    assert!(run.windows[GOES_ON as usize - 1].0 && !run.windows.last().unwrap().0, "{:?}", run.said);
 }
 
 /// Does what is on trial go with the company that it was tried in?

@@ -3,8 +3,8 @@
 //! Problem: forecasts err, so a change of shares has to be judged by measured speeds; but programs have phases, and speeds
 //! before a change and after it compare phases as well. Nor do the first windows after a change say anything: the cache
 //! is still full of what the old shares kept. Method: old, new, new, old: each side's middle lies at the same time, so that
-//! a drift of the programs cancels, and like phases are compared ([`SpeedRecord::like`]); the last leg goes on until both
-//! sides have seen enough of the same phases. A leg counts once the cache can have been filled anew ([`Settling`]). What
+//! a drift of the programs cancels, and like phases are compared ([`SpeedRecord::like`]); legs go on until both sides have
+//! seen enough of the same phases. A leg counts once the cache can have been filled anew ([`Settling`]). What
 //! is clearly slower after the first half of the new leg is not tried any longer.
 //!
 //! Properties: the answer is the objective's sum of weighted speeds over that under the old shares; no answer where a
@@ -95,7 +95,7 @@ pub const CLEARLY: f64 = 0.05;
 const SETTLED_WITHIN: u32 = 10;
 /// In times of the windows that a trial takes without hindrance.
 const VERDICT_WITHIN: u32 = 8;
-/// In times of a leg: so long the old shares are measured again, for like phases.
+/// In times of a leg: so long either side is measured for like phases.
 const LIKE_WITHIN: u32 = 4;
 
 impl Trial {
@@ -141,6 +141,7 @@ impl Trial {
         }
         self.leg_windows += 1;
         let judged = self.lengths.judge_windows.max(1);
+        let waits = self.leg_windows < LIKE_WITHIN * judged;
         match self.leg {
             Leg::Old if self.leg_windows >= judged => self.turn(Leg::New),
             Leg::New if self.leg_windows == judged => {
@@ -148,10 +149,11 @@ impl Trial {
                     return Said::Ratio(ratio);
                 }
             }
-            Leg::New if self.leg_windows >= 2 * judged => self.turn(Leg::OldAgain),
+            // Not enough of the phases that ran on the other side yet: they may come back.
+            Leg::New if self.leg_windows >= 2 * judged && (self.ratio().is_some() || !waits) => {
+                self.turn(Leg::OldAgain);
+            }
             Leg::OldAgain if self.leg_windows >= judged => {
-                // Not enough of the phases that ran under the new shares yet: they may come back.
-                let waits = self.leg_windows < LIKE_WITHIN * judged;
                 return self.ratio().map_or(if waits { Said::GoesOn } else { Said::Nothing }, Said::Ratio);
             }
             _ => {}

@@ -266,9 +266,8 @@ fn what_never_helps_is_tried_ever_more_rarely() {
     let hurts: Cycles = |_, divided| if divided { [3_300_000, 5_200_000] } else { [3_000_000, 5_000_000] };
     let run = Run::of(4_000, hurts);
     assert!(run.lost_from(40, hurts) < 0.01, "{}", run.lost_from(40, hurts));
-    let tries = |part: std::ops::Range<usize>| {
-        run.windows[part].windows(2).filter(|pair| !pair[0].0 && pair[1].0).count()
-    };
+    let tries =
+        |part: std::ops::Range<usize>| run.windows[part].windows(2).filter(|pair| !pair[0].0 && pair[1].0).count();
     assert!(tries(2_000..4_000) <= tries(0..2_000) && run.divided_from(2_000) < 0.02, "{}", run.divided_from(2_000));
 }
 

@@ -143,18 +143,23 @@ fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproErro
 }
 
 /// Windows in which nothing is asked any more before the answer is taken for final: longer than a trial takes.
-const QUIET_WINDOWS: u32 = 40;
+const QUIET_WINDOWS: u32 = 50;
 /// Traces of a program that hardly misses take long.
 const ONLINE_WINDOWS_AT_MOST: u64 = 160;
 
-/// Colours of the first program once both were traced, or `None` = left shared.
+/// Colours of the first program once both were traced, or `None` = left shared. What was on trial when the run ended does
+/// not count: the shares are those of the last verdict, or of the end where there was none.
 fn chosen_online(workload: &Workload, entries: u64, pace: Pace) -> Result<Option<u32>, ReproError> {
     let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "")?;
     let lasting = workload.clone().lasting(0, pace.warm_up_cycles + ONLINE_WINDOWS_AT_MOST * WINDOW_CYCLES);
-    let (mut quiet, mut shares) = (0, Vec::new());
+    let (mut quiet, mut judged, mut shares) = (0, false, Vec::new());
     run(lasting.simulated()?, by, |_, record| {
         quiet = if record.decision.plan.probes.is_empty() { quiet + 1 } else { 0 };
-        shares = record.decision.plan.shares;
+        let verdict = record.decision.why.iter().any(|reason| reason.text.contains("were tried"));
+        if verdict || !judged {
+            shares = record.decision.plan.shares;
+        }
+        judged |= verdict;
         quiet < QUIET_WINDOWS
     })
     .map_err(failed("cache-sizing"))?;

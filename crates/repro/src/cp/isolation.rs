@@ -254,9 +254,7 @@ pub(super) fn forecast_finding(
     .time_scale(pace.scale as f64)
     .note(format!(
         "From curves of each program alone under the first seed. Of {} pairs {wrong} were divided where every split is worse \
-         than sharing by more than 1 %, or left shared where one is better by more. Curves taken with few colours say too \
-         much of the same space of a shared cache: the first-level caches are indexed by physical address here, so that \
-         few colours leave a program few of their sets as well.",
+         than sharing by more than 1 %, or left shared where one is better by more.",
         expected.iter().flatten().count(),
     ))
 }

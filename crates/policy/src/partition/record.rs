@@ -3,11 +3,11 @@
 //! Only clean windows count: a trace slows its program to a quarter (thesis 5.6.2), and while pages move the shares are
 //! not yet what was asked for. Two records are compared like with like: programs have phases, and a stretch that holds
 //! more of a slow one says nothing about shares. What no allocation of a cache changes, what comes to it from the first
-//! level (thesis 5.6.2 uses misses, which every allocation changes), tells which windows of a program are alike; both
-//! records are then weighed with the same work of each kind.
+//! level (thesis 5.6.2 uses misses, which every allocation changes), tells which windows of a program are alike; the
+//! work of one record is then timed by the windows of both.
 //!
-//! Properties: rates are sums over windows, so that short windows weigh less; bounded memory; no answer where the
-//! records have less than half of a program's work in common.
+//! Properties: rates are sums over windows, so that short windows weigh less; bounded memory; no answer where less than
+//! half of a program's work has its like in the other record.
 
 use cachemate_core::{Counts, Event, Level, Observation, ProbeWhat, ProcessId, StallCause, TaskSeen};
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ const KEPT_WINDOWS: usize = 64;
 /// and this share of it, its sampling noise.
 const ALIKE_PER_KILO_INSTR: f64 = 3.0;
 const ALIKE_SHARE: f64 = 0.1;
-/// Of the work in each of two records, at least, that has its like in the other.
+/// Of the work in a record, at least, that has its like in the one that it is compared with.
 const IN_COMMON: f64 = 0.5;
 
 /// Waiting for what lies behind a cache of this level.
@@ -148,16 +148,14 @@ impl SpeedRecord {
         weights.iter().filter_map(one).sum()
     }
 
-    /// Cycles per instruction of a process in this record and in another one, over the same
-    /// work of each kind; `None` where they have too little of it in common.
+    /// Cycles per instruction of a process in this record and in another one, over the same work: what this record has
+    /// of each kind that both have; `None` where that is too little of it.
     pub fn like(&self, other: &SpeedRecord, process: ProcessId) -> Option<[f64; 2]> {
         let (mine, theirs) = (self.samples.get(&process)?, other.samples.get(&process)?);
         let all = || mine.iter().map(|sample| (0, sample)).chain(theirs.iter().map(|sample| (1, sample)));
         // Kinds of windows, each named after its first: work and cycles on both sides.
         let mut kinds: Vec<(&Sample, [f64; 2], [f64; 2])> = Vec::new();
-        let (mut work, mut in_common) = ([0.0; 2], [0.0; 2]);
         for (side, sample) in all() {
-            work[side] += sample.instructions;
             let at = kinds.iter().position(|(first, ..)| first.is_like(sample)).unwrap_or(kinds.len());
             if at == kinds.len() {
                 kinds.push((sample, [0.0; 2], [0.0; 2]));
@@ -165,16 +163,14 @@ impl SpeedRecord {
             kinds[at].1[side] += sample.instructions;
             kinds[at].2[side] += sample.cycles;
         }
-        let (mut weight, mut cycles) = (0.0, [0.0; 2]);
+        let work: f64 = mine.iter().map(|sample| sample.instructions).sum();
+        let (mut in_common, mut cycles) = (0.0, [0.0; 2]);
         for (_, done, took) in kinds.iter().filter(|(_, done, _)| done[0] > 0.0 && done[1] > 0.0) {
-            weight += done[0] + done[1];
-            for side in 0..2 {
-                in_common[side] += done[side];
-                cycles[side] += (done[0] + done[1]) * took[side] / done[side];
-            }
+            in_common += done[0];
+            (0..2).for_each(|side| cycles[side] += done[0] * took[side] / done[side]);
         }
-        let enough = weight > 0.0 && (0..2).all(|side| in_common[side] >= IN_COMMON * work[side]);
-        enough.then(|| cycles.map(|cycles| cycles / weight))
+        let enough = in_common > 0.0 && in_common >= IN_COMMON * work;
+        enough.then(|| cycles.map(|cycles| cycles / in_common))
     }
 
     /// The sum of weighted speeds over that in another record, weights in cycles per instruction; `None` where one of the
@@ -274,5 +270,7 @@ pub(super) mod tests {
         assert!(close(over(&[(36_000, 400), (9_000, 1_000)]), 1.0 / 0.9));
         assert!(close(over(&[fast, slow, (90_000, 100)]), 1.0), "a phase that the other lacks");
         assert_eq!(over(&[fast, (90_000, 100), (90_000, 100)]), None, "most of it is a phase that the other lacks");
+        // What the other has besides does not matter.
+        assert!(close(record(&[slow]).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]), 1.0));
     }
 }

@@ -115,8 +115,9 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let pace = context
         .pick(Pace { scale: 30_000, warm_up_cycles: 24_000_000 }, Pace { scale: 15_000, warm_up_cycles: 40_000_000 });
     let colours: Vec<u32> = context.pick(vec![1, 3, 6, 12, COLOURS], (1..=COLOURS).collect());
-    // Mixes of four and of eight, over all seeds together; a quick run has one a seed.
-    let counts = context.pick([(4, context.seeds.len()), (8, 0)], [(4, 32), (8, 18)]);
+    // Mixes of four and of eight, over all seeds together; a quick run has one of four a seed, and one of eight for four.
+    let seeds = context.seeds.len();
+    let counts = context.pick([(4, seeds), (8, seeds / 4)], [(4, 32), (8, 18)]);
     let mut mixes: Vec<(u64, Vec<usize>)> = Vec::new();
     for (count, mixes_of_it) in counts {
         for nth in 0..mixes_of_it {

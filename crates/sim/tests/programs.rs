@@ -144,7 +144,7 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
         let mut seen = Touched::new(program);
         let mut batch = Vec::new();
         let mut accesses = 0;
-        while accesses < 48_000_000 && seen.touched * 100 < seen.lines * 96 {
+        while accesses < 96_000_000 && seen.touched * 100 < seen.lines * 96 {
             for (thread, source) in threads.iter_mut().enumerate() {
                 batch.clear();
                 source.fill(&mut batch);

@@ -1,5 +1,6 @@
 //! CA-2: the slowdown of the programs that suffer most, taken apart in eight runs.
 
+use cachemate_core::MemorySpec;
 use cachemate_report::figure::{Axis, BarGroup, Bars};
 use cachemate_sim::machine::SimOptions;
 
@@ -16,24 +17,31 @@ fn interfering(program: &str) -> &'static str {
     if program == "milc" { "sphinx" } else { "milc" }
 }
 
-/// The machine's description has the peaks of data sheets (bus 3.55, memory 7.1 bytes a cycle); what is sustained is less.
-const SWEEP: [(&str, &str); 3] = [
-    ("the machine as described", "xeon-x5365"),
-    ("two thirds of the bandwidth", "xeon-x5365?memory.bytes_per_cycle=4.73&memory.package_bus_bytes_per_cycle=2.37"),
-    ("half of the bandwidth", "xeon-x5365?memory.bytes_per_cycle=3.55&memory.package_bus_bytes_per_cycle=1.775"),
-];
+const MACHINE: &str = "xeon-x5365";
+
+/// Parts of the bandwidth that the machine's description gives its buses and memory.
+const SWEEP: [(&str, f64); 3] =
+    [("the machine as described", 1.0), ("two thirds of the bandwidth", 2.0 / 3.0), ("half of the bandwidth", 0.5)];
+
+/// The machine with so much of its bandwidth.
+fn narrowed(memory: &MemorySpec, part: f64) -> String {
+    let bus = memory
+        .package_bus_bytes_per_cycle
+        .map_or(String::new(), |bytes| format!("&memory.package_bus_bytes_per_cycle={}", bytes * part));
+    format!("{MACHINE}?memory.bytes_per_cycle={}{bus}", memory.bytes_per_cycle * part)
+}
 
 fn lengths(context: &Context<'_>) -> (u64, u64) {
     context.pick((12_000_000, 6_000_000), (30_000_000, 20_000_000))
 }
 
 /// Which resource is it? The slowdown on one cache with less bandwidth behind it, first seed.
-fn sweep(context: &Context<'_>, names: &[&str]) -> Result<Vec<DataPoint>, ReproError> {
+fn sweep(context: &Context<'_>, memory: &MemorySpec, names: &[&str]) -> Result<Vec<DataPoint>, ReproError> {
     let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
     let mut points = Vec::new();
-    for (what, machine) in SWEEP {
+    for (what, part) in SWEEP {
         (context.progress)(&format!("{what}, seed {seed}"));
-        let bench = Bench::on(machine, seed, warm_up, measured)?;
+        let bench = Bench::on(&narrowed(memory, part), seed, warm_up, measured)?;
         let cpus = caches(&bench.machine.topology())?[0].clone();
         let suffers = context.run_all(names, |name| {
             let (program, other) = (Job::new(name, seed), Job::new(interfering(name), seed + 50));
@@ -51,7 +59,7 @@ fn sweep(context: &Context<'_>, names: &[&str]) -> Result<Vec<DataPoint>, ReproE
 /// Bytes a cycle that each program and the interfering one miss for on one cache without prefetching, first seed.
 fn demand_traffic(context: &Context<'_>, names: &[&str]) -> Result<Vec<f64>, ReproError> {
     let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
-    let bench = Bench::on("xeon-x5365", seed, warm_up, measured)?;
+    let bench = Bench::on(MACHINE, seed, warm_up, measured)?;
     let cpus = caches(&bench.machine.topology())?[0].clone();
     let line_bytes = bench.machine.last_level().map_or(0.0, |cache| f64::from(cache.line_bytes));
     let options = SimOptions { prefetch: false, ..bench.options.clone() };
@@ -68,7 +76,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let mut found: Vec<Vec<Decomposition>> = Vec::new();
     for &seed in &context.seeds {
         let (warm_up, measured) = lengths(context);
-        let bench = Bench::on("xeon-x5365", seed, warm_up, measured)?;
+        let bench = Bench::on(MACHINE, seed, warm_up, measured)?;
         let mut of_seed = Vec::new();
         for name in names {
             (context.progress)(&format!("{name}, seed {seed}"));
@@ -76,70 +84,68 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         }
         found.push(of_seed);
     }
-    let total = |program: usize| -> f64 {
-        found.iter().map(|seed| seed[program].total_degradation_percent).sum::<f64>() / found.len() as f64
-    };
-    let loses: Vec<usize> = (0..names.len()).filter(|&program| total(program) >= LOSES_PERCENT).collect();
-    let mut points = Vec::new();
-    for program in 0..names.len() {
-        let per_seed = |value: &dyn Fn(&Decomposition) -> Option<f64>| -> Vec<f64> {
-            found.iter().filter_map(|seed| value(&seed[program])).collect()
-        };
-        points.push(DataPoint::over("total", names[program], &per_seed(&|d| Some(d.total_degradation_percent))));
-        for part in 0..found[0][program].parts.len() {
-            let series = &found[0][program].parts[part].what;
-            let values = per_seed(&|d| d.parts.get(part).map(|part| part.degradation_percent));
-            points.push(DataPoint::over(series, names[program], &values));
-        }
-    }
-    let mut traffic = None;
+    let mut points = parts_of(names, &found);
+    let mut note = losers(names, &found);
     if !context.quick {
-        points.extend(sweep(context, names)?);
+        let memory = Bench::on(MACHINE, 1, 0, 1)?.machine.memory;
+        points.extend(sweep(context, &memory, names)?);
         let pairs = demand_traffic(context, names)?;
-        traffic = Some(pairs.iter().copied().fold(0.0, f64::max));
         let point =
             |(name, &bytes): (&&str, &f64)| DataPoint::over("demand bytes a cycle of the pair", *name, &[bytes]);
         points.extend(names.iter().zip(&pairs).map(point));
+        let most = pairs.iter().copied().fold(0.0, f64::max);
+        let bus = memory.package_bus_bytes_per_cycle.unwrap_or(memory.bytes_per_cycle);
+        let room = format!("{bus} of the bus and {} of memory", memory.bytes_per_cycle);
+        note += &format!(
+            " Demand misses of a pair on one cache, without prefetching, take {most:.2} bytes a cycle at most, of {room}. \
+             The points show less bandwidth."
+        );
     }
-    let counts: Vec<(u64, f64)> = context
-        .seeds
-        .iter()
-        .copied()
-        .zip(
-            found
-                .iter()
-                .map(|seed| seed.iter().filter(|d| d.total_degradation_percent >= LOSES_PERCENT).count() as f64),
-        )
-        .collect();
-    let not_cache: Vec<(u64, f64)> = context
-        .seeds
-        .iter()
-        .copied()
-        .zip(found.iter().map(|seed| {
-            let of = seed.iter().filter(|d| d.total_degradation_percent >= LOSES_PERCENT);
-            of.filter(|d| d.not_cache_percent().is_some_and(|share| share > 50.0)).count() as f64
-        }))
-        .collect();
-    let losing: Vec<&str> = loses.iter().map(|&program| names[program]).collect();
-    let note = format!(
-        "Lose {LOSES_PERCENT} % or more in the mean over seeds: {}. The memory controller's part is a lower bound, \
-         prefetching's an upper one and may be negative: without prefetching the other program disturbs less or more \
-         than with it.{}",
-        if losing.is_empty() { "none".to_string() } else { losing.join(", ") },
-        traffic.map_or(String::new(), |most| format!(
-            " Demand misses of a pair on one cache, without prefetching, take {most:.2} bytes a cycle at most, of 3.55 of the \
-             bus and 7.1 of memory: what streams waits for latency and not for bandwidth, and so loses little beside \
-             milc. The points show less bandwidth."
-        )),
-    );
+    // Programs that lose so much, seed by seed.
+    let counted = |also: &dyn Fn(&Decomposition) -> bool| -> Vec<(u64, f64)> {
+        let loses = |d: &&Decomposition| d.total_degradation_percent >= LOSES_PERCENT && also(d);
+        let of_seed = found.iter().map(|seed| seed.iter().filter(loses).count() as f64);
+        context.seeds.iter().copied().zip(of_seed).collect()
+    };
     let figure = Figure::bars("ca-2-factors", &drawn(names, &found));
     let bar = Bar::AtLeast { bar: 6.0, paper_best: None };
     let what = "programs that lose 45 % or more beside milc (milc beside sphinx) and are taken apart";
-    let first =
-        Finding::new("CA-2", what, "6 of 10", "programs", bar, &counts).points(points).note(note).figure(figure);
+    let first = Finding::new("CA-2", what, "6 of 10", "programs", bar, &counted(&|_| true));
     let what = "of those, programs where factors other than cache space make up more than half";
-    let second = Finding::new("CA-2", what, "5 of 6", "programs", Bar::Shown, &not_cache);
-    Ok(vec![first, second])
+    let not_cache = |d: &Decomposition| d.not_cache_percent().is_some_and(|share| share > 50.0);
+    let second = Finding::new("CA-2", what, "5 of 6", "programs", Bar::Shown, &counted(&not_cache));
+    Ok(vec![first.points(points).note(note).figure(figure), second])
+}
+
+/// The slowdown of every program and its parts, over seeds.
+fn parts_of(names: &[&str], found: &[Vec<Decomposition>]) -> Vec<DataPoint> {
+    let mut points = Vec::new();
+    for (program, name) in names.iter().enumerate() {
+        let per_seed = |value: &dyn Fn(&Decomposition) -> Option<f64>| -> Vec<f64> {
+            found.iter().filter_map(|seed| value(&seed[program])).collect()
+        };
+        points.push(DataPoint::over("total", *name, &per_seed(&|d| Some(d.total_degradation_percent))));
+        for part in 0..found[0][program].parts.len() {
+            let series = &found[0][program].parts[part].what;
+            let values = per_seed(&|d| d.parts.get(part).map(|part| part.degradation_percent));
+            points.push(DataPoint::over(series, *name, &values));
+        }
+    }
+    points
+}
+
+fn losers(names: &[&str], found: &[Vec<Decomposition>]) -> String {
+    let total = |program: usize| -> f64 {
+        found.iter().map(|seed| seed[program].total_degradation_percent).sum::<f64>() / found.len() as f64
+    };
+    let losing: Vec<&str> =
+        (0..names.len()).filter(|&program| total(program) >= LOSES_PERCENT).map(|program| names[program]).collect();
+    let losing = if losing.is_empty() { "none".to_string() } else { losing.join(", ") };
+    format!(
+        "Lose {LOSES_PERCENT} % or more in the mean over seeds: {losing}. The memory controller's part is a lower bound, \
+         prefetching's an upper one and may be negative: without prefetching the other program disturbs less or more \
+         than with it."
+    )
 }
 
 fn drawn(names: &[&str], found: &[Vec<Decomposition>]) -> Bars {

@@ -1,14 +1,15 @@
 //! crafty, gobmk, gamess and povray: programs that compute more than they touch.
 //!
 //! Method: game search goes up and down a tree of positions on the stack, evaluates with attack tables and pattern
-//! databases of moderate size, and probes a transposition table at random. gamess contracts integrals from small buffers
-//! into density and Fock matrices. povray follows rays through a bounding hierarchy: its top levels at every ray, its
+//! databases of moderate size, and probes a transposition table at random. gamess computes the integrals of a quartet of
+//! shells in small buffers and contracts them into the packed triangles of the density and Fock matrices, quartets in
+//! their canonical order. povray follows rays through a bounding hierarchy: its top levels at every ray, its
 //! leaves and textures seldom.
 
 use cachemate_core::Turn;
 
 use super::out::Out;
-use super::random::{Rng, mix};
+use super::random::Rng;
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
 use super::{Code, Pace};
@@ -27,7 +28,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         phases: "none",
         unit: "positions",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| GameSearch::new(setup, 120, 12)),
+        make: |setup| setup.single(|setup| GameSearch::new(setup, 120, 12, 48)),
     },
     ProgramSpec {
         name: "gobmk",
@@ -42,14 +43,14 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         phases: "none",
         unit: "positions",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| GameSearch::new(setup, 240, 48)),
+        make: |setup| setup.single(|setup| GameSearch::new(setup, 240, 48, 240)),
     },
     ProgramSpec {
         name: "gamess",
         stands_for: "SPEC CPU2006 416.gamess",
         algorithm: "integrals in small buffers contracted into density and Fock matrices",
-        footprint_bytes: 2_000_000,
-        footprint_source: "estimate: two 350 x 350 matrices and buffers; the 670 MB of Henning 2007 are mostly untouched",
+        footprint_bytes: 1_130_000,
+        footprint_source: "estimate: two packed triangles of 350 functions and buffers; the 670 MB of Henning 2007 are mostly untouched",
         pace: Pace { instructions_per_access: 2.28, stack_per_access: 3.0 },
         pace_source: "Phansalkar et al. 2007: 34.6 % loads, 9.2 % stores",
         code: Code { functions: 64, function_instr: 320 },
@@ -84,7 +85,10 @@ struct GameSearch {
     reads: u64,
     /// Of these, so many in a loop of one routine.
     reads_per_call: u64,
-    /// All but every 48th read go to this fraction of the tables: attack tables, common patterns.
+    /// Every so manieth read goes anywhere in the tables, the others to [their hot part](Self::hot_divisor). gobmk's: once a
+    /// position, with which it misses from 256 KB on about as often as recorded GNU Go does.
+    seldom: u64,
+    /// Attack tables and common patterns are this fraction of the tables.
     hot_divisor: u64,
     depth: u64,
     positions: u64,
@@ -94,14 +98,14 @@ struct GameSearch {
 const BOARD_BYTES: u64 = 512;
 
 impl GameSearch {
-    fn new(setup: &mut Setup, reads: u64, reads_per_call: u64) -> Self {
+    fn new(setup: &mut Setup, reads: u64, reads_per_call: u64, seldom: u64) -> Self {
         let bytes = setup.data_bytes();
         let boards = setup.region("position stack", (16 * BOARD_BYTES).min(bytes / 8), Users::All);
         let tables = setup.region("tables", bytes / 4, Users::All);
         let cache = setup.region("transposition table", bytes - boards.bytes - tables.bytes, Users::All);
         let hot_divisor = (tables.bytes / (32 << 10)).max(1);
         let rng = setup.rng.clone();
-        GameSearch { boards, tables, cache, reads, reads_per_call, hot_divisor, depth: 0, positions: 0, rng }
+        GameSearch { boards, tables, cache, reads, reads_per_call, seldom, hot_divisor, depth: 0, positions: 0, rng }
     }
 }
 
@@ -128,7 +132,7 @@ impl Kernel for GameSearch {
             }
             // A few tables serve every position, others only certain patterns.
             let word = self.rng.skewed(self.tables.bytes / 8);
-            let word = if read.is_multiple_of(48) { word } else { word / self.hot_divisor };
+            let word = if read.is_multiple_of(self.seldom) { word } else { word / self.hot_divisor };
             out.load(self.tables.at(word, 8));
             if read.is_multiple_of(3) {
                 out.load(board + read * 8 % BOARD_BYTES);
@@ -146,58 +150,116 @@ impl Kernel for GameSearch {
     }
 }
 
+/// Functions of a shell: s and three p.
+const SHELL: u64 = 4;
+/// An integral takes 616 instructions in a free program of this kind (MPQC 2.3.1, direct Hartree-Fock of two waters in
+/// 6-311G**: 6.63e9 for 10.8e6), so a quartet's 256 take so many terms of three accesses and their stack.
+const TERMS_PER_QUARTET: u64 = 5_632;
+/// Terms of one step.
+const TERMS_PER_STEP: u64 = 128;
+/// Routines of the recursions, which take turns; every other call is one of them. MPQC misses 16 KB of code 11.4 times in a
+/// thousand instructions.
+const RECURSIONS: u64 = 24;
+/// Every so manieth term uses what was put aside for other shells: as often as that program misses 32 KB.
+const TERMS_PER_INTERMEDIATE: u64 = 14;
+
 struct Integrals {
     buffers: Region,
+    intermediates: Region,
     density: Region,
     fock: Region,
-    side: u64,
-    quartet: u64,
-    salt: u64,
+    shells: u64,
+    /// Of the quartet under way: `shells > i >= j`, `i >= k >= l`.
+    quartet: [u64; 4],
+    terms: u64,
+    quartets: u64,
+    rng: Rng,
 }
 
 impl Integrals {
     fn new(setup: &mut Setup) -> Self {
         let bytes = setup.data_bytes();
-        let buffers = setup.region("integral buffers", (16 << 10).min(bytes / 4), Users::All);
-        let side = libm::sqrt(((bytes - buffers.bytes) / 16) as f64) as u64;
-        let density = setup.region("density", side * side * 8, Users::All);
-        let fock = setup.region("Fock matrix", side * side * 8, Users::All);
-        Integrals { buffers, density, fock, side, quartet: 0, salt: setup.rng.bits() }
+        let buffers = setup.region("integral buffers", (16 << 10).min(bytes / 8), Users::All);
+        let intermediates = setup.region("intermediates", (128 << 10).min(bytes / 8), Users::All);
+        // A packed triangle of n functions has n (n + 1) / 2 words.
+        let words = (bytes - buffers.bytes - intermediates.bytes) / 16;
+        let functions = (libm::sqrt(8.0 * words as f64 + 1.0) - 1.0) as u64 / 2;
+        let triangle_bytes = functions * (functions + 1) / 2 * 8;
+        let density = setup.region("density", triangle_bytes, Users::All);
+        let fock = setup.region("Fock matrix", triangle_bytes, Users::All);
+        let mut rng = setup.rng.clone();
+        let shells = (functions / SHELL).max(1);
+        // The last shell's quartets are half of all, and each pair's go over the whole triangle.
+        let quartet = [shells - 1, rng.below(shells), 0, 0];
+        Integrals { buffers, intermediates, density, fock, shells, quartet, terms: 0, quartets: 0, rng }
+    }
+
+    /// Recursions over the primitives of one quartet of shells.
+    fn recur(&mut self, out: &mut Out) {
+        let (words, intermediates) = (self.buffers.bytes / 8, self.intermediates.bytes / 8);
+        // The types of the shells choose the routines: three kinds, of which the outer two shells' stay for long.
+        let [i, j, k, l] = self.quartet;
+        let types = [i, j, k, l].iter().fold(0, |types, shell| types * 3 + shell % 3);
+        let contractions = u64::from(out.functions()).saturating_sub(RECURSIONS).max(1);
+        for term in self.terms..self.terms + TERMS_PER_STEP {
+            if term.is_multiple_of(32) {
+                let (call, recursion) = (term / 64, (term / 32).is_multiple_of(2));
+                let contraction = RECURSIONS + (types * 4 + call % 4) % contractions;
+                out.enter(if recursion { call % RECURSIONS } else { contraction } as u32);
+            }
+            if term.is_multiple_of(TERMS_PER_INTERMEDIATE) {
+                out.load(self.intermediates.at(self.rng.skewed(intermediates), 8));
+            }
+            out.load(self.buffers.at((term * 5 + l) % words, 8));
+            out.load(self.buffers.at((term * 11 + 3 * l) % words, 8));
+            out.store(self.buffers.at((term + l) % words, 8));
+        }
+    }
+
+    /// The block of two shells: what it holds of the density goes into the block of the others, and theirs into its.
+    fn contract(&self, first: u64, second: u64, out: &mut Out) {
+        let (high, low) = (first.max(second), first.min(second));
+        for row in high * SHELL..(high + 1) * SHELL {
+            for column in (low * SHELL..(low + 1) * SHELL).filter(|column| *column <= row) {
+                let word = row * (row + 1) / 2 + column;
+                out.load(self.density.at(word, 8));
+                out.load(self.fock.at(word, 8));
+                out.store(self.fock.at(word, 8));
+            }
+        }
+    }
+
+    /// Each quartet once, whatever the order of its shells.
+    fn next(&mut self) {
+        let [i, j, k, l] = self.quartet;
+        let last = if k == i { j } else { k };
+        self.quartet = match () {
+            () if l < last => [i, j, k, l + 1],
+            () if k < i => [i, j, k + 1, 0],
+            () if j < i => [i, j + 1, 0, 0],
+            () => [(i + 1) % self.shells, 0, 0, 0],
+        };
     }
 }
 
 impl Kernel for Integrals {
     fn step(&mut self, out: &mut Out) -> Turn {
-        // Recursions over the primitives of one quartet of shells, all in the buffers.
-        let words = self.buffers.bytes / 8;
-        // The types of the shells choose the routines: the outer two stay, the inner ones are of three kinds.
-        let types = self.quartet / 64 * 3 + self.quartet % 3;
-        for term in 0..96u64 {
-            if term.is_multiple_of(24) {
-                out.enter(mix(types * 4 + term / 24) as u32);
+        self.recur(out);
+        self.terms += TERMS_PER_STEP;
+        if self.terms == TERMS_PER_QUARTET {
+            let [i, j, k, l] = self.quartet;
+            for (first, second) in [(i, j), (k, l), (i, k), (j, l), (i, l), (j, k)] {
+                self.contract(first, second, out);
             }
-            out.load(self.buffers.at((term * 5 + self.quartet) % words, 8));
-            out.load(self.buffers.at((term * 11 + 3 * self.quartet) % words, 8));
-            out.store(self.buffers.at((term + self.quartet) % words, 8));
+            self.terms = 0;
+            self.next();
+            self.quartets += 1;
         }
-        // Four shells: two stay for long (the outer loops), two move on. 4 x 4 blocks of both matrices.
-        let tiles = self.side.div_ceil(4);
-        let (outer, inner) = (self.quartet / 64, self.quartet);
-        let row = mix(outer ^ self.salt) % tiles * 4;
-        let column = mix(inner ^ self.salt << 1) % tiles * 4;
-        for i in (row..row + 4).filter(|i| *i < self.side) {
-            for j in (column..column + 4).filter(|j| *j < self.side) {
-                out.load(self.density.at(i * self.side + j, 8));
-                out.load(self.fock.at(i * self.side + j, 8));
-                out.store(self.fock.at(i * self.side + j, 8));
-            }
-        }
-        self.quartet += 1;
         Turn::More
     }
 
     fn progress(&self) -> f64 {
-        self.quartet as f64
+        self.quartets as f64 + self.terms as f64 / TERMS_PER_QUARTET as f64
     }
 }
 

@@ -18,7 +18,8 @@ Architecture News 35(1). Phansalkar et al. 2007: Analysis of redundancy and appl
 The programs' curves stand beside those of recorded real programs in [programs-curves.md](programs-curves.md), with where
 they differ. After that comparison (20 November 2026, without looking at any policy's result) three programs were
 corrected in their algorithm: bzip2 (passes of a sort move the same suffixes), gobmk (matchers loop over the board) and
-gamess (types of shells choose the routines). The stack, too, was corrected after measuring recorded programs: it had been walked
+gamess (types of shells choose the routines). mcf, mcf-2006, gcc, gobmk and gamess were made like real programs again after
+CA's results had been seen, to find their cause; what they were held against are programs, not results. The stack, too, was corrected after measuring recorded programs: it had been walked
 round and round, all of its 4 KB, so that what stands for first-level hits missed wherever four threads share 8 KB. Of real
 programs' accesses to their stack (`valgrind --tool=lackey --trace-mem=yes`, lines of 16 bytes, LRU) so many come back within
 a stack distance of 64, 128, 256, 512 bytes and 4 KB: gzip 89, 99, 99, 99, 100 %; bzip2 92, 92, 92, 92, 95 %; sqlite3 63, 78,

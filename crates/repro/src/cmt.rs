@@ -327,7 +327,8 @@ pub fn measure_against(setting: &Setting, who: &Who, other: &Setting) -> Result<
         worst_slowdown: not_measured,
         mean_degradation: not_measured,
     };
-    let nowhere = ContentionAt { issue: not_measured, misses: not_measured, queues: not_measured };
+    let nowhere =
+        ContentionAt { issue: not_measured, misses: not_measured, queues: not_measured, system: not_measured };
     let shares = |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
     let times = shares(new);
     let all: f64 = times.iter().sum();

@@ -29,7 +29,7 @@ pub fn cells(context: &Context<'_>, mix: Mix, who: &Who, sizes: &[u64]) -> Resul
 pub type Metric = fn(&Measured) -> f64;
 
 /// What every comparison reports.
-pub const METRICS: [(&str, Metric); 20] = [
+pub const METRICS: [(&str, Metric); 21] = [
     ("throughput gain %", |m| 100.0 * m.gain.throughput_gain),
     ("of which mix %", |m| 100.0 * m.gain.mix_gain),
     ("of which contention %", |m| 100.0 * m.gain.contention_gain),
@@ -50,6 +50,7 @@ pub const METRICS: [(&str, Metric); 20] = [
     ("of contention: waiting for the core's issue slot %", |m| 100.0 * m.contention_at.issue),
     ("of contention: misses and hits %", |m| 100.0 * m.contention_at.misses),
     ("of contention: queues of L2 and memory %", |m| 100.0 * m.contention_at.queues),
+    ("of contention: switches, faults and interrupts %", |m| 100.0 * m.contention_at.system),
 ];
 
 /// Mean, least and most over seeds of every metric at every size.

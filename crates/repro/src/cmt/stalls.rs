@@ -19,12 +19,12 @@ pub struct ContentionAt {
     pub system: f64,
 }
 
-/// `None` where a thread never ran in either run.
+/// `None` where a thread never ran in the old run; in the new one it adds nothing then.
 pub fn contention_at(new: &RunResults, old: &RunResults) -> Option<ContentionAt> {
     let (mut parts, mut at_old_speeds) = ([0.0; 4], 0.0);
     for (now, before) in new.tasks.iter().zip(&old.tasks) {
-        let (speed, waits) = per_instruction(now)?;
         let (was_speed, waited) = per_instruction(before)?;
+        let Some((speed, waits)) = per_instruction(now) else { continue };
         at_old_speeds += now.run_time_share * was_speed;
         for ((part, wait), was) in parts.iter_mut().zip(waits).zip(waited) {
             // 1/a - 1/b = (b - a) / ab, of cycles an instruction.
@@ -68,5 +68,10 @@ mod tests {
         let sum = at.issue + at.misses + at.queues + at.system;
         assert!((sum - whole).abs() < 0.002, "{at:?} {whole}");
         assert_eq!(contention_at(&old, &old), Some(ContentionAt::default()));
+        // Who never ran in the new run takes no part; who never ran in the old one leaves nothing to compare with.
+        let mut starved = old.clone();
+        (starved.tasks[5].instructions, starved.tasks[5].run_time_share) = (0, 0.0);
+        assert_eq!(contention_at(&starved, &old), Some(ContentionAt::default()));
+        assert_eq!(contention_at(&old, &starved), None);
     }
 }

@@ -57,6 +57,7 @@ pub trait Company {
 struct BroughtIn<'a> {
     company: &'a dyn Company,
     running: &'a [TaskId],
+    at_most: f64,
 }
 
 impl Company for BroughtIn<'_> {
@@ -67,13 +68,17 @@ impl Company for BroughtIn<'_> {
         self.company.clash(one, other)
     }
     fn burden(&self, task: TaskId) -> f64 {
-        let refill = if self.running.contains(&task) { 0.0 } else { self.company.refill(task) };
+        let refill = if self.running.contains(&task) { 0.0 } else { self.company.refill(task).min(self.at_most) };
         self.company.burden(task) + refill
     }
 }
 
 /// As far as round robin itself leaves tasks apart.
 pub const BEHIND_AT_MOST_SAMPLES: f64 = 1.0;
+
+/// Being brought in never weighs more than so many samples that others have run more: where all miss next to nothing, a
+/// price in misses that make a super set busy has no bound of its own, and the wait must.
+const REFILL_AT_MOST_SAMPLES: f64 = 32.0;
 
 /// Turns of the set that runs: it stays until the next plan, and passes on if none ever comes.
 const TURNS: u32 = 100;
@@ -261,7 +266,8 @@ impl Scheduler {
         if running.len() == places && running.iter().any(|&task| company.stays(task)) {
             return running.to_vec();
         }
-        let company = &BroughtIn { company, running };
+        let at_most = REFILL_AT_MOST_SAMPLES * self.sample_weight;
+        let company = &BroughtIn { company, running, at_most };
         let mut chosen: Vec<TaskId> = Vec::new();
         let least = members.iter().map(|task| task.task);
         let least = least.reduce(|least, next| if self.samples[&next] < self.samples[&least] { next } else { least });

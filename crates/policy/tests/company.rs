@@ -149,6 +149,10 @@ fn the_whole_set_pays_for_bringing_tasks_in() {
     let (free, cheap, dear) = (changes(0, set), changes(400, set), changes(1600, set));
     assert!(dear > 10 && 2 * dear < cheap && 2 * cheap < free, "{free} {cheap} {dear}");
     assert!(changes(1600, "form = \"set\"\nweights.newcomer = 0.0") >= free, "nothing to pay");
+    // However dear it is, nobody waits for more than the 32 samples that it may weigh, twice for two, and a few.
+    let run = run_filling("activity-vector", set, halves(), 2_000, &[], Some(1_000_000));
+    let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
+    assert!(*least > 900 && most - least <= 70, "{:?}", run.ran);
     // The paper's form knows no such price.
     assert_eq!(changes(1600, ""), changes(0, ""));
 }

@@ -248,15 +248,19 @@ impl Memory {
     }
 
     /// Pages outside the allowed colours, and those that overfill a colour after it was given more (growing a
-    /// partition moves a part of its pages, shrinking all of the revoked ones), ascending.
+    /// partition moves a part of its pages, shrinking all of the revoked ones), ascending. Those that may stay lie evenly
+    /// among the pages of their colour: neighbours are used together, and must not all end up on one side of the border
+    /// that there was.
     fn misplaced(&self, process: usize, allowed: &IndexSet) -> Vec<u64> {
         let space = &self.spaces[process];
         let each_at_most = space.table.resident_pages().div_ceil(u64::from(allowed.count().max(1)));
-        let mut kept = vec![0; self.frames.colours() as usize];
+        let mut passed = vec![0; self.frames.colours() as usize];
         let misplaced = |&(_, frame, _): &(u64, u32, bool)| {
             let colour = self.frames.colour_of(frame);
-            kept[colour as usize] += 1;
-            !allowed.contains(colour) || kept[colour as usize] > each_at_most
+            let held = space.pages_per_colour[colour as usize].max(1);
+            let (stay, at) = (each_at_most.min(held), passed[colour as usize]);
+            passed[colour as usize] += 1;
+            !allowed.contains(colour) || (at + 1) * stay / held == at * stay / held
         };
         space.table.iter().filter(misplaced).map(|(page, _, _)| page).collect()
     }
@@ -380,6 +384,28 @@ mod tests {
         assert_eq!(memory.pages_per_colour(process)[8..10], [100, 100]);
         assert_eq!(memory.pages_inside(process), (400, 400));
         assert_eq!(memory.colouring(process).unwrap().fallback_pages, 0);
+    }
+
+    /// Do neighbours in memory end up in all colours when a process is given more, wherever in memory they are, so that a
+    /// share of everything after a small one is what it would have been from the start?
+    #[test]
+    fn growing_spreads_neighbours() {
+        let mut memory = memory(4096, 16);
+        let process = memory.add_process();
+        memory.set_colours(process, &(0..8).collect(), PageMoving::All);
+        (0..512).for_each(|page| _ = memory.look_up(process, page, 0));
+        memory.set_colours(process, &(0..16).collect(), PageMoving::All);
+        assert_eq!(drain(&mut memory, process), 256);
+        for first in (0..512).step_by(64) {
+            let mut by_colour = [0; 16];
+            for (page, frame) in memory.pages(process) {
+                if (first..first + 64).contains(&page) {
+                    by_colour[memory.frames.colour_of(frame) as usize] += 1;
+                }
+            }
+            // Four of each, were it perfectly even.
+            assert!(by_colour.iter().all(|pages| (2..=6).contains(pages)), "from page {first}: {by_colour:?}");
+        }
     }
 
     /// Is another colour taken rather than none when the allowed ones are exhausted, and is that counted?

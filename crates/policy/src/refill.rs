@@ -41,12 +41,13 @@ struct Stays {
 pub struct Refills(BTreeMap<TaskId, Stays>);
 
 impl Refills {
-    /// Once a window, with all tasks that are present and the misses counted in this window's sample, of those that have any.
+    /// Once a window, with the tasks seen and the misses counted in this window's sample, of those that have any.
     /// Only who ran all but a tenth of the window has a sample that compares.
-    pub fn follow(&mut self, present: &[&TaskSeen], elapsed_ns: u64, counted: &BTreeMap<TaskId, f64>) {
-        let ids: BTreeSet<TaskId> = present.iter().map(|task| task.task).collect();
+    pub fn follow(&mut self, tasks: &[TaskSeen], elapsed_ns: u64, counted: &BTreeMap<TaskId, f64>) {
+        let present = || tasks.iter().filter(|task| !task.exited);
+        let ids: BTreeSet<TaskId> = present().map(|task| task.task).collect();
         self.0.retain(|id, _| ids.contains(id));
-        for task in present {
+        for task in present() {
             let stays = self.0.entry(task.task).or_default();
             let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
             if ran_ns < elapsed_ns - elapsed_ns / 10 {
@@ -94,7 +95,7 @@ mod tests {
     fn the_price_is_the_first_sample_less_later_ones() {
         let mut refills = Refills::default();
         let mut window = |ran_ns: u64, misses: Option<f64>| {
-            refills.follow(&[&ran(ran_ns)], WINDOW_NS, &misses.map(|misses| (TaskId(0), misses)).into_iter().collect());
+            refills.follow(&[ran(ran_ns)], WINDOW_NS, &misses.map(|misses| (TaskId(0), misses)).into_iter().collect());
             (refills.misses(TaskId(0)), refills.to_be_known(TaskId(0)))
         };
         assert_eq!(window(WINDOW_NS, Some(90.0)), (None, true));
@@ -113,7 +114,7 @@ mod tests {
         for round in 0..100 {
             let extra = if round < 50 { 1_000.0 } else { 10.0 };
             for (ran_ns, misses) in [(WINDOW_NS, 5.0 + extra), (WINDOW_NS, 5.0), (0, 0.0)] {
-                refills.follow(&[&ran(ran_ns)], WINDOW_NS, &BTreeMap::from([(TaskId(0), misses)]));
+                refills.follow(&[ran(ran_ns)], WINDOW_NS, &BTreeMap::from([(TaskId(0), misses)]));
             }
         }
         let now = refills.misses(TaskId(0)).unwrap();

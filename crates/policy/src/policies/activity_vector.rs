@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Ability, Decision, Evidence, IndexSet, Level, Policy, Probe, ProbeId, ProbeWhat, SuperSetCount, Support, TaskId,
-    TaskSeen, View,
+    View,
 };
 use serde::Deserialize;
 
@@ -118,9 +118,7 @@ impl Parameters {
             Ok(parsed)
         }
     }
-}
 
-impl Parameters {
     /// Does whoever is brought in pay for it?
     fn pays(&self) -> bool {
         self.form == Form::Set && self.weights.newcomer > 0.0
@@ -166,8 +164,7 @@ impl Policy for ActivityVectors {
 /// The first data level, the first code level, and the contended one.
 fn levels(view: &View<'_>) -> [Option<Level>; 3] {
     let has = |level: Level| view.topology.caches.iter().any(|cache| cache.level == level).then_some(level);
-    let last = view.topology.caches.iter().find(|cache| cache.last_level).map(|cache| cache.level);
-    [has(Level::L1Data), has(Level::L1Instruction), last]
+    [has(Level::L1Data), has(Level::L1Instruction), super::last_level(view)]
 }
 
 impl ActivityVectors {
@@ -210,8 +207,7 @@ impl ActivityVectors {
                 *counted.entry(*task).or_default() += misses as f64;
             }
         }
-        let present: Vec<&TaskSeen> = view.seen.tasks.iter().filter(|task| !task.exited).collect();
-        self.refills.follow(&present, view.seen.span.elapsed_ns, &counted);
+        self.refills.follow(&view.seen.tasks, view.seen.span.elapsed_ns, &counted);
     }
 
     fn vectors(&self, view: &View<'_>) -> Vectors {

@@ -84,12 +84,10 @@ impl Policy for CounterDriven {
 
 impl CounterDriven {
     fn follow_refills(&mut self, view: &View<'_>) {
-        let last = view.topology.caches.iter().find(|cache| cache.last_level).map(|cache| cache.level);
-        let Some(last) = last.filter(|_| self.scheduler.form == Form::Set) else { return };
-        let present: Vec<&TaskSeen> = view.seen.tasks.iter().filter(|task| !task.exited).collect();
-        let counted = |task: &&TaskSeen| Some((task.task, task.counts.get(Event::Misses(last))?));
-        let counted = present.iter().filter_map(counted).collect();
-        self.refills.follow(&present, view.seen.span.elapsed_ns, &counted);
+        let Some(last) = super::last_level(view).filter(|_| self.scheduler.form == Form::Set) else { return };
+        let counted = |task: &TaskSeen| Some((task.task, task.counts.get(Event::Misses(last))?));
+        let counted = view.seen.tasks.iter().filter_map(counted).collect();
+        self.refills.follow(&view.seen.tasks, view.seen.span.elapsed_ns, &counted);
     }
 }
 

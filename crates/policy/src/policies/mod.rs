@@ -3,7 +3,7 @@
 //! A new policy is one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. It gets the conformance
 //! tests ([`crate::conformance`]) for free.
 
-use cachemate_core::{CacheId, CpuSet, Policy, TaskSeen, Topology, View, nearest};
+use cachemate_core::{CacheId, CpuSet, Level, Policy, TaskSeen, Topology, View, nearest};
 use serde::de::DeserializeOwned;
 
 use crate::partition::units::Divided;
@@ -151,6 +151,11 @@ pub fn dividable(view: &View<'_>) -> Vec<(CacheId, Divided)> {
 /// Tasks that a plan may speak of, in order of arrival.
 pub fn movable<'a>(view: &'a View<'_>) -> impl Iterator<Item = &'a TaskSeen> {
     view.seen.tasks.iter().filter(|task| !task.fixed && !task.exited)
+}
+
+/// The level at which programs contend: that of the first last-level cache.
+fn last_level(view: &View<'_>) -> Option<Level> {
+    view.topology.caches.iter().find(|cache| cache.last_level).map(|cache| cache.level)
 }
 
 #[cfg(test)]

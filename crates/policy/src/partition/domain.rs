@@ -6,7 +6,7 @@
 //! like any other. Ways leave nothing behind, and there no share is no share.
 
 use cachemate_core::{
-    Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, Member, PageMoving, ProcessId, TaskSeen, Units,
+    Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, Member, PageMoving, ProcessId, TaskSeen, Topology, Units,
 };
 
 use super::trial::Lengths;
@@ -48,18 +48,31 @@ impl Present<'_> {
 /// A cache that can be divided, and those on it.
 pub struct Domain<'a> {
     pub cache: &'a Cache,
+    /// The largest one between it and memory.
+    pub behind: Option<&'a Cache>,
     pub divided: Divided,
     pub present: Vec<Present<'a>>,
 }
 
-impl Domain<'_> {
+impl<'a> Domain<'a> {
+    /// Nobody lives on it yet.
+    pub fn of(cache: &'a Cache, divided: Divided, topology: &'a Topology) -> Self {
+        let further =
+            topology.caches.iter().filter(|other| other.level > cache.level && cache.cpus.is_subset(&other.cpus));
+        let behind = further.max_by_key(|other| other.size_bytes);
+        Domain { cache, behind, divided, present: Vec::new() }
+    }
+
     pub fn promised(&self) -> bool {
         self.present.iter().any(|present| present.goal().degradation_at_most.is_some())
     }
     pub fn lengths(&self, settle_windows: u32, judge_windows: u32) -> Lengths {
-        let line_bytes = self.cache.line_bytes.filter(|&bytes| bytes > 0);
-        let lines = self.cache.size_bytes.zip(line_bytes).map(|(size, line)| size / u64::from(line));
-        Lengths { settle_windows, judge_windows, lines }
+        let lines = |cache: &Cache| {
+            let line_bytes = cache.line_bytes.filter(|&bytes| bytes > 0);
+            cache.size_bytes.zip(line_bytes).map(|(size, line)| size / u64::from(line))
+        };
+        let lines_behind = self.behind.and_then(lines);
+        Lengths { settle_windows, judge_windows, lines: lines(self.cache), lines_behind }
     }
     /// A process alone is confined only where that was asked for.
     pub fn has_something_to_divide(&self) -> bool {

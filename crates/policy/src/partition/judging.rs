@@ -113,7 +113,7 @@ pub enum Judged {
 pub struct Judging {
     /// Under the shares held.
     pub speeds: SpeedRecord,
-    /// The shares were changed, and the cache is not full of what they keep.
+    /// The shares or the company changed, and the cache is not full of what they keep.
     settling: Option<Settling>,
     tried: Option<Tried>,
     /// Somebody above took a trial back in this company.
@@ -133,7 +133,8 @@ impl Judging {
         let mut held = domain.kept(&view.before.shares);
         let company: Company = domain.present.iter().map(|present| (present.process, present.phase)).collect();
         if company != self.company {
-            self.forget(company);
+            let judged = terms.lengths.judge_windows > 0 && !domain.promised();
+            self.forget(company, judged);
             // What was not judged to the end does not stay.
             if let Some(tried) = self.tried.take().filter(|tried| tried.trial.leg() == Leg::New) {
                 held = domain.kept(&tried.back);
@@ -141,12 +142,10 @@ impl Judging {
             }
         }
         match &mut self.settling {
-            Some(settling) => {
-                if settling.is_over(view.seen, domain.cache.level, terms.lengths) {
-                    self.settling = None;
-                }
-            }
-            None => {
+            // The window in which the cache is full at last does not count either.
+            Some(settling) if !settling.over => settling.take(view.seen, domain.cache.level, terms.lengths),
+            _ => {
+                self.settling = None;
                 self.speeds.add(view.seen, domain.cache.level, &view.before.probes);
             }
         }
@@ -159,9 +158,13 @@ impl Judging {
 
     /// Speeds of an old phase or of other company are no evidence for this one. What trials cost stays owed by those
     /// who are still there.
-    fn forget(&mut self, company: Company) {
+    fn forget(&mut self, company: Company, judged: bool) {
         let processes = |company: &Company| company.iter().map(|&(process, _)| process).collect::<Vec<_>>();
-        self.rest = self.rest.filter(|_| processes(&company) == processes(&self.company));
+        if processes(&company) != processes(&self.company) {
+            self.rest = None;
+            // Newcomers find nothing of theirs in the cache, and the others' leavings are still there.
+            self.settling = judged.then(Settling::default).or(self.settling.take());
+        }
         if let Some(rest) = &mut self.rest {
             rest.unchanged = 0;
         }
@@ -182,6 +185,11 @@ impl Judging {
         if now.is_none_or(|ratio| ratio < 1.0 - CLEARLY) {
             (rest.unchanged, rest.proof_next) = (0, true);
         }
+    }
+
+    /// Is the cache still being filled after a change of shares or company?
+    pub fn is_settling(&self) -> bool {
+        self.settling.is_some()
     }
 
     /// The shares are changed now, untried.

@@ -25,6 +25,8 @@ pub struct Lengths {
     pub judge_windows: u32,
     /// Lines of the cache: so many misses fill it; `None` = not known.
     pub lines: Option<u64>,
+    /// Lines of what lies behind it, short of memory; `None` = nothing does.
+    pub lines_behind: Option<u64>,
 }
 
 /// Which shares are in force.
@@ -64,17 +66,23 @@ pub struct Trial {
 }
 
 /// After a change of the shares: until every program has brought in its part of the cache's lines, since before that
-/// speeds are those of a cache that is being filled.
+/// speeds are those of a cache that is being filled. A cache behind this one takes in what this one misses, or throws out,
+/// and keeps what the old shares left in it for far longer: it has turned over once all together have missed as often as
+/// it has lines (ammp beside applu on the thesis's machine loses a fifth of its speed over eighty windows after a split
+/// is given up, while its misses of the L2 stay as they were).
 #[derive(Clone, Debug, Default)]
 pub struct Settling {
+    /// Settled at the end of the last window taken in.
+    pub over: bool,
     windows: u32,
     misses: BTreeMap<ProcessId, f64>,
 }
 
 impl Settling {
-    /// Takes a window in; is this enough? Where misses are not counted, after the fewest windows; always within ten
-    /// times as many: a program that hardly misses hardly needs what it would bring in.
-    pub fn is_over(&mut self, seen: &Observation, level: Level, lengths: Lengths) -> bool {
+    /// Takes a window in; enough once every program has brought in its part. Where misses are not counted, after the fewest windows; always within ten
+    /// times as many (a hundred, where something lies behind): a program that hardly misses hardly needs what it would
+    /// bring in.
+    pub fn take(&mut self, seen: &Observation, level: Level, lengths: Lengths) {
         let least = lengths.settle_windows;
         self.windows += 1;
         for task in seen.tasks.iter().filter(|task| !task.exited) {
@@ -85,7 +93,20 @@ impl Settling {
         let part = lengths.lines.unwrap_or(0) as f64 / self.misses.len().max(1) as f64;
         let filled = self.misses.values().all(|&misses| misses >= part);
         let enough = self.windows >= least && (filled || self.windows >= SETTLED_WITHIN * least.max(1));
-        enough && seen.in_force.pending.is_empty()
+        let turned_over = lengths.lines_behind.is_none_or(|lines| {
+            self.misses.is_empty()
+                || self.misses.values().sum::<f64>() >= lines as f64
+                || self.windows >= lengths.settled_within()
+        });
+        self.over = enough && turned_over && seen.in_force.pending.is_empty();
+    }
+}
+
+impl Lengths {
+    /// Windows after which everything counts as settled.
+    fn settled_within(&self) -> u32 {
+        let times = if self.lines_behind.is_some() { BEHIND_SETTLED_WITHIN } else { SETTLED_WITHIN };
+        times * self.settle_windows.max(1)
     }
 }
 
@@ -93,6 +114,7 @@ impl Settling {
 pub const CLEARLY: f64 = 0.05;
 /// In times of the fewest windows.
 const SETTLED_WITHIN: u32 = 10;
+const BEHIND_SETTLED_WITHIN: u32 = 100;
 /// In times of the windows that a trial takes without hindrance.
 const VERDICT_WITHIN: u32 = 8;
 /// In times of a leg: so long either side is measured for like phases.
@@ -124,19 +146,20 @@ impl Trial {
     /// Takes in a window under this leg's shares.
     pub fn add(&mut self, seen: &Observation, level: Level, probes: &[Probe]) -> Said {
         self.windows += 1;
-        if self.leg == Leg::New || (self.leg == Leg::OldAgain && self.settling.is_some()) {
+        if self.leg == Leg::New
+            || (self.leg == Leg::OldAgain && self.settling.as_ref().is_some_and(|settling| !settling.over))
+        {
             self.away.take(seen, level);
         }
         if self.windows > VERDICT_WITHIN * self.unhindered() {
             return Said::Nothing;
         }
-        if let Some(settling) = &mut self.settling {
+        if let Some(settling) = self.settling.as_mut().filter(|settling| !settling.over) {
             // The window in which the cache is full at last does not count either.
-            if settling.is_over(seen, level, self.lengths) {
-                self.settling = None;
-            }
+            settling.take(seen, level, self.lengths);
             return Said::GoesOn;
         }
+        self.settling = None;
         let side = if self.leg == Leg::New { &mut self.new } else { &mut self.old };
         if !side.add(seen, level, probes) {
             return Said::GoesOn;
@@ -176,7 +199,7 @@ impl Trial {
     }
 
     fn unhindered(&self) -> u32 {
-        4 * self.lengths.judge_windows.max(1) + 2 * SETTLED_WITHIN * self.lengths.settle_windows.max(1)
+        4 * self.lengths.judge_windows.max(1) + 2 * self.lengths.settled_within()
     }
 
     fn ratio(&self) -> Option<f64> {
@@ -189,7 +212,7 @@ mod tests {
     use super::*;
     use crate::partition::record::tests::{seen, window_in_phase, window_of};
 
-    const LENGTHS: Lengths = Lengths { settle_windows: 1, judge_windows: 2, lines: Some(25) };
+    const LENGTHS: Lengths = Lengths { settle_windows: 1, judge_windows: 2, lines: Some(25), lines_behind: None };
 
     /// Runs a trial to its end: cycles for 1000 instructions by window and leg, 10 misses in each window.
     fn tried(cycles: impl Fn(u32, Leg) -> u64) -> (Said, Vec<Leg>) {
@@ -262,6 +285,24 @@ mod tests {
         // A fifth of each of the windows under the new shares, nothing of those in which the cache is filled again.
         let away = f64::from(trial.away.windows);
         assert!(away >= 6.0 && (0.1 * away..=0.2 * away).contains(&trial.lost_windows()), "{}", trial.lost_windows());
+    }
+
+    /// Does nothing count before a cache behind has turned over, or the longest wait is up?
+    #[test]
+    fn what_lies_behind_settles_too() {
+        let settled_after = |lines_behind: Option<u64>, misses: u64| {
+            let lengths = Lengths { lines_behind, ..LENGTHS };
+            let mut settling = Settling::default();
+            (1..).find(|_| {
+                settling.take(&window_of(1000, 2000, misses), Level::L2, lengths);
+                settling.over
+            })
+        };
+        assert_eq!(settled_after(None, 10), Some(3), "25 lines");
+        assert_eq!(settled_after(Some(200), 10), Some(20));
+        assert_eq!(settled_after(Some(20), 10), Some(3), "less behind than before");
+        assert_eq!(settled_after(None, 1), Some(10));
+        assert_eq!(settled_after(Some(200), 1), Some(100));
     }
 
     /// Does a trial end without an answer where a program never runs?

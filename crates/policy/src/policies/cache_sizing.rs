@@ -161,7 +161,7 @@ impl CacheSizing {
             .collect();
         self.home.retain(|process, _| processes.iter().any(|present| present.process == *process));
         let mut domains: Vec<Domain<'a>> =
-            caches.iter().map(|&(cache, divided)| Domain { cache, divided, present: Vec::new() }).collect();
+            caches.iter().map(|&(cache, divided)| Domain::of(cache, divided, view.topology)).collect();
         for present in processes {
             if let Some(cache) = present.lives_on(&caches) {
                 self.home.insert(present.process, cache);
@@ -195,6 +195,9 @@ impl CacheSizing {
                 return verdict.shares;
             }
             None => {}
+        }
+        if remembered.is_settling() && !domain.promised() && parameters.judge_windows > 0 {
+            return held;
         }
         let claimants: Option<Vec<Claimant>> =
             domain.present.iter().map(|present| claimant(view, domain, present, remembered, parameters)).collect();

@@ -39,8 +39,10 @@ struct Study {
 }
 
 fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    // In full: until the L3 is full and every program has once passed over its data (ammp's speed changes for the last
+    // time after 45 million cycles), and then as long as the programs' own phases, which no time scale shortens.
     let pace = context
-        .pick(Pace { scale: 30_000, warm_up_cycles: 6_000_000 }, Pace { scale: 10_000, warm_up_cycles: 12_000_000 });
+        .pick(Pace { scale: 30_000, warm_up_cycles: 6_000_000 }, Pace { scale: 2_500, warm_up_cycles: 50_000_000 });
     let controls: &[Pair] = context.pick(&CONTROLS[..1], &CONTROLS);
     let with = study(context, true, pace)?;
     let without = study(context, false, pace)?;
@@ -122,9 +124,11 @@ fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproErro
     let runs: Vec<(u64, Pair)> =
         context.seeds.iter().flat_map(|&seed| pairs.iter().map(move |&pair| (seed, pair))).collect();
     let entries = context.pick(40_000, 163_840);
+    // A trial with an L3 behind takes up to 250 windows.
+    let windows = context.pick(160, 500);
     let chosen = context.run_all(&runs, |&(seed, pair)| {
         tell(context, &format!("{} online", name(pair)), seed);
-        chosen_online(&pair_on_chip(pair, l3, pace, seed, 0)?, entries, pace)
+        chosen_online(&pair_on_chip(pair, l3, pace, seed, 0)?, entries, pace, windows)
     })?;
     let online: Vec<Vec<Option<u32>>> = chosen.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
     let mut asked = Vec::new();
@@ -142,25 +146,19 @@ fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproErro
     Ok(Study { by_seed, alone, expected, offline, online })
 }
 
-/// Windows in which nothing is asked any more before the answer is taken for final: longer than a trial takes.
-const QUIET_WINDOWS: u32 = 50;
-/// Traces of a program that hardly misses take long.
-const ONLINE_WINDOWS_AT_MOST: u64 = 160;
-
-/// Colours of the first program once both were traced, or `None` = left shared. What was on trial when the run ended does
+/// Colours of the first program after so many windows, or `None` = left shared. What was on trial when the run ended does
 /// not count: the shares are those of the last verdict, or of the end where there was none.
-fn chosen_online(workload: &Workload, entries: u64, pace: Pace) -> Result<Option<u32>, ReproError> {
+fn chosen_online(workload: &Workload, entries: u64, pace: Pace, windows: u64) -> Result<Option<u32>, ReproError> {
     let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "")?;
-    let lasting = workload.clone().lasting(0, pace.warm_up_cycles + ONLINE_WINDOWS_AT_MOST * WINDOW_CYCLES);
-    let (mut quiet, mut judged, mut shares) = (0, false, Vec::new());
+    let lasting = workload.clone().lasting(0, pace.warm_up_cycles + windows * WINDOW_CYCLES);
+    let (mut judged, mut shares) = (false, Vec::new());
     run(lasting.simulated()?, by, |_, record| {
-        quiet = if record.decision.plan.probes.is_empty() { quiet + 1 } else { 0 };
         let verdict = record.decision.why.iter().any(|reason| reason.text.contains("were tried"));
         if verdict || !judged {
             shares = record.decision.plan.shares;
         }
         judged |= verdict;
-        quiet < QUIET_WINDOWS
+        true
     })
     .map_err(failed("cache-sizing"))?;
     let of = |process: u32| shares.iter().find(|share| share.members.contains(&Member::Process(ProcessId(process))));

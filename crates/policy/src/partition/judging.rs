@@ -6,8 +6,10 @@
 //! - Shares that divide the cache are compared anew with sharing it, from time to time, and at once when programs run
 //!   clearly slower than in the windows alike by which they were judged, or when there are no windows alike.
 //! - What a trial cost is measured, and nothing is tried again until that is no more than the stated share of the time
-//!   since. Every trial that changes nothing doubles the wait; a change, another phase or a fall of speed ends that.
-//! - Hysteresis: shares are adopted where they are faster by the least gain, and given up where sharing is as fast.
+//!   since, and, after one that changed nothing, until another one like it is paid for as well. Every further one that
+//!   changes nothing doubles the wait; a change, another phase or a fall of speed ends that.
+//! - Hysteresis: shares are adopted where they are faster by the least gain and by more than the measurement's standard
+//!   error, and given up where sharing is as fast.
 //! - What a process was measured to do with its units bounds its curve from then on ([`Space::bounded`]), so that what
 //!   failed is not proposed again.
 //!
@@ -18,7 +20,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{CacheShare, Member, ProcessId, View};
 
 use super::domain::{Domain, units_of};
-use super::record::SpeedRecord;
+use super::record::{Ratio, SpeedRecord};
 use super::space::{Space, Speed};
 use super::trial::{CLEARLY, Leg, Lengths, Said, Settling, Trial};
 
@@ -78,7 +80,8 @@ const DOUBLED_AT_MOST: u32 = 6;
 
 impl Rest {
     fn is_over(&self) -> bool {
-        let doubled = self.unchanged.saturating_sub(1).min(DOUBLED_AT_MOST);
+        // What the next one may cost is paid before it begins.
+        let doubled = self.unchanged.min(DOUBLED_AT_MOST);
         self.windows >= self.paid_after.saturating_mul(1 << doubled)
     }
 }
@@ -97,7 +100,9 @@ pub struct Terms {
 pub struct Verdict {
     pub shares: Vec<CacheShare>,
     /// Of the new shares over the old ones; `None` = they could not be compared.
-    pub ratio: Option<f64>,
+    pub ratio: Option<Ratio>,
+    /// What it cost, in windows' worth of the old shares' speed.
+    pub lost_windows: f64,
     pub adopted: bool,
     pub proof: bool,
 }
@@ -182,7 +187,7 @@ impl Judging {
             return;
         }
         let now = self.speeds.latest(windows).speed_over(&proof.record, &proof.weights);
-        if now.is_none_or(|ratio| ratio < 1.0 - CLEARLY) {
+        if now.is_none_or(|found| found.ratio < 1.0 - CLEARLY && found.is_sure()) {
             (rest.unchanged, rest.proof_next) = (0, true);
         }
     }
@@ -218,7 +223,7 @@ impl Judging {
         trial: Trial,
         proof: bool,
     ) {
-        self.tried = Some(Tried { old, new, back, trial, proof });
+        self.tried = Some(Tried { old, new, back, trial: trial.after(&self.speeds), proof });
     }
 
     /// What is known of a process bounds its curve.
@@ -240,15 +245,24 @@ impl Judging {
             return Some(Judged::GoesOn(tried.shares().clone()));
         }
         let tried = self.tried.take()?;
-        let ratio = if let Said::Ratio(ratio) = said { Some(ratio) } else { None };
-        let wanted = if tried.proof { 1.0 } else { 1.0 + terms.least_gain };
-        let adopted = ratio.is_some_and(|ratio| ratio >= wanted);
-        Some(Judged::Over(self.over(tried, domain, terms, ratio, adopted)))
+        let found = if let Said::Ratio(found) = said { Some(found) } else { None };
+        // New shares have to be faster, and by more than chance; held ones lose to sharing where they are not.
+        let faster = |found: Ratio| found.ratio >= 1.0 + terms.least_gain && found.ratio - found.error >= 1.0;
+        let adopted = found.is_some_and(|found| if tried.proof { found.ratio >= 1.0 } else { faster(found) });
+        Some(Judged::Over(self.over(tried, domain, terms, found, adopted)))
     }
 
-    fn over(&mut self, tried: Tried, domain: &Domain<'_>, terms: Terms, ratio: Option<f64>, adopted: bool) -> Verdict {
+    fn over(
+        &mut self,
+        tried: Tried,
+        domain: &Domain<'_>,
+        terms: Terms,
+        ratio: Option<Ratio>,
+        adopted: bool,
+    ) -> Verdict {
         let Tried { back, new, trial, proof, .. } = tried;
-        let paid = libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
+        let lost_windows = trial.lost_windows();
+        let paid = libm::ceil(lost_windows / terms.trial_share).min(f64::from(u32::MAX)) as u32;
         let unchanged = self.rest.map_or(0, |rest| rest.unchanged) + 1;
         self.rest = Some(Rest {
             windows: 0,
@@ -260,23 +274,24 @@ impl Judging {
             self.learn(domain, &new, &trial);
         }
         let weights = trial.weights().to_vec();
-        let (shares, speeds) = if adopted { (new, trial.new) } else { (back, trial.old) };
+        let (shares, speeds) = if adopted { (new, trial.new) } else { (back, trial.old()) };
         let divided = !domain.is_undivided(&shares);
         self.proof = (divided && ratio.is_some()).then(|| Proof { record: speeds.clone(), weights });
         self.speeds = speeds;
-        Verdict { shares, ratio, adopted, proof }
+        Verdict { shares, ratio, lost_windows, adopted, proof }
     }
 
     fn learn(&mut self, domain: &Domain<'_>, shares: &[CacheShare], trial: &Trial) {
+        let old = trial.old();
         for share in shares.iter().filter(|share| units_of(share).count() < domain.divided.units()) {
             let (units, own) = (units_of(share).count(), share.members.len() == 1);
             for member in &share.members {
                 let Member::Process(process) = *member else { continue };
-                let Some((speed, like)) = trial.new.speed(process).zip(trial.new.like(&trial.old, process)) else {
+                let Some((speed, like)) = trial.new.speed(process).zip(trial.new.like(&old, process)) else {
                     continue;
                 };
                 self.bounds.retain(|bound| (bound.process, bound.units) != (process, units));
-                let speed = Speed { cycles_per_instr: like[0], ..speed };
+                let speed = Speed { cycles_per_instr: like.cycles_per_instr[0], ..speed };
                 self.bounds.push(Bound { process, units, own, speed });
             }
         }

@@ -130,6 +130,16 @@ impl SpeedRecord {
         SpeedRecord { samples, windows: self.windows.min(windows) }
     }
 
+    /// Both, this one's windows first.
+    pub fn plus(&self, more: &SpeedRecord) -> SpeedRecord {
+        let mut all = self.clone();
+        for (&process, samples) in &more.samples {
+            all.samples.entry(process).or_default().extend(samples);
+        }
+        all.windows += more.windows;
+        all
+    }
+
     /// `None` until it ran in a clean window.
     pub fn speed(&self, process: ProcessId) -> Option<Speed> {
         let all = self.samples.get(&process)?.iter().copied().reduce(Sample::plus)?;
@@ -148,41 +158,107 @@ impl SpeedRecord {
         weights.iter().filter_map(one).sum()
     }
 
-    /// Cycles per instruction of a process in this record and in another one, over the same work: what this record has
-    /// of each kind that both have; `None` where that is too little of it.
-    pub fn like(&self, other: &SpeedRecord, process: ProcessId) -> Option<[f64; 2]> {
+    /// A process in this record and in another one, over the same work: what this record has of each kind of windows that
+    /// both have; `None` where that is too little of it.
+    pub fn like(&self, other: &SpeedRecord, process: ProcessId) -> Option<Alike> {
         let (mine, theirs) = (self.samples.get(&process)?, other.samples.get(&process)?);
-        let all = || mine.iter().map(|sample| (0, sample)).chain(theirs.iter().map(|sample| (1, sample)));
-        // Kinds of windows, each named after its first: work and cycles on both sides.
-        let mut kinds: Vec<(&Sample, [f64; 2], [f64; 2])> = Vec::new();
-        for (side, sample) in all() {
-            let at = kinds.iter().position(|(first, ..)| first.is_like(sample)).unwrap_or(kinds.len());
-            if at == kinds.len() {
-                kinds.push((sample, [0.0; 2], [0.0; 2]));
+        let mut kinds: Vec<Kind<'_>> = Vec::new();
+        for (side, sample) in mine.iter().map(|sample| (0, sample)).chain(theirs.iter().map(|sample| (1, sample))) {
+            match kinds
+                .iter_mut()
+                .find(|kind| kind[0].iter().chain(&kind[1]).next().is_some_and(|one| one.is_like(sample)))
+            {
+                Some(kind) => kind[side].push(sample),
+                None => {
+                    kinds.push([Vec::new(), Vec::new()]);
+                    kinds.last_mut()?[side].push(sample);
+                }
             }
-            kinds[at].1[side] += sample.instructions;
-            kinds[at].2[side] += sample.cycles;
         }
         let work: f64 = mine.iter().map(|sample| sample.instructions).sum();
-        let (mut in_common, mut cycles) = (0.0, [0.0; 2]);
-        for (_, done, took) in kinds.iter().filter(|(_, done, _)| done[0] > 0.0 && done[1] > 0.0) {
-            in_common += done[0];
-            (0..2).for_each(|side| cycles[side] += done[0] * took[side] / done[side]);
+        kinds.retain(|kind| kind.iter().all(|side| !side.is_empty()));
+        let in_common: f64 = kinds.iter().map(|kind| instructions(&kind[0])).sum();
+        if in_common <= 0.0 || in_common < IN_COMMON * work {
+            return None;
         }
-        let enough = in_common > 0.0 && in_common >= IN_COMMON * work;
-        enough.then(|| cycles.map(|cycles| cycles / in_common))
+        let noise = noise(&kinds);
+        let mut alike = Alike { cycles_per_instr: [0.0; 2], variance: [0.0; 2] };
+        for kind in &kinds {
+            let part = instructions(&kind[0]) / in_common;
+            for side in 0..2 {
+                let cycles = part * cycles_per_instr(&kind[side]);
+                alike.cycles_per_instr[side] += cycles;
+                alike.variance[side] += noise * cycles * cycles / kind[side].len() as f64;
+            }
+        }
+        Some(alike)
     }
 
     /// The sum of weighted speeds over that in another record, weights in cycles per instruction; `None` where one of the
     /// processes cannot be compared.
-    pub fn speed_over(&self, other: &SpeedRecord, weights: &[(ProcessId, f64)]) -> Option<f64> {
-        let mut sums = [0.0; 2];
+    pub fn speed_over(&self, other: &SpeedRecord, weights: &[(ProcessId, f64)]) -> Option<Ratio> {
+        let (mut sums, mut variances) = ([0.0; 2], [0.0; 2]);
         for &(process, weight) in weights {
-            let cycles = self.like(other, process)?;
-            (0..2).for_each(|side| sums[side] += weight / cycles[side]);
+            let alike = self.like(other, process)?;
+            for side in 0..2 {
+                let speed = weight / alike.cycles_per_instr[side];
+                sums[side] += speed;
+                variances[side] += alike.variance[side] * (speed / alike.cycles_per_instr[side]).powi(2);
+            }
         }
-        Some(sums[0] / sums[1]).filter(|ratio| ratio.is_finite())
+        let ratio = sums[0] / sums[1];
+        let relative: f64 = (0..2).map(|side| variances[side] / (sums[side] * sums[side])).sum();
+        ratio.is_finite().then(|| Ratio { ratio, error: ratio * libm::sqrt(relative) })
     }
+}
+
+/// One process over the same work in two records.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Alike {
+    pub cycles_per_instr: [f64; 2],
+    /// Of these two.
+    variance: [f64; 2],
+}
+
+/// Of speeds, with its standard error; infinite where no two windows were alike.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Ratio {
+    pub ratio: f64,
+    pub error: f64,
+}
+
+/// Standard errors from which on a difference is none by chance, and an error so small that no difference matters.
+const SURE: f64 = 2.0;
+const FINE: f64 = 0.005;
+
+impl Ratio {
+    /// Would measuring again say the same?
+    pub fn is_sure(&self) -> bool {
+        self.error <= FINE || (self.ratio - 1.0).abs() >= SURE * self.error
+    }
+}
+
+/// Windows that are alike, of either record.
+type Kind<'a> = [Vec<&'a Sample>; 2];
+
+fn instructions(samples: &[&Sample]) -> f64 {
+    samples.iter().map(|sample| sample.instructions).sum()
+}
+
+fn cycles_per_instr(samples: &[&Sample]) -> f64 {
+    samples.iter().map(|sample| sample.cycles).sum::<f64>() / instructions(samples)
+}
+
+/// Variance of a window's cycles per instruction about those of its kind and record, as a share of them squared.
+fn noise(kinds: &[Kind<'_>]) -> f64 {
+    let (mut squares, mut free) = (0.0, 0);
+    for samples in kinds.iter().flatten() {
+        let middle = cycles_per_instr(samples);
+        squares +=
+            samples.iter().map(|one| (one.cycles / (middle * one.instructions.max(1.0)) - 1.0).powi(2)).sum::<f64>();
+        free += samples.len() - 1;
+    }
+    if free > 0 { squares / free as f64 } else { f64::INFINITY }
 }
 
 #[cfg(test)]
@@ -246,7 +322,8 @@ pub(super) mod tests {
         let (mut slow, mut fast) = (SpeedRecord::default(), SpeedRecord::default());
         slow.add(&window_of(1000, 3000, 0), Level::L2, &[]);
         fast.add(&window_of(1000, 2000, 0), Level::L2, &[]);
-        assert_eq!(fast.speed_over(&slow, &[(ProcessId(0), 2.0)]), Some(1.5));
+        let ratio = |record: &SpeedRecord| record.speed_over(&slow, &[(ProcessId(0), 2.0)]).map(|found| found.ratio);
+        assert_eq!(ratio(&fast), Some(1.5));
         assert_eq!(fast.speed_over(&slow, &[(ProcessId(0), 1.0), (ProcessId(1), 1.0)]), None);
     }
 
@@ -264,7 +341,7 @@ pub(super) mod tests {
         let (fast, slow) = ((10_000, 1_000), (40_000, 400));
         let mostly_fast = record(&[fast, fast, fast, slow]);
         let over = |windows: &[(u64, u64)]| record(windows).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]);
-        let close = |found: Option<f64>, wanted: f64| found.is_some_and(|found| (found - wanted).abs() < 1e-9);
+        let close = |found: Option<Ratio>, wanted: f64| found.is_some_and(|found| (found.ratio - wanted).abs() < 1e-9);
         assert!(close(over(&[slow, slow, slow, fast]), 1.0));
         // Ten per cent faster in both phases, whatever the mix.
         assert!(close(over(&[(36_000, 400), (9_000, 1_000)]), 1.0 / 0.9));
@@ -272,5 +349,25 @@ pub(super) mod tests {
         assert_eq!(over(&[fast, (90_000, 100), (90_000, 100)]), None, "most of it is a phase that the other lacks");
         // What the other has besides does not matter.
         assert!(close(record(&[slow]).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]), 1.0));
+    }
+
+    /// Is the error of a ratio what repeating the measurement shows, and none known where no two windows are alike?
+    #[test]
+    fn the_error_is_the_spread_of_repetitions() {
+        let mut generator = crate::rng::SplitMix64::new(5);
+        let mut record = |windows: u32| {
+            let mut record = SpeedRecord::default();
+            for _ in 0..windows {
+                record.add(&window_of(1000, 2000 + generator.below(1000), 10), Level::L2, &[]);
+            }
+            record
+        };
+        let weights = [(ProcessId(0), 1.0)];
+        let found: Vec<Ratio> = (0..400).map(|_| record(8).speed_over(&record(4), &weights).unwrap()).collect();
+        let mean = found.iter().map(|one| one.ratio).sum::<f64>() / 400.0;
+        let spread = libm::sqrt(found.iter().map(|one| (one.ratio - mean).powi(2)).sum::<f64>() / 399.0);
+        let error = libm::sqrt(found.iter().map(|one| one.error.powi(2)).sum::<f64>() / 400.0);
+        assert!((error / spread - 1.0).abs() < 0.1, "{error} {spread}");
+        assert_eq!(record(1).speed_over(&record(1), &weights).unwrap().error, f64::INFINITY);
     }
 }

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Event, Level, Observation, Probe, ProcessId};
 
-use super::record::SpeedRecord;
+use super::record::{Ratio, SpeedRecord};
 
 /// How long a trial takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +33,6 @@ pub struct Lengths {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Leg {
     Old,
-    /// Twice as long.
     New,
     OldAgain,
 }
@@ -44,7 +43,7 @@ pub enum Said {
     /// With the present leg's shares, which may be another's than before.
     GoesOn,
     /// Measured: speeds under the new shares over those under the old.
-    Ratio(f64),
+    Ratio(Ratio),
     /// It took too long, or a program did not run.
     Nothing,
 }
@@ -56,7 +55,9 @@ pub struct Trial {
     /// Of each process, by which its speed counts.
     weights: Vec<(ProcessId, f64)>,
     leg: Leg,
-    pub old: SpeedRecord,
+    /// Under the old shares, before and after the new ones.
+    before: SpeedRecord,
+    again: SpeedRecord,
     pub new: SpeedRecord,
     leg_windows: u32,
     pub windows: u32,
@@ -110,30 +111,42 @@ impl Lengths {
     }
 }
 
-/// Clearly slower: after half a leg, by so much it is not tried any longer.
+/// Clearly slower: from half a leg on, by so much for sure it is not tried any longer.
 pub const CLEARLY: f64 = 0.05;
 /// In times of the fewest windows.
 const SETTLED_WITHIN: u32 = 10;
 const BEHIND_SETTLED_WITHIN: u32 = 100;
 /// In times of the windows that a trial takes without hindrance.
 const VERDICT_WITHIN: u32 = 8;
-/// In times of a leg: so long either side is measured for like phases.
-const LIKE_WITHIN: u32 = 4;
+/// In times of a leg: so long either side is measured for like phases, and until a difference is more than noise.
+const LIKE_WITHIN: u32 = 6;
 
 impl Trial {
-    /// The old shares are in force; what ran under them before counts if it is recent.
+    /// The old shares are in force.
     pub fn new(lengths: Lengths, weights: Vec<(ProcessId, f64)>) -> Self {
         Trial {
             lengths,
             weights,
             leg: Leg::Old,
-            old: SpeedRecord::default(),
+            before: SpeedRecord::default(),
+            again: SpeedRecord::default(),
             new: SpeedRecord::default(),
             leg_windows: 0,
             windows: 0,
             away: SpeedRecord::default(),
             settling: None,
         }
+    }
+
+    /// What ran under the old shares until now counts, as far as it is recent.
+    pub fn after(self, held: &SpeedRecord) -> Self {
+        Trial { before: held.latest(LIKE_WITHIN * self.lengths.judge_windows.max(1)), ..self }
+    }
+
+    /// Under the old shares, as long before the new ones as after them: so a drift cancels.
+    pub fn old(&self) -> SpeedRecord {
+        let after = if self.leg == Leg::OldAgain { &self.again } else { &self.new };
+        self.before.latest(after.windows.max(self.lengths.judge_windows).max(1)).plus(&self.again)
     }
 
     pub fn leg(&self) -> Leg {
@@ -160,27 +173,40 @@ impl Trial {
             return Said::GoesOn;
         }
         self.settling = None;
-        let side = if self.leg == Leg::New { &mut self.new } else { &mut self.old };
+        let side = match self.leg {
+            Leg::Old => &mut self.before,
+            Leg::New => &mut self.new,
+            Leg::OldAgain => &mut self.again,
+        };
         if !side.add(seen, level, probes) {
             return Said::GoesOn;
         }
         self.leg_windows += 1;
+        self.judge()
+    }
+
+    fn judge(&mut self) -> Said {
         let judged = self.lengths.judge_windows.max(1);
-        let waits = self.leg_windows < LIKE_WITHIN * judged;
+        // The last leg is no longer than the first, or a drift would not cancel.
+        let longest = if self.leg == Leg::OldAgain { self.before.windows } else { u32::MAX };
+        let waits = self.leg_windows < longest.min(LIKE_WITHIN * judged);
         match self.leg {
-            Leg::Old if self.leg_windows >= judged => self.turn(Leg::New),
-            Leg::New if self.leg_windows == judged => {
-                if let Some(ratio) = self.ratio().filter(|&ratio| ratio < 1.0 - CLEARLY) {
-                    return Said::Ratio(ratio);
+            Leg::Old if self.before.windows >= 2 * judged => self.turn(Leg::New),
+            Leg::New if self.leg_windows >= judged => {
+                let found = self.ratio();
+                if let Some(slower) = found.filter(|found| found.ratio < 1.0 - CLEARLY && found.is_sure()) {
+                    return Said::Ratio(slower);
+                }
+                // Not enough of the phases that ran on the other side yet, or too noisy: they may come back.
+                if self.leg_windows >= 2 * judged && (!waits || found.is_some_and(|found| found.is_sure())) {
+                    self.turn(Leg::OldAgain);
                 }
             }
-            // Not enough of the phases that ran on the other side yet: they may come back.
-            Leg::New if self.leg_windows >= 2 * judged && (self.ratio().is_some() || !waits) => {
-                self.turn(Leg::OldAgain);
-            }
-            Leg::OldAgain if self.leg_windows >= judged => {
-                return self.ratio().map_or(if waits { Said::GoesOn } else { Said::Nothing }, Said::Ratio);
-            }
+            Leg::OldAgain if self.leg_windows >= judged => match self.ratio() {
+                Some(found) if !waits || found.is_sure() => return Said::Ratio(found),
+                None if !waits => return Said::Nothing,
+                _ => {}
+            },
             _ => {}
         }
         Said::GoesOn
@@ -189,8 +215,9 @@ impl Trial {
     /// Windows' worth of the old shares' speed that the trial has cost, in windows alike as far as there are any; what the
     /// new shares gained is taken off.
     pub fn lost_windows(&self) -> f64 {
-        let plain = || self.away.weighted_speed(&self.weights) / self.old.weighted_speed(&self.weights);
-        let ratio = self.away.speed_over(&self.old, &self.weights).unwrap_or_else(plain);
+        let old = self.before.plus(&self.again);
+        let plain = || self.away.weighted_speed(&self.weights) / old.weighted_speed(&self.weights);
+        let ratio = self.away.speed_over(&old, &self.weights).map_or_else(plain, |found| found.ratio);
         if ratio.is_finite() { (f64::from(self.away.windows) * (1.0 - ratio)).max(0.0) } else { 0.0 }
     }
 
@@ -202,8 +229,8 @@ impl Trial {
         4 * self.lengths.judge_windows.max(1) + 2 * self.lengths.settled_within()
     }
 
-    fn ratio(&self) -> Option<f64> {
-        self.new.speed_over(&self.old, &self.weights)
+    fn ratio(&self) -> Option<Ratio> {
+        self.new.speed_over(&self.old(), &self.weights)
     }
 }
 
@@ -232,11 +259,11 @@ mod tests {
     #[test]
     fn a_drift_cancels() {
         let (said, legs) = tried(|window, _| 3_000 - 40 * u64::from(window));
-        let Said::Ratio(ratio) = said else { panic!("{said:?}") };
+        let Said::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
         assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
         let of = |leg| legs.iter().filter(|&&one| one == leg).count();
         // Three windows of ten misses fill twenty-five lines.
-        assert_eq!([Leg::Old, Leg::New, Leg::OldAgain].map(of), [2, 3 + 4, 3 + 2]);
+        assert_eq!([Leg::Old, Leg::New, Leg::OldAgain].map(of), [4, 3 + 4, 3 + 4]);
     }
 
     /// Is a gain measured as what it is, through a drift, and a clear loss cut short?
@@ -244,11 +271,11 @@ mod tests {
     fn gains_are_measured_and_clear_losses_cut_short() {
         let faster = |window: u32, leg| if leg == Leg::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
         let (said, _) = tried(faster);
-        let Said::Ratio(ratio) = said else { panic!("{said:?}") };
+        let Said::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
         assert!((ratio - 2_000.0 / 1_800.0).abs() < 0.01, "{ratio}");
         let (said, legs) = tried(|_, leg| if leg == Leg::New { 2_200 } else { 2_000 });
-        assert_eq!(said, Said::Ratio(2_000.0 / 2_200.0));
-        assert_eq!(legs.len(), 2 + 3 + 2);
+        assert_eq!(said, Said::Ratio(Ratio { ratio: 2_000.0 / 2_200.0, error: 0.0 }));
+        assert_eq!(legs.len(), 4 + 3 + 2);
     }
 
     /// Do phases that come and go unannounced, slower by far than each other, leave a gain of nothing nothing, and a gain a
@@ -266,7 +293,7 @@ mod tests {
                     said => Some(said),
                 }
             });
-            let Some(Said::Ratio(ratio)) = verdict else { panic!("{verdict:?}") };
+            let Some(Said::Ratio(Ratio { ratio, .. })) = verdict else { panic!("{verdict:?}") };
             assert!((ratio - faster).abs() < 0.001, "{faster} told as {ratio}");
         }
     }

@@ -529,7 +529,9 @@ fn reason(domain: &Domain<'_>, verdict: &Verdict) -> Reason {
     };
     let text = text.replace("{}", &domain.cache.id.0.to_string());
     let tasks = domain.present.iter().map(|present| present.tasks[0].task).collect();
-    let numbers = verdict.ratio.map(|ratio| ("speed_over_before".to_string(), ratio)).into_iter().collect();
+    let found = verdict.ratio.map(|found| [("speed_over_before", found.ratio), ("standard_error", found.error)]);
+    let numbers = found.into_iter().flatten().chain([("lost_windows", verdict.lost_windows)]);
+    let numbers = numbers.map(|(name, value)| (name.to_string(), value)).collect();
     Reason { tasks, text, numbers }
 }
 

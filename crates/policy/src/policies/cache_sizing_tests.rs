@@ -198,7 +198,7 @@ fn what_measures_no_faster_is_left() {
 #[test]
 fn what_measures_faster_stays() {
     let mut world = World::needy_beside_stream(COLOURS, "");
-    let (windows_divided, said) = tried(&mut world, 40, [3_000_000, 5_000_000], [2_000_000, 5_000_000]);
+    let (windows_divided, said) = tried(&mut world, 50, [3_000_000, 5_000_000], [2_000_000, 5_000_000]);
     assert!(windows_divided > 20 && world.before.shares.len() == 2, "{said:?}");
     assert_eq!(said.iter().filter(|reason| reason.text.contains("faster: they stay")).count(), 1);
 }

@@ -185,10 +185,10 @@ impl SpeedRecord {
         let mut alike = Alike { cycles_per_instr: [0.0; 2], variance: [0.0; 2] };
         for kind in &kinds {
             let part = instructions(&kind[0]) / in_common;
-            for side in 0..2 {
-                let cycles = part * cycles_per_instr(&kind[side]);
+            for (side, samples) in kind.iter().enumerate() {
+                let cycles = part * cycles_per_instr(samples);
                 alike.cycles_per_instr[side] += cycles;
-                alike.variance[side] += noise * cycles * cycles / kind[side].len() as f64;
+                alike.variance[side] += noise * cycles * cycles / samples.len() as f64;
             }
         }
         Some(alike)

@@ -8,8 +8,7 @@
 //! - What a trial cost is measured, and nothing is tried again until that is no more than the stated share of the time
 //!   since, and, after one that changed nothing, until another one like it is paid for as well. Every further one that
 //!   changes nothing doubles the wait; a change, another phase or a fall of speed ends that.
-//! - Hysteresis: shares are adopted where they are faster by the least gain and by more than the measurement's standard
-//!   error, and given up where sharing is as fast.
+//! - Hysteresis: shares are adopted where they are faster by the least gain and not by chance, and given up where sharing is as fast.
 //! - What a process was measured to do with its units bounds its curve from then on ([`Space::bounded`]), so that what
 //!   failed is not proposed again.
 //!
@@ -246,8 +245,8 @@ impl Judging {
         }
         let tried = self.tried.take()?;
         let found = if let Said::Ratio(found) = said { Some(found) } else { None };
-        // New shares have to be faster, and by more than chance; held ones lose to sharing where they are not.
-        let faster = |found: Ratio| found.ratio >= 1.0 + terms.least_gain && found.ratio - found.error >= 1.0;
+        // New shares have to be faster, and not by chance; held ones lose to sharing where they are not.
+        let faster = |found: Ratio| found.ratio >= 1.0 + terms.least_gain && found.is_sure();
         let adopted = found.is_some_and(|found| if tried.proof { found.ratio >= 1.0 } else { faster(found) });
         Some(Judged::Over(self.over(tried, domain, terms, found, adopted)))
     }

@@ -114,7 +114,7 @@ fn run_mix(
 fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     // In full: a trial is through before the programs' work begins, and the work is as long as their phases.
     let pace = context
-        .pick(Pace { scale: 30_000, warm_up_cycles: 24_000_000 }, Pace { scale: 2_500, warm_up_cycles: 60_000_000 });
+        .pick(Pace { scale: 30_000, warm_up_cycles: 24_000_000 }, Pace { scale: 5_000, warm_up_cycles: 48_000_000 });
     let colours: Vec<u32> = context.pick(vec![1, 3, 6, 12, COLOURS], (1..=COLOURS).collect());
     // Mixes of four and of eight: in full seventeen a seed, so that three seeds make fifty; a quick run has one of four a
     // seed, and one of eight for every fourth.

@@ -3,12 +3,13 @@
 //! Problem: a policy that is better than another may still be far from what is possible. Method: the degradation of
 //! every program beside every other, measured beforehand, comes as a parameter; whenever tasks come or go, the solvers
 //! find the best assignment of those that are there. Rows belong to tasks in order of arrival: row k is the k-th task of
-//! the run, so that nothing hangs on names. Properties: exact where the solver is (see [`crate::solvers`]); tasks beyond
+//! the run, so that nothing hangs on names. Which of two like caches a group gets is all one to the costs, but not to
+//! memory: groups are exchanged until no exchange leaves more tasks where they are. Properties: exact where the solver is (see [`crate::solvers`]); tasks beyond
 //! the matrix are left alone; without a matrix nothing is done.
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CpuSet, Decision, Plan, Policy, Reason, TaskId, View, Window};
+use cachemate_core::{CpuId, CpuSet, Decision, Plan, Policy, Reason, TaskId, View, Window};
 use serde::Deserialize;
 
 use crate::placement;
@@ -89,7 +90,8 @@ impl ByMatrix {
         let cost = |i: &TaskId, j: &TaskId| self.parameters.degradation[row(i)][row(j)];
         let costs: Vec<Vec<f64>> = tasks.iter().map(|i| tasks.iter().map(|j| cost(i, j)).collect()).collect();
         let shape = Seats { cpus_per_cache: seats.iter().map(|cache| cache.cpus.len() as u32).collect() };
-        let solved = (self.solve)(&costs, &shape);
+        let mut solved = (self.solve)(&costs, &shape);
+        stay(view, tasks, &seats, &mut solved.seating);
         let suffered = solved.seating.suffered(&costs);
         let takes_turns = solved.seating.by_cache.iter().flatten().any(|cpu| cpu.len() > 1);
         for (nth, cpus) in cpus_of(&solved.seating, &seats, takes_turns) {
@@ -98,6 +100,34 @@ impl ByMatrix {
             why.push(Reason { tasks: vec![tasks[nth]], text, numbers });
             self.placed.insert(tasks[nth], cpus);
         }
+    }
+}
+
+/// Exchanges whole groups of caches with as many CPUs while more tasks stay on their memory node, or on their cache.
+fn stay(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seating: &mut Seating) {
+    let node = |cpu: CpuId| view.topology.cpus.iter().find(|other| other.id == cpu).map(|cpu| cpu.memory_node);
+    let now: Vec<Option<CpuId>> =
+        tasks.iter().map(|task| view.seen.tasks.iter().find(|seen| seen.task == *task)?.cpu).collect();
+    // A node is worth more than any cache on it.
+    let worth = |group: &[Vec<usize>], cache: &placement::CacheSeats| -> u32 {
+        let one = |&member: &usize| {
+            let Some(cpu) = now[member] else { return 0 };
+            let home = cache.cpus.first().is_some_and(|first| node(*first) == node(cpu));
+            2 * u32::from(home) + u32::from(cache.cpus.contains(&cpu))
+        };
+        group.iter().flatten().map(one).sum()
+    };
+    loop {
+        let groups = &seating.by_cache;
+        let like = |a: usize, b: usize| seats[a].cpus.len() == seats[b].cpus.len();
+        let gains = |&(a, b): &(usize, usize)| {
+            let [as_is, exchanged] =
+                [(a, b), (b, a)].map(|(x, y)| worth(&groups[a], &seats[x]) + worth(&groups[b], &seats[y]));
+            like(a, b) && exchanged > as_is
+        };
+        let pairs = (0..seats.len()).flat_map(|a| (a + 1..seats.len()).map(move |b| (a, b)));
+        let Some((a, b)) = pairs.into_iter().find(gains) else { return };
+        seating.by_cache.swap(a, b);
     }
 }
 
@@ -126,4 +156,64 @@ pub(super) fn by_matrix(
 /// See the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
     by_matrix(parameters, solvers::best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::yardstick::Yardstick;
+    use cachemate_core::*;
+
+    /// Do groups get the caches that their tasks are on, among those that are all one to the costs?
+    #[test]
+    fn nobody_moves_without_need() {
+        let cpu =
+            |id: u32| Cpu { id: CpuId(id), core: id, package: id / 2, memory_node: id / 2, online: true, hertz: None };
+        let cache = |id: u32| Cache {
+            id: CacheId(id),
+            level: Level::L2,
+            cpus: [2 * id, 2 * id + 1].into_iter().collect(),
+            last_level: true,
+            size_bytes: None,
+            ways: None,
+            line_bytes: None,
+        };
+        let topology = Topology { cpus: (0..4).map(cpu).collect(), caches: (0..2).map(cache).collect() };
+        // The first two go together, and so do the last two.
+        let harm = |i: usize, j: usize| if i / 2 == j / 2 { 0.0 } else { 0.5 };
+        let degradation: Vec<String> =
+            (0..4).map(|i| format!("{:?}", (0..4).map(|j| harm(i, j)).collect::<Vec<f64>>())).collect();
+        let placed_from = |on: [u32; 4]| {
+            let task =
+                |(id, cpu): (u32, u32)| TaskSeen { cpu: Some(CpuId(cpu)), ..TaskSeen::new(TaskId(id), ProcessId(id)) };
+            let seen = Observation {
+                window: 0,
+                span: Span { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
+                ended: WindowEnd::Elapsed,
+                tasks: (0..).zip(on).map(task).collect(),
+                places: Vec::new(),
+                answers: Vec::new(),
+                in_force: Applied::default(),
+            };
+            let view = View {
+                topology: &topology,
+                capabilities: &Capabilities {
+                    abilities: BTreeMap::new(),
+                    partitions: Vec::new(),
+                    shortest_window_ns: 1,
+                    shortest_slice_ns: None,
+                },
+                seen: &seen,
+                profiles: &Profiles::new(),
+                before: &Plan::idle(Window::Time { ns: 1 }),
+                predictor: &Yardstick { miss_penalty_cycles: 150.0 },
+            };
+            let mut policy = build(&format!("degradation = [{}]", degradation.join(", ")), 1).unwrap();
+            let plan = policy.decide(&view).plan;
+            (0..4).map(|task| plan.allowed[&TaskId(task)].iter().next().unwrap() / 2).collect::<Vec<u32>>()
+        };
+        assert_eq!(placed_from([0, 1, 2, 3]), [0, 0, 1, 1]);
+        assert_eq!(placed_from([2, 3, 0, 1]), [1, 1, 0, 0]);
+        assert_eq!(placed_from([2, 3, 3, 0]), [1, 1, 0, 0], "three of four stay");
+    }
 }

@@ -25,6 +25,9 @@ pub struct Profile {
     /// Running averages under whatever it ran beside (DIO); not the task's own rates alone.
     #[serde(default)]
     pub observed_misses_per_kilo_instr: Option<Estimate>,
+    /// Bytes read from memory, prefetched ones included.
+    #[serde(default)]
+    pub observed_read_bytes_per_kilo_instr: Option<Estimate>,
     #[serde(default)]
     pub observed_instr_per_cycle: Option<Estimate>,
     /// CASC: misses per 100 references on a partial cache.

@@ -30,6 +30,17 @@ pub enum RecordedOn {
     Share,
 }
 
+/// By which of the rates counted tasks are compared (DIO).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Counted {
+    /// The paper's.
+    Misses,
+    /// What comes from memory, whoever asked for it: a program whose prefetchers are always ahead hardly misses, and
+    /// fills its cache and its bus all the same.
+    MemoryReads,
+}
+
 /// Parameters of both policies.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -45,6 +56,7 @@ pub struct Parameters {
     pub priorities: bool,
     /// Where rates come from recorded profiles.
     pub recorded_on: RecordedOn,
+    pub counted: Counted,
 }
 
 impl Default for Parameters {
@@ -56,6 +68,7 @@ impl Default for Parameters {
             rounds_per_window: 1,
             priorities: true,
             recorded_on: RecordedOn::Share,
+            counted: Counted::Misses,
         }
     }
 }

@@ -98,6 +98,29 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
     }
 }
 
+/// Is a program whose prefetchers leave it few misses taken for what it reads, where reads are to count, and by its misses
+/// where nobody counts reads?
+#[test]
+fn prefetched_lines_count_where_reads_do() {
+    let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
+    let mut both = observed(&[30.0, 1.0, 2.0, 0.1]);
+    for (profile, bytes) in both.values_mut().zip([2_000.0, 1_900.0, 130.0, 7.0]) {
+        profile.observed_read_bytes_per_kilo_instr = Some(Estimate::exact(bytes));
+    }
+    let beside_the_first = |counted: &str, profiles: &Profiles| {
+        let mut dio = build("dio", &format!("counted = \"{counted}\""), 1).unwrap();
+        beside(&decide(dio.as_mut(), 2, tasks.clone(), profiles, &idle()).plan, 0)
+    };
+    assert_eq!(beside_the_first("misses", &both), [3]);
+    assert_eq!(beside_the_first("memory-reads", &both), [3]);
+    let misses_only = observed(&[30.0, 1.0, 2.0, 0.1]);
+    assert_eq!(beside_the_first("memory-reads", &misses_only), beside_the_first("misses", &misses_only));
+    // Few misses and many reads: the streaming program is not the quiet neighbour.
+    both.get_mut(&TaskId(1)).unwrap().observed_misses_per_kilo_instr = Some(Estimate::exact(0.05));
+    assert_eq!(beside_the_first("misses", &both), [1]);
+    assert_eq!(beside_the_first("memory-reads", &both), [3]);
+}
+
 /// A program that just fits the cache alone, one that streams, two quiet ones: does DI see by the rates on a share of the
 /// cache that the first needs the quietest neighbour, and does it take it for quiet by the paper's rates?
 #[test]

@@ -8,8 +8,8 @@ use cachemate_core::{Event, Level, Observation, Profiler, Profiles, StallCause, 
 
 use super::{Mean, PerTask};
 
-/// Fills `observed_misses_per_kilo_instr`, `observed_instr_per_cycle`, `llc_refs_per_mega_instr` and
-/// `remote_stall_share`.
+/// Fills `observed_misses_per_kilo_instr`, `observed_read_bytes_per_kilo_instr`, `observed_instr_per_cycle`,
+/// `llc_refs_per_mega_instr` and `remote_stall_share`.
 #[derive(Clone, Debug)]
 pub struct CountersProfiler {
     level: Level,
@@ -21,6 +21,7 @@ pub struct CountersProfiler {
 struct State {
     open: Totals,
     misses_per_kilo_instr: Mean,
+    read_bytes_per_kilo_instr: Mean,
     refs_per_mega_instr: Mean,
     instr_per_cycle: Mean,
     remote_stall_share: Mean,
@@ -34,6 +35,7 @@ struct Totals {
     cycles: Option<f64>,
     references: Option<f64>,
     misses: Option<f64>,
+    read_bytes: Option<f64>,
     remote_stall_cycles: Option<f64>,
 }
 
@@ -45,6 +47,7 @@ impl Default for Totals {
             cycles: none_yet,
             references: none_yet,
             misses: none_yet,
+            read_bytes: none_yet,
             remote_stall_cycles: none_yet,
         }
     }
@@ -57,6 +60,7 @@ impl Totals {
         add(&mut self.cycles, Event::Cycles);
         add(&mut self.references, Event::References(level));
         add(&mut self.misses, Event::Misses(level));
+        add(&mut self.read_bytes, Event::MemoryReadBytes);
         add(&mut self.remote_stall_cycles, Event::StallCycles(StallCause::RemoteCache));
     }
 }
@@ -87,14 +91,17 @@ impl Profiler for CountersProfiler {
                 mean.estimate()
             };
             let per_instr = |count: Option<f64>, scale: f64| count.map(|count| scale * count / open.instructions);
-            let State { misses_per_kilo_instr, refs_per_mega_instr, instr_per_cycle, remote_stall_share, .. } = state;
-            profile.observed_misses_per_kilo_instr = fold(misses_per_kilo_instr, per_instr(open.misses, 1e3));
-            profile.observed_instr_per_cycle = fold(instr_per_cycle, cycles.map(|cycles| open.instructions / cycles));
-            if let Some(refs) = fold(refs_per_mega_instr, per_instr(open.references, 1e6)) {
+            profile.observed_misses_per_kilo_instr =
+                fold(&mut state.misses_per_kilo_instr, per_instr(open.misses, 1e3));
+            profile.observed_read_bytes_per_kilo_instr =
+                fold(&mut state.read_bytes_per_kilo_instr, per_instr(open.read_bytes, 1e3));
+            let instr_per_cycle = cycles.map(|cycles| open.instructions / cycles);
+            profile.observed_instr_per_cycle = fold(&mut state.instr_per_cycle, instr_per_cycle);
+            if let Some(refs) = fold(&mut state.refs_per_mega_instr, per_instr(open.references, 1e6)) {
                 profile.llc_refs_per_mega_instr = Some(refs);
             }
             let stalled = open.remote_stall_cycles.zip(cycles).map(|(stalled, cycles)| stalled / cycles);
-            if let Some(share) = fold(remote_stall_share, stalled) {
+            if let Some(share) = fold(&mut state.remote_stall_share, stalled) {
                 profile.remote_stall_share = Some(share.value);
             }
         }
@@ -116,6 +123,7 @@ mod tests {
             (Event::Cycles, 2000),
             (Event::References(LLC), 50),
             (Event::Misses(LLC), misses),
+            (Event::MemoryReadBytes, 128 * misses),
         ];
         seen.tasks = vec![task_seen(0, &readings)];
         seen
@@ -131,6 +139,7 @@ mod tests {
         let profile = &profiles[&TaskId(0)];
         let rate = profile.observed_misses_per_kilo_instr.unwrap();
         assert!((rate.value - 10.0).abs() < 1e-12 && rate.low < 9.0 && rate.high > 11.0, "{rate:?}");
+        assert!((profile.observed_read_bytes_per_kilo_instr.unwrap().value - 1_280.0).abs() < 1e-9);
         assert_eq!(profile.observed_instr_per_cycle.unwrap().value, 0.5);
         assert!((profile.llc_refs_per_mega_instr.unwrap().value - 50_000.0).abs() < 1e-6);
         assert_eq!(profile.remote_stall_share, None);

@@ -42,6 +42,7 @@ fn fill(profile: &mut Profile, known: &Profile) {
         llc_refs_per_mega_instr,
         solo_instr_per_cycle,
         observed_misses_per_kilo_instr,
+        observed_read_bytes_per_kilo_instr,
         observed_instr_per_cycle,
         pcmr,
         activity,
@@ -65,6 +66,7 @@ fn fill(profile: &mut Profile, known: &Profile) {
     absent(&mut profile.llc_refs_per_mega_instr, llc_refs_per_mega_instr);
     absent(&mut profile.solo_instr_per_cycle, solo_instr_per_cycle);
     absent(&mut profile.observed_misses_per_kilo_instr, observed_misses_per_kilo_instr);
+    absent(&mut profile.observed_read_bytes_per_kilo_instr, observed_read_bytes_per_kilo_instr);
     absent(&mut profile.observed_instr_per_cycle, observed_instr_per_cycle);
     absent(&mut profile.pcmr, pcmr);
     if profile.sharing.is_none() {

@@ -1,7 +1,8 @@
 //! Distributed Intensity Online (CA 4.2): even out the miss rates that counters show over the caches.
 //!
 //! Problem: DI needs a profile of every program beforehand. Method: the miss rate as it is counted while the task runs
-//! beside others, averaged over windows of 10^9 cycles; the order by it is nearly that of the rates alone (CA-5). Where
+//! beside others, averaged over windows of 10^9 cycles; the order by it is nearly that of the rates alone (CA-5).
+//! Instead of misses, what is read from memory can be counted, which sees what prefetchers bring in. Where
 //! no task has one (no counters, as in most virtual machines), the intensity that a probe measured from outside; where
 //! that is missing too and the machine says that it has no counters, the rates that were recorded earlier. Then as DI: sort
 //! and deal out, or exchanges between pairs of caches ([`crate::intensity`], [`crate::evening`]).
@@ -12,7 +13,7 @@
 use cachemate_core::{Ability, Decision, Estimate, Policy, Profile, Support, TaskId, View};
 
 use super::di::recorded_rates;
-use crate::intensity::{Intensity, Parameters};
+use crate::intensity::{Counted, Intensity, Parameters};
 
 /// One kind of rate of a task.
 type Rate = fn(&Profile) -> Option<Estimate>;
@@ -21,15 +22,21 @@ struct Dio(Intensity);
 
 impl Policy for Dio {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let counted: Rate = |profile| profile.observed_misses_per_kilo_instr;
+        let misses: Rate = |profile| profile.observed_misses_per_kilo_instr;
+        let reads: Rate = |profile| profile.observed_read_bytes_per_kilo_instr;
         let from_outside: Rate = |profile| profile.intensity;
-        let any = |of: Rate| view.profiles.values().any(|profile| of(profile).is_some());
+        let kinds: &[Rate] = match self.0.parameters.counted {
+            Counted::Misses => &[misses, from_outside],
+            Counted::MemoryReads => &[reads, misses, from_outside],
+        };
+        let known = |of: &&Rate| view.profiles.values().any(|profile| of(profile).is_some());
+        let of = kinds.iter().find(known);
         let no_counters = matches!(view.capabilities.abilities.get(&Ability::CountPerTask), Some(Support::No { .. }));
-        if no_counters && !any(counted) && !any(from_outside) {
+        if no_counters && of.is_none() {
             let rates = recorded_rates(view, self.0.parameters.recorded_on);
             return self.0.decide(view, |task| rates.get(&task).copied());
         }
-        let of = if any(counted) { counted } else { from_outside };
+        let of = of.unwrap_or(&from_outside);
         self.0.decide(view, |task: TaskId| of(view.profiles.get(&task)?).map(|rate| rate.value))
     }
 }

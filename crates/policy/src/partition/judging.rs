@@ -146,7 +146,6 @@ impl Judging {
             }
         }
         match &mut self.settling {
-            // The window in which the cache is full at last does not count either.
             Some(settling) if !settling.over => settling.take(view.seen, domain.cache.level, terms.lengths),
             _ => {
                 self.settling = None;

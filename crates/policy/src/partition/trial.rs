@@ -4,8 +4,9 @@
 //! before a change and after it compare phases as well. Nor do the first windows after a change say anything: the cache
 //! is still full of what the old shares kept. Method: old, new, new, old: each side's middle lies at the same time, so that
 //! a drift of the programs cancels, and like phases are compared ([`SpeedRecord::like`]); legs go on until both sides have
-//! seen enough of the same phases. A leg counts once the cache can have been filled anew ([`Settling`]). What
-//! is clearly slower after the first half of the new leg is not tried any longer.
+//! seen enough of the same phases and the difference is larger than its noise ([`Ratio::is_sure`]). A leg counts once the
+//! cache can have been filled anew ([`Settling`]). What is clearly slower after the first half of the new leg is not tried
+//! any longer.
 //!
 //! Properties: the answer is the objective's sum of weighted speeds over that under the old shares; no answer where a
 //! program has not done like work on both sides; ends within a bounded number of windows; what it costs is measured.
@@ -73,16 +74,16 @@ pub struct Trial {
 /// is given up, while its misses of the L2 stay as they were).
 #[derive(Clone, Debug, Default)]
 pub struct Settling {
-    /// Settled at the end of the last window taken in.
+    /// Settled at the end of the last window taken in, which does not count either.
     pub over: bool,
     windows: u32,
     misses: BTreeMap<ProcessId, f64>,
 }
 
 impl Settling {
-    /// Takes a window in; enough once every program has brought in its part. Where misses are not counted, after the fewest windows; always within ten
-    /// times as many (a hundred, where something lies behind): a program that hardly misses hardly needs what it would
-    /// bring in.
+    /// Takes a window in. Where misses are not counted, the fewest windows are enough; always within ten times as many
+    /// (a hundred, where something lies behind) it is over: a program that hardly misses hardly needs what it would bring
+    /// in.
     pub fn take(&mut self, seen: &Observation, level: Level, lengths: Lengths) {
         let least = lengths.settle_windows;
         self.windows += 1;
@@ -168,7 +169,6 @@ impl Trial {
             return Said::Nothing;
         }
         if let Some(settling) = self.settling.as_mut().filter(|settling| !settling.over) {
-            // The window in which the cache is full at last does not count either.
             settling.take(seen, level, self.lengths);
             return Said::GoesOn;
         }

@@ -21,7 +21,7 @@ use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, me
 pub(super) const EXPERIMENT: Experiment = Experiment {
     ids: &["CP-2", "CP-3", "CP-4", "RM-4"],
     what: "pairs at all splits against sharing; splits chosen from curves, offline and online",
-    full_minutes: 20.0,
+    full_minutes: 60.0,
     run: measure,
 };
 

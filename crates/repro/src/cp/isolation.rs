@@ -300,10 +300,7 @@ pub(super) fn controls_unaffected(
     .time_scale(pace.scale as f64)
     .note(format!(
         "Slowed by more than 1 %: {affected}. The same programs in other frames differ by {noise:.1} points at most, so \
-         that more is no noise of placement. Measured with one seed: it is space. gap and parser fill the L2 each alone, and \
-         together hold 1.12 and 0.84 of its 1.97 MB; parser's misses rise from 0.8 to 2.1 per 1000 instructions, 1.0 of \
-         them on lines that gap evicted; memory is busy for 11 % of the time, nobody queues, and in an L2 of twice the size \
-         they lose 13.8 and 7.7 % no longer (3.7, and gap is faster by 2.1). crafty, beside apsi, loses 13.3 %, and 1.1 in \
-         the larger L2. These programs are no negative controls, as the thesis's are."
+         that more is no noise of placement. It is space (docs/results.md, CP-3): these programs are no negative controls, as \
+         the thesis's are."
     ))
 }

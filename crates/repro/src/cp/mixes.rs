@@ -19,7 +19,7 @@ use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, me
 pub(super) const EXPERIMENT: Experiment = Experiment {
     ids: &["MULTI"],
     what: "four and eight programs on one cache, sized online",
-    full_minutes: 30.0,
+    full_minutes: 50.0,
     run: measure,
 };
 

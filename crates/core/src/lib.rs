@@ -6,6 +6,7 @@
 
 mod access;
 mod applied;
+mod changes;
 mod check;
 mod decide;
 mod machine;
@@ -19,6 +20,7 @@ mod seen;
 
 pub use access::*;
 pub use applied::*;
+pub use changes::*;
 pub use check::*;
 pub use decide::*;
 pub use machine::*;

@@ -1,0 +1,152 @@
+//! From the shares of a plan to classes of service.
+//!
+//! Problem: a plan divides one cache at a time, a class of service has one mask for every cache and a thread is in one
+//! class. Method: every thread gets the row of masks of all shares that it is in; threads with the same row are one class.
+//! A class keeps the place where most of its members are, so that a change of its masks moves nobody; classes that are
+//! new take over places that are left before new ones are made, as classes are few (4 to 16).
+//! Properties: same plan, same classes; whoever is in no share is in no class; a share that cannot be had is refused and
+//! the others stand.
+
+use std::collections::BTreeMap;
+
+use super::{ClassId, Limits, Masks, State, TaskState, fit};
+use crate::{
+    CacheId, CacheShare, Capabilities, GroupId, IndexSet, Item, Member, Partition, Plan, Refused, RefusedBecause,
+    TaskId, Units,
+};
+
+/// A share of the plan: its group and its cache.
+pub type ShareKey = (GroupId, CacheId);
+
+/// Threads under the same masks.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Class {
+    /// Shares that make it up, ascending; more than one of a cache where groups have the same mask.
+    pub shares: Vec<ShareKey>,
+    pub masks: Masks,
+    /// In order of arrival.
+    pub members: Vec<TaskId>,
+}
+
+impl Class {
+    /// The one group whose share of this cache it is; `None` where several have the same mask and cannot be told apart.
+    pub fn group_of(&self, cache: CacheId) -> Option<GroupId> {
+        let mut groups = self.shares.iter().filter(|(_, of)| *of == cache).map(|(group, _)| *group);
+        groups.next().filter(|_| groups.next().is_none())
+    }
+
+    pub(super) fn items(&self) -> Vec<Item> {
+        self.shares.iter().map(|&(group, cache)| Item::Share(group, cache)).collect()
+    }
+}
+
+fn is_member(share: &CacheShare, task: &TaskState) -> bool {
+    share.members.contains(&Member::Task(task.task)) || share.members.contains(&Member::Process(task.process))
+}
+
+fn limits_of(cache: CacheId, state: &State, capabilities: &Capabilities) -> Option<Limits> {
+    let of_cache = capabilities.partitions.iter().filter(|(of, _)| *of == cache);
+    of_cache.into_iter().find_map(|(_, partition)| match *partition {
+        Partition::Ways { ways, at_least, contiguous, .. } => {
+            let taken = state.taken_ways.get(&cache).cloned().unwrap_or_default();
+            Some(Limits { ways, at_least, contiguous, taken })
+        }
+        Partition::Colours { .. } => None,
+    })
+}
+
+/// The classes of a plan, in order of their first member's arrival, and what cannot be done as asked.
+pub(super) fn classes(plan: &Plan, state: &State, capabilities: &Capabilities) -> (Vec<Class>, Vec<Refused>) {
+    let mut refused = Vec::new();
+    let mut rows: Vec<(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)> =
+        state.tasks.iter().map(|task| (task.task, BTreeMap::new())).collect();
+    for share in &plan.shares {
+        let Units::Ways { mask } = &share.units else { continue };
+        let mut refuse = |because, said: String| {
+            refused.push(Refused { item: Item::Share(share.group, share.cache), because, said });
+        };
+        let Some(limits) = limits_of(share.cache, state, capabilities) else {
+            refuse(RefusedBecause::NotSupported, format!("cache {} cannot be divided by ways", share.cache.0));
+            continue;
+        };
+        let mask = match fit(mask, &limits) {
+            Err(none) => {
+                refuse(RefusedBecause::NotSupported, none.to_string());
+                continue;
+            }
+            Ok((mask, changed)) => {
+                changed.into_iter().for_each(|said| refuse(RefusedBecause::NotSupported, said));
+                mask
+            }
+        };
+        let mut twice = None;
+        let members = state.tasks.iter().zip(&mut rows);
+        for (task, (_, row)) in members.filter(|(task, _)| task.movable && is_member(share, task)) {
+            if let Some(said) = &task.class_owner {
+                refuse(RefusedBecause::OwnedByAnother, said.clone());
+                continue;
+            }
+            match row.get(&share.cache) {
+                Some((group, other)) if *other != mask => twice = Some((task.task, *group)),
+                _ => {
+                    row.insert(share.cache, (share.group, mask.clone()));
+                }
+            }
+        }
+        if let Some((task, group)) = twice {
+            let said = format!("task {} keeps the ways of group {} in this cache", task.0, group.0);
+            refuse(RefusedBecause::Busy, said);
+        }
+    }
+    let mut classes = by_row(&rows);
+    if let Some(most) = state.manner.classes_at_most {
+        for class in classes.split_off((most as usize).min(classes.len())) {
+            let said = format!("more combinations of masks than the {most} classes of service");
+            let refuse = |item| Refused { item, because: RefusedBecause::NoRoom, said: said.clone() };
+            refused.extend(class.items().into_iter().map(refuse));
+        }
+    }
+    (classes, refused)
+}
+
+fn by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Vec<Class> {
+    let mut classes: Vec<Class> = Vec::new();
+    for (task, row) in rows.iter().filter(|(_, row)| !row.is_empty()) {
+        let masks: Masks = row.iter().map(|(&cache, (_, mask))| (cache, mask.clone())).collect();
+        let at = classes.iter().position(|class| class.masks == masks).unwrap_or_else(|| {
+            classes.push(Class { masks, ..Class::default() });
+            classes.len() - 1
+        });
+        let class = &mut classes[at];
+        class.members.push(*task);
+        class.shares.extend(row.iter().map(|(&cache, &(group, _))| (group, cache)));
+        class.shares.sort_unstable();
+        class.shares.dedup();
+    }
+    classes
+}
+
+/// Which id each class gets: that of the place where most of its members are, one that is left, a new one.
+pub fn seats(classes: &[Class], state: &State) -> Vec<ClassId> {
+    let mut together: BTreeMap<(usize, ClassId), u32> = BTreeMap::new();
+    for (at, class) in classes.iter().enumerate() {
+        let places = class.members.iter().filter_map(|task| state.task(*task)?.class);
+        let there = places.filter(|place| state.classes.contains_key(place));
+        there.for_each(|place| *together.entry((at, place)).or_default() += 1);
+    }
+    let mut wishes: Vec<((usize, ClassId), u32)> = together.into_iter().collect();
+    wishes.sort_by_key(|&(wish, members)| (std::cmp::Reverse(members), wish));
+    let mut seats: Vec<Option<ClassId>> = vec![None; classes.len()];
+    let mut left: Vec<ClassId> = state.classes.keys().copied().collect();
+    for ((at, place), _) in wishes {
+        if seats[at].is_none()
+            && let Some(free) = left.iter().position(|other| *other == place)
+        {
+            seats[at] = Some(left.remove(free));
+        }
+    }
+    let mut left = left.into_iter();
+    let mut new = (0..).map(ClassId).filter(|class| !state.classes.contains_key(class));
+    let seat = |seat: Option<ClassId>| seat.or_else(|| left.next()).or_else(|| new.next());
+    seats.into_iter().filter_map(seat).collect()
+}

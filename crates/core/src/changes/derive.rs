@@ -1,0 +1,381 @@
+//! The function from what is wanted to the list of changes.
+//!
+//! Order: gangs stop; groups widen, from the top down, then narrow, from the bottom up; tasks move and are weighted;
+//! classes of service are created, given their ways and filled, and those that are left over are removed; processes get
+//! their colors; gangs start. So nobody is moved where he may not be yet, and nobody waits for a turn of gangs that go.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::classes::{Class, classes, seats};
+use super::state::{TaskState, is_below};
+use super::{Change, ChangeId, ChangeKind, ClassId, Colors, Confined, Masks, State};
+use crate::{
+    Ability, CacheId, CacheShare, Capabilities, CpuSet, GangSchedule, Item, Member, PageMoving, Partition, Plan,
+    ProcessId, Refused, RefusedBecause, Support, TaskId, Topology, Units,
+};
+
+/// What is to be done, and what cannot be.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Derived {
+    /// In the order in which they are made.
+    pub changes: Vec<Change>,
+    pub refused: Vec<Refused>,
+    /// The classes of service that the changes lead to.
+    pub classes: BTreeMap<ClassId, Class>,
+}
+
+/// The changes that lead from `state` to `plan` and the confined groups. What neither mentions gets its original back. Where
+/// everything holds already the list is empty.
+pub fn changes(
+    plan: &Plan,
+    confined: &[Confined],
+    state: &State,
+    topology: &Topology,
+    capabilities: &Capabilities,
+) -> Derived {
+    let online = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+    let mut list = List { plan, confined, state, capabilities, online, done: Derived::default() };
+    let schedules = list.schedules();
+    let stops = list.stop_gangs(&schedules);
+    let widened = list.confine_groups();
+    let moved = list.move_tasks(&schedules, &widened);
+    list.weigh_tasks();
+    list.divide_ways();
+    list.color_pages();
+    list.start_gangs(&schedules, &stops, &moved);
+    list.done
+}
+
+struct List<'a> {
+    plan: &'a Plan,
+    confined: &'a [Confined],
+    state: &'a State,
+    capabilities: &'a Capabilities,
+    online: CpuSet,
+    done: Derived,
+}
+
+impl List<'_> {
+    fn push(&mut self, items: Vec<Item>, after: impl IntoIterator<Item = ChangeId>, kind: ChangeKind) -> ChangeId {
+        let id = ChangeId(self.done.changes.len() as u32);
+        let after: BTreeSet<ChangeId> = after.into_iter().collect();
+        self.done.changes.push(Change { id, items, after: after.into_iter().collect(), kind });
+        id
+    }
+
+    fn refuse(&mut self, item: Item, because: RefusedBecause, said: impl Into<String>) {
+        self.done.refused.push(Refused { item, because, said: said.into() });
+    }
+
+    /// Why this machine cannot do it, where it says so.
+    fn lacks(&self, ability: Ability) -> Option<String> {
+        match self.capabilities.abilities.get(&ability) {
+            Some(Support::No { why, .. }) => Some(why.clone()),
+            _ => None,
+        }
+    }
+
+    /// The plan's schedules with their places in it, as far as they can run: without members that have ended.
+    fn schedules(&mut self) -> Vec<(usize, GangSchedule)> {
+        let mut all = Vec::new();
+        let lacking = self.lacks(Ability::Gangs);
+        for (at, schedule) in self.plan.gangs.iter().enumerate() {
+            if let Some(why) = &lacking {
+                self.refuse(Item::Gangs(at), RefusedBecause::NoPermission, why);
+                continue;
+            }
+            let mut here = schedule.clone();
+            for gang in &mut here.gangs {
+                gang.members.retain(|(task, _)| self.state.task(*task).is_some());
+            }
+            let count = |schedule: &GangSchedule| schedule.gangs.iter().map(|gang| gang.members.len()).sum::<usize>();
+            if count(&here) < count(schedule) {
+                let said = "a member has ended; the others keep their turn";
+                self.refuse(Item::Gangs(at), RefusedBecause::Gone, said);
+            }
+            here.gangs.retain(|gang| !gang.members.is_empty());
+            if !here.gangs.is_empty() {
+                all.push((at, here));
+            }
+        }
+        all
+    }
+
+    fn stop_gangs(&mut self, wanted: &[(usize, GangSchedule)]) -> Vec<(ChangeId, GangSchedule)> {
+        let mut stops = Vec::new();
+        for running in &self.state.gangs {
+            if wanted.iter().any(|(_, schedule)| schedule == running) {
+                continue;
+            }
+            // One on the same CPUs takes its place; else the plan has none there any more.
+            let instead = wanted.iter().filter(|(_, schedule)| schedule.cpus.intersects(&running.cpus));
+            let items = or_plan(instead.map(|(at, _)| Item::Gangs(*at)).collect());
+            let id = self.push(items, [], ChangeKind::StopGangs { schedule: running.clone() });
+            stops.push((id, running.clone()));
+        }
+        stops
+    }
+
+    /// Brings groups to their CPUs; answers with the changes that widen, by group.
+    fn confine_groups(&mut self) -> BTreeMap<String, ChangeId> {
+        let mut steps: Vec<(String, CpuSet, CpuSet, CpuSet)> = Vec::new();
+        let wanted: BTreeMap<&str, &CpuSet> = self.confined.iter().map(|c| (c.cgroup.as_str(), &c.cpus)).collect();
+        for (group, cpus) in &self.state.groups {
+            let to = wanted.get(group.as_str()).copied().unwrap_or(&cpus.original);
+            if cpus.now != *to {
+                steps.push((group.clone(), cpus.now.clone(), CpuSet::default(), to.clone()));
+            }
+        }
+        let depth = |group: &str| group.split('/').filter(|part| !part.is_empty()).count();
+        let groups: Vec<String> = steps.iter().map(|(group, ..)| group.clone()).collect();
+        for (group, from, between, to) in &mut steps {
+            let related = groups.iter().any(|other| is_below(other, group) || is_below(group, other));
+            // Between relatives of which both change, all widen before anybody narrows.
+            *between = match (from.is_empty() || to.is_empty(), from.is_subset(to), related) {
+                (true, ..) => {
+                    if to.is_empty() {
+                        to.clone()
+                    } else {
+                        from.clone()
+                    }
+                }
+                (false, true, _) => to.clone(),
+                (false, false, true) => from.union(to),
+                (false, false, false) => from.clone(),
+            };
+        }
+        steps.sort_by_key(|(group, ..)| depth(group));
+        let mut widened: BTreeMap<String, ChangeId> = BTreeMap::new();
+        for (group, from, between, _) in steps.iter().filter(|(_, from, between, _)| from != between) {
+            let above = widened.iter().filter(|(other, _)| is_below(group, other)).map(|(_, id)| *id);
+            let after: Vec<ChangeId> = above.collect();
+            let kind = ChangeKind::Cpuset { group: group.clone(), from: from.clone(), to: between.clone() };
+            let id = self.push(vec![Item::Plan], after, kind);
+            widened.insert(group.clone(), id);
+        }
+        let mut narrowed: Vec<(String, ChangeId)> = Vec::new();
+        for (group, from, between, to) in steps.iter().rev().filter(|(_, _, between, to)| between != to) {
+            let below = narrowed.iter().filter(|(other, _)| is_below(other, group)).map(|(_, id)| *id);
+            // One that is to be as its parent was narrower before, and perhaps not within what its parent gets.
+            let as_parent = steps.iter().filter(|(other, _, _, to)| to.is_empty() && is_below(other, group));
+            let as_parent = as_parent.filter_map(|(other, ..)| widened.get(other)).copied();
+            // One that was as its parent may get what its parent has to get first.
+            let above = widened.iter().filter(|(other, _)| from.is_empty() && is_below(group, other));
+            let above = above.map(|(_, id)| *id);
+            let own = widened.get(group).copied();
+            let after: Vec<ChangeId> = below.chain(as_parent).chain(above).chain(own).collect();
+            let kind = ChangeKind::Cpuset { group: group.clone(), from: between.clone(), to: to.clone() };
+            let id = self.push(vec![Item::Plan], after, kind);
+            narrowed.push((group.clone(), id));
+        }
+        widened
+    }
+
+    fn move_tasks(
+        &mut self,
+        schedules: &[(usize, GangSchedule)],
+        widened: &BTreeMap<String, ChangeId>,
+    ) -> BTreeMap<TaskId, ChangeId> {
+        for &task in self.plan.allowed.keys().filter(|&&task| self.state.task(task).is_none()) {
+            self.refuse(Item::Allowed(task), RefusedBecause::Gone, "the task has ended");
+        }
+        let seats = match self.state.manner.seats_are_affinities {
+            true => gang_seats(schedules),
+            false => BTreeMap::new(),
+        };
+        let mut moved = BTreeMap::new();
+        for task in self.state.tasks.iter().filter(|task| task.movable) {
+            let Some(affinity) = &task.affinity else { continue };
+            let asked = seats.get(&task.task).or_else(|| self.plan.allowed.get(&task.task));
+            let mut to = asked.map_or_else(|| affinity.original.clone(), |cpus| cpus.intersection(&self.online));
+            if to.is_empty() {
+                self.refuse(Item::Allowed(task.task), RefusedBecause::NotSupported, "none of the CPUs exists");
+                continue;
+            }
+            // Outside its group altogether: as it is asked for, and the machine says what it thinks of it.
+            if let Some(cpus) = self.group_cpus(task).filter(|cpus| cpus.intersects(&to)) {
+                to = to.intersection(cpus);
+            }
+            if to != affinity.now {
+                let after = task.group.as_ref().and_then(|group| widened.get(group)).copied();
+                let (from, name) = (affinity.now.clone(), task.name.clone());
+                let kind = ChangeKind::Affinity { task: task.task, name, from, to };
+                moved.insert(task.task, self.push(vec![Item::Allowed(task.task)], after, kind));
+            }
+        }
+        moved
+    }
+
+    fn group_cpus(&self, task: &TaskState) -> Option<&CpuSet> {
+        let group = task.group.as_ref()?;
+        self.confined.iter().find(|confined| confined.cgroup == *group).map(|confined| &confined.cpus)
+    }
+
+    fn weigh_tasks(&mut self) {
+        let lacking = self.lacks(Ability::Weights);
+        for &task in self.plan.weights.keys() {
+            if let Some(why) = &lacking {
+                self.refuse(Item::Weight(task), RefusedBecause::NoPermission, why);
+            } else if self.state.task(task).is_none() {
+                self.refuse(Item::Weight(task), RefusedBecause::Gone, "the task has ended");
+            }
+        }
+        for task in self.state.tasks.iter().filter(|task| task.movable) {
+            let Some(weight) = &task.weight else { continue };
+            let asked = self.plan.weights.get(&task.task).filter(|_| lacking.is_none());
+            let to = *asked.unwrap_or(&weight.original);
+            if to != weight.now {
+                let (name, from) = (task.name.clone(), weight.now);
+                let kind = ChangeKind::Weight { task: task.task, name, from, to };
+                self.push(vec![Item::Weight(task.task)], [], kind);
+            }
+        }
+    }
+
+    fn divide_ways(&mut self) {
+        let (classes, refused) = classes(self.plan, self.state, self.capabilities);
+        self.done.refused.extend(refused);
+        let ids = seats(&classes, self.state);
+        let seated: BTreeMap<ClassId, Class> = ids.into_iter().zip(classes).collect();
+        let mut created: BTreeMap<ClassId, ChangeId> = BTreeMap::new();
+        for (&class, content) in seated.iter().filter(|(class, _)| !self.state.classes.contains_key(class)) {
+            let kind = ChangeKind::CreateClass { class, masks: Masks::new() };
+            created.insert(class, self.push(content.items(), [], kind));
+        }
+        let mut ready = created.clone();
+        for (&class, content) in &seated {
+            let from = self.state.classes.get(&class).cloned().unwrap_or_default();
+            if from != content.masks {
+                let kind = ChangeKind::Schemata { class, from, to: content.masks.clone() };
+                ready.insert(class, self.push(content.items(), created.get(&class).copied(), kind));
+            }
+        }
+        let of_task: BTreeMap<TaskId, ClassId> =
+            seated.iter().flat_map(|(class, content)| content.members.iter().map(|task| (*task, *class))).collect();
+        let mut leaving: BTreeMap<ClassId, Vec<ChangeId>> = BTreeMap::new();
+        for task in self.state.tasks.iter().filter(|task| task.movable) {
+            let to = of_task.get(&task.task).copied();
+            if to == task.class {
+                continue;
+            }
+            let items = to.and_then(|class| seated.get(&class)).map_or(vec![Item::Plan], Class::items);
+            let after = to.and_then(|class| ready.get(&class)).copied();
+            let (name, from) = (task.name.clone(), task.class);
+            let id = self.push(items, after, ChangeKind::Member { task: task.task, name, from, to });
+            if let Some(class) = task.class {
+                leaving.entry(class).or_default().push(id);
+            }
+        }
+        for (&class, masks) in self.state.classes.iter().filter(|(class, _)| !seated.contains_key(class)) {
+            let after = leaving.remove(&class).unwrap_or_default();
+            self.push(vec![Item::Plan], after, ChangeKind::RemoveClass { class, masks: masks.clone() });
+        }
+        self.done.classes = seated;
+    }
+
+    fn color_pages(&mut self) {
+        let mut wanted: BTreeMap<ProcessId, (Colors, Vec<Item>)> = BTreeMap::new();
+        for share in &self.plan.shares {
+            let Some(colors) = self.colors_of(share) else { continue };
+            let item = Item::Share(share.group, share.cache);
+            for member in &share.members {
+                let Member::Process(process) = *member else { continue };
+                if self.state.tasks.iter().all(|task| task.process != process) {
+                    continue;
+                }
+                if !self.state.colors.contains_key(&process) {
+                    let said = format!("process {} was not started by cachemate color run", process.0);
+                    self.refuse(item.clone(), RefusedBecause::NotSupported, said);
+                    continue;
+                }
+                match wanted.get_mut(&process) {
+                    None => {
+                        wanted.insert(process, (colors.clone(), vec![item.clone()]));
+                    }
+                    // The same colors in another cache of the level.
+                    Some((other, items)) if other.allowed == colors.allowed => items.push(item.clone()),
+                    Some(_) => {
+                        let said = "the process has other colors in another share; colors hold in every cache";
+                        self.refuse(item.clone(), RefusedBecause::Busy, said);
+                    }
+                }
+            }
+        }
+        for (&process, tracked) in &self.state.colors {
+            let (to, items) = match wanted.remove(&process) {
+                Some((colors, items)) => (Some(colors), items),
+                None => (tracked.original.clone(), vec![Item::Plan]),
+            };
+            if to != tracked.now {
+                self.push(items, [], ChangeKind::Colors { process, from: tracked.now.clone(), to });
+            }
+        }
+    }
+
+    /// The colors of a share as this machine can give them; `None` of shares in ways and of what it cannot give.
+    fn colors_of(&mut self, share: &CacheShare) -> Option<Colors> {
+        let Units::Colours { allowed, moving } = &share.units else { return None };
+        let manner = &self.state.manner;
+        let said = if allowed.is_empty() || allowed.iter().last() >= colors_of_cache(self.capabilities, share.cache) {
+            format!("colors {allowed}: none, or more than this machine has")
+        } else if *moving == PageMoving::Lazy && manner.no_lazy_moving {
+            "pages cannot be moved when they are touched next; all of them can be".to_string()
+        } else {
+            let all = *moving == PageMoving::HotFirst && manner.no_hot_first;
+            return Some(Colors { allowed: allowed.clone(), moving: if all { PageMoving::All } else { *moving } });
+        };
+        self.refuse(Item::Share(share.group, share.cache), RefusedBecause::NotSupported, said);
+        None
+    }
+
+    fn start_gangs(
+        &mut self,
+        wanted: &[(usize, GangSchedule)],
+        stops: &[(ChangeId, GangSchedule)],
+        moved: &BTreeMap<TaskId, ChangeId>,
+    ) {
+        for (at, schedule) in wanted.iter().filter(|(_, schedule)| !self.state.gangs.contains(schedule)) {
+            let members: BTreeSet<TaskId> = members(schedule).collect();
+            let in_the_way = |gone: &GangSchedule| {
+                gone.cpus.intersects(&schedule.cpus) || self::members(gone).any(|task| members.contains(&task))
+            };
+            let stopped = stops.iter().filter(|(_, gone)| in_the_way(gone)).map(|(id, _)| *id);
+            let seated = members.iter().filter_map(|task| moved.get(task)).copied();
+            let after: Vec<ChangeId> = stopped.chain(seated).collect();
+            self.push(vec![Item::Gangs(*at)], after, ChangeKind::StartGangs { schedule: schedule.clone() });
+        }
+    }
+}
+
+/// How many colors there are; `None` = it cannot be colored.
+fn colors_of_cache(capabilities: &Capabilities, cache: CacheId) -> Option<u32> {
+    capabilities.partitions.iter().find_map(|(of, partition)| match partition {
+        Partition::Colours { colours, .. } if *of == cache => Some(*colours),
+        _ => None,
+    })
+}
+
+fn or_plan(items: Vec<Item>) -> Vec<Item> {
+    if items.is_empty() { vec![Item::Plan] } else { items }
+}
+
+fn members(schedule: &GangSchedule) -> impl Iterator<Item = TaskId> + '_ {
+    schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task))
+}
+
+/// Where each gang member sits: on the CPU that the plan names, else on the schedule's CPUs in order of membership.
+/// A member of several gangs with different seats keeps to the CPUs of all of them.
+fn gang_seats(schedules: &[(usize, GangSchedule)]) -> BTreeMap<TaskId, CpuSet> {
+    let mut seats: BTreeMap<TaskId, CpuSet> = BTreeMap::new();
+    for (_, schedule) in schedules {
+        for gang in &schedule.gangs {
+            let taken: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
+            let mut free = schedule.cpus.iter().filter(|&cpu| !taken.contains(cpu)).collect::<Vec<_>>().into_iter();
+            for (task, cpu) in &gang.members {
+                let seat = cpu.map(|cpu| cpu.0).or_else(|| free.next());
+                seats.entry(*task).or_default().extend(seat);
+            }
+        }
+    }
+    seats
+}

@@ -1,0 +1,52 @@
+//! Making a list, and undoing what was made.
+
+use super::{Change, ChangeId};
+
+/// A change that does not fit the state it is made in.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot {change}: {why}")]
+pub struct NotAsSaid {
+    /// In words.
+    pub change: String,
+    pub why: &'static str,
+}
+
+/// What became of one change.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Made<E> {
+    Done,
+    Failed(E),
+    /// Not tried: this change, on which it depends, failed.
+    Skipped(ChangeId),
+}
+
+/// Makes a list in its order. What depends on a change that failed is skipped, everything else is tried.
+pub fn run<E>(list: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>) -> Vec<Made<E>> {
+    let mut all: Vec<Made<E>> = Vec::with_capacity(list.len());
+    for change in list {
+        let failed = change.after.iter().find_map(|&needed| match all.get(needed.0 as usize) {
+            Some(Made::Failed(_)) => Some(needed),
+            Some(Made::Skipped(because)) => Some(*because),
+            _ => None,
+        });
+        all.push(match failed {
+            Some(because) => Made::Skipped(because),
+            None => make(change).map_or_else(Made::Failed, |()| Made::Done),
+        });
+    }
+    all
+}
+
+/// The list that undoes the changes of `made`, which are some or all of one list: the inverses, the last one first. What
+/// depended on a change is undone before the change is.
+pub fn undo(made: &[Change]) -> Vec<Change> {
+    let mut undone: Vec<Change> = Vec::with_capacity(made.len());
+    for (at, change) in made.iter().rev().enumerate() {
+        let dependents = made.iter().rev().take(at).enumerate();
+        let dependents = dependents.filter(|(_, later)| later.after.contains(&change.id));
+        let after = dependents.map(|(place, _)| ChangeId(place as u32)).collect();
+        let (id, items) = (ChangeId(at as u32), change.items.clone());
+        undone.push(Change { id, items, after, kind: change.kind.inverse() });
+    }
+    undone
+}

@@ -1,0 +1,140 @@
+//! From what is wanted to the changes that bring it about: one pure function, [`changes`], for every machine.
+//!
+//! A list of changes is ordered. Each change names what it depends on, prints as one plain line, and has an inverse, so that
+//! every prefix of a list can be undone. A machine reads its [`State`], asks for the list, and makes it with [`run`]:
+//! a change that fails skips only what depends on it.
+
+mod classes;
+mod derive;
+mod make;
+mod masks;
+mod state;
+mod words;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{CacheId, CpuSet, GangSchedule, IndexSet, Item, PageMoving, ProcessId, TaskId};
+
+pub use classes::{Class, ShareKey, seats};
+pub use derive::{Derived, changes};
+pub use make::{Made, NotAsSaid, run, undo};
+pub use masks::{Limits, NoSuchMask, fit};
+pub use state::{Manner, State, TaskState, Tracked};
+
+/// Place of a change in its list, from 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct ChangeId(pub u32);
+
+/// A class of service of our own: threads under the same way masks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct ClassId(pub u32);
+
+/// Way masks by cache. A cache that is missing has the mask that the class was created with.
+pub type Masks = BTreeMap<CacheId, IndexSet>;
+
+/// A group of processes (a cgroup) that the operator keeps on some CPUs, whatever the policy decides.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Confined {
+    /// As `/proc/PID/cgroup` shows it.
+    pub cgroup: String,
+    pub cpus: CpuSet,
+}
+
+/// The page colors that a process may use, and which of its pages move there.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Colors {
+    pub allowed: IndexSet,
+    pub moving: PageMoving,
+}
+
+/// What one change does, and how it was before.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChangeKind {
+    Affinity {
+        task: TaskId,
+        name: String,
+        from: CpuSet,
+        to: CpuSet,
+    },
+    /// Share of CPU time relative to others; 1 = as the machine had it.
+    Weight {
+        task: TaskId,
+        name: String,
+        from: f64,
+        to: f64,
+    },
+    /// The CPUs of a group; the empty set means those of its parent.
+    Cpuset {
+        group: String,
+        from: CpuSet,
+        to: CpuSet,
+    },
+    CreateClass {
+        class: ClassId,
+        masks: Masks,
+    },
+    Schemata {
+        class: ClassId,
+        from: Masks,
+        to: Masks,
+    },
+    /// `None` = in no class of ours.
+    Member {
+        task: TaskId,
+        name: String,
+        from: Option<ClassId>,
+        to: Option<ClassId>,
+    },
+    RemoveClass {
+        class: ClassId,
+        masks: Masks,
+    },
+    /// `None` = every color.
+    Colors {
+        process: ProcessId,
+        from: Option<Colors>,
+        to: Option<Colors>,
+    },
+    StopGangs {
+        schedule: GangSchedule,
+    },
+    StartGangs {
+        schedule: GangSchedule,
+    },
+}
+
+/// One step from what holds to what is wanted.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Change {
+    pub id: ChangeId,
+    /// The lines of the plan that ask for it; [`Item::Plan`] where none does (what is no longer asked for is put back).
+    pub items: Vec<Item>,
+    /// Changes of the same list without which this one makes no sense; all stand before it.
+    pub after: Vec<ChangeId>,
+    pub kind: ChangeKind,
+}
+
+impl ChangeKind {
+    /// What leads back: made after this one, it leaves the state that was there before.
+    pub fn inverse(&self) -> ChangeKind {
+        use ChangeKind::*;
+        match self.clone() {
+            Affinity { task, name, from, to } => Affinity { task, name, from: to, to: from },
+            Weight { task, name, from, to } => Weight { task, name, from: to, to: from },
+            Cpuset { group, from, to } => Cpuset { group, from: to, to: from },
+            CreateClass { class, masks } => RemoveClass { class, masks },
+            Schemata { class, from, to } => Schemata { class, from: to, to: from },
+            Member { task, name, from, to } => Member { task, name, from: to, to: from },
+            RemoveClass { class, masks } => CreateClass { class, masks },
+            Colors { process, from, to } => Colors { process, from: to, to: from },
+            StopGangs { schedule } => StartGangs { schedule },
+            StartGangs { schedule } => StopGangs { schedule },
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What a machine has in force, thing by thing, as far as changes speak of it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ChangeKind, ClassId, Colors, Masks, NotAsSaid};
+use crate::{CacheId, CpuSet, GangSchedule, IndexSet, ProcessId, TaskId};
+
+/// Something that is changed and put back.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Tracked<T> {
+    pub now: T,
+    /// Before anybody changed it.
+    pub original: T,
+}
+
+impl<T: Clone> Tracked<T> {
+    /// Never changed.
+    pub fn untouched(value: T) -> Self {
+        Tracked { now: value.clone(), original: value }
+    }
+}
+
+/// A living task.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TaskState {
+    pub task: TaskId,
+    pub process: ProcessId,
+    pub name: String,
+    /// False = nothing of it may be changed.
+    pub movable: bool,
+    /// The confined group that it lives in; its affinity reaches no further.
+    pub group: Option<String>,
+    /// `None` = it could not be read, or nobody ever changed it or wants it changed.
+    pub affinity: Option<Tracked<CpuSet>>,
+    /// As for the affinity.
+    pub weight: Option<Tracked<f64>>,
+    pub class: Option<ClassId>,
+    /// Why it cannot be put into a class, in words: it is in somebody else's.
+    pub class_owner: Option<String>,
+}
+
+/// How a machine makes some of its changes.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Manner {
+    /// Gang members keep to their seats by affinity.
+    pub seats_are_affinities: bool,
+    /// It cannot move a page when the page is next touched.
+    pub no_lazy_moving: bool,
+    /// It cannot tell hot pages: all are moved alike.
+    pub no_hot_first: bool,
+    /// Classes of service of our own; `None` = the machine says when there are no more.
+    pub classes_at_most: Option<u32>,
+}
+
+/// All of it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct State {
+    /// In order of arrival.
+    pub tasks: Vec<TaskState>,
+    /// CPUs by confined group; the empty set means those of the parent.
+    pub groups: BTreeMap<String, Tracked<CpuSet>>,
+    /// Classes of our own.
+    pub classes: BTreeMap<ClassId, Masks>,
+    /// Ways that somebody else holds for himself alone.
+    pub taken_ways: BTreeMap<CacheId, IndexSet>,
+    /// By process whose pages can be colored.
+    pub colors: BTreeMap<ProcessId, Tracked<Option<Colors>>>,
+    /// Ascending by their CPUs, which no two share.
+    pub gangs: Vec<GangSchedule>,
+    pub manner: Manner,
+}
+
+impl State {
+    /// The living task with this id.
+    pub fn task(&self, task: TaskId) -> Option<&TaskState> {
+        self.tasks.iter().find(|state| state.task == task)
+    }
+
+    /// Makes a change in this description, as a machine would in fact.
+    ///
+    /// # Errors
+    /// The state is not the one that the change starts from, or the change would break a rule of every machine.
+    pub fn make(&mut self, kind: &ChangeKind) -> Result<(), NotAsSaid> {
+        let done = self.try_to(kind);
+        done.map_err(|why| NotAsSaid { change: kind.to_string(), why })
+    }
+
+    fn try_to(&mut self, kind: &ChangeKind) -> Result<(), &'static str> {
+        match kind {
+            ChangeKind::Affinity { task, from, to, .. } => {
+                let tracked = self.movable(*task)?.affinity.as_mut().ok_or("the affinity is not known")?;
+                if to.is_empty() {
+                    return Err("no CPU to run on");
+                }
+                swap(&mut tracked.now, from, to)
+            }
+            ChangeKind::Weight { task, from, to, .. } => {
+                let tracked = self.movable(*task)?.weight.as_mut().ok_or("the weight is not known")?;
+                swap(&mut tracked.now, from, to)
+            }
+            ChangeKind::Cpuset { group, from, to } => self.confine(group, from, to),
+            ChangeKind::CreateClass { class, masks } => match self.classes.insert(*class, masks.clone()) {
+                None => Ok(()),
+                Some(_) => Err("the class is there already"),
+            },
+            ChangeKind::Schemata { class, from, to } => {
+                swap(self.classes.get_mut(class).ok_or("there is no such class")?, from, to)
+            }
+            ChangeKind::Member { task, from, to, .. } => {
+                if to.is_some_and(|class| !self.classes.contains_key(&class)) {
+                    return Err("there is no such class");
+                }
+                swap(&mut self.movable(*task)?.class, from, to)
+            }
+            ChangeKind::RemoveClass { class, masks } => {
+                if self.tasks.iter().any(|task| task.class == Some(*class)) {
+                    return Err("the class has members");
+                }
+                match self.classes.remove(class) {
+                    Some(had) if had == *masks => Ok(()),
+                    _ => Err("there is no such class, or its masks are others"),
+                }
+            }
+            ChangeKind::Colors { process, from, to } => {
+                let tracked = self.colors.get_mut(process).ok_or("the process cannot be colored")?;
+                swap(&mut tracked.now, from, to)
+            }
+            ChangeKind::StopGangs { schedule } => {
+                let at = self.gangs.iter().position(|running| running == schedule);
+                self.gangs.remove(at.ok_or("no such gangs run")?);
+                Ok(())
+            }
+            ChangeKind::StartGangs { schedule } => {
+                if self.gangs.iter().any(|running| running.cpus.intersects(&schedule.cpus)) {
+                    return Err("other gangs have one of the CPUs");
+                }
+                let at = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
+                self.gangs.insert(at, schedule.clone());
+                Ok(())
+            }
+        }
+    }
+
+    fn movable(&mut self, task: TaskId) -> Result<&mut TaskState, &'static str> {
+        let task = self.tasks.iter_mut().find(|state| state.task == task).ok_or("the task has ended")?;
+        if task.movable { Ok(task) } else { Err("the task is fixed") }
+    }
+
+    /// A parent is never narrower than its child (cgroup v1).
+    fn confine(&mut self, group: &str, from: &CpuSet, to: &CpuSet) -> Result<(), &'static str> {
+        let fits = |inner: &CpuSet, outer: &CpuSet| inner.is_empty() || outer.is_empty() || inner.is_subset(outer);
+        for (other, state) in &self.groups {
+            if is_below(other, group) && !fits(&state.now, to) {
+                return Err("a group below has more CPUs");
+            }
+            if is_below(group, other) && !fits(to, &state.now) {
+                return Err("a group above has fewer CPUs");
+            }
+        }
+        swap(&mut self.groups.get_mut(group).ok_or("there is no such group")?.now, from, to)
+    }
+}
+
+/// Does `group` lie below `above` in the hierarchy?
+pub(super) fn is_below(group: &str, above: &str) -> bool {
+    let above = above.trim_end_matches('/');
+    group.strip_prefix(above).is_some_and(|rest| rest.len() > 1 && rest.starts_with('/'))
+}
+
+fn swap<T: PartialEq + Clone>(now: &mut T, from: &T, to: &T) -> Result<(), &'static str> {
+    if now != from {
+        return Err("it is not as the change says that it was");
+    }
+    now.clone_from(to);
+    Ok(())
+}

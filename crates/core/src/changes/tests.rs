@@ -1,0 +1,400 @@
+//! Lists of changes for random plans from random states.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    Capabilities, Cpu, CpuId, Gang, GroupId, Member, Partition, Plan, RefusedBecause, Topology, Units, Window,
+};
+
+const CPUS: u32 = 6;
+const TASKS: u32 = 6;
+const WAYS: u32 = 8;
+const COLORS: u32 = 8;
+
+fn topology() -> Topology {
+    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    Topology { cpus: (0..CPUS).map(cpu).collect(), caches: Vec::new() }
+}
+
+fn capabilities() -> Capabilities {
+    let ways = Partition::Ways { ways: WAYS, at_least: 1, contiguous: true, groups_at_most: 4 };
+    let colors = Partition::Colours { colours: COLORS, page_bytes: 4096, move_page_ns: 1.0 };
+    let partitions = (0..2).flat_map(|at| [(CacheId(at), ways.clone()), (CacheId(at), colors.clone())]).collect();
+    Capabilities { abilities: BTreeMap::new(), partitions, shortest_window_ns: 1, shortest_slice_ns: None }
+}
+
+/// Two tasks a process; task 5 is fixed, task 4 lives in the group `/a/b`.
+fn start() -> State {
+    let all: CpuSet = (0..CPUS).collect();
+    let task = |at: u32| TaskState {
+        task: TaskId(at),
+        process: ProcessId(at / 2),
+        name: format!("t{at}"),
+        movable: at != 5,
+        group: (at == 4).then(|| "/a/b".to_string()),
+        affinity: Some(Tracked::untouched(all.clone())),
+        weight: Some(Tracked::untouched(1.0)),
+        class: None,
+        class_owner: None,
+    };
+    let group = |name: &str| (name.to_string(), Tracked::untouched(all.clone()));
+    State {
+        tasks: (0..TASKS).map(task).collect(),
+        groups: ["/a", "/a/b", "/c"].map(group).into(),
+        colors: (0..TASKS / 2).map(|process| (ProcessId(process), Tracked::untouched(None))).collect(),
+        manner: Manner { seats_are_affinities: true, ..Manner::default() },
+        ..State::default()
+    }
+}
+
+/// A run of indices below `limit`, from drawn numbers.
+fn run_of(first: u32, width: u32, limit: u32) -> IndexSet {
+    let first = first % limit;
+    (first..(first + 1 + width % limit).min(limit)).collect()
+}
+
+/// What an operator and a policy may want at once.
+#[derive(Clone, Debug)]
+struct Wish {
+    plan: Plan,
+    confined: Vec<Confined>,
+}
+
+fn wishes() -> impl Strategy<Value = Wish> {
+    let pair = || (0..16u32, 0..16u32);
+    let tasks = proptest::collection::vec((any::<bool>(), pair(), 0..3u32), TASKS as usize - 1);
+    let shares = proptest::collection::vec((0..3u32, 0..2u32, any::<bool>(), pair()), 0..4);
+    let gangs = (0..3u32, 1..3u64);
+    let groups = (0..4u32, pair(), pair());
+    (tasks, shares, gangs, groups).prop_map(|(tasks, shares, gangs, groups)| {
+        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        for (at, (placed, (first, width), weight)) in tasks.into_iter().enumerate() {
+            let task = TaskId(at as u32);
+            if placed {
+                plan.allowed.insert(task, run_of(first, width, CPUS));
+            }
+            if weight > 0 {
+                plan.weights.insert(task, f64::from(weight));
+            }
+        }
+        for (at, (process, cache, ways, (first, width))) in shares.into_iter().enumerate() {
+            let units = match ways {
+                true => Units::Ways { mask: run_of(first, width, WAYS) },
+                false => Units::Colours { allowed: run_of(first, width, COLORS), moving: PageMoving::All },
+            };
+            let members = vec![Member::Process(ProcessId(process))];
+            plan.shares.push(crate::CacheShare { group: GroupId(at as u32), members, cache: CacheId(cache), units });
+        }
+        let gang = |task: u32| Gang { members: vec![(TaskId(task), None)], slices: 1 };
+        let (kind, slice_ns) = gangs;
+        let cpus = |cpus: std::ops::Range<u32>| cpus.collect::<CpuSet>();
+        if kind > 0 {
+            plan.gangs.push(GangSchedule { cpus: cpus(0..1), slice_ns, gangs: vec![gang(0), gang(1)] });
+        }
+        if kind > 1 {
+            plan.gangs.push(GangSchedule { cpus: cpus(1..2), slice_ns, gangs: vec![gang(2), gang(3)] });
+        }
+        let (named, outer, inner) = groups;
+        let outer = run_of(outer.0, outer.1, CPUS);
+        let inner = run_of(inner.0, inner.1, CPUS).intersection(&outer);
+        let mut confined = Vec::new();
+        if named > 0 {
+            confined.push(Confined { cgroup: "/a".to_string(), cpus: outer.clone() });
+            // As its parent where nothing is left of it; named in any case, as the original is wider.
+            confined.push(Confined { cgroup: "/a/b".to_string(), cpus: inner });
+        }
+        if named > 1 {
+            confined.push(Confined { cgroup: "/c".to_string(), cpus: outer });
+        }
+        Wish { plan, confined }
+    })
+}
+
+fn derive(wish: &Wish, state: &State) -> Derived {
+    changes(&wish.plan, &wish.confined, state, &topology(), &capabilities())
+}
+
+fn make_all(state: &mut State, list: &[Change]) {
+    for change in list {
+        state.make(&change.kind).unwrap_or_else(|error| panic!("{error}; in {list:#?}"));
+    }
+}
+
+/// Is what the plan says of each thing how the state has it?
+fn holds(wish: &Wish, state: &State, derived: &Derived) {
+    for task in state.tasks.iter().filter(|task| task.movable) {
+        let in_gang = wish.plan.gangs.iter().any(|schedule| {
+            schedule.gangs.iter().any(|gang| gang.members.iter().any(|(member, _)| *member == task.task))
+        });
+        let affinity = &task.affinity.as_ref().unwrap().now;
+        match wish.plan.allowed.get(&task.task) {
+            _ if in_gang => assert_eq!(affinity.count(), 1, "a seat"),
+            Some(cpus) if task.group.is_none() => assert_eq!(affinity, cpus),
+            Some(cpus) => assert!(affinity.is_subset(cpus)),
+            None if task.group.is_none() => assert_eq!(affinity.count(), CPUS),
+            None => {}
+        }
+        let weight = wish.plan.weights.get(&task.task).copied().unwrap_or(1.0);
+        assert_eq!(task.weight.as_ref().unwrap().now, weight);
+        let mut masks = Masks::new();
+        for share in &wish.plan.shares {
+            if let Units::Ways { mask } = &share.units
+                && share.members.contains(&Member::Process(task.process))
+            {
+                // A second share of one cache is refused; the first one stays.
+                masks.entry(share.cache).or_insert_with(|| mask.clone());
+            }
+        }
+        let class = task.class.map(|class| state.classes[&class].clone()).unwrap_or_default();
+        assert_eq!(class, masks);
+    }
+    for (process, colors) in &state.colors {
+        let theirs = |share: &&crate::CacheShare| {
+            matches!(share.units, Units::Colours { .. }) && share.members.contains(&Member::Process(*process))
+        };
+        let first = wish.plan.shares.iter().find(theirs).map(|share| share.units.clone());
+        let now = colors.now.clone().map(|Colors { allowed, moving }| Units::Colours { allowed, moving });
+        assert_eq!(now, first);
+    }
+    assert_eq!(state.gangs, wish.plan.gangs);
+    for (group, cpus) in &state.groups {
+        let wanted = wish.confined.iter().find(|confined| confined.cgroup == *group);
+        assert_eq!(cpus.now, wanted.map_or_else(|| cpus.original.clone(), |confined| confined.cpus.clone()));
+    }
+    assert_eq!(state.classes.keys().collect::<Vec<_>>(), derived.classes.keys().collect::<Vec<_>>());
+}
+
+proptest! {
+    /// From wherever the plan before has led: does the list lead to the plan, and is the next list empty?
+    #[test]
+    fn applying_the_list_gives_the_plan_and_twice_changes_nothing(wishes in proptest::collection::vec(wishes(), 1..4)) {
+        let mut state = start();
+        for wish in &wishes {
+            let derived = derive(wish, &state);
+            make_all(&mut state, &derived.changes);
+            holds(wish, &state, &derived);
+            prop_assert_eq!(derive(wish, &state).changes, Vec::new());
+        }
+        // Nothing wanted any more: everything as it was.
+        let idle = Wish { plan: Plan::idle(Window::Time { ns: 1 }), confined: Vec::new() };
+        let list = derive(&idle, &state).changes;
+        make_all(&mut state, &list);
+        prop_assert_eq!(state, start());
+    }
+
+    /// Can what was made be undone after any prefix of the list, and are dependencies before their dependents either way?
+    #[test]
+    fn every_prefix_can_be_undone(before in wishes(), after in wishes()) {
+        let mut state = start();
+        let list = derive(&before, &state).changes;
+        make_all(&mut state, &list);
+        let list = derive(&after, &state).changes;
+        for made in 0..=list.len() {
+            let mut there = state.clone();
+            make_all(&mut there, &list[..made]);
+            let back = undo(&list[..made]);
+            make_all(&mut there, &back);
+            prop_assert_eq!(&there, &state);
+            for change in list.iter().chain(&back) {
+                prop_assert!(change.after.iter().all(|needed| *needed < change.id));
+            }
+        }
+    }
+
+    /// When one change fails: is exactly what depends on it skipped, can the rest be made, and be undone?
+    #[test]
+    fn a_failed_change_skips_its_dependents_only(before in wishes(), after in wishes(), at in 0usize..64) {
+        let mut state = start();
+        let list = derive(&before, &state).changes;
+        make_all(&mut state, &list);
+        let list = derive(&after, &state).changes;
+        prop_assume!(!list.is_empty());
+        let broken = ChangeId((at % list.len()) as u32);
+        let mut there = state.clone();
+        let mut failed_else = Vec::new();
+        let made = run(&list, |change| {
+            if change.id == broken {
+                return Err("broken".to_string());
+            }
+            there.make(&change.kind).map_err(|error| {
+                failed_else.push(error.to_string());
+                error.to_string()
+            })
+        });
+        prop_assert_eq!(failed_else, Vec::<String>::new());
+        let mut needs = std::collections::BTreeSet::from([broken]);
+        for (change, made) in list.iter().zip(&made) {
+            if change.after.iter().any(|needed| needs.contains(needed)) {
+                needs.insert(change.id);
+                prop_assert_eq!(made, &Made::Skipped(broken));
+            } else if change.id != broken {
+                prop_assert_eq!(made, &Made::Done);
+            }
+        }
+        let done: Vec<Change> =
+            list.iter().zip(&made).filter(|(_, made)| **made == Made::Done).map(|(change, _)| change.clone()).collect();
+        make_all(&mut there, &undo(&done));
+        prop_assert_eq!(there, state);
+    }
+
+    /// Does a list survive its JSON?
+    #[test]
+    fn a_list_survives_its_json(wish in wishes()) {
+        let list = derive(&wish, &start()).changes;
+        let text = serde_json::to_string(&list).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Vec<Change>>(&text).unwrap(), list);
+    }
+}
+
+fn set(text: &str) -> IndexSet {
+    text.parse().unwrap()
+}
+
+/// Does every kind of change print as one plain line?
+#[test]
+fn changes_are_plain_lines() {
+    let name = || "db".to_string();
+    let gang = |tasks: [u32; 2], slices| Gang { members: tasks.map(|task| (TaskId(task), None)).to_vec(), slices };
+    let schedule =
+        || GangSchedule { cpus: set("0-1"), slice_ns: 20_000_000, gangs: vec![gang([1, 2], 1), gang([3, 4], 2)] };
+    let masks = || Masks::from([(CacheId(0), set("0-3")), (CacheId(1), set("4"))]);
+    let colors = || Some(Colors { allowed: set("0-7"), moving: PageMoving::All });
+    let (task, class) = (TaskId(3), ClassId(1));
+    let lines = [
+        (
+            ChangeKind::Affinity { task, name: name(), from: set("0-7"), to: set("0-3") },
+            "move task 3 'db' to CPUs 0-3 (was 0-7)",
+        ),
+        (ChangeKind::Weight { task, name: name(), from: 1.0, to: 2.5 }, "give task 3 'db' a weight of 2.5 (was 1)"),
+        (
+            ChangeKind::Cpuset { group: "/a".to_string(), from: CpuSet::default(), to: set("1") },
+            "confine group '/a' to CPUs 1 (was the CPUs of its parent)",
+        ),
+        (ChangeKind::CreateClass { class, masks: Masks::new() }, "create class of service 1"),
+        (
+            ChangeKind::Schemata { class, from: Masks::new(), to: masks() },
+            "give class of service 1 ways 0-3 of cache 0, ways 4 of cache 1 (was all ways)",
+        ),
+        (
+            ChangeKind::Member { task, name: name(), from: None, to: Some(class) },
+            "put task 3 'db' in class of service 1 (was in no class of service)",
+        ),
+        (ChangeKind::RemoveClass { class, masks: masks() }, "remove class of service 1"),
+        (
+            ChangeKind::RemoveClass { class, masks: masks() }.inverse(),
+            "create class of service 1 with ways 0-3 of cache 0, ways 4 of cache 1",
+        ),
+        (
+            ChangeKind::Colors { process: ProcessId(2), from: None, to: colors() },
+            "give process 2 colors 0-7 and moves all its pages (was all colors)",
+        ),
+        (
+            ChangeKind::StartGangs { schedule: schedule() },
+            "start gangs on CPUs 0-1: tasks 1+2, then tasks 3+4 for 2 slices, 20 ms a slice",
+        ),
+    ];
+    for (kind, line) in lines {
+        assert_eq!(kind.to_string(), line);
+        assert_eq!(kind.inverse().inverse(), kind);
+    }
+}
+
+/// Of a list in all its kinds: do members wait for their class, gangs for their seats, and removals for their members?
+#[test]
+fn dependencies_are_those_of_the_machines() {
+    let mut state = start();
+    let mut wish = Wish { plan: Plan::idle(Window::Time { ns: 1 }), confined: Vec::new() };
+    let units = Units::Ways { mask: set("0-3") };
+    let members = vec![Member::Process(ProcessId(0))];
+    wish.plan.shares.push(crate::CacheShare { group: GroupId(0), members, cache: CacheId(0), units });
+    let gang = |task| Gang { members: vec![(TaskId(task), None)], slices: 1 };
+    wish.plan.gangs = vec![GangSchedule { cpus: set("0"), slice_ns: 1, gangs: vec![gang(2), gang(3)] }];
+    let list = derive(&wish, &state).changes;
+    let shown = |list: &[Change]| -> Vec<(String, Vec<u32>)> {
+        let line = |change: &Change| change.to_string().split(" (").next().unwrap().to_string();
+        list.iter().map(|change| (line(change), change.after.iter().map(|id| id.0).collect())).collect()
+    };
+    let want = [
+        ("move task 2 't2' to CPUs 0", vec![]),
+        ("move task 3 't3' to CPUs 0", vec![]),
+        ("create class of service 0", vec![]),
+        ("give class of service 0 ways 0-3 of cache 0", vec![2]),
+        ("put task 0 't0' in class of service 0", vec![3]),
+        ("put task 1 't1' in class of service 0", vec![3]),
+        ("start gangs on CPUs 0: tasks 2, then tasks 3, 0.000001 ms a slice", vec![0, 1]),
+    ];
+    assert_eq!(shown(&list), want.map(|(line, after)| (line.to_string(), after)));
+    make_all(&mut state, &list);
+    let idle = Wish { plan: Plan::idle(Window::Time { ns: 1 }), confined: Vec::new() };
+    let list = derive(&idle, &state).changes;
+    let last = shown(&list).pop().unwrap();
+    assert_eq!(last, ("remove class of service 0".to_string(), vec![3, 4]));
+}
+
+/// Is what a machine cannot do refused with its reason, and the rest done?
+#[test]
+fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
+    let mut state = start();
+    state.manner = Manner { no_lazy_moving: true, classes_at_most: Some(1), ..Manner::default() };
+    state.tasks[2].class_owner = Some("somebody else's".to_string());
+    state.colors.remove(&ProcessId(1));
+    let mut plan = Plan::idle(Window::Time { ns: 1 });
+    plan.allowed = [(TaskId(9), set("0")), (TaskId(0), set("99")), (TaskId(1), set("1"))].into();
+    let share = |group, member, cache, units| crate::CacheShare {
+        group: GroupId(group),
+        members: vec![member],
+        cache: CacheId(cache),
+        units,
+    };
+    let (task, process) = (|id| Member::Task(TaskId(id)), |id| Member::Process(ProcessId(id)));
+    let ways = |mask: &str| Units::Ways { mask: set(mask) };
+    let colors = |allowed: &str, moving| Units::Colours { allowed: set(allowed), moving };
+    plan.shares = vec![
+        share(0, task(0), 9, ways("0")),
+        share(1, task(1), 0, ways("12")),
+        share(2, task(3), 0, ways("0-1,4")),
+        share(3, task(3), 0, ways("7")),
+        share(4, task(2), 0, ways("0-1")),
+        share(5, task(4), 0, ways("3")),
+        share(6, process(0), 0, colors("0-3", PageMoving::Lazy)),
+        share(7, process(0), 0, colors("9", PageMoving::All)),
+        share(8, process(1), 0, colors("0", PageMoving::All)),
+    ];
+    let derived = derive(&Wish { plan, confined: Vec::new() }, &state);
+    let said: Vec<(RefusedBecause, &str)> =
+        derived.refused.iter().map(|refused| (refused.because.clone(), refused.said.as_str())).collect();
+    use RefusedBecause::*;
+    assert_eq!(
+        said,
+        [
+            (Gone, "the task has ended"),
+            (NotSupported, "none of the CPUs exists"),
+            (NotSupported, "cache 9 cannot be divided by ways"),
+            (NotSupported, "ways 12: the hardware takes 1 or more of ways 0-7, in one piece"),
+            (NotSupported, "ways 0-1,4 became 0-1: the hardware takes 1 or more of ways 0-7, in one piece"),
+            (Busy, "task 3 keeps the ways of group 2 in this cache"),
+            (OwnedByAnother, "somebody else's"),
+            (NoRoom, "more combinations of masks than the 1 classes of service"),
+            (NotSupported, "pages cannot be moved when they are touched next; all of them can be"),
+            (NotSupported, "colors 9: none, or more than this machine has"),
+            (NotSupported, "process 1 was not started by cachemate color run"),
+        ]
+    );
+    let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
+    assert_eq!(lines.len(), 4, "one task moves, one class is made, given its ways and filled: {lines:#?}");
+}
+
+/// Do classes keep the place where most of their members are, and take what is left before anything new is made?
+#[test]
+fn classes_keep_their_places_then_take_over_then_are_new() {
+    let mut state = start();
+    for (at, class) in [(0, 4), (1, 4), (2, 1), (3, 4)] {
+        state.tasks[at].class = Some(ClassId(class));
+    }
+    state.classes = [0, 1, 4].map(|class| (ClassId(class), Masks::new())).into();
+    let class = |members: &[u32]| Class { members: members.iter().map(|&id| TaskId(id)).collect(), ..Class::default() };
+    let ids = |classes: &[Class]| seats(classes, &state).into_iter().map(|class| class.0).collect::<Vec<_>>();
+    assert_eq!(ids(&[class(&[3]), class(&[0, 1]), class(&[2]), class(&[4])]), [0, 4, 1, 2]);
+    assert_eq!(ids(&[]), [0; 0]);
+}

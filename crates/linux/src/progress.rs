@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use cachemate_core::Event;
+use rustix::fs::{Mode, OFlags};
 
 use crate::kernel::{Kernel, ThreadKey};
 
@@ -43,9 +44,7 @@ impl ProgressFiles {
     /// What the process, or the nearest process that it descends from, has counted so far; `None` where it does not
     /// report, or its file is no file of eight bytes or more that belongs to the process's own user.
     pub fn total(&self, kernel: &dyn Kernel, pid: i32) -> Option<u64> {
-        let path = self.path(pid)?;
-        owner_matches(kernel, &path, pid).then_some(())?;
-        read_counter(&path)
+        read_counter(kernel, &self.path(pid)?, pid)
     }
 }
 
@@ -143,24 +142,28 @@ fn rate(phases: &[Phase], kind: usize) -> Option<f64> {
     (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
 }
 
-fn read_counter(path: &Path) -> Option<u64> {
-    use std::io::Read;
-    let mut bytes = [0u8; 8];
-    std::fs::File::open(path).ok()?.read_exact(&mut bytes).ok()?;
-    Some(u64::from_ne_bytes(bytes))
-}
-
-/// A file that somebody else has put there says nothing about this process. Links are not followed.
-fn owner_matches(kernel: &dyn Kernel, path: &Path, pid: i32) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let Ok(found) = std::fs::symlink_metadata(path) else { return false };
+/// A file that somebody else has put there says nothing about this process. Whatever it is swapped for meanwhile: links are not
+/// followed, a pipe is not waited for, and the file that counts is the one that was opened.
+fn read_counter(kernel: &dyn Kernel, path: &Path, pid: i32) -> Option<u64> {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
+    let found = file.metadata().ok()?;
     let status = kernel.read(Path::new(&format!("/proc/{pid}/status"))).unwrap_or_default();
     let user = status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_ascii_whitespace().next()?.parse().ok());
-    found.is_file() && (Some(found.uid()) == user || found.uid() == 0)
+    (found.is_file() && (Some(found.uid()) == user || found.uid() == 0)).then_some(())?;
+    let mut bytes = [0u8; 8];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Some(u64::from_ne_bytes(bytes))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::fs::{CWD, FileType, RenameFlags};
+
     use super::*;
     use crate::kernel::Host;
 
@@ -223,5 +226,41 @@ mod tests {
         std::os::unix::fs::symlink("/proc/self/stat", &path).unwrap();
         assert_eq!(files.total(&host, pid), None);
         assert_eq!(ProgressFiles::default().total(&host, pid), None);
+    }
+
+    /// Does a program that swaps its report for a pipe or a link, over and over, ever hold the reader or have it read the
+    /// linked file?
+    #[test]
+    fn a_report_that_is_swapped_for_a_pipe_or_a_link_neither_blocks_nor_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pid, at) = (std::process::id() as i32, dir.path().join("other"));
+        let files = ProgressFiles::new(Some(dir.path().to_path_buf()));
+        let (report, secret) = (files.path(pid).unwrap(), dir.path().join("secret"));
+        std::fs::write(&secret, 99u64.to_ne_bytes()).unwrap();
+        for hostile in ["pipe", "link"] {
+            std::fs::write(&report, 77u64.to_ne_bytes()).unwrap();
+            match hostile {
+                "pipe" => rustix::fs::mknodat(CWD, &at, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap(),
+                _ => std::os::unix::fs::symlink(&secret, &at).unwrap(),
+            }
+            let (send, done) = std::sync::mpsc::channel();
+            let (reader, stop) = (files.clone(), Arc::new(AtomicBool::new(false)));
+            let read = move || (0..20_000).map(|_| reader.total(&Host::new("/"), pid)).collect::<BTreeSet<_>>();
+            std::thread::spawn(move || send.send(read()));
+            let (stop_there, report_there, at_there) = (stop.clone(), report.clone(), at.clone());
+            let swapper = std::thread::spawn(move || {
+                while !stop_there.load(Ordering::Relaxed) {
+                    rustix::fs::renameat_with(CWD, &report_there, CWD, &at_there, RenameFlags::EXCHANGE).unwrap();
+                }
+            });
+            let seen = done.recv_timeout(std::time::Duration::from_secs(60));
+            stop.store(true, Ordering::Relaxed);
+            swapper.join().unwrap();
+            let seen = seen.unwrap_or_else(|_| panic!("the reader hangs on the {hostile}"));
+            assert!(seen.is_subset(&BTreeSet::from([None, Some(77)])) && seen.contains(&Some(77)), "{hostile}: {seen:?}");
+            for path in [&report, &at] {
+                std::fs::remove_file(path).unwrap();
+            }
+        }
     }
 }

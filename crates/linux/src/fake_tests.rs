@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use cachemate_core::CpuSet;
 
 use crate::kernel::{DirLock, Kernel, ThreadKey};
+use crate::scheduling::{FIFO, RR, Scheduling};
 
 #[derive(Clone, Debug)]
 pub(crate) struct FakeThread {
@@ -17,6 +18,7 @@ pub(crate) struct FakeThread {
     pub cpus: CpuSet,
     pub nice: i32,
     pub policy: u32,
+    pub priority: u32,
 }
 
 /// No error number: the write took effect and still came back short.
@@ -40,7 +42,9 @@ impl FakeHost {
     pub fn thread(&self, pid: i32, tid: i32, parent: i32, cpus: &str) -> ThreadKey {
         let start_ticks = tid as u64 * 10;
         let cpus = cpus.parse().unwrap();
-        self.threads.borrow_mut().insert(tid, FakeThread { pid, parent, start_ticks, cpus, nice: 0, policy: 0 });
+        self.threads
+            .borrow_mut()
+            .insert(tid, FakeThread { pid, parent, start_ticks, cpus, nice: 0, policy: 0, priority: 0 });
         ThreadKey { tid, start_ticks }
     }
     pub fn file(&self, path: &str, text: &str) {
@@ -110,8 +114,8 @@ impl Kernel for FakeHost {
             return match below.iter().nth(1).and_then(|name| name.to_str()) {
                 Some("status") => Ok(format!("Name:\tx\nCpus_allowed_list:\t{}\n", t.cpus)),
                 Some("stat") => Ok(format!(
-                    "{tid} (x) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} 1 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 {}\n",
-                    t.parent, t.nice, t.start_ticks, t.policy
+                    "{tid} (x) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} 1 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 {} {}\n",
+                    t.parent, t.nice, t.start_ticks, t.priority, t.policy
                 )),
                 // Of a thread in a process; what it says is made by the test.
                 Some("task") if path.ends_with("schedstat") => {
@@ -198,7 +202,11 @@ impl Kernel for FakeHost {
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
         self.on_thread(tid, |thread| thread.nice = nice)
     }
-    fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()> {
-        self.on_thread(tid, |thread| thread.policy = policy)
+    fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()> {
+        // As the kernel has it: real-time classes with a priority, all others without.
+        if matches!(wanted.policy, FIFO | RR) != (wanted.priority > 0) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        self.on_thread(tid, |thread| (thread.policy, thread.priority) = (wanted.policy, wanted.priority))
     }
 }

@@ -5,7 +5,7 @@
 //! turn it is not are idle tasks (`SCHED_IDLE`, about three thousandths of a normal task's weight), those whose turn it
 //! is are as they were, each on a CPU of its own. A turn is a handful of `sched_setscheduler` calls.
 //! Properties: nobody is ever stopped; CPUs that the gang leaves free are used; when we die between two slices the
-//! worst that holds until the guardian acts is a low weight; members with real-time priority are refused.
+//! worst that holds until the guardian acts is a low weight; members of a real-time or deadline class are refused.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,24 +16,21 @@ use std::time::{Duration, Instant};
 use cachemate_core::{CpuSet, Plan, TaskId};
 
 use crate::kernel::{Kernel, ThreadKey};
+use crate::scheduling::{Scheduling, set_turn};
 
-/// `SCHED_IDLE` and `SCHED_OTHER` of sched(7).
-pub const IDLE: u32 = 5;
-pub const NORMAL: u32 = 0;
-
-/// One schedule with its members as threads; policies are what each had before.
+/// One schedule with its members as threads, each with the class that it had before.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rotation {
     pub slice: Duration,
     /// Members of each gang, and the slices of its turn.
-    pub gangs: Vec<(Vec<(ThreadKey, u32)>, u32)>,
+    pub gangs: Vec<(Vec<(ThreadKey, Scheduling)>, u32)>,
 }
 
 /// What the rotation has done so far, for observations.
 #[derive(Debug, Default)]
 pub struct Turns {
     pub turns: AtomicU64,
-    /// Calls that failed because a member was gone or may not be changed.
+    /// Calls that failed because a member was gone, may not be changed, or chose another class meanwhile.
     pub failed: AtomicU64,
     /// Longest that a slice overran, in nanoseconds.
     pub latest_ns: AtomicU64,
@@ -104,8 +101,8 @@ fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[Rotation], stop: &Atomi
         std::thread::park_timeout(next.map_or(Duration::from_millis(100), |due| due.saturating_duration_since(now)));
     }
     for rotation in rotations {
-        for (member, policy) in rotation.gangs.iter().flat_map(|(members, _)| members) {
-            set(kernel, *member, *policy, turns);
+        for (member, original) in rotation.gangs.iter().flat_map(|(members, _)| members) {
+            set(kernel, *member, original, false, turns);
         }
     }
 }
@@ -113,18 +110,17 @@ fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[Rotation], stop: &Atomi
 /// Those of the gang first up, then the others down: a CPU is never without a task that may use it fully.
 fn give_turn<K: Kernel>(kernel: &Mutex<K>, rotation: &Rotation, gang: usize, turns: &Turns) {
     let (now, _) = &rotation.gangs[gang];
-    now.iter().for_each(|&(member, policy)| set(kernel, member, policy, turns));
+    now.iter().for_each(|(member, original)| set(kernel, *member, original, false, turns));
     let others = rotation.gangs.iter().flat_map(|(members, _)| members);
-    for (member, _) in others.filter(|(member, _)| now.iter().all(|(thread, _)| thread != member)) {
-        set(kernel, *member, IDLE, turns);
+    for (member, original) in others.filter(|(member, _)| now.iter().all(|(thread, _)| thread != member)) {
+        set(kernel, *member, original, true, turns);
     }
     turns.turns.fetch_add(1, Ordering::Relaxed);
 }
 
-fn set<K: Kernel>(kernel: &Mutex<K>, member: ThreadKey, policy: u32, turns: &Turns) {
+fn set<K: Kernel>(kernel: &Mutex<K>, member: ThreadKey, original: &Scheduling, waits: bool, turns: &Turns) {
     let kernel = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let right_thread = kernel.stat(member.tid).is_ok_and(|stat| stat.key == member);
-    if !right_thread || kernel.set_policy(member.tid, policy).is_err() {
+    if set_turn(&*kernel, member, original, waits).is_err() {
         turns.failed.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -152,7 +148,7 @@ mod tests {
     use crate::fake_tests::FakeHost;
 
     fn rotation(host: &FakeHost, slices: [u32; 2]) -> Rotation {
-        let member = |tid| (host.thread(tid, tid, 1, "0-3"), NORMAL);
+        let member = |tid| (host.thread(tid, tid, 1, "0-3"), Scheduling::default());
         let gangs = vec![(vec![member(5), member(6)], slices[0]), (vec![member(7), member(8)], slices[1])];
         Rotation { slice: Duration::from_millis(2), gangs }
     }

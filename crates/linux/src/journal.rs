@@ -19,6 +19,7 @@ use cachemate_core::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::ThreadKey;
+use crate::scheduling::Scheduling;
 
 /// Something on the host that can be changed and put back.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -81,8 +82,10 @@ impl Object {
 pub enum State {
     Cpus(CpuSet),
     Nice(i32),
-    /// `SCHED_*`.
+    /// `SCHED_*`, where nothing else belongs to it.
     Policy(u32),
+    /// `SCHED_*` with its parameters.
+    Scheduling(Scheduling),
     /// Path of the group, below the hierarchy's mount.
     Group(PathBuf),
     Text(String),

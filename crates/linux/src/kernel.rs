@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
 
+use crate::scheduling::{self, Scheduling};
+
 /// One thread as the kernel knows it. Thread ids are reused; the start time tells them apart, within one boot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct ThreadKey {
@@ -27,8 +29,10 @@ pub struct ThreadStat {
     /// `R`, `S`, `D`, `Z`, ...
     pub state: char,
     pub nice: i32,
-    /// `SCHED_*`: 0 other, 1 fifo, 2 rr, 3 batch, 5 idle.
+    /// `SCHED_*`: 0 other, 1 fifo, 2 rr, 3 batch, 5 idle, 6 deadline.
     pub policy: u32,
+    /// Of a real-time thread; else 0.
+    pub priority: u32,
     /// Processor last run on.
     pub cpu: u32,
     /// User and system time in clock ticks.
@@ -83,8 +87,12 @@ pub trait Kernel {
     fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock>;
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()>;
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()>;
-    /// Scheduling policy of a thread without real-time priority (`SCHED_OTHER`, `SCHED_BATCH`, `SCHED_IDLE`).
-    fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()>;
+    /// The class of a thread and its parameters; the nice value stays.
+    fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()>;
+    /// A class without parameters (`SCHED_OTHER`, `SCHED_BATCH`, `SCHED_IDLE`).
+    fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()> {
+        self.set_scheduling(tid, &Scheduling::plain(policy))
+    }
 
     /// The random id of this boot: thread ids and start times mean nothing in another one.
     fn boot_id(&self) -> io::Result<String> {
@@ -112,6 +120,11 @@ pub trait Kernel {
     fn stat(&self, tid: i32) -> io::Result<ThreadStat> {
         let path = PathBuf::from(format!("/proc/{tid}/stat"));
         parse_stat(&self.read(&path)?).ok_or_else(|| bad(&path, "not the form of a stat line"))
+    }
+    /// As far as the stat line tells, where there is no better way to ask.
+    fn scheduling(&self, tid: i32) -> io::Result<Scheduling> {
+        let stat = self.stat(tid)?;
+        Ok(Scheduling { priority: stat.priority, ..Scheduling::plain(stat.policy) })
     }
     /// Threads of a process, ascending.
     fn threads(&self, pid: i32) -> io::Result<Vec<i32>> {
@@ -151,6 +164,7 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
         state: fields.first()?.chars().next()?,
         nice: fields.get(16)?.parse().ok()?,
         policy: number(41)?.try_into().ok()?,
+        priority: number(40)?.try_into().ok()?,
         cpu: number(39)?.try_into().ok()?,
         ran_ticks: number(14)? + number(15)?,
         minor_faults: number(10)?,
@@ -254,11 +268,11 @@ impl Kernel for Host {
         let answer = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, nice) };
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
-    fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()> {
-        let parameters = libc::sched_param { sched_priority: 0 };
-        // SAFETY: the kernel reads one sched_param that lives across the call.
-        let answer = unsafe { libc::sched_setscheduler(tid, policy as libc::c_int, &raw const parameters) };
-        if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    fn scheduling(&self, tid: i32) -> io::Result<Scheduling> {
+        scheduling::read(tid)
+    }
+    fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()> {
+        scheduling::write(tid, wanted)
     }
 }
 

@@ -21,6 +21,7 @@ pub mod resctrl;
 pub mod restore;
 pub mod rules;
 pub mod sampling;
+pub mod scheduling;
 pub mod tasks;
 pub mod topology;
 

@@ -21,7 +21,7 @@ use crate::actuator::{Actuator, GuardianCommand, Made, Wanted, changes};
 use crate::colors::shares::{self, Colours};
 use crate::counters::{Surveyed, ThreadCounters};
 use crate::cpusets::{Confined, Confinement, confinement};
-use crate::gangs::{IDLE, Rotation, Runner, seats};
+use crate::gangs::{Rotation, Runner, seats};
 use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::probing::{Actor, Cast, Probing};
@@ -29,6 +29,7 @@ use crate::progress::ProgressFiles;
 use crate::resctrl::{Resctrl, Ways};
 use crate::restore::Restored;
 use crate::rules::Rule;
+use crate::scheduling::Scheduling;
 use crate::tasks::{Managed, Tasks, Usage};
 
 /// Why an observer does nothing.
@@ -264,6 +265,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.probing.give_up(&probe, RefusedBecause::NoPermission, &why);
             return true;
         }
+        if !cast.star.scheduling.can_wait() {
+            let said = format!("{}: it cannot be kept off for a while", cast.star.scheduling);
+            self.probing.give_up(&probe, RefusedBecause::NotSupported, &said);
+            return true;
+        }
         let running = self.gangs.take().map(|(schedules, _)| schedules); // stopped: the probe sets the stage
         let Some(cast) = self.cast(&*lock(&kernel), task) else { return true };
         let promised = self.actuator.promise(&*lock(&kernel), &cast.wanted(&Item::Probe(probe.id)));
@@ -318,7 +324,32 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             let gangs = std::mem::take(&mut plan.gangs);
             refused.extend((0..gangs.len()).map(|at| refuse(Item::Gangs(at), why)));
         }
+        for (at, schedule) in plan.gangs.iter_mut().enumerate() {
+            refused.extend(self.without_who_cannot_wait(at, schedule));
+        }
+        plan.gangs.retain(|schedule| !schedule.gangs.is_empty());
         (plan, refused)
+    }
+
+    /// Real-time and deadline threads leave their gangs: they stay as they are, whoever has a turn.
+    fn without_who_cannot_wait(&self, at: usize, schedule: &mut GangSchedule) -> Vec<Refused> {
+        let (kernel, mut refused) = (lock(&self.kernel), Vec::new());
+        for gang in &mut schedule.gangs {
+            gang.members.retain(|(task, _)| {
+                let Some(managed) = self.tasks.get(*task) else { return true };
+                // Who is gone meanwhile is found to be so by whoever changes him.
+                let Ok(now) = kernel.scheduling(managed.thread.tid) else { return true };
+                if !now.can_wait() {
+                    let who = format!("task {} ({}, thread {})", task.0, managed.name, managed.thread.tid);
+                    let said = format!("{who}: {now}: it cannot wait for turns as an idle task");
+                    let because = RefusedBecause::NotSupported;
+                    refused.push(Refused { item: Item::Gangs(at), because, said });
+                }
+                now.can_wait()
+            });
+        }
+        schedule.gangs.retain(|gang| !gang.members.is_empty());
+        refused
     }
 
     /// Who would be where if the task were probed now: on the cache that it last ran on.
@@ -334,9 +365,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             here.or_else(|| online.iter().find_map(|cpu| Some((CpuId(cpu), shares(CpuId(cpu))?))))?;
         let probe_cpu = cache.cpus.intersection(&online).iter().find(|&cpu| cpu != star_cpu.0).map(CpuId)?;
         let actor = |task: &Managed| {
-            let stat = kernel.stat(task.thread.tid).ok().filter(|stat| stat.key == task.thread)?;
+            kernel.stat(task.thread.tid).ok().filter(|stat| stat.key == task.thread)?;
+            let scheduling = kernel.scheduling(task.thread.tid).ok()?;
             let cpus = kernel.affinity(task.thread.tid).ok()?;
-            Some(Actor { task: task.task, pid: task.pid, thread: task.thread, policy: stat.policy, cpus })
+            Some(Actor { task: task.task, pid: task.pid, thread: task.thread, scheduling, cpus })
         };
         let near = |other: &&Managed| {
             let on_it = other.last_cpu.is_none_or(|cpu| cache.cpus.contains(cpu.0));
@@ -344,7 +376,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         };
         let others = self.tasks.all().into_iter().filter(near).filter_map(actor);
         // Real-time threads cannot wait as idle tasks: they stay as they are.
-        let others = others.filter(|actor| matches!(actor.policy, 0 | 3 | IDLE)).collect();
+        let others = others.filter(|actor| actor.scheduling.can_wait()).collect();
         Some(Cast { star: actor(star)?, others, star_cpu, probe_cpu, cache_bytes: cache.size_bytes })
     }
 
@@ -473,7 +505,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
         let kernel = self.kernel();
         // Written down before: the runner then only moves between journalled states.
-        let promised = self.actuator.promise(&*lock(&kernel), &self.gang_policies(plan));
+        let policies = self.gang_policies(&*lock(&kernel), plan);
+        let promised = self.actuator.promise(&*lock(&kernel), &policies);
         if let Err(error) = promised {
             let because = RefusedBecause::NoRoom;
             made.refused.push(Refused { item: Item::Gangs(0), because, said: error.to_string() });
@@ -525,13 +558,14 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
     }
 
-    fn gang_policies(&self, plan: &Plan) -> Vec<Wanted> {
+    fn gang_policies(&self, kernel: &K, plan: &Plan) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for (at, schedule) in plan.gangs.iter().enumerate() {
             for (task, _) in schedule.gangs.iter().flat_map(|gang: &Gang| &gang.members) {
-                if let Some(task) = self.tasks.get(*task) {
+                let Some(task) = self.tasks.get(*task) else { continue };
+                if let Ok(now) = kernel.scheduling(task.thread.tid) {
                     let object = Object::Policy { pid: task.pid, thread: task.thread };
-                    wanted.push(Wanted { item: Item::Gangs(at), object, state: State::Policy(IDLE) });
+                    wanted.push(Wanted { item: Item::Gangs(at), object, state: now.waiting().state() });
                 }
             }
         }
@@ -541,13 +575,14 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     fn rotation(&self, schedule: &GangSchedule) -> Rotation {
         let originals = self.actuator.originals();
-        let policy_of = |task: &Managed| match originals.get(&Object::Policy { pid: task.pid, thread: task.thread }) {
-            Some(State::Policy(policy)) => *policy,
-            _ => crate::gangs::NORMAL,
+        // Whose original is not written down may not be changed.
+        let member = |task: &Managed| {
+            let original = originals.get(&Object::Policy { pid: task.pid, thread: task.thread })?;
+            Some((task.thread, Scheduling::of(original)?))
         };
         let members = |gang: &Gang| {
             let tasks = gang.members.iter().filter_map(|(task, _)| self.tasks.get(*task));
-            (tasks.map(|task| (task.thread, policy_of(task))).collect(), gang.slices)
+            (tasks.filter_map(member).collect(), gang.slices)
         };
         Rotation { slice: Duration::from_nanos(schedule.slice_ns), gangs: schedule.gangs.iter().map(members).collect() }
     }

@@ -19,7 +19,6 @@ use cachemate_core::{
 
 use crate::access_probe::{Subjects, stretch};
 use crate::actuator::Wanted;
-use crate::gangs::IDLE;
 use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::probes::intensity::{Reloader, wait};
@@ -28,6 +27,7 @@ use crate::probes::ping_pong::round_trip;
 use crate::probes::{Pinned, watchpoint};
 use crate::progress::{ProgressFiles, Rates, Total};
 use crate::sampling::Facility;
+use crate::scheduling::{Scheduling, set_turn};
 
 /// One phase with a neighbour: a stream beside a program needs a while until neither defends its lines any more.
 const PHASE: Duration = Duration::from_millis(150);
@@ -63,7 +63,7 @@ pub(crate) struct Actor {
     pub(crate) task: TaskId,
     pub(crate) pid: i32,
     pub(crate) thread: ThreadKey,
-    pub(crate) policy: u32,
+    pub(crate) scheduling: Scheduling,
     pub(crate) cpus: CpuSet,
 }
 
@@ -83,7 +83,7 @@ impl Cast {
         let idle = |actor: &Actor| Wanted {
             item: item.clone(),
             object: Object::Policy { pid: actor.pid, thread: actor.thread },
-            state: State::Policy(IDLE),
+            state: actor.scheduling.waiting().state(),
         };
         let mut wanted: Vec<Wanted> = self.others.iter().chain([&self.star]).map(idle).collect();
         let object = Object::Affinity { pid: self.star.pid, thread: self.star.thread };
@@ -381,13 +381,8 @@ impl<K: Kernel> Stage<'_, K> {
         self.kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn policy(&self, actor: &Actor, policy: u32) -> std::io::Result<()> {
-        let kernel = self.lock();
-        match kernel.stat(actor.thread.tid) {
-            Ok(stat) if stat.key == actor.thread => kernel.set_policy(actor.thread.tid, policy),
-            Ok(_) => Err(std::io::Error::from_raw_os_error(libc::ESRCH)),
-            Err(error) => Err(error),
-        }
+    fn set(&self, actor: &Actor, waits: bool) -> std::io::Result<()> {
+        set_turn(&*self.lock(), actor.thread, &actor.scheduling, waits)
     }
 
     /// Clears the stage, runs `scene` on the probe's CPU, and puts everybody back whatever comes of it. Answers with the
@@ -401,7 +396,7 @@ impl<K: Kernel> Stage<'_, K> {
         let played = std::thread::scope(|scope| {
             let understudy = scope.spawn(|| take_cpu(cast.star_cpu, &spinner, &over));
             // Others may vanish meanwhile: that only makes the stage emptier.
-            cast.others.iter().for_each(|actor| drop(self.policy(actor, IDLE)));
+            cast.others.iter().for_each(|actor| drop(self.set(actor, true)));
             // A statement of its own: the lock would be held through the scene, which asks for it.
             let seated = self.lock().set_affinity(cast.star.thread.tid, &cast.seat());
             let played = seated.and_then(|()| {
@@ -420,9 +415,9 @@ impl<K: Kernel> Stage<'_, K> {
             played.map(|(scene, ours_ns, off_ns)| (scene, ours_ns + spun_ns, off_ns))
         });
         // A thread that is gone needs nothing; whatever else fails stands in the journal.
-        drop(self.policy(&cast.star, cast.star.policy));
+        drop(self.set(&cast.star, false));
         drop(self.lock().set_affinity(cast.star.thread.tid, &cast.star.cpus));
-        cast.others.iter().for_each(|actor| drop(self.policy(actor, actor.policy)));
+        cast.others.iter().for_each(|actor| drop(self.set(actor, false)));
         played
     }
 }
@@ -434,11 +429,11 @@ impl<K: Kernel> Play<'_, '_, K> {
         if runs {
             self.spinner.store(false, Ordering::Relaxed);
             self.off_ns += self.off_since.take().map_or(0, |since| since.elapsed().as_nanos() as u64);
-            self.stage.policy(star, star.policy)
+            self.stage.set(star, false)
         } else {
             self.spinner.store(true, Ordering::Relaxed);
             self.off_since.get_or_insert_with(Instant::now);
-            self.stage.policy(star, IDLE)
+            self.stage.set(star, true)
         }
     }
 }

@@ -257,7 +257,10 @@ mod tests {
             stop.store(true, Ordering::Relaxed);
             swapper.join().unwrap();
             let seen = seen.unwrap_or_else(|_| panic!("the reader hangs on the {hostile}"));
-            assert!(seen.is_subset(&BTreeSet::from([None, Some(77)])) && seen.contains(&Some(77)), "{hostile}: {seen:?}");
+            assert!(
+                seen.is_subset(&BTreeSet::from([None, Some(77)])) && seen.contains(&Some(77)),
+                "{hostile}: {seen:?}"
+            );
             for path in [&report, &at] {
                 std::fs::remove_file(path).unwrap();
             }

@@ -166,7 +166,7 @@ pub fn read_state(kernel: &dyn Kernel, object: &Object) -> io::Result<State> {
     Ok(match object {
         Object::Affinity { thread, .. } => State::Cpus(kernel.affinity(thread.tid)?),
         Object::Nice { thread, .. } => State::Nice(kernel.stat(thread.tid)?.nice),
-        Object::Policy { thread, .. } => State::Policy(kernel.stat(thread.tid)?.policy),
+        Object::Policy { thread, .. } => kernel.scheduling(thread.tid)?.state(),
         Object::Membership { hierarchy, thread, .. } => State::Group(group_of(kernel, hierarchy, *thread)?),
         Object::File { path } => State::Text(kernel.read(path)?.trim_end().to_string()),
         Object::Schemata { path } => {
@@ -191,6 +191,7 @@ pub fn write_state(kernel: &dyn Kernel, object: &Object, state: &State) -> io::R
         (Object::Affinity { thread, .. }, State::Cpus(cpus)) => kernel.set_affinity(thread.tid, cpus),
         (Object::Nice { thread, .. }, State::Nice(nice)) => kernel.set_nice(thread.tid, *nice),
         (Object::Policy { thread, .. }, State::Policy(policy)) => kernel.set_policy(thread.tid, *policy),
+        (Object::Policy { thread, .. }, State::Scheduling(all)) => kernel.set_scheduling(thread.tid, all),
         (Object::Membership { hierarchy, thread, .. }, State::Group(group)) => {
             let group = hierarchy.join(group.strip_prefix("/").unwrap_or(group));
             kernel.write(&member_file(kernel, &group), &thread.tid.to_string())

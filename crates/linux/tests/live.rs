@@ -1,86 +1,15 @@
 //! The live machine on the host that runs the tests, with children of our own as the managed programs.
 
-use std::collections::BTreeMap;
-use std::process::{Child, Command};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+mod common;
+
 use std::time::Duration;
 
 use cachemate_core::{
-    Ability, Cache, CacheId, Capabilities, Cpu, CpuId, CpuSet, Gang, GangSchedule, Level, Machine, Neighbour, Plan,
-    Probe, ProbeId, ProbeWhat, RefusedBecause, Support, Topology, Window,
+    Ability, CpuSet, Gang, GangSchedule, Machine, Neighbour, Plan, Probe, ProbeId, ProbeWhat, RefusedBecause, Support,
+    Window,
 };
-use cachemate_linux::actuator::GuardianCommand;
 use cachemate_linux::kernel::{Host, Kernel};
-use cachemate_linux::machine::{LiveMachine, LiveOptions};
-use cachemate_linux::rules::{Action, Rule};
-
-/// Ended when the test ends, whatever happens.
-struct Program(Child);
-
-impl Program {
-    fn start() -> Self {
-        Program(Command::new("sleep").arg("100").spawn().unwrap())
-    }
-    fn pid(&self) -> i32 {
-        self.0.id() as i32
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn own_cpus() -> CpuSet {
-    Host::new("/").affinity(std::process::id() as i32).unwrap()
-}
-
-fn machine(programs: &[Program], act: bool, state_dir: &std::path::Path) -> LiveMachine<Host> {
-    machine_that_can(programs, act, state_dir, BTreeMap::new())
-}
-
-fn machine_that_can(
-    programs: &[Program],
-    act: bool,
-    state_dir: &std::path::Path,
-    abilities: BTreeMap<Ability, Support>,
-) -> LiveMachine<Host> {
-    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    let shared = Cache {
-        id: CacheId(0),
-        level: Level::L3,
-        cpus: own_cpus(),
-        last_level: true,
-        size_bytes: Some(16 << 20),
-        ways: None,
-        line_bytes: Some(64),
-    };
-    let topology = Topology { cpus: own_cpus().iter().map(cpu).collect(), caches: vec![shared] };
-    let rule = |program: &Program| Rule { pid: Some(program.pid()), action: Action::Manage(None), ..Rule::default() };
-    let options = LiveOptions {
-        rules: programs.iter().map(rule).collect(),
-        groups: Vec::new(),
-        act,
-        state_dir: state_dir.to_path_buf(),
-        guardian: GuardianCommand {
-            program: "/bin/sh".into(),
-            args: ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec(),
-        },
-        first_window: Duration::from_millis(1),
-        probe_share: 0.5,
-        progress: Default::default(),
-        resctrl: None,
-        known: Default::default(),
-        stop: Arc::new(AtomicBool::new(false)),
-        wake: Arc::new(AtomicBool::new(false)),
-    };
-    let capabilities =
-        Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: None };
-    LiveMachine::new(Host::new("/"), topology, capabilities, Vec::new(), options)
-}
+use common::{Program, idle, machine, machine_that_can, own_cpus};
 
 fn masks(programs: &[Program]) -> Vec<CpuSet> {
     programs.iter().map(|program| Host::new("/").affinity(program.pid()).unwrap()).collect()
@@ -88,10 +17,6 @@ fn masks(programs: &[Program]) -> Vec<CpuSet> {
 
 fn policies(programs: &[Program]) -> Vec<u32> {
     programs.iter().map(|program| Host::new("/").stat(program.pid()).unwrap().policy).collect()
-}
-
-fn idle() -> Plan {
-    Plan::idle(Window::Time { ns: 1_000_000 })
 }
 
 /// Are programs moved as planned, read back, and put back to what they had?

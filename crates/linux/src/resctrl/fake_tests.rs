@@ -12,6 +12,7 @@ use cachemate_core::{Cache, CacheId, CpuSet, IndexSet, Level, Topology};
 use crate::fake_tests::FakeHost;
 use crate::kernel::{DirLock, Kernel};
 use crate::resctrl::masks::{mask_text, parse_mask};
+use crate::scheduling::Scheduling;
 use crate::topology::HostTopology;
 
 pub(crate) const MOUNT: &str = "/sys/fs/resctrl";
@@ -256,7 +257,7 @@ impl Kernel for FakeCat {
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
         self.host.set_nice(tid, nice)
     }
-    fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()> {
-        self.host.set_policy(tid, policy)
+    fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()> {
+        self.host.set_scheduling(tid, wanted)
     }
 }

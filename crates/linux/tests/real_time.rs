@@ -1,0 +1,145 @@
+//! Threads of the real-time and deadline classes beside a live machine: they cannot wait as idle tasks, and keep what they have.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::Duration;
+
+use cachemate_core::{Gang, GangSchedule, Item, Machine, Neighbour, Plan, Probe, ProbeId, ProbeWhat, Window};
+use cachemate_linux::journal::{Held, Object, State};
+use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::restore::{Outcome, read_state, restore};
+use common::{Program, idle, machine, own_cpus};
+
+/// Arguments of chrt(1) for each class.
+const CLASSES: [&[&str]; 3] = [
+    &["--fifo", "10"],
+    &["--rr", "11"],
+    &["--deadline", "--sched-runtime", "1000000", "--sched-period", "100000000", "0"],
+];
+
+/// A sleeper of that class; `None` = this host refuses it, and says so.
+fn start_in(class: &[&str]) -> Option<Program> {
+    let mut program = Program(Command::new("chrt").args(class).args(["sleep", "100"]).spawn().unwrap());
+    for _ in 0..2_000 {
+        if Host::new("/").stat(program.pid()).is_ok_and(|stat| stat.name == "sleep") {
+            return Some(program);
+        }
+        if program.0.try_wait().unwrap().is_some() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    println!("not shown here: chrt {}: refused by this host", class.join(" "));
+    None
+}
+
+/// What chrt(1) says of a program: its class with all parameters.
+fn class_of(program: &Program) -> String {
+    let said = Command::new("chrt").arg("-p").arg(program.pid().to_string()).output().unwrap();
+    String::from_utf8(said.stdout).unwrap()
+}
+
+fn taking_turns(tasks: &[cachemate_core::TaskId]) -> Plan {
+    let gangs = tasks.iter().map(|&task| Gang { members: vec![(task, None)], slices: 1 }).collect();
+    let mut plan = idle();
+    plan.gangs = vec![GangSchedule { cpus: own_cpus().first().into_iter().collect(), slice_ns: 2_000_000, gangs }];
+    plan
+}
+
+/// Is a gang member of a real-time class refused in words, is its class never touched, and do the others take turns?
+#[test]
+fn real_time_members_of_gangs_are_refused_and_keep_their_class() {
+    for class in CLASSES {
+        let Some(special) = start_in(class) else { continue };
+        let dir = tempfile::tempdir().unwrap();
+        let programs = [special, Program::start(), Program::start()];
+        let before = class_of(&programs[0]);
+        let mut machine = machine(&programs, true, dir.path());
+        let tasks: Vec<_> = machine.observe().unwrap().unwrap().tasks.iter().map(|task| task.task).collect();
+        let applied = machine.apply(&taking_turns(&tasks)).unwrap();
+        let mut waited = false;
+        for _ in 0..100 {
+            assert_eq!(class_of(&programs[0]), before);
+            waited |= Host::new("/").stat(programs[1].pid()).unwrap().policy == 5;
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let said: Vec<_> = applied.refused.iter().filter(|refused| refused.item == Item::Gangs(0)).collect();
+        assert!(waited && said.len() == 1 && said[0].said.contains("SCHED_"), "{class:?}: {applied:?}");
+        machine.put_back().unwrap();
+        assert_eq!(class_of(&programs[0]), before);
+    }
+}
+
+/// Is a probe of a real-time thread refused in words, and its class never touched?
+#[test]
+fn real_time_threads_are_not_probed() {
+    for class in CLASSES {
+        let Some(special) = start_in(class) else { continue };
+        let dir = tempfile::tempdir().unwrap();
+        let programs = [special];
+        let before = class_of(&programs[0]);
+        let mut machine = machine(&programs, true, dir.path());
+        let task = machine.observe().unwrap().unwrap().tasks[0].task;
+        let what = ProbeWhat::Neighbour { task, neighbour: Neighbour::Chase { footprint_bytes: 1 << 20 } };
+        let mut plan = Plan::idle(Window::Time { ns: 50_000_000 });
+        plan.probes = vec![Probe { id: ProbeId(0), what, budget_ns: 1_000_000_000 }];
+        let mut refused = Vec::new();
+        for _ in 0..20 {
+            refused.extend(machine.apply(&plan).unwrap().refused);
+            assert!(machine.observe().unwrap().unwrap().answers.is_empty());
+            assert_eq!(class_of(&programs[0]), before);
+        }
+        let no_second_cpu = own_cpus().count() < 2;
+        assert!(no_second_cpu || refused.iter().any(|refused| refused.said.contains("SCHED_")), "{refused:?}");
+        machine.put_back().unwrap();
+        assert_eq!(class_of(&programs[0]), before);
+    }
+}
+
+/// Does a member that makes itself a real-time thread while gangs take turns stay one, until after the end?
+#[test]
+fn a_member_that_becomes_real_time_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let programs = [Program::start(), Program::start()];
+    let mut machine = machine(&programs, true, dir.path());
+    let tasks: Vec<_> = machine.observe().unwrap().unwrap().tasks.iter().map(|task| task.task).collect();
+    assert!(machine.apply(&taking_turns(&tasks)).unwrap().refused.is_empty());
+    std::thread::sleep(Duration::from_millis(20));
+    let pid = programs[0].pid().to_string();
+    let changed = Command::new("chrt").args(["--fifo", "-p", "12", &pid]).status().unwrap().success();
+    if !changed {
+        println!("not shown here: chrt --fifo: refused by this host");
+        return;
+    }
+    let wish = class_of(&programs[0]);
+    for _ in 0..100 {
+        assert_eq!(class_of(&programs[0]), wish);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    machine.put_back().unwrap();
+    assert_eq!(class_of(&programs[0]), wish);
+}
+
+/// Whatever class a journal holds, with whatever parameters: does a thread that waits as an idle task get exactly that back?
+#[test]
+fn every_class_is_put_back_with_its_parameters() {
+    let reset = &["--other", "--reset-on-fork", "0"][..];
+    for class in CLASSES.into_iter().chain([reset]) {
+        let host = Host::new("/");
+        let Some(program) = start_in(class) else { continue };
+        let before = class_of(&program);
+        let thread = host.stat(program.pid()).unwrap().key;
+        let object = Object::Policy { pid: program.pid(), thread };
+        let original = read_state(&host, &object).unwrap();
+        let text = serde_json::to_string(&original).unwrap();
+        assert_eq!(serde_json::from_str::<State>(&text).unwrap(), original, "{text}");
+        host.set_policy(program.pid(), 5).unwrap();
+        assert_ne!(class_of(&program), before);
+        let held = Held { original, ours: vec![State::Policy(5)], since_ticks: u64::MAX };
+        let account = restore(&host, &BTreeMap::from([(object, held)]));
+        assert_eq!((account.len(), &account[0].outcome), (1, &Outcome::PutBack));
+        assert_eq!(class_of(&program), before);
+    }
+}

@@ -4,6 +4,8 @@
 //! the host to the plan through the [`Actuator`] (journal first, read back after) and hands gangs to their runner.
 //! Observe-only unless told to act: then `apply` says of every line of the plan that it was refused, and why.
 
+mod turns;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    Ability, Answer, Applied, CacheShare, Capabilities, Counts, CpuId, CpuSet, Event, Evidence, Gang, GangSchedule,
-    Item, Machine, MachineError, Observation, Place, Plan, Probe, ProbeId, ProbeWhat, ProcessId, Profile, Reading,
-    Refused, RefusedBecause, ShareHeld, Span, Support, TaskId, TaskSeen, Topology, Units, Window, WindowEnd,
+    Ability, Answer, Applied, CacheShare, Capabilities, Counts, CpuId, CpuSet, Event, Evidence, GangSchedule, Item,
+    Machine, MachineError, Observation, Place, Plan, Probe, ProbeId, ProbeWhat, ProcessId, Profile, Reading, Refused,
+    RefusedBecause, ShareHeld, Span, Support, TaskId, TaskSeen, Topology, Units, Window, WindowEnd,
 };
 
 use crate::access_probe::Subjects;
@@ -21,7 +23,7 @@ use crate::actuator::{Actuator, GuardianCommand, Made, Wanted, changes};
 use crate::colors::shares::{self, Colours};
 use crate::counters::{Surveyed, ThreadCounters};
 use crate::cpusets::{Confined, Confinement, confinement};
-use crate::gangs::{Rotation, Runner, seats};
+use crate::gangs::{Runner, seats};
 use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::probing::{Actor, Cast, Probing};
@@ -29,7 +31,6 @@ use crate::progress::ProgressFiles;
 use crate::resctrl::{Resctrl, Ways};
 use crate::restore::Restored;
 use crate::rules::Rule;
-use crate::scheduling::Scheduling;
 use crate::tasks::{Managed, Tasks, Usage};
 
 /// Why an observer does nothing.
@@ -331,27 +332,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         (plan, refused)
     }
 
-    /// Real-time and deadline threads leave their gangs: they stay as they are, whoever has a turn.
-    fn without_who_cannot_wait(&self, at: usize, schedule: &mut GangSchedule) -> Vec<Refused> {
-        let (kernel, mut refused) = (lock(&self.kernel), Vec::new());
-        for gang in &mut schedule.gangs {
-            gang.members.retain(|(task, _)| {
-                let Some(managed) = self.tasks.get(*task) else { return true };
-                // Who is gone meanwhile is found to be so by whoever changes him.
-                let Ok(now) = kernel.scheduling(managed.thread.tid) else { return true };
-                if !now.can_wait() {
-                    let who = format!("task {} ({}, thread {})", task.0, managed.name, managed.thread.tid);
-                    let said = format!("{who}: {now}: it cannot wait for turns as an idle task");
-                    let because = RefusedBecause::NotSupported;
-                    refused.push(Refused { item: Item::Gangs(at), because, said });
-                }
-                now.can_wait()
-            });
-        }
-        schedule.gangs.retain(|gang| !gang.members.is_empty());
-        refused
-    }
-
     /// Who would be where if the task were probed now: on the cache that it last ran on.
     fn cast(&self, kernel: &K, task: TaskId) -> Option<Cast> {
         let star = self.tasks.get(task).filter(|task| !task.fixed && !task.exited)?;
@@ -494,27 +474,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.confined = self.options.groups.iter().filter_map(holds).collect();
     }
 
-    /// Gang members wait their turn as idle tasks on a CPU of their own: both go through the journal first.
-    fn apply_gangs(&mut self, plan: &Plan, made: &mut Made) {
-        if self.gangs.as_ref().is_some_and(|(running, _)| *running == plan.gangs) {
-            return;
-        }
-        self.gangs = None; // stopped and undone before anything else changes
-        if plan.gangs.is_empty() {
-            return;
-        }
-        let kernel = self.kernel();
-        // Written down before: the runner then only moves between journalled states.
-        let policies = self.gang_policies(&*lock(&kernel), plan);
-        let promised = self.actuator.promise(&*lock(&kernel), &policies);
-        if let Err(error) = promised {
-            let because = RefusedBecause::NoRoom;
-            made.refused.push(Refused { item: Item::Gangs(0), because, said: error.to_string() });
-            return;
-        }
-        self.start_gangs(plan.gangs.clone(), &mut made.refused);
-    }
-
     /// Shares of ways, as far as this host has them; what holds of them.
     fn apply_shares(&mut self, plan: &Plan, made: &mut Made) -> Vec<ShareHeld> {
         let Some(ways) = &mut self.ways else { return Vec::new() };
@@ -545,46 +504,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let (held, pending) = self.colours.read_back(&*lock(&self.kernel), &shares, &self.tasks.all());
         self.in_force.pending = pending;
         held
-    }
-
-    fn start_gangs(&mut self, schedules: Vec<GangSchedule>, refused: &mut Vec<Refused>) {
-        let rotations: Vec<Rotation> = schedules.iter().map(|schedule| self.rotation(schedule)).collect();
-        match Runner::start(self.kernel(), rotations) {
-            Ok(runner) => self.gangs = Some((schedules, runner)),
-            Err(error) => {
-                let because = RefusedBecause::Failed;
-                refused.push(Refused { item: Item::Gangs(0), because, said: error.to_string() });
-            }
-        }
-    }
-
-    fn gang_policies(&self, kernel: &K, plan: &Plan) -> Vec<Wanted> {
-        let mut wanted = Vec::new();
-        for (at, schedule) in plan.gangs.iter().enumerate() {
-            for (task, _) in schedule.gangs.iter().flat_map(|gang: &Gang| &gang.members) {
-                let Some(task) = self.tasks.get(*task) else { continue };
-                if let Ok(now) = kernel.scheduling(task.thread.tid) {
-                    let object = Object::Policy { pid: task.pid, thread: task.thread };
-                    wanted.push(Wanted { item: Item::Gangs(at), object, state: now.waiting().state() });
-                }
-            }
-        }
-        wanted.dedup_by(|a, b| a.object == b.object);
-        wanted
-    }
-
-    fn rotation(&self, schedule: &GangSchedule) -> Rotation {
-        let originals = self.actuator.originals();
-        // Whose original is not written down may not be changed.
-        let member = |task: &Managed| {
-            let original = originals.get(&Object::Policy { pid: task.pid, thread: task.thread })?;
-            Some((task.thread, Scheduling::of(original)?))
-        };
-        let members = |gang: &Gang| {
-            let tasks = gang.members.iter().filter_map(|(task, _)| self.tasks.get(*task));
-            (tasks.filter_map(member).collect(), gang.slices)
-        };
-        Rotation { slice: Duration::from_nanos(schedule.slice_ns), gangs: schedule.gangs.iter().map(members).collect() }
     }
 }
 

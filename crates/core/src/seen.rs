@@ -79,6 +79,9 @@ impl Counts {
 pub struct TaskSeen {
     pub task: TaskId,
     pub process: ProcessId,
+    /// Numeric id of the user who owns the process; `None` where the machine knows no users (the simulator).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<u32>,
     /// Command name: profiles and match rules go by it; policies must not.
     pub name: String,
     pub arrived_ns: u64,
@@ -105,6 +108,7 @@ impl TaskSeen {
         Self {
             task,
             process,
+            user: None,
             name: String::new(),
             arrived_ns: 0,
             exited: false,

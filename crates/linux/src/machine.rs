@@ -428,6 +428,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             seen.push(TaskSeen {
                 task: task.task,
                 process: task.process,
+                user: task.user,
                 name: task.name.clone(),
                 arrived_ns: task.arrived_ns,
                 exited: task.exited,

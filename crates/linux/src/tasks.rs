@@ -29,6 +29,8 @@ const KERNEL_THREAD: u64 = 0x0020_0000;
 pub struct Managed {
     pub task: TaskId,
     pub process: ProcessId,
+    /// Real user of the process, as found when it was new; `None` where its status could not be read.
+    pub user: Option<u32>,
     pub pid: i32,
     pub thread: ThreadKey,
     /// Process that started this one, if that is managed too: its originals are this one's.
@@ -89,6 +91,7 @@ pub struct Tasks {
 struct Process {
     leader: ThreadKey,
     id: Option<ProcessId>,
+    user: Option<u32>,
     action: Action,
 }
 
@@ -112,19 +115,23 @@ impl Tasks {
                 self.examine(kernel, rules, pid);
             }
         }
-        let managed: Vec<(i32, ProcessId, Action)> =
-            self.processes.iter().filter_map(|(&pid, process)| Some((pid, process.id?, process.action))).collect();
+        let managed: Vec<(i32, Process)> = self
+            .processes
+            .iter()
+            .filter(|(_, process)| process.id.is_some())
+            .map(|(&pid, process)| (pid, process.clone()))
+            .collect();
         let asleep = std::mem::take(&mut self.asleep);
         let known = self.by_thread.values().filter(|task| asleep.contains(&task.pid));
         let mut seen: BTreeSet<ThreadKey> = known.map(|task| task.thread).collect();
-        for (pid, process, action) in managed.into_iter().filter(|(pid, ..)| !asleep.contains(pid)) {
+        for (pid, process) in managed.into_iter().filter(|(pid, _)| !asleep.contains(pid)) {
             for tid in kernel.threads(pid).unwrap_or_default() {
                 let read = || kernel.stat(tid).ok();
                 if let Some(stat) = self.leaders.remove(&tid).or_else(read)
                     && !matches!(stat.state, 'Z' | 'X')
                 {
                     seen.insert(stat.key);
-                    self.note(kernel, pid, process, action, &stat, now_ns);
+                    self.note(kernel, pid, &process, &stat, now_ns);
                 }
             }
         }
@@ -138,14 +145,15 @@ impl Tasks {
     fn examine(&mut self, kernel: &dyn Kernel, rules: &[Rule], pid: i32) {
         let Ok(stat) = kernel.stat(pid) else { return };
         let kernel_thread = stat.flags & KERNEL_THREAD != 0;
+        let mut user = None;
         let action = if kernel_thread {
             Action::Leave
         } else {
             let cgroup = kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))).ok();
             let cgroup = cgroup.as_deref().and_then(cgroup_path);
             let status = kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))).unwrap_or_default();
-            let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-            let user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
+            let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+            user = users.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
             let lineage = if rules.iter().any(|rule| rule.pid.is_some()) { lineage(kernel, &stat) } else { vec![pid] };
             decide(rules, &Subject { command: &stat.name, cgroup, lineage: &lineage, user })
         };
@@ -156,31 +164,25 @@ impl Tasks {
             self.next_process += 1;
             ProcessId(self.next_process - 1)
         });
-        self.processes.insert(pid, Process { leader: stat.key, id, action });
+        self.processes.insert(pid, Process { leader: stat.key, id, user, action });
     }
 
-    fn note(
-        &mut self,
-        kernel: &dyn Kernel,
-        pid: i32,
-        process: ProcessId,
-        action: Action,
-        stat: &ThreadStat,
-        now_ns: u64,
-    ) {
+    fn note(&mut self, kernel: &dyn Kernel, pid: i32, process: &Process, stat: &ThreadStat, now_ns: u64) {
+        let Some(id) = process.id else { return };
         let next_task = &mut self.next_task;
         let task = self.by_thread.entry(stat.key).or_insert_with(|| {
             *next_task += 1;
             Managed {
                 task: TaskId(*next_task - 1),
-                process,
+                process: id,
+                user: process.user,
                 pid,
                 thread: stat.key,
                 parent: stat.parent,
                 name: stat.name.clone(),
                 arrived_ns: now_ns,
-                goal: if let Action::Manage(goal) = action { goal } else { None },
-                fixed: action == Action::Observe,
+                goal: if let Action::Manage(goal) = process.action { goal } else { None },
+                fixed: process.action == Action::Observe,
                 usage: Usage::default(),
                 cpu: None,
                 last_cpu: None,
@@ -265,7 +267,8 @@ impl Tasks {
         }
         let mut released = Vec::new();
         self.by_thread.retain(|_, task| match self.processes.get(&task.pid) {
-            Some(Process { id: Some(_), action, .. }) => {
+            Some(Process { id: Some(_), action, user, .. }) => {
+                task.user = *user;
                 task.goal = if let Action::Manage(goal) = action { *goal } else { None };
                 let fixed = *action == Action::Observe;
                 if fixed && !task.fixed {
@@ -410,6 +413,20 @@ mod tests {
         let rule = Rule { command: Some("other".into()), action: Action::Manage(None), ..Rule::default() };
         tasks.look(&host, &[rule], 0).unwrap();
         assert!(tasks.all().is_empty());
+    }
+
+    /// Is every thread told with the real user of its process, and with none where the kernel does not say?
+    #[test]
+    fn threads_carry_their_process_user() {
+        let host = FakeHost::default();
+        host.file("/proc/5/status", "Name:\tx\nUid:\t1000\t0\t0\t0\n");
+        for (pid, tid) in [(5, 5), (5, 6), (7, 7)] {
+            host.thread(pid, tid, 1, "0");
+        }
+        let mut tasks = Tasks::default();
+        tasks.look(&host, &everything(), 0).unwrap();
+        let users: Vec<_> = tasks.all().iter().map(|task| (task.thread.tid, task.user)).collect();
+        assert_eq!(users, [(5, Some(1000)), (6, Some(1000)), (7, None)]);
     }
 
     /// Which line of /proc/PID/cgroup counts, on v1, v2 and mixed hosts?

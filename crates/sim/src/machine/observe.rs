@@ -68,6 +68,7 @@ impl SimMachine {
         TaskSeen {
             task: TaskId(at as u32),
             process: process_id,
+            user: None,
             name: known.name.clone(),
             arrived_ns: self.clock.nominal_ns(arrived),
             exited,

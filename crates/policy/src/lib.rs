@@ -9,6 +9,7 @@
 //! - [`placement`]: both together on a machine's topology, with the reasons in plain words.
 //! - [`clustering`]: threads that share data, and which chip they go to.
 //! - [`work`]: how fast a task goes, by what it reports or by what stands in for that.
+//! - [`rollback_guard`]: takes back what made programs slower.
 //! - [`policies`]: one file per policy, and the registry by name.
 
 pub mod clustering;
@@ -16,7 +17,6 @@ pub mod company;
 pub mod conformance;
 pub mod dealing;
 pub mod evening;
-pub mod guarded;
 pub mod intensity;
 pub mod matrix;
 pub mod measured;
@@ -26,6 +26,7 @@ pub mod policies;
 pub mod reasons;
 mod refill;
 pub mod rng;
+pub mod rollback_guard;
 pub mod schemes;
 pub mod solvers;
 pub mod work;

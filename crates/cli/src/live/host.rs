@@ -21,15 +21,15 @@ use cachemate_linux::rules::{Action, Rule};
 use cachemate_linux::topology::read_topology;
 use cachemate_locality::phases::PhaseParameters;
 use cachemate_locality::profilers::{BesideProfiler, CountersProfiler, EvictedProfiler, KnownProfiler, PhaseProfiler};
-use cachemate_policy::guarded::{Guard, Guarded};
 use cachemate_policy::policies;
+use cachemate_policy::rollback_guard::{GuardConfig, Objective, RollbackGuard};
 use cachemate_policy::yardstick::Yardstick;
-use cachemate_spec::{ConfinedGroup, GuardConfig, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
+use cachemate_spec::{ConfinedGroup, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
 use cachemate_trace::ProfileFile;
 
 use super::shake::{Astray, Shake, Squeeze};
 
-pub type LiveLoop = Loop<LiveMachine<Host>, Guarded<Box<dyn Policy>>>;
+pub type LiveLoop = Loop<LiveMachine<Host>, RollbackGuard<Box<dyn Policy>>>;
 
 /// Cycles that a miss of the last level adds, where nothing measured says otherwise.
 const MISS_PENALTY_CYCLES: f64 = 150.0;
@@ -158,7 +158,7 @@ fn profilers(topology: &Topology) -> Vec<Box<dyn Profiler>> {
 ///
 /// # Errors
 /// An unknown policy, or parameters that it does not take.
-pub fn build_policy(config: &ManageConfig) -> anyhow::Result<(String, Guarded<Box<dyn Policy>>)> {
+pub fn build_policy(config: &ManageConfig) -> anyhow::Result<(String, RollbackGuard<Box<dyn Policy>>)> {
     let choice =
         config.policy.clone().unwrap_or(PolicyChoice { name: "default".into(), parameters: Default::default() });
     let inner: Box<dyn Policy> = match choice.name.as_str() {
@@ -167,9 +167,14 @@ pub fn build_policy(config: &ManageConfig) -> anyhow::Result<(String, Guarded<Bo
         Astray::NAME => Box::new(Astray),
         name => policies::build(name, &choice.parameters.to_string(), config.seed)?,
     };
-    let GuardConfig { enabled, windows, loss_at_least, keep_out_windows } = config.guard;
-    let guard = Guard { enabled, windows: windows as usize, loss_at_least, keep_out_windows: keep_out_windows.into() };
-    Ok((choice.name, Guarded::new(inner, guard)))
+    let guard = GuardConfig {
+        enabled: config.guard.enabled,
+        windows: config.guard.windows as usize,
+        loss_at_least: config.guard.loss_at_least,
+        keep_out_windows: config.guard.keep_out_windows.into(),
+        objective: Objective::default(),
+    };
+    Ok((choice.name, RollbackGuard::new(inner, guard)))
 }
 
 /// Rules as the machine wants them.

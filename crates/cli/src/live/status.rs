@@ -270,7 +270,8 @@ impl Watcher {
             }
             if !self.last_texts.contains(text) {
                 self.status.counters.decisions += 1;
-                self.status.counters.rolled_back += u64::from(text.starts_with(cachemate_policy::guarded::ROLLED_BACK));
+                self.status.counters.rolled_back +=
+                    u64::from(text.starts_with(cachemate_policy::rollback_guard::ROLLED_BACK));
                 let decision = DecisionStatus {
                     window: record.seen.window,
                     tasks: reason.tasks.iter().map(|task| task.0).collect(),

@@ -1,0 +1,100 @@
+//! Processes that are on both sides of a change, compared by their best common measure of speed.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{ProcessId, View};
+
+use super::judgement::{Floor, ProcessChange, goal_of};
+use super::noise::{difference, spread, student_bound};
+use super::speeds::{Speed, WindowSpeeds, processes_there};
+use crate::work::Work;
+
+/// A stand-in that varies more than this from window to window says nothing (standard deviation of its logarithm).
+const STEADY: f64 = 0.25;
+/// A promise counts as broken where that is this unlikely to be noise.
+const BROKEN_BY_CHANCE: f64 = 0.01;
+
+/// Speed of a process over that in the baseline: sums of logarithms and of their variances over accepted changes.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Total {
+    pub log_ratio: f64,
+    pub variance: f64,
+}
+
+/// Every process that is there and was measured on both sides, in order of arrival. `compared` is the number of windows
+/// before the change that are compared; earlier ones tell the noise.
+pub fn changes<'a>(
+    view: &View<'_>,
+    before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
+    after: &'a [WindowSpeeds],
+    compared: usize,
+) -> Vec<ProcessChange> {
+    let change = |process: ProcessId| {
+        let of = |windows: &mut dyn Iterator<Item = &'a WindowSpeeds>| -> Vec<&'a Speed> {
+            windows.filter_map(|window| window.get(&process)).collect()
+        };
+        let sides = [of(&mut before.clone()), of(&mut after.iter())];
+        let (work, before, after) = Work::BEST_FIRST.iter().find_map(|&work| in_common(&sides, work))?;
+        let found = difference(&before, &after, compared)?;
+        let goal = goal_of(process, &view.seen.tasks);
+        let change = ProcessChange {
+            process,
+            user: view.seen.tasks.iter().find(|task| task.process == process)?.user,
+            work,
+            priority: if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 },
+            log_ratio: found.value,
+            standard_error: found.standard_error,
+            degrees_of_freedom: found.degrees_of_freedom,
+            floor: Floor::default(),
+        };
+        let limit = goal.degradation_at_most.filter(|limit| limit.is_finite() && *limit >= 0.0);
+        let floor = limit.map_or(Floor::default(), |limit| floor(&sides, &change, libm::log1p(limit)));
+        Some(ProcessChange { floor, ..change })
+    };
+    processes_there(&view.seen.tasks).into_iter().filter_map(change).collect()
+}
+
+/// Logarithms of one kind of work on both sides, if it is a measure of speed on both. One that shows now and then only is
+/// none, and one that only stands in has to be steady before.
+fn in_common(sides: &[Vec<&Speed>; 2], work: Work) -> Option<(Work, Vec<f64>, Vec<f64>)> {
+    let of = |side: &Vec<&Speed>| {
+        let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
+        (logs.len() >= 2 && 2 * logs.len() > side.len()).then_some(logs)
+    };
+    let (before, after) = (of(&sides[0])?, of(&sides[1])?);
+    (!matches!(work, Work::StandIn(_)) || spread(&before) <= STEADY).then_some((work, before, after))
+}
+
+/// Was a promise kept on either side? Speeds alone tell it where they are known; else being slower than before by more than
+/// was promised breaks it for sure, as nobody was faster before than alone.
+fn floor(sides: &[Vec<&Speed>; 2], change: &ProcessChange, log_limit: f64) -> Floor {
+    let broken = |side: &Vec<&Speed>| {
+        let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_over_solo).collect();
+        // Compared with a series that is alone, without any noise.
+        let found = difference(&vec![0.0; logs.len()], &logs, logs.len())?;
+        let bound = student_bound(BROKEN_BY_CHANCE, found.degrees_of_freedom);
+        Some(found.value + bound * found.standard_error < -log_limit)
+    };
+    match (broken(&sides[0]), broken(&sides[1])) {
+        (Some(broken_before), Some(broken_after)) => Floor { broken_before, broken_after },
+        _ => {
+            let bound = student_bound(BROKEN_BY_CHANCE, change.degrees_of_freedom);
+            let broken_after = change.log_ratio + bound * change.standard_error < -log_limit;
+            Floor { broken_before: false, broken_after }
+        }
+    }
+}
+
+/// The same changes counted from the baseline.
+pub fn in_total(changes: &[ProcessChange], totals: &BTreeMap<ProcessId, Total>) -> Vec<ProcessChange> {
+    let summed = |change: &ProcessChange| {
+        let total = totals.get(&change.process).copied().unwrap_or_default();
+        let variance = change.standard_error * change.standard_error + total.variance;
+        ProcessChange {
+            log_ratio: change.log_ratio + total.log_ratio,
+            standard_error: libm::sqrt(variance),
+            ..change.clone()
+        }
+    };
+    changes.iter().map(summed).collect()
+}

@@ -1,0 +1,90 @@
+//! Plans that made things worse stay out, longer each time.
+//!
+//! A plan that failed is refused for some windows; if it fails again, for twice as many, within a bound. A policy may also
+//! find another bad plan each time: from the second failure in a row on, every change is refused for a while, which
+//! doubles as well. So what trials of bad plans cost is a share of the time that falls with every failure.
+
+use cachemate_core::Plan;
+
+use super::placement::{Present, same_placement};
+
+/// Times that a wait is doubled, at most.
+const DOUBLED_AT_MOST: u32 = 4;
+/// Plans that are remembered.
+const REMEMBERED: usize = 64;
+/// The first wait after failures in a row, as a part of that for one plan.
+const FIRST_HOLD: u64 = 4;
+
+#[derive(Clone, Debug)]
+struct Failed {
+    plan: Plan,
+    knew: Present,
+    /// It may come again in this window.
+    until: u64,
+    /// If it fails again before this window, it is out for longer.
+    remembered_until: u64,
+    times: u32,
+}
+
+impl Failed {
+    /// Does a plan say of the tasks that are still there what this one said?
+    fn is(&self, plan: &Plan, present: &Present) -> bool {
+        same_placement(&self.plan, plan, &self.knew.common(present))
+    }
+}
+
+/// What failed, and how long it is refused.
+#[derive(Clone, Debug, Default)]
+pub struct KeepOut {
+    failed: Vec<Failed>,
+    /// Failures without a change that was kept.
+    in_a_row: u32,
+    /// Every change is refused until then.
+    all_until: u64,
+}
+
+/// Why a plan is refused, and until which window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    Failed { until: u64 },
+    FailuresInARow { until: u64 },
+}
+
+impl KeepOut {
+    /// A plan made things worse; for how many windows it stays out.
+    pub fn note(&mut self, plan: &Plan, present: &Present, window: u64, keep_out_windows: u64) -> u64 {
+        self.failed.retain(|failed| window < failed.remembered_until);
+        let at = self.failed.iter().position(|failed| failed.is(plan, present));
+        let times = at.map_or(0, |at| self.failed.remove(at).times) + 1;
+        let windows = keep_out_windows.saturating_mul(1 << (times - 1).min(DOUBLED_AT_MOST));
+        let until = window.saturating_add(windows);
+        let remembered_until = until.saturating_add(windows.saturating_mul(2));
+        if self.failed.len() == REMEMBERED {
+            self.failed.remove(0);
+        }
+        self.failed.push(Failed { plan: plan.clone(), knew: present.clone(), until, remembered_until, times });
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        if let Some(doubled) = self.in_a_row.checked_sub(2) {
+            let hold = (keep_out_windows / FIRST_HOLD).saturating_mul(1 << doubled.min(2 + DOUBLED_AT_MOST));
+            self.all_until = window.saturating_add(hold);
+        }
+        windows
+    }
+
+    /// A change was kept.
+    pub fn kept(&mut self) {
+        self.in_a_row = self.in_a_row.saturating_sub(1);
+    }
+
+    /// Is this plan to be refused in this window? `instead` is what would be put in its place.
+    pub fn refuses(&self, plan: &Plan, instead: &Plan, present: &Present, window: u64) -> Option<Refusal> {
+        // Where both are alike for those who are left, refusing means nothing.
+        let told_apart = |failed: &&Failed| failed.is(plan, present) && !failed.is(instead, present);
+        let failed = self.failed.iter().filter(|failed| window < failed.until).find(told_apart);
+        if let Some(failed) = failed {
+            return Some(Refusal::Failed { until: failed.until });
+        }
+        let changed = window < self.all_until && !same_placement(plan, instead, present);
+        changed.then_some(Refusal::FailuresInARow { until: self.all_until })
+    }
+}

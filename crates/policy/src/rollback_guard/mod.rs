@@ -1,0 +1,206 @@
+//! A policy under guard: a decision after which the programs run worse is taken back.
+//!
+//! Problem: forecasts err, evidence grows old, and programs lie; an operator wants no decision to stay that made things
+//! worse. Method: every process' speed is noted window by window: work reported, else instructions, else an event that
+//! stands in for work ([`crate::work`]). When the plan changes, the windows before are the reference, and the windows
+//! after are compared with it, process by process ([`comparison`]), once the machine has settled. [`judgement`] says what
+//! is worse; [`history`] what is compared with what when changes follow each other closely or tasks come and go. What is
+//! worse is taken back: the reference plan holds again for the tasks that are there. The plan that failed stays out, longer
+//! each time ([`keep_out`]).
+//!
+//! Properties: pure; without speeds nothing is judged, and so nothing is taken back; of changes that change nothing, about
+//! one in a hundred is taken back by chance; tasks that come or go neither end nor hide a comparison of those that stay; a
+//! newcomer is compared once it has a reference of its own; probes and the window are the inner policy's and pass through.
+
+mod comparison;
+mod history;
+mod judgement;
+mod keep_out;
+mod noise;
+mod placement;
+mod speeds;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Decision, Policy, ProcessId, Reason, TaskId, View};
+
+pub use judgement::{Judgement, Objective};
+
+use crate::work::Work;
+use comparison::{Total, changes, in_total};
+use history::{History, State};
+use judgement::ProcessChange;
+use keep_out::{KeepOut, Refusal};
+use placement::{Present, put_placement, same_placement};
+
+/// Begins the reason of every roll-back.
+pub const ROLLED_BACK: &str = "rolled back:";
+
+/// When a decision is taken back.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct GuardConfig {
+    pub enabled: bool,
+    /// Windows that are compared on each side; two at least.
+    pub windows: usize,
+    /// Smaller losses of the mean are not worth it (share).
+    pub loss_at_least: f64,
+    /// A plan that failed stays out for so many windows, the first time.
+    pub keep_out_windows: u64,
+    /// What is made of several programs' speeds.
+    pub objective: Objective,
+}
+
+impl Default for GuardConfig {
+    fn default() -> Self {
+        GuardConfig {
+            enabled: true,
+            windows: 5,
+            loss_at_least: 0.03,
+            keep_out_windows: 60,
+            objective: Objective::default(),
+        }
+    }
+}
+
+/// A policy and its guard.
+pub struct RollbackGuard<P> {
+    inner: P,
+    config: GuardConfig,
+    history: Option<History>,
+    keep_out: KeepOut,
+}
+
+/// A change that made things worse.
+struct Worse {
+    judgement: Judgement,
+    /// Compared with the state before the first small loss, not with the last settled one.
+    in_total: bool,
+}
+
+impl<P: Policy> RollbackGuard<P> {
+    pub fn new(inner: P, config: GuardConfig) -> Self {
+        let config = GuardConfig { windows: config.windows.max(2), ..config };
+        RollbackGuard { inner, config, history: None, keep_out: KeepOut::default() }
+    }
+
+    /// Another policy, from the next window on; what failed before says nothing about it.
+    pub fn replace(&mut self, inner: P, config: GuardConfig) {
+        *self = RollbackGuard::new(inner, config);
+    }
+}
+
+impl<P: Policy> Policy for RollbackGuard<P> {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut decision = self.inner.decide(view);
+        if !self.config.enabled {
+            return decision;
+        }
+        let history = self.history.get_or_insert_with(|| History::new(view));
+        history.follow(view, self.config.windows);
+        let window = view.seen.window;
+        if let Some(worse) = judge(history, &mut self.keep_out, self.config, view) {
+            let out = self.keep_out.note(view.before, history.decided_for(), window, self.config.keep_out_windows);
+            decision.why.insert(0, taken_back(&worse, out, view));
+            history.go_back(worse.in_total);
+            put_placement(&mut decision.plan, &history.reference.plan, &history.reference.knew, view);
+            return decision;
+        }
+        let State { plan: reference, knew, .. } = &history.reference;
+        if let Some(refusal) = self.keep_out.refuses(&decision.plan, reference, &history.known(), window) {
+            decision.why = vec![Reason { tasks: Vec::new(), text: refusal.in_words(), numbers: Vec::new() }];
+            put_placement(&mut decision.plan, reference, knew, view);
+        }
+        decision
+    }
+}
+
+/// Says whether what is on trial is worse; accepts it where it is not.
+fn judge(history: &mut History, keep_out: &mut KeepOut, config: GuardConfig, view: &View<'_>) -> Option<Worse> {
+    let after = history.to_judge(config.windows)?;
+    let of_reference = changes(view, history.reference.windows.iter(), &after, config.windows);
+    let of_baseline = in_total(&of_reference, &history.totals);
+    let judged = |changes: &[ProcessChange]| Judgement::of(changes, config.objective, config.loss_at_least);
+    let (local, total) = (judged(&of_reference), judged(&of_baseline));
+    let in_total = !local.worse && total.worse && history.baseline.is_some();
+    let back_to = if in_total { history.baseline.as_ref() } else { Some(&history.reference) };
+    if (local.worse || in_total) && back_to.is_some_and(|state| can_go_back(state, view)) {
+        return Some(Worse { judgement: if in_total { total } else { local }, in_total });
+    }
+    let lost = total.mean_log_ratio < 0.0 || total.somebody_lost;
+    history.accept(after, lost.then(|| totals_of(&of_baseline)));
+    keep_out.kept();
+    None
+}
+
+/// Would going back change anything for those who are left?
+fn can_go_back(state: &State, view: &View<'_>) -> bool {
+    let mut plan = view.before.clone();
+    put_placement(&mut plan, &state.plan, &state.knew, view);
+    !same_placement(&plan, view.before, &Present::of(&view.seen.tasks))
+}
+
+fn totals_of(changes: &[ProcessChange]) -> BTreeMap<ProcessId, Total> {
+    let total = |change: &ProcessChange| Total {
+        log_ratio: change.log_ratio,
+        variance: change.standard_error * change.standard_error,
+    };
+    changes.iter().map(|change| (change.process, total(change))).collect()
+}
+
+fn percent(log_ratio: f64) -> f64 {
+    100.0 * libm::expm1(log_ratio)
+}
+
+fn taken_back(worse: &Worse, out_windows: u64, view: &View<'_>) -> Reason {
+    let Judgement { mean_log_ratio, standard_error, harmed, floors_broken, .. } = &worse.judgement;
+    let since = if worse.in_total { "over the last decisions together" } else { "since the last decision" };
+    let mut tasks: Vec<TaskId> = Vec::new();
+    let mut numbers = vec![
+        ("change_percent".to_string(), percent(*mean_log_ratio)),
+        ("standard_error_percent".to_string(), 100.0 * standard_error),
+    ];
+    let mut text =
+        format!("{ROLLED_BACK} the programs run {:+.1} % {since}{}", percent(*mean_log_ratio), stand_ins(worse));
+    let first_task = |process| view.seen.tasks.iter().find(|task| task.process == process && !task.exited);
+    if let Some((log_ratio, task)) = harmed.and_then(|(process, log_ratio)| Some((log_ratio, first_task(process)?))) {
+        tasks.push(task.task);
+        text += &format!(", {{0}} {:+.1} %", percent(log_ratio));
+        numbers.push(("most_harmed_percent".to_string(), percent(log_ratio)));
+    }
+    if *floors_broken > 0 {
+        text += &format!(", and {floors_broken} more run slower than was promised");
+        numbers.push(("promises_broken".to_string(), *floors_broken as f64));
+    }
+    text += &format!("; what was decided stays out for {out_windows} windows");
+    let moved = view.seen.tasks.iter().map(|task| task.task);
+    let others: Vec<TaskId> =
+        moved.filter(|task| view.before.allowed.contains_key(task) && !tasks.contains(task)).collect();
+    tasks.extend(others);
+    Reason { tasks, text, numbers }
+}
+
+/// In words, which events stood in for work.
+fn stand_ins(worse: &Worse) -> String {
+    let (count, events) = &worse.judgement.stood_in;
+    let mut names: Vec<&str> = events.iter().map(|event| Work::StandIn(*event).words()).collect();
+    names.sort_unstable();
+    match count {
+        0 => String::new(),
+        count => format!(" ({count} of them judged by {}, as they report no work)", names.join(" and ")),
+    }
+}
+
+impl Refusal {
+    fn in_words(self) -> String {
+        match self {
+            Refusal::Failed { until } => {
+                format!("{ROLLED_BACK} the plan that made things worse stays out until window {until}")
+            }
+            Refusal::FailuresInARow { until } => {
+                format!("{ROLLED_BACK} several plans in a row made things worse; none is tried until window {until}")
+            }
+        }
+    }
+}

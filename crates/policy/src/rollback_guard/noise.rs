@@ -1,0 +1,149 @@
+//! Is a difference between two series of windows more than noise?
+//!
+//! Medians are compared, so that a pause in one window decides nothing. Their standard error comes from the spread of both
+//! series together. Windows that resemble their predecessor count for fewer: with autocorrelation r, n windows say as much
+//! as n (1 - r) / (1 + r) independent ones (Bartlett 1946; von Storch and Zwiers, Statistical Analysis in Climate Research,
+//! 6.6.8). The bound is Student's, since a spread from few windows is itself uncertain.
+
+/// From this many windows on, an autocorrelation can be told.
+const TOLD_FROM_WINDOWS: usize = 8;
+/// More is not believed: the error would have no bound.
+const AUTOCORRELATION_AT_MOST: f64 = 0.8;
+
+/// A difference of two medians.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Difference {
+    pub value: f64,
+    pub standard_error: f64,
+    /// Of the estimate of the error.
+    pub degrees_of_freedom: f64,
+}
+
+/// Median of `after` less that of the last `latest` of `before`; all of `before` tells the noise. `None` where either has
+/// fewer than two windows.
+pub fn difference(before: &[f64], after: &[f64], latest: usize) -> Option<Difference> {
+    if before.len() < 2 || after.len() < 2 {
+        return None;
+    }
+    let recent = &before[before.len() - latest.clamp(2, before.len())..];
+    let degrees_of_freedom = (before.len() + after.len() - 2) as f64;
+    let variance = (squares(before) + squares(after)) / degrees_of_freedom;
+    let alike = autocorrelation(before, after);
+    let counts_less = (1.0 + alike) / (1.0 - alike);
+    // The variance of a median is pi/2 of that of the mean.
+    let of_medians = std::f64::consts::FRAC_PI_2 * variance * counts_less;
+    Some(Difference {
+        value: median(after) - median(recent),
+        standard_error: libm::sqrt(of_medians * (1.0 / recent.len() as f64 + 1.0 / after.len() as f64)),
+        degrees_of_freedom,
+    })
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn squares(values: &[f64]) -> f64 {
+    let mean = mean(values);
+    values.iter().map(|value| (value - mean) * (value - mean)).sum()
+}
+
+/// Standard deviation; not a number for fewer than two.
+pub fn spread(values: &[f64]) -> f64 {
+    libm::sqrt(squares(values) / (values.len() as f64 - 1.0))
+}
+
+/// Of the empty list, not a number.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        count => (sorted[(count - 1) / 2] + sorted[count / 2]) / 2.0,
+    }
+}
+
+/// Of neighbouring windows, 0 where too few are known to tell; corrected for the mean that was taken off (Kendall 1954).
+fn autocorrelation(before: &[f64], after: &[f64]) -> f64 {
+    let count = (before.len() + after.len()) as f64;
+    if before.len() < TOLD_FROM_WINDOWS {
+        return 0.0;
+    }
+    let products = |values: &[f64]| {
+        let mean = mean(values);
+        values.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>()
+    };
+    let found = (products(before) + products(after)) / (squares(before) + squares(after));
+    let corrected = found + (1.0 + 3.0 * found) / count;
+    if corrected.is_finite() { corrected.clamp(0.0, AUTOCORRELATION_AT_MOST) } else { 0.0 }
+}
+
+/// The bound that Student's t exceeds with this probability, a half at most (Abramowitz and Stegun 26.2.23, 26.7.5).
+pub fn student_bound(probability: f64, degrees_of_freedom: f64) -> f64 {
+    let t = libm::sqrt(-2.0 * libm::log(probability.clamp(1e-12, 0.5)));
+    let above = 2.515_517 + t * (0.802_853 + t * 0.010_328);
+    let below = 1.0 + t * (1.432_788 + t * (0.189_269 + t * 0.001_308));
+    let x = (t - above / below).max(0.0);
+    let n = degrees_of_freedom.max(1.0);
+    let squared = x * x;
+    let g1 = x * (squared + 1.0) / 4.0;
+    let g2 = x * (3.0 + squared * (16.0 + squared * 5.0)) / 96.0;
+    let g3 = x * (-15.0 + squared * (17.0 + squared * (19.0 + squared * 3.0))) / 384.0;
+    let g4 = x * (-945.0 + squared * (-1920.0 + squared * (1482.0 + squared * (776.0 + squared * 79.0)))) / 92_160.0;
+    x + (g1 + (g2 + (g3 + g4 / n) / n) / n) / n
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::SplitMix64;
+
+    /// Are the bounds those of the tables?
+    #[test]
+    fn student_bounds_are_those_of_the_tables() {
+        let table = [
+            (0.01, 4.0, 3.747),
+            (0.01, 8.0, 2.896),
+            (0.01, 23.0, 2.500),
+            (0.01, 1e9, 2.326),
+            (0.0025, 8.0, 3.833),
+            (0.0025, 23.0, 3.104),
+            (0.05, 5.0, 2.015),
+        ];
+        for (probability, degrees, wanted) in table {
+            let found = student_bound(probability, degrees);
+            assert!((found / wanted - 1.0).abs() < 0.01, "{probability} {degrees}: {found}, {wanted} by the table");
+        }
+    }
+
+    /// Is the standard error what repetitions show, or more, with windows that resemble each other and without?
+    #[test]
+    fn the_error_is_no_smaller_than_the_spread_of_repetitions() {
+        for alike in [0.0, 0.5] {
+            let mut generator = SplitMix64::new(3);
+            let (mut errors, mut values) = (Vec::new(), Vec::new());
+            for _ in 0..2000 {
+                let mut last = 0.0;
+                let mut next = || {
+                    last = alike * last + generator.unit() - 0.5;
+                    last
+                };
+                let series: Vec<f64> = (0..35).map(|_| next()).collect();
+                let found = difference(&series[10..30], &series[30..], 5).unwrap();
+                errors.push(found.standard_error * found.standard_error);
+                values.push(found.value);
+            }
+            let ratio = libm::sqrt(mean(&errors) / (squares(&values) / values.len() as f64));
+            assert!((0.85..1.6).contains(&ratio), "{alike}: {ratio}");
+        }
+    }
+
+    /// Does one window's pause change the difference?
+    #[test]
+    fn a_pause_changes_nothing() {
+        let before = [1.0, 1.1, 0.9, 1.0, 1.0];
+        let found = difference(&before, &[1.0, -9.0, 1.1, 0.9, 1.0], 5).unwrap();
+        assert_eq!(found.value, 0.0);
+        assert_eq!(difference(&before, &[1.0], 5), None);
+    }
+}

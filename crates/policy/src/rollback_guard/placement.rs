@@ -1,0 +1,127 @@
+//! The part of a plan that changes how programs run, compared and put back as far as it speaks of tasks that are there.
+
+use std::collections::BTreeSet;
+
+use cachemate_core::{CacheShare, CpuId, CpuSet, GangSchedule, Member, Plan, ProcessId, TaskId, TaskSeen, View};
+
+/// Tasks, and the processes that they belong to.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Present {
+    pub tasks: BTreeSet<TaskId>,
+    pub processes: BTreeSet<ProcessId>,
+}
+
+impl Present {
+    /// Those that have not exited.
+    pub fn of(seen: &[TaskSeen]) -> Self {
+        Present::among(seen, |task| !task.exited)
+    }
+
+    /// Those of which something may be changed.
+    fn movable(seen: &[TaskSeen]) -> Self {
+        let mut present = Present::among(seen, |task| !task.exited && !task.fixed);
+        present.processes = Present::of(seen).processes;
+        present
+    }
+
+    fn among(seen: &[TaskSeen], counts: impl Fn(&TaskSeen) -> bool) -> Self {
+        let those = || seen.iter().filter(|task| counts(task));
+        Present {
+            tasks: those().map(|task| task.task).collect(),
+            processes: those().map(|task| task.process).collect(),
+        }
+    }
+
+    /// Those in both.
+    pub fn common(&self, other: &Present) -> Present {
+        Present {
+            tasks: self.tasks.intersection(&other.tasks).copied().collect(),
+            processes: self.processes.intersection(&other.processes).copied().collect(),
+        }
+    }
+
+    fn has(&self, member: &Member) -> bool {
+        match member {
+            Member::Task(task) => self.tasks.contains(task),
+            Member::Process(process) => self.processes.contains(process),
+        }
+    }
+}
+
+/// Do two plans say the same of these tasks? Windows, probes and advice to dispatchers are not compared, nor how groups
+/// are numbered.
+pub fn same_placement(a: &Plan, b: &Plan, of: &Present) -> bool {
+    let weight = |plan: &Plan, task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
+    of.tasks.iter().all(|task| a.allowed.get(task) == b.allowed.get(task) && weight(a, task) == weight(b, task))
+        && gangs_of(&a.gangs, of) == gangs_of(&b.gangs, of)
+        && same_shares(&a.shares, &b.shares, of)
+}
+
+/// Gangs with the members that are there; empty ones are left out.
+fn gangs_of(schedules: &[GangSchedule], of: &Present) -> Vec<GangSchedule> {
+    let mut found = schedules.to_vec();
+    for schedule in &mut found {
+        schedule.gangs.iter_mut().for_each(|gang| gang.members.retain(|(task, _)| of.tasks.contains(task)));
+        schedule.gangs.retain(|gang| !gang.members.is_empty());
+    }
+    found.retain(|schedule| !schedule.gangs.is_empty());
+    found
+}
+
+/// Shares with the members that are there; empty ones are left out.
+fn shares_of(shares: &[CacheShare], of: &Present) -> Vec<CacheShare> {
+    let mut found = shares.to_vec();
+    found.iter_mut().for_each(|share| share.members.retain(|member| of.has(member)));
+    found.retain(|share| !share.members.is_empty());
+    found
+}
+
+fn same_shares(a: &[CacheShare], b: &[CacheShare], of: &Present) -> bool {
+    let (a, mut b) = (shares_of(a, of), shares_of(b, of));
+    let same = |one: &CacheShare, other: &CacheShare| {
+        let members = |share: &CacheShare| share.members.iter().copied().collect::<BTreeSet<Member>>();
+        one.cache == other.cache && one.units == other.units && members(one) == members(other)
+    };
+    let all = a.iter().all(|share| {
+        let found = b.iter().position(|other| same(share, other));
+        found.map(|at| b.swap_remove(at)).is_some()
+    });
+    all && b.is_empty()
+}
+
+/// Writes a placement into a plan, as far as its tasks are still there, may be changed, and have a CPU that is online.
+/// What the plan says of tasks that the placement did not know stays, as far as the result is one that a machine may be
+/// told.
+pub fn put_placement(plan: &mut Plan, from: &Plan, knew: &Present, view: &View<'_>) {
+    let there = Present::movable(&view.seen.tasks);
+    let online: CpuSet = view.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+    plan.allowed.retain(|task, _| !knew.tasks.contains(task));
+    plan.weights.retain(|task, _| !knew.tasks.contains(task));
+    let allowed = from.allowed.iter().filter(|(task, cpus)| there.tasks.contains(task) && cpus.intersects(&online));
+    plan.allowed.extend(allowed.map(|(task, cpus)| (*task, cpus.clone())));
+    let weights = from.weights.iter().filter(|(task, _)| there.tasks.contains(task));
+    plan.weights.extend(weights.map(|(task, weight)| (*task, *weight)));
+    plan.gangs = gangs_of(&from.gangs, &there);
+    let whole = |schedule: &GangSchedule| schedule.cpus.is_subset(&online) && seats_are_inside(schedule);
+    plan.gangs.retain(|schedule| whole(schedule) && nobody_starves(schedule, &plan.allowed, &there, &online));
+    plan.shares = shares_of(&from.shares, &Present { tasks: Present::of(&view.seen.tasks).tasks, ..there });
+}
+
+fn seats_are_inside(schedule: &GangSchedule) -> bool {
+    let inside = |cpu: &Option<CpuId>| cpu.is_none_or(|cpu| schedule.cpus.contains(cpu.0));
+    schedule.gangs.iter().flat_map(|gang| &gang.members).all(|(_, cpu)| inside(cpu))
+}
+
+/// Whoever may run on the gangs' CPUs only has a turn in one of them.
+fn nobody_starves(
+    schedule: &GangSchedule,
+    allowed: &std::collections::BTreeMap<TaskId, CpuSet>,
+    there: &Present,
+    online: &CpuSet,
+) -> bool {
+    let has_turn = |task: &TaskId| schedule.gangs.iter().any(|gang| gang.members.iter().any(|(id, _)| id == task));
+    there.tasks.iter().all(|task| {
+        let may = allowed.get(task).unwrap_or(online).intersection(online);
+        has_turn(task) || !may.is_subset(&schedule.cpus)
+    })
+}

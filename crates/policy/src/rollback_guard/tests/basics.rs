@@ -1,0 +1,125 @@
+use super::*;
+use crate::conformance::check_policy;
+use crate::policies;
+use crate::rng::SplitMix64;
+use crate::work::Work;
+
+const CONFIG: GuardConfig = GuardConfig {
+    enabled: true,
+    windows: 5,
+    loss_at_least: 0.03,
+    keep_out_windows: 20,
+    objective: super::super::Objective::MeanLogSpeed,
+};
+
+/// Wants task 0 on CPU 1 from window 7 on, for ever.
+fn insists() -> impl Policy {
+    Scripted(|view: &View<'_>| if view.seen.window >= 7 { pinned(&[(0, 1)]) } else { idle() })
+}
+
+/// Windows in which the decision held, when its speed is `factor` times that before, with some noise.
+fn held(factor: f64, noise: f64, config: GuardConfig, windows: u64) -> Vec<usize> {
+    let mut generator = SplitMix64::new(1);
+    let machine = |_, plan: &Plan| {
+        let speed = if plan.allowed.is_empty() { 100.0 } else { 100.0 * factor };
+        let mut noisy = || if factor == 0.0 { 0.0 } else { speed * (1.0 + noise * (generator.unit() - 0.5)) };
+        vec![program(0, None, noisy()), program(1, None, noisy())]
+    };
+    windows_with(&run(insists(), config, windows, machine), &pinned(&[(0, 1)]))
+}
+
+/// Is a decision that costs a fifth taken back after its trial and kept out, and twice as long each time that it fails
+/// again?
+#[test]
+fn a_decision_that_hurts_is_taken_back_and_kept_out_longer_each_time() {
+    let held = held(0.8, 0.05, CONFIG, 400);
+    let first: Vec<usize> = held.chunk_by(|a, b| a + 1 == *b).map(|stretch| stretch[0]).collect();
+    assert_eq!(&held[..6], [7, 8, 9, 10, 11, 12], "{held:?}");
+    // Kept out for 20, 40, 80 and 160 windows, six windows of trial between.
+    assert_eq!(first, [7, 33, 79, 165, 331], "{held:?}");
+}
+
+/// Does one that helps stay, one within the noise too, and one that nobody can measure?
+#[test]
+fn what_helps_or_cannot_be_told_stays() {
+    for (factor, noise) in [(1.2, 0.05), (0.99, 0.02), (0.9, 1.0), (0.0, 0.0)] {
+        assert_eq!(held(factor, noise, CONFIG, 60).len(), 53, "{factor} {noise}");
+    }
+    assert_eq!(held(0.5, 0.0, GuardConfig { enabled: false, ..CONFIG }, 60).len(), 53);
+}
+
+/// Do system calls stand in where no work is reported, say so, and only where they are steady?
+#[test]
+fn stand_ins_judge_where_they_are_steady() {
+    let reason = |steady: bool| {
+        let machine = |window: u64, plan: &Plan| {
+            let calls = match (plan.allowed.is_empty(), steady) {
+                (true, false) if window.is_multiple_of(2) => 100_000,
+                (true, _) => 10_000,
+                (false, _) => 5_000,
+            };
+            let reading = Reading { event: Event::SystemCalls, count: calls, counted_share: 1.0 };
+            let counts = Counts(vec![reading]);
+            vec![TaskSeen { counts, on_cpu_ns: vec![(CpuId(0), SECOND_NS)], ..program(0, None, 0.0) }]
+        };
+        let decisions = run(insists(), CONFIG, 30, machine);
+        verdicts(&decisions).first().map(|&window| decisions[window].why[0].text.clone())
+    };
+    let told = reason(true).expect("a halving is seen");
+    assert!(told.contains("-50.0 %") && told.contains("1 of them judged by system calls"), "{told}");
+    assert_eq!(reason(false), None);
+    assert_eq!(Work::StandIn(Event::SystemCalls).words(), "system calls");
+}
+
+/// Does a process with many threads count as one, and is its speed the sum over them?
+#[test]
+fn threads_count_as_one_process() {
+    let machine = |_, plan: &Plan| {
+        let moved = !plan.allowed.is_empty();
+        let thread =
+            |id: u32| TaskSeen { process: ProcessId(9), ..program(id, None, if moved { 50.0 } else { 100.0 }) };
+        let others = (20..23).map(|id| program(id, None, if moved { 140.0 } else { 100.0 }));
+        (0..16).map(thread).chain(others).collect()
+    };
+    let decisions = run(insists(), CONFIG, 60, machine);
+    assert_eq!(verdicts(&decisions), [], "three programs gain 40 %, one with sixteen threads loses half");
+}
+
+/// Is a promise that a change breaks reason enough, whatever others gain, and is one that it mends reason to stay?
+#[test]
+fn promises_come_before_the_mean() {
+    let verdicts = |own: f64, others: f64, solo: Option<f64>| {
+        let machine = move |_, plan: &Plan| {
+            let moved = !plan.allowed.is_empty();
+            let factor = |factor: f64| if moved { factor } else { 1.0 };
+            let counts = |rate: f64| {
+                let reading = |event, count: f64| Reading { event, count: count as u64, counted_share: 1.0 };
+                Counts(vec![reading(Event::Instructions, 1e9 * rate), reading(Event::Cycles, 1e9)])
+            };
+            let goal = Some(Goal { priority: 1.0, degradation_at_most: Some(0.05) });
+            let promised = TaskSeen { goal, counts: counts(factor(own)), ..program(0, None, 0.0) };
+            let profile = Profile { solo_instr_per_cycle: solo.map(Estimate::exact), ..Profile::default() };
+            let other = |id| TaskSeen { counts: counts(factor(others)), ..program(id, None, 0.0) };
+            (vec![promised, other(1), other(2)], Profiles::from([(TaskId(0), profile)]))
+        };
+        verdicts(&run_with_profiles(insists(), CONFIG, 35, machine)).len()
+    };
+    assert_eq!(verdicts(0.92, 2.0, None), 1, "8 % slower, 5 % were promised");
+    assert_eq!(verdicts(0.96, 2.0, None), 0);
+    assert_eq!(verdicts(1.3, 0.7, None), 1, "nobody knows of a broken promise");
+    assert_eq!(verdicts(1.3, 0.7, Some(1.3)), 0, "it was broken before, and is mended");
+    assert_eq!(verdicts(0.97, 2.0, Some(1.03)), 1, "6 % slower than alone");
+}
+
+/// Does a guarded policy keep what every policy must?
+#[test]
+fn guarded_policies_conform() {
+    for entry in policies::ENTRIES {
+        let make = |seed| {
+            let inner = policies::build(entry.name, "", seed).unwrap();
+            let config = GuardConfig { windows: 2, ..GuardConfig::default() };
+            Box::new(RollbackGuard::new(inner, config)) as Box<dyn Policy>
+        };
+        check_policy(&make, 20).unwrap_or_else(|broken| panic!("guarded '{}': {broken}", entry.name));
+    }
+}

@@ -1,0 +1,45 @@
+use super::*;
+use crate::rng::SplitMix64;
+
+/// Of a thousand runs with one change each, those in which it was taken back: four programs, each with its own noise of
+/// this standard deviation, whose windows resemble their predecessor as told.
+fn taken_back(factors: [f64; 4], noise: f64, alike: f64) -> usize {
+    let one = |seed: u64| {
+        let policy = Scripted(|view: &View<'_>| if view.seen.window >= 30 { pinned(&[(0, 0)]) } else { idle() });
+        let mut generator = SplitMix64::new(seed);
+        let mut deviations = [0.0; 4];
+        let machine = |_, plan: &Plan| {
+            let moved = !plan.allowed.is_empty();
+            let mut speed = |at: usize| {
+                let fresh = normal(&mut generator) * libm::sqrt(1.0 - alike * alike);
+                deviations[at] = alike * deviations[at] + fresh;
+                100.0 * libm::exp(noise * deviations[at]) * if moved { factors[at] } else { 1.0 }
+            };
+            (0..4).map(|at| program(at as u32, None, speed(at))).collect()
+        };
+        !verdicts(&run(policy, GuardConfig::default(), 45, machine)).is_empty()
+    };
+    (0..1000).filter(|&seed| one(seed)).count()
+}
+
+/// How many of a thousand changes that change nothing are taken back at a noise of 30 %? Two in a hundred are stated.
+#[test]
+fn few_changes_are_taken_back_by_chance() {
+    let independent = taken_back([1.0; 4], 0.3, 0.0);
+    let alike = taken_back([1.0; 4], 0.3, 0.6);
+    println!("taken back by chance at 30 % noise, of 1000: {independent}; windows alike by 0.6: {alike}");
+    assert!(independent <= 20, "{independent} of 1000");
+    assert!(alike <= 60, "{alike} of 1000, windows alike");
+}
+
+/// How many changes that do harm are found, at the same noise and at a usual one?
+#[test]
+fn harm_is_found() {
+    let halved = taken_back([0.5; 4], 0.3, 0.0);
+    let one_of_four = taken_back([0.5, 1.0, 1.0, 1.0], 0.05, 0.0);
+    let tenth = taken_back([0.9; 4], 0.05, 0.0);
+    println!(
+        "found of 1000: all halved at 30 % noise {halved}, one halved at 5 % {one_of_four}, a tenth at 5 % {tenth}"
+    );
+    assert!(halved >= 900 && one_of_four >= 990 && tenth >= 900, "{halved} {one_of_four} {tenth}");
+}

@@ -1,0 +1,92 @@
+use super::*;
+
+/// Processes that live for `lives_ns`, one born each `every_ns`: as a machine reports them that looks once a second.
+fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSeen> {
+    let (start, end) = (window * SECOND_NS, (window + 1) * SECOND_NS);
+    let mut seen = Vec::new();
+    for at in 0..end.div_ceil(every_ns) {
+        let (born, dies) = (at * every_ns, at * every_ns + lives_ns);
+        // Who died between two looks was never seen.
+        let known = dies.div_ceil(SECOND_NS) > born.div_ceil(SECOND_NS);
+        if known && born < end && dies >= start {
+            let arrived = TaskSeen { arrived_ns: born, exited: dies < end, ..program(1000 + at as u32, Some(1), 50.0) };
+            seen.push(arrived);
+        }
+    }
+    seen
+}
+
+/// From window 40 on everybody stays squeezed onto one CPU, newcomers included.
+fn squeezes() -> impl Policy {
+    Scripted(|view: &View<'_>| {
+        let there = view.seen.tasks.iter().filter(|task| !task.exited);
+        let cpu = if view.seen.window >= 40 { 0 } else { 1 };
+        pinned(&there.map(|task| (task.task.0, cpu)).collect::<Vec<_>>())
+    })
+}
+
+fn halved_under_churn(every_ns: u64, lives_ns: u64) -> Vec<usize> {
+    let mut seen = 0;
+    let machine = |window, plan: &Plan| {
+        let mut tasks = short_processes(window, every_ns, lives_ns);
+        seen = seen.max(tasks.iter().map(|task| task.task.0 - 999).max().unwrap_or(0));
+        let squeezed = plan.allowed.get(&TaskId(0)).is_some_and(|cpus| cpus.contains(0));
+        tasks.extend([0, 1].map(|id| program(id, Some(1), if squeezed { 50.0 } else { 100.0 })));
+        tasks
+    };
+    let decisions = run(squeezes(), GuardConfig::default(), 230, machine);
+    assert!(u64::from(seen) + 60 > 230 * SECOND_NS / every_ns, "the short processes are there: {seen}");
+    windows_with(&decisions, &pinned(&[(0, 0), (1, 0)]))
+}
+
+/// Is a halving of speed taken back, though a short process arrives each 1.4 s, and though a thousand do in a minute?
+#[test]
+fn arrivals_and_exits_do_not_switch_the_guard_off() {
+    for (every_ns, lives_ns) in [(1_400_000_000, 500_000_000), (60_000_000, 1_200_000_000), (60_000_000, 300_000_000)] {
+        let held = halved_under_churn(every_ns, lives_ns);
+        assert!(held.starts_with(&[40, 41, 42, 43, 44, 45]), "{held:?}");
+        // Six windows of the first trial, and of the next after 60 and after 120 windows.
+        assert!(held.len() <= 3 * 6, "{every_ns}: {held:?}");
+    }
+}
+
+/// Is a newcomer left out until it has a reference of its own, and counted from then on?
+#[test]
+fn newcomers_are_judged_by_their_own_reference() {
+    let verdicts = |arrives: u64| {
+        let policy = Scripted(|view: &View<'_>| if view.seen.window >= 40 { pinned(&[(0, 0)]) } else { idle() });
+        let machine = |window: u64, plan: &Plan| {
+            let moved = !plan.allowed.is_empty();
+            let newcomer = (window >= arrives).then(|| program(7, None, if moved { 50.0 } else { 100.0 }));
+            [program(0, None, 100.0)].into_iter().chain(newcomer).collect()
+        };
+        verdicts(&run(policy, GuardConfig::default(), 70, machine))
+    };
+    assert_eq!(verdicts(20), [46]);
+    assert_eq!(verdicts(39), [], "its first window is none to go by");
+    assert_eq!(verdicts(41), [], "it was never faster");
+}
+
+/// Are the plan's gangs and pins put back for those who are left only, so that the plan stays one that a machine takes?
+#[test]
+fn only_those_who_are_left_are_put_back() {
+    let gangs = |members: &[u32]| GangSchedule {
+        cpus: (0..4).collect(),
+        slice_ns: 1,
+        gangs: members.iter().map(|&task| Gang { members: vec![(TaskId(task), None)], slices: 1 }).collect(),
+    };
+    let policy = Scripted(|view: &View<'_>| {
+        let there: Vec<u32> = view.seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task.0).collect();
+        if view.seen.window >= 40 { idle() } else { Plan { gangs: vec![gangs(&there)], ..idle() } }
+    });
+    // Task 2 leaves while the change is on trial.
+    let machine = |window: u64, plan: &Plan| {
+        let work = if plan.gangs.is_empty() && window > 2 { 50.0 } else { 100.0 };
+        let last = (window <= 43).then(|| TaskSeen { exited: window == 43, ..program(2, None, work) });
+        [program(0, None, work), program(1, None, work)].into_iter().chain(last).collect()
+    };
+    let decisions = run(policy, GuardConfig::default(), 60, machine);
+    assert_eq!(verdicts(&decisions), [46]);
+    assert_eq!(decisions[46].plan.gangs, [gangs(&[0, 1])]);
+    assert_eq!(decisions[59].plan.gangs, [gangs(&[0, 1])], "it stays out");
+}

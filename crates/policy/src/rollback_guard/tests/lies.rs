@@ -1,0 +1,50 @@
+use super::*;
+use crate::rng::SplitMix64;
+
+/// One change in window 20; its verdicts, by the speeds under it of honest programs and of liars. The honest ones belong
+/// to user 1 if the liars do, else to a user each.
+fn verdicts_of(honest: &[f64], mut lies: impl FnMut() -> Vec<f64>, liar_user: u32) -> usize {
+    let policy = Scripted(|view: &View<'_>| if view.seen.window >= 20 { pinned(&[(0, 0)]) } else { idle() });
+    let machine = |_, plan: &Plan| {
+        let moved = !plan.allowed.is_empty();
+        let factor = |factor: f64| 100.0 * if moved { factor } else { 1.0 };
+        let user = |id: u32| Some(if liar_user == 1 { 1 } else { 10 + id });
+        let programs = honest.iter().zip(0..).map(|(&speed, id)| program(id, user(id), factor(speed)));
+        let mut all: Vec<TaskSeen> = programs.collect();
+        let liars = lies().into_iter().enumerate();
+        all.extend(liars.map(|(id, lie)| program(100 + id as u32, Some(liar_user), factor(lie))));
+        all
+    };
+    verdicts(&run(policy, GuardConfig::default(), 60, machine)).len()
+}
+
+/// Does a program that claims to have become a thousand times faster hide that others were halved, with one process or
+/// with nine, for which the mean of the logarithms as they are said would be a gain?
+#[test]
+fn a_liar_hides_no_harm() {
+    assert_eq!(verdicts_of(&[0.5, 0.5, 0.5], || vec![1000.0], 1), 1, "of the same user");
+    assert_eq!(verdicts_of(&[0.5, 0.5, 0.5], || vec![1000.0], 2), 1);
+    assert_eq!(verdicts_of(&[0.5, 0.5, 0.5], || vec![1000.0; 9], 2), 1, "nine weigh no more than the three");
+    assert_eq!(verdicts_of(&[0.5], || vec![1000.0], 2), 1, "one against one: what was not made up for goes back");
+    assert_eq!(verdicts_of(&[0.7, 0.7, 0.7], || vec![1000.0], 2), 1);
+}
+
+/// Does one that claims to have become a thousand times slower veto what others gain by?
+#[test]
+fn a_liar_vetoes_no_gain() {
+    assert_eq!(verdicts_of(&[1.4, 1.4, 1.4], || vec![0.001], 2), 0);
+    assert_eq!(verdicts_of(&[1.4, 1.4, 1.4], || vec![0.001], 1), 0, "of the same user");
+    // Believed, a halving is a loss like any other.
+    assert_eq!(verdicts_of(&[1.0, 1.0, 1.0], || vec![0.001], 2), 1);
+}
+
+/// Does one that says anything at all drown what happens to the others?
+#[test]
+fn noise_of_one_program_hides_no_harm() {
+    for seed in 0..20 {
+        let mut generator = SplitMix64::new(seed);
+        let mut noisy = || vec![libm::exp(3.0 * normal(&mut generator)), libm::exp(3.0 * normal(&mut generator))];
+        assert_eq!(verdicts_of(&[0.8, 0.8, 0.8], &mut noisy, 2), 1, "seed {seed}");
+        assert_eq!(verdicts_of(&[0.94, 0.94, 0.94, 0.94], &mut noisy, 2), 1, "each loses less than a tenth");
+    }
+}

@@ -1,0 +1,125 @@
+//! The guard on machines made of a rule: what runs in a window, and how fast, given the plan in force.
+
+mod basics;
+mod chance;
+mod churn;
+mod lies;
+mod series;
+
+use std::collections::BTreeMap;
+
+use cachemate_core::*;
+
+use super::{GuardConfig, ROLLED_BACK, RollbackGuard};
+
+pub const SECOND_NS: u64 = 1_000_000_000;
+
+struct Silent;
+impl Predictor for Silent {
+    fn forecast(&self, _: &Topology, _: &Profiles, _: &Plan) -> Forecast {
+        Forecast::default()
+    }
+}
+
+/// A policy that decides by window, tasks and the plan in force.
+pub struct Scripted<F>(pub F);
+impl<F: FnMut(&View<'_>) -> Plan> Policy for Scripted<F> {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        Decision { plan: (self.0)(view), why: Vec::new() }
+    }
+}
+
+pub fn idle() -> Plan {
+    Plan::idle(Window::Time { ns: SECOND_NS })
+}
+
+/// Tasks on one CPU each.
+pub fn pinned(places: &[(u32, u32)]) -> Plan {
+    let allowed = places.iter().map(|&(task, cpu)| (TaskId(task), [cpu].into_iter().collect())).collect();
+    Plan { allowed, ..idle() }
+}
+
+/// A process with one thread of the same number, which reports so much work.
+pub fn program(id: u32, user: Option<u32>, work: f64) -> TaskSeen {
+    TaskSeen { user, progress: (work > 0.0).then_some(work), ..TaskSeen::new(TaskId(id), ProcessId(id)) }
+}
+
+/// Two last-level caches with two CPUs each.
+pub fn topology() -> Topology {
+    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    let cache = |id: u32| Cache {
+        id: CacheId(id),
+        level: Level::L3,
+        cpus: (2 * id..2 * id + 2).collect(),
+        size_bytes: Some(2 << 20),
+        line_bytes: Some(64),
+        ways: Some(16),
+        last_level: true,
+    };
+    Topology { cpus: (0..4).map(cpu).collect(), caches: vec![cache(0), cache(1)] }
+}
+
+/// What was decided in every window. `machine` says who is seen, and with what profiles, under the plan in force.
+pub fn run_with_profiles(
+    policy: impl Policy,
+    config: GuardConfig,
+    windows: u64,
+    mut machine: impl FnMut(u64, &Plan) -> (Vec<TaskSeen>, Profiles),
+) -> Vec<Decision> {
+    let topology = topology();
+    let capabilities = Capabilities {
+        abilities: BTreeMap::new(),
+        partitions: Vec::new(),
+        shortest_window_ns: 1,
+        shortest_slice_ns: None,
+    };
+    let mut guard = RollbackGuard::new(policy, config);
+    let mut before = idle();
+    let mut decisions = Vec::new();
+    for window in 0..windows {
+        let (tasks, profiles) = machine(window, &before);
+        let span = Span { start_ns: window * SECOND_NS, elapsed_ns: SECOND_NS, elapsed_cycles: None };
+        let (ended, in_force) = (WindowEnd::Elapsed, Applied::default());
+        let seen = Observation { window, span, ended, tasks, places: Vec::new(), answers: Vec::new(), in_force };
+        let view = View {
+            topology: &topology,
+            capabilities: &capabilities,
+            seen: &seen,
+            profiles: &profiles,
+            before: &before,
+            predictor: &Silent,
+        };
+        let decision = guard.decide(&view);
+        check_plan(&decision.plan, &topology, &capabilities, &seen).expect("the guard's plans are valid");
+        before = decision.plan.clone();
+        decisions.push(decision);
+    }
+    decisions
+}
+
+pub fn run(
+    policy: impl Policy,
+    config: GuardConfig,
+    windows: u64,
+    mut machine: impl FnMut(u64, &Plan) -> Vec<TaskSeen>,
+) -> Vec<Decision> {
+    run_with_profiles(policy, config, windows, |window, plan| (machine(window, plan), Profiles::new()))
+}
+
+/// Windows in which a decision says of the tasks that it names what `plan` says.
+pub fn windows_with(decisions: &[Decision], plan: &Plan) -> Vec<usize> {
+    let says =
+        |decision: &Decision| plan.allowed.iter().all(|(task, cpus)| decision.plan.allowed.get(task) == Some(cpus));
+    (0..decisions.len()).filter(|&window| says(&decisions[window])).collect()
+}
+
+/// Windows in which a plan was taken back by a measurement, not kept out.
+pub fn verdicts(decisions: &[Decision]) -> Vec<usize> {
+    let taken = |reason: &Reason| reason.text.starts_with(ROLLED_BACK) && !reason.numbers.is_empty();
+    (0..decisions.len()).filter(|&window| decisions[window].why.iter().any(taken)).collect()
+}
+
+/// A normal deviate (sum of twelve uniform ones).
+pub fn normal(generator: &mut crate::rng::SplitMix64) -> f64 {
+    (0..12).map(|_| generator.unit()).sum::<f64>() - 6.0
+}

@@ -12,7 +12,7 @@ use cachemate_core::{CpuSet, Item, Plan, Refused, RefusedBecause};
 
 use crate::guardian::Guardian;
 use crate::journal::{Change, Held, Journal, JournalError, Object, State};
-use crate::kernel::{Kernel, ThreadKey};
+use crate::kernel::{Kernel, ThreadKey, is_gone};
 use crate::restore::{Outcome, Restored, heir, in_words, read_state, restore, write_state};
 use crate::tasks::Managed;
 
@@ -209,16 +209,19 @@ impl Actuator {
     }
 
     /// Writes the originals of what somebody else is going to change between known states (the gangs' runner, a probe),
-    /// and sees that the guardian stands. Objects that cannot be read are left out: nobody may change them.
+    /// and sees that the guardian stands. Objects that are gone are left out.
     ///
     /// # Errors
-    /// As for every change: nothing may be changed then.
+    /// As for every change, or the original of an object that is there cannot be read: nothing may be changed then.
     pub fn promise(&mut self, kernel: &dyn Kernel, wanted: &[Wanted]) -> Result<(), JournalError> {
-        let change = |want: &Wanted| {
-            let now = read_state(kernel, &want.object).ok()?;
-            Some(Change { object: want.object.clone(), now, wanted: want.state.clone() })
-        };
-        let changes: Vec<Change> = wanted.iter().filter_map(change).collect();
+        let mut changes = Vec::new();
+        for Wanted { object, state, .. } in wanted {
+            match read_state(kernel, object) {
+                Ok(now) => changes.push(Change { object: object.clone(), now, wanted: state.clone() }),
+                Err(error) if is_gone(&error) => {}
+                Err(source) => return Err(JournalError::Original { object: format!("{object:?}"), source }),
+            }
+        }
         self.arm(kernel)?.before(&changes)
     }
 
@@ -312,11 +315,13 @@ impl Actuator {
     /// The journal could not be written anew; nothing is lost.
     pub fn forget_gone(&mut self, kernel: &dyn Kernel, seen: &dyn Fn(ThreadKey) -> bool) -> Result<(), JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
-        journal.retain(|object| object.thread().is_none_or(|thread| seen(thread) || kernel.alive(thread)))
+        // Of whom nobody can tell whether he lives, the original is kept.
+        let there = |thread| seen(thread) || kernel.alive(thread).unwrap_or(true);
+        journal.retain(|object| object.thread().is_none_or(there))
     }
 
-    /// Puts everything back and lets the guardian go. If something could not be put back the journal stays, and so
-    /// does the account of it.
+    /// Puts everything back and lets the guardian go. If something could not be put back the journal stays, and so do the
+    /// account of it and the guardian: it tries again once this process is gone.
     ///
     /// # Errors
     /// The journal could not be removed.
@@ -324,9 +329,11 @@ impl Actuator {
         let Some((journal, guardian)) = self.armed.take() else { return Ok(Vec::new()) };
         let account = restore(kernel, journal.held());
         self.last.clear();
-        if !account.iter().any(|restored| matches!(restored.outcome, Outcome::Failed(_))) {
-            journal.remove()?;
+        if account.iter().any(|restored| matches!(restored.outcome, Outcome::Failed(_))) {
+            self.armed = Some((journal, guardian));
+            return Ok(account);
         }
+        journal.remove()?;
         // A guardian that is gone already cannot be told, and has nothing left to do.
         let _ = guardian.dismiss();
         Ok(account)

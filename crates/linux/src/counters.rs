@@ -183,6 +183,9 @@ fn open(code: Code, tid: i32) -> io::Result<Counter> {
     }
     // SAFETY: the descriptor is new and ours alone.
     let file = unsafe { File::from_raw_fd(fd) };
+    if crate::kernel::scarce(&file) {
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
     Ok(Counter { file, last: Total::default() })
 }
 

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use cachemate_core::{CpuSet, Item, Refused, RefusedBecause};
@@ -17,7 +18,7 @@ use cachemate_core::{CpuSet, Item, Refused, RefusedBecause};
 use crate::actuator::Wanted;
 use crate::journal::{Object, State};
 use crate::kernel::Kernel;
-use crate::restore::all_members;
+use crate::restore::{all_members, if_there};
 
 /// The control file in every group.
 pub const FILE_NAME: &str = "cpuset.cpus";
@@ -51,9 +52,12 @@ pub fn confinement(kernel: &dyn Kernel, groups: &[Confined], originals: &BTreeMa
             None => Err("no cpuset controller, neither cgroup v1 nor v2".to_string()),
             Some(cpusets) => cpusets.confine(&group.cgroup, &group.cpus, Item::Plan),
         };
-        match wanted {
-            Ok(wanted) => all.add(kernel, group, wanted, originals),
-            Err(said) => all.refused.push(Refused { item: Item::Plan, because: RefusedBecause::NotSupported, said }),
+        let added = wanted.and_then(|wanted| {
+            let unseen = |error| format!("group '{}': its threads cannot be looked at: {error}", group.cgroup);
+            all.add(kernel, group, wanted, originals).map_err(unseen)
+        });
+        if let Err(said) = added {
+            all.refused.push(Refused { item: Item::Plan, because: RefusedBecause::NotSupported, said });
         }
     }
     for (object, original) in originals {
@@ -84,39 +88,56 @@ impl Confinement {
         }
     }
 
-    fn add(&mut self, kernel: &dyn Kernel, group: &Confined, wanted: Wanted, originals: &BTreeMap<Object, State>) {
-        let Object::File { path } = &wanted.object else { return };
+    /// Nothing is added where its threads cannot be looked at: their affinities could not be written down.
+    fn add(
+        &mut self,
+        kernel: &dyn Kernel,
+        group: &Confined,
+        wanted: Wanted,
+        originals: &BTreeMap<Object, State>,
+    ) -> io::Result<()> {
+        let Object::File { path } = &wanted.object else { return Ok(()) };
         let dir = path.parent().unwrap_or(Path::new("/"));
-        let whole = kernel.read(path).ok().and_then(|text| text.trim().parse::<CpuSet>().ok());
-        let effective = whole
-            .filter(|cpus| !cpus.is_empty())
-            .or_else(|| kernel.read(&dir.join("cpuset.cpus.effective")).ok().and_then(|text| text.trim().parse().ok()));
+        let cpus_in = |file: &Path| -> io::Result<Option<CpuSet>> {
+            let text = if_there(kernel.read(file))?;
+            Ok(text.and_then(|text| text.trim().parse().ok()).filter(|cpus: &CpuSet| !cpus.is_empty()))
+        };
+        let effective = match cpus_in(path)? {
+            Some(cpus) => Some(cpus),
+            None => cpus_in(&dir.join("cpuset.cpus.effective"))?,
+        };
         let first = !originals.contains_key(&wanted.object);
-        for tid in all_members(kernel, dir) {
-            self.threads.insert(tid, group.cpus.clone());
-            if let Some(effective) = effective.as_ref().filter(|_| first) {
-                self.promise(kernel, tid, [&group.cpus, effective]);
+        let threads = all_members(kernel, dir)?;
+        let mut promised = Vec::new();
+        if let Some(effective) = effective.as_ref().filter(|_| first) {
+            for &tid in &threads {
+                promised.extend(promise(kernel, tid, [&group.cpus, effective])?);
             }
         }
+        self.threads.extend(threads.into_iter().map(|tid| (tid, group.cpus.clone())));
+        self.promised.extend(promised);
         self.wanted.push(wanted);
-    }
-
-    /// A thread that is kept narrower than its group.
-    fn promise(&mut self, kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) {
-        let Ok(stat) = kernel.stat(tid) else { return };
-        let Ok(leader) = leader(kernel, tid) else { return };
-        if kernel.affinity(tid).is_ok_and(|cpus| cpus != *may_become[1]) {
-            let object = Object::Affinity { pid: leader, thread: stat.key };
-            let state = |cpus: &CpuSet| State::Cpus(cpus.clone());
-            let promised =
-                may_become.map(|cpus| Wanted { item: Item::Plan, object: object.clone(), state: state(cpus) });
-            self.promised.extend(promised);
-        }
+        Ok(())
     }
 }
 
+/// A thread that is kept narrower than its group: the states that the kernel may give it.
+fn promise(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io::Result<Vec<Wanted>> {
+    let read = || Ok((kernel.stat(tid)?.key, leader(kernel, tid)?, kernel.affinity(tid)?));
+    let Some((thread, pid, cpus)) = if_there(read())? else { return Ok(Vec::new()) };
+    if cpus == *may_become[1] {
+        return Ok(Vec::new());
+    }
+    let wanted = |cpus: &CpuSet| Wanted {
+        item: Item::Plan,
+        object: Object::Affinity { pid, thread },
+        state: State::Cpus(cpus.clone()),
+    };
+    Ok(may_become.map(wanted).to_vec())
+}
+
 /// Process of a thread.
-fn leader(kernel: &dyn Kernel, tid: i32) -> std::io::Result<i32> {
+fn leader(kernel: &dyn Kernel, tid: i32) -> io::Result<i32> {
     let text = kernel.read(&PathBuf::from(format!("/proc/{tid}/status")))?;
     let field = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
     Ok(field.unwrap_or(tid))

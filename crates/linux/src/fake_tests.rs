@@ -34,6 +34,8 @@ pub(crate) struct FakeHost {
     pub changes: Cell<u32>,
     /// After so many changes more, all fail.
     pub broken_from: Cell<Option<u32>>,
+    /// As long as it stands every read of a file fails with this error number: descriptors or memory ran out.
+    pub reads_fail: Cell<Option<i32>>,
     /// So many calls on threads say that there is no such process, whoever is there.
     pub no_such_process_for: Cell<u32>,
 }
@@ -98,6 +100,9 @@ fn not_found() -> io::Error {
 
 impl Kernel for FakeHost {
     fn read(&self, path: &Path) -> io::Result<String> {
+        if let Some(errno) = self.reads_fail.get() {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
         if path == Path::new("/proc/sys/kernel/random/boot_id") {
             return Ok("boot\n".to_string());
         }

@@ -220,7 +220,7 @@ fn a_failing_restore_keeps_its_journal() {
         assert_eq!(failed, 1, "{account:?}");
         assert!(dir.path().join(crate::journal::Journal::FILE_NAME).exists());
         let left = machine.with_kernel(|host| crate::guardian::restore_left_behind(host, dir.path())).unwrap();
-        assert!(!left.is_empty());
+        assert!(!left.account.is_empty());
         assert_eq!(machine.with_kernel(states), before);
     }
 }
@@ -285,4 +285,35 @@ fn every_kind_of_write_survives_every_error() {
             assert_eq!(all(&host, &wanted), before, "{case}: {account:?}");
         }
     }
+}
+
+/// Descriptors run out: while nobody can be asked whether he lives, are all originals kept, does the journal stay when nothing
+/// can be put back, and does the next try put back everything?
+#[test]
+fn out_of_descriptors_no_original_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = FakeHost::default();
+    with_group(&host);
+    (5..9).for_each(|tid| {
+        host.thread(tid, tid, 1, "0-3");
+    });
+    let before = states(&host);
+    let mut machine = machine(host, dir.path());
+    let seen = machine.observe().unwrap().unwrap();
+    let mut plan = Plan::idle(Window::Time { ns: 1 });
+    plan.allowed = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+    machine.apply(&plan).unwrap();
+    machine.with_kernel(|host| host.reads_fail.set(Some(libc::EMFILE)));
+    let seen = machine.observe().unwrap().unwrap();
+    assert!(seen.tasks.iter().all(|task| !task.exited), "whom nobody can ask has not exited: {:?}", seen.tasks);
+    let account = machine.put_back().unwrap();
+    let failed = account.iter().filter(|line| matches!(line.outcome, Outcome::Failed(_))).count();
+    assert!(failed >= 4, "{account:?}");
+    let left = machine.with_kernel(|host| crate::guardian::restore_left_behind(host, dir.path())).unwrap();
+    assert!(left.account.iter().filter(|line| matches!(line.outcome, Outcome::Failed(_))).count() >= 4, "{left:?}");
+    assert!(dir.path().join(crate::journal::Journal::FILE_NAME).exists());
+    machine.with_kernel(|host| host.reads_fail.set(None));
+    machine.put_back().unwrap();
+    assert_eq!(machine.with_kernel(states), before);
+    assert!(!dir.path().join(crate::journal::Journal::FILE_NAME).exists());
 }

@@ -7,15 +7,14 @@
 //! pipe breaks) and starts another, or puts everything back itself if it cannot. If both die, the journal is still
 //! there for the next start and for `cachemate reset`.
 
-use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::journal::{self, JournalError, Recovered};
+use crate::journal::{self, Journal, JournalError, Recovered};
 use crate::kernel::Kernel;
 use crate::restore::{Outcome, Restored, restore};
 
@@ -81,7 +80,7 @@ impl Guardian {
 ///
 /// # Errors
 /// The journal could not be read, or the lock not taken. What could not be restored stands in the account.
-pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<Vec<Restored>, JournalError> {
+pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<LeftBehind, JournalError> {
     ignore_terminal_signals();
     let mut stdout = io::stdout();
     let _ = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
@@ -96,7 +95,7 @@ pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<Vec<Restored>, Jou
         }
     }
     if said.ends_with(ALL_RESTORED) {
-        return Ok(Vec::new());
+        return Ok(LeftBehind::default());
     }
     // A daemon that has started since restores before it does anything else; what stands in the journal then is its
     // own. The dead daemon's lock may outlive its pipe by a moment.
@@ -106,7 +105,7 @@ pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<Vec<Restored>, Jou
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    Ok(Vec::new())
+    Ok(LeftBehind::default())
 }
 
 fn ignore_terminal_signals() {
@@ -119,7 +118,7 @@ fn ignore_terminal_signals() {
 /// One lock per state directory: a daemon holds it while it runs, a restore while it restores.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    _file: OwnedFd,
 }
 
 impl Lock {
@@ -128,7 +127,13 @@ impl Lock {
     /// # Errors
     /// The file cannot be opened or locked.
     pub fn daemon(state_dir: &Path) -> Result<Option<Self>, JournalError> {
-        Self::take(&state_dir.join("daemon.lock"), rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        let path = state_dir.join("daemon.lock");
+        let file = Self::open(&path)?;
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Lock { _file: file })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(JournalError::Io { path, source: error.into() }),
+        }
     }
 
     /// Takes the daemon's lock, waiting a while for a guardian that is just restoring; `None` = a daemon runs.
@@ -146,39 +151,85 @@ impl Lock {
         }
     }
 
-    /// Waits for the restore lock: restores of one state directory come one after the other.
-    fn restoring(state_dir: &Path) -> Result<Option<Self>, JournalError> {
-        Self::take(&state_dir.join("restore.lock"), rustix::fs::FlockOperation::LockExclusive)
-    }
-
-    fn take(path: &Path, how: rustix::fs::FlockOperation) -> Result<Option<Self>, JournalError> {
-        let io = |source| JournalError::Io { path: PathBuf::from(path), source };
-        let mut options = OpenOptions::new();
-        let file = options.create(true).truncate(false).write(true).open(path).map_err(io)?;
-        match rustix::fs::flock(file.as_fd(), how) {
-            Ok(()) => Ok(Some(Lock { _file: file })),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(io(error.into())),
-        }
+    /// Only to read: a file system that became read-only keeps nobody from being put back. Where the file is not there either,
+    /// and cannot come to be, its folder is locked in its place.
+    fn open(path: &Path) -> Result<OwnedFd, JournalError> {
+        use rustix::fs::{Mode, OFlags, open};
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = match open(path, flags | OFlags::CREATE, Mode::RUSR | Mode::WUSR) {
+            Err(rustix::io::Errno::ROFS) => {
+                open(path.parent().unwrap_or(path), flags | OFlags::DIRECTORY, Mode::empty())
+            }
+            other => other,
+        };
+        file.map_err(|error| JournalError::Io { path: path.to_path_buf(), source: error.into() })
     }
 }
 
-/// Restores from a journal left behind, if there is one, and removes it when nothing is left to do. A journal of
-/// another boot concerns nothing that still exists and is only removed.
+/// What came of a journal that was left behind.
+#[derive(Debug, Default)]
+pub struct LeftBehind {
+    pub account: Vec<Restored>,
+    /// What some lines of the journal said is lost: objects that they named may still be changed.
+    pub damage: Option<Damage>,
+    /// Everything is put back, but the journal lies there still. The next look at it changes nothing.
+    pub stays: Option<JournalError>,
+}
+
+/// A journal with lines that cannot be read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Damage {
+    /// Counted from 1.
+    pub lines: Vec<usize>,
+    /// Where it lies now.
+    pub journal: PathBuf,
+}
+
+impl std::fmt::Display for Damage {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let lines: Vec<String> = self.lines.iter().map(usize::to_string).collect();
+        write!(
+            out,
+            "{}: line {} cannot be read: what was changed there is not known and may not be put back",
+            self.journal.display(),
+            lines.join(", ")
+        )
+    }
+}
+
+/// Restores from a journal left behind, if there is one, and removes it when nothing is left to do. One with damaged lines is
+/// put aside instead. A journal of another boot concerns nothing that still exists and is only removed. Whoever calls holds the
+/// folder's [`Lock`].
 ///
 /// # Errors
-/// The journal cannot be read or removed.
-pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Vec<Restored>, JournalError> {
-    let _lock = Lock::restoring(state_dir)?;
-    let Some(Recovered { boot_id, held, .. }) = journal::recover(state_dir)? else { return Ok(Vec::new()) };
-    let this_boot = kernel.boot_id().ok();
-    let account = match (boot_id, this_boot) {
-        (Some(then), Some(now)) if then != now => Vec::new(),
-        _ => restore(kernel, &held),
+/// The journal cannot be read.
+pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<LeftBehind, JournalError> {
+    let Some(Recovered { boot_id, held, damaged_lines, .. }) = journal::recover(state_dir)? else {
+        return Ok(LeftBehind::default());
     };
-    let failed = account.iter().any(|restored| matches!(restored.outcome, Outcome::Failed(_)));
-    if !failed {
-        journal::remove_left_behind(state_dir)?;
+    let mut left = LeftBehind::default();
+    if let (Some(then), Ok(now)) = (boot_id, kernel.boot_id())
+        && then != now
+    {
+        left.stays = journal::remove_left_behind(state_dir).err();
+        return Ok(left);
     }
-    Ok(account)
+    left.account = restore(kernel, &held);
+    let failed = left.account.iter().any(|restored| matches!(restored.outcome, Outcome::Failed(_)));
+    if !damaged_lines.is_empty() {
+        let mut journal = state_dir.join(Journal::FILE_NAME);
+        if !failed {
+            match journal::set_aside(state_dir) {
+                Ok(aside) => journal = aside,
+                Err(error) => left.stays = Some(error),
+            }
+        }
+        left.damage = Some(Damage { lines: damaged_lines, journal });
+    } else if !failed {
+        left.stays = journal::remove_left_behind(state_dir).err();
+    }
+    Ok(left)
 }
+
+#[cfg(test)]
+mod tests;

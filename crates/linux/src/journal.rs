@@ -4,8 +4,9 @@
 //! Method: before the first change of an object its original is appended to a file and synced, a whole batch at a time,
 //! once per object; what it is changed to is noted beside it, so that a restore can tell our doing from others'. Every
 //! line carries its own checksum; a torn line was never acted upon and is ignored. What a failing disk has taken of a batch is
-//! cut off again, and where that fails too the next line begins on a line of its own. When threads are gone their
-//! lines are dropped by writing the file anew and renaming it into place.
+//! cut off again, and where that fails too the next line says so of the piece before it. Any other line that cannot be read is
+//! damage: what it held is lost, and told. When threads are gone their lines are dropped by writing the file anew and renaming
+//! it into place.
 //! Properties: no change without a synced original; originals only, never an intermediate state; size proportional to
 //! the objects alive; a journal of another boot concerns nothing that still exists.
 
@@ -121,9 +122,22 @@ pub struct Change {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Line {
-    Header { format: u32, boot_id: String, since_ticks: u64 },
-    First { object: Object, original: State, ours: Vec<State> },
-    Again { object: Object, ours: State },
+    Header {
+        format: u32,
+        boot_id: String,
+        since_ticks: u64,
+    },
+    First {
+        object: Object,
+        original: State,
+        ours: Vec<State>,
+    },
+    Again {
+        object: Object,
+        ours: State,
+    },
+    /// The line before is a piece of a batch that failed: none of its changes was made.
+    Torn {},
 }
 
 /// Version of the file's format.
@@ -136,6 +150,8 @@ const COMPACT_FROM_BYTES: u64 = 256 << 10;
 pub enum JournalError {
     #[error("restore journal {path}: {source}")]
     Io { path: PathBuf, source: io::Error },
+    #[error("{object}: how it is now cannot be read: {source}")]
+    Original { object: String, source: io::Error },
     #[error("restore journal {path}, line {line}: {what}")]
     Damaged { path: PathBuf, line: usize, what: String },
 }
@@ -145,7 +161,7 @@ pub enum JournalError {
 pub struct Recovered {
     pub boot_id: Option<String>,
     pub held: BTreeMap<Object, Held>,
-    /// Lines in the middle that could not be read; all others were.
+    /// Lines that could not be read, although their changes may have been made; all others were.
     pub damaged_lines: Vec<usize>,
     /// The last line was cut off: its change was never made.
     pub torn: bool,
@@ -215,6 +231,8 @@ pub struct Journal {
 impl Journal {
     /// Name of the journal in the state directory.
     pub const FILE_NAME: &str = "restore.journal";
+    /// How names of journals with damaged lines begin, once they have been put aside.
+    pub const ASIDE: &str = "damaged.journal";
 
     /// Starts a fresh journal, `since_ticks` clock ticks after the boot. An old one must have been restored and removed
     /// before.
@@ -320,7 +338,8 @@ impl Journal {
     fn append(&mut self, lines: &[Line], sync: bool) -> Result<(), JournalError> {
         let mut text = Vec::new();
         if self.torn && self.disk.cut(self.good_bytes).is_err() {
-            text.push(b'\n'); // ends the piece: it is one damaged line, and hides none after it
+            text.push(b'\n'); // ends the piece, which hides no line after it
+            write_line(&mut text, &Line::Torn {});
         }
         self.torn = false;
         lines.iter().for_each(|line| write_line(&mut text, line));
@@ -357,12 +376,14 @@ pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
         Err(source) => return Err(JournalError::Io { path, source }),
         Ok(bytes) => bytes,
     };
-    let mut found = Recovered { torn: !bytes.is_empty() && !bytes.ends_with(b"\n"), ..Recovered::default() };
+    let mut found = Recovered::default();
     let mut since = 0;
-    let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
-    for (at, line) in bytes[..whole].split_inclusive(|&byte| byte == b'\n').enumerate() {
-        match read_line(line) {
-            None => found.damaged_lines.push(at + 1),
+    for (at, line) in bytes.split_inclusive(|&byte| byte == b'\n').enumerate() {
+        let whole = line.ends_with(b"\n");
+        let read = if whole { read_line(line) } else { read_end(line) };
+        match read {
+            None if whole => found.damaged_lines.push(at + 1),
+            None => found.torn = true,
             Some(Line::Header { format, .. }) if format != FORMAT => {
                 let what = format!("found format {format}, expected {FORMAT}");
                 return Err(JournalError::Damaged { path, line: at + 1, what });
@@ -379,9 +400,49 @@ pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
                     held.ours.push(ours);
                 }
             }
+            Some(Line::Torn {}) => {
+                found.damaged_lines.pop_if(|line| *line == at);
+            }
         }
     }
     Ok(Some(found))
+}
+
+/// The last line where it does not end as lines do: it may be whole but for that, or the end itself is what was damaged.
+fn read_end(line: &[u8]) -> Option<Line> {
+    let ended = |text: &[u8]| read_line(&[text, b"\n"].concat());
+    ended(line).or_else(|| ended(line.split_last()?.1))
+}
+
+/// Puts a journal with damaged lines aside, beside where it lay: what can be put back has been, and what it says no more is
+/// for people to judge.
+///
+/// # Errors
+/// As the file system says; the journal lies where it lay.
+pub fn set_aside(state_dir: &Path) -> Result<PathBuf, JournalError> {
+    let path = state_dir.join(Journal::FILE_NAME);
+    let name = |at: u32| state_dir.join(format!("{}.{at}", Journal::ASIDE));
+    let aside = (1..).map(name).find(|aside| !aside.exists()).expect("numbers do not end");
+    match fs::rename(&path, &aside).and_then(|()| sync_dir(state_dir)) {
+        Ok(()) => Ok(aside),
+        Err(source) => Err(JournalError::Io { path, source }),
+    }
+}
+
+/// Journals that were put aside, until somebody removes them.
+///
+/// # Errors
+/// The folder cannot be listed.
+pub fn aside(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(state_dir)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(Journal::ASIDE) {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// Removes a journal that was left behind and has been restored.
@@ -479,6 +540,27 @@ mod tests {
         assert_eq!((found.damaged_lines, found.held.len()), (vec![2], 2));
     }
 
+    /// Whatever single bit of a journal flips: is every line but the one that it stands in read, and that one named?
+    #[test]
+    fn one_flipped_bit_costs_one_line_and_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+        (1..4).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
+        let path = dir.path().join(Journal::FILE_NAME);
+        let good = fs::read(&path).unwrap();
+        for bit in 0..8 * good.len() {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &bytes).unwrap();
+            let Ok(found) = recover(dir.path()) else { continue };
+            let found = found.unwrap();
+            let whole = found.boot_id.is_some() && &found.held == journal.held();
+            assert!(whole || !found.damaged_lines.is_empty(), "bit {bit}: {found:?}");
+            // A newline that is none any more takes the line after it along.
+            assert!(found.held.len() + 2 >= journal.held().len(), "bit {bit}");
+        }
+    }
+
     /// Does the file stay small when ten thousand threads come and go, and lose nobody who is alive?
     #[test]
     fn short_lived_threads_leave_no_trace() {
@@ -538,7 +620,7 @@ mod tests {
                 }
                 // An object of the failed batch may stand there, as it was: putting that back changes nothing.
                 let extra = found.held.keys().filter(|object| !journal.held().contains_key(object));
-                assert!(extra.clone().count() <= usize::from(cut) && found.damaged_lines.len() <= usize::from(cut));
+                assert!(extra.clone().count() <= usize::from(cut) && found.damaged_lines.is_empty());
                 assert!(!cut || extra.clone().all(|object| *object == affinity(3)));
             }
         }

@@ -135,9 +135,22 @@ pub trait Kernel {
         Ok(numbers(self.list(Path::new("/proc"))?))
     }
     /// Is this still the same thread, and not yet a zombie?
-    fn alive(&self, thread: ThreadKey) -> bool {
-        self.stat(thread.tid).is_ok_and(|stat| stat.key == thread && stat.state != 'Z' && stat.state != 'X')
+    ///
+    /// # Errors
+    /// It could not be asked (no descriptor left, no memory, ...): then nobody knows, and it counts as there.
+    fn alive(&self, thread: ThreadKey) -> io::Result<bool> {
+        match self.stat(thread.tid) {
+            Ok(stat) => Ok(stat.key == thread && !matches!(stat.state, 'Z' | 'X')),
+            Err(error) if is_gone(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
+}
+
+/// Does the error say that the thread or file is no longer there? Only `ENOENT` and `ESRCH` do; any other one says nothing
+/// about what it concerns.
+pub fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
 fn numbers(names: Vec<String>) -> Vec<i32> {
@@ -173,6 +186,16 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
     })
 }
 
+/// Descriptors that what stays open leaves to everything else: the journal, a guardian, connections, putting things back.
+const SPARE_DESCRIPTORS: u64 = 64;
+
+/// Are descriptors running out? A new one has the lowest free number: a high one tells.
+pub(crate) fn scarce(new: &fs::File) -> bool {
+    use std::os::fd::AsRawFd;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.is_some_and(|limit| new.as_raw_fd() as u64 + SPARE_DESCRIPTORS > limit)
+}
+
 /// The host itself, or a tree that looks like one: files under `root`, scheduling calls to the running kernel.
 #[derive(Clone, Debug)]
 pub struct Host {
@@ -198,7 +221,8 @@ impl Kernel for Host {
         Ok(String::from_utf8(bytes).unwrap_or_else(|odd| String::from_utf8_lossy(odd.as_bytes()).into_owned()))
     }
     fn keep(&self, path: &Path) -> io::Result<Kept> {
-        Ok(Kept::File(fs::File::open(self.below(path))?))
+        let file = fs::File::open(self.below(path))?;
+        Ok(if scarce(&file) { Kept::Path(path.to_path_buf()) } else { Kept::File(file) })
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         use std::io::Write;
@@ -297,11 +321,11 @@ mod tests {
         let host = Host::new("/");
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let stat = host.stat(tid).unwrap();
-        assert!(host.alive(stat.key));
+        assert!(host.alive(stat.key).unwrap());
         let before = host.affinity(tid).unwrap();
         host.set_affinity(tid, &before).unwrap();
         assert_eq!(host.affinity(tid).unwrap(), before);
         assert!(host.affinity_is(tid, &before).unwrap() && !host.affinity_is(tid, &CpuSet::default()).unwrap());
-        assert!(!host.alive(ThreadKey { start_ticks: stat.key.start_ticks + 1, ..stat.key }));
+        assert!(!host.alive(ThreadKey { start_ticks: stat.key.start_ticks + 1, ..stat.key }).unwrap());
     }
 }

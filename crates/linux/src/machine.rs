@@ -137,11 +137,18 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.kernel.clone()
     }
 
-    /// Everything as it was before; the gangs stop first.
+    /// Everything as it was before, at the end: what was open is closed first, so that descriptors are no matter.
     ///
     /// # Errors
     /// The journal could not be removed; what could not be put back stands in the account.
     pub fn put_back(&mut self) -> Result<Vec<Restored>, MachineError> {
+        self.counters.clear();
+        self.tasks.close();
+        self.undo()
+    }
+
+    /// The gangs stop first.
+    fn undo(&mut self) -> Result<Vec<Restored>, MachineError> {
         self.gangs = None;
         let kernel = self.kernel();
         let account = self.actuator.put_back(&*lock(&kernel));
@@ -161,7 +168,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.options.groups = groups;
         self.options.act = act;
         if !act {
-            self.put_back()?;
+            self.undo()?;
         }
         let kernel = self.kernel();
         let kernel = lock(&kernel);

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::journal::{Held, Object, State};
-use crate::kernel::{Kernel, ThreadKey};
+use crate::kernel::{Kernel, ThreadKey, is_gone};
 use crate::resctrl::{Schemata, groups};
 
 /// The longest that a restore waits for resctrl's lock.
@@ -71,6 +71,8 @@ fn restore_all_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<
     let mut clean_passes = 0;
     for _ in 0..PASSES_AT_MOST {
         let heirs = restore_heirs(kernel, held);
+        // What failed is tried again by every pass: the last one tells.
+        account.retain(|heir: &Restored| !matches!(heir.outcome, Outcome::Failed(_)));
         let clean = heirs.iter().all(|heir| heir.outcome != Outcome::PutBack);
         account.extend(heirs);
         clean_passes = if clean { clean_passes + 1 } else { 0 };
@@ -105,10 +107,6 @@ fn is_cpuset(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == crate::cpusets::FILE_NAME)
 }
 
-fn gone(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
-}
-
 /// A thread that is just ending, or just being moved, is "no such process" to a call although it still stands in `/proc`: it is
 /// asked again, and one that lives on has not been put back.
 fn restore_object(kernel: &dyn Kernel, object: &Object, held: &Held) -> Outcome {
@@ -119,20 +117,24 @@ fn restore_object(kernel: &dyn Kernel, object: &Object, held: &Held) -> Outcome 
         tries += 1;
         match restore_one(kernel, object, held) {
             Ok(outcome) => return outcome,
-            Err(error) if gone(&error) && !lives_on(kernel, object, &error) => return Outcome::Gone,
-            Err(error) if gone(&error) && tries < TRIES => std::thread::sleep(BETWEEN_TRIES),
+            Err(error) if is_gone(&error) && !lives_on(kernel, object, &error) => return Outcome::Gone,
+            Err(error) if is_gone(&error) && tries < TRIES => std::thread::sleep(BETWEEN_TRIES),
             Err(error) => return Outcome::Failed(in_words(kernel, object, &error)),
         }
     }
 }
 
-/// Did the kernel call a thread gone that is there? (A group or file that is not there is gone whoever lives.)
+/// Did the kernel call a thread gone that is there, or of which nobody can tell? (A group or file that is not there is gone
+/// whoever lives.)
 fn lives_on(kernel: &dyn Kernel, object: &Object, error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::ESRCH) && object.thread().is_none_or(|thread| kernel.alive(thread))
+    let lives = |thread| kernel.alive(thread).unwrap_or(true);
+    error.raw_os_error() == Some(libc::ESRCH) && object.thread().is_none_or(lives)
 }
 
 fn restore_one(kernel: &dyn Kernel, object: &Object, held: &Held) -> io::Result<Outcome> {
-    if object.thread().is_some_and(|thread| !kernel.alive(thread)) {
+    if let Some(thread) = object.thread()
+        && !kernel.alive(thread)?
+    {
         return Ok(Outcome::Gone);
     }
     if let Object::Directory { path } = object {
@@ -194,7 +196,7 @@ pub fn write_state(kernel: &dyn Kernel, object: &Object, state: &State) -> io::R
         (Object::Policy { thread, .. }, State::Scheduling(all)) => kernel.set_scheduling(thread.tid, all),
         (Object::Membership { hierarchy, thread, .. }, State::Group(group)) => {
             let group = hierarchy.join(group.strip_prefix("/").unwrap_or(group));
-            kernel.write(&member_file(kernel, &group), &thread.tid.to_string())
+            kernel.write(&member_file(kernel, &group)?, &thread.tid.to_string())
         }
         (Object::File { path }, State::Text(text)) if is_cpuset(path) && text.is_empty() => as_parent(kernel, path),
         (Object::File { path } | Object::Schemata { path }, State::Text(text)) => {
@@ -219,14 +221,19 @@ fn as_parent(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
 }
 
 /// The file that takes thread ids: `tasks` (cgroup v1, resctrl), `cgroup.threads` or `cgroup.procs` (v2).
-fn member_file(kernel: &dyn Kernel, group: &Path) -> PathBuf {
+fn member_file(kernel: &dyn Kernel, group: &Path) -> io::Result<PathBuf> {
     let tasks = group.join("tasks");
-    if kernel.read(&tasks).is_ok() {
-        return tasks;
+    if if_there(kernel.read(&tasks))?.is_some() {
+        return Ok(tasks);
     }
     let threads = group.join("cgroup.threads");
-    // cgroup.threads refuses to be read in a domain group; there whole processes are moved.
-    if kernel.read(&threads).is_ok() { threads } else { group.join("cgroup.procs") }
+    match if_there(kernel.read(&threads)) {
+        Ok(Some(_)) => Ok(threads),
+        Ok(None) => Ok(group.join("cgroup.procs")),
+        // cgroup.threads refuses to be read in a domain group; there whole processes are moved.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(group.join("cgroup.procs")),
+        Err(error) => Err(error),
+    }
 }
 
 /// Group of a thread in a hierarchy: resctrl tells it of each thread; otherwise found by looking through the groups, the
@@ -240,29 +247,52 @@ fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Res
         if members(kernel, &group)?.contains(&thread.tid) {
             return Ok(Path::new("/").join(group.strip_prefix(hierarchy).unwrap_or(&group)));
         }
-        left.extend(child_groups(kernel, &group));
+        left.extend(child_groups(kernel, &group)?);
     }
-    Err(io::Error::new(io::ErrorKind::NotFound, format!("{}: thread {} in no group", hierarchy.display(), thread.tid)))
+    // It has ended, or was moved while we looked: whoever asks finds out which.
+    Err(io::Error::from_raw_os_error(libc::ESRCH))
 }
 
 /// Threads in a group and in all below it.
-pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> Vec<i32> {
+///
+/// # Errors
+/// A group that is there cannot be read.
+pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
     let (mut left, mut all) = (vec![group.to_path_buf()], Vec::new());
     while let Some(group) = left.pop() {
-        // A group that goes meanwhile has no members.
-        all.extend(members(kernel, &group).unwrap_or_default());
-        left.extend(child_groups(kernel, &group));
+        all.extend(members(kernel, &group)?);
+        left.extend(child_groups(kernel, &group)?);
     }
-    all
+    Ok(all)
 }
 
-fn child_groups(kernel: &dyn Kernel, group: &Path) -> Vec<PathBuf> {
-    let names = kernel.list(group).unwrap_or_default();
-    names.into_iter().map(|name| group.join(name)).filter(|path| kernel.list(path).is_ok()).collect()
+/// A group that goes meanwhile has no children.
+fn child_groups(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<PathBuf>> {
+    let names = if_there(kernel.list(group))?.unwrap_or_default();
+    let mut groups = Vec::new();
+    for path in names.into_iter().map(|name| group.join(name)) {
+        match if_there(kernel.list(&path)) {
+            Ok(Some(_)) => groups.push(path),
+            Ok(None) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(groups)
 }
 
+/// `None` of what is not there (any more).
+pub(crate) fn if_there<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
+    match answer {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A group that goes meanwhile has no members.
 fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
-    let text = match kernel.read(&member_file(kernel, group)) {
+    let text = match kernel.read(&member_file(kernel, group)?) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
     };
@@ -304,8 +334,8 @@ pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<Outco
             break;
         }
         for tid in left {
-            match kernel.write(&member_file(kernel, parent), &tid.to_string()) {
-                Err(error) if !gone(&error) => return Err(error),
+            match kernel.write(&member_file(kernel, parent)?, &tid.to_string()) {
+                Err(error) if !is_gone(&error) => return Err(error),
                 _ => {}
             }
         }
@@ -316,59 +346,110 @@ pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<Outco
     }
 }
 
-/// Threads born since, by a journalled process or its descendants, that inherited a mask, nice value or policy of ours.
-fn restore_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
-    // By process: every inherited property, with the process's first original of it and all that we set it to.
-    let mut estates: BTreeMap<i32, Vec<(&Object, Held)>> = BTreeMap::new();
+/// What was changed of a process that lives, of any of its threads: the object, and its first original with all that we set.
+type Estates<'a> = BTreeMap<i32, Vec<(&'a Object, Held)>>;
+
+/// By process: every inherited property, with the process's first original of it and all that we set it to. Of whom nobody can
+/// tell whether he lives stands in the account.
+fn estates<'a>(kernel: &dyn Kernel, held: &'a BTreeMap<Object, Held>, account: &mut Vec<Restored>) -> Estates<'a> {
+    let mut estates: Estates<'a> = BTreeMap::new();
     for (object, held) in held {
+        let (Some(pid), Some(thread)) = (object.inherited(), object.thread()) else { continue };
         // A process id may have been reused: it is still the journalled process only if a journalled thread lives.
-        if let Some(pid) = object.inherited().filter(|_| object.thread().is_some_and(|t| kernel.alive(t))) {
-            let estate = estates.entry(pid).or_default();
-            let of_first = |thread| object.same_of(pid, thread);
-            let same = |other: &&mut (&Object, Held)| other.0.thread().map(of_first).as_ref() == Some(other.0);
-            match estate.iter_mut().find(same) {
-                Some((_, first)) => first.ours.extend(held.ours.iter().cloned()),
-                None => estate.push((object, held.clone())),
+        match kernel.alive(thread) {
+            Ok(true) => {}
+            Ok(false) => continue,
+            Err(error) => {
+                account.push(unseen_heirs(object, &error));
+                continue;
             }
         }
+        let estate = estates.entry(pid).or_default();
+        let of_first = |thread| object.same_of(pid, thread);
+        let same = |other: &&mut (&Object, Held)| other.0.thread().map(of_first).as_ref() == Some(other.0);
+        match estate.iter_mut().find(same) {
+            Some((_, first)) => first.ours.extend(held.ours.iter().cloned()),
+            None => estate.push((object, held.clone())),
+        }
     }
+    estates
+}
+
+/// Who inherited an object could not be looked up.
+fn unseen_heirs(of: &Object, error: &io::Error) -> Restored {
+    let outcome = Outcome::Failed(format!("threads and children that may have inherited it cannot be seen: {error}"));
+    Restored { object: of.clone(), outcome }
+}
+
+/// Threads born since, by a journalled process or its descendants, that inherited a mask, nice value or policy of ours.
+fn restore_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
     let mut account = Vec::new();
-    if estates.is_empty() {
-        return account;
-    }
-    let processes = kernel.processes().unwrap_or_default();
-    let parents: BTreeMap<i32, i32> =
-        processes.iter().filter_map(|&pid| Some((pid, kernel.stat(pid).ok()?.parent))).collect();
-    for &pid in &processes {
+    let estates = estates(kernel, held, &mut account);
+    let Some((first, _)) = estates.values().flatten().next() else { return account };
+    let parents = match parents(kernel) {
+        Ok(parents) => parents,
+        Err(error) => {
+            account.push(unseen_heirs(first, &error));
+            return account;
+        }
+    };
+    for &pid in parents.keys() {
         // From the nearest ancestor on: each may have passed on what the ones between were not journalled for.
         let estates: Vec<&(&Object, Held)> =
             ancestors(pid, &parents).iter().filter_map(|pid| estates.get(pid)).flatten().collect();
-        if estates.is_empty() {
-            continue;
-        }
-        for tid in kernel.threads(pid).unwrap_or_default() {
-            let Ok(stat) = kernel.stat(tid) else { continue };
-            for (of, held_by_ancestor) in &estates {
-                let object = of.same_of(pid, stat.key);
-                if !held.contains_key(&object) {
-                    account.extend(heir(kernel, object, held_by_ancestor));
+        let Some((first, _)) = estates.first() else { continue };
+        match threads_of(kernel, pid) {
+            Ok(threads) => {
+                for thread in threads {
+                    for (of, held_by_ancestor) in &estates {
+                        let object = of.same_of(pid, thread);
+                        if !held.contains_key(&object) {
+                            account.extend(heir(kernel, object, held_by_ancestor));
+                        }
+                    }
                 }
             }
+            Err(error) => account.push(unseen_heirs(first, &error)),
         }
     }
     account
 }
 
+/// All processes, with their parents. Others' processes that a user may not look at (`hidepid=1` of proc(5)) are none that he
+/// could have changed.
+fn parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
+    let hidden = |error: &io::Error| error.raw_os_error() == Some(libc::EPERM) && !rustix::process::geteuid().is_root();
+    let mut parents = BTreeMap::new();
+    for pid in kernel.processes()? {
+        match if_there(kernel.stat(pid)) {
+            Ok(stat) => parents.extend(stat.map(|stat| (pid, stat.parent))),
+            Err(error) if hidden(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(parents)
+}
+
+/// The threads of a process that are there.
+fn threads_of(kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<ThreadKey>> {
+    let mut threads = Vec::new();
+    for tid in if_there(kernel.threads(pid))?.unwrap_or_default() {
+        threads.extend(if_there(kernel.stat(tid))?.map(|stat| stat.key));
+    }
+    Ok(threads)
+}
+
 /// An heir is put back only if it was born since and carries exactly what we set: its own choice is left alone.
 pub(crate) fn heir(kernel: &dyn Kernel, object: Object, held: &Held) -> Option<Restored> {
     object.thread().filter(|thread| held.may_have_passed_to(*thread))?;
-    let now = read_state(kernel, &object).ok()?;
-    if now == held.original || !held.ours.contains(&now) {
-        return None;
-    }
-    let outcome = match write_state(kernel, &object, &held.original) {
-        Ok(()) => Outcome::PutBack,
-        Err(error) if gone(&error) && !lives_on(kernel, &object, &error) => Outcome::Gone,
+    let outcome = match read_state(kernel, &object) {
+        Ok(now) if now == held.original || !held.ours.contains(&now) => return None,
+        Ok(_) => match write_state(kernel, &object, &held.original) {
+            Ok(()) => Outcome::PutBack,
+            Err(error) if is_gone(&error) && !lives_on(kernel, &object, &error) => Outcome::Gone,
+            Err(error) => Outcome::Failed(error.to_string()),
+        },
+        Err(error) if is_gone(&error) => return None,
         Err(error) => Outcome::Failed(error.to_string()),
     };
     Some(Restored { object, outcome })

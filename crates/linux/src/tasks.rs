@@ -13,8 +13,9 @@ use std::path::PathBuf;
 
 use cachemate_core::{CpuId, Goal, ProcessId, TaskId};
 
-use crate::kernel::{Kept, Kernel, ThreadKey, ThreadStat};
+use crate::kernel::{Kept, Kernel, ThreadKey, ThreadStat, is_gone};
 use crate::progress::calls;
+use crate::restore::if_there;
 use crate::rules::{Action, Rule, Subject, decide};
 
 /// Processes that are not managed are asked in so many turns whether they are still the same.
@@ -125,13 +126,24 @@ impl Tasks {
         let known = self.by_thread.values().filter(|task| asleep.contains(&task.pid));
         let mut seen: BTreeSet<ThreadKey> = known.map(|task| task.thread).collect();
         for (pid, process) in managed.into_iter().filter(|(pid, _)| !asleep.contains(pid)) {
-            for tid in kernel.threads(pid).unwrap_or_default() {
-                let read = || kernel.stat(tid).ok();
-                if let Some(stat) = self.leaders.remove(&tid).or_else(read)
-                    && !matches!(stat.state, 'Z' | 'X')
-                {
-                    seen.insert(stat.key);
-                    self.note(kernel, pid, &process, &stat, now_ns);
+            let tids = match kernel.threads(pid) {
+                Ok(tids) => tids,
+                Err(error) if is_gone(&error) => continue,
+                // Whom nobody can ask has not exited.
+                Err(_) => {
+                    seen.extend(self.by_thread.values().filter(|task| task.pid == pid).map(|task| task.thread));
+                    continue;
+                }
+            };
+            for tid in tids {
+                match self.leaders.remove(&tid).map_or_else(|| kernel.stat(tid), Ok) {
+                    Ok(stat) if matches!(stat.state, 'Z' | 'X') => {}
+                    Ok(stat) => {
+                        seen.insert(stat.key);
+                        self.note(kernel, pid, &process, &stat, now_ns);
+                    }
+                    Err(error) if is_gone(&error) => {}
+                    Err(_) => seen.extend(self.by_thread.keys().filter(|thread| thread.tid == tid)),
                 }
             }
         }
@@ -141,22 +153,11 @@ impl Tasks {
         Ok(())
     }
 
-    /// Reads what rules go by, once per process. A pid that is reused has a new leader and is examined again.
+    /// Reads what rules go by, once per process. A pid that is reused has a new leader and is examined again. Where something
+    /// cannot be read nothing is decided, and the next look tries again: a rule that says "leave" must not be missed.
     fn examine(&mut self, kernel: &dyn Kernel, rules: &[Rule], pid: i32) {
         let Ok(stat) = kernel.stat(pid) else { return };
-        let kernel_thread = stat.flags & KERNEL_THREAD != 0;
-        let mut user = None;
-        let action = if kernel_thread {
-            Action::Leave
-        } else {
-            let cgroup = kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))).ok();
-            let cgroup = cgroup.as_deref().and_then(cgroup_path);
-            let status = kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))).unwrap_or_default();
-            let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-            user = users.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
-            let lineage = if rules.iter().any(|rule| rule.pid.is_some()) { lineage(kernel, &stat) } else { vec![pid] };
-            decide(rules, &Subject { command: &stat.name, cgroup, lineage: &lineage, user })
-        };
+        let Ok((action, user)) = action(kernel, rules, &stat) else { return };
         if action == Action::Leave && self.processes.get(&stat.parent).is_some_and(|parent| parent.id.is_some()) {
             self.strangers.push((pid, stat.parent));
         }
@@ -234,7 +235,10 @@ impl Tasks {
             if trusted {
                 return true;
             }
-            let Ok(stat) = kernel.stat(pid) else { return false };
+            let stat = match kernel.stat(pid) {
+                Ok(stat) => stat,
+                Err(error) => return !is_gone(&error),
+            };
             let same = stat.key == process.leader;
             leaders.insert(pid, stat);
             same
@@ -296,6 +300,11 @@ impl Tasks {
         self.by_thread.values().find(|managed| managed.task == task)
     }
 
+    /// Closes the files that stay open: they are needed for something else.
+    pub fn close(&mut self) {
+        self.kept.clear();
+    }
+
     /// Drops those that have exited: to be called once they were reported.
     pub fn drop_exited(&mut self) {
         self.by_thread.retain(|_, task| !task.exited);
@@ -303,16 +312,31 @@ impl Tasks {
     }
 }
 
+/// What the rules say of a process, and whose it is where that is known.
+fn action(kernel: &dyn Kernel, rules: &[Rule], stat: &ThreadStat) -> io::Result<(Action, Option<u32>)> {
+    let pid = stat.key.tid;
+    if stat.flags & KERNEL_THREAD != 0 {
+        return Ok((Action::Leave, None));
+    }
+    let cgroup = if_there(kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?;
+    let cgroup = cgroup.as_deref().and_then(cgroup_path);
+    let status = if_there(kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
+    let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
+    let lineage = if rules.iter().any(|rule| rule.pid.is_some()) { lineage(kernel, stat)? } else { vec![pid] };
+    Ok((decide(rules, &Subject { command: &stat.name, cgroup, lineage: &lineage, user }), user))
+}
+
 /// The process and those that it descends from.
-fn lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> Vec<i32> {
+fn lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> {
     let mut line = vec![stat.key.tid];
     let mut parent = stat.parent;
     // A chain of parents is short; the bound is against a tree that changes while it is read.
     while parent > 0 && line.len() < 1_000 && !line.contains(&parent) {
         line.push(parent);
-        parent = kernel.stat(parent).map_or(0, |stat| stat.parent);
+        parent = if_there(kernel.stat(parent))?.map_or(0, |stat| stat.parent);
     }
-    line
+    Ok(line)
 }
 
 /// The path in `/proc/PID/cgroup`: of the unified hierarchy, or of the first one that is not the root.

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
+use anyhow::bail;
 use cachemate_linux::guardian::watch;
 use cachemate_linux::kernel::Host;
 use clap::Args;
 
-use crate::live::daemon::complain;
+use crate::live::daemon::{complain, say_loss};
 use crate::session::Session;
 
 /// Wait for the end of the process on standard input, and put the host back if it did not do so itself
@@ -18,7 +19,12 @@ pub struct Guardian {
 
 impl Guardian {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let account = watch(&Host::new("/"), &self.state_dir)?;
-        complain(&account, &|words| session.warn(words))
+        let left = watch(&Host::new("/"), &self.state_dir)?;
+        say_loss(&left, &|words| session.warn(words));
+        complain(&left.account, &|words| session.warn(words))?;
+        if left.damage.is_some() || left.stays.is_some() {
+            bail!("the restore journal needs somebody to look at it: cachemate reset says why");
+        }
+        Ok(())
     }
 }

@@ -1,11 +1,13 @@
 //! `cachemate reset`: everything as it was before anybody managed this host.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::bail;
-use cachemate_linux::guardian::{Lock, restore_left_behind};
-use cachemate_linux::kernel::Host;
+use cachemate_linux::guardian::{LeftBehind, Lock, restore_left_behind};
+use cachemate_linux::journal;
+use cachemate_linux::kernel::{Host, is_gone};
 use cachemate_linux::resctrl;
 use cachemate_linux::restore::{Outcome, Restored};
 use clap::Args;
@@ -18,7 +20,8 @@ use crate::session::Session;
 /// Put back whatever a daemon or a run that died has left changed
 ///
 /// Affinities, nice values, scheduling policies, cpusets and groups become what they were. What somebody else has changed since
-/// is left alone and told. A running daemon is not disturbed: it puts everything back itself when it ends.
+/// is left alone and told. A running daemon is not disturbed: it puts everything back itself when it ends. What cannot be put
+/// back, or cannot be known any more, is told, and the exit code is not 0.
 #[derive(Args)]
 pub struct Reset {
     /// Where the restore journal lies
@@ -39,9 +42,19 @@ struct ResetJson {
     /// Changed by somebody else since, and left alone.
     theirs: Vec<String>,
     failed: Vec<String>,
+    /// Journals with lines that cannot be read, until somebody removes them: what those said may not be put back.
+    damaged: Vec<String>,
+    /// Journals of which everything is put back, but which could not be removed.
+    stay: Vec<String>,
 }
 
 impl ResetJson {
+    fn add_left(&mut self, left: &LeftBehind) {
+        self.add(&left.account);
+        self.stay.extend(left.stays.as_ref().map(ToString::to_string));
+        self.damaged.extend(left.damage.as_ref().map(ToString::to_string));
+    }
+
     fn add(&mut self, account: &[Restored]) {
         for line in account {
             match &line.outcome {
@@ -60,6 +73,8 @@ impl ResetJson {
         self.orphans.iter().for_each(|line| text.push_str(&format!("{line}\n")));
         self.theirs.iter().for_each(|line| text.push_str(&format!("left alone, changed by somebody else: {line}\n")));
         self.failed.iter().for_each(|line| text.push_str(&format!("not put back: {line}\n")));
+        self.damaged.iter().for_each(|line| text.push_str(&format!("{line}\n")));
+        self.stay.iter().for_each(|line| text.push_str(&format!("put back, but the journal stays: {line}\n")));
         text
     }
 }
@@ -68,26 +83,62 @@ impl Reset {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let state_dir = self.state_dir.clone().unwrap_or_else(paths::state_dir);
         let mut result = ResetJson::default();
-        let mut dirs = vec![state_dir.clone()];
-        // `cachemate run` keeps a journal of its own, one folder each.
-        let runs = std::fs::read_dir(&state_dir).into_iter().flatten().flatten().map(|entry| entry.path());
-        dirs.extend(runs.filter(|path| {
-            path.is_dir() && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("run-"))
-        }));
-        for dir in dirs.iter().filter(|dir| dir.is_dir()) {
-            let Some(_lock) = Lock::daemon_after(dir, Duration::from_secs(10))? else {
-                if *dir == state_dir {
+        for dir in folders(&state_dir)? {
+            match Lock::daemon_after(&dir, Duration::from_secs(10)) {
+                Ok(Some(_lock)) => result.reset(&dir),
+                Ok(None) if dir == state_dir => {
                     bail!("a daemon holds {}: stop it, and it puts everything back itself", dir.display());
                 }
-                continue; // a run that is under way
-            };
-            result.add(&restore_left_behind(&Host::new("/"), dir)?);
+                Ok(None) => {} // a run that is under way
+                Err(error) => result.failed.push(error.to_string()),
+            }
         }
         result.orphans = resctrl::groups::sweep_mounted(&Host::new("/"));
         session.answer(self.json.json, &result, || result.words())?;
-        match result.failed.len() {
-            0 => Ok(()),
-            failed => bail!("{failed} objects could not be put back; the journal is kept"),
+        match (result.failed.len(), result.damaged.len() + result.stay.len()) {
+            (0, 0) => Ok(()),
+            (0, _) => bail!("a journal needs somebody to look at it, and to remove it then"),
+            (failed, _) => bail!("{failed} objects could not be put back; the journal is kept"),
         }
     }
+}
+
+impl ResetJson {
+    /// One folder, which is locked. A journal that cannot be used stops nothing else.
+    fn reset(&mut self, dir: &Path) {
+        match restore_left_behind(&Host::new("/"), dir) {
+            Ok(left) => self.add_left(&left),
+            Err(error) => self.failed.push(error.to_string()),
+        }
+        let told = |path: &PathBuf| self.damaged.iter().any(|line| line.starts_with(&path.display().to_string()));
+        match journal::aside(dir) {
+            Ok(aside) => {
+                let old: Vec<PathBuf> = aside.into_iter().filter(|path| !told(path)).collect();
+                self.damaged.extend(old.iter().map(|path| format!("{}: put aside earlier", path.display())));
+            }
+            Err(error) => self.failed.push(format!("{}: {error}", dir.display())),
+        }
+    }
+}
+
+/// The state folder, and those in it of `cachemate run`, which keeps a journal of its own each time.
+fn folders(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut folders = vec![state_dir.to_path_buf()];
+    let read = || -> io::Result<Vec<PathBuf>> {
+        let mut runs = Vec::new();
+        for entry in std::fs::read_dir(state_dir)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with("run-") && entry.file_type()?.is_dir() {
+                runs.push(entry.path());
+            }
+        }
+        runs.sort();
+        Ok(runs)
+    };
+    match read() {
+        Ok(runs) => folders.extend(runs),
+        Err(error) if is_gone(&error) => folders.clear(),
+        Err(error) => bail!("{}: {error}", state_dir.display()),
+    }
+    Ok(folders)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use cachemate_core::{LoopError, Record, RunHeader};
-use cachemate_linux::guardian::{Lock, restore_left_behind};
+use cachemate_linux::guardian::{LeftBehind, Lock, restore_left_behind};
 use cachemate_linux::kernel::Host;
 use cachemate_linux::restore::{Outcome, Restored};
 use cachemate_spec::{ManageConfig, User, load_manage_config};
@@ -79,7 +79,8 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
         bail!("another daemon holds {}", state_dir.display());
     };
     let left = restore_left_behind(&Host::new("/"), &state_dir)?;
-    complain(&left, say)?;
+    say_loss(&left, say);
+    complain(&left.account, say)?;
     let found = host::find(false)?;
     let progress_dir = progress_dir(&config);
     let wish = Wish {
@@ -280,6 +281,16 @@ pub fn complain(account: &[Restored], say: &dyn Fn(&str)) -> anyhow::Result<()> 
         bail!("{failed} objects could not be put back; the journal is kept, and cachemate reset tries again");
     }
     Ok(())
+}
+
+/// Says what of a journal that was left behind is lost, or lies there still.
+pub fn say_loss(left: &LeftBehind, say: &dyn Fn(&str)) {
+    if let Some(damage) = &left.damage {
+        say(&damage.to_string());
+    }
+    if let Some(error) = &left.stays {
+        say(&format!("the journal lies there still: {error}"));
+    }
 }
 
 /// SIGHUP reloads and wakes.

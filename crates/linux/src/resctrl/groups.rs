@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::kernel::{Kernel, ThreadKey};
+use crate::kernel::{Kernel, ThreadKey, is_gone};
 use crate::restore::remove_group;
 
 /// How every group of ours begins.
@@ -44,14 +44,20 @@ pub fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
 /// only monitor are told below theirs. `None` = not a mount of resctrl, or the kernel does not tell.
 ///
 /// # Errors
-/// The thread is gone.
+/// The thread is gone, or cannot be asked.
 pub fn told_of_thread(kernel: &dyn Kernel, mount: &Path, tid: i32) -> io::Result<Option<PathBuf>> {
-    if kernel.read(&mount.join("schemata")).is_err() {
-        return Ok(None);
+    match kernel.read(&mount.join("schemata")) {
+        Ok(_) => {}
+        Err(error) if is_gone(&error) => return Ok(None),
+        Err(error) => return Err(error),
     }
-    let Ok(text) = kernel.read(&PathBuf::from(format!("/proc/{tid}/cpu_resctrl_groups"))) else {
-        kernel.stat(tid)?; // gone, or an old kernel?
-        return Ok(None);
+    let text = match kernel.read(&PathBuf::from(format!("/proc/{tid}/cpu_resctrl_groups"))) {
+        Ok(text) => text,
+        Err(error) if is_gone(&error) => {
+            kernel.stat(tid)?; // gone, or an old kernel?
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
     };
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let (Some(control), monitor) = (field("res:"), field("mon:").unwrap_or_default()) else { return Ok(None) };

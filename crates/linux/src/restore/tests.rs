@@ -149,3 +149,25 @@ fn a_group_that_was_as_its_parent_is_so_again() {
         assert_eq!(host.text("/cg/batch/cpuset.cpus").trim(), if populated { "0-7" } else { "" });
     }
 }
+
+/// Descriptors, memory or the disk that run out while it is looked whether a thread lives: is it never taken for gone, and is
+/// all as before once there are some again?
+#[test]
+fn who_cannot_be_asked_is_not_gone() {
+    for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EIO, libc::EPERM, libc::EINTR] {
+        let host = FakeHost::default();
+        let thread = host.thread(5, 5, 1, "0-3");
+        let mut held = BTreeMap::new();
+        make(&host, &mut held, affinity(5, thread), cpus("1"));
+        host.thread(7, 7, 5, "1"); // an heir
+        host.reads_fail.set(Some(errno));
+        let account = restore(&host, &held);
+        assert!(
+            !account.is_empty() && account.iter().all(|line| matches!(line.outcome, Outcome::Failed(_))),
+            "{account:?}"
+        );
+        host.reads_fail.set(None);
+        restore(&host, &held);
+        assert!(host.threads.borrow().values().all(|thread| thread.cpus.to_string() == "0-3"));
+    }
+}

@@ -1,0 +1,162 @@
+//! `cachemate reset` and the guardian where something stands in their way: descriptors, the disk, a damaged journal.
+
+mod common;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cachemate_core::CpuSet;
+use cachemate_linux::journal::{Change, Journal, Object, State};
+use cachemate_linux::kernel::{Host, Kernel};
+use common::{MANAGE, Running, acting, run};
+
+fn affinity(pid: i32) -> CpuSet {
+    Host::new("/").affinity(pid).unwrap()
+}
+
+fn sleeper() -> Running {
+    Running(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap())
+}
+
+/// Moves programs to their first CPU as a daemon would that dies right after; the journal lies in `state`.
+fn moved_by_one_who_died(folder: &Path, programs: &[Running]) {
+    let (host, state) = (Host::new("/"), folder.join("state"));
+    std::fs::create_dir_all(&state).unwrap();
+    let mut journal = Journal::create(&state, &host.boot_id().unwrap(), 0).unwrap();
+    for program in programs {
+        let thread = host.stat(program.pid()).unwrap().key;
+        let object = Object::Affinity { pid: program.pid(), thread };
+        let one: CpuSet = affinity(program.pid()).first().into_iter().collect();
+        let change = Change { object, now: State::Cpus(affinity(program.pid())), wanted: State::Cpus(one.clone()) };
+        journal.before(&[change]).unwrap();
+        host.set_affinity(program.pid(), &one).unwrap();
+    }
+}
+
+const RESET: [&str; 3] = ["reset", "--state-dir", "state"];
+
+/// The programs below a shell: twelve, and forty more when it is told so.
+struct Crowd(Running);
+
+impl Crowd {
+    fn start() -> Self {
+        let many = |count| format!("for n in $(seq {count}); do sleep 1000 & done");
+        let script = format!("{}; read more; {}; echo there; wait", many(12), many(40));
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let crowd = Crowd(Running(shell.spawn().unwrap()));
+        while crowd.children().len() < 12 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        crowd
+    }
+    fn children(&self) -> Vec<i32> {
+        let host = Host::new("/");
+        let child = |pid: &i32| host.stat(*pid).is_ok_and(|stat| stat.parent == self.0.pid() && stat.name == "sleep");
+        host.processes().unwrap().into_iter().filter(child).collect()
+    }
+    fn grow(&mut self) {
+        self.0.0.stdin.take().unwrap().write_all(b"more\n").unwrap();
+        while self.children().len() < 52 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        let host = Host::new("/");
+        for pid in self.children() {
+            // Only who is still our child's child.
+            if host.stat(pid).is_ok_and(|stat| stat.parent == self.0.pid()) {
+                let _ = Command::new("kill").arg(pid.to_string()).status();
+            }
+        }
+    }
+}
+
+/// A daemon whose descriptors run out while it holds moved programs: are all of them as before in the end?
+#[test]
+fn out_of_descriptors_everything_comes_back() {
+    let whole = affinity(std::process::id() as i32);
+    if whole.count() < 2 {
+        println!("not shown here: programs that are moved (one CPU)");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut crowd = Crowd::start();
+    let first = crowd.children();
+    std::fs::write(folder.path().join("c.toml"), acting("shake", 20, &crowd.0.pid().to_string())).unwrap();
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 48; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_cachemate")]).args(MANAGE);
+    let mut daemon =
+        Running(limited.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
+    let start = Instant::now();
+    while first.iter().all(|&pid| affinity(pid) == whole) {
+        assert!(start.elapsed() < Duration::from_secs(60), "nobody was moved");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    crowd.grow();
+    std::thread::sleep(Duration::from_millis(600));
+    Command::new("kill").arg(daemon.pid().to_string()).status().unwrap();
+    let ended = daemon.0.wait().unwrap();
+    let start = Instant::now();
+    let journal = folder.path().join("state/restore.journal");
+    while journal.exists() && start.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let moved = crowd.children().into_iter().filter(|&pid| affinity(pid) != whole).count();
+    assert!(moved == 0 && !journal.exists(), "{moved} stay moved; the daemon ended with {ended}");
+    assert_eq!(ended.code(), Some(0));
+}
+
+/// Lines of the journal that cannot be read: is the rest put back, and is the loss told, by the exit code too, until somebody
+/// has looked at it?
+#[test]
+fn damage_is_told_by_the_exit_code() {
+    let folder = tempfile::tempdir().unwrap();
+    let programs: Vec<Running> = (0..4).map(|_| sleeper()).collect();
+    let before = affinity(programs[0].pid());
+    moved_by_one_who_died(folder.path(), &programs);
+    let path = folder.path().join("state/restore.journal");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let second = bytes.iter().position(|&byte| byte == b'\n').unwrap() + 40;
+    bytes[second] ^= 4;
+    std::fs::write(&path, bytes).unwrap();
+    let ran = run(folder.path(), &RESET);
+    assert_eq!(ran.code, Some(1), "{}", ran.err);
+    assert!(ran.out.contains("line 2 cannot be read"), "{}", ran.out);
+    assert!(programs[1..].iter().all(|program| affinity(program.pid()) == before));
+    let again = run(folder.path(), &RESET);
+    assert!(again.code == Some(1) && again.out.contains("put aside earlier"), "{}", again.out);
+    std::fs::remove_file(folder.path().join("state/damaged.journal.1")).unwrap();
+    run(folder.path(), &RESET).ok();
+}
+
+/// A state folder that became read-only: does reset put everything back, and say that the journal stays?
+#[test]
+fn a_read_only_state_folder_is_no_obstacle() {
+    let folder = tempfile::tempdir().unwrap();
+    let programs: Vec<Running> = (0..3).map(|_| sleeper()).collect();
+    let before = affinity(programs[0].pid());
+    moved_by_one_who_died(folder.path(), &programs);
+    let state = folder.path().join("state");
+    let mount = |args: &[&str]| {
+        let ran = Command::new("mount").args(args).arg(&state).stderr(Stdio::null()).status();
+        ran.is_ok_and(|status| status.success())
+    };
+    if !mount(&["--bind", state.to_str().unwrap()]) {
+        println!("not shown here: a read-only state folder (no right to mount)");
+        return;
+    }
+    let read_only = mount(&["-o", "remount,bind,ro"]);
+    let ran = run(folder.path(), &RESET);
+    Command::new("umount").arg(&state).status().unwrap();
+    assert!(read_only);
+    assert!(programs.iter().all(|program| affinity(program.pid()) == before), "{}{}", ran.out, ran.err);
+    assert!(ran.code == Some(1) && ran.out.contains("the journal stays"), "{}{}", ran.out, ran.err);
+    run(folder.path(), &RESET).ok();
+    assert!(!state.join("restore.journal").exists());
+}

@@ -119,8 +119,10 @@ impl Path {
         (at < 511).then_some(path)
     }
     fn open(&self, flags: usize) -> Option<isize> {
+        // Close-on-exec, and along no link: the folder's files are plain ones.
+        let flags = flags | 0o2_000_000 | 0o400_000;
         // SAFETY: a path that ends with a zero.
-        let file = unsafe { sys::call(sys::OPEN, [self.0.as_ptr() as usize, flags | 0o2_000_000, 0o600, 0, 0, 0]) };
+        let file = unsafe { sys::call(sys::OPEN, [self.0.as_ptr() as usize, flags, 0o600, 0, 0, 0]) };
         (file >= 0).then_some(file)
     }
 }

@@ -3,12 +3,14 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
+use rustix::fs::{Mode, OFlags};
 
+use crate::colors::folder::Folder;
+use crate::colors::kit::BASE;
 use crate::scheduling::{self, Scheduling};
 
 /// One thread as the kernel knows it. Thread ids are reused; the start time tells them apart, within one boot.
@@ -210,6 +212,13 @@ impl Host {
     fn below(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
+    /// What lies in the folder of colours counts only if nobody else can have put it there.
+    fn open(&self, path: &Path, flags: OFlags) -> io::Result<fs::File> {
+        match path.strip_prefix(BASE) {
+            Ok(rest) => Folder::open(&self.below(Path::new(BASE)))?.file(rest, flags),
+            Err(_) => Ok(rustix::fs::open(self.below(path), flags | OFlags::CLOEXEC, Mode::empty())?.into()),
+        }
+    }
 }
 
 impl Kernel for Host {
@@ -217,16 +226,17 @@ impl Kernel for Host {
         use std::io::Read;
         // Without asking for a size first: these files have none.
         let mut bytes = Vec::with_capacity(2048);
-        fs::File::open(self.below(path))?.take(u64::MAX).read_to_end(&mut bytes)?;
+        self.open(path, OFlags::RDONLY)?.take(u64::MAX).read_to_end(&mut bytes)?;
         Ok(String::from_utf8(bytes).unwrap_or_else(|odd| String::from_utf8_lossy(odd.as_bytes()).into_owned()))
     }
     fn keep(&self, path: &Path) -> io::Result<Kept> {
-        let file = fs::File::open(self.below(path))?;
+        let file = self.open(path, OFlags::RDONLY)?;
         Ok(if scarce(&file) { Kept::Path(path.to_path_buf()) } else { Kept::File(file) })
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         use std::io::Write;
-        let mut file = fs::OpenOptions::new().write(true).custom_flags(libc::O_CLOEXEC).open(self.below(path))?;
+        // Control files are no links: whoever made one wants another file overwritten.
+        let mut file = self.open(path, OFlags::WRONLY | OFlags::NOFOLLOW)?;
         let written = file.write(text.as_bytes())?;
         if written == text.len() {
             return Ok(());
@@ -240,6 +250,11 @@ impl Kernel for Host {
         fs::remove_dir(self.below(path))
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        if let Ok(rest) = path.strip_prefix(BASE) {
+            let mut names = Folder::open(&self.below(Path::new(BASE)))?.inside(rest)?.names()?;
+            names.sort_unstable();
+            return Ok(names);
+        }
         let entries = fs::read_dir(self.below(path))?;
         let mut names = Vec::new();
         for entry in entries {

@@ -9,6 +9,7 @@ use std::path::Path;
 use cachemate_core::{Ability, CacheId, Capabilities, CpuSet, Partition, Support, Topology};
 use serde::{Deserialize, Serialize};
 
+use crate::colors;
 use crate::counters::Surveyed;
 use crate::kernel::Kernel;
 use crate::probes::{intensity, watchpoint};
@@ -62,7 +63,7 @@ pub fn climb(
         watchpoints(),
         pressure(kernel),
     ];
-    let enforces = vec![affinity(kernel), weights(kernel), cpusets(kernel), ways(resctrl)];
+    let enforces = vec![affinity(kernel), weights(kernel), cpusets(kernel), ways(resctrl), page_colors(topology)];
     let works = |at: usize| measures[at].works;
     let level = if works(0) {
         1
@@ -130,6 +131,15 @@ fn ways(resctrl: &Result<Resctrl, Missing>) -> Rung {
     let words = resctrl.as_ref().map_err(Missing::clone).and_then(Resctrl::ways_in_words);
     let tried = words.map_err(|missing| (missing.why, missing.remedy));
     rung("way masks (resctrl)", tried, "caches are divided by colours or not at all")
+}
+
+/// As a daemon would find them: by its own rights, which may be fewer than those of whoever asks.
+fn page_colors(topology: &Topology) -> Rung {
+    let tried = match colors::partitions(topology) {
+        Ok(divided) => Ok(colors::in_words(&divided)),
+        Err(missing) => Err((missing.why, Some(missing.remedy))),
+    };
+    rung("page colours", tried, "caches are divided by ways or not at all")
 }
 
 fn probe(topology: &Topology, deep: bool) -> Rung {

@@ -102,6 +102,7 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
     let calibrated = host::calibrated_level(&found);
     watcher.status.acts = wish.config.act;
     watcher.status.policy = live.policy_name.clone();
+    watcher.status.colours = Some(colours(&live));
     publish(&shared, &watcher);
     let socket_path = wish.config.socket.clone().unwrap_or_else(paths::socket);
     let _server = socket::serve(&socket_path, shared.clone())?;
@@ -123,6 +124,17 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
     let put_back = live.machine.put_back()?;
     complain(&put_back, say)?;
     ran
+}
+
+/// Said by the daemon itself: its rights may be fewer than those of whoever asks `doctor`.
+fn colours(live: &LiveLoop) -> String {
+    use cachemate_core::{Ability, Machine, Support};
+    match live.machine.capabilities().abilities.get(&Ability::Colours) {
+        Some(Support::Yes { note }) => note.clone().unwrap_or_default(),
+        Some(Support::No { why, remedy: Some(remedy) }) => format!("none: {why} (remedy: {remedy})"),
+        Some(Support::No { why, remedy: None }) => format!("none: {why}"),
+        None => "none".to_string(),
+    }
 }
 
 /// Programs report their progress beside the socket, where every user may.

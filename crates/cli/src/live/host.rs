@@ -104,10 +104,7 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<LiveLoop> {
     let partitions = found.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
     let mut capabilities: Capabilities = capabilities(&found.ladder, partitions, window.as_nanos() as u64);
     let (colours, divided) = match colors::partitions(&found.topology) {
-        Ok(divided) => {
-            let note = "programs started by cachemate color run".to_string();
-            (Support::Yes { note: Some(note) }, divided)
-        }
+        Ok(divided) => (Support::Yes { note: Some(colors::in_words(&divided)) }, divided),
         Err(missing) => (Support::No { why: missing.why, remedy: Some(missing.remedy) }, Vec::new()),
     };
     capabilities.abilities.insert(Ability::Colours, colours);

@@ -31,6 +31,9 @@ pub(super) fn head(status: &Status) -> String {
     if let Some(error) = &status.config_error {
         text.push_str(&format!("configuration not reloaded: {error}\n"));
     }
+    if let Some(colours) = &status.colours {
+        text.push_str(&format!("page colours: {colours}\n"));
+    }
     if let Some(cpu) = status.pressure.cpu {
         let memory = status.pressure.memory.map_or(0.0, |memory| memory.some_share);
         text.push_str(&format!(

@@ -31,6 +31,9 @@ pub struct Status {
     pub config: Option<String>,
     /// Why the last reload did not take; the configuration before is in force.
     pub config_error: Option<String>,
+    /// Page colours: what they divide, or why this daemon has none.
+    #[serde(default)]
+    pub colours: Option<String>,
     /// Of the ladder: 1 counters, 2 probes from outside, 3 topology and pressure only.
     pub level: u32,
     /// False = the probe is just being calibrated; the level may fall to 3 by it.

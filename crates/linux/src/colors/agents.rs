@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use cachemate_agent::layout::{COLOURS_AT_MOST, PAGE_BYTES, wanted_text};
@@ -11,6 +11,7 @@ use cachemate_core::IndexSet;
 use serde::{Deserialize, Serialize};
 
 use super::ColorError;
+use super::folder::Folder;
 use super::kit::{BASE, Ledger};
 use super::pool::present_at;
 use crate::kernel::Kernel;
@@ -26,15 +27,20 @@ fn session_folder(base: &Path, launcher: u32, session: u32) -> PathBuf {
 /// As the file system says.
 pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) -> Result<PathBuf, ColorError> {
     let folder = session_folder(base, launcher, session);
-    let io = |source| ColorError::io(&folder, source);
-    if folder.exists() {
-        fs::remove_dir_all(&folder).map_err(io)?; // of a process that had this number before
-    }
-    fs::create_dir(&folder).map_err(io)?;
-    for name in ["kit", "ledger"] {
-        fs::hard_link(base.join(name), folder.join(name)).map_err(io)?;
-    }
-    fs::write(folder.join(LIBRARY), library).map_err(io)?;
+    let make = || {
+        // The library is preloaded by its path: nobody else may have a hand in any part of it.
+        let trusted = Folder::open(base)?;
+        if folder.symlink_metadata().is_ok() {
+            fs::remove_dir_all(&folder)?; // of a process that had this number before
+        }
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let made = trusted.make_inside(&name)?;
+        for name in ["kit", "ledger"] {
+            trusted.link_into(name, &made)?;
+        }
+        made.file_to_write(LIBRARY)?.write_all(library)
+    };
+    make().map_err(|source| ColorError::io(&folder, source))?;
     Ok(folder)
 }
 

@@ -106,7 +106,7 @@ pub fn discover(topology: &Topology, cpu: CpuId, wish: &mut Wish<'_>) -> Result<
                 map.seconds = start.elapsed().as_secs_f64();
                 map.refused_tries = reasons;
                 kit::accept(wish.base)?;
-                kit::write_whole(&wish.base.join("map.json"), map.to_text().as_bytes())?;
+                kit::write_whole(wish.base, Map::FILE_NAME, map.to_text().as_bytes())?;
                 return Ok(map);
             }
             Err(ColorError::Noisy(why)) => {

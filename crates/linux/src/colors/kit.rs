@@ -6,16 +6,18 @@
 //! ledger beside them remembers colours by frame number; what it says is proven by one timing before it is relied upon, as
 //! a host may back a frame anew once it was free (free page reporting).
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::Instant;
 
 use cachemate_agent::layout::{KitHeader, PAGE_BYTES};
 use cachemate_agent::timing::{Calibration, Kit};
+use rustix::fs::OFlags;
 
+use super::folder::Folder;
 use super::grouping::Evicts;
 use super::pool::Timed;
 use super::{ColorError, proof};
@@ -79,7 +81,7 @@ pub struct OpenKit {
 /// There is none, it is of another version, hits and misses cannot be told apart now, or its frames are no longer of one
 /// colour each (the host moved them).
 pub fn open(base: &Path) -> Result<OpenKit, ColorError> {
-    open_file(base.join("kit"))
+    open_file(base, KIT)
 }
 
 /// The kit that [`make`] has made, before it is accepted.
@@ -87,7 +89,7 @@ pub fn open(base: &Path) -> Result<OpenKit, ColorError> {
 /// # Errors
 /// As [`open`]; a kit that is not what it should be is noise.
 pub fn open_new(base: &Path) -> Result<OpenKit, ColorError> {
-    open_file(base.join(NEW)).map_err(|error| match error {
+    open_file(base, NEW).map_err(|error| match error {
         ColorError::BadKit(_, why) => ColorError::Noisy(why),
         other => other,
     })
@@ -98,15 +100,16 @@ pub fn open_new(base: &Path) -> Result<OpenKit, ColorError> {
 /// # Errors
 /// As the file system says.
 pub fn accept(base: &Path) -> Result<(), ColorError> {
-    let path = base.join(NEW);
-    fs::rename(&path, base.join("kit")).map_err(|source| ColorError::io(&path, source))
+    let renamed = Folder::open(base).and_then(|folder| folder.rename(NEW, KIT));
+    renamed.map_err(|source| ColorError::io(&base.join(NEW), source))
 }
 
+const KIT: &str = "kit";
 const NEW: &str = "kit.new";
 
-fn open_file(path: PathBuf) -> Result<OpenKit, ColorError> {
-    let mut open = load(&path)?;
-    open.calibration = proof::prove(&mut open.kit, &path)?;
+fn open_file(base: &Path, name: &str) -> Result<OpenKit, ColorError> {
+    let mut open = load(base, name)?;
+    open.calibration = proof::prove(&mut open.kit, &base.join(name))?;
     Ok(open)
 }
 
@@ -115,15 +118,15 @@ fn open_file(path: PathBuf) -> Result<OpenKit, ColorError> {
 /// # Errors
 /// There is none, or it is of another version.
 pub fn open_unproven(base: &Path) -> Result<OpenKit, ColorError> {
-    load(&base.join("kit"))
+    load(base, KIT)
 }
 
-fn load(path: &Path) -> Result<OpenKit, ColorError> {
-    let (mapped, id) = map_kit(path)?;
+fn load(base: &Path, name: &str) -> Result<OpenKit, ColorError> {
+    let (mapped, id) = map_kit(base, name)?;
     // SAFETY: the mapping stands in the result beside the kit, and lives as long.
     let kit = unsafe { Kit::new(mapped.start(), mapped.bytes()) };
     let Some(mut kit) = kit else {
-        return Err(ColorError::BadKit(path.to_path_buf(), "its table names pages that are not there".to_string()));
+        return Err(ColorError::BadKit(base.join(name), "its table names pages that are not there".to_string()));
     };
     kit.touch();
     let calibration = kit.calibrate();
@@ -135,14 +138,15 @@ fn load(path: &Path) -> Result<OpenKit, ColorError> {
 /// # Errors
 /// There is none, or it is of another version.
 pub fn id(base: &Path) -> Result<u64, ColorError> {
-    Ok(map_kit(&base.join("kit"))?.1)
+    Ok(map_kit(base, KIT)?.1)
 }
 
-fn map_kit(path: &Path) -> Result<(Mapped, u64), ColorError> {
-    let io = |source| ColorError::io(path, source);
-    let bad = |what: String| ColorError::BadKit(path.to_path_buf(), what);
-    let file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoKit(path.to_path_buf())),
+fn map_kit(base: &Path, name: &str) -> Result<(Mapped, u64), ColorError> {
+    let path = base.join(name);
+    let io = |source| ColorError::io(&path, source);
+    let bad = |what: String| ColorError::BadKit(path.clone(), what);
+    let file = match Folder::open(base).and_then(|folder| folder.file(Path::new(name), OFlags::RDONLY)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoKit(path)),
         other => other.map_err(io)?,
     };
     let bytes = file.metadata().map_err(io)?.len() as usize;
@@ -162,12 +166,12 @@ fn map_kit(path: &Path) -> Result<(Mapped, u64), ColorError> {
 /// # Errors
 /// No room in memory, or too few pages of some class.
 pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Result<(), ColorError> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(base).map_err(|source| ColorError::io(base, source))?;
+    let folder = Folder::make(base).map_err(|source| ColorError::io(base, source))?;
     let path = base.join(NEW);
     let io = |source| ColorError::io(&path, source);
     let (colours, per_colour) = (classes.classes.len(), per_colour(ways));
-    let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(&path).map_err(io)?;
+    let file = folder.file_to_write(NEW).map_err(io)?;
+    file.set_len(0).map_err(io)?;
     let pages = KitHeader::PAGES + 3 * colours * per_colour;
     file.set_len((pages * PAGE_BYTES) as u64).map_err(io)?;
     let mapped = Mapped::new(&file, pages * PAGE_BYTES, true).map_err(io)?;
@@ -260,6 +264,8 @@ impl Classes<'_> {
     }
 }
 
+const LEDGER: &str = "ledger";
+
 /// What is known of the host's frames: one byte each.
 #[derive(Debug)]
 pub struct Ledger {
@@ -272,11 +278,10 @@ impl Ledger {
     /// # Errors
     /// As the file system says, or the kernel does not tell how many frames there are.
     pub fn open(base: &Path) -> Result<Self, ColorError> {
-        let path = base.join("ledger");
+        let path = base.join(LEDGER);
         let io = |source| ColorError::io(&path, source);
         let frames = highest_frame().map_err(|source| ColorError::io(Path::new("/proc/zoneinfo"), source))?;
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(io)?;
+        let file = Folder::open(base).and_then(|folder| folder.file_to_write(LEDGER)).map_err(io)?;
         if (file.metadata().map_err(io)?.len() as usize) < frames {
             file.set_len(frames as u64).map_err(io)?; // a hole: memory is taken only where frames are known
         }
@@ -322,13 +327,16 @@ fn highest_frame() -> io::Result<usize> {
 ///
 /// # Errors
 /// As the file system says.
-pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), ColorError> {
-    let io = |source| ColorError::io(path, source);
-    let beside: PathBuf = path.with_extension("new");
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&beside).map_err(io)?;
-    file.write_all(text).map_err(io)?;
-    fs::rename(&beside, path).map_err(io)
+pub fn write_whole(base: &Path, name: &str, text: &[u8]) -> Result<(), ColorError> {
+    let beside = format!("{name}.new");
+    let write = || {
+        let folder = Folder::open(base)?;
+        let mut file = folder.file_to_write(&beside)?;
+        file.set_len(0)?;
+        file.write_all(text)?;
+        folder.rename(&beside, name)
+    };
+    write().map_err(|source| ColorError::io(&base.join(name), source))
 }
 
 #[cfg(test)]

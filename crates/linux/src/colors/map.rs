@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ColorError;
 use super::chase::{Compared, confines, knee_bytes};
+use super::folder::Folder;
 
 pub const PFN_BITS_ARE_REAL: &str = "the low bits of the frame number give the colour";
 pub const PFN_BITS_ARE_SHAM: &str =
@@ -72,6 +73,8 @@ pub struct Map {
 
 impl Map {
     pub const FORMAT: u32 = 1;
+    /// Of the last discovery, in the folder of colours.
+    pub const FILE_NAME: &str = "map.json";
 
     /// Runs of neighbouring frames, ascending; frames without a number are left out.
     pub fn runs(frames: &[Option<u64>], told: &[Option<u32>]) -> Vec<Run> {
@@ -107,6 +110,17 @@ impl Map {
         let mut text = serde_json::to_string_pretty(self).expect("a map has no odd keys and no failing serialisers");
         text.push('\n');
         text
+    }
+
+    /// The map of the last discovery on this host.
+    ///
+    /// # Errors
+    /// As [`Map::read`], or the folder is not to be trusted.
+    pub fn of_host(base: &Path) -> Result<Self, ColorError> {
+        let path = base.join(Self::FILE_NAME);
+        let text = Folder::open(base).and_then(|folder| folder.text(Self::FILE_NAME));
+        let text = text.map_err(|source| ColorError::io(&path, source))?;
+        Self::parse(&text).map_err(|what| ColorError::BadMap(path, what))
     }
 
     /// Reads a map file.

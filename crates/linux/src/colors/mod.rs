@@ -10,6 +10,7 @@ use cachemate_core::{Cache, CacheId, Partition, Topology};
 pub mod agents;
 pub mod chase;
 pub mod discover;
+pub mod folder;
 pub mod grouping;
 pub mod kit;
 pub mod map;
@@ -54,12 +55,17 @@ pub fn boot_id() -> String {
 /// In words, with what would help.
 pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, Partition)>, moving::Unusable> {
     let unusable = |why: String, remedy: &str| moving::Unusable { why, remedy: remedy.to_string() };
-    let path = Path::new(kit::BASE).join("map.json");
     let discover = "cachemate color discover";
-    if !path.exists() {
-        return Err(unusable("no colours are known on this host yet".into(), discover));
-    }
-    let map = map::Map::read(&path).map_err(|error| unusable(error.to_string(), discover))?;
+    let map = match map::Map::of_host(Path::new(kit::BASE)) {
+        Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Err(unusable("no colours are known on this host yet".into(), discover));
+        }
+        Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+            let remedy = format!("root; where {} is another user's: remove it, then {discover}", kit::BASE);
+            return Err(unusable(source.to_string(), &remedy));
+        }
+        other => other.map_err(|error| unusable(error.to_string(), discover))?,
+    };
     if map.boot_id != boot_id() {
         return Err(unusable("colours were discovered before the last boot".into(), discover));
     }
@@ -72,4 +78,20 @@ pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, Partition)>, movi
     let (colours, page_bytes) = (map.colours, u64::from(map.page_bytes));
     let divided = topology.caches.iter().filter(|cache| confines(cache));
     Ok(divided.map(|cache| (cache.id, Partition::Colours { colours, page_bytes, move_page_ns })).collect())
+}
+
+/// What [`partitions`] found, for people.
+pub fn in_words(divided: &[(CacheId, Partition)]) -> String {
+    let of = |(_, partition): &(CacheId, Partition)| match partition {
+        Partition::Colours { colours, move_page_ns, .. } => Some((*colours, *move_page_ns)),
+        _ => None,
+    };
+    match divided.iter().find_map(of) {
+        Some((colours, ns)) => format!(
+            "{colours} colours divide {} caches, a page moves in {:.1} us; programs started by cachemate color run",
+            divided.len(),
+            ns / 1e3
+        ),
+        None => "known, but no cache of this host is divided by them".to_string(),
+    }
 }

@@ -148,6 +148,11 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join(format!("{}/s1-0/5", &BASE[1..]));
         std::fs::create_dir_all(&folder).unwrap();
+        // As the command makes it, whatever the umask here.
+        for folder in folder.ancestors().take(5) {
+            use std::os::unix::fs::PermissionsExt;
+            std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700)).unwrap();
+        }
         std::fs::write(folder.join("wanted"), "00000000000000ffa\n").unwrap();
         std::fs::write(folder.join("status"), status).unwrap();
         let fake = FakeHost::default();

@@ -64,7 +64,8 @@ struct ProcessReport {
 impl Run {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let mask = mask_of(&self.colors).ok_or_else(|| Usage("--colors: found no colour, or one above 63".into()))?;
-        moving::page_ns().map_err(|unusable| anyhow::anyhow!("{} (remedy: {})", unusable.why, unusable.remedy))?;
+        moving::page_ns_with_frames()
+            .map_err(|unusable| anyhow::anyhow!("{} (remedy: {})", unusable.why, unusable.remedy))?;
         let colours = known_colours(session)?;
         if self.colors.iter().any(|colour| colour >= colours) {
             bail!(Usage(format!("--colors {}: this host has colours 0-{}", self.colors, colours - 1)));

@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A program cannot be started, or inputs cannot be written.
 pub fn show(place: &Place, session: &Session) -> anyhow::Result<Vec<Row>> {
     let skipped = |why: String| Ok(vec![Row::skipped("d-g", "page colours", why)]);
-    if let Err(unusable) = moving::page_ns() {
+    if let Err(unusable) = moving::page_ns_with_frames() {
         return skipped(format!("{} (remedy: {})", unusable.why, unusable.remedy));
     }
     let colours = match known_colours(session) {
@@ -62,7 +62,7 @@ pub fn show(place: &Place, session: &Session) -> anyhow::Result<Vec<Row>> {
 /// What the colours of this host can be expected to do at all.
 fn coverage() -> Row {
     const WHAT: &str = "what colours confine on this host";
-    let words = Map::read(&Path::new(BASE).join("map.json")).map(|map| {
+    let words = Map::of_host(Path::new(BASE)).map(|map| {
         let says = |confines: Option<bool>| match confines {
             Some(true) => "yes",
             Some(false) => "no",
@@ -385,7 +385,7 @@ fn curve(place: &Place, session: &Session, colours: u32) -> anyhow::Result<Vec<R
     if !has("gzip") {
         return Ok(vec![Row::skipped("g", WHAT, "gzip is not installed".to_string())]);
     }
-    let private = Map::read(&Path::new(BASE).join("map.json")).map_or(0, |map| map.private.share_bytes);
+    let private = Map::of_host(Path::new(BASE)).map_or(0, |map| map.private.share_bytes);
     let program = load(session, "gzip", None)?;
     let points = program.curve();
     let command: Vec<String> = ["gzip", "-9", "-c"]

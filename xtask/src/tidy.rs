@@ -15,8 +15,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("linux", &["core", "agent"]),
     ("trace", &["core"]),
     ("report", &["core"]),
-    ("repro", &["core", "locality", "policy", "sim", "trace", "report", "spec"]),
-    ("cli", &["core", "spec", "locality", "policy", "sim", "linux", "agent", "trace", "report", "repro"]),
+    ("pipeline", &["core", "locality", "policy", "trace"]),
+    ("repro", &["core", "locality", "policy", "pipeline", "sim", "trace", "report", "spec"]),
+    ("cli", &["core", "spec", "locality", "policy", "pipeline", "sim", "linux", "agent", "trace", "report", "repro"]),
 ];
 
 /// Rooms without I/O, clock or hash order.

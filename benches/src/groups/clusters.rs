@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use super::{Group, Options};
 use crate::harness::{Clock, Contender, Row, compare};
-use cachemate_core::TaskId;
+use cachemate_core::{ShMapParameters, TaskId};
 use cachemate_locality::hash::mix;
-use cachemate_locality::shmap::{ShMapParameters, ShMaps, Sharing};
+use cachemate_locality::shmap::{ShMaps, Sharing};
 use cachemate_policy::clustering::{Method, ThreadMap, find};
 
 pub const GROUP: Group = Group {

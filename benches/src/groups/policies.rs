@@ -5,13 +5,13 @@
 //! when nothing can be kept from the window before.
 
 use cachemate_core::{
-    Applied, Cache, CacheId, Capabilities, Cpu, CpuId, Estimate, Level, Observation, Plan, ProcessId, Profile,
-    Profiles, Span, SuperSetCount, Support, TaskId, TaskSeen, Topology, View, Window, WindowEnd,
+    Applied, Cache, CacheId, Capabilities, Cpu, CpuId, Estimate, Fact, FactSource, Level, Observation, Plan, ProcessId,
+    Profile, Profiles, Rates, Span, SuperSetCount, Support, TaskId, TaskSeen, Topology, View, Window, WindowEnd,
 };
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_policy::policies;
+use cachemate_policy::reference_predictor::ReferencePredictor;
 use cachemate_policy::rng::SplitMix64;
-use cachemate_policy::yardstick::Yardstick;
 
 use super::{Group, Options};
 use crate::harness::{Clock, Contender, Row, compare};
@@ -79,20 +79,22 @@ fn host(Size { tasks, caches, cpus_per_cache }: Size) -> Host {
     let mut profile = || {
         let mut reuse = ReuseTimes::new();
         (0..200).for_each(|_| reuse.add(Some(1 << generator.below(24))));
-        let exact = |value: f64| Some(Estimate::exact(value));
+        let exact = |value: f64| Some(Fact::oracle(value));
         let mut super_set = || SuperSetCount { accesses: generator.below(20_000), misses: generator.below(2_000) };
         let super_sets: Vec<SuperSetCount> = (0..32).map(|_| super_set()).collect();
-        Profile {
-            reuse_times: reuse.to_profile(),
-            misses_per_kilo_instr: Some((1..=16).map(|mb| (mb << 20, Estimate::exact(40.0 / mb as f64))).collect()),
+        let curve = (1..=16).map(|mb| (mb << 20, Estimate::exact(40.0 / mb as f64))).collect();
+        let rates = Rates {
             llc_refs_per_mega_instr: exact(1_000.0 + 30_000.0 * generator.unit()),
             solo_instr_per_cycle: exact(0.3 + generator.unit()),
             observed_instr_per_cycle: exact(0.3 + generator.unit()),
             observed_misses_per_kilo_instr: exact(40.0 * generator.unit()),
             pcmr: exact(80.0 * generator.unit()),
-            activity: vec![(Level::L3, super_sets)],
-            ..Profile::default()
-        }
+            ..Rates::default()
+        };
+        let mut profile = Profile::default().with_misses(Level::L3, curve, FactSource::Oracle).with_rates(rates);
+        profile.locality.reuse_times = reuse.to_profile().map(|times| Fact::new(times, FactSource::Oracle, 0));
+        profile.locality.activity.insert(Level::L3, Fact::new(super_sets, FactSource::Oracle, 0));
+        profile
     };
     let seen = Observation {
         window: 5,
@@ -118,7 +120,7 @@ fn run(options: &Options) -> Vec<Row> {
 
 fn decisions(size: Size, options: &Options) -> Vec<Row> {
     let host = host(size);
-    let yardstick = Yardstick { miss_penalty_cycles: 200.0 };
+    let yardstick = ReferencePredictor { miss_penalty_cycles: 200.0 };
     let decide = |name: &str, parameters: &str| {
         let mut policy =
             policies::build(name, parameters, 1).expect("the names and parameters below are the registry's");

@@ -8,7 +8,6 @@
 
 mod args;
 mod commands;
-mod deciding;
 mod exit;
 mod files;
 mod input;

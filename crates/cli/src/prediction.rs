@@ -86,7 +86,7 @@ impl Prediction {
         };
         let member = |(at, program): (usize, &Program)| {
             let miss_ratio = costs.miss_ratios.as_ref().and_then(|ratios| ratios.get(at)).copied();
-            let refs = program.profile.llc_refs_per_mega_instr.map(|refs| refs.value);
+            let refs = program.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
             let suffers = costs.suffers.get(at).copied();
             GroupMember {
                 name: program.name.clone(),

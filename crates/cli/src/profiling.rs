@@ -3,9 +3,10 @@
 //! The engines are the library's; here they are fed together, and what they found is put under the file's names.
 
 use cachemate_core::{Estimate, MachineSpec, Profile};
+use cachemate_core::{Fact, FactSource, Level, PhaseParameters};
 use cachemate_locality::cachesim::{CacheShape, CacheSim, PositionProfile, Replacement};
 use cachemate_locality::curve::{Folding, fold_to_ways};
-use cachemate_locality::phases::{PhaseParameters, phases};
+use cachemate_locality::phases::phases;
 use cachemate_locality::reuse::ReuseSampler;
 use cachemate_locality::stack::{Histogram, StackDistances};
 use cachemate_trace::{
@@ -27,6 +28,8 @@ const PHASE_CACHE: (u64, u32) = (1 << 20, 16);
 /// The shared cache a profile is made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
+    /// The cache's level; profiles keep curves by it.
+    pub level: Level,
     pub size_bytes: u64,
     pub ways: u32,
     pub line_bytes: u32,
@@ -43,6 +46,7 @@ impl Target {
             .last_level()
             .ok_or_else(|| anyhow::anyhow!("machine '{}' has no data cache to share", machine.name))?;
         Ok(Target {
+            level: cache.level,
             size_bytes: cache.size_bytes,
             ways: cache.ways,
             line_bytes: cache.line_bytes,
@@ -103,7 +107,7 @@ pub fn profile(
     from: &str,
     target: Option<Target>,
 ) -> anyhow::Result<ProfileFile> {
-    let usual = Target { size_bytes: PHASE_CACHE.0, ways: PHASE_CACHE.1, line_bytes: 64, slices: 1 };
+    let usual = Target { level: Level::L3, size_bytes: PHASE_CACHE.0, ways: PHASE_CACHE.1, line_bytes: 64, slices: 1 };
     let target = target.unwrap_or(usual);
     let line_bytes = u64::from(target.line_bytes);
     let shape = CacheShape::from_bytes(target.size_bytes, line_bytes, target.ways, target.slices)?;
@@ -137,14 +141,15 @@ pub fn profile(
         hits: positions.hits.clone(),
         misses: positions.misses,
     }];
-    file.profile = Profile { reuse_times: engines.reuse.finish().to_profile(), ..Profile::default() };
+    let times = engines.reuse.finish().to_profile();
+    file.profile.locality.reuse_times = times.map(of_trace);
     if !engines.intervals.is_empty() {
         let every = with_phases(engines.intervals);
         let phase = every.last().map_or(0, |interval| interval.phase);
-        file.profile.phase = phase;
+        file.profile.phase_number = phase;
         file.intervals = Some(Intervals { size_bytes: target.size_bytes, line_bytes: target.line_bytes, every });
     }
-    fill_rates(&mut file, &positions);
+    fill_rates(&mut file, target.level, &positions);
     Ok(file)
 }
 
@@ -189,17 +194,24 @@ fn with_phases(mut every: Vec<Interval>) -> Vec<Interval> {
 }
 
 /// Rates per instruction, where instructions are known: what schemes and policies read.
-fn fill_rates(file: &mut ProfileFile, positions: &PositionProfile) {
+fn fill_rates(file: &mut ProfileFile, level: Level, positions: &PositionProfile) {
     let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return };
     let per_mega = |count: u64| count as f64 * 1e6 / instructions as f64;
     let curve = file.curves.first().map(|curve| {
         let points = curve.points.iter();
         points.filter_map(|point| Some((point.size_bytes, point.misses_per_kilo_instr?))).collect()
     });
-    file.profile.misses_per_kilo_instr = curve;
-    file.profile.llc_refs_per_mega_instr = file.records.map(|records| Estimate::exact(per_mega(records)));
+    let references = file.records.map(|records| Estimate::exact(per_mega(records)));
+    file.profile.rates.llc_refs_per_mega_instr = references.map(|rate| Fact::measured(rate, FactSource::ExactTrace, 0));
+    let locality = &mut file.profile.locality;
+    locality.misses_per_kilo_instr = curve.map(|points| (level, of_trace(points))).into_iter().collect();
     let counts = positions.hits.iter().chain([&positions.misses]);
-    file.profile.stack_positions = Some(counts.map(|count| per_mega(*count)).collect());
+    locality.stack_positions = Some(of_trace(counts.map(|count| per_mega(*count)).collect()));
+}
+
+/// A fact of a whole recording.
+fn of_trace<T>(value: T) -> Fact<T> {
+    Fact::new(value, FactSource::ExactTrace, 0)
 }
 
 /// The profile as it is on `target`'s cache: LRU positions of that cache, measured where the file has them, folded from
@@ -217,7 +229,7 @@ pub fn on_target(file: &ProfileFile, target: Target) -> anyhow::Result<Profile> 
     };
     if let Some(found) = file.stack_positions.iter().find(fits) {
         let counts = found.hits.iter().chain([&found.misses]);
-        profile.stack_positions = Some(counts.map(|count| per_mega(*count as f64)).collect());
+        profile.locality.stack_positions = Some(of_trace(counts.map(|count| per_mega(*count as f64)).collect()));
         return Ok(profile);
     }
     let with_line = |h: &&FileHistogram| h.kind == "stack-distance" && h.line_bytes == target.line_bytes;
@@ -233,6 +245,6 @@ pub fn on_target(file: &ProfileFile, target: Target) -> anyhow::Result<Profile> 
     let histogram = Histogram::new(histogram.cold, histogram.buckets.iter().copied());
     let sets = target.size_bytes / u64::from(target.line_bytes) / u64::from(target.ways);
     let folded = fold_to_ways(&histogram, sets, target.ways, Folding::Hashed);
-    profile.stack_positions = folded.map(|counts| counts.into_iter().map(per_mega).collect());
+    profile.locality.stack_positions = folded.map(|counts| of_trace(counts.into_iter().map(per_mega).collect()));
     Ok(profile)
 }

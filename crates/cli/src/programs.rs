@@ -78,7 +78,7 @@ fn is_json(path: &Path) -> anyhow::Result<bool> {
 impl Program {
     /// What tables and pages say of it.
     pub fn summary(&self) -> ProgramSummary {
-        let positions = self.profile.stack_positions.as_deref();
+        let positions = self.profile.stack_positions();
         let class = positions.and_then(|positions| classify(positions, &AnimalThresholds::default()));
         let split = positions.and_then(<[f64]>::split_last);
         let sum = |hits: &[f64]| hits.iter().sum::<f64>();
@@ -89,7 +89,7 @@ impl Program {
             command: (!self.file.command.is_empty()).then(|| self.file.command.join(" ")),
             class: class.map(|class| class.name().to_string()),
             instructions: self.file.instructions,
-            accesses_per_kilo_instr: self.profile.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0),
+            accesses_per_kilo_instr: self.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0),
             solo_mpki: split.map(|(misses, _)| misses / 1000.0),
             half_cache_mpki: split.map(|(misses, hits)| (misses + sum(&hits[hits.len().div_ceil(2)..])) / 1000.0),
             lost_hits_share: sensitivity.filter(|(_, all)| *all > 0.0).map(|(lost, all)| lost / all),

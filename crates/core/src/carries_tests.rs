@@ -1,7 +1,6 @@
 //! Can the types carry the papers' mechanisms?
 
-use std::collections::BTreeMap;
-
+use crate::test_kit::*;
 use crate::*;
 
 fn span(elapsed_ns: u64) -> Span {
@@ -140,16 +139,6 @@ impl Machine for Canned {
         Ok(Applied { refused, ..applied })
     }
 }
-fn one_cpu() -> Topology {
-    let cpu = Cpu { id: CpuId(0), core: 0, package: 0, memory_node: 0, online: true, hertz: None };
-    Topology { cpus: vec![cpu], caches: Vec::new() }
-}
-struct Silent;
-impl Predictor for Silent {
-    fn forecast(&self, _: &Topology, _: &Profiles, _: &Plan) -> Forecast {
-        Forecast::default()
-    }
-}
 struct Keep;
 impl Policy for Keep {
     fn decide(&mut self, view: &View<'_>) -> Decision {
@@ -182,14 +171,8 @@ fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
     let other = Plan::idle(Window::Time { ns: 5 });
     let turns =
         vec![(seen(0, Applied::default()), plan.clone(), moving(10)), (seen(1, moving(600)), other, moving(700))];
-    let nothing = Capabilities {
-        abilities: BTreeMap::new(),
-        partitions: Vec::new(),
-        shortest_window_ns: 1,
-        shortest_slice_ns: None,
-    };
-    let machine = Canned(turns.into_iter(), None, one_cpu(), nothing);
-    let mut run = Loop::new(machine, Vec::new(), Box::new(Silent), "keep", Keep, plan.window);
+    let machine = Canned(turns.into_iter(), None, topology(1), capabilities(&[]));
+    let mut run = Loop::new(machine, Vec::new(), Box::new(NoForecast), "keep", Keep, plan.window);
     let first = run.step().unwrap().unwrap();
     assert!(first.applied.refused.is_empty());
     let second = run.step().unwrap().unwrap();
@@ -198,63 +181,73 @@ fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
     assert!(run.step().unwrap().is_none());
 }
 
-fn task(id: u32) -> TaskSeen {
-    TaskSeen { name: "t".to_string(), ..TaskSeen::new(TaskId(id), ProcessId(id)) }
+/// One second with two tasks, on a machine of two CPUs and one cache of 16 ways that at most two groups divide.
+fn bench() -> Bench {
+    let ways = Partition::Ways { ways: 16, at_least: 1, contiguous: true, groups_at_most: 2 };
+    let divisible = capabilities(&[Ability::Ways]).dividing(CacheId(0), ways);
+    Bench::new(last_level_caches(1, 2, Level::L3, 1 << 20), divisible, 2)
 }
 
-/// Is a plan that would starve a task, overlap gangs or share what cannot be shared caught before it is applied?
+fn check(change: impl FnOnce(&mut Plan)) -> Result<(), BadPlan> {
+    let mut plan = Plan::idle(Window::Time { ns: 1 });
+    change(&mut plan);
+    check_plan(&plan, &bench().view(&NoForecast))
+}
+
+/// Is a plan that would starve a task or overlap gangs caught before it is applied?
 #[test]
-fn bad_plans_are_caught() {
-    let nothing = Capabilities {
-        abilities: BTreeMap::new(),
-        partitions: Vec::new(),
-        shortest_window_ns: 1,
-        shortest_slice_ns: None,
-    };
-    let seen = Observation {
-        window: 0,
-        span: span(1),
-        ended: WindowEnd::Elapsed,
-        tasks: vec![task(0), task(1)],
-        places: Vec::new(),
-        answers: Vec::new(),
-        in_force: Applied::default(),
-    };
-    let check = |change: fn(&mut Plan)| {
-        let mut plan = Plan::idle(Window::Time { ns: 1 });
-        change(&mut plan);
-        check_plan(&plan, &one_cpu(), &nothing, &seen)
-    };
+fn plans_that_starve_are_caught() {
     let gangs = |members: &[u32]| GangSchedule {
-        cpus: [0].into_iter().collect(),
+        cpus: [0, 1].into_iter().collect(),
         slice_ns: 1,
         gangs: members.iter().map(|&t| Gang { members: vec![(TaskId(t), None)], slices: 1 }).collect(),
     };
     assert_eq!(check(|_| ()), Ok(()));
-    let mut both = Plan::idle(Window::Time { ns: 1 });
-    both.gangs.push(gangs(&[0, 1]));
-    assert_eq!(check_plan(&both, &one_cpu(), &nothing, &seen), Ok(()));
-    both.gangs[0] = gangs(&[1]);
-    assert_eq!(check_plan(&both, &one_cpu(), &nothing, &seen), Err(BadPlan::Starved(TaskId(0))));
-    both.gangs = vec![gangs(&[0, 1]), gangs(&[0, 1])];
-    assert_eq!(check_plan(&both, &one_cpu(), &nothing, &seen), Err(BadPlan::GangsOverlap(0, 1)));
-    let nowhere = check(|plan| {
-        plan.allowed.insert(TaskId(0), [3].into_iter().collect());
-    });
+    assert_eq!(check(|plan| plan.gangs = vec![gangs(&[0, 1])]), Ok(()));
+    assert_eq!(check(|plan| plan.gangs = vec![gangs(&[1])]), Err(BadPlan::Starved(TaskId(0))));
+    let twice = check(|plan| plan.gangs = vec![gangs(&[0, 1]), gangs(&[0, 1])]);
+    assert_eq!(twice, Err(BadPlan::GangsOverlap(0, 1)));
+    let nowhere = check(|plan| _ = plan.allowed.insert(TaskId(0), [3].into_iter().collect()));
     assert_eq!(nowhere, Err(BadPlan::NowhereToRun(TaskId(0))));
-    let unknown = check(|plan| {
-        plan.weights.insert(TaskId(7), 1.0);
-    });
+    let unknown = check(|plan| _ = plan.weights.insert(TaskId(7), 1.0));
     assert_eq!(unknown, Err(BadPlan::UnknownTask(TaskId(7))));
-    let share = check(|plan| {
-        plan.shares.push(CacheShare {
-            group: GroupId(0),
-            members: vec![Member::Task(TaskId(0))],
-            cache: CacheId(0),
-            units: Units::Ways { mask: (0..2).collect() },
+}
+
+/// Is a seat outside its member's own affinity caught, and one inside not?
+#[test]
+fn seats_lie_within_affinities() {
+    let seated = |affinity: u32| {
+        check(|plan| {
+            plan.allowed.insert(TaskId(0), [affinity].into_iter().collect());
+            let gang = |task, cpu| Gang { members: vec![(TaskId(task), cpu)], slices: 1 };
+            let gangs = vec![gang(0, Some(CpuId(1))), gang(1, None)];
+            plan.gangs = vec![GangSchedule { cpus: [0, 1].into_iter().collect(), slice_ns: 1, gangs }];
         })
-    });
-    assert!(matches!(share, Err(BadPlan::BadShare(..))), "{share:?}");
+    };
+    assert_eq!(seated(1), Ok(()));
+    assert!(matches!(seated(0), Err(BadPlan::BadGang(0, what)) if what.contains("affinity")));
+}
+
+/// Are shares of more groups than the cache has, members of two shares, and ids used twice caught?
+#[test]
+fn shares_are_checked_together() {
+    let share = |group: u32, task: u32| CacheShare {
+        group: GroupId(group),
+        members: vec![Member::Task(TaskId(task))],
+        cache: CacheId(0),
+        units: Units::Ways { mask: (0..2).collect() },
+    };
+    let said = |shares: Vec<CacheShare>| match check(|plan| plan.shares = shares) {
+        Err(BadPlan::BadShare(CacheId(0), what)) => what,
+        other => format!("{other:?}"),
+    };
+    assert_eq!(check(|plan| plan.shares = vec![share(0, 0), share(1, 1)]), Ok(()));
+    assert!(said(vec![share(0, 0), share(1, 0)]).contains("member of two shares"));
+    assert!(said(vec![share(0, 0), share(0, 1)]).contains("used for two shares"));
+    let nobody = |group| CacheShare { members: Vec::new(), ..share(group, 0) };
+    assert!(said(vec![share(0, 0), share(1, 1), nobody(2)]).contains("3 groups, expected at most 2"));
+    let elsewhere = CacheShare { cache: CacheId(9), ..share(0, 0) };
+    assert!(matches!(check(|plan| plan.shares = vec![elsewhere]), Err(BadPlan::BadShare(CacheId(9), _))));
 }
 
 /// Does a record read back bit for bit, maps keyed by ids and index sets included?

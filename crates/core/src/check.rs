@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    CacheId, CacheShare, Capabilities, CpuId, CpuSet, Member, Observation, Partition, Plan, TaskId, TaskSeen, Topology,
-    Units, Window,
+    CacheId, CacheShare, Capabilities, CpuId, CpuSet, Member, Partition, Plan, TaskId, TaskSeen, Units, View, Window,
 };
 
 /// The invariant that a plan breaks.
@@ -38,14 +37,9 @@ pub enum BadPlan {
 ///
 /// # Errors
 /// The first broken invariant, in the order of the plan's fields.
-pub fn check_plan(
-    plan: &Plan,
-    topology: &Topology,
-    capabilities: &Capabilities,
-    seen: &Observation,
-) -> Result<(), BadPlan> {
-    let tasks: BTreeMap<TaskId, &TaskSeen> = seen.tasks.iter().map(|task| (task.task, task)).collect();
-    let online: CpuSet = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), BadPlan> {
+    let tasks: BTreeMap<TaskId, &TaskSeen> = view.seen.tasks.iter().map(|task| (task.task, task)).collect();
+    let online = view.online();
     let movable = |task: TaskId| match tasks.get(&task) {
         None => Err(BadPlan::UnknownTask(task)),
         Some(seen) if seen.fixed => Err(BadPlan::FixedTask(task)),
@@ -64,9 +58,7 @@ pub fn check_plan(
         }
     }
     check_gangs(plan, &online, &tasks)?;
-    for share in &plan.shares {
-        check_share(share, capabilities, &tasks)?;
-    }
+    check_shares(plan, view.capabilities, &tasks)?;
     for clash in &plan.clashes {
         let (a, b) = clash.tasks;
         let known = [a, b].iter().all(|task| tasks.contains_key(task));
@@ -112,6 +104,10 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSeen>
                 if cpu.is_some_and(|CpuId(cpu)| !schedule.cpus.contains(cpu) || !seats.insert(cpu)) {
                     return bad("a member's CPU is outside the schedule or taken twice");
                 }
+                let affinity = plan.allowed.get(&task);
+                if cpu.zip(affinity).is_some_and(|(CpuId(cpu), affinity)| !affinity.contains(cpu)) {
+                    return bad("a member's CPU is outside its own affinity");
+                }
             }
             if gang.slices == 0 || gang.members.is_empty() || gang.members.len() > schedule.cpus.count() as usize {
                 return bad("a gang has no slices, no members, or more members than CPUs");
@@ -124,6 +120,40 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSeen>
             if confined && !has_turn() {
                 return Err(BadPlan::Starved(task.task));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Every share by itself, then what they are together: ids, memberships, and how many groups a cache can have.
+fn check_shares(plan: &Plan, capabilities: &Capabilities, tasks: &BTreeMap<TaskId, &TaskSeen>) -> Result<(), BadPlan> {
+    let mut groups = BTreeSet::new();
+    let mut members: BTreeSet<(Member, Option<CacheId>)> = BTreeSet::new();
+    let mut ways_groups: BTreeMap<CacheId, u32> = BTreeMap::new();
+    for share in &plan.shares {
+        check_share(share, capabilities, tasks)?;
+        let bad = |what: String| Err(BadPlan::BadShare(share.cache, what));
+        if !groups.insert((share.group, share.cache)) {
+            return bad(format!("{:?} is used for two shares of this cache", share.group));
+        }
+        // A frame has the same color in every cache, so a process has one set of colors; ways are per cache.
+        let ways = matches!(share.units, Units::Ways { .. });
+        for &member in &share.members {
+            if !members.insert((member, ways.then_some(share.cache))) {
+                return bad(format!("{member:?} is a member of two shares"));
+            }
+        }
+        if ways {
+            *ways_groups.entry(share.cache).or_default() += 1;
+        }
+    }
+    for (&cache, &groups) in &ways_groups {
+        let most = capabilities.partitions_of(cache).find_map(|partition| match partition {
+            Partition::Ways { groups_at_most, .. } => Some(*groups_at_most),
+            Partition::Colours { .. } => None,
+        });
+        if let Some(most) = most.filter(|&most| groups > most) {
+            return Err(BadPlan::BadShare(cache, format!("{groups} groups, expected at most {most}")));
         }
     }
     Ok(())
@@ -147,8 +177,7 @@ fn check_share(
             _ => {}
         }
     }
-    let partitions = capabilities.partitions.iter().filter(|(cache, _)| *cache == share.cache);
-    for (_, partition) in partitions {
+    for partition in capabilities.partitions_of(share.cache) {
         match (partition, &share.units) {
             (Partition::Colours { colours, .. }, Units::Colours { allowed, .. }) => {
                 return match allowed.iter().last() {

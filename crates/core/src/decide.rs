@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Capabilities, Observation, Plan, Predictor, Profiles, TaskId, Topology};
+use crate::{
+    Cache, CacheId, Capabilities, CpuId, CpuSet, Observation, Partition, Plan, Predictor, Profiles, TaskId, TaskSeen,
+    Topology,
+};
 
 /// One reason, in a form that survives renaming: `{0}` in `text` is `tasks[0]`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -39,6 +42,38 @@ pub struct View<'a> {
     pub before: &'a Plan,
     /// To ask "what if".
     pub predictor: &'a dyn Predictor,
+}
+
+impl<'a> View<'a> {
+    /// CPUs that are online.
+    pub fn online(&self) -> CpuSet {
+        self.topology.online()
+    }
+
+    /// Tasks that have not exited, in order of arrival.
+    pub fn present(&self) -> impl Iterator<Item = &'a TaskSeen> {
+        self.seen.tasks.iter().filter(|task| !task.exited)
+    }
+
+    /// Tasks that may be given other places and shares, in order of arrival.
+    pub fn movable(&self) -> impl Iterator<Item = &'a TaskSeen> {
+        self.present().filter(|task| !task.fixed)
+    }
+
+    /// Sets of online CPUs that share a last-level cache each ([`Topology::last_level_domains`]).
+    pub fn last_level_domains(&self) -> Vec<CpuSet> {
+        self.topology.last_level_domains()
+    }
+
+    /// The last-level cache behind a CPU.
+    pub fn last_level_of(&self, cpu: CpuId) -> Option<&'a Cache> {
+        self.topology.last_level_of(cpu)
+    }
+
+    /// How a cache can be divided; nothing where it cannot.
+    pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &'a Partition> {
+        self.capabilities.partitions_of(cache)
+    }
 }
 
 /// Who shares a cache with whom. Pure: no clock, no I/O, no randomness but a seeded one.

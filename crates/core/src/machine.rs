@@ -91,6 +91,60 @@ pub struct Cache {
     pub line_bytes: Option<u32>,
 }
 
+impl Topology {
+    /// CPUs that are online.
+    pub fn online(&self) -> CpuSet {
+        self.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect()
+    }
+
+    /// A cache by its id.
+    pub fn cache(&self, id: CacheId) -> Option<&Cache> {
+        self.caches.iter().find(|cache| cache.id == id)
+    }
+
+    /// The caches with nothing but memory behind them, in order of their ids.
+    pub fn last_level_caches(&self) -> impl Iterator<Item = &Cache> {
+        self.caches.iter().filter(|cache| cache.last_level)
+    }
+
+    /// The level of the first of them.
+    pub fn last_level(&self) -> Option<Level> {
+        self.last_level_caches().next().map(|cache| cache.level)
+    }
+
+    /// The last-level cache behind a CPU.
+    pub fn last_level_of(&self, cpu: CpuId) -> Option<&Cache> {
+        self.last_level_caches().find(|cache| cache.cpus.contains(cpu.0))
+    }
+
+    /// Online CPUs of each last-level cache, in the topology's order; caches without any are left out.
+    pub fn last_level_domains(&self) -> Vec<CpuSet> {
+        let online = self.online();
+        let domains = self.last_level_caches().map(|cache| cache.cpus.intersection(&online));
+        domains.filter(|cpus| !cpus.is_empty()).collect()
+    }
+}
+
+impl Capabilities {
+    /// Can the machine do this?
+    pub fn can(&self, ability: Ability) -> bool {
+        matches!(self.abilities.get(&ability), Some(Support::Yes { .. }))
+    }
+
+    /// How a cache can be divided; nothing where it cannot.
+    pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &Partition> {
+        self.partitions.iter().filter(move |(id, _)| *id == cache).map(|(_, partition)| partition)
+    }
+
+    /// Number of page colors of a cache; `None` where pages cannot be placed.
+    pub fn colors_of(&self, cache: CacheId) -> Option<u32> {
+        self.partitions_of(cache).find_map(|partition| match partition {
+            Partition::Colours { colours, .. } => Some(*colours),
+            Partition::Ways { .. } => None,
+        })
+    }
+}
+
 /// The machine could not observe or act at all; a single refusal stands in [`Applied::refused`] instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]

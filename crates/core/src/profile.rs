@@ -1,77 +1,267 @@
-//! What is known of a task, and what one predictor expects of it under a plan.
+//! What is known of a task, in groups of facts, and what one predictor expects of it under a plan.
+//!
+//! A new measurement is one new line in one group: filling from stored profiles, listing and phase changes follow.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CacheId, Estimate, Level, Observation, Plan, ProcessId, SuperSetCount, TaskId, Topology};
+use crate::fact::facts;
+use crate::{
+    CacheId, Estimate, Fact, FactSource, Facts, Level, Observation, Plan, ProcessId, Provenance, SuperSetCount, TaskId,
+    View,
+};
 
-/// What is known of one task. Every part may be absent; a profiler fills in its own and leaves the rest.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Profile {
-    /// Whose address space it runs in, so that shares of processes can be told from the profiles; set by the loop.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub process: Option<ProcessId>,
-    /// Misses per thousand instructions by size, ascending sizes.
-    pub misses_per_kilo_instr: Option<Vec<(u64, Estimate)>>,
-    /// Stalled cycles per thousand instructions by size (CP-4).
-    pub stalls_per_kilo_instr: Option<Vec<(u64, Estimate)>>,
-    /// Fraction of accesses by reuse time, log-spaced buckets (upper bound in accesses, weight); None = cold.
-    pub reuse_times: Option<Vec<(Option<u64>, f64)>>,
-    /// LRU stack positions 1..=ways, then misses, per million instructions (SDC, Animal, Pain).
-    pub stack_positions: Option<Vec<f64>>,
-    pub llc_refs_per_mega_instr: Option<Estimate>,
-    pub solo_instr_per_cycle: Option<Estimate>,
-    /// Running averages under whatever it ran beside (DIO); not the task's own rates alone.
-    #[serde(default)]
-    pub observed_misses_per_kilo_instr: Option<Estimate>,
-    /// Bytes read from memory, prefetched ones included.
-    #[serde(default)]
-    pub observed_read_bytes_per_kilo_instr: Option<Estimate>,
-    #[serde(default)]
-    pub observed_instr_per_cycle: Option<Estimate>,
-    /// CASC: misses per 100 references on a partial cache.
-    pub pcmr: Option<Estimate>,
-    pub activity: Vec<(Level, Vec<SuperSetCount>)>,
-    /// TC: shMap counters.
-    pub sharing: Option<Vec<u8>>,
-    /// The counters are of one filter for the whole machine (regions by physical line): comparable across processes.
-    #[serde(default)]
-    pub sharing_is_machine_wide: bool,
-    pub remote_stall_share: Option<f64>,
-    /// From outside, without a PMU.
-    pub intensity: Option<Estimate>,
-    pub sensitivity: Option<Estimate>,
-    /// Raised by one at each phase change; evidence of older phases has been dropped.
-    pub phase: u32,
+/// A quantity by cache size in bytes, ascending sizes; each point has its interval.
+pub type Curve = Vec<(u64, Estimate)>;
+
+/// Fraction of accesses by reuse time: log-spaced buckets (upper bound in accesses, weight); `None` = cold.
+pub type ReuseHistogram = Vec<(Option<u64>, f64)>;
+
+facts! {
+    /// How the task uses space.
+    pub struct Locality {
+        /// Misses per thousand instructions by size, for each level that was measured.
+        pub misses_per_kilo_instr: BTreeMap<Level, Fact<Curve>>,
+        /// Stalled cycles per thousand instructions by size, for each level (CP-4).
+        pub stalls_per_kilo_instr: BTreeMap<Level, Fact<Curve>>,
+        /// Reuse times of what reaches the last level.
+        pub reuse_times: Option<Fact<ReuseHistogram>>,
+        /// LRU stack positions 1..=ways, then misses, per million instructions (SDC, Animal, Pain).
+        pub stack_positions: Option<Fact<Vec<f64>>>,
+        /// Accesses and misses per super set, by level (AV).
+        pub activity: BTreeMap<Level, Fact<Vec<SuperSetCount>>>,
+    }
 }
 
+facts! {
+    /// How fast the task is and what it asks for.
+    pub struct Rates {
+        /// Alone on the machine.
+        pub solo_instr_per_cycle: Option<Fact<f64>>,
+        /// References to the last level.
+        pub llc_refs_per_mega_instr: Option<Fact<f64>>,
+        /// Running average of misses of the last level under whatever it ran beside (DIO); not the task's own alone.
+        pub observed_misses_per_kilo_instr: Option<Fact<f64>>,
+        /// Bytes read from memory, prefetched ones included, averaged likewise.
+        pub observed_read_bytes_per_kilo_instr: Option<Fact<f64>>,
+        /// Speed, averaged likewise.
+        pub observed_instr_per_cycle: Option<Fact<f64>>,
+        /// Misses per 100 references on a partial cache (CASC).
+        pub pcmr: Option<Fact<f64>>,
+        /// Share of cycles stalled on other caches' lines (TC).
+        pub remote_stall_share: Option<Fact<f64>>,
+    }
+}
+
+facts! {
+    /// What the task and its neighbors do to each other, seen from outside; for hosts without a PMU.
+    pub struct Contention {
+        /// Share of a full cache that the task evicts while another waits, from 0 to 1.
+        pub intensity: Option<Fact<f64>>,
+        /// Run time beside a full stream over run time without it, minus one.
+        pub sensitivity: Option<Fact<f64>>,
+        /// Run time of the calibrated neighbor beside the task over its run time alone, minus one.
+        pub neighbor_slowdown: Option<Fact<f64>>,
+    }
+}
+
+/// Counters of shared regions (TC: shMap).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SharingMap {
+    /// One saturating counter per region.
+    pub counters: Vec<u8>,
+    /// The counters are of one filter for the whole machine (regions by physical line): comparable across processes.
+    pub machine_wide: bool,
+}
+
+facts! {
+    /// Whose data the task uses.
+    pub struct Sharing {
+        /// Which regions it reads from other caches.
+        pub map: Option<Fact<SharingMap>>,
+        /// Share of its remote accesses that go to lines of each other task.
+        pub with: BTreeMap<TaskId, Fact<f64>>,
+    }
+}
+
+facts! {
+    /// Where in its own life the task is.
+    pub struct Phase {
+        /// Which of the kinds of phases seen so far it is in; recurring phases have the same kind.
+        pub kind: Option<Fact<u32>>,
+    }
+}
+
+/// What is known of one task. Every fact may be absent; a profiler fills in its own and leaves the rest.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Profile {
+    /// Whose address space it runs in, so that shares of processes can be told from the profiles; set by the loop.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process: Option<ProcessId>,
+    /// Raised by one at each phase change; evidence of older phases has been dropped.
+    pub phase_number: u32,
+    /// Use of space.
+    pub locality: Locality,
+    /// Speed and demand.
+    pub rates: Rates,
+    /// Harm done and suffered.
+    pub contention: Contention,
+    /// Shared data.
+    pub sharing: Sharing,
+    /// Phases.
+    pub phase: Phase,
+}
+
+impl Facts for Profile {
+    fn fill(&mut self, from: &Self) {
+        self.locality.fill(&from.locality);
+        self.rates.fill(&from.rates);
+        self.contention.fill(&from.contention);
+        self.sharing.fill(&from.sharing);
+        self.phase.fill(&from.phase);
+    }
+    fn list(&self, name: &'static str, into: &mut Vec<Provenance>) {
+        self.locality.list(name, into);
+        self.rates.list(name, into);
+        self.contention.list(name, into);
+        self.sharing.list(name, into);
+        self.phase.list(name, into);
+    }
+    fn restamp(&mut self, source: FactSource, window: u64) {
+        self.locality.restamp(source, window);
+        self.rates.restamp(source, window);
+        self.contention.restamp(source, window);
+        self.sharing.restamp(source, window);
+        self.phase.restamp(source, window);
+    }
+}
+
+impl Profile {
+    /// The curve of misses at the level nearest to memory.
+    pub fn misses_per_kilo_instr(&self) -> Option<&Curve> {
+        outermost(&self.locality.misses_per_kilo_instr)
+    }
+
+    /// The curve of stalls at the level nearest to memory.
+    pub fn stalls_per_kilo_instr(&self) -> Option<&Curve> {
+        outermost(&self.locality.stalls_per_kilo_instr)
+    }
+
+    /// Reuse times of what reaches the last level.
+    pub fn reuse_times(&self) -> Option<&ReuseHistogram> {
+        self.locality.reuse_times.as_ref().map(|fact| &fact.value)
+    }
+
+    /// LRU stack positions, then misses, per million instructions.
+    pub fn stack_positions(&self) -> Option<&[f64]> {
+        self.locality.stack_positions.as_ref().map(|fact| fact.value.as_slice())
+    }
+
+    /// Its counters of shared regions.
+    pub fn sharing_map(&self) -> Option<&SharingMap> {
+        self.sharing.map.as_ref().map(|fact| &fact.value)
+    }
+
+    /// With a curve of misses at `level`.
+    #[must_use]
+    pub fn with_misses(mut self, level: Level, points: Curve, source: FactSource) -> Self {
+        self.locality.misses_per_kilo_instr.insert(level, Fact::new(points, source, 0));
+        self
+    }
+
+    /// With a curve of stalls at `level`.
+    #[must_use]
+    pub fn with_stalls(mut self, level: Level, points: Curve, source: FactSource) -> Self {
+        self.locality.stalls_per_kilo_instr.insert(level, Fact::new(points, source, 0));
+        self
+    }
+
+    /// With rates, the others unknown.
+    #[must_use]
+    pub fn with_rates(mut self, rates: Rates) -> Self {
+        self.rates = rates;
+        self
+    }
+
+    /// Every fact's name, source and window, group by group.
+    pub fn provenance(&self) -> Vec<Provenance> {
+        let mut facts = Vec::new();
+        self.list("", &mut facts);
+        facts
+    }
+}
+
+fn outermost(curves: &BTreeMap<Level, Fact<Curve>>) -> Option<&Curve> {
+    curves.values().next_back().map(|fact| &fact.value)
+}
+
+/// What is known of each task.
 pub type Profiles = BTreeMap<TaskId, Profile>;
 
+/// What a predictor expects of one task.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct TaskForecast {
     /// Run time over run time alone, minus one.
     pub degradation: Option<Estimate>,
+    /// Misses of the last level.
     pub misses_per_kilo_instr: Option<Estimate>,
+    /// While it is on processor.
     pub instr_per_cycle: Option<Estimate>,
+    /// Share of one CPU's time.
     pub cpu_share: Option<Estimate>,
 }
 
 /// What one predictor expects, over the next full turn of all gangs.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Forecast {
+    /// Tasks of which something can be said.
     pub tasks: BTreeMap<TaskId, TaskForecast>,
+    /// Misses over references of each last-level cache.
     pub cache_miss_ratio: BTreeMap<CacheId, Estimate>,
     /// Without evidence for these, nothing is said about them.
     pub unknown: Vec<TaskId>,
 }
 
+/// Kinds of evidence that machines give, profilers need, and policies ask for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EvidenceKind {
+    /// Counters of each task.
+    TaskCounters,
+    /// Stalled cycles by cause.
+    StallCounters,
+    /// Which tasks ran together, with the shared cache's counters.
+    CoRunRows,
+    /// Traces of misses of the first level.
+    MissTraces,
+    /// Samples of data accesses.
+    AccessSamples,
+    /// Watched locations.
+    ReuseSamples,
+    /// Super-set counters.
+    SuperSets,
+    /// Prime, wait and reload.
+    PrimeProbe,
+    /// A calibrated neighbor.
+    Neighbor,
+    /// Profiles recorded earlier.
+    StoredProfiles,
+}
+
 /// Turns raw observations into profiles. Pure: same observations, same profiles.
 pub trait Profiler {
+    /// What it calls itself in messages and headers.
+    fn name(&self) -> &'static str;
+    /// The evidence without which it fills nothing.
+    fn needs(&self) -> &'static [EvidenceKind];
     /// Fills in its own fields, creates tasks that arrived, removes those that are gone.
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles);
 }
+
 /// Expects something of a plan before it is tried. Pure.
 pub trait Predictor {
-    fn forecast(&self, topology: &Topology, profiles: &Profiles, under: &Plan) -> Forecast;
+    /// What the tasks of the view will do under a plan; the view says what the machine can do and what holds now.
+    fn forecast(&self, view: &View<'_>, under: &Plan) -> Forecast;
 }

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::check::{BadPlan, check_plan};
 use crate::{
-    Capabilities, Decision, Estimate, Event, Forecast, Machine, MachineError, Observation, Plan, Policy, Predictor,
-    Profiler, Profiles, TaskId, TaskSeen, Topology, View, Window,
+    Capabilities, Decision, Estimate, Event, Forecast, Machine, MachineError, Observation, PipelineConfig, Plan,
+    Policy, Predictor, Profiler, Profiles, TaskId, TaskSeen, Topology, View, Window,
 };
 
 /// How far off the last forecast was; task, forecast, measured.
@@ -16,7 +16,7 @@ pub type Miss = (TaskId, Estimate, f64);
 pub struct Record {
     pub seen: Observation,
     pub decision: Decision,
-    /// By the yardstick, under the plan; compared with the next window only as far as the plan holds there.
+    /// By the reference predictor, under the plan; compared with the next window only as far as the plan holds there.
     pub forecast: Forecast,
     pub applied: crate::Applied,
     pub last_forecast_missed_instr_per_cycle: Vec<Miss>,
@@ -25,13 +25,14 @@ pub struct Record {
 /// First line of a recording: all that a replay needs besides the records.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RunHeader {
+    /// Of the log.
     pub format: u32,
+    /// Of the machine, as policies see it.
     pub topology: Topology,
+    /// What could be had from the machine.
     pub capabilities: Capabilities,
-    pub policy: String,
-    /// The policy's own parameters as given (TOML), and its seed.
-    pub parameters: String,
-    pub seed: u64,
+    /// What stood between the machine and the plan.
+    pub pipeline: PipelineConfig,
 }
 
 /// Why a run stopped before its end.
@@ -50,7 +51,7 @@ pub struct Loop<M, P> {
     pub machine: M,
     pub profilers: Vec<Box<dyn Profiler>>,
     /// Attaches the forecast to every decision, so that all policies are scored alike.
-    pub yardstick: Box<dyn Predictor>,
+    pub predictor: Box<dyn Predictor>,
     pub policy: P,
     /// For error messages and records.
     pub policy_name: String,
@@ -65,7 +66,7 @@ impl<M: Machine, P: Policy> Loop<M, P> {
     pub fn new(
         machine: M,
         profilers: Vec<Box<dyn Profiler>>,
-        yardstick: Box<dyn Predictor>,
+        predictor: Box<dyn Predictor>,
         policy_name: impl Into<String>,
         policy: P,
         first_window: Window,
@@ -73,7 +74,7 @@ impl<M: Machine, P: Policy> Loop<M, P> {
         Loop {
             machine,
             profilers,
-            yardstick,
+            predictor,
             policy,
             policy_name: policy_name.into(),
             profiles: Profiles::new(),
@@ -97,25 +98,41 @@ impl<M: Machine, P: Policy> Loop<M, P> {
             }
         }
         let missed = compare(&self.forecast, &seen);
-        let (topology, capabilities) = (self.machine.topology(), self.machine.capabilities());
-        let decision = self.policy.decide(&View {
-            topology,
-            capabilities,
+        let view = View {
+            topology: self.machine.topology(),
+            capabilities: self.machine.capabilities(),
             seen: &seen,
             profiles: &self.profiles,
             before: &self.plan,
-            predictor: self.yardstick.as_ref(),
-        });
-        check_plan(&decision.plan, topology, capabilities, &seen).map_err(|bad| LoopError::Plan {
+            predictor: self.predictor.as_ref(),
+        };
+        let decision = self.policy.decide(&view);
+        check_plan(&decision.plan, &view).map_err(|bad| LoopError::Plan {
             policy: self.policy_name.clone(),
             window: seen.window,
             bad,
         })?;
-        let forecast = self.yardstick.forecast(topology, &self.profiles, &decision.plan);
+        let forecast = self.predictor.forecast(&view, &decision.plan);
         let applied = self.machine.apply(&decision.plan)?;
         self.plan = decision.plan.clone();
         self.forecast = forecast.clone();
         Ok(Some(Record { seen, decision, forecast, applied, last_forecast_missed_instr_per_cycle: missed }))
+    }
+}
+
+impl<M: Machine, P> Loop<M, P> {
+    /// What the predictor expects, from what is known now, of another plan than the last: for replays, in which the
+    /// recorded plan holds and not the decided one. `before` is the plan that held in the window.
+    pub fn forecast_under(&self, seen: &Observation, before: &Plan, plan: &Plan) -> Forecast {
+        let view = View {
+            topology: self.machine.topology(),
+            capabilities: self.machine.capabilities(),
+            seen,
+            profiles: &self.profiles,
+            before,
+            predictor: self.predictor.as_ref(),
+        };
+        self.predictor.forecast(&view, plan)
     }
 }
 

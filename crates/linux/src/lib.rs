@@ -13,6 +13,7 @@ pub mod journal;
 pub mod kernel;
 pub mod ladder;
 pub mod machine;
+pub mod miss_cost;
 pub mod pressure;
 pub mod probes;
 mod probing;

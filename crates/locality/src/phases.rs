@@ -22,22 +22,7 @@
 
 use std::collections::VecDeque;
 
-/// The heuristic's parameters; [`Default`] is thesis 5.6.2.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct PhaseParameters {
-    /// w: intervals that the present one is compared with (their mean).
-    pub history: usize,
-    /// A larger difference is a phase change; in the signal's unit.
-    pub threshold: f64,
-    /// A transition begins and ends at this share of the threshold.
-    pub edge_share: f64,
-}
-
-impl Default for PhaseParameters {
-    fn default() -> Self {
-        PhaseParameters { history: 3, threshold: 3.0, edge_share: 0.5 }
-    }
-}
+use cachemate_core::PhaseParameters;
 
 /// What one more interval says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

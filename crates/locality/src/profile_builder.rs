@@ -6,14 +6,14 @@
 //! the distinct lines and to the number of intervals; the result does not depend on how the stream is cut into batches;
 //! rates per instruction use recorded instruction counts, and are absent where there are none.
 
-use cachemate_core::{Estimate, Level, Profile, SuperSetCount};
+use cachemate_core::{Estimate, Fact, FactSource, Level, Locality, PhaseParameters, Profile, Rates, SuperSetCount};
 
 use crate::activity::{Grouping, super_set_of};
 use crate::animal::{Animal, AnimalThresholds, classify};
 use crate::cachesim::{CacheShape, CacheSim, PositionProfile, Replacement, ShapeError};
 use crate::curve::MissRateCurve;
 use crate::intervals::{Interval, IntervalCounter, IntervalLength, locality_signature};
-use crate::phases::{Phase, PhaseParameters, phases};
+use crate::phases::{Phase, phases};
 use crate::reuse::{ReuseSampler, ReuseTimes};
 use crate::stack::{Histogram, StackDistances, StackError};
 
@@ -259,14 +259,24 @@ impl ProfileBuilder {
         let per_mega: Option<Vec<f64>> = mega_instr
             .map(|mega| positions.hits.iter().chain([&positions.misses]).map(|&count| count as f64 / mega).collect());
         let super_sets = sum_super_sets(&self.intervals);
+        let level = self.settings.level;
+        let curve = instructions
+            .and_then(|count| MissRateCurve::from_histogram(&histogram, count, self.settings.line_bytes, &sizes))
+            .map(|curve| (level, exact(curve.to_profile(0.0))));
+        let activity = (!super_sets.is_empty()).then(|| (level, exact(super_sets)));
+        let references = mega_instr.map(|mega| Estimate::exact(self.accesses as f64 / mega));
         let profile = Profile {
-            misses_per_kilo_instr: instructions
-                .and_then(|count| MissRateCurve::from_histogram(&histogram, count, self.settings.line_bytes, &sizes))
-                .map(|curve| curve.to_profile(0.0)),
-            reuse_times: self.reuse.to_profile(),
-            stack_positions: per_mega.clone(),
-            llc_refs_per_mega_instr: mega_instr.map(|mega| Estimate::exact(self.accesses as f64 / mega)),
-            activity: if super_sets.is_empty() { Vec::new() } else { vec![(self.settings.level, super_sets)] },
+            locality: Locality {
+                misses_per_kilo_instr: curve.into_iter().collect(),
+                reuse_times: self.reuse.to_profile().map(exact),
+                stack_positions: per_mega.clone().map(exact),
+                activity: activity.into_iter().collect(),
+                ..Locality::default()
+            },
+            rates: Rates {
+                llc_refs_per_mega_instr: references.map(|rate| Fact::measured(rate, FactSource::ExactTrace, 0)),
+                ..Rates::default()
+            },
             ..Profile::default()
         };
         let half = self.settings.ways.div_ceil(2) as usize;
@@ -316,6 +326,11 @@ fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> V
     phases(&signatures, PhaseParameters { threshold: parameters.threshold.max(4.0 * mean_error), ..parameters })
 }
 
+/// A fact of a whole recording.
+fn exact<T>(value: T) -> Fact<T> {
+    Fact::new(value, FactSource::ExactTrace, 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -354,18 +369,18 @@ mod tests {
         let found = profile_of(&cycle, settings(), 1000);
         assert_eq!((found.accesses, found.stores, found.threads), (60_000, 30_000, 3));
         assert_eq!((found.instructions, found.footprint_lines), (Some(600_000), 300));
-        let curve = found.profile.misses_per_kilo_instr.clone().unwrap();
+        let curve = found.profile.misses_per_kilo_instr().unwrap();
         assert_eq!(curve.last().unwrap().0, 256 * LINE);
         assert_eq!(curve.last().unwrap().1.value, 100.0);
         // 300 lines in 32 sets of 8: 12 sets see 10 lines and 20 see 9, so everything misses.
         assert_eq!(found.intensity_misses_per_kilo_instr, Some(100.0));
-        assert_eq!(found.profile.llc_refs_per_mega_instr.unwrap().value, 100_000.0);
+        assert_eq!(found.profile.rates.llc_refs_per_mega_instr.unwrap().value, 100_000.0);
         assert_eq!(found.animal, Some(Animal::Devil));
-        let positions = found.profile.stack_positions.clone().unwrap();
+        let positions = found.profile.locality.stack_positions.clone().unwrap().value;
         assert!((positions.iter().sum::<f64>() - 100_000.0).abs() < 1e-6 && positions.len() == 9);
-        let activity = &found.profile.activity[0];
-        assert_eq!(activity.1.iter().map(|count| count.accesses).sum::<u64>(), 60_000);
-        assert_eq!(activity.1.iter().map(|count| count.misses).sum::<u64>(), 60_000);
+        let activity = &found.profile.locality.activity[&settings().level].value;
+        assert_eq!(activity.iter().map(|count| count.accesses).sum::<u64>(), 60_000);
+        assert_eq!(activity.iter().map(|count| count.misses).sum::<u64>(), 60_000);
         assert_eq!(found.intervals.iter().map(|i| i.interval.misses).sum::<u64>(), 60_000);
         // All but the last touches are reuses at 299.
         assert!(found.reuse.buckets().all(|bucket| bucket.low <= 299 && bucket.high >= 299));
@@ -398,9 +413,9 @@ mod tests {
         let found = builder.finish(None).unwrap();
         let profile = &found.profile;
         assert_eq!((found.instructions, found.animal), (None, None));
-        assert!(profile.misses_per_kilo_instr.is_none() && profile.stack_positions.is_none());
-        assert!(profile.llc_refs_per_mega_instr.is_none() && found.intensity_misses_per_kilo_instr.is_none());
-        assert!(profile.reuse_times.is_some() && found.miss_ratios.len() == 16 && found.phases.is_empty());
+        assert!(profile.misses_per_kilo_instr().is_none() && profile.locality.stack_positions.is_none());
+        assert!(profile.rates.llc_refs_per_mega_instr.is_none() && found.intensity_misses_per_kilo_instr.is_none());
+        assert!(profile.locality.reuse_times.is_some() && found.miss_ratios.len() == 16 && found.phases.is_empty());
     }
 
     /// Is an impossible cache refused by field?

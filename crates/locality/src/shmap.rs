@@ -11,22 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::TaskId;
-
-/// The thesis's figures.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ShMapParameters {
-    /// Counters per thread and entries of the filter.
-    pub entries: usize,
-    /// Unit of sharing; the line size avoids false sharing.
-    pub region_bytes: u64,
-}
-
-impl Default for ShMapParameters {
-    fn default() -> Self {
-        ShMapParameters { entries: 256, region_bytes: 128 }
-    }
-}
+use cachemate_core::{ShMapParameters, TaskId};
 
 /// The shMaps of one process.
 #[derive(Clone, Debug)]

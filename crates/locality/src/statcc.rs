@@ -16,18 +16,11 @@
 //! Properties: programs share no data (separate address spaces); one program alone gives the single-program models
 //! exactly; renaming programs renames the answer. Lines are those of the cache, rates any common unit of time.
 
+use cachemate_core::ReplacementModel;
+
 use crate::reuse::ReuseTimes;
 use crate::statcache::{self, Part};
 use crate::statstack::StackModel;
-
-/// Which model of replacement is composed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Composition {
-    /// StatCache.
-    Random,
-    /// StatStack.
-    Lru,
-}
 
 /// Miss ratios (0 to 1, of the cache's accesses) of programs that share a cache.
 #[derive(Clone, PartialEq, Debug)]
@@ -155,7 +148,7 @@ pub struct Joint {
 
 /// Miss ratios and speeds that agree with each other. `None` without programs or lines, or where a program has no
 /// samples or a figure that is not positive (0 is allowed for `miss_cycles`).
-pub fn jointly(programs: &[Sharer<'_>], lines: u64, composition: Composition) -> Option<Joint> {
+pub fn jointly(programs: &[Sharer<'_>], lines: u64, composition: ReplacementModel) -> Option<Joint> {
     let positive = |x: f64| x.is_finite() && x > 0.0;
     let sound = |p: &Sharer<'_>| {
         positive(p.refs_per_instr)
@@ -169,19 +162,19 @@ pub fn jointly(programs: &[Sharer<'_>], lines: u64, composition: Composition) ->
     let models: Vec<StackModel> = programs.iter().map(|p| StackModel::new(p.reuse)).collect::<Option<_>>()?;
     let measured: Vec<Measured<'_>> = programs.iter().map(|program| program.measured).collect();
     let share = |rates: &[f64]| match composition {
-        Composition::Lru => Some(lru_shared(&models, &measured, rates, lines)),
-        Composition::Random => {
+        ReplacementModel::Lru => Some(lru_shared(&models, &measured, rates, lines)),
+        ReplacementModel::Random => {
             let at_rates: Vec<AtRate<'_>> = programs.iter().zip(rates).map(|(p, &rate)| (p.reuse, rate)).collect();
             random_at_rates(&at_rates, lines)
         }
     };
     let alone = |(program, model): (&Sharer<'_>, &StackModel)| {
         let ratio = match composition {
-            Composition::Lru if !program.measured.is_empty() => {
+            ReplacementModel::Lru if !program.measured.is_empty() => {
                 Some(measured_at(program.measured, model, lines as f64))
             }
-            Composition::Lru => Some(model.miss_ratio(lines)),
-            Composition::Random => statcache::miss_ratio(program.reuse, lines),
+            ReplacementModel::Lru => Some(model.miss_ratio(lines)),
+            ReplacementModel::Random => statcache::miss_ratio(program.reuse, lines),
         };
         Some(program.cycles_per_instr(ratio?))
     };
@@ -337,16 +330,16 @@ mod tests {
     /// CPI within 8 %?
     #[test]
     fn joint_solution_agrees_with_a_simulated_shared_lru_cache() {
-        check_joint(Composition::Lru, None);
+        check_joint(ReplacementModel::Lru, None);
     }
 
     /// And with random replacement?
     #[test]
     fn joint_solution_agrees_with_a_simulated_shared_random_cache() {
-        check_joint(Composition::Random, Some(SplitMix64(77)));
+        check_joint(ReplacementModel::Random, Some(SplitMix64(77)));
     }
 
-    fn check_joint(composition: Composition, random: Option<SplitMix64>) {
+    fn check_joint(composition: ReplacementModel, random: Option<SplitMix64>) {
         for patterns in mixes() {
             let cycles: Vec<(f64, f64)> = (0..patterns.len()).map(|at| (2.0 + at as f64, 20.0)).collect();
             let reuses: Vec<ReuseTimes> = patterns.iter().map(|pattern| Program::reuse(pattern, 10)).collect();

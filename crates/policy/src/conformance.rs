@@ -6,10 +6,11 @@
 //! checked: the plan is always valid (so nobody starves in gangs); same input, same output; renaming tasks renames the
 //! plan; an empty machine; without evidence `allowed`, gangs and shares stay; record -> replay decides alike.
 
+use cachemate_core::test_kit::Scripted;
 use cachemate_core::*;
 
+use crate::reference_predictor::ReferencePredictor;
 use crate::rng::SplitMix64;
-use crate::yardstick::Yardstick;
 
 /// A rule that a policy broke, and where.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -25,7 +26,7 @@ pub struct Broken {
 pub type Make<'a> = &'a dyn Fn(u64) -> Box<dyn Policy>;
 
 const WINDOWS: usize = 8;
-const YARDSTICK: Yardstick = Yardstick { miss_penalty_cycles: 150.0 };
+const REFERENCE: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 150.0 };
 
 /// Runs a policy on `machines` generated machines.
 ///
@@ -129,8 +130,9 @@ impl Script {
         at: usize,
     ) -> Result<Decision, Broken> {
         let (topology, capabilities) = (&self.topology, &self.capabilities);
-        let decision = policy.decide(&View { topology, capabilities, seen, profiles, before, predictor: &YARDSTICK });
-        check_plan(&decision.plan, topology, capabilities, seen)
+        let view = View { topology, capabilities, seen, profiles, before, predictor: &REFERENCE };
+        let decision = policy.decide(&view);
+        check_plan(&decision.plan, &view)
             .map_err(|bad| self.broken("the plan is always valid", at, bad.to_string()))?;
         let gone = |task: &TaskId| seen.tasks.iter().all(|seen| seen.task != *task);
         if let Some(reason) = decision.why.iter().find(|reason| reason.tasks.iter().any(gone)) {
@@ -169,15 +171,10 @@ impl Script {
     /// Through the loop and JSON: what was recorded decides alike when fed to a fresh policy.
     fn replays(&self, make: Make<'_>) -> Result<(), Broken> {
         let record = |windows: Vec<Observation>| -> Result<Vec<Record>, Broken> {
-            let machine = Scripted {
-                topology: self.topology.clone(),
-                capabilities: self.capabilities.clone(),
-                windows: windows.into_iter(),
-            };
+            let machine = Scripted::new(self.topology.clone(), self.capabilities.clone(), windows);
             let profilers: Vec<Box<dyn Profiler>> = vec![Box::new(TakesKnown)];
             let first = Window::Time { ns: 1 };
-            let mut run =
-                Loop::new(machine, profilers, Box::new(YARDSTICK), "conforming", Boxed(make(self.seed)), first);
+            let mut run = Loop::new(machine, profilers, Box::new(REFERENCE), "conforming", make(self.seed), first);
             let mut records = Vec::new();
             while let Some(record) = run
                 .step()
@@ -194,40 +191,16 @@ impl Script {
     }
 }
 
-struct Boxed(Box<dyn Policy>);
-
-impl Policy for Boxed {
-    fn decide(&mut self, view: &View<'_>) -> Decision {
-        self.0.decide(view)
-    }
-}
-
-/// Observes what the script says; does as told.
-struct Scripted {
-    topology: Topology,
-    capabilities: Capabilities,
-    windows: std::vec::IntoIter<Observation>,
-}
-
-impl Machine for Scripted {
-    fn topology(&self) -> &Topology {
-        &self.topology
-    }
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-    fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        Ok(self.windows.next())
-    }
-    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
-        Ok(Applied { allowed: plan.allowed.clone(), gangs: plan.gangs.clone(), ..Applied::default() })
-    }
-}
-
 /// Profiles out of recognised recordings only.
 struct TakesKnown;
 
 impl Profiler for TakesKnown {
+    fn name(&self) -> &'static str {
+        "recognized recordings"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::StoredProfiles]
+    }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         profiles.retain(|id, _| seen.tasks.iter().any(|task| task.task == *id));
         for answer in &seen.answers {
@@ -363,21 +336,34 @@ fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
     let (refs, solo) = (maybe(1e3, 5e4), maybe(0.1, 2.0));
     let counted = generator.below(4) > 0;
     let mut count = |_| SuperSetCount { accesses: generator.below(1000), misses: generator.below(100) };
-    let activity = if counted { vec![(Level::L3, (0..8).map(&mut count).collect())] } else { Vec::new() };
+    let activity = counted.then(|| (Level::L3, drawn((0..8).map(&mut count).collect())));
+    let fact = |estimate: Option<Estimate>| estimate.map(|value| Fact::measured(value, FactSource::Oracle, 0));
     Profile {
         process: Some(process),
-        misses_per_kilo_instr: curve,
-        stack_positions: hits,
-        llc_refs_per_mega_instr: refs,
-        solo_instr_per_cycle: solo,
-        observed_misses_per_kilo_instr: observed,
-        pcmr,
-        intensity,
-        sensitivity,
-        activity,
-        sharing,
+        locality: Locality {
+            misses_per_kilo_instr: curve.map(|curve| (Level::L3, drawn(curve))).into_iter().collect(),
+            stack_positions: hits.map(drawn),
+            activity: activity.into_iter().collect(),
+            ..Locality::default()
+        },
+        rates: Rates {
+            llc_refs_per_mega_instr: fact(refs),
+            solo_instr_per_cycle: fact(solo),
+            observed_misses_per_kilo_instr: fact(observed),
+            pcmr: fact(pcmr),
+            ..Rates::default()
+        },
+        contention: Contention { intensity: fact(intensity), sensitivity: fact(sensitivity), ..Contention::default() },
+        sharing: Sharing {
+            map: sharing.map(|counters| drawn(SharingMap { counters, machine_wide: false })),
+            ..Sharing::default()
+        },
         ..Profile::default()
     }
+}
+
+fn drawn<T>(value: T) -> Fact<T> {
+    Fact::new(value, FactSource::Oracle, 0)
 }
 
 fn rename_seen(seen: &Observation, rename: &impl Fn(TaskId) -> TaskId) -> Observation {

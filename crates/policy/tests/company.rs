@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::*;
 use cachemate_policy::policies;
-use cachemate_policy::yardstick::Yardstick;
+use cachemate_policy::reference_predictor::ReferencePredictor;
 
 const WINDOW_NS: u64 = 100_000_000;
 
@@ -36,7 +36,10 @@ fn task(id: u32) -> TaskSeen {
 /// Eight super sets, of which the given ones are busy.
 fn busy_in(super_sets: std::ops::Range<usize>) -> Profile {
     let count = |at: usize| SuperSetCount { accesses: 100, misses: if super_sets.contains(&at) { 50 } else { 1 } };
-    Profile { activity: vec![(Level::L2, (0..8).map(count).collect())], ..Profile::default() }
+    let mut profile = Profile::default();
+    let counts = (0..8).map(count).collect();
+    profile.locality.activity.insert(Level::L2, Fact::new(counts, FactSource::SuperSets, 0));
+    profile
 }
 
 struct Run {
@@ -66,7 +69,7 @@ fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, wit
 fn counted(tasks: &[TaskSeen], waited: &[bool], profiles: &Profiles, filling: u64) -> Vec<Answer> {
     let of = |(at, task): (usize, &TaskSeen)| {
         let cpu = task.cpu?;
-        let mut super_sets = profiles[&task.task].activity[0].1.clone();
+        let mut super_sets = profiles[&task.task].locality.activity[&Level::L2].value.clone();
         super_sets[0].misses += if waited[at] { filling } else { 0 };
         let evidence = Evidence::Activity { task: task.task, cpu, level: Level::L2, super_sets };
         Some(Answer { probe: ProbeId(0), evidence, complete: true, cost_ns: Vec::new() })
@@ -101,12 +104,12 @@ fn run_filling(
             answers: filling.map_or_else(Vec::new, |filling| counted(&tasks, &waited, &profiles, filling)),
             in_force: Applied::default(),
         };
-        let predictor = Yardstick { miss_penalty_cycles: 100.0 };
+        let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
         let (topology, capabilities) = (&topology, &capabilities);
         let view =
             View { topology, capabilities, seen: &seen, profiles: &profiles, before: &before, predictor: &predictor };
         let decision = policy.decide(&view);
-        check_plan(&decision.plan, topology, capabilities, &seen).unwrap();
+        check_plan(&decision.plan, &view).unwrap();
         waited = tasks.iter().map(|task| task.cpu.is_none()).collect();
         for task in &mut tasks {
             let seats =
@@ -198,8 +201,10 @@ fn advice_names_the_pairs_that_share_bits() {
 /// Do counters pair who misses much with who misses little, where vectors see only that all are busy?
 #[test]
 fn counters_pair_much_with_little() {
-    let missing =
-        |rate: f64| Profile { observed_misses_per_kilo_instr: Some(Estimate::exact(rate)), ..Profile::default() };
+    let missing = |rate: f64| {
+        Profile::default()
+            .with_rates(Rates { observed_misses_per_kilo_instr: Some(Fact::oracle(rate)), ..Rates::default() })
+    };
     let tasks = vec![missing(30.0), missing(30.0), missing(1.0), missing(1.0)];
     let run = run("counter-driven", "form = \"set\"", tasks, 40, &[]);
     assert!(run.pairs().iter().all(|pair| pair[0] < 2 && pair[1] >= 2), "{:?}", run.pairs());
@@ -239,7 +244,7 @@ fn advice_leaves_alone_who_fell_behind() {
             let (ended, in_force) = (WindowEnd::Elapsed, Applied::default());
             let (places, answers) = (Vec::new(), Vec::new());
             let seen = Observation { window, span, ended, tasks, places, answers, in_force };
-            let predictor = Yardstick { miss_penalty_cycles: 100.0 };
+            let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
             let (topology, capabilities, seen) = (&topology, &capabilities, &seen);
             let view =
                 View { topology, capabilities, seen, profiles: &profiles, before: &before, predictor: &predictor };

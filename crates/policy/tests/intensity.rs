@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use cachemate_core::*;
 use cachemate_policy::policies::build;
-use cachemate_policy::yardstick::Yardstick;
+use cachemate_policy::reference_predictor::ReferencePredictor;
 
-const YARDSTICK: Yardstick = Yardstick { miss_penalty_cycles: 100.0 };
+const REFERENCE: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
 
 /// `caches` caches of two CPUs each.
 fn topology(caches: u32) -> Topology {
@@ -61,14 +61,20 @@ fn decide_where(
         Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: None };
     let (topology, seen) = (topology(caches), seen(tasks));
     let view =
-        View { topology: &topology, capabilities: &capabilities, seen: &seen, profiles, before, predictor: &YARDSTICK };
+        View { topology: &topology, capabilities: &capabilities, seen: &seen, profiles, before, predictor: &REFERENCE };
     policy.decide(&view)
 }
 
 fn observed(rates: &[f64]) -> Profiles {
-    let profile =
-        |&rate: &f64| Profile { observed_misses_per_kilo_instr: Some(Estimate::exact(rate)), ..Profile::default() };
+    let profile = |&rate: &f64| {
+        Profile::default()
+            .with_rates(Rates { observed_misses_per_kilo_instr: Some(Fact::oracle(rate)), ..Rates::default() })
+    };
     rates.iter().map(profile).enumerate().map(|(id, profile)| (TaskId(id as u32), profile)).collect()
+}
+
+fn with_misses(curve: Curve) -> Profile {
+    Profile::default().with_misses(Level::L2, curve, FactSource::ExactTrace)
 }
 
 fn idle() -> Plan {
@@ -105,7 +111,7 @@ fn prefetched_lines_count_where_reads_do() {
     let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
     let mut both = observed(&[30.0, 1.0, 2.0, 0.1]);
     for (profile, bytes) in both.values_mut().zip([2_000.0, 1_900.0, 130.0, 7.0]) {
-        profile.observed_read_bytes_per_kilo_instr = Some(Estimate::exact(bytes));
+        profile.rates.observed_read_bytes_per_kilo_instr = Some(Fact::oracle(bytes));
     }
     let beside_the_first = |counted: &str, profiles: &Profiles| {
         let mut dio = build("dio", &format!("counted = \"{counted}\""), 1).unwrap();
@@ -116,7 +122,7 @@ fn prefetched_lines_count_where_reads_do() {
     let misses_only = observed(&[30.0, 1.0, 2.0, 0.1]);
     assert_eq!(beside_the_first("memory-reads", &misses_only), beside_the_first("misses", &misses_only));
     // Few misses and many reads: the streaming program is not the quiet neighbour.
-    both.get_mut(&TaskId(1)).unwrap().observed_misses_per_kilo_instr = Some(Estimate::exact(0.05));
+    both.get_mut(&TaskId(1)).unwrap().rates.observed_misses_per_kilo_instr = Some(Fact::oracle(0.05));
     assert_eq!(beside_the_first("misses", &both), [1]);
     assert_eq!(beside_the_first("memory-reads", &both), [3]);
 }
@@ -127,7 +133,7 @@ fn prefetched_lines_count_where_reads_do() {
 fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbour() {
     let curve = |on_half: f64, on_all: f64| {
         let points = vec![(2 << 20, Estimate::exact(on_half)), (4 << 20, Estimate::exact(on_all))];
-        Profile { misses_per_kilo_instr: Some(points), ..Profile::default() }
+        with_misses(points)
     };
     let curves = [curve(50.0, 3.0), curve(29.0, 28.0), curve(2.0, 1.5), curve(0.4, 0.4)];
     let all: Profiles = curves.into_iter().enumerate().map(|(id, profile)| (TaskId(id as u32), profile)).collect();
@@ -140,10 +146,7 @@ fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbour() {
     assert_eq!(of("recorded_on = \"whole\"", &all), [2]);
     // One curve ends above the share: all are compared on the whole cache.
     let mut partly = all.clone();
-    partly.insert(
-        TaskId(3),
-        Profile { misses_per_kilo_instr: Some(vec![(4 << 20, Estimate::exact(0.4))]), ..Profile::default() },
-    );
+    partly.insert(TaskId(3), with_misses(vec![(4 << 20, Estimate::exact(0.4))]));
     assert_eq!(of("", &partly), [2]);
 }
 
@@ -170,7 +173,8 @@ fn di_reads_profiles_and_dio_counters() {
     let mut profiles = observed(&[1.0, 2.0, 30.0, 40.0]);
     for (id, alone) in [(0, 40.0), (1, 30.0), (2, 2.0), (3, 1.0)] {
         let curve = vec![(2 << 20, Estimate::exact(50.0 + alone)), (4 << 20, Estimate::exact(alone))];
-        profiles.entry(TaskId(id)).or_default().misses_per_kilo_instr = Some(curve);
+        let profile = profiles.entry(TaskId(id)).or_default();
+        *profile = std::mem::take(profile).with_misses(Level::L2, curve, FactSource::ExactTrace);
     }
     let tasks: Vec<TaskSeen> = [0, 1, 2, 3].map(|id| task(id, None)).to_vec();
     let by = |name: &str, parameters: &str, profiles: &Profiles| {
@@ -182,7 +186,7 @@ fn di_reads_profiles_and_dio_counters() {
     };
     let found = [own("di", ""), own("di", "recorded_on = \"whole\""), own("dio", "")];
     assert_eq!(found, [Some(90.0), Some(40.0), Some(1.0)]);
-    profiles.values_mut().for_each(|profile| profile.misses_per_kilo_instr = None);
+    profiles.values_mut().for_each(|profile| profile.locality = Locality::default());
     assert!(by("di", "", &profiles).plan.allowed.is_empty(), "no profile, no move");
 }
 
@@ -192,13 +196,13 @@ fn without_counters_the_intensity_from_outside_serves() {
     let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
     let mut profiles = Profiles::new();
     for (id, intensity) in [0.9, 0.8, 0.1, 0.0].into_iter().enumerate() {
-        let profile = Profile { intensity: Some(Estimate::exact(intensity)), ..Profile::default() };
+        let mut profile = Profile::default();
+        profile.contention.intensity = Some(Fact::oracle(intensity));
         profiles.insert(TaskId(id as u32), profile);
     }
     let mut dio = build("dio", "", 1).unwrap();
     assert_eq!(beside(&decide(dio.as_mut(), 2, tasks.clone(), &profiles, &idle()).plan, 0), [3]);
-    let counted = Some(Estimate::exact(5.0));
-    profiles.entry(TaskId(0)).or_default().observed_misses_per_kilo_instr = counted;
+    profiles.entry(TaskId(0)).or_default().rates.observed_misses_per_kilo_instr = Some(Fact::oracle(5.0));
     let plan = decide(build("dio", "", 1).unwrap().as_mut(), 2, tasks, &profiles, &idle()).plan;
     assert_eq!(plan.allowed.keys().copied().collect::<Vec<_>>(), [TaskId(0)], "only what is counted is placed");
 }
@@ -207,8 +211,8 @@ fn without_counters_the_intensity_from_outside_serves() {
 #[test]
 fn without_counters_and_probes_recorded_rates_serve() {
     let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
-    let curve = |rate| Some(vec![(1 << 20, Estimate::exact(2.0 * rate)), (8 << 20, Estimate::exact(rate))]);
-    let profile = |rate| Profile { misses_per_kilo_instr: curve(rate), ..Profile::default() };
+    let curve = |rate| vec![(1 << 20, Estimate::exact(2.0 * rate)), (8 << 20, Estimate::exact(rate))];
+    let profile = |rate| with_misses(curve(rate));
     let mut profiles: Profiles = (0..4).map(|id| (TaskId(id), profile([20.0, 10.0, 1.0, 0.5][id as usize]))).collect();
     let none = Support::No { why: "no PMU".to_string(), remedy: None };
     let decide = |none: Option<&Support>, profiles: &Profiles| {
@@ -218,7 +222,7 @@ fn without_counters_and_probes_recorded_rates_serve() {
     };
     assert_eq!(beside(&decide(Some(&none), &profiles), 0), [3]);
     assert!(decide(None, &profiles).allowed.is_empty(), "counters will come");
-    profiles.get_mut(&TaskId(1)).unwrap().intensity = Some(Estimate::exact(0.5));
+    profiles.get_mut(&TaskId(1)).unwrap().contention.intensity = Some(Fact::oracle(0.5));
     let plan = decide(Some(&none), &profiles);
     assert!(!plan.allowed.contains_key(&TaskId(0)), "kinds are not mixed: {:?}", plan.allowed);
 }

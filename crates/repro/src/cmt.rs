@@ -16,21 +16,18 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cachemate_core::{
-    CacheId, CpuSet, Decision, Gang, GangSchedule, Level, Plan, Policy, Profiler, TaskId, View, Window,
+    CacheId, CpuSet, Decision, Gang, GangSchedule, Level, PhaseParameters, Plan, Policy, ProfilerConfig,
+    ReplacementModel, RowParameters, TaskId, View, Window,
 };
-use cachemate_locality::phases::PhaseParameters;
-use cachemate_locality::profilers::{CountersProfiler, PhaseProfiler, ReuseProfiler, RowParameters, RowProfiler};
-use cachemate_locality::statcc::Composition;
-use cachemate_policy::policies;
+use cachemate_pipeline::Pipeline;
 use cachemate_policy::rng::SplitMix64;
 use cachemate_policy::solvers::balance::{GroupModel, Turns, best_groups, rotation};
 use cachemate_sim::metrics;
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_sim::results::RunResults;
-use cachemate_sim::run::Deciding;
 
 use self::stalls::{ContentionAt, contention_at};
-use crate::setup::{Comparison, Job, Scores, Workload, failed, scores};
+use crate::setup::{Comparison, Job, Scores, Workload, built, failed, scores};
 use crate::{Context, ReproError, mean};
 
 /// The papers' L2 sizes.
@@ -174,47 +171,44 @@ impl Who {
         }
     }
 
-    fn profilers(&self, l2_kb: u64) -> Vec<Box<dyn Profiler>> {
-        let counters = Box::new(CountersProfiler::new(Level::L2, 100_000.0));
+    fn profilers(&self, l2_kb: u64) -> Vec<ProfilerConfig> {
+        let level = Level::L2;
+        let counters = ProfilerConfig::Counters { level, at_least_instructions: 100_000.0 };
         match self {
             Who::Default | Who::OneGreedy => Vec::new(),
             Who::Casc { own_counts, phases, .. } => {
-                let rows = RowParameters { own_counts: *own_counts, ..RowParameters::default() };
-                let mut profilers: Vec<Box<dyn Profiler>> = Vec::new();
-                if *phases {
-                    profilers.push(Box::new(PhaseProfiler::new(Level::L2, PHASES, PHASE_INTERVAL_INSTR)));
-                }
-                profilers.push(counters);
-                profilers.push(Box::new(RowProfiler::new(Level::L2, rows)));
-                profilers
+                let parameters = RowParameters { own_counts: *own_counts, ..RowParameters::default() };
+                let rows = ProfilerConfig::CoRunRows { level, parameters };
+                let detector =
+                    ProfilerConfig::Phases { level, parameters: PHASES, interval_instructions: PHASE_INTERVAL_INSTR };
+                phases.then_some(detector).into_iter().chain([counters, rows]).collect()
             }
             Who::BalanceSet(_) => {
-                let sizes = vec![(l2_kb << 10) / CONTEXTS as u64, l2_kb << 10];
-                let reuses = ReuseProfiler::new(Level::L2, Composition::Lru, 64, sizes).of_code_too();
-                vec![counters, Box::new(reuses)]
+                let reuse = ProfilerConfig::Reuse {
+                    level,
+                    replacement: ReplacementModel::Lru,
+                    line_bytes: 64,
+                    sizes_bytes: vec![(l2_kb << 10) / CONTEXTS as u64, l2_kb << 10],
+                    of_code_too: true,
+                };
+                vec![counters, reuse]
             }
         }
     }
 
-    fn deciding(&self, workload: &Workload, l2_kb: u64) -> Result<Deciding, ReproError> {
-        let (name, policy): (&str, Box<dyn Policy>) = match self {
-            Who::Default => ("default", policies::build("default", "", 1).map_err(failed("default"))?),
-            Who::OneGreedy => ("one-greedy", Box::new(OneGreedy { gangs: Vec::new() })),
-            Who::Casc { parameters, .. } => {
-                ("casc", policies::build("casc", parameters, workload.options.seed).map_err(failed("casc"))?)
-            }
-            Who::BalanceSet(parameters) => {
-                let seed = workload.options.seed;
-                ("balance-set", policies::build("balance-set", parameters, seed).map_err(failed("balance-set"))?)
-            }
+    fn pipeline(&self, workload: &Workload, l2_kb: u64) -> Result<Pipeline, ReproError> {
+        let config = |name: &str, parameters: &str| {
+            workload.pipeline(name, parameters, self.profilers(l2_kb), Window::Time { ns: WINDOW_NS })
         };
-        Ok(Deciding {
-            policy,
-            name: name.to_string(),
-            profilers: self.profilers(l2_kb),
-            yardstick: workload.yardstick(),
-            first_window: Window::Time { ns: WINDOW_NS },
-        })
+        match self {
+            Who::Default => built(config("default", "")),
+            Who::OneGreedy => {
+                let policy = Box::new(OneGreedy { gangs: Vec::new() });
+                Ok(Pipeline::with_policy(config("one-greedy", ""), policy))
+            }
+            Who::Casc { parameters, .. } => built(config("casc", parameters)),
+            Who::BalanceSet(parameters) => built(config("balance-set", parameters)),
+        }
     }
 }
 
@@ -246,7 +240,7 @@ pub fn run_jobs(setting: &Setting, who: &Who, name: &str, jobs: &[Job]) -> Resul
     }
     let results = match who {
         Who::Default => workload.unmanaged()?,
-        _ => workload.managed(who.deciding(&workload, setting.l2_kb)?)?.results,
+        _ => workload.managed(who.pipeline(&workload, setting.l2_kb)?)?.results,
     };
     Ok(Arc::clone(runs().entry(key).or_insert(Arc::new(results))))
 }

@@ -8,18 +8,18 @@
 //! program that does not finish under one, are told by name and end nothing; throughput is split into mix and
 //! contention, since it rewards starving those that miss.
 
+use cachemate_pipeline::{Standard, miss_penalty_of_machine};
 use std::path::PathBuf;
 
-use cachemate_core::{Capabilities, Machine, Profiler, Topology, Window};
+use cachemate_core::{Machine, PolicyConfig, ProfilerConfig, Window};
 use cachemate_policy::policies;
 use cachemate_policy::rng::SplitMix64;
 use cachemate_sim::kernels;
-use cachemate_sim::run::Deciding;
 use serde::Serialize;
 
 use crate::corun::{Bench, Matrix, caches};
-use crate::setup::{Comparison, Job, Scores, failed};
-use crate::solo::{self, InOrder};
+use crate::setup::{Comparison, Job, Scores, built, failed};
+use crate::solo;
 use crate::work::{self, Rates};
 use crate::{Context, ReproError, mean};
 
@@ -29,8 +29,9 @@ const WINDOW_CYCLES: u64 = 1_000_000_000;
 /// Data accesses that a profile of a program alone rests on.
 const PROFILE_ACCESSES: u64 = 3_000_000;
 
-/// The usual profilers of a machine.
-pub type Profilers<'a> = &'a (dyn Fn(&Topology, &Capabilities) -> Vec<Box<dyn Profiler>> + Sync);
+/// A reading of counters counts once it covers so many instructions: in windows of ten million cycles, in which the slowest
+/// phase of a program that misses much has some hundred thousand.
+const COUNTED_INSTRUCTIONS: f64 = 50_000.0;
 
 /// What is drawn from, and on what it runs.
 pub struct Draw<'a> {
@@ -38,7 +39,6 @@ pub struct Draw<'a> {
     pub mixes: u32,
     /// Recorded programs: name and file.
     pub recordings: Vec<(String, PathBuf)>,
-    pub profilers: Profilers<'a>,
 }
 
 /// One policy on one mix, or the mean over mixes.
@@ -109,7 +109,7 @@ pub fn run(context: &Context<'_>, draw: &Draw<'_>) -> Result<Mixes, ReproError> 
         let jobs = drawn(&mut generator, cores, &draw.recordings, seed * 1_000 + u64::from(nth))?;
         let programs: Vec<String> = jobs.iter().map(|job| job.name.clone()).collect();
         (context.progress)(&format!("mix {} of {}: {}", nth + 1, draw.mixes, programs.join(", ")));
-        mixes.push(score(context, draw, &bench, &jobs)?);
+        mixes.push(score(context, &bench, &jobs)?);
     }
     let mean = mean_of(&mixes);
     Ok(Mixes { machine: draw.machine.to_string(), seed, time_scale: SCALE, mixes, mean })
@@ -132,7 +132,7 @@ fn drawn(
     Ok(all)
 }
 
-fn score(context: &Context<'_>, draw: &Draw<'_>, bench: &Bench, jobs: &[Job]) -> Result<Mix, ReproError> {
+fn score(context: &Context<'_>, bench: &Bench, jobs: &[Job]) -> Result<Mix, ReproError> {
     let matrix = Matrix::measure(context, bench, jobs, false)?;
     let alone: Vec<f64> = matrix.alone.iter().map(|rates| rates.instr_per_cycle).collect();
     let profiles = context.run_all(jobs, |job| solo::profile(job, &bench.machine, PROFILE_ACCESSES))?;
@@ -142,15 +142,19 @@ fn score(context: &Context<'_>, draw: &Draw<'_>, bench: &Bench, jobs: &[Job]) ->
         let workload = bench.workload(bench.options.clone(), jobs.to_vec());
         let of_pairs = name == "optimal" || name == "worst";
         let parameters = if of_pairs { format!("degradation = {:?}", matrix.costs().cost) } else { String::new() };
-        let policy = policies::build(name, &parameters, bench.options.seed).map_err(failed(name))?;
         let machine = workload.simulated()?;
-        let mut profilers = (draw.profilers)(machine.topology(), machine.capabilities());
+        let standard = Standard {
+            policy: PolicyConfig { name: name.to_string(), parameters, seed: bench.options.seed },
+            guard: None,
+            counted_instructions: COUNTED_INSTRUCTIONS,
+            predictor: miss_penalty_of_machine(&bench.machine),
+            watches_code: true,
+            first_window: Window::Cycles { cycles: WINDOW_CYCLES },
+        };
+        let mut config = standard.for_machine(machine.topology(), machine.capabilities());
         // Profiles recorded beforehand fill only what the others leave open, so they come last.
-        profilers.push(Box::new(InOrder::new(profiles.clone())));
-        let first_window = Window::Cycles { cycles: WINDOW_CYCLES };
-        let deciding =
-            Deciding { profilers, yardstick: workload.yardstick(), name: name.to_string(), policy, first_window };
-        Ok(work::together(&workload, &work, Some(deciding))?.rates)
+        config.profilers.push(ProfilerConfig::Oracle { profiles: profiles.clone() });
+        Ok(work::together(&workload, &work, Some(built(config)?))?.rates)
     };
     let runs = context.run_all(&names, |&name| match one_run(name) {
         Err(ReproError::Interrupted) => Err(ReproError::Interrupted),

@@ -6,13 +6,16 @@
 
 use std::path::PathBuf;
 
-use cachemate_core::{Access, AccessSource, CpuSet, Goal, MachineSpec, Predictor, Record, Turn};
-use cachemate_policy::yardstick::Yardstick;
+use cachemate_core::{
+    Access, AccessSource, CpuSet, Goal, LoopError, MachineSpec, PipelineConfig, PolicyConfig, ProfilerConfig, Record,
+    Turn, Window,
+};
+use cachemate_pipeline::{Pipeline, miss_penalty_of_machine};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
 use cachemate_sim::metrics;
 use cachemate_sim::results::{RunResults, TaskResults};
-use cachemate_sim::run::{Deciding, run, run_alone};
+use cachemate_sim::run::run_alone;
 use cachemate_trace::{CmtReader, CmtSource, TraceReader};
 
 use crate::ReproError;
@@ -239,23 +242,57 @@ impl Workload {
     ///
     /// # Errors
     /// As [`Workload::simulated`], and whatever the loop refuses.
-    pub fn managed(&self, by: Deciding) -> Result<ManagedRun, ReproError> {
-        let what = by.name.clone();
+    pub fn managed(&self, by: Pipeline) -> Result<ManagedRun, ReproError> {
+        let what = by.config().policy.name.clone();
         let mut records = Vec::new();
         let each = |_: &mut SimMachine, record| {
             records.push(record);
             true
         };
-        let results = run(self.simulated()?, by, each).map_err(failed(&what))?;
+        let results = run_under(self.simulated()?, by, each).map_err(failed(&what))?;
         Ok(ManagedRun { results, records })
     }
 
-    /// The standard yardstick of this machine: a miss costs memory's latency beyond a hit of the last level.
-    pub fn yardstick(&self) -> Box<dyn Predictor> {
-        let hit = self.machine.last_level().map_or(0, |cache| cache.latency_cycles);
-        let beyond = self.machine.memory.local_latency_cycles.saturating_sub(hit);
-        Box::new(Yardstick { miss_penalty_cycles: f64::from(beyond) })
+    /// A pipeline around a policy of the registry, as experiments have it: these profilers, no guard, and a miss that
+    /// costs memory's latency beyond a hit of the last level.
+    pub fn pipeline(
+        &self,
+        name: &str,
+        parameters: &str,
+        profilers: Vec<ProfilerConfig>,
+        first_window: Window,
+    ) -> PipelineConfig {
+        let seed = self.options.seed;
+        PipelineConfig {
+            policy: PolicyConfig { name: name.to_string(), parameters: parameters.to_string(), seed },
+            guard: None,
+            profilers,
+            predictor: miss_penalty_of_machine(&self.machine),
+            first_window,
+        }
     }
+}
+
+/// Everything that a configuration names.
+///
+/// # Errors
+/// An unknown policy, or parameters that it does not take.
+pub fn built(config: PipelineConfig) -> Result<Pipeline, ReproError> {
+    let name = config.policy.name.clone();
+    Pipeline::build(config).map_err(failed(&name))
+}
+
+/// Runs a simulated machine under a pipeline to its end, or until `each` says `false`.
+///
+/// # Errors
+/// As the loop.
+pub fn run_under(
+    mut machine: SimMachine,
+    by: Pipeline,
+    each: impl FnMut(&mut SimMachine, Record) -> bool,
+) -> Result<RunResults, LoopError> {
+    machine.set_first_window(by.config().first_window);
+    Ok(by.run(machine, each)?.results())
 }
 
 /// An error of any kind as the experiment's.
@@ -373,13 +410,7 @@ mod tests {
     fn managing_nothing_changes_nothing() {
         let workload = workload(&["mcf", "swim"]);
         let window = cachemate_core::Window::Cycles { cycles: 200_000 };
-        let by = Deciding {
-            policy: cachemate_policy::policies::build("default", "", 1).unwrap(),
-            name: "default".to_string(),
-            profilers: Vec::new(),
-            yardstick: workload.yardstick(),
-            first_window: window,
-        };
+        let by = built(workload.pipeline("default", "", Vec::new(), window)).unwrap();
         let managed = workload.managed(by).unwrap().results;
         let unmanaged = workload.unmanaged().unwrap();
         let gain = Comparison::of(&managed, &unmanaged).unwrap();

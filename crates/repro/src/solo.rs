@@ -7,9 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use cachemate_core::{
-    Access, AccessKind, CacheSpec, Estimate, Level, MachineSpec, Observation, Profile, Profiler, Profiles, Turn,
-};
+use cachemate_core::{Access, AccessKind, CacheSpec, Estimate, Fact, FactSource, Level, MachineSpec, Profile, Turn};
 use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
 use cachemate_locality::reuse::ReuseSampler;
 
@@ -78,12 +76,12 @@ fn measure(job: &Job, machine: &MachineSpec, accesses: u64) -> Result<Profile, R
     let (filled, before) = warm.ok_or_else(|| failed(&job.name)("it ended while it warmed up"))?;
     let per_mega = |count: u64| count as f64 * 1e6 / (instructions - before).max(1) as f64;
     let positions: Vec<f64> = counts(&shared).iter().zip(&filled).map(|(now, then)| per_mega(now - then)).collect();
-    Ok(Profile {
-        llc_refs_per_mega_instr: Some(Estimate::exact(positions.iter().sum())),
-        stack_positions: Some(positions),
-        reuse_times: reuse.finish().to_profile(),
-        ..Profile::default()
-    })
+    let references = Estimate::exact(positions.iter().sum());
+    let mut profile = Profile::default();
+    profile.rates.llc_refs_per_mega_instr = Some(Fact::measured(references, FactSource::ExactTrace, 0));
+    profile.locality.stack_positions = Some(Fact::new(positions, FactSource::ExactTrace, 0));
+    profile.locality.reuse_times = reuse.finish().to_profile().map(|times| Fact::new(times, FactSource::ExactTrace, 0));
+    Ok(profile)
 }
 
 /// Hits by position, then misses.
@@ -98,35 +96,6 @@ fn simulated(cache: &CacheSpec) -> Result<CacheSim, ReproError> {
     CacheSim::new(shape.map_err(&what)?, Replacement::Lru).map_err(&what)
 }
 
-/// Gives the n-th task to arrive the n-th profile; what nothing else knows of it.
-#[derive(Clone, Debug)]
-pub struct InOrder {
-    pub profiles: Vec<Profile>,
-    /// Tasks in order of arrival.
-    seen: Vec<cachemate_core::TaskId>,
-}
-
-impl InOrder {
-    pub fn new(profiles: Vec<Profile>) -> Self {
-        InOrder { profiles, seen: Vec::new() }
-    }
-}
-
-impl Profiler for InOrder {
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        for task in &seen.tasks {
-            if !self.seen.contains(&task.task) {
-                self.seen.push(task.task);
-            }
-        }
-        let here = |task| seen.tasks.iter().any(|other| other.task == task && !other.exited);
-        profiles.retain(|&task, _| here(task));
-        for (&task, profile) in self.seen.iter().zip(&self.profiles).filter(|(task, _)| here(**task)) {
-            profiles.entry(task).or_insert_with(|| profile.clone());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,11 +105,11 @@ mod tests {
     fn profiles_tell_streams_from_quiet_programs() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let of = |name: &str| profile(&Job::new(name, 1), &machine, 300_000).unwrap();
-        let misses = |profile: &Profile| *profile.stack_positions.as_ref().unwrap().last().unwrap();
+        let misses = |profile: &Profile| *profile.stack_positions().unwrap().last().unwrap();
         let (stream, quiet) = (of("libquantum"), of("gamess"));
         assert!(misses(&stream) > 1_000.0 && misses(&stream) > 20.0 * misses(&quiet), "{stream:?} {quiet:?}");
-        assert_eq!(stream.stack_positions.as_ref().map(Vec::len), Some(17));
-        assert!(stream.reuse_times.is_some());
+        assert_eq!(stream.stack_positions().map(<[f64]>::len), Some(17));
+        assert!(stream.reuse_times().is_some());
         assert!(profile(&Job::new("rubis", 1), &machine, 1_000).unwrap_err().to_string().contains("several threads"));
     }
 }

@@ -9,13 +9,14 @@
 //! notes a line; a policy sees nothing of it.
 
 use cachemate_core::{Decision, Level};
+use cachemate_pipeline::Pipeline;
 use cachemate_sim::machine::{Length, SimOptions, Step, TaskStep};
 use cachemate_sim::results::RunResults;
-use cachemate_sim::run::{Deciding, run, run_alone};
+use cachemate_sim::run::run_alone;
 use serde::{Deserialize, Serialize};
 
 use crate::ReproError;
-use crate::setup::{Workload, failed};
+use crate::setup::{Workload, failed, run_under};
 
 /// Simulated cycles between two notes of how far everybody is.
 pub const STEP_CYCLES: u64 = 50_000;
@@ -75,7 +76,7 @@ pub fn alone(workload: &Workload) -> Result<(Work, Rates), ReproError> {
 ///
 /// # Errors
 /// As [`Workload::managed`]; a job that never runs.
-pub fn together(workload: &Workload, work: &[Work], by: Option<Deciding>) -> Result<Worked, ReproError> {
+pub fn together(workload: &Workload, work: &[Work], by: Option<Pipeline>) -> Result<Worked, ReproError> {
     let alone_cycles = workload.warm_up_cycles + workload.measured_cycles;
     let until = work.iter().map(|work| work.to_instr as u64 + 1).collect();
     let mut machine = timed(workload, GIVES_UP_AFTER_TIMES * alone_cycles, until)?;
@@ -83,9 +84,9 @@ pub fn together(workload: &Workload, work: &[Work], by: Option<Deciding>) -> Res
     let (results, trail) = match by {
         None => (run_alone(&mut machine).map_err(failed("unmanaged run"))?, machine.trail().to_vec()),
         Some(by) => {
-            let name = by.name.clone();
+            let name = by.config().policy.name.clone();
             let mut trail: Vec<Step> = Vec::new();
-            let results = run(machine, by, |machine, record| {
+            let results = run_under(machine, by, |machine, record| {
                 trail.extend_from_slice(&machine.trail()[trail.len()..]);
                 decisions.push(record.decision);
                 true

@@ -1,35 +1,13 @@
-//! Running: a machine under the loop, to its end; many runs at once; solo runs remembered.
+//! Running: a machine by itself, to its end; many runs at once; solo runs remembered.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use cachemate_core::{
-    Decision, ImpossibleMachine, Loop, LoopError, Machine, MachineSpec, Plan, Policy, Predictor, Profiler, Record,
-    RunHeader, View, Window,
-};
+use cachemate_core::{Decision, ImpossibleMachine, Machine, MachineSpec, Plan, Policy, View, Window};
 use rayon::prelude::*;
 
 use crate::machine::{Program, SimMachine, SimOptions};
 use crate::results::RunResults;
-
-/// Who decides, and what stands between it and the machine.
-pub struct Deciding {
-    pub profilers: Vec<Box<dyn Profiler>>,
-    pub yardstick: Box<dyn Predictor>,
-    pub name: String,
-    pub policy: Box<dyn Policy>,
-    /// Until the policy's first plan.
-    pub first_window: Window,
-}
-
-/// A boxed policy as a policy.
-struct Boxed(Box<dyn Policy>);
-
-impl Policy for Boxed {
-    fn decide(&mut self, view: &View<'_>) -> Decision {
-        self.0.decide(view)
-    }
-}
 
 /// Changes nothing: the machine's default scheduler decides alone.
 pub struct LeaveAlone {
@@ -40,38 +18,6 @@ impl Policy for LeaveAlone {
     fn decide(&mut self, _view: &View<'_>) -> Decision {
         Decision { plan: Plan::idle(self.window), why: Vec::new() }
     }
-}
-
-/// First line of the run's recording.
-pub fn run_header(machine: &SimMachine, format: u32, policy: &str, parameters: &str, seed: u64) -> RunHeader {
-    RunHeader {
-        format,
-        topology: machine.topology().clone(),
-        capabilities: machine.capabilities().clone(),
-        policy: policy.to_string(),
-        parameters: parameters.to_string(),
-        seed,
-    }
-}
-
-/// Runs the loop to the machine's end; `each` gets every record and ends the run with `false`.
-///
-/// # Errors
-/// As [`Loop::step`].
-pub fn run(
-    mut machine: SimMachine,
-    deciding: Deciding,
-    mut each: impl FnMut(&mut SimMachine, Record) -> bool,
-) -> Result<RunResults, LoopError> {
-    machine.set_first_window(deciding.first_window);
-    let Deciding { profilers, yardstick, name, policy, first_window } = deciding;
-    let mut turning = Loop::new(machine, profilers, yardstick, name, Boxed(policy), first_window);
-    while let Some(record) = turning.step()? {
-        if !each(&mut turning.machine, record) {
-            break;
-        }
-    }
-    Ok(turning.machine.results())
 }
 
 /// Runs to the end under the default scheduler, without a loop: for baselines and solo runs.

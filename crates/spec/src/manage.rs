@@ -63,6 +63,19 @@ pub struct GuardConfig {
     pub keep_out_windows: u32,
 }
 
+impl GuardConfig {
+    /// As a pipeline takes it; `None` where it is switched off.
+    pub fn in_force(&self) -> Option<cachemate_core::GuardConfig> {
+        let GuardConfig { enabled, windows, loss_at_least, keep_out_windows } = *self;
+        enabled.then_some(cachemate_core::GuardConfig {
+            windows,
+            loss_at_least,
+            keep_out_windows,
+            ..Default::default()
+        })
+    }
+}
+
 impl Default for GuardConfig {
     fn default() -> Self {
         GuardConfig { enabled: true, windows: 5, loss_at_least: 0.03, keep_out_windows: 60 }

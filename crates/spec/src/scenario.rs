@@ -33,6 +33,9 @@ pub struct Scenario {
     /// The deciding policy above it.
     #[serde(default = "default_choice")]
     pub policy: PolicyChoice,
+    /// Takes decisions back that make things worse, as on a live host.
+    #[serde(default = "on")]
+    pub guard: bool,
     /// In order of arrival.
     pub programs: Vec<ProgramSpec>,
 }
@@ -85,6 +88,9 @@ pub struct ProgramSpec {
     pub goal: Option<Goal>,
 }
 
+fn on() -> bool {
+    true
+}
 fn one() -> u64 {
     1
 }

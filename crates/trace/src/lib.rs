@@ -1,4 +1,4 @@
-//! Recording programs, trace and run-log formats, replay.
+//! Recording programs, trace and run-log formats.
 //!
 //! Everything that reads a file here works in constant memory, never panics on any input, and names file, line or
 //! offset, what was found and what was expected.
@@ -13,7 +13,6 @@ mod pack;
 mod profile_file;
 mod record;
 mod record_type;
-mod replay;
 mod run_log;
 mod source;
 
@@ -32,7 +31,6 @@ pub use profile_file::{
 };
 pub use record::{Children, Ended, Progress, Recorded, Recorder, Recording, find_recording};
 pub use record_type::{Header, L1Filter, ProcessTotals, Record, ThreadTotals, Totals};
-pub use replay::{Replay, ReplayError, Replayed, replay};
 pub use run_log::{RUN_LOG_VERSION, RunLogReader, RunLogWriter};
 pub use source::CmtSource;
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::{L1Filter, Place, TraceError};
 
 /// The version this library writes and reads.
-pub const PROFILE_VERSION: u32 = 1;
+pub const PROFILE_VERSION: u32 = 2;
 /// Larger files are refused, so that a wrong path cannot ask for unbounded memory.
 const PROFILE_BYTES_LIMIT: u64 = 256 << 20;
 
@@ -236,18 +236,23 @@ impl ProfileFile {
                 return bad(format!("histograms[{at}].buckets"), "bounds out of order".into(), "ascending bounds");
             }
         }
-        if let Some(curve) = &self.profile.misses_per_kilo_instr
-            && !curve.is_sorted_by(|a, b| a.0 < b.0)
-        {
-            return bad("profile.misses_per_kilo_instr".into(), "sizes out of order".into(), "ascending sizes");
+        let locality = &self.profile.locality;
+        for (name, curves) in [
+            ("misses_per_kilo_instr", &locality.misses_per_kilo_instr),
+            ("stalls_per_kilo_instr", &locality.stalls_per_kilo_instr),
+        ] {
+            let wrong = curves.iter().find(|(_, curve)| !curve.value.is_sorted_by(|a, b| a.0 < b.0));
+            if let Some((level, _)) = wrong {
+                let field = format!("profile.locality.{name}.{level:?}");
+                return bad(field, "sizes out of order".into(), "ascending sizes");
+            }
         }
         if let Some(position) = self
             .profile
-            .stack_positions
-            .as_ref()
+            .stack_positions()
             .and_then(|positions| positions.iter().position(|number| !number.is_finite() || *number < 0.0))
         {
-            let field = format!("profile.stack_positions[{position}]");
+            let field = format!("profile.locality.stack_positions.value[{position}]");
             return bad(field, "no count".into(), "a finite number that is not negative");
         }
         Ok(())
@@ -257,6 +262,7 @@ impl ProfileFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_core::{Fact, FactSource};
 
     fn full() -> ProfileFile {
         let third = Estimate { value: 1.0 / 3.0, low: 0.1 + 0.2, high: f64::MIN_POSITIVE };
@@ -281,8 +287,10 @@ mod tests {
         file.activity.push(ActivityVector { level: Level::L2, start_instruction: 0, super_sets: super_sets.clone() });
         let interval = Interval { accesses: 9, instructions: None, misses: 1, phase: 0 };
         file.intervals = Some(Intervals { size_bytes: 1, line_bytes: 64, every: vec![interval] });
-        file.profile.reuse_times = Some(vec![(Some(1), 0.1), (None, 1e-300)]);
-        file.profile.activity = vec![(Level::L1Data, super_sets)];
+        let times = vec![(Some(1), 0.1), (None, 1e-300)];
+        file.profile.locality.reuse_times = Some(Fact::new(times, FactSource::ExactTrace, 0));
+        file.profile.locality.activity.insert(Level::L1Data, Fact::new(super_sets, FactSource::SuperSets, 3));
+        file.profile.rates.pcmr = Some(Fact::measured(third, FactSource::CoRunRows, 7));
         file
     }
 
@@ -303,8 +311,8 @@ mod tests {
     #[test]
     fn wrong_profiles_are_refused_with_line_or_field() {
         let error = |text: &str| ProfileFile::parse(text.as_bytes(), "p.json").unwrap_err().to_string();
-        assert!(error("{\n\"format\": 9}").starts_with("p.json: the file: found profile format 9, expected format 1"));
-        assert!(error("{\"format\": 1,\n \"program\": 7}").starts_with("p.json: line 2: found invalid type: integer"));
+        assert!(error("{\n\"format\": 9}").starts_with("p.json: the file: found profile format 9, expected format 2"));
+        assert!(error("{\"format\": 2,\n \"program\": 7}").starts_with("p.json: line 2: found invalid type: integer"));
         assert!(error("nonsense").starts_with("p.json: line 1: "));
         let mut file = full();
         file.curves[0].points[0].miss_ratio.high = f64::NAN;

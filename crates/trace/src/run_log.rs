@@ -10,13 +10,13 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
-use cachemate_core::{Record, RunHeader};
+use cachemate_core::{PipelineConfig, PolicyConfig, PredictorConfig, Record, RunHeader, Window};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{Place, TraceError, create_output};
 
 /// The version this library writes and reads ([`RunHeader::format`]).
-pub const RUN_LOG_VERSION: u32 = 1;
+pub const RUN_LOG_VERSION: u32 = 2;
 /// Longer lines are refused: a window with a trace of a million addresses is far below.
 const LINE_BYTES_LIMIT: u64 = 64 << 20;
 
@@ -233,8 +233,15 @@ fn empty_header() -> RunHeader {
             shortest_window_ns: 0,
             shortest_slice_ns: None,
         },
-        policy: String::new(),
-        parameters: String::new(),
-        seed: 0,
+        pipeline: PipelineConfig {
+            policy: PolicyConfig { name: String::new(), parameters: String::new(), seed: 0 },
+            guard: None,
+            profilers: Vec::new(),
+            predictor: PredictorConfig { miss_penalty_cycles: 0.0, miss_penalty_from: String::new() },
+            first_window: Window::Time { ns: 1 },
+        },
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -136,5 +136,5 @@ fn shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, Target, Vec
         misses_at_once: MISSES_AT_ONCE,
         ..SharedCache::new(size_bytes, ways, line_bytes, MISS_CYCLES)
     };
-    Ok((shared, Target { size_bytes, ways, line_bytes, slices: 1 }, assumed))
+    Ok((shared, Target { level: cache.level, size_bytes, ways, line_bytes, slices: 1 }, assumed))
 }

@@ -1,17 +1,12 @@
 //! `cachemate repro mixes`: random mixes under every policy.
 
-use cachemate_core::{Capabilities, Topology};
 use cachemate_report::text::number;
 use cachemate_report::{Align, Table};
 use cachemate_repro::Context;
 use cachemate_repro::mixes::{Draw, Mix, Mixes, PolicyScore, run};
 use cachemate_trace::pack_programs;
 
-use crate::deciding;
 use crate::session::Session;
-
-/// In windows of ten million cycles, in which the slowest phase of a program that misses much has some hundred thousand.
-const COUNTED_INSTRUCTIONS: f64 = 50_000.0;
 
 /// Draws, runs and prints.
 ///
@@ -22,10 +17,7 @@ pub fn mixes(session: &Session, quick: bool, seed: u64, count: u32, machine: &st
     let bar = session.progress("mixes", None);
     let progress = |what: &str| bar.set_message(what.to_string());
     let context = Context { quick, seeds: vec![seed], stop: &stop, progress: &progress };
-    let profilers = |topology: &Topology, capabilities: &Capabilities| {
-        deciding::profilers_counting(COUNTED_INSTRUCTIONS, topology, capabilities)
-    };
-    let draw = Draw { machine, mixes: count, recordings: pack_programs(), profilers: &profilers };
+    let draw = Draw { machine, mixes: count, recordings: pack_programs() };
     let found = run(&context, &draw)?;
     bar.finish_and_clear();
     session.answer(json, &found, || words(&found))

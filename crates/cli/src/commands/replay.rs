@@ -1,12 +1,13 @@
 //! `cachemate replay`: a recorded run, decided again.
 
+use cachemate_core::PolicyConfig;
+use cachemate_pipeline::{ReplayError, Replayed, replay};
 use cachemate_report::{Align, Table};
-use cachemate_trace::{Replayed, RunLogReader, replay};
+use cachemate_trace::RunLogReader;
 use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
-use crate::deciding;
 use crate::exit::Usage;
 use crate::session::Session;
 
@@ -41,13 +42,13 @@ struct ReplayAnswer {
 impl ReplayRun {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let log = RunLogReader::open(&self.log)?;
-        let header = log.header().clone();
-        let name = self.policy.clone().unwrap_or_else(|| header.policy.clone());
-        let same = name == header.policy;
-        let parameters = if same { header.parameters.as_str() } else { "" };
-        let policy = cachemate_policy::policies::build(&name, parameters, header.seed)
-            .map_err(|error| Usage(error.to_string()))?;
-        let profilers = deciding::profilers(&header.topology, &header.capabilities);
+        let recorded = log.header().pipeline.policy.clone();
+        let other = self.policy.as_ref().filter(|name| **name != recorded.name).map(|name| PolicyConfig {
+            name: name.clone(),
+            parameters: String::new(),
+            seed: recorded.seed,
+        });
+        let name = other.as_ref().map_or(&recorded.name, |other| &other.name).clone();
         let (mut same_plans, mut first, mut errors) = (0, None, Vec::new());
         let each = |replayed: Replayed| {
             match replayed.differs {
@@ -57,12 +58,14 @@ impl ReplayRun {
             let missed = replayed.forecast_missed_instr_per_cycle.into_iter();
             errors.extend(missed.filter(|miss| miss.2 > 0.0).map(|miss| (miss.1.value - miss.2).abs() / miss.2));
         };
-        let yardstick = Box::new(deciding::yardstick());
-        let windows = replay(log, profilers, yardstick, &name, Boxed(policy), same, each)?;
+        let windows = match replay(log, other, each) {
+            Err(ReplayError::Policy(error)) => return Err(Usage(error.to_string()).into()),
+            other => other?,
+        };
         let forecasts = errors.len() as u64;
         let answer = ReplayAnswer {
             log: self.log.clone(),
-            recorded_policy: header.policy,
+            recorded_policy: recorded.name,
             policy: name,
             windows,
             same_plans,
@@ -71,15 +74,6 @@ impl ReplayRun {
             forecasts,
         };
         session.answer(self.json.json, &answer, || words(&answer))
-    }
-}
-
-/// A boxed policy as a policy.
-struct Boxed(Box<dyn cachemate_core::Policy>);
-
-impl cachemate_core::Policy for Boxed {
-    fn decide(&mut self, view: &cachemate_core::View<'_>) -> cachemate_core::Decision {
-        self.0.decide(view)
     }
 }
 

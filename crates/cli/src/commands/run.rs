@@ -101,7 +101,7 @@ impl Run {
             window_ms: Some(self.window_ms),
             ..ManageConfig::default()
         };
-        host::build_policy(&config)?;
+        host::decider(&config)?;
         let folder = Folder::new()?;
         let found = host::find(false)?;
         let (mut managed, mut unmanaged, mut last) = (Vec::new(), Vec::new(), None);
@@ -159,7 +159,8 @@ impl Run {
                 stop: over,
                 wake: Arc::default(),
             };
-            let mut live = host::open(found, &wish)?;
+            let host::Live { turns: mut live, missing, .. } = host::open(found, &wish)?;
+            missing.iter().for_each(|missing| session.note(&missing.to_string()));
             let mut watcher = crate::live::status::Watcher::default();
             let ran = loop {
                 match live.step() {

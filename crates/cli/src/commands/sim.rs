@@ -4,21 +4,20 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, bail};
-use cachemate_core::{AccessSource, Machine, MachineSpec, Window};
+use cachemate_core::{AccessSource, GuardConfig, Machine, MachineSpec, PipelineConfig, PolicyConfig, Window};
+use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
 use cachemate_report::text::{count_text, number, or_dash, percent_text};
 use cachemate_report::{Align, Table};
 use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_sim::results::RunResults;
-use cachemate_sim::run::{Deciding, run, run_header};
 use cachemate_spec::{ProgramSpec, Scenario, load_scenario};
-use cachemate_trace::{CmtReader, CmtSource, RUN_LOG_VERSION, RunLogWriter, TraceReader, pack_program};
+use cachemate_trace::{CmtReader, CmtSource, RunLogWriter, TraceReader, pack_program};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use crate::args::JsonArg;
-use crate::deciding;
 use crate::exit::{Interrupted, Usage};
 use crate::session::Session;
 
@@ -63,6 +62,9 @@ struct SchedulerParameters {
     piece_order_at_most: Option<u32>,
 }
 
+/// A reading of counters is folded into averages once it covers so many instructions.
+const COUNTED_INSTRUCTIONS: f64 = 1e6;
+
 /// Cycles of a window before the policy's first plan, at the published scale.
 const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
 
@@ -70,22 +72,17 @@ impl Sim {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let (mut scenario, spec) = load_scenario(&self.scenario)?;
         scenario.seed = self.seed.unwrap_or(scenario.seed);
-        let machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;
-        let parameters = scenario.policy.parameters.to_string();
-        let policy = cachemate_policy::policies::build(&scenario.policy.name, &parameters, scenario.seed)
-            .map_err(|error| Usage(error.to_string()))?;
-        let header = run_header(&machine, RUN_LOG_VERSION, &scenario.policy.name, &parameters, scenario.seed);
+        let mut machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;
+        let config = pipeline(&scenario, &spec, &machine);
+        let pipeline = Pipeline::build(config).map_err(|error| Usage(error.to_string()))?;
+        for missing in pipeline.missing_evidence(&machine) {
+            session.note(&missing.to_string());
+        }
         let mut log = match &self.output {
-            Some(path) => Some(RunLogWriter::create(path, self.force, &header)?),
+            Some(path) => Some(RunLogWriter::create(path, self.force, &pipeline.header(&machine))?),
             None => None,
         };
-        let deciding = Deciding {
-            profilers: deciding::profilers(machine.topology(), machine.capabilities()),
-            yardstick: Box::new(deciding::yardstick()),
-            name: scenario.policy.name.clone(),
-            policy,
-            first_window: Window::Cycles { cycles: FIRST_WINDOW_CYCLES },
-        };
+        machine.set_first_window(pipeline.config().first_window);
         let total = end_cycles(&scenario, &spec);
         let bar = session.progress("sim", total);
         let (asked, flag) = (session.interrupt_flag(), machine.stop_flag());
@@ -102,14 +99,14 @@ impl Sim {
                     std::thread::sleep(std::time::Duration::from_millis(50));
                 }
             });
-            let results = run(machine, deciding, |machine, record| {
+            let ran = pipeline.run(machine, |machine, record| {
                 windows += 1;
                 bar.set_position(machine.now_cycles());
                 failure = log.as_mut().and_then(|log| log.push(&record).err());
                 failure.is_none()
             });
             done.store(true, Ordering::Relaxed);
-            results
+            ran.map(|mut machine| machine.results())
         })?;
         bar.finish_and_clear();
         if let Some(failure) = failure {
@@ -127,6 +124,24 @@ impl Sim {
         }
         Ok(())
     }
+}
+
+/// The standard pipeline of the scenario's machine.
+fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &SimMachine) -> PipelineConfig {
+    let policy = PolicyConfig {
+        name: scenario.policy.name.clone(),
+        parameters: scenario.policy.parameters.to_string(),
+        seed: scenario.seed,
+    };
+    let standard = Standard {
+        policy,
+        guard: scenario.guard.then(GuardConfig::default),
+        counted_instructions: COUNTED_INSTRUCTIONS,
+        predictor: miss_penalty_of_machine(spec),
+        watches_code: true,
+        first_window: Window::Cycles { cycles: FIRST_WINDOW_CYCLES },
+    };
+    standard.for_machine(machine.topology(), machine.capabilities())
 }
 
 fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {

@@ -53,7 +53,7 @@ impl Source {
         config.act &= !self.observe;
         config.state_dir = self.state_dir.clone().or(config.state_dir).or_else(|| Some(paths::state_dir()));
         config.socket = self.socket.clone().or(config.socket).or_else(|| Some(paths::socket()));
-        host::build_policy(&config)?;
+        host::decider(&config)?;
         Ok(config)
     }
 }
@@ -91,7 +91,8 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
         wake: switches.wake.clone(),
         config,
     };
-    let mut live = host::open(&found, &wish)?;
+    let host::Live { turns: mut live, header, missing } = host::open(&found, &wish)?;
+    missing.iter().for_each(|missing| say(&missing.to_string()));
     let shared = share(&wish.config, switches);
     let mut watcher = Watcher::default();
     let file = source.file.clone().unwrap_or_else(paths::config_file);
@@ -109,7 +110,7 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
     if let Some(address) = &wish.config.metrics {
         metrics::serve(address, shared.clone())?;
     }
-    let log = run_log(&wish.config, &live)?;
+    let log = run_log(&wish.config, &header)?;
     // Not started by systemd: nobody to tell.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
     say(&format!(
@@ -164,19 +165,9 @@ fn allowed(config: &ManageConfig) -> Vec<u32> {
     config.allow_users.iter().filter_map(id).collect()
 }
 
-fn run_log(config: &ManageConfig, live: &LiveLoop) -> anyhow::Result<Option<RunLogWriter>> {
-    use cachemate_core::Machine;
+fn run_log(config: &ManageConfig, header: &RunHeader) -> anyhow::Result<Option<RunLogWriter>> {
     let Some(path) = &config.run_log else { return Ok(None) };
-    let choice = config.policy.clone();
-    let header = RunHeader {
-        format: cachemate_trace::RUN_LOG_VERSION,
-        topology: live.machine.topology().clone(),
-        capabilities: live.machine.capabilities().clone(),
-        policy: live.policy_name.clone(),
-        parameters: choice.map(|choice| choice.parameters.to_string()).unwrap_or_default(),
-        seed: config.seed,
-    };
-    Ok(Some(RunLogWriter::create(path, true, &header)?))
+    Ok(Some(RunLogWriter::create(path, true, header)?))
 }
 
 fn publish(shared: &Shared, watcher: &Watcher) {
@@ -196,13 +187,14 @@ fn turns(
 ) -> anyhow::Result<()> {
     let started = Instant::now();
     loop {
-        if switches.reload.swap(false, Ordering::Relaxed) {
-            reload(source, live, watcher, shared, say);
+        if switches.reload.swap(false, Ordering::Relaxed) && reload(source, live, watcher, shared, say) {
+            end_log(&mut log, "the configuration was reloaded", say);
         }
         let record = match live.step() {
             Ok(Some(record)) => record,
             Ok(None) => break,
             Err(LoopError::Plan { bad, window, .. }) => {
+                end_log(&mut log, "a plan was refused", say);
                 if watcher.refuse_plan(window, &bad) {
                     say(&format!("the plan of window {window} is refused, the one before stays: {bad}"));
                 }
@@ -236,6 +228,15 @@ fn turns(
     Ok(())
 }
 
+/// From here on the log's header would not be true any more: a replay would decide otherwise.
+fn end_log(log: &mut Option<RunLogWriter>, why: &str, say: &dyn Fn(&str)) {
+    match log.take().map(RunLogWriter::finish) {
+        None => {}
+        Some(Ok(())) => say(&format!("the run log ends here: {why}")),
+        Some(Err(error)) => say(&format!("the run log has no end: {error}")),
+    }
+}
+
 /// A full disk ends the log, not the management; true = it ended.
 fn log_record(writer: &mut RunLogWriter, record: &Record, say: &dyn Fn(&str)) -> bool {
     match writer.push(record) {
@@ -247,17 +248,19 @@ fn log_record(writer: &mut RunLogWriter, record: &Record, say: &dyn Fn(&str)) ->
     }
 }
 
-/// A wrong configuration changes nothing; the one before stays in force.
-fn reload(source: &Source, live: &mut LiveLoop, watcher: &mut Watcher, shared: &Shared, say: &dyn Fn(&str)) {
+/// A wrong configuration changes nothing; the one before stays in force. True = there is a new one.
+fn reload(source: &Source, live: &mut LiveLoop, watcher: &mut Watcher, shared: &Shared, say: &dyn Fn(&str)) -> bool {
     let _ = sd_notify::notify(false, &[NotifyState::Reloading]);
     let taken = source.read().and_then(|config| {
-        let (name, policy) = host::build_policy(&config)?;
+        let policy = host::decider(&config)?;
+        let name = host::policy_of(&config).name;
         live.machine.set_rules(host::rules(&config.rules), host::groups(&config), config.act)?;
         live.policy = policy;
         live.policy_name = name;
         *shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed(&config);
         Ok(config)
     });
+    let reloaded = taken.is_ok();
     match taken {
         Ok(config) => {
             watcher.status.acts = config.act;
@@ -271,6 +274,7 @@ fn reload(source: &Source, live: &mut LiveLoop, watcher: &mut Watcher, shared: &
         }
     }
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
+    reloaded
 }
 
 /// Says what could not be put back, or was left because it is somebody else's by now.

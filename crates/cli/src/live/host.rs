@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use cachemate_core::{Ability, Capabilities, Level, Loop, Policy, Profile, Profiler, Support, Topology, Window};
+use cachemate_core::{
+    Ability, Capabilities, Level, Machine, Policy, PolicyConfig, Profile, RunHeader, Support, Topology, Window,
+};
 use cachemate_linux::actuator::GuardianCommand;
 use cachemate_linux::colors;
 use cachemate_linux::counters::{Surveyed, survey};
@@ -15,24 +17,28 @@ use cachemate_linux::cpusets::Confined;
 use cachemate_linux::kernel::Host;
 use cachemate_linux::ladder::{Ladder, capabilities, climb};
 use cachemate_linux::machine::{LiveMachine, LiveOptions};
+use cachemate_linux::miss_cost;
 use cachemate_linux::progress::ProgressFiles;
 use cachemate_linux::resctrl::{self, Resctrl};
 use cachemate_linux::rules::{Action, Rule};
 use cachemate_linux::topology::read_topology;
-use cachemate_locality::phases::PhaseParameters;
-use cachemate_locality::profilers::{BesideProfiler, CountersProfiler, EvictedProfiler, KnownProfiler, PhaseProfiler};
+use cachemate_pipeline::{Decider, Missing, Pipeline, PipelineLoop, Standard};
 use cachemate_policy::policies;
-use cachemate_policy::rollback_guard::{GuardConfig, Objective, RollbackGuard};
-use cachemate_policy::yardstick::Yardstick;
 use cachemate_spec::{ConfinedGroup, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
 use cachemate_trace::ProfileFile;
 
 use super::shake::{Astray, Shake, Squeeze};
 
-pub type LiveLoop = Loop<LiveMachine<Host>, RollbackGuard<Box<dyn Policy>>>;
+pub type LiveLoop = PipelineLoop<LiveMachine<Host>>;
 
-/// Cycles that a miss of the last level adds, where nothing measured says otherwise.
-const MISS_PENALTY_CYCLES: f64 = 150.0;
+/// A loop over this host at its start, and what a recording of it begins with.
+pub struct Live {
+    pub turns: LiveLoop,
+    pub header: RunHeader,
+    /// Evidence that the policy asks for and this host cannot give.
+    pub missing: Vec<Missing>,
+}
+
 /// Instructions before a reading of counters counts (a second's worth at a low rate).
 const INSTRUCTIONS_OF_A_READING: f64 = 1e8;
 
@@ -98,7 +104,7 @@ pub struct Wish {
 ///
 /// # Errors
 /// An unknown policy or bad parameters, a profile that cannot be read, a state folder that cannot be made.
-pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<LiveLoop> {
+pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<Live> {
     super::paths::make_private_dir(&wish.state_dir)?;
     let window = window_of(&wish.config);
     let partitions = found.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
@@ -129,49 +135,63 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<LiveLoop> {
         wake: wish.wake.clone(),
     };
     let machine = LiveMachine::new(Host::new("/"), found.topology.clone(), capabilities, found.events.clone(), options);
-    let (name, policy) = build_policy(&wish.config)?;
-    let yardstick = Box::new(Yardstick { miss_penalty_cycles: MISS_PENALTY_CYCLES });
-    let first = Window::Time { ns: window.as_nanos() as u64 };
-    Ok(Loop::new(machine, profilers(&found.topology), yardstick, name, policy, first))
+    let pipeline = pipeline(&wish.config, &found.topology, machine.capabilities())?;
+    let (header, missing) = (pipeline.header(&machine), pipeline.missing_evidence(&machine));
+    Ok(Live { turns: pipeline.start(machine), header, missing })
 }
 
 fn window_of(config: &ManageConfig) -> Duration {
     Duration::from_millis(config.window_ms.unwrap_or(1000))
 }
 
-/// Phases first, what was recorded last; what was measured by evicted lines counts for more than a neighbour's slowdown.
-fn profilers(topology: &Topology) -> Vec<Box<dyn Profiler>> {
-    let level = last_level(topology);
-    vec![
-        Box::new(PhaseProfiler::new(level, PhaseParameters::default(), 10.0 * INSTRUCTIONS_OF_A_READING)),
-        Box::new(CountersProfiler::new(level, INSTRUCTIONS_OF_A_READING)),
-        Box::new(BesideProfiler::default()),
-        Box::new(EvictedProfiler::default()),
-        Box::new(KnownProfiler::default()),
-    ]
-}
-
-/// The configuration's policy under the guard.
+/// The standard pipeline of this host under the configuration.
 ///
 /// # Errors
 /// An unknown policy, or parameters that it does not take.
-pub fn build_policy(config: &ManageConfig) -> anyhow::Result<(String, RollbackGuard<Box<dyn Policy>>)> {
+fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilities) -> anyhow::Result<Pipeline> {
+    let standard = Standard {
+        policy: policy_of(config),
+        guard: config.guard.in_force(),
+        counted_instructions: INSTRUCTIONS_OF_A_READING,
+        predictor: miss_cost::measure(topology),
+        watches_code: false,
+        first_window: Window::Time { ns: window_of(config).as_nanos() as u64 },
+    };
+    let config = standard.for_machine(topology, capabilities);
+    Ok(match chaos_policy(&config.policy) {
+        Some(policy) => Pipeline::with_policy(config, policy),
+        None => Pipeline::build(config)?,
+    })
+}
+
+/// What the configuration names as its policy; the one that changes nothing where it names none.
+pub fn policy_of(config: &ManageConfig) -> PolicyConfig {
     let choice =
         config.policy.clone().unwrap_or(PolicyChoice { name: "default".into(), parameters: Default::default() });
-    let inner: Box<dyn Policy> = match choice.name.as_str() {
-        Shake::NAME => Box::new(Shake::new(config.seed)),
-        Squeeze::NAME => Box::new(Squeeze),
-        Astray::NAME => Box::new(Astray),
-        name => policies::build(name, &choice.parameters.to_string(), config.seed)?,
+    PolicyConfig { name: choice.name, parameters: choice.parameters.to_string(), seed: config.seed }
+}
+
+/// Policies that only tests ask for.
+fn chaos_policy(policy: &PolicyConfig) -> Option<Box<dyn Policy>> {
+    match policy.name.as_str() {
+        Shake::NAME => Some(Box::new(Shake::new(policy.seed))),
+        Squeeze::NAME => Some(Box::new(Squeeze)),
+        Astray::NAME => Some(Box::new(Astray)),
+        _ => None,
+    }
+}
+
+/// The configuration's policy under its guard.
+///
+/// # Errors
+/// An unknown policy, or parameters that it does not take.
+pub fn decider(config: &ManageConfig) -> anyhow::Result<Decider> {
+    let policy = policy_of(config);
+    let inner = match chaos_policy(&policy) {
+        Some(chaos) => chaos,
+        None => policies::build(&policy.name, &policy.parameters, policy.seed)?,
     };
-    let guard = GuardConfig {
-        enabled: config.guard.enabled,
-        windows: config.guard.windows as usize,
-        loss_at_least: config.guard.loss_at_least,
-        keep_out_windows: config.guard.keep_out_windows.into(),
-        objective: Objective::default(),
-    };
-    Ok((choice.name, RollbackGuard::new(inner, guard)))
+    Ok(cachemate_pipeline::guarded(inner, config.guard.in_force()))
 }
 
 /// Rules as the machine wants them.

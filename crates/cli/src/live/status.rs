@@ -318,8 +318,8 @@ impl Watcher {
             cache: cache.map(|cache| cache.id.0),
             allowed: record.applied.allowed.get(&task.task).map(CpuSet::to_string),
             cpu_share: (seconds > 0.0).then(|| ran_ns as f64 / 1e9 / seconds),
-            intensity: profile.intensity,
-            sensitivity: profile.sensitivity,
+            intensity: profile.contention.intensity.map(|fact| fact.estimate()),
+            sensitivity: profile.contention.sensitivity.map(|fact| fact.estimate()),
             class: class(&profile),
             misses_per_kilo_instr: instructions.zip(misses).map(|(i, m)| 1000.0 * m / i),
             instr_per_cycle,
@@ -344,7 +344,7 @@ impl Watcher {
             let (_, count) = works(task, elapsed_ns).find(|(work, _)| work == unit)?;
             Some(alone * ran_ns as f64 / 1e9 / count - 1.0)
         });
-        let solo = profile.solo_instr_per_cycle.map(|solo| solo.value);
+        let solo = profile.rates.solo_instr_per_cycle.map(|solo| solo.value);
         by_work.or_else(|| solo.zip(instr_per_cycle).map(|(solo, now)| solo / now - 1.0))
     }
 }
@@ -398,8 +398,8 @@ fn in_words(reason: &Reason, names: &BTreeMap<TaskId, String>) -> String {
 
 /// In words that people use; `None` where nothing was measured.
 fn class(profile: &Profile) -> Option<String> {
-    let presses = profile.intensity.map(|intensity| intensity.value >= PRESSES_FROM);
-    let feels = profile.sensitivity.map(|sensitivity| sensitivity.value >= FEELS_FROM);
+    let presses = profile.contention.intensity.map(|intensity| intensity.value >= PRESSES_FROM);
+    let feels = profile.contention.sensitivity.map(|sensitivity| sensitivity.value >= FEELS_FROM);
     let class = match (presses, feels) {
         (None, None) => return None,
         (Some(true), Some(true)) => "presses and feels",

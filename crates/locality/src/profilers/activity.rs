@@ -1,7 +1,9 @@
 //! Counts per super set to what the next sample is expected to look like: the last one (AV 2.4: right for 82 to 95 % of
 //! the bits). Thresholds and overlap are [`crate::activity`]'s; the profile keeps the raw counts.
 
-use cachemate_core::{Evidence, Level, Observation, Profiler, Profiles, SuperSetCount, TaskId};
+use cachemate_core::{
+    Evidence, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles, SuperSetCount, TaskId,
+};
 
 use super::{evidence, keep_present};
 
@@ -10,6 +12,12 @@ use super::{evidence, keep_present};
 pub struct ActivityProfiler;
 
 impl Profiler for ActivityProfiler {
+    fn name(&self) -> &'static str {
+        "activity vectors"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::SuperSets]
+    }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         keep_present(seen, profiles);
         // A task that ran on several CPUs has an answer for each context: together they are its sample.
@@ -29,9 +37,8 @@ impl Profiler for ActivityProfiler {
         }
         for (task, level, super_sets) in samples {
             let Some(profile) = profiles.get_mut(&task) else { continue };
-            profile.activity.retain(|(other, _)| *other != level);
-            profile.activity.push((level, super_sets));
-            profile.activity.sort_by_key(|(level, _)| *level);
+            let fact = Fact::new(super_sets, FactSource::SuperSets, seen.window);
+            profile.locality.activity.insert(level, fact);
         }
     }
 }
@@ -60,7 +67,8 @@ mod tests {
             vec![answer(0, activity(0, 0, Level::L2, [1, 2])), answer(0, activity(0, 1, Level::L2, [10, 20]))];
         profiler.update(&next, &mut profiles);
         let sample = |accesses: [u64; 2], misses| accesses.map(|accesses| SuperSetCount { accesses, misses }).to_vec();
-        let expected = vec![(Level::L1Data, sample([5, 0], 1)), (Level::L2, sample([11, 22], 2))];
-        assert_eq!(profiles[&TaskId(0)].activity, expected);
+        let activity = &profiles[&TaskId(0)].locality.activity;
+        let found: Vec<_> = activity.iter().map(|(level, fact)| (*level, fact.value.clone(), fact.window)).collect();
+        assert_eq!(found, [(Level::L1Data, sample([5, 0], 1), 0), (Level::L2, sample([11, 22], 2), 1)]);
     }
 }

@@ -4,7 +4,9 @@
 //! What is averaged is what the task did under whatever it ran beside: the order by miss rate hardly changes under
 //! co-running (CA-5), so it serves for comparing tasks; it is not the task's rate alone on the cache.
 
-use cachemate_core::{Event, Level, Observation, Profiler, Profiles, StallCause, TaskSeen};
+use cachemate_core::{
+    Event, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles, StallCause, TaskSeen,
+};
 
 use super::{Mean, PerTask};
 
@@ -75,6 +77,12 @@ impl CountersProfiler {
 }
 
 impl Profiler for CountersProfiler {
+    fn name(&self) -> &'static str {
+        "counters"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::TaskCounters]
+    }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         self.tasks.follow(seen, profiles);
         for task in &seen.tasks {
@@ -88,21 +96,21 @@ impl Profiler for CountersProfiler {
             let cycles = open.cycles.filter(|&cycles| cycles > 0.0);
             let fold = |mean: &mut Mean, reading: Option<f64>| {
                 reading.iter().for_each(|&reading| mean.add(reading));
-                mean.estimate()
+                mean.estimate().map(|estimate| Fact::measured(estimate, FactSource::Counters, seen.window))
             };
             let per_instr = |count: Option<f64>, scale: f64| count.map(|count| scale * count / open.instructions);
-            profile.observed_misses_per_kilo_instr =
-                fold(&mut state.misses_per_kilo_instr, per_instr(open.misses, 1e3));
-            profile.observed_read_bytes_per_kilo_instr =
+            let rates = &mut profile.rates;
+            rates.observed_misses_per_kilo_instr = fold(&mut state.misses_per_kilo_instr, per_instr(open.misses, 1e3));
+            rates.observed_read_bytes_per_kilo_instr =
                 fold(&mut state.read_bytes_per_kilo_instr, per_instr(open.read_bytes, 1e3));
             let instr_per_cycle = cycles.map(|cycles| open.instructions / cycles);
-            profile.observed_instr_per_cycle = fold(&mut state.instr_per_cycle, instr_per_cycle);
+            rates.observed_instr_per_cycle = fold(&mut state.instr_per_cycle, instr_per_cycle);
             if let Some(refs) = fold(&mut state.refs_per_mega_instr, per_instr(open.references, 1e6)) {
-                profile.llc_refs_per_mega_instr = Some(refs);
+                rates.llc_refs_per_mega_instr = Some(refs);
             }
             let stalled = open.remote_stall_cycles.zip(cycles).map(|(stalled, cycles)| stalled / cycles);
             if let Some(share) = fold(&mut state.remote_stall_share, stalled) {
-                profile.remote_stall_share = Some(share.value);
+                rates.remote_stall_share = Some(share);
             }
         }
     }
@@ -137,12 +145,12 @@ mod tests {
             profiler.update(&with_misses(number as u64, misses), &mut profiles);
         }
         let profile = &profiles[&TaskId(0)];
-        let rate = profile.observed_misses_per_kilo_instr.unwrap();
+        let rate = profile.rates.observed_misses_per_kilo_instr.unwrap().estimate();
         assert!((rate.value - 10.0).abs() < 1e-12 && rate.low < 9.0 && rate.high > 11.0, "{rate:?}");
-        assert!((profile.observed_read_bytes_per_kilo_instr.unwrap().value - 1_280.0).abs() < 1e-9);
-        assert_eq!(profile.observed_instr_per_cycle.unwrap().value, 0.5);
-        assert!((profile.llc_refs_per_mega_instr.unwrap().value - 50_000.0).abs() < 1e-6);
-        assert_eq!(profile.remote_stall_share, None);
+        assert!((profile.rates.observed_read_bytes_per_kilo_instr.unwrap().value - 1_280.0).abs() < 1e-9);
+        assert_eq!(profile.rates.observed_instr_per_cycle.unwrap().value, 0.5);
+        assert!((profile.rates.llc_refs_per_mega_instr.unwrap().value - 50_000.0).abs() < 1e-6);
+        assert_eq!(profile.rates.remote_stall_share, None);
     }
 
     /// Are short windows gathered until a reading is long enough?
@@ -150,9 +158,9 @@ mod tests {
     fn short_windows_are_gathered() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());
         profiler.update(&with_misses(0, 4), &mut profiles);
-        assert_eq!(profiles[&TaskId(0)].observed_misses_per_kilo_instr, None);
+        assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr, None);
         profiler.update(&with_misses(1, 6), &mut profiles);
-        assert_eq!(profiles[&TaskId(0)].observed_misses_per_kilo_instr.unwrap().value, 5.0);
+        assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr.unwrap().value, 5.0);
     }
 
     /// Does an event that was not counted in part of a reading stay unknown, instead of counting as zero?
@@ -163,7 +171,7 @@ mod tests {
         let mut without = window(1, &[]);
         without.tasks = vec![task_seen(0, &[(Event::Instructions, 1000)])];
         profiler.update(&without, &mut profiles);
-        assert_eq!(profiles[&TaskId(0)].observed_misses_per_kilo_instr, None);
+        assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr, None);
     }
 
     /// Do a task that is gone and an older phase leave nothing behind?
@@ -171,9 +179,9 @@ mod tests {
     fn gone_tasks_and_old_phases_are_forgotten() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 1000.0), Profiles::new());
         profiler.update(&with_misses(0, 4), &mut profiles);
-        profiles.insert(TaskId(0), cachemate_core::Profile { phase: 1, ..Default::default() });
+        profiles.insert(TaskId(0), cachemate_core::Profile { phase_number: 1, ..Default::default() });
         profiler.update(&with_misses(1, 30), &mut profiles);
-        assert_eq!(profiles[&TaskId(0)].observed_misses_per_kilo_instr.unwrap().value, 30.0);
+        assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr.unwrap().value, 30.0);
         let mut last = with_misses(2, 4);
         last.tasks[0].exited = true;
         profiler.update(&last, &mut profiles);

@@ -3,35 +3,37 @@
 //! A machine reports raw readings; what is filtered, weighted and averaged, and over how long, is decided here, so that a
 //! replay of a recording can decide it anew. Every profiler fills its own fields of [`cachemate_core::Profile`], leaves
 //! the rest, and forgets a task when it is gone or has entered a new phase. Put [`PhaseProfiler`] first (it drops the
-//! evidence of an old phase before others add to it) and [`KnownProfiler`] last (it fills only what nothing measured).
+//! evidence of an old phase before others add to it) and [`StoredProfileProfiler`] last (it fills only what nothing measured).
 
 mod activity;
-mod beside;
+mod corun_slowdown;
 mod counters;
-mod evicted;
-mod known;
+mod pcmr;
 mod phases;
+mod prime_probe;
 mod rapidmrc;
 mod reuses;
-mod rows;
 mod sharing;
 mod stalls;
+mod stored_profile;
 
 pub use activity::ActivityProfiler;
-pub use beside::BesideProfiler;
+pub use corun_slowdown::CoRunSlowdownProfiler;
 pub use counters::CountersProfiler;
-pub use evicted::EvictedProfiler;
-pub use known::KnownProfiler;
+pub use pcmr::PcmrProfiler;
 pub use phases::PhaseProfiler;
-pub use rapidmrc::{Form, RapidMrcProfiler, TracedCache};
+pub use prime_probe::PrimeProbeProfiler;
+pub use rapidmrc::{CurveForm, RapidMrcProfiler};
 pub use reuses::ReuseProfiler;
-pub use rows::{RowParameters, RowProfiler};
 pub use sharing::SharingProfiler;
 pub use stalls::StallProfiler;
+pub use stored_profile::StoredProfileProfiler;
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CacheShare, Estimate, Evidence, Member, Observation, Profile, Profiles, TaskId, TaskSeen, Units};
+use cachemate_core::{
+    CacheShare, Estimate, Evidence, Member, Observation, Profile, Profiles, TaskId, TaskSeen, TracedCache, Units,
+};
 
 /// Gives every task that is there a profile, and removes those of tasks that are gone.
 pub(crate) fn keep_present(seen: &Observation, profiles: &mut Profiles) {
@@ -59,7 +61,7 @@ impl<S: Default> PerTask<S> {
     /// To be called first in every update: keeps profiles and memory to what is there and in its present phase.
     pub(crate) fn follow(&mut self, seen: &Observation, profiles: &mut Profiles) {
         keep_present(seen, profiles);
-        self.states.retain(|task, (phase, _)| profiles.get(task).is_some_and(|profile| profile.phase == *phase));
+        self.states.retain(|task, (phase, _)| profiles.get(task).is_some_and(|profile| profile.phase_number == *phase));
     }
 
     /// Memory and profile of a task; `None` where the task is not there.
@@ -69,7 +71,7 @@ impl<S: Default> PerTask<S> {
         profiles: &'a mut Profiles,
     ) -> Option<(&'a mut S, &'a mut Profile)> {
         let profile = profiles.get_mut(&task)?;
-        let (_, state) = self.states.entry(task).or_insert_with(|| (profile.phase, S::default()));
+        let (_, state) = self.states.entry(task).or_insert_with(|| (profile.phase_number, S::default()));
         Some((state, profile))
     }
 }
@@ -114,19 +116,19 @@ impl Mean {
 }
 
 /// How much of a cache a task may use, by the shares in force; the whole cache where it is in none.
-pub(crate) fn allowed_bytes(seen: &Observation, task: &TaskSeen, cache_bytes: u64, colours: u32, ways: u32) -> u64 {
+pub(crate) fn allowed_bytes(seen: &Observation, task: &TaskSeen, cache: &TracedCache) -> u64 {
     let is_member = |share: &&CacheShare| {
         share.members.iter().any(|member| match member {
             Member::Process(process) => *process == task.process,
             Member::Task(member) => *member == task.task,
         })
     };
-    let part = |units: u32, of: u32| cache_bytes * u64::from(units.min(of)) / u64::from(of.max(1));
+    let part = |units: u32, of: u32| cache.size_bytes * u64::from(units.min(of)) / u64::from(of.max(1));
     let share = seen.in_force.shares.iter().map(|held| &held.share).find(is_member);
     match share.map(|share| &share.units) {
-        Some(Units::Colours { allowed, .. }) => part(allowed.count(), colours),
-        Some(Units::Ways { mask }) => part(mask.count(), ways),
-        None => cache_bytes,
+        Some(Units::Colours { allowed, .. }) => part(allowed.count(), cache.colors),
+        Some(Units::Ways { mask }) => part(mask.count(), cache.ways),
+        None => cache.size_bytes,
     }
 }
 

@@ -6,11 +6,14 @@
 //! other two need no such care: no allocation of this cache changes what is before it. What two signals tell within the
 //! history of one is one change; what one signal tells twice is two.
 
-use cachemate_core::{Applied, Counts, Event, Evidence, Level, Observation, Profile, Profiler, Profiles, TaskId};
+use cachemate_core::{
+    Applied, Counts, Event, Evidence, EvidenceKind, Level, Observation, PhaseParameters, Profile, Profiler, Profiles,
+    TaskId,
+};
 
 use super::{PerTask, evidence, keep_present};
 use crate::intervals::locality_signature;
-use crate::phases::{PhaseDetector, PhaseEvent, PhaseParameters};
+use crate::phases::{PhaseDetector, PhaseEvent};
 use crate::reuse::ReuseTimes;
 
 /// Fills `phase`; at a change it resets everything else.
@@ -104,6 +107,12 @@ impl PhaseProfiler {
 }
 
 impl Profiler for PhaseProfiler {
+    fn name(&self) -> &'static str {
+        "phases"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::TaskCounters]
+    }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         keep_present(seen, profiles);
         let allocation_changed = self.allocation_changed(&seen.in_force);
@@ -120,7 +129,7 @@ impl Profiler for PhaseProfiler {
         for evidence in evidence(seen) {
             let Evidence::Reuses { task, samples } = evidence else { continue };
             let Some((state, profile)) = tasks.of(*task, profiles) else { continue };
-            let Some(refs) = profile.llc_refs_per_mega_instr else { continue };
+            let Some(refs) = profile.rates.llc_refs_per_mega_instr else { continue };
             let times = ReuseTimes::from_samples(samples, None);
             let Some(signature) = locality_signature(&times, refs.value / 1000.0) else { continue };
             let detector = state.by_signature.get_or_insert_with(|| PhaseDetector::new(self.parameters));
@@ -133,7 +142,7 @@ impl Profiler for PhaseProfiler {
         changed.dedup();
         for task in changed {
             if let Some(profile) = profiles.get_mut(&task) {
-                *profile = Profile { phase: profile.phase + 1, ..Profile::default() };
+                *profile = Profile { phase_number: profile.phase_number + 1, ..Profile::default() };
             }
         }
     }
@@ -143,7 +152,7 @@ impl Profiler for PhaseProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{Estimate, ReuseSample};
+    use cachemate_core::{Fact, FactSource, ReuseSample};
 
     const LLC: Level = Level::L2;
 
@@ -164,8 +173,8 @@ mod tests {
         for (number, misses) in [2, 2, 2, 12, 12, 12, 12, 12].into_iter().enumerate() {
             profiler.update(&with_rate(number as u64, misses), &mut profiles);
             let profile = profiles.get_mut(&TaskId(0)).unwrap();
-            phases.push((profile.phase, profile.pcmr.is_some()));
-            profile.pcmr = Some(Estimate::exact(1.0));
+            phases.push((profile.phase_number, profile.rates.pcmr.is_some()));
+            profile.rates.pcmr = Some(Fact::new(1.0, FactSource::CoRunRows, number as u64));
         }
         let kept = |phase| (phase, true);
         assert_eq!(phases[1..5], [kept(0), kept(0), (1, false), kept(1)]);
@@ -181,7 +190,7 @@ mod tests {
         {
             profiler.update(&with_colours(with_rate(number as u64, misses), colours), &mut profiles);
             let expected = u32::from(number == 6);
-            assert_eq!(profiles[&TaskId(0)].phase, expected, "window {number}");
+            assert_eq!(profiles[&TaskId(0)].phase_number, expected, "window {number}");
         }
     }
 
@@ -198,7 +207,7 @@ mod tests {
             readings.extend(first.map(|event| (event, first_level)));
             seen.tasks = vec![task_seen(0, &readings)];
             profiler.update(&with_colours(seen, colours), &mut profiles);
-            assert_eq!(profiles[&TaskId(0)].phase, u32::from(number >= 4), "window {number}");
+            assert_eq!(profiles[&TaskId(0)].phase_number, u32::from(number >= 4), "window {number}");
         }
     }
 
@@ -212,9 +221,10 @@ mod tests {
             let samples = vec![ReuseSample { accesses, elapsed_ns: 1, touched_again: true }; 50];
             seen.answers = vec![answer(0, Evidence::Reuses { task: TaskId(0), samples })];
             keep_present(&seen, &mut profiles);
-            profiles.get_mut(&TaskId(0)).unwrap().llc_refs_per_mega_instr = Some(Estimate::exact(20_000.0));
+            profiles.get_mut(&TaskId(0)).unwrap().rates.llc_refs_per_mega_instr =
+                Some(Fact::new(20_000.0, FactSource::Counters, number));
             profiler.update(&seen, &mut profiles);
-            assert_eq!(profiles[&TaskId(0)].phase, u32::from(number >= 5), "window {number}");
+            assert_eq!(profiles[&TaskId(0)].phase_number, u32::from(number >= 5), "window {number}");
         }
     }
 }

@@ -1,25 +1,16 @@
 //! Traced addresses to miss-rate curves: RapidMRC as a profiler (thesis ch. 5; the computation is [`crate::rapidmrc`]).
 
-use cachemate_core::{Counts, Event, Evidence, Level, Observation, Profiler, Profiles};
+use cachemate_core::{
+    Counts, Event, Evidence, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles, TracedCache,
+};
 
 use super::{allowed_bytes, evidence, holds_alone, keep_present, seen_task};
 use crate::curve::MissRateCurve;
 use crate::rapidmrc::{Counted, Trace, Warmup, survival_curve, trace_curve};
 
-/// The cache that traces are of.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct TracedCache {
-    pub level: Level,
-    pub size_bytes: u64,
-    /// How the machine divides it; the curve has a point for each of `points` equal parts.
-    pub colours: u32,
-    pub ways: u32,
-    pub points: u32,
-}
-
 /// How a log becomes a curve.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Form {
+pub enum CurveForm {
     /// [`survival_curve`]: needs no warm-up and models the log's losses.
     Survival,
     /// [`trace_curve`] and the vertical shift, as in the thesis.
@@ -30,7 +21,7 @@ pub enum Form {
 #[derive(Clone, Debug)]
 pub struct RapidMrcProfiler {
     cache: TracedCache,
-    form: Form,
+    form: CurveForm,
     /// Half-width of the interval of every point: how far the form's curves lie from real ones on average.
     plus_minus: f64,
 }
@@ -38,17 +29,17 @@ pub struct RapidMrcProfiler {
 impl RapidMrcProfiler {
     /// The form to use, its curves good to half a miss per thousand instructions (RM-1).
     pub fn new(cache: TracedCache) -> Self {
-        RapidMrcProfiler { cache, form: Form::Survival, plus_minus: 0.5 }
+        RapidMrcProfiler { cache, form: CurveForm::Survival, plus_minus: 0.5 }
     }
 
     /// The thesis's settings: automatic warm-up, repeats corrected, curves good to 1.02 misses per thousand instructions.
     pub fn as_in_the_thesis(cache: TracedCache) -> Self {
-        let form = Form::Thesis { warmup: Warmup::Automatic, correct_repeats: true };
+        let form = CurveForm::Thesis { warmup: Warmup::Automatic, correct_repeats: true };
         RapidMrcProfiler { cache, form, plus_minus: 1.02 }
     }
 
     /// For studies of the settings (RM-2, RM-3), and for hardware that leaves no repeats.
-    pub fn with_form(self, form: Form, plus_minus: f64) -> Self {
+    pub fn with_form(self, form: CurveForm, plus_minus: f64) -> Self {
         RapidMrcProfiler { form, plus_minus, ..self }
     }
 
@@ -56,8 +47,8 @@ impl RapidMrcProfiler {
         let points = u64::from(self.cache.points.max(1));
         let sizes: Vec<u64> = (1..=points).map(|part| self.cache.size_bytes * part / points).collect();
         match self.form {
-            Form::Survival => survival_curve(trace, counted, &sizes),
-            Form::Thesis { warmup, correct_repeats } => {
+            CurveForm::Survival => survival_curve(trace, counted, &sizes),
+            CurveForm::Thesis { warmup, correct_repeats } => {
                 let lines = data_only(trace);
                 let curve =
                     trace_curve(&Trace { lines: &lines, code: &[], ..*trace }, &sizes, warmup, correct_repeats)?;
@@ -82,6 +73,12 @@ fn logged_misses(counts: &Counts, code_too: bool) -> Option<f64> {
 }
 
 impl Profiler for RapidMrcProfiler {
+    fn name(&self) -> &'static str {
+        "RapidMRC"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::MissTraces]
+    }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         keep_present(seen, profiles);
         for evidence in evidence(seen) {
@@ -94,16 +91,17 @@ impl Profiler for RapidMrcProfiler {
             // but executes the same instructions, so its rate per instruction holds. Where others fill the same units,
             // nobody knows how much of them it has: its rate is no point of the curve.
             let measured = counts.get(Event::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
-            let TracedCache { size_bytes, colours, ways, points, .. } = self.cache;
+            let TracedCache { size_bytes, points, .. } = self.cache;
             let alone = seen_task(seen, *task).filter(|task| holds_alone(seen, task));
-            let in_use = alone.map(|task| allowed_bytes(seen, task, size_bytes, colours, ways));
+            let in_use = alone.map(|task| allowed_bytes(seen, task, &self.cache));
             let counted = Counted {
                 logged_level_misses: logged_misses(counts, !code.is_empty()),
                 // A share smaller than the curve's first point is no point of it.
                 point: in_use.filter(|&size| size >= size_bytes / u64::from(points.max(1))).zip(measured),
             };
             if let Some(curve) = self.curve(&trace, &counted) {
-                profile.misses_per_kilo_instr = Some(curve.to_profile(self.plus_minus));
+                let fact = Fact::new(curve.to_profile(self.plus_minus), FactSource::MissTrace, seen.window);
+                profile.locality.misses_per_kilo_instr.insert(self.cache.level, fact);
             }
         }
     }
@@ -116,7 +114,7 @@ mod tests {
     use cachemate_core::{Member, ProcessId, Space, TaskId};
 
     const CACHE: TracedCache =
-        TracedCache { level: Level::L2, size_bytes: 160 * 128, colours: 16, ways: 10, points: 16 };
+        TracedCache { level: Level::L2, size_bytes: 160 * 128, colors: 16, ways: 10, points: 16 };
 
     fn traced(lines: Vec<u64>, counts: Counts) -> Observation {
         let mut seen = window(0, &[0]);
@@ -140,7 +138,7 @@ mod tests {
     fn curve_of(seen: &Observation) -> Option<Vec<f64>> {
         let mut profiles = Profiles::new();
         RapidMrcProfiler::new(CACHE).update(seen, &mut profiles);
-        let curve = profiles[&TaskId(0)].misses_per_kilo_instr.clone()?;
+        let curve = profiles[&TaskId(0)].misses_per_kilo_instr().cloned()?;
         assert_eq!(
             curve.iter().map(|(size, _)| *size).collect::<Vec<_>>(),
             (1..=16).map(|n| n * 1280).collect::<Vec<_>>()
@@ -188,7 +186,7 @@ mod tests {
         let counts = counts(&[(Event::Instructions, 60_000), (Event::Misses(Level::L2), 180)]);
         let mut profiles = Profiles::new();
         RapidMrcProfiler::as_in_the_thesis(CACHE).update(&with_colours(traced(looped(), counts), 10), &mut profiles);
-        let curve = profiles[&TaskId(0)].misses_per_kilo_instr.clone().unwrap();
+        let curve = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
         let rates: Vec<f64> = curve.iter().map(|(_, rate)| rate.value).collect();
         assert_eq!(rates, [vec![53.0; 7], vec![3.0; 9]].concat());
     }
@@ -207,7 +205,7 @@ mod tests {
         assert_close(&curve_of(&seen).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
         let mut profiles = Profiles::new();
         RapidMrcProfiler::as_in_the_thesis(CACHE).update(&seen, &mut profiles);
-        let thesis = profiles[&TaskId(0)].misses_per_kilo_instr.clone().unwrap();
+        let thesis = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
         assert!(thesis.iter().all(|(_, rate)| rate.value < 0.1), "{thesis:?}");
     }
 

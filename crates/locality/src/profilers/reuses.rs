@@ -7,18 +7,20 @@
 //! Code shares the cache with data. A machine that watches fetched lines too ([`ReuseProfiler::of_code_too`]) shows what
 //! it takes and misses; where only data is watched, the code's references are left out of the count as hits.
 
-use cachemate_core::{Estimate, Event, Evidence, Level, Observation, Profiler, Profiles, TaskSeen};
+use cachemate_core::{
+    Estimate, Event, Evidence, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles,
+    ReplacementModel, TaskSeen,
+};
 
 use super::{PerTask, evidence, seen_task};
 use crate::reuse::ReuseTimes;
-use crate::statcc::Composition;
 use crate::{statcache, statstack};
 
 /// Fills `reuse_times`; and `misses_per_kilo_instr` where the task's references per instruction are known.
 #[derive(Clone, Debug)]
 pub struct ReuseProfiler {
     level: Level,
-    model: Composition,
+    model: ReplacementModel,
     line_bytes: u64,
     sizes_bytes: Vec<u64>,
     of_code_too: bool,
@@ -73,7 +75,7 @@ impl Watched {
 impl ReuseProfiler {
     /// Reuses among the references of a cache of this level, and a curve at these sizes by the model of its
     /// replacement. Sizes are sorted.
-    pub fn new(level: Level, model: Composition, line_bytes: u64, mut sizes_bytes: Vec<u64>) -> Self {
+    pub fn new(level: Level, model: ReplacementModel, line_bytes: u64, mut sizes_bytes: Vec<u64>) -> Self {
         sizes_bytes.sort_unstable();
         sizes_bytes.dedup();
         let line_bytes = line_bytes.max(1);
@@ -91,8 +93,8 @@ impl ReuseProfiler {
         let point = |&size_bytes: &u64| {
             let lines = size_bytes / self.line_bytes;
             let ratio = match self.model {
-                Composition::Random => statcache::miss_ratio(reuse, lines),
-                Composition::Lru => statstack::miss_ratio(reuse, lines),
+                ReplacementModel::Random => statcache::miss_ratio(reuse, lines),
+                ReplacementModel::Lru => statstack::miss_ratio(reuse, lines),
             }?;
             let error = 2.0 * (ratio * (1.0 - ratio) / reuse.samples()).max(0.0).sqrt();
             let rate = |ratio: f64| ratio.clamp(0.0, 1.0) * refs_per_kilo_instr;
@@ -110,6 +112,12 @@ impl ReuseProfiler {
 }
 
 impl Profiler for ReuseProfiler {
+    fn name(&self) -> &'static str {
+        "reuse times"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::ReuseSamples]
+    }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         self.tasks.follow(seen, profiles);
         for task in seen.tasks.iter().filter(|_| self.level > Level::L1Data) {
@@ -125,14 +133,17 @@ impl Profiler for ReuseProfiler {
             if let Some((watched, profile)) = self.tasks.of(*task, profiles) {
                 watched.raw.merge(&ReuseTimes::from_samples(samples, per_ns));
                 watched.times = watched.raw.behind(watched.passing_share(self.of_code_too));
-                profile.reuse_times = watched.times.to_profile();
+                let times = watched.times.to_profile();
+                profile.locality.reuse_times =
+                    times.map(|times| Fact::new(times, FactSource::ReuseSamples, seen.window));
             }
         }
         for (task, (_, watched)) in &self.tasks.states {
             let Some(profile) = profiles.get_mut(task) else { continue };
-            let Some(refs) = profile.llc_refs_per_mega_instr else { continue };
+            let Some(refs) = profile.rates.llc_refs_per_mega_instr else { continue };
             if let Some(curve) = self.curve(&watched.times, refs.value / 1000.0).filter(|curve| !curve.is_empty()) {
-                profile.misses_per_kilo_instr = Some(curve);
+                let fact = Fact::new(curve, FactSource::ReuseSamples, seen.window);
+                profile.locality.misses_per_kilo_instr.insert(self.level, fact);
             }
         }
     }
@@ -142,7 +153,7 @@ impl Profiler for ReuseProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{Profile, ReuseSample, TaskId};
+    use cachemate_core::{Profile, Rates, ReuseSample, TaskId};
 
     const LLC: Level = Level::L2;
 
@@ -153,10 +164,9 @@ mod tests {
     /// Does a task that cycles through 64 lines, as an eighth of its references, get the curve of that?
     #[test]
     fn samples_over_several_windows_become_the_true_curve() {
-        let mut profiler = ReuseProfiler::new(LLC, Composition::Lru, 64, vec![128 * 64, 4 * 64]);
-        let refs = Some(Estimate::exact(16_000.0));
-        let mut profiles: Profiles =
-            [(TaskId(0), Profile { llc_refs_per_mega_instr: refs, ..Profile::default() })].into_iter().collect();
+        let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![128 * 64, 4 * 64]);
+        let refs = Rates { llc_refs_per_mega_instr: Some(Fact::oracle(16_000.0)), ..Rates::default() };
+        let mut profiles: Profiles = [(TaskId(0), Profile::default().with_rates(refs))].into_iter().collect();
         for number in 0..4 {
             let mut seen = window(number, &[0]);
             let mut samples = vec![sample(Some(0), 1, true); 140];
@@ -164,7 +174,7 @@ mod tests {
             seen.answers = vec![answer(0, Evidence::Reuses { task: TaskId(0), samples })];
             profiler.update(&seen, &mut profiles);
         }
-        let curve = profiles[&TaskId(0)].misses_per_kilo_instr.clone().unwrap();
+        let curve = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
         assert_eq!(curve.iter().map(|(size, _)| *size).collect::<Vec<_>>(), [4 * 64, 128 * 64]);
         assert!((curve[0].1.value - 2.0).abs() < 1e-9 && curve[0].1.low > 1.5 && curve[0].1.high < 2.5);
         assert_eq!(curve[1].1.value, 0.0);
@@ -173,7 +183,7 @@ mod tests {
     /// Does a program whose L1 passes every fourth access get the miss rate of the accesses that pass?
     #[test]
     fn accesses_that_hit_the_l1_are_left_out() {
-        let mut profiler = ReuseProfiler::new(LLC, Composition::Lru, 64, vec![50 * 64, 200 * 64]);
+        let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![50 * 64, 200 * 64]);
         let mut profiles = Profiles::new();
         let mut seen = window(0, &[0]);
         let counts =
@@ -184,7 +194,7 @@ mod tests {
         samples.extend(vec![sample(Some(399), 1, true); 100]);
         seen.answers = vec![answer(0, Evidence::Reuses { task: TaskId(0), samples })];
         profiler.update(&seen, &mut profiles);
-        let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times.as_deref().unwrap()).unwrap();
+        let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times().unwrap()).unwrap();
         let ratio = |lines| statstack::miss_ratio(&times, lines).unwrap();
         assert!(ratio(50) > 0.999 && ratio(200) < 0.001, "{} {}", ratio(50), ratio(200));
     }
@@ -207,10 +217,10 @@ mod tests {
         let longest = |profiler: ReuseProfiler| {
             let (mut profiler, mut profiles) = (profiler, Profiles::new());
             profiler.update(&seen, &mut profiles);
-            let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times.as_deref().unwrap()).unwrap();
+            let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times().unwrap()).unwrap();
             times.buckets().last().unwrap().middle()
         };
-        let profiler = || ReuseProfiler::new(LLC, Composition::Lru, 64, vec![4096]);
+        let profiler = || ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![4096]);
         // 250 of 1000 accesses pass where code is watched; else 120 of 600 data accesses.
         assert!((longest(profiler().of_code_too()) - 100.0).abs() < 4.0, "{}", longest(profiler().of_code_too()));
         assert!((longest(profiler()) - 80.0).abs() < 4.0, "{}", longest(profiler()));
@@ -219,7 +229,7 @@ mod tests {
     /// Is there no curve without references per instruction, and are times in nanoseconds dated by the counters?
     #[test]
     fn without_references_there_are_times_but_no_curve() {
-        let mut profiler = ReuseProfiler::new(LLC, Composition::Random, 64, vec![4096]);
+        let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Random, 64, vec![4096]);
         let mut profiles = Profiles::new();
         let mut seen = window(0, &[0]);
         seen.tasks = vec![task_seen(0, &[(Event::References(LLC), 100_000_000)])];
@@ -229,7 +239,7 @@ mod tests {
         )];
         profiler.update(&seen, &mut profiles);
         let profile = &profiles[&TaskId(0)];
-        assert_eq!(profile.reuse_times, Some(vec![(Some(10), 0.5), (None, 0.5)]));
-        assert_eq!(profile.misses_per_kilo_instr, None);
+        assert_eq!(profile.reuse_times(), Some(&vec![(Some(10), 0.5), (None, 0.5)]));
+        assert_eq!(profile.misses_per_kilo_instr(), None);
     }
 }

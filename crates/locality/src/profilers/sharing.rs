@@ -6,10 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Evidence, Observation, ProbeId, ProcessId, Profiler, Profiles, Source};
+use cachemate_core::{
+    Evidence, EvidenceKind, Fact, FactSource, Observation, ProbeId, ProcessId, Profiler, Profiles, ShMapParameters,
+    SharingMap, Source,
+};
 
 use super::{keep_present, seen_task};
-use crate::shmap::{ShMapParameters, ShMaps};
+use crate::shmap::ShMaps;
 
 /// Fills `sharing`: the task's shMap counters.
 #[derive(Clone, Debug)]
@@ -40,7 +43,7 @@ impl SharingProfiler {
         if self.round.is_none_or(|(other, done)| other != probe || done) {
             self.filters.clear();
             for profile in profiles.values_mut() {
-                (profile.sharing, profile.sharing_is_machine_wide) = (None, false);
+                profile.sharing.map = None;
             }
         }
         self.round = Some((probe, complete));
@@ -48,6 +51,12 @@ impl SharingProfiler {
 }
 
 impl Profiler for SharingProfiler {
+    fn name(&self) -> &'static str {
+        "shared regions"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::AccessSamples]
+    }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         keep_present(seen, profiles);
         let alive = |process| seen.tasks.iter().filter(|task| task.process == process && !task.exited).count();
@@ -80,8 +89,8 @@ impl Profiler for SharingProfiler {
             let counters = |filter| self.filters.get(&filter).and_then(|maps: &ShMaps| maps.of(task.task));
             let (machine, process) = (counters(None), counters(Some(task.process)));
             if let (Some(counters), Some(profile)) = (machine.or(process), profiles.get_mut(&task.task)) {
-                profile.sharing = Some(counters.to_vec());
-                profile.sharing_is_machine_wide = machine.is_some();
+                let map = SharingMap { counters: counters.to_vec(), machine_wide: machine.is_some() };
+                profile.sharing.map = Some(Fact::new(map, FactSource::AccessSamples, seen.window));
             }
         }
     }
@@ -119,7 +128,8 @@ mod tests {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
         profiler.update(&round(1, false, pairs()), &mut profiles);
         profiler.update(&round(1, true, pairs()), &mut profiles);
-        let maps: Vec<Vec<u8>> = profiles.values().map(|profile| profile.sharing.clone().unwrap()).collect();
+        let maps: Vec<Vec<u8>> =
+            profiles.values().map(|profile| profile.sharing_map().unwrap().counters.clone()).collect();
         assert_eq!(maps[0].iter().map(|&count| u32::from(count)).sum::<u32>(), 200);
         let maps: Vec<&[u8]> = maps.iter().map(Vec::as_slice).collect();
         let global = global_entries(&maps, &Sharing::default());
@@ -147,8 +157,8 @@ mod tests {
                 task.process = cachemate_core::ProcessId(task.task.0);
             }
             profiler.update(&seen, &mut profiles);
-            let map = |task: u32| profiles[&TaskId(task)].sharing.clone().unwrap();
-            assert_eq!(profiles[&TaskId(0)].sharing_is_machine_wide, across);
+            let map = |task: u32| profiles[&TaskId(task)].sharing_map().unwrap().counters.clone();
+            assert_eq!(profiles[&TaskId(0)].sharing_map().unwrap().machine_wide, across);
             if across {
                 assert_eq!(similarity(&map(0), &map(1), &[], 3), alike);
                 assert_eq!(similarity(&map(0), &map(2), &[], 3), 0);
@@ -162,8 +172,9 @@ mod tests {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
         profiler.update(&round(1, true, pairs()), &mut profiles);
         profiler.update(&round(1, true, vec![sample(0, 77, Source::RemoteCache)]), &mut profiles);
-        let counted: u32 = profiles[&TaskId(0)].sharing.iter().flatten().map(|&count| u32::from(count)).sum();
+        let counted: u32 =
+            profiles[&TaskId(0)].sharing_map().unwrap().counters.iter().map(|&count| u32::from(count)).sum();
         assert_eq!(counted, 1);
-        assert_eq!(profiles[&TaskId(1)].sharing, None);
+        assert_eq!(profiles[&TaskId(1)].sharing_map(), None);
     }
 }

@@ -6,16 +6,16 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Event, Level, Observation, Profiler, Profiles, StallCause, TaskSeen};
+use cachemate_core::{
+    Event, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles, StallCause, TaskSeen, TracedCache,
+};
 
 use super::{Mean, PerTask, allowed_bytes};
 
 /// Fills `stalls_per_kilo_instr`.
 #[derive(Clone, Debug)]
 pub struct StallProfiler {
-    cache_bytes: u64,
-    colours: u32,
-    ways: u32,
+    cache: TracedCache,
     tasks: PerTask<BTreeMap<u64, Mean>>,
 }
 
@@ -32,8 +32,8 @@ const DATA_STALLS: [StallCause; 7] = [
 
 impl StallProfiler {
     /// For a cache of this size, which the machine divides into so many colours or ways.
-    pub fn new(cache_bytes: u64, colours: u32, ways: u32) -> Self {
-        StallProfiler { cache_bytes, colours, ways, tasks: PerTask::default() }
+    pub fn new(cache: TracedCache) -> Self {
+        StallProfiler { cache, tasks: PerTask::default() }
     }
 }
 
@@ -46,15 +46,22 @@ fn stall_rate(task: &TaskSeen) -> Option<f64> {
 }
 
 impl Profiler for StallProfiler {
+    fn name(&self) -> &'static str {
+        "stall curves"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::StallCounters]
+    }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         self.tasks.follow(seen, profiles);
         for task in &seen.tasks {
             let Some(rate) = stall_rate(task) else { continue };
-            let size_bytes = allowed_bytes(seen, task, self.cache_bytes, self.colours, self.ways);
+            let size_bytes = allowed_bytes(seen, task, &self.cache);
             let Some((sizes, profile)) = self.tasks.of(task.task, profiles) else { continue };
             sizes.entry(size_bytes).or_default().add(rate);
             let curve = sizes.iter().filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
-            profile.stalls_per_kilo_instr = Some(curve);
+            let fact = Fact::new(curve, FactSource::StallCounters, seen.window);
+            profile.locality.stalls_per_kilo_instr.insert(self.cache.level, fact);
         }
     }
 }
@@ -64,6 +71,8 @@ mod tests {
     use super::super::synthetic::*;
     use super::*;
     use cachemate_core::TaskId;
+
+    const CACHE: TracedCache = TracedCache { level: Level::L3, size_bytes: 16 << 20, colors: 16, ways: 10, points: 16 };
 
     fn stalled(number: u64, cycles: u64) -> Observation {
         let mut seen = window(number, &[]);
@@ -80,12 +89,12 @@ mod tests {
     /// Does each share that was tried become a point of the curve, in ascending order, averaged?
     #[test]
     fn each_share_that_was_tried_is_a_point() {
-        let (mut profiler, mut profiles) = (StallProfiler::new(16 << 20, 16, 10), Profiles::new());
+        let (mut profiler, mut profiles) = (StallProfiler::new(CACHE), Profiles::new());
         for (number, (cycles, colours)) in [(1000, 12), (5000, 4), (7000, 4)].into_iter().enumerate() {
             profiler.update(&with_colours(stalled(number as u64, cycles), colours), &mut profiles);
         }
         profiler.update(&stalled(3, 500), &mut profiles);
-        let curve = profiles[&TaskId(0)].stalls_per_kilo_instr.clone().unwrap();
+        let curve = profiles[&TaskId(0)].stalls_per_kilo_instr().unwrap();
         let points: Vec<(u64, f64)> = curve.iter().map(|(size, rate)| (*size, rate.value)).collect();
         assert_eq!(points, [(4 << 20, 1200.0), (12 << 20, 200.0), (16 << 20, 100.0)]);
     }
@@ -93,10 +102,10 @@ mod tests {
     /// Is there no curve where no stall was counted?
     #[test]
     fn without_stall_counters_there_is_no_curve() {
-        let (mut profiler, mut profiles) = (StallProfiler::new(16 << 20, 16, 10), Profiles::new());
+        let (mut profiler, mut profiles) = (StallProfiler::new(CACHE), Profiles::new());
         let mut seen = window(0, &[]);
         seen.tasks = vec![task_seen(0, &[(Event::Instructions, 1000)])];
         profiler.update(&seen, &mut profiles);
-        assert_eq!(profiles[&TaskId(0)].stalls_per_kilo_instr, None);
+        assert_eq!(profiles[&TaskId(0)].stalls_per_kilo_instr(), None);
     }
 }

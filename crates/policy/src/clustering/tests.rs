@@ -1,7 +1,8 @@
 //! Are the clusters those that were put in?
 
+use cachemate_core::ShMapParameters;
 use cachemate_core::TaskId;
-use cachemate_locality::shmap::{ShMapParameters, ShMaps, Sharing};
+use cachemate_locality::shmap::{ShMaps, Sharing};
 use proptest::prelude::*;
 
 use super::*;

@@ -9,7 +9,7 @@
 //! either side ([`Space::bounded`]). Properties: more space never costs more (what rises in a curve of an LRU cache is noise); nothing
 //! is said without a curve and a speed.
 
-use cachemate_core::{Estimate, Profile};
+use cachemate_core::{Curve, Estimate, Fact, FactSource, Level, Profile, Rates};
 
 /// Measured together: how fast, at which miss rate.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -38,7 +38,7 @@ impl Space {
         units: u32,
     ) -> Option<Self> {
         let size = |held: u32| cache_bytes as f64 * f64::from(held) / f64::from(units);
-        let curve = profile.misses_per_kilo_instr.as_deref().filter(|curve| !curve.is_empty())?;
+        let curve = profile.misses_per_kilo_instr().filter(|curve| !curve.is_empty())?;
         let mut misses = falling((1..=units).map(|held| at(curve, size(held))).collect());
         let measured = speed.and_then(|speed| speed.misses_per_kilo_instr);
         let (most, least) = (misses[0], misses[units as usize - 1]);
@@ -50,7 +50,8 @@ impl Space {
             // A speed measured at a lower miss rate than the curve's lowest cannot mean fewer than no cycles.
             misses.iter().map(|misses| (cycles + (misses - rate) * penalty).max(0.01)).collect()
         };
-        let solo = profile.solo_instr_per_cycle.map(|rate| rate.value).filter(|&rate| rate.is_finite() && rate > 0.0);
+        let solo =
+            profile.rates.solo_instr_per_cycle.map(|rate| rate.value).filter(|&rate| rate.is_finite() && rate > 0.0);
         let cycles = match (solo, stalls_by_units(profile, &size, units)) {
             (Some(solo), Some(stalls)) => {
                 let least = stalls[units as usize - 1];
@@ -114,26 +115,25 @@ impl Space {
     }
 
     /// As a profile, for a predictor: the curve, the stalls that make these cycles, the speed alone.
-    pub fn to_profile(&self, cache_bytes: u64) -> Profile {
+    pub fn to_profile(&self, level: Level, cache_bytes: u64) -> Profile {
         let units = u64::from(self.units());
         let points = |values: &[f64], less: f64, scale: f64| {
             let point = |(held, value): (usize, &f64)| {
                 (cache_bytes * (held as u64 + 1) / units, Estimate::exact((value - less) * scale))
             };
-            Some(values.iter().enumerate().map(point).collect())
+            values.iter().enumerate().map(point).collect::<Curve>()
         };
-        Profile {
-            misses_per_kilo_instr: points(&self.misses_per_kilo_instr, 0.0, 1.0),
-            stalls_per_kilo_instr: points(&self.cycles_per_instr, self.whole_cycles(), 1000.0),
-            solo_instr_per_cycle: Some(Estimate::exact(1.0 / self.whole_cycles())),
-            ..Profile::default()
-        }
+        let solo = Some(Fact::oracle(1.0 / self.whole_cycles()));
+        Profile::default()
+            .with_misses(level, points(&self.misses_per_kilo_instr, 0.0, 1.0), FactSource::Oracle)
+            .with_stalls(level, points(&self.cycles_per_instr, self.whole_cycles(), 1000.0), FactSource::Oracle)
+            .with_rates(Rates { solo_instr_per_cycle: solo, ..Rates::default() })
     }
 }
 
 /// A stall curve counts only where it spans the sizes: beyond its ends nothing is known.
 fn stalls_by_units(profile: &Profile, size: &impl Fn(u32) -> f64, units: u32) -> Option<Vec<f64>> {
-    let curve = profile.stalls_per_kilo_instr.as_deref()?;
+    let curve = profile.stalls_per_kilo_instr()?;
     let (first, last) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
     let spans = curve.len() >= 3 && first <= size(2.min(units)) && last >= size(units) * 0.99;
     spans.then(|| falling((1..=units).map(|held| at(curve, size(held))).collect()))
@@ -174,12 +174,12 @@ mod tests {
 
     const CACHE: u64 = 4 << 20;
 
-    fn curve(rates: &[f64]) -> Option<Vec<(u64, Estimate)>> {
+    fn curve(rates: &[f64]) -> Curve {
         let point = |(at, &rate): (usize, &f64)| (CACHE * (at as u64 + 1) / rates.len() as u64, Estimate::exact(rate));
-        Some(rates.iter().enumerate().map(point).collect())
+        rates.iter().enumerate().map(point).collect()
     }
     fn profile(rates: &[f64]) -> Profile {
-        Profile { misses_per_kilo_instr: curve(rates), ..Profile::default() }
+        Profile::default().with_misses(Level::L2, curve(rates), FactSource::Oracle)
     }
 
     /// Do cycles follow the curve from the measured speed, by what a miss was measured to stall?
@@ -226,13 +226,14 @@ mod tests {
     /// Is a curve of stalls preferred where it spans the sizes, and left alone where it does not?
     #[test]
     fn stall_curves_count_where_they_span_the_sizes() {
-        let mut known = profile(&[40.0, 20.0, 10.0, 10.0]);
-        known.solo_instr_per_cycle = Some(Estimate::exact(1.0));
-        known.stalls_per_kilo_instr = curve(&[500.0, 100.0, 100.0, 100.0]);
+        let solo = Rates { solo_instr_per_cycle: Some(Fact::oracle(1.0)), ..Rates::default() };
+        let known = profile(&[40.0, 20.0, 10.0, 10.0]).with_rates(solo);
+        let stalls = curve(&[500.0, 100.0, 100.0, 100.0]);
+        let known = known.with_stalls(Level::L2, stalls.clone(), FactSource::StallCounters);
         let cycles = |profile: &Profile| Space::of(profile, None, 100.0, CACHE, 4).unwrap().cycles_per_instr;
         assert_eq!(cycles(&known), [1.4, 1.0, 1.0, 1.0]);
-        known.stalls_per_kilo_instr.as_mut().unwrap().drain(..2);
-        assert_eq!(cycles(&known), [4.0, 2.0, 1.0, 1.0]);
+        let short = known.with_stalls(Level::L2, stalls[2..].to_vec(), FactSource::StallCounters);
+        assert_eq!(cycles(&short), [4.0, 2.0, 1.0, 1.0]);
     }
 
     /// Is nothing said without a curve or a speed?

@@ -171,11 +171,14 @@ impl ActivityVectors {
     fn follow(&mut self, view: &View<'_>, levels: &[Option<Level>; 3]) {
         self.rates.retain(|task, _| view.profiles.contains_key(task));
         for task in view.seen.tasks.iter().filter(|task| !task.exited) {
-            let Some(profile) = view.profiles.get(&task.task).filter(|profile| !profile.activity.is_empty()) else {
+            let Some(profile) = view.profiles.get(&task.task).filter(|profile| !profile.locality.activity.is_empty())
+            else {
                 self.rates.remove(&task.task);
                 continue;
             };
-            if self.rates.get(&task.task).is_some_and(|(raw, _)| *raw == profile.activity) {
+            let facts = profile.locality.activity.iter();
+            let raw: RawCounts = facts.map(|(level, fact)| (*level, fact.value.clone())).collect();
+            if self.rates.get(&task.task).is_some_and(|(before, _)| *before == raw) {
                 continue;
             }
             let counted =
@@ -185,11 +188,11 @@ impl ActivityVectors {
             // A recorded profile is a whole sample; so is what ran all the time.
             let times = if measured && ran_ns > 0 { view.seen.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
             let of_level = |level: Option<Level>| -> Vec<(f64, f64)> {
-                let counts = profile.activity.iter().find(|(other, _)| Some(*other) == level);
+                let counts = raw.iter().find(|(other, _)| Some(*other) == level);
                 let counts = counts.map_or(&[][..], |(_, counts)| counts);
                 counts.iter().map(|count| (count.accesses as f64 * times, count.misses as f64 * times)).collect()
             };
-            self.rates.insert(task.task, (profile.activity.clone(), levels.map(of_level)));
+            self.rates.insert(task.task, (raw.clone(), levels.map(of_level)));
         }
     }
 
@@ -241,8 +244,8 @@ impl ActivityVectors {
         let weights = self.parameters.weights;
         let burden = |task: TaskId| {
             let profile = view.profiles.get(&task);
-            let misses = profile.and_then(|profile| profile.observed_misses_per_kilo_instr);
-            let speed = profile.and_then(|profile| profile.observed_instr_per_cycle);
+            let misses = profile.and_then(|profile| profile.rates.observed_misses_per_kilo_instr);
+            let speed = profile.and_then(|profile| profile.rates.observed_instr_per_cycle);
             misses.map_or(0.0, |misses| weights.miss_per_kilo_instr * misses.value)
                 + speed.map_or(0.0, |speed| weights.instr_per_cycle * speed.value)
         };

@@ -13,13 +13,13 @@
 
 use std::collections::BTreeMap;
 
+use cachemate_core::ReplacementModel;
 use cachemate_core::{
     Ability, CacheId, Decision, Gang, GangSchedule, Plan, Policy, Probe, ProbeId, ProbeWhat, Profile, Reason, Support,
     TaskId, View, Window,
 };
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::reuse::ReuseTimes;
-use cachemate_locality::statcc::Composition;
 use cachemate_locality::{statcache, statstack};
 use serde::Deserialize;
 
@@ -97,10 +97,10 @@ impl Parameters {
         }
     }
 
-    fn composition(&self) -> Composition {
+    fn composition(&self) -> ReplacementModel {
         match self.replacement {
-            Replacement::Random => Composition::Random,
-            Replacement::Lru => Composition::Lru,
+            Replacement::Random => ReplacementModel::Random,
+            Replacement::Lru => ReplacementModel::Lru,
         }
     }
 }
@@ -187,7 +187,7 @@ impl BalanceSet {
             return;
         }
         for task in domain.tasks.iter().map(|seen| seen.task) {
-            let told = view.profiles.get(&task).is_some_and(|profile| profile.reuse_times.is_some());
+            let told = view.profiles.get(&task).is_some_and(|profile| profile.reuse_times().is_some());
             let complete = |probe: &Probe| view.seen.answers.iter().any(|a| a.probe == probe.id && a.complete);
             let over = match self.asked.get(&task) {
                 Some(probe) => complete(probe),
@@ -223,7 +223,7 @@ impl OfCache {
                 (_, Some(probe)) => told(probe),
                 (None, None) => true,
                 (Some(known), None) => {
-                    known.phase != profile.phase
+                    known.phase != profile.phase_number
                         || (parameters.extension == Extension::Composed && known.shared.is_none())
                 }
             };
@@ -282,25 +282,25 @@ impl OfCache {
 fn know(profile: &Profile, domain: &Domain<'_>, parameters: &Parameters) -> Option<Known> {
     let (size_bytes, line_bytes) = (domain.size_bytes?, u64::from(domain.line_bytes?));
     let part_bytes = size_bytes / u64::from(domain.cpus.count().max(1));
-    let reuse = profile.reuse_times.as_deref().and_then(ReuseTimes::from_profile);
+    let reuse = profile.reuse_times().and_then(|times| ReuseTimes::from_profile(times));
     let lines = (part_bytes / line_bytes.max(1)).max(1);
     let by_reuse = reuse.as_ref().and_then(|reuse| match parameters.replacement {
         Replacement::Random => statcache::miss_ratio(reuse, lines),
         Replacement::Lru => statstack::miss_ratio(reuse, lines),
     });
     let by_curve = || {
-        let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr.as_deref()?).ok()?;
-        let refs = profile.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0).filter(|refs| *refs > 0.0)?;
+        let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr()?).ok()?;
+        let refs = profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0).filter(|refs| *refs > 0.0)?;
         Some((curve.at(part_bytes)? / refs).clamp(0.0, 1.0))
     };
     let ratio = by_reuse.or_else(by_curve).filter(|ratio| ratio.is_finite())?;
     let shared = (parameters.extension == Extension::Composed).then(|| {
-        let speed = profile.observed_instr_per_cycle.or(profile.solo_instr_per_cycle)?.value;
-        let rate = profile.llc_refs_per_mega_instr?.value * 1e-6 * speed;
-        let times = profile.reuse_times.clone()?;
+        let speed = profile.rates.observed_instr_per_cycle.or(profile.rates.solo_instr_per_cycle)?.value;
+        let rate = profile.rates.llc_refs_per_mega_instr?.value * 1e-6 * speed;
+        let times = profile.reuse_times().cloned()?;
         (rate.is_finite() && rate > 0.0).then_some(Shared { times, rate })
     });
-    Some(Known { phase: profile.phase, ratio, shared: shared.flatten() })
+    Some(Known { phase: profile.phase_number, ratio, shared: shared.flatten() })
 }
 
 /// Of all threads of the cache; who is not known counts as the worst that is. `None` where nobody is.

@@ -139,7 +139,7 @@ impl CacheSizing {
         for task in movable(view) {
             // A process with a thread that nothing may be changed of is left alone as a whole.
             let fixed = view.seen.tasks.iter().any(|other| other.process == task.process && other.fixed);
-            let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase);
+            let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number);
             match processes.iter_mut().find(|present| present.process == task.process) {
                 Some(present) => {
                     present.tasks.push(task);
@@ -242,7 +242,7 @@ impl CacheSizing {
         }
         let unknown = domain.present.iter().find(|present| {
             let known = |task: &&TaskSeen| {
-                view.profiles.get(&task.task).is_some_and(|profile| profile.misses_per_kilo_instr.is_some())
+                view.profiles.get(&task.task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
             };
             !present.tasks.iter().any(known)
         })?;
@@ -373,12 +373,12 @@ impl Outlook<'_> {
         let mut plan = Plan::idle(self.view.before.window);
         plan.shares = shares.to_vec();
         for (at, (claimant, present)) in self.claimants.iter().zip(&self.domain.present).enumerate() {
-            let mut profile = claimant.space.to_profile(bytes);
+            let mut profile = claimant.space.to_profile(self.domain.cache.level, bytes);
             profile.process = Some(present.process);
             profiles.insert(TaskId(at as u32), profile);
             plan.allowed.insert(TaskId(at as u32), self.domain.cache.cpus.clone());
         }
-        let forecast = self.view.predictor.forecast(self.view.topology, &profiles, &plan);
+        let forecast = self.view.predictor.forecast(&View { profiles: &profiles, ..*self.view }, &plan);
         let said = |at: usize| {
             let said = forecast.tasks.get(&TaskId(at as u32))?;
             Some((said.misses_per_kilo_instr?.value, 1.0 / said.instr_per_cycle?.value))

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::conformance::check_policy;
-use crate::yardstick::Yardstick;
+use crate::reference_predictor::ReferencePredictor;
 use cachemate_core::*;
 
 const BYTES: u64 = 16 << 16;
@@ -26,7 +26,7 @@ struct World {
 fn cliff(units: u64, from: f64, to: f64) -> Profile {
     let rate = |held: u64| Estimate::exact(if held >= units { to } else { from });
     let curve = (1..=16).map(|held| (BYTES * held / 16, rate(held))).collect();
-    Profile { misses_per_kilo_instr: Some(curve), ..Profile::default() }
+    Profile::default().with_misses(Level::L2, curve, FactSource::MissTrace)
 }
 
 impl World {
@@ -92,15 +92,16 @@ impl World {
             in_force: Applied::default(),
         };
         self.window += 1;
-        let decision = self.policy.decide(&View {
+        let view = View {
             topology: &self.topology,
             capabilities: &self.capabilities,
             seen: &seen,
             profiles: &self.profiles,
             before: &self.before,
-            predictor: &Yardstick { miss_penalty_cycles: 150.0 },
-        });
-        check_plan(&decision.plan, &self.topology, &self.capabilities, &seen).unwrap();
+            predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },
+        };
+        let decision = self.policy.decide(&view);
+        check_plan(&decision.plan, &view).unwrap();
         self.before = decision.plan.clone();
         decision
     }

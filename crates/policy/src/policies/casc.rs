@@ -218,14 +218,15 @@ impl OfCache {
         for seen in &domain.tasks {
             let Some(profile) = view.profiles.get(&seen.task) else { continue };
             let old = self.known.get_mut(&seen.task);
-            let Some(pcmr) = profile.pcmr.filter(|pcmr| pcmr.value.is_finite()) else {
+            let rates = &profile.rates;
+            let Some(pcmr) = rates.pcmr.map(|fact| fact.estimate()).filter(|pcmr| pcmr.value.is_finite()) else {
                 if let Some(old) = old {
                     old.current = false;
                 }
                 continue;
             };
-            let speed = profile.observed_instr_per_cycle.or(profile.solo_instr_per_cycle);
-            let refs = profile.llc_refs_per_mega_instr.zip(speed);
+            let speed = rates.observed_instr_per_cycle.or(rates.solo_instr_per_cycle);
+            let refs = rates.llc_refs_per_mega_instr.zip(speed);
             let refs_rate = refs.map(|(refs, speed)| refs.value * speed.value).filter(|rate| *rate > 0.0);
             let error = 0.5 * (pcmr.high - pcmr.low);
             // A reference rate moves all the time; it counts from when the PCMR was measured.

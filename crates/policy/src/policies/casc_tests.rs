@@ -1,17 +1,10 @@
 use super::*;
 use cachemate_core::{
-    Answer, Applied, Cache, Capabilities, Counts, Cpu, CpuId, Estimate, Evidence, Forecast, Level, Observation,
-    ProcessId, Profile, Profiles, Reading, Span, Topology, WindowEnd,
+    Answer, Applied, Cache, Capabilities, Counts, Cpu, CpuId, Estimate, Evidence, Fact, FactSource, Level, Observation,
+    ProcessId, Profile, Profiles, Rates, Reading, Span, Topology, WindowEnd,
 };
 
 const CPUS: u32 = 4;
-
-struct Blind;
-impl cachemate_core::Predictor for Blind {
-    fn forecast(&self, _: &Topology, _: &Profiles, _: &Plan) -> Forecast {
-        Forecast::default()
-    }
-}
 
 /// Four CPUs on one cache, tasks by their PCMRs, window after window.
 struct Bench {
@@ -36,7 +29,9 @@ impl Bench {
             ways: Some(16),
             line_bytes: Some(64),
         };
-        let profile = |pcmr: &Option<f64>| Profile { pcmr: pcmr.map(Estimate::exact), ..Profile::default() };
+        let profile = |pcmr: &Option<f64>| {
+            Profile::default().with_rates(Rates { pcmr: pcmr.map(Fact::oracle), ..Rates::default() })
+        };
         Bench {
             policy: build(parameters, 1).unwrap(),
             topology: Topology { cpus: (0..CPUS).map(cpu).collect(), caches: vec![cache] },
@@ -81,7 +76,7 @@ impl Bench {
             seen: &seen,
             profiles: &self.profiles,
             before: &self.before,
-            predictor: &Blind,
+            predictor: &cachemate_core::test_kit::NoForecast,
         };
         self.before = self.policy.decide(&view).plan;
         self.window += 1;
@@ -152,7 +147,7 @@ fn newcomers_are_measured_as_the_form_says() {
 fn a_phase_change_is_measured_and_changes_nothing_before() {
     let mut bench = Bench::new("", &KNOWN);
     let before = bench.step();
-    bench.profiles.insert(TaskId(5), Profile { phase: 1, ..Profile::default() });
+    bench.profiles.insert(TaskId(5), Profile { phase_number: 1, ..Profile::default() });
     let after = bench.step();
     assert_eq!(after.allowed, before.allowed);
     assert!(rows_of(&after).iter().any(|row| row.contains(&TaskId(5))));
@@ -183,7 +178,8 @@ fn unsure_estimates_are_measured_for_longer() {
         lengths.push(total_ns);
         bench.answer = Some(id);
         for profile in bench.profiles.values_mut() {
-            profile.pcmr = Some(Estimate { value: 10.0, low: -10.0, high: 30.0 });
+            let wide = Estimate { value: 10.0, low: -10.0, high: 30.0 };
+            profile.rates.pcmr = Some(Fact::measured(wide, FactSource::CoRunRows, 1));
         }
     }
     assert_eq!(lengths, [2_500_000, 5_000_000, 10_000_000]);

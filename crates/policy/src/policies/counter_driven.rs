@@ -60,8 +60,8 @@ struct Misses<'a> {
 }
 
 fn misses_per_kilo_instr(profile: &Profile) -> Option<f64> {
-    let recorded = profile.misses_per_kilo_instr.as_ref().and_then(|curve| curve.last()).map(|(_, misses)| *misses);
-    profile.observed_misses_per_kilo_instr.or(recorded).map(|misses| misses.value)
+    let recorded = profile.misses_per_kilo_instr().and_then(|curve| curve.last()).map(|(_, misses)| misses.value);
+    profile.rates.observed_misses_per_kilo_instr.map(|misses| misses.value).or(recorded)
 }
 
 impl Policy for CounterDriven {

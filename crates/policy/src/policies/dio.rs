@@ -10,24 +10,25 @@
 //! Properties: follows phases, as the profile drops evidence of old ones; rates of different kinds are never compared;
 //! what has not been measured yet stays where it is.
 
-use cachemate_core::{Ability, Decision, Estimate, Policy, Profile, Support, TaskId, View};
+use cachemate_core::{Ability, Decision, Fact, Policy, Profile, Support, TaskId, View};
 
 use super::di::recorded_rates;
 use crate::intensity::{Counted, Intensity, Parameters};
 
 /// One kind of rate of a task.
-type Rate = fn(&Profile) -> Option<Estimate>;
+type Rate = fn(&Profile) -> Option<Fact<f64>>;
 
 struct Dio(Intensity);
 
 impl Policy for Dio {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let misses: Rate = |profile| profile.observed_misses_per_kilo_instr;
-        let reads: Rate = |profile| profile.observed_read_bytes_per_kilo_instr;
-        let from_outside: Rate = |profile| profile.intensity;
+        let misses: Rate = |profile| profile.rates.observed_misses_per_kilo_instr;
+        let reads: Rate = |profile| profile.rates.observed_read_bytes_per_kilo_instr;
+        let evicted: Rate = |profile| profile.contention.intensity;
+        let slowed: Rate = |profile| profile.contention.neighbor_slowdown;
         let kinds: &[Rate] = match self.0.parameters.counted {
-            Counted::Misses => &[misses, from_outside],
-            Counted::MemoryReads => &[reads, misses, from_outside],
+            Counted::Misses => &[misses, evicted, slowed],
+            Counted::MemoryReads => &[reads, misses, evicted, slowed],
         };
         let known = |of: &&Rate| view.profiles.values().any(|profile| of(profile).is_some());
         let of = kinds.iter().find(known);
@@ -36,7 +37,7 @@ impl Policy for Dio {
             let rates = recorded_rates(view, self.0.parameters.recorded_on);
             return self.0.decide(view, |task| rates.get(&task).copied());
         }
-        let of = of.unwrap_or(&from_outside);
+        let of = of.unwrap_or(&evicted);
         self.0.decide(view, |task: TaskId| of(view.profiles.get(&task)?).map(|rate| rate.value))
     }
 }

@@ -16,8 +16,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use cachemate_core::{
-    CpuId, CpuSet, Decision, Evidence, Gang, GangSchedule, Neighbour, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason,
-    TaskId, TaskSeen, View, Window,
+    CpuId, CpuSet, Decision, Evidence, Fact, Gang, GangSchedule, Neighbour, Plan, Policy, Probe, ProbeId, ProbeWhat,
+    Reason, TaskId, TaskSeen, View, Window,
 };
 use serde::Deserialize;
 
@@ -255,10 +255,12 @@ impl IntensityGangs {
             let stream = |task| ProbeWhat::Neighbour { task, neighbour: Neighbour::Stream };
             let has = |task: &TaskId, of: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(of);
             let unpressed = active.iter().find(|task| {
-                due(self.pressed.get(task)) && (again > 0 || !has(task, |profile| profile.intensity.is_some()))
+                due(self.pressed.get(task))
+                    && (again > 0 || !has(task, |profile| profile.contention.intensity.is_some()))
             });
             let unfelt = active.iter().find(|task| {
-                due(self.felt.get(task)) && (again > 0 || !has(task, |profile| profile.sensitivity.is_some()))
+                due(self.felt.get(task))
+                    && (again > 0 || !has(task, |profile| profile.contention.sensitivity.is_some()))
             });
             let what = unpressed.map(|task| evicted(*task)).or_else(|| unfelt.map(|task| stream(*task)));
             let budget_ns = self.parameters.probe_ns;
@@ -385,8 +387,8 @@ fn members(cpus: &[Vec<usize>], active: &[TaskId]) -> Vec<TaskId> {
 /// What was probed of it, in brackets.
 fn known(view: &View<'_>, task: TaskId) -> String {
     let profile = view.profiles.get(&task);
-    let presses = profile.and_then(|profile| profile.intensity);
-    let feels = profile.and_then(|profile| profile.sensitivity);
+    let presses = profile.and_then(|profile| profile.contention.intensity);
+    let feels = profile.and_then(|profile| profile.contention.sensitivity);
     match (presses, feels) {
         (Some(presses), Some(feels)) => {
             format!(" (presses {:.2}, feels {:.2})", presses.value, feels.value)
@@ -400,11 +402,13 @@ fn known(view: &View<'_>, task: TaskId) -> String {
 /// What each suffers beside each other; `None` while nobody's sensitivity is known. A task of unknown sensitivity cannot
 /// be said to suffer, one of unknown intensity cannot be said to hurt.
 fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
-    let value = |task: &TaskId, of: fn(&cachemate_core::Profile) -> Option<cachemate_core::Estimate>| {
-        view.profiles.get(task).and_then(of).map(|estimate| estimate.value.max(0.0))
+    let value = |task: &TaskId, of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
+        view.profiles.get(task).and_then(of).map(|fact| fact.value.max(0.0))
     };
-    let feels: Vec<Option<f64>> = active.iter().map(|task| value(task, |profile| profile.sensitivity)).collect();
-    let presses: Vec<Option<f64>> = active.iter().map(|task| value(task, |profile| profile.intensity)).collect();
+    let feels: Vec<Option<f64>> =
+        active.iter().map(|task| value(task, |profile| profile.contention.sensitivity)).collect();
+    let presses: Vec<Option<f64>> =
+        active.iter().map(|task| value(task, |profile| profile.contention.intensity)).collect();
     feels.iter().any(Option::is_some).then(|| {
         let cost = |feels: Option<f64>, presses: Option<f64>| feels.zip(presses).map_or(0.0, |(f, p)| f * p);
         feels.iter().map(|feels| presses.iter().map(|presses| cost(*feels, *presses)).collect()).collect()

@@ -3,7 +3,7 @@
 //! A new policy is one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. It gets the conformance
 //! tests ([`crate::conformance`]) for free.
 
-use cachemate_core::{CacheId, CpuSet, Level, Policy, TaskSeen, Topology, View, nearest};
+use cachemate_core::{CacheId, CpuSet, EvidenceKind, Level, Policy, TaskSeen, Topology, View, nearest};
 use serde::de::DeserializeOwned;
 
 use crate::partition::units::Divided;
@@ -28,73 +28,146 @@ pub mod worst;
 /// Builds a policy from its parameters (TOML) and a seed.
 type Build = fn(&str, u64) -> Result<Box<dyn Policy>, String>;
 
+/// What a policy rests on: of each inner list one kind of evidence is enough.
+pub type Needs = &'static [&'static [EvidenceKind]];
+
 /// One policy of the registry.
 pub struct Entry {
+    /// By which it is asked for.
     pub name: &'static str,
     /// One line for people.
     pub about: &'static str,
+    /// Without these it decides nothing.
+    pub needs: Needs,
+    /// It exists to do harm, as a control: no promise is made of it.
+    pub harms_by_design: bool,
     build: Build,
 }
+
+use EvidenceKind::{
+    AccessSamples, CoRunRows, MissTraces, Neighbor, PrimeProbe, ReuseSamples, StoredProfiles, SuperSets, TaskCounters,
+};
 
 /// Every policy there is, by name.
 pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "activity-vector",
         about: "runs beside each other what uses different parts of the cache (AV)",
+        needs: &[&[SuperSets, StoredProfiles]],
+        harms_by_design: false,
         build: activity_vector::build,
     },
     Entry {
         name: "balance-set",
         about: "groups that get along on the cache take turns as gangs (BS)",
+        needs: &[&[ReuseSamples, StoredProfiles]],
+        harms_by_design: false,
         build: balance_set::build,
     },
     Entry {
         name: "cache-sizing",
         about: "shares of each cache sized online from curves, judged by measured speeds",
+        needs: &[&[MissTraces, ReuseSamples, StoredProfiles], &[TaskCounters, StoredProfiles]],
+        harms_by_design: false,
         build: cache_sizing::build,
     },
     Entry {
         name: "casc",
         about: "threads that miss much are kept to a few CPUs of each cache (CASC)",
+        needs: &[&[CoRunRows]],
+        harms_by_design: false,
         build: casc::build,
     },
     Entry {
         name: "counter-driven",
         about: "runs beside each other what misses much and what misses little (AV)",
+        needs: &[&[TaskCounters, StoredProfiles]],
+        harms_by_design: false,
         build: counter_driven::build,
     },
-    Entry { name: "default", about: "changes nothing: the machine's own scheduler decides", build: default::build },
-    Entry { name: "di", about: "evens out the miss rates of profiles over the caches (CA)", build: di::build },
-    Entry { name: "dio", about: "evens out the miss rates that counters show over the caches (CA)", build: dio::build },
+    Entry {
+        name: "default",
+        about: "changes nothing: the machine's own scheduler decides",
+        needs: &[],
+        harms_by_design: false,
+        build: default::build,
+    },
+    Entry {
+        name: "di",
+        about: "evens out the miss rates of profiles over the caches (CA)",
+        needs: &[&[StoredProfiles]],
+        harms_by_design: false,
+        build: di::build,
+    },
+    Entry {
+        name: "dio",
+        about: "evens out the miss rates that counters show over the caches (CA)",
+        needs: &[&[TaskCounters, PrimeProbe, Neighbor, StoredProfiles]],
+        harms_by_design: false,
+        build: dio::build,
+    },
     Entry {
         name: "intensity-gangs",
         about: "without a PMU: who presses and who feels is probed, then spread over caches or ganged in time",
+        needs: &[&[PrimeProbe], &[Neighbor]],
+        harms_by_design: false,
         build: intensity_gangs::build,
     },
-    Entry { name: "optimal", about: "the best assignment by a measured degradation matrix", build: optimal::build },
-    Entry { name: "random", about: "each task to a random one of the emptiest caches", build: random::build },
+    Entry {
+        name: "optimal",
+        about: "the best assignment by a measured degradation matrix",
+        needs: &[],
+        harms_by_design: false,
+        build: optimal::build,
+    },
+    Entry {
+        name: "random",
+        about: "each task to a random one of the emptiest caches",
+        needs: &[],
+        harms_by_design: false,
+        build: random::build,
+    },
     Entry {
         name: "round-robin",
         about: "tasks dealt out to the caches in order of arrival",
+        needs: &[],
+        harms_by_design: false,
         build: round_robin::build,
     },
     Entry {
         name: "service-level",
         about: "the smallest share with which a program does so much work a second for each client",
+        needs: &[],
+        harms_by_design: false,
         build: service_level::build,
     },
     Entry {
         name: "static-partition",
         about: "colours or ways of each process as told, at the times told",
+        needs: &[],
+        harms_by_design: false,
         build: static_partition::build,
     },
     Entry {
         name: "thread-clustering",
         about: "threads that share data onto one chip, from sampled remote accesses (TC)",
+        needs: &[&[AccessSamples]],
+        harms_by_design: false,
         build: thread_clustering::build,
     },
-    Entry { name: "worst", about: "the worst assignment by a measured degradation matrix", build: worst::build },
+    Entry {
+        name: "worst",
+        about: "the worst assignment by a measured degradation matrix",
+        needs: &[],
+        harms_by_design: true,
+        build: worst::build,
+    },
 ];
+
+/// What the policy called `name` needs; nothing for names that are not in the registry.
+pub fn needs(name: &str) -> Needs {
+    ENTRIES.iter().find(|entry| entry.name == name).map_or(&[], |entry| entry.needs)
+}
 
 /// A policy that cannot be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -127,9 +200,7 @@ pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 
 /// Online CPUs of each last-level cache, in the topology's order; caches without any are left out.
 pub fn cache_domains(topology: &Topology) -> Vec<CpuSet> {
-    let online: CpuSet = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
-    let last = topology.caches.iter().filter(|cache| cache.last_level);
-    last.map(|cache| cache.cpus.intersection(&online)).filter(|cpus| !cpus.is_empty()).collect()
+    topology.last_level_domains()
 }
 
 /// Last-level caches that can be divided, and how; for colours, which hold in every cache of the level, the first one.

@@ -161,7 +161,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::yardstick::Yardstick;
+    use crate::reference_predictor::ReferencePredictor;
     use cachemate_core::*;
 
     /// Do groups get the caches that their tasks are on, among those that are all one to the costs?
@@ -206,7 +206,7 @@ mod tests {
                 seen: &seen,
                 profiles: &Profiles::new(),
                 before: &Plan::idle(Window::Time { ns: 1 }),
-                predictor: &Yardstick { miss_penalty_cycles: 150.0 },
+                predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },
             };
             let mut policy = build(&format!("degradation = [{}]", degradation.join(", ")), 1).unwrap();
             let plan = policy.decide(&view).plan;

@@ -181,7 +181,7 @@ pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
 mod tests {
     use super::*;
     use crate::conformance::check_policy;
-    use crate::yardstick::Yardstick;
+    use crate::reference_predictor::ReferencePredictor;
     use cachemate_core::*;
 
     /// Runs windows in which each of `clients` gets `rate(units, clients)` a second; the units after each.
@@ -225,7 +225,7 @@ mod tests {
                 answers: Vec::new(),
                 in_force: Applied::default(),
             };
-            let predictor = Yardstick { miss_penalty_cycles: 100.0 };
+            let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
             let view = View {
                 topology: &topology,
                 capabilities: &capabilities,

@@ -395,7 +395,11 @@ impl ThreadClustering {
             Sharing { floor: self.parameters.floor, floor_first: self.parameters.floor_first, ..Sharing::default() };
         let threshold = self.threshold(taken, threads.len());
         let filter = |task: &TaskSeen| {
-            let whole = view.profiles.get(&task.task).is_some_and(|profile| profile.sharing_is_machine_wide);
+            let whole = view
+                .profiles
+                .get(&task.task)
+                .and_then(|profile| profile.sharing_map())
+                .is_some_and(|map| map.machine_wide);
             (!whole).then_some(task.process)
         };
         let mut filters: Vec<Option<ProcessId>> = Vec::new();
@@ -409,7 +413,8 @@ impl ThreadClustering {
             let members: Vec<usize> = (0..threads.len()).filter(|&at| filter(threads[at]) == own).collect();
             let map = |&at: &usize| {
                 let task = threads[at].task;
-                let counters = view.profiles.get(&task).and_then(|profile| profile.sharing.as_deref());
+                let map = view.profiles.get(&task).and_then(|profile| profile.sharing_map());
+                let counters = map.map(|map| map.counters.as_slice());
                 ThreadMap { counters: counters.unwrap_or(&[]), together: self.clusters.get(&task).copied() }
             };
             let maps: Vec<ThreadMap<'_>> = members.iter().map(map).collect();
@@ -427,7 +432,7 @@ impl ThreadClustering {
         let mean = |allowed: &BTreeMap<TaskId, CpuSet>| {
             let mut plan = Plan::idle(Window::Cycles { cycles: self.parameters.window_cycles });
             plan.allowed = allowed.clone();
-            let forecast = view.predictor.forecast(view.topology, view.profiles, &plan);
+            let forecast = view.predictor.forecast(view, &plan);
             let said = |task: &TaskId| Some(forecast.tasks.get(task)?.degradation?.value);
             let all: Option<Vec<f64>> = placed.keys().map(said).collect();
             all.filter(|all| !all.is_empty()).map(|all| all.iter().sum::<f64>() / all.len() as f64)

@@ -3,7 +3,7 @@
 use cachemate_core::*;
 
 use crate::policies::build;
-use crate::yardstick::Yardstick;
+use crate::reference_predictor::ReferencePredictor;
 
 /// Two chips of two cores with two contexts each.
 fn topology() -> Topology {
@@ -81,19 +81,27 @@ impl Bench {
         let (ended, in_force) = (WindowEnd::Elapsed, Applied::default());
         let seen = Observation { window: self.window, span, ended, tasks, places: Vec::new(), answers, in_force };
         let counter = |entry: u32, id: u32| if entry % 2 == (self.group)(id) { 9 } else { 0 };
-        let map = |id: u32| sampled.map(|_| (0..256).map(|entry| counter(entry, id)).collect());
-        let profile = |id| (TaskId(id), Profile { sharing: map(id), ..Profile::default() });
+        let map = |id: u32| {
+            sampled.map(|_| SharingMap {
+                counters: (0..256).map(|entry| counter(entry, id)).collect(),
+                machine_wide: false,
+            })
+        };
+        let fact = |id| map(id).map(|map| Fact::new(map, FactSource::AccessSamples, 0));
+        let sharing = |id| Sharing { map: fact(id), ..Sharing::default() };
+        let profile = |id| (TaskId(id), Profile { sharing: sharing(id), ..Profile::default() });
         let profiles: Profiles = (0..8).map(profile).collect();
         let (topology, capabilities) = (topology(), capabilities(self.can_sample));
-        let decision = self.policy.decide(&View {
+        let view = View {
             topology: &topology,
             capabilities: &capabilities,
             seen: &seen,
             profiles: &profiles,
             before: &self.before,
-            predictor: &Yardstick { miss_penalty_cycles: 200.0 },
-        });
-        check_plan(&decision.plan, &topology, &capabilities, &seen).unwrap();
+            predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },
+        };
+        let decision = self.policy.decide(&view);
+        check_plan(&decision.plan, &view).unwrap();
         self.before = decision.plan.clone();
         decision
     }

@@ -10,7 +10,7 @@
 //! the others counts less in the mean. Floors come first ([`cachemate_core::Goal::degradation_at_most`]): a change that
 //! breaks more of them is worse, one that mends some is better, whatever the others gain or lose.
 
-use cachemate_core::{Event, Goal, ProcessId, TaskSeen};
+use cachemate_core::{Event, Goal, Objective, ProcessId, TaskSeen};
 
 use super::noise::{median, student_bound};
 use crate::work::Work;
@@ -23,16 +23,6 @@ const BELIEVED_LOG_RATIO: f64 = std::f64::consts::LN_2;
 const ALIKE: f64 = 1e-6;
 /// A process that is slower by this share is asked about by itself.
 const HARMED_FROM: f64 = 0.1;
-
-/// What is made of several programs' speeds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Objective {
-    /// The mean of the logarithms of the speeds, weighted by priority: a doubling makes up for a halving.
-    #[default]
-    MeanLogSpeed,
-    /// The program that lost most.
-    WorstProcess,
-}
 
 /// Did a process keep what it was promised?
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

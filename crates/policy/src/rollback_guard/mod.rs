@@ -24,9 +24,9 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Decision, Policy, ProcessId, Reason, TaskId, View};
+use cachemate_core::{Decision, GuardConfig, Policy, ProcessId, Reason, TaskId, View};
 
-pub use judgement::{Judgement, Objective};
+pub use judgement::Judgement;
 
 use crate::work::Work;
 use comparison::{Total, changes, in_total};
@@ -38,36 +38,10 @@ use placement::{Present, put_placement, same_placement};
 /// Begins the reason of every roll-back.
 pub const ROLLED_BACK: &str = "rolled back:";
 
-/// When a decision is taken back.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct GuardConfig {
-    pub enabled: bool,
-    /// Windows that are compared on each side; two at least.
-    pub windows: usize,
-    /// Smaller losses of the mean are not worth it (share).
-    pub loss_at_least: f64,
-    /// A plan that failed stays out for so many windows, the first time.
-    pub keep_out_windows: u64,
-    /// What is made of several programs' speeds.
-    pub objective: Objective,
-}
-
-impl Default for GuardConfig {
-    fn default() -> Self {
-        GuardConfig {
-            enabled: true,
-            windows: 5,
-            loss_at_least: 0.03,
-            keep_out_windows: 60,
-            objective: Objective::default(),
-        }
-    }
-}
-
 /// A policy and its guard.
 pub struct RollbackGuard<P> {
     inner: P,
-    config: GuardConfig,
+    config: Option<GuardConfig>,
     history: Option<History>,
     keep_out: KeepOut,
 }
@@ -80,13 +54,14 @@ struct Worse {
 }
 
 impl<P: Policy> RollbackGuard<P> {
-    pub fn new(inner: P, config: GuardConfig) -> Self {
-        let config = GuardConfig { windows: config.windows.max(2), ..config };
+    /// `None` = the policy's decisions pass through.
+    pub fn new(inner: P, config: impl Into<Option<GuardConfig>>) -> Self {
+        let config = config.into().map(|config| GuardConfig { windows: config.windows.max(2), ..config });
         RollbackGuard { inner, config, history: None, keep_out: KeepOut::default() }
     }
 
     /// Another policy, from the next window on; what failed before says nothing about it.
-    pub fn replace(&mut self, inner: P, config: GuardConfig) {
+    pub fn replace(&mut self, inner: P, config: Option<GuardConfig>) {
         *self = RollbackGuard::new(inner, config);
     }
 }
@@ -94,14 +69,12 @@ impl<P: Policy> RollbackGuard<P> {
 impl<P: Policy> Policy for RollbackGuard<P> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut decision = self.inner.decide(view);
-        if !self.config.enabled {
-            return decision;
-        }
+        let Some(config) = self.config else { return decision };
         let history = self.history.get_or_insert_with(|| History::new(view));
-        history.follow(view, self.config.windows);
+        history.follow(view, config.windows as usize);
         let window = view.seen.window;
-        if let Some(worse) = judge(history, &mut self.keep_out, self.config, view) {
-            let out = self.keep_out.note(view.before, history.decided_for(), window, self.config.keep_out_windows);
+        if let Some(worse) = judge(history, &mut self.keep_out, config, view) {
+            let out = self.keep_out.note(view.before, history.decided_for(), window, config.keep_out_windows.into());
             decision.why.insert(0, taken_back(&worse, out, view));
             history.go_back(worse.in_total);
             put_placement(&mut decision.plan, &history.reference.plan, &history.reference.knew, view);
@@ -118,8 +91,8 @@ impl<P: Policy> Policy for RollbackGuard<P> {
 
 /// Says whether what is on trial is worse; accepts it where it is not.
 fn judge(history: &mut History, keep_out: &mut KeepOut, config: GuardConfig, view: &View<'_>) -> Option<Worse> {
-    let after = history.to_judge(config.windows)?;
-    let of_reference = changes(view, history.reference.windows.iter(), &after, config.windows);
+    let after = history.to_judge(config.windows as usize)?;
+    let of_reference = changes(view, history.reference.windows.iter(), &after, config.windows as usize);
     let of_baseline = in_total(&of_reference, &history.totals);
     let judged = |changes: &[ProcessChange]| Judgement::of(changes, config.objective, config.loss_at_least);
     let (local, total) = (judged(&of_reference), judged(&of_baseline));

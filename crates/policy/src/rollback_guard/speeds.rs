@@ -71,7 +71,7 @@ fn log_rates(threads: &[&TaskSeen], elapsed_ns: u64) -> BTreeMap<Work, f64> {
 }
 
 fn log_over_solo(threads: &[&TaskSeen], view: &View<'_>) -> Option<f64> {
-    let solo = threads.iter().find_map(|thread| view.profiles.get(&thread.task)?.solo_instr_per_cycle)?;
+    let solo = threads.iter().find_map(|thread| view.profiles.get(&thread.task)?.rates.solo_instr_per_cycle)?;
     let (mut instructions, mut cycles) = (0.0, 0.0);
     for thread in threads {
         let counted = thread.counts.get(Event::Instructions).zip(thread.counts.get(Event::Cycles));

@@ -139,7 +139,7 @@ pub fn by_name(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
 mod tests {
     use super::testing::with_positions;
     use super::*;
-    use cachemate_core::Estimate;
+    use cachemate_core::{Fact, FactSource};
     use proptest::prelude::*;
 
     /// Is every scheme found by its name, in order, and an unknown name answered with the nearest?
@@ -160,12 +160,11 @@ mod tests {
             let mut reuse = cachemate_locality::reuse::ReuseTimes::new();
             times.iter().for_each(|&(log, weight)| reuse.add_weighted(Some(1 << log), weight));
             reuse.add_weighted(None, never);
-            Profile {
-                reuse_times: reuse.to_profile(),
-                solo_instr_per_cycle: Some(Estimate::exact(ipc)),
-                pcmr: Some(Estimate::exact(pcmr)),
-                ..with_positions(&positions)
-            }
+            let mut profile = with_positions(&positions);
+            profile.locality.reuse_times = reuse.to_profile().map(|times| Fact::new(times, FactSource::Oracle, 0));
+            profile.rates.solo_instr_per_cycle = Some(Fact::oracle(ipc));
+            profile.rates.pcmr = Some(Fact::oracle(pcmr));
+            profile
         })
     }
 

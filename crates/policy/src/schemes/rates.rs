@@ -47,10 +47,10 @@ impl ByRate {
             Rate::Miss => miss_rate(profile, cache),
             Rate::Access => refs_per_mega_instr(profile).map(|refs| refs / 1000.0),
             Rate::Cpi => {
-                let ipc = profile.solo_instr_per_cycle.or(profile.observed_instr_per_cycle)?.value;
+                let ipc = profile.rates.solo_instr_per_cycle.or(profile.rates.observed_instr_per_cycle)?.value;
                 (ipc > 0.0).then_some(1.0 / ipc)
             }
-            Rate::Pcmr => profile.pcmr.map(|pcmr| pcmr.value),
+            Rate::Pcmr => profile.rates.pcmr.map(|pcmr| pcmr.value),
         }
     }
 }
@@ -58,7 +58,7 @@ impl ByRate {
 /// LLC misses per thousand instructions: alone on the cache where known, else as observed.
 pub fn miss_rate(profile: &Profile, cache: &SharedCache) -> Option<f64> {
     let solo = solo_misses_per_mega_instr(profile, cache).map(|misses| misses / 1000.0);
-    solo.or(profile.observed_misses_per_kilo_instr.map(|observed| observed.value))
+    solo.or(profile.rates.observed_misses_per_kilo_instr.map(|observed| observed.value))
 }
 
 impl Scheme for ByRate {
@@ -87,7 +87,7 @@ impl Scheme for ByRate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::Estimate;
+    use cachemate_core::{Estimate, Fact, FactSource, Level, Rates};
     use proptest::prelude::*;
 
     const CACHE: SharedCache = SharedCache {
@@ -103,7 +103,7 @@ mod tests {
     };
 
     fn with_pcmr(value: f64) -> Profile {
-        Profile { pcmr: Some(Estimate::exact(value)), ..Profile::default() }
+        Profile::default().with_rates(Rates { pcmr: Some(Fact::oracle(value)), ..Rates::default() })
     }
 
     /// Is a solo rate preferred to an observed one, and neither made up?
@@ -111,9 +111,10 @@ mod tests {
     fn solo_first_then_observed_then_nothing() {
         let mut profile = Profile::default();
         assert_eq!(miss_rate(&profile, &CACHE), None);
-        profile.observed_misses_per_kilo_instr = Some(Estimate::exact(7.0));
+        profile.rates.observed_misses_per_kilo_instr = Some(Fact::oracle(7.0));
         assert_eq!(miss_rate(&profile, &CACHE), Some(7.0));
-        profile.misses_per_kilo_instr = Some(vec![(1 << 20, Estimate::exact(3.0))]);
+        let curve = vec![(1 << 20, Estimate::exact(3.0))];
+        let profile = profile.with_misses(Level::L2, curve, FactSource::Oracle);
         assert_eq!(miss_rate(&profile, &CACHE), Some(3.0));
         let missing = ByRate { rate: Rate::Cpi, sum: false }.pair_costs(&[&profile], &CACHE).unwrap_err();
         assert_eq!((missing.scheme, missing.program), ("ipc", 0));

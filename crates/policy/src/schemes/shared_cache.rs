@@ -113,7 +113,7 @@ impl Solo {
         let miss_cycles = cache.miss_cycles(misses_per_instr);
         let modelled = cache.hitting_cycles_per_instr(refs_per_instr) + misses_per_instr * miss_cycles;
         let measured =
-            profile.solo_instr_per_cycle.map(|ipc| 1.0 / ipc.value).filter(|cpi| cpi.is_finite() && *cpi > 0.0);
+            profile.rates.solo_instr_per_cycle.map(|ipc| 1.0 / ipc.value).filter(|cpi| cpi.is_finite() && *cpi > 0.0);
         Solo { refs_per_instr, misses_per_instr, cycles_per_instr: measured.unwrap_or(modelled), miss_cycles }
     }
 
@@ -130,13 +130,13 @@ impl Solo {
 
 /// Accesses to the shared cache per million instructions: counted, or the sum of the stack positions.
 pub fn refs_per_mega_instr(profile: &Profile) -> Option<f64> {
-    let counted = profile.llc_refs_per_mega_instr.map(|refs| refs.value);
-    counted.or_else(|| profile.stack_positions.as_ref().map(|positions| positions.iter().sum()))
+    let counted = profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
+    counted.or_else(|| profile.stack_positions().map(|positions| positions.iter().sum()))
 }
 
 /// LRU positions 1..=ways and misses per million instructions, where they are of a cache with so many ways.
 pub fn positions_of<'a>(profile: &'a Profile, cache: &SharedCache) -> Option<&'a [f64]> {
-    profile.stack_positions.as_deref().filter(|positions| positions.len() == cache.ways as usize + 1)
+    profile.stack_positions().filter(|positions| positions.len() == cache.ways as usize + 1)
 }
 
 /// Misses per million instructions alone on the cache: from the stack positions, or from the curve.
@@ -152,22 +152,20 @@ pub fn misses_on_part_per_mega_instr(profile: &Profile, cache: &SharedCache, par
         let ways = (cache.ways / parts).max(1) as usize;
         return Some(positions[ways.min(positions.len() - 1)..].iter().sum());
     }
-    let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr.as_deref()?).ok()?;
+    let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr()?).ok()?;
     Some(1000.0 * curve.at(cache.size_bytes / u64::from(parts))?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::Estimate;
+    use crate::schemes::testing::with_positions;
+    use cachemate_core::{Estimate, Fact, FactSource, Level, Rates};
 
     fn profile(refs: f64, curve: &[(u64, f64)]) -> Profile {
         let curve = curve.iter().map(|&(size, rate)| (size, Estimate::exact(rate))).collect();
-        Profile {
-            llc_refs_per_mega_instr: Some(Estimate::exact(refs)),
-            misses_per_kilo_instr: Some(curve),
-            ..Profile::default()
-        }
+        let rates = Rates { llc_refs_per_mega_instr: Some(Fact::oracle(refs)), ..Rates::default() };
+        Profile::default().with_rates(rates).with_misses(Level::L2, curve, FactSource::Oracle)
     }
 
     /// Is the in-order model the textbook sum, and the degradation extra misses at full latency?
@@ -201,7 +199,7 @@ mod tests {
     fn measured_speed_first_and_no_extrapolation() {
         let cache = SharedCache::new(1 << 20, 16, 64, 100.0);
         let mut known = profile(10_000.0, &[(1 << 20, 2.0)]);
-        known.solo_instr_per_cycle = Some(Estimate::exact(0.5));
+        known.rates.solo_instr_per_cycle = Some(Fact::oracle(0.5));
         assert_eq!(Solo::of(&known, &cache).unwrap().cycles_per_instr, 2.0);
         assert_eq!(Solo::of(&profile(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
     }
@@ -210,7 +208,7 @@ mod tests {
     #[test]
     fn hits_beyond_a_part_are_misses() {
         let cache = SharedCache::new(1 << 20, 4, 64, 100.0);
-        let positions = Profile { stack_positions: Some(vec![8.0, 4.0, 2.0, 1.0, 0.5]), ..Profile::default() };
+        let positions = with_positions(&[8.0, 4.0, 2.0, 1.0, 0.5]);
         let of = |parts: u32| misses_on_part_per_mega_instr(&positions, &cache, parts);
         assert_eq!([1, 2, 4, 9].map(of), [Some(0.5), Some(3.5), Some(7.5), Some(7.5)]);
         let curve = profile(10_000.0, &[(1 << 19, 3.0), (1 << 20, 2.0)]);

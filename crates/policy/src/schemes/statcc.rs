@@ -7,10 +7,11 @@
 //! at the programs' solo rates (BS 2b), as balance-set scheduling used it. Properties: gives run time, miss ratios per
 //! program and of the group, for any number of programs; a group is not the sum of its pairs.
 
+use cachemate_core::ReplacementModel;
 use cachemate_core::{Profile, Replacement};
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::reuse::ReuseTimes;
-use cachemate_locality::statcc::{Composition, Shared, Sharer, jointly, lru_at_rates, random_at_rates};
+use cachemate_locality::statcc::{Shared, Sharer, jointly, lru_at_rates, random_at_rates};
 
 use super::shared_cache::{SharedCache, Solo, refs_per_mega_instr};
 use super::{GroupCosts, MissingEvidence, Scheme, gather};
@@ -30,26 +31,26 @@ struct Known {
     base_cycles_per_instr: f64,
 }
 
-fn composition(cache: &SharedCache) -> Composition {
+fn composition(cache: &SharedCache) -> ReplacementModel {
     match cache.replacement {
-        Replacement::Random => Composition::Random,
-        Replacement::Lru | Replacement::TreePlru => Composition::Lru,
+        Replacement::Random => ReplacementModel::Random,
+        Replacement::Lru | Replacement::TreePlru => ReplacementModel::Lru,
     }
 }
 
 fn ratios_at(programs: &[(&ReuseTimes, f64)], cache: &SharedCache) -> Option<Shared> {
     match composition(cache) {
-        Composition::Random => random_at_rates(programs, cache.lines()),
-        Composition::Lru => lru_at_rates(programs, cache.lines()),
+        ReplacementModel::Random => random_at_rates(programs, cache.lines()),
+        ReplacementModel::Lru => lru_at_rates(programs, cache.lines()),
     }
 }
 
 /// The profile's curve as miss ratios by lines, with a point at the cache's own size; empty where the curve does not
 /// reach it, or the cache does not replace by LRU, which the curve is of.
 fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) -> Vec<(f64, f64)> {
-    let curve = profile.misses_per_kilo_instr.as_deref().and_then(|points| MissRateCurve::from_profile(points).ok());
+    let curve = profile.misses_per_kilo_instr().and_then(|points| MissRateCurve::from_profile(points).ok());
     let at_size = curve.as_ref().and_then(|curve| curve.at(cache.size_bytes));
-    let (Some(curve), Some(at_size), Composition::Lru) = (curve, at_size, composition(cache)) else {
+    let (Some(curve), Some(at_size), ReplacementModel::Lru) = (curve, at_size, composition(cache)) else {
         return Vec::new();
     };
     let ratio = |rate: f64| (rate / 1000.0 / refs_per_instr).clamp(0.0, 1.0);
@@ -62,7 +63,7 @@ fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) 
 
 impl Known {
     fn of(profile: &Profile, cache: &SharedCache, with_curve: bool) -> Option<Self> {
-        let reuse = ReuseTimes::from_profile(profile.reuse_times.as_deref()?)?;
+        let reuse = ReuseTimes::from_profile(profile.reuse_times()?)?;
         let refs_per_instr = refs_per_mega_instr(profile).filter(|&refs| refs > 0.0)? * 1e-6;
         let measured = if with_curve { measured_ratios(profile, cache, refs_per_instr) } else { Vec::new() };
         let at_size = measured.iter().find(|&&(lines, _)| lines == cache.lines() as f64).map(|&(_, ratio)| ratio);

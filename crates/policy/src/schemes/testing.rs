@@ -1,12 +1,11 @@
 //! Profiles for the schemes' tests.
 
-use cachemate_core::{Estimate, Profile};
+use cachemate_core::{Fact, FactSource, Profile};
 
 /// LRU positions and misses per million instructions; references are their sum.
 pub(crate) fn with_positions(positions: &[f64]) -> Profile {
-    Profile {
-        stack_positions: Some(positions.to_vec()),
-        llc_refs_per_mega_instr: Some(Estimate::exact(positions.iter().sum())),
-        ..Profile::default()
-    }
+    let mut profile = Profile::default();
+    profile.locality.stack_positions = Some(Fact::new(positions.to_vec(), FactSource::Oracle, 0));
+    profile.rates.llc_refs_per_mega_instr = Some(Fact::oracle(positions.iter().sum()));
+    profile
 }

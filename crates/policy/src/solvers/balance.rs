@@ -17,9 +17,9 @@
 //! end in a local best, the threshold is too high by that, and never too low to leave somebody out.
 //! Cost: O(T n) per group judged, O(T² n) for a rotation of T turns.
 
+use cachemate_core::ReplacementModel;
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statcache;
-use cachemate_locality::statcc::Composition;
 use cachemate_locality::statstack::StackModel;
 
 use crate::rng::SplitMix64;
@@ -72,7 +72,7 @@ struct Member {
 impl Composed {
     /// Threads as reuse times (in references to the cache) and references per unit of time, for groups of so many.
     /// `None` without lines, samples or rates.
-    pub fn new(threads: &[(&ReuseTimes, f64)], group: usize, lines: u64, by: Composition) -> Option<Self> {
+    pub fn new(threads: &[(&ReuseTimes, f64)], group: usize, lines: u64, by: ReplacementModel) -> Option<Self> {
         let fastest = threads.iter().map(|thread| thread.1).fold(0.0, f64::max) * group as f64;
         let sound = threads.iter().all(|&(_, rate)| rate.is_finite() && rate > 0.0);
         if lines == 0 || group == 0 || !sound || threads.is_empty() {
@@ -80,8 +80,8 @@ impl Composed {
         }
         let models: Vec<StackModel> = threads.iter().map(|thread| StackModel::new(thread.0)).collect::<Option<_>>()?;
         let (low, high) = match by {
-            Composition::Random => (fastest * 1e-7, fastest * 1.001),
-            Composition::Lru => {
+            ReplacementModel::Random => (fastest * 1e-7, fastest * 1.001),
+            ReplacementModel::Lru => {
                 let longest = models.iter().zip(threads).map(|(model, &(_, rate))| (model.longest() + 2.0) / rate);
                 let low = 0.9 * lines as f64 / fastest;
                 (low, longest.fold(2.0 * low, f64::max))
@@ -93,19 +93,19 @@ impl Composed {
             let misses: Option<Vec<f64>> = grid
                 .iter()
                 .map(|&common| match by {
-                    Composition::Random => Some(rate * statcache::miss_ratio_beside(reuse, common / rate, lines)?),
-                    Composition::Lru => Some(rate * model.later_than(common * rate)),
+                    ReplacementModel::Random => Some(rate * statcache::miss_ratio_beside(reuse, common / rate, lines)?),
+                    ReplacementModel::Lru => Some(rate * model.later_than(common * rate)),
                 })
                 .collect();
             let misses = misses?;
             let takes = match by {
-                Composition::Random => misses.clone(),
-                Composition::Lru => grid.iter().map(|&common| model.lines_in(common * rate)).collect(),
+                ReplacementModel::Random => misses.clone(),
+                ReplacementModel::Lru => grid.iter().map(|&common| model.lines_in(common * rate)).collect(),
             };
             Some(Member { rate, takes, misses })
         };
         let members = models.iter().zip(threads).map(member).collect::<Option<_>>()?;
-        Some(Composed { members, grid, lines: (by == Composition::Lru).then_some(lines as f64) })
+        Some(Composed { members, grid, lines: (by == ReplacementModel::Lru).then_some(lines as f64) })
     }
 
     fn ratio(&self, group: &[usize]) -> f64 {
@@ -306,7 +306,7 @@ mod tests {
         })
     }
 
-    fn composed(threads: &[(ReuseTimes, f64)], size: usize, lines: u64, by: Composition) -> GroupModel {
+    fn composed(threads: &[(ReuseTimes, f64)], size: usize, lines: u64, by: ReplacementModel) -> GroupModel {
         let threads: Vec<(&ReuseTimes, f64)> = threads.iter().map(|(reuse, rate)| (reuse, *rate)).collect();
         GroupModel::Composed(Composed::new(&threads, size, lines, by).unwrap())
     }
@@ -348,7 +348,7 @@ mod tests {
         fn exchanges_find_what_enumeration_finds(
             threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 4..9), size in 2usize..5, lines in 20u64..4000, lru: bool,
         ) {
-            let by = if lru { Composition::Lru } else { Composition::Random };
+            let by = if lru { ReplacementModel::Lru } else { ReplacementModel::Random };
             let model = composed(&threads, size, lines, by);
             let (found, expected) = (best_groups(&model, size).threshold, threshold_by_enumeration(&model, size));
             prop_assert!((found - expected).abs() <= 1e-9 * (1.0 + expected), "{found} {expected}");
@@ -364,7 +364,7 @@ mod tests {
         fn tables_agree_with_the_models_within_a_step(
             threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 3), lines in 20u64..4000, lru: bool,
         ) {
-            let by = if lru { Composition::Lru } else { Composition::Random };
+            let by = if lru { ReplacementModel::Lru } else { ReplacementModel::Random };
             let rates: Vec<(&ReuseTimes, f64)> = threads.iter().map(|(reuse, rate)| (reuse, *rate)).collect();
             let model = composed(&threads, 3, lines, by);
             let GroupModel::Composed(table) = &model else { unreachable!("composed() composes") };

@@ -9,12 +9,11 @@
 //! jobs are timed each over its own work, so that in a run of a few turns who runs when counts as a gain (a mix of
 //! +4 to +12 % where there is none).
 
-use cachemate_core::{Decision, Gang, GangSchedule, Level, Plan, Policy, Profiler, TaskId, View, Window};
-use cachemate_locality::profilers::{ActivityProfiler, CountersProfiler};
+use cachemate_core::{Decision, Gang, GangSchedule, Level, Plan, Policy, ProfilerConfig, TaskId, View, Window};
+use cachemate_pipeline::Pipeline;
 use cachemate_policy::policies;
 use cachemate_report::figure::{Axis, Bar as FigureBar, BarGroup, Bars};
 use cachemate_sim::results::RunResults;
-use cachemate_sim::run::Deciding;
 
 use super::{MACHINE, SAMPLE_CYCLES, SUPER_SETS};
 use crate::setup::{Comparison, Job, Scores, Workload, failed};
@@ -154,11 +153,10 @@ fn window_ns(workload: &Workload) -> u64 {
 fn managed(workload: &Workload, work: &[Work], name: &str, policy: Box<dyn Policy>) -> Result<Worked, ReproError> {
     // A reading of counters counts once it covers a part of a sample.
     let counted_instructions = SAMPLE_CYCLES as f64 / workload.options.scale as f64 / 10.0;
-    let profilers: Vec<Box<dyn Profiler>> =
-        vec![Box::new(CountersProfiler::new(Level::L2, counted_instructions)), Box::new(ActivityProfiler)];
-    let (name, first_window) = (name.to_string(), Window::Time { ns: window_ns(workload) });
-    let by = Deciding { profilers, yardstick: workload.yardstick(), name, policy, first_window };
-    work::together(workload, work, Some(by))
+    let counters = ProfilerConfig::Counters { level: Level::L2, at_least_instructions: counted_instructions };
+    let profilers = vec![counters, ProfilerConfig::Activity];
+    let config = workload.pipeline(name, "", profilers, Window::Time { ns: window_ns(workload) });
+    work::together(workload, work, Some(Pipeline::with_policy(config, policy)))
 }
 
 fn scheduled(workload: &Workload, work: &[Work], policy: &str, parameters: &str) -> Result<Worked, ReproError> {

@@ -6,15 +6,13 @@
 //! training inputs are of different lengths, which it does not state); one mean vector for a program instead of one for
 //! each 50 million instructions, as our programs have no phases as long as that at this scale.
 
-use cachemate_core::{Estimate, Observation, Profile, Profiler, Profiles, TaskId, Window};
+use cachemate_core::{Estimate, Fact, FactSource, Level, Profile, ProfilerConfig, TaskId, Window};
 use cachemate_locality::activity::overlap;
-use cachemate_policy::policies;
 use cachemate_report::figure::{Axis, Bar as FigureBar, BarGroup, Bars};
-use cachemate_sim::run::Deciding;
 
 use super::bits::{Thresholds, together};
 use super::samples::{Activity, LEVELS, sampled};
-use crate::setup::{Job, ManagedRun, Workload, failed};
+use crate::setup::{Job, ManagedRun, Workload, built};
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 const MACHINE: &str = "p4-xeon-ht";
@@ -51,20 +49,6 @@ struct Recorded {
     activity: Activity,
     instr_per_cycle: f64,
     misses_per_kilo_instr: f64,
-}
-
-/// What was decided beforehand stands in for measuring: the profile of job n is task n's.
-struct FromRecordings(Vec<Profile>);
-
-impl Profiler for FromRecordings {
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        profiles.retain(|id, _| seen.tasks.iter().any(|task| task.task == *id));
-        for task in seen.tasks.iter().filter(|task| !task.exited) {
-            if let Some(profile) = self.0.get(task.task.0 as usize) {
-                profiles.insert(task.task, profile.clone());
-            }
-        }
-    }
 }
 
 /// One run of a workload to its end.
@@ -179,21 +163,19 @@ fn compare(
 }
 
 fn profile(recorded: &Recorded) -> Profile {
-    let activity = LEVELS.iter().copied().zip(recorded.activity.iter().cloned()).collect();
     let misses = vec![(512 << 10, Estimate::exact(recorded.misses_per_kilo_instr))];
-    Profile { activity, misses_per_kilo_instr: Some(misses), ..Profile::default() }
+    let mut profile = Profile::default().with_misses(Level::L2, misses, FactSource::ExactTrace);
+    let samples = LEVELS.iter().copied().zip(recorded.activity.iter().cloned());
+    profile.locality.activity =
+        samples.map(|(level, counts)| (level, Fact::new(counts, FactSource::ExactTrace, 0))).collect();
+    profile
 }
 
 fn managed(workload: &Workload, policy: &str, own: &str, profiles: Vec<Profile>) -> Result<ManagedRun, ReproError> {
     let ns = workload.machine.os.time_slice_ns;
-    let built = policies::build(policy, &format!("window_ns = {ns}\n{own}"), workload.options.seed);
-    workload.managed(Deciding {
-        profilers: vec![Box::new(FromRecordings(profiles))],
-        yardstick: workload.yardstick(),
-        name: policy.to_string(),
-        policy: built.map_err(failed(policy))?,
-        first_window: Window::Time { ns },
-    })
+    let oracle = ProfilerConfig::Oracle { profiles };
+    let config = workload.pipeline(policy, &format!("window_ns = {ns}\n{own}"), vec![oracle], Window::Time { ns });
+    workload.managed(built(config)?)
 }
 
 fn finished(run: &ManagedRun) -> Result<Finished, ReproError> {

@@ -7,12 +7,12 @@
 //! or judge a group that has only just come together. The way of the policy is shown too: threads watched beforehand,
 //! while all of them share the time, and groups brought together later, when programs have gone on.
 
+use cachemate_pipeline::OfflineProfiler;
 use std::collections::BTreeMap;
 
-use cachemate_core::{Level, Profiler, Profiles, Record, Replacement, TaskId};
-use cachemate_locality::profilers::ReuseProfiler;
+use cachemate_core::{Level, ProfilerConfig, Record, Replacement, ReplacementModel, TaskId};
 use cachemate_locality::reuse::ReuseTimes;
-use cachemate_locality::statcc::{AtRate, Composition, lru_at_rates, random_at_rates};
+use cachemate_locality::statcc::{AtRate, lru_at_rates, random_at_rates};
 use cachemate_locality::{statcache, statstack};
 use cachemate_policy::rng::SplitMix64;
 use cachemate_sim::results::RunResults;
@@ -52,14 +52,14 @@ struct Pair {
 #[derive(Clone, Copy, PartialEq)]
 struct Case {
     replacement: Replacement,
-    by: Composition,
+    by: ReplacementModel,
     kb: u64,
     seed: u64,
 }
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &[48, 192, 768]);
-    let replacements = [(Replacement::Random, Composition::Random), (Replacement::Lru, Composition::Lru)];
+    let replacements = [(Replacement::Random, ReplacementModel::Random), (Replacement::Lru, ReplacementModel::Lru)];
     let mut cases = Vec::new();
     for (replacement, by) in replacements {
         for &kb in sizes {
@@ -79,7 +79,13 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     Ok(replacements.iter().zip(names).map(|(&(_, by), name)| finding(context, &told, sizes, by, name)).collect())
 }
 
-fn finding(context: &Context<'_>, told: &[(Case, Vec<Pair>)], sizes: &[u64], by: Composition, name: &str) -> Finding {
+fn finding(
+    context: &Context<'_>,
+    told: &[(Case, Vec<Pair>)],
+    sizes: &[u64],
+    by: ReplacementModel,
+    name: &str,
+) -> Finding {
     let of = |form: &'static str, seed: Option<u64>, kb: Option<u64>| -> Vec<&Pair> {
         let wanted = |case: &Case| {
             case.by == by && seed.is_none_or(|seed| seed == case.seed) && kb.is_none_or(|kb| kb == case.kb)
@@ -100,7 +106,7 @@ fn finding(context: &Context<'_>, told: &[(Case, Vec<Pair>)], sizes: &[u64], by:
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().map(|&seed| (seed, error(&of(WATCHED, Some(seed), None)))).collect();
     let series = |form: &'static str| of(form, None, None).iter().map(|p| (p.measured, p.expected)).collect();
-    let file = if by == Composition::Lru { "bs-5-statstack" } else { "bs-5-statcache" };
+    let file = if by == ReplacementModel::Lru { "bs-5-statstack" } else { "bs-5-statcache" };
     let [watched, exact, data, behind, cold] =
         [WATCHED, EXACT, DATA, BEHIND, COLD].map(|form| error(&of(form, None, None)));
     let note = format!(
@@ -134,18 +140,18 @@ fn bias(pairs: &[&Pair]) -> f64 {
     mean(&pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0)).collect::<Vec<f64>>())
 }
 
-fn shared(at_rates: &[AtRate<'_>], lines: u64, by: Composition) -> Result<Vec<f64>, ReproError> {
+fn shared(at_rates: &[AtRate<'_>], lines: u64, by: ReplacementModel) -> Result<Vec<f64>, ReproError> {
     let shared = match by {
-        Composition::Random => random_at_rates(at_rates, lines),
-        Composition::Lru => lru_at_rates(at_rates, lines),
+        ReplacementModel::Random => random_at_rates(at_rates, lines),
+        ReplacementModel::Lru => lru_at_rates(at_rates, lines),
     };
     Ok(shared.ok_or_else(|| failed("BS-5")("a member made no accesses"))?.miss_ratios)
 }
 
-fn alone_on(times: &ReuseTimes, lines: u64, by: Composition) -> Result<f64, ReproError> {
+fn alone_on(times: &ReuseTimes, lines: u64, by: ReplacementModel) -> Result<f64, ReproError> {
     let ratio = match by {
-        Composition::Random => statcache::miss_ratio(times, lines),
-        Composition::Lru => statstack::miss_ratio(times, lines),
+        ReplacementModel::Random => statcache::miss_ratio(times, lines),
+        ReplacementModel::Lru => statstack::miss_ratio(times, lines),
     };
     ratio.ok_or_else(|| failed("BS-5")("a member made no accesses"))
 }
@@ -240,18 +246,23 @@ fn beforehand(context: &Context<'_>, case: &Case) -> Result<Vec<Pair>, ReproErro
 }
 
 fn reuse_times(records: &[Record], case: &Case) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
-    let mut profiler = ReuseProfiler::new(Level::L2, case.by, LINE_BYTES, vec![case.kb << 10]).of_code_too();
-    let mut profiles = Profiles::new();
+    let mut profiler = OfflineProfiler::new(&[ProfilerConfig::Reuse {
+        level: Level::L2,
+        replacement: case.by,
+        line_bytes: LINE_BYTES,
+        sizes_bytes: vec![case.kb << 10],
+        of_code_too: true,
+    }]);
     for record in records {
         // What happens while the groups are brought together says nothing new of single threads.
         if record.seen.answers.iter().any(|answer| answer.probe == GROUPS) {
             break;
         }
-        profiler.update(&record.seen, &mut profiles);
+        profiler.update(&record.seen);
     }
     let of = |(task, profile): (&TaskId, &cachemate_core::Profile)| {
-        let times = profile.reuse_times.as_deref().and_then(ReuseTimes::from_profile);
+        let times = profile.reuse_times().and_then(|times| ReuseTimes::from_profile(times));
         Ok((*task, times.ok_or_else(|| failed("BS-5")(format!("no reuse times of {task:?}")))?))
     };
-    profiles.iter().map(of).collect()
+    profiler.profiles().iter().map(of).collect()
 }

@@ -5,19 +5,17 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CpuId, Profiler, Window};
-use cachemate_locality::profilers::CountersProfiler;
-use cachemate_policy::policies;
+use cachemate_core::{CpuId, ProfilerConfig, Window};
+use cachemate_pipeline::Pipeline;
 use cachemate_policy::rng::SplitMix64;
 use cachemate_report::figure::{Axis, BarGroup, Bars};
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::TaskResults;
-use cachemate_sim::run::Deciding;
 
 use super::{SCALE, SECOND_SCALE};
 use crate::corun::{Bench, Matrix, caches};
-use crate::setup::{Job, Workload, failed};
-use crate::solo::{self, InOrder};
+use crate::setup::{Job, Workload, built, failed};
+use crate::solo;
 use crate::work;
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
@@ -118,17 +116,17 @@ impl Room {
         jobs.iter().zip(together).map(one).collect()
     }
 
-    fn deciding(&self, by: By, workload: &Workload, matrix: Option<&[Vec<f64>]>) -> Result<Deciding, ReproError> {
+    fn deciding(&self, by: By, workload: &Workload, matrix: Option<&[Vec<f64>]>) -> Result<Pipeline, ReproError> {
         let last = workload.machine.last_level().ok_or_else(|| failed("machine")("no cache to share"))?.level;
-        let profilers: Vec<Box<dyn Profiler>> = match by {
+        let profilers = match by {
             By::Di | By::DiWhole => {
                 let profile = |job: &Job| solo::profile(job, &workload.machine, self.profile_accesses);
                 let profiles = workload.jobs.iter().map(profile).collect::<Result<_, _>>()?;
-                vec![Box::new(InOrder::new(profiles))]
+                vec![ProfilerConfig::Oracle { profiles }]
             }
             By::Dio | By::DioReads => {
                 let reading = READING_INSTRUCTIONS / workload.options.scale;
-                vec![Box::new(CountersProfiler::new(last, reading as f64))]
+                vec![ProfilerConfig::Counters { level: last, at_least_instructions: reading as f64 }]
             }
             _ => Vec::new(),
         };
@@ -138,14 +136,8 @@ impl Room {
             (_, Some(matrix)) => format!("degradation = {matrix:?}"),
             _ => String::new(),
         };
-        let policy = policies::build(by.name(), &parameters, workload.options.seed).map_err(failed(by.name()))?;
-        Ok(Deciding {
-            profilers,
-            yardstick: workload.yardstick(),
-            name: by.name().to_string(),
-            policy,
-            first_window: Window::Cycles { cycles: WINDOW_CYCLES },
-        })
+        let first = Window::Cycles { cycles: WINDOW_CYCLES };
+        built(workload.pipeline(by.name(), &parameters, profilers, first))
     }
 }
 

@@ -1,6 +1,6 @@
 //! CA-1, -4, -5 from one measured matrix of pairs, and CA-3 from the published one.
 
-use cachemate_core::Profile;
+use cachemate_core::{Fact, Profile};
 use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::measured;
 use cachemate_policy::schemes::{self, SharedCache};
@@ -32,9 +32,13 @@ fn gather(context: &Context<'_>) -> Result<Vec<Evidence>, ReproError> {
         let matrix = Matrix::measure(context, &bench, &jobs, true)?;
         let accesses = context.pick(2_000_000, 6_000_000);
         let found = context.run_all(&jobs, |job: &Job| solo::profile(job, &bench.machine, accesses))?;
-        let alone = matrix.alone.iter().map(|rates| cachemate_core::Estimate::exact(rates.instr_per_cycle));
+        let alone = matrix.alone.iter().map(|rates| rates.instr_per_cycle);
         let profiles = found.into_iter().zip(alone);
-        let profiles = profiles.map(|(p, ipc)| Profile { solo_instr_per_cycle: Some(ipc), ..p }).collect();
+        let with_speed = |(mut profile, instr_per_cycle): (Profile, f64)| {
+            profile.rates.solo_instr_per_cycle = Some(Fact::oracle(instr_per_cycle));
+            profile
+        };
+        let profiles = profiles.map(with_speed).collect();
         let cache = SharedCache::of_machine(&bench.machine).ok_or_else(|| failed("pairs-04")("no shared cache"))?;
         all.push(Evidence { matrix, profiles, cache });
     }

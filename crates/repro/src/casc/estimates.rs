@@ -8,8 +8,8 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Level, Profiler, Profiles, Record, TaskId};
-use cachemate_locality::profilers::{RowParameters, RowProfiler};
+use cachemate_core::{Level, ProfilerConfig, Record, RowParameters, TaskId};
+use cachemate_pipeline::OfflineProfiler;
 
 use crate::cmt::groups::{Asked, GROUPS, Sum, by_group, by_task, measure_groups};
 use crate::cmt::{CONTEXTS, LONGEST_ROW_NS, SCALE, SIZES_KB, Setting, jobs, ratio};
@@ -132,15 +132,16 @@ fn same_side(found: &[f64], truth: &[f64]) -> u32 {
 
 /// PCMRs from the rows alone.
 fn measured(records: &[Record], own_counts: bool) -> Result<BTreeMap<TaskId, f64>, ReproError> {
-    let mut profiler = RowProfiler::new(Level::L2, RowParameters { own_counts, ..RowParameters::default() });
-    let mut profiles = Profiles::new();
+    let parameters = RowParameters { own_counts, ..RowParameters::default() };
+    let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: Level::L2, parameters }]);
     for record in records {
         let mut seen = record.seen.clone();
         seen.answers.retain(|answer| answer.probe != GROUPS);
-        profiler.update(&seen, &mut profiles);
+        profiler.update(&seen);
     }
     let unknown = |task: &TaskId| failed("rows")(format!("the rate of {task:?} was not measured"));
-    profiles.iter().map(|(task, profile)| Ok((*task, profile.pcmr.ok_or_else(|| unknown(task))?.value))).collect()
+    let profiles = profiler.profiles().iter();
+    profiles.map(|(task, profile)| Ok((*task, profile.rates.pcmr.ok_or_else(|| unknown(task))?.value))).collect()
 }
 
 /// Worst and mean error of each form over the groups.

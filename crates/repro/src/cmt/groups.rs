@@ -1,5 +1,6 @@
 //! Groups of threads brought together on the machine, and what they did: the truth that estimates are held against.
 
+use cachemate_pipeline::Pipeline;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
@@ -7,11 +8,10 @@ use cachemate_core::{
     View, Window,
 };
 use cachemate_policy::rng::SplitMix64;
-use cachemate_sim::run::{Deciding, run};
 
 use super::{CONTEXTS, l2};
 use crate::ReproError;
-use crate::setup::{Workload, failed};
+use crate::setup::{Workload, failed, run_under};
 
 /// The probe that brings the groups together.
 pub const GROUPS: ProbeId = ProbeId(1_000);
@@ -37,20 +37,15 @@ pub fn measure_groups(mut workload: Workload, asked: Asked) -> Result<Vec<Record
     let cache = l2(&workload).ok_or_else(|| failed("groups")("no shared cache"))?;
     let policy =
         FirstThenGroups { asked, cache, seed: workload.options.seed, first: Vec::new(), open: Vec::new(), then: None };
-    let by = Deciding {
-        policy: Box::new(policy),
-        name: "first-then-groups".to_string(),
-        profilers: Vec::new(),
-        yardstick: workload.yardstick(),
-        first_window: Window::Time { ns: 100_000_000 },
-    };
+    let config = workload.pipeline("first-then-groups", "", Vec::new(), Window::Time { ns: 100_000_000 });
+    let by = Pipeline::with_policy(config, Box::new(policy));
     let mut records = Vec::new();
     let each = |_: &mut _, record: Record| {
         let over = record.seen.answers.iter().any(|answer| answer.probe == GROUPS && answer.complete);
         records.push(record);
         !over
     };
-    run(workload.simulated()?, by, each).map_err(failed("groups"))?;
+    run_under(workload.simulated()?, by, each).map_err(failed("groups"))?;
     Ok(records)
 }
 

@@ -3,11 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use cachemate_core::{Level, Member, ProcessId, Units, Window};
-use cachemate_locality::profilers::{RapidMrcProfiler, TracedCache};
+use cachemate_core::{Level, Member, PipelineConfig, ProcessId, ProfilerConfig, TracedCache, Units, Window};
 use cachemate_policy::solvers::sizing::{Claim, Total, exact};
 use cachemate_report::figure::{Axis, BarGroup, Bars};
-use cachemate_sim::run::{Deciding, run};
 
 use super::isolation::{best_sum, chosen_sum, controls_unaffected, forecast_finding, name, percent, recovered};
 use super::pairs::{
@@ -15,7 +13,7 @@ use super::pairs::{
     pair_on_chip, solos,
 };
 use super::{COLOURS, Pace, decided_by, nominal_ns, tell};
-use crate::setup::{Workload, failed};
+use crate::setup::{Workload, built, failed, run_under};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -149,10 +147,10 @@ fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproErro
 /// Colours of the first program after so many windows, or `None` = left shared. What was on trial when the run ended does
 /// not count: the shares are those of the last verdict, or of the end where there was none.
 fn chosen_online(workload: &Workload, entries: u64, pace: Pace, windows: u64) -> Result<Option<u32>, ReproError> {
-    let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "")?;
+    let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "");
     let lasting = workload.clone().lasting(0, pace.warm_up_cycles + windows * WINDOW_CYCLES);
     let (mut judged, mut shares) = (false, Vec::new());
-    run(lasting.simulated()?, by, |_, record| {
+    run_under(lasting.simulated()?, built(by)?, |_, record| {
         let verdict = record.decision.why.iter().any(|reason| reason.text.contains("were tried"));
         if verdict || !judged {
             shares = record.decision.plan.shares;
@@ -180,18 +178,18 @@ pub(crate) fn sizing(
     from_cycle: u64,
     window_cycles: u64,
     parameters: &str,
-) -> Result<Deciding, ReproError> {
+) -> PipelineConfig {
     let window_ns = nominal_ns(workload, window_cycles);
     let budget_ns = i64::MAX;
     let parameters =
         format!("window_ns = {window_ns}\ntrace_entries = {entries}\ntrace_budget_ns = {budget_ns}\n{parameters}");
     let window = Window::Cycles { cycles: from_cycle.max(window_cycles) * workload.options.scale };
-    let mut by = decided_by(workload, "cache-sizing", &parameters, window)?;
+    let mut by = decided_by(workload, "cache-sizing", &parameters, window);
     let l2 = workload.machine.caches.iter().find(|cache| cache.level == Level::L2);
     let (size_bytes, ways) = l2.map_or((0, 0), |cache| (cache.size_bytes, cache.ways));
-    let cache = TracedCache { level: Level::L2, size_bytes, colours: COLOURS, ways, points: COLOURS };
-    by.profilers.push(Box::new(RapidMrcProfiler::new(cache)));
-    Ok(by)
+    let cache = TracedCache { level: Level::L2, size_bytes, colors: COLOURS, ways, points: COLOURS };
+    by.profilers.push(ProfilerConfig::MissTrace { cache, as_in_the_thesis: false });
+    by
 }
 
 /// The split with the least sum of two curves (thesis equation 5.3).

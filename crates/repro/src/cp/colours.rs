@@ -3,10 +3,9 @@
 use cachemate_report::figure::{Axis, Chart, Point, Series};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{Length, SimOptions};
-use cachemate_sim::run::run;
 
 use super::{COLOURS, Pace, job, on_chip, tell, told};
-use crate::setup::failed;
+use crate::setup::{failed, run_under};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -63,7 +62,7 @@ pub(super) fn cycles_for(
     };
     let by = told(&workload, &[format!("0-{}", colours - 1)])?;
     let machine = workload.simulated_with(lengths)?;
-    let results = run(machine, by, |_, _| true).map_err(failed(program))?;
+    let results = run_under(machine, by, |_, _| true).map_err(failed(program))?;
     let done: u64 = results.tasks.iter().map(|task| task.instructions).sum();
     Ok(results.elapsed_cycles as f64 * instructions as f64 / done.max(1) as f64)
 }

@@ -11,7 +11,7 @@ use cachemate_report::figure::{Axis, BarGroup, Bars};
 use super::choices::sizing;
 use super::pairs::{Pair, Solo, inputs, pair_on_chip, solos};
 use super::{Pace, tell};
-use crate::setup::Workload;
+use crate::setup::{Workload, built};
 use crate::work;
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
@@ -63,7 +63,7 @@ fn slowed(pair: Pair, alone: [Solo; 2], way: Way, pace: Pace, seed: u64) -> Resu
                 in_ways(&mut workload);
             }
             let parameters = format!("objective = '{objective}'\njudge_windows = 0");
-            Some(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, DECISION_CYCLES, &parameters)?)
+            Some(built(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, DECISION_CYCLES, &parameters))?)
         }
     };
     let rates = work::together(&workload, &alone.map(|solo| solo.work), by)?.rates;

@@ -1,14 +1,15 @@
 //! "multi": four and eight programs on one cache, sized online, against sharing it and against the best sizes known
 //! offline (issue's extension of thesis 5.7 to more than two programs).
 
+use crate::setup::built;
 use std::collections::BTreeMap;
 
 use cachemate_core::Units;
+use cachemate_pipeline::Pipeline;
 use cachemate_policy::rng::SplitMix64;
 use cachemate_policy::solvers::sizing::{Claim, Total, exact};
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
 use cachemate_sim::metrics::weighted_speedup;
-use cachemate_sim::run::Deciding;
 
 use super::choices::{WINDOW_CYCLES, sizing};
 use super::pairs::{Alone, Input, Solo, alone_by_colours, solos};
@@ -89,14 +90,14 @@ fn run_mix(
     let solo: Vec<f64> = of.iter().map(|(solo, _)| solo.rate).collect();
     let work: Vec<Work> = of.iter().map(|(solo, _)| solo.work).collect();
     let curves: Vec<&Alone> = of.iter().map(|(_, alone)| alone).collect();
-    let run = |by: Option<Deciding>| work::together(&workload, &work, by);
+    let run = |by: Option<Pipeline>| work::together(&workload, &work, by);
     let speedup = |worked: &Worked| {
         let rates: Vec<f64> = worked.rates.iter().map(|rates| rates.instr_per_cycle).collect();
         weighted_speedup(&rates, &solo).unwrap_or(f64::NAN)
     };
     let shared = run(None)?;
     let offline = run(Some(told(&workload, &best_shares(&curves))?))?;
-    let online = run(Some(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, "")?))?;
+    let online = run(Some(built(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, ""))?))?;
     let shares =
         online.decisions.last().into_iter().flat_map(|last| &last.plan.shares).map(|share| match &share.units {
             Units::Colours { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),

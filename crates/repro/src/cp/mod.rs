@@ -15,12 +15,11 @@ mod serve;
 
 pub(crate) use choices::sizing;
 
-use cachemate_core::{Level, Window};
-use cachemate_policy::policies;
+use cachemate_core::{Level, PipelineConfig, Window};
+use cachemate_pipeline::Pipeline;
 use cachemate_sim::machine::SimOptions;
-use cachemate_sim::run::Deciding;
 
-use crate::setup::{Job, Workload, failed};
+use crate::setup::{Job, Workload, built};
 use crate::{Context, Experiment, ReproError};
 
 /// Page colours of the machine.
@@ -85,12 +84,13 @@ pub(crate) fn job(name: &str, seed: u64) -> Job {
 const TOLD_CYCLES: u64 = 50_000;
 
 /// Colours of each program, in order, from the start on.
-pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<Deciding, ReproError> {
+pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<Pipeline, ReproError> {
     let shares: Vec<String> = shares.iter().map(|share| format!("'{share}'")).collect();
     let window_ns = nominal_ns(workload, TOLD_CYCLES);
     let parameters = format!("window_ns = {window_ns}\nsteps = [{{ shares = [{}] }}]", shares.join(", "));
     // Before the first plan nothing but the first few pages are touched.
-    decided_by(workload, "static-partition", &parameters, Window::Cycles { cycles: 1_000 * workload.options.scale })
+    let first = Window::Cycles { cycles: 1_000 * workload.options.scale };
+    built(decided_by(workload, "static-partition", &parameters, first))
 }
 
 /// Simulated cycles as policies are told them: unscaled.
@@ -98,21 +98,9 @@ pub(crate) fn nominal_ns(workload: &Workload, cycles: u64) -> u64 {
     cycles * workload.options.scale * 1_000 / (workload.machine.hertz / 1_000_000)
 }
 
-/// A policy by name.
-pub(crate) fn decided_by(
-    workload: &Workload,
-    name: &str,
-    parameters: &str,
-    first_window: Window,
-) -> Result<Deciding, ReproError> {
-    let policy = policies::build(name, parameters, workload.options.seed).map_err(failed(name))?;
-    Ok(Deciding {
-        profilers: Vec::new(),
-        yardstick: workload.yardstick(),
-        name: name.to_string(),
-        policy,
-        first_window,
-    })
+/// A policy by name, told by itself only.
+pub(crate) fn decided_by(workload: &Workload, name: &str, parameters: &str, first_window: Window) -> PipelineConfig {
+    workload.pipeline(name, parameters, Vec::new(), first_window)
 }
 
 /// The first program gets `first` colours, the second the rest.

@@ -11,6 +11,7 @@ use super::{COLOURS, Pace, job, on_chip, split, tell, told};
 use crate::setup::Workload;
 use crate::work::{self, Work};
 use crate::{Context, ReproError};
+use cachemate_pipeline::{forecast_of, miss_penalty_of_machine};
 
 pub(crate) type Pair = (&'static str, &'static str);
 
@@ -242,10 +243,12 @@ pub(super) fn expected(workload: &Workload, spaces: [&Space; 2]) -> Option<Expec
     });
     let deal = exact(&claims, COLOURS, Total::Sum).expect("sixteen colours for two, and measured costs");
     let topology = workload.machine.topology();
-    let bytes = topology.caches.iter().find(|cache| cache.last_level)?.size_bytes?;
-    let profiles: Profiles =
-        spaces.iter().enumerate().map(|(at, space)| (TaskId(at as u32), space.to_profile(bytes))).collect();
-    let shared = workload.yardstick().forecast(&topology, &profiles, &Plan::idle(Window::Time { ns: 1 }));
+    let cache = topology.last_level_caches().next()?;
+    let (level, bytes) = (cache.level, cache.size_bytes?);
+    let profile = |(at, space): (usize, &&Space)| (TaskId(at as u32), space.to_profile(level, bytes));
+    let profiles: Profiles = spaces.iter().enumerate().map(profile).collect();
+    let predictor = miss_penalty_of_machine(&workload.machine);
+    let shared = forecast_of(&topology, &profiles, &predictor, &Plan::idle(Window::Time { ns: 1 }));
     let speed = |at: u32| Some(1.0 / (1.0 + shared.tasks.get(&TaskId(at))?.degradation?.value));
     let at = |which: usize| -claims[which].costs[deal[which] as usize - 1];
     Some(Expected { shared: [speed(0)?, speed(1)?], first: deal[0], split: [at(0), at(1)] })

@@ -11,7 +11,7 @@ use cachemate_report::figure::{Axis, Chart, Point, Series};
 use cachemate_sim::results::RunResults;
 
 use super::{Pace, decided_by, job, on_chip, tell};
-use crate::setup::Workload;
+use crate::setup::{Workload, built};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
 pub(super) const EXPERIMENT: Experiment =
@@ -59,7 +59,7 @@ fn run(
         ),
         None => format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-7'] }}]"),
     };
-    let by = decided_by(workload, "static-partition", &parameters, Window::Cycles { cycles: 1_000 })?;
+    let by = built(decided_by(workload, "static-partition", &parameters, Window::Cycles { cycles: 1_000 }))?;
     let run = workload.managed(by)?;
     Ok((run.results, run.records))
 }

@@ -6,14 +6,13 @@
 //! colour, static large the fewest with which four clients reach the level. One core to a client, so that what changes
 //! is the cache.
 
-use cachemate_core::{AccessSource, CpuId, Record, Turn, Window};
+use cachemate_core::{AccessSource, CpuId, PipelineConfig, Record, Turn, Window};
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{Program, SimMachine, SimOptions};
-use cachemate_sim::run::{Deciding, run};
 
 use super::{COLOURS, Pace, WAREHOUSE_BYTES, decided_by, job, on_chip, tell};
-use crate::setup::{Workload, failed};
+use crate::setup::{Workload, built, failed, run_under};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -114,9 +113,9 @@ fn seen(record: &Record) -> Option<Seen> {
     })
 }
 
-fn windows(machine: SimMachine, by: Deciding, from_window: u64) -> Result<Vec<Seen>, ReproError> {
+fn windows(machine: SimMachine, by: PipelineConfig, from_window: u64) -> Result<Vec<Seen>, ReproError> {
     let mut all = Vec::new();
-    run(machine, by, |_, record| {
+    run_under(machine, built(by)?, |_, record| {
         all.push(record);
         true
     })
@@ -139,7 +138,7 @@ fn static_rate(seed: u64, lengths: Lengths, colours: u32, clients: usize) -> Res
     let late = if clients == CLIENTS { 0 } else { u64::MAX >> 20 };
     let parameters =
         format!("window_ns = {}\nsteps = [{{ shares = ['0-{}'] }}]", window_ns(&workload, lengths), colours - 1);
-    let by = decided_by(&workload, "static-partition", &parameters, first_window())?;
+    let by = decided_by(&workload, "static-partition", &parameters, first_window());
     let seen = windows(machine(&workload, late)?, by, lengths.warm_up)?;
     Ok(mean(&seen.iter().map(|seen| seen.rate_per_s).collect::<Vec<_>>()))
 }
@@ -171,7 +170,7 @@ fn story(seed: u64, lengths: Lengths, sizes: &[u32]) -> Result<Story, ReproError
     let halfway = workload.warm_up_cycles + lengths.each * lengths.window_cycles;
     let window_ns = window_ns(&workload, lengths);
     let follow = |name: &str, parameters: &str| {
-        let by = decided_by(&workload, name, parameters, first_window())?;
+        let by = decided_by(&workload, name, parameters, first_window());
         windows(machine(&workload, halfway)?, by, lengths.warm_up)
     };
     let fixed = |colours: u32| {
@@ -337,8 +336,7 @@ mod tests {
             "static-partition",
             &format!("window_ns = {}\nsteps = [{{ shares = ['0-7'] }}]", window_ns(&workload, lengths)),
             first_window(),
-        )
-        .unwrap();
+        );
         let seen = windows(machine(&workload, 300_000).unwrap(), by, lengths.warm_up).unwrap();
         let clients: Vec<usize> = seen.iter().map(|seen| seen.clients).collect();
         assert_eq!((clients.first(), clients.last()), (Some(&2), Some(&4)), "{clients:?}");

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Level, Profiler, Profiles, TaskId};
+use cachemate_core::{Level, ProfilerConfig, TaskId, TracedCache};
 use cachemate_locality::curve::MissRateCurve;
-use cachemate_locality::profilers::{RapidMrcProfiler, TracedCache};
+use cachemate_pipeline::OfflineProfiler;
 use cachemate_report::figure::{Axis, Chart, Point, Series};
 use cachemate_sim::kernels;
 
@@ -48,7 +48,7 @@ pub fn programs(quick: bool) -> Vec<&'static str> {
 }
 
 pub fn traced_cache() -> TracedCache {
-    TracedCache { level: Level::L2, size_bytes: size_bytes(COLOURS), colours: COLOURS, ways: 10, points: COLOURS }
+    TracedCache { level: Level::L2, size_bytes: size_bytes(COLOURS), colors: COLOURS, ways: 10, points: COLOURS }
 }
 
 /// Of the L2, by colours.
@@ -92,10 +92,9 @@ pub fn real_curve(workload: &Workload, from: f64, to: f64, colours: &[u32]) -> R
 }
 
 /// What a profiler makes of a log, at all colours.
-pub fn profiled(mut profiler: RapidMrcProfiler, traced: &Traced) -> Option<MissRateCurve> {
-    let mut profiles = Profiles::new();
-    profiler.update(&traced.seen, &mut profiles);
-    MissRateCurve::from_profile(profiles.get(&TaskId(0))?.misses_per_kilo_instr.as_deref()?).ok()
+pub fn profiled(as_in_the_thesis: bool, traced: &Traced) -> Option<MissRateCurve> {
+    let mut profiler = OfflineProfiler::new(&[ProfilerConfig::MissTrace { cache: traced_cache(), as_in_the_thesis }]);
+    MissRateCurve::from_profile(profiler.update(&traced.seen).get(&TaskId(0))?.misses_per_kilo_instr()?).ok()
 }
 
 fn study(program: &'static str, seed: u64, lengths: Lengths, colours: &[u32]) -> Result<Study, ReproError> {
@@ -112,9 +111,9 @@ const FORMS: [&str; 3] = ["survival", "survival, a quarter of the log", "thesis"
 impl Study {
     fn curve(&self, form: &str) -> Option<MissRateCurve> {
         match form {
-            "survival" => profiled(RapidMrcProfiler::new(traced_cache()), &self.traced),
-            "thesis" => profiled(RapidMrcProfiler::as_in_the_thesis(traced_cache()), &self.traced),
-            _ => profiled(RapidMrcProfiler::new(traced_cache()), &self.short),
+            "survival" => profiled(false, &self.traced),
+            "thesis" => profiled(true, &self.traced),
+            _ => profiled(false, &self.short),
         }
     }
 

@@ -3,9 +3,7 @@
 //! A log is as long as the thesis's, or as long as 2 % of the phase it is for allow: the cost then is bounded, and the
 //! question is what the shorter logs' curves are worth.
 
-use cachemate_locality::profilers::RapidMrcProfiler;
-
-use super::accuracy::{LOG_ENTRIES, LOGGED_AT, Lengths, log, log_of, profiled, real_curve, traced_cache, workload};
+use super::accuracy::{LOG_ENTRIES, LOGGED_AT, Lengths, log, log_of, profiled, real_curve, workload};
 use super::alone::COLOURS;
 use crate::{Bar, Context, DataPoint, Finding, ReproError};
 
@@ -70,7 +68,7 @@ fn distance_of_cut(cost: &Cost, seed: u64, warm_up: f64, colours: &[u32]) -> Res
     let workload = workload(cost.program, seed)?;
     let traced = log_of(&workload, warm_up, cost.entries() as u32)?;
     let real = real_curve(&workload, traced.from, traced.to, colours)?;
-    let curve = profiled(RapidMrcProfiler::new(traced_cache()), &traced);
+    let curve = profiled(false, &traced);
     let distance = curve.and_then(|curve| real.distance(&curve)).unwrap_or(f64::NAN);
     let top = real.points().iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
     Ok([distance, distance / (0.05 * top).max(2.0)])

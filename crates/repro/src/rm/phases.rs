@@ -5,7 +5,8 @@
 //! interval of it. The miss rate has to see it only where the phases differ by more than the detector's threshold at
 //! that size; the first-level signal, which no allocation changes, has to see all.
 
-use cachemate_locality::phases::{PhaseDetector, PhaseEvent, PhaseParameters};
+use cachemate_core::PhaseParameters;
+use cachemate_locality::phases::{PhaseDetector, PhaseEvent};
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
 use cachemate_sim::machine::{Length, SimMachine, SimOptions};
 

@@ -4,15 +4,13 @@
 //! before it. Counted are the boundaries after which a new trace was asked for in time, and traces without a boundary.
 
 use cachemate_core::{Event, Level, ProbeWhat, Record, TaskId};
-use cachemate_locality::phases::PhaseParameters;
-use cachemate_locality::profilers::PhaseProfiler;
+use cachemate_core::{PhaseParameters, ProfilerConfig};
 use cachemate_sim::machine::{Length, SimMachine, SimOptions};
-use cachemate_sim::run::run;
 
 use super::alternating::alternating;
 use super::phases::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE};
 use crate::cp::{Pace, job, on_chip, sizing};
-use crate::setup::failed;
+use crate::setup::{built, failed, run_under};
 use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
 
 /// The program that changes, and the one beside it.
@@ -70,11 +68,13 @@ fn managed(programs: ([&'static str; 2], &'static str), seed: u64, phases: usize
     let options = SimOptions { ends: Some(Length::Cycles(u64::MAX / 8)), warm_up: None, ..workload.options.clone() };
     let beside = workload.jobs[0].program()?;
     let machine = SimMachine::new(&workload.machine, &options, vec![changing, beside]).map_err(failed("machine"))?;
-    let mut by = sizing(&workload, ENTRIES, 0, DECISION_CYCLES, "judge_windows = 0")?;
-    let detector = PhaseProfiler::new(Level::L2, PhaseParameters::default(), INTERVAL_INSTRUCTIONS);
-    by.profilers.insert(0, Box::new(detector));
+    let mut by = sizing(&workload, ENTRIES, 0, DECISION_CYCLES, "judge_windows = 0");
+    let parameters = PhaseParameters::default();
+    let detector =
+        ProfilerConfig::Phases { level: Level::L2, parameters, interval_instructions: INTERVAL_INSTRUCTIONS };
+    by.profilers.insert(0, detector);
     let (mut records, mut done): (Vec<Record>, f64) = (Vec::new(), 0.0);
-    run(machine, by, |_, record| {
+    run_under(machine, built(by)?, |_, record| {
         let task = record.seen.tasks.iter().find(|task| task.task == TaskId(0));
         done += task.and_then(|task| task.counts.get(Event::Instructions)).unwrap_or(0.0);
         records.push(record);

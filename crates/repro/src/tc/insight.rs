@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Evidence, ProbeId, Record, TaskId};
-use cachemate_locality::shmap::{ShMapParameters, ShMaps, Sharing, global_entries, similarity};
+use cachemate_core::{Evidence, ProbeId, Record, ShMapParameters, TaskId};
+use cachemate_locality::shmap::{ShMaps, Sharing, global_entries, similarity};
 
 /// One round of sampling, its shMaps judged by the program's own groups.
 #[derive(Clone, PartialEq, Debug)]

@@ -6,22 +6,21 @@
 //! recorder's filter lets everything through that caches ask each other for; what a thread has to itself is mostly
 //! not in the recording. The server's own threads sleep between two rounds of theirs, as they did.
 
+use cachemate_pipeline::miss_penalty_of_machine;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{Access, AccessKind, AccessSource, Event, Record, StallCause, Turn, Window};
-use cachemate_locality::profilers::SharingProfiler;
-use cachemate_locality::shmap::ShMapParameters;
-use cachemate_policy::policies;
-use cachemate_policy::yardstick::Yardstick;
+use cachemate_core::{
+    Access, AccessKind, AccessSource, Event, PipelineConfig, PolicyConfig, ProfilerConfig, Record, ShMapParameters,
+    StallCause, Turn, Window,
+};
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
-use cachemate_sim::run::{Deciding, run as run_loop};
 use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, pack_places};
 
 use super::insight::{Insight, insights};
 use super::pictures::pictures;
 use super::setup::{Round, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, rounds};
-use crate::setup::failed;
+use crate::setup::{built, failed, run_under};
 use crate::{Bar, Context, DataPoint, Finding, ReproError};
 
 /// Of one round.
@@ -200,11 +199,12 @@ fn outcome(context: &Context<'_>, seed: u64, method: &str) -> Result<Outcome, Re
     let machine = SimMachine::new(&spec, &options, vec![program(&path, &threads)?]).map_err(failed(NAME))?;
     let parameters =
         format!("window_cycles = {WINDOW_CYCLES}\nsamples = {SAMPLES}\nactivation_share = 0.01\nmethod = \"{method}\"");
-    let deciding = Deciding {
-        profilers: vec![Box::new(SharingProfiler::new(ShMapParameters::default()))],
-        yardstick: Box::new(Yardstick { miss_penalty_cycles: f64::from(spec.memory.local_latency_cycles) }),
-        name: POLICY.to_string(),
-        policy: policies::build(POLICY, &parameters, seed).map_err(failed(NAME))?,
+    let profilers = vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), across_processes: false }];
+    let config = PipelineConfig {
+        policy: PolicyConfig { name: POLICY.to_string(), parameters: parameters, seed },
+        guard: None,
+        profilers,
+        predictor: miss_penalty_of_machine(&spec),
         first_window: Window::Cycles { cycles: WINDOW_CYCLES },
     };
     let mut records: Vec<Record> = Vec::new();
@@ -212,7 +212,7 @@ fn outcome(context: &Context<'_>, seed: u64, method: &str) -> Result<Outcome, Re
         records.push(record);
         true
     };
-    run_loop(machine, deciding, each).map_err(failed(NAME))?;
+    run_under(machine, built(config)?, each).map_err(failed(NAME))?;
     let truth: Vec<Option<u32>> = threads.iter().map(|of| of.database).collect();
     let entries = ShMapParameters::default().entries;
     let insight = insights(&records, &truth, entries).into_iter().next();

@@ -1,14 +1,16 @@
 //! TC-6 and TC-7: does the clustering hang on the shMaps' size or on the sampling rate, and how long must sharing last?
 
-use cachemate_core::{Answer, Evidence, Observation, Profiler, Profiles, Record, TaskId};
-use cachemate_locality::profilers::SharingProfiler;
-use cachemate_locality::shmap::{ShMapParameters, Sharing};
+use cachemate_core::{Answer, Evidence, Observation, Record, ShMapParameters, TaskId};
+use cachemate_locality::shmap::Sharing;
+use cachemate_pipeline::OfflineProfiler;
 use cachemate_policy::clustering::{
     Clusters, Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold,
 };
 use cachemate_report::figure::{Axis, Chart, Point, Series};
 
-use super::setup::{Case, Placement, SAMPLES_PER_THREAD, SCALE, SMALL, Setting, adjusted_rand_index, four};
+use super::setup::{
+    Case, Placement, SAMPLES_PER_THREAD, SCALE, SMALL, Setting, adjusted_rand_index, four, shared_regions,
+};
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError};
 
 const SIZES: [usize; 3] = [128, 256, 512];
@@ -38,10 +40,13 @@ fn thinned(round: &[Observation], one_in: usize) -> Vec<Observation> {
 }
 
 fn clusters(round: &[Observation], threads: usize, entries: usize, method: Method) -> Clusters {
-    let mut profiler = SharingProfiler::new(ShMapParameters { entries, ..ShMapParameters::default() });
-    let mut profiles = Profiles::new();
-    round.iter().for_each(|seen| profiler.update(seen, &mut profiles));
-    let map = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing.as_deref());
+    let mut profiler = OfflineProfiler::new(&[shared_regions(entries)]);
+    for seen in round {
+        profiler.update(seen);
+    }
+    let profiles = profiler.profiles();
+    let of = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
+    let map = |thread: usize| of(thread).map(|map| map.counters.as_slice());
     let maps: Vec<ThreadMap<'_>> =
         (0..threads).map(|thread| ThreadMap { counters: map(thread).unwrap_or(&[]), together: None }).collect();
     let samples = |answer: &Answer| match &answer.evidence {

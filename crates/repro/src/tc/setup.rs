@@ -1,18 +1,16 @@
 //! The chapter's workloads, its four placements, and one run of one under the other.
 
+use cachemate_pipeline::{OfflineProfiler, Pipeline};
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CpuSet, Decision, Machine, Plan, Policy, Profiler, Profiles, Reason, Record, TaskId, View, Window,
+    CpuSet, Decision, Machine, Plan, Policy, ProfilerConfig, Reason, Record, ShMapParameters, TaskId, View, Window,
 };
-use cachemate_locality::profilers::SharingProfiler;
-use cachemate_locality::shmap::ShMapParameters;
 use cachemate_policy::clustering::assign::{Chip, Movable, assign};
 use cachemate_policy::policies::{self, cache_domains};
 use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::RunResults;
-use cachemate_sim::run::Deciding;
 
 use crate::setup::{Job, ManagedRun, Workload, failed};
 use crate::{Context, ReproError};
@@ -170,14 +168,10 @@ impl Setting {
 
     pub fn run_by(&self, policy: Box<dyn Policy>) -> Result<ManagedRun, ReproError> {
         let workload = self.workload()?;
-        let parameters = ShMapParameters { entries: self.entries, ..ShMapParameters::default() };
-        workload.managed(Deciding {
-            profilers: vec![Box::new(SharingProfiler::new(parameters))],
-            yardstick: workload.yardstick(),
-            name: "thread placement".to_string(),
-            policy,
-            first_window: Window::Cycles { cycles: WINDOW_CYCLES },
-        })
+        let profilers = vec![shared_regions(self.entries)];
+        let first = Window::Cycles { cycles: WINDOW_CYCLES };
+        let config = workload.pipeline("thread placement", "", profilers, first);
+        workload.managed(Pipeline::with_policy(config, policy))
     }
 
     /// The program's own groups onto chips, as the policy would place them if it had found exactly these.
@@ -194,6 +188,12 @@ impl Setting {
         let allowed = cpus.filter_map(|(thread, chip)| Some((TaskId(thread as u32), domains[(*chip)?].clone())));
         Ok(ByHand(allowed.collect()))
     }
+}
+
+/// So many counters for each thread, one filter for each process.
+pub(super) fn shared_regions(entries: usize) -> ProfilerConfig {
+    let parameters = ShMapParameters { entries, ..ShMapParameters::default() };
+    ProfilerConfig::Sharing { parameters, across_processes: false }
 }
 
 /// A placement known beforehand.
@@ -279,11 +279,10 @@ impl Round {
 
 /// All rounds of a run that placed threads. The profiler is pure, so the recorded observations give its maps again.
 pub(super) fn rounds(records: &[Record], threads: usize, entries: usize) -> Vec<Round> {
-    let mut profiler = SharingProfiler::new(ShMapParameters { entries, ..ShMapParameters::default() });
-    let mut profiles = Profiles::new();
+    let mut profiler = OfflineProfiler::new(&[shared_regions(entries)]);
     let mut rounds = Vec::new();
     for record in records {
-        profiler.update(&record.seen, &mut profiles);
+        let profiles = profiler.update(&record.seen);
         let clusters: Vec<&Reason> = record.decision.why.iter().filter(|why| why.text.contains("share data")).collect();
         if clusters.is_empty() {
             continue;
@@ -292,12 +291,12 @@ pub(super) fn rounds(records: &[Record], threads: usize, entries: usize) -> Vec<
         for (number, cluster) in clusters.iter().enumerate() {
             cluster.tasks.iter().for_each(|task| cluster_of[task.0 as usize] = number);
         }
-        let map = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing.clone());
+        let map = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
         rounds.push(Round {
             clusters: clusters.len(),
             clustered: cluster_of.iter().map(|&of| of < clusters.len()).collect(),
             cluster_of,
-            maps: (0..threads).map(|thread| map(thread).unwrap_or_default()).collect(),
+            maps: (0..threads).map(|thread| map(thread).map_or_else(Vec::new, |map| map.counters.clone())).collect(),
         });
     }
     rounds

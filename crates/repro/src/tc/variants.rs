@@ -4,17 +4,13 @@
 //! each one's own. Threads of a group then sit in both, so that neither the process nor the order of arrival says who
 //! shares. Only samples with physical lines (PEBS, IBS) can show it, by one filter for the whole machine.
 
-use cachemate_core::{AccessSource, Record, Window};
-use cachemate_locality::profilers::SharingProfiler;
-use cachemate_locality::shmap::ShMapParameters;
-use cachemate_policy::policies;
-use cachemate_policy::yardstick::Yardstick;
+use cachemate_core::{AccessSource, PipelineConfig, PolicyConfig, ProfilerConfig, Record, ShMapParameters, Window};
+use cachemate_pipeline::miss_penalty_of_machine;
 use cachemate_sim::kernels::{self, Users};
 use cachemate_sim::machine::{Length, Program, SharedMemory, SimMachine, SimOptions};
-use cachemate_sim::run::{Deciding, run as run_loop};
 
 use super::setup::{Case, Placement, Round, SCALE, SMALL, Setting, TURN_CYCLES, WINDOW_CYCLES, four, rounds};
-use crate::setup::failed;
+use crate::setup::{built, failed, run_under};
 use crate::{Bar, Context, DataPoint, Finding, ReproError};
 
 const LOW: &str = "activation_share = 0.02";
@@ -73,11 +69,12 @@ fn across(context: &Context<'_>, case: &Case, seed: u64) -> Result<(Vec<Record>,
     let options = SimOptions { seed, scale: SCALE, ends, counter_turn_cycles: TURN_CYCLES, ..SimOptions::default() };
     let programs = (0..PROCESSES).map(|process| part(case, seed, process)).collect::<Result<Vec<_>, _>>()?;
     let machine = SimMachine::new(&spec, &options, programs).map_err(failed(case.name))?;
-    let deciding = Deciding {
-        profilers: vec![Box::new(SharingProfiler::new(ShMapParameters::default()).across_processes())],
-        yardstick: Box::new(Yardstick { miss_penalty_cycles: f64::from(spec.memory.local_latency_cycles) }),
-        name: POLICY.to_string(),
-        policy: policies::build(POLICY, &setting.parameters(LOW)?, seed).map_err(failed(POLICY))?,
+    let profilers = vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), across_processes: true }];
+    let config = PipelineConfig {
+        policy: PolicyConfig { name: POLICY.to_string(), parameters: setting.parameters(LOW)?, seed },
+        guard: None,
+        profilers,
+        predictor: miss_penalty_of_machine(&spec),
         first_window: Window::Cycles { cycles: WINDOW_CYCLES },
     };
     let mut records = Vec::new();
@@ -85,7 +82,7 @@ fn across(context: &Context<'_>, case: &Case, seed: u64) -> Result<(Vec<Record>,
         records.push(record);
         true
     };
-    run_loop(machine, deciding, each).map_err(failed(POLICY))?;
+    run_under(machine, built(config)?, each).map_err(failed(POLICY))?;
     Ok((records, truth))
 }
 

@@ -135,7 +135,7 @@ fn open(place: &Place, found: &Found, actors: &[Actor]) -> anyhow::Result<LiveLo
         stop: place.stop.clone(),
         wake: Arc::new(AtomicBool::new(false)),
     };
-    host::open(found, &wish)
+    Ok(host::open(found, &wish)?.turns)
 }
 
 /// Until everybody was probed; how long it took, or `None` where it did not come to that.
@@ -145,7 +145,9 @@ fn learn(place: &Place, live: &mut LiveLoop) -> anyhow::Result<Option<Duration>>
         if live.step()?.is_none() {
             return Ok(None);
         }
-        let known = |profile: &cachemate_core::Profile| profile.intensity.is_some() && profile.sensitivity.is_some();
+        let known = |profile: &cachemate_core::Profile| {
+            profile.contention.intensity.is_some() && profile.contention.sensitivity.is_some()
+        };
         if live.profiles.len() == 4 && live.profiles.values().all(known) {
             return Ok(Some(start.elapsed()));
         }

@@ -119,7 +119,7 @@ pub fn inputs(place: &Place) -> anyhow::Result<()> {
 
 /// Misses per second on a quarter of this host's cache: recorded misses per instruction, at the rate that they allow.
 fn recorded(place: &Place, session: &Session, name: &str) -> anyhow::Result<f64> {
-    let target = Target { size_bytes: 8 << 20, ways: 16, line_bytes: 64, slices: 1 };
+    let target = Target { level: cachemate_core::Level::L3, size_bytes: 8 << 20, ways: 16, line_bytes: 64, slices: 1 };
     let program = load(session, name, Some(target))?;
     let quarter = place.cache_bytes / 4;
     let curve = program.curve();

@@ -1,13 +1,6 @@
 use super::*;
 use cachemate_core::*;
 
-struct Silent;
-impl Predictor for Silent {
-    fn forecast(&self, _: &Topology, _: &Profiles, _: &Plan) -> Forecast {
-        Forecast::default()
-    }
-}
-
 fn topology() -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let cache = Cache {
@@ -44,16 +37,16 @@ impl Host {
     }
 
     fn answer(&mut self, probe: &Probe) -> Answer {
-        let exact = |value| Some(Estimate::exact(value));
+        let exact = |value| Some(Fact::oracle(value));
         let evidence = match probe.what {
             ProbeWhat::PingPong { cpus } => Evidence::PingPong { cpus, round_trip_ns: self.round_trip_ns },
             ProbeWhat::Evicted { task, .. } => {
-                self.profiles.entry(task).or_default().intensity = exact(self.truth[task.0 as usize].0);
+                self.profiles.entry(task).or_default().contention.intensity = exact(self.truth[task.0 as usize].0);
                 Evidence::Evicted { task, buffer_bytes: 1, wait_ns: 1, samples: Vec::new() }
             }
             ProbeWhat::Neighbour { task, neighbour } => {
                 let feels = self.truth[task.0 as usize].1;
-                self.profiles.entry(task).or_default().sensitivity = feels.map(Estimate::exact);
+                self.profiles.entry(task).or_default().contention.sensitivity = feels.map(Fact::oracle);
                 Evidence::Beside {
                     task,
                     neighbour,
@@ -85,15 +78,16 @@ impl Host {
         let capabilities =
             Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: None };
         let (topology, profiles) = (topology(), self.profiles.clone());
-        let decision = self.policy.decide(&View {
+        let view = View {
             topology: &topology,
             capabilities: &capabilities,
             seen: &seen,
             profiles: &profiles,
             before: &self.before,
-            predictor: &Silent,
-        });
-        check_plan(&decision.plan, &topology, &capabilities, &seen).unwrap();
+            predictor: &cachemate_core::test_kit::NoForecast,
+        };
+        let decision = self.policy.decide(&view);
+        check_plan(&decision.plan, &view).unwrap();
         self.window += 1;
         self.before = decision.plan.clone();
         decision

@@ -5,11 +5,10 @@ use crate::rng::SplitMix64;
 use crate::work::Work;
 
 const CONFIG: GuardConfig = GuardConfig {
-    enabled: true,
     windows: 5,
     loss_at_least: 0.03,
     keep_out_windows: 20,
-    objective: super::super::Objective::MeanLogSpeed,
+    objective: cachemate_core::Objective::MeanLogSpeed,
 };
 
 /// Wants task 0 on CPU 1 from window 7 on, for ever.
@@ -18,7 +17,7 @@ fn insists() -> impl Policy {
 }
 
 /// Windows in which the decision held, when its speed is `factor` times that before, with some noise.
-fn held(factor: f64, noise: f64, config: GuardConfig, windows: u64) -> Vec<usize> {
+fn held(factor: f64, noise: f64, config: impl Into<Option<GuardConfig>>, windows: u64) -> Vec<usize> {
     let mut generator = SplitMix64::new(1);
     let machine = |_, plan: &Plan| {
         let speed = if plan.allowed.is_empty() { 100.0 } else { 100.0 * factor };
@@ -45,7 +44,7 @@ fn what_helps_or_cannot_be_told_stays() {
     for (factor, noise) in [(1.2, 0.05), (0.99, 0.02), (0.9, 1.0), (0.0, 0.0)] {
         assert_eq!(held(factor, noise, CONFIG, 60).len(), 53, "{factor} {noise}");
     }
-    assert_eq!(held(0.5, 0.0, GuardConfig { enabled: false, ..CONFIG }, 60).len(), 53);
+    assert_eq!(held(0.5, 0.0, None, 60).len(), 53);
 }
 
 /// Do system calls stand in where no work is reported, say so, and only where they are steady?
@@ -82,7 +81,11 @@ fn threads_count_as_one_process() {
         (0..16).map(thread).chain(others).collect()
     };
     let decisions = run(insists(), CONFIG, 60, machine);
-    assert_eq!(verdicts(&decisions), [], "three programs gain 40 %, one with sixteen threads loses half");
+    assert_eq!(
+        verdicts(&decisions),
+        Vec::<usize>::new(),
+        "three programs gain 40 %, one with sixteen threads loses half"
+    );
 }
 
 /// Is a promise that a change breaks reason enough, whatever others gain, and is one that it mends reason to stay?
@@ -98,7 +101,8 @@ fn promises_come_before_the_mean() {
             };
             let goal = Some(Goal { priority: 1.0, degradation_at_most: Some(0.05) });
             let promised = TaskSeen { goal, counts: counts(factor(own)), ..program(0, None, 0.0) };
-            let profile = Profile { solo_instr_per_cycle: solo.map(Estimate::exact), ..Profile::default() };
+            let rates = Rates { solo_instr_per_cycle: solo.map(Fact::oracle), ..Rates::default() };
+            let profile = Profile::default().with_rates(rates);
             let other = |id| TaskSeen { counts: counts(factor(others)), ..program(id, None, 0.0) };
             (vec![promised, other(1), other(2)], Profiles::from([(TaskId(0), profile)]))
         };

@@ -63,8 +63,8 @@ fn newcomers_are_judged_by_their_own_reference() {
         verdicts(&run(policy, GuardConfig::default(), 70, machine))
     };
     assert_eq!(verdicts(20), [46]);
-    assert_eq!(verdicts(39), [], "its first window is none to go by");
-    assert_eq!(verdicts(41), [], "it was never faster");
+    assert_eq!(verdicts(39), Vec::<usize>::new(), "its first window is none to go by");
+    assert_eq!(verdicts(41), Vec::<usize>::new(), "it was never faster");
 }
 
 /// Are the plan's gangs and pins put back for those who are left only, so that the plan stays one that a machine takes?

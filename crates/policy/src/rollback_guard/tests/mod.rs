@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 
 use cachemate_core::*;
 
-use super::{GuardConfig, ROLLED_BACK, RollbackGuard};
+use super::{ROLLED_BACK, RollbackGuard};
 
 pub const SECOND_NS: u64 = 1_000_000_000;
 
 struct Silent;
 impl Predictor for Silent {
-    fn forecast(&self, _: &Topology, _: &Profiles, _: &Plan) -> Forecast {
+    fn forecast(&self, _: &View<'_>, _: &Plan) -> Forecast {
         Forecast::default()
     }
 }
@@ -62,7 +62,7 @@ pub fn topology() -> Topology {
 /// What was decided in every window. `machine` says who is seen, and with what profiles, under the plan in force.
 pub fn run_with_profiles(
     policy: impl Policy,
-    config: GuardConfig,
+    config: impl Into<Option<GuardConfig>>,
     windows: u64,
     mut machine: impl FnMut(u64, &Plan) -> (Vec<TaskSeen>, Profiles),
 ) -> Vec<Decision> {
@@ -90,7 +90,7 @@ pub fn run_with_profiles(
             predictor: &Silent,
         };
         let decision = guard.decide(&view);
-        check_plan(&decision.plan, &topology, &capabilities, &seen).expect("the guard's plans are valid");
+        check_plan(&decision.plan, &view).expect("the guard's plans are valid");
         before = decision.plan.clone();
         decisions.push(decision);
     }
@@ -99,7 +99,7 @@ pub fn run_with_profiles(
 
 pub fn run(
     policy: impl Policy,
-    config: GuardConfig,
+    config: impl Into<Option<GuardConfig>>,
     windows: u64,
     mut machine: impl FnMut(u64, &Plan) -> Vec<TaskSeen>,
 ) -> Vec<Decision> {

@@ -17,8 +17,9 @@ fn modelled_lab(plan: &Plan) -> (Vec<TaskSeen>, Profiles) {
             (true, true) => (127.0, 60.0),
             (false, _) => (14.0, 90.0),
         };
-        let estimate = Some(Estimate::exact(misses + 0.01 * f64::from(task)));
-        profiles.insert(TaskId(task), Profile { observed_misses_per_kilo_instr: estimate, ..Profile::default() });
+        let observed_misses_per_kilo_instr = Some(Fact::oracle(misses + 0.01 * f64::from(task)));
+        let rates = Rates { observed_misses_per_kilo_instr, ..Rates::default() };
+        profiles.insert(TaskId(task), Profile::default().with_rates(rates));
         let reading = |event, count: f64| Reading { event, count: count as u64, counted_share: 1.0 };
         let counts = Counts(vec![reading(Event::Instructions, 4e9 / access_ns), reading(Event::Cycles, 2e9)]);
         let on_cpu_ns = vec![(CpuId(cpu(task)), SECOND_NS)];
@@ -61,7 +62,7 @@ fn a_second_change_soon_after_the_first_is_judged_too() {
 #[test]
 fn dio_in_the_modelled_lab_is_taken_back() {
     let run = |enabled: bool| {
-        let config = GuardConfig { enabled, ..GuardConfig::default() };
+        let config = enabled.then(GuardConfig::default);
         let policy = policies::build("dio", "", 0).unwrap();
         let decisions = run_with_profiles(policy, config, 1000, |window, plan| {
             let (seen, profiles) = modelled_lab(plan);

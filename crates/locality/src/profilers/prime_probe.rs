@@ -5,13 +5,15 @@
 //! task on another cache there is nothing to see. The answer is the difference of the two 20 % trimmed means, so that
 //! what everybody else evicts cancels; its interval comes from the spread of both.
 
-use cachemate_core::{Estimate, EvictedSample, Evidence, Observation, Profiler, Profiles};
+use cachemate_core::{
+    Estimate, EvictedSample, Evidence, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles,
+};
 
 use super::{Mean, PerTask, evidence};
 
 /// Fills `intensity`: the share of the probe's lines that the task evicts in one wait, 0 to 1.
 #[derive(Clone, Debug)]
-pub struct EvictedProfiler {
+pub struct PrimeProbeProfiler {
     /// Round trips below this are within one cache.
     pub shared_below_ns: f64,
     /// Fewer samples on either side say nothing.
@@ -24,26 +26,32 @@ pub struct EvictedProfiler {
 struct Shares {
     beside: Vec<f64>,
     away: Vec<f64>,
-    intensity: Option<Estimate>,
+    intensity: Option<Fact<f64>>,
 }
 
 /// Older samples make room.
 const REMEMBERED: usize = 200;
 
-impl Default for EvictedProfiler {
+impl Default for PrimeProbeProfiler {
     fn default() -> Self {
-        EvictedProfiler { shared_below_ns: 160.0, samples_at_least: 4, tasks: PerTask::default() }
+        PrimeProbeProfiler { shared_below_ns: 160.0, samples_at_least: 4, tasks: PerTask::default() }
     }
 }
 
-impl EvictedProfiler {
+impl PrimeProbeProfiler {
     fn counts(&self, sample: &EvictedSample) -> bool {
         let near = |(before, after): (f64, f64)| before < self.shared_below_ns && after < self.shared_below_ns;
         sample.reloads > 0 && sample.round_trips_ns.is_some_and(near)
     }
 }
 
-impl Profiler for EvictedProfiler {
+impl Profiler for PrimeProbeProfiler {
+    fn name(&self) -> &'static str {
+        "Prime+Probe"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::PrimeProbe]
+    }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         self.tasks.follow(seen, profiles);
         for evidence in evidence(seen) {
@@ -60,13 +68,13 @@ impl Profiler for EvictedProfiler {
                 }
             }
             if shares.beside.len() >= at_least && shares.away.len() >= at_least {
-                shares.intensity = difference(&shares.beside, &shares.away);
+                let difference = difference(&shares.beside, &shares.away);
+                shares.intensity = difference.map(|share| Fact::measured(share, FactSource::PrimeProbe, seen.window));
             }
         }
-        // Every time: a neighbour's slowdown, which says less, may have been written there since.
         for (task, (_, shares)) in &self.tasks.states {
             if let (Some(intensity), Some(profile)) = (shares.intensity, profiles.get_mut(task)) {
-                profile.intensity = Some(intensity);
+                profile.contention.intensity = Some(intensity);
             }
         }
     }
@@ -111,32 +119,33 @@ mod tests {
     /// Is the difference of the two sides the intensity, across answers, with split samples left out and wild ones trimmed?
     #[test]
     fn what_the_task_adds_is_its_intensity() {
-        let (mut profiler, mut profiles) = (EvictedProfiler::default(), Profiles::new());
+        let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
         let mut seen = window(0, &[0]);
         seen.answers =
             vec![answer(0, evicted(&[(true, 400, 60.0), (true, 402, 60.0), (false, 100, 60.0), (false, 102, 60.0)]))];
         profiler.update(&seen, &mut profiles);
-        assert_eq!(profiles[&TaskId(0)].intensity, None, "too few");
+        assert_eq!(profiles[&TaskId(0)].contention.intensity, None, "too few");
         let more = [(true, 398, 60.0), (true, 400, 60.0), (true, 1000, 60.0), (true, 5, 350.0)];
         let away = [(false, 98, 60.0), (false, 100, 60.0), (false, 0, 60.0)];
         seen.answers = vec![answer(1, evicted(&[&more[..], &away[..]].concat()))];
         profiler.update(&seen, &mut profiles);
-        let intensity = profiles[&TaskId(0)].intensity.unwrap();
+        let intensity = profiles[&TaskId(0)].contention.intensity.unwrap().estimate();
         assert!((intensity.value - 0.3).abs() < 0.003 && intensity.low < intensity.value, "{intensity:?}");
         seen.answers.clear();
-        profiles.get_mut(&TaskId(0)).unwrap().intensity = Some(Estimate::exact(9.0));
+        seen.window += 1;
         profiler.update(&seen, &mut profiles);
-        assert_eq!(profiles[&TaskId(0)].intensity, Some(intensity), "it stays until more is known");
+        let kept = profiles[&TaskId(0)].contention.intensity.unwrap();
+        assert_eq!((kept.estimate(), kept.window), (intensity, 0), "it stays until more is known");
     }
 
     /// Is a task that was only seen across a split without intensity, not with none?
     #[test]
     fn across_a_split_nothing_is_known() {
-        let (mut profiler, mut profiles) = (EvictedProfiler::default(), Profiles::new());
+        let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
         let mut seen = window(0, &[0]);
         let split: Vec<(bool, u32, f64)> = (0..20).map(|at| (at % 2 == 0, 10, 330.0)).collect();
         seen.answers = vec![answer(0, evicted(&split))];
         profiler.update(&seen, &mut profiles);
-        assert_eq!(profiles[&TaskId(0)].intensity, None);
+        assert_eq!(profiles[&TaskId(0)].contention.intensity, None);
     }
 }

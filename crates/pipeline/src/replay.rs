@@ -11,11 +11,13 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use cachemate_core::{
-    Applied, Capabilities, Decision, Item, Loop, Machine, MachineError, Miss, Observation, Plan, Policy, Predictor,
-    Profiler, Record, Refused, RefusedBecause, RunHeader, Topology,
+    Applied, Capabilities, Decision, Item, Loop, Machine, MachineError, Miss, Observation, Plan, Policy, PolicyConfig,
+    Record, Refused, RefusedBecause, RunHeader, Topology,
 };
+use cachemate_policy::policies::BadPolicy;
+use cachemate_trace::{RunLogReader, TraceError};
 
-use crate::{RunLogReader, TraceError};
+use crate::Pipeline;
 
 /// A recorded run as a [`Machine`].
 pub struct Replay {
@@ -86,7 +88,7 @@ pub struct Replayed {
     pub window: u64,
     /// What the policy decides now.
     pub decision: Decision,
-    /// Where it differs from the recorded plan.
+    /// Where it differs from the recorded plan; with the recorded policy, from its reasons and forecast too.
     pub differs: Option<String>,
     /// How far off the forecast for this window was, made in the window before under the plan recorded there.
     pub forecast_missed_instr_per_cycle: Vec<Miss>,
@@ -95,49 +97,65 @@ pub struct Replayed {
 /// Why a replay stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
+    /// The log cannot be read, or not any further.
     #[error(transparent)]
     Log(#[from] TraceError),
+    /// The loop refused a plan, or the log broke off.
     #[error(transparent)]
     Loop(#[from] cachemate_core::LoopError),
-    /// The same policy decided otherwise: it is not pure, or not the same any more.
+    /// There is no such policy, or it does not take the recorded parameters.
+    #[error(transparent)]
+    Policy(#[from] BadPolicy),
+    /// The same pipeline decided otherwise: it is not pure, or not the same any more.
     #[error("window {window}: the policy '{policy}' decides otherwise than recorded: {difference}")]
-    Differs { window: u64, policy: String, difference: String },
+    Differs {
+        /// The first that differs.
+        window: u64,
+        /// By its name.
+        policy: String,
+        /// In words.
+        difference: String,
+    },
 }
 
-/// Runs `policy` over a log, window by window, telling each to `each`. `must_match` = it is the recorded policy, and
-/// the first plan that differs ends the replay.
+/// Decides a recorded run again, window by window, telling each to `each`: by the pipeline that stands in its header, or
+/// by `other`'s policy in that pipeline. With the recorded policy, the first plan, reason or forecast that differs ends
+/// the replay. Gives the number of windows.
 ///
 /// # Errors
 /// [`ReplayError`]; windows before it have been told.
-pub fn replay<P: Policy>(
-    log: RunLogReader,
-    profilers: Vec<Box<dyn Profiler>>,
-    yardstick: Box<dyn Predictor>,
-    policy_name: &str,
-    policy: P,
+pub fn replay(log: RunLogReader, other: Option<PolicyConfig>, each: impl FnMut(Replayed)) -> Result<u64, ReplayError> {
+    let mut config = log.header().pipeline.clone();
+    let must_match = other.as_ref().is_none_or(|policy| *policy == config.policy);
+    config.policy = other.unwrap_or(config.policy);
+    let pipeline = Pipeline::build(config)?;
+    let machine = Replay::new(log);
+    let current = Rc::clone(&machine.current);
+    decide_again(pipeline.start(machine), &current, must_match, each)
+}
+
+fn decide_again<P: Policy>(
+    mut turns: Loop<Replay, P>,
+    current: &RefCell<Option<Record>>,
     must_match: bool,
     mut each: impl FnMut(Replayed),
 ) -> Result<u64, ReplayError> {
-    let machine = Replay::new(log);
-    let current = Rc::clone(&machine.current);
-    // The plan before the first window is not recorded; the loop compares nothing with it.
-    let first_window = cachemate_core::Window::Time { ns: machine.capabilities().shortest_window_ns };
-    let mut turns = Loop::new(machine, profilers, yardstick, policy_name, policy, first_window);
     let mut windows = 0;
+    let mut before = turns.plan.clone();
     while let Some(record) = turns.step()? {
-        let recorded = current.borrow().as_ref().map(|record| record.decision.plan.clone());
-        let Some(recorded) = recorded else { break };
-        let same = recorded == record.decision.plan;
-        let differs = (!same).then(|| first_difference(&recorded, &record.decision.plan));
+        let Some(recorded) = current.borrow().clone() else { break };
+        let same_plan = recorded.decision.plan == record.decision.plan;
+        let differs = difference(&recorded, &record, must_match);
         let window = record.seen.window;
         if let (true, Some(difference)) = (must_match, &differs) {
-            return Err(ReplayError::Differs { window, policy: policy_name.into(), difference: difference.clone() });
+            let policy = turns.policy_name.clone();
+            return Err(ReplayError::Differs { window, policy, difference: difference.clone() });
         }
-        if !same {
+        if !same_plan {
             // What comes next happened under the recorded plan: only a forecast under it can be compared.
-            let topology = turns.machine.topology();
-            turns.forecast = turns.yardstick.forecast(topology, &turns.profiles, &recorded);
+            turns.forecast = turns.forecast_under(&record.seen, &before, &recorded.decision.plan);
         }
+        before = recorded.decision.plan;
         windows += 1;
         each(Replayed {
             window,
@@ -147,6 +165,21 @@ pub fn replay<P: Policy>(
         });
     }
     Ok(windows)
+}
+
+/// Where a window was decided otherwise: in its plan or, `in_full`, in its reasons or its forecast.
+fn difference(recorded: &Record, now: &Record, in_full: bool) -> Option<String> {
+    if recorded.decision.plan != now.decision.plan {
+        return Some(first_difference(&recorded.decision.plan, &now.decision.plan));
+    }
+    let both = |what: &str, recorded: String, now: String| Some(format!("{what}: recorded {recorded}, now {now}"));
+    if in_full && recorded.decision.why != now.decision.why {
+        return both("reasons", format!("{:?}", recorded.decision.why), format!("{:?}", now.decision.why));
+    }
+    if in_full && recorded.forecast != now.forecast {
+        return both("forecast", format!("{:?}", recorded.forecast), format!("{:?}", now.forecast));
+    }
+    None
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Does the yardstick expect what theory says?
 
+use cachemate_core::test_kit::*;
 use cachemate_core::*;
-use cachemate_policy::yardstick::Yardstick;
+use cachemate_policy::reference_predictor::ReferencePredictor;
 
 const MB: u64 = 1 << 20;
 
@@ -21,12 +22,13 @@ fn topology() -> Topology {
 }
 
 fn profile(curve: &[(u64, f64)]) -> Profile {
-    Profile {
-        misses_per_kilo_instr: Some(curve.iter().map(|&(size, misses)| (size, Estimate::exact(misses))).collect()),
-        llc_refs_per_mega_instr: Some(Estimate::exact(40_000.0)),
-        solo_instr_per_cycle: Some(Estimate::exact(1.0)),
-        ..Profile::default()
-    }
+    let rates = Rates {
+        llc_refs_per_mega_instr: Some(Fact::oracle(40_000.0)),
+        solo_instr_per_cycle: Some(Fact::oracle(1.0)),
+        ..Rates::default()
+    };
+    let curve = curve.iter().map(|&(size, misses)| (size, Estimate::exact(misses))).collect();
+    Profile::default().with_rates(rates).with_misses(Level::L2, curve, FactSource::Oracle)
 }
 /// Wants all of 4 MB.
 fn sensitive() -> Profile {
@@ -38,7 +40,11 @@ fn stream() -> Profile {
 
 fn forecast(profiles: Vec<Profile>, plan: &Plan) -> Forecast {
     let profiles: Profiles = profiles.into_iter().enumerate().map(|(at, p)| (TaskId(at as u32), p)).collect();
-    Yardstick { miss_penalty_cycles: 100.0 }.forecast(&topology(), &profiles, plan)
+    forecast_on(capabilities(&[]), profiles, plan)
+}
+fn forecast_on(capabilities: Capabilities, profiles: Profiles, plan: &Plan) -> Forecast {
+    let bench = Bench { profiles, ..Bench::new(topology(), capabilities, 0) };
+    ReferencePredictor { miss_penalty_cycles: 100.0 }.forecast(&bench.view(&NoForecast), plan)
 }
 fn pinned(cpus: &[&str]) -> Plan {
     let mut plan = Plan::idle(Window::Time { ns: 1 });
@@ -107,9 +113,15 @@ fn colours_of_processes_separate() {
     };
     plan.shares = vec![share(7, "0-11"), share(8, "12-15")];
     let of = |process: u32, profile: Profile| Profile { process: Some(ProcessId(process)), ..profile };
-    let parted = forecast(vec![of(7, sensitive()), of(8, stream())], &plan);
-    let misses = parted.tasks[&TaskId(0)].misses_per_kilo_instr.unwrap().value;
-    assert!((misses - (0.5 + 19.5 / 4.0)).abs() < 1e-9, "12 of 16 colours: {misses}");
+    let profiles: Profiles = [(TaskId(0), of(7, sensitive())), (TaskId(1), of(8, stream()))].into_iter().collect();
+    let misses = |colors: Option<u32>| {
+        let divided = |colours| Partition::Colours { colours, page_bytes: 4096, move_page_ns: 1.0 };
+        let machine = colors.into_iter().fold(capabilities(&[]), |machine, n| machine.dividing(CacheId(0), divided(n)));
+        Some(forecast_on(machine, profiles.clone(), &plan).tasks[&TaskId(0)].misses_per_kilo_instr?.value)
+    };
+    assert!((misses(Some(16)).unwrap() - (0.5 + 19.5 / 4.0)).abs() < 1e-9, "12 of 16 colors: {:?}", misses(Some(16)));
+    assert!((misses(Some(64)).unwrap() - (0.5 + 19.5 * 13.0 / 16.0)).abs() < 1e-9, "of 64: {:?}", misses(Some(64)));
+    assert_eq!(misses(None), None, "a machine that does not tell its colors is not guessed at");
 }
 
 /// Is an unknown task listed, with nothing said about it or about the misses of those that meet it?
@@ -136,11 +148,9 @@ fn more_tasks_than_cpus_take_turns() {
 /// Do reuse times alone give a curve?
 #[test]
 fn reuse_times_stand_in_for_a_curve() {
-    let reuses = Profile {
-        misses_per_kilo_instr: None,
-        reuse_times: Some(vec![(Some(100), 0.5), (Some(40_000), 0.4), (None, 0.1)]),
-        ..sensitive()
-    };
+    let times = vec![(Some(100), 0.5), (Some(40_000), 0.4), (None, 0.1)];
+    let reuse_times = Some(Fact::new(times, FactSource::ReuseSamples, 0));
+    let reuses = Profile { locality: Locality { reuse_times, ..Locality::default() }, ..sensitive() };
     let alone = forecast(vec![reuses.clone()], &pinned(&["0"]));
     assert_eq!(slower(&alone, 0), 0.0);
     assert!(slower(&forecast(vec![reuses, stream()], &pinned(&["0", "1"])), 0) > 0.0);

@@ -1,21 +1,27 @@
-//! Intensity and sensitivity from outside, where there is no PMU: a calibrated neighbour runs beside the task.
+//! Slowdowns beside a calibrated neighbor, where there is no PMU.
 //!
-//! The neighbour's slowdown says how much the task takes from others (intensity), the task's own says how much it suffers
-//! (sensitivity); CA 2.2.4 defines both from stack distances, this measures them. The task's own rate is what it
-//! reports, or an event that the machine says stands in for that; without either the sensitivity stays absent.
+//! The neighbor's slowdown says how much the task harms others; the task's own says how much it suffers (sensitivity).
+//! CA 2.2.4 derives both from stack distances, this measures them. The task's own rate is what it reports, or an event
+//! that the machine says stands in for that; without either the sensitivity stays absent.
 
-use cachemate_core::{Evidence, Observation, Profiler, Profiles};
+use cachemate_core::{Evidence, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles};
 
 use super::{Mean, PerTask, evidence};
 
 /// Fills `intensity` (the neighbour's run time over its run time alone, minus one) and `sensitivity` (the same of the
 /// task), each averaged over the answers of the present phase.
 #[derive(Clone, Debug, Default)]
-pub struct BesideProfiler {
+pub struct CoRunSlowdownProfiler {
     tasks: PerTask<(Mean, Mean)>,
 }
 
-impl Profiler for BesideProfiler {
+impl Profiler for CoRunSlowdownProfiler {
+    fn name(&self) -> &'static str {
+        "co-run slowdown"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::Neighbor]
+    }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         self.tasks.follow(seen, profiles);
         for evidence in evidence(seen) {
@@ -30,16 +36,17 @@ impl Profiler for BesideProfiler {
             else {
                 continue;
             };
-            let Some(((intensity, sensitivity), profile)) = self.tasks.of(*task, profiles) else { continue };
+            let stamp = |estimate| Fact::measured(estimate, FactSource::Neighbor, seen.window);
+            let Some(((harm, sensitivity), profile)) = self.tasks.of(*task, profiles) else { continue };
             let slowdown = |slow: f64, fast: f64| (fast > 0.0 && slow.is_finite()).then(|| slow / fast - 1.0);
             if let Some(suffered) = slowdown(*neighbour_beside_ns, *neighbour_alone_ns) {
-                intensity.add(suffered);
-                profile.intensity = intensity.estimate();
+                harm.add(suffered);
+                profile.contention.neighbor_slowdown = harm.estimate().map(stamp);
             }
             let rates = task_alone_rate.zip(*task_beside_rate);
             if let Some(suffered) = rates.and_then(|(alone, beside)| slowdown(alone, beside)) {
                 sensitivity.add(suffered);
-                profile.sensitivity = sensitivity.estimate();
+                profile.contention.sensitivity = sensitivity.estimate().map(stamp);
             }
         }
     }
@@ -53,8 +60,8 @@ mod tests {
 
     /// Is each slowdown the right way round, and the task's absent where it reports no rate?
     #[test]
-    fn the_neighbours_slowdown_is_intensity_and_the_tasks_is_sensitivity() {
-        let (mut profiler, mut profiles) = (BesideProfiler::default(), Profiles::new());
+    fn both_slowdowns_are_kept_apart_from_intensity() {
+        let (mut profiler, mut profiles) = (CoRunSlowdownProfiler::default(), Profiles::new());
         let beside = |task, rates: Option<(f64, f64)>| Evidence::Beside {
             task: TaskId(task),
             neighbour: Neighbour::Stream,
@@ -67,8 +74,9 @@ mod tests {
         let mut seen = window(0, &[0, 1]);
         seen.answers = vec![answer(0, beside(0, Some((10.0, 8.0)))), answer(1, beside(1, None))];
         profiler.update(&seen, &mut profiles);
-        assert!((profiles[&TaskId(0)].intensity.unwrap().value - 0.5).abs() < 1e-12);
-        assert!((profiles[&TaskId(0)].sensitivity.unwrap().value - 0.25).abs() < 1e-12);
-        assert_eq!(profiles[&TaskId(1)].sensitivity, None);
+        assert!((profiles[&TaskId(0)].contention.neighbor_slowdown.unwrap().value - 0.5).abs() < 1e-12);
+        assert!((profiles[&TaskId(0)].contention.sensitivity.unwrap().value - 0.25).abs() < 1e-12);
+        assert_eq!(profiles[&TaskId(1)].contention.sensitivity, None);
+        assert_eq!(profiles[&TaskId(0)].contention.intensity, None, "an evicted share is another measurement");
     }
 }

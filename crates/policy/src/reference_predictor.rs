@@ -20,14 +20,14 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Cache, CacheId, CacheShare, CpuId, CpuSet, Estimate, Forecast, IndexSet, Member, Plan, Predictor, ProcessId,
-    Profile, Profiles, TaskForecast, TaskId, Topology, Units,
+    Profile, Profiles, TaskForecast, TaskId, Topology, Units, View,
 };
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statstack::StackModel;
 
 /// See the module's documentation.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Yardstick {
+pub struct ReferencePredictor {
     /// What a miss of the last level adds where a task has no stall curve: latency beyond a hit, over how many misses
     /// overlap.
     pub miss_penalty_cycles: f64,
@@ -36,8 +36,9 @@ pub struct Yardstick {
 /// Steps of the fixed point; each halves what is left of the difference.
 const STEPS: usize = 80;
 
-impl Predictor for Yardstick {
-    fn forecast(&self, topology: &Topology, profiles: &Profiles, under: &Plan) -> Forecast {
+impl Predictor for ReferencePredictor {
+    fn forecast(&self, view: &View<'_>, under: &Plan) -> Forecast {
+        let (topology, profiles) = (view.topology, view.profiles);
         let tasks: Vec<TaskId> = profiles.keys().copied().collect();
         let known: BTreeMap<TaskId, Known<'_>> =
             profiles.iter().filter_map(|(&task, profile)| Some((task, Known::of(profile, topology)?))).collect();
@@ -54,7 +55,7 @@ impl Predictor for Yardstick {
                 None => forecast.unknown.push(task),
                 Some(own) => {
                     if let Some(cache) = presence.cache_of(topology, task) {
-                        self.say(task, own, cache, &presence, &known, under, &mut said);
+                        self.say(task, own, cache, &presence, &known, view, under, &mut said);
                     }
                 }
             }
@@ -67,7 +68,7 @@ impl Predictor for Yardstick {
     }
 }
 
-impl Yardstick {
+impl ReferencePredictor {
     #[allow(clippy::too_many_arguments)]
     fn say(
         &self,
@@ -76,15 +77,16 @@ impl Yardstick {
         cache: &Cache,
         presence: &Presence,
         known: &BTreeMap<TaskId, Known<'_>>,
+        view: &View<'_>,
         under: &Plan,
         said: &mut TaskForecast,
     ) {
         let Some(size) = cache.size_bytes else { return };
-        let mine = units(task, own.profile.process, cache, under);
+        let Some(mine) = units(task, own.profile.process, cache, view, under) else { return };
         let mut sharers: Vec<(&Known<'_>, f64)> = vec![(own, 1.0)];
         for (&other, &meets) in presence.meets.get(&task).into_iter().flatten() {
             let Some(profile) = known.get(&other) else { return };
-            let theirs = units(other, profile.profile.process, cache, under);
+            let Some(theirs) = units(other, profile.profile.process, cache, view, under) else { return };
             let competes = meets * theirs.overlap(&mine);
             if competes > 0.0 {
                 sharers.push((profile, competes));
@@ -149,11 +151,11 @@ struct Known<'a> {
 
 impl<'a> Known<'a> {
     fn of(profile: &'a Profile, topology: &Topology) -> Option<Self> {
-        let instr_per_cycle = profile.solo_instr_per_cycle?.value;
+        let instr_per_cycle = profile.rates.solo_instr_per_cycle?.value;
         if !(instr_per_cycle.is_finite() && instr_per_cycle > 0.0) {
             return None;
         }
-        let given = profile.misses_per_kilo_instr.clone().filter(|curve| !curve.is_empty());
+        let given = profile.misses_per_kilo_instr().cloned().filter(|curve| !curve.is_empty());
         let curve = given.or_else(|| curve_of_reuses(profile, topology))?;
         Some(Known { profile, curve, solo_cycles_per_instr: 1.0 / instr_per_cycle })
     }
@@ -164,15 +166,15 @@ impl<'a> Known<'a> {
 
     /// Stalled cycles per thousand instructions, where they were measured.
     fn stalls(&self, bytes: f64) -> Option<f64> {
-        let curve = self.profile.stalls_per_kilo_instr.as_deref().filter(|curve| !curve.is_empty())?;
+        let curve = self.profile.stalls_per_kilo_instr().filter(|curve| !curve.is_empty())?;
         Some(at(curve, bytes).value)
     }
 }
 
 /// StatStack's curve over a grid of sizes up to the largest cache.
 fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, Estimate)>> {
-    let reuse = ReuseTimes::from_profile(profile.reuse_times.as_deref()?)?;
-    let refs = profile.llc_refs_per_mega_instr?;
+    let reuse = ReuseTimes::from_profile(profile.reuse_times()?)?;
+    let refs = profile.rates.llc_refs_per_mega_instr?.estimate();
     let model = StackModel::new(&reuse)?;
     let largest = topology.caches.iter().filter_map(|cache| cache.size_bytes).max()?;
     let line = topology.caches.iter().rev().find_map(|cache| cache.line_bytes).unwrap_or(64);
@@ -214,7 +216,9 @@ impl MayFill {
     }
 }
 
-fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, under: &Plan) -> MayFill {
+/// Units of `cache` that the plan lets a task fill; `None` where nobody can say, as the machine does not tell how many
+/// there are.
+fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_>, under: &Plan) -> Option<MayFill> {
     let is_member = |member: &Member| match member {
         Member::Task(id) => *id == task,
         Member::Process(id) => process == Some(*id),
@@ -224,17 +228,12 @@ fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, under: &Plan) 
         let here = share.cache == cache.id || matches!(share.units, Units::Colours { .. });
         here && share.members.iter().any(is_member)
     };
-    let Some(share) = under.shares.iter().find(holds) else { return MayFill(None) };
+    let Some(share) = under.shares.iter().find(holds) else { return Some(MayFill(None)) };
     match &share.units {
-        Units::Ways { mask } => MayFill(cache.ways.map(|ways| (mask.clone(), ways))),
+        Units::Ways { mask } => Some(MayFill(Some((mask.clone(), cache.ways?)))),
         Units::Colours { allowed, .. } => {
-            // The topology does not tell the number of colours: the shares of the plan do, rounded to a power of two.
-            let tops = under.shares.iter().filter_map(|share| match &share.units {
-                Units::Colours { allowed, .. } => allowed.iter().last(),
-                Units::Ways { .. } => None,
-            });
-            let colours = (tops.max().unwrap_or(0) + 1).next_power_of_two();
-            MayFill(Some((allowed.clone(), colours)))
+            let colors = view.capabilities.colors_of(cache.id).or_else(|| view.capabilities.colors_of(share.cache))?;
+            Some(MayFill(Some((allowed.clone(), colors))))
         }
     }
 }
@@ -355,7 +354,7 @@ fn miss_ratios(
         let rates = profiles.keys().filter(on_it).map(|task| {
             let said = forecast.tasks.get(task)?;
             let speed = said.instr_per_cycle?.value * said.cpu_share?.value;
-            let (misses, refs) = (said.misses_per_kilo_instr?, profiles[task].llc_refs_per_mega_instr?);
+            let (misses, refs) = (said.misses_per_kilo_instr?, profiles[task].rates.llc_refs_per_mega_instr?);
             Some([misses.value, misses.low, misses.high, refs.value / 1000.0].map(|rate| rate * speed))
         });
         let Some(rates) = rates.collect::<Option<Vec<[f64; 4]>>>() else { continue };

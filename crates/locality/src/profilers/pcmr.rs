@@ -15,32 +15,16 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Estimate, Event, Evidence, Level, Observation, ProbeId, Profiler, Profiles, RowInterval, TaskId};
+use cachemate_core::{
+    Estimate, Event, Evidence, EvidenceKind, Fact, FactSource, Level, Observation, ProbeId, Profiler, Profiles,
+    RowInterval, RowParameters, TaskId,
+};
 
 use super::PerTask;
 
-/// CASC's figures, and the run's scale for all of them.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct RowParameters {
-    /// Shorter intervals are cold starts.
-    pub shortest_interval_ns: f64,
-    /// MIN_RUNLENGTH: what has to be collected of each row, and of each newcomer.
-    pub least_total_ns: f64,
-    /// Both times are multiplied by this.
-    pub scale: f64,
-    /// Takes the members' own counts where the machine has them.
-    pub own_counts: bool,
-}
-
-impl Default for RowParameters {
-    fn default() -> Self {
-        RowParameters { shortest_interval_ns: 200_000.0, least_total_ns: 2_000_000.0, scale: 1.0, own_counts: false }
-    }
-}
-
 /// Fills `pcmr`: misses per 100 references.
 #[derive(Clone, Debug)]
-pub struct RowProfiler {
+pub struct PcmrProfiler {
     level: Level,
     parameters: RowParameters,
     /// By members, in order of id; of the probe that measured them last.
@@ -48,6 +32,8 @@ pub struct RowProfiler {
     newcomers: PerTask<Weighted>,
     own: PerTask<Own>,
     phases: BTreeMap<TaskId, u32>,
+    /// The present one.
+    window: u64,
 }
 
 /// Mean and variance weighted by length.
@@ -78,9 +64,10 @@ impl Weighted {
     }
 }
 
-fn estimate(value: f64, variance: f64) -> Estimate {
+fn rate_fact(value: f64, variance: f64, window: u64) -> Fact<f64> {
     let error = 2.0 * variance.max(0.0).sqrt();
-    Estimate { value, low: value - error, high: value + error }
+    let estimate = Estimate { value, low: value - error, high: value + error };
+    Fact::measured(estimate, FactSource::CoRunRows, window)
 }
 
 /// A member's own counts.
@@ -92,16 +79,17 @@ struct Own {
     ratios: Weighted,
 }
 
-impl RowProfiler {
+impl PcmrProfiler {
     /// Of the shared cache of this level.
     pub fn new(level: Level, parameters: RowParameters) -> Self {
-        RowProfiler {
+        PcmrProfiler {
             level,
             parameters,
             rows: BTreeMap::new(),
             newcomers: PerTask::default(),
             own: PerTask::default(),
             phases: BTreeMap::new(),
+            window: 0,
         }
     }
 
@@ -118,9 +106,11 @@ impl RowProfiler {
     fn forget_old_rows(&mut self, profiles: &Profiles) {
         let phases = &self.phases;
         self.rows.retain(|members, _| {
-            members.iter().all(|task| profiles.get(task).map(|profile| profile.phase) == phases.get(task).copied())
+            members
+                .iter()
+                .all(|task| profiles.get(task).map(|profile| profile.phase_number) == phases.get(task).copied())
         });
-        self.phases = profiles.iter().map(|(&task, profile)| (task, profile.phase)).collect();
+        self.phases = profiles.iter().map(|(&task, profile)| (task, profile.phase_number)).collect();
     }
 
     /// False where the machine did not count every member by itself.
@@ -142,7 +132,8 @@ impl RowProfiler {
                 own.ratios.add(100.0 * misses / references, ns);
             }
             if own.ratios.ns >= enough {
-                profile.pcmr = Some(estimate(100.0 * own.misses / own.references, own.ratios.variance()));
+                let rate = 100.0 * own.misses / own.references;
+                profile.rates.pcmr = Some(rate_fact(rate, own.ratios.variance(), self.window));
             }
         }
         true
@@ -156,8 +147,9 @@ impl RowProfiler {
         let mut members = interval.tasks.clone();
         members.sort_unstable();
         members.dedup();
-        let known: Vec<f64> = members.iter().filter_map(|task| Some(profiles.get(task)?.pcmr?.value)).collect();
-        let newcomer = members.iter().find(|task| profiles.get(task).is_some_and(|profile| profile.pcmr.is_none()));
+        let known: Vec<f64> = members.iter().filter_map(|task| Some(profiles.get(task)?.rates.pcmr?.value)).collect();
+        let newcomer =
+            members.iter().find(|task| profiles.get(task).is_some_and(|profile| profile.rates.pcmr.is_none()));
         match newcomer {
             Some(&newcomer) if known.len() + 1 == members.len() && !known.is_empty() => {
                 let value = members.len() as f64 * rate - known.iter().sum::<f64>();
@@ -165,7 +157,7 @@ impl RowProfiler {
                 if let Some((sum, profile)) = self.newcomers.of(newcomer, profiles) {
                     sum.add(value, ns);
                     if sum.ns >= enough {
-                        profile.pcmr = Some(estimate(sum.mean(), sum.variance()));
+                        profile.rates.pcmr = Some(rate_fact(sum.mean(), sum.variance(), self.window));
                     }
                 }
             }
@@ -194,10 +186,11 @@ impl RowProfiler {
                     all.iter().filter(|task| *task != left_out).copied().collect()
                 };
                 let rows: Option<Vec<&(ProbeId, Weighted)>> = all.iter().map(|task| row(&without(task))).collect();
-                let unknown = all.iter().any(|task| profiles.get(task).is_some_and(|profile| profile.pcmr.is_none()));
+                let unknown =
+                    all.iter().any(|task| profiles.get(task).is_some_and(|profile| profile.rates.pcmr.is_none()));
                 let Some(rows) = rows else { continue };
                 if unknown || rows.iter().all(|(probe, _)| Some(*probe) == last) {
-                    give_all(&all, &rows.iter().map(|(_, row)| row).collect::<Vec<_>>(), profiles);
+                    give_all(&all, &rows.iter().map(|(_, row)| row).collect::<Vec<_>>(), self.window, profiles);
                 }
             }
         }
@@ -205,20 +198,27 @@ impl RowProfiler {
 }
 
 /// The closed form: `rows[i]` is the group without `all[i]`.
-fn give_all(all: &[TaskId], rows: &[&Weighted], profiles: &mut Profiles) {
+fn give_all(all: &[TaskId], rows: &[&Weighted], window: u64, profiles: &mut Profiles) {
     let n = (all.len() - 1) as f64;
     let rates: f64 = rows.iter().map(|row| row.mean()).sum();
     let variances: f64 = rows.iter().map(|row| row.variance()).sum();
     for (task, row) in all.iter().zip(rows) {
         if let Some(profile) = profiles.get_mut(task) {
             let variance = variances + ((n - 1.0) * (n - 1.0) - 1.0) * row.variance();
-            profile.pcmr = Some(estimate(rates - n * row.mean(), variance));
+            profile.rates.pcmr = Some(rate_fact(rates - n * row.mean(), variance, window));
         }
     }
 }
 
-impl Profiler for RowProfiler {
+impl Profiler for PcmrProfiler {
+    fn name(&self) -> &'static str {
+        "co-run rows (PCMR)"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::CoRunRows]
+    }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        self.window = seen.window;
         self.newcomers.follow(seen, profiles);
         self.own.follow(seen, profiles);
         self.forget_old_rows(profiles);
@@ -237,7 +237,7 @@ impl Profiler for RowProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{CacheId, Profile};
+    use cachemate_core::{CacheId, Profile, Rates};
 
     const LLC: Level = Level::L2;
 
@@ -270,12 +270,12 @@ mod tests {
     /// Does the initial measurement give back the true PCMRs, cold starts dropped?
     #[test]
     fn rows_that_leave_one_out_give_all_pcmrs() {
-        let (mut profiler, mut profiles) = (RowProfiler::new(LLC, RowParameters::default()), Profiles::new());
+        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, RowParameters::default()), Profiles::new());
         profiler.update(&seen(&[0, 1, 2, 3, 4], initial(1_500_000)), &mut profiles);
-        assert!(profiles.values().all(|profile| profile.pcmr.is_none()), "1.5 ms of each row are not enough");
+        assert!(profiles.values().all(|profile| profile.rates.pcmr.is_none()), "1.5 ms of each row are not enough");
         profiler.update(&seen(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
         for (profile, truth) in profiles.values().zip(PCMR) {
-            assert!((profile.pcmr.unwrap().value - truth).abs() < 1e-3, "{:?}, true {truth}", profile.pcmr);
+            assert!((profile.rates.pcmr.unwrap().value - truth).abs() < 1e-3, "{:?}, true {truth}", profile.rates.pcmr);
         }
     }
 
@@ -283,42 +283,45 @@ mod tests {
     #[test]
     fn the_scale_applies_to_both_times() {
         let parameters = RowParameters { scale: 0.001, ..RowParameters::default() };
-        let (mut profiler, mut profiles) = (RowProfiler::new(LLC, parameters), Profiles::new());
+        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, parameters), Profiles::new());
         let mut rows = initial(2_100);
         rows.iter_mut().step_by(2).for_each(|cold| cold.span.elapsed_ns = 150);
         profiler.update(&seen(&[0, 1, 2, 3, 4], rows), &mut profiles);
-        assert!((profiles[&TaskId(4)].pcmr.unwrap().value - 30.0).abs() < 1e-3);
+        assert!((profiles[&TaskId(4)].rates.pcmr.unwrap().value - 30.0).abs() < 1e-3);
     }
 
     /// Does a newcomer get its PCMR from groups whose other members are known, weighted by length?
     #[test]
     fn a_newcomer_is_measured_beside_known_peers() {
-        let (mut profiler, mut profiles) = (RowProfiler::new(LLC, RowParameters::default()), Profiles::new());
+        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, RowParameters::default()), Profiles::new());
         for (task, pcmr) in [(0, 4.0), (1, 10.0)] {
-            profiles.insert(TaskId(task), Profile { pcmr: Some(Estimate::exact(pcmr)), ..Profile::default() });
+            profiles.insert(
+                TaskId(task),
+                Profile::default().with_rates(Rates { pcmr: Some(Fact::oracle(pcmr)), ..Rates::default() }),
+            );
         }
         // True value 20: (4 + 20) / 2 = 12; (10 + 20) / 2 = 15, with 16 in the second half of the time.
         let rows = vec![interval(&[0, 2], 1_000_000, 12.0), interval(&[1, 2], 1_000_000, 16.0)];
         profiler.update(&seen(&[0, 1, 2], rows), &mut profiles);
-        let pcmr = profiles[&TaskId(2)].pcmr.unwrap();
+        let pcmr = profiles[&TaskId(2)].rates.pcmr.unwrap().estimate();
         assert!((pcmr.value - 21.0).abs() < 1e-3 && pcmr.low < 20.0 && pcmr.high > 22.0, "{pcmr:?}");
-        assert_eq!(profiles[&TaskId(0)].pcmr, Some(Estimate::exact(4.0)));
+        assert_eq!(profiles[&TaskId(0)].rates.pcmr, Some(Fact::oracle(4.0)));
     }
 
     /// Is what was measured of a task in an older phase left out of the new one?
     #[test]
     fn rows_of_an_older_phase_are_forgotten() {
-        let (mut profiler, mut profiles) = (RowProfiler::new(LLC, RowParameters::default()), Profiles::new());
+        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, RowParameters::default()), Profiles::new());
         profiler.update(&seen(&[0, 1, 2, 3, 4], initial(1_500_000)), &mut profiles);
-        profiles.get_mut(&TaskId(3)).unwrap().phase = 1;
+        profiles.get_mut(&TaskId(3)).unwrap().phase_number = 1;
         profiler.update(&seen(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
-        assert!(profiles.values().all(|profile| profile.pcmr.is_none()));
+        assert!(profiles.values().all(|profile| profile.rates.pcmr.is_none()));
     }
 
     /// Does a later probe of the same rows replace what the earlier one found?
     #[test]
     fn measuring_again_replaces_the_estimate() {
-        let (mut profiler, mut profiles) = (RowProfiler::new(LLC, RowParameters::default()), Profiles::new());
+        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, RowParameters::default()), Profiles::new());
         profiler.update(&seen(&[0, 1, 2, 3, 4], initial(2_100_000)), &mut profiles);
         let mut again = initial(2_100_000);
         for interval in &mut again {
@@ -327,7 +330,10 @@ mod tests {
         let mut seen = seen(&[0, 1, 2, 3, 4], again);
         seen.answers[0].probe = ProbeId(9);
         profiler.update(&seen, &mut profiles);
-        assert!(profiles.values().all(|profile| (profile.pcmr.unwrap().value - 50.0).abs() < 1e-9), "{profiles:?}");
+        assert!(
+            profiles.values().all(|profile| (profile.rates.pcmr.unwrap().value - 50.0).abs() < 1e-9),
+            "{profiles:?}"
+        );
     }
 
     /// Do members' own counts give their miss rates though the greedy one makes few references, where solving the
@@ -351,9 +357,9 @@ mod tests {
         let rows = vec![row([1, 2]), row([0, 2]), row([0, 1])];
         let found = |own_counts: bool| {
             let parameters = RowParameters { own_counts, ..RowParameters::default() };
-            let (mut profiler, mut profiles) = (RowProfiler::new(LLC, parameters), Profiles::new());
+            let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, parameters), Profiles::new());
             profiler.update(&seen(&[0, 1, 2], rows.clone()), &mut profiles);
-            profiles[&TaskId(2)].pcmr.unwrap().value
+            profiles[&TaskId(2)].rates.pcmr.unwrap().value
         };
         assert!((found(true) - 60.0).abs() < 1e-9 && found(false) < 20.0, "{} {}", found(true), found(false));
     }
@@ -369,9 +375,9 @@ mod tests {
         let (n, noisy) = (8.0f64, row(1.0));
         let tasks: Vec<TaskId> = (0..9).map(TaskId).collect();
         let mut profiles: Profiles = tasks.iter().map(|&task| (task, Profile::default())).collect();
-        give_all(&tasks, &[&noisy; 9], &mut profiles);
-        let pcmr = profiles[&TaskId(0)].pcmr.unwrap();
-        let amplified = 0.5 * (pcmr.high - pcmr.value) / noisy.variance().sqrt();
+        give_all(&tasks, &[&noisy; 9], 0, &mut profiles);
+        let pcmr = profiles[&TaskId(0)].rates.pcmr.unwrap();
+        let amplified = 0.5 * (pcmr.estimate().high - pcmr.value) / noisy.variance().sqrt();
         assert!((amplified - ((n - 1.0) * (n - 1.0) + n).sqrt()).abs() < 1e-9, "{amplified}");
     }
 }

@@ -1,0 +1,155 @@
+//! One thing known of a task: its value, how sure it is, who measured it, and when.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Estimate;
+
+/// What a fact rests on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FactSource {
+    /// Event counters of the task's own runs.
+    Counters,
+    /// Stall counters at the sizes that the task has held.
+    StallCounters,
+    /// Counters of the shared cache while known sets of tasks ran together (CASC).
+    CoRunRows,
+    /// A trace of misses of the first level (RapidMRC).
+    MissTrace,
+    /// Sampled accesses with their data addresses (thread clustering).
+    AccessSamples,
+    /// Watched locations (StatCache, StatStack).
+    ReuseSamples,
+    /// Accesses and misses per super set (activity vectors).
+    SuperSets,
+    /// Prime, wait and reload beside the task (Prime+Probe).
+    PrimeProbe,
+    /// A calibrated neighbor beside the task.
+    Neighbor,
+    /// Phase detection.
+    PhaseDetector,
+    /// A profile that was recorded earlier and recognized.
+    StoredProfile,
+    /// An exact analysis of a recorded trace.
+    ExactTrace,
+    /// The simulator's own truth; only experiments have it.
+    Oracle,
+}
+
+/// A value with its interval, its source and its age.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Fact<T> {
+    /// In the unit of the field's name.
+    pub value: T,
+    /// The interval in which the value is believed to lie (two standard errors either way, unless the source says
+    /// otherwise); `None` where the value carries its own intervals, as a curve's points do, or nobody knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Interval>,
+    /// Who measured it.
+    pub source: FactSource,
+    /// The window in which it was last measured.
+    pub window: u64,
+}
+
+/// Ends of an interval, both included.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Interval {
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+impl<T> Fact<T> {
+    /// A value without an interval of its own.
+    pub fn new(value: T, source: FactSource, window: u64) -> Self {
+        Fact { value, error: None, source, window }
+    }
+}
+
+impl Fact<f64> {
+    /// A number with its interval.
+    pub fn measured(estimate: Estimate, source: FactSource, window: u64) -> Self {
+        let error = Some(Interval { low: estimate.low, high: estimate.high });
+        Fact { value: estimate.value, error, source, window }
+    }
+
+    /// Known without doubt, before anything ran.
+    pub fn oracle(value: f64) -> Self {
+        Fact::measured(Estimate::exact(value), FactSource::Oracle, 0)
+    }
+
+    /// The number with its interval; without one, without doubt.
+    pub fn estimate(&self) -> Estimate {
+        let ends = self.error.unwrap_or(Interval { low: self.value, high: self.value });
+        Estimate { value: self.value, low: ends.low, high: ends.high }
+    }
+}
+
+/// A fact's name, source and window, for listings.
+pub type Provenance = (&'static str, FactSource, u64);
+
+/// A field that holds facts, or a group of such fields.
+pub trait Facts {
+    /// Takes over what is known there and absent here.
+    fn fill(&mut self, from: &Self);
+    /// Adds each fact's provenance under the field's name.
+    fn list(&self, name: &'static str, into: &mut Vec<Provenance>);
+    /// Says of every fact in what window it was measured, and from what source.
+    fn restamp(&mut self, source: FactSource, window: u64);
+}
+
+impl<T: Clone> Facts for Option<Fact<T>> {
+    fn fill(&mut self, from: &Self) {
+        if self.is_none() {
+            self.clone_from(from);
+        }
+    }
+    fn list(&self, name: &'static str, into: &mut Vec<Provenance>) {
+        into.extend(self.iter().map(|fact| (name, fact.source, fact.window)));
+    }
+    fn restamp(&mut self, source: FactSource, window: u64) {
+        if let Some(fact) = self {
+            (fact.source, fact.window) = (source, window);
+        }
+    }
+}
+
+impl<K: Ord + Clone, T: Clone> Facts for BTreeMap<K, Fact<T>> {
+    fn fill(&mut self, from: &Self) {
+        for (key, fact) in from {
+            self.entry(key.clone()).or_insert_with(|| fact.clone());
+        }
+    }
+    fn list(&self, name: &'static str, into: &mut Vec<Provenance>) {
+        into.extend(self.values().map(|fact| (name, fact.source, fact.window)));
+    }
+    fn restamp(&mut self, source: FactSource, window: u64) {
+        self.values_mut().for_each(|fact| (fact.source, fact.window) = (source, window));
+    }
+}
+
+/// Declares a group of facts; every field implements [`Facts`], and the group does by them.
+macro_rules! facts {
+    ($(#[$doc:meta])* pub struct $group:ident { $($(#[$field_doc:meta])* pub $field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Debug, Default, serde::Serialize, serde::Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $group { $($(#[$field_doc])* pub $field: $type,)* }
+
+        impl $crate::Facts for $group {
+            fn fill(&mut self, from: &Self) {
+                $($crate::Facts::fill(&mut self.$field, &from.$field);)*
+            }
+            fn list(&self, _: &'static str, into: &mut Vec<$crate::Provenance>) {
+                $($crate::Facts::list(&self.$field, stringify!($field), into);)*
+            }
+            fn restamp(&mut self, source: $crate::FactSource, window: u64) {
+                $($crate::Facts::restamp(&mut self.$field, source, window);)*
+            }
+        }
+    };
+}
+pub(crate) use facts;

@@ -1,0 +1,226 @@
+//! What stands between a machine and a plan, as data: a run log's header has it, so that a replay builds the same.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Level, Profile, Window};
+
+/// Everything from which a pipeline is built, besides the machine's topology and capabilities.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PipelineConfig {
+    /// Who decides.
+    pub policy: PolicyConfig,
+    /// What takes a decision back that made things worse; `None` = nothing does.
+    pub guard: Option<GuardConfig>,
+    /// What turns observations into profiles, in order.
+    pub profilers: Vec<ProfilerConfig>,
+    /// What scores every plan.
+    pub predictor: PredictorConfig,
+    /// Until the policy's first plan.
+    pub first_window: Window,
+}
+
+/// A policy of the registry.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyConfig {
+    /// Its name in the registry.
+    pub name: String,
+    /// Its own parameters as given (TOML); empty = all defaults.
+    pub parameters: String,
+    /// For what it draws.
+    pub seed: u64,
+}
+
+/// What is made of several programs' speeds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// The mean of the logarithms of the speeds, weighted by priority: a doubling makes up for a halving.
+    #[default]
+    MeanLogSpeed,
+    /// The program that lost most.
+    WorstProcess,
+}
+
+/// The roll-back guard's settings.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuardConfig {
+    /// Windows before and after a change that are compared; 2 or more.
+    pub windows: u32,
+    /// A loss below this share is no reason to go back.
+    pub loss_at_least: f64,
+    /// How long a plan that failed stays out, the first time.
+    pub keep_out_windows: u32,
+    /// What is made of several programs' speeds.
+    #[serde(default)]
+    pub objective: Objective,
+}
+
+impl Default for GuardConfig {
+    fn default() -> Self {
+        GuardConfig { windows: 5, loss_at_least: 0.03, keep_out_windows: 60, objective: Objective::default() }
+    }
+}
+
+/// The reference predictor's settings.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PredictorConfig {
+    /// What a miss of the last level adds to a task that has no curve of stalls.
+    pub miss_penalty_cycles: f64,
+    /// Where that number comes from: the machine file, or a measurement with its figures.
+    pub miss_penalty_from: String,
+}
+
+/// One profiler with its settings.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "profiler", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum ProfilerConfig {
+    /// Phase changes; first, as it drops the evidence of the phase before.
+    Phases {
+        /// Of the contended cache.
+        level: Level,
+        /// Detection.
+        parameters: PhaseParameters,
+        /// Instructions that make one interval.
+        interval_instructions: f64,
+    },
+    /// Running averages of counters.
+    Counters {
+        /// Of the contended cache.
+        level: Level,
+        /// A reading counts once it covers so many.
+        at_least_instructions: f64,
+    },
+    /// Partial-cache miss rates from sets of tasks that ran together (CASC).
+    CoRunRows {
+        /// Of the contended cache.
+        level: Level,
+        /// What counts.
+        parameters: RowParameters,
+    },
+    /// Shared regions from samples of accesses (TC).
+    Sharing {
+        /// Counters and regions.
+        parameters: ShMapParameters,
+        /// One filter for all processes, by physical line.
+        across_processes: bool,
+    },
+    /// Activity vectors (AV).
+    Activity,
+    /// Slowdowns of and by a calibrated neighbor.
+    CoRunSlowdown,
+    /// Evicted lines.
+    PrimeProbe,
+    /// Curves from traces of misses (RapidMRC).
+    MissTrace {
+        /// The traced cache.
+        cache: TracedCache,
+        /// The thesis' own settings instead of the survival curve.
+        #[serde(default)]
+        as_in_the_thesis: bool,
+    },
+    /// Curves and histograms from watched locations.
+    Reuse {
+        /// Of the contended cache.
+        level: Level,
+        /// Replacement of that cache.
+        replacement: ReplacementModel,
+        /// Unit of reuse.
+        line_bytes: u64,
+        /// Sizes of the curve's points.
+        sizes_bytes: Vec<u64>,
+        /// Watch points see fetches of code as well.
+        of_code_too: bool,
+    },
+    /// Curves of stalls from counters at the sizes held.
+    Stalls {
+        /// Of the contended cache.
+        cache: TracedCache,
+    },
+    /// Profiles that experiments know beforehand, in order of the tasks' arrival.
+    Oracle {
+        /// One for each of the first tasks.
+        profiles: Vec<Profile>,
+    },
+    /// Profiles recorded earlier and recognized; last, as it fills only what nothing measured.
+    Stored,
+}
+
+/// Phase detection (thesis 5.6.2).
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PhaseParameters {
+    /// w: intervals that the present one is compared with (their mean).
+    pub history: usize,
+    /// A larger difference is a phase change; in the signal's unit.
+    pub threshold: f64,
+    /// A transition begins and ends at this share of the threshold.
+    pub edge_share: f64,
+}
+
+impl Default for PhaseParameters {
+    fn default() -> Self {
+        PhaseParameters { history: 3, threshold: 3.0, edge_share: 0.5 }
+    }
+}
+
+/// CASC's figures (CASC 4.2), and the run's scale for all of them.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RowParameters {
+    /// Shorter intervals are cold starts.
+    pub shortest_interval_ns: f64,
+    /// MIN_RUNLENGTH: what has to be collected of each row, and of each newcomer.
+    pub least_total_ns: f64,
+    /// Both times are multiplied by this.
+    pub scale: f64,
+    /// Takes the members' own counts where the machine has them.
+    pub own_counts: bool,
+}
+
+impl Default for RowParameters {
+    fn default() -> Self {
+        RowParameters { shortest_interval_ns: 200_000.0, least_total_ns: 2_000_000.0, scale: 1.0, own_counts: false }
+    }
+}
+
+/// Shared-region counters (TC 4.3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ShMapParameters {
+    /// Counters per thread and entries of the filter.
+    pub entries: usize,
+    /// Unit of sharing; the line size avoids false sharing.
+    pub region_bytes: u64,
+}
+
+impl Default for ShMapParameters {
+    fn default() -> Self {
+        ShMapParameters { entries: 256, region_bytes: 128 }
+    }
+}
+
+/// The cache that curves are of, and how it is divided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TracedCache {
+    /// Which.
+    pub level: Level,
+    /// All of it.
+    pub size_bytes: u64,
+    /// Page colors; 1 where pages cannot be placed.
+    pub colors: u32,
+    /// Associativity.
+    pub ways: u32,
+    /// The curve has a point for each of so many equal parts.
+    pub points: u32,
+}
+
+/// Replacement, as models of reuse take it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReplacementModel {
+    /// Least recently used (StatStack).
+    Lru,
+    /// Random (StatCache).
+    Random,
+}

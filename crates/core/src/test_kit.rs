@@ -1,0 +1,137 @@
+//! Builders for tests: machines, abilities, observations and views, with as little said as possible.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    Ability, Applied, Cache, CacheId, Capabilities, Cpu, CpuId, Forecast, Level, Machine, MachineError, Observation,
+    Partition, Plan, Predictor, ProcessId, Profiles, Span, Support, TaskId, TaskSeen, Topology, View, Window,
+    WindowEnd,
+};
+
+/// So many online CPUs, each a core of its own in one package, without caches.
+pub fn topology(cpus: u32) -> Topology {
+    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    Topology { cpus: (0..cpus).map(cpu).collect(), caches: Vec::new() }
+}
+
+/// `caches` last-level caches of `cpus_each` CPUs, 16 ways and lines of 64 bytes.
+pub fn last_level_caches(caches: u32, cpus_each: u32, level: Level, size_bytes: u64) -> Topology {
+    let cache = |id: u32| Cache {
+        id: CacheId(id),
+        level,
+        cpus: (id * cpus_each..(id + 1) * cpus_each).collect(),
+        last_level: true,
+        size_bytes: Some(size_bytes),
+        ways: Some(16),
+        line_bytes: Some(64),
+    };
+    Topology { caches: (0..caches).map(cache).collect(), ..topology(caches * cpus_each) }
+}
+
+/// A machine that can do what is named, and divides no cache.
+pub fn capabilities(can: &[Ability]) -> Capabilities {
+    Capabilities {
+        abilities: can.iter().map(|&ability| (ability, Support::Yes { note: None })).collect(),
+        partitions: Vec::new(),
+        shortest_window_ns: 1,
+        shortest_slice_ns: None,
+    }
+}
+
+impl Capabilities {
+    /// With a cache that can be divided.
+    #[must_use]
+    pub fn dividing(mut self, cache: CacheId, partition: Partition) -> Self {
+        self.partitions.push((cache, partition));
+        self
+    }
+}
+
+/// A window of one second in which so many tasks, each a process of its own, were there.
+pub fn observation(window: u64, tasks: u32) -> Observation {
+    Observation {
+        window,
+        span: Span { start_ns: window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
+        ended: WindowEnd::Elapsed,
+        tasks: (0..tasks).map(|id| TaskSeen::new(TaskId(id), ProcessId(id))).collect(),
+        places: Vec::new(),
+        answers: Vec::new(),
+        in_force: Applied::default(),
+    }
+}
+
+/// Expects nothing.
+pub struct NoForecast;
+
+impl Predictor for NoForecast {
+    fn forecast(&self, _: &View<'_>, _: &Plan) -> Forecast {
+        Forecast::default()
+    }
+}
+
+/// A machine that observes what a script says and does as told.
+pub struct Scripted {
+    /// The machine.
+    pub topology: Topology,
+    /// What can be had from it.
+    pub capabilities: Capabilities,
+    windows: std::vec::IntoIter<Observation>,
+    in_force: Applied,
+}
+
+impl Scripted {
+    /// Lives through these windows once.
+    pub fn new(topology: Topology, capabilities: Capabilities, windows: Vec<Observation>) -> Self {
+        Scripted { topology, capabilities, windows: windows.into_iter(), in_force: Applied::default() }
+    }
+}
+
+impl Machine for Scripted {
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
+        Ok(self.windows.next().map(|seen| Observation { in_force: self.in_force.clone(), ..seen }))
+    }
+    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
+        self.in_force = Applied { allowed: plan.allowed.clone(), gangs: plan.gangs.clone(), ..Applied::default() };
+        Ok(self.in_force.clone())
+    }
+}
+
+/// Everything that a view borrows.
+pub struct Bench {
+    /// The machine.
+    pub topology: Topology,
+    /// What can be had from it.
+    pub capabilities: Capabilities,
+    /// The last window.
+    pub seen: Observation,
+    /// What is known of its tasks.
+    pub profiles: Profiles,
+    /// The plan that held in it.
+    pub before: Plan,
+}
+
+impl Bench {
+    /// A first window with so many tasks of which nothing is known.
+    pub fn new(topology: Topology, capabilities: Capabilities, tasks: u32) -> Self {
+        let before = Plan::idle(Window::Time { ns: 1_000_000_000 });
+        Bench { topology, capabilities, seen: observation(0, tasks), profiles: BTreeMap::new(), before }
+    }
+
+    /// What a policy sees of it.
+    pub fn view<'a>(&'a self, predictor: &'a dyn Predictor) -> View<'a> {
+        View {
+            topology: &self.topology,
+            capabilities: &self.capabilities,
+            seen: &self.seen,
+            profiles: &self.profiles,
+            before: &self.before,
+            predictor,
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What a miss of the last level costs on this host: the reference predictor's penalty, measured and not assumed.
+//!
+//! Two chases of dependent loads: one over lines that the last level holds, one over lines that were pushed out of it.
+//! Their difference in time, over the time of a cycle, is the penalty. A cycle's time comes from the kernel's clock rate
+//! where it tells one, else from a chain of dependent multiplications, which take three cycles each on the processors of
+//! the last fifteen years (Agner Fog's instruction tables; Arm's optimization guides).
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use cachemate_core::{PredictorConfig, Topology};
+
+/// Lines of one chase; each is visited once a round.
+const CHASED_LINES: usize = 30_000;
+const LINE_BYTES: usize = 64;
+const ROUNDS: usize = 3;
+/// A larger cache is chased as if it had so much: the difference is one of latencies, not of sizes.
+const CACHE_BYTES_AT_MOST: u64 = 64 << 20;
+const MULTIPLICATIONS: u32 = 2_000_000;
+const MULTIPLY_CYCLES: f64 = 3.0;
+/// Where the topology tells no size: what servers of today have for a few cores.
+const UNKNOWN_CACHE_BYTES: u64 = 32 << 20;
+
+/// Measures for some tens of milliseconds on the calling thread's CPU.
+pub fn measure(topology: &Topology) -> PredictorConfig {
+    let size_bytes = topology.last_level_caches().find_map(|cache| cache.size_bytes).unwrap_or(UNKNOWN_CACHE_BYTES);
+    let lines = (size_bytes.clamp(1 << 20, CACHE_BYTES_AT_MOST) / LINE_BYTES as u64) as usize;
+    let mut chase = Chase::new(lines);
+    let (mut hits_ns, mut misses_ns): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        chase.push_out();
+        misses_ns.push(chase.load_ns());
+        hits_ns.push(chase.load_ns());
+    }
+    let (hit_ns, miss_ns) = (middle(hits_ns), middle(misses_ns));
+    let told = topology.cpus.iter().find_map(|cpu| cpu.hertz);
+    let cycle_ns = told.map_or_else(cycle_ns, |hertz| 1e9 / hertz as f64);
+    let penalty = ((miss_ns - hit_ns) / cycle_ns).max(1.0);
+    PredictorConfig {
+        miss_penalty_cycles: penalty,
+        miss_penalty_from: format!("measured: a miss {miss_ns:.0} ns, a hit {hit_ns:.0} ns, a cycle {cycle_ns:.2} ns"),
+    }
+}
+
+/// A cycle of links through some lines of a buffer, and room enough to push them out of the cache.
+struct Chase {
+    /// Three times the cache, in words; a link is the place of the next one.
+    words: Vec<usize>,
+    lines: usize,
+    first: usize,
+    steps: usize,
+}
+
+const WORDS_A_LINE: usize = LINE_BYTES / std::mem::size_of::<usize>();
+
+impl Chase {
+    /// Links lie in the first third, which is as large as the cache.
+    fn new(lines: usize) -> Self {
+        let mut words = vec![0usize; 3 * lines * WORDS_A_LINE];
+        let steps = CHASED_LINES.min(lines);
+        let mut order: Vec<usize> = (0..steps).map(|at| at * (lines / steps)).collect();
+        // Any order that no prefetcher follows will do: a multiplicative generator shuffles.
+        let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+        for at in (1..order.len()).rev() {
+            state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+            order.swap(at, (state >> 33) as usize % (at + 1));
+        }
+        for pair in 0..order.len() {
+            words[order[pair] * WORDS_A_LINE] = order[(pair + 1) % order.len()] * WORDS_A_LINE;
+        }
+        Chase { words, lines, first: order[0] * WORDS_A_LINE, steps }
+    }
+
+    fn push_out(&mut self) {
+        let rest = self.lines * WORDS_A_LINE;
+        self.words[rest..].iter_mut().step_by(WORDS_A_LINE).for_each(|word| *word = word.wrapping_add(1));
+        black_box(&mut self.words);
+    }
+
+    fn load_ns(&self) -> f64 {
+        let start = Instant::now();
+        let at = (0..self.steps).fold(self.first, |at, _| self.words[at]);
+        black_box(at);
+        start.elapsed().as_nanos() as f64 / self.steps as f64
+    }
+}
+
+fn cycle_ns() -> f64 {
+    let factor = black_box(0x9E37_79B9_7F4A_7C15_u64);
+    let rounds: Vec<f64> = (0..ROUNDS)
+        .map(|_| {
+            let start = Instant::now();
+            black_box((0..MULTIPLICATIONS).fold(factor, |product, _| product.wrapping_mul(factor)));
+            start.elapsed().as_nanos() as f64 / f64::from(MULTIPLICATIONS) / MULTIPLY_CYCLES
+        })
+        .collect();
+    rounds.into_iter().fold(f64::INFINITY, f64::min).max(0.01)
+}
+
+fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::Level;
+    use cachemate_core::test_kit::last_level_caches;
+
+    /// Is every link of the chase visited once a round, so that no line is warm from the same round?
+    #[test]
+    fn a_round_visits_every_link_once() {
+        let chase = Chase::new(2 * CHASED_LINES);
+        let mut seen = std::collections::BTreeSet::new();
+        let last = (0..chase.steps).fold(chase.first, |at, _| {
+            assert!(seen.insert(at), "{at} twice");
+            chase.words[at]
+        });
+        assert_eq!((last, seen.len()), (chase.first, CHASED_LINES));
+    }
+
+    /// Is the penalty a positive number with the figures that it comes from?
+    #[test]
+    fn the_penalty_says_where_it_comes_from() {
+        let measured = measure(&last_level_caches(1, 1, Level::L3, 1 << 20));
+        assert!(measured.miss_penalty_cycles >= 1.0 && measured.miss_penalty_cycles.is_finite(), "{measured:?}");
+        assert!(measured.miss_penalty_from.starts_with("measured: a miss "), "{measured:?}");
+    }
+}

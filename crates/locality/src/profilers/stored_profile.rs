@@ -1,0 +1,72 @@
+//! Profiles recorded earlier and recognized: what is known of a task before anything was measured.
+//!
+//! What was measured in this run is better evidence, so a stored profile only fills facts that are absent. It is
+//! remembered and fills them again after a phase change has emptied them. Put this profiler last.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Evidence, EvidenceKind, FactSource, Facts, Observation, Profile, Profiler, Profiles, TaskId};
+
+use super::{evidence, keep_present};
+
+/// Fills whatever nothing has measured.
+#[derive(Clone, Debug, Default)]
+pub struct StoredProfileProfiler {
+    stored: BTreeMap<TaskId, Profile>,
+}
+
+impl Profiler for StoredProfileProfiler {
+    fn name(&self) -> &'static str {
+        "stored profiles"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::StoredProfiles]
+    }
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        keep_present(seen, profiles);
+        for evidence in evidence(seen) {
+            if let Evidence::Known { task, profile } = evidence {
+                let mut stored = profile.as_ref().clone();
+                stored.restamp(FactSource::StoredProfile, seen.window);
+                self.stored.insert(*task, stored);
+            }
+        }
+        self.stored.retain(|task, _| profiles.contains_key(task));
+        for (task, stored) in &self.stored {
+            if let Some(profile) = profiles.get_mut(task) {
+                profile.fill(stored);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic::*;
+    use super::*;
+    use cachemate_core::{Fact, Rates};
+
+    /// Does a stored profile fill what nothing measured, again after a phase change, and no more than that?
+    #[test]
+    fn a_stored_profile_fills_only_what_nothing_measured() {
+        let (mut profiler, mut profiles) = (StoredProfileProfiler::default(), Profiles::new());
+        let fact = |value, source| Some(Fact::new(value, source, 0));
+        let rates = |pcmr| Rates { pcmr: fact(pcmr, FactSource::CoRunRows), ..Rates::default() };
+        let mut stored = Profile { phase_number: 9, ..Profile::default().with_rates(rates(7.0)) };
+        stored.contention.intensity = fact(0.3, FactSource::PrimeProbe);
+        profiles.insert(TaskId(0), Profile::default().with_rates(rates(1.0)));
+        let mut seen = window(0, &[0, 1]);
+        seen.answers = vec![answer(0, Evidence::Known { task: TaskId(0), profile: Box::new(stored) })];
+        profiler.update(&seen, &mut profiles);
+        let profile = &profiles[&TaskId(0)];
+        assert_eq!((profile.rates.pcmr.unwrap().value, profile.phase_number), (1.0, 0));
+        assert_eq!(profile.contention.intensity, fact(0.3, FactSource::StoredProfile));
+        assert_eq!(profiles[&TaskId(1)], Profile::default());
+        profiles.insert(TaskId(0), Profile { phase_number: 1, ..Profile::default() });
+        profiler.update(&window(1, &[0, 1]), &mut profiles);
+        let profile = &profiles[&TaskId(0)];
+        assert_eq!((profile.rates.pcmr.unwrap().value, profile.phase_number), (7.0, 1));
+        profiler.update(&window(2, &[1]), &mut profiles);
+        assert!(!profiles.contains_key(&TaskId(0)));
+    }
+}

@@ -1,0 +1,106 @@
+//! Evidence that is asked for and cannot be had, said once and by name.
+
+use std::fmt;
+
+use cachemate_core::{Ability, Capabilities, EvidenceKind, Profiler, Support};
+use cachemate_policy::policies::{self, Needs};
+
+/// Somebody goes without some evidence on this machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Missing {
+    /// `policy 'casc'`, or `profiler 'counters'`.
+    pub who: String,
+    /// What it goes without; for a policy any one of these would serve.
+    pub evidence: Vec<EvidenceKind>,
+    /// The machine's own words.
+    pub why: String,
+    /// What would help, where the machine knows.
+    pub remedy: Option<String>,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.evidence.iter().map(|kind| words(*kind)).collect();
+        write!(out, "{} has no {} here: {}", self.who, names.join(" or "), self.why)?;
+        self.remedy.iter().try_for_each(|remedy| write!(out, " ({remedy})"))
+    }
+}
+
+/// What a policy and profilers ask for and a machine does not give. A policy may name several kinds of which one is
+/// enough. Profilers are named only if the policy could use what they make of it.
+pub fn missing_evidence(policy: &str, profilers: &[Box<dyn Profiler>], capabilities: &Capabilities) -> Vec<Missing> {
+    let needs: Needs = policies::needs(policy);
+    let refusal = |kind: &EvidenceKind| refused(*kind, capabilities);
+    let of_policy = needs.iter().filter_map(|any| {
+        let refusals: Option<Vec<(String, Option<String>)>> = any.iter().map(refusal).collect();
+        let (why, remedy) = refusals?.into_iter().next()?;
+        Some(Missing { who: format!("policy '{policy}'"), evidence: any.to_vec(), why, remedy })
+    });
+    let wanted = |kind: &EvidenceKind| needs.iter().any(|any| any.contains(kind));
+    let of_profilers = profilers.iter().filter_map(|profiler| {
+        let kind = profiler.needs().iter().find(|kind| wanted(kind) && refusal(kind).is_some())?;
+        let (why, remedy) = refusal(kind)?;
+        Some(Missing { who: format!("profiler '{}'", profiler.name()), evidence: vec![*kind], why, remedy })
+    });
+    of_policy.chain(of_profilers).collect()
+}
+
+/// Why a machine does not give this; `None` where it does.
+fn refused(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(String, Option<String>)> {
+    let ability = match kind {
+        EvidenceKind::TaskCounters | EvidenceKind::StallCounters => Ability::CountPerTask,
+        EvidenceKind::CoRunRows => Ability::CountPerCache,
+        EvidenceKind::MissTraces => Ability::TraceAddresses,
+        EvidenceKind::AccessSamples => Ability::SampleAccesses,
+        EvidenceKind::ReuseSamples => Ability::SampleReuses,
+        EvidenceKind::SuperSets => Ability::CountSuperSets,
+        EvidenceKind::PrimeProbe | EvidenceKind::Neighbor => Ability::ProbeFromOutside,
+        EvidenceKind::StoredProfiles => return None,
+    };
+    match capabilities.abilities.get(&ability) {
+        Some(Support::Yes { .. }) => None,
+        Some(Support::No { why, remedy }) => Some((why.clone(), remedy.clone())),
+        None => Some(("the machine does not say that it can".to_string(), None)),
+    }
+}
+
+fn words(kind: EvidenceKind) -> &'static str {
+    match kind {
+        EvidenceKind::TaskCounters => "counters of each task",
+        EvidenceKind::StallCounters => "stall counters",
+        EvidenceKind::CoRunRows => "counters of the shared cache for each set of tasks that ran together",
+        EvidenceKind::MissTraces => "traces of misses",
+        EvidenceKind::AccessSamples => "samples of data addresses",
+        EvidenceKind::ReuseSamples => "reuse times",
+        EvidenceKind::SuperSets => "counters per super set",
+        EvidenceKind::PrimeProbe => "Prime+Probe",
+        EvidenceKind::Neighbor => "a calibrated neighbor",
+        EvidenceKind::StoredProfiles => "recorded profiles",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::test_kit::capabilities;
+    use cachemate_locality::profilers::{CountersProfiler, PcmrProfiler};
+
+    /// Is a policy without its evidence named with the machine's reason, and one that has enough not?
+    #[test]
+    fn what_a_machine_cannot_give_is_named() {
+        let mut machine = capabilities(&[Ability::CountPerTask]);
+        let no = Support::No { why: "no such counters".to_string(), remedy: Some("a processor".to_string()) };
+        machine.abilities.insert(Ability::CountPerCache, no);
+        let level = cachemate_core::Level::L3;
+        let profilers: Vec<Box<dyn Profiler>> =
+            vec![Box::new(CountersProfiler::new(level, 1.0)), Box::new(PcmrProfiler::new(level, Default::default()))];
+        let casc: Vec<String> =
+            missing_evidence("casc", &profilers, &machine).iter().map(ToString::to_string).collect();
+        assert_eq!(casc.len(), 2, "{casc:?}");
+        assert!(casc[0].starts_with("policy 'casc' has no counters of the shared cache"), "{casc:?}");
+        assert!(casc[0].ends_with("no such counters (a processor)"), "{casc:?}");
+        assert!(casc[1].starts_with("profiler 'co-run rows (PCMR)'"), "{casc:?}");
+        assert_eq!(missing_evidence("dio", &profilers, &machine), []);
+        assert_eq!(missing_evidence("default", &profilers, &capabilities(&[])), []);
+    }
+}

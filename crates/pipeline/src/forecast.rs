@@ -1,0 +1,33 @@
+//! The reference predictor asked by itself, of tasks that are known from profiles and have not run yet.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    Applied, Capabilities, Forecast, Observation, Plan, Predictor, PredictorConfig, Profiles, Span, Topology, View,
+    Window, WindowEnd,
+};
+use cachemate_policy::reference_predictor::ReferencePredictor;
+
+/// What the tasks of the profiles will do under a plan, on a machine that divides no cache.
+pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorConfig, under: &Plan) -> Forecast {
+    let predictor = ReferencePredictor { miss_penalty_cycles: config.miss_penalty_cycles };
+    let capabilities = Capabilities {
+        abilities: BTreeMap::new(),
+        partitions: Vec::new(),
+        shortest_window_ns: 1,
+        shortest_slice_ns: None,
+    };
+    let seen = Observation {
+        window: 0,
+        span: Span { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
+        ended: WindowEnd::Elapsed,
+        tasks: Vec::new(),
+        places: Vec::new(),
+        answers: Vec::new(),
+        in_force: Applied::default(),
+    };
+    let before = Plan::idle(Window::Time { ns: 1 });
+    let view =
+        View { topology, capabilities: &capabilities, seen: &seen, profiles, before: &before, predictor: &predictor };
+    predictor.forecast(&view, under)
+}

@@ -1,0 +1,127 @@
+//! What stands between a machine and a plan, built in one place for every machine.
+//!
+//! Problem: the same decision code has to run on a live host, on simulated machines and on recordings, and a recording
+//! has to decide again as it did. Method: everything is built from one [`PipelineConfig`], which stands in the header of
+//! every run log: profilers in order, the reference predictor, the policy, and the guard around it. Properties: equal
+//! configurations and observations give equal decisions; no other crate builds profilers or wraps policies (tidy checks
+//! it); what a policy or profiler needs and the machine does not give is listed by name before the first window.
+
+mod evidence;
+mod forecast;
+mod oracle;
+mod profilers;
+mod replay;
+mod standard;
+
+use cachemate_core::{
+    GuardConfig, Loop, LoopError, Machine, Observation, PipelineConfig, Policy, PolicyConfig, Profiler, ProfilerConfig,
+    Profiles, Record, RunHeader,
+};
+use cachemate_policy::policies::{self, BadPolicy};
+use cachemate_policy::reference_predictor::ReferencePredictor;
+use cachemate_policy::rollback_guard::RollbackGuard;
+use cachemate_trace::RUN_LOG_VERSION;
+
+pub use evidence::{Missing, missing_evidence};
+pub use forecast::forecast_of;
+pub use replay::{Replay, ReplayError, Replayed, replay};
+pub use standard::{Standard, miss_penalty_of_machine};
+
+/// The policy of a pipeline, with or without its guard.
+pub type Decider = RollbackGuard<Box<dyn Policy>>;
+
+/// A loop over some machine, as pipelines start it.
+pub type PipelineLoop<M> = Loop<M, Decider>;
+
+/// What profilers make of observations that were recorded: for studies of a single method.
+pub struct OfflineProfiler(Vec<Box<dyn Profiler>>, Profiles);
+
+impl OfflineProfiler {
+    /// Nothing seen yet.
+    pub fn new(configs: &[ProfilerConfig]) -> Self {
+        OfflineProfiler(configs.iter().map(profilers::build).collect(), Profiles::new())
+    }
+
+    /// One more window; what is known after it.
+    pub fn update(&mut self, seen: &Observation) -> &Profiles {
+        self.0.iter_mut().for_each(|profiler| profiler.update(seen, &mut self.1));
+        &self.1
+    }
+
+    /// What is known now.
+    pub fn profiles(&self) -> &Profiles {
+        &self.1
+    }
+}
+
+/// Everything between a machine and a plan, ready to start.
+pub struct Pipeline {
+    config: PipelineConfig,
+    decider: Decider,
+    profilers: Vec<Box<dyn Profiler>>,
+}
+
+/// A policy under a guard: for a pipeline that goes on while its policy is replaced.
+pub fn guarded(policy: Box<dyn Policy>, guard: Option<GuardConfig>) -> Decider {
+    RollbackGuard::new(policy, guard)
+}
+
+impl Pipeline {
+    /// Builds everything that the configuration names.
+    ///
+    /// # Errors
+    /// A policy that is not in the registry, or parameters that it does not take.
+    pub fn build(config: PipelineConfig) -> Result<Self, BadPolicy> {
+        let PolicyConfig { name, parameters, seed } = &config.policy;
+        let policy = policies::build(name, parameters, *seed)?;
+        Ok(Self::with_policy(config, policy))
+    }
+
+    /// The same around a policy that is in no registry: an experiment's own.
+    pub fn with_policy(config: PipelineConfig, policy: Box<dyn Policy>) -> Self {
+        let decider = guarded(policy, config.guard);
+        let profilers = config.profilers.iter().map(profilers::build).collect();
+        Pipeline { config, decider, profilers }
+    }
+
+    /// What it was built from.
+    pub fn config(&self) -> &PipelineConfig {
+        &self.config
+    }
+
+    /// First line of a run log on this machine.
+    pub fn header(&self, machine: &impl Machine) -> RunHeader {
+        RunHeader {
+            format: RUN_LOG_VERSION,
+            topology: machine.topology().clone(),
+            capabilities: machine.capabilities().clone(),
+            pipeline: self.config.clone(),
+        }
+    }
+
+    /// Evidence that the policy and the profilers ask for and this machine cannot give, with what would help.
+    pub fn missing_evidence(&self, machine: &impl Machine) -> Vec<Missing> {
+        missing_evidence(&self.config.policy.name, &self.profilers, machine.capabilities())
+    }
+
+    /// A loop at its start.
+    pub fn start<M: Machine>(self, machine: M) -> PipelineLoop<M> {
+        let Pipeline { config, decider, profilers } = self;
+        let predictor = Box::new(ReferencePredictor { miss_penalty_cycles: config.predictor.miss_penalty_cycles });
+        Loop::new(machine, profilers, predictor, config.policy.name, decider, config.first_window)
+    }
+
+    /// Runs to the machine's end; `each` gets every record and ends the run with `false`. Gives the machine back.
+    ///
+    /// # Errors
+    /// As [`Loop::step`].
+    pub fn run<M: Machine>(self, machine: M, mut each: impl FnMut(&mut M, Record) -> bool) -> Result<M, LoopError> {
+        let mut turns = self.start(machine);
+        while let Some(record) = turns.step()? {
+            if !each(&mut turns.machine, record) {
+                break;
+            }
+        }
+        Ok(turns.machine)
+    }
+}

@@ -1,0 +1,64 @@
+//! Profiles that an experiment knows beforehand, given to tasks in order of arrival.
+
+use cachemate_core::{EvidenceKind, Facts, Observation, Profile, Profiler, Profiles, TaskId};
+
+/// Fills what nothing measured, from profiles that stand in the run's header.
+pub(crate) struct OracleProfiler {
+    profiles: Vec<Profile>,
+    /// Tasks in order of arrival.
+    arrived: Vec<TaskId>,
+}
+
+impl OracleProfiler {
+    /// One profile for each of the first tasks.
+    pub(crate) fn new(profiles: Vec<Profile>) -> Self {
+        OracleProfiler { profiles, arrived: Vec::new() }
+    }
+}
+
+impl Profiler for OracleProfiler {
+    fn name(&self) -> &'static str {
+        "oracle"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[]
+    }
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        for task in &seen.tasks {
+            if !self.arrived.contains(&task.task) {
+                self.arrived.push(task.task);
+            }
+        }
+        let here = |task: &TaskId| seen.tasks.iter().any(|other| other.task == *task && !other.exited);
+        profiles.retain(|task, _| here(task));
+        for (task, oracle) in self.arrived.iter().zip(&self.profiles).filter(|(task, _)| here(task)) {
+            profiles.entry(*task).or_default().fill(oracle);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::test_kit::observation;
+    use cachemate_core::{Fact, Rates};
+
+    /// Does the second to arrive get the second profile, and keep what was measured of it?
+    #[test]
+    fn profiles_go_by_arrival_and_fill_only_what_is_absent() {
+        let known = |pcmr, refs| {
+            let (pcmr, llc_refs_per_mega_instr) = (Some(Fact::oracle(pcmr)), Some(Fact::oracle(refs)));
+            Profile::default().with_rates(Rates { pcmr, llc_refs_per_mega_instr, ..Rates::default() })
+        };
+        let mut profiler = OracleProfiler::new(vec![known(1.0, 10.0), known(2.0, 20.0)]);
+        let mut profiles = Profiles::new();
+        let measured = Rates { pcmr: Some(Fact::oracle(9.0)), ..Rates::default() };
+        profiles.insert(TaskId(1), Profile::default().with_rates(measured));
+        profiler.update(&observation(0, 2), &mut profiles);
+        let rates = |task| {
+            let rates = &profiles[&TaskId(task)].rates;
+            (rates.pcmr.map(|fact| fact.value), rates.llc_refs_per_mega_instr.map(|fact| fact.value))
+        };
+        assert_eq!((rates(0), rates(1)), ((Some(1.0), Some(10.0)), (Some(9.0), Some(20.0))));
+    }
+}

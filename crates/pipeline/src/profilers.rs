@@ -1,0 +1,39 @@
+//! Profilers from their configurations: the only place that builds them.
+
+use cachemate_core::{Profiler, ProfilerConfig};
+use cachemate_locality::profilers::{
+    ActivityProfiler, CoRunSlowdownProfiler, CountersProfiler, PcmrProfiler, PhaseProfiler, PrimeProbeProfiler,
+    RapidMrcProfiler, ReuseProfiler, SharingProfiler, StallProfiler, StoredProfileProfiler,
+};
+
+use crate::oracle::OracleProfiler;
+
+pub(crate) fn build(config: &ProfilerConfig) -> Box<dyn Profiler> {
+    match config.clone() {
+        ProfilerConfig::Phases { level, parameters, interval_instructions } => {
+            Box::new(PhaseProfiler::new(level, parameters, interval_instructions))
+        }
+        ProfilerConfig::Counters { level, at_least_instructions } => {
+            Box::new(CountersProfiler::new(level, at_least_instructions))
+        }
+        ProfilerConfig::CoRunRows { level, parameters } => Box::new(PcmrProfiler::new(level, parameters)),
+        ProfilerConfig::Sharing { parameters, across_processes } => {
+            let profiler = SharingProfiler::new(parameters);
+            Box::new(if across_processes { profiler.across_processes() } else { profiler })
+        }
+        ProfilerConfig::Activity => Box::new(ActivityProfiler),
+        ProfilerConfig::CoRunSlowdown => Box::new(CoRunSlowdownProfiler::default()),
+        ProfilerConfig::PrimeProbe => Box::new(PrimeProbeProfiler::default()),
+        ProfilerConfig::MissTrace { cache, as_in_the_thesis: false } => Box::new(RapidMrcProfiler::new(cache)),
+        ProfilerConfig::MissTrace { cache, as_in_the_thesis: true } => {
+            Box::new(RapidMrcProfiler::as_in_the_thesis(cache))
+        }
+        ProfilerConfig::Reuse { level, replacement, line_bytes, sizes_bytes, of_code_too } => {
+            let profiler = ReuseProfiler::new(level, replacement, line_bytes, sizes_bytes);
+            Box::new(if of_code_too { profiler.of_code_too() } else { profiler })
+        }
+        ProfilerConfig::Stalls { cache } => Box::new(StallProfiler::new(cache)),
+        ProfilerConfig::Oracle { profiles } => Box::new(OracleProfiler::new(profiles)),
+        ProfilerConfig::Stored => Box::new(StoredProfileProfiler::default()),
+    }
+}

@@ -1,0 +1,84 @@
+//! The standard pipeline of a machine: every profiler that its last level has use for.
+
+use cachemate_core::{
+    Capabilities, GuardConfig, Level, MachineSpec, Partition, PhaseParameters, PipelineConfig, PolicyConfig,
+    PredictorConfig, ProfilerConfig, ReplacementModel, RowParameters, ShMapParameters, Topology, TracedCache, Window,
+};
+
+/// What a standard pipeline is told besides the machine.
+pub struct Standard {
+    /// Who decides.
+    pub policy: PolicyConfig,
+    /// `None` = off.
+    pub guard: Option<GuardConfig>,
+    /// A reading of counters is folded into averages once it covers so many instructions: about a second's worth at a
+    /// low rate, in the machine's own scale of time.
+    pub counted_instructions: f64,
+    /// What a miss costs, and where that number comes from.
+    pub predictor: PredictorConfig,
+    /// Watch points see fetches of code as well as data: simulated ones do, those of processors do not.
+    pub watches_code: bool,
+    /// Until the policy's first plan.
+    pub first_window: Window,
+}
+
+/// What a miss of the last level adds on a described machine: memory's latency beyond a hit.
+pub fn miss_penalty_of_machine(spec: &MachineSpec) -> PredictorConfig {
+    let hit_cycles = spec.last_level().map_or(0, |cache| cache.latency_cycles);
+    let beyond = spec.memory.local_latency_cycles.saturating_sub(hit_cycles);
+    let miss_penalty_from = format!("machine file of {}: memory beyond a hit of the last level", spec.name);
+    PredictorConfig { miss_penalty_cycles: f64::from(beyond), miss_penalty_from }
+}
+
+impl Standard {
+    /// Phases first, as they drop older evidence; stored profiles last, as they fill what nothing measured. Profilers
+    /// whose evidence the machine cannot give are left out only where they would cost something.
+    pub fn for_machine(self, topology: &Topology, capabilities: &Capabilities) -> PipelineConfig {
+        let last = topology.last_level_caches().next();
+        let level = last.map_or(Level::L2, |cache| cache.level);
+        let counted = self.counted_instructions;
+        let mut profilers = vec![
+            ProfilerConfig::Phases {
+                level,
+                parameters: PhaseParameters::default(),
+                interval_instructions: 10.0 * counted,
+            },
+            ProfilerConfig::Counters { level, at_least_instructions: counted },
+            ProfilerConfig::CoRunRows { level, parameters: RowParameters::default() },
+            ProfilerConfig::Sharing { parameters: ShMapParameters::default(), across_processes: false },
+            ProfilerConfig::Activity,
+            ProfilerConfig::CoRunSlowdown,
+            ProfilerConfig::PrimeProbe,
+        ];
+        if let Some((size_bytes, ways)) = last.and_then(|cache| Some((cache.size_bytes?, cache.ways?))) {
+            let colors = capabilities.partitions.iter().find_map(|(_, partition)| colors_of(partition)).unwrap_or(1);
+            let cache = TracedCache { level, size_bytes, colors, ways, points: colors.max(ways).max(16) };
+            let line_bytes = last.and_then(|cache| cache.line_bytes).map_or(64, u64::from);
+            let parts = u64::from(cache.points);
+            profilers.push(ProfilerConfig::Stalls { cache });
+            profilers.push(ProfilerConfig::Reuse {
+                level,
+                replacement: ReplacementModel::Lru,
+                line_bytes,
+                sizes_bytes: (1..=parts).map(|part| size_bytes * part / parts).collect(),
+                of_code_too: self.watches_code,
+            });
+            profilers.push(ProfilerConfig::MissTrace { cache, as_in_the_thesis: false });
+        }
+        profilers.push(ProfilerConfig::Stored);
+        PipelineConfig {
+            policy: self.policy,
+            guard: self.guard,
+            profilers,
+            predictor: self.predictor,
+            first_window: self.first_window,
+        }
+    }
+}
+
+fn colors_of(partition: &Partition) -> Option<u32> {
+    match partition {
+        Partition::Colours { colours, .. } => Some(*colours),
+        Partition::Ways { .. } => None,
+    }
+}

@@ -1,4 +1,4 @@
-//! Does the yardstick expect what theory says?
+//! Does the reference predictor expect what theory says?
 
 use cachemate_core::test_kit::*;
 use cachemate_core::*;

@@ -85,7 +85,7 @@ pub struct CacheStatus {
     pub cpus: String,
     pub size_bytes: Option<u64>,
     pub tasks: Vec<u32>,
-    /// By the yardstick, under the plan.
+    /// By the reference predictor, under the plan.
     pub forecast_miss_ratio: Option<f64>,
 }
 

@@ -29,6 +29,11 @@ const HASH_ORDER: &[&str] = &["HashMap", "HashSet"];
 const NOT_LIBM: &[&str] =
     &[".ln()", ".log2()", ".log10()", ".exp()", ".exp2()", ".powf(", ".sin()", ".cos()", ".tan()"];
 const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "TODO", "FIXME", "XXX"];
+/// What only the pipeline puts together: a second place would decide otherwise than a replay.
+const PIPELINE_PARTS: &[&str] =
+    &["Profiler::new(", "Profiler::default()", "RollbackGuard::new(", "ReferencePredictor {"];
+/// Where they are defined, and where they are put together.
+const PIPELINE_ROOMS: &[&str] = &["pipeline", "locality", "policy"];
 const LINES_AT_MOST: usize = 700;
 const POLICY_PAGE: &[&str] = &["## Problem", "## Method", "## Properties", "## Cost", "## Source"];
 
@@ -144,11 +149,20 @@ fn check_source(room: &str, root: &Path, path: &Path, complaints: &mut Vec<Strin
         if let Some(word) = IMPURE.iter().chain(hashed).find(|word| pure && code.contains(**word)) {
             complain(format!("'{word}' in the pure room '{room}'"));
         }
+        let second_place = |word: &&&str| !PIPELINE_ROOMS.contains(&room) && builds(code, word);
+        if let Some(word) = PIPELINE_PARTS.iter().find(second_place) {
+            complain(format!("'{word}' is built in crates/pipeline and nowhere else"));
+        }
         if let Some(word) = NOT_LIBM.iter().find(|word| pure && code.contains(**word)) {
             complain(format!("'{word}' differs between hosts: take it from libm"));
         }
     }
     Ok(())
+}
+
+/// Names a part itself, not another type that ends alike (`OfflineProfiler` is the pipeline's own front).
+fn builds(code: &str, part: &str) -> bool {
+    code.match_indices(part).any(|(at, _)| !code[..at].ends_with("Offline"))
 }
 
 fn check_policy_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
@@ -243,6 +257,18 @@ mod tests {
         assert_eq!(found.len(), 3, "{found:?}");
         let found = complaints_of(&[("crates/linux/Cargo.toml", ""), ("crates/linux/src/lib.rs", "use std::fs;\n")]);
         assert!(found.is_empty(), "{found:?}");
+    }
+
+    /// Is a second place that builds a profiler or wraps a policy found, and the pipeline itself not?
+    #[test]
+    fn only_the_pipeline_builds_its_parts() {
+        let source = "fn f() { let p = CountersProfiler::new(level, 1.0); RollbackGuard::new(policy, None); }\n";
+        let offline = "fn f() { OfflineProfiler::new(&configs); }\n";
+        let in_room = |room: &str, text: &str| {
+            complaints_of(&[(&format!("crates/{room}/Cargo.toml"), ""), (&format!("crates/{room}/src/lib.rs"), text)])
+        };
+        assert_eq!(in_room("repro", source).len(), 1);
+        assert!(in_room("pipeline", source).is_empty() && in_room("repro", offline).is_empty());
     }
 
     /// Does a policy without its page, or with half a page, fail?

@@ -1,0 +1,40 @@
+//! Does a log of a real managed run on this host decide again as it did?
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::{Running, daemon, run, status_when};
+
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(120));
+
+fn busy() -> Running {
+    Running(Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().unwrap())
+}
+
+/// A daemon over two busy programs until its policy has decided for so many windows; its log, ended properly.
+fn managed(folder: &Path, policy: &str, windows: u64) {
+    let programs = [busy(), busy()];
+    let rules: String = programs.iter().map(|program| format!("[[rules]]\npid = {}\n", program.pid())).collect();
+    let config =
+        format!("act = true\nwindow_ms = 100\nrun_log = \"run.jsonl.zst\"\n[policy]\nname = \"{policy}\"\n{rules}");
+    let mut daemon = daemon(folder, &config);
+    status_when(folder, "its windows", PATIENCE, |status| status["windows"].as_u64().is_some_and(|at| at >= windows));
+    Command::new("kill").args(["-TERM", &daemon.pid().to_string()]).status().unwrap();
+    assert!(daemon.0.wait().unwrap().success());
+}
+
+/// Are plans, reasons and forecasts of a live run the same when its log is replayed, probes' answers and guard included?
+#[test]
+fn a_live_run_replays() {
+    for (policy, windows) in [("random", 15), ("dio", 15), ("intensity-gangs", 25)] {
+        let folder = tempfile::tempdir().unwrap();
+        managed(folder.path(), policy, windows);
+        let replayed = run(folder.path(), &["replay", "run.jsonl.zst", "--json"]).json();
+        assert_eq!(replayed["recorded_policy"], policy);
+        assert_eq!(replayed["same_plans"], replayed["windows"], "{policy}: {replayed}");
+        assert!(replayed["windows"].as_u64().unwrap() >= windows, "{policy}: {replayed}");
+    }
+}

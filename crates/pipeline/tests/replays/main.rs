@@ -1,0 +1,133 @@
+//! Does every policy, recorded on any machine, decide the same again from its run log?
+
+mod modelled_host;
+
+use std::path::Path;
+
+use cachemate_core::*;
+use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine, replay};
+use cachemate_policy::policies;
+use cachemate_policy::rollback_guard::ROLLED_BACK;
+use cachemate_sim::kernels;
+use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_trace::{RunLogReader, RunLogWriter};
+
+use modelled_host::ModelledHost;
+
+/// Parameters with which a policy has something to do on four tasks.
+fn parameters(policy: &str) -> &'static str {
+    match policy {
+        "optimal" | "worst" => {
+            "degradation = [[0.1, 0.1, 0.9, 0.9], [0.1, 0.1, 0.9, 0.9], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]"
+        }
+        "service-level" => "rate_per_s = 1000.0",
+        _ => "",
+    }
+}
+
+fn standard(policy: &str, predictor: PredictorConfig, simulated: bool) -> Standard {
+    Standard {
+        policy: PolicyConfig { name: policy.to_string(), parameters: parameters(policy).to_string(), seed: 11 },
+        guard: Some(GuardConfig { windows: 3, ..GuardConfig::default() }),
+        counted_instructions: if simulated { 10_000.0 } else { 1e8 },
+        predictor,
+        watches_code: simulated,
+        first_window: Window::Time { ns: 1_000_000 },
+    }
+}
+
+/// Records a whole run.
+fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<Record> {
+    let mut log = RunLogWriter::create(path, true, &pipeline.header(&machine)).expect("the log can be made");
+    let mut records = Vec::new();
+    let each = |_: &mut M, record: Record| {
+        log.push(&record).expect("every record can be written");
+        records.push(record);
+        true
+    };
+    pipeline.run(machine, each).expect("the run ends");
+    log.finish().expect("the log can be closed");
+    records
+}
+
+/// Decides the log again and holds it against the records: plans and reasons here, forecasts inside.
+fn replays(policy: &str, path: &Path, records: &[Record]) {
+    let log = RunLogReader::open(path).expect("the log can be read");
+    let mut at = 0;
+    let each = |replayed: cachemate_pipeline::Replayed| {
+        assert_eq!(replayed.decision, records[at].decision, "'{policy}', window {}", replayed.window);
+        at += 1;
+    };
+    let windows = replay(log, None, each).unwrap_or_else(|error| panic!("'{policy}': {error}"));
+    assert_eq!(windows as usize, records.len(), "'{policy}'");
+}
+
+/// Does it on a host in closed loop, with counters and without, evicted-line answers and roll-backs included?
+#[test]
+fn every_policy_recorded_on_a_host_replays() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut rolled_back, mut evicted) = (0, 0);
+    for counters in [true, false] {
+        for entry in policies::ENTRIES {
+            let penalty = PredictorConfig { miss_penalty_cycles: 187.5, miss_penalty_from: "measured".to_string() };
+            let host = ModelledHost::new(counters, 70);
+            let config = standard(entry.name, penalty, false).for_machine(host.topology(), host.capabilities());
+            let path = dir.path().join(format!("{}-{counters}.jsonl.zst", entry.name));
+            let records = record(Pipeline::build(config).unwrap(), host, &path);
+            let reasons = || records.iter().flat_map(|record| &record.decision.why);
+            rolled_back += reasons().filter(|why| why.text.starts_with(ROLLED_BACK)).count();
+            let answers = records.iter().flat_map(|record| &record.seen.answers);
+            evicted += answers.filter(|answer| matches!(answer.evidence, Evidence::Evicted { .. })).count();
+            replays(entry.name, &path, &records);
+        }
+    }
+    assert!(rolled_back > 0, "no policy was rolled back: the guard was not replayed");
+    assert!(evicted > 0, "no evicted-line answer was replayed");
+}
+
+/// Does it on the simulated machine, whose probes trace, sample and measure rows?
+#[test]
+fn every_policy_recorded_on_the_simulator_replays() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+    for entry in policies::ENTRIES {
+        let program = |name: &'static str| {
+            let maker = move |run: u32| {
+                kernels::program(name, u64::from(run) + 3, &kernels::Options::default()).expect("a known kernel")
+            };
+            Program::new(name.to_string(), Box::new(maker))
+        };
+        let ends = Some(Length::Cycles(3_000_000));
+        let options = SimOptions { seed: 5, scale: 1000, ends, ..SimOptions::default() };
+        let programs = ["mcf", "art", "gamess", "libquantum"].map(program).into_iter().collect();
+        let mut machine = SimMachine::new(&spec, &options, programs).unwrap();
+        let standard = standard(entry.name, miss_penalty_of_machine(&spec), true);
+        let config = standard.for_machine(machine.topology(), machine.capabilities());
+        machine.set_first_window(config.first_window);
+        let path = dir.path().join(format!("{}.jsonl", entry.name));
+        let records = record(Pipeline::build(config).unwrap(), machine, &path);
+        assert!(!records.is_empty(), "'{}'", entry.name);
+        replays(entry.name, &path, &records);
+    }
+}
+
+/// Is a log that was changed afterwards caught at its window?
+#[test]
+fn a_forged_log_is_caught() {
+    let dir = tempfile::tempdir().unwrap();
+    let penalty = PredictorConfig { miss_penalty_cycles: 150.0, miss_penalty_from: "measured".to_string() };
+    let host = ModelledHost::new(true, 20);
+    let config = standard("dio", penalty, false).for_machine(host.topology(), host.capabilities());
+    let path = dir.path().join("dio.jsonl");
+    let records = record(Pipeline::build(config).unwrap(), host, &path);
+    let changed = (0..records.len()).find(|&at| !records[at].decision.why.is_empty()).expect("dio says why");
+    let mut forged = records.clone();
+    forged[changed].decision.why.clear();
+    let header = RunLogReader::open(&path).unwrap().header().clone();
+    let mut log = RunLogWriter::create(&path, true, &header).unwrap();
+    forged.iter().for_each(|record| log.push(record).unwrap());
+    log.finish().unwrap();
+    let error = replay(RunLogReader::open(&path).unwrap(), None, |_| ()).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("window {changed}: the policy 'dio' decides otherwise")), "{error}");
+    assert!(error.contains("reasons: recorded []"), "{error}");
+}

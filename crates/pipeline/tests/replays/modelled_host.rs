@@ -1,0 +1,173 @@
+//! A host in closed loop without a kernel: two victims and two streams on two last-level caches, whose speeds follow from
+//! who shares a cache with whom, and who answers probes as a live machine does, counters or not.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::*;
+
+pub const WINDOW_NS: u64 = 1_000_000_000;
+const TASKS: u32 = 4;
+const COUNTED_FROM: u64 = 6;
+
+/// The host.
+pub struct ModelledHost {
+    topology: Topology,
+    capabilities: Capabilities,
+    counters: bool,
+    window: u64,
+    windows: u64,
+    plan: Plan,
+}
+
+impl ModelledHost {
+    /// With counters, or as a virtual machine without them.
+    pub fn new(counters: bool, windows: u64) -> Self {
+        let topology = test_kit::last_level_caches(2, 2, Level::L3, 16 << 20);
+        let mut can = vec![Ability::ProbeFromOutside, Ability::Affinity, Ability::Weights, Ability::Gangs];
+        can.push(Ability::SampleReuses);
+        if counters {
+            can.extend([Ability::CountPerTask, Ability::SampleAccesses]);
+        }
+        let mut capabilities = test_kit::capabilities(&can);
+        let absent = [Ability::CountPerTask, Ability::TraceAddresses, Ability::CountSuperSets, Ability::CountPerCache];
+        for ability in absent.into_iter().filter(|ability| !can.contains(ability)) {
+            let no = Support::No { why: "not on this host".to_string(), remedy: None };
+            capabilities.abilities.insert(ability, no);
+        }
+        let plan = Plan::idle(Window::Time { ns: WINDOW_NS });
+        ModelledHost { topology, capabilities, counters, window: 0, windows, plan }
+    }
+
+    fn cpu_of(&self, task: u32) -> u32 {
+        let home = task; // victims 0 and 1 share the first cache, streams 2 and 3 the second
+        let allowed = self.plan.allowed.get(&TaskId(task)).and_then(IndexSet::first);
+        allowed.unwrap_or(home).min(TASKS - 1)
+    }
+
+    fn is_stream(task: u32) -> bool {
+        task >= 2
+    }
+
+    /// Nanoseconds an access: a victim beside a stream goes to memory (figures of the modelled lab).
+    fn access_ns(&self, task: u32) -> f64 {
+        let cache = |task: u32| self.cpu_of(task) / 2;
+        let beside_stream = (2..TASKS).any(|stream| stream != task && cache(stream) == cache(task));
+        match (Self::is_stream(task), beside_stream) {
+            (true, _) => 14.0,
+            (false, true) => 127.0,
+            (false, false) => 27.0,
+        }
+    }
+
+    /// A few per cent that differ from window to window, the same in every run.
+    fn noise(&self, task: u32) -> f64 {
+        let mixed = (self.window * 7 + u64::from(task) * 13) % 11;
+        1.0 + (mixed as f64 - 5.0) / 200.0
+    }
+
+    fn task(&self, id: u32) -> TaskSeen {
+        let accesses = WINDOW_NS as f64 / self.access_ns(id) * self.noise(id);
+        let cpu = CpuId(self.cpu_of(id));
+        let readings = [
+            (Event::Instructions, 4.0 * accesses),
+            (Event::Cycles, 2e9),
+            (Event::References(Level::L3), accesses),
+            (Event::Misses(Level::L3), if self.access_ns(id) == 27.0 { 0.01 } else { 0.9 } * accesses),
+        ];
+        let reading = |&(event, count): &(Event, f64)| Reading { event, count: count as u64, counted_share: 1.0 };
+        // Counters come late, as in the modelled lab, where programs start one after the other.
+        let counts = if self.counters && self.window >= COUNTED_FROM {
+            Counts(readings.iter().map(reading).collect())
+        } else {
+            Counts::default()
+        };
+        TaskSeen {
+            name: if Self::is_stream(id) { "stream" } else { "victim" }.to_string(),
+            cpu: Some(cpu),
+            on_cpu_ns: vec![(cpu, WINDOW_NS)],
+            progress: Some(accesses),
+            counts,
+            ..TaskSeen::new(TaskId(id), ProcessId(id))
+        }
+    }
+
+    fn evidence(&self, what: &ProbeWhat) -> Option<Evidence> {
+        let stream = |task: &TaskId| Self::is_stream(task.0);
+        Some(match what {
+            ProbeWhat::Evicted { task, samples } => {
+                let share = if stream(task) { 900 } else { 20 };
+                let sample = |at: u32| EvictedSample {
+                    beside: at % 2 == 0,
+                    evicted: if at % 2 == 0 { share + at } else { at },
+                    reloads: 1000,
+                    elapsed_ns: 1_000_000,
+                    round_trips_ns: Some((60.0, 61.0)),
+                };
+                let samples = (0..(*samples).max(8)).map(sample).collect();
+                Evidence::Evicted { task: *task, buffer_bytes: 1 << 20, wait_ns: 1_000_000, samples }
+            }
+            ProbeWhat::Neighbour { task, neighbour } => Evidence::Beside {
+                task: *task,
+                neighbour: *neighbour,
+                neighbour_alone_ns: 10.0,
+                neighbour_beside_ns: if stream(task) { 40.0 } else { 11.0 },
+                task_alone_rate: Some(100.0),
+                task_beside_rate: Some(if stream(task) { 99.0 } else { 25.0 }),
+                rate_of: None,
+            },
+            ProbeWhat::PingPong { cpus } => {
+                let same = cpus.0.0 / 2 == cpus.1.0 / 2;
+                Evidence::PingPong { cpus: *cpus, round_trip_ns: if same { 60.0 } else { 320.0 } }
+            }
+            ProbeWhat::Reuses { task, locations } => {
+                let reuse = |at: u32| ReuseSample {
+                    accesses: Some(if stream(task) { 1 << 30 } else { 1 << (at % 12) }),
+                    elapsed_ns: 1_000,
+                    touched_again: !stream(task),
+                };
+                Evidence::Reuses { task: *task, samples: (0..*locations).map(reuse).collect() }
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl Machine for ModelledHost {
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
+        if self.window == self.windows {
+            return Ok(None);
+        }
+        let answer = |probe: &Probe| {
+            let evidence = self.evidence(&probe.what)?;
+            Some(Answer { probe: probe.id, evidence, complete: true, cost_ns: vec![(None, 5)] })
+        };
+        let seen = Observation {
+            window: self.window,
+            span: Span { start_ns: self.window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None },
+            ended: WindowEnd::Elapsed,
+            tasks: (0..TASKS).map(|id| self.task(id)).collect(),
+            places: Vec::new(),
+            answers: self.plan.probes.iter().filter_map(answer).collect(),
+            in_force: self.in_force(),
+        };
+        self.window += 1;
+        Ok(Some(seen))
+    }
+    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
+        self.plan = plan.clone();
+        Ok(self.in_force())
+    }
+}
+
+impl ModelledHost {
+    fn in_force(&self) -> Applied {
+        let (allowed, gangs) = (self.plan.allowed.clone(), self.plan.gangs.clone());
+        Applied { allowed, gangs, weights: BTreeMap::new(), ..Applied::default() }
+    }
+}

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::check::{BadPlan, check_plan};
 use crate::{
     Capabilities, Decision, Estimate, Event, Forecast, Machine, MachineError, Observation, PipelineConfig, Plan,
-    Policy, Predictor, Profiler, Profiles, TaskId, TaskSeen, Topology, View, Window,
+    Policy, Predictor, Profiler, Profiles, Refused, TaskId, TaskSeen, Topology, View, Window,
 };
 
 /// How far off the last forecast was; task, forecast, measured.
@@ -59,6 +59,8 @@ pub struct Loop<M, P> {
     /// In force since the last step.
     pub plan: Plan,
     pub forecast: Forecast,
+    /// What the machine answered to that plan: policies see it with the window that follows.
+    refused: Vec<Refused>,
 }
 
 impl<M: Machine, P: Policy> Loop<M, P> {
@@ -80,6 +82,7 @@ impl<M: Machine, P: Policy> Loop<M, P> {
             profiles: Profiles::new(),
             plan: Plan::idle(first_window),
             forecast: Forecast::default(),
+            refused: Vec::new(),
         }
     }
 
@@ -88,7 +91,13 @@ impl<M: Machine, P: Policy> Loop<M, P> {
     /// # Errors
     /// The machine's own, or a plan that breaks an invariant of [`check_plan`]; nothing is applied then.
     pub fn step(&mut self) -> Result<Option<Record>, LoopError> {
-        let Some(seen) = self.machine.observe()? else { return Ok(None) };
+        let Some(mut seen) = self.machine.observe()? else { return Ok(None) };
+        for refused in self.refused.drain(..) {
+            // A recording has them already.
+            if !seen.in_force.refused.contains(&refused) {
+                seen.in_force.refused.push(refused);
+            }
+        }
         for profiler in &mut self.profilers {
             profiler.update(&seen, &mut self.profiles);
         }
@@ -114,6 +123,7 @@ impl<M: Machine, P: Policy> Loop<M, P> {
         })?;
         let forecast = self.predictor.forecast(&view, &decision.plan);
         let applied = self.machine.apply(&decision.plan)?;
+        self.refused.clone_from(&applied.refused);
         self.plan = decision.plan.clone();
         self.forecast = forecast.clone();
         Ok(Some(Record { seen, decision, forecast, applied, last_forecast_missed_instr_per_cycle: missed }))

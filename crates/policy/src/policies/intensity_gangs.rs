@@ -11,7 +11,8 @@
 //! - where measured CPUs share nothing there is nothing to gain, and nothing is done.
 //!
 //! Properties: without evidence about every active task, or about who shares, what is in force stays; a single ping-pong
-//! decides nothing (two of the last three); every gang has equal turns, and every movable task is in one.
+//! decides nothing (two of the last three); every gang has equal turns, and every movable task is in one; probing takes
+//! one survey's time and then a quarter of a per cent of the processors' at most, and none where there is nothing to choose.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -46,6 +47,11 @@ pub struct Parameters {
     pub active_from: f64,
     /// Windows after which a task is probed again; 0 = never.
     pub probe_again_windows: u64,
+    /// Processor time that the first survey may take, for each task.
+    pub survey_ns: u64,
+    /// Share of all processor time that probing may take besides. Programs that a probe keeps off its CPUs lose about twice
+    /// that again (measured in the simulator), so that a quarter of a per cent costs them less than one.
+    pub probing_at_most: f64,
 }
 
 impl Default for Parameters {
@@ -61,6 +67,8 @@ impl Default for Parameters {
             ganged_at_most: 16,
             active_from: 0.1,
             probe_again_windows: 0,
+            survey_ns: 500_000_000,
+            probing_at_most: 0.0025,
         }
     }
 }
@@ -82,6 +90,39 @@ struct IntensityGangs {
     pressed: BTreeMap<TaskId, u64>,
     /// The task's probe under way.
     asked: Option<Probe>,
+    /// Ping-pongs under way, and when they were asked for.
+    pinging: Vec<Probe>,
+    pinged_ns: Option<u64>,
+    ledger: Ledger,
+}
+
+/// Processor time that probing has taken, and when it began.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ledger {
+    started_ns: Option<u64>,
+    spent_ns: u64,
+}
+
+impl Ledger {
+    fn note(&mut self, view: &View<'_>) {
+        self.started_ns.get_or_insert(view.seen.span.start_ns);
+        let costs = view.seen.answers.iter().flat_map(|answer| &answer.cost_ns);
+        self.spent_ns += costs.map(|(_, ns)| ns).sum::<u64>();
+    }
+
+    /// Is there something left of a share of all time since the start? What is asked for the first time has a survey's worth
+    /// for each task besides; what is asked again waits until that has been made up for.
+    fn allows(&self, first: bool, view: &View<'_>, parameters: &Parameters) -> bool {
+        let tasks = if first { movable(view).count() as u64 } else { 0 };
+        let survey_ns = parameters.survey_ns.saturating_mul(tasks);
+        let since_ns = now_ns(view).saturating_sub(self.started_ns.unwrap_or(0));
+        let share_ns = parameters.probing_at_most * since_ns as f64 * f64::from(view.online().count());
+        (self.spent_ns as f64) <= survey_ns as f64 + share_ns
+    }
+}
+
+fn now_ns(view: &View<'_>) -> u64 {
+    view.seen.span.start_ns + view.seen.span.elapsed_ns
 }
 
 impl Policy for IntensityGangs {
@@ -89,8 +130,10 @@ impl Policy for IntensityGangs {
         let mut plan = view.before.clone();
         plan.window = Window::Time { ns: self.parameters.window_ns };
         self.keep_to(view, &mut plan);
+        self.ledger.note(view);
         self.learn(view);
-        plan.probes = self.ping_pongs(view);
+        self.ping(view);
+        plan.probes.clone_from(&self.pinging);
         let mut why = Vec::new();
         match self.sharing(view) {
             Some(domains) => self.place(view, &domains, &mut plan, &mut why),
@@ -98,6 +141,14 @@ impl Policy for IntensityGangs {
         }
         plan.probes.extend(self.asked.clone());
         Decision { plan, why }
+    }
+}
+
+/// One program, or one cache with a CPU for each: no evidence could change anything.
+fn nothing_to_choose(domains: &[CpuSet], shared: &[&CpuSet], active: &[TaskId]) -> bool {
+    match (domains, shared) {
+        ([_], [cpus]) => active.len() <= cpus.count() as usize,
+        _ => active.len() <= 1,
     }
 }
 
@@ -146,6 +197,7 @@ impl IntensityGangs {
             }
             let answered = |probe: &mut Probe| answer.complete && probe.id == answer.probe;
             self.asked.take_if(answered);
+            self.pinging.retain(|probe| !answer.complete || probe.id != answer.probe);
         }
         let there = |task: &TaskId| movable(view).any(|seen| seen.task == *task);
         self.felt.retain(|task, _| there(task));
@@ -154,6 +206,7 @@ impl IntensityGangs {
             let items = view.seen.in_force.refused.iter().map(|refused| &refused.item);
             items.into_iter().any(|item| *item == cachemate_core::Item::Probe(probe.id))
         };
+        self.pinging.retain_mut(|probe| !refused(probe));
         if let Some(refused) = self.asked.take_if(refused) {
             // It will not be answered: not asked again before its time.
             match refused.what {
@@ -173,7 +226,18 @@ impl IntensityGangs {
         ProbeId(self.next_probe)
     }
 
-    /// The first CPU of every cache against its others, anew in every window.
+    /// The first CPU of every cache against its others: again and again, as caches of virtual machines change, but once in
+    /// a window's time at most. Windows end when probes are answered, so their number is no measure of time.
+    fn ping(&mut self, view: &View<'_>) {
+        let early = self.pinged_ns.is_some_and(|at| now_ns(view) < at + self.parameters.window_ns);
+        let first = self.sharing(view).is_none();
+        if early || !self.pinging.is_empty() || !self.ledger.allows(first, view, &self.parameters) {
+            return;
+        }
+        self.pinged_ns = Some(now_ns(view));
+        self.pinging = self.ping_pongs(view);
+    }
+
     fn ping_pongs(&mut self, view: &View<'_>) -> Vec<Probe> {
         let mut wanted = Vec::new();
         for domain in cache_domains(view.topology) {
@@ -221,11 +285,22 @@ impl IntensityGangs {
         let tasks: Vec<&TaskSeen> = movable(view).collect();
         let active: Vec<TaskId> =
             tasks.iter().filter(|task| self.is_active(view, task)).map(|task| task.task).collect();
+        if nothing_to_choose(domains, &shared, &active) {
+            let text =
+                "every active program has a CPU of the one shared cache, or there is one program: nothing to choose"
+                    .to_string();
+            why.push(reason(&[], text, Vec::new()));
+            plan.gangs.clear();
+            plan.allowed.clear();
+            self.asked = None;
+            return;
+        }
         if self.ask_next(view, &active, why) {
             return; // evidence first; what is in force stays
         }
         let Some(costs) = costs(view, &active) else {
-            let text = "no task could tell what it feels (none reports progress): nothing is decided".to_string();
+            let text =
+                "no task could tell what it feels, or none could be seen to press: nothing is decided".to_string();
             why.push(reason(&[], text, Vec::new()));
             return;
         };
@@ -249,7 +324,8 @@ impl IntensityGangs {
         // What came to nothing (the CPUs were apart, the task could not tell) is tried again, but seldom.
         let period = if again > 0 { again } else { RETRY_WINDOWS };
         let due = |asked: Option<&u64>| asked.is_none_or(|at| view.seen.window >= at + period);
-        if self.asked.is_none() {
+        let first = active.iter().any(|task| !self.pressed.contains_key(task) || !self.felt.contains_key(task));
+        if self.asked.is_none() && self.ledger.allows(first, view, &self.parameters) {
             let evicted = |task| ProbeWhat::Evicted { task, samples: self.parameters.samples };
             // What a task feels beside the hardest presser there is; scaled by how hard the others really press.
             let stream = |task| ProbeWhat::Neighbour { task, neighbour: Neighbour::Stream };
@@ -258,7 +334,9 @@ impl IntensityGangs {
                 due(self.pressed.get(task))
                     && (again > 0 || !has(task, |profile| profile.contention.intensity.is_some()))
             });
-            let unfelt = active.iter().find(|task| {
+            // Where nobody is known to press, what others feel decides nothing.
+            let presses = active.iter().any(|task| has(task, |profile| profile.contention.intensity.is_some()));
+            let unfelt = active.iter().filter(|_| presses).find(|task| {
                 due(self.felt.get(task))
                     && (again > 0 || !has(task, |profile| profile.contention.sensitivity.is_some()))
             });
@@ -322,11 +400,8 @@ impl IntensityGangs {
     ) {
         let seats = cpus.count() as usize;
         plan.allowed.clear();
-        if active.len() <= seats || tasks.len() > self.parameters.ganged_at_most {
-            let text = match active.len() <= seats {
-                true => "every active program has a CPU of one shared cache: nothing to choose".to_string(),
-                false => format!("{} programs are too many for turns on one cache", tasks.len()),
-            };
+        if tasks.len() > self.parameters.ganged_at_most {
+            let text = format!("{} programs are too many for turns on one cache", tasks.len());
             plan.gangs.clear();
             why.push(reason(&[], text, Vec::new()));
             return;
@@ -399,7 +474,7 @@ fn known(view: &View<'_>, task: TaskId) -> String {
     }
 }
 
-/// What each suffers beside each other; `None` while nobody's sensitivity is known. A task of unknown sensitivity cannot
+/// What each suffers beside each other; `None` while nobody's sensitivity or nobody's intensity is known. A task of unknown sensitivity cannot
 /// be said to suffer, one of unknown intensity cannot be said to hurt.
 fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
     let value = |task: &TaskId, of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
@@ -409,7 +484,8 @@ fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
         active.iter().map(|task| value(task, |profile| profile.contention.sensitivity)).collect();
     let presses: Vec<Option<f64>> =
         active.iter().map(|task| value(task, |profile| profile.contention.intensity)).collect();
-    feels.iter().any(Option::is_some).then(|| {
+    let known = |values: &[Option<f64>]| values.iter().any(Option::is_some);
+    (known(&feels) && known(&presses)).then(|| {
         let cost = |feels: Option<f64>, presses: Option<f64>| feels.zip(presses).map_or(0.0, |(f, p)| f * p);
         feels.iter().map(|feels| presses.iter().map(|presses| cost(*feels, *presses)).collect()).collect()
     })
@@ -423,6 +499,9 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Str
             return Err(format!("{name}: found 0, expected 1 or more"));
         }
     }
+    if !(0.0..=1.0).contains(&parameters.probing_at_most) {
+        return Err(format!("probing_at_most: found {}, expected a share from 0 to 1", parameters.probing_at_most));
+    }
     Ok(Box::new(IntensityGangs {
         parameters,
         next_probe: 0,
@@ -430,6 +509,9 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Str
         felt: BTreeMap::new(),
         pressed: BTreeMap::new(),
         asked: None,
+        pinging: Vec::new(),
+        pinged_ns: None,
+        ledger: Ledger::default(),
     }))
 }
 

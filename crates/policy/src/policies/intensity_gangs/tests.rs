@@ -67,7 +67,7 @@ impl Host {
         let answers = probes.iter().map(|probe| self.answer(probe)).collect();
         let seen = Observation {
             window: self.window,
-            span: Span { start_ns: 0, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
+            span: Span { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
             ended: WindowEnd::Elapsed,
             tasks: (0..self.truth.len() as u32).map(task).collect(),
             places: Vec::new(),

@@ -1,0 +1,75 @@
+//! On a machine with nothing to gain, does nobody lose by any policy?
+
+use cachemate_core::{GuardConfig, Machine, PolicyConfig, Window};
+use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
+use cachemate_policy::policies;
+use cachemate_sim::kernels;
+use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_sim::results::RunResults;
+use rayon::prelude::*;
+
+const SCALE: u64 = 5_000;
+/// Windows, slices and probes are divided by the scale: sixteen seconds of the machine's own time.
+const CYCLES: u64 = 10_000_000;
+const LOSS_AT_MOST: f64 = 0.01;
+
+/// Programs that fit into their own caches, one for each core: whoever runs where, nobody is in anybody's way.
+fn machine() -> SimMachine {
+    let spec = cachemate_spec::load_machine("xeon-x5365-4").expect("a shipped machine");
+    let program = |at: u64| {
+        let maker = move |run: u32| {
+            let seed = 100 * at + u64::from(run) + 1;
+            kernels::program("gamess", seed, &kernels::Options::default()).expect("a known program")
+        };
+        Program::new(format!("gamess-{at}"), Box::new(maker))
+    };
+    let options = SimOptions {
+        seed: 9,
+        scale: SCALE,
+        warm_up: Some(Length::Cycles(CYCLES / 4)),
+        ends: Some(Length::Cycles(CYCLES)),
+        ..SimOptions::default()
+    };
+    SimMachine::new(&spec, &options, (0..4).map(program).collect()).expect("four programs on four cores")
+}
+
+fn run(policy: &str, guarded: bool) -> RunResults {
+    let spec = cachemate_spec::load_machine("xeon-x5365-4").expect("a shipped machine");
+    let mut machine = machine();
+    let standard = Standard {
+        policy: PolicyConfig { name: policy.to_string(), parameters: String::new(), seed: 3 },
+        guard: guarded.then(GuardConfig::default),
+        counted_instructions: 10_000.0,
+        predictor: miss_penalty_of_machine(&spec),
+        watches_code: true,
+        first_window: Window::Time { ns: 1_000_000 },
+    };
+    let config = standard.for_machine(machine.topology(), machine.capabilities());
+    machine.set_first_window(config.first_window);
+    let pipeline = Pipeline::build(config).expect("a policy of the registry with its defaults");
+    pipeline.run(machine, |_, _| true).expect("the run ends").results()
+}
+
+/// Does no task lose more than one per cent of its instructions, unguarded, by any policy that does not harm by design?
+#[test]
+fn where_nothing_is_to_be_gained_nobody_loses() {
+    let harmful: Vec<&str> =
+        policies::ENTRIES.iter().filter(|entry| entry.harms_by_design).map(|entry| entry.name).collect();
+    println!("policies that harm by design, not held to this: {}", harmful.join(", "));
+    let default = run("default", false);
+    let losses: Vec<String> = policies::ENTRIES
+        .par_iter()
+        .filter(|entry| !entry.harms_by_design)
+        .flat_map_iter(|entry| {
+            let results = run(entry.name, false);
+            let loss = |(task, before): (usize, &cachemate_sim::results::TaskResults)| {
+                let now = results.tasks[task].instructions as f64;
+                let loss = 1.0 - now / before.instructions as f64;
+                println!("{:20} task {task}: {:+.2} %", entry.name, -100.0 * loss);
+                (loss > LOSS_AT_MOST).then(|| format!("{}, task {task}: {:.1} %", entry.name, 100.0 * loss))
+            };
+            default.tasks.iter().enumerate().filter_map(loss).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(losses.is_empty(), "instructions lost: {}", losses.join("; "));
+}

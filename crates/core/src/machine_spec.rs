@@ -523,7 +523,7 @@ mod tests {
         let topology = machine().topology();
         assert_eq!(topology.cpus.len(), 8);
         assert_eq!((topology.cpus[5].core, topology.cpus[5].package), (2, 1));
-        let shared: Vec<_> = topology.caches.iter().filter(|cache| cache.last_level).collect();
+        let shared: Vec<_> = topology.last_level_caches().collect();
         assert_eq!(shared.len(), 2);
         assert_eq!(shared[1].cpus.to_string(), "4-7");
     }

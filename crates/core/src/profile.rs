@@ -264,4 +264,8 @@ pub trait Profiler {
 pub trait Predictor {
     /// What the tasks of the view will do under a plan; the view says what the machine can do and what holds now.
     fn forecast(&self, view: &View<'_>, under: &Plan) -> Forecast;
+    /// What a miss of the last level costs a task without a curve of stalls; `None` where the predictor has no such number.
+    fn miss_penalty_cycles(&self) -> Option<f64> {
+        None
+    }
 }

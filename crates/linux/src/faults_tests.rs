@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use cachemate_core::{
-    CacheId, CacheShare, Capabilities, Cpu, CpuId, Gang, GangSchedule, GroupId, Item, Machine, Member, Plan,
-    RefusedBecause, TaskId, Topology, Units, Window,
+    CacheId, CacheShare, Cpu, CpuId, Gang, GangSchedule, GroupId, Item, Machine, Member, Plan, RefusedBecause, TaskId,
+    Topology, Units, Window,
 };
 
 use crate::actuator::{Actuator, GuardianCommand, Wanted};
@@ -70,12 +70,7 @@ fn machine_with<K: Kernel + Send + 'static>(
         stop: Arc::new(AtomicBool::new(false)),
         wake: Arc::new(AtomicBool::new(false)),
     };
-    let capabilities = Capabilities {
-        abilities: BTreeMap::new(),
-        partitions: Vec::new(),
-        shortest_window_ns: 1,
-        shortest_slice_ns: None,
-    };
+    let capabilities = cachemate_core::test_kit::capabilities(&[]);
     LiveMachine::new(host, topology, capabilities, Vec::new(), options)
 }
 

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    Ability, Answer, Applied, CacheShare, Capabilities, Counts, CpuId, CpuSet, Event, Evidence, GangSchedule, Item,
-    Machine, MachineError, Observation, Place, Plan, Probe, ProbeId, ProbeWhat, ProcessId, Profile, Reading, Refused,
+    Ability, Answer, Applied, CacheShare, Capabilities, Counts, CpuId, Event, Evidence, GangSchedule, Item, Machine,
+    MachineError, Observation, Place, Plan, Probe, ProbeId, ProbeWhat, ProcessId, Profile, Reading, Refused,
     RefusedBecause, ShareHeld, Span, Support, TaskId, TaskSeen, Topology, Units, Window, WindowEnd,
 };
 
@@ -307,10 +307,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.probing.give_up(probe, RefusedBecause::Gone, "none of the processes has a managed thread");
             return;
         }
-        let lines = self.topology.caches.iter().filter(|cache| cache.last_level).find_map(|cache| cache.line_bytes);
+        let lines = self.topology.last_level_caches().find_map(|cache| cache.line_bytes);
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-        let online: CpuSet = self.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+        let online = self.topology.online();
         let subjects = Subjects {
             threads: &threads,
             online: &online,
@@ -342,7 +342,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Who would be where if the task were probed now: on the cache that it last ran on.
     fn cast(&self, kernel: &K, task: TaskId) -> Option<Cast> {
         let star = self.tasks.get(task).filter(|task| !task.fixed && !task.exited)?;
-        let online: CpuSet = self.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+        let online = self.topology.online();
         let shares = |cpu: CpuId| {
             let caches = self.topology.caches.iter();
             caches.filter(|cache| cache.last_level).find(|cache| cache.cpus.contains(cpu.0) && cache.cpus.count() > 1)
@@ -567,7 +567,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         };
         self.window = self.window.max(Duration::from_nanos(self.capabilities.shortest_window_ns));
         self.probing.ask(&plan.probes);
-        let online: CpuSet = self.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+        let online = self.topology.online();
         let (plan, lacking) = self.without_what_is_lacking(plan);
         let plan = &plan;
         let mut placed = plan.clone();

@@ -71,7 +71,7 @@ fn epyc(offline: &[u32]) -> Tree {
 #[test]
 fn an_epyc_has_eight_l3s_of_sixteen_cpus() {
     let host = epyc(&[]).read().unwrap();
-    let last: Vec<&Cache> = host.topology.caches.iter().filter(|cache| cache.last_level).collect();
+    let last: Vec<&Cache> = host.topology.last_level_caches().collect();
     assert_eq!(last.len(), 8);
     assert_eq!((last[1].cpus.to_string().as_str(), last[1].size_bytes), ("8-15,72-79", Some(32 << 20)));
     assert_eq!(host.kernel_cache_ids[last[7].id.0 as usize], Some(14));
@@ -86,7 +86,7 @@ fn an_epyc_has_eight_l3s_of_sixteen_cpus() {
 fn offline_cpus_are_listed_but_share_nothing() {
     let gone: Vec<u32> = (16..24).chain(80..88).chain([0]).collect();
     let host = epyc(&gone).read().unwrap();
-    let last: Vec<&Cache> = host.topology.caches.iter().filter(|cache| cache.last_level).collect();
+    let last: Vec<&Cache> = host.topology.last_level_caches().collect();
     assert_eq!(last.len(), 7, "the L3 of the complex that is gone is gone");
     assert_eq!(last[0].cpus.to_string(), "1-7,64-71");
     assert_eq!(host.topology.cpus.len(), 128);

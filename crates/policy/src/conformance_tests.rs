@@ -39,7 +39,7 @@ fn bad_policies_are_found_out() {
     assert_eq!(rule_broken(moves_fixed), valid);
     let starves = || {
         |view: &View<'_>, plan: &mut Plan| {
-            let cpus: CpuSet = view.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+            let cpus = view.topology.online();
             let gangs = free(view).take(1).map(|task| Gang { members: vec![(task, None)], slices: 1 }).collect();
             plan.gangs.push(GangSchedule { cpus, slice_ns: 1_000, gangs });
         }

@@ -28,8 +28,8 @@ pub struct Dealt {
 impl Dealt {
     /// The caches with online CPUs and their movable tasks of this window.
     pub fn domains<'a>(&mut self, view: &'a View<'_>) -> Vec<Domain<'a>> {
-        let online: CpuSet = view.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
-        let last = view.topology.caches.iter().filter(|cache| cache.last_level);
+        let online = view.topology.online();
+        let last = view.topology.last_level_caches();
         let mut domains: Vec<Domain<'a>> = last
             .map(|cache| Domain {
                 cache: cache.id,

@@ -184,7 +184,7 @@ impl Intensity {
 }
 
 fn domains(view: &View<'_>) -> Vec<Domain> {
-    let online: CpuSet = view.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+    let online = view.topology.online();
     let tasks = view.seen.tasks.iter().filter(|task| !task.exited).count();
     let Ok(seats) = placement::seats(view.topology, tasks) else { return Vec::new() };
     let domain = |seats: &placement::CacheSeats| {

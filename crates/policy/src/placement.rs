@@ -57,7 +57,7 @@ pub fn seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, No
     ranked.sort_by_key(|(rank, cpu)| (*rank, cpu.id));
     let mut seats: Vec<CacheSeats> = Vec::new();
     let mut seated = CpuSet::default();
-    for cache in topology.caches.iter().filter(|cache| cache.last_level) {
+    for cache in topology.last_level_caches() {
         let on_it = |cpu: &CpuId| cache.cpus.contains(cpu.0) && !seated.contains(cpu.0);
         let cpus: Vec<CpuId> = ranked.iter().map(|(_, cpu)| cpu.id).filter(on_it).collect();
         seated.extend(cpus.iter().map(|cpu| cpu.0));

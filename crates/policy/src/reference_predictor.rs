@@ -37,6 +37,10 @@ pub struct ReferencePredictor {
 const STEPS: usize = 80;
 
 impl Predictor for ReferencePredictor {
+    fn miss_penalty_cycles(&self) -> Option<f64> {
+        Some(self.miss_penalty_cycles)
+    }
+
     fn forecast(&self, view: &View<'_>, under: &Plan) -> Forecast {
         let (topology, profiles) = (view.topology, view.profiles);
         let tasks: Vec<TaskId> = profiles.keys().copied().collect();
@@ -273,7 +277,7 @@ impl Presence {
 
     /// Tasks outside gangs go to the least loaded of their CPUs, those with least choice first.
     fn spread(&mut self, topology: &Topology, tasks: &[TaskId], under: &Plan, taken: &CpuSet) {
-        let online: CpuSet = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+        let online = topology.online();
         let choice = |task: &TaskId| {
             let allowed = under.allowed.get(task).map_or(online.clone(), |cpus| cpus.intersection(&online));
             let outside: CpuSet = allowed.iter().filter(|&cpu| !taken.contains(cpu)).collect();
@@ -349,7 +353,7 @@ fn miss_ratios(
     forecast: &Forecast,
 ) -> BTreeMap<CacheId, Estimate> {
     let mut ratios = BTreeMap::new();
-    for cache in topology.caches.iter().filter(|cache| cache.last_level) {
+    for cache in topology.last_level_caches() {
         let on_it = |task: &&TaskId| presence.cpu.get(task).is_some_and(|cpu| cache.cpus.contains(cpu.0));
         let rates = profiles.keys().filter(on_it).map(|task| {
             let said = forecast.tasks.get(task)?;

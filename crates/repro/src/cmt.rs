@@ -388,5 +388,5 @@ impl Policy for OneGreedy {
 /// The cache that all contexts share.
 pub fn l2(workload: &Workload) -> Option<CacheId> {
     let topology = workload.machine.topology();
-    topology.caches.iter().find(|cache| cache.last_level).map(|cache| cache.id)
+    topology.last_level_caches().next().map(|cache| cache.id)
 }

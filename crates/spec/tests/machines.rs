@@ -38,7 +38,7 @@ fn every_file_of_the_folder_is_built_in() {
 fn the_papers_machines_have_the_published_shapes() {
     let shape = |name: &str| {
         let topology = load_topology(name).unwrap();
-        let shared: Vec<_> = topology.caches.iter().filter(|cache| cache.last_level).collect();
+        let shared: Vec<_> = topology.last_level_caches().collect();
         (topology.cpus.len(), shared.len(), shared[0].cpus.count(), shared[0].size_bytes.unwrap() >> 10)
     };
     assert_eq!(shape("niagara-2core"), (8, 1, 8, 768));

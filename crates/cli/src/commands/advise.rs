@@ -115,8 +115,7 @@ impl Advise {
 
 /// The host's contended cache, and what had to be assumed about it.
 fn shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, Target, Vec<String>)> {
-    let cache =
-        topology.caches.iter().find(|cache| cache.last_level).context("this host tells of no last-level cache")?;
+    let cache = topology.last_level_caches().next().context("this host tells of no last-level cache")?;
     let mut assumed = vec![format!(
         "{MISS_CYCLES} cycles a miss, {HIT_CYCLES} a hit, {ISSUE_WIDTH} instructions a cycle, {WINDOW} in flight"
     )];

@@ -45,7 +45,7 @@ impl Doctor {
         };
         let result = DoctorJson {
             means,
-            online_cpus: found.topology.cpus.iter().filter(|cpu| cpu.online).count(),
+            online_cpus: found.topology.online().count() as usize,
             shared_last_level_caches: shared,
             topology_warnings: found.warnings,
             pressure: pressure::read(&cachemate_linux::kernel::Host::new("/")),

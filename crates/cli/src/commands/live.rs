@@ -163,7 +163,7 @@ fn measured_cache(place: &Place, rows: &mut Vec<Row>) -> Option<u64> {
 
 /// The first two CPUs of different cores that share a last-level cache, and its size.
 fn two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
-    for cache in topology.caches.iter().filter(|cache| cache.last_level) {
+    for cache in topology.last_level_caches() {
         let mut cpus = topology.cpus.iter().filter(|cpu| cpu.online && cache.cpus.contains(cpu.id.0));
         let Some(first) = cpus.next() else { continue };
         if let Some(second) = cpus.find(|cpu| cpu.core != first.core || cpu.package != first.package) {

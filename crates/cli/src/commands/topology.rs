@@ -85,7 +85,7 @@ fn words(result: &TopologyResult, topology: &MachineTopology) -> String {
             if cache.last_level { "shared last level".to_string() } else { String::new() },
         ]);
     }
-    let online = topology.cpus.iter().filter(|cpu| cpu.online).count();
+    let online = topology.online().count() as usize;
     let distinct = |of: fn(&cachemate_core::Cpu) -> (u32, u32)| {
         let mut all: Vec<_> = topology.cpus.iter().map(of).collect();
         all.sort_unstable();

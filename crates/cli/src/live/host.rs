@@ -87,7 +87,7 @@ pub fn calibrated_level(found: &Found) -> Arc<AtomicU32> {
 }
 
 fn last_level(topology: &Topology) -> Level {
-    topology.caches.iter().find(|cache| cache.last_level).map_or(Level::L3, |cache| cache.level)
+    topology.last_level_caches().next().map_or(Level::L3, |cache| cache.level)
 }
 
 /// What one managed run is told, from a configuration or a command line.

@@ -77,7 +77,7 @@ impl Shake {
 impl Policy for Shake {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(Window::Time { ns: 1 });
-        let online: Vec<u32> = view.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+        let online: Vec<u32> = view.topology.online().iter().collect();
         let tasks: Vec<_> = movable(view).map(|task| task.task).collect();
         for &task in &tasks {
             if self.generator.below(4) > 0 && !online.is_empty() {

@@ -39,7 +39,7 @@ pub struct Pair {
 pub fn measure(session: &Session) -> anyhow::Result<Measured> {
     let topology = host::find(false)?.topology;
     let bounds = Bounds::default();
-    let online: Vec<u32> = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+    let online: Vec<u32> = topology.online().iter().collect();
     let mut groups: Vec<CpuSet> = Vec::new();
     let mut pairs = Vec::new();
     let progress = session.progress("ping-pong", Some(online.len() as u64));
@@ -63,8 +63,7 @@ pub fn measure(session: &Session) -> anyhow::Result<Measured> {
         progress.inc(1);
     }
     progress.finish_and_clear();
-    let declared: Vec<CpuSet> =
-        topology.caches.iter().filter(|cache| cache.last_level).map(|cache| cache.cpus.clone()).collect();
+    let declared: Vec<CpuSet> = topology.last_level_caches().map(|cache| cache.cpus.clone()).collect();
     let mut agree = (groups.clone(), declared.clone());
     agree.0.sort();
     agree.1.sort();

@@ -413,7 +413,7 @@ fn class(profile: &Profile) -> Option<String> {
 }
 
 fn caches(topology: &Topology, tasks: &[TaskStatus], record: &Record) -> Vec<CacheStatus> {
-    let last = topology.caches.iter().filter(|cache| cache.last_level);
+    let last = topology.last_level_caches();
     last.map(|cache| CacheStatus {
         cache: cache.id.0,
         level: level_text(cache.level).to_string(),

@@ -33,7 +33,7 @@ pub fn changes(
     topology: &Topology,
     capabilities: &Capabilities,
 ) -> Derived {
-    let online = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+    let online = topology.online();
     let mut list = List { plan, confined, state, capabilities, online, done: Derived::default() };
     let schedules = list.schedules();
     let stops = list.stop_gangs(&schedules);

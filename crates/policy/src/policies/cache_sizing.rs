@@ -50,8 +50,8 @@ pub struct Parameters {
     pub least_gain: f64,
     /// Copied pages must be earned back within this.
     pub horizon_ns: u64,
-    /// What a miss costs where stalls are not counted.
-    pub miss_penalty_cycles: f64,
+    /// What a miss costs where stalls are not counted; `None` = as the reference predictor has it from the machine.
+    pub miss_penalty_cycles: Option<f64>,
     /// After a change: fewest windows until speeds count, and windows of a leg of its trial; 0 = changes are not judged.
     pub settle_windows: u32,
     pub judge_windows: u32,
@@ -71,7 +71,7 @@ impl Default for Parameters {
             insensitive: 0.02,
             least_gain: 0.01,
             horizon_ns: 10_000_000_000,
-            miss_penalty_cycles: 150.0,
+            miss_penalty_cycles: None,
             settle_windows: 1,
             judge_windows: 3,
             trial_share: 0.01,
@@ -94,7 +94,7 @@ impl Parameters {
             return Err(format!("trial_share: found {}, expected a number above 0", parsed.trial_share));
         }
         let shares = [("insensitive", parsed.insensitive), ("least_gain", parsed.least_gain)];
-        let numbers = shares.into_iter().chain([("miss_penalty_cycles", parsed.miss_penalty_cycles)]);
+        let numbers = shares.into_iter().chain([("miss_penalty_cycles", parsed.miss_penalty_cycles.unwrap_or(1.0))]);
         for (name, value) in numbers {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(format!("{name}: found {value}, expected a number from 0 up"));
@@ -280,7 +280,8 @@ fn claimant(
     let bytes = domain.cache.size_bytes?;
     let of = |task: &&TaskSeen| {
         let profile = view.profiles.get(&task.task)?;
-        Space::of(profile, speed, parameters.miss_penalty_cycles, bytes, domain.divided.units())
+        let penalty = parameters.miss_penalty_cycles.or(view.predictor.miss_penalty_cycles())?;
+        Space::of(profile, speed, penalty, bytes, domain.divided.units())
     };
     let threads: Vec<Space> = present.tasks.iter().filter_map(of).collect();
     let goal = present.goal();

@@ -1,7 +1,7 @@
 use super::*;
 use cachemate_core::{
-    Answer, Applied, Cache, Capabilities, Counts, Cpu, CpuId, Estimate, Evidence, Fact, FactSource, Level, Observation,
-    ProcessId, Profile, Profiles, Rates, Reading, Span, Topology, WindowEnd,
+    Answer, Applied, Cache, Counts, Cpu, CpuId, Estimate, Evidence, Fact, FactSource, Level, Observation, ProcessId,
+    Profile, Profiles, Rates, Reading, Span, Topology, WindowEnd,
 };
 
 const CPUS: u32 = 4;
@@ -64,12 +64,7 @@ impl Bench {
             answers: self.answer.take().map(answer).into_iter().collect(),
             in_force: Applied::default(),
         };
-        let capabilities = Capabilities {
-            abilities: BTreeMap::new(),
-            partitions: Vec::new(),
-            shortest_window_ns: 1,
-            shortest_slice_ns: None,
-        };
+        let capabilities = cachemate_core::test_kit::capabilities(&[]);
         let view = View {
             topology: &self.topology,
             capabilities: &capabilities,

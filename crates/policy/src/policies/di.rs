@@ -44,7 +44,7 @@ pub(super) fn recorded_rates(view: &View<'_>, on: RecordedOn) -> BTreeMap<TaskId
 /// Tasks that run below one last-level cache at a time, when all are spread evenly.
 fn sharers(view: &View<'_>) -> u32 {
     let online = |cpus: &CpuSet| view.topology.cpus.iter().filter(|cpu| cpu.online && cpus.contains(cpu.id.0)).count();
-    let caches = || view.topology.caches.iter().filter(|cache| cache.last_level);
+    let caches = || view.topology.last_level_caches();
     let cpus = caches().map(|cache| online(&cache.cpus)).max().unwrap_or(1);
     let tasks = view.seen.tasks.iter().filter(|task| !task.exited).count();
     tasks.div_ceil(caches().count().max(1)).min(cpus) as u32

@@ -206,7 +206,7 @@ pub fn cache_domains(topology: &Topology) -> Vec<CpuSet> {
 /// Last-level caches that can be divided, and how; for colours, which hold in every cache of the level, the first one.
 pub fn dividable(view: &View<'_>) -> Vec<(CacheId, Divided)> {
     let mut found: Vec<(CacheId, Divided)> = Vec::new();
-    for cache in view.topology.caches.iter().filter(|cache| cache.last_level) {
+    for cache in view.topology.last_level_caches() {
         let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
         let Some(divided) = Divided::of(partitions.map(|(_, partition)| partition)) else { continue };
         if !found
@@ -226,7 +226,7 @@ pub fn movable<'a>(view: &'a View<'_>) -> impl Iterator<Item = &'a TaskSeen> {
 
 /// The level at which programs contend: that of the first last-level cache.
 fn last_level(view: &View<'_>) -> Option<Level> {
-    view.topology.caches.iter().find(|cache| cache.last_level).map(|cache| cache.level)
+    view.topology.last_level()
 }
 
 #[cfg(test)]

@@ -197,12 +197,7 @@ mod tests {
             };
             let view = View {
                 topology: &topology,
-                capabilities: &Capabilities {
-                    abilities: BTreeMap::new(),
-                    partitions: Vec::new(),
-                    shortest_window_ns: 1,
-                    shortest_slice_ns: None,
-                },
+                capabilities: &cachemate_core::test_kit::capabilities(&[]),
                 seen: &seen,
                 profiles: &Profiles::new(),
                 before: &Plan::idle(Window::Time { ns: 1 }),

@@ -94,7 +94,7 @@ fn same_shares(a: &[CacheShare], b: &[CacheShare], of: &Present) -> bool {
 /// told.
 pub fn put_placement(plan: &mut Plan, from: &Plan, knew: &Present, view: &View<'_>) {
     let there = Present::movable(&view.seen.tasks);
-    let online: CpuSet = view.topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect();
+    let online = view.topology.online();
     plan.allowed.retain(|task, _| !knew.tasks.contains(task));
     plan.weights.retain(|task, _| !knew.tasks.contains(task));
     let allowed = from.allowed.iter().filter(|(task, cpus)| there.tasks.contains(task) && cpus.intersects(&online));

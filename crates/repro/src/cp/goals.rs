@@ -159,7 +159,7 @@ mod tests {
         let topology = workload.machine.topology();
         let machine = workload.lasting(0, 1_000).simulated().unwrap();
         let capabilities = cachemate_core::Machine::capabilities(&machine);
-        let last = topology.caches.iter().find(|cache| cache.last_level).unwrap().id;
+        let last = topology.last_level_caches().next().unwrap().id;
         let ways =
             |(cache, partition): &(_, _)| *cache == last && matches!(partition, cachemate_core::Partition::Ways { .. });
         assert!(capabilities.partitions.iter().any(ways));

@@ -178,7 +178,7 @@ impl Traced {
 }
 
 fn colour_share(machine: &SimMachine, colours: u32) -> CacheShare {
-    let last = machine.topology().caches.iter().find(|cache| cache.last_level).map_or(CacheId(0), |cache| cache.id);
+    let last = machine.topology().last_level_caches().next().map_or(CacheId(0), |cache| cache.id);
     CacheShare {
         group: GroupId(0),
         members: vec![Member::Process(ProcessId(0))],

@@ -107,7 +107,7 @@ fn coloured_programs_fill_the_sets_of_their_colours_and_no_others() {
     let mut machine = SimMachine::new(&spec(), &SimOptions::default(), programs).unwrap();
     machine.apply(&coloured(&machine, [&[0], &[2, 3]])).unwrap();
     machine.observe().unwrap();
-    let last = machine.topology().caches.iter().find(|cache| cache.last_level).unwrap().id;
+    let last = machine.topology().last_level_caches().next().unwrap().id;
     // 256 sets in four colours: pages of 64 lines.
     let mut sets = [std::collections::BTreeSet::new(), std::collections::BTreeSet::new()];
     for (set, task) in machine.system.hw.sets_in_use(last) {
@@ -129,7 +129,7 @@ fn exclusive_ways_keep_the_neighbour_out() {
         let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
         let mut plan = plan(30);
         plan.allowed = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
-        let cache = machine.topology().caches.iter().find(|cache| cache.last_level).unwrap().id;
+        let cache = machine.topology().last_level_caches().next().unwrap().id;
         for (at, mask) in masks.into_iter().flatten().enumerate() {
             let members = vec![Member::Task(TaskId(at as u32))];
             plan.shares.push(CacheShare { group: GroupId(at as u32), members, cache, units: Units::Ways { mask } });

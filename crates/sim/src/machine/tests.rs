@@ -182,7 +182,7 @@ fn colours_hold_and_move_under_a_running_program() {
     assert!(pages(&seen, 0).iter().all(|&pages| pages > 0));
     let colour = |colours: &[u32]| -> IndexSet { colours.iter().copied().collect() };
     let mut coloured = plan(20);
-    let cache = machine.topology().caches.iter().find(|cache| cache.last_level).unwrap().id;
+    let cache = machine.topology().last_level_caches().next().unwrap().id;
     coloured.shares = vec![cachemate_core::CacheShare {
         group: cachemate_core::GroupId(0),
         members: vec![cachemate_core::Member::Process(cachemate_core::ProcessId(0))],

@@ -20,7 +20,7 @@ impl Domains {
         let cores = topology.cpus.iter().map(|cpu| cpu.core).collect();
         // Where caches of the last level do not cover a CPU it stands for itself.
         let mut cache_of: Vec<u32> = (0..cpus as u32).map(|cpu| cpu + topology.caches.len() as u32).collect();
-        for cache in topology.caches.iter().filter(|cache| cache.last_level) {
+        for cache in topology.last_level_caches() {
             cache.cpus.iter().for_each(|cpu| cache_of[cpu as usize] = cache.id.0);
         }
         let packages = topology.cpus.iter().map(|cpu| cpu.package).collect();

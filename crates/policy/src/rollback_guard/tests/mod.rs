@@ -6,8 +6,6 @@ mod churn;
 mod lies;
 mod series;
 
-use std::collections::BTreeMap;
-
 use cachemate_core::*;
 
 use super::{ROLLED_BACK, RollbackGuard};
@@ -67,12 +65,7 @@ pub fn run_with_profiles(
     mut machine: impl FnMut(u64, &Plan) -> (Vec<TaskSeen>, Profiles),
 ) -> Vec<Decision> {
     let topology = topology();
-    let capabilities = Capabilities {
-        abilities: BTreeMap::new(),
-        partitions: Vec::new(),
-        shortest_window_ns: 1,
-        shortest_slice_ns: None,
-    };
+    let capabilities = cachemate_core::test_kit::capabilities(&[]);
     let mut guard = RollbackGuard::new(policy, config);
     let mut before = idle();
     let mut decisions = Vec::new();

@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// One reason, in a form that survives renaming: `{0}` in `text` is `tasks[0]`.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Reason {
     pub tasks: Vec<TaskId>,
     pub text: String,

@@ -1,0 +1,125 @@
+//! Is the policy of `docs/writing-a-policy.md` a policy, word for word, and does it do on the simulator what the page says?
+
+use std::collections::BTreeMap;
+
+use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
+use cachemate_policy::conformance::check_policy;
+use cachemate_sim::kernels;
+use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+
+// The page's code begins here.
+use cachemate_core::{Decision, Plan, Policy, Reason, TaskId, View, Window};
+
+/// Streams onto the last cache, everybody else onto the others.
+pub struct StreamsTogether {
+    /// A program that reads so many bytes from memory per thousand instructions counts as a stream. Misses would not do:
+    /// a stream whose prefetchers are always ahead hardly misses.
+    pub stream_from_bytes: f64,
+}
+
+impl StreamsTogether {
+    /// `None` while nothing was counted: absent evidence is not zero.
+    fn is_stream(&self, view: &View<'_>, task: TaskId) -> Option<bool> {
+        let bytes = view.profiles.get(&task)?.rates.observed_read_bytes_per_kilo_instr?;
+        Some(bytes.value >= self.stream_from_bytes)
+    }
+}
+
+impl Policy for StreamsTogether {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+        let mut why = Vec::new();
+        let domains = view.last_level_domains();
+        let Some((last, others)) = domains.split_last().filter(|(_, others)| !others.is_empty()) else {
+            return Decision { plan, why }; // one cache: nothing to choose
+        };
+        let elsewhere = others.iter().fold(others[0].clone(), |all, cpus| all.union(cpus));
+        for task in view.movable() {
+            let before = view.before.allowed.get(&task.task);
+            let Some(stream) = self.is_stream(view, task.task) else {
+                // Without evidence what holds stays.
+                plan.allowed.extend(before.map(|cpus| (task.task, cpus.clone())));
+                continue;
+            };
+            let cpus = if stream { last } else { &elsewhere };
+            if before != Some(cpus) {
+                let what = if stream { "streams" } else { "keeps data in the cache" };
+                let text = format!("{{0}} {what}: to CPUs {cpus}");
+                why.push(Reason { tasks: vec![task.task], text, ..Reason::default() });
+            }
+            plan.allowed.insert(task.task, cpus.clone());
+        }
+        Decision { plan, why }
+    }
+}
+// The page's code ends here.
+
+fn root(file: &str) -> String {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn blocks(page: &str, language: &str) -> Vec<String> {
+    let begin = format!("```{language}\n");
+    let parts = page.split(&begin).skip(1);
+    parts.map(|rest| rest.split("```").next().unwrap_or_default().to_string()).collect()
+}
+
+/// Is the page's code this file's code?
+#[test]
+fn the_page_shows_the_code_that_is_tested() {
+    let own = root("crates/pipeline/tests/writing_a_policy.rs");
+    let code = own.split("// The page's code begins here.\n").nth(1).unwrap();
+    let code = code.split("// The page's code ends here.").next().unwrap();
+    assert_eq!(blocks(&root("docs/writing-a-policy.md"), "rust"), [code.to_string()]);
+}
+
+/// Does the policy keep what every policy must?
+#[test]
+fn it_conforms() {
+    check_policy(&|_| Box::new(StreamsTogether { stream_from_bytes: 500.0 }), 40).unwrap();
+}
+
+/// Does the page's scenario, run under it, end with each kind on its own cache?
+#[test]
+fn streams_end_up_on_one_cache() {
+    let scenario = blocks(&root("docs/writing-a-policy.md"), "toml").remove(0).replace("streams-together", "default");
+    let (scenario, spec) = cachemate_spec::parse_scenario("the page's scenario", &scenario).unwrap();
+    let programs = scenario.programs.iter().flat_map(|program| {
+        (0..program.count).map(|copy| {
+            let name = program.program.clone();
+            let maker = move |run: u32| {
+                kernels::program(&name, u64::from(run + 10 * copy), &kernels::Options::default()).unwrap()
+            };
+            Program::new(program.program.clone(), Box::new(maker))
+        })
+    });
+    let options = SimOptions {
+        seed: scenario.seed,
+        scale: 1_000,
+        ends: Some(Length::Cycles(8_000_000)),
+        ..SimOptions::default()
+    };
+    let mut machine = SimMachine::new(&spec, &options, programs.collect()).unwrap();
+    let standard = Standard {
+        policy: cachemate_core::PolicyConfig { name: "streams-together".into(), parameters: String::new(), seed: 1 },
+        guard: None,
+        counted_instructions: 50_000.0,
+        predictor: miss_penalty_of_machine(&spec),
+        watches_code: true,
+        first_window: Window::Time { ns: 100_000_000 },
+    };
+    let config = standard
+        .for_machine(cachemate_core::Machine::topology(&machine), cachemate_core::Machine::capabilities(&machine));
+    machine.set_first_window(config.first_window);
+    let mut last = BTreeMap::new();
+    let pipeline = Pipeline::with_policy(config, Box::new(StreamsTogether { stream_from_bytes: 500.0 }));
+    pipeline
+        .run(machine, |_, record| {
+            last = record.decision.plan.allowed;
+            true
+        })
+        .unwrap();
+    let places: Vec<String> = last.values().map(ToString::to_string).collect();
+    assert_eq!(places, ["0-1", "0-1", "2-3", "2-3"]);
+}

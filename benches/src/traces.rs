@@ -4,7 +4,7 @@
 //! - `scan`: a cyclic scan over 300 000 lines;
 //! - `mixed`: 1 562 500 lines (100 MB); 80 % of the accesses go evenly to the first 30 %, the others to the rest.
 
-use cachemate_locality::hash::SplitMix64;
+use cachemate_core::SplitMix64;
 use std::hash::Hasher;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -77,7 +77,7 @@ fn unit(random: &mut SplitMix64) -> f64 {
 
 fn zipf(len: usize) -> Vec<u64> {
     const RANKS: usize = 1_000_000;
-    let mut random = SplitMix64(1);
+    let mut random = SplitMix64::new(1);
     let mut sum = 0.0;
     let cumulative: Vec<f64> = (1..=RANKS)
         .map(|rank| {
@@ -101,7 +101,7 @@ fn zipf(len: usize) -> Vec<u64> {
 fn mixed(len: usize) -> Vec<u64> {
     const LINES: u64 = 1_562_500;
     const HOT: u64 = 468_750;
-    let mut random = SplitMix64(3);
+    let mut random = SplitMix64::new(3);
     (0..len)
         .map(|_| if unit(&mut random) < 0.8 { random.below(HOT) } else { HOT + random.below(LINES - HOT) })
         .collect()

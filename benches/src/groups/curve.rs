@@ -5,9 +5,9 @@
 
 use super::{Group, Options};
 use crate::harness::{Clock, Contender, Row, compare};
+use cachemate_core::SplitMix64;
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::rapidmrc::{Counted, Trace, Warmup, survival_curve, trace_curve};
-use cachemate_policy::rng::SplitMix64;
 
 pub const GROUP: Group = Group {
     name: "curve",

@@ -6,12 +6,12 @@
 
 use cachemate_core::{
     Applied, Cache, CacheId, Capabilities, Cpu, CpuId, Estimate, Fact, FactSource, Level, Observation, Plan, ProcessId,
-    Profile, Profiles, Rates, Span, SuperSetCount, Support, TaskId, TaskSeen, Topology, View, Window, WindowEnd,
+    Profile, Profiles, Rates, Span, SplitMix64, SuperSetCount, Support, TaskId, TaskSeen, Topology, View, Window,
+    WindowEnd,
 };
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_policy::policies;
 use cachemate_policy::reference_predictor::ReferencePredictor;
-use cachemate_policy::rng::SplitMix64;
 
 use super::{Group, Options};
 use crate::harness::{Clock, Contender, Row, compare};

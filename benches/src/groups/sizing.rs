@@ -5,7 +5,7 @@
 
 use super::{Group, Options};
 use crate::harness::{Clock, Contender, Row, compare};
-use cachemate_policy::rng::SplitMix64;
+use cachemate_core::SplitMix64;
 use cachemate_policy::solvers::sizing::{Claim, Total, exact, lookahead};
 
 pub const GROUP: Group =

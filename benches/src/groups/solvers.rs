@@ -2,7 +2,7 @@
 //!
 //! The input names programs, so a speed of 0.0002 millions a second is one second for 200.
 
-use cachemate_policy::rng::SplitMix64;
+use cachemate_core::SplitMix64;
 use cachemate_policy::solvers::{self, Seats};
 
 use super::{Group, Options};

@@ -163,14 +163,6 @@ fn journal_gone(folder: &Path) -> bool {
     true
 }
 
-fn splitmix64(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut word = *state;
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
-}
-
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Killed {
     Daemon,
@@ -235,11 +227,11 @@ fn everything_is_as_before_whatever_is_killed() {
     let pid = programs.parent.id().to_string();
     std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
     let before = programs.states();
-    let mut seed = 1;
+    let mut generator = cachemate_core::SplitMix64::new(1);
     let start = Instant::now();
     for round in 0..kills {
         let (killed, then) = CASES[round % CASES.len()];
-        let wait = Duration::from_micros(splitmix64(&mut seed) % 300_000);
+        let wait = Duration::from_micros(generator.next_u64() % 300_000);
         one(folder.path(), &programs, killed, then, wait);
         let after = programs.states();
         assert_eq!(after, before, "round {round}: {killed:?} killed after {wait:?}, then {then:?}");

@@ -17,6 +17,7 @@ mod nearest;
 mod pipeline_config;
 mod plan;
 mod profile;
+mod random;
 mod run_loop;
 mod seen;
 pub mod test_kit;
@@ -34,6 +35,7 @@ pub use nearest::*;
 pub use pipeline_config::*;
 pub use plan::*;
 pub use profile::*;
+pub use random::*;
 pub use run_loop::*;
 pub use seen::*;
 

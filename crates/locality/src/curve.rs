@@ -256,7 +256,7 @@ mod tests {
     /// Does hashed folding agree with an exact set-associative LRU cache of random lines?
     #[test]
     fn hashed_folding_agrees_with_an_exact_set_associative_cache() {
-        let mut random = crate::reuse::SplitMix64(5);
+        let mut random = cachemate_core::SplitMix64::new(5);
         let (sets, ways) = (32usize, 8u32);
         let lines: Vec<u64> = (0..120_000).map(|_| random.below(600) * random.below(600) / 600).collect();
         let mut stack: Vec<u64> = Vec::new();

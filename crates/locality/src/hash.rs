@@ -1,5 +1,7 @@
 //! The one hash of this crate: a bijection of 64-bit words whose *upper* bits are well mixed.
 
+use cachemate_core::SplitMix64;
+
 /// 2^64 / golden ratio, made odd.
 const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -28,30 +30,10 @@ pub fn unmix_bits(mixed: u64, bits: u32) -> u64 {
     folded ^ folded >> shift ^ folded >> (2 * shift)
 }
 
-/// Two rounds, for choosing samples, where a bad key would cost accuracy (finaliser of splitmix64).
+/// Two rounds, for choosing samples, where a bad key would cost accuracy (finalizer of SplitMix64).
 #[inline(always)]
 pub fn scatter(key: u64) -> u64 {
-    let key = (key ^ key >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let key = (key ^ key >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    key ^ key >> 31
-}
-
-/// The pinned generator of this crate: splitmix64. Same seed, same numbers, everywhere.
-#[derive(Clone, Debug)]
-pub struct SplitMix64(pub u64);
-
-impl SplitMix64 {
-    #[inline]
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(MULTIPLIER);
-        scatter(self.0)
-    }
-
-    /// Evenly distributed below `bound` (which is above 0), up to a bias of `bound` / 2^64.
-    #[inline]
-    pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
-    }
+    SplitMix64::scatter(key)
 }
 
 #[cfg(test)]
@@ -73,17 +55,10 @@ mod tests {
     /// Is the mix undone at the width that is used?
     #[test]
     fn wide_mix_is_undone() {
-        let mut random = SplitMix64(1);
+        let mut random = SplitMix64::new(1);
         for _ in 0..1000 {
             let key = random.below(1 << 41);
             assert_eq!(unmix_bits(mix_bits(key, 41), 41), key);
         }
-    }
-
-    /// Does the generator give splitmix64's published first numbers for seed 0?
-    #[test]
-    fn generator_is_splitmix64() {
-        let mut random = SplitMix64(0);
-        assert_eq!([random.next_u64(), random.next_u64()], [0xE220_A839_7B1D_CDAF, 0x6E78_9E6A_A1B9_65F4]);
     }
 }

@@ -186,7 +186,8 @@ pub fn phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<Phase> {
 mod tests {
     use super::*;
     use crate::intervals::locality_signature;
-    use crate::reuse::{ReuseSampler, SplitMix64};
+    use crate::reuse::ReuseSampler;
+    use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
     fn run(rates: &[f64]) -> Vec<Phase> {
@@ -271,7 +272,7 @@ mod tests {
     /// A program with one true phase change (at interval 12) on an LRU cache whose size changes at interval 6: per
     /// interval its misses per thousand instructions, and its locality signature.
     fn program_with_a_new_allocation() -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
-        let (mut random, mut sampler) = (SplitMix64(4), ReuseSampler::new(20, 9));
+        let (mut random, mut sampler) = (SplitMix64::new(4), ReuseSampler::new(20, 9));
         let (mut rates, mut signatures, mut held): (Vec<_>, Vec<_>, Vec<u64>) = Default::default();
         for interval in 0..18 {
             let (size, working_set) = (if interval < 6 { 300 } else { 60 }, if interval < 12 { 200 } else { 600 });

@@ -334,7 +334,7 @@ fn exact<T>(value: T) -> Fact<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reuse::SplitMix64;
+    use cachemate_core::SplitMix64;
 
     const LINE: u64 = 64;
 
@@ -357,7 +357,7 @@ mod tests {
     }
     /// Half of the run in 100 lines, half in a cycle of 400.
     fn two_phases() -> Vec<u64> {
-        let mut random = SplitMix64(3);
+        let mut random = SplitMix64::new(3);
         let first: Vec<u64> = (0..100_000).map(|_| random.below(100)).collect();
         first.into_iter().chain((0..100_000).map(|at| 1000 + at % 400)).collect()
     }

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::ReuseSample;
+use cachemate_core::{ReuseSample, SplitMix64};
 
 /// Times below this have a bucket each; from here on, this many buckets a doubling.
 const PER_DOUBLING: u64 = 16;
@@ -212,7 +212,7 @@ impl ReuseSampler {
     pub fn new(one_in: u32, seed: u64) -> Self {
         let mut sampler = ReuseSampler {
             one_in: one_in.max(1),
-            random: SplitMix64(seed),
+            random: SplitMix64::new(seed),
             until_next: 0,
             now: 0,
             open: BTreeMap::new(),
@@ -259,29 +259,6 @@ impl ReuseSampler {
         }
         let stay = libm::log1p(-1.0 / f64::from(self.one_in));
         1 + (libm::log(1.0 - self.random.unit()) / stay) as u64
-    }
-}
-
-/// Steele, Lea and Flood's SplitMix64: eight bytes of state, the same bits everywhere.
-#[derive(Clone, Debug)]
-pub struct SplitMix64(pub u64);
-
-impl SplitMix64 {
-    /// The next 64 random bits.
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-    /// Uniform in 0 (included) to 1 (excluded).
-    pub fn unit(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
-    }
-    /// Uniform below `limit` (at least 1); the bias of the multiplication is below `limit` / 2^64.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        ((u128::from(self.next_u64()) * u128::from(limit)) >> 64) as u64
     }
 }
 
@@ -333,7 +310,7 @@ mod tests {
     /// Is the share of watched accesses the one asked for, and the distribution that of the whole stream?
     #[test]
     fn one_in_a_hundred_sees_the_same_distribution() {
-        let mut random = SplitMix64(7);
+        let mut random = SplitMix64::new(7);
         let lines: Vec<u64> = (0..400_000).map(|_| random.below(1000).min(random.below(1000))).collect();
         let watch = |one_in| {
             let mut sampler = ReuseSampler::new(one_in, 3);

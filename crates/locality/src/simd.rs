@@ -441,12 +441,12 @@ mod x86 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hash::SplitMix64;
+    use cachemate_core::SplitMix64;
 
     /// Does every instruction set move to the front what the plain loop does, for every number of ways?
     #[test]
     fn all_move_to_the_front_alike() {
-        let mut random = SplitMix64(5);
+        let mut random = SplitMix64::new(5);
         for _ in 0..4000 {
             let ways = (1u32 << (1 + random.below(16))) - 1;
             let mut tags: Vec<u32> = (1..=24).collect();

@@ -88,7 +88,8 @@ pub(crate) fn misses_at(part: &Part<'_>, ratio: f64, lines: u64) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reuse::{ReuseSampler, SplitMix64};
+    use crate::reuse::ReuseSampler;
+    use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
     pub(crate) fn all_reuses(lines: &[u64]) -> ReuseTimes {
@@ -99,7 +100,7 @@ mod tests {
 
     /// A fully associative cache with random replacement, in the plainest form; misses after `warm` accesses.
     fn simulated(lines: &[u64], size: usize, warm: usize, seed: u64) -> f64 {
-        let mut random = SplitMix64(seed);
+        let mut random = SplitMix64::new(seed);
         let (mut held, mut misses) = (Vec::new(), 0u64);
         for (at, &line) in lines.iter().enumerate() {
             if held.contains(&line) {
@@ -118,7 +119,7 @@ mod tests {
     /// Does the model agree with a simulated random replacement on patterns of different shape, within 2 points?
     #[test]
     fn agrees_with_simulated_random_replacement() {
-        let mut random = SplitMix64(11);
+        let mut random = SplitMix64::new(11);
         let cyclic: Vec<u64> = (0..60_000).map(|at| at % 150).collect();
         let skewed: Vec<u64> = (0..60_000).map(|_| random.below(400) * random.below(400) / 400).collect();
         let mixed: Vec<u64> = (0..60_000u64)

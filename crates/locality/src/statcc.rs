@@ -230,7 +230,8 @@ fn bisect(mut low: f64, mut high: f64, still_below: impl Fn(f64) -> bool) -> f64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reuse::{ReuseSampler, SplitMix64};
+    use crate::reuse::ReuseSampler;
+    use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
     /// Lines of one synthetic program, for ever.
@@ -247,7 +248,7 @@ mod tests {
     }
     impl Program {
         fn new(pattern: Pattern, seed: u64) -> Self {
-            Program { pattern, at: 0, random: SplitMix64(seed) }
+            Program { pattern, at: 0, random: SplitMix64::new(seed) }
         }
         fn next(&mut self) -> u64 {
             self.at += 1;
@@ -336,7 +337,7 @@ mod tests {
     /// And with random replacement?
     #[test]
     fn joint_solution_agrees_with_a_simulated_shared_random_cache() {
-        check_joint(ReplacementModel::Random, Some(SplitMix64(77)));
+        check_joint(ReplacementModel::Random, Some(SplitMix64::new(77)));
     }
 
     fn check_joint(composition: ReplacementModel, random: Option<SplitMix64>) {

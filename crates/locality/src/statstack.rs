@@ -134,7 +134,8 @@ pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reuse::{ReuseSampler, SplitMix64};
+    use crate::reuse::ReuseSampler;
+    use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
     fn all_reuses(lines: &[u64]) -> ReuseTimes {
@@ -175,7 +176,7 @@ mod tests {
     /// Does the model agree with exact LRU stack distances on patterns of different shape, within 2 points?
     #[test]
     fn agrees_with_exact_stack_distances() {
-        let mut random = SplitMix64(23);
+        let mut random = SplitMix64::new(23);
         let skewed: Vec<u64> = (0..40_000).map(|_| random.below(400) * random.below(400) / 400).collect();
         let uniform: Vec<u64> = (0..40_000).map(|_| random.below(150)).collect();
         let chase: Vec<u64> = (0..40_000).map(|at| (at * 37) % 301).collect();

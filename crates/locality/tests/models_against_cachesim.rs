@@ -1,7 +1,8 @@
 //! Do the statistical models, from one access in ten, agree with exact simulation of the caches they model?
 
+use cachemate_core::SplitMix64;
 use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
-use cachemate_locality::reuse::{ReuseSampler, ReuseTimes, SplitMix64};
+use cachemate_locality::reuse::{ReuseSampler, ReuseTimes};
 use cachemate_locality::{statcache, statstack};
 use proptest::prelude::*;
 
@@ -21,7 +22,7 @@ struct Mixture {
 
 impl Mixture {
     fn lines(&self) -> Vec<u64> {
-        let mut random = SplitMix64(self.seed);
+        let mut random = SplitMix64::new(self.seed);
         let next = |at: usize| {
             let which = random.unit();
             if which < self.hot_share {

@@ -10,7 +10,6 @@ use cachemate_core::test_kit::Scripted;
 use cachemate_core::*;
 
 use crate::reference_predictor::ReferencePredictor;
-use crate::rng::SplitMix64;
 
 /// A rule that a policy broke, and where.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]

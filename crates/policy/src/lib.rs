@@ -26,7 +26,6 @@ pub mod policies;
 pub mod reasons;
 pub mod reference_predictor;
 mod refill;
-pub mod rng;
 pub mod rollback_guard;
 pub mod schemes;
 pub mod solvers;

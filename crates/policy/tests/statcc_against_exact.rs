@@ -1,10 +1,9 @@
 //! Is what StatCC expects of a shared cache, from profiles of each program alone, what an exact simulation finds?
 
-use cachemate_core::{Level, Profile};
+use cachemate_core::{Level, Profile, SplitMix64};
 use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
 use cachemate_locality::intervals::IntervalLength;
 use cachemate_locality::profile_builder::{ProfileBuilder, ProfileSettings, ProgramAccess};
-use cachemate_locality::reuse::SplitMix64;
 use cachemate_policy::schemes::{Scheme, SharedCache, StatCc};
 
 const LINE_BYTES: u64 = 64;
@@ -37,7 +36,7 @@ fn profile(program: &Program) -> Profile {
         reuse_one_in: 8,
         ..ProfileSettings::new(Level::L2, LINES * LINE_BYTES, WAYS, LINE_BYTES)
     };
-    let (mut builder, mut random) = (ProfileBuilder::new(settings).unwrap(), SplitMix64(17));
+    let (mut builder, mut random) = (ProfileBuilder::new(settings).unwrap(), SplitMix64::new(17));
     let access = |at| {
         let line = (program.pattern)(at, &mut random);
         ProgramAccess { line, instructions: program.instructions, store: false, thread: 0 }
@@ -53,7 +52,7 @@ fn simulate(programs: &[&Program]) -> Vec<(f64, f64)> {
     let shape = CacheShape::from_bytes(LINES * LINE_BYTES, LINE_BYTES, WAYS, 1).unwrap();
     let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();
     let n = programs.len();
-    let mut randoms: Vec<SplitMix64> = (0..n as u64).map(|at| SplitMix64(1000 + at)).collect();
+    let mut randoms: Vec<SplitMix64> = (0..n as u64).map(|at| SplitMix64::new(1000 + at)).collect();
     let (mut at, mut clock) = (vec![0u64; n], vec![0.0f64; n]);
     let (mut cycles, mut accesses, mut misses) = (vec![0.0; n], vec![0u64; n], vec![0u64; n]);
     for step in 0..ACCESSES {

@@ -17,10 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cachemate_core::{
     CacheId, CpuSet, Decision, Gang, GangSchedule, Level, PhaseParameters, Plan, Policy, ProfilerConfig,
-    ReplacementModel, RowParameters, TaskId, View, Window,
+    ReplacementModel, RowParameters, SplitMix64, TaskId, View, Window,
 };
 use cachemate_pipeline::Pipeline;
-use cachemate_policy::rng::SplitMix64;
 use cachemate_policy::solvers::balance::{GroupModel, Turns, best_groups, rotation};
 use cachemate_sim::metrics;
 use cachemate_sim::os::schedulers::SchedulerKind;

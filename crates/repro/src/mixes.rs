@@ -11,9 +11,8 @@
 use cachemate_pipeline::{Standard, miss_penalty_of_machine};
 use std::path::PathBuf;
 
-use cachemate_core::{Machine, PolicyConfig, ProfilerConfig, Window};
+use cachemate_core::{Machine, PolicyConfig, ProfilerConfig, SplitMix64, Window};
 use cachemate_policy::policies;
-use cachemate_policy::rng::SplitMix64;
 use cachemate_sim::kernels;
 use serde::Serialize;
 

@@ -6,10 +6,9 @@
 
 use cachemate_core::{
     CacheShare, Decision, Gang, GangSchedule, GroupId, Member, PageMoving, Partition, Plan, Policy, ProcessId, Reason,
-    TaskId, Units, View, Window,
+    SplitMix64, TaskId, Units, View, Window,
 };
 use cachemate_policy::policies::movable;
-use cachemate_policy::rng::SplitMix64;
 
 /// Groups of colours are numbered apart from those of ways.
 const FIRST_COLOURED: u32 = 1 << 20;

@@ -120,8 +120,8 @@ mod tests {
         // SAFETY: eight whole pages inside the vector.
         let pages: Vec<*mut u8> = (0..8).map(|page| unsafe { start.add(first + page * PAGE_BYTES) }).collect();
         // SAFETY: pages of a vector that is ours.
-        assert!(unsafe { load_ns(&pages, &mut Draw(1)) } > 0.0);
+        assert!(unsafe { load_ns(&pages, &mut Draw::new(1)) } > 0.0);
         // SAFETY: no page at all.
-        assert_eq!(unsafe { load_ns(&[], &mut Draw(1)) }, 0.0);
+        assert_eq!(unsafe { load_ns(&[], &mut Draw::new(1)) }, 0.0);
     }
 }

@@ -99,7 +99,7 @@ pub fn discover(topology: &Topology, cpu: CpuId, wish: &mut Wish<'_>) -> Result<
     let start = Instant::now();
     let _pinned = Pinned::to(cpu).map_err(|source| ColorError::io(&PathBuf::from(format!("CPU {}", cpu.0)), source))?;
     let mut reasons: Vec<String> = Vec::new();
-    let mut draw = Draw(wish.seed);
+    let mut draw = Draw::new(wish.seed);
     while start.elapsed() < wish.at_most && !(wish.stop)() {
         match attempt(&target, wish, &mut draw, start) {
             Ok(mut map) => {
@@ -383,7 +383,7 @@ mod tests {
         let frames: Vec<Option<u64>> = (0..320).map(Some).collect();
         let real: Vec<Option<u32>> = (0..320).map(|frame| Some((frame * 5 + 3) % 32)).collect();
         assert_eq!(frame_numbers(&frames, &real, 32), PFN_BITS_ARE_REAL);
-        let mut draw = Draw(1);
+        let mut draw = Draw::new(1);
         let sham: Vec<Option<u32>> = (0..320).map(|_| Some(draw.below(32) as u32)).collect();
         assert_eq!(frame_numbers(&frames, &sham, 32), PFN_BITS_ARE_SHAM);
         assert_eq!(frame_numbers(&vec![None; 320], &sham, 32), PFN_UNKNOWN);

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use cachemate_agent::layout::PAGE_BYTES;
 use cachemate_agent::timing::{decided, reload_cycles};
+use cachemate_core::SplitMix64;
 
 use super::grouping::Evicts;
 
@@ -119,17 +120,18 @@ impl Evicts for Timed<'_> {
     }
 }
 
-/// A generator for orders and samples (splitmix64); seeded, so that a discovery can be told by its seed.
+/// Orders and samples of a discovery; seeded, so that a discovery can be told by its seed.
 #[derive(Clone, Debug)]
-pub struct Draw(pub u64);
+pub struct Draw(SplitMix64);
 
 impl Draw {
+    pub fn new(seed: u64) -> Self {
+        Draw(SplitMix64::new(seed))
+    }
+
+    /// Below `bound` by remainder: what a seed has given stays as it is.
     pub fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ mixed >> 31) % bound.max(1) as u64) as usize
+        (self.0.next_u64() % bound.max(1) as u64) as usize
     }
 
     pub fn shuffle<T>(&mut self, items: &mut [T]) {

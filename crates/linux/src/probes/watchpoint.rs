@@ -16,7 +16,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use cachemate_core::ReuseSample;
+use cachemate_core::{ReuseSample, SplitMix64};
 use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
@@ -158,20 +158,12 @@ pub fn reuses(
             format!("process {pid} has no writable memory of its own"),
         ));
     }
-    let mut state = seed;
-    let mut draw = || {
-        // splitmix64 of Steele, Lea and Flood (OOPSLA 2014).
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = state;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    };
+    let mut generator = SplitMix64::new(seed);
     let mut samples = Vec::new();
     while samples.len() < locations && Instant::now() < deadline {
         let mut watches = Vec::new();
         for _ in 0..AT_ONCE.min(locations - samples.len()) {
-            let mut word = draw() % all_words;
+            let mut word = generator.next_u64() % all_words;
             let place = mappings.iter().find_map(|&(first, length)| match word.checked_sub(length / 8) {
                 None => Some(first + 8 * word),
                 Some(rest) => {

@@ -1,7 +1,7 @@
 //! Random replacement and tree-PLRU: lines stay where they were put.
 
 use super::index::{BATCH, Index, Places};
-use crate::hash::SplitMix64;
+use cachemate_core::SplitMix64;
 
 /// Lines by set and way; ways from `filled` on are free.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub(super) struct Random {
 
 impl Random {
     pub(super) fn new(sets: usize, ways: usize, seed: u64) -> Self {
-        Random { ways: Ways::new(sets, ways), random: SplitMix64(seed) }
+        Random { ways: Ways::new(sets, ways), random: SplitMix64::new(seed) }
     }
 
     pub(super) fn run(&mut self, index: &Index, lines: &[u64], on_miss: &mut impl FnMut(u64)) -> u64 {

@@ -1,8 +1,9 @@
 //! The simulator against models that are as plain as can be.
 
 use super::*;
-use crate::hash::{SplitMix64, scatter};
+use crate::hash::scatter;
 use crate::stack::StackDistances;
+use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -104,7 +105,7 @@ fn any_shape() -> impl Strategy<Value = CacheShape> {
 /// Lines with reuse; some traces turn to addresses of all 64 bits halfway.
 fn any_lines() -> impl Strategy<Value = Vec<u64>> {
     (any::<u64>(), 0usize..2000, 1u64..2000, any::<bool>()).prop_map(|(seed, len, footprint, widens)| {
-        let mut random = SplitMix64(seed);
+        let mut random = SplitMix64::new(seed);
         let narrow = |random: &mut SplitMix64| {
             let range = if random.below(2) == 0 { footprint } else { footprint / 10 + 1 };
             random.below(range)

@@ -100,7 +100,7 @@ impl<'a> Latest<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reuse::SplitMix64;
+    use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
     fn plainest(lines: &[u64]) -> Vec<u32> {
@@ -118,7 +118,7 @@ mod tests {
         /// Is every entry's distance the depth in a plain LRU stack, within and across the counters' groups?
         #[test]
         fn distances_are_depths_in_a_stack(seed in any::<u64>(), spread in 1u64..400, entries in 0usize..6000) {
-            let mut random = SplitMix64(seed);
+            let mut random = SplitMix64::new(seed);
             let lines: Vec<u64> = (0..entries).map(|_| random.below(spread)).collect();
             prop_assert_eq!(log_distances(&lines), plainest(&lines));
         }

@@ -118,7 +118,7 @@ pub fn trace_curve(trace: &Trace<'_>, sizes_bytes: &[u64], warmup: Warmup, corre
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reuse::SplitMix64;
+    use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
     /// Do runs of equal values become ascending lines, and nothing else change?
@@ -158,7 +158,7 @@ mod tests {
         fn the_curve_is_that_of_a_bounded_stack(
             seed in any::<u64>(), spread in 1u64..60, largest in 1u64..40, entries in 2usize..400,
         ) {
-            let mut random = SplitMix64(seed);
+            let mut random = SplitMix64::new(seed);
             let lines: Vec<u64> = (0..entries).map(|_| random.below(spread)).collect();
             let sizes: Vec<u64> = (1..=largest).collect();
             for warmup in [Warmup::Automatic, Warmup::Half, Warmup::Nothing] {

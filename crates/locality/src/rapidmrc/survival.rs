@@ -175,7 +175,7 @@ fn extend(at_step: &mut Vec<f64>, steps: usize) {
 mod tests {
     use super::*;
     use crate::rapidmrc::{Warmup, trace_curve};
-    use crate::reuse::SplitMix64;
+    use cachemate_core::SplitMix64;
 
     const SIZES: [u64; 8] = [100, 200, 300, 400, 500, 600, 700, 800];
 
@@ -187,7 +187,7 @@ mod tests {
     }
     /// Uniform over `spread` lines: of an LRU cache of s lines, 1 - s / spread misses.
     fn uniform(entries: usize, spread: u64, seed: u64) -> Vec<u64> {
-        let mut random = SplitMix64(seed);
+        let mut random = SplitMix64::new(seed);
         (0..entries).map(|_| 10 * random.below(spread)).collect()
     }
     fn worst(curve: &MissRateCurve, truth: impl Fn(f64) -> f64) -> f64 {
@@ -233,7 +233,7 @@ mod tests {
     fn lost_entries_are_made_up_for() {
         let truth = |lines: f64| 50.0 * (1.0 - lines / 900.0).max(0.0);
         let all = uniform(40_000, 900, 7);
-        let mut random = SplitMix64(8);
+        let mut random = SplitMix64::new(8);
         let kept: Vec<u64> = all.iter().copied().filter(|_| random.unit() < 0.7).collect();
         let trace = Trace { instructions: 800_000.0, ..trace(&kept) };
         let counted = Counted { logged_level_misses: Some(40_000.0), point: Some((400, truth(400.0))) };

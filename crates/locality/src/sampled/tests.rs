@@ -2,9 +2,9 @@
 
 use super::fixed_size::{bucket_of, middle_of};
 use super::*;
-use crate::hash::SplitMix64;
 use crate::simd::Simd;
 use crate::stack::{Histogram, StackDistances};
+use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 
 fn exact(lines: &[u64]) -> Histogram {
@@ -15,7 +15,7 @@ fn exact(lines: &[u64]) -> Histogram {
 
 /// Popular and rare lines, the popularity falling off with a power of the rank, and a loop now and then: a smooth curve.
 fn skewed(len: usize, lines: u64, seed: u64) -> Vec<u64> {
-    let mut random = SplitMix64(seed);
+    let mut random = SplitMix64::new(seed);
     (0..len)
         .map(|_| {
             let unit = (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;

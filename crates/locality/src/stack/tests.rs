@@ -3,8 +3,8 @@
 use super::find_side::Sizes;
 use super::finder::{BATCH, Form};
 use super::{Histogram, ParallelStackDistances, StackDistances};
-use crate::hash::SplitMix64;
 use crate::simd::Simd;
+use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 
 /// Mattson's stack, literally: the position of the line in a list, most recent first.
@@ -45,7 +45,7 @@ fn by_engine(simd: Simd, sizes: Sizes, lines: &[u64]) -> Histogram {
 /// Traces with locality of several kinds; addresses dense, sparse, strided or using all 64 bits.
 fn any_trace() -> impl Strategy<Value = Vec<u64>> {
     (any::<u64>(), 1usize..3000, 1u64..600, 0u32..6).prop_map(|(seed, len, footprint, kind)| {
-        let mut random = SplitMix64(seed);
+        let mut random = SplitMix64::new(seed);
         (0..len as u64)
             .map(|at| {
                 let line = match random.below(4) {
@@ -96,7 +96,7 @@ proptest! {
 /// Do several threads agree with one on a trace that takes many messages and compactions?
 #[test]
 fn threads_agree_on_a_long_trace() {
-    let mut random = SplitMix64(9);
+    let mut random = SplitMix64::new(9);
     let lines: Vec<u64> = (0..600_000).map(|at| random.below(1 + at % 50_000) * 3).collect();
     let mut one = StackDistances::new();
     one.push(&lines).unwrap();

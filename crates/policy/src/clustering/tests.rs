@@ -1,12 +1,11 @@
 //! Are the clusters those that were put in?
 
-use cachemate_core::ShMapParameters;
 use cachemate_core::TaskId;
+use cachemate_core::{ShMapParameters, SplitMix64};
 use cachemate_locality::shmap::{ShMaps, Sharing};
 use proptest::prelude::*;
 
 use super::*;
-use crate::rng::SplitMix64;
 
 const BOTH: [Method; 2] = [Method::OnePass, Method::CoClusters];
 const THRESHOLD: u64 = 36;

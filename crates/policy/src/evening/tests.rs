@@ -111,7 +111,7 @@ proptest! {
         let places = alike(count, seats);
         let pieces = newcomers(&weights);
         let mut places_of: Vec<usize> = (0..24).map(|nth| nth % count).collect();
-        crate::rng::SplitMix64::new(start).shuffle(&mut places_of);
+        cachemate_core::SplitMix64::new(start).shuffle(&mut places_of);
         let (at, _) = exchanged_to_the_end(&places, moved(&pieces, &places_of), worth_moving);
         prop_assert_eq!(counts(&places, &at), vec![seats; count]);
         let of = sums(&places, &pieces, &at);
@@ -136,7 +136,7 @@ proptest! {
     ) {
         let places: Vec<Place> =
             seats.iter().enumerate().map(|(at, &seats)| Place { seats, package: at as u32 / 2 }).collect();
-        let mut generator = crate::rng::SplitMix64::new(start);
+        let mut generator = cachemate_core::SplitMix64::new(start);
         let mut pieces = newcomers(&weights);
         for piece in &mut pieces {
             piece.at = (generator.below(2) == 0).then(|| generator.below(places.len() as u64) as usize);

@@ -354,7 +354,7 @@ pub(super) mod tests {
     /// Is the error of a ratio what repeating the measurement shows, and none known where no two windows are alike?
     #[test]
     fn the_error_is_the_spread_of_repetitions() {
-        let mut generator = crate::rng::SplitMix64::new(5);
+        let mut generator = cachemate_core::SplitMix64::new(5);
         let mut record = |windows: u32| {
             let mut record = SpeedRecord::default();
             for _ in 0..windows {

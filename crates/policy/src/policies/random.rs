@@ -4,11 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Decision, Policy, Reason, TaskId, View};
+use cachemate_core::{Decision, Policy, Reason, SplitMix64, TaskId, View};
 
 use super::default::Parameters;
 use super::{cache_domains, movable};
-use crate::rng::SplitMix64;
 
 struct Random {
     parameters: Parameters,

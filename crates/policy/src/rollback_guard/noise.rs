@@ -96,7 +96,7 @@ pub fn student_bound(probability: f64, degrees_of_freedom: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::SplitMix64;
+    use cachemate_core::SplitMix64;
 
     /// Are the bounds those of the tables?
     #[test]

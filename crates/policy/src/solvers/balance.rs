@@ -17,12 +17,10 @@
 //! end in a local best, the threshold is too high by that, and never too low to leave somebody out.
 //! Cost: O(T n) per group judged, O(T² n) for a rotation of T turns.
 
-use cachemate_core::ReplacementModel;
+use cachemate_core::{ReplacementModel, SplitMix64};
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statcache;
 use cachemate_locality::statstack::StackModel;
-
-use crate::rng::SplitMix64;
 
 /// The expected miss ratio of any group.
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@
 //! A program that takes turns is seen 1/l of the time; where l may be one of two loads, the bound takes the kinder.
 
 use super::{Costs, Seating, Seats, random_seating};
-use crate::rng::SplitMix64;
+use cachemate_core::SplitMix64;
 
 const RANDOM_STARTS: u64 = 6;
 const SWEEPS_AT_MOST: usize = 60;

@@ -20,7 +20,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::rng::SplitMix64;
+use cachemate_core::SplitMix64;
 
 pub mod balance;
 pub mod bounded;

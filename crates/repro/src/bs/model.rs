@@ -10,11 +10,10 @@
 use cachemate_pipeline::OfflineProfiler;
 use std::collections::BTreeMap;
 
-use cachemate_core::{Level, ProfilerConfig, Record, Replacement, ReplacementModel, TaskId};
+use cachemate_core::{Level, ProfilerConfig, Record, Replacement, ReplacementModel, SplitMix64, TaskId};
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statcc::{AtRate, lru_at_rates, random_at_rates};
 use cachemate_locality::{statcache, statstack};
-use cachemate_policy::rng::SplitMix64;
 use cachemate_sim::results::RunResults;
 
 use super::scatter;

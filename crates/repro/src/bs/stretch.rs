@@ -7,9 +7,8 @@
 
 use std::collections::HashMap;
 
-use cachemate_core::{Access, AccessKind};
+use cachemate_core::{Access, AccessKind, SplitMix64};
 use cachemate_locality::reuse::{ReuseSampler, ReuseTimes};
-use cachemate_policy::rng::SplitMix64;
 
 use crate::ReproError;
 use crate::setup::{Job, failed};

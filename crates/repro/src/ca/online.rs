@@ -5,9 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CpuId, ProfilerConfig, Window};
+use cachemate_core::{CpuId, ProfilerConfig, SplitMix64, Window};
 use cachemate_pipeline::Pipeline;
-use cachemate_policy::rng::SplitMix64;
 use cachemate_report::figure::{Axis, BarGroup, Bars};
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::TaskResults;

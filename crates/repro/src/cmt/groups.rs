@@ -4,10 +4,9 @@ use cachemate_pipeline::Pipeline;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Counts, Decision, Event, Evidence, Level, Plan, Policy, Probe, ProbeId, ProbeWhat, Record, RowInterval, TaskId,
-    View, Window,
+    Counts, Decision, Event, Evidence, Level, Plan, Policy, Probe, ProbeId, ProbeWhat, Record, RowInterval, SplitMix64,
+    TaskId, View, Window,
 };
-use cachemate_policy::rng::SplitMix64;
 
 use super::{CONTEXTS, l2};
 use crate::ReproError;

@@ -4,9 +4,8 @@
 use crate::setup::built;
 use std::collections::BTreeMap;
 
-use cachemate_core::Units;
+use cachemate_core::{SplitMix64, Units};
 use cachemate_pipeline::Pipeline;
-use cachemate_policy::rng::SplitMix64;
 use cachemate_policy::solvers::sizing::{Claim, Total, exact};
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
 use cachemate_sim::metrics::weighted_speedup;

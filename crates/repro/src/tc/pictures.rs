@@ -14,7 +14,7 @@ pub(super) fn pictures(name: &str, round: &Round) -> [Figure; 2] {
     let global = find(Method::CoClusters, &threads, &Sharing::default(), 36).global;
     // A shuffled order is what an observer without the clusters has.
     let mut before: Vec<usize> = (0..round.maps.len()).collect();
-    cachemate_policy::rng::SplitMix64::new(1).shuffle(&mut before);
+    cachemate_core::SplitMix64::new(1).shuffle(&mut before);
     let mut after: Vec<usize> = (0..round.maps.len()).collect();
     after.sort_by_key(|&thread| (round.cluster_of[thread], thread));
     let kept: Vec<usize> = (0..global.len()).filter(|&entry| !global[entry]).collect();

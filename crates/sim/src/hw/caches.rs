@@ -6,12 +6,12 @@
 //! has the line; a parent's sharer bits say which children may hold it, a directory per line of memory which roots may.
 //! Both are supersets: a copy that left quietly is found missing when it is asked for.
 
-use cachemate_core::{ImpossibleMachine, Level, MachineSpec, WritePolicy};
+use cachemate_core::{ImpossibleMachine, Level, MachineSpec, SplitMix64, WritePolicy};
 
 use super::counters::TaskCounters;
 use super::dram::Dram;
 use super::page_index::{PageIndex, SetBits};
-use super::store::{EXCLUSIVE, Evicted, MODIFIED, Meta, SHARED, SHARER_BITS, TagStore, mix};
+use super::store::{EXCLUSIVE, Evicted, MODIFIED, Meta, SHARED, SHARER_BITS, TagStore};
 use super::table::LineTable;
 use super::unit::{ROOT, Served, Unit};
 
@@ -101,7 +101,7 @@ impl Caches {
         for (at, cache) in machine.caches.iter().enumerate() {
             first.push(units.len());
             for instance in 0..machine.instances(cache) {
-                let seed = mix(seed ^ (at as u64) << 32 ^ u64::from(instance));
+                let seed = SplitMix64::scatter(seed ^ (at as u64) << 32 ^ u64::from(instance));
                 units.push(Unit::new(&machine, cache, instance, ticks_per_cycle, seed));
             }
         }

@@ -5,12 +5,11 @@
 //! without writing the register, so that the last value is logged again. *Tagged* (PEBS, IBS) follows one access
 //! through the machine and knows source, latency and physical line.
 
-use cachemate_core::{AccessSample, CounterSpec, Level, Pipeline, Sampler, Source, TaskId};
+use cachemate_core::{AccessSample, CounterSpec, Level, Pipeline, Sampler, Source, SplitMix64, TaskId};
 
 use super::caches::Caches;
 use super::counters::{LevelCounts, TaskCounters};
 use super::probe::{ActivityProbe, Overflow, Probes};
-use super::store::mix;
 use super::unit::{ROOT, Served};
 
 #[derive(Clone, Copy)]
@@ -284,7 +283,7 @@ fn follows(instruction: u64, earlier: u64, shadow: u64) -> bool {
 /// Uniform in 1 ..= 2 `one_in` - 1: `one_in` on average, never in step with a loop.
 pub(super) fn jitter(one_in: u32, seed: u64) -> u64 {
     let span = 2 * u64::from(one_in.max(1)) - 1;
-    1 + ((u128::from(mix(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64) as u64
+    1 + ((u128::from(SplitMix64::scatter(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64) as u64
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! Properties: a tag is the line number without its set bits (where sets are a power of two), plus one; set and tag
 //! give the line back when it leaves.
 
-use cachemate_core::{CacheSpec, Replacement};
+use cachemate_core::{CacheSpec, Replacement, SplitMix64};
 
 use super::page_index::SetBits;
 
@@ -83,7 +83,7 @@ pub(crate) struct TagStore {
     /// Per set: tags, ages (or tree bits), metas; `ways` of each.
     words: Vec<u32>,
     clock: u32,
-    random: u64,
+    random: SplitMix64,
 }
 
 /// Ways of four consecutive words that equal `tag`, as bits.
@@ -155,7 +155,7 @@ impl TagStore {
             replacement: spec.replacement,
             words: vec![0; (sets * slices) as usize * ways * 3],
             clock: 0,
-            random: seed,
+            random: SplitMix64::new(seed),
         }
     }
 
@@ -332,8 +332,7 @@ impl TagStore {
 
     /// Uniform below `count`.
     fn throw(&mut self, count: u64) -> usize {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        ((u128::from(mix(self.random)) * u128::from(count)) >> 64) as usize
+        self.random.below(count) as usize
     }
 
     /// Puts a line in that is not there, as the most recent. What had to leave is given back.
@@ -368,11 +367,4 @@ impl TagStore {
             present.map(move |way| (self.line_of(set[way], at as u64 % self.sets), Meta(set[way + 2 * self.ways])))
         })
     }
-}
-
-/// The finaliser of splitmix64.
-pub(crate) fn mix(mut word: u64) -> u64 {
-    word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ word >> 31
 }

@@ -1,12 +1,11 @@
-//! Pinned randomness: the generator and the hash from which inputs and implicit values come.
+//! Pinned randomness: the hash and the distributions from which inputs and implicit values come.
 
-/// SplitMix64's finaliser: a bijection that scatters neighbouring indices (Steele, Lea, Flood, OOPSLA 2014).
+use cachemate_core::SplitMix64;
+
+/// The first word of the generator that starts from `value`: a bijection that scatters neighbouring indices.
 #[inline]
 pub(crate) fn mix(value: u64) -> u64 {
-    let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    SplitMix64::new(value).next_u64()
 }
 
 /// Maps a hash onto `0..limit`.
@@ -21,26 +20,24 @@ pub(crate) fn scatter(index: u64, count: u64) -> u64 {
     index * 1_000_000_007 % count
 }
 
-/// SplitMix64 as a stream.
+/// The workspace's generator with the distributions of this folder; its seed is scattered first.
 #[derive(Clone)]
-pub(crate) struct Rng(u64);
+pub(crate) struct Rng(SplitMix64);
 
 impl Rng {
     pub fn new(seed: u64) -> Self {
-        Rng(mix(seed))
+        Rng(SplitMix64::new(mix(seed)))
     }
 
     #[inline]
     pub fn bits(&mut self) -> u64 {
-        let value = mix(self.0);
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        value
+        self.0.next_u64()
     }
 
     /// Uniform in `0..limit`.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
-        scale(self.bits(), limit)
+        self.0.below(limit)
     }
 
     /// In `0..limit`, denser towards 0, as the product of two uniform numbers: the smallest fraction x of the values

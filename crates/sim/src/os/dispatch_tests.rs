@@ -1,11 +1,10 @@
 //! The dispatcher under every default scheduler, on a time line of its own.
 
-use cachemate_core::{Cache, CacheId, Clash, Cpu, CpuId, CpuSet, Level, TaskId, Topology};
+use cachemate_core::{Cache, CacheId, Clash, Cpu, CpuId, CpuSet, Level, SplitMix64, TaskId, Topology};
 use proptest::prelude::*;
 
 use super::dispatch::{Dispatcher, Seat, Slot, State};
 use super::domains::Domains;
-use super::random::SplitMix64;
 use super::schedulers::{SchedulerKind, Times, scheduler};
 
 const MS: u64 = 1_000;

@@ -14,9 +14,7 @@
 //! an allowed colour as long as one is free anywhere, local memory first; same seed, same order. Memory for the lists
 //! is proportional to the frames drawn, not to the machine's memory.
 
-use cachemate_core::IndexSet;
-
-use super::random::SplitMix64;
+use cachemate_core::{IndexSet, SplitMix64};
 
 /// Frames of a buddy block of the largest order.
 const BLOCK_FRAMES: u32 = 1 << BLOCK_ORDER;

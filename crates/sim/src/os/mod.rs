@@ -6,7 +6,6 @@ pub mod frames;
 pub mod gangs;
 pub mod memory;
 pub mod page_table;
-pub mod random;
 pub mod schedulers;
 pub mod system;
 

@@ -1,8 +1,8 @@
 use super::*;
 use crate::conformance::check_policy;
 use crate::policies;
-use crate::rng::SplitMix64;
 use crate::work::Work;
+use cachemate_core::SplitMix64;
 
 const CONFIG: GuardConfig = GuardConfig {
     windows: 5,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::rng::SplitMix64;
+use cachemate_core::SplitMix64;
 
 /// Of a thousand runs with one change each, those in which it was taken back: four programs, each with its own noise of
 /// this standard deviation, whose windows resemble their predecessor as told.

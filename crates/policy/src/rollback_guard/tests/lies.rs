@@ -1,5 +1,5 @@
 use super::*;
-use crate::rng::SplitMix64;
+use cachemate_core::SplitMix64;
 
 /// One change in window 20; its verdicts, by the speeds under it of honest programs and of liars. The honest ones belong
 /// to user 1 if the liars do, else to a user each.

@@ -113,6 +113,6 @@ pub fn verdicts(decisions: &[Decision]) -> Vec<usize> {
 }
 
 /// A normal deviate (sum of twelve uniform ones).
-pub fn normal(generator: &mut crate::rng::SplitMix64) -> f64 {
+pub fn normal(generator: &mut cachemate_core::SplitMix64) -> f64 {
     (0..12).map(|_| generator.unit()).sum::<f64>() - 6.0
 }

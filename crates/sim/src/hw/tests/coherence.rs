@@ -162,7 +162,7 @@ proptest! {
     /// the books of tasks and caches agree?
     #[test]
     fn coherence_holds_under_random_traffic(spec in kinds(), seed in any::<u64>()) {
-        let mut dice = Dice(seed);
+        let mut dice = Dice::new(seed);
         let mut hw = hardware(&spec);
         load_traffic(&mut hw, &mut dice);
         for stop in 1..20 {
@@ -195,7 +195,7 @@ proptest! {
         let run = |long_way_only: bool| {
             let mut hw = hardware(&spec);
             hw.caches.long_way_only = long_way_only;
-            load_traffic(&mut hw, &mut Dice(seed));
+            load_traffic(&mut hw, &mut Dice::new(seed));
             let (done, _) = finish(&mut hw, 10_000);
             let tasks: Vec<TaskCounters> = done.into_iter().map(|thread| thread.counters).collect();
             let of_unit = |unit: &crate::hw::unit::Unit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
@@ -208,7 +208,7 @@ proptest! {
     #[test]
     fn the_same_run_gives_the_same_counters(spec in kinds(), seed in any::<u64>()) {
         let run = |stops: u64| {
-            let mut dice = Dice(seed);
+            let mut dice = Dice::new(seed);
             let mut hw = hardware(&spec);
             let accesses = (0..500).map(|_| Access::store(dice.below(300) * 32, 2)).collect();
             hw.load(CpuId(1), thread(0, 0, accesses, true), 0);

@@ -5,7 +5,7 @@ use super::*;
 /// Dependent loads round a shuffled ring of `lines` lines.
 fn ring(lines: u64, loads: usize) -> Vec<Access> {
     let mut order: Vec<u64> = (0..lines).collect();
-    let mut dice = Dice(7);
+    let mut dice = Dice::new(7);
     for at in (1..order.len()).rev() {
         order.swap(at, dice.below(at as u64 + 1) as usize);
     }

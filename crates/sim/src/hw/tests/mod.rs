@@ -115,12 +115,14 @@ pub(crate) fn assert_balanced(counters: &TaskCounters) {
 }
 
 /// Own generator of the tests.
-pub(crate) struct Dice(pub u64);
+pub(crate) struct Dice(SplitMix64);
 
 impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Dice(SplitMix64::new(seed))
+    }
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        ((u128::from(store::mix(self.0)) * u128::from(limit)) >> 64) as u64
+        self.0.below(limit)
     }
     pub(crate) fn unit(&mut self) -> f64 {
         (self.below(1 << 53) as f64 + 0.5) / (1u64 << 53) as f64

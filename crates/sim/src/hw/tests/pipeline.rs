@@ -42,7 +42,7 @@ fn fixed_times_interleaved_give_the_sum_of_busy_times() {
 #[test]
 fn exponential_times_give_the_machine_repairman_model() {
     let exponential = |cpu: u32, nth: u64| {
-        let mut dice = Dice(u64::from(cpu) << 32 | nth);
+        let mut dice = Dice::new(u64::from(cpu) << 32 | nth);
         (-f64::ln(dice.unit()) * 50.0 + 0.5) as u64
     };
     let four = utilisation(4, 0, exponential);

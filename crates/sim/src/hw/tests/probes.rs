@@ -154,7 +154,7 @@ fn an_access_that_was_never_simulated_is_never_reported() {
             ..Probes::default()
         };
         // Even lines only: what the prefetcher brings beside them was not asked for.
-        let mut dice = Dice(11);
+        let mut dice = Dice::new(11);
         let accesses: Vec<Access> = (0..20_000).map(|_| Access::load(dice.below(2_000) * 128, 1)).collect();
         let done = probed(&spec, accesses, all());
         let (trace, samples) = (done.probes.trace.unwrap(), done.probes.samples.unwrap());

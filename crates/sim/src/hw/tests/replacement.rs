@@ -4,7 +4,7 @@ use super::*;
 
 /// Skewed random lines: small numbers often.
 fn skewed(seed: u64, count: usize, lines: u64) -> Vec<u64> {
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new(seed);
     let one = |dice: &mut Dice| {
         let below = dice.below(lines) + 1;
         dice.below(below)

@@ -1,0 +1,107 @@
+//! The one pseudo-random generator of the workspace. The same seed gives the same bits on every machine.
+//!
+//! Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (SplitMix64).
+
+/// 2^64 divided by the golden ratio, made odd: the step of the state.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A seeded generator with one word of state and a period of 2^64. Every seed is good. Not for secrets.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SplitMix64(u64);
+
+impl SplitMix64 {
+    /// A generator that starts from `seed`.
+    #[inline]
+    pub const fn new(seed: u64) -> Self {
+        SplitMix64(seed)
+    }
+
+    /// The generator's finalizer: a bijection of 64-bit words that scatters neighbouring words. A good hash.
+    #[inline(always)]
+    pub const fn scatter(word: u64) -> u64 {
+        let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    /// The next 64 random bits.
+    #[inline]
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(STEP);
+        Self::scatter(self.0)
+    }
+
+    /// Uniform in `0..limit` without bias (Lemire 2019: a multiplication, and rejection of what would be too many).
+    /// 0 for an empty range.
+    #[inline]
+    pub fn below(&mut self, limit: u64) -> u64 {
+        loop {
+            let product = u128::from(self.next_u64()) * u128::from(limit);
+            let low = product as u64;
+            // The remainder is needed only where the low half is below the limit: almost never.
+            if low >= limit || low >= limit.wrapping_neg() % limit {
+                return (product >> 64) as u64;
+            }
+        }
+    }
+
+    /// Uniform in 0 (included) to 1 (excluded), 53 bits.
+    #[inline]
+    pub fn unit(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Puts the items into a random order, each with the same probability (Fisher and Yates).
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are these the published first outputs for the seeds 0 and 1234567?
+    #[test]
+    fn the_generator_gives_the_published_numbers() {
+        let mut generator = SplitMix64::new(0);
+        assert_eq!([generator.next_u64(), generator.next_u64()], [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4]);
+        let mut generator = SplitMix64::new(1_234_567);
+        assert_eq!(generator.next_u64(), 6_457_827_717_110_365_317);
+        assert_eq!(generator.next_u64(), 3_203_168_211_198_807_973);
+    }
+
+    /// Are numbers, fractions and orders of a seed pinned, so that every recorded seed keeps its meaning?
+    #[test]
+    fn what_a_seed_gives_is_pinned() {
+        let mut generator = SplitMix64::new(42);
+        let drawn: Vec<u64> = [6, 1000, 1 << 20, 1 << 40, u64::MAX].map(|limit| generator.below(limit)).into();
+        assert_eq!(drawn, [4, 159, 292134, 378441694990, 701532786141963249]);
+        assert_eq!([generator.unit(), generator.unit()], [0.8682280765465323, 0.21840519371218436]);
+        let mut order: Vec<u32> = (0..8).collect();
+        generator.shuffle(&mut order);
+        assert_eq!(order, [0, 7, 5, 4, 1, 3, 2, 6]);
+    }
+
+    /// Does every value of a small range come up about equally often, and an empty range give 0?
+    #[test]
+    fn small_ranges_are_even() {
+        let mut generator = SplitMix64::new(7);
+        let mut seen = [0u32; 6];
+        (0..6000).for_each(|_| seen[generator.below(6) as usize] += 1);
+        assert!(seen.iter().all(|&count| (850..1150).contains(&count)), "{seen:?}");
+        assert_eq!(generator.below(0), 0);
+    }
+
+    /// Is a range of three quarters of all words even, where multiplication alone gives every third value twice?
+    #[test]
+    fn a_range_of_three_quarters_of_all_words_is_even() {
+        let mut generator = SplitMix64::new(3);
+        let limit = 3 << 62;
+        let mut rests = [0u32; 3];
+        (0..6000).for_each(|_| rests[(generator.below(limit) % 3) as usize] += 1);
+        assert!(rests.iter().all(|&count| (1850..2150).contains(&count)), "{rests:?}");
+    }
+}

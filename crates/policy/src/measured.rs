@@ -1,17 +1,11 @@
-//! A measured degradation matrix from CSV, as CA's Table 1 prints it: row suffers from column.
+//! A measured degradation matrix, as CA's Table 1 prints it: row suffers from column.
 //!
-//! ```text
-//! ,mcf,milc,gamess,namd
-//! mcf,48.01%,65.63%,2.0%,2.11%
-//! milc,24.75%,45.39%,1.23%,1.11%
-//! ```
-//! Values are per cent of the run time alone, with or without the sign; the diagonal is a program beside a copy of
-//! itself and may be empty. Rows may come in any order. Fields are cut at commas, semicolons or tabs (whichever the
-//! first line has), may be quoted, and lines that are empty or begin with `#` are skipped.
+//! Values are per cent of the run time alone; the diagonal is a program beside a copy of itself and may be empty. Rows
+//! may come in any order.
 
 use std::collections::BTreeMap;
 
-use cachemate_core::nearest;
+use cachemate_core::{PercentMatrix, PercentRow, nearest};
 
 use crate::matrix::{CostKind, PairCosts};
 
@@ -40,84 +34,90 @@ pub struct BadMatrix {
 /// More programs than this are no measured matrix.
 const PROGRAMS_AT_MOST: usize = 4096;
 
-/// Reads a matrix; `file` is what errors call it.
-///
-/// # Errors
-/// Names that are missing, doubled or differ between rows and columns; a field that is no finite number; a row that is
-/// too short or too long, each with line and field.
-pub fn parse(file: &str, text: &str) -> Result<Measured, BadMatrix> {
-    let fail = |line: usize, column: usize, found: String, expected: &str| {
-        Err(BadMatrix {
-            file: file.into(),
-            line: line as u32,
-            column: column as u32,
-            found: found.into(),
-            expected: expected.into(),
-        })
-    };
-    let text = text.trim_start_matches('\u{feff}');
-    let mut lines = text.lines().enumerate().map(|(at, line)| (at + 1, line)).filter(|(_, line)| !is_comment(line));
-    let Some((first_line, header)) = lines.next() else {
-        return fail(1, 1, "an empty file".to_string(), "a first line with the programs' names");
-    };
-    let cut = [';', '\t'].into_iter().find(|&cut| header.contains(cut)).unwrap_or(',');
-    let names: Vec<String> = fields(header, cut).skip(1).map(str::to_string).collect();
+/// A selection that a [`Measured`] matrix cannot answer.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NotMeasured {
+    /// A program without a row.
+    #[error("'{name}' is not in the measured matrix, which has {known}{}", hint(.meant.as_deref()))]
+    Unknown { name: Box<str>, known: Box<str>, meant: Option<Box<str>> },
+    /// A program and its copy, where the diagonal was left empty.
+    #[error("'{name}' is given twice, but its own column in its row is empty")]
+    NotBesideACopy { name: Box<str> },
+}
+
+fn hint(meant: Option<&str>) -> String {
+    meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"))
+}
+
+/// The place of every column by its name.
+fn columns(matrix: &PercentMatrix) -> Result<BTreeMap<&str, usize>, BadMatrix> {
+    let names = &matrix.columns;
     if names.is_empty() || names.len() > PROGRAMS_AT_MOST {
         let expected = format!("1 to {PROGRAMS_AT_MOST} names after an empty first field");
-        return fail(first_line, 2, format!("{} names", names.len()), &expected);
+        return Err(bad(matrix, matrix.header_line, 2, format!("{} names", names.len()), &expected));
     }
     let mut place = BTreeMap::new();
     for (at, name) in names.iter().enumerate() {
         if name.is_empty() || place.insert(name.as_str(), at).is_some() {
-            return fail(first_line, at + 2, format!("'{name}'"), "a name that is not yet there");
+            let found = format!("'{name}'");
+            return Err(bad(matrix, matrix.header_line, at + 2, found, "a name that is not yet there"));
         }
     }
-    let mut rows: Vec<Option<Vec<f64>>> = vec![None; names.len()];
-    let mut beside_a_copy = vec![false; names.len()];
-    let mut last_line = first_line;
-    for (at, line) in lines {
-        last_line = at;
-        let row: Vec<&str> = fields(line, cut).collect();
-        let Some(&program) = place.get(row[0]) else {
-            let meant = nearest(row[0], names.iter().map(String::as_str));
-            let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-            return fail(at, 1, format!("'{}'", row[0]), &format!("one of the columns: {}{meant}", names.join(", ")));
-        };
-        if rows[program].is_some() {
-            return fail(at, 1, format!("'{}' again", row[0]), "one row for each program");
-        }
-        if row.len() != names.len() + 1 {
-            let column = row.len().min(names.len() + 1) + 1;
-            return fail(at, column, format!("{} values", row.len() - 1), &format!("{}", names.len()));
-        }
-        let mut values = Vec::with_capacity(names.len());
-        for (column, field) in row[1..].iter().enumerate() {
-            let own = column == program;
-            if own && field.is_empty() {
-                values.push(0.0);
-                continue;
-            }
-            match field.trim_end_matches('%').trim().parse::<f64>() {
-                Ok(percent) if percent.is_finite() && percent > -100.0 => values.push(percent / 100.0),
-                _ => return fail(at, column + 2, format!("'{field}'"), "per cent, such as 24.75% or -1.2"),
-            }
-            beside_a_copy[program] |= own;
-        }
-        rows[program] = Some(values);
-    }
-    if let Some(missing) = rows.iter().position(Option::is_none) {
-        return fail(last_line + 1, 1, "the end".to_string(), &format!("a row for '{}'", names[missing]));
-    }
-    let cost = rows.into_iter().flatten().collect();
-    Ok(Measured { names, costs: PairCosts { kind: CostKind::Degradation, cost }, beside_a_copy })
+    Ok(place)
 }
 
-fn is_comment(line: &str) -> bool {
-    line.trim().is_empty() || line.trim_start().starts_with('#')
+fn bad(matrix: &PercentMatrix, line: u32, column: usize, found: String, expected: &str) -> BadMatrix {
+    BadMatrix { file: matrix.file.clone(), line, column: column as u32, found: found.into(), expected: expected.into() }
 }
 
-fn fields(line: &str, cut: char) -> impl Iterator<Item = &str> {
-    line.split(cut).map(|field| field.trim().trim_matches('"').trim())
+/// The values of the row of `program` as fractions, and whether it has one beside its copy.
+fn values(matrix: &PercentMatrix, row: &PercentRow, program: usize) -> Result<(Vec<f64>, bool), BadMatrix> {
+    let (given, wanted) = (row.values_percent.len(), matrix.columns.len());
+    if given != wanted {
+        let column = given.min(wanted) + 2;
+        return Err(bad(matrix, row.line, column, format!("{given} values"), &wanted.to_string()));
+    }
+    let mut values = Vec::with_capacity(wanted);
+    for (column, &percent) in row.values_percent.iter().enumerate() {
+        match percent {
+            Some(percent) if percent > -100.0 => values.push(percent / 100.0),
+            None if column == program => values.push(0.0),
+            _ => {
+                let found = percent.map_or("nothing".to_string(), |percent| format!("{percent}"));
+                return Err(bad(matrix, row.line, column + 2, found, "per cent above -100, such as 24.75% or -1.2"));
+            }
+        }
+    }
+    Ok((values, row.values_percent[program].is_some()))
+}
+
+impl TryFrom<&PercentMatrix> for Measured {
+    type Error = BadMatrix;
+
+    /// Names that are missing, doubled or differ between rows and columns, a row that is too short or too long, and a
+    /// value that is missing or no degradation are refused, each with line and field.
+    fn try_from(matrix: &PercentMatrix) -> Result<Self, BadMatrix> {
+        let place = columns(matrix)?;
+        let names = matrix.columns.clone();
+        let mut rows: Vec<Option<(Vec<f64>, bool)>> = vec![None; names.len()];
+        for row in &matrix.rows {
+            let Some(&program) = place.get(row.name.as_str()) else {
+                let meant = hint(nearest(&row.name, names.iter().map(String::as_str)));
+                let expected = format!("one of the columns: {}{meant}", names.join(", "));
+                return Err(bad(matrix, row.line, 1, format!("'{}'", row.name), &expected));
+            };
+            if rows[program].is_some() {
+                return Err(bad(matrix, row.line, 1, format!("'{}' again", row.name), "one row for each program"));
+            }
+            rows[program] = Some(values(matrix, row, program)?);
+        }
+        if let Some(missing) = rows.iter().position(Option::is_none) {
+            let line = matrix.rows.last().map_or(matrix.header_line, |row| row.line) + 1;
+            return Err(bad(matrix, line, 1, "the end".to_string(), &format!("a row for '{}'", names[missing])));
+        }
+        let (cost, beside_a_copy) = rows.into_iter().flatten().unzip();
+        Ok(Measured { names, costs: PairCosts { kind: CostKind::Degradation, cost }, beside_a_copy })
+    }
 }
 
 impl Measured {
@@ -125,18 +125,18 @@ impl Measured {
     ///
     /// # Errors
     /// A name that has no row (with the nearest), or two copies where the diagonal was left empty.
-    pub fn of(&self, wanted: &[String]) -> Result<PairCosts, String> {
+    pub fn of(&self, wanted: &[String]) -> Result<PairCosts, NotMeasured> {
         let place = |name: &String| {
-            self.names.iter().position(|known| known == name).ok_or_else(|| {
-                let meant = nearest(name, self.names.iter().map(String::as_str));
-                let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-                format!("'{name}' is not in the measured matrix, which has {}{meant}", self.names.join(", "))
+            self.names.iter().position(|known| known == name).ok_or_else(|| NotMeasured::Unknown {
+                name: name.as_str().into(),
+                known: self.names.join(", ").into(),
+                meant: nearest(name, self.names.iter().map(String::as_str)).map(Box::from),
             })
         };
         let places: Vec<usize> = wanted.iter().map(place).collect::<Result<_, _>>()?;
         for (nth, &at) in places.iter().enumerate() {
             if places[..nth].contains(&at) && !self.beside_a_copy[at] {
-                return Err(format!("'{}' is given twice, but its own column in its row is empty", self.names[at]));
+                return Err(NotMeasured::NotBesideACopy { name: self.names[at].as_str().into() });
             }
         }
         let cost = places.iter().map(|&i| places.iter().map(|&j| self.costs.cost[i][j]).collect()).collect();
@@ -147,6 +147,11 @@ impl Measured {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_spec::parse_percent_matrix;
+
+    fn parse(file: &str, text: &str) -> Result<Measured, BadMatrix> {
+        Measured::try_from(&parse_percent_matrix(file, text).unwrap())
+    }
 
     const TABLE_1: &str = "\
 ,mcf,milc,gamess,namd
@@ -171,15 +176,16 @@ namd,1.48%,3.45%,-1.19%,-0.93%
         let two = table.of(&["namd".to_string(), "mcf".to_string(), "mcf".to_string()]).unwrap();
         let near = |(a, b): (&f64, f64)| (a - b).abs() < 1e-12;
         assert!(two.cost[1].iter().zip([0.0211, 0.4801, 0.4801]).all(near), "{two:?}");
-        assert!(table.of(&["mfc".to_string()]).unwrap_err().contains("did you mean 'mcf'"));
+        assert!(table.of(&["mfc".to_string()]).unwrap_err().to_string().contains("did you mean 'mcf'"));
     }
 
     /// Is every wrong file refused with line and field?
     #[test]
     fn wrong_matrices_are_refused_at_their_place() {
         let error = |old: &str, new: &str| parse("m.csv", &TABLE_1.replacen(old, new, 1)).unwrap_err().to_string();
-        assert_eq!(error("1.23%", "much"), "m.csv:4:4: found 'much', expected per cent, such as 24.75% or -1.2");
-        assert_eq!(error("1.23%", "inf"), "m.csv:4:4: found 'inf', expected per cent, such as 24.75% or -1.2");
+        let percent = "expected per cent above -100, such as 24.75% or -1.2";
+        assert_eq!(error("1.23%", ""), format!("m.csv:4:4: found nothing, {percent}"));
+        assert_eq!(error("1.23%", "-100"), format!("m.csv:4:4: found -100, {percent}"));
         assert_eq!(
             error("\nmilc", "\nmlic"),
             "m.csv:4:1: found 'mlic', expected one of the columns: mcf, milc, gamess, namd (did you mean 'milc'?)"
@@ -193,8 +199,8 @@ namd,1.48%,3.45%,-1.19%,-0.93%
             parse("m.csv", &short).unwrap_err().to_string(),
             "m.csv:5:1: found the end, expected a row for 'gamess'"
         );
-        assert!(parse("m.csv", "").is_err() && parse("m.csv", "mcf").is_err());
+        assert!(parse("m.csv", "mcf").is_err());
         let twice = parse("m.csv", ",a\na,").unwrap().of(&["a".to_string(), "a".to_string()]);
-        assert!(twice.unwrap_err().contains("given twice"));
+        assert!(twice.unwrap_err().to_string().contains("given twice"));
     }
 }

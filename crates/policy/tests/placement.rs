@@ -1,10 +1,10 @@
 //! From a matrix and a machine to a plan with reasons.
 
 use cachemate_core::{CpuId, Topology};
-use cachemate_policy::measured;
+use cachemate_policy::measured::Measured;
 use cachemate_policy::placement::{Placement, place, seats};
 use cachemate_policy::solvers::Method;
-use cachemate_spec::load_topology;
+use cachemate_spec::{load_topology, parse_percent_matrix};
 
 const TABLE_1: &str = "\
 ,mcf,milc,gamess,namd
@@ -14,13 +14,17 @@ gamess,2.67%,4.48%,-1.01%,-1.21%
 namd,1.48%,3.45%,-1.19%,-0.93%
 ";
 
+fn measured() -> Measured {
+    Measured::try_from(&parse_percent_matrix("table 1", TABLE_1).unwrap()).unwrap()
+}
+
 fn names(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_string).collect()
 }
 
 fn plan(programs: &str, machine: &str) -> Placement {
     let names = names(programs);
-    let costs = measured::parse("table 1", TABLE_1).unwrap().of(&names).unwrap();
+    let costs = measured().of(&names).unwrap();
     place(&names, &costs, &costs, &load_topology(machine).unwrap(), 1).unwrap()
 }
 
@@ -94,7 +98,7 @@ fn seats_are_cores_first() {
 #[test]
 fn a_matrix_that_does_not_fit_is_refused() {
     let topology = load_topology("xeon-x5365-4").unwrap();
-    let costs = measured::parse("t", TABLE_1).unwrap().costs;
+    let costs = measured().costs;
     assert!(place(&names("a b"), &costs, &costs, &topology, 1).is_err());
     let mut nan = costs.clone();
     nan.cost[1][2] = f64::NAN;

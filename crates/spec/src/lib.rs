@@ -1,4 +1,4 @@
-//! Machines, scenarios and configuration from TOML.
+//! Machines, scenarios and configuration from TOML, matrices from CSV.
 //!
 //! Problem: people write these files by hand, and a wrong one must be told where it is wrong. Method: one reader that
 //! keeps the place of every value ([`parse_toml`]), used for all of them; checks that look at several fields
@@ -10,6 +10,7 @@ mod error;
 mod located;
 mod machines;
 mod manage;
+mod matrix;
 mod overrides;
 mod scenario;
 
@@ -19,6 +20,7 @@ pub use machines::{built_in_machine_text, load_machine, load_topology, machine_n
 pub use manage::{
     ConfinedGroup, GuardConfig, ManageConfig, RuleAction, RuleConfig, User, load_manage_config, parse_manage_config,
 };
+pub use matrix::{load_percent_matrix, parse_percent_matrix};
 pub use scenario::{Length, PolicyChoice, ProgramSpec, Scenario, load_scenario, parse_scenario};
 
 /// Files larger than this are not specifications.
@@ -28,7 +30,7 @@ pub(crate) fn read_text(path: &str) -> Result<String, SpecError> {
     let size =
         std::fs::metadata(path).map_err(|error| SpecError::of_file(path, error.to_string(), "a readable file"))?;
     if size.len() > LARGEST_FILE_BYTES {
-        return Err(SpecError::of_file(path, format!("{} bytes", size.len()), "a TOML file of at most 16 MiB"));
+        return Err(SpecError::of_file(path, format!("{} bytes", size.len()), "a file of at most 16 MiB"));
     }
     std::fs::read_to_string(path).map_err(|error| SpecError::of_file(path, error.to_string(), "a readable text file"))
 }

@@ -1,12 +1,10 @@
 //! `cachemate plan`: who shares a cache with whom, and why.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use cachemate_core::CacheId;
 use cachemate_policy::matrix::PairCosts;
-use cachemate_policy::measured::{self, Measured};
+use cachemate_policy::measured::Measured;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_report::Group;
 use cachemate_report::terminal::plan_boxes;
@@ -108,7 +106,7 @@ impl Plan {
         let measured = self.measured.as_deref().map(read_measured).transpose()?;
         if let (Some(measured), None) = (&measured, &self.scheme) {
             let names = if self.programs.is_empty() { measured.names.clone() } else { self.programs.clone() };
-            let costs = measured.of(&names).map_err(anyhow::Error::msg)?;
+            let costs = measured.of(&names)?;
             let scheme = "measured".to_string();
             return Ok(Costs { names, scheme, decide: costs.clone(), judge: costs, found: None });
         }
@@ -119,7 +117,7 @@ impl Plan {
         let found = Prediction::new(session, &self.programs, &self.machine.machine, scheme)?;
         let names = found.names();
         let judge = match &measured {
-            Some(measured) => measured.of(&names).map_err(anyhow::Error::msg)?,
+            Some(measured) => measured.of(&names)?,
             None => found.costs.clone(),
         };
         Ok(Costs { names, scheme: scheme.to_string(), decide: found.costs.clone(), judge, found: Some(found) })
@@ -127,7 +125,6 @@ impl Plan {
 }
 
 fn read_measured(path: &Path) -> anyhow::Result<Measured> {
-    let name = path.display().to_string();
-    let text = fs::read_to_string(path).with_context(|| format!("{name}: cannot be read"))?;
-    Ok(measured::parse(&name, &text)?)
+    let matrix = cachemate_spec::load_percent_matrix(&path.display().to_string())?;
+    Ok(Measured::try_from(&matrix)?)
 }

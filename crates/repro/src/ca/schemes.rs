@@ -2,10 +2,11 @@
 
 use cachemate_core::{Fact, Profile};
 use cachemate_policy::matrix::PairCosts;
-use cachemate_policy::measured;
+use cachemate_policy::measured::Measured;
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_policy::solvers::{self, Seats};
 use cachemate_report::figure::{Axis, BarGroup, Bars, Chart, HeatMap, Point, Series, Spread};
+use cachemate_spec::parse_percent_matrix;
 
 use super::programs;
 use crate::corun::{Bench, Matrix};
@@ -278,7 +279,8 @@ const SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("nam
 
 /// CA-3: is the published best schedule found, at the published mean?
 pub fn published(_context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let table = measured::parse("CA Table 1", TABLE_1).map_err(failed("CA-3"))?;
+    let table = parse_percent_matrix("CA Table 1", TABLE_1).map_err(failed("CA-3"))?;
+    let table = Measured::try_from(&table).map_err(failed("CA-3"))?;
     let cost = &table.costs.cost;
     let seats = Seats { cpus_per_cache: vec![2; 2] };
     let percent = |total: f64| 100.0 * total / 4.0;

@@ -1,0 +1,24 @@
+//! A matrix of percentages as somebody wrote it down, before anybody asked what it means.
+
+/// Columns with names, and rows with names and values in per cent. Nothing is checked yet but that numbers are numbers.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PercentMatrix {
+    /// What errors call it: a path, or a title.
+    pub file: Box<str>,
+    /// Where the columns' names stand, from 1.
+    pub header_line: u32,
+    /// The columns' names, in their order.
+    pub columns: Vec<String>,
+    /// In the order of the file.
+    pub rows: Vec<PercentRow>,
+}
+
+/// One row of a [`PercentMatrix`].
+#[derive(Clone, PartialEq, Debug)]
+pub struct PercentRow {
+    /// Where it stands, from 1.
+    pub line: u32,
+    pub name: String,
+    /// Finite, in the order of the columns; `None` where the field is empty. There may be more or fewer than columns.
+    pub values_percent: Vec<Option<f64>>,
+}

@@ -19,19 +19,23 @@ fn add(bytes: isize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);
+        // SAFETY: the caller's promises are the system's.
         unsafe { System.alloc(layout) }
     }
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);
+        // SAFETY: the caller's promises are the system's.
         unsafe { System.alloc_zeroed(layout) }
     }
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         add(-(layout.size() as isize));
+        // SAFETY: the caller's promises are the system's.
         unsafe { System.dealloc(place, layout) }
     }
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // Counted as if old and new were held together, which is the worst that reallocation can do.
         add(size as isize);
+        // SAFETY: the caller's promises are the system's.
         let moved = unsafe { System.realloc(place, layout, size) };
         add(-(layout.size() as isize));
         moved

@@ -10,10 +10,36 @@ use crate::{
 /// One reason, in a form that survives renaming: `{0}` in `text` is `tasks[0]`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Reason {
+    /// What it tells of, for programs that read it. A log line without it is plain.
+    #[serde(default, skip_serializing_if = "ReasonKind::is_plain")]
+    pub kind: ReasonKind,
     pub tasks: Vec<TaskId>,
     pub text: String,
     /// The numbers it rests on: name with its unit last, and value.
     pub numbers: Vec<(String, f64)>,
+}
+
+/// What a [`Reason`] tells of. Programs read this and never the text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReasonKind {
+    /// Why something stands where it stands.
+    #[default]
+    Plain,
+    /// A plan made the programs slower and was taken back.
+    RolledBack,
+    /// A plan was not tried, because it or several in a row made programs slower.
+    KeptOut,
+    /// New shares were tried, and a verdict was found.
+    TrialVerdict,
+    /// A cluster of threads that share data; its tasks are the cluster.
+    ClusterFound,
+}
+
+impl ReasonKind {
+    fn is_plain(&self) -> bool {
+        *self == ReasonKind::Plain
+    }
 }
 
 /// What to do, and why.

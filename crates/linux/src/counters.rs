@@ -26,7 +26,29 @@ pub struct Surveyed {
     pub name: &'static str,
     /// How it is asked for; `None` where no such event is known.
     pub code: Option<Code>,
-    pub absent_because: Option<String>,
+    pub absent_because: Option<Absent>,
+}
+
+/// Why an event does not count on this host.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Absent {
+    /// The vendor's tables know no such event for this processor.
+    #[error("{0}")]
+    Unknown(String),
+    #[error("the processor or hypervisor does not offer it")]
+    NotOffered,
+    #[error("not permitted (kernel.perf_event_paranoid, or CAP_PERFMON)")]
+    NotPermitted,
+    /// The kernel refused the event for another reason.
+    #[error("{0}")]
+    Refused(String),
+    #[error("it was given no time to count: all counters are taken")]
+    NoTime,
+    #[error("it read a hard zero in a loop that must count")]
+    HardZero,
+    /// The count does not fit to the lines that the loop fetched.
+    #[error("it read {scaled} while {fetched} lines were fetched from memory: it counts something else")]
+    SomethingElse { scaled: u64, fetched: u64 },
 }
 
 /// Of the lines that the must-miss loop fetches from memory, so many must be counted as missed: an event that sees fewer
@@ -40,7 +62,7 @@ pub fn survey(kernel: &dyn Kernel, last_level: Level) -> Vec<Surveyed> {
     let say = |named: Named| {
         let absent_because = match named.code {
             Ok(code) => try_out(named.event, code),
-            Err(why) => Some(why.to_string()),
+            Err(why) => Some(Absent::Unknown(why.to_string())),
         };
         Surveyed { event: named.event, name: named.name, code: named.code.ok(), absent_because }
     };
@@ -48,38 +70,35 @@ pub fn survey(kernel: &dyn Kernel, last_level: Level) -> Vec<Surveyed> {
 }
 
 /// Why the event does not count; `None` = it does.
-fn try_out(event: Event, code: Code) -> Option<String> {
+fn try_out(event: Event, code: Code) -> Option<Absent> {
     let mut counter = match open(code, 0) {
         Ok(counter) => counter,
         Err(error) => {
             return Some(match error.raw_os_error() {
-                Some(libc::ENOENT) | Some(libc::EOPNOTSUPP) => "the processor or hypervisor does not offer it".into(),
-                Some(libc::EACCES) | Some(libc::EPERM) => {
-                    "not permitted (kernel.perf_event_paranoid, or CAP_PERFMON)".to_string()
-                }
-                _ => error.to_string(),
+                Some(libc::ENOENT) | Some(libc::EOPNOTSUPP) => Absent::NotOffered,
+                Some(libc::EACCES) | Some(libc::EPERM) => Absent::NotPermitted,
+                _ => Absent::Refused(error.to_string()),
             });
         }
     };
     let fetched = must_miss();
     match counter.since_last() {
-        Err(error) => Some(error.to_string()),
+        Err(error) => Some(Absent::Refused(error.to_string())),
         Ok((count, share)) => implausible(event, count, share, fetched),
     }
 }
 
 /// What is wrong with a count over a loop that fetched so many lines from memory.
-fn implausible(event: Event, count: u64, counted_share: f64, fetched: u64) -> Option<String> {
+fn implausible(event: Event, count: u64, counted_share: f64, fetched: u64) -> Option<Absent> {
     if counted_share == 0.0 {
-        return Some("it was given no time to count: all counters are taken".to_string());
+        return Some(Absent::NoTime);
     }
     if count == 0 {
-        return Some("it read a hard zero in a loop that must count".to_string());
+        return Some(Absent::HardZero);
     }
     let scaled = count as f64 / counted_share;
-    (matches!(event, Event::Misses(_)) && scaled < MISSES_AT_LEAST * fetched as f64).then(|| {
-        format!("it read {scaled:.0} while {fetched} lines were fetched from memory: it counts something else")
-    })
+    (matches!(event, Event::Misses(_)) && scaled < MISSES_AT_LEAST * fetched as f64)
+        .then(|| Absent::SomethingElse { scaled: scaled.round() as u64, fetched })
 }
 
 /// Executes, touches memory and misses in every cache there is: 16 384 lines, flushed before they are loaded one after
@@ -198,7 +217,7 @@ mod tests {
     fn every_event_counts_or_says_why_not() {
         let surveyed = survey(&crate::kernel::Host::new("/"), Level::L3);
         assert_eq!(surveyed.len(), 5);
-        assert!(surveyed.iter().all(|s| s.absent_because.as_ref().is_none_or(|why| !why.is_empty())));
+        assert!(surveyed.iter().all(|s| s.absent_because.as_ref().is_none_or(|why| !why.to_string().is_empty())));
         assert!(surveyed.iter().all(|s| s.code.is_some() || s.absent_because.is_some()));
         let mut counters = ThreadCounters::attach(0, &surveyed).unwrap();
         must_miss();
@@ -213,9 +232,11 @@ mod tests {
     #[test]
     fn the_must_miss_loop_decides() {
         let misses = Event::Misses(Level::L3);
-        assert!(implausible(misses, 0, 1.0, 16_384).unwrap().contains("hard zero"));
-        assert!(implausible(misses, 300, 1.0, 16_384).unwrap().contains("something else"));
-        assert!(implausible(misses, 300, 0.0, 16_384).unwrap().contains("no time"));
+        assert!(implausible(misses, 0, 1.0, 16_384) == Some(Absent::HardZero));
+        assert!(
+            implausible(misses, 300, 1.0, 16_384).unwrap().to_string().starts_with("it read 300 while 16384 lines")
+        );
+        assert!(implausible(misses, 300, 0.0, 16_384) == Some(Absent::NoTime));
         assert_eq!(implausible(misses, 16_000, 1.0, 16_384), None);
         assert_eq!(implausible(misses, 3_000, 0.25, 16_384), None, "a quarter of the time, and so scaled");
         assert_eq!(implausible(Event::References(Level::L3), 300, 1.0, 16_384), None);

@@ -10,7 +10,7 @@ use cachemate_core::{Ability, CacheId, Capabilities, CpuSet, Partition, Support,
 use serde::{Deserialize, Serialize};
 
 use crate::colors;
-use crate::counters::Surveyed;
+use crate::counters::{Absent, Surveyed};
 use crate::kernel::Kernel;
 use crate::probes::{intensity, watchpoint};
 use crate::resctrl::{Counted, Missing, Resctrl};
@@ -79,13 +79,12 @@ fn counters(events: &[Surveyed]) -> Rung {
     let (good, bad): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.absent_because.is_none());
     let names = |events: &[&Surveyed]| events.iter().map(|event| event.name).collect::<Vec<_>>().join(", ");
     let tried = if good.is_empty() {
-        let why = bad.first().and_then(|event| event.absent_because.clone()).unwrap_or_default();
-        let remedy = if why.contains("permitted") {
-            "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
-        } else {
-            "bare metal, or a hypervisor that exposes the PMU (vPMU)"
+        let why = bad.first().and_then(|event| event.absent_because.as_ref());
+        let remedy = match why {
+            Some(Absent::NotPermitted) => "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid",
+            _ => "bare metal, or a hypervisor that exposes the PMU (vPMU)",
         };
-        Err((why, Some(remedy.to_string())))
+        Err((why.map(Absent::to_string).unwrap_or_default(), Some(remedy.to_string())))
     } else if bad.is_empty() {
         Ok(format!("all counted in a loop that must miss: {}", names(&good)))
     } else {

@@ -73,7 +73,8 @@ pub(crate) struct U32x16(pub [u32; 16]);
 /// The vector operations.
 ///
 /// # Safety
-/// Every function may only run on a processor that has the instruction set of the implementing type.
+/// Every function may only run on a processor that has the instruction set of the implementing type, and with a `lane`
+/// below the bound that it names.
 pub(crate) trait Lanes {
     /// Adds one to the lanes below `lane` (< 32); the value of `lane` itself.
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16;
@@ -99,19 +100,22 @@ macro_rules! dispatch {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn avx512($($arg: $type),*) $(-> $out)? {
+            // SAFETY: this function runs only where the processor has its instruction set (below).
             unsafe { $body::<$crate::simd::Avx512>($($arg),*) }
         }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn avx2($($arg: $type),*) $(-> $out)? {
+            // SAFETY: this function runs only where the processor has its instruction set (below).
             unsafe { $body::<$crate::simd::Avx2>($($arg),*) }
         }
-        // SAFETY: a `Simd` exists only for instruction sets that this processor has.
         match $simd.0 {
-            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a `Simd` of this level exists only where the processor has the instruction set.
             $crate::simd::Level::Avx512 => unsafe { avx512($($arg),*) },
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: a `Simd` of this level exists only where the processor has the instruction set.
             $crate::simd::Level::Avx2 => unsafe { avx2($($arg),*) },
+            // SAFETY: needs no more than the target itself.
             $crate::simd::Level::Portable => unsafe { $body::<$crate::simd::Portable>($($arg),*) },
         }
     }};
@@ -244,6 +248,8 @@ mod x86 {
     impl Lanes for Avx512 {
         #[inline(always)]
         unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16 {
+            // SAFETY: the processor has the instructions and `lane` is below 32 (the caller's promise); the counters
+            // are aligned to 64 bytes.
             unsafe {
                 let old = *counters.0.get_unchecked(lane);
                 let place = counters.0.as_mut_ptr().cast();
@@ -255,6 +261,8 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32 {
+            // SAFETY: the processor has the instructions and `lane` is below 16 (the caller's promise); the counters
+            // are aligned to 64 bytes.
             unsafe {
                 let old = *counters.0.get_unchecked(lane);
                 let place = counters.0.as_mut_ptr().cast();
@@ -266,6 +274,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32 {
+            // SAFETY: the processor has the instructions (the caller's promise); the lanes are aligned to 64 bytes.
             unsafe {
                 let all = _mm256_load_si256(lanes.0.as_ptr().cast());
                 u32::from(_mm256_cmpeq_epi32_mask(all, _mm256_set1_epi32(tag as i32)))
@@ -273,6 +282,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut __m512i) -> bool {
+            // SAFETY: the processor has the instructions (the caller's promise); the lanes are aligned to 64 bytes.
             unsafe {
                 let place = lanes.0.as_mut_ptr().cast();
                 let all = _mm512_load_si512(place);
@@ -289,6 +299,7 @@ mod x86 {
         type Hits = __m512i;
         #[inline(always)]
         unsafe fn no_hits() -> __m512i {
+            // SAFETY: the processor has the instructions (the caller's promise).
             unsafe { _mm512_setzero_si512() }
         }
         #[inline(always)]
@@ -298,6 +309,8 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], mut kept_len: usize) -> usize {
+            // SAFETY: the processor has the instructions (the caller's promise). Eight lines are read from eight; as many
+            // are written as the checked slice of `kept` is long.
             unsafe {
                 let salts = _mm512_set1_epi64(salt as i64);
                 // Inclusive, because a threshold of 2^24 keeps everything.
@@ -328,6 +341,8 @@ mod x86 {
     /// As [`super::to_front`], four lanes at a time.
     #[inline(always)]
     pub(super) unsafe fn to_front_sse2(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
+        // SAFETY: every x86-64 has SSE2; the lanes are aligned to 64 bytes, and the window into `ABOVE` begins at 0
+        // to 16 of 32.
         unsafe {
             let place: *mut __m128i = lanes.0.as_mut_ptr().cast();
             let old: [__m128i; 4] = std::array::from_fn(|at| _mm_load_si128(place.add(at)));
@@ -354,6 +369,8 @@ mod x86 {
     impl Lanes for Avx2 {
         #[inline(always)]
         unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16 {
+            // SAFETY: the processor has the instructions and `lane` is below 32 (the caller's promise); the counters
+            // are aligned to 64 bytes.
             unsafe {
                 let old = *counters.0.get_unchecked(lane);
                 let place: *mut __m256i = counters.0.as_mut_ptr().cast();
@@ -367,6 +384,8 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32 {
+            // SAFETY: the processor has the instructions and `lane` is below 16 (the caller's promise); the counters
+            // are aligned to 64 bytes.
             unsafe {
                 let old = *counters.0.get_unchecked(lane);
                 let place: *mut __m256i = counters.0.as_mut_ptr().cast();
@@ -380,6 +399,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32 {
+            // SAFETY: the processor has the instructions (the caller's promise); the lanes are aligned to 64 bytes.
             unsafe {
                 let all = _mm256_load_si256(lanes.0.as_ptr().cast());
                 let same = _mm256_cmpeq_epi32(all, _mm256_set1_epi32(tag as i32));
@@ -388,6 +408,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut (__m256i, __m256i)) -> bool {
+            // SAFETY: the processor has the instructions (the caller's promise); the lanes are aligned to 64 bytes.
             unsafe {
                 let place: *mut __m256i = lanes.0.as_mut_ptr().cast();
                 let (low, high) = (_mm256_load_si256(place), _mm256_load_si256(place.add(1)));
@@ -419,6 +440,7 @@ mod x86 {
         type Hits = (__m256i, __m256i);
         #[inline(always)]
         unsafe fn no_hits() -> (__m256i, __m256i) {
+            // SAFETY: the processor has the instructions (the caller's promise).
             unsafe { (_mm256_setzero_si256(), _mm256_setzero_si256()) }
         }
         #[inline(always)]
@@ -433,6 +455,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], kept_len: usize) -> usize {
+            // SAFETY: needs no more than the target itself.
             unsafe { Portable::filter(lines, salt, threshold, kept, kept_len) }
         }
     }

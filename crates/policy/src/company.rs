@@ -20,7 +20,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    Ability, Clash, CpuId, CpuSet, Decision, Gang, GangSchedule, Plan, Reason, Support, TaskId, TaskSeen, View, Window,
+    Ability, Clash, CpuId, CpuSet, Decision, Gang, GangSchedule, Plan, Reason, ReasonKind, Support, TaskId, TaskSeen,
+    View, Window,
 };
 use serde::Deserialize;
 
@@ -366,6 +367,6 @@ fn explain(running: &[TaskId], chosen: &[TaskId], why: &mut Vec<Reason>) {
             false => "{1} runs instead of {0} beside {2}: its score is lower",
         };
         let tasks = [out, into].into_iter().chain(stay).collect();
-        why.push(Reason { tasks, text: text.to_string(), numbers: Vec::new() });
+        why.push(Reason { kind: ReasonKind::Plain, tasks, text: text.to_string(), numbers: Vec::new() });
     }
 }

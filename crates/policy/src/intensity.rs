@@ -4,7 +4,7 @@
 //! So it is dealt out earlier, two such tasks go to different caches, and each gets quieter neighbours, while the method
 //! and its bounds stay as they are. A priority below 1 makes it count for less.
 
-use cachemate_core::{CpuSet, Decision, Plan, Reason, TaskId, View, Window};
+use cachemate_core::{CpuSet, Decision, Plan, Reason, ReasonKind, TaskId, View, Window};
 use serde::Deserialize;
 
 use crate::evening::{Piece, Place, central, exchange};
@@ -214,5 +214,5 @@ fn reason(nth: usize, pieces: &[Piece], at: &[usize], task: TaskId, cpus: &CpuSe
         ("own_misses_per_kilo_instr".to_string(), pieces[nth].weight),
         ("neighbours_misses_per_kilo_instr".to_string(), others),
     ];
-    Reason { tasks: vec![task], text, numbers }
+    Reason { kind: ReasonKind::Plain, tasks: vec![task], text, numbers }
 }

@@ -3,7 +3,7 @@
 //! A reason names who, and says it with the numbers that the plan rests on; `{0}` in its text is the program itself.
 //! It survives renaming, because names are filled in last ([`in_words`]).
 
-use cachemate_core::{Reason, TaskId};
+use cachemate_core::{Reason, ReasonKind, TaskId};
 
 use crate::matrix::{CostKind, PairCosts};
 use crate::solvers::Seating;
@@ -81,7 +81,7 @@ impl Neighbourhood<'_> {
 
     fn build(&self, others: &[usize], text: String, numbers: Vec<(String, f64)>) -> Reason {
         let tasks = std::iter::once(self.program).chain(others.iter().copied());
-        Reason { tasks: tasks.map(|task| TaskId(task as u32)).collect(), text, numbers }
+        Reason { kind: ReasonKind::Plain, tasks: tasks.map(|task| TaskId(task as u32)).collect(), text, numbers }
     }
 
     fn reason(&self, seating: &Seating) -> Reason {

@@ -76,7 +76,7 @@ pub(super) fn row(task: &TaskStatus) -> Vec<String> {
         or_dash(task.cpu_share.map(|share| format!("{:.0} %", 100.0 * share))),
         two(task.intensity),
         two(task.sensitivity),
-        task.class.clone().unwrap_or_else(|| "-".into()),
+        task.class.map_or("-", Class::words).to_string(),
         percent(task.forecast_degradation),
         percent(task.measured_degradation),
         or_dash(task.progress_per_second.map(|rate| match task.progress_of.as_deref() {

@@ -6,7 +6,7 @@
 
 use cachemate_core::{
     CacheShare, Decision, Gang, GangSchedule, GroupId, Member, PageMoving, Partition, Plan, Policy, ProcessId, Reason,
-    SplitMix64, TaskId, Units, View, Window,
+    ReasonKind, SplitMix64, TaskId, Units, View, Window,
 };
 use cachemate_policy::policies::movable;
 
@@ -117,7 +117,12 @@ impl Policy for Squeeze {
         {
             plan.allowed.extend(movable(view).map(|task| (task.task, [first].into_iter().collect())));
             let tasks: Vec<_> = plan.allowed.keys().copied().collect();
-            why.push(Reason { tasks, text: "everybody onto one CPU".to_string(), numbers: Vec::new() });
+            why.push(Reason {
+                kind: ReasonKind::Plain,
+                tasks,
+                text: "everybody onto one CPU".to_string(),
+                numbers: Vec::new(),
+            });
         }
         Decision { plan, why }
     }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    BadPlan, CpuId, CpuSet, Estimate, Event, Evidence, Item, Member, Pending, Profile, Reason, Record, ShareHeld,
-    TaskId, TaskSeen, Topology, Units,
+    BadPlan, CpuId, CpuSet, Estimate, Event, Evidence, Item, Member, Pending, Profile, Reason, ReasonKind, Record,
+    ShareHeld, TaskId, TaskSeen, Topology, Units,
 };
 use cachemate_linux::kernel::Host;
 use cachemate_linux::machine::LiveMachine;
@@ -89,6 +89,39 @@ pub struct CacheStatus {
     pub forecast_miss_ratio: Option<f64>,
 }
 
+/// What a program does to its neighbours and they to it, as far as it was measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Class {
+    #[serde(rename = "presses and feels")]
+    PressesAndFeels,
+    #[serde(rename = "presses")]
+    Presses,
+    #[serde(rename = "feels")]
+    Feels,
+    #[serde(rename = "quiet")]
+    Quiet,
+    /// What it feels was not measured.
+    #[serde(rename = "presses little")]
+    PressesLittle,
+    /// What it presses was not measured.
+    #[serde(rename = "feels little")]
+    FeelsLittle,
+}
+
+impl Class {
+    /// In words that people use, as in the status's JSON.
+    pub fn words(self) -> &'static str {
+        match self {
+            Class::PressesAndFeels => "presses and feels",
+            Class::Presses => "presses",
+            Class::Feels => "feels",
+            Class::Quiet => "quiet",
+            Class::PressesLittle => "presses little",
+            Class::FeelsLittle => "feels little",
+        }
+    }
+}
+
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TaskStatus {
     pub task: u32,
@@ -105,7 +138,7 @@ pub struct TaskStatus {
     pub cpu_share: Option<f64>,
     pub intensity: Option<Estimate>,
     pub sensitivity: Option<Estimate>,
-    pub class: Option<String>,
+    pub class: Option<Class>,
     pub misses_per_kilo_instr: Option<f64>,
     pub instr_per_cycle: Option<f64>,
     pub forecast_degradation: Option<f64>,
@@ -273,8 +306,8 @@ impl Watcher {
             }
             if !self.last_texts.contains(text) {
                 self.status.counters.decisions += 1;
-                self.status.counters.rolled_back +=
-                    u64::from(text.starts_with(cachemate_policy::rollback_guard::ROLLED_BACK));
+                let rolled_back = matches!(reason.kind, ReasonKind::RolledBack | ReasonKind::KeptOut);
+                self.status.counters.rolled_back += u64::from(rolled_back);
                 let decision = DecisionStatus {
                     window: record.seen.window,
                     tasks: reason.tasks.iter().map(|task| task.0).collect(),
@@ -396,20 +429,20 @@ fn in_words(reason: &Reason, names: &BTreeMap<TaskId, String>) -> String {
     text
 }
 
-/// In words that people use; `None` where nothing was measured.
-fn class(profile: &Profile) -> Option<String> {
+/// `None` where nothing was measured.
+fn class(profile: &Profile) -> Option<Class> {
     let presses = profile.contention.intensity.map(|intensity| intensity.value >= PRESSES_FROM);
     let feels = profile.contention.sensitivity.map(|sensitivity| sensitivity.value >= FEELS_FROM);
     let class = match (presses, feels) {
         (None, None) => return None,
-        (Some(true), Some(true)) => "presses and feels",
-        (Some(true), _) => "presses",
-        (_, Some(true)) => "feels",
-        (Some(false), Some(false)) => "quiet",
-        (Some(false), None) => "presses little",
-        (None, Some(false)) => "feels little",
+        (Some(true), Some(true)) => Class::PressesAndFeels,
+        (Some(true), _) => Class::Presses,
+        (_, Some(true)) => Class::Feels,
+        (Some(false), Some(false)) => Class::Quiet,
+        (Some(false), None) => Class::PressesLittle,
+        (None, Some(false)) => Class::FeelsLittle,
     };
-    Some(class.to_string())
+    Some(class)
 }
 
 fn caches(topology: &Topology, tasks: &[TaskStatus], record: &Record) -> Vec<CacheStatus> {

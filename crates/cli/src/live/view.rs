@@ -19,7 +19,7 @@ use ratatui::widgets::{Block, Borders, Paragraph};
 
 use super::picture::{COLUMNS, by_cache, decisions, gangs, head, row, shares, troubles};
 use super::socket;
-use super::status::{Status, TaskStatus};
+use super::status::{Class, Status, TaskStatus};
 
 /// Lines of the lower part, at most: gangs, refusals and decisions.
 const BELOW_AT_MOST: usize = 12;
@@ -182,7 +182,7 @@ impl View {
         let texts = row(task);
         let spans = cells(&texts, widths).zip(COLUMNS).map(|(text, (name, _))| {
             let style = match *name {
-                "class" => self.style(class_colour(task.class.as_deref())),
+                "class" => self.style(class_colour(task.class)),
                 "forecast" => self.style(slowdown_colour(task.forecast_degradation)),
                 "measured" => self.style(slowdown_colour(task.measured_degradation)),
                 _ => Style::new(),
@@ -201,13 +201,13 @@ fn cells<'a>(texts: &'a [String], widths: &'a [usize]) -> impl Iterator<Item = S
     })
 }
 
-fn class_colour(class: Option<&str>) -> Color {
+fn class_colour(class: Option<Class>) -> Color {
     match class {
-        Some("presses and feels") => Color::Magenta,
-        Some("presses") => Color::Red,
-        Some("feels") => Color::Yellow,
-        Some("quiet") => Color::Green,
-        _ => Color::Reset,
+        Some(Class::PressesAndFeels) => Color::Magenta,
+        Some(Class::Presses) => Color::Red,
+        Some(Class::Feels) => Color::Yellow,
+        Some(Class::Quiet) => Color::Green,
+        Some(Class::PressesLittle | Class::FeelsLittle) | None => Color::Reset,
     }
 }
 

@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 
 use cachemate_core::ReplacementModel;
 use cachemate_core::{
-    Ability, CacheId, Decision, Gang, GangSchedule, Plan, Policy, Probe, ProbeId, ProbeWhat, Profile, Reason, Support,
-    TaskId, View, Window,
+    Ability, CacheId, Decision, Gang, GangSchedule, Plan, Policy, Probe, ProbeId, ProbeWhat, Profile, Reason,
+    ReasonKind, Support, TaskId, View, Window,
 };
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::reuse::ReuseTimes;
@@ -256,6 +256,7 @@ impl OfCache {
         let groups = rotation(&model, &best, turns);
         let mean = groups.iter().map(|group| model.ratio(group)).sum::<f64>() / groups.len() as f64;
         why.push(Reason {
+            kind: ReasonKind::Plain,
             tasks: Vec::new(),
             text: "groups at or below the lowest miss ratio that leaves nobody out take turns".to_string(),
             numbers: vec![
@@ -269,6 +270,7 @@ impl OfCache {
             let turns = groups.iter().filter(|group| group.contains(&at)).count();
             let Some(known) = &known[at] else { continue };
             why.push(Reason {
+                kind: ReasonKind::Plain,
                 tasks: vec![task],
                 text: format!("{{0}} is in {turns} of {} groups", groups.len()),
                 numbers: vec![("partial_cache_misses_per_100_refs".to_string(), 100.0 * known.ratio)],

@@ -17,7 +17,8 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Ability, Cache, CacheId, CacheShare, Clash, Decision, Evidence, GroupId, IndexSet, Member, PageMoving, Plan,
-    Policy, Probe, ProbeId, ProbeWhat, ProcessId, Profiles, Reason, Support, TaskId, TaskSeen, View, Window,
+    Policy, Probe, ProbeId, ProbeWhat, ProcessId, Profiles, Reason, ReasonKind, Support, TaskId, TaskSeen, View,
+    Window,
 };
 use serde::Deserialize;
 
@@ -337,12 +338,17 @@ fn say_deal(domain: &Domain<'_>, claimants: &[Claimant], dealt: &Deal, why: &mut
     for &at in &dealt.lowered {
         let limit = claimants[at].degradation_at_most.unwrap_or(0.0);
         let text = "{0} cannot be kept as fast as promised: the promises do not fit in one cache".to_string();
-        why.push(Reason { tasks: vec![task(at)], text, numbers: vec![("degradation_at_most".to_string(), limit)] });
+        why.push(Reason {
+            kind: ReasonKind::Plain,
+            tasks: vec![task(at)],
+            text,
+            numbers: vec![("degradation_at_most".to_string(), limit)],
+        });
     }
     if let Some(cost) = dealt.floors_cost {
         let tasks = (0..claimants.len()).filter(|&at| claimants[at].degradation_at_most.is_some()).map(task).collect();
         let text = "what was promised costs the others on this cache, by the objective".to_string();
-        why.push(Reason { tasks, text, numbers: vec![("objective_lost".to_string(), cost)] });
+        why.push(Reason { kind: ReasonKind::Plain, tasks, text, numbers: vec![("objective_lost".to_string(), cost)] });
     }
 }
 
@@ -446,7 +452,7 @@ impl Outlook<'_> {
         };
         let numbers = [("gain_share", gain), ("cost_ns", cost_ns), ("earned_within_horizon_ns", earned_ns)];
         let numbers = numbers.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
-        why.push(Reason { tasks, text, numbers });
+        why.push(Reason { kind: ReasonKind::Plain, tasks, text, numbers });
         Some(chosen)
     }
 
@@ -510,7 +516,12 @@ fn learn_from_broken_promises(
                 "{0} is slower than promised with all the space that it can have: space does not keep this promise";
             let slower = cycles / claimant.space.whole_cycles() - 1.0;
             let numbers = vec![("slower_than_alone_share".to_string(), slower)];
-            why.push(Reason { tasks: vec![present.tasks[0].task], text: text.to_string(), numbers });
+            why.push(Reason {
+                kind: ReasonKind::Plain,
+                tasks: vec![present.tasks[0].task],
+                text: text.to_string(),
+                numbers,
+            });
         }
     }
 }
@@ -533,7 +544,7 @@ fn reason(domain: &Domain<'_>, verdict: &Verdict) -> Reason {
     let found = verdict.ratio.map(|found| [("speed_over_before", found.ratio), ("standard_error", found.error)]);
     let numbers = found.into_iter().flatten().chain([("lost_windows", verdict.lost_windows)]);
     let numbers = numbers.map(|(name, value)| (name.to_string(), value)).collect();
-    Reason { tasks, text, numbers }
+    Reason { kind: ReasonKind::TrialVerdict, tasks, text, numbers }
 }
 
 /// Programs of one lane are not to run together.

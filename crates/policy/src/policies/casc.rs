@@ -20,7 +20,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, Decision, Event, Place, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, TaskId, TaskSeen, View, Window,
+    CacheId, Decision, Event, Place, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, ReasonKind, TaskId, TaskSeen,
+    View, Window,
 };
 use serde::Deserialize;
 
@@ -390,7 +391,7 @@ impl OfCache {
         numbers.extend(max.map(|(cpu, &max)| (format!("cpu_{cpu}_max_pcmr_per_100_refs"), f64::from(max))));
         let text =
             "every CPU takes threads up to its highest miss rate; together they are expected at this rate".to_string();
-        why.push(Reason { tasks: Vec::new(), text, numbers });
+        why.push(Reason { kind: ReasonKind::Plain, tasks: Vec::new(), text, numbers });
         for (at, thread) in threads.iter().enumerate() {
             let Some(of) = thread.1 else { continue };
             let taken = (0..cpus).filter(|&cpu| buckets.takes(cpu, of.pcmr)).count();
@@ -399,7 +400,7 @@ impl OfCache {
             if taken < cpus && before != Some(taken) {
                 let text = format!("{{0}} is kept to {taken} of {cpus} CPUs: it misses much on a part of the cache");
                 let numbers = vec![("pcmr_misses_per_100_refs".to_string(), of.pcmr)];
-                why.push(Reason { tasks: vec![threads[at].0], text, numbers });
+                why.push(Reason { kind: ReasonKind::Plain, tasks: vec![threads[at].0], text, numbers });
             }
         }
         self.watched = Watched::default();

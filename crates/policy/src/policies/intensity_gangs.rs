@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use cachemate_core::{
     CpuId, CpuSet, Decision, Evidence, Fact, Gang, GangSchedule, Neighbour, Plan, Policy, Probe, ProbeId, ProbeWhat,
-    Reason, TaskId, TaskSeen, View, Window,
+    Reason, ReasonKind, TaskId, TaskSeen, View, Window,
 };
 use serde::Deserialize;
 
@@ -153,7 +153,7 @@ fn nothing_to_choose(domains: &[CpuSet], shared: &[&CpuSet], active: &[TaskId]) 
 }
 
 fn reason(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason {
-    Reason { tasks: tasks.to_vec(), text, numbers }
+    Reason { kind: ReasonKind::Plain, tasks: tasks.to_vec(), text, numbers }
 }
 
 impl IntensityGangs {

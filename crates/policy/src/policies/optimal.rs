@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CpuId, CpuSet, Decision, Plan, Policy, Reason, TaskId, View, Window};
+use cachemate_core::{CpuId, CpuSet, Decision, Plan, Policy, Reason, ReasonKind, TaskId, View, Window};
 use serde::Deserialize;
 
 use crate::placement;
@@ -97,7 +97,7 @@ impl ByMatrix {
         for (nth, cpus) in cpus_of(&solved.seating, &seats, takes_turns) {
             let text = format!("{{0}} is seated on the CPUs {cpus}");
             let numbers = vec![("degradation_percent".to_string(), 100.0 * suffered[nth])];
-            why.push(Reason { tasks: vec![tasks[nth]], text, numbers });
+            why.push(Reason { kind: ReasonKind::Plain, tasks: vec![tasks[nth]], text, numbers });
             self.placed.insert(tasks[nth], cpus);
         }
     }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Decision, Policy, Reason, SplitMix64, TaskId, View};
+use cachemate_core::{Decision, Policy, Reason, ReasonKind, SplitMix64, TaskId, View};
 
 use super::default::Parameters;
 use super::{cache_domains, movable};
@@ -41,7 +41,7 @@ impl Policy for Random {
             drawn.insert(task.task, domain);
             let text =
                 format!("{{0}} drew the CPUs {} among {} equally loaded caches", domains[domain], emptiest.len());
-            why.push(Reason { tasks: vec![task.task], text, numbers: Vec::new() });
+            why.push(Reason { kind: ReasonKind::Plain, tasks: vec![task.task], text, numbers: Vec::new() });
         }
         plan.allowed.extend(drawn.iter().map(|(&task, &domain)| (task, domains[domain].clone())));
         self.drawn = drawn;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Decision, Policy, Reason, TaskId, View};
+use cachemate_core::{Decision, Policy, Reason, ReasonKind, TaskId, View};
 
 use super::default::Parameters;
 use super::{cache_domains, movable};
@@ -30,7 +30,7 @@ impl Policy for RoundRobin {
                 let domain = self.next % domains.len();
                 self.next = domain + 1;
                 let text = format!("{{0}} is dealt to the CPUs {}, next in turn", domains[domain]);
-                why.push(Reason { tasks: vec![task.task], text, numbers: Vec::new() });
+                why.push(Reason { kind: ReasonKind::Plain, tasks: vec![task.task], text, numbers: Vec::new() });
                 domain
             });
             dealt.insert(task.task, domain);

@@ -11,8 +11,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CacheShare, Decision, GroupId, IndexSet, Item, Member, Plan, Policy, ProcessId, Reason, TaskId, TaskSeen,
-    View, Window,
+    CacheId, CacheShare, Decision, GroupId, IndexSet, Item, Member, Plan, Policy, ProcessId, Reason, ReasonKind,
+    TaskId, TaskSeen, View, Window,
 };
 use serde::Deserialize;
 
@@ -126,7 +126,7 @@ impl ServiceLevel {
             let ids: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
             let text = format!("{{0}} and its {} clients get {} units instead of {before}", served.clients, self.units);
             let numbers = vec![("rate_per_s".to_string(), served.rate_per_s), ("level_per_s".to_string(), level)];
-            why.push(Reason { tasks: ids, text, numbers });
+            why.push(Reason { kind: ReasonKind::Plain, tasks: ids, text, numbers });
         }
     }
 

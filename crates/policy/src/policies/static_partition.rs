@@ -4,8 +4,8 @@
 //! unrestricted; the same arrivals and times give the same plan.
 
 use cachemate_core::{
-    CacheId, CacheShare, Decision, GroupId, IndexSet, Member, PageMoving, Partition, Policy, ProcessId, Reason, TaskId,
-    Units, View,
+    CacheId, CacheShare, Decision, GroupId, IndexSet, Member, PageMoving, Partition, Policy, ProcessId, Reason,
+    ReasonKind, TaskId, Units, View,
 };
 use serde::Deserialize;
 
@@ -111,7 +111,7 @@ impl Policy for StaticPartition {
                     continue;
                 }
                 let text = format!("units {units} of cache {} as told", cache.0);
-                why.push(Reason { tasks: members, text, numbers: Vec::new() });
+                why.push(Reason { kind: ReasonKind::Plain, tasks: members, text, numbers: Vec::new() });
                 plan.shares.push(CacheShare {
                     group: GroupId(number as u32),
                     members: vec![Member::Process(process)],

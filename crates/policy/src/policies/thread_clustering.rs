@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Ability, Applied, CpuSet, Decision, Event, Evidence, Item, Plan, Policy, Probe, ProbeId, ProbeWhat, ProcessId,
-    Reason, StallCause, Support, TaskId, TaskSeen, View, Window,
+    Reason, ReasonKind, StallCause, Support, TaskId, TaskSeen, View, Window,
 };
 use cachemate_locality::shmap::Sharing;
 use serde::Deserialize;
@@ -242,6 +242,7 @@ impl ThreadClustering {
         let processes: Vec<ProcessId> = shares.iter().map(|(process, _, _)| *process).collect();
         let one_in = self.one_in(view, &processes);
         why.extend(shares.iter().map(|&(_, share, task)| Reason {
+            kind: ReasonKind::Plain,
             tasks: vec![task],
             text: format!("the process of {{0}} waits for remote caches: 1 in {one_in} of these accesses is sampled"),
             numbers: vec![("remote_stall_percent".to_string(), 100.0 * share)],
@@ -358,6 +359,7 @@ impl ThreadClustering {
         }
         if let Some(harm) = self.loses_space(&placed, view).filter(|&harm| harm > round.remote_share) {
             why.push(Reason {
+                kind: ReasonKind::Plain,
                 tasks: Vec::new(),
                 text:
                     "clusters are left apart: together they lose more to each other's cache use than to remote caches"
@@ -534,12 +536,12 @@ impl Placing {
                 Some(chip) => format!("{} share data: together on the CPUs {}", list(tasks.len()), domains[*chip]),
                 None => format!("{} share data but would unbalance one chip: not kept together", list(tasks.len())),
             };
-            reasons.push(Reason { tasks, text, numbers: numbers.clone() });
+            reasons.push(Reason { kind: ReasonKind::ClusterFound, tasks, text, numbers: numbers.clone() });
         }
         if !self.unclustered.is_empty() {
             let tasks = names(&self.unclustered);
             let text = format!("{} share with nobody in particular: level out the chips", list(tasks.len()));
-            reasons.push(Reason { tasks, text, numbers });
+            reasons.push(Reason { kind: ReasonKind::Plain, tasks, text, numbers });
         }
         reasons
     }

@@ -24,7 +24,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Decision, GuardConfig, Policy, ProcessId, Reason, TaskId, View};
+use cachemate_core::{Decision, GuardConfig, Policy, ProcessId, Reason, ReasonKind, TaskId, View};
 
 pub use judgement::Judgement;
 
@@ -36,7 +36,7 @@ use keep_out::{KeepOut, Refusal};
 use placement::{Present, put_placement, same_placement};
 
 /// Begins the reason of every roll-back.
-pub const ROLLED_BACK: &str = "rolled back:";
+const ROLLED_BACK: &str = "rolled back:";
 
 /// A policy and its guard.
 pub struct RollbackGuard<P> {
@@ -82,7 +82,12 @@ impl<P: Policy> Policy for RollbackGuard<P> {
         }
         let State { plan: reference, knew, .. } = &history.reference;
         if let Some(refusal) = self.keep_out.refuses(&decision.plan, reference, &history.known(), window) {
-            decision.why = vec![Reason { tasks: Vec::new(), text: refusal.in_words(), numbers: Vec::new() }];
+            decision.why = vec![Reason {
+                kind: ReasonKind::KeptOut,
+                tasks: Vec::new(),
+                text: refusal.in_words(),
+                numbers: Vec::new(),
+            }];
             put_placement(&mut decision.plan, reference, knew, view);
         }
         decision
@@ -151,7 +156,7 @@ fn taken_back(worse: &Worse, out_windows: u64, view: &View<'_>) -> Reason {
     let others: Vec<TaskId> =
         moved.filter(|task| view.before.allowed.contains_key(task) && !tasks.contains(task)).collect();
     tasks.extend(others);
-    Reason { tasks, text, numbers }
+    Reason { kind: ReasonKind::RolledBack, tasks, text, numbers }
 }
 
 /// In words, which events stood in for work.

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use cachemate_core::{Level, Member, PipelineConfig, ProcessId, ProfilerConfig, TracedCache, Units, Window};
+use cachemate_core::{
+    Level, Member, PipelineConfig, ProcessId, ProfilerConfig, ReasonKind, TracedCache, Units, Window,
+};
 use cachemate_policy::solvers::sizing::{Claim, Total, exact};
 use cachemate_report::figure::{Axis, BarGroup, Bars};
 
@@ -151,7 +153,7 @@ fn chosen_online(workload: &Workload, entries: u64, pace: Pace, windows: u64) ->
     let lasting = workload.clone().lasting(0, pace.warm_up_cycles + windows * WINDOW_CYCLES);
     let (mut judged, mut shares) = (false, Vec::new());
     run_under(lasting.simulated()?, built(by)?, |_, record| {
-        let verdict = record.decision.why.iter().any(|reason| reason.text.contains("were tried"));
+        let verdict = record.decision.why.iter().any(|reason| reason.kind == ReasonKind::TrialVerdict);
         if verdict || !judged {
             shares = record.decision.plan.shares;
         }

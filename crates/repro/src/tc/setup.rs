@@ -4,7 +4,8 @@ use cachemate_pipeline::{OfflineProfiler, Pipeline};
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CpuSet, Decision, Machine, Plan, Policy, ProfilerConfig, Reason, Record, ShMapParameters, TaskId, View, Window,
+    CpuSet, Decision, Machine, Plan, Policy, ProfilerConfig, Reason, ReasonKind, Record, ShMapParameters, TaskId, View,
+    Window,
 };
 use cachemate_policy::clustering::assign::{Chip, Movable, assign};
 use cachemate_policy::policies::{self, cache_domains};
@@ -283,7 +284,8 @@ pub(super) fn rounds(records: &[Record], threads: usize, entries: usize) -> Vec<
     let mut rounds = Vec::new();
     for record in records {
         let profiles = profiler.update(&record.seen);
-        let clusters: Vec<&Reason> = record.decision.why.iter().filter(|why| why.text.contains("share data")).collect();
+        let found = |why: &&Reason| why.kind == ReasonKind::ClusterFound;
+        let clusters: Vec<&Reason> = record.decision.why.iter().filter(found).collect();
         if clusters.is_empty() {
             continue;
         }

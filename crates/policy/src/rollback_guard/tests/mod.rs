@@ -8,7 +8,7 @@ mod series;
 
 use cachemate_core::*;
 
-use super::{ROLLED_BACK, RollbackGuard};
+use super::RollbackGuard;
 
 pub const SECOND_NS: u64 = 1_000_000_000;
 
@@ -108,7 +108,7 @@ pub fn windows_with(decisions: &[Decision], plan: &Plan) -> Vec<usize> {
 
 /// Windows in which a plan was taken back by a measurement, not kept out.
 pub fn verdicts(decisions: &[Decision]) -> Vec<usize> {
-    let taken = |reason: &Reason| reason.text.starts_with(ROLLED_BACK) && !reason.numbers.is_empty();
+    let taken = |reason: &Reason| reason.kind == ReasonKind::RolledBack;
     (0..decisions.len()).filter(|&window| decisions[window].why.iter().any(taken)).collect()
 }
 

@@ -12,6 +12,7 @@ use cachemate_core::CpuSet;
 use cachemate_linux::colors::agents::Agent;
 use cachemate_linux::colors::moving;
 use cachemate_linux::kernel::{Host, Kernel};
+use common::not_shown::not_shown;
 use common::{Running, acting, command, daemon, run, status_when};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -38,7 +39,7 @@ fn own() -> &'static str {
 fn a_coloured_program_does_what_it_does_otherwise() {
     let folder = tempfile::tempdir().unwrap();
     if let Some(why) = unusable(folder.path()) {
-        println!("not shown here: {why}");
+        not_shown("a program in colours", why);
         return;
     }
     let numbers: String = (0..60_000u64).map(|at| format!("{}\n", at.wrapping_mul(7_919) % 100_003)).collect();
@@ -47,7 +48,7 @@ fn a_coloured_program_does_what_it_does_otherwise() {
     let args = [&["color", "run", "--colors", "0-7", "--report", "r.json", "--"][..], &sort[..]].concat();
     let coloured = run(folder.path(), &args);
     if coloured.code == Some(1) && coloured.err.contains(MOVED) {
-        println!("not shown here: {}", coloured.err);
+        not_shown("a program in colours", coloured.err);
         return;
     }
     let coloured = coloured.ok();
@@ -85,7 +86,7 @@ fn agent_of(marker: &str) -> Option<PathBuf> {
 fn a_program_whose_launcher_is_killed_while_it_is_recoloured_ends_right() {
     let folder = tempfile::tempdir().unwrap();
     if let Some(why) = unusable(folder.path()) {
-        println!("not shown here: {why}");
+        not_shown("a launcher that is killed", why);
         return;
     }
     let each = format!("300{:05}", std::process::id() % 100_000); // tells our program from others
@@ -107,7 +108,7 @@ fn a_program_whose_launcher_is_killed_while_it_is_recoloured_ends_right() {
         }
         // Refused before the program began: nothing to see.
         if turns == 0 && launcher.try_wait().unwrap().is_some_and(|status| !status.success()) && !result.exists() {
-            println!("not shown here: the colours are no longer told apart");
+            not_shown("a launcher that is killed", "the colours are no longer told apart");
             return;
         }
         if turns == 2 && !killed {
@@ -213,12 +214,12 @@ impl Recoloured {
 fn a_plan_recolours_a_running_program_whoever_is_killed() {
     let folder = tempfile::tempdir().unwrap();
     if let Some(why) = unusable(folder.path()) {
-        println!("not shown here: {why}");
+        not_shown("a plan in colours", why);
         return;
     }
     for (at, case) in ["nobody", "daemon", "guardian", "both", "program"].into_iter().enumerate() {
         let Some(mut shown) = Recoloured::start(at, case == "both") else {
-            println!("not shown here: the colours are no longer told apart");
+            not_shown("a plan in colours", "the colours are no longer told apart");
             return;
         };
         let under_way = |status: &Value| status["pending"].as_array().is_some_and(|pending| !pending.is_empty());

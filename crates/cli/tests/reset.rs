@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use cachemate_core::CpuSet;
 use cachemate_linux::journal::{Change, Journal, Object, State};
 use cachemate_linux::kernel::{Host, Kernel};
+use common::not_shown::not_shown;
 use common::{MANAGE, Running, acting, run};
 
 fn affinity(pid: i32) -> CpuSet {
@@ -82,7 +83,7 @@ impl Drop for Crowd {
 fn out_of_descriptors_everything_comes_back() {
     let whole = affinity(std::process::id() as i32);
     if whole.count() < 2 {
-        println!("not shown here: programs that are moved (one CPU)");
+        not_shown("programs that are moved", "one CPU");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -148,7 +149,7 @@ fn a_read_only_state_folder_is_no_obstacle() {
         ran.is_ok_and(|status| status.success())
     };
     if !mount(&["--bind", state.to_str().unwrap()]) {
-        println!("not shown here: a read-only state folder (no right to mount)");
+        not_shown("a read-only state folder", "no right to mount");
         return;
     }
     let read_only = mount(&["-o", "remount,bind,ro"]);

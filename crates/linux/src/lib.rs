@@ -30,3 +30,5 @@ pub mod topology;
 mod fake_tests;
 #[cfg(test)]
 mod faults_tests;
+#[cfg(test)]
+mod not_shown;

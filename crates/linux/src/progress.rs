@@ -203,6 +203,7 @@ mod tests {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let Some(before) = calls(&host, pid, tid) else {
             assert!(!Path::new("/proc/self/io").exists(), "the kernel counts, and it was not read");
+            crate::not_shown::not_shown("calls of a thread", "no /proc/self/io");
             return;
         };
         (0..50).for_each(|_| drop(std::fs::read("/proc/self/comm").unwrap()));

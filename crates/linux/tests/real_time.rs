@@ -10,6 +10,7 @@ use cachemate_core::{Gang, GangSchedule, Item, Machine, Neighbour, Plan, Probe, 
 use cachemate_linux::journal::{Held, Object, State};
 use cachemate_linux::kernel::{Host, Kernel};
 use cachemate_linux::restore::{Outcome, read_state, restore};
+use common::not_shown::not_shown;
 use common::{Program, idle, machine, own_cpus};
 
 /// Arguments of chrt(1) for each class.
@@ -31,7 +32,7 @@ fn start_in(class: &[&str]) -> Option<Program> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    println!("not shown here: chrt {}: refused by this host", class.join(" "));
+    not_shown(&format!("chrt {}", class.join(" ")), "refused by this host");
     None
 }
 
@@ -110,7 +111,7 @@ fn a_member_that_becomes_real_time_is_left_alone() {
     let pid = programs[0].pid().to_string();
     let changed = Command::new("chrt").args(["--fifo", "-p", "12", &pid]).status().unwrap().success();
     if !changed {
-        println!("not shown here: chrt --fifo: refused by this host");
+        not_shown("chrt --fifo", "refused by this host");
         return;
     }
     let wish = class_of(&programs[0]);

@@ -1,6 +1,9 @@
 //! Running the command as a script would.
 #![allow(dead_code)] // each test file uses its part
 
+#[path = "../../../linux/src/not_shown.rs"]
+pub mod not_shown;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

@@ -103,7 +103,7 @@ mod tests {
             Ok(cost_ns) => assert!(cost_ns > 0.0),
             Err(unusable) => {
                 assert!(!unusable.why.is_empty() && !unusable.remedy.is_empty());
-                println!("pages cannot be moved here: {}", unusable.why);
+                crate::not_shown::not_shown("moving pages", unusable.why);
             }
         }
     }
@@ -116,7 +116,10 @@ mod tests {
         let kept = line.split_ascii_whitespace().map(|name| format!(",+{}", name[4..].to_lowercase()));
         let bounds = format!("-all{}", kept.collect::<String>());
         if !rustix::process::geteuid().is_root() || page_ns().is_err() {
-            println!("not shown here: moving pages by the unit's rights: needs root and a kernel that moves pages");
+            crate::not_shown::not_shown(
+                "moving pages by the unit's rights",
+                "needs root and a kernel that moves pages",
+            );
             return;
         }
         let mut command = std::process::Command::new("setpriv");
@@ -126,6 +129,6 @@ mod tests {
         let out = command.output().unwrap();
         let said = String::from_utf8_lossy(&out.stdout);
         assert!(out.status.success() && said.contains("1 passed"), "{said}");
-        assert!(!said.contains("cannot be moved here"), "{said}");
+        assert!(!said.contains("not shown here"), "{said}");
     }
 }

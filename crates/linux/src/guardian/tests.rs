@@ -70,7 +70,7 @@ fn a_read_only_state_folder_keeps_nobody_from_being_put_back() {
     let host = left_behind(dir.path());
     drop(Lock::daemon(dir.path()).unwrap().unwrap());
     let Some(_mounted) = ReadOnly::mount(dir.path()) else {
-        println!("not shown here: a read-only state folder (no right to mount)");
+        crate::not_shown::not_shown("a read-only state folder", "no right to mount");
         return;
     };
     assert!(std::fs::write(dir.path().join("x"), "x").is_err(), "read-only");
@@ -86,7 +86,7 @@ fn a_read_only_state_folder_keeps_nobody_from_being_put_back() {
 fn without_a_lock_file_the_folder_is_locked() {
     let dir = tempfile::tempdir().unwrap();
     let Some(_mounted) = ReadOnly::mount(dir.path()) else {
-        println!("not shown here: a read-only state folder (no right to mount)");
+        crate::not_shown::not_shown("a read-only state folder", "no right to mount");
         return;
     };
     let lock = Lock::daemon(dir.path()).unwrap();

@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
+#[path = "../../src/not_shown.rs"]
+pub mod not_shown;
+
 use std::collections::BTreeMap;
 use std::process::{Child, Command};
 use std::sync::Arc;

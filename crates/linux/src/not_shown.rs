@@ -1,0 +1,15 @@
+//! For tests that cannot show something on this host. Test files of other crates include this one by its path.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+
+/// Prints what is not shown and why, and appends it to the file that `CACHEMATE_NOT_SHOWN` names (`make test` counts its
+/// lines: cargo keeps the output of tests that pass to itself).
+pub fn not_shown(what: &str, why: impl std::fmt::Display) {
+    let line = format!("{what} ({why})").split_whitespace().collect::<Vec<_>>().join(" ");
+    println!("not shown here: {line}");
+    let Some(path) = std::env::var_os("CACHEMATE_NOT_SHOWN") else { return };
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    let written = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+    written.expect("the file of what is not shown can be written");
+}

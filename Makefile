@@ -4,13 +4,14 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro kill soak live lab install clean help
+.PHONY: demo test lint build bench repro faults kill soak live lab install clean help
 
 help:
 	@echo 'make demo     record real programs here, say who hurts whom and who should share a cache with whom'
 	@echo 'make test     format, lint, tidy, unit, property, end-to-end and doc tests'
 	@echo 'make repro    every result of the papers, a small run of each (REPRO=--quick; empty for the full run)'
 	@echo 'make bench    speed: ratios against textbook engines, in one run'
+	@echo 'make faults   a fault at every call of a managed run, and of the real reset: is anything lost?'
 	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is everything as before?'
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
 	@echo 'make live     measure on this host (root, at most 15 minutes); says what it cannot show'
@@ -47,6 +48,11 @@ KILLS ?= 200
 kill:
 	@scripts/setup.sh build
 	CACHEMATE_KILLS=$(KILLS) $(CARGO) test --locked -p cachemate-cli --test kill -- --nocapture
+
+faults:
+	@scripts/setup.sh build
+	CACHEMATE_FAULTS=all $(CARGO) test --locked -p cachemate-linux --lib everywhere -- --nocapture
+	CACHEMATE_FAULTS=all $(CARGO) test --locked -p cachemate-cli --test inject -- --nocapture
 
 TASKS ?= 10000
 soak:

@@ -99,7 +99,9 @@ impl Drop for Programs {
 }
 
 mod libc_kill {
+    pub const CONT: &str = "-CONT";
     pub const KILL: &str = "-KILL";
+    pub const STOP: &str = "-STOP";
     pub const TERM: &str = "-TERM";
 }
 
@@ -153,14 +155,7 @@ impl Daemon {
 }
 
 fn journal_gone(folder: &Path) -> bool {
-    let start = Instant::now();
-    while folder.join("state/restore.journal").exists() {
-        if start.elapsed() > Duration::from_secs(20) {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    true
+    within(Duration::from_secs(20), || !folder.join("state/restore.journal").exists())
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -250,4 +245,69 @@ fn everything_is_as_before_whatever_is_killed() {
         }
     }
     println!("{kills} kills, all as before, in {:.0} s", start.elapsed().as_secs_f64());
+}
+
+/// A daemon that is stopped: is everything put back after a while; and once it goes on, does it change nothing before another
+/// journal and another guardian stand?
+#[test]
+fn a_stopped_daemon_is_fenced_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let programs = Programs::start();
+    let pid = programs.parent.id().to_string();
+    std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
+    let before = programs.states();
+    let mut daemon = Daemon::start(folder.path(), false);
+    daemon.acts();
+    std::thread::sleep(Duration::from_millis(200));
+    let (own, first) = (daemon.child.id() as i32, daemon.guardian());
+    kill(own, libc_kill::STOP);
+    assert!(within(Duration::from_secs(60), || !folder.path().join("state/restore.journal").exists()), "not put back");
+    assert_eq!(programs.states(), before);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(programs.states(), before);
+    kill(own, libc_kill::CONT);
+    let journal = folder.path().join("state/restore.journal");
+    let changed = within(Duration::from_secs(60), || {
+        let changed = programs.states() != before;
+        assert!(!changed || journal.exists(), "changed without a journal");
+        changed
+    });
+    assert!(changed, "it does not act again");
+    let second = daemon.guardian();
+    assert!(second.is_some() && second != first, "{first:?}, then {second:?}");
+    daemon.end();
+    assert!(journal_gone(folder.path()));
+    assert_eq!(programs.states(), before);
+}
+
+/// Two daemons of one user over the same programs, whatever their state folders: does only one act, and is all as before?
+#[test]
+fn two_daemons_do_not_act_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let programs = Programs::start();
+    let pid = programs.parent.id().to_string();
+    std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
+    let before = programs.states();
+    let mut first = Daemon::start(folder.path(), false);
+    first.acts();
+    let second = run(
+        folder.path(),
+        &["--quiet", "manage", "--config", "c.toml", "--state-dir", "other", "--socket", "other.sock"],
+    );
+    assert_eq!(second.code, Some(1));
+    assert!(second.err.contains("another cachemate acts"), "{}", second.err);
+    first.end();
+    assert!(journal_gone(folder.path()));
+    assert_eq!(programs.states(), before);
+}
+
+fn within(patience: Duration, mut reached: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while !reached() {
+        if start.elapsed() > patience {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
 }

@@ -30,7 +30,8 @@ fn moved_by_one_who_died(folder: &Path, programs: &[Running]) {
         let thread = host.stat(program.pid()).unwrap().key;
         let object = Object::Affinity { pid: program.pid(), thread };
         let one: CpuSet = affinity(program.pid()).first().into_iter().collect();
-        let change = Change { object, now: State::Cpus(affinity(program.pid())), wanted: State::Cpus(one.clone()) };
+        let (now, wanted) = (State::Cpus(affinity(program.pid())), State::Cpus(one.clone()));
+        let change = Change { object, now, wanted, follows: false };
         journal.before(&[change]).unwrap();
         host.set_affinity(program.pid(), &one).unwrap();
     }
@@ -92,6 +93,7 @@ fn out_of_descriptors_everything_comes_back() {
     std::fs::write(folder.path().join("c.toml"), acting("shake", 20, &crowd.0.pid().to_string())).unwrap();
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -n 48; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_cachemate")]).args(MANAGE);
+    limited.env("CACHEMATE_LOCK_DIR", folder.path());
     let mut daemon =
         Running(limited.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
     let start = Instant::now();

@@ -6,14 +6,20 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use cachemate_core::{CpuSet, Item, Plan, Refused, RefusedBecause};
 
-use crate::guardian::Guardian;
+use crate::acting::Acting;
+use crate::guardian::{Guard, Guardian};
 use crate::journal::{Change, Held, Journal, JournalError, Object, State};
 use crate::kernel::{Kernel, ThreadKey, is_gone};
-use crate::restore::{Outcome, Restored, heir, in_words, read_state, restore, write_state};
+use crate::restore::{
+    Outcome, Restored, check_thread, heir, in_words, is_whole, read_state, restore, write_original, write_state,
+};
 use crate::tasks::Managed;
 
 /// One change, with the line of the plan that asks for it.
@@ -93,6 +99,8 @@ pub struct GuardianCommand {
 pub struct Actuator {
     state_dir: PathBuf,
     guardian_command: GuardianCommand,
+    /// The right to act: the guardian keeps it until it has restored.
+    acting: Option<Arc<Acting>>,
     /// Both stand from the first change on; starting changes nothing.
     armed: Option<(Journal, Guardian)>,
     /// As we last read it back.
@@ -101,7 +109,13 @@ pub struct Actuator {
 
 impl Actuator {
     pub fn new(state_dir: &Path, guardian_command: GuardianCommand) -> Self {
-        Actuator { state_dir: state_dir.to_path_buf(), guardian_command, armed: None, last: BTreeMap::new() }
+        let (state_dir, last) = (state_dir.to_path_buf(), BTreeMap::new());
+        Actuator { state_dir, guardian_command, acting: None, armed: None, last }
+    }
+
+    /// With this right to act, which a guardian keeps until it has restored.
+    pub fn let_act(&mut self, acting: Arc<Acting>) {
+        self.acting = Some(acting);
     }
 
     /// Originals by object, as far as anything was changed.
@@ -118,20 +132,28 @@ impl Actuator {
     fn arm(&mut self, kernel: &dyn Kernel) -> Result<&mut Journal, JournalError> {
         let io = |source| JournalError::Io { path: self.state_dir.clone(), source };
         let args: Vec<&str> = self.guardian_command.args.iter().map(String::as_str).collect();
-        if let Some((_, guardian)) = &mut self.armed
-            && !guardian.is_alive()
-        {
-            *guardian = Guardian::start(&self.guardian_command.program, &args).map_err(io)?;
-        }
-        if self.armed.is_none() {
-            // Where the time is not to be had, everybody counts as born since.
-            let since_ticks = kernel.ticks_since_boot().unwrap_or(0);
-            let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io)?, since_ticks)?;
-            match Guardian::start(&self.guardian_command.program, &args) {
-                Ok(guardian) => self.armed = Some((journal, guardian)),
-                Err(source) => {
-                    journal.remove()?;
-                    return Err(io(source));
+        let start = || {
+            let hold = self.acting.as_ref().map(|acting| acting.as_fd());
+            let guardian = Guardian::start(&self.guardian_command.program, &args, hold)?;
+            kernel.set_fence(Some(guardian.fence().clone()));
+            Ok(guardian)
+        };
+        match &mut self.armed {
+            Some((_, guardian)) => match guardian.state() {
+                Guard::Stands => {}
+                Guard::Killed => *guardian = start().map_err(io)?,
+                Guard::Ended => return Err(JournalError::Fenced),
+            },
+            None => {
+                // Where the time is not to be had, everybody counts as born since.
+                let since_ticks = kernel.ticks_since_boot().unwrap_or(0);
+                let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io)?, since_ticks)?;
+                match start() {
+                    Ok(guardian) => self.armed = Some((journal, guardian)),
+                    Err(source) => {
+                        journal.remove()?;
+                        return Err(io(source));
+                    }
                 }
             }
         }
@@ -157,13 +179,12 @@ impl Actuator {
                 made.held.insert(want.object.clone(), want.state.clone());
                 continue;
             }
-            match read_state(kernel, &want.object) {
-                Ok(now) => {
-                    made.found.insert(want.object.clone(), now.clone());
-                    if now == want.state {
-                        made.held.insert(want.object.clone(), now);
+            match look_at(kernel, want) {
+                Ok(change) => {
+                    made.found.insert(want.object.clone(), change.now.clone());
+                    if change.now == want.state {
+                        made.held.insert(want.object.clone(), change.now);
                     } else {
-                        let change = Change { object: want.object.clone(), now, wanted: want.state.clone() };
                         due.push((change, want.item.clone()));
                     }
                 }
@@ -192,9 +213,7 @@ impl Actuator {
         }
         for (change, item) in due {
             made.calls += 1;
-            let done =
-                write_state(kernel, &change.object, &change.wanted).and_then(|()| read_state(kernel, &change.object));
-            match done {
+            match self.make_one(kernel, &change) {
                 Ok(now) => {
                     if now != change.wanted {
                         let said =
@@ -208,6 +227,21 @@ impl Actuator {
         }
     }
 
+    /// Makes one change that is written down, and reads it back.
+    fn make_one(&self, kernel: &dyn Kernel, change: &Change) -> io::Result<State> {
+        // Since the original was read the thread's number may have become another's.
+        check_thread(kernel, &change.object)?;
+        let held = self.armed.as_ref().and_then(|(journal, _)| journal.held().get(&change.object));
+        match held.filter(|held| held.original == change.wanted) {
+            Some(held) => write_original(kernel, &change.object, held)?,
+            None => write_state(kernel, &change.object, &change.wanted)?,
+        }
+        let now = read_state(kernel, &change.object)?;
+        // One that follows its cpuset again is as it was, whatever that has become meanwhile.
+        let follows = |held: &Held| held.follows && held.original == change.wanted;
+        Ok(if held.is_some_and(follows) { change.wanted.clone() } else { now })
+    }
+
     /// Writes the originals of what somebody else is going to change between known states (the gangs' runner, a probe),
     /// and sees that the guardian stands. Objects that are gone are left out.
     ///
@@ -215,22 +249,65 @@ impl Actuator {
     /// As for every change, or the original of an object that is there cannot be read: nothing may be changed then.
     pub fn promise(&mut self, kernel: &dyn Kernel, wanted: &[Wanted]) -> Result<(), JournalError> {
         let mut changes = Vec::new();
-        for Wanted { object, state, .. } in wanted {
-            match read_state(kernel, object) {
-                Ok(now) => changes.push(Change { object: object.clone(), now, wanted: state.clone() }),
+        for want in wanted {
+            match look_at(kernel, want) {
+                Ok(change) => changes.push(change),
                 Err(error) if is_gone(&error) => {}
-                Err(source) => return Err(JournalError::Original { object: format!("{object:?}"), source }),
+                Err(source) => return Err(JournalError::Original { object: format!("{:?}", want.object), source }),
             }
         }
         self.arm(kernel)?.before(&changes)
     }
 
-    /// Sees that the guardian stands, where anything has been changed.
+    /// Sees that the guardian stands, where anything has been changed, and gives it a sign of life; others will come once in
+    /// each window.
     ///
     /// # Errors
     /// It was gone and no other could be started.
-    pub fn keep_guarded(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
-        if self.armed.is_some() { self.arm(kernel).map(|_| ()) } else { Ok(()) }
+    pub fn keep_guarded(&mut self, kernel: &dyn Kernel, window: Duration) -> Result<(), JournalError> {
+        if self.armed.is_some() {
+            self.arm(kernel)?;
+        }
+        self.beat(window);
+        Ok(())
+    }
+
+    /// A sign of life to the guardian, where there is one.
+    pub fn beat(&mut self, window: Duration) {
+        if let Some((_, guardian)) = &mut self.armed {
+            guardian.beat(window);
+        }
+    }
+
+    /// Has the guardian put everything back, as this process was silent? Then nothing can be changed before
+    /// [`Actuator::rejoin`].
+    pub fn is_fenced(&mut self) -> bool {
+        self.armed.as_mut().is_some_and(|(_, guardian)| guardian.state() == Guard::Ended)
+    }
+
+    /// After a silence: waits for the guardian's end, and puts back what this process was just about to change when it was
+    /// stopped. Nothing is armed then.
+    ///
+    /// # Errors
+    /// The guardian still restores, or something could not be put back: it stands in the journal.
+    pub fn rejoin(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let Some((mut journal, mut guardian)) = self.armed.take() else { return Ok(()) };
+        if !guardian.ends_within(PATIENCE) {
+            self.armed = Some((journal, guardian));
+            return Err(JournalError::Fenced);
+        }
+        kernel.set_fence(None);
+        self.last.clear();
+        let account = restore(kernel, journal.held());
+        let failed = |line: &Restored| matches!(line.outcome, Outcome::Failed(_));
+        let left: Vec<&Object> = account.iter().filter(|line| failed(line)).map(|line| &line.object).collect();
+        if left.is_empty() {
+            return journal.remove();
+        }
+        // The guardian may have removed it.
+        journal.renew(|object| left.contains(&object))?;
+        Err(JournalError::Fenced)
     }
 
     /// Puts back what concerns these threads, which are managed no longer.
@@ -283,7 +360,8 @@ impl Actuator {
                 }
                 let inherited = |now: &State| held.ours.contains(now) && held.original != *now;
                 let Some(now) = read_state(kernel, &object).ok().filter(inherited) else { continue };
-                journal.before(&[Change { object: object.clone(), now: held.original.clone(), wanted: now }])?;
+                let (original, follows) = (held.original.clone(), held.follows);
+                journal.before(&[Change { object: object.clone(), now: original, wanted: now, follows }])?;
                 if matches!(object, Object::Policy { .. }) {
                     // A thread that is gone meanwhile needs nothing.
                     let _ = write_state(kernel, &object, &held.original);
@@ -326,6 +404,9 @@ impl Actuator {
     /// # Errors
     /// The journal could not be removed.
     pub fn put_back(&mut self, kernel: &dyn Kernel) -> Result<Vec<Restored>, JournalError> {
+        if self.is_fenced() {
+            return self.rejoin(kernel).map(|()| Vec::new());
+        }
         let Some((journal, guardian)) = self.armed.take() else { return Ok(Vec::new()) };
         let account = restore(kernel, journal.held());
         self.last.clear();
@@ -336,8 +417,18 @@ impl Actuator {
         journal.remove()?;
         // A guardian that is gone already cannot be told, and has nothing left to do.
         let _ = guardian.dismiss();
+        kernel.set_fence(None);
         Ok(account)
     }
+}
+
+/// How the object of a wanted change is now.
+fn look_at(kernel: &dyn Kernel, want: &Wanted) -> io::Result<Change> {
+    check_thread(kernel, &want.object)?;
+    let now = read_state(kernel, &want.object)?;
+    // Where the cpuset cannot be read the mask is put back by name.
+    let follows = is_whole(kernel, &want.object, &now).unwrap_or(false);
+    Ok(Change { object: want.object.clone(), now, wanted: want.state.clone(), follows })
 }
 
 fn refused(kernel: &dyn Kernel, item: &Item, object: &Object, error: &io::Error) -> Refused {
@@ -352,173 +443,4 @@ fn refused(kernel: &dyn Kernel, item: &Item, object: &Object, error: &io::Error)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fake_tests::FakeHost;
-    use crate::rules::{Action, Rule};
-    use crate::tasks::Tasks;
-    use cachemate_core::{TaskId, Window};
-
-    /// A guardian that only waits, so that the daemon's side can be tested alone.
-    fn waiting_guardian() -> GuardianCommand {
-        let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
-        GuardianCommand { program: "/bin/sh".into(), args }
-    }
-
-    fn host_with(tids: &[i32]) -> (FakeHost, Tasks) {
-        let host = FakeHost::default();
-        for &tid in tids {
-            host.thread(tid, tid, 1, "0-3");
-        }
-        let mut tasks = Tasks::default();
-        tasks.look(&host, &[Rule { action: Action::Manage(None), ..Rule::default() }], 0).unwrap();
-        (host, tasks)
-    }
-
-    fn plan_to(cpus: &[(u32, &str)]) -> Plan {
-        let mut plan = Plan::idle(Window::Time { ns: 1 });
-        plan.allowed.extend(cpus.iter().map(|(task, list)| (TaskId(*task), list.parse::<CpuSet>().unwrap())));
-        plan
-    }
-
-    fn step(actuator: &mut Actuator, host: &FakeHost, tasks: &Tasks, plan: &Plan) -> Made {
-        let online = (0..4).collect();
-        let wanted = changes(plan, &tasks.all(), &online, &actuator.originals());
-        actuator.make(host, &wanted)
-    }
-
-    fn masks(host: &FakeHost) -> Vec<String> {
-        host.threads.borrow().values().map(|thread| thread.cpus.to_string()).collect()
-    }
-
-    /// Is a plan the whole state: what the next one does not mention goes back to how it was, and again is no change?
-    #[test]
-    fn a_plan_is_the_whole_state() {
-        let dir = tempfile::tempdir().unwrap();
-        let (host, tasks) = host_with(&[5, 6]);
-        let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-        assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[])).calls, 0);
-        assert!(!dir.path().join(Journal::FILE_NAME).exists(), "starting changes nothing, not even a file");
-        assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).calls, 2);
-        assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).calls, 0);
-        assert_eq!(masks(&host), ["1", "2"]);
-        step(&mut actuator, &host, &tasks, &plan_to(&[(1, "3")]));
-        assert_eq!(masks(&host), ["0-3", "3"]);
-        actuator.put_back(&host).unwrap();
-        assert_eq!(masks(&host), ["0-3", "0-3"]);
-        assert!(!dir.path().join(Journal::FILE_NAME).exists());
-    }
-
-    /// Whatever change fails, with whatever error: is it reported, the rest done, and everything restorable?
-    #[test]
-    fn a_failing_change_is_reported_and_the_rest_is_done() {
-        for errno in [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL] {
-            for nth in 0..2 {
-                let dir = tempfile::tempdir().unwrap();
-                let (host, tasks) = host_with(&[5, 6]);
-                let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-                host.fault.set(Some((nth, errno)));
-                let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
-                assert_eq!((made.refused.len(), made.held.len()), (1, 1), "{made:?}");
-                actuator.put_back(&host).unwrap();
-                assert_eq!(masks(&host), ["0-3", "0-3"]);
-            }
-        }
-    }
-
-    /// Without a guardian or a place for the journal: is nothing changed?
-    #[test]
-    fn no_guardian_or_no_journal_no_change() {
-        let (host, tasks) = host_with(&[5]);
-        let dir = tempfile::tempdir().unwrap();
-        let missing = GuardianCommand { program: "/no/such/program".into(), args: Vec::new() };
-        let mut actuator = Actuator::new(dir.path(), missing);
-        let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-        assert_eq!((made.refused.len(), host.changes.get()), (1, 0));
-        assert!(!dir.path().join(Journal::FILE_NAME).exists());
-        let mut actuator = Actuator::new(Path::new("/no/such/folder"), waiting_guardian());
-        let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-        assert_eq!((made.refused.len(), host.changes.get()), (1, 0));
-    }
-
-    /// When somebody else changes a mask of ours: is it noticed?
-    #[test]
-    fn others_changes_are_noticed() {
-        let dir = tempfile::tempdir().unwrap();
-        let (host, tasks) = host_with(&[5]);
-        let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-        step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-        host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "3".parse().unwrap();
-        let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-        assert_eq!(made.overridden, [Item::Allowed(TaskId(0))]);
-        actuator.put_back(&host).unwrap();
-    }
-
-    /// Is a thread that was born under our mask given its parent's original when the plan no longer speaks of it?
-    #[test]
-    fn heirs_get_their_ancestors_original() {
-        let dir = tempfile::tempdir().unwrap();
-        let (host, mut tasks) = host_with(&[5]);
-        let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-        step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-        host.thread(8, 8, 5, "1");
-        tasks.look(&host, &[Rule { action: Action::Manage(None), ..Rule::default() }], 1).unwrap();
-        actuator.tend_heirs(&host, &tasks.all(), &[]).unwrap();
-        step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-        assert_eq!(masks(&host), ["1", "0-3"]);
-        actuator.put_back(&host).unwrap();
-        assert_eq!(masks(&host), ["0-3", "0-3"]);
-    }
-
-    /// Is a child that is not managed freed of what it inherited, and a waiting member's child of its idleness?
-    #[test]
-    fn children_do_not_keep_what_is_not_theirs() {
-        let dir = tempfile::tempdir().unwrap();
-        let (host, mut tasks) = host_with(&[5]);
-        let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-        step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-        let key = tasks.all()[0].thread;
-        let idle =
-            Wanted { item: Item::Gangs(0), object: Object::Policy { pid: 5, thread: key }, state: State::Policy(5) };
-        actuator.promise(&host, &[idle]).unwrap();
-        assert_eq!(host.threads.borrow()[&5].policy, 0, "a promise changes nothing");
-        for tid in [8, 9] {
-            host.thread(tid, tid, 5, "1");
-            host.threads.borrow_mut().get_mut(&tid).unwrap().policy = 5;
-        }
-        tasks.look(&host, &[Rule { pid: Some(8), action: Action::Manage(None), ..Rule::default() }], 1).unwrap();
-        let new: Vec<&Managed> = tasks.all().into_iter().filter(|task| task.pid == 8).collect();
-        assert_eq!((new.len(), tasks.strangers()), (1, &[(9, 5)][..]));
-        actuator.tend_heirs(&host, &new, tasks.strangers()).unwrap();
-        let seen: Vec<(u32, String)> = [8, 9]
-            .iter()
-            .map(|tid| (host.threads.borrow()[tid].policy, host.threads.borrow()[tid].cpus.to_string()))
-            .collect();
-        assert_eq!(seen, [(0, "1".to_string()), (0, "0-3".to_string())]);
-        actuator.put_back(&host).unwrap();
-        assert_eq!(masks(&host), ["0-3", "0-3", "0-3"]);
-    }
-
-    /// Is a thread that is managed no longer put back alone, and nobody else?
-    #[test]
-    fn released_threads_are_put_back_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let (host, mut tasks) = host_with(&[5, 6]);
-        let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-        step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
-        let only_six = [Rule { pid: Some(6), action: Action::Manage(None), ..Rule::default() }];
-        let gone: Vec<ThreadKey> = tasks.reexamine(&host, &only_six).iter().map(|task| task.thread).collect();
-        actuator.release(&host, &gone).unwrap();
-        assert_eq!(masks(&host), ["0-3", "2"]);
-        assert_eq!(tasks.all().len(), 1);
-        actuator.put_back(&host).unwrap();
-        assert_eq!(masks(&host), ["0-3", "0-3"]);
-    }
-
-    /// Does a weight of two mean about three nice steps, either way, from whatever the host had?
-    #[test]
-    fn weights_become_nice_steps() {
-        assert_eq!([1.0, 2.0, 0.5, 1e9].map(|weight| nice_for(weight, 0)), [0, -3, 3, -20]);
-        assert_eq!(nice_for(2.0, 5), 2);
-    }
-}
+mod tests;

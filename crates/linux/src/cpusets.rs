@@ -161,7 +161,30 @@ impl fmt::Display for Cpusets {
 
 /// The hierarchy that has the controller, v2 first.
 pub fn find(kernel: &dyn Kernel) -> Option<Cpusets> {
-    let mounts = kernel.read(Path::new("/proc/mounts")).ok()?;
+    try_find(kernel).ok().flatten()
+}
+
+/// The CPUs that a thread's cpuset leaves it; `None` = no cpusets here, or its group is not to be seen from here.
+///
+/// # Errors
+/// Something of it is there and cannot be read.
+pub(crate) fn effective_of(kernel: &dyn Kernel, tid: i32) -> io::Result<Option<CpuSet>> {
+    let Some(group) = if_there(kernel.read(&PathBuf::from(format!("/proc/{tid}/cpuset"))))? else { return Ok(None) };
+    let Some(cpusets) = try_find(kernel)? else { return Ok(None) };
+    let (mount, file) = match &cpusets {
+        Cpusets::V1(mount) => (mount, "cpuset.effective_cpus"),
+        Cpusets::V2(mount) => (mount, "cpuset.cpus.effective"),
+    };
+    let inner = group.trim().trim_matches('/');
+    if inner.split('/').any(|part| part == "..") {
+        return Ok(None); // beyond this namespace's root
+    }
+    let text = if_there(kernel.read(&mount.join(inner).join(file)))?;
+    Ok(text.and_then(|text| text.trim().parse().ok()))
+}
+
+fn try_find(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
+    let Some(mounts) = if_there(kernel.read(Path::new("/proc/mounts")))? else { return Ok(None) };
     let mut old = None;
     for line in mounts.lines() {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -170,15 +193,15 @@ pub fn find(kernel: &dyn Kernel) -> Option<Cpusets> {
         };
         let mount = PathBuf::from(mount);
         if kind == "cgroup2" {
-            let enabled = kernel.read(&mount.join("cgroup.subtree_control")).unwrap_or_default();
+            let enabled = if_there(kernel.read(&mount.join("cgroup.subtree_control")))?.unwrap_or_default();
             if enabled.split_ascii_whitespace().any(|controller| controller == "cpuset") {
-                return Some(Cpusets::V2(mount));
+                return Ok(Some(Cpusets::V2(mount)));
             }
         } else if kind == "cgroup" && options.split(',').any(|option| option == "cpuset") {
             old = Some(Cpusets::V1(mount));
         }
     }
-    old
+    Ok(old)
 }
 
 impl Cpusets {

@@ -16,6 +16,8 @@ pub(crate) struct FakeThread {
     pub parent: i32,
     pub start_ticks: u64,
     pub cpus: CpuSet,
+    /// As it was last set by name; the kernel leaves of it what the cpuset has.
+    pub asked: Option<CpuSet>,
     pub nice: i32,
     pub policy: u32,
     pub priority: u32,
@@ -36,6 +38,10 @@ pub(crate) struct FakeHost {
     pub broken_from: Cell<Option<u32>>,
     /// As long as it stands every read of a file fails with this error number: descriptors or memory ran out.
     pub reads_fail: Cell<Option<i32>>,
+    /// Of all threads, where there are cpusets at all.
+    pub cpuset: RefCell<Option<CpuSet>>,
+    /// Raised: nothing may be changed.
+    pub fence: RefCell<Option<std::sync::Arc<crate::fence::Fence>>>,
     /// So many calls on threads say that there is no such process, whoever is there.
     pub no_such_process_for: Cell<u32>,
 }
@@ -46,8 +52,19 @@ impl FakeHost {
         let cpus = cpus.parse().unwrap();
         self.threads
             .borrow_mut()
-            .insert(tid, FakeThread { pid, parent, start_ticks, cpus, nice: 0, policy: 0, priority: 0 });
+            .insert(tid, FakeThread { pid, parent, start_ticks, cpus, asked: None, nice: 0, policy: 0, priority: 0 });
         ThreadKey { tid, start_ticks }
+    }
+    /// All threads are in one cpuset, now of these CPUs; as Linux has it since 6.2.
+    pub fn set_cpuset(&self, cpus: &str) {
+        let cpuset: CpuSet = cpus.parse().unwrap();
+        self.file("/proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n");
+        self.file("/sys/fs/cgroup/cgroup.subtree_control", "cpuset\n");
+        self.file("/sys/fs/cgroup/cpuset.cpus.effective", cpus);
+        for thread in self.threads.borrow_mut().values_mut() {
+            thread.cpus = thread.asked.as_ref().map_or(cpuset.clone(), |asked| asked.intersection(&cpuset));
+        }
+        *self.cpuset.borrow_mut() = Some(cpuset);
     }
     pub fn file(&self, path: &str, text: &str) {
         let path = Path::new(path);
@@ -61,6 +78,9 @@ impl FakeHost {
     }
     /// Before a change: fails, or says how it will be told once it is made.
     pub fn changing(&self) -> io::Result<io::Result<()>> {
+        if self.fence.borrow().as_ref().is_some_and(|fence| fence.is_raised()) {
+            return Err(io::Error::other("fenced"));
+        }
         self.changes.set(self.changes.get() + 1);
         match self.broken_from.get() {
             Some(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
@@ -117,6 +137,7 @@ impl Kernel for FakeHost {
             let threads = self.threads.borrow();
             let t = threads.get(&tid).ok_or_else(not_found)?;
             return match below.iter().nth(1).and_then(|name| name.to_str()) {
+                Some("cpuset") if self.cpuset.borrow().is_some() => Ok("/\n".to_string()),
                 Some("status") => Ok(format!("Name:\tx\nCpus_allowed_list:\t{}\n", t.cpus)),
                 Some("stat") => Ok(format!(
                     "{tid} (x) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} 1 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 {} {}\n",
@@ -201,8 +222,15 @@ impl Kernel for FakeHost {
     fn lock_dir(&self, _: &Path, _: std::time::Duration) -> io::Result<DirLock> {
         Ok(DirLock::default())
     }
+    fn set_fence(&self, fence: Option<std::sync::Arc<crate::fence::Fence>>) {
+        *self.fence.borrow_mut() = fence;
+    }
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
-        self.on_thread(tid, |thread| thread.cpus = cpus.clone())
+        let cpuset = self.cpuset.borrow().clone();
+        self.on_thread(tid, |thread| {
+            thread.cpus = cpuset.map_or_else(|| cpus.clone(), |cpuset| cpus.intersection(&cpuset));
+            thread.asked = Some(cpus.clone());
+        })
     }
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
         self.on_thread(tid, |thread| thread.nice = nice)

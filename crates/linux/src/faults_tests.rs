@@ -1,5 +1,7 @@
 //! The whole live machine with faults on its writes: is the state consistent, reported, and put back?
 
+mod everywhere;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -55,7 +57,7 @@ fn machine_with<K: Kernel + Send + 'static>(
     resctrl: Option<Resctrl>,
     state_dir: &std::path::Path,
 ) -> LiveMachine<K> {
-    let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
+    let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
     let options = LiveOptions {
         rules: vec![Rule { action: Action::Manage(None), ..Rule::default() }],
         groups: vec![Confined { cgroup: "/batch".to_string(), cpus: "0-1".parse().unwrap() }],
@@ -67,6 +69,7 @@ fn machine_with<K: Kernel + Send + 'static>(
         progress: crate::progress::ProgressFiles::default(),
         resctrl,
         known: BTreeMap::new(),
+        acting: None,
         stop: Arc::new(AtomicBool::new(false)),
         wake: Arc::new(AtomicBool::new(false)),
     };
@@ -233,7 +236,7 @@ fn one_of_each() -> (FakeHost, Vec<Wanted>) {
         object(Object::Nice { pid: 5, thread }, State::Nice(7)),
         object(Object::Policy { pid: 5, thread }, State::Policy(5)),
         object(Object::File { path: GROUP.into() }, State::Text("0-1".into())),
-        object(Object::Directory { path: groups.join("ours") }, State::Present),
+        object(Object::Directory { path: groups.join("cachemate-ours") }, State::Present),
         object(Object::Membership { hierarchy: groups.into(), pid: 5, thread }, State::Group("/batch".into())),
     ];
     (host, wanted)
@@ -311,4 +314,31 @@ fn out_of_descriptors_no_original_is_lost() {
     machine.put_back().unwrap();
     assert_eq!(machine.with_kernel(states), before);
     assert!(!dir.path().join(crate::journal::Journal::FILE_NAME).exists());
+}
+
+/// Root begins to act: does a user's machine put everything back, and change nothing more?
+#[test]
+fn root_acts_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = FakeHost::default();
+    with_group(&host);
+    (5..7).for_each(|tid| {
+        host.thread(tid, tid, 1, "0-3");
+    });
+    // Of this process's number, as the made-up host has it.
+    let own = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
+    let before = states(&host);
+    let acting = Arc::new(crate::acting::Acting::below_root(&host, dir.path()));
+    let mut machine = machine(host, dir.path());
+    machine.let_act(acting);
+    let seen = machine.observe().unwrap().unwrap();
+    let mut plan = Plan::idle(Window::Time { ns: 1 });
+    plan.allowed = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+    assert_eq!(machine.apply(&plan).unwrap().allowed.len(), 2);
+    std::fs::write(dir.path().join("root-acts"), format!("{} {}\n", own.tid, own.start_ticks)).unwrap();
+    machine.observe().unwrap().unwrap();
+    assert!(!machine.acts());
+    assert_eq!(machine.with_kernel(states), before);
+    assert!(machine.apply(&plan).unwrap().allowed.is_empty());
+    assert_eq!(machine.with_kernel(states), before);
 }

@@ -2,49 +2,86 @@
 //!
 //! Problem: no handler runs on SIGKILL. Method: the daemon starts the guardian before its first change and holds the
 //! write end of a pipe; the guardian waits on the read end. When the daemon says it restored everything itself, the
-//! guardian leaves; when the pipe closes without that word, it restores from the journal. It runs in a session of its
-//! own and ignores the signals that end a terminal's programs. If the guardian dies first, the daemon notices (the
-//! pipe breaks) and starts another, or puts everything back itself if it cannot. If both die, the journal is still
-//! there for the next start and for `cachemate reset`.
+//! guardian leaves; when the pipe closes without that word, it restores from the journal. A daemon that is stopped or hangs
+//! closes nothing: it says how long its windows are once in each, and one that is silent for ten seconds and for five windows
+//! is fenced off ([`Fence`]), and then everything is restored. The guardian runs in a session of its
+//! own and ignores the signals that end a terminal's programs. If the guardian dies first, the daemon notices and starts
+//! another. If both die, the journal is still there for the next start and for `cachemate reset`.
 
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::fence::{self, Fence};
 use crate::journal::{self, Journal, JournalError, Recovered};
 use crate::kernel::Kernel;
+use crate::limits;
 use crate::restore::{Outcome, Restored, restore};
 
 /// What the daemon writes before it closes the pipe in good order.
 const ALL_RESTORED: &[u8] = b"restored\n";
 
+/// The shortest silence after which a daemon counts as hung.
+pub const SILENCE: Duration = Duration::from_secs(10);
+/// And so many of its windows.
+const SILENT_WINDOWS: u32 = 5;
+/// How long a guardian that was told to go is waited for.
+const LEAVING: Duration = Duration::from_secs(2);
+
 /// The daemon's end of a running guardian.
 #[derive(Debug)]
 pub struct Guardian {
     child: Child,
+    fence: Arc<Fence>,
+}
+
+/// What has become of a guardian.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Guard {
+    Stands,
+    /// By a signal: it did nothing.
+    Killed,
+    /// By itself: it took the daemon for gone or hung, and has put everything back.
+    Ended,
 }
 
 impl Guardian {
-    /// Starts `program ARGS...`, which must call [`watch`] on its standard input; waits for its first word, so that
-    /// no change is made before it stands.
+    /// Starts `program ARGS...`, which must call [`watch`]; waits for its first word, so that no change is made before it
+    /// stands. It keeps `hold` open as long as it lives.
     ///
     /// # Errors
     /// It could not be started or did not report ready.
-    pub fn start(program: &Path, args: &[&str]) -> io::Result<Self> {
+    pub fn start(program: &Path, args: &[&str], hold: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+        let fence = Arc::new(Fence::new()?);
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
-        // SAFETY: setsid(2) is async-signal-safe and touches no memory of ours.
+        command.env(fence::VARIABLE, fence.as_fd().as_raw_fd().to_string());
+        let kept: Vec<RawFd> = hold.iter().chain([&fence.as_fd()]).map(AsRawFd::as_raw_fd).collect();
+        // SAFETY: setsid(2) and fcntl(2) are async-signal-safe and touch no memory of ours; the descriptors are open.
         unsafe {
-            command.pre_exec(|| rustix::process::setsid().map(|_| ()).map_err(io::Error::from));
+            command.pre_exec(move || {
+                for &fd in &kept {
+                    rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(fd), rustix::io::FdFlags::empty())?;
+                }
+                rustix::process::setsid().map(|_| ()).map_err(io::Error::from)
+            });
         }
         let mut child = command.spawn()?;
         let mut ready = [0u8; 6];
         let stdout = child.stdout.as_mut().expect("standard output was piped");
-        match stdout.read_exact(&mut ready) {
-            Ok(()) if &ready == b"ready\n" => Ok(Guardian { child }),
+        let stood = stdout.read_exact(&mut ready).and_then(|()| {
+            // A guardian that is stopped must not stop the daemon too.
+            let pipe = child.stdin.as_ref().expect("standard input was piped");
+            Ok(rustix::fs::fcntl_setfl(pipe, rustix::fs::OFlags::NONBLOCK)?)
+        });
+        match stood {
+            Ok(()) if &ready == b"ready\n" => Ok(Guardian { child, fence }),
             _ => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -58,44 +95,136 @@ impl Guardian {
         self.child.id()
     }
 
+    /// What it raises before it restores.
+    pub fn fence(&self) -> &Arc<Fence> {
+        &self.fence
+    }
+
     /// Is it still there? To be asked before every batch of changes.
-    pub fn is_alive(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+    pub fn state(&mut self) -> Guard {
+        match self.child.try_wait() {
+            Ok(None) if self.fence.is_raised() => Guard::Ended,
+            Ok(None) => Guard::Stands,
+            Ok(Some(status)) if status.signal().is_some() && !self.fence.is_raised() => Guard::Killed,
+            _ => Guard::Ended,
+        }
+    }
+
+    /// A sign of life, and how long the windows are that will come with one each.
+    pub fn beat(&mut self, window: Duration) {
+        if let Some(pipe) = &mut self.child.stdin {
+            // A pipe that is full has signs enough; one that is broken is noticed by its state.
+            let _ = pipe.write_all(format!("{}\n", window.as_millis()).as_bytes());
+        }
+    }
+
+    /// Has it ended, within a while? Of one that is just restoring.
+    pub fn ends_within(&mut self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+                Ok(None) => return false,
+                _ => return true,
+            }
+        }
     }
 
     /// Everything has been put back by the daemon itself: the guardian may go.
     ///
     /// # Errors
-    /// The guardian was gone already.
+    /// The guardian was gone already, or does not go: it has nothing left to do.
     pub fn dismiss(mut self) -> io::Result<()> {
         let mut pipe = self.child.stdin.take().expect("standard input was piped, and is taken only here");
         let told = pipe.write_all(ALL_RESTORED);
         drop(pipe);
-        self.child.wait()?;
-        told
+        if self.ends_within(LEAVING) { told } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 }
 
-/// The guardian's whole life: say ready, wait for the daemon's end, put things back if it did not.
+/// How the daemon's pipe ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Heard {
+    /// It has restored everything itself.
+    Goodbye,
+    /// It is gone.
+    End,
+    /// It is there, and says nothing.
+    Silence(Duration),
+}
+
+/// Reads signs of life until there are none.
+fn listen(pipe: impl AsFd, shortest_silence: Duration) -> Heard {
+    let (mut limit, mut heard, mut line) = (shortest_silence, Instant::now(), Vec::new());
+    loop {
+        let asked = Instant::now();
+        let left = limit.saturating_sub(heard.elapsed()).min(Duration::from_secs(1));
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        let mut polled = [PollFd::new(&pipe, PollFlags::IN)];
+        let ready = match poll(&mut polled, Some(&timeout)) {
+            Ok(ready) => ready,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return Heard::End,
+        };
+        if ready > 0 {
+            let mut buffer = [0u8; 256];
+            match rustix::io::read(&pipe, &mut buffer) {
+                Ok(0) => return Heard::End,
+                Ok(count) => {
+                    heard = Instant::now();
+                    line.extend_from_slice(&buffer[..count]);
+                    for said in lines(&mut line) {
+                        match said.parse::<u64>() {
+                            _ if said.as_bytes() == ALL_RESTORED.trim_ascii_end() => return Heard::Goodbye,
+                            Ok(ms) => {
+                                limit = shortest_silence.max(SILENT_WINDOWS * Duration::from_millis(ms.min(HOUR_MS)))
+                            }
+                            Err(_) => {}
+                        }
+                    }
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return Heard::End,
+            }
+        } else if asked.elapsed() > left + Duration::from_secs(1) {
+            // We were stopped too: the daemon gets its time anew.
+            heard = Instant::now();
+        } else if heard.elapsed() >= limit {
+            return Heard::Silence(heard.elapsed());
+        }
+    }
+}
+
+/// Windows are not longer; a number that is more than that is none.
+const HOUR_MS: u64 = 3_600_000;
+
+/// Takes whole lines out of what was read.
+fn lines(read: &mut Vec<u8>) -> Vec<String> {
+    let end = read.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+    let whole: Vec<u8> = read.drain(..end).collect();
+    String::from_utf8_lossy(&whole).lines().map(str::to_string).collect()
+}
+
+/// The guardian's whole life: say ready, wait for the daemon's end or its silence, put things back if it did not.
 ///
 /// # Errors
 /// The journal could not be read, or the lock not taken. What could not be restored stands in the account.
 pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<LeftBehind, JournalError> {
     ignore_terminal_signals();
+    let io = |source| JournalError::Io { path: state_dir.to_path_buf(), source };
+    let fence = Fence::inherited().map_err(io)?;
     let mut stdout = io::stdout();
     let _ = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
-    let mut said = Vec::new();
-    let mut buffer = [0u8; 64];
-    loop {
-        match io::stdin().read(&mut buffer) {
-            Ok(0) => break,
-            Ok(count) => said.extend_from_slice(&buffer[..count]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => break,
+    match listen(io::stdin(), SILENCE) {
+        Heard::Goodbye => return Ok(LeftBehind::default()),
+        Heard::Silence(silence) => {
+            // The daemon holds the lock, but the fence holds the daemon.
+            let Some(fence) = fence else { return Ok(LeftBehind::default()) };
+            fence.raise().map_err(io)?;
+            let left = restore_left_behind(kernel, state_dir)?;
+            return Ok(LeftBehind { silence: Some(silence), ..left });
         }
-    }
-    if said.ends_with(ALL_RESTORED) {
-        return Ok(LeftBehind::default());
+        Heard::End => {}
     }
     // A daemon that has started since restores before it does anything else; what stands in the journal then is its
     // own. The dead daemon's lock may outlive its pipe by a moment.
@@ -125,9 +254,11 @@ impl Lock {
     /// Takes the daemon's lock, or says that another holds it (`None`).
     ///
     /// # Errors
-    /// The file cannot be opened or locked.
+    /// The file cannot be opened or locked, or others may write to the folder.
     pub fn daemon(state_dir: &Path) -> Result<Option<Self>, JournalError> {
         let path = state_dir.join("daemon.lock");
+        let folder = std::fs::metadata(state_dir).map_err(|source| JournalError::Io { path: path.clone(), source })?;
+        journal::check_own(state_dir, &folder)?;
         let file = Self::open(&path)?;
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Lock { _file: file })),
@@ -174,6 +305,8 @@ pub struct LeftBehind {
     pub damage: Option<Damage>,
     /// Everything is put back, but the journal lies there still. The next look at it changes nothing.
     pub stays: Option<JournalError>,
+    /// The daemon lives, and was silent for so long.
+    pub silence: Option<Duration>,
 }
 
 /// A journal with lines that cannot be read.
@@ -214,7 +347,9 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Left
         left.stays = journal::remove_left_behind(state_dir).err();
         return Ok(left);
     }
+    let (held, refused) = limits::split(kernel, held);
     left.account = restore(kernel, &held);
+    left.account.extend(refused);
     let failed = left.account.iter().any(|restored| matches!(restored.outcome, Outcome::Failed(_)));
     if !damaged_lines.is_empty() {
         let mut journal = state_dir.join(Journal::FILE_NAME);

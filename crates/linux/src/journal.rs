@@ -12,8 +12,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use cachemate_core::CpuSet;
@@ -101,6 +101,8 @@ pub struct Held {
     pub ours: Vec<State>,
     /// When the journal was begun, in clock ticks since the boot.
     pub since_ticks: u64,
+    /// The original mask was as wide as the thread's cpuset: it is put back so that it follows the cpuset again.
+    pub follows: bool,
 }
 
 impl Held {
@@ -117,6 +119,8 @@ pub struct Change {
     pub object: Object,
     pub now: State,
     pub wanted: State,
+    /// See [`Held::follows`].
+    pub follows: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -152,6 +156,14 @@ pub enum JournalError {
     Io { path: PathBuf, source: io::Error },
     #[error("{object}: how it is now cannot be read: {source}")]
     Original { object: String, source: io::Error },
+    #[error("{path}: found {found}, expected {expected}: nothing in it is obeyed")]
+    NotOurs { path: PathBuf, found: String, expected: String },
+    #[error("{path}: a journal of a run that died lies there: cachemate reset --state-dir {path} comes first")]
+    LeftElsewhere { path: PathBuf },
+    #[error(
+        "this process was silent for so long that the guardian put everything back; nothing is changed until that is noted"
+    )]
+    Fenced,
     #[error("restore journal {path}, line {line}: {what}")]
     Damaged { path: PathBuf, line: usize, what: String },
 }
@@ -180,7 +192,7 @@ impl Disk {
         Disk {
             file,
             #[cfg(test)]
-            fails: tests::Fails::default(),
+            fails: tests::NEXT.take(),
         }
     }
 
@@ -235,17 +247,24 @@ impl Journal {
     pub const ASIDE: &str = "damaged.journal";
 
     /// Starts a fresh journal, `since_ticks` clock ticks after the boot. An old one must have been restored and removed
-    /// before.
+    /// before; one that holds nothing (the disk was full when it was begun) is begun anew.
     ///
     /// # Errors
     /// The file exists already, or cannot be created and synced.
     pub fn create(state_dir: &Path, boot_id: &str, since_ticks: u64) -> Result<Self, JournalError> {
         let path = state_dir.join(Self::FILE_NAME);
         let io = |source| JournalError::Io { path: path.clone(), source };
-        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path).map_err(io)?;
+        let begin = || OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
+        let file = match begin() {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && holds_nothing(state_dir) => {
+                remove(&path)?;
+                begin()
+            }
+            other => other,
+        };
         let mut journal = Journal {
             path: path.clone(),
-            disk: Disk::new(file),
+            disk: Disk::new(file.map_err(io)?),
             good_bytes: 0,
             torn: false,
             live_bytes_after_compaction: 0,
@@ -253,8 +272,12 @@ impl Journal {
             since_ticks,
             held: BTreeMap::new(),
         };
-        journal.append(&[journal.header()], true)?;
-        sync_dir(state_dir).map_err(io)?;
+        let begun = journal.append(&[journal.header()], true).and_then(|()| sync_dir(state_dir).map_err(io));
+        if let Err(error) = begun {
+            // Where even that fails the next try finds one that holds nothing.
+            let _ = fs::remove_file(&path);
+            return Err(error);
+        }
         Ok(journal)
     }
 
@@ -283,13 +306,14 @@ impl Journal {
                 None => {
                     fresh = true;
                     let ours = vec![change.wanted.clone()];
-                    let original = change.now.clone();
+                    let (original, follows) = (change.now.clone(), change.follows);
                     lines.push(Line::First {
                         object: change.object.clone(),
                         original: original.clone(),
                         ours: ours.clone(),
+                        follows,
                     });
-                    Held { original, ours, since_ticks: self.since_ticks }
+                    Held { original, ours, since_ticks: self.since_ticks, follows }
                 }
             };
             next.insert(change.object.clone(), held);
@@ -322,14 +346,16 @@ impl Journal {
         write_line(&mut text, &self.header());
         for (object, held) in &self.held {
             let (object, original, ours) = (object.clone(), held.original.clone(), held.ours.clone());
-            write_line(&mut text, &Line::First { object, original, ours });
+            write_line(&mut text, &Line::First { object, original, ours, follows: held.follows });
         }
         let beside = self.path.with_extension("journal.new");
-        let mut file = OpenOptions::new();
-        let mut file = file.write(true).create(true).truncate(true).mode(0o600).open(&beside).map_err(io)?;
-        file.write_all(&text).and_then(|()| file.sync_data()).map_err(io)?;
+        // What a crash left there is no journal. The file stays open under its new name: opened again it might fail to be.
+        let _ = fs::remove_file(&beside);
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&beside).map_err(io)?;
+        let mut disk = Disk::new(file);
+        disk.append(&text).and_then(|()| disk.sync()).map_err(io)?;
         fs::rename(&beside, &self.path).map_err(io)?;
-        self.disk = Disk::new(OpenOptions::new().append(true).open(&self.path).map_err(io)?);
+        self.disk = disk;
         (self.good_bytes, self.torn) = (text.len() as u64, false);
         self.live_bytes_after_compaction = self.good_bytes;
         sync_dir(self.path.parent().unwrap_or(Path::new("."))).map_err(io)
@@ -356,6 +382,15 @@ impl Journal {
         }
     }
 
+    /// Writes the file anew, whoever removed it meanwhile, with these objects only.
+    ///
+    /// # Errors
+    /// As the disk says.
+    pub fn renew(&mut self, keep: impl Fn(&Object) -> bool) -> Result<(), JournalError> {
+        self.held.retain(|object, _| keep(object));
+        self.compact()
+    }
+
     /// Removes the file: everything is as it was.
     ///
     /// # Errors
@@ -365,16 +400,54 @@ impl Journal {
     }
 }
 
+/// Opens a file that is going to be obeyed: one's own, which nobody else can have written; `None` if there is none.
+fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
+    let io = |source| JournalError::Io { path: path.to_path_buf(), source };
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(io(source)),
+    };
+    let found = file.metadata().map_err(io)?;
+    check_own(path, &found)?;
+    if !found.is_file() {
+        let (found, expected) = (format!("{:?}", found.file_type()), "a plain file".to_string());
+        return Err(JournalError::NotOurs { path: path.to_path_buf(), found, expected });
+    }
+    Ok(Some(file))
+}
+
+/// Does it belong to this user, and may nobody else write to it?
+///
+/// # Errors
+/// It does not.
+pub(crate) fn check_own(path: &Path, found: &fs::Metadata) -> Result<(), JournalError> {
+    let own = rustix::process::geteuid().as_raw();
+    let (found, expected) = match (found.uid(), found.mode() & 0o7777) {
+        (owner, _) if owner != own => (format!("owner {owner}"), format!("owner {own}")),
+        (_, mode) if mode & 0o022 != 0 => {
+            (format!("mode {mode:o}"), "one that only its owner may write to".to_string())
+        }
+        _ => return Ok(()),
+    };
+    Err(JournalError::NotOurs { path: path.to_path_buf(), found, expected })
+}
+
 /// Reads a journal left behind; `None` if there is none.
 ///
 /// # Errors
-/// The file cannot be read, or is of a newer format.
+/// The file cannot be read, is somebody else's, or is of a newer format.
 pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
-    let bytes = match fs::read(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(JournalError::Io { path, source }),
-        Ok(bytes) => bytes,
+    let bytes = match open_own(&path) {
+        Ok(None) => return Ok(None),
+        Ok(Some(mut file)) => {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).map_err(|source| JournalError::Io { path: path.clone(), source })?;
+            bytes
+        }
+        Err(error) => return Err(error),
     };
     let mut found = Recovered::default();
     let mut since = 0;
@@ -392,8 +465,8 @@ pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
                 (found.boot_id, since) = (Some(boot_id), since_ticks);
             }
             // A second one: the first was of a batch that failed, or of an object that was dropped since.
-            Some(Line::First { object, original, ours }) => {
-                found.held.insert(object, Held { original, ours, since_ticks: since });
+            Some(Line::First { object, original, ours, follows }) => {
+                found.held.insert(object, Held { original, ours, since_ticks: since, follows });
             }
             Some(Line::Again { object, ours }) => {
                 if let Some(held) = found.held.get_mut(&object) {
@@ -406,6 +479,12 @@ pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
         }
     }
     Ok(Some(found))
+}
+
+/// Was nothing ever changed after this journal was begun?
+fn holds_nothing(state_dir: &Path) -> bool {
+    recover(state_dir)
+        .is_ok_and(|found| found.is_some_and(|found| found.held.is_empty() && found.damaged_lines.is_empty()))
 }
 
 /// The last line where it does not end as lines do: it may be whole but for that, or the end itself is what was damaged.
@@ -479,167 +558,4 @@ fn read_line(line: &[u8]) -> Option<Line> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn affinity(tid: i32) -> Object {
-        Object::Affinity { pid: tid, thread: ThreadKey { tid, start_ticks: 7 } }
-    }
-    fn cpus(cpu: u32) -> State {
-        State::Cpus([cpu].into_iter().collect())
-    }
-    fn change(tid: i32, now: u32, wanted: u32) -> Change {
-        Change { object: affinity(tid), now: cpus(now), wanted: cpus(wanted) }
-    }
-
-    /// Is the original kept, and never an intermediate state?
-    #[test]
-    fn only_the_original_is_an_original() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-        journal.before(&[change(1, 0, 1), change(2, 0, 2)]).unwrap();
-        journal.before(&[change(1, 1, 3)]).unwrap();
-        let found = recover(dir.path()).unwrap().unwrap();
-        assert_eq!(found.held[&affinity(1)], Held { original: cpus(0), ours: vec![cpus(1), cpus(3)], since_ticks: 70 });
-        assert_eq!(&found.held, journal.held());
-        assert_eq!((found.boot_id.as_deref(), found.torn), (Some("boot"), false));
-        assert!(Journal::create(dir.path(), "boot", 70).is_err(), "a journal left behind must not be overwritten");
-        journal.remove().unwrap();
-        assert_eq!(recover(dir.path()).unwrap(), None);
-    }
-
-    /// Whatever byte the crash cut the file at: is everything before the torn line there?
-    #[test]
-    fn a_journal_cut_anywhere_keeps_all_whole_lines() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-        (1..5).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
-        let path = dir.path().join(Journal::FILE_NAME);
-        let bytes = fs::read(&path).unwrap();
-        for cut in 0..bytes.len() {
-            fs::write(&path, &bytes[..cut]).unwrap();
-            let found = recover(dir.path()).unwrap().unwrap();
-            // A line that only lacks its end is whole.
-            let whole = (0..=cut).filter(|&at| bytes[at] == b'\n').count();
-            assert_eq!(found.held.len(), whole.saturating_sub(1), "cut at {cut}");
-            assert!(found.damaged_lines.is_empty());
-        }
-    }
-
-    /// Does one flipped bit cost one line, named, and not the rest?
-    #[test]
-    fn a_damaged_line_is_named_and_the_others_are_read() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-        (1..4).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
-        let path = dir.path().join(Journal::FILE_NAME);
-        let mut bytes = fs::read(&path).unwrap();
-        let second = bytes.iter().position(|&byte| byte == b'\n').unwrap() + 40;
-        bytes[second] ^= 1;
-        fs::write(&path, bytes).unwrap();
-        let found = recover(dir.path()).unwrap().unwrap();
-        assert_eq!((found.damaged_lines, found.held.len()), (vec![2], 2));
-    }
-
-    /// Whatever single bit of a journal flips: is every line but the one that it stands in read, and that one named?
-    #[test]
-    fn one_flipped_bit_costs_one_line_and_is_told() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-        (1..4).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
-        let path = dir.path().join(Journal::FILE_NAME);
-        let good = fs::read(&path).unwrap();
-        for bit in 0..8 * good.len() {
-            let mut bytes = good.clone();
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            fs::write(&path, &bytes).unwrap();
-            let Ok(found) = recover(dir.path()) else { continue };
-            let found = found.unwrap();
-            let whole = found.boot_id.is_some() && &found.held == journal.held();
-            assert!(whole || !found.damaged_lines.is_empty(), "bit {bit}: {found:?}");
-            // A newline that is none any more takes the line after it along.
-            assert!(found.held.len() + 2 >= journal.held().len(), "bit {bit}");
-        }
-    }
-
-    /// Does the file stay small when ten thousand threads come and go, and lose nobody who is alive?
-    #[test]
-    fn short_lived_threads_leave_no_trace() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-        journal.before(&[change(1, 0, 1)]).unwrap();
-        for batch in 0..100 {
-            let changes: Vec<Change> = (0..100).map(|at| change(1_000 + batch * 100 + at, 0, 1)).collect();
-            journal.before(&changes).unwrap();
-            journal.retain(|object| *object == affinity(1)).unwrap();
-        }
-        assert!(fs::metadata(dir.path().join(Journal::FILE_NAME)).unwrap().len() < 2 * COMPACT_FROM_BYTES);
-        journal.compact().unwrap();
-        journal.before(&[change(1, 1, 2)]).unwrap();
-        let found = recover(dir.path()).unwrap().unwrap();
-        assert_eq!(found.held.len(), 1);
-        assert_eq!(found.held[&affinity(1)].original, cpus(0));
-    }
-
-    /// How the disk fails next.
-    #[derive(Clone, Copy, Debug, Default)]
-    pub(super) struct Fails {
-        /// So much of the next batch is taken, then it is full.
-        pub room_bytes: Option<usize>,
-        pub sync: bool,
-        /// What was taken cannot be cut off either, as long as this stands.
-        pub cut: bool,
-    }
-
-    /// A disk that takes any part of a batch, or all of it and loses it, whether or not that can be cut off: are the changes
-    /// refused, the originals before and after it kept, and none made up?
-    #[test]
-    fn a_short_write_refuses_the_batch_and_hides_nothing() {
-        let batch = [change(2, 0, 1), change(1, 1, 3), change(3, 0, 1)];
-        let mut text = Vec::new();
-        for Change { object, now, wanted } in batch.clone() {
-            write_line(&mut text, &Line::First { object, original: now, ours: vec![wanted] });
-        }
-        for room in (0..=text.len() + 1).step_by(3).chain([text.len()]) {
-            for cut in [false, true] {
-                let dir = tempfile::tempdir().unwrap();
-                let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-                journal.before(&[change(1, 0, 1)]).unwrap();
-                let before = journal.held().clone();
-                let room_bytes = (room <= text.len()).then_some(room);
-                journal.disk.fails = Fails { room_bytes, sync: room_bytes.is_none(), cut };
-                assert!(journal.before(&batch).is_err(), "{room} bytes taken");
-                assert_eq!(journal.held(), &before, "{room} bytes taken, cut {cut}");
-                // Somebody else changes what we could not: that is the original now.
-                journal.before(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
-                journal.disk.fails = Fails::default();
-                journal.before(&[change(1, 1, 2)]).unwrap();
-                let found = recover(dir.path()).unwrap().unwrap();
-                for (object, held) in journal.held() {
-                    assert_eq!(found.held[object].original, held.original, "{room} bytes taken, cut fails: {cut}");
-                    assert!(held.ours.iter().all(|state| found.held[object].ours.contains(state)));
-                }
-                // An object of the failed batch may stand there, as it was: putting that back changes nothing.
-                let extra = found.held.keys().filter(|object| !journal.held().contains_key(object));
-                assert!(extra.clone().count() <= usize::from(cut) && found.damaged_lines.is_empty());
-                assert!(!cut || extra.clone().all(|object| *object == affinity(3)));
-            }
-        }
-    }
-
-    /// A disk that stays full: is every change refused, and is all as before once there is room again?
-    #[test]
-    fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-        journal.before(&[change(1, 0, 1)]).unwrap();
-        let good = std::mem::replace(&mut journal.disk.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
-        for _ in 0..3 {
-            assert!(journal.before(&[change(2, 0, 1)]).is_err());
-            assert!(!journal.held().contains_key(&affinity(2)));
-        }
-        journal.disk.file = good;
-        journal.before(&[change(3, 0, 1)]).unwrap();
-        assert_eq!(recover(dir.path()).unwrap().unwrap().held.len(), 2);
-    }
-}
+mod tests;

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
@@ -11,6 +12,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::colors::folder::Folder;
 use crate::colors::kit::BASE;
+use crate::fence::Fence;
 use crate::scheduling::{self, Scheduling};
 
 /// One thread as the kernel knows it. Thread ids are reused; the start time tells them apart, within one boot.
@@ -95,6 +97,9 @@ pub trait Kernel {
     fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()> {
         self.set_scheduling(tid, &Scheduling::plain(policy))
     }
+
+    /// From now on changes are made only while this fence is open; `None` = while there is no guardian.
+    fn set_fence(&self, _: Option<Arc<Fence>>) {}
 
     /// The random id of this boot: thread ids and start times mean nothing in another one.
     fn boot_id(&self) -> io::Result<String> {
@@ -202,12 +207,21 @@ pub(crate) fn scarce(new: &fs::File) -> bool {
 #[derive(Clone, Debug)]
 pub struct Host {
     root: PathBuf,
+    fence: Arc<RwLock<Option<Arc<Fence>>>>,
 }
 
 impl Host {
     /// `root` is `/` on a live host.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Host { root: root.into() }
+        Host { root: root.into(), fence: Arc::default() }
+    }
+    /// To be asked right before every change.
+    fn may_change(&self) -> io::Result<()> {
+        let fence = self.fence.read().unwrap_or_else(PoisonError::into_inner);
+        match &*fence {
+            Some(fence) if fence.is_raised() => Err(io::Error::other("the guardian has put everything back meanwhile")),
+            _ => Ok(()),
+        }
     }
     fn below(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
@@ -235,6 +249,7 @@ impl Kernel for Host {
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         use std::io::Write;
+        self.may_change()?;
         // Control files are no links: whoever made one wants another file overwritten.
         let mut file = self.open(path, OFlags::WRONLY | OFlags::NOFOLLOW)?;
         let written = file.write(text.as_bytes())?;
@@ -244,9 +259,11 @@ impl Kernel for Host {
         Err(io::Error::new(io::ErrorKind::WriteZero, format!("{written} of {} bytes written", text.len())))
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.may_change()?;
         fs::create_dir(self.below(path))
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.may_change()?;
         fs::remove_dir(self.below(path))
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
@@ -277,11 +294,15 @@ impl Kernel for Host {
             }
         }
     }
+    fn set_fence(&self, fence: Option<Arc<Fence>>) {
+        *self.fence.write().unwrap_or_else(PoisonError::into_inner) = fence;
+    }
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
         // rustix and libc stop at 1 024 CPUs; the call itself does not.
         let words = cpus.iter().last().map_or(1, |last| last as usize / 64 + 1);
         let mut mask = vec![0u64; words];
         cpus.iter().for_each(|cpu| mask[cpu as usize / 64] |= 1 << (cpu % 64));
+        self.may_change()?;
         // SAFETY: the kernel reads `words * 8` bytes from a live vector of that size.
         let answer = unsafe { libc::syscall(libc::SYS_sched_setaffinity, tid, words * 8, mask.as_ptr()) };
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -303,6 +324,7 @@ impl Kernel for Host {
         Ok(self.affinity(tid)? == *cpus)
     }
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
+        self.may_change()?;
         // SAFETY: no memory is passed. PRIO_PROCESS with a thread id concerns that thread only (setpriority(2)).
         let answer = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, nice) };
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -311,6 +333,7 @@ impl Kernel for Host {
         scheduling::read(tid)
     }
     fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()> {
+        self.may_change()?;
         scheduling::write(tid, wanted)
     }
 }

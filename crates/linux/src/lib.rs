@@ -2,16 +2,19 @@
 //! root, so that tests run on hand-made trees.
 
 mod access_probe;
+pub mod acting;
 pub mod actuator;
 pub mod colors;
 pub mod counters;
 pub mod cpusets;
 pub mod events;
+pub mod fence;
 pub mod gangs;
 pub mod guardian;
 pub mod journal;
 pub mod kernel;
 pub mod ladder;
+mod limits;
 pub mod machine;
 pub mod miss_cost;
 pub mod pressure;

@@ -4,6 +4,7 @@
 //! the host to the plan through the [`Actuator`] (journal first, read back after) and hands gangs to their runner.
 //! Observe-only unless told to act: then `apply` says of every line of the plan that it was refused, and why.
 
+mod keeping;
 mod turns;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use cachemate_core::{
 };
 
 use crate::access_probe::Subjects;
+use crate::acting::Acting;
 use crate::actuator::{Actuator, GuardianCommand, Made, Wanted, changes};
 use crate::colors::shares::{self, Colours};
 use crate::counters::{Surveyed, ThreadCounters};
@@ -29,7 +31,6 @@ use crate::kernel::{Kernel, ThreadKey};
 use crate::probing::{Actor, Cast, Probing};
 use crate::progress::ProgressFiles;
 use crate::resctrl::{Resctrl, Ways};
-use crate::restore::Restored;
 use crate::rules::Rule;
 use crate::tasks::{Managed, Tasks, Usage};
 
@@ -56,6 +57,8 @@ pub struct LiveOptions {
     pub resctrl: Option<Resctrl>,
     /// Profiles recorded earlier, by the command's name.
     pub known: BTreeMap<String, Profile>,
+    /// The right to act; `None` where nobody else is there to be told (tests).
+    pub acting: Option<Arc<Acting>>,
     /// Ends the run, at the latest a tenth of a second after it is set.
     pub stop: Arc<AtomicBool>,
     /// Ends the window early, with what was seen so far.
@@ -106,10 +109,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         // A start time that cannot be read only makes the names of our groups less telling.
         let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
         let probing = Probing::new(crate::sampling::find(&kernel));
+        let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());
+        options.acting.iter().for_each(|acting| actuator.let_act(acting.clone()));
         LiveMachine {
             ways: options.resctrl.clone().map(|resctrl| Ways::new(resctrl, owner)),
             kernel: Arc::new(Mutex::new(kernel)),
-            actuator: Actuator::new(&options.state_dir, options.guardian.clone()),
+            actuator,
             window: options.first_window,
             options,
             topology,
@@ -135,51 +140,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     fn kernel(&self) -> Arc<Mutex<K>> {
         self.kernel.clone()
-    }
-
-    /// Everything as it was before, at the end: what was open is closed first, so that descriptors are no matter.
-    ///
-    /// # Errors
-    /// The journal could not be removed; what could not be put back stands in the account.
-    pub fn put_back(&mut self) -> Result<Vec<Restored>, MachineError> {
-        self.counters.clear();
-        self.tasks.close();
-        self.undo()
-    }
-
-    /// The gangs stop first.
-    fn undo(&mut self) -> Result<Vec<Restored>, MachineError> {
-        self.gangs = None;
-        let kernel = self.kernel();
-        let account = self.actuator.put_back(&*lock(&kernel));
-        if let Some(ways) = &mut self.ways {
-            ways.forget();
-        }
-        account.map_err(|error| MachineError(error.to_string()))
-    }
-
-    /// New rules (SIGHUP): programs are examined again, what is managed no longer is put back at once; and where acting
-    /// was switched off, everything is.
-    ///
-    /// # Errors
-    /// The journal could not be written; it still holds what could not be put back.
-    pub fn set_rules(&mut self, rules: Vec<Rule>, groups: Vec<Confined>, act: bool) -> Result<(), MachineError> {
-        self.options.rules = rules;
-        self.options.groups = groups;
-        self.options.act = act;
-        if !act {
-            self.undo()?;
-        }
-        let kernel = self.kernel();
-        let kernel = lock(&kernel);
-        let released = self.tasks.reexamine(&*kernel, &self.options.rules);
-        if released.is_empty() {
-            return Ok(());
-        }
-        self.gangs = None; // its members may be among them; the next plan starts it again
-        let threads: Vec<ThreadKey> = released.iter().map(|task| task.thread).collect();
-        let account = self.actuator.release(&*kernel, &threads);
-        account.map(|_| ()).map_err(|error| MachineError(error.to_string()))
     }
 
     /// The processor time of this process so far.
@@ -368,11 +328,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     fn look(&mut self) -> Result<(), MachineError> {
+        self.keep_guarded()?;
         let now_ns = self.started.elapsed().as_nanos() as u64;
         let kernel = self.kernel();
         let kernel = lock(&kernel);
         let known: Vec<TaskId> = self.tasks.all().iter().map(|task| task.task).collect();
         self.tasks.forget_reused(&*kernel);
+        self.tasks.set_guardian(self.actuator.guardian_pid());
         self.looked_ticks = (self.looked_ticks.1, kernel.ticks_since_boot().ok());
         let looked = self.tasks.look(&*kernel, &self.options.rules, now_ns);
         looked.map_err(|error| MachineError(format!("/proc: {error}")))?;
@@ -392,7 +354,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let tended = self.actuator.tend_heirs(&*kernel, &new, self.tasks.strangers());
         let seen = |thread| self.tasks.is_there(thread);
         let tended = tended.and_then(|()| self.actuator.forget_gone(&*kernel, &seen));
-        tended.and_then(|()| self.actuator.keep_guarded(&*kernel)).map_err(|error| MachineError(error.to_string()))
+        tended.map_err(|error| MachineError(error.to_string()))
     }
 
     /// Work done since the last look, by the process's first thread.
@@ -634,6 +596,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         applied.refused.append(&mut self.probing.refused);
         applied.overridden = made.overridden;
         applied.cost_ns = started.elapsed().as_nanos() as u64;
+        self.actuator.beat(self.window);
         self.in_force = applied.clone();
         Ok(applied)
     }

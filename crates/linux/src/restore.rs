@@ -14,6 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::cpusets::effective_of;
 use crate::journal::{Held, Object, State};
 use crate::kernel::{Kernel, ThreadKey, is_gone};
 use crate::resctrl::{Schemata, groups};
@@ -141,23 +142,66 @@ fn restore_one(kernel: &dyn Kernel, object: &Object, held: &Held) -> io::Result<
         return remove_group(kernel, path);
     }
     let now = read_state(kernel, object)?;
-    if now == held.original {
+    let as_before = now == held.original || held.follows && is_whole(kernel, object, &now)?;
+    if as_before && !held.follows {
         return Ok(Outcome::Unchanged);
     }
-    if !is_ours(&now, &held.ours) {
+    if !as_before && !is_ours(kernel, object, &now, &held.ours)? {
         return Ok(Outcome::Theirs(format!("{now:?}")));
     }
-    write_state(kernel, object, &held.original)?;
-    Ok(Outcome::PutBack)
+    write_original(kernel, object, held)?;
+    Ok(if as_before { Outcome::Unchanged } else { Outcome::PutBack })
 }
 
-/// The kernel clips a mask to the thread's cpuset and to the CPUs that exist: a part of ours is ours.
-fn is_ours(now: &State, ours: &[State]) -> bool {
-    ours.iter().any(|state| match (now, state) {
-        (State::Cpus(now), State::Cpus(ours)) => !now.is_empty() && now.is_subset(ours),
+/// Is it a mask as wide as the thread's cpuset?
+///
+/// # Errors
+/// The cpuset is there and cannot be read.
+pub(crate) fn is_whole(kernel: &dyn Kernel, object: &Object, now: &State) -> io::Result<bool> {
+    let (Object::Affinity { thread, .. }, State::Cpus(now)) = (object, now) else { return Ok(false) };
+    Ok(effective_of(kernel, thread.tid)?.as_ref() == Some(now))
+}
+
+/// Is it as we set it? The kernel clips a mask to the thread's cpuset: what is left of ours within that is ours, and any other
+/// part of it is somebody else's choice.
+fn is_ours(kernel: &dyn Kernel, object: &Object, now: &State, ours: &[State]) -> io::Result<bool> {
+    let same = |state: &State| match (now, state) {
         (State::Text(now), State::Text(ours)) => now.trim() == ours.trim(),
         _ => now == state,
-    })
+    };
+    if ours.iter().any(same) {
+        return Ok(true);
+    }
+    let (Object::Affinity { thread, .. }, State::Cpus(now)) = (object, now) else { return Ok(false) };
+    let Some(cpuset) = effective_of(kernel, thread.tid)? else { return Ok(false) };
+    let clipped = |state: &State| matches!(state, State::Cpus(ours) if ours.intersection(&cpuset) == *now);
+    Ok(ours.iter().any(clipped))
+}
+
+/// Puts the original back. A mask that was as wide as the thread's cpuset is set to all CPUs, of which the kernel leaves what
+/// the cpuset has: put back by name it would stay as it is when the cpuset is widened.
+///
+/// # Errors
+/// As for [`write_state`].
+pub(crate) fn write_original(kernel: &dyn Kernel, object: &Object, held: &Held) -> io::Result<()> {
+    match object {
+        Object::Affinity { thread, .. } if held.follows => kernel.set_affinity(thread.tid, &(0..MOST_CPUS).collect()),
+        _ => write_state(kernel, object, &held.original),
+    }
+}
+
+/// The largest number that Linux can be built for.
+const MOST_CPUS: u32 = 8192;
+
+/// Is the object's thread still the same one? Numbers of threads are reused.
+///
+/// # Errors
+/// It is gone (`ESRCH`), or cannot be asked.
+pub(crate) fn check_thread(kernel: &dyn Kernel, object: &Object) -> io::Result<()> {
+    match object.thread() {
+        Some(thread) if !kernel.alive(thread)? => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        _ => Ok(()),
+    }
 }
 
 /// Reads the present state of an object.
@@ -444,7 +488,7 @@ pub(crate) fn heir(kernel: &dyn Kernel, object: Object, held: &Held) -> Option<R
     object.thread().filter(|thread| held.may_have_passed_to(*thread))?;
     let outcome = match read_state(kernel, &object) {
         Ok(now) if now == held.original || !held.ours.contains(&now) => return None,
-        Ok(_) => match write_state(kernel, &object, &held.original) {
+        Ok(_) => match write_original(kernel, &object, held) {
             Ok(()) => Outcome::PutBack,
             Err(error) if is_gone(&error) && !lives_on(kernel, &object, &error) => Outcome::Gone,
             Err(error) => Outcome::Failed(error.to_string()),

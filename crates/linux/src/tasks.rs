@@ -86,6 +86,8 @@ pub struct Tasks {
     leaders: BTreeMap<i32, ThreadStat>,
     /// Examined in the last look, not managed, but born by a process that is: pid and parent.
     strangers: Vec<(i32, i32)>,
+    /// Never managed, whatever the rules say.
+    guardian: Option<i32>,
 }
 
 #[derive(Clone, Debug)]
@@ -102,16 +104,21 @@ impl Tasks {
         Tasks { calls, ..Tasks::default() }
     }
 
+    /// Who puts everything back must not be slowed down, whatever the rules say of it. To be told before each look.
+    pub fn set_guardian(&mut self, pid: Option<u32>) {
+        self.guardian = pid.and_then(|pid| i32::try_from(pid).ok());
+    }
+
     /// Looks at the host once: new threads get ids, vanished ones are marked as exited, usage is read.
     ///
     /// # Errors
     /// `/proc` itself cannot be listed. A thread that vanishes meanwhile is no error.
     pub fn look(&mut self, kernel: &dyn Kernel, rules: &[Rule], now_ns: u64) -> io::Result<()> {
         let pids = kernel.processes()?;
-        let own = std::process::id() as i32;
+        let own = [Some(std::process::id() as i32), self.guardian];
         self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
         self.strangers.clear();
-        for &pid in pids.iter().filter(|&&pid| pid != own) {
+        for &pid in pids.iter().filter(|&&pid| !own.contains(&Some(pid))) {
             if !self.processes.contains_key(&pid) {
                 self.examine(kernel, rules, pid);
             }
@@ -451,6 +458,18 @@ mod tests {
         tasks.look(&host, &everything(), 0).unwrap();
         let users: Vec<_> = tasks.all().iter().map(|task| (task.thread.tid, task.user)).collect();
         assert_eq!(users, [(5, Some(1000)), (6, Some(1000)), (7, None)]);
+    }
+
+    /// Is the guardian left alone by rules that match everybody?
+    #[test]
+    fn the_guardian_is_never_managed() {
+        let host = FakeHost::default();
+        host.thread(5, 5, 1, "0");
+        host.thread(6, 6, std::process::id() as i32, "0");
+        let mut tasks = Tasks::default();
+        tasks.set_guardian(Some(6));
+        tasks.look(&host, &everything(), 0).unwrap();
+        assert_eq!(ids(&tasks), [(0, 5, false)]);
     }
 
     /// Which line of /proc/PID/cgroup counts, on v1, v2 and mixed hosts?

@@ -217,6 +217,10 @@ fn turns(
         if level != 0 {
             (watcher.status.level, watcher.status.calibrated) = (level, true);
         }
+        if watcher.status.acts && !live.machine.acts() {
+            say("root's cachemate acts by now: everything is put back, and this one only observes");
+        }
+        watcher.status.acts = live.machine.acts();
         watcher.status.running_ns = started.elapsed().as_nanos() as u64;
         watcher.status.pressure = cachemate_linux::pressure::read(&Host::new("/"));
         publish(shared, watcher);
@@ -254,6 +258,10 @@ fn reload(source: &Source, live: &mut LiveLoop, watcher: &mut Watcher, shared: &
     let taken = source.read().and_then(|config| {
         let policy = host::decider(&config)?;
         let name = host::policy_of(&config).name;
+        if config.act && !live.machine.may_act() {
+            let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
+            live.machine.let_act(host::acting(&state_dir)?);
+        }
         live.machine.set_rules(host::rules(&config.rules), host::groups(&config), config.act)?;
         live.policy = policy;
         live.policy_name = name;
@@ -303,6 +311,9 @@ pub fn complain(account: &[Restored], say: &dyn Fn(&str)) -> anyhow::Result<()> 
 pub fn say_loss(left: &LeftBehind, say: &dyn Fn(&str)) {
     if let Some(damage) = &left.damage {
         say(&damage.to_string());
+    }
+    if let Some(silence) = left.silence {
+        say(&format!("the daemon has said nothing for {} s: everything is put back", silence.as_secs()));
     }
     if let Some(error) = &left.stays {
         say(&format!("the journal lies there still: {error}"));

@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use cachemate_core::{
     Ability, Capabilities, Level, Machine, Policy, PolicyConfig, Profile, RunHeader, Support, Topology, Window,
 };
+use cachemate_linux::acting::Acting;
 use cachemate_linux::actuator::GuardianCommand;
 use cachemate_linux::colors;
 use cachemate_linux::counters::{Surveyed, survey};
@@ -131,6 +132,7 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<Live> {
         progress: ProgressFiles::new(wish.progress_dir.clone()),
         resctrl: found.resctrl.clone(),
         known: known_profiles(&wish.config.profiles)?,
+        acting: if wish.config.act { Some(acting(&wish.state_dir)?) } else { None },
         stop: wish.stop.clone(),
         wake: wish.wake.clone(),
     };
@@ -138,6 +140,23 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<Live> {
     let pipeline = pipeline(&wish.config, &found.topology, machine.capabilities())?;
     let (header, missing) = (pipeline.header(&machine), pipeline.missing_evidence(&machine));
     Ok(Live { turns: pipeline.start(machine), header, missing })
+}
+
+/// The right to act, of which there is one per user.
+///
+/// # Errors
+/// Another one acts, or died and left a journal.
+pub fn acting(state_dir: &Path) -> anyhow::Result<Arc<Acting>> {
+    // As long as a guardian may need that is just putting things back.
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let places = super::paths::acting()?;
+    match Acting::take(&Host::new("/"), &places, state_dir, PATIENCE)? {
+        Some(acting) => Ok(Arc::new(acting)),
+        None => bail!(
+            "{}: another cachemate acts, of this user or of root; with --observe this one changes nothing",
+            places.lock.display()
+        ),
+    }
 }
 
 fn window_of(config: &ManageConfig) -> Duration {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use cachemate_linux::acting::Places;
 
 /// `CACHEMATE_*` variables win over the usual places; switches and the configuration win over both.
 pub fn config_file() -> PathBuf {
@@ -34,6 +35,24 @@ pub fn socket() -> PathBuf {
         (false, Some(dir)) => PathBuf::from(dir).join("cachemate.sock"),
         (false, None) => state_dir().join("cachemate.sock"),
     })
+}
+
+/// Where it stands who acts: one lock per user, and the word of root for all. `CACHEMATE_LOCK_DIR` names another folder for both.
+///
+/// # Errors
+/// The folder is not there and cannot be made.
+pub fn acting() -> anyhow::Result<Places> {
+    const ROOT: &str = "/run/cachemate";
+    let user = rustix::process::geteuid().as_raw();
+    let own = PathBuf::from(format!("/run/user/{user}"));
+    let dir = named("CACHEMATE_LOCK_DIR").unwrap_or_else(|| match is_root() {
+        true => PathBuf::from(ROOT),
+        false if own.is_dir() => own,
+        false => self::own("XDG_STATE_HOME", ".local/state").join("cachemate"),
+    });
+    std::fs::create_dir_all(&dir).with_context(|| format!("{}: the folder cannot be made", dir.display()))?;
+    let root_acts = named("CACHEMATE_LOCK_DIR").unwrap_or_else(|| PathBuf::from(ROOT)).join("root-acts");
+    Ok(Places { lock: dir.join(format!("cachemate-acting-{user}.lock")), root_acts })
 }
 
 fn named(variable: &str) -> Option<PathBuf> {

@@ -35,6 +35,8 @@ pub fn command(folder: &Path, args: &[&str]) -> Command {
     command.args(args).current_dir(folder).stdin(Stdio::null());
     command.env_remove("NO_COLOR").env("CACHEMATE_PACK", folder.join("pack"));
     command.env("CACHEMATE_CACHE_DIR", folder.join("cache"));
+    // Tests act on programs of their own, side by side.
+    command.env("CACHEMATE_LOCK_DIR", folder);
     command
 }
 

@@ -251,6 +251,9 @@ impl Kernel for FakeCat {
     fn lock_dir(&self, path: &Path, _: Duration) -> io::Result<DirLock> {
         if self.locked.borrow().contains(path) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(DirLock::default()) }
     }
+    fn set_fence(&self, fence: Option<std::sync::Arc<crate::fence::Fence>>) {
+        self.host.set_fence(fence);
+    }
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
         self.host.set_affinity(tid, cpus)
     }

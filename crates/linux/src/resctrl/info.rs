@@ -107,7 +107,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Missing
 }
 
 /// The mount of the whole file system (a bind mount may show one group only), writable ones first.
-pub(super) fn mounted(kernel: &dyn Kernel) -> Result<PathBuf, Missing> {
+pub(crate) fn mounted(kernel: &dyn Kernel) -> Result<PathBuf, Missing> {
     let mounts = kernel.read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
     let mut found: Vec<(bool, PathBuf)> = mounts.lines().filter_map(mount_of_line).collect();
     found.sort_by_key(|(read_only, _)| *read_only);

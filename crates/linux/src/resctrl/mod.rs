@@ -16,6 +16,7 @@ mod occupancy;
 mod ways;
 
 pub use classes::{Class, Key, classes};
+pub(crate) use info::mounted;
 pub use info::{Counted, Divided, Missing, Resctrl, find};
 pub use masks::{Limits, Schemata, fit};
 pub use ways::Ways;

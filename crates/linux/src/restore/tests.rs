@@ -8,9 +8,15 @@ fn cpus(list: &str) -> State {
 
 /// Writes the change down as the journal would, and makes it.
 fn make(host: &FakeHost, held: &mut BTreeMap<Object, Held>, object: Object, wanted: State) {
-    let change = Change { now: read_state(host, &object).unwrap(), object, wanted };
-    let entry =
-        held.entry(change.object.clone()).or_insert(Held { original: change.now, ours: Vec::new(), since_ticks: 65 });
+    let now = read_state(host, &object).unwrap();
+    let follows = host.cpuset.borrow().clone().is_some_and(|cpuset| now == State::Cpus(cpuset));
+    let change = Change { now, object, wanted, follows };
+    let entry = held.entry(change.object.clone()).or_insert(Held {
+        original: change.now,
+        ours: Vec::new(),
+        since_ticks: 65,
+        follows: change.follows,
+    });
     entry.ours.push(change.wanted.clone());
     write_state(host, &change.object, &change.wanted).unwrap();
 }
@@ -170,4 +176,44 @@ fn who_cannot_be_asked_is_not_gone() {
         restore(&host, &held);
         assert!(host.threads.borrow().values().all(|thread| thread.cpus.to_string() == "0-3"));
     }
+}
+
+/// Somebody takes one CPU from a mask of ours: is that left alone; and is what the cpuset takes from it no choice of anybody's?
+#[test]
+fn a_narrower_mask_is_theirs_unless_the_cpuset_made_it_so() {
+    for (by_cpuset, outcome) in [(false, Outcome::Theirs(String::new())), (true, Outcome::PutBack)] {
+        let host = FakeHost::default();
+        let thread = host.thread(5, 5, 1, "0-3");
+        host.set_cpuset("0-3");
+        let mut held = BTreeMap::new();
+        make(&host, &mut held, affinity(5, thread), cpus("1-2"));
+        match by_cpuset {
+            true => host.set_cpuset("0-1,3"),
+            false => host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "1".parse().unwrap(),
+        }
+        assert_eq!(host.threads.borrow()[&5].cpus.to_string(), "1");
+        let account = restore(&host, &held);
+        assert_eq!(std::mem::discriminant(&account[0].outcome), std::mem::discriminant(&outcome), "{account:?}");
+        let now = host.threads.borrow()[&5].cpus.to_string();
+        assert_eq!(now, if by_cpuset { "0-1,3" } else { "1" });
+    }
+}
+
+/// A mask as wide as its cpuset: does it follow that again once it was put back, wider and narrower; and one of its own not?
+#[test]
+fn what_followed_its_cpuset_does_so_again() {
+    let host = FakeHost::default();
+    let (wide, narrow) = (host.thread(5, 5, 1, "0-3"), host.thread(6, 6, 1, "2"));
+    host.threads.borrow_mut().get_mut(&6).unwrap().asked = Some("2".parse().unwrap());
+    host.set_cpuset("0-3");
+    let mut held = BTreeMap::new();
+    make(&host, &mut held, affinity(5, wide), cpus("1"));
+    make(&host, &mut held, affinity(6, narrow), cpus("1"));
+    restore(&host, &held);
+    let masks = || [5, 6].map(|tid| host.threads.borrow()[&tid].cpus.to_string());
+    assert_eq!(masks(), ["0-3", "2"]);
+    host.set_cpuset("0-7");
+    assert_eq!(masks(), ["0-7", "2"]);
+    host.set_cpuset("2-3");
+    assert_eq!(masks(), ["2-3", "2"]);
 }

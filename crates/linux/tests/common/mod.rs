@@ -78,6 +78,7 @@ pub fn machine_that_can(
         progress: Default::default(),
         resctrl: None,
         known: Default::default(),
+        acting: None,
         stop: Arc::new(AtomicBool::new(false)),
         wake: Arc::new(AtomicBool::new(false)),
     };

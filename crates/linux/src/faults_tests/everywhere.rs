@@ -1,0 +1,275 @@
+//! A fault at every position of a whole life, reads as well as writes: is everything as before in the end, or the journal kept
+//! and that said?
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use cachemate_core::{
+    CacheId, CacheShare, CpuSet, GroupId, Machine, MachineError, Member, Observation, Plan, TaskId, Units, Window,
+};
+
+use super::{machine_with, one_of_each, states, with_group};
+use crate::actuator::{Actuator, GuardianCommand};
+use crate::fake_tests::FakeHost;
+use crate::fence::Fence;
+use crate::guardian::restore_left_behind;
+use crate::journal::{Journal, State};
+use crate::kernel::{DirLock, Kernel};
+use crate::resctrl;
+use crate::resctrl::fake_tests::{FakeCat, topology as cat_topology};
+use crate::restore::{Outcome, Restored, read_state};
+use crate::scheduling::Scheduling;
+
+/// What a call may come back with that says nothing of what it concerns.
+const ERRORS: [i32; 7] = [libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EROFS, libc::ENOSPC, libc::EPERM, libc::EINTR];
+
+/// Some calls in a row fail, from one position on.
+#[derive(Clone, Copy, Debug)]
+struct Fault {
+    from: u32,
+    calls: u32,
+    errno: i32,
+}
+
+/// A host whose calls are counted, and some of them fail.
+struct Faulty<K> {
+    inner: K,
+    calls: Cell<u32>,
+    fault: Cell<Option<Fault>>,
+}
+
+impl<K> Faulty<K> {
+    fn new(inner: K, fault: Option<Fault>) -> Self {
+        Faulty { inner, calls: Cell::new(0), fault: Cell::new(fault) }
+    }
+    fn call(&self) -> io::Result<&K> {
+        let at = self.calls.replace(self.calls.get() + 1);
+        match self.fault.get() {
+            Some(Fault { from, calls, errno }) if at >= from && at - from < calls => {
+                Err(io::Error::from_raw_os_error(errno))
+            }
+            _ => Ok(&self.inner),
+        }
+    }
+}
+
+impl<K: Kernel> Kernel for Faulty<K> {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        self.call()?.read(path)
+    }
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        self.call()?.write(path, text)
+    }
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.call()?.make_dir(path)
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.call()?.remove_dir(path)
+    }
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        self.call()?.list(path)
+    }
+    fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock> {
+        self.call()?.lock_dir(path, patience)
+    }
+    fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
+        self.call()?.set_affinity(tid, cpus)
+    }
+    fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
+        self.call()?.set_nice(tid, nice)
+    }
+    fn scheduling(&self, tid: i32) -> io::Result<Scheduling> {
+        self.call()?.scheduling(tid)
+    }
+    fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()> {
+        self.call()?.set_scheduling(tid, wanted)
+    }
+    fn set_fence(&self, fence: Option<std::sync::Arc<Fence>>) {
+        self.inner.set_fence(fence);
+    }
+}
+
+/// What came of a life: how many calls it took.
+fn end<K: Kernel, S: PartialEq + std::fmt::Debug>(
+    kernel: &Faulty<K>,
+    dir: &Path,
+    ended: &Result<Vec<Restored>, String>,
+    states: impl Fn(&K) -> S,
+    before: &S,
+) -> u32 {
+    let (calls, case) = (kernel.calls.get(), format!("{:?}: {ended:?}", kernel.fault.get()));
+    let journal = dir.join(Journal::FILE_NAME);
+    let said = match ended {
+        Ok(account) => account.iter().any(|line| matches!(line.outcome, Outcome::Failed(_))),
+        Err(_) => true,
+    };
+    if journal.exists() {
+        assert!(said, "a journal stays and nobody says so: {case}");
+    } else {
+        assert_eq!(&states(&kernel.inner), before, "no journal is left: {case}");
+    }
+    kernel.fault.set(None);
+    let left = restore_left_behind(kernel, dir).unwrap();
+    assert_eq!(&states(&kernel.inner), before, "{case}, then {left:?}");
+    assert!(!journal.exists(), "{case}, then {left:?}");
+    calls
+}
+
+/// A managed run of some windows, in which a child is born; an error ends it, as it ends a daemon.
+fn run<K: Kernel + Send + 'static>(
+    machine: &mut crate::machine::LiveMachine<K>,
+    plan: impl Fn(u64, &[TaskId]) -> Plan,
+    birth: impl Fn(&K),
+) -> Result<(), MachineError> {
+    for window in 0..4 {
+        let Some(Observation { tasks, .. }) = machine.observe()? else { return Ok(()) };
+        let tasks: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
+        machine.apply(&plan(window, &tasks))?;
+        if window == 1 {
+            machine.with_kernel(&birth);
+        }
+    }
+    Ok(())
+}
+
+fn all_of<K: Kernel + Send + 'static>(
+    machine: &mut crate::machine::LiveMachine<Faulty<K>>,
+    plan: impl Fn(u64, &[TaskId]) -> Plan,
+    birth: impl Fn(&K),
+) -> Result<Vec<Restored>, String> {
+    let ran = run(machine, plan, |kernel| birth(&kernel.inner));
+    let ended = machine.put_back().map_err(|error| error.to_string());
+    // A daemon whose step failed ends with that error, whatever came of putting back.
+    ran.map_err(|error| error.to_string()).and(ended)
+}
+
+/// Every position, one call alone and a lasting lack. With one of the errors in turn in the usual run; with each of them where
+/// `CACHEMATE_FAULTS=all` says so (`make faults`).
+fn everywhere(life: impl Fn(Option<Fault>) -> u32) {
+    let every = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
+    let calls = life(None);
+    assert!(calls > 50, "{calls} calls");
+    let mut lives = 0;
+    for from in 0..calls {
+        for (at, &errno) in ERRORS.iter().enumerate() {
+            if every || from as usize % ERRORS.len() == at {
+                let calls = [1, 3, 40][(from as usize + at) % 3];
+                life(Some(Fault { from, calls, errno }));
+                lives += 1;
+            }
+        }
+    }
+    println!("{lives} lives of {calls} calls, none of which lost anything");
+}
+
+/// In memory: a life syncs its journal several times.
+fn state_dir() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// Affinities, weights and a confined group, with a child born under them.
+#[test]
+fn a_fault_at_any_call_loses_no_original() {
+    everywhere(|fault| {
+        let dir = state_dir();
+        let host = FakeHost::default();
+        for tid in 5..8 {
+            host.thread(tid, tid, 1, "0-3");
+        }
+        host.threads.borrow_mut().get_mut(&6).unwrap().nice = 5;
+        with_group(&host);
+        let old = |host: &FakeHost| {
+            let mut all = states(host);
+            if host.threads.borrow().contains_key(&30) {
+                all.remove(3); // compared with its parent below
+            }
+            all
+        };
+        let before = states(&host);
+        let cpu = |id| cachemate_core::Cpu {
+            id: cachemate_core::CpuId(id),
+            core: id,
+            package: 0,
+            memory_node: 0,
+            online: true,
+            hertz: None,
+        };
+        let topology = cachemate_core::Topology { cpus: (0..4).map(cpu).collect(), caches: Vec::new() };
+        let mut machine = machine_with(Faulty::new(host, fault), topology, None, dir.path());
+        let plan = |window: u64, tasks: &[TaskId]| {
+            let mut plan = Plan::idle(Window::Time { ns: 1 });
+            let moved = tasks.iter().filter(|task| window != 2 || task.0 != 1);
+            plan.allowed = moved.map(|task| (*task, [(window % 2) as u32].into_iter().collect())).collect();
+            plan.weights = tasks.iter().take(1).map(|task| (*task, 2.0)).collect();
+            plan
+        };
+        let birth = |host: &FakeHost| {
+            let parent = host.threads.borrow()[&5].clone();
+            host.thread(30, 30, 5, &parent.cpus.to_string());
+            host.threads.borrow_mut().get_mut(&30).unwrap().nice = parent.nice;
+        };
+        let ended = all_of(&mut machine, plan, birth);
+        let calls = machine.with_kernel(|kernel| end(kernel, dir.path(), &ended, old, &before));
+        machine.with_kernel(|kernel| {
+            let threads = kernel.inner.threads.borrow();
+            if let Some(child) = threads.get(&30) {
+                let parent = &threads[&5];
+                assert_eq!((&child.cpus, child.nice), (&parent.cpus, parent.nice), "{fault:?}: {ended:?}");
+            }
+        });
+        calls
+    });
+}
+
+/// Ways, groups of ours and who is in them.
+#[test]
+fn a_fault_at_any_call_leaves_no_group() {
+    everywhere(|fault| {
+        let dir = state_dir();
+        let cat = FakeCat::new();
+        let host = cat_topology();
+        let resctrl = resctrl::find(&cat, &host).unwrap();
+        let groups = |cat: &FakeCat| cat.groups.borrow().clone();
+        let before = groups(&cat);
+        let mut machine = machine_with(Faulty::new(cat, fault), host.topology, Some(resctrl), dir.path());
+        let plan = |window: u64, tasks: &[TaskId]| {
+            let mut plan = Plan::idle(Window::Time { ns: 1 });
+            let share = |task: &TaskId| CacheShare {
+                group: GroupId(task.0),
+                members: vec![Member::Task(*task)],
+                cache: CacheId(0),
+                units: Units::Ways { mask: (window as u32..window as u32 + 3).collect() },
+            };
+            plan.shares = tasks.iter().skip(window as usize % 2).take(2).map(share).collect();
+            plan
+        };
+        let ended = all_of(&mut machine, plan, |cat| cat.born(5, 30));
+        machine.with_kernel(|kernel| end(kernel, dir.path(), &ended, groups, &before))
+    });
+}
+
+/// One object of every kind, each changed and put back.
+#[test]
+fn a_fault_at_any_call_loses_no_kind_of_object() {
+    let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
+    everywhere(|fault| {
+        let dir = state_dir();
+        let (host, wanted) = one_of_each();
+        let all = |host: &FakeHost| -> BTreeMap<String, Option<State>> {
+            let state = |want: &crate::actuator::Wanted| read_state(host, &want.object).ok();
+            wanted.iter().map(|want| (format!("{:?}", want.object), state(want))).collect()
+        };
+        let before = all(&host);
+        let host = Faulty::new(host, fault);
+        let command = GuardianCommand { program: "/bin/sh".into(), args: args.clone() };
+        let mut actuator = Actuator::new(dir.path(), command);
+        for _ in 0..3 {
+            actuator.make(&host, &wanted);
+        }
+        let ended = actuator.put_back(&host).map_err(|error| error.to_string());
+        end(&host, dir.path(), &ended, all, &before)
+    });
+}

@@ -1,0 +1,67 @@
+//! The fence between a daemon and what its guardian has put back.
+//!
+//! Problem: a daemon that was stopped, or hung, goes on where it was, in the middle of a change perhaps, although the guardian
+//! has put everything back meanwhile. Method: both hold one page of memory without a name (`memfd_create(2)`); before the
+//! guardian restores it raises the fence there, and the daemon looks at it before every change. Property: at most the one call
+//! that the daemon was stopped in comes after the fence, and that one the daemon undoes from memory before it arms again.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+
+/// The variable by which a guardian is told the descriptor.
+pub const VARIABLE: &str = "CACHEMATE_FENCE";
+
+/// A new one for each guardian.
+#[derive(Debug)]
+pub struct Fence {
+    page: File,
+}
+
+impl Fence {
+    /// One that stands open.
+    ///
+    /// # Errors
+    /// No descriptor or memory is left.
+    pub fn new() -> io::Result<Self> {
+        let page = File::from(rustix::fs::memfd_create("cachemate-fence", rustix::fs::MemfdFlags::CLOEXEC)?);
+        page.write_all_at(&[0], 0)?;
+        Ok(Fence { page })
+    }
+
+    /// The one that this process was started with, named by [`VARIABLE`].
+    ///
+    /// # Errors
+    /// The variable names no page of memory of a daemon's.
+    pub fn inherited() -> io::Result<Option<Self>> {
+        let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
+        let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{VARIABLE}: found {text:?}"));
+        let number: RawFd = text.to_str().and_then(|text| text.parse().ok()).filter(|fd| *fd > 2).ok_or_else(wrong)?;
+        // SAFETY: borrowed only to ask whether it is open.
+        let there = unsafe { BorrowedFd::borrow_raw(number) };
+        rustix::fs::fcntl_get_seals(there).map_err(|_| wrong())?;
+        // SAFETY: the daemon left it open for this process, which takes it once, at its start.
+        Ok(Some(Fence { page: File::from(unsafe { OwnedFd::from_raw_fd(number) }) }))
+    }
+
+    /// From now on the daemon changes nothing.
+    ///
+    /// # Errors
+    /// Never seen of a page that exists.
+    pub fn raise(&self) -> io::Result<()> {
+        self.page.write_all_at(&[1], 0)
+    }
+
+    /// Has the guardian raised it? One that cannot be read counts as raised.
+    pub fn is_raised(&self) -> bool {
+        let mut byte = [1u8];
+        self.page.read_exact_at(&mut byte, 0).is_err() || byte != [0]
+    }
+}
+
+impl AsFd for Fence {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.page.as_fd()
+    }
+}

@@ -1,0 +1,220 @@
+use super::*;
+
+fn affinity(tid: i32) -> Object {
+    Object::Affinity { pid: tid, thread: ThreadKey { tid, start_ticks: 7 } }
+}
+fn cpus(cpu: u32) -> State {
+    State::Cpus([cpu].into_iter().collect())
+}
+fn change(tid: i32, now: u32, wanted: u32) -> Change {
+    Change { object: affinity(tid), now: cpus(now), wanted: cpus(wanted), follows: false }
+}
+
+/// Is the original kept, and never an intermediate state?
+#[test]
+fn only_the_original_is_an_original() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+    journal.before(&[change(1, 0, 1), change(2, 0, 2)]).unwrap();
+    journal.before(&[change(1, 1, 3)]).unwrap();
+    let found = recover(dir.path()).unwrap().unwrap();
+    assert_eq!(
+        found.held[&affinity(1)],
+        Held { original: cpus(0), ours: vec![cpus(1), cpus(3)], since_ticks: 70, follows: false }
+    );
+    assert_eq!(&found.held, journal.held());
+    assert_eq!((found.boot_id.as_deref(), found.torn), (Some("boot"), false));
+    assert!(Journal::create(dir.path(), "boot", 70).is_err(), "a journal left behind must not be overwritten");
+    journal.remove().unwrap();
+    assert_eq!(recover(dir.path()).unwrap(), None);
+}
+
+/// A journal of the version before, in force while the command is upgraded: is it read?
+#[test]
+fn a_journal_of_the_version_before_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = [
+        r#"{"header":{"format":1,"boot_id":"boot","since_ticks":70}}"#,
+        r#"{"first":{"object":{"affinity":{"pid":1,"thread":{"tid":1,"start_ticks":7}}},"original":{"cpus":"0"},"ours":[{"cpus":"1"}]}}"#,
+        r#"{"again":{"object":{"affinity":{"pid":1,"thread":{"tid":1,"start_ticks":7}}},"ours":{"cpus":"3"}}}"#,
+    ];
+    let sum = |line: &str| format!("{:016x} {line}\n", xxhash_rust::xxh3::xxh3_64(line.as_bytes()));
+    fs::write(dir.path().join(Journal::FILE_NAME), lines.map(sum).concat()).unwrap();
+    let found = recover(dir.path()).unwrap().unwrap();
+    let held = Held { original: cpus(0), ours: vec![cpus(1), cpus(3)], since_ticks: 70, follows: false };
+    assert_eq!((found.held, found.damaged_lines), (BTreeMap::from([(affinity(1), held)]), Vec::new()));
+}
+
+/// Whatever byte the crash cut the file at: is everything before the torn line there?
+#[test]
+fn a_journal_cut_anywhere_keeps_all_whole_lines() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+    (1..5).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
+    let path = dir.path().join(Journal::FILE_NAME);
+    let bytes = fs::read(&path).unwrap();
+    for cut in 0..bytes.len() {
+        fs::write(&path, &bytes[..cut]).unwrap();
+        let found = recover(dir.path()).unwrap().unwrap();
+        // A line that only lacks its end is whole.
+        let whole = (0..=cut).filter(|&at| bytes[at] == b'\n').count();
+        assert_eq!(found.held.len(), whole.saturating_sub(1), "cut at {cut}");
+        assert!(found.damaged_lines.is_empty());
+    }
+}
+
+/// Does one flipped bit cost one line, named, and not the rest?
+#[test]
+fn a_damaged_line_is_named_and_the_others_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+    (1..4).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
+    let path = dir.path().join(Journal::FILE_NAME);
+    let mut bytes = fs::read(&path).unwrap();
+    let second = bytes.iter().position(|&byte| byte == b'\n').unwrap() + 40;
+    bytes[second] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let found = recover(dir.path()).unwrap().unwrap();
+    assert_eq!((found.damaged_lines, found.held.len()), (vec![2], 2));
+}
+
+/// Whatever single bit of a journal flips: is every line but the one that it stands in read, and that one named?
+#[test]
+fn one_flipped_bit_costs_one_line_and_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+    (1..4).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
+    let path = dir.path().join(Journal::FILE_NAME);
+    let good = fs::read(&path).unwrap();
+    for bit in 0..8 * good.len() {
+        let mut bytes = good.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&path, &bytes).unwrap();
+        let Ok(found) = recover(dir.path()) else { continue };
+        let found = found.unwrap();
+        let whole = found.boot_id.is_some() && &found.held == journal.held();
+        assert!(whole || !found.damaged_lines.is_empty(), "bit {bit}: {found:?}");
+        // A newline that is none any more takes the line after it along.
+        assert!(found.held.len() + 2 >= journal.held().len(), "bit {bit}");
+    }
+}
+
+/// Does the file stay small when ten thousand threads come and go, and lose nobody who is alive?
+#[test]
+fn short_lived_threads_leave_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+    journal.before(&[change(1, 0, 1)]).unwrap();
+    for batch in 0..100 {
+        let changes: Vec<Change> = (0..100).map(|at| change(1_000 + batch * 100 + at, 0, 1)).collect();
+        journal.before(&changes).unwrap();
+        journal.retain(|object| *object == affinity(1)).unwrap();
+    }
+    assert!(fs::metadata(dir.path().join(Journal::FILE_NAME)).unwrap().len() < 2 * COMPACT_FROM_BYTES);
+    journal.compact().unwrap();
+    journal.before(&[change(1, 1, 2)]).unwrap();
+    let found = recover(dir.path()).unwrap().unwrap();
+    assert_eq!(found.held.len(), 1);
+    assert_eq!(found.held[&affinity(1)].original, cpus(0));
+}
+
+/// How the disk fails next.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Fails {
+    /// So much of the next batch is taken, then it is full.
+    pub room_bytes: Option<usize>,
+    pub sync: bool,
+    /// What was taken cannot be cut off either, as long as this stands.
+    pub cut: bool,
+}
+
+thread_local! {
+    /// How the next disk of this thread fails.
+    pub(super) static NEXT: std::cell::Cell<Fails> = const {
+        std::cell::Cell::new(Fails { room_bytes: None, sync: false, cut: false })
+    };
+}
+
+/// A disk that is full when the first change is to be made: is a journal begun once there is room, whatever was left?
+#[test]
+fn a_disk_full_at_the_beginning_is_not_for_good() {
+    for room in [0, 1, 40] {
+        let dir = tempfile::tempdir().unwrap();
+        NEXT.set(Fails { room_bytes: Some(room), ..Fails::default() });
+        assert!(Journal::create(dir.path(), "boot", 70).is_err());
+        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+        journal.before(&[change(1, 0, 1)]).unwrap();
+        drop(journal);
+        assert!(Journal::create(dir.path(), "boot", 70).is_err(), "it holds something");
+        // What was left could not even be removed.
+        fs::write(dir.path().join(Journal::FILE_NAME), &b"0123456789abcdef {\"header\":{"[..room.min(27)]).unwrap();
+        Journal::create(dir.path(), "boot", 70).unwrap();
+    }
+}
+
+/// After the file was written anew, or could not be: do later lines go to the file that a restore reads?
+#[test]
+fn lines_after_a_compaction_are_found() {
+    for sync in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+        journal.before(&[change(1, 0, 1)]).unwrap();
+        NEXT.set(Fails { sync, ..Fails::default() });
+        assert_eq!(journal.compact().is_err(), sync);
+        NEXT.set(Fails::default());
+        journal.before(&[change(2, 0, 1)]).unwrap();
+        assert_eq!(recover(dir.path()).unwrap().unwrap().held.len(), 2);
+    }
+}
+
+/// A disk that takes any part of a batch, or all of it and loses it, whether or not that can be cut off: are the changes
+/// refused, the originals before and after it kept, and none made up?
+#[test]
+fn a_short_write_refuses_the_batch_and_hides_nothing() {
+    let batch = [change(2, 0, 1), change(1, 1, 3), change(3, 0, 1)];
+    let mut text = Vec::new();
+    for Change { object, now, wanted, follows } in batch.clone() {
+        write_line(&mut text, &Line::First { object, original: now, ours: vec![wanted], follows });
+    }
+    for room in (0..=text.len() + 1).step_by(3).chain([text.len()]) {
+        for cut in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+            journal.before(&[change(1, 0, 1)]).unwrap();
+            let before = journal.held().clone();
+            let room_bytes = (room <= text.len()).then_some(room);
+            journal.disk.fails = Fails { room_bytes, sync: room_bytes.is_none(), cut };
+            assert!(journal.before(&batch).is_err(), "{room} bytes taken");
+            assert_eq!(journal.held(), &before, "{room} bytes taken, cut {cut}");
+            // Somebody else changes what we could not: that is the original now.
+            journal.before(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
+            journal.disk.fails = Fails::default();
+            journal.before(&[change(1, 1, 2)]).unwrap();
+            let found = recover(dir.path()).unwrap().unwrap();
+            for (object, held) in journal.held() {
+                assert_eq!(found.held[object].original, held.original, "{room} bytes taken, cut fails: {cut}");
+                assert!(held.ours.iter().all(|state| found.held[object].ours.contains(state)));
+            }
+            // An object of the failed batch may stand there, as it was: putting that back changes nothing.
+            let extra = found.held.keys().filter(|object| !journal.held().contains_key(object));
+            assert!(extra.clone().count() <= usize::from(cut) && found.damaged_lines.is_empty());
+            assert!(!cut || extra.clone().all(|object| *object == affinity(3)));
+        }
+    }
+}
+
+/// A disk that stays full: is every change refused, and is all as before once there is room again?
+#[test]
+fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+    journal.before(&[change(1, 0, 1)]).unwrap();
+    let good = std::mem::replace(&mut journal.disk.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
+    for _ in 0..3 {
+        assert!(journal.before(&[change(2, 0, 1)]).is_err());
+        assert!(!journal.held().contains_key(&affinity(2)));
+    }
+    journal.disk.file = good;
+    journal.before(&[change(3, 0, 1)]).unwrap();
+    assert_eq!(recover(dir.path()).unwrap().unwrap().held.len(), 2);
+}

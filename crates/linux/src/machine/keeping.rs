@@ -1,0 +1,99 @@
+//! Keeping the way back: who may act, signs of life to the guardian, and putting everything back.
+
+use std::sync::Arc;
+
+use cachemate_core::{Applied, MachineError};
+
+use super::{LiveMachine, lock};
+use crate::acting::Acting;
+use crate::cpusets::Confined;
+use crate::journal::JournalError;
+use crate::kernel::{Kernel, ThreadKey};
+use crate::resctrl::Ways;
+use crate::restore::Restored;
+use crate::rules::Rule;
+
+fn failed(error: JournalError) -> MachineError {
+    MachineError(error.to_string())
+}
+
+impl<K: Kernel + Send + 'static> LiveMachine<K> {
+    /// Is anything changed, as told, and as root leaves it?
+    pub fn acts(&self) -> bool {
+        self.options.act
+    }
+
+    /// Has it the right to act, whether or not it is told to?
+    pub fn may_act(&self) -> bool {
+        self.options.acting.is_some()
+    }
+
+    /// Gives it the right to act, from the next change on.
+    pub fn let_act(&mut self, acting: Arc<Acting>) {
+        self.actuator.let_act(acting.clone());
+        self.options.acting = Some(acting);
+    }
+
+    /// Everything as it was before, at the end: what was open is closed first, so that descriptors are no matter.
+    ///
+    /// # Errors
+    /// The journal could not be removed; what could not be put back stands in the account.
+    pub fn put_back(&mut self) -> Result<Vec<Restored>, MachineError> {
+        self.counters.clear();
+        self.tasks.close();
+        self.undo()
+    }
+
+    /// The gangs stop first.
+    fn undo(&mut self) -> Result<Vec<Restored>, MachineError> {
+        self.gangs = None;
+        let kernel = self.kernel();
+        let account = self.actuator.put_back(&*lock(&kernel));
+        if let Some(ways) = &mut self.ways {
+            ways.forget();
+        }
+        account.map_err(failed)
+    }
+
+    /// New rules (SIGHUP): programs are examined again, what is managed no longer is put back at once; and where acting
+    /// was switched off, everything is.
+    ///
+    /// # Errors
+    /// The journal could not be written; it still holds what could not be put back.
+    pub fn set_rules(&mut self, rules: Vec<Rule>, groups: Vec<Confined>, act: bool) -> Result<(), MachineError> {
+        self.options.rules = rules;
+        self.options.groups = groups;
+        self.options.act = act;
+        if !act {
+            self.undo()?;
+        }
+        let kernel = self.kernel();
+        let kernel = lock(&kernel);
+        let released = self.tasks.reexamine(&*kernel, &self.options.rules);
+        if released.is_empty() {
+            return Ok(());
+        }
+        self.gangs = None; // its members may be among them; the next plan starts it again
+        let threads: Vec<ThreadKey> = released.iter().map(|task| task.thread).collect();
+        let account = self.actuator.release(&*kernel, &threads);
+        account.map(|_| ()).map_err(failed)
+    }
+
+    /// Once in each window, before anything else: a sign of life to the guardian. Where it has put everything back, or root
+    /// acts by now, nothing of ours is in force any more.
+    pub(super) fn keep_guarded(&mut self) -> Result<(), MachineError> {
+        let kernel = self.kernel();
+        if self.actuator.is_fenced() {
+            self.gangs = None;
+            self.actuator.rejoin(&*lock(&kernel)).map_err(failed)?;
+            self.ways.iter_mut().for_each(Ways::forget);
+            self.in_force = Applied::default();
+        }
+        let overruled = self.options.acting.as_ref().is_some_and(|acting| acting.is_overruled(&*lock(&kernel)));
+        if self.options.act && overruled {
+            self.options.act = false;
+            self.undo()?;
+        }
+        self.actuator.keep_guarded(&*lock(&kernel), self.window).map_err(failed)
+    }
+}

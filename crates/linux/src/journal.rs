@@ -135,6 +135,8 @@ enum Line {
         object: Object,
         original: State,
         ours: Vec<State>,
+        #[serde(default)]
+        follows: bool,
     },
     Again {
         object: Object,

@@ -59,7 +59,7 @@ fn check(kernel: &dyn Kernel, object: &Object, original: &State) -> Result<(), S
             _ => expected("a nice value"),
         },
         Object::Policy { .. } => match original {
-            State::Policy(_) => Ok(()),
+            State::Policy(_) | State::Scheduling(_) => Ok(()),
             _ => expected("a scheduling policy"),
         },
         Object::Membership { hierarchy, .. } => {

@@ -138,7 +138,7 @@ fn every_class_is_put_back_with_its_parameters() {
         assert_eq!(serde_json::from_str::<State>(&text).unwrap(), original, "{text}");
         host.set_policy(program.pid(), 5).unwrap();
         assert_ne!(class_of(&program), before);
-        let held = Held { original, ours: vec![State::Policy(5)], since_ticks: u64::MAX };
+        let held = Held { original, ours: vec![State::Policy(5)], since_ticks: u64::MAX, follows: false };
         let account = restore(&host, &BTreeMap::from([(object, held)]));
         assert_eq!((account.len(), &account[0].outcome), (1, &Outcome::PutBack));
         assert_eq!(class_of(&program), before);

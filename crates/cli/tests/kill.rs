@@ -3,160 +3,14 @@
 //! `CACHEMATE_KILLS` says how many moments (`make kill`: 200); the usual test run takes a few.
 
 mod common;
+#[path = "common/managed.rs"]
+mod managed;
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cachemate_core::CpuSet;
-use cachemate_linux::kernel::{Host, Kernel};
-use common::{MANAGE, acting, command, run};
-
-/// Everything that the daemon may change of one thread.
-#[derive(Clone, PartialEq, Debug)]
-struct State {
-    cpus: CpuSet,
-    nice: i32,
-    policy: u32,
-    cpuset: String,
-}
-
-fn state(pid: i32) -> Option<State> {
-    let host = Host::new("/");
-    let stat = host.stat(pid).ok().filter(|stat| stat.state != 'Z')?;
-    let cpuset = std::fs::read_to_string(format!("/proc/{pid}/cpuset")).unwrap_or_default();
-    Some(State { cpus: host.affinity(pid).ok()?, nice: stat.nice, policy: stat.policy, cpuset })
-}
-
-/// A shell that starts children all the time, and programs with states of their own; all below one parent.
-struct Programs {
-    parent: Child,
-}
-
-impl Programs {
-    fn start() -> Self {
-        let script = "sleep 1000 & sleep 1000 & nice -n 5 sleep 1000 & nice -n 3 sleep 1000 & \
-                      (while :; do sleep 0.02; done) & (while :; do sh -c 'sleep 0.01 & sleep 0.03'; done) & wait";
-        let parent = Command::new("sh").args(["-c", script]).stdin(Stdio::null()).spawn().unwrap();
-        let programs = Programs { parent };
-        let start = Instant::now();
-        while programs.lasting().len() < 4 && start.elapsed() < Duration::from_secs(20) {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let lasting = programs.lasting();
-        assert!(lasting.len() >= 4, "the programs to be managed did not start");
-        let host = Host::new("/");
-        host.set_affinity(lasting[0], &host.affinity(lasting[0]).unwrap().first().into_iter().collect()).unwrap();
-        host.set_policy(lasting[1], 3).unwrap();
-        programs
-    }
-
-    /// All descendants, by pid, with the name.
-    fn family(&self) -> BTreeMap<i32, String> {
-        let host = Host::new("/");
-        let stats: Vec<_> = host.processes().unwrap().into_iter().filter_map(|pid| host.stat(pid).ok()).collect();
-        let mut family = BTreeMap::from([(self.parent.id() as i32, "sh".to_string())]);
-        loop {
-            let before = family.len();
-            for stat in &stats {
-                if family.contains_key(&stat.parent) {
-                    family.insert(stat.key.tid, stat.name.clone());
-                }
-            }
-            if family.len() == before {
-                return family;
-            }
-        }
-    }
-
-    /// The four that stay.
-    fn lasting(&self) -> Vec<i32> {
-        let long = |pid: &i32| {
-            std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == "sleep\x001000\x00")
-        };
-        self.family().into_keys().filter(long).collect()
-    }
-
-    fn states(&self) -> BTreeMap<i32, State> {
-        let own = [self.parent.id() as i32];
-        own.into_iter().chain(self.lasting()).filter_map(|pid| Some((pid, state(pid)?))).collect()
-    }
-}
-
-impl Drop for Programs {
-    fn drop(&mut self) {
-        let family = self.family();
-        // The parent first, so that it starts nothing more.
-        let _ = self.parent.kill();
-        for pid in family.keys().copied().chain(self.family().into_keys()) {
-            if pid != std::process::id() as i32 && pid != self.parent.id() as i32 {
-                kill(pid, libc_kill::KILL);
-            }
-        }
-        let _ = self.parent.wait();
-    }
-}
-
-mod libc_kill {
-    pub const CONT: &str = "-CONT";
-    pub const KILL: &str = "-KILL";
-    pub const STOP: &str = "-STOP";
-    pub const TERM: &str = "-TERM";
-}
-
-fn kill(pid: i32, signal: &str) {
-    let _ = Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
-}
-
-struct Daemon {
-    child: Child,
-    state: PathBuf,
-}
-
-impl Daemon {
-    fn start(folder: &Path, observe: bool) -> Self {
-        let mut args = MANAGE.to_vec();
-        if observe {
-            args.push("--observe");
-        }
-        let child = command(folder, &args).stdout(Stdio::null()).spawn().unwrap();
-        Daemon { child, state: folder.join("state") }
-    }
-
-    fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Self) -> bool) {
-        let start = Instant::now();
-        while !reached(self) {
-            assert!(start.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
-            assert!(self.child.try_wait().unwrap().is_none(), "{what}: the daemon ended");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    fn guardian(&self) -> Option<i32> {
-        let (host, own) = (Host::new("/"), self.child.id() as i32);
-        let guards = |pid: &i32| {
-            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            host.stat(*pid).is_ok_and(|stat| stat.parent == own) && line.contains("guardian")
-        };
-        host.processes().unwrap().into_iter().find(guards)
-    }
-
-    /// Acting: the journal stands, and so does the guardian.
-    fn acts(&mut self) {
-        let journal = self.state.join("restore.journal");
-        self.until("acting", |daemon| journal.exists() && daemon.guardian().is_some());
-    }
-
-    fn end(&mut self) {
-        kill(self.child.id() as i32, libc_kill::TERM);
-        let _ = self.child.wait();
-    }
-}
-
-fn journal_gone(folder: &Path) -> bool {
-    within(Duration::from_secs(20), || !folder.join("state/restore.journal").exists())
-}
+use common::{acting, run};
+use managed::{Daemon, Programs, journal_gone, kill, signals, state, within};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Killed {
@@ -188,13 +42,13 @@ fn one(folder: &Path, programs: &Programs, killed: Killed, then: Then, wait: Dur
     std::thread::sleep(wait);
     let (own, guardian) = (daemon.child.id() as i32, daemon.guardian());
     if killed != Killed::Daemon {
-        guardian.into_iter().for_each(|pid| kill(pid, libc_kill::KILL));
+        guardian.into_iter().for_each(|pid| kill(pid, signals::KILL));
     }
     if killed == Killed::Guardian {
         std::thread::sleep(Duration::from_millis(60));
         daemon.end();
     } else {
-        kill(own, libc_kill::KILL);
+        kill(own, signals::KILL);
         let _ = daemon.child.wait();
     }
     match then {
@@ -238,8 +92,8 @@ fn everything_is_as_before_whatever_is_killed() {
             }
             let Some(now) = state(pid) else { continue };
             assert_eq!(
-                (&now.cpus, now.policy),
-                (&want.cpus, want.policy),
+                (&now.cpus, now.scheduling),
+                (&want.cpus, want.scheduling),
                 "round {round}: {name} ({pid}), {killed:?}, {then:?}"
             );
         }
@@ -260,12 +114,12 @@ fn a_stopped_daemon_is_fenced_off() {
     daemon.acts();
     std::thread::sleep(Duration::from_millis(200));
     let (own, first) = (daemon.child.id() as i32, daemon.guardian());
-    kill(own, libc_kill::STOP);
+    kill(own, signals::STOP);
     assert!(within(Duration::from_secs(60), || !folder.path().join("state/restore.journal").exists()), "not put back");
     assert_eq!(programs.states(), before);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(programs.states(), before);
-    kill(own, libc_kill::CONT);
+    kill(own, signals::CONT);
     let journal = folder.path().join("state/restore.journal");
     let changed = within(Duration::from_secs(60), || {
         let changed = programs.states() != before;
@@ -299,15 +153,4 @@ fn two_daemons_do_not_act_at_once() {
     first.end();
     assert!(journal_gone(folder.path()));
     assert_eq!(programs.states(), before);
-}
-
-fn within(patience: Duration, mut reached: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    while !reached() {
-        if start.elapsed() > patience {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    true
 }

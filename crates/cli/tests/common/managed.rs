@@ -1,0 +1,182 @@
+//! Programs with states of their own, and a daemon that changes them.
+#![allow(dead_code)] // each test file uses its part
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cachemate_core::CpuSet;
+use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::scheduling::Scheduling;
+
+use super::common::{MANAGE, command};
+
+/// Everything that the daemon may change of one thread.
+#[derive(Clone, PartialEq, Debug)]
+pub struct State {
+    pub cpus: CpuSet,
+    pub nice: i32,
+    /// The class with all that belongs to it.
+    pub scheduling: Scheduling,
+    pub cpuset: String,
+}
+
+pub fn state(pid: i32) -> Option<State> {
+    let host = Host::new("/");
+    let stat = host.stat(pid).ok().filter(|stat| stat.state != 'Z')?;
+    let cpuset = std::fs::read_to_string(format!("/proc/{pid}/cpuset")).unwrap_or_default();
+    Some(State { cpus: host.affinity(pid).ok()?, nice: stat.nice, scheduling: host.scheduling(pid).ok()?, cpuset })
+}
+
+/// A shell that starts children all the time, and programs with states of their own; all below one parent.
+pub struct Programs {
+    pub parent: Child,
+}
+
+impl Programs {
+    pub fn start() -> Self {
+        let script = "sleep 1000 & sleep 1000 & nice -n 5 sleep 1000 & nice -n 3 sleep 1000 & \
+                      chrt -f 1 sleep 1000 & chrt -r 2 sleep 1000 & \
+                      chrt -d --sched-runtime 1000000 --sched-deadline 100000000 --sched-period 100000000 0 sleep 1000 & \
+                      (while :; do sleep 0.02; done) & (while :; do sh -c 'sleep 0.01 & sleep 0.03'; done) & wait";
+        let parent =
+            Command::new("sh").args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let programs = Programs { parent };
+        let start = Instant::now();
+        // Seven where the classes before all others are to be had; the shell says nothing of those that are not.
+        let enough = |count: usize| count == 7 || count >= 4 && start.elapsed() > Duration::from_secs(5);
+        while !enough(programs.lasting().len()) && start.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let host = Host::new("/");
+        let lasting = programs.lasting();
+        assert!(lasting.len() >= 4, "the programs to be managed did not start");
+        let plain: Vec<i32> = lasting.iter().copied().filter(|&pid| host.stat(pid).unwrap().policy == 0).collect();
+        host.set_affinity(plain[0], &host.affinity(plain[0]).unwrap().first().into_iter().collect()).unwrap();
+        host.set_policy(plain[1], 3).unwrap();
+        let classes: Vec<u32> = lasting.iter().map(|&pid| host.stat(pid).unwrap().policy).collect();
+        for (policy, class) in [(1, "first in, first out"), (2, "round robin"), (6, "deadline")] {
+            if !classes.contains(&policy) {
+                println!("not shown here: programs of the class {class} (chrt is not there, or not allowed)");
+            }
+        }
+        programs
+    }
+
+    /// All descendants, by pid, with the name.
+    pub fn family(&self) -> BTreeMap<i32, String> {
+        let host = Host::new("/");
+        let stats: Vec<_> = host.processes().unwrap().into_iter().filter_map(|pid| host.stat(pid).ok()).collect();
+        let mut family = BTreeMap::from([(self.parent.id() as i32, "sh".to_string())]);
+        loop {
+            let before = family.len();
+            for stat in &stats {
+                if family.contains_key(&stat.parent) {
+                    family.insert(stat.key.tid, stat.name.clone());
+                }
+            }
+            if family.len() == before {
+                return family;
+            }
+        }
+    }
+
+    /// Those that stay: four, and one of each class that waits for nobody.
+    pub fn lasting(&self) -> Vec<i32> {
+        let long = |pid: &i32| {
+            std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == "sleep\x001000\x00")
+        };
+        self.family().into_keys().filter(long).collect()
+    }
+
+    pub fn states(&self) -> BTreeMap<i32, State> {
+        let own = [self.parent.id() as i32];
+        own.into_iter().chain(self.lasting()).filter_map(|pid| Some((pid, state(pid)?))).collect()
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        let family = self.family();
+        // The parent first, so that it starts nothing more.
+        let _ = self.parent.kill();
+        for pid in family.keys().copied().chain(self.family().into_keys()) {
+            if pid != std::process::id() as i32 && pid != self.parent.id() as i32 {
+                kill(pid, signals::KILL);
+            }
+        }
+        let _ = self.parent.wait();
+    }
+}
+
+pub mod signals {
+    pub const CONT: &str = "-CONT";
+    pub const KILL: &str = "-KILL";
+    pub const STOP: &str = "-STOP";
+    pub const TERM: &str = "-TERM";
+}
+
+pub fn kill(pid: i32, signal: &str) {
+    let _ = Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
+}
+
+pub struct Daemon {
+    pub child: Child,
+    pub state: PathBuf,
+}
+
+impl Daemon {
+    pub fn start(folder: &Path, observe: bool) -> Self {
+        let mut args = MANAGE.to_vec();
+        if observe {
+            args.push("--observe");
+        }
+        let child = command(folder, &args).stdout(Stdio::null()).spawn().unwrap();
+        Daemon { child, state: folder.join("state") }
+    }
+
+    pub fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Self) -> bool) {
+        let start = Instant::now();
+        while !reached(self) {
+            assert!(start.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
+            assert!(self.child.try_wait().unwrap().is_none(), "{what}: the daemon ended");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn guardian(&self) -> Option<i32> {
+        let (host, own) = (Host::new("/"), self.child.id() as i32);
+        let guards = |pid: &i32| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            host.stat(*pid).is_ok_and(|stat| stat.parent == own) && line.contains("guardian")
+        };
+        host.processes().unwrap().into_iter().find(guards)
+    }
+
+    /// Acting: the journal stands, and so does the guardian.
+    pub fn acts(&mut self) {
+        let journal = self.state.join("restore.journal");
+        self.until("acting", |daemon| journal.exists() && daemon.guardian().is_some());
+    }
+
+    pub fn end(&mut self) {
+        kill(self.child.id() as i32, signals::TERM);
+        let _ = self.child.wait();
+    }
+}
+
+pub fn journal_gone(folder: &Path) -> bool {
+    within(Duration::from_secs(20), || !folder.join("state/restore.journal").exists())
+}
+
+pub fn within(patience: Duration, mut reached: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while !reached() {
+        if start.elapsed() > patience {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}

@@ -1,0 +1,189 @@
+//! Other ways for a managed run to end than a signal: disks, control groups, an upgrade. Is everything as before?
+
+mod common;
+#[path = "common/managed.rs"]
+mod managed;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::{MANAGE, acting, command, run};
+use managed::{Daemon, Programs, journal_gone, kill, signals, within};
+
+const RESET: [&str; 3] = ["reset", "--state-dir", "state"];
+
+fn configured(folder: &Path) -> Programs {
+    let programs = Programs::start();
+    std::fs::write(folder.join("c.toml"), acting("shake", 10, &programs.parent.id().to_string())).unwrap();
+    programs
+}
+
+/// A file system of its own on a folder, gone with it.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn on(dir: PathBuf, args: &[&str]) -> Option<Self> {
+        std::fs::create_dir_all(&dir).unwrap();
+        mount(&dir, args).then_some(Mounted(dir))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+fn mount(dir: &Path, args: &[&str]) -> bool {
+    Command::new("mount").args(args).arg(dir).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+const TMPFS: [&str; 5] = ["-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs"];
+
+/// The disk of the journal fills up while a daemon acts, which is killed then.
+#[test]
+fn a_full_disk_keeps_nobody_from_being_put_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(_disk) = Mounted::on(folder.path().join("state"), &TMPFS) else {
+        println!("not shown here: a full disk (no right to mount)");
+        return;
+    };
+    let programs = configured(folder.path());
+    let before = programs.states();
+    let mut daemon = Daemon::start(folder.path(), false);
+    daemon.acts();
+    let fill = std::fs::write(folder.path().join("state/fill"), vec![0u8; 1 << 20]);
+    assert!(fill.is_err(), "the disk is full");
+    std::thread::sleep(Duration::from_millis(300));
+    kill(daemon.child.id() as i32, signals::KILL);
+    daemon.child.wait().unwrap();
+    assert!(journal_gone(folder.path()), "the guardian did not finish");
+    assert_eq!(programs.states(), before);
+    // A daemon that starts while it is still full changes nothing, and acts once there is room.
+    let mut next = Daemon::start(folder.path(), false);
+    std::thread::sleep(Duration::from_millis(300));
+    if !folder.path().join("state/restore.journal").exists() {
+        assert_eq!(programs.states(), before, "nothing is changed without a journal");
+    }
+    std::fs::remove_file(folder.path().join("state/fill")).unwrap();
+    next.acts();
+    next.end();
+    assert!(journal_gone(folder.path()));
+    assert_eq!(programs.states(), before);
+}
+
+/// The disk of the journal becomes read-only while a daemon acts, which is killed then.
+#[test]
+fn a_read_only_disk_keeps_nobody_from_being_put_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    let Some(_disk) = Mounted::on(state.clone(), &TMPFS) else {
+        println!("not shown here: a read-only disk (no right to mount)");
+        return;
+    };
+    let programs = configured(folder.path());
+    let before = programs.states();
+    let mut daemon = Daemon::start(folder.path(), false);
+    daemon.acts();
+    // The journal is open for writing, and so the file system cannot be made read-only: its mount can.
+    assert!(mount(&state, &["-o", "remount,bind,ro"]), "read-only");
+    std::thread::sleep(Duration::from_millis(200));
+    let guardian = daemon.guardian().unwrap();
+    kill(daemon.child.id() as i32, signals::KILL);
+    daemon.child.wait().unwrap();
+    let gone = || !Path::new(&format!("/proc/{guardian}")).exists();
+    assert!(within(Duration::from_secs(20), gone), "the guardian did not finish");
+    assert_eq!(programs.states(), before);
+    let ran = run(folder.path(), &RESET);
+    assert!(ran.code == Some(1) && ran.out.contains("the journal stays"), "{}{}", ran.out, ran.err);
+    assert!(mount(&state, &["-o", "remount,bind,rw"]));
+    run(folder.path(), &RESET).ok();
+    assert_eq!(programs.states(), before);
+}
+
+/// A control group of version 2 with everybody in it, ended at once; gone with the test.
+struct Group(PathBuf);
+
+impl Group {
+    fn new() -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
+        let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?.split(' ').nth(1)?;
+        let dir = Path::new(mount).join(format!("cachemate-test-{}", std::process::id()));
+        std::fs::create_dir(&dir).ok()?;
+        let group = Group(dir);
+        group.0.join("cgroup.kill").exists().then_some(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = within(Duration::from_secs(5), || std::fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+/// Daemon and guardian end in the same instant, by their control group.
+#[test]
+fn the_end_of_a_control_group_is_put_right_by_reset() {
+    let Some(group) = Group::new() else {
+        println!("not shown here: cgroup.kill (no cgroup v2, or no right to it)");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let programs = configured(folder.path());
+    let before = programs.states();
+    let mut daemon = Daemon::start(folder.path(), false);
+    std::fs::write(group.0.join("cgroup.procs"), daemon.child.id().to_string()).unwrap();
+    daemon.acts();
+    // Where it acted before it was moved, the guardian is elsewhere.
+    let guardian = daemon.guardian().unwrap();
+    let _ = std::fs::write(group.0.join("cgroup.procs"), guardian.to_string());
+    std::thread::sleep(Duration::from_millis(150));
+    std::fs::write(group.0.join("cgroup.kill"), "1").unwrap();
+    daemon.child.wait().unwrap();
+    assert!(folder.path().join("state/restore.journal").exists(), "nobody was left to put anything back");
+    run(folder.path(), &RESET).ok();
+    assert!(journal_gone(folder.path()));
+    assert_eq!(programs.states(), before);
+}
+
+/// The command is replaced by another file while a journal is in force, and the daemon killed then: does the guardian, which is
+/// of the old one, put everything back; and does the new one go on from there?
+#[test]
+fn an_upgrade_while_a_journal_is_in_force() {
+    let folder = tempfile::tempdir().unwrap();
+    let installed = folder.path().join("cachemate");
+    let install = || {
+        let beside = folder.path().join("cachemate.new");
+        std::fs::copy(env!("CARGO_BIN_EXE_cachemate"), &beside).unwrap();
+        std::fs::rename(&beside, &installed).unwrap();
+    };
+    install();
+    let programs = configured(folder.path());
+    let before = programs.states();
+    let start = || {
+        let usual = command(folder.path(), &MANAGE);
+        let mut own = Command::new(&installed);
+        own.args(usual.get_args()).current_dir(folder.path()).env("CACHEMATE_LOCK_DIR", folder.path());
+        own.stdin(Stdio::null()).stdout(Stdio::null());
+        Daemon { child: own.spawn().unwrap(), state: folder.path().join("state") }
+    };
+    for with_guardian in [true, false] {
+        let mut daemon = start();
+        daemon.acts();
+        install();
+        std::thread::sleep(Duration::from_millis(100));
+        if !with_guardian {
+            daemon.guardian().into_iter().for_each(|pid| kill(pid, signals::KILL));
+        }
+        kill(daemon.child.id() as i32, signals::KILL);
+        daemon.child.wait().unwrap();
+        if !with_guardian {
+            let mut next = start();
+            next.acts();
+            next.end();
+        }
+        assert!(journal_gone(folder.path()), "a guardian of the file before: {with_guardian}");
+        assert_eq!(programs.states(), before);
+    }
+}

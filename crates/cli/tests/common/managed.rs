@@ -166,6 +166,20 @@ impl Daemon {
     }
 }
 
+/// A test that fails leaves nobody behind, and nothing changed.
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            kill(self.child.id() as i32, signals::CONT);
+            kill(self.child.id() as i32, signals::TERM);
+            if !within(Duration::from_secs(20), || !matches!(self.child.try_wait(), Ok(None))) {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+            }
+        }
+    }
+}
+
 pub fn journal_gone(folder: &Path) -> bool {
     within(Duration::from_secs(20), || !folder.join("state/restore.journal").exists())
 }

@@ -163,3 +163,31 @@ fn a_read_only_state_folder_is_no_obstacle() {
     run(folder.path(), &RESET).ok();
     assert!(!state.join("restore.journal").exists());
 }
+
+/// A journal of another user, or one that names a file which cachemate never changes: is nothing in it done, and is that said?
+#[test]
+fn what_a_made_up_journal_asks_for_is_not_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let programs = [sleeper()];
+    let before = affinity(programs[0].pid());
+    moved_by_one_who_died(folder.path(), &programs);
+    let journal = folder.path().join("state/restore.journal");
+    if Command::new("chown").arg("65534").arg(&journal).stderr(Stdio::null()).status().unwrap().success() {
+        let ran = run(folder.path(), &RESET);
+        assert_eq!(ran.code, Some(1));
+        assert!(ran.out.contains("found owner 65534"), "{}", ran.out);
+        Command::new("chown").arg("0").arg(&journal).status().unwrap();
+    } else {
+        println!("not shown here: a journal of another user (not root)");
+    }
+    run(folder.path(), &RESET).ok();
+    assert_eq!(affinity(programs[0].pid()), before);
+    let secret = folder.path().join("secret");
+    std::fs::write(&secret, "one's own").unwrap();
+    let mut made_up = Journal::create(&folder.path().join("state"), &Host::new("/").boot_id().unwrap(), 0).unwrap();
+    let (now, wanted) = (State::Text("another's".into()), State::Text("one's own".into()));
+    made_up.before(&[Change { object: Object::File { path: secret.clone() }, now, wanted, follows: false }]).unwrap();
+    let ran = run(folder.path(), &RESET);
+    assert!(ran.code == Some(1) && ran.out.contains("not put back"), "{}{}", ran.out, ran.err);
+    assert_eq!(std::fs::read_to_string(&secret).unwrap(), "one's own");
+}

@@ -260,7 +260,8 @@ impl Lock {
         let folder = std::fs::metadata(state_dir).map_err(|source| JournalError::Io { path: path.clone(), source })?;
         journal::check_own(state_dir, &folder)?;
         let file = Self::open(&path)?;
-        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        let lock = || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+        match rustix::io::retry_on_intr(lock) {
             Ok(()) => Ok(Some(Lock { _file: file })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(JournalError::Io { path, source: error.into() }),

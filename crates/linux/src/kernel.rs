@@ -230,7 +230,10 @@ impl Host {
     fn open(&self, path: &Path, flags: OFlags) -> io::Result<fs::File> {
         match path.strip_prefix(BASE) {
             Ok(rest) => Folder::open(&self.below(Path::new(BASE)))?.file(rest, flags),
-            Err(_) => Ok(rustix::fs::open(self.below(path), flags | OFlags::CLOEXEC, Mode::empty())?.into()),
+            Err(_) => {
+                let open = || rustix::fs::open(self.below(path), flags | OFlags::CLOEXEC, Mode::empty());
+                Ok(rustix::io::retry_on_intr(open)?.into())
+            }
         }
     }
 }

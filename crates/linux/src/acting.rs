@@ -90,7 +90,7 @@ impl Acting {
     #[cfg(test)]
     pub(crate) fn below_root(kernel: &dyn Kernel, dir: &Path) -> Self {
         let places = Places { lock: dir.join("acting.lock"), root_acts: dir.join("own-word") };
-        let mut acting = Self::take(kernel, &places, dir, Duration::ZERO).expect("taken").expect("free");
+        let mut acting = Self::take(kernel, &places, dir, Duration::from_secs(2)).expect("taken").expect("free");
         acting.over = Some(dir.join("root-acts"));
         acting
     }
@@ -141,8 +141,9 @@ mod tests {
         Places { lock: dir.join("acting.lock"), root_acts: dir.join("root-acts") }
     }
 
+    /// With patience: a program that another test starts holds every descriptor until it has become itself.
     fn take(dir: &Path, state: &str) -> Result<Option<Acting>, JournalError> {
-        Acting::take(&Host::new("/"), &places(dir), &dir.join(state), Duration::ZERO)
+        Acting::take(&Host::new("/"), &places(dir), &dir.join(state), Duration::from_secs(2))
     }
 
     /// Whatever the state folders: is there one at a time; and one that died with a journal, is that told to the next?

@@ -4,7 +4,7 @@
 //! [`Actuator::make`] writes the originals down (one synced batch), sees that the guardian stands, makes each change
 //! and reads it back. A thread that is not in the plan gets its original back: absence in a plan is the default.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -105,12 +105,14 @@ pub struct Actuator {
     armed: Option<(Journal, Guardian)>,
     /// As we last read it back.
     last: BTreeMap<Object, State>,
+    /// See [`Actuator::is_unread`].
+    unread: BTreeSet<ThreadKey>,
 }
 
 impl Actuator {
     pub fn new(state_dir: &Path, guardian_command: GuardianCommand) -> Self {
         let (state_dir, last) = (state_dir.to_path_buf(), BTreeMap::new());
-        Actuator { state_dir, guardian_command, acting: None, armed: None, last }
+        Actuator { state_dir, guardian_command, acting: None, armed: None, last, unread: BTreeSet::new() }
     }
 
     /// With this right to act, which a guardian keeps until it has restored.
@@ -179,7 +181,7 @@ impl Actuator {
                 made.held.insert(want.object.clone(), want.state.clone());
                 continue;
             }
-            match look_at(kernel, want) {
+            match self.look_at(kernel, want) {
                 Ok(change) => {
                     made.found.insert(want.object.clone(), change.now.clone());
                     if change.now == want.state {
@@ -250,7 +252,7 @@ impl Actuator {
     pub fn promise(&mut self, kernel: &dyn Kernel, wanted: &[Wanted]) -> Result<(), JournalError> {
         let mut changes = Vec::new();
         for want in wanted {
-            match look_at(kernel, want) {
+            match self.look_at(kernel, want) {
                 Ok(change) => changes.push(change),
                 Err(error) if is_gone(&error) => {}
                 Err(source) => return Err(JournalError::Original { object: format!("{:?}", want.object), source }),
@@ -339,6 +341,7 @@ impl Actuator {
         new: &[&Managed],
         strangers: &[(i32, i32)],
     ) -> Result<(), JournalError> {
+        self.unread.retain(|thread| new.iter().all(|task| task.thread != *thread));
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
         if new.is_empty() && strangers.is_empty() {
             return Ok(());
@@ -359,7 +362,14 @@ impl Actuator {
                     continue;
                 }
                 let inherited = |now: &State| held.ours.contains(now) && held.original != *now;
-                let Some(now) = read_state(kernel, &object).ok().filter(inherited) else { continue };
+                let now = match read_state(kernel, &object) {
+                    Ok(now) if inherited(&now) => now,
+                    Err(error) if !is_gone(&error) => {
+                        self.unread.insert(task.thread);
+                        continue;
+                    }
+                    _ => continue,
+                };
                 let (original, follows) = (held.original.clone(), held.follows);
                 journal.before(&[Change { object: object.clone(), now: original, wanted: now, follows }])?;
                 if matches!(object, Object::Policy { .. }) {
@@ -377,6 +387,23 @@ impl Actuator {
             }
         }
         Ok(())
+    }
+
+    /// New, and it could not be read what it inherited: to be tended by the next look, and not changed before.
+    pub fn is_unread(&self, thread: ThreadKey) -> bool {
+        self.unread.contains(&thread)
+    }
+
+    /// How the object of a wanted change is now.
+    fn look_at(&self, kernel: &dyn Kernel, want: &Wanted) -> io::Result<Change> {
+        if want.object.thread().is_some_and(|thread| self.is_unread(thread)) {
+            return Err(io::Error::other("it cannot be read yet what it inherited"));
+        }
+        check_thread(kernel, &want.object)?;
+        let now = read_state(kernel, &want.object)?;
+        // Where the cpuset cannot be read the mask is put back by name.
+        let follows = is_whole(kernel, &want.object, &now).unwrap_or(false);
+        Ok(Change { object: want.object.clone(), now, wanted: want.state.clone(), follows })
     }
 
     /// Drops what the journal holds about objects that are as they were: groups of ours that were removed.
@@ -420,15 +447,6 @@ impl Actuator {
         kernel.set_fence(None);
         Ok(account)
     }
-}
-
-/// How the object of a wanted change is now.
-fn look_at(kernel: &dyn Kernel, want: &Wanted) -> io::Result<Change> {
-    check_thread(kernel, &want.object)?;
-    let now = read_state(kernel, &want.object)?;
-    // Where the cpuset cannot be read the mask is put back by name.
-    let follows = is_whole(kernel, &want.object, &now).unwrap_or(false);
-    Ok(Change { object: want.object.clone(), now, wanted: want.state.clone(), follows })
 }
 
 fn refused(kernel: &dyn Kernel, item: &Item, object: &Object, error: &io::Error) -> Refused {

@@ -351,7 +351,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 self.recognised.push(Answer { probe: RECOGNISED, evidence, complete: true, cost_ns: Vec::new() });
             }
         }
-        let tended = self.actuator.tend_heirs(&*kernel, &new, self.tasks.strangers());
+        let unread = |task: &&Managed| self.actuator.is_unread(task.thread) && !new.contains(task);
+        let due: Vec<&Managed> = new.iter().copied().chain(self.tasks.all().into_iter().filter(unread)).collect();
+        let tended = self.actuator.tend_heirs(&*kernel, &due, self.tasks.strangers());
         let seen = |thread| self.tasks.is_there(thread);
         let tended = tended.and_then(|()| self.actuator.forget_gone(&*kernel, &seen));
         tended.map_err(|error| MachineError(error.to_string()))

@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use cachemate_core::{Estimate, Level, Profile, SuperSetCount};
+use cachemate_core::{Estimate, Fact, Level, Profile, SuperSetCount};
 use serde::{Deserialize, Serialize};
 
 use crate::{L1Filter, Place, TraceError};
@@ -212,60 +212,124 @@ impl ProfileFile {
     }
 
     fn check(&self, file: &str) -> Result<(), TraceError> {
-        let bad = |field: String, found: String, expected: &str| {
-            Err(TraceError::bad(file, Place::File, format!("{field} = {found}"), expected))
-        };
+        self.check_fields().map_err(|Wrong { field, found, expected }| {
+            TraceError::bad(file, Place::File, format!("{field} = {found}"), expected)
+        })
+    }
+
+    fn check_fields(&self) -> Result<(), Wrong> {
         for (at, curve) in self.curves.iter().enumerate() {
-            if !curve.points.is_sorted_by(|a, b| a.size_bytes < b.size_bytes) {
-                return bad(format!("curves[{at}].points"), "sizes out of order".into(), "ascending sizes");
-            }
+            let place = format!("curves[{at}].points");
+            ascending(&place, "sizes", &curve.points, |point| point.size_bytes)?;
             for (of, point) in curve.points.iter().enumerate() {
-                for (name, estimate) in
-                    [("miss_ratio", Some(point.miss_ratio)), ("misses_per_kilo_instr", point.misses_per_kilo_instr)]
-                {
-                    let Some(estimate) = estimate else { continue };
-                    if ![estimate.low, estimate.value, estimate.high].iter().all(|number| number.is_finite()) {
-                        let field = format!("curves[{at}].points[{of}].{name}");
-                        return bad(field, format!("{estimate:?}"), "finite numbers");
-                    }
-                }
+                within(&format!("{place}[{of}].miss_ratio"), Some(point.miss_ratio), 0.0, 1.0)?;
+                let rate = point.misses_per_kilo_instr;
+                within(&format!("{place}[{of}].misses_per_kilo_instr"), rate, 0.0, PER_KILO_AT_MOST)?;
             }
         }
         for (at, histogram) in self.histograms.iter().enumerate() {
-            if !histogram.buckets.is_sorted_by(|a, b| a.0 < b.0) {
-                return bad(format!("histograms[{at}].buckets"), "bounds out of order".into(), "ascending bounds");
-            }
+            ascending(&format!("histograms[{at}].buckets"), "bounds", &histogram.buckets, |bucket| bucket.0)?;
         }
-        let locality = &self.profile.locality;
+        self.check_profile()
+    }
+
+    fn check_profile(&self) -> Result<(), Wrong> {
+        let (locality, rates, contention) = (&self.profile.locality, &self.profile.rates, &self.profile.contention);
         for (name, curves) in [
             ("misses_per_kilo_instr", &locality.misses_per_kilo_instr),
             ("stalls_per_kilo_instr", &locality.stalls_per_kilo_instr),
         ] {
-            let wrong = curves.iter().find(|(_, curve)| !curve.value.is_sorted_by(|a, b| a.0 < b.0));
-            if let Some((level, _)) = wrong {
-                let field = format!("profile.locality.{name}.{level:?}");
-                return bad(field, "sizes out of order".into(), "ascending sizes");
+            for (level, curve) in curves {
+                let place = format!("profile.locality.{name}.{level:?}");
+                ascending(&place, "sizes", &curve.value, |point| point.0)?;
+                for (at, (_, rate)) in curve.value.iter().enumerate() {
+                    within(&format!("{place}[{at}]"), Some(*rate), 0.0, PER_KILO_AT_MOST)?;
+                }
             }
         }
-        if let Some(position) = self
-            .profile
-            .stack_positions()
-            .and_then(|positions| positions.iter().position(|number| !number.is_finite() || *number < 0.0))
-        {
-            let field = format!("profile.locality.stack_positions.value[{position}]");
-            return bad(field, "no count".into(), "a finite number that is not negative");
+        for (at, (_, weight)) in locality.reuse_times.iter().flat_map(|times| &times.value).enumerate() {
+            number(&format!("profile.locality.reuse_times.value[{at}]"), *weight, 0.0, 1.0)?;
+        }
+        for (at, count) in locality.stack_positions.iter().flat_map(|counts| &counts.value).enumerate() {
+            number(&format!("profile.locality.stack_positions.value[{at}]"), *count, 0.0, PER_MEGA_AT_MOST)?;
+        }
+        // A slowdown may be measured as a small gain.
+        for (name, fact, least, most) in [
+            ("rates.solo_instr_per_cycle", &rates.solo_instr_per_cycle, 0.0, PER_CYCLE_AT_MOST),
+            ("rates.llc_refs_per_mega_instr", &rates.llc_refs_per_mega_instr, 0.0, PER_MEGA_AT_MOST),
+            ("rates.observed_misses_per_kilo_instr", &rates.observed_misses_per_kilo_instr, 0.0, PER_KILO_AT_MOST),
+            (
+                "rates.observed_read_bytes_per_kilo_instr",
+                &rates.observed_read_bytes_per_kilo_instr,
+                0.0,
+                PER_MEGA_AT_MOST,
+            ),
+            ("rates.observed_instr_per_cycle", &rates.observed_instr_per_cycle, 0.0, PER_CYCLE_AT_MOST),
+            ("rates.pcmr", &rates.pcmr, 0.0, 100.0),
+            ("rates.remote_stall_share", &rates.remote_stall_share, 0.0, 1.0),
+            ("contention.intensity", &contention.intensity, 0.0, SLOWDOWN_AT_MOST),
+            ("contention.sensitivity", &contention.sensitivity, -1.0, SLOWDOWN_AT_MOST),
+            ("contention.neighbor_slowdown", &contention.neighbor_slowdown, -1.0, SLOWDOWN_AT_MOST),
+        ] {
+            within(&format!("profile.{name}"), fact.as_ref().map(Fact::estimate), least, most)?;
+        }
+        for (task, share) in &self.profile.sharing.with {
+            within(&format!("profile.sharing.with.{}", task.0), Some(share.estimate()), 0.0, 1.0)?;
         }
         Ok(())
+    }
+}
+
+/// More than any program has: a thousand instructions make no million misses or stalled cycles, a million no 10^9 references or
+/// a thousand so many bytes; no core retires a thousand instructions a cycle; nobody is a million times slower.
+const PER_KILO_AT_MOST: f64 = 1e6;
+const PER_MEGA_AT_MOST: f64 = 1e9;
+const PER_CYCLE_AT_MOST: f64 = 1e3;
+const SLOWDOWN_AT_MOST: f64 = 1e6;
+
+/// A value that none can be: its field, what was found and what was expected.
+struct Wrong {
+    field: String,
+    found: String,
+    expected: String,
+}
+
+fn number(field: &str, found: f64, least: f64, most: f64) -> Result<(), Wrong> {
+    if (least..=most).contains(&found) {
+        return Ok(());
+    }
+    Err(Wrong { field: field.to_string(), found: format!("{found:e}"), expected: format!("{least} to {most}") })
+}
+
+/// The value within its range, between the ends of its interval, which may lie outside of it and are finite.
+fn within(field: &str, estimate: Option<Estimate>, least: f64, most: f64) -> Result<(), Wrong> {
+    let Some(Estimate { value, low, high }) = estimate else { return Ok(()) };
+    number(&format!("{field}.value"), value, least, most)?;
+    if low.is_finite() && high.is_finite() && low <= value && value <= high {
+        return Ok(());
+    }
+    let found = format!("{value:e} in {low:e} to {high:e}");
+    Err(Wrong { field: field.to_string(), found, expected: "a finite interval around the value".to_string() })
+}
+
+fn ascending<T>(field: &str, what: &str, items: &[T], key: impl Fn(&T) -> u64) -> Result<(), Wrong> {
+    match items.windows(2).position(|pair| key(&pair[0]) >= key(&pair[1])) {
+        None => Ok(()),
+        Some(at) => Err(Wrong {
+            field: format!("{field}[{}]", at + 1),
+            found: format!("{what} out of order"),
+            expected: format!("ascending {what}"),
+        }),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::{Fact, FactSource};
+    use cachemate_core::FactSource;
 
     fn full() -> ProfileFile {
-        let third = Estimate { value: 1.0 / 3.0, low: 0.1 + 0.2, high: f64::MIN_POSITIVE };
+        let third = Estimate { value: 1.0 / 3.0, low: f64::MIN_POSITIVE, high: 0.1 + 0.3 };
         let mut file =
             ProfileFile::new("gzip", ProfileSource { tool: "t".into(), kind: "trace".into(), ..Default::default() });
         file.accesses = Some(u64::MAX);
@@ -318,5 +382,64 @@ mod tests {
         file.curves[0].points[0].miss_ratio.high = f64::NAN;
         let refused = file.write("never-written.json", false).unwrap_err().to_string();
         assert!(refused.contains("curves[0].points[0].miss_ratio"), "{refused}");
+    }
+
+    /// Are values that no program has refused, each with its place: negative, huge, not finite, outside of their interval?
+    #[test]
+    fn values_that_cannot_be_are_refused_with_their_place() {
+        let estimate = |value: f64| Estimate { value, low: value - 1.0, high: value + 1.0 };
+        let crossed = Estimate { value: 0.5, low: 0.6, high: 0.4 };
+        let cases: [(&str, fn(&mut ProfileFile, Estimate), Estimate); 8] = [
+            ("curves[0].points[0].miss_ratio.value", |f, e| f.curves[0].points[0].miss_ratio = e, estimate(-50.0)),
+            ("curves[0].points[0].miss_ratio", |f, e| f.curves[0].points[0].miss_ratio = e, crossed),
+            (
+                "curves[0].points[0].misses_per_kilo_instr.value",
+                |f, e| f.curves[0].points[0].misses_per_kilo_instr = Some(e),
+                estimate(1e308),
+            ),
+            (
+                "profile.locality.misses_per_kilo_instr.L3[0]",
+                |f, e| {
+                    let curve = Fact::new(vec![(1, e)], FactSource::ExactTrace, 0);
+                    f.profile.locality.misses_per_kilo_instr.insert(Level::L3, curve);
+                },
+                crossed,
+            ),
+            (
+                "profile.locality.stack_positions.value[0]",
+                |f, e| {
+                    f.profile.locality.stack_positions = Some(Fact::new(vec![e.value], FactSource::ExactTrace, 0));
+                },
+                estimate(1e308),
+            ),
+            (
+                "profile.locality.reuse_times.value[0]",
+                |f, e| {
+                    let times = vec![(None, e.value)];
+                    f.profile.locality.reuse_times = Some(Fact::new(times, FactSource::ExactTrace, 0));
+                },
+                estimate(-0.5),
+            ),
+            (
+                "profile.rates.solo_instr_per_cycle.value",
+                |f, e| f.profile.rates.solo_instr_per_cycle = Some(Fact::measured(e, FactSource::Counters, 0)),
+                estimate(f64::NAN),
+            ),
+            (
+                "profile.contention.sensitivity.value",
+                |f, e| f.profile.contention.sensitivity = Some(Fact::measured(e, FactSource::Neighbor, 0)),
+                estimate(-1.5),
+            ),
+        ];
+        for (place, spoil, value) in cases {
+            let mut file = full();
+            spoil(&mut file, value);
+            let said = file.write("never-written.json", false).unwrap_err().to_string();
+            assert!(said.contains(&format!("{place} = ")), "{place}: {said}");
+        }
+        full().check("p.json").unwrap();
+        let mut file = full();
+        file.profile.contention.sensitivity = Some(Fact::measured(estimate(-0.02), FactSource::Neighbor, 0));
+        file.check("p.json").unwrap();
     }
 }

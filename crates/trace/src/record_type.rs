@@ -133,6 +133,24 @@ impl Header {
         }
     }
 
+    /// The field that no trace can have, what was found in it and what was expected.
+    pub(crate) fn check(&self) -> Result<(), (String, String)> {
+        let power = |name: &str, found: u32, least: u32, most: u32| {
+            let good = found.is_power_of_two() && (least..=most).contains(&found);
+            let expected = format!("a power of two from {least} to {most}");
+            if good { Ok(()) } else { Err((format!("{name} = {found}"), expected)) }
+        };
+        power("line_bytes", self.line_bytes, 1, 1 << 20)?;
+        power("page_bytes", self.page_bytes, 512, 1 << 30)?;
+        match self.process_shift {
+            // Below a page's bits two processes would share pages; from 64 on there is no address left to shift.
+            Some(shift) if !(12..64).contains(&shift) => {
+                Err((format!("process_shift = {shift}"), "12 to 63, or none".to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The process of a record: 0 in a file of one address space.
     pub fn process_of(&self, record: &Record) -> u32 {
         match self.process_shift {

@@ -85,8 +85,9 @@ impl<R: Read> CmtReader<R> {
         let checksum_at = 16 + json_bytes;
         let place = Place::Byte(checksum_at as u64);
         check_sum(&file, place, u64_at(&bytes, checksum_at), xxhash_rust::xxh3::xxh3_64(&bytes[..checksum_at]))?;
-        let header = serde_json::from_slice(&bytes[16..checksum_at])
+        let header: Header = serde_json::from_slice(&bytes[16..checksum_at])
             .map_err(|error| TraceError::bad(&file, Place::Byte(16), error.to_string(), "a trace header in JSON"))?;
+        header.check().map_err(|(found, expected)| TraceError::bad(&file, Place::Byte(16), found, expected))?;
         let decompressor = zstd::bulk::Decompressor::new().map_err(TraceError::io(&file, "start zstd for"))?;
         Ok(CmtReader {
             input,

@@ -179,3 +179,24 @@ fn lengths_that_no_writer_makes_are_refused() {
     let error = CmtReader::new(&forged[..], "x.cmt").err().unwrap().to_string();
     assert!(error.contains("a header of 4294967295 bytes"), "{error}");
 }
+
+/// Is a header with a page, a line or a shift that no machine has refused, with the field?
+#[test]
+fn headers_that_no_machine_has_are_refused() {
+    let cases: [(&str, fn(&mut Header)); 6] = [
+        ("page_bytes = 0", |header| header.page_bytes = 0),
+        ("page_bytes = 4095", |header| header.page_bytes = 4095),
+        ("line_bytes = 0", |header| header.line_bytes = 0),
+        ("process_shift = 200", |header| header.process_shift = Some(200)),
+        ("process_shift = 64", |header| header.process_shift = Some(64)),
+        ("process_shift = 0", |header| header.process_shift = Some(0)),
+    ];
+    for (found, spoil) in cases {
+        let mut header = header();
+        spoil(&mut header);
+        let writer = CmtWriter::new(Vec::new(), "x.cmt", &header, 1).unwrap();
+        let bytes = writer.finish(Totals::default()).unwrap().0;
+        let said = CmtReader::new(&bytes[..], "x.cmt").err().unwrap().to_string();
+        assert!(said.contains(found) && said.contains("byte 16"), "{said}");
+    }
+}

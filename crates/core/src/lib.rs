@@ -19,6 +19,7 @@ mod pipeline_config;
 mod plan;
 mod profile;
 mod random;
+mod room;
 mod run_loop;
 mod seen;
 pub mod test_kit;
@@ -38,6 +39,7 @@ pub use pipeline_config::*;
 pub use plan::*;
 pub use profile::*;
 pub use random::*;
+pub use room::*;
 pub use run_loop::*;
 pub use seen::*;
 

@@ -18,6 +18,7 @@ pub use chain::Chain;
 pub use shape::{CacheShape, ShapeError};
 
 use crate::simd::Simd;
+use cachemate_core::is_there_room;
 use index::Index;
 use lru::Lru;
 use other::{Random, TreePlru};
@@ -82,6 +83,14 @@ impl CacheSim {
     /// As [`Self::new`].
     pub fn with_simd(shape: CacheShape, replacement: Replacement, simd: Simd) -> Result<Self, ShapeError> {
         shape.check()?;
+        // Tags of eight bytes, or a line of the host's cache for up to sixteen.
+        if !is_there_room(shape.lines().saturating_mul(8).saturating_add(u64::from(shape.sets) * 64)) {
+            return Err(ShapeError {
+                field: "lines",
+                found: shape.lines(),
+                expected: "as many as this host has memory for",
+            });
+        }
         let (sets, ways) = (shape.sets as usize * shape.slices as usize, shape.ways as usize);
         let sets = match replacement {
             Replacement::Lru => Sets::Lru(Lru::new(sets, ways, simd)),

@@ -112,11 +112,34 @@ pub struct Hardware {
     now: u64,
 }
 
+/// Bytes that each line of a simulated cache takes: tag, age, state.
+const LINE_STATE_BYTES: u64 = 12;
+
+/// A machine whose caches this host has no memory for is an error, not the end of the process.
+fn check_room(spec: &MachineSpec) -> Result<(), ImpossibleMachine> {
+    let mut all = 0u64;
+    for (at, cache) in spec.caches.iter().enumerate() {
+        let lines = cache.size_bytes / u64::from(cache.line_bytes);
+        let state = lines.saturating_mul(LINE_STATE_BYTES).saturating_mul(u64::from(spec.instances(cache)));
+        all = all.saturating_add(state);
+        if !cachemate_core::is_there_room(all) {
+            return Err(ImpossibleMachine {
+                machine: spec.name.clone(),
+                field: format!("caches[{at}].size_bytes"),
+                found: cache.size_bytes.to_string(),
+                expected: format!("caches that this host can simulate: their state would take {all} bytes"),
+            });
+        }
+    }
+    Ok(())
+}
+
 impl Hardware {
     /// # Errors
     /// The first field that makes the machine impossible, or beyond what is modelled.
     pub fn new(spec: &MachineSpec, options: HwOptions) -> Result<Self, ImpossibleMachine> {
         spec.check()?;
+        check_room(spec)?;
         let issue_width = match spec.pipeline {
             Pipeline::InOrder { issue_width } | Pipeline::OutOfOrder { issue_width, .. } => issue_width,
         };

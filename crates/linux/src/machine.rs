@@ -29,7 +29,7 @@ use crate::gangs::{Runner, seats};
 use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::probing::{Actor, Cast, Probing};
-use crate::progress::ProgressFiles;
+use crate::progress::{ProgressFiles, Sweep};
 use crate::resctrl::{Resctrl, Ways};
 use crate::rules::Rule;
 use crate::tasks::{Managed, Tasks, Usage};
@@ -76,6 +76,7 @@ pub struct LiveMachine<K> {
     counters: BTreeMap<ThreadKey, ThreadCounters>,
     usage_before: BTreeMap<ThreadKey, Usage>,
     progress_before: BTreeMap<ThreadKey, u64>,
+    progress_sweep: Sweep,
     probing: Probing,
     probe_credit_ns: f64,
     /// Recognised since the last window.
@@ -124,6 +125,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             counters: BTreeMap::new(),
             usage_before: BTreeMap::new(),
             progress_before: BTreeMap::new(),
+            progress_sweep: Sweep::default(),
             probing,
             probe_credit_ns: 0.0,
             recognised: Vec::new(),
@@ -363,8 +365,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     fn progress(&mut self) -> BTreeMap<ThreadKey, f64> {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
-        let reporting = self.options.progress.reporting();
-        let reports = |task: &&Managed| task.pid == task.thread.tid && reporting.contains(&task.pid);
+        self.options.progress.sweep(&*kernel, &mut self.progress_sweep);
+        let reports = |task: &&Managed| task.pid == task.thread.tid && !task.exited;
         let leaders = self.tasks.all().into_iter().filter(reports);
         let report = |task: &Managed| Some((task.thread, self.options.progress.total(&*kernel, task.pid)?));
         let totals: BTreeMap<ThreadKey, u64> = leaders.filter_map(report).collect();

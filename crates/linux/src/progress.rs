@@ -8,7 +8,7 @@
 //! and write calls (the system calls that the kernel counts per thread, `/proc/PID/task/TID/io`), its waits (context switches
 //! of its own accord) and its page faults.
 
-use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use cachemate_core::Event;
@@ -19,10 +19,19 @@ use crate::kernel::{Kernel, ThreadKey};
 /// Names the file in a program's environment.
 pub const VARIABLE: &str = "CACHEMATE_PROGRESS";
 
-/// Where processes report.
+/// Entries of the folder that are looked at in one go, for files of processes that are gone.
+const SWEPT_AT_ONCE: usize = 256;
+
+/// Where processes report. The folder is never listed to find them: it is everybody's, and may hold any number of files.
 #[derive(Clone, Debug, Default)]
 pub struct ProgressFiles {
     dir: Option<PathBuf>,
+}
+
+/// Where the last sweep of the folder stopped.
+#[derive(Debug, Default)]
+pub struct Sweep {
+    going_on: Option<rustix::fs::Dir>,
 }
 
 impl ProgressFiles {
@@ -31,14 +40,51 @@ impl ProgressFiles {
         ProgressFiles { dir }
     }
 
+    /// Makes the folder, where everybody may put a file and nobody take another's away.
+    ///
+    /// # Errors
+    /// It cannot be made, or what stands there is a link, no folder, or another user's.
+    pub fn make(dir: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+        match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = std::fs::File::from(rustix::fs::open(dir, flags, Mode::empty())?);
+        let owner = folder.metadata()?.uid();
+        if owner != rustix::process::geteuid().as_raw() {
+            let said = format!("found a folder of user {owner}, expected one of this user");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, said));
+        }
+        folder.set_permissions(std::fs::Permissions::from_mode(0o1777))?;
+        Ok(ProgressFiles::new(Some(dir.to_path_buf())))
+    }
+
     pub fn path(&self, pid: i32) -> Option<PathBuf> {
         Some(self.dir.as_ref()?.join(pid.to_string()))
     }
 
-    /// Processes that have a file there.
-    pub fn reporting(&self) -> BTreeSet<i32> {
-        let entries = self.dir.iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    /// Removes files of processes that are gone, some each time.
+    pub fn sweep(&self, kernel: &dyn Kernel, sweep: &mut Sweep) {
+        let Some(dir) = &self.dir else { return };
+        let open = || {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::Dir::new(rustix::fs::open(dir, flags, Mode::empty()).ok()?).ok()
+        };
+        let Some(mut entries) = sweep.going_on.take().or_else(open) else { return };
+        for _ in 0..SWEPT_AT_ONCE {
+            // At its end, or where it cannot be read, the next sweep begins anew.
+            let Some(Ok(entry)) = entries.next() else { return };
+            let pid = entry.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok());
+            // Only a process that is not there at all: an error on the way is no word about it.
+            let is_gone = |pid: i32| kernel.stat(pid).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+            if let Some(pid) = pid.filter(|&pid| pid > 0 && is_gone(pid)) {
+                // Where it is gone already, or is a folder, nothing needs to be done.
+                let _ = std::fs::remove_file(dir.join(pid.to_string()));
+            }
+        }
+        sweep.going_on = Some(entries);
     }
 
     /// What the process, or the nearest process that it descends from, has counted so far; `None` where it does not
@@ -159,6 +205,7 @@ fn read_counter(kernel: &dyn Kernel, path: &Path, pid: i32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -220,7 +267,7 @@ mod tests {
         assert_eq!(files.total(&host, pid), None);
         let path = files.path(pid).unwrap();
         std::fs::write(&path, 77u64.to_ne_bytes()).unwrap();
-        assert_eq!((files.total(&host, pid), files.reporting()), (Some(77), BTreeSet::from([pid])));
+        assert_eq!(files.total(&host, pid), Some(77));
         std::fs::write(&path, [1, 2, 3]).unwrap();
         assert_eq!(files.total(&host, pid), None);
         std::fs::remove_file(&path).unwrap();
@@ -266,5 +313,56 @@ mod tests {
                 std::fs::remove_file(path).unwrap();
             }
         }
+    }
+
+    /// Is the folder made for everybody, and is a link, a file or another user's folder in its place refused and left as it is?
+    #[test]
+    fn the_folder_is_our_own_or_none() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let (dir, other) = (root.path().join("progress"), root.path().join("other"));
+        for _ in 0..2 {
+            ProgressFiles::make(&dir).unwrap();
+            assert_eq!(mode(&dir), 0o1777);
+        }
+        std::fs::create_dir(&other).unwrap();
+        std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o700)).unwrap();
+        std::fs::remove_dir(&dir).unwrap();
+        std::os::unix::fs::symlink(&other, &dir).unwrap();
+        assert!(ProgressFiles::make(&dir).is_err());
+        assert_eq!(mode(&other), 0o700, "not through the link");
+        std::fs::remove_file(&dir).unwrap();
+        std::fs::write(&dir, "").unwrap();
+        assert!(ProgressFiles::make(&dir).is_err());
+        if !rustix::process::geteuid().is_root() {
+            println!("not shown here: another user's folder: needs root");
+            return;
+        }
+        std::os::unix::fs::chown(&other, Some(65_534), None).unwrap();
+        assert!(ProgressFiles::make(&other).unwrap_err().to_string().contains("user 65534"));
+        assert_eq!(mode(&other), 0o700);
+    }
+
+    /// Are files of processes that are gone removed, some at a time, and no others?
+    #[test]
+    fn files_of_the_dead_go() {
+        let root = tempfile::tempdir().unwrap();
+        let files = ProgressFiles::new(Some(root.path().to_path_buf()));
+        let (host, own) = (Host::new("/"), std::process::id());
+        let most: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
+        // Numbers that no process can have, one that lives, and names that are none.
+        let kept = [own.to_string(), "0".into(), "-1".into(), "notes".into()];
+        kept.iter().for_each(|name| std::fs::write(root.path().join(name), "").unwrap());
+        (0..1_000).for_each(|at| std::fs::write(root.path().join((most + at).to_string()), "").unwrap());
+        let left = || std::fs::read_dir(root.path()).unwrap().count();
+        let mut sweep = Sweep::default();
+        files.sweep(&host, &mut sweep);
+        assert!(left() >= 1_004 - SWEPT_AT_ONCE, "a bound on each look");
+        (0..20).for_each(|_| files.sweep(&host, &mut sweep));
+        assert_eq!(left(), kept.len());
+        std::fs::write(root.path().join((most + 1).to_string()), "").unwrap();
+        (0..2).for_each(|_| files.sweep(&host, &mut sweep));
+        assert_eq!(left(), kept.len(), "it begins anew");
     }
 }

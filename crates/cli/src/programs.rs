@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::Context;
 use cachemate_core::Profile;
 use cachemate_locality::animal::{AnimalThresholds, classify};
+use cachemate_report::text::printable;
 use cachemate_report::{CurvePoint, ProgramSummary};
 use cachemate_trace::{ProfileFile, pack_program};
 
@@ -16,6 +17,7 @@ use crate::traces::{Trace, TraceArgs};
 
 /// One program, ready to be predicted with.
 pub struct Program {
+    /// As it may stand in a terminal: files come from anybody.
     pub name: String,
     pub file: ProfileFile,
     /// On the target's cache.
@@ -57,7 +59,7 @@ pub fn load_so_far(
         Some(target) => on_target(&file, target)?,
         None => file.profile.clone(),
     };
-    Ok((Program { name: file.program.clone(), file, profile }, whole))
+    Ok((Program { name: printable(&file.program), file, profile }, whole))
 }
 
 /// All of them, each once per mention.
@@ -86,7 +88,7 @@ impl Program {
         let sensitivity = split.map(|(_, hits)| (sum(&hits[hits.len().div_ceil(2)..]), sum(hits)));
         ProgramSummary {
             name: self.name.clone(),
-            command: (!self.file.command.is_empty()).then(|| self.file.command.join(" ")),
+            command: (!self.file.command.is_empty()).then(|| printable(&self.file.command.join(" "))),
             class: class.map(|class| class.name().to_string()),
             instructions: self.file.instructions,
             accesses_per_kilo_instr: self.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0),

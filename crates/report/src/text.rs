@@ -43,7 +43,24 @@ pub fn counted_text(count: u64, one: &str) -> String {
 pub fn percent_text(fraction: f64, decimals: usize) -> String {
     let shown = fraction * 100.0;
     let zero = if shown.abs() * libm::pow(10.0, decimals as f64) < 0.5 { 0.0 } else { shown };
-    format!("{zero:.decimals$} %")
+    format!("{} %", fixed(zero, decimals))
+}
+
+/// With so many decimals; numbers of more than nine digits by their power of ten, as nobody reads three hundred digits.
+pub fn fixed(value: f64, decimals: usize) -> String {
+    match value {
+        _ if !value.is_finite() => "–".to_string(),
+        _ if value.abs() >= 1e9 => format!("{value:.2e}"),
+        _ => format!("{value:.decimals$}"),
+    }
+}
+
+/// A text of somebody else's, a program's name above all, as it may stand in a terminal, a table's row or a log's line:
+/// whatever is not shown as a sign of its own (control characters, line ends, marks that turn the direction of writing) is
+/// written out, and a backslash doubled so that nobody can feign it.
+pub fn printable(text: &str) -> String {
+    let plain = |c: char| matches!(c, '"' | '\'');
+    text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_debug().to_string() }).collect()
 }
 
 /// A number with about three significant digits and no trailing zeros.
@@ -107,6 +124,32 @@ mod tests {
         for (bytes, want) in cases {
             assert_eq!(size_text(bytes), want, "{bytes}");
         }
+    }
+
+    /// Do names with escapes, line ends, quotes and marks that turn the writing stay on one line, unlike any other name?
+    #[test]
+    fn names_cannot_command_a_terminal_or_forge_a_row() {
+        let cases = [
+            ("gzip", "gzip"),
+            ("naïve 漢字", "naïve 漢字"),
+            ("\u{1b}[2J\u{1b}]0;x\u{7}", r"\u{1b}[2J\u{1b}]0;x\u{7}"),
+            ("a\nroot 0 b\r\tc", r"a\nroot 0 b\r\tc"),
+            ("say \"hi\" 'there'", "say \"hi\" 'there'"),
+            (r"a\nb", r"a\\nb"),
+            ("\u{202e}txt.exe\u{2066}\u{200b}\u{85}\u{9b}", r"\u{202e}txt.exe\u{2066}\u{200b}\u{85}\u{9b}"),
+        ];
+        for (name, shown) in cases {
+            assert_eq!(printable(name), shown);
+        }
+        assert_ne!(printable("\n"), printable(r"\n"));
+    }
+
+    /// Is a number of hundreds of digits told by its power of ten?
+    #[test]
+    fn huge_numbers_stay_short() {
+        assert_eq!([fixed(1e308, 1), fixed(-1e9, 0), fixed(f64::INFINITY, 2)], ["1.00e308", "-1.00e9", "–"]);
+        assert_eq!([fixed(12.345, 1), fixed(999_999_999.0, 0), fixed(0.0, 2)], ["12.3", "999999999", "0.00"]);
+        assert_eq!(percent_text(1e300, 1), "1.00e302 %");
     }
 
     /// Do numbers keep three digits, and nothing that looks like a false zero?

@@ -167,6 +167,14 @@ impl ManageConfig {
         if self.window_ms == Some(0) {
             return Err(located.at("window_ms", "0", "1 or more"));
         }
+        let places = [("state_dir", &self.state_dir), ("socket", &self.socket), ("run_log", &self.run_log)];
+        let profiles = self.profiles.iter().enumerate().map(|(at, path)| (format!("profiles[{at}]"), path));
+        let named = places.into_iter().filter_map(|(field, path)| Some((field.to_string(), path.as_ref()?)));
+        for (field, path) in named.chain(profiles) {
+            if path.as_os_str().is_empty() {
+                return Err(located.at(&field, "''", "a path"));
+            }
+        }
         if let Some(address) = &self.metrics {
             let parsed: Option<std::net::SocketAddr> = address.parse().ok();
             if parsed.is_none_or(|address| !address.ip().is_loopback()) {

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::status::SocketArg;
 use crate::args::JsonArg;
+use crate::live::picture::thread_text;
 use crate::live::{host, socket};
 use crate::prediction::{USUAL_SCHEME, plan_picture};
 use crate::profiling::Target;
@@ -92,7 +93,7 @@ impl Advise {
             for task in &result.running {
                 let cpu = task.cpu.map_or(String::new(), |cpu| format!(" on CPU {cpu}"));
                 let presses = task.intensity.map_or(String::new(), |value| format!(", presses {value:.2}"));
-                text.push_str(&format!("running now{cpu}: {}({}){presses}\n", task.name, task.pid));
+                text.push_str(&format!("running now{cpu}: {}{presses}\n", thread_text(&task.name, task.pid)));
             }
             text
         })

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::status::SocketArg;
 use crate::args::JsonArg;
-use crate::live::picture::explain_text;
+use crate::live::picture::{explain_text, thread_text};
 use crate::live::socket;
 use crate::live::status::{DecisionStatus, TaskStatus};
 use crate::session::Session;
@@ -57,7 +57,7 @@ impl Explain {
             pid: self.pid,
             policy: status.policy.clone(),
             acts: status.acts,
-            beside: others.map(|task| format!("{}({})", task.name, task.tid)).collect(),
+            beside: others.map(|task| thread_text(&task.name, task.tid)).collect(),
             decisions: status.decisions.iter().filter(|decision| about(&decision.tasks)).cloned().collect(),
             refused: status.refused.iter().filter(|line| tokens.iter().any(|t| line.contains(t))).cloned().collect(),
             tasks,

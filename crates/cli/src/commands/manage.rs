@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::live::daemon::{Source, Switches, on_hangup, run};
+use crate::live::places;
 use crate::session::Session;
 
 /// Manage the programs of this host: measure them, and place them where the configuration says act
@@ -45,7 +46,7 @@ impl Manage {
             socket: self.socket.clone(),
         };
         if self.check {
-            source.read()?;
+            places::check(&source.read()?)?;
             session.note("the configuration is fine");
             return Ok(());
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::bail;
 use cachemate_core::LoopError;
 use cachemate_linux::guardian::Lock;
+use cachemate_linux::progress::ProgressFiles;
 use cachemate_linux::rules::{Action, Rule};
 use cachemate_report::text::or_dash;
 use cachemate_report::{Align, Table};
@@ -155,7 +156,7 @@ impl Run {
                 config: config.clone(),
                 rules: programs.pids.iter().map(rule).collect(),
                 state_dir: folder.to_path_buf(),
-                progress_dir: Some(progress),
+                progress: ProgressFiles::new(Some(progress)),
                 stop: over,
                 wake: Arc::default(),
             };

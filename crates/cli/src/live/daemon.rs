@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use cachemate_core::{LoopError, Record, RunHeader};
 use cachemate_linux::guardian::{LeftBehind, Lock, restore_left_behind};
 use cachemate_linux::kernel::Host;
+use cachemate_linux::progress::ProgressFiles;
 use cachemate_linux::restore::{Outcome, Restored};
 use cachemate_spec::{ManageConfig, User, load_manage_config};
 use cachemate_trace::RunLogWriter;
@@ -82,11 +83,11 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
     say_loss(&left, say);
     complain(&left.account, say)?;
     let found = host::find(false)?;
-    let progress_dir = progress_dir(&config);
+    let progress = progress(&config, say);
     let wish = Wish {
         rules: host::rules(&config.rules),
         state_dir,
-        progress_dir,
+        progress,
         stop: switches.stop.clone(),
         wake: switches.wake.clone(),
         config,
@@ -139,13 +140,17 @@ fn colours(live: &LiveLoop) -> String {
 }
 
 /// Programs report their progress beside the socket, where every user may.
-fn progress_dir(config: &ManageConfig) -> Option<PathBuf> {
-    use std::os::unix::fs::PermissionsExt;
-    let dir = config.socket.as_ref()?.parent()?.join("progress");
-    std::fs::create_dir_all(&dir).ok()?;
-    // Like /tmp: everybody may put a file there, nobody may take another's away.
-    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o1777)).ok()?;
-    Some(dir)
+fn progress(config: &ManageConfig, say: &dyn Fn(&str)) -> ProgressFiles {
+    let Some(beside) = config.socket.as_ref().and_then(|socket| socket.parent()) else {
+        return ProgressFiles::default();
+    };
+    let dir = beside.join("progress");
+    // As everywhere: a folder that cannot be made is told, and nobody reports.
+    let made = std::fs::create_dir_all(beside).and_then(|()| ProgressFiles::make(&dir));
+    made.unwrap_or_else(|error| {
+        say(&format!("{}: {error}: programs cannot report their progress", dir.display()));
+        ProgressFiles::default()
+    })
 }
 
 fn share(config: &ManageConfig, switches: &Switches) -> Shared {

@@ -96,7 +96,7 @@ pub struct Wish {
     pub config: ManageConfig,
     pub rules: Vec<Rule>,
     pub state_dir: PathBuf,
-    pub progress_dir: Option<PathBuf>,
+    pub progress: ProgressFiles,
     pub stop: Arc<AtomicBool>,
     pub wake: Arc<AtomicBool>,
 }
@@ -129,7 +129,7 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<Live> {
         },
         first_window: window.min(Duration::from_millis(100)),
         probe_share: 0.5,
-        progress: ProgressFiles::new(wish.progress_dir.clone()),
+        progress: wish.progress.clone(),
         resctrl: found.resctrl.clone(),
         known: known_profiles(&wish.config.profiles)?,
         acting: if wish.config.act { Some(acting(&wish.state_dir)?) } else { None },
@@ -239,7 +239,7 @@ pub fn groups(config: &ManageConfig) -> Vec<Confined> {
 }
 
 /// Profile files, and those in folders, by the first 15 bytes of the program's name.
-fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, Profile>> {
+pub fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, Profile>> {
     let mut known = BTreeMap::new();
     for path in paths {
         let files = if path.is_dir() {

@@ -3,8 +3,11 @@
 //! Tasks are many and short-lived: only the ten that press most stand with their names.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
+use cachemate_report::text::printable;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -12,6 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::atomic::AtomicU64;
 
+use super::http;
 use super::socket::Shared;
 use super::status::Status;
 
@@ -21,33 +25,36 @@ const NAMED_AT_MOST: usize = 10;
 type Labels = Vec<(String, String)>;
 type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 
-/// Serves `/metrics`, in a thread of its own that ends with the process.
+/// Serves `/metrics`, in a thread of its own that ends with the process. Answers with the address that it listens on.
 ///
 /// # Errors
 /// The address is taken or not this host's.
-pub fn serve(address: &str, shared: Shared) -> anyhow::Result<()> {
-    let server = tiny_http::Server::http(address).map_err(|error| anyhow!("{address}: cannot listen: {error}"))?;
-    std::thread::Builder::new()
-        .name("cachemate-metrics".into())
-        .spawn(move || {
-            for request in server.incoming_requests() {
-                let response = match request.url() {
-                    "/metrics" => {
-                        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-                        let response = tiny_http::Response::from_string(page(&shared.status()));
-                        match tiny_http::Header::from_bytes("Content-Type", kind) {
-                            Ok(header) => response.with_header(header),
-                            Err(()) => response, // never: the text above is a valid header
-                        }
-                    }
-                    _ => tiny_http::Response::from_string("metrics are at /metrics\n").with_status_code(404),
-                };
-                // A scraper that went away needs no answer.
-                let _ = request.respond(response);
-            }
-        })
-        .context("cannot start the metrics' thread")?;
-    Ok(())
+pub fn serve(address: &str, shared: Shared) -> anyhow::Result<SocketAddr> {
+    let pages = Arc::new(Pages { shared, last: Mutex::default() });
+    http::serve(address, move |path| match path {
+        "/metrics" => Some((OPEN_METRICS, pages.now())),
+        _ => None,
+    })
+}
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// A page is made for all who ask within this time.
+const FRESH: Duration = Duration::from_millis(250);
+
+struct Pages {
+    shared: Shared,
+    last: Mutex<Option<(Instant, String)>>,
+}
+
+impl Pages {
+    fn now(&self) -> String {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((made, text)) if made.elapsed() < FRESH => text.clone(),
+            _ => last.insert((Instant::now(), page(&self.shared.status()))).1.clone(),
+        }
+    }
 }
 
 /// The page of one status.
@@ -101,8 +108,10 @@ pub fn page(status: &Status) -> String {
     let mut rows: Vec<((String, u32), f64)> = by_name.into_iter().collect();
     rows.sort_by(|a, b| b.1.total_cmp(&a.1));
     rows.truncate(NAMED_AT_MOST);
-    let named =
-        rows.into_iter().map(|((name, id), value)| (vec![("name".to_string(), name), cache(id)], value)).collect();
+    let named = rows
+        .into_iter()
+        .map(|((name, id), value)| (vec![("name".to_string(), label(&name)), cache(id)], value))
+        .collect();
     gauge(&mut registry, "intensity_ratio", "Share of a probe's lines that the program evicts (top ten)", named);
     let mut text = String::new();
     // Writing into a string cannot fail.
@@ -110,11 +119,16 @@ pub fn page(status: &Status) -> String {
     text
 }
 
+/// A program's name as a label's value: printable, and escaped as OpenMetrics wants it, which the encoder leaves to its caller.
+fn label(name: &str) -> String {
+    printable(name).replace('\\', "\\\\").replace('"', "\\\"")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Do the names follow the conventions: own prefix, base units, `_total` on counters, and labels escaped?
+    /// Do the names follow the conventions: own prefix, base units, `_total` on counters?
     #[test]
     fn the_page_follows_the_conventions() {
         let mut status = Status { windows: 3, cpu_ns: 1_500_000_000, acts: true, ..Status::default() };
@@ -136,5 +150,23 @@ mod tests {
         ] {
             assert!(page.lines().any(|found| found == line), "{line} in\n{page}");
         }
+    }
+
+    /// Does a program that is called like a label's end, a line's end or a terminal's command stay one label of one line?
+    #[test]
+    fn no_name_breaks_a_label() {
+        let names = ["evil\"} 1\n# EOF\n", "\u{1b}[2J\\", "plain"];
+        let task = |name: &&str| crate::live::status::TaskStatus {
+            name: name.to_string(),
+            cache: Some(0),
+            intensity: Some(cachemate_core::Estimate::exact(0.5)),
+            ..crate::live::status::tests::task(0)
+        };
+        let page = page(&Status { tasks: names.iter().map(task).collect(), ..Status::default() });
+        for label in [r#"evil\"} 1\\n# EOF\\n"#, r"\\u{1b}[2J\\\\", "plain"] {
+            let line = format!("cachemate_intensity_ratio{{name=\"{label}\",cache_id=\"0\"}} 0.5");
+            assert!(page.lines().any(|found| found == line), "{line} in\n{page}");
+        }
+        assert_eq!(page.lines().filter(|line| line.starts_with("# EOF")).count(), 1);
     }
 }

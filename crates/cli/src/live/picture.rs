@@ -1,17 +1,22 @@
 //! The status in words and tables.
 
 use cachemate_core::Estimate;
-use cachemate_report::text::{number, or_dash, size_text};
+use cachemate_report::text::{fixed, number, or_dash, printable, size_text};
 use cachemate_report::{Align, Table};
 
 use super::status::{CacheStatus, DecisionStatus, Status, TaskStatus};
 
 fn percent(value: Option<f64>) -> String {
-    or_dash(value.map(|value| format!("{:+.0} %", 100.0 * value)))
+    or_dash(value.map(|value| format!("{}{} %", if value < 0.0 { "" } else { "+" }, fixed(100.0 * value, 0))))
+}
+
+/// A thread as it is named in sentences.
+pub fn thread_text(name: &str, tid: i32) -> String {
+    format!("{}({tid})", printable(name))
 }
 
 fn two(value: Option<Estimate>) -> String {
-    or_dash(value.map(|value| format!("{:.2}", value.value)))
+    or_dash(value.map(|value| fixed(value.value, 2)))
 }
 
 pub(super) fn head(status: &Status) -> String {
@@ -70,7 +75,7 @@ pub(super) fn row(task: &TaskStatus) -> Vec<String> {
     vec![
         task.pid.to_string(),
         task.tid.to_string(),
-        format!("{}{}", task.name, if task.fixed { " (observed)" } else { "" }),
+        format!("{}{}", printable(&task.name), if task.fixed { " (observed)" } else { "" }),
         or_dash(task.cpu.map(|cpu| cpu.to_string())),
         task.allowed.clone().unwrap_or_else(|| "any".into()),
         or_dash(task.cpu_share.map(|share| format!("{:.0} %", 100.0 * share))),
@@ -119,7 +124,7 @@ fn tables(status: &Status, most: usize) -> String {
 pub(super) fn gangs(status: &Status) -> String {
     let name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
-        task.map_or_else(|| format!("task {id}"), |task| format!("{}({})", task.name, task.tid))
+        task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
     };
     let turn = |gang: &Vec<u32>| gang.iter().map(name).collect::<Vec<_>>().join(" + ");
     let line = |schedule: &super::status::GangStatus| {
@@ -133,7 +138,7 @@ pub(super) fn gangs(status: &Status) -> String {
 pub(super) fn shares(status: &Status) -> String {
     let name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
-        task.map_or_else(|| format!("task {id}"), |task| format!("{}({})", task.name, task.tid))
+        task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
     };
     let line = |share: &super::status::ShareStatus| {
         let holds = share.occupancy_bytes.map_or(String::new(), |bytes| format!(", holds {}", size_text(bytes)));
@@ -214,7 +219,7 @@ pub fn explain_text(
     for decision in decided.iter().take(5) {
         text.push_str(&format!("  window {}: {}\n", decision.window, decision.why));
         for (name, value) in &decision.numbers {
-            text.push_str(&format!("  window {}: {name} = {value:.4}\n", decision.window));
+            text.push_str(&format!("  window {}: {name} = {}\n", decision.window, fixed(*value, 4)));
         }
     }
     refused.iter().for_each(|line| text.push_str(&format!("refused: {line}\n")));

@@ -1,9 +1,11 @@
 //! The daemon's control socket: one request per connection, one JSON object back.
 //!
 //! Who asks is told by the kernel (`SO_PEERCRED`): root, the daemon's own user, and those that the configuration allows.
-//! `reload` is for root and the daemon's own user only.
+//! `reload` is for root and the daemon's own user only. Everybody who is let in has places of his own, all others share
+//! some: whatever others do, root is answered.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -13,12 +15,16 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use super::crowd::{Crowd, accepted, in_own_thread};
 use super::status::Status;
 
-/// Slow peers do not hold the socket.
+/// A request and its answer take no longer.
 const PATIENCE: Duration = Duration::from_secs(5);
-const LONGEST_REQUEST: u64 = 256;
+const LONGEST_REQUEST: usize = 256;
+/// Connections of one user at the same time.
+const PLACES: usize = 16;
 
 #[derive(Serialize, Deserialize)]
 struct Refusal {
@@ -70,41 +76,74 @@ pub fn serve(path: &Path, shared: Shared) -> anyhow::Result<Server> {
     // Everybody may knock; who is let in is decided by the peer's credentials.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
         .with_context(|| format!("{shown}: cannot set its mode"))?;
-    std::thread::Builder::new()
-        .name("cachemate-socket".into())
-        .spawn(move || {
-            for stream in listener.incoming().flatten() {
-                // A peer that went away needs no answer.
-                let _ = answer(stream, &shared);
-            }
-        })
-        .context("cannot start the socket's thread")?;
+    let started = listener.set_nonblocking(true).and_then(|()| {
+        in_own_thread("cachemate-socket", || Ok(listen(tokio::net::UnixListener::from_std(listener)?, shared)))
+    });
+    started.with_context(|| format!("{shown}: the socket's thread cannot be started"))?;
     Ok(Server { path: path.to_path_buf() })
 }
 
-fn answer(mut stream: UnixStream, shared: &Shared) -> anyhow::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
-    let (user, own) = (peer.uid.as_raw(), rustix::process::geteuid().as_raw());
-    let owner = user == 0 || user == own;
-    let allowed = owner || shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner).contains(&user);
-    let mut request = String::new();
-    BufReader::new((&stream).take(LONGEST_REQUEST)).read_line(&mut request)?;
+/// A user who connects.
+#[derive(Clone, Copy)]
+struct Peer {
+    user: u32,
+    /// Root, or the daemon's own user.
+    owner: bool,
+    allowed: bool,
+}
+
+async fn listen(listener: tokio::net::UnixListener, shared: Shared) {
+    let own = rustix::process::geteuid().as_raw();
+    // `None` = all who are not let in.
+    let mut crowds: BTreeMap<Option<u32>, Crowd> = BTreeMap::new();
+    loop {
+        let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
+        let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
+        let owner = user == 0 || user == own;
+        let allowed = owner || shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner).contains(&user);
+        let peer = Peer { user, owner, allowed };
+        let crowd = crowds.entry(allowed.then_some(user)).or_insert_with(|| Crowd::new(PLACES, PATIENCE));
+        crowd.serve(answer(stream, peer, shared.clone()));
+    }
+}
+
+/// A peer that goes away needs no answer.
+async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared: Shared) {
+    let Ok(request) = request(&mut stream).await else { return };
+    if let Ok(text) = reply(&request, peer, &shared) {
+        let _ = stream.write_all(text.as_bytes()).await;
+    }
+}
+
+/// The first line, or as much of it as a request can have.
+async fn request(stream: &mut tokio::net::UnixStream) -> io::Result<String> {
+    let mut line = Vec::new();
+    let mut some = [0u8; LONGEST_REQUEST];
+    while line.len() < LONGEST_REQUEST && !line.contains(&b'\n') {
+        let read = stream.read(&mut some[..LONGEST_REQUEST - line.len()]).await?;
+        if read == 0 {
+            break;
+        }
+        line.extend_from_slice(&some[..read]);
+    }
+    let text = String::from_utf8_lossy(&line);
+    Ok(text.lines().next().unwrap_or_default().trim().to_string())
+}
+
+fn reply(request: &str, peer: Peer, shared: &Shared) -> serde_json::Result<String> {
+    let user = peer.user;
     let refuse = |error: String| serde_json::to_string(&Refusal { error });
-    let text = match request.trim() {
-        _ if !allowed => refuse(format!("user {user} may not ask here (allow_users in the configuration)"))?,
-        "status" => serde_json::to_string(&shared.status())?,
-        "reload" if owner => {
+    match request {
+        _ if !peer.allowed => refuse(format!("user {user} may not ask here (allow_users in the configuration)")),
+        "status" => serde_json::to_string(&shared.status()),
+        "reload" if peer.owner => {
             shared.reload.store(true, Ordering::Relaxed);
             shared.wake.store(true, Ordering::Relaxed);
-            "{\"reload\": true}".to_string()
+            Ok("{\"reload\": true}".to_string())
         }
-        "reload" => refuse(format!("user {user} may look but not change anything"))?,
-        other => refuse(format!("found request '{other}', expected status or reload"))?,
-    };
-    stream.write_all(text.as_bytes())?;
-    Ok(())
+        "reload" => refuse(format!("user {user} may look but not change anything")),
+        other => refuse(format!("found request {other:?}, expected status or reload")),
+    }
 }
 
 /// Asks a running daemon.
@@ -133,4 +172,65 @@ pub fn ask(path: &Path, request: &str) -> anyhow::Result<String> {
 pub fn status(path: &Path) -> anyhow::Result<Status> {
     let text = ask(path, "status")?;
     serde_json::from_str(&text).with_context(|| format!("{}: the daemon is of another version", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    fn server() -> (tempfile::TempDir, PathBuf, Server, Shared) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s.sock");
+        let shared = Shared {
+            status: Arc::default(),
+            reload: Arc::default(),
+            wake: Arc::default(),
+            allow_users: Arc::default(),
+        };
+        let server = serve(&path, shared.clone()).unwrap();
+        (dir, path, server, shared)
+    }
+
+    /// Beside two hundred connections that say nothing, and some that drip a byte at a time: is a question answered at once?
+    #[test]
+    fn idle_and_dripping_peers_hold_up_nobody() {
+        let (_dir, path, _server, _) = server();
+        let mut idle: Vec<UnixStream> = (0..200).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        let start = Instant::now();
+        for stream in idle.iter_mut().rev().take(4) {
+            stream.write_all(b"s").unwrap();
+        }
+        for _ in 0..5 {
+            status(&path).unwrap();
+        }
+        assert!(start.elapsed() < PATIENCE, "answered within the time that one idle peer has");
+        let ended = idle.iter().filter(|stream| {
+            let mut stream: &UnixStream = stream;
+            stream.set_nonblocking(true).unwrap();
+            matches!(stream.read(&mut [0]), Ok(0))
+        });
+        assert!(ended.count() >= 200 - PLACES, "the oldest went");
+    }
+
+    /// Is a peer that never finishes its request let go?
+    #[test]
+    fn nobody_is_waited_for_long() {
+        let (_dir, path, _server, _) = server();
+        let mut slow = UnixStream::connect(&path).unwrap();
+        slow.write_all(b"stat").unwrap();
+        slow.set_read_timeout(Some(4 * PATIENCE)).unwrap();
+        assert_eq!(slow.read(&mut [0; 8]).unwrap(), 0, "closed without an answer");
+    }
+
+    /// Is a request that is no request refused, however long it is and whatever is in it?
+    #[test]
+    fn other_requests_are_refused_in_words() {
+        let (_dir, path, _server, shared) = server();
+        assert!(format!("{:#}", ask(&path, "\u{1b}[2Jstop").unwrap_err()).contains(r"\u{1b}[2Jstop"));
+        assert!(ask(&path, &"x".repeat(10_000)).is_err());
+        assert!(!shared.reload.load(Ordering::Relaxed));
+        ask(&path, "reload").unwrap();
+        assert!(shared.reload.load(Ordering::Relaxed));
+    }
 }

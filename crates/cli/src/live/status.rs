@@ -11,7 +11,10 @@ use cachemate_linux::machine::LiveMachine;
 use cachemate_linux::pressure::Pressure;
 use cachemate_policy::work::{Work, works};
 use cachemate_report::level_text;
+use cachemate_report::text::printable;
 use serde::{Deserialize, Serialize};
+
+use super::picture::thread_text;
 
 /// Decisions that are remembered.
 const REMEMBERED: usize = 30;
@@ -258,7 +261,7 @@ impl Watcher {
         self.status.window_ns = record.seen.span.elapsed_ns;
         self.status.guardian_pid = machine.guardian_pid();
         self.status.cpu_ns = LiveMachine::<Host>::own_cpu_ns();
-        let said = |refused: &cachemate_core::Refused| format!("{:?}: {}", refused.item, refused.said);
+        let said = |refused: &cachemate_core::Refused| format!("{:?}: {}", refused.item, printable(&refused.said));
         self.status.refused = record.applied.refused.iter().take(20).map(said).collect();
         self.status.overridden = record.applied.overridden.iter().map(|item| format!("{item:?}")).collect();
         let confined = machine.confined().iter();
@@ -284,9 +287,9 @@ impl Watcher {
 
     fn names(&self, record: &Record, machine: &LiveMachine<Host>) -> BTreeMap<TaskId, String> {
         let mut names: BTreeMap<TaskId, String> =
-            record.seen.tasks.iter().map(|task| (task.task, task.name.clone())).collect();
+            record.seen.tasks.iter().map(|task| (task.task, printable(&task.name))).collect();
         for task in machine.managed() {
-            names.insert(task.task, format!("{}({})", task.name, task.thread.tid));
+            names.insert(task.task, thread_text(&task.name, task.thread.tid));
         }
         names
     }
@@ -456,4 +459,73 @@ fn caches(topology: &Topology, tasks: &[TaskStatus], record: &Record) -> Vec<Cac
         forecast_miss_ratio: record.forecast.cache_miss_ratio.get(&cache.id).map(|ratio| ratio.value),
     })
     .collect()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::live::picture::{explain_text, status_text, top_text};
+
+    /// A task of which nothing is known.
+    pub fn task(id: u32) -> TaskStatus {
+        TaskStatus {
+            task: id,
+            pid: 100 + id as i32,
+            tid: 100 + id as i32,
+            name: String::new(),
+            fixed: false,
+            cpu: None,
+            cache: None,
+            allowed: None,
+            cpu_share: None,
+            intensity: None,
+            sensitivity: None,
+            class: None,
+            misses_per_kilo_instr: None,
+            instr_per_cycle: None,
+            forecast_degradation: None,
+            measured_degradation: None,
+            progress_per_second: None,
+            progress_of: None,
+            why: Vec::new(),
+        }
+    }
+
+    /// Does a program that is called like a terminal's command or another row's beginning stay one word in one row, wherever
+    /// it is named?
+    #[test]
+    fn no_name_leaves_its_place() {
+        let name = "\u{1b}[2J\n  1  1 init";
+        let tasks = vec![TaskStatus { name: name.to_string(), measured_degradation: Some(1e300), ..task(7) }];
+        let gangs = vec![GangStatus { cpus: "0".into(), slice_ns: 1, gangs: vec![vec![7]] }];
+        let share = ShareStatus {
+            group: 0,
+            cache: 0,
+            ways: Some("0-1".into()),
+            colours: None,
+            tasks: vec![7],
+            occupancy_bytes: None,
+            pages_inside: None,
+            fallback_pages: None,
+            notes: Vec::new(),
+        };
+        let names = BTreeMap::from([(TaskId(7), thread_text(name, 107))]);
+        let reason = Reason { text: "{0} presses".into(), tasks: vec![TaskId(7)], numbers: Vec::new() };
+        let decision = DecisionStatus {
+            window: 1,
+            tasks: vec![7],
+            why: in_words(&reason, &names),
+            numbers: vec![("n".into(), 1e308)],
+        };
+        let status = Status { tasks: tasks.clone(), gangs, shares: vec![share], ..Status::default() };
+        let status = Status { decisions: vec![decision.clone()], ..status };
+        let beside = [thread_text(name, 107)];
+        for text in
+            [status_text(&status), top_text(&status, 400), explain_text(&tasks, &beside, &[decision], &[], true)]
+        {
+            assert!(!text.contains(['\u{1b}', '\r']) && text.contains(r"\u{1b}[2J\n  1  1 init"), "{text}");
+            assert!(!text.lines().any(|line| line.trim_start().starts_with("1  1 init")), "{text}");
+            assert!(text.lines().all(|line| line.chars().count() < 300), "{text}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use super::Paint;
 use crate::results::{CacheAssigned, PlanResult};
 use crate::table::{Align, pad, width};
-use crate::text::number;
+use crate::text::{fixed, number};
 
 /// Boxes side by side as far as the terminal is wide; then why, program by program; then the alternatives.
 pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
@@ -29,7 +29,7 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
 }
 
 fn shown(value: f64, unit: &str) -> String {
-    if unit == "percent" { format!("{value:.1} % slower") } else { format!("weight {}", number(value)) }
+    if unit == "percent" { format!("{} % slower", fixed(value, 1)) } else { format!("weight {}", number(value)) }
 }
 
 fn one_box(cache: &CacheAssigned, unit: &str, paint: Paint) -> Vec<String> {

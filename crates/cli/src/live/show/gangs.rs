@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use cachemate_linux::progress::ProgressFiles;
 use cachemate_linux::rules::{Action, Rule};
 use cachemate_spec::{ManageConfig, PolicyChoice};
 
@@ -131,7 +132,7 @@ fn open(place: &Place, found: &Found, actors: &[Actor]) -> anyhow::Result<LiveLo
         config,
         rules: actors.iter().map(rule).collect(),
         state_dir: place.folder.join("state"),
-        progress_dir: Some(place.folder.join("progress")),
+        progress: ProgressFiles::new(Some(place.folder.join("progress"))),
         stop: place.stop.clone(),
         wake: Arc::new(AtomicBool::new(false)),
     };

@@ -1,0 +1,175 @@
+//! A small HTTP server for loopback addresses: one page an address, little for anybody to hold.
+//!
+//! Bounds, for each connection and for all: so many at once (the oldest goes), a head of a few kilobytes within some seconds, an
+//! answer, and the end. A `Host` that is no name of this host is refused: a browser may be told by a foreign page to ask here,
+//! under that page's own name (DNS rebinding).
+
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::http::uri::Authority;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+
+use super::crowd::{Crowd, accepted, in_own_thread};
+
+/// Connections at the same time.
+const PLACES: usize = 32;
+/// For the head of a request, and for the whole of it with its answer.
+const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes and lines of a head; the least that the library can be told.
+const LONGEST_HEAD_BYTES: usize = 8192;
+const HEAD_LINES: usize = 64;
+
+/// What is at a path: its content type and text; `None` = nothing.
+pub trait Pages: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static {}
+impl<F: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static> Pages for F {}
+
+/// Serves pages, in a thread of its own that ends with the process. Answers with the address that it listens on.
+///
+/// # Errors
+/// The address is taken or not this host's.
+pub fn serve(address: &str, pages: impl Pages) -> anyhow::Result<SocketAddr> {
+    let cannot = || format!("{address}: cannot listen");
+    let listener = TcpListener::bind(address).with_context(cannot)?;
+    let bound = listener.local_addr().with_context(cannot)?;
+    let started = listener.set_nonblocking(true).and_then(|()| {
+        in_own_thread("cachemate-http", || Ok(listen(tokio::net::TcpListener::from_std(listener)?, Arc::new(pages))))
+    });
+    started.with_context(cannot)?;
+    Ok(bound)
+}
+
+async fn listen(listener: tokio::net::TcpListener, pages: Arc<impl Pages>) {
+    let mut crowd = Crowd::new(PLACES, PATIENCE);
+    loop {
+        let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
+        let pages = Arc::clone(&pages);
+        crowd.serve(async move {
+            let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &*pages))));
+            let mut server = http1::Builder::new();
+            server.timer(TokioTimer::new()).header_read_timeout(HEAD_PATIENCE).keep_alive(false);
+            server.max_buf_size(LONGEST_HEAD_BYTES).max_headers(HEAD_LINES);
+            // A peer that says nothing sensible, or goes away, needs no more.
+            let _ = server.serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+fn answer(request: &Request<Incoming>, pages: &impl Pages) -> Response<Full<Bytes>> {
+    let say = |status, kind: &'static str, text: String| {
+        let mut response = Response::new(Full::new(Bytes::from(text)));
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+        response
+    };
+    let refuse = |status, text: &str| say(status, "text/plain; charset=utf-8", format!("{text}\n"));
+    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
+    if !host.is_some_and(is_this_host) {
+        return refuse(StatusCode::MISDIRECTED_REQUEST, "Host: expected localhost or a loopback address");
+    }
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        return refuse(StatusCode::METHOD_NOT_ALLOWED, "pages can be read, by GET and HEAD");
+    }
+    match pages(request.uri().path()) {
+        Some((kind, text)) => say(StatusCode::OK, kind, text),
+        None => refuse(StatusCode::NOT_FOUND, "nothing is here; metrics are at /metrics"),
+    }
+}
+
+/// Is it a name that only this host has?
+fn is_this_host(host: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else { return false };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::TcpStream;
+
+    fn server() -> SocketAddr {
+        serve("127.0.0.1:0", |path| (path == "/metrics").then(|| ("text/plain", "page".to_string()))).unwrap()
+    }
+
+    fn ask(address: SocketAddr, head: &str) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(4 * PATIENCE)).unwrap();
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn get(address: SocketAddr, path: &str, host: &str) -> String {
+        ask(address, &format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n"))
+    }
+
+    /// Is a page given under this host's own names only, by GET only, and where it is?
+    #[test]
+    fn pages_are_given_under_this_hosts_names() {
+        let address = server();
+        for host in
+            ["localhost", "LOCALHOST:9", "127.0.0.1:9753", "127.1.2.3", "[::1]", "[::1]:80", &address.to_string()]
+        {
+            let answer = get(address, "/metrics", host);
+            assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("\r\n\r\npage"), "{host}: {answer}");
+        }
+        for host in
+            ["evil.example", "evil.example:9753", "127.0.0.1.evil.example", "10.0.0.1", "[2001:db8::1]", "", "@"]
+        {
+            assert!(!get(address, "/metrics", host).contains("page"), "{host}");
+        }
+        assert!(ask(address, "GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 421"));
+        assert!(get(address, "/", "localhost").starts_with("HTTP/1.1 404"));
+        let post = "POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n";
+        assert!(ask(address, post).starts_with("HTTP/1.1 405"));
+    }
+
+    /// Does a head without an end come to one, after some kilobytes?
+    #[test]
+    fn an_endless_head_is_cut_off() {
+        let mut stream = TcpStream::connect(server()).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: ").unwrap();
+        // Far more than the kernel's buffers hold: it can be written only if somebody reads it.
+        let written = (0..2_048).map(|_| stream.write_all(&[b'x'; 8192])).take_while(Result::is_ok).count();
+        assert!(written < 2_048, "16 MiB of one header were read");
+    }
+
+    /// Beside five hundred connections that say nothing: is a page given, with a few descriptors only?
+    #[test]
+    fn idle_connections_hold_up_nobody() {
+        let address = server();
+        let idle: Vec<TcpStream> = (0..500).map(|_| TcpStream::connect(address).unwrap()).collect();
+        assert!(get(address, "/metrics", "localhost").ends_with("page"));
+        let ended = idle.iter().filter(|stream| {
+            let mut stream: &TcpStream = stream;
+            stream.set_nonblocking(true).unwrap();
+            !matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+        });
+        assert!(ended.count() >= 500 - PLACES, "the oldest went");
+    }
+
+    /// Is a peer that drips its head a byte at a time let go after some seconds?
+    #[test]
+    fn a_dripping_head_is_not_waited_for() {
+        let mut stream = TcpStream::connect(server()).unwrap();
+        let start = std::time::Instant::now();
+        while stream.write_all(b"G").is_ok() {
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(start.elapsed() < 6 * PATIENCE, "still read");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Are the places that a configuration names such as a daemon needs them? Looked at, nothing is made.
+
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use cachemate_spec::ManageConfig;
+use rustix::fs::{Access, AtFlags, CWD};
+
+use super::{host, paths};
+
+/// Longest path of a socket: `sun_path` of unix(7), with its end.
+const SOCKET_PATH_AT_MOST: usize = 107;
+
+/// Finds the first place that a daemon could not use.
+///
+/// # Errors
+/// It, with what is wrong.
+pub fn check(config: &ManageConfig) -> anyhow::Result<()> {
+    let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
+    folder(&state_dir).with_context(|| format!("state_dir: {}", state_dir.display()))?;
+    let path = config.socket.clone().unwrap_or_else(paths::socket);
+    socket(&path).with_context(|| format!("socket: {}", path.display()))?;
+    host::known_profiles(&config.profiles).context("profiles")?;
+    if let Some(path) = &config.run_log {
+        log_file(path).with_context(|| format!("run_log: {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn may_write(path: &Path) -> anyhow::Result<()> {
+    rustix::fs::accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS)
+        .map_err(io::Error::from)
+        .with_context(|| format!("{} cannot be written in", path.display()))
+}
+
+/// A folder that is there, or can be made.
+fn folder(path: &Path) -> anyhow::Result<()> {
+    if path.as_os_str().is_empty() {
+        bail!("found an empty path, expected a folder");
+    }
+    let there = path.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    for path in there {
+        match path.metadata() {
+            Ok(found) if found.is_dir() => return may_write(path),
+            Ok(_) => bail!("{} is no folder", path.display()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("{}", path.display())),
+        }
+    }
+    bail!("no folder on the way to it")
+}
+
+/// The folder that a file lies in.
+fn parent(path: &Path) -> anyhow::Result<&Path> {
+    if path.file_name().is_none() {
+        bail!("found a path without a file's name");
+    }
+    Ok(path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")))
+}
+
+fn socket(path: &Path) -> anyhow::Result<()> {
+    folder(parent(path)?)?;
+    let bytes = path.as_os_str().len();
+    if bytes > SOCKET_PATH_AT_MOST {
+        bail!("found {bytes} bytes, expected {SOCKET_PATH_AT_MOST} at most");
+    }
+    match path.symlink_metadata() {
+        Ok(found) if !found.file_type().is_socket() => bail!("is there, and no socket"),
+        _ => Ok(()),
+    }
+}
+
+fn log_file(path: &Path) -> anyhow::Result<()> {
+    let folder = parent(path)?;
+    match path.metadata() {
+        Ok(found) if found.is_dir() => bail!("is a folder"),
+        Ok(_) => may_write(path),
+        Err(_) if folder.is_dir() => may_write(folder),
+        Err(_) => bail!("{} is no folder", folder.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    /// Is each place that no daemon could use told with its field, and a good configuration let pass without making anything?
+    #[test]
+    fn places_that_cannot_be_used_are_told() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        std::fs::write(at("file"), "{}").unwrap();
+        std::fs::create_dir(at("folder")).unwrap();
+        let good = ManageConfig {
+            state_dir: Some(at("a/b/state")),
+            socket: Some(at("run/s.sock")),
+            run_log: Some(at("log.zst")),
+            profiles: vec![at("folder")],
+            ..ManageConfig::default()
+        };
+        check(&good).unwrap();
+        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 2, "nothing was made");
+        let cases: [(&str, fn(&mut ManageConfig, PathBuf), &str); 9] = [
+            ("state_dir", |c, path| c.state_dir = Some(path), ""),
+            ("state_dir", |c, path| c.state_dir = Some(path), "file/below"),
+            ("state_dir", |c, path| c.state_dir = Some(path), "file"),
+            ("socket", |c, path| c.socket = Some(path), ""),
+            ("socket", |c, path| c.socket = Some(path), "file"),
+            ("socket", |c, path| c.socket = Some(path.join("s".repeat(120))), "folder"),
+            ("profiles", |c, path| c.profiles = vec![path], "missing.json"),
+            ("profiles", |c, path| c.profiles = vec![path], "file"),
+            ("run_log", |c, path| c.run_log = Some(path), "missing/log"),
+        ];
+        for (field, spoil, path) in cases {
+            let mut config = good.clone();
+            spoil(&mut config, if path.is_empty() { PathBuf::new() } else { at(path) });
+            let said = format!("{:#}", check(&config).unwrap_err());
+            assert!(said.starts_with(field), "{field} {path}: {said}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Another user of the host beside root's daemon: each item of docs/threat-model.md, by a program that runs as nobody.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::{Running, daemon, run, status_when};
+
+const NOBODY: u32 = 65_534;
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
+/// The folder of the test, for the stranger's part of it.
+const FOLDER: &str = "CACHEMATE_TEST_FOLDER";
+
+/// A folder that everybody may look into; `None` = not root, and said so.
+fn folder(what: &str) -> Option<tempfile::TempDir> {
+    if !rustix::process::geteuid().is_root() {
+        println!("not shown here: {what}: needs root to become another user");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    open_to_all(folder.path());
+    Some(folder)
+}
+
+fn open_to_all(path: &Path) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Runs one of the tests below as nobody, until it says that it is done; it goes on until it is dropped.
+fn as_nobody(folder: &Path, part: &str) -> Running {
+    // The test program may lie where nobody may not go.
+    let program = folder.join(part);
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    open_to_all(&program);
+    let mut command = Command::new(&program);
+    command.args(["--exact", part, "--ignored", "--nocapture"]).env(FOLDER, folder).current_dir(folder);
+    command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut running = Running(command.spawn().unwrap());
+    let mut said = String::new();
+    let mut lines = BufReader::new(running.0.stdout.take().unwrap());
+    while lines.read_line(&mut said).unwrap() > 0 && !said.ends_with("done\n") {}
+    assert!(said.ends_with("done\n"), "{said}");
+    running
+}
+
+/// The stranger's side: says that its part is done, and stays until the test ends.
+fn done() {
+    println!("\ndone");
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+fn place() -> Option<PathBuf> {
+    std::env::var_os(FOLDER).map(PathBuf::from)
+}
+
+fn ready(folder: &Path) {
+    status_when(folder, "a window", PATIENCE, |status| status["windows"].as_u64() > Some(0));
+}
+
+/// Is a stranger at the socket told nothing, and root answered however many connections the stranger holds?
+#[test]
+fn a_stranger_is_told_nothing_and_holds_up_nobody() {
+    let Some(folder) = folder("a stranger's connections") else { return };
+    let _daemon = daemon(folder.path(), "window_ms = 100\n");
+    ready(folder.path());
+    let _stranger = as_nobody(folder.path(), "part_of_a_stranger_at_the_socket");
+    for _ in 0..5 {
+        run(folder.path(), &["status", "--json", "--socket", "s.sock"]).json();
+    }
+}
+
+#[test]
+#[ignore = "run by the test above, as nobody"]
+fn part_of_a_stranger_at_the_socket() {
+    let Some(folder) = place() else { return };
+    for request in ["status\n", "reload\n"] {
+        let mut stream = UnixStream::connect(folder.join("s.sock")).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.contains("user 65534 may not ask here"), "{answer}");
+    }
+    let held: Vec<UnixStream> = (0..300).map(|_| UnixStream::connect(folder.join("s.sock")).unwrap()).collect();
+    done();
+    drop(held);
+}
+
+/// Can a stranger neither report for root's program nor take its report away, nor make the daemon follow a link or wait?
+#[test]
+fn a_stranger_cannot_report_for_another() {
+    let Some(folder) = folder("a stranger's reports") else { return };
+    let program = Running(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
+    let pid = program.pid();
+    let config = format!("window_ms = 100\n[[rules]]\npid = {pid}\naction = \"observe\"\n");
+    let _daemon = daemon(folder.path(), &config);
+    ready(folder.path());
+    std::fs::write(folder.path().join("pid"), pid.to_string()).unwrap();
+    let _stranger = as_nobody(folder.path(), "part_of_a_stranger_in_the_progress_folder");
+    let reports = |status: &serde_json::Value| status["tasks"][0]["progress_of"] == "work reported";
+    let windows = |status: &serde_json::Value| status["windows"].as_u64().unwrap_or(0);
+    let before = status_when(folder.path(), "a status", PATIENCE, |_| true);
+    let after = status_when(folder.path(), "windows", PATIENCE, |status| windows(status) > windows(&before) + 5);
+    assert!(!reports(&after), "{after}");
+    // Its own user is heard, and its report stays.
+    let report = folder.path().join(format!("progress/{pid}"));
+    std::fs::remove_file(&report).unwrap();
+    let heard = (1u64..200).any(|count| {
+        std::fs::write(&report, count.to_ne_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        reports(&status_when(folder.path(), "a status", PATIENCE, |_| true))
+    });
+    assert!(heard, "root's own report is not heard");
+}
+
+#[test]
+#[ignore = "run by the test above, as nobody"]
+fn part_of_a_stranger_in_the_progress_folder() {
+    let Some(folder) = place() else { return };
+    let pid = std::fs::read_to_string(folder.join("pid")).unwrap();
+    let progress = folder.join("progress");
+    let report = progress.join(pid);
+    let own = progress.join(std::process::id().to_string());
+    rustix::fs::mknodat(rustix::fs::CWD, &own, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    std::fs::write(&report, u64::MAX.to_ne_bytes()).unwrap();
+    assert!(std::fs::remove_dir_all(&progress).is_err());
+    // Goes on counting in root's program's name.
+    std::thread::spawn(move || {
+        for count in 0u64.. {
+            if std::fs::write(&report, count.to_ne_bytes()).is_err() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    done();
+}
+
+/// Are the journal and the locks nobody else's to read, write or remove, while a daemon runs?
+#[test]
+fn a_stranger_sees_nothing_of_the_state_folder() {
+    let Some(folder) = folder("a stranger at the state folder") else { return };
+    let _daemon = daemon(folder.path(), "window_ms = 100\n");
+    ready(folder.path());
+    let _stranger = as_nobody(folder.path(), "part_of_a_stranger_at_the_state_folder");
+}
+
+#[test]
+#[ignore = "run by the test above, as nobody"]
+fn part_of_a_stranger_at_the_state_folder() {
+    let Some(folder) = place() else { return };
+    let state = folder.join("state");
+    assert!(std::fs::read_dir(&state).is_err());
+    assert!(std::fs::File::open(state.join("daemon.lock")).is_err());
+    assert!(std::fs::write(state.join("restore.journal"), "").is_err());
+    assert!(std::fs::rename(&state, folder.join("elsewhere")).is_err());
+    done();
+}
+
+/// Does a stranger's program that is called like a terminal's command and another row stay one word in one row?
+#[test]
+fn a_strangers_name_stays_in_its_row() {
+    let Some(folder) = folder("a stranger's program") else { return };
+    let name = "\u{1b}[2J\n 1 1 init";
+    let program = folder.path().join(name);
+    std::fs::copy("/bin/sleep", &program).unwrap();
+    open_to_all(&program);
+    let sleeper = Running(Command::new(&program).arg("100").uid(NOBODY).gid(NOBODY).spawn().unwrap());
+    let config = format!("window_ms = 100\n[[rules]]\npid = {}\naction = \"observe\"\n", sleeper.pid());
+    let _daemon = daemon(folder.path(), &config);
+    status_when(folder.path(), "the program", PATIENCE, |status| status["tasks"][0]["name"] == name);
+    let pid = sleeper.pid().to_string();
+    for asked in [&["status"][..], &["top", "-n", "1"], &["explain", &pid]] {
+        let ran = run(folder.path(), &[asked, &["--socket", "s.sock"]].concat()).ok();
+        assert!(ran.out.contains(r"\u{1b}[2J\n 1 1 init") && !ran.out.contains('\u{1b}'), "{}", ran.out);
+        assert!(!ran.out.lines().any(|line| line.starts_with(" 1 1 init")), "{}", ran.out);
+    }
+}

@@ -37,6 +37,8 @@ impl Crowd {
 
 /// What accept(2) brought. Where it failed (out of descriptors) there is a pause: it would fail again at once.
 pub async fn accepted<T>(result: io::Result<T>) -> Option<T> {
+    // Who was sent away lets go of his descriptor before the next one is served, however many wait.
+    tokio::task::yield_now().await;
     if result.is_err() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -4,7 +4,7 @@ use cachemate_core::Estimate;
 use cachemate_report::text::{fixed, number, or_dash, printable, size_text};
 use cachemate_report::{Align, Table};
 
-use super::status::{CacheStatus, DecisionStatus, Status, TaskStatus};
+use super::status::{CacheStatus, Class, DecisionStatus, Status, TaskStatus};
 
 fn percent(value: Option<f64>) -> String {
     or_dash(value.map(|value| format!("{}{} %", if value < 0.0 { "" } else { "+" }, fixed(100.0 * value, 0))))

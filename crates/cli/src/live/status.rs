@@ -510,7 +510,7 @@ pub mod tests {
             notes: Vec::new(),
         };
         let names = BTreeMap::from([(TaskId(7), thread_text(name, 107))]);
-        let reason = Reason { text: "{0} presses".into(), tasks: vec![TaskId(7)], numbers: Vec::new() };
+        let reason = Reason { text: "{0} presses".into(), tasks: vec![TaskId(7)], ..Reason::default() };
         let decision = DecisionStatus {
             window: 1,
             tasks: vec![7],

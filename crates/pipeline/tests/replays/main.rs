@@ -7,7 +7,6 @@ use std::path::Path;
 use cachemate_core::*;
 use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine, replay};
 use cachemate_policy::policies;
-use cachemate_policy::rollback_guard::ROLLED_BACK;
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
 use cachemate_trace::{RunLogReader, RunLogWriter};
@@ -75,7 +74,7 @@ fn every_policy_recorded_on_a_host_replays() {
             let path = dir.path().join(format!("{}-{counters}.jsonl.zst", entry.name));
             let records = record(Pipeline::build(config).unwrap(), host, &path);
             let reasons = || records.iter().flat_map(|record| &record.decision.why);
-            rolled_back += reasons().filter(|why| why.text.starts_with(ROLLED_BACK)).count();
+            rolled_back += reasons().filter(|why| why.kind == ReasonKind::RolledBack).count();
             let answers = records.iter().flat_map(|record| &record.seen.answers);
             evicted += answers.filter(|answer| matches!(answer.evidence, Evidence::Evicted { .. })).count();
             replays(entry.name, &path, &records);

@@ -97,8 +97,8 @@ impl ModelledHost {
             ProbeWhat::Evicted { task, samples } => {
                 let share = if stream(task) { 900 } else { 20 };
                 let sample = |at: u32| EvictedSample {
-                    beside: at % 2 == 0,
-                    evicted: if at % 2 == 0 { share + at } else { at },
+                    beside: at.is_multiple_of(2),
+                    evicted: if at.is_multiple_of(2) { share + at } else { at },
                     reloads: 1000,
                     elapsed_ns: 1_000_000,
                     round_trips_ns: Some((60.0, 61.0)),

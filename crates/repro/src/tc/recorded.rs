@@ -201,7 +201,7 @@ fn outcome(context: &Context<'_>, seed: u64, method: &str) -> Result<Outcome, Re
         format!("window_cycles = {WINDOW_CYCLES}\nsamples = {SAMPLES}\nactivation_share = 0.01\nmethod = \"{method}\"");
     let profilers = vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), across_processes: false }];
     let config = PipelineConfig {
-        policy: PolicyConfig { name: POLICY.to_string(), parameters: parameters, seed },
+        policy: PolicyConfig { name: POLICY.to_string(), parameters, seed },
         guard: None,
         profilers,
         predictor: miss_penalty_of_machine(&spec),

@@ -115,7 +115,8 @@ fn rust_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Whole files of tests, examples and build scripts: only length and unfinished work are checked there.
 fn is_test_file(path: &Path) -> bool {
-    let in_tests = path.iter().any(|part| part == "tests" || part == "examples" || part == "benches");
+    let of_tests = |part: &std::ffi::OsStr| part.to_string_lossy().ends_with("_tests");
+    let in_tests = path.iter().any(|part| part == "tests" || part == "examples" || part == "benches" || of_tests(part));
     let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     in_tests || name == "tests" || name.ends_with("_tests") || name == "build" || name == "conformance"
 }

@@ -4,61 +4,24 @@
 # refusals, restore after kill -9. docs/lab.md says what it shows and what it cannot.
 # Needs apt on a Debian host: QEMU, kernel and busybox come from Debian into a package root of their own, verified by
 # apt's signatures; nothing is installed. Where they cannot be had it says NOT RUN and ends with 0: nothing was shown.
-# Usage: lab/run.sh [BINARY]    (target/release/cachemate; results go to target/lab)
+# Usage: lab/run.sh [BINARY]    (target/release/cachemate; results go to target/lab/plain)
 # LAB_CACHE: where packages are kept. LAB_PARTS: only these guests. LAB_LIMIT_SECONDS: of one guest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 binary=${1:-target/release/cachemate}
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
-out=target/lab
+out=target/lab/plain
 parts=${LAB_PARTS:-two four ways}
 limit_seconds=${LAB_LIMIT_SECONDS:-600} # a guest that hangs is ended
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 started=$(date +%s)
 mkdir -p "$out" "$cache"
 cache=$(cd "$cache" && pwd)
 tree=$cache/tree
 rm -f "$out"/*.log "$out/results.tsv" "$out/result.json"
 
-not_run() {
-    printf '\nlab: NOT RUN: %s\n' "$*" >&2
-    printf '{ "ran": false, "why": "%s" }\n' "${*//\"/\'}" >"$out/result.json"
-    exit 0
-}
+. lab/packages.sh
 
 # ---- packages -------------------------------------------------------------------------------------------------------
-
-# The Debian mirror that this host's own apt uses.
-mirror() {
-    apt-get indextargets --format '$(REPO_URI) $(LABEL)' 'Created-By: Packages' 2>/dev/null |
-        awk '$1 ~ /\/debian\/?$/ && $2 !~ /Security/ { print $1; exit }'
-}
-
-in_root() {
-    local command=$1
-    shift
-    "$command" -q -c "$cache/root/apt.conf" "$@"
-}
-
-# The host's apt with its proxies, but with folders and sources of our own, and without its hooks after an update.
-apt_conf() {
-    local root=$cache/root
-    cat <<EOF
-#clear APT::Update::Post-Invoke;
-#clear APT::Update::Post-Invoke-Success;
-Dir::State "$root/state";
-Dir::State::status "$root/status";
-Dir::Cache "$root/cache";
-Dir::Etc::sourcelist "$root/sources.list";
-Dir::Etc::sourceparts "/dev/null";
-Dir::Etc::preferences "/dev/null";
-Dir::Etc::preferencesparts "/dev/null";
-APT::Sandbox::User "";
-APT::Architecture "amd64";
-Debug::NoLocking "true";
-APT::Update::Error-Mode "any";
-EOF
-}
 
 # The kernel: the newest of the series that the lab was written with, else of the nearest others that have all it needs.
 kernel_package() {
@@ -70,42 +33,11 @@ kernel_package() {
     done
 }
 
-fetch() {
-    local root=$cache/root uri kernel suite
-    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || not_run "this is not a Debian system (no apt-get)"
-    [ "$(dpkg --print-architecture)" = amd64 ] || not_run "the lab's packages are for amd64"
-    [ -r "$keyring" ] || not_run "$keyring is missing (package debian-archive-keyring)"
-    uri=$(mirror)
-    [ -n "$uri" ] || not_run "this host's apt knows no Debian mirror"
-    rm -rf "$root" "$tree"
-    mkdir -p "$root/state/lists/partial" "$root/cache/archives/partial" "$tree.new"
-    : >"$root/status"
-    apt_conf >"$root/apt.conf"
-    for suite in bookworm bookworm-backports trixie-backports; do
-        echo "deb [signed-by=$keyring] $uri $suite main"
-    done >"$root/sources.list"
-    echo "fetching packages (once; kept in $cache)"
-    in_root apt-get update >"$out/apt.log" 2>&1 || not_run "package lists cannot be had (see $out/apt.log)"
-    kernel=$(kernel_package)
-    [ -n "$kernel" ] || not_run "no suitable kernel package on the mirror"
-    in_root apt-get install -y --download-only --no-install-recommends -t bookworm-backports \
-        qemu-system-x86 busybox-static >>"$out/apt.log" 2>&1 || not_run "QEMU cannot be had (see $out/apt.log)"
-    (cd "$root/cache/archives" && in_root apt-get download "$kernel") >>"$out/apt.log" 2>&1 ||
-        not_run "$kernel cannot be had (see $out/apt.log)"
-    # Complete with its libraries down to the C library: nothing of this host is used or changed.
-    for package in "$root"/cache/archives/*.deb; do
-        dpkg-deb -x "$package" "$tree.new" || not_run "$package cannot be unpacked"
-    done
-    mv "$tree.new" "$tree"
-    rm -rf "$root"
-    basename "$tree"/boot/vmlinuz-* >"$cache/ready"
-}
-
 [ -x "$binary" ] || { echo "lab: no $binary; make build makes it" >&2; exit 1; }
 # One at a time: another lab on this machine may be fetching just now.
 exec 9>"$cache/lock"
 flock 9
-[ -s "$cache/ready" ] && [ -d "$tree" ] || fetch
+[ -s "$tree/ready" ] || fetch "$tree" 'bookworm bookworm-backports trixie-backports' bookworm-backports kernel_package
 exec 9>&-
 loader=$tree/lib64/ld-linux-x86-64.so.2
 libraries=$tree/lib/x86_64-linux-gnu:$tree/usr/lib/x86_64-linux-gnu
@@ -173,7 +105,7 @@ done
 
 printf '\n'
 awk -F '\t' '{ printf "%-5s %-5s %-46s %s\n", $1, $3, $2, substr($4, 1, 150) }' "$out/results.tsv"
-awk -F '\t' -v kernel="$(cat "$cache/ready")" -v seconds=$(($(date +%s) - started)) '
+awk -F '\t' -v kernel="$(cat "$tree/ready")" -v seconds=$(($(date +%s) - started)) '
     function text(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
     BEGIN { printf "{\n  \"ran\": true,\n  \"kernel\": %s,\n  \"checks\": [", text(kernel) }
     { printf "%s\n    { \"part\": %s, \"check\": %s, \"verdict\": %s, \"detail\": %s }", (NR > 1 ? "," : ""),
@@ -181,6 +113,6 @@ awk -F '\t' -v kernel="$(cat "$cache/ready")" -v seconds=$(($(date +%s) - starte
     END { printf "\n  ],\n  \"ok\": %d,\n  \"failed\": %d,\n  \"seconds\": %d\n}\n", good, failed, seconds }
 ' "$out/results.tsv" >"$out/result.json"
 failed=$(grep -c '	FAIL	' "$out/results.tsv" || true)
-printf '\n%s: %s checks, %s failed, %s s; %s\n' "$(cat "$cache/ready")" "$(grep -vc '	note	' "$out/results.tsv")" "$failed" \
+printf '\n%s: %s checks, %s failed, %s s; %s\n' "$(cat "$tree/ready")" "$(grep -vc '	note	' "$out/results.tsv")" "$failed" \
     $(($(date +%s) - started)) "$out/result.json"
 [ "$failed" = 0 ]

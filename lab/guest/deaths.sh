@@ -1,0 +1,105 @@
+# Whoever dies while everything changes at once: is all as it was? Sourced by init.
+
+# somebody NAME: a sleeping program of that name; its pid is added to $pids
+somebody() {
+    printf '#!/bin/sh\nexec sleep 100000\n' >"/lab/bin/$1"
+    chmod +x "/lab/bin/$1"
+    "/lab/bin/$1" &
+    pids="$pids $!"
+}
+# state PID: everything that cachemate may change of a thread. Of stat after the name, field 17 is the nice value, 39 the policy.
+state() {
+    stat=$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null) || return 0
+    printf '%s nice=%s policy=%s %s %s\n' "$1" "$(echo "$stat" | cut -d' ' -f17)" "$(echo "$stat" | cut -d' ' -f39)" \
+        "$(grep Cpus_allowed_list "/proc/$1/status" | cut -f2)" "$(tr '\n' ' ' <"/proc/$1/cpu_resctrl_groups" 2>/dev/null)"
+}
+own_groups() { ls /mnt/rdt 2>/dev/null | grep -c '^cachemate-'; }
+colors_of() { cat /dev/shm/cachemate-color/*/*/wanted 2>/dev/null; }
+snapshot() {
+    for pid in $pids; do state "$pid"; done
+    echo "groups of ours: $(own_groups)"
+    cat /mnt/rdt/schemata /mnt/rdt/db/schemata /mnt/rdt/db/tasks /sys/fs/cgroup/batch/cpuset.cpus.effective 2>/dev/null
+    colors_of
+}
+guardian() { status | awk -F '[:,]' '/"guardian_pid"/ { print $2 + 0; exit }'; }
+journal() { [ -e state/restore.journal ]; }
+no_journal() { ! journal; }
+acts() { journal && [ "$(guardian)" -gt 0 ]; }
+some_groups() { [ "$(own_groups)" -gt 0 ]; }
+
+# all_change: gangs, weights, affinities, groups and schemata differ from what was before; colors where there are some
+kinds_changed() {
+    snapshot >during
+    diff before during | awk '
+        /nice=/ { for (i = 1; i <= NF; i++) if ($i ~ /policy=5/) seen["idle turns"] = 1 }
+        /^> .*groups of ours: [1-9]/ { seen["groups"] = 1 }
+        /^>.*res:\/cachemate/ { seen["members"] = 1 }
+        END { for (kind in seen) printf "%s%s", gap, kind; }'
+}
+
+# death ROUND: of daemon, guardian, both, or the control group that both are in
+death() {
+    manage "window_ms = 200
+seed = $2
+[guard]
+enabled = false
+[policy]
+name = \"shake\"
+$rules"
+    mkdir -p /sys/fs/cgroup/doomed
+    echo "$daemon" >/sys/fs/cgroup/doomed/cgroup.procs
+    within 30 acts
+    within 20 some_groups
+    guard=$(guardian)
+    [ -z "$guard" ] || echo "$guard" >/sys/fs/cgroup/doomed/cgroup.procs
+    usleep $((($2 * 377001) % 900000))
+    changed=$(kinds_changed)
+    case $1 in
+        daemon) kill -9 "$daemon" ;;
+        guardian) kill -9 "$guard" ;;
+        both) kill -9 "$guard" "$daemon" ;;
+        group) echo 1 >/sys/fs/cgroup/doomed/cgroup.kill ;;
+    esac
+    case $1 in
+        guardian) kill -TERM "$daemon" ;;
+        both | group) cachemate --quiet reset --state-dir state >reset.log 2>&1 ;;
+    esac
+    wait "$daemon" 2>/dev/null
+    within 30 no_journal
+    within 5 restored
+    snapshot >after
+    if cmp -s before after; then
+        tell "kill-$1" "kill -9 ($1) while everything changes" ok "as before" "as before" "equal ($(echo "${changed:-nothing seen changed}"))"
+    else
+        tell "kill-$1" "kill -9 ($1) while everything changes" FAIL "as before" "$(diff before after | grep '^[<>]' | head -n 4)" equal
+    fi
+}
+restored() { snapshot >after && cmp -s before after; }
+
+scene_deaths() {
+    mount -t resctrl resctrl /mnt/rdt
+    pids=''
+    for name in a b c d; do somebody "prog-$name"; done
+    mkdir /mnt/rdt/db
+    somebody db
+    set -- $pids
+    echo "$5" >/mnt/rdt/db/tasks
+    taskset -p 3 "$1" >/dev/null
+    renice -n 5 -p "$2" >/dev/null
+    ln -sf /bin/lab-program /lab/bin/held
+    cachemate --quiet color run --colors 0-3 -- /lab/bin/held hold 1024 >colored.out 2>colored.err &
+    within 40 colored || tell colored "a colored program among them" note "$(tail -n 1 colored.err)" "no agent" -
+    held=$(pidof held | cut -d' ' -f1)
+    pids="$pids $held"
+    rules=$(for one in $1 $2 $3 $4 $held; do printf '\n[[rules]]\npid = %s\n' "$one"; done)
+    usleep 300000
+    snapshot >before
+    sed 's/^/# before: /' before
+    seed=1
+    for round in daemon guardian both group; do
+        death "$round" "$seed"
+        seed=$((seed + 1))
+    done
+    same others "somebody else's group and its member" "$5" "$(cat /mnt/rdt/db/tasks)"
+}
+colored() { colors_of | grep -q . && pidof held >/dev/null; }

@@ -1,0 +1,384 @@
+/* What runs in the lab's guest besides busybox and cachemate: programs of known behavior, and the guest's side of the
+ * machine (lab/machine/guest.h). Results go to standard output as "name<TAB>value" pairs, one line for each program. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/perf_event.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../machine/guest.h"
+
+enum { LINE = 64, STEPS_AT_ONCE = 4096 };
+enum { L2_MISSES = 2, L3_MISSES = 3 }; /* of the machine's counts */
+
+static _Noreturn void fail(const char *what)
+{
+	fprintf(stderr, "lab-program: %s: %s\n", what, strerror(errno));
+	exit(2);
+}
+
+static double now_s(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static double own_cpu_s(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* -1 = anywhere */
+static void stay_on(int cpu)
+{
+	cpu_set_t set;
+	if (cpu < 0)
+		return;
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	if (sched_setaffinity(0, sizeof set, &set))
+		fail("sched_setaffinity");
+}
+
+/* ---- the machine ---- */
+
+static uint64_t ask(uint64_t leaf, uint64_t rbx, uint64_t rcx, uint64_t *l3)
+{
+	uint64_t rax = leaf, rdx;
+	__asm__ volatile("cpuid" : "+a"(rax), "+b"(rbx), "+c"(rcx), "=d"(rdx));
+	if (l3)
+		*l3 = (uint32_t)rbx;
+	return rdx << 32 | (uint32_t)rax;
+}
+
+static uint64_t symbol(const char *wanted)
+{
+	char line[512], name[256];
+	unsigned long long address, found = 0;
+	FILE *f = fopen("/proc/kallsyms", "r");
+	if (!f)
+		fail("/proc/kallsyms");
+	while (!found && fgets(line, sizeof line, f))
+		if (sscanf(line, "%llx %*c %255s", &address, name) == 2 && !strcmp(name, wanted))
+			found = address;
+	fclose(f);
+	return found;
+}
+
+/* The kernel's own description of its types (Documentation/bpf/btf.rst). */
+struct btf_header {
+	uint16_t magic;
+	uint8_t version, flags;
+	uint32_t header_bytes, types_at, types_bytes, strings_at, strings_bytes;
+};
+struct btf_type {
+	uint32_t name, info, size_or_type;
+};
+struct btf_member {
+	uint32_t name, type, offset;
+};
+
+static size_t after_type(uint32_t info)
+{
+	static const size_t each[20] = { [3] = 12, [4] = 12, [5] = 12, [6] = 8, [13] = 8, [15] = 12, [19] = 12 };
+	uint32_t kind = info >> 24 & 31, count = info & 0xffff;
+	if (kind == 3)
+		return 12; /* an array: one record */
+	if (kind == 1 || kind == 14 || kind == 17)
+		return 4; /* an integer, a variable, a tag */
+	return kind < 20 ? each[kind] * count : 0;
+}
+
+/* Byte offsets of members of task_struct. */
+static void task_members(uint64_t offsets[GUEST_FACTS])
+{
+	static const char *const names[GUEST_FACTS] = { [TASK_TID] = "pid", [TASK_PID] = "tgid", [TASK_NAME] = "comm" };
+	struct stat size;
+	int fd = open("/sys/kernel/btf/vmlinux", O_RDONLY);
+	if (fd < 0 || fstat(fd, &size))
+		fail("/sys/kernel/btf/vmlinux");
+	char *file = malloc((size_t)size.st_size);
+	for (off_t got = 0; got < size.st_size;) {
+		ssize_t n = read(fd, file + got, (size_t)(size.st_size - got));
+		if (n <= 0)
+			fail("/sys/kernel/btf/vmlinux");
+		got += n;
+	}
+	const struct btf_header *header = (void *)file;
+	const char *strings = file + header->header_bytes + header->strings_at;
+	char *at = file + header->header_bytes + header->types_at, *end = at + header->types_bytes;
+	while (at < end) {
+		const struct btf_type *type = (void *)at;
+		const struct btf_member *member = (void *)(at + sizeof *type);
+		uint32_t kind = type->info >> 24 & 31, count = type->info & 0xffff;
+		at += sizeof *type + after_type(type->info);
+		if (kind != 4 || !count || strcmp(strings + type->name, "task_struct"))
+			continue;
+		for (uint32_t i = 0; i < count; i++)
+			for (int fact = TASK_TID; fact < GUEST_FACTS; fact++)
+				if (!strcmp(strings + member[i].name, names[fact]))
+					offsets[fact] = (member[i].offset & (type->info >> 31 ? 0xffffff : UINT32_MAX)) / 8;
+	}
+	free(file);
+	close(fd);
+}
+
+/* Tells the machine where the kernel keeps who runs. */
+static void tell_kernel(void)
+{
+	uint64_t facts[GUEST_FACTS] = { 0 };
+	task_members(facts);
+	facts[CURRENT_TASK] = symbol("current_task");
+	for (int fact = 0; fact < GUEST_FACTS; fact++)
+		if (!facts[fact]) {
+			errno = ENOENT;
+			fail("task_struct or current_task");
+		}
+	for (int fact = GUEST_FACTS; fact-- > 0;)
+		ask(GUEST_TELL, (uint64_t)fact, facts[fact], NULL);
+}
+
+/* ---- loads ---- */
+
+/* Eight bytes that say how much was done, where the environment names a file (docs/live.md). */
+static volatile uint64_t *progress(void)
+{
+	static uint64_t nowhere;
+	const char *path = getenv("LAB_PROGRESS");
+	char name[256];
+	if (!path)
+		return &nowhere;
+	snprintf(name, sizeof name, "%s/%d", path, getpid());
+	int fd = open(name, O_RDWR | O_CREAT, 0644);
+	if (fd < 0 || ftruncate(fd, 8))
+		fail(name);
+	void *map = mmap(NULL, 8, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (map == MAP_FAILED)
+		fail(name);
+	return map;
+}
+
+/* One cycle through all lines: in a random order (Sattolo), or one line after the other. */
+static void **linked(size_t lines, int random)
+{
+	uint64_t state = 88172645463325252u;
+	char *memory = mmap(NULL, lines * LINE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	uint32_t *order = malloc(lines * sizeof *order);
+	if (memory == MAP_FAILED || !order)
+		fail("memory");
+	for (size_t i = 0; i < lines; i++)
+		order[i] = (uint32_t)i;
+	for (size_t i = lines - 1; random && i > 0; i--) {
+		state ^= state << 13;
+		state ^= state >> 7;
+		state ^= state << 17;
+		size_t j = state % i;
+		uint32_t t = order[i];
+		order[i] = order[j];
+		order[j] = t;
+	}
+	for (size_t i = 0; i < lines; i++)
+		*(void **)(memory + order[i] * (size_t)LINE) = memory + order[(i + 1) % lines] * (size_t)LINE;
+	free(order);
+	return (void **)memory;
+}
+
+/* load chase|stream NAME CPU KIB MS [STEP_MS]: dependent loads; ns of CPU time for an access, over all of it and step by
+ * step, and the misses that the machine counted on this CPU meanwhile. */
+static void load(char **argument)
+{
+	int random = argument[0][0] == 'c';
+	const char *name = argument[1];
+	size_t lines = (size_t)atol(argument[3]) * 1024 / LINE;
+	double seconds = atof(argument[4]) / 1e3, step_s = argument[5] ? atof(argument[5]) / 1e3 : 0;
+	static char steps[8192];
+	size_t used = 0;
+	stay_on(atoi(argument[2]));
+	volatile uint64_t *done = progress();
+	void **at = linked(lines, random);
+	for (size_t i = 0; i < lines; i++)
+		at = *at;
+	uint64_t l3, l2_before = ask(GUEST_COUNT, 0, L2_MISSES, NULL), l3_before = ask(GUEST_COUNT, 0, L3_MISSES, NULL);
+	uint64_t count = 0, step_count = 0;
+	double start = now_s(), cpu_start = own_cpu_s(), step_start = start, step_cpu = cpu_start, now;
+	do {
+		for (int i = 0; i < STEPS_AT_ONCE; i++)
+			at = *at;
+		count += STEPS_AT_ONCE;
+		*done = count;
+		now = now_s();
+		if (step_s > 0 && now - step_start >= step_s && used < sizeof steps - 32) {
+			double cpu = own_cpu_s();
+			used += (size_t)snprintf(steps + used, sizeof steps - used, " %.1f",
+						 (cpu - step_cpu) * 1e9 / (double)(count - step_count));
+			step_start = now;
+			step_cpu = cpu;
+			step_count = count;
+		}
+	} while (now - start < seconds);
+	double cpu = own_cpu_s() - cpu_start;
+	uint64_t l3_misses = ask(GUEST_COUNT, 0, L3_MISSES, &l3) - l3_before;
+	printf("%s\tns\t%.2f\tper_s\t%.0f\tl2_misses\t%.4f\tl3_misses\t%.4f\tl3\t%u\tsteps\t%s%s\n", name, cpu * 1e9 / (double)count,
+	       (double)count / (now - start), (double)(ask(GUEST_COUNT, 0, L2_MISSES, NULL) - l2_before) / (double)count,
+	       (double)l3_misses / (double)count, (unsigned)l3, steps, at ? "" : "!");
+}
+
+static struct {
+	_Alignas(128) atomic_int value;
+} ball;
+static int rounds, other_cpu;
+
+static void *returns(void *unused)
+{
+	(void)unused;
+	stay_on(other_cpu);
+	for (int i = 0; i < rounds; i++) {
+		while (atomic_load_explicit(&ball.value, memory_order_acquire) != 2 * i + 1)
+			;
+		atomic_store_explicit(&ball.value, 2 * i + 2, memory_order_release);
+	}
+	return NULL;
+}
+
+/* ping-pong CPU CPU ROUNDS: a line to and fro, ns one way. */
+static void ping_pong(char **argument)
+{
+	pthread_t other;
+	stay_on(atoi(argument[0]));
+	other_cpu = atoi(argument[1]);
+	rounds = atoi(argument[2]);
+	pthread_create(&other, NULL, returns, NULL);
+	usleep(2000);
+	double start = 0;
+	for (int i = 0; i < rounds; i++) {
+		if (i == rounds / 10)
+			start = now_s();
+		atomic_store_explicit(&ball.value, 2 * i + 1, memory_order_release);
+		while (atomic_load_explicit(&ball.value, memory_order_acquire) != 2 * i + 2)
+			;
+	}
+	double seconds = now_s() - start;
+	pthread_join(other, NULL);
+	printf("ping-pong\tns\t%.1f\n", seconds * 1e9 / (rounds - rounds / 10) / 2);
+}
+
+/* counters KIB LOADS: what perf counts of random loads, and the machine of the same CPU. */
+static void counters(char **argument)
+{
+	static const uint64_t events[3] = { PERF_COUNT_HW_INSTRUCTIONS, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_CACHE_MISSES };
+	size_t lines = (size_t)atol(argument[0]) * 1024 / LINE, loads = (size_t)atol(argument[1]);
+	uint64_t counted[3] = { 0 }, sum = 0;
+	int files[3];
+	stay_on(0);
+	void **memory = linked(lines, 1);
+	for (int i = 0; i < 3; i++) {
+		struct perf_event_attr event = { .size = sizeof event, .type = PERF_TYPE_HARDWARE, .config = events[i] };
+		files[i] = (int)syscall(SYS_perf_event_open, &event, 0, -1, -1, 0);
+		if (files[i] < 0)
+			fail("perf_event_open");
+	}
+	uint64_t misses = ask(GUEST_COUNT, 0, L3_MISSES, NULL), cycles = ask(GUEST_CYCLES, 0, 0, NULL);
+	for (size_t i = 0; i < loads; i++)
+		memory = *memory;
+	sum = (uintptr_t)memory;
+	cycles = ask(GUEST_CYCLES, 0, 0, NULL) - cycles;
+	misses = ask(GUEST_COUNT, 0, L3_MISSES, NULL) - misses;
+	for (int i = 0; i < 3; i++)
+		if (read(files[i], &counted[i], sizeof counted[i]) != sizeof counted[i])
+			fail("read");
+	printf("counters\tinstructions\t%llu\tcycles\t%llu\tmodel_cycles\t%llu\tmisses\t%llu\tmodel_misses\t%llu%s\n",
+	       (unsigned long long)counted[0], (unsigned long long)counted[1], (unsigned long long)cycles,
+	       (unsigned long long)counted[2], (unsigned long long)misses, sum ? "" : "!");
+}
+
+/* turns SLICE_MS SECONDS PID,PID PID,PID...: gangs written by hand: all but one group are stopped, in turns. */
+static void turns(char **argument)
+{
+	int pids[8][8], sizes[8] = { 0 }, groups = 0;
+	double end = now_s() + atof(argument[1]);
+	useconds_t slice = (useconds_t)(atof(argument[0]) * 1e3);
+	for (char **group = argument + 2; *group && groups < 8; group++, groups++)
+		for (char *pid = strtok(*group, ","); pid && sizes[groups] < 8; pid = strtok(NULL, ","))
+			pids[groups][sizes[groups]++] = atoi(pid);
+	for (int turn = 0; now_s() < end; turn = (turn + 1) % groups) {
+		for (int i = 0; i < groups; i++)
+			for (int k = 0; k < sizes[i]; k++)
+				kill(pids[i][k], i == turn ? SIGCONT : SIGSTOP);
+		usleep(slice);
+	}
+	for (int i = 0; i < groups; i++)
+		for (int k = 0; k < sizes[i]; k++)
+			kill(pids[i][k], SIGCONT);
+}
+
+/* hold KIB: memory that is there and now and then used. */
+static void hold(size_t bytes)
+{
+	volatile char *memory = malloc(bytes);
+	for (size_t i = 0;; i = (i + 4096) % bytes) {
+		memory[i]++;
+		usleep(i ? 100 : 50000);
+	}
+}
+
+/* progress DIR PID...: what each has counted so far, and the moment. */
+static void show_progress(char **argument)
+{
+	for (char **pid = argument + 1; *pid; pid++) {
+		uint64_t count = 0;
+		char name[256];
+		snprintf(name, sizeof name, "%s/%s", *argument, *pid);
+		int fd = open(name, O_RDONLY);
+		if (fd < 0 || read(fd, &count, sizeof count) != sizeof count)
+			fail(name);
+		close(fd);
+		printf("%s\t%.6f\t%llu\n", *pid, now_s(), (unsigned long long)count);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "";
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (!strcmp(what, "tell-kernel"))
+		tell_kernel();
+	else if (!strcmp(what, "model") && argc == 3)
+		ask(GUEST_MODEL, 0, (uint64_t)atol(argv[2]), NULL);
+	else if (!strcmp(what, "mark") && argc == 3)
+		ask(GUEST_MARK, 0, (uint64_t)atol(argv[2]), NULL);
+	else if (!strcmp(what, "lines") && argc == 4)
+		printf("%llu\n", (unsigned long long)ask(GUEST_LINES, (uint64_t)atol(argv[2]), (uint64_t)atol(argv[3]), NULL));
+	else if (!strcmp(what, "load") && argc >= 7)
+		load(argv + 2);
+	else if (!strcmp(what, "ping-pong") && argc == 5)
+		ping_pong(argv + 2);
+	else if (!strcmp(what, "counters") && argc == 4)
+		counters(argv + 2);
+	else if (!strcmp(what, "turns") && argc >= 6)
+		turns(argv + 2);
+	else if (!strcmp(what, "hold") && argc == 3)
+		hold((size_t)atol(argv[2]) * 1024);
+	else if (!strcmp(what, "progress") && argc >= 4)
+		show_progress(argv + 2);
+	else {
+		fprintf(stderr, "lab-program: found '%s', expected tell-kernel, model, mark, lines, load, ping-pong, counters, "
+				"turns, hold or progress with their arguments (program.c)\n", what);
+		return 2;
+	}
+	return 0;
+}

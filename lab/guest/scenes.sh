@@ -1,0 +1,212 @@
+# Scenes of the modelled machine; sourced by init.
+
+# load KIND NAME CPU KIB MS [STEP_MS]: in the foreground, its line in NAME.out
+load() { lab-program load "$@" >"$2.out"; }
+# busy KIND NAME CPU KIB: a program of that name in the background until it is ended; its pid in $pid
+busy() {
+    ln -sf /bin/lab-program "/lab/bin/$2"
+    LAB_PROGRESS=/run/lab/progress "/lab/bin/$2" load "$@" 1000000 >/dev/null &
+    pid=$!
+}
+# rates SECONDS PID...: work of each in a second, over a while
+rates() {
+    seconds=$1
+    shift
+    lab-program progress /run/lab/progress "$@" >before.tsv
+    usleep "$(awk "BEGIN { print int($seconds * 1e6) }")"
+    lab-program progress /run/lab/progress "$@" >after.tsv
+    awk 'NR == FNR { at[$1] = $2; count[$1] = $3; next } { printf "%s%.0f", gap, ($3 - count[$1]) / ($2 - at[$1]); gap = " " }' \
+        before.tsv after.tsv
+}
+# mean NUMBER...
+mean() { echo "$@" | awk '{ for (i = 1; i <= NF; i++) sum += $i; printf "%.0f", sum / NF }'; }
+# manage LINES: the daemon with this configuration; its pid in $daemon
+manage() {
+    printf 'act = true\n%s\n' "$1" >c.toml
+    cachemate --quiet manage --config c.toml --state-dir state --socket /run/lab/s.sock >daemon.log 2>&1 &
+    daemon=$!
+}
+status() { cachemate status --json --socket /run/lab/s.sock 2>/dev/null; }
+rules() { for name in "$@"; do printf '[[rules]]\ncommand = "%s"\n' "$name"; done; }
+end() {
+    kill -TERM "$daemon"
+    wait "$daemon"
+    tail -n 3 daemon.log
+}
+
+# Latencies and partitions against closed form. Three instructions a load (load, count, branch) at 2 GHz.
+scene_settled() {
+    for level in "l1 16 0" "l2 128 14" "l3 6144 50" "memory 12288 250"; do
+        set -- $level
+        load chase "$1" 0 "$2" 20
+        near "latency-$1" "a chase through $2 KiB, ns a load" "$(field ns "$1.out")" "$(awk "BEGIN { print (3 + $3) / 2 }")" 2
+    done
+    for pair in "same 1 120" "other 2 600"; do
+        set -- $pair
+        lab-program ping-pong 0 "$2" 1000 >pp.out
+        near "ping-pong-$1" "a line from CPU 0 to CPU $2, ns one way (eight instructions)" "$(field ns pp.out)" \
+            "$(awk "BEGIN { print ($3 + 8) / 2 }")" 5
+    done
+    for side in "same 1 126.5" "other 2 26.5"; do
+        set -- $side
+        busy stream s "$2" 32768
+        usleep 60000
+        load chase "beside-$1" 0 6144 30
+        kill "$pid"
+        wait "$pid" 2>/dev/null
+        near "beside-$1" "6 MiB of 8 beside a stream on the $1 L3, ns a load" "$(field ns "beside-$1.out")" "$3" 2
+    done
+    mount -t resctrl resctrl /mnt/rdt
+    mkdir /mnt/rdt/v /mnt/rdt/s
+    busy stream s 1 32768
+    echo "$pid" >/mnt/rdt/s/tasks
+    # 2 MiB in so many of 16 ways of 512 KiB: at most 75 % of them, or at least 150 %.
+    for split in "14 fffc 0003 26.5" "12 fff0 000f 26.5" "8 ff00 00ff 26.5" "6 fc00 03ff 26.5" "2 c000 3fff 126.5"; do
+        set -- $split
+        echo "L3:0=$2;1=ffff" >/mnt/rdt/v/schemata
+        echo "L3:0=$3;1=ffff" >/mnt/rdt/s/schemata
+        sh -c 'echo $$ >/mnt/rdt/v/tasks; exec lab-program load chase v 0 2048 30' >v.out
+        near "ways-$1" "2 MiB in $1 ways beside a stream in the others, ns a load" "$(field ns v.out)" "$4" 2
+    done
+    occupancy=$(cat /mnt/rdt/s/mon_data/mon_L3_00/llc_occupancy)
+    near occupancy "a stream in 14 of 16 ways: its occupancy file, bytes" "$occupancy" $((14 * 512 * 1024)) 2
+    kill "$pid"
+    wait "$pid" 2>/dev/null
+    lab-program counters 12288 200000 >counters.out
+    near counter-cycles "cycles: perf and the machine" "$(field cycles counters.out)" "$(field model_cycles counters.out)" 2
+    near counter-misses "misses: perf and the machine" "$(field misses counters.out)" "$(field model_misses counters.out)" 2
+}
+
+# Two that need the cache, two that only pass through it, two CPUs: who should run together?
+scene_gangs() {
+    busy chase victim-1 -1 3072; v1=$pid
+    busy stream stream-1 -1 32768; s1=$pid
+    busy chase victim-2 -1 3072; v2=$pid
+    busy stream stream-2 -1 32768; s2=$pid
+    usleep 300000
+    alone=$(rates 0.6 "$v1" "$v2" "$s1" "$s2")
+    lab-program turns 20 1.6 "$v1,$v2" "$s1,$s2" &
+    turns=$!
+    usleep 200000
+    byhand=$(rates 1.2 "$v1" "$v2" "$s1" "$s2")
+    wait "$turns"
+    lab-program mark 1
+    manage "window_ms = 200
+[policy]
+name = \"intensity-gangs\"
+parameters = { window_ns = 200_000_000, slice_ns = 20_000_000 }
+$(rules victim-1 victim-2 stream-1 stream-2)"
+    since=$(cut -d' ' -f1 /proc/uptime)
+    if within 45 ganged; then
+        survey=$(awk "BEGIN { print $(cut -d' ' -f1 /proc/uptime) - $since }")
+        usleep 200000
+        lab-program mark 2
+        product=$(rates 1.2 "$v1" "$v2" "$s1" "$s2")
+    else
+        survey="never within 45"
+        product=$alone
+    fi
+    lab-program mark 3
+    cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
+    told=$(status | awk -F '"' '/run together/ { print $4 }' | head -n 2)
+    end
+    holds survey "a first survey of four programs, guest seconds until gangs run" "$survey" - "at most 20" "\"$survey\" + 0 > 0 && \"$survey\" + 0 <= 20"
+    set -- $alone $byhand $product
+    hand=$(awk "BEGIN { printf \"%.2f\", ($5 + $6) / ($1 + $2) }")
+    found=$(awk "BEGIN { printf \"%.2f\", (${9} + ${10}) / ($1 + $2) }")
+    holds gain "victims in gangs found by the policy: work against the kernel alone" "${told:-no gangs}" \
+        "$found, by hand $hand" "80 % of the gain by hand" "$found - 1 >= 0.8 * ($hand - 1) && $hand > 1.5"
+    tell streams "streams meanwhile, against the kernel alone" note - \
+        "$(awk "BEGIN { printf \"%.2f, by hand %.2f\", (${11} + ${12}) / ($3 + $4), ($7 + $8) / ($3 + $4) }")" -
+    kill -9 "$v1" "$v2" "$s1" "$s2"
+}
+ganged() { status | awk '/"gangs": \[$/ { found = 1 } END { exit !found }'; }
+
+# Page colors: what they confine, and what that is worth beside a stream.
+scene_colors() {
+    # Colors are looked for in the frames that a process gets: half a GiB is enough for all of them.
+    cachemate --quiet color discover --bytes 256M -o map.json --seconds 30 >discover.out 2>&1
+    code=$?
+    sed 's/^/# /' discover.out
+    if [ "$scene" = colors-hashed ]; then
+        confines=$(grep -ciE 'last level.*: confined' discover.out)
+        same hashed "on an L3 that is hashed throughout the product does not say that colors confine" 0 "$confines" \
+            "exit code $code: $(tail -n 1 discover.out | cut -c1-90)"
+        return
+    fi
+    same discover "colors are found where there are some" 0 "$code"
+    load chase solo 0 2048 100
+    busy stream s 1 32768
+    usleep 100000
+    load chase plain 0 2048 100
+    kill "$pid"
+    wait "$pid" 2>/dev/null
+    cachemate --quiet color run --colors 4-7 -- /bin/lab-program load stream s 1 32768 4000 >s.out 2>s.err &
+    cachemate --quiet color run --colors 0-3 -- /bin/lab-program load chase colored 0 2048 2000 100 >colored.out 2>colored.err
+    wait
+    solo=$(field ns solo.out)
+    # Frames are sorted while it runs: the last steps count.
+    sorted=$(field steps colored.out | awk '{ for (i = NF - 4; i <= NF; i++) sum += $i; printf "%.1f", sum / 5 }')
+    plain=$(field ns plain.out)
+    holds plain "2 MiB of 8 in ordinary frames beside a stream, share of its speed alone" - \
+        "$(awk "BEGIN { printf \"%.2f (%.1f of %.1f ns)\", $solo / $plain, $plain, $solo }")" "at most 0.30" "$solo / $plain <= 0.30"
+    holds colored "the same in half of the colors, the stream in the other half" "confined" \
+        "$(awk "BEGIN { printf \"%.2f (%.1f of %.1f ns)\", $solo / ($sorted + 1e-9), $sorted, $solo }")" "at least 0.85" \
+        "$sorted > 0 && $solo / $sorted >= 0.85"
+    sed 's/^/# /' colored.err s.err
+}
+
+# Ways by hand and by a static plan: do they hold, and does the product's word on occupancy agree with the machine's?
+scene_ways() {
+    mount -t resctrl resctrl /mnt/rdt
+    busy chase victim-1 0 3072; v1=$pid
+    busy stream stream-1 1 32768; s1=$pid
+    usleep 300000
+    before=$(rates 0.3 "$v1" "$s1")
+    manage 'window_ms = 100
+[guard]
+enabled = false
+[policy]
+name = "static-partition"
+parameters = { steps = [{ shares = ["0-11", "12-15"] }] }
+'"$(rules victim-1 stream-1)"
+    within 5 in_groups "$v1" "$s1"
+    usleep 300000
+    after=$(rates 0.5 "$v1" "$s1")
+    group=/mnt/rdt$(sed -n 's/^res://p' "/proc/$s1/cpu_resctrl_groups")
+    cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
+    near occupancy "the stream's occupancy in 4 of 16 ways, bytes" "$(cat "$group"/mon_data/mon_L3_00/llc_occupancy)" $((4 * 512 * 1024)) 2
+    end
+    set -- $before $after
+    holds gain "a victim of 3 MiB in 12 ways, work against no masks" "static-partition" "$(awk "BEGIN { printf \"%.2f\", $3 / $1 }")" \
+        "at least 4" "$3 / $1 >= 4"
+    kill -9 "$v1" "$s1"
+}
+in_groups() { for one in "$@"; do [ "$(sed -n 's/^res://p' "/proc/$one/cpu_resctrl_groups")" != / ] || return 1; done; }
+
+# DIO on live counters over two L3s, its guard on: the mix that it gets wrong (two victims together, two streams together
+# are best). Is its mistake taken back, and not repeated?
+scene_placement() {
+    busy chase victim-1 0 3072; v1=$pid
+    busy chase victim-2 1 3072; v2=$pid
+    busy stream stream-1 2 32768; s1=$pid
+    busy stream stream-2 3 32768; s2=$pid
+    usleep 300000
+    for one in "$v1" "$v2" "$s1" "$s2"; do taskset -p f "$one" >/dev/null; done
+    best=$(rates 0.3 "$v1" "$v2" "$s1" "$s2")
+    manage "window_ms = 50
+[policy]
+name = \"dio\"
+parameters = { window_cycles = 100_000_000 }
+$(rules victim-1 victim-2 stream-1 stream-2)"
+    usleep 2500000
+    late=$(rates 0.6 "$v1" "$v2" "$s1" "$s2")
+    lab-program mark 1
+    cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
+    rolled=$(status | awk -F '[:,]' '/"rolled_back"/ { print $2 + 0; exit }')
+    end
+    set -- $best $late
+    holds taken-back "DIO's mistake is taken back: victims after 2.5 s against the best placement" "rolled back ${rolled:-?} times" \
+        "$(awk "BEGIN { printf \"%.2f\", ($5 + $6) / ($1 + $2) }")" "at least 0.9" "($5 + $6) / ($1 + $2) >= 0.9"
+    kill -9 "$v1" "$v2" "$s1" "$s2"
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#include "model.h"
+
+const char *const count_names[COUNTS] = {
+	"accesses",    "l1_misses",	"l2_misses",	"l3_misses",	   "cold",	    "own",
+	"others",      "coherent",	"transfers_same", "transfers_other", "invalidations", "read_lines",
+	"written_lines", "prefetches", "prefetch_misses", "stall_cycles", "bandwidth_cycles",
+};
+
+void model_set_class(struct model *m, unsigned cpu, unsigned class_of_service, unsigned monitor)
+{
+	m->cpu[cpu].class_of_service = class_of_service & 15;
+	m->cpu[cpu].monitor = monitor & 255;
+}
+
+static void fold(struct model *m, struct cpu *c)
+{
+	for (unsigned i = 0; i < COUNTS; i++) {
+		m->task_count[c->task][i] += c->count[i] - c->count_at_switch[i];
+		c->count_at_switch[i] = c->count[i];
+	}
+}
+
+void model_set_task(struct model *m, unsigned cpu, unsigned task)
+{
+	struct cpu *c = &m->cpu[cpu];
+	fold(m, c);
+	c->task = task < TASKS_AT_MOST ? task : 0;
+}
+
+void model_set_mask(struct model *m, unsigned l3, unsigned class_of_service, uint32_t ways)
+{
+	ways &= (uint32_t)((1ull << m->l3_ways) - 1);
+	if (ways)
+		m->l3[l3].mask[class_of_service & 15] = ways;
+}
+
+uint32_t model_mask(const struct model *m, unsigned l3, unsigned class_of_service)
+{
+	return m->l3[l3].mask[class_of_service & 15];
+}
+
+uint64_t model_count(const struct model *m, unsigned cpu, enum count what)
+{
+	return m->cpu[cpu].count[what];
+}
+
+uint64_t model_task_count(struct model *m, unsigned task, enum count what)
+{
+	uint64_t running = 0;
+	for (unsigned i = 0; i < m->config.cpus; i++)
+		if (m->cpu[i].task == task)
+			running += m->cpu[i].count[what] - m->cpu[i].count_at_switch[what];
+	return m->task_count[task][what] + running;
+}
+
+unsigned model_l3_of(const struct model *m, unsigned cpu)
+{
+	return m->cpu[cpu].l3;
+}
+
+unsigned model_l3s(const struct model *m)
+{
+	return m->l3s;
+}
+
+uint64_t model_monitor_lines(const struct model *m, unsigned l3, unsigned monitor)
+{
+	return m->l3[l3].monitor_lines[monitor & 255];
+}
+
+uint64_t model_monitor_traffic(const struct model *m, unsigned l3, unsigned monitor)
+{
+	return m->l3[l3].monitor_traffic[monitor & 255];
+}
+
+uint64_t model_task_lines(const struct model *m, unsigned l3, unsigned task)
+{
+	return m->l3[l3].task_lines[task];
+}
+
+uint32_t model_hurt(const struct model *m, unsigned victim, unsigned by)
+{
+	return m->hurt[victim][by];
+}

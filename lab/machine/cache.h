@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later
+ * The caches: an L1 and an L2 for each CPU, L3s shared by some of them with way masks, one memory with a bandwidth.
+ *
+ * Physical lines; least recently used; nothing is inclusive of anything. Lines are kept coherent by a directory: a store
+ * takes the line from everybody else, and a line that another CPU has modified comes out of that CPU's cache. Knows
+ * nothing of QEMU, of clocks or of the host: who calls says what time it is, and is told what the access costs. */
+#ifndef CACHE_H
+#define CACHE_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "config.h"
+
+enum { TASKS_AT_MOST = 1024 };
+enum { L1_SETS = 64 };
+
+/* Counted for each CPU; names in count_names. A miss of the L3 has exactly one cause. */
+enum count {
+	ACCESSES,
+	L1_MISSES,
+	L2_MISSES,
+	L3_MISSES,
+	COLD,	  /* misses of the L3: the line was not there before, */
+	OWN,	  /* this task displaced it itself, */
+	OTHERS,	  /* another task did (who: model_hurt), */
+	COHERENT, /* a store on another L3 took it away */
+	TRANSFERS_SAME,
+	TRANSFERS_OTHER, /* lines out of another CPU's cache, on this L3 and on another */
+	INVALIDATIONS,	 /* stores that took lines from others */
+	READ_LINES,
+	WRITTEN_LINES, /* memory traffic */
+	PREFETCHES,    /* lines that the streamer asked for beyond the L2, */
+	PREFETCH_MISSES, /* and of these, out of memory */
+	STALL_CYCLES,
+	BANDWIDTH_CYCLES, /* of these, waiting for memory's turn */
+	COUNTS
+};
+extern const char *const count_names[COUNTS];
+
+struct outcome {
+	uint32_t cycles;
+	bool coherent; /* the line moved between CPUs */
+	bool moving;   /* it has moved more than once lately: order matters to the nanosecond */
+};
+
+struct model;
+struct model *model_new(const struct config *);
+void model_free(struct model *);
+
+/* One access by a CPU at its time. Lines from model_lines on are not covered: the caller must not ask for them. */
+struct outcome model_access(struct model *, unsigned cpu, uint32_t line, bool store, uint64_t now_cycles);
+/* Out of all caches (CLFLUSH). */
+void model_flush(struct model *, uint32_t line);
+/* Brings a line in as a load does, and nobody waits (PREFETCH). */
+void model_prefetch(struct model *, unsigned cpu, uint32_t line, uint64_t now_cycles);
+uint32_t model_lines(const struct model *);
+
+/* What this CPU touched last in each set of its L1, by virtual line: a hit there changes nothing, and needs no look at
+ * the model. `model_touched` says so after an access (of a line that is not moving between CPUs); whoever changes
+ * translations calls `model_forget`. */
+bool model_is_recent(const struct model *, unsigned cpu, uint64_t virtual_line, bool store);
+void model_touched(struct model *, unsigned cpu, uint64_t virtual_line, bool store, bool moving);
+void model_forget(struct model *, unsigned cpu);
+void model_count_access(struct model *, unsigned cpu);
+
+/* Who runs on a CPU from now on: its class and monitor (RDT), its task (for the truth). */
+void model_set_class(struct model *, unsigned cpu, unsigned class_of_service, unsigned monitor);
+void model_set_task(struct model *, unsigned cpu, unsigned task);
+/* Ways that a class may fill. At least one. */
+void model_set_mask(struct model *, unsigned l3, unsigned class_of_service, uint32_t ways);
+uint32_t model_mask(const struct model *, unsigned l3, unsigned class_of_service);
+
+/* Counters since the start; of a task, what its CPUs counted while it ran. */
+uint64_t model_count(const struct model *, unsigned cpu, enum count);
+uint64_t model_task_count(struct model *, unsigned task, enum count);
+unsigned model_l3_of(const struct model *, unsigned cpu);
+unsigned model_l3s(const struct model *);
+/* Lines that a monitor, or a task, holds in an L3 now; lines that a monitor moved between an L3 and memory. */
+uint64_t model_monitor_lines(const struct model *, unsigned l3, unsigned monitor);
+uint64_t model_monitor_traffic(const struct model *, unsigned l3, unsigned monitor);
+uint64_t model_task_lines(const struct model *, unsigned l3, unsigned task);
+/* Misses of `victim` for lines that `by` displaced. */
+uint32_t model_hurt(const struct model *, unsigned victim, unsigned by);
+#endif

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later
+ * The modelled machine, as `cachemate lab config` prints it: lines of "name value", '#' begins a comment. */
+#ifndef CONFIG_H
+#define CONFIG_H
+#include <stddef.h>
+#include <stdint.h>
+
+enum { CPUS_AT_MOST = 16, L3S_AT_MOST = 8, WAYS_AT_MOST = 32, LINE_SHIFT = 6, LINE_BYTES = 64 };
+
+struct config {
+	char name[64];
+	char truth_file[512]; /* empty = nothing is written */
+	uint64_t hertz;
+	uint64_t cpus, cpus_per_l3;
+	uint64_t l1_bytes, l1_ways, l2_bytes, l2_ways, l3_bytes, l3_ways, l3_slices;
+	/* Beyond the one cycle of an instruction. */
+	uint64_t l2_cycles, l3_cycles, memory_cycles;
+	uint64_t prefetch_streams, prefetch_degree; /* of each L2's streamer; 0 = there is none */
+	uint64_t same_l3_cycles, other_l3_cycles; /* a line out of another CPU's cache */
+	uint64_t io_cycles;
+	uint64_t memory_cycles_per_line; /* of the whole machine's memory: its bandwidth; 0 = unlimited */
+	uint64_t classes, monitors;	 /* of RDT: 0 = the processor has none */
+	uint64_t counters;		 /* performance counters: 0 = there is no PMU */
+	uint64_t memory_bytes;		 /* what the model covers; an access beyond it ends the run */
+	uint64_t quantum_ns;		 /* how far a CPU may run ahead of the slowest one */
+	uint64_t shared_ahead_ns;	 /* the same on lines that move between CPUs, */
+	uint64_t pause_ahead_ns;	 /* at a PAUSE, */
+	uint64_t tsc_ahead_ns;		 /* and at an RDTSC */
+	uint64_t backoff_doublings;	 /* of these three during a long spin */
+	uint64_t truth_ns;		 /* between two entries of the truth */
+	uint64_t model_on;		 /* from the first instruction; 0 = once the guest asks for it */
+	uint64_t verbose;
+};
+
+void config_defaults(struct config *);
+/* One setting; NULL, or what is wrong with it (static storage). */
+const char *config_set(struct config *, const char *name, const char *value);
+/* A whole file; NULL, or what is wrong and where. */
+const char *config_read(struct config *, const char *path);
+/* Whether the settings fit each other; NULL, or what does not. */
+const char *config_check(const struct config *);
+#endif

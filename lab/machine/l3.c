@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#include "model.h"
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+/* Numbered as cachemate's simulator does it: the slice by a hash of the whole line address, the set by its low bits. */
+static inline size_t l3_set(const struct model *m, uint32_t line)
+{
+	size_t set = line & ((1u << m->l3_sets_log2) - 1);
+	if (m->l3_slices > 1) {
+		uint64_t h = line; /* splitmix64's finalizer */
+		h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9ull;
+		h = (h ^ h >> 27) * 0x94D049BB133111EBull;
+		h ^= h >> 31;
+		set += (size_t)(((unsigned __int128)h * m->l3_slices) >> 64) << m->l3_sets_log2;
+	}
+	return set;
+}
+
+static inline int find_tag(const uint32_t *tags, unsigned ways, uint32_t tag)
+{
+	unsigned i = 0;
+#ifdef __SSE2__
+	__m128i wanted = _mm_set1_epi32((int)tag);
+	for (; i + 4 <= ways; i += 4) {
+		__m128i same = _mm_cmpeq_epi32(_mm_loadu_si128((const __m128i *)(tags + i)), wanted);
+		int which = _mm_movemask_ps(_mm_castsi128_ps(same));
+		if (which)
+			return (int)i + __builtin_ctz((unsigned)which);
+	}
+#endif
+	for (; i < ways; i++)
+		if (tags[i] == tag)
+			return (int)i;
+	return -1;
+}
+
+uint64_t wait_for_memory(struct model *m, uint64_t now)
+{
+	uint32_t need = (uint32_t)m->config.memory_cycles_per_line;
+	if (!need)
+		return 0;
+	struct bandwidth *b = &m->bandwidth;
+	uint64_t slot = now / SLOT_CYCLES;
+	for (unsigned tries = 0; tries < SLOTS_AHEAD; tries++, slot++) {
+		unsigned at = slot % SLOTS;
+		if (b->slot[at] != slot) {
+			b->slot[at] = slot;
+			b->used[at] = 0;
+		}
+		if (b->used[at] + need <= SLOT_CYCLES) {
+			b->used[at] += need;
+			break;
+		}
+	}
+	return slot * SLOT_CYCLES > now ? slot * SLOT_CYCLES - now : 0;
+}
+
+static void take_out(struct model *m, unsigned l3, size_t at)
+{
+	struct l3 *c = &m->l3[l3];
+	m->line[c->tag[at] - 1].l3s &= (uint8_t)~(1u << l3);
+	c->monitor_lines[c->monitor[at]]--;
+	c->task_lines[c->task[at]]--;
+	c->tag[at] = 0;
+}
+
+static void displace(struct model *m, struct cpu *by, unsigned l3, size_t at, uint64_t now)
+{
+	struct l3 *c = &m->l3[l3];
+	uint32_t line = c->tag[at] - 1;
+	struct line *known = &m->line[line];
+	known->displaced_by = (uint16_t)by->task;
+	known->displaced_from = (l3 + 1) & 15;
+	known->lost &= (uint8_t)~(1u << l3);
+	if (known->dirty && !(known->owner && holds(m, &m->cpu[known->owner - 1], line))) {
+		known->dirty = 0;
+		by->count[WRITTEN_LINES]++;
+		c->monitor_traffic[c->monitor[at]]++;
+		wait_for_memory(m, now); /* takes memory's time, and nobody waits for it */
+	}
+	take_out(m, l3, at);
+}
+
+bool l3_touch(struct model *m, struct cpu *by, unsigned l3, uint32_t line, uint64_t now)
+{
+	struct l3 *c = &m->l3[l3];
+	size_t set = l3_set(m, line), base = set * m->l3_ways;
+	uint32_t stamp = ++c->clock[set];
+	int at = find_tag(c->tag + base, m->l3_ways, line + 1);
+	if (at >= 0) {
+		c->stamp[base + (unsigned)at] = stamp;
+		return true;
+	}
+	uint32_t mask = c->mask[by->class_of_service], oldest = 0;
+	unsigned victim = 0;
+	for (unsigned i = 0; i < m->l3_ways; i++) {
+		if (!(mask >> i & 1))
+			continue;
+		uint32_t age = c->tag[base + i] ? stamp - c->stamp[base + i] : UINT32_MAX;
+		if (age > oldest) {
+			oldest = age;
+			victim = i;
+		}
+	}
+	size_t place = base + victim;
+	if (c->tag[place])
+		displace(m, by, l3, place, now);
+	c->tag[place] = line + 1;
+	c->stamp[place] = stamp;
+	c->monitor[place] = (uint8_t)by->monitor;
+	c->task[place] = (uint16_t)by->task;
+	c->monitor_lines[by->monitor]++;
+	c->task_lines[by->task]++;
+	m->line[line].l3s |= (uint8_t)(1u << l3);
+	return false;
+}
+
+void l3_remove(struct model *m, unsigned l3, uint32_t line)
+{
+	size_t base = l3_set(m, line) * m->l3_ways;
+	int at = find_tag(m->l3[l3].tag + base, m->l3_ways, line + 1);
+	if (at >= 0)
+		take_out(m, l3, base + (unsigned)at);
+}
+
+void lose_elsewhere(struct model *m, unsigned l3, uint32_t line)
+{
+	struct line *known = &m->line[line];
+	uint8_t others = known->l3s & (uint8_t)~(1u << l3);
+	known->lost &= (uint8_t)~(1u << l3);
+	for (unsigned i = 0; others; i++, others >>= 1)
+		if (others & 1) {
+			l3_remove(m, i, line);
+			known->lost |= (uint8_t)(1u << i);
+		}
+}

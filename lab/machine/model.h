@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later
+ * The caches from inside: for cache.c (private caches, coherence, the streamer), l3.c (L3s and memory) and account.c
+ * (classes, tasks, counters). */
+#ifndef MODEL_H
+#define MODEL_H
+#include "cache.h"
+
+/* An entry of an L1 or L2: line + 1 above two flags; 0 = free. Of each set the most recently used comes first. */
+enum { EXCLUSIVE = 1, MOVING = 2, FLAGS = 3 };
+typedef uint32_t entry;
+
+/* What is known of a line, wherever it is. `holders` are CPUs that may still hold it. */
+struct line {
+	uint16_t holders;
+	uint16_t displaced_by; /* the task that drove it out of an L3 last */
+	uint8_t owner;	       /* CPU + 1 that may hold it alone, and may have changed it */
+	uint8_t l3s;	       /* that hold it */
+	uint8_t lost;	       /* L3s that lost it to a store elsewhere */
+	uint8_t displaced_from : 4, /* L3 + 1 */
+		moves : 2, dirty : 1;
+};
+_Static_assert(sizeof(struct line) == 8, "a line's record must stay small: there is one for each line of memory");
+
+enum { RECENT = 64, STREAMS_AT_MOST = 32, IN_FLIGHT = 64, LINES_OF_A_PAGE_LOG2 = 6 };
+
+/* Misses of the L1 that follow each other upwards; `ahead` is the last line asked for in advance. */
+struct stream {
+	uint32_t last, ahead;
+	bool sure;
+};
+
+/* A line that was asked for in advance, and when it is there. */
+struct in_flight {
+	uint32_t line;
+	uint64_t ready;
+};
+
+struct cpu {
+	entry l1[L1_SETS * WAYS_AT_MOST];
+	entry *l2;
+	uint64_t recent_reads[RECENT], recent_writes[RECENT]; /* virtual line + 1 */
+	struct stream streams[STREAMS_AT_MOST];
+	unsigned next_stream;
+	struct in_flight in_flight[IN_FLIGHT];
+	unsigned l3, class_of_service, monitor, task;
+	uint64_t count[COUNTS], count_at_switch[COUNTS];
+};
+
+struct l3 {
+	uint32_t *tag; /* line + 1; 0 = free */
+	uint32_t *stamp;
+	uint32_t *clock; /* of each set: grows with every touch */
+	uint16_t *task;
+	uint8_t *monitor;
+	uint32_t mask[16];
+	uint64_t monitor_lines[256], monitor_traffic[256], task_lines[TASKS_AT_MOST];
+};
+
+/* Memory's turn: slots of SLOT_CYCLES, each taken for as many cycles as lines were moved in it. */
+enum { SLOTS = 1 << 14, SLOT_CYCLES = 256, SLOTS_AHEAD = 2000 };
+struct bandwidth {
+	uint64_t slot[SLOTS];
+	uint32_t used[SLOTS];
+};
+
+struct model {
+	struct config config;
+	unsigned l3s, l1_ways, l2_ways, l2_sets, l3_ways, l3_sets_log2, l3_slices;
+	uint32_t lines;
+	struct cpu *cpu;
+	struct l3 l3[L3S_AT_MOST];
+	struct line *line;
+	struct bandwidth bandwidth;
+	uint64_t task_count[TASKS_AT_MOST][COUNTS];
+	uint32_t hurt[TASKS_AT_MOST][TASKS_AT_MOST];
+};
+
+/* Whether a CPU's L1 or L2 has the line. */
+bool holds(struct model *, struct cpu *, uint32_t line);
+/* Whether the L3 has it; if not it is put in, into a way of the class's mask. */
+bool l3_touch(struct model *, struct cpu *by, unsigned l3, uint32_t line, uint64_t now);
+void l3_remove(struct model *, unsigned l3, uint32_t line);
+/* A store takes the line out of all L3s but one. */
+void lose_elsewhere(struct model *, unsigned l3, uint32_t line);
+/* Takes memory's time for one line; cycles until its turn. */
+uint64_t wait_for_memory(struct model *, uint64_t now);
+#endif

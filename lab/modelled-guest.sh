@@ -1,0 +1,92 @@
+# Sourced by the lab's scripts: what a guest on a modelled machine is made of, and how it is booted. Expects $binary
+# (cachemate), $cache and $out (folders). `make lab` and `cachemate lab run` use the same.
+. lab/packages.sh
+mkdir -p "$cache"
+cache=$(cd "$cache" && pwd)
+tree=$cache/tree-11
+kernel_pinned=linux-image-6.18.15+deb13-cloud-amd64
+limit_seconds=${LAB_LIMIT_SECONDS:-1200} # a guest that hangs is ended
+
+# The kernel that the lab was written with, else the newest of its series.
+kernel_package() {
+    in_root apt-cache pkgnames linux-image-6.18. | grep -E '^linux-image-[0-9.]+\+deb13-cloud-amd64$' | sort -V |
+        awk -v pinned="$kernel_pinned" '{ last = $1 } $1 == pinned { found = $1 } END { print found ? found : last }'
+}
+
+# vmlinux FILE: the kernel out of its compressed image: it starts in half the time.
+vmlinux() {
+    local magic unpack offset
+    for magic in '\x28\xb5\x2f\xfd zstd' '\xfd7zXZ\x00 xz'; do
+        unpack=${magic#* }
+        for offset in $(LC_ALL=C grep -aboP "${magic% *}" "$1" | cut -d: -f1); do
+            tail -c +$((offset + 1)) "$1" | "$unpack" -dc 2>/dev/null >"$2.new" || true
+            [ "$(stat -c %s "$2.new")" -gt 10000000 ] && mv "$2.new" "$2" && return
+        done
+    done
+    rm -f "$2.new"
+    return 1
+}
+
+# Packages, the kernel's image, the machine and the guest's programs; NOT RUN where something cannot be had.
+prepare() {
+    for tool in cc make zstd xz flock; do
+        command -v "$tool" >/dev/null || not_run "$tool is missing on this host"
+    done
+    exec 9>"$cache/lock" # one at a time: another lab on this machine may be fetching just now
+    flock 9
+    [ -s "$tree/ready" ] || fetch "$tree" 'trixie trixie-backports' trixie-backports kernel_package
+    [ -s "$tree/vmlinux" ] || vmlinux "$(echo "$tree"/boot/vmlinuz-*)" "$tree/vmlinux" ||
+        not_run "the kernel's image cannot be unpacked"
+    exec 9>&-
+    loader=$(echo "$tree"/usr/lib64/ld-linux-x86-64.so.2)
+    libraries=$tree/usr/lib/x86_64-linux-gnu
+    make -s -C lab/machine OUT="$out/machine" >"$out/make.log" 2>&1 || not_run "the machine cannot be built (see $out/make.log)"
+    cc -O2 -o "$out/machine/lab-program" lab/guest/program.c -lpthread >>"$out/make.log" 2>&1 ||
+        not_run "the guest's programs cannot be built (see $out/make.log)"
+}
+
+# with_libraries FILE ROOT: a program and what it is linked with here, the same files.
+with_libraries() {
+    local library
+    cp "$1" "$2/bin/"
+    ldd "$1" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do
+        mkdir -p "$2$(dirname "$library")"
+        cp -L "$library" "$2$library"
+    done
+}
+
+# The guest's files in $out/initramfs; `pack` makes the archive of them.
+initramfs() {
+    local root=$out/initramfs
+    rm -rf "$root"
+    mkdir -p "$root/bin" "$root/lab"
+    cp "$(ls "$tree/bin/busybox" "$tree/usr/bin/busybox" 2>/dev/null | head -n 1)" "$root/bin/"
+    with_libraries "$binary" "$root"
+    strip "$root/bin/$(basename "$binary")" 2>/dev/null || true
+    [ "$(basename "$binary")" = cachemate ] || mv "$root/bin/$(basename "$binary")" "$root/bin/cachemate"
+    with_libraries "$out/machine/lab-program" "$root"
+    cp lab/guest/init "$root/init"
+    cp lab/guest/scenes.sh lab/guest/deaths.sh lab/guest/programs.sh "$root/lab/"
+    chmod +x "$root/init"
+}
+pack() { (cd "$out/initramfs" && find . | LC_ALL=C sort | bin/busybox cpio -o -H newc 2>/dev/null) >"$out/initramfs.cpio"; }
+
+# boot NAME MACHINE-CONFIG INITRAMFS: one guest until it powers off; its console is in $out/NAME.log
+boot() {
+    local name=$1 config=$2 initramfs=$3 smp memory
+    smp=$(awk '$1 == "cpus" { cpus = $2 } $1 == "cpus_per_l3" { each = $2 }
+        END { print cpus ",sockets=" cpus / each ",cores=" each ",threads=1" }' "$config")
+    memory=$(awk '$1 == "memory_bytes" { print $2 / 1048576 "M" }' "$config")
+    timeout --kill-after=5 "$limit_seconds" nice -n "${LAB_NICE:-10}" "$loader" --preload "$out/machine/machine.so" \
+        --library-path "$libraries" "$tree/usr/bin/qemu-system-x86_64" -L "$tree/usr/share/qemu" \
+        -L "$tree/usr/share/seabios" -accel tcg,thread=multi -M q35 \
+        -cpu max,vendor=GenuineIntel,-monitor,level=0x16 -smp "$smp" -m "$memory" -nographic -nodefaults -no-reboot \
+        -rtc clock=vm -serial stdio -kernel "$tree/vmlinux" -initrd "$initramfs" \
+        -plugin "$out/machine/machine.so,config=$config" -append "console=ttyS0 quiet panic=-1 tsc=reliable idle=halt \
+no_timer_check mitigations=off nmi_watchdog=0 nokaslr lpj=8000000 cryptomgr.notests \
+initcall_blacklist=load_system_certificate_list,tracer_init_tracefs,event_trace_init lab=$name" \
+        </dev/null >"$out/$name.log" 2>&1 || true
+    if grep -q 'version 7 of the plugin' "$out/$name.log"; then
+        not_run "this QEMU is not 11.1: its plugin interface is another one"
+    fi
+}

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# The lab with caches that cost time: an unmodified kernel and unmodified programs on a modelled machine (lab/machine), and
+# cachemate on it as on any host. docs/lab.md says what is shown and how.
+# Needs apt on a Debian host, a C compiler, zstd and xz. Where something cannot be had it says NOT RUN and ends with 0.
+# Usage: lab/modelled.sh [BINARY]    (target/release/cachemate; results go to target/lab)
+# LAB_FULL=1: all scenes instead of the short ones. LAB_SCENES: only these. LAB_CACHE: where packages are kept.
+# LAB_LIMIT_SECONDS: of one guest. LAB_NICE: of the emulator.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+binary=${1:-target/release/cachemate}
+cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
+out=$PWD/target/lab
+short='gangs colors colors-hashed deaths'
+full="settled gangs gangs-bare colors colors-hashed ways placement deaths"
+scenes=${LAB_SCENES:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
+started=$(date +%s)
+mkdir -p "$out"
+rm -f "$out"/*.log "$out"/*.tsv "$out"/*.hurt "$out/result.json"
+
+[ -x "$binary" ] || { echo "lab: no $binary; make build makes it" >&2; exit 1; }
+. lab/modelled-guest.sh
+prepare
+
+# scene NAME MACHINE [CONFIG-OPTION...]: one guest on one machine. The scene's name is the part before a dash.
+scene() {
+    local name=$1 machine=$2 since config=$out/$1.machine
+    shift 2
+    "$binary" lab config --machine "$machine" "$@" >"$config"
+    printf 'model_on 0\nverbose 1\ntruth_file %s\n' "$out/$name.truth.tsv" >>"$config"
+    since=$(date +%s)
+    echo "scene '$name' on $machine (modelled machine) ..."
+    boot "$name" "$config" "$out/initramfs.cpio"
+    tr -d '\r' <"$out/$name.log" | grep -ao 'LAB	.*' | cut -f2- >"$out/$name.lines.tsv" || true
+    if ! grep -q '^end	' "$out/$name.lines.tsv"; then
+        printf '%s.end\tthe guest comes to its end\tFAIL\t-\tnot within %s s (see %s)\t-\n' "$name" "$limit_seconds" \
+            "$out/$name.log" >>"$out/$name.lines.tsv"
+    fi
+    awk -F '\t' -v OFS='\t' -v name="$name" -v seconds=$(($(date +%s) - since)) '
+        $1 == "end" { print name ".end", "the guest comes to its end", "ok", $2, seconds " s here", "-"; next } { print }
+    ' "$out/$name.lines.tsv" >>"$out/results.tsv"
+}
+
+# The machine's own benches come first: what is not so there is not so in a guest either.
+if lab/machine/tests/run.sh "$binary" "$out/machine" >"$out/benches.log" 2>&1; then verdict=ok; else verdict=FAIL; fi
+printf 'machine.benches\tthe model against the simulator, miss for miss\t%s\t%s differ\t%s compared\tnone differs\n' "$verdict" \
+    "$(grep -c '^FAIL' "$out/benches.log")" "$(grep -cE '^(ok|FAIL) ' "$out/benches.log")" >>"$out/results.tsv"
+
+initramfs
+pack
+for name in $scenes; do
+    case $name in
+        settled) scene settled 'lab-vm?packages=2' ;;
+        gangs) scene gangs lab-vm ;;
+        gangs-bare) scene gangs-bare lab-vm --no-counters --no-rdt ;;
+        colors) scene colors lab-vm ;;
+        colors-hashed) scene colors-hashed 'lab-vm?caches.l3.slices=128' ;;
+        ways) scene ways lab-vm ;;
+        placement) scene placement 'lab-vm?packages=2' ;;
+        deaths) scene deaths 'lab-vm?packages=2' ;;
+        *) echo "lab: found the scene '$name', expected some of: $full" >&2; exit 2 ;;
+    esac
+done
+
+# ---- results --------------------------------------------------------------------------------------------------------
+
+printf '\nFigures of a modelled machine\n'
+awk -F '\t' '{ printf "%-24s %-5s %-58s %-34s %-34s %s\n", $1, $3, substr($2, 1, 58), substr($4, 1, 34), substr($5, 1, 34), $6 }' \
+    "$out/results.tsv"
+awk -F '\t' -v kernel="$(cat "$tree/ready")" -v seconds=$(($(date +%s) - started)) '
+    function text(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
+    function verdict(s) { return s == "ok" ? "true" : s == "FAIL" ? "false" : "null" }
+    BEGIN { printf "{\n  \"ran\": true,\n  \"machine\": \"modelled\",\n  \"kernel\": %s,\n  \"lines\": [", text(kernel) }
+    { printf "%s\n    { \"id\": %s, \"what\": %s, \"ok\": %s, \"belief\": %s, \"truth\": %s, \"bar\": %s }",
+          (NR > 1 ? "," : ""), text($1), text($2), verdict($3), text($4), text($5), text($6)
+      failed += $3 == "FAIL"; good += $3 == "ok" }
+    END { printf "\n  ],\n  \"ok\": %d,\n  \"failed\": %d,\n  \"seconds\": %d\n}\n", good, failed, seconds }
+' "$out/results.tsv" >"$out/result.json"
+failed=$(awk -F '\t' '$3 == "FAIL"' "$out/results.tsv" | wc -l)
+printf '\n%s: %s lines, %s failed, %s s; %s\n' "$(cat "$tree/ready")" "$(wc -l <"$out/results.tsv")" "$failed" \
+    $(($(date +%s) - started)) "$out/result.json"
+[ "$failed" = 0 ]

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# A user's own programs on a modelled machine: what `cachemate lab run` starts.
+# Usage: lab/programs.sh JOB BINARY
+# JOB is a folder with `machine` (cachemate lab config), `programs` (a command line each), `policy.toml` (the daemon's [policy];
+# absent = none), `seconds` (of the guest, for one phase) and `files` (copied to /programs in the guest; may be absent).
+# It gets `results.tsv`: phase, program's number from 0, what it was, seconds, whether it ended by itself, and of the process
+# instructions, misses of the L3, those for lines that others displaced, bytes moved from memory, most bytes held in an L3.
+set -euo pipefail
+job=$(realpath "$1")
+binary=$(realpath "$2")
+cd "$(dirname "$0")/.."
+cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$job}/.cache}/cachemate/lab}
+out=$job
+. lab/modelled-guest.sh
+prepare
+initramfs
+cp "$job/programs" "$job/seconds" "$out/initramfs/lab/"
+[ ! -e "$job/policy.toml" ] || cp "$job/policy.toml" "$out/initramfs/lab/"
+mkdir -p "$out/initramfs/programs"
+[ ! -d "$job/files" ] || cp -r "$job/files/." "$out/initramfs/programs/"
+# What is named by a path of this host comes along with its libraries.
+while read -r program _; do
+    case $program in
+        /*) [ ! -x "$program" ] || { with_libraries "$program" "$out/initramfs" && mkdir -p "$out/initramfs$(dirname "$program")" &&
+            cp "$program" "$out/initramfs$program"; } ;;
+    esac
+done <"$job/programs"
+pack
+printf 'model_on 0\ntruth_file %s\n' "$out/truth.tsv" >>"$job/machine"
+boot programs "$job/machine" "$out/initramfs.cpio"
+tr -d '\r' <"$out/programs.log" | grep -ao 'PROGRAM	.*' | cut -f2- >"$out/ran.tsv" || true
+grep -aq 'LAB	end' "$out/programs.log" || { echo "lab: the guest did not come to its end (see $out/programs.log)" >&2; exit 1; }
+awk -F '\t' -v OFS='\t' '
+    FNR == 1 && NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i; if ($i ~ /^l3_.*_lines$/) l3[i] }; next }
+    FNR == NR {
+        if (NF < at["cycles"]) next
+        thread = $at["tid"] " " $at["name"]
+        process[thread] = $at["pid"]
+        instructions[thread] = $at["instructions"]; misses[thread] = $at["l3_misses"]; others[thread] = $at["others"]
+        lines[thread] = $at["read_lines"] + $at["written_lines"]
+        for (i in l3) if ($i > most[thread]) most[thread] = $i
+        next
+    }
+    {
+        i = m = o = b = h = 0
+        for (t in process) if (process[t] == $4) {
+            i += instructions[t]; m += misses[t]; o += others[t]; b += 64 * lines[t]; h += 64 * most[t]
+        }
+        print $1, $2, $3, $5, $6, i, m, o, b, h
+    }' "$out/truth.tsv" "$out/ran.tsv" >"$job/results.tsv"

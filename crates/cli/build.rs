@@ -7,7 +7,55 @@ use std::env;
 use std::path::PathBuf;
 use std::process::{Command, exit};
 
+/// Whatever a simulated result depends on: rooms, data that comes with the program, versions of what it is built from.
+const RESULTS_DEPEND_ON: &[&str] = &[
+    "../core/src",
+    "../locality/src",
+    "../policy/src",
+    "../repro/src",
+    "../sim/src",
+    "../spec/src",
+    "../sweep/src/job.rs",
+    "../trace/src",
+    "src/commands/mrc.rs",
+    "src/commands/sim.rs",
+    "src/deciding.rs",
+    "src/sweeping.rs",
+    "../../machines",
+    "../../Cargo.lock",
+];
+
 fn main() {
+    fingerprint_sources();
+    build_agent();
+}
+
+/// A sweep's results are of one version; this names it, the same on every host that builds the same sources.
+fn fingerprint_sources() {
+    let (mut files, mut left) = (Vec::new(), RESULTS_DEPEND_ON.iter().map(PathBuf::from).collect::<Vec<_>>());
+    while let Some(path) = left.pop() {
+        println!("cargo::rerun-if-changed={}", path.display());
+        match std::fs::read_dir(&path) {
+            Ok(entries) => left.extend(entries.flatten().map(|entry| entry.path())),
+            Err(_) => files.push(path),
+        }
+    }
+    files.sort();
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for file in files {
+        let Ok(bytes) = std::fs::read(&file) else {
+            eprintln!("{}: cannot be read", file.display());
+            exit(1);
+        };
+        // FNV-1a over names and contents: tells versions apart, nothing more.
+        for byte in file.to_string_lossy().bytes().chain(bytes) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+    println!("cargo::rustc-env=CACHEMATE_SOURCES={hash:016x}");
+}
+
+fn build_agent() {
     let agent = PathBuf::from("../agent/src");
     println!("cargo::rerun-if-changed={}", agent.display());
     println!("cargo::rerun-if-changed=build.rs");

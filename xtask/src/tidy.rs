@@ -17,7 +17,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("report", &["core"]),
     ("pipeline", &["core", "locality", "policy", "trace"]),
     ("repro", &["core", "locality", "policy", "pipeline", "sim", "trace", "report", "spec"]),
-    ("cli", &["core", "spec", "locality", "policy", "pipeline", "sim", "linux", "agent", "trace", "report", "repro"]),
+    ("sweep", &["core", "spec", "report"]),
+    ("cli", &["core", "spec", "locality", "policy", "pipeline", "sim", "linux", "agent", "trace", "report", "repro", "sweep"]),
 ];
 
 /// Rooms without I/O, clock or hash order.

@@ -77,3 +77,15 @@ pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> 
     output.file().write_all(bytes).map_err(|error: io::Error| anyhow::anyhow!("{}: {error}", path.display()))?;
     output.keep()
 }
+
+/// Makes a folder; one that holds something is only written to with `force`.
+///
+/// # Errors
+/// It holds something, or cannot be made.
+pub fn refuse_full(folder: &Path, force: bool) -> anyhow::Result<()> {
+    let holds_something = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+    if holds_something && !force {
+        bail!("{} is not empty; --force writes there all the same", folder.display());
+    }
+    fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))
+}

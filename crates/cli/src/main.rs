@@ -17,6 +17,7 @@ mod prediction;
 mod profiling;
 mod programs;
 mod session;
+mod sweeping;
 mod traces;
 
 use std::process::ExitCode;

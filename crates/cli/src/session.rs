@@ -48,6 +48,11 @@ impl Session {
         }
     }
 
+    /// The same interruption, and no progress bar or message: for work that is one of many at once.
+    pub fn silent(&self) -> Self {
+        Session { quiet: true, chatty: false, paint: self.paint, interrupted: Arc::clone(&self.interrupted) }
+    }
+
     pub fn paint(&self) -> Paint {
         self.paint
     }

@@ -15,13 +15,14 @@ mod overrides;
 mod scenario;
 
 pub use error::SpecError;
-pub use located::parse_toml;
+pub use located::{Located, parse_toml};
 pub use machines::{built_in_machine_text, load_machine, load_topology, machine_names};
 pub use manage::{
     ConfinedGroup, GuardConfig, ManageConfig, RuleAction, RuleConfig, User, load_manage_config, parse_manage_config,
 };
 pub use matrix::{load_percent_matrix, parse_percent_matrix};
 pub use scenario::{Length, PolicyChoice, ProgramSpec, Scenario, load_scenario, parse_scenario};
+pub use scenario::{Length, PolicyChoice, ProgramSpec, Scenario, load_scenario, parse_scenario, vary_scenario};
 
 /// Files larger than this are not specifications.
 const LARGEST_FILE_BYTES: u64 = 16 << 20;

@@ -13,7 +13,7 @@ use crate::SpecError;
 use crate::overrides::{Override, apply};
 
 /// A TOML text that stays at hand to point into.
-pub(crate) struct Located<'a> {
+pub struct Located<'a> {
     file: &'a str,
     text: &'a str,
     tree: Spanned<DeTable<'a>>,
@@ -24,11 +24,13 @@ pub(crate) struct Located<'a> {
 /// # Errors
 /// Broken TOML, an unknown, missing or ill-typed field: with line, column, field, what was found and expected.
 pub fn parse_toml<T: DeserializeOwned>(file: &str, text: &str) -> Result<T, SpecError> {
-    Located::parse(file, text)?.read(&[])
+    Located::parse(file, text)?.value()
 }
 
 impl<'a> Located<'a> {
-    pub(crate) fn parse(file: &'a str, text: &'a str) -> Result<Self, SpecError> {
+    /// # Errors
+    /// Broken TOML, with its place.
+    pub fn parse(file: &'a str, text: &'a str) -> Result<Self, SpecError> {
         let tree = DeTable::parse(text).map_err(|error| SpecError {
             line_column: error.span().map(|span| line_column(text, span.start)),
             ..SpecError::of_file(file, first_line(error.message()), "TOML")
@@ -36,15 +38,29 @@ impl<'a> Located<'a> {
         Ok(Located { file, text, tree })
     }
 
+    /// The text as a `T`.
+    ///
+    /// # Errors
+    /// An unknown, missing or ill-typed field, with its place.
+    pub fn value<T: DeserializeOwned>(&self) -> Result<T, SpecError> {
+        self.changed(|_| Ok(()))
+    }
+
     pub(crate) fn read<T: DeserializeOwned>(&self, overrides: &[Override]) -> Result<T, SpecError> {
+        self.changed(|table| overrides.iter().try_for_each(|change| apply(table, change)))
+    }
+
+    /// The text as a `T` after changes to the values.
+    pub(crate) fn changed<T: DeserializeOwned>(
+        &self,
+        change: impl FnOnce(&mut toml::Table) -> Result<(), SpecError>,
+    ) -> Result<T, SpecError> {
         // The tree above was parsed from the same text, so only a number out of range can still fail here.
         let mut table: toml::Table = toml::from_str(self.text).map_err(|error| SpecError {
             line_column: error.span().map(|span| line_column(self.text, span.start)),
             ..SpecError::of_file(self.file, first_line(error.message()), "TOML")
         })?;
-        for change in overrides {
-            apply(&mut table, change).map_err(|error| SpecError { file: self.file.into(), ..error })?;
-        }
+        change(&mut table).map_err(|error| SpecError { file: self.file.into(), ..error })?;
         serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
             let path = error.path().to_string();
             self.explain(if path == "." { "" } else { &path }, error.inner().message())
@@ -52,7 +68,7 @@ impl<'a> Located<'a> {
     }
 
     /// An error at a field that was found out after reading.
-    pub(crate) fn at(&self, field: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> SpecError {
+    pub fn at(&self, field: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> SpecError {
         SpecError {
             line_column: Some(self.place(field)),
             field: Some(field.into()),

@@ -29,12 +29,13 @@ pub(crate) fn split(given: &str) -> Result<(&str, Vec<Override>), SpecError> {
 
 const UNITS: [&str; 4] = ["_bytes", "_cycles", "_ns", "_bytes_per_cycle"];
 
-pub(crate) fn apply(table: &mut Table, change: &Override) -> Result<(), SpecError> {
+/// Finds what a field's path names: the table it stands in, and its name with its unit.
+fn place<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table, String), SpecError> {
     let wrong = |found: String, expected: &str| SpecError {
-        field: Some(change.field.as_str().into()),
+        field: Some(field.into()),
         ..SpecError::of_file("", format!("{found} in an override"), expected)
     };
-    let mut steps: Vec<&str> = change.field.split('.').collect();
+    let mut steps: Vec<&str> = field.split('.').collect();
     let last = steps.pop().filter(|last| !last.is_empty()).ok_or_else(|| wrong("no field".to_string(), "a field"))?;
     let mut here = table;
     let mut at = 0;
@@ -58,12 +59,24 @@ pub(crate) fn apply(table: &mut Table, change: &Override) -> Result<(), SpecErro
     }
     let with_unit = UNITS.iter().map(|unit| format!("{last}{unit}")).find(|name| here.contains_key(name));
     let name = if here.contains_key(last) { last.to_string() } else { with_unit.unwrap_or_else(|| last.to_string()) };
+    Ok((here, name))
+}
+
+pub(crate) fn apply(table: &mut Table, change: &Override) -> Result<(), SpecError> {
+    let (here, name) = place(table, &change.field)?;
     if change.value == "none" {
         here.remove(&name);
         return Ok(());
     }
     let kilo = if name == "hertz" { 1000 } else { 1024 };
     here.insert(name, value_of(&change.value, kilo));
+    Ok(())
+}
+
+/// Puts a value in the place of a field, whatever stands there.
+pub(crate) fn set(table: &mut Table, field: &str, value: &Value) -> Result<(), SpecError> {
+    let (here, name) = place(table, field)?;
+    here.insert(name, value.clone());
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use cachemate_core::{CpuSet, Goal, MachineSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::located::Located;
+use crate::overrides::set;
 use crate::{SpecError, load_machine, read_text};
 
 /// One scenario, as written in `scenarios/*.toml`. docs/scenarios.md explains every field.
@@ -127,8 +128,22 @@ pub fn load_scenario(path: &str) -> Result<(Scenario, MachineSpec), SpecError> {
 /// Broken TOML, unknown or ill-typed fields, no programs, a length, scale or count of 0, CPUs that the machine does
 /// not have, a goal that is no number, an unknown or impossible machine.
 pub fn parse_scenario(file: &str, text: &str) -> Result<(Scenario, MachineSpec), SpecError> {
+    vary_scenario(file, text, &[])
+}
+
+/// The same with other values in some fields, each named by its path (`policy`, `scale`, `programs.0.count`): how a
+/// sweep makes many scenarios of one.
+///
+/// # Errors
+/// As [`parse_scenario`], and a path that leads nowhere.
+pub fn vary_scenario(
+    file: &str,
+    text: &str,
+    changes: &[(String, toml::Value)],
+) -> Result<(Scenario, MachineSpec), SpecError> {
     let located = Located::parse(file, text)?;
-    let scenario: Scenario = located.read(&[])?;
+    let set_all = |table: &mut toml::Table| changes.iter().try_for_each(|(field, value)| set(table, field, value));
+    let scenario: Scenario = located.changed(set_all)?;
     let machine = load_machine(&scenario.machine).map_err(|inner| SpecError {
         nearest: inner.nearest.clone(),
         ..located.at("machine", SpecError { nearest: None, ..inner }.to_string(), "a usable machine")

@@ -17,7 +17,7 @@ mod live;
 mod man;
 mod manage;
 mod mixes;
-mod mrc;
+pub mod mrc;
 mod plan;
 mod predict;
 mod profile;
@@ -27,8 +27,10 @@ mod report;
 mod repro;
 mod reset;
 mod run;
-mod sim;
+pub mod sim;
 mod status;
+mod sweep;
+mod sweep_run;
 mod top;
 mod topology;
 
@@ -48,6 +50,7 @@ pub enum Command {
     Sim(sim::Sim),
     Replay(replay::ReplayRun),
     Repro(repro::Repro),
+    Sweep(sweep::Sweep),
     Doctor(doctor::Doctor),
     Advise(advise::Advise),
     Run(run::Run),
@@ -85,6 +88,7 @@ impl Command {
             Command::Sim(command) => command.run(session),
             Command::Replay(command) => command.run(session),
             Command::Repro(command) => command.run(session),
+            Command::Sweep(command) => command.run(session),
             Command::Doctor(command) => command.run(session),
             Command::Advise(command) => command.run(session),
             Command::Run(command) => command.run(session),

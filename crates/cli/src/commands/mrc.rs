@@ -169,15 +169,52 @@ impl Known {
     }
 }
 
+/// # Errors
+/// No such lines.
+fn check_line(line_bytes: u32) -> Result<(), String> {
+    match line_bytes.is_power_of_two() && (8..=4096).contains(&line_bytes) {
+        true => Ok(()),
+        false => Err(format!("found {line_bytes}, expected a power of two from 8 to 4096")),
+    }
+}
+
 impl Mrc {
+    /// The curve of one recording as a sweep asks for it: on one thread, as many are measured at once.
+    ///
+    /// # Errors
+    /// No such lines or sample.
+    pub fn plain(
+        file: &std::path::Path,
+        line_bytes: u32,
+        sizes: Option<Sizes>,
+        sample: Option<f64>,
+        seed: u64,
+    ) -> Result<Self, String> {
+        check_line(line_bytes).map_err(|what| format!("line_bytes: {what}"))?;
+        let sample =
+            sample.map(|share| rate(&share.to_string())).transpose().map_err(|what| format!("sample: {what}"))?;
+        let (trace, per, threads, json) = (TraceArgs::default(), Per::All, Some(1), JsonArg { json: true });
+        let file = file.display().to_string();
+        Ok(Mrc { file, trace, line_bytes, sizes, per, sample, seed, threads, histogram: None, force: false, json })
+    }
+
+    /// The curve, of a trace that is whole.
+    ///
+    /// # Errors
+    /// A trace that cannot be read or is damaged; the interruption.
+    pub fn measure(&self, session: &Session) -> anyhow::Result<MrcResult> {
+        let sizes = self.sizes.clone().unwrap_or_else(Sizes::usual).0;
+        let mut trace = Trace::open(session, &self.file, &self.trace, "reading")?;
+        let result = match self.sample {
+            Some(rate) => self.sampled(session, &mut trace, rate, &sizes)?,
+            None => self.exact(session, &mut trace, &sizes)?,
+        };
+        trace.check_whole()?;
+        Ok(result)
+    }
+
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        if !self.line_bytes.is_power_of_two() || !(8..=4096).contains(&self.line_bytes) {
-            return Err(Usage(format!(
-                "--line-bytes: found {}, expected a power of two from 8 to 4096",
-                self.line_bytes
-            ))
-            .into());
-        }
+        check_line(self.line_bytes).map_err(|what| Usage(format!("--line-bytes: {what}")))?;
         if let Some(path) = &self.histogram {
             crate::files::refuse_existing(path, self.force)?;
         }

@@ -11,6 +11,7 @@ use clap::Args;
 
 use crate::args::JsonArg;
 use crate::exit::{Interrupted, Usage};
+use crate::files::refuse_full;
 use crate::kept::KeptArgs;
 use crate::session::Session;
 
@@ -170,15 +171,6 @@ fn measured(finding: &Finding) -> String {
         (Some(value), None) => format!("{} {}", number(value), finding.unit),
         (Some(value), Some(spread)) => format!("{} ± {} {}", number(value), number(spread), finding.unit),
     }
-}
-
-/// A folder that holds something is only written to with `--force`.
-fn refuse_full(folder: &Path, force: bool) -> anyhow::Result<()> {
-    let holds_something = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
-    if holds_something && !force {
-        anyhow::bail!("{} is not empty; --force writes there all the same", folder.display());
-    }
-    fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))
 }
 
 fn write_all(folder: &Path, findings: &Findings, command: &str) -> anyhow::Result<()> {

@@ -66,7 +66,7 @@ struct SchedulerParameters {
 const COUNTED_INSTRUCTIONS: f64 = 1e6;
 
 /// Cycles of a window before the policy's first plan, at the published scale.
-const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
+pub const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
 
 impl Sim {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
@@ -163,7 +163,10 @@ fn length(given: cachemate_spec::Length) -> Length {
 }
 
 /// The machine of a scenario, with its programs on it.
-fn build(scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<SimMachine> {
+///
+/// # Errors
+/// An unknown scheduler, program or option; a recording that cannot be read; a machine that cannot be.
+pub fn build(scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<SimMachine> {
     let scheduler = match scenario.scheduler.name.as_str() {
         "default" | "linux" => SchedulerKind::Linux,
         "solaris" => SchedulerKind::Solaris,

@@ -1,0 +1,183 @@
+//! `cachemate sweep`: many runs as tasks that any number of machines take.
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use cachemate_report::text::count_text;
+use cachemate_report::{Align, Table};
+use cachemate_sweep::{Merged, Report, Status, Store};
+use clap::{Args, Subcommand};
+
+use super::sweep_run::SweepRun;
+use crate::args::JsonArg;
+use crate::files::refuse_full;
+use crate::session::Session;
+
+/// Run many scenarios or curves as tasks, on this machine or on a cluster's engine (docs/sweeps.md)
+#[derive(Args)]
+pub struct Sweep {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Run(Box<SweepRun>),
+    Status(SweepStatus),
+    Merge(SweepMerge),
+    Report(SweepReport),
+}
+
+/// Say how far a sweep is
+#[derive(Args)]
+pub struct SweepStatus {
+    /// The sweep's folder
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// Put all results into one file, in the order of the manifest; says what is missing or does not agree
+#[derive(Args)]
+pub struct SweepMerge {
+    /// The sweep's folder; several hold shards that were run on machines without a common disk
+    #[arg(value_name = "DIR", required = true)]
+    folders: Vec<PathBuf>,
+    /// The file to write [default: merged.jsonl in the first folder]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// An incomplete sweep is no error
+    #[arg(long)]
+    partial: bool,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// Tables, pictures and an index page of a sweep's results
+#[derive(Args)]
+pub struct SweepReport {
+    /// The sweep's folder
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// Write index.html, the pictures (SVG) and report.json there
+    #[arg(short, long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Write there although it is not empty
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+impl Sweep {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        match &self.what {
+            What::Run(run) => run.run(session),
+            What::Status(status) => status.run(session),
+            What::Merge(merge) => merge.run(session),
+            What::Report(report) => report.run(session),
+        }
+    }
+}
+
+impl SweepStatus {
+    fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let status = cachemate_sweep::status(&Store::open(&self.folder)?)?;
+        session.answer(self.json.json, &status, || words(&status))
+    }
+}
+
+fn words(status: &Status) -> String {
+    let count = |count: usize| count_text(count as u64);
+    let mut text = format!("{}: {} of {} tasks finished", status.name, count(status.finished), count(status.total));
+    let others = [(status.running, "running"), (status.failed, "failed"), (status.waiting, "waiting")];
+    for (many, what) in others.iter().filter(|(many, _)| *many > 0) {
+        text.push_str(&format!(", {} {what}", count(*many)));
+    }
+    match status.left_s {
+        Some(left) => text.push_str(&format!("; about {} left\n", time_words(left))),
+        None if status.running > 0 => text.push_str("; too few are finished to tell how long\n"),
+        None if status.waiting > 0 => text.push_str("; nobody works on it\n"),
+        None => text.push('\n'),
+    }
+    if status.stray > 0 {
+        let stray = count(status.stray);
+        text.push_str(&format!("{stray} results belong to no task: of another version, or of an older sweep file\n"));
+    }
+    for name in &status.differing {
+        text.push_str(&format!("two workers gave different results: differing/{name}\n"));
+    }
+    if !status.failures.is_empty() {
+        let columns = [("failed", Align::Left), ("attempts", Align::Right), ("why", Align::Left), ("at", Align::Left)];
+        let mut table = Table::new(&columns);
+        for failure in &status.failures {
+            let (id, point) = (failure.id.clone(), failure.point.to_string());
+            table.row([id, failure.attempts.to_string(), failure.what.clone(), point]);
+        }
+        text.push_str(&format!("\n{}", table.text()));
+    }
+    text
+}
+
+/// Seconds as people say them.
+pub fn time_words(seconds: f64) -> String {
+    match seconds {
+        s if s < 90.0 => format!("{s:.0} s"),
+        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+impl SweepMerge {
+    fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let stores = self.folders.iter().map(|folder| Store::open(folder)).collect::<Result<Vec<_>, _>>()?;
+        let output = self.output.clone().unwrap_or_else(|| stores[0].folder().join("merged.jsonl"));
+        let merged = cachemate_sweep::merge(&stores, &output)?;
+        session.answer(self.json.json, &merged, || merge_words(&merged, &output.display().to_string()))?;
+        let sound = merged.differing.is_empty() && merged.damaged.is_empty();
+        ensure!(sound, "{} results do not agree, {} are damaged", merged.differing.len(), merged.damaged.len());
+        ensure!(merged.is_complete() || self.partial, "{} tasks have no result", merged.missing.len());
+        Ok(())
+    }
+}
+
+fn merge_words(merged: &Merged, output: &str) -> String {
+    let mut text = format!("{output}: {} of {} results", merged.merged, merged.total);
+    if merged.duplicates > 0 {
+        text.push_str(&format!(", {} of them made twice and bit-equal", merged.duplicates));
+    }
+    text.push('\n');
+    let lists = [("no result", &merged.missing), ("does not agree", &merged.differing), ("damaged", &merged.damaged)];
+    for (what, names) in lists {
+        names.iter().take(20).for_each(|name| text.push_str(&format!("{what}: {name}\n")));
+        if names.len() > 20 {
+            text.push_str(&format!("{what}: {} more\n", names.len() - 20));
+        }
+    }
+    text
+}
+
+impl SweepReport {
+    fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if let Some(folder) = &self.output {
+            refuse_full(folder, self.force)?;
+        }
+        let report = cachemate_sweep::report(&Store::open(&self.folder)?)?;
+        if let Some(folder) = &self.output {
+            write(folder, &report)?;
+            session.note(&format!("wrote {}", folder.join("index.html").display()));
+        }
+        session.answer(self.json.json, &report, || report.text())
+    }
+}
+
+fn write(folder: &std::path::Path, report: &Report) -> anyhow::Result<()> {
+    let json = serde_json::to_string_pretty(report)?;
+    let pages = [("index.html".to_string(), report.html()), ("report.json".to_string(), json)];
+    let pictures = report.pictures.iter().map(|picture| (format!("{}.svg", picture.name), picture.svg.clone()));
+    pages
+        .into_iter()
+        .chain(pictures)
+        .try_for_each(|(name, text)| crate::files::write_file(&folder.join(name), text.as_bytes(), true))
+}

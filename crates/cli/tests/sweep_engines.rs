@@ -1,0 +1,338 @@
+//! Do sweeps end with the same bytes on real engines, whose nodes, workers and servers are killed on the way?
+//!
+//! `make sweep-engines` gets the engines and runs this; what is not installed is said. Everything is on loopback, in
+//! folders of its own.
+
+mod common;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Running, command, run};
+
+/// Longest time for anything: far beyond what it takes, so that a hang is an error.
+const AT_MOST: Duration = Duration::from_secs(600);
+
+fn asked() -> bool {
+    let asked = std::env::var_os("CACHEMATE_ENGINES").is_some();
+    if !asked {
+        println!("not shown here: sweeps on other engines; make sweep-engines");
+    }
+    asked
+}
+
+/// The processor time of one task: about a third of a second in a release build.
+const CYCLES: u64 = 3_000_000;
+
+/// A folder with a sweep of so many tasks, and what the local engine makes of it.
+fn prepared(tasks: u32) -> (tempfile::TempDir, Vec<u8>) {
+    let folder = tempfile::Builder::new().prefix("engines").tempdir().unwrap();
+    let at = folder.path();
+    let scenario = format!(
+        "name = \"pair\"\ndescription = \"two programs\"\nmachine = \"xeon-x5365-4\"\nseed = 1\nscale = 100\n\
+         length = {{ cycles = {CYCLES} }}\n[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n"
+    );
+    fs::write(at.join("pair.toml"), scenario).unwrap();
+    let sweep = format!(
+        "name = \"pairs\"\ndetail = false\n[axes]\nscenario = [\"pair.toml\"]\nseed = {{ first = 1, count = {tasks} }}\n"
+    );
+    fs::write(at.join("sweep.toml"), sweep).unwrap();
+    run(at, &["sweep", "run", "sweep.toml", "-o", "local"]).ok();
+    run(at, &["sweep", "merge", "local"]).ok();
+    let bytes = fs::read(at.join("local/merged.jsonl")).unwrap();
+    (folder, bytes)
+}
+
+fn results_in(folder: &Path) -> usize {
+    let folders = fs::read_dir(folder.join("results")).into_iter().flatten().flatten();
+    folders.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten()).count()
+}
+
+/// Waits until it is so.
+#[track_caller]
+fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < AT_MOST, "{what} did not come about in {AT_MOST:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A sweep under way; what it says goes to a file.
+struct Sweeping {
+    running: Running,
+    said: PathBuf,
+}
+
+impl Sweeping {
+    fn start(at: &Path, out: &str, args: &[&str], env: &[(&str, &Path)]) -> Sweeping {
+        let said = at.join(format!("{out}.said"));
+        let file = fs::File::create(&said).unwrap();
+        let mut sweep = command(at, &[&["sweep", "run", "sweep.toml", "-o", out], args].concat());
+        sweep.envs(env.iter().copied()).stdout(file.try_clone().unwrap()).stderr(file);
+        Sweeping { running: Running(sweep.spawn().unwrap()), said }
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(&self.said).unwrap()
+    }
+
+    /// It ended well, with these bytes.
+    #[track_caller]
+    fn ends_with(mut self, at: &Path, out: &str, want: &[u8]) {
+        let mut code = None;
+        until("the sweep's end", || {
+            code = self.running.0.try_wait().unwrap();
+            code.is_some()
+        });
+        assert!(code.is_some_and(|code| code.success()), "{}", self.said());
+        let merged = run(at, &["sweep", "merge", out]).ok();
+        assert!(fs::read(at.join(out).join("merged.jsonl")).unwrap() == want, "other bytes: {}", merged.out);
+        println!("{out}: {}", self.said().trim());
+    }
+}
+
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn spawned(mut command: Command, log: &Path) -> Running {
+    let log = fs::File::create(log).unwrap();
+    let started = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn();
+    Running(started.unwrap_or_else(|error| panic!("{command:?}: {error}")))
+}
+
+/// Slurm's daemons on loopback: a controller and four node names on this host.
+struct Cluster {
+    folder: PathBuf,
+    controller: Option<Running>,
+    nodes: Vec<Running>,
+    _munge: Running,
+}
+
+impl Cluster {
+    fn start(folder: &Path) -> Cluster {
+        use std::os::unix::fs::PermissionsExt;
+        let at = |name: &str| folder.join(name);
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+        for name in ["munge", "state"] {
+            fs::create_dir(at(name)).unwrap();
+            fs::set_permissions(at(name), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        fs::write(at("munge/key"), [7u8; 128]).unwrap();
+        fs::set_permissions(at("munge/key"), fs::Permissions::from_mode(0o600)).unwrap();
+        let mut munged = Command::new("munged");
+        munged.args(["--foreground", "--force"]);
+        for (name, file) in [("key-file", "key"), ("socket", "socket"), ("pid-file", "pid"), ("seed-file", "seed")] {
+            munged.arg(format!("--{name}={}", at("munge").join(file).display()));
+        }
+        let munge = spawned(munged, &at("munge.log"));
+        until("munge's socket", || at("munge/socket").exists());
+        fs::write(at("slurm.conf"), Self::configuration(folder)).unwrap();
+        let mut cluster = Cluster { folder: folder.to_path_buf(), controller: None, nodes: Vec::new(), _munge: munge };
+        cluster.start_controller(true);
+        for node in 0..4 {
+            let mut slurmd = Command::new("slurmd");
+            slurmd.args(["-D", "-N", &format!("n{node}"), "-f"]).arg(at("slurm.conf"));
+            cluster.nodes.push(spawned(slurmd, &at(&format!("slurmd-{node}.out"))));
+        }
+        until("four idle nodes", || cluster.ask("sinfo", &["-h", "-N", "-o", "%T"]).matches("idle").count() == 4);
+        cluster
+    }
+
+    fn configuration(folder: &Path) -> String {
+        let host = String::from_utf8(Command::new("hostname").arg("-s").output().unwrap().stdout).unwrap();
+        let (host, d) = (host.trim(), folder.display());
+        let mut text = format!(
+            "ClusterName=cachemate\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={}\nAuthType=auth/munge\n\
+             AuthInfo=socket={d}/munge/socket\nSlurmUser=root\nSlurmdUser=root\nStateSaveLocation={d}/state\n\
+             SlurmdSpoolDir={d}/spool-%n\nSlurmctldPidFile={d}/controller.pid\nSlurmdPidFile={d}/slurmd-%n.pid\n\
+             SlurmctldLogFile={d}/controller.log\nSlurmdLogFile={d}/slurmd-%n.log\nProctrackType=proctrack/linuxproc\n\
+             TaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\nReturnToService=2\nSlurmdTimeout=10\n\
+             SlurmdParameters=config_overrides\nSelectType=select/cons_tres\nSelectTypeParameters=CR_CPU\n\
+             MaxArraySize=11\nMpiDefault=none\n",
+            port()
+        );
+        for node in 0..4 {
+            let port = port();
+            text.push_str(&format!("NodeName=n{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2\n"));
+        }
+        text + "PartitionName=all Nodes=ALL Default=YES State=UP\n"
+    }
+
+    fn start_controller(&mut self, fresh: bool) {
+        let mut slurmctld = Command::new("slurmctld");
+        slurmctld.args(["-D", "-f"]).arg(self.folder.join("slurm.conf"));
+        if fresh {
+            slurmctld.arg("-c");
+        }
+        self.controller = Some(spawned(slurmctld, &self.folder.join("controller.out")));
+    }
+
+    fn ask(&self, program: &str, args: &[&str]) -> String {
+        // Clients hang without a controller.
+        let mut client = Command::new("timeout");
+        client.args(["-k", "1", "10", program]).args(args).env("SLURM_CONF", self.folder.join("slurm.conf"));
+        String::from_utf8_lossy(&client.output().unwrap().stdout).into_owned()
+    }
+
+    fn set_nodes(&self, nodes: &str, state: &str) {
+        let (nodes, state) = (format!("NodeName={nodes}"), format!("State={state}"));
+        until("the node's state", || {
+            self.ask("scontrol", &["update", &nodes, &state, "Reason=test"]);
+            let shown = self.ask("sinfo", &["-h", "-N", "-n", &nodes["NodeName=".len()..], "-o", "%T"]);
+            shown.contains("drain") == (state == "State=DRAIN")
+        });
+    }
+}
+
+fn has(program: &str, version: &str) -> bool {
+    Command::new(program).arg(version).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
+}
+
+/// Is every task once in the merged result although a node is drained, a node's daemon and the controller are killed?
+#[test]
+fn slurm_loses_nodes_and_its_controller() {
+    if !asked() {
+        return;
+    }
+    if !["slurmctld", "slurmd", "squeue"].iter().all(|program| has(program, "-V")) || !has("munged", "--version") {
+        println!("not shown here: Slurm (slurmctld, slurmd, slurm-client, munge)");
+        return;
+    }
+    let (folder, want) = prepared(40);
+    let at = folder.path();
+    let mut cluster = Cluster::start(&tempfile::Builder::new().prefix("slurm").tempdir().unwrap().keep());
+    let conf = cluster.folder.join("slurm.conf");
+    let env: [(&str, &Path); 1] = [("SLURM_CONF", &conf)];
+    let args = ["--engine", "slurm", "--stale-seconds", "10"];
+    Sweeping::start(at, "plain", &args, &env).ends_with(at, "plain", &want);
+    // Forty tasks are four arrays where eleven is the most.
+    let scripts = fs::read_dir(at.join("plain/engine/slurm")).unwrap().flatten();
+    assert_eq!(scripts.filter(|entry| entry.path().extension().is_some_and(|kind| kind == "sh")).count(), 4);
+
+    let sweep = Sweeping::start(at, "hurt", &args, &env);
+    until("the first results", || results_in(&at.join("hurt")) >= 3);
+    cluster.set_nodes("n0", "DRAIN");
+    cluster.nodes[1].0.kill().unwrap();
+    until("more results", || results_in(&at.join("hurt")) >= 8);
+    cluster.controller = None; // killed when dropped
+    std::thread::sleep(Duration::from_secs(3));
+    cluster.start_controller(false);
+    sweep.ends_with(at, "hurt", &want);
+
+    for node in ["n0", "n1", "n2", "n3"] {
+        cluster.set_nodes(node, "DRAIN");
+    }
+    let sweep = Sweeping::start(at, "stuck", &args, &env);
+    until("word of it", || sweep.said().contains("all 4 nodes are d"));
+    for node in ["n0", "n2", "n3"] {
+        cluster.set_nodes(node, "RESUME");
+    }
+    sweep.ends_with(at, "stuck", &want);
+    cluster.ask("scancel", &["--user", "root"]);
+    let left = cluster.folder.clone();
+    drop(cluster);
+    let _ = fs::remove_dir_all(left);
+}
+
+/// The Python that has Dask.
+fn python() -> Option<String> {
+    let python = std::env::var("CACHEMATE_DASK_PYTHON").unwrap_or("python3".to_string());
+    let found = Command::new(&python).args(["-c", "import distributed"]).stderr(Stdio::null()).status();
+    if !found.is_ok_and(|status| status.success()) {
+        println!("not shown here: Dask (pip install distributed; CACHEMATE_DASK_PYTHON names its Python)");
+        return None;
+    }
+    Some(python)
+}
+
+/// Is every task once in the merged result on a cluster of Dask's own, and although a worker and the scheduler are
+/// killed?
+#[test]
+fn dask_loses_a_worker_and_its_scheduler() {
+    if !asked() {
+        return;
+    }
+    let Some(python) = python() else { return };
+    let (folder, want) = prepared(40);
+    let at = folder.path();
+    let args = ["--engine", "dask", "--python", &python, "--stale-seconds", "10"];
+    Sweeping::start(at, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(at, "own", &want);
+
+    let address = format!("tcp://127.0.0.1:{}", port());
+    let scheduler = || {
+        let mut scheduler = Command::new(&python);
+        let port = address.rsplit(':').next().unwrap();
+        scheduler.args(["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", port]);
+        scheduler.args(["--no-dashboard", "--no-show"]).current_dir(at);
+        spawned(scheduler, &at.join("scheduler.log"))
+    };
+    let worker = |name: &str| {
+        let mut worker = Command::new(&python);
+        worker.args(["-m", "distributed.cli.dask_worker", &address, "--no-nanny", "--nthreads", "1", "--no-dashboard"]);
+        worker.args(["--name", name, "--death-timeout", "120"]).current_dir(at);
+        spawned(worker, &at.join(format!("worker-{name}.log")))
+    };
+    let mut first = scheduler();
+    let mut workers = [worker("a"), worker("b"), worker("c")];
+    let sweep = Sweeping::start(at, "hurt", &[&args[..], &["--scheduler", &address]].concat(), &[]);
+    until("the first results", || results_in(&at.join("hurt")) >= 3);
+    workers[0].0.kill().unwrap();
+    until("more results", || results_in(&at.join("hurt")) >= 10);
+    first.0.kill().unwrap();
+    first.0.wait().unwrap();
+    workers.iter_mut().for_each(|worker| _ = worker.0.kill());
+    let _second = scheduler();
+    let _others = [worker("d"), worker("e")];
+    sweep.ends_with(at, "hurt", &want);
+}
+
+/// Is every task once in the merged result on a HyperQueue server of the sweep's own, and although a worker and the
+/// server are killed?
+#[test]
+fn hyperqueue_loses_a_worker_and_its_server() {
+    if !asked() {
+        return;
+    }
+    let hq = std::env::var("CACHEMATE_HQ").unwrap_or("hq".to_string());
+    if !has(&hq, "--version") {
+        println!("not shown here: HyperQueue (no 'hq'; CACHEMATE_HQ names it)");
+        return;
+    }
+    let (folder, want) = prepared(40);
+    let at = folder.path();
+    let args = ["--engine", "hq", "--hq", &hq, "--stale-seconds", "10"];
+    Sweeping::start(at, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(at, "own", &want);
+
+    let server_dir = at.join("server");
+    let start = |what: &[&str], log: &str| {
+        let mut hq = Command::new(&hq);
+        hq.arg("--server-dir").arg(&server_dir).args(what).current_dir(at);
+        spawned(hq, &at.join(log))
+    };
+    let journal = at.join("journal").display().to_string();
+    let server = ["server", "start", "--host", "127.0.0.1", "--journal", &journal, "--journal-flush-period", "200ms"];
+    let worker = ["worker", "start", "--cpus", "1", "--heartbeat", "1s"];
+    let mut first = start(&server, "server-1.log");
+    until("the server", || {
+        let mut info = Command::new(&hq);
+        info.arg("--server-dir").arg(&server_dir).args(["server", "info"]);
+        info.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    });
+    let mut workers = [start(&worker, "worker-1.log"), start(&worker, "worker-2.log")];
+    let place = server_dir.display().to_string();
+    let sweep = Sweeping::start(at, "hurt", &[&args[..], &["--scheduler", &place]].concat(), &[]);
+    until("the first results", || results_in(&at.join("hurt")) >= 3);
+    workers[0].0.kill().unwrap();
+    until("more results", || results_in(&at.join("hurt")) >= 10);
+    first.0.kill().unwrap();
+    first.0.wait().unwrap();
+    workers.iter_mut().for_each(|worker| _ = worker.0.kill());
+    let _second = start(&server, "server-2.log");
+    let _others = [start(&worker, "worker-3.log"), start(&worker, "worker-4.log")];
+    sweep.ends_with(at, "hurt", &want);
+}

@@ -1,0 +1,223 @@
+//! Who runs a task now: a file that appears whole, is touched while its owner lives, and is taken over when it does not.
+//!
+//! Owners of the same boot and process namespace are looked up; others are believed as long as they touch their claim.
+//! A frozen owner is taken over too, and its task runs twice: the store compares the results.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens};
+use serde::{Deserialize, Serialize};
+
+use crate::failures::{Attempted, Ending};
+use crate::manifest::TaskId;
+use crate::store::{Store, link, names};
+use crate::{SweepError, worker};
+
+const BEAT: Duration = Duration::from_secs(5);
+
+/// A process, told apart from all others on all hosts.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Owner {
+    pub host: String,
+    /// Boot and process namespace: where they are ours, the pid means the same to us.
+    pub place: String,
+    pub pid: u32,
+    /// In the kernel's ticks since the boot, so that a pid that came round again is another.
+    pub started_ticks: Option<u64>,
+}
+
+impl Owner {
+    pub fn me() -> Self {
+        let read = |path: &str| fs::read_to_string(path).map_or(String::new(), |text| text.trim().to_string());
+        let space = fs::read_link("/proc/self/ns/pid").map_or(String::new(), |link| link.display().to_string());
+        let pid = std::process::id();
+        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
+        let place = format!("{} {space}", read("/proc/sys/kernel/random/boot_id"));
+        Owner { host, place, pid, started_ticks: started_ticks(pid) }
+    }
+
+    /// `None` where that cannot be known from here.
+    fn lives(&self, me: &Owner) -> Option<bool> {
+        let comparable = self.place == me.place && !me.place.trim().is_empty();
+        comparable.then(|| started_ticks(self.pid).is_some_and(|ticks| Some(ticks) == self.started_ticks))
+    }
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "process {} on {}", self.pid, self.host)
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`; the name in brackets may hold anything. `None` for one that is dead or a zombie.
+fn started_ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    if state == "Z" || state == "X" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// Claims of this process, touched as long as it lives.
+#[derive(Default)]
+pub struct Heart(Arc<Mutex<Beating>>);
+
+#[derive(Default)]
+struct Beating {
+    claims: BTreeSet<PathBuf>,
+    runs: bool,
+}
+
+impl Heart {
+    fn with<T>(&self, what: impl FnOnce(&mut Beating) -> T) -> T {
+        what(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn hold(&self, claim: &Path) {
+        let start = self.with(|beating| {
+            beating.claims.insert(claim.to_path_buf());
+            !std::mem::replace(&mut beating.runs, true)
+        });
+        if start {
+            let beating = Arc::downgrade(&self.0);
+            std::thread::spawn(move || {
+                loop {
+                    std::thread::sleep(BEAT);
+                    let Some(beating) = beating.upgrade() else { return };
+                    let claims = beating.lock().unwrap_or_else(PoisonError::into_inner).claims.clone();
+                    claims.iter().for_each(|claim| _ = touch(claim));
+                }
+            });
+        }
+    }
+
+    fn let_go(&self, claim: &Path) {
+        self.with(|beating| beating.claims.remove(claim));
+    }
+}
+
+/// The file's time becomes now, by the clock of whoever keeps the file.
+fn touch(path: &Path) -> io::Result<()> {
+    let (now, keep) = (Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }, Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT });
+    let file = File::options().write(true).open(path)?;
+    futimens(&file, &Timestamps { last_access: keep, last_modification: now }).map_err(io::Error::from)
+}
+
+pub enum Claim<'a> {
+    Mine(Held<'a>),
+    /// In words, by whom.
+    Others(String),
+}
+
+/// A claim that is given back when dropped.
+pub struct Held<'a> {
+    store: &'a Store,
+    path: PathBuf,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.store.heart.let_go(&self.path);
+        // It may have been taken over while this process was frozen; then it is not ours to remove.
+        if owner_of(&self.path).is_some_and(|owner| owner == self.store.owner) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn owner_of(path: &Path) -> Option<Owner> {
+    serde_json::from_str(&fs::read_to_string(path).ok()?).ok()
+}
+
+impl Store {
+    fn claim_path(&self, id: TaskId) -> PathBuf {
+        self.folder().join(format!("claims/{id}"))
+    }
+
+    /// Claims a task, or says who has it. A dead owner's claim is taken over, and its death noted.
+    pub(crate) fn claim(&self, id: TaskId) -> Result<Claim<'_>, SweepError> {
+        let path = self.claim_path(id);
+        let fresh = self.partial(&format!("{id}.claim"));
+        let text = serde_json::to_string(&self.owner).expect("texts and numbers can be written");
+        fs::write(&fresh, text).map_err(SweepError::io(&path))?;
+        let mut claimed = link(&fresh, &path);
+        if claimed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
+            if let Some(living) = self.living(id) {
+                let _ = fs::remove_file(&fresh);
+                return Ok(Claim::Others(living));
+            }
+            self.bury(id)?;
+            claimed = link(&fresh, &path);
+        }
+        let _ = fs::remove_file(&fresh);
+        match claimed {
+            Ok(()) => {
+                self.heart.hold(&path);
+                Ok(Claim::Mine(Held { store: self, path }))
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Claim::Others("another worker".into())),
+            Err(error) => Err(SweepError::io(&path)(error)),
+        }
+    }
+
+    /// Who runs the task now, in words; `None` where nobody does, or its owner is gone.
+    pub(crate) fn living(&self, id: TaskId) -> Option<String> {
+        let path = self.claim_path(id);
+        let touched = fs::metadata(&path).ok()?.modified().ok()?;
+        let owner = owner_of(&path);
+        let dead = owner.as_ref().and_then(|owner| owner.lives(&self.owner)) == Some(false);
+        let now = self.now().unwrap_or(touched);
+        let stale = now.duration_since(touched).is_ok_and(|age| age > self.stale_after);
+        let words = owner.map_or("somebody".to_string(), |owner| owner.to_string());
+        (!dead && !stale).then_some(words)
+    }
+
+    /// By the clock of whoever keeps the files.
+    fn now(&self) -> Option<std::time::SystemTime> {
+        let clock = self.folder().join(format!("partial/clock.{}.{}.0", self.owner.host, self.owner.pid));
+        fs::write(&clock, b"").ok()?;
+        let now = fs::metadata(&clock).ok()?.modified().ok();
+        let _ = fs::remove_file(&clock);
+        now
+    }
+
+    /// Takes a dead owner's claim away and notes the death.
+    fn bury(&self, id: TaskId) -> Result<(), SweepError> {
+        let path = self.claim_path(id);
+        let owner = owner_of(&path);
+        let aside = self.partial(&format!("{id}.dead"));
+        if fs::rename(&path, &aside).is_err() {
+            return Ok(()); // somebody else buried it
+        }
+        let _ = fs::remove_file(&aside);
+        let who = owner.map_or("its worker".to_string(), |owner| owner.to_string());
+        let what = format!("{who} died or froze while it ran the task");
+        self.note_attempt(id, &Attempted::now(Ending::Death, what, &self.owner))
+    }
+
+    /// Ids that somebody claims, dead or alive.
+    pub(crate) fn claimed(&self) -> Result<Vec<TaskId>, SweepError> {
+        Ok(names(&self.folder().join("claims"))?.filter_map(|name| name.parse().ok()).collect())
+    }
+
+    /// Tasks that somebody runs now.
+    ///
+    /// # Errors
+    /// The folder of claims cannot be read.
+    pub fn running(&self) -> Result<Vec<(TaskId, String)>, SweepError> {
+        Ok(self.claimed()?.into_iter().filter_map(|id| Some((id, self.living(id)?))).collect())
+    }
+}
+
+/// Deaths are as many as were noted, and one more where a dead owner's claim still stands.
+pub(crate) fn too_many_deaths(attempts: &[Attempted]) -> bool {
+    attempts.iter().filter(|attempt| attempt.ending == Ending::Death).count() >= worker::DEATHS_AT_MOST
+}

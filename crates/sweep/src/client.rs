@@ -1,0 +1,137 @@
+//! Calls to an engine's own client programs: each has a deadline, a process group of its own, and both outputs read.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// What a client said and how it ended. Exit codes of engines are not believed where their output says more.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Called {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+/// Why there is no answer.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CallError {
+    #[error("{0}: no such program here")]
+    Missing(String),
+    #[error("{0}: no answer in {1} s")]
+    Deadline(String, u64),
+    #[error("{0}: {1}")]
+    Failed(String, String),
+}
+
+/// Outputs still open so long after the client's end belong to somebody it left behind.
+const OUTPUT_AFTER_END: Duration = Duration::from_millis(500);
+
+/// Runs a client to its end, or kills its whole group at the deadline.
+///
+/// # Errors
+/// It is not there, or did not end in time.
+pub fn call(command: &mut Command, deadline: Duration) -> Result<Called, CallError> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut child = command.spawn().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => CallError::Missing(name.clone()),
+        _ => CallError::Failed(name.clone(), error.to_string()),
+    })?;
+    let (out, err) = (reader(child.stdout.take()), reader(child.stderr.take()));
+    let start = Instant::now();
+    let mut pause = Duration::from_millis(1);
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if start.elapsed() < deadline => {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(50));
+            }
+            Ok(None) => {
+                kill_group(&mut child);
+                return Err(CallError::Deadline(name, deadline.as_secs()));
+            }
+            Err(error) => {
+                kill_group(&mut child);
+                return Err(CallError::Failed(name, error.to_string()));
+            }
+        }
+    };
+    let text = |from: Receiver<Vec<u8>>| {
+        let bytes = from.recv_timeout(OUTPUT_AFTER_END).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    Ok(Called { code: status.code(), out: text(out), err: text(err) })
+}
+
+/// As [`call`], and an exit code other than 0 is an error with what the client said.
+///
+/// # Errors
+/// As [`call`], or the client's own.
+pub fn call_ok(command: &mut Command, deadline: Duration) -> Result<String, CallError> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let called = call(command, deadline)?;
+    if called.code == Some(0) {
+        return Ok(called.out);
+    }
+    let said = if called.err.trim().is_empty() { called.out } else { called.err };
+    Err(CallError::Failed(name, said.lines().take(5).collect::<Vec<_>>().join("; ")))
+}
+
+fn reader(from: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+    let (send, receive) = channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut from) = from {
+            let _ = from.read_to_end(&mut bytes);
+        }
+        let _ = send.send(bytes);
+    });
+    receive
+}
+
+/// Ends a child that leads a process group, and whoever is still in that group.
+pub fn kill_group(child: &mut Child) {
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    let _ = child.wait();
+}
+
+/// Text for `sh`, whatever is in it.
+pub fn quoted(text: &OsStr) -> String {
+    format!("'{}'", text.to_string_lossy().replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a client that hangs, with a child that holds its outputs open, end at the deadline?
+    #[test]
+    fn a_client_that_hangs_is_ended_at_its_deadline() {
+        let start = Instant::now();
+        let hang = call(Command::new("sh").args(["-c", "sleep 100 & sleep 100"]), Duration::from_millis(200));
+        assert!(matches!(hang, Err(CallError::Deadline(..))), "{hang:?}");
+        let left = call(Command::new("sh").args(["-c", "echo said; sleep 100 & exit 3"]), Duration::from_secs(60));
+        assert_eq!(left.unwrap().code, Some(3));
+        assert!(start.elapsed() < Duration::from_secs(50));
+    }
+
+    /// Are what a client said and that it is not there told apart?
+    #[test]
+    fn clients_that_fail_and_clients_that_are_not_there() {
+        let failed = call_ok(Command::new("sh").args(["-c", "echo why >&2; exit 1"]), Duration::from_secs(60));
+        assert_eq!(failed.unwrap_err().to_string(), "sh: why");
+        let missing = call_ok(&mut Command::new("cachemate-no-such-client"), Duration::from_secs(60));
+        assert!(matches!(missing, Err(CallError::Missing(_))), "{missing:?}");
+        let long = call_ok(Command::new("sh").args(["-c", "yes | head -c 1000000"]), Duration::from_secs(60));
+        assert_eq!(long.unwrap().len(), 1_000_000, "more than a pipe holds");
+        assert_eq!(quoted(OsStr::new("it's")), "'it'\\''s'");
+    }
+}

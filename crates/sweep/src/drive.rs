@@ -1,0 +1,309 @@
+//! Gives an engine what is missing until nothing is.
+//!
+//! Method: rounds. What has no result, no living claim and tries left is handed over; then the store is watched until
+//! the engine has nothing in hand, and the next round begins with what is missing then. Properties: an engine that
+//! loses, repeats or restarts tasks costs time and nothing else; one that is silent is waited for while tasks move.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Serialize;
+
+use crate::SweepError;
+use crate::engine::{Engine, Look};
+use crate::manifest::{Task, TaskId};
+use crate::store::{Store, names};
+use crate::worker::is_given_up;
+
+/// How a sweep is driven.
+#[derive(Clone, Debug)]
+pub struct Drive {
+    /// Failures of a task beyond the first that are tried again.
+    pub retries: u32,
+    /// An engine that loses everything it is handed, or takes nothing, is given up after this long without a result.
+    pub patience: Duration,
+}
+
+/// Where a sweep stands.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Progress {
+    pub total: usize,
+    pub finished: usize,
+    /// Given up.
+    pub failed: usize,
+    pub waiting: Option<usize>,
+    pub running: Option<usize>,
+    /// Something that people should know; new where it differs from the last one.
+    pub message: Option<String>,
+}
+
+/// How a drive ended. `cachemate sweep run --json`.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct Summary {
+    pub total: usize,
+    /// Finished before.
+    pub skipped: usize,
+    pub finished: usize,
+    /// Given up, with the last reason.
+    pub failed: Vec<(TaskId, String)>,
+    /// Neither finished nor given up.
+    pub missing: Vec<TaskId>,
+    /// Results that were not whole, in words; made again.
+    pub damaged: Vec<String>,
+    /// Results on which two workers did not agree.
+    pub differing: Vec<String>,
+    pub interrupted: bool,
+    pub rounds: u32,
+}
+
+/// # Errors
+/// The store cannot be read or written (a full disk is told apart); the engine took nothing for as long as the
+/// patience lasts, or never will.
+pub fn drive(
+    store: &Store,
+    tasks: &[Task],
+    engine: &mut dyn Engine,
+    options: &Drive,
+    watch: &mut dyn FnMut(&Progress),
+    stop: &AtomicBool,
+) -> Result<Summary, SweepError> {
+    let mut driving = Driving::new(store, tasks, options)?;
+    let ended = driving.rounds(engine, watch, stop);
+    engine.stop();
+    ended?;
+    driving.summary(stop.load(Ordering::Relaxed))
+}
+
+struct Driving<'a> {
+    store: &'a Store,
+    options: &'a Drive,
+    tasks: &'a [Task],
+    scope: BTreeSet<TaskId>,
+    results: Results,
+    given_up: BTreeMap<TaskId, String>,
+    skipped: usize,
+    damaged: Vec<String>,
+    rounds: u32,
+    /// Results and noted attempts: whether anything moves.
+    moved: (usize, usize),
+    last_move: Instant,
+}
+
+impl<'a> Driving<'a> {
+    fn new(store: &'a Store, tasks: &'a [Task], options: &'a Drive) -> Result<Self, SweepError> {
+        store.sweep_partial()?;
+        let scope: BTreeSet<TaskId> = tasks.iter().map(|task| task.id).collect();
+        let mut results = Results::default();
+        results.update(store)?;
+        let mut damaged = Vec::new();
+        for &id in scope.iter().filter(|id| results.finished.contains(id)) {
+            if let Err(what) = store.read(id) {
+                damaged.push(what);
+                store.set_aside(id)?;
+            }
+        }
+        if !damaged.is_empty() {
+            results = Results::default();
+            results.update(store)?;
+        }
+        let skipped = scope.iter().filter(|id| results.finished.contains(id)).count();
+        let (given_up, last_move) = (BTreeMap::new(), Instant::now());
+        let mut driving = Driving {
+            store,
+            options,
+            tasks,
+            scope,
+            results,
+            given_up,
+            skipped,
+            damaged,
+            rounds: 0,
+            moved: (0, 0),
+            last_move,
+        };
+        driving.refresh()?;
+        Ok(driving)
+    }
+
+    /// Looks at the store, and whether anything moved since the last look.
+    fn refresh(&mut self) -> Result<(), SweepError> {
+        self.results.update(self.store)?;
+        let mut attempts = 0;
+        for id in self.store.failed()? {
+            if !self.scope.contains(&id) || self.results.finished.contains(&id) || self.given_up.contains_key(&id) {
+                continue;
+            }
+            let noted = self.store.attempts(id)?;
+            attempts += noted.len();
+            if is_given_up(&noted, self.options.retries) {
+                let what = noted.last().map_or(String::new(), |attempt| attempt.what.clone());
+                self.given_up.insert(id, what);
+            }
+        }
+        let moved = (self.results.finished.len(), attempts + self.given_up.len());
+        if moved != self.moved {
+            (self.moved, self.last_move) = (moved, Instant::now());
+        }
+        Ok(())
+    }
+
+    fn open(&self) -> Vec<Task> {
+        let open = |task: &&Task| !self.results.finished.contains(&task.id) && !self.given_up.contains_key(&task.id);
+        self.tasks.iter().filter(open).cloned().collect()
+    }
+
+    fn progress(&self, look: &Look) -> Progress {
+        let (waiting, running) = match look {
+            Look::Working { waiting, running } => (*waiting, *running),
+            _ => (None, None),
+        };
+        let message = match look {
+            Look::Silent(what) | Look::Stuck(what) | Look::Broken(what) => Some(what.clone()),
+            _ => None,
+        };
+        let finished = self.scope.iter().filter(|id| self.results.finished.contains(id)).count();
+        Progress { total: self.scope.len(), finished, failed: self.given_up.len(), waiting, running, message }
+    }
+
+    fn rounds(
+        &mut self,
+        engine: &mut dyn Engine,
+        watch: &mut dyn FnMut(&Progress),
+        stop: &AtomicBool,
+    ) -> Result<(), SweepError> {
+        self.last_move = Instant::now();
+        let mut dry = 0;
+        loop {
+            let open = self.open();
+            if open.is_empty() || stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let claimed: BTreeSet<TaskId> = self.store.running()?.into_iter().map(|(id, _)| id).collect();
+            let free: Vec<Task> = open.into_iter().filter(|task| !claimed.contains(&task.id)).collect();
+            if free.is_empty() {
+                // Others run all that is left: they are waited for, and their claims end with them.
+                nap(Duration::from_millis(300), stop);
+                self.refresh()?;
+                watch(&self.progress(&Look::Working { waiting: None, running: Some(claimed.len()) }));
+                continue;
+            }
+            if self.rounds > 0 && self.last_move.elapsed() > self.options.patience {
+                return Ok(());
+            }
+            let before = self.moved;
+            self.rounds += 1;
+            match engine.submit(&free) {
+                Ok(()) => self.watch_round(engine, watch, stop)?,
+                Err(error) if error.for_ever || self.last_move.elapsed() > self.options.patience => {
+                    return Err(error.into());
+                }
+                Err(error) => watch(&Progress { message: Some(error.to_string()), ..self.progress(&Look::Done) }),
+            }
+            dry = if self.moved == before { dry + 1 } else { 0 };
+            if dry > 0 {
+                nap(Duration::from_millis(500) * (1 << dry.min(5)), stop);
+            }
+        }
+    }
+
+    /// Until the engine has nothing in hand, or nothing is left to do.
+    fn watch_round(
+        &mut self,
+        engine: &mut dyn Engine,
+        watch: &mut dyn FnMut(&Progress),
+        stop: &AtomicBool,
+    ) -> Result<(), SweepError> {
+        loop {
+            let look = engine.look();
+            let looking = Instant::now();
+            self.refresh()?;
+            watch(&self.progress(&look));
+            match look {
+                Look::Broken(what) => return Err(SweepError::Refused(format!("{}: {what}", engine.name()))),
+                Look::Done => {
+                    self.results.forget_times();
+                    return self.refresh();
+                }
+                _ if stop.load(Ordering::Relaxed) || self.open().is_empty() => return Ok(()),
+                // A large store takes long to look at: not more than a twentieth of the time.
+                _ => {
+                    let time = engine.look_every().max(20 * looking.elapsed());
+                    wait(engine, time, stop);
+                }
+            }
+        }
+    }
+
+    fn summary(mut self, interrupted: bool) -> Result<Summary, SweepError> {
+        self.results.forget_times();
+        self.refresh()?;
+        let missing: Vec<TaskId> = self.open().into_iter().map(|task| task.id).collect();
+        let finished = self.scope.iter().filter(|id| self.results.finished.contains(id)).count();
+        Ok(Summary {
+            total: self.scope.len(),
+            skipped: self.skipped,
+            finished,
+            failed: self.given_up.into_iter().collect(),
+            interrupted: interrupted && !missing.is_empty(),
+            missing,
+            damaged: self.damaged,
+            differing: self.store.differing()?,
+            rounds: self.rounds,
+        })
+    }
+}
+
+const STEP_OF_WAIT: Duration = Duration::from_millis(100);
+
+/// In small steps, so that Ctrl-C is heard; ends early where the engine has news.
+fn wait(engine: &mut dyn Engine, time: Duration, stop: &AtomicBool) {
+    let start = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        let left = time.saturating_sub(start.elapsed());
+        if left.is_zero() || engine.wait(left.min(STEP_OF_WAIT)) {
+            return;
+        }
+    }
+}
+
+fn nap(time: Duration, stop: &AtomicBool) {
+    let start = Instant::now();
+    while start.elapsed() < time && !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(STEP_OF_WAIT.min(time.saturating_sub(start.elapsed())));
+    }
+}
+
+/// Ids of finished tasks; a folder that did not change is not read again.
+#[derive(Default)]
+struct Results {
+    finished: BTreeSet<TaskId>,
+    read_at: BTreeMap<PathBuf, SystemTime>,
+}
+
+/// File systems tell times in steps; a folder that changed later than this before it was read may change unseen.
+const STEP: Duration = Duration::from_secs(2);
+
+impl Results {
+    fn update(&mut self, store: &Store) -> Result<(), SweepError> {
+        let results = store.folder().join("results");
+        for name in names(&results)? {
+            let folder = results.join(name);
+            let Ok(changed) = std::fs::metadata(&folder).and_then(|found| found.modified()) else { continue };
+            if self.read_at.get(&folder) == Some(&changed) {
+                continue;
+            }
+            let settled = SystemTime::now().duration_since(changed).is_ok_and(|age| age > STEP);
+            self.finished.extend(store.finished_in(&folder)?);
+            if settled {
+                self.read_at.insert(folder, changed);
+            }
+        }
+        Ok(())
+    }
+
+    fn forget_times(&mut self) {
+        self.read_at.clear();
+    }
+}

@@ -1,0 +1,91 @@
+//! What an engine is to a sweep: it is handed tasks, and asked whether it still has some in hand. No more is believed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::client::CallError;
+use crate::manifest::Task;
+
+/// An engine that cannot take tasks, in words.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{engine}: {what}")]
+pub struct EngineError {
+    pub engine: &'static str,
+    pub what: String,
+    /// It will not be better later: the engine is not installed, or refuses what is asked.
+    pub for_ever: bool,
+}
+
+impl EngineError {
+    pub fn of(engine: &'static str, error: CallError) -> Self {
+        EngineError { engine, for_ever: matches!(error, CallError::Missing(_)), what: error.to_string() }
+    }
+}
+
+/// What an engine says of the tasks it was handed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// It has some in hand; how many wait and run where it says.
+    Working { waiting: Option<usize>, running: Option<usize> },
+    /// It has none in hand any more, whatever became of them.
+    Done,
+    /// Its clients do not answer; tasks may go on all the same.
+    Silent(String),
+    /// It has some that it will not start as things are.
+    Stuck(String),
+    /// It cannot go on.
+    Broken(String),
+}
+
+pub trait Engine {
+    fn name(&self) -> &'static str;
+
+    /// Hands over tasks, each to be run once.
+    ///
+    /// # Errors
+    /// They could not be handed over. Some may have been.
+    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError>;
+
+    fn look(&mut self) -> Look;
+
+    /// How often it may be asked.
+    fn look_every(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+
+    /// Waits at most so long; true as soon as there is news.
+    fn wait(&mut self, at_most: Duration) -> bool {
+        std::thread::sleep(at_most);
+        false
+    }
+
+    /// Takes back what has not ended. To be called twice without harm.
+    fn stop(&mut self);
+}
+
+/// How other processes run a task: `program sweep run -o folder --task ID`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WorkerCommand {
+    pub program: PathBuf,
+    pub folder: PathBuf,
+    pub retries: u32,
+    pub stale_seconds: u64,
+}
+
+impl WorkerCommand {
+    /// The command's arguments, to be followed by ids.
+    pub fn args(&self) -> Vec<std::ffi::OsString> {
+        let (retries, stale) = (self.retries.to_string(), self.stale_seconds.to_string());
+        let words = ["--quiet", "sweep", "run", "--retries", &retries, "--stale-seconds", &stale, "-o"];
+        let mut args: Vec<std::ffi::OsString> = words.iter().map(std::ffi::OsString::from).collect();
+        args.extend([self.folder.clone().into_os_string(), "--task".into()]);
+        args
+    }
+
+    /// A line for `sh` that runs the tasks whose ids the shell words `ids` are.
+    pub fn shell_line(&self, ids: &str) -> String {
+        let words = std::iter::once(self.program.clone().into_os_string()).chain(self.args());
+        let words: Vec<String> = words.map(|word| crate::client::quoted(&word)).collect();
+        format!("exec {} {ids}", words.join(" "))
+    }
+}

@@ -1,0 +1,166 @@
+//! Dask: what Python users have. A small client in Python hands the tasks over; workers run the command.
+//!
+//! The client says one JSON line for each thing that happens, and that it lives every two seconds. It is ended when it
+//! has been silent for long. A scheduler that is killed takes the client along; the next round starts anew.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::write_ids;
+use crate::client::kill_group;
+use crate::engine::{Engine, EngineError, Look, WorkerCommand};
+use crate::manifest::Task;
+
+const NAME: &str = "dask";
+const CLIENT: &str = include_str!("../../client/dask_client.py");
+/// To reach the scheduler, and to start a local cluster.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// A client that says nothing for so long hangs.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// How tasks reach Dask.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DaskOptions {
+    pub python: PathBuf,
+    /// Address of a scheduler; `None` = a cluster on this host for as long as the sweep runs.
+    pub scheduler: Option<String>,
+    /// Of the local cluster.
+    pub workers: usize,
+    /// Tasks handed to a worker at once.
+    pub group: usize,
+}
+
+pub struct Dask {
+    command: WorkerCommand,
+    options: DaskOptions,
+    client: Option<Client>,
+    rounds: u32,
+}
+
+struct Client {
+    child: Child,
+    heard: Arc<Mutex<Heard>>,
+}
+
+/// What the client said so far.
+struct Heard {
+    at: Instant,
+    /// Handed over and not ended.
+    left: usize,
+    workers: Option<u64>,
+    broken: Option<(String, bool)>,
+}
+
+impl Dask {
+    pub fn new(command: WorkerCommand, options: DaskOptions) -> Self {
+        Dask { command, options, client: None, rounds: 0 }
+    }
+
+    fn start(&mut self, tasks: &[Task]) -> Result<Client, String> {
+        let folder = self.command.folder.join("engine/dask");
+        self.rounds += 1;
+        let name = format!("{}-{}", std::process::id(), self.rounds);
+        let ids = write_ids(&folder, &name, tasks).map_err(|error| error.to_string())?;
+        let script = folder.join("client.py");
+        std::fs::write(&script, CLIENT).map_err(|error| format!("{}: {error}", script.display()))?;
+        let log = folder.join(format!("{name}.log"));
+        let log = std::fs::File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
+        let options = &self.options;
+        let mut command = Command::new(&options.python);
+        command.arg(&script).args(["--group", &options.group.max(1).to_string()]);
+        command.args(["--workers", &options.workers.max(1).to_string(), "--deadline", &DEADLINE.as_secs().to_string()]);
+        if let Some(scheduler) = &options.scheduler {
+            command.args(["--scheduler", scheduler]);
+        }
+        command.arg("--ids").arg(ids).arg("--").arg(&self.command.program).args(self.command.args());
+        // A local cluster's spill files belong to the sweep, not to wherever the command was started.
+        command.current_dir(&folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
+        let mut child = command.spawn().map_err(|error| format!("{}: {error}", options.python.display()))?;
+        let heard = Heard { at: Instant::now(), left: tasks.len(), workers: None, broken: None };
+        let heard = Arc::new(Mutex::new(heard));
+        if let Some(out) = child.stdout.take() {
+            let heard = Arc::clone(&heard);
+            std::thread::spawn(move || {
+                for line in BufReader::new(out).lines().map_while(Result::ok) {
+                    let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+                    heard.at = Instant::now();
+                    heard.hear(&line);
+                }
+            });
+        }
+        Ok(Client { child, heard })
+    }
+}
+
+impl Heard {
+    fn hear(&mut self, line: &str) {
+        let Ok(said) = serde_json::from_str::<Value>(line) else { return };
+        let text = |name: &str| said.get(name).and_then(Value::as_str).unwrap_or_default().to_string();
+        match said.get("event").and_then(Value::as_str) {
+            Some("alive") => self.workers = said.get("workers").and_then(Value::as_u64),
+            Some("ended" | "lost") => {
+                let ids = said.get("ids").and_then(Value::as_array).map_or(0, Vec::len);
+                self.left = self.left.saturating_sub(ids);
+            }
+            Some("broken") => {
+                let for_ever = said.get("for_ever").and_then(Value::as_bool) == Some(true);
+                self.broken = Some((text("why"), for_ever));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Engine for Dask {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
+        self.stop();
+        let client = self.start(tasks);
+        let python = self.options.python.clone();
+        // A Python that is not there will not be there later.
+        let client = client.map_err(|what| EngineError { engine: NAME, what, for_ever: !python.exists() })?;
+        self.client = Some(client);
+        Ok(())
+    }
+
+    fn look(&mut self) -> Look {
+        let Some(client) = &mut self.client else { return Look::Done };
+        let ended = client.child.try_wait();
+        let heard = client.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        match ended {
+            Ok(None) if heard.at.elapsed() > SILENCE => {}
+            Ok(None) if heard.workers == Some(0) => return Look::Stuck("dask has no worker: tasks wait".to_string()),
+            Ok(None) => return Look::Working { waiting: None, running: Some(heard.left) },
+            Ok(Some(_)) | Err(_) => {
+                if let Some((why, true)) = &heard.broken {
+                    return Look::Broken(why.clone());
+                }
+            }
+        }
+        drop(heard);
+        self.stop();
+        Look::Done
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut client) = self.client.take() {
+            // The group holds the local cluster's workers and what they run; whatever is cut off is run again.
+            kill_group(&mut client.child);
+        }
+    }
+}
+
+impl Drop for Dask {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

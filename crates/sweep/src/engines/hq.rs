@@ -1,0 +1,204 @@
+//! HyperQueue, where its `hq` is installed.
+//!
+//! What was found by trying (0.26 and 0.27): workers do not come back to a server that was restarted, and a journal that is
+//! flushed every 30 s repeats finished tasks, so a server of our own flushes five times a second; exit codes of
+//! `submit --wait` and `job wait` are 0 on failures, so only the JSON of `job list` is read; a frozen worker's tasks
+//! are handed out again, so the limit of crashes is said and the store's claims decide who runs.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{ids_of_job, write_ids};
+use crate::client::{CallError, call_ok, kill_group};
+use crate::engine::{Engine, EngineError, Look, WorkerCommand};
+use crate::manifest::{Task, TaskId};
+
+const NAME: &str = "hq";
+const DEADLINE: Duration = Duration::from_secs(10);
+const FLUSH: &str = "200ms";
+/// Deaths of workers after which the server gives a task up; the store counts by itself.
+const CRASHES: &str = "5";
+
+/// How tasks reach HyperQueue.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HqOptions {
+    pub program: PathBuf,
+    /// The folder of a server that runs; `None` = a server and a worker on this host for as long as the sweep runs.
+    pub server_dir: Option<PathBuf>,
+    /// CPUs of our own worker.
+    pub workers: usize,
+    /// Tasks to one of HyperQueue's.
+    pub group: usize,
+}
+
+pub struct Hq {
+    command: WorkerCommand,
+    options: HqOptions,
+    /// Of all jobs of this sweep's folder.
+    name: String,
+    /// Our own server and worker.
+    own: Vec<Child>,
+    rounds: u32,
+}
+
+impl Hq {
+    pub fn new(command: WorkerCommand, options: HqOptions) -> Self {
+        let name = format!("cachemate-{}", TaskId::of(&command.folder.to_string_lossy()));
+        Hq { command, options, name, own: Vec::new(), rounds: 0 }
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.command.folder.join("engine/hq")
+    }
+
+    fn server_dir(&self) -> PathBuf {
+        self.options.server_dir.clone().unwrap_or_else(|| self.folder().join("server"))
+    }
+
+    fn client(&self) -> Command {
+        let mut command = Command::new(&self.options.program);
+        command.arg("--server-dir").arg(self.server_dir()).args(["--output-mode", "json"]);
+        command
+    }
+
+    fn ask(&self, args: &[&str]) -> Result<Value, CallError> {
+        let said = call_ok(self.client().args(args), DEADLINE)?;
+        let bad = |error: serde_json::Error| CallError::Failed(NAME.to_string(), format!("{error} in its JSON"));
+        if said.trim().is_empty() { Ok(Value::Null) } else { serde_json::from_str(&said).map_err(bad) }
+    }
+
+    /// Starts a server and a worker unless they run.
+    fn start_own(&mut self) -> Result<(), EngineError> {
+        let dead = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
+        if self.own.len() == 2 && !self.own.iter_mut().any(dead) {
+            return Ok(());
+        }
+        self.end_own();
+        let failed = |what: String| EngineError { engine: NAME, what, for_ever: false };
+        let folder = self.folder();
+        std::fs::create_dir_all(self.server_dir()).map_err(|error| failed(error.to_string()))?;
+        self.rounds += 1;
+        let journal = folder.join(format!("journal-{}-{}", std::process::id(), self.rounds));
+        let mut server = self.client();
+        server.args(["server", "start", "--host", "127.0.0.1", "--journal-flush-period", FLUSH]);
+        server.arg("--journal").arg(journal);
+        self.spawn(server, "server")?;
+        let start = Instant::now();
+        while self.ask(&["server", "info"]).is_err() {
+            if start.elapsed() > DEADLINE {
+                return Err(failed(format!(
+                    "no server in {} s; its log is in {}",
+                    DEADLINE.as_secs(),
+                    folder.display()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let mut worker = self.client();
+        worker.args(["worker", "start", "--heartbeat", "1s", "--cpus", &self.options.workers.max(1).to_string()]);
+        self.spawn(worker, "worker")
+    }
+
+    fn spawn(&mut self, mut command: Command, what: &str) -> Result<(), EngineError> {
+        let failed = |error: std::io::Error| EngineError {
+            engine: NAME,
+            for_ever: error.kind() == std::io::ErrorKind::NotFound,
+            what: format!("{}: {error}", self.options.program.display()),
+        };
+        let log = std::fs::File::create(self.folder().join(format!("{what}.log"))).map_err(failed)?;
+        let log_too = log.try_clone().map_err(failed)?;
+        command.stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
+        let child = command.spawn().map_err(failed)?;
+        self.own.push(child);
+        Ok(())
+    }
+
+    fn end_own(&mut self) {
+        self.own.iter_mut().rev().for_each(kill_group);
+        self.own.clear();
+    }
+
+    /// Waiting and running tasks of our jobs.
+    fn queue(&self) -> Result<(usize, usize), CallError> {
+        let jobs = self.ask(&["job", "list", "--all"])?;
+        let ours = jobs.as_array().into_iter().flatten();
+        let ours = ours.filter(|job| job.get("name").and_then(Value::as_str) == Some(&self.name));
+        let (mut waiting, mut running) = (0, 0);
+        for job in ours {
+            let count = |pointer: &str| job.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+            let over = count("/task_stats/finished") + count("/task_stats/failed") + count("/task_stats/canceled");
+            let now = count("/task_stats/running");
+            running += now as usize;
+            waiting += count("/task_count").saturating_sub(over + now) as usize;
+        }
+        Ok((waiting, running))
+    }
+}
+
+impl Engine for Hq {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
+        let failed = |what: String| EngineError { engine: NAME, what, for_ever: false };
+        std::fs::create_dir_all(self.folder()).map_err(|error| failed(error.to_string()))?;
+        if self.options.server_dir.is_none() {
+            self.start_own()?;
+        }
+        self.rounds += 1;
+        let name = format!("{}-{}", std::process::id(), self.rounds);
+        let ids = write_ids(&self.folder(), &name, tasks).map_err(|error| failed(error.to_string()))?;
+        let line = format!("set -- \"$HQ_TASK_ID\"; {}", self.command.shell_line(&ids_of_job(&ids, self.group())));
+        let last = tasks.len().div_ceil(self.group()) - 1;
+        let array = format!("0-{last}");
+        let mut command = self.client();
+        command.args(["submit", "--name", &self.name, "--array", &array, "--crash-limit", CRASHES]);
+        command.args(["--stdout", "none", "--stderr", "none", "--cwd"]).arg(self.folder());
+        command.args(["--", "sh", "-c", &line]);
+        call_ok(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::of(NAME, error))
+    }
+
+    fn look(&mut self) -> Look {
+        match self.queue() {
+            Ok((0, 0)) => Look::Done,
+            Ok((waiting, running)) => Look::Working { waiting: Some(waiting), running: Some(running) },
+            // A server of our own that died took its workers along; what it had in hand is handed over again.
+            Err(_) if self.options.server_dir.is_none() && !self.own_server_lives() => Look::Done,
+            Err(error) => Look::Silent(format!("hq does not answer ({error}); running tasks go on")),
+        }
+    }
+
+    fn stop(&mut self) {
+        if self.options.server_dir.is_some() {
+            let ours = self.ask(&["job", "list", "--all"]).unwrap_or_default();
+            for job in ours.as_array().into_iter().flatten() {
+                let ours = job.get("name").and_then(Value::as_str) == Some(&self.name);
+                if let Some(id) = job.get("id").and_then(Value::as_u64).filter(|_| ours) {
+                    let _ = call_ok(self.client().args(["job", "cancel", &id.to_string()]), DEADLINE);
+                }
+            }
+        }
+        self.end_own();
+    }
+}
+
+impl Hq {
+    fn group(&self) -> usize {
+        self.options.group.max(1)
+    }
+
+    fn own_server_lives(&mut self) -> bool {
+        self.own.first_mut().is_some_and(|server| matches!(server.try_wait(), Ok(None)))
+    }
+}
+
+impl Drop for Hq {
+    fn drop(&mut self) {
+        self.end_own();
+    }
+}

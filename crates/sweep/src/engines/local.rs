@@ -1,0 +1,107 @@
+//! Threads of this process.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::engine::{Engine, EngineError, Look};
+use crate::job::{Inputs, Work};
+use crate::manifest::Task;
+use crate::store::Store;
+use crate::worker::attempt;
+
+/// What workers share.
+struct Shared {
+    store: Arc<Store>,
+    work: Arc<dyn Work>,
+    inputs: Arc<Inputs>,
+    retries: u32,
+    stop: AtomicBool,
+    /// Why nothing can go on.
+    broken: Mutex<Option<String>>,
+    live: Mutex<usize>,
+    ended: Condvar,
+}
+
+pub struct Local {
+    workers: usize,
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Local {
+    pub fn new(store: Arc<Store>, work: Arc<dyn Work>, inputs: Arc<Inputs>, workers: usize, retries: u32) -> Self {
+        let (broken, live, ended) = (Mutex::new(None), Mutex::new(0), Condvar::new());
+        let shared = Shared { store, work, inputs, retries, stop: AtomicBool::new(false), broken, live, ended };
+        Local { workers: workers.max(1), shared: Arc::new(shared), threads: Vec::new() }
+    }
+}
+
+impl Shared {
+    fn work_through(&self, tasks: &[Task], next: &AtomicUsize) {
+        while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            if let Err(error) = attempt(&self.store, &*self.work, &self.inputs, task, self.retries, &self.stop) {
+                *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+                self.stop.store(true, Ordering::Relaxed);
+            }
+        }
+        *self.live.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.ended.notify_all();
+    }
+
+    fn live(&self) -> usize {
+        *self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Engine for Local {
+    fn name(&self) -> &'static str {
+        "local"
+    }
+
+    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
+        let (tasks, next) = (Arc::new(tasks.to_vec()), Arc::new(AtomicUsize::new(0)));
+        for _ in 0..self.workers.min(tasks.len()) {
+            let (shared, tasks, next) = (Arc::clone(&self.shared), Arc::clone(&tasks), Arc::clone(&next));
+            *self.shared.live.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+            self.threads.push(std::thread::spawn(move || shared.work_through(&tasks, &next)));
+        }
+        Ok(())
+    }
+
+    fn look(&mut self) -> Look {
+        if let Some(why) = self.shared.broken.lock().unwrap_or_else(PoisonError::into_inner).clone() {
+            return Look::Broken(why);
+        }
+        match self.shared.live() {
+            0 => Look::Done,
+            live => Look::Working { waiting: None, running: Some(live) },
+        }
+    }
+
+    fn wait(&mut self, at_most: Duration) -> bool {
+        let live = self.shared.live.lock().unwrap_or_else(PoisonError::into_inner);
+        if *live == 0 {
+            return true;
+        }
+        let waited = self.shared.ended.wait_timeout(live, at_most).unwrap_or_else(PoisonError::into_inner);
+        *waited.0 == 0
+    }
+
+    fn stop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

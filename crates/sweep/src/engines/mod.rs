@@ -1,0 +1,25 @@
+//! The engines: one file each. Another one is a file here and a line where the command chooses.
+
+pub mod dask;
+pub mod hq;
+pub mod local;
+pub mod slurm;
+
+use std::path::{Path, PathBuf};
+
+use crate::manifest::Task;
+
+/// Writes the ids of a round's tasks, one line each, for workers that know no more than a number.
+fn write_ids(folder: &Path, name: &str, tasks: &[Task]) -> std::io::Result<PathBuf> {
+    std::fs::create_dir_all(folder)?;
+    let path = folder.join(format!("{name}.ids"));
+    let text: String = tasks.iter().map(|task| format!("{}\n", task.id)).collect();
+    std::fs::write(&path, text)?;
+    Ok(path)
+}
+
+/// `sh` for "the ids on the lines of `file` that belong to job number `$1`", `group` to a job.
+fn ids_of_job(file: &Path, group: usize) -> String {
+    let file = crate::client::quoted(file.as_os_str());
+    format!("$(sed -n \"$(($1 * {group} + 1)),$((($1 + 1) * {group}))p\" {file})")
+}

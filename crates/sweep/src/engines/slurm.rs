@@ -1,0 +1,182 @@
+//! Slurm: arrays of jobs under names of our own.
+//!
+//! What was found by trying (Slurm 22.05): the highest index of an array is MaxArraySize - 1; a job of a node that is
+//! declared dead is requeued while it still runs, and waits two minutes, so nothing is requeued and the sweep retries
+//! by itself; a controller that was killed forgets young jobs and repeats finished ones; exit codes need a database. So
+//! arrays are found again by name, never by number, and only whether any is left is asked.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use super::{ids_of_job, write_ids};
+use crate::client::{call, call_ok};
+use crate::engine::{Engine, EngineError, Look, WorkerCommand};
+use crate::manifest::{Task, TaskId};
+
+const NAME: &str = "slurm";
+/// `squeue` hangs with the controller dead.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Where the controller does not say its own: Slurm's default.
+const ARRAY_AT_MOST: usize = 1000;
+
+pub struct Slurm {
+    command: WorkerCommand,
+    /// Tasks to a job.
+    group: usize,
+    /// More arguments of `sbatch`: partition, account, time limit.
+    submit_args: Vec<String>,
+    /// Of all jobs of this sweep's folder, whoever submitted them.
+    name: String,
+    rounds: u32,
+}
+
+impl Slurm {
+    pub fn new(command: WorkerCommand, group: usize, submit_args: Vec<String>) -> Self {
+        let name = format!("cachemate-{}", TaskId::of(&command.folder.to_string_lossy()));
+        Slurm { command, group: group.max(1), submit_args, name, rounds: 0 }
+    }
+
+    fn client(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        // Formats and layouts of the user's own would not be understood here.
+        for variable in ["SQUEUE_FORMAT", "SQUEUE_FORMAT2", "SQUEUE_STATES", "SINFO_FORMAT", "SBATCH_ARRAY_INX"] {
+            command.env_remove(variable);
+        }
+        command
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.command.folder.join("engine/slurm")
+    }
+
+    fn array_at_most(&self) -> Result<usize, EngineError> {
+        let said = call_ok(self.client("scontrol").args(["show", "config"]), DEADLINE);
+        let said = said.map_err(|error| EngineError::of(NAME, error))?;
+        let line = said.lines().find_map(|line| line.trim().strip_prefix("MaxArraySize"));
+        Ok(line.and_then(|rest| rest.split('=').nth(1)?.trim().parse().ok()).unwrap_or(ARRAY_AT_MOST).max(2))
+    }
+
+    /// The script of one array: job number `$SLURM_ARRAY_TASK_ID` runs its own ids.
+    fn script(&self, ids: &std::path::Path) -> String {
+        format!(
+            "#!/bin/sh\nset -- \"$SLURM_ARRAY_TASK_ID\"\nids={}\n[ -n \"$ids\" ] || exit 0\n{}\n",
+            ids_of_job(ids, self.group),
+            self.command.shell_line("$ids")
+        )
+    }
+
+    fn submit_chunk(&self, at: usize, tasks: &[Task]) -> Result<(), EngineError> {
+        let failed = |what: String| EngineError { engine: NAME, what, for_ever: false };
+        let folder = self.folder();
+        let chunk = format!("{}-{}-{at}", std::process::id(), self.rounds);
+        let ids = write_ids(&folder, &chunk, tasks).map_err(|error| failed(error.to_string()))?;
+        let script = folder.join(format!("{chunk}.sh"));
+        std::fs::write(&script, self.script(&ids)).map_err(|error| failed(error.to_string()))?;
+        let jobs = tasks.len().div_ceil(self.group);
+        let mut command = self.client("sbatch");
+        command.args(["--parsable", "--no-requeue", "--job-name", &self.name, &format!("--array=0-{}", jobs - 1)]);
+        let log = folder.join("logs/%A-%a.log");
+        command.arg(format!("--output={}", log.display())).arg(format!("--chdir={}", folder.display()));
+        command.args(&self.submit_args).arg(&script);
+        call_ok(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::of(NAME, error))
+    }
+
+    /// State and reason of each of our jobs that is not over.
+    fn queue(&self) -> Result<Vec<(String, String)>, String> {
+        let mut command = self.client("squeue");
+        command.args(["-h", "-r", "-a", "-o", "%T %r", "--name", &self.name]);
+        let called = call(&mut command, DEADLINE).map_err(|error| error.to_string())?;
+        if called.code != Some(0) {
+            return Err(called.err.lines().next().unwrap_or("squeue said nothing").to_string());
+        }
+        let split = |line: &str| line.split_once(' ').map(|(state, why)| (state.to_string(), why.trim().to_string()));
+        Ok(called.out.lines().filter_map(split).collect())
+    }
+
+    /// Whether no node can take a job, in words.
+    fn no_node(&self) -> Option<String> {
+        let said = call_ok(self.client("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
+        let states: Vec<&str> = said.split_whitespace().collect();
+        let away = |state: &&str| ["drain", "down", "fail", "maint"].iter().any(|bad| state.starts_with(bad));
+        let all = !states.is_empty() && states.iter().all(|state| away(state));
+        all.then(|| {
+            let mut each: Vec<&str> = states.clone();
+            each.sort_unstable();
+            each.dedup();
+            format!("all {} nodes are {}: jobs wait for ever", states.len(), each.join(" or "))
+        })
+    }
+}
+
+impl Engine for Slurm {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
+        // What an earlier run of this sweep left in the queue is waited for, not doubled.
+        match self.queue() {
+            Ok(left) if !left.is_empty() => return Ok(()),
+            Ok(_) => {}
+            Err(what) => {
+                let missing = call(self.client("squeue").arg("--version"), DEADLINE);
+                let for_ever = matches!(missing, Err(crate::CallError::Missing(_)));
+                return Err(EngineError { engine: NAME, what, for_ever });
+            }
+        }
+        self.rounds += 1;
+        let logs = self.folder().join("logs");
+        std::fs::create_dir_all(&logs).map_err(|error| EngineError {
+            engine: NAME,
+            what: format!("{}: {error}", logs.display()),
+            for_ever: false,
+        })?;
+        let at_most = self.array_at_most()? * self.group;
+        tasks.chunks(at_most).enumerate().try_for_each(|(at, chunk)| self.submit_chunk(at, chunk))
+    }
+
+    fn look(&mut self) -> Look {
+        let queue = match self.queue() {
+            Ok(queue) => queue,
+            Err(what) => return Look::Silent(format!("slurm does not answer ({what}); running tasks go on")),
+        };
+        if queue.is_empty() {
+            return Look::Done;
+        }
+        let waiting = queue.iter().filter(|(state, _)| state == "PENDING").count();
+        if waiting == queue.len()
+            && let Some(why) = self.no_node()
+        {
+            return Look::Stuck(why);
+        }
+        Look::Working { waiting: Some(waiting), running: Some(queue.len() - waiting) }
+    }
+
+    fn stop(&mut self) {
+        let _ = call(self.client("scancel").args(["--name", &self.name]), DEADLINE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does job number k of a script run the k-th group of ids, whatever characters the folder's name has?
+    #[test]
+    fn a_job_runs_its_own_ids() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("it's a folder");
+        let tasks: Vec<Task> = (1..=5).map(|id| Task { id: TaskId(id), point: "{}".into() }).collect();
+        let ids = write_ids(&folder, "x", &tasks).unwrap();
+        let command = WorkerCommand { program: "echo".into(), folder, retries: 0, stale_seconds: 60 };
+        let script = Slurm::new(command, 2, Vec::new()).script(&ids);
+        let of = |job: &str| {
+            let mut shell = Command::new("sh");
+            call_ok(shell.args(["-c", &script]).env("SLURM_ARRAY_TASK_ID", job), DEADLINE).unwrap()
+        };
+        assert!(of("0").trim().ends_with("--task 0000000000000001 0000000000000002"), "{}", of("0"));
+        assert!(of("2").trim().ends_with("--task 0000000000000005"), "{}", of("2"));
+        assert_eq!(of("3"), "", "a number beyond the last runs nothing");
+    }
+}

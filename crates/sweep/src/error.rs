@@ -1,0 +1,39 @@
+//! What can go wrong with a sweep as a whole; what goes wrong with one task is in the store.
+
+use std::io;
+use std::path::Path;
+
+use cachemate_spec::SpecError;
+
+use crate::EngineError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum SweepError {
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// A file that cannot be read or written.
+    #[error("{path}: {what}")]
+    File { path: String, what: String },
+    /// Nothing can be written there; what is finished is kept.
+    #[error("{0}: the disk is full; what is finished is kept, and the same command goes on from there")]
+    Full(String),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A sweep that cannot be run, with the reason.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl SweepError {
+    pub(crate) fn file(path: &Path, what: impl ToString) -> Self {
+        SweepError::File { path: path.display().to_string(), what: what.to_string() }
+    }
+
+    /// Of reading or writing `path`; a full disk is told apart.
+    pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> Self + '_ {
+        move |error| match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => SweepError::Full(path.display().to_string()),
+            _ => SweepError::file(path, error),
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! A sweep file into its manifest: every point checked, every input kept, every task named by its content.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use cachemate_spec::{Scenario, machine_names};
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::file::{Kind, Sweep};
+use crate::job::{Inputs, Job, Work, whole_file};
+use crate::manifest::{FORMAT, Header, Manifest, Recording, Task, TaskId, checksum_of};
+use crate::points::Point;
+use crate::{Store, SweepError};
+
+/// A manifest with the files that its tasks read.
+pub struct Expanded {
+    pub manifest: Manifest,
+    /// Names below the sweep's folder, and contents.
+    pub files: BTreeMap<String, String>,
+}
+
+impl Expanded {
+    /// Puts the inputs and then the manifest into the sweep's folder.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn write(&self, store: &Store) -> Result<(), SweepError> {
+        for (name, content) in &self.files {
+            store.put(name, content)?;
+        }
+        self.manifest.write(store.folder())
+    }
+}
+
+/// # Errors
+/// A scenario or machine that cannot be, a program that is not there, a policy that the command does not have; each
+/// with its file and field, and the point where it came up.
+pub fn expand(sweep: &Sweep, work: &dyn Work) -> Result<Expanded, SweepError> {
+    let mut making = Making::new(sweep, work)?;
+    let mut tasks = Vec::new();
+    let mut last: Option<(Point<'_>, u64, u64)> = None;
+    for point in sweep.points() {
+        let seed = point.iter().find(|(axis, _)| *axis == "seed").and_then(|(_, value)| value.as_u64());
+        let rest: Point<'_> = point.iter().filter(|(axis, _)| *axis != "seed").copied().collect();
+        // Seeds go fastest, so that everything else is put together once for all of them.
+        let known = last.as_ref().filter(|(of, ..)| *of == rest).map(|(_, content, own)| (*content, *own));
+        let (content, own_seed) = match known {
+            Some(known) => known,
+            None => {
+                let (content, own) = making.content(&rest)?;
+                last = Some((rest, content, own));
+                (content, own)
+            }
+        };
+        let id = TaskId::of(&format!("{content:016x} {}", seed.unwrap_or(own_seed)));
+        let values: BTreeMap<&str, &Value> = point.into_iter().collect();
+        let text = serde_json::to_string(&values).map_err(|error| SweepError::Refused(error.to_string()))?;
+        tasks.push(Task { id, point: text.into() });
+    }
+    if tasks.is_empty() {
+        return Err(whole_file(&sweep.path, "no point that the filters leave").into());
+    }
+    Ok(making.finish(sweep, tasks))
+}
+
+struct Making<'a> {
+    work: &'a dyn Work,
+    folder: &'a Path,
+    version: String,
+    inputs: Inputs,
+    files: BTreeMap<String, String>,
+    scenarios: BTreeMap<String, String>,
+    machines: BTreeMap<String, String>,
+    /// Programs that need no file.
+    built_in: BTreeSet<String>,
+}
+
+impl<'a> Making<'a> {
+    fn new(sweep: &'a Sweep, work: &'a dyn Work) -> Result<Self, SweepError> {
+        let inputs = Inputs { kind: sweep.file.kind, detail: sweep.file.detail, ..Inputs::default() };
+        let folder = &sweep.folder;
+        let mut making = Making {
+            work,
+            folder,
+            version: work.version(),
+            inputs,
+            files: BTreeMap::new(),
+            scenarios: BTreeMap::new(),
+            machines: BTreeMap::new(),
+            built_in: BTreeSet::new(),
+        };
+        for given in &sweep.file.axes.scenario {
+            let path = folder.join(given);
+            let text = std::fs::read_to_string(&path).map_err(|error| SweepError::file(&path, error))?;
+            making.scenarios.insert(given.clone(), making.kept("scenario", &text));
+            making.inputs.scenarios.insert(given.clone(), (path.display().to_string(), text));
+        }
+        Ok(making)
+    }
+
+    /// Keeps a text among the inputs, named by its content.
+    fn keep(&mut self, what: &str, text: String) -> String {
+        let name = self.kept(what, &text);
+        self.files.insert(name.clone(), text);
+        name
+    }
+
+    fn kept(&self, what: &str, text: &str) -> String {
+        format!("inputs/{what}-{:016x}.toml", xxh3_64(text.as_bytes()))
+    }
+
+    /// The hash of everything but the seed, and the seed where the point names none.
+    fn content(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
+        let at = || point.iter().map(|(axis, value)| format!("{axis} {value}")).collect::<Vec<_>>().join(", ");
+        let refused = |what: String| SweepError::Refused(format!("{what} (at {})", at()));
+        match self.inputs.kind {
+            Kind::Scenario => self.scenario(point),
+            Kind::Curve => self.curve(point).map_err(refused),
+            Kind::Repro => Err(SweepError::Refused("runs of the papers' experiments are not made from a file".into())),
+        }
+    }
+
+    fn scenario(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
+        let (scenario, machine) = self.inputs.scenario(point)?;
+        self.machine_file(&scenario.machine)?;
+        let label = self.label(point);
+        let refused = |what: String| SweepError::Refused(format!("{label}: {what}"));
+        let mut checksums = Vec::new();
+        let programs: Vec<String> = scenario.programs.iter().map(|program| program.program.clone()).collect();
+        for program in programs {
+            checksums.push(self.recording(&program, None).map_err(refused)?);
+        }
+        let seed = scenario.seed;
+        // Not part of what is run: what people call it, and where the machine's description lies.
+        let plain = Scenario {
+            name: String::new(),
+            description: String::new(),
+            machine: String::new(),
+            seed: 0,
+            ..scenario.clone()
+        };
+        let job = self.inputs.job(point).map_err(refused)?;
+        self.work.check(&job).map_err(refused)?;
+        let content =
+            serde_json::to_string(&(&self.version, "scenario", self.inputs.detail, &plain, &machine, checksums))
+                .map_err(|error| refused(error.to_string()))?;
+        Ok((xxh3_64(content.as_bytes()), seed))
+    }
+
+    /// A scenario's file, and what a point changes in it.
+    fn label(&self, point: &Point<'_>) -> String {
+        let at = point.iter().filter(|(axis, _)| *axis != "scenario");
+        let at: Vec<String> = at.map(|(axis, value)| format!("{axis} {value}")).collect();
+        let given = point.iter().find(|(axis, _)| *axis == "scenario").and_then(|(_, value)| value.as_str());
+        let file = given.and_then(|given| self.inputs.scenarios.get(given)).map_or("", |(label, _)| label);
+        if at.is_empty() { file.to_string() } else { format!("{file} with {}", at.join(", ")) }
+    }
+
+    /// Machines that are files are kept; the scenario's copy of the path may have been moved there already.
+    fn machine_file(&mut self, given: &str) -> Result<(), SweepError> {
+        let name = given.split('?').next().unwrap_or_default().to_string();
+        if machine_names().contains(&name.as_str()) || self.machines.contains_key(&name) {
+            return Ok(());
+        }
+        let text = std::fs::read_to_string(&name).map_err(|error| SweepError::file(Path::new(&name), error))?;
+        let kept = self.keep("machine", text);
+        self.machines.insert(name, kept);
+        Ok(())
+    }
+
+    fn curve(&mut self, point: &Point<'_>) -> Result<(u64, u64), String> {
+        let given = point.iter().find(|(axis, _)| *axis == "recording").and_then(|(_, value)| value.as_str());
+        let given = given.unwrap_or_default().to_string();
+        let checksum = self.recording(&given, Some(self.folder.to_path_buf()))?;
+        let job = self.inputs.job(point)?;
+        self.work.check(&job)?;
+        let Job::Curve(curve) = job else { return Err("not a curve".to_string()) };
+        let asked = (curve.line_bytes, &curve.sizes, curve.sample);
+        let content = serde_json::to_string(&(&self.version, "curve", checksum, asked)).map_err(|e| e.to_string())?;
+        Ok((xxh3_64(content.as_bytes()), 0))
+    }
+
+    /// The checksum of a program's recording; `None` for a program that is none. Relative paths are from `folder`, or
+    /// from where the command runs.
+    fn recording(&mut self, program: &str, folder: Option<PathBuf>) -> Result<Option<String>, String> {
+        if self.built_in.contains(program) {
+            return Ok(None);
+        }
+        if let Some(known) = self.inputs.recordings.get(program) {
+            return Ok(Some(known.checksum.clone()));
+        }
+        let beside = folder.map(|folder| folder.join(program)).filter(|path| path.is_file());
+        let found = match beside {
+            Some(path) => Some(path),
+            None => self.work.recording(program)?,
+        };
+        let Some(path) = found else {
+            self.built_in.insert(program.to_string());
+            return Ok(None);
+        };
+        let unreadable = |error: std::io::Error| format!("{}: {error}", path.display());
+        let path = path.canonicalize().map_err(unreadable)?;
+        let (size_bytes, checksum) = checksum_of(&path).map_err(unreadable)?;
+        let recording = Recording { path, size_bytes, checksum: checksum.clone() };
+        self.inputs.recordings.insert(program.to_string(), recording);
+        Ok(Some(checksum))
+    }
+
+    fn finish(mut self, sweep: &Sweep, tasks: Vec<Task>) -> Expanded {
+        let texts: Vec<String> = self.inputs.scenarios.values().map(|(_, text)| text.clone()).collect();
+        texts.into_iter().for_each(|text| _ = self.keep("scenario", text));
+        let header = Header {
+            format: FORMAT,
+            name: sweep.file.name.clone(),
+            description: sweep.file.description.clone(),
+            kind: sweep.file.kind,
+            version: self.version,
+            detail: sweep.file.detail,
+            axes: sweep.axes.iter().map(|axis| axis.name.clone()).collect(),
+            tasks: tasks.len(),
+            scenarios: self.scenarios,
+            machines: self.machines,
+            recordings: self.inputs.recordings,
+            repro: Value::Null,
+        };
+        Expanded { manifest: Manifest { header, tasks }, files: self.files }
+    }
+}

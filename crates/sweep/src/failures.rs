@@ -1,0 +1,83 @@
+//! Attempts that came to nothing: one line each, so that no failure is lost or counted by an engine alone.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::SweepError;
+use crate::claims::Owner;
+use crate::manifest::TaskId;
+use crate::store::{Store, append, unix_ms};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ending {
+    /// The task said what was wrong.
+    Error,
+    /// Its worker was gone.
+    Death,
+}
+
+/// One line of `failed/ID.jsonl`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Attempted {
+    pub ending: Ending,
+    pub what: String,
+    /// Who noted it.
+    pub host: String,
+    pub pid: u32,
+    pub unix_ms: u64,
+}
+
+impl Attempted {
+    pub(crate) fn now(ending: Ending, what: String, owner: &Owner) -> Self {
+        Attempted { ending, what, host: owner.host.clone(), pid: owner.pid, unix_ms: unix_ms() }
+    }
+}
+
+impl Store {
+    fn failed_path(&self, id: TaskId) -> PathBuf {
+        self.folder().join(format!("failed/{id}.jsonl"))
+    }
+
+    pub(crate) fn note_attempt(&self, id: TaskId, attempt: &Attempted) -> Result<(), SweepError> {
+        let path = self.failed_path(id);
+        let line = serde_json::to_string(attempt).expect("texts and numbers can be written");
+        append(&path, &line).map_err(SweepError::io(&path))
+    }
+
+    /// In order. A line that is not whole counts as a death, so that a task cannot kill its worker for ever.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read.
+    pub fn attempts(&self, id: TaskId) -> Result<Vec<Attempted>, SweepError> {
+        let path = self.failed_path(id);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(SweepError::file(&path, error)),
+        };
+        let damaged = || Attempted {
+            ending: Ending::Death,
+            what: "a line that is not whole".to_string(),
+            host: String::new(),
+            pid: 0,
+            unix_ms: 0,
+        };
+        Ok(text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| damaged())).collect())
+    }
+
+    /// Forgets attempts that came to nothing, so that the task is tried again.
+    ///
+    /// # Errors
+    /// The file is there and cannot be removed.
+    pub fn forget_attempts(&self, id: TaskId) -> Result<(), SweepError> {
+        let path = self.failed_path(id);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(SweepError::io(&path)(error)),
+            _ => Ok(()),
+        }
+    }
+}

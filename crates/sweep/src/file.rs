@@ -1,0 +1,302 @@
+//! The sweep file: which axes, which points of them are left out.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::nearest;
+use cachemate_spec::{Located, PolicyChoice, SpecError};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::SweepError;
+
+/// What a task of a sweep is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A scenario on the simulated machine.
+    #[default]
+    Scenario,
+    /// The miss-rate curve of a recording.
+    Curve,
+    /// One run of the papers' experiments.
+    Repro,
+}
+
+/// As written in `sweep-*.toml`. docs/sweeps.md explains every field.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SweepFile {
+    pub name: String,
+    #[serde(default)]
+    pub description: String,
+    #[serde(default)]
+    pub kind: Kind,
+    /// Results hold everything that a run counted; otherwise only the figures that reports show.
+    #[serde(default = "yes")]
+    pub detail: bool,
+    pub axes: Axes,
+    /// A point that one of these matches is left out.
+    #[serde(default)]
+    pub skip: Vec<toml::Table>,
+    /// Where there are any, a point that none of these matches is left out.
+    #[serde(default)]
+    pub only: Vec<toml::Table>,
+}
+
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Axes {
+    /// Scenario files, from the sweep file's folder.
+    #[serde(default)]
+    pub scenario: Vec<String>,
+    /// Machines by name or path, in the place of the scenario's.
+    #[serde(default)]
+    pub machine: Vec<String>,
+    /// Names, or tables of name and parameters.
+    #[serde(default)]
+    pub policy: Vec<toml::Value>,
+    /// Recordings by name in the pack or by path; `["all"]` is the whole pack.
+    #[serde(default)]
+    pub recording: Vec<String>,
+    /// Any other field by its path, with its values.
+    #[serde(default)]
+    pub parameters: BTreeMap<String, Vec<toml::Value>>,
+    /// Numbers, or a table of `first` and `count`.
+    #[serde(default)]
+    pub seed: Option<toml::Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SeedRange {
+    first: u64,
+    count: u64,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// One axis: its name and its values, in the order of the file.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Axis {
+    pub name: String,
+    pub values: Vec<Value>,
+}
+
+/// A sweep file with where it stands and its axes in order.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Sweep {
+    pub file: SweepFile,
+    pub path: String,
+    /// Scenario files are looked for from here.
+    pub folder: PathBuf,
+    /// Slowest first; seeds last.
+    pub axes: Vec<Axis>,
+    pub skip: Vec<BTreeMap<String, Vec<Value>>>,
+    pub only: Vec<BTreeMap<String, Vec<Value>>>,
+}
+
+/// More points than this are a slip of the pen.
+pub const POINTS_AT_MOST: usize = 10_000_000;
+/// What a curve can be asked for with.
+const CURVE_PARAMETERS: [&str; 3] = ["line_bytes", "sizes", "sample"];
+
+/// Reads and checks a sweep file. `pack` is what recording `all` means.
+///
+/// # Errors
+/// As [`parse_sweep`], and an unreadable file.
+pub fn load_sweep(path: &Path, pack: &[String]) -> Result<Sweep, SweepError> {
+    let text = std::fs::read_to_string(path).map_err(|error| SweepError::file(path, error))?;
+    parse_sweep(path, &text, pack)
+}
+
+/// The same from a text.
+///
+/// # Errors
+/// Broken TOML, unknown or ill-typed fields, an axis without values or with one twice, an axis that the kind does not
+/// have, a filter of an axis that is not there; each with file, line, field, what was found and expected.
+pub fn parse_sweep(path: &Path, text: &str, pack: &[String]) -> Result<Sweep, SweepError> {
+    let name = path.display().to_string();
+    let located = Located::parse(&name, text)?;
+    let mut file: SweepFile = located.value()?;
+    if file.axes.recording == ["all"] {
+        if pack.is_empty() {
+            return Err(located.at("axes.recording", "no pack", "recordings by path, or a pack of them").into());
+        }
+        file.axes.recording = pack.to_vec();
+    }
+    let axes = axes_of(&file, &located)?;
+    let filters = |field: &str, tables: &[toml::Table]| filters(field, tables, &axes, &located);
+    let (skip, only) = (filters("skip", &file.skip)?, filters("only", &file.only)?);
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(Sweep { folder: folder.to_path_buf(), skip, only, axes, file, path: name })
+}
+
+fn axes_of(file: &SweepFile, located: &Located<'_>) -> Result<Vec<Axis>, SpecError> {
+    if file.name.is_empty() {
+        return Err(located.at("name", "an empty name", "a short name"));
+    }
+    let strings = |values: &[String]| values.iter().cloned().map(Value::String).collect();
+    let axis = |name: &str, values: Vec<Value>| Axis { name: name.to_string(), values };
+    let given = &file.axes;
+    let (needed, not_here): (&str, &[(&str, bool)]) = match file.kind {
+        Kind::Scenario => ("scenario", &[("recording", given.recording.is_empty())]),
+        Kind::Curve => {
+            let empty = [given.scenario.is_empty(), given.machine.is_empty(), given.policy.is_empty()];
+            ("recording", &[("scenario", empty[0]), ("machine", empty[1]), ("policy", empty[2])])
+        }
+        Kind::Repro => {
+            return Err(located.at("kind", "'repro'", "'scenario' or 'curve': 'cachemate repro' makes these"));
+        }
+    };
+    if let Some((name, _)) = not_here.iter().find(|(_, empty)| !empty) {
+        let expected = format!("no such axis where kind is '{}'", kind_name(file.kind));
+        return Err(located.at(&format!("axes.{name}"), "an axis", expected));
+    }
+    let mut axes = vec![
+        axis("scenario", strings(&given.scenario)),
+        axis("machine", strings(&given.machine)),
+        axis("policy", policies(&given.policy, located)?),
+        axis("recording", strings(&given.recording)),
+    ];
+    if axes.iter().all(|axis| axis.name != needed || axis.values.is_empty()) {
+        return Err(located.at(&format!("axes.{needed}"), "no value", "one value or more"));
+    }
+    axes.retain(|axis| !axis.values.is_empty());
+    for (name, values) in &given.parameters {
+        let field = format!("axes.parameters.{name}");
+        if file.kind == Kind::Curve && !CURVE_PARAMETERS.contains(&name.as_str()) {
+            let expected = format!("one of {}", CURVE_PARAMETERS.join(", "));
+            return Err(located.at(&field, format!("'{name}'"), expected));
+        }
+        if axes.iter().any(|axis| axis.name == *name) || name == "seed" {
+            return Err(located.at(&field, "an axis of its own", "a field that no axis sets"));
+        }
+        if values.is_empty() {
+            return Err(located.at(&field, "no value", "one value or more"));
+        }
+        let values = values.iter().map(|value| plain(value, &field, located));
+        axes.push(axis(name, values.collect::<Result<_, _>>()?));
+    }
+    if let Some(seeds) = seeds(given.seed.as_ref(), located)? {
+        axes.push(axis("seed", seeds));
+    }
+    check_axes(&axes, located)?;
+    Ok(axes)
+}
+
+fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Scenario => "scenario",
+        Kind::Curve => "curve",
+        Kind::Repro => "repro",
+    }
+}
+
+fn check_axes(axes: &[Axis], located: &Located<'_>) -> Result<(), SpecError> {
+    let mut points = 1usize;
+    for axis in axes {
+        let field = format!("axes.{}", axis.name);
+        let mut texts: Vec<String> = axis.values.iter().map(Value::to_string).collect();
+        texts.sort();
+        if let Some(twice) = texts.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(located.at(&field, format!("{} twice", twice[0]), "every value once"));
+        }
+        points = points.saturating_mul(axis.values.len());
+        if points > POINTS_AT_MOST {
+            return Err(located.at(&field, format!("{points} points and more"), format!("at most {POINTS_AT_MOST}")));
+        }
+    }
+    Ok(())
+}
+
+/// A policy is its name where it has no parameters, so that the same one is written in one way only.
+fn policies(given: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>, SpecError> {
+    let one = |(at, value): (usize, &toml::Value)| {
+        let field = format!("axes.policy[{at}]");
+        if let toml::Value::String(name) = value {
+            return Ok(Value::String(name.clone()));
+        }
+        let choice: PolicyChoice = value.clone().try_into().map_err(|error: toml::de::Error| {
+            located.at(&field, error.message(), "a name, or a table of name and parameters")
+        })?;
+        if choice.parameters.is_empty() {
+            return Ok(Value::String(choice.name));
+        }
+        plain(value, &field, located)
+    };
+    given.iter().enumerate().map(one).collect()
+}
+
+fn seeds(given: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Vec<Value>>, SpecError> {
+    let bad = |found: String| {
+        located.at("axes.seed", found, "whole numbers, 0 or more, or a table such as { first = 1, count = 3 }")
+    };
+    let Some(given) = given else { return Ok(None) };
+    let seeds: Vec<u64> = match given {
+        toml::Value::Array(_) => {
+            given.clone().try_into().map_err(|error: toml::de::Error| bad(error.message().into()))?
+        }
+        _ => {
+            let range: SeedRange =
+                given.clone().try_into().map_err(|error: toml::de::Error| bad(error.message().into()))?;
+            let last = range.first.checked_add(range.count).filter(|_| range.count <= POINTS_AT_MOST as u64);
+            (range.first..last.ok_or_else(|| bad(format!("{} seeds", range.count)))?).collect()
+        }
+    };
+    if seeds.is_empty() {
+        return Err(bad("no seed".to_string()));
+    }
+    Ok(Some(seeds.into_iter().map(Value::from).collect()))
+}
+
+/// TOML's values that JSON has too.
+fn plain(value: &toml::Value, field: &str, located: &Located<'_>) -> Result<Value, SpecError> {
+    let bad = |found: &str| located.at(field, found, "a text, a number, true or false, a list or a table of these");
+    match value {
+        toml::Value::Datetime(_) => Err(bad("a date")),
+        toml::Value::Float(number) if !number.is_finite() => Err(bad("a number that is none")),
+        value => serde_json::to_value(value).map_err(|error| bad(&error.to_string())),
+    }
+}
+
+fn filters(
+    field: &str,
+    tables: &[toml::Table],
+    axes: &[Axis],
+    located: &Located<'_>,
+) -> Result<Vec<BTreeMap<String, Vec<Value>>>, SpecError> {
+    let names = || axes.iter().map(|axis| axis.name.as_str());
+    let one = |(at, table): (usize, &toml::Table)| {
+        let mut filter = BTreeMap::new();
+        for (name, value) in table {
+            let here = format!("{field}[{at}].{name}");
+            if !names().any(|known| known == name) {
+                let expected = format!("one of the axes {}", names().collect::<Vec<_>>().join(", "));
+                let meant = nearest(name, names()).map(Box::from);
+                return Err(SpecError { nearest: meant, ..located.at(&here, format!("'{name}'"), expected) });
+            }
+            let values = match value {
+                toml::Value::Array(values) => values.iter().map(|value| plain(value, &here, located)).collect(),
+                value => plain(value, &here, located).map(|value| vec![value]),
+            }?;
+            let known = |wanted: &Value| axes.iter().any(|a| a.name == *name && a.values.iter().any(|v| is(v, wanted)));
+            if let Some(unknown) = values.iter().find(|wanted| !known(wanted)) {
+                return Err(located.at(&here, unknown.to_string(), "values of that axis"));
+            }
+            filter.insert(name.clone(), values);
+        }
+        if filter.is_empty() {
+            return Err(located.at(&format!("{field}[{at}]"), "nothing", "axes with values"));
+        }
+        Ok(filter)
+    };
+    tables.iter().enumerate().map(one).collect()
+}
+
+/// A policy with parameters is also meant by its name alone.
+pub fn is(value: &Value, wanted: &Value) -> bool {
+    value == wanted || (value.is_object() && wanted.is_string() && value.get("name") == Some(wanted))
+}

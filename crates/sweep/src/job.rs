@@ -1,0 +1,229 @@
+//! What a task is to do: the point of the axes put together with the inputs it names.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
+
+use cachemate_core::MachineSpec;
+use cachemate_spec::{Scenario, SpecError, vary_scenario};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::file::Kind;
+use crate::manifest::{Header, Recording, checksum_of};
+
+/// A task with everything it needs at hand.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Job {
+    Scenario(Box<ScenarioJob>),
+    Curve(CurveJob),
+    /// One run of the papers' experiments; the command knows what its name means.
+    Repro {
+        asked: Value,
+        run: String,
+    },
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct ScenarioJob {
+    pub scenario: Scenario,
+    pub machine: MachineSpec,
+    /// Files of the programs that are recordings, by the names that the scenario has for them.
+    pub recordings: BTreeMap<String, PathBuf>,
+    /// Everything that was counted is wanted.
+    pub detail: bool,
+}
+
+/// The miss-rate curve of a recording.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CurveJob {
+    pub recording: PathBuf,
+    pub line_bytes: u32,
+    /// As the command line takes them: `64K,1M` or `LO..HI:N`.
+    pub sizes: Option<String>,
+    /// Share of the lines that is followed; `None` = all, exact.
+    pub sample: Option<f64>,
+    pub seed: u64,
+}
+
+/// What a task answers.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Answer {
+    /// By name with the unit last; `None` where it could not be measured.
+    pub figures: BTreeMap<String, Option<f64>>,
+    /// Bytes and misses over accesses; of a curve.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub curve: Vec<(u64, f64)>,
+    /// Everything else that was counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<Value>,
+}
+
+/// Why a task has no answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RunError {
+    Failed(String),
+    /// The user asked to stop.
+    Stopped,
+}
+
+/// What runs tasks; the command brings it.
+pub trait Work: Send + Sync {
+    /// Tells programs apart that may answer differently.
+    fn version(&self) -> String;
+
+    /// The file of a program that is a recording; `None` for those that need no file.
+    ///
+    /// # Errors
+    /// There is no such program, with what there is.
+    fn recording(&self, program: &str) -> Result<Option<PathBuf>, String>;
+
+    /// Looks for what can be known to be wrong before anything is run.
+    ///
+    /// # Errors
+    /// The task cannot be run, with the reason.
+    fn check(&self, job: &Job) -> Result<(), String>;
+
+    /// The same job gives the same answer, bit by bit.
+    ///
+    /// # Errors
+    /// The task failed or was stopped.
+    fn run(&self, job: &Job, stop: &AtomicBool) -> Result<Answer, RunError>;
+}
+
+/// What points are put together from. Paths are as they are now, of the manifest's making or of the task's running.
+#[derive(Default, Debug)]
+pub struct Inputs {
+    pub kind: Kind,
+    pub detail: bool,
+    /// By the names the axes have for them: what messages call it, and its text.
+    pub scenarios: BTreeMap<String, (String, String)>,
+    /// Machines that are files, by the names given for them.
+    pub machines: BTreeMap<String, PathBuf>,
+    pub recordings: BTreeMap<String, Recording>,
+    pub repro: Value,
+    /// Recordings that were found to be what they were.
+    pub(crate) verified: Mutex<Vec<String>>,
+}
+
+impl Inputs {
+    /// As a manifest's header names them, below the sweep's folder.
+    ///
+    /// # Errors
+    /// A file that is missing or unreadable.
+    pub fn open(folder: &Path, header: &Header) -> Result<Self, String> {
+        let mut inputs = Inputs {
+            kind: header.kind,
+            detail: header.detail,
+            recordings: header.recordings.clone(),
+            repro: header.repro.clone(),
+            ..Inputs::default()
+        };
+        for (given, file) in &header.scenarios {
+            let path = folder.join(file);
+            let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            inputs.scenarios.insert(given.clone(), (given.clone(), text));
+        }
+        inputs.machines = header.machines.iter().map(|(given, file)| (given.clone(), folder.join(file))).collect();
+        Ok(inputs)
+    }
+
+    /// The scenario that a point means, with its machine.
+    pub fn scenario(&self, point: &[(&str, &Value)]) -> Result<(Scenario, MachineSpec), SpecError> {
+        let of = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
+        let given = of("scenario").and_then(Value::as_str).unwrap_or_default();
+        let (label, text) =
+            self.scenarios.get(given).ok_or_else(|| whole_file(given, "no such scenario in the sweep"))?;
+        let mut changes: Vec<(String, toml::Value)> = Vec::new();
+        for (axis, value) in point.iter().filter(|(axis, _)| *axis != "scenario") {
+            let value = match (*axis, *value) {
+                ("policy", Value::String(name)) => {
+                    toml::Table::from_iter([("name".to_string(), name.clone().into())]).into()
+                }
+                _ => toml::Value::try_from(value).map_err(|error| whole_file(label, &error.to_string()))?,
+            };
+            changes.push((axis.to_string(), value));
+        }
+        let own = || toml::from_str::<toml::Table>(text).ok()?.get("machine")?.as_str().map(str::to_string);
+        let machine = of("machine").and_then(Value::as_str).map(str::to_string).or_else(own).unwrap_or_default();
+        let name = machine.split('?').next().unwrap_or_default();
+        if let Some(path) = self.machines.get(name) {
+            let moved = machine.replacen(name, &path.display().to_string(), 1);
+            changes.retain(|(axis, _)| axis != "machine");
+            changes.push(("machine".to_string(), moved.into()));
+        }
+        vary_scenario(label, text, &changes)
+    }
+
+    /// What the task at this point is to do.
+    ///
+    /// # Errors
+    /// Words for what is wrong with it.
+    pub fn job(&self, point: &[(&str, &Value)]) -> Result<Job, String> {
+        let of = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
+        match self.kind {
+            Kind::Scenario => {
+                let (scenario, machine) = self.scenario(point).map_err(|error| error.to_string())?;
+                let mut recordings = BTreeMap::new();
+                for program in &scenario.programs {
+                    if let Some(found) = self.recordings.get(&program.program) {
+                        recordings.insert(program.program.clone(), self.verified(&program.program, found)?);
+                    }
+                }
+                Ok(Job::Scenario(Box::new(ScenarioJob { scenario, machine, recordings, detail: self.detail })))
+            }
+            Kind::Curve => {
+                let name = of("recording").and_then(Value::as_str).unwrap_or_default();
+                let found = self.recordings.get(name).ok_or_else(|| format!("'{name}' is not in the manifest"))?;
+                let whole = |name: &str, value: &Value| {
+                    value.as_u64().ok_or_else(|| format!("{name}: found {value}, expected a whole number"))
+                };
+                let line_bytes = of("line_bytes").map_or(Ok(64), |value| whole("line_bytes", value))?;
+                let line_bytes = u32::try_from(line_bytes).map_err(|_| format!("line_bytes: found {line_bytes}"))?;
+                let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+                let number = |value: &Value| {
+                    value.as_f64().ok_or_else(|| format!("sample: found {value}, expected a share such as 0.01"))
+                };
+                let seed = of("seed").map_or(Ok(0), |value| whole("seed", value))?;
+                let sample = of("sample").map(number).transpose()?;
+                let (recording, sizes) = (self.verified(name, found)?, of("sizes").map(text));
+                Ok(Job::Curve(CurveJob { recording, line_bytes, sizes, sample, seed }))
+            }
+            Kind::Repro => {
+                let run = of("run").and_then(Value::as_str).unwrap_or_default().to_string();
+                Ok(Job::Repro { asked: self.repro.clone(), run })
+            }
+        }
+    }
+
+    /// The recording's file, if it is still what it was when the manifest was made.
+    fn verified(&self, name: &str, recording: &Recording) -> Result<PathBuf, String> {
+        let verified = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = verified().iter().any(|known| known == name);
+        if !known {
+            let (path, shown) = (&recording.path, recording.path.display());
+            let (bytes, checksum) = checksum_of(path).map_err(|error| format!("{shown}: {error}"))?;
+            if (bytes, &checksum) != (recording.size_bytes, &recording.checksum) {
+                return Err(format!(
+                    "{shown}: found {bytes} bytes with checksum {checksum}, expected {} with {}: it is not the file \
+                     that the manifest was made with",
+                    recording.size_bytes, recording.checksum
+                ));
+            }
+            verified().push(name.to_string());
+        }
+        Ok(recording.path.clone())
+    }
+}
+
+pub fn whole_file(file: &str, found: &str) -> SpecError {
+    SpecError {
+        file: file.into(),
+        line_column: None,
+        field: None,
+        found: found.into(),
+        expected: "a usable point".into(),
+        nearest: None,
+    }
+}

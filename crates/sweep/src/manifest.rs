@@ -1,0 +1,245 @@
+//! The manifest: a header, then one line a task. Whoever has it and the inputs beside it can run every task.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::SweepError;
+use crate::file::Kind;
+
+pub const FORMAT: u32 = 1;
+pub const FILE: &str = "manifest.jsonl";
+
+/// The hash of a task's inputs and of the program's version, written as 16 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct TaskId(pub u64);
+
+impl TaskId {
+    /// Of a text that says everything a task's answer depends on.
+    pub fn of(text: &str) -> Self {
+        TaskId(xxh3_64(text.as_bytes()))
+    }
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:016x}", self.0)
+    }
+}
+
+impl Serialize for TaskId {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl FromStr for TaskId {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("found '{text}', expected a task's id: 16 hexadecimal digits");
+        let lower = text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+        if text.len() != 16 || !lower {
+            return Err(bad());
+        }
+        u64::from_str_radix(text, 16).map(TaskId).map_err(|_| bad())
+    }
+}
+
+/// A recorded program's file; it is not copied.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Recording {
+    pub path: PathBuf,
+    pub size_bytes: u64,
+    /// XXH3 of the content.
+    pub checksum: String,
+}
+
+/// The manifest's first line.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Header {
+    pub format: u32,
+    pub name: String,
+    pub description: String,
+    pub kind: Kind,
+    /// Of the program that made it; only that one may run its tasks.
+    pub version: String,
+    pub detail: bool,
+    /// Slowest first.
+    pub axes: Vec<String>,
+    /// Lines that follow.
+    pub tasks: usize,
+    /// Files below the sweep's folder, by the names that points have for them.
+    pub scenarios: BTreeMap<String, String>,
+    pub machines: BTreeMap<String, String>,
+    pub recordings: BTreeMap<String, Recording>,
+    /// What was asked of the papers' experiments.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub repro: Value,
+}
+
+/// One line of it. Two points that mean the same have the same id and are run once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Task {
+    pub id: TaskId,
+    /// A JSON object: the value of every axis.
+    pub point: Box<str>,
+}
+
+impl Task {
+    /// Axes and values.
+    ///
+    /// # Errors
+    /// It is no JSON object.
+    pub fn values(&self) -> Result<BTreeMap<String, Value>, String> {
+        serde_json::from_str(&self.point).map_err(|error| format!("point of task {}: {error}", self.id))
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line<'a> {
+    #[serde(borrow)]
+    id: &'a str,
+    #[serde(borrow)]
+    point: &'a RawValue,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Manifest {
+    pub header: Header,
+    pub tasks: Vec<Task>,
+}
+
+impl Manifest {
+    /// Reads the manifest of a sweep's folder.
+    ///
+    /// # Errors
+    /// There is none, or it is damaged: with the line.
+    pub fn read(folder: &Path) -> Result<Self, SweepError> {
+        let path = folder.join(FILE);
+        let mut lines = open(&path)?;
+        let header = read_header(&path, &mut lines)?;
+        let mut tasks = Vec::with_capacity(header.tasks.min(1 << 24));
+        let mut text = String::new();
+        while next_line(&path, &mut lines, &mut text)? {
+            tasks.push(parse_line(&path, tasks.len() + 2, &text)?);
+        }
+        if tasks.len() != header.tasks {
+            let what =
+                format!("damaged: found {} tasks, expected {} as its first line says", tasks.len(), header.tasks);
+            return Err(SweepError::file(&path, what));
+        }
+        Ok(Manifest { header, tasks })
+    }
+
+    /// The header and the tasks with these ids, in their order, without keeping the others.
+    ///
+    /// # Errors
+    /// As [`Manifest::read`]; an id that is not in it.
+    pub fn find(folder: &Path, wanted: &[TaskId]) -> Result<Self, SweepError> {
+        let path = folder.join(FILE);
+        let mut lines = open(&path)?;
+        let header = read_header(&path, &mut lines)?;
+        let starts: Vec<String> = wanted.iter().map(|id| format!("{{\"id\":\"{id}\"")).collect();
+        let mut found: Vec<Option<Task>> = vec![None; wanted.len()];
+        let (mut text, mut number) = (String::new(), 1);
+        while found.iter().any(Option::is_none) && next_line(&path, &mut lines, &mut text)? {
+            number += 1;
+            for (start, place) in starts.iter().zip(&mut found) {
+                if place.is_none() && text.starts_with(start.as_str()) {
+                    *place = Some(parse_line(&path, number, &text)?);
+                }
+            }
+        }
+        let missing = wanted.iter().zip(&found).find(|(_, task)| task.is_none());
+        if let Some((id, _)) = missing {
+            return Err(SweepError::file(&path, format!("no task {id} among its {}", header.tasks)));
+        }
+        Ok(Manifest { header, tasks: found.into_iter().flatten().collect() })
+    }
+
+    /// Writes it beside its place and renames it there, unless the same is there already.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<(), SweepError> {
+        let (path, fresh) = (folder.join(FILE), folder.join(format!("{FILE}.{}.new", std::process::id())));
+        let failed = SweepError::io(&path);
+        let write = || -> std::io::Result<()> {
+            let mut out = BufWriter::new(File::create(&fresh)?);
+            serde_json::to_writer(&mut out, &self.header)?;
+            out.write_all(b"\n")?;
+            for task in &self.tasks {
+                writeln!(out, "{{\"id\":\"{}\",\"point\":{}}}", task.id, task.point)?;
+            }
+            out.into_inner().map_err(|error| error.into_error())?.sync_all()?;
+            std::fs::rename(&fresh, &path)
+        };
+        write().map_err(|error| {
+            let _ = std::fs::remove_file(&fresh);
+            failed(error)
+        })
+    }
+
+    /// The first task of every id. In the order of the manifest.
+    pub fn distinct(&self) -> Vec<Task> {
+        let mut seen = std::collections::BTreeSet::new();
+        self.tasks.iter().filter(|task| seen.insert(task.id)).cloned().collect()
+    }
+}
+
+fn open(path: &Path) -> Result<BufReader<File>, SweepError> {
+    let file = File::open(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            SweepError::file(path, "no such file: 'cachemate sweep run FILE -o DIR' makes it")
+        }
+        _ => SweepError::file(path, error),
+    })?;
+    Ok(BufReader::with_capacity(1 << 20, file))
+}
+
+fn next_line(path: &Path, lines: &mut BufReader<File>, text: &mut String) -> Result<bool, SweepError> {
+    text.clear();
+    lines.read_line(text).map(|bytes| bytes > 0).map_err(|error| SweepError::file(path, error))
+}
+
+fn read_header(path: &Path, lines: &mut BufReader<File>) -> Result<Header, SweepError> {
+    let mut text = String::new();
+    next_line(path, lines, &mut text)?;
+    let format = serde_json::from_str::<Value>(&text).ok().and_then(|value| value.get("format")?.as_u64());
+    match format {
+        Some(found) if found == u64::from(FORMAT) => {
+            serde_json::from_str(&text).map_err(|error| SweepError::file(path, format!("line 1: {error}")))
+        }
+        Some(found) => Err(SweepError::file(path, format!("line 1: found format {found}, expected {FORMAT}"))),
+        None => Err(SweepError::file(path, "line 1: expected a manifest's header")),
+    }
+}
+
+fn parse_line(path: &Path, number: usize, text: &str) -> Result<Task, SweepError> {
+    let bad = |what: String| SweepError::file(path, format!("line {number}: damaged: {what}"));
+    let line: Line<'_> = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
+    Ok(Task { id: line.id.parse().map_err(bad)?, point: line.point.get().into() })
+}
+
+/// Size and checksum of a file's content.
+pub fn checksum_of(path: &Path) -> std::io::Result<(u64, String)> {
+    use std::io::Read;
+    let (mut file, mut hash) = (File::open(path)?, Xxh3::new());
+    let (mut bytes, mut buffer) = (0u64, vec![0; 1 << 16]);
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok((bytes, format!("{:016x}", hash.digest())));
+        }
+        bytes += read as u64;
+        hash.update(&buffer[..read]);
+    }
+}

@@ -1,0 +1,110 @@
+//! All results in one file, in the order of the manifest: the same bytes whatever engines and workers made them.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::SweepError;
+use crate::manifest::{Manifest, Task};
+use crate::store::{Found, Store};
+
+/// `cachemate sweep merge --json`.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct Merged {
+    /// Lines of the manifest.
+    pub total: usize,
+    /// Lines of the file.
+    pub merged: usize,
+    /// Ids of lines without a result.
+    pub missing: Vec<String>,
+    /// Results that were found in more than one folder, bit-equal.
+    pub duplicates: usize,
+    /// Results on which two folders or two workers did not agree.
+    pub differing: Vec<String>,
+    /// Results that are not whole, in words.
+    pub damaged: Vec<String>,
+}
+
+impl Merged {
+    /// Every task once, and no doubt about any.
+    pub fn is_complete(&self) -> bool {
+        self.missing.is_empty() && self.differing.is_empty() && self.damaged.is_empty()
+    }
+}
+
+/// Merges the results of folders that have the same tasks (shards of one sweep on machines that share no disk) into
+/// `out`, a line `{"id", "point", "result"}` for each line of the manifest that has a result.
+///
+/// # Errors
+/// No folder, folders of other sweeps, a folder that cannot be read, a file that cannot be written.
+pub fn merge(stores: &[Store], out: &Path) -> Result<Merged, SweepError> {
+    let Some((first, others)) = stores.split_first() else {
+        return Err(SweepError::Refused("no folder to merge".to_string()));
+    };
+    let manifest = first.manifest()?;
+    for other in others {
+        check_same(&manifest, other)?;
+    }
+    let fresh = first.partial("merged.jsonl");
+    let failed = SweepError::io(out);
+    let mut file = BufWriter::new(File::create(&fresh).map_err(&failed)?);
+    let mut merged = Merged { total: manifest.tasks.len(), ..Merged::default() };
+    for store in stores {
+        merged.differing.extend(store.differing()?);
+    }
+    for task in &manifest.tasks {
+        let Some(found) = merged.one(stores, task) else {
+            merged.missing.push(task.id.to_string());
+            continue;
+        };
+        merged.merged += 1;
+        let (id, point, result) = (task.id, &task.point, found.result.get());
+        writeln!(file, "{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}").map_err(&failed)?;
+    }
+    file.into_inner().map_err(|error| failed(error.into_error()))?.sync_all().map_err(&failed)?;
+    // The folder that is merged into may be on another file system.
+    match std::fs::rename(&fresh, out) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::CrossesDevices => {
+            let copied = std::fs::copy(&fresh, out);
+            let _ = std::fs::remove_file(&fresh);
+            copied.map_err(&failed)?;
+        }
+        Err(error) => return Err(failed(error)),
+    }
+    Ok(merged)
+}
+
+impl Merged {
+    /// The task's result, the same in all folders that have it.
+    fn one(&mut self, stores: &[Store], task: &Task) -> Option<Found> {
+        let mut result: Option<Found> = None;
+        for store in stores {
+            match store.read(task.id) {
+                Err(what) => self.damaged.push(what),
+                Ok(None) => {}
+                Ok(Some(found)) => match &result {
+                    None => result = Some(found),
+                    Some(known) if known.result.get() == found.result.get() => self.duplicates += 1,
+                    Some(_) => self.differing.push(format!("task {} in {}", task.id, store.folder().display())),
+                },
+            }
+        }
+        result
+    }
+}
+
+fn check_same(manifest: &Manifest, other: &Store) -> Result<(), SweepError> {
+    let theirs = other.manifest()?;
+    let (shown, ours) = (other.folder().display(), &manifest.header);
+    if theirs.header.version != ours.version {
+        let (found, expected) = (theirs.header.version, &ours.version);
+        return Err(SweepError::Refused(format!("{shown}: made by version {found}, expected {expected}")));
+    }
+    if theirs.tasks != manifest.tasks {
+        return Err(SweepError::Refused(format!("{shown}: its manifest has other tasks than the first folder's")));
+    }
+    Ok(())
+}

@@ -1,0 +1,42 @@
+//! The points of the axes, in order, without those that are filtered out.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::file::{Axis, Sweep, is};
+
+/// A value for every axis. In the order of the axes.
+pub type Point<'a> = Vec<(&'a str, &'a Value)>;
+
+impl Sweep {
+    /// Every point that no filter leaves out; the last axis goes fastest.
+    pub fn points(&self) -> impl Iterator<Item = Point<'_>> {
+        all(&self.axes).filter(|point| self.is_wanted(point))
+    }
+
+    fn is_wanted(&self, point: &Point<'_>) -> bool {
+        let matches = |filter: &BTreeMap<String, Vec<Value>>| {
+            let of = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
+            filter.iter().all(|(name, wanted)| of(name).is_some_and(|value| wanted.iter().any(|one| is(value, one))))
+        };
+        !self.skip.iter().any(matches) && (self.only.is_empty() || self.only.iter().any(matches))
+    }
+}
+
+fn all(axes: &[Axis]) -> impl Iterator<Item = Point<'_>> {
+    let count: usize = axes.iter().map(|axis| axis.values.len()).product();
+    (0..count).map(move |mut at| {
+        let mut point: Point<'_> = axes
+            .iter()
+            .rev()
+            .map(|axis| {
+                let value = &axis.values[at % axis.values.len()];
+                at /= axis.values.len();
+                (axis.name.as_str(), value)
+            })
+            .collect();
+        point.reverse();
+        point
+    })
+}

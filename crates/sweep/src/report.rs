@@ -1,0 +1,303 @@
+//! A sweep's results as tables, pictures and a page: one row for each point without its seed, figures over the seeds.
+
+use std::collections::BTreeMap;
+
+use cachemate_report::figure::{Axis, Bar, BarGroup, Bars, Chart, Point, STYLE, Series};
+use cachemate_report::text::{number, or_dash};
+use cachemate_report::{Align, Table};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::SweepError;
+use crate::job::Answer;
+use crate::manifest::{Header, Manifest};
+use crate::store::Store;
+
+/// One point of the axes other than the seed.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Row {
+    /// In the order of [`Report::axes`].
+    pub point: Vec<String>,
+    /// Seeds that there are, and that there should be.
+    pub finished: usize,
+    pub total: usize,
+    pub figures: BTreeMap<String, Figure>,
+    /// Bytes and mean miss ratio.
+    pub curve: Vec<(u64, f64)>,
+}
+
+/// Over the seeds that have it.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Figure {
+    pub mean: Option<f64>,
+    pub low: Option<f64>,
+    pub high: Option<f64>,
+}
+
+/// `cachemate sweep report --json`.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Report {
+    pub name: String,
+    pub description: String,
+    pub version: String,
+    /// Without the seed.
+    pub axes: Vec<String>,
+    pub finished: usize,
+    pub total: usize,
+    /// Results that are not whole, in words.
+    pub damaged: Vec<String>,
+    pub rows: Vec<Row>,
+    #[serde(skip)]
+    pub pictures: Vec<Picture>,
+}
+
+/// A drawing under its file name.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Picture {
+    pub name: String,
+    pub title: String,
+    pub svg: String,
+    pub inline: String,
+}
+
+#[derive(Default)]
+struct Gathered {
+    total: usize,
+    answers: Vec<Answer>,
+}
+
+/// More groups than this are no picture.
+const GROUPS_AT_MOST: usize = 24;
+const SERIES_AT_MOST: usize = 12;
+
+/// # Errors
+/// The manifest cannot be read, or a result is no answer.
+pub fn report(store: &Store) -> Result<Report, SweepError> {
+    let Manifest { header, tasks } = store.manifest()?;
+    let axes: Vec<String> = header.axes.iter().filter(|axis| *axis != "seed").cloned().collect();
+    let (mut order, mut gathered, mut damaged) = (Vec::new(), BTreeMap::<Vec<String>, Gathered>::new(), Vec::new());
+    for task in &tasks {
+        let values = task.values().map_err(SweepError::Refused)?;
+        let point: Vec<String> = axes.iter().map(|axis| values.get(axis).map_or(String::new(), words)).collect();
+        if !gathered.contains_key(&point) {
+            order.push(point.clone());
+        }
+        let row = gathered.entry(point).or_default();
+        row.total += 1;
+        match store.read(task.id) {
+            Err(what) => damaged.push(what),
+            Ok(None) => {}
+            Ok(Some(found)) => match serde_json::from_str::<Answer>(found.result.get()) {
+                Ok(answer) => row.answers.push(Answer { detail: None, ..answer }),
+                Err(error) => damaged.push(format!("task {}: {error}", task.id)),
+            },
+        }
+    }
+    let rows: Vec<Row> = order.into_iter().filter_map(|point| Some(row(gathered.remove(&point)?, point))).collect();
+    let finished = rows.iter().map(|row| row.finished).sum();
+    let Header { name, description, version, .. } = header;
+    let pictures = pictures(&axes, &rows);
+    Ok(Report { name, description, version, axes, finished, total: tasks.len(), damaged, rows, pictures })
+}
+
+/// A value as people write it.
+fn words(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Object(fields) if fields.contains_key("name") => {
+            let parameters = fields.get("parameters").map_or(String::new(), Value::to_string);
+            format!("{} {parameters}", words(&fields["name"]))
+        }
+        other => other.to_string(),
+    }
+}
+
+fn row(gathered: Gathered, point: Vec<String>) -> Row {
+    let answers = gathered.answers;
+    let names: std::collections::BTreeSet<&String> = answers.iter().flat_map(|answer| answer.figures.keys()).collect();
+    let figures = names.into_iter().map(|name| {
+        let values = answers.iter().filter_map(|answer| *answer.figures.get(name)?);
+        (name.clone(), figure(&values.collect::<Vec<f64>>()))
+    });
+    let figures = figures.collect();
+    let mut points: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    for (bytes, ratio) in answers.iter().flat_map(|answer| &answer.curve) {
+        points.entry(*bytes).or_default().push(*ratio);
+    }
+    let mean = |values: &Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
+    let curve = points.iter().map(|(bytes, ratios)| (*bytes, mean(ratios))).collect();
+    Row { point, finished: answers.len(), total: gathered.total, figures, curve }
+}
+
+fn figure(values: &[f64]) -> Figure {
+    let some = |value: f64| (!values.is_empty()).then_some(value);
+    Figure {
+        mean: some(values.iter().sum::<f64>() / values.len() as f64),
+        low: some(values.iter().copied().fold(f64::INFINITY, f64::min)),
+        high: some(values.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+    }
+}
+
+/// `instr_per_cycle` as people read it.
+fn title(name: &str) -> String {
+    name.replace('_', " ")
+}
+
+fn figure_names(rows: &[Row]) -> Vec<String> {
+    let names: std::collections::BTreeSet<&String> = rows.iter().flat_map(|row| row.figures.keys()).collect();
+    names.into_iter().cloned().collect()
+}
+
+fn pictures(axes: &[String], rows: &[Row]) -> Vec<Picture> {
+    let curves: Vec<&Row> = rows.iter().filter(|row| !row.curve.is_empty()).collect();
+    let mut pictures: Vec<Picture> =
+        curves.chunks(SERIES_AT_MOST).enumerate().map(|(at, rows)| curve_picture(at, rows)).collect();
+    let by = axes.iter().position(|axis| axis == "policy").or_else(|| axes.len().checked_sub(1));
+    let (Some(by), true) = (by, curves.is_empty()) else { return pictures };
+    pictures.extend(figure_names(rows).iter().filter_map(|name| bars_picture(by, rows, name)));
+    pictures
+}
+
+fn curve_picture(at: usize, rows: &[&Row]) -> Picture {
+    let series = rows.iter().map(|row| Series {
+        name: row.point.join(", "),
+        points: row.curve.iter().map(|&(bytes, ratio)| Point::new(bytes as f64, 100.0 * ratio)).collect(),
+        ..Series::default()
+    });
+    let chart = Chart {
+        title: "Miss-rate curves".to_string(),
+        x: Axis::bytes("cache to itself"),
+        y: Axis::linear("misses, % of accesses"),
+        series: series.collect(),
+        ..Chart::default()
+    };
+    Picture { name: format!("curves-{}", at + 1), title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+}
+
+/// A bar for each value of axis `by`, side by side for each point of the others.
+fn bars_picture(by: usize, rows: &[Row], name: &str) -> Option<Picture> {
+    let (mut series, mut groups) = (Vec::<String>::new(), Vec::<String>::new());
+    let group_of = |row: &Row| {
+        let others = row.point.iter().enumerate().filter(|(at, _)| *at != by).map(|(_, value)| value.as_str());
+        others.collect::<Vec<_>>().join(", ")
+    };
+    for row in rows {
+        if !series.contains(&row.point[by]) {
+            series.push(row.point[by].clone());
+        }
+        if !groups.contains(&group_of(row)) {
+            groups.push(group_of(row));
+        }
+    }
+    if groups.len() > GROUPS_AT_MOST || series.len() > SERIES_AT_MOST {
+        return None;
+    }
+    let bar = |group: &String, one: &String| {
+        let row = rows.iter().find(|row| row.point[by] == *one && group_of(row) == *group)?;
+        let figure = row.figures.get(name)?;
+        let interval = figure.low.zip(figure.high).filter(|_| row.finished > 1);
+        Some(Bar { value: figure.mean, interval, ..Bar::default() })
+    };
+    let group = |group: &String| BarGroup {
+        name: group.clone(),
+        bars: series.iter().map(|one| bar(group, one).unwrap_or_default()).collect(),
+    };
+    let bars = Bars {
+        title: title(name),
+        y: Axis::linear(&title(name)),
+        groups: groups.iter().map(group).collect(),
+        series: series.clone(),
+        ..Bars::default()
+    };
+    Some(Picture { name: name.replace('_', "-"), title: bars.title.clone(), svg: bars.svg(), inline: bars.inline() })
+}
+
+impl Report {
+    /// One line a row, means over the seeds.
+    pub fn text(&self) -> String {
+        let names = figure_names(&self.rows);
+        let titles: Vec<String> = names.iter().map(|name| title(name)).collect();
+        let mut header: Vec<(&str, Align)> = self.axes.iter().map(|axis| (axis.as_str(), Align::Left)).collect();
+        header.push(("seeds", Align::Right));
+        header.extend(titles.iter().map(|title| (title.as_str(), Align::Right)));
+        let mut table = Table::new(&header);
+        for row in &self.rows {
+            let figures = names.iter().map(|name| or_dash(row.figures.get(name).and_then(|f| f.mean).map(number)));
+            table.row(row.point.iter().cloned().chain([row.seeds()]).chain(figures));
+        }
+        format!("{}\n\n{}", self.lead(), table.text())
+    }
+
+    fn lead(&self) -> String {
+        let damaged = match self.damaged.len() {
+            0 => String::new(),
+            many => format!("; {many} results are damaged: 'sweep run' makes them again"),
+        };
+        format!("{}: {} of {} results{damaged}", self.name, self.finished, self.total)
+    }
+
+    /// The page, with every picture in it.
+    pub fn html(&self) -> String {
+        let page = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    meta name="color-scheme" content="light dark";
+                    title { "cachemate sweep: " (self.name) }
+                    style { (PreEscaped(STYLE)) (PreEscaped(include_str!("report.css"))) }
+                }
+                body {
+                    h1 { (self.name) }
+                    p { (self.description) }
+                    p { (self.lead()) ". Version " code { (self.version) } "." }
+                    @for what in &self.damaged { p.bad { (what) } }
+                    @for picture in &self.pictures {
+                        figure { (PreEscaped(&picture.inline)) figcaption { (picture.title) } }
+                    }
+                    (self.table())
+                }
+            }
+        };
+        page.into_string()
+    }
+
+    fn table(&self) -> Markup {
+        let names = figure_names(&self.rows);
+        html! {
+            h2 { "All points" }
+            p { "Mean over the seeds, with the smallest and largest where there are several." }
+            div.wide { table {
+                thead { tr {
+                    @for axis in &self.axes { th { (axis) } }
+                    th { "seeds" }
+                    @for name in &names { th { (title(name)) } }
+                } }
+                tbody { @for row in &self.rows { tr {
+                    @for value in &row.point { td { (value) } }
+                    td { (row.seeds()) }
+                    @for name in &names { td.number { (row.cell(name)) } }
+                } } }
+            } }
+        }
+    }
+}
+
+impl Row {
+    fn seeds(&self) -> String {
+        if self.finished == self.total {
+            self.total.to_string()
+        } else {
+            format!("{} of {}", self.finished, self.total)
+        }
+    }
+
+    fn cell(&self, name: &str) -> String {
+        let Some(figure) = self.figures.get(name) else { return or_dash(None) };
+        let spread = figure.low.zip(figure.high).filter(|(low, high)| low < high);
+        let spread = spread.map(|(low, high)| format!(" ({} to {})", number(low), number(high)));
+        or_dash(figure.mean.map(number)) + &spread.unwrap_or_default()
+    }
+}

@@ -1,0 +1,99 @@
+//! Where a sweep stands, from names of files alone: a second for a hundred thousand results.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::SweepError;
+use crate::manifest::{Manifest, TaskId};
+use crate::store::Store;
+
+/// `cachemate sweep status --json`.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Status {
+    pub name: String,
+    pub version: String,
+    /// Tasks, each id once.
+    pub total: usize,
+    pub finished: usize,
+    /// Tasks that somebody runs now.
+    pub running: usize,
+    /// Tasks without a result of which an attempt failed.
+    pub failed: usize,
+    /// Tasks that are none of these.
+    pub waiting: usize,
+    /// Results of tasks that the manifest does not have: of other versions or older sweep files.
+    pub stray: usize,
+    /// Results on which two workers did not agree.
+    pub differing: Vec<String>,
+    /// Of the newest results; `None` where nobody works on it, or too few are finished.
+    pub finished_per_s: Option<f64>,
+    pub left_s: Option<f64>,
+    /// At most ten.
+    pub failures: Vec<Failure>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Failure {
+    pub id: String,
+    pub point: serde_json::Value,
+    pub attempts: usize,
+    /// Why the last one came to nothing.
+    pub what: String,
+}
+
+/// How fast is told from so many of the newest results.
+const NEWEST: usize = 200;
+const FAILURES_AT_MOST: usize = 10;
+
+/// # Errors
+/// The manifest or the store cannot be read.
+pub fn status(store: &Store) -> Result<Status, SweepError> {
+    let Manifest { header, tasks } = store.manifest()?;
+    let mut ids: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let finished = store.finished()?;
+    let running = store.running()?;
+    let is_open = |id: &TaskId| ids.binary_search(id).is_ok() && !finished.contains(id);
+    let failed: Vec<TaskId> = store.failed()?.into_iter().filter(is_open).collect();
+    let running: Vec<TaskId> = running.into_iter().map(|(id, _)| id).filter(is_open).collect();
+    let done = ids.iter().filter(|id| finished.contains(id)).count();
+    let busy = running.iter().filter(|id| failed.binary_search(id).is_err()).count();
+    let waiting = ids.len() - done - failed.len() - busy;
+    let finished_per_s = if running.is_empty() { None } else { rate(store, finished.iter().copied()) };
+    let left = waiting + running.len();
+    let mut failures = Vec::new();
+    for &id in failed.iter().take(FAILURES_AT_MOST) {
+        let attempts = store.attempts(id)?;
+        let point = tasks.iter().find(|task| task.id == id).and_then(|task| serde_json::from_str(&task.point).ok());
+        failures.push(Failure {
+            id: id.to_string(),
+            point: point.unwrap_or_default(),
+            attempts: attempts.len(),
+            what: attempts.last().map_or(String::new(), |attempt| attempt.what.clone()),
+        });
+    }
+    Ok(Status {
+        name: header.name,
+        version: header.version,
+        total: ids.len(),
+        finished: done,
+        running: running.len(),
+        failed: failed.len(),
+        waiting,
+        stray: finished.len() - done,
+        differing: store.differing()?,
+        finished_per_s,
+        left_s: finished_per_s.map(|rate| left as f64 / rate),
+        failures,
+    })
+}
+
+/// Results a second, of the newest; `None` where they tell nothing.
+fn rate(store: &Store, finished: impl Iterator<Item = TaskId>) -> Option<f64> {
+    let times = store.newest(finished, NEWEST);
+    let (last, first) = (times.first()?, times.last()?);
+    let took = last.duration_since(*first).unwrap_or(Duration::ZERO).as_secs_f64();
+    (took > 0.0).then(|| (times.len() - 1) as f64 / took)
+}

@@ -1,0 +1,117 @@
+//! One attempt at one task: claimed, run, published.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use serde_json::Value;
+use serde_json::value::to_raw_value;
+
+use crate::SweepError;
+use crate::claims::{Claim, too_many_deaths};
+use crate::failures::{Attempted, Ending};
+use crate::job::{Inputs, RunError, Work};
+use crate::manifest::Task;
+use crate::store::{Published, RunNote, Store, unix_ms};
+
+/// A task whose workers died so often is given up: it may be what killed them.
+pub const DEATHS_AT_MOST: usize = 5;
+
+/// How an attempt ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Attempt {
+    /// The result is there now.
+    Finished(Published),
+    /// It was there before.
+    Already,
+    /// Somebody else runs it.
+    Others(String),
+    /// It came to nothing, and that was noted.
+    Failed(String),
+    /// It failed more often than it may, here and before.
+    GivenUp,
+    Stopped,
+}
+
+/// Whether a task that failed so often is tried no more.
+pub(crate) fn is_given_up(attempts: &[Attempted], retries: u32) -> bool {
+    let errors = attempts.iter().filter(|attempt| attempt.ending == Ending::Error).count();
+    errors > retries as usize || too_many_deaths(attempts)
+}
+
+/// Runs a task unless it is finished, taken, or given up after `retries` failures more than the first.
+///
+/// # Errors
+/// The store cannot be read or written; then no other task can be run either.
+pub fn attempt(
+    store: &Store,
+    work: &dyn Work,
+    inputs: &Inputs,
+    task: &Task,
+    retries: u32,
+    stop: &AtomicBool,
+) -> Result<Attempt, SweepError> {
+    if let Some(before) = finished_before(store, task)? {
+        return Ok(before);
+    }
+    let held = match store.claim(task.id)? {
+        Claim::Mine(held) => held,
+        Claim::Others(who) => return Ok(Attempt::Others(who)),
+    };
+    // Between the look and the claim another may have finished it, and a dead owner was noted.
+    if let Some(before) = finished_before(store, task)? {
+        return Ok(before);
+    }
+    let attempts = store.attempts(task.id)?;
+    if is_given_up(&attempts, retries) {
+        return Ok(Attempt::GivenUp);
+    }
+    let (started, started_unix_ms) = (Instant::now(), unix_ms());
+    let answer = catch_unwind(AssertUnwindSafe(|| run(work, inputs, task, stop)));
+    let answer = answer.unwrap_or_else(|panic| Err(RunError::Failed(format!("it panicked: {}", words(&*panic)))));
+    let ended = match answer {
+        Ok(result) => {
+            let note = RunNote {
+                host: store.owner.host.clone(),
+                pid: store.owner.pid,
+                attempt: attempts.len() as u32 + 1,
+                started_unix_ms,
+                elapsed_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            };
+            Attempt::Finished(store.publish(task.id, &result, &note)?)
+        }
+        Err(RunError::Stopped) => Attempt::Stopped,
+        Err(RunError::Failed(what)) => {
+            store.note_attempt(task.id, &Attempted::now(Ending::Error, what.clone(), &store.owner))?;
+            Attempt::Failed(what)
+        }
+    };
+    drop(held);
+    Ok(ended)
+}
+
+/// A damaged result is set aside, and the task run again.
+fn finished_before(store: &Store, task: &Task) -> Result<Option<Attempt>, SweepError> {
+    match store.read(task.id) {
+        Ok(found) => Ok(found.map(|_| Attempt::Already)),
+        Err(_) => store.set_aside(task.id).map(|()| None),
+    }
+}
+
+fn run(
+    work: &dyn Work,
+    inputs: &Inputs,
+    task: &Task,
+    stop: &AtomicBool,
+) -> Result<Box<serde_json::value::RawValue>, RunError> {
+    let values = task.values().map_err(RunError::Failed)?;
+    let point: Vec<(&str, &Value)> = values.iter().map(|(axis, value)| (axis.as_str(), value)).collect();
+    let job = inputs.job(&point).map_err(RunError::Failed)?;
+    let answer = work.run(&job, stop)?;
+    to_raw_value(&answer).map_err(|error| RunError::Failed(format!("the answer cannot be written: {error}")))
+}
+
+fn words(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a word".to_string())
+}

@@ -1,0 +1,313 @@
+//! Does the store keep the truth, whatever engines and workers do?
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
+
+use cachemate_sweep::engines::local::Local;
+use cachemate_sweep::{
+    Answer, Attempt, Drive, Engine, EngineError, Header, Inputs, Job, Kind, Look, Manifest, Published, RunError, Store,
+    Summary, Task, TaskId, Work, attempt, drive, merge, report, status,
+};
+use serde_json::Value;
+
+/// Answers with a number made from the run's name; some runs fail, panic or answer differently each time.
+#[derive(Default)]
+struct Numbers {
+    runs: AtomicUsize,
+    fails: Option<&'static str>,
+    panics: Option<&'static str>,
+    wavers: Option<&'static str>,
+}
+
+impl Work for Numbers {
+    fn version(&self) -> String {
+        "1".to_string()
+    }
+    fn recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
+        Ok(None)
+    }
+    fn check(&self, _: &Job) -> Result<(), String> {
+        Ok(())
+    }
+    fn run(&self, job: &Job, _: &AtomicBool) -> Result<Answer, RunError> {
+        let Job::Repro { run, .. } = job else { return Err(RunError::Failed("another job".to_string())) };
+        let nth = self.runs.fetch_add(1, Ordering::Relaxed);
+        if self.fails == Some(run) {
+            return Err(RunError::Failed("as asked".to_string()));
+        }
+        assert!(self.panics != Some(run), "as asked");
+        let value = if self.wavers == Some(run) { nth as f64 } else { run.len() as f64 / 3.0 };
+        Ok(Answer { figures: BTreeMap::from([("value".to_string(), Some(value))]), ..Answer::default() })
+    }
+}
+
+fn manifest(count: usize) -> Manifest {
+    let point = |at: usize| format!("{{\"run\":\"run-{at}\"}}").into_boxed_str();
+    let tasks = (0..count).map(|at| Task { id: TaskId::of(&point(at)), point: point(at) }).collect();
+    let header = Header {
+        format: 1,
+        name: "numbers".to_string(),
+        description: String::new(),
+        kind: Kind::Repro,
+        version: "1".to_string(),
+        detail: false,
+        axes: vec!["run".to_string()],
+        tasks: count,
+        scenarios: BTreeMap::new(),
+        machines: BTreeMap::new(),
+        recordings: BTreeMap::new(),
+        repro: Value::Null,
+    };
+    Manifest { header, tasks }
+}
+
+fn store(folder: &Path, count: usize) -> (Arc<Store>, Manifest, Arc<Inputs>) {
+    let manifest = manifest(count);
+    let store = Store::create(folder).unwrap();
+    manifest.write(folder).unwrap();
+    let inputs = Inputs::open(folder, &manifest.header).unwrap();
+    (Arc::new(store), manifest, Arc::new(inputs))
+}
+
+fn driven(store: &Arc<Store>, manifest: &Manifest, engine: &mut dyn Engine, retries: u32) -> Summary {
+    let options = Drive { retries, patience: Duration::from_secs(60) };
+    drive(store, &manifest.tasks, engine, &options, &mut |_| (), &AtomicBool::new(false)).unwrap()
+}
+
+fn local(store: &Arc<Store>, inputs: &Arc<Inputs>, work: &Arc<Numbers>, retries: u32) -> Local {
+    Local::new(Arc::clone(store), Arc::clone(work) as Arc<dyn Work>, Arc::clone(inputs), 3, retries)
+}
+
+fn merged(store: &Arc<Store>) -> (cachemate_sweep::Merged, String) {
+    let out = store.folder().join("merged.jsonl");
+    let again = Store::open(store.folder()).unwrap();
+    let merged = merge(&[again], &out).unwrap();
+    (merged, std::fs::read_to_string(out).unwrap())
+}
+
+/// Loses some tasks, runs some twice at once, and forgets what it has in hand; seeded.
+struct Careless {
+    store: Arc<Store>,
+    work: Arc<Numbers>,
+    inputs: Arc<Inputs>,
+    state: u64,
+}
+
+impl Careless {
+    fn draw(&mut self) -> u64 {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state
+    }
+}
+
+impl Engine for Careless {
+    fn name(&self) -> &'static str {
+        "careless"
+    }
+    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
+        if self.draw().is_multiple_of(4) {
+            return Err(EngineError { engine: "careless", what: "not now".to_string(), for_ever: false });
+        }
+        for task in tasks {
+            for _ in 0..self.draw() % 3 {
+                attempt(&self.store, &*self.work, &self.inputs, task, 0, &AtomicBool::new(false)).unwrap();
+            }
+        }
+        Ok(())
+    }
+    fn look(&mut self) -> Look {
+        Look::Done
+    }
+    fn stop(&mut self) {}
+}
+
+/// Does an engine that loses, refuses and repeats tasks end with the same bytes as one that does not?
+#[test]
+fn engines_cost_time_and_nothing_else() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let work = Arc::new(Numbers::default());
+    let (sound, manifest, inputs) = store(one.path(), 60);
+    let summary = driven(&sound, &manifest, &mut local(&sound, &inputs, &work, 0), 0);
+    assert_eq!((summary.finished, summary.rounds, work.runs.load(Ordering::Relaxed)), (60, 1, 60));
+    let want = merged(&sound);
+    assert!(want.0.is_complete());
+    assert_eq!(want.1.lines().count(), 60);
+    for seed in 1..=3 {
+        let folder = two.path().join(seed.to_string());
+        let (store, manifest, inputs) = store(&folder, 60);
+        let state = 0x9E37_79B9_7F4A_7C15 * seed;
+        let mut engine = Careless { store: Arc::clone(&store), work: Arc::clone(&work), inputs, state };
+        let summary = driven(&store, &manifest, &mut engine, 0);
+        assert_eq!((summary.finished, summary.missing.len()), (60, 0), "seed {seed}");
+        assert_eq!(merged(&store), want, "seed {seed}");
+    }
+}
+
+/// Are failures and panics noted, tried again as told, and do they cost the others nothing?
+#[test]
+fn failing_tasks_are_said_and_the_others_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(folder.path(), 10);
+    let work = Arc::new(Numbers { fails: Some("run-3"), panics: Some("run-7"), ..Numbers::default() });
+    let summary = driven(&store, &manifest, &mut local(&store, &inputs, &work, 2), 2);
+    assert_eq!((summary.finished, summary.failed.len(), summary.missing.len()), (8, 2, 0));
+    let why = |at: usize| {
+        let id = manifest.tasks[at].id;
+        let found = summary.failed.iter().find(|(failed, _)| *failed == id);
+        (found.map(|(_, what)| what.clone()).unwrap_or_default(), store.attempts(id).unwrap().len())
+    };
+    assert_eq!(why(3), ("as asked".to_string(), 3));
+    assert_eq!(why(7), ("it panicked: as asked".to_string(), 3));
+    let seen = status(&store).unwrap();
+    assert_eq!((seen.total, seen.finished, seen.failed, seen.waiting), (10, 8, 2, 0));
+    assert_eq!((seen.failures.len(), seen.failures[0].attempts), (2, 3));
+    assert_eq!(merged(&store).0.missing.len(), 2, "never silently absent");
+    // Given up is given up, until somebody asks anew.
+    let runs = work.runs.load(Ordering::Relaxed);
+    driven(&store, &manifest, &mut local(&store, &inputs, &work, 2), 2);
+    assert_eq!(work.runs.load(Ordering::Relaxed), runs);
+    manifest.tasks.iter().for_each(|task| store.forget_attempts(task.id).unwrap());
+    let sound = Arc::new(Numbers::default());
+    assert_eq!(driven(&store, &manifest, &mut local(&store, &inputs, &sound, 0), 0).finished, 10);
+    assert_eq!(sound.runs.load(Ordering::Relaxed), 2);
+}
+
+/// Is a result that was damaged at any byte found, set aside, said and made again?
+#[test]
+fn damage_at_any_byte_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(folder.path(), 3);
+    let work = Arc::new(Numbers::default());
+    driven(&store, &manifest, &mut local(&store, &inputs, &work, 0), 0);
+    let id = manifest.tasks[1].id;
+    let path = store.folder().join(format!("results/{}/{id}.json", &id.to_string()[..2]));
+    let whole = std::fs::read(&path).unwrap();
+    let line = whole.iter().position(|byte| *byte == b'\n').unwrap();
+    for at in 0..=line {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x04;
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(store.read(id).is_err(), "byte {at} of {}", String::from_utf8_lossy(&whole));
+        std::fs::write(&path, &whole[..at]).unwrap();
+        assert!(store.read(id).is_err(), "cut at {at}");
+    }
+    let (bad, _) = merged(&store);
+    assert_eq!((bad.damaged.len(), bad.is_complete()), (1, false));
+    let summary = driven(&store, &manifest, &mut local(&store, &inputs, &work, 0), 0);
+    assert_eq!((summary.finished, summary.damaged.len(), summary.skipped), (3, 1, 2));
+    assert_eq!(std::fs::read_dir(store.folder().join("damaged")).unwrap().count(), 1);
+    assert!(merged(&store).0.is_complete());
+}
+
+fn claim_of(folder: &Path, id: TaskId, host: &str, place: &str, pid: u32, age: Duration) {
+    let text = format!("{{\"host\":\"{host}\",\"place\":\"{place}\",\"pid\":{pid},\"started_ticks\":1}}");
+    let path = folder.join(format!("claims/{id}"));
+    std::fs::write(&path, text).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_modified(SystemTime::now() - age).unwrap();
+}
+
+/// Is a claim of another host believed while it is touched, taken over when it is not, and its owner's death counted?
+#[test]
+fn claims_of_the_dead_are_taken_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(folder.path(), 1);
+    let task = &manifest.tasks[0];
+    let work = Numbers::default();
+    let tried = || attempt(&store, &work, &inputs, task, 0, &AtomicBool::new(false)).unwrap();
+    claim_of(folder.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(30));
+    assert_eq!(tried(), Attempt::Others("process 1 on far".to_string()));
+    assert_eq!(status(&store).unwrap().running, 1);
+    for deaths in 1..5 {
+        claim_of(folder.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(3600));
+        let stop = AtomicBool::new(true);
+        let stopped = attempt(&store, &Stops, &inputs, task, 0, &stop).unwrap();
+        assert_eq!((stopped, store.attempts(task.id).unwrap().len()), (Attempt::Stopped, deaths));
+    }
+    claim_of(folder.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(3600));
+    assert_eq!(tried(), Attempt::GivenUp, "its workers died five times");
+    store.forget_attempts(task.id).unwrap();
+    assert_eq!(tried(), Attempt::Finished(Published::New));
+    assert_eq!(std::fs::read_dir(folder.path().join("claims")).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(folder.path().join("partial")).unwrap().count(), 0);
+}
+
+/// A task that is interrupted.
+struct Stops;
+impl Work for Stops {
+    fn version(&self) -> String {
+        "1".to_string()
+    }
+    fn recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
+        Ok(None)
+    }
+    fn check(&self, _: &Job) -> Result<(), String> {
+        Ok(())
+    }
+    fn run(&self, _: &Job, _: &AtomicBool) -> Result<Answer, RunError> {
+        Err(RunError::Stopped)
+    }
+}
+
+/// Are two results of one task compared bit by bit, and a disagreement kept and said?
+#[test]
+fn duplicates_are_compared() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let work = Arc::new(Numbers { wavers: Some("run-1"), ..Numbers::default() });
+    let (first, manifest, inputs) = store(one.path(), 3);
+    driven(&first, &manifest, &mut local(&first, &inputs, &work, 0), 0);
+    let (second, _, inputs) = store(two.path(), 3);
+    driven(&second, &manifest, &mut local(&second, &inputs, &work, 0), 0);
+    let found = first.read(manifest.tasks[0].id).unwrap().unwrap();
+    let note = found.note.clone().unwrap();
+    assert_eq!(first.publish(manifest.tasks[0].id, &found.result, &note).unwrap(), Published::Same);
+    let other = second.read(manifest.tasks[1].id).unwrap().unwrap();
+    assert_eq!(first.publish(manifest.tasks[1].id, &other.result, &note).unwrap(), Published::Differs);
+    assert_eq!(status(&first).unwrap().differing.len(), 1);
+    let out = one.path().join("both.jsonl");
+    let both = [Store::open(one.path()).unwrap(), Store::open(two.path()).unwrap()];
+    let merged = merge(&both, &out).unwrap();
+    assert_eq!((merged.duplicates, merged.differing.len(), merged.is_complete()), (2, 2, false));
+}
+
+/// Are manifests read back as they were written, and damaged ones refused with the line?
+#[test]
+fn manifests_read_back_and_damage_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manifest, _) = store(folder.path(), 5);
+    assert_eq!(store.manifest().unwrap(), manifest);
+    let wanted = [manifest.tasks[4].id, manifest.tasks[1].id];
+    let found = Manifest::find(folder.path(), &wanted).unwrap();
+    assert_eq!(found.tasks, [manifest.tasks[4].clone(), manifest.tasks[1].clone()]);
+    assert!(Manifest::find(folder.path(), &[TaskId(7)]).unwrap_err().to_string().contains("no task 0000000000000007"));
+    let path = folder.path().join("manifest.jsonl");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let refused = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        Manifest::read(folder.path()).unwrap_err().to_string()
+    };
+    let whole: Vec<&str> = text.lines().collect();
+    assert!(refused(&whole[..4].join("\n")).contains("found 3 tasks, expected 5"));
+    assert!(refused(&text.replacen("\"run-2\"", "\"run", 1)).contains("line 4: damaged"));
+    assert!(refused(&text.replacen("\"format\":1", "\"format\":9", 1)).contains("found format 9, expected 1"));
+    assert!(refused("").contains("expected a manifest's header"));
+}
+
+/// Does a report hold every point, with what is missing said?
+#[test]
+fn reports_say_what_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(folder.path(), 4);
+    let work = Arc::new(Numbers { fails: Some("run-2"), ..Numbers::default() });
+    driven(&store, &manifest, &mut local(&store, &inputs, &work, 0), 0);
+    let found = report(&store).unwrap();
+    assert_eq!((found.finished, found.total, found.rows.len()), (3, 4, 4));
+    assert_eq!(found.rows[2].figures.len(), 0);
+    assert_eq!(found.rows[0].figures["value"].mean, Some(5.0 / 3.0));
+    assert!(found.html().contains("3 of 4 results") && found.text().contains("0 of 1"), "{}", found.text());
+}

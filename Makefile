@@ -5,6 +5,7 @@ CARGO ?= cargo
 RELEASE = target/release/cachemate
 
 .PHONY: demo test lint build bench repro faults kill soak live lab install clean help
+.PHONY: demo test lint build bench repro kill soak live lab sweep-engines install clean help
 
 help:
 	@echo 'make demo     record real programs here, say who hurts whom and who should share a cache with whom'
@@ -16,6 +17,7 @@ help:
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
 	@echo 'make live     measure on this host (root, at most 15 minutes); says what it cannot show'
 	@echo 'make lab      a real kernel with 2 and 4 last-level caches and resctrl, emulated: does all of it work and come back?'
+	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue, parts of which are killed; and what a sweep costs'
 	@echo 'make install  the command, its man pages and completions (PREFIX=/usr/local)'
 
 demo:
@@ -64,6 +66,10 @@ live: build
 
 lab: build
 	lab/run.sh $(RELEASE)
+
+sweep-engines:
+	@scripts/setup.sh build
+	scripts/sweep-engines.sh
 
 REPRO ?= --quick
 repro: build

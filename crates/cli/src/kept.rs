@@ -1,7 +1,7 @@
 //! Where runs that were measured on the simulator are kept, for commands that measure who hurts whom.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cachemate_repro::store;
 use clap::Args;
@@ -26,10 +26,7 @@ impl KeptArgs {
         if self.no_cache {
             return;
         }
-        // Whatever may measure differently has another executable; without a name for it nothing can be trusted later.
-        let Some(build) = build() else { return };
-        let note = |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}");
-        store::keep_in(&self.folder(), &build, note);
+        keep_runs_in(&self.folder());
     }
 
     /// Says how much was not measured now.
@@ -45,8 +42,14 @@ impl KeptArgs {
     }
 }
 
-/// The version, and a fingerprint of the executable.
-fn build() -> Option<String> {
-    let executable = std::fs::read(std::env::current_exe().ok()?).ok()?;
-    Some(format!("{} {:016x}", env!("CARGO_PKG_VERSION"), store::fingerprint(&executable)))
+/// Keeps measured runs in this folder from now on, and takes from it what was measured before.
+pub fn keep_runs_in(folder: &Path) {
+    let note = |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}");
+    store::keep_in(folder, &sources(), note);
+}
+
+/// The package's version, and a fingerprint of all sources that a result depends on: the same on every host that was
+/// built from the same sources.
+pub fn sources() -> String {
+    format!("{}+{}", env!("CARGO_PKG_VERSION"), env!("CACHEMATE_SOURCES"))
 }

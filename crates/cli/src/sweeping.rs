@@ -17,6 +17,7 @@ use cachemate_trace::pack_program;
 use crate::args::Sizes;
 use crate::commands::{mrc, sim};
 use crate::deciding;
+use crate::kept::sources;
 use crate::session::Session;
 
 /// Runs tasks in this process.
@@ -32,10 +33,8 @@ impl Running {
 }
 
 impl Work for Running {
-    /// The package's version, and a fingerprint of all sources that a result depends on: the same on every host that was
-    /// built from the same sources.
     fn version(&self) -> String {
-        format!("{}+{}", env!("CARGO_PKG_VERSION"), env!("CACHEMATE_SOURCES"))
+        sources()
     }
 
     fn recording(&self, program: &str) -> Result<Option<PathBuf>, String> {

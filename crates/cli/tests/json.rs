@@ -94,6 +94,42 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     check("decompose", &[of("xeon-x5365"), of("xeon-x5365-4")], &[], &[]);
 }
 
+/// Do sweeps say in the promised fields how they stand, with a task that failed and one that is damaged?
+#[test]
+fn sweeps_keep_their_promises() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for (name, lines) in [("a", 300), ("b", 200)] {
+        std::fs::write(at.join(format!("{name}.lackey")), lackey(lines, 3, 2)).unwrap();
+        run(at, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
+    }
+    let text = "name = \"c\"\nkind = \"curve\"\n[axes]\nrecording = [\"a.cmt\", \"b.cmt\"]\nseed = [1, 2]\n";
+    std::fs::write(at.join("sweep.toml"), text).unwrap();
+    let json = |args: &[&str]| -> Value { serde_json::from_str(&run(at, args).out).unwrap() };
+    run(at, &["sweep", "run", "sweep.toml", "-o", "out", "--shard", "1/4"]).ok();
+    std::fs::remove_file(at.join("b.cmt")).unwrap();
+    let id = |line: usize| {
+        let manifest = std::fs::read_to_string(at.join("out/manifest.jsonl")).unwrap();
+        let line: Value = serde_json::from_str(manifest.lines().nth(line).unwrap()).unwrap();
+        line["id"].as_str().unwrap().to_string()
+    };
+    let result = at.join(format!("out/results/{}/{}.json", &id(1)[..2], id(1)));
+    std::fs::write(&result, "half").unwrap();
+    std::fs::write(at.join("out/differing/x"), "").unwrap();
+    let damaged = [json(&["sweep", "merge", "out", "--json"]), json(&["sweep", "report", "out", "--json"])];
+    let ran = json(&["sweep", "run", "-o", "out", "--json", "--quiet", "--patience", "1"]);
+    let stuck = serde_json::json!({ "missing": ["0"] });
+    check("sweep run", &[ran, stuck], &[], &[]);
+    // Somebody of another host is at work.
+    let claim = "{\"host\":\"far\",\"place\":\"x\",\"pid\":1,\"started_ticks\":1}";
+    std::fs::write(at.join(format!("out/claims/{}", id(3))), claim).unwrap();
+    let status = [json(&["sweep", "status", "out", "--json"]), serde_json::json!({ "finished_per_s": 1.0, "left_s": null })];
+    check("sweep status", &status, &[], &["failures[].point"]);
+    check("sweep merge", &damaged[..1], &[], &[]);
+    let report = [damaged[1].clone(), json(&["sweep", "report", "out", "--json"])];
+    check("sweep report", &report, &[], &["rows[].figures"]);
+}
+
 /// Do the published schedules come out of the published matrix (CA Table 1)?
 #[test]
 fn the_published_matrix_gives_the_published_schedules() {

@@ -1,0 +1,184 @@
+//! What a sweep costs beside its tasks: 100 000 finished tasks, tasks of 200 ms, two workers against two plain
+//! processes. Prints a table; `make sweep-engines` runs it. Every round alternates, and medians are compared.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use cachemate_sweep::engines::local::Local;
+use cachemate_sweep::{
+    Answer, Drive, Header, Inputs, Job, Kind, Manifest, RunError, Store, Task, TaskId, Work, drive, status,
+};
+use serde_json::Value;
+
+const TASKS: usize = 100_000;
+const TASK_MS: u64 = 200;
+/// Of 200 ms, for each of two workers.
+const TASKS_EACH: u64 = 20;
+const ROUNDS: usize = 5;
+
+/// Counts as far as it was told.
+struct Counting {
+    steps: u64,
+}
+
+impl Work for Counting {
+    fn version(&self) -> String {
+        "1".to_string()
+    }
+    fn recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
+        Ok(None)
+    }
+    fn check(&self, _: &Job) -> Result<(), String> {
+        Ok(())
+    }
+    fn run(&self, job: &Job, _: &AtomicBool) -> Result<Answer, RunError> {
+        let Job::Repro { run, .. } = job else { return Err(RunError::Failed("another job".to_string())) };
+        let value = count(self.steps, run.len() as u64) as f64;
+        Ok(Answer { figures: BTreeMap::from([("value".to_string(), Some(value))]), ..Answer::default() })
+    }
+}
+
+fn count(steps: u64, seed: u64) -> u64 {
+    (0..steps).fold(seed | 1, |state, step| std::hint::black_box(state.wrapping_mul(0x5851_F42D_4C95_7F2D) ^ step))
+}
+
+/// Steps that take so long on this machine now.
+fn steps_of(time: Duration) -> u64 {
+    let mut steps = 1 << 20;
+    loop {
+        let start = Instant::now();
+        count(steps, 1);
+        let took = start.elapsed();
+        if took > Duration::from_millis(50) {
+            return (steps as f64 * time.as_secs_f64() / took.as_secs_f64()) as u64;
+        }
+        steps *= 2;
+    }
+}
+
+fn manifest(tasks: usize) -> Manifest {
+    let point = |at: usize| format!("{{\"run\":\"{at}\"}}").into_boxed_str();
+    let header = Header {
+        format: 1,
+        name: "scale".to_string(),
+        description: String::new(),
+        kind: Kind::Repro,
+        version: "1".to_string(),
+        detail: false,
+        axes: vec!["run".to_string()],
+        tasks,
+        scenarios: BTreeMap::new(),
+        machines: BTreeMap::new(),
+        recordings: BTreeMap::new(),
+        repro: Value::Null,
+    };
+    Manifest { header, tasks: (0..tasks).map(|at| Task { id: TaskId::of(&point(at)), point: point(at) }).collect() }
+}
+
+fn sweep(folder: &Path, tasks: usize, workers: usize, steps: u64) {
+    let manifest = manifest(tasks);
+    let store = Arc::new(Store::create(folder).expect("a folder to write to"));
+    manifest.write(folder).expect("a folder to write to");
+    let inputs = Arc::new(Inputs::open(folder, &manifest.header).expect("nothing to open"));
+    let mut engine = Local::new(Arc::clone(&store), Arc::new(Counting { steps }), inputs, workers, 0);
+    let options = Drive { retries: 0, patience: Duration::from_secs(60) };
+    let stop = AtomicBool::new(false);
+    let ended = drive(&store, &manifest.tasks, &mut engine, &options, &mut |_| (), &stop).expect("a sweep that ends");
+    assert_eq!(ended.finished, tasks);
+}
+
+/// Wall and processor time, and the largest resident memory, of this program with other arguments.
+struct Took {
+    wall_s: f64,
+    cpu_s: f64,
+    peak_mib: f64,
+}
+
+/// Runs children at once, and waits for all; times of all together.
+fn children(runs: &[Vec<String>]) -> Took {
+    let own = std::env::current_exe().expect("this program has a name");
+    let (start, before) = (Instant::now(), children_cpu_s());
+    let started: Vec<_> = runs.iter().map(|args| Command::new(&own).args(args).spawn().expect("it starts")).collect();
+    let mut peak_mib: f64 = 0.0;
+    for mut child in started {
+        let status = format!("/proc/{}/status", child.id());
+        loop {
+            // The peak is in the status for as long as the process is there.
+            let text = std::fs::read_to_string(&status).unwrap_or_default();
+            let peak = text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
+            peak_mib = peak_mib.max(peak.map_or(0.0, |kib: f64| kib / 1024.0));
+            match child.try_wait().expect("it is our child") {
+                Some(code) => break assert!(code.success()),
+                None => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+    Took { wall_s: start.elapsed().as_secs_f64(), cpu_s: children_cpu_s() - before, peak_mib }
+}
+
+/// Fields 16 and 17 of `/proc/self/stat`: children that were waited for, in hundredths of a second.
+fn children_cpu_s() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
+    (ticks(13) + ticks(14)) / 100.0
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn measure() {
+    let folder = tempfile::tempdir().expect("a folder for temporary files");
+    let text = |folder: &Path| folder.display().to_string();
+    let many = folder.path().join("many");
+    let start = Instant::now();
+    sweep(&many, TASKS, 2, 0);
+    let each = start.elapsed().as_secs_f64() / TASKS as f64;
+    println!("{TASKS} tasks that do nothing, 2 workers: {:.3} ms each", 1e3 * each);
+    let looked: Vec<Took> = (0..ROUNDS).map(|_| children(&[vec!["status".to_string(), text(&many)]])).collect();
+    let peak = looked.iter().map(|took| took.peak_mib).fold(0.0, f64::max);
+    let wall = median(looked.iter().map(|took| took.wall_s).collect());
+    let cpu = median(looked.iter().map(|took| took.cpu_s).collect());
+    println!("status of {TASKS} finished tasks: {wall:.2} s ({cpu:.2} s of processor), {peak:.0} MiB at most");
+
+    let steps = steps_of(Duration::from_millis(TASK_MS));
+    let plain = vec!["plain".to_string(), TASKS_EACH.to_string(), steps.to_string()];
+    let (mut walls, mut cpus) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let out = folder.path().join(format!("round-{round}"));
+        let swept = vec!["sweep".to_string(), text(&out), (2 * TASKS_EACH).to_string(), steps.to_string()];
+        let (by_hand, by_sweep) = (children(&[plain.clone(), plain.clone()]), children(&[swept]));
+        walls.push(by_hand.wall_s / by_sweep.wall_s);
+        cpus.push(by_sweep.cpu_s / by_hand.cpu_s - 1.0);
+    }
+    let (speed, more) = (median(walls.clone()), median(cpus));
+    let spread = format!("{:.3} to {:.3}", walls.iter().copied().fold(f64::MAX, f64::min), walls.iter().copied().fold(0.0, f64::max));
+    println!("tasks of {TASK_MS} ms: two workers reach {speed:.3} of two plain processes ({spread} in {ROUNDS} rounds)");
+    println!("tasks of {TASK_MS} ms: the sweep takes {:+.1} % processor time", 100.0 * more);
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize| args.get(at).and_then(|text| text.parse().ok()).unwrap_or(0u64);
+    match args.first().map(String::as_str) {
+        None => measure(),
+        Some("status") => {
+            let store = Store::open(Path::new(&args[1])).expect("a sweep's folder");
+            let found = status(&store).expect("a sweep's folder");
+            assert_eq!((found.total, found.finished), (TASKS, TASKS));
+        }
+        Some("plain") => (0..number(1)).for_each(|at| _ = std::hint::black_box(count(number(2), at))),
+        Some("sweep") => sweep(Path::new(&args[1]), number(2) as usize, 2, number(3)),
+        Some(other) => {
+            println!("found '{other}', expected nothing");
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
+}

@@ -109,7 +109,8 @@ fn children(runs: &[Vec<String>]) -> Took {
         loop {
             // The peak is in the status for as long as the process is there.
             let text = std::fs::read_to_string(&status).unwrap_or_default();
-            let peak = text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
+            let peak =
+                text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
             peak_mib = peak_mib.max(peak.map_or(0.0, |kib: f64| kib / 1024.0));
             match child.try_wait().expect("it is our child") {
                 Some(code) => break assert!(code.success()),
@@ -158,8 +159,14 @@ fn measure() {
         cpus.push(by_sweep.cpu_s / by_hand.cpu_s - 1.0);
     }
     let (speed, more) = (median(walls.clone()), median(cpus));
-    let spread = format!("{:.3} to {:.3}", walls.iter().copied().fold(f64::MAX, f64::min), walls.iter().copied().fold(0.0, f64::max));
-    println!("tasks of {TASK_MS} ms: two workers reach {speed:.3} of two plain processes ({spread} in {ROUNDS} rounds)");
+    let spread = format!(
+        "{:.3} to {:.3}",
+        walls.iter().copied().fold(f64::MAX, f64::min),
+        walls.iter().copied().fold(0.0, f64::max)
+    );
+    println!(
+        "tasks of {TASK_MS} ms: two workers reach {speed:.3} of two plain processes ({spread} in {ROUNDS} rounds)"
+    );
     println!("tasks of {TASK_MS} ms: the sweep takes {:+.1} % processor time", 100.0 * more);
 }
 

@@ -11,6 +11,7 @@ use std::process::{Command, exit};
 const RESULTS_DEPEND_ON: &[&str] = &[
     "../core/src",
     "../locality/src",
+    "../pipeline/src",
     "../policy/src",
     "../repro/src",
     "../sim/src",
@@ -19,7 +20,6 @@ const RESULTS_DEPEND_ON: &[&str] = &[
     "../trace/src",
     "src/commands/mrc.rs",
     "src/commands/sim.rs",
-    "src/deciding.rs",
     "src/sweeping.rs",
     "../../machines",
     "../../Cargo.lock",

@@ -18,7 +18,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("pipeline", &["core", "locality", "policy", "trace"]),
     ("repro", &["core", "locality", "policy", "pipeline", "sim", "trace", "report", "spec"]),
     ("sweep", &["core", "spec", "report"]),
-    ("cli", &["core", "spec", "locality", "policy", "pipeline", "sim", "linux", "agent", "trace", "report", "repro", "sweep"]),
+    (
+        "cli",
+        &[
+            "core", "spec", "locality", "policy", "pipeline", "sim", "linux", "agent", "trace", "report", "repro",
+            "sweep",
+        ],
+    ),
 ];
 
 /// Rooms without I/O, clock or hash order.

@@ -7,16 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use cachemate_core::{Machine, Window};
+use cachemate_pipeline::Pipeline;
 use cachemate_sim::kernels::{self, Options};
+use cachemate_sim::machine::SimMachine;
 use cachemate_sim::results::RunResults;
-use cachemate_sim::run::{Deciding, run};
 use cachemate_sweep::{Answer, CurveJob, Job, RunError, ScenarioJob, Work};
 use cachemate_trace::pack_program;
 
 use crate::args::Sizes;
 use crate::commands::{mrc, sim};
-use crate::deciding;
 use crate::kept::sources;
 use crate::session::Session;
 
@@ -54,8 +53,8 @@ impl Work for Running {
     fn check(&self, job: &Job) -> Result<(), String> {
         match job {
             Job::Scenario(job) => {
-                build(job).map(|_| ())?;
-                policy(job).map(|_| ())
+                let machine = build(job)?;
+                pipeline(job, &machine).map(|_| ())
             }
             Job::Curve(job) => curve_command(job).map(|_| ()),
             Job::Repro { .. } => Ok(()),
@@ -71,16 +70,13 @@ impl Work for Running {
     }
 }
 
-type Policy = Box<dyn cachemate_core::Policy>;
-
-fn policy(job: &ScenarioJob) -> Result<Policy, String> {
-    let choice = &job.scenario.policy;
-    let parameters = choice.parameters.to_string();
-    cachemate_policy::policies::build(&choice.name, &parameters, job.scenario.seed).map_err(|error| error.to_string())
+/// What decides on the job's machine.
+fn pipeline(job: &ScenarioJob, machine: &SimMachine) -> Result<Pipeline, String> {
+    Pipeline::build(sim::pipeline(&job.scenario, &job.machine, machine)).map_err(|error| error.to_string())
 }
 
 /// The machine, with recordings opened where the sweep found them.
-fn build(job: &ScenarioJob) -> Result<cachemate_sim::machine::SimMachine, String> {
+fn build(job: &ScenarioJob) -> Result<SimMachine, String> {
     let mut scenario = job.scenario.clone();
     for program in &mut scenario.programs {
         if let Some(path) = job.recordings.get(&program.program) {
@@ -91,20 +87,16 @@ fn build(job: &ScenarioJob) -> Result<cachemate_sim::machine::SimMachine, String
 }
 
 fn scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<Answer, RunError> {
-    let machine = build(job).map_err(RunError::Failed)?;
-    let deciding = Deciding {
-        profilers: deciding::profilers(machine.topology(), machine.capabilities()),
-        yardstick: Box::new(deciding::yardstick()),
-        name: job.scenario.policy.name.clone(),
-        policy: policy(job).map_err(RunError::Failed)?,
-        first_window: Window::Cycles { cycles: sim::FIRST_WINDOW_CYCLES },
-    };
+    let mut machine = build(job).map_err(RunError::Failed)?;
+    let pipeline = pipeline(job, &machine).map_err(RunError::Failed)?;
+    machine.set_first_window(pipeline.config().first_window);
     let flag = machine.stop_flag();
-    let results = stoppable(&flag, stop, || run(machine, deciding, |_, _| true));
+    let ran = stoppable(&flag, stop, || pipeline.run(machine, |_, _| true));
     if stop.load(Ordering::Relaxed) {
         return Err(RunError::Stopped);
     }
-    let mut results = results.map_err(|error| RunError::Failed(error.to_string()))?;
+    let mut machine = ran.map_err(|error| RunError::Failed(error.to_string()))?;
+    let mut results = machine.results();
     // The answer does not depend on where recordings lie.
     for task in &mut results.tasks {
         let given = job.recordings.iter().find(|(_, path)| path.display().to_string() == task.name);

@@ -66,7 +66,7 @@ struct SchedulerParameters {
 const COUNTED_INSTRUCTIONS: f64 = 1e6;
 
 /// Cycles of a window before the policy's first plan, at the published scale.
-pub const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
+const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
 
 impl Sim {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
@@ -127,7 +127,7 @@ impl Sim {
 }
 
 /// The standard pipeline of the scenario's machine.
-fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &SimMachine) -> PipelineConfig {
+pub fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &SimMachine) -> PipelineConfig {
     let policy = PolicyConfig {
         name: scenario.policy.name.clone(),
         parameters: scenario.policy.parameters.to_string(),

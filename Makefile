@@ -4,8 +4,7 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro faults kill soak live lab install clean help
-.PHONY: demo test lint build bench repro kill soak live lab sweep-engines install clean help
+.PHONY: demo test lint build bench repro faults kill soak live lab sweep-engines install clean help
 
 help:
 	@echo 'make demo     record real programs here, say who hurts whom and who should share a cache with whom'

@@ -21,7 +21,6 @@ pub use manage::{
     ConfinedGroup, GuardConfig, ManageConfig, RuleAction, RuleConfig, User, load_manage_config, parse_manage_config,
 };
 pub use matrix::{load_percent_matrix, parse_percent_matrix};
-pub use scenario::{Length, PolicyChoice, ProgramSpec, Scenario, load_scenario, parse_scenario};
 pub use scenario::{Length, PolicyChoice, ProgramSpec, Scenario, load_scenario, parse_scenario, vary_scenario};
 
 /// Files larger than this are not specifications.

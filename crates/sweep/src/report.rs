@@ -197,7 +197,7 @@ fn bars_picture(by: usize, rows: &[Row], name: &str) -> Option<Picture> {
         let row = rows.iter().find(|row| row.point[by] == *one && group_of(row) == *group)?;
         let figure = row.figures.get(name)?;
         let interval = figure.low.zip(figure.high).filter(|_| row.finished > 1);
-        Some(Bar { value: figure.mean, interval, ..Bar::default() })
+        Some(Bar { value: figure.mean, interval })
     };
     let group = |group: &String| BarGroup {
         name: group.clone(),

@@ -74,7 +74,8 @@ impl Engine for Local {
     }
 
     fn look(&mut self) -> Look {
-        if let Some(why) = self.shared.broken.lock().unwrap_or_else(PoisonError::into_inner).clone() {
+        let broken = self.shared.broken.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(why) = broken {
             return Look::Broken(why);
         }
         match self.shared.live() {

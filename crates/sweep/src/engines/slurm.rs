@@ -99,7 +99,7 @@ impl Slurm {
         let said = call_ok(self.client("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
         let states: Vec<&str> = said.split_whitespace().collect();
         let away = |state: &&str| ["drain", "down", "fail", "maint"].iter().any(|bad| state.starts_with(bad));
-        let all = !states.is_empty() && states.iter().all(|state| away(state));
+        let all = !states.is_empty() && states.iter().all(away);
         all.then(|| {
             let mut each: Vec<&str> = states.clone();
             each.sort_unstable();

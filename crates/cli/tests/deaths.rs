@@ -86,8 +86,9 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     let before = programs.states();
     let mut daemon = Daemon::start(folder.path(), false);
     daemon.acts();
-    // The journal is open for writing, and so the file system cannot be made read-only: its mount can.
-    assert!(mount(&state, &["-o", "remount,bind,ro"]), "read-only");
+    // The journal is open for writing, and so its mount cannot be made read-only: another one over it can.
+    let state_text = state.display().to_string();
+    assert!(mount(&state, &["--bind", &state_text]) && mount(&state, &["-o", "remount,bind,ro"]), "read-only");
     std::thread::sleep(Duration::from_millis(200));
     let guardian = daemon.guardian().unwrap();
     kill(daemon.child.id() as i32, signals::KILL);
@@ -97,7 +98,7 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     assert_eq!(programs.states(), before);
     let ran = run(folder.path(), &RESET);
     assert!(ran.code == Some(1) && ran.out.contains("the journal stays"), "{}{}", ran.out, ran.err);
-    assert!(mount(&state, &["-o", "remount,bind,rw"]));
+    assert!(Command::new("umount").arg(&state).status().is_ok_and(|status| status.success()), "writable again");
     run(folder.path(), &RESET).ok();
     assert_eq!(programs.states(), before);
 }

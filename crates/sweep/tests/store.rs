@@ -140,7 +140,7 @@ fn engines_cost_time_and_nothing_else() {
     for seed in 1..=3 {
         let folder = two.path().join(seed.to_string());
         let (store, manifest, inputs) = store(&folder, 60);
-        let state = 0x9E37_79B9_7F4A_7C15 * seed;
+        let state = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(seed);
         let mut engine = Careless { store: Arc::clone(&store), work: Arc::clone(&work), inputs, state };
         let summary = driven(&store, &manifest, &mut engine, 0);
         assert_eq!((summary.finished, summary.missing.len()), (60, 0), "seed {seed}");

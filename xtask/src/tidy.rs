@@ -12,6 +12,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("locality", &["core"]),
     ("policy", &["core", "locality"]),
     ("sim", &["core", "locality"]),
+    ("interval", &["core", "locality"]),
     ("linux", &["core", "agent"]),
     ("trace", &["core"]),
     ("report", &["core"]),
@@ -28,7 +29,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Rooms without I/O, clock or hash order.
-const PURE: &[&str] = &["core", "locality", "policy", "sim", "report"];
+const PURE: &[&str] = &["core", "locality", "policy", "sim", "interval", "report"];
 
 const IMPURE: &[&str] = &["std::fs", "std::net", "Instant::now", "SystemTime", "std::env::"];
 /// Their order differs from run to run. The locality engines look lines up in hash maps, and never iterate over them.

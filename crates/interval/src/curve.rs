@@ -1,0 +1,299 @@
+//! A phase as a table over sizes of the contended cache, and the growth of its footprint that follows from its fills.
+//!
+//! Problem: occupancies change with every step, so rates are wanted at any size, and the footprint after any number of
+//! instructions. Method: points are joined over the logarithm of the size and laid out on equal steps of the capacity.
+//! A program that runs into an empty cache brings a line with every fill, and with `s` lines there it fills as it does
+//! alone with a cache of `s` lines (footprint theory: the miss rate is the footprint's derivative; Xiang et al., ASPLOS
+//! 2013). So the window in which it touches `s` lines lasts `∫ ds / fills(s)` instructions. Properties: the footprint is
+//! concave where the curve falls, and never above the capacity.
+
+use crate::program::{Phase, Point};
+
+/// Steps of the capacity in a table.
+pub const STEPS: usize = 64;
+const NODES: usize = STEPS + 1;
+
+/// Rates at one size. Lines are of the contended cache.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[repr(C)]
+pub struct Rates {
+    pub cycles_per_instr: f32,
+    pub stall_per_instr: f32,
+    /// Demand misses.
+    pub demand_per_instr: f32,
+    /// Demand misses and prefetched lines.
+    pub fills_per_instr: f32,
+    pub writebacks_per_instr: f32,
+    /// Instructions in which the program touches as many lines as this size holds.
+    window_instr: f32,
+    spare: [f32; 2],
+}
+
+/// Stands for "never": a footprint that does not grow any more.
+const NEVER_INSTR: f32 = 1e30;
+/// Fills below this are none.
+const NO_FILLS: f64 = 1e-12;
+
+/// The tables of all phases of all programs, one after the other.
+#[derive(Clone, Debug, Default)]
+pub struct Curves {
+    aided: Vec<Rates>,
+    /// Prefetchers off; the same as `aided` where that was not measured.
+    unaided: Vec<Rates>,
+    lines_per_step: f32,
+    steps_per_line: f32,
+    throttles: Vec<bool>,
+}
+
+impl Curves {
+    /// Tables over a cache of so many lines.
+    pub fn new(capacity_lines: f64) -> Self {
+        let lines_per_step = (capacity_lines / STEPS as f64) as f32;
+        Curves { lines_per_step, steps_per_line: 1.0 / lines_per_step, ..Curves::default() }
+    }
+
+    /// Adds a checked phase; its number.
+    pub fn add(&mut self, phase: &Phase, line_bytes: f64, latency_cycles: f64) -> u32 {
+        let step = f64::from(self.lines_per_step);
+        let joined = Joined::new(phase, line_bytes, latency_cycles);
+        let table = |unaided: bool| -> Vec<Rates> {
+            let mut nodes: Vec<Rates> =
+                (0..NODES).map(|at| joined.at(at as f64 * step * line_bytes, unaided)).collect();
+            let footprint = phase.footprint_bytes.map_or(f64::INFINITY, |bytes| bytes / line_bytes);
+            grow(&mut nodes, step, footprint);
+            nodes
+        };
+        let number = self.throttles.len() as u32;
+        self.aided.extend(table(false));
+        self.unaided.extend(table(true));
+        self.throttles.push(phase.points.iter().any(|point| point.unaided.is_some()));
+        number
+    }
+
+    /// Rates with so many lines in the cache, with a share of its prefetches dropped.
+    #[inline]
+    pub fn rates(&self, curve: u32, lines: f32, dropped: f32) -> Rates {
+        let first = curve as usize * NODES;
+        let aided = self.between(&self.aided[first..first + NODES], lines);
+        if dropped <= 0.0 || !self.throttles[curve as usize] {
+            return aided;
+        }
+        let unaided = self.between(&self.unaided[first..first + NODES], lines);
+        mixed(&aided, &unaided, dropped)
+    }
+
+    #[inline]
+    fn between(&self, nodes: &[Rates], lines: f32) -> Rates {
+        let place = (lines * self.steps_per_line).clamp(0.0, STEPS as f32);
+        let low = (place as usize).min(STEPS - 1);
+        mixed(&nodes[low], &nodes[low + 1], place - low as f32)
+    }
+
+    /// Lines touched in a window of so many own instructions, and how many more each further instruction touches.
+    /// `near` is where the last answer lay; it is moved along.
+    #[inline]
+    pub fn footprint(&self, curve: u32, window_instr: f64, near: &mut u8) -> (f32, f32) {
+        let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
+        let window = window_instr as f32;
+        let mut at = usize::from(*near);
+        while at < STEPS - 1 && nodes[at + 1].window_instr <= window {
+            at += 1;
+        }
+        while at > 0 && nodes[at].window_instr > window {
+            at -= 1;
+        }
+        *near = at as u8;
+        let (low, high) = (nodes[at].window_instr, nodes[at + 1].window_instr);
+        if window >= high {
+            return (self.lines_per_step * STEPS as f32, 0.0);
+        }
+        let slope = self.lines_per_step / (high - low);
+        (self.lines_per_step * at as f32 + slope * (window - low), slope)
+    }
+
+    /// Own instructions in which so many lines are touched: the other way round.
+    pub fn window_instr(&self, curve: u32, lines: f32) -> f64 {
+        let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
+        f64::from(self.between(nodes, lines).window_instr).min(f64::from(NEVER_INSTR))
+    }
+}
+
+#[inline]
+fn mixed(low: &Rates, high: &Rates, share: f32) -> Rates {
+    let mix = |low: f32, high: f32| low + share * (high - low);
+    Rates {
+        cycles_per_instr: mix(low.cycles_per_instr, high.cycles_per_instr),
+        stall_per_instr: mix(low.stall_per_instr, high.stall_per_instr),
+        demand_per_instr: mix(low.demand_per_instr, high.demand_per_instr),
+        fills_per_instr: mix(low.fills_per_instr, high.fills_per_instr),
+        writebacks_per_instr: mix(low.writebacks_per_instr, high.writebacks_per_instr),
+        window_instr: mix(low.window_instr, high.window_instr),
+        spare: [0.0; 2],
+    }
+}
+
+/// Fills in the windows: the integral over sizes, each step by its mean rate of fills.
+fn grow(nodes: &mut [Rates], lines_per_step: f64, footprint_lines: f64) {
+    let mut window = 0.0f64;
+    for at in 1..nodes.len() {
+        let fills = 0.5 * (f64::from(nodes[at - 1].fills_per_instr) + f64::from(nodes[at].fills_per_instr));
+        window += lines_per_step / fills.max(NO_FILLS);
+        if at as f64 * lines_per_step > footprint_lines {
+            window = f64::from(NEVER_INSTR);
+        }
+        nodes[at].window_instr = window.min(f64::from(NEVER_INSTR)) as f32;
+    }
+}
+
+/// A phase's points joined to curves.
+struct Joined<'a> {
+    points: &'a [Point],
+    /// With no cache at all.
+    nothing: Point,
+}
+
+impl<'a> Joined<'a> {
+    fn new(phase: &'a Phase, _line_bytes: f64, latency_cycles: f64) -> Self {
+        let first = phase.points[0];
+        // Without a cache every reference is a miss, at the price that misses have at the smallest size measured.
+        let demand = phase.references_per_instr.max(first.demand_fills_per_instr);
+        let more = demand - first.demand_fills_per_instr;
+        let price = match first.demand_fills_per_instr > NO_FILLS {
+            true => (first.memory_stall_cycles_per_instr / first.demand_fills_per_instr).min(latency_cycles),
+            false => latency_cycles,
+        };
+        let unaided = first.unaided.map(|unaided| {
+            let demand = demand.max(unaided.demand_fills_per_instr);
+            let more = demand - unaided.demand_fills_per_instr;
+            crate::program::Unaided {
+                cycles_per_instr: unaided.cycles_per_instr + price * more,
+                demand_fills_per_instr: demand,
+                writebacks_per_instr: unaided.writebacks_per_instr,
+                memory_stall_cycles_per_instr: unaided.memory_stall_cycles_per_instr + price * more,
+            }
+        });
+        let nothing = Point {
+            size_bytes: 0.0,
+            cycles_per_instr: first.cycles_per_instr + price * more,
+            demand_fills_per_instr: demand,
+            memory_stall_cycles_per_instr: first.memory_stall_cycles_per_instr + price * more,
+            unaided,
+            ..first
+        };
+        Joined { points: &phase.points, nothing }
+    }
+
+    fn at(&self, size_bytes: f64, unaided: bool) -> Rates {
+        let first = self.points[0];
+        let last = self.points[self.points.len() - 1];
+        let (low, high, share) = if size_bytes <= first.size_bytes {
+            (self.nothing, first, size_bytes / first.size_bytes)
+        } else if size_bytes >= last.size_bytes {
+            (last, last, 0.0)
+        } else {
+            let above = self.points.partition_point(|point| point.size_bytes <= size_bytes);
+            let (low, high) = (self.points[above - 1], self.points[above]);
+            (low, high, libm::log(size_bytes / low.size_bytes) / libm::log(high.size_bytes / low.size_bytes))
+        };
+        let (low, high) = (rates_of(&low, unaided), rates_of(&high, unaided));
+        mixed(&low, &high, share as f32)
+    }
+}
+
+fn rates_of(point: &Point, unaided: bool) -> Rates {
+    let (cycles, demand, fills, writebacks, stall) = match point.unaided.filter(|_| unaided) {
+        Some(alone) => (
+            alone.cycles_per_instr,
+            alone.demand_fills_per_instr,
+            alone.demand_fills_per_instr,
+            alone.writebacks_per_instr,
+            alone.memory_stall_cycles_per_instr,
+        ),
+        None => (
+            point.cycles_per_instr,
+            point.demand_fills_per_instr,
+            point.demand_fills_per_instr + point.prefetch_fills_per_instr,
+            point.writebacks_per_instr,
+            point.memory_stall_cycles_per_instr,
+        ),
+    };
+    Rates {
+        cycles_per_instr: cycles as f32,
+        stall_per_instr: stall as f32,
+        demand_per_instr: demand as f32,
+        fills_per_instr: fills as f32,
+        writebacks_per_instr: writebacks as f32,
+        window_instr: 0.0,
+        spare: [0.0; 2],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::by_hand;
+
+    const LINES: f64 = 65_536.0;
+
+    /// Does a footprint that follows from fills equal the closed form for a curve that falls in a line?
+    #[test]
+    fn the_footprint_of_a_linear_curve_is_an_exponential() {
+        // fills(s) = a (1 - s / b): s(n) = b (1 - exp(-a n / b)).
+        let (a, b) = (0.02, 50_000.0);
+        let phase = by_hand::phase_of(64.0, LINES, 256, |lines| a * (1.0 - lines / b).max(0.0));
+        let mut curves = Curves::new(LINES);
+        let curve = curves.add(&phase, 64.0, 200.0);
+        for instr in [1e4, 1e5, 1e6, 3e6, 1e7] {
+            let mut near = 0;
+            let (lines, _) = curves.footprint(curve, instr, &mut near);
+            let expected = b * (1.0 - libm::exp(-a * instr / b));
+            assert!((f64::from(lines) / expected - 1.0).abs() < 0.02, "{instr}: {lines} {expected}");
+            let back = curves.window_instr(curve, lines);
+            assert!((back / instr - 1.0).abs() < 0.01 || expected > 0.99 * b, "{instr}: {back}");
+        }
+    }
+
+    /// Are rates at the sizes that were measured those that were measured?
+    #[test]
+    fn rates_at_measured_sizes_are_the_measured_ones() {
+        let phase = by_hand::phase_of(64.0, LINES, 8, |lines| 0.03 / (1.0 + lines / 10_000.0));
+        let mut curves = Curves::new(LINES);
+        let curve = curves.add(&phase, 64.0, 200.0);
+        for point in &phase.points {
+            let lines = (point.size_bytes / 64.0) as f32;
+            let found = curves.rates(curve, lines, 0.0);
+            assert!((f64::from(found.demand_per_instr) / point.demand_fills_per_instr - 1.0).abs() < 1e-3, "{point:?}");
+            assert!((f64::from(found.cycles_per_instr) / point.cycles_per_instr - 1.0).abs() < 1e-3, "{point:?}");
+        }
+    }
+
+    /// Does a program that fits stop growing at its footprint?
+    #[test]
+    fn a_footprint_that_fits_stops_growing() {
+        let mut phase = by_hand::phase_of(64.0, LINES, 8, |_| 0.01);
+        phase.footprint_bytes = Some(0.5 * 64.0 * LINES);
+        let mut curves = Curves::new(LINES);
+        let curve = curves.add(&phase, 64.0, 200.0);
+        let (lines, _) = curves.footprint(curve, 1e12, &mut 0);
+        assert!((f64::from(lines) / LINES - 0.5).abs() < 0.02, "{lines}");
+    }
+
+    /// Do dropped prefetches take the rates from aided to unaided in a line?
+    #[test]
+    fn dropped_prefetches_mix_aided_and_unaided() {
+        let mut phase = by_hand::phase_of(64.0, LINES, 4, |_| 0.01);
+        for point in &mut phase.points {
+            point.unaided = Some(crate::program::Unaided {
+                cycles_per_instr: 3.0 * point.cycles_per_instr,
+                demand_fills_per_instr: 0.03,
+                writebacks_per_instr: 0.0,
+                memory_stall_cycles_per_instr: 1.0,
+            });
+        }
+        let mut curves = Curves::new(LINES);
+        let curve = curves.add(&phase, 64.0, 200.0);
+        let (none, half) = (curves.rates(curve, 1000.0, 0.0), curves.rates(curve, 1000.0, 0.5));
+        assert!((half.cycles_per_instr / none.cycles_per_instr - 2.0).abs() < 1e-3);
+        assert!((half.demand_per_instr - 0.02).abs() < 1e-4, "{half:?}");
+    }
+}

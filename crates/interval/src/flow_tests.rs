@@ -1,0 +1,186 @@
+use super::*;
+use crate::by_hand;
+use crate::program::Phase;
+
+const LINES: f64 = 4096.0;
+
+/// Steps of a quarter of a turnover until nothing changes.
+fn settle(flow: &mut Flow, curves: &Curves, rates: &[f64]) {
+    for _ in 0..400 {
+        flow.rate.copy_from_slice(rates);
+        let step = 0.25 * flow.turnover_cycles(curves).min(1e12);
+        flow.advance(flow.since + step, curves);
+    }
+}
+
+fn with(phases: &[Phase]) -> (Flow, Curves) {
+    let mut curves = Curves::new(LINES);
+    let mut flow = Flow::new(LINES as f32, Replacement::Lru);
+    for (task, phase) in phases.iter().enumerate() {
+        let curve = curves.add(phase, 64.0, 200.0);
+        flow.enter(task as u32, curve, 0.0);
+    }
+    (flow, curves)
+}
+
+/// Occupancies of programs that refer to their lines at random, by running a fully associative LRU list.
+fn simulated(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64> {
+    let total: usize = lines.iter().sum();
+    let (mut stamp, mut state) = (vec![0u64; total], 88_172_645_463_325_252u64);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    };
+    let whole: f64 = weights.iter().sum();
+    let mut shares = vec![0.0; lines.len()];
+    let (rounds, each) = (60u64, 20_000u64);
+    for round in 1..=rounds {
+        for tick in 0..each {
+            let (mut pick, mut who) = (next() * whole, 0);
+            while pick >= weights[who] && who + 1 < weights.len() {
+                pick -= weights[who];
+                who += 1;
+            }
+            let first: usize = lines[..who].iter().sum();
+            let line = first + (next() * lines[who] as f64) as usize;
+            stamp[line] = round * each + tick + 1;
+        }
+        if round > rounds / 3 {
+            // The `capacity` lines touched last are those that an LRU cache holds.
+            let mut order: Vec<usize> = (0..total).filter(|&line| stamp[line] > 0).collect();
+            order.sort_unstable_by_key(|&line| std::cmp::Reverse(stamp[line]));
+            for &line in order.iter().take(capacity) {
+                let who = (0..lines.len()).find(|&who| line < lines[..=who].iter().sum()).unwrap();
+                shares[who] += 1.0 / (rounds - rounds / 3) as f64;
+            }
+        }
+    }
+    shares
+}
+
+/// Do independent programs share an LRU cache as an exact simulation of them does?
+#[test]
+fn independent_streams_compose_as_under_exact_lru() {
+    let cases: [(&[usize], &[f64]); 4] = [
+        (&[6000, 6000], &[1.0, 1.0]),
+        (&[6000, 6000], &[3.0, 1.0]),
+        (&[2000, 12_000], &[1.0, 1.0]),
+        (&[1500, 5000, 9000], &[1.0, 4.0, 0.5]),
+    ];
+    for (lines, weights) in cases {
+        let phases: Vec<Phase> = lines.iter().map(|&own| by_hand::uniform(64.0, LINES, own as f64, 0.1)).collect();
+        let (mut flow, curves) = with(&phases);
+        settle(&mut flow, &curves, weights);
+        let expected = simulated(lines, weights, LINES as usize);
+        for (found, expected) in flow.lines.iter().zip(&expected) {
+            let off = (f64::from(*found) - expected).abs() / LINES;
+            assert!(off < 0.015, "{lines:?} {weights:?}: {:?}, exactly {expected}", flow.lines);
+        }
+        assert!((f64::from(flow.held_lines()) / LINES - 1.0).abs() < 1e-3);
+    }
+}
+
+/// Do streams share an LRU cache, and a random one, in proportion to their rates?
+#[test]
+fn streams_share_in_proportion_to_their_fills() {
+    for replacement in [Replacement::Lru, Replacement::Random] {
+        let (mut flow, curves) = with(&[by_hand::stream(64.0, LINES, 0.02), by_hand::stream(64.0, LINES, 0.01)]);
+        flow.random = replacement == Replacement::Random;
+        settle(&mut flow, &curves, &[1.0, 1.0]);
+        assert!((f64::from(flow.lines[0]) / LINES - 2.0 / 3.0).abs() < 0.005, "{replacement:?} {:?}", flow.lines);
+    }
+}
+
+/// Under random replacement, does each hold what its own fills are of all (the closed-form fixed point)?
+#[test]
+fn random_replacement_settles_at_shares_of_fills() {
+    let phases = [by_hand::uniform(64.0, LINES, 6000.0, 0.1), by_hand::uniform(64.0, LINES, 3000.0, 0.1)];
+    let (mut flow, curves) = with(&phases);
+    flow.random = true;
+    settle(&mut flow, &curves, &[1.0, 1.0]);
+    let fills = |lines: f64, own: f64| 0.1 * (1.0 - lines / own);
+    let (a, b) = (fills(f64::from(flow.lines[0]), 6000.0), fills(f64::from(flow.lines[1]), 3000.0));
+    assert!((f64::from(flow.lines[0]) / LINES - a / (a + b)).abs() < 0.01, "{:?}", flow.lines);
+}
+
+/// Does a task in a partition of its own hold what it would hold in a cache of that size, whoever is beside it?
+#[test]
+fn a_partition_is_a_cache_of_its_size() {
+    let stream = by_hand::stream(64.0, LINES, 0.05);
+    for ways in [1, 4, 12] {
+        let part = (LINES / 16.0 * f64::from(ways)) as f32;
+        let (mut flow, curves) = with(&[by_hand::uniform(64.0, LINES, 8000.0, 0.1), stream.clone()]);
+        flow.divide(&[part, LINES as f32 - part], |task| task as u8);
+        settle(&mut flow, &curves, &[1.0, 5.0]);
+        assert!((flow.lines[0] / part - 1.0).abs() < 2e-3, "{ways}: {:?}", flow.lines);
+        let alone = curves.rates(0, part, 0.0).demand_per_instr;
+        let found = curves.rates(0, flow.lines[0], 0.0).demand_per_instr;
+        assert!((found / alone - 1.0).abs() < 0.01, "{ways} ways: {found}, alone {alone}");
+    }
+}
+
+/// Does a newcomer's refill take the time that its footprint's growth says, in small steps and in growing ones?
+#[test]
+fn a_refill_takes_as_long_as_the_footprint_grows() {
+    let (own, references) = (3000.0, 0.05);
+    for first_step in [1.0 / 256.0, 1.0 / 32.0] {
+        let stream = by_hand::stream(64.0, LINES, 0.001);
+        let (mut flow, curves) = with(&[stream, by_hand::uniform(64.0, LINES, own, references)]);
+        flow.leave(1);
+        settle(&mut flow, &curves, &[1.0, 0.0]);
+        assert!(flow.lines[1] < 1.0 && f64::from(flow.lines[0]) > 0.99 * LINES);
+        flow.here[1] = true;
+        let (began, mut half) = (flow.since, 0.0);
+        let mut step = first_step * LINES / references;
+        while f64::from(flow.lines[1]) < 0.5 * own {
+            flow.rate[1] = 1.0;
+            let before = (flow.since, f64::from(flow.lines[1]));
+            flow.advance(flow.since + step, &curves);
+            let share = (0.5 * own - before.1) / (f64::from(flow.lines[1]) - before.1);
+            half = before.0 + share * step - began;
+            step *= 1.3;
+        }
+        let expected = own / references * std::f64::consts::LN_2;
+        assert!((half / expected - 1.0).abs() < 0.05, "{first_step}: {half}, {expected}");
+    }
+}
+
+/// Is a program that left found again by what it still holds, and forgotten once that is gone?
+#[test]
+fn who_left_keeps_its_lines_until_others_need_the_room() {
+    let (mut flow, curves) = with(&[by_hand::uniform(64.0, LINES, 4000.0, 0.1), by_hand::stream(64.0, LINES, 0.01)]);
+    settle(&mut flow, &curves, &[1.0, 0.1]);
+    let before = flow.lines[0];
+    flow.leave(0);
+    flow.rate[1] = 0.1;
+    flow.advance(flow.since + 0.1 * LINES / 0.001, &curves);
+    let kept = flow.lines[0];
+    assert!(kept < before && kept > 0.5 * before, "{kept} of {before}");
+    assert_eq!(flow.enter(0, 0, flow.since), 0);
+    assert_eq!(flow.lines[0], kept);
+    flow.leave(0);
+    settle(&mut flow, &curves, &[0.0, 0.1]);
+    let mut moved = Vec::new();
+    flow.sweep(|task, at| moved.push((task, at)));
+    assert_eq!((flow.len(), moved), (1, vec![(1, 0)]));
+}
+
+/// Does the result hang on how long the steps are, once rates are steady?
+#[test]
+fn steps_of_any_length_end_in_the_same_state() {
+    let phases = [by_hand::uniform(64.0, LINES, 6000.0, 0.1), by_hand::uniform(64.0, LINES, 20_000.0, 0.1)];
+    let ends: Vec<f32> = [1e-2, 1.0, 100.0, 1e6]
+        .into_iter()
+        .map(|turnovers| {
+            let (mut flow, curves) = with(&phases);
+            flow.rate.copy_from_slice(&[1.0, 2.0]);
+            for _ in 0..(40.0 / turnovers) as usize + 3 {
+                flow.advance(flow.since + turnovers * LINES / 0.3, &curves);
+            }
+            flow.lines[0]
+        })
+        .collect();
+    assert!(ends.iter().all(|lines| (lines / ends[0] - 1.0).abs() < 0.01), "{ends:?}");
+}

@@ -1,0 +1,207 @@
+//! What the machine runs: programs as sequences of phases, each told by its rates alone at several cache sizes.
+//!
+//! A profile is measured alone, recorded, or written by hand. Rates are per instruction, sizes are of the contended
+//! cache, lines are that cache's. Nothing here knows a co-runner.
+
+use cachemate_core::Level;
+use serde::{Deserialize, Serialize};
+
+/// What a phase does alone with so much of the contended cache.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    pub size_bytes: f64,
+    pub cycles_per_instr: f64,
+    /// Lines brought into the contended cache because the program asked for them.
+    pub demand_fills_per_instr: f64,
+    /// Lines brought by prefetchers, used or not.
+    #[serde(default)]
+    pub prefetch_fills_per_instr: f64,
+    /// Lines written back to memory.
+    #[serde(default)]
+    pub writebacks_per_instr: f64,
+    /// Of the cycles, those that wait for memory. Overlapped misses count once.
+    pub memory_stall_cycles_per_instr: f64,
+    /// The same with all prefetchers off, where that was measured: what is left where memory drops prefetches.
+    #[serde(default)]
+    pub unaided: Option<Unaided>,
+}
+
+/// A phase with its prefetchers off.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unaided {
+    pub cycles_per_instr: f64,
+    pub demand_fills_per_instr: f64,
+    pub writebacks_per_instr: f64,
+    pub memory_stall_cycles_per_instr: f64,
+}
+
+/// A private cache level, for counters and traces.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrivateLevel {
+    pub level: Level,
+    pub references_per_instr: f64,
+    pub misses_per_instr: f64,
+}
+
+/// Memory that tasks of several programs or threads use together.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegionUse {
+    /// Tasks that name the same number share it.
+    pub region: u32,
+    pub bytes: f64,
+    /// Accesses that miss the private caches or would, were the line not somebody else's.
+    pub reads_per_instr: f64,
+    pub writes_per_instr: f64,
+}
+
+/// A stretch of a program with steady rates.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// `None` = it never ends.
+    #[serde(default)]
+    pub instructions: Option<f64>,
+    /// Demand references of the contended cache.
+    pub references_per_instr: f64,
+    /// Ascending sizes, one or more.
+    pub points: Vec<Point>,
+    /// Bytes that it touches at all; `None` = more than any cache.
+    #[serde(default)]
+    pub footprint_bytes: Option<f64>,
+    #[serde(default)]
+    pub private_levels: Vec<PrivateLevel>,
+    #[serde(default)]
+    pub sharing: Vec<RegionUse>,
+    /// Extra cycles per instruction where the core's private caches are halved by another context of the core.
+    #[serde(default)]
+    pub half_private_extra_cycles_per_instr: f64,
+}
+
+/// How much of a CPU a program wants.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Demand {
+    /// Share of one CPU's time that it would run, were it alone there.
+    pub cpu_share: f64,
+    /// Running and sleeping together take so long (explicit turns only).
+    pub period_ns: u64,
+}
+
+impl Default for Demand {
+    fn default() -> Self {
+        Demand { cpu_share: 1.0, period_ns: 20_000_000 }
+    }
+}
+
+/// One thread's program.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Program {
+    pub name: String,
+    pub phases: Vec<Phase>,
+    /// After the last phase it goes on at this one; `None` = it ends.
+    #[serde(default)]
+    pub repeats_from: Option<u32>,
+    #[serde(default)]
+    pub demand: Demand,
+    /// Units of work per instruction, where the program counts any.
+    #[serde(default)]
+    pub progress_per_instr: Option<f64>,
+}
+
+/// A program that cannot be.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[error("program '{program}', {field}: found {found}, expected {expected}")]
+pub struct BadProgram {
+    pub program: String,
+    pub field: String,
+    pub found: String,
+    pub expected: String,
+}
+
+impl Program {
+    /// One phase for ever.
+    pub fn steady(name: impl Into<String>, phase: Phase) -> Self {
+        Program {
+            name: name.into(),
+            phases: vec![Phase { instructions: None, ..phase }],
+            repeats_from: None,
+            demand: Demand::default(),
+            progress_per_instr: None,
+        }
+    }
+
+    /// Is this a program that could run?
+    ///
+    /// # Errors
+    /// The first impossible field.
+    pub fn check(&self) -> Result<(), BadProgram> {
+        let bad = |field: String, found: String, expected: &str| {
+            Err(BadProgram { program: self.name.clone(), field, found, expected: expected.to_string() })
+        };
+        if self.phases.is_empty() {
+            return bad("phases".to_string(), "none".to_string(), "one or more");
+        }
+        if self.repeats_from.is_some_and(|at| at as usize >= self.phases.len()) {
+            let found = self.repeats_from.map_or(String::new(), |at| at.to_string());
+            return bad("repeats_from".to_string(), found, "the number of a phase, from 0");
+        }
+        let share = self.demand.cpu_share;
+        if !(share > 0.0 && share <= 1.0) {
+            return bad("demand.cpu_share".to_string(), share.to_string(), "more than 0, at most 1");
+        }
+        if self.demand.period_ns == 0 {
+            return bad("demand.period_ns".to_string(), "0".to_string(), "1 or more");
+        }
+        for (at, phase) in self.phases.iter().enumerate() {
+            phase.check(&|field, found, expected| bad(format!("phases[{at}].{field}"), found, expected))?;
+        }
+        Ok(())
+    }
+}
+
+type Complain<'a> = &'a dyn Fn(&str, String, &str) -> Result<(), BadProgram>;
+
+impl Phase {
+    fn check(&self, bad: Complain<'_>) -> Result<(), BadProgram> {
+        if let Some(length) = self.instructions.filter(|length| !(length.is_finite() && *length >= 1.0)) {
+            bad("instructions", length.to_string(), "1 or more")?;
+        }
+        if self.points.is_empty() {
+            bad("points", "none".to_string(), "one size or more")?;
+        }
+        if !self.points.is_sorted_by(|a, b| a.size_bytes < b.size_bytes) {
+            bad("points", "sizes out of order".to_string(), "ascending sizes, each once")?;
+        }
+        let number = |value: f64| value.is_finite() && value >= 0.0;
+        let rates = [
+            ("references_per_instr", self.references_per_instr),
+            ("half_private_extra_cycles_per_instr", self.half_private_extra_cycles_per_instr),
+        ];
+        for (field, value) in rates {
+            if !number(value) {
+                bad(field, value.to_string(), "a number, 0 or more")?;
+            }
+        }
+        for (at, point) in self.points.iter().enumerate() {
+            let rates = [
+                ("size_bytes", point.size_bytes, point.size_bytes > 0.0),
+                ("cycles_per_instr", point.cycles_per_instr, point.cycles_per_instr > 0.0),
+                ("demand_fills_per_instr", point.demand_fills_per_instr, true),
+                ("prefetch_fills_per_instr", point.prefetch_fills_per_instr, true),
+                ("writebacks_per_instr", point.writebacks_per_instr, true),
+                ("memory_stall_cycles_per_instr", point.memory_stall_cycles_per_instr, true),
+            ];
+            for (field, value, fits) in rates {
+                if !(number(value) && fits) {
+                    bad(&format!("points[{at}].{field}"), value.to_string(), "a usable number")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -17,12 +17,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("trace", &["core"]),
     ("report", &["core"]),
     ("pipeline", &["core", "locality", "policy", "trace"]),
-    ("repro", &["core", "locality", "policy", "pipeline", "sim", "trace", "report", "spec"]),
+    ("repro", &["core", "locality", "policy", "pipeline", "sim", "interval", "trace", "report", "spec"]),
     ("sweep", &["core", "spec", "report"]),
     (
         "cli",
         &[
-            "core", "spec", "locality", "policy", "pipeline", "sim", "linux", "agent", "trace", "report", "repro",
+            "core", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux", "agent", "trace", "report", "repro",
             "sweep",
         ],
     ),

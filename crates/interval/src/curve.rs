@@ -8,6 +8,7 @@
 //! concave where the curve falls, and never above the capacity.
 
 use crate::program::{Phase, Point};
+use crate::stack::Distances;
 
 /// Steps of the capacity in a table.
 pub const STEPS: usize = 64;
@@ -52,10 +53,14 @@ impl Curves {
         Curves { lines_per_step, steps_per_line: 1.0 / lines_per_step, ..Curves::default() }
     }
 
+    pub fn capacity_lines(&self) -> f32 {
+        self.lines_per_step * STEPS as f32
+    }
+
     /// Adds a checked phase; its number.
     pub fn add(&mut self, phase: &Phase, line_bytes: f64, latency_cycles: f64) -> u32 {
         let step = f64::from(self.lines_per_step);
-        let joined = Joined::new(phase, line_bytes, latency_cycles);
+        let joined = Joined::new(phase, latency_cycles);
         let table = |unaided: bool| -> Vec<Rates> {
             let mut nodes: Vec<Rates> =
                 (0..NODES).map(|at| joined.at(at as f64 * step * line_bytes, unaided)).collect();
@@ -111,6 +116,18 @@ impl Curves {
         (self.lines_per_step * at as f32 + slope * (window - low), slope)
     }
 
+    /// Shares of a phase's references that hit within so many lines of the LRU stack.
+    pub fn distances(&self, curve: u32) -> Distances {
+        let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
+        let all = nodes[0].demand_per_instr.max(f32::MIN_POSITIVE);
+        let mut best = 0.0f32;
+        let bound = |(at, node): (usize, &Rates)| {
+            best = best.max(1.0 - node.demand_per_instr / all);
+            (self.lines_per_step * at as f32, best)
+        };
+        Distances { up_to: nodes.iter().enumerate().map(bound).skip(1).collect() }
+    }
+
     /// Own instructions in which so many lines are touched: the other way round.
     pub fn window_instr(&self, curve: u32, lines: f32) -> f64 {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
@@ -153,7 +170,7 @@ struct Joined<'a> {
 }
 
 impl<'a> Joined<'a> {
-    fn new(phase: &'a Phase, _line_bytes: f64, latency_cycles: f64) -> Self {
+    fn new(phase: &'a Phase, latency_cycles: f64) -> Self {
         let first = phase.points[0];
         // Without a cache every reference is a miss, at the price that misses have at the smallest size measured.
         let demand = phase.references_per_instr.max(first.demand_fills_per_instr);

@@ -7,7 +7,8 @@
 //! the capacity, the cut-off moves until it does not. Progress between the cut-off and now counts as evenly spread.
 //! Method, random replacement: every line has the same chance to go, so users lose in proportion to what they hold.
 //! Properties: stable for steps of any length; with steady rates the state is the equal-window solution; a newcomer's
-//! growth, and the loss of who left, follow without further parameters. Partitions are caches of their own, by domain.
+//! growth, and the loss of who left, follow without further parameters. Disjoint partitions are caches of their own.
+//! Partitions that overlap have one cut-off, but for those that would hold more than their part.
 
 use cachemate_core::Replacement;
 
@@ -16,19 +17,26 @@ use crate::curve::Curves;
 /// An entry's task, where it is nobody's who runs here.
 pub const NOBODY: u32 = u32::MAX;
 
-/// A part of a cache with users of its own (one per partition).
+/// Users that may hold the same part of a cache (one per way mask or set of colors).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Domain {
     pub capacity_lines: f32,
+    /// Domains whose parts overlap are of one group.
+    pub group: u8,
     /// Lines last touched before this cycle are gone.
     cutoff: f64,
 }
+
+/// More domains than this a cache does not have.
+pub const DOMAINS_AT_MOST: usize = 64;
 
 /// One cache and its users. Arrays run in parallel, an entry per user.
 #[derive(Clone, Debug)]
 pub struct Flow {
     random: bool,
     pub domains: Vec<Domain>,
+    /// Capacity of each group of domains: of all their parts together.
+    groups: Vec<f32>,
     /// Who it is; stays when it leaves, until its lines are gone.
     pub task: Vec<u32>,
     /// False = its lines only; it runs elsewhere or not at all.
@@ -41,6 +49,8 @@ pub struct Flow {
     from: Vec<f64>,
     until: Vec<f64>,
     pub lines: Vec<f32>,
+    /// At the step before.
+    pub lines_before: Vec<f32>,
     /// Instructions a cycle of elapsed time.
     pub rate: Vec<f64>,
     /// Lines that each further instruction brings.
@@ -59,7 +69,8 @@ impl Flow {
     pub fn new(capacity_lines: f32, replacement: Replacement) -> Self {
         Flow {
             random: replacement == Replacement::Random,
-            domains: vec![Domain { capacity_lines, cutoff: 0.0 }],
+            domains: vec![Domain { capacity_lines, group: 0, cutoff: 0.0 }],
+            groups: vec![capacity_lines],
             task: Vec::new(),
             here: Vec::new(),
             curve: Vec::new(),
@@ -68,6 +79,7 @@ impl Flow {
             from: Vec::new(),
             until: Vec::new(),
             lines: Vec::new(),
+            lines_before: Vec::new(),
             rate: Vec::new(),
             slope: Vec::new(),
             near: Vec::new(),
@@ -96,6 +108,7 @@ impl Flow {
         self.from.push(now);
         self.until.push(now);
         self.lines.push(0.0);
+        self.lines_before.push(0.0);
         self.rate.push(0.0);
         self.slope.push(0.0);
         self.near.push(0);
@@ -106,6 +119,15 @@ impl Flow {
     pub fn leave(&mut self, entry: usize) {
         self.here[entry] = false;
         self.rate[entry] = 0.0;
+    }
+
+    /// The task is no more; its lines are nobody's.
+    pub fn disown(&mut self, task: u32) {
+        for at in 0..self.len() {
+            if self.task[at] == task {
+                (self.task[at], self.here[at], self.rate[at]) = (NOBODY, false, 0.0);
+            }
+        }
     }
 
     /// Forgets users that are gone with their lines. `moved` hears of every entry that has a new number.
@@ -132,6 +154,7 @@ impl Flow {
         self.from.swap_remove(at);
         self.until.swap_remove(at);
         self.lines.swap_remove(at);
+        self.lines_before.swap_remove(at);
         self.rate.swap_remove(at);
         self.slope.swap_remove(at);
         self.near.swap_remove(at);
@@ -144,14 +167,21 @@ impl Flow {
         self.window_instr[entry] = curves.window_instr(curve, self.lines[entry]).min(rate * span);
     }
 
-    /// Divides the cache anew: capacities by domain, and each entry's domain by its task. Lines outside are lost.
-    pub fn divide(&mut self, capacities_lines: &[f32], mut domain_of: impl FnMut(u32) -> u8) {
+    /// Divides the cache anew: capacity and group of each domain (at most 64), capacity of each group, and each entry's
+    /// domain by its task. Lines outside are lost.
+    pub fn divide(&mut self, domains: &[(f32, u8)], groups: &[f32], mut domain_of: impl FnMut(u32) -> u8) {
         let cutoff = self.domains.iter().map(|domain| domain.cutoff).fold(f64::INFINITY, f64::min);
-        let domain = |&capacity_lines: &f32| Domain { capacity_lines, cutoff };
-        self.domains = capacities_lines.iter().map(domain).collect();
+        let domain = |&(capacity_lines, group): &(f32, u8)| Domain { capacity_lines, group, cutoff };
+        self.domains = domains.iter().map(domain).collect();
+        self.groups = groups.to_vec();
         for (task, domain) in self.task.iter().zip(&mut self.domain) {
-            *domain = domain_of(*task).min(capacities_lines.len() as u8 - 1);
+            *domain = domain_of(*task).min(domains.len() as u8 - 1);
         }
+    }
+
+    /// Each further user's domain is told by its task, too.
+    pub fn set_domain(&mut self, entry: usize, domain: u8) {
+        self.domain[entry] = domain.min(self.domains.len() as u8 - 1);
     }
 
     /// Drops a share of a task's lines (pages that were moved to other frames).
@@ -178,27 +208,52 @@ impl Flow {
             }
         }
         let mut change = 0.0f32;
-        for domain in 0..self.domains.len() {
-            change = change.max(self.settle(domain, now, curves));
+        for group in 0..self.groups.len() {
+            change = change.max(self.settle_group(group as u8, now, curves));
         }
         change
     }
 
-    /// Moves the domain's cut-off until the sum of footprints fits.
-    fn settle(&mut self, domain: usize, now: f64, curves: &Curves) -> f32 {
-        let capacity = self.domains[domain].capacity_lines;
-        let start = self.domains[domain].cutoff;
+    fn settle_group(&mut self, group: u8, now: f64, curves: &Curves) -> f32 {
+        let members = self.domains.iter().enumerate().filter(|(_, domain)| domain.group == group);
+        let mut open: u64 = members.fold(0, |set, (at, _)| set | 1 << at);
+        let mut left = self.groups[usize::from(group)];
+        let mut change = 0.0f32;
+        // Who would hold more than its part is confined to it; the rest share what is left.
+        loop {
+            let cutoff = self.settle(open, left, now, curves);
+            if open.count_ones() < 2 {
+                return change.max(self.cut(open, cutoff, curves) / self.groups[usize::from(group)]);
+            }
+            let mut confined: Option<usize> = None;
+            for at in (0..self.domains.len()).filter(|at| open >> at & 1 == 1) {
+                let part = self.domains[at].capacity_lines;
+                let smallest = confined.is_none_or(|other| part < self.domains[other].capacity_lines);
+                if smallest && self.sum_at(1 << at, cutoff, curves).0 > part * (1.0 + 1e-3) {
+                    confined = Some(at);
+                }
+            }
+            let Some(confined) = confined else {
+                return change.max(self.cut(open, cutoff, curves) / self.groups[usize::from(group)]);
+            };
+            let part = self.domains[confined].capacity_lines.min(left);
+            let own = self.settle(1 << confined, part, now, curves);
+            change = change.max(self.cut(1 << confined, own, curves) / part);
+            left -= part;
+            open &= !(1 << confined);
+        }
+    }
+
+    /// The cut-off of a set of domains at which the sum of their footprints fits.
+    fn settle(&mut self, domains: u64, capacity: f32, now: f64, curves: &Curves) -> f64 {
+        let of_set = self.domains.iter().enumerate().filter(|(at, _)| domains >> at & 1 == 1);
+        let start = of_set.map(|(_, domain)| domain.cutoff).fold(f64::INFINITY, f64::min).min(now);
         let (mut low, mut high) = (start, now);
         let mut at = start;
-        let mut tries = 0;
-        loop {
-            let (sum, loss_per_cycle) = self.sum_at(domain, at, curves);
+        for _ in 0..ITERATIONS_AT_MOST {
+            let (sum, loss_per_cycle) = self.sum_at(domains, at, curves);
             let over = sum - capacity;
             if over <= CLOSE_ENOUGH * capacity && (at == start || over >= -CLOSE_ENOUGH * capacity) {
-                break;
-            }
-            tries += 1;
-            if tries > ITERATIONS_AT_MOST {
                 break;
             }
             if over > 0.0 {
@@ -209,15 +264,14 @@ impl Flow {
             let newton = at + f64::from(over) / f64::from(loss_per_cycle);
             at = if loss_per_cycle > 0.0 && newton > low && newton < high { newton } else { 0.5 * (low + high) };
         }
-        self.domains[domain].cutoff = at;
-        self.cut(domain, at, curves) / capacity
+        at
     }
 
     /// Lines held in all with the cut-off there, and how many fewer a cycle later.
-    fn sum_at(&mut self, domain: usize, cutoff: f64, curves: &Curves) -> (f32, f32) {
+    fn sum_at(&mut self, domains: u64, cutoff: f64, curves: &Curves) -> (f32, f32) {
         let (mut sum, mut loss) = (0.0, 0.0);
         for at in 0..self.task.len() {
-            if usize::from(self.domain[at]) != domain {
+            if domains >> self.domain[at] & 1 == 0 {
                 continue;
             }
             let (from, until) = (self.from[at], self.until[at]);
@@ -238,10 +292,15 @@ impl Flow {
     }
 
     /// Makes the cut-off hold; the largest change in lines.
-    fn cut(&mut self, domain: usize, cutoff: f64, curves: &Curves) -> f32 {
+    fn cut(&mut self, domains: u64, cutoff: f64, curves: &Curves) -> f32 {
         let mut change = 0.0f32;
+        for (at, domain) in self.domains.iter_mut().enumerate() {
+            if domains >> at & 1 == 1 {
+                domain.cutoff = domain.cutoff.max(cutoff);
+            }
+        }
         for at in 0..self.task.len() {
-            if usize::from(self.domain[at]) != domain {
+            if domains >> self.domain[at] & 1 == 0 {
                 continue;
             }
             let (from, until) = (self.from[at], self.until[at]);
@@ -252,7 +311,7 @@ impl Flow {
                 self.from[at] = cutoff;
             }
             let (lines, slope) = curves.footprint(self.curve[at], self.window_instr[at], &mut self.near[at]);
-            let lines = lines.min(self.domains[domain].capacity_lines);
+            let lines = lines.min(self.domains[usize::from(self.domain[at])].capacity_lines);
             change = change.max((lines - self.lines[at]).abs());
             (self.lines[at], self.slope[at]) = (lines, slope);
         }

@@ -112,7 +112,8 @@ fn a_partition_is_a_cache_of_its_size() {
     for ways in [1, 4, 12] {
         let part = (LINES / 16.0 * f64::from(ways)) as f32;
         let (mut flow, curves) = with(&[by_hand::uniform(64.0, LINES, 8000.0, 0.1), stream.clone()]);
-        flow.divide(&[part, LINES as f32 - part], |task| task as u8);
+        let rest = LINES as f32 - part;
+        flow.divide(&[(part, 0), (rest, 1)], &[part, rest], |task| task as u8);
         settle(&mut flow, &curves, &[1.0, 5.0]);
         assert!((flow.lines[0] / part - 1.0).abs() < 2e-3, "{ways}: {:?}", flow.lines);
         let alone = curves.rates(0, part, 0.0).demand_per_instr;
@@ -183,4 +184,18 @@ fn steps_of_any_length_end_in_the_same_state() {
         })
         .collect();
     assert!(ends.iter().all(|lines| (lines / ends[0] - 1.0).abs() < 0.01), "{ends:?}");
+}
+
+/// Is a user with a part of its own inside everybody's held to it, while the others have the rest and what it leaves?
+#[test]
+fn overlapping_parts_confine_and_share() {
+    let stream = || by_hand::stream(64.0, LINES, 0.05);
+    for (references, holds) in [(0.1, 1024.0), (0.000_01, 0.0)] {
+        let (mut flow, curves) = with(&[by_hand::uniform(64.0, LINES, 8000.0, references), stream(), stream()]);
+        flow.divide(&[(1024.0, 0), (LINES as f32, 0)], &[LINES as f32], |task| u8::from(task > 0));
+        settle(&mut flow, &curves, &[1.0, 1.0, 1.0]);
+        let found = f64::from(flow.lines[0]);
+        assert!(if holds > 0.0 { (found / holds - 1.0).abs() < 0.01 } else { found < 10.0 }, "{:?}", flow.lines);
+        assert!((f64::from(flow.lines[1]) * 2.0 + found - LINES).abs() < 0.005 * LINES, "{:?}", flow.lines);
+    }
 }

@@ -4,8 +4,16 @@
 //! nothing in it is fitted on programs that run together. docs/interval.md says how true it is.
 
 pub mod by_hand;
+mod cores;
 pub mod curve;
+pub mod engine;
 pub mod flow;
+pub mod machine;
+pub mod memory;
 pub mod program;
+mod sharing;
+pub mod stack;
+pub mod turns;
 
+pub use machine::{Defects, Event, IntervalMachine, Job, Options};
 pub use program::{BadProgram, Demand, Phase, Point, PrivateLevel, Program, RegionUse, Unaided};

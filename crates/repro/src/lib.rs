@@ -13,6 +13,7 @@ mod cp;
 pub mod decompose;
 mod experiment;
 mod index;
+pub mod interval;
 pub mod mixes;
 mod rm;
 pub mod setup;

@@ -33,6 +33,7 @@ mod sweep;
 mod sweep_run;
 mod top;
 mod topology;
+mod validate;
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -43,6 +44,7 @@ pub enum Command {
     Color(color::Color),
     Profile(profile::Profile),
     Topology(topology::Topology),
+    Validate(validate::Validate),
     Predict(predict::Predict),
     Plan(plan::Plan),
     Decompose(decompose::Decompose),
@@ -85,6 +87,7 @@ impl Command {
             Command::Decompose(command) => command.run(session),
             Command::Report(command) => command.run(session),
             Command::Topology(command) => command.run(session),
+            Command::Validate(command) => command.run(session),
             Command::Sim(command) => command.run(session),
             Command::Replay(command) => command.run(session),
             Command::Repro(command) => command.run(session),

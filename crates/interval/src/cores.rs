@@ -1,0 +1,57 @@
+//! Contexts of one core: how they share its issue slots.
+//!
+//! Method: a context that runs alone uses its instructions' share of the slots, one slot of `1 / width` cycles each. Beside
+//! others an instruction waits for a slot as a line waits at a bus: `slot x (busy - own alone) / 2(1 - busy)`, with `busy`
+//! the root of "slots used at these speeds = busy". Properties: alone nobody waits; slots are never used twice.
+
+/// Busier than this no core is.
+const BUSIEST: f32 = 0.9999;
+/// The same for one context alone.
+const BUSIEST_ALONE: f32 = 0.99;
+const HALVINGS: u32 = 14;
+
+/// Cycles per instruction that each context waits for slots. `cycles` is what an instruction takes without the others,
+/// `share` the context's share of elapsed time.
+pub fn waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut [f32]) {
+    let wait_at = |busy: f32, &(cycles, share): &(f32, f32)| {
+        slot_cycles / (2.0 * (1.0 - busy)) * (busy - (slot_cycles * share / cycles).min(BUSIEST_ALONE)).max(0.0)
+    };
+    let used = |busy: f32| -> f32 {
+        contexts.iter().map(|context| slot_cycles * context.1 / (context.0 + wait_at(busy, context))).sum()
+    };
+    let (mut low, mut high) = (0.0f32, BUSIEST);
+    for _ in 0..HALVINGS {
+        let middle = 0.5 * (low + high);
+        if used(middle) > middle { low = middle } else { high = middle }
+    }
+    let busy = 0.5 * (low + high);
+    for (wait, context) in waits.iter_mut().zip(contexts) {
+        *wait = if contexts.len() < 2 { 0.0 } else { wait_at(busy, context) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a context alone wait for nothing, and do four that could each fill the core get a quarter?
+    #[test]
+    fn slots_are_shared_and_never_used_twice() {
+        let mut found = [9.0; 1];
+        waits(1.0, &[(1.25, 1.0)], &mut found);
+        assert_eq!(found[0], 0.0);
+        let contexts = [(1.1, 1.0); 4];
+        let mut found = [0.0; 4];
+        waits(1.0, &contexts, &mut found);
+        let total: f32 = found.iter().map(|wait| 1.0 / (1.1 + wait)).sum();
+        assert!((0.93..=1.001).contains(&total), "{total}");
+    }
+
+    /// Do contexts that mostly wait for memory hardly disturb each other?
+    #[test]
+    fn waiting_contexts_hardly_disturb() {
+        let mut found = [0.0; 4];
+        waits(1.0, &[(12.0, 1.0); 4], &mut found);
+        assert!(found.iter().all(|wait| *wait < 0.25), "{found:?}");
+    }
+}

@@ -1,0 +1,509 @@
+//! The machine's state and how time passes in it.
+//!
+//! Problem: hours of nominal time. Method: between two moments at which something changes (a phase, a turn, a plan),
+//! occupancies and speeds run towards a steady state, and are followed in steps that begin at a fraction of the cache's
+//! turnover and grow as changes fade. Every cache has steps of its own. What its tasks did since its last step is booked
+//! when the next one is due. Caches of a memory node meet at its controller: a change of its load is told to all of them
+//! at once. Properties: no allocation in a step; the same calls give the same bits.
+
+use cachemate_core::{CpuSet, MachineSpec, Pipeline};
+
+use crate::cores;
+use crate::curve::Curves;
+use crate::flow::Flow;
+use crate::memory::{Ask, Memory};
+use crate::program::Program;
+use crate::sharing::Regions;
+use crate::stack::Distances;
+use crate::turns::Turns;
+
+/// What is booked of a task, per instruction and in sum.
+pub const REFERENCES: usize = 0;
+pub const DEMAND: usize = 1;
+pub const FILLS: usize = 2;
+pub const WRITEBACKS: usize = 3;
+pub const STALL_CYCLES: usize = 4;
+pub const QUEUE_CYCLES: usize = 5;
+pub const REMOTE_HITS: usize = 6;
+pub const REMOTE_CYCLES: usize = 7;
+const BOOKED: usize = 8;
+
+/// In no cache.
+pub const NOWHERE: u32 = u32::MAX;
+/// Occupancies that have changed by less than this share of the capacity in a step are steady.
+const STEADY: f32 = 1e-3;
+const STEADY_GROWTH: f64 = 6.0;
+const CHANGE_AIMED_AT: f32 = 0.04;
+/// First step after a change, in turnovers of the cache.
+const FIRST_STEP: f64 = 1.0 / 8.0;
+/// The same after somebody came with nothing in the cache.
+const FIRST_STEP_OF_NEWCOMER: f64 = 1.0 / 32.0;
+/// A change of a controller's load below this is only told to the cache that causes it.
+const LOAD_CHANGE_TOLD: f32 = 0.003;
+const LONGEST_STEP_NS: f64 = 1e9;
+const SHORTEST_STEP_CYCLES: f64 = 1_000.0;
+
+/// Everything that a task has done since it came.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Done {
+    pub instructions: f64,
+    /// On processor.
+    pub cycles: f64,
+    pub wait_cycles: f64,
+    pub switches: f64,
+    pub counts: [f64; BOOKED],
+}
+
+/// A program as the engine keeps it.
+struct Compiled {
+    program: Program,
+    first_curve: u32,
+    /// By phase and region used: place, reads and writes per instruction.
+    regions: Vec<Vec<(usize, f64, f64)>>,
+}
+
+/// Tasks by slot; arrays run in parallel.
+#[derive(Default)]
+pub struct Slots {
+    program: Vec<u32>,
+    phase: Vec<u32>,
+    left_instr: Vec<f64>,
+    flow: Vec<u32>,
+    entry: Vec<u32>,
+    ask: Vec<Ask>,
+    /// Share of its prefetches that are dropped.
+    dropped: Vec<f32>,
+    /// Cycles per instruction for issue slots, halved private caches and remote lines.
+    extra: Vec<f32>,
+    per_instr: Vec<[f32; BOOKED]>,
+    done: Vec<Done>,
+    /// Instructions a cycle of somebody who needs no CPU of ours; 0 = a task of ours.
+    outside: Vec<f64>,
+    /// Its program has ended, or it was taken off.
+    over: Vec<bool>,
+    /// What of it each region has been told, to take it back.
+    told: Vec<f64>,
+    told_phase: Vec<u32>,
+    /// Context switches a cycle.
+    switches: Vec<f64>,
+    /// Share of its time on a processor that something else takes.
+    stolen: Vec<f32>,
+}
+
+/// A machine with tasks on it, running.
+pub struct Engine {
+    pub hertz: f64,
+    curves: Curves,
+    line_bytes: f64,
+    programs: Vec<Compiled>,
+    slots: Slots,
+    free: Vec<u32>,
+    flows: Vec<Flow>,
+    package_of_flow: Vec<u32>,
+    node_of_flow: Vec<usize>,
+    cpus_of_flow: Vec<std::ops::Range<u32>>,
+    memory: Memory,
+    regions: Regions,
+    pub turns: Turns,
+    now: f64,
+    /// By cache: next step, and its length.
+    due: Vec<f64>,
+    step: Vec<f64>,
+    /// Steps taken so far, of all caches.
+    pub steps: u64,
+    /// By cache: something has changed since its last step; the next one after that is so long, in turnovers.
+    fresh: Vec<f64>,
+    /// By cache: when the first phase ends.
+    ends: Vec<f64>,
+    /// By node: busy as of the last time that all were told.
+    told_busy: Vec<f32>,
+    /// By cache: lines a cycle to and from memory.
+    traffic: Vec<f32>,
+    /// Slots whose programs have ended since this was last emptied.
+    pub ended: Vec<u32>,
+    slot_cycles: f32,
+    contexts_per_core: u32,
+    core_waits: Vec<f32>,
+    same_package_cycles: f64,
+    other_package_cycles: f64,
+    domains: Vec<Vec<(u32, u8)>>,
+}
+
+impl Engine {
+    /// A checked machine without tasks. `None` = it has no data cache to share.
+    pub fn new(spec: &MachineSpec, explicit: bool) -> Option<Self> {
+        let last = spec.last_level()?;
+        let (count, hertz) = (spec.instances(last) as usize, spec.hertz as f64);
+        let line_bytes = f64::from(last.line_bytes);
+        let capacity = last.size_bytes as f64 / line_bytes;
+        let cpus_of_one = last.shared_by_cores * spec.contexts_per_core;
+        let cores_of_package = spec.cores_per_package * spec.contexts_per_core;
+        let cycles = |ns: u64| ns as f64 * hertz / 1e9;
+        let memory = Memory::new(spec, line_bytes);
+        let width = match spec.pipeline {
+            Pipeline::InOrder { issue_width } | Pipeline::OutOfOrder { issue_width, .. } => issue_width,
+        };
+        let latency = f64::from(spec.memory.local_latency_cycles);
+        let or_memory = |given: Option<u32>| given.map_or(latency, f64::from);
+        let package_of_flow: Vec<u32> = (0..count as u32).map(|at| at * cpus_of_one / cores_of_package).collect();
+        Some(Engine {
+            hertz,
+            curves: Curves::new(capacity),
+            line_bytes,
+            programs: Vec::new(),
+            slots: Slots::default(),
+            free: Vec::new(),
+            flows: vec![Flow::new(capacity as f32, last.replacement); count],
+            node_of_flow: package_of_flow.iter().map(|&package| memory.node_of(package)).collect(),
+            package_of_flow,
+            cpus_of_flow: (0..count as u32).map(|at| at * cpus_of_one..(at + 1) * cpus_of_one).collect(),
+            regions: Regions::new(count),
+            turns: Turns::new(
+                cycles(spec.os.time_slice_ns),
+                spec.os.context_switch_cycles as f64,
+                explicit,
+                (0..spec.cpus()).map(|cpu| cpu / cpus_of_one).collect(),
+                (0..spec.cpus()).map(|cpu| cpu / spec.contexts_per_core).collect(),
+            ),
+            now: 0.0,
+            due: vec![f64::INFINITY; count],
+            step: vec![LONGEST_STEP_NS * hertz / 1e9; count],
+            steps: 0,
+            fresh: vec![0.0; count],
+            ends: vec![f64::INFINITY; count],
+            told_busy: vec![0.0; memory.controllers.len()],
+            memory,
+            traffic: vec![0.0; count],
+            ended: Vec::new(),
+            slot_cycles: 1.0 / width as f32,
+            contexts_per_core: spec.contexts_per_core,
+            core_waits: vec![0.0; spec.cpus() as usize],
+            same_package_cycles: or_memory(spec.coherence.same_package_cycles),
+            other_package_cycles: or_memory(spec.coherence.other_package_cycles),
+            domains: vec![Vec::new(); count],
+        })
+    }
+
+    /// Adds a checked program; its number.
+    pub fn add_program(&mut self, program: Program) -> u32 {
+        let latency = f64::from(self.memory.latency_cycles);
+        let mut first_curve = u32::MAX;
+        for phase in &program.phases {
+            let curve = self.curves.add(phase, self.line_bytes, latency);
+            first_curve = first_curve.min(curve);
+        }
+        let regions = program.phases.iter().map(|phase| {
+            let region = |used: &crate::program::RegionUse| {
+                (self.regions.place(used.region), used.reads_per_instr, used.writes_per_instr)
+            };
+            phase.sharing.iter().map(region).collect()
+        });
+        let regions = regions.collect();
+        self.programs.push(Compiled { program, first_curve, regions });
+        self.programs.len() as u32 - 1
+    }
+
+    /// A task at the start of a program; its slot. It runs from the next call of [`Engine::run`] on.
+    pub fn start(&mut self, program: u32, allowed: CpuSet) -> u32 {
+        let slot = self.new_slot(program);
+        let demand = self.programs[program as usize].program.demand;
+        let period = demand.period_ns as f64 * self.hertz / 1e9;
+        self.turns.add(slot, allowed, demand.cpu_share, period);
+        slot
+    }
+
+    /// Somebody outside who uses one cache at a fixed speed and none of our CPUs; its slot.
+    pub fn start_outside(&mut self, program: u32, cache: usize, instr_per_cycle: f64) -> u32 {
+        let slot = self.new_slot(program);
+        self.turns.add(slot, CpuSet::default(), 0.0, 1.0);
+        self.slots.outside[slot as usize] = instr_per_cycle;
+        self.move_to(slot, cache as u32);
+        self.disturb(cache, FIRST_STEP_OF_NEWCOMER);
+        slot
+    }
+
+    fn new_slot(&mut self, program: u32) -> u32 {
+        let slots = &mut self.slots;
+        let slot = self.free.pop().unwrap_or(slots.program.len() as u32);
+        if slot as usize == slots.program.len() {
+            slots.program.push(0);
+            slots.phase.push(0);
+            slots.left_instr.push(0.0);
+            slots.flow.push(NOWHERE);
+            slots.entry.push(0);
+            slots.ask.push(Ask::default());
+            slots.dropped.push(0.0);
+            slots.extra.push(0.0);
+            slots.per_instr.push([0.0; BOOKED]);
+            slots.done.push(Done::default());
+            slots.outside.push(0.0);
+            slots.over.push(false);
+            slots.told.push(0.0);
+            slots.told_phase.push(0);
+            slots.switches.push(0.0);
+            slots.stolen.push(0.0);
+        }
+        let at = slot as usize;
+        slots.program[at] = program;
+        slots.phase[at] = 0;
+        slots.left_instr[at] = self.programs[program as usize].program.phases[0].instructions.unwrap_or(f64::INFINITY);
+        slots.flow[at] = NOWHERE;
+        slots.ask[at] = Ask::default();
+        (slots.told_phase[at], slots.switches[at], slots.stolen[at]) = (0, 0.0, 0.0);
+        (slots.dropped[at], slots.extra[at], slots.outside[at], slots.told[at]) = (0.0, 0.0, 0.0, 0.0);
+        (slots.per_instr[at], slots.done[at], slots.over[at]) = ([0.0; BOOKED], Done::default(), false);
+        slot
+    }
+
+    /// Takes a task off for good. Its lines stay until others need the room; its slot is used again.
+    pub fn stop(&mut self, slot: u32) {
+        self.slots.over[slot as usize] = true;
+        let flow = self.slots.flow[slot as usize];
+        self.untell(slot as usize);
+        self.flows.iter_mut().for_each(|flow| flow.disown(slot));
+        self.slots.flow[slot as usize] = NOWHERE;
+        self.turns.remove(slot);
+        self.turns.changed.retain(|changed| *changed != slot);
+        self.free.push(slot);
+        if flow != NOWHERE {
+            self.disturb(flow as usize, FIRST_STEP);
+        }
+    }
+
+    pub fn now_cycles(&self) -> f64 {
+        self.now
+    }
+    /// Since it came; complete up to the last call of [`Engine::run`].
+    pub fn done(&self, slot: u32) -> &Done {
+        &self.slots.done[slot as usize]
+    }
+    /// The number of its present phase.
+    pub fn phase(&self, slot: u32) -> u32 {
+        self.slots.phase[slot as usize]
+    }
+    pub fn program(&self, slot: u32) -> &Program {
+        &self.programs[self.slots.program[slot as usize] as usize].program
+    }
+    /// The cache that it runs in, by its place among caches of the contended level.
+    pub fn cache_of(&self, slot: u32) -> Option<usize> {
+        let flow = self.slots.flow[slot as usize];
+        (flow != NOWHERE).then_some(flow as usize)
+    }
+    /// Bytes that it holds in a cache.
+    pub fn held_bytes(&self, slot: u32, cache: usize) -> f64 {
+        let flow = &self.flows[cache];
+        let own = (0..flow.len()).filter(|&at| flow.task[at] == slot);
+        own.map(|at| f64::from(flow.lines[at]) * self.line_bytes).sum()
+    }
+    /// Of all users of a cache, those that left it included.
+    pub fn all_held_bytes(&self, cache: usize) -> f64 {
+        f64::from(self.flows[cache].held_lines()) * self.line_bytes
+    }
+    /// Share of time that a node's controller passes lines.
+    pub fn busy(&self, node: usize) -> f64 {
+        f64::from(self.memory.controllers[node].busy)
+    }
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+    pub fn line_bytes(&self) -> f64 {
+        self.line_bytes
+    }
+    pub fn caches(&self) -> usize {
+        self.flows.len()
+    }
+    pub fn node_of_cache(&self, cache: usize) -> usize {
+        self.node_of_flow[cache]
+    }
+
+    /// Divides a cache: see [`Flow::divide`]; `of` names every task's domain, all others are in the first.
+    pub fn divide(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: Vec<(u32, u8)>) {
+        self.catch_up(cache);
+        let domain_of = |slot: u32| of.iter().find(|(task, _)| *task == slot).map_or(0, |found| found.1);
+        self.flows[cache].divide(domains, groups, domain_of);
+        self.domains[cache] = of;
+        self.disturb(cache, FIRST_STEP);
+    }
+
+    /// The same, if the cache is not divided so already.
+    pub fn divide_if_new(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: Vec<(u32, u8)>) {
+        let flow = &self.flows[cache];
+        let same = flow.domains.len() == domains.len()
+            && flow.domains.iter().zip(domains).all(|(a, b)| (a.capacity_lines, a.group) == *b);
+        if !same || self.domains[cache] != of {
+            self.divide(cache, domains, groups, of);
+        }
+    }
+
+    /// Takes a share of a task's time for something else, until it is 0 again.
+    pub fn steal(&mut self, slot: u32, share: f64) {
+        self.slots.stolen[slot as usize] = share.clamp(0.0, 1.0) as f32;
+        self.turns.changed.push(slot);
+    }
+
+    /// Instructions a cycle, while it is on a processor.
+    pub fn speed(&self, slot: u32) -> f64 {
+        let ask = &self.slots.ask[slot as usize];
+        if ask.cycles > 0.0 { f64::from(ask.speed()) } else { 0.0 }
+    }
+    pub fn remote_per_instr(&self, slot: u32) -> f64 {
+        f64::from(self.slots.per_instr[slot as usize][REMOTE_HITS])
+    }
+
+    fn curve_of(&self, slot: u32) -> u32 {
+        let program = &self.programs[self.slots.program[slot as usize] as usize];
+        program.first_curve + self.slots.phase[slot as usize]
+    }
+
+    /// Where in the LRU stack a task's references fall, in its present phase.
+    pub fn hits_by_lines(&self, slot: u32) -> Distances {
+        self.curves.distances(self.curve_of(slot))
+    }
+    /// The distance below which a share of its references falls; false = they miss any cache of this size.
+    pub fn distance_at(&self, slot: u32, share: f64) -> (bool, f32) {
+        let found = self.hits_by_lines(slot).at(share);
+        (found.is_some(), found.map_or(self.capacity_lines(), |lines| lines as f32))
+    }
+    /// Instructions in which it touches so many lines.
+    pub fn window_of_lines(&self, slot: u32, lines: f32) -> f64 {
+        self.curves.window_instr(self.curve_of(slot), lines)
+    }
+
+    /// Lines of a cache.
+    pub fn capacity_lines(&self) -> f32 {
+        self.curves.capacity_lines()
+    }
+
+    /// A share of a task's lines is of no use any more: its pages have moved.
+    pub fn drop_lines(&mut self, slot: u32, share: f64) {
+        if let Some(cache) = self.cache_of(slot) {
+            self.catch_up(cache);
+            self.flows[cache].drop_share(self.slots.entry[slot as usize] as usize, share, &self.curves);
+            self.disturb(cache, FIRST_STEP_OF_NEWCOMER);
+        }
+    }
+
+    /// Runs to a cycle, or until programs have ended; they stand in `ended` then.
+    pub fn run(&mut self, until: f64) {
+        self.take_turns();
+        while self.ended.is_empty() {
+            let mut next = self.turns.next_event();
+            let mut first = usize::MAX;
+            for at in 0..self.flows.len() {
+                let due = self.due[at].min(self.ends[at]);
+                if due < next {
+                    (next, first) = (due, at);
+                }
+            }
+            if next > until {
+                break;
+            }
+            self.now = self.now.max(next);
+            if first == usize::MAX { self.take_turns() } else { self.refresh(first) }
+        }
+        if self.ended.is_empty() {
+            self.now = until;
+        }
+        for at in 0..self.flows.len() {
+            self.catch_up(at);
+        }
+    }
+
+    /// Turns that are over end, and tasks go where queues have put them.
+    fn take_turns(&mut self) {
+        self.turns.update(self.now);
+        let mut changed = std::mem::take(&mut self.turns.changed);
+        for &slot in &changed {
+            let at = slot as usize;
+            if self.slots.over[at] || self.slots.outside[at] > 0.0 {
+                continue;
+            }
+            let sched = &self.turns.tasks[at];
+            let (share, cpu) = (sched.share * (1.0 - self.slots.stolen[at]), sched.cpu);
+            let flow = cpu.map(|cpu| self.turns.cache_of(cpu) as usize);
+            self.slots.switches[at] = self.turns.switches_per_cycle(slot);
+            let (before, after) = (self.slots.flow[at], flow.map_or(NOWHERE, |flow| flow as u32));
+            if before != after {
+                if before != NOWHERE {
+                    self.disturb(before as usize, FIRST_STEP);
+                }
+                self.move_to(slot, after);
+            }
+            if self.slots.ask[at].share != share || before != after {
+                if let Some(flow) = flow {
+                    self.catch_up(flow);
+                    self.slots.ask[at].share = share;
+                    self.disturb(flow, if before == after { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER });
+                }
+            }
+            if flow.is_none() {
+                self.slots.ask[at].share = 0.0;
+            }
+        }
+        changed.clear();
+        self.turns.changed = changed;
+    }
+
+    fn move_to(&mut self, slot: u32, flow: u32) {
+        let at = slot as usize;
+        let before = self.slots.flow[at];
+        if before != NOWHERE {
+            self.catch_up(before as usize);
+            self.untell(at);
+            self.flows[before as usize].leave(self.slots.entry[at] as usize);
+        }
+        self.slots.flow[at] = flow;
+        if flow != NOWHERE {
+            self.catch_up(flow as usize);
+            let slots = &mut self.slots;
+            self.flows[flow as usize].sweep(|moved, entry| slots.entry[moved as usize] = entry as u32);
+            let curve = self.programs[slots.program[at] as usize].first_curve + slots.phase[at];
+            let entry = self.flows[flow as usize].enter(slot, curve, self.now);
+            slots.entry[at] = entry as u32;
+            let domain = self.domains[flow as usize].iter().find(|(task, _)| *task == slot).map_or(0, |found| found.1);
+            self.flows[flow as usize].set_domain(entry, domain);
+        }
+    }
+
+    /// Something changed in a cache: its next step is due now, and is short.
+    fn disturb(&mut self, flow: usize, of_turnover: f64) {
+        let before = self.fresh[flow];
+        self.fresh[flow] = if before > 0.0 { before.min(of_turnover) } else { of_turnover };
+        self.due[flow] = self.now;
+    }
+
+    /// Books what a cache's tasks did since its last step, and lets its occupancies follow. The largest change.
+    fn catch_up(&mut self, flow: usize) -> f32 {
+        let elapsed = self.now - self.flows[flow].since;
+        if elapsed <= 0.0 {
+            return 0.0;
+        }
+        let state = &self.flows[flow];
+        let slots = &mut self.slots;
+        for entry in 0..state.len() {
+            if !state.here[entry] {
+                continue;
+            }
+            let at = state.task[entry] as usize;
+            let instructions = state.rate[entry] * elapsed;
+            let share = f64::from(slots.ask[at].share);
+            let done = &mut slots.done[at];
+            done.instructions += instructions;
+            done.cycles += share * elapsed;
+            done.wait_cycles += (self.turns.tasks[at].demand - share).max(0.0) * elapsed;
+            done.switches += slots.switches[at] * elapsed;
+            for (sum, each) in done.counts.iter_mut().zip(&slots.per_instr[at]) {
+                *sum += f64::from(*each) * instructions;
+            }
+            slots.left_instr[at] -= instructions;
+        }
+        self.flows[flow].advance(self.now, &self.curves)
+    }
+}
+
+#[path = "step.rs"]
+mod step;
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+pub(crate) mod tests;

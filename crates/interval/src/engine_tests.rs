@@ -1,0 +1,250 @@
+use super::*;
+use crate::by_hand;
+use crate::program::{Phase, RegionUse};
+use cachemate_core::{
+    CacheSpec, CoherenceSpec, CounterSpec, Inclusion, Index, Level, MemorySpec, OsSpec, PageSpec, Replacement,
+    WritePolicy,
+};
+
+pub(crate) fn cache(level: Level, size_bytes: u64, ways: u32, shared_by_cores: u32) -> CacheSpec {
+    CacheSpec {
+        level,
+        size_bytes,
+        ways,
+        line_bytes: 64,
+        latency_cycles: 3,
+        replacement: Replacement::Lru,
+        write: WritePolicy::Back,
+        inclusion: Inclusion::Neither,
+        index: Index::Physical,
+        shared_by_cores,
+        slices: 1,
+        bandwidth_bytes_per_cycle: None,
+        way_partitions: None,
+    }
+}
+
+pub(crate) fn machine(packages: u32, cores: u32, shared_by: u32, contexts: u32) -> MachineSpec {
+    MachineSpec {
+        name: "test".to_string(),
+        description: String::new(),
+        sources: Vec::new(),
+        hertz: 2_000_000_000,
+        packages,
+        cores_per_package: cores,
+        contexts_per_core: contexts,
+        pipeline: Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 8 },
+        caches: vec![
+            cache(Level::L1Instruction, 32 << 10, 8, 1),
+            cache(Level::L1Data, 32 << 10, 8, 1),
+            cache(Level::L2, 4 << 20, 16, shared_by),
+        ],
+        coherence: CoherenceSpec { same_package_cycles: Some(60), other_package_cycles: Some(240) },
+        prefetchers: Vec::new(),
+        memory: MemorySpec {
+            size_bytes: 1 << 30,
+            nodes: packages,
+            local_latency_cycles: 200,
+            remote_latency_cycles: 300,
+            bytes_per_cycle: 4.0,
+            package_bus_bytes_per_cycle: None,
+        },
+        pages: PageSpec::default(),
+        os: OsSpec::default(),
+        counters: CounterSpec::default(),
+    }
+}
+
+const LINES: f64 = 65_536.0;
+
+fn uniform(lines: f64, references: f64) -> Phase {
+    by_hand::uniform(64.0, LINES, lines, references)
+}
+
+fn engine(explicit: bool) -> Engine {
+    Engine::new(&machine(1, 4, 2, 1), explicit).unwrap()
+}
+
+fn on(cpus: &[u32]) -> CpuSet {
+    cpus.iter().copied().collect()
+}
+
+/// Does a program alone run as its profile says, to the cycle and the line?
+#[test]
+fn a_program_alone_runs_as_its_profile_says() {
+    let mut engine = engine(false);
+    let phase = uniform(100_000.0, 0.02);
+    let last = phase.points[phase.points.len() - 1];
+    let program = engine.add_program(Program::steady("one", phase));
+    let slot = engine.start(program, on(&[0]));
+    engine.run(4e9);
+    let before = *engine.done(slot);
+    engine.run(8e9);
+    let done = engine.done(slot);
+    let instructions = done.instructions - before.instructions;
+    let cycles = 4e9 / instructions;
+    assert!((cycles / last.cycles_per_instr - 1.0).abs() < 2e-3, "{cycles} {}", last.cycles_per_instr);
+    let misses = (done.counts[DEMAND] - before.counts[DEMAND]) / instructions;
+    assert!((misses / last.demand_fills_per_instr - 1.0).abs() < 2e-3, "{misses}");
+    assert!((engine.held_bytes(slot, 0) / (LINES * 64.0) - 1.0).abs() < 1e-3);
+}
+
+/// Do two programs in one cache slow each other down, and not those in the other cache?
+#[test]
+fn neighbours_in_a_cache_slow_each_other() {
+    let speed = |cpus: &[u32]| {
+        let mut engine = engine(false);
+        let program = engine.add_program(Program::steady("fits", uniform(50_000.0, 0.02)));
+        let slots: Vec<u32> = cpus.iter().map(|&cpu| engine.start(program, on(&[cpu]))).collect();
+        engine.run(4e9);
+        let before = engine.done(slots[0]).instructions;
+        engine.run(8e9);
+        engine.done(slots[0]).instructions - before
+    };
+    let (alone, apart, together) = (speed(&[0]), speed(&[0, 2]), speed(&[0, 1]));
+    assert!((apart / alone - 1.0).abs() < 0.01, "{apart} {alone}");
+    assert!(together < 0.8 * alone, "{together} {alone}");
+}
+
+/// Do phases follow each other at their instructions, and does a program without an end go round?
+#[test]
+fn phases_follow_at_their_instructions() {
+    let mut engine = engine(false);
+    let fast = Phase { instructions: Some(1e9), ..by_hand::phase_of(64.0, LINES, 4, |_| 0.0) };
+    let slow = Phase { instructions: Some(1e9), ..by_hand::phase_of(64.0, LINES, 4, |_| 0.01) };
+    let mut program = Program { phases: vec![fast, slow], ..Program::steady("two", uniform(1000.0, 0.01)) };
+    program.repeats_from = Some(0);
+    let round_cycles = 1e9 + 2e9;
+    let number = engine.add_program(program);
+    let slot = engine.start(number, on(&[0]));
+    engine.run(1.001e9);
+    assert_eq!(engine.phase(slot), 1);
+    engine.run(round_cycles * 10.0);
+    let instructions = engine.done(slot).instructions;
+    assert!((instructions / 2e10 - 1.0).abs() < 1e-3, "{instructions}");
+}
+
+/// Is the end of a program told at its cycle, and its slot free again?
+#[test]
+fn programs_end_and_their_slots_are_used_again() {
+    let mut engine = engine(false);
+    let phase = Phase { instructions: Some(2e9), ..by_hand::phase_of(64.0, LINES, 4, |_| 0.0) };
+    let program = Program { phases: vec![phase], ..Program::steady("ends", uniform(1000.0, 0.01)) };
+    let number = engine.add_program(program);
+    let slot = engine.start(number, on(&[0, 1]));
+    engine.run(1e10);
+    assert_eq!(std::mem::take(&mut engine.ended), [slot]);
+    assert!((engine.now_cycles() / 2e9 - 1.0).abs() < 1e-3, "{}", engine.now_cycles());
+    engine.stop(slot);
+    assert_eq!(engine.start(number, on(&[3])), slot);
+}
+
+/// Do streams on one node share its bandwidth, whichever cache they are in?
+#[test]
+fn streams_in_different_caches_meet_at_the_controller() {
+    let mut engine = engine(false);
+    let mut phase = by_hand::stream(64.0, LINES, 0.05);
+    phase.points[0].cycles_per_instr = 1.0;
+    phase.points[0].memory_stall_cycles_per_instr = 0.2;
+    let program = engine.add_program(Program::steady("stream", phase));
+    let slots: Vec<u32> = (0..4).map(|cpu| engine.start(program, on(&[cpu]))).collect();
+    engine.run(4e9);
+    let before: Vec<f64> = slots.iter().map(|&slot| engine.done(slot).instructions).collect();
+    engine.run(8e9);
+    let lines = |(slot, before): (&u32, &f64)| 0.05 * (engine.done(*slot).instructions - before) / 4e9;
+    let bytes: f64 = slots.iter().zip(&before).map(lines).sum::<f64>() * 64.0;
+    assert!((3.6..=4.02).contains(&bytes), "{bytes} bytes a cycle of 4");
+}
+
+/// Are averaged and explicit turns the same where turns are short against the cache's turnover?
+#[test]
+fn short_turns_are_as_good_as_averaged() {
+    let run = |explicit: bool| {
+        let mut spec = machine(1, 4, 2, 1);
+        spec.os.time_slice_ns = 1_000_000;
+        let mut engine = Engine::new(&spec, explicit).unwrap();
+        let a = engine.add_program(Program::steady("a", uniform(50_000.0, 0.01)));
+        let b = engine.add_program(Program::steady("b", uniform(90_000.0, 0.005)));
+        let slots: Vec<u32> = [a, b, a, b, a].iter().map(|&program| engine.start(program, on(&[0, 1]))).collect();
+        engine.run(2e9);
+        let before: Vec<f64> = slots.iter().map(|&slot| engine.done(slot).instructions).collect();
+        engine.run(6e9);
+        let total: f64 = slots.iter().zip(&before).map(|(&slot, before)| engine.done(slot).instructions - before).sum();
+        total
+    };
+    let (explicit, averaged) = (run(true), run(false));
+    assert!((explicit / averaged - 1.0).abs() < 0.03, "{explicit} {averaged}");
+}
+
+/// Does a newcomer in a cache refill it in the time that its growth says, while the one before it slows down?
+#[test]
+fn a_migration_costs_the_refill_and_nothing_else() {
+    let mut engine = engine(false);
+    let program = engine.add_program(Program::steady("mover", uniform(40_000.0, 0.02)));
+    let slot = engine.start(program, on(&[0]));
+    engine.run(2e9);
+    let before = engine.done(slot).instructions;
+    engine.run(3e9);
+    let speed = (engine.done(slot).instructions - before) / 1e9;
+    engine.turns.allow(slot, on(&[2]));
+    let before = engine.done(slot).instructions;
+    engine.run(4e9);
+    let lost = speed * 1e9 - (engine.done(slot).instructions - before);
+    // It misses each of its lines once more, and each waits 100 cycles: that many cycles at its usual speed.
+    let expected = 40_000.0 * 100.0 * speed;
+    assert!(engine.steps < 300, "{} steps", engine.steps);
+    assert!((lost / expected - 1.0).abs() < 0.08, "{lost} {expected}");
+    assert!(engine.held_bytes(slot, 0) > 0.9 * 40_000.0 * 64.0, "its old lines stay while nobody needs the room");
+}
+
+/// Do writers of a region in different caches pay for each other, and those in one cache not?
+#[test]
+fn sharing_across_caches_costs_and_within_one_does_not() {
+    let run = |cpus: [u32; 2]| {
+        let mut engine = engine(false);
+        let mut phase = uniform(1000.0, 0.01);
+        phase.sharing = vec![RegionUse { region: 3, bytes: 4096.0, reads_per_instr: 0.01, writes_per_instr: 0.005 }];
+        let program = engine.add_program(Program::steady("talks", phase));
+        let slots = cpus.map(|cpu| engine.start(program, on(&[cpu])));
+        engine.run(2e9);
+        (engine.done(slots[0]).instructions, engine.done(slots[0]).counts[REMOTE_HITS])
+    };
+    let (together, apart) = (run([0, 1]), run([0, 2]));
+    assert_eq!(together.1, 0.0);
+    // Reads: writes elsewhere against all accesses here, 5 of 20; writes: 15 of 20.
+    let expected = 0.01 * 0.25 + 0.005 * 0.75;
+    assert!((apart.1 / apart.0 / expected - 1.0).abs() < 0.02, "{} {expected}", apart.1 / apart.0);
+    assert!(apart.0 < 0.9 * together.0);
+}
+
+/// Do contexts of one core share its slots, and does a machine of one context never wait for them?
+#[test]
+fn contexts_share_their_core() {
+    let run = |count: u32| {
+        let mut engine = Engine::new(&machine(1, 2, 2, 2), false).unwrap();
+        let quick = by_hand::phase_of(64.0, LINES, 4, |_| 0.0);
+        let mut quick = quick;
+        quick.points.iter_mut().for_each(|point| point.cycles_per_instr = 0.6);
+        let program = engine.add_program(Program::steady("quick", quick));
+        let slots: Vec<u32> = (0..count).map(|cpu| engine.start(program, on(&[cpu]))).collect();
+        engine.run(1e9);
+        let total: f64 = slots.iter().map(|&slot| engine.done(slot).instructions).sum();
+        total / 1e9
+    };
+    let (one, two) = (run(1), run(2));
+    assert!((one - 1.0 / 0.6).abs() < 1e-3, "{one}");
+    assert!((1.85..=2.001).contains(&two), "a core issues two a cycle: {two}");
+}
+
+/// Do the same calls give the same bits?
+#[test]
+fn the_same_calls_give_the_same_bits() {
+    let run = || {
+        let mut engine = engine(true);
+        let program = engine.add_program(Program::steady("a", uniform(90_000.0, 0.02)));
+        let slots: Vec<u32> = (0..6).map(|_| engine.start(program, on(&[0, 1, 2, 3]))).collect();
+        engine.run(3e9);
+        slots.iter().map(|&slot| engine.done(slot).instructions.to_bits()).collect::<Vec<_>>()
+    };
+    assert_eq!(run(), run());
+}

@@ -1,0 +1,54 @@
+//! What the machine can do, the way a host would find out.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Ability, Capabilities, MachineSpec, Partition, Support, Topology};
+
+fn yes(note: &str) -> Support {
+    Support::Yes { note: (!note.is_empty()).then(|| note.to_string()) }
+}
+fn no(why: &str) -> Support {
+    Support::No { why: why.to_string(), remedy: None }
+}
+
+/// Truthful capabilities: there are no sets, no single addresses and no clashes in this model.
+pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
+    let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
+    let only_if = |has: bool, why: &str| if has { yes("") } else { no(why) };
+    let counters = format!("{} at once", spec.counters.at_once);
+    let abilities = BTreeMap::from([
+        (Ability::CountPerTask, yes(&counters)),
+        (Ability::CountPerCache, yes("")),
+        (Ability::CacheOccupancy, only_if(ways, "no cache of this machine has monitoring")),
+        (Ability::TraceAddresses, yes("addresses are drawn from the program's curve")),
+        (Ability::SampleAccesses, yes("of shared regions")),
+        (Ability::SampleReuses, yes("")),
+        (Ability::CountSuperSets, no("the interval machine has no sets")),
+        (Ability::ProbeFromOutside, yes("")),
+        (Ability::Affinity, yes("")),
+        (Ability::Weights, yes("")),
+        (Ability::Gangs, yes("")),
+        (Ability::Clashes, no("turns are averaged: nobody is picked one by one")),
+        (Ability::Colours, only_if(spec.pages.colours.is_some(), "this machine's kernel does not color pages")),
+        (Ability::Ways, only_if(ways, "no cache of this machine can be divided by ways")),
+    ]);
+    let mut partitions = Vec::new();
+    for cache in &topology.caches {
+        if let Some(colours) = spec.pages.colours.filter(|_| cache.last_level) {
+            let move_page_ns = spec.pages.move_page_cycles as f64 * 1e9 / spec.hertz as f64;
+            let page_bytes = spec.pages.page_bytes;
+            partitions.push((cache.id, Partition::Colours { colours, page_bytes, move_page_ns }));
+        }
+        let of_level = spec.caches.iter().find(|described| described.level == cache.level && cache.last_level);
+        if let Some((described, ways)) = of_level.and_then(|described| Some((described, described.way_partitions?))) {
+            let partition = Partition::Ways {
+                ways: described.ways,
+                at_least: ways.ways_at_least,
+                contiguous: ways.contiguous,
+                groups_at_most: ways.groups,
+            };
+            partitions.push((cache.id, partition));
+        }
+    }
+    Capabilities { abilities, partitions, shortest_window_ns: 1_000_000, shortest_slice_ns: Some(100_000) }
+}

@@ -1,0 +1,394 @@
+//! The interval machine behind `core::Machine`: policies cannot tell it from a host.
+//!
+//! A window runs the engine until its time is over, a probe is answered, or tasks come or go. Then what a host could have
+//! read is read: counts as a limited unit gives them, and what is in force.
+
+mod act;
+mod capabilities;
+mod counting;
+mod observe;
+mod parts;
+mod probes;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    Applied, Capabilities, CpuSet, Goal, ImpossibleMachine, Machine, MachineError, MachineSpec, Observation, Plan,
+    ProbeId, ProcessId, TaskId, Topology, Window, WindowEnd,
+};
+
+pub use counting::Defects;
+
+use crate::engine::{Done, Engine};
+use crate::program::{BadProgram, Program};
+use counting::Noise;
+
+/// One program to run: a process with equal threads.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Job {
+    pub name: String,
+    pub program: Program,
+    pub threads: u32,
+    pub start_ns: u64,
+    /// Starts again when all its threads have ended.
+    pub restart: bool,
+    /// Pinned there by its owner: no policy may move it.
+    pub pinned: Option<CpuSet>,
+    pub goal: Option<Goal>,
+}
+
+impl Job {
+    /// One thread from the start on, anywhere.
+    pub fn new(program: Program) -> Self {
+        let name = program.name.clone();
+        Job { name, program, threads: 1, start_ns: 0, restart: false, pinned: None, goal: None }
+    }
+}
+
+/// Something that happens to the machine.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Event {
+    /// Somebody outside brings so many lines a second into a cache (by its place among the contended ones) from now on;
+    /// 0 = no more.
+    Outside {
+        cache: u32,
+        lines_per_second: f64,
+    },
+    Offline {
+        cpu: u32,
+    },
+    Online {
+        cpu: u32,
+    },
+    /// The caches of these CPUs hold only this share of what they did (somebody else has taken ways of them).
+    Shrink {
+        cache: u32,
+        to_share: f64,
+    },
+}
+
+/// Choices of a run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Options {
+    pub seed: u64,
+    /// Turns one by one, not averaged.
+    pub explicit: bool,
+    pub defects: Defects,
+    /// `None` = until nothing is left to run.
+    pub length_ns: Option<u64>,
+    /// In any order.
+    pub events: Vec<(u64, Event)>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { seed: 1, explicit: false, defects: Defects::default(), length_ns: None, events: Vec::new() }
+    }
+}
+
+/// A machine that cannot be built.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum BadMachine {
+    #[error(transparent)]
+    Machine(#[from] ImpossibleMachine),
+    #[error(transparent)]
+    Program(#[from] BadProgram),
+    #[error("machine '{0}' has no data cache to share")]
+    NoCache(String),
+    #[error("event {at}: found {found}, expected {expected}")]
+    Event { at: usize, found: String, expected: String },
+}
+
+/// A task as the outside knows it.
+#[derive(Clone, Debug)]
+struct Known {
+    task: TaskId,
+    process: ProcessId,
+    job: usize,
+    slot: u32,
+    arrived_ns: u64,
+    fixed: bool,
+    exited: bool,
+    /// As of the last observation.
+    seen: Done,
+    noise: Noise,
+}
+
+struct Running {
+    job: Job,
+    program: u32,
+    arrives_ns: Option<u64>,
+    alive: u32,
+    completions: u32,
+}
+
+/// A simulated machine with programs on it.
+pub struct IntervalMachine {
+    spec: MachineSpec,
+    topology: Topology,
+    capabilities: Capabilities,
+    engine: Engine,
+    options: Options,
+    jobs: Vec<Running>,
+    /// Not yet reported gone, in order of arrival.
+    known: Vec<Known>,
+    next_task: u32,
+    next_process: u32,
+    /// Still to come, by time.
+    events: Vec<(u64, Event)>,
+    outside: BTreeMap<u32, u32>,
+    shrunk: BTreeMap<u32, f64>,
+    plan: Plan,
+    refused: Vec<cachemate_core::Refused>,
+    moving: Vec<act::Moving>,
+    cost_ns: f64,
+    probes: Vec<probes::Active>,
+    answered: Vec<ProbeId>,
+    windows: u64,
+    now_ns: u64,
+    places: observe::Places,
+    over: bool,
+}
+
+impl IntervalMachine {
+    /// # Errors
+    /// A machine, program or event that cannot be.
+    pub fn new(spec: &MachineSpec, options: Options, jobs: Vec<Job>) -> Result<Self, BadMachine> {
+        spec.check()?;
+        let no_cache = || BadMachine::NoCache(spec.name.clone());
+        let mut engine = Engine::new(spec, options.explicit).ok_or_else(no_cache)?;
+        check_events(&options.events, spec, engine.caches())?;
+        let mut running = Vec::new();
+        for job in jobs {
+            job.program.check()?;
+            let program = engine.add_program(job.program.clone());
+            running.push(Running { arrives_ns: Some(job.start_ns), program, alive: 0, completions: 0, job });
+        }
+        let mut events = options.events.clone();
+        events.sort_by_key(|(at, _)| *at);
+        let topology = spec.topology();
+        let mut machine = IntervalMachine {
+            capabilities: capabilities::capabilities(spec, &topology),
+            places: observe::Places::new(&topology, spec.memory.nodes),
+            spec: spec.clone(),
+            topology,
+            engine,
+            options,
+            jobs: running,
+            known: Vec::new(),
+            next_task: 0,
+            next_process: 0,
+            events,
+            outside: BTreeMap::new(),
+            shrunk: BTreeMap::new(),
+            plan: Plan::idle(Window::Time { ns: 1_000_000_000 }),
+            refused: Vec::new(),
+            moving: Vec::new(),
+            cost_ns: 0.0,
+            probes: Vec::new(),
+            answered: Vec::new(),
+            windows: 0,
+            now_ns: 0,
+            over: false,
+        };
+        machine.admit();
+        Ok(machine)
+    }
+
+    /// The next observation ends after this, unless a plan says otherwise.
+    pub fn set_first_window(&mut self, window: Window) {
+        self.plan.window = window;
+    }
+    /// Nominal time so far.
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+    /// What is inside, for books that no policy sees.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+    /// The engine's slot of a task that has not been reported gone.
+    pub fn slot_of(&self, task: TaskId) -> Option<u32> {
+        self.known.iter().find(|known| known.task == task).map(|known| known.slot)
+    }
+
+    fn cycles_of(&self, ns: u64) -> f64 {
+        ns as f64 * self.spec.hertz as f64 / 1e9
+    }
+
+    /// Starts programs that are due, and lets due events happen; true if tasks came.
+    fn admit(&mut self) -> bool {
+        while self.events.first().is_some_and(|(at, _)| *at <= self.now_ns) {
+            let (_, event) = self.events.remove(0);
+            self.happen(&event);
+        }
+        let due = |at: &usize| self.jobs[*at].arrives_ns.is_some_and(|arrives| arrives <= self.now_ns);
+        let due: Vec<usize> = (0..self.jobs.len()).filter(due).collect();
+        due.iter().for_each(|&at| self.start(at));
+        !due.is_empty()
+    }
+
+    fn start(&mut self, at: usize) {
+        let all: CpuSet = (0..self.spec.cpus()).collect();
+        let process = ProcessId(self.next_process);
+        self.next_process += 1;
+        let running = &mut self.jobs[at];
+        running.arrives_ns = None;
+        running.alive = running.job.threads.max(1);
+        let pinned = running.job.pinned.clone().map(|cpus| cpus.intersection(&all)).filter(|cpus| !cpus.is_empty());
+        for _ in 0..running.alive {
+            let slot = self.engine.start(running.program, pinned.clone().unwrap_or_else(|| all.clone()));
+            let task = TaskId(self.next_task);
+            self.next_task += 1;
+            self.known.push(Known {
+                task,
+                process,
+                job: at,
+                slot,
+                arrived_ns: self.now_ns,
+                fixed: pinned.is_some(),
+                exited: false,
+                seen: Done::default(),
+                noise: Noise::new(self.options.seed, task.0),
+            });
+        }
+    }
+
+    fn happen(&mut self, event: &Event) {
+        match *event {
+            Event::Offline { cpu } | Event::Online { cpu } => {
+                let online = matches!(event, Event::Online { .. });
+                self.engine.turns.set_online(cpu, online);
+                if let Some(found) = self.topology.cpus.iter_mut().find(|found| found.id.0 == cpu) {
+                    found.online = online;
+                }
+            }
+            Event::Outside { cache, lines_per_second } => {
+                if let Some(slot) = self.outside.remove(&cache) {
+                    self.engine.stop(slot);
+                }
+                if lines_per_second > 0.0 {
+                    let (line, lines) = (self.engine.line_bytes(), f64::from(self.engine.capacity_lines()));
+                    let stream = crate::by_hand::stream(line, lines, 1.0);
+                    let program = self.engine.add_program(Program::steady("outside", stream));
+                    let speed = lines_per_second / self.spec.hertz as f64;
+                    let slot = self.engine.start_outside(program, cache as usize, speed);
+                    self.outside.insert(cache, slot);
+                }
+            }
+            Event::Shrink { cache, to_share } => {
+                self.shrunk.insert(cache, to_share);
+                self.divide_caches();
+            }
+        }
+    }
+
+    fn window_ns(&self) -> u64 {
+        match self.plan.window {
+            Window::Time { ns } => ns.max(1),
+            Window::Cycles { cycles } => (cycles as f64 * 1e9 / self.spec.hertz as f64) as u64 + 1,
+        }
+    }
+
+    /// Runs one window; how it ended.
+    fn run_window(&mut self) -> WindowEnd {
+        let mut window_end = self.now_ns + self.window_ns();
+        if let Some(length) = self.options.length_ns {
+            window_end = window_end.min(length.max(self.now_ns + 1));
+        }
+        loop {
+            let arrival = self.jobs.iter().filter_map(|running| running.arrives_ns).min().unwrap_or(u64::MAX);
+            let event = self.events.first().map_or(u64::MAX, |(at, _)| *at);
+            let due = [window_end, arrival, event, self.moves_due(), self.probes_due()].into_iter().min();
+            let due = due.unwrap_or(window_end).max(self.now_ns);
+            self.engine.run(self.cycles_of(due));
+            self.now_ns = (self.engine.now_cycles() * 1e9 / self.spec.hertz as f64).round() as u64;
+            let ended = std::mem::take(&mut self.engine.ended);
+            let mut changed = !ended.is_empty();
+            for slot in ended {
+                self.note_exit(slot);
+            }
+            if !changed {
+                self.now_ns = due;
+            }
+            self.moves_done();
+            changed |= self.admit();
+            if changed {
+                return WindowEnd::TasksChanged;
+            }
+            if self.run_probes() {
+                return WindowEnd::ProbeAnswered;
+            }
+            if self.now_ns >= window_end {
+                return WindowEnd::Elapsed;
+            }
+        }
+    }
+
+    fn note_exit(&mut self, slot: u32) {
+        let now_ns = self.now_ns;
+        let Some(known) = self.known.iter_mut().find(|known| known.slot == slot && !known.exited) else { return };
+        known.exited = true;
+        let running = &mut self.jobs[known.job];
+        running.alive -= 1;
+        if running.alive == 0 {
+            running.completions += 1;
+            if running.job.restart {
+                running.arrives_ns = Some(now_ns);
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let reached = self.options.length_ns.is_some_and(|length| self.now_ns >= length);
+        let waiting = self.jobs.iter().any(|running| running.alive > 0 || running.arrives_ns.is_some());
+        reached || !waiting
+    }
+}
+
+fn check_events(events: &[(u64, Event)], spec: &MachineSpec, caches: usize) -> Result<(), BadMachine> {
+    for (at, (_, event)) in events.iter().enumerate() {
+        let (found, most, what) = match *event {
+            Event::Offline { cpu } | Event::Online { cpu } => (cpu, spec.cpus(), "a CPU of the machine"),
+            Event::Outside { cache, .. } | Event::Shrink { cache, .. } => (cache, caches as u32, "a contended cache"),
+        };
+        let share = if let Event::Shrink { to_share, .. } = event { *to_share } else { 1.0 };
+        let lines = if let Event::Outside { lines_per_second, .. } = event { *lines_per_second } else { 1.0 };
+        if found >= most || !(share > 0.0 && share <= 1.0) || !(lines.is_finite() && lines >= 0.0) {
+            let expected = format!("{what} (0 to {}), a share above 0 up to 1, lines 0 or more", most.max(1) - 1);
+            return Err(BadMachine::Event { at, found: format!("{event:?}"), expected });
+        }
+    }
+    Ok(())
+}
+
+impl Machine for IntervalMachine {
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
+        if self.over {
+            return Ok(None);
+        }
+        if self.is_over() {
+            self.over = true;
+            return Ok(None);
+        }
+        let start_ns = self.now_ns;
+        let ended = self.run_window();
+        let window = self.windows;
+        self.windows += 1;
+        Ok(Some(self.observation(start_ns, ended, window)))
+    }
+
+    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
+        Ok(self.put_in_force(plan))
+    }
+}

@@ -1,0 +1,200 @@
+//! Reading everything at the end of a window.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    CacheId, Counts, CpuId, Event, Level, Observation, Place, Reading, Span, StallCause, TaskSeen, Topology, WindowEnd,
+};
+
+use super::counting::readings;
+use super::{IntervalMachine, Known};
+use crate::engine::{
+    DEMAND, Done, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_CYCLES, REMOTE_HITS, STALL_CYCLES, WRITEBACKS,
+};
+
+/// Where shared counters stand.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Contended caches, in the topology's order.
+    pub caches: Vec<CacheId>,
+    pub level: Level,
+    nodes: u32,
+}
+
+impl Places {
+    pub fn new(topology: &Topology, nodes: u32) -> Self {
+        let contended = || topology.caches.iter().filter(|cache| cache.last_level);
+        Places {
+            caches: contended().map(|cache| cache.id).collect(),
+            level: contended().next().map_or(Level::L2, |cache| cache.level),
+            nodes,
+        }
+    }
+}
+
+/// What happened since.
+fn since(now: &Done, before: &Done) -> Done {
+    let mut found = Done {
+        instructions: now.instructions - before.instructions,
+        cycles: now.cycles - before.cycles,
+        wait_cycles: now.wait_cycles - before.wait_cycles,
+        switches: now.switches - before.switches,
+        counts: now.counts,
+    };
+    found.counts.iter_mut().zip(&before.counts).for_each(|(count, before)| *count -= before);
+    found
+}
+
+impl IntervalMachine {
+    pub(super) fn observation(&mut self, start_ns: u64, ended: WindowEnd, window: u64) -> Observation {
+        let elapsed_ns = self.now_ns - start_ns;
+        let elapsed_cycles = Some(self.cycles_of(elapsed_ns) as u64);
+        let span = Span { start_ns, elapsed_ns, elapsed_cycles };
+        let truths: Vec<Done> =
+            self.known.iter().map(|known| since(self.engine.done(known.slot), &known.seen)).collect();
+        let places = self.places_seen(&truths);
+        let skewed = self.skewed(&truths);
+        let mut tasks = Vec::with_capacity(self.known.len());
+        for (at, done) in truths.iter().enumerate() {
+            let seen = self.task_seen(at, done, &skewed[at], elapsed_ns);
+            self.known[at].seen = *self.engine.done(self.known[at].slot);
+            tasks.push(seen);
+        }
+        let answers = self.answers();
+        let mut in_force = self.read_back();
+        in_force.refused.append(&mut self.refused);
+        let gone: Vec<u32> = self.known.iter().filter(|known| known.exited).map(|known| known.slot).collect();
+        self.known.retain(|known| !known.exited);
+        gone.into_iter().for_each(|slot| self.engine.stop(slot));
+        Observation { window, span, ended, tasks, places, answers, in_force }
+    }
+
+    /// Events as they are booked: a share of each task's goes to the one that follows it on its CPU.
+    fn skewed(&self, truths: &[Done]) -> Vec<Done> {
+        let mut booked = truths.to_vec();
+        let skew = self.options.defects.skew;
+        if skew <= 0.0 {
+            return booked;
+        }
+        for (at, known) in self.known.iter().enumerate() {
+            let Some(cpu) = self.engine.turns.tasks[known.slot as usize].cpu else { continue };
+            let queue = self.engine.turns.queue(cpu);
+            let Some(own) = queue.iter().position(|slot| *slot == known.slot) else { continue };
+            let next = queue[(own + 1) % queue.len()];
+            let Some(to) = self.known.iter().position(|other| other.slot == next).filter(|to| *to != at) else {
+                continue;
+            };
+            for count in 0..truths[at].counts.len() {
+                let moved = skew * truths[at].counts[count];
+                booked[at].counts[count] -= moved;
+                booked[to].counts[count] += moved;
+            }
+        }
+        booked
+    }
+
+    fn truth(&self, known: &Known, done: &Done) -> Vec<(Event, f64)> {
+        let (line, level) = (self.engine.line_bytes(), self.places.level);
+        let counts = &done.counts;
+        let mut truth = vec![
+            (Event::Instructions, done.instructions),
+            (Event::Cycles, done.cycles),
+            (Event::References(level), counts[REFERENCES]),
+            (Event::Misses(level), counts[DEMAND]),
+            (Event::MemoryReadBytes, counts[FILLS] * line),
+            (Event::MemoryWriteBytes, counts[WRITEBACKS] * line),
+            (Event::RemoteCacheHits, counts[REMOTE_HITS]),
+            (Event::StallCycles(StallCause::LocalMemory), counts[STALL_CYCLES]),
+            (Event::StallCycles(StallCause::BusQueue), counts[QUEUE_CYCLES]),
+            (Event::StallCycles(StallCause::RemoteCache), counts[REMOTE_CYCLES]),
+            (Event::ContextSwitches, done.switches),
+        ];
+        let phase = &self.engine.program(known.slot).phases[self.engine.phase(known.slot) as usize];
+        for private in phase.private_levels.iter().filter(|private| private.level != level) {
+            truth.push((Event::References(private.level), private.references_per_instr * done.instructions));
+            truth.push((Event::Misses(private.level), private.misses_per_instr * done.instructions));
+        }
+        truth
+    }
+
+    fn task_seen(&mut self, at: usize, done: &Done, booked: &Done, elapsed_ns: u64) -> TaskSeen {
+        let booked = Done { counts: booked.counts, ..*done };
+        let truth = self.truth(&self.known[at], &booked);
+        let (at_once, defects) = (self.spec.counters.at_once, self.options.defects);
+        let known = &mut self.known[at];
+        let counts = readings(&truth, at_once, elapsed_ns as f64, defects, &mut known.noise);
+        let known = &self.known[at];
+        let to_ns = 1e9 / self.spec.hertz as f64;
+        let sched = &self.engine.turns.tasks[known.slot as usize];
+        let cpu = sched.cpu.map(CpuId);
+        let job = &self.jobs[known.job].job;
+        let ran_ns = (done.cycles * to_ns) as u64;
+        let colored = self.spec.pages.colours.filter(|_| true);
+        let pages_per_colour = colored.map(|colors| self.pages_by_color(known, colors));
+        TaskSeen {
+            name: job.name.clone(),
+            arrived_ns: known.arrived_ns,
+            exited: known.exited,
+            fixed: known.fixed,
+            goal: job.goal,
+            cpu: cpu.filter(|_| !known.exited && sched.share > 0.0),
+            on_cpu_ns: cpu.filter(|_| ran_ns > 0).map(|cpu| (cpu, ran_ns)).into_iter().collect(),
+            runnable_wait_ns: Some((done.wait_cycles * to_ns) as u64),
+            counts,
+            progress: job.program.progress_per_instr.map(|each| each * done.instructions),
+            pages_per_colour,
+            ..TaskSeen::new(known.task, known.process)
+        }
+    }
+
+    fn pages_by_color(&self, known: &Known, colors: u32) -> Vec<u64> {
+        let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
+        let phase = &self.engine.program(known.slot).phases[self.engine.phase(known.slot) as usize];
+        let pages = phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64;
+        let share = self.plan.shares.iter().find_map(|share| match &share.units {
+            cachemate_core::Units::Colours { allowed, .. }
+                if share.members.contains(&cachemate_core::Member::Process(known.process)) =>
+            {
+                Some(allowed)
+            }
+            _ => None,
+        });
+        let count = share.map_or(colors, |allowed| allowed.count()).max(1);
+        let on = |color: u32| share.is_none_or(|allowed| allowed.contains(color));
+        (0..colors).map(|color| if on(color) { (pages / f64::from(count)) as u64 } else { 0 }).collect()
+    }
+
+    fn places_seen(&self, truths: &[Done]) -> Vec<(Place, Counts)> {
+        let line = self.engine.line_bytes();
+        let mut cpus: BTreeMap<u32, f64> = BTreeMap::new();
+        let mut caches = vec![(0.0, 0.0); self.places.caches.len()];
+        let mut nodes = vec![(0.0, 0.0); self.places.nodes as usize];
+        for (known, done) in self.known.iter().zip(truths) {
+            if let Some(cpu) = self.engine.turns.tasks[known.slot as usize].cpu {
+                *cpus.entry(cpu).or_default() += done.instructions;
+            }
+            let Some(cache) = self.engine.cache_of(known.slot) else { continue };
+            caches[cache].0 += done.counts[REFERENCES];
+            caches[cache].1 += done.counts[DEMAND];
+            let node = self.engine.node_of_cache(cache);
+            nodes[node].0 += done.counts[FILLS] * line;
+            nodes[node].1 += done.counts[WRITEBACKS] * line;
+        }
+        let exact = |of: &[(Event, f64)]| {
+            let reading = |&(event, count): &(Event, f64)| Reading { event, count: count as u64, counted_share: 1.0 };
+            Counts(of.iter().map(reading).collect())
+        };
+        let level = self.places.level;
+        let cpu = |cpu: u32| (Place::Cpu(CpuId(cpu)), exact(&[(Event::Instructions, *cpus.get(&cpu).unwrap_or(&0.0))]));
+        let mut found: Vec<(Place, Counts)> = (0..self.spec.cpus()).map(cpu).collect();
+        for (id, (references, misses)) in self.places.caches.iter().zip(caches) {
+            let counts = exact(&[(Event::References(level), references), (Event::Misses(level), misses)]);
+            found.push((Place::Cache(*id), counts));
+        }
+        for (node, (read, written)) in nodes.into_iter().enumerate() {
+            let counts = exact(&[(Event::MemoryReadBytes, read), (Event::MemoryWriteBytes, written)]);
+            found.push((Place::MemoryNode(node as u32), counts));
+        }
+        found
+    }
+}

@@ -1,0 +1,381 @@
+//! Probes answer as on a host, and take what they take there.
+//!
+//! Rows of tasks that must run together hold the cache's CPUs in turn, everybody else waits, and counts are of what really
+//! ran. A trace stops its task for every entry; its addresses are drawn from the program's own curve, so that an LRU
+//! analysis finds that curve again. Reuse times follow from the same curve.
+
+use cachemate_core::{
+    AccessSample, Answer, CacheId, Counts, Event, Evidence, Item, Plan, Probe, ProbeWhat, Reading, Refused,
+    RefusedBecause, ReuseSample, RowInterval, Source, Space, Span, TaskId,
+};
+
+use super::IntervalMachine;
+use super::counting::Noise;
+use crate::engine::{DEMAND, Done, REFERENCES};
+use crate::turns::Rotation;
+
+/// A probe on its way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Active {
+    pub probe: Probe,
+    state: State,
+    cost_ns: Vec<(Option<TaskId>, u64)>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum State {
+    Waiting,
+    /// Which row, whether it has settled, until when, and what its tasks had done when it had.
+    Row {
+        at: usize,
+        settled: bool,
+        until_ns: u64,
+        before: Vec<Done>,
+        found: Vec<RowInterval>,
+    },
+    /// Something is collected until then.
+    Until {
+        ns: u64,
+        before: Done,
+    },
+    Ready(Box<Evidence>),
+    Answered,
+}
+
+fn refused(probe: &Probe, because: RefusedBecause, said: &str) -> Refused {
+    Refused { item: Item::Probe(probe.id), because, said: said.to_string() }
+}
+
+impl IntervalMachine {
+    /// Probes that are new start, those that the plan has dropped end.
+    pub(super) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<Refused>) {
+        let wanted = |active: &Active| plan.probes.contains(&active.probe);
+        let held = self.probes.iter().any(|active| matches!(active.state, State::Row { .. }) && !wanted(active));
+        self.probes.retain(wanted);
+        self.answered.retain(|id| plan.probes.iter().any(|probe| probe.id == *id));
+        if held {
+            self.release();
+        }
+        for probe in &plan.probes {
+            let known = self.probes.iter().any(|active| active.probe.id == probe.id);
+            if known || self.answered.contains(&probe.id) {
+                continue;
+            }
+            match &probe.what {
+                ProbeWhat::Activity { .. } => {
+                    refusals.push(refused(probe, RefusedBecause::NotSupported, "the interval machine has no sets"));
+                }
+                ProbeWhat::Neighbour { .. } | ProbeWhat::Evicted { .. } => {
+                    let said = "neighbors are told from profiles here: read counters or trace";
+                    refusals.push(refused(probe, RefusedBecause::NotSupported, said));
+                }
+                _ => self.probes.push(Active { probe: probe.clone(), state: State::Waiting, cost_ns: Vec::new() }),
+            }
+        }
+    }
+
+    pub(super) fn probes_due(&self) -> u64 {
+        let due = |active: &Active| match active.state {
+            State::Waiting | State::Ready(_) => self.now_ns,
+            State::Row { until_ns, .. } => until_ns,
+            State::Until { ns, .. } => ns,
+            State::Answered => u64::MAX,
+        };
+        self.probes.iter().map(due).min().unwrap_or(u64::MAX)
+    }
+
+    fn done_of(&self, task: TaskId) -> Done {
+        self.slot_of(task).map_or_else(Done::default, |slot| *self.engine.done(slot))
+    }
+
+    /// Takes every probe as far as it goes at this moment; true if one has its answer.
+    pub(super) fn run_probes(&mut self) -> bool {
+        let mut any = false;
+        for at in 0..self.probes.len() {
+            let active = self.probes[at].clone();
+            let next = match active.state {
+                State::Waiting => self.begin(&active.probe),
+                State::Row { until_ns, .. } if until_ns <= self.now_ns => self.next_row(&active),
+                State::Until { ns, before } if ns <= self.now_ns => self.collected(&active.probe, &before),
+                other => other,
+            };
+            any |= matches!(next, State::Ready(_));
+            self.probes[at].state = next;
+        }
+        any
+    }
+
+    fn begin(&mut self, probe: &Probe) -> State {
+        match &probe.what {
+            ProbeWhat::Rows { cache, rows, settle_ns, .. } => {
+                // One probe at a time may hold CPUs.
+                if self.probes.iter().any(|active| matches!(active.state, State::Row { .. })) {
+                    return State::Waiting;
+                }
+                self.hold(*cache, rows.first().map_or(&[], Vec::as_slice));
+                let until_ns = self.now_ns + (*settle_ns).max(1);
+                State::Row { at: 0, settled: false, until_ns, before: Vec::new(), found: Vec::new() }
+            }
+            ProbeWhat::Beside { cache, task, peers, .. } => {
+                if self.probes.iter().any(|active| matches!(active.state, State::Row { .. })) {
+                    return State::Waiting;
+                }
+                let row: Vec<TaskId> = std::iter::once(*task).chain(peers.iter().copied()).collect();
+                self.hold(*cache, &row);
+                State::Row { at: 0, settled: false, until_ns: self.now_ns + 1, before: Vec::new(), found: Vec::new() }
+            }
+            ProbeWhat::Trace { task, entries, .. } => {
+                let before = self.done_of(*task);
+                // Every entry costs an interrupt; meanwhile the task runs that much slower.
+                let cost_ns =
+                    u64::from(*entries) * self.spec.counters.interrupt_cycles * 1_000_000_000 / self.spec.hertz;
+                let instr = f64::from(*entries) / self.misses_per_instr(*task).max(1e-6);
+                let rate = self.speed_of(*task).max(1e-9);
+                let runs_ns = (instr / rate * 1e9 / self.spec.hertz as f64) as u64;
+                if let Some(slot) = self.slot_of(*task) {
+                    self.engine.steal(slot, cost_ns as f64 / (cost_ns + runs_ns.max(1)) as f64);
+                }
+                State::Until { ns: self.now_ns + (cost_ns + runs_ns).min(probe.budget_ns.max(1)), before }
+            }
+            ProbeWhat::Reuses { task, .. } => {
+                State::Until { ns: self.now_ns + probe.budget_ns.clamp(1, 100_000_000), before: self.done_of(*task) }
+            }
+            ProbeWhat::Samples { .. } => {
+                State::Until { ns: self.now_ns + probe.budget_ns.clamp(1, 1_000_000_000), before: Done::default() }
+            }
+            ProbeWhat::PingPong { cpus } => {
+                let turns = &self.engine.turns;
+                let same = turns.cache_of(cpus.0.0) == turns.cache_of(cpus.1.0);
+                let package = |cpu: u32| cpu / (self.spec.cores_per_package * self.spec.contexts_per_core);
+                let coherence = &self.spec.coherence;
+                let memory = self.spec.memory.local_latency_cycles;
+                let cycles = if same {
+                    self.spec.last_level().map_or(memory, |cache| cache.latency_cycles)
+                } else if package(cpus.0.0) == package(cpus.1.0) {
+                    coherence.same_package_cycles.unwrap_or(memory)
+                } else {
+                    coherence.other_package_cycles.unwrap_or(memory)
+                };
+                let round_trip_ns = 2.0 * f64::from(cycles) * 1e9 / self.spec.hertz as f64;
+                State::Ready(Box::new(Evidence::PingPong { cpus: *cpus, round_trip_ns }))
+            }
+            ProbeWhat::Activity { .. } | ProbeWhat::Neighbour { .. } | ProbeWhat::Evicted { .. } => State::Answered,
+        }
+    }
+
+    /// These tasks have a cache's CPUs to themselves, one each, as far as they may run there.
+    fn hold(&mut self, cache: CacheId, row: &[TaskId]) {
+        let cpus = self.topology.caches.iter().find(|found| found.id == cache).map(|found| found.cpus.clone());
+        let online = |cpu: &u32| self.engine.turns.is_online(*cpu);
+        let cpus: cachemate_core::CpuSet = cpus.unwrap_or_default().iter().filter(online).collect();
+        let slots: Vec<u32> = row.iter().filter_map(|task| self.slot_of(*task)).collect();
+        let members: Vec<(u32, Option<u32>)> =
+            slots.into_iter().take(cpus.count() as usize).map(|slot| (slot, None)).collect();
+        let forever = self.cycles_of(1 << 50);
+        self.engine.turns.set_rotations(vec![Rotation::alone(cpus, forever, members)]);
+    }
+
+    /// Gangs as the plan has them again.
+    fn release(&mut self) {
+        let plan = self.plan.clone();
+        self.engine.turns.set_rotations(Vec::new());
+        self.apply_gangs(&plan, &mut Vec::new());
+        self.apply_rights(&plan, &mut Vec::new());
+    }
+
+    /// A row has settled, or is over and the next one begins.
+    fn next_row(&mut self, active: &Active) -> State {
+        let State::Row { at, settled, before, mut found, .. } = active.state.clone() else { return State::Answered };
+        let (cache, rows, total_ns, settle_ns) = match &active.probe.what {
+            ProbeWhat::Rows { cache, rows, total_ns, settle_ns, .. } => (*cache, rows.clone(), *total_ns, *settle_ns),
+            ProbeWhat::Beside { cache, task, peers, total_ns } => {
+                (*cache, vec![std::iter::once(*task).chain(peers.iter().copied()).collect()], *total_ns, 0)
+            }
+            _ => return State::Answered,
+        };
+        let Some(row) = rows.get(at) else {
+            self.release();
+            return State::Ready(Box::new(Evidence::Rows(found)));
+        };
+        if !settled {
+            let before = row.iter().map(|task| self.done_of(*task)).collect();
+            return State::Row { at, settled: true, until_ns: self.now_ns + total_ns.max(1), before, found };
+        }
+        found.push(self.interval(cache, row, &before, total_ns));
+        match rows.get(at + 1) {
+            Some(next) => {
+                self.hold(cache, next);
+                let until_ns = self.now_ns + settle_ns.max(1);
+                State::Row { at: at + 1, settled: false, until_ns, before: Vec::new(), found }
+            }
+            None => {
+                self.release();
+                State::Ready(Box::new(Evidence::Rows(found)))
+            }
+        }
+    }
+
+    fn interval(&self, cache: CacheId, row: &[TaskId], before: &[Done], total_ns: u64) -> RowInterval {
+        let level = self.places.level;
+        let counts = |instr: f64, cycles: f64, references: f64, misses: f64| {
+            let of = [
+                (Event::Instructions, instr),
+                (Event::Cycles, cycles),
+                (Event::References(level), references),
+                (Event::Misses(level), misses),
+            ];
+            let reading = |(event, count): (Event, f64)| Reading { event, count: count as u64, counted_share: 1.0 };
+            Counts(of.into_iter().map(reading).collect())
+        };
+        let mut sums = [0.0; 4];
+        let mut task_counts = Vec::new();
+        for (task, before) in row.iter().zip(before) {
+            let now = self.done_of(*task);
+            let own = [
+                now.instructions - before.instructions,
+                now.cycles - before.cycles,
+                now.counts[REFERENCES] - before.counts[REFERENCES],
+                now.counts[DEMAND] - before.counts[DEMAND],
+            ];
+            sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+            task_counts.push(counts(own[0], own[1], own[2], own[3]));
+        }
+        RowInterval {
+            tasks: row.to_vec(),
+            cache,
+            span: Span { start_ns: self.now_ns - total_ns, elapsed_ns: total_ns, elapsed_cycles: None },
+            ended_by: None,
+            cache_counts: counts(sums[0], sums[1], sums[2], sums[3]),
+            task_counts,
+        }
+    }
+
+    /// Misses of the first level, as far as the profile tells them; else references of the contended cache.
+    fn misses_per_instr(&self, task: TaskId) -> f64 {
+        let Some(slot) = self.slot_of(task) else { return 0.0 };
+        let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
+        let first = phase.private_levels.iter().find(|private| private.level == cachemate_core::Level::L1Data);
+        first.map_or(phase.references_per_instr, |private| private.misses_per_instr.max(phase.references_per_instr))
+    }
+
+    fn speed_of(&self, task: TaskId) -> f64 {
+        self.slot_of(task).map_or(0.0, |slot| self.engine.speed(slot))
+    }
+
+    fn collected(&mut self, probe: &Probe, before: &Done) -> State {
+        let evidence = match &probe.what {
+            ProbeWhat::Trace { task, entries, .. } => {
+                if let Some(slot) = self.slot_of(*task) {
+                    self.engine.steal(slot, 0.0);
+                }
+                self.trace(*task, *entries, before)
+            }
+            ProbeWhat::Reuses { task, locations } => self.reuses(*task, *locations, before),
+            ProbeWhat::Samples { processes, one_in, at_most, .. } => {
+                let processes = processes.clone();
+                self.samples(&processes, *one_in, *at_most)
+            }
+            _ => return State::Answered,
+        };
+        State::Ready(Box::new(evidence))
+    }
+
+    /// LRU stack distances drawn from the curve: at distance `d` with the probability that a cache of `d` lines hits and
+    /// one of `d - 1` does not.
+    fn trace(&mut self, task: TaskId, entries: u32, before: &Done) -> Evidence {
+        let now = self.done_of(task);
+        let mut noise = Noise::new(self.options.seed ^ self.windows, task.0);
+        let lines = self.slot_of(task).map_or(Vec::new(), |slot| {
+            crate::stack::addresses(self.engine.hits_by_lines(slot), entries, self.engine.capacity_lines(), || {
+                noise.uniform()
+            })
+        });
+        let reading = |event, count: f64| Reading { event, count: count as u64, counted_share: 1.0 };
+        let level = self.places.level;
+        let done = [
+            reading(Event::Instructions, now.instructions - before.instructions),
+            reading(Event::Cycles, now.cycles - before.cycles),
+            reading(Event::References(level), now.counts[REFERENCES] - before.counts[REFERENCES]),
+            reading(Event::Misses(level), now.counts[DEMAND] - before.counts[DEMAND]),
+        ];
+        Evidence::Trace {
+            task,
+            space: Space::Physical,
+            line_bytes: self.engine.line_bytes() as u32,
+            lines,
+            code: Vec::new(),
+            lost: Some(0),
+            counts: Counts(done.to_vec()),
+            elapsed_ns: ((now.cycles - before.cycles) * 1e9 / self.spec.hertz as f64) as u64,
+        }
+    }
+
+    /// A line is used again after as many accesses as the program makes while its footprint grows to the line's distance.
+    fn reuses(&mut self, task: TaskId, locations: u32, before: &Done) -> Evidence {
+        let now = self.done_of(task);
+        let mut noise = Noise::new(self.options.seed ^ self.windows ^ 0x5eed, task.0);
+        let (watched, speed) = (now.instructions - before.instructions, self.speed_of(task).max(1e-9));
+        let Some(slot) = self.slot_of(task) else { return Evidence::Reuses { task, samples: Vec::new() } };
+        let per_instr = self.misses_per_instr(task);
+        let sample = |_| {
+            let (hit, lines) = self.engine.distance_at(slot, noise.uniform());
+            let instr = self.engine.window_of_lines(slot, lines);
+            let again = hit && instr <= watched;
+            let elapsed_ns = (instr.min(watched) / speed * 1e9 / self.spec.hertz as f64) as u64;
+            ReuseSample { accesses: again.then_some((instr * per_instr) as u64), elapsed_ns, touched_again: again }
+        };
+        Evidence::Reuses { task, samples: (0..locations).map(sample).collect() }
+    }
+
+    /// Accesses of shared regions that came from another cache, by the rates at which they do.
+    fn samples(&mut self, processes: &[cachemate_core::ProcessId], one_in: u32, at_most: u32) -> Evidence {
+        let (line, now_ns) = (self.engine.line_bytes(), self.now_ns);
+        let mut noise = Noise::new(self.options.seed ^ self.windows ^ 0xacce, 1);
+        let (mut samples, mut events) = (Vec::new(), 0u64);
+        let asked: Vec<(TaskId, u32)> = self
+            .known
+            .iter()
+            .filter(|known| processes.contains(&known.process) && !known.exited)
+            .map(|known| (known.task, known.slot))
+            .collect();
+        for (task, slot) in asked {
+            let phase = self.engine.program(slot).phases[self.engine.phase(slot) as usize].clone();
+            let remote = self.engine.remote_per_instr(slot) * self.engine.speed(slot) * self.spec.hertz as f64;
+            let whole: f64 = phase.sharing.iter().map(|used| used.reads_per_instr + used.writes_per_instr).sum();
+            for used in &phase.sharing {
+                let count = remote * (used.reads_per_instr + used.writes_per_instr) / whole.max(1e-30);
+                events += count as u64;
+                let taken = (count / f64::from(one_in.max(1))) as u32;
+                for _ in 0..taken.min(at_most.saturating_sub(samples.len() as u32)) {
+                    let within = (noise.uniform() * (used.bytes / line).max(1.0)) as u64;
+                    samples.push(AccessSample {
+                        task,
+                        virtual_line: ((u64::from(used.region) + 1) << 32) + within,
+                        physical_line: None,
+                        source: Source::RemoteCache,
+                        latency_cycles: None,
+                        at_ns: now_ns,
+                    });
+                }
+            }
+        }
+        Evidence::Samples { one_in, events, line_bytes: line as u32, samples }
+    }
+
+    pub(super) fn answers(&mut self) -> Vec<Answer> {
+        let mut found = Vec::new();
+        for active in &mut self.probes {
+            if !matches!(active.state, State::Ready(_)) {
+                continue;
+            }
+            if let State::Ready(evidence) = std::mem::replace(&mut active.state, State::Answered) {
+                let cost_ns = std::mem::take(&mut active.cost_ns);
+                found.push(Answer { probe: active.probe.id, evidence: *evidence, complete: true, cost_ns });
+                self.answered.push(active.probe.id);
+            }
+        }
+        let answered = &self.answered;
+        self.probes.retain(|active| !answered.contains(&active.probe.id));
+        found
+    }
+}

@@ -1,0 +1,249 @@
+use super::*;
+use crate::by_hand;
+use crate::program::Phase;
+use cachemate_core::{
+    CacheId, CacheShare, Event as Counted, Evidence, GroupId, IndexSet, Item, Member, PageMoving, Probe, ProbeWhat,
+    RefusedBecause, Units, WayPartitions, check_plan,
+};
+
+const LINES: f64 = 65_536.0;
+
+fn spec() -> MachineSpec {
+    let mut spec = crate::engine::tests::machine(1, 4, 2, 1);
+    let last = spec.caches.len() - 1;
+    spec.caches[last].way_partitions = Some(WayPartitions { groups: 8, ways_at_least: 1, contiguous: false });
+    spec.pages.colours = Some(16);
+    spec
+}
+
+fn uniform(lines: f64, references: f64) -> Phase {
+    by_hand::uniform(64.0, LINES, lines, references)
+}
+
+fn job(name: &str, phase: Phase) -> Job {
+    Job::new(Program::steady(name, phase))
+}
+
+fn exact() -> Options {
+    let defects = Defects { noise: 0.0, autocorrelation: 0.0, turn_noise: 0.0, skew: 0.0 };
+    Options { defects, ..Options::default() }
+}
+
+fn last_cache(machine: &IntervalMachine) -> CacheId {
+    machine.topology().caches.iter().find(|cache| cache.last_level).unwrap().id
+}
+
+fn speed(seen: &Observation, at: usize) -> f64 {
+    let counts = &seen.tasks[at].counts;
+    counts.get(Counted::Instructions).unwrap() / counts.get(Counted::Cycles).unwrap()
+}
+
+/// Do windows follow each other at their nominal length, with every task's time and counts?
+#[test]
+fn windows_tell_time_and_counts() {
+    let jobs = vec![job("a", uniform(90_000.0, 0.02)), job("b", uniform(1000.0, 0.01))];
+    let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
+    machine.set_first_window(Window::Time { ns: 500_000_000 });
+    machine.observe().unwrap();
+    let seen = machine.observe().unwrap().unwrap();
+    assert_eq!((seen.span.start_ns, seen.span.elapsed_ns, seen.window), (500_000_000, 500_000_000, 1));
+    assert_eq!(seen.tasks.iter().map(|task| task.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    for task in &seen.tasks {
+        let on: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+        assert!((on as f64 / 5e8 - 1.0).abs() < 1e-3, "{task:?}");
+    }
+    let misses = seen.tasks[0].counts.get(Counted::Misses(cachemate_core::Level::L2)).unwrap();
+    let read = seen.tasks[0].counts.get(Counted::MemoryReadBytes).unwrap();
+    assert!((read / 64.0 / misses - 1.0).abs() < 0.01, "{read} {misses}");
+}
+
+/// Does a partition that a plan asks for hold the neighbor off, and can it be read back?
+#[test]
+fn a_plan_s_ways_protect_and_are_read_back() {
+    let jobs = || vec![job("victim", uniform(30_000.0, 0.02)), job("stream", by_hand::stream(64.0, LINES, 0.02))];
+    let run = |ways: bool| {
+        let mut machine = IntervalMachine::new(&spec(), exact(), jobs()).unwrap();
+        let seen = machine.observe().unwrap().unwrap();
+        let cache = last_cache(&machine);
+        let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+        for task in &seen.tasks {
+            plan.allowed.insert(task.task, [0, 1].into_iter().collect());
+        }
+        let share = |at: usize, mask: IndexSet| CacheShare {
+            group: GroupId(at as u32),
+            members: vec![Member::Process(seen.tasks[at].process)],
+            cache,
+            units: Units::Ways { mask },
+        };
+        if ways {
+            plan.shares = vec![share(0, (0..10).collect()), share(1, (10..16).collect())];
+        }
+        check_plan(&plan, machine.topology(), machine.capabilities(), &seen).unwrap();
+        let applied = machine.apply(&plan).unwrap();
+        assert_eq!(applied.refused, []);
+        assert_eq!(applied.shares.len(), if ways { 2 } else { 0 });
+        (0..3).for_each(|_| drop(machine.observe().unwrap()));
+        let seen = machine.observe().unwrap().unwrap();
+        (speed(&seen, 0), seen.in_force.shares.first().and_then(|held| held.occupancy_bytes))
+    };
+    let (shared, held) = (run(false), run(true));
+    assert!(held.0 > 1.15 * shared.0, "{held:?} {shared:?}");
+    assert!((held.1.unwrap() as f64 / (29_000.0 * 64.0) - 1.0).abs() < 0.1, "{held:?}");
+}
+
+/// Do moves to other colors cost their time, are they pending meanwhile, and do they end?
+#[test]
+fn moving_pages_takes_time_and_ends() {
+    let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("mover", uniform(60_000.0, 0.02))]).unwrap();
+    machine.observe().unwrap();
+    let before = machine.observe().unwrap().unwrap();
+    let cache = last_cache(&machine);
+    let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
+    let units = Units::Colours { allowed: (0..4).collect(), moving: PageMoving::All };
+    let members = vec![Member::Process(before.tasks[0].process)];
+    plan.shares = vec![CacheShare { group: GroupId(1), members, cache, units }];
+    let applied = machine.apply(&plan).unwrap();
+    assert_eq!(applied.pending.len(), 1);
+    let first = machine.observe().unwrap().unwrap();
+    let slow = first.tasks[0].on_cpu_ns.first().map_or(0, |(_, ns)| *ns);
+    assert!((0.4..0.6).contains(&(slow as f64 / 1e6)), "half of the time is copying: {slow}");
+    // 60 000 lines are 937 pages, of which three quarters move at 11 051 cycles each.
+    let expected = 937.5 * 0.75 * 11_051.0 / 2e9 * 1e9;
+    assert!((applied.cost_ns as f64 / expected - 1.0).abs() < 0.01, "{} {expected}", applied.cost_ns);
+    (0..30).for_each(|_| drop(machine.observe().unwrap()));
+    let seen = machine.observe().unwrap().unwrap();
+    assert!(seen.in_force.pending.is_empty() && seen.in_force.shares[0].pages_inside == Some(1.0));
+    assert!(speed(&seen, 0) < 0.95 * speed(&before, 0));
+}
+
+/// Do arrivals, ends and restarts end their windows, with new ids each time?
+#[test]
+fn arrivals_and_ends_are_told() {
+    let phase = Phase { instructions: Some(1e9), ..by_hand::phase_of(64.0, LINES, 4, |_| 0.0) };
+    let program = Program { phases: vec![phase], ..Program::steady("short", uniform(1.0, 0.0)) };
+    let again = Job { restart: true, ..Job::new(program.clone()) };
+    let late = Job { start_ns: 1_200_000_000, threads: 2, ..Job::new(program) };
+    let mut machine = IntervalMachine::new(&spec(), exact(), vec![again, late]).unwrap();
+    machine.set_first_window(Window::Time { ns: 10_000_000_000 });
+    let seen = machine.observe().unwrap().unwrap();
+    assert_eq!(seen.ended, WindowEnd::TasksChanged);
+    assert!(seen.tasks[0].exited && (seen.span.elapsed_ns as f64 / 5e8 - 1.0).abs() < 1e-3, "{seen:?}");
+    let mut ids = std::collections::BTreeSet::new();
+    for _ in 0..12 {
+        let seen = machine.observe().unwrap().unwrap();
+        ids.extend(seen.tasks.iter().map(|task| task.task));
+        assert!(seen.tasks.len() <= 4);
+    }
+    assert!(ids.len() >= 6, "{ids:?}");
+}
+
+/// Do events take a CPU away, bring an outsider who evicts, and shrink a cache?
+#[test]
+fn events_change_the_machine() {
+    let events = vec![
+        (2_000_000_000, Event::Outside { cache: 0, lines_per_second: 4e7 }),
+        (4_000_000_000, Event::Outside { cache: 0, lines_per_second: 0.0 }),
+        (6_000_000_000, Event::Shrink { cache: 0, to_share: 0.25 }),
+        (8_000_000_000, Event::Offline { cpu: 0 }),
+    ];
+    let pinned = Job { pinned: Some([0, 1].into_iter().collect()), ..job("a", uniform(50_000.0, 0.01)) };
+    let options = Options { events, length_ns: Some(10_000_000_000), ..exact() };
+    let mut machine = IntervalMachine::new(&spec(), options, vec![pinned]).unwrap();
+    let mut speeds = Vec::new();
+    let mut cpus = Vec::new();
+    while let Some(seen) = machine.observe().unwrap() {
+        speeds.push(speed(&seen, 0));
+        cpus.push(seen.tasks[0].cpu.unwrap().0);
+        assert!(seen.tasks.len() == 1, "who is outside is not seen");
+    }
+    assert_eq!(speeds.len(), 10);
+    assert!(speeds[3] < 0.9 * speeds[1], "{speeds:?}");
+    assert!(speeds[5] > 0.98 * speeds[1] && speeds[7] < 0.8 * speeds[1], "{speeds:?}");
+    assert_eq!((cpus[1], cpus[9]), (0, 1));
+    assert!(!machine.topology().cpus[0].online);
+    let bad = Options { events: vec![(0, Event::Offline { cpu: 99 })], ..exact() };
+    assert!(IntervalMachine::new(&spec(), bad, Vec::new()).is_err());
+}
+
+/// Are rows run together and alone, counted while they run, and given back to the others afterwards?
+#[test]
+fn rows_are_run_together_and_counted() {
+    let names = ["a", "b", "c"];
+    let jobs = names.iter().map(|name| job(name, uniform(50_000.0, 0.02))).collect();
+    let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
+    let seen = machine.observe().unwrap().unwrap();
+    let ids: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
+    let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+    let rows = vec![vec![ids[0], ids[1]], vec![ids[2]]];
+    let what = ProbeWhat::Rows {
+        cache: last_cache(&machine),
+        rows: rows.clone(),
+        total_ns: 50_000_000,
+        settle_ns: 20_000_000,
+        boost: true,
+    };
+    plan.probes = vec![Probe { id: ProbeId(5), what, budget_ns: 1_000_000_000 }];
+    machine.apply(&plan).unwrap();
+    let seen = machine.observe().unwrap().unwrap();
+    assert_eq!(seen.ended, WindowEnd::ProbeAnswered);
+    assert!((140_000_000..150_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
+    let Evidence::Rows(found) = &seen.answers[0].evidence else { panic!("{:?}", seen.answers) };
+    assert_eq!(found.iter().map(|row| row.tasks.clone()).collect::<Vec<_>>(), rows);
+    assert!(found.iter().all(|row| row.cache_counts.get(Counted::Instructions).unwrap() > 1e6));
+    // The same probe is not answered twice, and everybody runs again.
+    let seen = machine.observe().unwrap().unwrap();
+    assert!(seen.answers.is_empty() && seen.tasks.iter().all(|task| !task.on_cpu_ns.is_empty()));
+}
+
+/// Does a trace's own LRU analysis find the curve that it was drawn from, at the price of its interrupts?
+#[test]
+fn a_trace_holds_the_program_s_curve() {
+    let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
+    let seen = machine.observe().unwrap().unwrap();
+    let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+    let what = ProbeWhat::Trace { task: seen.tasks[0].task, entries: 160_000, code: false };
+    plan.probes = vec![Probe { id: ProbeId(1), what, budget_ns: 10_000_000_000 }];
+    machine.apply(&plan).unwrap();
+    let seen = machine.observe().unwrap().unwrap();
+    let Evidence::Trace { lines, .. } = &seen.answers[0].evidence else { panic!("{:?}", seen.answers) };
+    assert_eq!(lines.len(), 160_000);
+    // 160 000 interrupts of 3 000 cycles at 2 GHz are 240 ms.
+    assert!((240_000_000..300_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
+    let mut last = std::collections::BTreeMap::new();
+    let mut again = 0;
+    for (at, line) in lines.iter().enumerate() {
+        again += u32::from(last.insert(*line, at).is_some());
+    }
+    // Lines are equally likely: after so many accesses nearly all of the 40 000 have been seen.
+    assert!(last.len() > 38_000 && last.len() < 50_000, "{}", last.len());
+    assert!(again > 100_000);
+}
+
+/// Are probes that need sets refused, and plans for tasks that are gone?
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
+    let seen = machine.observe().unwrap().unwrap();
+    let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+    let level = cachemate_core::Level::L2;
+    let what = ProbeWhat::Activity { tasks: vec![seen.tasks[0].task], level, super_sets: 32 };
+    plan.probes = vec![Probe { id: ProbeId(1), what, budget_ns: 1 }];
+    plan.weights.insert(TaskId(77), 2.0);
+    let applied = machine.apply(&plan).unwrap();
+    let items: Vec<&Item> = applied.refused.iter().map(|refused| &refused.item).collect();
+    assert_eq!(items, [&Item::Weight(TaskId(77)), &Item::Probe(ProbeId(1))]);
+    assert_eq!(applied.refused[1].because, RefusedBecause::NotSupported);
+}
+
+/// Same seed, same bits: observations with noise included?
+#[test]
+fn the_same_seed_gives_the_same_observations() {
+    let run = |seed: u64| {
+        let jobs = vec![job("a", uniform(90_000.0, 0.02)), job("b", uniform(70_000.0, 0.01))];
+        let options = Options { seed, explicit: true, ..Options::default() };
+        let mut machine = IntervalMachine::new(&spec(), options, jobs).unwrap();
+        (0..5).map(|_| format!("{:?}", machine.observe().unwrap())).collect::<Vec<_>>()
+    };
+    assert_eq!(run(3), run(3));
+    assert_ne!(run(3), run(4));
+}

@@ -1,0 +1,135 @@
+//! Remote transfers: lines of a shared region that another cache has.
+//!
+//! Method: accesses to a region's lines come at random. A read finds the line changed elsewhere if, since its own cache
+//! last touched it, another cache wrote it: with rates per line that is `writes elsewhere / (writes elsewhere + accesses
+//! here)`. A write must take the line away if another cache has touched it since this one last wrote:
+//! `accesses elsewhere / (accesses elsewhere + writes here)`. Rates per line have the region's size in common, so sizes
+//! cancel. Properties: users of one cache never pay; a region that nobody writes costs nothing.
+
+/// One cache's accesses of one region, per cycle.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Rates {
+    reads: f64,
+    writes: f64,
+}
+
+/// Who touches which region how often.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Regions {
+    caches: usize,
+    /// Region's number in programs, in order of first mention.
+    numbers: Vec<u32>,
+    /// By region, then by cache.
+    rates: Vec<Rates>,
+}
+
+/// Remote transfers of one access, on average.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Remote {
+    pub per_read: f64,
+    pub per_write: f64,
+    /// Of what comes from elsewhere, the share that comes from each cache is in proportion to this.
+    pub from_same_package: f64,
+}
+
+impl Regions {
+    pub fn new(caches: usize) -> Self {
+        Regions { caches, ..Regions::default() }
+    }
+
+    /// The place of a region here.
+    pub fn place(&mut self, number: u32) -> usize {
+        if let Some(at) = self.numbers.iter().position(|&known| known == number) {
+            return at;
+        }
+        self.numbers.push(number);
+        self.rates.resize(self.rates.len() + self.caches, Rates::default());
+        self.numbers.len() - 1
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.numbers.is_empty()
+    }
+
+    /// Adds to (or takes from) what a cache does with a region.
+    pub fn add(&mut self, place: usize, cache: usize, reads_per_cycle: f64, writes_per_cycle: f64) {
+        let rates = &mut self.rates[place * self.caches + cache];
+        rates.reads = (rates.reads + reads_per_cycle).max(0.0);
+        rates.writes = (rates.writes + writes_per_cycle).max(0.0);
+    }
+
+    /// What accesses from one cache cost now. `same_package` tells which caches are near.
+    pub fn remote(&self, place: usize, cache: usize, same_package: impl Fn(usize) -> bool) -> Remote {
+        let all = &self.rates[place * self.caches..(place + 1) * self.caches];
+        let (mut reads, mut writes, mut near) = (0.0, 0.0, 0.0);
+        for (at, rates) in all.iter().enumerate().filter(|(at, _)| *at != cache) {
+            reads += rates.reads;
+            writes += rates.writes;
+            near += if same_package(at) { rates.reads + rates.writes } else { 0.0 };
+        }
+        let here = all[cache];
+        let share = |theirs: f64, ours: f64| if theirs > 0.0 { theirs / (theirs + ours) } else { 0.0 };
+        Remote {
+            per_read: share(writes, here.reads + here.writes),
+            per_write: share(reads + writes, here.writes),
+            from_same_package: if reads + writes > 0.0 { near / (reads + writes) } else { 0.0 },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do random accesses of two caches find lines elsewhere as often as an exact simulation of one line does?
+    #[test]
+    fn transfers_are_those_of_a_line_followed_one_by_one() {
+        let (own, other) = ((3.0, 1.0), (2.0, 0.5));
+        let mut regions = Regions::new(2);
+        let place = regions.place(7);
+        regions.add(place, 0, own.0, own.1);
+        regions.add(place, 1, other.0, other.1);
+        let expected = regions.remote(place, 0, |_| true);
+        // One line: what has happened since cache 0 last touched it, and since it last wrote it.
+        let mut state = 88_172_645_463_325_252u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) as f64 / (1u64 << 53) as f64
+        };
+        let (mut written, mut touched) = (false, false);
+        let (mut reads, mut remote_reads, mut writes, mut remote_writes) = (0, 0, 0, 0);
+        for _ in 0..400_000 {
+            let pick = next() * 6.5;
+            if pick < 3.0 {
+                reads += 1;
+                remote_reads += u32::from(written);
+                written = false;
+            } else if pick < 4.0 {
+                writes += 1;
+                remote_writes += u32::from(touched);
+                (written, touched) = (false, false);
+            } else {
+                touched = true;
+                written |= pick >= 6.0;
+            }
+        }
+        let found = (f64::from(remote_reads) / f64::from(reads), f64::from(remote_writes) / f64::from(writes));
+        assert!((found.0 - expected.per_read).abs() < 0.01, "{found:?} {expected:?}");
+        assert!((found.1 - expected.per_write).abs() < 0.01, "{found:?} {expected:?}");
+    }
+
+    /// Do users of one cache pay nothing, and readers of what nobody writes neither?
+    #[test]
+    fn one_cache_and_read_only_regions_cost_nothing() {
+        let mut regions = Regions::new(2);
+        let place = regions.place(1);
+        regions.add(place, 0, 5.0, 2.0);
+        assert_eq!(regions.remote(place, 0, |_| true), Remote::default());
+        let read_only = regions.place(2);
+        regions.add(read_only, 0, 5.0, 0.0);
+        regions.add(read_only, 1, 5.0, 0.0);
+        assert_eq!(regions.remote(read_only, 0, |_| true).per_read, 0.0);
+    }
+}

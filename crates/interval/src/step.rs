@@ -1,0 +1,315 @@
+//! One step of one cache: phases that end, speeds at the present occupancies, memory, and when the next step is due.
+
+use super::*;
+
+/// How much longer the next step is, after one in which occupancies changed by this share of the capacity: steps aim at
+/// a few per cent each.
+fn growth(change: f32) -> f64 {
+    if change < STEADY { STEADY_GROWTH } else { (f64::from(CHANGE_AIMED_AT) / f64::from(change)).clamp(0.5, 2.0) }
+}
+
+impl Engine {
+    /// Brings a cache to the present.
+    pub(super) fn refresh(&mut self, flow: usize) {
+        let change = self.catch_up(flow);
+        let new_phase = self.end_phases(flow);
+        let fresh = std::mem::replace(&mut self.fresh[flow], 0.0);
+        let growth = if fresh > 0.0 || new_phase { 0.0 } else { growth(change) };
+        self.price(flow, 0.5 * growth.min(2.0) as f32);
+        let node = self.node_of_flow[flow];
+        let before = self.traffic[flow];
+        let controller = &mut self.memory.controllers[node];
+        let now = traffic_of(&self.flows[flow], &self.slots);
+        self.traffic[flow] = now;
+        let shift = (now - before) * controller.cycles_per_line;
+        controller.busy = (controller.busy + shift).clamp(0.0, 1.0);
+        let told = (controller.busy - self.told_busy[node]).abs();
+        if told > LOAD_CHANGE_TOLD * (1.0 - controller.busy).max(0.05) * 4.0 || !self.memory.buses.is_empty() {
+            self.settle_node(node, flow);
+        } else {
+            self.queue_here(node, flow);
+        }
+        self.set_speeds(flow);
+        self.next_step(flow, growth, fresh);
+    }
+
+    /// `growth` 0 = something has changed; the first step is `fresh` turnovers then.
+    fn next_step(&mut self, flow: usize, growth: f64, fresh: f64) {
+        let longest = LONGEST_STEP_NS * self.hertz / 1e9;
+        if growth > 0.0 {
+            self.step[flow] *= growth;
+        } else {
+            let turnover = self.flows[flow].turnover_cycles(&self.curves).min(longest);
+            self.step[flow] = turnover * if fresh > 0.0 { fresh } else { FIRST_STEP };
+        }
+        self.step[flow] = self.step[flow].clamp(SHORTEST_STEP_CYCLES, longest);
+        self.due[flow] = self.now + self.step[flow];
+        self.steps += 1;
+    }
+
+    /// Tasks whose phase is over go on with the next; those whose program is over are told.
+    fn end_phases(&mut self, flow: usize) -> bool {
+        let mut any = false;
+        for entry in 0..self.flows[flow].len() {
+            if !self.flows[flow].here[entry] {
+                continue;
+            }
+            let at = self.flows[flow].task[entry] as usize;
+            while self.slots.left_instr[at] < 0.5 && !self.slots.over[at] {
+                let compiled = &self.programs[self.slots.program[at] as usize];
+                let next = self.slots.phase[at] + 1;
+                let next = if (next as usize) < compiled.program.phases.len() {
+                    Some(next)
+                } else {
+                    compiled.program.repeats_from
+                };
+                let Some(next) = next else {
+                    self.slots.over[at] = true;
+                    self.slots.left_instr[at] = f64::INFINITY;
+                    self.ended.push(at as u32);
+                    break;
+                };
+                let length = compiled.program.phases[next as usize].instructions.unwrap_or(f64::INFINITY);
+                let curve = compiled.first_curve + next;
+                self.slots.phase[at] = next;
+                self.slots.left_instr[at] += length;
+                let rate = self.flows[flow].rate[entry];
+                self.flows[flow].change_curve(entry, curve, rate, &self.curves);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// What every task of the cache asks of memory. Occupancies go on changing through the step; `ahead` is how far its
+    /// middle is, in steps like the last one, and rates are those of there.
+    fn price(&mut self, flow: usize, ahead: f32) {
+        let node = self.node_of_flow[flow];
+        let package = self.package_of_flow[flow];
+        let state = &mut self.flows[flow];
+        for entry in 0..state.len() {
+            let lines = state.lines[entry];
+            let middle = (lines + ahead * (lines - state.lines_before[entry])).max(0.0);
+            state.lines_before[entry] = lines;
+            if !state.here[entry] {
+                continue;
+            }
+            let at = state.task[entry] as usize;
+            let slots = &mut self.slots;
+            let dropped = slots.dropped[at];
+            let rates = self.curves.rates(state.curve[entry], middle, dropped);
+            let ask = &mut slots.ask[at];
+            ask.cycles = rates.cycles_per_instr + slots.extra[at];
+            ask.waits = rates.stall_per_instr / self.memory.latency_cycles;
+            ask.lines = rates.fills_per_instr + rates.writebacks_per_instr;
+            if slots.outside[at] > 0.0 {
+                ask.share = slots.outside[at] as f32 * (ask.cycles + ask.queued);
+            }
+            let crowd = self.memory.dropped(node, package, ask);
+            slots.dropped[at] = dropped + 0.5 * (crowd - dropped);
+            let booked = &mut slots.per_instr[at];
+            booked[DEMAND] = rates.demand_per_instr;
+            booked[FILLS] = rates.fills_per_instr;
+            booked[WRITEBACKS] = rates.writebacks_per_instr;
+            booked[STALL_CYCLES] = rates.stall_per_instr;
+        }
+        if self.contexts_per_core > 1 {
+            self.share_cores(flow);
+        }
+        for entry in 0..self.flows[flow].len() {
+            if self.flows[flow].here[entry] {
+                self.extras(flow, self.flows[flow].task[entry] as usize);
+            }
+        }
+    }
+
+    /// Cycles that an instruction takes longer for the core's other contexts and for remote lines.
+    fn extras(&mut self, flow: usize, at: usize) {
+        let compiled = &self.programs[self.slots.program[at] as usize];
+        let phase = self.slots.phase[at] as usize;
+        self.slots.per_instr[at][REFERENCES] = compiled.program.phases[phase].references_per_instr as f32;
+        let mut extra = 0.0;
+        if self.contexts_per_core > 1
+            && let Some(cpu) = self.turns.tasks[at].cpu
+        {
+            extra += self.core_waits[cpu as usize];
+            let halved = compiled.program.phases[phase].half_private_extra_cycles_per_instr as f32;
+            if halved > 0.0 {
+                let core = cpu / self.contexts_per_core * self.contexts_per_core;
+                let others = (core..core + self.contexts_per_core).filter(|other| *other != cpu);
+                let busy: f32 = others.map(|other| busy_on(&self.turns, &self.slots, other)).sum();
+                extra += halved * busy.min(1.0);
+            }
+        }
+        let (mut hits, mut cycles) = (0.0, 0.0);
+        for &(place, reads, writes) in &compiled.regions[phase] {
+            let package = self.package_of_flow[flow];
+            let near = |cache: usize| self.package_of_flow[cache] == package;
+            let remote = self.regions.remote(place, flow, near);
+            let transfers = reads * remote.per_read + writes * remote.per_write;
+            let near = remote.from_same_package;
+            hits += transfers;
+            cycles += transfers * (near * self.same_package_cycles + (1.0 - near) * self.other_package_cycles);
+        }
+        (self.slots.per_instr[at][REMOTE_HITS], self.slots.per_instr[at][REMOTE_CYCLES]) = (hits as f32, cycles as f32);
+        extra += cycles as f32;
+        self.slots.ask[at].cycles += extra - self.slots.extra[at];
+        self.slots.extra[at] = extra;
+    }
+
+    /// How long contexts wait for each other's issue slots.
+    fn share_cores(&mut self, flow: usize) {
+        let per_core = self.contexts_per_core;
+        let mut contexts = [(0.0f32, 0.0f32); 16];
+        let mut waits = [0.0f32; 16];
+        for core in self.cpus_of_flow[flow].clone().step_by(per_core as usize) {
+            let mut count = 0;
+            for cpu in core..core + per_core {
+                let (mut share, mut speed) = (0.0, 0.0);
+                for &slot in self.turns.queue(cpu) {
+                    let ask = &self.slots.ask[slot as usize];
+                    let own = ask.cycles + ask.queued - self.slots.extra[slot as usize];
+                    share += ask.share;
+                    speed += if ask.cycles > 0.0 { ask.share / own.max(self.slot_cycles) } else { 0.0 };
+                }
+                if speed > 0.0 {
+                    contexts[count] = (share / speed, share.min(1.0));
+                    count += 1;
+                }
+            }
+            cores::waits(self.slot_cycles, &contexts[..count], &mut waits[..count]);
+            let mut next = waits[..count].iter();
+            for cpu in core..core + per_core {
+                let busy = busy_on(&self.turns, &self.slots, cpu) > 0.0;
+                self.core_waits[cpu as usize] = if busy { next.next().copied().unwrap_or(0.0) } else { 0.0 };
+            }
+        }
+    }
+
+    /// The node's load has hardly changed: only this cache's tasks are told.
+    fn queue_here(&mut self, node: usize, flow: usize) {
+        let package = self.package_of_flow[flow];
+        let state = &self.flows[flow];
+        for entry in 0..state.len() {
+            if state.here[entry] {
+                self.memory.queue(node, package, &mut self.slots.ask[state.task[entry] as usize]);
+            }
+        }
+    }
+
+    /// The node's load has changed: everybody there is brought to the present and told.
+    fn settle_node(&mut self, node: usize, but: usize) {
+        for other in 0..self.flows.len() {
+            if other != but && self.node_of_flow[other] == node {
+                self.catch_up(other);
+                if self.end_phases(other) {
+                    self.due[other] = self.now;
+                }
+                self.price(other, 0.0);
+            }
+        }
+        let (flows, slots) = (&self.flows, &mut self.slots);
+        let (packages, nodes) = (&self.package_of_flow, &self.node_of_flow);
+        self.memory.solve(node, &mut |each| {
+            for (at, state) in flows.iter().enumerate() {
+                if nodes[at] != node {
+                    continue;
+                }
+                for entry in 0..state.len() {
+                    if state.here[entry] {
+                        each(packages[at], &mut slots.ask[state.task[entry] as usize]);
+                    }
+                }
+            }
+        });
+        let busy = self.memory.controllers[node].busy;
+        let much = (busy - self.told_busy[node]).abs() > 10.0 * LOAD_CHANGE_TOLD;
+        self.told_busy[node] = busy;
+        for other in 0..self.flows.len() {
+            if self.node_of_flow[other] != node {
+                continue;
+            }
+            self.traffic[other] = traffic_of(&self.flows[other], &self.slots);
+            if other != but {
+                self.set_speeds(other);
+                if much {
+                    let soon = self.now + 0.5 * self.step[other];
+                    self.due[other] = self.due[other].min(soon);
+                }
+            }
+        }
+    }
+
+    /// Speeds as they are now, and when the first phase will end.
+    fn set_speeds(&mut self, flow: usize) {
+        let state = &mut self.flows[flow];
+        let mut ends = f64::INFINITY;
+        for entry in 0..state.len() {
+            if !state.here[entry] {
+                continue;
+            }
+            let at = state.task[entry] as usize;
+            let ask = &self.slots.ask[at];
+            let outside = self.slots.outside[at];
+            let over = self.slots.over[at];
+            let rate = if outside > 0.0 { outside } else { f64::from(ask.share) * f64::from(ask.speed()) };
+            state.rate[entry] = if over { 0.0 } else { rate };
+            self.slots.per_instr[at][QUEUE_CYCLES] = ask.queued;
+            if rate > 0.0 && !over {
+                ends = ends.min(self.now + self.slots.left_instr[at].max(0.0) / rate);
+            }
+        }
+        self.ends[flow] = ends;
+        if !self.regions.is_empty() {
+            for entry in 0..self.flows[flow].len() {
+                if self.flows[flow].here[entry] {
+                    let (at, rate) = (self.flows[flow].task[entry] as usize, self.flows[flow].rate[entry]);
+                    self.tell(at, flow, rate);
+                }
+            }
+        }
+    }
+
+    /// Regions learn at which rate a task uses them from here.
+    fn tell(&mut self, at: usize, flow: usize, rate: f64) {
+        let compiled = &self.programs[self.slots.program[at] as usize];
+        let phase = self.slots.phase[at] as usize;
+        if self.slots.told_phase[at] != phase as u32 {
+            for &(place, reads, writes) in &compiled.regions[self.slots.told_phase[at] as usize] {
+                self.regions.add(place, flow, -self.slots.told[at] * reads, -self.slots.told[at] * writes);
+            }
+            self.slots.told[at] = 0.0;
+            self.slots.told_phase[at] = phase as u32;
+        }
+        let more = rate - self.slots.told[at];
+        for &(place, reads, writes) in &compiled.regions[phase] {
+            self.regions.add(place, flow, more * reads, more * writes);
+        }
+        self.slots.told[at] = rate;
+    }
+
+    pub(super) fn untell(&mut self, at: usize) {
+        let flow = self.slots.flow[at];
+        if flow != NOWHERE && !self.regions.is_empty() {
+            self.tell(at, flow as usize, 0.0);
+        }
+    }
+}
+
+fn busy_on(turns: &Turns, slots: &Slots, cpu: u32) -> f32 {
+    turns.queue(cpu).iter().map(|&slot| slots.ask[slot as usize].share).sum()
+}
+
+/// Lines a cycle between a cache's tasks and memory, at their present speeds.
+fn traffic_of(flow: &Flow, slots: &Slots) -> f32 {
+    let mut sum = 0.0;
+    for entry in 0..flow.len() {
+        if flow.here[entry] {
+            let ask = &slots.ask[flow.task[entry] as usize];
+            if ask.cycles > 0.0 {
+                sum += ask.lines * ask.share * ask.speed();
+            }
+        }
+    }
+    sum
+}

@@ -1,0 +1,97 @@
+use super::*;
+
+fn all(cpus: u32) -> CpuSet {
+    (0..cpus).collect()
+}
+
+fn turns(cpus: u32, explicit: bool) -> Turns {
+    let two = |cpu: u32| cpu / 2;
+    Turns::new(1000.0, 0.0, explicit, (0..cpus).map(two).collect(), (0..cpus).collect())
+}
+
+/// Are arrivals spread evenly, and does everybody in a queue get the same?
+#[test]
+fn arrivals_fill_the_least_loaded_queue() {
+    let mut turns = turns(4, false);
+    (0..10).for_each(|slot| turns.add(slot, all(4), 1.0, 1e6));
+    turns.update(0.0);
+    let mut lengths: Vec<usize> = (0..4).map(|cpu| turns.queue(cpu).len()).collect();
+    lengths.sort_unstable();
+    assert_eq!(lengths, [2, 2, 3, 3]);
+    let total: f32 = turns.tasks.iter().map(|task| task.share).sum();
+    assert!((total - 4.0).abs() < 1e-5, "{total}");
+}
+
+/// Do weights divide a queue, and do sleepers leave what they do not want?
+#[test]
+fn time_goes_by_weight_up_to_the_demand() {
+    let mut turns = turns(1, false);
+    turns.add(0, all(1), 1.0, 1e6);
+    turns.add(1, all(1), 1.0, 1e6);
+    turns.add(2, all(1), 0.1, 1e6);
+    turns.weigh(1, 2.0);
+    turns.update(0.0);
+    let shares: Vec<f32> = turns.tasks.iter().map(|task| task.share).collect();
+    assert!((shares[2] - 0.1).abs() < 1e-6 && (shares[0] - 0.3).abs() < 1e-6, "{shares:?}");
+    assert!((shares[1] - 0.6).abs() < 1e-6, "{shares:?}");
+}
+
+/// Over many explicit turns, does everybody get what averaging says?
+#[test]
+fn explicit_turns_add_up_to_the_averages() {
+    let run = |explicit: bool| {
+        let mut turns = turns(2, explicit);
+        (0..5).for_each(|slot| turns.add(slot, all(2), if slot == 3 { 0.25 } else { 1.0 }, 7_000.0));
+        turns.weigh(1, 3.0);
+        let (mut now, mut had) = (0.0, [0.0f64; 5]);
+        while now < 2e6 {
+            turns.update(now);
+            let next = turns.next_event().min(2e6);
+            for (had, task) in had.iter_mut().zip(&turns.tasks) {
+                *had += f64::from(task.share) * (next - now) / 2e6;
+            }
+            now = next;
+        }
+        had
+    };
+    let (explicit, averaged) = (run(true), run(false));
+    for (a, b) in explicit.iter().zip(&averaged) {
+        assert!((a - b).abs() < 0.06, "{explicit:?} {averaged:?}");
+    }
+}
+
+/// Do gangs have their CPUs to themselves in turn, in proportion to their slices?
+#[test]
+fn gangs_take_turns_together() {
+    let mut turns = turns(2, false);
+    (0..4).for_each(|slot| turns.add(slot, all(2), 1.0, 1e6));
+    let gangs = vec![(vec![(0, Some(0)), (1, Some(1))], 1), (vec![(2, None), (3, None)], 3)];
+    turns.set_rotations(vec![Rotation::new(all(2), 1000.0, gangs)]);
+    let (mut now, mut had) = (0.0, [0.0f64; 4]);
+    while now < 4e5 {
+        turns.update(now);
+        let on: Vec<bool> = turns.tasks.iter().map(|task| task.share > 0.0).collect();
+        assert!(on == [true, true, false, false] || on == [false, false, true, true], "{on:?}");
+        let next = turns.next_event();
+        had.iter_mut().zip(&turns.tasks).for_each(|(had, task)| *had += f64::from(task.share) * (next - now) / 4e5);
+        now = next;
+    }
+    assert!((had[0] - 0.25).abs() < 0.02 && (had[3] - 0.75).abs() < 0.02, "{had:?}");
+}
+
+/// Does a CPU that goes offline lose its tasks to the others, and who may run nowhere wait?
+#[test]
+fn an_offline_cpu_runs_nobody() {
+    let mut turns = turns(2, false);
+    turns.add(0, all(2), 1.0, 1e6);
+    turns.add(1, all(2), 1.0, 1e6);
+    turns.add(2, [1].into_iter().collect(), 1.0, 1e6);
+    turns.set_online(1, false);
+    turns.update(0.0);
+    assert_eq!((turns.queue(0).len(), turns.queue(1).len()), (2, 0));
+    assert_eq!((turns.tasks[2].cpu, turns.tasks[2].share), (None, 0.0));
+    turns.set_online(1, true);
+    turns.allow(2, all(2));
+    turns.update(1.0);
+    assert!(turns.tasks[2].share > 0.0);
+}

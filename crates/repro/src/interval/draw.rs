@@ -1,0 +1,281 @@
+//! Co-runs drawn from the seed, and what they do on the cycle-level machine.
+
+use cachemate_core::{
+    CacheId, CacheShare, Decision, GroupId, MachineSpec, Member, Plan, Policy, TaskId, Units, View, Window,
+};
+use cachemate_interval::Program;
+use cachemate_policy::rng::SplitMix64;
+use cachemate_sim::machine::SimOptions;
+use cachemate_sim::run::Deciding;
+use serde::{Deserialize, Serialize};
+
+use super::measure::{self, Lengths};
+use crate::setup::{Job, Workload, failed};
+use crate::work::{self, Work};
+use crate::{Context, ReproError};
+
+/// A machine and how much is drawn on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub machine: &'static str,
+    /// Programs drawn from [`POOL`].
+    pub programs: usize,
+    pub pairs: usize,
+    /// Groups of four in one cache.
+    pub fours: usize,
+    /// Mixes of four programs on two caches, in all three pairings.
+    pub pairings: usize,
+    /// Pairs in one cache, divided in four ways.
+    pub partitions: usize,
+    pub warm_up_cycles: u64,
+    pub measured_cycles: u64,
+}
+
+/// Programs that use a shared cache, and a few that do not, chosen by what they are and not by any co-run.
+pub const POOL: [&str; 16] = [
+    "mcf-2006",
+    "milc",
+    "lbm",
+    "soplex",
+    "sphinx",
+    "omnetpp",
+    "gcc",
+    "libquantum",
+    "art",
+    "swim",
+    "vpr",
+    "twolf",
+    "equake",
+    "ammp",
+    "gobmk",
+    "namd",
+];
+
+/// Of the smaller machines whole, of the largest one a complex with a quarter of its cache: its own is out of reach of
+/// these programs within the lengths that can be simulated.
+pub fn setups(quick: bool) -> Vec<Setup> {
+    let (warm_up_cycles, measured_cycles) = if quick { (4_000_000, 6_000_000) } else { (25_000_000, 25_000_000) };
+    let few = |many: usize, few: usize| if quick { few } else { many };
+    let common = Setup {
+        machine: "opteron-2350",
+        programs: few(10, 5),
+        pairs: few(20, 4),
+        fours: few(10, 2),
+        pairings: 0,
+        partitions: 0,
+        warm_up_cycles,
+        measured_cycles,
+    };
+    let mut all = vec![
+        common,
+        Setup { machine: "xeon-x5365-4", fours: 0, pairings: few(5, 1), ..common },
+        Setup {
+            machine: "epyc-7742?caches.l3.size_bytes=4194304",
+            fours: few(6, 0),
+            pairs: few(12, 0),
+            partitions: few(4, 1),
+            ..common
+        },
+    ];
+    if !quick {
+        all.push(Setup { machine: "pairs-04", fours: 0, pairs: 10, pairings: 3, ..common });
+    }
+    all
+}
+
+/// One program of a machine's draw.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Profiled {
+    pub name: String,
+    pub seed: u64,
+    pub profile: Program,
+    /// What it does alone in the measured cycles.
+    pub work: Work,
+    pub alone_instr_per_cycle: f64,
+}
+
+/// What a run belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    Pair,
+    Four,
+    /// A plan of a mix; plans of one mix have its number.
+    Plan(u32),
+}
+
+/// One co-run on the cycle-level machine.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Run {
+    pub kind: Kind,
+    /// Program (its place in the draw) and CPU.
+    pub jobs: Vec<(usize, u32)>,
+    /// Ways of the first cache of each job, from the lowest on; empty = not divided.
+    pub ways: Vec<u32>,
+    /// Bytes to and from memory, of what its narrowest part passes.
+    pub busy_share: f64,
+    pub instr_per_cycle: Vec<f64>,
+    pub finished: bool,
+}
+
+/// All that was measured on one machine.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Measured {
+    pub machine: String,
+    pub programs: Vec<Profiled>,
+    pub runs: Vec<Run>,
+}
+
+/// Draws and runs.
+///
+/// # Errors
+/// No such machine, a run that fails, or the interruption.
+pub fn measured(context: &Context<'_>, setup: &Setup, seed: u64) -> Result<Measured, ReproError> {
+    let machine = cachemate_spec::load_machine(setup.machine).map_err(failed(setup.machine))?;
+    let mut generator = SplitMix64::new(seed ^ u64::from(machine.cores()) << 32 ^ machine.hertz);
+    let mut names = POOL.to_vec();
+    generator.shuffle(&mut names);
+    names.truncate(setup.programs);
+    let jobs: Vec<Job> = names.iter().enumerate().map(|(at, name)| Job::new(name, seed * 1_000 + at as u64)).collect();
+    (context.progress)(&format!("{}: {} programs alone", setup.machine, jobs.len()));
+    let programs = context.run_all(&jobs, |job| profiled(job, &machine, setup))?;
+    let wanted = drawn(&mut generator, setup, &machine);
+    (context.progress)(&format!("{}: {} co-runs", setup.machine, wanted.len()));
+    let runs = context.run_all(&wanted, |run| together(run, &jobs, &programs, &machine, setup))?;
+    Ok(Measured { machine: setup.machine.to_string(), programs, runs })
+}
+
+fn profiled(job: &Job, machine: &MachineSpec, setup: &Setup) -> Result<Profiled, ReproError> {
+    let mut workload = Workload {
+        machine: machine.clone(),
+        options: SimOptions::default(),
+        jobs: vec![job.clone().on_cpus([0].into_iter().collect())],
+        warm_up_cycles: setup.warm_up_cycles,
+        measured_cycles: setup.measured_cycles,
+    };
+    workload.options.seed = job.seed;
+    let (work, rates) = work::alone(&workload)?;
+    // A neighbour may take twice as long, and this program then goes on for as long.
+    let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
+    let phase_instr = (until_instr / 48).max(200_000);
+    let lengths = Lengths { until_instr, phase_instr, reading_cycles: 100_000 };
+    let profile = measure::profile(job, machine, &workload.options, lengths)?;
+    let (name, seed) = (job.name.clone(), job.seed);
+    Ok(Profiled { name, seed, profile, work, alone_instr_per_cycle: rates.instr_per_cycle })
+}
+
+/// What is to be run, without results.
+fn drawn(generator: &mut SplitMix64, setup: &Setup, machine: &MachineSpec) -> Vec<Run> {
+    let mut runs = Vec::new();
+    let per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores);
+    let contexts = machine.contexts_per_core;
+    let ways = machine.last_level().map_or(1, |cache| cache.ways);
+    let run = |kind: Kind, jobs: Vec<(usize, u32)>, ways: Vec<u32>| Run {
+        kind,
+        jobs,
+        ways,
+        busy_share: 0.0,
+        instr_per_cycle: Vec::new(),
+        finished: false,
+    };
+    let mut some = |count: usize| {
+        let mut order: Vec<usize> = (0..setup.programs).collect();
+        generator.shuffle(&mut order);
+        order.truncate(count);
+        order
+    };
+    let beside = |programs: &[usize]| -> Vec<(usize, u32)> {
+        programs.iter().enumerate().map(|(at, &program)| (program, at as u32 * contexts)).collect()
+    };
+    for _ in 0..setup.pairs {
+        runs.push(run(Kind::Pair, beside(&some(2)), Vec::new()));
+    }
+    for _ in 0..setup.fours {
+        runs.push(run(Kind::Four, beside(&some(4)), Vec::new()));
+    }
+    for mix in 0..setup.pairings {
+        let four = some(4);
+        let second = per_cache * contexts;
+        for pairing in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]] {
+            let cpus = [0, contexts, second, second + contexts];
+            let jobs = pairing.iter().zip(cpus).map(|(&at, cpu)| (four[at], cpu)).collect();
+            runs.push(run(Kind::Plan(mix as u32), jobs, Vec::new()));
+        }
+    }
+    for mix in 0..setup.partitions {
+        let pair = some(2);
+        let number = (setup.pairings + mix) as u32;
+        runs.push(run(Kind::Plan(number), beside(&pair), Vec::new()));
+        for first in [ways / 8, ways / 2, ways - ways / 8] {
+            runs.push(run(Kind::Plan(number), beside(&pair), vec![first, ways - first]));
+        }
+    }
+    runs
+}
+
+/// One plan from the first window on.
+struct Always(Plan);
+
+impl Policy for Always {
+    fn decide(&mut self, _view: &View<'_>) -> Decision {
+        Decision { plan: self.0.clone(), why: Vec::new() }
+    }
+}
+
+/// Each task its ways of the first contended cache, from the lowest on.
+fn divided(machine: &MachineSpec, ways: &[u32]) -> Plan {
+    let cache = machine.topology().caches.iter().find(|cache| cache.last_level).map_or(CacheId(0), |cache| cache.id);
+    let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+    let mut first = 0;
+    for (at, &count) in ways.iter().enumerate() {
+        plan.shares.push(CacheShare {
+            group: GroupId(at as u32),
+            members: vec![Member::Task(TaskId(at as u32))],
+            cache,
+            units: Units::Ways { mask: (first..first + count).collect() },
+        });
+        first += count;
+    }
+    plan
+}
+
+fn together(
+    run: &Run,
+    jobs: &[Job],
+    programs: &[Profiled],
+    machine: &MachineSpec,
+    setup: &Setup,
+) -> Result<Run, ReproError> {
+    let pinned =
+        |&(program, cpu): &(usize, u32)| Job { pinned: Some([cpu].into_iter().collect()), ..jobs[program].clone() };
+    let (divides, pinned): (bool, Vec<Job>) = (!run.ways.is_empty(), run.jobs.iter().map(pinned).collect());
+    // A plan may not name tasks that their owner has pinned, so divided runs leave placing to the machine: one cache.
+    let workload = Workload {
+        machine: machine.clone(),
+        options: SimOptions { seed: jobs[run.jobs[0].0].seed, ..SimOptions::default() },
+        jobs: pinned,
+        warm_up_cycles: setup.warm_up_cycles,
+        measured_cycles: setup.measured_cycles,
+    };
+    let work: Vec<Work> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
+    let by = divides.then(|| Deciding {
+        profilers: Vec::new(),
+        yardstick: workload.yardstick(),
+        name: "always".to_string(),
+        policy: Box::new(Always(divided(machine, &run.ways))),
+        first_window: Window::Cycles { cycles: 10_000 },
+    });
+    let found = work::together(&workload, &work, by)?;
+    let narrowest = |node: f64| match machine.memory.package_bus_bytes_per_cycle {
+        Some(bus) => (bus * f64::from(machine.packages) / f64::from(machine.memory.nodes)).min(node),
+        None => node,
+    };
+    let most = narrowest(machine.memory.bytes_per_cycle);
+    let busy = found.results.memory.iter().map(|node| node.bytes_per_cycle / most).fold(0.0, f64::max);
+    Ok(Run {
+        busy_share: busy,
+        instr_per_cycle: found.rates.iter().map(|rates| rates.instr_per_cycle).collect(),
+        finished: found.rates.iter().all(|rates| rates.finished),
+        ..run.clone()
+    })
+}

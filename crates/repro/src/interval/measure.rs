@@ -1,0 +1,259 @@
+//! A program's profile for the interval machine: alone on the cycle-level machine, by phases, at several cache sizes.
+//!
+//! Method: the contended cache keeps its sets and loses ways. At every size the program runs the same instructions, and
+//! what it did is read from the books at regular moments; between two of them a line. Phases are stretches of equally
+//! many instructions, so the same phase is told at all sizes. Two sizes are run again without prefetchers. Properties:
+//! no co-runner; the same job, machine and lengths give the same profile.
+
+use cachemate_core::{CpuSet, Level, Machine, MachineSpec, Window};
+use cachemate_interval::{Phase, Point, PrivateLevel, Program, Unaided};
+use cachemate_sim::machine::{Length, SimOptions};
+use cachemate_sim::results::TaskResults;
+
+use crate::ReproError;
+use crate::setup::{Job, Workload, failed};
+
+/// How a program is profiled.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Lengths {
+    /// Instructions from the start to the profile's end.
+    pub until_instr: u64,
+    /// Of one phase.
+    pub phase_instr: u64,
+    /// Simulated cycles between two readings of the books.
+    pub reading_cycles: u64,
+}
+
+/// A program takes at most so many times its cycles at full size before a smaller cache's run is given up.
+const CYCLES_PER_INSTR_AT_MOST: u64 = 60;
+
+/// What a program had done at one moment; sums since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Books {
+    instructions: f64,
+    /// Cycles, references, demand misses, read lines, written lines, stall cycles; then misses of the levels before.
+    sums: [f64; SUMS],
+}
+const SUMS: usize = 10;
+const CYCLES: usize = 0;
+const REFERENCES: usize = 1;
+const MISSES: usize = 2;
+const READ: usize = 3;
+const WRITTEN: usize = 4;
+const STALL: usize = 5;
+const L1_REFERENCES: usize = 6;
+const L1_MISSES: usize = 7;
+
+/// The sizes, in ways of the contended cache: about half as many each time, at most five.
+pub fn ways(all: u32) -> Vec<u32> {
+    let mut sizes: Vec<u32> = (0..5).map(|halvings| (all >> halvings).max(1)).collect();
+    sizes.dedup();
+    sizes.reverse();
+    sizes
+}
+
+/// The profile of a single-threaded job.
+///
+/// # Errors
+/// A machine without a data cache, a job that cannot run or ends before the profile does.
+pub fn profile(
+    job: &Job,
+    machine: &MachineSpec,
+    options: &SimOptions,
+    lengths: Lengths,
+) -> Result<Program, ReproError> {
+    let last = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
+    let sizes = ways(last.ways);
+    let way_bytes = last.size_bytes / u64::from(last.ways);
+    let run = |ways: u32, prefetch: bool| {
+        let options = SimOptions { prefetch, ..options.clone() };
+        Ok::<_, ReproError>(stretches(&books(job, &narrowed(machine, ways), &options, lengths)?, lengths))
+    };
+    let aided: Vec<Vec<Books>> = sizes.iter().map(|&ways| run(ways, true)).collect::<Result<_, _>>()?;
+    let bare = if machine.prefetchers.is_empty() {
+        None
+    } else {
+        Some((run(sizes[sizes.len() / 2], false)?, run(last.ways, false)?))
+    };
+    let phases = aided.iter().map(Vec::len).min().unwrap_or(0);
+    if phases == 0 {
+        return Err(failed(&job.name)("it ended before its profile did"));
+    }
+    let middle = sizes[sizes.len() / 2];
+    let point = |phase: usize, at: usize| {
+        let unaided = bare.as_ref().map(|(small, large)| {
+            let doublings = |ways: u32| (f64::from(ways) / f64::from(middle)).log2().max(0.0);
+            let share = doublings(sizes[at]) / doublings(last.ways).max(1e-9);
+            between(&small[phase.min(small.len() - 1)], &large[phase.min(large.len() - 1)], share)
+        });
+        point_of((u64::from(sizes[at]) * way_bytes) as f64, &aided[at][phase], unaided)
+    };
+    let phase = |number: usize| {
+        let whole = &aided[aided.len() - 1][number];
+        let per_instr = |sum: usize| whole.sums[sum] / whole.instructions;
+        Phase {
+            instructions: Some(whole.instructions),
+            references_per_instr: per_instr(REFERENCES),
+            points: (0..sizes.len()).map(|at| point(number, at)).collect(),
+            footprint_bytes: None,
+            private_levels: vec![PrivateLevel {
+                level: Level::L1Data,
+                references_per_instr: per_instr(L1_REFERENCES),
+                misses_per_instr: per_instr(L1_MISSES),
+            }],
+            sharing: Vec::new(),
+            half_private_extra_cycles_per_instr: 0.0,
+        }
+    };
+    Ok(Program {
+        name: job.name.clone(),
+        phases: (0..phases).map(phase).collect(),
+        // Beyond what was measured: as in its last third, which the start-up is not part of.
+        repeats_from: Some(phases as u32 * 2 / 3),
+        demand: cachemate_interval::Demand::default(),
+        progress_per_instr: None,
+    })
+}
+
+fn between(small: &Books, large: &Books, share: f64) -> Books {
+    let mut found = Books { instructions: 1.0, ..Books::default() };
+    for (sum, (low, high)) in found.sums.iter_mut().zip(small.sums.iter().zip(&large.sums)) {
+        *sum = low / small.instructions + share * (high / large.instructions - low / small.instructions);
+    }
+    found
+}
+
+fn point_of(size_bytes: f64, aided: &Books, unaided: Option<Books>) -> Point {
+    let per_instr = |books: &Books, sum: usize| books.sums[sum] / books.instructions;
+    let demand = per_instr(aided, MISSES).min(per_instr(aided, READ));
+    Point {
+        size_bytes,
+        cycles_per_instr: per_instr(aided, CYCLES),
+        demand_fills_per_instr: demand,
+        prefetch_fills_per_instr: per_instr(aided, READ) - demand,
+        writebacks_per_instr: per_instr(aided, WRITTEN),
+        memory_stall_cycles_per_instr: per_instr(aided, STALL),
+        unaided: unaided.map(|bare| Unaided {
+            cycles_per_instr: per_instr(&bare, CYCLES),
+            demand_fills_per_instr: per_instr(&bare, READ),
+            writebacks_per_instr: per_instr(&bare, WRITTEN),
+            memory_stall_cycles_per_instr: per_instr(&bare, STALL),
+        }),
+    }
+}
+
+/// The machine with fewer ways in its contended cache, and as many sets as before.
+fn narrowed(machine: &MachineSpec, ways: u32) -> MachineSpec {
+    let mut machine = machine.clone();
+    let level = machine.last_level().map(|cache| cache.level);
+    for cache in machine.caches.iter_mut().filter(|cache| Some(cache.level) == level) {
+        cache.size_bytes = cache.size_bytes / u64::from(cache.ways) * u64::from(ways);
+        cache.ways = ways;
+        if cache.replacement == cachemate_core::Replacement::TreePlru {
+            cache.replacement = cachemate_core::Replacement::Lru;
+        }
+        cache.way_partitions = None;
+    }
+    machine.pages.colours = None;
+    machine
+}
+
+/// The books at every reading, from the start on.
+fn books(job: &Job, machine: &MachineSpec, options: &SimOptions, lengths: Lengths) -> Result<Vec<Books>, ReproError> {
+    let pinned: CpuSet = [0].into_iter().collect();
+    let workload = Workload {
+        machine: machine.clone(),
+        options: options.clone(),
+        jobs: vec![job.clone().on_cpus(pinned)],
+        warm_up_cycles: 0,
+        measured_cycles: lengths.until_instr * CYCLES_PER_INSTR_AT_MOST,
+    };
+    let ends = Some(Length::Cycles(workload.measured_cycles));
+    let mut simulated = workload.simulated_with(SimOptions { ends, warm_up: None, ..options.clone() })?;
+    let window = lengths.reading_cycles * options.scale;
+    simulated.set_first_window(Window::Cycles { cycles: window });
+    let line_bytes = machine.last_level().map_or(64, |cache| cache.line_bytes);
+    let level = machine.last_level().map(|cache| cache.level);
+    let mut found = vec![Books::default()];
+    while simulated.observe().map_err(failed(&job.name))?.is_some() {
+        let results = simulated.results();
+        let Some(task) = results.tasks.first() else { continue };
+        found.push(read(task, level, f64::from(line_bytes)));
+        if task.instructions >= lengths.until_instr {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+fn read(task: &TaskResults, last: Option<Level>, line_bytes: f64) -> Books {
+    let of = |level: Option<Level>| task.levels.iter().find(|found| Some(found.level) == level);
+    let mut books = Books { instructions: task.instructions as f64, ..Books::default() };
+    let sums = &mut books.sums;
+    sums[CYCLES] = task.cycles as f64;
+    if let Some(level) = of(last) {
+        (sums[REFERENCES], sums[MISSES]) = (level.references as f64, level.misses as f64);
+    }
+    if let Some(level) = of(Some(Level::L1Data)) {
+        (sums[L1_REFERENCES], sums[L1_MISSES]) = (level.references as f64, level.misses as f64);
+    }
+    sums[READ] = task.memory_read_bytes as f64 / line_bytes;
+    sums[WRITTEN] = task.memory_write_bytes as f64 / line_bytes;
+    let stalls = &task.stall_cycles;
+    sums[STALL] = stalls.local_memory + stalls.remote_memory + stalls.queue;
+    books
+}
+
+/// What was done in each stretch of equally many instructions, by lines between readings.
+fn stretches(books: &[Books], lengths: Lengths) -> Vec<Books> {
+    let mut found = Vec::new();
+    let (mut at, mut before) = (1, Books::default());
+    let mut border = lengths.phase_instr as f64;
+    while at < books.len() {
+        let (low, high) = (&books[at - 1], &books[at]);
+        if high.instructions < border || high.instructions <= low.instructions {
+            at += 1;
+            continue;
+        }
+        let share = (border - low.instructions) / (high.instructions - low.instructions);
+        let mut here = Books { instructions: border, ..Books::default() };
+        for (sum, (low, high)) in here.sums.iter_mut().zip(low.sums.iter().zip(&high.sums)) {
+            *sum = low + share * (high - low);
+        }
+        let mut done = Books { instructions: border - before.instructions, ..Books::default() };
+        for (sum, (now, before)) in done.sums.iter_mut().zip(here.sums.iter().zip(&before.sums)) {
+            *sum = now - before;
+        }
+        found.push(done);
+        before = here;
+        border += lengths.phase_instr as f64;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are stretches cut at their instructions, between readings too?
+    #[test]
+    fn stretches_are_cut_at_their_instructions() {
+        let book = |instructions: f64, cycles: f64| {
+            let mut books = Books { instructions, ..Books::default() };
+            books.sums[CYCLES] = cycles;
+            books
+        };
+        let books = [book(0.0, 0.0), book(150.0, 300.0), book(350.0, 400.0)];
+        let lengths = Lengths { until_instr: 350, phase_instr: 100, reading_cycles: 1 };
+        let found: Vec<f64> = stretches(&books, lengths).iter().map(|done| done.sums[CYCLES]).collect();
+        assert_eq!(found, [200.0, 125.0, 50.0]);
+    }
+
+    /// Are there five sizes up to the whole cache, fewer where it has fewer ways?
+    #[test]
+    fn sizes_halve_from_the_whole_cache_down() {
+        assert_eq!(ways(32), [2, 4, 8, 16, 32]);
+        assert_eq!(ways(4), [1, 2, 4]);
+        assert_eq!(ways(12), [1, 3, 6, 12]);
+    }
+}

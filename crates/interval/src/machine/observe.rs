@@ -129,8 +129,7 @@ impl IntervalMachine {
         let cpu = sched.cpu.map(CpuId);
         let job = &self.jobs[known.job].job;
         let ran_ns = (done.cycles * to_ns) as u64;
-        let colored = self.spec.pages.colours.filter(|_| true);
-        let pages_per_colour = colored.map(|colors| self.pages_by_color(known, colors));
+        let pages_per_colour = self.spec.pages.colours.map(|colors| self.pages_by_color(known, colors));
         TaskSeen {
             name: job.name.clone(),
             arrived_ns: known.arrived_ns,

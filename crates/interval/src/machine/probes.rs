@@ -19,6 +19,7 @@ use crate::turns::Rotation;
 pub struct Active {
     pub probe: Probe,
     state: State,
+    started_ns: u64,
     cost_ns: Vec<(Option<TaskId>, u64)>,
 }
 
@@ -69,7 +70,12 @@ impl IntervalMachine {
                     let said = "neighbors are told from profiles here: read counters or trace";
                     refusals.push(refused(probe, RefusedBecause::NotSupported, said));
                 }
-                _ => self.probes.push(Active { probe: probe.clone(), state: State::Waiting, cost_ns: Vec::new() }),
+                _ => self.probes.push(Active {
+                    probe: probe.clone(),
+                    state: State::Waiting,
+                    started_ns: self.now_ns,
+                    cost_ns: Vec::new(),
+                }),
             }
         }
     }
@@ -100,9 +106,31 @@ impl IntervalMachine {
                 other => other,
             };
             any |= matches!(next, State::Ready(_));
+            if matches!(next, State::Ready(_)) && !matches!(self.probes[at].state, State::Ready(_)) {
+                let started = self.probes[at].started_ns;
+                self.probes[at].cost_ns = self.cost_of(&active.probe, self.now_ns - started);
+            }
             self.probes[at].state = next;
         }
         any
+    }
+
+    /// Whose time a probe took: the traced task's for its interrupts, and of tasks kept off a cache the time held.
+    fn cost_of(&self, probe: &Probe, took_ns: u64) -> Vec<(Option<TaskId>, u64)> {
+        match &probe.what {
+            ProbeWhat::Trace { task, entries, .. } => {
+                let ns = u64::from(*entries) * self.spec.counters.interrupt_cycles * 1_000_000_000 / self.spec.hertz;
+                vec![(Some(*task), ns.min(took_ns))]
+            }
+            ProbeWhat::Rows { rows, .. } => {
+                let waits = |task: &TaskId| {
+                    let off = rows.iter().filter(|row| !row.contains(task)).count() as u64;
+                    took_ns * off / rows.len().max(1) as u64
+                };
+                self.known.iter().map(|known| (Some(known.task), waits(&known.task))).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     fn begin(&mut self, probe: &Probe) -> State {

@@ -249,7 +249,6 @@ fn together(
     let pinned =
         |&(program, cpu): &(usize, u32)| Job { pinned: Some([cpu].into_iter().collect()), ..jobs[program].clone() };
     let (divides, pinned): (bool, Vec<Job>) = (!run.ways.is_empty(), run.jobs.iter().map(pinned).collect());
-    // A plan may not name tasks that their owner has pinned, so divided runs leave placing to the machine: one cache.
     let workload = Workload {
         machine: machine.clone(),
         options: SimOptions { seed: jobs[run.jobs[0].0].seed, ..SimOptions::default() },

@@ -22,8 +22,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "core", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux", "agent", "trace", "report", "repro",
-            "sweep",
+            "core", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux", "agent", "trace", "report",
+            "repro", "sweep",
         ],
     ),
 ];

@@ -429,12 +429,10 @@ impl Engine {
                 }
                 self.move_to(slot, after);
             }
-            if self.slots.ask[at].share != share || before != after {
-                if let Some(flow) = flow {
-                    self.catch_up(flow);
-                    self.slots.ask[at].share = share;
-                    self.disturb(flow, if before == after { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER });
-                }
+            if let Some(flow) = flow.filter(|_| self.slots.ask[at].share != share || before != after) {
+                self.catch_up(flow);
+                self.slots.ask[at].share = share;
+                self.disturb(flow, if before == after { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER });
             }
             if flow.is_none() {
                 self.slots.ask[at].share = 0.0;

@@ -3,7 +3,7 @@ use crate::by_hand;
 use crate::program::Phase;
 use cachemate_core::{
     CacheId, CacheShare, Event as Counted, Evidence, GroupId, IndexSet, Item, Member, PageMoving, Probe, ProbeWhat,
-    RefusedBecause, Units, WayPartitions, check_plan,
+    Profiles, RefusedBecause, Units, View, WayPartitions, check_plan,
 };
 
 const LINES: f64 = 65_536.0;
@@ -78,7 +78,16 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         if ways {
             plan.shares = vec![share(0, (0..10).collect()), share(1, (10..16).collect())];
         }
-        check_plan(&plan, machine.topology(), machine.capabilities(), &seen).unwrap();
+        let (profiles, before) = (Profiles::new(), Plan::idle(plan.window));
+        let view = View {
+            topology: machine.topology(),
+            capabilities: machine.capabilities(),
+            seen: &seen,
+            profiles: &profiles,
+            before: &before,
+            predictor: &cachemate_core::test_kit::NoForecast,
+        };
+        check_plan(&plan, &view).unwrap();
         let applied = machine.apply(&plan).unwrap();
         assert_eq!(applied.refused, []);
         assert_eq!(applied.shares.len(), if ways { 2 } else { 0 });

@@ -1,12 +1,12 @@
 //! Co-runs drawn from the seed, and what they do on the cycle-level machine.
 
+use cachemate_core::SplitMix64;
 use cachemate_core::{
     CacheId, CacheShare, Decision, GroupId, MachineSpec, Member, Plan, Policy, TaskId, Units, View, Window,
 };
 use cachemate_interval::Program;
-use cachemate_policy::rng::SplitMix64;
+use cachemate_pipeline::Pipeline;
 use cachemate_sim::machine::SimOptions;
-use cachemate_sim::run::Deciding;
 use serde::{Deserialize, Serialize};
 
 use super::measure::{self, Lengths};
@@ -257,12 +257,9 @@ fn together(
         measured_cycles: setup.measured_cycles,
     };
     let work: Vec<Work> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
-    let by = divides.then(|| Deciding {
-        profilers: Vec::new(),
-        yardstick: workload.yardstick(),
-        name: "always".to_string(),
-        policy: Box::new(Always(divided(machine, &run.ways))),
-        first_window: Window::Cycles { cycles: 10_000 },
+    let by = divides.then(|| {
+        let config = workload.pipeline("always", "", Vec::new(), Window::Cycles { cycles: 10_000 });
+        Pipeline::with_policy(config, Box::new(Always(divided(machine, &run.ways))))
     });
     let found = work::together(&workload, &work, by)?;
     let narrowest = |node: f64| match machine.memory.package_bus_bytes_per_cycle {

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
+use cachemate_core::SplitMix64;
 use cachemate_interval::engine::Engine;
 use cachemate_interval::{Demand, Phase, Point, Program};
-use cachemate_policy::rng::SplitMix64;
 
 use crate::ReproError;
 use crate::setup::failed;

@@ -1,8 +1,7 @@
-//! From a plan to changes on the host: first one pure function, then the only place that makes them.
+//! The way to every change on the host: journal and guardian first.
 //!
-//! [`changes`] compares the whole desired state with what is, and answers with a list; `--dry-run` prints exactly that.
-//! [`Actuator::make`] writes the originals down (one synced batch), sees that the guardian stands, makes each change
-//! and reads it back. A thread that is not in the plan gets its original back: absence in a plan is the default.
+//! Which changes there are is the core's to say (`cachemate_core::changes`); [`crate::changes`] makes them with what is
+//! here: [`Actuator::before`] writes the originals down (one synced batch) and sees that the guardian stands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cachemate_core::{CpuSet, Item, Plan, Refused, RefusedBecause};
+use cachemate_core::{Item, Refused, RefusedBecause};
 
 use crate::acting::Acting;
 use crate::guardian::{Guard, Guardian};
@@ -22,7 +21,7 @@ use crate::restore::{
 };
 use crate::tasks::Managed;
 
-/// One change, with the line of the plan that asks for it.
+/// An object and what it may become, with the line of the plan that it concerns.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Wanted {
     pub item: Item,
@@ -30,61 +29,16 @@ pub struct Wanted {
     pub state: State,
 }
 
-/// Everything that the host has to be brought to for affinities and weights of `plan` to hold. `originals` are the
-/// journalled ones: a thread without an entry that the plan does not mention is not touched at all.
-pub fn changes(plan: &Plan, tasks: &[&Managed], online: &CpuSet, originals: &BTreeMap<Object, State>) -> Vec<Wanted> {
-    let mut wanted = Vec::new();
-    for task in tasks.iter().filter(|task| !task.exited && !task.fixed) {
-        let affinity = Object::Affinity { pid: task.pid, thread: task.thread };
-        let state = match plan.allowed.get(&task.task) {
-            Some(cpus) => Some(State::Cpus(cpus.intersection(online))),
-            None => originals.get(&affinity).cloned(),
-        };
-        wanted.extend(state.map(|state| Wanted { item: Item::Allowed(task.task), object: affinity, state }));
-        let nice = Object::Nice { pid: task.pid, thread: task.thread };
-        let original = match originals.get(&nice) {
-            Some(State::Nice(original)) => Some(*original),
-            _ => None,
-        };
-        let state = match plan.weights.get(&task.task) {
-            Some(&weight) => Some(State::Nice(nice_for(weight, original.unwrap_or(task.nice)))),
-            None => original.map(State::Nice),
-        };
-        wanted.extend(state.map(|state| Wanted { item: Item::Weight(task.task), object: nice, state }));
-    }
-    wanted
-}
-
-/// The nice value that gives `weight` times the CPU share of `original`: one step is a factor of 1.25 in Linux's
-/// table of weights (`sched_prio_to_weight`).
-pub fn nice_for(weight: f64, original: i32) -> i32 {
-    let steps = (weight.ln() / 1.25f64.ln()).round() as i32;
-    original.saturating_sub(steps).clamp(-20, 19)
-}
-
 /// What came of making changes.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Made {
     pub refused: Vec<Refused>,
-    /// As they were found.
-    pub found: BTreeMap<Object, State>,
-    /// Objects that now read as wanted.
+    /// Objects as they were read last.
     pub held: BTreeMap<Object, State>,
     /// Somebody else changed these since we last set them.
     pub overridden: Vec<Item>,
+    /// Writes.
     pub calls: u64,
-}
-
-impl Made {
-    /// Notes what is no longer as it was when `last` was read.
-    pub fn note_overridden(&mut self, wanted: &[Wanted], last: &BTreeMap<Object, State>) {
-        let theirs = |want: &&Wanted| match (last.get(&want.object), self.found.get(&want.object)) {
-            (Some(last), Some(found)) => last != found,
-            _ => false,
-        };
-        let items: Vec<Item> = wanted.iter().filter(theirs).map(|want| want.item.clone()).collect();
-        self.overridden.extend(items);
-    }
 }
 
 /// How a guardian is started: program and arguments.
@@ -126,6 +80,24 @@ impl Actuator {
         held.map(|(object, held)| (object.clone(), held.original.clone())).collect()
     }
 
+    /// The object as we last read it back.
+    pub fn last(&self, object: &Object) -> Option<&State> {
+        self.last.get(object)
+    }
+
+    /// Remembers how things were left, so that what others change is noticed.
+    pub(crate) fn set_last(&mut self, last: BTreeMap<Object, State>) {
+        self.last = last;
+    }
+
+    /// Must succeed before any of `changes` is made: their originals are in the journal then, and the guardian stands.
+    ///
+    /// # Errors
+    /// No journal or no guardian: nothing may be changed.
+    pub fn before(&mut self, kernel: &dyn Kernel, changes: &[Change]) -> Result<(), JournalError> {
+        if changes.is_empty() { Ok(()) } else { self.arm(kernel)?.before(changes) }
+    }
+
     /// Process id of the guardian, once there is one.
     pub fn guardian_pid(&self) -> Option<u32> {
         self.armed.as_ref().map(|(_, guardian)| guardian.pid())
@@ -163,85 +135,39 @@ impl Actuator {
         Ok(journal)
     }
 
-    /// Makes what is not so already, writing originals down first. Refusals are told one by one; the rest goes on. What
-    /// somebody else has changed since the last call is told, and set anew.
-    pub fn make(&mut self, kernel: &dyn Kernel, wanted: &[Wanted]) -> Made {
-        let mut made = self.change(kernel, wanted);
-        made.note_overridden(wanted, &self.last);
-        self.last.clone_from(&made.held);
-        made
+    /// Writes one object and reads it back; answers with how it is then, and whether it had to be written. Its original
+    /// stands in the journal already.
+    ///
+    /// # Errors
+    /// As the kernel says, in its words.
+    pub fn set(
+        &self,
+        kernel: &dyn Kernel,
+        item: &Item,
+        object: &Object,
+        wanted: &State,
+    ) -> Result<(State, bool), Refused> {
+        match read_state(kernel, object) {
+            Ok(now) if now == *wanted => return Ok((now, false)),
+            _ => {}
+        }
+        let done = self.write(kernel, object, wanted);
+        done.map(|now| (now, true)).map_err(|error| refused(kernel, item, object, &error))
     }
 
-    /// As [`Actuator::make`], for those who look themselves after what others change.
-    pub fn change(&mut self, kernel: &dyn Kernel, wanted: &[Wanted]) -> Made {
-        let mut made = Made::default();
-        let mut due: Vec<(Change, Item)> = Vec::new();
-        for want in wanted {
-            if self.still_holds(kernel, want) {
-                made.held.insert(want.object.clone(), want.state.clone());
-                continue;
-            }
-            match self.look_at(kernel, want) {
-                Ok(change) => {
-                    made.found.insert(want.object.clone(), change.now.clone());
-                    if change.now == want.state {
-                        made.held.insert(want.object.clone(), change.now);
-                    } else {
-                        due.push((change, want.item.clone()));
-                    }
-                }
-                Err(error) => made.refused.push(refused(kernel, &want.item, &want.object, &error)),
-            }
-        }
-        if !due.is_empty() {
-            self.make_due(kernel, due, &mut made);
-        }
-        made
-    }
-
-    /// What was read back the last time is wanted again, and is so by the short way to ask.
-    fn still_holds(&self, kernel: &dyn Kernel, want: &Wanted) -> bool {
-        let (Object::Affinity { thread, .. }, State::Cpus(cpus)) = (&want.object, &want.state) else { return false };
-        self.last.get(&want.object) == Some(&want.state) && kernel.affinity_is(thread.tid, cpus).unwrap_or(false)
-    }
-
-    fn make_due(&mut self, kernel: &dyn Kernel, due: Vec<(Change, Item)>, made: &mut Made) {
-        let changes: Vec<Change> = due.iter().map(|(change, _)| change.clone()).collect();
-        let written = self.arm(kernel).and_then(|journal| journal.before(&changes));
-        if let Err(error) = written {
-            let refuse = |(_, item)| Refused { item, because: RefusedBecause::NoRoom, said: error.to_string() };
-            made.refused.extend(due.into_iter().map(refuse));
-            return;
-        }
-        for (change, item) in due {
-            made.calls += 1;
-            match self.make_one(kernel, &change) {
-                Ok(now) => {
-                    if now != change.wanted {
-                        let said =
-                            format!("{:?}: asked for {:?}, the kernel made it {now:?}", change.object, change.wanted);
-                        made.refused.push(Refused { item, because: RefusedBecause::OwnedByAnother, said });
-                    }
-                    made.held.insert(change.object, now);
-                }
-                Err(error) => made.refused.push(refused(kernel, &item, &change.object, &error)),
-            }
-        }
-    }
-
-    /// Makes one change that is written down, and reads it back.
-    fn make_one(&self, kernel: &dyn Kernel, change: &Change) -> io::Result<State> {
+    /// Writes what stands in the journal, and reads it back.
+    fn write(&self, kernel: &dyn Kernel, object: &Object, wanted: &State) -> io::Result<State> {
         // Since the original was read the thread's number may have become another's.
-        check_thread(kernel, &change.object)?;
-        let held = self.armed.as_ref().and_then(|(journal, _)| journal.held().get(&change.object));
-        match held.filter(|held| held.original == change.wanted) {
-            Some(held) => write_original(kernel, &change.object, held)?,
-            None => write_state(kernel, &change.object, &change.wanted)?,
+        check_thread(kernel, object)?;
+        let held = self.armed.as_ref().and_then(|(journal, _)| journal.held().get(object));
+        match held.filter(|held| held.original == *wanted) {
+            Some(held) => write_original(kernel, object, held)?,
+            None => write_state(kernel, object, wanted)?,
         }
-        let now = read_state(kernel, &change.object)?;
+        let now = read_state(kernel, object)?;
         // One that follows its cpuset again is as it was, whatever that has become meanwhile.
-        let follows = |held: &Held| held.follows && held.original == change.wanted;
-        Ok(if held.is_some_and(follows) { change.wanted.clone() } else { now })
+        let follows = |held: &Held| held.follows && held.original == *wanted;
+        Ok(if held.is_some_and(follows) { wanted.clone() } else { now })
     }
 
     /// Writes the originals of what somebody else is going to change between known states (the gangs' runner, a probe),
@@ -252,7 +178,7 @@ impl Actuator {
     pub fn promise(&mut self, kernel: &dyn Kernel, wanted: &[Wanted]) -> Result<(), JournalError> {
         let mut changes = Vec::new();
         for want in wanted {
-            match self.look_at(kernel, want) {
+            match self.look_at(kernel, &want.object, &want.state) {
                 Ok(change) => changes.push(change),
                 Err(error) if is_gone(&error) => {}
                 Err(source) => return Err(JournalError::Original { object: format!("{:?}", want.object), source }),
@@ -312,13 +238,21 @@ impl Actuator {
         Err(JournalError::Fenced)
     }
 
-    /// Puts back what concerns these threads, which are managed no longer.
+    /// Puts back what concerns these threads and files of processes, which are managed no longer.
     ///
     /// # Errors
     /// The journal could not be written anew; nothing is lost.
-    pub fn release(&mut self, kernel: &dyn Kernel, threads: &[ThreadKey]) -> Result<Vec<Restored>, JournalError> {
+    pub fn release(
+        &mut self,
+        kernel: &dyn Kernel,
+        threads: &[ThreadKey],
+        files: &dyn Fn(&Path) -> bool,
+    ) -> Result<Vec<Restored>, JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(Vec::new()) };
-        let theirs = |object: &Object| object.thread().is_some_and(|thread| threads.contains(&thread));
+        let theirs = |object: &Object| match object {
+            Object::File { path } => files(path),
+            other => other.thread().is_some_and(|thread| threads.contains(&thread)),
+        };
         let held: BTreeMap<_, _> =
             journal.held().iter().filter(|(object, _)| theirs(object)).map(|(o, h)| (o.clone(), h.clone())).collect();
         let account = restore(kernel, &held);
@@ -400,15 +334,15 @@ impl Actuator {
     }
 
     /// How the object of a wanted change is now.
-    fn look_at(&self, kernel: &dyn Kernel, want: &Wanted) -> io::Result<Change> {
-        if want.object.thread().is_some_and(|thread| self.is_unread(thread)) {
+    pub(crate) fn look_at(&self, kernel: &dyn Kernel, object: &Object, wanted: &State) -> io::Result<Change> {
+        if object.thread().is_some_and(|thread| self.is_unread(thread)) {
             return Err(io::Error::other("it cannot be read yet what it inherited"));
         }
-        check_thread(kernel, &want.object)?;
-        let now = read_state(kernel, &want.object)?;
+        check_thread(kernel, object)?;
+        let now = read_state(kernel, object)?;
         // Where the cpuset cannot be read the mask is put back by name.
-        let follows = is_whole(kernel, &want.object, &now).unwrap_or(false);
-        Ok(Change { object: want.object.clone(), now, wanted: want.state.clone(), follows })
+        let follows = is_whole(kernel, object, &now).unwrap_or(false);
+        Ok(Change { object: object.clone(), now, wanted: wanted.clone(), follows })
     }
 
     /// Drops what the journal holds about objects that are as they were: groups of ours that were removed.
@@ -454,7 +388,7 @@ impl Actuator {
     }
 }
 
-fn refused(kernel: &dyn Kernel, item: &Item, object: &Object, error: &io::Error) -> Refused {
+pub(crate) fn refused(kernel: &dyn Kernel, item: &Item, object: &Object, error: &io::Error) -> Refused {
     let because = match error.raw_os_error() {
         Some(libc::ESRCH) | Some(libc::ENOENT) => RefusedBecause::Gone,
         Some(libc::EPERM) | Some(libc::EACCES) | Some(libc::EROFS) => RefusedBecause::NoPermission,

@@ -13,79 +13,90 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{CpuSet, Item, Refused, RefusedBecause};
+pub use cachemate_core::Confined;
+use cachemate_core::{CpuSet, Item, Refused, RefusedBecause, Tracked};
 
-use crate::actuator::Wanted;
+use crate::actuator::{Wanted, refused};
 use crate::journal::{Object, State};
 use crate::kernel::Kernel;
-use crate::restore::{all_members, if_there};
+use crate::restore::{all_members, if_there, read_state};
 
 /// The control file in every group.
 pub const FILE_NAME: &str = "cpuset.cpus";
 
-/// A group that is to stay on some CPUs.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Confined {
-    /// As `/proc/PID/cgroup` shows it.
-    pub cgroup: String,
-    pub cpus: CpuSet,
-}
-
-/// What the groups' confinement asks for.
+/// What there is of the groups that are confined, and of those that were.
 #[derive(Default, Debug)]
-pub struct Confinement {
-    /// Deepest groups first: a parent cannot be narrower than its children (v1).
-    pub wanted: Vec<Wanted>,
-    /// Affinities that narrowing a group will change, and the states that the kernel may give them.
-    pub promised: Vec<Wanted>,
-    /// Threads of confined groups: they cannot go anywhere else.
-    pub threads: BTreeMap<i32, CpuSet>,
+pub struct Groups {
+    /// By path below the root of the hierarchy, with a leading slash.
+    pub cpus: BTreeMap<String, Tracked<CpuSet>>,
+    pub files: BTreeMap<String, PathBuf>,
+    /// As the operator wants them, by the same names.
+    pub confined: Vec<Confined>,
+    /// The innermost of these groups that a thread is in: it cannot go anywhere else.
+    pub threads: BTreeMap<i32, String>,
+    /// By group: affinities that narrowing it will change, and the states that the kernel may give them.
+    pub promised: BTreeMap<String, Vec<Wanted>>,
     pub refused: Vec<Refused>,
 }
 
-/// Compares what is asked for with what is. Groups that were confined and are not named any more get their original back.
-pub fn confinement(kernel: &dyn Kernel, groups: &[Confined], originals: &BTreeMap<Object, State>) -> Confinement {
-    let mut all = Confinement::default();
-    let found = if groups.is_empty() { None } else { find(kernel) };
-    for group in groups {
-        let wanted = match &found {
+/// Looks at the groups that are to be confined, and at those that were and are not named any more.
+pub fn look(kernel: &dyn Kernel, groups: &[Confined], originals: &BTreeMap<Object, State>) -> Groups {
+    let mut all = Groups::default();
+    let changed = |object: &&Object| matches!(object, Object::File { path } if path.ends_with(FILE_NAME));
+    let changed: Vec<&Object> = originals.keys().filter(changed).collect();
+    let found = if groups.is_empty() && changed.is_empty() { None } else { find(kernel) };
+    let mut outermost_first: Vec<&Confined> = groups.iter().collect();
+    outermost_first.sort_by_key(|group| group.cgroup.trim_matches('/').split('/').count());
+    for group in outermost_first {
+        let file = match &found {
             None => Err("no cpuset controller, neither cgroup v1 nor v2".to_string()),
-            Some(cpusets) => cpusets.confine(&group.cgroup, &group.cpus, Item::Plan),
+            Some(cpusets) => cpusets.file(&group.cgroup),
         };
-        let added = wanted.and_then(|wanted| {
+        let added = file.and_then(|file| {
             let unseen = |error| format!("group '{}': its threads cannot be looked at: {error}", group.cgroup);
-            all.add(kernel, group, wanted, originals).map_err(unseen)
+            all.add(kernel, group, file, originals).map_err(unseen)
         });
         if let Err(said) = added {
             all.refused.push(Refused { item: Item::Plan, because: RefusedBecause::NotSupported, said });
         }
     }
-    for (object, original) in originals {
-        let dropped = !all.wanted.iter().any(|wanted| wanted.object == *object);
-        if dropped && matches!(object, Object::File { path } if path.ends_with(FILE_NAME)) {
-            all.wanted.push(Wanted { item: Item::Plan, object: object.clone(), state: original.clone() });
+    for object in changed {
+        let Object::File { path } = object else { continue };
+        if all.files.values().any(|file| file == path) {
+            continue;
         }
+        let mount = found.as_ref().map(|(Cpusets::V1(mount) | Cpusets::V2(mount))| mount.as_path());
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        let below = mount.and_then(|mount| dir.strip_prefix(mount).ok()).unwrap_or(dir);
+        all.track(kernel, format!("/{}", below.display()), path.clone(), originals);
     }
-    let depth = |wanted: &Wanted| match &wanted.object {
-        Object::File { path } => path.components().count(),
-        _ => 0,
-    };
-    all.wanted.sort_by_key(|wanted| std::cmp::Reverse(depth(wanted)));
     all
 }
 
-impl Confinement {
-    /// Masks of threads in confined groups reach no further than these; one that lies outside altogether stays as it is
-    /// asked for, and the kernel says what it thinks of it.
-    pub fn clip(&self, wanted: &mut [Wanted]) {
-        for want in wanted {
-            let Some(cpus) = want.object.thread().and_then(|thread| self.threads.get(&thread.tid)) else { continue };
-            if let State::Cpus(asked) = &want.state
-                && asked.intersects(cpus)
-            {
-                want.state = State::Cpus(asked.intersection(cpus));
+fn cpus_of(state: &State) -> Option<CpuSet> {
+    match state {
+        State::Text(text) => text.trim().parse().ok(),
+        _ => None,
+    }
+}
+
+impl Groups {
+    /// False = it cannot be read, and so is left alone.
+    fn track(&mut self, kernel: &dyn Kernel, name: String, file: PathBuf, originals: &BTreeMap<Object, State>) -> bool {
+        let object = Object::File { path: file.clone() };
+        let read = read_state(kernel, &object);
+        let now = match read.as_ref().map(cpus_of) {
+            Ok(Some(now)) => now,
+            Ok(None) => return false,
+            Err(error) => {
+                self.refused.push(refused(kernel, &Item::Plan, &object, error));
+                return false;
             }
-        }
+        };
+        let original = originals.get(&object).and_then(cpus_of).unwrap_or_else(|| now.clone());
+        self.cpus.insert(name.clone(), Tracked { now, original });
+        self.files.insert(name, file);
+        true
     }
 
     /// Nothing is added where its threads cannot be looked at: their affinities could not be written down.
@@ -93,30 +104,32 @@ impl Confinement {
         &mut self,
         kernel: &dyn Kernel,
         group: &Confined,
-        wanted: Wanted,
+        file: PathBuf,
         originals: &BTreeMap<Object, State>,
     ) -> io::Result<()> {
-        let Object::File { path } = &wanted.object else { return Ok(()) };
-        let dir = path.parent().unwrap_or(Path::new("/"));
+        let name = format!("/{}", group.cgroup.trim_matches('/'));
+        let dir = file.parent().unwrap_or(Path::new("/")).to_path_buf();
         let cpus_in = |file: &Path| -> io::Result<Option<CpuSet>> {
             let text = if_there(kernel.read(file))?;
             Ok(text.and_then(|text| text.trim().parse().ok()).filter(|cpus: &CpuSet| !cpus.is_empty()))
         };
-        let effective = match cpus_in(path)? {
+        let effective = match cpus_in(&file)? {
             Some(cpus) => Some(cpus),
             None => cpus_in(&dir.join("cpuset.cpus.effective"))?,
         };
-        let first = !originals.contains_key(&wanted.object);
-        let threads = all_members(kernel, dir)?;
+        let first = !originals.contains_key(&Object::File { path: file.clone() });
+        let threads = all_members(kernel, &dir)?;
         let mut promised = Vec::new();
         if let Some(effective) = effective.as_ref().filter(|_| first) {
             for &tid in &threads {
                 promised.extend(promise(kernel, tid, [&group.cpus, effective])?);
             }
         }
-        self.threads.extend(threads.into_iter().map(|tid| (tid, group.cpus.clone())));
-        self.promised.extend(promised);
-        self.wanted.push(wanted);
+        if self.track(kernel, name.clone(), file, originals) {
+            self.confined.push(Confined { cgroup: name.clone(), cpus: group.cpus.clone() });
+            self.threads.extend(threads.into_iter().map(|tid| (tid, name.clone())));
+            self.promised.insert(name, promised);
+        }
         Ok(())
     }
 }
@@ -133,7 +146,9 @@ fn promise(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io::Resul
         object: Object::Affinity { pid, thread },
         state: State::Cpus(cpus.clone()),
     };
-    Ok(may_become.map(wanted).to_vec())
+    // Between relatives of which both change, a group first gets what it had and what it is to have.
+    let between = may_become[0].union(may_become[1]);
+    Ok(may_become.into_iter().chain([&between]).map(wanted).collect())
 }
 
 /// Process of a thread.
@@ -217,22 +232,16 @@ impl Cpusets {
         let (Cpusets::V1(mount) | Cpusets::V2(mount)) = self;
         Ok(mount.join(inner).join(FILE_NAME))
     }
-
-    /// The change that confines a group to `cpus`.
-    ///
-    /// # Errors
-    /// As [`Cpusets::file`].
-    pub fn confine(&self, group: &str, cpus: &CpuSet, item: Item) -> Result<Wanted, String> {
-        let object = Object::File { path: self.file(group)? };
-        Ok(Wanted { item, object, state: State::Text(cpus.to_string()) })
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::actuator::{Actuator, GuardianCommand};
+    use crate::changes::bench::{self, Bench};
     use crate::kernel::Host;
+    use crate::tasks::Tasks;
+    use cachemate_core::{Plan, Window};
 
     fn tree(mounts: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
         let dir = tempfile::tempdir().unwrap();
@@ -261,9 +270,9 @@ mod tests {
         assert_eq!(find(&tree("proc /proc proc rw 0 0\n", &[]).1), None);
     }
 
-    /// Are the deepest groups narrowed first, threads kept narrower written down, and a group that is dropped put back?
+    /// Are threads kept narrower written down with their group, and is a group that is dropped still looked at?
     #[test]
-    fn confinement_is_the_whole_state() {
+    fn groups_are_looked_at_with_their_threads() {
         let host = crate::fake_tests::FakeHost::default();
         host.file("/proc/mounts", V1);
         let base = "/sys/fs/cgroup/cpuset";
@@ -276,23 +285,25 @@ mod tests {
         host.thread(5, 5, 1, "0-7");
         host.thread(7, 7, 1, "0-7");
         let group = |path: &str, cpus: &str| Confined { cgroup: path.into(), cpus: cpus.parse().unwrap() };
-        let both = [group("/a", "0-3"), group("/a/b", "0-1")];
-        let found = confinement(&host, &both, &BTreeMap::new());
-        let files: Vec<&Object> = found.wanted.iter().map(|wanted| &wanted.object).collect();
+        let both = [group("/a/b/", "0-1"), group("a", "0-3")];
+        let found = look(&host, &both, &BTreeMap::new());
+        let all: CpuSet = (0..8).collect();
+        assert_eq!(found.cpus, ["/a", "/a/b"].map(|name| (name.to_string(), Tracked::untouched(all.clone()))).into());
+        let threads = [(5, "/a"), (6, "/a/b"), (7, "/a/b")].map(|(tid, name)| (tid, name.to_string()));
+        assert_eq!(found.threads, threads.into());
+        for name in ["/a", "/a/b"] {
+            let promised = &found.promised[name];
+            assert!(promised.len() == 3 && promised.iter().all(|want| want.object.thread() == Some(narrow)), "{name}");
+        }
         let file = |path: &str| Object::File { path: format!("{base}/{path}").into() };
-        assert_eq!(files, [&file("a/b/cpuset.cpus"), &file("a/cpuset.cpus")]);
-        assert_eq!(found.threads.keys().copied().collect::<Vec<_>>(), [5, 6, 7]);
-        let promised: Vec<_> = found.promised.iter().map(|wanted| wanted.object.thread().unwrap()).collect();
-        assert!(
-            promised.len() == 4 && promised.iter().all(|thread| *thread == narrow),
-            "in either group: {promised:?}"
-        );
-        let originals = BTreeMap::from([(file("a/b/cpuset.cpus"), State::Text("0-7".into()))]);
-        let dropped = confinement(&host, &both[..1], &originals);
-        assert_eq!(dropped.wanted[0].state, State::Text("0-7".into()));
-        assert!(confinement(&host, &[], &BTreeMap::new()).wanted.is_empty());
-        let nowhere = confinement(&crate::fake_tests::FakeHost::default(), &both, &BTreeMap::new());
-        assert_eq!((nowhere.refused.len(), nowhere.wanted.len()), (2, 0));
+        let originals = BTreeMap::from([(file("a/b/cpuset.cpus"), State::Text("0-5".into()))]);
+        let dropped = look(&host, &both[1..], &originals);
+        let original: CpuSet = (0..6).collect();
+        assert_eq!(dropped.cpus["/a/b"], Tracked { now: all, original });
+        assert_eq!(dropped.confined.len(), 1);
+        assert!(look(&host, &[], &BTreeMap::new()).cpus.is_empty());
+        let nowhere = look(&crate::fake_tests::FakeHost::default(), &both, &BTreeMap::new());
+        assert_eq!((nowhere.refused.len(), nowhere.cpus.len()), (2, 0));
     }
 
     /// Is a group confined and put back as it was, and the root never touched?
@@ -300,14 +311,24 @@ mod tests {
     fn a_group_is_confined_and_put_back() {
         let original = "0-7";
         let (dir, host) = tree(V1, &[("sys/fs/cgroup/cpuset/db/cpuset.cpus", original)]);
-        let cpusets = find(&host).unwrap();
         let path = dir.path().join("sys/fs/cgroup/cpuset/db/cpuset.cpus");
-        let wanted = cpusets.confine("/db", &"2-3".parse().unwrap(), Item::Plan).unwrap();
         let state = tempfile::tempdir().unwrap();
         let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
         let mut actuator = Actuator::new(state.path(), GuardianCommand { program: "/bin/sh".into(), args });
-        let made = actuator.make(&host, &[wanted]);
-        assert!(made.refused.is_empty(), "{made:?}");
+        let groups = [Confined { cgroup: "/db".to_string(), cpus: "2-3".parse().unwrap() }];
+        let (tasks, capabilities) = (Tasks::default(), bench::capabilities());
+        let bench = Bench {
+            host: &host,
+            actuator: &mut actuator,
+            ways: None,
+            tasks: &tasks,
+            capabilities: &capabilities,
+            groups: &groups,
+        };
+        let (made, derived) = bench.carry_out(&Plan::idle(Window::Time { ns: 1 }));
+        let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
+        assert_eq!(lines, ["confine group '/db' to CPUs 2-3 (was CPUs 0-7)"]);
+        assert_eq!(made.calls, 1, "{made:?}");
         // A tree of plain files keeps what is longer than the write; the kernel's files do not.
         assert!(std::fs::read_to_string(&path).unwrap().starts_with("2-3"));
         actuator.put_back(&host).unwrap();

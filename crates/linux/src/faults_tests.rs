@@ -9,14 +9,14 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use cachemate_core::{
-    CacheId, CacheShare, Cpu, CpuId, Gang, GangSchedule, GroupId, Item, Machine, Member, Plan, RefusedBecause, TaskId,
-    Topology, Units, Window,
+    CacheId, CacheShare, Capabilities, Cpu, CpuId, Gang, GangSchedule, GroupId, Item, Machine, Member, Plan, Refused,
+    RefusedBecause, TaskId, Topology, Units, Window,
 };
 
 use crate::actuator::{Actuator, GuardianCommand, Wanted};
 use crate::cpusets::Confined;
 use crate::fake_tests::{FakeHost, SHORT};
-use crate::journal::{Object, State};
+use crate::journal::{Change, Object, State};
 use crate::kernel::Kernel;
 use crate::machine::{LiveMachine, LiveOptions};
 use crate::resctrl::fake_tests::{FakeCat, FakeGroup, topology as cat_topology};
@@ -58,6 +58,8 @@ fn machine_with<K: Kernel + Send + 'static>(
     state_dir: &std::path::Path,
 ) -> LiveMachine<K> {
     let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
+    let partitions = resctrl.iter().flat_map(Resctrl::partitions).collect();
+    let capabilities = Capabilities { partitions, ..cachemate_core::test_kit::capabilities(&[]) };
     let options = LiveOptions {
         rules: vec![Rule { action: Action::Manage(None), ..Rule::default() }],
         groups: vec![Confined { cgroup: "/batch".to_string(), cpus: "0-1".parse().unwrap() }],
@@ -73,7 +75,6 @@ fn machine_with<K: Kernel + Send + 'static>(
         stop: Arc::new(AtomicBool::new(false)),
         wake: Arc::new(AtomicBool::new(false)),
     };
-    let capabilities = cachemate_core::test_kit::capabilities(&[]);
     LiveMachine::new(host, topology, capabilities, Vec::new(), options)
 }
 
@@ -242,6 +243,22 @@ fn one_of_each() -> (FakeHost, Vec<Wanted>) {
     (host, wanted)
 }
 
+/// Each object by itself, as the steps of a list are made.
+fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[Wanted]) -> (Vec<Refused>, usize) {
+    let look = |want: &Wanted| actuator.look_at(host, &want.object, &want.state).ok();
+    let changes: Vec<Change> = wanted.iter().filter_map(look).collect();
+    if let Err(error) = actuator.before(host, &changes) {
+        let because = RefusedBecause::NoRoom;
+        let refuse =
+            |want: &Wanted| Refused { item: want.item.clone(), because: because.clone(), said: error.to_string() };
+        return (wanted.iter().map(refuse).collect(), 0);
+    }
+    let known = |want: &&Wanted| changes.iter().any(|change| change.object == want.object);
+    let made = wanted.iter().filter(known).map(|want| actuator.set(host, &want.item, &want.object, &want.state));
+    let (held, refused): (Vec<_>, Vec<_>) = made.partition(Result::is_ok);
+    (refused.into_iter().filter_map(Result::err).collect(), held.len())
+}
+
 /// For every kind of write and every error: is the change refused with its reason, or held; is the original never lost; and
 /// does a restore that fails in the same way keep its journal, so that the next one completes?
 #[test]
@@ -258,9 +275,9 @@ fn every_kind_of_write_survives_every_error() {
             let before = all(&host, &wanted);
             let mut actuator = Actuator::new(dir.path(), command.clone());
             host.fault.set(Some((kind as u32, errno)));
-            let made = actuator.make(&host, &wanted);
-            let case = format!("{:?}, error {errno}: {made:?}", wanted[kind].object);
-            assert_eq!(made.refused.len(), 1, "{case}");
+            let (refused, held) = make(&mut actuator, &host, &wanted);
+            let case = format!("{:?}, error {errno}: {refused:?}", wanted[kind].object);
+            assert_eq!(refused.len(), 1, "{case}");
             let because = match errno {
                 libc::EPERM => RefusedBecause::NoPermission,
                 libc::ESRCH => RefusedBecause::Gone,
@@ -268,11 +285,11 @@ fn every_kind_of_write_survives_every_error() {
                 libc::ENOSPC => RefusedBecause::NoRoom,
                 _ => RefusedBecause::Failed,
             };
-            assert_eq!(made.refused[0].because, because, "{case}");
-            assert_eq!(made.held.len(), wanted.len() - 1, "the others went on: {case}");
+            assert_eq!(refused[0].because, because, "{case}");
+            assert_eq!(held, wanted.len() - 1, "the others went on: {case}");
             assert_eq!(actuator.originals().len(), wanted.len(), "every original is written down: {case}");
             // Once more without a fault, so that there is everything to put back; then the restore fails once.
-            assert!(actuator.make(&host, &wanted).refused.is_empty(), "{case}");
+            assert!(make(&mut actuator, &host, &wanted).0.is_empty(), "{case}");
             host.fault.set(Some((kind as u32, errno)));
             let account = actuator.put_back(&host).unwrap();
             host.fault.set(None);
@@ -341,4 +358,32 @@ fn root_acts_alone() {
     assert_eq!(machine.with_kernel(states), before);
     assert!(machine.apply(&plan).unwrap().allowed.is_empty());
     assert_eq!(machine.with_kernel(states), before);
+}
+
+/// When rules release a member while gangs take turns: does the reload come to its end, with the member as before?
+#[test]
+fn a_reload_ends_while_gangs_take_turns() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = FakeHost::default();
+    (5..7).for_each(|tid| {
+        host.thread(tid, tid, 1, "0-3");
+    });
+    let before: Vec<u32> = host.threads.borrow().values().map(|thread| thread.policy).collect();
+    let mut machine = machine(host, dir.path());
+    let seen = machine.observe().unwrap().unwrap();
+    let gang = |task: &cachemate_core::TaskSeen| Gang { members: vec![(task.task, None)], slices: 1 };
+    let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
+    let gangs = seen.tasks.iter().map(gang).collect();
+    plan.gangs = vec![GangSchedule { cpus: (0..1).collect(), slice_ns: 500_000, gangs }];
+    assert_eq!(machine.apply(&plan).unwrap().gangs, plan.gangs);
+    let (sender, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        machine.set_rules(Vec::new(), Vec::new(), true).unwrap();
+        let look = |host: &FakeHost| host.threads.borrow().values().map(|thread| thread.policy).collect::<Vec<_>>();
+        let policies = machine.with_kernel(look);
+        machine.put_back().unwrap();
+        sender.send(policies).unwrap();
+    });
+    let policies = ended.recv_timeout(Duration::from_secs(60)).expect("a reload waits for nobody who waits for it");
+    assert_eq!(policies, before);
 }

@@ -7,14 +7,14 @@
 //! Properties: nobody is ever stopped; CPUs that the gang leaves free are used; when we die between two slices the
 //! worst that holds until the guardian acts is a low weight; members of a real-time or deadline class are refused.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cachemate_core::{CpuSet, Plan, TaskId};
+use cachemate_core::GangSchedule;
 
+use crate::changes::Gangs;
 use crate::kernel::{Kernel, ThreadKey};
 use crate::scheduling::{Scheduling, set_turn};
 
@@ -60,6 +60,40 @@ impl Runner {
             .name("cachemate-gangs".to_string())
             .spawn(move || take_turns(&kernel, &rotations_there, &stop_there, &turns_there))?;
         Ok(Runner { stop, turns, thread: Some(thread), rotations })
+    }
+}
+
+/// Runners by the schedule that they run.
+#[derive(Debug)]
+pub(crate) struct Runners<K> {
+    kernel: Arc<Mutex<K>>,
+    running: Vec<(GangSchedule, Runner)>,
+}
+
+impl<K> Runners<K> {
+    pub fn new(kernel: Arc<Mutex<K>>) -> Self {
+        Runners { kernel, running: Vec::new() }
+    }
+
+    pub fn schedules(&self) -> Vec<GangSchedule> {
+        self.running.iter().map(|(schedule, _)| schedule.clone()).collect()
+    }
+
+    /// Everybody as before; nobody may hold the kernel.
+    pub fn stop_all(&mut self) {
+        self.running.clear();
+    }
+}
+
+impl<K: Kernel + Send + 'static> Gangs for Runners<K> {
+    fn start(&mut self, schedule: &GangSchedule, rotation: Rotation) -> std::io::Result<()> {
+        let runner = Runner::start(self.kernel.clone(), vec![rotation])?;
+        self.running.push((schedule.clone(), runner));
+        Ok(())
+    }
+
+    fn stop(&mut self, schedule: &GangSchedule) {
+        self.running.retain(|(running, _)| running != schedule);
     }
 }
 
@@ -123,23 +157,6 @@ fn set<K: Kernel>(kernel: &Mutex<K>, member: ThreadKey, original: &Scheduling, w
     if set_turn(&*kernel, member, original, waits).is_err() {
         turns.failed.fetch_add(1, Ordering::Relaxed);
     }
-}
-
-/// Where each gang member sits: on the CPU that the plan names, else on the schedule's CPUs in order of membership.
-/// A member of several gangs with different seats keeps to the CPUs of all of them.
-pub fn seats(plan: &Plan) -> BTreeMap<TaskId, CpuSet> {
-    let mut seats: BTreeMap<TaskId, CpuSet> = BTreeMap::new();
-    for schedule in &plan.gangs {
-        for gang in &schedule.gangs {
-            let taken: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
-            let mut free = schedule.cpus.iter().filter(|&cpu| !taken.contains(cpu)).collect::<Vec<_>>().into_iter();
-            for (task, cpu) in &gang.members {
-                let seat = cpu.map(|cpu| cpu.0).or_else(|| free.next());
-                seats.entry(*task).or_default().extend(seat);
-            }
-        }
-    }
-    seats
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 mod access_probe;
 pub mod acting;
 pub mod actuator;
+mod changes;
 pub mod colors;
 pub mod counters;
 pub mod cpusets;

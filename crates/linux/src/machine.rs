@@ -1,11 +1,11 @@
 //! The live host as a [`Machine`]: policies cannot tell it from the simulator.
 //!
 //! `observe` waits for the window's end, looks at the managed threads once and reads what can be read; `apply` brings
-//! the host to the plan through the [`Actuator`] (journal first, read back after) and hands gangs to their runner.
+//! the host to the plan: the state is read, `cachemate_core::changes` lists what differs, and the list is made.
 //! Observe-only unless told to act: then `apply` says of every line of the plan that it was refused, and why.
 
+mod applying;
 mod keeping;
-mod turns;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,18 +14,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    Ability, Answer, Applied, CacheShare, Capabilities, Counts, CpuId, Event, Evidence, GangSchedule, Item, Machine,
-    MachineError, Observation, Place, Plan, Probe, ProbeId, ProbeWhat, ProcessId, Profile, Reading, Refused,
+    Ability, Answer, Applied, CacheShare, Capabilities, Change, Counts, CpuId, Event, Evidence, Item, Machine,
+    MachineError, Observation, Place, Plan, Probe, ProbeId, ProbeWhat, ProcessId, Profile, Reading as CounterReading,
     RefusedBecause, ShareHeld, Span, Support, TaskId, TaskSeen, Topology, Units, Window, WindowEnd,
 };
 
 use crate::access_probe::Subjects;
 use crate::acting::Acting;
-use crate::actuator::{Actuator, GuardianCommand, Made, Wanted, changes};
-use crate::colors::shares::{self, Colours};
+use crate::actuator::{Actuator, GuardianCommand, Made};
+use crate::colors::shares::Colours;
 use crate::counters::{Surveyed, ThreadCounters};
-use crate::cpusets::{Confined, Confinement, confinement};
-use crate::gangs::{Runner, seats};
+use crate::cpusets::Confined;
+use crate::gangs::Runners;
 use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::probing::{Actor, Cast, Probing};
@@ -35,7 +35,7 @@ use crate::rules::Rule;
 use crate::tasks::{Managed, Tasks, Usage};
 
 /// Why an observer does nothing.
-const OBSERVING: &str = "observing only: nothing is changed unless the configuration says act";
+pub const OBSERVING: &str = "observing only: nothing is changed unless the configuration says act";
 /// Profiles are recognised without being asked for.
 const RECOGNISED: ProbeId = ProbeId(u32::MAX);
 
@@ -84,7 +84,11 @@ pub struct LiveMachine<K> {
     actuator: Actuator,
     ways: Option<Ways>,
     colours: Colours,
-    gangs: Option<(Vec<GangSchedule>, Runner)>,
+    gangs: Runners<K>,
+    /// The weight that each nice value of ours stands for.
+    weights: BTreeMap<ThreadKey, (f64, i32)>,
+    /// The changes that the last plan asked for, made or not.
+    planned: Vec<Change>,
     /// Confined groups, as they were read back.
     confined: Vec<Confined>,
     in_force: Applied,
@@ -110,11 +114,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         // A start time that cannot be read only makes the names of our groups less telling.
         let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
         let probing = Probing::new(crate::sampling::find(&kernel));
+        let kernel = Arc::new(Mutex::new(kernel));
         let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());
         options.acting.iter().for_each(|acting| actuator.let_act(acting.clone()));
         LiveMachine {
             ways: options.resctrl.clone().map(|resctrl| Ways::new(resctrl, owner)),
-            kernel: Arc::new(Mutex::new(kernel)),
+            gangs: Runners::new(kernel.clone()),
+            kernel,
             actuator,
             window: options.first_window,
             options,
@@ -130,7 +136,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             probe_credit_ns: 0.0,
             recognised: Vec::new(),
             colours: Colours::default(),
-            gangs: None,
+            weights: BTreeMap::new(),
+            planned: Vec::new(),
             confined: Vec::new(),
             in_force: Applied::default(),
             looked_ticks: (None, None),
@@ -157,6 +164,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Groups that are confined, with the CPUs that hold.
     pub fn confined(&self) -> &[Confined] {
         &self.confined
+    }
+
+    /// The changes that the last plan asked for, whether they were made or only observed.
+    pub fn planned(&self) -> &[Change] {
+        &self.planned
     }
 
     /// The managed threads, in order of arrival.
@@ -240,16 +252,16 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.probing.give_up(&probe, RefusedBecause::NotSupported, &said);
             return true;
         }
-        let running = self.gangs.take().map(|(schedules, _)| schedules); // stopped: the probe sets the stage
+        // Stopped: the probe sets the stage.
+        let running = self.gangs.schedules();
+        self.gangs.stop_all();
         let Some(cast) = self.cast(&*lock(&kernel), task) else { return true };
         let promised = self.actuator.promise(&*lock(&kernel), &cast.wanted(&Item::Probe(probe.id)));
         match promised {
             Ok(()) => self.probing.bracket(&kernel, &cast, &probe, &self.options.progress),
             Err(error) => self.probing.give_up(&probe, RefusedBecause::NoRoom, &error.to_string()),
         }
-        if let Some(schedules) = running {
-            self.start_gangs(schedules, &mut Vec::new());
-        }
+        self.start_again(running);
         true
     }
 
@@ -280,25 +292,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             origin_ns: now_ns.saturating_sub(self.started.elapsed().as_nanos() as u64),
         };
         self.probing.sample(probe, &subjects, one_in, remote_only, at_most);
-    }
-
-    /// Without the right to raise a priority again, nobody may be lowered either: he would stay an idle task for good.
-    fn without_what_is_lacking(&self, plan: &Plan) -> (Plan, Vec<Refused>) {
-        let (mut plan, mut refused) = (plan.clone(), Vec::new());
-        let refuse = |item, why: &str| Refused { item, because: RefusedBecause::NoPermission, said: why.to_string() };
-        if let Some(why) = self.lacks(Ability::Weights) {
-            let weights = std::mem::take(&mut plan.weights);
-            refused.extend(weights.into_keys().map(|task| refuse(Item::Weight(task), why)));
-        }
-        if let Some(why) = self.lacks(Ability::Gangs) {
-            let gangs = std::mem::take(&mut plan.gangs);
-            refused.extend((0..gangs.len()).map(|at| refuse(Item::Gangs(at), why)));
-        }
-        for (at, schedule) in plan.gangs.iter_mut().enumerate() {
-            refused.extend(self.without_who_cannot_wait(at, schedule));
-        }
-        plan.gangs.retain(|schedule| !schedule.gangs.is_empty());
-        (plan, refused)
     }
 
     /// Who would be where if the task were probed now: on the cache that it last ran on.
@@ -393,7 +386,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 }
             };
             let mut counts = self.counters.get_mut(&task.thread).map(ThreadCounters::read).unwrap_or_default();
-            let exact = |event, count| Reading { event, count, counted_share: 1.0 };
+            let exact = |event, count| CounterReading { event, count, counted_share: 1.0 };
             counts.extend(since(|usage| usage.slices).map(|count| exact(Event::ContextSwitches, count)));
             counts.extend(since(|usage| usage.calls).map(|count| exact(Event::SystemCalls, count)));
             counts.extend(since(|usage| Some(usage.faults)).map(|count| exact(Event::PageFaults, count)));
@@ -421,22 +414,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         seen
     }
 
-    /// The groups' changes, once the affinities that they touch are written down; none of them where that fails.
-    fn promised(&mut self, groups: Confinement, refused: &mut Vec<Refused>) -> Vec<Wanted> {
-        let kernel = self.kernel();
-        let promise = match groups.promised.is_empty() {
-            true => Ok(()),
-            false => self.actuator.promise(&*lock(&kernel), &groups.promised),
-        };
-        match promise {
-            Ok(()) => groups.wanted,
-            Err(error) => {
-                refused.push(Refused { item: Item::Plan, because: RefusedBecause::NoRoom, said: error.to_string() });
-                Vec::new()
-            }
-        }
-    }
-
     fn note_confined(&mut self, made: &Made) {
         let holds = |group: &Confined| {
             let ends = Path::new(group.cgroup.trim_matches('/')).join(crate::cpusets::FILE_NAME);
@@ -447,16 +424,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             Some(Confined { cgroup: group.cgroup.clone(), cpus: state? })
         };
         self.confined = self.options.groups.iter().filter_map(holds).collect();
-    }
-
-    /// Shares of ways, as far as this host has them; what holds of them.
-    fn apply_shares(&mut self, plan: &Plan, made: &mut Made) -> Vec<ShareHeld> {
-        let Some(ways) = &mut self.ways else { return Vec::new() };
-        let (kernel, tasks) = (lock(&self.kernel), self.tasks.all());
-        let mut done = ways.apply(&*kernel, &mut self.actuator, plan, &tasks);
-        made.refused.append(&mut done.refused);
-        made.overridden.append(&mut done.overridden);
-        ways.read_back(&*kernel, &plan.shares, &tasks)
     }
 
     /// Occupancy of the shares in force as it is now, and the traffic of this window.
@@ -534,72 +501,43 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         };
         self.window = self.window.max(Duration::from_nanos(self.capabilities.shortest_window_ns));
         self.probing.ask(&plan.probes);
-        let online = self.topology.online();
-        let (plan, lacking) = self.without_what_is_lacking(plan);
-        let plan = &plan;
-        let mut placed = plan.clone();
-        for (task, seat) in seats(plan) {
-            placed.allowed.insert(task, seat);
-        }
         let started = Instant::now();
-        let originals = self.actuator.originals();
-        let mut wanted = changes(&placed, &self.tasks.all(), &online, &originals);
-        let mut applied = Applied { refused: lacking, ..Applied::default() };
-        let groups = confinement(&*lock(&self.kernel()), &self.options.groups, &originals);
-        groups.clip(&mut wanted);
-        applied.refused.extend(groups.refused.iter().cloned());
+        let (reading, derived, resctrl_lock) = self.derive(plan);
+        self.planned.clone_from(&derived.changes);
         if !self.options.act {
-            wanted.extend(groups.wanted);
-            let refuse = |want: Wanted| Refused {
-                item: want.item,
-                because: RefusedBecause::NoPermission,
-                said: OBSERVING.to_string(),
-            };
-            applied.refused.extend(wanted.into_iter().map(refuse));
-            let because = RefusedBecause::NoPermission;
-            let refuse = |share: &CacheShare| Refused {
-                item: Item::Share(share.group, share.cache),
-                because: because.clone(),
-                said: OBSERVING.to_string(),
-            };
-            applied.refused.extend(plan.shares.iter().map(refuse));
-            applied.probes = self.probing.ids();
-            applied.refused.append(&mut self.probing.refused);
-            self.in_force = applied.clone();
-            return Ok(applied);
+            self.in_force = self.observed(reading, derived);
+            return Ok(self.in_force.clone());
         }
-        let kernel = self.kernel();
-        // Groups before threads: a mask reaches no further than its group.
-        let mut all = self.promised(groups, &mut applied.refused);
-        all.append(&mut wanted);
-        let (coloured, refused) = shares::changes(&*lock(&kernel), plan, &self.tasks.all(), &self.actuator.originals());
-        all.extend(coloured);
-        applied.refused.extend(refused);
-        let mut made = self.actuator.make(&*lock(&kernel), &all);
+        let mut applied = Applied::default();
+        let made = self.make(&reading, derived, &mut applied);
+        drop(resctrl_lock);
         self.note_confined(&made);
-        self.apply_gangs(plan, &mut made);
-        applied.shares = self.apply_shares(plan, &mut made);
-        for task in self.tasks.all() {
+        let kernel = self.kernel();
+        let kernel = lock(&kernel);
+        let tasks = self.tasks.all();
+        if let Some(ways) = &mut self.ways {
+            applied.shares = ways.read_back(&*kernel, &plan.shares, &tasks);
+        }
+        for task in &tasks {
             let thread = task.thread;
             if let Some(State::Cpus(cpus)) = made.held.get(&Object::Affinity { pid: task.pid, thread })
                 && plan.allowed.contains_key(&task.task)
             {
                 applied.allowed.insert(task.task, cpus.clone());
             }
-            if let Some(State::Nice(_)) = made.held.get(&Object::Nice { pid: task.pid, thread })
-                && let Some(weight) = plan.weights.get(&task.task)
+            if let Some(weight) = plan.weights.get(&task.task)
+                && let Some(State::Nice(nice)) = made.held.get(&Object::Nice { pid: task.pid, thread })
+                && self.weights.get(&thread) == Some(&(*weight, *nice))
             {
                 applied.weights.insert(task.task, *weight);
             }
         }
-        let (held, pending) = self.colours.read_back(&*lock(&kernel), &plan.shares, &self.tasks.all());
+        let (held, pending) = self.colours.read_back(&*kernel, &plan.shares, &tasks);
         applied.shares.extend(held);
         applied.pending = pending;
-        applied.gangs = self.gangs.as_ref().map(|(schedules, _)| schedules.clone()).unwrap_or_default();
+        applied.gangs = self.gangs.schedules();
         applied.probes = self.probing.ids();
-        applied.refused.extend(made.refused);
         applied.refused.append(&mut self.probing.refused);
-        applied.overridden = made.overridden;
         applied.cost_ns = started.elapsed().as_nanos() as u64;
         self.actuator.beat(self.window);
         self.in_force = applied.clone();

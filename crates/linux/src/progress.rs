@@ -26,6 +26,8 @@ const SWEPT_AT_ONCE: usize = 256;
 #[derive(Clone, Debug, Default)]
 pub struct ProgressFiles {
     dir: Option<PathBuf>,
+    /// Somebody else keeps the folder.
+    is_others: bool,
 }
 
 /// Where the last sweep of the folder stopped.
@@ -37,7 +39,12 @@ pub struct Sweep {
 impl ProgressFiles {
     /// `dir` holds one file per process, named by its id; `None` = nobody reports.
     pub fn new(dir: Option<PathBuf>) -> Self {
-        ProgressFiles { dir }
+        ProgressFiles { dir, is_others: false }
+    }
+
+    /// A folder that somebody else keeps: reports are read, and no file goes.
+    pub fn of_others(dir: PathBuf) -> Self {
+        ProgressFiles { dir: Some(dir), is_others: true }
     }
 
     /// Makes the folder, where everybody may put a file and nobody take another's away.
@@ -67,7 +74,7 @@ impl ProgressFiles {
 
     /// Removes files of processes that are gone, some each time.
     pub fn sweep(&self, kernel: &dyn Kernel, sweep: &mut Sweep) {
-        let Some(dir) = &self.dir else { return };
+        let Some(dir) = self.dir.as_ref().filter(|_| !self.is_others) else { return };
         let open = || {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             rustix::fs::Dir::new(rustix::fs::open(dir, flags, Mode::empty()).ok()?).ok()

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::live::daemon::{Source, Switches, on_hangup, run};
+use crate::live::dry_run;
 use crate::live::places;
 use crate::session::Session;
 
@@ -27,6 +28,15 @@ pub struct Manage {
     /// Read and check the configuration, say what is wrong, and end
     #[arg(long)]
     check: bool,
+    /// Print the first changes that would be made, and end: nothing is changed
+    #[arg(long, conflicts_with = "check")]
+    dry_run: bool,
+    /// Looks without anything to change, until a dry run ends
+    #[arg(long, value_name = "N", requires = "dry_run", default_value_t = dry_run::WINDOWS)]
+    windows: u64,
+    /// One JSON object on standard output and nothing else, of a dry run
+    #[arg(long, requires = "dry_run")]
+    json: bool,
     /// Where the restore journal lies
     #[arg(long, value_name = "FOLDER")]
     state_dir: Option<PathBuf>,
@@ -51,6 +61,10 @@ impl Manage {
             return Ok(());
         }
         let switches = Switches { stop: session.interrupt_flag(), ..Switches::default() };
+        if self.dry_run {
+            let answer = dry_run::manage(&source, &switches, self.windows)?;
+            return session.answer(self.json, &answer, || answer.words());
+        }
         on_hangup(&switches)?;
         run(&source, &switches, &|words| session.log(words))
     }

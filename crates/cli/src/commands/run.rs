@@ -19,6 +19,7 @@ use serde::Serialize;
 use crate::args::JsonArg;
 use crate::exit::{Interrupted, Usage};
 use crate::live::daemon::complain;
+use crate::live::dry_run::DryRun;
 use crate::live::host::{self, Found, Wish};
 use crate::live::paths;
 use crate::live::programs::{Ended, Programs};
@@ -48,6 +49,9 @@ pub struct Run {
     /// Only observe
     #[arg(long)]
     observe: bool,
+    /// Start the programs, print the first changes that would be made to them, and change nothing
+    #[arg(long, conflicts_with_all = ["compare", "observe"])]
+    dry_run: bool,
     #[command(flatten)]
     json: JsonArg,
     /// CMD [ARG...] [::: CMD [ARG...]]...
@@ -63,6 +67,9 @@ struct RunJson {
     /// Reasons of the last managed run, latest first.
     decisions: Vec<String>,
     refused: Vec<String>,
+    /// With --dry-run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dry_run: Option<DryRun>,
 }
 
 #[derive(Serialize)]
@@ -81,10 +88,12 @@ struct ProgramJson {
     speed_ratio: Option<f64>,
 }
 
+#[derive(Default)]
 struct Outcome {
     ended: Vec<Ended>,
     decisions: Vec<String>,
     refused: Vec<String>,
+    dry_run: Option<DryRun>,
 }
 
 impl Run {
@@ -97,7 +106,7 @@ impl Run {
             return Err(Usage("--seconds and --window-ms must be above 0".into()).into());
         }
         let config = ManageConfig {
-            act: !self.observe,
+            act: !self.observe && !self.dry_run,
             policy: Some(PolicyChoice { name: self.policy.clone(), parameters: self.parameters.parse()? }),
             window_ms: Some(self.window_ms),
             ..ManageConfig::default()
@@ -127,12 +136,13 @@ impl Run {
             let of = |runs: &[Vec<Ended>]| runs.iter().filter_map(|run| run.get(at).cloned()).collect();
             program(command.join(" "), of(&managed), of(&unmanaged))
         });
-        let last = last.unwrap_or(Outcome { ended: Vec::new(), decisions: Vec::new(), refused: Vec::new() });
+        let last = last.unwrap_or_default();
         let result = RunJson {
             policy: self.policy.clone(),
             programs: programs.collect(),
             decisions: last.decisions,
             refused: last.refused,
+            dry_run: last.dry_run,
         };
         session.answer(self.json.json, &result, || words(&result, self.compare.is_some()))
     }
@@ -150,6 +160,7 @@ impl Run {
         let deadline = self.seconds.map(Duration::from_secs_f64);
         let programs = Programs::start(commands, &progress, deadline, stop.clone(), over.clone())?;
         let (mut decisions, mut refused): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
+        let mut dry_run = self.dry_run.then(|| DryRun::new(&self.policy));
         if let Some((found, config)) = managed {
             let rule = |&pid| Rule { pid: Some(pid), action: Action::Manage(None), ..Rule::default() };
             let wish = Wish {
@@ -165,7 +176,12 @@ impl Run {
             let mut watcher = crate::live::status::Watcher::default();
             let ran = loop {
                 match live.step() {
-                    Ok(Some(record)) => watcher.see(&record, &live.machine, &found.topology, &live.profiles),
+                    Ok(Some(record)) => {
+                        watcher.see(&record, &live.machine, &found.topology, &live.profiles);
+                        if let Some(dry_run) = &mut dry_run {
+                            dry_run.see(&record, live.machine.planned());
+                        }
+                    }
                     Ok(None) => break Ok(()),
                     Err(LoopError::Plan { bad, window, .. }) => {
                         if watcher.refuse_plan(window, &bad) {
@@ -187,7 +203,7 @@ impl Run {
         if stop.load(Ordering::Relaxed) {
             return Err(Interrupted("the programs were ended and everything was put back".into()).into());
         }
-        Ok(Outcome { ended, decisions, refused })
+        Ok(Outcome { ended, decisions, refused, dry_run })
     }
 }
 
@@ -274,6 +290,9 @@ fn words(result: &RunJson, compared: bool) -> String {
             spread(program.unmanaged_spread),
             or_dash(program.speed_ratio.map(|ratio| format!("{ratio:.2}"))),
         ]);
+    }
+    if let Some(dry_run) = &result.dry_run {
+        return dry_run.words();
     }
     let mut text = format!("policy {}\n{}", result.policy, table.text());
     if !compared {

@@ -139,14 +139,19 @@ fn colours(live: &LiveLoop) -> String {
     }
 }
 
-/// Programs report their progress beside the socket, where every user may.
+/// Programs report their progress beside the socket.
+pub fn progress_place(config: &ManageConfig) -> Option<PathBuf> {
+    Some(config.socket.as_ref()?.parent()?.join("progress"))
+}
+
+/// The place where programs report, made so that every user may.
 fn progress(config: &ManageConfig, say: &dyn Fn(&str)) -> ProgressFiles {
-    let Some(beside) = config.socket.as_ref().and_then(|socket| socket.parent()) else {
+    let Some((dir, beside)) = progress_place(config).and_then(|dir| Some((dir.clone(), dir.parent()?.to_path_buf())))
+    else {
         return ProgressFiles::default();
     };
-    let dir = beside.join("progress");
     // As everywhere: a folder that cannot be made is told, and nobody reports.
-    let made = std::fs::create_dir_all(beside).and_then(|()| ProgressFiles::make(&dir));
+    let made = std::fs::create_dir_all(&beside).and_then(|()| ProgressFiles::make(&dir));
     made.unwrap_or_else(|error| {
         say(&format!("{}: {error}: programs cannot report their progress", dir.display()));
         ProgressFiles::default()

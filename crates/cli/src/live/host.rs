@@ -106,7 +106,9 @@ pub struct Wish {
 /// # Errors
 /// An unknown policy or bad parameters, a profile that cannot be read, a state folder that cannot be made.
 pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<Live> {
-    super::paths::make_private_dir(&wish.state_dir)?;
+    if wish.config.act {
+        super::paths::make_private_dir(&wish.state_dir)?;
+    }
     let window = window_of(&wish.config);
     let partitions = found.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
     let mut capabilities: Capabilities = capabilities(&found.ladder, partitions, window.as_nanos() as u64);

@@ -3,6 +3,7 @@
 pub mod colored;
 mod crowd;
 pub mod daemon;
+pub mod dry_run;
 pub mod host;
 mod http;
 pub mod metrics;

@@ -85,13 +85,20 @@ impl List<'_> {
                 continue;
             }
             let mut here = schedule.clone();
+            let mut refused: BTreeMap<TaskId, (RefusedBecause, String)> = BTreeMap::new();
             for gang in &mut here.gangs {
-                gang.members.retain(|(task, _)| self.state.task(*task).is_some());
+                gang.members.retain(|(task, _)| {
+                    let why = match self.state.task(*task) {
+                        None => (RefusedBecause::Gone, "a member has ended; the others keep their turn".to_string()),
+                        Some(TaskState { cannot_wait: Some(why), .. }) => (RefusedBecause::NotSupported, why.clone()),
+                        Some(_) => return true,
+                    };
+                    refused.insert(*task, why);
+                    false
+                });
             }
-            let count = |schedule: &GangSchedule| schedule.gangs.iter().map(|gang| gang.members.len()).sum::<usize>();
-            if count(&here) < count(schedule) {
-                let said = "a member has ended; the others keep their turn";
-                self.refuse(Item::Gangs(at), RefusedBecause::Gone, said);
+            for (because, said) in refused.into_values() {
+                self.refuse(Item::Gangs(at), because, said);
             }
             here.gangs.retain(|gang| !gang.members.is_empty());
             if !here.gangs.is_empty() {

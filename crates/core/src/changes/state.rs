@@ -39,6 +39,8 @@ pub struct TaskState {
     pub class: Option<ClassId>,
     /// Why it cannot be put into a class, in words: it is in somebody else's.
     pub class_owner: Option<String>,
+    /// Why it cannot take turns in a gang, in words: it may not be kept off a CPU.
+    pub cannot_wait: Option<String>,
 }
 
 /// How a machine makes some of its changes.

@@ -37,6 +37,7 @@ fn start() -> State {
         weight: Some(Tracked::untouched(1.0)),
         class: None,
         class_owner: None,
+        cannot_wait: None,
     };
     let group = |name: &str| (name.to_string(), Tracked::untouched(all.clone()));
     State {
@@ -340,6 +341,9 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
     state.tasks[2].class_owner = Some("somebody else's".to_string());
     state.colors.remove(&ProcessId(1));
     let mut plan = Plan::idle(Window::Time { ns: 1 });
+    state.tasks[3].cannot_wait = Some("real time".to_string());
+    let gangs = vec![Gang { members: vec![(TaskId(3), None)], slices: 1 }];
+    plan.gangs = vec![GangSchedule { cpus: set("0"), slice_ns: 1, gangs }];
     plan.allowed = [(TaskId(9), set("0")), (TaskId(0), set("99")), (TaskId(1), set("1"))].into();
     let share = |group, member, cache, units| crate::CacheShare {
         group: GroupId(group),
@@ -368,6 +372,7 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
     assert_eq!(
         said,
         [
+            (NotSupported, "real time"),
             (Gone, "the task has ended"),
             (NotSupported, "none of the CPUs exists"),
             (NotSupported, "cache 9 cannot be divided by ways"),

@@ -1,8 +1,9 @@
 use super::*;
+use crate::changes::bench::{self, Bench};
 use crate::fake_tests::FakeHost;
 use crate::rules::{Action, Rule};
 use crate::tasks::Tasks;
-use cachemate_core::{TaskId, Window};
+use cachemate_core::{CpuSet, Plan, TaskId, Window};
 
 /// A guardian that only waits, so that the daemon's side can be tested alone.
 fn waiting_guardian() -> GuardianCommand {
@@ -27,9 +28,9 @@ fn plan_to(cpus: &[(u32, &str)]) -> Plan {
 }
 
 fn step(actuator: &mut Actuator, host: &FakeHost, tasks: &Tasks, plan: &Plan) -> Made {
-    let online = (0..4).collect();
-    let wanted = changes(plan, &tasks.all(), &online, &actuator.originals());
-    actuator.make(host, &wanted)
+    let capabilities = bench::capabilities();
+    let bench = Bench { host, actuator, ways: None, tasks, capabilities: &capabilities, groups: &[] };
+    bench.carry_out(plan).0
 }
 
 fn masks(host: &FakeHost) -> Vec<String> {
@@ -214,16 +215,9 @@ fn released_threads_are_put_back_alone() {
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
     let only_six = [Rule { pid: Some(6), action: Action::Manage(None), ..Rule::default() }];
     let gone: Vec<ThreadKey> = tasks.reexamine(&host, &only_six).iter().map(|task| task.thread).collect();
-    actuator.release(&host, &gone).unwrap();
+    actuator.release(&host, &gone, &|_| false).unwrap();
     assert_eq!(masks(&host), ["0-3", "2"]);
     assert_eq!(tasks.all().len(), 1);
     actuator.put_back(&host).unwrap();
     assert_eq!(masks(&host), ["0-3", "0-3"]);
-}
-
-/// Does a weight of two mean about three nice steps, either way, from whatever the host had?
-#[test]
-fn weights_become_nice_steps() {
-    assert_eq!([1.0, 2.0, 0.5, 1e9].map(|weight| nice_for(weight, 0)), [0, -3, 3, -20]);
-    assert_eq!(nice_for(2.0, 5), 2);
 }

@@ -1,20 +1,15 @@
-//! A plan's shares in colours, brought to the agents of the programs.
+//! What holds of a plan's shares in colors.
 //!
-//! Every change is one write to a program's `wanted` file, through the actuator and so through the restore journal: whoever
-//! dies, the guardian puts the colours back by writing the file. The agent moves the pages in its own time; until they are
-//! where they belong the share is pending.
+//! Each change of colors is one write to a program's `wanted` file, with the original in the restore journal: the guardian
+//! puts colors back by writing the file. The agent moves the pages in its own time; until they are where they belong the
+//! share is pending.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cachemate_core::{
-    CacheShare, IndexSet, Item, Member, PageMoving, Pending, Plan, Refused, RefusedBecause, ShareHeld, Units,
-};
+use cachemate_core::{CacheShare, IndexSet, Item, Member, Pending, ShareHeld, Units};
 
-use super::agents::{Agent, folder_of, mask_of, wanted};
-use super::kit::BASE;
-use crate::actuator::Wanted;
-use crate::journal::{Object, State};
+use super::agents::{Agent, folder_of, mask_of};
 use crate::kernel::Kernel;
 use crate::tasks::Managed;
 
@@ -27,10 +22,10 @@ pub struct Colours {
     fallen_before: BTreeMap<PathBuf, (u64, u64)>,
 }
 
-/// Colours of a share, and whether pages that are there move too.
-fn asked(share: &CacheShare) -> Option<(&IndexSet, PageMoving)> {
+/// Colours of a share.
+fn asked(share: &CacheShare) -> Option<&IndexSet> {
     match &share.units {
-        Units::Colours { allowed, moving } => Some((allowed, *moving)),
+        Units::Colours { allowed, .. } => Some(allowed),
         Units::Ways { .. } => None,
     }
 }
@@ -43,52 +38,6 @@ fn members(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&Managed]) -> Vec<(
     share.members.iter().filter_map(pid_of).map(|pid| (pid, folder_of(kernel, pid))).collect()
 }
 
-/// The changes that bring agents to the plan; who is in no share gets back what he had. And what cannot be done.
-pub fn changes(
-    kernel: &dyn Kernel,
-    plan: &Plan,
-    tasks: &[&Managed],
-    originals: &BTreeMap<Object, State>,
-) -> (Vec<Wanted>, Vec<Refused>) {
-    let (mut changes, mut refused): (Vec<Wanted>, Vec<Refused>) = (Vec::new(), Vec::new());
-    for share in &plan.shares {
-        let Some((allowed, moving)) = asked(share) else { continue };
-        let item = Item::Share(share.group, share.cache);
-        let mut refuse = |said: String| {
-            refused.push(Refused { item: item.clone(), because: RefusedBecause::NotSupported, said });
-        };
-        let Some(mask) = mask_of(allowed) else {
-            refuse(format!("colours {allowed}: none, or more than a mask holds"));
-            continue;
-        };
-        if moving == PageMoving::Lazy {
-            refuse("pages cannot be moved when they are touched next; all of them can be".to_string());
-            continue;
-        }
-        for (pid, folder) in members(kernel, share, tasks) {
-            let Some(folder) = folder else {
-                refuse(format!("process {pid} was not started by cachemate color run"));
-                continue;
-            };
-            let object = Object::File { path: folder.join("wanted") };
-            let state = State::Text(wanted(mask, moving != PageMoving::Never));
-            match changes.iter().find(|change| change.object == object) {
-                None => changes.push(Wanted { item: item.clone(), object, state }),
-                Some(other) if other.state == state => {} // the same colours in another cache of the level
-                Some(_) => refuse(format!("process {pid} is in two shares of different colours")),
-            }
-        }
-    }
-    for (object, state) in originals {
-        let Object::File { path } = object else { continue };
-        let ours = path.starts_with(BASE) && !changes.iter().any(|change| change.object == *object);
-        if ours && kernel.read(path).is_ok() {
-            changes.push(Wanted { item: Item::Plan, object: object.clone(), state: state.clone() });
-        }
-    }
-    (changes, refused)
-}
-
 impl Colours {
     /// What holds of the plan's shares in colours, and what is still under way.
     pub fn read_back(
@@ -99,7 +48,7 @@ impl Colours {
     ) -> (Vec<ShareHeld>, Vec<Pending>) {
         let (mut held, mut pending) = (Vec::new(), Vec::new());
         for share in shares {
-            let Some(mask) = asked(share).and_then(|(allowed, _)| mask_of(allowed)) else { continue };
+            let Some(mask) = asked(share).and_then(mask_of) else { continue };
             let (mut inside, mut all, mut fallen, mut done, mut total) = (0, 0, 0, 0, 0);
             let (mut agents, mut taken_up) = (0, true);
             for folder in members(kernel, share, tasks).into_iter().filter_map(|(_, folder)| folder) {
@@ -136,12 +85,15 @@ impl Colours {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kit::BASE;
     use super::*;
+    use crate::actuator::{Actuator, GuardianCommand};
+    use crate::changes::bench::{self, Bench};
     use crate::fake_tests::FakeHost;
     use crate::kernel::Host;
     use crate::rules::{Action, Rule};
     use crate::tasks::Tasks;
-    use cachemate_core::{CacheId, GroupId, ProcessId, Window};
+    use cachemate_core::{CacheId, Capabilities, GroupId, PageMoving, Partition, Plan, ProcessId, Window};
 
     /// One managed process, 5, with an agent below a root of its own.
     fn setting(status: &str) -> (tempfile::TempDir, Host, Tasks) {
@@ -178,30 +130,33 @@ mod tests {
         )
     }
 
-    /// Does a share become one write to the agent's file, and a plan without it the original?
+    /// Does a share become one write to the agent's file, and a plan without it the original again?
     #[test]
     fn a_share_is_one_write_and_its_absence_the_original() {
-        let (_root, host, tasks) = setting(&status(0xff, 10, 0, 0));
-        let all = tasks.all();
-        let (changes_, refused) = changes(&host, &plan("8-15", PageMoving::All), &all, &BTreeMap::new());
-        assert!(refused.is_empty(), "{refused:?}");
-        let object = Object::File { path: format!("{BASE}/s1-0/5/wanted").into() };
-        assert_eq!(changes_[0].object, object);
-        assert_eq!(changes_[0].state, State::Text("000000000000ff00a".to_string()));
-        let originals = BTreeMap::from([(object, State::Text("00000000000000ffa".to_string()))]);
-        let idle = Plan::idle(Window::Time { ns: 1 });
-        let (back, _) = changes(&host, &idle, &all, &originals);
-        assert_eq!(back[0].state, State::Text("00000000000000ffa".to_string()));
-    }
-
-    /// Are a program without an agent, and moving that cannot be had, refused in words?
-    #[test]
-    fn what_cannot_be_done_is_refused() {
         let (root, host, tasks) = setting(&status(0xff, 10, 0, 0));
-        let said = |moving| changes(&host, &plan("8-15", moving), &tasks.all(), &BTreeMap::new()).1;
-        assert_eq!(said(PageMoving::Lazy).len(), 1);
-        std::fs::remove_dir_all(root.path().join("dev")).unwrap();
-        assert!(said(PageMoving::All)[0].said.contains("not started by cachemate color run"));
+        let boot_id = root.path().join("proc/sys/kernel/random/boot_id");
+        std::fs::create_dir_all(boot_id.parent().unwrap()).unwrap();
+        std::fs::write(boot_id, "boot\n").unwrap();
+        let state = tempfile::tempdir().unwrap();
+        let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
+        let mut actuator = Actuator::new(state.path(), GuardianCommand { program: "/bin/sh".into(), args });
+        let colors = Partition::Colours { colours: 16, page_bytes: 4096, move_page_ns: 1.0 };
+        let capabilities = Capabilities { partitions: vec![(CacheId(0), colors)], ..bench::capabilities() };
+        let mut carry_out = |plan: &Plan| {
+            let (actuator, groups) = (&mut actuator, [].as_slice());
+            let bench = Bench { host: &host, actuator, ways: None, tasks: &tasks, capabilities: &capabilities, groups };
+            let (made, derived) = bench.carry_out(plan);
+            let wanted = std::fs::read_to_string(root.path().join(format!("{}/s1-0/5/wanted", &BASE[1..]))).unwrap();
+            let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
+            (made.calls, lines.join("\n"), wanted)
+        };
+        let moves = "and moves all its pages";
+        let line = format!("give process 0 colors 8-15 {moves} (was colors 0-7 {moves})");
+        let asked = (1, line, "000000000000ff00a\n".to_string());
+        assert_eq!(carry_out(&plan("8-15", PageMoving::All)), asked);
+        assert_eq!(carry_out(&plan("8-15", PageMoving::HotFirst)).0, 0, "hot pages cannot be told: it is the same");
+        let (calls, _, wanted) = carry_out(&Plan::idle(Window::Time { ns: 1 }));
+        assert_eq!((calls, wanted.as_str()), (1, "00000000000000ffa\n"));
     }
 
     /// Is a share pending from the moment it is asked for until its pages are inside, and what fell back counted since then?

@@ -11,7 +11,7 @@ use cachemate_core::{
     CacheId, CacheShare, CpuSet, GroupId, Machine, MachineError, Member, Observation, Plan, TaskId, Units, Window,
 };
 
-use super::{machine_with, one_of_each, states, with_group};
+use super::{machine_with, make, one_of_each, states, with_group};
 use crate::actuator::{Actuator, GuardianCommand};
 use crate::fake_tests::FakeHost;
 use crate::fence::Fence;
@@ -267,7 +267,7 @@ fn a_fault_at_any_call_loses_no_kind_of_object() {
         let command = GuardianCommand { program: "/bin/sh".into(), args: args.clone() };
         let mut actuator = Actuator::new(dir.path(), command);
         for _ in 0..3 {
-            actuator.make(&host, &wanted);
+            make(&mut actuator, &host, &wanted);
         }
         let ended = actuator.put_back(&host).map_err(|error| error.to_string());
         end(&host, dir.path(), &ended, all, &before)

@@ -1,11 +1,14 @@
 //! Keeping the way back: who may act, signs of life to the guardian, and putting everything back.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use cachemate_core::{Applied, MachineError};
 
 use super::{LiveMachine, lock};
 use crate::acting::Acting;
+use crate::changes::color_pid;
 use crate::cpusets::Confined;
 use crate::journal::JournalError;
 use crate::kernel::{Kernel, ThreadKey};
@@ -46,7 +49,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     /// The gangs stop first.
     fn undo(&mut self) -> Result<Vec<Restored>, MachineError> {
-        self.gangs = None;
+        self.gangs.stop_all();
         let kernel = self.kernel();
         let account = self.actuator.put_back(&*lock(&kernel));
         if let Some(ways) = &mut self.ways {
@@ -68,14 +71,18 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.undo()?;
         }
         let kernel = self.kernel();
-        let kernel = lock(&kernel);
-        let released = self.tasks.reexamine(&*kernel, &self.options.rules);
+        let released = self.tasks.reexamine(&*lock(&kernel), &self.options.rules);
         if released.is_empty() {
             return Ok(());
         }
-        self.gangs = None; // its members may be among them; the next plan starts it again
+        // Members may be among them; the next plan starts gangs again. Not under the lock: the runner needs it to end.
+        self.gangs.stop_all();
+        let kernel = lock(&kernel);
         let threads: Vec<ThreadKey> = released.iter().map(|task| task.thread).collect();
-        let account = self.actuator.release(&*kernel, &threads);
+        let left = |pid: &i32| self.tasks.all().iter().any(|task| task.pid == *pid);
+        let pids: BTreeSet<i32> = released.iter().map(|task| task.pid).filter(|pid| !left(pid)).collect();
+        let colors = |path: &Path| color_pid(path).is_some_and(|pid| pids.contains(&pid));
+        let account = self.actuator.release(&*kernel, &threads, &colors);
         account.map(|_| ()).map_err(failed)
     }
 
@@ -84,7 +91,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     pub(super) fn keep_guarded(&mut self) -> Result<(), MachineError> {
         let kernel = self.kernel();
         if self.actuator.is_fenced() {
-            self.gangs = None;
+            self.gangs.stop_all();
             self.actuator.rejoin(&*lock(&kernel)).map_err(failed)?;
             self.ways.iter_mut().for_each(Ways::forget);
             self.in_force = Applied::default();

@@ -11,10 +11,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{CacheId, IndexSet, Level, Partition};
+use cachemate_core::{CacheId, IndexSet, Level, Limits, Partition};
 
 use super::groups;
-use super::masks::{Limits, Schemata, level_of, parse_mask};
+use super::masks::{Schemata, level_of, parse_mask};
 use crate::kernel::Kernel;
 use crate::topology::HostTopology;
 

@@ -1,11 +1,6 @@
-//! Way masks as resctrl writes them, and the nearest mask that the hardware takes.
+//! Way masks as resctrl writes them.
 //!
-//! Problem: a plan may ask for ways that somebody else holds for himself, for fewer than the hardware grants, or in
-//! several pieces where it takes one. Method: [`fit`] leaves out what cannot be had, keeps the longest run where masks
-//! must be in one piece, and widens to the least width, always within the ways that are free. Properties: a mask that
-//! the hardware takes is not changed; what is changed is told; nothing is given that is taken.
-//!
-//! Kernel documentation: Documentation/filesystems/resctrl.rst, "schemata files" and `min_cbm_bits`, `sparse_masks`.
+//! Kernel documentation: Documentation/filesystems/resctrl.rst, "schemata files".
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -92,96 +87,10 @@ pub fn level_of(resource: &str) -> Option<Level> {
     }
 }
 
-/// What the hardware takes as a mask of one cache.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Limits {
-    pub ways: u32,
-    pub at_least: u32,
-    /// Masks must be in one piece.
-    pub contiguous: bool,
-    /// Held by others for themselves alone (exclusive or pseudo-locked groups).
-    pub taken: IndexSet,
-}
-
-/// The nearest mask that can be had, and what had to be changed, in words.
-///
-/// # Errors
-/// No mask at all can be had; in words.
-pub fn fit(asked: &IndexSet, limits: &Limits) -> Result<(IndexSet, Option<String>), String> {
-    let free = |way: u32| way < limits.ways && !limits.taken.contains(way);
-    let had: IndexSet = asked.iter().filter(|&way| free(way)).collect();
-    let mut given = if limits.contiguous { longest_run(&had) } else { had.clone() };
-    if !given.is_empty() {
-        while given.count() < limits.at_least {
-            let beside = |way: u32| given.contains(way + 1) || (way > 0 && given.contains(way - 1));
-            let near = (0..limits.ways).filter(|&way| free(way) && !given.contains(way));
-            let next = near.clone().rev().find(|&way| beside(way) && way > given.first().unwrap_or(0));
-            let next = next.or_else(|| near.clone().find(|&way| beside(way)));
-            let next = next.or_else(|| near.clone().next().filter(|_| !limits.contiguous));
-            let Some(way) = next else { break };
-            given.insert(way);
-        }
-    }
-    if given.count() < limits.at_least.max(1) {
-        return Err(format!("ways {asked}: {}", limits.in_words()));
-    }
-    let changed = given != *asked;
-    Ok((given.clone(), changed.then(|| format!("ways {asked} became {given}: {}", limits.in_words()))))
-}
-
-impl Limits {
-    fn in_words(&self) -> String {
-        let piece = if self.contiguous { ", in one piece" } else { "" };
-        let taken = if self.taken.is_empty() { String::new() } else { format!(", {} held by others", self.taken) };
-        format!("the hardware takes {} or more of ways 0-{}{piece}{taken}", self.at_least, self.ways.saturating_sub(1))
-    }
-}
-
-/// The first of the longest runs without a gap.
-fn longest_run(mask: &IndexSet) -> IndexSet {
-    let mut best: (u32, u32) = (0, 0);
-    let mut run: (u32, u32) = (0, 0);
-    for way in mask.iter() {
-        run = if run.1 > 0 && run.0 + run.1 == way { (run.0, run.1 + 1) } else { (way, 1) };
-        if run.1 > best.1 {
-            best = run;
-        }
-    }
-    (best.0..best.0 + best.1).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    fn limits(ways: u32, at_least: u32, contiguous: bool, taken: &str) -> Limits {
-        Limits { ways, at_least, contiguous, taken: taken.parse().unwrap() }
-    }
-    fn fitted(asked: &str, limits: &Limits) -> String {
-        match fit(&asked.parse().unwrap(), limits) {
-            Ok((given, None)) => given.to_string(),
-            Ok((given, Some(said))) => format!("{given}! {said}"),
-            Err(said) => format!("refused! {said}"),
-        }
-    }
-
-    /// Is what cannot be had left out, a gap closed, a narrow mask widened, and each told?
-    #[test]
-    fn a_mask_becomes_the_nearest_that_can_be_had() {
-        let intel = limits(11, 2, true, "");
-        assert_eq!(fitted("3-5", &intel), "3-5");
-        let says = "the hardware takes 2 or more of ways 0-10, in one piece";
-        assert_eq!(fitted("3", &intel), format!("3-4! ways 3 became 3-4: {says}"));
-        assert_eq!(fitted("10", &intel), format!("9-10! ways 10 became 9-10: {says}"));
-        assert_eq!(fitted("0-1,4-6", &intel), format!("4-6! ways 0-1,4-6 became 4-6: {says}"));
-        assert_eq!(fitted("11-12", &intel), format!("refused! ways 11-12: {says}"));
-        let amd = limits(16, 1, false, "0-3");
-        assert_eq!(fitted("4,9", &amd), "4,9");
-        let says = "the hardware takes 1 or more of ways 0-15, 0-3 held by others";
-        assert_eq!(fitted("3-5", &amd), format!("4-5! ways 3-5 became 4-5: {says}"));
-        assert_eq!(fitted("0-3", &amd), format!("refused! ways 0-3: {says}"));
-    }
 
     /// Is a schemata file read and written as the kernel has it: padding, code and data apart, others' lines left out?
     #[test]
@@ -199,32 +108,6 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked: is the answer one that the hardware takes, of free ways only, and a good one unchanged?
-        #[test]
-        fn what_is_given_can_be_had(
-            asked: u32, taken: u32, ways in 1u32..21, at_least in 1u32..5, contiguous: bool,
-        ) {
-            let set = |word: u32| (0..32).filter(|bit| word >> bit & 1 == 1).collect::<IndexSet>();
-            let taken: IndexSet = set(taken).iter().filter(|&way| way < ways).collect();
-            let limits = Limits { ways, at_least, contiguous, taken };
-            let asked = set(asked);
-            let whole = |mask: &IndexSet| longest_run(mask) == *mask;
-            let good = |mask: &IndexSet| {
-                let free = mask.iter().all(|way| way < ways && !limits.taken.contains(way));
-                free && mask.count() >= at_least && (!contiguous || whole(mask))
-            };
-            match fit(&asked, &limits) {
-                Ok((given, said)) => {
-                    prop_assert!(good(&given), "{} of {}", given, asked);
-                    prop_assert_eq!(said.is_none(), given == asked);
-                    if good(&asked) {
-                        prop_assert_eq!(given, asked);
-                    }
-                }
-                Err(_) => prop_assert!(!good(&asked)),
-            }
-        }
-
         /// Does a mask come back from its text?
         #[test]
         fn masks_survive_their_text(word: u64) {

@@ -2,23 +2,21 @@
 //!
 //! Problem: resctrl is shared with other owners, has few classes of service, takes only some masks and tells why it
 //! refuses in a file of its own; what is made there outlives its maker. Method: what it offers is read once ([`find`]);
-//! the shares of a plan become classes ([`classes`]) and those groups of our own ([`Ways`]), through the one actuator,
+//! the classes of a list of changes become groups of our own ([`Ways`]), through the one actuator,
 //! so that every group, mask and task move is in the restore journal before it is made; what holds is read back.
 //! Properties: groups of others are never touched, nor threads that are in them; a plan is carried out as far as it goes
 //! and each part that is not is refused with the kernel's words; every change is made under resctrl's lock (flock on its
 //! root, as its documentation asks); without resctrl nothing of this is done and `doctor` says what would help.
 
-mod classes;
 pub mod groups;
 mod info;
 mod masks;
 mod occupancy;
 mod ways;
 
-pub use classes::{Class, Key, classes};
 pub(crate) use info::mounted;
 pub use info::{Counted, Divided, Missing, Resctrl, find};
-pub use masks::{Limits, Schemata, fit};
+pub use masks::Schemata;
 pub use ways::Ways;
 
 #[cfg(test)]

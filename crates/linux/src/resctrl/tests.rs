@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use cachemate_core::{
-    CacheId, CacheShare, Event, GroupId, Item, Member, Partition, Place, Plan, ProcessId, RefusedBecause, TaskId,
-    Units, Window,
+    CacheId, CacheShare, Capabilities, Event, GroupId, Item, Member, Partition, Place, Plan, ProcessId, RefusedBecause,
+    TaskId, Units, Window,
 };
 
 use super::fake_tests::{FakeCat, FakeGroup, MOUNT, topology};
 use super::{Missing, Resctrl, Ways, find, groups};
 use crate::actuator::{Actuator, GuardianCommand, Made};
+use crate::changes;
 use crate::journal::Journal;
 use crate::kernel::{Host, Kernel, ThreadKey};
 use crate::rules::{Action, Rule};
@@ -174,6 +175,8 @@ pub(super) struct Bench {
     actuator: Actuator,
     ways: Ways,
     dir: tempfile::TempDir,
+    /// As they were found, when nobody had a group yet.
+    partitions: Vec<(CacheId, Partition)>,
 }
 
 pub(super) fn waiting_guardian() -> GuardianCommand {
@@ -190,8 +193,10 @@ impl Bench {
     fn on(cat: FakeCat) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let actuator = Actuator::new(dir.path(), waiting_guardian());
-        let ways = Ways::new(find(&cat, &topology()).unwrap(), OWNER);
-        let mut bench = Bench { cat, tasks: Tasks::default(), actuator, ways, dir };
+        let resctrl = find(&cat, &topology()).unwrap();
+        let partitions = resctrl.partitions();
+        let ways = Ways::new(resctrl, OWNER);
+        let mut bench = Bench { cat, tasks: Tasks::default(), actuator, ways, dir, partitions };
         bench.look();
         bench
     }
@@ -200,7 +205,16 @@ impl Bench {
     }
     fn apply(&mut self, shares: &[CacheShare]) -> Made {
         let plan = Plan { shares: shares.to_vec(), ..Plan::idle(Window::Time { ns: 1 }) };
-        self.ways.apply(&self.cat, &mut self.actuator, &plan, &self.tasks.all())
+        let partitions = self.partitions.clone();
+        let bench = changes::bench::Bench {
+            host: &self.cat,
+            actuator: &mut self.actuator,
+            ways: Some(&mut self.ways),
+            tasks: &self.tasks,
+            capabilities: &Capabilities { partitions, ..changes::bench::capabilities() },
+            groups: &[],
+        };
+        bench.carry_out(&plan).0
     }
     fn holds(&self, shares: &[CacheShare]) -> Vec<String> {
         let held = self.ways.read_back(&self.cat, shares, &self.tasks.all());

@@ -1,19 +1,21 @@
 //! Groups of our own in resctrl, brought to what a plan says.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cachemate_core::{
-    CacheId, CacheShare, Counts, Item, Member, Place, Plan, Refused, RefusedBecause, ShareHeld, TaskId, Units,
+    CacheShare, Class, ClassId, Counts, IndexSet, Item, Masks, Member, Place, Plan, Refused, RefusedBecause, ShareHeld,
+    ShareKey, Units,
 };
 
-use super::classes::{Class, Key, classes, seats};
 use super::groups;
 use super::info::{Divided, Resctrl};
-use super::masks::{Limits, Schemata};
+use super::masks::Schemata;
 use super::occupancy::{Others, Traffic, explain, occupancy_bytes, taken};
-use crate::actuator::{Actuator, Made, Wanted};
+use crate::actuator::refused;
+use crate::changes::{Reading, item_of};
 use crate::journal::{Object, State};
 use crate::kernel::{DirLock, Kernel, ThreadKey};
 use crate::restore::read_state;
@@ -32,16 +34,20 @@ struct OwnGroup {
     _alive: DirLock,
 }
 
+impl OwnGroup {
+    fn name(&self) -> &std::ffi::OsStr {
+        self.path.file_name().unwrap_or_default()
+    }
+}
+
 /// The way masks of this host, as far as they are ours.
 #[derive(Debug)]
 pub struct Ways {
     resctrl: Resctrl,
     /// How our groups are called.
     prefix: String,
-    groups: BTreeMap<u32, OwnGroup>,
+    groups: BTreeMap<ClassId, OwnGroup>,
     swept: bool,
-    /// As we last read it back.
-    last: BTreeMap<Object, State>,
     /// Traffic by group and domain at the last look.
     traffic: BTreeMap<(String, u32), Traffic>,
 }
@@ -54,7 +60,6 @@ impl Ways {
             prefix: groups::own_prefix(owner),
             groups: BTreeMap::new(),
             swept: false,
-            last: BTreeMap::new(),
             traffic: BTreeMap::new(),
         }
     }
@@ -62,154 +67,124 @@ impl Ways {
     /// Everything has been put back: nothing is ours any more.
     pub fn forget(&mut self) {
         self.groups.clear();
-        self.last.clear();
     }
 
-    /// Brings resctrl to the plan's shares of ways: groups, masks, threads, in this order, then removes what is left over.
-    pub fn apply(&mut self, kernel: &dyn Kernel, actuator: &mut Actuator, plan: &Plan, tasks: &[&Managed]) -> Made {
-        let mut made = Made::default();
-        let asked = || plan.shares.iter().filter(|share| matches!(share.units, Units::Ways { .. }));
-        if asked().next().is_none() && self.groups.is_empty() {
-            return made;
+    /// Reads our groups into the state that changes start from. `plan` loses its shares of ways where resctrl's lock cannot
+    /// be had: nothing of it changes then. The lock is to be held until the changes are made; without `act` none is
+    /// needed, as nothing is.
+    pub(crate) fn read(
+        &mut self,
+        kernel: &dyn Kernel,
+        plan: &mut Plan,
+        tasks: &[&Managed],
+        reading: &mut Reading,
+        act: bool,
+    ) -> Option<DirLock> {
+        let of_ways = |share: &CacheShare| matches!(share.units, Units::Ways { .. });
+        if !plan.shares.iter().any(of_ways) && self.groups.is_empty() {
+            return None;
         }
-        let _lock = match kernel.lock_dir(&self.resctrl.mount, PATIENCE) {
+        let lock = match act.then(|| kernel.lock_dir(&self.resctrl.mount, PATIENCE)).transpose() {
             Ok(lock) => lock,
             Err(error) => {
                 let said = format!("{}: its lock is held by somebody else: {error}", self.resctrl.mount.display());
-                let items = asked().map(|share| Item::Share(share.group, share.cache));
-                made.refused.extend(refuse_all(items, &RefusedBecause::Busy, &said));
-                return made;
+                let items = plan.shares.iter().filter(|share| of_ways(share));
+                let items = items.map(|share| Item::Share(share.group, share.cache));
+                reading.refused.extend(refuse_all(items, &RefusedBecause::Busy, &said));
+                plan.shares.retain(|share| !of_ways(share));
+                return None;
             }
         };
-        if !self.swept {
+        if act && !self.swept {
             self.swept = true;
             let items = |said: String| refuse_all([Item::Plan], &RefusedBecause::Failed, &said);
             let swept = groups::sweep(kernel, &self.resctrl.mount, &self.prefix).into_iter();
-            made.refused.extend(swept.filter(|said| said.contains("not removed")).flat_map(items));
+            reading.refused.extend(swept.filter(|said| said.contains("not removed")).flat_map(items));
         }
-        let (classes, refused) = classes(plan, tasks, &self.limits(kernel));
-        made.refused.extend(refused);
-        let mut step = Step { kernel, actuator, made, wanted: Vec::new() };
-        let seated = self.seat(&mut step, classes);
-        let seated = self.set_masks(&mut step, seated);
-        self.move_tasks(&mut step, &seated, tasks);
-        self.remove_left(&mut step, &seated);
-        let Step { mut made, wanted, .. } = step;
-        made.note_overridden(&wanted, &self.last);
-        self.last.clone_from(&made.held);
-        made
+        self.read_taken(kernel, reading);
+        self.read_classes(kernel, reading);
+        self.read_members(kernel, plan, tasks, reading);
+        lock
     }
 
-    fn limits(&self, kernel: &dyn Kernel) -> BTreeMap<CacheId, Limits> {
+    fn read_taken(&self, kernel: &dyn Kernel, reading: &mut Reading) {
         let mut taken_of = BTreeMap::new();
-        let mut limits = BTreeMap::new();
-        for Divided { cache, level, domain, ways, at_least, contiguous, .. } in &self.resctrl.divided {
+        for Divided { cache, level, domain, .. } in &self.resctrl.divided {
             let of_level = taken_of.entry(*level).or_insert_with(|| taken(kernel, &self.resctrl.mount, *level));
-            let taken = of_level.get(domain).cloned().unwrap_or_default();
-            limits.insert(*cache, Limits { ways: *ways, at_least: *at_least, contiguous: *contiguous, taken });
+            let taken: IndexSet = of_level.get(domain).cloned().unwrap_or_default();
+            reading.state.taken_ways.insert(*cache, taken);
         }
-        limits
     }
 
-    /// Gives every class its group, making those that are not there yet; classes that get none are refused.
-    fn seat(&mut self, step: &mut Step<'_>, classes: Vec<Class>) -> BTreeMap<u32, Class> {
-        let have = self.groups.iter().map(|(number, group)| (*number, group.class.shares.clone())).collect();
-        let numbers = seats(&classes, &have, &[]);
-        let seated: BTreeMap<u32, Class> = numbers.into_iter().zip(classes).collect();
-        let wanted: Vec<Wanted> = seated
-            .iter()
-            .map(|(number, class)| {
-                let object = Object::Directory { path: self.path(*number) };
-                Wanted { item: first_item(class), object, state: State::Present }
-            })
-            .collect();
-        let standing = step.change(wanted);
-        let mut kept = BTreeMap::new();
-        for (number, class) in seated {
-            let path = self.path(number);
-            if !standing.contains(&Object::Directory { path: path.clone() }) {
-                step.refuse_rest(&class);
-                self.groups.remove(&number);
+    /// A group that somebody has removed is none any more.
+    fn read_classes(&mut self, kernel: &dyn Kernel, reading: &mut Reading) {
+        let mut gone = Vec::new();
+        for (&id, group) in &self.groups {
+            let item = item_of(&group.class);
+            let directory = Object::Directory { path: group.path.clone() };
+            let there = read_state(kernel, &directory);
+            if matches!(there, Ok(State::Absent)) {
+                gone.push(id);
+            }
+            let Ok(there) = there else { continue };
+            reading.found.insert(directory, (item.clone(), there));
+            let object = self.schemata(id);
+            let Ok(State::Text(now)) = read_state(kernel, &object) else {
+                reading.add_class(id, Masks::new());
+                continue;
+            };
+            let plain = match reading.originals.get(&object) {
+                Some(State::Text(plain)) => Schemata::parse(plain).unwrap_or_default(),
+                _ => Schemata::default(),
+            };
+            let text = Schemata::parse(&now).unwrap_or_default();
+            let mut masks = Masks::new();
+            for Divided { cache, level, domain, .. } in &self.resctrl.divided {
+                let (now, plain) = (text.mask(*level, *domain), plain.mask(*level, *domain));
+                let ours = group.class.masks.contains_key(cache) || plain.is_some_and(|plain| now != Some(plain));
+                masks.extend(now.filter(|_| ours).map(|now| (*cache, now)));
+            }
+            reading.found.insert(object, (item, State::Text(now)));
+            reading.add_class(id, masks);
+        }
+        for id in gone {
+            self.groups.remove(&id);
+            reading.state.classes.remove(&id);
+        }
+    }
+
+    /// Where the threads are that the plan speaks of, or that we have moved.
+    fn read_members(&self, kernel: &dyn Kernel, plan: &Plan, tasks: &[&Managed], reading: &mut Reading) {
+        for task in tasks.iter().filter(|task| !task.exited && !task.fixed) {
+            let member = |share: &&CacheShare| {
+                matches!(share.units, Units::Ways { .. })
+                    && (share.members.contains(&Member::Task(task.task))
+                        || share.members.contains(&Member::Process(task.process)))
+            };
+            let object = self.membership(task.pid, task.thread);
+            let asked = plan.shares.iter().find(member);
+            if asked.is_none() && !reading.originals.contains_key(&object) {
                 continue;
             }
-            let group = self.groups.entry(number).or_insert_with(|| {
-                // Nobody else can hold what was made a moment ago under resctrl's lock.
-                let alive = step.kernel.lock_dir(&path, Duration::ZERO).unwrap_or_default();
-                OwnGroup { path, class: Class::default(), _alive: alive }
-            });
-            group.class.shares.clone_from(&class.shares);
-            kept.insert(number, class);
-        }
-        kept
-    }
-
-    fn path(&self, number: u32) -> PathBuf {
-        self.resctrl.mount.join(format!("{}{number}", self.prefix))
-    }
-
-    /// Classes whose masks could not be set are refused: their members would be under somebody else's.
-    fn set_masks(&self, step: &mut Step<'_>, seated: BTreeMap<u32, Class>) -> BTreeMap<u32, Class> {
-        let originals = step.actuator.originals();
-        let mut wanted = Vec::new();
-        for (number, class) in &seated {
-            let object = Object::Schemata { path: self.path(*number).join("schemata") };
-            // What the class says nothing of is as the kernel made it: all ways that nobody holds alone.
-            let plain = originals.get(&object).cloned().or_else(|| read_state(step.kernel, &object).ok());
-            let Some(State::Text(plain)) = plain else { continue };
-            let Ok(mut schemata) = Schemata::parse(&plain) else { continue };
-            for (cache, mask) in &class.masks {
-                if let Some(divided) = self.resctrl.of(*cache) {
-                    schemata.set(divided.level, divided.domain, mask);
+            let item = asked.map_or(Item::Plan, |share| Item::Share(share.group, share.cache));
+            let group = match read_state(kernel, &object) {
+                Ok(State::Group(group)) => group,
+                Ok(_) => continue,
+                Err(error) => {
+                    reading.refused.push(refused(kernel, &item, &object, &error));
+                    continue;
                 }
+            };
+            let class = self.groups.iter().find(|(_, own)| Path::new("/").join(own.name()) == group);
+            let (class, ours) = (class.map(|(id, _)| *id), self.may_move(&group));
+            if let Some(state) = reading.task_mut(task.task) {
+                state.class = class;
+                state.class_owner = (!ours).then(|| {
+                    let (tid, group) = (task.thread.tid, group.display());
+                    format!("thread {tid} is in resctrl group {group}, which is somebody else's")
+                });
             }
-            wanted.push(Wanted { item: first_item(class), object, state: State::Text(schemata.to_string()) });
-        }
-        let set = step.change(wanted);
-        let is_set = |number: &u32| set.contains(&Object::Schemata { path: self.path(*number).join("schemata") });
-        let (good, bad): (BTreeMap<_, _>, BTreeMap<_, _>) = seated.into_iter().partition(|(n, _)| is_set(n));
-        bad.values().for_each(|class| step.refuse_rest(class));
-        good
-    }
-
-    /// Members go to their groups; threads that the plan no longer puts anywhere go back to where they were.
-    fn move_tasks(&mut self, step: &mut Step<'_>, seated: &BTreeMap<u32, Class>, tasks: &[&Managed]) {
-        let of_task: BTreeMap<TaskId, (u32, &Class)> = seated
-            .iter()
-            .flat_map(|(number, class)| class.members.iter().map(move |task| (*task, (*number, class))))
-            .collect();
-        let originals = step.actuator.originals();
-        let mut wanted = Vec::new();
-        for task in tasks.iter().filter(|task| !task.exited && !task.fixed) {
-            let hierarchy = self.resctrl.mount.clone();
-            let object = Object::Membership { hierarchy, pid: task.pid, thread: task.thread };
-            match of_task.get(&task.task) {
-                Some((number, class)) => match read_state(step.kernel, &object) {
-                    Ok(State::Group(now)) if !self.may_move(&now) => {
-                        let said = format!(
-                            "thread {} is in resctrl group {}, which is somebody else's",
-                            task.thread.tid,
-                            now.display()
-                        );
-                        let items = class.shares.iter().map(|&(group, cache)| Item::Share(group, cache));
-                        step.made.refused.extend(refuse_all(items, &RefusedBecause::OwnedByAnother, &said));
-                    }
-                    // What cannot be read is refused by the change itself.
-                    _ => {
-                        let state = State::Group(Path::new("/").join(format!("{}{number}", self.prefix)));
-                        wanted.push(Wanted { item: first_item(class), object, state });
-                    }
-                },
-                None => {
-                    let state = originals.get(&object).cloned();
-                    wanted.extend(state.map(|state| Wanted { item: Item::Plan, object, state }));
-                }
-            }
-        }
-        step.change(wanted);
-        for (number, class) in seated {
-            if let Some(group) = self.groups.get_mut(number) {
-                group.class.clone_from(class);
-            }
+            reading.found.insert(object, (item, State::Group(group)));
         }
     }
 
@@ -223,29 +198,67 @@ impl Ways {
         }
     }
 
-    fn remove_left(&mut self, step: &mut Step<'_>, seated: &BTreeMap<u32, Class>) {
-        let left: Vec<u32> = self.groups.keys().copied().filter(|number| !seated.contains_key(number)).collect();
-        if left.is_empty() {
-            return;
-        }
-        let absent = |number: &u32| {
-            let object = Object::Directory { path: self.path(*number) };
-            Wanted { item: Item::Plan, object, state: State::Absent }
-        };
-        let gone = step.change(left.iter().map(absent).collect());
-        let mut forgotten = Vec::new();
-        for number in left {
-            let path = self.path(number);
-            let directory = Object::Directory { path: path.clone() };
-            if gone.contains(&directory) {
-                forgotten.extend([directory, Object::Schemata { path: path.join("schemata") }]);
-                self.groups.remove(&number);
-            } else if let Some(group) = self.groups.get_mut(&number) {
-                group.class = Class::default();
+    pub(crate) fn path(&self, class: ClassId) -> PathBuf {
+        self.resctrl.mount.join(format!("{}{}", self.prefix, class.0))
+    }
+
+    pub(crate) fn schemata(&self, class: ClassId) -> Object {
+        Object::Schemata { path: self.path(class).join("schemata") }
+    }
+
+    pub(crate) fn membership(&self, pid: i32, thread: ThreadKey) -> Object {
+        Object::Membership { hierarchy: self.resctrl.mount.clone(), pid, thread }
+    }
+
+    /// The group of a class, as a thread's membership names it.
+    pub(crate) fn group(&self, class: ClassId) -> State {
+        State::Group(Path::new("/").join(format!("{}{}", self.prefix, class.0)))
+    }
+
+    /// A group's schemata with these masks. What they say nothing of is as the kernel made it: all ways that nobody holds
+    /// alone.
+    ///
+    /// # Errors
+    /// The group is not there, or its file makes no sense.
+    pub(crate) fn masks_text(
+        &self,
+        kernel: &dyn Kernel,
+        reading: &Reading,
+        class: ClassId,
+        masks: &Masks,
+    ) -> io::Result<State> {
+        let object = self.schemata(class);
+        let plain = reading.originals.get(&object).cloned();
+        let plain = plain.map_or_else(|| read_state(kernel, &object), Ok)?;
+        let State::Text(plain) = plain else { return Err(io::ErrorKind::InvalidData.into()) };
+        let mut schemata = Schemata::parse(&plain).map_err(|what| io::Error::new(io::ErrorKind::InvalidData, what))?;
+        for (cache, mask) in masks {
+            if let Some(divided) = self.resctrl.of(*cache) {
+                schemata.set(divided.level, divided.domain, mask);
             }
         }
-        step.made.held.retain(|object, _| !forgotten.contains(object));
-        step.actuator.forget(&forgotten);
+        Ok(State::Text(schemata.to_string()))
+    }
+
+    /// A group of ours stands since a moment ago.
+    pub(crate) fn created(&mut self, kernel: &dyn Kernel, class: ClassId) {
+        let path = self.path(class);
+        // Nobody else can hold what was made a moment ago under resctrl's lock.
+        let alive = kernel.lock_dir(&path, Duration::ZERO).unwrap_or_default();
+        self.groups.insert(class, OwnGroup { path, class: Class::default(), _alive: alive });
+    }
+
+    /// A group of ours is gone; what the journal need not remember any more.
+    pub(crate) fn removed(&mut self, class: ClassId) -> [Object; 2] {
+        self.groups.remove(&class);
+        [Object::Directory { path: self.path(class) }, self.schemata(class)]
+    }
+
+    /// What each group is for, from now on; nothing where no class is meant to have it.
+    pub(crate) fn assign(&mut self, classes: &BTreeMap<ClassId, Class>) {
+        for (id, group) in &mut self.groups {
+            group.class = classes.get(id).cloned().unwrap_or_default();
+        }
     }
 
     /// The shares that hold, from what the groups say now: masks, members, occupancy.
@@ -280,7 +293,7 @@ impl Ways {
     /// Why a share's lines are not exactly what its mask says.
     pub fn explain(&self, kernel: &dyn Kernel, held: &ShareHeld) -> Vec<String> {
         let Some(divided) = self.resctrl.of(held.share.cache) else { return Vec::new() };
-        let key: Key = (held.share.group, held.share.cache);
+        let key: ShareKey = (held.share.group, held.share.cache);
         let own = self.groups.values().find(|group| group.class.shares.contains(&key));
         let mut others = Others::new();
         let names = groups::names(kernel, &self.resctrl.mount).unwrap_or_default();
@@ -340,40 +353,6 @@ fn members_inside(share: &CacheShare, class: &Class, tasks: &[&Managed], inside:
         }
     };
     share.members.iter().filter(holds).copied().collect()
-}
-
-/// One application of a plan under way.
-struct Step<'a> {
-    kernel: &'a dyn Kernel,
-    actuator: &'a mut Actuator,
-    made: Made,
-    wanted: Vec<Wanted>,
-}
-
-impl Step<'_> {
-    /// Makes some changes; answers with the objects that stand now, as wanted or as the kernel made them.
-    fn change(&mut self, wanted: Vec<Wanted>) -> BTreeSet<Object> {
-        let mut made = self.actuator.change(self.kernel, &wanted);
-        let stand = made.held.keys().cloned().collect();
-        self.made.refused.append(&mut made.refused);
-        self.made.found.append(&mut made.found);
-        self.made.held.append(&mut made.held);
-        self.made.calls += made.calls;
-        self.wanted.extend(wanted);
-        stand
-    }
-
-    /// The actuator has refused a class by its first share: the others for the same reason.
-    fn refuse_rest(&mut self, class: &Class) {
-        let first = first_item(class);
-        let Some(said) = self.made.refused.iter().rev().find(|refused| refused.item == first).cloned() else { return };
-        let rest = class.shares.iter().skip(1).map(|&(group, cache)| Item::Share(group, cache));
-        self.made.refused.extend(refuse_all(rest, &said.because, &said.said));
-    }
-}
-
-fn first_item(class: &Class) -> Item {
-    class.shares.first().map_or(Item::Plan, |&(group, cache)| Item::Share(group, cache))
 }
 
 fn refuse_all(items: impl IntoIterator<Item = Item>, because: &RefusedBecause, said: &str) -> Vec<Refused> {

@@ -1,0 +1,138 @@
+//! What would be changed: the host is watched, the list of changes is kept, and nothing is made of it.
+
+use std::path::Path;
+
+use cachemate_core::{Change, LoopError, Record};
+use cachemate_linux::journal::Journal;
+use cachemate_linux::machine::OBSERVING;
+use cachemate_linux::progress::ProgressFiles;
+use serde::Serialize;
+
+use super::daemon::{Source, Switches, progress_place};
+use super::host::{self, LiveLoop, Wish};
+use super::paths;
+
+/// Windows that are looked at before the answer is "none".
+pub const WINDOWS: u64 = 30;
+
+/// One change, in words and as it is.
+#[derive(Serialize)]
+struct Line {
+    line: String,
+    change: Change,
+}
+
+/// `--dry-run`: the first list that is not empty.
+#[derive(Serialize, Default)]
+pub struct DryRun {
+    pub policy: String,
+    /// How many were looked at.
+    pub windows: u64,
+    /// That of the list; `None` = there was nothing to change in any.
+    pub window: Option<u64>,
+    changes: Vec<Line>,
+    /// The policy's reasons in that window.
+    why: Vec<String>,
+    /// What could not be had in any case, each once.
+    refused: Vec<String>,
+    notes: Vec<String>,
+}
+
+impl DryRun {
+    pub fn new(policy: &str) -> Self {
+        DryRun { policy: policy.to_string(), ..DryRun::default() }
+    }
+
+    /// Takes in one window and the list that it led to; true = it is the one.
+    pub fn see(&mut self, record: &Record, list: &[Change]) -> bool {
+        self.windows += 1;
+        let refused = record.applied.refused.iter().map(|refused| &refused.said).filter(|said| *said != OBSERVING);
+        for said in refused {
+            self.refuse(said.clone());
+        }
+        if self.window.is_some() || list.is_empty() {
+            return self.window.is_some();
+        }
+        self.window = Some(record.seen.window);
+        self.changes = list.iter().map(|change| Line { line: change.to_string(), change: change.clone() }).collect();
+        self.why = record.decision.why.iter().map(|reason| reason.text.clone()).collect();
+        true
+    }
+
+    /// Something that cannot be had.
+    pub fn refuse(&mut self, said: String) {
+        if !self.refused.contains(&said) {
+            self.refused.push(said);
+        }
+    }
+
+    /// As plain lines.
+    pub fn words(&self) -> String {
+        let policy = &self.policy;
+        let mut text = match self.window {
+            None => format!("policy '{policy}': none in {} windows\n", self.windows),
+            Some(window) => format!("policy '{policy}', window {window}: not made, as this is a dry run\n"),
+        };
+        for Line { line, change } in &self.changes {
+            let after: Vec<String> = change.after.iter().map(|id| id.0.to_string()).collect();
+            let after = if after.is_empty() { String::new() } else { format!("; after {}", after.join(", ")) };
+            text.push_str(&format!("{:>4}  {line}{after}\n", change.id.0));
+        }
+        self.why.iter().take(8).for_each(|why| text.push_str(&format!("decided: {why}\n")));
+        self.refused.iter().take(5).for_each(|why| text.push_str(&format!("refused: {why}\n")));
+        self.notes.iter().for_each(|note| text.push_str(&format!("note: {note}\n")));
+        text
+    }
+
+    /// Turns of a loop that does not act, until there is a list or `windows` have been looked at.
+    fn watch(&mut self, live: &mut LiveLoop, windows: u64) -> anyhow::Result<()> {
+        while self.windows < windows {
+            match live.step() {
+                Ok(Some(record)) => {
+                    if self.see(&record, live.machine.planned()) {
+                        break;
+                    }
+                }
+                Ok(None) => break,
+                Err(LoopError::Plan { bad, .. }) => {
+                    self.windows += 1;
+                    self.refuse(format!("the plan is refused: {bad}"));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What `manage` would do first with this configuration. Nothing is changed, no file is written, nobody is answered.
+///
+/// # Errors
+/// The configuration is wrong somewhere, or the host cannot be read.
+pub fn manage(source: &Source, switches: &Switches, windows: u64) -> anyhow::Result<DryRun> {
+    let mut config = source.read()?;
+    config.act = false;
+    let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
+    let found = host::find(false)?;
+    let wish = Wish {
+        rules: host::rules(&config.rules),
+        progress: progress_place(&config).map_or_else(ProgressFiles::default, ProgressFiles::of_others),
+        state_dir: state_dir.clone(),
+        stop: switches.stop.clone(),
+        wake: switches.wake.clone(),
+        config,
+    };
+    let host::Live { turns: mut live, missing, .. } = host::open(&found, &wish)?;
+    let mut answer = DryRun::new(&live.policy_name);
+    answer.notes.extend(missing.iter().map(ToString::to_string));
+    answer.notes.extend(in_force(&state_dir));
+    answer.watch(&mut live, windows)?;
+    Ok(answer)
+}
+
+/// Another daemon's changes are what is, here.
+fn in_force(state_dir: &Path) -> Option<String> {
+    let journal = state_dir.join(Journal::FILE_NAME);
+    let words = "changes of another daemon are in force, and these would come on top of them";
+    journal.exists().then(|| format!("{}: {words}", journal.display()))
+}

@@ -1,0 +1,88 @@
+//! Does `--dry-run` say what would be changed, and change nothing?
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use cachemate_linux::kernel::{Host, Kernel};
+use common::{MANAGE, Running, acting, run};
+
+fn sleeper() -> Running {
+    Running(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
+}
+
+/// `manage --dry-run` in this folder, with more arguments.
+fn dry(folder: &Path, config: &str, more: &[&str]) -> common::Ran {
+    std::fs::write(folder.join("c.toml"), config).unwrap();
+    let args: Vec<&str> = MANAGE.iter().copied().chain(["--dry-run"]).chain(more.iter().copied()).collect();
+    run(folder, &args)
+}
+
+/// A policy that puts everybody onto one CPU: is the move printed, as a line and as JSON, and is nobody moved, no journal
+/// written and no socket opened?
+#[test]
+fn manage_says_what_it_would_do_and_does_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = sleeper();
+    let host = Host::new("/");
+    let before = host.affinity(program.pid()).unwrap();
+    let config = acting("squeeze", 20, &program.pid().to_string());
+    let answer = dry(folder.path(), &config, &["--json"]).json();
+    let first = before.first().unwrap();
+    assert_eq!(answer["changes"].as_array().unwrap().len(), 1, "{answer}");
+    let change = &answer["changes"][0];
+    assert_eq!(change["line"], format!("move task 0 'sleep' to CPUs {first} (was {before})"));
+    assert_eq!(change["change"]["kind"]["affinity"]["to"], first.to_string());
+    assert_eq!(answer["why"][0], "everybody onto one CPU");
+    assert!(answer["window"].as_u64().unwrap() >= 8, "{answer}");
+    let words = dry(folder.path(), &config, &[]).ok().out;
+    assert!(words.contains(&format!("0  move task 0 'sleep' to CPUs {first} (was {before})\n")), "{words}");
+    assert_eq!(host.affinity(program.pid()).unwrap(), before);
+    for left in ["state", "s.sock", "progress"] {
+        assert!(!folder.path().join(left).exists(), "{left} was made");
+    }
+}
+
+/// With nothing to change: is that said after as many windows as were asked for?
+#[test]
+fn nothing_to_change_is_said_after_so_many_windows() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = sleeper();
+    let config = acting("default", 10, &program.pid().to_string());
+    let words = dry(folder.path(), &config, &["--windows", "3"]).ok().out;
+    assert_eq!(words, "policy 'default': none in 3 windows\n");
+    let answer = dry(folder.path(), &config, &["--windows", "2", "--json"]).json();
+    assert_eq!((&answer["windows"], answer["window"].is_null()), (&2.into(), true), "{answer}");
+    assert_eq!(answer["changes"].as_array().unwrap().len(), 0);
+}
+
+/// Are programs of `run --dry-run` started and left where they are, and is what would be done to them told?
+#[test]
+fn run_starts_the_programs_and_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "sleep 5; grep Cpus_allowed_list /proc/self/status > mask";
+    let state = folder.path().join("state");
+    let args = ["run", "--dry-run", "--policy", "shake", "--window-ms", "20", "--json", "sh", "-c", script];
+    let output = common::command(folder.path(), &args).env("CACHEMATE_STATE_DIR", &state).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["programs"][0]["managed"][0]["code"], 0, "the program ran to its end");
+    let lines = answer["dry_run"]["changes"].as_array().unwrap();
+    let of_it = |line: &serde_json::Value| line["line"].as_str().is_some_and(|line| line.contains("task"));
+    assert!(!lines.is_empty() && lines.iter().all(of_it), "{answer}");
+    let own = Host::new("/").affinity(std::process::id() as i32).unwrap();
+    let mask = std::fs::read_to_string(folder.path().join("mask")).unwrap();
+    assert_eq!(mask.trim(), format!("Cpus_allowed_list:\t{own}"), "nobody was moved");
+    assert!(!state.join(format!("run-{}", std::process::id())).exists());
+}
+
+/// Are `--windows` and `--json` of `manage` refused without a dry run?
+#[test]
+fn the_switches_of_a_dry_run_need_one() {
+    let folder = tempfile::tempdir().unwrap();
+    for more in [["--windows", "3"].as_slice(), &["--json"]] {
+        let args: Vec<&str> = MANAGE.iter().copied().chain(more.iter().copied()).collect();
+        assert_eq!(run(folder.path(), &args).code, Some(2));
+    }
+}

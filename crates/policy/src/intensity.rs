@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::evening::{Piece, Place, central, exchange};
 use crate::placement;
+use crate::policies::BadParameters;
 
 /// How the answer is found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -78,16 +79,16 @@ impl Parameters {
     ///
     /// # Errors
     /// In words: an unknown or ill-typed parameter, a window of no length, no rounds, a margin that is no share.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, BadParameters> {
         let parsed: Parameters = crate::policies::parameters(text)?;
         if parsed.window_cycles == 0 {
-            return Err("window_cycles: found 0, expected 1 or more".to_string());
+            return Err(BadParameters::value("window_cycles", "0", "1 or more"));
         }
         if !(0.0..=10.0).contains(&parsed.worth_moving) {
-            return Err(format!("worth_moving: found {}, expected a share from 0 to 10", parsed.worth_moving));
+            return Err(BadParameters::value("worth_moving", parsed.worth_moving, "a share from 0 to 10"));
         }
         if parsed.rounds_per_window == 0 {
-            return Err("rounds_per_window: found 0, expected 1 or more".to_string());
+            return Err(BadParameters::value("rounds_per_window", "0", "1 or more"));
         }
         Ok(parsed)
     }

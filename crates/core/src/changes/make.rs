@@ -1,6 +1,9 @@
 //! Making a list, and undoing what was made.
 
+use std::collections::BTreeSet;
+
 use super::{Change, ChangeId};
+use crate::{Item, Refused};
 
 /// A change that does not fit the state it is made in.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -35,6 +38,26 @@ pub fn run<E>(list: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>) -
         });
     }
     all
+}
+
+/// What was refused of the plan's lines: for each line the first change that failed for it, or that a change for it waited
+/// for. A line is named once.
+pub fn refused_lines(list: &[Change], made: &[Made<Refused>]) -> Vec<Refused> {
+    let mut told: BTreeSet<Item> = BTreeSet::new();
+    let mut lines = Vec::new();
+    for (change, outcome) in list.iter().zip(made) {
+        let why = match outcome {
+            Made::Done => continue,
+            Made::Failed(why) => why,
+            Made::Skipped(because) => match made.get(because.0 as usize) {
+                Some(Made::Failed(why)) => why,
+                _ => continue,
+            },
+        };
+        let items = change.items.iter().filter(|item| told.insert((*item).clone()));
+        lines.extend(items.map(|item| Refused { item: item.clone(), ..why.clone() }));
+    }
+    lines
 }
 
 /// The list that undoes the changes of `made`, which are some or all of one list: the inverses, the last one first. What

@@ -1,12 +1,12 @@
 //! Making a list of changes on this host.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cachemate_core::{
-    Change, ChangeId, ChangeKind, GangSchedule, Item, Made as Done, Refused, RefusedBecause, TaskId, run,
+    Change, ChangeId, ChangeKind, GangSchedule, Item, Made as Done, Refused, RefusedBecause, TaskId, refused_lines, run,
 };
 
 use super::reading::Reading;
@@ -75,26 +75,15 @@ impl<'a, L: Lend> Execution<'a, L> {
 
     /// Refusals of every line that a change was for, each line once.
     fn tell(&mut self, done: &[Done<Refused>], partly: Vec<(ChangeId, Refused)>) {
-        let mut told: BTreeSet<Item> = BTreeSet::new();
-        let mut tell = |items: &[Item], why: &Refused, made: &mut Made| {
-            for item in items.iter().filter(|item| told.insert((*item).clone())) {
-                made.refused.push(Refused { item: item.clone(), ..why.clone() });
-            }
-        };
-        for (change, outcome) in self.list.iter().zip(done) {
-            let why = match outcome {
-                Done::Done => continue,
-                Done::Failed(why) => why,
-                Done::Skipped(because) => match done.get(because.0 as usize) {
-                    Some(Done::Failed(why)) => why,
-                    _ => continue,
-                },
-            };
-            tell(&change.items, why, &mut self.made);
-        }
+        let mut lines = refused_lines(self.list, done);
         for (id, why) in partly {
-            tell(&self.list[id.0 as usize].items, &why, &mut self.made);
+            for item in &self.list[id.0 as usize].items {
+                if lines.iter().all(|line| line.item != *item) {
+                    lines.push(Refused { item: item.clone(), ..why.clone() });
+                }
+            }
         }
+        self.made.refused.extend(lines);
     }
 
     /// Makes one change; answers with a refusal where the kernel made something else of it.

@@ -20,6 +20,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
+use super::BadParameters;
 use crate::company::{BEHIND_AT_MOST_SAMPLES, Company, Form, Scheduler};
 use crate::refill::Refills;
 
@@ -94,12 +95,11 @@ impl Parameters {
     ///
     /// # Errors
     /// In words: an unknown or ill-typed parameter, or one out of its range.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, BadParameters> {
         let parsed: Parameters = super::parameters(text)?;
         let weights = &parsed.weights;
         let all = [weights.cells().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
-        let fail =
-            |what: &str, found: String, expected: &str| Err(format!("{what}: found {found}, expected {expected}"));
+        let fail = |what: &str, found: String, expected: &str| Err(BadParameters::value(what, found, expected));
         if parsed.window_ns == 0 {
             fail("window_ns", "0".to_string(), "1 or more")
         } else if !(1..=4096).contains(&parsed.super_sets) {
@@ -319,7 +319,7 @@ impl Company for Vectors {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     let parameters = Parameters::parse(parameters)?;
     let Parameters { form, window_ns, behind_at_most_samples, weights, .. } = parameters;
     let scheduler = Scheduler::new(form, window_ns, weights.sample, behind_at_most_samples);

@@ -23,6 +23,7 @@ use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::{statcache, statstack};
 use serde::Deserialize;
 
+use super::BadParameters;
 use crate::dealing::{Dealt, Domain};
 use crate::solvers::balance::{Composed, GroupModel, Turns, best_groups, rotation};
 
@@ -84,7 +85,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, BadParameters> {
         let parsed: Parameters = super::parameters(text)?;
         let positive = [
             ("window_ns", parsed.window_ns),
@@ -92,7 +93,7 @@ impl Parameters {
             ("locations", u64::from(parsed.locations)),
         ];
         match positive.iter().find(|(_, value)| *value == 0) {
-            Some((name, _)) => Err(format!("{name}: found 0, expected 1 or more")),
+            Some((name, _)) => Err(BadParameters::value(name, "0", "1 or more")),
             None => Ok(parsed),
         }
     }
@@ -325,7 +326,7 @@ fn model(known: &[Option<Known>], domain: &Domain<'_>, parameters: &Parameters) 
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     Ok(Box::new(BalanceSet {
         parameters: Parameters::parse(parameters)?,
         seed,

@@ -23,7 +23,7 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use super::static_partition::{Moving, in_units};
-use super::{movable, parameters};
+use super::{BadParameters, movable, parameters};
 use crate::partition::deal::{Claimant, Deal, Kind, Objective, Terms, deal};
 use crate::partition::domain::{Domain, Present, units_of};
 use crate::partition::judging::{self, Judged, Judging, Verdict};
@@ -86,19 +86,19 @@ impl Parameters {
         judging::Terms { lengths, least_gain: self.least_gain, trial_share: self.trial_share }
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, BadParameters> {
         let parsed: Parameters = parameters(text)?;
         if parsed.window_ns == 0 {
-            return Err("window_ns: found 0, expected 1 or more".to_string());
+            return Err(BadParameters::value("window_ns", "0", "1 or more"));
         }
         if !(parsed.trial_share.is_finite() && parsed.trial_share > 0.0) {
-            return Err(format!("trial_share: found {}, expected a number above 0", parsed.trial_share));
+            return Err(BadParameters::value("trial_share", parsed.trial_share, "a number above 0"));
         }
         let shares = [("insensitive", parsed.insensitive), ("least_gain", parsed.least_gain)];
         let numbers = shares.into_iter().chain([("miss_penalty_cycles", parsed.miss_penalty_cycles.unwrap_or(1.0))]);
         for (name, value) in numbers {
             if !(value.is_finite() && value >= 0.0) {
-                return Err(format!("{name}: found {value}, expected a number from 0 up"));
+                return Err(BadParameters::value(name, value, "a number from 0 up"));
             }
         }
         Ok(parsed)
@@ -566,7 +566,7 @@ fn clashes(view: &View<'_>, domain: &Domain<'_>, shares: &[CacheShare]) -> Vec<C
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     Ok(Box::new(CacheSizing {
         parameters: Parameters::parse(parameters)?,
         caches: BTreeMap::new(),

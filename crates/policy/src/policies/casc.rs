@@ -25,6 +25,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
+use super::BadParameters;
 use crate::dealing::{Dealt, Domain};
 use crate::solvers::buckets::{Buckets, Rules, Thread, bucketize};
 
@@ -84,7 +85,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, BadParameters> {
         let parsed: Parameters = super::parameters(text)?;
         let positive = [
             ("window_ns", parsed.window_ns as f64),
@@ -92,18 +93,17 @@ impl Parameters {
             ("row_ns", parsed.row_ns as f64),
             ("departs_by", parsed.departs_by),
             ("departs_windows", f64::from(parsed.departs_windows)),
-            ("relax", parsed.relax - 1.0),
             ("threshold", parsed.threshold),
         ];
-        for (name, value) in positive {
-            if !(value.is_finite() && value > 0.0) {
-                let expected = if name == "relax" { "more than 1" } else { "a positive number" };
-                return Err(format!("{name}: expected {expected}"));
-            }
+        if let Some((name, value)) = positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
+            return Err(BadParameters::value(name, value, "a number above 0"));
+        }
+        if !(parsed.relax.is_finite() && parsed.relax > 1.0) {
+            return Err(BadParameters::value("relax", parsed.relax, "a number above 1"));
         }
         match parsed.run_time_variation_at_most {
             Some(bound) if bound.is_nan() || bound < 0.0 => {
-                Err(format!("run_time_variation_at_most: found {bound}, expected 0 or more"))
+                Err(BadParameters::value("run_time_variation_at_most", bound, "0 or more"))
             }
             _ => Ok(parsed),
         }
@@ -502,7 +502,7 @@ impl OfCache {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     let parameters = Parameters::parse(parameters)?;
     Ok(Box::new(Casc { parameters, dealt: Dealt::default(), caches: BTreeMap::new(), next_probe: 0 }))
 }

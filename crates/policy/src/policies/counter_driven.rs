@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{Decision, Event, Policy, Profile, TaskId, TaskSeen, View};
 use serde::Deserialize;
 
+use super::BadParameters;
 use crate::company::{BEHIND_AT_MOST_SAMPLES, Company, Form, Scheduler};
 use crate::refill::Refills;
 
@@ -114,17 +115,17 @@ impl Company for Misses<'_> {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     let parsed: Parameters = super::parameters(parameters)?;
     let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
         true => Ok(value),
-        false => Err(format!("{name}: found {value}, expected a number above 0")),
+        false => Err(BadParameters::value(name, value, "a number above 0")),
     };
     if parsed.window_ns == 0 {
-        return Err("window_ns: found 0, expected 1 or more".to_string());
+        return Err(BadParameters::value("window_ns", "0", "1 or more"));
     }
     if parsed.behind_at_most_samples.is_nan() || parsed.behind_at_most_samples < 0.0 {
-        return Err(format!("behind_at_most_samples: found {}, expected 0 or more", parsed.behind_at_most_samples));
+        return Err(BadParameters::value("behind_at_most_samples", parsed.behind_at_most_samples, "0 or more"));
     }
     let clash_weight = positive("clash_weight", parsed.clash_weight)?;
     let sample_weight = positive("sample_weight", parsed.sample_weight)?;

@@ -1,6 +1,7 @@
 //! The yardstick of all comparisons: changes nothing. Problem: every gain is a gain over something. Method: an idle plan,
 //! every window. Properties: asks for nothing, moves nothing, needs no evidence.
 
+use super::BadParameters;
 use cachemate_core::{Decision, Plan, Policy, View, Window};
 use serde::Deserialize;
 
@@ -23,10 +24,10 @@ impl Parameters {
     ///
     /// # Errors
     /// In words: an unknown or ill-typed parameter, a window of no length.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, BadParameters> {
         let parsed: Parameters = super::parameters(text)?;
         match parsed.window_ns {
-            0 => Err("window_ns: found 0, expected 1 or more".to_string()),
+            0 => Err(BadParameters::value("window_ns", "0", "1 or more")),
             _ => Ok(parsed),
         }
     }
@@ -45,6 +46,6 @@ impl Policy for Unchanged {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     Ok(Box::new(Unchanged(Parameters::parse(parameters)?)))
 }

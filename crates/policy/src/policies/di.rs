@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{CpuSet, Decision, Policy, TaskId, Topology, View};
 
+use super::BadParameters;
 use crate::intensity::{Intensity, Parameters, RecordedOn};
 use crate::schemes::{SharedCache, misses_on_part_per_mega_instr};
 
@@ -58,6 +59,6 @@ fn contended(topology: &Topology) -> Option<SharedCache> {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     Ok(Box::new(Di(Intensity::new(Parameters::parse(parameters)?))))
 }

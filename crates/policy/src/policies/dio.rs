@@ -12,6 +12,7 @@
 
 use cachemate_core::{Ability, Decision, Fact, Policy, Profile, Support, TaskId, View};
 
+use super::BadParameters;
 use super::di::recorded_rates;
 use crate::intensity::{Counted, Intensity, Parameters};
 
@@ -43,6 +44,6 @@ impl Policy for Dio {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     Ok(Box::new(Dio(Intensity::new(Parameters::parse(parameters)?))))
 }

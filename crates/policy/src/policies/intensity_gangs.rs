@@ -22,7 +22,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-use super::{cache_domains, movable};
+use super::{BadParameters, cache_domains, movable};
 use crate::solvers::{Seats, best};
 
 /// Parameters, with what they were chosen for.
@@ -492,15 +492,15 @@ fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     let parameters: Parameters = super::parameters(parameters)?;
     for (name, value) in [("window_ns", parameters.window_ns), ("slice_ns", parameters.slice_ns)] {
         if value == 0 {
-            return Err(format!("{name}: found 0, expected 1 or more"));
+            return Err(BadParameters::value(name, "0", "1 or more"));
         }
     }
     if !(0.0..=1.0).contains(&parameters.probing_at_most) {
-        return Err(format!("probing_at_most: found {}, expected a share from 0 to 1", parameters.probing_at_most));
+        return Err(BadParameters::value("probing_at_most", parameters.probing_at_most, "a share from 0 to 1"));
     }
     Ok(Box::new(IntensityGangs {
         parameters,

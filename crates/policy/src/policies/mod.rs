@@ -3,6 +3,8 @@
 //! A new policy is one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. It gets the conformance
 //! tests ([`crate::conformance`]) for free.
 
+use std::fmt::Display;
+
 use cachemate_core::{CacheId, CpuSet, EvidenceKind, Level, Policy, TaskSeen, Topology, View, nearest};
 use serde::de::DeserializeOwned;
 
@@ -26,7 +28,7 @@ pub mod thread_clustering;
 pub mod worst;
 
 /// Builds a policy from its parameters (TOML) and a seed.
-type Build = fn(&str, u64) -> Result<Box<dyn Policy>, String>;
+type Build = fn(&str, u64) -> Result<Box<dyn Policy>, BadParameters>;
 
 /// What a policy rests on: of each inner list one kind of evidence is enough.
 pub type Needs = &'static [&'static [EvidenceKind]];
@@ -174,9 +176,25 @@ pub fn needs(name: &str) -> Needs {
 pub enum BadPolicy {
     #[error("no policy '{name}'; there are {known}{meant}")]
     Unknown { name: String, known: String, meant: String },
-    /// `why` holds line, column, what was found and what was expected.
     #[error("parameters of policy '{name}': {why}")]
-    Parameters { name: String, why: String },
+    Parameters { name: String, why: BadParameters },
+}
+
+/// Parameters that a policy does not take.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BadParameters {
+    /// No TOML, an unknown name, or a value of another type: in TOML's words, with line and column.
+    #[error("{}", .0.to_string().trim_end())]
+    Toml(Box<toml::de::Error>),
+    #[error("{name}: found {found}, expected {expected}")]
+    Value { name: String, found: String, expected: String },
+}
+
+impl BadParameters {
+    /// A value out of its range.
+    pub fn value(name: impl Display, found: impl Display, expected: impl Display) -> Self {
+        BadParameters::Value { name: name.to_string(), found: found.to_string(), expected: expected.to_string() }
+    }
 }
 
 /// The policy called `name`. `parameters` is TOML, as a run header keeps it; empty = all defaults.
@@ -194,8 +212,8 @@ pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>,
 }
 
 /// A policy's parameters out of TOML; say `#[serde(deny_unknown_fields, default)]` on the type.
-pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    toml::from_str(text).map_err(|error| error.to_string().trim_end().to_string())
+pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, BadParameters> {
+    toml::from_str(text).map_err(|error| BadParameters::Toml(Box::new(error)))
 }
 
 /// Online CPUs of each last-level cache, in the topology's order; caches without any are left out.

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{CpuId, CpuSet, Decision, Plan, Policy, Reason, ReasonKind, TaskId, View, Window};
 use serde::Deserialize;
 
+use super::BadParameters;
 use crate::placement;
 use crate::solvers::{self, Seating, Seats, Solved};
 
@@ -31,19 +32,20 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, BadParameters> {
         let parsed: Parameters = super::parameters(text)?;
         if parsed.window_ns == 0 {
-            return Err("window_ns: found 0, expected 1 or more".to_string());
+            return Err(BadParameters::value("window_ns", "0", "1 or more"));
         }
         let rows = parsed.degradation.len();
         for (row, values) in parsed.degradation.iter().enumerate() {
             if values.len() != rows {
-                return Err(format!("degradation: found {} values in row {row}, expected {rows}", values.len()));
+                let found = format!("{} values in row {row}", values.len());
+                return Err(BadParameters::value("degradation", found, rows));
             }
             if let Some(column) = values.iter().position(|value| !value.is_finite()) {
-                let found = values[column];
-                return Err(format!("degradation: found {found} in row {row}, column {column}, expected a number"));
+                let found = format!("{} in row {row}, column {column}", values[column]);
+                return Err(BadParameters::value("degradation", found, "a number"));
             }
         }
         Ok(parsed)
@@ -148,13 +150,13 @@ fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], one_cpu: bool) ->
 pub(super) fn by_matrix(
     parameters: &str,
     solve: fn(&solvers::Costs, &Seats) -> Solved,
-) -> Result<Box<dyn Policy>, String> {
+) -> Result<Box<dyn Policy>, BadParameters> {
     let parameters = Parameters::parse(parameters)?;
     Ok(Box::new(ByMatrix { parameters, solve, rows: BTreeMap::new(), placed: BTreeMap::new() }))
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     by_matrix(parameters, solvers::best)
 }
 

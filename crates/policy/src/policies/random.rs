@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{Decision, Policy, Reason, ReasonKind, SplitMix64, TaskId, View};
 
 use super::default::Parameters;
-use super::{cache_domains, movable};
+use super::{BadParameters, cache_domains, movable};
 
 struct Random {
     parameters: Parameters,
@@ -50,7 +50,7 @@ impl Policy for Random {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     let parameters = Parameters::parse(parameters)?;
     Ok(Box::new(Random { parameters, generator: SplitMix64::new(seed), drawn: BTreeMap::new() }))
 }

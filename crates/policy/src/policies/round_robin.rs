@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{Decision, Policy, Reason, ReasonKind, TaskId, View};
 
 use super::default::Parameters;
-use super::{cache_domains, movable};
+use super::{BadParameters, cache_domains, movable};
 
 struct RoundRobin {
     parameters: Parameters,
@@ -42,6 +42,6 @@ impl Policy for RoundRobin {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     Ok(Box::new(RoundRobin { parameters: Parameters::parse(parameters)?, dealt: BTreeMap::new(), next: 0 }))
 }

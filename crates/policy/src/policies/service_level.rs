@@ -17,7 +17,7 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use super::static_partition::{Moving, in_units};
-use super::{dividable, movable, parameters};
+use super::{BadParameters, dividable, movable, parameters};
 use crate::partition::units::{Divided, assign};
 
 /// See the page.
@@ -164,13 +164,13 @@ const OWN: GroupId = GroupId(1);
 const OTHERS: GroupId = GroupId(0);
 
 /// See the registry.
-pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     let parsed: Parameters = parameters(text)?;
     if parsed.window_ns == 0 {
-        return Err("window_ns: found 0, expected 1 or more".to_string());
+        return Err(BadParameters::value("window_ns", "0", "1 or more"));
     }
     if !(parsed.rate_per_s.is_finite() && parsed.rate_per_s >= 0.0) {
-        return Err(format!("rate_per_s: found {}, expected a number from 0 up", parsed.rate_per_s));
+        return Err(BadParameters::value("rate_per_s", parsed.rate_per_s, "a number from 0 up"));
     }
     let units = parsed.units;
     let (processes, serves) = (Vec::new(), BTreeMap::new());
@@ -265,7 +265,7 @@ mod tests {
     /// Are parameters that mean nothing refused?
     #[test]
     fn wrong_parameters_are_refused() {
-        assert!(build("rate_per_s = -1.0", 1).err().unwrap().contains("rate_per_s"));
-        assert!(build("window_ns = 0", 1).err().unwrap().contains("window_ns"));
+        assert!(build("rate_per_s = -1.0", 1).err().unwrap().to_string().contains("rate_per_s"));
+        assert!(build("window_ns = 0", 1).err().unwrap().to_string().contains("window_ns"));
     }
 }

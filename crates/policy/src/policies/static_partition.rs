@@ -10,7 +10,7 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use super::default::Parameters as Common;
-use super::{dividable, movable};
+use super::{BadParameters, dividable, movable};
 use crate::partition::units::Divided;
 
 /// How pages come into their colours; as [`PageMoving`].
@@ -64,14 +64,15 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, BadParameters> {
         let parsed: Parameters = super::parameters(text)?;
         if parsed.window_ns == 0 {
-            return Err("window_ns: found 0, expected 1 or more".to_string());
+            return Err(BadParameters::value("window_ns", "0", "1 or more"));
         }
         if let Some(at) = parsed.steps.windows(2).position(|pair| pair[0].from_ns >= pair[1].from_ns) {
             let (before, found) = (parsed.steps[at].from_ns, parsed.steps[at + 1].from_ns);
-            return Err(format!("steps[{}].from_ns: found {found}, expected more than {before}", at + 1));
+            let name = format!("steps[{}].from_ns", at + 1);
+            return Err(BadParameters::value(name, found, format!("more than {before}")));
         }
         Ok(parsed)
     }
@@ -148,7 +149,7 @@ pub(super) fn in_units(units: IndexSet, divided: &Divided, moving: PageMoving) -
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     Ok(Box::new(StaticPartition { parameters: Parameters::parse(parameters)?, processes: Vec::new() }))
 }
 
@@ -181,7 +182,7 @@ mod tests {
     #[test]
     fn steps_out_of_order_are_refused() {
         let wrong = "steps = [{ from_ns = 5, shares = [] }, { from_ns = 5, shares = [] }]";
-        assert_eq!(Parameters::parse(wrong).unwrap_err(), "steps[1].from_ns: found 5, expected more than 5");
-        assert!(Parameters::parse("steps = [{ shares = ['7-3'] }]").unwrap_err().contains("7-3"));
+        assert_eq!(Parameters::parse(wrong).unwrap_err().to_string(), "steps[1].from_ns: found 5, expected more than 5");
+        assert!(Parameters::parse("steps = [{ shares = ['7-3'] }]").unwrap_err().to_string().contains("7-3"));
     }
 }

@@ -21,7 +21,7 @@ use cachemate_core::{
 use cachemate_locality::shmap::Sharing;
 use serde::Deserialize;
 
-use super::{cache_domains, movable};
+use super::{BadParameters, cache_domains, movable};
 use crate::clustering::assign::{Assignment, Chip, Movable, assign};
 use crate::clustering::{Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 
@@ -94,11 +94,11 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, BadParameters> {
         let parsed: Parameters = super::parameters(text)?;
         let share = |name: &str, value: f64| match (0.0..=1.0).contains(&value) {
             true => Ok(()),
-            false => Err(format!("{name}: found {value}, expected 0 to 1")),
+            false => Err(BadParameters::value(name, value, "0 to 1")),
         };
         share("activation_share", parsed.activation_share)?;
         share("overhead_share", parsed.overhead_share)?;
@@ -114,11 +114,12 @@ impl Parameters {
             ("samples_per_thread", parsed.samples_per_thread),
         ];
         if let Some((name, value)) = positive.iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
-            return Err(format!("{name}: found {value}, expected more than 0"));
+            return Err(BadParameters::value(name, value, "more than 0"));
         }
         if !(0.0..parsed.overhead_share).contains(&parsed.breakdown_share) {
             let (found, most) = (parsed.breakdown_share, parsed.overhead_share);
-            return Err(format!("breakdown_share: found {found}, expected 0 to less than overhead_share, {most}"));
+            let expected = format!("0 to less than overhead_share, {most}");
+            return Err(BadParameters::value("breakdown_share", found, expected));
         }
         Ok(parsed)
     }
@@ -558,7 +559,7 @@ fn by_core(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     let parameters = Parameters::parse(parameters)?;
     Ok(Box::new(ThreadClustering {
         parameters,

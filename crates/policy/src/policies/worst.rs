@@ -5,9 +5,10 @@
 
 use cachemate_core::Policy;
 
+use super::BadParameters;
 use crate::solvers;
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, String> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     super::optimal::by_matrix(parameters, solvers::worst)
 }

@@ -3,45 +3,40 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    Applied, CacheId, CacheShare, CpuSet, IndexSet, Item, Member, PageMoving, Pending, Plan, Refused, RefusedBecause,
-    ShareHeld, TaskId, Units,
+    Applied, CacheShare, Change, ChangeKind, ClassId, Colors, CpuId, CpuSet, GangSchedule, IndexSet, Item, Manner,
+    Masks, Member, Pending, Plan, Refused, RefusedBecause, ShareHeld, State, TaskId, TaskState, Tracked, Units,
+    changes, refused_lines, run,
 };
 
 use super::SimMachine;
+use crate::hw::BadRequest;
 use crate::os::dispatch::Slot;
 use crate::os::gangs::{Rotation, SlotGang};
 
-/// Way masks now: by cache, and per distinct row of masks one class of service (class 0 = everything).
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct WaysInForce {
-    classes: Vec<BTreeMap<CacheId, IndexSet>>,
+fn hardware_class(class: Option<ClassId>) -> u8 {
+    class.map_or(0, |class| class.0 as u8 + 1)
 }
 
-fn refused(item: Item, because: RefusedBecause, said: impl Into<String>) -> Refused {
-    Refused { item, because, said: said.into() }
+fn not_made(change: &Change, why: &impl std::fmt::Display) -> Refused {
+    let item = change.items.first().cloned().unwrap_or(Item::Plan);
+    Refused { item, because: RefusedBecause::Failed, said: why.to_string() }
 }
 
 impl SimMachine {
     /// Makes the plan hold as far as it can.
     pub(crate) fn put_in_force(&mut self, plan: &Plan) -> Applied {
-        let mut refusals = Vec::new();
-        self.apply_rights(plan, &mut refusals);
-        self.apply_gangs(plan, &mut refusals);
-        self.apply_colours(plan, &mut refusals);
-        self.apply_ways(plan, &mut refusals);
+        let derived = changes(plan, &[], &self.state(), &self.topology, &self.capabilities);
+        let made = run(&derived.changes, |change| self.make(change));
+        let mut refusals = derived.refused;
+        refusals.extend(refused_lines(&derived.changes, &made));
+        self.seat_gangs();
         let known = &self.known;
         self.system.dispatcher.set_clashes(&plan.clashes, |task| known.get(task.0 as usize).map(|known| known.slot));
         self.plan = plan.clone();
         self.apply_probes(plan, &mut refusals);
-        self.in_force.clashes = plan
-            .clashes
-            .iter()
-            .filter(|clash| {
-                let here = |task: TaskId| !self.is_gone(task);
-                here(clash.tasks.0) && here(clash.tasks.1)
-            })
-            .copied()
-            .collect();
+        let here = |task: TaskId| !self.is_gone(task);
+        let clashes = plan.clashes.iter().filter(|clash| here(clash.tasks.0) && here(clash.tasks.1));
+        self.clashes = clashes.copied().collect();
         let mut applied = self.read_back();
         applied.refused.extend(refusals);
         applied
@@ -52,53 +47,100 @@ impl SimMachine {
         live.map(|task| (task, self.known[task.0 as usize].slot)).collect()
     }
 
-    fn apply_rights(&mut self, plan: &Plan, refusals: &mut Vec<Refused>) {
-        for &task in plan.allowed.keys().filter(|&&task| self.is_gone(task)) {
-            refusals.push(refused(Item::Allowed(task), RefusedBecause::Gone, "the task has ended"));
-        }
-        for &task in plan.weights.keys().filter(|&&task| self.is_gone(task)) {
-            refusals.push(refused(Item::Weight(task), RefusedBecause::Gone, "the task has ended"));
-        }
-        let all: CpuSet = (0..self.spec.cpus()).collect();
-        for (task, slot) in self.live() {
-            if self.known[task.0 as usize].fixed {
-                continue;
+    /// What holds now, thing by thing.
+    fn state(&self) -> State {
+        let live = self.live();
+        let all = self.topology.online();
+        let task = |&(id, slot): &(TaskId, Slot)| {
+            let (known, task) = (&self.known[id.0 as usize], self.system.dispatcher.task(slot));
+            // Class 0 of the hardware is everybody's.
+            let class = self.system.thread(slot).and_then(|thread| thread.class.checked_sub(1));
+            TaskState {
+                task: id,
+                process: self.process_id(self.system.task(slot).process),
+                name: known.name.clone(),
+                movable: !known.fixed,
+                group: None,
+                affinity: Some(Tracked { now: task.allowed.clone(), original: all.clone() }),
+                weight: Some(Tracked { now: task.weight, original: 1.0 }),
+                class: class.map(|class| ClassId(class.into())),
+                class_owner: None,
+                cannot_wait: None,
             }
-            let allowed = plan.allowed.get(&task).map_or_else(|| all.clone(), |cpus| cpus.intersection(&all));
-            if allowed.is_empty() {
-                let said = "none of the CPUs exists";
-                refusals.push(refused(Item::Allowed(task), RefusedBecause::NotSupported, said));
-                continue;
-            }
-            let now = self.system.now();
-            self.system.dispatcher.set_allowed(now, slot, allowed);
-            self.system.dispatcher.set_weight(now, slot, plan.weights.get(&task).copied().unwrap_or(1.0));
+        };
+        let processes: BTreeSet<usize> = live.iter().map(|&(_, slot)| self.system.task(slot).process).collect();
+        let colors = |&process: &usize| {
+            let coloring = self.system.memory.colouring(process);
+            let now = coloring.map(|now| Colors { allowed: now.allowed.clone(), moving: now.moving });
+            (self.process_id(process), Tracked { now, original: None })
+        };
+        let colored = self.spec.pages.colours.is_some();
+        let groups = self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
+        State {
+            tasks: live.iter().map(task).collect(),
+            classes: self.classes.clone(),
+            colors: if colored { processes.iter().map(colors).collect() } else { BTreeMap::new() },
+            gangs: self.gangs.clone(),
+            manner: Manner { classes_at_most: Some(groups.clamp(1, 256) - 1), ..Manner::default() },
+            ..State::default()
         }
     }
 
-    fn apply_gangs(&mut self, plan: &Plan, refusals: &mut Vec<Refused>) {
-        let mut rotations = Vec::new();
-        for (at, schedule) in plan.gangs.iter().enumerate() {
-            let mut gangs = Vec::new();
-            for gang in &schedule.gangs {
-                let here = gang.members.iter().filter(|(task, _)| !self.is_gone(*task));
-                let members: Vec<(Slot, Option<u32>)> =
-                    here.filter_map(|&(task, cpu)| Some((self.slot_of(task)?, cpu.map(|cpu| cpu.0)))).collect();
-                if members.len() < gang.members.len() {
-                    let said = "a member has ended; the others keep their turn";
-                    refusals.push(refused(Item::Gangs(at), RefusedBecause::Gone, said));
-                }
-                if !members.is_empty() {
-                    gangs.push(SlotGang { members, slices: gang.slices });
+    fn make(&mut self, change: &Change) -> Result<(), Refused> {
+        let now = self.system.now();
+        match &change.kind {
+            ChangeKind::Affinity { task, to, .. } => {
+                let slot = self.known[task.0 as usize].slot;
+                self.system.dispatcher.set_allowed(now, slot, to.clone());
+            }
+            ChangeKind::Weight { task, to, .. } => {
+                let slot = self.known[task.0 as usize].slot;
+                self.system.dispatcher.set_weight(now, slot, *to);
+            }
+            ChangeKind::CreateClass { class, masks } | ChangeKind::Schemata { class, to: masks, .. } => {
+                self.set_masks(*class, masks).map_err(|error| not_made(change, &error))?;
+                self.classes.insert(*class, masks.clone());
+            }
+            ChangeKind::RemoveClass { class, .. } => {
+                self.set_masks(*class, &Masks::new()).map_err(|error| not_made(change, &error))?;
+                self.classes.remove(class);
+            }
+            ChangeKind::Member { task, to, .. } => {
+                let slot = self.known[task.0 as usize].slot;
+                if let Some(thread) = self.system.thread_mut(slot) {
+                    thread.class = hardware_class(*to);
                 }
             }
-            if !gangs.is_empty() {
-                let slice = self.clock.cycles(schedule.slice_ns);
-                rotations.push(Rotation::new(schedule.cpus.clone(), slice, gangs, self.system.now()));
+            ChangeKind::Colors { process, to, .. } => {
+                let process = self.process_index(*process);
+                match to {
+                    Some(Colors { allowed, moving }) => self.system.set_colours(process, allowed, *moving),
+                    None => self.system.memory.clear_colours(process),
+                }
             }
+            ChangeKind::StopGangs { schedule } => self.gangs.retain(|running| running != schedule),
+            ChangeKind::StartGangs { schedule } => {
+                let at = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
+                self.gangs.insert(at, schedule.clone());
+            }
+            ChangeKind::Cpuset { .. } => return Err(not_made(change, &"this machine has no groups")),
         }
+        Ok(())
+    }
+
+    /// Lets the operating system know of the gangs that run. Schedules that ran before keep their turn.
+    fn seat_gangs(&mut self) {
+        let now = self.system.now();
+        let rotation = |schedule: &GangSchedule| {
+            let member = |&(task, cpu): &(TaskId, Option<CpuId>)| Some((self.slot_of(task)?, cpu.map(|cpu| cpu.0)));
+            let gangs = schedule.gangs.iter().map(|gang| SlotGang {
+                members: gang.members.iter().filter_map(member).collect(),
+                slices: gang.slices,
+            });
+            Rotation::new(schedule.cpus.clone(), self.clock.cycles(schedule.slice_ns), gangs.collect(), now)
+        };
+        let rotations = self.gangs.iter().map(rotation).collect();
         self.system.set_rotations(rotations);
-        self.in_force.gangs = plan.gangs.clone();
     }
 
     fn processes_of(&self, share: &CacheShare) -> Vec<usize> {
@@ -112,100 +154,22 @@ impl SimMachine {
         self.live().iter().any(|&(_, slot)| self.system.task(slot).process == process)
     }
 
-    fn apply_colours(&mut self, plan: &Plan, refusals: &mut Vec<Refused>) {
-        let mut wanted: BTreeMap<usize, (IndexSet, PageMoving)> = BTreeMap::new();
-        for share in &plan.shares {
-            let Units::Colours { allowed, moving } = &share.units else { continue };
-            let item = || Item::Share(share.group, share.cache);
-            if self.spec.pages.colours.is_none_or(|colours| allowed.is_empty() || allowed.iter().any(|c| c >= colours))
-            {
-                refusals.push(refused(
-                    item(),
-                    RefusedBecause::NotSupported,
-                    "this machine's kernel has no such colours",
-                ));
-                continue;
-            }
-            for process in self.processes_of(share) {
-                let earlier = wanted.entry(process).or_insert_with(|| (allowed.clone(), *moving));
-                if earlier.0 != *allowed {
-                    let said = "the process has other colours in another share; colours hold in every cache";
-                    refusals.push(refused(item(), RefusedBecause::Busy, said));
-                }
-            }
-        }
-        let processes: BTreeSet<usize> = self.live().iter().map(|&(_, slot)| self.system.task(slot).process).collect();
-        for process in processes {
-            match wanted.get(&process) {
-                Some((allowed, moving)) => self.system.set_colours(process, allowed, *moving),
-                None => self.system.memory.clear_colours(process),
-            }
-        }
-    }
-
-    fn apply_ways(&mut self, plan: &Plan, refusals: &mut Vec<Refused>) {
-        let mut masks: BTreeMap<Slot, BTreeMap<CacheId, IndexSet>> = BTreeMap::new();
-        let live = self.live();
-        for share in &plan.shares {
-            let Units::Ways { mask } = &share.units else { continue };
-            let processes = self.processes_of(share);
-            for &(task, slot) in &live {
-                let member = share.members.contains(&Member::Task(task));
-                if member || processes.contains(&self.system.task(slot).process) {
-                    masks.entry(slot).or_default().insert(share.cache, mask.clone());
-                }
-            }
-        }
-        let mut classes = vec![BTreeMap::new()];
-        for row in masks.values() {
-            if !classes.contains(row) {
-                classes.push(row.clone());
-            }
-        }
-        let groups = self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
-        while classes.len() > groups.clamp(1, 256) as usize {
-            let Some(dropped) = classes.pop() else { break };
-            let over = |share: &&CacheShare| dropped.contains_key(&share.cache);
-            for share in plan.shares.iter().filter(over).filter(|share| matches!(share.units, Units::Ways { .. })) {
-                let said = format!("more combinations of masks than the {groups} classes of service");
-                refusals.push(refused(Item::Share(share.group, share.cache), RefusedBecause::NoRoom, said));
-            }
-        }
-        self.set_masks(&classes, plan, refusals);
-        for &(_, slot) in &live {
-            let class = masks.get(&slot).and_then(|row| classes.iter().position(|class| class == row)).unwrap_or(0);
-            if let Some(thread) = self.system.thread_mut(slot) {
-                thread.class = class as u8;
-            }
-        }
-        self.ways = WaysInForce { classes };
-    }
-
-    fn set_masks(&mut self, classes: &[BTreeMap<CacheId, IndexSet>], plan: &Plan, refusals: &mut Vec<Refused>) {
-        for cache in self.topology.caches.clone() {
-            let Some(described) = self.spec.caches.iter().find(|described| described.level == cache.level) else {
-                continue;
-            };
-            if described.way_partitions.is_none() {
-                continue;
-            }
+    /// Gives a class its ways in every cache that can be divided; all of them where the masks say nothing.
+    fn set_masks(&mut self, class: ClassId, masks: &Masks) -> Result<(), BadRequest> {
+        for cache in &self.topology.caches {
+            let described = self.spec.caches.iter().find(|described| described.level == cache.level);
+            let Some(described) = described.filter(|described| described.way_partitions.is_some()) else { continue };
             let all: IndexSet = (0..described.ways).collect();
-            for (class, row) in classes.iter().enumerate() {
-                let mask = row.get(&cache.id).unwrap_or(&all);
-                if let Err(error) = self.system.hw.set_way_mask(cache.id, class as u8, mask) {
-                    let at_fault = plan.shares.iter().find(|share| share.cache == cache.id);
-                    refusals.extend(at_fault.map(|share| {
-                        refused(Item::Share(share.group, share.cache), RefusedBecause::Failed, error.to_string())
-                    }));
-                }
-            }
+            let mask = masks.get(&cache.id).unwrap_or(&all);
+            self.system.hw.set_way_mask(cache.id, hardware_class(Some(class)), mask)?;
         }
+        Ok(())
     }
 
     /// The state as the machine has it now.
     pub(crate) fn read_back(&mut self) -> Applied {
         let all: CpuSet = (0..self.spec.cpus()).collect();
-        let mut applied = Applied { clashes: self.in_force.clashes.clone(), ..Applied::default() };
+        let mut applied = Applied { clashes: self.clashes.clone(), ..Applied::default() };
         for (task, slot) in self.live() {
             let state = self.system.dispatcher.task(slot);
             if state.allowed != all || self.plan.allowed.contains_key(&task) {
@@ -215,7 +179,7 @@ impl SimMachine {
                 applied.weights.insert(task, state.weight);
             }
         }
-        applied.gangs = self.in_force.gangs.clone();
+        applied.gangs = self.gangs.clone();
         applied.probes = self.probes_in_force();
         for share in self.plan.shares.clone() {
             self.read_back_share(share, &mut applied);

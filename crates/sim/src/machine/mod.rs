@@ -24,8 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cachemate_core::{
-    Applied, CacheId, Capabilities, CpuId, CpuSet, Goal, ImpossibleMachine, Level, Machine, MachineError, MachineSpec,
-    Observation, Plan, ProbeId, TaskId, Topology, Window, WindowEnd,
+    Applied, CacheId, Capabilities, Clash, ClassId, CpuId, CpuSet, GangSchedule, Goal, ImpossibleMachine, Level,
+    Machine, MachineError, MachineSpec, Masks, Observation, Plan, ProbeId, TaskId, Topology, Window, WindowEnd,
 };
 
 use counting::Counting;
@@ -89,8 +89,11 @@ pub struct SimMachine {
     pub(crate) programs: Vec<Running>,
     segments: BTreeMap<u32, usize>,
     pub(crate) plan: Plan,
-    pub(crate) in_force: Applied,
-    pub(crate) ways: act::WaysInForce,
+    pub(crate) clashes: Vec<Clash>,
+    /// Ascending by their CPUs.
+    pub(crate) gangs: Vec<GangSchedule>,
+    /// Way masks of classes of service; everybody else is in the hardware's class 0, which has all ways.
+    pub(crate) classes: BTreeMap<ClassId, Masks>,
     ends: Option<Length>,
     /// Ends the warm-up; `None` once that is over.
     warms_up: Option<Length>,
@@ -165,8 +168,9 @@ impl SimMachine {
             programs: programs.into_iter().map(running).collect(),
             segments: BTreeMap::new(),
             plan: Plan::idle(Window::Time { ns: 1_000_000_000 }),
-            in_force: Applied::default(),
-            ways: act::WaysInForce::default(),
+            clashes: Vec::new(),
+            gangs: Vec::new(),
+            classes: BTreeMap::new(),
             ends: options.ends,
             warms_up: options.warm_up,
             baseline: Baseline::default(),

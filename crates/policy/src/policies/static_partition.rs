@@ -182,7 +182,10 @@ mod tests {
     #[test]
     fn steps_out_of_order_are_refused() {
         let wrong = "steps = [{ from_ns = 5, shares = [] }, { from_ns = 5, shares = [] }]";
-        assert_eq!(Parameters::parse(wrong).unwrap_err().to_string(), "steps[1].from_ns: found 5, expected more than 5");
+        assert_eq!(
+            Parameters::parse(wrong).unwrap_err().to_string(),
+            "steps[1].from_ns: found 5, expected more than 5"
+        );
         assert!(Parameters::parse("steps = [{ shares = ['7-3'] }]").unwrap_err().to_string().contains("7-3"));
     }
 }

@@ -1,8 +1,7 @@
-//! milc, lbm and libquantum: long arrays of sites updated in place or from one array to the other.
+//! lbm and libquantum: long arrays of sites updated in place or from one array to the other.
 //!
-//! Method: milc multiplies, for each site and direction, the 3x3 complex link matrix with the neighbour's vector; the
-//! fields are separate arrays as large as the lattice. lbm streams 19 distributions of each cell from one grid to
-//! shifted cells of the other. libquantum applies gate after gate to every basis state of the register.
+//! Method: lbm streams 19 distributions of each cell from one grid to the neighbours' cells of the other. libquantum
+//! applies gate after gate to every basis state of the register.
 
 use cachemate_core::Turn;
 
@@ -13,21 +12,6 @@ use super::setup::{Kernel, Region, Setup, Users};
 use super::{Code, Pace};
 
 pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
-        name: "milc",
-        stands_for: "SPEC CPU2006 433.milc",
-        algorithm: "lattice QCD: 3x3 complex matrices times neighbours' vectors, all directions",
-        footprint_bytes: 700_000_000,
-        footprint_source: "Henning 2007 (CPU2006 memory footprint): about 700 MB",
-        pace: Pace { instructions_per_access: 2.08, stack_per_access: 1.2 },
-        pace_source: "Phansalkar et al. 2007: 37.3 % loads, 10.7 % stores",
-        code: Code { functions: 5, function_instr: 256 },
-        code_source: "estimate: unrolled matrix routines",
-        phases: "directions in turn, then the update of the links",
-        unit: "lattice sweeps",
-        threads: (1, 1),
-        make: |setup| setup.single(Gauge::new),
-    },
     ProgramSpec {
         name: "lbm",
         stands_for: "SPEC CPU2006 470.lbm",
@@ -60,89 +44,32 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
     },
 ];
 
-/// Bytes of an su3 matrix and vector in single precision complex.
-const MATRIX_BYTES: u64 = 72;
-const VECTOR_BYTES: u64 = 24;
-const VECTORS: u64 = 8;
-
-struct Gauge {
-    links: Region,
-    vectors: Vec<Region>,
-    sites: u64,
-    side: u64,
-    site: u64,
-    direction: u64,
-    sweep: u64,
-}
-
-impl Gauge {
-    fn new(setup: &mut Setup) -> Self {
-        let sites = setup.data_bytes() / (4 * MATRIX_BYTES + VECTORS * VECTOR_BYTES);
-        let links = setup.region("links", sites * 4 * MATRIX_BYTES, Users::All);
-        let vectors = (0..VECTORS).map(|_| setup.region("vector field", sites * VECTOR_BYTES, Users::All)).collect();
-        let sites = sites - 8;
-        let side = libm::sqrt(libm::sqrt(sites as f64)) as u64;
-        Gauge { links, vectors, sites, side: side.max(1), site: setup.rng.below(sites), direction: 0, sweep: 0 }
-    }
-
-    fn multiply(&self, site: u64, out: &mut Out) {
-        let shift = self.side.pow(self.direction as u32 % 4);
-        let neighbour = (site + shift) % self.sites;
-        let pair = (self.sweep % (VECTORS / 2)) as usize * 2;
-        let source = self.vectors[pair].at(neighbour, VECTOR_BYTES);
-        let target = self.vectors[pair + 1].at(site, VECTOR_BYTES);
-        let link = self.links.at(site * 4 + self.direction % 4, MATRIX_BYTES);
-        for row in 0..3 {
-            for column in 0..3 {
-                out.load(link + (row * 3 + column) * 8);
-                out.load(source + column * 8);
-            }
-            if self.direction > 0 {
-                out.load(target + row * 8);
-            }
-            out.store(target + row * 8);
-        }
-    }
-
-    /// Links move by the force, which comes from the matrix and the vectors at the site.
-    fn update(&self, site: u64, out: &mut Out) {
-        for direction in 0..4 {
-            let link = self.links.at(site * 4 + direction, MATRIX_BYTES);
-            for word in 0..9 {
-                out.load(link + word * 8);
-                out.store(link + word * 8);
-            }
-        }
-    }
-}
-
-impl Kernel for Gauge {
-    fn step(&mut self, out: &mut Out) -> Turn {
-        let end = (self.site + 16).min(self.sites);
-        for site in self.site..end {
-            if self.direction < 4 { self.multiply(site, out) } else { self.update(site, out) }
-        }
-        self.site = end;
-        if end == self.sites {
-            self.site = 0;
-            self.direction += 1;
-            // One update of the links to four products with each vector field.
-            let last = if (self.sweep + 1).is_multiple_of(16) { 5 } else { 4 };
-            if self.direction >= last {
-                self.direction = 0;
-                self.sweep += 1;
-            }
-            out.enter(self.direction as u32);
-        }
-        Turn::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.sweep as f64
-    }
-}
-
+/// 19 distributions and the flags, as doubles.
 const CELL_BYTES: u64 = 160;
+
+/// Where each distribution goes, in the order of its place in the cell (470.lbm: C N S E W T B NE NW SE SW NT NB ST SB ET
+/// EB WT WB).
+const DIRECTIONS: [[i64; 3]; 19] = [
+    [0, 0, 0],
+    [0, 1, 0],
+    [0, -1, 0],
+    [1, 0, 0],
+    [-1, 0, 0],
+    [0, 0, 1],
+    [0, 0, -1],
+    [1, 1, 0],
+    [-1, 1, 0],
+    [1, -1, 0],
+    [-1, -1, 0],
+    [0, 1, 1],
+    [0, 1, -1],
+    [0, -1, 1],
+    [0, -1, -1],
+    [1, 0, 1],
+    [1, 0, -1],
+    [-1, 0, 1],
+    [-1, 0, -1],
+];
 
 struct Boltzmann {
     grids: [Region; 2],
@@ -173,10 +100,10 @@ impl Kernel for Boltzmann {
                 out.load(from + word * 8);
             }
             // Each distribution goes to the cell in its direction; the grid is periodic here.
-            for word in 0..19 {
-                let (dx, dy, dz) = (word % 3, word / 3 % 3, word / 9 % 3);
-                let shift = self.cells + dx + dy * self.row + dz * plane - 1 - self.row - plane;
-                out.store(target.at((cell + shift) % self.cells, CELL_BYTES) + word * 8);
+            for (word, [dx, dy, dz]) in (0..).zip(DIRECTIONS) {
+                let offset = dx + dy * self.row as i64 + dz * plane as i64;
+                let shifted = (cell as i64 + offset).rem_euclid(self.cells as i64) as u64;
+                out.store(target.at(shifted, CELL_BYTES) + word * 8);
             }
         }
         self.cell = end;

@@ -25,6 +25,7 @@ mod compiler;
 mod compress;
 mod database;
 mod events;
+mod gauge;
 mod interpreter;
 mod lattice;
 mod media;

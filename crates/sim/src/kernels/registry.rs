@@ -82,6 +82,7 @@ const FAMILIES: &[&[ProgramSpec]] = &[
     super::media::PROGRAMS,
     super::events::PROGRAMS,
     super::compiler::PROGRAMS,
+    super::gauge::PROGRAMS,
     super::lattice::PROGRAMS,
     super::compress::PROGRAMS,
     super::molecules::PROGRAMS,

@@ -1,0 +1,482 @@
+//! milc: staggered lattice QCD, as the loops of the public program walk its data.
+//!
+//! Layout (MILC 6, `ks_imp_dyn/lattice.h`, as 433.milc builds it: double precision, temporary vectors and links): a site is
+//! 1808 bytes, its four links the 576 from byte 112 on, its momenta the 320 after, two work matrices the last 288. The
+//! fat and long links stand apart, four matrices of 144 bytes to a site; vectors of 48 bytes, pointers and neighbour
+//! tables in arrays of their own. Even sites come first.
+//!
+//! Method: conjugate gradient (`dslash` on contiguous links), fermion force, gauge force and fat links (strided by a
+//! site) take the shares of time that were published for the program. In the program each loop passes over the whole
+//! lattice before the next, gigabytes later; here each loop has a place of its own in the lattice and does one time
+//! slice when its turn comes. Nothing that a loop leaves in a cache is thus found by the next, as in the program.
+
+use cachemate_core::Turn;
+
+use super::out::Out;
+use super::registry::ProgramSpec;
+use super::setup::{Kernel, Region, Setup, Users};
+use super::{Code, Pace};
+
+pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
+    name: "milc",
+    stands_for: "SPEC CPU2006 433.milc",
+    algorithm: "lattice QCD: conjugate gradient over fat and long links, forces and link products over whole sites",
+    footprint_bytes: 700_000_000,
+    footprint_source: "Henning 2007 (CPU2006 memory footprint): about 700 MB; 20^4 sites at 4208 bytes are 673 MB",
+    pace: Pace { instructions_per_access: 2.08, stack_per_access: 0.75 },
+    pace_source: "Phansalkar et al. 2007: 37.3 % loads, 10.7 % stores; 66 flops to 30 words of a matrix times a vector",
+    code: Code { functions: FUNCTIONS, function_instr: 256 },
+    code_source: "estimate: one unrolled matrix routine a loop",
+    phases: "conjugate gradient 58 %, fermion force 22, gauge force 10, fat links 9 of the accesses (Shi, Gottlieb, \
+             Kindratenko, MILC on GPUs: of the time), a time slice at a time",
+    unit: "passes over the lattice's sites",
+    threads: (1, 1),
+    make: |setup| setup.single(Gauge::new),
+}];
+
+const WORD: u64 = 8;
+const MATRIX_WORDS: u64 = 18;
+const VECTOR_WORDS: u64 = 6;
+const MATRIX: u64 = MATRIX_WORDS * WORD;
+const VECTOR: u64 = VECTOR_WORDS * WORD;
+
+/// Of a site: its size, and where its parts are (`lattice.h`; offsets by the C ABI of x86-64).
+const SITE: u64 = 1808;
+const PRNG: u64 = 16;
+const LINK: u64 = 112;
+const MOMENTUM: u64 = 688;
+const MOMENTUM_WORDS: u64 = 10;
+const PHASE: u64 = 1008;
+const FIELDS: u64 = 1040;
+const FIELD_VECTORS: u64 = 6;
+const WORK: u64 = 1520;
+const STAPLE: u64 = 1664;
+
+/// Arrays beside the sites: vectors of the solver, of `dslash`, of the fermion force.
+const SOLVER: usize = 4;
+const TEMPORARIES: usize = 9;
+const FORCE: usize = 9;
+const GATHERS: u64 = 16;
+const BYTES_PER_SITE: u64 =
+    SITE + 8 * MATRIX + (SOLVER + TEMPORARIES + FORCE) as u64 * VECTOR + GATHERS * (POINTER + INDEX);
+const POINTER: u64 = 8;
+const INDEX: u64 = 4;
+
+/// One loop of the program over a part of the lattice. Directions: 0 to 3 forwards, 4 to 7 backwards.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Body {
+    /// A gather's pointers are set from the neighbour table.
+    Point(u64),
+    /// `dslash`: adjoint links times the vector here, to be fetched from the other side.
+    Back { source: usize },
+    /// `dslash`: links times the neighbours' vectors, one hop over fat links and three over long ones.
+    Forward { source: usize },
+    /// `dslash`: what came from behind is subtracted.
+    Subtract,
+    /// Vectors of the solver: so many read, the last one written.
+    Axpy(&'static [usize]),
+    ShiftForward(u64),
+    ShiftBack(u64),
+    Fetch(u64),
+    AddForce(u64),
+    ForceAxpy,
+    PathCopy(u64),
+    PathMultiply(u64),
+    PathForce(u64),
+    StapleUp(u64, u64),
+    StapleDown(u64, u64),
+    StapleAdd(u64, u64),
+    Fatten(u64),
+    Refresh,
+    CopyIn,
+    Rephase,
+    Update,
+}
+
+/// Functions of the program that the bodies stand for.
+const FUNCTIONS: u32 = 12;
+
+impl Body {
+    fn function(self) -> u32 {
+        match self {
+            Body::Point(_) | Body::Fetch(_) => 0,
+            Body::Back { .. } => 1,
+            Body::Forward { .. } => 2,
+            Body::Subtract => 3,
+            Body::Axpy(_) | Body::ForceAxpy => 4,
+            Body::ShiftForward(_) => 5,
+            Body::ShiftBack(_) => 6,
+            Body::AddForce(_) | Body::PathForce(_) => 7,
+            Body::PathCopy(_) | Body::PathMultiply(_) => 8,
+            Body::StapleUp(..) | Body::StapleDown(..) => 9,
+            Body::StapleAdd(..) | Body::Fatten(_) => 10,
+            Body::Refresh | Body::CopyIn | Body::Rephase | Body::Update => 11,
+        }
+    }
+
+    /// Sites that give some hundred accesses.
+    fn sites_a_step(self) -> u64 {
+        match self {
+            Body::Point(_) => 64,
+            Body::Axpy(_) | Body::ForceAxpy | Body::Fetch(_) => 16,
+            _ => 4,
+        }
+    }
+}
+
+/// A loop, and how far it is.
+struct Sweep {
+    body: Body,
+    first: u64,
+    count: u64,
+    place: u64,
+}
+
+/// Routines that are done in turn, and how much of them has been.
+struct Routine {
+    sweeps: Vec<Sweep>,
+    next: usize,
+    /// Of a hundred accesses.
+    share: u64,
+    accesses: u64,
+}
+
+struct Gauge {
+    lattice: Region,
+    fat: Region,
+    long: Region,
+    solver: Vec<Region>,
+    temporaries: Vec<Region>,
+    force: Vec<Region>,
+    pointers: Region,
+    neighbours: Region,
+    sites: u64,
+    /// Sides in x, y and z, and in t.
+    side: u64,
+    times: u64,
+    routines: Vec<Routine>,
+    running: usize,
+    /// Sites left of the slice under way.
+    left: u64,
+    visited: u64,
+}
+
+impl Gauge {
+    fn new(setup: &mut Setup) -> Self {
+        // Lines of a region are whole: up to 64 bytes of each are lost.
+        let regions = (5 + SOLVER + TEMPORARIES + FORCE) as u64;
+        let fitting = (setup.data_bytes() - regions * 64) / BYTES_PER_SITE;
+        let side = (libm::sqrt(libm::sqrt(fitting as f64)) as u64 & !1).max(2);
+        let times = (fitting / side.pow(3)).max(1);
+        let sites = side.pow(3) * times;
+        let mut region = |name, bytes| setup.region(name, sites * bytes, Users::All);
+        let lattice = region("sites", SITE);
+        let [fat, long] = ["fat links", "long links"].map(|name| region(name, 4 * MATRIX));
+        let solver = (0..SOLVER).map(|_| region("solver's vector", VECTOR)).collect();
+        let temporaries = (0..TEMPORARIES).map(|_| region("dslash's vector", VECTOR)).collect();
+        let force = (0..FORCE).map(|_| region("force's vector", VECTOR)).collect();
+        let pointers = region("gathered pointers", GATHERS * POINTER);
+        let neighbours = region("neighbour tables", GATHERS * INDEX);
+        let mut routines = routines(sites);
+        for routine in &mut routines {
+            let loops = routine.sweeps.len() as u64;
+            for (nth, sweep) in (0..).zip(&mut routine.sweeps) {
+                // A loop stands in front of the one after it.
+                sweep.place = (setup.rng.below(sites) + (loops - nth) * sweep.count / loops) % sweep.count;
+            }
+        }
+        Gauge {
+            lattice,
+            fat,
+            long,
+            solver,
+            temporaries,
+            force,
+            pointers,
+            neighbours,
+            sites,
+            side,
+            times,
+            routines,
+            running: 0,
+            left: 0,
+            visited: 0,
+        }
+    }
+
+    /// The neighbour so many hops away in a direction; periodic. Even sites are the first half.
+    fn neighbour(&self, site: u64, direction: u64, hops: u64) -> u64 {
+        let (half, side) = (self.sites / 2, self.side);
+        let odd = u64::from(site >= half);
+        let pair = site - odd * half;
+        let row = pair / (side / 2);
+        let mut at = [0, row % side, row / side % side, row / (side * side)];
+        at[0] = pair % (side / 2) * 2 + ((at[1] + at[2] + at[3] + odd) & 1);
+        let axis = (direction % 4) as usize;
+        let length = if axis == 3 { self.times } else { side };
+        let hops = hops % length;
+        at[axis] = (at[axis] + if direction < 4 { hops } else { length - hops }) % length;
+        let odd = (at[0] + at[1] + at[2] + at[3]) & 1;
+        (at[0] + side * (at[1] + side * (at[2] + side * at[3]))) / 2 + odd * half
+    }
+
+    fn part(&self, site: u64, offset: u64) -> u64 {
+        self.lattice.at(site, SITE) + offset
+    }
+
+    fn link(&self, site: u64, direction: u64) -> u64 {
+        self.part(site, LINK + direction % 4 * MATRIX)
+    }
+
+    fn momentum(&self, site: u64, direction: u64) -> u64 {
+        self.part(site, MOMENTUM + direction % 4 * MOMENTUM_WORDS * WORD)
+    }
+
+    fn pointer(&self, gather: u64, site: u64) -> u64 {
+        self.pointers.at(gather * self.sites + site, POINTER)
+    }
+
+    /// Reads `words` words through a gathered pointer.
+    fn gathered(&self, gather: u64, site: u64, target: u64, words: u64, out: &mut Out) {
+        out.load(self.pointer(gather, site));
+        out.chase(target);
+        load(out, target + WORD, words - 1);
+    }
+
+    fn visit(&self, body: Body, site: u64, out: &mut Out) {
+        match body {
+            Body::Point(gather) => {
+                out.load(self.neighbours.at(gather * self.sites + site, INDEX));
+                out.store(self.pointer(gather, site));
+            }
+            Body::Back { source } => self.back(site, source, out),
+            Body::Forward { source } => self.forward(site, source, out),
+            Body::Subtract => self.subtract(site, out),
+            Body::Axpy(vectors) => {
+                vectors.iter().for_each(|&vector| load(out, self.solver[vector].at(site, VECTOR), VECTOR_WORDS));
+                let last = vectors.last().map_or(0, |&last| last);
+                store(out, self.solver[last].at(site, VECTOR), VECTOR_WORDS);
+            }
+            Body::ShiftForward(direction) => {
+                load(out, self.link(site, direction), MATRIX_WORDS);
+                let from = self.force[0].at(self.neighbour(site, direction, 1), VECTOR);
+                self.gathered(0, site, from, VECTOR_WORDS, out);
+                store(out, self.force[1].at(site, VECTOR), VECTOR_WORDS);
+            }
+            Body::ShiftBack(direction) => {
+                load(out, self.link(site, direction), MATRIX_WORDS);
+                load(out, self.force[2].at(site, VECTOR), VECTOR_WORDS);
+                store(out, self.force[3].at(site, VECTOR), VECTOR_WORDS);
+            }
+            Body::Fetch(direction) => {
+                let from = self.force[3].at(self.neighbour(site, direction + 4, 1), VECTOR);
+                self.gathered(0, site, from, VECTOR_WORDS, out);
+                store(out, self.force[4].at(site, VECTOR), VECTOR_WORDS);
+            }
+            Body::AddForce(direction) => {
+                load(out, self.force[5].at(site, VECTOR), VECTOR_WORDS);
+                load(out, self.force[6].at(site, VECTOR), VECTOR_WORDS);
+                load(out, self.momentum(site, direction), MOMENTUM_WORDS);
+                store(out, self.momentum(site, direction), MOMENTUM_WORDS);
+            }
+            Body::ForceAxpy => {
+                load(out, self.force[7].at(site, VECTOR), VECTOR_WORDS);
+                load(out, self.force[1].at(site, VECTOR), VECTOR_WORDS);
+                store(out, self.force[7].at(site, VECTOR), VECTOR_WORDS);
+            }
+            _ => self.visit_whole_site(body, site, out),
+        }
+    }
+
+    /// Products of links, and what is done once a trajectory.
+    fn visit_whole_site(&self, body: Body, site: u64, out: &mut Out) {
+        match body {
+            Body::PathCopy(direction) => {
+                let from = self.part(self.neighbour(site, direction, 1), WORK);
+                self.gathered(0, site, from, MATRIX_WORDS, out);
+                store(out, self.part(site, STAPLE), MATRIX_WORDS);
+            }
+            Body::PathMultiply(direction) => {
+                load(out, self.part(site, STAPLE), MATRIX_WORDS);
+                load(out, self.link(site, direction), MATRIX_WORDS);
+                store(out, self.part(site, WORK), MATRIX_WORDS);
+            }
+            Body::PathForce(direction) => {
+                load(out, self.part(site, WORK), MATRIX_WORDS);
+                load(out, self.link(site, direction), MATRIX_WORDS);
+                load(out, self.momentum(site, direction), MOMENTUM_WORDS);
+                store(out, self.momentum(site, direction), MOMENTUM_WORDS);
+            }
+            Body::StapleUp(mu, nu) => {
+                load(out, self.link(site, nu), MATRIX_WORDS);
+                self.gathered(0, site, self.link(self.neighbour(site, nu, 1), mu), MATRIX_WORDS, out);
+                self.gathered(1, site, self.link(self.neighbour(site, mu, 1), nu), MATRIX_WORDS, out);
+                store(out, self.part(site, STAPLE), MATRIX_WORDS);
+            }
+            Body::StapleDown(mu, nu) => {
+                load(out, self.link(site, nu), MATRIX_WORDS);
+                load(out, self.link(site, mu), MATRIX_WORDS);
+                self.gathered(1, site, self.link(self.neighbour(site, mu, 1), nu), MATRIX_WORDS, out);
+                store(out, self.part(site, WORK), MATRIX_WORDS);
+            }
+            Body::StapleAdd(mu, nu) => {
+                let from = self.part(self.neighbour(site, nu + 4, 1), WORK);
+                self.gathered(2, site, from, MATRIX_WORDS, out);
+                load(out, self.part(site, STAPLE), MATRIX_WORDS);
+                store(out, self.part(site, STAPLE), MATRIX_WORDS);
+                debug_assert!(mu != nu);
+            }
+            Body::Fatten(mu) => {
+                load(out, self.part(site, STAPLE), MATRIX_WORDS);
+                load(out, self.fat.at(4 * site + mu, MATRIX), MATRIX_WORDS);
+                store(out, self.fat.at(4 * site + mu, MATRIX), MATRIX_WORDS);
+            }
+            Body::Refresh => {
+                load(out, self.part(site, PRNG), 11);
+                store(out, self.part(site, PRNG), 11);
+                store(out, self.part(site, MOMENTUM), 4 * MOMENTUM_WORDS);
+            }
+            Body::CopyIn => {
+                load(out, self.part(site, FIELDS), FIELD_VECTORS * VECTOR_WORDS);
+                store(out, self.force[8].at(site, VECTOR), VECTOR_WORDS);
+            }
+            Body::Rephase => {
+                load(out, self.part(site, PHASE), 4);
+                load(out, self.part(site, LINK), 4 * MATRIX_WORDS);
+                store(out, self.part(site, LINK), 4 * MATRIX_WORDS);
+            }
+            _ => {
+                load(out, self.part(site, MOMENTUM), 4 * MOMENTUM_WORDS);
+                load(out, self.part(site, LINK), 4 * MATRIX_WORDS);
+                store(out, self.part(site, LINK), 4 * MATRIX_WORDS);
+            }
+        }
+    }
+
+    fn back(&self, site: u64, source: usize, out: &mut Out) {
+        for (links, first) in [(self.fat, 0), (self.long, 4)] {
+            for direction in 0..4 {
+                load(out, links.at(4 * site + direction, MATRIX), MATRIX_WORDS);
+                load(out, self.solver[source].at(site, VECTOR), VECTOR_WORDS);
+                store(out, self.temporaries[first + direction as usize].at(site, VECTOR), VECTOR_WORDS);
+            }
+        }
+    }
+
+    fn forward(&self, site: u64, source: usize, out: &mut Out) {
+        let sums = [self.solver[0], self.temporaries[8]];
+        for ((links, hops, first), sum) in [(self.fat, 1, 0), (self.long, 3, 4)].into_iter().zip(sums) {
+            for direction in 0..4 {
+                load(out, links.at(4 * site + direction, MATRIX), MATRIX_WORDS);
+                let from = self.solver[source].at(self.neighbour(site, direction, hops), VECTOR);
+                self.gathered(first + direction, site, from, VECTOR_WORDS, out);
+            }
+            store(out, sum.at(site, VECTOR), VECTOR_WORDS);
+        }
+    }
+
+    fn subtract(&self, site: u64, out: &mut Out) {
+        let sums = [self.solver[0], self.temporaries[8]];
+        for ((hops, first), sum) in [(1, 0), (3, 4)].into_iter().zip(sums) {
+            for direction in 0..4 {
+                let from = self.neighbour(site, direction + 4, hops);
+                let target = self.temporaries[(first + direction) as usize].at(from, VECTOR);
+                self.gathered(8 + first + direction, site, target, VECTOR_WORDS, out);
+            }
+            load(out, sum.at(site, VECTOR), VECTOR_WORDS);
+            store(out, sum.at(site, VECTOR), VECTOR_WORDS);
+        }
+        sums.iter().for_each(|sum| load(out, sum.at(site, VECTOR), VECTOR_WORDS));
+        store(out, self.solver[0].at(site, VECTOR), VECTOR_WORDS);
+    }
+
+    /// The slice under way is done: its routine's next loop comes when its share is the least used.
+    fn turn_over(&mut self, out: &mut Out) {
+        let routine = &mut self.routines[self.running];
+        routine.next = (routine.next + 1) % routine.sweeps.len();
+        let used = |routine: &Routine| routine.accesses * 100 / routine.share;
+        let next = (0..self.routines.len()).min_by_key(|&at| used(&self.routines[at]));
+        self.running = next.unwrap_or_default();
+        let routine = &self.routines[self.running];
+        let sweep = &routine.sweeps[routine.next];
+        // A time slice, or its even or odd half.
+        self.left = (sweep.count / self.times).max(1);
+        out.enter(sweep.body.function());
+    }
+}
+
+impl Kernel for Gauge {
+    fn step(&mut self, out: &mut Out) -> Turn {
+        if self.left == 0 {
+            self.turn_over(out);
+        }
+        let before = out.len();
+        let routine = &self.routines[self.running];
+        let sweep = &routine.sweeps[routine.next];
+        let (body, first, start) = (sweep.body, sweep.first, sweep.place);
+        let sites = body.sites_a_step().min(self.left).min(sweep.count - start);
+        (start..start + sites).for_each(|nth| self.visit(body, first + nth, out));
+        let routine = &mut self.routines[self.running];
+        let sweep = &mut routine.sweeps[routine.next];
+        sweep.place = (start + sites) % sweep.count;
+        routine.accesses += (out.len() - before) as u64;
+        self.left -= sites;
+        self.visited += sites;
+        Turn::More
+    }
+
+    fn progress(&self) -> f64 {
+        self.visited as f64 / self.sites as f64
+    }
+}
+
+fn load(out: &mut Out, from: u64, words: u64) {
+    (0..words).for_each(|word| out.load(from + word * WORD));
+}
+
+fn store(out: &mut Out, to: u64, words: u64) {
+    (0..words).for_each(|word| out.store(to + word * WORD));
+}
+
+/// All loops, in the program's order, with the published shares of its four routines and of the rest.
+fn routines(sites: u64) -> Vec<Routine> {
+    let half = sites / 2;
+    let over = |first, count| move |body| Sweep { body, first, count, place: 0 };
+    let (even, odd, all) = (over(0, half), over(half, sites - half), over(0, sites));
+    let mut solver = Vec::new();
+    // `dslash` of odd sites from even ones, then the other way round (`d_congrad5_fn.c`).
+    for (source, onto_odd) in [(1, true), (0, false)] {
+        let sweep = |here: bool, body| if here == onto_odd { odd(body) } else { even(body) };
+        solver.extend((0..8).map(|gather| sweep(true, Body::Point(gather))));
+        solver.push(sweep(false, Body::Back { source }));
+        solver.extend((8..16).map(|gather| sweep(true, Body::Point(gather))));
+        solver.push(sweep(true, Body::Forward { source }));
+        solver.push(sweep(true, Body::Subtract));
+    }
+    solver.extend([&[1, 0][..], &[1, 3], &[0, 2], &[2, 1]].map(|vectors| even(Body::Axpy(vectors))));
+    // Shifts, sums and forces as often as `fermion_force_asqtad.c` makes them: 2000, 624 and 1032 a time.
+    let mut fermions = Vec::new();
+    for round in 0..8 {
+        let direction = round % 4;
+        fermions.extend([Body::Point(0), Body::ShiftForward(direction), Body::AddForce(direction)].map(all));
+        fermions.extend([Body::ShiftBack(direction), Body::Point(0), Body::Fetch(direction)].map(all));
+        fermions.extend((round < 5).then(|| all(Body::ForceAxpy)));
+    }
+    // Paths of three and five links, 4.75 in the mean.
+    let (mut gauge, mut fat) = (Vec::new(), Vec::new());
+    for direction in 0..4 {
+        for step in 1..5 {
+            let along = (direction + step) % 4;
+            gauge.extend([Body::Point(0), Body::PathCopy(along), Body::PathMultiply(along)].map(all));
+        }
+        gauge.push(all(Body::PathForce(direction)));
+        for nu in (0..4).filter(|&nu| nu != direction) {
+            fat.extend([Body::Point(0), Body::Point(1), Body::StapleUp(direction, nu)].map(all));
+            fat.extend([Body::StapleDown(direction, nu), Body::Point(2), Body::StapleAdd(direction, nu)].map(all));
+            fat.push(all(Body::Fatten(direction)));
+        }
+    }
+    let rest = [Body::Refresh, Body::CopyIn, Body::Rephase, Body::Update].map(all).into();
+    let routine = |(sweeps, share)| Routine { sweeps, next: 0, share, accesses: 0 };
+    [(solver, 58), (fermions, 22), (gauge, 10), (fat, 9), (rest, 1)].map(routine).into()
+}

@@ -163,6 +163,9 @@ pub struct CoherenceSpec {
 pub enum PrefetcherSpec {
     /// Detects constant strides among the misses of a cache and runs ahead of them.
     Stride { level: Level, streams: u32, degree: u32 },
+    /// Follows pages upwards and downwards from the second access on, lines left out or not, and stays so many lines
+    /// ahead; fewer while the bus is busy.
+    Streamer { level: Level, up_streams: u32, down_streams: u32, ahead_lines: u32 },
     /// Fetches the other line of an aligned pair.
     AdjacentLine { level: Level },
 }
@@ -183,6 +186,21 @@ pub struct MemorySpec {
     /// The bus of each package (front-side bus); `None` = no such bus.
     #[serde(default)]
     pub package_bus_bytes_per_cycle: Option<f64>,
+    #[serde(default)]
+    pub scheduling: SchedulingSpec,
+}
+
+/// Who waits for whom at buses and controllers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SchedulingSpec {
+    /// Demand reads go before prefetches and write-backs, which fill the gaps; false = first come, first served.
+    pub demand_first: bool,
+    /// Reads that a package's bus (a node's controller, where there is no bus) has on their way at once; `None` = any
+    /// number.
+    pub requests_in_flight: Option<u32>,
+    /// Of a controller, from reads to a batch of writes and back.
+    pub turnaround_cycles: u32,
 }
 
 /// Pages, and which cache their frames' colours index.
@@ -340,6 +358,10 @@ impl MachineSpec {
                 return fail(field, found.to_string(), "a positive number");
             }
         }
+        if let Some(found) = self.memory.scheduling.requests_in_flight.filter(|found| !(1..=4096).contains(found)) {
+            return fail("memory.scheduling.requests_in_flight", found.to_string(), "1 to 4096");
+        }
+        self.check_prefetchers()?;
         let page = self.pages.page_bytes;
         if !(512..=1 << 30).contains(&page) || !page.is_power_of_two() {
             return fail("pages.page_bytes", page.to_string(), "a power of two from 512 to 2^30");
@@ -349,6 +371,22 @@ impl MachineSpec {
         }
         self.caches.iter().enumerate().try_for_each(|(at, cache)| self.check_cache(at, cache))?;
         self.check_colours()
+    }
+
+    fn check_prefetchers(&self) -> Result<(), ImpossibleMachine> {
+        for (at, prefetcher) in self.prefetchers.iter().enumerate() {
+            let PrefetcherSpec::Streamer { up_streams, down_streams, ahead_lines, .. } = *prefetcher else { continue };
+            let counts = [("up_streams", up_streams), ("down_streams", down_streams), ("ahead_lines", ahead_lines)];
+            if let Some((field, found)) = counts.into_iter().find(|(_, found)| !(1..=4096).contains(found)) {
+                return Err(ImpossibleMachine {
+                    machine: self.name.clone(),
+                    field: format!("prefetchers[{at}].{field}"),
+                    found: found.to_string(),
+                    expected: "1 to 4096".to_string(),
+                });
+            }
+        }
+        Ok(())
     }
 
     fn check_cache(&self, at: usize, cache: &CacheSpec) -> Result<(), ImpossibleMachine> {
@@ -510,6 +548,7 @@ mod tests {
                 remote_latency_cycles: 100,
                 bytes_per_cycle: 8.0,
                 package_bus_bytes_per_cycle: None,
+                scheduling: SchedulingSpec::default(),
             },
             pages: PageSpec { colours: Some(16), ..PageSpec::default() },
             os: OsSpec::default(),

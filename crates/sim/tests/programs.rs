@@ -233,13 +233,16 @@ fn streams_are_flat() {
 #[test]
 fn milc_walks_contiguous_links_and_strided_sites() {
     let mut program = built("milc", 1, &Options::default());
-    let base = |name: &str| program.regions.iter().find(|region| region.name == name).map(|region| (region.base, region.bytes));
+    let base = |name: &str| {
+        program.regions.iter().find(|region| region.name == name).map(|region| (region.base, region.bytes))
+    };
     let (fat, sites) = (base("fat links").expect("a region"), base("sites").expect("a region"));
     let lattice = sites.1 / 1808;
     assert_eq!((lattice, fat.1), (160_000, 160_000 * 576), "20^4 sites, four matrices of 144 bytes each");
     let all = take(&mut *program.threads[0], 40_000_000);
     let inside = |(base, bytes): (u64, u64), access: &Access| (base..base + bytes).contains(&access.address());
-    let links: Vec<u64> = data(&all).filter(|access| inside(fat, access)).map(|access| access.address() / LINE).collect();
+    let links: Vec<u64> =
+        data(&all).filter(|access| inside(fat, access)).map(|access| access.address() / LINE).collect();
     let steps = links.windows(2).filter(|pair| pair[1] != pair[0]);
     let (next, steps) = steps.fold((0, 0), |(next, all), pair| (next + u64::from(pair[1] == pair[0] + 1), all + 1));
     assert!(next * 100 > steps * 85, "lines of the fat links in a row: {next} of {steps}");

@@ -1,11 +1,42 @@
 //! Memory controllers and package buses: local and remote latency, bandwidth, queueing.
 
-use cachemate_core::MachineSpec;
+use cachemate_core::{MachineSpec, SchedulingSpec};
 
 use super::counters::{BusCounters, MemoryCounters};
 use super::page_index::PageIndex;
 use super::server::Server;
 use super::unit::Served;
+
+/// Lines that a controller writes in a row before it turns back to reads.
+const WRITE_BATCH: u64 = 16;
+
+/// Why bytes pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Demand,
+    Prefetch,
+    Write,
+}
+
+/// Requests on their way at once: when each is back. A request takes the place of the one that is back first.
+#[derive(Clone)]
+struct Window {
+    back_at: Vec<u64>,
+}
+
+impl Window {
+    /// The place to take, and ticks until it is free.
+    fn first_free(&self, at: u64) -> (usize, u64) {
+        let first = self.back_at.iter().enumerate().min_by_key(|&(_, &back)| back);
+        first.map_or((0, 0), |(place, &back)| (place, back.saturating_sub(at)))
+    }
+
+    /// Share that is taken, in thousandths.
+    fn taken(&self, at: u64) -> u64 {
+        let taken = self.back_at.iter().filter(|&&back| back > at).count() as u64;
+        taken * 1000 / self.back_at.len().max(1) as u64
+    }
+}
 
 pub(crate) struct Dram {
     local: u64,
@@ -18,6 +49,13 @@ pub(crate) struct Dram {
     controllers: Vec<(Server, MemoryCounters)>,
     /// Per package, where packages have a bus.
     buses: Vec<(Server, BusCounters)>,
+    scheduling: SchedulingSpec,
+    /// Ticks from reads to writes and back.
+    turnaround: u64,
+    /// By package, or by node where packages have no bus; empty = any number.
+    windows: Vec<Window>,
+    /// By node: lines written since the last turn.
+    written: Vec<u64>,
 }
 
 impl Dram {
@@ -26,7 +64,13 @@ impl Dram {
         let controller = Server::new(memory.bytes_per_cycle, ticks_per_cycle);
         let bus = memory.package_bus_bytes_per_cycle.map(|bytes| Server::new(bytes, ticks_per_cycle));
         let buses = bus.map_or(Vec::new(), |bus| vec![(bus, BusCounters::default()); spec.packages as usize]);
+        let window = memory.scheduling.requests_in_flight.map(|depth| Window { back_at: vec![0; depth as usize] });
+        let places = if buses.is_empty() { memory.nodes } else { spec.packages };
         Dram {
+            windows: window.map_or(Vec::new(), |window| vec![window; places as usize]),
+            scheduling: memory.scheduling,
+            turnaround: u64::from(memory.scheduling.turnaround_cycles) * ticks_per_cycle,
+            written: vec![0; memory.nodes as usize],
             local: u64::from(memory.local_latency_cycles) * ticks_per_cycle,
             remote: u64::from(memory.remote_latency_cycles) * ticks_per_cycle,
             node_bytes: memory.size_bytes.div_ceil(u64::from(memory.nodes)),
@@ -50,34 +94,65 @@ impl Dram {
     }
 
     /// Passes `bytes` between a package and the address' node; ticks queued at the bus and at the controller.
-    fn pass(&mut self, address: u64, package: u32, bytes: u64, at: u64, write: bool) -> u64 {
+    fn pass(&mut self, address: u64, package: u32, bytes: u64, at: u64, purpose: Purpose) -> u64 {
+        let first_come = !self.scheduling.demand_first;
+        let queue = |server: &mut Server, at| match purpose {
+            _ if first_come => server.pass(at, bytes),
+            Purpose::Demand => server.pass_first(at, bytes),
+            Purpose::Prefetch | Purpose::Write => server.pass_last(at, bytes),
+        };
         let mut queued = 0;
         if let Some((bus, counters)) = self.buses.get_mut(package as usize) {
-            queued = bus.pass(at, bytes);
+            queued = queue(bus, at);
             counters.bytes += bytes;
             counters.busy_ticks += bus.busy_ticks(bytes);
             counters.queue_ticks += queued;
         }
         let node = self.node_of(address);
         let (controller, counters) = &mut self.controllers[node];
-        let waited = controller.pass(at + queued, bytes);
+        let waited = queue(controller, at + queued);
         counters.busy_ticks += controller.busy_ticks(bytes);
         counters.queue_ticks += waited;
-        *(if write { &mut counters.write_bytes } else { &mut counters.read_bytes }) += bytes;
+        if purpose == Purpose::Write {
+            counters.write_bytes += bytes;
+            self.written[node] += 1;
+            if self.turnaround > 0 && self.written[node].is_multiple_of(WRITE_BATCH) {
+                controller.pause(self.turnaround, !first_come);
+                counters.busy_ticks += self.turnaround;
+            }
+        } else {
+            counters.read_bytes += bytes;
+        }
         queued + waited
     }
 
+    fn window_of(&self, address: u64, package: u32) -> usize {
+        if self.buses.is_empty() { self.node_of(address) } else { package as usize }
+    }
+
     /// Latency without and with queueing apart, and whether it was local.
-    pub fn read(&mut self, address: u64, package: u32, bytes: u64, at: u64) -> (u64, u64, Served) {
-        let queued = self.pass(address, package, bytes, at, false);
-        match self.is_local(address, package) {
-            true => (self.local, queued, Served::LocalMemory),
-            false => (self.remote, queued, Served::RemoteMemory),
+    pub fn read(&mut self, address: u64, package: u32, bytes: u64, at: u64, prefetch: bool) -> (u64, u64, Served) {
+        let window = self.window_of(address, package);
+        let (place, held) = self.windows.get(window).map_or((0, 0), |window| window.first_free(at));
+        let purpose = if prefetch { Purpose::Prefetch } else { Purpose::Demand };
+        let queued = held + self.pass(address, package, bytes, at + held, purpose);
+        let (latency, served) = match self.is_local(address, package) {
+            true => (self.local, Served::LocalMemory),
+            false => (self.remote, Served::RemoteMemory),
+        };
+        if let Some(window) = self.windows.get_mut(window) {
+            window.back_at[place] = at + queued + latency;
         }
+        if held > 0
+            && let Some((_, counters)) = self.buses.get_mut(package as usize)
+        {
+            counters.queue_ticks += held;
+        }
+        (latency, queued, served)
     }
 
     pub fn write(&mut self, address: u64, package: u32, bytes: u64, at: u64) {
-        self.pass(address, package, bytes, at, true);
+        self.pass(address, package, bytes, at, Purpose::Write);
     }
 
     pub fn is_local(&self, address: u64, package: u32) -> bool {
@@ -88,11 +163,18 @@ impl Dram {
         if self.is_local(address, package) { self.local } else { self.remote }
     }
 
-    /// More work waits than one access takes: prefetchers hold back.
-    pub fn is_crowded(&self, address: u64, package: u32, at: u64) -> bool {
+    /// How much of the way there is free for prefetches, in thousandths: 1000 with nothing waiting or on its way, 0 where
+    /// more waits than one access takes, or all requests are out. First come, first served, it is all or nothing.
+    pub fn room(&self, address: u64, package: u32, at: u64) -> u64 {
         let (controller, _) = &self.controllers[self.node_of(address)];
         let bus = self.buses.get(package as usize).map_or(0, |(bus, _)| bus.backlog(at));
-        controller.backlog(at).max(bus) > self.local
+        let backlog = controller.backlog(at).max(bus);
+        if !self.scheduling.demand_first {
+            return if backlog > self.local { 0 } else { 1000 };
+        }
+        let waiting = (backlog * 1000 / self.local.max(1)).min(1000);
+        let taken = self.windows.get(self.window_of(address, package)).map_or(0, |window| window.taken(at));
+        1000 - waiting.max(taken)
     }
 
     pub fn memory_counters(&self, node: u32) -> Option<MemoryCounters> {

@@ -1,9 +1,14 @@
-//! Prefetchers beside a cache, shared by all its users: constant strides, and the other line of a pair.
+//! Prefetchers beside a cache, shared by all its users: constant strides, streams, and the other line of a pair.
 //!
-//! The stride prefetcher has no program counter: it tells streams apart by physical page, and never leaves the page
-//! (frames behind it are somebody else's). Two equal steps in a row confirm a stream; from then on every demand miss,
-//! and every first hit on a prefetched line, asks for the next `degree` lines. With all streams in use the one idle
-//! longest is replaced.
+//! None has a program counter: streams are told apart by physical page, and never leave the page (frames behind it are
+//! somebody else's). With all streams in use the one idle longest is replaced.
+//!
+//! *Stride*: two equal steps in a row confirm a stream; from then on every demand miss, and every first hit on a
+//! prefetched line, asks for the next `degree` lines.
+//!
+//! *Streamer* (Intel 64 Optimization Reference Manual 248966, data prefetch logic of the Core microarchitecture): separate
+//! tables of pages walked upwards and downwards; the second access to a page makes it a stream; lines may be left out;
+//! it stays up to so many lines ahead of the last access, fewer the busier the bus. It asks for two lines at a time.
 
 use cachemate_core::PrefetcherSpec;
 
@@ -17,18 +22,43 @@ struct Stream {
     used_at: u64,
 }
 
+/// A page walked in one direction.
+#[derive(Clone, Copy, Default)]
+struct Walk {
+    /// Page + 1; 0 = free.
+    page: u64,
+    last: u64,
+    /// The furthest line asked for.
+    sent: u64,
+    /// A second access came.
+    confirmed: bool,
+    used_at: u64,
+}
+
+/// Lines asked for after one access.
+const LINES_AT_ONCE: u64 = 2;
+
+#[derive(Default)]
+struct Streamer {
+    up: Vec<Walk>,
+    down: Vec<Walk>,
+    ahead_lines: u64,
+}
+
 pub(crate) struct Prefetcher {
     lines_per_page_shift: u32,
     adjacent: bool,
     streams: Vec<Stream>,
     degree: u32,
+    streamer: Option<Streamer>,
     clock: u64,
 }
 
 impl Prefetcher {
     /// `None` where there is none at this cache.
     pub fn new(specs: impl Iterator<Item = PrefetcherSpec>, lines_per_page_shift: u32) -> Option<Self> {
-        let mut made = Prefetcher { lines_per_page_shift, adjacent: false, streams: Vec::new(), degree: 0, clock: 0 };
+        let (streams, streamer) = (Vec::new(), None);
+        let mut made = Prefetcher { lines_per_page_shift, adjacent: false, streams, degree: 0, streamer, clock: 0 };
         let mut any = false;
         for spec in specs {
             any = true;
@@ -38,17 +68,31 @@ impl Prefetcher {
                     made.streams = vec![Stream::default(); streams as usize];
                     made.degree = degree;
                 }
+                PrefetcherSpec::Streamer { up_streams, down_streams, ahead_lines, .. } => {
+                    let walks = |count: u32| vec![Walk::default(); count as usize];
+                    let (up, down) = (walks(up_streams), walks(down_streams));
+                    made.streamer = Some(Streamer { up, down, ahead_lines: u64::from(ahead_lines) });
+                }
             }
         }
         any.then_some(made)
     }
 
-    /// Told of a demand miss, or of the first hit on a prefetched line; names the lines to ask for.
-    pub fn wants(&mut self, line: u64, mut wanted: impl FnMut(u64)) {
+    /// Does what it asks for depend on the room there is?
+    pub fn adapts(&self) -> bool {
+        self.streamer.is_some()
+    }
+
+    /// Told of a demand miss, or of the first hit on a prefetched line, and of the room that bus and memory have in
+    /// thousandths; names the lines to ask for.
+    pub fn wants(&mut self, line: u64, room: u64, mut wanted: impl FnMut(u64)) {
         if self.adjacent {
             wanted(line ^ 1);
         }
         self.clock += 1;
+        if let Some(streamer) = &mut self.streamer {
+            streamer.wants(line, self.lines_per_page_shift, self.clock, room, &mut wanted);
+        }
         let page = (line >> self.lines_per_page_shift) + 1;
         let Some(at) = self.streams.iter().position(|stream| stream.page == page) else {
             let idle = self.streams.iter_mut().min_by_key(|stream| stream.used_at);
@@ -68,5 +112,116 @@ impl Prefetcher {
             let ahead = (1..=i64::from(self.degree)).map(|nth| line.wrapping_add_signed(nth * step));
             ahead.filter(|next| (next >> self.lines_per_page_shift) + 1 == page).for_each(wanted);
         }
+    }
+}
+
+/// A page's first access, or the second that turned its direction.
+fn begin(walks: &mut [Walk], walk: Walk) {
+    if let Some(idle) = walks.iter_mut().min_by_key(|walk| walk.used_at) {
+        *idle = walk;
+    }
+}
+
+impl Streamer {
+    fn wants(&mut self, line: u64, page_shift: u32, clock: u64, room: u64, wanted: &mut impl FnMut(u64)) {
+        let page = (line >> page_shift) + 1;
+        // At full room all the way, at none not a line.
+        let ahead = (self.ahead_lines * room).div_ceil(1000);
+        if let Some(walk) = self.down.iter_mut().find(|walk| walk.page == page) {
+            walk.used_at = clock;
+            return walk.descend(line, page_shift, ahead, wanted);
+        }
+        let Some(at) = self.up.iter().position(|walk| walk.page == page) else {
+            return begin(&mut self.up, Walk { page, last: line, sent: line, confirmed: false, used_at: clock });
+        };
+        let walk = &mut self.up[at];
+        if line < walk.last && !walk.confirmed {
+            let mut turned = Walk { confirmed: true, used_at: clock, ..std::mem::take(walk) };
+            turned.descend(line, page_shift, ahead, wanted);
+            return begin(&mut self.down, turned);
+        }
+        walk.used_at = clock;
+        walk.climb(line, page_shift, ahead, wanted);
+    }
+}
+
+impl Walk {
+    fn climb(&mut self, line: u64, page_shift: u32, ahead: u64, wanted: &mut impl FnMut(u64)) {
+        if line > self.last {
+            (self.last, self.sent, self.confirmed) = (line, self.sent.max(line), true);
+            let until = (line + ahead).min((self.page << page_shift) - 1);
+            let asked = until.saturating_sub(self.sent).min(LINES_AT_ONCE);
+            (1..=asked).for_each(|nth| wanted(self.sent + nth));
+            self.sent += asked;
+        }
+    }
+
+    fn descend(&mut self, line: u64, page_shift: u32, ahead: u64, wanted: &mut impl FnMut(u64)) {
+        if line < self.last {
+            (self.last, self.sent) = (line, self.sent.min(line));
+            let until = line.saturating_sub(ahead).max((self.page - 1) << page_shift);
+            let asked = self.sent.saturating_sub(until).min(LINES_AT_ONCE);
+            (1..=asked).for_each(|nth| wanted(self.sent - nth));
+            self.sent -= asked;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn streamer(up_streams: u32, down_streams: u32) -> Prefetcher {
+        let level = cachemate_core::Level::L2;
+        let spec = PrefetcherSpec::Streamer { level, up_streams, down_streams, ahead_lines: 8 };
+        Prefetcher::new([spec].into_iter(), 6).expect("there is one")
+    }
+
+    fn asked(prefetcher: &mut Prefetcher, line: u64, room: u64) -> Vec<u64> {
+        let mut lines = Vec::new();
+        prefetcher.wants(line, room, |line| lines.push(line));
+        lines
+    }
+
+    /// Does it start at the second access, two lines at a time, up to eight ahead and not out of the page?
+    #[test]
+    fn it_starts_at_the_second_access_and_stays_eight_ahead() {
+        let mut up = streamer(12, 4);
+        assert_eq!(asked(&mut up, 640, 1000), []);
+        assert_eq!(asked(&mut up, 641, 1000), [642, 643]);
+        let ahead: Vec<u64> =
+            (642..660).map(|line| asked(&mut up, line, 1000).last().map_or(0, |last| last - line)).collect();
+        assert_eq!(ahead[..7], [3, 4, 5, 6, 7, 8, 8]);
+        assert_eq!(asked(&mut up, 700, 1000), [701, 702], "lines may be left out");
+        assert_eq!(asked(&mut up, 703, 1000), [], "the page ends");
+    }
+
+    /// Does it follow a page downwards from the second access, and ask for nothing when the bus is full?
+    #[test]
+    fn it_goes_downwards_and_holds_back() {
+        let mut down = streamer(12, 4);
+        assert_eq!(asked(&mut down, 650, 1000), []);
+        assert_eq!(asked(&mut down, 648, 1000), [647, 646]);
+        assert_eq!(asked(&mut down, 647, 0), []);
+        assert_eq!(asked(&mut down, 646, 100), [645], "one of eight lines for a tenth of the room");
+        assert_eq!(asked(&mut down, 641, 1000), [640]);
+    }
+
+    /// Are as many pages followed as there are entries, the one idle longest replaced, each direction for itself?
+    #[test]
+    fn pages_are_followed_up_to_the_entries() {
+        for (pages, follows) in [(12, true), (13, false)] {
+            let mut up = streamer(12, 4);
+            (0..pages).for_each(|page| drop(asked(&mut up, page * 64, 1000)));
+            let second: usize = (0..pages).map(|page| asked(&mut up, page * 64 + 1, 1000).len()).sum();
+            assert_eq!(second == 2 * pages as usize, follows, "{pages} pages: {second} lines");
+        }
+        let mut both = streamer(12, 4);
+        for page in 0..4 {
+            asked(&mut both, page * 64 + 9, 1000);
+            assert_eq!(asked(&mut both, page * 64 + 8, 1000).len(), 2);
+        }
+        (10..22).for_each(|page| drop(asked(&mut both, page * 64, 1000)));
+        assert!((0..4).all(|page| !asked(&mut both, page * 64 + 7, 1000).is_empty()), "downward pages stay");
     }
 }

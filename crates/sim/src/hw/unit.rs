@@ -139,7 +139,9 @@ impl Unit {
         let line_shift = spec.line_bytes.trailing_zeros();
         let page_shift = machine.pages.page_bytes.trailing_zeros();
         let fetchers = machine.prefetchers.iter().copied().filter(|fetcher| match fetcher {
-            PrefetcherSpec::Stride { level, .. } | PrefetcherSpec::AdjacentLine { level } => *level == spec.level,
+            PrefetcherSpec::Stride { level, .. }
+            | PrefetcherSpec::Streamer { level, .. }
+            | PrefetcherSpec::AdjacentLine { level } => *level == spec.level,
         });
         Unit {
             level: spec.level,

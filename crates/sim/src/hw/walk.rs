@@ -34,7 +34,7 @@ impl Caches {
 
     /// What an L1's prefetcher makes of a miss there.
     pub fn prefetch_after(&mut self, l1: usize, line: u64, ask: &Ask, counters: &mut TaskCounters) {
-        self.note_prefetches(l1, line);
+        self.note_prefetches(l1, line, ask);
         if !self.due.is_empty() {
             self.start_prefetches(ask, counters);
         }
@@ -79,7 +79,7 @@ impl Caches {
             self.fill(l1, Meta(Meta::new(state, 0, ask.task).0 | PENDING), ask, counters);
             self.units[l1].pending.add(line, answer.done, answer.served, ask.at);
         }
-        self.note_prefetches(l1, line);
+        self.note_prefetches(l1, line, ask);
         answer
     }
 
@@ -112,7 +112,7 @@ impl Caches {
         }
         unit.store.set_meta(place, meta);
         if first_use {
-            self.note_prefetches(at, line);
+            self.note_prefetches(at, line, ask);
         }
         answer
     }
@@ -349,7 +349,7 @@ impl Caches {
         }
         answer.exclusive &= !held.any || ask.store;
         if !ask.prefetch {
-            self.note_prefetches(at, line);
+            self.note_prefetches(at, line, ask);
         }
         answer
     }
@@ -372,26 +372,27 @@ impl Caches {
                 dirty: held.dirty && ask.store,
             };
         }
-        let (latency, queue, served) = self.dram.read(ask.address, ask.package, bytes, ask.at);
+        let (latency, queue, served) = self.dram.read(ask.address, ask.package, bytes, ask.at, ask.prefetch);
         counters.memory_read_bytes += bytes;
         Answer { done: ask.at + latency + queue, queue, served, exclusive: true, dirty: false }
     }
 
     /// A demand miss, or the first hit on a prefetched line: notes what the prefetchers expect next.
-    fn note_prefetches(&mut self, at: usize, line: u64) {
+    fn note_prefetches(&mut self, at: usize, line: u64, ask: &Ask) {
         if let Some(fetcher) = &mut self.units[at].prefetcher {
-            fetcher.wants(line, |line| self.due.push((at, line)));
+            let room = if fetcher.adapts() { self.dram.room(ask.address, ask.package, ask.at) } else { 1000 };
+            fetcher.wants(line, room, |line| self.due.push((at, line)));
         }
     }
 
-    /// Prefetchers hold back while the memory controller has more waiting than one access takes.
+    /// Prefetchers hold back while bus and memory have no room for them.
     fn start_prefetches(&mut self, ask: &Ask, counters: &mut TaskCounters) {
         let due = std::mem::take(&mut self.due);
         for &(at, line) in &due {
             let unit = &self.units[at];
             let address = line << unit.line_shift;
             let next = Ask { address, store: false, through: false, prefetch: true, ..*ask };
-            if unit.store.find(line).is_some() || self.dram.is_crowded(address, ask.package, ask.at) {
+            if unit.store.find(line).is_some() || self.dram.room(address, ask.package, ask.at) == 0 {
                 continue;
             }
             let answer = self.fetch(unit.parent, at, &next, counters);

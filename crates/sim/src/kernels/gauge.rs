@@ -68,9 +68,13 @@ enum Body {
     /// A gather's pointers are set from the neighbour table.
     Point(u64),
     /// `dslash`: adjoint links times the vector here, to be fetched from the other side.
-    Back { source: usize },
+    Back {
+        source: usize,
+    },
     /// `dslash`: links times the neighbours' vectors, one hop over fat links and three over long ones.
-    Forward { source: usize },
+    Forward {
+        source: usize,
+    },
     /// `dslash`: what came from behind is subtracted.
     Subtract,
     /// Vectors of the solver: so many read, the last one written.

@@ -2,7 +2,8 @@
 
 use cachemate_core::{
     Access, AccessSource, CoherenceSpec, CounterSpec, CpuId, CpuSet, Event, Gang, GangSchedule, IndexSet, Level,
-    Machine, MachineSpec, MemorySpec, Observation, OsSpec, PageSpec, Pipeline, Plan, TaskId, Turn, Window, WindowEnd,
+    Machine, MachineSpec, MemorySpec, Observation, OsSpec, PageSpec, Pipeline, Plan, SchedulingSpec, TaskId, Turn,
+    Window, WindowEnd,
 };
 
 pub(crate) use crate::hw::tests::cache;
@@ -32,6 +33,7 @@ pub(crate) fn spec() -> MachineSpec {
             remote_latency_cycles: 100,
             bytes_per_cycle: 8.0,
             package_bus_bytes_per_cycle: None,
+            scheduling: SchedulingSpec::default(),
         },
         pages: PageSpec { colours: Some(4), ..PageSpec::default() },
         os: OsSpec { context_switch_cycles: 300, migration_cycles: 300, time_slice_ns: MS },

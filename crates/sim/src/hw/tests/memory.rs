@@ -118,6 +118,80 @@ fn streams_saturate_at_the_bus_and_at_the_cache_port() {
     assert!((rate / 8.0 - 1.0).abs() < 0.02, "{rate} bytes a cycle");
 }
 
+/// Do so many requests in flight bound a stream at requests x line / latency (Little's law), with prefetchers as without?
+#[test]
+fn requests_in_flight_bound_a_stream_by_littles_law() {
+    for depth in [1, 4, 12] {
+        for prefetch in [false, true] {
+            let mut spec = machine();
+            spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 32 };
+            spec.memory.package_bus_bytes_per_cycle = Some(64.0);
+            let streamer =
+                PrefetcherSpec::Streamer { level: Level::L2, up_streams: 12, down_streams: 4, ahead_lines: 8 };
+            spec.prefetchers = vec![streamer];
+            spec.memory.scheduling =
+                SchedulingSpec { demand_first: true, requests_in_flight: Some(depth), turnaround_cycles: 0 };
+            let mut hw = Hardware::new(&spec, HwOptions { prefetch, ..HwOptions::default() }).unwrap();
+            hw.load(CpuId(0), thread(0, 0, stream(20_000), true), 0);
+            let (done, _) = finish(&mut hw, 400_000);
+            let rate = hw.memory_counters(0).read_bytes as f64 / 400_000.0;
+            let bound = f64::from(depth) * 64.0 / 200.0;
+            assert!((rate / bound - 1.0).abs() < 0.02, "{rate} bytes a cycle of {bound}, prefetch {prefetch}");
+            assert_balanced(&done[0].counters);
+        }
+    }
+}
+
+/// Does turning from reads to writes and back cost what is configured, once in sixteen lines?
+#[test]
+fn a_turn_from_reads_to_writes_costs_once_a_batch() {
+    let mut spec = machine();
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 32 };
+    spec.memory.bytes_per_cycle = 2.0;
+    let lines_a_cycle = |turnaround_cycles, demand_first| {
+        let mut spec = spec.clone();
+        spec.memory.scheduling = SchedulingSpec { demand_first, requests_in_flight: None, turnaround_cycles };
+        let mut hw = hardware(&spec);
+        let stores = (0..20_000).map(|line| Access::store(line * 64, 0)).collect();
+        hw.load(CpuId(0), thread(0, 0, stores, true), 0);
+        finish(&mut hw, 800_000);
+        hw.memory_counters(0).write_bytes as f64 / 64.0 / 800_000.0
+    };
+    for demand_first in [false, true] {
+        // A line read, a line written: 64 cycles; a turn on top in sixteen.
+        for (turnaround, cycles) in [(0, 64.0), (160, 74.0)] {
+            let found = 1.0 / lines_a_cycle(turnaround, demand_first);
+            assert!((found / cycles - 1.0).abs() < 0.02, "{found} cycles a line for {cycles}, {demand_first}");
+        }
+    }
+}
+
+/// Do demand reads wait less beside a core that streams through prefetchers when they go first, and does the stream get
+/// what is left?
+#[test]
+fn demand_reads_overtake_prefetches() {
+    let mut spec = machine();
+    (spec.cores_per_package, spec.caches[1].shared_by_cores) = (2, 1);
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 8 };
+    spec.memory.bytes_per_cycle = 2.0;
+    spec.prefetchers = vec![PrefetcherSpec::Stride { level: Level::L2, streams: 8, degree: 64 }];
+    let cycles = |demand_first| {
+        let mut spec = spec.clone();
+        spec.memory.scheduling = SchedulingSpec { demand_first, ..SchedulingSpec::default() };
+        let mut hw = hardware(&spec);
+        let paced = (0..20_000).map(|line| Access::load(line * 64, 40)).collect();
+        hw.load(CpuId(0), thread(0, 0, paced, true), 0);
+        hw.load(CpuId(1), thread(1, 1, ring(8192, 2_000), true), 0);
+        let (done, _) = finish(&mut hw, 1_000_000);
+        let stalls = |task: usize| done[task].counters.ticks as f64 / done[task].counters.levels[1].all_misses() as f64;
+        done.iter().for_each(|thread| assert_balanced(&thread.counters));
+        (stalls(1), hw.memory_counters(0).read_bytes as f64 / 1e6)
+    };
+    let ((chase, before), (first, after)) = (cycles(false), cycles(true));
+    assert!(first < chase, "ticks a miss of the chase: {first} first, {chase} in turn");
+    assert!(after > 0.9 * before, "bytes a cycle in all: {after}, before {before}");
+}
+
 /// Does a stride prefetcher hide the latency of a stream, and does switching it off bring it back?
 #[test]
 fn a_prefetcher_hides_latency_and_can_be_turned_off() {

@@ -31,6 +31,7 @@ pub(crate) fn machine() -> MachineSpec {
             remote_latency_cycles: 200,
             bytes_per_cycle: 1e6,
             package_bus_bytes_per_cycle: None,
+            scheduling: SchedulingSpec::default(),
         },
         pages: PageSpec { fault_cycles: 0, ..PageSpec::default() },
         os: OsSpec::default(),

@@ -22,6 +22,7 @@ const BUILT_IN: &[(&str, &str)] = &[
     ("smt-av", include_str!("../../../machines/smt-av.toml")),
     ("xeon-x5365", include_str!("../../../machines/xeon-x5365.toml")),
     ("xeon-x5365-4", include_str!("../../../machines/xeon-x5365-4.toml")),
+    ("xeon-x5365-4-page", include_str!("../../../machines/xeon-x5365-4-page.toml")),
 ];
 
 /// Names of the machines that come with the program, in order.

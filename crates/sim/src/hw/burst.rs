@@ -5,10 +5,9 @@
 
 use cachemate_core::{Access, AccessKind, Level, Turn, WritePolicy};
 
-use super::caches::{Answer, Ask, Caches};
+use super::caches::{Ask, Caches};
 use super::context::{Context, Outstanding, Spent, Wait};
 use super::pipeline::{Around, Front, Run};
-use super::sampling::Miss;
 use super::store::{Meta, PENDING, PREFETCHED, SHARED, SPECIAL};
 use super::thread::Thread;
 use super::unit::{Served, Unit};
@@ -53,7 +52,7 @@ pub(crate) struct Burst {
     /// Does every single access matter to its probes?
     pub watched: bool,
     /// Are there any?
-    probed: bool,
+    pub probed: bool,
     /// The tick it got to.
     pub t: u64,
     /// Tick up to which time and window allow to issue.
@@ -63,13 +62,13 @@ pub(crate) struct Burst {
     /// This context's part of the window.
     window: u64,
     /// Misses that it may have out.
-    room: usize,
+    pub room: usize,
     page: u64,
-    frame: u64,
+    pub frame: u64,
     /// L1 hits of data and of code that are not yet in the counters.
     hits: u64,
     fetches: u64,
-    spent: Spent,
+    pub spent: Spent,
 }
 
 impl Burst {
@@ -98,18 +97,27 @@ impl Burst {
         thread.fetch_left -= if thread.fetch_left == u64::MAX { 0 } else { count };
     }
 
+    /// The access itself is issued: the next record comes.
+    #[inline]
+    pub fn skip_one(&mut self, thread: &mut Thread, context: &mut Context) {
+        thread.position += 1;
+        self.pass(1, thread, context);
+        self.skip = 0;
+    }
+
     /// Until when time and window allow to issue.
     #[inline]
     fn bound(&self, in_order: bool, t: u64, context: &mut Context) -> u64 {
         if in_order {
             return self.run.limit;
         }
-        self.run.limit.min(t.saturating_add(context.window_left(self.window, t)))
+        let issue = t.saturating_add(context.window_left(self.window, t));
+        self.run.limit.min(issue).min(context.next_parked.max(t))
     }
 
     /// Must what is due at this tick wait for cores behind?
     #[inline]
-    fn is_held(&self, context: &mut Context) -> bool {
+    pub fn is_held(&self, context: &mut Context) -> bool {
         context.ready = self.t;
         self.t > self.run.shared
     }
@@ -120,8 +128,13 @@ impl Burst {
         if self.t >= self.run.limit {
             return Some(Outcome::Yield);
         }
-        let oldest = context.outstanding.iter().find(|miss| miss.instruction.is_some() && miss.done > self.t)?;
-        (context.ready, context.wait) = (oldest.done, Some(oldest.wait));
+        let oldest = context.outstanding.iter().find(|miss| miss.instruction.is_some() && miss.done > self.t);
+        let (done, wait) = oldest.map_or((u64::MAX, context.value_wait()), |oldest| (oldest.done, oldest.wait));
+        let until = done.min(context.next_parked);
+        if until == u64::MAX {
+            return None;
+        }
+        (context.ready, context.wait) = (until, Some(wait));
         Some(Outcome::Blocked)
     }
 }
@@ -342,12 +355,15 @@ impl Front {
             Event::Memory => self.memory::<WATCHED>(access, burst, thread, around),
             Event::Waits => Some(Outcome::Blocked),
             Event::Early => Some(Outcome::Held),
-            Event::Budget => burst.out_of_budget(context),
+            Event::Budget => self.wait_or_unpark::<WATCHED>(burst, thread, around),
             Event::Fetch => self.fetch::<WATCHED>(burst, thread, around),
             Event::Jump => self.jump::<WATCHED>(access, burst, thread, around),
-            Event::Compute => self.compute(access, burst, thread),
+            Event::Compute => self.compute::<WATCHED>(access, burst, thread, around),
+            Event::BatchEnd if thread.turn != Turn::More && !context.parked.is_empty() => {
+                self.drain::<WATCHED>(burst, thread, around)
+            }
             Event::BatchEnd => batch_end(burst, thread, context),
-            Event::Depends => depends(burst, thread, context),
+            Event::Depends => self.depend::<WATCHED>(access, burst, thread, around),
             Event::Translate => {
                 if burst.is_held(context) {
                     return Some(Outcome::Held);
@@ -383,11 +399,31 @@ impl Front {
         } else if thread.fetch_left == 0 {
             self.fetch::<WATCHED>(burst, thread, around)
         } else {
-            burst.out_of_budget(context)
+            self.wait_or_unpark::<WATCHED>(burst, thread, around)
         }
     }
 
-    fn compute(&mut self, access: Access, burst: &mut Burst, thread: &mut Thread) -> Option<Outcome> {
+    /// Time or window is used up, or something put aside is due.
+    fn wait_or_unpark<const WATCHED: bool>(
+        &mut self,
+        burst: &mut Burst,
+        thread: &mut Thread,
+        around: &mut Around<'_>,
+    ) -> Option<Outcome> {
+        let context = &mut self.contexts[burst.run.nth];
+        if context.next_parked <= burst.t && burst.t < burst.run.limit {
+            return self.unpark::<WATCHED>(burst, thread, around);
+        }
+        burst.out_of_budget(context)
+    }
+
+    fn compute<const WATCHED: bool>(
+        &mut self,
+        access: Access,
+        burst: &mut Burst,
+        thread: &mut Thread,
+        around: &mut Around<'_>,
+    ) -> Option<Outcome> {
         let context = &mut self.contexts[burst.run.nth];
         let room = burst.bound(self.in_order, burst.t, context) - burst.t;
         let left = access.instructions() - burst.skip;
@@ -396,116 +432,11 @@ impl Front {
         context.issued += done;
         burst.skip += done;
         if done < left {
-            return burst.out_of_budget(context);
+            return self.wait_or_unpark::<WATCHED>(burst, thread, around);
         }
         burst.skip = 0;
         thread.position += 1;
         None
-    }
-
-    /// An access that goes beyond the L1, or waits there.
-    #[inline(never)]
-    fn memory<const WATCHED: bool>(
-        &mut self,
-        access: Access,
-        burst: &mut Burst,
-        thread: &mut Thread,
-        around: &mut Around<'_>,
-    ) -> Option<Outcome> {
-        let nth = burst.run.nth;
-        self.contexts[nth].ready = burst.t;
-        if self.contexts[nth].outstanding.len() >= burst.room
-            && let Some(first) = self.no_room(nth, burst.t)
-        {
-            let context = &mut self.contexts[nth];
-            if first.done <= burst.run.other.min(burst.run.limit) {
-                Context::wait_in_place(&mut thread.counters, first.done - burst.t, first.wait);
-                (burst.spent.in_place, burst.t) = (burst.spent.in_place + first.done - burst.t, first.done);
-                return None;
-            }
-            (context.ready, context.wait) = (first.done, Some(first.wait));
-            return Some(Outcome::Blocked);
-        }
-        burst.room = self.room(nth);
-        let store = access.kind() == AccessKind::Store;
-        let issue = burst.t;
-        let ask = Ask {
-            address: burst.frame | access.address() & ((1 << around.page_shift) - 1),
-            at: issue,
-            store,
-            through: false,
-            prefetch: false,
-            task: thread.slot(),
-            class: thread.class,
-            package: self.package,
-        };
-        let probed = burst.probed;
-        let before = if probed { Some(thread.counters.levels) } else { None };
-        let unit = &around.caches.units[self.l1d];
-        let nearest = issue + unit.latency;
-        if WATCHED {
-            let line = ask.address >> unit.line_shift;
-            let (set, sets) = (unit.store.set_of(line), unit.store.all_sets());
-            thread.probes.on_access(access.address() >> unit.line_shift, issue, set, sets, around.sampling);
-        }
-        let place = unit.store.find(ask.address >> unit.line_shift);
-        let answer = around.caches.first_level(self.l1d, place, &ask, &mut thread.counters);
-        let context = &mut self.contexts[nth];
-        thread.position += 1;
-        burst.pass(1, thread, context);
-        burst.skip = 0;
-        let wait = Wait { served: answer.served, queue: answer.queue };
-        let mut blocked = context.issued_miss(answer.done, wait, nearest, burst.t, store, self.in_order);
-        if let Some(before) = &before {
-            thread.probes.on_path(self.l1d, ask.address, before, &thread.counters.levels, around.caches);
-        }
-        let missed = before.is_some_and(|before| thread.counters.levels[1].all_misses() > before[1].all_misses());
-        if probed && (missed || around.caches.first_level_prefetches > 0) {
-            let found = self.probe(access, &ask, &answer, missed, burst, thread, around);
-            blocked |= found.ticks > 0;
-            if found.full {
-                return Some(Outcome::Interrupt);
-            }
-        }
-        blocked.then_some(Outcome::Blocked)
-    }
-
-    /// Shows a miss of the L1 to the probes, or prefetches into it that a first hit gave rise to.
-    #[cold]
-    #[allow(clippy::too_many_arguments)]
-    fn probe(
-        &mut self,
-        access: Access,
-        ask: &Ask,
-        answer: &Answer,
-        missed: bool,
-        burst: &mut Burst,
-        thread: &mut Thread,
-        around: &mut Around<'_>,
-    ) -> super::sampling::SetOff {
-        let context = &mut self.contexts[burst.run.nth];
-        let prefetches = around.caches.first_level_prefetches;
-        let seen = Miss {
-            virtual_address: access.address(),
-            physical_address: around.caches.dram.physical(ask.address),
-            line_shift: around.caches.units[self.l1d].line_shift,
-            at: ask.at,
-            latency: answer.done - ask.at,
-            served: answer.served,
-            instruction: context.issued,
-            traced: access.kind() != AccessKind::Store || around.caches.units[self.l1d].write == WritePolicy::Back,
-            dependent: access.is_dependent(),
-            prefetches,
-        };
-        let found = if missed {
-            thread.probes.on_miss(&seen, thread.task, around.sampling)
-        } else {
-            thread.probes.on_prefetches(prefetches, around.sampling)
-        };
-        thread.probes.cost_ticks += found.ticks;
-        burst.spent.interrupts += found.ticks;
-        context.ready += found.ticks;
-        found
     }
 
     /// The next line of code. `Some` = the context cannot go on at once.
@@ -578,7 +509,7 @@ impl Front {
 impl Context {
     /// An access has been issued in the tick before `t`; its data is there at `done`. Does the context have to wait?
     #[inline(always)]
-    fn issued_miss(&mut self, done: u64, wait: Wait, nearest: u64, t: u64, store: bool, in_order: bool) -> bool {
+    pub fn issued_miss(&mut self, done: u64, wait: Wait, nearest: u64, t: u64, store: bool, in_order: bool) -> bool {
         let late = done > nearest;
         (self.ready, self.wait) = (t, None);
         let mut blocked = false;
@@ -641,7 +572,7 @@ fn batch_end(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> O
 }
 
 /// The value of the load before is needed: waits in place where nobody else could use the time.
-fn depends(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> Option<Outcome> {
+pub(super) fn depends(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> Option<Outcome> {
     let until = context.value_at;
     if until <= burst.run.other.min(burst.run.limit) {
         Context::wait_in_place(&mut thread.counters, until - burst.t, context.value_wait());
@@ -654,7 +585,7 @@ fn depends(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> Opt
 }
 
 /// Asks the operating system; ticks it took.
-fn translate(
+pub(super) fn translate(
     thread: &mut Thread,
     page: u64,
     context: &Context,

@@ -4,6 +4,7 @@ use cachemate_core::{CpuId, TaskId};
 
 use super::Charge;
 use super::counters::{CpuCounters, Stalls, TaskCounters};
+use super::parked::Parked;
 use super::thread::Thread;
 use super::unit::Served;
 
@@ -53,6 +54,11 @@ pub(crate) struct Context {
     /// When the value of the last load is there, and from where.
     pub value_at: u64,
     pub value_from: Served,
+    /// Accesses put aside, by instruction, and the first tick at which one of them is due (`u64::MAX` = none).
+    pub parked: Vec<Parked>,
+    pub next_parked: u64,
+    /// The one whose value is the last load's, where `value_at` is `u64::MAX`.
+    pub parked_value: u64,
     /// Instructions issued on this context, ever.
     pub issued: u64,
     pub counters: CpuCounters,
@@ -71,6 +77,9 @@ impl Context {
             oldest: NONE,
             value_at: 0,
             value_from: nearest,
+            parked: Vec::new(),
+            next_parked: u64::MAX,
+            parked_value: 0,
             issued: 0,
             counters: CpuCounters::default(),
         }
@@ -167,6 +176,18 @@ impl Context {
         self.outstanding.push(miss);
     }
 
+    /// As [`Context::send`], for a load older than others in flight.
+    pub fn send_in_order(&mut self, miss: Outstanding) {
+        let Some(instruction) = miss.instruction else { return self.send(miss) };
+        let younger = |other: &Outstanding| other.instruction.is_some_and(|other| other > instruction);
+        let at = self.outstanding.iter().position(younger).unwrap_or(self.outstanding.len());
+        if instruction < self.oldest.1 {
+            self.oldest = (miss.done, instruction);
+        }
+        self.soonest = self.soonest.min(miss.done);
+        self.outstanding.insert(at, miss);
+    }
+
     /// Instructions that still fit into a window of so many, which the oldest load in flight keeps from moving on.
     #[inline(always)]
     pub fn window_left(&mut self, window: u64, t: u64) -> u64 {
@@ -174,12 +195,15 @@ impl Context {
             let loads = self.outstanding.iter().filter(|miss| miss.done > t);
             self.oldest = loads.filter_map(|miss| Some((miss.done, miss.instruction?))).next().unwrap_or(NONE);
         }
-        self.oldest.1.saturating_add(window).saturating_sub(self.issued)
+        let oldest = self.parked.first().map_or(self.oldest.1, |parked| parked.instruction.min(self.oldest.1));
+        oldest.saturating_add(window).saturating_sub(self.issued)
     }
 
     /// The thread is gone, and its misses with it.
     pub fn forget(&mut self) {
         self.outstanding.clear();
+        self.parked.clear();
+        self.next_parked = u64::MAX;
         self.soonest = u64::MAX;
         self.oldest = NONE;
     }

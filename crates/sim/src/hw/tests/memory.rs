@@ -224,3 +224,46 @@ fn the_adjacent_line_comes_along() {
     let l2 = done[0].counters.levels[Level::L2 as usize];
     assert_eq!((l2.references, l2.all_misses(), l2.prefetch_hits), (2000, 1000, 1000));
 }
+
+/// Do independent misses overlap behind one that waits for its address, as far as the miss registers reach (Little's law),
+/// and one after the other where everything behind waits?
+#[test]
+fn independent_misses_overlap_behind_a_dependent_one() {
+    let mut spec = machine();
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 16 };
+    let pairs = 20_000;
+    let cycles = |overlap| {
+        let mut hw = Hardware::new(&spec, HwOptions { overlap, ..HwOptions::default() }).unwrap();
+        let pair = |at: u64| [Access::load(at * 128, 0), Access::dependent_load(at * 128 + 64, 0)];
+        hw.load(CpuId(0), thread(0, 0, (0..pairs).flat_map(pair).collect(), false), 0);
+        let (done, last) = finish(&mut hw, 100_000_000);
+        assert_balanced(&done[0].counters);
+        assert_eq!(done[0].counters.levels[Level::L1Data as usize].references, 2 * pairs);
+        last as f64 / pairs as f64
+    };
+    // Two misses of 200 cycles each hold a register of sixteen; or a pair begins when the one before knows its address.
+    let (with, without) = (cycles(true), cycles(false));
+    assert!((with / (2.0 * 200.0 / 16.0) - 1.0).abs() < 0.05, "{with} cycles a pair");
+    assert!((without / 200.0 - 1.0).abs() < 0.05, "{without} cycles a pair");
+}
+
+/// Do chains of three wait for one another, and the window for the oldest of what was put aside?
+#[test]
+fn chains_take_their_latencies_and_the_window_ends_the_overlap() {
+    for (window, chains_at_once) in [(6, 2.0), (12, 4.0), (24, 8.0)] {
+        let mut spec = machine();
+        spec.pipeline = Pipeline::OutOfOrder { issue_width: 1, window, mshrs: 64 };
+        let mut hw = hardware(&spec);
+        let chains = 6_000;
+        let chain = |at: u64| {
+            let line = |nth| (3 * at + nth) * 64;
+            [Access::load(line(0), 0), Access::dependent_load(line(1), 0), Access::dependent_load(line(2), 0)]
+        };
+        hw.load(CpuId(0), thread(0, 0, (0..chains).flat_map(chain).collect(), false), 0);
+        let (done, last) = finish(&mut hw, 100_000_000);
+        assert_balanced(&done[0].counters);
+        // A chain leaves the window 600 cycles after it came, and so many are in it.
+        let (found, expected) = (last as f64 / chains as f64, 600.0 / chains_at_once);
+        assert!((found / expected - 1.0).abs() < 0.35, "window {window}: {found} cycles a chain of {expected}");
+    }
+}

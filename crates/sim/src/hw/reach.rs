@@ -1,0 +1,147 @@
+//! An access that goes beyond the first level, or waits there, and what probes see of it.
+
+use cachemate_core::{Access, AccessKind, WritePolicy};
+
+use super::burst::{Burst, Outcome};
+use super::caches::{Answer, Ask};
+use super::context::{Context, Wait};
+use super::counters::{LEVELS, LevelCounts};
+use super::pipeline::{Around, Front};
+use super::sampling::{Miss, SetOff};
+use super::thread::Thread;
+
+/// What an access that went beyond the quick way found.
+pub(crate) struct Reached {
+    ask: Ask,
+    pub answer: Answer,
+    before: Option<[LevelCounts; LEVELS]>,
+}
+
+impl Front {
+    /// An access that goes beyond the L1, or waits there.
+    #[inline(never)]
+    pub fn memory<const WATCHED: bool>(
+        &mut self,
+        access: Access,
+        burst: &mut Burst,
+        thread: &mut Thread,
+        around: &mut Around<'_>,
+    ) -> Option<Outcome> {
+        let nth = burst.run.nth;
+        self.contexts[nth].ready = burst.t;
+        if self.contexts[nth].outstanding.len() >= burst.room
+            && let Some(first) = self.no_room(nth, burst.t)
+        {
+            let context = &mut self.contexts[nth];
+            if first.done <= burst.run.other.min(burst.run.limit) {
+                Context::wait_in_place(&mut thread.counters, first.done - burst.t, first.wait);
+                (burst.spent.in_place, burst.t) = (burst.spent.in_place + first.done - burst.t, first.done);
+                return None;
+            }
+            (context.ready, context.wait) = (first.done, Some(first.wait));
+            return Some(Outcome::Blocked);
+        }
+        burst.room = self.room(nth);
+        let nearest = burst.t + around.caches.units[self.l1d].latency;
+        let seen = self.reach::<WATCHED>(access, burst.frame, burst, thread, around);
+        let context = &mut self.contexts[nth];
+        burst.skip_one(thread, context);
+        let wait = Wait { served: seen.answer.served, queue: seen.answer.queue };
+        let store = access.kind() == AccessKind::Store;
+        let blocked = context.issued_miss(seen.answer.done, wait, nearest, burst.t, store, self.in_order);
+        self.show(access, &seen, blocked, burst, thread, around)
+    }
+
+    /// The access goes to the L1 and beyond at the burst's tick. `frame` is the address of its frame.
+    pub(super) fn reach<const WATCHED: bool>(
+        &mut self,
+        access: Access,
+        frame: u64,
+        burst: &mut Burst,
+        thread: &mut Thread,
+        around: &mut Around<'_>,
+    ) -> Reached {
+        let ask = Ask {
+            address: frame | access.address() & ((1 << around.page_shift) - 1),
+            at: burst.t,
+            store: access.kind() == AccessKind::Store,
+            through: false,
+            prefetch: false,
+            task: thread.slot(),
+            class: thread.class,
+            package: self.package,
+        };
+        let before = if burst.probed { Some(thread.counters.levels) } else { None };
+        let unit = &around.caches.units[self.l1d];
+        if WATCHED {
+            let line = ask.address >> unit.line_shift;
+            let (set, sets) = (unit.store.set_of(line), unit.store.all_sets());
+            thread.probes.on_access(access.address() >> unit.line_shift, burst.t, set, sets, around.sampling);
+        }
+        let place = unit.store.find(ask.address >> unit.line_shift);
+        let answer = around.caches.first_level(self.l1d, place, &ask, &mut thread.counters);
+        Reached { ask, answer, before }
+    }
+
+    /// Shows what became of an access to the probes. `Some` = the run ends.
+    pub(super) fn show(
+        &mut self,
+        access: Access,
+        seen: &Reached,
+        mut blocked: bool,
+        burst: &mut Burst,
+        thread: &mut Thread,
+        around: &mut Around<'_>,
+    ) -> Option<Outcome> {
+        if let Some(before) = &seen.before {
+            thread.probes.on_path(self.l1d, seen.ask.address, before, &thread.counters.levels, around.caches);
+            let missed = thread.counters.levels[1].all_misses() > before[1].all_misses();
+            if missed || around.caches.first_level_prefetches > 0 {
+                let found = self.probe(access, &seen.ask, &seen.answer, missed, burst, thread, around);
+                blocked |= found.ticks > 0;
+                if found.full {
+                    return Some(Outcome::Interrupt);
+                }
+            }
+        }
+        blocked.then_some(Outcome::Blocked)
+    }
+
+    /// Shows a miss of the L1 to the probes, or prefetches into it that a first hit gave rise to.
+    #[cold]
+    #[allow(clippy::too_many_arguments)]
+    fn probe(
+        &mut self,
+        access: Access,
+        ask: &Ask,
+        answer: &Answer,
+        missed: bool,
+        burst: &mut Burst,
+        thread: &mut Thread,
+        around: &mut Around<'_>,
+    ) -> SetOff {
+        let context = &mut self.contexts[burst.run.nth];
+        let prefetches = around.caches.first_level_prefetches;
+        let seen = Miss {
+            virtual_address: access.address(),
+            physical_address: around.caches.dram.physical(ask.address),
+            line_shift: around.caches.units[self.l1d].line_shift,
+            at: ask.at,
+            latency: answer.done - ask.at,
+            served: answer.served,
+            instruction: context.issued,
+            traced: access.kind() != AccessKind::Store || around.caches.units[self.l1d].write == WritePolicy::Back,
+            dependent: access.is_dependent(),
+            prefetches,
+        };
+        let found = if missed {
+            thread.probes.on_miss(&seen, thread.task, around.sampling)
+        } else {
+            thread.probes.on_prefetches(prefetches, around.sampling)
+        };
+        thread.probes.cost_ticks += found.ticks;
+        burst.spent.interrupts += found.ticks;
+        context.ready += found.ticks;
+        found
+    }
+}

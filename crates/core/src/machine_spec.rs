@@ -55,6 +55,9 @@ pub enum Pipeline {
         window: u32,
         /// Misses of the L1 data cache in flight, shared by the running contexts.
         mshrs: u32,
+        /// What does not need the value of an outstanding load goes on; false = everything behind what needs it waits.
+        #[serde(default)]
+        loads_pass: bool,
     },
 }
 
@@ -335,7 +338,7 @@ impl MachineSpec {
         }
         let (width, window, mshrs) = match self.pipeline {
             Pipeline::InOrder { issue_width } => (issue_width, 1, 1),
-            Pipeline::OutOfOrder { issue_width, window, mshrs } => (issue_width, window, mshrs),
+            Pipeline::OutOfOrder { issue_width, window, mshrs, .. } => (issue_width, window, mshrs),
         };
         for (field, found) in [("issue_width", width), ("window", window), ("mshrs", mshrs)] {
             if !(1..=4096).contains(&found) {

@@ -51,7 +51,7 @@ impl SharedCache {
         let contexts = f64::from(machine.contexts_per_core.max(1));
         let (width, window, at_once) = match machine.pipeline {
             Pipeline::InOrder { issue_width } => (issue_width, 1.0, 1.0),
-            Pipeline::OutOfOrder { issue_width, window, mshrs } => {
+            Pipeline::OutOfOrder { issue_width, window, mshrs, .. } => {
                 (issue_width, f64::from(window) / contexts, f64::from(mshrs) / contexts)
             }
         };

@@ -294,7 +294,7 @@ impl Front {
                         continue 'run;
                     }
                 }
-                if issue > shared {
+                if issue > shared && !around.caches.is_own(l1d, place, frame | address & page_mask, store) {
                     break 'other Event::Early;
                 }
                 if probed || context.outstanding.len() >= room {

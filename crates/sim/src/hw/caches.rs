@@ -84,6 +84,9 @@ pub(crate) struct Caches {
     /// Everything goes the long way: a test compares both.
     #[cfg(test)]
     pub long_way_only: bool,
+    /// No core runs ahead with hits of its own second level.
+    #[cfg(test)]
+    pub in_order_only: bool,
 }
 
 /// Bits of a directory word; more roots share bits.
@@ -119,6 +122,13 @@ impl Caches {
                 units[parent].children.push(child);
             }
         }
+        // Known before the first request: whose second level is its own, and predictable in what it drops.
+        for at in 0..units.len() {
+            let Some(behind) = units.get(units[at].parent) else { continue };
+            let alone = behind.level == Level::L2 && behind.cores == 1 && behind.write == WritePolicy::Back;
+            let plain = !behind.is_victim() && units[at].prefetcher.is_none() && units[at].write == WritePolicy::Back;
+            units[at].owns_next = units[at].level == Level::L1Data && alone && plain && units[at].store.is_lru();
+        }
         let roots: Vec<usize> = (0..units.len()).filter(|&at| units[at].parent == ROOT).collect();
         let mut root_number = vec![0; units.len()];
         roots.iter().enumerate().for_each(|(number, &root)| root_number[root] = number);
@@ -141,6 +151,8 @@ impl Caches {
             first_level_prefetches: 0,
             #[cfg(test)]
             long_way_only: false,
+            #[cfg(test)]
+            in_order_only: false,
         })
     }
 

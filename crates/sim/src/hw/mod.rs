@@ -45,13 +45,11 @@ pub struct HwOptions {
     pub seed: u64,
     /// False switches every prefetcher off.
     pub prefetch: bool,
-    /// Out of order: what does not need an outstanding load's value goes on. False = everything behind waits.
-    pub overlap: bool,
 }
 
 impl Default for HwOptions {
     fn default() -> Self {
-        HwOptions { seed: 1, prefetch: true, overlap: true }
+        HwOptions { seed: 1, prefetch: true }
     }
 }
 
@@ -157,7 +155,7 @@ impl Hardware {
         // The caches checked that there is one.
         let l1d = first(Level::L1Data).unwrap_or_default();
         let l1i = first(Level::L1Instruction);
-        let core = |at: u32| Core::new(spec, options.overlap, at, l1d + at as usize, l1i.map(|l1i| l1i + at as usize));
+        let core = |at: u32| Core::new(spec, at, l1d + at as usize, l1i.map(|l1i| l1i + at as usize));
         let cores: Vec<Core> = (0..spec.cores()).map(core).collect();
         Ok(Hardware {
             next: Queue::new(cores.len()),

@@ -23,6 +23,29 @@ impl Unit {
 }
 
 impl Caches {
+    /// Is the request served by the core's own second level, so that nobody else can see it? The second level must be
+    /// the core's alone and have the line, the L1 have no prefetcher, and what leaves the L1 find its place behind.
+    pub fn is_own(&self, l1: usize, place: Option<usize>, address: u64, store: bool) -> bool {
+        let first = &self.units[l1];
+        #[cfg(test)]
+        if self.long_way_only || self.in_order_only {
+            return false;
+        }
+        if place.is_some() || !first.owns_next {
+            return false;
+        }
+        let second = &self.units[first.parent];
+        let Some(at) = second.store.find(address >> second.line_shift) else { return false };
+        if !second.is_plain(second.store.meta(at), first.bit, store) {
+            return false;
+        }
+        let leaving = first.store.next_out(address >> first.line_shift);
+        leaving.is_none_or(|out| {
+            let behind = out.line << first.line_shift >> second.line_shift;
+            out.meta.state() != MODIFIED || second.store.find(behind).is_some()
+        })
+    }
+
     /// Of [`Caches::first_level`] what is served by the next cache. `None` = the request has to go the long way; nothing was done.
     #[inline(always)]
     pub fn near(&mut self, l1: usize, place: Option<usize>, ask: &Ask, counters: &mut TaskCounters) -> Option<Answer> {

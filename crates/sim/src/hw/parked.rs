@@ -87,7 +87,7 @@ impl Front {
         around: &mut Around<'_>,
     ) -> Option<Outcome> {
         let context = &mut self.contexts[burst.run.nth];
-        if self.in_order || !self.overlap {
+        if !self.loads_pass {
             return depends(burst, thread, context);
         }
         if context.can_park() {

@@ -59,7 +59,7 @@ pub(crate) struct Front {
     pub package: u32,
     pub in_order: bool,
     /// What does not need the value of a load goes on.
-    pub overlap: bool,
+    pub loads_pass: bool,
     window: u64,
     mshrs: usize,
 }
@@ -77,17 +77,19 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub fn new(machine: &MachineSpec, overlap: bool, number: u32, l1d: usize, l1i: Option<usize>) -> Self {
+    pub fn new(machine: &MachineSpec, number: u32, l1d: usize, l1i: Option<usize>) -> Self {
         let first = number * machine.contexts_per_core;
         let cpus = first..first + machine.contexts_per_core;
-        let (in_order, window, mshrs) = match machine.pipeline {
-            Pipeline::InOrder { .. } => (true, u64::MAX, STORE_BUFFER),
-            Pipeline::OutOfOrder { window, mshrs, .. } => (false, u64::from(window), mshrs as usize),
+        let (in_order, window, mshrs, loads_pass) = match machine.pipeline {
+            Pipeline::InOrder { .. } => (true, u64::MAX, STORE_BUFFER, false),
+            Pipeline::OutOfOrder { window, mshrs, loads_pass, .. } => {
+                (false, u64::from(window), mshrs as usize, loads_pass)
+            }
         };
         let nearest = Served::Hit(Level::L1Data);
         let contexts = cpus.map(|cpu| Context::new(CpuId(cpu), nearest)).collect();
         let package = number / machine.cores_per_package;
-        let front = Front { contexts, l1d, l1i, package, in_order, overlap, window, mshrs };
+        let front = Front { contexts, l1d, l1i, package, in_order, loads_pass, window, mshrs };
         Core { front, now: 0, turn: (0, 0), burst: Burst::default(), next: u64::MAX }
     }
 

@@ -349,6 +349,19 @@ impl TagStore {
         evicted
     }
 
+    /// Oldest lines go first.
+    pub fn is_lru(&self) -> bool {
+        self.replacement == Replacement::Lru
+    }
+
+    /// Under LRU and without masks: what would leave for this line. `None` = nothing.
+    pub fn next_out(&self, line: u64) -> Option<Evicted> {
+        let base = self.base(line);
+        let place = base + least(&self.words[base + self.ways..base + 2 * self.ways]);
+        let tag = self.words[place];
+        (tag != 0).then(|| Evicted { line: self.line_of(tag, line), meta: self.meta(place) })
+    }
+
     /// Takes the line at `place` out.
     pub fn remove(&mut self, place: usize) {
         self.words[place] = 0;

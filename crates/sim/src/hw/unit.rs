@@ -121,6 +121,10 @@ pub(crate) struct Unit {
     /// False where all children write through: none of them can own a line.
     pub children_own: bool,
     pub package: u32,
+    /// That share it.
+    pub cores: u32,
+    /// An L1 whose requests the next level serves without anybody else's noticing.
+    pub owns_next: bool,
     pub store: TagStore,
     pub pending: Pending,
     pub out: Option<Server>,
@@ -154,6 +158,8 @@ impl Unit {
             children: Vec::new(),
             children_own: false,
             package: instance * spec.shared_by_cores / machine.cores_per_package,
+            cores: spec.shared_by_cores,
+            owns_next: false,
             store: TagStore::new(spec, SetBits::of(machine, spec), seed),
             pending: Pending::default(),
             out: spec.bandwidth_bytes_per_cycle.map(|bytes| Server::new(bytes, ticks_per_cycle)),

@@ -120,7 +120,7 @@ impl SimMachine {
         let topology = spec.topology();
         let mut scaled = spec.clone();
         scaled.counters.interrupt_cycles = clock.scaled(spec.counters.interrupt_cycles);
-        let hw = Hardware::new(&scaled, HwOptions { seed: options.seed, prefetch: options.prefetch, overlap: true })?;
+        let hw = Hardware::new(&scaled, HwOptions { seed: options.seed, prefetch: options.prefetch })?;
         let times =
             Times { slice_cycles: clock.cycles(spec.os.time_slice_ns), millisecond_cycles: clock.cycles(1_000_000) };
         let dispatcher = Dispatcher::new(scheduler(options.scheduler, times), Domains::new(&topology));

@@ -222,6 +222,40 @@ proptest! {
     }
 }
 
+/// Does running ahead with hits of a core's own second level change nothing where cores share no lines?
+#[test]
+fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
+    let pipelines = [
+        Pipeline::InOrder { issue_width: 2 },
+        Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true },
+    ];
+    for (pipeline, seed) in pipelines.into_iter().zip([3, 4]) {
+        let mut spec = MachineSpec { pipeline, cores_per_package: 4, contexts_per_core: 2, ..machine() };
+        spec.caches.push(cache(Level::L3, 64 << 10, 16, 45, 4));
+        spec.memory.bytes_per_cycle = 2.0;
+        let run = |in_order_only: bool| {
+            let mut hw = hardware(&spec);
+            hw.caches.in_order_only = in_order_only;
+            let mut dice = Dice(seed);
+            for cpu in 0..8 {
+                let lines = [24, 100, 400, 3000][cpu as usize % 4];
+                let mut one = || {
+                    let (address, gap) = (dice.below(lines) * 64, dice.below(6) as u32);
+                    if dice.below(3) == 0 { Access::store(address, gap) } else { Access::load(address, gap) }
+                };
+                let accesses = (0..4_000).map(|_| one()).collect();
+                hw.load(CpuId(cpu), thread(cpu, cpu, accesses, true), 0);
+            }
+            let (done, _) = finish(&mut hw, 200_000);
+            done.iter().for_each(|thread| assert_balanced(&thread.counters));
+            let tasks: Vec<TaskCounters> = done.into_iter().map(|thread| thread.counters).collect();
+            let of_unit = |unit: &crate::hw::unit::Unit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
+            (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
+        };
+        assert!(run(false) == run(true), "{pipeline:?}");
+    }
+}
+
 /// Does a line that another package wrote cost the remote latency, count as a remote hit, and its loss as coherence?
 #[test]
 fn a_line_written_elsewhere_costs_the_remote_latency_and_is_counted() {

@@ -29,7 +29,7 @@ fn pipelines() -> [Pipeline; 3] {
     [
         Pipeline::InOrder { issue_width: 1 },
         Pipeline::InOrder { issue_width: 2 },
-        Pipeline::OutOfOrder { issue_width: 4, window: 128, mshrs: 10 },
+        Pipeline::OutOfOrder { issue_width: 4, window: 128, mshrs: 10, loads_pass: true },
     ]
 }
 
@@ -76,7 +76,7 @@ fn stream(lines: u64) -> Vec<Access> {
 fn streams_saturate_at_the_configured_memory_bandwidth() {
     let mut spec = machine();
     (spec.cores_per_package, spec.caches[1].shared_by_cores) = (4, 4);
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 16 };
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 16, loads_pass: true };
     spec.memory.bytes_per_cycle = 4.0;
     let bytes_per_cycle = |cores: u32, spec: &MachineSpec| {
         let mut hw = hardware(spec);
@@ -96,7 +96,7 @@ fn streams_saturate_at_the_configured_memory_bandwidth() {
 #[test]
 fn streams_saturate_at_the_bus_and_at_the_cache_port() {
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 32 };
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 32, loads_pass: true };
     spec.memory.package_bus_bytes_per_cycle = Some(2.0);
     let mut hw = hardware(&spec);
     hw.load(CpuId(0), thread(0, 0, stream(20_000), true), 0);
@@ -107,7 +107,7 @@ fn streams_saturate_at_the_bus_and_at_the_cache_port() {
     assert_balanced(&done[0].counters);
 
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 32 };
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 32, loads_pass: true };
     spec.caches[1].bandwidth_bytes_per_cycle = Some(8.0);
     let mut hw = hardware(&spec);
     // 96 lines: in the L2, not in the L1.
@@ -124,7 +124,7 @@ fn requests_in_flight_bound_a_stream_by_littles_law() {
     for depth in [1, 4, 12] {
         for prefetch in [false, true] {
             let mut spec = machine();
-            spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 32 };
+            spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 32, loads_pass: true };
             spec.memory.package_bus_bytes_per_cycle = Some(64.0);
             let streamer =
                 PrefetcherSpec::Streamer { level: Level::L2, up_streams: 12, down_streams: 4, ahead_lines: 8 };
@@ -146,7 +146,7 @@ fn requests_in_flight_bound_a_stream_by_littles_law() {
 #[test]
 fn a_turn_from_reads_to_writes_costs_once_a_batch() {
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 32 };
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 32, loads_pass: true };
     spec.memory.bytes_per_cycle = 2.0;
     let lines_a_cycle = |turnaround_cycles, demand_first| {
         let mut spec = spec.clone();
@@ -172,7 +172,7 @@ fn a_turn_from_reads_to_writes_costs_once_a_batch() {
 fn demand_reads_overtake_prefetches() {
     let mut spec = machine();
     (spec.cores_per_package, spec.caches[1].shared_by_cores) = (2, 1);
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 8 };
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 8, loads_pass: true };
     spec.memory.bytes_per_cycle = 2.0;
     spec.prefetchers = vec![PrefetcherSpec::Stride { level: Level::L2, streams: 8, degree: 64 }];
     let cycles = |demand_first| {
@@ -230,10 +230,10 @@ fn the_adjacent_line_comes_along() {
 #[test]
 fn independent_misses_overlap_behind_a_dependent_one() {
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 16 };
     let pairs = 20_000;
-    let cycles = |overlap| {
-        let mut hw = Hardware::new(&spec, HwOptions { overlap, ..HwOptions::default() }).unwrap();
+    let mut cycles = |loads_pass| {
+        spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 16, loads_pass };
+        let mut hw = hardware(&spec);
         let pair = |at: u64| [Access::load(at * 128, 0), Access::dependent_load(at * 128 + 64, 0)];
         hw.load(CpuId(0), thread(0, 0, (0..pairs).flat_map(pair).collect(), false), 0);
         let (done, last) = finish(&mut hw, 100_000_000);
@@ -252,7 +252,7 @@ fn independent_misses_overlap_behind_a_dependent_one() {
 fn chains_take_their_latencies_and_the_window_ends_the_overlap() {
     for (window, chains_at_once) in [(6, 2.0), (12, 4.0), (24, 8.0)] {
         let mut spec = machine();
-        spec.pipeline = Pipeline::OutOfOrder { issue_width: 1, window, mshrs: 64 };
+        spec.pipeline = Pipeline::OutOfOrder { issue_width: 1, window, mshrs: 64, loads_pass: true };
         let mut hw = hardware(&spec);
         let chains = 6_000;
         let chain = |at: u64| {

@@ -60,7 +60,7 @@ fn exponential_times_give_the_machine_repairman_model() {
 fn independent_misses_overlap_and_dependent_ones_do_not() {
     let cycles = |mshrs: u32, window: u32, dependent: bool| {
         let mut spec = machine();
-        spec.pipeline = Pipeline::OutOfOrder { issue_width: 1, window, mshrs };
+        spec.pipeline = Pipeline::OutOfOrder { issue_width: 1, window, mshrs, loads_pass: true };
         let mut hw = hardware(&spec);
         let load = |line: u64| Access::new(AccessKind::Load, line * 64 * 5, 0, dependent);
         hw.load(CpuId(0), thread(0, 0, (0..5_000).map(load).collect(), false), 0);
@@ -82,7 +82,7 @@ fn contexts_share_issue_width_and_window() {
     let rate = |contexts: u32, accesses: Vec<Access>| {
         let mut spec = machine();
         spec.contexts_per_core = 2;
-        spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 8, mshrs: 64 };
+        spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 8, mshrs: 64, loads_pass: true };
         let mut hw = hardware(&spec);
         for cpu in 0..contexts {
             hw.load(CpuId(cpu), thread(cpu, 0, accesses.clone(), true), 0);

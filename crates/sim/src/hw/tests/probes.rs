@@ -38,7 +38,7 @@ fn an_ideal_trace_is_the_sequence_of_misses() {
 #[test]
 fn the_last_address_register_loses_and_repeats() {
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8 };
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
     spec.counters.sampler = Sampler::LastAddress;
     let accesses: Vec<Access> = (0..1000).map(|at| Access::load(at * 192, 0)).collect();
     let trace = || Some(TraceProbe { entries_at_most: 10_000, ..TraceProbe::default() });
@@ -57,7 +57,7 @@ fn the_last_address_register_loses_and_repeats() {
 #[test]
 fn a_prefetched_stream_is_seen_as_repeats() {
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8 };
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
     spec.counters.sampler = Sampler::LastAddress;
     spec.prefetchers = vec![PrefetcherSpec::Stride { level: Level::L1Data, streams: 8, degree: 2 }];
     let accesses: Vec<Access> = (0..1000).map(|at| Access::load(at * 64, 100)).collect();
@@ -144,7 +144,7 @@ fn super_sets_and_overflows_agree_with_the_counters() {
 fn an_access_that_was_never_simulated_is_never_reported() {
     for sampler in [Sampler::Ideal, Sampler::LastAddress, Sampler::Tagged] {
         let mut spec = machine();
-        spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8 };
+        spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
         spec.counters.sampler = sampler;
         spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: Level::L1Data }];
         let all = || Probes {
@@ -176,7 +176,7 @@ fn an_access_that_was_never_simulated_is_never_reported() {
 #[test]
 fn the_distribution_of_lost_misses_is_reported() {
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 5, window: 100, mshrs: 8 };
+    spec.pipeline = Pipeline::OutOfOrder { issue_width: 5, window: 100, mshrs: 8, loads_pass: true };
     spec.counters.sampler = Sampler::LastAddress;
     (spec.caches[0], spec.caches[1]) = (cache(Level::L1Data, 32 << 10, 4, 2, 1), cache(Level::L2, 2 << 20, 8, 14, 1));
     let mut found = String::new();

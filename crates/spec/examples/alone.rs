@@ -1,0 +1,67 @@
+//! What programs do alone on a machine, with its prefetchers and without, and beside another program: cycles an
+//! instruction, bytes a cycle read and written, and what they lose.
+//! `cargo run --release -p cachemate-spec --example alone -- MACHINE [--beside PROGRAM] PROGRAM...`
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{CpuId, MachineSpec, ProcessId, TaskId};
+use cachemate_sim::hw::{Framed, Frames, Hardware, HwOptions, TaskCounters, Thread};
+use cachemate_sim::kernels::{Options, program};
+
+#[derive(Default)]
+struct InOrder {
+    frames: BTreeMap<(u32, u64), u64>,
+}
+
+impl Frames for InOrder {
+    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
+        let next = self.frames.len() as u64;
+        Framed { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0, copied: false }
+    }
+}
+
+const WARM_CYCLES: u64 = 30_000_000;
+const CYCLES: u64 = 120_000_000;
+
+/// What the first of the programs did, each on a CPU of its own.
+fn run(machine: &MachineSpec, names: &[&str], prefetch: bool) -> Result<TaskCounters, Box<dyn std::error::Error>> {
+    let mut hw = Hardware::new(machine, HwOptions { prefetch, ..HwOptions::default() })?;
+    let mut frames = InOrder::default();
+    for (cpu, name) in (0..).zip(names) {
+        let source = program(name, 1, &Options::default())?.remove(0);
+        hw.load(CpuId(cpu), Thread::new(TaskId(cpu), ProcessId(cpu), 0, source), 0);
+    }
+    let first = |hw: &Hardware| hw.thread(CpuId(0)).map(|thread| thread.counters.clone()).unwrap_or_default();
+    hw.run(WARM_CYCLES, &mut frames);
+    let before = first(&hw);
+    hw.run(WARM_CYCLES + CYCLES, &mut frames);
+    Ok(first(&hw).since(&before))
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut given: Vec<String> = std::env::args().skip(1).collect();
+    let beside = given.iter().position(|word| word == "--beside").map(|at| given.drain(at..at + 2).nth(1));
+    let beside = beside.flatten().unwrap_or_else(|| "milc".to_string());
+    let (machine, names) = given.split_first().ok_or("MACHINE PROGRAM...")?;
+    let machine = cachemate_spec::load_machine(machine)?;
+    println!(
+        "| program | CPI | CPI without prefetchers | read, B/cycle | written | L2 misses/1000 | loses beside {beside} |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for name in names {
+        let (on, off) = (run(&machine, &[name], true)?, run(&machine, &[name], false)?);
+        let both = run(&machine, &[name, &beside], true)?;
+        let cpi = |counters: &TaskCounters| counters.cycles() as f64 / counters.instructions as f64;
+        let a_cycle = |bytes: u64| bytes as f64 / on.cycles() as f64;
+        let misses = off.levels[2].all_misses() as f64 * 1000.0 / off.instructions as f64;
+        println!(
+            "| {name} | {:.2} | {:.2} | {:.2} | {:.2} | {misses:.1} | {:+.1} % |",
+            cpi(&on),
+            cpi(&off),
+            a_cycle(on.memory_read_bytes),
+            a_cycle(on.memory_write_bytes),
+            100.0 * (cpi(&both) / cpi(&on) - 1.0)
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! The machine files, simulated, against what was measured on the real machines and published.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Access, AccessSource, CpuId, MachineSpec, ProcessId, TaskId, Turn};
+use cachemate_sim::hw::{Framed, Frames, Hardware, HwOptions, Thread};
+use cachemate_spec::load_machine;
+
+/// Frames in order of first touch.
+#[derive(Default)]
+struct InOrder {
+    frames: BTreeMap<(u32, u64), u64>,
+}
+
+impl Frames for InOrder {
+    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
+        let next = self.frames.len() as u64;
+        Framed { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0, copied: false }
+    }
+}
+
+/// A loop over arrays of 64 MB, batch by batch.
+struct Endless {
+    make: fn(u64) -> Vec<Access>,
+    at: u64,
+}
+
+impl AccessSource for Endless {
+    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+        for _ in 0..128 {
+            batch.extend((self.make)(self.at));
+            self.at = (self.at + 1) % (1 << 20);
+        }
+        Turn::More
+    }
+}
+
+/// A line is read, eight bytes at a time.
+fn read(line: u64) -> Vec<Access> {
+    (0..8).map(|word| Access::load(line * 64 + word * 8, 0)).collect()
+}
+
+/// STREAM's copy: eight words from one array to another.
+fn copy(line: u64) -> Vec<Access> {
+    const OTHER: u64 = 1 << 30;
+    let word = |word| [Access::load(line * 64 + word * 8, 0), Access::store(OTHER + line * 64 + word * 8, 1)];
+    (0..8).flat_map(word).collect()
+}
+
+/// Dependent loads in a scattered order.
+fn chase(at: u64) -> Vec<Access> {
+    vec![Access::dependent_load(at * 1_000_003 % (1 << 20) * 64, 0)]
+}
+
+/// Bytes a second that some CPUs move, reads and writes; and loads a second of the first.
+fn rates(machine: &MachineSpec, cpus: &[u32], make: fn(u64) -> Vec<Access>) -> (f64, f64) {
+    let mut hw = Hardware::new(machine, HwOptions::default()).expect("a shipped machine");
+    let mut frames = InOrder::default();
+    for &cpu in cpus {
+        let source = Endless { make, at: u64::from(cpu) * 30_000 };
+        hw.load(CpuId(cpu), Thread::new(TaskId(cpu), ProcessId(cpu), 0, Box::new(source)), 0);
+    }
+    let (warm, end) = (1_000_000, 5_000_000);
+    let bytes = |hw: &Hardware| -> u64 {
+        let of = |node| hw.memory_counters(node);
+        (0..machine.memory.nodes).map(of).map(|node| node.read_bytes + node.write_bytes).sum()
+    };
+    let loads = |hw: &Hardware| hw.thread(CpuId(cpus[0])).map_or(0, |thread| thread.counters.levels[1].references);
+    hw.run(warm, &mut frames);
+    let before = (bytes(&hw), loads(&hw));
+    hw.run(end, &mut frames);
+    let seconds = (end - warm) as f64 / machine.hertz as f64;
+    ((bytes(&hw) - before.0) as f64 / seconds, (loads(&hw) - before.1) as f64 / seconds)
+}
+
+fn assert_near(what: &str, found: f64, published: f64, within: f64) {
+    assert!((found / published - 1.0).abs() <= within, "{what}: {found:.3e}, published {published:.3e}");
+}
+
+/// Is memory as far away as CPU-Z and lmbench measured it on the real machines?
+#[test]
+fn memory_is_as_far_as_measured() {
+    for (name, ns) in [("xeon-x5365-4", 120.0), ("opteron-2350", 90.0), ("p4-xeon-ht", 150.0)] {
+        let (_, loads) = rates(&load_machine(name).unwrap(), &[0], chase);
+        assert_near(&format!("{name}: ns to memory"), 1e9 / loads, ns, 0.05);
+    }
+}
+
+/// Does a Core 2 read as fast as hexus.net measured one core over a front-side bus (just under 6 GiB/s), and do both
+/// sockets read what the Roofline paper's ridge point says (11.1 GB/s)?
+#[test]
+fn the_xeon_streams_as_measured() {
+    let machine = load_machine("xeon-x5365").unwrap();
+    let (one, _) = rates(&machine, &[0], read);
+    assert_near("one core, bytes a second", one, 5.96 * f64::from(1 << 30), 0.15);
+    let (all, _) = rates(&machine, &[0, 1, 2, 3, 4, 5, 6, 7], read);
+    assert_near("both sockets, bytes a second", all, 11.1e9, 0.1);
+    // A socket's bus is shared by its four cores.
+    let (socket, _) = rates(&machine, &[0, 1, 2, 3], read);
+    assert!(socket < 8.0e9 && socket > 0.9 * one, "a socket: {socket:.3e}, a core: {one:.3e}");
+}
+
+/// Does STREAM's copy on a quarter of a Niagara move a quarter of what was measured on a T2000 with 32 threads?
+#[test]
+fn a_quarter_of_niagara_copies_as_measured() {
+    let machine = load_machine("niagara-2core").unwrap();
+    let (moved, _) = rates(&machine, &[0, 1, 2, 3, 4, 5, 6, 7], copy);
+    // STREAM counts what is read and written; the line that a store brings first moves too.
+    assert_near("bytes that STREAM counts", moved / 1.5, 3493e6 / 4.0, 0.05);
+}
+
+/// Do both forms of the prefetcher gain on a stream?
+#[test]
+fn prefetchers_gain_on_a_stream() {
+    for name in ["xeon-x5365-4", "xeon-x5365-4-page"] {
+        let machine = load_machine(name).unwrap();
+        let mut bare = machine.clone();
+        bare.prefetchers.clear();
+        let (with, without) = (rates(&machine, &[0], read).0, rates(&bare, &[0], read).0);
+        assert!(with > 1.05 * without, "{name}: {with:.3e} with, {without:.3e} bytes a second without");
+    }
+}

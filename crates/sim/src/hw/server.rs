@@ -122,7 +122,7 @@ mod tests {
         // Cobham 1954: W1 = R / (1 - r1), W2 = R / ((1 - r1) (1 - r1 - r2)), R = (r1 + r2) s / 2.
         let (service, loads) = (1000_u64, [0.4, 0.3]);
         let mut server = Server::new(1.0, 1);
-        let mut dice = crate::hw::tests::Dice(11);
+        let mut dice = crate::hw::tests::Dice::new(11);
         let (mut next, mut waits, mut counts) = ([0.0; 2], [0.0; 2], [0.0; 2]);
         for _ in 0..400_000 {
             let class = usize::from(next[1] < next[0]);

@@ -236,7 +236,7 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
         let run = |in_order_only: bool| {
             let mut hw = hardware(&spec);
             hw.caches.in_order_only = in_order_only;
-            let mut dice = Dice(seed);
+            let mut dice = Dice::new(seed);
             for cpu in 0..8 {
                 let lines = [24, 100, 400, 3000][cpu as usize % 4];
                 let mut one = || {

@@ -128,6 +128,10 @@ impl Burst {
         if self.t >= self.run.limit {
             return Some(Outcome::Yield);
         }
+        // The bound was that of a load which is back by now.
+        if context.window_left(self.window, self.t) > 0 && context.next_parked > self.t {
+            return None;
+        }
         let oldest = context.outstanding.iter().find(|miss| miss.instruction.is_some() && miss.done > self.t);
         let (done, wait) = oldest.map_or((u64::MAX, context.value_wait()), |oldest| (oldest.done, oldest.wait));
         let until = done.min(context.next_parked);
@@ -574,7 +578,7 @@ fn batch_end(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> O
 /// The value of the load before is needed: waits in place where nobody else could use the time.
 pub(super) fn depends(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> Option<Outcome> {
     let until = context.value_at;
-    if until <= burst.run.other.min(burst.run.limit) {
+    if until < burst.run.other && until <= burst.run.limit {
         Context::wait_in_place(&mut thread.counters, until - burst.t, context.value_wait());
         (burst.spent.in_place, burst.t) = (burst.spent.in_place + until - burst.t, until);
         return None;

@@ -135,12 +135,8 @@ impl Core {
                     self.next = self.now;
                     return None;
                 }
-            } else if !self.begin(bounds) {
+            } else if !self.begin(bounds, around.ticks_per_cycle) {
                 return None;
-            }
-            let start = self.burst.t;
-            if start >= self.turn.1 {
-                self.turn.1 = start + TURN_CYCLES * around.ticks_per_cycle;
             }
             self.burst.run.limit = bounds.end.min(self.turn.1.max(self.burst.run.other));
             self.burst.run.shared = bounds.shared;
@@ -164,15 +160,17 @@ impl Core {
 
     /// Begins the run of the context that is next. False = none is ready in time.
     #[inline]
-    fn begin(&mut self, bounds: Bounds) -> bool {
+    fn begin(&mut self, bounds: Bounds, ticks_per_cycle: u64) -> bool {
         let (nth, ready, other) = self.pick();
         let start = self.now.max(ready);
         if start >= bounds.end {
             self.next = if ready == u64::MAX { ready } else { start };
             return false;
         }
-        if nth != self.turn.0 {
-            self.turn = (nth, 0);
+        // A turn begins with a change of contexts only: whoever is alone after its turn gives way as soon as another is
+        // ready, wherever the bounds cut its run.
+        if nth != self.turn.0 || self.turn.1 == 0 {
+            self.turn = (nth, start + TURN_CYCLES * ticks_per_cycle);
         }
         let front = &mut self.front;
         let room = front.room(nth);

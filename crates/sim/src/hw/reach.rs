@@ -33,7 +33,7 @@ impl Front {
             && let Some(first) = self.no_room(nth, burst.t)
         {
             let context = &mut self.contexts[nth];
-            if first.done <= burst.run.other.min(burst.run.limit) {
+            if first.done < burst.run.other && first.done <= burst.run.limit {
                 Context::wait_in_place(&mut thread.counters, first.done - burst.t, first.wait);
                 (burst.spent.in_place, burst.t) = (burst.spent.in_place + first.done - burst.t, first.done);
                 return None;

@@ -222,22 +222,22 @@ proptest! {
     }
 }
 
-/// Does running ahead with hits of a core's own second level change nothing where cores share no lines?
+/// Does running ahead with hits of a core's own second level change nothing where cores share no lines, however many
+/// contexts take turns?
 #[test]
 fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
-    let pipelines = [
-        Pipeline::InOrder { issue_width: 2 },
-        Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true },
-    ];
-    for (pipeline, seed) in pipelines.into_iter().zip([3, 4]) {
-        let mut spec = MachineSpec { pipeline, cores_per_package: 4, contexts_per_core: 2, ..machine() };
+    let in_order = Pipeline::InOrder { issue_width: 2 };
+    let out_of_order = Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
+    let all = [(in_order, 1), (in_order, 2), (out_of_order, 1), (out_of_order, 2)];
+    for ((pipeline, contexts), seed) in all.into_iter().flat_map(|one| (0..4).map(move |seed| (one, seed))) {
+        let mut spec = MachineSpec { pipeline, cores_per_package: 4, contexts_per_core: contexts, ..machine() };
         spec.caches.push(cache(Level::L3, 64 << 10, 16, 45, 4));
         spec.memory.bytes_per_cycle = 2.0;
         let run = |in_order_only: bool| {
             let mut hw = hardware(&spec);
             hw.caches.in_order_only = in_order_only;
             let mut dice = Dice::new(seed);
-            for cpu in 0..8 {
+            for cpu in 0..4 * contexts {
                 let lines = [24, 100, 400, 3000][cpu as usize % 4];
                 let mut one = || {
                     let (address, gap) = (dice.below(lines) * 64, dice.below(6) as u32);
@@ -252,7 +252,7 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
             let of_unit = |unit: &crate::hw::unit::Unit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
             (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
         };
-        assert!(run(false) == run(true), "{pipeline:?}");
+        assert!(run(false) == run(true), "{contexts} contexts, {pipeline:?}, seed {seed}");
     }
 }
 

@@ -15,7 +15,7 @@ help:
 	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is everything as before?'
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
 	@echo 'make live     measure on this host (root, at most 15 minutes); says what it cannot show'
-	@echo 'make lab      a real kernel with 2 and 4 last-level caches and resctrl, emulated: does all of it work and come back?'
+	@echo 'make lab      a real kernel on a modelled machine with shared L3s, PMU and RDT: does all of it work and come back?'
 	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue, parts of which are killed; and what a sweep costs'
 	@echo 'make install  the command, its man pages and completions (PREFIX=/usr/local)'
 
@@ -63,8 +63,10 @@ soak:
 live: build
 	$(RELEASE) live
 
+# Short: gangs, colors and deaths on a modelled machine. LAB_FULL=1: all of it, and the guests without caches.
 lab: build
-	lab/run.sh $(RELEASE)
+	LAB_FULL=$(LAB_FULL) lab/modelled.sh $(RELEASE)
+	$(if $(LAB_FULL),lab/run.sh $(RELEASE))
 
 sweep-engines:
 	@scripts/setup.sh build

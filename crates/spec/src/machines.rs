@@ -10,6 +10,10 @@ use crate::{SpecError, read_text};
 const BUILT_IN: &[(&str, &str)] = &[
     ("epyc-7742", include_str!("../../../machines/epyc-7742.toml")),
     ("epyc-7763", include_str!("../../../machines/epyc-7763.toml")),
+    ("lab-2x16M", include_str!("../../../machines/lab-2x16M.toml")),
+    ("lab-2x16M-hashed", include_str!("../../../machines/lab-2x16M-hashed.toml")),
+    ("lab-chiplets", include_str!("../../../machines/lab-chiplets.toml")),
+    ("lab-vm", include_str!("../../../machines/lab-vm.toml")),
     ("niagara-2core", include_str!("../../../machines/niagara-2core.toml")),
     ("opteron-2350", include_str!("../../../machines/opteron-2350.toml")),
     ("p4-xeon-ht", include_str!("../../../machines/p4-xeon-ht.toml")),

@@ -13,6 +13,7 @@ mod decompose;
 mod doctor;
 mod explain;
 mod guardian;
+mod lab;
 mod live;
 mod man;
 mod manage;
@@ -61,6 +62,7 @@ pub enum Command {
     Top(top::Top),
     Explain(explain::Explain),
     Reset(reset::Reset),
+    Lab(lab::Lab),
     #[command(hide = true)]
     Live(live::Live),
     #[command(hide = true)]
@@ -100,6 +102,7 @@ impl Command {
             Command::Top(command) => command.run(session),
             Command::Explain(command) => command.run(session),
             Command::Reset(command) => command.run(session),
+            Command::Lab(command) => command.run(session),
             Command::Live(command) => command.run(session),
             Command::LiveProgram(command) => command.run(session),
             Command::Guardian(command) => command.run(session),

@@ -1,0 +1,239 @@
+//! `cachemate lab run`: a user's own programs on a modelled machine.
+//!
+//! Problem: what would a policy, or cache allocation, do for these programs on a machine that nobody here has? Method: the
+//! lab's scripts (a package of their own) boot a guest on the machine, run each program alone, all of them together, and all
+//! of them under the policy. This file writes the job, starts the script and tells what came back.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use cachemate_policy::policies;
+use cachemate_report::text::{count_text, size_text};
+use cachemate_report::{Align, Table};
+use cachemate_spec::{PolicyChoice, parse_toml};
+use clap::Args;
+use serde::Serialize;
+
+use crate::args::JsonArg;
+use crate::session::Session;
+
+/// Names the folder of the lab's scripts.
+const VARIABLE: &str = "CACHEMATE_LAB";
+const SCRIPT: &str = "programs.sh";
+
+/// Run your own programs on a modelled machine: each alone, all together, and all together under a policy
+///
+/// Every figure is a modelled machine's. Programs are ended after --seconds of the guest's time in each phase; those that are
+/// to be compared by their run time must end earlier. Needs the lab's scripts, QEMU and a kernel from Debian packages
+/// (docs/lab.md).
+#[derive(Args)]
+pub struct Run {
+    /// The machine (lab-2x16M, lab-vm, ...), or a TOML file
+    #[arg(long, short, value_name = "MACHINE", default_value = "lab-2x16M")]
+    machine: String,
+    /// The daemon's policy; without it programs run alone and together only
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+    /// The policy's parameters, as in the daemon's configuration: an inline table such as { steps = [...] }
+    #[arg(long, value_name = "TOML", requires = "policy")]
+    parameters: Option<String>,
+    /// A folder that becomes /programs in the guest, where programs are started
+    #[arg(long, value_name = "FOLDER")]
+    files: Option<PathBuf>,
+    /// Seconds of the guest's time for each phase
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+    #[command(flatten)]
+    json: JsonArg,
+    /// Each one command line, in quotes: a path of this host, or of the folder ('./solve -n 5')
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
+    programs: Vec<String>,
+}
+
+/// One program in one phase.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Ran {
+    phase: String,
+    program: String,
+    seconds: f64,
+    /// By itself, and not because its time was over.
+    ended: bool,
+    instructions: u64,
+    l3_misses: u64,
+    /// Of these, for lines that another task had displaced.
+    displaced_by_others: u64,
+    memory_bytes: u64,
+    /// The most that its threads held in an L3, each at its own time.
+    held_bytes: u64,
+    /// How much slower than alone, by run time where it ended in both, else by instructions per second.
+    slowdown: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Result {
+    /// Always "modelled": no figure here was measured on hardware.
+    machine_is: &'static str,
+    machine: String,
+    policy: Option<String>,
+    programs: Vec<Ran>,
+}
+
+impl Run {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let script = script()?;
+        let machine = cachemate_spec::load_machine(&self.machine)?;
+        let config = super::config::text(&machine, false, false)?;
+        let job = tempfile::tempdir().context("no folder for temporary files")?;
+        self.write_job(job.path(), &config)?;
+        session.note("booting the modelled machine; this takes some ten seconds and more for each guest second");
+        let binary = std::env::current_exe().context("this command's own file")?;
+        let ran = Command::new(&script).arg(job.path()).arg(&binary).stdout(std::process::Stdio::null()).output();
+        let ran = ran.with_context(|| format!("{}: cannot be started", script.display()))?;
+        let results = job.path().join("results.tsv");
+        let Ok(text) = std::fs::read_to_string(&results) else {
+            bail!("{}: {}", script.display(), String::from_utf8_lossy(&ran.stderr).trim());
+        };
+        let programs = read(&text, &self.programs)?;
+        let result = Result { machine_is: "modelled", machine: machine.name, policy: self.policy.clone(), programs };
+        session.answer(self.json.json, &result, || words(&result))
+    }
+
+    fn write_job(&self, job: &Path, config: &str) -> anyhow::Result<()> {
+        let write = |name: &str, text: &str| {
+            std::fs::write(job.join(name), text).with_context(|| format!("{}: cannot be written", job.display()))
+        };
+        if let Some(odd) = self.programs.iter().find(|line| line.contains(['\n', '\t']) || line.trim().is_empty()) {
+            bail!(crate::exit::Usage(format!("PROGRAM: found {odd:?}, expected one command line")));
+        }
+        write("machine", config)?;
+        write("programs", &format!("{}\n", self.programs.join("\n")))?;
+        write("seconds", &format!("{}\n", self.seconds))?;
+        if let Some(policy) = &self.policy {
+            let parameters = self.parameters.as_ref().map(|table| format!("parameters = {table}\n"));
+            let choice = format!("name = \"{policy}\"\n{}", parameters.unwrap_or_default());
+            let checked: PolicyChoice = parse_toml("--policy and --parameters", &choice)?;
+            policies::build(&checked.name, &checked.parameters.to_string(), 0)?;
+            write("policy.toml", &format!("[policy]\n{choice}"))?;
+        }
+        if let Some(files) = &self.files {
+            let from = files.canonicalize().with_context(|| format!("{}: cannot be read", files.display()))?;
+            std::os::unix::fs::symlink(from, job.join("files"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The lab's script: of the folder that the environment names, beside this command's own build, or installed.
+fn script() -> anyhow::Result<PathBuf> {
+    let named = std::env::var_os(VARIABLE).map(PathBuf::from);
+    let own = std::env::current_exe().ok();
+    let beside = own.iter().flat_map(|own| own.ancestors().skip(1).map(|folder| folder.join("lab")));
+    let installed = ["/usr/local/lib/cachemate/lab", "/usr/lib/cachemate/lab"].map(PathBuf::from);
+    let mut folders = named.into_iter().chain(beside).chain(installed);
+    folders.find_map(|folder| Some(folder.join(SCRIPT)).filter(|script| script.is_file())).with_context(|| {
+        format!(
+            "the lab is not installed: it is a package of its own (lab/ of the source); {VARIABLE} names its folder"
+        )
+    })
+}
+
+/// The script's table; phases in the order in which they were run.
+fn read(text: &str, programs: &[String]) -> anyhow::Result<Vec<Ran>> {
+    let mut all = Vec::new();
+    let mut alone: BTreeMap<usize, Ran> = BTreeMap::new();
+    for (at, line) in text.lines().enumerate() {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let bad = || format!("results.tsv, line {}: found {line:?}, expected 10 fields of the lab's script", at + 1);
+        let [phase, number, _, seconds, ended, counts @ ..] = &fields[..] else { bail!(bad()) };
+        let counts: Vec<f64> = counts.iter().map(|count| count.parse()).collect::<std::result::Result<_, _>>()?;
+        let [instructions, l3_misses, displaced, memory_bytes, held_bytes] = counts[..] else { bail!(bad()) };
+        let number: usize = number.parse().with_context(bad)?;
+        let mut ran = Ran {
+            phase: (*phase).to_string(),
+            program: programs.get(number).with_context(bad)?.clone(),
+            seconds: seconds.parse().with_context(bad)?,
+            ended: *ended == "yes",
+            instructions: instructions as u64,
+            l3_misses: l3_misses as u64,
+            displaced_by_others: displaced as u64,
+            memory_bytes: memory_bytes as u64,
+            held_bytes: held_bytes as u64,
+            slowdown: None,
+        };
+        ran.slowdown = alone.get(&number).and_then(|alone| slowdown(alone, &ran));
+        if ran.phase == "alone" {
+            alone.insert(number, ran.clone());
+        }
+        all.push(ran);
+    }
+    Ok(all)
+}
+
+fn slowdown(alone: &Ran, now: &Ran) -> Option<f64> {
+    let rate = |ran: &Ran| ran.instructions as f64 / ran.seconds;
+    let ratio = match alone.ended && now.ended {
+        true => now.seconds / alone.seconds,
+        false => rate(alone) / rate(now),
+    };
+    ratio.is_finite().then_some(ratio - 1.0)
+}
+
+fn words(result: &Result) -> String {
+    let mut table = Table::new(&[
+        ("phase", Align::Left),
+        ("program", Align::Left),
+        ("seconds", Align::Right),
+        ("slower", Align::Right),
+        ("L3 misses", Align::Right),
+        ("by others", Align::Right),
+        ("memory", Align::Right),
+        ("held", Align::Right),
+    ]);
+    for ran in &result.programs {
+        table.row([
+            ran.phase.clone(),
+            ran.program.clone(),
+            format!("{:.2}{}", ran.seconds, if ran.ended { "" } else { " (ended)" }),
+            ran.slowdown.map_or("–".to_string(), |slower| format!("{:.0} %", 100.0 * slower)),
+            count_text(ran.l3_misses),
+            count_text(ran.displaced_by_others),
+            size_text(ran.memory_bytes),
+            size_text(ran.held_bytes),
+        ]);
+    }
+    let policy = result.policy.as_ref().map_or(String::new(), |policy| format!(", managed = policy {policy}"));
+    format!("{} (modelled machine){policy}\n{}", result.machine, table.text())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a program compared with itself alone, by run time where it ended and by instructions where it did not?
+    #[test]
+    fn programs_are_compared_with_themselves_alone() {
+        let programs = ["./a".to_string(), "./b -n 5".to_string()];
+        let text = "alone\t0\t./a\t2\tyes\t1000\t10\t0\t640\t64\n\
+                    alone\t1\t./b\t5\tno\t5000\t10\t0\t640\t64\n\
+                    together\t0\t./a\t3\tyes\t1000\t90\t80\t640\t64\n\
+                    together\t1\t./b\t5\tno\t2500\t10\t0\t640\t64\n";
+        let ran = read(text, &programs).unwrap();
+        let slower: Vec<Option<f64>> = ran.iter().map(|ran| ran.slowdown).collect();
+        assert_eq!(slower, [None, None, Some(0.5), Some(1.0)]);
+        assert_eq!((ran[2].displaced_by_others, ran[3].program.as_str()), (80, "./b -n 5"));
+        assert!(
+            words(&Result { machine_is: "modelled", machine: "m".into(), policy: None, programs: ran })
+                .contains("modelled machine")
+        );
+    }
+
+    /// Is a table that the script could not have written refused with its line?
+    #[test]
+    fn another_table_is_refused() {
+        let programs = ["./a".to_string()];
+        assert!(read("alone\t0\t./a\n", &programs).unwrap_err().to_string().contains("line 1"));
+        assert!(read("alone\t7\t./a\t2\tyes\t1\t1\t1\t1\t1\n", &programs).is_err());
+    }
+}

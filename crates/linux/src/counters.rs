@@ -153,6 +153,33 @@ impl ThreadCounters {
     }
 }
 
+/// How an event is asked for, where the survey found that it counts.
+pub(crate) fn working(surveyed: &[Surveyed], event: Event) -> Option<Code> {
+    surveyed.iter().find(|found| found.event == event && found.absent_because.is_none())?.code
+}
+
+/// A running total of one event of one thread.
+pub(crate) struct RunningTotal(Counter);
+
+impl RunningTotal {
+    /// From now on; `None` where the thread is gone or the event cannot be opened for it.
+    pub(crate) fn start(tid: i32, code: Code) -> Option<Self> {
+        open(code, tid).ok().map(RunningTotal)
+    }
+
+    /// So far, scaled by the share of the time that it was given a counter; `None` while it was given none.
+    pub(crate) fn now(&mut self) -> Option<u64> {
+        let total = self.0.total().ok()?;
+        match total.enabled_ns {
+            0 => Some(0), // the thread has not run yet
+            enabled if total.running_ns > 0 => {
+                Some((u128::from(total.count) * u128::from(enabled) / u128::from(total.running_ns)) as u64)
+            }
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Counter {
     file: File,
@@ -240,6 +267,22 @@ mod tests {
         assert_eq!(implausible(misses, 16_000, 1.0, 16_384), None);
         assert_eq!(implausible(misses, 3_000, 0.25, 16_384), None, "a quarter of the time, and so scaled");
         assert_eq!(implausible(Event::References(Level::L3), 300, 1.0, 16_384), None);
+    }
+
+    /// Does a running total grow by what is executed, and is an event that the survey found absent not asked for?
+    #[test]
+    fn a_running_total_grows_with_the_work() {
+        let surveyed = survey(&crate::kernel::Host::new("/"), Level::L3);
+        let instructions = surveyed.iter().find(|found| found.event == Event::Instructions).unwrap();
+        let Some(code) = working(&surveyed, Event::Instructions) else {
+            assert!(instructions.absent_because.is_some());
+            eprintln!("not shown here: a running total, as instructions are not counted on this host");
+            return;
+        };
+        let mut total = RunningTotal::start(0, code).unwrap();
+        let before = total.now().unwrap();
+        let loads = must_miss();
+        assert!(total.now().unwrap() >= before + loads);
     }
 
     /// Is a counter of a thread that does not exist an error?

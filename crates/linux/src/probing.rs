@@ -19,6 +19,8 @@ use cachemate_core::{
 
 use crate::access_probe::{Subjects, stretch};
 use crate::actuator::Wanted;
+use crate::counters::RunningTotal;
+use crate::events::Code;
 use crate::journal::{Object, State};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::probes::intensity::{Reloader, wait};
@@ -40,6 +42,8 @@ const TRIES: u32 = 5;
 pub(crate) struct Probing {
     /// How accesses are sampled here, or why they are not.
     facility: Result<Facility, String>,
+    /// How instructions are counted here.
+    instructions: Option<Code>,
     asked: Vec<Asked>,
     reloader: Option<Reloader>,
     pub(crate) answers: Vec<Answer>,
@@ -97,8 +101,8 @@ impl Cast {
 }
 
 impl Probing {
-    pub(crate) fn new(facility: Result<Facility, String>) -> Self {
-        Probing { facility, asked: Vec::new(), reloader: None, answers: Vec::new(), refused: Vec::new() }
+    pub(crate) fn new(facility: Result<Facility, String>, instructions: Option<Code>) -> Self {
+        Probing { facility, instructions, asked: Vec::new(), reloader: None, answers: Vec::new(), refused: Vec::new() }
     }
 
     /// Takes over the plan's probes; those that were asked before go on.
@@ -255,7 +259,12 @@ impl Probing {
         let cache_bytes = self.reloader.as_ref().map(Reloader::cache_bytes).or(stage.cast.cache_bytes);
         let mut runner = Runner::new(neighbour, cache_bytes);
         let task = stage.cast.star.task;
-        let total = || Total::of(&*stage.lock(), progress, stage.cast.star.pid, stage.cast.star.thread);
+        let (pid, thread) = (stage.cast.star.pid, stage.cast.star.thread);
+        let mut counter = self.instructions.and_then(|code| RunningTotal::start(thread.tid, code));
+        let mut total = || {
+            let instructions = counter.as_mut().and_then(RunningTotal::now);
+            Total::of(&*stage.lock(), progress, pid, thread, instructions)
+        };
         let ((rates, _gate), ours_ns, off_ns) = stage.play(|play| {
             // Alone and beside in the order A B B A, then the neighbour alone; work and seconds of each.
             let mut rates = Rates::default();

@@ -4,8 +4,8 @@
 //! (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per window and process.
 //! Where no file is named, `DIR/PID` is looked for in the daemon's progress folder.
 //!
-//! Where nothing is reported, an event that the program makes at a rate of its own may stand in, declared as such: its read
-//! and write calls (the system calls that the kernel counts per thread, `/proc/PID/task/TID/io`), its waits (context switches
+//! Where nothing is reported, an event that the program makes at a rate of its own may stand in, declared as such: its
+//! instructions where they are counted, its read and write calls (the system calls that the kernel counts per thread, `/proc/PID/task/TID/io`), its waits (context switches
 //! of its own accord) and its page faults.
 
 use std::io;
@@ -118,8 +118,8 @@ fn field(text: &str, name: &str) -> Option<u64> {
 }
 
 /// What may say how far a program is, best first; `None` = its own report.
-const KINDS: [Option<Event>; 4] =
-    [None, Some(Event::SystemCalls), Some(Event::ContextSwitches), Some(Event::PageFaults)];
+const KINDS: [Option<Event>; 5] =
+    [None, Some(Event::Instructions), Some(Event::SystemCalls), Some(Event::ContextSwitches), Some(Event::PageFaults)];
 /// Fewer events than this alone say nothing: the noise of 200 is 7 %.
 const EVENTS_AT_LEAST: f64 = 200.0;
 /// The phases alone must agree so far: their smaller rate over the larger one.
@@ -135,10 +135,18 @@ pub(crate) struct Total {
 }
 
 impl Total {
-    pub(crate) fn of(kernel: &dyn Kernel, files: &ProgressFiles, pid: i32, thread: ThreadKey) -> Self {
+    /// `instructions` of the thread so far, where they are counted.
+    pub(crate) fn of(
+        kernel: &dyn Kernel,
+        files: &ProgressFiles,
+        pid: i32,
+        thread: ThreadKey,
+        instructions: Option<u64>,
+    ) -> Self {
         let stat = kernel.stat(thread.tid).ok().filter(|stat| stat.key == thread);
         let counts = [
             files.total(kernel, pid),
+            instructions,
             calls(kernel, pid, thread.tid),
             waits(kernel, pid, thread.tid),
             stat.as_ref().map(|stat| stat.minor_faults + stat.major_faults),
@@ -221,12 +229,15 @@ mod tests {
     use super::*;
     use crate::kernel::Host;
 
+    /// Of four phases: instructions (0 = not counted), calls, waits and faults.
     fn phases(counts: [[u64; 4]; 4], ran_share: f64) -> Rates {
         let mut rates = Rates::default();
-        for (at, counts) in counts.into_iter().enumerate() {
-            let before = Total { counts: [None, Some(0), Some(0), Some(0)], ran_ns: Some(0) };
-            let mut after = Total { counts: counts.map(Some), ran_ns: Some((ran_share * 1e9) as u64) };
-            after.counts[0] = None;
+        for (at, [instructions, calls, waits, faults]) in counts.into_iter().enumerate() {
+            let counted = |count: u64| (instructions > 0).then_some(count);
+            let before = [None, counted(0), Some(0), Some(0), Some(0)];
+            let after = [None, counted(instructions), Some(calls), Some(waits), Some(faults)];
+            let before = Total { counts: before, ran_ns: Some(0) };
+            let after = Total { counts: after, ran_ns: Some((ran_share * 1e9) as u64) };
             rates.add(at == 1 || at == 2, before, after, 1.0);
         }
         rates
@@ -243,6 +254,9 @@ mod tests {
         assert_eq!(unsteady.best(), None);
         let sleepy = phases([[0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0]], 0.2);
         assert_eq!(sleepy.best(), None, "who sleeps is paced by something else");
+        // A program that only computes and touches its memory: no call, no wait, no fault.
+        let counted = phases([[4000, 0, 0, 0], [1000, 0, 0, 0], [1000, 0, 0, 0], [4000, 0, 0, 0]], 1.0);
+        assert_eq!(counted.best(), Some((Some(Event::Instructions), (4000.0, 1000.0))));
         let mut reported = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 400, 0, 0]], 0.1);
         for phase in reported.alone.iter_mut().chain(&mut reported.beside) {
             phase.counts[0] = Some(7);

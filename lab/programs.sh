@@ -46,5 +46,5 @@ awk -F '\t' -v OFS='\t' '
         for (t in process) if (process[t] == $4) {
             i += instructions[t]; m += misses[t]; o += others[t]; b += 64 * lines[t]; h += 64 * most[t]
         }
-        print $1, $2, $3, $5, $6, i, m, o, b, h
+        printf "%s\t%s\t%s\t%s\t%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", $1, $2, $3, $5, $6, i, m, o, b, h
     }' "$out/truth.tsv" "$out/ran.tsv" >"$job/results.tsv"

@@ -72,7 +72,7 @@ struct Ran {
 }
 
 #[derive(Serialize)]
-struct Result {
+struct Programs {
     /// Always "modelled": no figure here was measured on hardware.
     machine_is: &'static str,
     machine: String,
@@ -96,7 +96,7 @@ impl Run {
             bail!("{}: {}", script.display(), String::from_utf8_lossy(&ran.stderr).trim());
         };
         let programs = read(&text, &self.programs)?;
-        let result = Result { machine_is: "modelled", machine: machine.name, policy: self.policy.clone(), programs };
+        let result = Programs { machine_is: "modelled", machine: machine.name, policy: self.policy.clone(), programs };
         session.answer(self.json.json, &result, || words(&result))
     }
 
@@ -147,7 +147,7 @@ fn read(text: &str, programs: &[String]) -> anyhow::Result<Vec<Ran>> {
         let fields: Vec<&str> = line.split('\t').collect();
         let bad = || format!("results.tsv, line {}: found {line:?}, expected 10 fields of the lab's script", at + 1);
         let [phase, number, _, seconds, ended, counts @ ..] = &fields[..] else { bail!(bad()) };
-        let counts: Vec<f64> = counts.iter().map(|count| count.parse()).collect::<std::result::Result<_, _>>()?;
+        let counts: Vec<f64> = counts.iter().map(|count| count.parse()).collect::<Result<_, _>>()?;
         let [instructions, l3_misses, displaced, memory_bytes, held_bytes] = counts[..] else { bail!(bad()) };
         let number: usize = number.parse().with_context(bad)?;
         let mut ran = Ran {
@@ -180,7 +180,7 @@ fn slowdown(alone: &Ran, now: &Ran) -> Option<f64> {
     ratio.is_finite().then_some(ratio - 1.0)
 }
 
-fn words(result: &Result) -> String {
+fn words(result: &Programs) -> String {
     let mut table = Table::new(&[
         ("phase", Align::Left),
         ("program", Align::Left),
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(slower, [None, None, Some(0.5), Some(1.0)]);
         assert_eq!((ran[2].displaced_by_others, ran[3].program.as_str()), (80, "./b -n 5"));
         assert!(
-            words(&Result { machine_is: "modelled", machine: "m".into(), policy: None, programs: ran })
+            words(&Programs { machine_is: "modelled", machine: "m".into(), policy: None, programs: ran })
                 .contains("modelled machine")
         );
     }

@@ -113,7 +113,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let pid = std::process::id() as i32;
         // A start time that cannot be read only makes the names of our groups less telling.
         let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
-let instructions = crate::counters::working(&events, Event::Instructions);
+        let instructions = crate::counters::working(&events, Event::Instructions);
         let probing = Probing::new(crate::sampling::find(&kernel), instructions);
         let kernel = Arc::new(Mutex::new(kernel));
         let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());

@@ -8,6 +8,7 @@ enum {
 	NOBODY = -1,
 	STUCK_US = 3000,      /* the holder does not come back: one block of the waiting CPU may run */
 	STUCK_NS = 2500000,
+	PATIENCE = 300,	      /* waits for a thread that only lacks a processor of the host */
 	MAIN_US = 2000,	      /* for the main thread to take a timer that is due */
 	MAIN_TRIES = 4,
 	WAKING_US = 500,      /* for a CPU that is just being woken */
@@ -19,7 +20,7 @@ enum {
 struct vcpu {
 	uint64_t *run;
 	uint64_t base;
-	volatile bool there, runnable, idle, waking;
+	volatile bool there, runnable, idle, waking, pauses;
 	pthread_cond_t *waits_on;
 	pthread_cond_t turn;
 	unsigned backoff, spins;
@@ -104,6 +105,15 @@ static uint64_t host_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* Whether a thread that somebody waited for in vain would go on if the host had a processor for it. */
+static bool only_starved(int cpu, unsigned *waits)
+{
+	if (!host.is_ready || ++*waits > PATIENCE || !host.is_ready(cpu))
+		return false;
+	figures.starved++;
+	return true;
+}
+
 /* The runnable CPU, other than this one, that is farthest behind. */
 static int slowest_but(int self, uint64_t *its_time)
 {
@@ -122,22 +132,31 @@ static int slowest_but(int self, uint64_t *its_time)
 	return found;
 }
 
-static bool anybody_waking(void)
+static int who_is_waking(void)
 {
 	for (unsigned i = 0; i < count; i++)
 		if (vcpus[i].waking)
-			return true;
-	return false;
+			return (int)i;
+	return NOBODY;
+}
+
+/* The holder waits for another thread of the emulator, and will come back by itself. */
+static void pause_us(struct vcpu *v, unsigned us)
+{
+	v->pauses = true;
+	wait_us(&main_event, us);
+	v->pauses = false;
 }
 
 /* The token's holder: true = it goes on with a new allowance, false = the token went to somebody else. */
 static bool hold(unsigned cpu, uint64_t now)
 {
 	struct vcpu *v = &vcpus[cpu];
-	for (unsigned waking = 0, main_tries = 0;;) {
+	for (unsigned tries = 0, main_tries = 0, waits = 0;;) {
 		uint64_t behind;
-		if (anybody_waking() && waking++ < WAKING_TRIES) {
-			wait_us(&main_event, WAKING_US);
+		int waking = who_is_waking();
+		if (waking != NOBODY && (tries++ < WAKING_TRIES || only_starved(waking, &waits))) {
+			pause_us(v, WAKING_US);
 			continue;
 		}
 		int next = slowest_but((int)cpu, &behind);
@@ -147,10 +166,11 @@ static bool hold(unsigned cpu, uint64_t now)
 			host.signal(&vcpus[next].turn);
 			return false;
 		}
-		if (main_waits && now >= main_deadline && main_tries++ < MAIN_TRIES) {
+		if (main_waits && now >= main_deadline &&
+		    (main_tries++ < MAIN_TRIES || only_starved(CLOCK_MAIN, &waits))) {
 			figures.main_kicks++;
 			host.wake_main();
-			wait_us(&main_event, MAIN_US);
+			pause_us(v, MAIN_US);
 			figures.main_late += main_waits && now >= main_deadline;
 			continue;
 		}
@@ -171,7 +191,7 @@ bool clock_sync(unsigned cpu)
 	figures.syncs++;
 	uint64_t now = now_of(v);
 	v->runnable = true;
-	for (;;) {
+	for (unsigned waits = 0;;) {
 		if (holder == NOBODY)
 			holder = (int)cpu;
 		if (holder == (int)cpu && hold(cpu, now)) {
@@ -181,7 +201,9 @@ bool clock_sync(unsigned cpu)
 		while (holder != (int)cpu && holder != NOBODY) {
 			uint64_t since = host_ns();
 			wait_us(&v->turn, STUCK_US);
-			if (holder != (int)cpu && holder != NOBODY && host_ns() - since > STUCK_NS) {
+			if (holder == (int)cpu || holder == NOBODY || vcpus[holder].pauses)
+				continue;
+			if (host_ns() - since > STUCK_NS && !only_starved(holder, &waits)) {
 				figures.stuck++;
 				allow(v, now, 0);
 				pthread_mutex_unlock(&lock);

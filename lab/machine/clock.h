@@ -15,6 +15,7 @@
 
 #define CLOCK_LIMIT (1ull << 40)
 #define CLOCK_NEVER UINT64_MAX
+#define CLOCK_MAIN (-1)
 
 /* The calls of the C library that lie under the shim, and the host's clock. */
 struct clock_host {
@@ -24,6 +25,7 @@ struct clock_host {
 	int (*broadcast)(pthread_cond_t *);
 	int (*gettime)(clockid_t, struct timespec *);
 	void (*wake_main)(void); /* interrupts the main thread's wait for files and timers */
+	bool (*is_ready)(int cpu); /* whether that CPU's thread, or CLOCK_MAIN's, has work and no processor; may be NULL */
 };
 
 enum ahead { AHEAD_SHARED, AHEAD_PAUSE, AHEAD_TSC };
@@ -68,7 +70,7 @@ bool clock_all_sleep(void);
 bool clock_jump(uint64_t deadline);
 
 struct clock_figures {
-	uint64_t syncs, switches, stuck, jumps, main_kicks, main_late;
+	uint64_t syncs, switches, stuck, starved, jumps, main_kicks, main_late;
 };
 struct clock_figures clock_figures(void);
 #endif

@@ -540,9 +540,9 @@ static void on_end(void *unused)
 	truth_end();
 	on_mark(0, 0);
 	if (config.verbose)
-		fprintf(stderr, "lab: syncs %llu switches %llu stuck %llu jumps %llu main_kicks %llu main_late %llu\n",
+		fprintf(stderr, "lab: syncs %llu switches %llu stuck %llu starved %llu jumps %llu main_kicks %llu main_late %llu\n",
 			(unsigned long long)f.syncs, (unsigned long long)f.switches, (unsigned long long)f.stuck,
-			(unsigned long long)f.jumps, (unsigned long long)f.main_kicks, (unsigned long long)f.main_late);
+			(unsigned long long)f.starved, (unsigned long long)f.jumps, (unsigned long long)f.main_kicks, (unsigned long long)f.main_late);
 }
 
 static void settings(int argc, char **argv)

@@ -4,8 +4,10 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -20,6 +22,7 @@ static struct clock_host host;
 static const struct config *config; /* set once the plugin is there: from then on time is the guest's */
 static uint64_t start_ns;
 static int wake_fd = -1;
+static pid_t threads[CPUS_AT_MOST], main_thread;
 static __thread int own_cpu = -1;
 static __thread bool is_main;
 
@@ -45,6 +48,23 @@ static void wake_main(void)
 	}
 }
 
+/* By the kernel's word: running, or waiting for a processor or for the disk; not asleep (proc(5), state). */
+static bool is_ready(int cpu)
+{
+	char path[64], stat[128];
+	pid_t thread = cpu == CLOCK_MAIN ? main_thread : threads[cpu];
+	snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)thread);
+	int file = thread ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	ssize_t size = file < 0 ? -1 : read(file, stat, sizeof stat - 1);
+	if (file >= 0)
+		close(file);
+	if (size <= 0)
+		return false;
+	stat[size] = 0;
+	const char *name_end = strrchr(stat, ')');
+	return name_end && (name_end[2] == 'R' || name_end[2] == 'D');
+}
+
 uint64_t shim_host_ns(clockid_t which)
 {
 	struct timespec t;
@@ -62,6 +82,8 @@ void shim_start(const struct config *c)
 	find_real();
 	wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 	host.wake_main = wake_main;
+	host.is_ready = is_ready;
+	main_thread = gettid();
 	start_ns = shim_host_ns(CLOCK_MONOTONIC);
 	is_main = true;
 	clock_start(c, &host);
@@ -71,6 +93,7 @@ void shim_start(const struct config *c)
 void shim_vcpu_thread(unsigned cpu)
 {
 	own_cpu = (int)cpu;
+	threads[cpu] = gettid();
 }
 
 EXPORTED int clock_gettime(clockid_t id, struct timespec *t)

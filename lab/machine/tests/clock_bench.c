@@ -126,7 +126,7 @@ static void sleep_a_little(void)
 int main(void)
 {
 	static const struct clock_host host = { pthread_cond_wait,	pthread_cond_timedwait, pthread_cond_signal,
-						pthread_cond_broadcast, clock_gettime,		wake_main };
+						pthread_cond_broadcast, clock_gettime,		wake_main, NULL };
 	pthread_t threads[CPUS];
 	uint64_t last = 0;
 	ASK("Does one CPU run at a time, never more than a quantum ahead; does time only go forward, and do timers fire in time?");

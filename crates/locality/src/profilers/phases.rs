@@ -7,16 +7,22 @@
 //! history of one is one change; what one signal tells twice is two.
 
 use cachemate_core::{
-    Applied, Counts, Event, Evidence, EvidenceKind, Level, Observation, PhaseParameters, Profile, Profiler, Profiles,
-    TaskId,
+    Applied, Counts, Event, Evidence, EvidenceKind, Fact, FactSource, Level, Observation, PhaseParameters, Profile,
+    Profiler, Profiles, TaskId,
 };
 
 use super::{PerTask, evidence, keep_present};
 use crate::intervals::locality_signature;
-use crate::phases::{PhaseDetector, PhaseEvent};
+use crate::phases::{PhaseDetector, PhaseEvent, signal_difference};
 use crate::reuse::ReuseTimes;
 
-/// Fills `phase`; at a change it resets everything else.
+/// Kinds of phases that are told apart of one task; further ones have none.
+const KINDS_AT_MOST: usize = 64;
+
+/// Fills `phase_number` and `phase.kind`; at a change it resets everything else.
+///
+/// Kinds are told by what comes from the first level where that is counted, as no allocation of the cache changes it,
+/// else by the miss rate: then one phase under two allocations may be two kinds.
 #[derive(Clone, Debug)]
 pub struct PhaseProfiler {
     level: Level,
@@ -36,11 +42,24 @@ struct State {
     by_miss_rate: Option<PhaseDetector>,
     by_what_comes: Option<PhaseDetector>,
     by_signature: Option<PhaseDetector>,
+    /// The signal of each kind of phase, as in its first steady interval, and the kind that it is in.
+    kinds: Vec<Vec<f64>>,
+    kind: Option<u32>,
     /// Who told the last change (the miss rate, what comes), and in how many more intervals the other's is the same one.
     told: ([bool; 2], usize),
 }
 
 impl State {
+    /// Finds the kind of a phase that has settled: one seen before whose signal is as near as intervals of one phase are.
+    fn name_kind(&mut self, signal: Vec<f64>, threshold: f64) {
+        let same = |known: &Vec<f64>| known.len() == signal.len() && signal_difference(known, &signal) <= threshold;
+        self.kind = self.kinds.iter().position(same).map(|at| at as u32);
+        if self.kind.is_none() && self.kinds.len() < KINDS_AT_MOST {
+            self.kind = Some(self.kinds.len() as u32);
+            self.kinds.push(signal);
+        }
+    }
+
     /// Intervals go by one by one; is what these signals tell now a change that nobody has told yet?
     fn is_news(&mut self, tell: [bool; 2], history: usize) -> bool {
         let (by, left) = self.told;
@@ -89,14 +108,24 @@ impl PhaseProfiler {
             return false;
         }
         let per_kilo = 1000.0 / state.instructions;
-        let told = |event| matches!(event, PhaseEvent::Changed { .. });
-        let by_rate = told(by_miss_rate.next(&[state.misses * per_kilo]));
-        let by_what_comes = state.before.is_some_and(|sums| {
+        let rate = [state.misses * per_kilo];
+        let by_rate = by_miss_rate.next(&rate);
+        let comes = state.before.map(|sums| sums.map(|sum| sum * per_kilo));
+        let by_what_comes = comes.map(|signal| {
             let detector = state.by_what_comes.get_or_insert_with(|| PhaseDetector::new(self.parameters));
-            told(detector.next(&sums.map(|sum| sum * per_kilo)))
+            detector.next(&signal)
         });
         (state.instructions, state.misses) = (0.0, 0.0);
-        state.is_news([by_rate, by_what_comes], self.parameters.history)
+        let settled = |event| matches!(event, PhaseEvent::Steady | PhaseEvent::Settled);
+        let told = |event| matches!(event, PhaseEvent::Changed { .. });
+        let both = [told(by_rate), by_what_comes.is_some_and(told)];
+        let news = state.is_news(both, self.parameters.history);
+        if news {
+            state.kind = None;
+        } else if state.kind.is_none() && by_what_comes.map_or(settled(by_rate), settled) {
+            state.name_kind(comes.map_or(rate.to_vec(), |comes| comes.to_vec()), self.parameters.threshold);
+        }
+        news
     }
 
     /// What no allocation of the cache changes.
@@ -134,10 +163,10 @@ impl Profiler for PhaseProfiler {
             let Some(signature) = locality_signature(&times, refs.value / 1000.0) else { continue };
             let detector = state.by_signature.get_or_insert_with(|| PhaseDetector::new(self.parameters));
             if matches!(detector.next(&signature), PhaseEvent::Changed { .. }) {
+                state.kind = None;
                 changed.push(*task);
             }
         }
-        self.tasks = tasks;
         changed.sort_unstable();
         changed.dedup();
         for task in changed {
@@ -145,6 +174,13 @@ impl Profiler for PhaseProfiler {
                 *profile = Profile { phase_number: profile.phase_number + 1, ..Profile::default() };
             }
         }
+        for (task, profile) in profiles.iter_mut() {
+            let kind = tasks.states.get(task).and_then(|(_, state)| state.kind);
+            if profile.phase.kind.map(|fact| fact.value) != kind {
+                profile.phase.kind = kind.map(|kind| Fact::new(kind, FactSource::PhaseDetector, seen.window));
+            }
+        }
+        self.tasks = tasks;
     }
 }
 
@@ -152,7 +188,7 @@ impl Profiler for PhaseProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{Fact, FactSource, ReuseSample};
+    use cachemate_core::ReuseSample;
 
     const LLC: Level = Level::L2;
 
@@ -179,6 +215,24 @@ mod tests {
         let kept = |phase| (phase, true);
         assert_eq!(phases[1..5], [kept(0), kept(0), (1, false), kept(1)]);
         assert_eq!(phases[7], kept(1));
+    }
+
+    /// Do phases that come back have the kind that they had, others another one, and transitions none?
+    #[test]
+    fn phases_that_come_back_have_the_kind_that_they_had() {
+        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        let levels = [2, 12, 30, 2, 31, 12];
+        let misses = levels.into_iter().flat_map(|misses| [misses; 6]);
+        let mut kinds = Vec::new();
+        for (number, misses) in misses.enumerate() {
+            profiler.update(&with_rate(number as u64, misses), &mut profiles);
+            kinds.push(profiles[&TaskId(0)].phase.kind.map(|fact| fact.value));
+        }
+        let of_phase = |at: usize| (kinds[at * 6], kinds[at * 6 + 5]);
+        let found: Vec<_> = (0..levels.len()).map(of_phase).collect();
+        let expected = [0, 1, 2, 0, 2, 1].map(Some);
+        assert_eq!(found.iter().map(|(_, last)| *last).collect::<Vec<_>>(), expected, "{kinds:?}");
+        assert!(found.iter().skip(1).all(|(first, _)| first.is_none()), "{kinds:?}");
     }
 
     /// Is a new allocation not taken for a phase, and a phase after it still seen?

@@ -7,20 +7,69 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Evidence, EvidenceKind, Fact, FactSource, Observation, ProbeId, ProcessId, Profiler, Profiles, ShMapParameters,
-    SharingMap, Source,
+    Estimate, Evidence, EvidenceKind, Fact, FactSource, Observation, ProbeId, ProcessId, Profiler, Profiles,
+    ShMapParameters, Sharing, SharingMap, Source, TaskId,
 };
 
 use super::{keep_present, seen_task};
 use crate::shmap::ShMaps;
 
-/// Fills `sharing`: the task's shMap counters.
+/// Lines followed in a round; samples of further ones are counted and belong to nobody.
+const LINES_AT_MOST: usize = 1 << 16;
+
+/// Who touched which sampled lines in a round.
+#[derive(Clone, Debug, Default)]
+struct Users {
+    /// Remote accesses by line, of a process (virtual) or of the machine (physical), and task.
+    of_line: BTreeMap<(Option<ProcessId>, u64), BTreeMap<TaskId, u32>>,
+    of_task: BTreeMap<TaskId, u32>,
+}
+
+impl Users {
+    fn touch(&mut self, filter: Option<ProcessId>, line: u64, task: TaskId) {
+        *self.of_task.entry(task).or_default() += 1;
+        let room = self.of_line.len() < LINES_AT_MOST;
+        if room || self.of_line.contains_key(&(filter, line)) {
+            *self.of_line.entry((filter, line)).or_default().entry(task).or_default() += 1;
+        }
+    }
+
+    /// Share of a task's remote accesses that go to lines of each other task. A line's accesses are divided among its
+    /// other users by how often these touched it: who wrote it last no sample says.
+    fn shares(&self, task: TaskId) -> BTreeMap<TaskId, f64> {
+        let mut sums: BTreeMap<TaskId, f64> = BTreeMap::new();
+        let own = f64::from(self.of_task.get(&task).copied().unwrap_or_default());
+        for users in self.of_line.values() {
+            let Some(&touched) = users.get(&task) else { continue };
+            let others = || users.iter().filter(|(other, _)| **other != task);
+            let all: u32 = others().map(|(_, count)| count).sum();
+            for (other, &count) in others() {
+                *sums.entry(*other).or_default() += f64::from(touched) * f64::from(count) / f64::from(all) / own;
+            }
+        }
+        sums
+    }
+
+    /// As facts, with the 95 % interval of a share of so many samples (normal approximation).
+    fn facts(&self, task: TaskId, window: u64) -> BTreeMap<TaskId, Fact<f64>> {
+        let own = f64::from(self.of_task.get(&task).copied().unwrap_or_default());
+        let fact = |share: f64| {
+            let off = 1.96 * (share * (1.0 - share).max(0.0) / own).sqrt();
+            let estimate = Estimate { value: share, low: (share - off).max(0.0), high: (share + off).min(1.0) };
+            Fact::measured(estimate, FactSource::AccessSamples, window)
+        };
+        self.shares(task).into_iter().map(|(other, share)| (other, fact(share))).collect()
+    }
+}
+
+/// Fills `sharing`: the task's shMap counters, and whose lines its remote accesses go to.
 #[derive(Clone, Debug)]
 pub struct SharingProfiler {
     parameters: ShMapParameters,
     across_processes: bool,
     /// By process; `None` = the whole machine, by physical line.
     filters: BTreeMap<Option<ProcessId>, ShMaps>,
+    users: Users,
     /// The probe that the maps are of, and whether it has had its last answer.
     round: Option<(ProbeId, bool)>,
 }
@@ -28,7 +77,13 @@ pub struct SharingProfiler {
 impl SharingProfiler {
     /// With the thesis's 256 counters of 128-byte regions, or others.
     pub fn new(parameters: ShMapParameters) -> Self {
-        SharingProfiler { parameters, across_processes: false, filters: BTreeMap::new(), round: None }
+        SharingProfiler {
+            parameters,
+            across_processes: false,
+            filters: BTreeMap::new(),
+            users: Users::default(),
+            round: None,
+        }
     }
 
     /// With one filter for all processes, as far as samples say which physical line they touched.
@@ -42,8 +97,9 @@ impl SharingProfiler {
     fn begin(&mut self, probe: ProbeId, complete: bool, profiles: &mut Profiles) {
         if self.round.is_none_or(|(other, done)| other != probe || done) {
             self.filters.clear();
+            self.users = Users::default();
             for profile in profiles.values_mut() {
-                profile.sharing.map = None;
+                profile.sharing = Sharing::default();
             }
         }
         self.round = Some((probe, complete));
@@ -80,6 +136,7 @@ impl Profiler for SharingProfiler {
                     None => (Some(task.process), sample.virtual_line, of_process),
                 };
                 let maps = self.filters.entry(filter).or_insert_with(|| ShMaps::new(self.parameters));
+                self.users.touch(filter, line, sample.task);
                 maps.touch(sample.task, line.saturating_mul(u64::from(*line_bytes)), sharers);
             }
         }
@@ -91,6 +148,10 @@ impl Profiler for SharingProfiler {
             if let (Some(counters), Some(profile)) = (machine.or(process), profiles.get_mut(&task.task)) {
                 let map = SharingMap { counters: counters.to_vec(), machine_wide: machine.is_some() };
                 profile.sharing.map = Some(Fact::new(map, FactSource::AccessSamples, seen.window));
+                if began.is_some() {
+                    profile.sharing.with = self.users.facts(task.task, seen.window);
+                    profile.sharing.with.retain(|other, _| seen_task(seen, *other).is_some_and(|other| !other.exited));
+                }
             }
         }
     }
@@ -100,8 +161,8 @@ impl Profiler for SharingProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use crate::shmap::{Sharing, global_entries, similarity};
-    use cachemate_core::{AccessSample, Answer, TaskId};
+    use crate::shmap::{self, global_entries, similarity};
+    use cachemate_core::{AccessSample, Answer};
 
     fn sample(task: u32, virtual_line: u64, source: Source) -> AccessSample {
         AccessSample { task: TaskId(task), virtual_line, physical_line: None, source, latency_cycles: None, at_ns: 0 }
@@ -132,9 +193,35 @@ mod tests {
             profiles.values().map(|profile| profile.sharing_map().unwrap().counters.clone()).collect();
         assert_eq!(maps[0].iter().map(|&count| u32::from(count)).sum::<u32>(), 200);
         let maps: Vec<&[u8]> = maps.iter().map(Vec::as_slice).collect();
-        let global = global_entries(&maps, &Sharing::default());
+        let global = global_entries(&maps, &shmap::Sharing::default());
         assert_eq!(similarity(maps[0], maps[1], &global, 3), 5 * 40 * 40);
         assert_eq!(similarity(maps[0], maps[2], &global, 3), 0);
+    }
+
+    /// Do remote accesses go to whom they go to: all to the one partner, or in proportion to how often others touch a line?
+    #[test]
+    fn remote_accesses_belong_to_those_who_touch_the_same_lines() {
+        let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
+        profiler.update(&round(1, true, pairs()), &mut profiles);
+        let with = |profiles: &Profiles, task: u32| -> Vec<(u32, f64)> {
+            profiles[&TaskId(task)].sharing.with.iter().map(|(other, fact)| (other.0, fact.value)).collect()
+        };
+        assert_eq!(
+            [0, 1, 2, 3].map(|task| with(&profiles, task)),
+            [vec![(1, 1.0)], vec![(0, 1.0)], vec![(3, 1.0)], vec![(2, 1.0)]]
+        );
+        // Line 7: task 0 four times, task 1 once, task 2 three times; line 8 is task 0's alone: a third of what it touches.
+        let remote = |task, line, times| vec![sample(task, line, Source::RemoteCache); times];
+        let samples = [remote(0, 7, 4), remote(0, 8, 2), remote(1, 7, 1), remote(2, 7, 3)].concat();
+        profiler.update(&round(2, true, samples), &mut profiles);
+        let (of, third) = (with(&profiles, 0), 2.0 / 3.0);
+        assert!((of[0].1 - third / 4.0).abs() < 1e-12 && (of[1].1 - third * 3.0 / 4.0).abs() < 1e-12, "{of:?}");
+        let estimate = profiles[&TaskId(0)].sharing.with[&TaskId(2)].estimate();
+        assert!(
+            (estimate.value - estimate.low - 1.96 * (0.25f64 / 6.0).sqrt()).abs() < 1e-12,
+            "of six half: {estimate:?}"
+        );
+        assert_eq!(with(&profiles, 3), [], "a round that it is not in says nothing of it");
     }
 
     /// Do threads of two processes that share memory come out alike by physical line, and not by virtual line?

@@ -1,28 +1,45 @@
-//! `cargo run -p xtask -- tidy`: the project's own checks, also run by `cargo test`.
+//! The project's own checks and pages. `tidy` and the pages' check are also run by `cargo test`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
+mod results;
 mod tidy;
+
+const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
+  tidy                           the rules of STYLE.md and ARCHITECTURE.md
+  results                        make docs/results/ from its data
+  results take FILE.json NAME    take repro's results.json over into docs/results/data/NAME.jsonl, then the same";
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace root");
-    match std::env::args().nth(1).as_deref() {
-        Some("tidy") => match tidy::check(root) {
-            Ok(complaints) if complaints.is_empty() => ExitCode::SUCCESS,
-            Ok(complaints) => {
-                complaints.iter().for_each(|complaint| eprintln!("{complaint}"));
-                eprintln!("tidy: {} complaints; STYLE.md says why", complaints.len());
-                ExitCode::FAILURE
-            }
-            Err(error) => {
-                eprintln!("tidy: {error}");
-                ExitCode::FAILURE
-            }
-        },
-        _ => {
-            eprintln!("usage: cargo run -p xtask -- tidy");
-            ExitCode::from(2)
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let ended = match args[..] {
+        ["tidy"] => tidy(root),
+        ["results"] => results::write(root),
+        ["results", "take", file, name] => {
+            results::take(root, Path::new(file), name).and_then(|()| results::write(root))
         }
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(what) => {
+            eprintln!("{what}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn tidy(root: &Path) -> Result<(), String> {
+    let mut complaints = tidy::check(root).map_err(|error| format!("tidy: {error}"))?;
+    complaints.extend(results::check(root)?);
+    match complaints.len() {
+        0 => Ok(()),
+        count => Err(format!("{}\ntidy: {count} complaints; STYLE.md says why", complaints.join("\n"))),
     }
 }

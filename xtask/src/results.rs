@@ -129,8 +129,7 @@ pub fn take(root: &Path, json: &Path, name: &str) -> Result<(), String> {
     for result in results.into_iter().filter(|result| result.measured.is_some()) {
         let MeasuredResult { id, what, bar, verdict, measured, spread, unit, seeds } = result;
         let (command, version, date) = (command.clone(), version.clone(), date.clone());
-        let figure =
-            Figure { id, what, bar, verdict, measured, spread, unit, seeds, quick, date, version, command };
+        let figure = Figure { id, what, bar, verdict, measured, spread, unit, seeds, quick, date, version, command };
         lines.push_str(&serde_json::to_string(&figure).map_err(in_file(json))?);
         lines.push('\n');
     }
@@ -246,7 +245,9 @@ fn has_bar(figure: &Figure) -> bool {
 fn page(paper: &Paper, figures: &[&Figure], newest: &str) -> String {
     let mut text = format!("# {}\n\n{}. {}", paper.title, paper.source, made());
     let figures: Vec<&&Figure> = figures.iter().filter(|figure| has_bar(figure)).collect();
-    text.push_str("| id | result | bar | figure | | seeds | date | version | command |\n|---|---|---|---|---|---|---|---|---|\n");
+    text.push_str(
+        "| id | result | bar | figure | | seeds | date | version | command |\n|---|---|---|---|---|---|---|---|---|\n",
+    );
     for figure in &figures {
         let mark = if figure.version == newest { "" } else { " †" };
         let form = if figure.quick { ", quick" } else { "" };

@@ -197,7 +197,13 @@ fn check_policy_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<(
 /// Relative links in the project's own pages lead somewhere.
 fn check_links(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let mut pages: Vec<PathBuf> = Vec::new();
-    for folder in [root.to_path_buf(), root.join("docs"), root.join("docs/policies"), root.join("docs/results"), root.join("pack")] {
+    for folder in [
+        root.to_path_buf(),
+        root.join("docs"),
+        root.join("docs/policies"),
+        root.join("docs/results"),
+        root.join("pack"),
+    ] {
         if !folder.is_dir() {
             continue;
         }

@@ -28,5 +28,6 @@ pub mod reference_predictor;
 mod refill;
 pub mod rollback_guard;
 pub mod schemes;
+pub mod sequential;
 pub mod solvers;
 pub mod work;

@@ -97,7 +97,7 @@ impl ReferencePredictor {
             }
         }
         let space = size as f64 * mine.fraction();
-        let held = self.space_held(&sharers, space);
+        let held = self.space_held(&sharers, space, size as f64);
         let misses = own.misses(held);
         let solo = own.misses(size as f64);
         let degradation = |misses: f64, solo: f64| {
@@ -115,8 +115,8 @@ impl ReferencePredictor {
             Some(Estimate { value: instr_per_cycle(value), low: instr_per_cycle(high), high: instr_per_cycle(low) });
     }
 
-    /// Bytes that the first of the sharers holds.
-    fn space_held(&self, sharers: &[(&Known<'_>, f64)], space: f64) -> f64 {
+    /// Bytes that the first of the sharers holds of `space`; speeds alone are on the `whole` cache.
+    fn space_held(&self, sharers: &[(&Known<'_>, f64)], space: f64, whole: f64) -> f64 {
         if sharers.len() == 1 {
             return space;
         }
@@ -127,8 +127,8 @@ impl ReferencePredictor {
                 .zip(&held)
                 .map(|((task, presence), &held)| {
                     let misses = task.misses(held).value.max(0.0) / 1000.0;
-                    let stalls = task.stalls(held).zip(task.stalls(space)).map(|(here, whole)| (here - whole) / 1000.0);
-                    let by_misses = || (misses - task.misses(space).value / 1000.0) * self.miss_penalty_cycles;
+                    let stalls = task.stalls(held).zip(task.stalls(whole)).map(|(here, whole)| (here - whole) / 1000.0);
+                    let by_misses = || (misses - task.misses(whole).value / 1000.0) * self.miss_penalty_cycles;
                     let cycles = task.solo_cycles_per_instr + stalls.unwrap_or_else(by_misses).max(0.0);
                     presence * misses / cycles
                 })

@@ -73,10 +73,7 @@ impl Objective {
     pub fn score(self, claimants: &[Claimant], outlook: &[(f64, f64)]) -> f64 {
         let costs =
             claimants.iter().zip(outlook).map(|(claimant, &(misses, cycles))| claimant.cost(self, misses, cycles));
-        match self.total() {
-            Total::Sum => costs.sum(),
-            Total::Worst => costs.fold(f64::NEG_INFINITY, f64::max),
-        }
+        self.total().of(costs)
     }
 }
 
@@ -185,10 +182,13 @@ fn claim(claimants: &[Claimant], group: &Group, terms: &Terms) -> Claim {
         Kind::Own => costs.into_iter().next().unwrap_or_default(),
         Kind::Pool => {
             let costs: Vec<&[f64]> = costs.iter().map(Vec::as_slice).collect();
-            pooled(&costs, terms.units)
+            pooled(&costs, terms.units, terms.objective.total())
         }
         // Each has all of it in its turn.
-        Kind::Lane => (0..terms.units as usize).map(|held| costs.iter().map(|costs| costs[held]).sum()).collect(),
+        Kind::Lane => {
+            let total = terms.objective.total();
+            (0..terms.units as usize).map(|held| total.of(costs.iter().map(|costs| costs[held]))).collect()
+        }
     };
     let floor = group.members.iter().map(|&at| claimants[at].floor()).max().unwrap_or(1);
     Claim { costs, at_least: floor.max(terms.at_least) }

@@ -1,7 +1,7 @@
 //! How fast processes run under the shares in force: the evidence by which a change of shares is judged.
 //!
-//! Only clean windows count: a trace slows its program to a quarter (thesis 5.6.2), and while pages move the shares are
-//! not yet what was asked for. Two records are compared like with like: programs have phases, and a stretch that holds
+//! Only clean windows count: a trace slows its program to a quarter (thesis 5.6.2), neighbors, streams and samples take
+//! from everybody, and while pages move the shares are not yet what was asked for. Two records are compared like with like: programs have phases, and a stretch that holds
 //! more of a slow one says nothing about shares. What no allocation of a cache changes, what comes to it from the first
 //! level (thesis 5.6.2 uses misses, which every allocation changes), tells which windows of a program are alike; the
 //! work of one record is then timed by the windows of both.
@@ -13,6 +13,11 @@ use cachemate_core::{Counts, Event, Level, Observation, ProbeWhat, ProcessId, St
 use std::collections::BTreeMap;
 
 use super::space::Speed;
+
+/// Does the probe stop, hold or press upon programs? Watch points and hardware contexts' own counters do not.
+fn disturbs(what: &ProbeWhat) -> bool {
+    !matches!(what, ProbeWhat::Reuses { .. } | ProbeWhat::Activity { .. })
+}
 
 /// Of one process in one window.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -93,8 +98,8 @@ impl Sample {
 impl SpeedRecord {
     /// Adds a window, if it is a clean one in which something ran; was it?
     pub fn add(&mut self, seen: &Observation, level: Level, probes: &[cachemate_core::Probe]) -> bool {
-        let traced = probes.iter().any(|probe| matches!(probe.what, ProbeWhat::Trace { .. }));
-        !traced && seen.in_force.pending.is_empty() && self.take(seen, level)
+        let disturbed = probes.iter().any(|probe| disturbs(&probe.what));
+        !disturbed && seen.in_force.pending.is_empty() && self.take(seen, level)
     }
 
     /// Adds a window, whatever it is; did something run?
@@ -264,7 +269,7 @@ fn noise(kinds: &[Kind<'_>]) -> f64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use cachemate_core::{Applied, Item, Pending, Probe, ProbeId, Reading, Span, TaskId, WindowEnd};
+    use cachemate_core::{Applied, CacheId, Item, Pending, Probe, ProbeId, Reading, Span, TaskId, WindowEnd};
 
     pub fn seen(readings: &[(Event, u64)]) -> Observation {
         let reading = |&(event, count): &(Event, u64)| Reading { event, count, counted_share: 1.0 };
@@ -296,7 +301,7 @@ pub(super) mod tests {
         seen(&[&counts[..], &[(Event::References(Level::L2), comes), (Event::Misses(Level::L2), 10)]].concat())
     }
 
-    /// Are windows with a trace or with moving pages left out?
+    /// Are windows with probes that disturb, or with moving pages, left out?
     #[test]
     fn only_clean_windows_count() {
         let mut record = SpeedRecord::default();
@@ -306,7 +311,11 @@ pub(super) mod tests {
         let trace =
             Probe { id: ProbeId(1), what: ProbeWhat::Trace { task: TaskId(0), entries: 9, code: false }, budget_ns: 1 };
         record.add(&window, Level::L2, &[trace]);
-        assert_eq!(record.speed(ProcessId(0)), None);
+        let stream = ProbeWhat::Neighbour { task: TaskId(0), neighbour: cachemate_core::Neighbour::Stream };
+        record.add(&window, Level::L2, &[Probe { id: ProbeId(2), what: stream, budget_ns: 1 }]);
+        let rows = ProbeWhat::Beside { cache: CacheId(0), task: TaskId(0), peers: Vec::new(), total_ns: 1 };
+        record.add(&window, Level::L2, &[Probe { id: ProbeId(3), what: rows, budget_ns: 1 }]);
+        assert_eq!(record.speed(ProcessId(0)), None, "a trace, a stream and rows");
         record.add(&window, Level::L2, &[]);
         let speed = record.speed(ProcessId(0)).unwrap();
         assert_eq!((speed.cycles_per_instr, speed.misses_per_kilo_instr), (3.0, Some(10.0)));

@@ -5,8 +5,7 @@
 //! long as misses of this program were measured to stall it (stall cycles beyond the cache over misses: memory-level
 //! parallelism and a cache behind are in it, thesis 4.6.3), or along a measured stall curve where there is one that
 //! spans the sizes. A log does not hold everything (stores that write through, for one): a rate that is measured to be
-//! higher or lower than any size explains moves the whole curve, and what was measured under a share of its own bounds it on
-//! either side ([`Space::bounded`]). Properties: more space never costs more (what rises in a curve of an LRU cache is noise); nothing
+//! higher or lower than any size explains moves the whole curve, and what was measured under a share bounds it ([`Space::bounded`]). Properties: more space never costs more (what rises in a curve of an LRU cache is noise); nothing
 //! is said without a curve and a speed.
 
 use cachemate_core::{Curve, Estimate, Fact, FactSource, Level, Profile, Rates};
@@ -68,15 +67,15 @@ impl Space {
         numbers.into_iter().all(|number| number.is_finite()).then_some(space)
     }
 
-    /// With what was measured with so many units: fewer cost at least as much and, where nobody else was in them, more
-    /// at most as much.
+    /// With what was measured with so many units: as many or more of its own cost at most as much, whoever else was in
+    /// them, and fewer at least as much, where nobody else was.
     #[must_use]
     pub fn bounded(mut self, units: u32, measured: Speed, own: bool) -> Self {
         let bound = |values: &mut [f64], measured: f64| {
             for (at, value) in values.iter_mut().enumerate() {
                 let held = at as u32 + 1;
-                *value = if held <= units { value.max(measured) } else { *value };
-                *value = if own && held >= units { value.min(measured) } else { *value };
+                *value = if own && held <= units { value.max(measured) } else { *value };
+                *value = if held >= units { value.min(measured) } else { *value };
             }
         };
         bound(&mut self.cycles_per_instr, measured.cycles_per_instr);
@@ -208,19 +207,17 @@ mod tests {
         assert_eq!(of(7.0).cycles_per_instr[0], 2.0, "it is as fast as with the least space, at best");
     }
 
-    /// Does a measured share bound the curve: fewer units from below, more from above if they were its own?
+    /// Does a measured share bound the curve: more units from above, fewer from below if they were its own?
     #[test]
     fn measured_shares_bound_the_curve() {
         let flat = Space { misses_per_kilo_instr: vec![1.0; 4], cycles_per_instr: vec![2.0, 1.5, 1.2, 1.1] };
         let measured =
             |cycles| Speed { cycles_per_instr: cycles, misses_per_kilo_instr: None, stall_cycles_per_miss: None };
-        assert_eq!(flat.clone().bounded(2, measured(3.0), false).cycles_per_instr, [3.0, 3.0, 1.2, 1.1]);
+        assert_eq!(flat.clone().bounded(2, measured(3.0), true).cycles_per_instr, [3.0, 3.0, 1.2, 1.1]);
         assert_eq!(flat.clone().bounded(2, measured(1.15), true).cycles_per_instr, [2.0, 1.15, 1.15, 1.1]);
-        assert_eq!(
-            flat.bounded(2, measured(1.15), false).cycles_per_instr,
-            [2.0, 1.5, 1.2, 1.1],
-            "others were in it too"
-        );
+        let shared = |cycles| flat.clone().bounded(2, measured(cycles), false).cycles_per_instr;
+        assert_eq!(shared(1.15), [2.0, 1.15, 1.15, 1.1], "alone in them it would be no slower");
+        assert_eq!(shared(3.0), [2.0, 1.5, 1.2, 1.1], "others took from it: nothing is known of fewer");
     }
 
     /// Is a curve of stalls preferred where it spans the sizes, and left alone where it does not?

@@ -2,7 +2,7 @@
 //!
 //! Problem: programs on one cache take from each other what some need and others do not use; a split helps only if it is
 //! sized right, kept up to date, and worth its price. Method, per cache:
-//! 1. Ask for a trace of every process that has no curve in its present phase, one at a time.
+//! 1. Ask for a trace of every process that has no curve in its present phase, a few at once.
 //! 2. Once all have one: [`deal`] says who gets how much; the predictor says how everybody would fare then, how they
 //!    fare now, and how without any shares. The best of these is taken if it gains enough, and, where pages have to be
 //!    copied, if it earns the copying back within the horizon; promises that are broken now are reason enough.
@@ -107,6 +107,8 @@ impl Parameters {
 
 /// Changes of the shares that a trial of them takes, if they stay.
 const CHANGES_OF_A_TRIAL: f64 = 3.0;
+/// Processes of one cache that are traced at once.
+const TRACED_AT_ONCE: usize = 4;
 
 struct CacheSizing {
     parameters: Parameters,
@@ -126,7 +128,7 @@ impl Policy for CacheSizing {
             let shares = self.sized(view, &domain, held, &mut why);
             plan.clashes.extend(clashes(view, &domain, &shares));
             plan.shares.extend(shares);
-            plan.probes.extend(self.probe(view, &domain));
+            plan.probes.extend(self.probes_of(view, &domain));
         }
         self.probes.retain(|task, _| view.seen.tasks.iter().any(|seen| seen.task == *task));
         Decision { plan, why }
@@ -235,21 +237,28 @@ impl CacheSizing {
         }
     }
 
-    /// The next process to learn the curve of, one at a time on each cache.
-    fn probe(&mut self, view: &View<'_>, domain: &Domain<'_>) -> Option<Probe> {
-        let able = matches!(view.capabilities.abilities.get(&Ability::TraceAddresses), Some(Support::Yes { .. }));
+    /// The processes to learn the curves of, a few at once on each cache: one that hardly misses takes long to fill its
+    /// log, and holds nobody up.
+    fn probes_of(&mut self, view: &View<'_>, domain: &Domain<'_>) -> Vec<Probe> {
+        let able = view.capabilities.can(Ability::TraceAddresses);
         if !able || self.parameters.trace_entries == 0 || !domain.has_something_to_divide() {
-            return None;
+            return Vec::new();
         }
-        let unknown = domain.present.iter().find(|present| {
+        let unknown = domain.present.iter().filter(|present| {
             let known = |task: &&TaskSeen| {
                 view.profiles.get(&task.task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
             };
             !present.tasks.iter().any(known)
-        })?;
+        });
+        unknown.take(TRACED_AT_ONCE).map(|unknown| self.probe(view, unknown)).collect()
+    }
+
+    /// Of one process; the same as before until it is answered.
+    fn probe(&mut self, view: &View<'_>, unknown: &Present<'_>) -> Probe {
         // The thread that ran most stands for its process.
         let ran = |task: &TaskSeen| task.on_cpu_ns.iter().map(|(_, ns)| ns).sum::<u64>();
-        let busiest = unknown.tasks.iter().copied().reduce(|a, b| if ran(b) > ran(a) { b } else { a })?;
+        let most = unknown.tasks.iter().copied().reduce(|a, b| if ran(b) > ran(a) { b } else { a });
+        let busiest = most.unwrap_or(unknown.tasks[0]);
         let asked = unknown.tasks.iter().find_map(|task| {
             let (phase, probe) = *self.probes.get(&task.task)?;
             let answered = view.seen.answers.iter().any(|answer| {
@@ -266,7 +275,7 @@ impl CacheSizing {
         });
         let Parameters { trace_entries: entries, trace_code: code, .. } = self.parameters;
         let what = ProbeWhat::Trace { task, entries, code };
-        Some(Probe { id, what, budget_ns: self.parameters.trace_budget_ns })
+        Probe { id, what, budget_ns: self.parameters.trace_budget_ns }
     }
 }
 
@@ -314,7 +323,8 @@ fn wanted_shares(
         groups_at_most: domain.divided.groups_at_most(),
         insensitive: parameters.insensitive,
         // Only single-threaded programs can be told apart by CPU.
-        at_once: if threads == claimants.len() { online as u32 } else { claimants.len() as u32 },
+        // Lanes only where somebody keeps their members from running together.
+        at_once: if threads == claimants.len() && keeps_clashes(view) { online as u32 } else { claimants.len() as u32 },
     };
     let dealt = deal(claimants, &terms).ok()?;
     say_deal(domain, claimants, &dealt, why);
@@ -547,9 +557,13 @@ fn reason(domain: &Domain<'_>, verdict: &Verdict) -> Reason {
     Reason { kind: ReasonKind::TrialVerdict, tasks, text, numbers }
 }
 
-/// Programs of one lane are not to run together.
+fn keeps_clashes(view: &View<'_>) -> bool {
+    view.capabilities.can(Ability::Clashes)
+}
+
+/// Programs of one lane are not to run together, none of their threads.
 fn clashes(view: &View<'_>, domain: &Domain<'_>, shares: &[CacheShare]) -> Vec<Clash> {
-    if !matches!(view.capabilities.abilities.get(&Ability::Clashes), Some(Support::Yes { .. })) {
+    if !keeps_clashes(view) {
         return Vec::new();
     }
     let mut clashes = Vec::new();
@@ -558,7 +572,9 @@ fn clashes(view: &View<'_>, domain: &Domain<'_>, shares: &[CacheShare]) -> Vec<C
             domain.present.iter().filter(|present| share.members.contains(&Member::Process(present.process))).collect();
         for (at, a) in inside.iter().enumerate() {
             for b in &inside[at + 1..] {
-                clashes.push(Clash { tasks: (a.tasks[0].task, b.tasks[0].task), penalty: 1.0 });
+                for (one, other) in a.tasks.iter().flat_map(|one| b.tasks.iter().map(move |other| (one, other))) {
+                    clashes.push(Clash { tasks: (one.task, other.task), penalty: 1.0 });
+                }
             }
         }
     }

@@ -125,22 +125,25 @@ impl World {
     }
 }
 
-/// Are curves asked for one process at a time, and nothing divided before both are known?
+/// Are curves asked for of several at once, so that nobody holds the others up, and nothing divided before all are known?
 #[test]
 fn curves_are_asked_for_before_anything_is_divided() {
     let mut world = World::new(COLOURS, AT_ONCE);
     let (a, b) = (world.arrive(), world.arrive());
     world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
-    let asked = |decision: &Decision| match decision.plan.probes.as_slice() {
-        [Probe { what: ProbeWhat::Trace { task, .. }, .. }] => Some(*task),
-        _ => None,
+    let asked = |decision: &Decision| -> Vec<TaskId> {
+        let traced = |probe: &Probe| match probe.what {
+            ProbeWhat::Trace { task, .. } => Some(task),
+            _ => None,
+        };
+        decision.plan.probes.iter().filter_map(traced).collect()
     };
     let first = world.window();
-    assert_eq!(asked(&first), Some(a));
+    assert_eq!(asked(&first), [a, b]);
     assert_eq!(world.window().plan.probes, first.plan.probes, "the same probe until it is answered");
     world.profiles.insert(a, cliff(12, 20.0, 1.0));
     let second = world.window();
-    assert_eq!(asked(&second), Some(b));
+    assert_eq!(asked(&second), [b]);
     assert!(second.plan.shares.is_empty());
     world.profiles.insert(b, cliff(1, 30.0, 30.0));
     world.window();
@@ -350,15 +353,29 @@ fn a_promise_is_reason_enough() {
 /// Do programs that take turns in one lane clash, and no others?
 #[test]
 fn programs_of_one_lane_clash() {
+    let (mut world, tasks) = four_on_two_cpus();
+    let clashes = world.window().plan.clashes;
+    let pairs: Vec<(TaskId, TaskId)> = clashes.iter().map(|clash| clash.tasks).collect();
+    assert_eq!(pairs, [(tasks[0], tasks[2]), (tasks[1], tasks[3])]);
+}
+
+/// Are lanes made only where somebody keeps their members from running together?
+#[test]
+fn lanes_are_made_only_where_they_are_kept() {
+    let (mut world, _) = four_on_two_cpus();
+    world.capabilities.abilities.remove(&Ability::Clashes);
+    let plan = world.window().plan;
+    assert!(plan.clashes.is_empty() && plan.shares.iter().all(|share| share.members.len() == 1), "{plan:?}");
+}
+
+fn four_on_two_cpus() -> (World, Vec<TaskId>) {
     let mut world = World::new(COLOURS, AT_ONCE);
     let tasks: Vec<TaskId> = (0..4).map(|_| world.arrive()).collect();
     for (&task, units) in tasks.iter().zip([12, 4, 12, 4]) {
         world.profiles.insert(task, cliff(units, 30.0, 1.0));
     }
     world.runs_at(&[(1_000_000, 4_000_000, 20_000); 4]);
-    let clashes = world.window().plan.clashes;
-    let pairs: Vec<(TaskId, TaskId)> = clashes.iter().map(|clash| clash.tasks).collect();
-    assert_eq!(pairs, [(tasks[0], tasks[2]), (tasks[1], tasks[3])]);
+    (world, tasks)
 }
 
 /// Is a process that is left alone free again?

@@ -358,7 +358,8 @@ impl ThreadClustering {
         if placed == self.placed {
             return false;
         }
-        if let Some(harm) = self.loses_space(&placed, view).filter(|&harm| harm > round.remote_share) {
+        let removed = placing.removed_share(&assignment, view);
+        if let Some(harm) = self.loses_space(&placed, view).filter(|&harm| harm > removed) {
             why.push(Reason {
                 kind: ReasonKind::Plain,
                 tasks: Vec::new(),
@@ -367,7 +368,7 @@ impl ThreadClustering {
                         .to_string(),
                 numbers: vec![
                     ("forecast_loss_percent".to_string(), 100.0 * harm),
-                    ("remote_stall_percent".to_string(), 100.0 * round.remote_share),
+                    ("removed_stall_percent".to_string(), 100.0 * removed),
                 ],
             });
             return false;
@@ -513,6 +514,29 @@ impl Placing {
             }
         };
         assignment.chip_of.iter().map(|chip| chip.map(|chip| cpus(chip, &mut dealt))).collect()
+    }
+
+    /// Remote stalls that the assignment is expected to remove, as a mean over all threads that are placed: a thread's own
+    /// stalls, by the share of its partners that were elsewhere and are not any longer.
+    fn removed_share(&self, assignment: &Assignment, view: &View<'_>) -> f64 {
+        let stalls = |at: usize| {
+            let seen = view.seen.tasks.iter().find(|seen| seen.task == self.tasks[at])?;
+            remote_share(view, seen.process)
+        };
+        let mut removed = 0.0;
+        for members in &self.clusters {
+            for &at in members {
+                let partners = members.iter().filter(|&&other| other != at);
+                let brought = |other: &&usize| {
+                    self.threads[**other].on != self.threads[at].on
+                        && assignment.chip_of[**other].is_some()
+                        && assignment.chip_of[**other] == assignment.chip_of[at]
+                };
+                let share = partners.filter(brought).count() as f64 / (members.len() - 1).max(1) as f64;
+                removed += share * stalls(at).unwrap_or(0.0);
+            }
+        }
+        removed / self.tasks.len().max(1) as f64
     }
 
     /// Clusters that have a chip, by thread, numbered from `first` on.

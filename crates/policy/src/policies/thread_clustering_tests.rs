@@ -2,6 +2,7 @@
 
 use cachemate_core::*;
 
+use super::{Chip, Movable};
 use crate::policies::build;
 use crate::reference_predictor::ReferencePredictor;
 
@@ -283,4 +284,30 @@ fn wrong_parameters_are_refused() {
         let error = build("thread-clustering", text, 1).err().unwrap().to_string();
         assert!(error.contains(name), "{error}");
     }
+}
+
+/// Is the stall that a placement removes that of partners who were elsewhere and come together, over all threads?
+#[test]
+fn the_removed_stall_is_that_of_partners_brought_together() {
+    let placing = super::Placing {
+        tasks: (0..4).map(TaskId).collect(),
+        threads: (0..4).map(|id| Movable { on: Some(id % 2), stays: false }).collect(),
+        clusters: vec![vec![0, 1]],
+        unclustered: vec![2, 3],
+        chips: vec![Chip { cpus: 4, fixed: 0 }; 2],
+    };
+    let mut seen = test_kit::observation(0, 0);
+    seen.tasks = (0..4).map(|id| task(id, 20)).collect();
+    let (topology, capabilities) = (topology(), capabilities(true));
+    let view = View {
+        topology: &topology,
+        capabilities: &capabilities,
+        seen: &seen,
+        profiles: &Profiles::new(),
+        before: &Plan::idle(Window::Time { ns: 1 }),
+        predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },
+    };
+    // Two of four threads lose a fifth of their cycles to each other's chip.
+    let removed = placing.removed_share(&placing.assign(0.25), &view);
+    assert!((removed - 0.1).abs() < 1e-9, "{removed}");
 }

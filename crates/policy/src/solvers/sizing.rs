@@ -191,10 +191,16 @@ pub fn lookahead(claims: &[Claim], units: u32) -> Result<Vec<u32>, BadClaims> {
 
 /// What a deal costs.
 pub fn total_cost(claims: &[Claim], deal: &[u32], total: Total) -> f64 {
-    let costs = claims.iter().zip(deal).map(|(claim, &units)| claim.cost(units));
-    match total {
-        Total::Sum => costs.sum(),
-        Total::Worst => costs.fold(f64::NEG_INFINITY, f64::max),
+    total.of(claims.iter().zip(deal).map(|(claim, &units)| claim.cost(units)))
+}
+
+impl Total {
+    /// Of several costs.
+    pub fn of(self, costs: impl Iterator<Item = f64>) -> f64 {
+        match self {
+            Total::Sum => costs.sum(),
+            Total::Worst => costs.fold(f64::NEG_INFINITY, f64::max),
+        }
     }
 }
 
@@ -203,8 +209,8 @@ pub fn fewest_units(costs: &[f64], at_most: f64) -> Option<u32> {
     costs.iter().position(|&cost| cost <= at_most).map(|at| at as u32 + 1)
 }
 
-/// Several claimants in one partition: each is taken to fill an equal part of it.
-pub fn pooled(costs: &[&[f64]], units: u32) -> Vec<f64> {
+/// Several claimants in one partition: each is taken to fill an equal part of it. Costs are summed, or the worst counts.
+pub fn pooled(costs: &[&[f64]], units: u32, total: Total) -> Vec<f64> {
     let members = costs.len().max(1) as f64;
     let at = |costs: &[f64], held: f64| {
         // Below one unit as with one: what a program does with less is not known.
@@ -212,7 +218,7 @@ pub fn pooled(costs: &[&[f64]], units: u32) -> Vec<f64> {
         let (low, along) = (place as usize, place - libm::floor(place));
         costs[low] + along * (costs[(low + 1).min(costs.len() - 1)] - costs[low])
     };
-    (1..=units).map(|held| costs.iter().map(|costs| at(costs, f64::from(held) / members)).sum()).collect()
+    (1..=units).map(|held| total.of(costs.iter().map(|costs| at(costs, f64::from(held) / members)))).collect()
 }
 
 #[cfg(test)]
@@ -287,8 +293,9 @@ mod tests {
     #[test]
     fn a_pool_costs_what_equal_parts_cost() {
         let curve = [8.0, 6.0, 4.0, 2.0];
-        assert_eq!(pooled(&[&curve], 4), curve);
-        assert_eq!(pooled(&[&curve, &curve], 4), [16.0, 16.0, 14.0, 12.0]);
+        assert_eq!(pooled(&[&curve], 4, Total::Sum), curve);
+        assert_eq!(pooled(&[&curve, &curve], 4, Total::Sum), [16.0, 16.0, 14.0, 12.0]);
+        assert_eq!(pooled(&[&curve, &[1.0; 4]], 4, Total::Worst), [8.0, 8.0, 7.0, 6.0], "the worst off counts");
         assert_eq!(fewest_units(&curve, 4.5), Some(3));
         assert_eq!(fewest_units(&curve, 1.0), None);
     }

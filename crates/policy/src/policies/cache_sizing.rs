@@ -17,8 +17,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Ability, Cache, CacheId, CacheShare, Clash, Decision, Evidence, GroupId, IndexSet, Member, PageMoving, Plan,
-    Policy, Probe, ProbeId, ProbeWhat, ProcessId, Profiles, Reason, ReasonKind, Support, TaskId, TaskSeen, View,
-    Window,
+    Policy, Probe, ProbeId, ProbeWhat, ProcessId, Profiles, Reason, ReasonKind, TaskId, TaskSeen, View, Window,
 };
 use serde::Deserialize;
 

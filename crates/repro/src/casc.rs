@@ -4,7 +4,9 @@ mod estimates;
 
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Series};
 
-use crate::cmt::cells::{Cell, METRICS, cells, means, points, shortfall, size_chart, splits, worst_per_seed};
+use crate::cmt::cells::{
+    Cell, METRICS, cells, means, over_bandwidth, points, shortfall, size_chart, splits, worst_per_seed,
+};
 use crate::cmt::{CONTEXTS, Measured, Mix, SCALE, SIZES_KB, Setting, Who, hangs, jobs, measure, ratio, run, run_jobs};
 use crate::setup::{Comparison, Job, failed};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError};
@@ -36,77 +38,84 @@ pub fn experiments() -> Vec<Experiment> {
 fn comparison(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
     let better = cells(context, Mix::Casc, &Who::better(""), sizes)?;
+    let literal = cells(context, Mix::Casc, &Who::literal(), sizes)?;
     let mut all = points("casc", &better, sizes);
+    all.extend(points(LITERAL, &literal, sizes));
     let (bound, bound_words) = hangs::bound(context, sizes)?;
     all.extend(bound);
     if !context.quick {
         let phases = [("following phases", Who::following_phases())];
         all.extend(hangs::variations(context, Mix::Casc, &Who::better(""), &phases)?);
-        all.extend(points("casc as the paper has it", &cells(context, Mix::Casc, &Who::literal(), sizes)?, sizes));
         all.extend(points("one greedy thread at a time", &cells(context, Mix::Casc, &Who::OneGreedy, sizes)?, sizes));
         all.extend(sweep(context)?);
     }
-    let misses = METRICS[7].1;
-    let gain = METRICS[0].1;
-    let splits = splits(&better, sizes);
-    let casc_1 = Finding::new(
-        "CASC-1",
-        "L2 miss ratio against the default scheduler, at the size where it falls least",
-        "-15 to -46 %",
-        "%",
-        Bar::AtMost { bar: -15.0, paper_best: Some(-46.0) },
-        &worst_per_seed(&better, misses, f64::max),
-    )
-    .note(shortfall(means(&better, sizes, misses).into_iter(), |value| value <= -15.0))
-    .figure(size_chart(
-        "casc-1-miss-ratio",
-        "L2 miss ratio, default scheduler and CASC",
-        "misses per 100 references",
-        &all,
-        &["casc: L2 miss ratio, default %", "casc: L2 miss ratio %"],
-    ))
-    .points(all.clone())
-    .time_scale(SCALE as f64);
-    let casc_2 = Finding::new(
-        "CASC-2",
-        "instructions per second against the default scheduler, at the size where they grow least",
-        "+28 to +50 %",
-        "%",
-        Bar::AtLeast { bar: 28.0, paper_best: Some(50.0) },
-        &worst_per_seed(&better, gain, f64::min),
-    )
-    .note(format!(
-        "{} {splits}. {bound_words}.",
-        shortfall(means(&better, sizes, gain).into_iter(), |value| value >= 28.0)
-    ))
-    .figure(size_chart(
-        "casc-2-throughput",
-        "Throughput gain of CASC and what it is made of",
-        "%",
-        &all,
-        &[
-            "casc: throughput gain %",
-            "casc: of which mix %",
-            "casc: of which contention %",
-            "casc: weighted speed-up change %",
-        ],
-    ))
-    .points(all)
-    .time_scale(SCALE as f64);
-    let mut findings = vec![casc_1, casc_2, twice_the_cache(context, sizes, &better)?];
+    let (swept, figure) = over_bandwidth(context, Mix::Casc, &Who::better(""), "casc-2-bandwidth", "casc")?;
+    all.extend(swept);
+    let mut findings = misses_and_throughput("casc", &better, sizes, &all, &bound_words).to_vec();
+    findings[1].figures.push(figure);
+    findings.extend(misses_and_throughput(LITERAL, &literal, sizes, &all, &bound_words));
+    findings.push(twice_the_cache(context, sizes, &better)?);
     findings.extend(fairness(context, sizes, &better)?);
     Ok(findings)
 }
 
-/// CASC-1 and -2 over memory latency and bandwidth, which the paper does not state, at 192 KB.
+const LITERAL: &str = "casc as the paper has it";
+
+/// CASC-1 and CASC-2 of one form.
+fn misses_and_throughput(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoint], bound: &str) -> [Finding; 2] {
+    let (misses, gain) = (METRICS[7].1, METRICS[0].1);
+    let series = |parts: &[&str]| parts.iter().map(|part| format!("{form}: {part}")).collect::<Vec<String>>();
+    let chart = |name: &str, title: &str, y: &str, parts: &[&str]| {
+        let series = series(parts);
+        let series: Vec<&str> = series.iter().map(String::as_str).collect();
+        let name = if form == LITERAL { format!("{name}-literal") } else { name.to_string() };
+        size_chart(&name, title, y, all, &series)
+    };
+    let casc_1 = Finding::new(
+        "CASC-1",
+        &format!("{form}: L2 miss ratio against the default scheduler, at the size where it falls least"),
+        "-15 to -46 %",
+        "%",
+        Bar::AtMost { bar: -15.0, paper_best: Some(-46.0) },
+        &worst_per_seed(of, misses, f64::max),
+    )
+    .every_seed()
+    .note(shortfall(means(of, sizes, misses).into_iter(), |value| value <= -15.0))
+    .figure(chart(
+        "casc-1-miss-ratio",
+        "L2 miss ratio, default scheduler and CASC",
+        "misses per 100 references",
+        &["L2 miss ratio, default %", "L2 miss ratio %"],
+    ))
+    .points(all.to_vec())
+    .time_scale(SCALE as f64);
+    let short = shortfall(means(of, sizes, gain).into_iter(), |value| value >= 28.0);
+    let casc_2 = Finding::new(
+        "CASC-2",
+        &format!("{form}: instructions per second against the default scheduler, at the size where they grow least"),
+        "+28 to +50 %",
+        "%",
+        Bar::AtLeast { bar: 28.0, paper_best: Some(50.0) },
+        &worst_per_seed(of, gain, f64::min),
+    )
+    .every_seed()
+    .note(format!("{short} {}. {bound}.", splits(of, sizes)))
+    .figure(chart(
+        "casc-2-throughput",
+        "Throughput gain of CASC and what it is made of",
+        "%",
+        &["throughput gain %", "of which mix %", "of which contention %", "weighted speed-up change %"],
+    ))
+    .points(all.to_vec())
+    .time_scale(SCALE as f64);
+    [casc_1, casc_2]
+}
+
+/// CASC-1 and -2 over memory latency, which the paper does not state, at 192 KB.
 fn sweep(context: &Context<'_>) -> Result<Vec<DataPoint>, ReproError> {
-    let seed = context.seeds[0];
-    let base = Setting::new(192, seed, context);
-    let latency = [112, 200, 300]
+    let base = Setting::new(192, context.seeds[0], context);
+    let settings = [112, 200, 300]
         .map(|cycles| (format!("memory {cycles} cycles"), Setting { memory_cycles: Some(cycles), ..base }));
-    let bandwidth = [6.4, 3.2, 1.6]
-        .map(|bytes| (format!("memory {bytes} bytes a cycle"), Setting { bytes_per_cycle: Some(bytes), ..base }));
-    let settings: Vec<(String, Setting)> = latency.into_iter().chain(bandwidth).collect();
     let measured = context.run_all(&settings, |(name, setting)| {
         (context.progress)(&format!("sweep, {name}"));
         measure(setting, &Who::better(""))
@@ -155,9 +164,23 @@ fn twice_the_cache(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Res
         Bar::AtLeast { bar: 0.0, paper_best: None },
         &per_seed,
     )
+    .every_seed()
     .points(points)
     .note(note)
     .time_scale(SCALE as f64))
+}
+
+/// Every size with the spread of run times bound to the default scheduler's.
+fn bounded_at(context: &Context<'_>, sizes: &[u64]) -> Result<Vec<Cell>, ReproError> {
+    let all: Vec<(u64, u64)> =
+        sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
+    context.run_all(&all, |&(l2_kb, seed)| {
+        (context.progress)(&format!("spread bound to the default's at {l2_kb} KB, seed {seed}"));
+        let setting = Setting::new(l2_kb, seed, context);
+        let default = measure(&setting, &Who::Default)?.default_variation;
+        let who = Who::better(&format!("run_time_variation_at_most = {default}"));
+        Ok(Cell { l2_kb, seed, measured: measure(&setting, &who)? })
+    })
 }
 
 /// CASC-6: the spread of run times, and gain against fairness.
@@ -172,10 +195,12 @@ fn fairness(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec
         Bar::AtMost { bar: 90.0, paper_best: None },
         &worst_per_seed(better, variation, f64::max),
     )
+    .every_seed()
     .note(format!("The thread with the least CPU time has {:.2} of the mean.", least))
     .points(points("casc", better, sizes))
     .time_scale(SCALE as f64);
     let size = *sizes.last().unwrap_or(&768);
+    let of_sizes = bounded_at(context, sizes)?;
     let bounds: &[f64] = context.pick(&[], &[0.1, 0.3, 0.5, 0.7, 0.9, 1.1]);
     let mut curve = Vec::new();
     for &bound in bounds {
@@ -184,17 +209,12 @@ fn fairness(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec
             curve.push((format!("{bound}"), cell.measured));
         }
     }
-    let mut at_defaults = Vec::new();
-    for &seed in &context.seeds {
-        let setting = Setting::new(size, seed, context);
-        let default = measure(&setting, &Who::Default)?.default_variation;
-        let bounded = measure(&setting, &Who::better(&format!("run_time_variation_at_most = {default}")))?;
-        at_defaults.push((seed, METRICS[8].1(&bounded)));
-        curve.push(("the default's".to_string(), bounded));
-    }
+    let at_defaults = worst_per_seed(&of_sizes, METRICS[8].1, f64::min);
+    let mut points = points("bound to the default's spread", &of_sizes, sizes);
+    let here = of_sizes.into_iter().filter(|cell| cell.l2_kb == size);
+    curve.extend(here.map(|cell| ("the default's".to_string(), cell.measured)));
     let mut names: Vec<String> = curve.iter().map(|(name, _)| name.clone()).collect();
     names.dedup();
-    let mut points = Vec::new();
     for (metric, of) in METRICS {
         for name in &names {
             let values: Vec<f64> =
@@ -236,12 +256,13 @@ fn fairness(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec
     };
     let bounded = Finding::new(
         "CASC-6",
-        "weighted speed-up against the default's, with the spread of run times bound to the default's",
+        "weighted speed-up against the default's, with the spread of run times bound to the default's, worst size",
         "not given",
         "%",
         Bar::AtLeast { bar: 0.0, paper_best: None },
         &at_defaults,
     )
+    .every_seed()
     .points(points)
     .figure(figure)
     .note("The bound holds for the shares that the assignment leads one to expect; points show the spread that was measured.")

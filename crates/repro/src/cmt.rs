@@ -116,7 +116,12 @@ impl Setting {
     /// # Errors
     /// No such machine.
     pub fn workload(&self, jobs: Vec<Job>) -> Result<Workload, ReproError> {
-        let (warm_up, measured) = if self.quick { (36_000_000, 36_000_000) } else { (60_000_000, 72_000_000) };
+        let (warm_up, measured) = match (self.quick, self.mix) {
+            (true, _) => (36_000_000, 36_000_000),
+            (false, Mix::Casc) => (60_000_000, 72_000_000),
+            // Every qualifying group has its turn: 76 of them, 10 ms each, are 151 M cycles at this scale.
+            (false, Mix::Spec2000) => (60_000_000, 160_000_000),
+        };
         let mut workload = Workload::on("niagara-2core", jobs, self.seed)?.lasting(warm_up, measured);
         workload.options.scale = self.scale;
         workload.options.scheduler = self.scheduler;

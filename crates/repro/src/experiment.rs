@@ -58,6 +58,27 @@ impl Bar {
         }
     }
 
+    /// How a mean over seeds stands: met if it is by more than its standard error. One seed has none.
+    fn verdict_of_mean(&self, mean: Option<f64>, error: Option<f64>) -> Verdict {
+        let error = error.unwrap_or(0.0);
+        match *self {
+            Bar::Shown => self.verdict(mean),
+            Bar::AtLeast { .. } => self.verdict(mean.map(|mean| mean - error)),
+            Bar::AtMost { .. } => self.verdict(mean.map(|mean| mean + error)),
+            Bar::Within { .. } => self.worst([mean.map(|mean| mean - error), mean.map(|mean| mean + error)].into_iter()),
+        }
+    }
+
+    /// The worst verdict of several values: short before met before beyond.
+    fn worst(&self, values: impl Iterator<Item = Option<f64>>) -> Verdict {
+        let rank = |verdict: &Verdict| match verdict {
+            Verdict::Short => 0,
+            Verdict::Met => 1,
+            Verdict::Beyond => 2,
+        };
+        values.map(|value| self.verdict(value)).min_by_key(rank).unwrap_or_else(|| self.verdict(None))
+    }
+
     /// In words, for tables.
     pub fn words(&self) -> String {
         match self {
@@ -73,6 +94,16 @@ impl Serialize for Bar {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(&self.words())
     }
+}
+
+/// What the seeds have to show for a bar to be met.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rule {
+    /// The mean over seeds meets it by more than its standard error.
+    Mean,
+    /// A worst case: every seed meets it.
+    EverySeed,
 }
 
 /// One point of a result's figure or table: a series, where on it, and the value with its spread over seeds.
@@ -149,6 +180,9 @@ pub struct Finding {
     pub measured: Option<f64>,
     /// Standard deviation over seeds; `None` for one seed or a deterministic result.
     pub spread: Option<f64>,
+    /// Of the mean: the spread over the root of the number of seeds.
+    pub standard_error: Option<f64>,
+    pub rule: Rule,
     pub unit: String,
     pub bar: Bar,
     pub verdict: Verdict,
@@ -160,6 +194,9 @@ pub struct Finding {
     pub note: String,
     #[serde(skip)]
     pub figures: Vec<Figure>,
+    /// By seed.
+    #[serde(skip)]
+    values: Vec<f64>,
 }
 
 impl Finding {
@@ -175,24 +212,37 @@ impl Finding {
         self.verdict = Verdict::Short;
         self
     }
-    /// A finding from one value per seed, its verdict computed from the bar.
+    /// A worst case: the bar is met if it is at every seed.
+    #[must_use]
+    pub fn every_seed(mut self) -> Self {
+        self.rule = Rule::EverySeed;
+        self.verdict = self.bar.worst(self.values.iter().map(|&value| Some(value)));
+        self
+    }
+
+    /// A finding from one value per seed, its verdict computed from the bar: that of a mean over seeds.
     pub fn new(id: &str, what: &str, paper: &str, unit: &str, bar: Bar, per_seed: &[(u64, f64)]) -> Self {
         let values: Vec<f64> = per_seed.iter().map(|&(_, value)| value).collect();
         let measured = Some(mean(&values)).filter(|mean| mean.is_finite());
+        let spread = measured.filter(|_| values.len() > 1).map(|mean| deviation(&values, mean));
+        let standard_error = spread.map(|spread| spread / (values.len() as f64).sqrt());
         Finding {
             id: id.to_string(),
             what: what.to_string(),
             paper: paper.to_string(),
             measured,
-            spread: measured.filter(|_| values.len() > 1).map(|mean| deviation(&values, mean)),
+            spread,
+            standard_error,
+            rule: Rule::Mean,
             unit: unit.to_string(),
             bar,
-            verdict: bar.verdict(measured),
+            verdict: bar.verdict_of_mean(measured, standard_error),
             points: Vec::new(),
             seeds: per_seed.iter().map(|&(seed, _)| seed).collect(),
             time_scale: 1.0,
             note: String::new(),
             figures: Vec::new(),
+            values,
         }
     }
     #[must_use]
@@ -325,6 +375,21 @@ mod tests {
         assert_eq!(down.verdict(None), Verdict::Short, "what was not measured is not met");
         assert_eq!(down.verdict(Some(f64::NAN)), Verdict::Short);
         assert_eq!(Bar::Within { low: 0.0, high: 1.0 }.verdict(Some(1.5)), Verdict::Short);
+    }
+
+    /// Does a mean have to meet its bar by more than its standard error, and a worst case at every seed?
+    #[test]
+    fn a_mean_meets_by_its_standard_error_and_a_worst_case_at_every_seed() {
+        // Mean 10, spread 2, standard error 1.15.
+        let values = [(1, 8.0), (2, 10.0), (3, 12.0)];
+        let with = |bar| Finding::new("X-1", "x", "y", "%", Bar::AtLeast { bar, paper_best: None }, &values);
+        assert_eq!([8.8, 8.9].map(|bar| with(bar).verdict), [Verdict::Met, Verdict::Short]);
+        assert_eq!([8.0, 8.1].map(|bar| with(bar).every_seed().verdict), [Verdict::Met, Verdict::Short]);
+        let below = |bar| Finding::new("X-1", "x", "y", "%", Bar::AtMost { bar, paper_best: Some(11.5) }, &values);
+        assert_eq!([11.1, 11.2].map(|bar| below(bar).verdict), [Verdict::Short, Verdict::Beyond]);
+        assert_eq!([11.9, 12.0].map(|bar| below(bar).every_seed().verdict), [Verdict::Short, Verdict::Met]);
+        let alone = Finding::new("X-1", "x", "y", "%", Bar::AtLeast { bar: 8.0, paper_best: None }, &values[..1]);
+        assert_eq!((alone.standard_error, alone.verdict), (None, Verdict::Met));
     }
 
     /// Does a finding without any value say so instead of showing a zero?

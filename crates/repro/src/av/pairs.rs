@@ -9,7 +9,7 @@ use cachemate_report::figure::{Axis, Bar as FigureBar, BarGroup, Bars, Chart, Ma
 use cachemate_sim::results::MissesBy;
 
 use super::bits::{CELLS, Line, Thresholds, own_vectors};
-use super::samples::{Activity, Sample, sampled};
+use super::samples::{Activity, Form, Sample, sampled_by_set};
 use super::{MACHINE, PROGRAMS};
 use crate::setup::{Job, Workload};
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
@@ -38,7 +38,7 @@ struct Pair {
     cells: Cells,
     /// Standard deviation of the bits shared over the samples.
     moved: [f64; 6],
-    /// The same as `cells` under each of [`OTHER_THRESHOLDS`].
+    /// The same as `cells` under each of [`other_readings`].
     otherwise: Vec<Cells>,
     l2: MissesBy,
 }
@@ -48,6 +48,32 @@ type Cells = [(f64, Option<Line>); 6];
 /// What the thresholds might have been instead; shown, and held against no bar.
 const OTHER_THRESHOLDS: [(&str, Option<f64>); 3] =
     [("half the threshold", Some(0.5)), ("twice the threshold", Some(2.0)), ("above the program's own mean", None)];
+
+/// Which sets make up a super set: chosen before anything was run (the low bits, 32 of them), then the other reading of
+/// the paper and other numbers, shown and held against no bar. All come out of the same runs.
+const FORMS: [(&str, Form); 6] = [
+    ("low bits, 32 super sets", Form { contiguous: false, super_sets: 32 }),
+    ("low bits, 64 super sets", Form { contiguous: false, super_sets: 64 }),
+    ("low bits, 128 super sets", Form { contiguous: false, super_sets: 128 }),
+    ("contiguous, 32 super sets", Form { contiguous: true, super_sets: 32 }),
+    ("contiguous, 64 super sets", Form { contiguous: true, super_sets: 64 }),
+    ("contiguous, 128 super sets", Form { contiguous: true, super_sets: 128 }),
+];
+
+/// Names of [`Pair::otherwise`].
+fn other_readings() -> impl Iterator<Item = &'static str> {
+    let thresholds = OTHER_THRESHOLDS.iter().map(|(name, _)| *name);
+    thresholds.chain(FORMS[1..].iter().map(|(name, _)| *name))
+}
+
+/// Samples as one form of super sets shows them.
+fn formed(samples: &[Sample], form: Form) -> Vec<Sample> {
+    let one = |sample: &Sample| Sample {
+        instr_per_cycle: sample.instr_per_cycle,
+        tasks: sample.tasks.iter().map(|task| form.of(task)).collect(),
+    };
+    samples.iter().map(one).collect()
+}
 
 pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let length = context.pick(
@@ -78,20 +104,25 @@ fn workload(jobs: Vec<Job>, seed: u64, scale: u64) -> Result<Workload, ReproErro
     Ok(workload)
 }
 
-/// From the nine programs alone.
-fn thresholds(context: &Context<'_>, length: &Length, seed: u64) -> Result<Thresholds, ReproError> {
+/// From the nine programs alone, for each of [`FORMS`].
+fn thresholds(context: &Context<'_>, length: &Length, seed: u64) -> Result<Vec<Thresholds>, ReproError> {
     let alone: Vec<usize> = (0..PROGRAMS.len()).collect();
     let runs = context.run_all(&alone, |&program| {
         let workload = workload(vec![job(program, seed, 0)], seed, length.scale)?;
-        Ok(sampled(workload, length.warm_up, length.kept)?.0)
+        Ok(sampled_by_set(workload, length.warm_up, length.kept)?.0)
     })?;
-    Ok(Thresholds::mean_of(runs.iter().flatten().map(|sample: &Sample| &sample.tasks[0])))
+    let of_form = |(_, form): &(&str, Form)| {
+        let alone: Vec<Activity> = runs.iter().flatten().map(|sample: &Sample| form.of(&sample.tasks[0])).collect();
+        Thresholds::mean_of(alone.iter())
+    };
+    Ok(FORMS.iter().map(of_form).collect())
 }
 
-fn pair(length: &Length, seed: u64, a: usize, b: usize, thresholds: &Thresholds) -> Result<Pair, ReproError> {
+fn pair(length: &Length, seed: u64, a: usize, b: usize, of_forms: &[Thresholds]) -> Result<Pair, ReproError> {
     let name = format!("{}+{}", PROGRAMS[a], PROGRAMS[b]);
     let workload = workload(vec![job(a, seed, 0), job(b, seed, 1)], seed, length.scale)?;
-    let (samples, results) = sampled(workload.clone(), length.warm_up, length.kept)?;
+    let (by_set, results) = sampled_by_set(workload.clone(), length.warm_up, length.kept)?;
+    let (samples, thresholds) = (formed(&by_set, FORMS[0].1), &of_forms[0]);
     let results = match length.causes {
         None => results,
         Some((warm_up, measured)) => workload.lasting(warm_up, measured).unmanaged()?,
@@ -102,7 +133,10 @@ fn pair(length: &Length, seed: u64, a: usize, b: usize, thresholds: &Thresholds)
         Some(times) => cells(&samples, |activity| thresholds.times(*times).vectors(activity)),
         None => cells(&samples, own_vectors),
     };
-    let otherwise = OTHER_THRESHOLDS.iter().map(otherwise).collect();
+    let mut otherwise: Vec<Cells> = OTHER_THRESHOLDS.iter().map(otherwise).collect();
+    for ((_, form), thresholds) in FORMS.iter().zip(of_forms).skip(1) {
+        otherwise.push(cells(&formed(&by_set, *form), |activity| thresholds.vectors(activity)));
+    }
     let moved = std::array::from_fn(|cell| {
         let bits = samples.iter().map(|sample| shared(sample, &|activity| thresholds.vectors(activity))[cell]);
         let bits: Vec<f64> = bits.collect();
@@ -244,7 +278,7 @@ fn table_points(context: &Context<'_>, pairs: &[Pair], within: &[Vec<f64>], betw
             lines.filter(|line| line.r_squared > 0.5).count() as f64
         };
         put("pairs with r² above 0.5", &context.seeds.iter().map(strong).collect::<Vec<f64>>());
-        for (other, (threshold, _)) in OTHER_THRESHOLDS.iter().enumerate() {
+        for (other, threshold) in other_readings().enumerate() {
             let lines = averaged(context, pairs, |pair| pair.otherwise[other][cell].1, slope);
             put(&format!("slope within pairs, {threshold}"), &lines);
             let line = through_means(context, pairs, |pair| pair.otherwise[other][cell].0, slope);

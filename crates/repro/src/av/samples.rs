@@ -4,7 +4,7 @@ use cachemate_core::{Event, Evidence, Level, Machine, Observation, Place, Plan, 
 use cachemate_core::{SuperSetCount, TaskId, Window};
 use cachemate_sim::results::RunResults;
 
-use super::{SAMPLE_CYCLES, SUPER_SETS};
+use super::{MACHINE, SAMPLE_CYCLES, SUPER_SETS};
 use crate::ReproError;
 use crate::setup::{Workload, failed};
 
@@ -20,16 +20,64 @@ pub(super) struct Sample {
     pub tasks: Vec<Activity>,
 }
 
+/// How sets make up super sets: runs of neighbours (AV 2.2, Figure 2) or those with equal low bits (AV 4.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Form {
+    pub contiguous: bool,
+    pub super_sets: usize,
+}
+
+impl Form {
+    /// Super sets out of counts by set.
+    pub fn of(self, sets: &Activity) -> Activity {
+        sets.each_ref().map(|sets| {
+            let mut counts = vec![SuperSetCount { accesses: 0, misses: 0 }; self.super_sets];
+            for (at, set) in sets.iter().enumerate() {
+                let nth = if self.contiguous { at * self.super_sets / sets.len() } else { at % self.super_sets };
+                counts[nth].accesses += set.accesses;
+                counts[nth].misses += set.misses;
+            }
+            counts
+        })
+    }
+}
+
+/// As [`sampled`], with a count for every set of every level.
+pub(super) fn sampled_by_set(
+    workload: Workload,
+    warm_up: u64,
+    kept: u64,
+) -> Result<(Vec<Sample>, RunResults), ReproError> {
+    let sets = |level: Level| workload.machine.caches.iter().find(|cache| cache.level == level).map(|cache| {
+        cache.size_bytes / u64::from(cache.ways * cache.line_bytes)
+    });
+    let missing = || failed(MACHINE)("a level that the paper watches is missing");
+    let mut counts = [0; 3];
+    for (count, level) in counts.iter_mut().zip(LEVELS) {
+        *count = sets(level).ok_or_else(missing)? as u32;
+    }
+    sampled_in(workload, warm_up, kept, counts)
+}
+
 /// Runs a workload of as many single-threaded jobs as contexts for `warm_up` samples that are not kept and `kept` that
 /// are. Every level is watched all the time.
 pub(super) fn sampled(workload: Workload, warm_up: u64, kept: u64) -> Result<(Vec<Sample>, RunResults), ReproError> {
+    sampled_in(workload, warm_up, kept, [SUPER_SETS; 3])
+}
+
+fn sampled_in(
+    workload: Workload,
+    warm_up: u64,
+    kept: u64,
+    super_sets: [u32; 3],
+) -> Result<(Vec<Sample>, RunResults), ReproError> {
     let cycles = SAMPLE_CYCLES / workload.options.scale;
     let jobs = workload.jobs.len();
     let workload = workload.lasting(warm_up * cycles, kept * cycles);
     let mut machine = workload.simulated()?;
     let tasks: Vec<TaskId> = (0..jobs as u32).map(TaskId).collect();
     let mut plan = Plan::idle(Window::Cycles { cycles: SAMPLE_CYCLES });
-    plan.probes = (0u32..).zip(LEVELS).map(|(id, level)| probe(id, level, &tasks)).collect();
+    plan.probes = (0u32..).zip(LEVELS).zip(super_sets).map(|((id, level), sets)| probe(id, level, &tasks, sets)).collect();
     let applied = machine.apply(&plan).map_err(failed("activity probes"))?;
     if let Some(refused) = applied.refused.first() {
         return Err(ReproError::Failed("activity probes".to_string(), refused.said.clone()));
@@ -40,21 +88,21 @@ pub(super) fn sampled(workload: Workload, warm_up: u64, kept: u64) -> Result<(Ve
         nth += 1;
         // The last window may be cut short by the end of the run.
         if nth > warm_up && seen.span.elapsed_cycles.is_some_and(|elapsed| elapsed * 10 >= cycles * 9) {
-            samples.push(sample(&seen, jobs));
+            samples.push(sample(&seen, jobs, super_sets));
         }
     }
     Ok((samples, machine.results()))
 }
 
-fn probe(id: u32, level: Level, tasks: &[TaskId]) -> Probe {
-    let what = ProbeWhat::Activity { tasks: tasks.to_vec(), level, super_sets: SUPER_SETS };
+fn probe(id: u32, level: Level, tasks: &[TaskId], super_sets: u32) -> Probe {
+    let what = ProbeWhat::Activity { tasks: tasks.to_vec(), level, super_sets };
     Probe { id: ProbeId(id), what, budget_ns: u64::MAX / 4 }
 }
 
-fn sample(seen: &Observation, jobs: usize) -> Sample {
+fn sample(seen: &Observation, jobs: usize, super_sets: [u32; 3]) -> Sample {
     // A watched task of which nothing is told made no access at that level: it ran on its context all the time.
-    let none = || vec![SuperSetCount { accesses: 0, misses: 0 }; SUPER_SETS as usize];
-    let mut tasks: Vec<Activity> = (0..jobs).map(|_| [none(), none(), none()]).collect();
+    let none = || super_sets.map(|count| vec![SuperSetCount { accesses: 0, misses: 0 }; count as usize]);
+    let mut tasks: Vec<Activity> = (0..jobs).map(|_| none()).collect();
     for answer in &seen.answers {
         if let Evidence::Activity { task, level, super_sets, .. } = &answer.evidence
             && let Some(at) = LEVELS.iter().position(|other| other == level)

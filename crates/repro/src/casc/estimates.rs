@@ -49,17 +49,23 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         };
         context.seeds.iter().map(|&seed| (seed, value(seed))).collect::<Vec<(u64, f64)>>()
     };
-    let casc_4 = Finding::new(
-        "CASC-4",
-        "threads of 18 whose measured rate is on the same side of the mean as their solo miss ratio on an eighth of the cache, worst size",
-        "12 to 16",
-        "threads",
-        Bar::AtLeast { bar: 17.0, paper_best: Some(16.0) },
-        &per_seed(&|told| f64::from(told.right[0]), f64::min),
-    )
-    .points(points)
-    .time_scale(SCALE as f64)
-    .note("Members' own counts; the linear solve of the paper beside it in the points.");
+    let casc_4 = |form: usize, name: &str| {
+        Finding::new(
+            "CASC-4",
+            &format!("{name}: threads of 18 whose measured rate is on the same side of the mean as their solo miss ratio on an eighth of the cache, worst size"),
+            "12 to 16",
+            "threads",
+            Bar::AtLeast { bar: [17.0, 12.0][form], paper_best: Some(16.0) },
+            &per_seed(&|told| f64::from(told.right[form]), f64::min),
+        )
+        .every_seed()
+        .points(points.clone())
+        .time_scale(SCALE as f64)
+    };
+    let mut found = vec![
+        casc_4(1, "linear solve, as in the paper"),
+        casc_4(0, "members' own counts").note("What counters of each thread add, which the paper did not have."),
+    ];
     let mut errors = Vec::new();
     for &size in sizes {
         let forms: Vec<&'static str> = told.first().map_or(Vec::new(), |t| t.errors.iter().map(|e| e.0).collect());
@@ -70,33 +76,38 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             errors.push(DataPoint::over(format!("{name}: mean error %"), format!("{size} KB"), &means));
         }
     }
-    let casc_5 = |what: &str, bar: f64, of: &dyn Fn(&Told) -> f64| {
+    let casc_5 = |form: usize, what: &str, bar: Bar, of: &dyn Fn(&Told, usize) -> f64| {
         Finding::new(
             "CASC-5",
             what,
             "within 30 % at worst",
             "%",
-            Bar::AtMost { bar, paper_best: None },
-            &per_seed(of, f64::max),
+            bar,
+            &per_seed(&|told| of(told, form), f64::max),
         )
+        .every_seed()
         .points(errors.clone())
         .time_scale(SCALE as f64)
         .note(format!(
-            "Better form: members' own rates weighted by their references, from rows of {} ms. The literal form (mean of solved rates), both \
+            "Better form: members' own rates weighted by their references, from rows of {} ms. Literal form: the mean of solved rates. Both \
              forms' linearity error, and the better one's with rates or references from the groups and with other rows are in the points.",
             LONGEST_ROW_NS / 1_000_000
         ))
     };
-    let mean_error =
-        casc_5("mean error of the expected miss rate of random groups of eight, worst size", 8.0, &|told| {
-            told.errors[0].2
-        });
-    let worst_error =
-        casc_5("largest error of the expected miss rate of random groups of eight, worst size", 30.0, &|told| {
-            told.errors[0].1
-        });
-    Ok(vec![casc_4, mean_error, worst_error])
+    for (form, name) in [(LITERAL, "literal form (linear solve)"), (0, "better form (own counts)")] {
+        let mean_of = format!("{name}: mean error of the expected miss rate of random groups of eight, worst size");
+        let most_of = format!("{name}: largest error of the expected miss rate of random groups of eight, worst size");
+        // The paper gives no mean; ours is held to 8 %.
+        let bar_of_mean = if form == LITERAL { Bar::Shown } else { Bar::AtMost { bar: 8.0, paper_best: None } };
+        found.push(casc_5(form, &mean_of, bar_of_mean, &|told, form| told.errors[form].2));
+        let bar_of_most = Bar::AtMost { bar: 30.0, paper_best: None };
+        found.push(casc_5(form, &most_of, bar_of_most, &|told, form| told.errors[form].1));
+    }
+    Ok(found)
 }
+
+/// Place of the literal form among the forms.
+const LITERAL: usize = 4;
 
 fn tell(context: &Context<'_>, setting: &Setting) -> Result<Told, ReproError> {
     let records = of_rows(context, setting, LONGEST_ROW_NS)?;

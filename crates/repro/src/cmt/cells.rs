@@ -66,6 +66,53 @@ pub fn points(name: &str, cells: &[Cell], sizes: &[u64]) -> Vec<DataPoint> {
     points
 }
 
+/// Bytes a cycle of memory: a quarter of the chip's peak, half of that, and what STREAM gets of it (the machine's file).
+pub const BANDWIDTHS: [f64; 3] = [6.4, 3.2, 1.3];
+
+/// One policy at 192 KB over the bandwidth of memory, which the papers limit and do not state: points and a figure.
+///
+/// # Errors
+/// As [`measure`].
+pub fn over_bandwidth(
+    context: &Context<'_>,
+    mix: Mix,
+    who: &Who,
+    figure: &str,
+    name: &str,
+) -> Result<(Vec<DataPoint>, Figure), ReproError> {
+    let all: Vec<(f64, u64)> =
+        BANDWIDTHS.iter().flat_map(|&bytes| context.seeds.iter().map(move |&seed| (bytes, seed))).collect();
+    let measured = context.run_all(&all, |&(bytes, seed)| {
+        (context.progress)(&format!("{name}, memory {bytes} bytes a cycle, seed {seed}"));
+        measure(&Setting { mix, bytes_per_cycle: Some(bytes), ..Setting::new(192, seed, context) }, who)
+    })?;
+    let mut points = Vec::new();
+    for (metric, of) in METRICS {
+        for bytes in BANDWIDTHS {
+            let at = all.iter().zip(&measured).filter(|((at, _), _)| *at == bytes);
+            let values: Vec<f64> = at.map(|(_, measured)| of(measured)).collect();
+            points.push(DataPoint::over(format!("{name} over bandwidth: {metric}"), format!("{bytes}"), &values));
+        }
+    }
+    let line = |metric: &str| {
+        let series = format!("{name} over bandwidth: {metric}");
+        let of = points.iter().filter(|point| point.series == series);
+        let at = |point: &DataPoint| {
+            Some(Point { interval: point.low.zip(point.high), ..Point::new(point.at.parse().ok()?, point.value?) })
+        };
+        Series { name: metric.to_string(), points: of.filter_map(at).collect(), ..Series::default() }
+    };
+    let title = format!("{name} at 192 KB over the bandwidth of memory");
+    let chart = Chart {
+        title: title.clone(),
+        x: Axis::log("bytes a cycle"),
+        y: Axis::linear("%"),
+        series: ["throughput gain %", "of which contention %", "L2 miss ratio change %"].map(line).into(),
+        ..Chart::default()
+    };
+    Ok((points, Figure { name: figure.to_string(), title, svg: chart.svg(), inline: chart.inline() }))
+}
+
 /// One value per seed: the worst over the sizes.
 pub fn worst_per_seed(cells: &[Cell], of: Metric, worse: fn(f64, f64) -> f64) -> Vec<(u64, f64)> {
     let mut seeds: Vec<u64> = cells.iter().map(|cell| cell.seed).collect();

@@ -65,7 +65,9 @@ impl Bar {
             Bar::Shown => self.verdict(mean),
             Bar::AtLeast { .. } => self.verdict(mean.map(|mean| mean - error)),
             Bar::AtMost { .. } => self.verdict(mean.map(|mean| mean + error)),
-            Bar::Within { .. } => self.worst([mean.map(|mean| mean - error), mean.map(|mean| mean + error)].into_iter()),
+            Bar::Within { .. } => {
+                self.worst([mean.map(|mean| mean - error), mean.map(|mean| mean + error)].into_iter())
+            }
         }
     }
 

@@ -48,9 +48,14 @@ pub(super) fn sampled_by_set(
     warm_up: u64,
     kept: u64,
 ) -> Result<(Vec<Sample>, RunResults), ReproError> {
-    let sets = |level: Level| workload.machine.caches.iter().find(|cache| cache.level == level).map(|cache| {
-        cache.size_bytes / u64::from(cache.ways * cache.line_bytes)
-    });
+    let sets = |level: Level| {
+        workload
+            .machine
+            .caches
+            .iter()
+            .find(|cache| cache.level == level)
+            .map(|cache| cache.size_bytes / u64::from(cache.ways * cache.line_bytes))
+    };
     let missing = || failed(MACHINE)("a level that the paper watches is missing");
     let mut counts = [0; 3];
     for (count, level) in counts.iter_mut().zip(LEVELS) {
@@ -77,7 +82,8 @@ fn sampled_in(
     let mut machine = workload.simulated()?;
     let tasks: Vec<TaskId> = (0..jobs as u32).map(TaskId).collect();
     let mut plan = Plan::idle(Window::Cycles { cycles: SAMPLE_CYCLES });
-    plan.probes = (0u32..).zip(LEVELS).zip(super_sets).map(|((id, level), sets)| probe(id, level, &tasks, sets)).collect();
+    plan.probes =
+        (0u32..).zip(LEVELS).zip(super_sets).map(|((id, level), sets)| probe(id, level, &tasks, sets)).collect();
     let applied = machine.apply(&plan).map_err(failed("activity probes"))?;
     if let Some(refused) = applied.refused.first() {
         return Err(ReproError::Failed("activity probes".to_string(), refused.said.clone()));

@@ -255,8 +255,9 @@ impl Front {
                     if owned & (meta.0 & SPECIAL == PENDING) & !WATCHED {
                         match unit.pending.until(line) {
                             Some((done, served)) if done > issue + latency => {
-                                // A hit that waits for the rest of a fill, and takes up room like a miss.
-                                if context.outstanding.len() >= room {
+                                // A hit that waits for the rest of a fill; it takes up room if no miss before it does.
+                                let joined = !in_order && context.brings(done);
+                                if !joined && context.held >= room {
                                     break 'other Event::Memory;
                                 }
                                 unit.store.touch(line, place);
@@ -266,7 +267,7 @@ impl Front {
                                 position += 1;
                                 context.issued += t - begun;
                                 begun = t;
-                                let wait = Wait { served, queue: 0 };
+                                let wait = Wait { served, queue: 0, joined };
                                 if context.issued_miss(done, wait, issue + latency, t, store, in_order) {
                                     break 'run Event::Waits;
                                 }
@@ -301,7 +302,7 @@ impl Front {
                 if issue > shared && !around.caches.is_own(l1d, place, frame | address & page_mask, store) {
                     break 'other Event::Early;
                 }
-                if probed || context.outstanding.len() >= room {
+                if probed || context.held >= room {
                     break 'other Event::Memory;
                 }
                 let ask = Ask {
@@ -319,7 +320,7 @@ impl Front {
                 position += 1;
                 context.issued += t - begun;
                 begun = t;
-                let wait = Wait { served: answer.served, queue: answer.queue };
+                let wait = Wait { served: answer.served, queue: answer.queue, joined: false };
                 if context.issued_miss(answer.done, wait, issue + latency, t, store, in_order) {
                     break 'run Event::Waits;
                 }
@@ -505,7 +506,7 @@ impl Front {
         thread.probes.cost_ticks += traced.ticks;
         burst.spent.interrupts += traced.ticks;
         context.ready = answer.done + traced.ticks;
-        context.wait = Some(Wait { served: answer.served, queue: answer.queue });
+        context.wait = Some(Wait { served: answer.served, queue: answer.queue, joined: false });
         Some(if traced.full { Outcome::Interrupt } else { Outcome::Blocked })
     }
 }

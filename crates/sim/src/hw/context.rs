@@ -13,6 +13,8 @@ use super::unit::Served;
 pub(crate) struct Wait {
     pub served: Served,
     pub queue: u64,
+    /// Another miss of the context brings the line: no miss register of its own is taken.
+    pub joined: bool,
 }
 
 /// A miss that the context did not wait for.
@@ -47,6 +49,8 @@ pub(crate) struct Context {
     pub wait: Option<Wait>,
     /// Oldest first. Those that are back stay until their places are needed.
     pub outstanding: Vec<Outstanding>,
+    /// Miss registers (in order: places in the store buffer) that they hold.
+    pub held: usize,
     /// When the first of them is back; `u64::MAX` without any.
     pub soonest: u64,
     /// The oldest load that may still be out: when it is back, its instruction; both `u64::MAX` = none.
@@ -73,6 +77,7 @@ impl Context {
             accounted: 0,
             wait: None,
             outstanding: Vec::new(),
+            held: 0,
             soonest: u64::MAX,
             oldest: NONE,
             value_at: 0,
@@ -155,7 +160,7 @@ impl Context {
 
     /// What waiting for the last load's value is put down to.
     pub fn value_wait(&self) -> Wait {
-        Wait { served: self.value_from, queue: 0 }
+        Wait { served: self.value_from, queue: 0, joined: false }
     }
 
     /// `ticks` spent waiting without giving up the issue slot.
@@ -173,6 +178,7 @@ impl Context {
             self.oldest = (miss.done, instruction);
         }
         self.soonest = self.soonest.min(miss.done);
+        self.held += usize::from(!miss.wait.joined);
         self.outstanding.push(miss);
     }
 
@@ -185,7 +191,14 @@ impl Context {
             self.oldest = (miss.done, instruction);
         }
         self.soonest = self.soonest.min(miss.done);
+        self.held += usize::from(!miss.wait.joined);
         self.outstanding.insert(at, miss);
+    }
+
+    /// Does a miss of this context bring a line that comes at this tick?
+    #[inline]
+    pub fn brings(&self, done: u64) -> bool {
+        self.outstanding.iter().rev().any(|miss| miss.done == done && !miss.wait.joined)
     }
 
     /// Instructions that still fit into a window of so many, which the oldest load in flight keeps from moving on.
@@ -202,6 +215,7 @@ impl Context {
     /// The thread is gone, and its misses with it.
     pub fn forget(&mut self) {
         self.outstanding.clear();
+        self.held = 0;
         self.parked.clear();
         self.next_parked = u64::MAX;
         self.soonest = u64::MAX;
@@ -213,13 +227,14 @@ impl Context {
         if self.soonest > now {
             return;
         }
-        let mut soonest = u64::MAX;
+        let (mut soonest, mut held) = (u64::MAX, 0);
         self.outstanding.retain(|miss| {
             let stays = miss.done > now;
+            held += usize::from(stays && !miss.wait.joined);
             soonest = soonest.min(if stays { miss.done } else { u64::MAX });
             stays
         });
-        self.soonest = soonest;
+        (self.soonest, self.held) = (soonest, held);
     }
 }
 

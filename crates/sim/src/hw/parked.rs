@@ -130,15 +130,6 @@ impl Front {
         if burst.is_held(&mut self.contexts[nth]) {
             return Some(Outcome::Held);
         }
-        if self.contexts[nth].outstanding.len() >= burst.room
-            && let Some(first) = self.no_room(nth, t)
-        {
-            let context = &mut self.contexts[nth];
-            context.parked[at].ready = first.done;
-            context.renew_next();
-            return None;
-        }
-        burst.room = self.room(nth);
         let parked = self.contexts[nth].parked[at];
         let page = parked.access.address() >> around.page_shift;
         let Some(frame) = thread.tlb.find(page) else {
@@ -149,10 +140,23 @@ impl Front {
             context.ready = t + cost;
             return (cost > 0).then_some(Outcome::Blocked);
         };
+        let frame = frame << around.page_shift;
+        let physical = frame | parked.access.address() & ((1 << around.page_shift) - 1);
+        let joined = self.joins(nth, physical, t, around.caches);
+        if !joined
+            && self.contexts[nth].held >= burst.room
+            && let Some(first) = self.no_room(nth, t)
+        {
+            let context = &mut self.contexts[nth];
+            context.parked[at].ready = first.done;
+            context.renew_next();
+            return None;
+        }
+        burst.room = self.room(nth);
         self.contexts[nth].parked.remove(at);
         let nearest = t + around.caches.units[self.l1d].latency;
-        let seen = self.reach::<WATCHED>(parked.access, frame << around.page_shift, burst, thread, around);
-        let wait = Wait { served: seen.answer.served, queue: seen.answer.queue };
+        let seen = self.reach::<WATCHED>(parked.access, frame, burst, thread, around);
+        let wait = Wait { served: seen.answer.served, queue: seen.answer.queue, joined };
         self.contexts[nth].landed(parked, seen.answer.done, seen.answer.done > nearest, wait);
         self.show(parked.access, &seen, false, burst, thread, around)
     }

@@ -223,7 +223,7 @@ impl Front {
     pub fn no_room(&mut self, nth: usize, t: u64) -> Option<Outstanding> {
         // Those that are back are only looked for when it matters.
         self.contexts.iter_mut().for_each(|context| context.retire(t));
-        if self.contexts[nth].outstanding.len() < self.room(nth) {
+        if self.contexts[nth].held < self.room(nth) {
             return None;
         }
         let contexts = if self.in_order { &self.contexts[nth..nth + 1] } else { &self.contexts[..] };
@@ -236,6 +236,6 @@ impl Front {
     pub fn room(&self, nth: usize) -> usize {
         let contexts = if self.in_order { &[] } else { &self.contexts[..] };
         let others = contexts.iter().zip(0..).filter(|&(_, at)| at != nth);
-        self.mshrs.saturating_sub(others.map(|(context, _)| context.outstanding.len()).sum())
+        self.mshrs.saturating_sub(others.map(|(context, _)| context.held).sum())
     }
 }

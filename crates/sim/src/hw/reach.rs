@@ -3,7 +3,7 @@
 use cachemate_core::{Access, AccessKind, WritePolicy};
 
 use super::burst::{Burst, Outcome};
-use super::caches::{Answer, Ask};
+use super::caches::{Answer, Ask, Caches};
 use super::context::{Context, Wait};
 use super::counters::{LEVELS, LevelCounts};
 use super::pipeline::{Around, Front};
@@ -29,7 +29,10 @@ impl Front {
     ) -> Option<Outcome> {
         let nth = burst.run.nth;
         self.contexts[nth].ready = burst.t;
-        if self.contexts[nth].outstanding.len() >= burst.room
+        let physical = burst.frame | access.address() & ((1 << around.page_shift) - 1);
+        let joined = self.joins(nth, physical, burst.t, around.caches);
+        if !joined
+            && self.contexts[nth].held >= burst.room
             && let Some(first) = self.no_room(nth, burst.t)
         {
             let context = &mut self.contexts[nth];
@@ -46,10 +49,19 @@ impl Front {
         let seen = self.reach::<WATCHED>(access, burst.frame, burst, thread, around);
         let context = &mut self.contexts[nth];
         burst.skip_one(thread, context);
-        let wait = Wait { served: seen.answer.served, queue: seen.answer.queue };
+        let wait = Wait { served: seen.answer.served, queue: seen.answer.queue, joined };
         let store = access.kind() == AccessKind::Store;
         let blocked = context.issued_miss(seen.answer.done, wait, nearest, burst.t, store, self.in_order);
         self.show(access, &seen, blocked, burst, thread, around)
+    }
+
+    /// Does a miss of the context bring this line already? Loads and stores to it wait in the miss's own register, as in
+    /// the line fill buffers of Intel's cores (Optimization Reference Manual). A store buffer has a place for each store.
+    pub(super) fn joins(&self, nth: usize, physical: u64, at: u64, caches: &Caches) -> bool {
+        let unit = &caches.units[self.l1d];
+        let line = physical >> unit.line_shift;
+        let Some((done, _)) = unit.pending.until(line).filter(|_| !self.in_order) else { return false };
+        done > at + unit.latency && unit.store.find(line).is_some() && self.contexts[nth].brings(done)
     }
 
     /// The access goes to the L1 and beyond at the burst's tick. `frame` is the address of its frame.

@@ -267,3 +267,29 @@ fn chains_take_their_latencies_and_the_window_ends_the_overlap() {
         assert!((found / expected - 1.0).abs() < 0.35, "window {window}: {found} cycles a chain of {expected}");
     }
 }
+
+/// Do eight loads of a line take one miss register out of order, so that a stream of words is as fast as one of lines
+/// (Little's law), and does a store buffer have a place for each of eight stores?
+#[test]
+fn accesses_to_a_line_on_its_way_share_its_miss_register() {
+    let cycles_a_line = |pipeline, words: u64, store: bool| {
+        let spec = MachineSpec { pipeline, ..machine() };
+        let mut hw = hardware(&spec);
+        let one = |at: u64| if store { Access::store(at, 0) } else { Access::load(at, 0) };
+        let line = |line: u64| (0..words).map(move |word| one(line * 64 + word * 8));
+        hw.load(CpuId(0), thread(0, 0, (0..5_000).flat_map(line).collect(), false), 0);
+        let (done, last) = finish(&mut hw, 100_000_000);
+        assert_balanced(&done[0].counters);
+        last as f64 / 5_000.0
+    };
+    let out_of_order = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 8, loads_pass: true };
+    for (words, store) in [(1, false), (8, false), (1, true), (8, true)] {
+        let found = cycles_a_line(out_of_order, words, store);
+        assert!((found / (200.0 / 8.0) - 1.0).abs() < 0.05, "{found} cycles a line, {words} words, {store}");
+    }
+    // Eight places: the stores of one line at a time, or one store each of eight lines.
+    let in_order = Pipeline::InOrder { issue_width: 2 };
+    let (one, eight) = (cycles_a_line(in_order, 1, true), cycles_a_line(in_order, 8, true));
+    assert!((one / (200.0 / 8.0) - 1.0).abs() < 0.05, "{one} cycles a line");
+    assert!((eight / 200.0 - 1.0).abs() < 0.05, "{eight} cycles a line");
+}

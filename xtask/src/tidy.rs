@@ -19,6 +19,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("pipeline", &["core", "locality", "policy", "trace"]),
     ("repro", &["core", "locality", "policy", "pipeline", "sim", "interval", "trace", "report", "spec"]),
     ("sweep", &["core", "spec", "report"]),
+    ("fuzzing", &["core", "spec", "linux", "trace", "sweep"]),
     (
         "cli",
         &[

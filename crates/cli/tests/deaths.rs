@@ -4,10 +4,12 @@ mod common;
 #[path = "common/managed.rs"]
 mod managed;
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use common::not_shown::not_shown;
 use common::{MANAGE, acting, command, run};
 use managed::{Daemon, Programs, journal_gone, kill, signals, within};
 
@@ -121,6 +123,42 @@ impl Drop for Group {
     fn drop(&mut self) {
         let _ = within(Duration::from_secs(5), || std::fs::remove_dir(&self.0).is_ok());
     }
+}
+
+/// The daemon's control group is ended with all that is in it: does the guardian stand apart, and put everything back by itself; and
+/// is its group gone then?
+#[test]
+fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
+    let Some(group) = Group::new() else {
+        not_shown("a guardian outside the daemon's control group", "no cgroup v2, or no right to it");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let programs = configured(folder.path());
+    let before = programs.states();
+    let mut usual = command(folder.path(), &MANAGE);
+    let procs = group.0.join("cgroup.procs");
+    // In the group from its first instruction on.
+    // SAFETY: one write(2) to a file that is opened before, no memory is taken.
+    unsafe {
+        let file = std::fs::OpenOptions::new().write(true).open(&procs).unwrap();
+        usual.pre_exec(move || std::io::Write::write_all(&mut &file, b"0"));
+    }
+    let child = usual.stdout(Stdio::null()).spawn().unwrap();
+    let mut daemon = Daemon { child, state: folder.path().join("state") };
+    daemon.acts();
+    let guardian = daemon.guardian().unwrap();
+    let inside = std::fs::read_to_string(&procs).unwrap();
+    assert!(inside.lines().all(|pid| pid != guardian.to_string()), "the guardian is in the daemon's group");
+    let status = || run(folder.path(), &["status", "--json", "--socket", "s.sock"]);
+    assert!(within(Duration::from_secs(30), || status().out.contains("\"guardian_apart\": true")), "{}", status().out);
+    std::thread::sleep(Duration::from_millis(150));
+    std::fs::write(group.0.join("cgroup.kill"), "1").unwrap();
+    daemon.child.wait().unwrap();
+    assert!(journal_gone(folder.path()), "the guardian did not finish");
+    assert_eq!(programs.states(), before);
+    let own = group.0.with_file_name(format!("{}{guardian}", cachemate_linux::guardian::apart::PREFIX));
+    assert!(within(Duration::from_secs(20), || !own.exists()), "{} stays", own.display());
 }
 
 /// Daemon and guardian end in the same instant, by their control group.

@@ -107,39 +107,10 @@ fn a_decision_that_hurts_is_taken_back_live() {
     assert!(!folder.path().join("state/restore.journal").exists());
 }
 
-/// A cgroup of its own below one hierarchy's root, removed when dropped.
-struct Group(PathBuf);
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
-    }
-}
-
-/// A group of the host's cpuset hierarchy, with all CPUs; or why there is none.
-fn group() -> Result<(Group, String), String> {
-    use cachemate_linux::cpusets::{Cpusets, find};
-    let mount = match find(&Host::new("/")) {
-        Some(Cpusets::V1(mount) | Cpusets::V2(mount)) => mount,
-        None => return Err("no cpuset controller".to_string()),
-    };
-    let name = format!("cachemate-test-{}", std::process::id());
-    let dir = mount.join(&name);
-    std::fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-    let group = Group(dir.clone());
-    for file in ["cpuset.cpus", "cpuset.mems"] {
-        let whole = std::fs::read_to_string(mount.join(file))
-            .or_else(|_| std::fs::read_to_string(mount.join(format!("{file}.effective"))));
-        let whole = whole.map_err(|error| format!("{file}: {error}"))?;
-        std::fs::write(dir.join(file), whole).map_err(|error| format!("{}/{file}: {error}", dir.display()))?;
-    }
-    Ok((group, format!("/{name}")))
-}
-
 /// Is a real group confined, a program born in it too, and is the group as before when the daemon ends or is killed?
 #[test]
 fn a_group_is_confined_and_comes_back() {
-    let (group, path) = match group() {
+    let (group, path) = match common::group() {
         Ok(group) => group,
         Err(why) => {
             // crates/linux/src/cpusets.rs asks the same of made trees.
@@ -185,7 +156,9 @@ fn a_plan_that_no_machine_may_be_told_ends_nothing() {
     let program = sleeper();
     let (host, pid) = (Host::new("/"), program.0.id() as i32);
     let before = host.affinity(pid).unwrap();
-    let config = format!("act = true\nwindow_ms = 50\n[policy]\nname = \"astray\"\n[[rules]]\npid = {pid}\n");
+    let config = format!(
+        "act = true\nwindow_ms = 50\n[policy]\nname = \"astray\"\n[guard]\nenabled = false\n[[rules]]\npid = {pid}\n"
+    );
     let mut daemon = daemon(folder.path(), &config);
     let astray = status_when(folder.path(), "the refusal", PATIENCE, |status| !status["refused_plan"].is_null());
     let said = astray["refused_plan"].as_str().unwrap();

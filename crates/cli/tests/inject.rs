@@ -3,14 +3,19 @@
 //! The usual run takes some positions of each call; `CACHEMATE_FAULTS=all` (`make faults`) takes every one.
 
 mod common;
+#[path = "common/managed.rs"]
+mod managed;
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
 use cachemate_linux::journal::{Change, Journal, Object, State};
 use cachemate_linux::kernel::{Host, Kernel};
-use common::{Running, command, run};
+use common::not_shown::not_shown;
+use common::{MANAGE, Running, acting, command, run};
+use managed::{Programs, kill, signals, within};
 
 /// Calls that a restore makes, with what each may fail with.
 const FAULTS: [(&str, &[&str]); 9] = [
@@ -110,13 +115,20 @@ fn strace(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), said.concat())
 }
 
+fn can_trace() -> bool {
+    let works = Command::new("strace").args(["-qq", "-o", "/dev/null", "true"]).stderr(Stdio::null()).status();
+    let works = works.is_ok_and(|status| status.success());
+    if !works {
+        not_shown("faults in the real command", "no strace, or not allowed to trace");
+    }
+    works
+}
+
 /// Whatever call of a restore fails, with whatever error: is all as before, or does the journal stay and the exit code say so;
 /// and does the next try do the rest?
 #[test]
 fn a_reset_with_a_fault_at_any_call_loses_nothing() {
-    let works = Command::new("strace").args(["-qq", "-o", "/dev/null", "true"]).stderr(Stdio::null()).status();
-    if !works.is_ok_and(|status| status.success()) {
-        println!("not shown here: faults in the real command (no strace, or not allowed to trace)");
+    if !can_trace() {
         return;
     }
     let every = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
@@ -145,4 +157,110 @@ fn a_reset_with_a_fault_at_any_call_loses_nothing() {
         }
     }
     println!("{shown} faults, none of which lost anything");
+}
+
+/// Calls that a daemon and its guardian make while they manage, with what each may fail with.
+const OF_A_DAEMON: [(&str, &[&str]); 14] = [
+    ("openat", &["EMFILE", "ENOMEM", "EIO", "EINTR"]),
+    ("read", &["EIO", "EINTR"]),
+    ("pread64", &["EIO", "ESRCH"]),
+    ("getdents64", &["EIO", "ENOMEM"]),
+    ("write", &["ENOSPC", "EIO", "EINTR"]),
+    ("fdatasync", &["EIO", "ENOSPC"]),
+    ("fsync", &["EIO", "EROFS"]),
+    ("sched_setaffinity", &["EPERM", "EINVAL"]),
+    ("setpriority", &["EPERM", "EACCES"]),
+    ("sched_setscheduler", &["EPERM", "EINVAL"]),
+    ("sched_getattr", &["EPERM", "ESRCH"]),
+    ("pipe2", &["EMFILE"]),
+    ("unlink", &["EROFS", "EIO"]),
+    ("poll", &["EINTR", "ENOMEM"]),
+];
+
+/// So long a life under strace from its first change on; where a fault keeps it from changing anything it is told to end later.
+const ACTING: Duration = Duration::from_millis(500);
+const NOT_ACTING: Duration = Duration::from_secs(5);
+
+/// A daemon that manages for a while under strace, and is told to end; what it said.
+fn life(folder: &Path, strace: &[String], patience: Duration) -> String {
+    let _ = std::fs::remove_dir_all(folder.join("state"));
+    let manage = command(folder, &MANAGE);
+    let said = std::fs::File::create(folder.join("said")).unwrap();
+    let mut tracer = Command::new("strace");
+    tracer.args(["-f", "-qq"]).args(strace).arg(manage.get_program()).args(manage.get_args()).current_dir(folder);
+    tracer.envs(manage.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut tracer = tracer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said).spawn().unwrap();
+    let (start, journal) = (Instant::now(), folder.join("state/restore.journal"));
+    let ended = |tracer: &mut Child| tracer.try_wait().unwrap().is_some();
+    while !journal.exists() && start.elapsed() < patience && !ended(&mut tracer) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    within(ACTING, || ended(&mut tracer));
+    end(&mut tracer);
+    let text = std::fs::read(folder.join("said")).unwrap();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// The daemon by SIGTERM; by SIGKILL if that is not heard, as a manager of services does. The tracer ends after its last program,
+/// the guardian.
+fn end(tracer: &mut Child) {
+    let children = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", tracer.id())).unwrap_or_default();
+    let daemon = children().split_ascii_whitespace().next().and_then(|pid| pid.parse::<i32>().ok());
+    if let Some(daemon) = daemon {
+        kill(daemon, signals::TERM);
+        if !within(Duration::from_secs(30), || !Path::new(&format!("/proc/{daemon}")).exists()) {
+            kill(daemon, signals::KILL);
+        }
+    }
+    assert!(within(Duration::from_secs(60), || tracer.try_wait().unwrap().is_some()), "the guardian does not end");
+}
+
+/// Whatever call of a daemon or its guardian fails, with whatever error, while it acts or puts things back: is all as before, or
+/// does the journal stay and somebody say so; and does `reset` do the rest?
+#[test]
+fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
+    if !can_trace() {
+        return;
+    }
+    let every = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
+    let folder = tempfile::tempdir().unwrap();
+    let programs = Programs::start();
+    std::fs::write(folder.path().join("c.toml"), acting("shake", 20, &programs.parent.id().to_string())).unwrap();
+    let before = programs.states();
+    let journal = folder.path().join("state/restore.journal");
+    let mut generator = cachemate_core::SplitMix64::new(15);
+    let (mut shown, mut kept_and_said) = (0u32, 0u32);
+    let (counted, named) = (folder.path().join("calls"), OF_A_DAEMON.map(|(call, _)| call).join(","));
+    life(
+        folder.path(),
+        &["-e".into(), format!("trace={named}"), "-o".into(), counted.display().to_string()],
+        12 * NOT_ACTING,
+    );
+    let counted = std::fs::read_to_string(&counted).unwrap();
+    for (call, errors) in OF_A_DAEMON {
+        let calls = counted.lines().filter(|line| line.contains(&format!(" {call}("))).count() as u64;
+        // Those that are asked for only by some plans, or on some hosts.
+        let rare =
+            matches!(call, "sched_getattr" | "pread64" | "fsync" | "setpriority" | "sched_setscheduler" | "pipe2");
+        assert!(calls > 0 || rare, "no {call} in a daemon's life");
+        for turn in 0..if every { 24 } else { 1 } {
+            // Of one thread: most positions lie in its first calls.
+            let nth = 1 + generator.below(calls.max(1)).min(generator.below(calls.max(1)));
+            let error = errors[(turn + shown as usize) % errors.len()];
+            let inject = format!("--inject={call}:error={error}:when={nth}");
+            let said = life(
+                folder.path(),
+                &["-e".into(), "trace=none".into(), "-o".into(), "/dev/null".into(), inject.clone()],
+                NOT_ACTING,
+            );
+            let (as_before, kept) = (programs.states() == before, journal.exists());
+            let case = format!("{inject} of {calls}: as before: {as_before}, journal kept: {kept}: {said}");
+            assert!(as_before || kept, "{case}");
+            assert!(!kept || !said.is_empty(), "nothing is said of what is left: {case}");
+            run(folder.path(), &["reset", "--state-dir", "state"]);
+            assert!(programs.states() == before && !journal.exists(), "after a reset: {case}");
+            (shown, kept_and_said) = (shown + 1, kept_and_said + u32::from(kept));
+        }
+    }
+    println!("{shown} faults in a daemon's life, after {kept_and_said} of which the journal stayed and was told");
 }

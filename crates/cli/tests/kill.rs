@@ -7,9 +7,13 @@ mod common;
 mod managed;
 
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{acting, run};
+use cachemate_core::CpuSet;
+use cachemate_linux::kernel::{Host, Kernel};
+use common::not_shown::not_shown;
+use common::{Group, Running, acting, group, run};
 use managed::{Daemon, Programs, journal_gone, kill, signals, state, within};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -67,15 +71,52 @@ fn one(folder: &Path, programs: &Programs, killed: Killed, then: Then, wait: Dur
     let _ = programs;
 }
 
-/// Whatever is killed, whenever, and whoever puts things back: are affinities, nice values, policies and cpusets as before?
+/// A group of the host with a program in it, which the daemon keeps to one CPU; nothing where there are no cpusets.
+struct Confinement(Option<(Running, Group, String)>);
+
+impl Confinement {
+    fn make() -> Self {
+        match group() {
+            Ok((group, path)) => {
+                let sleeper = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+                std::fs::write(group.0.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
+                Confinement(Some((Running(sleeper), group, path)))
+            }
+            Err(why) => {
+                not_shown("kills while a real group is confined", why);
+                Confinement(None)
+            }
+        }
+    }
+
+    fn configuration(&self) -> String {
+        let Some((_, group, path)) = &self.0 else { return String::new() };
+        let whole = std::fs::read_to_string(group.0.join("cpuset.cpus")).unwrap();
+        let first = whole.trim().parse::<CpuSet>().unwrap().first().unwrap();
+        format!("[[groups]]\ncgroup = \"{path}\"\ncpus = \"{first}\"\n")
+    }
+
+    fn text(&self) -> Option<String> {
+        Some(std::fs::read_to_string(self.0.as_ref()?.1.0.join("cpuset.cpus")).unwrap())
+    }
+
+    fn mask(&self) -> Option<CpuSet> {
+        Some(Host::new("/").affinity(self.0.as_ref()?.0.pid()).unwrap())
+    }
+}
+
+/// Whatever is killed, whenever, and whoever puts things back: are affinities, nice values, all scheduling classes and cpusets as
+/// before?
 #[test]
 fn everything_is_as_before_whatever_is_killed() {
     let kills: usize = std::env::var("CACHEMATE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(CASES.len());
     let folder = tempfile::tempdir().unwrap();
+    let confined = Confinement::make();
     let programs = Programs::start();
     let pid = programs.parent.id().to_string();
-    std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
+    std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid) + &confined.configuration()).unwrap();
     let before = programs.states();
+    let group = (confined.text(), confined.mask());
     let mut generator = cachemate_core::SplitMix64::new(1);
     let start = Instant::now();
     for round in 0..kills {
@@ -84,6 +125,8 @@ fn everything_is_as_before_whatever_is_killed() {
         one(folder.path(), &programs, killed, then, wait);
         let after = programs.states();
         assert_eq!(after, before, "round {round}: {killed:?} killed after {wait:?}, then {then:?}");
+        let now = (confined.text(), confined.mask());
+        assert_eq!(now, group, "round {round}: the confined group, {killed:?} killed after {wait:?}, then {then:?}");
         // Children that were born under our masks and turns too: they carry what their parent has.
         let want = &before[&(programs.parent.id() as i32)];
         for (pid, name) in programs.family() {

@@ -81,3 +81,49 @@ fn short_lived_programs_leave_nothing_behind() {
     assert!(files_end <= files_half + 16, "{files_half} -> {files_end} open files");
     assert!(journal < 4 << 20, "a journal of {journal} bytes");
 }
+
+/// Under a daemon that moves everybody about and lets gangs take turns, while a thousand short processes a minute come and go: how
+/// long did anybody wait for a processor at most? Is it told, and does nobody starve?
+#[test]
+fn the_longest_wait_under_churn_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    // Two that want a processor all the time, and a birth each 30 ms: a crowded host makes fewer of them, a thousand at least.
+    let script = "(while :; do :; done) & (while :; do :; done) & \
+                  i=0; while [ $i -lt 300 ]; do (k=0; while [ $k -lt 2000 ]; do k=$((k+1)); done) & sleep 0.03; i=$((i+1)); done; \
+                  touch end; wait";
+    let mut parent = Command::new("bash");
+    parent.args(["-c", script]).current_dir(folder.path()).stdin(Stdio::null()).stderr(Stdio::null());
+    // In a group of its own, to end all of it.
+    let mut parent = std::os::unix::process::CommandExt::process_group(&mut parent, 0).spawn().unwrap();
+    let mut daemon = daemon(folder.path(), &acting("shake", 50, &parent.id().to_string()));
+    let start = Instant::now();
+    while !folder.path().join("end").exists() && start.elapsed() < Duration::from_secs(300) {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let churned = start.elapsed();
+    let status = run(folder.path(), &["status", "--json", "--socket", "s.sock"]).json();
+    let words = run(folder.path(), &["status", "--socket", "s.sock"]).ok().out;
+    Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
+    assert!(daemon.0.wait().unwrap().success());
+    Command::new("kill").args(["-KILL", "--", &format!("-{}", parent.id())]).status().unwrap();
+    let _ = parent.wait();
+    let Some(longest_ns) = status["counters"]["longest_wait_ns"].as_u64() else {
+        common::not_shown::not_shown(
+            "the longest wait under churn",
+            "the kernel keeps no account of waits (schedstat)",
+        );
+        return;
+    };
+    let a_minute = 300.0 * 60.0 / churned.as_secs_f64();
+    println!(
+        "{a_minute:.0} short processes a minute, {} threads seen: the longest wait {:.1} ms of {:.1} s",
+        status["counters"]["tasks_seen"],
+        longest_ns as f64 / 1e6,
+        churned.as_secs_f64()
+    );
+    assert!(words.contains("waited longer than"), "{words}");
+    assert!(
+        longest_ns > 0 && longest_ns < status["running_ns"].as_u64().unwrap() / 2,
+        "somebody starves: {longest_ns} ns"
+    );
+}

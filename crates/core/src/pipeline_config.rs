@@ -56,11 +56,15 @@ pub struct GuardConfig {
     /// What is made of several programs' speeds.
     #[serde(default)]
     pub objective: Objective,
+    /// No change before there is something to compare it with: on live hosts, where nobody chose the beginning.
+    #[serde(default)]
+    pub wait_for_reference: bool,
 }
 
 impl Default for GuardConfig {
     fn default() -> Self {
-        GuardConfig { windows: 5, loss_at_least: 0.03, keep_out_windows: 60, objective: Objective::default() }
+        let objective = Objective::default();
+        GuardConfig { windows: 5, loss_at_least: 0.03, keep_out_windows: 60, objective, wait_for_reference: false }
     }
 }
 

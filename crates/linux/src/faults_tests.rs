@@ -360,6 +360,61 @@ fn root_acts_alone() {
     assert_eq!(machine.with_kernel(states), before);
 }
 
+/// Root begins to act in the midst of a long window: does a user's machine put everything back then, and not at its end?
+#[test]
+fn root_is_not_kept_waiting_for_the_end_of_a_window() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = FakeHost::default();
+    host.thread(5, 5, 1, "0-3");
+    let own = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
+    let before = states(&host);
+    let acting = Arc::new(crate::acting::Acting::below_root(&host, dir.path()));
+    let mut machine = machine(host, dir.path());
+    machine.let_act(acting);
+    let seen = machine.observe().unwrap().unwrap();
+    let an_hour = Window::Time { ns: 3_600_000_000_000 };
+    let mut plan = Plan::idle(an_hour);
+    plan.allowed = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+    assert_eq!(machine.apply(&plan).unwrap().allowed.len(), 1);
+    let word = (dir.path().join("root-acts"), format!("{} {}\n", own.tid, own.start_ticks));
+    let (sender, ended) = std::sync::mpsc::channel();
+    let looks = std::thread::spawn(move || {
+        machine.observe().unwrap().unwrap();
+        let account = machine.overruled();
+        sender.send((machine.acts(), machine.with_kernel(states), account)).unwrap();
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    std::fs::write(word.0, word.1).unwrap();
+    let (acts, after, account) = ended.recv_timeout(Duration::from_secs(60)).expect("an hour is not waited for");
+    looks.join().unwrap();
+    assert!(!acts);
+    assert_eq!(after, before);
+    assert!(account.iter().any(|line| line.outcome == Outcome::PutBack), "told what was put back: {account:?}");
+}
+
+/// New rules release a program that cannot be put back: is that told, and kept in the journal for the next try?
+#[test]
+fn a_reload_tells_what_could_not_be_put_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = FakeHost::default();
+    host.thread(5, 5, 1, "0-3");
+    let before = states(&host);
+    let mut machine = machine(host, dir.path());
+    let seen = machine.observe().unwrap().unwrap();
+    let mut plan = Plan::idle(Window::Time { ns: 1 });
+    plan.allowed = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+    machine.apply(&plan).unwrap();
+    machine.with_kernel(|host| host.broken_from.set(Some(0)));
+    for act in [true, false] {
+        let account = machine.set_rules(Vec::new(), Vec::new(), act).unwrap();
+        let told = account.iter().any(|line| matches!(line.outcome, Outcome::Failed(_)));
+        assert!(told, "act = {act}: {account:?}");
+    }
+    machine.with_kernel(|host| host.broken_from.set(None));
+    machine.put_back().unwrap();
+    assert_eq!(machine.with_kernel(states), before);
+}
+
 /// When rules release a member while gangs take turns: does the reload come to its end, with the member as before?
 #[test]
 fn a_reload_ends_while_gangs_take_turns() {

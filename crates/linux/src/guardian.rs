@@ -5,7 +5,7 @@
 //! guardian leaves; when the pipe closes without that word, it restores from the journal. A daemon that is stopped or hangs
 //! closes nothing: it says how long its windows are once in each, and one that is silent for ten seconds and for five windows
 //! is fenced off ([`Fence`]), and then everything is restored. The guardian runs in a session of its
-//! own and ignores the signals that end a terminal's programs. If the guardian dies first, the daemon notices and starts
+//! own, in a control group of its own where there is one ([`apart`]), and ignores the signals that end a terminal's programs. If the guardian dies first, the daemon notices and starts
 //! another. If both die, the journal is still there for the next start and for `cachemate reset`.
 
 use std::io::{self, Read, Write};
@@ -17,6 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+pub mod apart;
 
 use crate::fence::{self, Fence};
 use crate::journal::{self, Journal, JournalError, Recovered};
@@ -211,6 +213,16 @@ fn lines(read: &mut Vec<u8>) -> Vec<String> {
 /// The journal could not be read, or the lock not taken. What could not be restored stands in the account.
 pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<LeftBehind, JournalError> {
     ignore_terminal_signals();
+    // Where there is no such group the guardian stands beside the daemon; `status` says so.
+    let apart = apart::Apart::go(kernel).ok().flatten();
+    let left = stand(kernel, state_dir);
+    if let Some(apart) = apart {
+        apart.leave(kernel);
+    }
+    left
+}
+
+fn stand(kernel: &dyn Kernel, state_dir: &Path) -> Result<LeftBehind, JournalError> {
     let io = |source| JournalError::Io { path: state_dir.to_path_buf(), source };
     let fence = Fence::inherited().map_err(io)?;
     let mut stdout = io::stdout();

@@ -451,6 +451,14 @@ pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
         }
         Err(error) => return Err(error),
     };
+    read(&path, &bytes).map(Some)
+}
+
+/// What the bytes of a journal say; `path` is what errors call it.
+///
+/// # Errors
+/// It is of another format.
+pub fn read(path: &Path, bytes: &[u8]) -> Result<Recovered, JournalError> {
     let mut found = Recovered::default();
     let mut since = 0;
     for (at, line) in bytes.split_inclusive(|&byte| byte == b'\n').enumerate() {
@@ -461,7 +469,7 @@ pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
             None => found.torn = true,
             Some(Line::Header { format, .. }) if format != FORMAT => {
                 let what = format!("found format {format}, expected {FORMAT}");
-                return Err(JournalError::Damaged { path, line: at + 1, what });
+                return Err(JournalError::Damaged { path: path.to_path_buf(), line: at + 1, what });
             }
             Some(Line::Header { boot_id, since_ticks, .. }) => {
                 (found.boot_id, since) = (Some(boot_id), since_ticks);
@@ -480,7 +488,7 @@ pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
             }
         }
     }
-    Ok(Some(found))
+    Ok(found)
 }
 
 /// Was nothing ever changed after this journal was begun?

@@ -186,7 +186,7 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
         policy: number(41)?.try_into().ok()?,
         priority: number(40)?.try_into().ok()?,
         cpu: number(39)?.try_into().ok()?,
-        ran_ticks: number(14)? + number(15)?,
+        ran_ticks: number(14)?.saturating_add(number(15)?),
         minor_faults: number(10)?,
         major_faults: number(12)?,
         flags: number(9)?,

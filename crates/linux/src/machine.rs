@@ -31,6 +31,7 @@ use crate::kernel::{Kernel, ThreadKey};
 use crate::probing::{Actor, Cast, Probing};
 use crate::progress::{ProgressFiles, Sweep};
 use crate::resctrl::{Resctrl, Ways};
+use crate::restore::Restored;
 use crate::rules::Rule;
 use crate::tasks::{Managed, Tasks, Usage};
 
@@ -92,6 +93,8 @@ pub struct LiveMachine<K> {
     /// Confined groups, as they were read back.
     confined: Vec<Confined>,
     in_force: Applied,
+    /// Put back as root began to act, until it is told.
+    overruled: Vec<Restored>,
     /// Clock ticks since the boot at the look before, and at the last one.
     looked_ticks: (Option<u64>, Option<u64>),
     started: Instant,
@@ -141,6 +144,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             planned: Vec::new(),
             confined: Vec::new(),
             in_force: Applied::default(),
+            overruled: Vec::new(),
             looked_ticks: (None, None),
             started: now,
             window_start: now,
@@ -198,6 +202,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 return None;
             }
             if self.options.wake.swap(false, Ordering::Relaxed) {
+                return Some(WindowEnd::Interrupted);
+            }
+            // However long the window is: who acts beside root takes what root set for originals.
+            if self.is_overruled() {
                 return Some(WindowEnd::Interrupted);
             }
             let left = due.saturating_duration_since(Instant::now());

@@ -29,7 +29,7 @@ use crate::probes::ping_pong::round_trip;
 use crate::probes::{Pinned, watchpoint};
 use crate::progress::{ProgressFiles, Rates, Total};
 use crate::sampling::Facility;
-use crate::scheduling::{Scheduling, set_turn};
+use crate::scheduling::{Scheduling, set_seat, set_turn};
 
 /// One phase with a neighbour: a stream beside a program needs a while until neither defends its lines any more.
 const PHASE: Duration = Duration::from_millis(150);
@@ -407,7 +407,7 @@ impl<K: Kernel> Stage<'_, K> {
             // Others may vanish meanwhile: that only makes the stage emptier.
             cast.others.iter().for_each(|actor| drop(self.set(actor, true)));
             // A statement of its own: the lock would be held through the scene, which asks for it.
-            let seated = self.lock().set_affinity(cast.star.thread.tid, &cast.seat());
+            let seated = set_seat(&*self.lock(), cast.star.thread, &cast.seat());
             let played = seated.and_then(|()| {
                 let here = Pinned::to(cast.probe_cpu)?;
                 let before = round_trip((cast.probe_cpu, cast.star_cpu)).ok();
@@ -425,7 +425,7 @@ impl<K: Kernel> Stage<'_, K> {
         });
         // A thread that is gone needs nothing; whatever else fails stands in the journal.
         drop(self.set(&cast.star, false));
-        drop(self.lock().set_affinity(cast.star.thread.tid, &cast.star.cpus));
+        drop(set_seat(&*self.lock(), cast.star.thread, &cast.star.cpus));
         cast.others.iter().for_each(|actor| drop(self.set(actor, false)));
         played
     }
@@ -458,4 +458,39 @@ fn take_cpu(cpu: CpuId, spinner: &AtomicBool, over: &AtomicBool) -> u64 {
         }
     }
     pinned.cost_ns()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+    use crate::kernel::Host;
+
+    /// The probed thread ends during a probe, or before it, and another one gets its number: is that one's mask left alone?
+    #[test]
+    fn whoever_gets_the_number_of_a_probed_thread_keeps_his_mask() {
+        let host = FakeHost::default();
+        let thread = host.thread(5, 5, 1, "0-3");
+        let star =
+            Actor { task: TaskId(0), pid: 5, thread, scheduling: Scheduling::default(), cpus: "0-1".parse().unwrap() };
+        // The probe's own threads sit on a CPU that this test has.
+        let cpu = Host::new("/").affinity(std::process::id() as i32).unwrap().first().unwrap();
+        let (star_cpu, probe_cpu) = (CpuId(cpu), CpuId(cpu));
+        let cast = Cast { star, others: Vec::new(), star_cpu, probe_cpu, cache_bytes: None };
+        let kernel = Mutex::new(host);
+        let stage = Stage { kernel: &kernel, cast: &cast };
+        let reused = |host: &FakeHost| host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;
+        let mask = || kernel.lock().unwrap().threads.borrow()[&5].cpus.to_string();
+        let played = stage.play(|_| {
+            assert_eq!(mask(), cpu.to_string());
+            let host = kernel.lock().unwrap();
+            reused(&host);
+            host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "2-3".parse().unwrap();
+            Ok(())
+        });
+        drop(played);
+        assert_eq!(mask(), "2-3", "it ended during the probe");
+        assert!(stage.play(|_| Ok(())).is_err(), "it has ended before");
+        assert_eq!(mask(), "2-3");
+    }
 }

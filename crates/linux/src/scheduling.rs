@@ -8,6 +8,7 @@
 use std::fmt;
 use std::io;
 
+use cachemate_core::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use crate::journal::State;
@@ -87,6 +88,17 @@ impl fmt::Display for Scheduling {
             other => write!(f, "scheduling policy {other}"),
         }
     }
+}
+
+/// Sets a thread's affinity, if it is that thread still.
+///
+/// # Errors
+/// The thread is gone or its id another's (`ESRCH`); or as the kernel says.
+pub(crate) fn set_seat(kernel: &dyn Kernel, thread: ThreadKey, cpus: &CpuSet) -> io::Result<()> {
+    if kernel.stat(thread.tid)?.key != thread {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    kernel.set_affinity(thread.tid, cpus)
 }
 
 /// Lets a thread wait as an idle task, or gives it back what it had.

@@ -368,7 +368,7 @@ fn times_of(text: &str) -> Times {
 }
 
 fn usage((ran_ns, waited_ns, slices): Times, stat: &ThreadStat) -> Usage {
-    Usage { ran_ns, waited_ns, slices, faults: stat.minor_faults + stat.major_faults, calls: None }
+    Usage { ran_ns, waited_ns, slices, faults: stat.minor_faults.saturating_add(stat.major_faults), calls: None }
 }
 
 /// Time on a processor so far.

@@ -16,12 +16,14 @@ mod scenario;
 
 pub use error::SpecError;
 pub use located::{Located, parse_toml};
-pub use machines::{built_in_machine_text, load_machine, load_topology, machine_names};
+pub use machines::{built_in_machine_text, load_machine, load_topology, machine_names, parse_machine};
 pub use manage::{
     ConfinedGroup, GuardConfig, ManageConfig, RuleAction, RuleConfig, User, load_manage_config, parse_manage_config,
 };
 pub use matrix::{load_percent_matrix, parse_percent_matrix};
 pub use scenario::{Length, PolicyChoice, ProgramSpec, Scenario, load_scenario, parse_scenario, vary_scenario};
+
+use std::io::Read;
 
 /// Files larger than this are not specifications.
 const LARGEST_FILE_BYTES: u64 = 16 << 20;
@@ -32,5 +34,13 @@ pub(crate) fn read_text(path: &str) -> Result<String, SpecError> {
     if size.len() > LARGEST_FILE_BYTES {
         return Err(SpecError::of_file(path, format!("{} bytes", size.len()), "a file of at most 16 MiB"));
     }
-    std::fs::read_to_string(path).map_err(|error| SpecError::of_file(path, error.to_string(), "a readable text file"))
+    let unreadable = |error: std::io::Error| SpecError::of_file(path, error.to_string(), "a readable text file");
+    // Devices and pipes tell no size, and some have no end.
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    let read = file.take(LARGEST_FILE_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if read as u64 > LARGEST_FILE_BYTES {
+        return Err(SpecError::of_file(path, "more than 16 MiB", "a file of at most 16 MiB"));
+    }
+    Ok(text)
 }

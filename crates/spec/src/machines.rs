@@ -3,7 +3,7 @@
 use cachemate_core::{MachineSpec, Topology};
 
 use crate::located::Located;
-use crate::overrides::split;
+use crate::overrides::{Override, split};
 use crate::{SpecError, read_text};
 
 /// Name and text of every machine that comes with the program. In the order of their names.
@@ -53,8 +53,20 @@ pub fn load_machine(given: &str) -> Result<MachineSpec, SpecError> {
         None if is_path => read_text(name)?,
         None => return Err(SpecError::unknown_name("machine", name, &machine_names())),
     };
-    let located = Located::parse(name, &text)?;
-    let machine: MachineSpec = located.read(&overrides)?;
+    read_machine(name, &text, &overrides)
+}
+
+/// The machine that a text describes; `file` is what errors call it.
+///
+/// # Errors
+/// As [`load_machine`].
+pub fn parse_machine(file: &str, text: &str) -> Result<MachineSpec, SpecError> {
+    read_machine(file, text, &[])
+}
+
+fn read_machine(file: &str, text: &str, overrides: &[Override]) -> Result<MachineSpec, SpecError> {
+    let located = Located::parse(file, text)?;
+    let machine: MachineSpec = located.read(overrides)?;
     machine.check().map_err(|bad| located.at(&bad.field, bad.found, bad.expected))?;
     Ok(machine)
 }

@@ -71,6 +71,7 @@ impl GuardConfig {
             windows,
             loss_at_least,
             keep_out_windows,
+            wait_for_reference: true,
             ..Default::default()
         })
     }

@@ -229,6 +229,7 @@ fn turns(
         }
         if watcher.status.acts && !live.machine.acts() {
             say("root's cachemate acts by now: everything is put back, and this one only observes");
+            tell(&live.machine.overruled(), say);
         }
         watcher.status.acts = live.machine.acts();
         watcher.status.running_ns = started.elapsed().as_nanos() as u64;
@@ -272,7 +273,8 @@ fn reload(source: &Source, live: &mut LiveLoop, watcher: &mut Watcher, shared: &
             let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
             live.machine.let_act(host::acting(&state_dir)?);
         }
-        live.machine.set_rules(host::rules(&config.rules), host::groups(&config), config.act)?;
+        let account = live.machine.set_rules(host::rules(&config.rules), host::groups(&config), config.act)?;
+        tell(&account, say);
         live.policy = policy;
         live.policy_name = name;
         *shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed(&config);
@@ -315,6 +317,13 @@ pub fn complain(account: &[Restored], say: &dyn Fn(&str)) -> anyhow::Result<()> 
         bail!("{failed} objects could not be put back; the journal is kept, and cachemate reset tries again");
     }
     Ok(())
+}
+
+/// The same while the daemon goes on: what could not be put back stays in the journal and is tried again at the end.
+fn tell(account: &[Restored], say: &dyn Fn(&str)) {
+    if let Err(error) = complain(account, say) {
+        say(&format!("{error:#}"));
+    }
 }
 
 /// Says what of a journal that was left behind is lost, or lies there still.

@@ -85,6 +85,12 @@ pub fn page(status: &Status) -> String {
         counter.inc_by(ns as f64 / 1e9);
         registry.register_with_unit(name, help, Unit::Seconds, counter);
     }
+    if let Some(ns) = status.counters.longest_wait_ns {
+        let longest = Gauge::<f64, AtomicU64>::default();
+        longest.set(ns as f64 / 1e9);
+        let help = "No managed thread waited longer for a processor at a stretch";
+        registry.register_with_unit("longest_wait", help, Unit::Seconds, longest);
+    }
     let gauge = |registry: &mut Registry, name: &str, help: &str, rows: Vec<(Labels, f64)>| {
         let family = Gauges::default();
         for (labels, value) in rows {

@@ -33,6 +33,12 @@ pub(super) fn head(status: &Status) -> String {
         status.windows,
         status.window_ns as f64 / 1e9,
     );
+    if let Some(ns) = status.counters.longest_wait_ns {
+        text.push_str(&format!("no managed thread waited longer than {:.1} ms for a processor\n", ns as f64 / 1e6));
+    }
+    if status.guardian_apart == Some(false) {
+        text.push_str("the guardian is in the daemon's control group: whoever ends that ends both, and cachemate reset is needed\n");
+    }
     if let Some(error) = &status.config_error {
         text.push_str(&format!("configuration not reloaded: {error}\n"));
     }

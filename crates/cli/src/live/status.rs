@@ -6,6 +6,7 @@ use cachemate_core::{
     BadPlan, CpuId, CpuSet, Estimate, Event, Evidence, Item, Member, Pending, Profile, Reason, ReasonKind, Record,
     ShareHeld, TaskId, TaskSeen, Topology, Units,
 };
+use cachemate_linux::guardian::apart::ends_with;
 use cachemate_linux::kernel::Host;
 use cachemate_linux::machine::LiveMachine;
 use cachemate_linux::pressure::Pressure;
@@ -28,6 +29,9 @@ pub struct Status {
     pub version: String,
     pub pid: u32,
     pub guardian_pid: Option<u32>,
+    /// It outlives the end of the daemon's control group; `None` = no guardian, or not known.
+    #[serde(default)]
+    pub guardian_apart: Option<bool>,
     pub policy: String,
     /// False = observing only.
     pub acts: bool,
@@ -79,6 +83,10 @@ pub struct Totals {
     pub refused_plans: u64,
     pub probes_answered: u64,
     pub probe_cost_ns: u64,
+    /// No managed thread waited longer for a processor at a stretch, children that came and went between two looks left out;
+    /// `None` = the kernel does not say.
+    #[serde(default)]
+    pub longest_wait_ns: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -222,6 +230,8 @@ pub struct Watcher {
     alone: BTreeMap<TaskId, (Work, f64)>,
     why: BTreeMap<TaskId, Vec<String>>,
     last_texts: Vec<String>,
+    /// Threads that wait for a processor, since so long.
+    waiting_ns: BTreeMap<TaskId, u64>,
 }
 
 impl Watcher {
@@ -259,7 +269,8 @@ impl Watcher {
         self.status.windows = record.seen.window + 1;
         self.status.refused_plan = None;
         self.status.window_ns = record.seen.span.elapsed_ns;
-        self.status.guardian_pid = machine.guardian_pid();
+        self.see_guardian(machine.guardian_pid());
+        self.see_waits(record);
         self.status.cpu_ns = LiveMachine::<Host>::own_cpu_ns();
         let said = |refused: &cachemate_core::Refused| format!("{:?}: {}", refused.item, printable(&refused.said));
         self.status.refused = record.applied.refused.iter().take(20).map(said).collect();
@@ -272,6 +283,32 @@ impl Watcher {
         let shares = record.applied.shares.iter();
         self.status.shares = shares.map(|held| share(held, &record.seen.tasks, machine)).collect();
         self.status.pending = record.applied.pending.iter().map(pending).collect();
+    }
+
+    fn see_guardian(&mut self, pid: Option<u32>) {
+        if self.status.guardian_pid != pid || self.status.guardian_apart.is_none() {
+            let own = std::process::id() as i32;
+            let together = pid.and_then(|pid| ends_with(&Host::new("/"), own, i32::try_from(pid).ok()?));
+            self.status.guardian_apart = together.map(|together| !together);
+        }
+        self.status.guardian_pid = pid;
+    }
+
+    /// The kernel adds a wait to a thread's account when it ends: the most that was added between two looks is at least the
+    /// longest. One that goes on is told by a thread that is runnable and did not run.
+    fn see_waits(&mut self, record: &Record) {
+        let mut waiting = BTreeMap::new();
+        for task in record.seen.tasks.iter().filter(|task| !task.exited) {
+            let ran = task.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+            let before = self.waiting_ns.get(&task.task).copied().unwrap_or(0);
+            let going_on = if task.cpu.is_some() && !ran { before + record.seen.span.elapsed_ns } else { 0 };
+            if going_on > 0 {
+                waiting.insert(task.task, going_on);
+            }
+            let longest = task.runnable_wait_ns.into_iter().chain((going_on > 0).then_some(going_on)).max();
+            self.status.counters.longest_wait_ns = self.status.counters.longest_wait_ns.max(longest);
+        }
+        self.waiting_ns = waiting;
     }
 
     /// A plan that no machine may be told: it is not carried out, and the one before stays in force. True = it has not been

@@ -123,3 +123,33 @@ pub fn status_when(
     }
     panic!("{what} did not come: {last}");
 }
+
+/// A cgroup of its own below one hierarchy's root, removed when dropped.
+pub struct Group(pub PathBuf);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// A group of the host's cpuset hierarchy, with all CPUs; or why there is none.
+pub fn group() -> Result<(Group, String), String> {
+    use cachemate_linux::cpusets::{Cpusets, find};
+    use cachemate_linux::kernel::Host;
+    let mount = match find(&Host::new("/")) {
+        Some(Cpusets::V1(mount) | Cpusets::V2(mount)) => mount,
+        None => return Err("no cpuset controller".to_string()),
+    };
+    let name = format!("cachemate-test-{}", std::process::id());
+    let dir = mount.join(&name);
+    std::fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let group = Group(dir.clone());
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let whole = std::fs::read_to_string(mount.join(file))
+            .or_else(|_| std::fs::read_to_string(mount.join(format!("{file}.effective"))));
+        let whole = whole.map_err(|error| format!("{file}: {error}"))?;
+        std::fs::write(dir.join(file), whole).map_err(|error| format!("{}/{file}: {error}", dir.display()))?;
+    }
+    Ok((group, format!("/{name}")))
+}

@@ -101,7 +101,7 @@ impl Map {
             let pairs = run.colours.as_bytes().chunks_exact(2).enumerate();
             pairs.filter_map(|(at, digits)| {
                 let digits = std::str::from_utf8(digits).ok()?;
-                Some((run.first_frame + at as u64, u32::from_str_radix(digits, 16).ok()?))
+                Some((run.first_frame.checked_add(at as u64)?, u32::from_str_radix(digits, 16).ok()?))
             })
         })
     }
@@ -132,7 +132,11 @@ impl Map {
         Self::parse(&text).map_err(|what| ColorError::BadMap(path.to_path_buf(), what))
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    /// The map that a text holds.
+    ///
+    /// # Errors
+    /// It is no map, of another version, or says things that cannot be.
+    pub fn parse(text: &str) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Version {
             format: u32,

@@ -59,21 +59,24 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// New rules (SIGHUP): programs are examined again, what is managed no longer is put back at once; and where acting
-    /// was switched off, everything is.
+    /// was switched off, everything is. Answers with what became of that.
     ///
     /// # Errors
     /// The journal could not be written; it still holds what could not be put back.
-    pub fn set_rules(&mut self, rules: Vec<Rule>, groups: Vec<Confined>, act: bool) -> Result<(), MachineError> {
+    pub fn set_rules(
+        &mut self,
+        rules: Vec<Rule>,
+        groups: Vec<Confined>,
+        act: bool,
+    ) -> Result<Vec<Restored>, MachineError> {
         self.options.rules = rules;
         self.options.groups = groups;
         self.options.act = act;
-        if !act {
-            self.undo()?;
-        }
+        let mut account = if act { Vec::new() } else { self.undo()? };
         let kernel = self.kernel();
         let released = self.tasks.reexamine(&*lock(&kernel), &self.options.rules);
         if released.is_empty() {
-            return Ok(());
+            return Ok(account);
         }
         // Members may be among them; the next plan starts gangs again. Not under the lock: the runner needs it to end.
         self.gangs.stop_all();
@@ -82,8 +85,19 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let left = |pid: &i32| self.tasks.all().iter().any(|task| task.pid == *pid);
         let pids: BTreeSet<i32> = released.iter().map(|task| task.pid).filter(|pid| !left(pid)).collect();
         let colors = |path: &Path| color_pid(path).is_some_and(|pid| pids.contains(&pid));
-        let account = self.actuator.release(&*kernel, &threads, &colors);
-        account.map(|_| ()).map_err(failed)
+        account.extend(self.actuator.release(&*kernel, &threads, &colors).map_err(failed)?);
+        Ok(account)
+    }
+
+    /// Does root act meanwhile, so that this one may not? Not asked of root's own.
+    pub(super) fn is_overruled(&self) -> bool {
+        let kernel = self.kernel();
+        self.options.act && self.options.acting.as_ref().is_some_and(|acting| acting.is_overruled(&*lock(&kernel)))
+    }
+
+    /// What was put back when root began to act, once.
+    pub fn overruled(&mut self) -> Vec<Restored> {
+        std::mem::take(&mut self.overruled)
     }
 
     /// Once in each window, before anything else: a sign of life to the guardian. Where it has put everything back, or root
@@ -96,10 +110,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.ways.iter_mut().for_each(Ways::forget);
             self.in_force = Applied::default();
         }
-        let overruled = self.options.acting.as_ref().is_some_and(|acting| acting.is_overruled(&*lock(&kernel)));
-        if self.options.act && overruled {
+        if self.is_overruled() {
             self.options.act = false;
-            self.undo()?;
+            self.overruled = self.undo()?;
         }
         self.actuator.keep_guarded(&*lock(&kernel), self.window).map_err(failed)
     }

@@ -65,7 +65,7 @@ pub fn parse(bytes: &[u8], into: &mut Read) {
         match kind {
             perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => sample(misc, record, into),
             // An id, and the number.
-            perf::PERF_RECORD_LOST if record.len() >= 24 => into.lost += word(record, 16),
+            perf::PERF_RECORD_LOST if record.len() >= 24 => into.lost = into.lost.saturating_add(word(record, 16)),
             _ => {} // throttling and whatever later kernels write
         }
     }

@@ -64,6 +64,8 @@ pub struct History {
     present: Present,
     /// Windows since the placement was changed; `None` = settled.
     settling: Option<usize>,
+    /// Windows seen.
+    followed: usize,
 }
 
 impl History {
@@ -80,11 +82,13 @@ impl History {
             totals: BTreeMap::new(),
             trial: None,
             settling: None,
+            followed: 0,
         }
     }
 
     /// Takes in a window, under the plan that was decided before it.
     pub fn follow(&mut self, view: &View<'_>, compared: usize) {
+        self.followed += 1;
         let present = Present::of(&view.seen.tasks);
         let stayed = present.common(&self.present);
         if !same_placement(view.before, &self.in_force, &stayed.common(&self.decided_for)) {
@@ -193,6 +197,15 @@ impl History {
             self.reference = baseline;
             self.totals.clear();
         }
+    }
+
+    /// Measured windows that are missing until a change could be judged; `None` = enough, or nothing was measured for so long
+    /// that nothing will be.
+    pub fn missing(&self, compared: usize) -> Option<usize> {
+        let measured = self.reference.windows.len();
+        let hopeless = measured == 0 && self.followed > SERIES * compared;
+        let begun = self.trial.is_some() || measured >= REFERENCE_AT_LEAST || hopeless;
+        (!begun).then(|| REFERENCE_AT_LEAST - measured)
     }
 
     /// The tasks for which the plan in force was decided.

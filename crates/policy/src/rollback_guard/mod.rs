@@ -10,7 +10,8 @@
 //!
 //! Properties: pure; without speeds nothing is judged, and so nothing is taken back; of changes that change nothing, about
 //! one in a hundred is taken back by chance; tasks that come or go neither end nor hide a comparison of those that stay; a
-//! newcomer is compared once it has a reference of its own; probes and the window are the inner policy's and pass through.
+//! newcomer is compared once it has a reference of its own; where it is told to wait, nothing is changed before there is a
+//! reference, unless nobody's speed can be measured; probes and the window are the inner policy's and pass through.
 
 mod comparison;
 mod history;
@@ -78,6 +79,18 @@ impl<P: Policy> Policy for RollbackGuard<P> {
             decision.why.insert(0, taken_back(&worse, out, view));
             history.go_back(worse.in_total);
             put_placement(&mut decision.plan, &history.reference.plan, &history.reference.knew, view);
+            return decision;
+        }
+        let missing = if config.wait_for_reference { history.missing(config.windows as usize) } else { None };
+        let present = Present::of(&view.seen.tasks);
+        if let Some(missing) = missing.filter(|_| !same_placement(&decision.plan, view.before, &present)) {
+            decision.why = vec![Reason {
+                kind: ReasonKind::KeptOut,
+                tasks: Vec::new(),
+                text: format!("no change yet: {missing} measured windows are missing, with which it could be compared"),
+                numbers: Vec::new(),
+            }];
+            put_placement(&mut decision.plan, view.before, &present, view);
             return decision;
         }
         let State { plan: reference, knew, .. } = &history.reference;

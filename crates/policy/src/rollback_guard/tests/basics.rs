@@ -9,6 +9,7 @@ const CONFIG: GuardConfig = GuardConfig {
     loss_at_least: 0.03,
     keep_out_windows: 20,
     objective: cachemate_core::Objective::MeanLogSpeed,
+    wait_for_reference: false,
 };
 
 /// Wants task 0 on CPU 1 from window 7 on, for ever.
@@ -126,4 +127,52 @@ fn guarded_policies_conform() {
         };
         check_policy(&make, 20).unwrap_or_else(|broken| panic!("guarded '{}': {broken}", entry.name));
     }
+}
+
+/// Is a policy that wants to act at once, on a live host, kept from it until there is a reference, with the reason; is what it did
+/// then judged; and does one act at last where nobody's speed can be measured?
+#[test]
+fn nothing_is_changed_before_it_could_be_judged() {
+    let config = GuardConfig { wait_for_reference: true, ..CONFIG };
+    let decisions = |measured: bool, factor: f64| {
+        let policy = Scripted(|_: &View<'_>| pinned(&[(0, 1)]));
+        let machine = |_, plan: &Plan| {
+            let speed = if plan.allowed.is_empty() { 100.0 } else { 100.0 * factor };
+            let work = if measured { speed } else { 0.0 };
+            vec![program(0, None, work), program(1, None, work)]
+        };
+        run(policy, config, 60, machine)
+    };
+    let judged = decisions(true, 0.5);
+    let held = windows_with(&judged, &pinned(&[(0, 1)]));
+    // Nothing of window 0 counts, as everybody arrived in it; windows 1 and 2 are the reference.
+    assert_eq!(held[0], 2, "{held:?}");
+    assert!(
+        judged[..2].iter().all(|decision| decision.why[0].text.starts_with("no change yet")),
+        "{:?}",
+        judged[1].why
+    );
+    assert!(
+        verdicts(&judged).first().is_some_and(|&window| window <= 10),
+        "a halving is found: {:?}",
+        verdicts(&judged)
+    );
+    assert_eq!(windows_with(&decisions(true, 1.2), &pinned(&[(0, 1)])).len(), 58);
+    let blind = windows_with(&decisions(false, 0.5), &pinned(&[(0, 1)]));
+    assert_eq!(blind[0], 15, "after three times the windows that are compared: {blind:?}");
+}
+
+/// A program that stands still under a change: is it told from a sleeper by nobody, so that the change stays on its account, while
+/// one that creeps on is found?
+#[test]
+fn a_standstill_is_not_compared() {
+    let verdicts = |speed: f64| {
+        let machine = |_, plan: &Plan| {
+            let of_first = if plan.allowed.is_empty() { 100.0 } else { speed };
+            vec![program(0, None, of_first), program(1, None, 100.0)]
+        };
+        verdicts(&run(insists(), CONFIG, 60, machine)).len()
+    };
+    assert_eq!(verdicts(0.0), 0);
+    assert!(verdicts(1.0) > 0);
 }

@@ -1,0 +1,35 @@
+//! Sizes that a user gives, and no host has memory for.
+
+mod common;
+
+use common::{lackey, run};
+
+/// A cache of terabytes, for a trace, a profile or a machine: is it refused in words that name what was found and expected, and not by
+/// the end of the process?
+#[test]
+fn caches_that_no_host_has_room_for_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("t.lackey"), lackey(50, 2, 1)).unwrap();
+    let scenario = "name = \"huge\"\ndescription = \"\"\nmachine = \"xeon-x5365-4?caches.l2.size=SIZE\"\nseed = 1\n\
+                    length = { cycles = 1000 }\n[[programs]]\nprogram = \"povray\"\n";
+    // Beyond what lines can be counted, and within it.
+    for size in ["2048G", "255G"] {
+        std::fs::write(folder.path().join("s.toml"), scenario.replace("SIZE", size)).unwrap();
+        let machine = format!("xeon-x5365-4?caches.l2.size={size}");
+        for args in [
+            ["cachesim", "--ways", "16", "--size", size, "t.lackey"].as_slice(),
+            &["cachesim", "--ways", "16", "--size", size, "--policy", "plru", "t.lackey"],
+            &["profile", "--machine", &machine, "-o", "p.json", "t.lackey"],
+            &["sim", "s.toml"],
+        ] {
+            let ran = run(folder.path(), args);
+            let said = format!("{args:?}: {:?}: {}", ran.code, ran.err);
+            // A host that promises memory beyond what it has may begin with the smaller one.
+            let begun = size == "255G" && ran.code == Some(0);
+            assert!(begun || matches!(ran.code, Some(1 | 2)), "{said}");
+            assert!(begun || ran.err.contains("found") && ran.err.contains("expected"), "{said}");
+        }
+    }
+    // No memory is taken for sizes that are only looked up.
+    run(folder.path(), &["mrc", "--sizes", "1K..65536G:200", "t.lackey"]).ok();
+}

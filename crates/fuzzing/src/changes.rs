@@ -1,0 +1,97 @@
+//! Seeded changes to inputs, blind to what they reach: bytes, pieces, numbers, nesting.
+
+use cachemate_core::SplitMix64;
+
+/// What readers of numbers, names and structures stumble over.
+const ODD: &[&str] = &[
+    "0",
+    "-1",
+    "1",
+    "65536",
+    "4294967295",
+    "4294967296",
+    "9223372036854775808",
+    "18446744073709551615",
+    "18446744073709551616",
+    "1e308",
+    "1e999",
+    "-0.0",
+    "nan",
+    "inf",
+    "null",
+    "true",
+    "\"\"",
+    "[]",
+    "{}",
+    "''",
+    "\u{0}",
+    "\n",
+    "\u{202e}",
+    "../..",
+    "0-4294967295",
+    "0x",
+    "=",
+    "[[",
+    "{\"a\":",
+    "\u{feff}",
+];
+const CHANGES_AT_MOST: u64 = 6;
+const NESTING_AT_MOST: u64 = 4_000;
+
+/// A changed copy of `seed`, of `at_most` bytes at most; `other` lends pieces.
+pub fn change(generator: &mut SplitMix64, seed: &[u8], other: &[u8], at_most: usize) -> Vec<u8> {
+    let mut bytes = seed.to_vec();
+    for _ in 0..=generator.below(CHANGES_AT_MOST) {
+        once(generator, &mut bytes, other);
+        bytes.truncate(at_most);
+    }
+    bytes
+}
+
+fn once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other: &[u8]) {
+    let at = place(generator, bytes.len() + 1);
+    let odd = ODD[place(generator, ODD.len())].as_bytes();
+    match generator.below(9) {
+        0 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << generator.below(8)),
+        1 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte = generator.next_u64() as u8),
+        2 => bytes.truncate(at),
+        3 => drop(bytes.drain(at..at + place(generator, bytes.len() - at + 1))),
+        4 => {
+            let piece = piece(generator, bytes);
+            bytes.splice(at..at, piece);
+        }
+        5 => {
+            let piece = piece(generator, other);
+            bytes.splice(at..at, piece);
+        }
+        6 => drop(bytes.splice(at..at, odd.iter().copied())),
+        7 => number(generator, bytes, odd),
+        _ => {
+            let opening = [b'[', b'{', b'(', b'"', b' ', b'\n'][place(generator, 6)];
+            let count = generator.below(NESTING_AT_MOST) as usize;
+            bytes.splice(at..at, std::iter::repeat_n(opening, count));
+        }
+    }
+}
+
+/// Replaces one number of a text.
+fn number(generator: &mut SplitMix64, bytes: &mut Vec<u8>, odd: &[u8]) {
+    let begins = |at: &usize| bytes[*at].is_ascii_digit() && (*at == 0 || !bytes[*at - 1].is_ascii_digit());
+    let numbers: Vec<usize> = (0..bytes.len()).filter(begins).collect();
+    if numbers.is_empty() {
+        return;
+    }
+    let start = numbers[place(generator, numbers.len())];
+    let end = start + bytes[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+    bytes.splice(start..end, odd.iter().copied());
+}
+
+fn piece(generator: &mut SplitMix64, from: &[u8]) -> Vec<u8> {
+    let start = place(generator, from.len() + 1);
+    let end = start + place(generator, from.len() - start + 1);
+    from[start..end].to_vec()
+}
+
+fn place(generator: &mut SplitMix64, below: usize) -> usize {
+    generator.below(below as u64) as usize
+}

@@ -1,0 +1,98 @@
+//! A host whose `/proc` and sysfs are the input: files one after the other, each after a line `==> path <==`, as head(1) prints
+//! them.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use cachemate_core::CpuSet;
+use cachemate_linux::kernel::{DirLock, Kernel};
+use cachemate_linux::scheduling::Scheduling;
+
+const FILES_AT_MOST: usize = 512;
+
+pub struct Told {
+    files: RefCell<BTreeMap<PathBuf, String>>,
+}
+
+impl Told {
+    pub fn new(bytes: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(bytes);
+        let mut files: BTreeMap<PathBuf, String> = BTreeMap::new();
+        let mut path = None;
+        for line in text.split_inclusive('\n') {
+            let named = line.trim_end().strip_prefix("==> ").and_then(|line| line.strip_suffix(" <=="));
+            match named {
+                Some(name) if files.len() < FILES_AT_MOST => path = plain(name),
+                Some(_) => path = None,
+                None => {
+                    if let Some(path) = &path {
+                        files.entry(path.clone()).or_default().push_str(line);
+                    }
+                }
+            }
+        }
+        Told { files: RefCell::new(files) }
+    }
+
+    /// Writes all files below a folder, as far as a file system has room for such names.
+    pub fn write_below(&self, folder: &Path) {
+        for (path, text) in self.files.borrow().iter() {
+            let file = folder.join(path.strip_prefix("/").unwrap_or(path));
+            let made = file.parent().is_some_and(|parent| std::fs::create_dir_all(parent).is_ok());
+            // What the file system refuses is not there.
+            let _ = made && std::fs::write(file, text).is_ok();
+        }
+    }
+}
+
+/// An absolute path without detours.
+fn plain(name: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(name);
+    let names = path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
+    (path.is_absolute() && names && !name.contains('\0')).then_some(path)
+}
+
+fn not_found() -> io::Error {
+    io::ErrorKind::NotFound.into()
+}
+
+impl Kernel for Told {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        self.files.borrow().get(path).cloned().ok_or_else(not_found)
+    }
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        *self.files.borrow_mut().get_mut(path).ok_or_else(not_found)? = text.to_string();
+        Ok(())
+    }
+    fn make_dir(&self, _: &Path) -> io::Result<()> {
+        Ok(())
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.files.borrow_mut().retain(|file, _| !file.starts_with(path));
+        Ok(())
+    }
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        let files = self.files.borrow();
+        let child = |file: &PathBuf| {
+            let first = file.strip_prefix(path).ok()?.components().next()?;
+            Some(first.as_os_str().to_string_lossy().into_owned())
+        };
+        let names: BTreeSet<String> = files.keys().filter_map(child).collect();
+        if names.is_empty() { Err(not_found()) } else { Ok(names.into_iter().collect()) }
+    }
+    fn lock_dir(&self, _: &Path, _: Duration) -> io::Result<DirLock> {
+        Ok(DirLock::default())
+    }
+    fn set_affinity(&self, _: i32, _: &CpuSet) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_nice(&self, _: i32, _: i32) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_scheduling(&self, _: i32, _: &Scheduling) -> io::Result<()> {
+        Ok(())
+    }
+}

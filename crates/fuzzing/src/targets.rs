@@ -1,0 +1,238 @@
+//! The table: each reader of the project by the bytes that it reads.
+
+use std::io::{self, Cursor, Read};
+use std::path::{Path, PathBuf};
+
+use cachemate_linux::colors::agents::Agent;
+use cachemate_linux::colors::map::Map;
+use cachemate_linux::kernel::Kernel;
+use cachemate_linux::resctrl::{self, Schemata};
+use cachemate_linux::rules::{Action, Rule};
+use cachemate_linux::sampling::{self, records};
+use cachemate_linux::{cpusets, events, journal, pressure, restore, tasks, topology};
+use cachemate_trace::{CmtReader, Format, ProfileFile, RunLogReader, TraceReader, open_input};
+
+use crate::host::Told;
+
+/// Longer inputs are cut: no reader here keeps more of its input than it has read.
+pub const INPUT_BYTES_AT_MOST: usize = 64 << 10;
+const MIB: usize = 1 << 20;
+
+/// One reader.
+pub struct Target {
+    pub name: &'static str,
+    pub run: fn(&[u8]),
+    /// Most memory in use at once, for an input of [`INPUT_BYTES_AT_MOST`]; the unpacker's own is not counted.
+    pub memory_at_most_bytes: usize,
+    /// Files of the project that are inputs as they are, beside the corpus: a folder or a file.
+    pub beside: &'static str,
+}
+
+const fn stated(name: &'static str, memory_at_most_mib: usize, run: fn(&[u8]), beside: &'static str) -> Target {
+    Target { name, run, memory_at_most_bytes: memory_at_most_mib * MIB, beside }
+}
+
+pub const TARGETS: &[Target] = &[
+    stated("trace", 32, trace, ""),
+    stated("profile", 32, profile, ""),
+    stated("run-log", 32, run_log, ""),
+    stated("configuration", 32, configuration, "packaging/cachemate.toml"),
+    stated("machine", 64, machine, "machines"),
+    stated("scenario", 64, scenario, "scenarios"),
+    stated("sweep", 64, sweep, "scenarios"),
+    stated("matrix", 32, matrix, ""),
+    stated("journal", 32, journal_lines, ""),
+    stated("host", 32, host, "crates/linux/src/resctrl/trees"),
+    stated("topology", 32, sysfs_topology, "crates/linux/src/resctrl/trees"),
+    stated("texts", 32, texts, ""),
+    stated("samples", 32, samples, ""),
+];
+
+/// The target of this name.
+pub fn target(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}
+
+/// What a target's runs begin with: its folder of the corpus, and what lies elsewhere in the project.
+///
+/// # Errors
+/// A file of them cannot be read.
+pub fn corpus(target: &Target) -> io::Result<Vec<Vec<u8>>> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = files_of(&own.join("corpus").join(target.name))?;
+    if !target.beside.is_empty() {
+        files.extend(files_of(&own.join("../..").join(target.beside))?);
+    }
+    let cut = |file: PathBuf| {
+        let mut bytes = Vec::new();
+        std::fs::File::open(file)?.take(INPUT_BYTES_AT_MOST as u64).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    files.into_iter().map(cut).collect()
+}
+
+/// In order of their names; a file stands for itself.
+fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if path.is_file() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    let entries: io::Result<Vec<_>> = std::fs::read_dir(path)?.collect();
+    let mut files: Vec<PathBuf> =
+        entries?.into_iter().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+    files.sort();
+    Ok(files)
+}
+
+fn input(bytes: &[u8]) -> Box<dyn Read + Send> {
+    Box::new(Cursor::new(bytes.to_vec()))
+}
+
+/// Batches that are looked at: a packed input may hold millions, each of which is dropped for the next.
+const BATCHES_AT_MOST: usize = 64;
+
+/// The first byte chooses the format; past the last it is told from the name and the inside.
+fn trace(bytes: &[u8]) {
+    let Some((&choice, bytes)) = bytes.split_first() else { return };
+    let format = Format::ALL.get(usize::from(choice)).copied();
+    let mut batch = Vec::new();
+    if let Ok(mut reader) = open_input(input(bytes), "fuzzed", format) {
+        for _ in 0..BATCHES_AT_MOST {
+            let Ok(true) = reader.read_batch(&mut batch) else { break };
+            assert!(!batch.is_empty(), "no batch before the end is empty");
+        }
+    }
+    if let Ok(mut reader) = CmtReader::new(bytes, "fuzzed") {
+        reader.salvage();
+        for _ in 0..BATCHES_AT_MOST {
+            if !reader.read_batch(&mut batch).expect("a salvaging reader does not fail on bytes in memory") {
+                break;
+            }
+        }
+    }
+}
+
+fn profile(bytes: &[u8]) {
+    ProfileFile::parse(bytes, "fuzzed").ok();
+}
+
+fn run_log(bytes: &[u8]) {
+    let Ok(mut log) = RunLogReader::new(input(bytes), "fuzzed") else { return };
+    while let Ok(Some(_)) = log.next_record() {}
+}
+
+fn configuration(bytes: &[u8]) {
+    let user = |name: &str| (name == "alice").then_some(1000);
+    cachemate_spec::parse_manage_config("fuzzed", &String::from_utf8_lossy(bytes), &user).ok();
+}
+
+fn machine(bytes: &[u8]) {
+    if let Ok(machine) = cachemate_spec::parse_machine("fuzzed", &String::from_utf8_lossy(bytes)) {
+        machine.topology();
+    }
+}
+
+/// Names of machines are names: what lies under a path is another target's.
+fn scenario(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    cachemate_spec::parse_scenario("fuzzed", &text).ok();
+}
+
+fn sweep(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    cachemate_sweep::parse_sweep(Path::new("fuzzed"), &text, &["a".to_string(), "b".to_string()]).ok();
+}
+
+fn matrix(bytes: &[u8]) {
+    cachemate_spec::parse_percent_matrix("fuzzed", &String::from_utf8_lossy(bytes)).ok();
+}
+
+/// Lines as they are, and with the checksums that they would have: a change to a line must get past its checksum. What a
+/// journal holds is then looked up on a host that has none of it.
+fn journal_lines(bytes: &[u8]) {
+    let path = Path::new("restore.journal");
+    journal::read(path, bytes).ok();
+    let text = String::from_utf8_lossy(bytes);
+    let summed = text.lines().map(|line| {
+        let said = line.split_once(' ').map_or(line, |(_, said)| said);
+        format!("{:016x} {said}\n", xxhash_rust::xxh3::xxh3_64(said.as_bytes()))
+    });
+    let Ok(found) = journal::read(path, summed.collect::<String>().as_bytes()) else { return };
+    let nothing = Told::new(b"");
+    for (object, held) in &found.held {
+        restore::read_state(&nothing, object).ok();
+        restore::write_state(&nothing, object, &held.original).ok();
+        restore::write_state(&nothing, object, &held.original).ok();
+    }
+}
+
+/// A made-up `/proc` and sysfs, seen twice as the daemon sees it in each window.
+fn host(bytes: &[u8]) {
+    let told = Told::new(bytes);
+    let rules = [
+        Rule { command: Some("a*b?*".into()), action: Action::Observe, ..Rule::default() },
+        Rule { cgroup: Some("/a".into()), user: Some(5), pid: Some(5), ..Rule::default() },
+        Rule { action: Action::Manage(None), ..Rule::default() },
+    ];
+    let mut all = tasks::Tasks::new(true);
+    for now_ns in 0..2 {
+        all.forget_reused(&told);
+        all.look(&told, &rules, now_ns).ok();
+    }
+    for task in all.all() {
+        told.affinity(task.thread.tid).ok();
+        told.scheduling(task.thread.tid).ok();
+    }
+    told.ticks_since_boot().ok();
+    pressure::read(&told);
+    sampling::find(&told).ok();
+    if let Some(cpusets) = cpusets::find(&told) {
+        cpusets.file("/a/b").ok();
+    }
+    let cpus = cachemate_core::Topology { cpus: Vec::new(), caches: Vec::new() };
+    let host = topology::HostTopology { topology: cpus, kernel_cache_ids: Vec::new(), warnings: Vec::new() };
+    if let Ok(resctrl) = resctrl::find(&told, &host) {
+        resctrl.partitions();
+    }
+}
+
+/// The same as files below a folder: the reader of the topology goes by paths.
+fn sysfs_topology(bytes: &[u8]) {
+    let Ok(folder) = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "." }) else {
+        return;
+    };
+    let told = Told::new(bytes);
+    told.write_below(folder.path());
+    if let Ok(host) = topology::read_topology(folder.path())
+        && let Ok(resctrl) = resctrl::find(&told, &host)
+    {
+        resctrl.partitions();
+        resctrl.ways_in_words().ok();
+    }
+}
+
+/// Texts that are read one by one.
+fn texts(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    events::Processor::parse(&text);
+    Schemata::parse(&text).ok();
+    if let Ok(map) = Map::parse(&text) {
+        map.known().count();
+    }
+    text.parse::<cachemate_core::CpuSet>().ok();
+    // A torn status is read again for a while: only whole ones and refusals go through here.
+    if text.starts_with("refused ") || text.starts_with("turn ") && text.trim_end().ends_with(" 1") {
+        let told = Told::new(format!("==> /a/status <==\n{text}").as_bytes());
+        Agent::read(&told, Path::new("/a")).ok();
+    }
+}
+
+/// A ring of sampled accesses as the kernel writes it.
+fn samples(bytes: &[u8]) {
+    let mut read = records::Read::default();
+    let (tail, head) = (bytes.len() as u64 / 3, bytes.len() as u64);
+    records::parse(&records::unrolled(bytes, tail, head), &mut read);
+    records::parse(bytes, &mut read);
+    for sample in &read.samples {
+        records::source(sample.data_source);
+    }
+}

@@ -1,0 +1,96 @@
+//! A short fixed run of every target, in the ordinary tests: the corpus as it is, then seeded changes to it.
+//!
+//! `CACHEMATE_FUZZ_SECONDS` runs each target for so long, from another seed each time it is given one (`CACHEMATE_FUZZ_SEED`).
+
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use cachemate_core::SplitMix64;
+use cachemate_fuzzing::{Counting, INPUT_BYTES_AT_MOST, TARGETS, Target, change, corpus};
+
+const CHANGED: u64 = 1_500;
+/// No input is worth more time; nothing is expected to come near.
+const HANGS_AFTER: Duration = Duration::from_secs(60);
+
+#[global_allocator]
+static MEMORY: Counting = Counting::new(1 << 30);
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Ends the program, with the input, if one takes for ever.
+struct Watched {
+    done: Arc<AtomicU64>,
+    input: Arc<Mutex<(&'static str, Vec<u8>)>>,
+}
+
+impl Watched {
+    fn begin() -> Self {
+        let watched = Watched { done: Arc::default(), input: Arc::default() };
+        let (done, input) = (Arc::clone(&watched.done), Arc::clone(&watched.input));
+        std::thread::spawn(move || {
+            let (mut last, mut since) = (0, Instant::now());
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+                let now = done.load(Ordering::Relaxed);
+                if now != last {
+                    (last, since) = (now, Instant::now());
+                } else if since.elapsed() > HANGS_AFTER {
+                    let said = input.lock().unwrap();
+                    let _ = writeln!(std::io::stderr(), "{} hangs on {}", said.0, said.1.escape_ascii());
+                    std::process::abort();
+                }
+            }
+        });
+        watched
+    }
+
+    /// Runs a target on one input; answers with the most memory it had.
+    fn run(&self, target: &'static Target, bytes: &[u8]) -> usize {
+        {
+            let mut input = self.input.lock().unwrap();
+            input.0 = target.name;
+            input.1.clear();
+            input.1.extend_from_slice(bytes);
+        }
+        let before = MEMORY.start();
+        let ran = std::panic::catch_unwind(|| (target.run)(bytes));
+        let took = MEMORY.peak_bytes() - before;
+        self.done.fetch_add(1, Ordering::Relaxed);
+        assert!(ran.is_ok(), "{} panicked on {}", target.name, bytes.escape_ascii());
+        assert!(
+            took <= target.memory_at_most_bytes,
+            "{} took {took} bytes, at most {} stated, on {}",
+            target.name,
+            target.memory_at_most_bytes,
+            bytes.escape_ascii()
+        );
+        took
+    }
+}
+
+/// Is every reader safe from every input of the corpus and from seeded changes to it: no panic, no end of the program, no hang,
+/// no memory beyond what it states?
+#[test]
+fn no_input_harms_a_reader() {
+    let seconds = number("CACHEMATE_FUZZ_SECONDS");
+    let watched = Watched::begin();
+    for (at, target) in TARGETS.iter().enumerate() {
+        let corpus = corpus(target).unwrap();
+        assert!(!corpus.is_empty(), "{}: no corpus", target.name);
+        let mut most = corpus.iter().map(|bytes| watched.run(target, bytes)).max().unwrap_or(0);
+        let mut generator = SplitMix64::new(number("CACHEMATE_FUZZ_SEED").unwrap_or(15) + at as u64);
+        let (start, mut runs) = (Instant::now(), 0);
+        while seconds.map_or(runs < CHANGED, |seconds| start.elapsed().as_secs() < seconds) {
+            let seed = &corpus[generator.below(corpus.len() as u64) as usize];
+            let other = &corpus[generator.below(corpus.len() as u64) as usize];
+            let bytes = change(&mut generator, seed, other, INPUT_BYTES_AT_MOST);
+            most = most.max(watched.run(target, &bytes));
+            runs += 1;
+        }
+        println!("{}: {} inputs, {runs} changed ones, at most {} KiB", target.name, corpus.len(), most >> 10);
+    }
+}

@@ -1,0 +1,18 @@
+//! Any bytes to the reader that `CACHEMATE_TARGET` names: no panic, no end of the program, no unbounded memory.
+#![no_main]
+
+use std::sync::OnceLock;
+
+use cachemate_fuzzing::{INPUT_BYTES_AT_MOST, TARGETS, Target, target};
+use libfuzzer_sys::fuzz_target;
+
+fn chosen() -> &'static Target {
+    static CHOSEN: OnceLock<&'static Target> = OnceLock::new();
+    CHOSEN.get_or_init(|| {
+        let name = std::env::var("CACHEMATE_TARGET").unwrap_or_default();
+        let known: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
+        target(&name).unwrap_or_else(|| panic!("CACHEMATE_TARGET is '{name}', expected one of {}", known.join(", ")))
+    })
+}
+
+fuzz_target!(|data: &[u8]| (chosen().run)(&data[..data.len().min(INPUT_BYTES_AT_MOST)]));

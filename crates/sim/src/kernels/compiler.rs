@@ -35,7 +35,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
     ProgramSpec {
         name: "parser",
         stands_for: "SPEC CPU2000 197.parser",
-        algorithm: "link grammar: dictionary tree, memoised matching of all spans of a sentence",
+        algorithm: "link grammar: dictionary tree, memoized matching of all spans of a sentence",
         footprint_bytes: 37_000_000,
         footprint_source: "Henning 2000: 37 MB resident",
         pace: Pace { instructions_per_access: 2.8, stack_per_access: 1.2 },

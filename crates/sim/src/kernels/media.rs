@@ -32,7 +32,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
     ProgramSpec {
         name: "mesa",
         stands_for: "SPEC CPU2000 177.mesa",
-        algorithm: "software rasteriser: spans with depth test and texture",
+        algorithm: "software rasterizer: spans with depth test and texture",
         footprint_bytes: 9_500_000,
         footprint_source: "Henning 2000: 9.5 MB resident",
         pace: Pace { instructions_per_access: 2.9, stack_per_access: 6.0 },

@@ -7,26 +7,48 @@ use super::registry::{ProgramSpec, programs};
 const HEAD: &str = "\
 # Programs that run on the simulated machine
 
-Real algorithms over simulated memory, endless and seeded; a seed changes input and layout, never the footprint. All
-figures were fixed before any policy was run, and none is fitted to a paper's result. Where published miss rates
-were known, they served to choose how many first-level hits (stack accesses) stand beside the algorithm's own.
+The programs are real algorithms over simulated memory, endless and seeded. A seed changes input and layout, never the footprint. All figures were
+fixed before any policy was run, and none is fitted to a paper's result. Known miss rates of the real programs chose one figure only: how many
+first-level hits (stack accesses) stand beside the algorithm's own.
 
-Figures with a publication as source were entered from memory of the publication and rounded; those marked *estimate* are
-ours. Henning 2000: the SPEC CPU2000 memory footprint page. Henning 2007: SPEC CPU2006 memory footprint, Computer
-Architecture News 35(1). Phansalkar et al. 2007: Analysis of redundancy and application balance in SPEC CPU2006, ISCA.
+Figures of a publication were entered from memory of it and rounded. Figures marked *estimate* are ours.
 
-The programs' curves stand beside those of recorded real programs in [programs-curves.md](programs-curves.md), with where
-they differ. After that comparison (20 November 2026, without looking at any policy's result) three programs were
-corrected in their algorithm: bzip2 (passes of a sort move the same suffixes), gobmk (matchers loop over the board) and
-gamess (types of shells choose the routines). mcf, mcf-2006, gcc, gobmk and gamess were made like real programs again after
-CA's results had been seen, to find their cause; what they were held against are programs, not results. The stack, too, was corrected after measuring recorded programs: it had been walked
-round and round, all of its 4 KB, so that what stands for first-level hits missed wherever four threads share 8 KB. Of real
-programs' accesses to their stack (`valgrind --tool=lackey --trace-mem=yes`, lines of 16 bytes, LRU) so many come back within
-a stack distance of 64, 128, 256, 512 bytes and 4 KB: gzip 89, 99, 99, 99, 100 %; bzip2 92, 92, 92, 92, 95 %; sqlite3 63, 78,
-88, 98, 100 %; python3 59, 78, 94, 98, 100 %. Of the simulated ones 68, 87, 94, 96 and 100 %.
+| short | publication |
+|---|---|
+| Henning 2000 | the SPEC CPU2000 memory footprint page |
+| Henning 2007 | SPEC CPU2006 memory footprint, Computer Architecture News 35(1) |
+| Phansalkar et al. 2007 | Analysis of redundancy and application balance in SPEC CPU2006, ISCA |
 
-Options of a scenario: `footprint_bytes`; for programs with several threads also `threads` (of each group), `groups`,
-`group_sizes`, `background_threads` and `regroup_after` (a change of phase).
+[programs-curves.md](programs-curves.md) compares the programs' curves with those of recorded real programs. The algorithms of some programs were corrected
+after a comparison, always against real programs and never against results:
+
+| program | corrected | results that had been seen |
+|---|---|---|
+| bzip2 | passes of a sort move the same suffixes | none |
+| gobmk | matchers loop over the board | none, then CA's |
+| gamess | types of shells choose the routines | none, then CA's |
+| mcf, mcf-2006, gcc | like the real programs' algorithms, to find the cause of CA's results | CA's |
+| all | the stack is reused near its top | none of policies |
+
+The share of stack accesses within a stack distance was measured on recorded programs (`valgrind --tool=lackey --trace-mem=yes`, lines of 16 bytes, LRU):
+
+| program | 64 bytes | 128 | 256 | 512 | 4 KB |
+|---|---|---|---|---|---|
+| gzip | 89 % | 99 % | 99 % | 99 % | 100 % |
+| bzip2 | 92 % | 92 % | 92 % | 92 % | 95 % |
+| sqlite3 | 63 % | 78 % | 88 % | 98 % | 100 % |
+| python3 | 59 % | 78 % | 94 % | 98 % | 100 % |
+| simulated | 68 % | 87 % | 94 % | 96 % | 100 % |
+
+A scenario may set these options:
+
+| option | meaning |
+|---|---|
+| `footprint_bytes` | the footprint |
+| `threads` | threads of each group |
+| `groups`, `group_sizes` | groups of threads |
+| `background_threads` | further threads |
+| `regroup_after` | a change of phase |
 
 ";
 

@@ -3,7 +3,7 @@ use crate::by_hand;
 use crate::program::{Phase, RegionUse};
 use cachemate_core::{
     CacheSpec, CoherenceSpec, CounterSpec, Inclusion, Index, Level, MemorySpec, OsSpec, PageSpec, Replacement,
-    WritePolicy,
+    SchedulingSpec, WritePolicy,
 };
 
 pub(crate) fn cache(level: Level, size_bytes: u64, ways: u32, shared_by_cores: u32) -> CacheSpec {
@@ -33,7 +33,7 @@ pub(crate) fn machine(packages: u32, cores: u32, shared_by: u32, contexts: u32) 
         packages,
         cores_per_package: cores,
         contexts_per_core: contexts,
-        pipeline: Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 8 },
+        pipeline: Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 8, loads_pass: false },
         caches: vec![
             cache(Level::L1Instruction, 32 << 10, 8, 1),
             cache(Level::L1Data, 32 << 10, 8, 1),
@@ -48,6 +48,7 @@ pub(crate) fn machine(packages: u32, cores: u32, shared_by: u32, contexts: u32) 
             remote_latency_cycles: 300,
             bytes_per_cycle: 4.0,
             package_bus_bytes_per_cycle: None,
+            scheduling: SchedulingSpec::default(),
         },
         pages: PageSpec::default(),
         os: OsSpec::default(),

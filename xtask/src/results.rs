@@ -29,7 +29,7 @@ struct Figure {
     spread: Option<f64>,
     unit: String,
     seeds: Vec<u64>,
-    /// Of a quick run: fewer sizes, programs, mixes or workloads than the bar asks for.
+    /// A quick run has fewer sizes, programs, mixes or workloads than the bar asks for.
     quick: bool,
     /// UTC, such as `2026-11-21T05:52:57Z`: newer dates sort after older ones.
     date: String,

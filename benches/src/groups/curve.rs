@@ -17,7 +17,7 @@ pub const GROUP: Group = Group {
 
 const ENTRIES: usize = 163_840;
 const LINE_BYTES: u64 = 128;
-/// Of the thesis's L2, by colours.
+/// Size of the thesis's L2, which colors divide.
 const CACHE_BYTES: u64 = 1_966_080;
 const COLOURS: u64 = 16;
 const LOGS: usize = 4;

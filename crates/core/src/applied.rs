@@ -52,7 +52,7 @@ pub struct Pending {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ShareHeld {
     pub share: CacheShare,
-    /// Of the members' resident pages, in allowed colours.
+    /// Share of the members' resident pages in allowed colors.
     pub pages_inside: Option<f64>,
     /// Pages taken from a colour that was not allowed, because none was left; since the share began.
     pub fallback_pages: Option<u64>,

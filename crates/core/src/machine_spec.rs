@@ -66,7 +66,7 @@ pub enum Pipeline {
 #[serde(deny_unknown_fields)]
 pub struct CacheSpec {
     pub level: Level,
-    /// Of one instance, all slices together.
+    /// Size of one instance, all slices together.
     pub size_bytes: u64,
     pub ways: u32,
     pub line_bytes: u32,
@@ -109,7 +109,7 @@ pub enum Replacement {
     Random,
 }
 
-/// Of which address the set's number is taken. Tags are physical.
+/// Address from which the set's number is taken. Tags are physical.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Index {
@@ -184,7 +184,7 @@ pub struct MemorySpec {
     pub local_latency_cycles: u32,
     /// To another node's memory.
     pub remote_latency_cycles: u32,
-    /// Of one controller.
+    /// Bandwidth of one controller.
     pub bytes_per_cycle: f64,
     /// The bus of each package (front-side bus); `None` = no such bus.
     #[serde(default)]
@@ -202,7 +202,7 @@ pub struct SchedulingSpec {
     /// Reads that a package's bus (a node's controller, where there is no bus) has on their way at once; `None` = any
     /// number.
     pub requests_in_flight: Option<u32>,
-    /// Of a controller, from reads to a batch of writes and back.
+    /// Turn of a controller from reads to a batch of writes and back.
     pub turnaround_cycles: u32,
 }
 
@@ -233,7 +233,7 @@ pub struct OsSpec {
     pub context_switch_cycles: u64,
     /// On top of a context switch, when a task comes from another CPU.
     pub migration_cycles: u64,
-    /// Of the default scheduler, before scaling.
+    /// Slice of the default scheduler, before scaling.
     pub time_slice_ns: u64,
 }
 

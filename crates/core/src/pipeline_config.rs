@@ -84,7 +84,7 @@ pub struct PredictorConfig {
 pub enum ProfilerConfig {
     /// Phase changes; first, as it drops the evidence of the phase before.
     Phases {
-        /// Of the contended cache.
+        /// Level of the contended cache.
         level: Level,
         /// Detection.
         parameters: PhaseParameters,
@@ -93,14 +93,14 @@ pub enum ProfilerConfig {
     },
     /// Running averages of counters.
     Counters {
-        /// Of the contended cache.
+        /// Level of the contended cache.
         level: Level,
         /// A reading counts once it covers so many.
         at_least_instructions: f64,
     },
     /// Partial-cache miss rates from sets of tasks that ran together (CASC).
     CoRunRows {
-        /// Of the contended cache.
+        /// Level of the contended cache.
         level: Level,
         /// What counts.
         parameters: RowParameters,
@@ -128,7 +128,7 @@ pub enum ProfilerConfig {
     },
     /// Curves and histograms from watched locations.
     Reuse {
-        /// Of the contended cache.
+        /// Level of the contended cache.
         level: Level,
         /// Replacement of that cache.
         replacement: ReplacementModel,
@@ -141,7 +141,7 @@ pub enum ProfilerConfig {
     },
     /// Curves of stalls from counters at the sizes held.
     Stalls {
-        /// Of the contended cache.
+        /// Shape of the contended cache.
         cache: TracedCache,
     },
     /// Profiles that experiments know beforehand, in order of the tasks' arrival.

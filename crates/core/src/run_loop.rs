@@ -25,9 +25,9 @@ pub struct Record {
 /// First line of a recording: all that a replay needs besides the records.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RunHeader {
-    /// Of the log.
+    /// Format of the log.
     pub format: u32,
-    /// Of the machine, as policies see it.
+    /// Topology of the machine, as policies see it.
     pub topology: Topology,
     /// What could be had from the machine.
     pub capabilities: Capabilities,

@@ -142,9 +142,9 @@ pub struct RowInterval {
     pub span: Span,
     /// Who went off processor and ended it; `None` = the window ended.
     pub ended_by: Option<TaskId>,
-    /// Of the whole shared cache during the interval.
+    /// Counts of the whole shared cache during the interval.
     pub cache_counts: Counts,
-    /// Of each member, where the machine can tell; same order as `tasks`, or empty.
+    /// Counts of each member, where the machine can tell; same order as `tasks`, or empty.
     pub task_counts: Vec<Counts>,
 }
 

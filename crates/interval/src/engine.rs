@@ -295,7 +295,7 @@ impl Engine {
         let own = (0..flow.len()).filter(|&at| flow.task[at] == slot);
         own.map(|at| f64::from(flow.lines[at]) * self.line_bytes).sum()
     }
-    /// Of all users of a cache, those that left it included.
+    /// Bytes that all users of a cache hold, those that left it included.
     pub fn all_held_bytes(&self, cache: usize) -> f64 {
         f64::from(self.flows[cache].held_lines()) * self.line_bytes
     }

@@ -88,7 +88,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Of a checked machine.
+    /// The memory of a checked machine.
     pub fn new(spec: &MachineSpec, line_bytes: f64) -> Self {
         let memory = &spec.memory;
         let bus = memory.package_bus_bytes_per_cycle.map(|bytes| Server::new(bytes, line_bytes));

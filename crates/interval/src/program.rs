@@ -20,7 +20,7 @@ pub struct Point {
     /// Lines written back to memory.
     #[serde(default)]
     pub writebacks_per_instr: f64,
-    /// Of the cycles, those that wait for memory. Overlapped misses count once.
+    /// Cycles that wait for memory. Overlapped misses count once.
     pub memory_stall_cycles_per_instr: f64,
     /// The same with all prefetchers off, where that was measured: what is left where memory drops prefetches.
     #[serde(default)]

@@ -28,7 +28,7 @@ pub struct Regions {
 pub struct Remote {
     pub per_read: f64,
     pub per_write: f64,
-    /// Of what comes from elsewhere, the share that comes from each cache is in proportion to this.
+    /// What comes from elsewhere comes from each cache in proportion to this.
     pub from_same_package: f64,
 }
 

@@ -18,7 +18,7 @@ pub struct Sched {
     pub period_cycles: f64,
     /// `None` = not in any queue.
     pub cpu: Option<u32>,
-    /// Of elapsed time, on that CPU; 0 = waits or sleeps.
+    /// Share of elapsed time on that CPU; 0 = waits or sleeps.
     pub share: f32,
     asleep_until: f64,
     burst_left: f64,

@@ -51,8 +51,8 @@ pub enum Absent {
     SomethingElse { scaled: u64, fetched: u64 },
 }
 
-/// Of the lines that the must-miss loop fetches from memory, so many must be counted as missed: an event that sees fewer
-/// counts something else.
+/// Least share of the lines that the must-miss loop fetches from memory and that must be counted as missed. An event
+/// that sees fewer counts something else.
 const MISSES_AT_LEAST: f64 = 0.25;
 
 /// What the open call and the must-miss loop say of every event of this host's processor.

@@ -21,7 +21,7 @@ pub struct Processor {
 }
 
 impl Processor {
-    /// Of the first processor in the text of `/proc/cpuinfo`; `None` where it names none (other architectures).
+    /// The first processor in the text of `/proc/cpuinfo`; `None` where it names none (other architectures).
     pub fn parse(cpuinfo: &str) -> Option<Self> {
         let field = |name: &str| {
             let line = cpuinfo.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;

@@ -38,7 +38,7 @@ pub(crate) struct FakeHost {
     pub broken_from: Cell<Option<u32>>,
     /// As long as it stands every read of a file fails with this error number: descriptors or memory ran out.
     pub reads_fail: Cell<Option<i32>>,
-    /// Of all threads, where there are cpusets at all.
+    /// The cpuset of all threads, where there are cpusets at all.
     pub cpuset: RefCell<Option<CpuSet>>,
     /// Raised: nothing may be changed.
     pub fence: RefCell<Option<std::sync::Arc<crate::fence::Fence>>>,

@@ -27,7 +27,7 @@ use crate::rules::{Action, Rule};
 /// What a write may come back with; the last one made its change all the same.
 const ERRORS: [i32; 7] = [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO, SHORT];
 
-/// Of all threads: mask, nice value, policy.
+/// State of all threads: mask, nice value, policy.
 type States = Vec<(String, i32, u32)>;
 
 fn states(host: &FakeHost) -> States {

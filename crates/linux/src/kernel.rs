@@ -35,7 +35,7 @@ pub struct ThreadStat {
     pub nice: i32,
     /// `SCHED_*`: 0 other, 1 fifo, 2 rr, 3 batch, 5 idle, 6 deadline.
     pub policy: u32,
-    /// Of a real-time thread; else 0.
+    /// Priority of a real-time thread; else 0.
     pub priority: u32,
     /// Processor last run on.
     pub cpu: u32,

@@ -29,7 +29,7 @@ pub struct Pressure {
     pub io: Option<Stalled>,
 }
 
-/// Of the whole host.
+/// Pressure on the whole host.
 pub fn read(kernel: &dyn Kernel) -> Pressure {
     let one = |name: &str| parse(&kernel.read(&Path::new("/proc/pressure").join(name)).ok()?);
     Pressure { cpu: one("cpu"), memory: one("memory"), io: one("io") }

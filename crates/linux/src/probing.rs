@@ -77,7 +77,7 @@ pub(crate) struct Cast {
     pub(crate) others: Vec<Actor>,
     pub(crate) star_cpu: CpuId,
     pub(crate) probe_cpu: CpuId,
-    /// Of the shared cache.
+    /// Size of the shared cache.
     pub(crate) cache_bytes: Option<u64>,
 }
 

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
     use crate::kernel::Host;
 
-    /// Of four phases: instructions (0 = not counted), calls, waits and faults.
+    /// Rates over four phases of instructions (0 = not counted), calls, waits and faults.
     fn phases(counts: [[u64; 4]; 4], ran_share: f64) -> Rates {
         let mut rates = Rates::default();
         for (at, [instructions, calls, waits, faults]) in counts.into_iter().enumerate() {

@@ -33,10 +33,10 @@ pub struct Scheduling {
     /// `SCHED_FLAG_*`.
     #[serde(default)]
     pub flags: u64,
-    /// Of a real-time thread, 1 to 99.
+    /// Priority of a real-time thread, 1 to 99.
     #[serde(default)]
     pub priority: u32,
-    /// Of a deadline thread, as the next two.
+    /// Run time of a deadline thread; the next two belong to it as well.
     #[serde(default)]
     pub runtime_ns: u64,
     #[serde(default)]

@@ -53,8 +53,8 @@ impl MissRateCurve {
         Self::new(points.iter().map(|&(size_bytes, rate)| (size_bytes, rate.value)).collect())
     }
 
-    /// Of fully associative LRU caches, from stack distances in lines. `None` without sizes or instructions: there
-    /// is no rate per instruction then.
+    /// The curve of fully associative LRU caches, from stack distances in lines. `None` without sizes or instructions:
+    /// there is no rate per instruction then.
     pub fn from_histogram(
         histogram: &Histogram,
         instructions: u64,

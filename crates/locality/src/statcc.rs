@@ -25,9 +25,9 @@ use crate::statstack::StackModel;
 /// Miss ratios (0 to 1, of the cache's accesses) of programs that share a cache.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Shared {
-    /// Of each program, in the order given.
+    /// Miss ratio of each program, in the order given.
     pub miss_ratios: Vec<f64>,
-    /// Of all accesses together.
+    /// Miss ratio of all accesses together.
     pub group_miss_ratio: f64,
 }
 
@@ -138,7 +138,7 @@ impl Sharer<'_> {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Joint {
     pub shared: Shared,
-    /// Of each program, in the order given.
+    /// Cycles per instruction of each program, in the order given.
     pub cycles_per_instr: Vec<f64>,
     /// Run time beside the others over run time alone, minus one; of each program.
     pub degradation: Vec<f64>,

@@ -78,7 +78,7 @@ pub struct CachesimResult {
     pub misses: u64,
     pub miss_ratio: Option<f64>,
     pub mpki: Option<f64>,
-    /// Of the L1 in front, with `--l1`.
+    /// Misses of the L1 in front, with `--l1`.
     pub l1_misses: Option<u64>,
 }
 
@@ -129,7 +129,7 @@ pub struct GroupMember {
     pub solo_mpki: Option<f64>,
     pub miss_ratio: Option<f64>,
     pub mpki: Option<f64>,
-    /// Of its solo run time.
+    /// Share of its solo run time that it loses.
     pub suffers_percent: Option<f64>,
 }
 

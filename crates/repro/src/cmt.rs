@@ -286,7 +286,7 @@ pub struct Measured {
     pub busy_share: f64,
     /// Names of threads that did not run in the measured part of one of the two runs.
     pub never_ran: Vec<String>,
-    /// Of all run time: the copies of art.
+    /// Share of all run time that the copies of art get.
     pub art_share: f64,
     /// Where the contention in `gain` lies; NaN where that is.
     pub contention_at: ContentionAt,
@@ -361,7 +361,7 @@ pub fn without_greedy(setting: &Setting) -> Result<f64, ReproError> {
     Ok(without.instructions_per_cycle() / run(setting, &Who::Default)?.instructions_per_cycle() - 1.0)
 }
 
-/// Of the L2.
+/// Miss ratio of the L2.
 pub fn ratio(results: &RunResults) -> Option<f64> {
     results.level(Level::L2)?.miss_ratio()
 }

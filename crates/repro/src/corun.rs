@@ -210,7 +210,7 @@ impl Matrix {
         PairCosts { kind: CostKind::Degradation, cost: all.clone().map(row).collect() }
     }
 
-    /// Of just these programs.
+    /// Costs of just these programs.
     pub fn costs_of(&self, programs: &[usize]) -> PairCosts {
         let row = |&i: &usize| programs.iter().map(|&j| self.degradation(i, j)).collect();
         PairCosts { kind: CostKind::Degradation, cost: programs.iter().map(row).collect() }

@@ -44,7 +44,7 @@ pub struct OneRun {
 pub struct Part {
     pub what: String,
     pub degradation_percent: f64,
-    /// Of the total; `None` where that is nothing.
+    /// Share of the total; `None` where that is nothing.
     pub share_percent: Option<f64>,
 }
 

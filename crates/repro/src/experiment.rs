@@ -182,7 +182,7 @@ pub struct Finding {
     pub measured: Option<f64>,
     /// Standard deviation over seeds; `None` for one seed or a deterministic result.
     pub spread: Option<f64>,
-    /// Of the mean: the spread over the root of the number of seeds.
+    /// Standard error of the mean: the spread over the root of the number of seeds.
     pub standard_error: Option<f64>,
     pub rule: Rule,
     pub unit: String,

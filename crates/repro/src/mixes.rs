@@ -46,9 +46,9 @@ pub struct PolicyScore {
     pub policy: String,
     /// Instructions over the default scheduler's, minus one, in per cent.
     pub throughput_gain_percent: f64,
-    /// Of it: other shares of time at the default's speeds.
+    /// The part of the gain that other shares of time give, at the default's speeds.
     pub mix_gain_percent: f64,
-    /// Of it: other speeds at the new shares.
+    /// The part of the gain that other speeds give, at the new shares.
     pub contention_gain_percent: f64,
     /// Sum of speeds over those alone.
     pub weighted_speedup: f64,
@@ -56,7 +56,7 @@ pub struct PolicyScore {
     pub weighted_speedup_gain_percent: f64,
     /// Weighted speed-up over the optimal placement's, in per cent.
     pub of_optimal_percent: f64,
-    /// Of speeds over those alone: throughput and fairness in one number.
+    /// Harmonic mean of speeds over those alone: throughput and fairness in one number.
     pub harmonic_mean: f64,
     /// Largest time over time alone; a lower bound where somebody did not finish.
     pub worst_slowdown: f64,

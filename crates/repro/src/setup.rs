@@ -196,7 +196,7 @@ impl Workload {
         Ok(Workload { machine: spec, options, jobs, warm_up_cycles: 0, measured_cycles: 0 })
     }
 
-    /// Of this length.
+    /// The same workload with this length.
     #[must_use]
     pub fn lasting(mut self, warm_up_cycles: u64, measured_cycles: u64) -> Self {
         (self.warm_up_cycles, self.measured_cycles) = (warm_up_cycles, measured_cycles);

@@ -39,7 +39,7 @@ impl fmt::Display for SpecError {
 }
 
 impl SpecError {
-    /// Of a whole file: it cannot be read, or there is none by that name.
+    /// An error about a whole file: it cannot be read, or there is none by that name.
     pub(crate) fn of_file(file: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> Self {
         SpecError {
             file: file.into(),

@@ -47,7 +47,7 @@ pub struct Scenario {
 pub enum Length {
     Cycles(u64),
     Ns(u64),
-    /// Of all programs together.
+    /// Instructions of all programs together.
     Instructions(u64),
     /// Until every program has ended this often (finished ones start again; CA: three).
     Completions(u32),
@@ -70,7 +70,7 @@ pub struct ProgramSpec {
     pub program: String,
     #[serde(default = "one_copy")]
     pub count: u32,
-    /// Of one copy; `None` = as the program has.
+    /// Threads of one copy; `None` = as the program has.
     #[serde(default)]
     pub threads: Option<u32>,
     /// The kernel's own.

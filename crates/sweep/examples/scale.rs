@@ -16,7 +16,7 @@ use serde_json::Value;
 
 const TASKS: usize = 100_000;
 const TASK_MS: u64 = 200;
-/// Of 200 ms, for each of two workers.
+/// Tasks of 200 ms, for each of two workers.
 const TASKS_EACH: u64 = 20;
 const ROUNDS: usize = 5;
 

@@ -29,7 +29,7 @@ impl SweepError {
         SweepError::File { path: path.display().to_string(), what: what.to_string() }
     }
 
-    /// Of reading or writing `path`; a full disk is told apart.
+    /// The error of reading or writing `path`; a full disk is told apart.
     pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> Self + '_ {
         move |error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => SweepError::Full(path.display().to_string()),

@@ -23,7 +23,7 @@ pub const FILE: &str = "manifest.jsonl";
 pub struct TaskId(pub u64);
 
 impl TaskId {
-    /// Of a text that says everything a task's answer depends on.
+    /// The id of a text that says everything a task's answer depends on.
     pub fn of(text: &str) -> Self {
         TaskId(xxh3_64(text.as_bytes()))
     }
@@ -69,7 +69,7 @@ pub struct Header {
     pub name: String,
     pub description: String,
     pub kind: Kind,
-    /// Of the program that made it; only that one may run its tasks.
+    /// Version of the program that made it; only that one may run its tasks.
     pub version: String,
     pub detail: bool,
     /// Slowest first.

@@ -26,7 +26,7 @@ pub struct Status {
     pub stray: usize,
     /// Results on which two workers did not agree.
     pub differing: Vec<String>,
-    /// Of the newest results; `None` where nobody works on it, or too few are finished.
+    /// Rate of the newest results; `None` where nobody works on it, or too few are finished.
     pub finished_per_s: Option<f64>,
     pub left_s: Option<f64>,
     /// At most ten.

@@ -57,8 +57,8 @@ struct Running {
     intensity: Option<f64>,
 }
 
-/// Of current server processors: cycles from a miss to the data and to a hit, instructions a cycle and in flight, misses
-/// in flight.
+/// Figures of current server processors: cycles from a miss to the data and to a hit, instructions a cycle and in
+/// flight, misses in flight.
 const MISS_CYCLES: f64 = 250.0;
 const HIT_CYCLES: f64 = 45.0;
 const ISSUE_WIDTH: f64 = 4.0;

@@ -32,7 +32,7 @@ pub struct Decompose {
     /// The machine to run on
     #[arg(long, short, value_name = "MACHINE", default_value = "xeon-x5365")]
     machine: String,
-    /// Of inputs and frames
+    /// Seed of inputs and frames
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
     /// Millions of cycles that are not measured: caches fill

@@ -155,7 +155,7 @@ impl Known {
         Known { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
     }
 
-    /// Of the threads that `mine` picks; a sum is known only where each is.
+    /// Counts of the threads that `mine` picks; a sum is known only where each is.
     fn of_part(totals: Option<&Totals>, instructions_known: bool, mine: impl Fn(&ThreadTotals) -> bool) -> Self {
         let Some(totals) = totals else { return Known::default() };
         let threads: Vec<&ThreadTotals> = totals.threads.iter().filter(|thread| mine(thread)).collect();

@@ -34,7 +34,7 @@ pub struct Plan {
     /// Measured degradations in per cent, CSV: the row's program suffers from the column's
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
-    /// Of the sample of random assignments
+    /// Seed of the sample of random assignments
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
@@ -63,7 +63,8 @@ struct CacheGroup {
     group: Group,
 }
 
-/// Of every cache with at least two programs, each on a CPU of its own: who takes turns is not there all the time.
+/// Forecasts of every cache with at least two programs, each on a CPU of its own. Programs that take turns are not
+/// there all the time.
 fn groups(found: &Prediction, placement: &Placement) -> anyhow::Result<Vec<CacheGroup>> {
     let mut caches: Vec<Option<CacheId>> = placement.programs.iter().map(|program| program.cache).collect();
     caches.sort_unstable();

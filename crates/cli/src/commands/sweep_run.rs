@@ -99,7 +99,7 @@ enum EngineName {
     Hq,
 }
 
-/// Of `count` parts the `part`-th, from 1.
+/// The `part`-th of `count` parts, from 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Shard {
     part: usize,

@@ -41,7 +41,7 @@ pub struct Status {
     /// Page colours: what they divide, or why this daemon has none.
     #[serde(default)]
     pub colours: Option<String>,
-    /// Of the ladder: 1 counters, 2 probes from outside, 3 topology and pressure only.
+    /// Rung of the ladder: 1 counters, 2 probes from outside, 3 topology and pressure only.
     pub level: u32,
     /// False = the probe is just being calibrated; the level may fall to 3 by it.
     pub calibrated: bool,
@@ -153,7 +153,7 @@ pub struct TaskStatus {
     pub misses_per_kilo_instr: Option<f64>,
     pub instr_per_cycle: Option<f64>,
     pub forecast_degradation: Option<f64>,
-    /// Of its speed while it runs, against its speed alone.
+    /// Loss of its speed while it runs, against its speed alone.
     pub measured_degradation: Option<f64>,
     pub progress_per_second: Option<f64>,
     /// What that counts: work reported, instructions, or what stands in for work (system calls, page faults).
@@ -180,7 +180,7 @@ pub struct ShareStatus {
     pub colours: Option<String>,
     pub tasks: Vec<u32>,
     pub occupancy_bytes: Option<u64>,
-    /// Of the resident pages that an agent looks after, in allowed colours.
+    /// Share of the resident pages that an agent looks after and that have allowed colors.
     #[serde(default)]
     pub pages_inside: Option<f64>,
     /// Given frames of other colours, as no allowed one could be had.

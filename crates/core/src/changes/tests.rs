@@ -301,7 +301,7 @@ fn changes_are_plain_lines() {
     }
 }
 
-/// Of a list in all its kinds: do members wait for their class, gangs for their seats, and removals for their members?
+/// In a list of all kinds, do members wait for their class, gangs for their seats, and removals for their members?
 #[test]
 fn dependencies_are_those_of_the_machines() {
     let mut state = start();

@@ -18,7 +18,7 @@ pub struct Moving {
     pub ends_ns: u64,
 }
 
-/// Of a process' time, what copying its pages takes while it lasts.
+/// Share of a process' time that copying its pages takes while it lasts.
 const COPYING_SHARE: f64 = 0.5;
 
 fn refused(item: Item, because: RefusedBecause, said: impl Into<String>) -> Refused {

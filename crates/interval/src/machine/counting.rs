@@ -16,7 +16,7 @@ const TURN_NS: f64 = 4_000_000.0;
 pub struct Defects {
     /// Standard deviation of a reading, as a share of it.
     pub noise: f64,
-    /// Of the noise, from one window to the next.
+    /// Autocorrelation of the noise from one window to the next.
     pub autocorrelation: f64,
     /// Standard deviation of what one turn of a group sees, as a share of it.
     pub turn_noise: f64,

@@ -140,7 +140,7 @@ impl Agent {
         self.account.as_ref().ok()?.get(name).copied()
     }
 
-    /// Of the resident pages that the agent looks after, in allowed colours.
+    /// Share of the resident pages that the agent looks after and that have allowed colors.
     pub fn inside(&self) -> Option<f64> {
         let (inside, outside) = (self.figure("inside_pages")?, self.figure("outside_pages")?);
         let all = inside + outside + self.figure("unknown_pages")?;
@@ -155,7 +155,7 @@ pub struct Resident {
     /// Heap, anonymous mappings and stacks in frames of allowed colours.
     pub inside_pages: u64,
     pub outside_pages: u64,
-    /// Of no known colour.
+    /// Pages of no known color.
     pub unknown_pages: u64,
     /// Anonymous memory that nobody colours: zeroed data of libraries, what the dynamic linker made.
     pub left_out_pages: u64,
@@ -174,19 +174,19 @@ impl Resident {
         self.inside_pages + self.outside_pages + self.unknown_pages + self.left_out_pages
     }
 
-    /// Of the anonymous mappings' pages, in allowed colours.
+    /// Share of the anonymous mappings' pages in allowed colors.
     pub fn inside(&self) -> Option<f64> {
         let all = self.anonymous_pages();
         (all > 0).then(|| self.inside_pages as f64 / all as f64)
     }
 
-    /// Of all pages that are the process's own, its copies of files' pages included.
+    /// Share of all the process's own pages in allowed colors, its copies of files' pages included.
     pub fn inside_of_own(&self) -> Option<f64> {
         let all = self.anonymous_pages() + self.copied_pages;
         (all > 0).then(|| self.inside_pages as f64 / all as f64)
     }
 
-    /// Of several processes together.
+    /// The sum over several processes.
     #[must_use]
     pub fn plus(&self, other: &Resident) -> Resident {
         Resident {

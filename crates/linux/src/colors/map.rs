@@ -73,7 +73,7 @@ pub struct Map {
 
 impl Map {
     pub const FORMAT: u32 = 1;
-    /// Of the last discovery, in the folder of colours.
+    /// File of the last discovery, in the folder of colors.
     pub const FILE_NAME: &str = "map.json";
 
     /// Runs of neighbouring frames, ascending; frames without a number are left out.

@@ -13,7 +13,7 @@ use super::agents::{Agent, folder_of, mask_of};
 use crate::kernel::Kernel;
 use crate::tasks::Managed;
 
-/// Of the pages, that may be elsewhere when re-colouring counts as done: some belong to the kernel for a while.
+/// Share of the pages that may be elsewhere when recoloring counts as done: some belong to the kernel for a while.
 const DONE_BUT: f64 = 0.01;
 
 /// What agents had fallen back on when their share began.

@@ -37,7 +37,7 @@ const FITTED_AT_MOST: Duration = Duration::from_secs(8);
 
 /// Below this a buffer is no smaller than private caches.
 const SMALLEST_BYTES: usize = 4 << 20;
-/// Of the lines just brought in, at most this share may be gone already.
+/// Largest share of the lines just brought in that may be gone already.
 const GONE_AT_ONCE: f64 = 0.25;
 
 /// Half of the cache, within what is worth the time and the memory.

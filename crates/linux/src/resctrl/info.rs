@@ -49,7 +49,7 @@ pub struct Resctrl {
     pub divided: Vec<Divided>,
     /// Classes of service, the root group's and others' among them; 0 where nothing can be divided.
     pub classes: u32,
-    /// Of which others held so many when this was read.
+    /// How many of them others held when this was read.
     pub others: u32,
     pub counted: Counted,
     /// Caches of the topology by domain of the monitors.

@@ -55,7 +55,7 @@ impl Traffic {
         }
     }
 
-    /// Of both together; absent where either is.
+    /// Traffic of both together; absent where either is.
     pub fn and(self, other: Traffic) -> Traffic {
         let sum = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
         Traffic {

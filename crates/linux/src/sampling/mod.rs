@@ -24,7 +24,7 @@ use records::{FIELDS, Read, parse, unrolled};
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 const PAGE: usize = 4096;
-/// Of samples, a power of two: at 64 bytes each some two thousand.
+/// Pages of samples, a power of two: at 64 bytes each some two thousand.
 const DATA_PAGES: usize = 32;
 /// Loads that are faster than this hit the L1, and say little.
 const LOAD_LATENCY_FROM_CYCLES: u64 = 3;

@@ -15,7 +15,7 @@ pub const FIELDS: u64 = (perf::PERF_SAMPLE_TID
     | perf::PERF_SAMPLE_DATA_SRC) as u64;
 /// Header, and six fields of eight bytes.
 const SAMPLE_BYTES: usize = 8 + 6 * 8;
-/// Of a header's `misc`: where the processor was.
+/// Bits of a header's `misc` that say where the processor was.
 const MODE_MASK: u16 = 7;
 const MODE_USER: u16 = 2;
 

@@ -15,7 +15,7 @@ impl Chain {
     /// `cores` equal L1s. Random replacement in the L1 of core i starts from seed + i.
     ///
     /// # Errors
-    /// Of either shape.
+    /// Either shape is impossible.
     pub fn new(
         cores: usize,
         l1: (CacheShape, Replacement),

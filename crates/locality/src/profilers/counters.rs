@@ -68,9 +68,9 @@ impl Totals {
 }
 
 impl CountersProfiler {
-    /// Of the cache of this level; a reading is folded into the averages once it covers that many instructions of the
-    /// task (DIO's 10^9 cycles, or what the run's scale makes of them), so that short windows do not weigh as much as
-    /// long ones.
+    /// A profiler for the cache of this level. A reading is folded into the averages once it covers that many
+    /// instructions of the task (DIO's 10^9 cycles, or what the run's scale makes of them), so that short windows do
+    /// not weigh as much as long ones.
     pub fn new(level: Level, at_least_instructions: f64) -> Self {
         CountersProfiler { level, at_least_instructions, tasks: PerTask::default() }
     }

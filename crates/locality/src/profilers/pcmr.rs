@@ -80,7 +80,7 @@ struct Own {
 }
 
 impl PcmrProfiler {
-    /// Of the shared cache of this level.
+    /// A profiler for the shared cache of this level.
     pub fn new(level: Level, parameters: RowParameters) -> Self {
         PcmrProfiler {
             level,

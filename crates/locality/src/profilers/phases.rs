@@ -37,7 +37,8 @@ pub struct PhaseProfiler {
 struct State {
     instructions: f64,
     misses: f64,
-    /// Of the first-level caches, and references of this one; `None` = one of them was not counted in the interval.
+    /// Counts of the first-level caches, and references of this one; `None` = one of them was not counted in the
+    /// interval.
     before: Option<[f64; 3]>,
     by_miss_rate: Option<PhaseDetector>,
     by_what_comes: Option<PhaseDetector>,

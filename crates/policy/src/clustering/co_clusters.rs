@@ -70,7 +70,7 @@ struct Seen {
     columns: usize,
     /// Weight of an earlier cluster's column: its square is just enough.
     together: u32,
-    /// Of each thread, counters from the floor on.
+    /// Counters of each thread, from the floor on.
     touched: Side,
     /// Sums of raw counters by column, noise included.
     sums: Vec<u64>,

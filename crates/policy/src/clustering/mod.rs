@@ -38,7 +38,7 @@ pub enum Method {
 /// Who belongs together.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Clusters {
-    /// Of each thread; `None` = unclustered. Numbered from 0 in the order of their first threads.
+    /// Cluster of each thread; `None` = unclustered. Clusters are numbered from 0 in the order of their first threads.
     pub of: Vec<Option<usize>>,
     pub count: usize,
     /// Shared by more than one cluster, by entry of the shMap.

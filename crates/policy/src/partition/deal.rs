@@ -69,7 +69,8 @@ impl Objective {
     pub fn total(self) -> Total {
         if self == Objective::Fairness { Total::Worst } else { Total::Sum }
     }
-    /// Of everybody's misses per thousand instructions and cycles per instruction, as a plan would have them; small = good.
+    /// Score of everybody's misses per thousand instructions and cycles per instruction, as a plan would have them;
+    /// small = good.
     pub fn score(self, claimants: &[Claimant], outlook: &[(f64, f64)]) -> f64 {
         let costs =
             claimants.iter().zip(outlook).map(|(claimant, &(misses, cycles))| claimant.cost(self, misses, cycles));

@@ -38,7 +38,7 @@ struct Tried {
 }
 
 impl Tried {
-    /// Of this leg.
+    /// Shares of the present leg.
     fn shares(&self) -> &Vec<CacheShare> {
         match self.trial.leg() {
             Leg::Old => &self.old,
@@ -91,14 +91,14 @@ pub struct Terms {
     pub lengths: Lengths,
     /// Shares are adopted where they are faster by this share.
     pub least_gain: f64,
-    /// Of the time, trials may cost so much.
+    /// Share of the time that trials may cost.
     pub trial_share: f64,
 }
 
 /// Verdict of a trial, with the shares from now on.
 pub struct Verdict {
     pub shares: Vec<CacheShare>,
-    /// Of the new shares over the old ones; `None` = they could not be compared.
+    /// Speed under the new shares over that under the old ones; `None` = they could not be compared.
     pub ratio: Option<Ratio>,
     /// What it cost, in windows' worth of the old shares' speed.
     pub lost_windows: f64,

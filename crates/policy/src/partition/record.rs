@@ -19,7 +19,7 @@ fn disturbs(what: &ProbeWhat) -> bool {
     !matches!(what, ProbeWhat::Reuses { .. } | ProbeWhat::Activity { .. })
 }
 
-/// Of one process in one window.
+/// One process in one window.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Sample {
     instructions: f64,
@@ -44,7 +44,7 @@ const KEPT_WINDOWS: usize = 64;
 /// and this share of it, its sampling noise.
 const ALIKE_PER_KILO_INSTR: f64 = 3.0;
 const ALIKE_SHARE: f64 = 0.1;
-/// Of the work in a record, at least, that has its like in the one that it is compared with.
+/// Least share of the work in a record that has its like in the compared record.
 const IN_COMMON: f64 = 0.5;
 
 /// Waiting for what lies behind a cache of this level.
@@ -221,11 +221,11 @@ impl SpeedRecord {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Alike {
     pub cycles_per_instr: [f64; 2],
-    /// Of these two.
+    /// Variances of these two.
     variance: [f64; 2],
 }
 
-/// Of speeds, with its standard error; infinite where no two windows were alike.
+/// A ratio of speeds, with its standard error; infinite where no two windows were alike.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Ratio {
     pub ratio: f64,

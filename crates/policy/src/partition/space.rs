@@ -28,7 +28,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// Of a profile; `speed` where the profile has no speed alone on the whole cache.
+    /// The space of a profile; `speed` serves where the profile has no speed alone on the whole cache.
     pub fn of(
         profile: &Profile,
         speed: Option<Speed>,
@@ -85,7 +85,7 @@ impl Space {
         self
     }
 
-    /// Of several threads of one process: the mean.
+    /// The mean of several threads of one process.
     pub fn mean(of: &[Space]) -> Option<Self> {
         let first = of.first()?;
         let over = |values: fn(&Space) -> &[f64]| -> Vec<f64> {

@@ -53,7 +53,7 @@ pub enum Said {
 #[derive(Clone, Debug)]
 pub struct Trial {
     lengths: Lengths,
-    /// Of each process, by which its speed counts.
+    /// Weight of each process, by which its speed counts.
     weights: Vec<(ProcessId, f64)>,
     leg: Leg,
     /// Under the old shares, before and after the new ones.

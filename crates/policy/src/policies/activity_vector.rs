@@ -138,7 +138,7 @@ type Rates = [Vec<(f64, f64)>; 3];
 /// Raw counts of one task, by level.
 type RawCounts = Vec<(Level, Vec<SuperSetCount>)>;
 
-/// Of the six vectors.
+/// Place of the contended level's misses among the six vectors.
 const LAST_LEVEL_MISS: usize = 5;
 
 struct ActivityVectors {

@@ -306,7 +306,8 @@ fn know(profile: &Profile, domain: &Domain<'_>, parameters: &Parameters) -> Opti
     Some(Known { phase: profile.phase_number, ratio, shared: shared.flatten() })
 }
 
-/// Of all threads of the cache; who is not known counts as the worst that is. `None` where nobody is.
+/// The group model of all threads of the cache. An unknown thread counts as the worst known one. `None` where nobody
+/// is known.
 fn model(known: &[Option<Known>], domain: &Domain<'_>, parameters: &Parameters) -> Option<GroupModel> {
     let usable = |known: &&Known| parameters.extension == Extension::Average || known.shared.is_some();
     let worst = known.iter().flatten().filter(usable).max_by(|a, b| a.ratio.total_cmp(&b.ratio))?;

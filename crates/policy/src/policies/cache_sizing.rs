@@ -38,7 +38,7 @@ pub struct Parameters {
     pub window_ns: u64,
     pub objective: Objective,
     pub moving: Moving,
-    /// Of a trace; 0 = curves come from elsewhere.
+    /// Entries of a trace; 0 = curves come from elsewhere.
     pub trace_entries: u32,
     /// Fetches of code too: a program with much code needs space that its data does not tell of.
     pub trace_code: bool,
@@ -55,7 +55,7 @@ pub struct Parameters {
     /// After a change: fewest windows until speeds count, and windows of a leg of its trial; 0 = changes are not judged.
     pub settle_windows: u32,
     pub judge_windows: u32,
-    /// Of the time, trials may cost so much.
+    /// Share of the time that trials may cost.
     pub trial_share: f64,
 }
 
@@ -252,7 +252,7 @@ impl CacheSizing {
         unknown.take(TRACED_AT_ONCE).map(|unknown| self.probe(view, unknown)).collect()
     }
 
-    /// Of one process; the same as before until it is answered.
+    /// The trace of one process; the same probe as before until it is answered.
     fn probe(&mut self, view: &View<'_>, unknown: &Present<'_>) -> Probe {
         // The thread that ran most stands for its process.
         let ran = |task: &TaskSeen| task.on_cpu_ns.iter().map(|(_, ns)| ns).sum::<u64>();

@@ -205,7 +205,7 @@ struct Assigned {
 /// How far the observed miss rate is from the expected one, as a logarithm.
 #[derive(Default)]
 struct Watched {
-    /// Of the first windows after an assignment.
+    /// Miss rates of the first windows after an assignment.
     usual: Vec<f64>,
     off_windows: u32,
 }

@@ -56,7 +56,7 @@ struct Misses<'a> {
     clash_weight: f64,
     tasks: BTreeMap<TaskId, f64>,
     refills: &'a Refills,
-    /// Of the mean task; 0 = nothing was counted.
+    /// Misses of the mean task; 0 = nothing was counted.
     misses_per_sample: f64,
 }
 

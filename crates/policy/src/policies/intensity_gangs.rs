@@ -83,7 +83,7 @@ const PAIRS_AT_MOST: usize = 16;
 struct IntensityGangs {
     parameters: Parameters,
     next_probe: u32,
-    /// Of each pair: near or far, latest last.
+    /// Answers for each pair of CPUs: near or far, latest last.
     pairs: BTreeMap<(u32, u32), VecDeque<bool>>,
     /// Tasks whose sensitivity was asked for, and when; not every task can tell.
     felt: BTreeMap<TaskId, u64>,

@@ -29,7 +29,7 @@ use crate::clustering::{Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadM
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
-    /// Of a process's cycles, stalled on remote caches (thesis: 0.2).
+    /// Share of a process's cycles that stalls on remote caches (thesis: 0.2).
     pub activation_share: f64,
     /// Between two looks (thesis: 10^9).
     pub window_cycles: u64,
@@ -37,7 +37,7 @@ pub struct Parameters {
     pub samples: u32,
     /// Processor time that sampling and the stall breakdown may take together while a round lasts (thesis: 4 %).
     pub overhead_share: f64,
-    /// Of it the breakdown's, sampling or not: an interrupt of 3000 cycles every 4 ms, at 1.5 GHz.
+    /// The part of it for the stall breakdown, sampling or not: an interrupt of 3000 cycles every 4 ms, at 1.5 GHz.
     pub breakdown_share: f64,
     /// Sample one remote access in so many; 0 = from their rate and `overhead_share`.
     pub one_in: u32,
@@ -161,14 +161,14 @@ struct ThreadClustering {
     unchanged_at: Option<(usize, f64)>,
 }
 
-/// Of what sampling is aimed at, in a round's first window: the rate that it goes by is of the window before, and rises
-/// while caches warm up (warehouses: by a third).
+/// Share of the intended samples that a round's first window aims at. Its rate comes from the window before, and rates
+/// rise while caches warm up (warehouses: by a third).
 const FIRST_WINDOW: f64 = 0.75;
 /// After threads were moved: in the first window they fetch what is theirs alone from the chip they left, and a round then
 /// would fill the filter with that.
 const SETTLING_WINDOWS: u32 = 2;
-/// Of the activation share: a round is given up where remote stalls fall below, as its filter would be of another phase by
-/// the time it is full.
+/// Share of the activation share: a round is given up where remote stalls fall below it. Its filter would be of
+/// another phase by the time it is full.
 const GIVE_UP: f64 = 0.5;
 /// Longest wait after rounds that changed nothing, in windows.
 const WAIT_AT_MOST: u32 = 64;
@@ -207,7 +207,7 @@ fn busy_ns(task: &TaskSeen) -> f64 {
     task.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum()
 }
 
-/// Of the process's cycles, those stalled on remote caches.
+/// Share of the process's cycles that stalls on remote caches.
 fn remote_share(view: &View<'_>, process: ProcessId) -> Option<f64> {
     ratio(view, process, Event::StallCycles(StallCause::RemoteCache), |task| task.counts.get(Event::Cycles))
 }

@@ -55,7 +55,7 @@ pub struct History {
     pub reference: State,
     /// The reference before the first loss, while there is any.
     pub baseline: Option<State>,
-    /// Of the reference over the baseline.
+    /// Totals of the reference over the baseline.
     pub totals: BTreeMap<ProcessId, Total>,
     trial: Option<Trial>,
     in_force: Plan,

@@ -15,7 +15,7 @@ const AUTOCORRELATION_AT_MOST: f64 = 0.8;
 pub struct Difference {
     pub value: f64,
     pub standard_error: f64,
-    /// Of the estimate of the error.
+    /// Degrees of freedom of the error's estimate.
     pub degrees_of_freedom: f64,
 }
 
@@ -53,7 +53,7 @@ pub fn spread(values: &[f64]) -> f64 {
     libm::sqrt(squares(values) / (values.len() as f64 - 1.0))
 }
 
-/// Of the empty list, not a number.
+/// The median; not a number for an empty list.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -63,7 +63,8 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Of neighbouring windows, 0 where too few are known to tell; corrected for the mean that was taken off (Kendall 1954).
+/// The autocorrelation of neighboring windows, corrected for the mean that was taken off (Kendall 1954); 0 where too
+/// few are known to tell.
 fn autocorrelation(before: &[f64], after: &[f64]) -> f64 {
     let count = (before.len() + after.len()) as f64;
     if before.len() < TOLD_FROM_WINDOWS {

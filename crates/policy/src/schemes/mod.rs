@@ -38,11 +38,11 @@ pub struct MissingEvidence {
 #[derive(Clone, PartialEq, Debug)]
 pub struct GroupCosts {
     pub kind: CostKind,
-    /// Of each member, in the order given.
+    /// Slowdown of each member, in the order given.
     pub suffers: Vec<f64>,
     /// Misses per access of each member (0 to 1); `None` where the scheme does not say.
     pub miss_ratios: Option<Vec<f64>>,
-    /// Of all accesses of the group together.
+    /// Miss ratio of all accesses of the group together.
     pub group_miss_ratio: Option<f64>,
 }
 

@@ -41,7 +41,7 @@ pub struct Rules {
 /// What came out.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Buckets {
-    /// Of each CPU.
+    /// The highest PCMR that each CPU takes.
     pub max_pcmr: Vec<u32>,
     /// What the threshold had to be raised to; the rules' own in the better form.
     pub threshold: f64,

@@ -155,7 +155,7 @@ pub fn worst(costs: &Costs, seats: &Seats) -> Solved {
 pub struct RandomTotals {
     /// Over all assignments, each equally likely: exact.
     pub mean: f64,
-    /// Of a seeded sample: 5 % of the assignments lie below.
+    /// Low end of a seeded sample: 5 % of the assignments lie below.
     pub low_5_percent: f64,
     /// 5 % lie above.
     pub high_5_percent: f64,

@@ -195,7 +195,7 @@ pub fn total_cost(claims: &[Claim], deal: &[u32], total: Total) -> f64 {
 }
 
 impl Total {
-    /// Of several costs.
+    /// The aim's value over several costs.
     pub fn of(self, costs: impl Iterator<Item = f64>) -> f64 {
         match self {
             Total::Sum => costs.sum(),

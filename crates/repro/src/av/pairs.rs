@@ -25,8 +25,8 @@ struct Length {
     scale: u64,
     warm_up: u64,
     kept: u64,
-    /// Of the run in which misses are told by cause, cycles not measured and measured: caches do not scale, and until the
-    /// programs' data have been gone through most misses are cold. `None` = the run of the samples.
+    /// Cycles not measured, and measured, of the run that tells misses by cause. Caches do not scale, and most misses
+    /// are cold until the programs' data have been gone through. `None` = the run of the samples.
     causes: Option<(u64, u64)>,
 }
 

@@ -28,7 +28,8 @@ const WORKLOADS: [[&str; 8]; 6] = [
     ["twolf", "bzip2", "vortex", "gap", "parser", "crafty", "equake", "mcf"],
 ];
 
-/// Of the 32 bits of the L2 miss vectors; chosen before running, as the paper does not state its limits.
+/// Shared bits, of the 32 of the L2 miss vectors. The limits were chosen before running, as the paper does not state
+/// them.
 const BAD_ABOVE: u32 = 16;
 const GOOD_BELOW: u32 = 8;
 const L2_MISS: usize = 5;
@@ -38,7 +39,7 @@ const BOUNDS: [&str; 2] = ["0.25", "inf"];
 
 struct Length {
     scale: u64,
-    /// Of each job, alone.
+    /// Slices of each job, alone.
     slices: u64,
     bounds: &'static [&'static str],
 }
@@ -55,7 +56,7 @@ struct Recorded {
 struct Finished {
     /// When each job ended, in cycles.
     ends: Vec<f64>,
-    /// Of the last one.
+    /// Cycle at which the last job ended.
     cycles: f64,
     l2_misses: f64,
     choice_share: f64,

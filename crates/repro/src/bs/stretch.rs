@@ -14,7 +14,7 @@ use crate::ReproError;
 use crate::setup::{Job, failed};
 
 const LINE_BYTES: u64 = 64;
-/// Of the machine's instruction cache; and of an instruction.
+/// Line of the machine's instruction cache, and size of an instruction.
 const CODE_LINE_BYTES: u64 = 32;
 const INSTRUCTION_BYTES: u64 = 4;
 

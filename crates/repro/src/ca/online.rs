@@ -63,7 +63,7 @@ impl By {
     }
 }
 
-/// Of every job, in their order.
+/// The slowdown of every job, in their order.
 struct Slowdowns {
     times: Vec<f64>,
     /// Tasks that went to another CPU, from the start on.
@@ -215,7 +215,7 @@ const SERIES: [(&str, Pick); 8] = [
     ("moves by di", |four| four.di_moves),
     ("moves by dio", |four| four.dio_moves),
 ];
-/// Of them, those in per cent above the optimum.
+/// How many of these are drawn, in per cent above the optimum.
 const DRAWN: usize = 6;
 
 fn at_scale(

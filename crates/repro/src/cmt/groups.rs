@@ -53,7 +53,7 @@ struct FirstThenGroups {
     cache: cachemate_core::CacheId,
     seed: u64,
     first: Vec<Probe>,
-    /// Of the first probes, those not answered yet.
+    /// The first probes that are not answered yet.
     open: Vec<ProbeId>,
     then: Option<Probe>,
 }

@@ -44,7 +44,7 @@ impl Mix {
     fn gain(&self) -> f64 {
         100.0 * (self.online / self.shared - 1.0)
     }
-    /// Of the best known: sizes from curves of each program alone, or sharing.
+    /// Distance to the best known: sizes from curves of each program alone, or sharing.
     fn short_of_best(&self) -> f64 {
         100.0 * (1.0 - self.online / self.offline.max(self.shared))
     }

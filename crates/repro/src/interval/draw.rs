@@ -51,8 +51,8 @@ pub const POOL: [&str; 16] = [
     "namd",
 ];
 
-/// Of the smaller machines whole, of the largest one a complex with a quarter of its cache: its own is out of reach of
-/// these programs within the lengths that can be simulated.
+/// The machines of the draw: the smaller ones whole, and of the largest one a complex with a quarter of its cache. Its
+/// own cache is out of reach of these programs within the lengths that can be simulated.
 pub fn setups(quick: bool) -> Vec<Setup> {
     let (warm_up_cycles, measured_cycles) = if quick { (4_000_000, 6_000_000) } else { (25_000_000, 25_000_000) };
     let few = |many: usize, few: usize| if quick { few } else { many };

@@ -18,7 +18,7 @@ use crate::setup::{Job, Workload, failed};
 pub struct Lengths {
     /// Instructions from the start to the profile's end.
     pub until_instr: u64,
-    /// Of one phase.
+    /// Instructions of one phase.
     pub phase_instr: u64,
     /// Simulated cycles between two readings of the books.
     pub reading_cycles: u64,

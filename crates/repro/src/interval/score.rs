@@ -37,12 +37,12 @@ pub struct Set {
     pub p90_error_points: f64,
     pub kendall_tau: Option<f64>,
     pub error_of_predicting_nothing_points: f64,
-    /// Of cycles per instruction.
+    /// Mean error of cycles per instruction.
     pub mean_error_percent: f64,
     pub p90_error_percent: f64,
     /// Predicted minus measured.
     pub mean_signed_error_points: f64,
-    /// Of the runs, those in which somebody loses 10 % or more.
+    /// Share of the runs in which a program loses 10 % or more.
     pub runs_losing_10_percent: f64,
 }
 

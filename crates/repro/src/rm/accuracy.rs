@@ -51,7 +51,7 @@ pub fn traced_cache() -> TracedCache {
     TracedCache { level: Level::L2, size_bytes: size_bytes(COLOURS), colors: COLOURS, ways: 10, points: COLOURS }
 }
 
-/// Of the L2, by colours.
+/// Size of the L2 that so many colors leave.
 pub fn size_bytes(colours: u32) -> u64 {
     1_966_080 * u64::from(colours) / u64::from(COLOURS)
 }

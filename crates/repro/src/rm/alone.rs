@@ -22,10 +22,10 @@ pub const COLOURS: u32 = 16;
 pub struct Sums {
     pub instructions: f64,
     pub misses: f64,
-    /// Of the first-level data cache.
+    /// Misses of the first-level data cache.
     pub first_level_misses: f64,
     pub instruction_misses: f64,
-    /// Of the L2: first-level misses and stores that write through.
+    /// References to the L2: first-level misses and stores that write through.
     pub references: f64,
 }
 

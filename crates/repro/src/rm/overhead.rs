@@ -29,7 +29,7 @@ const PHASES: [(&str, f64); 19] = [
     ("libquantum", 1753.0),
     ("omnetpp", 1704.0),
 ];
-/// Of a phase, for tracing and computing.
+/// Share of a phase that tracing and computing may take.
 const SHARE_AT_MOST: f64 = 0.02;
 /// Computing a curve on one core at the machine's 1.5 GHz, an entry: bench group `curve` promises 5 ms a full log.
 const COMPUTING_CYCLES_PER_ENTRY: f64 = 5e-3 * 1.5e9 / LOG_ENTRIES;

@@ -22,7 +22,7 @@ struct Outcome {
     rounds: usize,
     first: Option<Round>,
     last: Option<Round>,
-    /// Of the first round of sampling.
+    /// Insight of the first round of sampling.
     insight: Option<Insight>,
 }
 

@@ -8,7 +8,7 @@ use cachemate_locality::shmap::{ShMaps, Sharing, global_entries, similarity};
 /// One round of sampling, its shMaps judged by the program's own groups.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Insight {
-    /// Of the last answer.
+    /// Window of the last answer.
     pub window: u64,
     pub samples: usize,
     /// Remote accesses that went by meanwhile, sampled or not.
@@ -18,7 +18,7 @@ pub(super) struct Insight {
     /// Entries of the filter that belong to a region, and those that two threads or more touch at or above the floor.
     pub claimed: usize,
     pub shared: usize,
-    /// Of the shared ones, touched by more than half of the threads.
+    /// Shared regions that more than half of the threads touch.
     pub global: usize,
     /// Mean similarity of two workers of one group, and of two groups.
     pub inside: f64,

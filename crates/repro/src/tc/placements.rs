@@ -187,7 +187,7 @@ pub(super) fn gain(runs: &Runs, case: usize, by: usize, seed: usize) -> f64 {
     100.0 * runs.gain(case, by, seed)
 }
 
-/// Of the default's remote stalls, what is gone, %.
+/// Share of the default's remote stalls that is gone, in per cent.
 pub(super) fn reduction(runs: &Runs, case: usize, by: usize, seed: usize) -> f64 {
     100.0 * runs.reduction(case, by, seed)
 }

@@ -23,7 +23,7 @@ use super::setup::{Round, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, rounds};
 use crate::setup::{built, failed, run_under};
 use crate::{Bar, Context, DataPoint, Finding, ReproError};
 
-/// Of one round.
+/// Samples of one round.
 const SAMPLES: u64 = 50_000;
 const NAME: &str = "mariadb";
 const POLICY: &str = "thread-clustering";
@@ -184,7 +184,7 @@ impl Outcome {
     }
 }
 
-/// Of all cycles of the run, those stalled on remote caches.
+/// Share of all cycles of the run that stall on remote caches, in per cent.
 fn remote_percent(records: &[Record]) -> f64 {
     let sum = |event| records.iter().flat_map(|r| &r.seen.tasks).filter_map(|task| task.counts.get(event)).sum::<f64>();
     100.0 * sum(Event::StallCycles(StallCause::RemoteCache)) / sum(Event::Cycles).max(1.0)

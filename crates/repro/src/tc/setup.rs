@@ -99,12 +99,12 @@ pub(super) struct Setting {
     pub seed: u64,
     pub scale: u64,
     pub entries: usize,
-    /// Of one round and thread.
+    /// Samples of one round and thread.
     pub samples_per_thread: u64,
     /// In windows of the policy.
     pub warm_up_windows: u64,
     pub measured_windows: u64,
-    /// Of the stall breakdown, published scale: 0 = nobody reads the counters.
+    /// Price of a turn of the stall breakdown's counters, published scale: 0 = nobody reads the counters.
     pub counter_turn_cycles: u64,
 }
 
@@ -222,7 +222,7 @@ impl Policy for Later {
     }
 }
 
-/// Of all threads' cycles, those stalled on remote caches.
+/// Share of all threads' cycles that stalls on remote caches.
 pub(super) fn remote_share(results: &RunResults) -> f64 {
     let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
     results.tasks.iter().map(|task| task.stall_cycles.remote_cache).sum::<f64>() / cycles.max(1) as f64

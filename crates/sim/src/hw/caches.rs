@@ -35,7 +35,7 @@ pub(crate) struct Ask {
 pub(crate) struct Answer {
     /// Tick at which the data is there.
     pub done: u64,
-    /// Of the time until then, spent queueing.
+    /// The part of the time until then that is spent queueing.
     pub queue: u64,
     pub served: Served,
     /// No other cache off the path holds the line.

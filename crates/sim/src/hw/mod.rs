@@ -358,11 +358,11 @@ impl Hardware {
         let (core, at) = self.context(cpu);
         self.cores[core].front.contexts[at].counters
     }
-    /// Of a cache of this machine; another id has counted nothing.
+    /// Counters of a cache of this machine; another id has counted nothing.
     pub fn cache_counters(&self, cache: CacheId) -> CacheCounters {
         self.unit(cache).map(|unit| unit.counters).unwrap_or_default()
     }
-    /// Of a node of this machine; another number has counted nothing.
+    /// Counters of a node of this machine; another number has counted nothing.
     pub fn memory_counters(&self, node: u32) -> MemoryCounters {
         self.caches.dram.memory_counters(node).unwrap_or_default()
     }
@@ -378,7 +378,7 @@ impl Hardware {
         lines.map(|(task, &lines)| (TaskId(task as u32), u64::from(lines) << unit.line_shift)).collect()
     }
 
-    /// Of every line in a cache: its set, and who brought it.
+    /// The set and the bringer of every line in a cache.
     #[cfg(test)]
     pub(crate) fn sets_in_use(&self, cache: CacheId) -> Vec<(u64, TaskId)> {
         let store = &self.caches.units[cache.0 as usize].store;

@@ -46,7 +46,8 @@ impl Caches {
         })
     }
 
-    /// Of [`Caches::first_level`] what is served by the next cache. `None` = the request has to go the long way; nothing was done.
+    /// The part of [`Caches::first_level`] that the next cache serves. `None` = the request has to go the long way;
+    /// nothing was done.
     #[inline(always)]
     pub fn near(&mut self, l1: usize, place: Option<usize>, ask: &Ask, counters: &mut TaskCounters) -> Option<Answer> {
         #[cfg(test)]

@@ -4,7 +4,7 @@
 //! Method: twelve bytes a line, set by set (tags, then ages, then the rest), zero meaning absent, so that the host only
 //! commits memory for sets that were used. Ways keep their position (way masks need it); LRU is an age per line from a
 //! clock of the cache, which is renumbered before it could wrap.
-//! Of a virtually indexed cache, the set's upper bits are those of the page (`page_index`).
+//! In a virtually indexed cache the set's upper bits are those of the page (`page_index`).
 //! Properties: a tag is the line number without its set bits (where sets are a power of two), plus one; set and tag
 //! give the line back when it leaves.
 

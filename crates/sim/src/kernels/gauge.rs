@@ -40,7 +40,7 @@ const VECTOR_WORDS: u64 = 6;
 const MATRIX: u64 = MATRIX_WORDS * WORD;
 const VECTOR: u64 = VECTOR_WORDS * WORD;
 
-/// Of a site: its size, and where its parts are (`lattice.h`; offsets by the C ABI of x86-64).
+/// Size of a site, and places of its parts (`lattice.h`; offsets by the C ABI of x86-64).
 const SITE: u64 = 1808;
 const PRNG: u64 = 16;
 const LINK: u64 = 112;
@@ -140,7 +140,7 @@ struct Sweep {
 struct Routine {
     sweeps: Vec<Sweep>,
     next: usize,
-    /// Of a hundred accesses.
+    /// How many of a hundred accesses.
     share: u64,
     accesses: u64,
 }

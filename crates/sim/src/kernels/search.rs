@@ -83,7 +83,7 @@ struct GameSearch {
     cache: Region,
     /// Table reads per position.
     reads: u64,
-    /// Of these, so many in a loop of one routine.
+    /// The reads of these in a loop of one routine.
     reads_per_call: u64,
     /// Every so manieth read goes anywhere in the tables, the others to [their hot part](Self::hot_divisor). gobmk's: once a
     /// position, with which it misses from 256 KB on about as often as recorded GNU Go does.
@@ -169,7 +169,7 @@ struct Integrals {
     density: Region,
     fock: Region,
     shells: u64,
-    /// Of the quartet under way: `shells > i >= j`, `i >= k >= l`.
+    /// Shells of the quartet under way: `shells > i >= j`, `i >= k >= l`.
     quartet: [u64; 4],
     terms: u64,
     quartets: u64,

@@ -33,7 +33,7 @@ impl Membership {
         Membership { group, later, regroup_after: setup.options.regroup_after }
     }
 
-    /// Of a thread that has one set of data to work on, whatever its group.
+    /// The parts of a thread that has one set of data to work on, whatever its group.
     pub fn only() -> Self {
         Membership { group: 0, later: 0, regroup_after: None }
     }

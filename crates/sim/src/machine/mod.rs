@@ -70,7 +70,7 @@ pub(crate) struct Running {
     /// Threads of the present run that have not ended.
     pub alive: u32,
     pub completions: u32,
-    /// Of those, in the warm-up.
+    /// The completions in the warm-up.
     pub completions_before: u32,
 }
 
@@ -383,7 +383,7 @@ impl SimMachine {
     pub(crate) fn ticks_per_cycle(&self) -> u64 {
         self.system.hw.ticks_per_cycle()
     }
-    /// Of a cache that the topology names.
+    /// Counters of a cache that the topology names.
     pub(crate) fn cache_counters(&self, cache: CacheId) -> CacheCounters {
         self.system.hw.cache_counters(cache)
     }

@@ -25,7 +25,7 @@ pub struct SimOptions {
     pub counter_turn_cycles: u64,
     /// Before the measured part.
     pub warm_up: Option<Length>,
-    /// Of the measured part; `None` = until nothing is left to run.
+    /// Length of the measured part; `None` = until nothing is left to run.
     pub ends: Option<Length>,
 }
 
@@ -50,7 +50,7 @@ impl Default for SimOptions {
 pub enum Length {
     Cycles(u64),
     Ns(u64),
-    /// Of all programs together.
+    /// Instructions of all programs together.
     Instructions(u64),
     /// Until every program has ended this often.
     Completions(u32),

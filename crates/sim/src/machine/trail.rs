@@ -15,7 +15,7 @@ pub struct TaskStep {
     pub misses: u64,
     /// Cycles on a processor.
     pub on_cpu_cycles: u64,
-    /// Of these, cycles in which it waited for data from beyond the first level.
+    /// The cycles of these in which it waited for data from beyond the first level.
     pub data_stall_cycles: f64,
 }
 

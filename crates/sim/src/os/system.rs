@@ -21,7 +21,7 @@ pub struct Costs {
     pub migration_cycles: u64,
     pub fault_cycles: u64,
     pub move_page_cycles: u64,
-    /// Of the cores; for sleeps, which programs ask for in nanoseconds.
+    /// Clock of the cores; for sleeps, which programs ask for in nanoseconds.
     pub hertz: u64,
     /// Page moves are done in bursts of about this length.
     pub move_burst_cycles: u64,

@@ -30,7 +30,7 @@ pub struct DaskOptions {
     pub python: PathBuf,
     /// Address of a scheduler; `None` = a cluster on this host for as long as the sweep runs.
     pub scheduler: Option<String>,
-    /// Of the local cluster.
+    /// Workers of the local cluster.
     pub workers: usize,
     /// Tasks handed to a worker at once.
     pub group: usize,

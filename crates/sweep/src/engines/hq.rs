@@ -38,7 +38,7 @@ pub struct HqOptions {
 pub struct Hq {
     command: WorkerCommand,
     options: HqOptions,
-    /// Of all jobs of this sweep's folder.
+    /// Name of all jobs of this sweep's folder.
     name: String,
     /// Our own server and worker.
     own: Vec<Child>,

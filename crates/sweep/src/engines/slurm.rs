@@ -26,7 +26,7 @@ pub struct Slurm {
     group: usize,
     /// More arguments of `sbatch`: partition, account, time limit.
     submit_args: Vec<String>,
-    /// Of all jobs of this sweep's folder, whoever submitted them.
+    /// Name of all jobs of this sweep's folder, whoever submitted them.
     name: String,
     rounds: u32,
 }

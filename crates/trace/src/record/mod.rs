@@ -94,7 +94,7 @@ pub struct Recorded {
     pub header: Header,
     pub totals: Totals,
     pub ended: Ended,
-    /// Of the file.
+    /// Size of the file.
     pub bytes: u64,
     /// What the user should know: the fallback and what it lacks.
     pub note: Option<String>,

@@ -62,7 +62,7 @@ struct Ran {
     ended: bool,
     instructions: u64,
     l3_misses: u64,
-    /// Of these, for lines that another task had displaced.
+    /// The misses of these on lines that another task had displaced.
     displaced_by_others: u64,
     memory_bytes: u64,
     /// The most that its threads held in an L3, each at its own time.

@@ -371,7 +371,7 @@ fn real_programs(place: &Place, mask: u64) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Of all pages that the agents of a program and of its children look after.
+/// Share of all pages that the agents of a program and of its children look after, in allowed colors.
 fn inside_by_agents(agents: &[(i32, Agent)]) -> Option<f64> {
     let sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.figure(name)).sum::<u64>();
     let inside = sum("inside_pages");

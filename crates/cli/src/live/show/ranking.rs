@@ -24,7 +24,7 @@ const INSTR_PER_NS: f64 = 2.0;
 /// says nothing.
 const CONTROL: &str = "own-stream";
 const CONTROL_AT_LEAST: f64 = 0.05;
-/// Of one program at most.
+/// Longest time for one program.
 const PATIENCE: Duration = Duration::from_secs(25);
 
 /// Name in the pack, and the line that runs it on inputs made here.
@@ -51,7 +51,7 @@ struct Found {
     name: String,
     misses_per_second: f64,
     shared: Option<f64>,
-    /// Of the buffer, when the program was kept away: what the rest of the host evicts.
+    /// Share of the buffer that was gone when the program was kept away: what the rest of the host evicts.
     gone_without: Option<f64>,
     split: Option<f64>,
     samples: usize,

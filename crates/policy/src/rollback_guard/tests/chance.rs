@@ -1,8 +1,8 @@
 use super::*;
 use cachemate_core::SplitMix64;
 
-/// Of a thousand runs with one change each, those in which it was taken back: four programs, each with its own noise of
-/// this standard deviation, whose windows resemble their predecessor as told.
+/// Counts in how many of a thousand runs with one change each it was taken back. Four programs each have noise of this
+/// standard deviation of their own, and their windows resemble their predecessor as told.
 fn taken_back(factors: [f64; 4], noise: f64, alike: f64) -> usize {
     let one = |seed: u64| {
         let policy = Scripted(|view: &View<'_>| if view.seen.window >= 30 { pinned(&[(0, 0)]) } else { idle() });

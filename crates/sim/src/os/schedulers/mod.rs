@@ -31,7 +31,7 @@ pub enum SchedulerKind {
 /// The machine's times, scaled, in cycles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Times {
-    /// Of the default scheduler.
+    /// Slice of the default scheduler.
     pub slice_cycles: u64,
     /// One millisecond of nominal time, at least 1.
     pub millisecond_cycles: u64,

@@ -61,7 +61,7 @@ struct Entity {
     level: u8,
     waited_s: u32,
     begun: bool,
-    /// Of the quantum at this level, not yet used.
+    /// The part of the quantum at this level that is not yet used.
     left_cycles: u64,
 }
 

@@ -71,6 +71,24 @@ initramfs() {
 }
 pack() { (cd "$out/initramfs" && find . | LC_ALL=C sort | bin/busybox cpio -o -H newc 2>/dev/null) >"$out/initramfs.cpio"; }
 
+# follow PID: waits for a guest's `timeout`. Seconds that its threads ran, and waited for a processor of this host, are in
+# $ran and $waited; $code is 124 where it was ended.
+follow() {
+    local guest
+    ran=0 waited=0 code=0
+    while kill -0 "$1" 2>/dev/null; do
+        guest=$(cut -d' ' -f1 "/proc/$1/task/$1/children" 2>/dev/null || true)
+        read -r ran waited < <(cat /proc/"${guest:-none}"/task/*/schedstat 2>/dev/null |
+            awk -v ran="$ran" -v waited="$waited" '{ r += $1; w += $2 }
+                END { print r ? int(r / 1e9) : ran, r ? int(w / 1e9) : waited }')
+        sleep 1
+    done
+    wait "$1" || code=$?
+    trap - EXIT
+}
+# starved: the guest was ended although it might have come to its end on an idle host. 137: it had to be killed.
+starved() { { [ "$code" = 124 ] || [ "$code" = 137 ]; } && [ $((4 * waited)) -gt "$limit_seconds" ]; }
+
 # boot NAME MACHINE-CONFIG INITRAMFS: one guest until it powers off; its console is in $out/NAME.log
 boot() {
     local name=$1 config=$2 initramfs=$3 smp memory
@@ -85,7 +103,9 @@ boot() {
         -plugin "$out/machine/machine.so,config=$config" -append "console=ttyS0 quiet panic=-1 tsc=reliable idle=halt \
 no_timer_check mitigations=off nmi_watchdog=0 nokaslr lpj=8000000 cryptomgr.notests \
 initcall_blacklist=load_system_certificate_list,tracer_init_tracefs,event_trace_init lab=$name" \
-        </dev/null >"$out/$name.log" 2>&1 || true
+        </dev/null >"$out/$name.log" 2>&1 &
+    trap "kill $! 2>/dev/null || true" EXIT
+    follow "$!"
     if grep -q 'version 7 of the plugin' "$out/$name.log"; then
         not_run "this QEMU is not 11.1: its plugin interface is another one"
     fi

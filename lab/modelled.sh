@@ -4,7 +4,7 @@
 # Needs apt on a Debian host, a C compiler, zstd and xz. Where something cannot be had it says NOT RUN and ends with 0.
 # Usage: lab/modelled.sh [BINARY]    (target/release/cachemate; results go to target/lab)
 # LAB_FULL=1: all scenes instead of the short ones. LAB_SCENES: only these. LAB_CACHE: where packages are kept.
-# LAB_LIMIT_SECONDS: of one guest. LAB_NICE: of the emulator.
+# LAB_LIMIT_SECONDS: of one guest. LAB_BUDGET_SECONDS: of all; what does not fit is NOT RUN. LAB_NICE: of the emulator.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 binary=${1:-target/release/cachemate}
@@ -13,6 +13,7 @@ out=$PWD/target/lab
 short='gangs colors colors-hashed deaths'
 full="settled gangs gangs-bare colors colors-hashed ways placement deaths"
 scenes=${LAB_SCENES:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
+budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 540)}
 started=$(date +%s)
 mkdir -p "$out"
 rm -f "$out"/*.log "$out"/*.tsv "$out"/*.hurt "$out/result.json"
@@ -20,11 +21,19 @@ rm -f "$out"/*.log "$out"/*.tsv "$out"/*.hurt "$out/result.json"
 [ -x "$binary" ] || { echo "lab: no $binary; make build makes it" >&2; exit 1; }
 . lab/modelled-guest.sh
 prepare
+guest_seconds=$limit_seconds
 
 # scene NAME MACHINE [CONFIG-OPTION...]: one guest on one machine. The scene's name is the part before a dash.
 scene() {
     local name=$1 machine=$2 since config=$out/$1.machine
     shift 2
+    limit_seconds=$((started + budget - $(date +%s)))
+    [ "$limit_seconds" -lt "$guest_seconds" ] || limit_seconds=$guest_seconds
+    if [ "$limit_seconds" -lt 20 ]; then
+        printf '%s.end\tthe guest comes to its end\tnote\t-\tNOT RUN: the %s s for all guests are over\t-\n' "$name" "$budget" \
+            >>"$out/results.tsv"
+        return
+    fi
     "$binary" lab config --machine "$machine" "$@" >"$config"
     printf 'model_on 0\nverbose 1\ntruth_file %s\n' "$out/$name.truth.tsv" >>"$config"
     since=$(date +%s)
@@ -32,8 +41,13 @@ scene() {
     boot "$name" "$config" "$out/initramfs.cpio"
     tr -d '\r' <"$out/$name.log" | grep -ao 'LAB	.*' | cut -f2- >"$out/$name.lines.tsv" || true
     if ! grep -q '^end	' "$out/$name.lines.tsv"; then
-        printf '%s.end\tthe guest comes to its end\tFAIL\t-\tnot within %s s (see %s)\t-\n' "$name" "$limit_seconds" \
-            "$out/$name.log" >>"$out/$name.lines.tsv"
+        verdict=FAIL
+        why="ended after $limit_seconds s (see $out/$name.log)"
+        if starved; then
+            verdict=note
+            why="NOT RUN: this host is busy: $ran s of CPU time, $waited s of waiting for it, in $limit_seconds s"
+        fi
+        printf '%s.end\tthe guest comes to its end\t%s\t-\t%s\t-\n' "$name" "$verdict" "$why" >>"$out/$name.lines.tsv"
     fi
     awk -F '\t' -v OFS='\t' -v name="$name" -v seconds=$(($(date +%s) - since)) '
         $1 == "end" { print name ".end", "the guest comes to its end", "ok", $2, seconds " s here", "-"; next } { print }
@@ -44,6 +58,10 @@ scene() {
 if lab/machine/tests/run.sh "$binary" "$out/machine" >"$out/benches.log" 2>&1; then verdict=ok; else verdict=FAIL; fi
 printf 'machine.benches\tthe model against the simulator, miss for miss\t%s\t%s differ\t%s compared\tnone differs\n' "$verdict" \
     "$(grep -c '^FAIL' "$out/benches.log")" "$(grep -cE '^(ok|FAIL) ' "$out/benches.log")" >>"$out/results.tsv"
+
+# Every figure of the caches against closed form.
+"$out/machine/closed_form" 2>&1 | awk -F '\t' -v OFS='\t' 'NF == 6 { print "model." $2, $3, $1, $5, $4, "within 2 %" }' \
+    >>"$out/results.tsv" || true
 
 initramfs
 pack
@@ -68,14 +86,16 @@ awk -F '\t' '{ printf "%-24s %-5s %-58s %-34s %-34s %s\n", $1, $3, substr($2, 1,
     "$out/results.tsv"
 awk -F '\t' -v kernel="$(cat "$tree/ready")" -v seconds=$(($(date +%s) - started)) '
     function text(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
-    function verdict(s) { return s == "ok" ? "true" : s == "FAIL" ? "false" : "null" }
+    function verdict(s) { return s == "ok" ? "true" : s == "FAIL" || s == "missed" ? "false" : "null" }
     BEGIN { printf "{\n  \"ran\": true,\n  \"machine\": \"modelled\",\n  \"kernel\": %s,\n  \"lines\": [", text(kernel) }
     { printf "%s\n    { \"id\": %s, \"what\": %s, \"ok\": %s, \"belief\": %s, \"truth\": %s, \"bar\": %s }",
           (NR > 1 ? "," : ""), text($1), text($2), verdict($3), text($4), text($5), text($6)
-      failed += $3 == "FAIL"; good += $3 == "ok" }
-    END { printf "\n  ],\n  \"ok\": %d,\n  \"failed\": %d,\n  \"seconds\": %d\n}\n", good, failed, seconds }
+      failed += $3 == "FAIL"; missed += $3 == "missed"; good += $3 == "ok" }
+    END { printf "\n  ],\n  \"ok\": %d,\n  \"missed\": %d,\n  \"failed\": %d,\n  \"seconds\": %d\n}\n", good, missed, failed, seconds }
 ' "$out/results.tsv" >"$out/result.json"
 failed=$(awk -F '\t' '$3 == "FAIL"' "$out/results.tsv" | wc -l)
-printf '\n%s: %s lines, %s failed, %s s; %s\n' "$(cat "$tree/ready")" "$(wc -l <"$out/results.tsv")" "$failed" \
-    $(($(date +%s) - started)) "$out/result.json"
+missed=$(awk -F '\t' '$3 == "missed"' "$out/results.tsv" | wc -l)
+# A bar that is missed is told, and is no reason to fail; what was not measured or not put back is.
+printf '\n%s: %s lines, %s bars missed, %s failed, %s s; %s\n' "$(cat "$tree/ready")" "$(wc -l <"$out/results.tsv")" \
+    "$missed" "$failed" $(($(date +%s) - started)) "$out/result.json"
 [ "$failed" = 0 ]

@@ -68,8 +68,10 @@ $rules"
     within 30 no_journal
     within 5 restored
     snapshot >after
-    if cmp -s before after; then
-        tell "kill-$1" "kill -9 ($1) while everything changes" ok "as before" "as before" "equal ($(echo "${changed:-nothing seen changed}"))"
+    if [ -z "$changed" ]; then
+        tell "kill-$1" "kill -9 ($1) while everything changes" FAIL "changes" "nothing was changed that could be put back" equal
+    elif cmp -s before after; then
+        tell "kill-$1" "kill -9 ($1) while everything changes" ok "as before" "as before" "equal ($changed)"
     else
         tell "kill-$1" "kill -9 ($1) while everything changes" FAIL "as before" "$(diff before after | grep '^[<>]' | head -n 4)" equal
     fi

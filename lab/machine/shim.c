@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 #define _GNU_SOURCE
 #include "shim.h"
+#include "thread_state.h"
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -48,21 +47,9 @@ static void wake_main(void)
 	}
 }
 
-/* By the kernel's word: running, or waiting for a processor or for the disk; not asleep (proc(5), state). */
 static bool is_ready(int cpu)
 {
-	char path[64], stat[128];
-	pid_t thread = cpu == CLOCK_MAIN ? main_thread : threads[cpu];
-	snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)thread);
-	int file = thread ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-	ssize_t size = file < 0 ? -1 : read(file, stat, sizeof stat - 1);
-	if (file >= 0)
-		close(file);
-	if (size <= 0)
-		return false;
-	stat[size] = 0;
-	const char *name_end = strrchr(stat, ')');
-	return name_end && (name_end[2] == 'R' || name_end[2] == 'D');
+	return thread_is_ready(cpu == CLOCK_MAIN ? main_thread : threads[cpu]);
 }
 
 uint64_t shim_host_ns(clockid_t which)

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "../clock.h"
+#include "../thread_state.h"
 #include "check.h"
 
 enum { CPUS = 4, BLOCKS = 20000, BLOCK_CYCLES = 700, NAPS = 200 };
@@ -21,6 +22,12 @@ static atomic_uint_fast64_t timer[CPUS]; /* when the CPU is to be woken; 0 = not
 static pthread_mutex_t kicks = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t kick = PTHREAD_COND_INITIALIZER;
 static int kicked;
+static pid_t threads[CPUS], main_thread;
+
+static bool is_ready(int cpu)
+{
+	return thread_is_ready(cpu == CLOCK_MAIN ? main_thread : threads[cpu]);
+}
 
 static void wake_main(void)
 {
@@ -59,6 +66,7 @@ static void *vcpu(void *argument)
 	unsigned cpu = (unsigned)(uintptr_t)argument;
 	uint64_t state = cpu + 1, last = 0, quantum = clock_cycles(&config, config.quantum_ns);
 	bool alone = true;
+	threads[cpu] = gettid();
 	clock_add(cpu, &run[cpu]);
 	for (unsigned i = 0; i < BLOCKS; i++) {
 		if (*(volatile uint64_t *)&run[cpu] >= CLOCK_LIMIT)
@@ -126,15 +134,16 @@ static void sleep_a_little(void)
 int main(void)
 {
 	static const struct clock_host host = { pthread_cond_wait,	pthread_cond_timedwait, pthread_cond_signal,
-						pthread_cond_broadcast, clock_gettime,		wake_main, NULL };
-	pthread_t threads[CPUS];
+						pthread_cond_broadcast, clock_gettime,		wake_main, is_ready };
+	pthread_t started[CPUS];
 	uint64_t last = 0;
 	ASK("Does one CPU run at a time, never more than a quantum ahead; does time only go forward, and do timers fire in time?");
+	main_thread = gettid();
 	config_defaults(&config);
 	clock_start(&config, &host);
 	for (unsigned cpu = 0; cpu < CPUS; cpu++) {
 		pthread_cond_init(&halted[cpu], NULL);
-		pthread_create(&threads[cpu], NULL, vcpu, (void *)(uintptr_t)cpu);
+		pthread_create(&started[cpu], NULL, vcpu, (void *)(uintptr_t)cpu);
 	}
 	while (done < CPUS) {
 		uint64_t deadline = nearest_timer();
@@ -148,11 +157,11 @@ int main(void)
 		fire();
 	}
 	for (unsigned cpu = 0; cpu < CPUS; cpu++)
-		pthread_join(threads[cpu], NULL);
+		pthread_join(started[cpu], NULL);
 	struct clock_figures f = clock_figures();
-	fprintf(stderr, "  %llu syncs, %llu switches, %llu jumps, %llu stuck (%d blocks out of order)\n",
+	fprintf(stderr, "  %llu syncs, %llu switches, %llu jumps, %llu starved, %llu stuck (%d blocks out of order)\n",
 		(unsigned long long)f.syncs, (unsigned long long)f.switches, (unsigned long long)f.jumps,
-		(unsigned long long)f.stuck, out_of_order);
+		(unsigned long long)f.starved, (unsigned long long)f.stuck, out_of_order);
 	HOLDS(f.switches > CPUS && f.jumps > 0);
 	fprintf(stderr, "%d failures\n", failures);
 	return failures != 0;

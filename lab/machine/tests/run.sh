@@ -34,11 +34,12 @@ config() {
     printf 'cpus 2\ncpus_per_l3 2\nl2_bytes 65536\nl3_bytes %s\nl3_slices %s\nprefetch_streams 0\nprefetch_degree 0\n' "$1" "$2"
 }
 
-for part in parts clock_bench; do
-    timeout -k 5 120 "./$part" 2>"$part.log" && code=0 || code=$?
+for part in parts clock_bench closed_form; do
+    timeout -k 5 600 "./$part" >"$part.out" 2>"$part.log" && code=0 || code=$?
     same "$part" 0 "$code"
     [ "$code" = 0 ] || cat "$part.log"
 done
+awk -F '\t' 'NF == 6 { printf "%-5s %-72s found %s, closed form %s\n", $1, $3, $4, $5 }' closed_form.out
 
 # One CPU, three levels: each sees the misses of the level before it.
 for kind in uniform skewed loop stream; do

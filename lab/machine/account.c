@@ -9,8 +9,8 @@ const char *const count_names[COUNTS] = {
 
 void model_set_class(struct model *m, unsigned cpu, unsigned class_of_service, unsigned monitor)
 {
-	m->cpu[cpu].class_of_service = class_of_service & 15;
-	m->cpu[cpu].monitor = monitor & 255;
+	m->cpu[cpu].class_of_service = class_of_service & (CLASSES_AT_MOST - 1);
+	m->cpu[cpu].monitor = monitor & (MONITORS_AT_MOST - 1);
 }
 
 static void fold(struct model *m, struct cpu *c)
@@ -25,19 +25,19 @@ void model_set_task(struct model *m, unsigned cpu, unsigned task)
 {
 	struct cpu *c = &m->cpu[cpu];
 	fold(m, c);
-	c->task = task < TASKS_AT_MOST ? task : 0;
+	c->task = task < NEIGHBOR_TASK ? task : 0;
 }
 
 void model_set_mask(struct model *m, unsigned l3, unsigned class_of_service, uint32_t ways)
 {
 	ways &= (uint32_t)((1ull << m->l3_ways) - 1);
 	if (ways)
-		m->l3[l3].mask[class_of_service & 15] = ways;
+		m->l3[l3].mask[class_of_service & (CLASSES_AT_MOST - 1)] = ways;
 }
 
 uint32_t model_mask(const struct model *m, unsigned l3, unsigned class_of_service)
 {
-	return m->l3[l3].mask[class_of_service & 15];
+	return m->l3[l3].mask[class_of_service & (CLASSES_AT_MOST - 1)];
 }
 
 uint64_t model_count(const struct model *m, unsigned cpu, enum count what)
@@ -66,12 +66,12 @@ unsigned model_l3s(const struct model *m)
 
 uint64_t model_monitor_lines(const struct model *m, unsigned l3, unsigned monitor)
 {
-	return m->l3[l3].monitor_lines[monitor & 255];
+	return m->l3[l3].monitor_lines[monitor & (MONITORS_AT_MOST - 1)];
 }
 
 uint64_t model_monitor_traffic(const struct model *m, unsigned l3, unsigned monitor)
 {
-	return m->l3[l3].monitor_traffic[monitor & 255];
+	return m->l3[l3].monitor_traffic[monitor & (MONITORS_AT_MOST - 1)];
 }
 
 uint64_t model_task_lines(const struct model *m, unsigned l3, unsigned task)

@@ -23,7 +23,9 @@ struct model *model_new(const struct config *config)
 	m->l3_slices = (unsigned)config->l3_slices;
 	m->l3_sets_log2 = log2_of(config->l3_bytes / config->l3_ways / LINE_BYTES / config->l3_slices);
 	m->lines = (uint32_t)(config->memory_bytes >> LINE_SHIFT);
-	m->line = calloc(m->lines, sizeof *m->line);
+	m->neighbor_lines = config->neighbor_lines_per_us ? (uint32_t)(2 * config->l3_bytes / LINE_BYTES) : 0;
+	m->neighbor = (struct cpu){ .class_of_service = CLASSES_AT_MOST, .monitor = MONITORS_AT_MOST, .task = NEIGHBOR_TASK };
+	m->line = calloc((size_t)m->lines + m->neighbor_lines, sizeof *m->line);
 	m->cpu = calloc(config->cpus, sizeof *m->cpu);
 	size_t sets = (size_t)m->l3_slices << m->l3_sets_log2, ways = sets * m->l3_ways;
 	bool complete = m->line && m->cpu;
@@ -37,7 +39,7 @@ struct model *model_new(const struct config *config)
 		complete = complete && l3->tag && l3->stamp && l3->clock && l3->task && l3->monitor;
 		if (l3->tag)
 			memset(l3->tag, 0, ways * sizeof *l3->tag);
-		for (unsigned k = 0; k < 16; k++)
+		for (unsigned k = 0; k <= CLASSES_AT_MOST; k++)
 			l3->mask[k] = (uint32_t)((1ull << m->l3_ways) - 1);
 	}
 	for (unsigned i = 0; complete && i < config->cpus; i++) {
@@ -168,7 +170,7 @@ static uint64_t fetch(struct model *m, struct cpu *c, uint32_t line, uint64_t no
 	c->count[READ_LINES]++;
 	m->l3[c->l3].monitor_traffic[c->monitor]++;
 	m->line[line].lost &= (uint8_t)~(1u << c->l3);
-	uint64_t waited = wait_for_memory(m, now);
+	uint64_t waited = wait_for_memory(m, c->l3, now);
 	c->count[BANDWIDTH_CYCLES] += waited;
 	return waited + m->config.memory_cycles;
 }
@@ -206,6 +208,8 @@ static void beyond_l2(struct model *m, unsigned cpu, uint32_t line, bool store, 
 	struct line *known = &m->line[line];
 	struct cpu *owner = known->owner && known->owner != cpu + 1 ? &m->cpu[known->owner - 1] : NULL;
 	c->count[L2_MISSES]++;
+	if (m->neighbor_lines)
+		neighbor_goes_on(m, c->l3, now);
 	if (owner && holds(m, owner, line)) {
 		o->cycles += transfer_cycles(m, c, known, owner->l3 == c->l3);
 		if (store)

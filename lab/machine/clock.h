@@ -34,15 +34,6 @@ void clock_start(const struct config *, const struct clock_host *);
 /* A virtual CPU's thread begins; `run` is its counter. */
 void clock_add(unsigned cpu, uint64_t *run);
 uint64_t clock_now(unsigned cpu);
-static inline uint64_t clock_ns(const struct config *c, uint64_t cycles)
-{
-	return (uint64_t)((unsigned __int128)cycles * 1000000000u / c->hertz);
-}
-static inline uint64_t clock_cycles(const struct config *c, uint64_t ns)
-{
-	return (uint64_t)((unsigned __int128)ns * c->hertz / 1000000000u);
-}
-
 /* At the limit. True: the CPU runs on because the token's holder is stuck on the host; what it does now is out of order,
  * and the model must not see it. */
 bool clock_sync(unsigned cpu);

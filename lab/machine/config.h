@@ -18,7 +18,11 @@ struct config {
 	uint64_t prefetch_streams, prefetch_degree; /* of each L2's streamer; 0 = there is none */
 	uint64_t same_l3_cycles, other_l3_cycles; /* a line out of another CPU's cache */
 	uint64_t io_cycles;
-	uint64_t memory_cycles_per_line; /* of the whole machine's memory: its bandwidth; 0 = unlimited */
+	uint64_t memory_cycles_per_line; /* a memory's bandwidth; 0 = unlimited */
+	uint64_t memory_per_l3;		 /* 1 = each L3 has a memory of its own (a socket), 0 = all share one */
+	/* Somebody outside the guest who brings lines into every L3, as on a shared host; 0 = nobody. */
+	uint64_t neighbor_lines_per_us;
+	uint64_t neighbor_half_period_ns; /* there and away for so long in turns; 0 = always there */
 	uint64_t classes, monitors;	 /* of RDT: 0 = the processor has none */
 	uint64_t counters;		 /* performance counters: 0 = there is no PMU */
 	uint64_t memory_bytes;		 /* what the model covers; an access beyond it ends the run */
@@ -31,6 +35,15 @@ struct config {
 	uint64_t model_on;		 /* from the first instruction; 0 = once the guest asks for it */
 	uint64_t verbose;
 };
+
+static inline uint64_t clock_ns(const struct config *c, uint64_t cycles)
+{
+	return (uint64_t)((unsigned __int128)cycles * 1000000000u / c->hertz);
+}
+static inline uint64_t clock_cycles(const struct config *c, uint64_t ns)
+{
+	return (uint64_t)((unsigned __int128)ns * c->hertz / 1000000000u);
+}
 
 void config_defaults(struct config *);
 /* One setting; NULL, or what is wrong with it (static storage). */

@@ -36,23 +36,33 @@ static inline int find_tag(const uint32_t *tags, unsigned ways, uint32_t tag)
 	return -1;
 }
 
-uint64_t wait_for_memory(struct model *m, uint64_t now)
+static uint32_t *used_of(struct bandwidth *b, uint64_t slot)
+{
+	unsigned at = slot % SLOTS;
+	if (b->slot[at] != slot) {
+		b->slot[at] = slot;
+		b->used[at] = 0;
+	}
+	return &b->used[at];
+}
+
+uint64_t wait_for_memory(struct model *m, unsigned l3, uint64_t now)
 {
 	uint32_t need = (uint32_t)m->config.memory_cycles_per_line;
 	if (!need)
 		return 0;
-	struct bandwidth *b = &m->bandwidth;
+	struct bandwidth *b = &m->bandwidth[m->config.memory_per_l3 ? l3 : 0];
 	uint64_t slot = now / SLOT_CYCLES;
 	for (unsigned tries = 0; tries < SLOTS_AHEAD; tries++, slot++) {
-		unsigned at = slot % SLOTS;
-		if (b->slot[at] != slot) {
-			b->slot[at] = slot;
-			b->used[at] = 0;
+		uint32_t *used = used_of(b, slot);
+		if (*used >= SLOT_CYCLES)
+			continue;
+		*used += need;
+		if (*used > SLOT_CYCLES) { /* the line's last cycles lie in the next slot */
+			*used_of(b, slot + 1) += *used - SLOT_CYCLES;
+			*used = SLOT_CYCLES;
 		}
-		if (b->used[at] + need <= SLOT_CYCLES) {
-			b->used[at] += need;
-			break;
-		}
+		break;
 	}
 	return slot * SLOT_CYCLES > now ? slot * SLOT_CYCLES - now : 0;
 }
@@ -78,7 +88,7 @@ static void displace(struct model *m, struct cpu *by, unsigned l3, size_t at, ui
 		known->dirty = 0;
 		by->count[WRITTEN_LINES]++;
 		c->monitor_traffic[c->monitor[at]]++;
-		wait_for_memory(m, now); /* takes memory's time, and nobody waits for it */
+		wait_for_memory(m, l3, now); /* takes memory's time, and nobody waits for it */
 	}
 	take_out(m, l3, at);
 }
@@ -109,12 +119,33 @@ bool l3_touch(struct model *m, struct cpu *by, unsigned l3, uint32_t line, uint6
 		displace(m, by, l3, place, now);
 	c->tag[place] = line + 1;
 	c->stamp[place] = stamp;
-	c->monitor[place] = (uint8_t)by->monitor;
+	c->monitor[place] = (uint16_t)by->monitor;
 	c->task[place] = (uint16_t)by->task;
 	c->monitor_lines[by->monitor]++;
 	c->task_lines[by->task]++;
 	m->line[line].l3s |= (uint8_t)(1u << l3);
 	return false;
+}
+
+/* A stream of its own through as many lines as two L3s have. It takes none of the guest's bandwidth: that is another
+ * matter, and can be set. */
+void neighbor_goes_on(struct model *m, unsigned l3, uint64_t now)
+{
+	struct l3 *c = &m->l3[l3];
+	uint64_t half = clock_cycles(&m->config, m->config.neighbor_half_period_ns), from = c->neighbor_until;
+	uint64_t cycles_per_us = m->config.hertz / 1000000;
+	if (now < from + cycles_per_us)
+		return;
+	uint64_t us = (now - from) / cycles_per_us;
+	c->neighbor_until = from + us * cycles_per_us;
+	if (half && now / half % 2)
+		return;
+	uint64_t lines = us * m->config.neighbor_lines_per_us;
+	lines = lines < m->neighbor_lines ? lines : m->neighbor_lines; /* more would change nothing */
+	for (; lines; lines--) {
+		l3_touch(m, &m->neighbor, l3, m->lines + c->neighbor_next, now);
+		c->neighbor_next = (c->neighbor_next + 1) % m->neighbor_lines;
+	}
 }
 
 void l3_remove(struct model *m, unsigned l3, uint32_t line)

@@ -21,6 +21,7 @@ struct line {
 };
 _Static_assert(sizeof(struct line) == 8, "a line's record must stay small: there is one for each line of memory");
 
+enum { CLASSES_AT_MOST = 16, MONITORS_AT_MOST = 256, NEIGHBOR_TASK = TASKS_AT_MOST - 1 };
 enum { RECENT = 64, STREAMS_AT_MOST = 32, IN_FLIGHT = 64, LINES_OF_A_PAGE_LOG2 = 6 };
 
 /* Misses of the L1 that follow each other upwards; `ahead` is the last line asked for in advance. */
@@ -51,9 +52,11 @@ struct l3 {
 	uint32_t *stamp;
 	uint32_t *clock; /* of each set: grows with every touch */
 	uint16_t *task;
-	uint8_t *monitor;
-	uint32_t mask[16];
-	uint64_t monitor_lines[256], monitor_traffic[256], task_lines[TASKS_AT_MOST];
+	uint16_t *monitor;
+	uint32_t mask[CLASSES_AT_MOST + 1]; /* the last one: the neighbor's */
+	uint64_t monitor_lines[MONITORS_AT_MOST + 1], monitor_traffic[MONITORS_AT_MOST + 1], task_lines[TASKS_AT_MOST];
+	uint64_t neighbor_until; /* what the neighbor has brought in so far, as a time */
+	uint32_t neighbor_next;
 };
 
 /* Memory's turn: slots of SLOT_CYCLES, each taken for as many cycles as lines were moved in it. */
@@ -70,7 +73,9 @@ struct model {
 	struct cpu *cpu;
 	struct l3 l3[L3S_AT_MOST];
 	struct line *line;
-	struct bandwidth bandwidth;
+	struct bandwidth bandwidth[L3S_AT_MOST];
+	struct cpu neighbor; /* lines of its own lie beyond the guest's memory */
+	uint32_t neighbor_lines;
 	uint64_t task_count[TASKS_AT_MOST][COUNTS];
 	uint32_t hurt[TASKS_AT_MOST][TASKS_AT_MOST];
 };
@@ -83,5 +88,7 @@ void l3_remove(struct model *, unsigned l3, uint32_t line);
 /* A store takes the line out of all L3s but one. */
 void lose_elsewhere(struct model *, unsigned l3, uint32_t line);
 /* Takes memory's time for one line; cycles until its turn. */
-uint64_t wait_for_memory(struct model *, uint64_t now);
+uint64_t wait_for_memory(struct model *, unsigned l3, uint64_t now);
+/* Brings in what the neighbor outside the guest has used since it was asked last. */
+void neighbor_goes_on(struct model *, unsigned l3, uint64_t now);
 #endif

@@ -35,12 +35,19 @@ static void told(const char *id, const char *what, double found, double expected
 	failures += !good;
 }
 
-/* Two L3s of 8 MiB and 16 ways with two CPUs each. */
-static void machine(const char *setting, const char *value)
+/* Two L3s of 8 MiB and 16 ways with two CPUs each, and "name=value name=value" besides. */
+static void machine(const char *settings)
 {
+	char copy[200];
 	config_defaults(&config);
 	config.l3_bytes = 8 << 20;
-	const char *wrong = setting ? config_set(&config, setting, value) : NULL;
+	const char *wrong = NULL;
+	snprintf(copy, sizeof copy, "%s", settings);
+	for (char *name = strtok(copy, " "); name && !wrong; name = strtok(NULL, " ")) {
+		char *value = strchr(name, '=');
+		*value++ = 0;
+		wrong = config_set(&config, name, value);
+	}
 	if (!wrong)
 		wrong = config_check(&config);
 	if (model)
@@ -130,7 +137,7 @@ static void latencies(void)
 		{ "latency-memory", "a chase through 12 MiB, ns a load", 12, 250 },
 	};
 	for (unsigned i = 0; i < sizeof levels / sizeof *levels; i++) {
-		machine(NULL, NULL);
+		machine("");
 		told(levels[i].id, levels[i].what, settled_ns(begin(0, true, levels[i].mib)),
 		     ns(INSTRUCTIONS + levels[i].cycles));
 	}
@@ -140,7 +147,7 @@ static void latencies(void)
 static void ping_pong(const char *id, const char *what, unsigned other, double expected)
 {
 	enum { ROUNDS = 2000 };
-	machine(NULL, NULL);
+	machine("");
 	unsigned cpus[2] = { 0, other };
 	uint64_t now[2] = { 0, 0 };
 	unsigned value = 0;
@@ -155,9 +162,9 @@ static void ping_pong(const char *id, const char *what, unsigned other, double e
 	told(id, what, ns((double)now[0] / (2 * ROUNDS)), expected);
 }
 
-static void bandwidth(const char *id, const char *what, const char *cycles_per_line)
+static void bandwidth(const char *id, const char *what, const char *settings, double bytes_a_cycle)
 {
-	machine("memory_cycles_per_line", cycles_per_line);
+	machine(settings);
 	for (unsigned cpu = 0; cpu < 4; cpu++)
 		begin(cpu, false, 32);
 	run(&programs[0], 0.5);
@@ -167,13 +174,12 @@ static void bandwidth(const char *id, const char *what, const char *cycles_per_l
 	run(&programs[0], 0.5);
 	for (unsigned cpu = 0; cpu < 4; cpu++)
 		lines += model_count(model, cpu, READ_LINES);
-	told(id, what, (double)lines * LINE_BYTES / ((double)(programs[0].now - began)),
-	     (double)LINE_BYTES / (double)config.memory_cycles_per_line);
+	told(id, what, (double)lines * LINE_BYTES / (double)(programs[0].now - began), bytes_a_cycle);
 }
 
 static void beside(const char *id, const char *what, unsigned cpu, unsigned cycles)
 {
-	machine(NULL, NULL);
+	machine("");
 	struct program *victim = begin(0, true, 6);
 	begin(cpu, false, 32);
 	told(id, what, settled_ns(victim), ns(INSTRUCTIONS + cycles));
@@ -182,7 +188,7 @@ static void beside(const char *id, const char *what, unsigned cpu, unsigned cycl
 static void ways(unsigned own, unsigned cycles)
 {
 	char id[32], what[96];
-	machine(NULL, NULL);
+	machine("");
 	struct program *victim = begin(0, true, 2);
 	begin(1, false, 32);
 	model_set_class(model, 0, 1, 1);
@@ -199,12 +205,12 @@ static void ways(unsigned own, unsigned cycles)
 
 static void colors(void)
 {
-	machine(NULL, NULL);
+	machine("");
 	struct program *victim = colored(0, true, 3, 0, COLORS / 2);
 	colored(1, false, 32, COLORS / 2, COLORS);
 	told("colors", "3 MiB in half of the colors beside a stream in the others, ns a load", settled_ns(victim),
 	     ns(INSTRUCTIONS + 50));
-	machine(NULL, NULL);
+	machine("");
 	victim = colored(0, true, 6, 0, COLORS / 2);
 	told("colors-over", "6 MiB in half of the colors, alone, ns a load", settled_ns(victim), ns(INSTRUCTIONS + 250));
 }
@@ -212,7 +218,7 @@ static void colors(void)
 /* What the old L2 still has comes from there, the rest from memory; the L1's lines are nearly all in the L2 too. */
 static void refill(void)
 {
-	machine(NULL, NULL);
+	machine("");
 	struct program *p = begin(0, true, 6);
 	run(p, 3);
 	p->cpu = 2;
@@ -223,10 +229,21 @@ static void refill(void)
 	told("refilled", "the second pass, ns a load", ns(run(p, 1)), ns(INSTRUCTIONS + 50));
 }
 
+/* Far more lines in a pass than the cache has, and far fewer than there is room for. */
+static void neighbor(void)
+{
+	machine("neighbor_lines_per_us=200");
+	told("neighbor", "6 MiB of 8 beside a neighbor outside the guest, ns a load", settled_ns(begin(0, true, 6)),
+	     ns(INSTRUCTIONS + 250));
+	machine("neighbor_lines_per_us=1");
+	told("neighbor-small", "4 MiB of 8 beside a neighbor that uses little, ns a load", settled_ns(begin(0, true, 4)),
+	     ns(INSTRUCTIONS + 50));
+}
+
 /* As many lines as the cache has, beside a stream: no closed form of the hits, but each event has its price. */
 static void at_capacity(void)
 {
-	machine("prefetch_degree", "0");
+	machine("prefetch_degree=0");
 	struct program *victim = begin(0, true, 8);
 	begin(1, false, 9);
 	run(victim, 3);
@@ -246,8 +263,10 @@ int main(void)
 	latencies();
 	ping_pong("ping-pong-same", "a line to the other CPU of this L3, ns one way", 1, 61);
 	ping_pong("ping-pong-other", "a line to a CPU of the other L3, ns one way", 2, 301);
-	bandwidth("bandwidth", "four streams, 6 cycles a line: bytes a cycle", "6");
-	bandwidth("bandwidth-half", "four streams, 12 cycles a line: bytes a cycle", "12");
+	bandwidth("bandwidth", "four streams, 6 cycles a line: bytes a cycle", "memory_cycles_per_line=6", 64 / 6.0);
+	bandwidth("bandwidth-half", "four streams, 12 cycles a line: bytes a cycle", "memory_cycles_per_line=12", 64 / 12.0);
+	bandwidth("bandwidth-each", "four streams, 24 cycles a line for each of two L3s: bytes a cycle",
+		  "memory_cycles_per_line=24 memory_per_l3=1", 2 * 64 / 24.0);
 	beside("beside-same", "6 MiB of 8 beside a stream on the same L3, ns a load", 1, 250);
 	beside("beside-other", "6 MiB of 8 beside a stream on the other L3, ns a load", 2, 50);
 	ways(14, 50);
@@ -257,6 +276,7 @@ int main(void)
 	ways(2, 250);
 	colors();
 	refill();
+	neighbor();
 	at_capacity();
 	return failures != 0;
 }

@@ -11,7 +11,8 @@
 
 #include "config.h"
 
-enum { TASKS_AT_MOST = 1024 };
+/* The last task is the neighbor outside the guest (config.h). */
+enum { TASKS_AT_MOST = 1024, NEIGHBOR_TASK = TASKS_AT_MOST - 1 };
 enum { L1_SETS = 64 };
 
 /* Counted for each CPU; names in count_names. A miss of the L3 has exactly one cause. */

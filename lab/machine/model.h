@@ -21,7 +21,7 @@ struct line {
 };
 _Static_assert(sizeof(struct line) == 8, "a line's record must stay small: there is one for each line of memory");
 
-enum { CLASSES_AT_MOST = 16, MONITORS_AT_MOST = 256, NEIGHBOR_TASK = TASKS_AT_MOST - 1 };
+enum { CLASSES_AT_MOST = 16, MONITORS_AT_MOST = 256 };
 enum { RECENT = 64, STREAMS_AT_MOST = 32, IN_FLIGHT = 64, LINES_OF_A_PAGE_LOG2 = 6 };
 
 /* Misses of the L1 that follow each other upwards; `ahead` is the last line asked for in advance. */

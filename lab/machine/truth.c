@@ -7,7 +7,7 @@
 
 #include "clock.h"
 
-enum { UNKNOWN = 0, OVERFLOWED = TASKS_AT_MOST - 1, TABLE = 4 * TASKS_AT_MOST };
+enum { UNKNOWN = 0, OVERFLOWED = NEIGHBOR_TASK - 1, TABLE = 4 * TASKS_AT_MOST };
 
 static struct known {
 	struct truth_task task;
@@ -34,6 +34,7 @@ const char *truth_start(const struct config *c, struct model *m)
 	model = m;
 	strcpy(known[UNKNOWN].task.name, "-");
 	strcpy(known[OVERFLOWED].task.name, "(others)");
+	strcpy(known[NEIGHBOR_TASK].task.name, "(neighbor)");
 	if (!*c->truth_file)
 		return NULL;
 	file = fopen(c->truth_file, "w");

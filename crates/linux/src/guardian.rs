@@ -336,7 +336,7 @@ impl std::fmt::Display for Damage {
         let lines: Vec<String> = self.lines.iter().map(usize::to_string).collect();
         write!(
             out,
-            "{}: line {} cannot be read: what was changed there is not known and may not be put back",
+            "{}: line {} cannot be read: its change is not known and may not be put back",
             self.journal.display(),
             lines.join(", ")
         )

@@ -145,7 +145,7 @@ fn probe(topology: &Topology, deep: bool) -> Rung {
     let shared = topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1);
     let tried = match shared {
         None => Err((
-            "no last-level cache is shared by two online CPUs, as far as the kernel tells".into(),
+            "the kernel names no last-level cache that two online CPUs share".into(),
             Some("cachemate topology --probe measures it".to_string()),
         )),
         Some(_) if !deep => Ok("not calibrated (doctor without --quick does)".to_string()),

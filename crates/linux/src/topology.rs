@@ -211,7 +211,7 @@ impl Reader {
         };
         let mut cpus = shared.unwrap_or_default().intersection(online);
         if !cpus.contains(cpu) {
-            let text = format!("{}: not told who shares it; taken as private to CPU {cpu}", folder.display());
+            let text = format!("{}: no CPUs that share it are named; taken as private to CPU {cpu}", folder.display());
             self.warnings.push(text);
             cpus = [cpu].into_iter().collect();
         }

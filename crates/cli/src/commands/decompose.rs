@@ -108,7 +108,7 @@ fn words(found: &Decomposition) -> String {
     }
     let missing = match found.missing.as_slice() {
         [] => "",
-        _ => "The machine has not all steps, so some parts are told together.\n",
+        _ => "The machine lacks some steps, so some parts are reported together.\n",
     };
     format!(
         "{} beside {} on {}: {} % slower\n\n{}\n{}\n{missing}The memory controller's part is a lower bound, prefetching's an upper one.\n",

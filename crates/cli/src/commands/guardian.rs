@@ -23,7 +23,7 @@ impl Guardian {
         say_loss(&left, &|words| session.warn(words));
         complain(&left.account, &|words| session.warn(words))?;
         if left.damage.is_some() || left.stays.is_some() {
-            bail!("the restore journal needs somebody to look at it: cachemate reset says why");
+            bail!("look at the restore journal: cachemate reset gives the reason");
         }
         Ok(())
     }

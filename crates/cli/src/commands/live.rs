@@ -171,7 +171,7 @@ fn two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
             return Ok(((first.id, second.id), size));
         }
     }
-    Err("no two cores share a last-level cache by the kernel's word".to_string())
+    Err("the kernel says that no two cores share a last-level cache".to_string())
 }
 
 fn words(result: &LiveJson) -> String {

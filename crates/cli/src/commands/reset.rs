@@ -97,7 +97,7 @@ impl Reset {
         session.answer(self.json.json, &result, || result.words())?;
         match (result.failed.len(), result.damaged.len() + result.stay.len()) {
             (0, 0) => Ok(()),
-            (0, _) => bail!("a journal needs somebody to look at it, and to remove it then"),
+            (0, _) => bail!("look at the damaged journal, then remove it"),
             (failed, _) => bail!("{failed} objects could not be put back; the journal is kept"),
         }
     }

@@ -66,11 +66,7 @@ pub fn page(status: &Status) -> String {
         ("decisions", "Decisions that said something new", status.counters.decisions),
         ("rolled_back", "Decisions taken back because they measured worse", status.counters.rolled_back),
         ("refusals", "Changes that the host refused", status.counters.refusals),
-        (
-            "refused_plans",
-            "Plans that no machine may be told, and that were not carried out",
-            status.counters.refused_plans,
-        ),
+        ("refused_plans", "Invalid plans, which were refused and not carried out", status.counters.refused_plans),
     ];
     for (name, help, value) in counters {
         let counter = Counter::<u64>::default();
@@ -79,7 +75,7 @@ pub fn page(status: &Status) -> String {
     }
     for (name, help, ns) in [
         ("cpu", "Processor time of the daemon and its probes", status.cpu_ns),
-        ("probe", "Processor time that probes took, from whom ever", status.counters.probe_cost_ns),
+        ("probe", "Processor time of all probes", status.counters.probe_cost_ns),
     ] {
         let counter = Counter::<f64, AtomicU64>::default();
         counter.inc_by(ns as f64 / 1e9);

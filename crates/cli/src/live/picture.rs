@@ -211,7 +211,7 @@ pub fn explain_text(
     }
     let mut text = table.text();
     if !acts {
-        text.push_str("observing only: nothing is moved; reasons are what would be done\n");
+        text.push_str("observing only: nothing is moved, and reasons say what would be done\n");
     }
     if !beside.is_empty() {
         text.push_str(&format!("on the same cache: {}\n", beside.join(", ")));

@@ -103,10 +103,10 @@ pub fn words(measured: &Measured) -> String {
         table.row([format!("{}-{}", pair.cpus.0, pair.cpus.1), time, pair.says.to_string()]);
     }
     format!(
-        "{}by measurement share: {}\nby the kernel's word share: {}{}\n",
+        "{}the measurement says that these share: {}\nthe kernel says that these share: {}{}\n",
         table.text(),
         measured.groups.join(" | "),
         measured.declared.join(" | "),
-        if measured.agrees { "" } else { "\nthey differ: virtual CPUs move; what counts is what is measured" }
+        if measured.agrees { "" } else { "\nthey differ: virtual CPUs move, and the measurement counts" }
     )
 }

@@ -111,7 +111,7 @@ impl Parameters {
         } else if let Some(bad) = all.iter().find(|weight| !weight.is_finite()) {
             fail("weights", bad.to_string(), "finite numbers")
         } else if !(weights.sample.is_finite() && weights.sample > 0.0) {
-            fail("weights.sample", weights.sample.to_string(), "a number above 0, so that nobody waits for ever")
+            fail("weights.sample", weights.sample.to_string(), "a number above 0, so that no task waits forever")
         } else if !(weights.newcomer.is_finite() && weights.newcomer >= 0.0) {
             fail("weights.newcomer", weights.newcomer.to_string(), "0 or more")
         } else {

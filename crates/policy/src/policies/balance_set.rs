@@ -259,7 +259,7 @@ impl OfCache {
         why.push(Reason {
             kind: ReasonKind::Plain,
             tasks: Vec::new(),
-            text: "groups at or below the lowest miss ratio that leaves nobody out take turns".to_string(),
+            text: "groups take turns, at or below the lowest miss ratio that leaves no thread out".to_string(),
             numbers: vec![
                 ("threshold_misses_per_100_refs".to_string(), 100.0 * best.threshold),
                 ("mean_group_misses_per_100_refs".to_string(), 100.0 * mean),

@@ -356,7 +356,7 @@ fn say_deal(domain: &Domain<'_>, claimants: &[Claimant], dealt: &Deal, why: &mut
     }
     if let Some(cost) = dealt.floors_cost {
         let tasks = (0..claimants.len()).filter(|&at| claimants[at].degradation_at_most.is_some()).map(task).collect();
-        let text = "what was promised costs the others on this cache, by the objective".to_string();
+        let text = "the promises cost the others on this cache, by the objective".to_string();
         why.push(Reason { kind: ReasonKind::Plain, tasks, text, numbers: vec![("objective_lost".to_string(), cost)] });
     }
 }

@@ -299,8 +299,7 @@ impl IntensityGangs {
             return; // evidence first; what is in force stays
         }
         let Some(costs) = costs(view, &active) else {
-            let text =
-                "no task could tell what it feels, or none could be seen to press: nothing is decided".to_string();
+            let text = "no task's sensitivity was measured, or no task's intensity: nothing is decided".to_string();
             why.push(reason(&[], text, Vec::new()));
             return;
         };
@@ -379,10 +378,8 @@ impl IntensityGangs {
             let cpus = &plan.allowed[task];
             let numbers = vec![("expected_degradation".to_string(), suffered[at])];
             let percent = 100.0 * suffered[at];
-            let text = format!(
-                "{{0}} goes to CPUs {cpus}: {percent:.0} % slower there by what was probed{}",
-                known(view, *task)
-            );
+            let text =
+                format!("{{0}} goes to CPUs {cpus}: {percent:.0} % slower there, by the probes{}", known(view, *task));
             why.push(reason(&[*task], text, numbers));
         }
     }
@@ -420,7 +417,7 @@ impl IntensityGangs {
         let expected = format!("{:.0} % slower left alone, {:.0} % in gangs", 100.0 * left_alone, 100.0 * ganged);
         if left_alone - ganged < self.parameters.gain_at_least {
             plan.gangs.clear();
-            why.push(reason(&[], format!("gangs would not pay: on average {expected} by what was probed"), numbers));
+            why.push(reason(&[], format!("gangs would not pay: on average {expected}, by the probes"), numbers));
             return;
         }
         let mut gangs: Vec<Vec<TaskId>> = solved.seating.by_cache.iter().map(|gang| members(gang, active)).collect();

@@ -54,7 +54,7 @@ use EvidenceKind::{
 pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "activity-vector",
-        about: "runs beside each other what uses different parts of the cache (AV)",
+        about: "co-runs programs that use different parts of the cache (AV)",
         needs: &[&[SuperSets, StoredProfiles]],
         harms_by_design: false,
         build: activity_vector::build,
@@ -82,7 +82,7 @@ pub const ENTRIES: &[Entry] = &[
     },
     Entry {
         name: "counter-driven",
-        about: "runs beside each other what misses much and what misses little (AV)",
+        about: "co-runs programs that miss much with programs that miss little (AV)",
         needs: &[&[TaskCounters, StoredProfiles]],
         harms_by_design: false,
         build: counter_driven::build,
@@ -110,7 +110,7 @@ pub const ENTRIES: &[Entry] = &[
     },
     Entry {
         name: "intensity-gangs",
-        about: "without a PMU: who presses and who feels is probed, then spread over caches or ganged in time",
+        about: "without a PMU: probes harm, then spreads programs over caches or gangs them in time",
         needs: &[&[PrimeProbe], &[Neighbor]],
         harms_by_design: false,
         build: intensity_gangs::build,

@@ -565,7 +565,7 @@ impl Placing {
         }
         if !self.unclustered.is_empty() {
             let tasks = names(&self.unclustered);
-            let text = format!("{} share with nobody in particular: level out the chips", list(tasks.len()));
+            let text = format!("{} share with no cluster: level out the chips", list(tasks.len()));
             reasons.push(Reason { kind: ReasonKind::Plain, tasks, text, numbers });
         }
         reasons

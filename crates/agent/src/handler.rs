@@ -208,7 +208,7 @@ impl Agent {
         true
     }
 
-    /// Until the userfaultfd is gone.
+    /// Serves until the userfaultfd is gone.
     pub fn serve(&mut self) {
         let mut busy = false;
         loop {

@@ -17,10 +17,10 @@ use crate::traces::{Trace, TraceArgs};
 
 /// One program, ready to be predicted with.
 pub struct Program {
-    /// As it may stand in a terminal: files come from anybody.
+    /// Name as it may stand in a terminal: files come from anybody.
     pub name: String,
     pub file: ProfileFile,
-    /// On the target's cache.
+    /// Profile on the target's cache.
     pub profile: Profile,
 }
 

@@ -66,7 +66,7 @@ pub struct View<'a> {
     pub profiles: &'a Profiles,
     /// The plan of the window before; without evidence its allowed, gangs and shares stay.
     pub before: &'a Plan,
-    /// To ask "what if".
+    /// Predictor that answers "what if".
     pub predictor: &'a dyn Predictor,
 }
 

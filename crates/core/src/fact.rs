@@ -41,7 +41,7 @@ pub enum FactSource {
 /// A value with its interval, its source and its age.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Fact<T> {
-    /// In the unit of the field's name.
+    /// Value in the unit of the field's name.
     pub value: T,
     /// The interval in which the value is believed to lie (two standard errors either way, unless the source says
     /// otherwise); `None` where the value carries its own intervals, as a curve's points do, or nobody knows.

@@ -25,7 +25,7 @@ pub struct MachineSpec {
     /// Hardware threads per core.
     pub contexts_per_core: u32,
     pub pipeline: Pipeline,
-    /// From the core outwards: L1I and L1D first, then any number of shared levels.
+    /// Caches from the core outward: L1I and L1D first, then any number of shared levels.
     pub caches: Vec<CacheSpec>,
     /// Between the last levels of different packages (or different caches of one level).
     #[serde(default)]
@@ -70,7 +70,7 @@ pub struct CacheSpec {
     pub size_bytes: u64,
     pub ways: u32,
     pub line_bytes: u32,
-    /// From the core's request to the data, on a hit.
+    /// Cycles from the core's request to the data, on a hit.
     pub latency_cycles: u32,
     #[serde(default)]
     pub replacement: Replacement,
@@ -180,9 +180,9 @@ pub struct MemorySpec {
     pub size_bytes: u64,
     /// Controllers; packages are dealt to them in equal consecutive groups.
     pub nodes: u32,
-    /// From the core's request to the data without queueing.
+    /// Cycles from the core's request to the data without queueing.
     pub local_latency_cycles: u32,
-    /// To another node's memory.
+    /// The same to another node's memory.
     pub remote_latency_cycles: u32,
     /// Bandwidth of one controller.
     pub bytes_per_cycle: f64,
@@ -231,7 +231,7 @@ impl Default for PageSpec {
 #[serde(deny_unknown_fields, default)]
 pub struct OsSpec {
     pub context_switch_cycles: u64,
-    /// On top of a context switch, when a task comes from another CPU.
+    /// Cost on top of a context switch, when a task comes from another CPU.
     pub migration_cycles: u64,
     /// Slice of the default scheduler, before scaling.
     pub time_slice_ns: u64,

@@ -9,7 +9,7 @@ pub struct PercentMatrix {
     pub header_line: u32,
     /// The columns' names, in their order.
     pub columns: Vec<String>,
-    /// In the order of the file.
+    /// Rows in the order of the file.
     pub rows: Vec<PercentRow>,
 }
 

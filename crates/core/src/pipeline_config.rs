@@ -16,7 +16,7 @@ pub struct PipelineConfig {
     pub profilers: Vec<ProfilerConfig>,
     /// What scores every plan.
     pub predictor: PredictorConfig,
-    /// Until the policy's first plan.
+    /// Window until the policy's first plan.
     pub first_window: Window,
 }
 
@@ -28,7 +28,7 @@ pub struct PolicyConfig {
     pub name: String,
     /// Its own parameters as given (TOML); empty = all defaults.
     pub parameters: String,
-    /// For what it draws.
+    /// Seed of what it draws.
     pub seed: u64,
 }
 

@@ -76,7 +76,7 @@ pub struct SharingMap {
 }
 
 facts! {
-    /// Whose data the task uses.
+    /// The data that the task shares, and with whom.
     pub struct Sharing {
         /// Which regions it reads from other caches.
         pub map: Option<Fact<SharingMap>>,
@@ -97,7 +97,8 @@ facts! {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profile {
-    /// Whose address space it runs in, so that shares of processes can be told from the profiles; set by the loop.
+    /// Process whose address space it runs in, so that shares of processes can be told from the profiles; set by the
+    /// loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process: Option<ProcessId>,
     /// Raised by one at each phase change; evidence of older phases has been dropped.
@@ -164,21 +165,21 @@ impl Profile {
         self.sharing.map.as_ref().map(|fact| &fact.value)
     }
 
-    /// With a curve of misses at `level`.
+    /// The profile with a curve of misses at `level`.
     #[must_use]
     pub fn with_misses(mut self, level: Level, points: Curve, source: FactSource) -> Self {
         self.locality.misses_per_kilo_instr.insert(level, Fact::new(points, source, 0));
         self
     }
 
-    /// With a curve of stalls at `level`.
+    /// The profile with a curve of stalls at `level`.
     #[must_use]
     pub fn with_stalls(mut self, level: Level, points: Curve, source: FactSource) -> Self {
         self.locality.stalls_per_kilo_instr.insert(level, Fact::new(points, source, 0));
         self
     }
 
-    /// With rates, the others unknown.
+    /// The profile with rates, the others unknown.
     #[must_use]
     pub fn with_rates(mut self, rates: Rates) -> Self {
         self.rates = rates;

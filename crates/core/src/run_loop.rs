@@ -16,7 +16,8 @@ pub type Miss = (TaskId, Estimate, f64);
 pub struct Record {
     pub seen: Observation,
     pub decision: Decision,
-    /// By the reference predictor, under the plan; compared with the next window only as far as the plan holds there.
+    /// Forecast by the reference predictor, under the plan; compared with the next window only as far as the plan
+    /// holds there.
     pub forecast: Forecast,
     pub applied: crate::Applied,
     pub last_forecast_missed_instr_per_cycle: Vec<Miss>,
@@ -53,10 +54,10 @@ pub struct Loop<M, P> {
     /// Attaches the forecast to every decision, so that all policies are scored alike.
     pub predictor: Box<dyn Predictor>,
     pub policy: P,
-    /// For error messages and records.
+    /// Name for error messages and records.
     pub policy_name: String,
     pub profiles: Profiles,
-    /// In force since the last step.
+    /// Plan in force since the last step.
     pub plan: Plan,
     pub forecast: Forecast,
     /// What the machine answered to that plan: policies see it with the window that follows.

@@ -226,7 +226,7 @@ pub enum Evidence {
         code: Vec<u32>,
         /// Events known to be missed; `None` = the hardware cannot tell.
         lost: Option<u64>,
-        /// Over the trace, for MPKI and for the vertical shift.
+        /// Counts over the trace, for MPKI and for the vertical shift.
         counts: Counts,
         elapsed_ns: u64,
     },

@@ -8,7 +8,7 @@ use crate::{
     WindowEnd,
 };
 
-/// So many online CPUs, each a core of its own in one package, without caches.
+/// A topology of so many online CPUs, each a core of its own in one package, without caches.
 pub fn topology(cpus: u32) -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     Topology { cpus: (0..cpus).map(cpu).collect(), caches: Vec::new() }
@@ -39,7 +39,7 @@ pub fn capabilities(can: &[Ability]) -> Capabilities {
 }
 
 impl Capabilities {
-    /// With a cache that can be divided.
+    /// The same with a cache that can be divided.
     #[must_use]
     pub fn dividing(mut self, cache: CacheId, partition: Partition) -> Self {
         self.partitions.push((cache, partition));

@@ -69,7 +69,7 @@ impl Actuator {
         Actuator { state_dir, guardian_command, acting: None, armed: None, last, unread: BTreeSet::new() }
     }
 
-    /// With this right to act, which a guardian keeps until it has restored.
+    /// Acts with this right from now on; a guardian keeps it until it has restored.
     pub fn let_act(&mut self, acting: Arc<Acting>) {
         self.acting = Some(acting);
     }

@@ -162,12 +162,12 @@ pub(crate) fn working(surveyed: &[Surveyed], event: Event) -> Option<Code> {
 pub(crate) struct RunningTotal(Counter);
 
 impl RunningTotal {
-    /// From now on; `None` where the thread is gone or the event cannot be opened for it.
+    /// Counts from now on; `None` where the thread is gone or the event cannot be opened for it.
     pub(crate) fn start(tid: i32, code: Code) -> Option<Self> {
         open(code, tid).ok().map(RunningTotal)
     }
 
-    /// So far, scaled by the share of the time that it was given a counter; `None` while it was given none.
+    /// The count so far, scaled by the share of the time that it was given a counter; `None` while it was given none.
     pub(crate) fn now(&mut self) -> Option<u64> {
         let total = self.0.total().ok()?;
         match total.enabled_ns {

@@ -27,14 +27,14 @@ pub const FILE_NAME: &str = "cpuset.cpus";
 /// What there is of the groups that are confined, and of those that were.
 #[derive(Default, Debug)]
 pub struct Groups {
-    /// By path below the root of the hierarchy, with a leading slash.
+    /// CPUs of each group by its path below the root of the hierarchy, with a leading slash.
     pub cpus: BTreeMap<String, Tracked<CpuSet>>,
     pub files: BTreeMap<String, PathBuf>,
-    /// As the operator wants them, by the same names.
+    /// Groups that the operator wants confined, by the same names.
     pub confined: Vec<Confined>,
     /// The innermost of these groups that a thread is in: it cannot go anywhere else.
     pub threads: BTreeMap<i32, String>,
-    /// By group: affinities that narrowing it will change, and the states that the kernel may give them.
+    /// For each group, affinities that narrowing it will change, and the states that the kernel may give them.
     pub promised: BTreeMap<String, Vec<Wanted>>,
     pub refused: Vec<Refused>,
 }

@@ -47,9 +47,9 @@ pub struct Guardian {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guard {
     Stands,
-    /// By a signal: it did nothing.
+    /// A signal ended it: it did nothing.
     Killed,
-    /// By itself: it took the daemon for gone or hung, and has put everything back.
+    /// It ended by itself: it took the daemon for gone or hung, and has put everything back.
     Ended,
 }
 

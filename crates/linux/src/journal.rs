@@ -148,7 +148,7 @@ enum Line {
 
 /// Version of the file's format.
 const FORMAT: u32 = 1;
-/// Below this size the file is never rewritten.
+/// Size below which the file is never rewritten.
 const COMPACT_FROM_BYTES: u64 = 256 << 10;
 
 /// The journal cannot be used; nothing was changed.

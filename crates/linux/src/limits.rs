@@ -112,12 +112,12 @@ fn is_our_group(kernel: &dyn Kernel, path: &Path) -> bool {
     named && mounts.into_iter().any(|mount| is_plain(path) && path.parent() == Some(&mount))
 }
 
-/// So many names, at least, below a mount.
+/// Whether at least so many names lie below a mount.
 fn is_below(path: &Path, mount: &Path, names: usize) -> bool {
     is_plain(path) && path.strip_prefix(mount).is_ok_and(|below| below.components().count() >= names)
 }
 
-/// From the root on, by names only.
+/// Whether the path leads from the root on by names only.
 fn is_plain(path: &Path) -> bool {
     path.is_absolute() && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
 }

@@ -61,7 +61,7 @@ impl Scheduling {
         Scheduling { policy: IDLE, ..*self }
     }
 
-    /// As it stands in a journal.
+    /// The state as it stands in a journal.
     pub fn state(self) -> State {
         if self == Self::plain(self.policy) { State::Policy(self.policy) } else { State::Scheduling(self) }
     }
@@ -132,7 +132,7 @@ struct Attributes {
     period_ns: u64,
 }
 
-/// By sched_getattr(2).
+/// Reads by sched_getattr(2).
 pub(crate) fn read(tid: i32) -> io::Result<Scheduling> {
     let mut found = Attributes::default();
     // SAFETY: the kernel writes at most the stated size into a structure of that size.
@@ -151,7 +151,7 @@ pub(crate) fn read(tid: i32) -> io::Result<Scheduling> {
     Ok(Scheduling { runtime_ns, deadline_ns, period_ns, ..plain })
 }
 
-/// By sched_setscheduler(2), which leaves the nice value as it is; by sched_setattr(2) what it cannot say.
+/// Writes by sched_setscheduler(2), which leaves the nice value as it is; by sched_setattr(2) what it cannot say.
 pub(crate) fn write(tid: i32, wanted: &Scheduling) -> io::Result<()> {
     let answer = if wanted.policy == DEADLINE {
         let attributes = Attributes {

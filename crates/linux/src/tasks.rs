@@ -47,7 +47,7 @@ pub struct Managed {
     pub cpu: Option<CpuId>,
     /// Last CPU, running or not.
     pub last_cpu: Option<CpuId>,
-    /// As found when the thread was new.
+    /// Nice value that was found when the thread was new.
     pub nice: i32,
     pub exited: bool,
 }
@@ -296,7 +296,7 @@ impl Tasks {
         released
     }
 
-    /// In order of arrival.
+    /// Managed tasks in order of arrival.
     pub fn all(&self) -> Vec<&Managed> {
         let mut all: Vec<&Managed> = self.by_thread.values().collect();
         all.sort_by_key(|task| task.task);

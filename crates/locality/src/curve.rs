@@ -79,7 +79,7 @@ impl MissRateCurve {
         &self.points
     }
 
-    /// For a profile, every point with the same half-width of its interval.
+    /// Points for a profile, each with the same half-width of its interval.
     pub fn to_profile(&self, plus_minus: f64) -> Vec<(u64, Estimate)> {
         let interval = |rate: f64| Estimate { value: rate, low: (rate - plus_minus).max(0.0), high: rate + plus_minus };
         self.points.iter().map(|&(size_bytes, rate)| (size_bytes, interval(rate))).collect()

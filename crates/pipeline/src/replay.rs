@@ -111,9 +111,9 @@ pub enum ReplayError {
     Differs {
         /// The first that differs.
         window: u64,
-        /// By its name.
+        /// The policy's name.
         policy: String,
-        /// In words.
+        /// The difference in words.
         difference: String,
     },
 }

@@ -18,7 +18,7 @@ pub struct Standard {
     pub predictor: PredictorConfig,
     /// Watch points see fetches of code as well as data: simulated ones do, those of processors do not.
     pub watches_code: bool,
-    /// Until the policy's first plan.
+    /// Window until the policy's first plan.
     pub first_window: Window,
 }
 

@@ -31,7 +31,7 @@ pub enum RecordedOn {
     Share,
 }
 
-/// By which of the rates counted tasks are compared (DIO).
+/// The rate by which counted tasks are compared (DIO).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Counted {

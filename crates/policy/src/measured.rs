@@ -23,7 +23,7 @@ pub struct Measured {
 #[error("{file}:{line}:{column}: found {found}, expected {expected}")]
 pub struct BadMatrix {
     pub file: Box<str>,
-    /// From 1.
+    /// Line number from 1.
     pub line: u32,
     /// The field's number from 1.
     pub column: u32,

@@ -91,7 +91,7 @@ pub struct PlacedProgram {
     pub takes_turns_with: Vec<String>,
     pub degradation_percent: Option<f64>,
     pub weight: Option<f64>,
-    /// In plain words.
+    /// The reason in plain words.
     pub why: String,
 }
 
@@ -108,7 +108,7 @@ pub struct PlacedCache {
 /// Who goes where, what to expect of it, and why.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Placement {
-    /// In the order given.
+    /// Programs in the order given.
     pub programs: Vec<PlacedProgram>,
     pub caches: Vec<PlacedCache>,
     pub plan: Outcome,
@@ -122,7 +122,7 @@ pub struct Placement {
     pub method: Method,
     /// No assignment is below this by the numbers that decided; equal to the plan where the method is exact.
     pub lower_bound: Outcome,
-    /// By how much the plan may lie above the optimum at most, in the same unit; 0 = proven optimal.
+    /// Bound on the distance between the plan and the optimum, in the same unit; 0 = proven optimal.
     pub gap: Outcome,
     /// The same reasons as `programs[].why`, with their numbers; `TaskId(n)` is program n.
     pub reasons: Vec<Reason>,

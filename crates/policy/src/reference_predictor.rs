@@ -246,7 +246,8 @@ fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_
 struct Presence {
     cpu: BTreeMap<TaskId, CpuId>,
     share: BTreeMap<TaskId, f64>,
-    /// For each task that is asked about: how much of its own running time each other one runs on another CPU of its cache.
+    /// For each task that is asked about, the part of its own running time that each other one runs on another CPU of
+    /// its cache.
     meets: BTreeMap<TaskId, BTreeMap<TaskId, f64>>,
 }
 

@@ -66,7 +66,7 @@ impl Refills {
         Some((stays.first.known()? - stays.later.known()?).max(0.0))
     }
 
-    /// In a sample while the task stays; `None` until it stayed.
+    /// Misses in a sample while the task stays; `None` until it stayed.
     pub fn misses_per_sample(&self, task: TaskId) -> Option<f64> {
         self.0.get(&task)?.later.known()
     }

@@ -17,10 +17,10 @@ pub const WANTS_AT_LEAST: f64 = 0.5;
 /// What a speed counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Work {
-    /// In the task's own unit.
+    /// Work in the task's own unit.
     Reported,
     Instructions,
-    /// Not work, but made at a rate of its own by a program that works.
+    /// An event that is not work, but that a working program makes at a rate of its own.
     StandIn(Event),
 }
 

@@ -62,7 +62,7 @@ pub struct MrcResult {
     #[serde(flatten)]
     pub all: Counted,
     pub sampled: Option<Sampled>,
-    /// With `--per process` or `--per thread`, ascending; empty otherwise.
+    /// Parts with `--per process` or `--per thread`, ascending; empty otherwise.
     pub parts: Vec<MrcPart>,
 }
 
@@ -107,7 +107,7 @@ pub struct CacheSummary {
     pub size_bytes: u64,
     pub ways: u32,
     pub line_bytes: u32,
-    /// Such caches in the machine, and CPUs on each.
+    /// Number of such caches in the machine, and CPUs on each.
     pub instances: u32,
     pub cpus_each: u32,
 }
@@ -159,7 +159,7 @@ pub struct Placed {
     pub cpu: Option<u32>,
     /// Expected, as the scheme measures it; `None` = nothing is known.
     pub suffers: Option<f64>,
-    /// In plain words.
+    /// The reason in plain words.
     pub why: String,
 }
 

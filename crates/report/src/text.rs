@@ -46,7 +46,8 @@ pub fn percent_text(fraction: f64, decimals: usize) -> String {
     format!("{} %", fixed(zero, decimals))
 }
 
-/// With so many decimals; numbers of more than nine digits by their power of ten, as nobody reads three hundred digits.
+/// A number with so many decimals. One of more than nine digits is written by its power of ten, as nobody reads three
+/// hundred digits.
 pub fn fixed(value: f64, decimals: usize) -> String {
     match value {
         _ if !value.is_finite() => "–".to_string(),

@@ -34,18 +34,18 @@ pub struct TaskResults {
     pub name: String,
     pub exited: bool,
     pub instructions: u64,
-    /// On processor.
+    /// Cycles on the processor.
     pub cycles: u64,
     /// Absent where it never ran.
     pub instructions_per_cycle: Option<f64>,
-    /// On processor, of the elapsed time.
+    /// Share of the elapsed time on the processor.
     pub run_time_share: f64,
     pub on_cpu_cycles: Vec<(CpuId, u64)>,
     pub wait_cycles: u64,
     pub context_switches: u64,
     pub migrations: u64,
     pub page_faults: u64,
-    /// In its own unit, where it has one.
+    /// Progress in its own unit, where it has one.
     pub progress: Option<f64>,
     pub levels: Vec<MissesBy>,
     pub remote_cache_hits: u64,
@@ -259,7 +259,7 @@ impl SimMachine {
         }
     }
 
-    /// By the outside's tasks; the machine's own threads are left out.
+    /// Evictions by the outside's tasks; the machine's own threads are left out.
     fn evictions(&self, cache: CacheId) -> BTreeMap<(TaskId, TaskId), u64> {
         let task = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
         let all = self.system.hw.evictions(cache).into_iter();

@@ -140,7 +140,7 @@ fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().to_string()
 }
 
-/// From 1, columns in characters.
+/// Line and column from 1, columns in characters.
 fn line_column(text: &str, offset: usize) -> (u32, u32) {
     let within = (0..=offset.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
     let before = &text[..within.unwrap_or(0)];

@@ -34,7 +34,7 @@ pub struct ManageConfig {
     /// Where every window goes, for `replay`; packed where the name ends in `.zst`.
     pub run_log: Option<PathBuf>,
     pub guard: GuardConfig,
-    /// In order; the first that matches decides.
+    /// Rules in order; the first that matches decides.
     pub rules: Vec<RuleConfig>,
     /// Groups of processes that are kept to some CPUs as a whole, whatever is born in them.
     pub groups: Vec<ConfinedGroup>,
@@ -46,7 +46,7 @@ pub struct ManageConfig {
 pub struct ConfinedGroup {
     /// Path of the cgroup, as `/proc/PID/cgroup` shows it.
     pub cgroup: String,
-    /// Such as `0-3,8`.
+    /// CPUs such as `0-3,8`.
     pub cpus: CpuSet,
 }
 

@@ -37,7 +37,7 @@ pub struct Scenario {
     /// Takes decisions back that make things worse, as on a live host.
     #[serde(default = "on")]
     pub guard: bool,
-    /// In order of arrival.
+    /// Programs in order of arrival.
     pub programs: Vec<ProgramSpec>,
 }
 
@@ -49,7 +49,7 @@ pub enum Length {
     Ns(u64),
     /// Instructions of all programs together.
     Instructions(u64),
-    /// Until every program has ended this often (finished ones start again; CA: three).
+    /// The run lasts until every program has ended this often (finished ones start again; CA: three).
     Completions(u32),
 }
 

@@ -27,7 +27,7 @@ pub struct Owner {
     /// Boot and process namespace: where they are ours, the pid means the same to us.
     pub place: String,
     pub pid: u32,
-    /// In the kernel's ticks since the boot, so that a pid that came round again is another.
+    /// Start in the kernel's ticks since the boot, so that a pid that came round again is another.
     pub started_ticks: Option<u64>,
 }
 
@@ -113,7 +113,7 @@ fn touch(path: &Path) -> io::Result<()> {
 
 pub enum Claim<'a> {
     Mine(Held<'a>),
-    /// In words, by whom.
+    /// Its holder, in words.
     Others(String),
 }
 
@@ -180,7 +180,7 @@ impl Store {
         (!dead && !stale).then_some(words)
     }
 
-    /// By the clock of whoever keeps the files.
+    /// Time by the clock of whoever keeps the files.
     fn now(&self) -> Option<std::time::SystemTime> {
         let clock = self.folder().join(format!("partial/clock.{}.{}.0", self.owner.host, self.owner.pid));
         fs::write(&clock, b"").ok()?;

@@ -208,7 +208,7 @@ impl<'a> Driving<'a> {
         }
     }
 
-    /// Until the engine has nothing in hand, or nothing is left to do.
+    /// Watches until the engine has nothing in hand, or nothing is left to do.
     fn watch_round(
         &mut self,
         engine: &mut dyn Engine,
@@ -257,7 +257,7 @@ impl<'a> Driving<'a> {
 
 const STEP_OF_WAIT: Duration = Duration::from_millis(100);
 
-/// In small steps, so that Ctrl-C is heard; ends early where the engine has news.
+/// Waits in small steps, so that Ctrl-C is heard; ends early where the engine has news.
 fn wait(engine: &mut dyn Engine, time: Duration, stop: &AtomicBool) {
     let start = Instant::now();
     while !stop.load(Ordering::Relaxed) {

@@ -50,7 +50,7 @@ pub struct CurveJob {
 /// What a task answers.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Answer {
-    /// By name with the unit last; `None` where it could not be measured.
+    /// Figures by name with the unit last; `None` where it could not be measured.
     pub figures: BTreeMap<String, Option<f64>>,
     /// Bytes and misses over accesses; of a curve.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -97,7 +97,7 @@ pub trait Work: Send + Sync {
 pub struct Inputs {
     pub kind: Kind,
     pub detail: bool,
-    /// By the names the axes have for them: what messages call it, and its text.
+    /// Scenarios by the names that the axes have for them: what messages call it, and its text.
     pub scenarios: BTreeMap<String, (String, String)>,
     /// Machines that are files, by the names given for them.
     pub machines: BTreeMap<String, PathBuf>,

@@ -17,7 +17,7 @@ use crate::store::Store;
 /// One point of the axes other than the seed.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Row {
-    /// In the order of [`Report::axes`].
+    /// Values in the order of [`Report::axes`].
     pub point: Vec<String>,
     /// Seeds that there are, and that there should be.
     pub finished: usize,
@@ -27,7 +27,7 @@ pub struct Row {
     pub curve: Vec<(u64, f64)>,
 }
 
-/// Over the seeds that have it.
+/// A figure over the seeds that have it.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Figure {
     pub mean: Option<f64>,

@@ -29,7 +29,7 @@ pub struct Status {
     /// Rate of the newest results; `None` where nobody works on it, or too few are finished.
     pub finished_per_s: Option<f64>,
     pub left_s: Option<f64>,
-    /// At most ten.
+    /// Failures, at most ten.
     pub failures: Vec<Failure>,
 }
 

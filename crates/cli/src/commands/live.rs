@@ -60,7 +60,7 @@ impl LiveProgram {
 #[derive(Serialize)]
 struct LiveJson {
     cpus: (u32, u32),
-    /// By the kernel's word, and by measurement.
+    /// Size by the kernel's word, and by measurement.
     cache_bytes: u64,
     measured_cache_bytes: Option<u64>,
     seconds: f64,

@@ -37,7 +37,7 @@ pub struct Colored {
     folder: PathBuf,
     ledger: Ledger,
     kit_id: String,
-    /// By process, as it was last seen.
+    /// Pages of each process, as it was last seen.
     seen: BTreeMap<i32, Resident>,
     mask: u64,
 }

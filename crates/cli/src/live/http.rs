@@ -23,7 +23,7 @@ use super::crowd::{Crowd, accepted, in_own_thread};
 
 /// Connections at the same time.
 const PLACES: usize = 32;
-/// For the head of a request, and for the whole of it with its answer.
+/// Time for the head of a request, and for the whole of it with its answer.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes and lines of a head; the least that the library can be told.

@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Serialize)]
 pub struct Ended {
     pub seconds: f64,
-    /// In its own unit, where it reports any.
+    /// Work in its own unit, where it reports any.
     pub work: Option<u64>,
     /// Exit code; `None` = ended by a signal, or by us at the end of the time.
     pub code: Option<i32>,

@@ -72,7 +72,7 @@ pub struct Status {
     pub counters: Totals,
 }
 
-/// Since the start.
+/// Totals since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Totals {
     pub tasks_seen: u64,
@@ -96,7 +96,7 @@ pub struct CacheStatus {
     pub cpus: String,
     pub size_bytes: Option<u64>,
     pub tasks: Vec<u32>,
-    /// By the reference predictor, under the plan.
+    /// Forecast by the reference predictor, under the plan.
     pub forecast_miss_ratio: Option<f64>,
 }
 

@@ -24,7 +24,7 @@ pub struct Class {
     /// Shares that make it up, ascending; more than one of a cache where groups have the same mask.
     pub shares: Vec<ShareKey>,
     pub masks: Masks,
-    /// In order of arrival.
+    /// Members in order of arrival.
     pub members: Vec<TaskId>,
 }
 

@@ -17,7 +17,7 @@ use crate::{
 /// What is to be done, and what cannot be.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Derived {
-    /// In the order in which they are made.
+    /// Changes in the order in which they are made.
     pub changes: Vec<Change>,
     pub refused: Vec<Refused>,
     /// The classes of service that the changes lead to.

@@ -9,7 +9,7 @@ use crate::{Item, Refused};
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot {change}: {why}")]
 pub struct NotAsSaid {
-    /// In words.
+    /// The change in words.
     pub change: String,
     pub why: &'static str,
 }

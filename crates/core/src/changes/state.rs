@@ -59,7 +59,7 @@ pub struct Manner {
 /// All of it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct State {
-    /// In order of arrival.
+    /// Tasks in order of arrival.
     pub tasks: Vec<TaskState>,
     /// CPUs by confined group; the empty set means those of the parent.
     pub groups: BTreeMap<String, Tracked<CpuSet>>,
@@ -67,7 +67,7 @@ pub struct State {
     pub classes: BTreeMap<ClassId, Masks>,
     /// Ways that somebody else holds for himself alone.
     pub taken_ways: BTreeMap<CacheId, IndexSet>,
-    /// By process whose pages can be colored.
+    /// Colors by process whose pages can be colored.
     pub colors: BTreeMap<ProcessId, Tracked<Option<Colors>>>,
     /// Ascending by their CPUs, which no two share.
     pub gangs: Vec<GangSchedule>,

@@ -24,7 +24,7 @@ use crate::probes::Pinned;
 
 /// Pages among which the classes are sought: about 128 of each of 32 colours.
 const SEED_PAGES_PER_COLOUR: usize = 128;
-/// With so few pages a line is pushed out of the first level, and never out of the second.
+/// Pages that push a line out of the first level, and never out of the second.
 const HIT_PAGES: usize = 24;
 const CALIBRATIONS: usize = 101;
 /// Pages that may fit no colour in a discovery that is accepted.

@@ -129,7 +129,7 @@ impl Draw {
         Draw(SplitMix64::new(seed))
     }
 
-    /// Below `bound` by remainder: what a seed has given stays as it is.
+    /// A number below `bound` by remainder: what a seed has given stays as it is.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.0.next_u64() % bound.max(1) as u64) as usize
     }

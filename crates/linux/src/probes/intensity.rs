@@ -35,7 +35,7 @@ const CALIBRATED_BYTES: usize = 8 << 20;
 /// Half a second is usual for the largest caches.
 const FITTED_AT_MOST: Duration = Duration::from_secs(8);
 
-/// Below this a buffer is no smaller than private caches.
+/// Size below which a buffer is no smaller than private caches.
 const SMALLEST_BYTES: usize = 4 << 20;
 /// Largest share of the lines just brought in that may be gone already.
 const GONE_AT_ONCE: f64 = 0.25;

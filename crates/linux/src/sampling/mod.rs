@@ -38,7 +38,7 @@ pub struct Facility {
     pub name: &'static str,
     kind: u32,
     config: Config,
-    /// Since Sapphire Rapids the load-latency event counts beside an auxiliary one only, which leads the group.
+    /// Leader of the group: since Sapphire Rapids the load-latency event counts beside an auxiliary one only.
     leader: Option<Config>,
     /// 0 any skid, 2 none: what makes an Intel event a PEBS one.
     precise: u64,
@@ -137,7 +137,7 @@ impl Config {
     }
 }
 
-/// Whose accesses an event samples.
+/// The threads whose accesses an event samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Whose {
     Thread(i32),

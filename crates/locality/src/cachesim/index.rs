@@ -64,7 +64,7 @@ impl Index {
 /// Where the lines of a batch go.
 #[derive(Debug)]
 pub(super) struct Places {
-    /// Below 2^32: a cache has at most so many lines.
+    /// Sets, below 2^32: a cache has at most so many lines.
     pub sets: [u32; BATCH],
     pub tags: [u64; BATCH],
 }

@@ -27,7 +27,7 @@ use super::PerTask;
 pub struct PcmrProfiler {
     level: Level,
     parameters: RowParameters,
-    /// By members, in order of id; of the probe that measured them last.
+    /// Rows by members, in order of id, with the probe that measured them last.
     rows: BTreeMap<Vec<TaskId>, (ProbeId, Weighted)>,
     newcomers: PerTask<Weighted>,
     own: PerTask<Own>,

@@ -38,7 +38,7 @@ impl RapidMrcProfiler {
         RapidMrcProfiler { cache, form, plus_minus: 1.02 }
     }
 
-    /// For studies of the settings (RM-2, RM-3), and for hardware that leaves no repeats.
+    /// The same with another form of curve, for studies of the settings (RM-2, RM-3), and for hardware that leaves no repeats.
     pub fn with_form(self, form: CurveForm, plus_minus: f64) -> Self {
         RapidMrcProfiler { form, plus_minus, ..self }
     }

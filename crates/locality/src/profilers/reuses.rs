@@ -82,7 +82,7 @@ impl ReuseProfiler {
         ReuseProfiler { level, model, line_bytes, sizes_bytes, of_code_too: false, tasks: PerTask::default() }
     }
 
-    /// For machines whose watch points see fetched lines of code as well as data.
+    /// The same for machines whose watch points see fetched lines of code as well as data.
     #[must_use]
     pub fn of_code_too(self) -> Self {
         ReuseProfiler { of_code_too: true, ..self }

@@ -67,7 +67,7 @@ impl Users {
 pub struct SharingProfiler {
     parameters: ShMapParameters,
     across_processes: bool,
-    /// By process; `None` = the whole machine, by physical line.
+    /// Filters by process; `None` = the whole machine, by physical line.
     filters: BTreeMap<Option<ProcessId>, ShMaps>,
     users: Users,
     /// The probe that the maps are of, and whether it has had its last answer.
@@ -75,7 +75,7 @@ pub struct SharingProfiler {
 }
 
 impl SharingProfiler {
-    /// With the thesis's 256 counters of 128-byte regions, or others.
+    /// A profiler with the thesis's 256 counters of 128-byte regions, or others.
     pub fn new(parameters: ShMapParameters) -> Self {
         SharingProfiler {
             parameters,
@@ -86,7 +86,7 @@ impl SharingProfiler {
         }
     }
 
-    /// With one filter for all processes, as far as samples say which physical line they touched.
+    /// The same with one filter for all processes, as far as samples say which physical line they touched.
     #[must_use]
     pub fn across_processes(mut self) -> Self {
         self.across_processes = true;

@@ -31,7 +31,7 @@ const DATA_STALLS: [StallCause; 7] = [
 ];
 
 impl StallProfiler {
-    /// For a cache of this size, which the machine divides into so many colours or ways.
+    /// A profiler for a cache of this size, which the machine divides into so many colors or ways.
     pub fn new(cache: TracedCache) -> Self {
         StallProfiler { cache, tasks: PerTask::default() }
     }

@@ -21,7 +21,7 @@ use crate::curve::MissRateCurve;
 /// How much of the log only fills the stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Warmup {
-    /// Until the stack holds as many lines as the cache; half of the log where it never does (thesis 5.6.1).
+    /// Warm-up until the stack holds as many lines as the cache; half of the log where it never does (thesis 5.6.1).
     Automatic,
     Half,
     /// None (RM-2).

@@ -103,7 +103,7 @@ impl Fit {
 /// Share of the program's accesses with a stack distance of so many lines or more.
 struct Survival {
     lines_per_step: f64,
-    /// At 0, 1, ... steps.
+    /// Survival at 0, 1, ... steps.
     at_step: Vec<f64>,
     accesses: f64,
 }

@@ -61,7 +61,7 @@ struct Estimate {
 }
 
 impl Estimate {
-    /// From (distance in lines, accesses) in ascending order.
+    /// A curve from (distance in lines, accesses) in ascending order.
     fn new(cold: f64, counts: impl DoubleEndedIterator<Item = (f64, f64)>) -> Self {
         let (mut distances_lines, mut misses) = (Vec::new(), vec![cold]);
         let mut sum = cold;
@@ -123,7 +123,7 @@ impl SampledCurve {
         self.whole.misses.last().copied().unwrap_or(0.0)
     }
 
-    /// At one size; `None` if no access was sampled.
+    /// The point at one size; `None` if no access was sampled.
     pub fn at(&self, lines: u64) -> Option<SampledPoint> {
         if self.sampled_accesses == 0 {
             return None;

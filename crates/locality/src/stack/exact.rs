@@ -75,12 +75,12 @@ impl Default for StackDistances {
 }
 
 impl StackDistances {
-    /// With the widest vector instructions this processor has.
+    /// An engine with the widest vector instructions that this processor has.
     pub fn new() -> Self {
         StackDistances::with_simd(Simd::best())
     }
 
-    /// With chosen vector instructions; the result is the same.
+    /// An engine with chosen vector instructions; the result is the same.
     pub fn with_simd(simd: Simd) -> Self {
         StackDistances::with_sizes(simd, Sizes::default())
     }

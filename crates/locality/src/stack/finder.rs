@@ -132,7 +132,7 @@ impl Finder {
         }
     }
 
-    /// At a compaction: back to the dense form where it would be smaller than the sparse one.
+    /// Goes back to the dense form at a compaction, where it would be smaller than the sparse one.
     pub(super) fn return_to_dense_if_fitting(&mut self) {
         let Table::Sparse(sparse) = &self.table else { return };
         if self.form.dense_free_bytes().is_some()

@@ -15,7 +15,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// From counts in any order; equal distances are added up, zero counts dropped.
+    /// A histogram from counts in any order; equal distances are added up, zero counts dropped.
     pub fn new(cold: u64, counts: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut counts: Vec<(u64, u64)> = counts.into_iter().filter(|&(_, count)| count > 0).collect();
         if !counts.is_sorted_by(|a, b| a.0 < b.0) {

@@ -60,12 +60,12 @@ struct Message {
 }
 
 impl ParallelStackDistances {
-    /// With the widest vector instructions this processor has. Fewer than two threads are two.
+    /// An engine with the widest vector instructions that this processor has. Fewer than two threads are two.
     pub fn new(threads: usize) -> Self {
         ParallelStackDistances::with_simd(threads, Simd::best())
     }
 
-    /// With chosen vector instructions; the result is the same.
+    /// An engine with chosen vector instructions; the result is the same.
     pub fn with_simd(threads: usize, simd: Simd) -> Self {
         ParallelStackDistances::with_sizes(threads, simd, Sizes::default())
     }

@@ -17,7 +17,7 @@ const KEY_BITS: u32 = LINE_BITS - QUAD_BITS;
 /// Buckets past home, plus one, fit into this many bits; a tag is never 0.
 const PAST_BITS: u32 = 3;
 const PAST_LIMIT: u32 = (1 << PAST_BITS) - 1;
-/// With fewer buckets than 2^14 tags would not fit into 32 bits.
+/// Fewest buckets: with fewer than 2^14, tags would not fit into 32 bits.
 const MIN_BUCKET_BITS: u32 = 14;
 const _: () = assert!(LINE_BITS - MIN_BUCKET_BITS + PAST_BITS <= 32);
 /// How many accesses ahead buckets are asked for.

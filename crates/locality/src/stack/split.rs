@@ -3,7 +3,7 @@
 use super::{Histogram, StackDistances, StackError};
 use std::collections::BTreeMap;
 
-/// Whose accesses go to one LRU stack.
+/// The unit whose accesses go to one LRU stack.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Per {
     /// All together. Equal addresses of different processes are different lines.

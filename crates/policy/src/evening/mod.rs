@@ -31,7 +31,7 @@ pub struct Place {
 /// One task.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Piece {
-    /// Not negative, finite.
+    /// A weight that is finite and not negative.
     pub weight: f64,
     /// Where it is; `None` for a newcomer.
     pub at: Option<usize>,

@@ -30,7 +30,7 @@ type Company = Vec<(ProcessId, u32)>;
 struct Tried {
     old: Vec<CacheShare>,
     new: Vec<CacheShare>,
-    /// To the old ones again: undivided, where there were none.
+    /// Shares that lead back to the old ones: undivided, where there were none.
     back: Vec<CacheShare>,
     trial: Trial,
     /// The old ones are to prove themselves; the new ones are none.
@@ -62,7 +62,7 @@ struct Proof {
     weights: Vec<(ProcessId, f64)>,
 }
 
-/// Since the last trial.
+/// Time since the last trial.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rest {
     windows: u32,
@@ -85,7 +85,7 @@ impl Rest {
     }
 }
 
-/// By what shares are judged.
+/// Terms by which shares are judged.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Terms {
     pub lengths: Lengths,
@@ -115,7 +115,7 @@ pub enum Judged {
 /// What is remembered of one cache.
 #[derive(Default)]
 pub struct Judging {
-    /// Under the shares held.
+    /// Speeds under the shares held.
     pub speeds: SpeedRecord,
     /// The shares or the company changed, and the cache is not full of what they keep.
     settling: Option<Settling>,
@@ -212,7 +212,7 @@ impl Judging {
         self.rest.is_some_and(|rest| rest.proof_next)
     }
 
-    /// From the next window on; `old` is held.
+    /// Tries the new shares from the next window on; `old` is held.
     pub fn try_out(
         &mut self,
         old: Vec<CacheShare>,

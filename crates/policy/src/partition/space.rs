@@ -20,7 +20,7 @@ pub struct Speed {
     pub stall_cycles_per_miss: Option<f64>,
 }
 
-/// By units held, 1 first.
+/// Costs by units held, 1 first.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Space {
     pub misses_per_kilo_instr: Vec<f64>,

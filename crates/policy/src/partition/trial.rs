@@ -41,7 +41,7 @@ pub enum Leg {
 /// What a window brought.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Said {
-    /// With the present leg's shares, which may be another's than before.
+    /// Apply the present leg's shares, which may have changed.
     GoesOn,
     /// Measured: speeds under the new shares over those under the old.
     Ratio(Ratio),
@@ -56,7 +56,7 @@ pub struct Trial {
     /// Weight of each process, by which its speed counts.
     weights: Vec<(ProcessId, f64)>,
     leg: Leg,
-    /// Under the old shares, before and after the new ones.
+    /// Speeds under the old shares, before and after the new ones.
     before: SpeedRecord,
     again: SpeedRecord,
     pub new: SpeedRecord,
@@ -114,12 +114,12 @@ impl Lengths {
 
 /// Clearly slower: from half a leg on, by so much for sure it is not tried any longer.
 pub const CLEARLY: f64 = 0.05;
-/// In times of the fewest windows.
+/// Longest settling, in times of the fewest windows.
 const SETTLED_WITHIN: u32 = 10;
 const BEHIND_SETTLED_WITHIN: u32 = 100;
-/// In times of the windows that a trial takes without hindrance.
+/// Longest trial, in times of the windows that a trial takes without hindrance.
 const VERDICT_WITHIN: u32 = 8;
-/// In times of a leg: so long either side is measured for like phases, and until a difference is more than noise.
+/// Longest measurement of a side, in times of a leg: for like phases, and until a difference is more than noise.
 const LIKE_WITHIN: u32 = 6;
 
 impl Trial {
@@ -144,7 +144,7 @@ impl Trial {
         Trial { before: held.latest(LIKE_WITHIN * self.lengths.judge_windows.max(1)), ..self }
     }
 
-    /// Under the old shares, as long before the new ones as after them: so a drift cancels.
+    /// Speeds under the old shares, as long before the new ones as after them: so a drift cancels.
     pub fn old(&self) -> SpeedRecord {
         let after = if self.leg == Leg::OldAgain { &self.again } else { &self.new };
         self.before.latest(after.windows.max(self.lengths.judge_windows).max(1)).plus(&self.again)

@@ -126,7 +126,7 @@ impl Parameters {
 }
 
 impl Weights {
-    /// By level (data, code, last) and kind (use, miss).
+    /// Weights by level (data, code, last) and kind (use, miss).
     fn cells(&self) -> [f64; 6] {
         [self.data_use, self.data_miss, self.code_use, self.code_miss, self.last_level_use, self.last_level_miss]
     }

@@ -49,7 +49,7 @@ pub enum Replacement {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HowOften {
-    /// Such that threads' turns are as even as the threshold allows.
+    /// Threads' turns are as even as the threshold allows.
     Fair,
     /// Every qualifying group equally.
     Uniform,

@@ -366,12 +366,12 @@ struct Outlook<'a> {
     view: &'a View<'a>,
     domain: &'a Domain<'a>,
     claimants: &'a [Claimant],
-    /// Under the shares held.
+    /// Speeds under the shares held.
     speeds: &'a SpeedRecord,
 }
 
 impl Outlook<'_> {
-    /// Under the shares held: as measured, where it was.
+    /// Outlook under the shares held, as measured where it was.
     fn now(&self, held: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let forecast = self.under(held)?;
         let measured = |(present, said): (&Present<'_>, (f64, f64))| match self.speeds.speed(present.process) {

@@ -48,7 +48,7 @@ pub struct Parameters {
     pub threshold: f64,
     pub relax: f64,
     pub runnable_per_cpu: u32,
-    /// To collect of each row; the paper's MIN_RUNLENGTH, and a quarter more for intervals that a profiler drops.
+    /// Time to collect of each row; the paper's MIN_RUNLENGTH, and a quarter more for intervals that a profiler drops.
     pub row_ns: u64,
     pub settle_ns: u64,
     /// Rows are doubled up to this while estimates are less sure than `error_at_most`; better form.
@@ -169,7 +169,7 @@ fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &Domain<'_>, parameters
 #[derive(Default)]
 struct OfCache {
     known: BTreeMap<TaskId, Known>,
-    /// To be measured although something is known.
+    /// Tasks to be measured although something is known.
     stale: Vec<TaskId>,
     asked: Vec<Asked>,
     rows_ns: u64,
@@ -186,7 +186,7 @@ struct Known {
     /// Half the width of the interval.
     error: f64,
     refs_rate: Option<f64>,
-    /// In the profiles now; false after a phase change, until it is measured again.
+    /// The estimate is in the profiles now; false after a phase change, until it is measured again.
     current: bool,
 }
 
@@ -453,7 +453,7 @@ impl OfCache {
         Some(100.0 * counts.get(Event::Misses(level))? / references)
     }
 
-    /// From who ran how long in this window.
+    /// The expected miss rate from the tasks' run times in this window.
     fn expected(&self, domain: &Domain<'_>, parameters: &Parameters) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
         for seen in &domain.tasks {

@@ -35,7 +35,7 @@ pub type Needs = &'static [&'static [EvidenceKind]];
 
 /// One policy of the registry.
 pub struct Entry {
-    /// By which it is asked for.
+    /// Name by which it is asked for.
     pub name: &'static str,
     /// One line for people.
     pub about: &'static str,

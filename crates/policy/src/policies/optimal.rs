@@ -52,7 +52,7 @@ impl Parameters {
     }
 }
 
-/// By a matrix, one way or the other.
+/// A policy by a matrix, one way or the other.
 pub(super) struct ByMatrix {
     parameters: Parameters,
     solve: fn(&solvers::Costs, &Seats) -> Solved,

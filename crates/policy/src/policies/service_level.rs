@@ -25,13 +25,13 @@ use crate::partition::units::{Divided, assign};
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// In order of arrival; 0 = the first process.
+    /// The process in order of arrival; 0 = the first.
     pub process: u32,
     /// Work a second, in the program's own unit, for each thread that ran.
     pub rate_per_s: f64,
     /// Windows that must hold before a unit is given back; 0 = never.
     pub shrink_after: u32,
-    /// At the start.
+    /// Units at the start.
     pub units: u32,
     pub moving: Moving,
 }
@@ -54,7 +54,7 @@ struct ServiceLevel {
     processes: Vec<ProcessId>,
     units: u32,
     held_windows: u32,
-    /// By number of clients: the fewest units that have not failed.
+    /// The fewest units that have not failed, by number of clients.
     serves: BTreeMap<usize, u32>,
 }
 

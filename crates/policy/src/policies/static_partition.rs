@@ -35,7 +35,7 @@ impl From<Moving> for PageMoving {
     }
 }
 
-/// From a time on, the units of the first process, the second, ...; empty = unrestricted.
+/// Units of the first process, the second, ..., from a time on; empty = unrestricted.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
@@ -49,7 +49,7 @@ pub struct Step {
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// In ascending order of time.
+    /// Steps in ascending order of time.
     pub steps: Vec<Step>,
     /// The steps begin anew after so long; 0 = the last one stays.
     pub repeat_ns: u64,
@@ -86,7 +86,7 @@ impl Parameters {
 
 struct StaticPartition {
     parameters: Parameters,
-    /// In order of arrival; those that are gone keep their number.
+    /// Processes in order of arrival; those that are gone keep their number.
     processes: Vec<ProcessId>,
 }
 

@@ -16,11 +16,11 @@ use super::comparison::Total;
 use super::placement::{Present, same_placement};
 use super::speeds::{WindowSpeeds, speeds_of};
 
-/// In times of the windows compared: so many windows of the reference are remembered, to tell its noise.
+/// Windows of the reference that are remembered, to tell its noise, in times of the windows compared.
 const REMEMBERED: usize = 4;
-/// In times of the windows compared: a series of changes is judged as a whole after so many.
+/// Windows after which a series of changes is judged as a whole, in times of the windows compared.
 const SERIES: usize = 3;
-/// In times of the windows compared: slow actions are waited for no longer.
+/// Longest wait for slow actions, in times of the windows compared.
 const PENDING_AT_MOST: usize = 10;
 /// Fewer windows are no reference.
 const REFERENCE_AT_LEAST: usize = 2;
@@ -43,7 +43,7 @@ struct Trial {
     /// Settled windows since the reference was left, and all of them.
     settled: Vec<WindowSpeeds>,
     all: Vec<WindowSpeeds>,
-    /// With those in which nothing was measured.
+    /// Windows, with those in which nothing was measured.
     windows: usize,
     /// The reference is in force again since so many windows.
     paused: usize,

@@ -76,7 +76,7 @@ pub struct Judgement {
 }
 
 impl Judgement {
-    /// By the stated goal; `loss_at_least` is the smallest loss of the mean worth acting on, as a share.
+    /// The judgment by the stated goal; `loss_at_least` is the smallest loss of the mean worth acting on, as a share.
     pub fn of(changes: &[ProcessChange], objective: Objective, loss_at_least: f64) -> Self {
         let (mean_log_ratio, standard_error, degrees) = noisy_mean(changes);
         let bound = student_bound(FALSE_ALARMS, degrees) * standard_error;

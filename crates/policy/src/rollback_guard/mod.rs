@@ -172,7 +172,7 @@ fn taken_back(worse: &Worse, out_windows: u64, view: &View<'_>) -> Reason {
     Reason { kind: ReasonKind::RolledBack, tasks, text, numbers }
 }
 
-/// In words, which events stood in for work.
+/// The events that stood in for work, in words.
 fn stand_ins(worse: &Worse) -> String {
     let (count, events) = &worse.judgement.stood_in;
     let mut names: Vec<&str> = events.iter().map(|event| Work::StandIn(*event).words()).collect();

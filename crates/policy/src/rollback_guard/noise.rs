@@ -5,7 +5,7 @@
 //! as n (1 - r) / (1 + r) independent ones (Bartlett 1946; von Storch and Zwiers, Statistical Analysis in Climate Research,
 //! 6.6.8). The bound is Student's, since a spread from few windows is itself uncertain.
 
-/// From this many windows on, an autocorrelation can be told.
+/// Windows from which on an autocorrelation can be told.
 const TOLD_FROM_WINDOWS: usize = 8;
 /// More is not believed: the error would have no bound.
 const AUTOCORRELATION_AT_MOST: f64 = 0.8;

@@ -47,7 +47,7 @@ pub struct GroupCosts {
 }
 
 impl GroupCosts {
-    /// For schemes that know pairs only: each member suffers the sum over the others.
+    /// Costs for schemes that know pairs only: each member suffers the sum over the others.
     pub(crate) fn sum_of_pairs(kind: CostKind, members: usize, suffers: impl Fn(usize, usize) -> f64) -> Self {
         let of_one = |i: usize| (0..members).filter(|&j| j != i).map(|j| suffers(i, j)).sum();
         GroupCosts { kind, suffers: (0..members).map(of_one).collect(), miss_ratios: None, group_miss_ratio: None }

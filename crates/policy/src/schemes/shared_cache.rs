@@ -17,9 +17,9 @@ pub struct SharedCache {
     pub ways: u32,
     pub line_bytes: u32,
     pub replacement: Replacement,
-    /// From the miss to the data, beyond a hit.
+    /// Cycles from the miss to the data, beyond a hit.
     pub miss_penalty_cycles: f64,
-    /// From the core's request to the data, on a hit.
+    /// Cycles from the core's request to the data, on a hit.
     pub hit_latency_cycles: f64,
     /// The most instructions a cycle.
     pub issue_width: f64,

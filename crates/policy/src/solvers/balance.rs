@@ -142,7 +142,7 @@ pub struct Best {
     pub threshold: f64,
 }
 
-/// For groups of `size`, at most the number of threads; `size` of at least 1.
+/// The best groups of `size`, at most the number of threads; `size` of at least 1.
 pub fn best_groups(model: &GroupModel, size: usize) -> Best {
     let groups: Vec<Vec<usize>> = (0..model.threads()).map(|thread| best_group(model, thread, size)).collect();
     let threshold = groups.iter().map(|group| model.ratio(group)).fold(0.0, f64::max);

@@ -153,7 +153,7 @@ pub fn worst(costs: &Costs, seats: &Seats) -> Solved {
 /// What a scheduler that does not look would get.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RandomTotals {
-    /// Over all assignments, each equally likely: exact.
+    /// Mean over all assignments, each equally likely: exact.
     pub mean: f64,
     /// Low end of a seeded sample: 5 % of the assignments lie below.
     pub low_5_percent: f64,

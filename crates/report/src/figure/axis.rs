@@ -16,7 +16,7 @@ pub enum Scale {
 /// One axis of a figure.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Axis {
-    /// With the unit: "cache size", "misses per 1000 instructions".
+    /// Label with the unit: "cache size", "misses per 1000 instructions".
     pub label: String,
     pub scale: Scale,
     /// Lowest and highest value shown; `None` = what the data needs.

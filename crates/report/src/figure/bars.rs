@@ -34,7 +34,7 @@ pub struct Bars {
     pub y: Axis,
     pub series: Vec<String>,
     pub groups: Vec<BarGroup>,
-    /// On top of each other instead of side by side (breakdowns); values below zero go downwards.
+    /// Bars stand on top of each other instead of side by side (breakdowns); values below zero go downward.
     pub stacked: bool,
     /// Levels to compare with.
     pub references: Vec<(String, f64)>,

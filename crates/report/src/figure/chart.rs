@@ -45,7 +45,7 @@ pub enum Spread {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Series {
     pub name: String,
-    /// In order of drawing; points that are not finite interrupt the line.
+    /// Points in order of drawing; those that are not finite interrupt the line.
     pub points: Vec<Point>,
     pub mark: Mark,
     pub spread: Spread,

@@ -6,10 +6,10 @@ use crate::text::number;
 /// What the colour says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Shade {
-    /// From nothing to hot; values below zero are cool.
+    /// Colors from nothing to hot; values below zero are cool.
     #[default]
     Heat,
-    /// From paper to ink (shMaps, activity vectors).
+    /// Grays from paper to ink (shMaps, activity vectors).
     Grey,
 }
 

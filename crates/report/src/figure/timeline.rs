@@ -13,7 +13,7 @@ pub struct Span {
     pub to: f64,
     /// Index into [`Timeline::kinds`].
     pub kind: usize,
-    /// For the pointer that rests on it; the kind's name where empty.
+    /// Title for the pointer that rests on it; the kind's name where empty.
     pub title: String,
 }
 

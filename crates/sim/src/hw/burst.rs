@@ -105,7 +105,7 @@ impl Burst {
         self.skip = 0;
     }
 
-    /// Until when time and window allow to issue.
+    /// The tick until which time and window allow to issue.
     #[inline]
     fn bound(&self, in_order: bool, t: u64, context: &mut Context) -> u64 {
         if in_order {

@@ -72,7 +72,7 @@ pub(crate) struct Caches {
     pub other_package: Option<u64>,
     /// Caches with memory behind them.
     pub roots: Vec<usize>,
-    /// By unit: number in `roots`, for roots.
+    /// Number of each unit in `roots`, for roots.
     root_number: Vec<usize>,
     directory: Option<LineTable>,
     /// Lines of the directory.

@@ -30,7 +30,7 @@ pub enum MissCause {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LevelCounts {
     pub references: u64,
-    /// By [`MissCause`].
+    /// Misses by [`MissCause`].
     pub misses: [u64; 4],
     /// Demand hits on a line that a prefetcher brought, the first per line.
     pub prefetch_hits: u64,
@@ -68,7 +68,7 @@ pub struct Stalls {
 }
 
 impl Stalls {
-    /// For data from beyond the first level, queues included.
+    /// Stalls for data from beyond the first level, queues included.
     pub fn data(&self) -> u64 {
         let hits: u64 = self.hit[Level::L2 as usize..].iter().sum();
         hits + self.remote_cache + self.local_memory + self.remote_memory + self.queue
@@ -94,7 +94,7 @@ pub struct TaskCounters {
     /// Ticks on processor.
     pub ticks: u64,
     pub stalls: Stalls,
-    /// By `level as usize`.
+    /// Counts by `level as usize`.
     pub levels: [LevelCounts; LEVELS],
     pub remote_cache_hits: u64,
     pub memory_read_bytes: u64,

@@ -52,9 +52,9 @@ pub(crate) struct Dram {
     scheduling: SchedulingSpec,
     /// Ticks from reads to writes and back.
     turnaround: u64,
-    /// By package, or by node where packages have no bus; empty = any number.
+    /// Windows by package, or by node where packages have no bus; empty = any number.
     windows: Vec<Window>,
-    /// By node: lines written since the last turn.
+    /// Lines of each node that were written since the last turn.
     written: Vec<u64>,
 }
 

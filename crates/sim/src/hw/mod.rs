@@ -105,7 +105,7 @@ pub struct BadRequest {
 pub struct Hardware {
     spec: MachineSpec,
     cores: Vec<Core>,
-    /// By core: tick of its next event.
+    /// Tick of the next event of each core.
     next: Queue,
     caches: Caches,
     sampling: Sampling,

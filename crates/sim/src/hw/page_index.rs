@@ -18,7 +18,7 @@ pub(crate) struct PageIndex {
     frame_bits: u32,
     /// Bits of the virtual page that some L1's index has.
     page_bits: u32,
-    /// By frame: those bits + 1; 0 = nobody has reached it.
+    /// Those bits + 1 of each frame; 0 = nobody has reached it.
     given: Vec<u8>,
 }
 
@@ -32,7 +32,7 @@ fn frame_bits(machine: &MachineSpec) -> u32 {
 pub(crate) struct SetBits {
     /// Bits of the line number within a page.
     pub within_page: u32,
-    /// By how much the line number is shifted for the bits above.
+    /// Shift of the line number for the bits above.
     pub shift: u32,
 }
 

@@ -103,7 +103,7 @@ impl Core {
         ready.filter(|&ready| ready < u64::MAX).map_or(u64::MAX, |ready| ready.max(self.now))
     }
 
-    /// Whose turn it is, when it is ready, and when the next other one is. `u64::MAX` = never.
+    /// The context whose turn it is, when it is ready, and when the next other one is. `u64::MAX` = never.
     #[inline]
     fn pick(&self) -> (usize, u64, u64) {
         let (last, ends) = self.turn;

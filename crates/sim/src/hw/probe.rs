@@ -88,7 +88,7 @@ pub struct WatchProbe {
 #[derive(Clone, Debug)]
 pub struct ActivityProbe {
     pub level: Level,
-    /// By low set bits; `true`: contiguous ranges of sets.
+    /// Super sets go by low set bits; `true`: contiguous ranges of sets.
     pub contiguous: bool,
     pub super_sets: Vec<SuperSetCount>,
 }

@@ -354,7 +354,7 @@ impl TagStore {
         self.replacement == Replacement::Lru
     }
 
-    /// Under LRU and without masks: what would leave for this line. `None` = nothing.
+    /// The line that would leave for this one, under LRU and without masks. `None` = nothing.
     pub fn next_out(&self, line: u64) -> Option<Evicted> {
         let base = self.base(line);
         let place = base + least(&self.words[base + self.ways..base + 2 * self.ways]);

@@ -22,7 +22,7 @@ pub(crate) struct LineTable {
 }
 
 impl LineTable {
-    /// For pages of `1 << lines_per_page_shift` lines each; frames are below 2^32 - 1.
+    /// A table for pages of `1 << lines_per_page_shift` lines each; frames are below 2^32 - 1.
     pub fn new(lines_per_page_shift: u32) -> Self {
         LineTable {
             lines_per_page_shift,

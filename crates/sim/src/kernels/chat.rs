@@ -124,7 +124,7 @@ struct Connection {
     rooms: Vec<Room>,
     /// The room whose members it wakes; never changes, so that waits and posts stay paired.
     own: Room,
-    /// Whose messages it works on.
+    /// Group whose messages it works on.
     membership: Membership,
     process: Region,
     buffer: Region,

@@ -24,7 +24,7 @@ struct Meter {
     /// The group whose turn it is, and whether the task ran in it.
     active: usize,
     ran: bool,
-    /// In this window, by group and event: count, and cycles while the group was on.
+    /// Counts in this window, by group and event: count, and cycles while the group was on.
     counts: Vec<Vec<u64>>,
     on_cycles: Vec<u64>,
     always: Vec<u64>,

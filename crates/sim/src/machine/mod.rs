@@ -83,7 +83,7 @@ pub struct SimMachine {
     pub(crate) levels: Vec<Level>,
     pub(crate) system: System,
     pub(crate) counting: Counting,
-    /// By task id.
+    /// Tasks by their id.
     pub(crate) known: Vec<Known>,
     pub(crate) task_of_slot: BTreeMap<Slot, TaskId>,
     pub(crate) programs: Vec<Running>,
@@ -280,7 +280,7 @@ impl SimMachine {
         reached || nothing_left || self.work_is_done() || self.stop.load(Ordering::Relaxed)
     }
 
-    /// Since the start of the measured part, or of the run while it warms up.
+    /// Whether the length has passed since the start of the measured part, or of the run while it warms up.
     fn has_reached(&self, length: Length) -> bool {
         match length {
             Length::Cycles(_) | Length::Ns(_) => self.system.now() >= self.cycle_of(length),

@@ -52,7 +52,7 @@ pub enum Length {
     Ns(u64),
     /// Instructions of all programs together.
     Instructions(u64),
-    /// Until every program has ended this often.
+    /// The run lasts until every program has ended this often.
     Completions(u32),
 }
 

@@ -46,7 +46,7 @@ impl Rotation {
         if self.gangs.len() > 1 { self.turn_ends } else { u64::MAX }
     }
 
-    /// Whose turn it is: index into `gangs`.
+    /// The gang whose turn it is: index into `gangs`.
     pub fn turn(&self) -> usize {
         self.turn
     }

@@ -25,7 +25,7 @@ pub struct Costs {
     pub hertz: u64,
     /// Page moves are done in bursts of about this length.
     pub move_burst_cycles: u64,
-    /// For so long touches are watched before hot pages are moved first.
+    /// Time for which touches are watched before hot pages are moved first.
     pub touch_watch_cycles: u64,
 }
 

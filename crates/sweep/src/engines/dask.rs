@@ -19,7 +19,7 @@ use crate::manifest::Task;
 
 const NAME: &str = "dask";
 const CLIENT: &str = include_str!("../../client/dask_client.py");
-/// To reach the scheduler, and to start a local cluster.
+/// Time to reach the scheduler, and to start a local cluster.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// A client that says nothing for so long hangs.
 const SILENCE: Duration = Duration::from_secs(60);

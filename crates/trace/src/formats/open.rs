@@ -50,7 +50,7 @@ impl Format {
         }
     }
 
-    /// By the first bytes: only what cannot be taken for something else.
+    /// The format that the first bytes show: only what cannot be taken for something else.
     fn by_content(start: &[u8]) -> Option<Format> {
         if start.starts_with(&FILE_MAGIC) {
             return Some(Format::Cmt);

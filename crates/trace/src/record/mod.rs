@@ -68,12 +68,12 @@ pub struct Progress {
 /// How the program ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
-    /// By itself, with this status.
+    /// The program ended by itself, with this status.
     Exit(i32),
     Signal(i32),
-    /// By us, at `max`.
+    /// We ended it, at `max`.
     AtMax,
-    /// By us, on request.
+    /// We ended it, on request.
     Interrupted,
 }
 

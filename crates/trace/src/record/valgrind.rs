@@ -12,9 +12,10 @@ const LICENSE: &str = include_str!("../../../../recorders/valgrind/LICENSE");
 /// How a program can be recorded here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Recording {
-    /// With our own tool; `library` is what Valgrind gets as `VALGRIND_LIB`.
+    /// Our own tool records; `library` is what Valgrind gets as `VALGRIND_LIB`.
     Tool { valgrind: String, library: PathBuf },
-    /// With Valgrind's lackey: no threads, no filter, some hundred times slower. `because` our tool cannot be built.
+    /// Valgrind's lackey records: no threads, no filter, some hundred times slower. `because` our tool cannot be
+    /// built.
     Lackey { valgrind: String, because: String },
 }
 

@@ -58,7 +58,7 @@ struct Ran {
     phase: String,
     program: String,
     seconds: f64,
-    /// By itself, and not because its time was over.
+    /// It ended by itself, and not because its time was over.
     ended: bool,
     instructions: u64,
     l3_misses: u64,

@@ -64,7 +64,7 @@ impl Row {
 pub struct Place {
     /// Two CPUs that share a last-level cache by the kernel's word.
     pub cpus: (CpuId, CpuId),
-    /// As it was measured; virtual machines are told their host's.
+    /// Size as it was measured; virtual machines are told their host's.
     pub cache_bytes: u64,
     /// The largest cache that a CPU has to itself.
     pub private_bytes: u64,

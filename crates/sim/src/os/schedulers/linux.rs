@@ -130,7 +130,7 @@ fn loads(sight: &Sight<'_>) -> Vec<f64> {
 struct Queues<'a> {
     scheduler: &'a LinuxLike,
     sight: &'a Sight<'a>,
-    /// By CPU, with the moves of this round.
+    /// Load of each CPU, with the moves of this round.
     loads: Vec<f64>,
     moves: &'a mut Vec<(Slot, u32)>,
     /// A task is moved where that takes so many times its weight off the imbalance: one half is a swap.
@@ -174,7 +174,7 @@ impl Queues<'_> {
         false
     }
 
-    /// From the busiest CPU of one part to the least busy one of another that may take something.
+    /// A pull from the busiest CPU of one part to the least busy one of another that may take something.
     fn pull(&self, from: &[u32], to: &[u32], imbalance: f64) -> Pull {
         let sight = self.sight;
         // Where a swap is all that can be done, the one that ran most is moved: it is those that stay behind who

@@ -46,7 +46,7 @@ pub enum Why {
     Expired,
     /// Another took its CPU, or a seat or an affinity changed.
     Displaced,
-    /// From another queue, by balancing.
+    /// The task comes from another queue, by balancing.
     Balanced,
 }
 

@@ -13,7 +13,7 @@ fn main() {
     let stop = AtomicBool::new(false);
     let progress = |what: &str| eprintln!("{what}");
     let quick = rest.iter().any(|word| word == "quick");
-    let context = Context { quick, seeds: vec![seed], stop: &stop, progress: &progress };
+    let context = Context { quick, seeds: vec![seed], stop: &stop, mixes: None, machine: None, progress: &progress };
     let found: Truth = match std::fs::read_to_string(&file) {
         Ok(text) => serde_json::from_str(&text).expect("a truth file"),
         Err(_) => truth(&context).expect("measured"),

@@ -290,6 +290,10 @@ pub struct Context<'a> {
     pub quick: bool,
     pub seeds: Vec<u64>,
     pub stop: &'a AtomicBool,
+    /// Mixes of each family, where an experiment draws any; `None` = its own number.
+    pub mixes: Option<u32>,
+    /// A machine file or name, where an experiment runs on any; `None` = its own ones.
+    pub machine: Option<&'a str>,
     /// Told what is being run, for people who wait.
     pub progress: &'a (dyn Fn(&str) + Sync),
 }
@@ -407,7 +411,8 @@ mod tests {
     #[test]
     fn runs_answer_in_order_and_stop_when_told() {
         let stop = AtomicBool::new(false);
-        let context = Context { quick: true, seeds: vec![1], stop: &stop, progress: &|_| () };
+        let context =
+            Context { quick: true, seeds: vec![1], stop: &stop, mixes: None, machine: None, progress: &|_| () };
         let items: Vec<u64> = (0..100).collect();
         assert_eq!(context.run_all(&items, |&item| Ok(item * 2)).unwrap()[99], 198);
         stop.store(true, Ordering::Relaxed);

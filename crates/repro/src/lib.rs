@@ -3,6 +3,7 @@
 //! `cachemate repro ID...` runs them by the ids of `docs/results.md`. A new experiment is one [`Experiment`] in its
 //! paper's file and one line in [`experiments`].
 
+pub mod auto;
 mod av;
 mod bs;
 mod ca;
@@ -35,6 +36,7 @@ pub fn experiments() -> Vec<Experiment> {
         tc::experiments,
         cp::experiments,
         rm::experiments,
+        auto::experiments,
     ];
     papers.iter().flat_map(|paper| paper()).collect()
 }

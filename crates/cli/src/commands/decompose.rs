@@ -54,7 +54,14 @@ impl Decompose {
         let stop = session.interrupt_flag();
         let bar = session.progress("decompose", None);
         bar.set_message("eight runs");
-        let context = Context { quick: false, seeds: vec![self.seed], stop: &stop, progress: &|_| () };
+        let context = Context {
+            quick: false,
+            seeds: vec![self.seed],
+            stop: &stop,
+            mixes: None,
+            machine: None,
+            progress: &|_| (),
+        };
         let bench = Bench::on(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
         let found = decompose(&context, &bench, &program, &with)?;
         bar.finish_and_clear();

@@ -39,9 +39,12 @@ pub struct Repro {
     /// List what can be reproduced
     #[arg(long, conflicts_with = "json")]
     list: bool,
-    /// Where mixes run
-    #[arg(long, value_name = "MACHINE", default_value = "xeon-x5365-4")]
-    machine: String,
+    /// Where mixes run (usually xeon-x5365-4), or AUTO (usually three machines)
+    #[arg(long, value_name = "MACHINE")]
+    machine: Option<String>,
+    /// Mixes of each of AUTO's families
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    mixes: Option<u32>,
     #[command(flatten)]
     kept: KeptArgs,
     #[command(flatten)]
@@ -87,7 +90,8 @@ impl Repro {
             return Err(Usage("mixes run by themselves and print a table; use --json for a file".to_string()).into());
         }
         let count = self.seeds.unwrap_or(if self.quick { 1 } else { 5 });
-        super::mixes::mixes(session, self.quick, self.seed, count as u32, &self.machine, self.json.json)
+        let machine = self.machine.as_deref().unwrap_or("xeon-x5365-4");
+        super::mixes::mixes(session, self.quick, self.seed, count as u32, machine, self.json.json)
     }
 
     /// What was found, what failed and why, and whether the user stopped it. A failed experiment does not cost the
@@ -105,6 +109,8 @@ impl Repro {
                 quick: self.quick,
                 seeds: (self.seed..self.seed.saturating_add(count)).collect(),
                 stop: &stop,
+                mixes: self.mixes,
+                machine: self.machine.as_deref(),
                 progress: &progress,
             };
             match (experiment.run)(&context) {

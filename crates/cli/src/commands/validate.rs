@@ -50,7 +50,14 @@ impl Validate {
         let stop = session.interrupt_flag();
         let bar = session.progress("validate", None);
         let progress = |what: &str| bar.set_message(what.to_string());
-        let context = Context { quick: self.quick, seeds: vec![self.seed], stop: &stop, progress: &progress };
+        let context = Context {
+            quick: self.quick,
+            seeds: vec![self.seed],
+            stop: &stop,
+            mixes: None,
+            machine: None,
+            progress: &progress,
+        };
         let known = self.truth.as_ref().filter(|path| path.exists());
         let measured: Truth = match known {
             Some(path) => {

@@ -43,6 +43,9 @@ enum State {
     Answered,
 }
 
+/// Of a log's entries.
+const FULL_ENOUGH: f64 = 0.98;
+
 fn refused(probe: &Probe, because: RefusedBecause, said: &str) -> Refused {
     Refused { item: Item::Probe(probe.id), because, said: said.to_string() }
 }
@@ -102,7 +105,10 @@ impl IntervalMachine {
             let next = match active.state {
                 State::Waiting => self.begin(&active.probe),
                 State::Row { until_ns, .. } if until_ns <= self.now_ns => self.next_row(&active),
-                State::Until { ns, before } if ns <= self.now_ns => self.collected(&active.probe, &before),
+                State::Until { ns, before } if ns <= self.now_ns => match self.more_of(&active, &before) {
+                    Some(ns) => State::Until { ns, before },
+                    None => self.collected(&active.probe, &before),
+                },
                 other => other,
             };
             any |= matches!(next, State::Ready(_));
@@ -286,8 +292,29 @@ impl IntervalMachine {
         first.map_or(phase.references_per_instr, |private| private.misses_per_instr.max(phase.references_per_instr))
     }
 
+    /// References of the first level, where the profile tells them.
+    fn data_accesses_per_instr(&self, slot: u32) -> Option<f64> {
+        let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
+        let first = phase.private_levels.iter().find(|private| private.level == cachemate_core::Level::L1Data);
+        first.map(|private| private.references_per_instr.max(private.misses_per_instr))
+    }
+
     fn speed_of(&self, task: TaskId) -> f64 {
         self.slot_of(task).map_or(0.0, |slot| self.engine.speed(slot))
+    }
+
+    /// Until when a log goes on that is not full yet, within its budget: who is traced loses its place in the cache, and
+    /// makes its entries more slowly than when the log began.
+    fn more_of(&self, active: &Active, before: &Done) -> Option<u64> {
+        let ProbeWhat::Trace { task, entries, .. } = active.probe.what else { return None };
+        let took_ns = self.now_ns - active.started_ns;
+        let instructions = self.done_of(task).instructions - before.instructions;
+        let made = instructions * self.misses_per_instr(task) / f64::from(entries.max(1));
+        if made >= FULL_ENOUGH || instructions <= 0.0 || took_ns >= active.probe.budget_ns {
+            return None;
+        }
+        let more_ns = (took_ns as f64 * (1.0 / made.max(0.05) - 1.0)) as u64 + 1;
+        Some(self.now_ns + more_ns.min(active.probe.budget_ns - took_ns))
     }
 
     fn collected(&mut self, probe: &Probe, before: &Done) -> State {
@@ -313,6 +340,9 @@ impl IntervalMachine {
     fn trace(&mut self, task: TaskId, entries: u32, before: &Done) -> Evidence {
         let now = self.done_of(task);
         let mut noise = Noise::new(self.options.seed ^ self.windows, task.0);
+        // A log is no longer than what the task did: beside others it is slower than when the log began.
+        let made = (now.instructions - before.instructions) * self.misses_per_instr(task);
+        let entries = entries.min(made.max(1.0) as u32);
         let lines = self.slot_of(task).map_or(Vec::new(), |slot| {
             crate::stack::addresses(self.engine.hits_by_lines(slot), entries, self.engine.capacity_lines(), || {
                 noise.uniform()
@@ -339,13 +369,18 @@ impl IntervalMachine {
     }
 
     /// A line is used again after as many accesses as the program makes while its footprint grows to the line's distance.
+    /// Watch points see all data accesses: where the profile tells how many hit the first level, those come again at once.
     fn reuses(&mut self, task: TaskId, locations: u32, before: &Done) -> Evidence {
         let now = self.done_of(task);
         let mut noise = Noise::new(self.options.seed ^ self.windows ^ 0x5eed, task.0);
         let (watched, speed) = (now.instructions - before.instructions, self.speed_of(task).max(1e-9));
         let Some(slot) = self.slot_of(task) else { return Evidence::Reuses { task, samples: Vec::new() } };
-        let per_instr = self.misses_per_instr(task);
+        let per_instr = self.data_accesses_per_instr(slot).unwrap_or_else(|| self.misses_per_instr(task));
+        let passing = self.misses_per_instr(task) / per_instr.max(1e-12);
         let sample = |_| {
+            if noise.uniform() >= passing {
+                return ReuseSample { accesses: Some(0), elapsed_ns: 0, touched_again: true };
+            }
             let (hit, lines) = self.engine.distance_at(slot, noise.uniform());
             let instr = self.engine.window_of_lines(slot, lines);
             let again = hit && instr <= watched;

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use crate::partition::units::Divided;
 
 pub mod activity_vector;
+pub mod auto;
 pub mod balance_set;
 pub mod cache_sizing;
 pub mod casc;
@@ -58,6 +59,13 @@ pub const ENTRIES: &[Entry] = &[
         needs: &[&[SuperSets, StoredProfiles]],
         harms_by_design: false,
         build: activity_vector::build,
+    },
+    Entry {
+        name: "auto",
+        about: "chooses among placement, sharing clusters, gangs and shares of caches by one forecast, and measures",
+        needs: &[&[ReuseSamples, MissTraces, StoredProfiles], &[TaskCounters]],
+        harms_by_design: false,
+        build: auto::build,
     },
     Entry {
         name: "balance-set",

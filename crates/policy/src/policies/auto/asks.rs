@@ -1,0 +1,294 @@
+//! What `auto` still has to find out, and what finding out may cost.
+//!
+//! One ledger counts the processor time of every probe. Each task may be surveyed once, when it comes; after that probes
+//! wait until all of them together have cost no more than the stated share of processor time. At most one probe that
+//! stops its task runs on a cache at a time. Who does not answer in time is asked no more in this phase.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Ability, Item, Probe, ProbeId, ProbeWhat, ProcessId, TaskId, View};
+use cachemate_locality::shmap::Sharing as Filter;
+
+use super::scene::{Site, seen_on};
+use super::speeds::Speeds;
+use crate::clustering::{Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
+
+/// Limits.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Of processor time, in the long run.
+    pub share: f64,
+    pub locations: u32,
+    pub trace_entries: u32,
+    /// Of one probe.
+    pub budget_ns: u64,
+    /// Samples for each thread, of accesses to other caches.
+    pub samples_per_thread: u32,
+}
+
+/// Asked of a task, in a phase.
+#[derive(Clone, Debug)]
+struct Asked {
+    phase: u32,
+    probe: Probe,
+    since_ns: u64,
+    over: bool,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug, Default)]
+pub struct Asks {
+    next: u32,
+    of_tasks: BTreeMap<TaskId, Asked>,
+    /// Samples of accesses to other caches, since when, and of whom.
+    sharing: Option<(Probe, u64)>,
+    /// Threads that were sampled last, and the windows to wait until the next time.
+    sampled: Option<(Vec<TaskId>, u32)>,
+    pub clusters: BTreeMap<TaskId, usize>,
+    pub spent_ns: u64,
+    pub processor_ns: f64,
+}
+
+/// A process that waits less than this share of its cycles for other caches is not sampled.
+const REMOTE_FROM: f64 = 0.03;
+/// Watched at once: processors have four watch points.
+const WATCHED_AT_ONCE: usize = 4;
+/// Nobody waits longer for an answer.
+const ANSWERED_WITHIN_NS: u64 = 20_000_000_000;
+/// Windows between two rounds of samples of the same threads.
+const SAMPLED_AGAIN_AFTER: u32 = 300;
+/// Of a sample, until it is measured.
+const SAMPLE_COST_NS: f64 = 2_000.0;
+
+impl Asks {
+    /// Share of processor time that probes have cost so far.
+    pub fn spent_share(&self) -> f64 {
+        self.spent_ns as f64 / self.processor_ns.max(1.0)
+    }
+
+    fn book(&mut self, view: &View<'_>) {
+        let answers = view.seen.answers.iter();
+        self.spent_ns += answers.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
+        self.processor_ns += view.seen.span.elapsed_ns as f64 * f64::from(view.online().count());
+    }
+
+    /// Takes in what was answered; the probes of the next window.
+    pub fn next(&mut self, view: &View<'_>, sites: &[Site], speeds: &Speeds, terms: &Terms, share: bool) -> Vec<Probe> {
+        self.book(view);
+        let present = |task: &TaskId| view.present().any(|seen| seen.task == *task);
+        self.of_tasks.retain(|task, _| present(task));
+        self.clusters.retain(|task, _| present(task));
+        let now_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
+        for (task, asked) in &mut self.of_tasks {
+            let answered = view.seen.answers.iter().any(|answer| answer.probe == asked.probe.id && answer.complete);
+            let refused = view.seen.in_force.refused.iter().any(|no| no.item == Item::Probe(asked.probe.id));
+            let late = now_ns.saturating_sub(asked.since_ns) > ANSWERED_WITHIN_NS;
+            let known = view.profiles.get(task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
+            asked.over |= answered || refused || late || known;
+        }
+        let mut probes = self.of_curves(view, sites, terms, now_ns);
+        if share && sites.len() > 1 {
+            probes.extend(self.of_sharing(view, speeds, terms, now_ns));
+        }
+        probes
+    }
+
+    fn of_curves(&mut self, view: &View<'_>, sites: &[Site], terms: &Terms, now_ns: u64) -> Vec<Probe> {
+        // A log of what passes the first level tells more of the cache behind it than watch points, which mostly see hits.
+        let trace = view.capabilities.can(Ability::TraceAddresses);
+        let watch = !trace && view.capabilities.can(Ability::SampleReuses);
+        if !watch && !trace {
+            return Vec::new();
+        }
+        let paid = self.spent_share() <= terms.share;
+        let mut probes: Vec<Probe> = Vec::new();
+        let mut stopped: Vec<Option<usize>> = Vec::new();
+        for seen in view.movable() {
+            let profile = view.profiles.get(&seen.task);
+            let phase = profile.map_or(0, |profile| profile.phase_number);
+            let ran = seen.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+            let on = seen_on(seen, sites);
+            let before = self.of_tasks.get(&seen.task);
+            let known = profile.is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
+            // The first time is the survey; a new phase waits until it is paid for.
+            let may = before.is_none_or(|asked| asked.phase != phase && paid);
+            let goes_on = before.is_some_and(|asked| !asked.over && (asked.phase == phase || !known));
+            let free = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&on) };
+            if known || !free || !(goes_on || may && ran) {
+                continue;
+            }
+            if !goes_on {
+                let what = if watch {
+                    ProbeWhat::Reuses { task: seen.task, locations: terms.locations }
+                } else {
+                    ProbeWhat::Trace { task: seen.task, entries: terms.trace_entries, code: true }
+                };
+                let probe = self.probe(what, terms.budget_ns);
+                self.of_tasks.insert(seen.task, Asked { phase, probe, since_ns: now_ns, over: false });
+            }
+            stopped.push(on);
+            probes.extend(self.of_tasks.get(&seen.task).map(|asked| asked.probe.clone()));
+        }
+        probes
+    }
+
+    fn probe(&mut self, what: ProbeWhat, budget_ns: u64) -> Probe {
+        self.next += 1;
+        Probe { id: ProbeId(self.next), what, budget_ns }
+    }
+
+    /// Has everybody been asked who can be, and answered or not?
+    pub fn surveyed(&self, view: &View<'_>) -> bool {
+        let can = view.capabilities.can(Ability::SampleReuses) || view.capabilities.can(Ability::TraceAddresses);
+        let known =
+            |task: TaskId| view.profiles.get(&task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
+        let done = |task: TaskId| known(task) || !can || self.of_tasks.get(&task).is_some_and(|asked| asked.over);
+        let ran = |seen: &cachemate_core::TaskSeen| seen.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+        self.sharing.is_none() && view.movable().filter(|seen| ran(seen)).all(|seen| done(seen.task))
+    }
+
+    fn of_sharing(&mut self, view: &View<'_>, speeds: &Speeds, terms: &Terms, now_ns: u64) -> Option<Probe> {
+        if !view.capabilities.can(Ability::SampleAccesses) {
+            return None;
+        }
+        if let Some((probe, since_ns)) = self.sharing.take() {
+            let answered = |answer: &&cachemate_core::Answer| answer.probe == probe.id && answer.complete;
+            let refused = view.seen.in_force.refused.iter().any(|no| no.item == Item::Probe(probe.id));
+            let complete = view.seen.answers.iter().any(|answer| answered(&answer));
+            if complete || refused || now_ns.saturating_sub(since_ns) > ANSWERED_WITHIN_NS {
+                self.cluster(view, &probe);
+                return None;
+            }
+            self.sharing = Some((probe.clone(), since_ns));
+            return Some(probe);
+        }
+        let waits = |seen: &cachemate_core::TaskSeen| {
+            let speed = speeds.of(seen.task, 64.0)?;
+            Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
+        };
+        let mut processes: Vec<ProcessId> = Vec::new();
+        for seen in view.movable() {
+            if waits(seen).is_some_and(|share| share >= REMOTE_FROM) && !processes.contains(&seen.process) {
+                processes.push(seen.process);
+            }
+        }
+        let threads: Vec<TaskId> =
+            view.present().filter(|seen| processes.contains(&seen.process)).map(|seen| seen.task).collect();
+        if let Some((last, wait)) = &mut self.sampled {
+            *wait = wait.saturating_sub(1);
+            if *last == threads && *wait > 0 {
+                return None;
+            }
+        }
+        let paid = self.spent_share() <= terms.share || self.sampled.is_none();
+        if threads.len() < 2 || !paid {
+            return None;
+        }
+        let at_most = terms.samples_per_thread.saturating_mul(threads.len() as u32);
+        let one_in = one_in(view, &processes, terms.share);
+        let what = ProbeWhat::Samples { processes, one_in, remote_only: true, at_most };
+        let probe = self.probe(what, ANSWERED_WITHIN_NS / 2);
+        self.sampled = Some((threads, SAMPLED_AGAIN_AFTER));
+        self.sharing = Some((probe.clone(), now_ns));
+        Some(probe)
+    }
+
+    /// Who shares data with whom, out of the shMaps; filters of different processes do not compare.
+    fn cluster(&mut self, view: &View<'_>, probe: &Probe) {
+        let ProbeWhat::Samples { processes, .. } = &probe.what else { return };
+        let threads: Vec<&cachemate_core::TaskSeen> =
+            view.present().filter(|seen| processes.contains(&seen.process)).collect();
+        let map = |seen: &cachemate_core::TaskSeen| view.profiles.get(&seen.task).and_then(|one| one.sharing_map());
+        let mut filters: Vec<Option<ProcessId>> = Vec::new();
+        let filter =
+            |seen: &cachemate_core::TaskSeen| (!map(seen).is_some_and(|map| map.machine_wide)).then_some(seen.process);
+        for seen in &threads {
+            if !filters.contains(&filter(seen)) {
+                filters.push(filter(seen));
+            }
+        }
+        let mut clusters = BTreeMap::new();
+        let mut count = 0;
+        for own in filters {
+            let members: Vec<_> = threads.iter().filter(|seen| filter(seen) == own).collect();
+            let maps: Vec<ThreadMap<'_>> = members
+                .iter()
+                .map(|seen| ThreadMap {
+                    counters: map(seen).map_or(&[], |map| map.counters.as_slice()),
+                    together: self.clusters.get(&seen.task).copied(),
+                })
+                .collect();
+            let sampled: u64 = maps.iter().flat_map(|map| map.counters).map(|&counter| u64::from(counter)).sum();
+            let each = sampled as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
+            let filter = Filter::default();
+            let found = find(Method::CoClusters, &maps, &filter, scaled_threshold(THRESHOLD, each, filter.floor));
+            let of = joined(found.of, &maps);
+            let numbers = of.iter().flatten().max().map_or(0, |last| last + 1);
+            for (seen, cluster) in members.iter().zip(&of) {
+                clusters.extend(cluster.map(|cluster| (seen.task, count + cluster)));
+            }
+            count += numbers;
+        }
+        if !clusters.is_empty() {
+            self.clusters = clusters;
+        }
+    }
+}
+
+/// Threads whose regions are alike to so much (the cosine of their counters) share data.
+const ALIKE: f64 = 0.3;
+
+/// Who is in no cluster joins the thread whose regions are most like its own. Threads that run beside their partners
+/// leave few samples, too few for a cluster of their own; and where all threads share alike, none is found.
+fn joined(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
+    let dot = |a: usize, b: usize| -> f64 {
+        maps[a].counters.iter().zip(maps[b].counters).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
+    };
+    let alike = |a: usize, b: usize| dot(a, b) / libm::sqrt(dot(a, a) * dot(b, b)).max(1e-9);
+    let mut next = of.iter().flatten().max().map_or(0, |last| last + 1);
+    for at in 0..of.len() {
+        if of[at].is_some() {
+            continue;
+        }
+        let others = (0..of.len()).filter(|&other| other != at).map(|other| (alike(at, other), other));
+        let Some((most, other)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
+        if most < ALIKE {
+            continue;
+        }
+        let cluster = of[other].unwrap_or(next);
+        next = next.max(cluster + 1);
+        (of[at], of[other]) = (Some(cluster), Some(cluster));
+    }
+    of
+}
+
+/// One access in so many, for samples to cost no more than this share of the busiest process's time.
+fn one_in(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
+    let rate = |process: &ProcessId| {
+        let (mut hits, mut ran) = (0.0, 0.0);
+        for seen in view.present().filter(|seen| seen.process == *process) {
+            if let Some(count) = seen.counts.get(cachemate_core::Event::RemoteCacheHits) {
+                hits += count;
+                ran += seen.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum::<f64>();
+            }
+        }
+        if ran > 0.0 { hits / ran } else { 0.0 }
+    };
+    let most = processes.iter().map(rate).fold(0.0, f64::max);
+    libm::ceil(most * SAMPLE_COST_NS / share.max(1e-6)).clamp(1.0, 1e6) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a thread with few samples join those whose regions it uses, and one with other regions not?
+    #[test]
+    fn threads_with_few_samples_join_their_partners() {
+        let maps = [[9u8, 8, 0, 0], [8, 9, 0, 0], [1, 1, 0, 0], [0, 0, 7, 7]];
+        let maps: Vec<ThreadMap<'_>> =
+            maps.iter().map(|map| ThreadMap { counters: map.as_slice(), together: None }).collect();
+        assert_eq!(joined(vec![Some(0), Some(0), None, None], &maps), [Some(0), Some(0), Some(0), None]);
+        assert_eq!(joined(vec![None; 4], &maps), [Some(0), Some(0), Some(0), None]);
+    }
+}

@@ -1,0 +1,86 @@
+//! What a package's way to memory costs by its traffic, out of what was measured.
+//!
+//! Problem: where misses meet decides how long each waits, and nobody tells a policy the bandwidth. Method: the queue's
+//! law is that of docs/interval.md, a line waits `S rho / 2 (1 - rho)` with `rho = S x traffic`; the traffic and the wait
+//! of each package were counted, so `S` follows. Properties: where no queue was counted, or next to none, nothing is said.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::TaskId;
+
+use super::scene::{Actor, Site};
+use super::speeds::Speed;
+
+/// See the module's documentation.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Bus {
+    /// Cycles that a line takes.
+    line_cycles: f64,
+    /// By package, cycles that a miss waits now.
+    now: BTreeMap<u32, f64>,
+}
+
+/// Shorter waits are noise.
+const LEAST_WAIT: f64 = 2.0;
+const BUSIEST: f64 = 0.98;
+
+fn wait(line_cycles: f64, lines_per_cycle: f64) -> f64 {
+    let busy = (line_cycles * lines_per_cycle).min(BUSIEST);
+    line_cycles * busy / (2.0 * (1.0 - busy))
+}
+
+impl Bus {
+    /// `None` where the queue was not counted or hardly anybody waits.
+    pub fn of(sites: &[Site], actors: &[Actor], speed: impl Fn(TaskId) -> Option<Speed>) -> Option<Self> {
+        // By package: traffic in lines per cycle, misses per cycle, cycles waited per cycle.
+        let mut sums: BTreeMap<u32, [f64; 3]> = BTreeMap::new();
+        for actor in actors {
+            let Some((site, speed)) = actor.seen_on.zip(speed(actor.task)) else { continue };
+            let Some((misses, lines)) = speed.misses_per_instr.zip(speed.lines_per_miss) else { continue };
+            let per_cycle = misses / speed.elapsed_cycles_per_instr.max(1e-9);
+            let sum = sums.entry(sites[site].package).or_default();
+            sum[0] += per_cycle * lines;
+            sum[1] += per_cycle;
+            sum[2] += per_cycle * speed.queue_cycles_per_miss?;
+        }
+        let mut now = BTreeMap::new();
+        let (mut weighted, mut weights) = (0.0, 0.0);
+        for (&package, &[traffic, misses, waited]) in &sums {
+            let measured = waited / misses.max(1e-12);
+            now.insert(package, measured);
+            if measured >= LEAST_WAIT && traffic > 0.0 {
+                weighted += traffic * solve(measured, traffic);
+                weights += traffic;
+            }
+        }
+        (weights > 0.0).then(|| Bus { line_cycles: weighted / weights, now })
+    }
+
+    /// How much longer a miss waits on a package with this traffic than on the one where it was measured.
+    pub fn longer(&self, lines_per_cycle: f64, measured_on: u32) -> f64 {
+        wait(self.line_cycles, lines_per_cycle) - self.now.get(&measured_on).copied().unwrap_or(0.0)
+    }
+}
+
+fn solve(measured: f64, traffic: f64) -> f64 {
+    let (mut low, mut high) = (0.0, BUSIEST / traffic);
+    for _ in 0..40 {
+        let middle = 0.5 * (low + high);
+        if wait(middle, traffic) > measured { high = middle } else { low = middle }
+    }
+    0.5 * (low + high)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is the time of a line found again from what the law says of it?
+    #[test]
+    fn the_time_of_a_line_is_found_again() {
+        for (line_cycles, traffic) in [(10.0, 0.05), (4.0, 0.2), (20.0, 0.045)] {
+            let found = solve(wait(line_cycles, traffic), traffic);
+            assert!((found / line_cycles - 1.0).abs() < 1e-3, "{found}");
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Tasks on one cache, composed: what each holds, and how fast each runs.
+//!
+//! Under LRU a cache holds what was touched after one moment, the same for all (equal window; Xiang et al., ASPLOS 2013):
+//! each task holds its footprint over its own progress since then. Progress depends on speed, and speed on what is held;
+//! both are solved together, damped. Gangs take turns: within a turn the window reaches back into the turns before, and
+//! only who ran there made progress. The law of turns that are too short for their refill follows from that. Properties:
+//! who is alone holds all that it touches; sums of what is held never exceed the cache.
+
+use super::program::Program;
+
+/// A task of the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Present<'a> {
+    pub program: &'a Program,
+    /// Of its CPU's time, while its gang has the turn.
+    pub share: f64,
+    pub gang: usize,
+    /// Of its partners, the share on other caches.
+    pub apart: f64,
+    /// Cycles that every miss waits longer than measured.
+    pub wait_cycles: f64,
+}
+
+/// How a task fares while it runs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Fare {
+    pub cycles_per_instr: f64,
+    pub misses_per_instr: f64,
+    /// As composed, in the mean.
+    pub held_bytes: f64,
+}
+
+const ROUNDS: usize = 6;
+/// Turns take many moments a round.
+const ROUNDS_OF_TURNS: usize = 3;
+const HALVINGS: usize = 22;
+/// Moments of a turn that are looked at: dense at its beginning, where the cache is filled.
+const MOMENTS: i32 = 16;
+const NEXT_STEP: f64 = 1.3;
+
+/// Everybody's fare; `turns` are the gangs' lengths in cycles (one entry, of any length, where nobody takes turns).
+pub fn compose(present: &[Present<'_>], cache_bytes: f64, turns: &[f64]) -> Vec<Fare> {
+    let mut cycles: Vec<f64> =
+        present.iter().map(|one| one.program.cycles(cache_bytes, one.wait_cycles, one.apart)).collect();
+    let mut fares: Vec<Fare> = Vec::new();
+    let rounds = match turns.len() {
+        0 | 1 if present.len() == 1 => 1,
+        0 | 1 => ROUNDS,
+        _ => ROUNDS_OF_TURNS,
+    };
+    for _ in 0..rounds {
+        fares = if turns.len() <= 1 {
+            together(present, cache_bytes, &cycles)
+        } else {
+            in_turns(present, cache_bytes, turns, &cycles)
+        };
+        for (cycles, fare) in cycles.iter_mut().zip(&fares) {
+            *cycles = 0.5 * (*cycles + fare.cycles_per_instr);
+        }
+    }
+    fares
+}
+
+fn fare(one: &Present<'_>, composed: f64, cache_bytes: f64) -> Fare {
+    let held = one.program.really_held(composed, cache_bytes);
+    Fare {
+        cycles_per_instr: one.program.cycles(held, one.wait_cycles, one.apart),
+        misses_per_instr: one.program.misses(held),
+        held_bytes: composed,
+    }
+}
+
+/// What each holds, if it made so much progress (in instructions) over a window.
+fn held(present: &[Present<'_>], cache_bytes: f64, progress: impl Fn(usize, f64) -> f64) -> Vec<f64> {
+    let of = |window: f64| -> Vec<f64> {
+        present.iter().enumerate().map(|(at, one)| one.program.footprint(progress(at, window))).collect()
+    };
+    let (mut low, mut high) = (3.0f64, 14.0f64);
+    let window = |exponent: f64| libm::exp(exponent * std::f64::consts::LN_10);
+    let all = of(window(high));
+    if all.iter().sum::<f64>() <= cache_bytes {
+        return all;
+    }
+    for _ in 0..HALVINGS {
+        let middle = 0.5 * (low + high);
+        if of(window(middle)).iter().sum::<f64>() > cache_bytes {
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    of(window(low))
+}
+
+fn together(present: &[Present<'_>], cache_bytes: f64, cycles: &[f64]) -> Vec<Fare> {
+    let held = held(present, cache_bytes, |at, window| window * present[at].share / cycles[at]);
+    present.iter().zip(held).map(|(one, held)| fare(one, held, cache_bytes)).collect()
+}
+
+/// Cycles that a gang had the turn, of the last `window` cycles, `into` cycles into the turn of gang `now`.
+fn had_turn(gang: usize, now: usize, into: f64, window: f64, turns: &[f64]) -> f64 {
+    let rotation: f64 = turns.iter().sum();
+    let whole = libm::floor(window / rotation);
+    let mut left = window - whole * rotation;
+    let mut had = whole * turns[gang];
+    let (mut at, mut length) = (now, into);
+    // The turn that goes on now comes round again at the far end, as far as it is still to come.
+    for _ in 0..=turns.len() {
+        let part = left.min(length);
+        if at == gang {
+            had += part;
+        }
+        left -= part;
+        at = (at + turns.len() - 1) % turns.len();
+        length = turns[at];
+        if left <= 0.0 {
+            break;
+        }
+    }
+    had
+}
+
+fn in_turns(present: &[Present<'_>], cache_bytes: f64, turns: &[f64], cycles: &[f64]) -> Vec<Fare> {
+    // Sums over the moments: instructions, misses, cycles, and bytes held times cycles.
+    let mut sums = vec![[0.0; 4]; present.len()];
+    for (now, &turn) in turns.iter().enumerate() {
+        let mut done = vec![0.0; present.len()];
+        // Of the moment before: at first nothing may be left.
+        let mut last: Vec<f64> =
+            present.iter().map(|one| one.program.cycles(0.0, one.wait_cycles, one.apart)).collect();
+        let mut step = turn * (NEXT_STEP - 1.0) / (libm::pow(NEXT_STEP, f64::from(MOMENTS)) - 1.0);
+        let mut into = 0.0;
+        for _ in 0..MOMENTS {
+            let middle = into + 0.5 * step;
+            let progress = |at: usize, window: f64| {
+                let one = &present[at];
+                let ran = had_turn(one.gang, now, middle, window, turns);
+                if one.gang != now {
+                    return ran * one.share / cycles[at];
+                }
+                // In the present turn as it went, before that at the mean speed.
+                let here = ran.min(middle);
+                let so_far = done[at] + 0.5 * step * one.share / last[at];
+                so_far * here / middle + (ran - here) * one.share / cycles[at]
+            };
+            let held = held(present, cache_bytes, progress);
+            for (at, one) in present.iter().enumerate().filter(|(_, one)| one.gang == now) {
+                let fare = fare(one, held[at], cache_bytes);
+                let instructions = step * one.share / fare.cycles_per_instr;
+                done[at] += instructions;
+                last[at] = fare.cycles_per_instr;
+                sums[at][0] += instructions;
+                sums[at][1] += instructions * fare.misses_per_instr;
+                sums[at][2] += step * one.share;
+                sums[at][3] += step * one.share * held[at];
+            }
+            into += step;
+            step *= NEXT_STEP;
+        }
+    }
+    let of = |(sums, one): (&[f64; 4], &Present<'_>)| {
+        if sums[0] <= 0.0 {
+            return fare(one, 0.0, cache_bytes);
+        }
+        let (misses_per_instr, held_bytes) = (sums[1] / sums[0], sums[3] / sums[2]);
+        Fare { cycles_per_instr: sums[2] / sums[0], misses_per_instr, held_bytes }
+    };
+    sums.iter().zip(present).map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::program::tests::{CACHE, program, uniform};
+    use super::*;
+
+    fn present(program: &Program, gang: usize) -> Present<'_> {
+        Present { program, share: 1.0, gang, apart: 0.0, wait_cycles: 0.0 }
+    }
+
+    /// Is somebody alone as fast as alone, and do two like programs fare alike?
+    #[test]
+    fn alone_is_alone_and_like_fares_alike() {
+        let one = uniform(3_000_000.0, 0.02);
+        let alone = compose(&[present(&one, 0)], CACHE, &[1.0]);
+        assert!((alone[0].cycles_per_instr - one.alone(CACHE)).abs() < 1e-9);
+        let both = compose(&[present(&one, 0), present(&one, 0)], CACHE, &[1.0]);
+        assert_eq!(both[0], both[1]);
+        // Each holds half of the cache: a third of its lines or so is missing.
+        let half = one.cycles(CACHE / 2.0, 0.0, 0.0);
+        assert!((both[0].cycles_per_instr / half - 1.0).abs() < 0.01, "{} {half}", both[0].cycles_per_instr);
+    }
+
+    /// Does a program that fits lose beside a stream, and the stream nothing?
+    #[test]
+    fn a_stream_takes_from_who_keeps() {
+        let (keeps, stream) = (uniform(3_000_000.0, 0.02), program(|_| 0.05));
+        let fares = compose(&[present(&keeps, 0), present(&stream, 0)], CACHE, &[1.0]);
+        assert!(fares[0].cycles_per_instr > 1.2 * keeps.alone(CACHE), "{fares:?}");
+        assert!((fares[1].cycles_per_instr / stream.alone(CACHE) - 1.0).abs() < 1e-6);
+    }
+
+    /// Does the law of turns hold (kernel.md: time per access `T / (F + (T - F m) / h)`, the other turn flushing all)?
+    #[test]
+    fn the_law_of_turns_holds() {
+        // Each of the lines once, in turn: all miss until all are there. Every tenth instruction is an access.
+        let bytes = 2_097_152.0;
+        let chase = program(|held| if held < bytes { 0.1 } else { 0.0 });
+        let stream = program(|_| 0.1);
+        let (miss, hit) = (chase.cycles(0.0, 0.0, 0.0) / 0.1, chase.alone(CACHE) / 0.1);
+        let lines = bytes / 64.0;
+        for turn in [0.5, 2.0, 4.0, 10.0].map(|times| times * lines * miss) {
+            let found = compose(&[present(&chase, 0), present(&stream, 1)], CACHE, &[turn, turn]);
+            let flushed = turn / miss >= 65_536.0;
+            let expected = if turn > lines * miss { turn / (lines + (turn - lines * miss) / hit) } else { miss };
+            let found = found[0].cycles_per_instr / 0.1;
+            assert!(!flushed || (found / expected - 1.0).abs() < 0.15, "turn {turn}: {found}, law {expected}");
+        }
+    }
+
+    /// Do turns of a rotation add up to the window, wherever it ends?
+    #[test]
+    fn turns_add_up() {
+        let turns = [3.0, 5.0, 2.0];
+        for now in 0..3 {
+            for window in [0.5, 4.0, 10.0, 27.5] {
+                let into = 0.5 * turns[now];
+                let sum: f64 = (0..3).map(|gang| had_turn(gang, now, into, window, &turns)).sum();
+                assert!((sum - window).abs() < 1e-9);
+            }
+            assert_eq!(had_turn(now, now, 0.25, 0.25, &turns), 0.25);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! A plan as the search sees it, by places of tasks and sites; and as the machine is told it.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    CacheShare, CpuSet, Gang, GangSchedule, GroupId, IndexSet, Member, PageMoving, Plan, ProcessId, TaskId, Units,
+};
+
+use super::scene::Scene;
+use crate::partition::units::{Divided, assign};
+
+/// Tasks that share a part of a cache.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    pub members: Vec<usize>,
+    pub units: u32,
+}
+
+/// Gangs that take turns on a site.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Turns {
+    pub slice_ns: u64,
+    pub gangs: Vec<Vec<usize>>,
+}
+
+/// See the module's documentation.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Layout {
+    /// Site of each actor; `None` = nobody knows.
+    pub home: Vec<Option<usize>>,
+    /// Held there by the plan; else it is only seen there.
+    pub held: Vec<bool>,
+    /// By site; empty = undivided.
+    pub cuts: Vec<Vec<Group>>,
+    pub turns: Vec<Option<Turns>>,
+}
+
+impl Layout {
+    /// Everybody where the machine's own scheduler has put them, nothing divided.
+    pub fn default_of(scene: &Scene, lived_on: &BTreeMap<TaskId, usize>) -> Self {
+        let home = scene.actors.iter().map(|actor| lived_on.get(&actor.task).copied().or(actor.seen_on)).collect();
+        Layout::at(scene, home, false)
+    }
+
+    /// Nothing divided, these homes.
+    pub fn at(scene: &Scene, home: Vec<Option<usize>>, held: bool) -> Self {
+        let held = scene.actors.iter().map(|actor| held && actor.movable && actor.program.is_some()).collect();
+        Layout { home, held, cuts: vec![Vec::new(); scene.sites.len()], turns: vec![None; scene.sites.len()] }
+    }
+
+    /// What a plan holds, with tasks that it does not mention where they are seen.
+    pub fn of(plan: &Plan, scene: &Scene) -> Self {
+        let held_on = |task: &TaskId| {
+            let cpus = plan.allowed.get(task)?;
+            scene.sites.iter().position(|site| cpus.is_subset(&site.cpus))
+        };
+        let place: BTreeMap<TaskId, usize> =
+            scene.actors.iter().enumerate().map(|(at, actor)| (actor.task, at)).collect();
+        let mut layout = Layout::at(scene, Vec::new(), false);
+        layout.home = scene.actors.iter().map(|actor| held_on(&actor.task).or(actor.seen_on)).collect();
+        layout.held = scene.actors.iter().map(|actor| held_on(&actor.task).is_some()).collect();
+        for schedule in &plan.gangs {
+            let Some(site) = scene.sites.iter().position(|site| schedule.cpus.is_subset(&site.cpus)) else { continue };
+            let members = |gang: &Gang| gang.members.iter().filter_map(|(task, _)| place.get(task).copied()).collect();
+            let gangs = schedule.gangs.iter().map(members).collect();
+            layout.turns[site] = Some(Turns { slice_ns: schedule.slice_ns, gangs });
+        }
+        for share in &plan.shares {
+            let Some(site) = scene.sites.iter().position(|site| site.cache == share.cache) else { continue };
+            let is_member = |at: &usize| {
+                let actor = &scene.actors[*at];
+                let named = share.members.contains(&Member::Task(actor.task))
+                    || share.members.contains(&Member::Process(actor.process));
+                named && layout.home[*at] == Some(site)
+            };
+            let members = (0..scene.actors.len()).filter(is_member).collect();
+            let units = match &share.units {
+                Units::Colours { allowed, .. } => allowed.count(),
+                Units::Ways { mask } => mask.count(),
+            };
+            layout.cuts[site].push(Group { members, units });
+        }
+        layout
+    }
+
+    /// Known actors of a site.
+    pub fn on(&self, scene: &Scene, site: usize) -> Vec<usize> {
+        scene.known().filter(|&at| self.home[at] == Some(site)).collect()
+    }
+
+    /// Writes what it wants into a plan; `before` keeps units where they are.
+    pub fn put(&self, scene: &Scene, before: &Plan, moving: PageMoving, plan: &mut Plan) {
+        for (at, actor) in scene.actors.iter().enumerate().filter(|(at, _)| self.held[*at]) {
+            if let Some(site) = self.home[at].filter(|_| actor.movable) {
+                plan.allowed.insert(actor.task, scene.sites[site].cpus.clone());
+            }
+        }
+        for site in 0..scene.sites.len() {
+            plan.gangs.extend(self.schedule(scene, site, plan));
+            self.share(scene, site, before, moving, plan);
+        }
+    }
+
+    fn schedule(&self, scene: &Scene, site: usize, plan: &Plan) -> Option<GangSchedule> {
+        let turns = self.turns[site].as_ref()?;
+        let cpus = &scene.sites[site].cpus;
+        let gang = |members: &Vec<usize>| Gang {
+            members: members.iter().map(|&at| (scene.actors[at].task, None)).collect(),
+            slices: 1,
+        };
+        let in_gang = |task: TaskId| turns.gangs.iter().flatten().any(|&at| scene.actors[at].task == task);
+        // Nobody who may only run here is left without a turn.
+        let online: CpuSet = scene.sites.iter().flat_map(|site| site.cpus.iter()).collect();
+        let starved = |actor: &super::scene::Actor| {
+            let may = plan.allowed.get(&actor.task).unwrap_or(&online);
+            actor.movable && may.intersection(&online).is_subset(cpus) && !in_gang(actor.task)
+        };
+        let fits = turns.gangs.iter().all(|gang| !gang.is_empty() && gang.len() <= cpus.count() as usize);
+        if !fits || turns.gangs.len() < 2 || scene.actors.iter().any(starved) {
+            return None;
+        }
+        let gangs = turns.gangs.iter().map(gang).collect();
+        Some(GangSchedule { cpus: cpus.clone(), slice_ns: turns.slice_ns, gangs })
+    }
+
+    fn share(&self, scene: &Scene, site: usize, before: &Plan, moving: PageMoving, plan: &mut Plan) {
+        let (cut, found) = (&self.cuts[site], &scene.sites[site]);
+        let Some(divided) = found.divided.filter(|_| !cut.is_empty()) else { return };
+        let colors = matches!(divided, Divided::Colours { .. });
+        let mut shares: Vec<(GroupId, Vec<Member>, u32)> = Vec::new();
+        for group in cut.iter().filter(|group| !group.members.is_empty()) {
+            let members = self.members(scene, group, colors);
+            let id = GroupId(scene.actors[group.members[0]].process.0.wrapping_mul(64) + group.members[0] as u32 % 64);
+            shares.push((id, members, group.units));
+        }
+        shares.retain(|(_, members, _)| !members.is_empty());
+        let held = |id: GroupId| {
+            let share = before.shares.iter().find(|share| share.group == id && share.cache == found.cache);
+            share.map_or_else(IndexSet::default, |share| match &share.units {
+                Units::Colours { allowed, .. } => allowed.clone(),
+                Units::Ways { mask } => mask.clone(),
+            })
+        };
+        let now: Vec<IndexSet> = shares.iter().map(|(id, ..)| held(*id)).collect();
+        let sizes: Vec<u32> = shares.iter().map(|(.., units)| *units).collect();
+        if sizes.iter().sum::<u32>() > divided.units() {
+            return;
+        }
+        for ((group, members, _), units) in shares.into_iter().zip(assign(&now, &sizes, &divided)) {
+            let units = match divided {
+                Divided::Colours { .. } => Units::Colours { allowed: units, moving },
+                Divided::Ways { .. } => Units::Ways { mask: units },
+            };
+            plan.shares.push(CacheShare { group, members, cache: found.cache, units });
+        }
+    }
+
+    /// Processes as a whole where all their tasks are in the group; single tasks only where units are ways.
+    fn members(&self, scene: &Scene, group: &Group, colors: bool) -> Vec<Member> {
+        let mut members: Vec<Member> = Vec::new();
+        for &at in &group.members {
+            let process = scene.actors[at].process;
+            let whole = |(other, actor): (usize, &super::scene::Actor)| {
+                actor.process != process || (actor.movable && group.members.contains(&other))
+            };
+            let member = if scene.actors.iter().enumerate().all(whole) {
+                Member::Process(process)
+            } else if colors || !scene.actors[at].movable {
+                continue;
+            } else {
+                Member::Task(scene.actors[at].task)
+            };
+            if !members.contains(&member) {
+                members.push(member);
+            }
+        }
+        members
+    }
+}
+
+/// Tasks of one process stand together, for partitions by color.
+pub fn processes(scene: &Scene, members: &[usize]) -> Vec<(ProcessId, Vec<usize>)> {
+    let mut found: Vec<(ProcessId, Vec<usize>)> = Vec::new();
+    for &at in members {
+        let process = scene.actors[at].process;
+        match found.iter_mut().find(|(other, _)| *other == process) {
+            Some((_, tasks)) => tasks.push(at),
+            None => found.push((process, vec![at])),
+        }
+    }
+    found
+}

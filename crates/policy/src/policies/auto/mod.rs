@@ -1,0 +1,558 @@
+//! The integrated runtime: says what matters is the operator's part, choosing the mechanism is this policy's.
+//!
+//! Problem: sharing clusters, placement, gangs, shares of caches each help some mixes and hurt others, and pull against
+//! each other (thesis 7.3). Method: one model of every task ([`program`]), one forecast for whole plans ([`compose`],
+//! [`score`]), and a search over all mechanisms together ([`search`]); every single mechanism's best plan and the default
+//! are always among the candidates. What is most likely better by far is made and watched, what may be better is tried in
+//! blocks against what holds ([`verify`]), everything else is left. What failed stays out, longer each time.
+//!
+//! Properties: without evidence the plan stays as it is, from the start on idle; probes cost no more than a share of
+//! processor time after a first survey ([`asks`]); the same observations give the same decisions.
+
+mod asks;
+mod bus;
+mod compose;
+mod cut;
+mod explain;
+mod layout;
+mod program;
+mod scene;
+mod score;
+mod search;
+mod speeds;
+mod verify;
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use cachemate_core::{Ability, Decision, Plan, Policy, Reason, SplitMix64, TaskId, View, Window};
+use serde::Deserialize;
+
+use self::asks::Asks;
+use self::explain::Chosen;
+use self::layout::Layout;
+use self::scene::{Scene, seen_on, sites};
+pub use self::score::Objective;
+use self::search::{Allowed, Candidate, Judge, Search};
+use self::speeds::Speeds;
+use self::verify::{Lengths, Measured, Trial, Watch, Weight};
+use super::BadParameters;
+use super::static_partition::Moving;
+use crate::partition::units::{Divided, pages_to_move};
+use crate::sequential::Said;
+
+/// A mechanism that may be switched off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mechanism {
+    Placement,
+    Sharing,
+    Space,
+    Gangs,
+}
+
+/// See the page.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    pub window_ns: u64,
+    pub objective: Objective,
+    /// Not used.
+    pub without: Vec<Mechanism>,
+    /// A change must promise to be better by this share.
+    pub least_gain: f64,
+    /// Of processor time, probes may cost so much after the survey.
+    pub probe_share: f64,
+    /// Watched of each task, or logged where nothing can be watched.
+    pub locations: u32,
+    pub trace_entries: u32,
+    pub probe_budget_ns: u64,
+    pub samples_per_thread: u32,
+    pub settle_windows: u32,
+    pub leg_windows: u32,
+    /// Site scores that one decision may make.
+    pub effort: u32,
+    /// Copied pages must be earned back within this.
+    pub horizon_ns: u64,
+    pub moving: Moving,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Parameters {
+            window_ns: 1_000_000_000,
+            objective: Objective::default(),
+            without: Vec::new(),
+            least_gain: 0.01,
+            probe_share: 0.01,
+            locations: 2_000,
+            trace_entries: 163_840,
+            probe_budget_ns: 1_000_000_000,
+            samples_per_thread: 4_000,
+            settle_windows: 2,
+            leg_windows: 3,
+            effort: 2_000,
+            horizon_ns: 60_000_000_000,
+            moving: Moving::All,
+        }
+    }
+}
+
+impl Parameters {
+    fn parse(text: &str) -> Result<Self, BadParameters> {
+        let parsed: Parameters = super::parameters(text)?;
+        let positive = [
+            ("window_ns", parsed.window_ns),
+            ("locations", parsed.locations.into()),
+            ("trace_entries", parsed.trace_entries.into()),
+            ("probe_budget_ns", parsed.probe_budget_ns),
+            ("leg_windows", parsed.leg_windows.into()),
+            ("effort", parsed.effort.into()),
+        ];
+        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return Err(BadParameters::value(name, 0, "1 or more"));
+        }
+        for (name, value) in [("least_gain", parsed.least_gain), ("probe_share", parsed.probe_share)] {
+            if !(value > 0.0 && value <= 1.0) {
+                return Err(BadParameters::value(name, value, "more than 0, at most 1"));
+            }
+        }
+        Ok(parsed)
+    }
+
+    fn may(&self, view: &View<'_>) -> Allowed {
+        let on = |mechanism: Mechanism| !self.without.contains(&mechanism);
+        let can = |ability: Ability| view.capabilities.can(ability);
+        Allowed {
+            placement: on(Mechanism::Placement) && can(Ability::Affinity),
+            sharing: on(Mechanism::Sharing) && can(Ability::Affinity),
+            space: on(Mechanism::Space) && (can(Ability::Ways) || can(Ability::Colours)),
+            gangs: on(Mechanism::Gangs) && can(Ability::Gangs),
+        }
+    }
+}
+
+/// The part of a plan that is decided; probes and the window are asked for anew each time.
+#[derive(Clone, PartialEq, Debug)]
+struct Holding(Plan);
+
+impl Holding {
+    /// What holds of a plan for the tasks that are there.
+    fn kept(before: &Plan, view: &View<'_>) -> Self {
+        let mut plan = Plan::idle(before.window);
+        let here: Vec<TaskId> = view.movable().map(|task| task.task).collect();
+        let online = view.online();
+        plan.allowed = before.allowed.clone();
+        plan.allowed.retain(|task, cpus| here.contains(task) && cpus.intersects(&online));
+        for schedule in &before.gangs {
+            let mut schedule = schedule.clone();
+            for gang in &mut schedule.gangs {
+                gang.members.retain(|(task, _)| here.contains(task));
+            }
+            schedule.gangs.retain(|gang| !gang.members.is_empty());
+            let starves = |task: &TaskId| {
+                let may = plan.allowed.get(task).unwrap_or(&online).intersection(&online);
+                let turns = schedule.gangs.iter().flat_map(|gang| &gang.members);
+                may.is_subset(&schedule.cpus) && !turns.into_iter().any(|(member, _)| member == task)
+            };
+            if !schedule.gangs.is_empty() && schedule.cpus.is_subset(&online) && !here.iter().any(starves) {
+                plan.gangs.push(schedule);
+            }
+        }
+        for share in &before.shares {
+            let mut share = share.clone();
+            share.members.retain(|member| match member {
+                cachemate_core::Member::Process(process) => view.seen.tasks.iter().any(|one| one.process == *process),
+                cachemate_core::Member::Task(task) => view.seen.tasks.iter().any(|one| one.task == *task),
+            });
+            if !share.members.is_empty() {
+                plan.shares.push(share);
+            }
+        }
+        Holding(plan)
+    }
+
+    fn is_same(&self, other: &Plan) -> bool {
+        (&self.0.allowed, &self.0.gangs, &self.0.shares) == (&other.allowed, &other.gangs, &other.shares)
+    }
+}
+
+/// A change that is tried, watched, or taken back. `old` tells where everybody was: tasks stay where a plan has put them,
+/// so that a plan without homes would compare the new ones with themselves.
+enum Doubt {
+    TakenBack { windows: u32, kept: Holding },
+    Tried { kept: Holding, old: Holding, new: Holding, trial: Trial, forecast: f64 },
+    Watched { kept: Holding, old: Holding, before: Watch, weights: Vec<Weight>, forecast: f64 },
+}
+
+/// Plans that measured no better stay out until a window, for twice as long each time.
+#[derive(Default)]
+struct Failures {
+    plans: Vec<(Plan, u64, u32)>,
+    wait_until: u64,
+    in_a_row: u32,
+}
+
+/// Windows that a failed plan stays out, the first time.
+const OUT_WINDOWS: u64 = 60;
+/// Windows between two looks at the same tasks.
+const LOOK_AGAIN_AFTER: u64 = 30;
+/// Windows that speeds must be known for.
+const KNOWN_WINDOWS: u64 = 3;
+/// Windows that arrivals may take to become known, before a decision is made without them.
+const PATIENCE_WINDOWS: u64 = 40;
+/// Made untried where the gain is this likely, left where it is less likely than chance.
+const MOST_LIKELY: f64 = 0.95;
+const LIKELY: f64 = 0.5;
+/// The forecast's own error in a gain, one standard deviation, before any verdict.
+const FORECAST_ERROR: f64 = 0.02;
+
+struct Auto {
+    parameters: Parameters,
+    seed: u64,
+    speeds: Speeds,
+    asks: Asks,
+    /// Where the machine's own scheduler had each task.
+    lived_on: BTreeMap<TaskId, usize>,
+    doubt: Option<Doubt>,
+    watch: Watch,
+    failures: Failures,
+    /// Tasks, their phases and clusters at the last look, and when.
+    looked_at: Option<(Vec<(TaskId, u32, bool)>, u64)>,
+    /// Window since which the same tasks have been there.
+    since: (Vec<TaskId>, u64),
+    /// What was decided last.
+    decided: Option<Holding>,
+    /// Forecast and measured gains so far.
+    verdicts: Vec<(f64, f64)>,
+    trials: u64,
+}
+
+impl Policy for Auto {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let window = Window::Time { ns: self.parameters.window_ns.max(view.capabilities.shortest_window_ns) };
+        let mut why = Vec::new();
+        let holding = Holding::kept(view.before, view);
+        let counted = view.present().any(|task| !task.counts.0.is_empty());
+        let holding = if counted { self.go_on(view, holding, &mut why) } else { holding };
+        let mut plan = holding.0.clone();
+        plan.window = window;
+        plan.clashes.clear();
+        if counted {
+            let terms = asks::Terms {
+                share: self.parameters.probe_share,
+                locations: self.parameters.locations,
+                trace_entries: self.parameters.trace_entries,
+                budget_ns: self.parameters.probe_budget_ns,
+                samples_per_thread: self.parameters.samples_per_thread,
+            };
+            let shares = self.parameters.may(view).sharing;
+            // Nobody is probed while a test goes on.
+            if self.doubt.is_none() {
+                plan.probes = self.asks.next(view, &sites(view), &self.speeds, &terms, shares);
+            }
+        }
+        self.decided = Some(Holding(plan.clone()));
+        Decision { plan, why }
+    }
+}
+
+impl Auto {
+    /// A window in which something was counted.
+    fn go_on(&mut self, view: &View<'_>, kept: Holding, why: &mut Vec<Reason>) -> Holding {
+        let Some(level) = view.topology.last_level() else { return kept };
+        let phase = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
+        self.speeds.follow(view.seen, view.before, level, phase);
+        self.note_homes(view);
+        let here: Vec<TaskId> = view.present().map(|task| task.task).collect();
+        if self.since.0 != here {
+            self.since = (here, view.seen.window);
+            self.watch = Watch::default();
+            if let Some(doubt) = self.doubt.take() {
+                return self.called_off(doubt, view, kept);
+            }
+        }
+        // Somebody above took it back: it is not for a policy to insist.
+        let overruled = self.decided.as_ref().is_some_and(|decided| {
+            let expected = Holding::kept(&decided.0, view);
+            !expected.is_same(&kept.0)
+        });
+        if overruled {
+            self.doubt = None;
+            if let Some(decided) = self.decided.take() {
+                self.failed(&decided.0, view.seen.window);
+            }
+            self.watch = Watch::default();
+            return kept;
+        }
+        if view.seen.in_force.pending.is_empty() && view.before.probes.is_empty() {
+            self.watch.add(view.seen);
+        }
+        match self.doubt.take() {
+            Some(doubt) => self.judge(doubt, view, kept, why),
+            None if self.is_due(view) => self.look(view, kept, why),
+            None => kept,
+        }
+    }
+
+    /// Where tasks run that no plan holds anywhere.
+    fn note_homes(&mut self, view: &View<'_>) {
+        let sites = sites(view);
+        self.lived_on.retain(|task, _| view.present().any(|seen| seen.task == *task));
+        for seen in view.present().filter(|seen| !view.before.allowed.contains_key(&seen.task)) {
+            if let Some(site) = seen_on(seen, &sites) {
+                self.lived_on.insert(seen.task, site);
+            }
+        }
+    }
+
+    /// Tasks came or went in the middle of a test: back to what held before, for those who are left.
+    fn called_off(&mut self, doubt: Doubt, view: &View<'_>, kept: Holding) -> Holding {
+        match doubt {
+            Doubt::Tried { old, .. } => Holding::kept(&old.0, view),
+            Doubt::TakenBack { kept: before, .. } => Holding::kept(&before.0, view),
+            Doubt::Watched { .. } => kept,
+        }
+    }
+
+    fn is_due(&mut self, view: &View<'_>) -> bool {
+        let window = view.seen.window;
+        let steady = window.saturating_sub(self.since.1);
+        let stamp: Vec<(TaskId, u32, bool)> = view
+            .present()
+            .map(|seen| {
+                let profile = view.profiles.get(&seen.task);
+                let known = profile.is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
+                (seen.task, profile.map_or(0, |profile| profile.phase_number), known)
+            })
+            .collect();
+        let ready = steady >= KNOWN_WINDOWS
+            && self.watch.is_enough()
+            && (self.asks.surveyed(view) || steady >= PATIENCE_WINDOWS);
+        let news = match &self.looked_at {
+            None => true,
+            Some((last, when)) => *last != stamp || window >= when + LOOK_AGAIN_AFTER,
+        };
+        let due = ready && news && window >= self.failures.wait_until;
+        if due {
+            self.looked_at = Some((stamp, window));
+        }
+        due
+    }
+
+    /// Looks for a better plan.
+    fn look(&mut self, view: &View<'_>, kept: Holding, why: &mut Vec<Reason>) -> Holding {
+        let scene = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on);
+        let Some(mut scene) = scene.filter(|scene| scene.known().count() > 0) else { return kept };
+        let held = Layout::of(&kept.0, &scene);
+        scene.calibrate(&held, |task| self.speeds.of(task, 64.0)?.misses_per_instr);
+        let judge = Judge { objective: self.parameters.objective, worst_at_least: 0.0 };
+        let mut search = Search {
+            scene: &scene,
+            allowed: self.parameters.may(view),
+            judge,
+            effort: Cell::new(self.parameters.effort as usize),
+            generator: SplitMix64::new(self.seed ^ 0xa070),
+        };
+        let mut candidates = search.candidates(&self.lived_on, Some(held.clone()));
+        let judge = search.judge;
+        candidates.retain(|candidate| candidate.layout == held || self.may_be(candidate, &scene, view));
+        let now = score::score(&scene, &held);
+        let cost = |candidate: &Candidate| {
+            self.copying_ns(&scene, &candidate.layout, view) / self.parameters.horizon_ns as f64
+        };
+        let key = |candidate: &Candidate| judge.key(candidate.score) - cost(candidate);
+        let best = (0..candidates.len()).reduce(|a, b| if key(&candidates[b]) > key(&candidates[a]) { b } else { a });
+        let Some(best) = best.map(|at| candidates[at].clone()) else { return kept };
+        let (gain, likely) = self.gain(&scene, &judge, &held, &best);
+        let mends = now.broken > best.score.broken + 1e-3;
+        explain::promises(&scene, &best, why);
+        let new = self.holding(&scene, &best.layout, view);
+        let chosen = Chosen { scene: &scene, candidates: &candidates, best: &best, held: &held, judge, gain, likely };
+        let unchanged = best.layout == held || new.is_same(&kept.0);
+        if unchanged || !(mends || likely >= LIKELY && gain >= self.parameters.least_gain) {
+            chosen.stays(&self.asks, why);
+            return kept;
+        }
+        let weights = weights(&scene, &held);
+        let mut homes = held.clone();
+        homes.held = scene.actors.iter().map(|actor| actor.movable && actor.program.is_some()).collect();
+        let old = self.holding(&scene, &homes, view);
+        if mends || likely >= MOST_LIKELY {
+            chosen.changes("made", &self.asks, why);
+            let before = self.watch.changed(self.parameters.settle_windows);
+            // Without windows to compare with, nothing is awaited.
+            self.doubt = before.is_enough().then_some(Doubt::Watched { kept, old, before, weights, forecast: gain });
+            return new;
+        }
+        chosen.changes("tried", &self.asks, why);
+        self.trials += 1;
+        let lengths =
+            Lengths { settle_windows: self.parameters.settle_windows, leg_windows: self.parameters.leg_windows };
+        let trial = Trial::new(lengths, weights, self.parameters.objective, self.seed ^ self.trials);
+        let holding = if trial.is_new() { new.clone() } else { old.clone() };
+        self.doubt = Some(Doubt::Tried { kept, old, new, trial, forecast: gain });
+        holding
+    }
+
+    /// Gain over what holds, and how likely it is to be worth it.
+    fn gain(&self, scene: &Scene, judge: &Judge, held: &Layout, best: &Candidate) -> (f64, f64) {
+        let objective = judge.objective;
+        let gain = |scene: &Scene| {
+            let (then, now) = (score::score(scene, &best.layout), score::score(scene, held));
+            then.value(objective) / now.value(objective).max(1e-9) - 1.0
+        };
+        let middle = gain(scene);
+        let draws = (256 / scene.sites.len().max(1)).clamp(4, 8) as u64;
+        let found: Vec<f64> = (0..draws).map(|draw| gain(&scene.drawn(self.seed ^ draw))).collect();
+        let mean = found.iter().sum::<f64>() / draws as f64;
+        let spread = found.iter().map(|one| (one - mean) * (one - mean)).sum::<f64>() / (draws as f64 - 1.0);
+        // Forecasts that were wrong before are trusted less.
+        let missed = self.verdicts.iter().map(|(forecast, measured)| (forecast - measured) * (forecast - measured));
+        let prior = 2.0 * FORECAST_ERROR * FORECAST_ERROR;
+        let bias = (prior + missed.sum::<f64>()) / (2.0 + self.verdicts.len() as f64);
+        // A large gain is told with a large error: a quarter of it.
+        let error = libm::sqrt(spread + bias + 0.0625 * middle * middle).max(1e-6);
+        let margin = (middle.min(mean) - self.parameters.least_gain) / error;
+        (middle, 0.5 * (1.0 + libm::erf(margin / std::f64::consts::SQRT_2)))
+    }
+
+    fn holding(&self, scene: &Scene, layout: &Layout, view: &View<'_>) -> Holding {
+        let mut plan = Plan::idle(view.before.window);
+        layout.put(scene, view.before, self.parameters.moving.into(), &mut plan);
+        Holding(plan)
+    }
+
+    fn may_be(&self, candidate: &Candidate, scene: &Scene, view: &View<'_>) -> bool {
+        let plan = self.holding(scene, &candidate.layout, view);
+        let out = |(failed, until, _): &(Plan, u64, u32)| view.seen.window < *until && plan.is_same(failed);
+        !self.failures.plans.iter().any(out)
+    }
+
+    /// Processor time that pages on their way to other colors take.
+    fn copying_ns(&self, scene: &Scene, layout: &Layout, view: &View<'_>) -> f64 {
+        let plan = self.holding(scene, layout, view).0;
+        let mut pages_ns = 0.0;
+        for share in &plan.shares {
+            let cachemate_core::Units::Colours { allowed, .. } = &share.units else { continue };
+            let site = scene.sites.iter().find(|site| site.cache == share.cache);
+            let Some(Divided::Colours { move_page_ns, .. }) = site.and_then(|site| site.divided) else { continue };
+            let members =
+                view.present().filter(|seen| share.members.contains(&cachemate_core::Member::Process(seen.process)));
+            let pages = members.filter_map(|seen| seen.pages_per_colour.as_deref()).next();
+            pages_ns += pages.map_or(0.0, |pages| pages_to_move(pages, allowed) as f64 * move_page_ns);
+        }
+        pages_ns
+    }
+
+    fn failed(&mut self, plan: &Plan, window: u64) {
+        let times = match self.failures.plans.iter_mut().find(|(failed, ..)| Holding(failed.clone()).is_same(plan)) {
+            Some((_, until, times)) => {
+                *times += 1;
+                *until = window + (OUT_WINDOWS << (*times).min(6));
+                *times
+            }
+            None => {
+                self.failures.plans.push((plan.clone(), window + OUT_WINDOWS, 0));
+                0
+            }
+        };
+        self.failures.in_a_row += 1;
+        self.failures.wait_until = window + (LOOK_AGAIN_AFTER << self.failures.in_a_row.max(times).min(6)) / 2;
+    }
+
+    /// A window of a test.
+    fn judge(&mut self, doubt: Doubt, view: &View<'_>, kept: Holding, why: &mut Vec<Reason>) -> Holding {
+        let least = self.parameters.least_gain;
+        match doubt {
+            Doubt::TakenBack { windows, kept: before } => {
+                self.watch = Watch::default();
+                if windows == 0 {
+                    return before;
+                }
+                self.doubt = Some(Doubt::TakenBack { windows: windows - 1, kept: before });
+                kept
+            }
+            Doubt::Tried { kept, old, new, mut trial, forecast } => {
+                let Some(said) = trial.add(view.seen, least) else {
+                    let holding = if trial.is_new() { new.clone() } else { old.clone() };
+                    self.doubt = Some(Doubt::Tried { kept, old, new, trial, forecast });
+                    return holding;
+                };
+                let found = trial.found().unwrap_or((0.0, f64::INFINITY));
+                self.note(forecast, Measured { log_ratio: found.0, error: found.1 });
+                why.push(explain::verdict(view, said == Said::Faster, found, forecast, trial.windows));
+                self.watch = Watch::default();
+                if said == Said::Faster {
+                    self.failures.in_a_row = 0;
+                    return new;
+                }
+                self.failed(&new.0, view.seen.window);
+                self.doubt = Some(Doubt::TakenBack { windows: self.parameters.settle_windows, kept });
+                old
+            }
+            Doubt::Watched { kept: before_it, old, before, weights, forecast } => {
+                let Some(found) = self.watch.over(&before, &weights, self.parameters.objective) else {
+                    // Who does not run on both sides for so long is not waited for.
+                    let waits = !self.watch.is_full();
+                    self.doubt = waits.then_some(Doubt::Watched { kept: before_it, old, before, weights, forecast });
+                    return kept;
+                };
+                let worse = found.log_ratio < -2.0 * found.error && found.log_ratio < -0.5 * least;
+                self.note(forecast, found);
+                why.push(explain::verdict(view, !worse, (found.log_ratio, found.error), forecast, 0));
+                if worse {
+                    self.failed(&kept.0, view.seen.window);
+                    self.doubt = Some(Doubt::TakenBack { windows: self.parameters.settle_windows, kept: before_it });
+                    return old;
+                }
+                self.failures.in_a_row = 0;
+                kept
+            }
+        }
+    }
+
+    fn note(&mut self, forecast: f64, found: Measured) {
+        if self.verdicts.len() == 16 {
+            self.verdicts.remove(0);
+        }
+        self.verdicts.push((forecast, libm::expm1(found.log_ratio)));
+    }
+}
+
+/// Processes in the objective, as they fare under a layout.
+fn weights(scene: &Scene, layout: &Layout) -> Vec<Weight> {
+    let mut weights: Vec<Weight> = Vec::new();
+    for (actor, speed) in scene.actors.iter().zip(score::speeds(scene, layout)) {
+        let (Some(program), Some(speed)) = (&actor.program, speed) else { continue };
+        match weights.iter_mut().find(|weight| weight.process == actor.process) {
+            // Threads of a process count as often as there are.
+            Some(weight) => weight.over_alone += speed.over_alone,
+            None => weights.push(Weight {
+                process: actor.process,
+                priority: program.goal.priority.max(0.0),
+                over_alone: speed.over_alone,
+            }),
+        }
+    }
+    weights
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+    Ok(Box::new(Auto {
+        parameters: Parameters::parse(parameters)?,
+        seed,
+        speeds: Speeds::default(),
+        asks: Asks::default(),
+        lived_on: BTreeMap::new(),
+        doubt: None,
+        watch: Watch::default(),
+        failures: Failures::default(),
+        looked_at: None,
+        since: (Vec::new(), 0),
+        decided: None,
+        verdicts: Vec::new(),
+        trials: 0,
+    }))
+}

@@ -1,0 +1,276 @@
+//! What `auto` knows of one task: misses by space, what a miss costs, whose data it uses, and what was asked for it.
+//!
+//! Method: the curve is sampled at equal steps of the largest cache, falling. From it follows the footprint's growth: with
+//! `s` lines there a program brings in as it does with `s` lines, so that instructions until `s` are the integral of one
+//! over the miss rate (the footprint theory of Xiang et al., HOTL, ASPLOS 2013). Cycles without misses come from the
+//! measured speed, less what its misses were measured to cost. Properties: nothing is guessed that was not measured; what
+//! is absent leaves the whole task unknown.
+
+use cachemate_core::{Curve, Goal, Profile};
+
+use super::speeds::Speed;
+
+/// Steps of the curve.
+pub const STEPS: usize = 64;
+/// Of a curve's height, differences that are noise.
+const SAME_SHARE: f64 = 0.03;
+/// More is not believed of what is composed.
+const HOLDS_AT_MOST: f64 = 5.0;
+/// Fewer misses per instruction than this bring nothing in within any time that matters.
+const NO_MISSES: f64 = 1e-7;
+
+/// See the module's documentation. Rates are per instruction.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Program {
+    /// At 0, 1, ... [`STEPS`] steps of `step_bytes`.
+    misses: Vec<f64>,
+    /// Instructions after which so many steps are full, from empty.
+    growth: Vec<f64>,
+    pub step_bytes: f64,
+    /// Cycles per instruction that no space changes.
+    pub base_cycles: f64,
+    pub cycles_per_miss: f64,
+    /// Lines to and from memory, prefetched ones included, per miss.
+    pub lines_per_miss: f64,
+    /// Cycles per instruction that wait for other caches, were all partners elsewhere.
+    pub remote_cycles: f64,
+    /// Of one CPU, the share that it would use.
+    pub wants: f64,
+    pub goal: Goal,
+    /// Relative error of the curve, one standard deviation.
+    pub curve_error: f64,
+    /// Odds of what it holds over what is composed, as measured in force.
+    pub holds: f64,
+}
+
+/// What is told of a task by its profile and by its speed in force.
+pub struct Told<'a> {
+    pub profile: &'a Profile,
+    pub speed: Speed,
+    pub goal: Option<Goal>,
+    /// Of a miss, where no stalls are counted.
+    pub penalty_cycles: Option<f64>,
+    pub largest_cache_bytes: f64,
+    pub line_bytes: f64,
+    /// Of the partners with whom it shares data, the share on its own cache now.
+    pub partners_here: f64,
+}
+
+impl Program {
+    /// `None` where too little is known: no curve, no speed, or no cost of a miss.
+    pub fn of(told: &Told<'_>) -> Option<Self> {
+        let curve = told.profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
+        let speed = told.speed;
+        let step_bytes = told.largest_cache_bytes / STEPS as f64;
+        let rate = |step: usize| at(curve, step as f64 * step_bytes).0 / 1000.0;
+        let mut misses: Vec<f64> = (0..=STEPS).map(rate).collect();
+        // With nothing held every reference misses, as far as it is known how many there are.
+        misses[0] = speed.references_per_instr.map_or(misses[1], |references| references.max(misses[1]));
+        for step in (0..STEPS).rev() {
+            misses[step] = misses[step].max(misses[step + 1]);
+        }
+        let measured = speed.misses_per_instr;
+        // What no size explains is the level of the whole curve: fetches that the log does not hold.
+        if let Some(measured) = measured {
+            let unexplained = (measured - misses[1]).max(0.0) - (misses[STEPS] - measured).max(0.0);
+            misses.iter_mut().for_each(|rate| *rate = (*rate + unexplained).max(0.0));
+        }
+        let cycles_per_miss = speed.stall_cycles_per_miss.or(told.penalty_cycles)?.max(0.0);
+        let now = measured.unwrap_or(misses[STEPS]);
+        let here = speed.remote_cycles_per_instr.unwrap_or(0.0);
+        let base_cycles = (speed.cycles_per_instr - now * cycles_per_miss - here).max(0.1 * speed.cycles_per_instr);
+        let apart = 1.0 - told.partners_here.clamp(0.0, 0.9);
+        let whole = at(curve, told.largest_cache_bytes / 2.0);
+        let curve_error = (whole.1 / whole.0.max(1e-9) / 2.0).clamp(0.02, 0.5);
+        let goal = told.goal.unwrap_or(Goal { priority: 1.0, degradation_at_most: None });
+        let mut program = Program {
+            growth: Vec::new(),
+            misses,
+            step_bytes,
+            base_cycles,
+            cycles_per_miss,
+            lines_per_miss: speed.lines_per_miss.unwrap_or(1.0).clamp(0.5, 50.0),
+            remote_cycles: here / apart,
+            wants: speed.wants,
+            goal,
+            curve_error,
+            holds: 1.0,
+        };
+        program.grow(told.line_bytes);
+        let numbers = [program.base_cycles, program.cycles_per_miss, program.remote_cycles];
+        (numbers.iter().all(|number| number.is_finite()) && program.misses.iter().all(|rate| rate.is_finite()))
+            .then_some(program)
+    }
+
+    /// The same with all misses scaled, as one draw of what the curve may be.
+    #[must_use]
+    pub fn scaled(&self, misses: f64, cost: f64) -> Self {
+        let mut other = self.clone();
+        other.misses.iter_mut().for_each(|rate| *rate *= misses);
+        other.growth.iter_mut().for_each(|instructions| *instructions /= misses);
+        other.cycles_per_miss *= cost;
+        other
+    }
+
+    fn grow(&mut self, line_bytes: f64) {
+        let lines_per_step = self.step_bytes / line_bytes;
+        let mut after = 0.0;
+        self.growth = vec![0.0];
+        for step in 0..STEPS {
+            let rate = 0.5 * (self.misses[step] + self.misses[step + 1]);
+            after += lines_per_step / rate.max(NO_MISSES);
+            self.growth.push(after);
+        }
+    }
+
+    /// Misses per instruction with so many bytes.
+    pub fn misses(&self, bytes: f64) -> f64 {
+        let place = (bytes / self.step_bytes).clamp(0.0, STEPS as f64);
+        let low = (place as usize).min(STEPS - 1);
+        self.misses[low] + (place - low as f64) * (self.misses[low + 1] - self.misses[low])
+    }
+
+    /// What it really holds where so much is composed: as measured in force, all of a cache that it has to itself.
+    pub fn really_held(&self, composed: f64, cache_bytes: f64) -> f64 {
+        let share = (composed / cache_bytes).clamp(0.0, 1.0);
+        cache_bytes * self.holds * share / (1.0 - share + self.holds * share)
+    }
+
+    /// Moves the curve through what was measured where so much is composed to be held: misses tell what is held.
+    pub fn calibrate(&mut self, composed: f64, cache_bytes: f64, misses: f64) {
+        let (most, least) = (self.misses[0], self.misses(cache_bytes));
+        let expected = self.misses(composed);
+        if (misses - expected).abs() <= SAME_SHARE * (most - least) || most <= least {
+            return;
+        }
+        let next = self.misses.partition_point(|&rate| rate > misses).clamp(1, STEPS);
+        let (before, after) = (self.misses[next - 1], self.misses[next]);
+        let along = if before > after { ((before - misses) / (before - after)).clamp(0.0, 1.0) } else { 1.0 };
+        let steps = next as f64 - 1.0 + along;
+        let odds = |bytes: f64| {
+            let share = (bytes / cache_bytes).clamp(0.02, 0.98);
+            share / (1.0 - share)
+        };
+        self.holds = (odds(steps * self.step_bytes) / odds(composed)).clamp(1.0 / HOLDS_AT_MOST, HOLDS_AT_MOST);
+    }
+
+    /// Bytes that it has touched in so many instructions.
+    pub fn footprint(&self, instructions: f64) -> f64 {
+        let next = self.growth.partition_point(|&after| after < instructions);
+        if next == 0 {
+            return 0.0;
+        }
+        if next > STEPS {
+            return STEPS as f64 * self.step_bytes;
+        }
+        let (before, after) = (self.growth[next - 1], self.growth[next]);
+        let along = (instructions - before) / (after - before).max(1e-9);
+        (next as f64 - 1.0 + along) * self.step_bytes
+    }
+
+    /// Cycles per instruction with so many bytes, memory waits longer by so many cycles a miss, and this share of its
+    /// partners elsewhere.
+    pub fn cycles(&self, bytes: f64, wait_cycles: f64, apart: f64) -> f64 {
+        self.base_cycles + self.misses(bytes) * (self.cycles_per_miss + wait_cycles) + apart * self.remote_cycles
+    }
+
+    /// Cycles per instruction alone, on a cache of this size.
+    pub fn alone(&self, cache_bytes: f64) -> f64 {
+        self.base_cycles + self.misses(cache_bytes) * self.cycles_per_miss
+    }
+}
+
+/// Value and half width of the interval; linear between points, flat beyond the ends.
+fn at(curve: &Curve, bytes: f64) -> (f64, f64) {
+    let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
+    let point = |at: usize| (curve[at].1.value, 0.5 * (curve[at].1.high - curve[at].1.low));
+    if next == 0 || next == curve.len() {
+        return point(next.min(curve.len() - 1));
+    }
+    let along = (bytes - curve[next - 1].0 as f64) / (curve[next].0 - curve[next - 1].0).max(1) as f64;
+    let (low, high) = (point(next - 1), point(next));
+    (low.0 + along * (high.0 - low.0), low.1 + along * (high.1 - low.1))
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use cachemate_core::{Estimate, FactSource, Level};
+
+    pub const CACHE: f64 = 4_194_304.0;
+
+    /// A program with misses per instruction by bytes, each of which costs 100 cycles beyond one.
+    pub fn program(misses: impl Fn(f64) -> f64) -> Program {
+        let curve: Curve =
+            (0..=64u64).map(|step| (step * 65_536, Estimate::exact(1000.0 * misses(step as f64 * 65_536.0)))).collect();
+        let profile = Profile::default().with_misses(Level::L3, curve, FactSource::Oracle);
+        let speed = Speed {
+            cycles_per_instr: 1.0 + 100.0 * misses(CACHE),
+            misses_per_instr: Some(misses(CACHE)),
+            stall_cycles_per_miss: Some(100.0),
+            wants: 1.0,
+            ..Speed::default()
+        };
+        let told = Told {
+            profile: &profile,
+            speed,
+            goal: None,
+            penalty_cycles: None,
+            largest_cache_bytes: CACHE,
+            line_bytes: 64.0,
+            partners_here: 0.0,
+        };
+        Program::of(&told).unwrap()
+    }
+
+    /// References to equally likely lines.
+    pub fn uniform(bytes: f64, per_instr: f64) -> Program {
+        program(|held| per_instr * (1.0 - held / bytes).max(0.0))
+    }
+
+    /// Does the footprint of independent references grow as theory says: to `1 - 1/e` of them in as many references?
+    #[test]
+    fn footprints_grow_as_theory_says() {
+        let program = uniform(2_097_152.0, 0.02);
+        let lines = 2_097_152.0 / 64.0;
+        let found = program.footprint(lines / 0.02) / 2_097_152.0;
+        assert!((found - (1.0 - (-1.0f64).exp())).abs() < 0.01, "{found}");
+        assert_eq!(program.footprint(0.0), 0.0);
+        assert!(program.footprint(1e30) <= CACHE);
+    }
+
+    /// Does a calibrated program hold what its misses tell, and all of a cache of its own?
+    #[test]
+    fn misses_tell_what_is_held() {
+        let mut program = uniform(CACHE, 0.02);
+        program.calibrate(0.25 * CACHE, CACHE, 0.01);
+        let found = program.really_held(0.25 * CACHE, CACHE) / CACHE;
+        assert!((found - 0.5).abs() < 0.03, "{found}");
+        assert_eq!(program.really_held(CACHE, CACHE), CACHE);
+        assert_eq!(program.really_held(0.0, CACHE), 0.0);
+        let mut stream = super::tests::program(|_| 0.01);
+        stream.calibrate(0.25 * CACHE, CACHE, 0.02);
+        assert_eq!(stream.holds, 1.0);
+    }
+
+    /// Do cycles follow from what was measured, and is a task without a cost of misses unknown?
+    #[test]
+    fn cycles_follow_from_what_was_measured() {
+        let program = uniform(2_097_152.0, 0.02);
+        assert!((program.alone(CACHE) - 1.0).abs() < 1e-9);
+        assert!((program.cycles(1_048_576.0, 0.0, 0.0) - 2.0).abs() < 1e-6);
+        assert!((program.cycles(1_048_576.0, 50.0, 0.0) - 2.5).abs() < 1e-6);
+        let profile = Profile::default();
+        let speed = Speed::default();
+        let told = Told {
+            profile: &profile,
+            speed,
+            goal: None,
+            penalty_cycles: Some(100.0),
+            largest_cache_bytes: CACHE,
+            line_bytes: 64.0,
+            partners_here: 0.0,
+        };
+        assert_eq!(Program::of(&told), None);
+    }
+}

@@ -1,0 +1,188 @@
+//! What there is to decide: the caches, the tasks on them, and what is known of each.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{CacheId, CpuSet, ProcessId, TaskId, TaskSeen, View};
+
+use super::bus::Bus;
+use super::layout::Layout;
+use super::program::{Program, Told};
+use super::score::speeds;
+use super::speeds::Speeds;
+use crate::partition::units::Divided;
+
+/// A last-level cache with its online CPUs.
+#[derive(Clone, Debug)]
+pub struct Site {
+    pub cache: CacheId,
+    pub cpus: CpuSet,
+    /// Tasks that may be on it at once without sharing a core.
+    pub cores: usize,
+    /// Sites of one package wait for the same memory.
+    pub package: u32,
+    pub bytes: f64,
+    pub divided: Option<Divided>,
+}
+
+/// A task that is here, by its place in order of arrival.
+#[derive(Clone, Debug)]
+pub struct Actor {
+    pub task: TaskId,
+    pub process: ProcessId,
+    pub movable: bool,
+    /// Nothing is said of it without one.
+    pub program: Option<Program>,
+    /// Who shares data with it: a number for each cluster.
+    pub cluster: Option<usize>,
+    /// Where it is seen to run; `None` = it did not run.
+    pub seen_on: Option<usize>,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    pub sites: Vec<Site>,
+    pub actors: Vec<Actor>,
+    pub cycles_per_ns: f64,
+    /// What waiting for memory costs, where the queue was measured.
+    pub bus: Option<Bus>,
+    pub shortest_slice_ns: Option<u64>,
+}
+
+/// The sites of a machine; nothing where sizes are not known.
+pub fn sites(view: &View<'_>) -> Vec<Site> {
+    let online = view.online();
+    let caches = view.topology.last_level_caches().filter(|cache| cache.cpus.intersects(&online));
+    let site = |cache: &cachemate_core::Cache| {
+        let cpus = cache.cpus.intersection(&online);
+        let mut cores: Vec<u32> =
+            view.topology.cpus.iter().filter(|cpu| cpus.contains(cpu.id.0)).map(|cpu| cpu.core).collect();
+        cores.sort_unstable();
+        cores.dedup();
+        Some(Site {
+            cache: cache.id,
+            cpus,
+            cores: cores.len(),
+            package: view.topology.cpus.iter().find(|cpu| cache.cpus.contains(cpu.id.0)).map_or(0, |cpu| cpu.package),
+            bytes: cache.size_bytes.filter(|&bytes| bytes > 0)? as f64,
+            divided: Divided::of(view.partitions_of(cache.id)),
+        })
+    };
+    caches.map(site).collect::<Option<Vec<Site>>>().unwrap_or_default()
+}
+
+/// The site on which a task spent most of its time; ties go to the first.
+pub fn seen_on(task: &TaskSeen, sites: &[Site]) -> Option<usize> {
+    let spent = |site: &Site| -> u64 {
+        task.on_cpu_ns.iter().filter(|(cpu, _)| site.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
+    };
+    let most = sites.iter().map(spent).enumerate().reduce(|a, b| if b.1 > a.1 { b } else { a })?;
+    (most.1 > 0).then_some(most.0)
+}
+
+impl Scene {
+    /// `clusters` and `lived_on` are what earlier windows told.
+    pub fn of(
+        view: &View<'_>,
+        speeds: &Speeds,
+        clusters: &BTreeMap<TaskId, usize>,
+        lived_on: &BTreeMap<TaskId, usize>,
+    ) -> Option<Self> {
+        let sites = sites(view);
+        let largest = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let line = view.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64);
+        let here = |task: &TaskSeen| seen_on(task, &sites).or(lived_on.get(&task.task).copied());
+        let partners_here = |task: &TaskSeen| {
+            let mine = clusters.get(&task.task)?;
+            let partners: Vec<&TaskSeen> = view
+                .present()
+                .filter(|other| other.task != task.task && clusters.get(&other.task) == Some(mine))
+                .collect();
+            let near = partners.iter().filter(|other| here(other) == here(task)).count();
+            Some(near as f64 / partners.len().max(1) as f64)
+        };
+        let actor = |task: &TaskSeen| {
+            let told = |profile, speed| Told {
+                profile,
+                speed,
+                goal: task.goal,
+                penalty_cycles: view.predictor.miss_penalty_cycles(),
+                largest_cache_bytes: largest,
+                line_bytes: f64::from(line),
+                partners_here: partners_here(task).unwrap_or(0.0),
+            };
+            let known = view.profiles.get(&task.task).zip(speeds.of(task.task, f64::from(line)));
+            Actor {
+                task: task.task,
+                process: task.process,
+                movable: !task.fixed,
+                program: known.and_then(|(profile, speed)| Program::of(&told(profile, speed))),
+                cluster: clusters.get(&task.task).copied(),
+                seen_on: here(task),
+            }
+        };
+        let actors: Vec<Actor> = view.present().map(actor).collect();
+        let (cycles, ns) = view.present().fold((0.0, 0.0), |(cycles, ns), task| {
+            let ran: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            match task.counts.get(cachemate_core::Event::Cycles) {
+                Some(counted) => (cycles + counted, ns + ran as f64),
+                None => (cycles, ns),
+            }
+        });
+        let hertz = view.topology.cpus.iter().find_map(|cpu| cpu.hertz).map(|hertz| hertz as f64 / 1e9);
+        let measured = (ns > 0.0 && cycles > 0.0).then(|| cycles / ns);
+        let cycles_per_ns = measured.or(hertz).unwrap_or(1.0);
+        let shortest_slice_ns = view.capabilities.shortest_slice_ns;
+        let bus = Bus::of(&sites, &actors, |task| speeds.of(task, f64::from(line)));
+        (!sites.is_empty() && !actors.is_empty()).then_some(Scene {
+            sites,
+            actors,
+            cycles_per_ns,
+            bus,
+            shortest_slice_ns,
+        })
+    }
+
+    /// Moves every curve through what was measured under the layout in force. Turns are left out: within them nothing is
+    /// held steadily.
+    pub fn calibrate(&mut self, held: &Layout, measured: impl Fn(TaskId) -> Option<f64>) {
+        let composed = speeds(self, held);
+        for (at, composed) in composed.into_iter().enumerate() {
+            let Some((site, composed)) = held.home[at].zip(composed) else { continue };
+            if held.turns[site].is_some() {
+                continue;
+            }
+            let part = held.cuts[site].iter().find(|group| group.members.contains(&at));
+            let units = self.sites[site].divided.map_or(1, |divided| divided.units());
+            let bytes = self.sites[site].bytes * part.map_or(1.0, |group| f64::from(group.units) / f64::from(units));
+            let actor = &mut self.actors[at];
+            if let Some((program, misses)) = actor.program.as_mut().zip(measured(actor.task)) {
+                program.calibrate(composed.held_bytes, bytes, misses);
+            }
+        }
+    }
+
+    /// Places of the actors of which something can be said.
+    pub fn known(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.actors.len()).filter(|&at| self.actors[at].program.is_some())
+    }
+
+    /// One draw of what the programs may really be: curves and costs within their errors.
+    #[must_use]
+    pub fn drawn(&self, seed: u64) -> Self {
+        let mut generator = cachemate_core::SplitMix64::new(seed);
+        let mut normal = || {
+            let radius = libm::sqrt(-2.0 * libm::log(1.0 - generator.unit()));
+            radius * libm::cos(std::f64::consts::TAU * generator.unit())
+        };
+        let mut drawn = self.clone();
+        for program in drawn.actors.iter_mut().filter_map(|actor| actor.program.as_mut()) {
+            let (misses, cost) = (libm::exp(program.curve_error * normal()), libm::exp(COST_ERROR * normal()));
+            *program = program.scaled(misses, cost);
+        }
+        drawn
+    }
+}
+
+/// Of what a miss costs; counters of stalls are that good (docs/interval.md has the model's own errors).
+const COST_ERROR: f64 = 0.1;

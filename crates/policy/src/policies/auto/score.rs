@@ -1,0 +1,308 @@
+//! How good a layout is, by the forecast and the stated objective.
+//!
+//! A task's speed counts over that alone on the machine: what it would get of a CPU and of a cache to itself. Promises
+//! come first: what is missing to them outweighs every gain. Properties: site by site, so that a search looks again only
+//! at what it changed; waiting for memory is composed per memory node only where its cost can be told.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::compose::{Present, compose};
+use super::layout::{Group, Layout, Turns};
+use super::program::Program;
+use super::scene::{Scene, Site};
+
+/// What a plan is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// The largest mean of speeds over those alone, by priority.
+    #[default]
+    WeightedSpeedup,
+    /// The smallest of the largest slowdowns.
+    WorstSlowdown,
+    /// Promises kept with the least of each cache.
+    LeastSpace,
+    /// Most instructions in all: rewards starving who is slow by nature.
+    Throughput,
+}
+
+/// How one task fares.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Speed {
+    /// Over that alone.
+    pub over_alone: f64,
+    /// In instructions per cycle of elapsed time.
+    pub instr_per_cycle: f64,
+    /// Lines to and from memory, per cycle of elapsed time.
+    pub lines_per_cycle: f64,
+    /// As composed.
+    pub held_bytes: f64,
+}
+
+/// Sums over tasks; of one site or of all.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Score {
+    weighted: f64,
+    weights: f64,
+    instr_per_cycle: f64,
+    worst: f64,
+    /// How far below what was promised, summed.
+    pub broken: f64,
+    units_share: f64,
+}
+
+impl Score {
+    /// Of nobody.
+    pub const NOBODY: Score = Score {
+        weighted: 0.0,
+        weights: 0.0,
+        instr_per_cycle: 0.0,
+        worst: f64::INFINITY,
+        broken: 0.0,
+        units_share: 0.0,
+    };
+
+    #[must_use]
+    pub fn plus(self, more: Score) -> Self {
+        Score {
+            weighted: self.weighted + more.weighted,
+            weights: self.weights + more.weights,
+            instr_per_cycle: self.instr_per_cycle + more.instr_per_cycle,
+            worst: self.worst.min(more.worst),
+            broken: self.broken + more.broken,
+            units_share: self.units_share + more.units_share,
+        }
+    }
+
+    /// Speed of the worst off over that alone.
+    pub fn worst(self) -> f64 {
+        self.worst
+    }
+
+    /// Larger is better; ratios of two are gains.
+    pub fn value(self, objective: Objective) -> f64 {
+        let mean = self.weighted / self.weights.max(1e-9);
+        match objective {
+            Objective::WeightedSpeedup => mean,
+            // Among plans that are as good for the worst off, the better one for all.
+            Objective::WorstSlowdown => self.worst.min(1e9) + 0.01 * mean,
+            Objective::Throughput => self.instr_per_cycle,
+            Objective::LeastSpace => 2.0 - self.units_share + 0.01 * mean,
+        }
+    }
+}
+
+/// Of a CPU's time, what each gets where they take turns fairly on so many CPUs: nobody more than it wants.
+fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
+    let mut level = 1.0f64;
+    if wants.iter().sum::<f64>() > cpus {
+        let (mut low, mut high) = (0.0, 1.0);
+        for _ in 0..40 {
+            level = 0.5 * (low + high);
+            if wants.iter().map(|want| want.min(level)).sum::<f64>() > cpus { high = level } else { low = level }
+        }
+    }
+    wants.iter().map(|want| want.min(level)).collect()
+}
+
+/// Share of each actor's partners on other sites than this.
+pub fn apart(scene: &Scene, home: &[Option<usize>], at: usize, site: usize) -> f64 {
+    let Some(cluster) = scene.actors[at].cluster else { return 1.0 };
+    let (mut all, mut elsewhere) = (0.0, 0.0);
+    for (other, actor) in scene.actors.iter().enumerate() {
+        if other != at && actor.cluster == Some(cluster) {
+            all += 1.0;
+            elsewhere += if home[other] == Some(site) { 0.0 } else { 1.0 };
+        }
+    }
+    if all > 0.0 { elsewhere / all } else { 1.0 }
+}
+
+/// What one site is like under a layout.
+pub struct Here<'a> {
+    pub scene: &'a Scene,
+    pub site: &'a Site,
+    pub members: &'a [usize],
+    /// Of each member.
+    pub apart: &'a [f64],
+    /// Of each member, cycles that a miss waits longer than it was measured.
+    pub waits: &'a [f64],
+    pub cut: &'a [Group],
+    pub turns: Option<&'a Turns>,
+}
+
+impl Here<'_> {
+    /// Speeds of the members, in their order.
+    pub fn speeds(&self) -> Vec<Speed> {
+        let programs: Vec<&Program> =
+            self.members.iter().filter_map(|&at| self.scene.actors[at].program.as_ref()).collect();
+        let gang_of = |at: usize| {
+            self.turns.map_or(0, |turns| turns.gangs.iter().position(|gang| gang.contains(&at)).unwrap_or(0))
+        };
+        let gangs: Vec<usize> = self.members.iter().map(|&at| gang_of(at)).collect();
+        let count = self.turns.map_or(1, |turns| turns.gangs.len().max(1));
+        let wants: Vec<f64> = programs.iter().map(|program| program.wants).collect();
+        let cpus = self.site.cpus.count() as f64;
+        // In its turn a gang has the CPUs to itself.
+        let shares = if count > 1 { wants.iter().map(|_| 1.0).collect() } else { cpu_shares(&wants, cpus) };
+        let lengths: Vec<f64> = match self.turns {
+            Some(turns) => vec![turns.slice_ns as f64 * self.scene.cycles_per_ns; count],
+            None => vec![1.0],
+        };
+        let present: Vec<Present<'_>> = (0..programs.len())
+            .map(|at| Present {
+                program: programs[at],
+                share: shares[at],
+                gang: gangs[at],
+                apart: self.apart[at],
+                wait_cycles: self.waits[at],
+            })
+            .collect();
+        let mut fares = vec![None; present.len()];
+        for (part, bytes) in self.parts() {
+            let inside: Vec<Present<'_>> = part.iter().map(|&at| present[at]).collect();
+            for (&at, fare) in part.iter().zip(compose(&inside, bytes, &lengths)) {
+                fares[at] = Some(fare);
+            }
+        }
+        let speed = |at: usize| {
+            let cycles = fares[at].map_or(f64::INFINITY, |fare| fare.cycles_per_instr);
+            let of_time = shares[at] / count as f64;
+            let instr_per_cycle = of_time / cycles;
+            let alone = wants[at] / programs[at].alone(self.site.bytes);
+            let misses = fares[at].map_or(0.0, |fare| fare.misses_per_instr);
+            let lines_per_cycle = instr_per_cycle * misses * programs[at].lines_per_miss;
+            let held_bytes = fares[at].map_or(0.0, |fare| fare.held_bytes);
+            Speed { over_alone: instr_per_cycle / alone.max(1e-12), instr_per_cycle, lines_per_cycle, held_bytes }
+        };
+        (0..programs.len()).map(speed).collect()
+    }
+
+    /// Members by their places in the list, with the bytes that they compete for.
+    fn parts(&self) -> Vec<(Vec<usize>, f64)> {
+        let Some(divided) = self.site.divided.filter(|_| !self.cut.is_empty()) else {
+            return vec![((0..self.members.len()).collect(), self.site.bytes)];
+        };
+        let inside = |group: &Group| {
+            (0..self.members.len()).filter(|&at| group.members.contains(&self.members[at])).collect::<Vec<usize>>()
+        };
+        let bytes = |group: &Group| self.site.bytes * f64::from(group.units) / f64::from(divided.units());
+        let mut parts: Vec<(Vec<usize>, f64)> =
+            self.cut.iter().map(|group| (inside(group), bytes(group))).filter(|(part, _)| !part.is_empty()).collect();
+        let free: Vec<usize> =
+            (0..self.members.len()).filter(|at| parts.iter().all(|(part, _)| !part.contains(at))).collect();
+        if !free.is_empty() {
+            parts.push((free, self.site.bytes));
+        }
+        parts
+    }
+
+    /// Sums over the members.
+    pub fn score(&self) -> Score {
+        let mut score = Score::NOBODY;
+        for (&at, speed) in self.members.iter().zip(self.speeds()) {
+            let Some(program) = &self.scene.actors[at].program else { continue };
+            let goal = program.goal;
+            let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
+            score.weighted += priority * speed.over_alone;
+            score.weights += priority;
+            score.instr_per_cycle += speed.instr_per_cycle;
+            score.worst = score.worst.min(1.0 - (1.0 - speed.over_alone) * priority);
+            if let Some(limit) = goal.degradation_at_most {
+                score.broken += (1.0 / speed.over_alone - 1.0 - limit).clamp(0.0, 10.0);
+            }
+        }
+        let promised = |group: &&Group| {
+            let asked = |&at: &usize| {
+                self.scene.actors[at].program.as_ref().is_some_and(|one| one.goal.degradation_at_most.is_some())
+            };
+            group.members.iter().any(asked)
+        };
+        let units = self.site.divided.map_or(1, |divided| divided.units());
+        let taken: u32 = self.cut.iter().filter(promised).map(|group| group.units).sum();
+        score.units_share = if self.cut.is_empty() { 1.0 } else { f64::from(taken) / f64::from(units) };
+        score
+    }
+}
+
+/// One site of a layout.
+pub fn site_score(scene: &Scene, layout: &Layout, site: usize) -> Score {
+    let members = layout.on(scene, site);
+    if members.is_empty() {
+        return Score::NOBODY;
+    }
+    let apart: Vec<f64> = members.iter().map(|&at| apart(scene, &layout.home, at, site)).collect();
+    let (cut, turns) = (&layout.cuts[site], layout.turns[site].as_ref());
+    let waits = vec![0.0; members.len()];
+    Here { scene, site: &scene.sites[site], members: &members, apart: &apart, waits: &waits, cut, turns }.score()
+}
+
+/// All sites, with what their packages wait for memory.
+pub fn score(scene: &Scene, layout: &Layout) -> Score {
+    whole(scene, layout).into_iter().map(|(score, ..)| score).fold(Score::NOBODY, Score::plus)
+}
+
+/// Every known actor's speed.
+pub fn speeds(scene: &Scene, layout: &Layout) -> Vec<Option<Speed>> {
+    let mut all = vec![None; scene.actors.len()];
+    for (_, members, speeds) in whole(scene, layout) {
+        for (at, speed) in members.into_iter().zip(speeds) {
+            all[at] = Some(speed);
+        }
+    }
+    all
+}
+
+/// Rounds in which traffic and waiting settle.
+const BUS_ROUNDS: usize = 4;
+
+/// By site: score, members, their speeds.
+fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)> {
+    let members: Vec<Vec<usize>> = (0..scene.sites.len()).map(|site| layout.on(scene, site)).collect();
+    let aparts: Vec<Vec<f64>> = members
+        .iter()
+        .enumerate()
+        .map(|(site, members)| members.iter().map(|&at| apart(scene, &layout.home, at, site)).collect())
+        .collect();
+    let mut waits: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
+    let rounds = if scene.bus.is_some() { BUS_ROUNDS } else { 1 };
+    let mut found = Vec::new();
+    for round in 0..rounds {
+        found.clear();
+        let mut traffic: BTreeMap<u32, f64> = BTreeMap::new();
+        for (site, members) in members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
+            let (cut, turns) = (&layout.cuts[site], layout.turns[site].as_ref());
+            let (apart, waits) = (&aparts[site], &waits[site]);
+            let here = Here { scene, site: &scene.sites[site], members, apart, waits, cut, turns };
+            let speeds = here.speeds();
+            let sum: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();
+            *traffic.entry(scene.sites[site].package).or_insert(0.0) += sum;
+            let score = if round + 1 == rounds { here.score() } else { Score::NOBODY };
+            found.push((score, members.clone(), speeds));
+        }
+        let Some(bus) = &scene.bus else { break };
+        for (site, members) in members.iter().enumerate() {
+            let here = traffic.get(&scene.sites[site].package).copied().unwrap_or(0.0);
+            for (wait, &at) in waits[site].iter_mut().zip(members) {
+                let measured_on = scene.actors[at].seen_on.map_or(0, |on| scene.sites[on].package);
+                *wait = 0.5 * (*wait + bus.longer(here, measured_on));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a CPU's time dealt fairly, and nobody given more than it wants?
+    #[test]
+    fn time_is_dealt_fairly() {
+        assert_eq!(cpu_shares(&[1.0, 0.2], 2.0), [1.0, 0.2]);
+        let shares = cpu_shares(&[1.0, 1.0, 0.2], 1.0);
+        assert!((shares[0] - 0.4).abs() < 1e-6 && (shares[2] - 0.2).abs() < 1e-6, "{shares:?}");
+    }
+}

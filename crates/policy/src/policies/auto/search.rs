@@ -1,0 +1,405 @@
+//! Candidates: every single mechanism's plan, the default, what holds, and a joint local search over all of them.
+//!
+//! Problem: mechanisms pull against each other (thesis 7.3): clusters unite what spreading separates, sizes hold for one
+//! placement only, gangs change who meets whom. Method: one forecast scores whole plans. Homes are sought first, by moves,
+//! exchanges and moves of whole sharing clusters, each looking again only at the sites that it changes; then parts and
+//! turns of each site; then, where the machine is small, homes once more with the best parts and turns of each site.
+//! Properties: deterministic; bounded by a number of site scores; nothing that is not switched on is used.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use cachemate_core::{SplitMix64, TaskId};
+
+use super::cut::Members;
+use super::layout::Layout;
+use super::scene::Scene;
+use super::score::{Objective, Score, apart, score, site_score};
+
+/// Mechanisms that may be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Allowed {
+    pub placement: bool,
+    pub sharing: bool,
+    pub space: bool,
+    pub gangs: bool,
+}
+
+/// What is better.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Judge {
+    pub objective: Objective,
+    /// Nobody's speed over that alone may fall below, other objectives than for the worst off.
+    pub worst_at_least: f64,
+}
+
+impl Judge {
+    /// Larger is better: promises first, then nobody left far behind, then the objective.
+    pub fn key(&self, score: Score) -> f64 {
+        let behind = (self.worst_at_least - score.worst()).clamp(0.0, 10.0);
+        score.value(self.objective) - 100.0 * score.broken - 10.0 * behind
+    }
+}
+
+/// A plan with its score.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    pub what: &'static str,
+    pub layout: Layout,
+    pub score: Score,
+}
+
+/// Points of worst slowdown that a plan may cost under another objective.
+const BEHIND_AT_MOST: f64 = 0.02;
+/// Tasks up to which homes are sought with parts and turns at once.
+const JOINT_TASKS: usize = 24;
+
+/// A search with its remaining effort.
+pub struct Search<'a> {
+    pub scene: &'a Scene,
+    pub allowed: Allowed,
+    pub judge: Judge,
+    /// Site scores that may still be made; one of gangs counts for several.
+    pub effort: Cell<usize>,
+    pub generator: SplitMix64,
+}
+
+impl Search<'_> {
+    /// All candidates, the default first: tasks stay where they were put, so that the default's homes have to be told once
+    /// something else holds.
+    pub fn candidates(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<Layout>) -> Vec<Candidate> {
+        let scene = self.scene;
+        let mut default = Layout::default_of(scene, lived_on);
+        if held.as_ref().is_some_and(|held| held.held.contains(&true)) {
+            default = Layout::at(scene, default.home, true);
+        }
+        let default_score = score(scene, &default);
+        if self.judge.objective != Objective::WorstSlowdown {
+            self.judge.worst_at_least = default_score.worst() - BEHIND_AT_MOST;
+        }
+        let mut all = vec![Candidate { what: "default", layout: default.clone(), score: default_score }];
+        let mut add = |what: &'static str, layout: Layout| {
+            if all.iter().all(|other: &Candidate| other.layout != layout) {
+                let score = score(scene, &layout);
+                all.push(Candidate { what, layout, score });
+            }
+        };
+        if let Some(held) = held {
+            add("held", held);
+        }
+        let shares_data = self.allowed.sharing && scene.actors.iter().any(|actor| actor.cluster.is_some());
+        let mut homes = vec![("joint from the default", default.clone())];
+        if self.allowed.space {
+            add("space", self.with_cuts(&default));
+        }
+        if self.allowed.gangs {
+            add("gangs", self.with_turns(&default));
+        }
+        if shares_data {
+            let layout = self.clustered(&default);
+            add("sharing", layout.clone());
+            homes.push(("joint from sharing", layout));
+        }
+        if self.allowed.placement && scene.sites.len() > 1 {
+            let even = self.evened(&default);
+            let part = self.effort.get() / 8;
+            let apart = self.placed(self.separated(&default), part, false);
+            add("placement from separated misses", apart.clone());
+            homes.push(("joint from separated misses", apart));
+            let placed = self.placed(default.clone(), part, false);
+            add("placement", placed.clone());
+            let placed = self.placed(even, part, false);
+            add("placement from evened misses", placed.clone());
+            homes.push(("joint from evened misses", placed));
+        }
+        let last = homes.len();
+        for (nth, (what, home)) in homes.into_iter().enumerate() {
+            // The same again is kept for its parts and turns, and for the others.
+            let part = self.effort.get() / (2 * (last - nth));
+            let layout = if self.allowed.placement && scene.sites.len() > 1 {
+                self.placed(home, part, scene.actors.len() <= JOINT_TASKS)
+            } else {
+                home
+            };
+            add(what, self.refined(&layout));
+        }
+        all
+    }
+
+    fn movable(&self) -> Vec<usize> {
+        self.scene.known().filter(|&at| self.scene.actors[at].movable).collect()
+    }
+
+    /// So many known tasks fit on each site: by cores while those are enough, else by CPUs and in proportion.
+    fn room(&self) -> Vec<usize> {
+        let tasks = self.scene.known().count();
+        let cores: usize = self.scene.sites.iter().map(|site| site.cores).sum();
+        let cpus: u32 = self.scene.sites.iter().map(|site| site.cpus.count()).sum();
+        let fair = |cpus_here: u32| (tasks * cpus_here as usize).div_ceil(cpus.max(1) as usize);
+        let room = |site: &super::scene::Site| {
+            if tasks <= cores { site.cores } else { fair(site.cpus.count()).max(site.cores) }
+        };
+        self.scene.sites.iter().map(room).collect()
+    }
+
+    fn counts(&self, layout: &Layout) -> Vec<usize> {
+        let mut counts = vec![0; self.scene.sites.len()];
+        for at in self.scene.known() {
+            if let Some(site) = layout.home[at] {
+                counts[site] += 1;
+            }
+        }
+        counts
+    }
+
+    fn site_key(&mut self, layout: &Layout, site: usize, joint: bool) -> Score {
+        if !joint {
+            self.effort.set(self.effort.get().saturating_sub(1));
+            return site_score(self.scene, layout, site);
+        }
+        let members = layout.on(self.scene, site);
+        let apart: Vec<f64> = members.iter().map(|&at| apart(self.scene, &layout.home, at, site)).collect();
+        let here = Members { scene: self.scene, site, members: &members, apart: &apart, effort: &self.effort };
+        let (cut, turns) = self.best_of(&here, true);
+        if members.is_empty() { Score::NOBODY } else { here.score(&cut, turns.as_ref()) }
+    }
+
+    /// Parts and turns of one site, the better of either first.
+    fn best_of(&self, here: &Members<'_>, hurry: bool) -> (Vec<super::layout::Group>, Option<super::layout::Turns>) {
+        if here.members.len() < 2 {
+            return (Vec::new(), None);
+        }
+        let turns = if self.allowed.gangs { here.best_turns(&self.judge, &[], hurry) } else { None };
+        let cut = if self.allowed.space { here.best_cut(&self.judge, turns.as_ref()) } else { Vec::new() };
+        if turns.is_none() || !self.allowed.space {
+            return (cut, turns);
+        }
+        // Where parts suffice, turns add nothing (kernel.md).
+        let alone = here.best_cut(&self.judge, None);
+        let (with, without) = (here.score(&cut, turns.as_ref()), here.score(&alone, None));
+        if self.judge.key(without) >= self.judge.key(with) - 1e-3 { (alone, None) } else { (cut, turns) }
+    }
+
+    fn each_site(&self, layout: &Layout, change: impl Fn(&Self, &Members<'_>, &mut Layout)) -> Layout {
+        let mut changed = layout.clone();
+        for site in 0..self.scene.sites.len() {
+            let members = layout.on(self.scene, site);
+            let apart: Vec<f64> = members.iter().map(|&at| apart(self.scene, &layout.home, at, site)).collect();
+            let here = Members { scene: self.scene, site, members: &members, apart: &apart, effort: &self.effort };
+            change(self, &here, &mut changed);
+            // Parts and turns are of tasks that stay there.
+            if !changed.cuts[site].is_empty() || changed.turns[site].is_some() {
+                for &at in members.iter().filter(|&&at| self.scene.actors[at].movable) {
+                    changed.held[at] = true;
+                }
+            }
+        }
+        changed
+    }
+
+    fn with_cuts(&self, layout: &Layout) -> Layout {
+        self.each_site(layout, |search, here, changed| {
+            changed.cuts[here.site] = here.best_cut(&search.judge, None);
+        })
+    }
+
+    fn with_turns(&self, layout: &Layout) -> Layout {
+        self.each_site(layout, |search, here, changed| {
+            changed.turns[here.site] = here.best_turns(&search.judge, &[], false);
+        })
+    }
+
+    fn refined(&self, layout: &Layout) -> Layout {
+        self.each_site(layout, |search, here, changed| {
+            (changed.cuts[here.site], changed.turns[here.site]) = search.best_of(here, false);
+        })
+    }
+
+    /// Each cluster onto one site as far as there is room; everybody else where there is room left.
+    fn clustered(&self, default: &Layout) -> Layout {
+        let movable = self.movable();
+        let mut clusters: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for &at in &movable {
+            if let Some(cluster) = self.scene.actors[at].cluster {
+                clusters.entry(cluster).or_default().push(at);
+            }
+        }
+        let mut order: Vec<Vec<usize>> = clusters.into_values().collect();
+        order.sort_by_key(|members| std::cmp::Reverse(members.len()));
+        let mut free = self.room();
+        let mut home = default.home.clone();
+        for at in self.scene.known().filter(|at| !movable.contains(at)) {
+            if let Some(site) = home[at] {
+                free[site] = free[site].saturating_sub(1);
+            }
+        }
+        for members in &order {
+            let near = |site: usize| members.iter().filter(|&&at| default.home[at] == Some(site)).count();
+            let fits = |site: usize| free[site].min(members.len());
+            let best = (0..free.len()).reduce(|a, b| if (fits(b), near(b)) > (fits(a), near(a)) { b } else { a });
+            let Some(site) = best else { continue };
+            for &at in members {
+                let to = if free[site] > 0 { Some(site) } else { (0..free.len()).find(|&other| free[other] > 0) };
+                if let Some(to) = to {
+                    free[to] -= 1;
+                    home[at] = Some(to);
+                }
+            }
+        }
+        for at in movable.into_iter().filter(|&at| self.scene.actors[at].cluster.is_none()) {
+            let stays = home[at].filter(|&site| free[site] > 0);
+            let most = (0..free.len()).reduce(|a, b| if free[b] > free[a] { b } else { a });
+            if let Some(site) = stays.or(most) {
+                free[site] = free[site].saturating_sub(1);
+                home[at] = Some(site);
+            }
+        }
+        Layout::at(self.scene, home, true)
+    }
+
+    /// Those who miss whatever they hold together, one site after the other: what they take they take from each other.
+    fn separated(&self, default: &Layout) -> Layout {
+        let mut movable = self.movable();
+        let bytes = self.scene.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let weight = |at: usize| {
+            let program = self.scene.actors[at].program.as_ref();
+            program.map_or(0.0, |one| one.wants * one.misses(bytes) / one.alone(bytes))
+        };
+        movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
+        // As many on each site as there are now.
+        let mut room = vec![0; self.scene.sites.len()];
+        for &at in &movable {
+            if let Some(site) = default.home[at] {
+                room[site] += 1;
+            }
+        }
+        let mut home = default.home.clone();
+        let mut site = 0;
+        for at in movable.into_iter().filter(|&at| default.home[at].is_some()) {
+            while site < room.len() && room[site] == 0 {
+                site += 1;
+            }
+            if site == room.len() {
+                break;
+            }
+            room[site] -= 1;
+            home[at] = Some(site);
+        }
+        Layout::at(self.scene, home, true)
+    }
+
+    /// Misses evened out over the sites (DI), the heaviest first to the lightest site.
+    fn evened(&self, default: &Layout) -> Layout {
+        let mut movable = self.movable();
+        let weight = |at: usize| {
+            let actor = &self.scene.actors[at];
+            let bytes = self.scene.sites[0].bytes;
+            actor.program.as_ref().map_or(0.0, |one| one.wants * one.misses(0.5 * bytes) / one.alone(bytes))
+        };
+        movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
+        let mut free = self.room();
+        let mut load = vec![0.0; free.len()];
+        for at in self.scene.known().filter(|&at| !self.scene.actors[at].movable) {
+            if let Some(site) = default.home[at] {
+                free[site] = free[site].saturating_sub(1);
+                load[site] += weight(at);
+            }
+        }
+        let mut home = default.home.clone();
+        for at in movable {
+            let open = (0..free.len()).filter(|&site| free[site] > 0);
+            let per_cpu = |site: usize| load[site] / f64::from(self.scene.sites[site].cpus.count().max(1));
+            if let Some(site) = open.reduce(|a, b| if per_cpu(b) < per_cpu(a) { b } else { a }) {
+                free[site] -= 1;
+                load[site] += weight(at);
+                home[at] = Some(site);
+            }
+        }
+        Layout::at(self.scene, home, true)
+    }
+
+    /// Homes by local search: moves and exchanges of tasks, and of whole clusters.
+    fn placed(&mut self, from: Layout, effort: usize, joint: bool) -> Layout {
+        let movable = self.movable();
+        let room = self.room();
+        let sites = self.scene.sites.len();
+        let mut layout = Layout::at(self.scene, from.home, true);
+        let keep = self.effort.get().saturating_sub(effort);
+        let mut scores: Vec<Score> = (0..sites).map(|site| self.site_key(&layout, site, joint)).collect();
+        let mut counts = self.counts(&layout);
+        let mut improved = true;
+        while improved && self.effort.get() > keep {
+            improved = false;
+            let mut order = movable.clone();
+            self.generator.shuffle(&mut order);
+            for &at in &order {
+                if self.effort.get() <= keep {
+                    break;
+                }
+                improved |= self.improve(at, &movable, &room, &mut layout, &mut scores, &mut counts, joint);
+            }
+        }
+        layout
+    }
+
+    /// The best move or exchange of one task; was there one?
+    #[allow(clippy::too_many_arguments)]
+    fn improve(
+        &mut self,
+        at: usize,
+        movable: &[usize],
+        room: &[usize],
+        layout: &mut Layout,
+        scores: &mut Vec<Score>,
+        counts: &mut Vec<usize>,
+        joint: bool,
+    ) -> bool {
+        let Some(here) = layout.home[at] else { return false };
+        let total = |scores: &[Score]| scores.iter().copied().fold(Score::NOBODY, Score::plus);
+        let before = self.judge.key(total(scores));
+        for site in (0..scores.len()).filter(|&site| site != here) {
+            let mut partners: Vec<Option<usize>> = Vec::new();
+            if counts[site] < room[site] {
+                partners.push(None);
+            }
+            let there = movable.iter().copied().filter(|&other| layout.home[other] == Some(site));
+            partners.extend(there.take(EXCHANGES).map(Some));
+            for partner in partners {
+                let mut changed = layout.clone();
+                changed.home[at] = Some(site);
+                if let Some(partner) = partner {
+                    changed.home[partner] = Some(here);
+                }
+                let mut found = scores.clone();
+                // Partners of a sharing cluster elsewhere feel the move as well.
+                let clustered = |at: usize| self.scene.actors[at].cluster;
+                let touched = [Some(at), partner].into_iter().flatten().filter_map(clustered).collect::<Vec<usize>>();
+                let feels = |site: usize| {
+                    layout
+                        .on(self.scene, site)
+                        .iter()
+                        .any(|&other| clustered(other).is_some_and(|c| touched.contains(&c)))
+                };
+                let again: Vec<usize> =
+                    (0..found.len()).filter(|&other| other == here || other == site || feels(other)).collect();
+                for again in again {
+                    found[again] = self.site_key(&changed, again, joint);
+                }
+                if self.judge.key(total(&found)) > before + LEAST_STEP {
+                    if partner.is_none() {
+                        counts[here] -= 1;
+                        counts[site] += 1;
+                    }
+                    (*layout, *scores) = (changed, found);
+                    return true;
+                }
+            }
+        }
+        false
+    }
+}
+
+/// Tasks of another site that one is tried against.
+const EXCHANGES: usize = 8;
+/// A step must be worth something, or moves would be made for nothing.
+const LEAST_STEP: f64 = 1e-4;

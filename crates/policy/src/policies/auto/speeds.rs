@@ -1,0 +1,161 @@
+//! How fast each task runs and what it waits for, out of the counters of recent windows.
+//!
+//! Older windows fade by half in a few windows, so that memory goes by time and not by plans. Rates are ratios of sums:
+//! short windows weigh less. A window in which a task was traced says nothing of its speed.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Event, Level, Observation, Plan, ProbeWhat, StallCause, TaskId, TaskSeen};
+
+/// Of a task; `None` = not counted.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Speed {
+    pub cycles_per_instr: f64,
+    pub misses_per_instr: Option<f64>,
+    pub stall_cycles_per_miss: Option<f64>,
+    pub references_per_instr: Option<f64>,
+    /// Lines to and from memory, prefetched ones too, per miss.
+    pub lines_per_miss: Option<f64>,
+    /// Cycles that a miss waits in the queue for memory.
+    pub queue_cycles_per_miss: Option<f64>,
+    /// Cycles that went by, per instruction: of all time, not of that on a CPU.
+    pub elapsed_cycles_per_instr: f64,
+    pub remote_cycles_per_instr: Option<f64>,
+    /// Share of one CPU that it runs or waits for.
+    pub wants: f64,
+}
+
+/// Sums that fade; each event has the instructions during which it was counted.
+#[derive(Clone, Copy, Default, Debug)]
+struct Sum {
+    events: f64,
+    instructions: f64,
+}
+
+#[derive(Clone, Default, Debug)]
+struct Sums {
+    phase: u32,
+    instructions: f64,
+    cycles: f64,
+    wanted_ns: f64,
+    elapsed_ns: f64,
+    misses: Sum,
+    references: Sum,
+    stalls: Sum,
+    remote: Sum,
+    queue: Sum,
+    read_bytes: Sum,
+    written_bytes: Sum,
+    ran_ns: f64,
+}
+
+/// What is left of a window's weight in the next.
+const FADES_TO: f64 = 0.8;
+
+/// Of all tasks.
+#[derive(Clone, Default, Debug)]
+pub struct Speeds(BTreeMap<TaskId, Sums>);
+
+/// Cycles that wait for what lies behind the last level.
+fn stalls(task: &TaskSeen) -> Option<f64> {
+    let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue];
+    let counted = causes.into_iter().filter_map(|cause| task.counts.get(Event::StallCycles(cause)));
+    counted.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))
+}
+
+impl Sum {
+    fn add(&mut self, events: Option<f64>, instructions: f64) {
+        self.events *= FADES_TO;
+        self.instructions *= FADES_TO;
+        if let Some(events) = events {
+            self.events += events;
+            self.instructions += instructions;
+        }
+    }
+    fn per_instr(self) -> Option<f64> {
+        (self.instructions > 0.0).then(|| self.events / self.instructions)
+    }
+}
+
+impl Speeds {
+    /// Takes a window in; tasks that are gone are forgotten, and what a phase's change made untrue.
+    pub fn follow(&mut self, seen: &Observation, before: &Plan, level: Level, phase: impl Fn(TaskId) -> u32) {
+        self.0.retain(|task, _| seen.tasks.iter().any(|other| other.task == *task && !other.exited));
+        let traced = |task: TaskId| {
+            before.probes.iter().any(|probe| matches!(probe.what, ProbeWhat::Trace { task: one, .. } if one == task))
+        };
+        for task in seen.tasks.iter().filter(|task| !task.exited && !traced(task.task)) {
+            let counted = task.counts.get(Event::Instructions).zip(task.counts.get(Event::Cycles));
+            let Some((instructions, cycles)) = counted.filter(|(i, c)| *i > 0.0 && *c > 0.0) else { continue };
+            let sums = self.0.entry(task.task).or_default();
+            if sums.phase != phase(task.task) {
+                *sums = Sums { phase: phase(task.task), ..Sums::default() };
+            }
+            let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            let wanted_ns = ran_ns as f64 + task.runnable_wait_ns.unwrap_or(0) as f64;
+            let fade = |sum: &mut f64, more: f64| *sum = FADES_TO * *sum + more;
+            fade(&mut sums.instructions, instructions);
+            fade(&mut sums.cycles, cycles);
+            fade(&mut sums.wanted_ns, wanted_ns);
+            fade(&mut sums.ran_ns, ran_ns as f64);
+            fade(&mut sums.elapsed_ns, seen.span.elapsed_ns as f64);
+            sums.misses.add(task.counts.get(Event::Misses(level)), instructions);
+            sums.references.add(task.counts.get(Event::References(level)), instructions);
+            sums.stalls.add(stalls(task), instructions);
+            sums.remote.add(task.counts.get(Event::StallCycles(StallCause::RemoteCache)), instructions);
+            sums.queue.add(task.counts.get(Event::StallCycles(StallCause::BusQueue)), instructions);
+            sums.read_bytes.add(task.counts.get(Event::MemoryReadBytes), instructions);
+            sums.written_bytes.add(task.counts.get(Event::MemoryWriteBytes), instructions);
+        }
+    }
+
+    /// `None` until it ran in a window in which it was counted.
+    pub fn of(&self, task: TaskId, line_bytes: f64) -> Option<Speed> {
+        let sums = self.0.get(&task).filter(|sums| sums.instructions > 0.0)?;
+        let misses = sums.misses.per_instr();
+        let per_miss = |of: Sum| of.per_instr().zip(misses.filter(|&rate| rate > 1e-7)).map(|(a, b)| a / b);
+        Some(Speed {
+            cycles_per_instr: sums.cycles / sums.instructions,
+            misses_per_instr: misses,
+            stall_cycles_per_miss: per_miss(sums.stalls),
+            references_per_instr: sums.references.per_instr(),
+            lines_per_miss: per_miss(sums.read_bytes)
+                .map(|bytes| (bytes + per_miss(sums.written_bytes).unwrap_or(0.0)) / line_bytes),
+            queue_cycles_per_miss: per_miss(sums.queue),
+            elapsed_cycles_per_instr: sums.cycles / sums.instructions * sums.elapsed_ns / sums.ran_ns.max(1.0),
+            remote_cycles_per_instr: sums.remote.per_instr(),
+            wants: (sums.wanted_ns / sums.elapsed_ns.max(1.0)).clamp(0.02, 1.0),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::test_kit::observation;
+    use cachemate_core::{Counts, Reading, Window};
+
+    /// Are rates ratios of what was counted, forgotten at a change of phase, and absent where nothing was counted?
+    #[test]
+    fn rates_are_of_what_was_counted() {
+        let mut seen = observation(0, 2);
+        let counts = [
+            (Event::Instructions, 1000),
+            (Event::Cycles, 3000),
+            (Event::Misses(Level::L3), 10),
+            (Event::StallCycles(StallCause::LocalMemory), 1000),
+        ];
+        let reading = |(event, count): (Event, u64)| Reading { event, count, counted_share: 1.0 };
+        seen.tasks[0].counts = Counts(counts.map(reading).to_vec());
+        let (mut speeds, plan) = (Speeds::default(), Plan::idle(Window::Time { ns: 1 }));
+        speeds.follow(&seen, &plan, Level::L3, |_| 0);
+        let (known, unknown) = (seen.tasks[0].task, seen.tasks[1].task);
+        let speed = speeds.of(known, 64.0).unwrap();
+        assert_eq!((speed.cycles_per_instr, speed.misses_per_instr), (3.0, Some(0.01)));
+        assert_eq!((speed.stall_cycles_per_miss, speed.remote_cycles_per_instr), (Some(100.0), None));
+        assert_eq!(speeds.of(unknown, 64.0), None);
+        seen.tasks[0].counts.0[1].count = 9000;
+        speeds.follow(&seen, &plan, Level::L3, |_| 1);
+        assert_eq!(speeds.of(known, 64.0).unwrap().cycles_per_instr, 9.0);
+    }
+}

@@ -1,0 +1,328 @@
+//! Mixes drawn from a seed, by family: programs told by what they do alone, in the machine's own measures.
+//!
+//! A draw knows the machine's caches, CPUs and latencies, and nothing of any policy. Sizes are shares of the contended
+//! cache, so that a family says the same on every machine.
+
+use cachemate_core::{Goal, Level, MachineSpec, SplitMix64};
+use cachemate_interval::{Demand, Job, Phase, Point, PrivateLevel, Program, RegionUse};
+use serde::Serialize;
+
+/// What a mix is about.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Family {
+    /// Threads that share data, and room for all.
+    Sharing,
+    /// Programs that keep data beside streams.
+    Contention,
+    /// Twice as many programs as CPUs.
+    Overcommitted,
+    /// More that keep data than can be kept apart: only parts of caches help.
+    Space,
+    /// One of them was promised a speed.
+    Floors,
+    /// Sharing clusters, streams and programs that keep data at once.
+    Crossed,
+    /// Programs that change what they do.
+    Phased,
+    /// Programs that come and go.
+    Arrivals,
+    /// Nothing to be gained.
+    Null,
+}
+
+/// All of them.
+pub const FAMILIES: [Family; 9] = [
+    Family::Sharing,
+    Family::Contention,
+    Family::Overcommitted,
+    Family::Space,
+    Family::Floors,
+    Family::Crossed,
+    Family::Phased,
+    Family::Arrivals,
+    Family::Null,
+];
+
+impl Family {
+    /// As people and file names have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Sharing => "sharing",
+            Family::Contention => "contention",
+            Family::Overcommitted => "overcommitted",
+            Family::Space => "space",
+            Family::Floors => "floors",
+            Family::Crossed => "crossed",
+            Family::Phased => "phased",
+            Family::Arrivals => "arrivals",
+            Family::Null => "null",
+        }
+    }
+}
+
+/// Of the machine, what programs are told in.
+struct Measures {
+    cache_bytes: f64,
+    latency_cycles: f64,
+    caches: usize,
+    cores_per_cache: usize,
+    cpus: usize,
+    hertz: f64,
+}
+
+impl Measures {
+    fn of(machine: &MachineSpec) -> Option<Self> {
+        let last = machine.last_level()?;
+        let cores_per_cache = last.shared_by_cores.max(1) as usize;
+        Some(Measures {
+            cache_bytes: last.size_bytes as f64,
+            latency_cycles: f64::from(machine.memory.local_latency_cycles),
+            caches: (machine.cores() as usize / cores_per_cache).max(1),
+            cores_per_cache,
+            cpus: machine.cpus() as usize,
+            hertz: machine.hertz as f64,
+        })
+    }
+
+    fn cores(&self) -> usize {
+        self.caches * self.cores_per_cache
+    }
+}
+
+struct Draw<'a> {
+    on: &'a Measures,
+    generator: SplitMix64,
+}
+
+/// Points of a profile.
+const SIZES: u32 = 64;
+/// Tasks at most: larger machines stay partly idle.
+const TASKS_AT_MOST: usize = 16;
+
+impl Draw<'_> {
+    fn between(&mut self, low: f64, high: f64) -> f64 {
+        low + (high - low) * self.generator.unit()
+    }
+
+    /// Fills per instruction by bytes held; each waits for so much of memory's latency.
+    fn phase(&mut self, fills: impl Fn(f64) -> f64, overlap: f64, base_cycles: f64) -> Phase {
+        let on = self.on;
+        let point = |at: u32| {
+            let size_bytes = on.cache_bytes * f64::from(at) / f64::from(SIZES);
+            let fills = fills(size_bytes);
+            let stall = fills * on.latency_cycles * overlap;
+            Point {
+                size_bytes,
+                cycles_per_instr: base_cycles + stall,
+                demand_fills_per_instr: fills,
+                prefetch_fills_per_instr: 0.0,
+                writebacks_per_instr: 0.2 * fills,
+                memory_stall_cycles_per_instr: stall,
+                unaided: None,
+            }
+        };
+        let references_per_instr = fills(0.0).max(1e-4);
+        let first =
+            PrivateLevel { level: Level::L1Data, references_per_instr: 0.3, misses_per_instr: references_per_instr };
+        Phase {
+            instructions: None,
+            references_per_instr,
+            points: (1..=SIZES).map(point).collect(),
+            footprint_bytes: None,
+            private_levels: vec![first],
+            sharing: Vec::new(),
+            half_private_extra_cycles_per_instr: 0.0,
+        }
+    }
+
+    /// Keeps this share of the cache, and loses by what is taken of it: one working set or two.
+    fn keeper(&mut self, share: f64) -> Phase {
+        let bytes = share * self.on.cache_bytes;
+        let (rate, hot) = (self.between(0.004, 0.02), self.between(0.1, 0.5));
+        let (part, base) = (self.between(0.0, 0.6), self.between(0.5, 1.2));
+        let overlap = self.between(0.4, 1.0);
+        let missing = |held: f64, of: f64| (1.0 - held / of).max(0.0);
+        let fills = move |held: f64| {
+            let two = part * missing(held, hot * bytes) + (1.0 - part) * missing(held, bytes);
+            rate * two + 1e-6
+        };
+        self.phase(fills, overlap, base)
+    }
+
+    /// Brings in and keeps nothing.
+    fn stream(&mut self) -> Phase {
+        let (rate, base, overlap) = (self.between(0.004, 0.012), self.between(0.4, 1.0), self.between(0.15, 0.4));
+        self.phase(move |_| rate, overlap, base)
+    }
+
+    /// Hardly uses the cache.
+    fn quiet(&mut self) -> Phase {
+        let (rate, base) = (self.between(1e-5, 2e-4), self.between(0.4, 1.5));
+        let bytes = 0.02 * self.on.cache_bytes;
+        self.phase(move |held| rate * (1.0 - held / bytes).max(0.0) + 1e-7, 0.7, base)
+    }
+
+    /// So many threads over one region that they read and write.
+    fn sharers(&mut self, number: u32, threads: u32) -> Job {
+        let share = self.between(0.05, 0.2);
+        let mut phase = self.keeper(share);
+        let (reads, writes) = (self.between(0.002, 0.006), self.between(0.0005, 0.002));
+        let bytes = self.between(0.02, 0.1) * self.on.cache_bytes;
+        phase.sharing = vec![RegionUse { region: number, bytes, reads_per_instr: reads, writes_per_instr: writes }];
+        Job { threads, ..job(&format!("sharers-{number}"), phase) }
+    }
+
+    fn shuffled(&mut self, mut jobs: Vec<Job>) -> Vec<Job> {
+        self.generator.shuffle(&mut jobs);
+        jobs
+    }
+
+    /// So many that keep data, so many streams.
+    fn of_both(&mut self, keepers: usize, share: (f64, f64), streams: usize) -> Vec<Job> {
+        let mut jobs = Vec::new();
+        for at in 0..keepers {
+            let share = self.between(share.0, share.1);
+            let phase = self.keeper(share);
+            jobs.push(job(&format!("keeper-{at}"), phase));
+        }
+        for at in 0..streams {
+            let phase = self.stream();
+            jobs.push(job(&format!("stream-{at}"), phase));
+        }
+        self.shuffled(jobs)
+    }
+
+    fn mix(&mut self, family: Family, length_ns: u64) -> Vec<Job> {
+        let on = self.on;
+        let tasks = on.cores().min(TASKS_AT_MOST);
+        let each = on.cores_per_cache as f64;
+        match family {
+            Family::Null => {
+                let kind = self.generator.below(3);
+                let make = |draw: &mut Self, at: usize| match kind {
+                    0 => job(&format!("quiet-{at}"), draw.quiet()),
+                    1 => job(&format!("stream-{at}"), draw.stream()),
+                    _ => {
+                        let share = draw.between(0.2, 0.6) / each;
+                        job(&format!("keeper-{at}"), draw.keeper(share))
+                    }
+                };
+                (0..tasks).map(|at| make(self, at)).collect()
+            }
+            Family::Contention => self.of_both(tasks - tasks / 2, (0.3 / each, 1.6 / each), tasks / 2),
+            Family::Space => {
+                let streams = on.caches.min(tasks / 2).max(1);
+                self.of_both(tasks - streams, (0.4 / each, 1.2 / each), streams)
+            }
+            Family::Overcommitted => {
+                let cpus = on.cpus.min(TASKS_AT_MOST);
+                self.of_both(cpus, (0.5 / each, 0.95 / each), cpus)
+            }
+            Family::Floors => {
+                let mut jobs = self.of_both(tasks - tasks / 2, (0.3 / each, 1.2 / each), tasks / 2);
+                let goal = Goal { priority: 1.0, degradation_at_most: Some(0.15) };
+                if let Some(first) = jobs.iter_mut().find(|job| job.name.starts_with("keeper")) {
+                    first.goal = Some(goal);
+                }
+                jobs
+            }
+            Family::Sharing => {
+                // Quiet programs come first: threads of a process then do not fill a cache just so.
+                let threads = on.cores_per_cache.min(4);
+                let first = 1 + self.generator.below(on.cores_per_cache as u64 - 1) as usize;
+                let processes = (tasks.saturating_sub(first) / threads).max(1);
+                let mut jobs: Vec<Job> = (0..first).map(|at| job(&format!("quiet-{at}"), self.quiet())).collect();
+                for number in 0..processes {
+                    jobs.push(self.sharers(number as u32, threads as u32));
+                }
+                for at in first + processes * threads..tasks {
+                    jobs.push(job(&format!("quiet-{at}"), self.quiet()));
+                }
+                jobs
+            }
+            Family::Crossed => {
+                let threads = on.cores_per_cache.clamp(2, 3) as u32;
+                let clusters = (tasks / 2 / threads as usize).max(1) as u32;
+                let rest = tasks.saturating_sub((clusters * threads) as usize);
+                let mut jobs: Vec<Job> = (0..clusters).map(|number| self.sharers(number, threads)).collect();
+                jobs.extend(self.of_both(rest - rest / 2, (0.3 / each, 1.2 / each), rest / 2));
+                self.shuffled(jobs)
+            }
+            Family::Phased => {
+                let mut jobs = self.of_both(tasks - tasks / 2, (0.3 / each, 1.6 / each), tasks / 2);
+                for job in &mut jobs {
+                    self.phased(job, length_ns);
+                }
+                jobs
+            }
+            Family::Arrivals => {
+                let mut jobs = self.of_both(tasks - tasks / 2, (0.3 / each, 1.6 / each), tasks / 2);
+                for job in jobs.iter_mut().skip(tasks / 2) {
+                    job.start_ns = self.generator.below(length_ns / 2);
+                }
+                jobs
+            }
+        }
+    }
+
+    /// Every other stretch it does something else.
+    fn phased(&mut self, job: &mut Job, length_ns: u64) {
+        let other = if job.name.starts_with("stream") { self.quiet() } else { self.stream() };
+        let instr_per_s = self.on.hertz;
+        let first = job.program.phases[0].clone();
+        let mut stretch = |phase: Phase| {
+            let seconds = self.between(0.1, 0.3) * length_ns as f64 / 1e9;
+            let cycles = phase.points.last().map_or(1.0, |point| point.cycles_per_instr);
+            Phase { instructions: Some(seconds * instr_per_s / cycles), ..phase }
+        };
+        job.program.phases = vec![stretch(first), stretch(other)];
+        job.program.repeats_from = Some(0);
+    }
+}
+
+fn job(name: &str, phase: Phase) -> Job {
+    let program = Program {
+        name: name.to_string(),
+        phases: vec![phase],
+        repeats_from: None,
+        demand: Demand::default(),
+        progress_per_instr: None,
+    };
+    Job { name: name.to_string(), ..Job::new(program) }
+}
+
+/// The programs of one mix; `None` where the machine has no data cache, or has no use for the family.
+pub fn mix(machine: &MachineSpec, family: Family, seed: u64, length_ns: u64) -> Option<Vec<Job>> {
+    let on = Measures::of(machine)?;
+    let divides = machine.pages.colours.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
+    let useless = match family {
+        Family::Space => !divides,
+        Family::Sharing | Family::Crossed => on.caches < 2 || on.cores_per_cache < 2,
+        Family::Contention | Family::Phased | Family::Arrivals => on.cores() < 2,
+        Family::Overcommitted => on.cores_per_cache < 2,
+        Family::Floors | Family::Null => false,
+    };
+    let mut draw = Draw { on: &on, generator: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)) };
+    (!useless).then(|| draw.mix(family, length_ns))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is every family's mix made of programs that can be, and the same for the same seed?
+    #[test]
+    fn mixes_are_drawn_alike() {
+        for machine in ["opteron-2350", "xeon-x5365", "epyc-7742?cores_per_package=8&contexts_per_core=1"] {
+            let machine = cachemate_spec::load_machine(machine).unwrap();
+            for family in FAMILIES {
+                let drawn = mix(&machine, family, 7, 1_000_000_000_000);
+                assert_eq!(drawn, mix(&machine, family, 7, 1_000_000_000_000));
+                for job in drawn.into_iter().flatten() {
+                    job.program.check().unwrap_or_else(|bad| panic!("{family:?}: {bad}"));
+                }
+            }
+        }
+    }
+}

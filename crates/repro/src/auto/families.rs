@@ -1,0 +1,125 @@
+//! Every mix under every contender, on several machine seeds.
+
+use cachemate_core::MachineSpec;
+use cachemate_interval::Job;
+
+use super::draw::{FAMILIES, Family, mix};
+use super::run::{Contender, Outcome, run};
+use crate::{Context, ReproError};
+
+/// Machine seeds: the first chooses the best single mechanism, the others score.
+const MACHINE_SEEDS: u64 = 3;
+
+/// What is compared, the default first and `auto` last.
+pub fn contenders() -> Vec<Contender> {
+    let only =
+        |what: &'static str, mechanisms: &str| Contender::new(what, "auto", &format!("without = [{mechanisms}]"));
+    vec![
+        Contender::new("default", "default", "window_ns = 1000000000"),
+        only("only placement", "\"sharing\", \"space\", \"gangs\""),
+        only("only sharing", "\"placement\", \"space\", \"gangs\""),
+        only("only space", "\"placement\", \"sharing\", \"gangs\""),
+        only("only gangs", "\"placement\", \"sharing\", \"space\""),
+        Contender::new("dio", "dio", ""),
+        Contender::new("thread-clustering", "thread-clustering", ""),
+        Contender::new("cache-sizing", "cache-sizing", "window_ns = 1000000000"),
+        Contender::new("auto", "auto", ""),
+    ]
+}
+
+/// The rows of [`contenders`] that are single mechanisms.
+pub fn singles() -> std::ops::Range<usize> {
+    1..contenders().len() - 1
+}
+
+/// How one contender did on one machine seed.
+#[derive(Clone, Debug)]
+pub struct Did {
+    /// Mean over jobs of speed over that alone, from arrival on.
+    pub weighted_speedup: f64,
+    /// Largest time over time alone.
+    pub worst_slowdown: f64,
+    /// Of settled windows, those in which a promised speed was kept; `None` = nothing was promised.
+    pub floors_kept: Option<f64>,
+}
+
+/// One mix with all that was measured.
+#[derive(Clone, Debug)]
+pub struct Mix {
+    pub family: Family,
+    pub machine: String,
+    pub seed: u64,
+    /// By machine seed, then contender.
+    pub did: Vec<Vec<Did>>,
+}
+
+impl Mix {
+    /// Gain of a contender over another, in per cent, for the machine seeds that score.
+    pub fn gains(&self, of: usize, over: usize) -> Vec<f64> {
+        let gain = |did: &Vec<Did>| 100.0 * (did[of].weighted_speedup / did[over].weighted_speedup - 1.0);
+        self.did.iter().skip(1).map(gain).collect()
+    }
+
+    /// The single mechanism that was best on the first machine seed.
+    pub fn best_single(&self) -> usize {
+        let value = |at: usize| self.did[0][at].weighted_speedup;
+        singles().reduce(|a, b| if value(b) > value(a) { b } else { a }).unwrap_or(0)
+    }
+}
+
+/// A job alone on the machine for this long.
+const ALONE_NS: u64 = 60_000_000_000;
+
+fn alone(machine: &MachineSpec, job: &Job, length_ns: u64) -> Result<f64, ReproError> {
+    // A program with phases is as fast as over all of them, counted from its arrival.
+    let length_ns = if job.program.phases.len() > 1 { length_ns } else { ALONE_NS };
+    let job = Job { start_ns: 0, ..job.clone() };
+    let default = &contenders()[0];
+    Ok(run(machine, &[job], default, 1, length_ns, |_| ())?.instr_per_s[0])
+}
+
+fn judged(jobs: &[Job], alone: &[f64], outcome: &Outcome) -> Did {
+    let over_alone: Vec<f64> = outcome.instr_per_s.iter().zip(alone).map(|(rate, alone)| rate / alone).collect();
+    let promised: Vec<(usize, f64)> =
+        jobs.iter().enumerate().filter_map(|(at, job)| Some((at, job.goal?.degradation_at_most?))).collect();
+    let kept = |window: &&Vec<f64>| promised.iter().all(|&(at, limit)| window[at] * (1.0 + limit) >= alone[at]);
+    let windows = outcome.windows.len().max(1) as f64;
+    Did {
+        weighted_speedup: over_alone.iter().sum::<f64>() / over_alone.len() as f64,
+        worst_slowdown: over_alone.iter().map(|speed| 1.0 / speed).fold(0.0, f64::max),
+        floors_kept: (!promised.is_empty()).then(|| outcome.windows.iter().filter(kept).count() as f64 / windows),
+    }
+}
+
+/// Draws and runs everything.
+///
+/// # Errors
+/// A run that fails, or the interruption.
+pub fn run_all(
+    context: &Context<'_>,
+    machines: &[MachineSpec],
+    mixes: u32,
+    length_ns: u64,
+) -> Result<Vec<Mix>, ReproError> {
+    let contenders = contenders();
+    let mut all = Vec::new();
+    for machine in machines {
+        for family in FAMILIES {
+            for nth in 0..mixes {
+                let seed = context.seeds[0] * 1_000 + u64::from(nth);
+                let Some(jobs) = mix(machine, family, seed, length_ns) else { continue };
+                (context.progress)(&format!("{}, {} {seed}", machine.name, family.name()));
+                let alone = context.run_all(&jobs, |job| alone(machine, job, length_ns))?;
+                let runs: Vec<(u64, &Contender)> =
+                    (1..=MACHINE_SEEDS).flat_map(|seed| contenders.iter().map(move |one| (seed, one))).collect();
+                let did = context.run_all(&runs, |(machine_seed, contender)| {
+                    let outcome = run(machine, &jobs, contender, seed ^ machine_seed, length_ns, |_| ())?;
+                    Ok(judged(&jobs, &alone, &outcome))
+                })?;
+                let did = did.chunks(contenders.len()).map(<[Did]>::to_vec).collect();
+                all.push(Mix { family, machine: machine.name.clone(), seed, did });
+            }
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,129 @@
+//! One mix under one policy on the interval machine, from arrival on, with everything that it costs.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Event, Machine, MachineSpec, Observation, PolicyConfig, ProcessId, Record, TaskId, Window};
+use cachemate_interval::{IntervalMachine, Job, Options};
+use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
+
+use crate::ReproError;
+use crate::setup::failed;
+
+/// A policy with its parameters.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Contender {
+    /// In tables.
+    pub what: &'static str,
+    pub policy: &'static str,
+    pub parameters: String,
+}
+
+impl Contender {
+    pub fn new(what: &'static str, policy: &'static str, parameters: &str) -> Self {
+        Contender { what, policy, parameters: parameters.to_string() }
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Outcome {
+    /// Of each job, instructions a second from its arrival to the end, all threads.
+    pub instr_per_s: Vec<f64>,
+    /// Of each window of the second half, the speed of each job.
+    pub windows: Vec<Vec<f64>>,
+    pub records: u64,
+}
+
+/// Instructions that make a reading of counters count: about a tenth of a second's.
+const COUNTED_INSTRUCTIONS: f64 = 1e8;
+
+/// Runs a mix to its end.
+///
+/// # Errors
+/// A machine or programs that cannot be, or a policy that fails.
+pub fn run(
+    machine: &MachineSpec,
+    jobs: &[Job],
+    contender: &Contender,
+    seed: u64,
+    length_ns: u64,
+    mut each: impl FnMut(&Record),
+) -> Result<Outcome, ReproError> {
+    let options = Options { seed, length_ns: Some(length_ns), ..Options::default() };
+    let wrong = failed(contender.what);
+    let mut simulated = IntervalMachine::new(machine, options, jobs.to_vec()).map_err(failed(contender.what))?;
+    let first_window = Window::Time { ns: 1_000_000_000 };
+    simulated.set_first_window(first_window);
+    let standard = Standard {
+        policy: PolicyConfig { name: contender.policy.to_string(), parameters: contender.parameters.clone(), seed },
+        guard: None,
+        counted_instructions: COUNTED_INSTRUCTIONS,
+        predictor: miss_penalty_of_machine(machine),
+        watches_code: false,
+        first_window,
+    };
+    let config = standard.for_machine(simulated.topology(), simulated.capabilities());
+    let pipeline = Pipeline::build(config).map_err(wrong)?;
+    let mut books = Books::new(jobs);
+    pipeline
+        .run(simulated, |_, record| {
+            books.add(&record.seen, length_ns);
+            each(&record);
+            true
+        })
+        .map_err(failed(contender.what))?;
+    Ok(books.outcome(jobs, length_ns))
+}
+
+/// Instructions by job: observations count them exactly.
+struct Books {
+    job_of: BTreeMap<ProcessId, usize>,
+    names: Vec<String>,
+    instructions: Vec<f64>,
+    windows: Vec<Vec<f64>>,
+    taken: Vec<TaskId>,
+    records: u64,
+}
+
+impl Books {
+    fn new(jobs: &[Job]) -> Self {
+        Books {
+            job_of: BTreeMap::new(),
+            names: jobs.iter().map(|job| job.name.clone()).collect(),
+            instructions: vec![0.0; jobs.len()],
+            windows: Vec::new(),
+            taken: Vec::new(),
+            records: 0,
+        }
+    }
+
+    fn add(&mut self, seen: &Observation, length_ns: u64) {
+        self.records += 1;
+        let mut here = vec![0.0; self.names.len()];
+        for task in &seen.tasks {
+            if !self.taken.contains(&task.task) {
+                self.taken.push(task.task);
+            }
+            let known = self.job_of.get(&task.process).copied();
+            let named = || self.names.iter().position(|name| *name == task.name);
+            let Some(job) = known.or_else(named) else { continue };
+            self.job_of.insert(task.process, job);
+            here[job] += task.counts.get(Event::Instructions).unwrap_or(0.0);
+        }
+        self.instructions.iter_mut().zip(&here).for_each(|(sum, more)| *sum += more);
+        if seen.span.start_ns > length_ns / 2 {
+            let seconds = seen.span.elapsed_ns.max(1) as f64 / 1e9;
+            self.windows.push(here.into_iter().map(|instructions| instructions / seconds).collect());
+        }
+    }
+
+    fn outcome(self, jobs: &[Job], length_ns: u64) -> Outcome {
+        let seconds = |job: &Job| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
+        let rate = |(instructions, job): (&f64, &Job)| instructions / seconds(job);
+        Outcome {
+            instr_per_s: self.instructions.iter().zip(jobs).map(rate).collect(),
+            windows: self.windows,
+            records: self.records,
+        }
+    }
+}

@@ -297,7 +297,7 @@ impl Agent {
         self.stock.push(list, slot);
     }
 
-    /// A frame of an allowed colour, else any of the stock, else the kernel's. Whoever waits for the page always goes on.
+    /// A frame of an allowed colour, else any of the stock, else the kernel's. Threads that wait for the page always go on.
     fn give(&mut self, page: u64) -> bool {
         let mask = self.account.mask;
         let mut frame = self.stock.take(mask);
@@ -581,7 +581,7 @@ impl Agent {
         false
     }
 
-    /// Events while a page is out. Faults that come with them are answered by waking: whoever waits asks again.
+    /// Events while a page is out. Faults that come with them are answered by waking: waiting threads ask again.
     fn read_events_only(&mut self) {
         let mut message = [0u64; 4];
         let args = [self.files.faults as usize, message.as_mut_ptr() as usize, 32, 0, 0, 0];

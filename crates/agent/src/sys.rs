@@ -142,7 +142,7 @@ pub mod fault {
     pub fn copy(file: isize, from: u64, page: u64) -> isize {
         ioctl(file, COPY, &mut [page, from, PAGE, 0, 0])
     }
-    /// Gives the frame at `from` to `page`; whoever waits there goes on.
+    /// Gives the frame at `from` to `page`; waiting threads go on.
     pub fn give(file: isize, from: u64, page: u64) -> isize {
         ioctl(file, MOVE, &mut [page, from, PAGE, 0, 0])
     }

@@ -7,7 +7,7 @@ use cachemate_core::{
 
 /// What a standard pipeline is told besides the machine.
 pub struct Standard {
-    /// Who decides.
+    /// The policy that decides.
     pub policy: PolicyConfig,
     /// `None` = off.
     pub guard: Option<GuardConfig>,

@@ -42,7 +42,7 @@ pub trait Company {
     fn knows(&self, task: TaskId) -> bool;
     /// How badly two tasks go together; 0 where nothing is known of one of them.
     fn clash(&self, one: TaskId, other: TaskId) -> f64;
-    /// What else counts against the task, whoever is beside it.
+    /// The weight that counts against the task beside any other.
     fn burden(&self, task: TaskId) -> f64;
     /// What it costs to bring the task in from waiting, in the unit of clashes: *set* pays it.
     fn refill(&self, _task: TaskId) -> f64 {
@@ -54,7 +54,7 @@ pub trait Company {
     }
 }
 
-/// Company in which who does not run yet pays for being brought in.
+/// Adds the reload cost to tasks that are not resident.
 struct BroughtIn<'a> {
     company: &'a dyn Company,
     running: &'a [TaskId],
@@ -90,7 +90,7 @@ pub struct Scheduler {
     pub window_ns: u64,
     /// Score of one sample that the task has run.
     pub sample_weight: f64,
-    /// Advice is silent about who has run so many samples less than the mean task below its cache.
+    /// Advice is silent about a task that has run so many samples less than the mean task below its cache.
     pub behind_at_most_samples: f64,
     homes: BTreeMap<TaskId, usize>,
     /// Samples run so far; newcomers begin with the least of their cache.
@@ -283,7 +283,7 @@ impl Scheduler {
         if running.len() == places && total(running) <= total(&chosen) { running.to_vec() } else { chosen }
     }
 
-    /// Whoever ran stays on its CPU; the others take what is free, in ascending order.
+    /// A task that ran stays on its CPU; the others take the free ones, in ascending order.
     fn seats(
         &self,
         cpus: &CpuSet,

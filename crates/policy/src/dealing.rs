@@ -19,7 +19,7 @@ pub struct Domain<'a> {
     pub tasks: Vec<&'a TaskSeen>,
 }
 
-/// Remembers who was dealt where.
+/// Remembers the cache of each task.
 #[derive(Clone, Debug, Default)]
 pub struct Dealt {
     places: BTreeMap<TaskId, CacheId>,

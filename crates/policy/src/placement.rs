@@ -95,7 +95,7 @@ pub struct PlacedProgram {
     pub why: String,
 }
 
-/// One cache and who is on it.
+/// One cache and the programs on it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlacedCache {
     pub cache: Option<CacheId>,
@@ -105,7 +105,7 @@ pub struct PlacedCache {
     pub cpus: Vec<(CpuId, Vec<String>)>,
 }
 
-/// Who goes where, what to expect of it, and why.
+/// A placement: each program's place, the expected slowdown, and the reasons.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Placement {
     /// Programs in the order given.

@@ -242,7 +242,7 @@ fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_
     }
 }
 
-/// Where each task runs, for how much of the time, and beside whom.
+/// Each task's places, its share of the time there, and its neighbors.
 struct Presence {
     cpu: BTreeMap<TaskId, CpuId>,
     share: BTreeMap<TaskId, f64>,

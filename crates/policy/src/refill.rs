@@ -42,7 +42,7 @@ pub struct Refills(BTreeMap<TaskId, Stays>);
 
 impl Refills {
     /// Once a window, with the tasks seen and the misses counted in this window's sample, of those that have any.
-    /// Only who ran all but a tenth of the window has a sample that compares.
+    /// Only a task that ran all but a tenth of the window has a sample that compares.
     pub fn follow(&mut self, tasks: &[TaskSeen], elapsed_ns: u64, counted: &BTreeMap<TaskId, f64>) {
         let present = || tasks.iter().filter(|task| !task.exited);
         let ids: BTreeSet<TaskId> = present().map(|task| task.task).collect();

@@ -125,7 +125,7 @@ fn name_or(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_string() } else { path.to_string() }
 }
 
-/// Rust's names for numbers mean nothing to who writes a machine.
+/// Rust's names for numbers mean nothing to the author of a machine.
 fn plain_type(expected: &str) -> String {
     match expected.trim_matches('`') {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more".to_string(),

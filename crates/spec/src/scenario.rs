@@ -1,4 +1,4 @@
-//! A run on the simulated machine: which machine, which programs, who decides, for how long, from which seed.
+//! A run on the simulated machine: its machine, programs, policy, length and seed.
 
 use std::collections::BTreeSet;
 

@@ -2,8 +2,8 @@
 //!
 //! Problem: which address bits choose the set is not known in a virtual machine, where frame numbers are the guest's own.
 //! Method: group testing (Vila, Köpf and Morales, S&P 2019). A large set that pushes a target out is cut into one group more
-//! than the cache has ways; some group can be left out, until hardly more than a set's worth is left. Everybody whom that
-//! set pushes out is of its class; the next target is somebody who is in none. What is left in the end may be the last class.
+//! than the cache has ways; some group can be left out, until hardly more than a set's worth is left. All pages that this
+//! set evicts belong to its class; the next target is a page of no class. The pages left at the end may be the last class.
 //! Classes that push each other out are one.
 //! Properties: pure; every answer may be wrong now and then: a set is purified, a class needs more members than ways, and
 //! what fits nowhere is counted, not forced.

@@ -26,7 +26,7 @@ pub struct Movable {
     pub stays: bool,
 }
 
-/// Where everybody goes.
+/// The chip of each thread.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Assignment {
     /// Chip of each thread; `None` only without chips.
@@ -136,7 +136,7 @@ fn chips_for(
     order[..chips].to_vec()
 }
 
-/// Threads one by one to the least loaded of `onto`; those who are on it already first.
+/// Gives threads one by one to the least loaded of `onto`; threads that are on it already come first.
 fn deal(members: &[usize], onto: &[usize], threads: &[Movable], loads: &mut Loads<'_>, chip_of: &mut [Option<usize>]) {
     for &thread in members {
         let order = loads.order(|chip| usize::from(threads[thread].on == Some(chip)));

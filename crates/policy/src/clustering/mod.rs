@@ -35,7 +35,7 @@ pub enum Method {
     CoClusters,
 }
 
-/// Who belongs together.
+/// The clusters of threads.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Clusters {
     /// Cluster of each thread; `None` = unclustered. Clusters are numbered from 0 in the order of their first threads.

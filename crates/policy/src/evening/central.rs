@@ -16,7 +16,7 @@ pub fn central(places: &[Place], pieces: &[Piece], worth_moving: f64) -> Vec<usi
     if even && better <= worth_moving { stays } else { dealt }
 }
 
-/// Those who keep their place first, then the others, heaviest first, each to the lightest place with room.
+/// Items that keep their place come first, then the others, heaviest first, each to the lightest place with room.
 fn deal(places: &[Place], pieces: &[Piece], keeps: impl Fn(&Piece) -> bool) -> Vec<usize> {
     let rule = Rule::of(places, pieces.len());
     let mut loads = Loads::empty(places);

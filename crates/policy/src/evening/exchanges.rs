@@ -79,7 +79,7 @@ fn settle(places: &[Place], pieces: &[Piece]) -> Vec<usize> {
     at
 }
 
-/// Two places and who is on them. Knows nothing of the others, but how many tasks fall on a seat.
+/// Two places and the items on them. It knows nothing of the others, but how many tasks fall on a seat.
 struct Meeting<'a> {
     places: &'a [Place],
     pieces: &'a [Piece],

@@ -61,7 +61,7 @@ impl Loads {
     }
 }
 
-/// Who may still take a task, so that loads per seat come out even.
+/// Places that may still take a task, so that loads per seat come out even.
 #[derive(Clone, Copy, Debug)]
 struct Rule {
     /// Tasks on every seat at least.

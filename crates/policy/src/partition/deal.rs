@@ -96,7 +96,7 @@ pub struct Group {
     pub units: u32,
 }
 
-/// What a cache is divided into, for whom.
+/// The division of a cache, with the owners of its parts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Terms {
     pub objective: Objective,
@@ -227,7 +227,7 @@ fn solve(claims: &[Claim], terms: &Terms) -> Result<Vec<u32>, BadClaims> {
     }
 }
 
-/// Floors and no more; whoever asked for nothing has what is left.
+/// Floors and no more; claimants that asked for nothing have the rest.
 fn least_space(claims: &[Claim], terms: &Terms) -> Result<Vec<u32>, BadClaims> {
     if claims.is_empty() {
         return Err(BadClaims::Nobody);

@@ -1,4 +1,4 @@
-//! A cache that can be divided, who lives on it, and the shares they hold.
+//! A cache that can be divided, the processes on it, and the shares that they hold.
 //!
 //! Problem: colours linger. A process whose share is taken away keeps its pages where they were moved to, so that "no
 //! shares" after a split is still that split for all memory that it has. Method: once colours were given, going back
@@ -93,7 +93,7 @@ impl<'a> Domain<'a> {
         kept.filter(|share| !share.members.is_empty()).collect()
     }
 
-    /// Back from these shares, or from those that were tried: everybody on all of the cache.
+    /// The way back from these shares, or from those that were tried: every process on all of the cache.
     pub fn undivided(&self, moving: PageMoving) -> Vec<CacheShare> {
         match self.divided {
             Divided::Ways { .. } => Vec::new(),

@@ -23,7 +23,7 @@ use super::record::{Ratio, SpeedRecord};
 use super::space::{Space, Speed};
 use super::trial::{CLEARLY, Leg, Lengths, Said, Settling, Trial};
 
-/// Who is on a cache, and in which phase: what a judgement holds for.
+/// The processes on a cache with their phases, for which a judgment holds.
 type Company = Vec<(ProcessId, u32)>;
 
 /// A change that is being judged.

@@ -40,7 +40,7 @@ impl Divided {
             Divided::Ways { at_least, .. } => at_least.max(1),
         }
     }
-    /// Groups besides those who are in none: one class of service is theirs.
+    /// Groups at most, besides the one class of service of the ungrouped processes.
     pub fn groups_at_most(&self) -> u32 {
         match *self {
             Divided::Colours { units, .. } => units,

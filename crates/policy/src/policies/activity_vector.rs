@@ -34,7 +34,7 @@ pub struct Parameters {
     pub super_sets: u32,
     /// A super set is busy above so many times the mean of all tasks.
     pub busy_above: f64,
-    /// Advice is silent about who has run so many samples less than the mean task below its cache.
+    /// Advice is silent about a task that has run so many samples less than the mean task below its cache.
     pub behind_at_most_samples: f64,
     pub weights: Weights,
 }

@@ -300,7 +300,7 @@ fn claimant(
     Some(Claimant { space, priority, degradation_at_most: goal.degradation_at_most, at_least })
 }
 
-/// The pool is group 0 of its cache, everybody else is named after the first process.
+/// The pool is group 0 of its cache, and every other group is named after its first process.
 fn group_id(kind: Kind, first: ProcessId) -> GroupId {
     GroupId(if kind == Kind::Pool { 0 } else { first.0 + 1 })
 }
@@ -361,7 +361,7 @@ fn say_deal(domain: &Domain<'_>, claimants: &[Claimant], dealt: &Deal, why: &mut
     }
 }
 
-/// How everybody on a cache would fare.
+/// The outlook of all processes on a cache.
 struct Outlook<'a> {
     view: &'a View<'a>,
     domain: &'a Domain<'a>,
@@ -535,7 +535,7 @@ fn learn_from_broken_promises(
     }
 }
 
-/// What a trial said, for whoever reads the decisions.
+/// The verdict of a trial, for readers of the decisions.
 fn reason(domain: &Domain<'_>, verdict: &Verdict) -> Reason {
     let text = match (verdict.proof, verdict.adopted, verdict.ratio) {
         (false, true, _) => "the new shares of cache {} were tried and made its programs faster: they stay",

@@ -211,7 +211,7 @@ struct Watched {
 }
 
 impl OfCache {
-    /// Takes over what the profiles say; forgets who is gone.
+    /// Takes over what the profiles say; forgets tasks that are gone.
     fn learn(&mut self, view: &View<'_>, domain: &Domain<'_>, parameters: &Parameters) {
         let here = |task: &TaskId| domain.tasks.iter().any(|seen| seen.task == *task);
         self.known.retain(|task, _| here(task));

@@ -1,4 +1,4 @@
-//! Who may run beside whom where there is no PMU: pressers away from those who feel them, in space or in time.
+//! Co-runs without a PMU: programs that press are kept away from programs that feel them, in space or in time.
 //!
 //! Problem: on a virtual machine nobody counts misses, and the kernel's word on who shares a cache need not hold from one
 //! minute to the next. Method: the machine is asked, a probe at a time, (1) by cache-line ping-pong which CPUs share a

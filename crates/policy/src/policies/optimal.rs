@@ -133,7 +133,7 @@ fn stay(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seat
     }
 }
 
-/// All CPUs of the cache, or the one CPU where it matters who takes turns with whom.
+/// All CPUs of the cache, or the one CPU where it matters which tasks take turns.
 fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], one_cpu: bool) -> Vec<(usize, CpuSet)> {
     let mut all = Vec::new();
     for (cache, cpus) in seats.iter().zip(&seating.by_cache) {

@@ -25,7 +25,7 @@ const PENDING_AT_MOST: usize = 10;
 /// Fewer windows are no reference.
 const REFERENCE_AT_LEAST: usize = 2;
 
-/// A plan that was in force, whom it knew, and how fast they were.
+/// A plan that was in force, the processes that it knew, and their speeds.
 #[derive(Clone, Debug)]
 pub struct State {
     pub plan: Plan,
@@ -59,7 +59,7 @@ pub struct History {
     pub totals: BTreeMap<ProcessId, Total>,
     trial: Option<Trial>,
     in_force: Plan,
-    /// Those for whom it was decided: who arrives later is placed by the next plan, and that is no change.
+    /// Processes for which it was decided. Later arrivals are placed by the next plan, and that is no change.
     decided_for: Present,
     present: Present,
     /// Windows since the placement was changed; `None` = settled.
@@ -69,7 +69,7 @@ pub struct History {
 }
 
 impl History {
-    /// Begins with the first window that is seen; nothing of it counts, as everybody may have arrived in it.
+    /// Begins with the first window that is seen; nothing of it counts, as all processes may have arrived in it.
     pub fn new(view: &View<'_>) -> Self {
         let reference =
             State { plan: view.before.clone(), knew: Present::of(&view.seen.tasks), windows: VecDeque::new() };

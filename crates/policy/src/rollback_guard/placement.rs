@@ -112,7 +112,7 @@ fn seats_are_inside(schedule: &GangSchedule) -> bool {
     schedule.gangs.iter().flat_map(|gang| &gang.members).all(|(_, cpu)| inside(cpu))
 }
 
-/// Whoever may run on the gangs' CPUs only has a turn in one of them.
+/// A task that may run on the gangs' CPUs only has a turn in one of them.
 fn nobody_starves(
     schedule: &GangSchedule,
     allowed: &std::collections::BTreeMap<TaskId, CpuSet>,

@@ -219,7 +219,7 @@ pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
 }
 
 /// Max-min fair CPU time of each thread, in CPUs; levels ascending. The most restricted threads share the CPUs that take
-/// them; whoever cannot use its even part leaves it to the others.
+/// them; a thread that cannot use its even part leaves it to the others.
 fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
     let mut shares = vec![0.0; levels.len()];
     let mut left = levels.len();

@@ -1,4 +1,4 @@
-//! From who-hurts-whom and the seats there are to an assignment.
+//! Solvers: from the costs of co-runs and the seats to an assignment.
 //!
 //! Problem: n programs go to CPUs; CPUs come in groups that share a cache. A program suffers from those that run on
 //! other CPUs of its cache while it runs. With at most one program to a CPU that is CA's problem (2.1.1): the sum of

@@ -15,7 +15,7 @@
 //! Properties: deterministic; all units are dealt out; floors hold; among equal totals the most even deal is taken by
 //! [`exact`], so indifferent claimants share alike; where every curve is convex, [`lookahead`] is exact too.
 
-/// One who claims units: a program, or several in one partition.
+/// A claimant of units: a program, or several in one partition.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Claim {
     /// Cost with 1, 2, ... units; as many entries as the cache has units.

@@ -1,4 +1,4 @@
-//! Lanes over time: who ran where, phases, turns of gangs.
+//! Lanes over time: where tasks ran, phases, turns of gangs.
 
 use super::COLOURS;
 use super::axis::{Axis, Laid};

@@ -52,7 +52,7 @@ pub struct Told<'a> {
     pub penalty_cycles: Option<f64>,
     pub largest_cache_bytes: f64,
     pub line_bytes: f64,
-    /// Of the partners with whom it shares data, the share on its own cache now.
+    /// Share of the partners with common data that are on its own cache now.
     pub partners_here: f64,
 }
 

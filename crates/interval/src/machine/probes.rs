@@ -43,7 +43,7 @@ enum State {
     Answered,
 }
 
-/// Of a log's entries.
+/// Share of a log's entries that makes it full.
 const FULL_ENOUGH: f64 = 0.98;
 
 fn refused(probe: &Probe, because: RefusedBecause, said: &str) -> Refused {

@@ -61,7 +61,7 @@ impl Family {
     }
 }
 
-/// Of the machine, what programs are told in.
+/// Figures of the machine in which programs are told.
 struct Measures {
     cache_bytes: f64,
     latency_cycles: f64,

@@ -39,7 +39,7 @@ pub struct Did {
     pub weighted_speedup: f64,
     /// Largest time over time alone.
     pub worst_slowdown: f64,
-    /// Of settled windows, those in which a promised speed was kept; `None` = nothing was promised.
+    /// Share of settled windows in which a promised speed was kept; `None` = nothing was promised.
     pub floors_kept: Option<f64>,
 }
 

@@ -27,9 +27,9 @@ impl Contender {
 /// What a run came to.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Outcome {
-    /// Of each job, instructions a second from its arrival to the end, all threads.
+    /// Instructions a second of each job from its arrival to the end, all threads.
     pub instr_per_s: Vec<f64>,
-    /// Of each window of the second half, the speed of each job.
+    /// Speed of each job in each window of the second half.
     pub windows: Vec<Vec<f64>>,
     pub records: u64,
 }

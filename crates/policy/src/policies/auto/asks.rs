@@ -16,11 +16,11 @@ use crate::clustering::{Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadM
 /// Limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Of processor time, in the long run.
+    /// Share of processor time, in the long run.
     pub share: f64,
     pub locations: u32,
     pub trace_entries: u32,
-    /// Of one probe.
+    /// Budget of one probe.
     pub budget_ns: u64,
     /// Samples for each thread, of accesses to other caches.
     pub samples_per_thread: u32,
@@ -57,7 +57,7 @@ const WATCHED_AT_ONCE: usize = 4;
 const ANSWERED_WITHIN_NS: u64 = 20_000_000_000;
 /// Windows between two rounds of samples of the same threads.
 const SAMPLED_AGAIN_AFTER: u32 = 300;
-/// Of a sample, until it is measured.
+/// Cost of a sample, until it is measured.
 const SAMPLE_COST_NS: f64 = 2_000.0;
 
 impl Asks {

@@ -12,10 +12,10 @@ use super::program::Program;
 #[derive(Clone, Copy, Debug)]
 pub struct Present<'a> {
     pub program: &'a Program,
-    /// Of its CPU's time, while its gang has the turn.
+    /// Share of its CPU's time, while its gang has the turn.
     pub share: f64,
     pub gang: usize,
-    /// Of its partners, the share on other caches.
+    /// Share of its partners that are on other caches.
     pub apart: f64,
     /// Cycles that every miss waits longer than measured.
     pub wait_cycles: f64,

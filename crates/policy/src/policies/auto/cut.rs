@@ -63,7 +63,7 @@ impl Members<'_> {
         if best.1.is_empty() { best.1 } else { self.climb(judge, turns, &divided, best) }
     }
 
-    /// Of each process, how much slower it is with the least share than with all; the least first.
+    /// Processes by how much slower each is with the least share than with all; the least first.
     fn by_need(&self, divided: &Divided, own: &[(cachemate_core::ProcessId, Vec<usize>)]) -> Vec<usize> {
         let bytes = self.scene.sites[self.site].bytes;
         let least = bytes * f64::from(divided.at_least()) / f64::from(divided.units());

@@ -61,7 +61,7 @@ pub struct Parameters {
     pub without: Vec<Mechanism>,
     /// A change must promise to be better by this share.
     pub least_gain: f64,
-    /// Of processor time, probes may cost so much after the survey.
+    /// Share of processor time that probes may cost after the survey.
     pub probe_share: f64,
     /// Watched of each task, or logged where nothing can be watched.
     pub locations: u32,

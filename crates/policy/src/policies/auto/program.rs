@@ -12,7 +12,7 @@ use super::speeds::Speed;
 
 /// Steps of the curve.
 pub const STEPS: usize = 64;
-/// Of a curve's height, differences that are noise.
+/// Share of a curve's height up to which differences are noise.
 const SAME_SHARE: f64 = 0.03;
 /// More is not believed of what is composed.
 const HOLDS_AT_MOST: f64 = 5.0;
@@ -34,7 +34,7 @@ pub struct Program {
     pub lines_per_miss: f64,
     /// Cycles per instruction that wait for other caches, were all partners elsewhere.
     pub remote_cycles: f64,
-    /// Of one CPU, the share that it would use.
+    /// Share of one CPU that it would use.
     pub wants: f64,
     pub goal: Goal,
     /// Relative error of the curve, one standard deviation.
@@ -48,7 +48,7 @@ pub struct Told<'a> {
     pub profile: &'a Profile,
     pub speed: Speed,
     pub goal: Option<Goal>,
-    /// Of a miss, where no stalls are counted.
+    /// Cost of a miss, where no stalls are counted.
     pub penalty_cycles: Option<f64>,
     pub largest_cache_bytes: f64,
     pub line_bytes: f64,

@@ -184,5 +184,5 @@ impl Scene {
     }
 }
 
-/// Of what a miss costs; counters of stalls are that good (docs/interval.md has the model's own errors).
+/// Relative error of a miss's cost; counters of stalls are that good (docs/interval.md has the model's own errors).
 const COST_ERROR: f64 = 0.1;

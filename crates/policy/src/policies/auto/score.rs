@@ -54,7 +54,7 @@ pub struct Score {
 }
 
 impl Score {
-    /// Of nobody.
+    /// Score of an empty set of tasks.
     pub const NOBODY: Score = Score {
         weighted: 0.0,
         weights: 0.0,
@@ -94,7 +94,7 @@ impl Score {
     }
 }
 
-/// Of a CPU's time, what each gets where they take turns fairly on so many CPUs: nobody more than it wants.
+/// Shares of a CPU's time where tasks take turns fairly on so many CPUs: none gets more than it wants.
 fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
     let mut level = 1.0f64;
     if wants.iter().sum::<f64>() > cpus {
@@ -125,9 +125,9 @@ pub struct Here<'a> {
     pub scene: &'a Scene,
     pub site: &'a Site,
     pub members: &'a [usize],
-    /// Of each member.
+    /// Share of each member's partners that are on other caches.
     pub apart: &'a [f64],
-    /// Of each member, cycles that a miss waits longer than it was measured.
+    /// Cycles that a miss of each member waits longer than it was measured.
     pub waits: &'a [f64],
     pub cut: &'a [Group],
     pub turns: Option<&'a Turns>,

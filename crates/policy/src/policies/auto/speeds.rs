@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Event, Level, Observation, Plan, ProbeWhat, StallCause, TaskId, TaskSeen};
 
-/// Of a task; `None` = not counted.
+/// Speed of a task; `None` = not counted.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Speed {
     pub cycles_per_instr: f64,
@@ -52,7 +52,7 @@ struct Sums {
 /// What is left of a window's weight in the next.
 const FADES_TO: f64 = 0.8;
 
-/// Of all tasks.
+/// Speeds of all tasks.
 #[derive(Clone, Default, Debug)]
 pub struct Speeds(BTreeMap<TaskId, Sums>);
 

@@ -31,7 +31,7 @@ impl Done {
         self.elapsed_ns += seen.span.elapsed_ns as f64;
     }
 
-    /// Of a process, speed here over that on another side, by the best measure that both have.
+    /// Speed of a process here over that on another side, by the best measure that both have.
     fn over(&self, other: &Done, process: ProcessId) -> Option<f64> {
         Work::BEST_FIRST.into_iter().find_map(|work| {
             let (mine, theirs) = (self.work.get(&(process, work))?, other.work.get(&(process, work))?);

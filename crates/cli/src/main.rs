@@ -13,6 +13,7 @@ mod files;
 mod input;
 mod kept;
 mod live;
+mod nominal;
 mod prediction;
 mod profiling;
 mod programs;

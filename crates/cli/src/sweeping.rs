@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use cachemate_core::Machine;
 use cachemate_pipeline::Pipeline;
 use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::SimMachine;
@@ -72,7 +73,8 @@ impl Work for Running {
 
 /// What decides on the job's machine.
 fn pipeline(job: &ScenarioJob, machine: &SimMachine) -> Result<Pipeline, String> {
-    Pipeline::build(sim::pipeline(&job.scenario, &job.machine, machine)).map_err(|error| error.to_string())
+    let config = sim::pipeline(&job.scenario, &job.machine, machine.topology(), machine.capabilities());
+    Pipeline::build(config).map_err(|error| error.to_string())
 }
 
 /// The machine, with recordings opened where the sweep found them.

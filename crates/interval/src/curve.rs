@@ -32,6 +32,8 @@ pub struct Rates {
 
 /// Stands for "never": a footprint that does not grow any more.
 const NEVER_INSTR: f32 = 1e30;
+/// Of a footprint.
+const ALL_OF_IT: f32 = 0.999;
 /// Fills below this are none.
 const NO_FILLS: f64 = 1e-12;
 
@@ -44,6 +46,8 @@ pub struct Curves {
     lines_per_step: f32,
     steps_per_line: f32,
     throttles: Vec<bool>,
+    /// By phase: more than this it never holds. It lies between two steps.
+    footprint_lines: Vec<f32>,
 }
 
 impl Curves {
@@ -61,16 +65,17 @@ impl Curves {
     pub fn add(&mut self, phase: &Phase, line_bytes: f64, latency_cycles: f64) -> u32 {
         let step = f64::from(self.lines_per_step);
         let joined = Joined::new(phase, latency_cycles);
+        let footprint = phase.footprint_bytes.map_or(f64::INFINITY, |bytes| bytes / line_bytes);
         let table = |unaided: bool| -> Vec<Rates> {
             let mut nodes: Vec<Rates> =
                 (0..NODES).map(|at| joined.at(at as f64 * step * line_bytes, unaided)).collect();
-            let footprint = phase.footprint_bytes.map_or(f64::INFINITY, |bytes| bytes / line_bytes);
             grow(&mut nodes, step, footprint);
             nodes
         };
         let number = self.throttles.len() as u32;
         self.aided.extend(table(false));
         self.unaided.extend(table(true));
+        self.footprint_lines.push(footprint.min(f64::from(self.capacity_lines())) as f32);
         self.throttles.push(phase.points.iter().any(|point| point.unaided.is_some()));
         number
     }
@@ -79,12 +84,21 @@ impl Curves {
     #[inline]
     pub fn rates(&self, curve: u32, lines: f32, dropped: f32) -> Rates {
         let first = curve as usize * NODES;
+        // Who holds its whole footprint misses what it misses in a whole cache.
+        let whole = lines >= ALL_OF_IT * self.footprint_lines[curve as usize];
+        let lines = if whole { self.capacity_lines() } else { lines };
         let aided = self.between(&self.aided[first..first + NODES], lines);
         if dropped <= 0.0 || !self.throttles[curve as usize] {
             return aided;
         }
         let unaided = self.between(&self.unaided[first..first + NODES], lines);
         mixed(&aided, &unaided, dropped)
+    }
+
+    /// With the whole cache and its prefetchers.
+    #[inline]
+    pub fn alone_cycles_per_instr(&self, curve: u32) -> f32 {
+        self.aided[curve as usize * NODES + STEPS].cycles_per_instr
     }
 
     #[inline]
@@ -110,10 +124,12 @@ impl Curves {
         *near = at as u8;
         let (low, high) = (nodes[at].window_instr, nodes[at + 1].window_instr);
         if window >= high {
-            return (self.lines_per_step * STEPS as f32, 0.0);
+            return (self.footprint_lines[curve as usize], 0.0);
         }
         let slope = self.lines_per_step / (high - low);
-        (self.lines_per_step * at as f32 + slope * (window - low), slope)
+        let lines = self.lines_per_step * at as f32 + slope * (window - low);
+        let most = self.footprint_lines[curve as usize];
+        if lines < most { (lines, slope) } else { (most, 0.0) }
     }
 
     /// Shares of a phase's references that hit within so many lines of the LRU stack.
@@ -155,7 +171,8 @@ fn grow(nodes: &mut [Rates], lines_per_step: f64, footprint_lines: f64) {
     for at in 1..nodes.len() {
         let fills = 0.5 * (f64::from(nodes[at - 1].fills_per_instr) + f64::from(nodes[at].fills_per_instr));
         window += lines_per_step / fills.max(NO_FILLS);
-        if at as f64 * lines_per_step > footprint_lines {
+        // The step in which it ends goes on as any other: what is held is cut there.
+        if (at - 1) as f64 * lines_per_step > footprint_lines {
             window = f64::from(NEVER_INSTR);
         }
         nodes[at].window_instr = window.min(f64::from(NEVER_INSTR)) as f32;
@@ -293,6 +310,19 @@ mod tests {
         let curve = curves.add(&phase, 64.0, 200.0);
         let (lines, _) = curves.footprint(curve, 1e12, &mut 0);
         assert!((f64::from(lines) / LINES - 0.5).abs() < 0.02, "{lines}");
+    }
+
+    /// Does a program that holds its whole footprint miss nothing, wherever between two steps that ends?
+    #[test]
+    fn a_footprint_that_is_held_misses_nothing() {
+        for lines in [100.0, 1000.0, 30_000.0, 30_719.0, 30_721.0] {
+            let mut curves = Curves::new(LINES);
+            let curve = curves.add(&by_hand::uniform(64.0, LINES, lines, 0.02), 64.0, 200.0);
+            let (held, _) = curves.footprint(curve, 1e12, &mut 0);
+            let rates = curves.rates(curve, held, 0.0);
+            assert!(rates.fills_per_instr < 1e-6, "{lines}: {held} {rates:?}");
+            assert!(curves.rates(curve, 0.9 * held, 0.0).fills_per_instr > 1e-3);
+        }
     }
 
     /// Do dropped prefetches take the rates from aided to unaided in a line?

@@ -26,7 +26,9 @@ pub const STALL_CYCLES: usize = 4;
 pub const QUEUE_CYCLES: usize = 5;
 pub const REMOTE_HITS: usize = 6;
 pub const REMOTE_CYCLES: usize = 7;
-const BOOKED: usize = 8;
+/// What its instructions would have taken alone with a whole cache.
+pub const ALONE_CYCLES: usize = 8;
+const BOOKED: usize = 9;
 
 /// In no cache.
 pub const NOWHERE: u32 = u32::MAX;
@@ -68,6 +70,8 @@ pub struct Slots {
     program: Vec<u32>,
     phase: Vec<u32>,
     left_instr: Vec<f64>,
+    /// Until it ends, whatever its phases; infinite = it goes by them alone.
+    work_left_instr: Vec<f64>,
     flow: Vec<u32>,
     entry: Vec<u32>,
     ask: Vec<Ask>,
@@ -101,7 +105,13 @@ pub struct Engine {
     flows: Vec<Flow>,
     package_of_flow: Vec<u32>,
     node_of_flow: Vec<usize>,
-    cpus_of_flow: Vec<std::ops::Range<u32>>,
+    /// First CPU of each core that uses it.
+    cores_of_flow: Vec<Vec<u32>>,
+    /// The cache that it is by the topology: itself, or for one that was separated the one that it was part of.
+    home_of_flow: Vec<usize>,
+    known_caches: usize,
+    /// Those at the end that nobody has used yet.
+    spare_flows: usize,
     memory: Memory,
     regions: Regions,
     pub turns: Turns,
@@ -132,8 +142,14 @@ pub struct Engine {
 impl Engine {
     /// A checked machine without tasks. `None` = it has no data cache to share.
     pub fn new(spec: &MachineSpec, explicit: bool) -> Option<Self> {
+        Self::with_spares(spec, explicit, 0)
+    }
+
+    /// The same with caches to spare for [`Engine::separate`].
+    pub fn with_spares(spec: &MachineSpec, explicit: bool, spare_flows: usize) -> Option<Self> {
         let last = spec.last_level()?;
-        let (count, hertz) = (spec.instances(last) as usize, spec.hertz as f64);
+        let (known, hertz) = (spec.instances(last) as usize, spec.hertz as f64);
+        let count = known + spare_flows;
         let line_bytes = f64::from(last.line_bytes);
         let capacity = last.size_bytes as f64 / line_bytes;
         let cpus_of_one = last.shared_by_cores * spec.contexts_per_core;
@@ -145,7 +161,10 @@ impl Engine {
         };
         let latency = f64::from(spec.memory.local_latency_cycles);
         let or_memory = |given: Option<u32>| given.map_or(latency, f64::from);
-        let package_of_flow: Vec<u32> = (0..count as u32).map(|at| at * cpus_of_one / cores_of_package).collect();
+        let home_of_flow: Vec<usize> = (0..count).map(|at| if at < known { at } else { 0 }).collect();
+        let package = |&home: &usize| home as u32 * cpus_of_one / cores_of_package;
+        let package_of_flow: Vec<u32> = home_of_flow.iter().map(package).collect();
+        let cores = |at: u32| (at * cpus_of_one..(at + 1) * cpus_of_one).step_by(spec.contexts_per_core as usize);
         Some(Engine {
             hertz,
             curves: Curves::new(capacity),
@@ -156,7 +175,12 @@ impl Engine {
             flows: vec![Flow::new(capacity as f32, last.replacement); count],
             node_of_flow: package_of_flow.iter().map(|&package| memory.node_of(package)).collect(),
             package_of_flow,
-            cpus_of_flow: (0..count as u32).map(|at| at * cpus_of_one..(at + 1) * cpus_of_one).collect(),
+            cores_of_flow: (0..count)
+                .map(|at| if at < known { cores(at as u32).collect() } else { Vec::new() })
+                .collect(),
+            home_of_flow,
+            known_caches: known,
+            spare_flows,
             regions: Regions::new(count),
             turns: Turns::new(
                 cycles(spec.os.time_slice_ns),
@@ -212,6 +236,32 @@ impl Engine {
         slot
     }
 
+    /// A task ends after so many instructions, whatever its phases.
+    pub fn set_work(&mut self, slot: u32, instructions: f64) {
+        self.slots.work_left_instr[slot as usize] = instructions.max(1.0);
+    }
+
+    /// These CPUs of one cache use another of its size from now on, which starts empty. False = there is none to spare.
+    pub fn separate(&mut self, cpus: &CpuSet) -> bool {
+        let Some(first) = cpus.first().filter(|_| self.spare_flows > 0) else { return false };
+        let before = self.turns.cache_of(first) as usize;
+        let flow = self.flows.len() - self.spare_flows;
+        self.spare_flows -= 1;
+        let home = self.home_of_flow[before];
+        self.home_of_flow[flow] = home;
+        (self.package_of_flow[flow], self.node_of_flow[flow]) = (self.package_of_flow[home], self.node_of_flow[home]);
+        let gone = |core: &u32| cpus.contains(*core);
+        self.cores_of_flow[flow] = self.cores_of_flow[before].iter().copied().filter(gone).collect();
+        self.cores_of_flow[before].retain(|core| !gone(core));
+        self.catch_up(before);
+        self.flows[flow].since = self.now;
+        let other = self.flows[before].clone();
+        self.flows[flow].divide_as(&other);
+        self.domains[flow] = self.domains[before].clone();
+        cpus.iter().for_each(|cpu| self.turns.set_cache(cpu, flow as u32));
+        true
+    }
+
     /// Somebody outside who uses one cache at a fixed speed and none of our CPUs; its slot.
     pub fn start_outside(&mut self, program: u32, cache: usize, instr_per_cycle: f64) -> u32 {
         let slot = self.new_slot(program);
@@ -229,6 +279,7 @@ impl Engine {
             slots.program.push(0);
             slots.phase.push(0);
             slots.left_instr.push(0.0);
+            slots.work_left_instr.push(0.0);
             slots.flow.push(NOWHERE);
             slots.entry.push(0);
             slots.ask.push(Ask::default());
@@ -247,6 +298,7 @@ impl Engine {
         slots.program[at] = program;
         slots.phase[at] = 0;
         slots.left_instr[at] = self.programs[program as usize].program.phases[0].instructions.unwrap_or(f64::INFINITY);
+        slots.work_left_instr[at] = f64::INFINITY;
         slots.flow[at] = NOWHERE;
         slots.ask[at] = Ask::default();
         (slots.told_phase[at], slots.switches[at], slots.stolen[at]) = (0, 0.0, 0.0);
@@ -287,17 +339,21 @@ impl Engine {
     /// The cache that it runs in, by its place among caches of the contended level.
     pub fn cache_of(&self, slot: u32) -> Option<usize> {
         let flow = self.slots.flow[slot as usize];
-        (flow != NOWHERE).then_some(flow as usize)
+        (flow != NOWHERE).then(|| self.home_of_flow[flow as usize])
+    }
+    fn flows_of(&self, cache: usize) -> impl Iterator<Item = &Flow> {
+        self.flows.iter().zip(&self.home_of_flow).filter(move |(_, home)| **home == cache).map(|(flow, _)| flow)
     }
     /// Bytes that it holds in a cache.
     pub fn held_bytes(&self, slot: u32, cache: usize) -> f64 {
-        let flow = &self.flows[cache];
-        let own = (0..flow.len()).filter(|&at| flow.task[at] == slot);
-        own.map(|at| f64::from(flow.lines[at]) * self.line_bytes).sum()
+        let lines = |flow: &Flow| -> f64 {
+            (0..flow.len()).filter(|&at| flow.task[at] == slot).map(|at| f64::from(flow.lines[at])).sum()
+        };
+        self.flows_of(cache).map(lines).sum::<f64>() * self.line_bytes
     }
     /// Bytes that all users of a cache hold, those that left it included.
     pub fn all_held_bytes(&self, cache: usize) -> f64 {
-        f64::from(self.flows[cache].held_lines()) * self.line_bytes
+        self.flows_of(cache).map(|flow| f64::from(flow.held_lines())).sum::<f64>() * self.line_bytes
     }
     /// Share of time that a node's controller passes lines.
     pub fn busy(&self, node: usize) -> f64 {
@@ -309,8 +365,9 @@ impl Engine {
     pub fn line_bytes(&self) -> f64 {
         self.line_bytes
     }
+    /// Of the topology.
     pub fn caches(&self) -> usize {
-        self.flows.len()
+        self.known_caches
     }
     pub fn node_of_cache(&self, cache: usize) -> usize {
         self.node_of_flow[cache]
@@ -325,13 +382,15 @@ impl Engine {
         self.disturb(cache, FIRST_STEP);
     }
 
-    /// The same, if the cache is not divided so already.
-    pub fn divide_if_new(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: Vec<(u32, u8)>) {
-        let flow = &self.flows[cache];
-        let same = flow.domains.len() == domains.len()
-            && flow.domains.iter().zip(domains).all(|(a, b)| (a.capacity_lines, a.group) == *b);
-        if !same || self.domains[cache] != of {
-            self.divide(cache, domains, groups, of);
+    /// The same, if the cache (with those separated from it) is not divided so already.
+    pub fn divide_if_new(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: &[(u32, u8)]) {
+        for at in 0..self.flows.len() - self.spare_flows {
+            let flow = &self.flows[at];
+            let same = flow.domains.len() == domains.len()
+                && flow.domains.iter().zip(domains).all(|(a, b)| (a.capacity_lines, a.group) == *b);
+            if self.home_of_flow[at] == cache && (!same || self.domains[at] != of) {
+                self.divide(at, domains, groups, of.to_vec());
+            }
         }
     }
 
@@ -376,7 +435,9 @@ impl Engine {
 
     /// A share of a task's lines is of no use any more: its pages have moved.
     pub fn drop_lines(&mut self, slot: u32, share: f64) {
-        if let Some(cache) = self.cache_of(slot) {
+        let flow = self.slots.flow[slot as usize];
+        if flow != NOWHERE {
+            let cache = flow as usize;
             self.catch_up(cache);
             self.flows[cache].drop_share(self.slots.entry[slot as usize] as usize, share, &self.curves);
             self.disturb(cache, FIRST_STEP_OF_NEWCOMER);
@@ -494,6 +555,7 @@ impl Engine {
                 *sum += f64::from(*each) * instructions;
             }
             slots.left_instr[at] -= instructions;
+            slots.work_left_instr[at] -= instructions;
         }
         self.flows[flow].advance(self.now, &self.curves)
     }

@@ -179,6 +179,12 @@ impl Flow {
         }
     }
 
+    /// As another cache is divided; for an empty one.
+    pub fn divide_as(&mut self, other: &Flow) {
+        self.domains.clone_from(&other.domains);
+        self.groups.clone_from(&other.groups);
+    }
+
     /// Each further user's domain is told by its task, too.
     pub fn set_domain(&mut self, entry: usize, domain: u8) {
         self.domain[entry] = domain.min(self.domains.len() as u8 - 1);

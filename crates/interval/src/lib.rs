@@ -15,5 +15,5 @@ mod sharing;
 pub mod stack;
 pub mod turns;
 
-pub use machine::{Defects, Event, IntervalMachine, Job, Options};
+pub use machine::{Defects, Event, IntervalMachine, Job, JobResults, Options, Results};
 pub use program::{BadProgram, Demand, Phase, Point, PrivateLevel, Program, RegionUse, Unaided};

@@ -55,6 +55,11 @@ impl Engine {
                 continue;
             }
             let at = self.flows[flow].task[entry] as usize;
+            if self.slots.work_left_instr[at] < 0.5 && !self.slots.over[at] {
+                self.slots.over[at] = true;
+                (self.slots.left_instr[at], self.slots.work_left_instr[at]) = (f64::INFINITY, f64::INFINITY);
+                self.ended.push(at as u32);
+            }
             while self.slots.left_instr[at] < 0.5 && !self.slots.over[at] {
                 let compiled = &self.programs[self.slots.program[at] as usize];
                 let next = self.slots.phase[at] + 1;
@@ -112,6 +117,7 @@ impl Engine {
             booked[FILLS] = rates.fills_per_instr;
             booked[WRITEBACKS] = rates.writebacks_per_instr;
             booked[STALL_CYCLES] = rates.stall_per_instr;
+            booked[ALONE_CYCLES] = self.curves.alone_cycles_per_instr(state.curve[entry]);
         }
         if self.contexts_per_core > 1 {
             self.share_cores(flow);
@@ -162,7 +168,8 @@ impl Engine {
         let per_core = self.contexts_per_core;
         let mut contexts = [(0.0f32, 0.0f32); 16];
         let mut waits = [0.0f32; 16];
-        for core in self.cpus_of_flow[flow].clone().step_by(per_core as usize) {
+        for at in 0..self.cores_of_flow[flow].len() {
+            let core = self.cores_of_flow[flow][at];
             let mut count = 0;
             for cpu in core..core + per_core {
                 let (mut share, mut speed) = (0.0, 0.0);
@@ -256,7 +263,8 @@ impl Engine {
             state.rate[entry] = if over { 0.0 } else { rate };
             self.slots.per_instr[at][QUEUE_CYCLES] = ask.queued;
             if rate > 0.0 && !over {
-                ends = ends.min(self.now + self.slots.left_instr[at].max(0.0) / rate);
+                let left = self.slots.left_instr[at].min(self.slots.work_left_instr[at]);
+                ends = ends.min(self.now + left.max(0.0) / rate);
             }
         }
         self.ends[flow] = ends;

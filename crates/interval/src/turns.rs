@@ -430,6 +430,11 @@ impl Turns {
     pub fn cache_of(&self, cpu: u32) -> u32 {
         self.cache_of_cpu[cpu as usize]
     }
+    /// A CPU uses another cache from now on.
+    pub fn set_cache(&mut self, cpu: u32, cache: u32) {
+        self.cache_of_cpu[cpu as usize] = cache;
+        self.changed.extend(&self.queues[cpu as usize].tasks);
+    }
     /// Tasks of one CPU's queue.
     pub fn queue(&self, cpu: u32) -> &[u32] {
         &self.queues[cpu as usize].tasks

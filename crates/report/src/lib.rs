@@ -9,7 +9,9 @@ mod results;
 mod table;
 pub mod terminal;
 pub mod text;
+mod whatif;
 
 pub use html::StudyPage;
 pub use results::*;
 pub use table::{Align, Table};
+pub use whatif::{DecisionTold, PolicyOutcome, ProgramOutcome, TimeLines, WhatIf};

@@ -37,6 +37,7 @@ pub fn experiments() -> Vec<Experiment> {
         cp::experiments,
         rm::experiments,
         auto::experiments,
+        interval::experiments,
     ];
     papers.iter().flat_map(|paper| paper()).collect()
 }

@@ -11,6 +11,7 @@ mod located;
 mod machines;
 mod manage;
 mod matrix;
+mod nominal;
 mod overrides;
 mod scenario;
 
@@ -21,6 +22,9 @@ pub use manage::{
     ConfinedGroup, GuardConfig, ManageConfig, RuleAction, RuleConfig, User, load_manage_config, parse_manage_config,
 };
 pub use matrix::{load_percent_matrix, parse_percent_matrix};
+pub use nominal::{
+    CounterSpec, Distribution, EventSpec, IntervalSpec, MixSpec, Model, OutsideSpec, ShrinkSpec, Turns, WeightedProgram,
+};
 pub use scenario::{Length, PolicyChoice, ProgramSpec, Scenario, load_scenario, parse_scenario, vary_scenario};
 
 use std::io::Read;

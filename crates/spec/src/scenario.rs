@@ -6,6 +6,7 @@ use cachemate_core::{CpuSet, Goal, MachineSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::located::Located;
+use crate::nominal::{Distribution, IntervalSpec, Model, check_distribution};
 use crate::overrides::set;
 use crate::{SpecError, load_machine, read_text};
 
@@ -17,6 +18,9 @@ pub struct Scenario {
     pub description: String,
     /// A machine's name or path, overrides allowed; see [`load_machine`].
     pub machine: String,
+    /// Which simulated machine.
+    #[serde(default, skip_serializing_if = "Model::is_cycle")]
+    pub model: Model,
     /// Everything random in the run comes from it.
     pub seed: u64,
     /// The one factor by which windows, slices, costs and phase lengths are divided (papers: "one time scale"); 1 = as
@@ -37,7 +41,11 @@ pub struct Scenario {
     /// Takes decisions back that make things worse, as on a live host.
     #[serde(default = "on")]
     pub guard: bool,
+    /// Choices for the interval machine alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval: Option<IntervalSpec>,
     /// Programs in order of arrival.
+    #[serde(default)]
     pub programs: Vec<ProgramSpec>,
 }
 
@@ -87,6 +95,15 @@ pub struct ProgramSpec {
     pub cpus: Option<CpuSet>,
     #[serde(default)]
     pub goal: Option<Goal>,
+    /// On the interval machine: from one copy's arrival to the next; `None` = all at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gap_ns: Option<Distribution>,
+    /// On the interval machine: until a copy ends; `None` = as the program has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instructions: Option<Distribution>,
+    /// On the interval machine: of a CPU, what a copy would run alone there; `None` = as the program has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_share: Option<f64>,
 }
 
 fn on() -> bool {
@@ -165,10 +182,46 @@ impl Scenario {
                 return Err(located.at(field, "0", "1 or more"));
             }
         }
-        if self.programs.is_empty() {
+        let mixes = self.interval.as_ref().map_or(0, |interval| interval.mixes.len());
+        if self.programs.is_empty() && mixes == 0 {
             return Err(located.at("programs", "none", "one program or more"));
         }
+        self.check_model(located, machine)?;
         self.programs.iter().enumerate().try_for_each(|(at, program)| program.check(at, located, machine))
+    }
+}
+
+impl Scenario {
+    /// What only one of the machines takes.
+    fn check_model(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
+        let interval = self.model == Model::Interval;
+        if let Some(table) = &self.interval {
+            if !interval {
+                return Err(located.at("interval", "a table", "none, as model is \"cycle\""));
+            }
+            table.check(located, machine)?;
+        }
+        for (at, program) in self.programs.iter().enumerate() {
+            let given = [
+                ("gap_ns", program.gap_ns.is_some()),
+                ("instructions", program.instructions.is_some()),
+                ("cpu_share", program.cpu_share.is_some()),
+            ];
+            if let Some((field, _)) = given.iter().find(|(_, given)| *given && !interval) {
+                let field = format!("programs[{at}].{field}");
+                return Err(located.at(&field, "a value", "none, as model is \"cycle\""));
+            }
+        }
+        if interval && self.scale != 1 {
+            return Err(located.at("scale", self.scale.to_string(), "1: the interval machine runs nominal time"));
+        }
+        for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
+            let timed = matches!(length, None | Some(Length::Ns(_) | Length::Cycles(_)));
+            if interval && !timed {
+                return Err(located.at(field, "no time", "ns or cycles, as model is \"interval\""));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -197,6 +250,11 @@ impl ProgramSpec {
                 return fail("goal.degradation_at_most", most.to_string(), "0 or more (0.05 = 5 %)".to_string());
             }
         }
+        if let Some(share) = self.cpu_share.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
+            return fail("cpu_share", share.to_string(), "more than 0, at most 1".to_string());
+        }
+        check_distribution(self.gap_ns, &format!("programs[{at}].gap_ns"), 0.0, located)?;
+        check_distribution(self.instructions, &format!("programs[{at}].instructions"), 1.0, located)?;
         Ok(())
     }
 }

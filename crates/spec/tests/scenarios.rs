@@ -1,7 +1,7 @@
 //! Scenario files: the documented example, checks, and the documentation.
 
 use cachemate_core::CpuSet;
-use cachemate_spec::{Length, Scenario, load_scenario, parse_scenario, parse_toml};
+use cachemate_spec::{Distribution, Length, Model, Scenario, load_scenario, parse_scenario, parse_toml};
 
 fn example() -> String {
     let page = include_str!("../../../docs/scenarios.md");
@@ -65,4 +65,50 @@ fn the_documentation_names_every_field() {
     for name in names {
         assert!(page.contains(&format!("`{name}`")), "docs/scenarios.md does not mention `{name}`");
     }
+}
+
+fn nominal() -> String {
+    let page = include_str!("../../../docs/scenarios.md");
+    page.split("```toml\n").nth(2).unwrap().split("```").next().unwrap().to_string()
+}
+
+/// Does the documented scenario of the interval machine read as what it says?
+#[test]
+fn the_documented_interval_scenario_reads() {
+    let (scenario, _) = parse_scenario("example", &nominal()).unwrap();
+    assert_eq!(scenario.model, Model::Interval);
+    let interval = scenario.interval.unwrap();
+    assert_eq!(interval.events.len(), 2);
+    assert_eq!(interval.events[1].separate, Some([1].into_iter().collect::<CpuSet>()));
+    assert_eq!(interval.mixes[0].gap_ns, Some(Distribution::Exponential(60e9)));
+    assert_eq!(interval.mixes[0].instructions, Some(Distribution::LogNormal(2e11, 0.5)));
+    assert_eq!(interval.stretch, 1000.0);
+}
+
+/// Is what the interval machine cannot be told refused at its place, and what only it takes refused elsewhere?
+#[test]
+fn impossible_interval_scenarios_are_refused_at_their_place() {
+    let refused = |old: &str, new: &str| {
+        let text = nominal();
+        assert!(text.contains(old), "{old}");
+        parse_scenario("s.toml", &text.replacen(old, new, 1)).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused("separate = \"1\"", "separate = \"1-2\""),
+        "s.toml:18:12: field 'interval.events[1].separate': found '1-2', expected CPUs of one contended cache"
+    );
+    assert!(refused("cache = 0", "cache = 2").contains("'interval.events[0].outside.cache': found 2, expected 0 to 1"));
+    let both = refused("separate = \"1\"", "separate = \"1\"\noffline = 0");
+    assert!(both.contains("'interval.events[1]': found 2 kinds of event, expected exactly one"), "{both}");
+    assert!(refused("weight = 3.0", "weight = 0.0").contains("'interval.mixes[0].of[1].weight': found 0"));
+    assert!(refused("exponential = 60e9", "exponential = -1.0").contains("'interval.mixes[0].gap_ns': found -1"));
+    assert!(refused("count = 40", "count = 0").contains("'interval.mixes[0].count': found 0"));
+    assert!(refused("ns = 3_600_000_000_000", "completions = 3").contains("'length': found no time"));
+    assert!(refused("seed = 1", "seed = 1\nscale = 10").contains("'scale': found 10, expected 1"));
+    assert!(refused("turns = \"averaged\"", "turns = \"average\"").contains("(did you mean 'averaged'?)"));
+    let cycle = refused("model = \"interval\"\n", "");
+    assert!(cycle.contains("'interval': found a table, expected none, as model is"), "{cycle}");
+    let text = example().replacen("count = 2", "cpu_share = 0.5", 1);
+    let cycle = parse_scenario("s.toml", &text).unwrap_err().to_string();
+    assert!(cycle.contains("'programs[0].cpu_share': found a value, expected none"), "{cycle}");
 }

@@ -29,12 +29,14 @@ mod repro;
 mod reset;
 mod run;
 pub mod sim;
+mod sim_interval;
 mod status;
 mod sweep;
 mod sweep_run;
 mod top;
 mod topology;
 mod validate;
+mod whatif;
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -46,6 +48,7 @@ pub enum Command {
     Profile(profile::Profile),
     Topology(topology::Topology),
     Validate(validate::Validate),
+    Whatif(whatif::WhatIf),
     Predict(predict::Predict),
     Plan(plan::Plan),
     Decompose(decompose::Decompose),
@@ -90,6 +93,7 @@ impl Command {
             Command::Report(command) => command.run(session),
             Command::Topology(command) => command.run(session),
             Command::Validate(command) => command.run(session),
+            Command::Whatif(command) => command.run(session),
             Command::Sim(command) => command.run(session),
             Command::Replay(command) => command.run(session),
             Command::Repro(command) => command.run(session),

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, bail};
-use cachemate_core::{AccessSource, GuardConfig, Machine, MachineSpec, PipelineConfig, PolicyConfig, Window};
+use cachemate_core::{
+    AccessSource, Capabilities, GuardConfig, Machine, MachineSpec, PipelineConfig, PolicyConfig, Topology, Window,
+};
 use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
 use cachemate_report::text::{count_text, number, or_dash, percent_text};
 use cachemate_report::{Align, Table};
@@ -12,7 +14,7 @@ use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_sim::results::RunResults;
-use cachemate_spec::{ProgramSpec, Scenario, load_scenario};
+use cachemate_spec::{Model, ProgramSpec, Scenario, load_scenario};
 use cachemate_trace::{CmtReader, CmtSource, RunLogWriter, TraceReader, pack_program};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -28,18 +30,18 @@ use crate::session::Session;
 pub struct Sim {
     /// The scenario's file
     #[arg(value_name = "SCENARIO")]
-    scenario: String,
+    pub(super) scenario: String,
     /// Instead of the scenario's
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Write a recording, which `cachemate replay` reads (packed where it ends in .zst)
     #[arg(short, long, value_name = "LOG")]
-    output: Option<PathBuf>,
+    pub(super) output: Option<PathBuf>,
     /// Overwrite the recording if it exists
     #[arg(long)]
-    force: bool,
+    pub(super) force: bool,
     #[command(flatten)]
-    json: JsonArg,
+    pub(super) json: JsonArg,
 }
 
 /// The command's answer.
@@ -72,8 +74,11 @@ impl Sim {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let (mut scenario, spec) = load_scenario(&self.scenario)?;
         scenario.seed = self.seed.unwrap_or(scenario.seed);
+        if scenario.model == Model::Interval {
+            return self.run_interval(session, &scenario, &spec);
+        }
         let mut machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;
-        let config = pipeline(&scenario, &spec, &machine);
+        let config = pipeline(&scenario, &spec, machine.topology(), machine.capabilities());
         let pipeline = Pipeline::build(config).map_err(|error| Usage(error.to_string()))?;
         for missing in pipeline.missing_evidence(&machine) {
             session.note(&missing.to_string());
@@ -127,7 +132,12 @@ impl Sim {
 }
 
 /// The standard pipeline of the scenario's machine.
-pub fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &SimMachine) -> PipelineConfig {
+pub fn pipeline(
+    scenario: &Scenario,
+    spec: &MachineSpec,
+    topology: &Topology,
+    capabilities: &Capabilities,
+) -> PipelineConfig {
     let policy = PolicyConfig {
         name: scenario.policy.name.clone(),
         parameters: scenario.policy.parameters.to_string(),
@@ -141,7 +151,7 @@ pub fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &SimMachine) -
         watches_code: true,
         first_window: Window::Cycles { cycles: FIRST_WINDOW_CYCLES },
     };
-    standard.for_machine(machine.topology(), machine.capabilities())
+    standard.for_machine(topology, capabilities)
 }
 
 fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
@@ -167,6 +177,9 @@ fn length(given: cachemate_spec::Length) -> Length {
 /// # Errors
 /// An unknown scheduler, program or option; a recording that cannot be read; a machine that cannot be.
 pub fn build(scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<SimMachine> {
+    if scenario.model == Model::Interval {
+        bail!("model: found 'interval', expected 'cycle': only 'cachemate sim' runs the interval machine");
+    }
     let scheduler = match scenario.scheduler.name.as_str() {
         "default" | "linux" => SchedulerKind::Linux,
         "solaris" => SchedulerKind::Solaris,

@@ -7,12 +7,15 @@ use anyhow::Context as _;
 use cachemate_report::text::{number, or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_repro::Context;
-use cachemate_repro::interval::score::{Score, Set, score};
+use cachemate_repro::interval::score::{Score, Set, figure, score};
 use cachemate_repro::interval::{Truth, speed, truth};
+use cachemate_repro::setup::failed;
 use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
+use crate::exit::Usage;
+use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
 /// Hold the interval machine's predictions against the cycle-level machine (docs/interval.md)
@@ -27,26 +30,39 @@ pub struct Validate {
     /// Fewer and shorter runs: minutes instead of hours
     #[arg(long)]
     quick: bool,
-    /// Keep what was measured on the cycle-level machine here, and take it from here if the file exists
+    /// Keep what was measured on the cycle-level machine here, machine by machine, and go on from it if the file exists
     #[arg(long, value_name = "FILE")]
     truth: Option<PathBuf>,
+    /// Draw predicted against measured slowdowns as SVG
+    #[arg(long, value_name = "FILE")]
+    figure: Option<PathBuf>,
+    /// Overwrite the figure if it exists
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     json: JsonArg,
 }
 
 /// The command's answer.
 #[derive(Serialize)]
-struct Answer {
+struct Validation {
     seed: u64,
     quick: bool,
     sets: BTreeMap<String, Set>,
+    /// 64 CPUs, 200 tasks, a phase each ten seconds.
     times_real_time_averaged: f64,
+    /// The same with turns of 10 ms one by one.
     times_real_time_explicit: f64,
+    /// Averaged turns, a phase each second.
+    times_real_time_phase_a_second: f64,
     tasks: BTreeMap<String, Vec<cachemate_repro::interval::score::Compared>>,
 }
 
 impl Validate {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if let Some(path) = &self.figure {
+            refuse_existing(path, self.force)?;
+        }
         let stop = session.interrupt_flag();
         let bar = session.progress("validate", None);
         let progress = |what: &str| bar.set_message(what.to_string());
@@ -58,26 +74,37 @@ impl Validate {
             machine: None,
             progress: &progress,
         };
-        let known = self.truth.as_ref().filter(|path| path.exists());
-        let measured: Truth = match known {
+        let known = match self.truth.as_ref().filter(|path| path.exists()) {
             Some(path) => {
                 let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-                serde_json::from_str(&text)
-                    .with_context(|| format!("{}: not a file of this command", path.display()))?
+                let known: Truth = serde_json::from_str(&text)
+                    .with_context(|| format!("{}: not a file of this command", path.display()))?;
+                if known.seed != self.seed {
+                    let path = path.display();
+                    return Err(Usage(format!("{path}: found seed {}, expected {}", known.seed, self.seed)).into());
+                }
+                Some(known)
             }
-            None => truth(&context)?,
+            None => None,
         };
-        if let (Some(path), None) = (&self.truth, known) {
-            let text = serde_json::to_string(&measured).context("the measured runs as JSON")?;
-            std::fs::write(path, text).with_context(|| path.display().to_string())?;
+        let keep = |measured: &Truth| {
+            let Some(path) = &self.truth else { return Ok(()) };
+            let text = serde_json::to_string(measured).map_err(failed("the measured runs as JSON"))?;
+            std::fs::write(path, text).map_err(failed(&path.display().to_string()))
+        };
+        let measured = truth(&context, known, keep)?;
+        let scored = score(&measured)?;
+        if let Some(path) = &self.figure {
+            write_file(path, figure(&scored).svg().as_bytes(), self.force)?;
         }
-        let Score { seed, sets, tasks } = score(&measured)?;
-        let answer = Answer {
+        let Score { seed, sets, tasks } = scored;
+        let answer = Validation {
             seed,
             quick: measured.quick,
             sets,
             times_real_time_averaged: speed::times_real_time(false, 10.0, 60.0)?,
             times_real_time_explicit: speed::times_real_time(true, 10.0, 10.0)?,
+            times_real_time_phase_a_second: speed::times_real_time(false, 1.0, 60.0)?,
             tasks,
         };
         bar.finish_and_clear();
@@ -85,7 +112,7 @@ impl Validate {
     }
 }
 
-fn words(answer: &Answer) -> String {
+fn words(answer: &Validation) -> String {
     let mut table = Table::new(&[
         ("set", Align::Left),
         ("runs", Align::Right),
@@ -98,27 +125,43 @@ fn words(answer: &Answer) -> String {
         ("tau", Align::Right),
         ("losing 10 %", Align::Right),
     ]);
+    let mut causes = Table::new(&[
+        ("set", Align::Left),
+        ("profile", Align::Right),
+        ("composition", Align::Right),
+        ("bandwidth", Align::Right),
+        ("overlap", Align::Right),
+    ]);
+    let or = |value: Option<f64>| or_dash(value.map(number));
     for (name, set) in &answer.sets {
         table.row([
             name.clone(),
             set.count.to_string(),
-            number(set.mean_absolute_error_points),
-            number(set.p90_error_points),
-            number(set.mean_error_percent),
-            number(set.p90_error_percent),
-            number(set.mean_signed_error_points),
-            number(set.error_of_predicting_nothing_points),
-            or_dash(set.kendall_tau.map(number)),
-            number(set.runs_losing_10_percent),
+            or(set.mean_absolute_error_points),
+            or(set.p90_error_points),
+            or(set.mean_error_percent),
+            or(set.p90_error_percent),
+            or(set.mean_signed_error_points),
+            or(set.error_of_predicting_nothing_points),
+            or(set.kendall_tau),
+            or(set.runs_losing_10_percent),
         ]);
+        if let Some(found) = set.error_by_cause_points {
+            let parts = [found.profile, found.composition, found.bandwidth, found.overlap];
+            causes.row(std::iter::once(name.clone()).chain(parts.map(number)));
+        }
     }
     format!(
-        "seed {}{}\n\n{}\nsigned: predicted minus measured. nothing: the error of predicting no slowdown.\n\
-         64 CPUs, 8 caches, 200 tasks, a phase each 10 s: {} times real time with averaged turns, {} with explicit ones\n",
+        "seed {}{}\n\n{}\nsigned: predicted minus measured. nothing: the error of predicting no slowdown.\n\n\
+         errors by cause, points (they may cancel)\n{}\n\
+         64 CPUs, 8 caches, 200 tasks: {} times real time with averaged turns and a phase each 10 s, {} with a phase \
+         each second, {} with explicit turns\n",
         answer.seed,
         if answer.quick { ", quick" } else { "" },
         table.text(),
+        causes.text(),
         number(answer.times_real_time_averaged),
+        number(answer.times_real_time_phase_a_second),
         number(answer.times_real_time_explicit),
     )
 }

@@ -199,8 +199,8 @@ impl IntervalMachine {
             let lines = |share: f64| (f64::from(self.engine.capacity_lines()) * share * shrunk) as f32;
             let domains: Vec<(f32, u8)> = found.parts.iter().map(|&(share, group)| (lines(share), group)).collect();
             let groups: Vec<f32> = found.groups.iter().map(|&share| lines(share)).collect();
-            let of = members.iter().map(|&(slot, mask)| (slot, found.of[mask])).collect();
-            self.engine.divide_if_new(at, &domains, &groups, of);
+            let of: Vec<(u32, u8)> = members.iter().map(|&(slot, mask)| (slot, found.of[mask])).collect();
+            self.engine.divide_if_new(at, &domains, &groups, &of);
         }
     }
 

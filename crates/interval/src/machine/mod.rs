@@ -9,11 +9,13 @@ mod counting;
 mod observe;
 mod parts;
 mod probes;
+mod results;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use cachemate_core::{
     Applied, Capabilities, CpuSet, Goal, ImpossibleMachine, Machine, MachineError, MachineSpec, Observation, Plan,
@@ -21,6 +23,7 @@ use cachemate_core::{
 };
 
 pub use counting::Defects;
+pub use results::{JobResults, Results};
 
 use crate::engine::{Done, Engine};
 use crate::program::{BadProgram, Program};
@@ -30,8 +33,11 @@ use counting::Noise;
 #[derive(Clone, PartialEq, Debug)]
 pub struct Job {
     pub name: String,
-    pub program: Program,
+    /// Jobs may share one: it is kept once.
+    pub program: Arc<Program>,
     pub threads: u32,
+    /// Each thread ends after so many; `None` = as the program's phases say.
+    pub instructions: Option<f64>,
     pub start_ns: u64,
     /// Starts again when all its threads have ended.
     pub restart: bool,
@@ -42,9 +48,10 @@ pub struct Job {
 
 impl Job {
     /// One thread from the start on, anywhere.
-    pub fn new(program: Program) -> Self {
+    pub fn new(program: impl Into<Arc<Program>>) -> Self {
+        let program = program.into();
         let name = program.name.clone();
-        Job { name, program, threads: 1, start_ns: 0, restart: false, pinned: None, goal: None }
+        Job { name, program, threads: 1, instructions: None, start_ns: 0, restart: false, pinned: None, goal: None }
     }
 }
 
@@ -67,6 +74,11 @@ pub enum Event {
     Shrink {
         cache: u32,
         to_share: f64,
+    },
+    /// These CPUs of one cache share it with nobody else from now on: they have another of its size. The topology does
+    /// not tell, as on a host whose firmware or hypervisor is wrong.
+    Separate {
+        cpus: CpuSet,
     },
 }
 
@@ -114,6 +126,10 @@ struct Known {
     exited: bool,
     /// As of the last observation.
     seen: Done,
+    /// As of the beginning of what counts.
+    measured_from: Done,
+    /// Wanted over alone, and on a processor over alone, in the last window.
+    slowdown: Option<(f64, f64)>,
     noise: Noise,
 }
 
@@ -122,7 +138,7 @@ struct Running {
     program: u32,
     arrives_ns: Option<u64>,
     alive: u32,
-    completions: u32,
+    book: results::Book,
 }
 
 /// A simulated machine with programs on it.
@@ -150,6 +166,9 @@ pub struct IntervalMachine {
     windows: u64,
     now_ns: u64,
     places: observe::Places,
+    measured_from_ns: u64,
+    /// By node, to and from memory since then.
+    node_bytes: Vec<f64>,
     over: bool,
 }
 
@@ -159,13 +178,26 @@ impl IntervalMachine {
     pub fn new(spec: &MachineSpec, options: Options, jobs: Vec<Job>) -> Result<Self, BadMachine> {
         spec.check()?;
         let no_cache = || BadMachine::NoCache(spec.name.clone());
-        let mut engine = Engine::new(spec, options.explicit).ok_or_else(no_cache)?;
+        let spares = options.events.iter().filter(|(_, event)| matches!(event, Event::Separate { .. })).count();
+        let mut engine = Engine::with_spares(spec, options.explicit, spares).ok_or_else(no_cache)?;
         check_events(&options.events, spec, engine.caches())?;
-        let mut running = Vec::new();
+        let mut running: Vec<Running> = Vec::new();
         for job in jobs {
-            job.program.check()?;
-            let program = engine.add_program(job.program.clone());
-            running.push(Running { arrives_ns: Some(job.start_ns), program, alive: 0, completions: 0, job });
+            let known = running.iter().find(|known| Arc::ptr_eq(&known.job.program, &job.program));
+            let program = match known {
+                Some(known) => known.program,
+                None => {
+                    job.program.check()?;
+                    engine.add_program(Program::clone(&job.program))
+                }
+            };
+            running.push(Running {
+                arrives_ns: Some(job.start_ns),
+                program,
+                alive: 0,
+                book: results::Book::default(),
+                job,
+            });
         }
         let mut events = options.events.clone();
         events.sort_by_key(|(at, _)| *at);
@@ -192,6 +224,8 @@ impl IntervalMachine {
             answered: Vec::new(),
             windows: 0,
             now_ns: 0,
+            measured_from_ns: 0,
+            node_bytes: vec![0.0; spec.memory.nodes as usize],
             over: false,
         };
         machine.admit();
@@ -213,6 +247,21 @@ impl IntervalMachine {
     /// The engine's slot of a task that has not been reported gone.
     pub fn slot_of(&self, task: TaskId) -> Option<u32> {
         self.known.iter().find(|known| known.task == task).map(|known| known.slot)
+    }
+
+    /// A task's time over its time alone in the last window, and the same of its time on a processor. `None` = it did
+    /// nothing, or is gone.
+    pub fn slowdown(&self, task: TaskId) -> Option<(f64, f64)> {
+        self.known.iter().find(|known| known.task == task).and_then(|known| known.slowdown)
+    }
+    /// The job of a task, by its place in the list.
+    pub fn job_of(&self, task: TaskId) -> Option<usize> {
+        self.known.iter().find(|known| known.task == task).map(|known| known.job)
+    }
+    /// Bytes that a task holds in each contended cache.
+    pub fn held_bytes(&self, task: TaskId) -> Vec<f64> {
+        let slot = self.slot_of(task);
+        (0..self.engine.caches()).map(|at| slot.map_or(0.0, |slot| self.engine.held_bytes(slot, at))).collect()
     }
 
     fn cycles_of(&self, ns: u64) -> f64 {
@@ -238,9 +287,13 @@ impl IntervalMachine {
         let running = &mut self.jobs[at];
         running.arrives_ns = None;
         running.alive = running.job.threads.max(1);
+        running.book.tasks += u64::from(running.alive);
         let pinned = running.job.pinned.clone().map(|cpus| cpus.intersection(&all)).filter(|cpus| !cpus.is_empty());
         for _ in 0..running.alive {
             let slot = self.engine.start(running.program, pinned.clone().unwrap_or_else(|| all.clone()));
+            if let Some(instructions) = running.job.instructions {
+                self.engine.set_work(slot, instructions);
+            }
             let task = TaskId(self.next_task);
             self.next_task += 1;
             self.known.push(Known {
@@ -252,6 +305,8 @@ impl IntervalMachine {
                 fixed: pinned.is_some(),
                 exited: false,
                 seen: Done::default(),
+                measured_from: Done::default(),
+                slowdown: None,
                 noise: Noise::new(self.options.seed, task.0),
             });
         }
@@ -278,6 +333,9 @@ impl IntervalMachine {
                     let slot = self.engine.start_outside(program, cache as usize, speed);
                     self.outside.insert(cache, slot);
                 }
+            }
+            Event::Separate { ref cpus } => {
+                self.engine.separate(cpus);
             }
             Event::Shrink { cache, to_share } => {
                 self.shrunk.insert(cache, to_share);
@@ -335,7 +393,7 @@ impl IntervalMachine {
         let running = &mut self.jobs[known.job];
         running.alive -= 1;
         if running.alive == 0 {
-            running.completions += 1;
+            running.book.completions += 1;
             if running.job.restart {
                 running.arrives_ns = Some(now_ns);
             }
@@ -350,8 +408,14 @@ impl IntervalMachine {
 }
 
 fn check_events(events: &[(u64, Event)], spec: &MachineSpec, caches: usize) -> Result<(), BadMachine> {
+    let per_cache = spec.last_level().map_or(1, |cache| cache.shared_by_cores) * spec.contexts_per_core;
     for (at, (_, event)) in events.iter().enumerate() {
         let (found, most, what) = match *event {
+            Event::Separate { ref cpus } => {
+                let one_cache = cpus.iter().all(|cpu| Some(cpu / per_cache) == cpus.first().map(|cpu| cpu / per_cache));
+                let last = cpus.iter().last().filter(|_| one_cache);
+                (last.unwrap_or(u32::MAX), spec.cpus(), "CPUs of one contended cache")
+            }
             Event::Offline { cpu } | Event::Online { cpu } => (cpu, spec.cpus(), "a CPU of the machine"),
             Event::Outside { cache, .. } | Event::Shrink { cache, .. } => (cache, caches as u32, "a contended cache"),
         };

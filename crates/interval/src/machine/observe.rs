@@ -33,7 +33,7 @@ impl Places {
 }
 
 /// What happened since.
-fn since(now: &Done, before: &Done) -> Done {
+pub(super) fn since(now: &Done, before: &Done) -> Done {
     let mut found = Done {
         instructions: now.instructions - before.instructions,
         cycles: now.cycles - before.cycles,
@@ -43,6 +43,10 @@ fn since(now: &Done, before: &Done) -> Done {
     };
     found.counts.iter_mut().zip(&before.counts).for_each(|(count, before)| *count -= before);
     found
+}
+
+fn is_node(place: &Place) -> bool {
+    matches!(place, Place::MemoryNode(_))
 }
 
 impl IntervalMachine {
@@ -58,11 +62,18 @@ impl IntervalMachine {
         for (at, done) in truths.iter().enumerate() {
             let seen = self.task_seen(at, done, &skewed[at], elapsed_ns);
             self.known[at].seen = *self.engine.done(self.known[at].slot);
+            self.known[at].slowdown = Self::slowdown_of(done);
             tasks.push(seen);
         }
         let answers = self.answers();
         let mut in_force = self.read_back();
         in_force.refused.append(&mut self.refused);
+        for (sum, (_, counts)) in self.node_bytes.iter_mut().zip(places.iter().filter(|(place, _)| is_node(place))) {
+            *sum += counts.0.iter().map(|reading| reading.count as f64).sum::<f64>();
+        }
+        for known in self.known.iter().filter(|known| known.exited) {
+            self.jobs[known.job].book.add(&since(self.engine.done(known.slot), &known.measured_from));
+        }
         let gone: Vec<u32> = self.known.iter().filter(|known| known.exited).map(|known| known.slot).collect();
         self.known.retain(|known| !known.exited);
         gone.into_iter().for_each(|slot| self.engine.stop(slot));

@@ -276,8 +276,9 @@ impl Draw<'_> {
             let cycles = phase.points.last().map_or(1.0, |point| point.cycles_per_instr);
             Phase { instructions: Some(seconds * instr_per_s / cycles), ..phase }
         };
-        job.program.phases = vec![stretch(first), stretch(other)];
-        job.program.repeats_from = Some(0);
+        let program = std::sync::Arc::make_mut(&mut job.program);
+        program.phases = vec![stretch(first), stretch(other)];
+        program.repeats_from = Some(0);
     }
 }
 

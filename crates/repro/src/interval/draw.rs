@@ -7,11 +7,12 @@ use cachemate_core::{
 use cachemate_interval::Program;
 use cachemate_pipeline::Pipeline;
 use cachemate_sim::machine::SimOptions;
+use cachemate_sim::results::TaskResults;
 use serde::{Deserialize, Serialize};
 
 use super::measure::{self, Lengths};
 use crate::setup::{Job, Workload, failed};
-use crate::work::{self, Work};
+use crate::work::{self, Rates, Work};
 use crate::{Context, ReproError};
 
 /// A machine and how much is drawn on it.
@@ -54,33 +55,30 @@ pub const POOL: [&str; 16] = [
 /// The machines of the draw: the smaller ones whole, and of the largest one a complex with a quarter of its cache. Its
 /// own cache is out of reach of these programs within the lengths that can be simulated.
 pub fn setups(quick: bool) -> Vec<Setup> {
-    let (warm_up_cycles, measured_cycles) = if quick { (4_000_000, 6_000_000) } else { (25_000_000, 25_000_000) };
+    let (warm_up_cycles, measured_cycles) = if quick { (4_000_000, 6_000_000) } else { (15_000_000, 15_000_000) };
     let few = |many: usize, few: usize| if quick { few } else { many };
     let common = Setup {
         machine: "opteron-2350",
-        programs: few(10, 5),
-        pairs: few(20, 4),
-        fours: few(10, 2),
+        programs: few(9, 5),
+        pairs: few(14, 4),
+        fours: few(8, 2),
         pairings: 0,
         partitions: 0,
         warm_up_cycles,
         measured_cycles,
     };
-    let mut all = vec![
+    vec![
         common,
         Setup { machine: "xeon-x5365-4", fours: 0, pairings: few(5, 1), ..common },
         Setup {
             machine: "epyc-7742?caches.l3.size_bytes=4194304",
-            fours: few(6, 0),
-            pairs: few(12, 0),
+            fours: few(5, 1),
+            pairs: few(10, 2),
             partitions: few(4, 1),
             ..common
         },
-    ];
-    if !quick {
-        all.push(Setup { machine: "pairs-04", fours: 0, pairs: 10, pairings: 3, ..common });
-    }
-    all
+        Setup { machine: "pairs-04", programs: few(8, 4), fours: 0, pairs: few(8, 2), pairings: few(3, 1), ..common },
+    ]
 }
 
 /// One program of a machine's draw.
@@ -91,7 +89,18 @@ pub struct Profiled {
     pub profile: Program,
     /// What it does alone in the measured cycles.
     pub work: Work,
-    pub alone_instr_per_cycle: f64,
+    pub alone: Rate,
+}
+
+/// What a program did on the cycle-level machine.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Rate {
+    /// Over its work.
+    pub instr_per_cycle: f64,
+    /// Demand misses of the contended cache over its work.
+    pub misses_per_instr: f64,
+    /// Over the whole run: the trail does not tell why a task waited.
+    pub queue_cycles_per_instr: f64,
 }
 
 /// What a run belongs to.
@@ -114,7 +123,8 @@ pub struct Run {
     pub ways: Vec<u32>,
     /// Bytes to and from memory, of what its narrowest part passes.
     pub busy_share: f64,
-    pub instr_per_cycle: Vec<f64>,
+    /// By job.
+    pub rates: Vec<Rate>,
     pub finished: bool,
 }
 
@@ -155,13 +165,23 @@ fn profiled(job: &Job, machine: &MachineSpec, setup: &Setup) -> Result<Profiled,
     };
     workload.options.seed = job.seed;
     let (work, rates) = work::alone(&workload)?;
+    let found = work::together(&workload, &[work], None)?;
+    let alone = Rate { instr_per_cycle: rates.instr_per_cycle, ..rate(&found.rates[0], &found.results.tasks[0]) };
     // A neighbour may take twice as long, and this program then goes on for as long.
     let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
     let phase_instr = (until_instr / 48).max(200_000);
     let lengths = Lengths { until_instr, phase_instr, reading_cycles: 100_000 };
     let profile = measure::profile(job, machine, &workload.options, lengths)?;
     let (name, seed) = (job.name.clone(), job.seed);
-    Ok(Profiled { name, seed, profile, work, alone_instr_per_cycle: rates.instr_per_cycle })
+    Ok(Profiled { name, seed, profile, work, alone })
+}
+
+fn rate(over_work: &Rates, whole: &TaskResults) -> Rate {
+    Rate {
+        instr_per_cycle: over_work.instr_per_cycle,
+        misses_per_instr: over_work.misses_per_kilo_instr / 1000.0,
+        queue_cycles_per_instr: whole.stall_cycles.queue / whole.instructions.max(1) as f64,
+    }
 }
 
 /// What is to be run, without results.
@@ -175,7 +195,7 @@ fn drawn(generator: &mut SplitMix64, setup: &Setup, machine: &MachineSpec) -> Ve
         jobs,
         ways,
         busy_share: 0.0,
-        instr_per_cycle: Vec::new(),
+        rates: Vec::new(),
         finished: false,
     };
     let mut some = |count: usize| {
@@ -270,7 +290,7 @@ fn together(
     let busy = found.results.memory.iter().map(|node| node.bytes_per_cycle / most).fold(0.0, f64::max);
     Ok(Run {
         busy_share: busy,
-        instr_per_cycle: found.rates.iter().map(|rates| rates.instr_per_cycle).collect(),
+        rates: found.rates.iter().zip(&found.results.tasks).map(|(rates, task)| rate(rates, task)).collect(),
         finished: found.rates.iter().all(|rates| rates.finished),
         ..run.clone()
     })

@@ -44,6 +44,20 @@ const STALL: usize = 5;
 const L1_REFERENCES: usize = 6;
 const L1_MISSES: usize = 7;
 
+/// What a job does alone in so many cycles.
+///
+/// # Errors
+/// A job that cannot run, or that does nothing.
+pub fn instructions_in(job: &Job, machine: &MachineSpec, options: &SimOptions, cycles: u64) -> Result<u64, ReproError> {
+    let pinned: CpuSet = [0].into_iter().collect();
+    let jobs = vec![job.clone().on_cpus(pinned)];
+    let (machine, options) = (machine.clone(), options.clone());
+    let workload = Workload { machine, options, jobs, warm_up_cycles: 0, measured_cycles: cycles };
+    let results = workload.unmanaged()?;
+    let done = results.tasks.first().map_or(0, |task| task.instructions);
+    if done == 0 { Err(failed(&job.name)("it ran no instruction alone")) } else { Ok(done) }
+}
+
 /// The sizes, in ways of the contended cache: about half as many each time, at most five.
 pub fn ways(all: u32) -> Vec<u32> {
     let mut sizes: Vec<u32> = (0..5).map(|halvings| (all >> halvings).max(1)).collect();

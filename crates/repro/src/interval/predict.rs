@@ -1,9 +1,9 @@
 //! What the interval machine says of a co-run, from profiles taken alone.
 
 use cachemate_core::MachineSpec;
-use cachemate_interval::engine::Engine;
+use cachemate_interval::engine::{DEMAND, Done, Engine, QUEUE_CYCLES};
 
-use super::draw::{Profiled, Run};
+use super::draw::{Profiled, Rate, Run};
 use crate::ReproError;
 use crate::setup::failed;
 
@@ -12,11 +12,11 @@ const LOOK_CYCLES: f64 = 50_000.0;
 /// A prediction is given up after so many times the slowest program's time alone.
 const GIVES_UP_AFTER_TIMES: f64 = 40.0;
 
-/// Instructions per cycle of each job over its work.
+/// What each job does over its work.
 ///
 /// # Errors
 /// A machine without a data cache, or work that is never done.
-pub fn speeds(machine: &MachineSpec, programs: &[Profiled], run: &Run) -> Result<Vec<f64>, ReproError> {
+pub fn rates(machine: &MachineSpec, programs: &[Profiled], run: &Run) -> Result<Vec<Rate>, ReproError> {
     let what = || failed(&machine.name);
     let mut engine = Engine::new(machine, false).ok_or_else(|| what()("no data cache to share"))?;
     let mut slots = Vec::new();
@@ -27,31 +27,52 @@ pub fn speeds(machine: &MachineSpec, programs: &[Profiled], run: &Run) -> Result
     divide(&mut engine, machine, run, &slots);
     let works: Vec<_> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
     let alone =
-        |&(program, _): &(usize, u32)| programs[program].work.to_instr / programs[program].alone_instr_per_cycle;
+        |&(program, _): &(usize, u32)| programs[program].work.to_instr / programs[program].alone.instr_per_cycle;
     let longest = run.jobs.iter().map(alone).fold(0.0, f64::max) * GIVES_UP_AFTER_TIMES;
-    let mut moments = vec![(None, None); slots.len()];
-    let mut before = vec![0.0; slots.len()];
+    let mut moments: Vec<(Option<Moment>, Option<Moment>)> = vec![(None, None); slots.len()];
+    let mut before = vec![Done::default(); slots.len()];
     let mut now = 0.0;
-    while moments.iter().any(|(_, end): &(Option<f64>, Option<f64>)| end.is_none()) && now < longest {
+    while moments.iter().any(|(_, end)| end.is_none()) && now < longest {
         engine.run(now + LOOK_CYCLES);
         for (at, &slot) in slots.iter().enumerate() {
-            let after = engine.done(slot).instructions;
-            let when = |instr: f64| {
-                (instr <= after && after > before[at])
-                    .then(|| now + LOOK_CYCLES * ((instr - before[at]) / (after - before[at])).max(0.0))
-            };
+            let after = *engine.done(slot);
+            let when = |instr: f64| moment(now, &before[at], &after, instr);
             moments[at].0 = moments[at].0.or_else(|| when(works[at].from_instr));
             moments[at].1 = moments[at].1.or_else(|| when(works[at].to_instr));
             before[at] = after;
         }
         now += LOOK_CYCLES;
     }
-    let speed = |(work, moments): (&crate::work::Work, &(Option<f64>, Option<f64>))| {
+    let rate = |(work, moments): (&crate::work::Work, &(Option<Moment>, Option<Moment>))| {
         let (from, to) = moments.0.zip(moments.1)?;
-        Some((work.to_instr - work.from_instr) / (to - from))
+        let instructions = work.to_instr - work.from_instr;
+        Some(Rate {
+            instr_per_cycle: instructions / (to.cycle - from.cycle),
+            misses_per_instr: (to.misses - from.misses) / instructions,
+            queue_cycles_per_instr: (to.queue_cycles - from.queue_cycles) / instructions,
+        })
     };
-    let found: Option<Vec<f64>> = works.iter().zip(&moments).map(speed).collect();
+    let found: Option<Vec<Rate>> = works.iter().zip(&moments).map(rate).collect();
     found.ok_or_else(|| what()("a predicted program never did its work"))
+}
+
+/// A job's books when it has done some instruction.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Moment {
+    cycle: f64,
+    misses: f64,
+    queue_cycles: f64,
+}
+
+/// Between two looks, by a line; `None` = not there yet, or before.
+fn moment(now: f64, before: &Done, after: &Done, instr: f64) -> Option<Moment> {
+    let done = after.instructions - before.instructions;
+    if instr > after.instructions || done <= 0.0 {
+        return None;
+    }
+    let share = ((instr - before.instructions) / done).max(0.0);
+    let between = |count: usize| before.counts[count] + share * (after.counts[count] - before.counts[count]);
+    Some(Moment { cycle: now + LOOK_CYCLES * share, misses: between(DEMAND), queue_cycles: between(QUEUE_CYCLES) })
 }
 
 fn divide(engine: &mut Engine, machine: &MachineSpec, run: &Run, slots: &[u32]) {

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use cachemate_core::MachineSpec;
+use cachemate_report::figure::{Axis, Chart, Mark, Point, Series};
 use serde::Serialize;
 
 use super::Truth;
-use super::draw::{Kind, Measured, Run};
+use super::draw::{Kind, Measured, Profiled, Rate, Run};
 use super::predict;
 use crate::ReproError;
 use crate::setup::failed;
@@ -27,23 +29,39 @@ pub struct Compared {
     /// Predicted cycles per instruction over measured, minus one.
     pub cycles_per_instr_error_percent: f64,
     pub busy_share: f64,
+    pub causes: Causes,
 }
 
-/// One set of co-runs.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+/// A task's error in parts that add up, each in points of its slowdown, predicted minus measured.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct Causes {
+    /// The profile does not tell the program's own speed alone over this work.
+    pub profile: f64,
+    /// Other misses than measured, at the price that a miss has between the profile's smallest and largest size.
+    pub composition: f64,
+    /// Other cycles in queues than measured, beyond those alone.
+    pub bandwidth: f64,
+    /// What is left: how misses, prefetches and queues overlap with work.
+    pub overlap: f64,
+}
+
+/// One set of co-runs. `None` = no run is in it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Set {
     pub count: usize,
-    pub mean_absolute_error_points: f64,
-    pub p90_error_points: f64,
+    pub mean_absolute_error_points: Option<f64>,
+    pub p90_error_points: Option<f64>,
     pub kendall_tau: Option<f64>,
-    pub error_of_predicting_nothing_points: f64,
+    pub error_of_predicting_nothing_points: Option<f64>,
     /// Mean error of cycles per instruction.
-    pub mean_error_percent: f64,
-    pub p90_error_percent: f64,
+    pub mean_error_percent: Option<f64>,
+    pub p90_error_percent: Option<f64>,
     /// Predicted minus measured.
-    pub mean_signed_error_points: f64,
+    pub mean_signed_error_points: Option<f64>,
     /// Share of the runs in which a program loses 10 % or more.
-    pub runs_losing_10_percent: f64,
+    pub runs_losing_10_percent: Option<f64>,
+    /// Means of absolute parts.
+    pub error_by_cause_points: Option<Causes>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -53,19 +71,24 @@ pub struct Score {
     pub tasks: BTreeMap<String, Vec<Compared>>,
 }
 
+/// The names of all sets.
+pub const SETS: [&str; 4] = ["pairs", "groups", "bandwidth-bound", "plans"];
+
 /// Predicts all that was measured, and compares.
 ///
 /// # Errors
 /// No such machine, or a prediction that fails.
 pub fn score(truth: &Truth) -> Result<Score, ReproError> {
-    let mut tasks: BTreeMap<String, Vec<Vec<Compared>>> = BTreeMap::new();
+    let mut tasks: BTreeMap<String, Vec<Vec<Compared>>> =
+        SETS.iter().map(|name| (name.to_string(), Vec::new())).collect();
     let mut mixes: Vec<Vec<(f64, f64)>> = Vec::new();
     for bench in &truth.benches {
         let machine = cachemate_spec::load_machine(&bench.machine).map_err(failed(&bench.machine))?;
+        let alone = alone(&machine, bench)?;
         let mut plans: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
         for run in bench.runs.iter().filter(|run| run.finished) {
-            let speeds = predict::speeds(&machine, &bench.programs, run)?;
-            let found = compare(bench, run, &speeds);
+            let rates = predict::rates(&machine, &bench.programs, run)?;
+            let found = compare(bench, run, &rates, &alone);
             if let Kind::Plan(mix) = run.kind {
                 let mean = |of: fn(&Compared) -> f64| found.iter().map(of).sum::<f64>() / found.len() as f64;
                 let both = (mean(|task| task.measured_slowdown_percent), mean(|task| task.predicted_slowdown_percent));
@@ -83,54 +106,139 @@ pub fn score(truth: &Truth) -> Result<Score, ReproError> {
     Ok(Score { seed: truth.seed, sets, tasks })
 }
 
+/// What the interval machine says of each program alone over its work.
+fn alone(machine: &MachineSpec, bench: &Measured) -> Result<Vec<Rate>, ReproError> {
+    let run = |program: usize| Run {
+        kind: Kind::Pair,
+        jobs: vec![(program, 0)],
+        ways: Vec::new(),
+        busy_share: 0.0,
+        rates: Vec::new(),
+        finished: true,
+    };
+    let each = |program: usize| Ok(predict::rates(machine, &bench.programs, &run(program))?[0]);
+    (0..bench.programs.len()).map(each).collect()
+}
+
+/// Plans stay together, so that each can be ranked; of the others, those that fill memory are a set of their own.
 fn set_of(run: &Run) -> &'static str {
     match run.kind {
         Kind::Plan(_) => "plans",
-        _ if run.busy_share >= BANDWIDTH_BOUND => "bandwidth_bound",
+        _ if run.busy_share >= BANDWIDTH_BOUND => "bandwidth-bound",
         Kind::Pair => "pairs",
         Kind::Four => "groups",
     }
 }
 
-fn compare(bench: &Measured, run: &Run, speeds: &[f64]) -> Vec<Compared> {
+fn compare(bench: &Measured, run: &Run, predicted: &[Rate], alone: &[Rate]) -> Vec<Compared> {
     let name = |&(program, _): &(usize, u32)| bench.programs[program].name.clone();
     let task = |at: usize| {
-        let alone = bench.programs[run.jobs[at].0].alone_instr_per_cycle;
-        let percent = |speed: f64| 100.0 * (alone / speed - 1.0);
+        let program = run.jobs[at].0;
+        let (measured, predicted) = (&run.rates[at], &predicted[at]);
+        let own = &bench.programs[program];
+        let percent = |rate: &Rate| 100.0 * (own.alone.instr_per_cycle / rate.instr_per_cycle - 1.0);
         let others = run.jobs.iter().enumerate().filter(|(other, _)| *other != at);
         Compared {
             machine: bench.machine.clone(),
             task: name(&run.jobs[at]),
             beside: others.map(|(_, job)| name(job)).collect(),
-            measured_slowdown_percent: percent(run.instr_per_cycle[at]),
-            predicted_slowdown_percent: percent(speeds[at]),
-            cycles_per_instr_error_percent: 100.0 * (run.instr_per_cycle[at] / speeds[at] - 1.0),
+            measured_slowdown_percent: percent(measured),
+            predicted_slowdown_percent: percent(predicted),
+            cycles_per_instr_error_percent: 100.0 * (measured.instr_per_cycle / predicted.instr_per_cycle - 1.0),
             busy_share: run.busy_share,
+            causes: causes(own, &alone[program], measured, predicted),
         }
     };
     (0..run.jobs.len()).map(task).collect()
 }
 
+/// The parts of one error, in cycles per instruction first and then over the cycles alone.
+fn causes(own: &Profiled, alone: &Rate, measured: &Rate, predicted: &Rate) -> Causes {
+    let cycles = |rate: &Rate| 1.0 / rate.instr_per_cycle;
+    let profile = cycles(alone) - cycles(&own.alone);
+    let composition = (predicted.misses_per_instr - measured.misses_per_instr) * miss_price(own);
+    let measured_queue = measured.queue_cycles_per_instr - own.alone.queue_cycles_per_instr;
+    let bandwidth = predicted.queue_cycles_per_instr - alone.queue_cycles_per_instr - measured_queue;
+    let all = cycles(predicted) - cycles(measured);
+    let points = 100.0 * own.alone.instr_per_cycle;
+    Causes {
+        profile: points * profile,
+        composition: points * composition,
+        bandwidth: points * bandwidth,
+        overlap: points * (all - profile - composition - bandwidth),
+    }
+}
+
+/// Cycles that a miss more costs, between the smallest and the largest size of the profile's phases.
+fn miss_price(own: &Profiled) -> f64 {
+    let (mut cycles, mut misses) = (0.0, 0.0);
+    for phase in &own.profile.phases {
+        if let (Some(small), Some(large)) = (phase.points.first(), phase.points.last()) {
+            cycles += small.cycles_per_instr - large.cycles_per_instr;
+            misses += small.demand_fills_per_instr - large.demand_fills_per_instr;
+        }
+    }
+    if misses > 1e-9 { (cycles / misses).max(0.0) } else { 0.0 }
+}
+
 fn set(runs: &[Vec<Compared>]) -> Set {
     let tasks: Vec<&Compared> = runs.iter().flatten().collect();
+    if tasks.is_empty() {
+        return Set::default();
+    }
     let signed = |task: &&Compared| task.predicted_slowdown_percent - task.measured_slowdown_percent;
     let errors: Vec<f64> = tasks.iter().map(|task| signed(task).abs()).collect();
     let relative: Vec<f64> = tasks.iter().map(|task| task.cycles_per_instr_error_percent.abs()).collect();
-    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
-    let nothing: Vec<f64> = tasks.iter().map(|task| task.measured_slowdown_percent.abs()).collect();
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    let mean_of = |of: &dyn Fn(&Compared) -> f64| tasks.iter().map(|task| of(task)).sum::<f64>() / tasks.len() as f64;
     let pairs: Vec<(f64, f64)> =
         tasks.iter().map(|task| (task.measured_slowdown_percent, task.predicted_slowdown_percent)).collect();
     let losing = runs.iter().filter(|run| run.iter().any(|task| task.measured_slowdown_percent >= 10.0));
     Set {
         count: runs.len(),
-        mean_absolute_error_points: mean(&errors),
-        p90_error_points: percentile(&errors, 0.9),
+        mean_absolute_error_points: Some(mean(&errors)),
+        p90_error_points: Some(percentile(&errors, 0.9)),
         kendall_tau: tau(&pairs, 0.0),
-        error_of_predicting_nothing_points: mean(&nothing),
-        mean_error_percent: mean(&relative),
-        p90_error_percent: percentile(&relative, 0.9),
-        mean_signed_error_points: mean(&tasks.iter().map(signed).collect::<Vec<f64>>()),
-        runs_losing_10_percent: losing.count() as f64 / runs.len().max(1) as f64,
+        error_of_predicting_nothing_points: Some(mean_of(&|task| task.measured_slowdown_percent.abs())),
+        mean_error_percent: Some(mean(&relative)),
+        p90_error_percent: Some(percentile(&relative, 0.9)),
+        mean_signed_error_points: Some(mean(&tasks.iter().map(signed).collect::<Vec<f64>>())),
+        runs_losing_10_percent: Some(losing.count() as f64 / runs.len() as f64),
+        error_by_cause_points: Some(Causes {
+            profile: mean_of(&|task| task.causes.profile.abs()),
+            composition: mean_of(&|task| task.causes.composition.abs()),
+            bandwidth: mean_of(&|task| task.causes.bandwidth.abs()),
+            overlap: mean_of(&|task| task.causes.overlap.abs()),
+        }),
+    }
+}
+
+/// Predicted against measured slowdowns, a color per set, with the line of no error.
+pub fn figure(score: &Score) -> Chart {
+    let tasks = || score.tasks.values().flatten();
+    let ends = tasks().flat_map(|task| [task.measured_slowdown_percent, task.predicted_slowdown_percent]);
+    let (low, high) = ends.fold((0.0f64, 1.0f64), |(low, high), value| (low.min(value), high.max(value)));
+    let point = |task: &Compared| Point {
+        title: Some(format!("{} beside {} on {}", task.task, task.beside.join(", "), task.machine)),
+        ..Point::new(task.measured_slowdown_percent, task.predicted_slowdown_percent)
+    };
+    let mut series = vec![Series {
+        name: "no error".to_string(),
+        points: vec![Point::new(low, low), Point::new(high, high)],
+        dashed: true,
+        ..Series::default()
+    }];
+    for (name, tasks) in &score.tasks {
+        let points = tasks.iter().map(point).collect();
+        series.push(Series { name: name.clone(), points, mark: Mark::Points, ..Series::default() });
+    }
+    Chart {
+        title: format!("Slowdown of each task, seed {}", score.seed),
+        x: Axis::linear("measured on the cycle-level machine, %").within(low, high),
+        y: Axis::linear("predicted by the interval machine, %").within(low, high),
+        series,
+        size: Some((720.0, 560.0)),
+        ..Chart::default()
     }
 }
 

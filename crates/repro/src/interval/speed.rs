@@ -12,7 +12,7 @@ use crate::setup::failed;
 /// Tasks of the host.
 pub const TASKS: u32 = 200;
 
-/// Nominal seconds over seconds of this host, for `nominal_seconds` after a short start, with a new phase for each task
+/// Nominal seconds over seconds of one core of this host, for `nominal_seconds` after a short start, with a new phase for each task
 /// about every `phase_seconds`.
 ///
 /// # Errors
@@ -21,9 +21,18 @@ pub fn times_real_time(explicit: bool, phase_seconds: f64, nominal_seconds: f64)
     let mut engine = host(explicit, phase_seconds)?;
     let hertz = engine.hertz;
     engine.run(2.0 * hertz);
-    let before = Instant::now();
+    let before = (on_cpu_seconds(), Instant::now());
     engine.run((2.0 + nominal_seconds) * hertz);
-    Ok(nominal_seconds / before.elapsed().as_secs_f64())
+    let wall = before.1.elapsed().as_secs_f64();
+    let taken = before.0.zip(on_cpu_seconds()).map_or(wall, |(before, now)| now - before);
+    Ok(nominal_seconds / taken)
+}
+
+/// Of this thread on a processor: others on the host do not count. `None` = the host does not tell.
+fn on_cpu_seconds() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    let ns: f64 = text.split_whitespace().next()?.parse().ok()?;
+    Some(ns / 1e9)
 }
 
 /// The host at its start.

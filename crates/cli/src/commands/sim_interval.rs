@@ -1,0 +1,154 @@
+//! `cachemate sim` of a scenario with `model = "interval"`: nominal time, from programs' profiles.
+
+use anyhow::Context;
+use cachemate_core::{Machine, MachineSpec};
+use cachemate_interval::Results;
+use cachemate_pipeline::Pipeline;
+use cachemate_report::text::{number, or_dash, percent_text};
+use cachemate_report::{Align, Table};
+use cachemate_repro::interval::scenario::{self, Programs};
+use cachemate_spec::{IntervalSpec, Scenario};
+use cachemate_trace::RunLogWriter;
+use serde::Serialize;
+use std::sync::atomic::Ordering;
+
+use super::sim::{Sim, pipeline};
+use crate::exit::{Interrupted, Usage};
+use crate::nominal::{Wanted, load};
+use crate::session::Session;
+
+/// The command's answer.
+#[derive(Serialize)]
+struct NominalAnswer {
+    scenario: String,
+    seed: u64,
+    policy: String,
+    windows: u64,
+    /// False = stopped by the user; everything until then is counted.
+    complete: bool,
+    results: Results,
+}
+
+impl Sim {
+    pub(super) fn run_interval(
+        &self,
+        session: &Session,
+        scenario: &Scenario,
+        spec: &MachineSpec,
+    ) -> anyhow::Result<()> {
+        let programs = programs(session, scenario, spec).with_context(|| self.scenario.clone())?;
+        let mut machine = scenario::machine(scenario, spec, &programs).with_context(|| self.scenario.clone())?;
+        let config = pipeline(scenario, spec, machine.topology(), machine.capabilities());
+        let pipeline = Pipeline::build(config).map_err(|error| Usage(error.to_string()))?;
+        for missing in pipeline.missing_evidence(&machine) {
+            session.note(&missing.to_string());
+        }
+        let mut log = match &self.output {
+            Some(path) => Some(RunLogWriter::create(path, self.force, &pipeline.header(&machine))?),
+            None => None,
+        };
+        machine.set_first_window(pipeline.config().first_window);
+        let nominal = |length| scenario::length_ns(length, spec).unwrap_or(0);
+        let warm_up_ns = scenario.warm_up.map_or(0, nominal);
+        let bar = session.progress("sim", Some(warm_up_ns + nominal(scenario.length)));
+        let asked = session.interrupt_flag();
+        let (mut windows, mut failure, mut measuring) = (0, None, warm_up_ns == 0);
+        let machine = pipeline.run(machine, |machine, record| {
+            windows += 1;
+            bar.set_position(machine.now_ns());
+            if !measuring && machine.now_ns() >= warm_up_ns {
+                measuring = true;
+                machine.begin_measuring();
+            }
+            failure = log.as_mut().and_then(|log| log.push(&record).err());
+            failure.is_none() && !asked.load(Ordering::Relaxed)
+        })?;
+        bar.finish_and_clear();
+        if let Some(failure) = failure {
+            return Err(failure.into());
+        }
+        if let Some(log) = log {
+            log.finish()?;
+        }
+        let complete = !asked.load(Ordering::Relaxed);
+        let (policy, seed, name) = (scenario.policy.name.clone(), scenario.seed, scenario.name.clone());
+        let answer = NominalAnswer { scenario: name, seed, policy, windows, complete, results: machine.results() };
+        session.answer(self.json.json, &answer, || words(&answer, &spec.name))?;
+        if !complete {
+            return Err(Interrupted(format!("{windows} windows were measured before that")).into());
+        }
+        Ok(())
+    }
+}
+
+/// The scenario's programs, each distinct one loaded or measured once.
+fn programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<Programs> {
+    let default = IntervalSpec::default();
+    let table = scenario.interval.as_ref().unwrap_or(&default);
+    let of_entries = scenario
+        .programs
+        .iter()
+        .map(|given| Wanted { program: given.program.clone(), parameters: given.parameters.clone() });
+    let of_mixes = table.mixes.iter().flat_map(|mix| &mix.of);
+    let plain = |program: &String| Wanted { program: program.clone(), parameters: toml::Table::new() };
+    let wanted: Vec<Wanted> = of_entries.chain(of_mixes.map(|part| plain(&part.program))).collect();
+    let mut loaded = load(session, &wanted, spec, scenario.seed, table.stretch)?.into_iter();
+    let mut found = Programs::default();
+    for (given, program) in scenario.programs.iter().zip(loaded.by_ref()) {
+        found.of_entries.push(match given.cpu_share {
+            None => program,
+            Some(cpu_share) => {
+                let mut own = cachemate_interval::Program::clone(&program);
+                own.demand.cpu_share = cpu_share;
+                own.into()
+            }
+        });
+    }
+    found.of_mixes = table.mixes.iter().map(|mix| loaded.by_ref().take(mix.of.len()).collect()).collect();
+    Ok(found)
+}
+
+fn words(answer: &NominalAnswer, machine: &str) -> String {
+    let results = &answer.results;
+    let mut table = Table::new(&[
+        ("job", Align::Right),
+        ("program", Align::Left),
+        ("tasks", Align::Right),
+        ("ended", Align::Right),
+        ("CPU, s", Align::Right),
+        ("IPC", Align::Right),
+        ("refs/1000", Align::Right),
+        ("misses/1000", Align::Right),
+        ("slowdown", Align::Right),
+        ("on CPU", Align::Right),
+    ]);
+    for (at, job) in results.jobs.iter().enumerate() {
+        table.row([
+            at.to_string(),
+            job.name.clone(),
+            job.tasks.to_string(),
+            job.completions.to_string(),
+            number(job.cpu_seconds),
+            or_dash(job.instr_per_cycle.map(number)),
+            or_dash(job.references_per_kilo_instr.map(number)),
+            or_dash(job.misses_per_kilo_instr.map(number)),
+            or_dash(job.slowdown.map(number)),
+            or_dash(job.slowdown_on_cpu.map(number)),
+        ]);
+    }
+    let mut out = format!(
+        "{}: {machine} under '{}', seed {}: {} nominal seconds, {} windows (interval machine)\n\n{}",
+        answer.scenario,
+        answer.policy,
+        answer.seed,
+        number(results.seconds),
+        answer.windows,
+        table.text()
+    );
+    for (node, (bytes, busy)) in results.memory_bytes_per_second.iter().zip(&results.memory_busy_share).enumerate() {
+        out += &format!("\nmemory node {node}: {} GB/s, busy {}\n", number(bytes / 1e9), percent_text(*busy, 1));
+    }
+    out +=
+        "\nslowdown: time over the time alone on a CPU and cache of its own; on CPU: of the time on a processor only\n";
+    out
+}

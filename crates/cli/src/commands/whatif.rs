@@ -1,0 +1,193 @@
+//! `cachemate whatif`: what a machine would do with these programs under these policies.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cachemate_interval::Job;
+use cachemate_report::text::{number, or_dash};
+use cachemate_report::{Align, Table, WhatIf as Outcomes};
+use cachemate_repro::Context;
+use cachemate_repro::interval::whatif::{Question, outcome};
+use clap::Args;
+
+use crate::args::JsonArg;
+use crate::exit::{Interrupted, Usage};
+use crate::files::{refuse_existing, write_file};
+use crate::nominal::{Wanted, load};
+use crate::prediction::{MachineArg, cache_summary};
+use crate::session::Session;
+
+/// Say what a machine would do with these programs for hours under each of these policies
+///
+/// A program is a file of phases (TOML or JSON), a profile file, a program of the simulated machine, or a recording. A
+/// name with a number runs as many copies (mcf-2006*3). Runs on the interval machine: docs/interval.md says how true
+/// it is.
+#[derive(Args)]
+pub struct WhatIf {
+    /// Profiles, programs, recordings; NAME*N = N copies
+    #[arg(value_name = "PROFILE", required = true)]
+    programs: Vec<String>,
+    #[command(flatten)]
+    machine: MachineArg,
+    /// A policy, with parameters after a colon (TOML); once for each that is compared
+    #[arg(long = "policy", short, value_name = "POLICY", required = true)]
+    policies: Vec<String>,
+    /// Nominal time
+    #[arg(long, value_name = "H", default_value_t = 1.0)]
+    hours: f64,
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+    /// Turns of tasks on one CPU one by one instead of averaged
+    #[arg(long)]
+    explicit: bool,
+    /// Without the guard that takes decisions back which make things worse
+    #[arg(long)]
+    no_guard: bool,
+    /// Phases of programs that are measured last so many times longer
+    #[arg(long, value_name = "TIMES", default_value_t = 1000.0)]
+    stretch: f64,
+    /// Write a page of time lines
+    #[arg(short, long, value_name = "HTML")]
+    output: Option<PathBuf>,
+    /// Overwrite the page if it exists
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// A week; more is a slip of the pen.
+const HOURS_AT_MOST: f64 = 168.0;
+const COPIES_AT_MOST: u32 = 4096;
+
+impl WhatIf {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if !(self.hours > 0.0 && self.hours <= HOURS_AT_MOST) {
+            let text = format!("--hours: found {}, expected more than 0, at most {HOURS_AT_MOST}", self.hours);
+            return Err(Usage(text).into());
+        }
+        if !(self.stretch.is_finite() && self.stretch >= 1.0) {
+            return Err(Usage(format!("--stretch: found {}, expected 1 or more", self.stretch)).into());
+        }
+        if let Some(path) = &self.output {
+            refuse_existing(path, self.force)?;
+        }
+        let machine = cachemate_spec::load_machine(&self.machine.machine)?;
+        let counted: Vec<(Wanted, u32)> =
+            self.programs.iter().map(|given| counted(given)).collect::<anyhow::Result<_>>()?;
+        let wanted: Vec<Wanted> = counted.iter().map(|(wanted, _)| wanted.clone()).collect();
+        let programs = load(session, &wanted, &machine, self.seed, self.stretch)?;
+        let copies = programs.iter().zip(&counted);
+        let jobs: Vec<Job> =
+            copies.flat_map(|(program, (_, count))| (0..*count).map(|_| Job::new(Arc::clone(program)))).collect();
+        let question = Question {
+            machine: machine.clone(),
+            jobs,
+            length_ns: (self.hours * 3.6e12) as u64,
+            seed: self.seed,
+            explicit: self.explicit,
+            guard: !self.no_guard,
+        };
+        let stop = session.interrupt_flag();
+        let bar = session.progress("whatif", Some(self.policies.len() as u64));
+        let context = Context {
+            quick: false,
+            seeds: vec![self.seed],
+            stop: &stop,
+            mixes: None,
+            machine: None,
+            progress: &|_| (),
+        };
+        let mut outcomes = Vec::new();
+        for policy in &self.policies {
+            bar.set_message(policy.clone());
+            let found = outcome(&context, &question, policy)?;
+            let complete = found.complete;
+            outcomes.push(found);
+            bar.inc(1);
+            if !complete {
+                break;
+            }
+        }
+        bar.finish_and_clear();
+        let complete = outcomes.len() == self.policies.len() && outcomes.iter().all(|outcome| outcome.complete);
+        let answer = Outcomes {
+            machine: machine.name.clone(),
+            cache: cache_summary(&machine),
+            hours: self.hours,
+            seed: self.seed,
+            policies: outcomes,
+        };
+        if let Some(path) = &self.output {
+            let title = format!("What if: {}", self.policies.join(", "));
+            write_file(path, answer.html(&title).as_bytes(), self.force)?;
+        }
+        session.answer(self.json.json, &answer, || words(&answer, self.output.as_ref()))?;
+        if !complete {
+            return Err(Interrupted("what was run until then was told".to_string()).into());
+        }
+        Ok(())
+    }
+}
+
+/// `NAME*N`, or one copy.
+fn counted(given: &str) -> anyhow::Result<(Wanted, u32)> {
+    let (name, count) = match given.rsplit_once('*') {
+        None => (given, 1),
+        Some((name, count)) => {
+            let bad = || Usage(format!("'{given}': found '{count}' copies, expected 1 to {COPIES_AT_MOST}"));
+            let count: u32 = count.parse().map_err(|_| bad())?;
+            if !(1..=COPIES_AT_MOST).contains(&count) {
+                return Err(bad().into());
+            }
+            (name, count)
+        }
+    };
+    Ok((Wanted { program: name.to_string(), parameters: toml::Table::new() }, count))
+}
+
+fn words(answer: &Outcomes, page: Option<&PathBuf>) -> String {
+    let mut table = Table::new(&[
+        ("policy", Align::Left),
+        ("mean slowdown", Align::Right),
+        ("worst", Align::Right),
+        ("weighted speed-up", Align::Right),
+        ("10^9 instr./s", Align::Right),
+        ("GB/s", Align::Right),
+        ("changes/h", Align::Right),
+        ("cost, s", Align::Right),
+        ("windows", Align::Right),
+    ]);
+    for outcome in &answer.policies {
+        table.row([
+            outcome.policy.clone(),
+            or_dash(outcome.mean_slowdown.map(number)),
+            or_dash(outcome.worst_slowdown.map(number)),
+            or_dash(outcome.weighted_speedup.map(number)),
+            number(outcome.instructions_per_second / 1e9),
+            number(outcome.memory_bytes_per_second / 1e9),
+            number(outcome.changes_per_hour),
+            number(outcome.cost_seconds),
+            outcome.windows.to_string(),
+        ]);
+    }
+    let mut header = vec![("slowdown of", Align::Left)];
+    header.extend(answer.policies.iter().map(|outcome| (outcome.policy.as_str(), Align::Right)));
+    let mut programs = Table::new(&header);
+    let count = answer.policies.first().map_or(0, |outcome| outcome.programs.len());
+    for at in 0..count {
+        let name = answer.policies.first().map_or_else(String::new, |outcome| outcome.programs[at].name.clone());
+        let cells = answer.policies.iter().map(|outcome| or_dash(outcome.programs[at].slowdown.map(number)));
+        programs.row(std::iter::once(name).chain(cells));
+    }
+    let wrote = page.map_or(String::new(), |path| format!("\nwrote {}\n", path.display()));
+    format!(
+        "{}: {} nominal hours, seed {}, {} programs\n\n{}\n{}{wrote}",
+        answer.machine,
+        number(answer.hours),
+        answer.seed,
+        count,
+        table.text(),
+        programs.text()
+    )
+}

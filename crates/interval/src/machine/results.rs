@@ -1,0 +1,124 @@
+//! The machine's own books, which no policy sees: what every job did, and memory.
+
+use serde::Serialize;
+
+use super::IntervalMachine;
+use super::observe::since;
+use crate::engine::{ALONE_CYCLES, DEMAND, Done, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_HITS, WRITEBACKS};
+
+/// What one job did since measuring began, all its threads and runs together.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct JobResults {
+    pub name: String,
+    /// Tasks of it that ran at some time.
+    pub tasks: u64,
+    /// Runs that ended.
+    pub completions: u64,
+    pub instructions: f64,
+    /// Seconds on a processor, of all tasks.
+    pub cpu_seconds: f64,
+    pub instr_per_cycle: Option<f64>,
+    pub references_per_kilo_instr: Option<f64>,
+    /// Demand misses of the contended cache.
+    pub misses_per_kilo_instr: Option<f64>,
+    pub memory_bytes_per_instr: Option<f64>,
+    pub queue_cycles_per_instr: Option<f64>,
+    pub remote_hits_per_kilo_instr: Option<f64>,
+    /// Time over the time that the same instructions take alone on a CPU and a cache of their own.
+    pub slowdown: Option<f64>,
+    /// The same of the time on a processor only: caches, memory and the core's other contexts.
+    pub slowdown_on_cpu: Option<f64>,
+}
+
+/// The whole run.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Results {
+    /// Nominal.
+    pub seconds: f64,
+    pub jobs: Vec<JobResults>,
+    /// By node: to and from memory.
+    pub memory_bytes_per_second: Vec<f64>,
+    /// By node: share of what its controller passes.
+    pub memory_busy_share: Vec<f64>,
+}
+
+/// What is kept of a job.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Book {
+    done: Done,
+    /// Cycles that its tasks wanted to run.
+    wanted_cycles: f64,
+    pub tasks: u64,
+    pub completions: u64,
+}
+
+impl Book {
+    pub fn add(&mut self, done: &Done) {
+        let own = &mut self.done;
+        own.instructions += done.instructions;
+        own.cycles += done.cycles;
+        own.wait_cycles += done.wait_cycles;
+        own.counts.iter_mut().zip(&done.counts).for_each(|(sum, count)| *sum += count);
+        self.wanted_cycles += done.cycles + done.wait_cycles;
+    }
+
+    fn results(&self, name: &str, hertz: f64, line_bytes: f64) -> JobResults {
+        let Done { instructions, cycles, counts, .. } = self.done;
+        let per = |count: f64, scale: f64| (instructions > 0.0).then(|| scale * count / instructions);
+        let alone = counts[ALONE_CYCLES];
+        JobResults {
+            name: name.to_string(),
+            tasks: self.tasks,
+            completions: self.completions,
+            instructions,
+            cpu_seconds: cycles / hertz,
+            instr_per_cycle: (cycles > 0.0).then(|| instructions / cycles),
+            references_per_kilo_instr: per(counts[REFERENCES], 1000.0),
+            misses_per_kilo_instr: per(counts[DEMAND], 1000.0),
+            memory_bytes_per_instr: per(counts[FILLS] + counts[WRITEBACKS], line_bytes),
+            queue_cycles_per_instr: per(counts[QUEUE_CYCLES], 1.0),
+            remote_hits_per_kilo_instr: per(counts[REMOTE_HITS], 1000.0),
+            slowdown: (alone > 0.0).then(|| self.wanted_cycles / alone),
+            slowdown_on_cpu: (alone > 0.0).then(|| cycles / alone),
+        }
+    }
+}
+
+impl IntervalMachine {
+    /// What happens from now on is what counts.
+    pub fn begin_measuring(&mut self) {
+        for running in &mut self.jobs {
+            running.book = Book { tasks: u64::from(running.alive), ..Book::default() };
+        }
+        for known in &mut self.known {
+            known.measured_from = *self.engine.done(known.slot);
+        }
+        self.measured_from_ns = self.now_ns;
+        self.node_bytes.iter_mut().for_each(|bytes| *bytes = 0.0);
+    }
+
+    /// The books up to the last window.
+    pub fn results(&self) -> Results {
+        let (hertz, line) = (self.spec.hertz as f64, self.engine.line_bytes());
+        let mut books: Vec<Book> = self.jobs.iter().map(|running| running.book).collect();
+        for known in &self.known {
+            books[known.job].add(&since(self.engine.done(known.slot), &known.measured_from));
+        }
+        let seconds = (self.now_ns - self.measured_from_ns) as f64 / 1e9;
+        let rate = |bytes: &f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };
+        let memory: Vec<f64> = self.node_bytes.iter().map(rate).collect();
+        let most = self.spec.memory.bytes_per_cycle * hertz;
+        Results {
+            seconds,
+            jobs: self.jobs.iter().zip(&books).map(|(job, book)| book.results(&job.job.name, hertz, line)).collect(),
+            memory_busy_share: memory.iter().map(|bytes| bytes / most).collect(),
+            memory_bytes_per_second: memory,
+        }
+    }
+
+    /// Cycles wanted over cycles alone of a task since the last window, and the same on a processor: its slowdown now.
+    pub(super) fn slowdown_of(done: &Done) -> Option<(f64, f64)> {
+        let alone = done.counts[ALONE_CYCLES];
+        (alone > 0.0).then(|| ((done.cycles + done.wait_cycles) / alone, done.cycles / alone))
+    }
+}

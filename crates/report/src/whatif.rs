@@ -1,0 +1,418 @@
+//! What a machine would do under several policies, from profiles: the answer as data, and as one HTML page.
+//!
+//! The table stands first, then the same time lines for each policy under the same scales: slowdowns, occupancies,
+//! memory, who was where, and what was decided and why.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde::Serialize;
+
+use crate::figure::{Axis, Chart, Lane, Mark, Point, STYLE, Series, Span, Timeline};
+use crate::results::CacheSummary;
+use crate::text::{number, or_dash, percent_text};
+
+/// `cachemate whatif --json`.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct WhatIf {
+    pub machine: String,
+    pub cache: CacheSummary,
+    /// Nominal.
+    pub hours: f64,
+    pub seed: u64,
+    pub policies: Vec<PolicyOutcome>,
+}
+
+/// What came out under one policy.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct PolicyOutcome {
+    pub policy: String,
+    /// False = stopped by the user; everything until then is counted.
+    pub complete: bool,
+    pub windows: u64,
+    /// Over programs: time over the time alone on a CPU and cache of its own.
+    pub mean_slowdown: Option<f64>,
+    pub worst_slowdown: Option<f64>,
+    /// Sum of the slowdowns' inverses.
+    pub weighted_speedup: Option<f64>,
+    pub instructions_per_second: f64,
+    pub memory_bytes_per_second: f64,
+    /// Plans that placed, divided or timed otherwise than the one before.
+    pub changes_per_hour: f64,
+    /// Of the machine's time, what probes and page moves took.
+    pub cost_seconds: f64,
+    pub programs: Vec<ProgramOutcome>,
+    pub lines: TimeLines,
+    pub decisions: Vec<DecisionTold>,
+}
+
+/// One program under one policy.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ProgramOutcome {
+    pub name: String,
+    pub slowdown: Option<f64>,
+    /// Of its time on a processor only: caches and memory.
+    pub slowdown_on_cpu: Option<f64>,
+    pub instr_per_cycle: Option<f64>,
+    pub misses_per_kilo_instr: Option<f64>,
+}
+
+/// Values over time, by program in the order of `programs`; each at the end of its stretch.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct TimeLines {
+    pub seconds: Vec<f64>,
+    pub slowdown: Vec<Vec<Option<f64>>>,
+    pub occupancy_bytes: Vec<Vec<Option<f64>>>,
+    /// Of the contended caches, the one that it mostly ran on.
+    pub cache: Vec<Vec<Option<u32>>>,
+    /// By memory node.
+    pub memory_busy_share: Vec<Vec<f64>>,
+}
+
+/// A plan that changed something.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct DecisionTold {
+    pub seconds: f64,
+    pub why: String,
+}
+
+/// More decisions than this are not written out on the page.
+const DECISIONS_AT_MOST: usize = 40;
+/// More programs than this are not drawn one by one, but the most slowed ones.
+const LINES_AT_MOST: usize = 12;
+
+impl WhatIf {
+    /// The page.
+    pub fn html(&self, title: &str) -> String {
+        let page = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width,initial-scale=1";
+                    meta name="color-scheme" content="light dark";
+                    title { (title) }
+                    style { (PreEscaped(STYLE)) (PreEscaped(include_str!("page.css"))) }
+                }
+                body { main {
+                    h1 { (title) }
+                    p.lead { (self.lead()) }
+                    (self.policies_section())
+                    (self.programs_section())
+                    (self.lines_section())
+                    (self.decisions_section())
+                    (self.method_section())
+                } }
+            }
+        };
+        page.into_string()
+    }
+
+    fn lead(&self) -> String {
+        let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
+        let head = format!("{count} programs on {} for {} simulated hours.", self.machine, number(self.hours));
+        let by_mean = |a: &&PolicyOutcome, b: &&PolicyOutcome| {
+            let of = |outcome: &PolicyOutcome| outcome.mean_slowdown.unwrap_or(f64::INFINITY);
+            of(a).total_cmp(&of(b))
+        };
+        let best = self.policies.iter().min_by(by_mean);
+        match best.and_then(|best| Some((best, best.mean_slowdown?))) {
+            Some((best, mean)) if self.policies.len() > 1 => {
+                let worst = self.policies.iter().filter_map(|outcome| outcome.mean_slowdown).fold(mean, f64::max);
+                format!(
+                    "{head} Under '{}' they take {} times as long as alone, the least; under the other end {} times.",
+                    best.policy,
+                    number(mean),
+                    number(worst)
+                )
+            }
+            Some((best, mean)) => {
+                format!("{head} Under '{}' they take {} times as long as alone.", best.policy, number(mean))
+            }
+            None => head,
+        }
+    }
+
+    fn policies_section(&self) -> Markup {
+        html! {
+            h2 { "Policies" }
+            div.scroll { table {
+                thead { tr {
+                    th { "policy" } th { "mean slowdown" } th { "worst" } th { "weighted speed-up" }
+                    th { "10⁹ instr./s" } th { "memory GB/s" } th { "changes an hour" } th { "cost, s" } th { "windows" }
+                } }
+                tbody { @for outcome in &self.policies { tr {
+                    td { (outcome.policy) @if !outcome.complete { " (stopped)" } }
+                    td { (or_dash(outcome.mean_slowdown.map(number))) }
+                    td { (or_dash(outcome.worst_slowdown.map(number))) }
+                    td { (or_dash(outcome.weighted_speedup.map(number))) }
+                    td { (number(outcome.instructions_per_second / 1e9)) }
+                    td { (number(outcome.memory_bytes_per_second / 1e9)) }
+                    td { (number(outcome.changes_per_hour)) }
+                    td { (number(outcome.cost_seconds)) }
+                    td { (outcome.windows) }
+                } } }
+            } }
+            p.soft {
+                "Slowdown: time over the time that the same instructions take alone on a CPU and cache of their own. Cost: time "
+                "of programs that probes and page moves took."
+            }
+        }
+    }
+
+    fn programs_section(&self) -> Markup {
+        let Some(first) = self.policies.first() else { return html! {} };
+        html! {
+            h2 { "Programs" }
+            div.scroll { table {
+                thead { tr { th { "slowdown of" } @for outcome in &self.policies { th { (outcome.policy) } } } }
+                tbody { @for at in 0..first.programs.len() { tr {
+                    td { (first.programs[at].name) }
+                    @for outcome in &self.policies {
+                        td { (or_dash(outcome.programs.get(at).and_then(|program| program.slowdown).map(number))) }
+                    }
+                } } }
+            } }
+        }
+    }
+
+    /// Programs that are drawn: all, or those that any policy slows most, in their order.
+    fn drawn(&self) -> Vec<usize> {
+        let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
+        let worst = |at: usize| {
+            let of = |outcome: &PolicyOutcome| outcome.programs.get(at).and_then(|program| program.slowdown);
+            self.policies.iter().filter_map(of).fold(0.0, f64::max)
+        };
+        let mut all: Vec<usize> = (0..count).collect();
+        all.sort_by(|a, b| worst(*b).total_cmp(&worst(*a)).then(a.cmp(b)));
+        all.truncate(LINES_AT_MOST);
+        all.sort_unstable();
+        all
+    }
+
+    fn lines_section(&self) -> Markup {
+        let drawn = self.drawn();
+        let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
+        let unit = TimeUnit::of(self.hours);
+        let slowdowns = |outcome: &PolicyOutcome| outcome.lines.slowdown.clone();
+        let megabytes = |outcome: &PolicyOutcome| -> Vec<Vec<Option<f64>>> {
+            let row = |row: &Vec<Option<f64>>| row.iter().map(|bytes| bytes.map(|bytes| bytes / 1048576.0)).collect();
+            outcome.lines.occupancy_bytes.iter().map(row).collect()
+        };
+        html! {
+            h2 { "Slowdown" }
+            @if drawn.len() < count { p.soft { "The " (drawn.len()) " of " (count) " programs that are slowed most." } }
+            (self.charts("times the time alone", &unit, &drawn, &slowdowns))
+            h2 { "Held of the shared caches" }
+            (self.charts("MiB", &unit, &drawn, &megabytes))
+            h2 { "Memory" }
+            @for outcome in &self.policies { div.figure { (PreEscaped(outcome.memory_chart(&unit).inline())) } }
+            h2 { "Who ran on which cache" }
+            @for outcome in &self.policies { div.figure { (PreEscaped(outcome.places(&unit, &drawn).inline())) } }
+        }
+    }
+
+    /// One chart per policy, all on one scale.
+    fn charts(
+        &self,
+        label: &str,
+        unit: &TimeUnit,
+        drawn: &[usize],
+        of: &dyn Fn(&PolicyOutcome) -> Vec<Vec<Option<f64>>>,
+    ) -> Markup {
+        let rows: Vec<Vec<Vec<Option<f64>>>> = self.policies.iter().map(of).collect();
+        let shown = |rows: &Vec<Vec<Option<f64>>>| -> Vec<f64> {
+            drawn.iter().filter_map(|&at| rows.get(at)).flatten().flatten().copied().collect()
+        };
+        let most = rows.iter().flat_map(shown).fold(0.0, f64::max);
+        let chart = |(outcome, rows): (&PolicyOutcome, &Vec<Vec<Option<f64>>>)| Chart {
+            title: outcome.policy.clone(),
+            x: Axis::linear(unit.label),
+            y: Axis::linear(label).within(0.0, if most > 0.0 { most * 1.05 } else { 1.0 }),
+            series: drawn.iter().filter_map(|&at| Some(outcome.series(at, rows.get(at)?, unit))).collect(),
+            size: Some((860.0, 300.0)),
+            ..Chart::default()
+        };
+        html! {
+            @for one in self.policies.iter().zip(&rows) { div.figure { (PreEscaped(chart(one).inline())) } }
+        }
+    }
+
+    fn decisions_section(&self) -> Markup {
+        html! {
+            h2 { "Decisions" }
+            @for outcome in &self.policies {
+                details open[outcome.decisions.len() <= 12] {
+                    summary { (outcome.policy) ": " (outcome.decisions.len()) " plans that changed something" }
+                    dl.how { @for told in outcome.decisions.iter().take(DECISIONS_AT_MOST) {
+                        dt { (number(told.seconds)) " s" }
+                        dd { (told.why) }
+                    } }
+                    @if outcome.decisions.len() > DECISIONS_AT_MOST {
+                        p.soft { "and " (outcome.decisions.len() - DECISIONS_AT_MOST) " more" }
+                    }
+                }
+            }
+        }
+    }
+
+    fn method_section(&self) -> Markup {
+        html! {
+            h2 { "How it was found" }
+            dl.how {
+                dt { "machine" } dd {
+                    (self.machine) ": " (self.cache.instances) " × " (self.cache.level) " of "
+                    (crate::text::size_text(self.cache.size_bytes)) ", " (self.cache.cpus_each) " CPUs each"
+                }
+                dt { "programs" } dd { "profiles, each measured or recorded alone" }
+                dt { "method" } dd {
+                    "the interval machine: occupancies, bandwidth and turns by theory, nothing fitted on programs that ran "
+                    "together (docs/interval.md says how true it is)"
+                }
+                dt { "seed" } dd { (self.seed) }
+            }
+        }
+    }
+}
+
+/// The unit of a page's time axis.
+struct TimeUnit {
+    label: &'static str,
+    seconds: f64,
+}
+
+impl TimeUnit {
+    fn of(hours: f64) -> Self {
+        match hours {
+            hours if hours > 3.0 => TimeUnit { label: "hours", seconds: 3600.0 },
+            hours if hours > 0.05 => TimeUnit { label: "minutes", seconds: 60.0 },
+            _ => TimeUnit { label: "seconds", seconds: 1.0 },
+        }
+    }
+}
+
+impl PolicyOutcome {
+    fn series(&self, at: usize, row: &[Option<f64>], unit: &TimeUnit) -> Series {
+        let point =
+            |(seconds, value): (&f64, &Option<f64>)| Point::new(seconds / unit.seconds, value.unwrap_or(f64::NAN));
+        let name = self.programs.get(at).map_or_else(String::new, |program| program.name.clone());
+        let points = self.lines.seconds.iter().zip(row).map(point).collect();
+        Series { name, points, mark: Mark::Line, colour: Some(at), ..Series::default() }
+    }
+
+    fn memory_chart(&self, unit: &TimeUnit) -> Chart {
+        let series = |(node, row): (usize, &Vec<f64>)| {
+            let row: Vec<Option<f64>> = row.iter().map(|share| Some(100.0 * share)).collect();
+            Series { name: format!("node {node}"), colour: Some(node), ..self.series(0, &row, unit) }
+        };
+        let busiest = self.lines.memory_busy_share.iter().flatten().copied().fold(0.0, f64::max);
+        Chart {
+            title: format!("{}: at most {} of what memory passes", self.policy, percent_text(busiest, 0)),
+            x: Axis::linear(unit.label),
+            y: Axis::linear("busy, %").within(0.0, 100.0),
+            series: self.lines.memory_busy_share.iter().enumerate().map(series).collect(),
+            size: Some((860.0, 220.0)),
+            ..Chart::default()
+        }
+    }
+
+    /// A lane per program with the cache that it ran on; stretches on one cache are one span.
+    fn places(&self, unit: &TimeUnit, drawn: &[usize]) -> Timeline {
+        let caches = self.lines.cache.iter().flatten().flatten().max().map_or(0, |most| most + 1);
+        let lane = |&at: &usize| {
+            let mut spans: Vec<Span> = Vec::new();
+            let mut from = 0.0;
+            for (seconds, cache) in self.lines.seconds.iter().zip(self.lines.cache.get(at).into_iter().flatten()) {
+                let to = seconds / unit.seconds;
+                if let Some(cache) = cache {
+                    match spans.last_mut().filter(|last| last.kind == *cache as usize && last.to == from) {
+                        Some(last) => last.to = to,
+                        None => spans.push(Span { from, to, kind: *cache as usize, title: String::new() }),
+                    }
+                }
+                from = to;
+            }
+            Lane { name: self.programs.get(at).map_or_else(String::new, |program| program.name.clone()), spans }
+        };
+        Timeline {
+            title: self.policy.clone(),
+            x: Axis::linear(unit.label),
+            kinds: (0..caches).map(|cache| format!("cache {cache}")).collect(),
+            lanes: drawn.iter().map(lane).collect(),
+            marks: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(policy: &str, slowdown: f64) -> PolicyOutcome {
+        let program = |name: &str| ProgramOutcome {
+            name: name.to_string(),
+            slowdown: Some(slowdown),
+            slowdown_on_cpu: Some(slowdown),
+            instr_per_cycle: Some(1.0),
+            misses_per_kilo_instr: None,
+        };
+        PolicyOutcome {
+            policy: policy.to_string(),
+            complete: true,
+            windows: 3,
+            mean_slowdown: Some(slowdown),
+            worst_slowdown: Some(slowdown),
+            weighted_speedup: Some(2.0 / slowdown),
+            instructions_per_second: 1e9,
+            memory_bytes_per_second: 1e9,
+            changes_per_hour: 4.0,
+            cost_seconds: 0.0,
+            programs: vec![program("a<b>"), program("c")],
+            lines: TimeLines {
+                seconds: vec![10.0, 20.0, 30.0],
+                slowdown: vec![vec![Some(1.0), None, Some(slowdown)]; 2],
+                occupancy_bytes: vec![vec![Some(1e6); 3]; 2],
+                cache: vec![vec![Some(0), Some(0), Some(1)], vec![None, Some(1), Some(1)]],
+                memory_busy_share: vec![vec![0.2, 0.3, 0.4]],
+            },
+            decisions: vec![DecisionTold { seconds: 12.0, why: "apart & quiet".to_string() }],
+        }
+    }
+
+    fn page() -> WhatIf {
+        let cache = CacheSummary { level: "L3".to_string(), instances: 2, ..CacheSummary::default() };
+        let policies = vec![outcome("default", 1.5), outcome("dio", 1.2)];
+        WhatIf { machine: "m".to_string(), cache, hours: 1.0, seed: 1, policies }
+    }
+
+    /// Does the page name the better policy first, escape what programs are called, and load nothing?
+    #[test]
+    fn the_page_answers_escapes_and_loads_nothing() {
+        let html = page().html("What if");
+        assert!(html.contains("Under 'dio' they take 1.2 times as long as alone"), "{html}");
+        assert!(html.contains("a&lt;b&gt;") && !html.contains("a<b>") && html.contains("apart &amp; quiet"));
+        assert!(!html.contains("http://") || !html.replace("http://www.w3.org", "").contains("http://"));
+        assert!(!html.contains("<script") && !html.contains("<link"));
+    }
+
+    /// Are stretches on one cache one span, and is a stretch without a place none?
+    #[test]
+    fn places_are_joined_and_gaps_are_left() {
+        let lanes = page().policies[0].places(&TimeUnit { label: "s", seconds: 1.0 }, &[0, 1]).lanes;
+        let spans = |at: usize| lanes[at].spans.iter().map(|s| (s.from, s.to, s.kind)).collect::<Vec<_>>();
+        assert_eq!(spans(0), [(0.0, 20.0, 0), (20.0, 30.0, 1)]);
+        assert_eq!(spans(1), [(10.0, 30.0, 1)]);
+    }
+
+    /// Of many programs, are those drawn that some policy slows most, in their order?
+    #[test]
+    fn the_most_slowed_programs_are_drawn() {
+        let mut page = page();
+        for outcome in &mut page.policies {
+            let program = outcome.programs[0].clone();
+            let named = |at: usize| ProgramOutcome { slowdown: Some(1.0 + (at % 7) as f64), ..program.clone() };
+            outcome.programs = (0..30).map(named).collect();
+        }
+        let drawn = page.drawn();
+        assert_eq!(drawn.len(), LINES_AT_MOST);
+        assert!(drawn.is_sorted() && drawn.iter().all(|at| at % 7 >= 4), "{drawn:?}");
+    }
+}

@@ -1,0 +1,237 @@
+//! INTERVAL-1: does every policy of the registry behave for 10 000 windows? Nobody starves, plans settle, memory is flat.
+//!
+//! Method: ten programs on four CPUs with two caches, all on the interval machine, each with phases of minutes; three
+//! come and go. Every policy decides 10 000 windows of its own length, without the guard, so that its own behavior is
+//! seen. A task starves if it wants to run and does not for [`STARVES_NS`] of nominal time.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{MachineSpec, PolicyConfig, SplitMix64, TaskId};
+use cachemate_interval::{IntervalMachine, Job, Options, Program, by_hand};
+use cachemate_policy::policies;
+
+use super::whatif::{differs, pipeline};
+use crate::setup::failed;
+use crate::{Bar, Context, DataPoint, Finding, ReproError};
+
+/// The longest that anybody may be kept from running.
+const STARVES_NS: u64 = 10_000_000_000;
+const MACHINE: &str = "xeon-x5365-4";
+
+/// What one policy did.
+#[derive(Clone, Debug)]
+struct Behaved {
+    policy: &'static str,
+    windows: u64,
+    hours: f64,
+    changes: u64,
+    /// Nominal seconds that some task wanted to run and did not, in a row.
+    longest_wait_seconds: f64,
+    /// The least of a task's time on a processor over a fair share of it, over its whole life of ten seconds or more.
+    least_share: f64,
+    /// Resident memory at the end over that after a fifth of the windows, bytes; `None` where the host does not tell.
+    grown_bytes: Option<f64>,
+}
+
+/// Runs every policy of the registry.
+///
+/// # Errors
+/// A plan that the loop refuses, or the interruption.
+pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let windows = context.pick(500, 10_000);
+    let seed = context.seeds.first().copied().unwrap_or(1);
+    // One after the other: memory is told of the whole process.
+    let mut all = Vec::new();
+    for entry in policies::ENTRIES {
+        context.go_on()?;
+        (context.progress)(&format!("INTERVAL-1: {}, {windows} windows", entry.name));
+        all.push(behaved(entry.name, windows, seed)?);
+    }
+    Ok(findings(&all, seed))
+}
+
+fn findings(all: &[Behaved], seed: u64) -> Vec<Finding> {
+    let most = |of: &dyn Fn(&Behaved) -> f64| all.iter().map(of).fold(0.0, f64::max);
+    let points = |series: &str, of: &dyn Fn(&Behaved) -> f64| -> Vec<DataPoint> {
+        all.iter().map(|one| DataPoint::over(series, one.policy, &[of(one)])).collect()
+    };
+    let waits = |one: &Behaved| one.longest_wait_seconds;
+    let changes = |one: &Behaved| one.changes as f64 / one.hours;
+    let per_window = |one: &Behaved| 100.0 * one.changes as f64 / one.windows as f64;
+    let grown = |one: &Behaved| one.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
+    let told = |what: &str, unit: &str, bar: Bar, value: f64| {
+        Finding::new("INTERVAL-1", what, "none: ours", unit, bar, &[(seed, value)])
+    };
+    let at_most = |bar: f64| Bar::AtMost { bar, paper_best: None };
+    let windows = all.iter().map(|one| one.windows).min().unwrap_or(0);
+    let note = format!("{} policies, {windows} windows each, on the interval machine at nominal time", all.len());
+    vec![
+        told(
+            "longest time that any policy keeps a task from running",
+            "s",
+            at_most(STARVES_NS as f64 / 1e9),
+            most(&waits),
+        )
+        .points([points("longest wait", &waits), points("least share", &|one| one.least_share)].concat())
+        .note(note.clone()),
+        told("plans that change something, of all windows, worst policy", "%", Bar::Shown, most(&per_window))
+            .points([points("changes an hour", &changes), points("changes, % of windows", &per_window)].concat())
+            .note(note.clone()),
+        told(
+            "resident memory gained after the first fifth of the windows, worst policy",
+            "MiB",
+            at_most(8.0),
+            most(&grown),
+        )
+        .points(points("gained", &grown))
+        .note(note),
+    ]
+}
+
+fn behaved(policy: &'static str, windows: u64, seed: u64) -> Result<Behaved, ReproError> {
+    let spec = cachemate_spec::load_machine(MACHINE).map_err(failed(MACHINE))?;
+    let options = Options { seed, ..Options::default() };
+    let mut machine = IntervalMachine::new(&spec, options, jobs(&spec, seed)).map_err(failed("machine"))?;
+    let config = PolicyConfig { name: policy.to_string(), parameters: String::new(), seed };
+    let by = pipeline(&machine, &spec, config, false)?;
+    machine.set_first_window(by.config().first_window);
+    let mut watch = Watch::default();
+    let (mut count, mut changes, mut before, mut resident) = (0, 0, None, None);
+    let machine = by
+        .run(machine, |_, record| {
+            count += 1;
+            watch.see(&record.seen, spec.cpus());
+            changes += u64::from(before.as_ref().is_some_and(|before| differs(before, &record.decision.plan)));
+            before = Some(record.decision.plan);
+            if count == windows / 5 {
+                resident = resident_bytes();
+            }
+            count < windows
+        })
+        .map_err(failed(policy))?;
+    Ok(Behaved {
+        policy,
+        windows: count,
+        hours: machine.now_ns() as f64 / 3.6e12,
+        changes,
+        longest_wait_seconds: watch.longest_ns as f64 / 1e9,
+        least_share: watch.least_share(),
+        grown_bytes: resident.zip(resident_bytes()).map(|(before, now)| now - before),
+    })
+}
+
+/// Who waited for how long.
+#[derive(Default)]
+struct Watch {
+    /// Waiting in a row, and life, time on a processor, fair time.
+    tasks: BTreeMap<TaskId, (u64, f64, f64, f64)>,
+    longest_ns: u64,
+    least: Option<f64>,
+}
+
+impl Watch {
+    fn see(&mut self, seen: &cachemate_core::Observation, cpus: u32) {
+        let elapsed = seen.span.elapsed_ns;
+        let fair = (f64::from(cpus) / seen.tasks.len().max(1) as f64).min(1.0);
+        for task in &seen.tasks {
+            let entry = self.tasks.entry(task.task).or_default();
+            let ran: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            entry.0 = if ran > 0 { 0 } else { entry.0 + elapsed };
+            entry.1 += elapsed as f64;
+            entry.2 += ran as f64;
+            entry.3 += fair * elapsed as f64;
+            self.longest_ns = self.longest_ns.max(entry.0);
+            if task.exited {
+                self.end(task.task);
+            }
+        }
+    }
+
+    fn end(&mut self, task: TaskId) {
+        if let Some((_, life, ran, fair)) = self.tasks.remove(&task)
+            && life >= 1e10
+        {
+            self.least = Some(self.least.unwrap_or(f64::INFINITY).min(ran / fair));
+        }
+    }
+
+    fn least_share(mut self) -> f64 {
+        let rest: Vec<TaskId> = self.tasks.keys().copied().collect();
+        rest.into_iter().for_each(|task| self.end(task));
+        self.least.unwrap_or(f64::NAN)
+    }
+}
+
+/// Of this process. A host without `/proc` does not tell.
+fn resident_bytes() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: f64 = text.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * 4096.0)
+}
+
+/// Streams, sets that fit and sets that do not, with phases of one to four minutes; three jobs end and begin again.
+fn jobs(spec: &MachineSpec, seed: u64) -> Vec<Job> {
+    let cache = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / f64::from(cache.line_bytes));
+    let line = spec.last_level().map_or(64.0, |cache| f64::from(cache.line_bytes));
+    let mut draws = SplitMix64::new(seed);
+    let mut job = |at: usize| {
+        let phases = (0..4).map(|_| {
+            let mut phase = match draws.below(4) {
+                0 => by_hand::stream(line, cache, 0.002 + 0.02 * draws.unit()),
+                1 => by_hand::uniform(line, cache, cache * (0.05 + 0.2 * draws.unit()), 0.02),
+                _ => by_hand::uniform(line, cache, cache * (0.4 + draws.unit()), 0.01 + 0.01 * draws.unit()),
+            };
+            phase.instructions = Some(spec.hertz as f64 * (60.0 + 180.0 * draws.unit()));
+            phase
+        });
+        let phases = phases.collect();
+        let program = Program { phases, repeats_from: Some(0), ..Program::steady(format!("p{at}"), one(line, cache)) };
+        let ends = at % 3 == 2;
+        Job {
+            instructions: ends.then(|| spec.hertz as f64 * (20.0 + 100.0 * draws.unit())),
+            restart: ends,
+            ..Job::new(program)
+        }
+    };
+    (0..10).map(&mut job).collect()
+}
+
+/// What [`Program::steady`] is given where its phases are replaced at once.
+fn one(line: f64, cache: f64) -> cachemate_interval::Phase {
+    by_hand::stream(line, cache, 0.01)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does the watch find a task that waits, and what it had of a fair share?
+    #[test]
+    fn who_waits_is_found() {
+        let mut machine = {
+            let spec = cachemate_spec::load_machine(MACHINE).unwrap();
+            let mut jobs = jobs(&spec, 1);
+            jobs.truncate(6);
+            jobs.iter_mut().for_each(|job| job.pinned = Some([0].into_iter().collect()));
+            IntervalMachine::new(&spec, Options::default(), jobs).unwrap()
+        };
+        let mut watch = Watch::default();
+        for _ in 0..40 {
+            let mut seen = cachemate_core::Machine::observe(&mut machine).unwrap().unwrap();
+            seen.tasks[0].on_cpu_ns.clear();
+            watch.see(&seen, 4);
+        }
+        assert!((39_000_000_000..=40_000_000_000).contains(&watch.longest_ns), "{}", watch.longest_ns);
+        assert_eq!(watch.least_share(), 0.0);
+    }
+
+    /// Does every policy of the registry run some windows without starving anybody?
+    #[test]
+    fn every_policy_runs_without_starving_anybody() {
+        for entry in policies::ENTRIES {
+            let found = behaved(entry.name, 12, 1).unwrap();
+            assert_eq!(found.windows, 12, "{}", entry.name);
+            assert!(found.longest_wait_seconds < 10.0, "{found:?}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Programs for hours of nominal time: from the cycle-level machine's, measured alone, and from profile files.
+
+use cachemate_core::{MachineSpec, Pipeline};
+use cachemate_interval::{Demand, Phase, Point, Program};
+use cachemate_sim::machine::SimOptions;
+use cachemate_trace::ProfileFile;
+
+use super::measure::{self, Lengths};
+use crate::ReproError;
+use crate::setup::{Job, failed};
+
+/// Cycles of a program's run at full size. The first quarter is start-up, which hours of nominal time do not repeat.
+const MEASURED_CYCLES: u64 = 16_000_000;
+/// Phases that are kept.
+const PHASES: u64 = 6;
+const READING_CYCLES: u64 = 100_000;
+
+/// A job of the cycle-level machine, measured alone there; its phases last `stretch` times longer, and repeat.
+///
+/// # Errors
+/// As [`measure::profile`].
+pub fn measured(job: &Job, machine: &MachineSpec, stretch: f64) -> Result<Program, ReproError> {
+    let options = SimOptions { seed: job.seed, ..SimOptions::default() };
+    let until_instr = measure::instructions_in(job, machine, &options, MEASURED_CYCLES)?;
+    let phase_instr = (until_instr * 3 / 4 / PHASES).max(1);
+    let lengths = Lengths { until_instr, phase_instr, reading_cycles: READING_CYCLES };
+    let mut program = measure::profile(job, machine, &options, lengths)?;
+    let start_up = program.phases.len().saturating_sub(PHASES as usize);
+    program.phases.drain(..start_up);
+    for phase in &mut program.phases {
+        phase.instructions = phase.instructions.map(|length| length * stretch);
+    }
+    program.repeats_from = Some(0);
+    Ok(program)
+}
+
+/// Of an out-of-order core's misses, as many overlap. A stand-in where no timing was recorded.
+const OVERLAPPING_MISSES: f64 = 2.0;
+/// Dirty lines among those that leave the cache. A stand-in where no write-backs were recorded.
+const WRITTEN_BACK_SHARE: f64 = 0.3;
+
+/// A profile file's program. Such a file has no timing: an instruction takes its share of an issue slot, a hit of the
+/// shared cache its latency and a miss memory's, divided by the misses that overlap. Where the file knows the speed
+/// alone, what that leaves is added.
+///
+/// # Errors
+/// A file without a curve of misses per instruction, or without references.
+pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<Program, ReproError> {
+    let what = failed(&file.program);
+    let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
+    let curve = curve.ok_or_else(|| what("no LRU curve of all threads in its profile"))?;
+    let cache = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
+    let known = curve.points.iter().filter_map(|point| {
+        let misses = point.misses_per_kilo_instr?.value / 1000.0;
+        (point.size_bytes > 0).then_some((point.size_bytes as f64, misses))
+    });
+    let known: Vec<(f64, f64)> = known.collect();
+    if known.is_empty() {
+        return Err(what("no instruction counts in its profile (cachemate record has them)"));
+    }
+    let of_profile = file.profile.rates.llc_refs_per_mega_instr.as_ref().map(|refs| refs.value / 1e6);
+    let of_file = file.records.zip(file.instructions).map(|(records, instr)| records as f64 / instr.max(1) as f64);
+    let references = of_profile.or(of_file).ok_or_else(|| what("no references in its profile"))?;
+    let (width, overlap) = match machine.pipeline {
+        Pipeline::InOrder { issue_width } => (issue_width, 1.0),
+        Pipeline::OutOfOrder { issue_width, .. } => (issue_width, OVERLAPPING_MISSES),
+    };
+    let (hit, latency) = (f64::from(cache.latency_cycles), f64::from(machine.memory.local_latency_cycles));
+    let cycles = |misses: f64| {
+        let hits = (references - misses).max(0.0);
+        1.0 / f64::from(width) + (hits * hit + misses * latency) / overlap
+    };
+    let at_full_size = known.iter().filter(|(size, _)| *size <= cache.size_bytes as f64).next_back();
+    let modelled = cycles(at_full_size.map_or(0.0, |(_, misses)| *misses));
+    let alone = file.profile.rates.solo_instr_per_cycle.as_ref().map(|speed| 1.0 / speed.value);
+    let more = alone.map_or(0.0, |alone| (alone - modelled).max(0.0));
+    let point = |&(size_bytes, misses): &(f64, f64)| Point {
+        size_bytes,
+        cycles_per_instr: cycles(misses) + more,
+        demand_fills_per_instr: misses,
+        prefetch_fills_per_instr: 0.0,
+        writebacks_per_instr: WRITTEN_BACK_SHARE * misses,
+        memory_stall_cycles_per_instr: misses * latency / overlap,
+        unaided: None,
+    };
+    let phase = Phase {
+        instructions: None,
+        references_per_instr: references,
+        points: known.iter().map(point).collect(),
+        footprint_bytes: None,
+        private_levels: Vec::new(),
+        sharing: Vec::new(),
+        half_private_extra_cycles_per_instr: 0.0,
+    };
+    let program = Program { demand: Demand::default(), ..Program::steady(file.program.clone(), phase) };
+    program.check().map_err(failed(&file.program))?;
+    Ok(program)
+}

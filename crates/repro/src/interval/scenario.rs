@@ -1,0 +1,215 @@
+//! A scenario on the interval machine: jobs drawn by their distributions, events, and how long.
+
+use std::sync::Arc;
+
+use cachemate_core::{MachineSpec, SplitMix64};
+use cachemate_interval::machine::BadMachine;
+use cachemate_interval::{Defects, Event, IntervalMachine, Job, Options, Program};
+use cachemate_spec::{Distribution, EventSpec, IntervalSpec, Length, Scenario, Turns};
+
+/// The programs of a scenario: one per entry of `programs`, and one per part of each mix.
+#[derive(Clone, Debug, Default)]
+pub struct Programs {
+    pub of_entries: Vec<Arc<Program>>,
+    pub of_mixes: Vec<Vec<Arc<Program>>>,
+}
+
+/// The scenario's machine with its jobs on it. The same scenario and programs give the same bits.
+///
+/// # Errors
+/// A machine or program that cannot be.
+pub fn machine(scenario: &Scenario, spec: &MachineSpec, programs: &Programs) -> Result<IntervalMachine, BadMachine> {
+    IntervalMachine::new(spec, options(scenario, spec), jobs(scenario, programs))
+}
+
+/// Nominal length of a checked scenario's part; scenarios of the interval machine have times alone.
+pub fn length_ns(length: Length, spec: &MachineSpec) -> Option<u64> {
+    match length {
+        Length::Ns(ns) => Some(ns),
+        Length::Cycles(cycles) => Some((u128::from(cycles) * 1_000_000_000 / u128::from(spec.hertz)) as u64),
+        Length::Instructions(_) | Length::Completions(_) => None,
+    }
+}
+
+fn options(scenario: &Scenario, spec: &MachineSpec) -> Options {
+    let default = IntervalSpec::default();
+    let table = scenario.interval.as_ref().unwrap_or(&default);
+    let counters = table.counters;
+    let warm_up = scenario.warm_up.and_then(|length| length_ns(length, spec)).unwrap_or(0);
+    Options {
+        seed: scenario.seed,
+        explicit: table.turns == Turns::Explicit,
+        defects: Defects {
+            noise: counters.noise,
+            autocorrelation: counters.autocorrelation,
+            turn_noise: counters.turn_noise,
+            skew: counters.skew,
+        },
+        length_ns: length_ns(scenario.length, spec).map(|length| length + warm_up),
+        events: table.events.iter().filter_map(event).collect(),
+    }
+}
+
+/// `None` for one without a kind, which no checked scenario has.
+fn event(given: &EventSpec) -> Option<(u64, Event)> {
+    let outside = given
+        .outside
+        .map(|outside| Event::Outside { cache: outside.cache, lines_per_second: outside.lines_per_second });
+    let shrink = given.shrink.map(|shrink| Event::Shrink { cache: shrink.cache, to_share: shrink.to_share });
+    let separate = given.separate.clone().map(|cpus| Event::Separate { cpus });
+    let offline = given.offline.map(|cpu| Event::Offline { cpu });
+    let online = given.online.map(|cpu| Event::Online { cpu });
+    Some((given.at_ns, outside.or(shrink).or(separate).or(offline).or(online)?))
+}
+
+/// All jobs, in order of mention. Every entry draws from a generator of its own, so that a change of one does not change
+/// the others.
+pub fn jobs(scenario: &Scenario, programs: &Programs) -> Vec<Job> {
+    let mut jobs = Vec::new();
+    let generator = |at: usize| SplitMix64::new(scenario.seed.wrapping_add((at as u64 + 1) << 32));
+    for (at, (given, program)) in scenario.programs.iter().zip(&programs.of_entries).enumerate() {
+        let mut draws = generator(at);
+        let mut start_ns = given.start_ns;
+        for copy in 0..given.count {
+            if copy > 0 {
+                start_ns = start_ns.saturating_add(gap_ns(given.gap_ns, &mut draws));
+            }
+            jobs.push(Job {
+                threads: given.threads.unwrap_or(1),
+                instructions: given.instructions.map(|length| drawn(length, &mut draws).max(1.0)),
+                start_ns,
+                restart: given.restart,
+                pinned: given.cpus.clone(),
+                goal: given.goal,
+                ..Job::new(Arc::clone(program))
+            });
+        }
+    }
+    let mixes = scenario.interval.iter().flat_map(|table| &table.mixes);
+    for (at, (mix, programs)) in mixes.zip(&programs.of_mixes).enumerate() {
+        let mut draws = generator(scenario.programs.len() + at);
+        let mut start_ns = mix.start_ns;
+        let weights: Vec<f64> = mix.of.iter().map(|part| part.weight).collect();
+        for copy in 0..mix.count {
+            if copy > 0 {
+                start_ns = start_ns.saturating_add(gap_ns(mix.gap_ns, &mut draws));
+            }
+            let program = &programs[by_weight(&weights, &mut draws)];
+            jobs.push(Job {
+                instructions: mix.instructions.map(|length| drawn(length, &mut draws).max(1.0)),
+                start_ns,
+                ..Job::new(Arc::clone(program))
+            });
+        }
+    }
+    jobs
+}
+
+fn gap_ns(gap: Option<Distribution>, draws: &mut SplitMix64) -> u64 {
+    gap.map_or(0, |gap| drawn(gap, draws) as u64)
+}
+
+/// Above 0, at most 1.
+fn uniform(draws: &mut SplitMix64) -> f64 {
+    1.0 - draws.unit()
+}
+
+fn drawn(distribution: Distribution, draws: &mut SplitMix64) -> f64 {
+    match distribution {
+        Distribution::Fixed(value) => value,
+        Distribution::Exponential(mean) => -mean * libm::log(uniform(draws)),
+        Distribution::Uniform(from, to) => from + (to - from) * uniform(draws),
+        Distribution::LogNormal(median, sigma) => {
+            // Box and Muller.
+            let radius = libm::sqrt(-2.0 * libm::log(uniform(draws)));
+            median * libm::exp(sigma * radius * libm::cos(std::f64::consts::TAU * uniform(draws)))
+        }
+    }
+}
+
+fn by_weight(weights: &[f64], draws: &mut SplitMix64) -> usize {
+    let mut left = uniform(draws) * weights.iter().sum::<f64>();
+    for (at, weight) in weights.iter().enumerate() {
+        left -= weight;
+        if left <= 0.0 {
+            return at;
+        }
+    }
+    weights.len() - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_interval::by_hand;
+
+    fn scenario(text: &str) -> (Scenario, MachineSpec) {
+        let head = "name = \"t\"\ndescription = \"t\"\nmachine = \"xeon-x5365-4\"\nmodel = \"interval\"\nseed = 3\n";
+        let length = "length = { ns = 3_000_000_000 }\n";
+        cachemate_spec::parse_scenario("t.toml", &format!("{head}{length}{text}")).unwrap()
+    }
+
+    fn programs(count: usize) -> Vec<Arc<Program>> {
+        let phase = |at: usize| by_hand::uniform(64.0, 65_536.0, 30_000.0 + 9_000.0 * at as f64, 0.02);
+        (0..count).map(|at| Arc::new(Program::steady(format!("p{at}"), phase(at)))).collect()
+    }
+
+    /// Do arrivals, lengths and mixes have the mean and the weights that were asked for?
+    #[test]
+    fn draws_have_their_means_and_weights() {
+        let (scenario, _) = scenario(
+            "[[interval.mixes]]\ncount = 8000\ngap_ns = { exponential = 1e6 }\ninstructions = { log_normal = [1e9, 0.5] }\n\
+             of = [{ program = \"a\" }, { program = \"b\", weight = 3.0 }]\n",
+        );
+        let found = jobs(&scenario, &Programs { of_entries: Vec::new(), of_mixes: vec![programs(2)] });
+        assert_eq!(found.len(), 8000);
+        let gap = found.last().unwrap().start_ns as f64 / 7999.0;
+        assert!((gap / 1e6 - 1.0).abs() < 0.05, "{gap}");
+        let mut lengths: Vec<f64> = found.iter().map(|job| job.instructions.unwrap()).collect();
+        lengths.sort_by(f64::total_cmp);
+        assert!((lengths[4000] / 1e9 - 1.0).abs() < 0.05, "{}", lengths[4000]);
+        // One deviation above the median is the 84th percentile.
+        assert!((lengths[6730] / 1e9 / 0.5f64.exp() - 1.0).abs() < 0.06, "{}", lengths[6730]);
+        let second = found.iter().filter(|job| job.name == "p1").count() as f64 / 8000.0;
+        assert!((second - 0.75).abs() < 0.02, "{second}");
+    }
+
+    /// Does one entry's change leave the draws of the others as they were?
+    #[test]
+    fn entries_draw_for_themselves() {
+        let text = |count: u32| {
+            format!(
+                "[[programs]]\nprogram = \"a\"\ncount = {count}\ngap_ns = {{ uniform = [1e6, 2e6] }}\n\
+                 [[programs]]\nprogram = \"b\"\ncount = 4\ngap_ns = {{ exponential = 1e6 }}\n"
+            )
+        };
+        let starts = |count: u32| {
+            let found = jobs(&scenario(&text(count)).0, &Programs { of_entries: programs(2), of_mixes: Vec::new() });
+            found.into_iter().filter(|job| job.name == "p1").map(|job| job.start_ns).collect::<Vec<_>>()
+        };
+        assert_eq!(starts(2), starts(5));
+    }
+
+    /// Is a CPU that goes, an outsider and CPUs that stop sharing in the machine, and is the same seed the same run?
+    #[test]
+    fn events_reach_the_machine_and_runs_repeat() {
+        let text = "[interval]\nevents = [{ at_ns = 1_000_000_000, separate = \"1\" }, \
+                    { at_ns = 2_000_000_000, offline = 3 }]\n[[programs]]\nprogram = \"a\"\ncpus = \"0\"\n\
+                    [[programs]]\nprogram = \"b\"\ncpus = \"1\"\n";
+        let run = || {
+            let (scenario, spec) = scenario(text);
+            let programs = Programs { of_entries: programs(2), of_mixes: Vec::new() };
+            let mut machine = machine(&scenario, &spec, &programs).unwrap();
+            let mut slowdowns = Vec::new();
+            while let Some(seen) = cachemate_core::Machine::observe(&mut machine).unwrap() {
+                slowdowns.push(machine.slowdown(seen.tasks[0].task).unwrap().0);
+            }
+            (slowdowns, cachemate_core::Machine::topology(&machine).cpus[3].online, format!("{:?}", machine.results()))
+        };
+        let (slowdowns, online, results) = run();
+        assert_eq!(slowdowns.len(), 3);
+        assert!(slowdowns[0] > 1.02 && slowdowns[2] < 1.01, "alone in its cache from the second on: {slowdowns:?}");
+        assert!(!online);
+        assert_eq!(run().2, results);
+    }
+}

@@ -1,0 +1,309 @@
+//! What a machine would do under a policy for so long, with these programs: run, and kept as time lines.
+
+use std::sync::atomic::Ordering;
+
+use cachemate_core::{GuardConfig, Machine, MachineSpec, Plan, PolicyConfig, Record, TaskId, Window};
+use cachemate_interval::{IntervalMachine, Job, Options};
+use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
+use cachemate_report::{DecisionTold, PolicyOutcome, ProgramOutcome, TimeLines};
+
+use crate::setup::failed;
+use crate::{Context, ReproError};
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Question {
+    pub machine: MachineSpec,
+    pub jobs: Vec<Job>,
+    pub length_ns: u64,
+    pub seed: u64,
+    /// Turns one by one.
+    pub explicit: bool,
+    /// Takes decisions back that make things worse.
+    pub guard: bool,
+}
+
+/// Stretches that time lines have at most.
+const STRETCHES: u64 = 240;
+/// Cycles of a window before the policy's first plan, as in scenarios.
+const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
+/// As in scenarios.
+const COUNTED_INSTRUCTIONS: f64 = 1e6;
+
+/// The standard pipeline around a policy on the interval machine.
+///
+/// # Errors
+/// An unknown policy, or parameters that it does not take.
+pub fn pipeline(
+    machine: &IntervalMachine,
+    spec: &MachineSpec,
+    policy: PolicyConfig,
+    guard: bool,
+) -> Result<Pipeline, ReproError> {
+    let standard = Standard {
+        policy,
+        guard: guard.then(GuardConfig::default),
+        counted_instructions: COUNTED_INSTRUCTIONS,
+        predictor: miss_penalty_of_machine(spec),
+        watches_code: true,
+        first_window: Window::Cycles { cycles: FIRST_WINDOW_CYCLES },
+    };
+    crate::setup::built(standard.for_machine(machine.topology(), machine.capabilities()))
+}
+
+/// Runs the question under one policy of the registry. `name` may carry parameters: `dio` or `dio:TOML`.
+///
+/// # Errors
+/// A machine, program or policy that cannot be.
+pub fn outcome(context: &Context<'_>, question: &Question, name: &str) -> Result<PolicyOutcome, ReproError> {
+    let (policy, parameters) = name.split_once(':').unwrap_or((name, ""));
+    let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: question.seed };
+    let options = Options {
+        seed: question.seed,
+        explicit: question.explicit,
+        length_ns: Some(question.length_ns),
+        ..Options::default()
+    };
+    let mut machine =
+        IntervalMachine::new(&question.machine, options, question.jobs.clone()).map_err(failed("machine"))?;
+    let by = pipeline(&machine, &question.machine, config, question.guard)?;
+    machine.set_first_window(by.config().first_window);
+    let mut lines = Lines::new(question);
+    let mut complete = true;
+    let machine = by
+        .run(machine, |machine, record| {
+            lines.add(machine, &record);
+            complete = !context.stop.load(Ordering::Relaxed);
+            complete
+        })
+        .map_err(failed(name))?;
+    Ok(lines.outcome(name, &machine, complete))
+}
+
+/// Sums within one stretch of time, by job.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    slowdown: f64,
+    ns: f64,
+    held_bytes: f64,
+    seen: u32,
+}
+
+struct Lines {
+    stretch_ns: u64,
+    ends_ns: u64,
+    line_bytes_at_most: Vec<f64>,
+    now: Vec<Sums>,
+    /// By job and cache: time there.
+    caches_ns: Vec<Vec<f64>>,
+    memory_bytes: Vec<f64>,
+    from_ns: u64,
+    lines: TimeLines,
+    decisions: Vec<DecisionTold>,
+    before: Option<Plan>,
+    windows: u64,
+    cost_ns: u64,
+    names: Vec<String>,
+}
+
+impl Lines {
+    fn new(question: &Question) -> Self {
+        let jobs = question.jobs.len();
+        let spec = &question.machine;
+        let caches = spec.last_level().map_or(0, |cache| spec.instances(cache)) as usize;
+        let nodes = spec.memory.nodes as usize;
+        let stretch_ns = (question.length_ns / STRETCHES).max(1);
+        let per_second = spec.memory.bytes_per_cycle * spec.hertz as f64;
+        Lines {
+            stretch_ns,
+            ends_ns: stretch_ns,
+            line_bytes_at_most: vec![per_second; nodes],
+            now: vec![Sums::default(); jobs],
+            caches_ns: vec![vec![0.0; caches]; jobs],
+            memory_bytes: vec![0.0; nodes],
+            from_ns: 0,
+            lines: TimeLines {
+                seconds: Vec::new(),
+                slowdown: vec![Vec::new(); jobs],
+                occupancy_bytes: vec![Vec::new(); jobs],
+                cache: vec![Vec::new(); jobs],
+                memory_busy_share: vec![Vec::new(); nodes],
+            },
+            decisions: Vec::new(),
+            before: None,
+            windows: 0,
+            cost_ns: 0,
+            names: unique(question.jobs.iter().map(|job| job.name.clone()).collect()),
+        }
+    }
+
+    fn add(&mut self, machine: &IntervalMachine, record: &Record) {
+        self.windows += 1;
+        self.cost_ns = record.applied.cost_ns;
+        let elapsed = record.seen.span.elapsed_ns as f64;
+        for seen in &record.seen.tasks {
+            let Some(job) = machine.job_of(seen.task) else { continue };
+            let sums = &mut self.now[job];
+            if let Some((slowdown, _)) = machine.slowdown(seen.task) {
+                sums.slowdown += slowdown * elapsed;
+                sums.ns += elapsed;
+            }
+            sums.held_bytes += machine.held_bytes(seen.task).iter().sum::<f64>();
+            sums.seen += 1;
+            let slot = machine.slot_of(seen.task);
+            if let Some(cache) = slot.and_then(|slot| machine.engine().cache_of(slot)) {
+                self.caches_ns[job][cache] += elapsed;
+            }
+        }
+        for (sum, bytes) in self.memory_bytes.iter_mut().zip(node_bytes(record)) {
+            *sum += bytes;
+        }
+        let changed = self.before.as_ref().is_some_and(|before| differs(before, &record.decision.plan));
+        if changed {
+            let seconds = machine.now_ns() as f64 / 1e9;
+            self.decisions.push(DecisionTold { seconds, why: why(record, &self.names, machine) });
+        }
+        self.before = Some(record.decision.plan.clone());
+        if machine.now_ns() >= self.ends_ns {
+            self.close(machine.now_ns());
+        }
+    }
+
+    fn close(&mut self, now_ns: u64) {
+        let seconds = (now_ns - self.from_ns) as f64 / 1e9;
+        self.lines.seconds.push(now_ns as f64 / 1e9);
+        for (job, sums) in self.now.iter_mut().enumerate() {
+            let sums = std::mem::take(sums);
+            self.lines.slowdown[job].push((sums.ns > 0.0).then(|| sums.slowdown / sums.ns));
+            let windows = f64::from(sums.seen);
+            self.lines.occupancy_bytes[job].push((sums.seen > 0).then(|| sums.held_bytes / windows));
+            let longest = (0..self.caches_ns[job].len())
+                .max_by(|&a, &b| self.caches_ns[job][a].total_cmp(&self.caches_ns[job][b]).then(b.cmp(&a)));
+            let there = longest.filter(|&at| self.caches_ns[job][at] > 0.0);
+            self.lines.cache[job].push(there.map(|at| at as u32));
+            self.caches_ns[job].iter_mut().for_each(|ns| *ns = 0.0);
+        }
+        for (node, bytes) in self.memory_bytes.iter_mut().enumerate() {
+            let share = std::mem::take(bytes) / seconds.max(1e-9) / self.line_bytes_at_most[node];
+            self.lines.memory_busy_share[node].push(share);
+        }
+        self.from_ns = now_ns;
+        self.ends_ns = (now_ns / self.stretch_ns + 1) * self.stretch_ns;
+    }
+
+    fn outcome(mut self, name: &str, machine: &IntervalMachine, complete: bool) -> PolicyOutcome {
+        if machine.now_ns() > self.from_ns {
+            self.close(machine.now_ns());
+        }
+        let results = machine.results();
+        let slowdowns: Vec<f64> = results.jobs.iter().filter_map(|job| job.slowdown).collect();
+        let some = |value: f64| (!slowdowns.is_empty()).then_some(value);
+        let program = |(job, name): (&cachemate_interval::JobResults, &String)| ProgramOutcome {
+            name: name.clone(),
+            slowdown: job.slowdown,
+            slowdown_on_cpu: job.slowdown_on_cpu,
+            instr_per_cycle: job.instr_per_cycle,
+            misses_per_kilo_instr: job.misses_per_kilo_instr,
+        };
+        let seconds = results.seconds.max(1e-9);
+        PolicyOutcome {
+            policy: name.to_string(),
+            complete,
+            windows: self.windows,
+            mean_slowdown: some(slowdowns.iter().sum::<f64>() / slowdowns.len().max(1) as f64),
+            worst_slowdown: some(slowdowns.iter().copied().fold(0.0, f64::max)),
+            weighted_speedup: some(slowdowns.iter().map(|slowdown| 1.0 / slowdown).sum()),
+            instructions_per_second: results.jobs.iter().map(|job| job.instructions).sum::<f64>() / seconds,
+            memory_bytes_per_second: results.memory_bytes_per_second.iter().sum(),
+            changes_per_hour: self.decisions.len() as f64 * 3600.0 / seconds,
+            cost_seconds: self.cost_ns as f64 / 1e9,
+            programs: results.jobs.iter().zip(&self.names).map(program).collect(),
+            lines: self.lines,
+            decisions: self.decisions,
+        }
+    }
+}
+
+/// The second copy of a name is `name 2`.
+fn unique(names: Vec<String>) -> Vec<String> {
+    let nth = |at: usize| names[..at].iter().filter(|other| **other == names[at]).count() + 1;
+    (0..names.len())
+        .map(|at| if nth(at) > 1 { format!("{} {}", names[at], nth(at)) } else { names[at].clone() })
+        .collect()
+}
+
+fn node_bytes(record: &Record) -> impl Iterator<Item = f64> {
+    let nodes = record.seen.places.iter().filter(|(place, _)| matches!(place, cachemate_core::Place::MemoryNode(_)));
+    nodes.map(|(_, counts)| counts.0.iter().map(|reading| reading.count as f64).sum())
+}
+
+/// Do the plans place, divide or time otherwise? Windows and probes are not what a program feels for long.
+pub fn differs(a: &Plan, b: &Plan) -> bool {
+    a.allowed != b.allowed || a.weights != b.weights || a.gangs != b.gangs || a.shares != b.shares
+}
+
+/// The first reasons, with the programs that they are of.
+fn why(record: &Record, names: &[String], machine: &IntervalMachine) -> String {
+    let name = |task: &TaskId| machine.job_of(*task).map(|job| names[job].clone());
+    let told = record.decision.why.iter().take(3).map(|reason| {
+        let mut of: Vec<String> = reason.tasks.iter().filter_map(name).collect();
+        of.dedup();
+        if of.is_empty() { reason.text.clone() } else { format!("{} ({})", reason.text, of.join(", ")) }
+    });
+    let told: Vec<String> = told.collect();
+    if told.is_empty() { "no reason given".to_string() } else { told.join("; ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use cachemate_interval::{Program, by_hand};
+
+    fn question() -> Question {
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
+        let steady = |name: &str, phase| Job::new(Program::steady(name, phase));
+        let jobs = vec![
+            steady("stream", by_hand::stream(64.0, lines, 0.02)),
+            steady("reuser", by_hand::uniform(64.0, lines, 0.8 * lines, 0.02)),
+            steady("stream", by_hand::stream(64.0, lines, 0.02)),
+            steady("reuser", by_hand::uniform(64.0, lines, 0.8 * lines, 0.02)),
+        ];
+        Question { machine, jobs, length_ns: 120_000_000_000, seed: 1, explicit: false, guard: true }
+    }
+
+    fn ran(policy: &str) -> PolicyOutcome {
+        let stop = AtomicBool::new(false);
+        let context =
+            Context { quick: true, seeds: vec![1], stop: &stop, mixes: None, machine: None, progress: &|_| () };
+        outcome(&context, &question(), policy).unwrap()
+    }
+
+    /// Do time lines cover the whole run without a gap, agree with the table, and repeat to the bit?
+    #[test]
+    fn time_lines_cover_the_run_and_agree_with_the_table() {
+        let found = ran("dio");
+        assert!((found.lines.seconds.last().unwrap() - 120.0).abs() < 1e-6);
+        assert!(found.lines.seconds.len() > 50, "{}", found.lines.seconds.len());
+        for (job, program) in found.programs.iter().enumerate() {
+            let line: Vec<f64> = found.lines.slowdown[job].iter().map(|value| value.unwrap()).collect();
+            let mean = line.iter().sum::<f64>() / line.len() as f64;
+            assert!((mean / program.slowdown.unwrap() - 1.0).abs() < 0.05, "{mean} {program:?}");
+        }
+        let names: Vec<&str> = found.programs.iter().map(|program| program.name.as_str()).collect();
+        assert_eq!(names, ["stream", "reuser", "stream 2", "reuser 2"]);
+        assert_eq!(found, ran("dio"));
+    }
+
+    /// Is a policy that does not exist an error with its name?
+    #[test]
+    fn an_unknown_policy_is_named() {
+        let stop = AtomicBool::new(false);
+        let context =
+            Context { quick: true, seeds: vec![1], stop: &stop, mixes: None, machine: None, progress: &|_| () };
+        let error = outcome(&context, &question(), "dioo").unwrap_err().to_string();
+        assert!(error.contains("dioo"), "{error}");
+    }
+}

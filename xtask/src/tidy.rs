@@ -20,11 +20,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("repro", &["core", "locality", "policy", "pipeline", "sim", "interval", "trace", "report", "spec"]),
     ("sweep", &["core", "spec", "report"]),
     ("fuzzing", &["core", "spec", "linux", "trace", "sweep"]),
+    ("page", &["core", "policy", "pipeline", "trace", "report"]),
     (
         "cli",
         &[
             "core", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux", "agent", "trace", "report",
-            "repro", "sweep",
+            "repro", "sweep", "page",
         ],
     ),
 ];

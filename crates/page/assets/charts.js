@@ -1,0 +1,149 @@
+// Speed, slowdown and curve of the chosen program, by uPlot. A chart is made once for a kind of content and fed anew.
+import { number, size } from "./text.js";
+
+// Read once and again when they change: asking the browser makes it compute styles there and then.
+const colors = new Map();
+
+function color(name) {
+  if (!colors.has(name)) colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return colors.get(name);
+}
+
+function axes(x, y) {
+  const common = { stroke: color("--muted"), grid: { stroke: color("--grid"), width: 1 }, ticks: { stroke: color("--grid"), width: 1 }, font: "12px system-ui, sans-serif" };
+  return [{ ...common, values: (_, ticks) => ticks.map(x), size: 34 }, { ...common, values: (_, ticks) => ticks.map(y), size: 58 }];
+}
+
+// `1:05` minutes, `2:00:00` hours; below ten seconds with a decimal where it has one.
+function clock(value) {
+  if (value < 60) return Number(value.toFixed(2)) + " s";
+  const pad = (part) => String(Math.floor(part)).padStart(2, "0");
+  return value < 3600 ? Math.floor(value / 60) + ":" + pad(value % 60) : Math.floor(value / 3600) + ":" + pad((value % 3600) / 60) + ":" + pad(value % 60);
+}
+
+function lineOf(label, stroke, dash) {
+  return { label, stroke: color(stroke), width: 2, dash, points: { size: 5 }, spanGaps: false };
+}
+
+export class Charts {
+  constructor(roots, atTime, again) {
+    this.roots = roots;
+    this.atTime = atTime;
+    this.plots = {};
+    this.marks = [];
+    this.now = null;
+    this.kind = "";
+    addEventListener("resize", () => this.resize());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      colors.clear();
+      this.forget();
+      again();
+    });
+  }
+
+  // After this everything is made anew: other colors.
+  forget() {
+    for (const plot of Object.values(this.plots)) plot.destroy();
+    this.plots = {};
+  }
+
+  width(name) {
+    return Math.max(200, Math.floor(this.roots[name].clientWidth));
+  }
+
+  resize() {
+    for (const [name, plot] of Object.entries(this.plots)) plot.setSize({ width: this.width(name), height: 190 });
+  }
+
+  // Vertical lines: where decisions were made, and where one looks now.
+  linesPlugin() {
+    return { hooks: { draw: (plot) => {
+      const { ctx } = plot;
+      const { left, top, width, height } = plot.bbox;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(left, top, width, height);
+      ctx.clip();
+      for (const [at, stroke, dash] of [...this.marks.map((mark) => [mark.at, color(bad(mark.decision.kind) ? "--hot" : "--band"), [3, 3]]), [this.now, color("--ink"), []]]) {
+        if (at === null) continue;
+        const x = Math.round(plot.valToPos(at, "x", true)) + 0.5;
+        ctx.strokeStyle = stroke;
+        ctx.setLineDash(dash);
+        ctx.beginPath();
+        ctx.moveTo(x, top);
+        ctx.lineTo(x, top + height);
+        ctx.stroke();
+      }
+      ctx.restore();
+    } } };
+  }
+
+  overTime(name, data, series, y) {
+    const plot = this.plots[name];
+    if (plot) {
+      plot.setData(data);
+      return;
+    }
+    const made = new uPlot({
+      width: this.width(name), height: 190, series: [{}, ...series], axes: axes(clock, y),
+      scales: { x: { time: false } }, legend: { show: series.length > 1, live: false }, cursor: { y: false, drag: { x: false, y: false } },
+      bands: series.length > 2 ? [{ series: [2, 1], fill: color("--grid") }] : [], padding: [8, 20, 0, 0],
+      plugins: [this.linesPlugin()],
+    }, data, this.roots[name]);
+    made.over.addEventListener("click", () => {
+      if (made.cursor.idx !== null && made.cursor.idx !== undefined) this.atTime(made.data[0][made.cursor.idx]);
+    });
+    this.plots[name] = made;
+  }
+
+  // `series` of the chosen program, its curve, the marks that name it, the time at which one looks.
+  show(program, series, curve, marks, now, cacheBytes) {
+    this.marks = marks;
+    this.now = now;
+    if (this.kind !== program) this.forget();
+    this.kind = program;
+    this.overTime("speed", [series.at, series.speed], [lineOf("speed", "--s0")], number);
+    this.overTime("slow", [series.at, series.low, series.high, series.forecast, series.slow],
+      [{ label: "low", stroke: "transparent", points: { show: false } }, { label: "high", stroke: "transparent", points: { show: false } }, lineOf("forecast", "--s0", [6, 4]), lineOf("measured", "--s1")],
+      (value) => number(value));
+    this.curve(curve, cacheBytes);
+  }
+
+  curve(curve, cacheBytes) {
+    this.roots.curve.parentElement.hidden = !curve;
+    if (!curve) return;
+    const data = [0, 2, 3, 1].map((at) => curve.points.map((point) => point[at]));
+    if (this.curveShown === curve && this.plots.curve) return;
+    this.curveShown = curve;
+    if (this.plots.curve) {
+      this.plots.curve.setData(data);
+      return;
+    }
+    const faint = { stroke: color("--s2"), width: 0.5, points: { show: false } };
+    this.plots.curve = new uPlot({
+      width: this.width("curve"), height: 190,
+      series: [{}, { label: "low", ...faint }, { label: "high", ...faint }, { label: "misses", stroke: color("--s2"), width: 2, points: { size: 5 } }],
+      bands: [{ series: [2, 1], fill: color("--grid") }], axes: axes((value) => size(value), number),
+      padding: [8, 20, 0, 0], scales: { x: { time: false, distr: 3, log: 2 }, y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.05 : 1] } },
+      legend: { show: false }, cursor: { y: false, drag: { x: false, y: false } },
+      plugins: [{ hooks: { draw: (plot) => wholeCache(plot, cacheBytes) } }],
+    }, data, this.roots.curve);
+  }
+}
+
+export function bad(kind) {
+  return kind === "rolled-back" || kind === "kept-out";
+}
+
+function wholeCache(plot, bytes) {
+  if (!bytes) return;
+  const x = Math.round(plot.valToPos(bytes, "x", true)) + 0.5;
+  plot.ctx.save();
+  plot.ctx.strokeStyle = color("--band");
+  plot.ctx.setLineDash([3, 3]);
+  plot.ctx.beginPath();
+  plot.ctx.moveTo(x, plot.bbox.top);
+  plot.ctx.lineTo(x, plot.bbox.top + plot.bbox.height);
+  plot.ctx.stroke();
+  plot.ctx.restore();
+}

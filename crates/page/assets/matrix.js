@@ -1,0 +1,61 @@
+// Who hurts whom: two tables, forecast beside measured.
+import { el, say, percent, DASH } from "./text.js";
+
+// A loss of a half or more has the full color.
+const FULL = 0.5;
+
+export class Matrix {
+  constructor(root, choose) {
+    this.root = root;
+    this.shown = null;
+    root.addEventListener("click", (event) => {
+      const name = event.target.closest("[data-program]");
+      if (name) choose(Number(name.dataset.program));
+    });
+  }
+
+  show(matrix, nameOf) {
+    if (this.shown === matrix && matrix !== null) return;
+    const same = this.shown && matrix && this.shown.programs.join() === matrix.programs.join();
+    this.shown = matrix;
+    if (!matrix) {
+      this.cells = null;
+      this.root.replaceChildren(el("p", { class: "soft" }, "Nothing is known of two programs yet."));
+      return;
+    }
+    if (!same || !this.cells) this.build(matrix, nameOf);
+    this.fill("forecast", matrix, nameOf);
+    this.fill("measured", matrix, nameOf);
+  }
+
+  build(matrix, nameOf) {
+    this.cells = { forecast: [], measured: [] };
+    const tables = ["forecast", "measured"].map((which) => {
+      const names = matrix.programs.map(nameOf);
+      const head = el("tr", {}, el("td", {}), ...names.map((name) => el("th", { scope: "col", title: name }, el("span", {}, name))));
+      const rows = matrix.programs.map((program, at) => {
+        const cells = names.map(() => el("td", {}));
+        this.cells[which].push(cells);
+        return el("tr", {}, el("th", { scope: "row" }, el("button", { type: "button", class: "link", "data-program": program, title: names[at] }, names[at])), ...cells);
+      });
+      const table = el("table", { class: "matrix" }, el("caption", {}, which === "forecast" ? "Forecast" : "Measured"), el("thead", {}, head), el("tbody", {}, ...rows));
+      return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Who hurts whom, " + which }, table);
+    });
+    this.root.replaceChildren(el("div", { class: "pair" }, ...tables));
+  }
+
+  fill(which, matrix, nameOf) {
+    this.cells[which].forEach((cells, row) => cells.forEach((cell, column) => {
+      const value = matrix[which][row][column];
+      const text = value === null ? (row === column ? "" : DASH) : percent(value).replace(" %", "");
+      if (cell.textContent === text && cell.dataset.done) return;
+      cell.dataset.done = "1";
+      say(cell, text);
+      const heat = value === null ? 0 : Math.sqrt(Math.min(1, Math.abs(value) / FULL));
+      cell.style.setProperty("--heat", (100 * heat).toFixed(0) + "%");
+      cell.className = value === null ? "none" : value < 0 ? "cool" : heat > 0.75 ? "hot full" : "hot";
+      const windows = which === "measured" && value !== null ? " (" + matrix.windows[row][column] + " windows)" : "";
+      cell.title = row === column ? "" : nameOf(matrix.programs[row]) + " beside " + nameOf(matrix.programs[column]) + ": " + percent(value, true) + windows;
+    }));
+  }
+}

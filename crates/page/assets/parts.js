@@ -1,0 +1,33 @@
+// Ways and colors as bars: one row for each part, one cell for each unit.
+import { el, svg, size, percent, indices, counted } from "./text.js";
+
+export function showParts(root, shares, caches, nameOf) {
+  const levels = new Map(caches.map((cache) => [cache.cache, cache]));
+  const groups = new Map();
+  for (const share of shares) {
+    const key = share.unit + "/" + share.cache;
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(share);
+  }
+  const figures = [...groups.values()].map((parts) => figure(parts, levels.get(parts[0].cache), nameOf));
+  root.replaceChildren(...figures);
+}
+
+function figure(parts, cache, nameOf) {
+  const { unit } = parts[0];
+  const all = parts[0].of || 1 + Math.max(0, ...parts.flatMap((part) => indices(part.held)));
+  const title = (cache ? cache.level + " " + cache.cache : "cache " + parts[0].cache) + ", " + counted(all, unit.replace(/s$/, ""));
+  const rows = parts.map((part, at) => {
+    const held = new Set(indices(part.held));
+    const cells = [];
+    for (let unitAt = 0; unitAt < all; unitAt += 1) {
+      cells.push(svg("rect", { x: unitAt + 0.06, y: 0, width: 0.88, height: 1, class: held.has(unitAt) ? "held f" + (at % 8) : "free" }));
+    }
+    const names = part.programs.map(nameOf).join(", ") || "nobody";
+    const facts = [unit + " " + part.held, part.occupancy_bytes === undefined ? null : "holds " + size(part.occupancy_bytes),
+      part.pages_inside === undefined ? null : percent(part.pages_inside) + " of its pages inside"].filter(Boolean).join(", ");
+    const bar = svg("svg", { viewBox: "0 0 " + all + " 1", preserveAspectRatio: "none", role: "img", "aria-label": names + ": " + facts, class: "bar-of-units" }, ...cells);
+    return el("div", { class: "part" }, el("b", {}, names), bar, el("span", { class: "soft" }, facts));
+  });
+  return el("figure", { class: "parts" }, el("figcaption", {}, title), ...rows);
+}

@@ -1,0 +1,73 @@
+// Numbers as people read them, and elements made without markup: whatever a program is called, its name is text.
+
+export function el(tag, attributes, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "class") made.className = value;
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+export function svg(tag, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes || {})) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+// Changes a text only where it is another one: the browser lays out less.
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export const DASH = "–";
+
+export function number(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return DASH;
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(2).replace("e+", "e");
+  return String(Number(value.toPrecision(3)));
+}
+
+export function percent(value, signed) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return DASH;
+  const shown = 100 * value;
+  const text = Math.abs(shown) >= 9999 ? shown.toExponential(1) : shown.toFixed(Math.abs(shown) < 9.95 ? 1 : 0);
+  return (signed && shown > 0 ? "+" : "") + text.replace(/^-(0(\.0)?)$/, "$1") + " %";
+}
+
+export function size(bytes) {
+  if (bytes === null || bytes === undefined) return DASH;
+  for (const [unit, one] of [["G", 2 ** 30], ["M", 2 ** 20], ["K", 2 ** 10]]) {
+    if (bytes >= one) return Number((bytes / one).toFixed(2)) + unit;
+  }
+  return String(bytes);
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return DASH;
+  if (value >= 3600) return Math.floor(value / 3600) + " h " + Math.floor((value % 3600) / 60) + " min";
+  if (value >= 60) return Math.floor(value / 60) + " min " + Math.floor(value % 60) + " s";
+  if (value >= 1) return Number(value.toFixed(1)) + " s";
+  if (value >= 1e-3) return Number((value * 1e3).toPrecision(3)) + " ms";
+  return value === 0 ? "0 s" : Number((value * 1e6).toPrecision(3)) + " µs";
+}
+
+export function counted(count, one) {
+  return count + " " + one + (count === 1 ? "" : "s");
+}
+
+// `0-3,8` as numbers; what is no such text is nothing.
+export function indices(text) {
+  const found = [];
+  for (const part of (text || "").split(",")) {
+    const [low, high] = part.split("-").map(Number);
+    if (part === "" || !Number.isInteger(low)) continue;
+    for (let at = low; at <= (Number.isInteger(high) ? Math.min(high, low + 4095) : low); at += 1) found.push(at);
+  }
+  return found;
+}

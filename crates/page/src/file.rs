@@ -1,0 +1,103 @@
+//! The page as one file, and the content policy under which it runs.
+//!
+//! The modules are plain files that a browser could load one by one. Here they are put one after the other into one
+//! script: their imports name each other only, and no two of them define the same name (a test reads both).
+
+use std::fmt::Write as _;
+
+use base64::Engine as _;
+use sha2::{Digest, Sha256};
+
+use crate::Run;
+
+/// In the order in which they use each other.
+pub(crate) const MODULES: &[(&str, &str)] = &[
+    ("text.js", include_str!("../assets/text.js")),
+    ("store.js", include_str!("../assets/store.js")),
+    ("boxes.js", include_str!("../assets/boxes.js")),
+    ("matrix.js", include_str!("../assets/matrix.js")),
+    ("charts.js", include_str!("../assets/charts.js")),
+    ("parts.js", include_str!("../assets/parts.js")),
+    ("lists.js", include_str!("../assets/lists.js")),
+    ("source.js", include_str!("../assets/source.js")),
+    ("main.js", include_str!("../assets/main.js")),
+];
+
+const BODY: &str = include_str!("../assets/body.html");
+/// uPlot 1.6.32, MIT; its licence lies beside it and stands in the page.
+const CHARTS: &str = include_str!("../assets/uPlot.iife.min.js");
+const CHARTS_LICENSE: &str = include_str!("../assets/uPlot.LICENSE");
+const CHARTS_STYLE: &str = include_str!("../assets/uPlot.min.css");
+
+/// The header in which [`content_policy`] is sent.
+pub const POLICY_HEADER: &str = "content-security-policy";
+
+fn style() -> String {
+    [cachemate_report::figure::STYLE, CHARTS_STYLE, include_str!("../assets/page.css")].concat()
+}
+
+/// All modules as one script.
+fn script() -> String {
+    let mut whole = String::new();
+    for (name, text) in MODULES {
+        let _ = writeln!(whole, "// {name}");
+        for line in text.lines().filter(|line| !line.starts_with("import ")) {
+            whole.push_str(line.strip_prefix("export ").unwrap_or(line));
+            whole.push('\n');
+        }
+    }
+    whole
+}
+
+/// A classic script first: uPlot defines one global name.
+fn scripts() -> [String; 2] {
+    [format!("/*! uPlot 1.6.32\n{CHARTS_LICENSE}*/\n{CHARTS}"), script()]
+}
+
+fn hash(text: &str) -> String {
+    format!("'sha256-{}'", base64::engine::general_purpose::STANDARD.encode(Sha256::digest(text)))
+}
+
+/// Nothing is loaded but the page's own scripts and style, by their hashes; it talks to where it came from only.
+pub fn content_policy() -> String {
+    let scripts = scripts().map(|script| hash(&script)).join(" ");
+    format!(
+        "default-src 'none'; script-src {scripts}; style-src {}; connect-src 'self'; img-src data:; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'",
+        hash(&style())
+    )
+}
+
+/// The page: with a recording in it, or live without.
+///
+/// # Errors
+/// A number that JSON cannot hold.
+pub fn html(recording: Option<&Run>) -> serde_json::Result<String> {
+    // A page that is opened as a file has no headers: the policy stands in it, too (frame-ancestors counts in headers only).
+    let policy = content_policy().replace("; frame-ancestors 'none'", "").replace('&', "&amp;").replace('"', "&quot;");
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
+         <title>cachemate</title>\n<link rel=\"icon\" href=\"data:,\">\n<style>{}</style>\n</head>\n<body>\n{BODY}",
+        style()
+    );
+    if let Some(run) = recording {
+        for (id, text) in [("head", data(&run.head)?), ("windows", data(&run.snapshots)?)] {
+            let _ = writeln!(page, "<script type=\"application/json\" id=\"{id}\">{text}</script>");
+        }
+    }
+    let [charts, own] = scripts();
+    let _ = writeln!(page, "<script>{charts}</script>\n<script type=\"module\">{own}</script>");
+    page.push_str("</body>\n</html>\n");
+    Ok(page)
+}
+
+/// JSON that ends no element: `<` can stand in texts only, where it may be written as an escape.
+fn data(value: &impl serde::Serialize) -> serde_json::Result<String> {
+    Ok(serde_json::to_string(value)?
+        .replace('<', "\\u003c")
+        .replace('\u{2028}', "\\u2028")
+        .replace('\u{2029}', "\\u2029"))
+}

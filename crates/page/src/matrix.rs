@@ -1,0 +1,144 @@
+//! Who hurts whom: what is forecast for every two programs alone on one cache, and what was measured while both ran on one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{CpuSet, Plan, PredictorConfig, Profile, Profiles, TaskId, Topology, Window};
+use cachemate_pipeline::forecast_of;
+
+use crate::snapshot::{MatrixSnapshot, ProgramSnapshot};
+
+/// Rows and columns; more cannot be read.
+const PROGRAMS_AT_MOST: usize = 16;
+/// Forecasts are made anew after so many windows: facts change a little in each.
+const WINDOWS_BETWEEN: u64 = 8;
+
+/// Sum and number of slowdowns that were measured.
+#[derive(Clone, Copy, Default)]
+struct Mean {
+    sum: f64,
+    windows: u32,
+}
+
+/// Keeps both matrices.
+#[derive(Default)]
+pub struct Matrices {
+    measured: BTreeMap<(u32, u32), Mean>,
+    /// CPU seconds so far: who stands in the matrix.
+    ran_s: BTreeMap<u32, f64>,
+    last: Option<MatrixSnapshot>,
+    made_in: Option<u64>,
+}
+
+impl Matrices {
+    /// Takes in one window; `busiest` is the profile that speaks for each program. Answers where something changed.
+    pub fn see(
+        &mut self,
+        window: u64,
+        lasted_s: f64,
+        programs: &[ProgramSnapshot],
+        busiest: &BTreeMap<u32, &Profile>,
+        topology: &Topology,
+        predictor: &PredictorConfig,
+    ) -> Option<MatrixSnapshot> {
+        self.measure(lasted_s, programs);
+        let due = self.made_in.is_none_or(|made| window >= made + WINDOWS_BETWEEN || window < made);
+        let members = self.members(programs, busiest);
+        let same_members = self.last.as_ref().is_some_and(|last| last.programs == members);
+        let forecast = match &self.last {
+            Some(last) if same_members && !due => last.forecast.clone(),
+            _ => {
+                self.made_in = Some(window);
+                forecasts(&members, busiest, topology, predictor)
+            }
+        };
+        let of_pair = |row: &u32, column: &u32| self.measured.get(&(*row, *column)).filter(|_| row != column);
+        let table = |row| members.iter().map(move |column| (row, column));
+        let mean = |mean: &Mean| short(mean.sum / f64::from(mean.windows));
+        let now = MatrixSnapshot {
+            measured: members.iter().map(|r| table(r).map(|(r, c)| of_pair(r, c).map(mean)).collect()).collect(),
+            windows: members
+                .iter()
+                .map(|r| table(r).map(|(r, c)| of_pair(r, c).map_or(0, |mean| mean.windows)).collect())
+                .collect(),
+            forecast,
+            programs: members,
+        };
+        if self.last.as_ref() == Some(&now) || now.programs.len() < 2 {
+            return None;
+        }
+        self.last = Some(now.clone());
+        Some(now)
+    }
+
+    fn measure(&mut self, lasted_s: f64, programs: &[ProgramSnapshot]) {
+        let there: BTreeSet<u32> = programs.iter().map(|program| program.program).collect();
+        self.measured.retain(|(row, column), _| there.contains(row) && there.contains(column));
+        self.ran_s.retain(|program, _| there.contains(program));
+        let mut on: BTreeMap<u32, Vec<&ProgramSnapshot>> = BTreeMap::new();
+        for program in programs {
+            *self.ran_s.entry(program.program).or_default() += program.cpu_share.unwrap_or(0.0) * lasted_s;
+            program.places.iter().for_each(|(cache, _)| on.entry(*cache).or_default().push(program));
+        }
+        let mut pairs: BTreeMap<(u32, u32), f64> = BTreeMap::new();
+        for (row, slowdown) in on.values().flatten().filter_map(|program| Some((program, program.slowdown?))) {
+            let caches = row.places.iter().filter_map(|(cache, _)| on.get(cache)).flatten();
+            for column in caches.filter(|column| column.program != row.program) {
+                pairs.insert((row.program, column.program), slowdown);
+            }
+        }
+        for (pair, slowdown) in pairs {
+            let mean = self.measured.entry(pair).or_default();
+            mean.sum += slowdown;
+            mean.windows += 1;
+        }
+    }
+
+    /// Those of whom something can be said before the others, then those that ran most; in order of arrival.
+    fn members(&self, programs: &[ProgramSnapshot], busiest: &BTreeMap<u32, &Profile>) -> Vec<u32> {
+        let known = |program: &ProgramSnapshot| {
+            let forecast = busiest.get(&program.program).is_some_and(|profile| {
+                profile.rates.solo_instr_per_cycle.is_some() && profile.misses_per_kilo_instr().is_some()
+            });
+            forecast || program.slowdown.is_some()
+        };
+        let key =
+            |program: &ProgramSnapshot| (known(program), self.ran_s.get(&program.program).copied().unwrap_or(0.0));
+        let mut chosen: Vec<(usize, (bool, f64))> = programs.iter().map(key).enumerate().collect();
+        chosen.sort_by(|(_, a), (_, b)| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)));
+        chosen.truncate(PROGRAMS_AT_MOST);
+        chosen.sort_by_key(|(at, _)| *at);
+        chosen.into_iter().map(|(at, _)| programs[at].program).collect()
+    }
+}
+
+/// Each pair on two CPUs of one cache, nobody else there.
+fn forecasts(
+    members: &[u32],
+    busiest: &BTreeMap<u32, &Profile>,
+    topology: &Topology,
+    predictor: &PredictorConfig,
+) -> Vec<Vec<Option<f64>>> {
+    let mut table = vec![vec![None; members.len()]; members.len()];
+    let shared = topology.last_level_domains().into_iter().find(|cpus| cpus.count() >= 2);
+    let Some(cpus) = shared else { return table };
+    let seats: Vec<CpuSet> = cpus.iter().take(2).map(|cpu| std::iter::once(cpu).collect()).collect();
+    for row in 0..members.len() {
+        for column in row + 1..members.len() {
+            let (Some(&one), Some(&other)) = (busiest.get(&members[row]), busiest.get(&members[column])) else {
+                continue;
+            };
+            let mut plan = Plan::idle(Window::Time { ns: 1 });
+            plan.allowed = [(TaskId(0), seats[0].clone()), (TaskId(1), seats[1].clone())].into();
+            let profiles: Profiles = [(TaskId(0), one.clone()), (TaskId(1), other.clone())].into();
+            let forecast = forecast_of(topology, &profiles, predictor, &plan);
+            let said = |task| Some(short(forecast.tasks.get(&TaskId(task))?.degradation?.value));
+            (table[row][column], table[column][row]) = (said(0), said(1));
+        }
+    }
+    table
+}
+
+/// With four significant digits: nobody reads more, and the page is smaller.
+pub fn short(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
+}

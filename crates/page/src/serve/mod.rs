@@ -1,0 +1,33 @@
+//! Servers on this host: few connections, none for long; and the page of a running daemon.
+
+pub mod crowd;
+pub mod page;
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use hyper::http::uri::Authority;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioTimer;
+
+/// For the head of a request.
+const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes and lines of a head; the least that the library can be told.
+const LONGEST_HEAD_BYTES: usize = 8192;
+const HEAD_LINES: usize = 64;
+
+/// A connection that reads one head of a few kilobytes within some seconds, answers, and ends.
+pub fn one_answer() -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_PATIENCE).keep_alive(false);
+    http.max_buf_size(LONGEST_HEAD_BYTES).max_headers(HEAD_LINES);
+    http
+}
+
+/// Is it a name that only this host has? A browser may be told by a foreign page to ask here, under that page's own name
+/// (DNS rebinding).
+pub fn is_this_host(host: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else { return false };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}

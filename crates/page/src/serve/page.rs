@@ -1,0 +1,438 @@
+//! The page of a running daemon: the same page as of a recording, fed by server-sent events.
+//!
+//! Problem: people want to look while the daemon must not wait for anybody, and a browser also shows pages of people who
+//! should not look. Method: the loop hands a copy of each turn to a thread that makes snapshots of it, and drops the turn
+//! where that thread is behind; a second thread serves them. Properties: viewers are few, and a slow one is let go; who
+//! has no token gets the empty page and nothing else; a foreign page can neither name this host (`Host`) nor ask from
+//! within (`Origin`, `Sec-Fetch-Site`); nothing can be changed from here.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use cachemate_core::{Profiles, Record, RunHeader};
+use http_body_util::{Either, Full};
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::header::{AUTHORIZATION, COOKIE, HOST, HeaderMap, HeaderValue, ORIGIN, SET_COOKIE};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, watch};
+
+use super::crowd::{Crowd, accepted, in_own_thread};
+use super::{is_this_host, one_answer};
+use crate::{CurveSnapshot, Live, MatrixSnapshot, POLICY_HEADER, Snapshot, Teller, content_policy, html, slim};
+
+/// Who may look at the same time.
+const VIEWERS: usize = 8;
+/// Connections at the same time; the oldest goes.
+const PLACES: usize = 32;
+/// No connection lasts longer: a browser comes back by itself.
+const PATIENCE: Duration = Duration::from_secs(3600);
+/// A viewer that takes nothing for so long is let go.
+const SLOWEST: Duration = Duration::from_secs(10);
+/// Without a window for so long a comment is sent, to find out who is gone.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// What is kept for those who come later, in windows and in bytes.
+const WINDOWS_KEPT: usize = 900;
+const BYTES_KEPT: usize = 8 << 20;
+/// Turns that wait for the page's thread; more are dropped.
+const TURNS_WAITING: usize = 4;
+
+/// Why the page cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[error("{address}: cannot show the page: {what}")]
+pub struct CannotServe {
+    address: String,
+    what: String,
+}
+
+/// Where the page is served, as the command line names it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PageAddress {
+    /// `127.0.0.1:PORT`, or the path of a socket.
+    pub address: String,
+    /// Without it everybody on this host may look; a socket is its owner's anyway.
+    pub token: bool,
+}
+
+/// The loop's end: takes turns, and never waits.
+pub struct Feed {
+    turns: SyncSender<(Record, Profiles, Live)>,
+    /// For people: where to look.
+    pub at: String,
+}
+
+impl Feed {
+    /// Hands over one turn; it is left out where the page is behind.
+    pub fn push(&self, record: &Record, profiles: &Profiles, live: impl FnOnce() -> Live) {
+        match self.turns.try_send((slim(record), profiles.clone(), live())) {
+            // A page that is gone or behind is not the loop's business.
+            Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
+        }
+    }
+}
+
+/// One window as it is sent, and what holds on after it.
+struct Kept {
+    window: u64,
+    event: Bytes,
+    curves: Vec<CurveSnapshot>,
+    matrix: Option<MatrixSnapshot>,
+    programs: Vec<u32>,
+}
+
+/// What viewers are told.
+#[derive(Default)]
+struct Board {
+    run: String,
+    head: Bytes,
+    windows: VecDeque<Kept>,
+    bytes: usize,
+    /// Curves and matrix from before the first window that is kept.
+    curves: BTreeMap<u32, CurveSnapshot>,
+    matrix: Option<MatrixSnapshot>,
+}
+
+impl Board {
+    fn push(&mut self, snapshot: Snapshot) -> serde_json::Result<()> {
+        let data = serde_json::to_string(&snapshot)?;
+        let event = Bytes::from(format!("id: {}:{}\nevent: window\ndata: {data}\n\n", self.run, snapshot.window));
+        self.bytes += event.len();
+        self.windows.push_back(Kept {
+            window: snapshot.window,
+            event,
+            programs: snapshot.programs.iter().map(|program| program.program).collect(),
+            curves: snapshot.curves,
+            matrix: snapshot.matrix,
+        });
+        while self.windows.len() > WINDOWS_KEPT || (self.bytes > BYTES_KEPT && self.windows.len() > 1) {
+            let Some(gone) = self.windows.pop_front() else { break };
+            self.bytes -= gone.event.len();
+            self.curves.extend(gone.curves.into_iter().map(|curve| (curve.program, curve)));
+            self.curves.retain(|program, _| gone.programs.contains(program));
+            self.matrix = gone.matrix.or(self.matrix.take());
+        }
+        Ok(())
+    }
+
+    /// What a viewer is told first, unless it saw windows of this run up to `seen`.
+    fn greeting(&self, seen: Option<u64>) -> serde_json::Result<Vec<Bytes>> {
+        let mut events = vec![self.head.clone()];
+        if seen.is_none() {
+            let so_far = serde_json::json!({
+                "window": self.windows.front().map_or(0, |first| first.window.saturating_sub(1)),
+                "curves": self.curves.values().collect::<Vec<_>>(),
+                "matrix": self.matrix,
+            });
+            events.push(Bytes::from(format!("event: so-far\ndata: {so_far}\n\n")));
+        }
+        events.extend(self.after(seen).1);
+        Ok(events)
+    }
+
+    /// Windows after `seen`, and the last one's number.
+    fn after(&self, seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
+        let new = self.windows.iter().filter(|kept| seen.is_none_or(|seen| kept.window > seen));
+        (self.windows.back().map(|kept| kept.window).or(seen), new.map(|kept| kept.event.clone()).collect())
+    }
+}
+
+/// All that requests are answered from.
+struct Server {
+    board: Mutex<Board>,
+    /// Raised with every window.
+    newest: watch::Sender<u64>,
+    page: Bytes,
+    policy: HeaderValue,
+    token: Option<String>,
+    cookie: String,
+    viewers: AtomicUsize,
+}
+
+impl Server {
+    fn board(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Serves the page, in threads of its own that end with the process.
+///
+/// # Errors
+/// The address is taken, not a loopback address, or the socket cannot be made.
+pub fn serve(at: &PageAddress, header: &RunHeader) -> Result<Feed, CannotServe> {
+    serve_at(at, header).map_err(|error| CannotServe { address: at.address.clone(), what: error.to_string() })
+}
+
+fn serve_at(place: &PageAddress, header: &RunHeader) -> io::Result<Feed> {
+    let is_path = place.address.contains('/');
+    let token = if place.token && !is_path { Some(random_text()?) } else { None };
+    let mut teller = Teller::new(header);
+    let run = random_text()?;
+    let mut head = teller.head("live");
+    head.run.clone_from(&run);
+    let head = Bytes::from(format!("event: head\ndata: {}\n\n", serde_json::to_string(&head)?));
+    let bound = if is_path { Bound::path(&place.address)? } else { Bound::address(&place.address)? };
+    let server = Arc::new(Server {
+        board: Mutex::new(Board { run, head, ..Board::default() }),
+        newest: watch::Sender::new(0),
+        page: Bytes::from(html(None)?),
+        policy: HeaderValue::from_str(&content_policy()).map_err(io::Error::other)?,
+        // Cookies are of a host, not of a port.
+        cookie: format!("cachemate-{}", bound.port()),
+        token: token.clone(),
+        viewers: AtomicUsize::new(0),
+    });
+    let at = match (&bound, &token) {
+        (Bound::Path(_), _) => format!("socket {}", place.address),
+        (Bound::Tcp(_, at), Some(token)) => format!("http://{at}/#token={token}"),
+        (Bound::Tcp(_, at), None) => format!("http://{at}/"),
+    };
+    let (turns, waiting) = sync_channel::<(Record, Profiles, Live)>(TURNS_WAITING);
+    let told = Arc::clone(&server);
+    std::thread::Builder::new().name("cachemate-page".into()).spawn(move || {
+        for (record, profiles, live) in waiting {
+            let window = record.seen.window;
+            let snapshot = teller.tell(&record, &profiles, Some(live));
+            // A number that JSON cannot hold: this window is left out.
+            if told.board().push(snapshot).is_ok() {
+                told.newest.send_replace(window + 1);
+            }
+        }
+    })?;
+    in_own_thread("cachemate-http", || bound.listen(server))?;
+    Ok(Feed { turns, at })
+}
+
+/// 128 bits that nobody guesses.
+fn random_text() -> io::Result<String> {
+    let mut bytes = [0u8; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+enum Bound {
+    Tcp(TcpListener, SocketAddr),
+    Path(std::os::unix::net::UnixListener),
+}
+
+impl Bound {
+    fn address(address: &str) -> io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        let at = listener.local_addr()?;
+        if !at.ip().is_loopback() {
+            let what = format!("found {}, expected a loopback address such as 127.0.0.1:9754, or a path", at.ip());
+            return Err(io::Error::other(what));
+        }
+        listener.set_nonblocking(true)?;
+        Ok(Bound::Tcp(listener, at))
+    }
+
+    /// A socket that only its owner may open; one that was left behind is replaced.
+    fn path(path: &str) -> io::Result<Self> {
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            return Err(io::Error::other("somebody answers there"));
+        }
+        let is_socket = |found: std::fs::Metadata| std::os::unix::fs::FileTypeExt::is_socket(&found.file_type());
+        if std::fs::symlink_metadata(path).is_ok_and(is_socket) {
+            std::fs::remove_file(path)?;
+        }
+        let listener = std::os::unix::net::UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        Ok(Bound::Path(listener))
+    }
+
+    fn port(&self) -> u16 {
+        match self {
+            Bound::Tcp(_, at) => at.port(),
+            Bound::Path(_) => 0,
+        }
+    }
+
+    /// The service; called within a runtime.
+    fn listen(self, server: Arc<Server>) -> io::Result<Pin<Box<dyn Future<Output = ()> + Send>>> {
+        let mut crowd = Crowd::new(PLACES, PATIENCE);
+        Ok(match self {
+            Bound::Tcp(listener, _) => {
+                let listener = tokio::net::TcpListener::from_std(listener)?;
+                Box::pin(async move {
+                    loop {
+                        let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
+                        crowd.serve(connection(stream, Arc::clone(&server)));
+                    }
+                })
+            }
+            Bound::Path(listener) => {
+                let listener = tokio::net::UnixListener::from_std(listener)?;
+                Box::pin(async move {
+                    loop {
+                        let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
+                        crowd.serve(connection(stream, Arc::clone(&server)));
+                    }
+                })
+            }
+        })
+    }
+}
+
+async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, server: Arc<Server>) {
+    let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &server))));
+    // A peer that says nothing sensible, or goes away, needs no more.
+    let _ = one_answer().serve_connection(TokioIo::new(stream), service).await;
+}
+
+type Answer = Response<Either<Full<Bytes>, Events>>;
+
+fn say(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Either::Left(Full::new(text.into())));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
+}
+
+fn refuse(status: StatusCode, text: &str) -> Answer {
+    say(status, "text/plain; charset=utf-8", format!("{text}\n"))
+}
+
+fn answer(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
+    let mut answer = routed(request, server);
+    let fixed = [
+        ("x-content-type-options", "nosniff"),
+        ("referrer-policy", "no-referrer"),
+        ("cache-control", "no-store"),
+        ("cross-origin-resource-policy", "same-origin"),
+        ("cross-origin-opener-policy", "same-origin"),
+        ("x-frame-options", "DENY"),
+    ];
+    for (name, value) in fixed {
+        answer.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    answer.headers_mut().insert(POLICY_HEADER, server.policy.clone());
+    answer
+}
+
+fn routed(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
+    let headers = request.headers();
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let Some(host) = text(HOST.as_str()).filter(|host| is_this_host(host)) else {
+        return refuse(StatusCode::MISDIRECTED_REQUEST, "Host: expected localhost or a loopback address");
+    };
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        return refuse(StatusCode::METHOD_NOT_ALLOWED, "the page can be read, by GET and HEAD");
+    }
+    match request.uri().path() {
+        "/" => return say(StatusCode::OK, "text/html; charset=utf-8", server.page.clone()),
+        "/events" | "/enter" => {}
+        _ => return refuse(StatusCode::NOT_FOUND, "nothing is here; the page is at /"),
+    }
+    let own = headers.get(ORIGIN).is_none_or(|origin| origin.as_bytes() == format!("http://{host}").as_bytes());
+    let from_within = text("sec-fetch-site").is_none_or(|site| matches!(site, "same-origin" | "none"));
+    if !own || !from_within {
+        return refuse(StatusCode::FORBIDDEN, "asked from another page");
+    }
+    if !may_look(headers, server) {
+        return refuse(StatusCode::UNAUTHORIZED, "expected the token that was printed at the start");
+    }
+    if request.uri().path() == "/events" {
+        let id = text("last-event-id").map(str::to_string);
+        return events(server, id.as_deref());
+    }
+    let mut entered = say(StatusCode::OK, "text/plain; charset=utf-8", "look\n");
+    if let Some(token) = &server.token {
+        let cookie = format!("{}={token}; Path=/; HttpOnly; SameSite=Strict", server.cookie);
+        // Hexadecimal digits and a port: no sign that a header cannot hold.
+        entered.headers_mut().extend(HeaderValue::from_str(&cookie).ok().map(|value| (SET_COOKIE, value)));
+    }
+    entered
+}
+
+/// By the token itself, or by the cookie that was given for it.
+fn may_look(headers: &HeaderMap, server: &Server) -> bool {
+    let Some(token) = &server.token else { return true };
+    let given = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let cookies = headers.get_all(COOKIE).into_iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b';'));
+    let named = format!("{}=", server.cookie);
+    let mut cookies = cookies.filter_map(|cookie| cookie.trim_ascii().strip_prefix(named.as_bytes()));
+    given.is_some_and(|given| same(given, token.as_bytes())) || cookies.any(|given| same(given, token.as_bytes()))
+}
+
+/// Takes as long wherever they differ.
+fn same(given: &[u8], token: &[u8]) -> bool {
+    given.len() == token.len() && given.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+}
+
+/// A stream of events as an answer's body; who looks has a seat as long as it lasts.
+struct Events {
+    events: mpsc::Receiver<Bytes>,
+    server: Arc<Server>,
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.server.viewers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Body for Events {
+    type Data = Bytes;
+    type Error = Infallible;
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.events.poll_recv(context).map(|event| event.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
+
+fn events(server: &Arc<Server>, last_id: Option<&str>) -> Answer {
+    if server.viewers.fetch_add(1, Ordering::Relaxed) >= VIEWERS {
+        server.viewers.fetch_sub(1, Ordering::Relaxed);
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, "as many look as may");
+    }
+    let (send, receive) = mpsc::channel(4);
+    let seat = Events { events: receive, server: Arc::clone(server) };
+    let seen = last_id.and_then(|id| id.split_once(':')).filter(|(run, _)| *run == server.board().run);
+    let seen = seen.and_then(|(_, window)| window.parse().ok());
+    tokio::spawn(tell(Arc::clone(server), send, seen));
+    let mut answer = Response::new(Either::Right(seat));
+    let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
+    answer.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
+    answer
+}
+
+/// Tells one viewer everything, until it is gone or too slow.
+async fn tell(server: Arc<Server>, send: mpsc::Sender<Bytes>, mut seen: Option<u64>) {
+    let mut newest = server.newest.subscribe();
+    newest.mark_unchanged();
+    let (mut events, last) = {
+        let board = server.board();
+        let Ok(greeting) = board.greeting(seen) else { return };
+        (greeting, board.after(seen).0)
+    };
+    seen = last;
+    loop {
+        for event in events.drain(..) {
+            if !matches!(tokio::time::timeout(SLOWEST, send.send(event)).await, Ok(Ok(()))) {
+                return;
+            }
+        }
+        match tokio::time::timeout(HEARTBEAT, newest.changed()).await {
+            Ok(Ok(())) => (seen, events) = server.board().after(seen),
+            Ok(Err(_)) => return,
+            Err(_) => events = vec![Bytes::from_static(b":\n\n")],
+        }
+    }
+}

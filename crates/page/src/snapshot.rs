@@ -1,0 +1,329 @@
+//! The page's one JSON shape: a head, and one snapshot per window.
+//!
+//! Absent values are left out, never zero. Texts are printable; the page puts them into text nodes. `curves` and `matrix`
+//! stand only in snapshots in which they changed: between these they are as before.
+
+use serde::Serialize;
+
+/// What does not change during a run.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Head {
+    /// Of the shape; the page refuses others.
+    pub shape: u32,
+    /// Of the program that made it.
+    pub version: String,
+    /// Where the run comes from: `live`, or the recording's name.
+    pub source: String,
+    /// Tells one run from another of the same source.
+    pub run: String,
+    /// Who decides.
+    pub policy: String,
+    /// The policy's parameters, as given.
+    pub parameters: String,
+    /// Is a decision taken back that made programs slower?
+    pub guarded: bool,
+    /// Number of CPUs that are online.
+    pub cpus: u32,
+    /// The contended caches.
+    pub caches: Vec<CacheHead>,
+    /// What the machine itself knows of the run; only simulated machines tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub truth: Option<Truth>,
+    /// Why the recording has no proper end, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cut_off: Option<String>,
+}
+
+/// The version of the shape.
+pub const SHAPE: u32 = 1;
+
+/// One contended cache.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct CacheHead {
+    /// Index within the machine.
+    pub cache: u32,
+    /// Such as `L3`.
+    pub level: String,
+    /// Such as `0-3,8`.
+    pub cpus: String,
+    /// Of one instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// Associativity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ways: Option<u32>,
+    /// Page colors that divide it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub colors: Option<u32>,
+}
+
+/// A simulated machine's own account of the whole run.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct Truth {
+    /// Where it was read.
+    pub source: String,
+    /// For each program that ran.
+    pub programs: Vec<TrueProgram>,
+    /// Lines that the first program evicted of the second, in the contended caches.
+    pub evicted: Vec<(u32, u32, u64)>,
+}
+
+/// What a program really did.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct TrueProgram {
+    /// As in [`ProgramSnapshot::program`].
+    pub program: u32,
+    /// Over the measured part of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instr_per_cycle: Option<f64>,
+    /// Of the contended cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub misses_per_kilo_instr: Option<f64>,
+    /// Share of those misses on lines that others evicted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by_others_share: Option<f64>,
+}
+
+/// One window.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct Snapshot {
+    /// Its number.
+    pub window: u64,
+    /// Its end, from the run's first window on.
+    pub at_s: f64,
+    /// Its length.
+    pub lasted_s: f64,
+    /// Those present, in order of arrival.
+    pub programs: Vec<ProgramSnapshot>,
+    /// Of the contended caches, where something was counted or forecast.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub caches: Vec<CacheSnapshot>,
+    /// Reasons that were not given in the window before.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub decisions: Vec<DecisionSnapshot>,
+    /// The plan gives other places, turns or parts than the one before.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub plan_changed: bool,
+    /// Turns in force.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gangs: Vec<GangSnapshot>,
+    /// Parts of caches in force.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<ShareSnapshot>,
+    /// Answers of probes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub probes: Vec<ProbeSnapshot>,
+    /// Time that changes of the window cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changes_s: Option<f64>,
+    /// What the host refused, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<String>,
+    /// What somebody else changed, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub overridden: Vec<String>,
+    /// What is under way, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pending: Vec<String>,
+    /// What the restore journal holds; absent in recordings, which do not have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub journal: Option<Vec<JournalLine>>,
+    /// Of the daemon itself; absent in recordings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub daemon: Option<DaemonSnapshot>,
+    /// Curves that are new or other than before.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub curves: Vec<CurveSnapshot>,
+    /// Who hurts whom, where it changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub matrix: Option<MatrixSnapshot>,
+}
+
+/// One process, all its threads together.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct ProgramSnapshot {
+    /// The process within the run; not the kernel's id.
+    pub program: u32,
+    /// Printable.
+    pub name: String,
+    /// The kernel's id, where the daemon tells it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// Number of its threads.
+    pub threads: u32,
+    /// Observed, never moved.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub fixed: bool,
+    /// Pairs: a cache, and how many threads ran mostly on its CPUs. Threads that did not run are in none.
+    pub places: Vec<(u32, u32)>,
+    /// CPUs of processor time per time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_share: Option<f64>,
+    /// Work per second, of `speed_of`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speed_per_s: Option<f64>,
+    /// What was counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speed_of: Option<&'static str>,
+    /// While on processor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instr_per_cycle: Option<f64>,
+    /// Of the contended cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub misses_per_kilo_instr: Option<f64>,
+    /// Run time over run time alone, minus one, by what was measured; mean over threads, weighted by time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowdown: Option<f64>,
+    /// The same as the reference predictor expects it under the plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forecast_slowdown: Option<Range>,
+    /// Share of a probe's lines that it evicts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub intensity: Option<f64>,
+    /// Slowdown beside a full stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sensitivity: Option<f64>,
+    /// CPUs that the plan in force allows it, where it names any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allowed: Option<String>,
+    /// What the operator allows it to lose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub degradation_at_most: Option<f64>,
+}
+
+/// A value and the ends of its interval.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Range {
+    /// In the unit of the field.
+    pub value: f64,
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+/// Misses over references of one cache.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct CacheSnapshot {
+    /// As in [`CacheHead::cache`].
+    pub cache: u32,
+    /// As counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub miss_ratio: Option<f64>,
+    /// As forecast in this window for the next.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forecast_miss_ratio: Option<f64>,
+}
+
+/// One reason in words, as `explain` gives it.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct DecisionSnapshot {
+    /// Such as `rolled-back`.
+    pub kind: &'static str,
+    /// Whom it names.
+    pub programs: Vec<u32>,
+    /// Printable.
+    pub words: String,
+    /// What it rests on; names end in their units.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub numbers: Vec<(String, f64)>,
+}
+
+/// Programs that take turns on some CPUs.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct GangSnapshot {
+    /// Such as `0-3`.
+    pub cpus: String,
+    /// Of one slice.
+    pub slice_s: f64,
+    /// Programs of each gang, in the order of their turns.
+    pub turns: Vec<Vec<u32>>,
+}
+
+/// A part of a cache.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ShareSnapshot {
+    /// Number of the group.
+    pub group: u32,
+    /// Of which cache; of all of its level where the unit is colors.
+    pub cache: u32,
+    /// `ways` or `colors`.
+    pub unit: &'static str,
+    /// Indices of the units, such as `0-3`.
+    pub held: String,
+    /// How many units there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub of: Option<u32>,
+    /// Its members.
+    pub programs: Vec<u32>,
+    /// Measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub occupancy_bytes: Option<u64>,
+    /// Share of the members' pages that are in allowed colors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pages_inside: Option<f64>,
+}
+
+/// One answer of a probe.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ProbeSnapshot {
+    /// In words.
+    pub what: &'static str,
+    /// Processor time.
+    pub cost_s: f64,
+    /// Whom it was about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub program: Option<u32>,
+}
+
+/// One original in the restore journal.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct JournalLine {
+    /// Such as `affinity of gzip(1234)`.
+    pub what: String,
+    /// What will be put back.
+    pub original: String,
+}
+
+/// What the daemon says of itself.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct DaemonSnapshot {
+    /// False = observing only.
+    pub acts: bool,
+    /// Its process.
+    pub pid: u32,
+    /// Of the ladder of evidence.
+    pub level: u32,
+    /// Of one CPU, since the start.
+    pub cpu_share: f64,
+    /// Why the last reload did not take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config_error: Option<String>,
+}
+
+/// Misses by cache size of one program.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct CurveSnapshot {
+    /// As in [`ProgramSnapshot::program`].
+    pub program: u32,
+    /// Such as `L3`.
+    pub level: String,
+    /// Who measured it.
+    pub source: String,
+    /// Bytes, misses per thousand instructions, lower and upper end.
+    pub points: Vec<(u64, f64, f64, f64)>,
+}
+
+/// What the row's program loses beside the column's: as forecast for the two alone on one cache, and as measured in the
+/// windows in which both ran on one cache, whoever else did.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct MatrixSnapshot {
+    /// In the order of rows and columns.
+    pub programs: Vec<u32>,
+    /// As the reference predictor expects it.
+    pub forecast: Vec<Vec<Option<f64>>>,
+    /// Mean over the windows so far.
+    pub measured: Vec<Vec<Option<f64>>>,
+    /// Windows that the mean is over.
+    pub windows: Vec<Vec<u32>>,
+}

@@ -1,0 +1,225 @@
+use std::collections::BTreeSet;
+
+use cachemate_core::test_kit::{last_level_caches, observation};
+use cachemate_core::{
+    Applied, CacheId, Capabilities, Contention, Counts, CpuId, Decision, Event, Fact, FactSource, Forecast, Level,
+    PipelineConfig, Plan, PolicyConfig, PredictorConfig, ProcessId, Profile, Profiles, Rates, Reading, Reason,
+    ReasonKind, Record, RunHeader, TaskId, Window,
+};
+use cachemate_trace::{RunLogReader, RunLogWriter};
+
+use crate::file::MODULES;
+use crate::{Run, Snapshot, Teller, content_policy, html, reason_words, recording};
+
+fn header() -> RunHeader {
+    RunHeader {
+        format: 2,
+        topology: last_level_caches(2, 2, Level::L3, 1 << 20),
+        capabilities: Capabilities {
+            abilities: Default::default(),
+            partitions: Vec::new(),
+            shortest_window_ns: 1,
+            shortest_slice_ns: None,
+        },
+        pipeline: PipelineConfig {
+            policy: PolicyConfig { name: "default".into(), parameters: String::new(), seed: 0 },
+            guard: None,
+            profilers: Vec::new(),
+            predictor: PredictorConfig { miss_penalty_cycles: 100.0, miss_penalty_from: "a test".into() },
+            first_window: Window::Time { ns: 1 },
+        },
+    }
+}
+
+/// Task `t` ran on CPU `cpus[t]` at one instruction a cycle.
+fn record(window: u64, cpus: &[u32]) -> Record {
+    let mut seen = observation(window, cpus.len() as u32);
+    for (task, &cpu) in seen.tasks.iter_mut().zip(cpus) {
+        task.name = format!("p{}", task.task.0);
+        task.on_cpu_ns = vec![(CpuId(cpu), 500_000_000)];
+        let reading = |event| Reading { event, count: 1_000_000, counted_share: 1.0 };
+        task.counts = Counts(vec![reading(Event::Instructions), reading(Event::Cycles)]);
+    }
+    Record {
+        seen,
+        decision: Decision { plan: Plan::idle(Window::Time { ns: 1 }), why: Vec::new() },
+        forecast: Forecast::default(),
+        applied: Applied::default(),
+        last_forecast_missed_instr_per_cycle: Vec::new(),
+    }
+}
+
+fn solo(instr_per_cycle: f64) -> Profile {
+    let fact = Fact::new(instr_per_cycle, FactSource::Counters, 0);
+    Profile::default().with_rates(Rates { solo_instr_per_cycle: Some(fact), ..Rates::default() })
+}
+
+/// Does a program stand where it ran, with its slowdown by what is known of it alone, and without where nothing is?
+#[test]
+fn a_program_stands_where_it_ran() {
+    let profiles: Profiles = [(TaskId(0), solo(2.0)), (TaskId(1), Profile::default())].into();
+    let told = Teller::new(&header()).tell(&record(0, &[1, 2]), &profiles, None);
+    assert_eq!(told.programs[0].places, [(0, 1)]);
+    assert_eq!(told.programs[1].places, [(1, 1)]);
+    assert_eq!(told.programs[0].slowdown, Some(1.0), "half as fast as alone");
+    assert_eq!(told.programs[1].slowdown, None);
+    assert_eq!(told.programs[0].speed_per_s, Some(1e6));
+    assert_eq!(told.programs[0].intensity, None);
+}
+
+/// Are threads of one process one program, and is its time theirs together?
+#[test]
+fn threads_are_told_together() {
+    let mut record = record(0, &[0, 1, 2]);
+    record.seen.tasks.iter_mut().for_each(|task| task.process = ProcessId(7));
+    let told = Teller::new(&header()).tell(&record, &Profiles::new(), None);
+    assert_eq!(told.programs.len(), 1);
+    assert_eq!((told.programs[0].threads, told.programs[0].cpu_share), (3, Some(1.5)));
+    assert_eq!(told.programs[0].places, [(0, 2), (1, 1)]);
+}
+
+/// Is what was measured beside another one counted only in windows in which both ran on one cache?
+#[test]
+fn the_measured_matrix_counts_windows_together() {
+    let profiles: Profiles = (0..3).map(|task| (TaskId(task), solo(2.0))).collect();
+    let mut teller = Teller::new(&header());
+    let told: Vec<Snapshot> = [[0, 1, 2], [0, 1, 2], [0, 2, 1]]
+        .iter()
+        .enumerate()
+        .map(|(window, cpus)| teller.tell(&record(window as u64, cpus), &profiles, None))
+        .collect();
+    let matrix = told[2].matrix.as_ref().unwrap();
+    assert_eq!(matrix.programs, [0, 1, 2]);
+    assert_eq!(matrix.windows, [[0, 2, 1], [2, 0, 0], [1, 0, 0]]);
+    assert_eq!(matrix.measured[0], [None, Some(1.0), Some(1.0)]);
+    assert_eq!(matrix.forecast[0], [None; 3], "without curves nothing is forecast");
+}
+
+/// Does the forecast matrix say more of two programs that do not fit together than of two that do?
+#[test]
+fn the_forecast_matrix_follows_the_curves() {
+    let curve = |half: f64| {
+        vec![(1 << 19, cachemate_core::Estimate::exact(half)), (1 << 20, cachemate_core::Estimate::exact(1.0))]
+    };
+    let with = |half| solo(1.0).with_misses(Level::L3, curve(half), FactSource::ExactTrace);
+    let profiles: Profiles = [(TaskId(0), with(20.0)), (TaskId(1), with(20.0)), (TaskId(2), with(1.0))].into();
+    let told = Teller::new(&header()).tell(&record(0, &[0, 1, 2]), &profiles, None);
+    let forecast = told.matrix.unwrap().forecast;
+    assert!(forecast[0][1] > forecast[0][2] && forecast[2][0] == Some(0.0), "{forecast:?}");
+    assert_eq!(told.curves.len(), 3, "all are new");
+}
+
+/// Is a decision told once, until another one was given?
+#[test]
+fn a_decision_is_told_once() {
+    let mut teller = Teller::new(&header());
+    let mut with = |window, text: &str| {
+        let mut record = record(window, &[0]);
+        let reason =
+            Reason { kind: ReasonKind::RolledBack, text: text.into(), tasks: vec![TaskId(0)], ..Reason::default() };
+        record.decision.why = vec![reason];
+        teller.tell(&record, &Profiles::new(), None).decisions
+    };
+    let first = with(0, "{0} goes back");
+    assert_eq!(
+        (first[0].words.as_str(), first[0].kind, first[0].programs.as_slice()),
+        ("p0 #0 goes back", "rolled-back", &[0][..])
+    );
+    assert!(with(1, "{0} goes back").is_empty());
+    assert_eq!(with(2, "{0} stays").len(), 1);
+}
+
+/// Is a name that looks like a place in the text left as it is?
+#[test]
+fn names_in_reasons_are_not_read_again() {
+    let reason =
+        Reason { text: "{0} beside {1}, {9} and {x}".into(), tasks: vec![TaskId(0), TaskId(1)], ..Reason::default() };
+    let names = ["{1}", "b"];
+    let words = reason_words(&reason, |task| names.get(task.0 as usize).map(|name| name.to_string()));
+    assert_eq!(words, "{1} beside b, {9} and {x}");
+}
+
+/// Can what a recording holds end the element that it stands in, or begin another?
+#[test]
+fn a_recording_cannot_leave_its_element() {
+    let mut record = record(0, &[0]);
+    record.seen.tasks[0].name = "</script><script>alert(1)</script><!--".into();
+    let mut teller = Teller::new(&header());
+    let snapshots = vec![teller.tell(&record, &Profiles::new(), None)];
+    let page = html(Some(&Run { head: teller.head("<b>x"), snapshots })).unwrap();
+    assert!(!page.contains("alert(1)</script>") && !page.contains("<b>x"));
+    assert!(page.contains(r"\u003c/script>\u003cscript>alert(1)"));
+}
+
+/// Is the page below 200 KB, free of anything that would be loaded, and its scripts those of its policy?
+#[test]
+fn the_page_is_small_and_loads_nothing() {
+    let page = html(None).unwrap();
+    assert!(page.len() < 200_000, "{} bytes", page.len());
+    let own: String = MODULES.iter().map(|(_, text)| *text).collect();
+    for word in ["innerHTML", "insertAdjacentHTML", "document.write", "eval(", "http:", "https:"] {
+        assert!(!own.replace("http://www.w3.org/2000/svg", "").contains(word), "{word}");
+    }
+    assert!(!page.contains("src=") && !page.contains("@import") && !page.contains("url("));
+    let policy = content_policy();
+    assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    assert_eq!(policy.matches("'sha256-").count(), 3);
+}
+
+/// Do the modules define no name twice, and import only what another one exports?
+#[test]
+fn modules_fit_into_one_script() {
+    let (mut defined, mut exported) = (BTreeSet::new(), BTreeSet::new());
+    for (name, text) in MODULES {
+        for line in text.lines() {
+            let code = line.strip_prefix("export ").unwrap_or(line);
+            let code = code.strip_prefix("async ").unwrap_or(code);
+            let word = ["function ", "class ", "const ", "let "].iter().find_map(|kind| code.strip_prefix(kind));
+            if let Some(word) = word.and_then(|rest| rest.split([' ', '(', ';', '=']).next()) {
+                assert!(defined.insert(word), "{name}: {word} a second time");
+                if line.starts_with("export ") {
+                    exported.insert(word);
+                }
+            }
+            if let Some(list) = line.strip_prefix("import {").and_then(|rest| rest.split('}').next()) {
+                for word in list.split(',').map(str::trim) {
+                    assert!(exported.contains(word), "{name}: {word} is not exported before");
+                }
+            }
+            assert!(!line.starts_with("import ") || line.starts_with("import {"), "{name}: {line}");
+        }
+    }
+}
+
+/// Is what was not measured left out of the JSON, and never a zero?
+#[test]
+fn absent_is_left_out() {
+    let mut record = record(0, &[0]);
+    record.seen.tasks[0].counts = Counts::default();
+    let profile = Profile { contention: Contention::default(), ..Profile::default() };
+    let told = Teller::new(&header()).tell(&record, &[(TaskId(0), profile)].into(), None);
+    let text = serde_json::to_string(&told).unwrap();
+    for word in ["slowdown", "instr_per_cycle", "misses", "speed", "intensity", "journal", "null"] {
+        assert!(!text.contains(word), "{word} in {text}");
+    }
+    assert!(Teller::new(&header()).head("x").caches.iter().all(|cache| CacheId(cache.cache).0 < 2));
+}
+
+/// Is a recording told window by window to its end, and one that breaks off until there, with the place?
+#[test]
+fn a_recording_is_told_as_far_as_it_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.jsonl");
+    let mut log = RunLogWriter::create(&path, false, &header()).unwrap();
+    (0..3).for_each(|window| log.push(&record(window, &[0, 2])).unwrap());
+    log.finish().unwrap();
+    let whole = recording(RunLogReader::open(&path).unwrap(), "run.jsonl").unwrap();
+    assert_eq!((whole.snapshots.len(), &whole.head.cut_off), (3, &None));
+    assert_eq!(whole.snapshots[2].programs[1].places, [(1, 1)]);
+    assert_eq!((whole.head.source.as_str(), whole.head.caches.len()), ("run.jsonl", 2));
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, &text[..text.len() - 40]).unwrap();
+    let cut = recording(RunLogReader::open(&path).unwrap(), "run.jsonl").unwrap();
+    assert_eq!(cut.snapshots.len(), 2);
+    assert!(cut.head.cut_off.unwrap().contains("line 4"));
+}

@@ -1,0 +1,279 @@
+//! The page of a recording in a real browser.
+
+mod common;
+#[path = "../../linux/src/not_shown.rs"]
+mod not_shown;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cachemate_page::{
+    CacheHead, CurveSnapshot, DecisionSnapshot, Head, MatrixSnapshot, ProbeSnapshot, ProgramSnapshot, Range, Run,
+    SHAPE, ShareSnapshot, Snapshot, html,
+};
+use common::Browser;
+use serde_json::json;
+
+/// One browser at a time: others measure time.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn browser(what: &str) -> Option<(Browser, MutexGuard<'static, ()>)> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let browser = Browser::start();
+    if browser.is_none() {
+        not_shown::not_shown(what, "no Chromium");
+    }
+    Some((browser?, turn))
+}
+
+const NAMES: [&str; 8] = ["gzip", "mcf", "libquantum", "povray", "postgres", "redis-server", "clang", "stream"];
+
+/// So many programs on so many caches; each tenth window moves some of them, and every number changes in every window.
+fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -> Run {
+    let cache = |cache| CacheHead {
+        cache,
+        level: "L3".into(),
+        cpus: format!("{}-{}", 8 * cache, 8 * cache + 7),
+        size_bytes: Some(32 << 20),
+        ways: Some(16),
+        colors: None,
+    };
+    let head = Head {
+        shape: SHAPE,
+        version: "1".into(),
+        source: "run.jsonl".into(),
+        run: String::new(),
+        policy: "auto".into(),
+        parameters: String::new(),
+        guarded: true,
+        cpus: 8 * caches,
+        caches: (0..caches).map(cache).collect(),
+        truth: None,
+        cut_off: None,
+    };
+    let mut state = 1u64;
+    let mut draw = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f64 / (1u64 << 24) as f64
+    };
+    let mut places: Vec<u32> = (0..programs).map(|program| program % caches).collect();
+    let snapshots = (0..windows).map(|window| {
+        let mut decisions = Vec::new();
+        if window % 10 == 5 {
+            for _ in 0..1 + programs / 20 {
+                let program = ((draw() * f64::from(programs)) as u32).min(programs - 1);
+                places[program as usize] = (places[program as usize] + 1) % caches;
+                decisions.push(DecisionSnapshot {
+                    kind: if window % 20 == 5 { "plain" } else { "rolled-back" },
+                    programs: vec![program],
+                    words: format!("{} goes to cache {}", name(program), places[program as usize]),
+                    numbers: vec![("gain_share".into(), 0.12)],
+                });
+            }
+        }
+        let told = (0..programs).map(|program| {
+            let slowdown = 0.4 * f64::from(program * 7 % 5) / 5.0 + 0.05 * draw();
+            ProgramSnapshot {
+                program,
+                name: name(program),
+                threads: 1 + program % 3,
+                places: vec![(places[program as usize], 1 + program % 3)],
+                cpu_share: Some(draw()),
+                speed_per_s: Some(1e9 * draw()),
+                speed_of: Some("instructions"),
+                instr_per_cycle: Some(draw()),
+                slowdown: Some(slowdown),
+                forecast_slowdown: Some(Range { value: 1.1 * slowdown, low: slowdown, high: 1.4 * slowdown }),
+                ..ProgramSnapshot::default()
+            }
+        });
+        let told: Vec<_> = told.collect();
+        let members = programs.min(16) as usize;
+        let mut table = || (0..members).map(|_| (0..members).map(|_| Some(0.4 * draw())).collect()).collect();
+        let matrix = MatrixSnapshot {
+            programs: (0..members as u32).collect(),
+            forecast: table(),
+            measured: table(),
+            windows: vec![vec![3; members]; members],
+        };
+        let curve = |program| CurveSnapshot {
+            program,
+            level: "L3".into(),
+            source: "stall-counters".into(),
+            points: (1..=32).map(|at| (at << 20, 20.0 / at as f64, 18.0 / at as f64, 23.0 / at as f64)).collect(),
+        };
+        let share = |group: u32, held: &str| ShareSnapshot {
+            group,
+            cache: 0,
+            unit: "ways",
+            held: held.into(),
+            of: Some(16),
+            programs: vec![group],
+            occupancy_bytes: Some(7 << 20),
+            pages_inside: None,
+        };
+        Snapshot {
+            window,
+            at_s: window as f64 + 1.0,
+            lasted_s: 1.0,
+            plan_changed: !decisions.is_empty(),
+            decisions,
+            programs: told,
+            shares: vec![share(0, "0-3"), share(1, "4-15")],
+            probes: vec![ProbeSnapshot { what: "evicted lines", cost_s: 0.02, program: Some(1) }],
+            refused: if window % 9 == 8 { vec!["CPUs of mcf: no permission".into()] } else { Vec::new() },
+            curves: if window == 0 { (0..programs).map(curve).collect() } else { Vec::new() },
+            matrix: (window % 8 == 0).then_some(matrix),
+            ..Snapshot::default()
+        }
+    });
+    Run { snapshots: snapshots.collect(), head }
+}
+
+fn plain_name(program: u32) -> String {
+    NAMES[program as usize % NAMES.len()].to_string()
+}
+
+fn open(browser: &mut Browser, run: &Run) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("page.html");
+    std::fs::write(&file, html(Some(run)).unwrap()).unwrap();
+    browser.open(&format!("file://{}", file.display()));
+    browser.until("window.cachemate && cachemate.store.windows.length");
+    folder
+}
+
+/// Wide and narrow, light and dark: does nothing stand out beyond the window, has every control a name, and does every
+/// program stand in its box?
+#[test]
+fn the_page_fits_and_everything_has_a_name() {
+    let Some((mut browser, _turn)) = browser("the page's layout") else { return };
+    let _folder = open(&mut browser, &run(8, 2, 40, plain_name));
+    browser.eval("cachemate.show(30); cachemate.choose(2)");
+    let mut papers = Vec::new();
+    for (width, scheme) in [(1200, "light"), (1200, "dark"), (390, "light"), (320, "dark")] {
+        browser.look(width, 900, scheme);
+        browser.until("document.querySelectorAll('#detail canvas').length === 3");
+        browser.picture(&format!("page-{width}-{scheme}.png"));
+        let wide = browser.eval("document.documentElement.scrollWidth");
+        assert!(wide.as_u64() <= Some(u64::from(width)), "{width} {scheme}: {wide}");
+        papers.push(browser.eval("getComputedStyle(document.body).backgroundColor"));
+    }
+    assert_ne!(papers[0], papers[1], "light and dark differ");
+    let inside = "[...document.querySelectorAll('.chip')].every((chip) => { const a = chip.getBoundingClientRect(), \
+                  b = chip.closest('.box').getBoundingClientRect(); return a.left >= b.left && a.right <= b.right && a.bottom <= b.bottom; })";
+    assert_eq!(browser.eval(inside), json!(true));
+    assert_eq!(browser.eval("document.querySelectorAll('.chip').length"), json!(8));
+    let tree = browser.call("Accessibility.getFullAXTree", json!({}));
+    let controls = tree["nodes"].as_array().unwrap().iter().filter(|node| {
+        let role = node["role"]["value"].as_str().unwrap_or_default();
+        ["button", "slider", "textbox"].contains(&role) && node["ignored"] != json!(true)
+    });
+    let names: Vec<String> =
+        controls.map(|node| node["name"]["value"].as_str().unwrap_or_default().to_string()).collect();
+    assert!(names.len() > 12 && names.iter().all(|name| !name.is_empty()), "{names:?}");
+    assert!(names.iter().any(|name| name.contains("libquantum, 3 threads, in cache")), "{names:?}");
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
+/// Does a recording play, step and jump, by mouse and by keys, and show at every place what was there then?
+#[test]
+fn a_recording_plays_back() {
+    let Some((mut browser, _turn)) = browser("playback") else { return };
+    let told = run(4, 2, 40, plain_name);
+    let _folder = open(&mut browser, &told);
+    assert_eq!(browser.eval("document.getElementById('clock').textContent"), json!("window 0, 1 s"));
+    browser.press("ArrowRight");
+    browser.press("ArrowRight");
+    browser.until("document.getElementById('clock').textContent.startsWith('window 2,')");
+    browser.press("End");
+    browser.until("document.getElementById('slider').value === '39'");
+    for (at, snapshot) in told.snapshots.iter().enumerate().step_by(7) {
+        browser.eval(&format!("(() => {{ const s = document.getElementById('slider'); s.value = {at}; s.dispatchEvent(new Event('input')); }})()"));
+        let places = browser.eval(
+            "[...document.querySelectorAll('.chip')].map((chip) => [Number(chip.dataset.program), Number(chip.closest('.box').querySelector('b').textContent.split(' ')[1])]).sort((a, b) => a[0] - b[0])",
+        );
+        let expected: Vec<(u32, u32)> = snapshot.programs.iter().map(|p| (p.program, p.places[0].0)).collect();
+        assert_eq!(places, json!(expected), "window {at}");
+    }
+    assert_eq!(browser.eval("document.querySelectorAll('.mark').length"), json!(4));
+    browser.eval("document.querySelector('.mark').click()");
+    let said =
+        browser.eval("document.getElementById('said').open && document.getElementById('said-words').textContent");
+    assert_eq!(said, json!(told.snapshots[5].decisions[0].words));
+    browser.press("Escape");
+    browser.until("!document.getElementById('said').open");
+    browser.eval("cachemate.show(0)");
+    browser.press(" ");
+    browser.until("cachemate.at >= 2");
+    browser.press(" ");
+    browser.until("cachemate.timer === null");
+    browser.eval("document.querySelector('.chip').focus()");
+    browser.press("ArrowRight");
+    assert_eq!(browser.eval("document.activeElement === document.querySelectorAll('.chip')[1]"), json!(true));
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
+/// Is a program that is called like markup, a script or the end of one shown by that name, and nothing done?
+#[test]
+fn names_are_text() {
+    let Some((mut browser, _turn)) = browser("hostile names") else { return };
+    let hostile = [
+        "<img src=x onerror=\"window.hacked=1\">",
+        "</script><script>window.hacked=1</script>",
+        "javascript:window.hacked=1",
+        "\" onclick=\"window.hacked=1",
+        "<svg onload=window.hacked=1>",
+        "'-alert(1)-'${window.hacked=1}",
+    ];
+    let _folder = open(&mut browser, &run(6, 2, 20, |program| hostile[program as usize].to_string()));
+    for at in 0..6 {
+        browser.eval(&format!("cachemate.show(null); cachemate.choose({at}); document.querySelectorAll('.mark').forEach((mark) => mark.click()); document.getElementById('said').close()"));
+    }
+    let shown = browser.eval("document.body.textContent");
+    for name in hostile {
+        assert!(shown.as_str().unwrap().contains(name), "{name}");
+    }
+    assert_eq!(
+        browser.eval("window.hacked === undefined && document.querySelectorAll('img, main script').length === 0"),
+        json!(true)
+    );
+    assert_eq!(browser.complaints, Vec::<String>::new(), "the content policy had nothing to keep out");
+    browser.eval("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked=1\">')");
+    browser.until("document.images[0].complete");
+    assert_eq!(browser.eval("window.hacked === undefined"), json!(true), "and it would keep it out");
+    assert!(!browser.complaints.is_empty());
+}
+
+/// With 200 programs on 16 caches, all of whose numbers change: does an update cost less than drawing the boxes anew?
+/// Counted is the processor time of the page's main thread: script, style and layout, which each update forces. Painting
+/// is elsewhere and later.
+#[test]
+fn an_update_is_cheaper_than_drawing_anew() {
+    let Some((mut browser, _turn)) = browser("the cost of an update") else { return };
+    let _folder = open(&mut browser, &run(200, 16, 120, plain_name));
+    browser.look(1400, 900, "light");
+    browser.eval(
+        "(() => { const page = cachemate; window.told = page.store.windows.slice(); page.head({ ...page.store.head, run: 'again' });
+         page.choose(3); told.slice(0, 20).forEach((one) => page.window(one)); })()",
+    );
+    let thread_ms = |browser: &mut Browser| {
+        let metrics = browser.call("Performance.getMetrics", json!({}));
+        let time = metrics["metrics"].as_array().unwrap().iter().find(|metric| metric["name"] == "ThreadTime");
+        1000.0 * time.unwrap()["value"].as_f64().unwrap()
+    };
+    let start = thread_ms(&mut browser);
+    browser.eval("told.slice(20).forEach((one) => cachemate.window(one))");
+    let updated = thread_ms(&mut browser);
+    browser.eval(
+        "told.slice(20).forEach((one) => { cachemate.boxes.build(cachemate.store.head); cachemate.boxes.show(one, 3, true); void document.body.offsetHeight; })",
+    );
+    let (update, anew) = ((updated - start) / 100.0, (thread_ms(&mut browser) - updated) / 100.0);
+    browser.picture("page-200.png");
+    let wall = browser.eval("cachemate.spent.slice(20).sort((a, b) => a - b)[50]");
+    println!(
+        "200 programs on 16 caches: an update takes {update:.1} ms of the main thread ({wall} ms by the clock, median), drawing the boxes anew {anew:.1} ms"
+    );
+    assert_eq!(browser.eval("cachemate.store.windows.length"), json!(120));
+    assert!(update < anew, "{update} and {anew}");
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}

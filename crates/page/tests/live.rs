@@ -1,0 +1,273 @@
+//! The page as a daemon serves it, by hand and in a real browser.
+
+mod common;
+#[path = "../../linux/src/not_shown.rs"]
+mod not_shown;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cachemate_core::test_kit::{last_level_caches, observation};
+use cachemate_core::{
+    Applied, Capabilities, CpuId, Decision, Forecast, Level, PipelineConfig, Plan, PolicyConfig, PredictorConfig,
+    Profiles, Record, RunHeader, Window,
+};
+use cachemate_page::Live;
+use cachemate_page::serve::page::{Feed, PageAddress, serve};
+use common::Browser;
+use serde_json::json;
+
+fn header() -> RunHeader {
+    RunHeader {
+        format: 2,
+        topology: last_level_caches(2, 2, Level::L3, 1 << 20),
+        capabilities: Capabilities {
+            abilities: Default::default(),
+            partitions: Vec::new(),
+            shortest_window_ns: 1,
+            shortest_slice_ns: None,
+        },
+        pipeline: PipelineConfig {
+            policy: PolicyConfig { name: "default".into(), parameters: String::new(), seed: 0 },
+            guard: None,
+            profilers: Vec::new(),
+            predictor: PredictorConfig { miss_penalty_cycles: 100.0, miss_penalty_from: "a test".into() },
+            first_window: Window::Time { ns: 1 },
+        },
+    }
+}
+
+fn record(window: u64) -> Record {
+    let mut seen = observation(window, 3);
+    for task in &mut seen.tasks {
+        task.name = format!("program-{}", task.task.0);
+        task.on_cpu_ns = vec![(CpuId(task.task.0), 500_000_000)];
+    }
+    Record {
+        seen,
+        decision: Decision { plan: Plan::idle(Window::Time { ns: 1 }), why: Vec::new() },
+        forecast: Forecast::default(),
+        applied: Applied::default(),
+        last_forecast_missed_instr_per_cycle: Vec::new(),
+    }
+}
+
+/// A page with a window every 50 ms, as long as the process lives.
+fn fed(address: &str, token: bool) -> String {
+    let feed = serve(&PageAddress { address: address.into(), token }, &header()).unwrap();
+    let at = feed.at.clone();
+    std::thread::spawn(move || push_for_ever(&feed));
+    at
+}
+
+fn push_for_ever(feed: &Feed) {
+    for window in 0.. {
+        feed.push(&record(window), &Profiles::new(), Live::default);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn parts(at: &str) -> (String, Option<String>) {
+    match at.strip_prefix("http://").and_then(|rest| rest.split_once("/#token=")) {
+        Some((address, token)) => (address.to_string(), Some(token.to_string())),
+        None => (at.trim_start_matches("http://").trim_end_matches('/').to_string(), None),
+    }
+}
+
+/// Head and beginning of the body.
+fn asked(mut stream: impl Read + Write, path: &str, host: &str, headers: &[(&str, &str)]) -> (String, String) {
+    let host = headers.iter().find(|(name, _)| *name == "Host").map_or(host, |(_, host)| *host);
+    let mut head = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n");
+    for (name, value) in headers.iter().filter(|(name, _)| *name != "Host") {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    stream.write_all(format!("{head}\r\n").as_bytes()).unwrap();
+    let (mut answer, mut some) = (Vec::new(), [0u8; 4096]);
+    // A stream of events has no end: its first window is enough.
+    while !String::from_utf8_lossy(&answer).contains("event: window") {
+        match stream.read(&mut some) {
+            Ok(0) | Err(_) => break,
+            Ok(read) => answer.extend_from_slice(&some[..read]),
+        }
+    }
+    let text = String::from_utf8_lossy(&answer).into_owned();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    (head.to_string(), body.to_string())
+}
+
+fn ask(address: &str, path: &str, headers: &[(&str, &str)]) -> (String, String) {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    asked(stream, path, address, headers)
+}
+
+/// Is nothing shown without the token, to a foreign page, or under a foreign name, and the page itself under its policy?
+#[test]
+fn only_who_has_the_token_looks() {
+    let (address, token) = parts(&fed("127.0.0.1:0", true));
+    let token = token.unwrap();
+    let bearer = format!("Bearer {token}");
+    let status = |path: &str, headers: &[(&str, &str)]| ask(&address, path, headers).0[9..12].to_string();
+    let (head, body) = ask(&address, "/", &[]);
+    assert!(head.contains("content-security-policy: default-src 'none'") && body.contains("<title>cachemate</title>"));
+    assert!(!body.contains("id=\"head\""), "the page without a token holds no data");
+    assert_eq!(status("/events", &[]), "401");
+    assert_eq!(status("/events", &[("Authorization", "Bearer 00")]), "401");
+    assert_eq!(status("/events", &[("Cookie", &format!("cachemate-0={token}"))]), "401", "another port's cookie");
+    assert_eq!(status("/other", &[("Authorization", &bearer)]), "404");
+    for foreign in ["evil.example", "evil.example:80", "10.0.0.1", ""] {
+        assert_eq!(status("/events", &[("Host", foreign), ("Authorization", &bearer)]), "421", "{foreign}");
+        assert_eq!(status("/", &[("Host", foreign)]), "421", "{foreign}");
+    }
+    let origin = |origin: &str| status("/events", &[("Authorization", &bearer), ("Origin", origin)]);
+    assert_eq!(origin("http://evil.example"), "403");
+    assert_eq!(origin("null"), "403");
+    assert_eq!(origin(&format!("http://{address}")), "200");
+    assert_eq!(status("/events", &[("Authorization", &bearer), ("Sec-Fetch-Site", "cross-site")]), "403");
+    let (head, _) = ask(&address, "/enter", &[("Authorization", &bearer)]);
+    let cookie = head.lines().find_map(|line| line.strip_prefix("set-cookie: ")).expect("a cookie");
+    assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
+    let (head, body) = ask(&address, "/events", &[("Cookie", cookie.split(';').next().unwrap())]);
+    assert!(head.contains("text/event-stream") && body.contains("event: head\ndata: {"), "{head}");
+    assert!(!body.contains(&token));
+}
+
+/// Are other addresses than loopback refused, a socket its owner's only, and a page without a token everybody's?
+#[test]
+fn addresses_are_this_hosts() {
+    let refused = serve(&PageAddress { address: "0.0.0.0:0".into(), token: true }, &header()).err().unwrap();
+    assert!(refused.to_string().contains("found 0.0.0.0, expected a loopback address"), "{refused}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("page.sock").display().to_string();
+    assert_eq!(fed(&path, true), format!("socket {path}"));
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    let (head, _) = asked(stream, "/events", "localhost", &[]);
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let (address, token) = parts(&fed("127.0.0.1:0", false));
+    assert_eq!(token, None);
+    assert!(ask(&address, "/events", &[]).0.starts_with("HTTP/1.1 200"));
+}
+
+/// Is the ninth viewer told that all places are taken, and let in once somebody went?
+#[test]
+fn viewers_are_few() {
+    let (address, _) = parts(&fed("127.0.0.1:0", false));
+    let head = format!("GET /events HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    let look = || {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut status = [0u8; 12];
+        stream.read_exact(&mut status).unwrap();
+        (String::from_utf8_lossy(&status[9..]).into_owned(), stream)
+    };
+    let mut looking: Vec<(String, TcpStream)> = (0..8).map(|_| look()).collect();
+    assert!(looking.iter().all(|(status, _)| status == "200"));
+    assert_eq!(look().0, "503");
+    looking.pop();
+    let start = Instant::now();
+    while look().0 != "200" {
+        assert!(start.elapsed() < Duration::from_secs(120), "never let in");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Does a viewer that comes back get what it missed and nothing twice, and one of another run everything?
+#[test]
+fn who_comes_back_gets_what_it_missed() {
+    let feed = serve(&PageAddress { address: "127.0.0.1:0".into(), token: false }, &header()).unwrap();
+    let (address, _) = parts(&feed.at);
+    let told = |id: Option<&str>, last: u64| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        let id = id.map_or(String::new(), |id| format!("Last-Event-ID: {id}\r\n"));
+        stream.write_all(format!("GET /events HTTP/1.1\r\nHost: {address}\r\n{id}\r\n").as_bytes()).unwrap();
+        let mut ids = Vec::new();
+        for line in BufReader::new(stream).lines() {
+            if let Some(id) = line.unwrap().strip_prefix("id: ") {
+                ids.push(id.to_string());
+                if id.ends_with(&format!(":{last}")) {
+                    break;
+                }
+            }
+        }
+        ids
+    };
+    for window in 0..4 {
+        feed.push(&record(window), &Profiles::new(), Live::default);
+        // One at a time: where the page is behind, windows are left out.
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    let all = told(None, 3);
+    let windows = |ids: &[String]| ids.iter().map(|id| id.split_once(':').unwrap().1.to_string()).collect::<Vec<_>>();
+    assert_eq!(windows(&all), ["0", "1", "2", "3"]);
+    assert_eq!(windows(&told(Some(&all[1]), 3)), ["2", "3"]);
+    assert_eq!(windows(&told(Some("other:2"), 3)), ["0", "1", "2", "3"]);
+}
+
+/// A server of its own, so that it can be ended.
+struct Other(Child, String);
+
+impl Other {
+    fn start(address: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["served_by_another_process", "--exact", "--ignored", "--nocapture"]);
+        let mut child = command.env("CACHEMATE_SERVE", address).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let at = lines.map(|line| line.unwrap()).find_map(|line| Some(line.split_once("page at ")?.1.to_string()));
+        Other(child, parts(&at.expect("it says where")).0)
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Not a question of its own: the other process of a test.
+#[test]
+#[ignore = "started by another test"]
+fn served_by_another_process() {
+    let Ok(address) = std::env::var("CACHEMATE_SERVE") else { return };
+    let feed = serve(&PageAddress { address, token: false }, &header()).unwrap();
+    println!("page at {}", feed.at);
+    push_for_ever(&feed);
+}
+
+/// In a browser: do windows come, does the page go on by itself when the daemon comes back, does the token in the
+/// fragment let in and leave the address, and is a wrong one told?
+#[test]
+fn a_browser_sees_windows_come() {
+    let Some(mut browser) = Browser::start() else {
+        not_shown::not_shown("the live page", "no Chromium");
+        return;
+    };
+    let shown = Other::start("127.0.0.1:0");
+    let address = shown.1.clone();
+    browser.open(&format!("http://{address}/"));
+    browser.until("cachemate.store.windows.length > 3");
+    assert_eq!(browser.eval("document.getElementById('state').textContent"), json!("live"));
+    assert_eq!(browser.eval("document.querySelectorAll('.chip').length"), json!(3));
+    let run = browser.eval("cachemate.store.head.run");
+    drop(shown);
+    browser.until("document.getElementById('state').textContent.startsWith('no answer')");
+    let again = Other::start(&address);
+    browser.until(&format!("cachemate.store.head.run !== {run} && cachemate.store.windows.length > 2"));
+    drop(again);
+    let (address, token) = parts(&fed("127.0.0.1:0", true));
+    browser.open(&format!("http://{address}/"));
+    browser.until("!document.getElementById('enter').hidden");
+    browser.eval("document.getElementById('token').value = 'wrong'; document.querySelector('#enter button').click()");
+    browser.until("document.getElementById('refusal').textContent.includes('not the token')");
+    assert_eq!(browser.eval("cachemate.store.windows.length"), json!(0));
+    browser.open("about:blank");
+    browser.open(&format!("http://{address}/#token={}", token.unwrap()));
+    browser.until("cachemate.store.windows.length > 1");
+    assert_eq!(browser.eval("location.href.includes('token') || document.cookie !== ''"), json!(false));
+    browser.call("Page.reload", json!({}));
+    browser.until("window.cachemate && cachemate.store.windows.length > 1");
+}

@@ -1,0 +1,183 @@
+# The gang scheduler on sched_ext (schedulers/gangs) on a machine with one L3 and two CPUs; sourced by init where it is there.
+# scene_scheduler: what does not need caches that cost time, so the model is off. scene_gain: what turns are worth, with it.
+
+socket=/run/gangs.sock
+journal=/run/gangs.journal
+attached() { [ "$(cat /sys/kernel/sched_ext/state)" = enabled ]; }
+detached() { [ "$(cat /sys/kernel/sched_ext/state)" = disabled ]; }
+ended() { ! kill -0 "$1" 2>/dev/null; }
+# policies PID...: as the kernel's stat says
+policies() { for pid in "$@"; do sed 's/.*) //' "/proc/$pid/stat" | cut -d' ' -f39; done | sort -u | tr '\n' ' ' | sed 's/ $//'; }
+back() { [ "$(policies "$@")" = 0 ]; }
+# attach OPTION...: the loader in the background; $loader
+attach() {
+    gangs run "$@" >loader.log 2>&1 &
+    loader=$!
+    within 20 attached && within 20 test -S "$socket" && return
+    sed 's/^/# /' loader.log
+    return 1
+}
+# plan GENERATION TURN_US TASKS: two gangs on the only cache
+plan() {
+    printf '{"plan":{"version":1,"generation":%s,"longest_wait_ms":2000,"turns":[{"cache":0,"gang":0,"turn_us":%s},{"cache":0,"gang":1,"turn_us":%s}],"tasks":[%s]}}\n' \
+        "$1" "$2" "$2" "$3" | gangs send >answer
+}
+# task PID GANG [WEIGHT]
+task() { printf '%s{"process":%s,"gang":%s,"caches":[0],"weight":%s,"children":true}' "$comma" "$1" "$2" "${3:-100}"; comma=,; }
+four() { comma=; task "$v1" "$1"; task "$v2" "$2"; task "$s1" "$3"; task "$s2" "$4"; }
+state() { echo '{"state":{}}' | gangs send; }
+# count NAME: a number of the state that was read last
+count() { sed -n "s/.*\"$1\":\([0-9][0-9]*\).*/\1/p" "${2:-state.json}"; }
+# over SECONDS: the state before and after
+over() {
+    state >before.json
+    usleep "$(awk "BEGIN { print int($1 * 1e6) }")"
+    state >state.json
+}
+# grown NAME
+grown() { echo $(($(count "$1") - $(count "$1" before.json))); }
+# in_turn: percent of the time in which all CPUs ran the gang whose turn it was
+in_turn() {
+    awk "BEGIN { all = $(grown turn_ns) + $(grown mixed_ns) + $(grown off_turn_ns) + $(grown partly_idle_ns) + $(grown idle_ns)
+        printf \"%.1f\", all ? 100 * $(grown turn_ns) / all : 0 }"
+}
+programs() {
+    busy chase victim-1 -1 "$1"; v1=$pid
+    busy stream stream-1 -1 "$2"; s1=$pid
+    busy chase victim-2 -1 "$1"; v2=$pid
+    busy stream stream-2 -1 "$2"; s2=$pid
+    all="$v1 $v2 $s1 $s2"
+    for pid in $all; do within 30 test -s "/run/lab/progress/$pid"; done
+}
+
+turns_as_planned() {
+    plan 1 20000 "$(four 0 0 1 1)"
+    same taken "the plan is taken in, with no complaint" '"complaints":[],"generation":1' "$(grep -o '"complaints.*"generation":1' answer)"
+    same policy "the planned programs are the scheduler's" "7" "$(policies $all)"
+    usleep 100000
+    over 0.6
+    same held "threads held, as read back" 4 "$(count held)"
+    same read-back "turns in force, as read back, us" "20000 20000" "$(grep -o '"turn_us":[0-9]*' state.json | cut -d: -f2 | tr '\n' ' ' | sed 's/ $//')"
+    near turns "turns in 0.6 s" "$(grown turns)" 30 15
+    share=$(in_turn)
+    holds in-turn "percent of the time in which both CPUs ran the gang in turn" - "$share" "at least 95" "$share >= 95" "$share"
+    wait_ms=$(awk "BEGIN { printf \"%.1f\", $(count longest_wait_ns) / 1e6 }")
+    holds wait "longest wait of a task, ms" - "$wait_ms" "two rotations and 100 ms: 180" "$wait_ms <= 180" "$wait_ms"
+    tell late "how late a turn ended at most, us" note - "$(($(count latest_ns) / 1000))" -
+}
+
+bad_plans() {
+    plan 1 20000 "$(four 0 0 1 1)"
+    same old "an old generation is refused" "plan.generation: found 1, expected more than 1" "$(cut -d'"' -f4 answer)"
+    plan 2 20000 "{\"process\":$v1,\"gang\":7,\"caches\":[0]}"
+    same no-turn "a task without a turn is refused" "plan.tasks[0].caches[0]: gang 7 has no turn at cache 0" "$(cut -d'"' -f4 answer)"
+    plan 3 1500000 "$(four 0 0 1 1)"
+    same long-turn "a turn that is too long is refused" "plan.turns[0].turn_us: found 1500000, expected 1000 to 1000000" "$(cut -d'"' -f4 answer)"
+    same still "the plan in force is the one before" 1 "$(state | sed -n 's/.*"generation":\([0-9]*\).*/\1/p')"
+}
+
+# Light tasks beside heavy ones in one gang, and children of a planned shell: does everybody still come to run?
+many() {
+    more=
+    for name in a b c d e f; do
+        busy chase "more-$name" -1 64
+        more="$more $pid"
+    done
+    sh -c 'while :; do lab-program load chase child -1 64 60 >/dev/null; done' &
+    parent=$!
+    comma=
+    tasks=$(four 0 0 1 1; comma=,; weight=1; for pid in $more; do task "$pid" 0 $weight; weight=$((weight == 1 ? 10000 : 1)); done; task "$parent" 1)
+    plan 4 20000 "$tasks"
+    usleep 150000
+    over 0.8
+    wait_ms=$(awk "BEGIN { printf \"%.1f\", $(count longest_wait_ns) / 1e6 }")
+    holds wait-many "longest wait with eight tasks of weights 1 to 10000 in a gang, ms" "$(count rescued) rescued" "$wait_ms" \
+        "two rotations and 100 ms: 180" "$wait_ms <= 180" "$wait_ms"
+    share=$(in_turn)
+    holds in-turn-many "percent in turn, with children of a planned process" - "$share" "at least 80" "$share >= 80" "$share"
+    kill $more "$parent"
+    plan 5 20000 "$(four 0 0 1 1)"
+}
+
+deaths() {
+    kill -9 "$loader"
+    wait "$loader" 2>/dev/null
+    within 5 detached
+    same killed "after kill -9 of the loader sched_ext is" disabled "$(cat /sys/kernel/sched_ext/state)"
+    set -- $(rates 0.2 $all)
+    holds killed-run "slowest program after kill -9, accesses a second" - "$(printf '%s\n' "$@" | sort -n | head -n 1)" "more than none" \
+        "$1 > 0 && $2 > 0 && $3 > 0 && $4 > 0" "$1" "$2" "$3" "$4"
+    gangs reset >reset.log 2>&1
+    same reset "after reset the policies are as before" 0 "$(policies $all)"
+    same journal "and no journal is left" absent "$([ -e $journal ] && echo present || echo absent)"
+
+    attach && plan 1 20000 "$(four 0 0 1 1)"
+    echo S >/proc/sysrq-trigger
+    within 10 ended "$loader"
+    same sysrq "sysrq-S: the loader ends and says why" "exit kind 67" "$(grep -o 'exit kind 67' loader.log)"
+    within 5 detached
+    same sysrq-state "sysrq-S: sched_ext, policies" "disabled 0" "$(cat /sys/kernel/sched_ext/state) $(policies $all)"
+}
+
+# Unmanaged busy loops on both CPUs: managed tasks would get nothing until the watchdog.
+guard() {
+    attach && plan 1 20000 "$(four 0 0 1 1)"
+    usleep 500000
+    taskset 1 lab-program load chase burn-0 -1 64 1500 >/dev/null &
+    taskset 2 lab-program load chase burn-1 -1 64 1500 >/dev/null &
+    since=$(cut -d' ' -f1 /proc/uptime)
+    within 10 back $all
+    after=$(awk "BEGIN { printf \"%.2f\", $(cut -d' ' -f1 /proc/uptime) - $since }")
+    same guard "busy loops on both CPUs: the programs are given back" 0 "$(policies $all)" "back after $after s"
+    set -- $(rates 0.2 $all)
+    holds guard-run "slowest program beside the busy loops, accesses a second" - "$(printf '%s\n' "$@" | sort -n | head -n 1)" \
+        "more than none" "$1 > 0 && $2 > 0 && $3 > 0 && $4 > 0" "$1" "$2" "$3" "$4"
+    same guard-why "and why is told" 1 "$(state | grep -c 'unmanaged tasks had')"
+    echo '{"stop":{}}' | gangs send >answer
+    within 5 ended "$loader"
+    same stop "after stop the policies and sched_ext are as before" "0 disabled" "$(policies $all) $(cat /sys/kernel/sched_ext/state)"
+    sed 's/^/# /' loader.log
+}
+
+scene_scheduler() {
+    lab-program model 0
+    same check "nothing is missing here" '' "$(gangs check)" nothing
+    programs 64 64
+    if ! attach; then
+        tell attach "the scheduler is attached" FAIL - "$(tail -n 1 loader.log)" enabled
+        dmesg | tail -n 20 | sed 's/^/# /'
+        return
+    fi
+    same attach "the scheduler is attached" "enabled gangs" "$(cat /sys/kernel/sched_ext/state /sys/kernel/sched_ext/root/ops | tr '\n' ' ' | sed 's/_.*//; s/ $//')"
+    turns_as_planned
+    bad_plans
+    many
+    deaths
+    guard
+    kill $all
+}
+
+# Two victims of 3 MiB and two streams on one L3 of 8 MiB.
+scene_gain() {
+    programs 3072 32768
+    usleep 100000
+    set -- $(rates 0.3 $all)
+    victims=$(mean "$1" "$2") streams=$(mean "$3" "$4")
+    attach || return
+    for gangs in "right 20000 0 0 1 1" "wrong 20000 0 1 0 1"; do
+        set -- $gangs
+        name=$1
+        plan "$((generation += 1))" "$2" "$(four "$3" "$4" "$5" "$6")"
+        usleep 200000
+        set -- $(rates 0.4 $all)
+        gain=$(awk "BEGIN { printf \"%.2f\", $(mean "$1" "$2") / $victims }")
+        others=$(awk "BEGIN { printf \"%.2f\", $(mean "$3" "$4") / $streams }")
+        case $name in
+            right) near gain "victims at 20 ms turns: work against the kernel alone (streams: $others)" "$gain" 3.6 10 ;;
+            wrong) near wrong "the same with wrong gangs (streams: $others)" "$gain" 1 10 ;;
+        esac
+    done
+    echo '{"stop":{}}' | gangs send >answer
+    within 5 ended "$loader"
+    kill $all
+}

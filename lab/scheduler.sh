@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# The gang scheduler on sched_ext (schedulers/gangs) under a real kernel on a modelled machine: does it attach, turn as
+# planned, keep its bound, and is everything as before after its death? docs/sched-ext.md has what was found.
+# Needs what lab/modelled.sh needs, and cargo, clang 18 or later, libelf and zlib to build the scheduler. Where something
+# cannot be had it says NOT RUN and ends with 0.
+# Usage: lab/scheduler.sh [GANGS-BINARY]    (results go to target/lab/scheduler)
+# LAB_SCENES: 'scheduler gain' unless said; gain has the model on and takes long. LAB_CACHE, LAB_LIMIT_SECONDS, LAB_NICE.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
+out=$PWD/target/lab/scheduler
+scenes=${LAB_SCENES:-scheduler gain}
+export LAB_NICE=${LAB_NICE:-15}
+started=$(date +%s)
+mkdir -p "$out"
+rm -f "$out"/*.log "$out"/*.tsv "$out/result.json"
+
+. lab/modelled-guest.sh
+
+build() {
+    local clang found=
+    command -v cargo >/dev/null || not_run "cargo is missing on this host"
+    for clang in ${CLANG:-clang clang-21 clang-20 clang-19 clang-18}; do
+        command -v "$clang" >/dev/null && [ "$("$clang" -dumpversion | cut -d. -f1)" -ge 18 ] && found=$clang && break
+    done
+    [ -n "$found" ] || not_run "clang 18 or later is missing on this host (packages clang-19, libelf-dev, zlib1g-dev)"
+    CLANG=$found cargo build --locked --manifest-path schedulers/gangs/Cargo.toml >"$out/build.log" 2>&1 ||
+        not_run "the scheduler cannot be built (see $out/build.log)"
+}
+if [ $# -ge 1 ]; then binary=$1; else build && binary=schedulers/gangs/target/debug/gangs; fi
+prepare
+
+scheduler_initramfs() {
+    local root=$out/initramfs
+    rm -rf "$root"
+    mkdir -p "$root/bin" "$root/lab"
+    cp "$(ls "$tree/bin/busybox" "$tree/usr/bin/busybox" 2>/dev/null | head -n 1)" "$root/bin/"
+    with_libraries "$binary" "$root"
+    strip "$root/bin/gangs" 2>/dev/null || true
+    with_libraries "$out/machine/lab-program" "$root"
+    cp lab/guest/init "$root/init"
+    cp lab/guest/{scenes,deaths,programs,gang-scheduler}.sh "$root/lab/"
+    chmod +x "$root/init"
+}
+scheduler_initramfs
+pack
+
+exec 8>"$cache/guest.lock"
+flock 8 # one guest at a time
+for name in $scenes; do
+    config=$out/$name.machine
+    # lab-vm of machines/: one L3 of 8 MiB, two CPUs; the other fields are the machine's own standard.
+    printf 'name %s\ncpus 2\ncpus_per_l3 2\nl3_bytes 8388608\nmodel_on 0\nverbose 1\n' "$name" >"$config"
+    echo "scene '$name' (modelled machine) ..."
+    since=$(date +%s)
+    boot "$name" "$config" "$out/initramfs.cpio"
+    tr -d '\r' <"$out/$name.log" | grep -ao 'LAB	.*' | cut -f2- >"$out/$name.lines.tsv" || true
+    grep -q '^end	' "$out/$name.lines.tsv" || printf '%s.end\tthe guest comes to its end\tFAIL\t-\tnot within %s s (see %s)\t-\n' \
+        "$name" "$limit_seconds" "$out/$name.log" >>"$out/$name.lines.tsv"
+    awk -F '\t' -v OFS='\t' -v name="$name" -v seconds=$(($(date +%s) - since)) '
+        $1 == "end" { print name ".end", "the guest comes to its end", "ok", $2, seconds " s here", "-"; next } { print }
+    ' "$out/$name.lines.tsv" >>"$out/results.tsv"
+done
+
+printf '\nFigures of a modelled machine\n'
+awk -F '\t' '{ printf "%-24s %-6s %-66s %-30s %-30s %s\n", $1, $3, substr($2, 1, 66), substr($4, 1, 30), substr($5, 1, 30), $6 }' \
+    "$out/results.tsv"
+failed=$(awk -F '\t' '$3 == "FAIL" || $3 == "missed"' "$out/results.tsv" | wc -l)
+printf '{ "ran": true, "machine": "modelled", "kernel": "%s", "lines": %s, "failed": %s, "seconds": %s }\n' "$(cat "$tree/ready")" \
+    "$(wc -l <"$out/results.tsv")" "$failed" $(($(date +%s) - started)) >"$out/result.json"
+cat "$out/result.json"
+[ "$failed" = 0 ]

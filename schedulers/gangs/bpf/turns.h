@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Turns: a timer for each cache. */
+#pragma once
+#include "account.h"
+#include "place.h"
+
+static struct rotation *rotation_of(u32 cache, u64 now_generation)
+{
+	u32 key = (now_generation & 1) * MAX_CACHES + cache;
+	return bpf_map_lookup_elem(&rotations, &key);
+}
+
+/* Every waiting task of a gang gets a piece of the turn: a gang larger than its CPUs shares the turn out. */
+static u64 slice_within(u64 turn_ns, u32 waiting, u32 cpus)
+{
+	u64 slice_ns = waiting > cpus ? turn_ns * cpus / waiting : turn_ns;
+	if (slice_ns > LONGEST_SLICE_NS)
+		slice_ns = LONGEST_SLICE_NS;
+	return slice_ns < SHORTEST_SLICE_NS ? SHORTEST_SLICE_NS : slice_ns;
+}
+
+static bool in_rotation(struct rotation *rotation, u32 gang)
+{
+	s32 i;
+	bpf_for(i, 0, MAX_GANGS) {
+		if (i >= (s32)rotation->turns)
+			break;
+		if (rotation->turn[i].gang == gang)
+			return true;
+	}
+	return false;
+}
+
+/* Takes the next gang that has a waiting task. Returns how long its turn is. */
+static u64 take_turn(u32 id, struct cache *cache, struct rotation *rotation, u64 now_generation, u32 cpus)
+{
+	u32 n = rotation->turns, at, from = cache->position;
+	bool fresh = cache->generation != now_generation;
+	s32 i;
+
+	cache->generation = now_generation;
+	if (!n || n > MAX_GANGS) {
+		cache->gang = NOBODY;
+		cache->may_fill = 0;
+		return NO_PLAN_TURN_NS;
+	}
+	if (fresh || from >= n)
+		from = n - 1;
+	at = from;
+	bpf_for(i, 1, MAX_GANGS + 1) {
+		u32 next = from + i;
+		if (next >= n)
+			next -= n;
+		if (i > (s32)n || next >= MAX_GANGS)
+			break;
+		if (scx_bpf_dsq_nr_queued(QUEUE(id, rotation->turn[next].gang)) > 0) {
+			at = next;
+			break;
+		}
+	}
+	if (at >= MAX_GANGS)
+		at = 0;
+	struct turn *turn = &rotation->turn[at];
+	if (cache->gang != turn->gang)
+		cache->turns++;
+	cache->position = at;
+	cache->gang = turn->gang;
+	cache->may_fill = turn->may_fill;
+	cache->slice_ns = slice_within(turn->length_ns, scx_bpf_dsq_nr_queued(QUEUE(id, turn->gang)), cpus);
+	return turn->length_ns;
+}
+
+/* Who waited longer than a rotation, or waits for a turn that no longer exists, is served before all others. */
+static void rescue(u32 id, struct cache *cache, struct rotation *rotation, u64 now_ns)
+{
+	struct task_struct *p;
+	s32 gang;
+
+	bpf_for(gang, 0, MAX_GANGS) {
+		u64 queue = QUEUE(id, gang);
+		if (scx_bpf_dsq_nr_queued(queue) <= 0)
+			continue;
+		u64 patience_ns = in_rotation(rotation, gang) ? rotation->length_ns : 0;
+		bpf_for_each(scx_dsq, p, queue, 0) {
+			struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+			if (!t || !t->waits_since_ns || now_ns < t->waits_since_ns + patience_ns)
+				continue;
+			scx_bpf_dsq_move_set_slice(&___it, RESCUE_SLICE_NS);
+			if (scx_bpf_dsq_move(&___it, p, QUEUE(id, RESCUE), 0))
+				cache->rescued++;
+		}
+	}
+}
+
+/* CPUs that run somebody who may not run now are taken back; those of fillers as far as the gang needs them. */
+static void hand_over(u32 id, struct cache *cache, s32 wanted)
+{
+	s32 i, n = cpu_count();
+
+	bpf_for(i, 0, n) {
+		struct cpu *cpu = cpu_of(i);
+		if (!cpu || cpu->cache != id || cpu->gang == cache->gang || cpu->gang == UNPLANNED)
+			continue;
+		bool fills = cpu->gang != NOBODY && (cache->may_fill & (1u << (cpu->gang & 31)));
+		if (fills && wanted <= 0)
+			continue;
+		wanted--;
+		scx_bpf_kick_cpu(i, cpu->gang == NOBODY ? SCX_KICK_IDLE : SCX_KICK_PREEMPT);
+		cache->kicks++;
+	}
+}
+
+static u32 cpus_at(u32 id)
+{
+	s32 i, n = cpu_count();
+	u32 here = 0;
+
+	bpf_for(i, 0, n) {
+		struct cpu *cpu = cpu_of(i);
+		here += cpu && cpu->cache == id;
+	}
+	return here ? here : 1;
+}
+
+static int on_turn(void *map, u32 *key, struct turn_timer *timer)
+{
+	u32 id = *key;
+	u64 now_ns = bpf_ktime_get_ns(), now_generation = current_generation();
+	struct cache *cache = cache_of(id);
+	struct rotation *rotation = id < MAX_CACHES ? rotation_of(id, now_generation) : NULL;
+
+	if (!cache || !rotation)
+		return 0;
+	if (now_ns > cache->next_ns && now_ns - cache->next_ns > cache->latest_ns)
+		cache->latest_ns = now_ns - cache->next_ns;
+	account(id, now_ns);
+	rescue(id, cache, rotation, now_ns);
+	u64 length_ns = take_turn(id, cache, rotation, now_generation, cpus_at(id));
+	hand_over(id, cache, scx_bpf_dsq_nr_queued(QUEUE(id, cache->gang & 31)));
+	cache->next_ns += length_ns;
+	if (cache->next_ns <= now_ns)
+		cache->next_ns = now_ns + length_ns;
+	bpf_timer_start(&timer->timer, cache->next_ns, BPF_F_TIMER_ABS);
+	return 0;
+}
+
+static s32 start_turns(u32 id)
+{
+	struct turn_timer *timer = bpf_map_lookup_elem(&timers, &id);
+	struct cache *cache = cache_of(id);
+
+	if (!timer || !cache)
+		return -ENOENT;
+	cache->gang = NOBODY;
+	cache->generation = ~0ULL;
+	cache->slice_ns = LONGEST_SLICE_NS;
+	cache->next_ns = bpf_ktime_get_ns() + MS;
+	bpf_timer_init(&timer->timer, &timers, CLOCK_MONOTONIC);
+	bpf_timer_set_callback(&timer->timer, on_turn);
+	return bpf_timer_start(&timer->timer, cache->next_ns, BPF_F_TIMER_ABS);
+}

@@ -1,0 +1,82 @@
+//! What is put back: the policy that each thread had before it became ours. One line a thread, `thread start policy`,
+//! written before the change; the start time tells a thread from a later one with the same number.
+
+/// SCHED_EXT of include/uapi/linux/sched.h.
+pub const POLICY_EXT: i32 = 7;
+
+/// One thread as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub thread: u32,
+    /// Ticks since boot (field 22 of `/proc/PID/stat`).
+    pub start_ticks: u64,
+    pub policy: i32,
+}
+
+/// The line of a thread.
+pub fn line(entry: &Entry) -> String {
+    format!("{} {} {}\n", entry.thread, entry.start_ticks, entry.policy)
+}
+
+/// All entries; of a thread that stands there twice the first one, which is the oldest state.
+///
+/// # Errors
+/// The line that is none. A last line without its end was not finished, and the change after it not begun: it is left out.
+pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
+    let mut entries: Vec<Entry> = Vec::new();
+    for (number, line) in text.split_inclusive('\n').enumerate() {
+        let Some(line) = line.strip_suffix('\n') else { break };
+        let fields: Vec<&str> = line.split(' ').collect();
+        let entry = match fields[..] {
+            [thread, start, policy] => thread.parse().ok().zip(start.parse().ok()).zip(policy.parse().ok()),
+            _ => None,
+        };
+        let Some(((thread, start_ticks), policy)) = entry else {
+            return Err(format!("line {}: found '{line}', expected 'thread start policy'", number + 1));
+        };
+        if !entries.iter().any(|known| known.thread == thread && known.start_ticks == start_ticks) {
+            entries.push(Entry { thread, start_ticks, policy });
+        }
+    }
+    Ok(entries)
+}
+
+/// Policy, start time and parent process in a line of `/proc/PID/stat`. `None`: not such a line.
+pub fn stat_fields(stat: &str) -> Option<(i32, u64, u32)> {
+    // The name may have anything in it but ends with the last parenthesis. Fields after it count from 3.
+    let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
+    let at = |number: usize| fields.get(number - 3);
+    Some((at(41)?.parse().ok()?, at(22)?.parse().ok()?, at(4)?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does what was written come back, the oldest state of each thread, without an unfinished end?
+    #[test]
+    fn entries_come_back() {
+        let first = Entry { thread: 7, start_ticks: 100, policy: 3 };
+        let again = Entry { policy: POLICY_EXT, ..first };
+        let later = Entry { start_ticks: 900, policy: 0, ..first };
+        let text: String = [first, again, later].iter().map(line).collect();
+        assert_eq!(parse(&text), Ok(vec![first, later]));
+        assert_eq!(parse(&format!("{text}8 100")), Ok(vec![first, later]));
+    }
+
+    /// Is a line that is none named?
+    #[test]
+    fn a_foreign_line_is_named() {
+        assert_eq!(parse("1 2 0\nx y\n").unwrap_err(), "line 2: found 'x y', expected 'thread start policy'");
+    }
+
+    /// Does a name with spaces and parentheses hide nothing?
+    #[test]
+    fn stat_is_read_behind_the_name() {
+        let mut fields = vec!["0"; 50];
+        (fields[0], fields[1], fields[19], fields[38]) = ("S", "17", "4711", "7");
+        assert_eq!(stat_fields(&format!("12 (a) b) c) {}", fields.join(" "))), Some((7, 4711, 17)));
+        assert_eq!(stat_fields("12 (a) S 1"), None);
+        assert_eq!(stat_fields(""), None);
+    }
+}

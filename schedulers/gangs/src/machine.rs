@@ -1,0 +1,98 @@
+//! What this host is, and what it lacks for sched_ext.
+
+use gangs::maps::{MAX_CACHES, MAX_CPUS};
+use std::fs;
+use std::path::Path;
+
+/// The last-level cache of each CPU, as numbers from 0 on. CPUs that are offline belong to cache 0.
+pub struct Machine {
+    pub cache_of_cpu: Vec<u32>,
+    /// The CPUs of each cache, as the kernel lists them: "0-3".
+    pub cpus_of_cache: Vec<String>,
+}
+
+impl Machine {
+    /// # Errors
+    /// The kernel tells no caches, or more than the scheduler has room for.
+    pub fn read() -> Result<Self, String> {
+        let cpus = libbpf_rs::num_possible_cpus().map_err(|error| format!("possible CPUs: {error}"))?;
+        if cpus > MAX_CPUS {
+            return Err(format!("found {cpus} CPUs, expected at most {MAX_CPUS}"));
+        }
+        let mut machine = Machine { cache_of_cpu: Vec::new(), cpus_of_cache: Vec::new() };
+        for cpu in 0..cpus {
+            let found = last_level(cpu);
+            let list = match found {
+                Some(list) => list,
+                None if online(cpu) => {
+                    return Err(format!("/sys/devices/system/cpu/cpu{cpu}/cache: no unified cache is told"));
+                }
+                None => {
+                    machine.cache_of_cpu.push(0);
+                    continue;
+                }
+            };
+            let known = machine.cpus_of_cache.iter().position(|known| *known == list);
+            let cache = known.unwrap_or_else(|| {
+                machine.cpus_of_cache.push(list);
+                machine.cpus_of_cache.len() - 1
+            });
+            machine.cache_of_cpu.push(cache as u32);
+        }
+        if machine.cpus_of_cache.len() > MAX_CACHES {
+            return Err(format!(
+                "found {} last-level caches, expected at most {MAX_CACHES}",
+                machine.cpus_of_cache.len()
+            ));
+        }
+        Ok(machine)
+    }
+}
+
+/// `shared_cpu_list` of the largest level.
+fn last_level(cpu: usize) -> Option<String> {
+    let caches = fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}/cache")).ok()?;
+    let told = |path: &Path, name: &str| Some(fs::read_to_string(path.join(name)).ok()?.trim().to_owned());
+    caches
+        .flatten()
+        .filter_map(|entry| {
+            let path = entry.path();
+            let unified = told(&path, "type")? == "Unified";
+            let level: u32 = told(&path, "level")?.parse().ok()?;
+            unified.then_some(())?;
+            Some((level, told(&path, "shared_cpu_list")?))
+        })
+        .max()
+        .map(|(_, list)| list)
+}
+
+fn online(cpu: usize) -> bool {
+    fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/online")).map_or(true, |text| text.trim() == "1")
+}
+
+/// What is missing here: kernel, option, privilege. Empty: nothing.
+pub fn missing() -> Vec<String> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release.trim();
+    let mut missing = Vec::new();
+    if !Path::new("/sys/kernel/sched_ext").exists() {
+        missing.push(format!("kernel {release} has no sched_ext (6.12 or later, CONFIG_SCHED_CLASS_EXT)"));
+    }
+    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+        missing.push(format!("kernel {release} has no type information (CONFIG_DEBUG_INFO_BTF)"));
+    }
+    // SAFETY: takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        missing.push("the privileges CAP_BPF, CAP_PERFMON, CAP_SYS_NICE (run it as root)".to_owned());
+    }
+    let state = state();
+    if !matches!(state.as_str(), "disabled" | "") {
+        missing.push(format!("another scheduler is attached (/sys/kernel/sched_ext/state: {state})"));
+    }
+    missing
+}
+
+/// `enabled`, `disabled` or what else the kernel says of sched_ext; empty without it.
+pub fn state() -> String {
+    fs::read_to_string("/sys/kernel/sched_ext/state").unwrap_or_default().trim().to_owned()
+}

@@ -1,0 +1,135 @@
+//! The loader of the gang scheduler. docs/sched-ext.md describes its commands and its socket.
+
+mod machine;
+mod scheduler;
+mod service;
+mod tasks;
+
+use gangs::law::{Footprint, Refusal, Wish, access_ns, turn_ns};
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+const USAGE: &str = "usage:
+  gangs run [--socket PATH] [--journal PATH] [--all]    attach, take plans over the socket, until it is told to stop
+  gangs send [--socket PATH]                            send the lines of standard input, print the answers
+  gangs reset [--journal PATH]                          put back the threads of a run that was killed
+  gangs check                                           what is missing here for sched_ext
+  gangs turn --footprint-bytes N --hit-ns N --miss-ns N --without-ns N --gangs N --longest-wait-ms N
+                                                        how long a turn must be, or why there are no gangs";
+const SOCKET: &str = "/run/gangs.sock";
+const JOURNAL: &str = "/run/gangs.journal";
+const LINE_BYTES: f64 = 64.0;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match command(&arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("gangs: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn command(arguments: &[String]) -> Result<ExitCode, String> {
+    let Some((name, rest)) = arguments.split_first() else { return Err(format!("found no command\n{USAGE}")) };
+    let known: &[&str] = match name.as_str() {
+        "run" => &["--socket", "--journal", "--all"],
+        "send" => &["--socket"],
+        "reset" => &["--journal"],
+        "check" => &[],
+        "turn" => &["--footprint-bytes", "--hit-ns", "--miss-ns", "--without-ns", "--gangs", "--longest-wait-ms"],
+        other => return Err(format!("found the command '{other}'\n{USAGE}")),
+    };
+    let options = options(rest, known)?;
+    let path = |option: &str, standard: &str| PathBuf::from(options.get(option).map_or(standard, String::as_str));
+    match name.as_str() {
+        "run" => run(&path("--socket", SOCKET), &path("--journal", JOURNAL), options.contains_key("--all")),
+        "send" => send(&path("--socket", SOCKET)),
+        "reset" => {
+            let (_, restored) = tasks::Tasks::open(&path("--journal", JOURNAL))?;
+            println!("{restored} threads put back");
+            Ok(ExitCode::SUCCESS)
+        }
+        "check" => {
+            let missing = machine::missing();
+            missing.iter().for_each(|what| println!("missing: {what}"));
+            Ok(if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        _ => turn(&options),
+    }
+}
+
+/// `--name value`, and `--all` without one.
+fn options(arguments: &[String], known: &[&str]) -> Result<HashMap<String, String>, String> {
+    let mut options = HashMap::new();
+    let mut rest = arguments.iter();
+    while let Some(name) = rest.next() {
+        if !known.contains(&name.as_str()) {
+            return Err(format!("found '{name}', expected some of: {}\n{USAGE}", known.join(" ")));
+        }
+        let value = if name == "--all" { Some(String::new()) } else { rest.next().cloned() };
+        options.insert(name.clone(), value.ok_or_else(|| format!("{name}: found no value"))?);
+    }
+    Ok(options)
+}
+
+fn run(socket: &Path, journal: &Path, all: bool) -> Result<ExitCode, String> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register(signal, stop.clone()).map_err(|error| format!("signals: {error}"))?;
+    }
+    service::Service::start(journal, all)?.run(socket, &stop)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One connection for each line. The exit code is 1 if an answer is an error.
+fn send(socket: &Path) -> Result<ExitCode, String> {
+    let says = |error: std::io::Error| format!("{}: {error}", socket.display());
+    let mut failed = false;
+    for line in std::io::stdin().lines() {
+        let line = line.map_err(|error| format!("standard input: {error}"))?;
+        let mut client = std::os::unix::net::UnixStream::connect(socket).map_err(says)?;
+        client.write_all(format!("{line}\n").as_bytes()).map_err(says)?;
+        let mut answer = String::new();
+        BufReader::new(&client).read_line(&mut answer).map_err(says)?;
+        failed |= answer.is_empty() || answer.starts_with("{\"error\"");
+        print!("{answer}");
+    }
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn turn(options: &HashMap<String, String>) -> Result<ExitCode, String> {
+    let figure = |name: &str| -> Result<f64, String> {
+        let text = options.get(name).ok_or_else(|| format!("{name}: expected, not found"))?;
+        text.parse().map_err(|_| format!("{name}: found '{text}', expected a number"))
+    };
+    let footprint = Footprint {
+        lines: figure("--footprint-bytes")? / LINE_BYTES,
+        hit_ns: figure("--hit-ns")?,
+        miss_ns: figure("--miss-ns")?,
+    };
+    let wish = Wish {
+        without_ns: figure("--without-ns")?,
+        gangs: figure("--gangs")? as u32,
+        longest_wait_ns: figure("--longest-wait-ms")? * 1e6,
+    };
+    match turn_ns(&footprint, &wish) {
+        Ok(turn) => {
+            println!("turn {:.1} ms, {:.1} ns an access", turn / 1e6, access_ns(&footprint, turn));
+            return Ok(ExitCode::SUCCESS);
+        }
+        Err(Refusal::NotMeasured) => println!("no gangs: a figure is not positive, or a miss is not dearer than a hit"),
+        Err(Refusal::NothingToGain) => println!("no gangs: there is nothing to gain"),
+        Err(Refusal::WaitTooLong { pays_ns, allowed_ns }) => println!(
+            "no gangs: a turn pays from {:.1} ms on, the longest wait allows {:.1} ms",
+            pays_ns / 1e6,
+            allowed_ns / 1e6
+        ),
+    }
+    Ok(ExitCode::FAILURE)
+}

@@ -1,0 +1,213 @@
+//! The layouts of the maps, as bpf/state.h has them.
+
+pub const MAX_CPUS: usize = 512;
+pub const MAX_CACHES: usize = 32;
+pub const MAX_GANGS: usize = 30;
+/// The CPU runs nobody of ours.
+pub const NOBODY: u32 = u32::MAX;
+
+const TURN_BYTES: usize = 16;
+const ROTATION_BYTES: usize = 16 + MAX_GANGS * TURN_BYTES;
+
+/// Whose place: a thread's or a whole process'.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Who {
+    Thread(u32),
+    Process(u32),
+}
+
+impl Who {
+    /// `struct place_key`
+    pub fn to_bytes(self) -> [u8; 8] {
+        let (kind, id) = match self {
+            Who::Thread(id) => (0, id),
+            Who::Process(id) => (1, id),
+        };
+        words([kind, id])
+    }
+}
+
+/// `struct place`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub gang: u32,
+    /// A bit for each last-level cache.
+    pub caches: u32,
+    pub weight: u32,
+    /// Do processes that descend from it take the same place?
+    pub children: bool,
+}
+
+impl Place {
+    pub fn to_bytes(self) -> [u8; 16] {
+        words([self.gang, self.caches, self.weight, u32::from(self.children)])
+    }
+}
+
+/// `struct turn`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    pub length_ns: u64,
+    pub gang: u32,
+    /// A bit for each gang that may use what this one leaves idle.
+    pub may_fill: u32,
+}
+
+/// `struct rotation`. At most [`MAX_GANGS`] turns.
+pub fn rotation_to_bytes(turns: &[Turn]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(ROTATION_BYTES);
+    bytes.extend(words::<2, 8>([turns.len() as u32, 0]));
+    bytes.extend(turns.iter().map(|turn| turn.length_ns).sum::<u64>().to_ne_bytes());
+    for turn in turns {
+        bytes.extend(turn.length_ns.to_ne_bytes());
+        bytes.extend(words::<2, 8>([turn.gang, turn.may_fill]));
+    }
+    bytes.resize(ROTATION_BYTES, 0);
+    bytes
+}
+
+/// The turns in a `struct rotation`. `None`: it is none.
+pub fn rotation_from_bytes(bytes: &[u8]) -> Option<Vec<Turn>> {
+    let turns = u32_at(bytes, 0)? as usize;
+    if bytes.len() != ROTATION_BYTES || turns > MAX_GANGS {
+        return None;
+    }
+    (0..turns)
+        .map(|index| {
+            let at = 16 + index * TURN_BYTES;
+            Some(Turn {
+                length_ns: u64_at(bytes, at)?,
+                gang: u32_at(bytes, at + 8)?,
+                may_fill: u32_at(bytes, at + 12)?,
+            })
+        })
+        .collect()
+}
+
+/// `struct cpu`, of which only the cache is written.
+pub fn cpu_to_bytes(cache: u32) -> Vec<u8> {
+    let mut bytes = words::<4, 16>([cache, NOBODY, NOBODY, 0]).to_vec();
+    bytes.extend([0; 16]);
+    bytes
+}
+
+/// ns for which a higher class had the CPU, until `now_ns` of the monotonic clock.
+pub fn taken_ns(cpu: &[u8], now_ns: u64) -> Option<u64> {
+    let since_ns = u64_at(cpu, 16)?;
+    let open_ns = if since_ns > 0 { now_ns.saturating_sub(since_ns) } else { 0 };
+    Some(u64_at(cpu, 24)? + open_ns)
+}
+
+/// `struct machine`
+pub fn machine_to_bytes(cpus: u32, caches: u32) -> Vec<u8> {
+    let mut bytes = words::<4, 16>([cpus, caches, 0, 0]).to_vec();
+    bytes.extend([0; 8]);
+    bytes
+}
+
+/// Kind and code with which the kernel ended the scheduler; kind 0: it runs.
+pub fn exit_of(machine: &[u8]) -> Option<(u32, i64)> {
+    Some((u32_at(machine, 8)?, u64_at(machine, 16)? as i64))
+}
+
+/// What happened at one cache since the scheduler was attached: `struct cache`.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Counts {
+    /// Whose turn it is. `None`: nobody's.
+    pub gang: Option<u32>,
+    pub turns: u64,
+    pub kicks: u64,
+    /// Tasks that waited longer than a rotation.
+    pub rescued: u64,
+    /// Tasks that ran in the turn of another gang as the plan allows it.
+    pub fills: u64,
+    /// How late a turn ended, at most.
+    pub latest_ns: u64,
+    pub longest_wait_ns: u64,
+    /// All CPUs ran the gang whose turn it was.
+    pub turn_ns: u64,
+    /// CPUs ran tasks of several gangs.
+    pub mixed_ns: u64,
+    /// CPUs ran another gang than the one whose turn it was.
+    pub off_turn_ns: u64,
+    /// Some CPUs were idle, the others ran the gang.
+    pub partly_idle_ns: u64,
+    pub idle_ns: u64,
+}
+
+impl Counts {
+    /// `None`: the bytes are too few.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let at = |index: usize| u64_at(bytes, 48 + 8 * index);
+        Some(Counts {
+            gang: u32_at(bytes, 0).filter(|gang| (*gang as usize) < MAX_GANGS),
+            turns: at(0)?,
+            kicks: at(1)?,
+            rescued: at(2)?,
+            fills: at(3)?,
+            latest_ns: at(4)?,
+            longest_wait_ns: at(5)?,
+            turn_ns: at(6)?,
+            mixed_ns: at(7)?,
+            off_turn_ns: at(8)?,
+            partly_idle_ns: at(9)?,
+            idle_ns: at(10)?,
+        })
+    }
+}
+
+fn words<const N: usize, const BYTES: usize>(words: [u32; N]) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    for (chunk, word) in bytes.chunks_exact_mut(4).zip(words) {
+        chunk.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does the C side have the same limits?
+    #[test]
+    fn limits_are_those_of_the_bpf_side() {
+        let header = include_str!("../bpf/state.h");
+        for (name, value) in [("MAX_CPUS", MAX_CPUS), ("MAX_CACHES", MAX_CACHES), ("MAX_GANGS", MAX_GANGS)] {
+            let line = header.lines().find(|line| line.starts_with(&format!("#define {name} "))).unwrap();
+            assert_eq!(line.split_whitespace().nth(2), Some(value.to_string().as_str()), "{line}");
+        }
+        for layout in
+            ["struct machine", "struct place_key", "struct place", "struct turn", "struct rotation", "struct cpu"]
+        {
+            assert!(header.contains(&format!("{layout} {{")), "{layout}");
+        }
+    }
+
+    /// Does a rotation that was written come back, and is another size refused?
+    #[test]
+    fn a_rotation_comes_back() {
+        let turn = |gang| Turn { length_ns: 20_000_000 + u64::from(gang), gang, may_fill: 1 << (gang + 1) };
+        let turns: Vec<Turn> = (0..MAX_GANGS as u32).map(turn).collect();
+        for some in [&turns[..], &turns[..2], &[]] {
+            let bytes = rotation_to_bytes(some);
+            assert_eq!(rotation_from_bytes(&bytes).as_deref(), Some(some));
+            assert_eq!(rotation_from_bytes(&bytes[..bytes.len() - 1]), None);
+        }
+    }
+
+    /// Is an interval that is still open counted, and only then?
+    #[test]
+    fn an_open_interval_counts() {
+        let mut cpu = cpu_to_bytes(3);
+        cpu[24..32].copy_from_slice(&500u64.to_ne_bytes());
+        assert_eq!(taken_ns(&cpu, 10_000), Some(500));
+        cpu[16..24].copy_from_slice(&9_000u64.to_ne_bytes());
+        assert_eq!(taken_ns(&cpu, 10_000), Some(1_500));
+    }
+}

@@ -1,0 +1,225 @@
+//! The message of the socket: one JSON object a line, and one line as the answer. docs/sched-ext.md describes it.
+
+use crate::law::WAIT_BEYOND_ROTATIONS_NS;
+use crate::maps::{MAX_CACHES, MAX_GANGS, Place, Turn, Who};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Of the message; another one is refused.
+pub const VERSION: u32 = 1;
+/// A message is at most this long.
+pub const MAX_BYTES: usize = 8 << 20;
+const MAX_TASKS: usize = 65_536;
+const TURN_US: (u64, u64) = (1_000, 1_000_000);
+const WEIGHT: (u32, u32) = (1, 10_000);
+
+/// What is asked.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Take this plan in.
+    Plan(Message),
+    /// What is in force?
+    State {},
+    /// Put all tasks back and end.
+    Stop {},
+}
+
+/// A plan as it is sent.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Message {
+    pub version: u32,
+    /// Larger than that of the plan in force.
+    pub generation: u64,
+    /// No plan is taken in with which a task could wait longer.
+    pub longest_wait_ms: u64,
+    /// In the order of the rotation.
+    pub turns: Vec<TurnMessage>,
+    pub tasks: Vec<TaskMessage>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TurnMessage {
+    pub cache: u32,
+    pub gang: u32,
+    pub turn_us: u64,
+    /// Gangs that may use the CPUs that this one leaves idle. None: the turn is strict.
+    #[serde(default)]
+    pub may_fill: Vec<u32>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskMessage {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread: Option<u32>,
+    pub gang: u32,
+    pub caches: Vec<u32>,
+    #[serde(default = "standard_weight")]
+    pub weight: u32,
+    #[serde(default)]
+    pub children: bool,
+}
+
+fn standard_weight() -> u32 {
+    100
+}
+
+/// A plan that was checked.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub generation: u64,
+    /// By cache.
+    pub rotations: Vec<Vec<Turn>>,
+    pub places: BTreeMap<Who, Place>,
+}
+
+/// Reads one line.
+///
+/// # Errors
+/// Where the line is no request.
+pub fn request(line: &str) -> Result<Request, String> {
+    if line.len() > MAX_BYTES {
+        return Err(format!("message: found {} bytes, expected at most {MAX_BYTES}", line.len()));
+    }
+    serde_json::from_str(line).map_err(|error| format!("message: {error}"))
+}
+
+impl Message {
+    /// Checks the plan against a machine with `caches` last-level caches and the generation in force.
+    ///
+    /// # Errors
+    /// The first place that is wrong, what was found there, and what was expected.
+    pub fn check(&self, caches: usize, in_force: u64) -> Result<Plan, String> {
+        if self.version != VERSION {
+            return Err(format!("plan.version: found {}, expected {VERSION}", self.version));
+        }
+        if self.generation <= in_force {
+            return Err(format!("plan.generation: found {}, expected more than {in_force}", self.generation));
+        }
+        // All ones is what a task has that no plan was looked up for yet.
+        if self.generation == u64::MAX {
+            return Err(format!("plan.generation: found {}, expected less", self.generation));
+        }
+        let rotations = self.rotations(caches.min(MAX_CACHES))?;
+        self.check_waits(&rotations)?;
+        let places = self.places(&rotations)?;
+        Ok(Plan { generation: self.generation, rotations, places })
+    }
+
+    fn rotations(&self, caches: usize) -> Result<Vec<Vec<Turn>>, String> {
+        let mut rotations: Vec<Vec<Turn>> = vec![Vec::new(); caches];
+        for (index, turn) in self.turns.iter().enumerate() {
+            let place = format!("plan.turns[{index}]");
+            let Some(rotation) = rotations.get_mut(turn.cache as usize) else {
+                return Err(format!("{place}.cache: found {}, expected below {caches}", turn.cache));
+            };
+            gang(turn.gang, &format!("{place}.gang"))?;
+            if rotation.iter().any(|known| known.gang == turn.gang) {
+                return Err(format!(
+                    "{place}.gang: found {} again, expected one turn at cache {}",
+                    turn.gang, turn.cache
+                ));
+            }
+            within(turn.turn_us, TURN_US, &format!("{place}.turn_us"))?;
+            let mut may_fill = 0;
+            for (at, filler) in turn.may_fill.iter().enumerate() {
+                let place = format!("{place}.may_fill[{at}]");
+                gang(*filler, &place)?;
+                if *filler == turn.gang {
+                    return Err(format!("{place}: found {filler}, expected another gang than the turn's own"));
+                }
+                may_fill |= 1 << filler;
+            }
+            rotation.push(Turn { length_ns: turn.turn_us * 1000, gang: turn.gang, may_fill });
+        }
+        Ok(rotations)
+    }
+
+    /// Two rotations and 100 ms must not be longer than what is allowed.
+    fn check_waits(&self, rotations: &[Vec<Turn>]) -> Result<(), String> {
+        for (cache, rotation) in rotations.iter().enumerate().filter(|(_, rotation)| rotation.len() > 1) {
+            let wait_ms = longest_wait_ns(rotation).div_ceil(1_000_000);
+            if wait_ms > self.longest_wait_ms {
+                return Err(format!(
+                    "plan.turns: a task at cache {cache} may wait {wait_ms} ms (two rotations and 100 ms), expected at most {}",
+                    self.longest_wait_ms
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn places(&self, rotations: &[Vec<Turn>]) -> Result<BTreeMap<Who, Place>, String> {
+        let mut places = BTreeMap::new();
+        if self.tasks.len() > MAX_TASKS {
+            return Err(format!("plan.tasks: found {}, expected at most {MAX_TASKS}", self.tasks.len()));
+        }
+        for (index, task) in self.tasks.iter().enumerate() {
+            let place = format!("plan.tasks[{index}]");
+            let who = match (task.process, task.thread) {
+                (Some(id), None) => Who::Process(id),
+                (None, Some(id)) => Who::Thread(id),
+                _ => return Err(format!("{place}: expected either 'process' or 'thread'")),
+            };
+            let (Who::Process(id) | Who::Thread(id)) = who;
+            // A number of the kernel's is positive and no longer than an int.
+            within(
+                u64::from(id),
+                (1, i32::MAX as u64),
+                &format!("{place}.{}", if task.process.is_some() { "process" } else { "thread" }),
+            )?;
+            gang(task.gang, &format!("{place}.gang"))?;
+            within(u64::from(task.weight), (WEIGHT.0.into(), WEIGHT.1.into()), &format!("{place}.weight"))?;
+            let caches = caches_of(task, rotations, &place)?;
+            let found = Place { gang: task.gang, caches, weight: task.weight, children: task.children };
+            if places.insert(who, found).is_some() {
+                return Err(format!("{place}: found {who:?} again, expected each task once"));
+            }
+        }
+        Ok(places)
+    }
+}
+
+/// The caches of a task, a bit each: a task without a turn at its cache would never run.
+fn caches_of(task: &TaskMessage, rotations: &[Vec<Turn>], place: &str) -> Result<u32, String> {
+    if task.caches.is_empty() {
+        return Err(format!("{place}.caches: found none, expected at least one"));
+    }
+    let mut bits = 0;
+    for (at, cache) in task.caches.iter().enumerate() {
+        let Some(rotation) = rotations.get(*cache as usize) else {
+            return Err(format!("{place}.caches[{at}]: found {cache}, expected below {}", rotations.len()));
+        };
+        if !rotation.iter().any(|turn| turn.gang == task.gang) {
+            return Err(format!("{place}.caches[{at}]: gang {} has no turn at cache {cache}", task.gang));
+        }
+        bits |= 1 << cache;
+    }
+    Ok(bits)
+}
+
+/// The longest wait of a task at a cache with these turns, ns.
+pub fn longest_wait_ns(rotation: &[Turn]) -> u64 {
+    2 * rotation.iter().map(|turn| turn.length_ns).sum::<u64>() + WAIT_BEYOND_ROTATIONS_NS as u64
+}
+
+fn gang(found: u32, place: &str) -> Result<(), String> {
+    if (found as usize) < MAX_GANGS {
+        Ok(())
+    } else {
+        Err(format!("{place}: found {found}, expected below {MAX_GANGS}"))
+    }
+}
+
+fn within(found: u64, (least, most): (u64, u64), place: &str) -> Result<(), String> {
+    if (least..=most).contains(&found) {
+        Ok(())
+    } else {
+        Err(format!("{place}: found {found}, expected {least} to {most}"))
+    }
+}

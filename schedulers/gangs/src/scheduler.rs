@@ -1,0 +1,138 @@
+//! The BPF object: loaded, attached, fed with plans, read back. When this is dropped, or its process ends in any way, the
+//! kernel detaches it and all tasks run under the fair class.
+
+use crate::machine::Machine;
+use gangs::maps::{self, Counts, MAX_CACHES, Turn};
+use gangs::plan::Plan;
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
+use std::collections::HashMap;
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gangs.bpf.o"));
+/// An array's only key.
+const ONLY: u32 = 0;
+
+pub struct Scheduler {
+    // Before the object: dropped first.
+    _link: Link,
+    _object: Object,
+    maps: HashMap<String, MapHandle>,
+    cpus: usize,
+    caches: usize,
+}
+
+impl Scheduler {
+    /// `all`: every task of the host instead of those with policy 7.
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    pub fn attach(machine: &Machine, all: bool) -> Result<Self, String> {
+        let says = |what: &str, error: libbpf_rs::Error| format!("{what}: {error:#}");
+        let aligned = OBJECT.to_vec();
+        let mut builder = ObjectBuilder::default();
+        let mut open = builder.open_memory(&aligned).map_err(|error| says("the BPF object", error))?;
+        let (operations, other) = if all { ("gangs_all", "gangs_managed") } else { ("gangs_managed", "gangs_all") };
+        for mut map in open.maps_mut() {
+            if map.name() == other {
+                map.set_autocreate(false).map_err(|error| says(other, error))?;
+            }
+        }
+        let mut object = open.load().map_err(|error| says("the kernel refuses the BPF object", error))?;
+        let mut handles = HashMap::new();
+        for map in object.maps().filter(|map| map.name() != other) {
+            let name = map.name().to_string_lossy().into_owned();
+            handles.insert(name, MapHandle::try_from(&map).map_err(|error| says("a map", error))?);
+        }
+        let (cpus, caches) = (machine.cache_of_cpu.len(), machine.cpus_of_cache.len());
+        write(&handles, "machine", ONLY, &maps::machine_to_bytes(cpus as u32, caches as u32))?;
+        for (cpu, cache) in machine.cache_of_cpu.iter().enumerate() {
+            write(&handles, "cpus", cpu as u32, &maps::cpu_to_bytes(*cache))?;
+        }
+        let mut found = object.maps_mut().find(|map| map.name() == operations);
+        let map = found.as_mut().ok_or_else(|| format!("{operations}: not in the BPF object"))?;
+        let link = map.attach_struct_ops().map_err(|error| says("the kernel refuses the scheduler", error))?;
+        Ok(Scheduler { _link: link, _object: object, maps: handles, cpus, caches })
+    }
+
+    /// Takes a plan in: the half that is not in force is filled, then one word makes it the one in force.
+    ///
+    /// # Errors
+    /// A map that the kernel does not let write. The plan in force stays as it is.
+    pub fn take_in(&self, plan: &Plan) -> Result<(), String> {
+        // Counted here and not as the plan counts: the half in force is the one of the lowest bit.
+        let generation = self.generation()? + 1;
+        let half = generation & 1;
+        let places = map(&self.maps, if half == 1 { "places_odd" } else { "places_even" })?;
+        for key in places.keys().collect::<Vec<_>>() {
+            places.delete(&key).map_err(|error| format!("places: {error}"))?;
+        }
+        for (who, place) in &plan.places {
+            places
+                .update(&who.to_bytes(), &place.to_bytes(), MapFlags::ANY)
+                .map_err(|error| format!("{who:?}: {error}"))?;
+        }
+        for (cache, rotation) in plan.rotations.iter().enumerate() {
+            let key = half as usize * MAX_CACHES + cache;
+            write(&self.maps, "rotations", key as u32, &maps::rotation_to_bytes(rotation))?;
+        }
+        write(&self.maps, "generation", ONLY, &generation.to_ne_bytes())
+    }
+
+    /// Plans taken in since attaching.
+    ///
+    /// # Errors
+    /// A map that cannot be read; so for the others below.
+    fn generation(&self) -> Result<u64, String> {
+        let bytes = read(&self.maps, "generation", ONLY)?;
+        bytes.try_into().map(u64::from_ne_bytes).map_err(|_| "generation: not a word".to_owned())
+    }
+
+    /// The turns in force, by cache.
+    pub fn rotations(&self) -> Result<Vec<Vec<Turn>>, String> {
+        let half = (self.generation()? & 1) as usize;
+        (0..self.caches)
+            .map(|cache| {
+                let bytes = read(&self.maps, "rotations", (half * MAX_CACHES + cache) as u32)?;
+                maps::rotation_from_bytes(&bytes).ok_or_else(|| format!("rotations[{cache}]: not a rotation"))
+            })
+            .collect()
+    }
+
+    /// How many tasks the plan in force names.
+    pub fn places(&self) -> Result<usize, String> {
+        let odd = self.generation()? & 1 == 1;
+        Ok(map(&self.maps, if odd { "places_odd" } else { "places_even" })?.keys().count())
+    }
+
+    pub fn counts(&self) -> Result<Vec<Counts>, String> {
+        let one = |cache| {
+            Counts::from_bytes(&read(&self.maps, "caches", cache)?).ok_or_else(|| "caches: too short".to_owned())
+        };
+        (0..self.caches as u32).map(one).collect()
+    }
+
+    /// ns for which a higher class had each CPU.
+    pub fn taken_ns(&self, now_ns: u64) -> Result<Vec<u64>, String> {
+        let one =
+            |cpu| maps::taken_ns(&read(&self.maps, "cpus", cpu)?, now_ns).ok_or_else(|| "cpus: too short".to_owned());
+        (0..self.cpus as u32).map(one).collect()
+    }
+
+    /// Kind and code, when the kernel has ended the scheduler.
+    pub fn ended(&self) -> Result<Option<(u32, i64)>, String> {
+        let exit = maps::exit_of(&read(&self.maps, "machine", ONLY)?).ok_or("machine: too short")?;
+        Ok((exit.0 != 0).then_some(exit))
+    }
+}
+
+fn map<'a>(maps: &'a HashMap<String, MapHandle>, name: &str) -> Result<&'a MapHandle, String> {
+    maps.get(name).ok_or_else(|| format!("{name}: not in the BPF object"))
+}
+
+fn read(maps: &HashMap<String, MapHandle>, name: &str, key: u32) -> Result<Vec<u8>, String> {
+    let found = map(maps, name)?.lookup(&key.to_ne_bytes(), MapFlags::ANY);
+    found.map_err(|error| format!("{name}[{key}]: {error}"))?.ok_or_else(|| format!("{name}[{key}]: absent"))
+}
+
+fn write(maps: &HashMap<String, MapHandle>, name: &str, key: u32, value: &[u8]) -> Result<(), String> {
+    map(maps, name)?.update(&key.to_ne_bytes(), value, MapFlags::ANY).map_err(|error| format!("{name}[{key}]: {error}"))
+}

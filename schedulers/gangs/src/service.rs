@@ -1,0 +1,277 @@
+//! The loader's life: takes plans over the socket, makes the planned tasks ours, watches that nobody else needs the CPUs,
+//! and gives everything back.
+
+use crate::machine::{self, Machine};
+use crate::scheduler::Scheduler;
+use crate::tasks::Tasks;
+use gangs::guard::{BackOff, Guard, WINDOW_NS};
+use gangs::maps::{Counts, Turn, Who};
+use gangs::plan::{MAX_BYTES, Plan, Request, TurnMessage, request};
+use serde::Serialize;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// SCX_EXIT_UNREG_KERN and SCX_EXIT_ERROR of include/linux/sched/ext.h, Linux 6.18.
+const EXIT_UNREG_KERN: u32 = 66;
+/// After a hotplug the kernel asks for another start (SCX_ECODE_ACT_RESTART); so often in a row at most.
+const RESTARTS: u32 = 5;
+const POLL: Duration = Duration::from_millis(20);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What is in force, as the maps and the kernel say.
+#[derive(Serialize)]
+struct State {
+    generation: u64,
+    kernel: String,
+    guarded: Option<String>,
+    places: usize,
+    held: usize,
+    caches: Vec<CacheState>,
+}
+
+#[derive(Serialize)]
+struct CacheState {
+    cpus: String,
+    turns: Vec<TurnMessage>,
+    counts: Counts,
+}
+
+pub struct Service {
+    machine: Machine,
+    all: bool,
+    tasks: Tasks,
+    plan: Option<Plan>,
+    scheduler: Option<Scheduler>,
+    guard: Guard,
+    looked: Instant,
+    attached: Instant,
+    back_off: BackOff,
+    again: Option<(Instant, String)>,
+    restarts: u32,
+}
+
+impl Service {
+    /// # Errors
+    /// What this host lacks, or what the kernel refuses.
+    pub fn start(journal: &Path, all: bool) -> Result<Self, String> {
+        let missing = machine::missing();
+        if !missing.is_empty() {
+            return Err(format!("missing here: {}", missing.join("; ")));
+        }
+        let (tasks, restored) = Tasks::open(journal)?;
+        if restored > 0 {
+            eprintln!("gangs: {restored} threads of an earlier run put back");
+        }
+        let machine = Machine::read()?;
+        let scheduler = Scheduler::attach(&machine, all)?;
+        Ok(Service {
+            machine,
+            all,
+            tasks,
+            plan: None,
+            scheduler: Some(scheduler),
+            guard: Guard::default(),
+            looked: Instant::now(),
+            attached: Instant::now(),
+            back_off: BackOff::default(),
+            again: None,
+            restarts: 0,
+        })
+    }
+
+    /// Serves until it is told to stop. All tasks are put back at the end, whatever it is.
+    ///
+    /// # Errors
+    /// The socket cannot be had, or the kernel has ended the scheduler.
+    pub fn run(&mut self, socket: &Path, stop: &Arc<AtomicBool>) -> Result<(), String> {
+        let done = self.serve(socket, stop);
+        let restored = self.tasks.put_all_back();
+        self.scheduler = None;
+        let _ = std::fs::remove_file(socket);
+        restored?;
+        done
+    }
+
+    fn serve(&mut self, socket: &Path, stop: &Arc<AtomicBool>) -> Result<(), String> {
+        let says = |error: std::io::Error| format!("{}: {error}", socket.display());
+        if UnixStream::connect(socket).is_ok() {
+            return Err(format!("{}: another loader listens there", socket.display()));
+        }
+        let _ = std::fs::remove_file(socket);
+        let listener = UnixListener::bind(socket).map_err(says)?;
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600)).map_err(says)?;
+        listener.set_nonblocking(true).map_err(says)?;
+        println!("attached, {} last-level caches, socket {}", self.machine.cpus_of_cache.len(), socket.display());
+        while !stop.load(Ordering::Relaxed) {
+            match listener.accept() {
+                Ok((client, _)) => {
+                    if self.answer(client) {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(POLL),
+                Err(error) => return Err(says(error)),
+            }
+            self.watch()?;
+        }
+        Ok(())
+    }
+
+    /// One request of a client. True: it asks to stop. A client that says nothing is left after two seconds.
+    fn answer(&mut self, client: UnixStream) -> bool {
+        let _ = client.set_nonblocking(false);
+        let _ = client.set_read_timeout(Some(CLIENT_TIMEOUT));
+        let _ = client.set_write_timeout(Some(CLIENT_TIMEOUT));
+        let mut line = String::new();
+        let read = BufReader::new(Read::take(&client, MAX_BYTES as u64 + 2)).read_line(&mut line);
+        let asked = match read {
+            Ok(_) => request(line.trim_end()),
+            Err(error) => Err(format!("message: {error}")),
+        };
+        let stop = matches!(asked, Ok(Request::Stop {}));
+        let said = asked.and_then(|asked| match asked {
+            Request::Plan(message) => {
+                let plan = message.check(self.machine.cpus_of_cache.len(), self.generation())?;
+                self.take_in(plan)
+            }
+            Request::State {} => self.state(),
+            Request::Stop {} => Ok(serde_json::json!({ "stopping": true })),
+        });
+        let said = said.unwrap_or_else(|error| serde_json::json!({ "error": error }));
+        let _ = (&client).write_all(format!("{said}\n").as_bytes());
+        stop
+    }
+
+    /// Of the plan that was taken in last.
+    fn generation(&self) -> u64 {
+        self.plan.as_ref().map_or(0, |plan| plan.generation)
+    }
+
+    fn take_in(&mut self, plan: Plan) -> Result<serde_json::Value, String> {
+        if let Some(scheduler) = &self.scheduler {
+            scheduler.take_in(&plan)?;
+        }
+        let complaints = if self.scheduler.is_some() { self.take_tasks(&plan) } else { Vec::new() };
+        let stays = |thread, process| {
+            self.all
+                || plan.places.contains_key(&Who::Thread(thread))
+                || plan.places.contains_key(&Who::Process(process))
+        };
+        // Children of planned processes stand in no plan: they stay with what they descend from until it goes.
+        if !plan.places.values().any(|place| place.children) {
+            self.tasks.put_back(stays)?;
+        }
+        let generation = plan.generation;
+        self.plan = Some(plan);
+        Ok(
+            serde_json::json!({ "generation": generation, "complaints": complaints, "attached": self.scheduler.is_some() }),
+        )
+    }
+
+    fn take_tasks(&mut self, plan: &Plan) -> Vec<String> {
+        let mut complaints = Vec::new();
+        for who in plan.places.keys().filter(|_| !self.all) {
+            match who {
+                Who::Process(process) => complaints.extend(self.tasks.take_process(*process)),
+                Who::Thread(thread) => complaints.extend(self.tasks.take(*thread).err()),
+            }
+        }
+        complaints
+    }
+
+    /// Everything that is in force, read back.
+    fn state(&self) -> Result<serde_json::Value, String> {
+        let mut caches = Vec::new();
+        if let Some(scheduler) = &self.scheduler {
+            let (rotations, counts) = (scheduler.rotations()?, scheduler.counts()?);
+            let read = rotations.into_iter().zip(counts).zip(&self.machine.cpus_of_cache).enumerate();
+            for (cache, ((turns, counts), cpus)) in read {
+                let turns = turns.iter().map(|turn| told(cache as u32, turn)).collect();
+                caches.push(CacheState { cpus: cpus.clone(), turns, counts });
+            }
+        }
+        let state = State {
+            generation: self.generation(),
+            kernel: machine::state(),
+            guarded: self.again.as_ref().map(|(_, why)| why.clone()),
+            places: self.scheduler.as_ref().map_or(Ok(0), Scheduler::places)?,
+            held: self.tasks.held(),
+            caches,
+        };
+        serde_json::to_value(state).map_err(|error| error.to_string())
+    }
+
+    /// Looks at the kernel, the guard and the clock.
+    fn watch(&mut self) -> Result<(), String> {
+        if let Some((at, _)) = &self.again {
+            return if Instant::now() >= *at { self.attach_again() } else { Ok(()) };
+        }
+        let Some(scheduler) = &self.scheduler else { return Ok(()) };
+        if let Some((kind, code)) = scheduler.ended()? {
+            if kind == EXIT_UNREG_KERN && self.restarts < RESTARTS {
+                self.restarts += 1;
+                return self.give_back("the kernel asks for a restart (hotplug)".to_owned(), 1);
+            }
+            return Err(format!("the kernel has ended the scheduler: exit kind {kind}, code {code}"));
+        }
+        let window = self.looked.elapsed();
+        if self.all || window.as_nanos() < u128::from(WINDOW_NS) {
+            return Ok(());
+        }
+        self.looked = Instant::now();
+        let taken_ns = scheduler.taken_ns(now_ns())?;
+        if let Some((cpu, share)) = self.guard.look(&taken_ns, window.as_nanos() as u64) {
+            let seconds = self.back_off.next_s(self.attached.elapsed().as_secs());
+            let percent = share * 100.0;
+            return self.give_back(
+                format!("CPU {cpu}: unmanaged tasks had {percent:.0} % of {} ms", window.as_millis()),
+                seconds,
+            );
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self, why: String, seconds: u64) -> Result<(), String> {
+        let restored = self.tasks.put_all_back()?;
+        self.scheduler = None;
+        eprintln!("gangs: {why}; {restored} threads back in the fair class, next attempt in {seconds} s");
+        self.again = Some((Instant::now() + Duration::from_secs(seconds), why));
+        Ok(())
+    }
+
+    fn attach_again(&mut self) -> Result<(), String> {
+        self.again = None;
+        self.machine = Machine::read()?;
+        let scheduler = Scheduler::attach(&self.machine, self.all)?;
+        self.guard = Guard::default();
+        (self.looked, self.attached) = (Instant::now(), Instant::now());
+        if let Some(plan) = self.plan.take() {
+            scheduler.take_in(&plan)?;
+            self.scheduler = Some(scheduler);
+            self.take_tasks(&plan).iter().for_each(|complaint| eprintln!("gangs: {complaint}"));
+            self.plan = Some(plan);
+        } else {
+            self.scheduler = Some(scheduler);
+        }
+        eprintln!("gangs: attached again");
+        Ok(())
+    }
+}
+
+fn told(cache: u32, turn: &Turn) -> TurnMessage {
+    let may_fill = (0..u32::BITS).filter(|gang| turn.may_fill & (1 << gang) != 0).collect();
+    TurnMessage { cache, gang: turn.gang, turn_us: turn.length_ns / 1000, may_fill }
+}
+
+/// The monotonic clock, which is the scheduler's.
+fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure lives through the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

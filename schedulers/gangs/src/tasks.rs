@@ -1,0 +1,188 @@
+//! The policy of threads: made ours, and put back. Everything is journalled before it is changed.
+
+use gangs::journal::{Entry, POLICY_EXT, line, parse, stat_fields};
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Real-time and deadline tasks are not taken: they would lose what they were given.
+const TAKEN_POLICIES: [i32; 3] = [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SCHED_IDLE];
+
+/// The journal and its file.
+pub struct Tasks {
+    path: PathBuf,
+    entries: Vec<Entry>,
+}
+
+impl Tasks {
+    /// Opens the journal; what an earlier run left in it is put back first. Returns how many threads that were.
+    ///
+    /// # Errors
+    /// The journal cannot be read, or a line in it is none.
+    pub fn open(path: &Path) -> Result<(Self, usize), String> {
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+        };
+        let entries = parse(&text).map_err(|error| format!("{}, {error}", path.display()))?;
+        let mut tasks = Tasks { path: path.to_owned(), entries };
+        let restored = tasks.put_all_back()?;
+        Ok((tasks, restored))
+    }
+
+    /// Makes the threads of a process ours. Returns what could not be changed, and why.
+    pub fn take_process(&mut self, process: u32) -> Vec<String> {
+        let threads = threads_of(process);
+        if threads.is_empty() {
+            return vec![format!("process {process}: gone")];
+        }
+        threads.into_iter().filter_map(|thread| self.take(thread).err()).collect()
+    }
+
+    /// Makes one thread ours.
+    ///
+    /// # Errors
+    /// It is gone, is a real-time task, or the kernel refuses.
+    pub fn take(&mut self, thread: u32) -> Result<(), String> {
+        let Some((policy, start_ticks, _)) = stat_of(thread) else { return Err(format!("thread {thread}: gone")) };
+        if policy == POLICY_EXT {
+            return Ok(());
+        }
+        if !TAKEN_POLICIES.contains(&policy) {
+            return Err(format!("thread {thread}: found policy {policy}, expected one of the fair class"));
+        }
+        self.write(&Entry { thread, start_ticks, policy })
+            .map_err(|error| format!("{}: {error}", self.path.display()))?;
+        set_policy(thread, POLICY_EXT).map_err(|error| format!("thread {thread}: {error}"))
+    }
+
+    fn write(&mut self, entry: &Entry) -> io::Result<()> {
+        let mut file = fs::OpenOptions::new().create(true).append(true).open(&self.path)?;
+        file.write_all(line(entry).as_bytes())?;
+        file.sync_data()?;
+        self.entries.push(*entry);
+        Ok(())
+    }
+
+    /// Puts back the threads that `stays` does not name, and all that descend from them. Returns how many.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn put_back(&mut self, stays: impl Fn(u32, u32) -> bool) -> Result<usize, String> {
+        let all = Listing::read();
+        let mut restored = 0;
+        for (thread, seen) in &all.threads {
+            if seen.policy != POLICY_EXT || stays(*thread, seen.process) {
+                continue;
+            }
+            // A thread that began while its process was ours inherited the policy, and so did a child.
+            if let Some(policy) = self.policy_before(*thread, seen, &all) {
+                restored += usize::from(set_policy(*thread, policy).is_ok());
+            }
+        }
+        self.entries
+            .retain(|entry| all.threads.get(&entry.thread).is_some_and(|seen| stays(entry.thread, seen.process)));
+        self.rewrite().map_err(|error| format!("{}: {error}", self.path.display()))?;
+        Ok(restored)
+    }
+
+    /// # Errors
+    /// The journal cannot be removed.
+    pub fn put_all_back(&mut self) -> Result<usize, String> {
+        self.put_back(|_, _| false)
+    }
+
+    /// The policy of the thread in the journal, else of its process, else of an ancestor; `None`: none of ours.
+    fn policy_before(&self, thread: u32, seen: &Seen, all: &Listing) -> Option<i32> {
+        let known =
+            |id: u32, start: u64| self.entries.iter().find(|entry| entry.thread == id && entry.start_ticks == start);
+        if let Some(entry) = known(thread, seen.start_ticks) {
+            return Some(entry.policy);
+        }
+        let mut process = seen.process;
+        for _ in 0..64 {
+            let head = all.threads.get(&process)?;
+            let member = self.entries.iter().find(|entry| {
+                all.threads
+                    .get(&entry.thread)
+                    .is_some_and(|of| of.process == process && of.start_ticks == entry.start_ticks)
+            });
+            if let Some(entry) = known(process, head.start_ticks).or(member) {
+                return Some(entry.policy);
+            }
+            process = head.parent;
+        }
+        None
+    }
+
+    /// The whole journal in one step; none when there is nothing to put back.
+    fn rewrite(&self) -> io::Result<()> {
+        if self.entries.is_empty() {
+            return match fs::remove_file(&self.path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            };
+        }
+        let text: String = self.entries.iter().map(line).collect();
+        let new = self.path.with_extension("new");
+        let mut file = fs::File::create(&new)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_data()?;
+        fs::rename(&new, &self.path)
+    }
+
+    /// Threads that are ours by the journal and by the kernel.
+    pub fn held(&self) -> usize {
+        let ours = |entry: &&Entry| {
+            stat_of(entry.thread).is_some_and(|(policy, start, _)| policy == POLICY_EXT && start == entry.start_ticks)
+        };
+        self.entries.iter().filter(ours).count()
+    }
+}
+
+struct Seen {
+    process: u32,
+    parent: u32,
+    policy: i32,
+    start_ticks: u64,
+}
+
+struct Listing {
+    threads: HashMap<u32, Seen>,
+}
+
+impl Listing {
+    fn read() -> Self {
+        let mut threads = HashMap::new();
+        for process in numbers_in("/proc") {
+            for thread in threads_of(process) {
+                if let Some((policy, start_ticks, parent)) = stat_of(thread) {
+                    threads.insert(thread, Seen { process, parent, policy, start_ticks });
+                }
+            }
+        }
+        Listing { threads }
+    }
+}
+
+fn numbers_in(folder: &str) -> Vec<u32> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn threads_of(process: u32) -> Vec<u32> {
+    numbers_in(&format!("/proc/{process}/task"))
+}
+
+fn stat_of(thread: u32) -> Option<(i32, u64, u32)> {
+    stat_fields(&fs::read_to_string(format!("/proc/{thread}/stat")).ok()?)
+}
+
+fn set_policy(thread: u32, policy: i32) -> io::Result<()> {
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the parameter lives through the call, which reads it only. The nice value stays as it is.
+    let done = unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &parameter) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,126 @@
+//! The message: what is taken in, and what is said of bad input.
+use gangs::maps::{Place, Turn, Who};
+use gangs::plan::{MAX_BYTES, Message, Request, request};
+use serde_json::{Value, json};
+
+fn good() -> Value {
+    json!({ "version": 1, "generation": 5, "longest_wait_ms": 300, "turns": [
+        { "cache": 0, "gang": 0, "turn_us": 20000, "may_fill": [2] },
+        { "cache": 0, "gang": 1, "turn_us": 50000 },
+        { "cache": 1, "gang": 2, "turn_us": 20000 },
+    ], "tasks": [
+        { "process": 100, "gang": 0, "caches": [0] },
+        { "thread": 100, "gang": 1, "caches": [0], "weight": 200, "children": true },
+    ] })
+}
+
+fn checked(plan: &Value) -> Result<gangs::plan::Plan, String> {
+    match request(&json!({ "plan": plan }).to_string())? {
+        Request::Plan(message) => message.check(2, 4),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Does a good message become the plan that it says?
+#[test]
+fn a_good_message_is_taken_in() {
+    let plan = checked(&good()).unwrap();
+    assert_eq!(plan.generation, 5);
+    let first = Turn { length_ns: 20_000_000, gang: 0, may_fill: 4 };
+    assert_eq!(plan.rotations[0], [first, Turn { length_ns: 50_000_000, gang: 1, may_fill: 0 }]);
+    assert_eq!(plan.rotations[1].len(), 1);
+    assert_eq!(plan.places[&Who::Process(100)], Place { gang: 0, caches: 1, weight: 100, children: false });
+    assert_eq!(plan.places[&Who::Thread(100)], Place { gang: 1, caches: 1, weight: 200, children: true });
+    assert!(matches!(request(r#"{"state":{}}"#), Ok(Request::State {})));
+    assert!(matches!(request(r#"{"stop":{}}"#), Ok(Request::Stop {})));
+}
+
+/// Is each bad field named with what was found and expected?
+#[test]
+fn bad_fields_are_named() {
+    let cases = [
+        ("/version", json!(2), "plan.version: found 2, expected 1"),
+        ("/generation", json!(4), "plan.generation: found 4, expected more than 4"),
+        ("/generation", json!(u64::MAX), "plan.generation: found 18446744073709551615, expected less"),
+        (
+            "/longest_wait_ms",
+            json!(239),
+            "plan.turns: a task at cache 0 may wait 240 ms (two rotations and 100 ms), expected at most 239",
+        ),
+        ("/turns/2/cache", json!(2), "plan.turns[2].cache: found 2, expected below 2"),
+        ("/turns/1/gang", json!(30), "plan.turns[1].gang: found 30, expected below 30"),
+        ("/turns/1/gang", json!(0), "plan.turns[1].gang: found 0 again, expected one turn at cache 0"),
+        ("/turns/0/turn_us", json!(999), "plan.turns[0].turn_us: found 999, expected 1000 to 1000000"),
+        (
+            "/turns/0/turn_us",
+            json!(u64::MAX),
+            "plan.turns[0].turn_us: found 18446744073709551615, expected 1000 to 1000000",
+        ),
+        (
+            "/turns/0/may_fill/0",
+            json!(0),
+            "plan.turns[0].may_fill[0]: found 0, expected another gang than the turn's own",
+        ),
+        ("/turns/0/may_fill/0", json!(32), "plan.turns[0].may_fill[0]: found 32, expected below 30"),
+        ("/tasks/0/process", json!(0), "plan.tasks[0].process: found 0, expected 1 to 2147483647"),
+        ("/tasks/0/process", json!(4294967295u32), "plan.tasks[0].process: found 4294967295, expected 1 to 2147483647"),
+        ("/tasks/0/process", json!(null), "plan.tasks[0]: expected either 'process' or 'thread'"),
+        ("/tasks/1/weight", json!(0), "plan.tasks[1].weight: found 0, expected 1 to 10000"),
+        ("/tasks/1/caches", json!([]), "plan.tasks[1].caches: found none, expected at least one"),
+        ("/tasks/1/caches", json!([0, 1]), "plan.tasks[1].caches[1]: gang 1 has no turn at cache 1"),
+        ("/tasks/1/caches", json!([40]), "plan.tasks[1].caches[0]: found 40, expected below 2"),
+        (
+            "/tasks/1",
+            json!({ "process": 100, "gang": 0, "caches": [0] }),
+            "plan.tasks[1]: found Process(100) again, expected each task once",
+        ),
+    ];
+    for (field, value, said) in cases {
+        let mut plan = good();
+        *plan.pointer_mut(field).unwrap_or_else(|| panic!("{field}")) = value;
+        assert_eq!(checked(&plan).unwrap_err(), said, "{field}");
+    }
+}
+
+/// Is text that is no request refused, and none of it taken for an empty plan?
+#[test]
+fn other_text_is_refused() {
+    for text in [
+        "",
+        "{}",
+        "[]",
+        "null",
+        "{\"plan\":{}}",
+        "{\"plan\":1}",
+        "{\"state\":{},\"stop\":{}}",
+        "{\"go\":{}}",
+        "{\"state\":{\"x\":1}}",
+    ] {
+        let said = request(text).unwrap_err();
+        assert!(said.starts_with("message: "), "{text}: {said}");
+    }
+    let mut plan = good();
+    plan["wieght"] = json!(1);
+    assert!(checked(&plan).unwrap_err().contains("unknown field `wieght`"));
+    let long = " ".repeat(MAX_BYTES + 1);
+    assert!(request(&long).unwrap_err().contains("expected at most"));
+}
+
+/// Does any text, cut or changed at any place, end in an error or a plan, never in a panic?
+#[test]
+fn cut_and_changed_messages_never_panic() {
+    let text = json!({ "plan": good() }).to_string();
+    let mut taken = 0;
+    for at in 0..text.len() {
+        assert!(request(&text[..at]).is_err(), "cut at {at}");
+        for with in ['9', '-', '"', '}', ' '] {
+            let mut changed = text.clone();
+            changed.replace_range(at..at + 1, &with.to_string());
+            if let Ok(Request::Plan(message)) = request(&changed) {
+                let message: Message = message;
+                taken += usize::from(message.check(2, 4).is_ok());
+            }
+        }
+    }
+    assert!(taken > 0, "no change was harmless: the plan is not read at all");
+}

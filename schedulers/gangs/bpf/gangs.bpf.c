@@ -117,7 +117,10 @@ void BPF_PROG(gangs_dispatch, s32 cpu, struct task_struct *prev)
 	struct cpu *here = cpu_of(cpu);
 	bool unplanned_ran;
 
-	if (!cache || !here || move_to_local(QUEUE(id, RESCUE)))
+	if (!cache || !here)
+		return;
+	rescue(id, cache);
+	if (move_to_local(QUEUE(id, RESCUE)))
 		return;
 	unplanned_ran = here->last == UNPLANNED;
 	if (!unplanned_ran && move_to_local(QUEUE(id, UNPLANNED)))

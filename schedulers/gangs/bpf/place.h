@@ -84,8 +84,9 @@ static s32 adopt(struct task_struct *p, bool forked)
 		return -ENOMEM;
 	t->generation = ~0ULL;
 	if (forked) {
-		struct task *parent = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), NULL, 0);
-		u32 process = bpf_get_current_pid_tgid() >> 32;
+		struct task_struct *current = bpf_get_current_task_btf();
+		struct task *parent = bpf_task_storage_get(&tasks, current, NULL, 0);
+		u32 process = current->tgid;
 		/* The nearest ancestor that is planned, over any number of forks. */
 		t->heir_of = process;
 		if (parent && parent->heir_of && !planned(current_generation(), 1, process))

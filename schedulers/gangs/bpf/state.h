@@ -90,7 +90,7 @@ struct cache {
 	u32 gang; /* whose turn it is */
 	u32 may_fill;
 	u32 position; /* in the rotation */
-	u32 pad;
+	u32 rescue_due;
 	u64 generation; /* of the rotation that the turn was taken from */
 	u64 slice_ns;	/* within the turn */
 	u64 next_ns;	/* when the turn ends */

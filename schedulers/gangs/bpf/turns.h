@@ -2,13 +2,7 @@
 /* Turns: a timer for each cache. */
 #pragma once
 #include "account.h"
-#include "place.h"
-
-static struct rotation *rotation_of(u32 cache, u64 now_generation)
-{
-	u32 key = (now_generation & 1) * MAX_CACHES + cache;
-	return bpf_map_lookup_elem(&rotations, &key);
-}
+#include "rescue.h"
 
 /* Every waiting task of a gang gets a piece of the turn: a gang larger than its CPUs shares the turn out. */
 static u64 slice_within(u64 turn_ns, u32 waiting, u32 cpus)
@@ -17,18 +11,6 @@ static u64 slice_within(u64 turn_ns, u32 waiting, u32 cpus)
 	if (slice_ns > LONGEST_SLICE_NS)
 		slice_ns = LONGEST_SLICE_NS;
 	return slice_ns < SHORTEST_SLICE_NS ? SHORTEST_SLICE_NS : slice_ns;
-}
-
-static bool in_rotation(struct rotation *rotation, u32 gang)
-{
-	s32 i;
-	bpf_for(i, 0, MAX_GANGS) {
-		if (i >= (s32)rotation->turns)
-			break;
-		if (rotation->turn[i].gang == gang)
-			return true;
-	}
-	return false;
 }
 
 /* Takes the next gang that has a waiting task. Returns how long its turn is. */
@@ -51,6 +33,7 @@ static u64 take_turn(u32 id, struct cache *cache, struct rotation *rotation, u64
 		u32 next = from + i;
 		if (next >= n)
 			next -= n;
+		barrier_var(next); /* the verifier does not see the bounds that clang sees */
 		if (i > (s32)n || next >= MAX_GANGS)
 			break;
 		if (scx_bpf_dsq_nr_queued(QUEUE(id, rotation->turn[next].gang)) > 0) {
@@ -58,6 +41,7 @@ static u64 take_turn(u32 id, struct cache *cache, struct rotation *rotation, u64
 			break;
 		}
 	}
+	barrier_var(at);
 	if (at >= MAX_GANGS)
 		at = 0;
 	struct turn *turn = &rotation->turn[at];
@@ -68,28 +52,6 @@ static u64 take_turn(u32 id, struct cache *cache, struct rotation *rotation, u64
 	cache->may_fill = turn->may_fill;
 	cache->slice_ns = slice_within(turn->length_ns, scx_bpf_dsq_nr_queued(QUEUE(id, turn->gang)), cpus);
 	return turn->length_ns;
-}
-
-/* Who waited longer than a rotation, or waits for a turn that no longer exists, is served before all others. */
-static void rescue(u32 id, struct cache *cache, struct rotation *rotation, u64 now_ns)
-{
-	struct task_struct *p;
-	s32 gang;
-
-	bpf_for(gang, 0, MAX_GANGS) {
-		u64 queue = QUEUE(id, gang);
-		if (scx_bpf_dsq_nr_queued(queue) <= 0)
-			continue;
-		u64 patience_ns = in_rotation(rotation, gang) ? rotation->length_ns : 0;
-		bpf_for_each(scx_dsq, p, queue, 0) {
-			struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
-			if (!t || !t->waits_since_ns || now_ns < t->waits_since_ns + patience_ns)
-				continue;
-			scx_bpf_dsq_move_set_slice(&___it, RESCUE_SLICE_NS);
-			if (scx_bpf_dsq_move(&___it, p, QUEUE(id, RESCUE), 0))
-				cache->rescued++;
-		}
-	}
 }
 
 /* CPUs that run somebody who may not run now are taken back; those of fillers as far as the gang needs them. */
@@ -134,7 +96,7 @@ static int on_turn(void *map, u32 *key, struct turn_timer *timer)
 	if (now_ns > cache->next_ns && now_ns - cache->next_ns > cache->latest_ns)
 		cache->latest_ns = now_ns - cache->next_ns;
 	account(id, now_ns);
-	rescue(id, cache, rotation, now_ns);
+	cache->rescue_due = 1;
 	u64 length_ns = take_turn(id, cache, rotation, now_generation, cpus_at(id));
 	hand_over(id, cache, scx_bpf_dsq_nr_queued(QUEUE(id, cache->gang & 31)));
 	cache->next_ns += length_ns;

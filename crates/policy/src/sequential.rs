@@ -9,12 +9,15 @@
 //! (Hendriksen, de Heide and Grunwald, Bayesian Analysis 2021; Ville 1939).
 //!
 //! Properties: adopted without effect at most one time in forty; refused although as good as asked for at most one time
-//! in forty; the answer may stay open; one block alone never decides.
+//! in forty; the answer may stay open; fewer than six blocks never adopt.
 
 use cachemate_core::SplitMix64;
 
 /// Squared effect sizes of a block that the alternative speaks of: just above its noise, and far above.
 const EFFECTS: [f64; 2] = [0.2, 5.0];
+/// Fewer blocks never adopt: without an effect so many have the same sign one time in thirty-two, whatever their noise is
+/// like, one way one time in sixty-four.
+const BLOCKS_AT_LEAST: usize = 6;
 /// Two-sided one in twenty: one in forty each way.
 const SURE: f64 = 20.0;
 
@@ -85,7 +88,7 @@ impl Evidence {
             }
             // Sure of some effect, and most likely of one that is worth it.
             if mean >= wanted {
-                return Said::Faster;
+                return if self.blocks.len() >= BLOCKS_AT_LEAST { Said::Faster } else { Said::Open };
             }
         }
         if mean < wanted && self.factor(wanted) >= SURE { Said::TooLittle } else { Said::Open }
@@ -209,12 +212,13 @@ mod tests {
         }
     }
 
-    /// Do four clear blocks decide, and fewer not?
+    /// Do six clear blocks decide, and fewer not?
     #[test]
     fn few_clear_blocks_decide() {
         let mut evidence = Evidence::default();
-        for (block, expected) in [(0.101, Said::Open), (0.099, Said::Open), (0.1, Said::Open), (0.1, Said::Faster)] {
-            evidence.add(block);
+        for (block, value) in [0.101, 0.099, 0.1, 0.1, 0.102, 0.1].into_iter().enumerate() {
+            evidence.add(value);
+            let expected = if block == 5 { Said::Faster } else { Said::Open };
             assert_eq!(evidence.said(0.01), expected, "{} blocks", evidence.blocks());
         }
         let mut evidence = Evidence::default();

@@ -1,12 +1,13 @@
 //! What `auto` still has to find out, and what finding out may cost.
 //!
-//! One ledger counts the processor time of every probe. Each task may be surveyed once, when it comes; after that probes
-//! wait until all of them together have cost no more than the stated share of processor time. At most one probe that
+//! One ledger counts the processor time of every probe. A probe that stops its task waits until it costs the task no more
+//! than the stated share of the time that it has run: who is gone soon is never surveyed. After each task's first one,
+//! probes wait until all of them together have cost no more than that share of processor time. At most one probe that
 //! stops its task runs on a cache at a time. Who does not answer in time is asked no more in this phase.
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Ability, Item, Probe, ProbeId, ProbeWhat, ProcessId, TaskId, View};
+use cachemate_core::{Ability, Evidence, Item, Probe, ProbeId, ProbeWhat, ProcessId, TaskId, View};
 use cachemate_locality::shmap::Sharing as Filter;
 
 use super::scene::{Site, seen_on};
@@ -47,6 +48,10 @@ pub struct Asks {
     pub clusters: BTreeMap<TaskId, usize>,
     pub spent_ns: u64,
     pub processor_ns: f64,
+    /// Time that each task has run.
+    ran_ns: BTreeMap<TaskId, u64>,
+    /// Of an entry of a log, once one was measured.
+    entry_ns: Option<f64>,
 }
 
 /// A process that waits less than this share of its cycles for other caches is not sampled.
@@ -57,6 +62,8 @@ const WATCHED_AT_ONCE: usize = 4;
 const ANSWERED_WITHIN_NS: u64 = 20_000_000_000;
 /// Windows between two rounds of samples of the same threads.
 const SAMPLED_AGAIN_AFTER: u32 = 300;
+/// Cost of an entry of a log, until it is measured: an interrupt.
+const ENTRY_NS: f64 = 1_500.0;
 /// Cost of a sample, until it is measured.
 const SAMPLE_COST_NS: f64 = 2_000.0;
 
@@ -70,6 +77,18 @@ impl Asks {
         let answers = view.seen.answers.iter();
         self.spent_ns += answers.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
         self.processor_ns += view.seen.span.elapsed_ns as f64 * f64::from(view.online().count());
+        for answer in &view.seen.answers {
+            let cost_ns: u64 = answer.cost_ns.iter().map(|(_, ns)| ns).sum();
+            if let Evidence::Trace { lines, .. } = &answer.evidence
+                && cost_ns > 0
+            {
+                self.entry_ns = Some(cost_ns as f64 / lines.len().max(1) as f64);
+            }
+        }
+        self.ran_ns.retain(|task, _| view.present().any(|seen| seen.task == *task));
+        for seen in view.present() {
+            *self.ran_ns.entry(seen.task).or_insert(0) += seen.on_cpu_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+        }
     }
 
     /// Takes in what was answered; the probes of the next window.
@@ -114,7 +133,10 @@ impl Asks {
             let may = before.is_none_or(|asked| asked.phase != phase && paid);
             let goes_on = before.is_some_and(|asked| !asked.over && (asked.phase == phase || !known));
             let free = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&on) };
-            if known || !free || !(goes_on || may && ran) {
+            let cost_ns = f64::from(terms.trace_entries) * self.entry_ns.unwrap_or(ENTRY_NS);
+            let has_run_ns = self.ran_ns.get(&seen.task).copied().unwrap_or(0) as f64;
+            let earned = watch || has_run_ns * terms.share >= cost_ns;
+            if known || !free || !(goes_on || may && ran && earned) {
                 continue;
             }
             if !goes_on {
@@ -222,7 +244,8 @@ impl Asks {
             let each = sampled as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
             let filter = Filter::default();
             let found = find(Method::CoClusters, &maps, &filter, scaled_threshold(THRESHOLD, each, filter.floor));
-            let of = joined(found.of, &maps);
+            let mut of = joined(found.of, &maps);
+            partners(view, &members, &mut of);
             let numbers = of.iter().flatten().max().map_or(0, |last| last + 1);
             for (seen, cluster) in members.iter().zip(&of) {
                 clusters.extend(cluster.map(|cluster| (seen.task, count + cluster)));
@@ -260,6 +283,25 @@ fn joined(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usiz
         (of[at], of[other]) = (Some(cluster), Some(cluster));
     }
     of
+}
+
+/// Of its remote accesses, those that go to one other thread from which on it is a partner.
+const PARTNER: f64 = 0.1;
+
+/// Who is in no cluster joins whose lines it fetches most.
+fn partners(view: &View<'_>, members: &[&&cachemate_core::TaskSeen], of: &mut [Option<usize>]) {
+    let mut next = of.iter().flatten().max().map_or(0, |last| last + 1);
+    for at in 0..members.len() {
+        let Some(profile) = view.profiles.get(&members[at].task).filter(|_| of[at].is_none()) else { continue };
+        let share = |other: usize| profile.sharing.with.get(&members[other].task).map_or(0.0, |fact| fact.value);
+        let others = (0..members.len()).filter(|&other| other != at).map(|other| (share(other), other));
+        let Some((most, other)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
+        if most >= PARTNER {
+            let cluster = of[other].unwrap_or(next);
+            next = next.max(cluster + 1);
+            (of[at], of[other]) = (Some(cluster), Some(cluster));
+        }
+    }
 }
 
 /// One access in so many, for samples to cost no more than this share of the busiest process's time.

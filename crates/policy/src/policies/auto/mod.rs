@@ -86,10 +86,10 @@ impl Default for Parameters {
             least_gain: 0.01,
             probe_share: 0.01,
             locations: 2_000,
-            trace_entries: 163_840,
+            trace_entries: 81_920,
             probe_budget_ns: 1_000_000_000,
             samples_per_thread: 4_000,
-            settle_windows: 2,
+            settle_windows: 1,
             leg_windows: 3,
             effort: 2_000,
             horizon_ns: 60_000_000_000,
@@ -288,11 +288,47 @@ impl Auto {
         if view.seen.in_force.pending.is_empty() && view.before.probes.is_empty() {
             self.watch.add(view.seen);
         }
+        if self.phase_turned(view) && !matches!(self.doubt, Some(Doubt::Tried { .. })) {
+            self.watch = Watch::default();
+            self.doubt = None;
+            return self.homeward(view, kept);
+        }
         match self.doubt.take() {
             Some(doubt) => self.judge(doubt, view, kept, why),
             None if self.is_due(view) => self.look(view, kept, why),
             None => kept,
         }
+    }
+
+    /// Has a task gone on to another phase since the last look?
+    fn phase_turned(&self, view: &View<'_>) -> bool {
+        let Some((last, _)) = &self.looked_at else { return false };
+        let phase = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
+        let turned = |(task, then, _): &(TaskId, u32, bool)| {
+            phase(*task) != *then && view.present().any(|seen| seen.task == *task)
+        };
+        last.iter().any(turned)
+    }
+
+    /// What was decided was for other phases: everybody where the machine's own scheduler had them, nothing divided, until
+    /// the next look. Where nothing is held nothing changes.
+    fn homeward(&mut self, view: &View<'_>, kept: Holding) -> Holding {
+        let phase = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
+        if let Some((last, _)) = &mut self.looked_at {
+            last.iter_mut().for_each(|(task, then, known)| {
+                if *then != phase(*task) {
+                    // The next look is due as soon as the task is known again, or given up.
+                    (*then, *known) = (phase(*task), false);
+                }
+            });
+        }
+        if kept.0.allowed.is_empty() && kept.0.gangs.is_empty() && kept.0.shares.is_empty() {
+            return kept;
+        }
+        let Some(scene) = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on) else { return kept };
+        let mut layout = Layout::default_of(&scene, &self.lived_on);
+        layout.held = scene.actors.iter().map(|actor| kept.0.allowed.contains_key(&actor.task)).collect();
+        self.holding(&scene, &layout, view)
     }
 
     /// Where tasks run that no plan holds anywhere.
@@ -474,7 +510,11 @@ impl Auto {
                 kept
             }
             Doubt::Tried { kept, old, new, mut trial, forecast } => {
-                let Some(said) = trial.add(view.seen, least) else {
+                let phase = |task: &cachemate_core::TaskSeen| {
+                    view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number)
+                };
+                let phases: Vec<u32> = view.present().map(phase).collect();
+                let Some(said) = trial.add(view.seen, &phases, least) else {
                     let holding = if trial.is_new() { new.clone() } else { old.clone() };
                     self.doubt = Some(Doubt::Tried { kept, old, new, trial, forecast });
                     return holding;

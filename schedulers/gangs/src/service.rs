@@ -162,10 +162,9 @@ impl Service {
                 || plan.places.contains_key(&Who::Thread(thread))
                 || plan.places.contains_key(&Who::Process(process))
         };
-        // Children of planned processes stand in no plan: they stay with what they descend from until it goes.
-        if !plan.places.values().any(|place| place.children) {
-            self.tasks.put_back(stays)?;
-        }
+        // Children of planned processes stand in no plan.
+        let heirs = |process| plan.places.get(&Who::Process(process)).is_some_and(|place| place.children);
+        self.tasks.put_back(stays, heirs)?;
         let generation = plan.generation;
         self.plan = Some(plan);
         Ok(

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 /// Real-time and deadline tasks are not taken: they would lose what they were given.
 const TAKEN_POLICIES: [i32; 3] = [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SCHED_IDLE];
 
+/// So far up is looked for the process that a task descends from.
+const ANCESTORS: usize = 64;
+
 /// The journal and its file.
 pub struct Tasks {
     path: PathBuf,
@@ -66,15 +69,17 @@ impl Tasks {
         Ok(())
     }
 
-    /// Puts back the threads that `stays` does not name, and all that descend from them. Returns how many.
+    /// Puts back all threads but those that `stays` names by thread and process, and those whose process descends from one that
+    /// `heirs` names. Returns how many.
     ///
     /// # Errors
     /// The journal cannot be written.
-    pub fn put_back(&mut self, stays: impl Fn(u32, u32) -> bool) -> Result<usize, String> {
+    pub fn put_back(&mut self, stays: impl Fn(u32, u32) -> bool, heirs: impl Fn(u32) -> bool) -> Result<usize, String> {
         let all = Listing::read();
+        let kept = |thread: u32, seen: &Seen| stays(thread, seen.process) || all.line_of(seen.process).any(&heirs);
         let mut restored = 0;
         for (thread, seen) in &all.threads {
-            if seen.policy != POLICY_EXT || stays(*thread, seen.process) {
+            if seen.policy != POLICY_EXT || kept(*thread, seen) {
                 continue;
             }
             // A thread that began while its process was ours inherited the policy, and so did a child.
@@ -82,8 +87,7 @@ impl Tasks {
                 restored += usize::from(set_policy(*thread, policy).is_ok());
             }
         }
-        self.entries
-            .retain(|entry| all.threads.get(&entry.thread).is_some_and(|seen| stays(entry.thread, seen.process)));
+        self.entries.retain(|entry| all.threads.get(&entry.thread).is_some_and(|seen| kept(entry.thread, seen)));
         self.rewrite().map_err(|error| format!("{}: {error}", self.path.display()))?;
         Ok(restored)
     }
@@ -91,7 +95,7 @@ impl Tasks {
     /// # Errors
     /// The journal cannot be removed.
     pub fn put_all_back(&mut self) -> Result<usize, String> {
-        self.put_back(|_, _| false)
+        self.put_back(|_, _| false, |_| false)
     }
 
     /// The policy of the thread in the journal, else of its process, else of an ancestor; `None`: none of ours.
@@ -101,20 +105,15 @@ impl Tasks {
         if let Some(entry) = known(thread, seen.start_ticks) {
             return Some(entry.policy);
         }
-        let mut process = seen.process;
-        for _ in 0..64 {
+        all.line_of(seen.process).find_map(|process| {
             let head = all.threads.get(&process)?;
             let member = self.entries.iter().find(|entry| {
                 all.threads
                     .get(&entry.thread)
                     .is_some_and(|of| of.process == process && of.start_ticks == entry.start_ticks)
             });
-            if let Some(entry) = known(process, head.start_ticks).or(member) {
-                return Some(entry.policy);
-            }
-            process = head.parent;
-        }
-        None
+            known(process, head.start_ticks).or(member).map(|entry| entry.policy)
+        })
     }
 
     /// The whole journal in one step; none when there is nothing to put back.
@@ -164,6 +163,12 @@ impl Listing {
             }
         }
         Listing { threads }
+    }
+
+    /// A process and its ancestors, the nearest first.
+    fn line_of(&self, process: u32) -> impl Iterator<Item = u32> + '_ {
+        std::iter::successors(Some(process), |process| self.threads.get(process).map(|seen| seen.parent))
+            .take(ANCESTORS)
     }
 }
 

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::layout::{Group, Turns, processes};
 use super::scene::Scene;
 use super::score::{Here, Score};
-use super::search::Judge;
+use super::search::{Judge, TASKS_OF_ONE};
 use crate::partition::units::Divided;
 use crate::solvers::sizing::{Claim, Total, exact};
 
@@ -36,6 +36,7 @@ const EXACT_UNITS_AT_MOST: u32 = 64;
 impl Members<'_> {
     pub fn score(&self, cut: &[Group], turns: Option<&Turns>) -> Score {
         let cost = if turns.is_some() { TURNS_COST } else { 1 };
+        let cost = cost * (1 + self.members.len() / TASKS_OF_ONE);
         self.effort.set(self.effort.get().saturating_sub(cost));
         let site = &self.scene.sites[self.site];
         let (scene, members, apart) = (self.scene, self.members, self.apart);
@@ -46,11 +47,14 @@ impl Members<'_> {
     pub fn best_cut(&self, judge: &Judge, turns: Option<&Turns>) -> Vec<Group> {
         let Some(divided) = self.scene.sites[self.site].divided else { return Vec::new() };
         let own = processes(self.scene, self.members);
-        if own.len() < 2 {
+        if own.len() < 2 || self.effort.get() == 0 {
             return Vec::new();
         }
         let mut best = (judge.key(self.score(&[], turns)), Vec::new());
         let mut consider = |cut: Vec<Group>| {
+            if self.effort.get() == 0 {
+                return;
+            }
             let key = judge.key(self.score(&cut, turns));
             if key > best.0 + 1e-9 {
                 best = (key, cut);
@@ -195,6 +199,9 @@ impl Members<'_> {
                 continue;
             }
             for gangs in self.gangs(cpus).into_iter().take(kinds) {
+                if self.effort.get() == 0 {
+                    break;
+                }
                 let turns = Turns { slice_ns, gangs };
                 let key = judge.key(self.score(cut, Some(&turns)));
                 if key > best.0 + 1e-9 {

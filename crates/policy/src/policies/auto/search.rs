@@ -154,7 +154,8 @@ impl Search<'_> {
 
     fn site_key(&mut self, layout: &Layout, site: usize, joint: bool) -> Score {
         if !joint {
-            self.effort.set(self.effort.get().saturating_sub(1));
+            let members = layout.home.iter().filter(|home| **home == Some(site)).count();
+            self.effort.set(self.effort.get().saturating_sub(1 + members / TASKS_OF_ONE));
             return site_score(self.scene, layout, site);
         }
         let members = layout.on(self.scene, site);
@@ -380,8 +381,11 @@ impl Search<'_> {
                         .iter()
                         .any(|&other| clustered(other).is_some_and(|c| touched.contains(&c)))
                 };
-                let again: Vec<usize> =
-                    (0..found.len()).filter(|&other| other == here || other == site || feels(other)).collect();
+                let again: Vec<usize> = if touched.is_empty() {
+                    vec![here, site]
+                } else {
+                    (0..found.len()).filter(|&other| other == here || other == site || feels(other)).collect()
+                };
                 for again in again {
                     found[again] = self.site_key(&changed, again, joint);
                 }
@@ -399,7 +403,73 @@ impl Search<'_> {
     }
 }
 
+/// A score of more tasks than this counts for several.
+pub const TASKS_OF_ONE: usize = 8;
 /// Tasks of another site that one is tried against.
 const EXCHANGES: usize = 8;
 /// A step must be worth something, or moves would be made for nothing.
 const LEAST_STEP: f64 = 1e-4;
+
+#[cfg(test)]
+mod tests {
+    use super::super::program::tests::{CACHE, program, uniform};
+    use super::super::scene::{Actor, Scene, Site};
+    use super::*;
+    use cachemate_core::{CacheId, ProcessId};
+
+    fn scene(sites: u32, cpus: u32, tasks: u32) -> Scene {
+        let site = |id: u32| Site {
+            cache: CacheId(id),
+            cpus: (id * cpus..(id + 1) * cpus).collect(),
+            cores: cpus as usize,
+            package: 0,
+            bytes: CACHE,
+            divided: None,
+        };
+        let (keeps, stream) = (uniform(0.22 * CACHE, 0.002), program(|_| 0.01));
+        let actor = |id: u32| Actor {
+            task: TaskId(id),
+            process: ProcessId(id),
+            movable: true,
+            program: Some(if id % 2 == 0 { keeps.clone() } else { stream.clone() }),
+            cluster: None,
+            seen_on: Some((id % sites) as usize),
+        };
+        let (sites, actors) = ((0..sites).map(site).collect(), (0..tasks).map(actor).collect());
+        Scene { sites, actors, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None }
+    }
+
+    fn best(scene: &Scene, allowed: Allowed, effort: usize) -> (Score, Score, usize) {
+        let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
+        let (effort, generator) = (Cell::new(effort), SplitMix64::new(1));
+        let mut search = Search { scene, allowed, judge, effort, generator };
+        let all = search.candidates(&BTreeMap::new(), None);
+        let judge = search.judge;
+        let best = all.iter().map(|one| one.score).reduce(|a, b| if judge.key(b) > judge.key(a) { b } else { a });
+        (all[0].score, best.unwrap(), search.effort.get())
+    }
+
+    const ALL: Allowed = Allowed { placement: true, sharing: true, space: true, gangs: true };
+
+    /// Are streams and programs that keep data parted where the machine's own scheduler has mixed them?
+    #[test]
+    fn streams_are_parted_from_who_keeps() {
+        let mut scene = scene(2, 4, 8);
+        scene.actors.iter_mut().enumerate().for_each(|(at, actor)| actor.seen_on = Some(at / 4));
+        let (default, found, _) = best(&scene, ALL, 2_000);
+        let value = |score: Score| score.value(Objective::WeightedSpeedup);
+        assert!(value(found) > 1.01 * value(default) && value(found) > 0.98, "{default:?} {found:?}");
+        let nothing = Allowed { placement: false, sharing: false, space: false, gangs: false };
+        let (default, found, _) = best(&scene, nothing, 2_000);
+        assert_eq!(value(default), value(found), "nothing is switched on");
+    }
+
+    /// Does the search of a large machine end within its effort, with a plan at least as good as the default?
+    #[test]
+    fn large_machines_are_searched_within_the_effort() {
+        let scene = scene(64, 16, 1_000);
+        let (default, found, left) = best(&scene, ALL, 400);
+        let value = |score: Score| score.value(Objective::WeightedSpeedup);
+        assert!(value(found) >= value(default) && left <= 400, "{default:?} {found:?}");
+    }
+}

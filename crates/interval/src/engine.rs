@@ -70,6 +70,8 @@ pub struct Slots {
     program: Vec<u32>,
     phase: Vec<u32>,
     left_instr: Vec<f64>,
+    /// Where it began, and its profile has the first touches.
+    fresh: Vec<bool>,
     /// Until it ends, whatever its phases; infinite = it goes by them alone.
     work_left_instr: Vec<f64>,
     flow: Vec<u32>,
@@ -280,6 +282,7 @@ impl Engine {
             slots.phase.push(0);
             slots.left_instr.push(0.0);
             slots.work_left_instr.push(0.0);
+            slots.fresh.push(false);
             slots.flow.push(NOWHERE);
             slots.entry.push(0);
             slots.ask.push(Ask::default());
@@ -299,6 +302,7 @@ impl Engine {
         slots.phase[at] = 0;
         slots.left_instr[at] = self.programs[program as usize].program.phases[0].instructions.unwrap_or(f64::INFINITY);
         slots.work_left_instr[at] = f64::INFINITY;
+        slots.fresh[at] = self.programs[program as usize].program.from_empty_cache;
         slots.flow[at] = NOWHERE;
         slots.ask[at] = Ask::default();
         (slots.told_phase[at], slots.switches[at], slots.stolen[at]) = (0, 0.0, 0.0);
@@ -507,6 +511,7 @@ impl Engine {
         let at = slot as usize;
         let before = self.slots.flow[at];
         if before != NOWHERE {
+            self.slots.fresh[at] = false;
             self.catch_up(before as usize);
             self.untell(at);
             self.flows[before as usize].leave(self.slots.entry[at] as usize);

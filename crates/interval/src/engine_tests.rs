@@ -218,6 +218,22 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
     assert!(apart.0 < 0.9 * together.0);
 }
 
+/// Does a program whose profile begins with an empty cache run as in its profile, where another one that begins with
+/// nothing first misses what it does not hold?
+#[test]
+fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
+    let cycles = |from_empty_cache: bool| {
+        let mut engine = engine(false);
+        let program = Program { from_empty_cache, ..Program::steady("a", uniform(40_000.0, 0.02)) };
+        let program = engine.add_program(program);
+        let slot = engine.start(program, on(&[0]));
+        engine.run(2e6);
+        2e6 / engine.done(slot).instructions
+    };
+    assert!((cycles(true) - 1.0).abs() < 0.01, "{}", cycles(true));
+    assert!(cycles(false) > 1.5, "{}", cycles(false));
+}
+
 /// Do contexts of one core share its slots, and does a machine of one context never wait for them?
 #[test]
 fn contexts_share_their_core() {

@@ -45,6 +45,8 @@ pub struct Flow {
     pub domain: Vec<u8>,
     /// Own instructions since the cut-off.
     window_instr: Vec<f64>,
+    /// When it came with nothing.
+    entered: Vec<f64>,
     /// They lie between these cycles.
     from: Vec<f64>,
     until: Vec<f64>,
@@ -63,6 +65,8 @@ pub struct Flow {
 /// The sum of occupancies is the capacity within this share of it.
 const CLOSE_ENOUGH: f32 = 1e-4;
 const ITERATIONS_AT_MOST: u32 = 40;
+/// A cache that holds less than this share of its capacity evicts nobody.
+const NOT_FULL: f32 = 0.99;
 
 impl Flow {
     /// Empty, one domain.
@@ -76,6 +80,7 @@ impl Flow {
             curve: Vec::new(),
             domain: Vec::new(),
             window_instr: Vec::new(),
+            entered: Vec::new(),
             from: Vec::new(),
             until: Vec::new(),
             lines: Vec::new(),
@@ -105,6 +110,7 @@ impl Flow {
         self.curve.push(curve);
         self.domain.push(0);
         self.window_instr.push(0.0);
+        self.entered.push(now);
         self.from.push(now);
         self.until.push(now);
         self.lines.push(0.0);
@@ -151,6 +157,7 @@ impl Flow {
         self.curve.swap_remove(at);
         self.domain.swap_remove(at);
         self.window_instr.swap_remove(at);
+        self.entered.swap_remove(at);
         self.from.swap_remove(at);
         self.until.swap_remove(at);
         self.lines.swap_remove(at);
@@ -158,6 +165,21 @@ impl Flow {
         self.rate.swap_remove(at);
         self.slope.swap_remove(at);
         self.near.swap_remove(at);
+    }
+
+    /// Has nothing been lost that the user touched since it came?
+    pub fn lost_nothing(&self, entry: usize) -> bool {
+        let domain = &self.domains[usize::from(self.domain[entry])];
+        if self.random {
+            self.held_lines() < NOT_FULL * domain.capacity_lines
+        } else {
+            domain.cutoff <= self.entered[entry]
+        }
+    }
+
+    /// Lines that the user may hold at most.
+    pub fn size_lines(&self, entry: usize) -> f32 {
+        self.domains[usize::from(self.domain[entry])].capacity_lines
     }
 
     /// The task's next phase: its lines are of use to that one too, as far as it would have touched them at `rate`.

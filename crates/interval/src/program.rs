@@ -111,6 +111,9 @@ pub struct Program {
     /// Units of work per instruction, where the program counts any.
     #[serde(default)]
     pub progress_per_instr: Option<f64>,
+    /// The first phases were measured from an empty cache on: first touches are among their misses, whatever is held.
+    #[serde(default)]
+    pub from_empty_cache: bool,
 }
 
 /// A program that cannot be.
@@ -132,6 +135,7 @@ impl Program {
             repeats_from: None,
             demand: Demand::default(),
             progress_per_instr: None,
+            from_empty_cache: false,
         }
     }
 

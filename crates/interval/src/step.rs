@@ -102,7 +102,10 @@ impl Engine {
             let at = state.task[entry] as usize;
             let slots = &mut self.slots;
             let dropped = slots.dropped[at];
-            let rates = self.curves.rates(state.curve[entry], middle, dropped);
+            // First touches are in the profile: as long as nothing was taken from it, it misses what it missed alone.
+            slots.fresh[at] &= state.lost_nothing(entry);
+            let size = if slots.fresh[at] { state.size_lines(entry) } else { middle };
+            let rates = self.curves.rates(state.curve[entry], size, dropped);
             let ask = &mut slots.ask[at];
             ask.cycles = rates.cycles_per_instr + slots.extra[at];
             ask.waits = rates.stall_per_instr / self.memory.latency_cycles;

@@ -342,7 +342,7 @@ impl IntervalMachine {
         let mut noise = Noise::new(self.options.seed ^ self.windows, task.0);
         // A log is no longer than what the task did: beside others it is slower than when the log began.
         let made = (now.instructions - before.instructions) * self.misses_per_instr(task);
-        let entries = entries.min(made.max(1.0) as u32);
+        let entries = entries.min((made + 0.5).max(1.0) as u32);
         let lines = self.slot_of(task).map_or(Vec::new(), |slot| {
             crate::stack::addresses(self.engine.hits_by_lines(slot), entries, self.engine.capacity_lines(), || {
                 noise.uniform()

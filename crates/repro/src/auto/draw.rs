@@ -289,6 +289,7 @@ fn job(name: &str, phase: Phase) -> Job {
         repeats_from: None,
         demand: Demand::default(),
         progress_per_instr: None,
+        from_empty_cache: false,
     };
     Job { name: name.to_string(), ..Job::new(program) }
 }

@@ -126,6 +126,7 @@ pub fn profile(
         repeats_from: Some(phases as u32 * 2 / 3),
         demand: cachemate_interval::Demand::default(),
         progress_per_instr: None,
+        from_empty_cache: true,
     })
 }
 

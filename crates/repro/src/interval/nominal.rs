@@ -31,6 +31,7 @@ pub fn measured(job: &Job, machine: &MachineSpec, stretch: f64) -> Result<Progra
         phase.instructions = phase.instructions.map(|length| length * stretch);
     }
     program.repeats_from = Some(0);
+    program.from_empty_cache = false;
     Ok(program)
 }
 

@@ -55,6 +55,7 @@ pub fn host(explicit: bool, phase_seconds: f64) -> Result<Engine, ReproError> {
             repeats_from: Some(0),
             demand: Demand::default(),
             progress_per_instr: None,
+            from_empty_cache: false,
         };
         let program = engine.add_program(program);
         engine.start(program, (0..64).collect());

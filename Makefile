@@ -4,7 +4,7 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro faults kill soak live lab sweep-engines install clean help
+.PHONY: demo test lint build bench repro faults kill soak live lab sweep-engines install deb deb-test clean help
 
 help:
 	@echo 'make demo     record real programs here, say who hurts whom and who should share a cache with whom'
@@ -17,6 +17,7 @@ help:
 	@echo 'make live     measure on this host (root, at most 15 minutes); says what it cannot show'
 	@echo 'make lab      a real kernel on a modelled machine with shared L3s, PMU and RDT: does all of it work and come back?'
 	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue, parts of which are killed; and what a sweep costs'
+	@echo 'make deb      a Debian package (target/debian); make deb-test installs, upgrades and removes it in a system of its own'
 	@echo 'make install  the command, its man pages and completions (PREFIX=/usr/local)'
 
 demo:
@@ -80,6 +81,14 @@ repro: build
 PREFIX ?= /usr/local
 install: build
 	scripts/install.sh '$(PREFIX)'
+
+DEB = target/debian
+deb: build
+	packaging/deb.sh $(RELEASE) $(DEB)
+
+# Installs, upgrades under a running daemon, removes and purges it in a system of its own below target/.
+deb-test: deb
+	packaging/test-deb.sh $(DEB)/cachemate_*.deb
 
 clean:
 	$(CARGO) clean

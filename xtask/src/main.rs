@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+mod dashboard;
 mod results;
 mod tidy;
 
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
 fn tidy(root: &Path) -> Result<(), String> {
     let mut complaints = tidy::check(root).map_err(|error| format!("tidy: {error}"))?;
     complaints.extend(results::check(root)?);
+    complaints.extend(dashboard::check(root).map_err(|error| format!("dashboard: {error}"))?);
     match complaints.len() {
         0 => Ok(()),
         count => Err(format!("{}\ntidy: {count} complaints; STYLE.md says why", complaints.join("\n"))),

@@ -1,0 +1,72 @@
+#!/bin/sh
+# Makes a Debian package of a built command. `make deb` builds first. No build system: files are laid out and packed by dpkg-deb.
+# Usage: deb.sh CACHEMATE OUTPUT-FOLDER
+set -eu
+cd "$(dirname "$0")/.."
+cachemate=$(realpath "${1:?usage: deb.sh CACHEMATE OUTPUT-FOLDER}")
+out=${2:?usage: deb.sh CACHEMATE OUTPUT-FOLDER}
+version=$(sed -n 's/^## \([0-9][^ ]*\) (.*/\1/p' CHANGELOG.md | head -n 1)
+date=$(sed -n 's/^## [^(]*(\(.*\))$/\1/p' CHANGELOG.md | head -n 1)
+arch=$(dpkg --print-architecture)
+# Same sources, same package: nothing in it has the time of its making.
+SOURCE_DATE_EPOCH=$(date -u -d "$date" +%s)
+export SOURCE_DATE_EPOCH
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+root=$work/cachemate
+umask 022
+
+install -D -m 755 "$cachemate" "$root/usr/bin/cachemate"
+strip --strip-unneeded --remove-section=.comment --remove-section=.note "$root/usr/bin/cachemate"
+mkdir -p "$root/usr/share/man/man1"
+"$cachemate" man --dir "$root/usr/share/man/man1" --force >/dev/null
+gzip -9n "$root"/usr/share/man/man1/*.1
+for shell in 'bash usr/share/bash-completion/completions/cachemate' 'zsh usr/share/zsh/vendor-completions/_cachemate' \
+    'fish usr/share/fish/vendor_completions.d/cachemate.fish'; do
+    target=$root/${shell#* }
+    mkdir -p "$(dirname "$target")"
+    "$cachemate" completions "${shell%% *}" >"$target"
+done
+install -d "$root/usr/lib/systemd/system"
+sed 's|/usr/local/bin|/usr/bin|' packaging/cachemate.service >"$root/usr/lib/systemd/system/cachemate.service"
+chmod 644 "$root/usr/lib/systemd/system/cachemate.service"
+install -D -m 644 packaging/cachemate.toml "$root/etc/cachemate/cachemate.toml"
+install -d "$root/usr/share/cachemate/pack/servers" "$root/usr/share/cachemate/machines"
+install -m 644 pack/*.cmt "$root/usr/share/cachemate/pack/"
+install -m 644 pack/servers/*.cmt pack/servers/*.threads "$root/usr/share/cachemate/pack/servers/"
+install -m 644 machines/*.toml "$root/usr/share/cachemate/machines/"
+install -D -m 644 packaging/grafana.json "$root/usr/share/cachemate/grafana.json"
+
+doc=$root/usr/share/doc/cachemate
+install -D -m 644 packaging/debian/copyright "$doc/copyright"
+maintainer=$(sed -n 's/^Maintainer: //p' packaging/debian/control)
+{
+    echo "cachemate ($version) unstable; urgency=medium"
+    echo
+    sed -n "/^## $version /,/^## [^$version]/p" CHANGELOG.md | sed -n 's/^- /  * /p' | fold -s -w 76 | sed 's/^\([^ ]\)/    \1/; s/ *$//'
+    echo
+    echo " -- $maintainer  $(LC_ALL=C date -u -d "$date" '+%a, %d %b %Y %T +0000')"
+} | gzip -9n >"$doc/changelog.gz"
+
+mkdir "$root/DEBIAN"
+for script in postinst prerm postrm; do
+    install -m 755 "packaging/debian/$script" "$root/DEBIAN/$script"
+done
+echo /etc/cachemate/cachemate.toml >"$root/DEBIAN/conffiles"
+# What the command is linked with, by the libraries' own account; dpkg-shlibdeps wants a source package around it.
+mkdir "$work/debian"
+cp packaging/debian/control "$work/debian/control"
+depends=$(cd "$work" && dpkg-shlibdeps -O cachemate/usr/bin/cachemate 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
+size=$(du -k -s --apparent-size "$root" | cut -f 1)
+sed -n '/^Package:/,$p' packaging/debian/control | sed "s|^Architecture: .*|Architecture: $arch|; s|\${shlibs:Depends}|$depends|
+/^Package:/a\\
+Version: $version\\
+Maintainer: $maintainer\\
+Installed-Size: $size\\
+Section: admin\\
+Priority: optional" >"$root/DEBIAN/control"
+(cd "$root" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
+find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+mkdir -p "$out"
+dpkg-deb --root-owner-group --build "$root" "$out/cachemate_${version}_$arch.deb" >/dev/null
+echo "$out/cachemate_${version}_$arch.deb"

@@ -1,0 +1,80 @@
+#!/bin/sh
+# Does the package pass lintian, install, upgrade under a running daemon, keep an edited configuration, and go without a trace?
+# In a system of its own (debootstrap, below target/): root and a network, or it says what is not shown.
+# Usage: test-deb.sh PACKAGE.deb
+set -eu
+cd "$(dirname "$0")/.."
+package=$(realpath "${1:?usage: test-deb.sh PACKAGE.deb}")
+not_shown() { echo "not shown here: $1"; exit 0; }
+fail() { echo "test-deb: $1" >&2; exit 1; }
+
+if command -v lintian >/dev/null 2>&1; then
+    lintian --allow-root --fail-on error "$package" || fail 'lintian has errors'
+else
+    echo 'not shown here: lintian is not installed'
+fi
+[ "$(id -u)" = 0 ] || not_shown 'a chroot needs root'
+command -v debootstrap >/dev/null 2>&1 || not_shown 'debootstrap is not installed'
+base=$(pwd)/target/debian/base
+if [ ! -e "$base/done" ]; then
+    rm -rf "$base"
+    debootstrap --variant=minbase "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$base" >/dev/null || not_shown 'debootstrap had no network'
+    touch "$base/done"
+fi
+root=$(mktemp -d)
+daemon=''
+cleanup() {
+    [ -z "$daemon" ] || kill "$daemon" 2>/dev/null || true
+    umount "$root/proc" "$root/sys" 2>/dev/null || true
+    rm -rf --one-file-system "$root"
+}
+trap cleanup EXIT
+cp -a "$base/." "$root/"
+mount -t proc proc "$root/proc"
+mount -t sysfs -o ro sysfs "$root/sys"
+within() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
+
+within find / -xdev -path /proc -prune -o -path /sys -prune -o -print | sort >"$root.before"
+cp "$package" "$root/package.deb"
+within dpkg -i /package.deb >/dev/null || fail 'it does not install'
+within cachemate --version
+within cachemate topology >/dev/null || fail 'the command does not run'
+for file in /usr/share/man/man1/cachemate.1.gz /usr/lib/systemd/system/cachemate.service \
+    /usr/share/bash-completion/completions/cachemate /etc/cachemate/cachemate.toml /usr/share/doc/cachemate/copyright; do
+    [ -e "$root$file" ] || fail "$file is missing"
+done
+within dpkg-query -W -f '${Conffiles}' cachemate | grep -q /etc/cachemate/cachemate.toml || fail 'the configuration is no conffile'
+within dpkg --verify cachemate || fail 'files differ from their sums'
+
+# A daemon that runs, and an administrator who wrote something.
+echo 'window_ms = 500' >>"$root/etc/cachemate/cachemate.toml"
+mkdir -p "$root/run/cachemate" "$root/var/lib/cachemate"
+# Not by the function above: that would be a shell's number, not the daemon's.
+chroot "$root" env -i PATH=/usr/bin cachemate --quiet manage --observe &
+daemon=$!
+answers() { within cachemate status --json 2>/dev/null | grep -q '"windows"'; }
+for _ in $(seq 1 120); do answers && break; sleep 0.5; done
+answers || fail 'the daemon does not answer'
+higher=$root/higher
+dpkg-deb -R "$package" "$higher"
+sed -i 's/^Version: .*/&+test1/' "$higher/DEBIAN/control"
+dpkg-deb --root-owner-group --build "$higher" "$root/higher.deb" >/dev/null
+rm -rf "$higher"
+within dpkg --force-confold -i /higher.deb >/dev/null || fail 'it does not upgrade'
+answers || fail 'the daemon does not answer after the upgrade'
+grep -q 'window_ms = 500' "$root/etc/cachemate/cachemate.toml" || fail 'the upgrade took the edited configuration'
+kill "$daemon"
+wait "$daemon" || true
+daemon=''
+
+said=$(within dpkg -r cachemate 2>&1) || fail "it does not go: $said"
+case $said in *'could not be put back'*) fail "$said" ;; esac
+[ ! -e "$root/usr/bin/cachemate" ] || fail 'the command is still there'
+[ -e "$root/etc/cachemate/cachemate.toml" ] || fail 'removing took the configuration'
+within dpkg -P cachemate >/dev/null 2>&1 || fail 'it cannot be purged'
+rm -f "$root/package.deb" "$root/higher.deb"
+within find / -xdev -path /proc -prune -o -path /sys -prune -o -print | sort >"$root.after"
+left=$(comm -13 "$root.before" "$root.after" | grep -v -e '^/var/lib/dpkg' -e '^/var/log' -e '^/run' -e '^/tmp' || true)
+rm -f "$root.before" "$root.after"
+[ -z "$left" ] || fail "left behind: $left"
+echo 'installs, upgrades under a running daemon, keeps the configuration, goes without a trace'

@@ -1,0 +1,79 @@
+//! Does the dashboard ask for metrics that there are?
+//!
+//! Problem: a dashboard that names a metric wrongly shows nothing, and says nothing. Method: the names in
+//! `packaging/grafana.json` are held against the names that `crates/cli/src/live/metrics.rs` registers. The encoder puts
+//! `cachemate_` before a name, and `_total` and the unit behind it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+const DASHBOARD: &str = "packaging/grafana.json";
+const METRICS: &str = "crates/cli/src/live/metrics.rs";
+
+/// Every complaint, as `file: what is wrong`.
+///
+/// # Errors
+/// One of the two files cannot be read.
+pub fn check(root: &Path) -> io::Result<Vec<String>> {
+    let (asked, source) = (fs::read_to_string(root.join(DASHBOARD))?, fs::read_to_string(root.join(METRICS))?);
+    let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+    let registered: BTreeSet<&str> = code.split('"').skip(1).step_by(2).collect();
+    let names = names(&asked);
+    let mut complaints: Vec<String> = names
+        .iter()
+        .filter(|name| !registered.contains(bare(name)))
+        .map(|name| format!("{DASHBOARD}: '{name}' is registered nowhere in {METRICS}"))
+        .collect();
+    if names.is_empty() {
+        complaints.push(format!("{DASHBOARD}: no metric is asked for"));
+    }
+    Ok(complaints)
+}
+
+/// Words that begin with the prefix of all metrics.
+fn names(dashboard: &str) -> BTreeSet<String> {
+    let in_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words = dashboard.split(|c: char| !in_a_name(c));
+    words.filter(|word| word.starts_with("cachemate_")).map(str::to_string).collect()
+}
+
+/// As it is registered.
+fn bare(name: &str) -> &str {
+    let name = name.strip_prefix("cachemate_").unwrap_or(name);
+    let name = name.strip_suffix("_total").unwrap_or(name);
+    name.strip_suffix("_seconds").unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are all metrics of the dashboard registered?
+    #[test]
+    fn the_dashboard_asks_for_metrics_that_there_are() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        assert_eq!(check(root).unwrap(), Vec::<String>::new());
+    }
+
+    /// Is a name that nobody registers found?
+    #[test]
+    fn a_metric_that_is_not_there_is_a_complaint() {
+        let root = tempfile::tempdir().unwrap();
+        for (file, text) in [
+            (
+                DASHBOARD,
+                r#"{"expr": "rate(cachemate_cpu_seconds_total[5m])", "other": "cachemate_gone{cache_id=\"1\"}"}"#,
+            ),
+            (METRICS, r#"registry.register_with_unit("cpu", "Processor time", Unit::Seconds, counter);"#),
+        ] {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let found = check(root.path()).unwrap();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("'cachemate_gone'"));
+    }
+}

@@ -282,6 +282,29 @@ fn joined(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usiz
         next = next.max(cluster + 1);
         (of[at], of[other]) = (Some(cluster), Some(cluster));
     }
+    merged(of, maps)
+}
+
+/// Clusters whose threads use the same regions are one.
+fn merged(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
+    let count = of.iter().flatten().max().map_or(0, |last| last + 1);
+    let sum = |of: &[Option<usize>], cluster: usize| {
+        let mut sums: Vec<f64> = Vec::new();
+        for (_, map) in of.iter().zip(maps).filter(|(one, _)| **one == Some(cluster)) {
+            sums.resize(sums.len().max(map.counters.len()), 0.0);
+            sums.iter_mut().zip(map.counters).for_each(|(sum, &counter)| *sum += f64::from(counter));
+        }
+        sums
+    };
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
+    for a in 0..count {
+        for b in a + 1..count {
+            let (one, other) = (sum(&of, a), sum(&of, b));
+            if dot(&one, &other) >= ALIKE * libm::sqrt(dot(&one, &one) * dot(&other, &other)).max(1e-9) {
+                of.iter_mut().filter(|cluster| **cluster == Some(b)).for_each(|cluster| *cluster = Some(a));
+            }
+        }
+    }
     of
 }
 
@@ -332,5 +355,6 @@ mod tests {
             maps.iter().map(|map| ThreadMap { counters: map.as_slice(), together: None }).collect();
         assert_eq!(joined(vec![Some(0), Some(0), None, None], &maps), [Some(0), Some(0), Some(0), None]);
         assert_eq!(joined(vec![None; 4], &maps), [Some(0), Some(0), Some(0), None]);
+        assert_eq!(joined(vec![Some(0), Some(1), Some(1), None], &maps), [Some(0), Some(0), Some(0), None], "one");
     }
 }

@@ -88,7 +88,7 @@ impl Default for Parameters {
             locations: 2_000,
             trace_entries: 81_920,
             probe_budget_ns: 1_000_000_000,
-            samples_per_thread: 4_000,
+            samples_per_thread: 16_000,
             settle_windows: 1,
             leg_windows: 3,
             effort: 2_000,

@@ -47,7 +47,8 @@ pub struct Parameters {
     pub active_from: f64,
     /// Windows after which a task is probed again; 0 = never.
     pub probe_again_windows: u64,
-    /// Processor time that the first survey may take, for each task.
+    /// Processor time that the first survey may take, for each task: on a host a bracket's phases are long (150 ms), and
+    /// the two probes of a task take 1.8 s with an 8 MiB cache, what they keep it off its CPU included.
     pub survey_ns: u64,
     /// Share of all processor time that probing may take besides. Programs that a probe keeps off its CPUs lose about twice
     /// that again (measured in the simulator), so that a quarter of a per cent costs them less than one.
@@ -67,7 +68,7 @@ impl Default for Parameters {
             ganged_at_most: 16,
             active_from: 0.1,
             probe_again_windows: 0,
-            survey_ns: 500_000_000,
+            survey_ns: 3_000_000_000,
             probing_at_most: 0.0025,
         }
     }

@@ -27,13 +27,23 @@ struct Host {
     before: Plan,
     profiles: Profiles,
     window: u64,
+    /// Processor time of a probe of what a task presses, and of what it feels; and how long the task is kept off.
+    costs_ns: [(u64, u64); 2],
 }
 
 impl Host {
     fn new(truth: &[(f64, Option<f64>)], round_trip_ns: f64) -> Self {
         let before = Plan::idle(Window::Time { ns: 1 });
         let policy = build("", 1).unwrap();
-        Host { policy, truth: truth.to_vec(), round_trip_ns, before, profiles: Profiles::new(), window: 0 }
+        Host {
+            policy,
+            truth: truth.to_vec(),
+            round_trip_ns,
+            before,
+            profiles: Profiles::new(),
+            window: 0,
+            costs_ns: [(0, 0); 2],
+        }
     }
 
     fn answer(&mut self, probe: &Probe) -> Answer {
@@ -59,7 +69,12 @@ impl Host {
             }
             _ => panic!("{probe:?} was not to be asked"),
         };
-        Answer { probe: probe.id, evidence, complete: true, cost_ns: Vec::new() }
+        let cost_ns = match probe.what {
+            ProbeWhat::Evicted { task, .. } => vec![(None, self.costs_ns[0].0), (Some(task), self.costs_ns[0].1)],
+            ProbeWhat::Neighbour { task, .. } => vec![(None, self.costs_ns[1].0), (Some(task), self.costs_ns[1].1)],
+            _ => Vec::new(),
+        };
+        Answer { probe: probe.id, evidence, complete: true, cost_ns }
     }
 
     fn step(&mut self) -> Decision {
@@ -111,6 +126,15 @@ const MIX: [(f64, Option<f64>); 4] = [(0.05, Some(2.0)), (0.7, Some(0.1)), (0.05
 fn pressers_and_feelers_are_kept_apart_in_time() {
     let mut host = Host::new(&MIX, 60.0);
     assert_eq!(host.gangs(3), Vec::<Vec<u32>>::new(), "not before everything is known");
+    assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
+}
+
+/// Does a first survey come to its end where probes cost what they cost on a host (four brackets of six samples of a few
+/// tens of milliseconds; five phases of 150 ms, in one of which the task is kept off)?
+#[test]
+fn a_first_survey_ends_at_a_hosts_prices() {
+    let mut host = Host::new(&MIX, 60.0);
+    host.costs_ns = [(1_100_000_000, 120_000_000), (900_000_000, 150_000_000)];
     assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
 }
 

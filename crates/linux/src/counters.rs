@@ -93,11 +93,14 @@ fn implausible(event: Event, count: u64, counted_share: f64, fetched: u64) -> Op
     if counted_share == 0.0 {
         return Some(Absent::NoTime);
     }
+    // Nobody else has the loop's lines: none of them comes out of a remote cache.
+    let remote = event == Event::RemoteCacheHits;
     if count == 0 {
-        return Some(Absent::HardZero);
+        return (!remote).then_some(Absent::HardZero);
     }
     let scaled = count as f64 / counted_share;
-    (matches!(event, Event::Misses(_)) && scaled < MISSES_AT_LEAST * fetched as f64)
+    let as_misses = scaled >= MISSES_AT_LEAST * fetched as f64;
+    ((remote && as_misses) || (matches!(event, Event::Misses(_)) && !as_misses))
         .then(|| Absent::SomethingElse { scaled: scaled.round() as u64, fetched })
 }
 
@@ -243,7 +246,7 @@ mod tests {
     #[test]
     fn every_event_counts_or_says_why_not() {
         let surveyed = survey(&crate::kernel::Host::new("/"), Level::L3);
-        assert_eq!(surveyed.len(), 5);
+        assert_eq!(surveyed.len(), 6);
         assert!(surveyed.iter().all(|s| s.absent_because.as_ref().is_none_or(|why| !why.to_string().is_empty())));
         assert!(surveyed.iter().all(|s| s.code.is_some() || s.absent_because.is_some()));
         let mut counters = ThreadCounters::attach(0, &surveyed).unwrap();
@@ -267,6 +270,9 @@ mod tests {
         assert_eq!(implausible(misses, 16_000, 1.0, 16_384), None);
         assert_eq!(implausible(misses, 3_000, 0.25, 16_384), None, "a quarter of the time, and so scaled");
         assert_eq!(implausible(Event::References(Level::L3), 300, 1.0, 16_384), None);
+        let remote = |count| implausible(Event::RemoteCacheHits, count, 1.0, 16_384);
+        assert_eq!((remote(0), remote(300)), (None, None), "no line of the loop is anybody else's");
+        assert!(remote(16_000).is_some(), "it counts every miss");
     }
 
     /// Does a running total grow by what is executed, and is an event that the survey found absent not asked for?

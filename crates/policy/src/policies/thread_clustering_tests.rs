@@ -161,6 +161,19 @@ fn threads_without_a_reading_do_not_dilute_the_breakdown() {
     assert!(bench.step(19, None).plan.probes.is_empty());
 }
 
+/// Where no stalls are counted, do remote hits begin a round, by what each of them is taken to cost?
+#[test]
+fn without_stalls_remote_hits_begin_a_round() {
+    let begins = |parameters: &str, percent: u64| {
+        let mut bench = Bench::new(parameters);
+        bench.without_stalls = 8;
+        bench.step(percent, None).plan.probes.len() == 1
+    };
+    // A thousand hits in a million cycles: three tenths of them at 300 cycles each.
+    assert!(begins("", 1) && !begins("", 0));
+    assert!(!begins("remote_hit_cycles = 100.0", 1) && begins("remote_hit_cycles = 100.0", 2));
+}
+
 /// Does a round end with each cluster on one chip, and stay so without further evidence?
 #[test]
 fn sharing_threads_end_up_on_one_chip() {

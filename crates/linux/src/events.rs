@@ -3,8 +3,9 @@
 //! Problem: the kernel's generic names do not mean the same everywhere: on AMD Zen `cache-misses` counts the L2's misses
 //! (its L3 counters belong to the cache, not to a task), and `stalled-cycles-backend` counts waits for anything. Method: a
 //! table of raw events per family, from the vendors' own event lists as Linux carries them (tools/perf/pmu-events/arch/x86);
-//! generic events only where they are known to mean the last level. Properties: pure; an event that no entry names is
-//! absent, with the reason (Arm's REMOTE_ACCESS counts another socket's memory along with its caches, and is not used); what is named still has to count in the must-miss loop ([`crate::counters::survey`]).
+//! generic events only where they are known to mean the last level. Arm's REMOTE_ACCESS counts another socket's memory along
+//! with its caches, and is not used. Properties: pure; an event that no entry names is absent, with the reason; what is
+//! named still has to count in the must-miss loop ([`crate::counters::survey`]).
 
 use cachemate_core::{Event, Level, StallCause};
 use perf_event_open_sys::bindings::{

@@ -366,7 +366,7 @@ impl ThreadClustering {
         if placed == self.placed {
             return false;
         }
-        let removed = placing.removed_share(&assignment, view);
+        let removed = placing.removed_share(&assignment, view, self.parameters.remote_hit_cycles);
         if let Some(harm) = self.loses_space(&placed, view).filter(|&harm| harm > removed) {
             why.push(Reason {
                 kind: ReasonKind::Plain,
@@ -526,10 +526,10 @@ impl Placing {
 
     /// Remote stalls that the assignment is expected to remove, as a mean over all threads that are placed: a thread's own
     /// stalls, by the share of its partners that were elsewhere and are not any longer.
-    fn removed_share(&self, assignment: &Assignment, view: &View<'_>) -> f64 {
+    fn removed_share(&self, assignment: &Assignment, view: &View<'_>, hit_cycles: f64) -> f64 {
         let stalls = |at: usize| {
             let seen = view.seen.tasks.iter().find(|seen| seen.task == self.tasks[at])?;
-            remote_share(view, seen.process)
+            remote_share(view, seen.process, hit_cycles)
         };
         let mut removed = 0.0;
         for members in &self.clusters {

@@ -321,6 +321,6 @@ fn the_removed_stall_is_that_of_partners_brought_together() {
         predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },
     };
     // Two of four threads lose a fifth of their cycles to each other's chip.
-    let removed = placing.removed_share(&placing.assign(0.25), &view);
+    let removed = placing.removed_share(&placing.assign(0.25), &view, 300.0);
     assert!((removed - 0.1).abs() < 1e-9, "{removed}");
 }

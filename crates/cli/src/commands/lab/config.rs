@@ -137,6 +137,7 @@ pub fn text(machine: &MachineSpec, no_counters: bool, no_rdt: bool) -> anyhow::R
         ("same_l3_cycles", beyond_l1(same)),
         ("other_l3_cycles", beyond_l1(other)),
         ("memory_cycles_per_line", per_line),
+        ("memory_per_l3", own_memories(machine).into()),
         ("classes", classes.into()),
         ("monitors", 2 * u64::from(classes)),
         ("counters", counters.into()),
@@ -152,6 +153,11 @@ pub fn text(machine: &MachineSpec, no_counters: bool, no_rdt: bool) -> anyhow::R
     Ok(text)
 }
 
+/// A node for each package, and so for each L3 of the lab's machine.
+fn own_memories(machine: &MachineSpec) -> bool {
+    machine.memory.nodes > 1 && machine.memory.nodes == machine.packages
+}
+
 fn not_modelled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
     let mut missing = vec!["instruction fetches and page walks".to_string()];
     if !matches!(machine.pipeline, cachemate_core::Pipeline::InOrder { issue_width: 1 }) {
@@ -162,7 +168,8 @@ fn not_modelled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
         missing.push(format!("{prefetchers} of its prefetchers: only a stride prefetcher beside a private L2 is"));
     }
     if machine.memory.nodes > 1 {
-        missing.push("memory nodes: there is one memory, with the bandwidth of one node".to_string());
+        let bandwidth = if own_memories(machine) { "each L3 has" } else { "all L3s share" };
+        missing.push(format!("memory nodes: all memory is local, and {bandwidth} the bandwidth of one node"));
     }
     missing
 }
@@ -195,6 +202,8 @@ mod tests {
             assert!(!text.contains("not modelled: the pipeline"), "{text}");
         }
         assert_eq!(value(&of("lab-2x16M-hashed").unwrap(), "l3_slices"), 256);
+        assert_eq!(value(&of("lab-2x16M").unwrap(), "memory_per_l3"), 0);
+        assert_eq!(value(&of("lab-2x16M?memory.nodes=2").unwrap(), "memory_per_l3"), 1);
     }
 
     /// Do the switches take away counters and RDT, and nothing else?

@@ -12,6 +12,9 @@ cd "$(dirname "$0")/.."
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$job}/.cache}/cachemate/lab}
 out=$job
 . lab/modelled-guest.sh
+# Each program alone, all together, all under the policy; a guest's second costs up to 70 seconds of one CPU.
+[ -n "${LAB_LIMIT_SECONDS:-}" ] ||
+    limit_seconds=$((600 + ($(wc -l <"$job/programs") + 2) * $(cat "$job/seconds") * 100))
 prepare
 initramfs
 cp "$job/programs" "$job/seconds" "$out/initramfs/lab/"
@@ -29,7 +32,11 @@ pack
 printf 'model_on 0\ntruth_file %s\n' "$out/truth.tsv" >>"$job/machine"
 boot programs "$job/machine" "$out/initramfs.cpio"
 tr -d '\r' <"$out/programs.log" | grep -ao 'PROGRAM	.*' | cut -f2- >"$out/ran.tsv" || true
-grep -aq 'LAB	end' "$out/programs.log" || { echo "lab: the guest did not come to its end (see $out/programs.log)" >&2; exit 1; }
+if ! grep -aq 'LAB	end' "$out/programs.log"; then
+    starved && echo "lab: this host is busy: the guest had $ran s of CPU time and waited for $waited s, in $limit_seconds s" >&2
+    echo "lab: the guest did not come to its end (see $out/programs.log)" >&2
+    exit 1
+fi
 awk -F '\t' -v OFS='\t' '
     FNR == 1 && NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i; if ($i ~ /^l3_.*_lines$/) l3[i] }; next }
     FNR == NR {

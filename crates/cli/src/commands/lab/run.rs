@@ -93,7 +93,9 @@ impl Run {
         let ran = ran.with_context(|| format!("{}: cannot be started", script.display()))?;
         let results = job.path().join("results.tsv");
         let Ok(text) = std::fs::read_to_string(&results) else {
-            bail!("{}: {}", script.display(), String::from_utf8_lossy(&ran.stderr).trim());
+            let said = String::from_utf8_lossy(&ran.stderr);
+            let kept = job.keep(); // the guest's console is there
+            bail!("{}: {} ({} is kept)", script.display(), said.trim(), kept.display());
         };
         let programs = read(&text, &self.programs)?;
         let result = Programs { machine_is: "modelled", machine: machine.name, policy: self.policy.clone(), programs };

@@ -12,7 +12,7 @@ beside() {
   case $1 in
     machine) echo ../machines ;;
     scenario | sweep) echo ../scenarios ;;
-    host | topology) echo ../crates/linux/src/resctrl/trees ;;
+    host | topology) echo ../crates/linux/src/act/resctrl/trees ;;
   esac
 }
 one() {

@@ -19,7 +19,7 @@ const ENTRIES: usize = 163_840;
 const LINE_BYTES: u64 = 128;
 /// Size of the thesis's L2, which colors divide.
 const CACHE_BYTES: u64 = 1_966_080;
-const COLOURS: u64 = 16;
+const COLORS: u64 = 16;
 const LOGS: usize = 4;
 
 fn log(seed: u64) -> Vec<u64> {
@@ -35,7 +35,7 @@ fn log(seed: u64) -> Vec<u64> {
 
 fn run(options: &Options) -> Vec<Row> {
     let logs: Vec<Vec<u64>> = (0..LOGS as u64).map(log).collect();
-    let sizes: Vec<u64> = (1..=COLOURS).map(|colours| CACHE_BYTES * colours / COLOURS).collect();
+    let sizes: Vec<u64> = (1..=COLORS).map(|colors| CACHE_BYTES * colors / COLORS).collect();
     let at_all = |curve: Option<MissRateCurve>| {
         let curve = curve.expect("a log with entries and instructions");
         curve.points().iter().map(|&(_, rate)| rate as u64).sum::<u64>()

@@ -6,7 +6,7 @@
 
 use cachemate_core::{
     Applied, Cache, CacheId, Capabilities, Cpu, CpuId, Estimate, Fact, FactSource, Level, Observation, Plan, ProcessId,
-    Profile, Profiles, Rates, Span, SplitMix64, SuperSetCount, Support, TaskId, TaskSeen, Topology, View, Window,
+    Profile, Profiles, Rates, Span, SplitMix64, SuperSetCount, Support, TaskId, TaskSample, Topology, View, Window,
     WindowEnd,
 };
 use cachemate_locality::reuse::ReuseTimes;
@@ -62,19 +62,19 @@ fn host(Size { tasks, caches, cpus_per_cache }: Size) -> Host {
         ways: Some(16),
         line_bytes: Some(64),
     };
-    use cachemate_core::Ability::{Affinity, Clashes, CountPerTask, Gangs, SampleReuses, Weights};
-    let able = [Affinity, Clashes, CountPerTask, Gangs, SampleReuses, Weights];
+    use cachemate_core::Ability::{Affinity, CountPerTask, Gangs, Penalties, SampleReuses, Weights};
+    let able = [Affinity, Penalties, CountPerTask, Gangs, SampleReuses, Weights];
     let capabilities = Capabilities {
         abilities: able.into_iter().map(|ability| (ability, Support::Yes { note: None })).collect(),
         partitions: Vec::new(),
         shortest_window_ns: 1_000_000,
         shortest_slice_ns: Some(1_000_000),
     };
-    let task = |id: u32| TaskSeen {
+    let task = |id: u32| TaskSample {
         name: format!("task-{id}"),
         cpu: Some(CpuId(id % (caches * cpus_per_cache))),
         on_cpu_ns: vec![(CpuId(id % (caches * cpus_per_cache)), 5_000_000)],
-        ..TaskSeen::new(TaskId(id), ProcessId(id))
+        ..TaskSample::new(TaskId(id), ProcessId(id))
     };
     let mut profile = || {
         let mut reuse = ReuseTimes::new();
@@ -129,10 +129,10 @@ fn decisions(size: Size, options: &Options) -> Vec<Row> {
             capabilities: &host.capabilities,
             seen: &host.seen,
             profiles: &host.profiles,
-            before: &host.before,
+            previous_plan: &host.before,
             predictor: &yardstick,
         });
-        (decision.plan.allowed.len() + decision.plan.gangs.len() + decision.why.len()) as u64
+        (decision.plan.affinity.len() + decision.plan.gangs.len() + decision.why.len()) as u64
     };
     let contender = |name: &'static str, parameters: &'static str, label: &str| {
         Contender::new(label, move || decide(name, parameters))

@@ -1,4 +1,4 @@
-//! Sizing partitions: 32 programs on 256 colours, by the exact solver and by lookahead.
+//! Sizing partitions: 32 programs on 256 colors, by the exact solver and by lookahead.
 //!
 //! Promised are at most 50 ms (exact) and 1 ms (lookahead) for one deal: 0.00002 and 0.001 million deals a second. Curves
 //! are steep, flat, or fall off cliffs, from a seed; the two may deal differently.
@@ -9,7 +9,7 @@ use cachemate_core::SplitMix64;
 use cachemate_policy::solvers::sizing::{Claim, Total, exact, lookahead};
 
 pub const GROUP: Group =
-    Group { name: "sizing", about: "dealing 256 colours to 32 programs: exact against lookahead", run };
+    Group { name: "sizing", about: "dealing 256 colors to 32 programs: exact against lookahead", run };
 
 const PROGRAMS: usize = 32;
 const UNITS: u32 = 256;
@@ -43,5 +43,5 @@ fn run(options: &Options) -> Vec<Row> {
         Contender::new("exact", by(|claims| exact(claims, UNITS, Total::Sum).expect("floors of one fit"))),
         Contender::new("lookahead", by(|claims| lookahead(claims, UNITS).expect("floors of one fit"))).against(0, None),
     ];
-    compare("sizing", "32 programs, 256 colours", DEALS, options.rounds, Clock::Thread, false, contenders)
+    compare("sizing", "32 programs, 256 colors", DEALS, options.rounds, Clock::Thread, false, contenders)
 }

@@ -33,7 +33,7 @@ fn run(options: &Options) -> Vec<Row> {
     rows
 }
 
-/// How the work is shared, in processor time, which busy neighbours disturb less than the wall clock: two idle cores
+/// How the work is shared, in processor time, which busy neighbors disturb less than the wall clock: two idle cores
 /// could not do better than one thread's time over the busier thread's.
 fn report_balance(input: &str, lines: &[u64]) {
     let start = Clock::Thread.now_s();

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
-use cachemate_trace::{CmtReader, CmtWriter, Header, Record, Recorder, Recording, Totals, TraceReader, find_recording};
+use cachemate_trace::{
+    AccessRecord, CmtReader, CmtWriter, Header, Recorder, Recording, Totals, TraceReader, find_recording,
+};
 
 use super::{Group, Options};
 use crate::harness::{Clock, Contender, Row, compare};
@@ -42,7 +44,7 @@ fn write(path: &Path, lines: &[u64]) {
     let mut writer = CmtWriter::new(std::io::BufWriter::new(out), "bench", &header, 3).expect("a header that fits");
     for (at, line) in lines.iter().enumerate() {
         let mixed = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
-        let record = Record {
+        let record = AccessRecord {
             address: line * 64,
             gap: mixed % 60,
             thread: 0,

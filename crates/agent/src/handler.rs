@@ -1,22 +1,22 @@
-//! The handler: the one thread that gives frames to missing pages, re-colours pages that have the wrong ones, and keeps the
+//! The handler: the one thread that gives frames to missing pages, re-colors pages that have the wrong ones, and keeps the
 //! account.
 //!
 //! Everything happens on this thread, one thing after the other: a fault, an event, a page that is out, a frame that is
 //! classified. Nothing here allocates, takes a lock of the program's, or touches memory that may be absent: the stack, the
 //! stock and the files' mappings are its own, and are never registered.
 
+use crate::frame_pool::{List, Stock};
 use crate::layout::{PAGE_BYTES, TICK_MS, WANTED_BYTES, wanted_mask};
 use crate::maps::{Range, Ranges, read_ranges};
 use crate::removed::Removed;
 use crate::start;
-use crate::stock::{List, Stock};
 use crate::sys::{self, fault};
 use crate::timing::{Kit, TOGETHER};
 
 mod supply;
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// Frames of allowed colours that are kept ready while the program is quiet.
+/// Frames of allowed colors that are kept ready while the program is quiet.
 const READY_FRAMES: u32 = 256;
 /// The program waits for these; many programs never touch more.
 const READY_AT_START: u32 = 64;
@@ -278,9 +278,9 @@ impl Agent {
             for _ in 0..self.ahead {
                 // Only what lies ready: the fault itself has its frame, and its thread runs again.
                 let next = self.last_fault + PAGE;
-                let Some((slot, colour)) = self.stock.take(self.account.mask) else { break };
+                let Some((slot, color)) = self.stock.take(self.account.mask) else { break };
                 if fault::give(self.files.faults, self.slot(slot) as u64, next) < 0 {
-                    self.stock.push(List::Colour(colour), slot);
+                    self.stock.push(List::Color(color), slot);
                     self.ahead = 0;
                     break;
                 }
@@ -297,7 +297,7 @@ impl Agent {
         self.stock.push(list, slot);
     }
 
-    /// A frame of an allowed colour, else any of the stock, else the kernel's. Threads that wait for the page always go on.
+    /// A frame of an allowed color, else any of the stock, else the kernel's. Threads that wait for the page always go on.
     fn give(&mut self, page: u64) -> bool {
         let mask = self.account.mask;
         let mut frame = self.stock.take(mask);
@@ -309,14 +309,14 @@ impl Agent {
             wrong = true;
             frame = self.stock.take_any().map(|slot| (slot, u32::MAX));
         }
-        if let Some((slot, colour)) = frame {
+        if let Some((slot, color)) = frame {
             let answer = fault::give(self.files.faults, self.slot(slot) as u64, page);
             if answer >= 0 {
                 self.emptied(slot);
                 self.account.fallback_frames += u64::from(wrong);
                 return true;
             }
-            self.stock.push(if colour == u32::MAX { List::Unknown } else { List::Colour(colour) }, slot);
+            self.stock.push(if color == u32::MAX { List::Unknown } else { List::Color(color) }, slot);
             if matches!(answer, sys::EEXIST | sys::EAGAIN | sys::ENOENT | sys::ESRCH) {
                 fault::wake(self.files.faults, page); // there already, going away, or to be asked again
                 return false;
@@ -386,7 +386,7 @@ impl Agent {
         let args = [self.files.wanted as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0];
         // SAFETY: the kernel writes at most that many bytes.
         let read = unsafe { sys::call(sys::PREAD, args) };
-        let all = if self.kit.colours() == 64 { u64::MAX } else { (1 << self.kit.colours()) - 1 };
+        let all = if self.kit.colors() == 64 { u64::MAX } else { (1 << self.kit.colors()) - 1 };
         let Some((mask, move_all)) = wanted_mask(&text).filter(|_| read > 0) else { return };
         let mask = mask & all;
         if mask != 0 && (mask, move_all) != (self.account.mask, self.move_all) {
@@ -410,7 +410,7 @@ impl Agent {
         }
     }
 
-    /// Counts resident pages for a while, and re-colours those with a wrong frame.
+    /// Counts resident pages for a while, and re-colors those with a wrong frame.
     fn count_on(&mut self) {
         let start = sys::now_ns();
         let mut now = start;
@@ -452,11 +452,11 @@ impl Agent {
             // Bit 61 = a file's page or shared: not one of ours.
             let Some(frame) = frame_of(self.entries[at]).filter(|_| self.entries[at] >> 61 & 1 == 0) else { continue };
             let noted = self.noted(frame);
-            if noted.is_some_and(|colour| self.account.mask >> colour & 1 == 1) {
+            if noted.is_some_and(|color| self.account.mask >> color & 1 == 1) {
                 self.pass.inside += 1;
                 continue;
             }
-            let moved = range.writable && self.move_all && !start::ending() && self.recolour(page);
+            let moved = range.writable && self.move_all && !start::ending() && self.recolor(page);
             if moved {
                 self.pass.inside += 1;
                 self.account.recolor_done += 1;
@@ -492,23 +492,23 @@ impl Agent {
 
     /// Gives one present page another frame while the program goes on: out, copied, in. Whatever happens in between, the
     /// page comes back, with its content, or the program has just given it up itself.
-    fn recolour(&mut self, page: u64) -> bool {
+    fn recolor(&mut self, page: u64) -> bool {
         if !self.removed.free(page, self.account.turn) || !start::try_out() {
             return false;
         }
-        let done = self.recolour_held(page);
+        let done = self.recolor_held(page);
         start::back_in();
         done
     }
 
-    fn recolour_held(&mut self, page: u64) -> bool {
+    fn recolor_held(&mut self, page: u64) -> bool {
         let mask = self.account.mask;
         if self.stock.allowed(mask) == 0 && !self.fetch(READY_FRAMES / 4, FETCHED_FOR_A_FAULT) {
             return false;
         }
-        let Some((fresh, colour)) = self.stock.take(mask) else { return false };
+        let Some((fresh, color)) = self.stock.take(mask) else { return false };
         let Some(aside) = self.stock.pop(List::EmptyOut) else {
-            self.stock.push(List::Colour(colour), fresh);
+            self.stock.push(List::Color(color), fresh);
             return false;
         };
         let (to, from) = (self.slot(fresh), self.slot(aside));
@@ -516,7 +516,7 @@ impl Agent {
         if fault::give(self.files.faults, page, from as u64) < 0 {
             self.account.busy_pages += 1;
             self.stock.push(List::EmptyOut, aside);
-            self.stock.push(List::Colour(colour), fresh);
+            self.stock.push(List::Color(color), fresh);
             return false;
         }
         // SAFETY: two pages of the region: one holds a fresh frame, the other one the page that was just taken out.
@@ -530,13 +530,13 @@ impl Agent {
         } else {
             // SAFETY: still one of our own pages.
             unsafe { sys::zero_page(to) };
-            self.stock.push(List::Colour(colour), fresh);
+            self.stock.push(List::Color(color), fresh);
         }
         // SAFETY: as above; what the program wrote does not go to whoever gets the frame next.
         unsafe { sys::zero_page(from) };
         // What the ledger says is believed here: it is proven before the frame is used.
         let old = self.frame_at(from as u64).and_then(|frame| self.noted(frame));
-        self.stock.push(old.map_or(List::Untold, List::Colour), aside);
+        self.stock.push(old.map_or(List::Untold, List::Color), aside);
         back
     }
 

@@ -1,26 +1,26 @@
 //! What lies in the folder that the command and the preloaded library share.
 //!
 //! ```text
-//! BASE/kit                 frames of known colours (this module's header, then pages)
-//! BASE/ledger              one byte a frame of the host: 0 unknown, else its colour + 1
-//! BASE/PID/wanted          the colours allowed to process PID, 16 hexadecimal digits, `a` (all pages move) or `n` (new ones
+//! BASE/kit                 frames of known colors (this module's header, then pages)
+//! BASE/ledger              one byte a frame of the host: 0 unknown, else its color + 1
+//! BASE/PID/wanted          the colors allowed to process PID, 16 hexadecimal digits, `a` (all pages move) or `n` (new ones
 //!                          only), and a newline
 //! BASE/PID/status          what its agent did: lines of `name number`, the first and the last the same
 //! ```
 //! `wanted` has a fixed width, so that one write replaces it whole and the restore journal can put it back like any control
 //! file. Everything else is written by one side only.
 
-/// Bytes of a page; other page sizes are refused when colours are discovered.
+/// Bytes of a page; other page sizes are refused when colors are discovered.
 pub const PAGE_BYTES: usize = 4096;
-/// Colours that a mask of 64 bits can hold; more are refused when they are discovered.
-pub const COLOURS_AT_MOST: u32 = 64;
+/// Colors that a mask of 64 bits can hold; more are refused when they are discovered.
+pub const COLORS_AT_MOST: u32 = 64;
 /// First eight bytes of the kit.
 pub const KIT_MAGIC: u64 = u64::from_le_bytes(*b"cmcolor1");
-/// The folder's path, for programs that are started coloured.
+/// The folder's path, for programs that are started colored.
 pub const FOLDER_VARIABLE: &str = "CACHEMATE_COLOR";
-/// The colours that a program starts with, as in `wanted`.
+/// The colors that a program starts with, as in `wanted`.
 pub const MASK_VARIABLE: &str = "CACHEMATE_COLOR_MASK";
-/// The most memory, in bytes, that one agent may hold, frames of other colours included.
+/// The most memory, in bytes, that one agent may hold, frames of other colors included.
 pub const HOLD_VARIABLE: &str = "CACHEMATE_COLOR_HOLD";
 /// Bytes of the `wanted` file.
 pub const WANTED_BYTES: usize = 18;
@@ -30,20 +30,20 @@ pub const TICK_MS: u64 = 10;
 /// Beginning of the kit file; all little-endian words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KitHeader {
-    pub colours: u32,
-    pub per_colour: u32,
+    pub colors: u32,
+    pub per_color: u32,
     /// Which discovery it comes from: labels mean nothing across two.
     pub id: u64,
 }
 
 impl KitHeader {
     pub const BYTES: usize = 32;
-    /// Pages that header and table take; frames of known colours come after them.
+    /// Pages that header and table take; frames of known colors come after them.
     pub const PAGES: usize = 17;
 
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        let words = [KIT_MAGIC, u64::from(self.colours), u64::from(self.per_colour), self.id];
+        let words = [KIT_MAGIC, u64::from(self.colors), u64::from(self.per_color), self.id];
         for (at, word) in words.iter().enumerate() {
             bytes[at * 8..at * 8 + 8].copy_from_slice(&word.to_le_bytes());
         }
@@ -53,18 +53,15 @@ impl KitHeader {
     /// `None` = no kit, or one that this version cannot use.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?));
-        let header = KitHeader {
-            colours: u32::try_from(word(1)?).ok()?,
-            per_colour: u32::try_from(word(2)?).ok()?,
-            id: word(3)?,
-        };
-        let sound = (2..=COLOURS_AT_MOST).contains(&header.colours) && (4..=256).contains(&header.per_colour);
+        let header =
+            KitHeader { colors: u32::try_from(word(1)?).ok()?, per_color: u32::try_from(word(2)?).ok()?, id: word(3)? };
+        let sound = (2..=COLORS_AT_MOST).contains(&header.colors) && (4..=256).contains(&header.per_color);
         (word(0)? == KIT_MAGIC && sound).then_some(header)
     }
 
-    /// Entries of the table that follows the header: the page of the file, 32 bits, by colour and then by member.
+    /// Entries of the table that follows the header: the page of the file, 32 bits, by color and then by member.
     pub fn members(&self) -> usize {
-        self.colours as usize * self.per_colour as usize
+        self.colors as usize * self.per_color as usize
     }
 }
 
@@ -118,10 +115,10 @@ mod tests {
     /// Is a header read as it was written, and anything else refused?
     #[test]
     fn headers_are_checked() {
-        let header = KitHeader { colours: 32, per_colour: 24, id: 7 };
+        let header = KitHeader { colors: 32, per_color: 24, id: 7 };
         assert_eq!(KitHeader::from_bytes(&header.to_bytes()), Some(header));
         assert_eq!(KitHeader::from_bytes(&header.to_bytes()[..31]), None);
-        assert_eq!(KitHeader::from_bytes(&KitHeader { colours: 65, ..header }.to_bytes()), None);
+        assert_eq!(KitHeader::from_bytes(&KitHeader { colors: 65, ..header }.to_bytes()), None);
         assert_eq!(KitHeader::from_bytes(&[0; 64]), None);
     }
 }

@@ -88,7 +88,7 @@ pub struct Picker {
 }
 
 impl Picker {
-    /// The range of the next line, if pages in it are coloured; `program` = path of the program's file.
+    /// The range of the next line, if pages in it are colored; `program` = path of the program's file.
     pub fn pick(&mut self, line: &[u8], program: &[u8]) -> Option<Range> {
         let line = parse(line)?;
         if line.inode != 0 {

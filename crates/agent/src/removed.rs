@@ -1,6 +1,6 @@
 //! Ranges that the program is just giving back.
 //!
-//! Problem: the kernel tells of `MADV_DONTNEED` before it takes the pages away. A page that is out for re-colouring in
+//! Problem: the kernel tells of `MADV_DONTNEED` before it takes the pages away. A page that is out for re-coloring in
 //! between would come back with its old content, where the program must find zeros. Method: what was told is left alone
 //! until the agent has come round a hundred times; if more is told than can be remembered, everything is left alone as long.
 
@@ -44,7 +44,7 @@ impl Removed {
 mod tests {
     use super::*;
 
-    /// Is a range left alone for a while, its neighbours not, and everything where more was told than can be remembered?
+    /// Is a range left alone for a while, its neighbors not, and everything where more was told than can be remembered?
     #[test]
     fn what_is_being_removed_is_left_alone() {
         let mut removed = Removed::default();

@@ -97,7 +97,7 @@ extern "C" fn after_fork_in_child() {
     OUT.store(0, Ordering::Release);
 }
 
-/// Missing pages of a fresh mapping are told from now on. Failing costs colours, nothing else: the handler comes by later.
+/// Missing pages of a fresh mapping are told from now on. Failing costs colors, nothing else: the handler comes by later.
 pub fn register(start: usize, bytes: usize) {
     let file = REGISTRAR.load(Ordering::Relaxed);
     if file >= 0 && served() {

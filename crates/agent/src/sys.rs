@@ -54,7 +54,7 @@ pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
     answer
 }
 
-/// Never called: colours are told by time on x86-64 only, and nobody starts an agent without colours.
+/// Never called: colors are told by time on x86-64 only, and nobody starts an agent without colors.
 ///
 /// # Safety
 /// None needed.

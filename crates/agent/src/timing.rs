@@ -92,7 +92,7 @@ unsafe fn reload_each(
 }
 
 /// Decides from slow and fast reloads, each of which may mislead: Wald's sequential test. Replacement that is not LRU keeps a
-/// line now and then that should be gone (measured: slow in 70 to 75 of 100 where it should be), and a neighbour on the same
+/// line now and then that should be gone (measured: slow in 70 to 75 of 100 where it should be), and a neighbor on the same
 /// core takes one that should have stayed (1 to 5 of 100). So one slow reload weighs as much as three fast ones.
 pub fn decided(mut slow: impl FnMut() -> bool) -> bool {
     const ASKED_AT_MOST: u32 = 24;
@@ -106,21 +106,21 @@ pub fn decided(mut slow: impl FnMut() -> bool) -> bool {
     score > 0
 }
 
-/// Pages that [`Kit::classify_all`] tells apart together at most: two of a colour on average, far from filling a set.
+/// Pages that [`Kit::classify_all`] tells apart together at most: two of a color on average, far from filling a set.
 pub const TOGETHER: usize = 64;
 /// Questions for each side of each bit, at most; most pages need three or four.
 const ROUNDS: usize = 8;
-/// Bits of a colour's number.
-const BITS: usize = crate::layout::COLOURS_AT_MOST.ilog2() as usize;
+/// Bits of a color's number.
+const BITS: usize = crate::layout::COLORS_AT_MOST.ilog2() as usize;
 
-/// For each bit of one page's colour, what speaks for it and what against; as [`decided`] weighs them.
+/// For each bit of one page's color, what speaks for it and what against; as [`decided`] weighs them.
 #[derive(Clone, Copy, Default, Debug)]
 struct Votes([i32; BITS]);
 
 impl Votes {
     const ENOUGH: i32 = 8;
 
-    /// Colours that have this bit, or those that have not, were gone over, and pushed the page out or did not.
+    /// Colors that have this bit, or those that have not, were gone over, and pushed the page out or did not.
     fn count(&mut self, bit: usize, set: bool, slow: bool) {
         let weight = if slow { 3 } else { -1 };
         self.0[bit] += if set { weight } else { -weight };
@@ -130,25 +130,25 @@ impl Votes {
         self.0[..bits].iter().all(|votes| votes.abs() >= Self::ENOUGH)
     }
 
-    fn colour(&self, bits: usize) -> u32 {
-        (0..bits).fold(0, |colour, bit| colour | u32::from(self.0[bit] > 0) << bit)
+    fn color(&self, bits: usize) -> u32 {
+        (0..bits).fold(0, |color, bit| color | u32::from(self.0[bit] > 0) << bit)
     }
 }
 
-/// Frames of known colours, as [`crate::layout`] describes the file.
+/// Frames of known colors, as [`crate::layout`] describes the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Kit {
     file: *const u8,
-    /// Page of the file, by colour and then by member.
+    /// Page of the file, by color and then by member.
     table: *const u32,
-    colours: u32,
-    per_colour: u32,
+    colors: u32,
+    per_color: u32,
     /// A load that takes longer came from behind the private cache.
     threshold_cycles: u64,
     turn: usize,
 }
 
-/// Loads that hit and loads that missed, in the middle; their difference is what colours are told by.
+/// Loads that hit and loads that missed, in the middle; their difference is what colors are told by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Calibration {
     pub hit_cycles: u64,
@@ -182,26 +182,26 @@ impl Kit {
         if !table.chunks_exact(4).all(inside) {
             return None;
         }
-        let (colours, per_colour) = (header.colours, header.per_colour);
-        Some(Kit { file, table: table.as_ptr().cast(), colours, per_colour, threshold_cycles: u64::MAX, turn: 0 })
+        let (colors, per_color) = (header.colors, header.per_color);
+        Some(Kit { file, table: table.as_ptr().cast(), colors, per_color, threshold_cycles: u64::MAX, turn: 0 })
     }
 
-    pub fn per_colour(&self) -> u32 {
-        self.per_colour
+    pub fn per_color(&self) -> u32 {
+        self.per_color
     }
 
-    pub fn colours(&self) -> u32 {
-        self.colours
+    pub fn colors(&self) -> u32 {
+        self.colors
     }
 
     fn page(&self, at: u32) -> *const u8 {
-        // SAFETY: callers stay below colours * per_colour, and `new` has checked every entry of the table, which begins at
+        // SAFETY: callers stay below colors * per_color, and `new` has checked every entry of the table, which begins at
         // a multiple of four bytes of a page.
         unsafe { self.file.add(self.table.add(at as usize).read() as usize * PAGE_BYTES) }
     }
 
-    fn pages(&self, colours: core::ops::Range<u32>) -> impl Iterator<Item = *const u8> + Clone + '_ {
-        (colours.start * self.per_colour..colours.end * self.per_colour).map(|at| self.page(at))
+    fn pages(&self, colors: core::ops::Range<u32>) -> impl Iterator<Item = *const u8> + Clone + '_ {
+        (colors.start * self.per_color..colors.end * self.per_color).map(|at| self.page(at))
     }
 
     /// The kit's own frames say what a hit and a miss cost here and now, and whether they still are what they were. Where that
@@ -209,10 +209,10 @@ impl Kit {
     pub fn calibrate(&mut self) -> Calibration {
         let (mut hits, mut misses) = ([0; SAMPLES], [0; SAMPLES]);
         for at in 0..SAMPLES {
-            let colour = at as u32 % self.colours;
-            let other = (colour + 1) % self.colours;
-            let target = self.page(colour * self.per_colour);
-            let own = (colour * self.per_colour + 1..(colour + 1) * self.per_colour).map(|at| self.page(at));
+            let color = at as u32 % self.colors;
+            let other = (color + 1) % self.colors;
+            let target = self.page(color * self.per_color);
+            let own = (color * self.per_color + 1..(color + 1) * self.per_color).map(|at| self.page(at));
             // SAFETY: pages of the kit.
             unsafe {
                 hits[at] = reload_cycles(target, self.pages(other..other + 1), at * 7 + 1);
@@ -230,41 +230,41 @@ impl Kit {
     /// would fill.
     pub fn touch(&self) {
         // SAFETY: pages of the kit.
-        self.pages(0..self.colours).for_each(|page| unsafe { load(page) });
+        self.pages(0..self.colors).for_each(|page| unsafe { load(page) });
     }
 
-    /// The kit's own frames of a colour.
-    pub fn frames(&self, colour: u32) -> impl Iterator<Item = *const u8> + Clone + '_ {
-        self.pages(colour..colour + 1)
+    /// The kit's own frames of a color.
+    pub fn frames(&self, color: u32) -> impl Iterator<Item = *const u8> + Clone + '_ {
+        self.pages(color..color + 1)
     }
 
     pub fn threshold_cycles(&self) -> u64 {
         self.threshold_cycles
     }
 
-    /// Does the page lose its lines to frames of these colours?
-    unsafe fn evicted_by(&mut self, page: *const u8, colours: core::ops::Range<u32>) -> bool {
+    /// Does the page lose its lines to frames of these colors?
+    unsafe fn evicted_by(&mut self, page: *const u8, colors: core::ops::Range<u32>) -> bool {
         let (kit, mut turn) = (*self, self.turn);
         let answer = decided(|| {
             turn = turn.wrapping_add(13);
             // SAFETY: the caller's promise for the page; the kit's pages are its own.
-            let took = unsafe { reload_cycles(page, kit.pages(colours.clone()).filter(|at| *at != page), turn) };
+            let took = unsafe { reload_cycles(page, kit.pages(colors.clone()).filter(|at| *at != page), turn) };
             took > kit.threshold_cycles
         });
         self.turn = turn;
         answer
     }
 
-    /// Is the page of this colour?
+    /// Is the page of this color?
     ///
     /// # Safety
     /// The page is mapped and readable, and nobody makes it absent meanwhile.
-    pub unsafe fn is(&mut self, page: *const u8, colour: u32) -> bool {
+    pub unsafe fn is(&mut self, page: *const u8, color: u32) -> bool {
         // SAFETY: the caller's promise.
-        unsafe { self.evicted_by(page, colour..colour + 1) }
+        unsafe { self.evicted_by(page, color..color + 1) }
     }
 
-    /// The page's colour: by halving, then proven against the one that is left, and against its neighbour, which must not push
+    /// The page's color: by halving, then proven against the one that is left, and against its neighbor, which must not push
     /// it out: who pushes everything out is somebody else on this core. `None` = not told in three tries (noise, or a frame
     /// that behaves like none of the kit's).
     ///
@@ -272,7 +272,7 @@ impl Kit {
     /// As [`Kit::is`].
     pub unsafe fn classify(&mut self, page: *const u8) -> Option<u32> {
         for _ in 0..3 {
-            let (mut low, mut high) = (0, self.colours);
+            let (mut low, mut high) = (0, self.colors);
             while high - low > 1 {
                 let middle = low.midpoint(high);
                 // SAFETY: the caller's promise.
@@ -283,15 +283,15 @@ impl Kit {
                 }
             }
             // SAFETY: the caller's promise.
-            if unsafe { self.is(page, low) && !self.is(page, (low + 1) % self.colours) } {
+            if unsafe { self.is(page, low) && !self.is(page, (low + 1) % self.colors) } {
                 return Some(low);
             }
         }
         None
     }
 
-    /// [`Kit::classify`] for many pages, up to [`TOGETHER`] at a time: are they pushed out by the colours whose number has a
-    /// bit set, and by those where it is not? A page of one of the kit's colours loses its line to one of the two, for
+    /// [`Kit::classify`] for many pages, up to [`TOGETHER`] at a time: are they pushed out by the colors whose number has a
+    /// bit set, and by those where it is not? A page of one of the kit's colors loses its line to one of the two, for
     /// each bit; who loses it to both or to neither gets no votes, and is asked alone. `told` is as long as `pages`.
     ///
     /// # Safety
@@ -310,7 +310,7 @@ impl Kit {
             pages.iter().zip(told).for_each(|(page, told)| *told = unsafe { self.classify(*page) });
             return;
         }
-        let bits = (u32::BITS - (self.colours - 1).leading_zeros()) as usize;
+        let bits = (u32::BITS - (self.colors - 1).leading_zeros()) as usize;
         let mut votes = [Votes::default(); TOGETHER];
         let votes = &mut votes[..pages.len()];
         for _ in 0..ROUNDS {
@@ -325,17 +325,17 @@ impl Kit {
             }
         }
         for ((page, votes), told) in pages.iter().zip(votes).zip(told) {
-            let colour = Some(votes.colour(bits)).filter(|colour| votes.settled(bits) && *colour < self.colours);
+            let color = Some(votes.color(bits)).filter(|color| votes.settled(bits) && *color < self.colors);
             // SAFETY: as above.
-            *told = colour.or_else(|| unsafe { self.classify(*page) });
+            *told = color.or_else(|| unsafe { self.classify(*page) });
         }
     }
 
     unsafe fn ask_together(&mut self, pages: &[*const u8], bit: usize, set: bool, votes: &mut [Votes]) {
         let kit = *self;
         self.turn = self.turn.wrapping_add(13);
-        let half = (0..kit.colours).filter(|colour| (colour >> bit & 1 == 1) == set);
-        let frames = half.flat_map(|colour| kit.pages(colour..colour + 1));
+        let half = (0..kit.colors).filter(|color| (color >> bit & 1 == 1) == set);
+        let frames = half.flat_map(|color| kit.pages(color..color + 1));
         // SAFETY: the caller's promise.
         unsafe {
             reload_each(pages, frames, self.turn, |page, took| {
@@ -373,24 +373,24 @@ mod tests {
         assert!(asked < 80_000, "{asked} questions for 10 000 answers");
     }
 
-    /// At the measured error rates: do votes settle on the page's colour in a few rounds, and on none where nothing of the
+    /// At the measured error rates: do votes settle on the page's color in a few rounds, and on none where nothing of the
     /// kit's, or everything, pushes the page out?
     #[test]
-    fn votes_settle_on_the_colour() {
+    fn votes_settle_on_the_color() {
         let mut chance = chances(7);
         let (mut wrong, mut settled, mut strays) = (0, 0, 0);
         for at in 0..10_000u32 {
-            let (colour, mut votes, mut stray) = (at % 32, Votes::default(), Votes::default());
+            let (color, mut votes, mut stray) = (at % 32, Votes::default(), Votes::default());
             for _ in 0..ROUNDS {
                 for ask in 0..10 {
                     let (bit, set) = (ask / 2, ask % 2 == 1);
-                    let own = (colour >> bit & 1 == 1) == set;
+                    let own = (color >> bit & 1 == 1) == set;
                     votes.count(bit, set, chance(if own { 72 } else { 3 }));
                     stray.count(bit, set, chance(3));
                 }
             }
             settled += u32::from(votes.settled(5));
-            wrong += u32::from(votes.settled(5) && votes.colour(5) != colour);
+            wrong += u32::from(votes.settled(5) && votes.color(5) != color);
             strays += u32::from(stray.settled(5));
         }
         assert!(settled > 9_500 && wrong < 10 && strays == 0, "{settled} settled, {wrong} wrong, {strays} strays");

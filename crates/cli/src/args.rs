@@ -26,13 +26,13 @@ pub struct Global {
     /// No messages, no progress bar
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// Colours in pictures; NO_COLOR turns them off too
-    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", alias = "colour")]
-    pub color: Colour,
+    /// Colors in pictures; NO_COLOR turns them off too
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", alias = "color")]
+    pub color: Color,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Colour {
+pub enum Color {
     /// On a terminal
     #[default]
     Auto,

@@ -10,7 +10,7 @@ use cachemate_report::terminal::Paint;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
-use crate::args::{Colour, Global};
+use crate::args::{Color, Global};
 
 /// One run of the command.
 pub struct Session {
@@ -33,17 +33,17 @@ impl Session {
         let terminal = io::stdout().is_terminal();
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
             && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
-        let colour = match global.color {
-            Colour::Always => true,
-            Colour::Never => false,
-            Colour::Auto => terminal && wanted,
+        let color = match global.color {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto => terminal && wanted,
         };
         let width = if terminal { rustix::termios::tcgetwinsize(io::stdout()).ok() } else { None };
         let width = width.map(|size| usize::from(size.ws_col)).filter(|columns| *columns >= 40);
         Session {
             quiet: global.quiet,
             chatty: io::stderr().is_terminal() && !global.quiet,
-            paint: Paint { colour, width: width.unwrap_or(100).min(160) },
+            paint: Paint { color, width: width.unwrap_or(100).min(160) },
             interrupted,
         }
     }

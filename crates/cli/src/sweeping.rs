@@ -17,7 +17,7 @@ use cachemate_trace::pack_program;
 
 use crate::args::Sizes;
 use crate::commands::{mrc, sim};
-use crate::kept::sources;
+use crate::run_cache::sources;
 use crate::session::Session;
 
 /// Runs tasks in this process.

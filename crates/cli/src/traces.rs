@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cachemate_trace::{Format, Header, Record, Totals, TraceError, TraceReader};
+use cachemate_trace::{AccessRecord, Format, Header, Totals, TraceError, TraceReader};
 use clap::Args;
 use indicatif::ProgressBar;
 
@@ -106,7 +106,7 @@ impl Trace {
     ///
     /// # Errors
     /// The reader's own.
-    pub fn records(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+    pub fn records(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         if self.stopping() {
             return Ok(false);
         }
@@ -157,7 +157,7 @@ impl TraceReader for Trace {
     fn header(&self) -> &Header {
         self.reader.header()
     }
-    fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+    fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         let more = self.records(batch)?;
         if !more {
             batch.clear();

@@ -1,6 +1,6 @@
-//! Programs on frames of some colours: the same output, and the same whoever is killed meanwhile.
+//! Programs on frames of some colors: the same output, and the same whoever is killed meanwhile.
 //!
-//! Where pages cannot be moved, or colours not be told now, the tests say so in their output and end.
+//! Where pages cannot be moved, or colors not be told now, the tests say so in their output and end.
 
 mod common;
 
@@ -9,19 +9,19 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
-use cachemate_linux::colors::agents::Agent;
-use cachemate_linux::colors::moving;
+use cachemate_linux::act::colors::agents::Agent;
+use cachemate_linux::act::colors::moving;
 use cachemate_linux::kernel::{Host, Kernel};
 use common::not_shown::not_shown;
 use common::{Running, acting, command, daemon, run, status_when};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// What a run says when the host moved frames, or the proof was disturbed, since the colours were told apart: a noisy host
+/// What a run says when the host moved frames, or the proof was disturbed, since the colors were told apart: a noisy host
 /// may do so at any time, and refusing is right.
-const MOVED: &str = "no longer of one colour";
+const MOVED: &str = "no longer of one color";
 
-/// Why programs cannot be coloured here, if so.
+/// Why programs cannot be colored here, if so.
 fn unusable(folder: &Path) -> Option<String> {
     if let Err(unusable) = moving::page_ns() {
         return Some(unusable.why);
@@ -34,26 +34,26 @@ fn own() -> &'static str {
     env!("CARGO_BIN_EXE_cachemate")
 }
 
-/// Does a coloured program print what it prints otherwise, end with its own exit code, and have its pages where they belong?
+/// Does a colored program print what it prints otherwise, end with its own exit code, and have its pages where they belong?
 #[test]
-fn a_coloured_program_does_what_it_does_otherwise() {
+fn a_colored_program_does_what_it_does_otherwise() {
     let folder = tempfile::tempdir().unwrap();
     if let Some(why) = unusable(folder.path()) {
-        not_shown("a program in colours", why);
+        not_shown("a program in colors", why);
         return;
     }
     let numbers: String = (0..60_000u64).map(|at| format!("{}\n", at.wrapping_mul(7_919) % 100_003)).collect();
     std::fs::write(folder.path().join("numbers"), numbers).unwrap();
     let sort = ["sort", "--parallel=2", "-S", "8M", "numbers"];
     let args = [&["color", "run", "--colors", "0-7", "--report", "r.json", "--"][..], &sort[..]].concat();
-    let coloured = run(folder.path(), &args);
-    if coloured.code == Some(1) && coloured.err.contains(MOVED) {
-        not_shown("a program in colours", coloured.err);
+    let colored = run(folder.path(), &args);
+    if colored.code == Some(1) && colored.err.contains(MOVED) {
+        not_shown("a program in colors", colored.err);
         return;
     }
-    let coloured = coloured.ok();
+    let colored = colored.ok();
     let plain = std::process::Command::new("sort").args(&sort[1..]).current_dir(&folder).output().unwrap();
-    assert!(coloured.out.as_bytes() == plain.stdout, "another output");
+    assert!(colored.out.as_bytes() == plain.stdout, "another output");
     let report = std::fs::read_to_string(folder.path().join("r.json")).unwrap();
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
     let figures = &report["processes"][0]["agent"]["account"]["Ok"];
@@ -80,10 +80,10 @@ fn agent_of(marker: &str) -> Option<PathBuf> {
     None
 }
 
-/// The launcher is killed while the program's pages change colour, again and again: does the program end as it would have,
+/// The launcher is killed while the program's pages change color, again and again: does the program end as it would have,
 /// no addition lost?
 #[test]
-fn a_program_whose_launcher_is_killed_while_it_is_recoloured_ends_right() {
+fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
     let folder = tempfile::tempdir().unwrap();
     if let Some(why) = unusable(folder.path()) {
         not_shown("a launcher that is killed", why);
@@ -108,7 +108,7 @@ fn a_program_whose_launcher_is_killed_while_it_is_recoloured_ends_right() {
         }
         // Refused before the program began: nothing to see.
         if turns == 0 && launcher.try_wait().unwrap().is_some_and(|status| !status.success()) && !result.exists() {
-            not_shown("a launcher that is killed", "the colours are no longer told apart");
+            not_shown("a launcher that is killed", "the colors are no longer told apart");
             return;
         }
         if turns == 2 && !killed {
@@ -129,14 +129,14 @@ fn signal(pid: i32, signal: Signal) {
     let _ = kill_process(Pid::from_raw(pid).unwrap(), signal);
 }
 
-/// Half of the program's colours and the other half in turn, twice a second.
+/// Half of the program's colors and the other half in turn, twice a second.
 const HALVES: &str = "[policy.parameters]\nrepeat_ns = 1_000_000_000\n\
     [[policy.parameters.steps]]\nshares = [\"4-7\"]\n\
     [[policy.parameters.steps]]\nfrom_ns = 500_000_000\nshares = [\"0-3\"]\n";
 
-/// A coloured program that counts, its agent's folder, and a daemon that gives it other colours twice a second; with `shake`
+/// A colored program that counts, its agent's folder, and a daemon that gives it other colors twice a second; with `shake`
 /// other CPUs, weights and turns as well, five times a second.
-struct Recoloured {
+struct Recolored {
     folder: tempfile::TempDir,
     program: Running,
     agent: PathBuf,
@@ -144,11 +144,11 @@ struct Recoloured {
     cpus_before: CpuSet,
 }
 
-/// The colours that the program was started with, as its `wanted` file has them.
+/// The colors that the program was started with, as its `wanted` file has them.
 const BEFORE: &str = "00000000000000ffa\n";
 
-impl Recoloured {
-    /// `None` = the colours could not be told now.
+impl Recolored {
+    /// `None` = the colors could not be told now.
     fn start(case: usize, shake: bool) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         // As good as endless, and tells our program from others.
@@ -170,7 +170,7 @@ impl Recoloured {
         let cpus_before = Host::new("/").affinity(pid.parse().unwrap()).unwrap();
         let config = if shake { acting("shake", 200, &pid) } else { acting("static-partition", 50, &pid) + HALVES };
         let daemon = daemon(folder.path(), &config);
-        Some(Recoloured { folder, program, agent, daemon, cpus_before })
+        Some(Recolored { folder, program, agent, daemon, cpus_before })
     }
 
     /// The first status that is as wanted; what is looked for may be there for a few milliseconds only.
@@ -179,12 +179,12 @@ impl Recoloured {
         status_when(self.folder.path(), what, patience, wanted)
     }
 
-    /// Until the agent has just taken up other colours: by its own account, which is asked far more often than a window comes.
+    /// Until the agent has just taken up other colors: by its own account, which is asked far more often than a window comes.
     fn until_moving(&self) {
         let mask = || Agent::read(&Host::new("/"), &self.agent).ok()?.figure("mask");
         let (before, start) = (mask(), Instant::now());
         while mask() == before {
-            assert!(start.elapsed() < Duration::from_secs(60), "the agent takes up no other colours: {before:?}");
+            assert!(start.elapsed() < Duration::from_secs(60), "the agent takes up no other colors: {before:?}");
             std::thread::sleep(Duration::from_micros(200));
         }
     }
@@ -207,26 +207,26 @@ impl Recoloured {
     }
 }
 
-/// Does a share in colours move the pages of a running program, told as pending until they are there; and whoever is killed
+/// Does a share in colors move the pages of a running program, told as pending until they are there; and whoever is killed
 /// meanwhile, daemon, guardian, both, or the program with its agent: does everything else go on or end as it would have, no
-/// addition lost, with the colours put back?
+/// addition lost, with the colors put back?
 #[test]
-fn a_plan_recolours_a_running_program_whoever_is_killed() {
+fn a_plan_recolors_a_running_program_whoever_is_killed() {
     let folder = tempfile::tempdir().unwrap();
     if let Some(why) = unusable(folder.path()) {
-        not_shown("a plan in colours", why);
+        not_shown("a plan in colors", why);
         return;
     }
     for (at, case) in ["nobody", "daemon", "guardian", "both", "program"].into_iter().enumerate() {
-        let Some(mut shown) = Recoloured::start(at, case == "both") else {
-            not_shown("a plan in colours", "the colours are no longer told apart");
+        let Some(mut shown) = Recolored::start(at, case == "both") else {
+            not_shown("a plan in colors", "the colors are no longer told apart");
             return;
         };
         let under_way = |status: &Value| status["pending"].as_array().is_some_and(|pending| !pending.is_empty());
         if case == "nobody" {
-            let there = |share: &Value| share["colours"].is_string() && share["pages_inside"].as_f64() >= Some(0.99);
+            let there = |share: &Value| share["colors"].is_string() && share["pages_inside"].as_f64() >= Some(0.99);
             let pending = shown.until("pages under way", under_way);
-            assert!(pending["shares"][0]["colours"].is_string(), "{pending}");
+            assert!(pending["shares"][0]["colors"].is_string(), "{pending}");
             shown.until("all pages there", |status| {
                 !under_way(status) && status["shares"].as_array().is_some_and(|shares| shares.iter().any(there))
             });

@@ -157,7 +157,7 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     daemon.child.wait().unwrap();
     assert!(journal_gone(folder.path()), "the guardian did not finish");
     assert_eq!(programs.states(), before);
-    let own = group.0.with_file_name(format!("{}{guardian}", cachemate_linux::guardian::apart::PREFIX));
+    let own = group.0.with_file_name(format!("{}{guardian}", cachemate_linux::safety::guardian::apart::PREFIX));
     assert!(within(Duration::from_secs(20), || !own.exists()), "{} stays", own.display());
 }
 

@@ -113,7 +113,7 @@ fn a_group_is_confined_and_comes_back() {
     let (group, path) = match common::group() {
         Ok(group) => group,
         Err(why) => {
-            // crates/linux/src/cpusets.rs asks the same of made trees.
+            // crates/linux/src/act/cpusets.rs asks the same of made trees.
             not_shown("a real group that is confined", why);
             return;
         }

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
-use cachemate_linux::journal::{Change, Journal, Object, State};
 use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::safety::journal::{Change, Journal, Object, State};
 use common::not_shown::not_shown;
 use common::{MANAGE, Running, acting, run};
 

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CacheId, CacheShare, Clash, CpuSet, GangSchedule, GroupId, ProbeId, TaskId};
+use crate::{CacheId, CacheShare, CoRunPenalty, CpuSet, GangSchedule, GroupId, ProbeId, TaskId};
 
 /// A line of the plan, to say of it that it was refused or is under way.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Item {
     /// All of it (a replay that was told something else than the recorded run).
     Plan,
-    Allowed(TaskId),
+    Affinity(TaskId),
     Weight(TaskId),
     Gangs(usize),
     Share(GroupId, CacheId),
-    Clashes,
+    Penalties,
     Probe(ProbeId),
     Window,
 }
@@ -54,7 +54,7 @@ pub struct ShareHeld {
     pub share: CacheShare,
     /// Share of the members' resident pages in allowed colors.
     pub pages_inside: Option<f64>,
-    /// Pages taken from a colour that was not allowed, because none was left; since the share began.
+    /// Pages taken from a color that was not allowed, because none was left; since the share began.
     pub fallback_pages: Option<u64>,
     pub occupancy_bytes: Option<u64>,
 }
@@ -62,11 +62,11 @@ pub struct ShareHeld {
 /// The state as read back; the same type answers `apply` and stands in every observation.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Applied {
-    pub allowed: BTreeMap<TaskId, CpuSet>,
+    pub affinity: BTreeMap<TaskId, CpuSet>,
     pub weights: BTreeMap<TaskId, f64>,
     pub gangs: Vec<GangSchedule>,
     pub shares: Vec<ShareHeld>,
-    pub clashes: Vec<Clash>,
+    pub penalties: Vec<CoRunPenalty>,
     pub probes: Vec<ProbeId>,
     pub pending: Vec<Pending>,
     pub refused: Vec<Refused>,

@@ -68,19 +68,19 @@ fn an_event_that_was_not_measured_is_absent_and_a_multiplexed_one_is_scaled() {
 
 /// Can one plan hold every mechanism of the papers at once?
 #[test]
-fn one_plan_says_affinity_gangs_colours_ways_clashes_and_every_probe() {
+fn one_plan_says_affinity_gangs_colors_ways_clashes_and_every_probe() {
     let (a, b, c) = (TaskId(0), TaskId(1), TaskId(2));
     let gang = |t| Gang { members: vec![(t, None)], slices: 1 };
     let probe = |id, what| Probe { id: ProbeId(id), what, budget_ns: 1_000_000_000 };
     let mut plan = Plan::idle(Window::Cycles { cycles: 1_000_000_000 });
-    plan.allowed.insert(a, (0..4).collect());
+    plan.affinity.insert(a, (0..4).collect());
     plan.weights.insert(b, 2.0);
     plan.gangs.push(GangSchedule { cpus: (4..8).collect(), slice_ns: 10_000_000, gangs: vec![gang(b), gang(c)] });
     plan.shares.push(CacheShare {
         group: GroupId(0),
         members: vec![Member::Process(ProcessId(0))],
         cache: CacheId(0),
-        units: Units::Colours { allowed: (0..300).collect(), moving: PageMoving::HotFirst },
+        units: Units::Colors { allowed: (0..300).collect(), moving: PageMoving::HotFirst },
     });
     plan.shares.push(CacheShare {
         group: GroupId(1),
@@ -88,7 +88,7 @@ fn one_plan_says_affinity_gangs_colours_ways_clashes_and_every_probe() {
         cache: CacheId(1),
         units: Units::Ways { mask: (0..3).collect() },
     });
-    plan.clashes.push(Clash { tasks: (b, c), penalty: 0.4 });
+    plan.penalties.push(CoRunPenalty { tasks: (b, c), penalty: 0.4 });
     plan.probes = vec![
         probe(
             0,
@@ -108,10 +108,10 @@ fn one_plan_says_affinity_gangs_colours_ways_clashes_and_every_probe() {
         ),
         probe(4, ProbeWhat::Reuses { task: a, locations: 4 }),
         probe(5, ProbeWhat::Activity { tasks: vec![a, b], level: Level::L2, super_sets: 64 }),
-        probe(6, ProbeWhat::Neighbour { task: a, neighbour: Neighbour::Pirate { footprint_bytes: 8 << 20 } }),
+        probe(6, ProbeWhat::Neighbor { task: a, neighbor: Neighbor::Pirate { footprint_bytes: 8 << 20 } }),
         probe(7, ProbeWhat::PingPong { cpus: (CpuId(0), CpuId(1)) }),
     ];
-    assert_eq!(plan.shares[0].units, Units::Colours { allowed: (0..300).collect(), moving: PageMoving::HotFirst });
+    assert_eq!(plan.shares[0].units, Units::Colors { allowed: (0..300).collect(), moving: PageMoving::HotFirst });
     assert_eq!((0..300).collect::<IndexSet>().count(), 300);
     assert_eq!(plan, plan.clone());
 }
@@ -142,7 +142,7 @@ impl Machine for Canned {
 struct Keep;
 impl Policy for Keep {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        Decision { plan: view.before.clone(), why: Vec::new() }
+        Decision { plan: view.previous_plan.clone(), why: Vec::new() }
     }
 }
 
@@ -160,7 +160,7 @@ fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
         ended: WindowEnd::Elapsed,
         tasks: Vec::new(),
         places: vec![(Place::Cache(CacheId(0)), Counts::default())],
-        answers: vec![Answer {
+        answers: vec![ProbeResult {
             probe: ProbeId(0),
             evidence: Evidence::Rows(vec![row(&[0, 1], 300_000, 5)]),
             complete: false,
@@ -207,7 +207,7 @@ fn plans_that_starve_are_caught() {
     assert_eq!(check(|plan| plan.gangs = vec![gangs(&[1])]), Err(BadPlan::Starved(TaskId(0))));
     let twice = check(|plan| plan.gangs = vec![gangs(&[0, 1]), gangs(&[0, 1])]);
     assert_eq!(twice, Err(BadPlan::GangsOverlap(0, 1)));
-    let nowhere = check(|plan| _ = plan.allowed.insert(TaskId(0), [3].into_iter().collect()));
+    let nowhere = check(|plan| _ = plan.affinity.insert(TaskId(0), [3].into_iter().collect()));
     assert_eq!(nowhere, Err(BadPlan::NowhereToRun(TaskId(0))));
     let unknown = check(|plan| _ = plan.weights.insert(TaskId(7), 1.0));
     assert_eq!(unknown, Err(BadPlan::UnknownTask(TaskId(7))));
@@ -218,7 +218,7 @@ fn plans_that_starve_are_caught() {
 fn seats_lie_within_affinities() {
     let seated = |affinity: u32| {
         check(|plan| {
-            plan.allowed.insert(TaskId(0), [affinity].into_iter().collect());
+            plan.affinity.insert(TaskId(0), [affinity].into_iter().collect());
             let gang = |task, cpu| Gang { members: vec![(TaskId(task), cpu)], slices: 1 };
             let gangs = vec![gang(0, Some(CpuId(1))), gang(1, None)];
             plan.gangs = vec![GangSchedule { cpus: [0, 1].into_iter().collect(), slice_ns: 1, gangs }];
@@ -254,7 +254,7 @@ fn shares_are_checked_together() {
 #[test]
 fn a_plan_reads_back_from_json() {
     let mut plan = Plan::idle(Window::Cycles { cycles: 5 });
-    plan.allowed.insert(TaskId(3), (0..130).chain([200]).collect());
+    plan.affinity.insert(TaskId(3), (0..130).chain([200]).collect());
     plan.weights.insert(TaskId(3), 0.1 + 0.2);
     let text = serde_json::to_string(&plan).unwrap();
     assert!(text.contains("0-129,200"), "{text}");

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    CacheId, CacheShare, Capabilities, CpuId, CpuSet, Member, Partition, Plan, TaskId, TaskSeen, Units, View, Window,
+    CacheId, CacheShare, Capabilities, CpuId, CpuSet, Member, Partition, Plan, TaskId, TaskSample, Units, View, Window,
 };
 
 /// The invariant that a plan breaks.
@@ -25,7 +25,7 @@ pub enum BadPlan {
     Starved(TaskId),
     #[error("share of {0:?}: {1}")]
     BadShare(CacheId, String),
-    #[error("clash between {0:?} and {1:?}: {2}")]
+    #[error("penalty between {0:?} and {1:?}: {2}")]
     BadClash(TaskId, TaskId, &'static str),
     #[error("probe id {0} is used for two probes")]
     ProbeTwice(u32),
@@ -38,14 +38,14 @@ pub enum BadPlan {
 /// # Errors
 /// The first broken invariant, in the order of the plan's fields.
 pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), BadPlan> {
-    let tasks: BTreeMap<TaskId, &TaskSeen> = view.seen.tasks.iter().map(|task| (task.task, task)).collect();
+    let tasks: BTreeMap<TaskId, &TaskSample> = view.seen.tasks.iter().map(|task| (task.task, task)).collect();
     let online = view.online();
     let movable = |task: TaskId| match tasks.get(&task) {
         None => Err(BadPlan::UnknownTask(task)),
         Some(seen) if seen.fixed => Err(BadPlan::FixedTask(task)),
         Some(_) => Ok(()),
     };
-    for (&task, cpus) in &plan.allowed {
+    for (&task, cpus) in &plan.affinity {
         movable(task)?;
         if !cpus.intersects(&online) {
             return Err(BadPlan::NowhereToRun(task));
@@ -59,11 +59,11 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), BadPlan> {
     }
     check_gangs(plan, &online, &tasks)?;
     check_shares(plan, view.capabilities, &tasks)?;
-    for clash in &plan.clashes {
-        let (a, b) = clash.tasks;
+    for penalty in &plan.penalties {
+        let (a, b) = penalty.tasks;
         let known = [a, b].iter().all(|task| tasks.contains_key(task));
-        if !known || a == b || !clash.penalty.is_finite() {
-            let what = if known { "a task clashes with itself or the penalty is not finite" } else { "unknown task" };
+        if !known || a == b || !penalty.penalty.is_finite() {
+            let what = if known { "a task penalties with itself or the penalty is not finite" } else { "unknown task" };
             return Err(BadPlan::BadClash(a, b, what));
         }
     }
@@ -77,7 +77,7 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), BadPlan> {
     }
 }
 
-fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSeen>) -> Result<(), BadPlan> {
+fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSample>) -> Result<(), BadPlan> {
     for (at, schedule) in plan.gangs.iter().enumerate() {
         if let Some(other) = plan.gangs[..at].iter().position(|earlier| earlier.cpus.intersects(&schedule.cpus)) {
             return Err(BadPlan::GangsOverlap(other, at));
@@ -104,7 +104,7 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSeen>
                 if cpu.is_some_and(|CpuId(cpu)| !schedule.cpus.contains(cpu) || !seats.insert(cpu)) {
                     return bad("a member's CPU is outside the schedule or taken twice");
                 }
-                let affinity = plan.allowed.get(&task);
+                let affinity = plan.affinity.get(&task);
                 if cpu.zip(affinity).is_some_and(|(CpuId(cpu), affinity)| !affinity.contains(cpu)) {
                     return bad("a member's CPU is outside its own affinity");
                 }
@@ -115,7 +115,7 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSeen>
         }
         for task in tasks.values().filter(|task| !task.exited && !task.fixed) {
             let confined =
-                plan.allowed.get(&task.task).unwrap_or(online).intersection(online).is_subset(&schedule.cpus);
+                plan.affinity.get(&task.task).unwrap_or(online).intersection(online).is_subset(&schedule.cpus);
             let has_turn = || schedule.gangs.iter().any(|gang| gang.members.iter().any(|&(id, _)| id == task.task));
             if confined && !has_turn() {
                 return Err(BadPlan::Starved(task.task));
@@ -126,7 +126,11 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSeen>
 }
 
 /// Every share by itself, then what they are together: ids, memberships, and how many groups a cache can have.
-fn check_shares(plan: &Plan, capabilities: &Capabilities, tasks: &BTreeMap<TaskId, &TaskSeen>) -> Result<(), BadPlan> {
+fn check_shares(
+    plan: &Plan,
+    capabilities: &Capabilities,
+    tasks: &BTreeMap<TaskId, &TaskSample>,
+) -> Result<(), BadPlan> {
     let mut groups = BTreeSet::new();
     let mut members: BTreeSet<(Member, Option<CacheId>)> = BTreeSet::new();
     let mut ways_groups: BTreeMap<CacheId, u32> = BTreeMap::new();
@@ -150,7 +154,7 @@ fn check_shares(plan: &Plan, capabilities: &Capabilities, tasks: &BTreeMap<TaskI
     for (&cache, &groups) in &ways_groups {
         let most = capabilities.partitions_of(cache).find_map(|partition| match partition {
             Partition::Ways { groups_at_most, .. } => Some(*groups_at_most),
-            Partition::Colours { .. } => None,
+            Partition::Colors { .. } => None,
         });
         if let Some(most) = most.filter(|&most| groups > most) {
             return Err(BadPlan::BadShare(cache, format!("{groups} groups, expected at most {most}")));
@@ -162,7 +166,7 @@ fn check_shares(plan: &Plan, capabilities: &Capabilities, tasks: &BTreeMap<TaskI
 fn check_share(
     share: &CacheShare,
     capabilities: &Capabilities,
-    tasks: &BTreeMap<TaskId, &TaskSeen>,
+    tasks: &BTreeMap<TaskId, &TaskSample>,
 ) -> Result<(), BadPlan> {
     let bad = |what: String| Err(BadPlan::BadShare(share.cache, what));
     for member in &share.members {
@@ -171,18 +175,18 @@ fn check_share(
             Member::Process(process) if tasks.values().all(|task| task.process != process) => {
                 return bad(format!("{process:?} has no task in this window"));
             }
-            Member::Task(_) if matches!(share.units, Units::Colours { .. }) => {
-                return bad("colours belong to processes, not tasks".to_string());
+            Member::Task(_) if matches!(share.units, Units::Colors { .. }) => {
+                return bad("colors belong to processes, not tasks".to_string());
             }
             _ => {}
         }
     }
     for partition in capabilities.partitions_of(share.cache) {
         match (partition, &share.units) {
-            (Partition::Colours { colours, .. }, Units::Colours { allowed, .. }) => {
+            (Partition::Colors { colors, .. }, Units::Colors { allowed, .. }) => {
                 return match allowed.iter().last() {
-                    None => bad("no colour allowed".to_string()),
-                    Some(last) if last >= *colours => bad(format!("colour {last} of {colours}")),
+                    None => bad("no color allowed".to_string()),
+                    Some(last) if last >= *colors => bad(format!("color {last} of {colors}")),
                     Some(_) => Ok(()),
                 };
             }

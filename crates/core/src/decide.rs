@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Cache, CacheId, Capabilities, CpuId, CpuSet, Observation, Partition, Plan, Predictor, Profiles, TaskId, TaskSeen,
+    Cache, CacheId, Capabilities, CpuId, CpuSet, Observation, Partition, Plan, Predictor, Profiles, TaskId, TaskSample,
     Topology,
 };
 
@@ -65,7 +65,7 @@ pub struct View<'a> {
     pub seen: &'a Observation,
     pub profiles: &'a Profiles,
     /// The plan of the window before; without evidence its allowed, gangs and shares stay.
-    pub before: &'a Plan,
+    pub previous_plan: &'a Plan,
     /// Predictor that answers "what if".
     pub predictor: &'a dyn Predictor,
 }
@@ -77,12 +77,12 @@ impl<'a> View<'a> {
     }
 
     /// Tasks that have not exited, in order of arrival.
-    pub fn present(&self) -> impl Iterator<Item = &'a TaskSeen> {
+    pub fn present(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.seen.tasks.iter().filter(|task| !task.exited)
     }
 
     /// Tasks that may be given other places and shares, in order of arrival.
-    pub fn movable(&self) -> impl Iterator<Item = &'a TaskSeen> {
+    pub fn movable(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.present().filter(|task| !task.fixed)
     }
 

@@ -32,17 +32,17 @@ pub enum Ability {
     Affinity,
     Weights,
     Gangs,
-    Clashes,
-    Colours,
+    Penalties,
+    Colors,
     Ways,
 }
 
 /// How a cache can be divided.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Partition {
-    /// `move_page_ns`: measured cost of giving one page another colour.
-    Colours {
-        colours: u32,
+    /// `move_page_ns`: measured cost of giving one page another color.
+    Colors {
+        colors: u32,
         page_bytes: u64,
         move_page_ns: f64,
     },
@@ -139,7 +139,7 @@ impl Capabilities {
     /// Number of page colors of a cache; `None` where pages cannot be placed.
     pub fn colors_of(&self, cache: CacheId) -> Option<u32> {
         self.partitions_of(cache).find_map(|partition| match partition {
-            Partition::Colours { colours, .. } => Some(*colours),
+            Partition::Colors { colors, .. } => Some(*colors),
             Partition::Ways { .. } => None,
         })
     }

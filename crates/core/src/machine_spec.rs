@@ -115,7 +115,7 @@ pub enum Replacement {
 pub enum Index {
     #[default]
     Physical,
-    /// Page colours do not divide such a cache.
+    /// Page colors do not divide such a cache.
     Virtual,
 }
 
@@ -206,14 +206,14 @@ pub struct SchedulingSpec {
     pub turnaround_cycles: u32,
 }
 
-/// Pages, and which cache their frames' colours index.
+/// Pages, and which cache their frames' colors index.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PageSpec {
     pub page_bytes: u64,
-    /// Colours the operating system uses; `None` = it does not colour.
-    pub colours: Option<u32>,
-    /// Copying a page to a frame of another colour under the running program.
+    /// Colors the operating system uses; `None` = it does not color.
+    pub colors: Option<u32>,
+    /// Copying a page to a frame of another color under the running program.
     pub move_page_cycles: u64,
     /// Allocating a page at its first touch.
     pub fault_cycles: u64,
@@ -222,7 +222,7 @@ pub struct PageSpec {
 impl Default for PageSpec {
     fn default() -> Self {
         // CP: 11 051 cycles to move a 4 KB page on POWER5.
-        PageSpec { page_bytes: 4096, colours: None, move_page_cycles: 11_051, fault_cycles: 1_000 }
+        PageSpec { page_bytes: 4096, colors: None, move_page_cycles: 11_051, fault_cycles: 1_000 }
     }
 }
 
@@ -373,7 +373,7 @@ impl MachineSpec {
             return fail("memory.size_bytes", self.memory.size_bytes.to_string(), "a multiple of pages.page_bytes");
         }
         self.caches.iter().enumerate().try_for_each(|(at, cache)| self.check_cache(at, cache))?;
-        self.check_colours()
+        self.check_colors()
     }
 
     fn check_prefetchers(&self) -> Result<(), ImpossibleMachine> {
@@ -454,22 +454,22 @@ impl MachineSpec {
         Ok(())
     }
 
-    fn check_colours(&self) -> Result<(), ImpossibleMachine> {
-        let Some(colours) = self.pages.colours else { return Ok(()) };
-        let most = self.last_level().map_or(1, |cache| self.colours_of(cache));
-        if colours.is_power_of_two() && u64::from(colours) <= most {
+    fn check_colors(&self) -> Result<(), ImpossibleMachine> {
+        let Some(colors) = self.pages.colors else { return Ok(()) };
+        let most = self.last_level().map_or(1, |cache| self.colors_of(cache));
+        if colors.is_power_of_two() && u64::from(colors) <= most {
             return Ok(());
         }
         Err(ImpossibleMachine {
             machine: self.name.clone(),
-            field: "pages.colours".to_string(),
-            found: colours.to_string(),
+            field: "pages.colors".to_string(),
+            found: colors.to_string(),
             expected: format!("a power of two, at most the last level's sets x line / page = {most}"),
         })
     }
 
-    /// Page colours of a cache: sets of one slice times line over page; 1 where a page covers all sets.
-    pub fn colours_of(&self, cache: &CacheSpec) -> u64 {
+    /// Page colors of a cache: sets of one slice times line over page; 1 where a page covers all sets.
+    pub fn colors_of(&self, cache: &CacheSpec) -> u64 {
         (cache.sets_per_slice() * u64::from(cache.line_bytes) / self.pages.page_bytes).max(1)
     }
 
@@ -553,7 +553,7 @@ mod tests {
                 package_bus_bytes_per_cycle: None,
                 scheduling: SchedulingSpec::default(),
             },
-            pages: PageSpec { colours: Some(16), ..PageSpec::default() },
+            pages: PageSpec { colors: Some(16), ..PageSpec::default() },
             os: OsSpec::default(),
             counters: CounterSpec::default(),
         }
@@ -583,8 +583,8 @@ mod tests {
         assert_eq!(refused(|m| m.caches[2].line_bytes = 48), "caches[2].line_bytes");
         assert_eq!(refused(|m| m.caches[2].shared_by_cores = 3), "caches[2].shared_by_cores");
         assert_eq!(refused(|m| m.caches.swap(1, 2)), "caches[2].level");
-        assert_eq!(refused(|m| m.pages.colours = Some(17)), "pages.colours");
-        assert_eq!(refused(|m| m.pages.colours = Some(32)), "pages.colours");
+        assert_eq!(refused(|m| m.pages.colors = Some(17)), "pages.colors");
+        assert_eq!(refused(|m| m.pages.colors = Some(32)), "pages.colors");
         assert_eq!(refused(|m| m.packages = 0), "packages");
         assert_eq!(refused(|m| m.caches[2].index = Index::Virtual), "caches[2].index");
         assert_eq!(refused(|m| m.memory.bytes_per_cycle = f64::NAN), "memory.bytes_per_cycle");

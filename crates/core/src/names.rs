@@ -15,9 +15,9 @@ macro_rules! id {
 id! {
     /// A schedulable thread. Not a pid: the live machine keeps (pid, tid, start time, boot id) behind it.
     TaskId,
-    /// An address space; colours and pages belong to it.
+    /// An address space; colors and pages belong to it.
     ProcessId,
-    /// A cache partition of the plan (a resctrl group, a colour set, ...).
+    /// A cache partition of the plan (a resctrl group, a color set, ...).
     GroupId,
     /// A hardware context as the operating system numbers it.
     CpuId,
@@ -27,7 +27,7 @@ id! {
     ProbeId,
 }
 
-/// A set of small indices: CPUs, page colours or ways, as the field says. Trailing zero words are not stored.
+/// A set of small indices: CPUs, page colors or ways, as the field says. Trailing zero words are not stored.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct IndexSet(Vec<u64>);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CacheId, CpuId, CpuSet, GroupId, IndexSet, Level, Neighbour, ProbeId, ProcessId, TaskId};
+use crate::{CacheId, CpuId, CpuSet, GroupId, IndexSet, Level, Neighbor, ProbeId, ProcessId, TaskId};
 
 /// When the next observation is due, unless a probe or a change of tasks ends it sooner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -38,14 +38,14 @@ pub struct GangSchedule {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Member {
     Process(ProcessId),
-    /// Only for ways: pages, and so colours, belong to the process.
+    /// Only for ways: pages, and so colors, belong to the process.
     Task(TaskId),
 }
 
 /// Units are counted as `Partition` of the capabilities says.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Units {
-    Colours { allowed: IndexSet, moving: PageMoving },
+    Colors { allowed: IndexSet, moving: PageMoving },
     Ways { mask: IndexSet },
 }
 
@@ -59,8 +59,8 @@ pub enum PageMoving {
     All,
 }
 
-/// One group's share of one cache (of every cache of the level where colours are the unit: a frame has the
-/// same colour in all of them). Shares may overlap. Who is in no group is unrestricted.
+/// One group's share of one cache (of every cache of the level where colors are the unit: a frame has the
+/// same color in all of them). Shares may overlap. Who is in no group is unrestricted.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CacheShare {
     pub group: GroupId,
@@ -70,9 +70,9 @@ pub struct CacheShare {
 }
 
 /// "Rather not these two at once on one cache": for a dispatcher that picks among runnable tasks by itself
-/// (AV's Linux form, sched_ext, programs with overlapping colours). Larger is worse; advice, never a ban.
+/// (AV's Linux form, sched_ext, programs with overlapping colors). Larger is worse; advice, never a ban.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Clash {
+pub struct CoRunPenalty {
     pub tasks: (TaskId, TaskId),
     pub penalty: f64,
 }
@@ -117,9 +117,9 @@ pub enum ProbeWhat {
         level: Level,
         super_sets: u32,
     },
-    Neighbour {
+    Neighbor {
         task: TaskId,
-        neighbour: Neighbour,
+        neighbor: Neighbor,
     },
     PingPong {
         cpus: (CpuId, CpuId),
@@ -143,12 +143,12 @@ pub struct Probe {
 /// The whole desired state. What it does not mention is the machine's default (all CPUs, no gangs, no shares).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    pub allowed: BTreeMap<TaskId, CpuSet>,
+    pub affinity: BTreeMap<TaskId, CpuSet>,
     /// Share of CPU time relative to others, 1.0 = as the host had it (priorities, fairness bound).
     pub weights: BTreeMap<TaskId, f64>,
     pub gangs: Vec<GangSchedule>,
     pub shares: Vec<CacheShare>,
-    pub clashes: Vec<Clash>,
+    pub penalties: Vec<CoRunPenalty>,
     pub probes: Vec<Probe>,
     pub window: Window,
 }
@@ -157,11 +157,11 @@ impl Plan {
     /// Changes nothing, measures nothing.
     pub fn idle(window: Window) -> Self {
         Plan {
-            allowed: BTreeMap::new(),
+            affinity: BTreeMap::new(),
             weights: BTreeMap::new(),
             gangs: Vec::new(),
             shares: Vec::new(),
-            clashes: Vec::new(),
+            penalties: Vec::new(),
             probes: Vec::new(),
             window,
         }

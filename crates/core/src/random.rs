@@ -16,7 +16,7 @@ impl SplitMix64 {
         SplitMix64(seed)
     }
 
-    /// The generator's finalizer: a bijection of 64-bit words that scatters neighbouring words. A good hash.
+    /// The generator's finalizer: a bijection of 64-bit words that scatters neighboring words. A good hash.
     #[inline(always)]
     pub const fn scatter(word: u64) -> u64 {
         let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

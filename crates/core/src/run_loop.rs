@@ -5,22 +5,22 @@ use serde::{Deserialize, Serialize};
 use crate::check::{BadPlan, check_plan};
 use crate::{
     Capabilities, Decision, Estimate, Event, Forecast, Machine, MachineError, Observation, PipelineConfig, Plan,
-    Policy, Predictor, Profiler, Profiles, Refused, TaskId, TaskSeen, Topology, View, Window,
+    Policy, Predictor, Profiler, Profiles, Refused, TaskId, TaskSample, Topology, View, Window,
 };
 
 /// How far off the last forecast was; task, forecast, measured.
-pub type Miss = (TaskId, Estimate, f64);
+pub type ForecastError = (TaskId, Estimate, f64);
 
 /// One turn of the loop: enough to decide again (`seen`) and to check it (the rest).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Record {
+pub struct WindowRecord {
     pub seen: Observation,
     pub decision: Decision,
     /// Forecast by the reference predictor, under the plan; compared with the next window only as far as the plan
     /// holds there.
     pub forecast: Forecast,
     pub applied: crate::Applied,
-    pub last_forecast_missed_instr_per_cycle: Vec<Miss>,
+    pub last_forecast_missed_instr_per_cycle: Vec<ForecastError>,
 }
 
 /// First line of a recording: all that a replay needs besides the records.
@@ -91,7 +91,7 @@ impl<M: Machine, P: Policy> Loop<M, P> {
     ///
     /// # Errors
     /// The machine's own, or a plan that breaks an invariant of [`check_plan`]; nothing is applied then.
-    pub fn step(&mut self) -> Result<Option<Record>, LoopError> {
+    pub fn step(&mut self) -> Result<Option<WindowRecord>, LoopError> {
         let Some(mut seen) = self.machine.observe()? else { return Ok(None) };
         for refused in self.refused.drain(..) {
             // A recording has them already.
@@ -113,7 +113,7 @@ impl<M: Machine, P: Policy> Loop<M, P> {
             capabilities: self.machine.capabilities(),
             seen: &seen,
             profiles: &self.profiles,
-            before: &self.plan,
+            previous_plan: &self.plan,
             predictor: self.predictor.as_ref(),
         };
         let decision = self.policy.decide(&view);
@@ -127,7 +127,7 @@ impl<M: Machine, P: Policy> Loop<M, P> {
         self.refused.clone_from(&applied.refused);
         self.plan = decision.plan.clone();
         self.forecast = forecast.clone();
-        Ok(Some(Record { seen, decision, forecast, applied, last_forecast_missed_instr_per_cycle: missed }))
+        Ok(Some(WindowRecord { seen, decision, forecast, applied, last_forecast_missed_instr_per_cycle: missed }))
     }
 }
 
@@ -140,15 +140,15 @@ impl<M: Machine, P> Loop<M, P> {
             capabilities: self.machine.capabilities(),
             seen,
             profiles: &self.profiles,
-            before,
+            previous_plan: before,
             predictor: self.predictor.as_ref(),
         };
         self.predictor.forecast(&view, plan)
     }
 }
 
-fn compare(expected: &Forecast, seen: &Observation) -> Vec<Miss> {
-    let measured = |task: &TaskSeen| {
+fn compare(expected: &Forecast, seen: &Observation) -> Vec<ForecastError> {
+    let measured = |task: &TaskSample| {
         let cycles = task.counts.get(Event::Cycles).filter(|&cycles| cycles > 0.0)?;
         Some(task.counts.get(Event::Instructions)? / cycles)
     };

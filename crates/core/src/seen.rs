@@ -76,7 +76,7 @@ impl Counts {
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct TaskSeen {
+pub struct TaskSample {
     pub task: TaskId,
     pub process: ProcessId,
     /// Numeric id of the user who owns the process; `None` where the machine knows no users (the simulator).
@@ -98,11 +98,11 @@ pub struct TaskSeen {
     pub counts: Counts,
     /// Work done, in the task's own unit (operations, rows), where it reports any.
     pub progress: Option<f64>,
-    /// Resident pages per colour; `None` where frames or colours are not known.
-    pub pages_per_colour: Option<Vec<u64>>,
+    /// Resident pages per color; `None` where frames or colors are not known.
+    pub pages_per_color: Option<Vec<u64>>,
 }
 
-impl TaskSeen {
+impl TaskSample {
     /// A thread of which nothing is known but that it is there, since the beginning.
     pub fn new(task: TaskId, process: ProcessId) -> Self {
         Self {
@@ -119,7 +119,7 @@ impl TaskSeen {
             runnable_wait_ns: None,
             counts: Counts::default(),
             progress: None,
-            pages_per_colour: None,
+            pages_per_color: None,
         }
     }
 }
@@ -189,7 +189,7 @@ pub struct SuperSetCount {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Neighbour {
+pub enum Neighbor {
     /// Dependent loads over a footprint: feels the task's use of the cache.
     Chase { footprint_bytes: u64 },
     /// A stream: feels the task's use of bandwidth.
@@ -248,12 +248,12 @@ pub enum Evidence {
         level: Level,
         super_sets: Vec<SuperSetCount>,
     },
-    /// Seen from outside: how much the neighbour slows the task, and the task the neighbour.
+    /// Seen from outside: how much the neighbor slows the task, and the task the neighbor.
     Beside {
         task: TaskId,
-        neighbour: Neighbour,
-        neighbour_alone_ns: f64,
-        neighbour_beside_ns: f64,
+        neighbor: Neighbor,
+        neighbor_alone_ns: f64,
+        neighbor_beside_ns: f64,
         task_alone_rate: Option<f64>,
         task_beside_rate: Option<f64>,
         /// What the task's rates count: an event that stands in for work; `None` = the work that it reports itself.
@@ -280,7 +280,7 @@ pub enum Evidence {
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Answer {
+pub struct ProbeResult {
     pub probe: ProbeId,
     pub evidence: Evidence,
     /// False = more follows in a later window.
@@ -304,9 +304,9 @@ pub struct Observation {
     pub window: u64,
     pub span: Span,
     pub ended: WindowEnd,
-    pub tasks: Vec<TaskSeen>,
+    pub tasks: Vec<TaskSample>,
     pub places: Vec<(Place, Counts)>,
-    pub answers: Vec<Answer>,
+    pub answers: Vec<ProbeResult>,
     /// What holds now: slow actions go on, and others change things too.
     pub in_force: Applied,
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     Ability, Applied, Cache, CacheId, Capabilities, Cpu, CpuId, Forecast, Level, Machine, MachineError, Observation,
-    Partition, Plan, Predictor, ProcessId, Profiles, Span, Support, TaskId, TaskSeen, Topology, View, Window,
+    Partition, Plan, Predictor, ProcessId, Profiles, Span, Support, TaskId, TaskSample, Topology, View, Window,
     WindowEnd,
 };
 
@@ -53,7 +53,7 @@ pub fn observation(window: u64, tasks: u32) -> Observation {
         window,
         span: Span { start_ns: window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
         ended: WindowEnd::Elapsed,
-        tasks: (0..tasks).map(|id| TaskSeen::new(TaskId(id), ProcessId(id))).collect(),
+        tasks: (0..tasks).map(|id| TaskSample::new(TaskId(id), ProcessId(id))).collect(),
         places: Vec::new(),
         answers: Vec::new(),
         in_force: Applied::default(),
@@ -97,7 +97,7 @@ impl Machine for Scripted {
         Ok(self.windows.next().map(|seen| Observation { in_force: self.in_force.clone(), ..seen }))
     }
     fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
-        self.in_force = Applied { allowed: plan.allowed.clone(), gangs: plan.gangs.clone(), ..Applied::default() };
+        self.in_force = Applied { affinity: plan.affinity.clone(), gangs: plan.gangs.clone(), ..Applied::default() };
         Ok(self.in_force.clone())
     }
 }
@@ -130,7 +130,7 @@ impl Bench {
             capabilities: &self.capabilities,
             seen: &self.seen,
             profiles: &self.profiles,
-            before: &self.before,
+            previous_plan: &self.before,
             predictor,
         }
     }

@@ -8,8 +8,8 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use cachemate_core::CpuSet;
+use cachemate_linux::act::scheduling::Scheduling;
 use cachemate_linux::kernel::{DirLock, Kernel};
-use cachemate_linux::scheduling::Scheduling;
 
 const FILES_AT_MOST: usize = 512;
 

@@ -3,13 +3,19 @@
 use std::io::{self, Cursor, Read};
 use std::path::{Path, PathBuf};
 
-use cachemate_linux::colors::agents::Agent;
-use cachemate_linux::colors::map::Map;
+use cachemate_linux::act::colors::agents::Agent;
+use cachemate_linux::act::colors::map::Map;
+use cachemate_linux::act::cpusets;
+use cachemate_linux::act::resctrl::{self, Schemata};
+use cachemate_linux::act::rules::{Action, Rule};
 use cachemate_linux::kernel::Kernel;
-use cachemate_linux::resctrl::{self, Schemata};
-use cachemate_linux::rules::{Action, Rule};
-use cachemate_linux::sampling::{self, records};
-use cachemate_linux::{cpusets, events, journal, pressure, restore, tasks, topology};
+use cachemate_linux::safety::journal;
+use cachemate_linux::safety::restore;
+use cachemate_linux::sense::events;
+use cachemate_linux::sense::pressure;
+use cachemate_linux::sense::sampling::{self, records};
+use cachemate_linux::sense::tasks;
+use cachemate_linux::sense::topology;
 use cachemate_trace::{CmtReader, Format, ProfileFile, RunLogReader, TraceReader, open_input};
 
 use crate::host::Told;
@@ -42,8 +48,8 @@ pub const TARGETS: &[Target] = &[
     stated("sweep", 64, sweep, "scenarios"),
     stated("matrix", 32, matrix, ""),
     stated("journal", 32, journal_lines, ""),
-    stated("host", 32, host, "crates/linux/src/resctrl/trees"),
-    stated("topology", 32, sysfs_topology, "crates/linux/src/resctrl/trees"),
+    stated("host", 32, host, "crates/linux/src/act/resctrl/trees"),
+    stated("topology", 32, sysfs_topology, "crates/linux/src/act/resctrl/trees"),
     stated("texts", 32, texts, ""),
     stated("samples", 32, samples, ""),
 ];

@@ -1,4 +1,4 @@
-//! Programs in closed form: what theory speaks of, and the neighbours that probes bring.
+//! Programs in closed form: what theory speaks of, and the neighbors that probes bring.
 
 use crate::program::{Phase, Point};
 

@@ -92,7 +92,7 @@ fn a_program_alone_runs_as_its_profile_says() {
 
 /// Do two programs in one cache slow each other down, and not those in the other cache?
 #[test]
-fn neighbours_in_a_cache_slow_each_other() {
+fn neighbors_in_a_cache_slow_each_other() {
     let speed = |cpus: &[u32]| {
         let mut engine = engine(false);
         let program = engine.add_program(Program::steady("fits", uniform(50_000.0, 0.02)));

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use cachemate_core::CpuSet;
 
+use crate::act::scheduling::{FIFO, RR, Scheduling};
 use crate::kernel::{DirLock, Kernel, ThreadKey};
-use crate::scheduling::{FIFO, RR, Scheduling};
 
 #[derive(Clone, Debug)]
 pub(crate) struct FakeThread {
@@ -41,7 +41,7 @@ pub(crate) struct FakeHost {
     /// The cpuset of all threads, where there are cpusets at all.
     pub cpuset: RefCell<Option<CpuSet>>,
     /// Raised: nothing may be changed.
-    pub fence: RefCell<Option<std::sync::Arc<crate::fence::Fence>>>,
+    pub fence: RefCell<Option<std::sync::Arc<crate::safety::fence::Fence>>>,
     /// So many calls on threads say that there is no such process, whoever is there.
     pub no_such_process_for: Cell<u32>,
 }
@@ -222,7 +222,7 @@ impl Kernel for FakeHost {
     fn lock_dir(&self, _: &Path, _: std::time::Duration) -> io::Result<DirLock> {
         Ok(DirLock::default())
     }
-    fn set_fence(&self, fence: Option<std::sync::Arc<crate::fence::Fence>>) {
+    fn set_fence(&self, fence: Option<std::sync::Arc<crate::safety::fence::Fence>>) {
         *self.fence.borrow_mut() = fence;
     }
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {

@@ -13,16 +13,16 @@ use cachemate_core::{
     RefusedBecause, TaskId, Topology, Units, Window,
 };
 
-use crate::actuator::{Actuator, GuardianCommand, Wanted};
-use crate::cpusets::Confined;
+use crate::act::actuator::{Actuator, DesiredState, GuardianCommand};
+use crate::act::cpusets::Confined;
+use crate::act::resctrl::fake_tests::{FakeCat, FakeGroup, topology as cat_topology};
+use crate::act::resctrl::{self, Resctrl};
+use crate::act::rules::{Action, Rule};
 use crate::fake_tests::{FakeHost, SHORT};
-use crate::journal::{Change, Object, State};
 use crate::kernel::Kernel;
 use crate::machine::{LiveMachine, LiveOptions};
-use crate::resctrl::fake_tests::{FakeCat, FakeGroup, topology as cat_topology};
-use crate::resctrl::{self, Resctrl};
-use crate::restore::Outcome;
-use crate::rules::{Action, Rule};
+use crate::safety::journal::{Change, Object, State};
+use crate::safety::restore::Outcome;
 
 /// What a write may come back with; the last one made its change all the same.
 const ERRORS: [i32; 7] = [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO, SHORT];
@@ -68,7 +68,7 @@ fn machine_with<K: Kernel + Send + 'static>(
         guardian: GuardianCommand { program: "/bin/sh".into(), args },
         first_window: Duration::from_millis(1),
         probe_share: 0.5,
-        progress: crate::progress::ProgressFiles::default(),
+        progress: crate::sense::progress::ProgressFiles::default(),
         resctrl,
         known: BTreeMap::new(),
         acting: None,
@@ -90,7 +90,7 @@ fn plan(draw: &mut Draw, tasks: &[TaskId]) -> Plan {
     let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
     for &task in tasks {
         if draw.below(3) > 0 {
-            plan.allowed.insert(task, [draw.below(4) as u32].into_iter().collect());
+            plan.affinity.insert(task, [draw.below(4) as u32].into_iter().collect());
         }
         if draw.below(3) == 0 {
             plan.weights.insert(task, 2.0);
@@ -128,7 +128,7 @@ fn faults_on_any_write_leave_a_consistent_state() {
             let plan = plan(&mut draw, &tasks);
             let applied = machine.apply(&plan).unwrap();
             let told = machine.with_kernel(|host| {
-                applied.allowed.iter().all(|(task, cpus)| {
+                applied.affinity.iter().all(|(task, cpus)| {
                     // Seats of gang members stand in the schedule, not here.
                     host.threads.borrow()[&(5 + task.0 as i32)].cpus == *cpus || !plan.gangs.is_empty()
                 })
@@ -138,7 +138,7 @@ fn faults_on_any_write_leave_a_consistent_state() {
         machine.with_kernel(|host| host.fault.set(None));
         machine.put_back().unwrap();
         assert_eq!(machine.with_kernel(states), before, "seed {seed}");
-        assert!(!dir.path().join(crate::journal::Journal::FILE_NAME).exists());
+        assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
     }
 }
 
@@ -193,7 +193,7 @@ fn faults_among_way_masks_leave_a_consistent_state() {
         machine.put_back().unwrap();
         let left = machine.with_kernel(|cat| cat.groups.borrow().clone());
         assert_eq!(left, BTreeMap::from([("db".to_string(), db)]), "seed {seed}");
-        assert!(!dir.path().join(crate::journal::Journal::FILE_NAME).exists());
+        assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
     }
 }
 
@@ -211,27 +211,28 @@ fn a_failing_restore_keeps_its_journal() {
         let mut machine = machine(host, dir.path());
         let seen = machine.observe().unwrap().unwrap();
         let mut plan = Plan::idle(Window::Time { ns: 1 });
-        plan.allowed = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+        plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
         machine.apply(&plan).unwrap();
         machine.with_kernel(|host| host.fault.set(Some((0, errno))));
         let account = machine.put_back().unwrap();
-        let failed = account.iter().filter(|line| matches!(line.outcome, crate::restore::Outcome::Failed(_))).count();
+        let failed =
+            account.iter().filter(|line| matches!(line.outcome, crate::safety::restore::Outcome::Failed(_))).count();
         assert_eq!(failed, 1, "{account:?}");
-        assert!(dir.path().join(crate::journal::Journal::FILE_NAME).exists());
-        let left = machine.with_kernel(|host| crate::guardian::restore_left_behind(host, dir.path())).unwrap();
+        assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
+        let left = machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
         assert!(!left.account.is_empty());
         assert_eq!(machine.with_kernel(states), before);
     }
 }
 
 /// One object of every kind that is ever written, with what it is to become.
-fn one_of_each() -> (FakeHost, Vec<Wanted>) {
+fn one_of_each() -> (FakeHost, Vec<DesiredState>) {
     let host = FakeHost::default();
     let thread = host.thread(5, 5, 1, "0-3");
     with_group(&host);
     let groups = Path::new("/sys/fs/cgroup/cpuset");
     host.file("/sys/fs/cgroup/cpuset/tasks", "5\n");
-    let object = |object, state| Wanted { item: Item::Plan, object, state };
+    let object = |object, state| DesiredState { item: Item::Plan, object, state };
     let wanted = vec![
         object(Object::Affinity { pid: 5, thread }, State::Cpus("1".parse().unwrap())),
         object(Object::Nice { pid: 5, thread }, State::Nice(7)),
@@ -244,16 +245,19 @@ fn one_of_each() -> (FakeHost, Vec<Wanted>) {
 }
 
 /// Each object by itself, as the steps of a list are made.
-fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[Wanted]) -> (Vec<Refused>, usize) {
-    let look = |want: &Wanted| actuator.look_at(host, &want.object, &want.state).ok();
+fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[DesiredState]) -> (Vec<Refused>, usize) {
+    let look = |want: &DesiredState| actuator.look_at(host, &want.object, &want.state).ok();
     let changes: Vec<Change> = wanted.iter().filter_map(look).collect();
     if let Err(error) = actuator.before(host, &changes) {
         let because = RefusedBecause::NoRoom;
-        let refuse =
-            |want: &Wanted| Refused { item: want.item.clone(), because: because.clone(), said: error.to_string() };
+        let refuse = |want: &DesiredState| Refused {
+            item: want.item.clone(),
+            because: because.clone(),
+            said: error.to_string(),
+        };
         return (wanted.iter().map(refuse).collect(), 0);
     }
-    let known = |want: &&Wanted| changes.iter().any(|change| change.object == want.object);
+    let known = |want: &&DesiredState| changes.iter().any(|change| change.object == want.object);
     let made = wanted.iter().filter(known).map(|want| actuator.set(host, &want.item, &want.object, &want.state));
     let (held, refused): (Vec<_>, Vec<_>) = made.partition(Result::is_ok);
     (refused.into_iter().filter_map(Result::err).collect(), held.len())
@@ -265,8 +269,8 @@ fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[Wanted]) -> (Vec<R
 fn every_kind_of_write_survives_every_error() {
     let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
     let command = GuardianCommand { program: "/bin/sh".into(), args };
-    let all = |host: &FakeHost, wanted: &[Wanted]| -> Vec<Option<State>> {
-        wanted.iter().map(|want| crate::restore::read_state(host, &want.object).ok()).collect()
+    let all = |host: &FakeHost, wanted: &[DesiredState]| -> Vec<Option<State>> {
+        wanted.iter().map(|want| crate::safety::restore::read_state(host, &want.object).ok()).collect()
     };
     for kind in 0..one_of_each().1.len() {
         for errno in ERRORS {
@@ -294,9 +298,9 @@ fn every_kind_of_write_survives_every_error() {
             let account = actuator.put_back(&host).unwrap();
             host.fault.set(None);
             let failed = account.iter().any(|line| matches!(line.outcome, Outcome::Failed(_)));
-            let kept = dir.path().join(crate::journal::Journal::FILE_NAME).exists();
+            let kept = dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists();
             assert_eq!(failed, kept, "{case}: {account:?}");
-            crate::guardian::restore_left_behind(&host, dir.path()).unwrap();
+            crate::safety::guardian::restore_left_behind(&host, dir.path()).unwrap();
             assert_eq!(all(&host, &wanted), before, "{case}: {account:?}");
         }
     }
@@ -316,7 +320,7 @@ fn out_of_descriptors_no_original_is_lost() {
     let mut machine = machine(host, dir.path());
     let seen = machine.observe().unwrap().unwrap();
     let mut plan = Plan::idle(Window::Time { ns: 1 });
-    plan.allowed = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+    plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
     machine.apply(&plan).unwrap();
     machine.with_kernel(|host| host.reads_fail.set(Some(libc::EMFILE)));
     let seen = machine.observe().unwrap().unwrap();
@@ -324,13 +328,13 @@ fn out_of_descriptors_no_original_is_lost() {
     let account = machine.put_back().unwrap();
     let failed = account.iter().filter(|line| matches!(line.outcome, Outcome::Failed(_))).count();
     assert!(failed >= 4, "{account:?}");
-    let left = machine.with_kernel(|host| crate::guardian::restore_left_behind(host, dir.path())).unwrap();
+    let left = machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
     assert!(left.account.iter().filter(|line| matches!(line.outcome, Outcome::Failed(_))).count() >= 4, "{left:?}");
-    assert!(dir.path().join(crate::journal::Journal::FILE_NAME).exists());
+    assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
     machine.with_kernel(|host| host.reads_fail.set(None));
     machine.put_back().unwrap();
     assert_eq!(machine.with_kernel(states), before);
-    assert!(!dir.path().join(crate::journal::Journal::FILE_NAME).exists());
+    assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
 }
 
 /// Root begins to act: does a user's machine put everything back, and change nothing more?
@@ -345,18 +349,18 @@ fn root_acts_alone() {
     // Of this process's number, as the made-up host has it.
     let own = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
     let before = states(&host);
-    let acting = Arc::new(crate::acting::Acting::below_root(&host, dir.path()));
+    let acting = Arc::new(crate::safety::acting::Acting::below_root(&host, dir.path()));
     let mut machine = machine(host, dir.path());
     machine.let_act(acting);
     let seen = machine.observe().unwrap().unwrap();
     let mut plan = Plan::idle(Window::Time { ns: 1 });
-    plan.allowed = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
-    assert_eq!(machine.apply(&plan).unwrap().allowed.len(), 2);
+    plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+    assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 2);
     std::fs::write(dir.path().join("root-acts"), format!("{} {}\n", own.tid, own.start_ticks)).unwrap();
     machine.observe().unwrap().unwrap();
     assert!(!machine.acts());
     assert_eq!(machine.with_kernel(states), before);
-    assert!(machine.apply(&plan).unwrap().allowed.is_empty());
+    assert!(machine.apply(&plan).unwrap().affinity.is_empty());
     assert_eq!(machine.with_kernel(states), before);
 }
 
@@ -368,14 +372,14 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     host.thread(5, 5, 1, "0-3");
     let own = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
     let before = states(&host);
-    let acting = Arc::new(crate::acting::Acting::below_root(&host, dir.path()));
+    let acting = Arc::new(crate::safety::acting::Acting::below_root(&host, dir.path()));
     let mut machine = machine(host, dir.path());
     machine.let_act(acting);
     let seen = machine.observe().unwrap().unwrap();
     let an_hour = Window::Time { ns: 3_600_000_000_000 };
     let mut plan = Plan::idle(an_hour);
-    plan.allowed = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
-    assert_eq!(machine.apply(&plan).unwrap().allowed.len(), 1);
+    plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+    assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 1);
     let word = (dir.path().join("root-acts"), format!("{} {}\n", own.tid, own.start_ticks));
     let (sender, ended) = std::sync::mpsc::channel();
     let looks = std::thread::spawn(move || {
@@ -402,7 +406,7 @@ fn a_reload_tells_what_could_not_be_put_back() {
     let mut machine = machine(host, dir.path());
     let seen = machine.observe().unwrap().unwrap();
     let mut plan = Plan::idle(Window::Time { ns: 1 });
-    plan.allowed = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+    plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
     machine.apply(&plan).unwrap();
     machine.with_kernel(|host| host.broken_from.set(Some(0)));
     for act in [true, false] {
@@ -426,7 +430,7 @@ fn a_reload_ends_while_gangs_take_turns() {
     let before: Vec<u32> = host.threads.borrow().values().map(|thread| thread.policy).collect();
     let mut machine = machine(host, dir.path());
     let seen = machine.observe().unwrap().unwrap();
-    let gang = |task: &cachemate_core::TaskSeen| Gang { members: vec![(task.task, None)], slices: 1 };
+    let gang = |task: &cachemate_core::TaskSample| Gang { members: vec![(task.task, None)], slices: 1 };
     let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
     let gangs = seen.tasks.iter().map(gang).collect();
     plan.gangs = vec![GangSchedule { cpus: (0..1).collect(), slice_ns: 500_000, gangs }];

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use cachemate_core::CpuSet;
 use rustix::fs::{Mode, OFlags};
 
-use crate::colors::folder::Folder;
-use crate::colors::kit::BASE;
-use crate::fence::Fence;
-use crate::scheduling::{self, Scheduling};
+use crate::act::colors::folder::Folder;
+use crate::act::colors::kit::BASE;
+use crate::act::scheduling::{self, Scheduling};
+use crate::safety::fence::Fence;
 
 /// One thread as the kernel knows it. Thread ids are reused; the start time tells them apart, within one boot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
@@ -226,7 +226,7 @@ impl Host {
     fn below(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
-    /// What lies in the folder of colours counts only if nobody else can have put it there.
+    /// What lies in the folder of colors counts only if nobody else can have put it there.
     fn open(&self, path: &Path, flags: OFlags) -> io::Result<fs::File> {
         match path.strip_prefix(BASE) {
             Ok(rest) => Folder::open(&self.below(Path::new(BASE)))?.file(rest, flags),

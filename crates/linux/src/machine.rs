@@ -14,26 +14,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    Ability, Answer, Applied, CacheShare, Capabilities, Change, Counts, CpuId, Event, Evidence, Item, Machine,
-    MachineError, Observation, Place, Plan, Probe, ProbeId, ProbeWhat, ProcessId, Profile, Reading as CounterReading,
-    RefusedBecause, ShareHeld, Span, Support, TaskId, TaskSeen, Topology, Units, Window, WindowEnd,
+    Ability, Applied, CacheShare, Capabilities, Change, Counts, CpuId, Event, Evidence, Item, Machine, MachineError,
+    Observation, Place, Plan, Probe, ProbeId, ProbeResult, ProbeWhat, ProcessId, Profile, Reading as CounterReading,
+    RefusedBecause, ShareHeld, Span, Support, TaskId, TaskSample, Topology, Units, Window, WindowEnd,
 };
 
-use crate::access_probe::Subjects;
-use crate::acting::Acting;
-use crate::actuator::{Actuator, GuardianCommand, Made};
-use crate::colors::shares::Colours;
-use crate::counters::{Surveyed, ThreadCounters};
-use crate::cpusets::Confined;
-use crate::gangs::Runners;
-use crate::journal::{Object, State};
+use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
+use crate::act::colors::shares::Colors;
+use crate::act::cpusets::Confined;
+use crate::act::gangs::Runners;
+use crate::act::resctrl::{Resctrl, Ways};
+use crate::act::rules::Rule;
 use crate::kernel::{Kernel, ThreadKey};
-use crate::probing::{Actor, Cast, Probing};
-use crate::progress::{ProgressFiles, Sweep};
-use crate::resctrl::{Resctrl, Ways};
-use crate::restore::Restored;
-use crate::rules::Rule;
-use crate::tasks::{Managed, Tasks, Usage};
+use crate::safety::acting::Acting;
+use crate::safety::journal::{Object, State};
+use crate::safety::restore::Restored;
+use crate::sense::access_probe::Subjects;
+use crate::sense::counters::{Surveyed, ThreadCounters};
+use crate::sense::probing::{Participant, ProbePlacement, Probing};
+use crate::sense::progress::{ProgressFiles, Sweep};
+use crate::sense::tasks::{Managed, Tasks, Usage};
 
 /// Why an observer does nothing.
 pub const OBSERVING: &str = "observing only: nothing is changed unless the configuration says act";
@@ -81,10 +81,10 @@ pub struct LiveMachine<K> {
     probing: Probing,
     probe_credit_ns: f64,
     /// Recognised since the last window.
-    recognised: Vec<Answer>,
+    recognised: Vec<ProbeResult>,
     actuator: Actuator,
     ways: Option<Ways>,
-    colours: Colours,
+    colors: Colors,
     gangs: Runners<K>,
     /// The weight that each nice value of ours stands for.
     weights: BTreeMap<ThreadKey, (f64, i32)>,
@@ -116,8 +116,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let pid = std::process::id() as i32;
         // A start time that cannot be read only makes the names of our groups less telling.
         let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
-        let instructions = crate::counters::working(&events, Event::Instructions);
-        let probing = Probing::new(crate::sampling::find(&kernel), instructions);
+        let instructions = crate::sense::counters::working(&events, Event::Instructions);
+        let probing = Probing::new(crate::sense::sampling::find(&kernel), instructions);
         let kernel = Arc::new(Mutex::new(kernel));
         let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());
         options.acting.iter().for_each(|acting| actuator.let_act(acting.clone()));
@@ -139,7 +139,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             probing,
             probe_credit_ns: 0.0,
             recognised: Vec::new(),
-            colours: Colours::default(),
+            colors: Colors::default(),
             weights: BTreeMap::new(),
             planned: Vec::new(),
             confined: Vec::new(),
@@ -233,9 +233,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 self.sample(&probe, processes, one_in, remote_only, at_most);
                 return true;
             }
-            ProbeWhat::Evicted { task, .. } | ProbeWhat::Neighbour { task, .. } | ProbeWhat::Reuses { task, .. } => {
-                task
-            }
+            ProbeWhat::Evicted { task, .. } | ProbeWhat::Neighbor { task, .. } | ProbeWhat::Reuses { task, .. } => task,
             _ => return false, // refused when it was asked for
         };
         let kernel = self.kernel();
@@ -245,7 +243,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             return true;
         };
         if let ProbeWhat::Reuses { locations, .. } = probe.what {
-            self.probing.watch(&kernel, &probe, &cast.star, locations);
+            self.probing.watch(&kernel, &probe, &cast.target, locations);
             return true;
         }
         if !self.options.act {
@@ -256,8 +254,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.probing.give_up(&probe, RefusedBecause::NoPermission, &why);
             return true;
         }
-        if !cast.star.scheduling.can_wait() {
-            let said = format!("{}: it cannot be kept off for a while", cast.star.scheduling);
+        if !cast.target.scheduling.can_wait() {
+            let said = format!("{}: it cannot be kept off for a while", cast.target.scheduling);
             self.probing.give_up(&probe, RefusedBecause::NotSupported, &said);
             return true;
         }
@@ -304,31 +302,37 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// Who would be where if the task were probed now: on the cache that it last ran on.
-    fn cast(&self, kernel: &K, task: TaskId) -> Option<Cast> {
-        let star = self.tasks.get(task).filter(|task| !task.fixed && !task.exited)?;
+    fn cast(&self, kernel: &K, task: TaskId) -> Option<ProbePlacement> {
+        let target = self.tasks.get(task).filter(|task| !task.fixed && !task.exited)?;
         let online = self.topology.online();
         let shares = |cpu: CpuId| {
             let caches = self.topology.caches.iter();
             caches.filter(|cache| cache.last_level).find(|cache| cache.cpus.contains(cpu.0) && cache.cpus.count() > 1)
         };
-        let here = star.last_cpu.and_then(|cpu| Some((cpu, shares(cpu)?)));
-        let (star_cpu, cache) =
+        let here = target.last_cpu.and_then(|cpu| Some((cpu, shares(cpu)?)));
+        let (target_cpu, cache) =
             here.or_else(|| online.iter().find_map(|cpu| Some((CpuId(cpu), shares(CpuId(cpu))?))))?;
-        let probe_cpu = cache.cpus.intersection(&online).iter().find(|&cpu| cpu != star_cpu.0).map(CpuId)?;
-        let actor = |task: &Managed| {
+        let probe_cpu = cache.cpus.intersection(&online).iter().find(|&cpu| cpu != target_cpu.0).map(CpuId)?;
+        let participant = |task: &Managed| {
             kernel.stat(task.thread.tid).ok().filter(|stat| stat.key == task.thread)?;
             let scheduling = kernel.scheduling(task.thread.tid).ok()?;
             let cpus = kernel.affinity(task.thread.tid).ok()?;
-            Some(Actor { task: task.task, pid: task.pid, thread: task.thread, scheduling, cpus })
+            Some(Participant { task: task.task, pid: task.pid, thread: task.thread, scheduling, cpus })
         };
         let near = |other: &&Managed| {
             let on_it = other.last_cpu.is_none_or(|cpu| cache.cpus.contains(cpu.0));
             other.task != task && !other.fixed && !other.exited && on_it
         };
-        let others = self.tasks.all().into_iter().filter(near).filter_map(actor);
+        let others = self.tasks.all().into_iter().filter(near).filter_map(participant);
         // Real-time threads cannot wait as idle tasks: they stay as they are.
-        let others = others.filter(|actor| actor.scheduling.can_wait()).collect();
-        Some(Cast { star: actor(star)?, others, star_cpu, probe_cpu, cache_bytes: cache.size_bytes })
+        let others = others.filter(|participant| participant.scheduling.can_wait()).collect();
+        Some(ProbePlacement {
+            target: participant(target)?,
+            others,
+            target_cpu,
+            probe_cpu,
+            cache_bytes: cache.size_bytes,
+        })
     }
 
     fn look(&mut self) -> Result<(), MachineError> {
@@ -352,7 +356,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         for task in &new {
             if let Some(profile) = self.options.known.get(&task.name) {
                 let evidence = Evidence::Known { task: task.task, profile: Box::new(profile.clone()) };
-                self.recognised.push(Answer { probe: RECOGNISED, evidence, complete: true, cost_ns: Vec::new() });
+                self.recognised.push(ProbeResult { probe: RECOGNISED, evidence, complete: true, cost_ns: Vec::new() });
             }
         }
         let unread = |task: &&Managed| self.actuator.is_unread(task.thread) && !new.contains(task);
@@ -379,7 +383,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.progress_before.iter().filter_map(since).collect()
     }
 
-    fn seen(&mut self) -> Vec<TaskSeen> {
+    fn seen(&mut self) -> Vec<TaskSample> {
         let mut seen = Vec::new();
         let progress = self.progress();
         for task in self.tasks.all() {
@@ -401,7 +405,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             counts.extend(since(|usage| Some(usage.faults)).map(|count| exact(Event::PageFaults, count)));
             counts.sort_by_key(|reading| reading.event);
             let ran_ns = since(|usage| usage.ran_ns);
-            seen.push(TaskSeen {
+            seen.push(TaskSample {
                 task: task.task,
                 process: task.process,
                 user: task.user,
@@ -415,7 +419,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 runnable_wait_ns: since(|usage| usage.waited_ns),
                 counts: Counts(counts),
                 progress: progress.get(&task.thread).copied(),
-                pages_per_colour: None,
+                pages_per_color: None,
             });
         }
         self.usage_before = self.tasks.all().iter().map(|task| (task.thread, task.usage)).collect();
@@ -423,9 +427,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         seen
     }
 
-    fn note_confined(&mut self, made: &Made) {
+    fn note_confined(&mut self, made: &ApplyReport) {
         let holds = |group: &Confined| {
-            let ends = Path::new(group.cgroup.trim_matches('/')).join(crate::cpusets::FILE_NAME);
+            let ends = Path::new(group.cgroup.trim_matches('/')).join(crate::act::cpusets::FILE_NAME);
             let state = made.held.iter().find_map(|(object, state)| match (object, state) {
                 (Object::File { path }, State::Text(text)) if path.ends_with(&ends) => text.parse().ok(),
                 _ => None,
@@ -444,15 +448,15 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         ways.places(&*kernel)
     }
 
-    /// Re-colouring goes on between two plans: how far it is now.
-    fn look_at_colours(&mut self) -> Vec<ShareHeld> {
-        let coloured = |share: &CacheShare| matches!(share.units, Units::Colours { .. });
+    /// Re-coloring goes on between two plans: how far it is now.
+    fn look_at_colors(&mut self) -> Vec<ShareHeld> {
+        let colored = |share: &CacheShare| matches!(share.units, Units::Colors { .. });
         let shares: Vec<CacheShare> =
-            self.in_force.shares.iter().map(|held| held.share.clone()).filter(coloured).collect();
+            self.in_force.shares.iter().map(|held| held.share.clone()).filter(colored).collect();
         if shares.is_empty() {
             return Vec::new();
         }
-        let (held, pending) = self.colours.read_back(&*lock(&self.kernel), &shares, &self.tasks.all());
+        let (held, pending) = self.colors.read_back(&*lock(&self.kernel), &shares, &self.tasks.all());
         self.in_force.pending = pending;
         held
     }
@@ -489,11 +493,11 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         self.tasks.drop_exited();
         let window = self.windows;
         self.windows += 1;
-        // Shares in colours are looked at first: ways tell of their own only.
-        let coloured = self.look_at_colours();
+        // Shares in colors are looked at first: ways tell of their own only.
+        let colored = self.look_at_colors();
         let places = self.look_at_ways();
-        self.in_force.shares.retain(|held| !matches!(held.share.units, Units::Colours { .. }));
-        self.in_force.shares.extend(coloured);
+        self.in_force.shares.retain(|held| !matches!(held.share.units, Units::Colors { .. }));
+        self.in_force.shares.extend(colored);
         let in_force = self.in_force.clone();
         let mut answers = std::mem::take(&mut self.recognised);
         answers.append(&mut self.probing.answers);
@@ -530,9 +534,9 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         for task in &tasks {
             let thread = task.thread;
             if let Some(State::Cpus(cpus)) = made.held.get(&Object::Affinity { pid: task.pid, thread })
-                && plan.allowed.contains_key(&task.task)
+                && plan.affinity.contains_key(&task.task)
             {
-                applied.allowed.insert(task.task, cpus.clone());
+                applied.affinity.insert(task.task, cpus.clone());
             }
             if let Some(weight) = plan.weights.get(&task.task)
                 && let Some(State::Nice(nice)) = made.held.get(&Object::Nice { pid: task.pid, thread })
@@ -541,7 +545,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
                 applied.weights.insert(task.task, *weight);
             }
         }
-        let (held, pending) = self.colours.read_back(&*kernel, &plan.shares, &tasks);
+        let (held, pending) = self.colors.read_back(&*kernel, &plan.shares, &tasks);
         applied.shares.extend(held);
         applied.pending = pending;
         applied.gangs = self.gangs.schedules();

@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use cachemate_core::{
-    Ability, CpuSet, Gang, GangSchedule, Machine, Neighbour, Plan, Probe, ProbeId, ProbeWhat, RefusedBecause, Support,
+    Ability, CpuSet, Gang, GangSchedule, Machine, Neighbor, Plan, Probe, ProbeId, ProbeWhat, RefusedBecause, Support,
     Window,
 };
 use cachemate_linux::kernel::{Host, Kernel};
@@ -30,9 +30,9 @@ fn programs_are_moved_read_back_and_put_back() {
     assert_eq!(seen.tasks.len(), 2);
     let one: CpuSet = own_cpus().first().into_iter().collect();
     let mut plan = idle();
-    plan.allowed = seen.tasks.iter().map(|task| (task.task, one.clone())).collect();
+    plan.affinity = seen.tasks.iter().map(|task| (task.task, one.clone())).collect();
     let applied = machine.apply(&plan).unwrap();
-    assert_eq!((applied.allowed, applied.refused), (plan.allowed, Vec::new()));
+    assert_eq!((applied.affinity, applied.refused), (plan.affinity, Vec::new()));
     assert_eq!(masks(&programs), [one.clone(), one]);
     assert!(machine.guardian_pid().is_some());
     machine.put_back().unwrap();
@@ -48,7 +48,7 @@ fn an_observer_changes_nothing_and_says_so() {
     let mut machine = machine(&programs, false, dir.path());
     let seen = machine.observe().unwrap().unwrap();
     let mut plan = idle();
-    plan.allowed = seen.tasks.iter().map(|task| (task.task, own_cpus().first().into_iter().collect())).collect();
+    plan.affinity = seen.tasks.iter().map(|task| (task.task, own_cpus().first().into_iter().collect())).collect();
     let applied = machine.apply(&plan).unwrap();
     assert_eq!(applied.refused.len(), 1);
     assert_eq!(applied.refused[0].because, RefusedBecause::NoPermission);
@@ -112,11 +112,11 @@ fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
     let before = (masks(&programs), policies(&programs));
     let mut machine = machine(&programs, true, dir.path());
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
-    let neighbour = ProbeWhat::Neighbour { task, neighbour: Neighbour::Chase { footprint_bytes: 1 << 20 } };
+    let neighbor = ProbeWhat::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
     let evicted = ProbeWhat::Evicted { task, samples: 2 };
     let probe = |(id, what)| Probe { id: ProbeId(id), what, budget_ns: 2_000_000_000 };
     let mut plan = Plan::idle(Window::Time { ns: 100_000_000 });
-    plan.probes = [(0, neighbour), (1, evicted)].map(probe).to_vec();
+    plan.probes = [(0, neighbor), (1, evicted)].map(probe).to_vec();
     let (sender, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let (mut done, mut refused) = (Vec::new(), Vec::new());

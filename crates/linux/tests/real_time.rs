@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Duration;
 
-use cachemate_core::{Gang, GangSchedule, Item, Machine, Neighbour, Plan, Probe, ProbeId, ProbeWhat, Window};
-use cachemate_linux::journal::{Held, Object, State};
+use cachemate_core::{Gang, GangSchedule, Item, Machine, Neighbor, Plan, Probe, ProbeId, ProbeWhat, Window};
 use cachemate_linux::kernel::{Host, Kernel};
-use cachemate_linux::restore::{Outcome, read_state, restore};
+use cachemate_linux::safety::journal::{Held, Object, State};
+use cachemate_linux::safety::restore::{Outcome, read_state, restore};
 use common::not_shown::not_shown;
 use common::{Program, idle, machine, own_cpus};
 
@@ -83,7 +83,7 @@ fn real_time_threads_are_not_probed() {
         let before = class_of(&programs[0]);
         let mut machine = machine(&programs, true, dir.path());
         let task = machine.observe().unwrap().unwrap().tasks[0].task;
-        let what = ProbeWhat::Neighbour { task, neighbour: Neighbour::Chase { footprint_bytes: 1 << 20 } };
+        let what = ProbeWhat::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
         let mut plan = Plan::idle(Window::Time { ns: 50_000_000 });
         plan.probes = vec![Probe { id: ProbeId(0), what, budget_ns: 1_000_000_000 }];
         let mut refused = Vec::new();

@@ -14,7 +14,7 @@ use cachemate_core::{IndexSet, SuperSetCount};
 /// How sets make up super sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Grouping {
-    /// Neighbouring sets (AV 2.2).
+    /// Neighboring sets (AV 2.2).
     Contiguous,
     /// Sets with the same low bits (AV 4.2).
     LowBits,

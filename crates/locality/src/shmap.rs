@@ -40,7 +40,7 @@ impl ShMaps {
     pub fn touch(&mut self, thread: TaskId, address: u64, threads: usize) -> bool {
         let region = address / self.parameters.region_bytes;
         let entries = self.parameters.entries;
-        // The high bits of a multiplicative hash spread neighbouring regions over all entries.
+        // The high bits of a multiplicative hash spread neighboring regions over all entries.
         let hashed = region.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let entry = ((hashed * entries as u64) >> 32) as usize;
         match self.filter[entry] {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Event, Evidence, Observation, Profile, Reason, TaskId, TaskSeen};
+use cachemate_core::{Event, Evidence, Observation, Profile, Reason, TaskId, TaskSample};
 use cachemate_policy::work::{Work, works};
 
 /// Work per second of each task alone, as a probe measured it, and what it counted.
@@ -22,7 +22,7 @@ impl Alone {
 
     /// Run time over run time alone, minus one: by the work that the probe counted alone, in the same unit; else by
     /// instructions per cycle, where the profile knows those alone.
-    pub fn slowdown(&self, task: &TaskSeen, elapsed_ns: u64, profile: &Profile) -> Option<f64> {
+    pub fn slowdown(&self, task: &TaskSample, elapsed_ns: u64, profile: &Profile) -> Option<f64> {
         let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
         let by_work = self.0.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, alone)| {
             let (_, count) = works(task, elapsed_ns).find(|(work, _)| work == unit)?;
@@ -34,7 +34,7 @@ impl Alone {
 }
 
 /// While on processor; `None` where either was not counted.
-pub fn instr_per_cycle(task: &TaskSeen) -> Option<f64> {
+pub fn instr_per_cycle(task: &TaskSample) -> Option<f64> {
     let positive = |event| task.counts.get(event).filter(|count| *count > 0.0);
     Some(positive(Event::Instructions)? / positive(Event::Cycles)?)
 }

@@ -128,7 +128,7 @@ fn forecasts(
                 continue;
             };
             let mut plan = Plan::idle(Window::Time { ns: 1 });
-            plan.allowed = [(TaskId(0), seats[0].clone()), (TaskId(1), seats[1].clone())].into();
+            plan.affinity = [(TaskId(0), seats[0].clone()), (TaskId(1), seats[1].clone())].into();
             let profiles: Profiles = [(TaskId(0), one.clone()), (TaskId(1), other.clone())].into();
             let forecast = forecast_of(topology, &profiles, predictor, &plan);
             let said = |task| Some(short(forecast.tasks.get(&TaskId(task))?.degradation?.value));

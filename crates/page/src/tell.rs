@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Cache, CacheId, Capabilities, Event, Evidence, Item, Member, Place, Plan, Profile, Profiles, Reason, ReasonKind,
-    Record, RunHeader, ShareHeld, TaskId, TaskSeen, Topology, Units,
+    RunHeader, ShareHeld, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_policy::work::works;
 use cachemate_report::level_text;
@@ -45,27 +45,27 @@ pub struct Teller {
 /// One process of a window.
 struct Program<'a> {
     id: u32,
-    threads: Vec<&'a TaskSeen>,
+    threads: Vec<&'a TaskSample>,
 }
 
 impl Program<'_> {
     /// The thread that ran most, of those about which `of` says something.
-    fn busiest<T>(&self, of: impl Fn(&TaskSeen) -> Option<T>) -> Option<T> {
-        let ran = |task: &&&TaskSeen| std::cmp::Reverse(ran_ns(task));
-        let mut threads: Vec<&&TaskSeen> = self.threads.iter().collect();
+    fn busiest<T>(&self, of: impl Fn(&TaskSample) -> Option<T>) -> Option<T> {
+        let ran = |task: &&&TaskSample| std::cmp::Reverse(ran_ns(task));
+        let mut threads: Vec<&&TaskSample> = self.threads.iter().collect();
         threads.sort_by_key(ran);
         threads.into_iter().find_map(|task| of(task))
     }
 }
 
-fn ran_ns(task: &TaskSeen) -> u64 {
+fn ran_ns(task: &TaskSample) -> u64 {
     task.on_cpu_ns.iter().map(|(_, ns)| ns).sum()
 }
 
 /// The record without what probes brought in long lists, which no snapshot shows: a copy that costs little.
-pub fn slim(record: &Record) -> Record {
-    let Record { seen, decision, forecast, applied, last_forecast_missed_instr_per_cycle } = record;
-    let answers = seen.answers.iter().map(|answer| cachemate_core::Answer {
+pub fn slim(record: &WindowRecord) -> WindowRecord {
+    let WindowRecord { seen, decision, forecast, applied, last_forecast_missed_instr_per_cycle } = record;
+    let answers = seen.answers.iter().map(|answer| cachemate_core::ProbeResult {
         probe: answer.probe,
         evidence: slim_evidence(&answer.evidence),
         complete: answer.complete,
@@ -80,7 +80,7 @@ pub fn slim(record: &Record) -> Record {
         answers: answers.collect(),
         in_force: Default::default(),
     };
-    Record {
+    WindowRecord {
         seen,
         decision: decision.clone(),
         forecast: forecast.clone(),
@@ -150,7 +150,7 @@ impl Teller {
     }
 
     /// One turn of the loop, with the profiles that the policy saw in it.
-    pub fn tell(&mut self, record: &Record, profiles: &Profiles, live: Option<Live>) -> Snapshot {
+    pub fn tell(&mut self, record: &WindowRecord, profiles: &Profiles, live: Option<Live>) -> Snapshot {
         let seen = &record.seen;
         let start_ns = *self.start_ns.get_or_insert(seen.span.start_ns);
         let end_ns = seen.span.start_ns.saturating_add(seen.span.elapsed_ns);
@@ -166,7 +166,8 @@ impl Teller {
         let told: Vec<ProgramSnapshot> =
             programs.iter().map(|program| self.program(program, record, profiles, live.as_ref())).collect();
         let speaks = |program: &Program| {
-            let with_curve = |task: &TaskSeen| profiles.get(&task.task).filter(|p| p.misses_per_kilo_instr().is_some());
+            let with_curve =
+                |task: &TaskSample| profiles.get(&task.task).filter(|p| p.misses_per_kilo_instr().is_some());
             Some((program.id, program.busiest(with_curve)?))
         };
         let busiest: BTreeMap<u32, &Profile> = programs.iter().filter_map(speaks).collect();
@@ -197,12 +198,18 @@ impl Teller {
         }
     }
 
-    fn program(&self, program: &Program, record: &Record, profiles: &Profiles, live: Option<&Live>) -> ProgramSnapshot {
+    fn program(
+        &self,
+        program: &Program,
+        record: &WindowRecord,
+        profiles: &Profiles,
+        live: Option<&Live>,
+    ) -> ProgramSnapshot {
         let elapsed_ns = record.seen.span.elapsed_ns;
         let topology = &self.header.topology;
         let first = program.threads[0];
         let unknown = Profile::default();
-        let profile = |task: &TaskSeen| profiles.get(&task.task).unwrap_or(&unknown);
+        let profile = |task: &TaskSample| profiles.get(&task.task).unwrap_or(&unknown);
         let ran: u64 = program.threads.iter().map(|task| ran_ns(task)).sum();
         let mut places: BTreeMap<u32, u32> = BTreeMap::new();
         for cache in program.threads.iter().filter_map(|task| home(task, topology)) {
@@ -210,23 +217,23 @@ impl Teller {
         }
         let unit = program.busiest(|task| works(task, elapsed_ns).next().map(|(work, _)| work));
         let work = unit.map(|unit| {
-            let of_unit = |task: &&TaskSeen| works(task, elapsed_ns).find(|(work, _)| *work == unit);
+            let of_unit = |task: &&TaskSample| works(task, elapsed_ns).find(|(work, _)| *work == unit);
             program.threads.iter().filter_map(of_unit).map(|(_, count)| count).sum::<f64>()
         });
         let sum = |event| sum_where_counted(&program.threads, event);
         let misses = topology.last_level().and_then(|level| sum(Event::Misses(level)));
-        let weighted = |of: &dyn Fn(&TaskSeen) -> Option<f64>| {
+        let weighted = |of: &dyn Fn(&TaskSample) -> Option<f64>| {
             let each = program.threads.iter().filter_map(|task| Some((of(task)?, ran_ns(task).max(1) as f64)));
             let (sum, weight) = each.fold((0.0, 0.0), |(sum, weight), (value, w)| (sum + value * w, weight + w));
             (weight > 0.0).then(|| short(sum / weight))
         };
-        let forecast = |task: &TaskSeen| record.forecast.tasks.get(&task.task)?.degradation;
+        let forecast = |task: &TaskSample| record.forecast.tasks.get(&task.task)?.degradation;
         let forecast_slowdown = program.busiest(forecast).map(|said| Range {
             value: short(said.value),
             low: short(said.low),
             high: short(said.high),
         });
-        let allowed = |task: &TaskSeen| record.applied.allowed.get(&task.task).map(ToString::to_string);
+        let allowed = |task: &TaskSample| record.applied.affinity.get(&task.task).map(ToString::to_string);
         ProgramSnapshot {
             program: program.id,
             name: printable(&first.name),
@@ -275,21 +282,21 @@ impl Teller {
 
     fn plan_changed(&mut self, plan: &Plan) -> bool {
         let same = |before: &Plan| {
-            (&before.allowed, &before.gangs, &before.shares, &before.weights)
-                == (&plan.allowed, &plan.gangs, &plan.shares, &plan.weights)
+            (&before.affinity, &before.gangs, &before.shares, &before.weights)
+                == (&plan.affinity, &plan.gangs, &plan.shares, &plan.weights)
         };
         let changed = self.last_plan.as_ref().is_some_and(|before| !same(before));
         self.last_plan = Some(plan.clone());
         changed
     }
 
-    fn share(&self, held: &ShareHeld, record: &Record) -> ShareSnapshot {
+    fn share(&self, held: &ShareHeld, record: &WindowRecord) -> ShareSnapshot {
         let share = &held.share;
         let (unit, units, of) = match &share.units {
             Units::Ways { mask } => ("ways", mask, self.header.topology.cache(share.cache).and_then(|c| c.ways)),
-            Units::Colours { allowed, .. } => ("colors", allowed, self.header.capabilities.colors_of(share.cache)),
+            Units::Colors { allowed, .. } => ("colors", allowed, self.header.capabilities.colors_of(share.cache)),
         };
-        let is_member = |task: &&TaskSeen| {
+        let is_member = |task: &&TaskSample| {
             share.members.contains(&Member::Task(task.task)) || share.members.contains(&Member::Process(task.process))
         };
         let members: Vec<TaskId> = record.seen.tasks.iter().filter(is_member).map(|task| task.task).collect();
@@ -344,8 +351,8 @@ fn cache_head(cache: &Cache, capabilities: &Capabilities) -> CacheHead {
 }
 
 /// `gzip` or, where the kernel's id is known, `gzip(1234)`.
-fn names(record: &Record, live: Option<&Live>) -> BTreeMap<TaskId, String> {
-    let name = |task: &TaskSeen| match live.and_then(|live| live.pids.get(&task.task)) {
+fn names(record: &WindowRecord, live: Option<&Live>) -> BTreeMap<TaskId, String> {
+    let name = |task: &TaskSample| match live.and_then(|live| live.pids.get(&task.task)) {
         Some(pid) => format!("{}({pid})", task.name),
         None => format!("{} #{}", task.name, task.process.0),
     };
@@ -353,7 +360,7 @@ fn names(record: &Record, live: Option<&Live>) -> BTreeMap<TaskId, String> {
 }
 
 /// The processes of tasks, each once.
-fn processes(record: &Record, tasks: &[TaskId]) -> Vec<u32> {
+fn processes(record: &WindowRecord, tasks: &[TaskId]) -> Vec<u32> {
     let mut found: Vec<u32> = Vec::new();
     for task in tasks {
         let process = record.seen.tasks.iter().find(|seen| seen.task == *task).map(|seen| seen.process.0);
@@ -363,18 +370,18 @@ fn processes(record: &Record, tasks: &[TaskId]) -> Vec<u32> {
 }
 
 /// The contended cache below which a task ran longest.
-fn home<'t>(task: &TaskSeen, topology: &'t Topology) -> Option<&'t Cache> {
+fn home<'t>(task: &TaskSample, topology: &'t Topology) -> Option<&'t Cache> {
     let longest = task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0).max_by_key(|(_, ns)| *ns).map(|(cpu, _)| *cpu);
     topology.last_level_of(longest.or(task.cpu)?)
 }
 
 /// Over the threads for which it was counted; `None` where it was for none.
-fn sum_where_counted(threads: &[&TaskSeen], event: Event) -> Option<f64> {
+fn sum_where_counted(threads: &[&TaskSample], event: Event) -> Option<f64> {
     let counted: Vec<f64> = threads.iter().filter_map(|task| task.counts.get(event)).collect();
     (!counted.is_empty()).then(|| counted.iter().sum())
 }
 
-fn caches(topology: &Topology, record: &Record) -> Vec<CacheSnapshot> {
+fn caches(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnapshot> {
     let counted = |cache: &Cache| {
         let (_, counts) = record.seen.places.iter().find(|(place, _)| *place == Place::Cache(cache.id))?;
         let references = counts.get(Event::References(cache.level)).filter(|count| *count > 0.0)?;
@@ -389,7 +396,7 @@ fn caches(topology: &Topology, record: &Record) -> Vec<CacheSnapshot> {
     all.filter(|cache| cache.miss_ratio.is_some() || cache.forecast_miss_ratio.is_some()).collect()
 }
 
-fn gang(schedule: &cachemate_core::GangSchedule, record: &Record) -> GangSnapshot {
+fn gang(schedule: &cachemate_core::GangSchedule, record: &WindowRecord) -> GangSnapshot {
     let turn = |gang: &cachemate_core::Gang| {
         let tasks: Vec<TaskId> = gang.members.iter().map(|(task, _)| *task).collect();
         processes(record, &tasks)
@@ -401,8 +408,8 @@ fn gang(schedule: &cachemate_core::GangSchedule, record: &Record) -> GangSnapsho
     }
 }
 
-fn probes(record: &Record) -> Vec<ProbeSnapshot> {
-    let answer = |answer: &cachemate_core::Answer| {
+fn probes(record: &WindowRecord) -> Vec<ProbeSnapshot> {
+    let answer = |answer: &cachemate_core::ProbeResult| {
         let (what, task) = match &answer.evidence {
             Evidence::Rows(_) => ("programs run together", None),
             Evidence::Trace { task, .. } => ("trace of misses", Some(*task)),
@@ -435,11 +442,11 @@ fn item_words(item: &Item, names: &BTreeMap<TaskId, String>) -> String {
     let name = |task: &TaskId| names.get(task).map_or_else(|| format!("task {}", task.0), |name| printable(name));
     match item {
         Item::Plan => "the plan".to_string(),
-        Item::Allowed(task) => format!("CPUs of {}", name(task)),
+        Item::Affinity(task) => format!("CPUs of {}", name(task)),
         Item::Weight(task) => format!("weight of {}", name(task)),
         Item::Gangs(at) => format!("turns {at}"),
         Item::Share(group, CacheId(cache)) => format!("part {} of cache {cache}", group.0),
-        Item::Clashes => "advice".to_string(),
+        Item::Penalties => "advice".to_string(),
         Item::Probe(probe) => format!("probe {}", probe.0),
         Item::Window => "window".to_string(),
     }

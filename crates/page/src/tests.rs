@@ -4,7 +4,7 @@ use cachemate_core::test_kit::{last_level_caches, observation};
 use cachemate_core::{
     Applied, CacheId, Capabilities, Contention, Counts, CpuId, Decision, Event, Fact, FactSource, Forecast, Level,
     PipelineConfig, Plan, PolicyConfig, PredictorConfig, ProcessId, Profile, Profiles, Rates, Reading, Reason,
-    ReasonKind, Record, RunHeader, TaskId, Window,
+    ReasonKind, RunHeader, TaskId, Window, WindowRecord,
 };
 use cachemate_trace::{RunLogReader, RunLogWriter};
 
@@ -32,7 +32,7 @@ fn header() -> RunHeader {
 }
 
 /// Task `t` ran on CPU `cpus[t]` at one instruction a cycle.
-fn record(window: u64, cpus: &[u32]) -> Record {
+fn record(window: u64, cpus: &[u32]) -> WindowRecord {
     let mut seen = observation(window, cpus.len() as u32);
     for (task, &cpu) in seen.tasks.iter_mut().zip(cpus) {
         task.name = format!("p{}", task.task.0);
@@ -40,7 +40,7 @@ fn record(window: u64, cpus: &[u32]) -> Record {
         let reading = |event| Reading { event, count: 1_000_000, counted_share: 1.0 };
         task.counts = Counts(vec![reading(Event::Instructions), reading(Event::Cycles)]);
     }
-    Record {
+    WindowRecord {
         seen,
         decision: Decision { plan: Plan::idle(Window::Time { ns: 1 }), why: Vec::new() },
         forecast: Forecast::default(),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use cachemate_core::test_kit::{last_level_caches, observation};
 use cachemate_core::{
     Applied, Capabilities, CpuId, Decision, Forecast, Level, PipelineConfig, Plan, PolicyConfig, PredictorConfig,
-    Profiles, Record, RunHeader, Window,
+    Profiles, RunHeader, Window, WindowRecord,
 };
 use cachemate_page::Live;
 use cachemate_page::serve::page::{Feed, PageAddress, serve};
@@ -40,13 +40,13 @@ fn header() -> RunHeader {
     }
 }
 
-fn record(window: u64) -> Record {
+fn record(window: u64) -> WindowRecord {
     let mut seen = observation(window, 3);
     for task in &mut seen.tasks {
         task.name = format!("program-{}", task.task.0);
         task.on_cpu_ns = vec![(CpuId(task.task.0), 500_000_000)];
     }
-    Record {
+    WindowRecord {
         seen,
         decision: Decision { plan: Plan::idle(Window::Time { ns: 1 }), why: Vec::new() },
         forecast: Forecast::default(),

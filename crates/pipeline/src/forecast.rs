@@ -27,7 +27,13 @@ pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorC
         in_force: Applied::default(),
     };
     let before = Plan::idle(Window::Time { ns: 1 });
-    let view =
-        View { topology, capabilities: &capabilities, seen: &seen, profiles, before: &before, predictor: &predictor };
+    let view = View {
+        topology,
+        capabilities: &capabilities,
+        seen: &seen,
+        profiles,
+        previous_plan: &before,
+        predictor: &predictor,
+    };
     predictor.forecast(&view, under)
 }

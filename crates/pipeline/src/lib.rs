@@ -15,7 +15,7 @@ mod standard;
 
 use cachemate_core::{
     GuardConfig, Loop, LoopError, Machine, Observation, PipelineConfig, Policy, PolicyConfig, Profiler, ProfilerConfig,
-    Profiles, Record, RunHeader,
+    Profiles, RunHeader, WindowRecord,
 };
 use cachemate_policy::policies::{self, BadPolicy};
 use cachemate_policy::reference_predictor::ReferencePredictor;
@@ -115,7 +115,11 @@ impl Pipeline {
     ///
     /// # Errors
     /// As [`Loop::step`].
-    pub fn run<M: Machine>(self, machine: M, mut each: impl FnMut(&mut M, Record) -> bool) -> Result<M, LoopError> {
+    pub fn run<M: Machine>(
+        self,
+        machine: M,
+        mut each: impl FnMut(&mut M, WindowRecord) -> bool,
+    ) -> Result<M, LoopError> {
         let mut turns = self.start(machine);
         while let Some(record) = turns.step()? {
             if !each(&mut turns.machine, record) {

@@ -11,8 +11,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use cachemate_core::{
-    Applied, Capabilities, Decision, Item, Loop, Machine, MachineError, Miss, Observation, Plan, Policy, PolicyConfig,
-    Record, Refused, RefusedBecause, RunHeader, Topology,
+    Applied, Capabilities, Decision, ForecastError, Item, Loop, Machine, MachineError, Observation, Plan, Policy,
+    PolicyConfig, Refused, RefusedBecause, RunHeader, Topology, WindowRecord,
 };
 use cachemate_policy::policies::BadPolicy;
 use cachemate_trace::{RunLogReader, TraceError};
@@ -24,7 +24,7 @@ pub struct Replay {
     log: RunLogReader,
     header: RunHeader,
     /// The record whose observation was given last.
-    current: Rc<RefCell<Option<Record>>>,
+    current: Rc<RefCell<Option<WindowRecord>>>,
 }
 
 impl Replay {
@@ -68,11 +68,11 @@ impl Machine for Replay {
 /// The first part in which two plans differ, in words.
 fn first_difference(recorded: &Plan, asked: &Plan) -> String {
     let parts = [
-        ("allowed", format!("{:?}", recorded.allowed), format!("{:?}", asked.allowed)),
+        ("allowed", format!("{:?}", recorded.affinity), format!("{:?}", asked.affinity)),
         ("weights", format!("{:?}", recorded.weights), format!("{:?}", asked.weights)),
         ("gangs", format!("{:?}", recorded.gangs), format!("{:?}", asked.gangs)),
         ("shares", format!("{:?}", recorded.shares), format!("{:?}", asked.shares)),
-        ("clashes", format!("{:?}", recorded.clashes), format!("{:?}", asked.clashes)),
+        ("penalties", format!("{:?}", recorded.penalties), format!("{:?}", asked.penalties)),
         ("probes", format!("{:?}", recorded.probes), format!("{:?}", asked.probes)),
         ("window", format!("{:?}", recorded.window), format!("{:?}", asked.window)),
     ];
@@ -91,7 +91,7 @@ pub struct Replayed {
     /// Where it differs from the recorded plan; with the recorded policy, from its reasons and forecast too.
     pub differs: Option<String>,
     /// How far off the forecast for this window was, made in the window before under the plan recorded there.
-    pub forecast_missed_instr_per_cycle: Vec<Miss>,
+    pub forecast_missed_instr_per_cycle: Vec<ForecastError>,
 }
 
 /// Why a replay stopped.
@@ -136,7 +136,7 @@ pub fn replay(log: RunLogReader, other: Option<PolicyConfig>, each: impl FnMut(R
 
 fn decide_again<P: Policy>(
     mut turns: Loop<Replay, P>,
-    current: &RefCell<Option<Record>>,
+    current: &RefCell<Option<WindowRecord>>,
     must_match: bool,
     mut each: impl FnMut(Replayed),
 ) -> Result<u64, ReplayError> {
@@ -168,7 +168,7 @@ fn decide_again<P: Policy>(
 }
 
 /// Where a window was decided otherwise: in its plan or, `in_full`, in its reasons or its forecast.
-fn difference(recorded: &Record, now: &Record, in_full: bool) -> Option<String> {
+fn difference(recorded: &WindowRecord, now: &WindowRecord, in_full: bool) -> Option<String> {
     if recorded.decision.plan != now.decision.plan {
         return Some(first_difference(&recorded.decision.plan, &now.decision.plan));
     }

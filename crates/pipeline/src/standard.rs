@@ -78,7 +78,7 @@ impl Standard {
 
 fn colors_of(partition: &Partition) -> Option<u32> {
     match partition {
-        Partition::Colours { colours, .. } => Some(*colours),
+        Partition::Colors { colors, .. } => Some(*colors),
         Partition::Ways { .. } => None,
     }
 }

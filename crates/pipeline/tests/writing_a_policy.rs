@@ -35,10 +35,10 @@ impl Policy for StreamsTogether {
         };
         let elsewhere = others.iter().fold(others[0].clone(), |all, cpus| all.union(cpus));
         for task in view.movable() {
-            let before = view.before.allowed.get(&task.task);
+            let before = view.previous_plan.affinity.get(&task.task);
             let Some(stream) = self.is_stream(view, task.task) else {
                 // Without evidence what holds stays.
-                plan.allowed.extend(before.map(|cpus| (task.task, cpus.clone())));
+                plan.affinity.extend(before.map(|cpus| (task.task, cpus.clone())));
                 continue;
             };
             let cpus = if stream { last } else { &elsewhere };
@@ -47,7 +47,7 @@ impl Policy for StreamsTogether {
                 let text = format!("{{0}} {what}: to CPUs {cpus}");
                 why.push(Reason { tasks: vec![task.task], text, ..Reason::default() });
             }
-            plan.allowed.insert(task.task, cpus.clone());
+            plan.affinity.insert(task.task, cpus.clone());
         }
         Decision { plan, why }
     }
@@ -116,7 +116,7 @@ fn streams_end_up_on_one_cache() {
     let pipeline = Pipeline::with_policy(config, Box::new(StreamsTogether { stream_from_bytes: 500.0 }));
     pipeline
         .run(machine, |_, record| {
-            last = record.decision.plan.allowed;
+            last = record.decision.plan.affinity;
             true
         })
         .unwrap();

@@ -61,7 +61,7 @@ impl Script {
         let mut generator = SplitMix64::new(seed ^ 0xc0f0_0000);
         let topology = topology(&mut generator, seed);
         let capabilities = capabilities(&mut generator, &topology);
-        let mut tasks: Vec<TaskSeen> = Vec::new();
+        let mut tasks: Vec<TaskSample> = Vec::new();
         let mut next = 0;
         let mut known = Profiles::new();
         let mut windows = Vec::new();
@@ -87,7 +87,7 @@ impl Script {
                     known.insert(task.task, profile.clone());
                     let evidence = Evidence::Known { task: task.task, profile: Box::new(profile) };
                     let probe = ProbeId(generator.below(4) as u32);
-                    answers.push(Answer { probe, evidence, complete: true, cost_ns: Vec::new() });
+                    answers.push(ProbeResult { probe, evidence, complete: true, cost_ns: Vec::new() });
                 }
             }
             if let Some(answer) = samples(&mut generator, &tasks) {
@@ -129,7 +129,7 @@ impl Script {
         at: usize,
     ) -> Result<Decision, Broken> {
         let (topology, capabilities) = (&self.topology, &self.capabilities);
-        let view = View { topology, capabilities, seen, profiles, before, predictor: &REFERENCE };
+        let view = View { topology, capabilities, seen, profiles, previous_plan: before, predictor: &REFERENCE };
         let decision = policy.decide(&view);
         check_plan(&decision.plan, &view)
             .map_err(|bad| self.broken("the plan is always valid", at, bad.to_string()))?;
@@ -159,7 +159,7 @@ impl Script {
             blind.tasks.iter_mut().for_each(|task| task.counts = Counts::default());
             // What was decided with evidence may not be undone for the lack of it.
             let kept = self.decide(policy.as_mut(), &blind, &Profiles::new(), &before, at)?.plan;
-            if (&kept.allowed, &kept.gangs, &kept.shares) != (&before.allowed, &before.gangs, &before.shares) {
+            if (&kept.affinity, &kept.gangs, &kept.shares) != (&before.affinity, &before.gangs, &before.shares) {
                 return Err(self.broken(rule, at, format!("before {before:?}, now {kept:?}")));
             }
             before = kept;
@@ -169,7 +169,7 @@ impl Script {
 
     /// Through the loop and JSON: what was recorded decides alike when fed to a fresh policy.
     fn replays(&self, make: Make<'_>) -> Result<(), Broken> {
-        let record = |windows: Vec<Observation>| -> Result<Vec<Record>, Broken> {
+        let record = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, Broken> {
             let machine = Scripted::new(self.topology.clone(), self.capabilities.clone(), windows);
             let profilers: Vec<Box<dyn Profiler>> = vec![Box::new(TakesKnown)];
             let first = Window::Time { ns: 1 };
@@ -185,7 +185,7 @@ impl Script {
         };
         let recorded = record(self.windows.iter().map(|(seen, _)| seen.clone()).collect())?;
         let replayed = record(recorded.iter().map(|record| record.seen.clone()).collect())?;
-        let decisions = |records: Vec<Record>| records.into_iter().map(|r| r.decision).collect::<Vec<_>>();
+        let decisions = |records: Vec<WindowRecord>| records.into_iter().map(|r| r.decision).collect::<Vec<_>>();
         self.same("record -> replay decides alike", &decisions(recorded), &decisions(replayed))
     }
 }
@@ -238,8 +238,8 @@ fn topology(generator: &mut SplitMix64, seed: u64) -> Topology {
 
 fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities {
     let ways = Partition::Ways { ways: 16, at_least: 1, contiguous: true, groups_at_most: 16 };
-    let colours = Partition::Colours { colours: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
-    let partition = [Some(ways), Some(colours), None][generator.below(3) as usize].clone();
+    let colors = Partition::Colors { colors: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
+    let partition = [Some(ways), Some(colors), None][generator.below(3) as usize].clone();
     let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, partition.clone()?))).collect();
     use Ability::*;
     let all = [
@@ -254,8 +254,8 @@ fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities
         Affinity,
         Weights,
         Gangs,
-        Clashes,
-        Colours,
+        Penalties,
+        Colors,
         Ways,
     ];
     let support = |yes: bool| match yes {
@@ -266,19 +266,19 @@ fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities
     Capabilities { abilities, partitions, shortest_window_ns: 1_000, shortest_slice_ns: Some(1_000) }
 }
 
-fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSeen {
+fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
     let goal = Goal { priority: 1.0 + generator.unit(), degradation_at_most: Some(0.1) };
-    TaskSeen {
+    TaskSample {
         name: format!("program-{}", generator.below(5)),
         arrived_ns: window * 1_000_000,
         fixed: generator.below(8) == 0,
         goal: (generator.below(6) == 0).then_some(goal),
-        ..TaskSeen::new(TaskId(next), ProcessId(next / 2))
+        ..TaskSample::new(TaskId(next), ProcessId(next / 2))
     }
 }
 
 /// Sampled remote accesses of the tasks, as the answer to one of a policy's first probes.
-fn samples(generator: &mut SplitMix64, tasks: &[TaskSeen]) -> Option<Answer> {
+fn samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResult> {
     if tasks.is_empty() || generator.below(2) == 0 {
         return None;
     }
@@ -293,11 +293,11 @@ fn samples(generator: &mut SplitMix64, tasks: &[TaskSeen]) -> Option<Answer> {
     let samples = (0..generator.below(100)).map(|_| sample(generator)).collect();
     let evidence = Evidence::Samples { one_in: 1, events: 100, line_bytes: 128, samples };
     let (probe, complete) = (ProbeId(generator.below(3) as u32), generator.below(2) == 0);
-    Some(Answer { probe, evidence, complete, cost_ns: vec![(None, generator.below(1000))] })
+    Some(ProbeResult { probe, evidence, complete, cost_ns: vec![(None, generator.below(1000))] })
 }
 
 /// Readings with holes: multiplexed, never counted, absent.
-fn see(generator: &mut SplitMix64, task: &mut TaskSeen, topology: &Topology) {
+fn see(generator: &mut SplitMix64, task: &mut TaskSample, topology: &Topology) {
     let online: Vec<CpuId> = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id).collect();
     task.cpu = (generator.below(4) > 0).then(|| online[generator.below(online.len() as u64) as usize]);
     task.on_cpu_ns = task.cpu.map(|cpu| (cpu, 1 + generator.below(1_000_000))).into_iter().collect();
@@ -385,7 +385,7 @@ fn rename_seen(seen: &Observation, rename: &impl Fn(TaskId) -> TaskId) -> Observ
 fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> Decision {
     let mut decision = decision.clone();
     let plan = &mut decision.plan;
-    plan.allowed = std::mem::take(&mut plan.allowed).into_iter().map(|(task, cpus)| (rename(task), cpus)).collect();
+    plan.affinity = std::mem::take(&mut plan.affinity).into_iter().map(|(task, cpus)| (rename(task), cpus)).collect();
     plan.weights = plan.weights.iter().map(|(&task, &weight)| (rename(task), weight)).collect();
     for (task, _) in plan.gangs.iter_mut().flat_map(|s| &mut s.gangs).flat_map(|gang| &mut gang.members) {
         *task = rename(*task);
@@ -395,8 +395,8 @@ fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> D
             *task = rename(*task);
         }
     }
-    for clash in &mut plan.clashes {
-        clash.tasks = (rename(clash.tasks.0), rename(clash.tasks.1));
+    for penalty in &mut plan.penalties {
+        penalty.tasks = (rename(penalty.tasks.0), rename(penalty.tasks.1));
     }
     plan.probes.iter_mut().for_each(|probe| rename_probe(&mut probe.what, rename));
     decision.why.iter_mut().flat_map(|reason| &mut reason.tasks).for_each(|task| *task = rename(*task));
@@ -412,7 +412,7 @@ fn rename_probe(what: &mut ProbeWhat, rename: &impl Fn(TaskId) -> TaskId) {
         }
         ProbeWhat::Trace { task, .. }
         | ProbeWhat::Reuses { task, .. }
-        | ProbeWhat::Neighbour { task, .. }
+        | ProbeWhat::Neighbor { task, .. }
         | ProbeWhat::Evicted { task, .. } => {
             *task = rename(*task);
         }

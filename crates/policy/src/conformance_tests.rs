@@ -33,7 +33,7 @@ fn bad_policies_are_found_out() {
     let valid = "the plan is always valid";
     let moves_fixed = || {
         |view: &View<'_>, plan: &mut Plan| {
-            plan.allowed.extend(view.seen.tasks.iter().map(|task| (task.task, cpu(0))));
+            plan.affinity.extend(view.seen.tasks.iter().map(|task| (task.task, cpu(0))));
         }
     };
     assert_eq!(rule_broken(moves_fixed), valid);
@@ -53,7 +53,7 @@ fn bad_policies_are_found_out() {
     assert_eq!(rule_broken(by_id), "renaming tasks renames the plan");
     let forgets = || {
         |view: &View<'_>, plan: &mut Plan| {
-            plan.allowed.extend(free(view).filter(|task| view.profiles.contains_key(task)).map(|task| (task, cpu(0))));
+            plan.affinity.extend(free(view).filter(|task| view.profiles.contains_key(task)).map(|task| (task, cpu(0))));
         }
     };
     assert_eq!(rule_broken(forgets), "without evidence allowed, gangs and shares stay");

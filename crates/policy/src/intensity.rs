@@ -1,13 +1,13 @@
 //! What DI and DIO share: from a view to places and weights, and from the answer to a plan (CA 4).
 //!
 //! Priorities: a task that the operator gave more weight counts as more than it is, by (priority - 1) mean miss rates.
-//! So it is dealt out earlier, two such tasks go to different caches, and each gets quieter neighbours, while the method
+//! So it is dealt out earlier, two such tasks go to different caches, and each gets quieter neighbors, while the method
 //! and its bounds stay as they are. A priority below 1 makes it count for less.
 
 use cachemate_core::{CpuSet, Decision, Plan, Reason, ReasonKind, TaskId, View, Window};
 use serde::Deserialize;
 
-use crate::evening::{Piece, Place, central, exchange};
+use crate::load_balance::{Bin, Load, central, exchange};
 use crate::placement;
 use crate::policies::BadParameters;
 
@@ -103,14 +103,14 @@ pub struct Intensity {
 /// One task that takes a seat, and which place's CPUs it was given before.
 struct Seated {
     task: TaskId,
-    piece: Piece,
+    piece: Load,
     movable: bool,
 }
 
 /// A cache's CPUs and its place in the list of places.
 struct Domain {
     cpus: CpuSet,
-    place: Place,
+    place: Bin,
 }
 
 impl Intensity {
@@ -122,8 +122,8 @@ impl Intensity {
     pub fn decide(&mut self, view: &View<'_>, rate: impl Fn(TaskId) -> Option<f64>) -> Decision {
         let mut plan = Plan::idle(Window::Cycles { cycles: self.parameters.window_cycles });
         let present: Vec<TaskId> = crate::policies::movable(view).map(|task| task.task).collect();
-        plan.allowed = view.before.allowed.clone();
-        plan.allowed.retain(|task, _| present.binary_search(task).is_ok() || present.contains(task));
+        plan.affinity = view.previous_plan.affinity.clone();
+        plan.affinity.retain(|task, _| present.binary_search(task).is_ok() || present.contains(task));
         let domains = domains(view);
         let usable = |rate: &f64| rate.is_finite() && *rate >= 0.0;
         let rates: Vec<Option<f64>> =
@@ -136,21 +136,21 @@ impl Intensity {
         }
         let mean = known.iter().sum::<f64>() / known.len() as f64;
         let seated = self.seated(view, &rates, mean, &domains);
-        let pieces: Vec<Piece> = seated.iter().map(|seated| seated.piece).collect();
-        let places: Vec<Place> = domains.iter().map(|domain| domain.place).collect();
+        let pieces: Vec<Load> = seated.iter().map(|seated| seated.piece).collect();
+        let places: Vec<Bin> = domains.iter().map(|domain| domain.place).collect();
         let at = self.even_out(&places, pieces.clone());
         let mut why = Vec::new();
         for (nth, seated) in seated.iter().enumerate().filter(|(_, seated)| seated.movable) {
             let cpus = &domains[at[nth]].cpus;
-            if view.before.allowed.get(&seated.task) != Some(cpus) {
+            if view.previous_plan.affinity.get(&seated.task) != Some(cpus) {
                 why.push(reason(nth, &pieces, &at, seated.task, cpus));
             }
-            plan.allowed.insert(seated.task, cpus.clone());
+            plan.affinity.insert(seated.task, cpus.clone());
         }
         Decision { plan, why }
     }
 
-    fn even_out(&mut self, places: &[Place], mut pieces: Vec<Piece>) -> Vec<usize> {
+    fn even_out(&mut self, places: &[Bin], mut pieces: Vec<Load>) -> Vec<usize> {
         let worth_moving = self.parameters.worth_moving;
         if self.parameters.form == Form::Central {
             return central(places, &pieces, worth_moving);
@@ -166,7 +166,7 @@ impl Intensity {
     fn seated(&self, view: &View<'_>, rates: &[Option<f64>], mean: f64, domains: &[Domain]) -> Vec<Seated> {
         let mut seated = Vec::new();
         for (task, rate) in view.seen.tasks.iter().zip(rates).filter(|(task, _)| !task.exited) {
-            let given = view.before.allowed.get(&task.task).filter(|_| !task.fixed);
+            let given = view.previous_plan.affinity.get(&task.task).filter(|_| !task.fixed);
             let at = match given {
                 Some(cpus) => domains.iter().position(|domain| cpus.is_subset(&domain.cpus)),
                 None => task.cpu.and_then(|cpu| domains.iter().position(|domain| domain.cpus.contains(cpu.0))),
@@ -178,7 +178,7 @@ impl Intensity {
             let extra = task.goal.filter(|_| self.parameters.priorities).map_or(0.0, |goal| goal.priority - 1.0);
             let weight = (rate.unwrap_or(mean) + extra * mean).max(0.0);
             let weight = if weight.is_finite() { weight } else { mean };
-            seated.push(Seated { task: task.task, piece: Piece { weight, at, stuck: !movable }, movable });
+            seated.push(Seated { task: task.task, piece: Load { weight, at, stuck: !movable }, movable });
         }
         seated
     }
@@ -192,13 +192,13 @@ fn domains(view: &View<'_>) -> Vec<Domain> {
         let cache = view.topology.caches.iter().find(|cache| Some(cache.id) == seats.cache)?;
         let first = seats.cpus.first()?;
         let package = view.topology.cpus.iter().find(|cpu| cpu.id == *first)?.package;
-        let place = Place { seats: seats.cpus.len(), package };
+        let place = Bin { seats: seats.cpus.len(), package };
         Some(Domain { cpus: cache.cpus.intersection(&online), place })
     };
     seats.iter().filter_map(domain).collect()
 }
 
-fn reason(nth: usize, pieces: &[Piece], at: &[usize], task: TaskId, cpus: &CpuSet) -> Reason {
+fn reason(nth: usize, pieces: &[Load], at: &[usize], task: TaskId, cpus: &CpuSet) -> Reason {
     let sum = |place: usize| -> f64 {
         pieces.iter().zip(at).filter(|(_, other)| **other == place).map(|(piece, _)| piece.weight).sum()
     };
@@ -213,7 +213,7 @@ fn reason(nth: usize, pieces: &[Piece], at: &[usize], task: TaskId, cpus: &CpuSe
     };
     let numbers = vec![
         ("own_misses_per_kilo_instr".to_string(), pieces[nth].weight),
-        ("neighbours_misses_per_kilo_instr".to_string(), others),
+        ("neighbors_misses_per_kilo_instr".to_string(), others),
     ];
     Reason { kind: ReasonKind::Plain, tasks: vec![task], text, numbers }
 }

@@ -12,12 +12,13 @@
 //! - [`rollback_guard`]: takes back what made programs slower.
 //! - [`policies`]: one file per policy, and the registry by name.
 
+mod cache_reload_cost;
 pub mod clustering;
-pub mod company;
 pub mod conformance;
-pub mod dealing;
-pub mod evening;
+pub mod coschedule;
 pub mod intensity;
+pub mod llc_placement;
+pub mod load_balance;
 pub mod matrix;
 pub mod measured;
 pub mod partition;
@@ -25,7 +26,6 @@ pub mod placement;
 pub mod policies;
 pub mod reasons;
 pub mod reference_predictor;
-mod refill;
 pub mod rollback_guard;
 pub mod schemes;
 pub mod sequential;

@@ -4,7 +4,7 @@
 //! Problem: the solvers know seats and numbers; people want CPUs and a why. Method: every last-level cache gives its
 //! online CPUs as seats (one per core while the programs fit on the cores, so that nobody shares a core needlessly);
 //! the seating that the solvers find comes back as CPUs; every program's reason is the comparison that decided for
-//! it: the neighbour it was kept from against the one it has. Properties: programs are told apart by their place in
+//! it: the neighbor it was kept from against the one it has. Properties: programs are told apart by their place in
 //! the list, ties fall to the earlier one; the reasons rest on the numbers that decided, and carry them.
 
 use std::collections::BTreeMap;

@@ -22,7 +22,7 @@ pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
         let away: Vec<usize> = (0..costs.len())
             .filter(|other| *other != program && !turns.contains(other) && !beside.contains(other))
             .collect();
-        let who = Neighbourhood { costs, program, beside: &beside, away: &away };
+        let who = Neighborhood { costs, program, beside: &beside, away: &away };
         reasons.push(who.reason(seating));
         reasons.extend(who.turns(&turns));
     }
@@ -51,14 +51,14 @@ fn members_but(cache: &[Vec<usize>], cpu: usize) -> Vec<usize> {
     members
 }
 
-struct Neighbourhood<'a> {
+struct Neighborhood<'a> {
     costs: &'a PairCosts,
     program: usize,
     beside: &'a [usize],
     away: &'a [usize],
 }
 
-impl Neighbourhood<'_> {
+impl Neighborhood<'_> {
     /// The first with the largest mutual cost (or the smallest, by `sign`).
     fn extreme(&self, among: &[usize], sign: f64) -> Option<usize> {
         let of = |other: usize| sign * self.costs.mutual(self.program, other);
@@ -135,7 +135,7 @@ impl Neighbourhood<'_> {
         }
     }
 
-    /// It has a neighbour no better than those it is kept from: what would an exchange cost?
+    /// It has a neighbor no better than those it is kept from: what would an exchange cost?
     fn for_the_others(&self, seating: &Seating, companion: usize, mut numbers: Vec<(String, f64)>) -> Reason {
         let total = seating.total(&self.costs.cost);
         let exchanges = self.away.iter().map(|&other| (exchanged(seating, self.program, other), other));

@@ -8,7 +8,7 @@
 //! 2. *Who holds how much.* On a shared cache a task holds space in proportion to the lines it brings in, and brings in
 //!    fewer the more it holds: space_i = space * f_i / sum of f, f_i = presence_i * misses_i(space_i) per cycle. Misses
 //!    slow a task down, so its rate depends on the answer too; both are solved together, damped.
-//! 3. *Shares.* Ways or colours limit the space a task competes for; those of other shares compete in the overlap only.
+//! 3. *Shares.* Ways or colors limit the space a task competes for; those of other shares compete in the overlap only.
 //!
 //! Curves come from the profile, or from its reuse times by StatStack. Speed: CPI = solo CPI + stalls per instruction,
 //! from the stall curve where there is one (papers CP-4), else added misses times the penalty.
@@ -227,15 +227,15 @@ fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_
         Member::Task(id) => *id == task,
         Member::Process(id) => process == Some(*id),
     };
-    // Colours hold in every cache of the level, ways in the named one.
+    // Colors hold in every cache of the level, ways in the named one.
     let holds = |share: &&CacheShare| {
-        let here = share.cache == cache.id || matches!(share.units, Units::Colours { .. });
+        let here = share.cache == cache.id || matches!(share.units, Units::Colors { .. });
         here && share.members.iter().any(is_member)
     };
     let Some(share) = under.shares.iter().find(holds) else { return Some(MayFill(None)) };
     match &share.units {
         Units::Ways { mask } => Some(MayFill(Some((mask.clone(), cache.ways?)))),
-        Units::Colours { allowed, .. } => {
+        Units::Colors { allowed, .. } => {
             let colors = view.capabilities.colors_of(cache.id).or_else(|| view.capabilities.colors_of(share.cache))?;
             Some(MayFill(Some((allowed.clone(), colors))))
         }
@@ -280,7 +280,7 @@ impl Presence {
     fn spread(&mut self, topology: &Topology, tasks: &[TaskId], under: &Plan, taken: &CpuSet) {
         let online = topology.online();
         let choice = |task: &TaskId| {
-            let allowed = under.allowed.get(task).map_or(online.clone(), |cpus| cpus.intersection(&online));
+            let allowed = under.affinity.get(task).map_or(online.clone(), |cpus| cpus.intersection(&online));
             let outside: CpuSet = allowed.iter().filter(|&cpu| !taken.contains(cpu)).collect();
             if outside.is_empty() { allowed } else { outside }
         };

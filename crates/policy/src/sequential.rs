@@ -23,7 +23,7 @@ const SURE: f64 = 20.0;
 
 /// What the blocks so far say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Said {
+pub enum Outcome {
     /// Faster, and not by chance.
     Faster,
     /// Slower, and not by chance.
@@ -79,19 +79,19 @@ impl Evidence {
     }
 
     /// Looked at after any block; `least_gain` is what makes a change worth it, as a share.
-    pub fn said(&self, least_gain: f64) -> Said {
-        let Some((mean, _)) = self.mean() else { return Said::Open };
+    pub fn said(&self, least_gain: f64) -> Outcome {
+        let Some((mean, _)) = self.mean() else { return Outcome::Open };
         let wanted = libm::log1p(least_gain);
         if self.factor(0.0) >= SURE {
             if mean < 0.0 {
-                return Said::Slower;
+                return Outcome::Slower;
             }
             // Sure of some effect, and most likely of one that is worth it.
             if mean >= wanted {
-                return if self.blocks.len() >= BLOCKS_AT_LEAST { Said::Faster } else { Said::Open };
+                return if self.blocks.len() >= BLOCKS_AT_LEAST { Outcome::Faster } else { Outcome::Open };
             }
         }
-        if mean < wanted && self.factor(wanted) >= SURE { Said::TooLittle } else { Said::Open }
+        if mean < wanted && self.factor(wanted) >= SURE { Outcome::TooLittle } else { Outcome::Open }
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
     }
 
     /// Runs a trial of at most so many windows, six to a leg; speeds vary by 30 %.
-    fn tried(seed: u64, effect: f64, autocorrelation: f64, windows: u32) -> Said {
+    fn tried(seed: u64, effect: f64, autocorrelation: f64, windows: u32) -> Outcome {
         let mut noise = Noise(SplitMix64::new(seed), autocorrelation, 0.0);
         let mut blocks = Blocks::new(seed ^ 0x5eed);
         let mut evidence = Evidence::default();
@@ -160,14 +160,14 @@ mod tests {
             }
             evidence.add(sums[1] - sums[0]);
             let said = evidence.said(0.01);
-            if said != Said::Open {
+            if said != Outcome::Open {
                 return said;
             }
         }
-        Said::Open
+        Outcome::Open
     }
 
-    fn share(said: &[Said], effect: f64, autocorrelation: f64, windows: u32) -> f64 {
+    fn share(said: &[Outcome], effect: f64, autocorrelation: f64, windows: u32) -> f64 {
         let runs = 2_000;
         let told = (0..runs).filter(|&seed| said.contains(&tried(seed, effect, autocorrelation, windows)));
         told.count() as f64 / runs as f64
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn without_effect_little_is_adopted() {
         for (autocorrelation, windows) in [(0.0, 3_000), (0.6, 12_000)] {
-            let adopted = share(&[Said::Faster], 0.0, autocorrelation, windows);
+            let adopted = share(&[Outcome::Faster], 0.0, autocorrelation, windows);
             assert!(adopted <= 0.025, "{adopted} at autocorrelation {autocorrelation}");
         }
     }
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn five_per_cent_are_found() {
         for (autocorrelation, windows) in [(0.0, 3_000), (0.6, 12_000)] {
-            let found = share(&[Said::Faster], 0.05, autocorrelation, windows);
+            let found = share(&[Outcome::Faster], 0.05, autocorrelation, windows);
             assert!(found >= 0.8, "{found} at autocorrelation {autocorrelation}");
         }
     }
@@ -194,8 +194,8 @@ mod tests {
     /// Does a loss of five per cent end the trial, next to never with an adoption?
     #[test]
     fn a_loss_ends_the_trial() {
-        assert!(share(&[Said::Slower, Said::TooLittle], -0.05, 0.0, 3_000) >= 0.8);
-        assert!(share(&[Said::Faster], -0.05, 0.0, 3_000) <= 0.005);
+        assert!(share(&[Outcome::Slower, Outcome::TooLittle], -0.05, 0.0, 3_000) >= 0.8);
+        assert!(share(&[Outcome::Faster], -0.05, 0.0, 3_000) <= 0.005);
     }
 
     /// Does a drift cancel within each block, whichever plan comes first?
@@ -218,11 +218,11 @@ mod tests {
         let mut evidence = Evidence::default();
         for (block, value) in [0.101, 0.099, 0.1, 0.1, 0.102, 0.1].into_iter().enumerate() {
             evidence.add(value);
-            let expected = if block == 5 { Said::Faster } else { Said::Open };
+            let expected = if block == 5 { Outcome::Faster } else { Outcome::Open };
             assert_eq!(evidence.said(0.01), expected, "{} blocks", evidence.blocks());
         }
         let mut evidence = Evidence::default();
         [0.001, 0.0011, 0.0009, 0.001, 0.001].into_iter().for_each(|block| evidence.add(block));
-        assert_eq!(evidence.said(0.01), Said::TooLittle);
+        assert_eq!(evidence.said(0.01), Outcome::TooLittle);
     }
 }

@@ -7,7 +7,7 @@
 //! Properties: a stand-in is always declared as one ([`Work::StandIn`]); it speaks only for a task that wants a processor
 //! most of the time (whoever sleeps is paced by something else), and only from a number of events on.
 
-use cachemate_core::{Event, TaskSeen};
+use cachemate_core::{Event, TaskSample};
 
 /// Fewer events in a window than this say nothing: a tenth is their own noise (one over the root of the count).
 pub const EVENTS_AT_LEAST: f64 = 100.0;
@@ -42,7 +42,7 @@ impl Work {
 }
 
 /// What a task did in a window of `elapsed_ns`, best measure first; only what is above zero.
-pub fn works(task: &TaskSeen, elapsed_ns: u64) -> impl Iterator<Item = (Work, f64)> + '_ {
+pub fn works(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (Work, f64)> + '_ {
     let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
     let wanted_ns = ran_ns.saturating_add(task.runnable_wait_ns.unwrap_or(0));
     let wants = wanted_ns as f64 >= WANTS_AT_LEAST * elapsed_ns as f64 && elapsed_ns > 0;
@@ -61,14 +61,14 @@ mod tests {
     use super::*;
     use cachemate_core::{Counts, CpuId, ProcessId, Reading, TaskId};
 
-    fn task(ran_ns: u64, counts: &[(Event, u64)], progress: Option<f64>) -> TaskSeen {
+    fn task(ran_ns: u64, counts: &[(Event, u64)], progress: Option<f64>) -> TaskSample {
         let reading = |&(event, count): &(Event, u64)| Reading { event, count, counted_share: 1.0 };
-        TaskSeen {
+        TaskSample {
             on_cpu_ns: vec![(CpuId(0), ran_ns)],
             runnable_wait_ns: Some(100),
             counts: Counts(counts.iter().map(reading).collect()),
             progress,
-            ..TaskSeen::new(TaskId(0), ProcessId(0))
+            ..TaskSample::new(TaskId(0), ProcessId(0))
         }
     }
 
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn a_stand_in_speaks_for_the_busy_only() {
         let calls = [(Event::SystemCalls, 500), (Event::PageFaults, 7)];
-        let kinds = |task: &TaskSeen| works(task, 1000).map(|(work, _)| work).collect::<Vec<_>>();
+        let kinds = |task: &TaskSample| works(task, 1000).map(|(work, _)| work).collect::<Vec<_>>();
         assert_eq!(kinds(&task(900, &calls, None)), [Work::StandIn(Event::SystemCalls)]);
         assert_eq!(kinds(&task(400, &calls, None)), [Work::StandIn(Event::SystemCalls)], "waiting to run counts");
         assert_eq!(kinds(&task(300, &calls, None)), [], "a sleeper is paced by something else");

@@ -23,16 +23,16 @@ fn topology(caches: u32) -> Topology {
     Topology { cpus: (0..2 * caches).map(cpu).collect(), caches: (0..caches).map(cache).collect() }
 }
 
-fn task(id: u32, priority: Option<f64>) -> TaskSeen {
-    TaskSeen {
+fn task(id: u32, priority: Option<f64>) -> TaskSample {
+    TaskSample {
         name: format!("p{id}"),
         goal: priority.map(|priority| Goal { priority, degradation_at_most: None }),
         cpu: Some(CpuId(id)),
-        ..TaskSeen::new(TaskId(id), ProcessId(id))
+        ..TaskSample::new(TaskId(id), ProcessId(id))
     }
 }
 
-fn seen(tasks: Vec<TaskSeen>) -> Observation {
+fn seen(tasks: Vec<TaskSample>) -> Observation {
     let span = Span { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None };
     Observation {
         window: 0,
@@ -45,7 +45,13 @@ fn seen(tasks: Vec<TaskSeen>) -> Observation {
     }
 }
 
-fn decide(policy: &mut dyn Policy, caches: u32, tasks: Vec<TaskSeen>, profiles: &Profiles, before: &Plan) -> Decision {
+fn decide(
+    policy: &mut dyn Policy,
+    caches: u32,
+    tasks: Vec<TaskSample>,
+    profiles: &Profiles,
+    before: &Plan,
+) -> Decision {
     decide_where(BTreeMap::new(), policy, caches, tasks, profiles, before)
 }
 
@@ -53,15 +59,21 @@ fn decide_where(
     abilities: BTreeMap<Ability, Support>,
     policy: &mut dyn Policy,
     caches: u32,
-    tasks: Vec<TaskSeen>,
+    tasks: Vec<TaskSample>,
     profiles: &Profiles,
     before: &Plan,
 ) -> Decision {
     let capabilities =
         Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: None };
     let (topology, seen) = (topology(caches), seen(tasks));
-    let view =
-        View { topology: &topology, capabilities: &capabilities, seen: &seen, profiles, before, predictor: &REFERENCE };
+    let view = View {
+        topology: &topology,
+        capabilities: &capabilities,
+        seen: &seen,
+        profiles,
+        previous_plan: before,
+        predictor: &REFERENCE,
+    };
     policy.decide(&view)
 }
 
@@ -83,23 +95,23 @@ fn idle() -> Plan {
 
 /// The others on the cache of a task.
 fn beside(plan: &Plan, task: u32) -> Vec<u32> {
-    let own = &plan.allowed[&TaskId(task)];
-    plan.allowed.iter().filter(|(other, cpus)| other.0 != task && *cpus == own).map(|(other, _)| other.0).collect()
+    let own = &plan.affinity[&TaskId(task)];
+    plan.affinity.iter().filter(|(other, cpus)| other.0 != task && *cpus == own).map(|(other, _)| other.0).collect()
 }
 
 /// Are two heavy programs that the machine's scheduler put on one cache separated, by one exchange, with a reason?
 #[test]
 fn two_heavy_programs_are_separated_by_one_exchange() {
-    let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
+    let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
     for form in ["central", "distributed"] {
         let mut dio = build("dio", &format!("form = \"{form}\""), 1).unwrap();
         let decision = decide(dio.as_mut(), 2, tasks.clone(), &observed(&[30.0, 25.0, 1.0, 0.1]), &idle());
         assert_eq!(beside(&decision.plan, 0), [3], "{form}: {decision:?}");
-        let stays = |id: u32| decision.plan.allowed[&TaskId(id)].contains(id);
+        let stays = |id: u32| decision.plan.affinity[&TaskId(id)].contains(id);
         assert_eq!((0..4).filter(|&id| stays(id)).count(), 2, "{form}: two of four move");
         assert!(decision.why.iter().any(|reason| reason.text.contains("instead of")), "{form}: {:?}", decision.why);
         let again = decide(dio.as_mut(), 2, tasks.clone(), &observed(&[29.0, 26.0, 1.1, 0.1]), &decision.plan);
-        assert_eq!(again.plan.allowed, decision.plan.allowed, "{form}: noise moves nobody");
+        assert_eq!(again.plan.affinity, decision.plan.affinity, "{form}: noise moves nobody");
         assert!(again.why.is_empty());
     }
 }
@@ -108,7 +120,7 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
 /// where nobody counts reads?
 #[test]
 fn prefetched_lines_count_where_reads_do() {
-    let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
+    let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
     let mut both = observed(&[30.0, 1.0, 2.0, 0.1]);
     for (profile, bytes) in both.values_mut().zip([2_000.0, 1_900.0, 130.0, 7.0]) {
         profile.rates.observed_read_bytes_per_kilo_instr = Some(Fact::oracle(bytes));
@@ -121,23 +133,23 @@ fn prefetched_lines_count_where_reads_do() {
     assert_eq!(beside_the_first("memory-reads", &both), [3]);
     let misses_only = observed(&[30.0, 1.0, 2.0, 0.1]);
     assert_eq!(beside_the_first("memory-reads", &misses_only), beside_the_first("misses", &misses_only));
-    // Few misses and many reads: the streaming program is not the quiet neighbour.
+    // Few misses and many reads: the streaming program is not the quiet neighbor.
     both.get_mut(&TaskId(1)).unwrap().rates.observed_misses_per_kilo_instr = Some(Fact::oracle(0.05));
     assert_eq!(beside_the_first("misses", &both), [1]);
     assert_eq!(beside_the_first("memory-reads", &both), [3]);
 }
 
 /// A program that just fits the cache alone, one that streams, two quiet ones: does DI see by the rates on a share of the
-/// cache that the first needs the quietest neighbour, and does it take it for quiet by the paper's rates?
+/// cache that the first needs the quietest neighbor, and does it take it for quiet by the paper's rates?
 #[test]
-fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbour() {
+fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
     let curve = |on_half: f64, on_all: f64| {
         let points = vec![(2 << 20, Estimate::exact(on_half)), (4 << 20, Estimate::exact(on_all))];
         with_misses(points)
     };
     let curves = [curve(50.0, 3.0), curve(29.0, 28.0), curve(2.0, 1.5), curve(0.4, 0.4)];
     let all: Profiles = curves.into_iter().enumerate().map(|(id, profile)| (TaskId(id as u32), profile)).collect();
-    let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
+    let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
     let of = |parameters: &str, profiles: &Profiles| {
         let mut di = build("di", parameters, 1).unwrap();
         beside(&decide(di.as_mut(), 2, tasks.clone(), profiles, &idle()).plan, 0)
@@ -150,9 +162,9 @@ fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbour() {
     assert_eq!(of("", &partly), [2]);
 }
 
-/// Does a program with a high priority get the quietest neighbour, and two of them different caches?
+/// Does a program with a high priority get the quietest neighbor, and two of them different caches?
 #[test]
-fn priorities_bring_quiet_neighbours() {
+fn priorities_bring_quiet_neighbors() {
     let rates = observed(&[30.0, 20.0, 10.0, 8.0, 6.0, 4.0, 2.0, 1.0]);
     let with = |priorities: &[(u32, f64)]| {
         let given = |id| priorities.iter().find(|(task, _)| *task == id).map(|(_, priority)| *priority);
@@ -176,7 +188,7 @@ fn di_reads_profiles_and_dio_counters() {
         let profile = profiles.entry(TaskId(id)).or_default();
         *profile = std::mem::take(profile).with_misses(Level::L2, curve, FactSource::ExactTrace);
     }
-    let tasks: Vec<TaskSeen> = [0, 1, 2, 3].map(|id| task(id, None)).to_vec();
+    let tasks: Vec<TaskSample> = [0, 1, 2, 3].map(|id| task(id, None)).to_vec();
     let by = |name: &str, parameters: &str, profiles: &Profiles| {
         decide(build(name, parameters, 1).unwrap().as_mut(), 2, tasks.clone(), profiles, &idle())
     };
@@ -187,13 +199,13 @@ fn di_reads_profiles_and_dio_counters() {
     let found = [own("di", ""), own("di", "recorded_on = \"whole\""), own("dio", "")];
     assert_eq!(found, [Some(90.0), Some(40.0), Some(1.0)]);
     profiles.values_mut().for_each(|profile| profile.locality = Locality::default());
-    assert!(by("di", "", &profiles).plan.allowed.is_empty(), "no profile, no move");
+    assert!(by("di", "", &profiles).plan.affinity.is_empty(), "no profile, no move");
 }
 
 /// Without any counter, is the intensity measured from outside used, and never mixed with counted rates?
 #[test]
 fn without_counters_the_intensity_from_outside_serves() {
-    let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
+    let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
     let mut profiles = Profiles::new();
     for (id, intensity) in [0.9, 0.8, 0.1, 0.0].into_iter().enumerate() {
         let mut profile = Profile::default();
@@ -204,13 +216,13 @@ fn without_counters_the_intensity_from_outside_serves() {
     assert_eq!(beside(&decide(dio.as_mut(), 2, tasks.clone(), &profiles, &idle()).plan, 0), [3]);
     profiles.entry(TaskId(0)).or_default().rates.observed_misses_per_kilo_instr = Some(Fact::oracle(5.0));
     let plan = decide(build("dio", "", 1).unwrap().as_mut(), 2, tasks, &profiles, &idle()).plan;
-    assert_eq!(plan.allowed.keys().copied().collect::<Vec<_>>(), [TaskId(0)], "only what is counted is placed");
+    assert_eq!(plan.affinity.keys().copied().collect::<Vec<_>>(), [TaskId(0)], "only what is counted is placed");
 }
 
 /// Where the machine says that it has no counters, and only there: do rates recorded earlier serve, as the last resort?
 #[test]
 fn without_counters_and_probes_recorded_rates_serve() {
-    let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
+    let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
     let curve = |rate| vec![(1 << 20, Estimate::exact(2.0 * rate)), (8 << 20, Estimate::exact(rate))];
     let profile = |rate| with_misses(curve(rate));
     let mut profiles: Profiles = (0..4).map(|id| (TaskId(id), profile([20.0, 10.0, 1.0, 0.5][id as usize]))).collect();
@@ -221,10 +233,10 @@ fn without_counters_and_probes_recorded_rates_serve() {
         decide_where(abilities, dio.as_mut(), 2, tasks.clone(), profiles, &idle()).plan
     };
     assert_eq!(beside(&decide(Some(&none), &profiles), 0), [3]);
-    assert!(decide(None, &profiles).allowed.is_empty(), "counters will come");
+    assert!(decide(None, &profiles).affinity.is_empty(), "counters will come");
     profiles.get_mut(&TaskId(1)).unwrap().contention.intensity = Some(Fact::oracle(0.5));
     let plan = decide(Some(&none), &profiles);
-    assert!(!plan.allowed.contains_key(&TaskId(0)), "kinds are not mixed: {:?}", plan.allowed);
+    assert!(!plan.affinity.contains_key(&TaskId(0)), "kinds are not mixed: {:?}", plan.affinity);
 }
 
 /// Do the oracles place by the matrix: the published table's best and worst pairs?
@@ -232,7 +244,7 @@ fn without_counters_and_probes_recorded_rates_serve() {
 fn optimal_and_worst_follow_the_matrix() {
     let matrix = "degradation = [[0.4801, 0.6563, 0.02, 0.0211], [0.2475, 0.4539, 0.0123, 0.0111], \
                   [0.0267, 0.0448, -0.0101, -0.0121], [0.0148, 0.0345, -0.0119, -0.0093]]";
-    let tasks: Vec<TaskSeen> = (0..4).map(|id| task(id, None)).collect();
+    let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
     let by =
         |name: &str| decide(build(name, matrix, 1).unwrap().as_mut(), 2, tasks.clone(), &Profiles::new(), &idle()).plan;
     assert_eq!(beside(&by("optimal"), 0), [2]);

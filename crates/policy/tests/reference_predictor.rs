@@ -49,7 +49,7 @@ fn forecast_on(capabilities: Capabilities, profiles: Profiles, plan: &Plan) -> F
 fn pinned(cpus: &[&str]) -> Plan {
     let mut plan = Plan::idle(Window::Time { ns: 1 });
     for (task, cpus) in cpus.iter().enumerate() {
-        plan.allowed.insert(TaskId(task as u32), cpus.parse().unwrap());
+        plan.affinity.insert(TaskId(task as u32), cpus.parse().unwrap());
     }
     plan
 }
@@ -59,7 +59,7 @@ fn slower(forecast: &Forecast, task: u32) -> f64 {
 
 /// Alone on a cache, is nobody slower, and does a stream hurt the sensitive one beside it while apart it does not?
 #[test]
-fn alone_is_free_and_a_stream_hurts_its_neighbour() {
+fn alone_is_free_and_a_stream_hurts_its_neighbor() {
     let apart = forecast(vec![sensitive(), stream()], &pinned(&["0-1", "2-3"]));
     assert_eq!((slower(&apart, 0), slower(&apart, 1)), (0.0, 0.0));
     let beside = forecast(vec![sensitive(), stream()], &pinned(&["0", "1"]));
@@ -101,21 +101,21 @@ fn shares_and_gangs_separate() {
     assert!((turns.tasks[&TaskId(1)].cpu_share.unwrap().value - 2.0 / 3.0).abs() < 1e-12);
 }
 
-/// Do colours, which belong to processes and hold in every cache of the level, part the two as well?
+/// Do colors, which belong to processes and hold in every cache of the level, part the two as well?
 #[test]
-fn colours_of_processes_separate() {
+fn colors_of_processes_separate() {
     let mut plan = pinned(&["2", "3"]);
     let share = |process, allowed: &str| CacheShare {
         group: GroupId(process),
         members: vec![Member::Process(ProcessId(process))],
         cache: CacheId(0),
-        units: Units::Colours { allowed: allowed.parse().unwrap(), moving: PageMoving::Never },
+        units: Units::Colors { allowed: allowed.parse().unwrap(), moving: PageMoving::Never },
     };
     plan.shares = vec![share(7, "0-11"), share(8, "12-15")];
     let of = |process: u32, profile: Profile| Profile { process: Some(ProcessId(process)), ..profile };
     let profiles: Profiles = [(TaskId(0), of(7, sensitive())), (TaskId(1), of(8, stream()))].into_iter().collect();
     let misses = |colors: Option<u32>| {
-        let divided = |colours| Partition::Colours { colours, page_bytes: 4096, move_page_ns: 1.0 };
+        let divided = |colors| Partition::Colors { colors, page_bytes: 4096, move_page_ns: 1.0 };
         let machine = colors.into_iter().fold(capabilities(&[]), |machine, n| machine.dividing(CacheId(0), divided(n)));
         Some(forecast_on(machine, profiles.clone(), &plan).tasks[&TaskId(0)].misses_per_kilo_instr?.value)
     };

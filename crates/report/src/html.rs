@@ -75,7 +75,7 @@ impl StudyPage {
         html! {
             h2 { "Who hurts whom" }
             p.soft {
-                "Each row is a program, each column the neighbour on the same cache; the number is what the row's program is "
+                "Each row is a program, each column the neighbor on the same cache; the number is what the row's program is "
                 "expected to lose, in " (unit) ". Scheme: " (self.matrix.scheme) "."
             }
             div.figure { (PreEscaped(map.inline())) }
@@ -123,7 +123,7 @@ impl StudyPage {
             let title = Some(format!("{name}: {} {unit} with {}", number(y), size_text(point.bytes)));
             Some(Point { x: point.bytes as f64, y, interval, title })
         });
-        Series { name: name.clone(), points: points.collect(), colour: Some(at), ..Series::default() }
+        Series { name: name.clone(), points: points.collect(), color: Some(at), ..Series::default() }
     }
 
     fn curves_section(&self) -> Markup {

@@ -77,7 +77,7 @@ pub(crate) fn pad(text: &str, to: usize, align: Align) -> String {
 mod tests {
     use super::*;
 
-    /// Do columns line up, with coloured cells and short rows too?
+    /// Do columns line up, with colored cells and short rows too?
     #[test]
     fn columns_line_up() {
         let mut table = Table::new(&[("program", Align::Left), ("MPKI", Align::Right)]);

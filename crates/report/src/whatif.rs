@@ -295,13 +295,13 @@ impl PolicyOutcome {
             |(seconds, value): (&f64, &Option<f64>)| Point::new(seconds / unit.seconds, value.unwrap_or(f64::NAN));
         let name = self.programs.get(at).map_or_else(String::new, |program| program.name.clone());
         let points = self.lines.seconds.iter().zip(row).map(point).collect();
-        Series { name, points, mark: Mark::Line, colour: Some(at), ..Series::default() }
+        Series { name, points, mark: Mark::Line, color: Some(at), ..Series::default() }
     }
 
     fn memory_chart(&self, unit: &TimeUnit) -> Chart {
         let series = |(node, row): (usize, &Vec<f64>)| {
             let row: Vec<Option<f64>> = row.iter().map(|share| Some(100.0 * share)).collect();
-            Series { name: format!("node {node}"), colour: Some(node), ..self.series(0, &row, unit) }
+            Series { name: format!("node {node}"), color: Some(node), ..self.series(0, &row, unit) }
         };
         let busiest = self.lines.memory_busy_share.iter().flatten().copied().fold(0.0, f64::max);
         Chart {

@@ -144,9 +144,9 @@ fn hostile_names_and_odd_numbers_stay_inside() {
     }
 }
 
-/// Does the same colour go to the same name wherever it is asked for, and do more than eight series stay apart?
+/// Does the same color go to the same name wherever it is asked for, and do more than eight series stay apart?
 #[test]
-fn colours_repeat_with_dashes() {
+fn colors_repeat_with_dashes() {
     let series = (0..10).map(|at| Series {
         name: format!("s{at}"),
         points: vec![Point::new(1.0, 1.0), Point::new(2.0, 2.0)],

@@ -9,10 +9,10 @@ use cachemate_core::Level;
 use cachemate_report::figure::{Axis, Chart, Point, Series};
 use cachemate_sim::results::RunResults;
 
-use crate::cmt::cells::{
+use crate::niagara::cells::{
     Cell, METRICS, cells, means, over_bandwidth, points, shortfall, size_chart, splits, worst_per_seed,
 };
-use crate::cmt::{Mix, SCALE, Setting, Who, hangs, ratio, run};
+use crate::niagara::{Mix, SCALE, Setting, Who, hangs, ratio, run};
 use crate::setup::{Job, failed};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
@@ -44,7 +44,7 @@ const BALANCE_SET: &str = "locations = 500\nreplacement = \"lru\"\n";
 
 /// BS-1.
 fn first_level(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let programs: &[&str] = context.pick(&["gzip", "mcf", "twolf"], &crate::cmt::SPEC_2000);
+    let programs: &[&str] = context.pick(&["gzip", "mcf", "twolf"], &crate::niagara::SPEC_2000);
     let sizes: &[u64] = context.pick(&[8, 128], &[8, 16, 32, 64, 128]);
     let settings: Vec<(u64, u64, &str)> = sizes
         .iter()

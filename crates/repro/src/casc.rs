@@ -4,10 +4,12 @@ mod estimates;
 
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Series};
 
-use crate::cmt::cells::{
+use crate::niagara::cells::{
     Cell, METRICS, cells, means, over_bandwidth, points, shortfall, size_chart, splits, worst_per_seed,
 };
-use crate::cmt::{CONTEXTS, Measured, Mix, SCALE, SIZES_KB, Setting, Who, hangs, jobs, measure, ratio, run, run_jobs};
+use crate::niagara::{
+    CONTEXTS, Measured, Mix, SCALE, SIZES_KB, Setting, Who, hangs, jobs, measure, ratio, run, run_jobs,
+};
 use crate::setup::{Comparison, Job, failed};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError};
 

@@ -7,8 +7,8 @@
 use std::path::PathBuf;
 
 use cachemate_core::{
-    Access, AccessSource, CpuSet, Goal, LoopError, MachineSpec, PipelineConfig, PolicyConfig, ProfilerConfig, Record,
-    Turn, Window,
+    Access, AccessSource, CpuSet, Goal, LoopError, MachineSpec, PipelineConfig, PolicyConfig, ProfilerConfig, Turn,
+    Window, WindowRecord,
 };
 use cachemate_pipeline::{Pipeline, miss_penalty_of_machine};
 use cachemate_sim::kernels;
@@ -181,7 +181,7 @@ pub struct Workload {
 /// What a managed run answers: the books, and every record of the loop, the warm-up's too.
 pub struct ManagedRun {
     pub results: RunResults,
-    pub records: Vec<Record>,
+    pub records: Vec<WindowRecord>,
 }
 
 impl Workload {
@@ -289,7 +289,7 @@ pub fn built(config: PipelineConfig) -> Result<Pipeline, ReproError> {
 pub fn run_under(
     mut machine: SimMachine,
     by: Pipeline,
-    each: impl FnMut(&mut SimMachine, Record) -> bool,
+    each: impl FnMut(&mut SimMachine, WindowRecord) -> bool,
 ) -> Result<RunResults, LoopError> {
     machine.set_first_window(by.config().first_window);
     Ok(by.run(machine, each)?.results())

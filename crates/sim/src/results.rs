@@ -110,7 +110,7 @@ pub struct DispatcherResults {
     pub picks: u64,
     /// More than one task was waiting (AV-9).
     pub picks_with_a_choice: u64,
-    /// Clashes changed the choice.
+    /// Penalties changed the choice.
     pub picks_swayed: u64,
     pub page_copy_cycles: u64,
 }

@@ -357,7 +357,7 @@ fn regrouping_changes_the_partition() {
 }
 
 /// Does a thread that a change of phase moves go to the next group's data after the operations asked for, and does its
-/// neighbour stay?
+/// neighbor stay?
 #[test]
 fn regrouping_moves_threads_to_other_data() {
     let options = Options { regroup_after: Some(100), ..Options::default() };

@@ -53,7 +53,7 @@ fn the_papers_machines_have_the_published_shapes() {
     assert_eq!(shape("epyc-7742"), (128, 16, 8, 16 << 10));
     let power5 = load_machine("power5-2x2x2").unwrap();
     assert_eq!(cache(&power5, Level::L2).size_bytes / u64::from(cache(&power5, Level::L2).slices), 640 << 10);
-    assert_eq!(power5.colours_of(cache(&power5, Level::L2)), 16);
+    assert_eq!(power5.colors_of(cache(&power5, Level::L2)), 16);
 }
 
 /// Do overrides reach caches by level, take suffixes and units, and get checked?
@@ -66,8 +66,8 @@ fn overrides_change_the_named_field_and_are_checked() {
     let machine = load_machine("niagara-2core?caches.L1D.size_bytes=16384&memory.bytes_per_cycle=2&hertz=2G").unwrap();
     assert_eq!(cache(&machine, Level::L1Data).size_bytes, 16 << 10);
     assert_eq!((machine.memory.bytes_per_cycle, machine.hertz), (2.0, 2_000_000_000));
-    assert_eq!(load_machine("power5-2x2x2?pages.colours=none").unwrap().pages.colours, None);
-    assert_eq!(load_machine("smt-av?pages.colours=16").unwrap().pages.colours, Some(16));
+    assert_eq!(load_machine("power5-2x2x2?pages.colors=none").unwrap().pages.colors, None);
+    assert_eq!(load_machine("smt-av?pages.colors=16").unwrap().pages.colors, Some(16));
 
     let error = |given: &str| load_machine(given).unwrap_err().to_string();
     let refused = error("niagara-2core?caches.l2.size=100K");

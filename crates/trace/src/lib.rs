@@ -30,7 +30,7 @@ pub use profile_file::{
     StackPositions,
 };
 pub use record::{Children, Ended, Progress, Recorded, Recorder, Recording, find_recording};
-pub use record_type::{Header, L1Filter, ProcessTotals, Record, ThreadTotals, Totals};
+pub use record_type::{AccessRecord, Header, L1Filter, ProcessTotals, ThreadTotals, Totals};
 pub use run_log::{RUN_LOG_VERSION, RunLogReader, RunLogWriter};
 pub use source::CmtSource;
 
@@ -43,7 +43,7 @@ pub trait TraceReader: Send {
     ///
     /// # Errors
     /// [`TraceError`], after everything before the bad place has been given; nothing follows it.
-    fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError>;
+    fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError>;
 
     /// As [`TraceReader::read_batch`], the addresses alone: faster where the rest is of no interest.
     ///

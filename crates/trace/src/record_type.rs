@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// One data access of one thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Record {
+pub struct AccessRecord {
     /// Byte address; where the header has a `process_shift`, the process index stands above that bit.
     pub address: u64,
     /// Instructions the thread executed since its previous record, the one that makes this access included (0 for
@@ -152,7 +152,7 @@ impl Header {
     }
 
     /// The process of a record: 0 in a file of one address space.
-    pub fn process_of(&self, record: &Record) -> u32 {
+    pub fn process_of(&self, record: &AccessRecord) -> u32 {
         match self.process_shift {
             Some(shift @ 0..64) => (record.address >> shift) as u32,
             _ => 0,

@@ -10,13 +10,13 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
-use cachemate_core::{PipelineConfig, PolicyConfig, PredictorConfig, Record, RunHeader, Window};
+use cachemate_core::{PipelineConfig, PolicyConfig, PredictorConfig, RunHeader, Window, WindowRecord};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{Place, TraceError, create_output};
 
 /// The version this library writes and reads ([`RunHeader::format`]).
-pub const RUN_LOG_VERSION: u32 = 2;
+pub const RUN_LOG_VERSION: u32 = 3;
 /// Longer lines are refused: a window with a trace of a million addresses is far below.
 const LINE_BYTES_LIMIT: u64 = 64 << 20;
 
@@ -61,7 +61,7 @@ impl RunLogWriter {
     ///
     /// # Errors
     /// [`TraceError::Io`], or [`TraceError::Bad`] where a number is infinite or none: JSON cannot hold it.
-    pub fn push(&mut self, record: &Record) -> Result<(), TraceError> {
+    pub fn push(&mut self, record: &WindowRecord) -> Result<(), TraceError> {
         self.line(record)?;
         self.records += 1;
         Ok(())
@@ -160,7 +160,7 @@ impl RunLogReader {
     ///
     /// # Errors
     /// [`TraceError::Bad`] naming the line, after every record before it; nothing follows.
-    pub fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
+    pub fn next_record(&mut self) -> Result<Option<WindowRecord>, TraceError> {
         if self.ended {
             return Ok(None);
         }
@@ -169,7 +169,7 @@ impl RunLogReader {
         result
     }
 
-    fn read_record(&mut self) -> Result<Option<Record>, TraceError> {
+    fn read_record(&mut self) -> Result<Option<WindowRecord>, TraceError> {
         self.advance()?;
         if self.line.starts_with(b"{\"end\"") {
             let end: End = self.parse("the closing line")?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use cachemate_core::{Access, AccessSource, Turn};
 
-use crate::{CmtReader, Place, Record, TraceError, TraceReader};
+use crate::{AccessRecord, CmtReader, Place, TraceError, TraceReader};
 
 /// Accesses handed out per turn.
 const TURN_ACCESSES: usize = 2048;
@@ -24,7 +24,7 @@ pub struct CmtSource {
     load_at: u64,
     instructions_known: bool,
     tail_instructions: u64,
-    batch: Vec<Record>,
+    batch: Vec<AccessRecord>,
     at: usize,
     /// Instructions executed beyond what the records so far allow: the second access of one instruction.
     debt: u64,
@@ -92,7 +92,7 @@ impl CmtSource {
     }
 
     /// The thread's next record; at the end of the file its first, with the tail's instructions before it.
-    fn next_record(&mut self) -> Result<Record, TraceError> {
+    fn next_record(&mut self) -> Result<AccessRecord, TraceError> {
         let mut wrapped = 0;
         let mut tail = 0;
         loop {
@@ -100,7 +100,7 @@ impl CmtSource {
                 self.at += 1;
                 if record.thread == self.thread {
                     self.done_in_round += 1;
-                    return Ok(Record { gap: record.gap.saturating_add(tail), ..record });
+                    return Ok(AccessRecord { gap: record.gap.saturating_add(tail), ..record });
                 }
             }
             self.at = 0;
@@ -119,7 +119,7 @@ impl CmtSource {
         }
     }
 
-    fn push(&mut self, record: Record, batch: &mut Vec<Access>) {
+    fn push(&mut self, record: AccessRecord, batch: &mut Vec<Access>) {
         let address = record.address.wrapping_add(self.load_at) & (Access::ADDRESS_LIMIT - 1);
         let mut between = 0;
         if self.instructions_known {

@@ -3,12 +3,12 @@
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::Agent;
-use crate::stock::List;
+use crate::frame_pool::List;
 use crate::sys;
 use crate::timing::TOGETHER;
 
 impl Agent {
-    /// Fetches frames until `wanted` of allowed colours are there, at most `at_most`; true = there is one at least.
+    /// Fetches frames until `wanted` of allowed colors are there, at most `at_most`; true = there is one at least.
     pub(super) fn fetch(&mut self, wanted: u32, at_most: u32) -> bool {
         let (mask, mut left) = (self.account.mask, at_most as usize);
         while left > 0 && self.stock.allowed(mask) < wanted {
@@ -41,7 +41,7 @@ impl Agent {
             // the kernel's page of zeros, and so would be whatever it is given to.
             unsafe { self.slot(slot).write_volatile(0) };
             match self.proven(self.slot(slot)) {
-                Some(colour) => self.stock.push(List::Colour(colour), slot),
+                Some(color) => self.stock.push(List::Color(color), slot),
                 None => {
                     slots[strangers] = slot;
                     strangers += 1;
@@ -50,21 +50,21 @@ impl Agent {
         }
         let mut told = [None; TOGETHER];
         self.tell_apart(&slots[..strangers], &mut told[..strangers]);
-        for (slot, colour) in slots[..strangers].iter().zip(told) {
-            self.stock.push(colour.map_or(List::Unknown, List::Colour), *slot);
+        for (slot, color) in slots[..strangers].iter().zip(told) {
+            self.stock.push(color.map_or(List::Unknown, List::Color), *slot);
         }
         fetched
     }
 
     /// What the ledger says of the frame of one of our own pages; proven first, if it is to be used.
     fn proven(&mut self, page: *mut u8) -> Option<u32> {
-        let colour = self.frame_at(page as u64).and_then(|frame| self.noted(frame))?;
+        let color = self.frame_at(page as u64).and_then(|frame| self.noted(frame))?;
         self.account.proven += 1;
         // SAFETY: a page of the region that holds a frame, and is only ours.
-        (self.account.mask >> colour & 1 == 0 || unsafe { self.kit.is(page, colour) }).then_some(colour)
+        (self.account.mask >> color & 1 == 0 || unsafe { self.kit.is(page, color) }).then_some(color)
     }
 
-    /// Colours of frames of which the ledger knows nothing that is true.
+    /// Colors of frames of which the ledger knows nothing that is true.
     fn tell_apart(&mut self, slots: &[u32], told: &mut [Option<u32>]) {
         if slots.is_empty() {
             return;
@@ -74,12 +74,12 @@ impl Agent {
         slots.iter().zip(&mut pages).for_each(|(slot, page)| *page = self.slot(*slot));
         // SAFETY: pages of the region that hold frames, and are only ours.
         unsafe { self.kit.classify_all(&pages[..slots.len()], told) };
-        for (page, colour) in pages.iter().zip(&*told) {
+        for (page, color) in pages.iter().zip(&*told) {
             if let Some(frame) = self.frame_at(*page as u64) {
-                self.note(frame, *colour);
+                self.note(frame, *color);
             }
-            // A neighbour that came or went shifts hits and misses: nothing fits any more until that is measured anew.
-            self.unclear = if colour.is_none() { self.unclear + 1 } else { 0 };
+            // A neighbor that came or went shifts hits and misses: nothing fits any more until that is measured anew.
+            self.unclear = if color.is_none() { self.unclear + 1 } else { 0 };
             if self.unclear % 8 == 7 {
                 self.kit.calibrate();
             }
@@ -94,13 +94,13 @@ impl Agent {
     }
 
     pub(super) fn noted(&self, frame: u64) -> Option<u32> {
-        let colour = u32::from(self.ledger_byte(frame)?.load(Ordering::Relaxed).checked_sub(1)?);
-        (colour < self.kit.colours()).then_some(colour)
+        let color = u32::from(self.ledger_byte(frame)?.load(Ordering::Relaxed).checked_sub(1)?);
+        (color < self.kit.colors()).then_some(color)
     }
 
-    fn note(&self, frame: u64, colour: Option<u32>) {
+    fn note(&self, frame: u64, color: Option<u32>) {
         if let Some(byte) = self.ledger_byte(frame) {
-            byte.store(colour.map_or(0, |colour| colour as u8 + 1), Ordering::Relaxed);
+            byte.store(color.map_or(0, |color| color as u8 + 1), Ordering::Relaxed);
         }
     }
 }

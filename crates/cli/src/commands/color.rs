@@ -1,4 +1,4 @@
-//! `cachemate color`: page colours of this host, and programs that are kept to some of them.
+//! `cachemate color`: page colors of this host, and programs that are kept to some of them.
 
 use clap::{Args, Subcommand};
 
@@ -9,11 +9,11 @@ mod run;
 mod verify;
 
 pub use discover::available_bytes;
-pub use run::known_colours;
+pub use run::known_colors;
 
-/// Page colours: find them, run unmodified programs on some of them
+/// Page colors: find them, run unmodified programs on some of them
 ///
-/// Frames that fall on the same sets of a cache have the same colour; programs on frames of different colours cannot push
+/// Frames that fall on the same sets of a cache have the same color; programs on frames of different colors cannot push
 /// each other out of it. docs/colors.md has the method, its costs and what it covers.
 #[derive(Args)]
 pub struct Color {

@@ -13,7 +13,7 @@ use clap::Args;
 
 use crate::args::JsonArg;
 use crate::exit::Usage;
-use crate::kept::KeptArgs;
+use crate::run_cache::KeptArgs;
 use crate::session::Session;
 
 /// Tell where the slowdown beside another program comes from: cache space, bus, memory controller, prefetching

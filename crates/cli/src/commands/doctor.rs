@@ -1,7 +1,7 @@
 //! `cachemate doctor`: what this host can be measured with, and what would help.
 
-use cachemate_linux::ladder::{Ladder, Rung};
-use cachemate_linux::pressure::{self, Pressure};
+use cachemate_linux::sense::capability_survey::{Capability, CapabilitySurvey};
+use cachemate_linux::sense::pressure::{self, Pressure};
 use clap::Args;
 use serde::Serialize;
 
@@ -26,7 +26,7 @@ pub struct Doctor {
 #[derive(Serialize)]
 struct DoctorJson {
     #[serde(flatten)]
-    ladder: Ladder,
+    capability_survey: CapabilitySurvey,
     means: &'static str,
     online_cpus: usize,
     shared_last_level_caches: usize,
@@ -38,7 +38,7 @@ impl Doctor {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let found = host::find(!self.quick)?;
         let shared = found.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.count() > 1).count();
-        let means = match found.ladder.level {
+        let means = match found.capability_survey.level {
             1 => "programs are measured by counters",
             2 => "no counters: programs are probed from outside",
             _ => "neither counters nor probes: topology and pressure only, and nothing is made up",
@@ -49,7 +49,7 @@ impl Doctor {
             shared_last_level_caches: shared,
             topology_warnings: found.warnings,
             pressure: pressure::read(&cachemate_linux::kernel::Host::new("/")),
-            ladder: found.ladder,
+            capability_survey: found.capability_survey,
         };
         session.answer(self.json.json, &result, || words(&result))
     }
@@ -58,19 +58,21 @@ impl Doctor {
 fn words(result: &DoctorJson) -> String {
     let mut text = format!(
         "level {} of 3: {}\n{} CPUs online, {} last-level caches shared by two or more\n",
-        result.ladder.level, result.means, result.online_cpus, result.shared_last_level_caches
+        result.capability_survey.level, result.means, result.online_cpus, result.shared_last_level_caches
     );
     for warning in &result.topology_warnings {
         text.push_str(&format!("note: {warning}\n"));
     }
-    for (title, rungs) in [("measuring, best first", &result.ladder.measures), ("acting", &result.ladder.enforces)] {
+    for (title, rungs) in
+        [("measuring, best first", &result.capability_survey.measures), ("acting", &result.capability_survey.enforces)]
+    {
         text.push_str(&format!("\n{title}\n"));
         rungs.iter().for_each(|rung| text.push_str(&lines(rung)));
     }
     text
 }
 
-fn lines(rung: &Rung) -> String {
+fn lines(rung: &Capability) -> String {
     let mark = if rung.works { "yes" } else { "no " };
     let mut text = format!("  {mark}  {}: {}\n", rung.name, rung.says);
     if !rung.works {

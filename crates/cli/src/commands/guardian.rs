@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::bail;
-use cachemate_linux::guardian::watch;
 use cachemate_linux::kernel::Host;
+use cachemate_linux::safety::guardian::watch;
 use clap::Args;
 
 use crate::live::daemon::{complain, say_loss};

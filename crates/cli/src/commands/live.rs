@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cachemate_core::{CpuId, Topology};
-use cachemate_linux::probes::Pinned;
-use cachemate_linux::probes::intensity::Reloader;
+use cachemate_linux::sense::probes::Pinned;
+use cachemate_linux::sense::probes::intensity::Reloader;
 use cachemate_report::{Align, Table};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::args::JsonArg;
-use crate::live::show::{Place, Row, Verdict, actors, colors, gangs, overhead, ranking};
+use crate::live::live_bench::{Place, Row, Verdict, actors, colors, gangs, overhead, ranking};
 use crate::live::{host, paths};
 use crate::session::Session;
 
@@ -36,7 +36,7 @@ enum Part {
     Gangs,
     /// (c) the daemon's own cost
     Overhead,
-    /// (d) to (g) page colours: a partition, re-colouring, real programs, time against colours
+    /// (d) to (g) page colors: a partition, re-coloring, real programs, time against colors
     Colors,
 }
 
@@ -115,9 +115,9 @@ impl Live {
                 rows.extend(Row::of_part("a", "intensity", ranking::show(place, session)));
             }
             if wants(Part::Colors) {
-                session.note("(d-g) page colours ...");
+                session.note("(d-g) page colors ...");
                 place.until = start + all.mul_f64(if wants(Part::Gangs) { 0.75 } else { 1.0 });
-                rows.extend(Row::of_part("d-g", "page colours", colors::show(place, session)));
+                rows.extend(Row::of_part("d-g", "page colors", colors::show(place, session)));
             }
             if wants(Part::Gangs) {
                 session.note("(b) gangs ...");

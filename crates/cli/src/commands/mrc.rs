@@ -8,7 +8,7 @@ use cachemate_locality::stack::{Histogram, ParallelStackDistances, StackDistance
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{count_text, number, or_dash, percent_text, size_text};
 use cachemate_report::{Align, Counted, CurvePoint, MrcPart, MrcResult, Sampled, Table};
-use cachemate_trace::{Record, ThreadTotals, Totals, TraceReader};
+use cachemate_trace::{AccessRecord, ThreadTotals, Totals, TraceReader};
 use clap::{Args, ValueEnum};
 
 use crate::args::{JsonArg, Sizes};
@@ -124,14 +124,15 @@ impl Engines {
 
     fn split(&mut self, trace: &mut Trace) -> anyhow::Result<()> {
         let header = trace.header().clone();
-        let mut records: Vec<Record> = Vec::new();
+        let mut records: Vec<AccessRecord> = Vec::new();
         let mut lines = Vec::new();
         while trace.records(&mut records)? {
             lines.clear();
             lines.extend(records.iter().map(|record| record.address >> self.shift));
             self.all.push(&lines)?;
-            let key =
-                |record: &Record| (header.process_of(record), if self.per == Per::Thread { record.thread } else { 0 });
+            let key = |record: &AccessRecord| {
+                (header.process_of(record), if self.per == Per::Thread { record.thread } else { 0 })
+            };
             // Threads run for a while: runs of one part go to its engine at once.
             for run in records.chunk_by(|a, b| key(a) == key(b)) {
                 let run_lines: Vec<u64> = run.iter().map(|record| record.address >> self.shift).collect();

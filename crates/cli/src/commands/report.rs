@@ -94,7 +94,7 @@ fn method(found: &Prediction) -> Vec<(String, String)> {
         "who hurts whom",
         format!("scheme {}: predicted from the recordings, nothing was run together", found.scheme.name()),
     ));
-    rows.push(row("plan", "least total of what each suffers from every neighbour on its cache".to_string()));
+    rows.push(row("plan", "least total of what each suffers from every neighbor on its cache".to_string()));
     rows.push(row(
         "not in it",
         "instruction fetches, prefetching and queueing for memory; slowdowns by scarce bandwidth come on top"

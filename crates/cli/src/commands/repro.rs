@@ -12,7 +12,7 @@ use clap::Args;
 use crate::args::JsonArg;
 use crate::exit::{Interrupted, Usage};
 use crate::files::refuse_full;
-use crate::kept::KeptArgs;
+use crate::run_cache::KeptArgs;
 use crate::session::Session;
 
 /// Reproduce the papers' results on the simulator, by their ids (docs/results.md)

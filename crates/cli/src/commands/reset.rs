@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::bail;
-use cachemate_linux::guardian::{LeftBehind, Lock, restore_left_behind};
-use cachemate_linux::journal;
+use cachemate_linux::act::resctrl;
 use cachemate_linux::kernel::{Host, is_gone};
-use cachemate_linux::resctrl;
-use cachemate_linux::restore::{Outcome, Restored};
+use cachemate_linux::safety::guardian::{LeftBehind, Lock, restore_left_behind};
+use cachemate_linux::safety::journal;
+use cachemate_linux::safety::restore::{Outcome, Restored};
 use clap::Args;
 use serde::Serialize;
 

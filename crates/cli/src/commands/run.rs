@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::bail;
 use cachemate_core::LoopError;
-use cachemate_linux::guardian::Lock;
-use cachemate_linux::progress::ProgressFiles;
-use cachemate_linux::rules::{Action, Rule};
+use cachemate_linux::act::rules::{Action, Rule};
+use cachemate_linux::safety::guardian::Lock;
+use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_report::text::or_dash;
 use cachemate_report::{Align, Table};
 use cachemate_spec::{ManageConfig, PolicyChoice};
@@ -222,7 +222,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         // A journal that is still there holds what could not be put back: reset needs it.
-        if !self.0.join(cachemate_linux::journal::Journal::FILE_NAME).exists() {
+        if !self.0.join(cachemate_linux::safety::journal::Journal::FILE_NAME).exists() {
             let _ = std::fs::remove_dir_all(&self.0);
         }
     }
@@ -256,7 +256,7 @@ fn program(command: String, managed: Vec<Ended>, unmanaged: Vec<Ended>) -> Progr
     }
 }
 
-/// Linear between neighbours; `None` of nothing.
+/// Linear between neighbors; `None` of nothing.
 fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
     let at = share * last as f64;

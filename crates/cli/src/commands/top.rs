@@ -43,7 +43,7 @@ impl Top {
         let screen = !self.json.json && std::io::stdout().is_terminal() && !dumb;
         if screen {
             let socket = self.at.path();
-            let watch = Watch { socket: &socket, every, looks: self.looks, colour: session.paint().colour };
+            let watch = Watch { socket: &socket, every, looks: self.looks, color: session.paint().color };
             return watch.run(&stop);
         }
         let most = self.looks.or((!self.json.json).then_some(1));

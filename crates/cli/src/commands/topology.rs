@@ -50,7 +50,7 @@ impl Topology {
 }
 
 fn host(session: &Session, root: &Path) -> anyhow::Result<(String, MachineTopology)> {
-    let host = cachemate_linux::topology::read_topology(root)
+    let host = cachemate_linux::sense::topology::read_topology(root)
         .with_context(|| format!("cannot read the caches of the host under {}", root.display()))?;
     host.warnings.iter().for_each(|words| session.note(&format!("note: {words}")));
     Ok((format!("host at {}", root.display()), host.topology))

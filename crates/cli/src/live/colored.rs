@@ -1,4 +1,4 @@
-//! A program that runs coloured: started with the agent preloaded, watched from outside, re-coloured by one write.
+//! A program that runs colored: started with the agent preloaded, watched from outside, re-colored by one write.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use cachemate_agent::layout::{FOLDER_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE};
-use cachemate_linux::colors::agents::{self, Agent, Resident, resident, wanted};
-use cachemate_linux::colors::kit::{self, BASE, Ledger};
-use cachemate_linux::colors::program;
+use cachemate_linux::act::colors::agents::{self, Agent, Resident, resident, wanted};
+use cachemate_linux::act::colors::kit::{self, BASE, Ledger};
+use cachemate_linux::act::colors::program;
 use cachemate_linux::kernel::{Host, Kernel};
 
 /// The preloaded library, built with this command.
@@ -31,7 +31,7 @@ pub struct Start<'a> {
     pub ends_with_us: bool,
 }
 
-/// A coloured program; its folder goes with it.
+/// A colored program; its folder goes with it.
 pub struct Colored {
     child: Child,
     folder: PathBuf,
@@ -76,13 +76,13 @@ impl Colored {
             let file = fs::File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?;
             command.stdin(Stdio::null()).stdout(file);
         }
-        // A huge page would be 512 frames of all colours.
+        // A huge page would be 512 frames of all colors.
         // SAFETY: prctl(2) is async-signal-safe and touches no memory of ours.
         unsafe {
             command.pre_exec(|| Ok(rustix::thread::disable_transparent_huge_pages(true)?));
         }
         if start.ends_with_us {
-            super::show::ends_with_us(&mut command, rustix::process::Signal::KILL);
+            super::live_bench::ends_with_us(&mut command, rustix::process::Signal::KILL);
         }
         let child = match command.spawn() {
             Ok(child) => child,
@@ -131,11 +131,11 @@ impl Colored {
         bail!("the agent did not report within {:.0} s", patience.as_secs_f64());
     }
 
-    /// Asks for other colours; the agent moves the pages.
+    /// Asks for other colors; the agent moves the pages.
     ///
     /// # Errors
     /// The agent's file cannot be written.
-    pub fn recolour(&mut self, mask: u64) -> anyhow::Result<()> {
+    pub fn recolor(&mut self, mask: u64) -> anyhow::Result<()> {
         let path = self.agent_folder().join("wanted");
         let text = format!("{}\n", wanted(mask, true));
         Host::new("/").write(&path, &text).with_context(|| format!("{}: cannot be written", path.display()))?;

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_core::{LoopError, Record, RunHeader};
-use cachemate_linux::guardian::{LeftBehind, Lock, restore_left_behind};
+use cachemate_core::{LoopError, RunHeader, WindowRecord};
 use cachemate_linux::kernel::Host;
-use cachemate_linux::progress::ProgressFiles;
-use cachemate_linux::restore::{Outcome, Restored};
+use cachemate_linux::safety::guardian::{LeftBehind, Lock, restore_left_behind};
+use cachemate_linux::safety::restore::{Outcome, Restored};
+use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_spec::{ManageConfig, User, load_manage_config};
 use cachemate_trace::RunLogWriter;
 use sd_notify::NotifyState;
@@ -100,11 +100,11 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
     watcher.status.config = file.exists().then(|| file.display().to_string());
     watcher.status.version = env!("CARGO_PKG_VERSION").to_string();
     watcher.status.pid = std::process::id();
-    watcher.status.level = found.ladder.level;
+    watcher.status.level = found.capability_survey.level;
     let calibrated = host::calibrated_level(&found);
     watcher.status.acts = wish.config.act;
     watcher.status.policy = live.policy_name.clone();
-    watcher.status.colours = Some(colours(&live));
+    watcher.status.colors = Some(colors(&live));
     publish(&shared, &watcher);
     let socket_path = wish.config.socket.clone().unwrap_or_else(paths::socket);
     let _server = socket::serve(&socket_path, shared.clone())?;
@@ -115,10 +115,10 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
     // Not started by systemd: nobody to tell.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
     say(&format!(
-        "{} with policy '{}', level {} of the ladder (cachemate doctor); socket {}",
+        "{} with policy '{}', level {} of the capability_survey (cachemate doctor); socket {}",
         if wish.config.act { "managing" } else { "observing only" },
         live.policy_name,
-        found.ladder.level,
+        found.capability_survey.level,
         socket_path.display()
     ));
     let ran = turns(source, switches, &mut live, &mut watcher, &shared, log, &calibrated, say);
@@ -129,9 +129,9 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
 }
 
 /// Said by the daemon itself: its rights may be fewer than those of whoever asks `doctor`.
-fn colours(live: &LiveLoop) -> String {
+fn colors(live: &LiveLoop) -> String {
     use cachemate_core::{Ability, Machine, Support};
-    match live.machine.capabilities().abilities.get(&Ability::Colours) {
+    match live.machine.capabilities().abilities.get(&Ability::Colors) {
         Some(Support::Yes { note }) => note.clone().unwrap_or_default(),
         Some(Support::No { why, remedy: Some(remedy) }) => format!("none: {why} (remedy: {remedy})"),
         Some(Support::No { why, remedy: None }) => format!("none: {why}"),
@@ -233,7 +233,7 @@ fn turns(
         }
         watcher.status.acts = live.machine.acts();
         watcher.status.running_ns = started.elapsed().as_nanos() as u64;
-        watcher.status.pressure = cachemate_linux::pressure::read(&Host::new("/"));
+        watcher.status.pressure = cachemate_linux::sense::pressure::read(&Host::new("/"));
         publish(shared, watcher);
         let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
     }
@@ -253,7 +253,7 @@ fn end_log(log: &mut Option<RunLogWriter>, why: &str, say: &dyn Fn(&str)) {
 }
 
 /// A full disk ends the log, not the management; true = it ended.
-fn log_record(writer: &mut RunLogWriter, record: &Record, say: &dyn Fn(&str)) -> bool {
+fn log_record(writer: &mut RunLogWriter, record: &WindowRecord, say: &dyn Fn(&str)) -> bool {
     match writer.push(record) {
         Ok(()) => false,
         Err(error) => {

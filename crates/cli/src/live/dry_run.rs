@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use cachemate_core::{Change, LoopError, Record};
-use cachemate_linux::journal::Journal;
+use cachemate_core::{Change, LoopError, WindowRecord};
 use cachemate_linux::machine::OBSERVING;
-use cachemate_linux::progress::ProgressFiles;
+use cachemate_linux::safety::journal::Journal;
+use cachemate_linux::sense::progress::ProgressFiles;
 use serde::Serialize;
 
 use super::daemon::{Source, Switches, progress_place};
@@ -44,7 +44,7 @@ impl DryRun {
     }
 
     /// Takes in one window and the list that it led to; true = it is the one.
-    pub fn see(&mut self, record: &Record, list: &[Change]) -> bool {
+    pub fn see(&mut self, record: &WindowRecord, list: &[Change]) -> bool {
         self.windows += 1;
         let refused = record.applied.refused.iter().map(|refused| &refused.said).filter(|said| *said != OBSERVING);
         for said in refused {

@@ -10,25 +10,25 @@ use anyhow::{Context, bail};
 use cachemate_core::{
     Ability, Capabilities, Level, Machine, Policy, PolicyConfig, Profile, RunHeader, Support, Topology, Window,
 };
-use cachemate_linux::acting::Acting;
-use cachemate_linux::actuator::GuardianCommand;
-use cachemate_linux::colors;
-use cachemate_linux::counters::{Surveyed, survey};
-use cachemate_linux::cpusets::Confined;
+use cachemate_linux::act::actuator::GuardianCommand;
+use cachemate_linux::act::colors;
+use cachemate_linux::act::cpusets::Confined;
+use cachemate_linux::act::resctrl::{self, Resctrl};
+use cachemate_linux::act::rules::{Action, Rule};
 use cachemate_linux::kernel::Host;
-use cachemate_linux::ladder::{Ladder, capabilities, climb};
 use cachemate_linux::machine::{LiveMachine, LiveOptions};
-use cachemate_linux::miss_cost;
-use cachemate_linux::progress::ProgressFiles;
-use cachemate_linux::resctrl::{self, Resctrl};
-use cachemate_linux::rules::{Action, Rule};
-use cachemate_linux::topology::read_topology;
+use cachemate_linux::safety::acting::Acting;
+use cachemate_linux::sense::capability_survey::{CapabilitySurvey, capabilities, survey_capabilities};
+use cachemate_linux::sense::counters::{Surveyed, survey};
+use cachemate_linux::sense::miss_cost;
+use cachemate_linux::sense::progress::ProgressFiles;
+use cachemate_linux::sense::topology::read_topology;
 use cachemate_pipeline::{Decider, Missing, Pipeline, PipelineLoop, Standard};
 use cachemate_policy::policies;
 use cachemate_spec::{ConfinedGroup, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
 use cachemate_trace::ProfileFile;
 
-use super::shake::{Astray, Shake, Squeeze};
+use super::chaos_policies::{Astray, Shake, Squeeze};
 
 pub type LiveLoop = PipelineLoop<LiveMachine<Host>>;
 
@@ -43,7 +43,7 @@ pub struct Live {
 /// Instructions before a reading of counters counts (a second's worth at a low rate).
 const INSTRUCTIONS_OF_A_READING: f64 = 1e8;
 
-/// The level of the ladder that hangs on a calibration.
+/// The level of the capability_survey that hangs on a calibration.
 const PROBES: u32 = 2;
 
 /// What was found out about this host.
@@ -51,7 +51,7 @@ pub struct Found {
     pub topology: Topology,
     pub warnings: Vec<String>,
     pub events: Vec<Surveyed>,
-    pub ladder: Ladder,
+    pub capability_survey: CapabilitySurvey,
     /// Where it is mounted.
     pub resctrl: Option<Resctrl>,
 }
@@ -65,24 +65,24 @@ pub fn find(deep: bool) -> anyhow::Result<Found> {
     let kernel = Host::new("/");
     let events = survey(&kernel, last_level(&host.topology));
     let resctrl = resctrl::find(&kernel, &host);
-    let ladder = climb(&kernel, &host.topology, &resctrl, &events, deep);
-    Ok(Found { topology: host.topology, warnings: host.warnings, events, ladder, resctrl: resctrl.ok() })
+    let capability_survey = survey_capabilities(&kernel, &host.topology, &resctrl, &events, deep);
+    Ok(Found { topology: host.topology, warnings: host.warnings, events, capability_survey, resctrl: resctrl.ok() })
 }
 
 /// The level once the probe has been calibrated, as doctor finds it: tried beside the daemon's start, which does not wait
 /// for it. 0 = not known yet.
 pub fn calibrated_level(found: &Found) -> Arc<AtomicU32> {
     let level = Arc::new(AtomicU32::new(0));
-    if found.ladder.level != PROBES {
-        level.store(found.ladder.level, Ordering::Relaxed);
+    if found.capability_survey.level != PROBES {
+        level.store(found.capability_survey.level, Ordering::Relaxed);
         return level;
     }
     let tell = level.clone();
     let tried = std::thread::Builder::new().name("cachemate-calibr".into()).spawn(move || {
-        tell.store(find(true).map_or(PROBES, |found| found.ladder.level), Ordering::Relaxed);
+        tell.store(find(true).map_or(PROBES, |found| found.capability_survey.level), Ordering::Relaxed);
     });
     if tried.is_err() {
-        level.store(found.ladder.level, Ordering::Relaxed);
+        level.store(found.capability_survey.level, Ordering::Relaxed);
     }
     level
 }
@@ -111,12 +111,12 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<Live> {
     }
     let window = window_of(&wish.config);
     let partitions = found.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
-    let mut capabilities: Capabilities = capabilities(&found.ladder, partitions, window.as_nanos() as u64);
-    let (colours, divided) = match colors::partitions(&found.topology) {
+    let mut capabilities: Capabilities = capabilities(&found.capability_survey, partitions, window.as_nanos() as u64);
+    let (colors, divided) = match colors::partitions(&found.topology) {
         Ok(divided) => (Support::Yes { note: Some(colors::in_words(&divided)) }, divided),
         Err(missing) => (Support::No { why: missing.why, remedy: Some(missing.remedy) }, Vec::new()),
     };
-    capabilities.abilities.insert(Ability::Colours, colours);
+    capabilities.abilities.insert(Ability::Colors, colors);
     capabilities.partitions.extend(divided);
     let state = wish.state_dir.display().to_string();
     let options = LiveOptions {

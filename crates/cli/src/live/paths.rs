@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use cachemate_linux::acting::Places;
+use cachemate_linux::safety::acting::Places;
 
 /// `CACHEMATE_*` variables win over the usual places; switches and the configuration win over both.
 pub fn config_file() -> PathBuf {

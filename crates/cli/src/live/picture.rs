@@ -42,8 +42,8 @@ pub(super) fn head(status: &Status) -> String {
     if let Some(error) = &status.config_error {
         text.push_str(&format!("configuration not reloaded: {error}\n"));
     }
-    if let Some(colours) = &status.colours {
-        text.push_str(&format!("page colours: {colours}\n"));
+    if let Some(colors) = &status.colors {
+        text.push_str(&format!("page colors: {colors}\n"));
     }
     if let Some(cpu) = status.pressure.cpu {
         let memory = status.pressure.memory.map_or(0.0, |memory| memory.some_share);
@@ -149,9 +149,9 @@ pub(super) fn shares(status: &Status) -> String {
     let line = |share: &super::status::ShareStatus| {
         let holds = share.occupancy_bytes.map_or(String::new(), |bytes| format!(", holds {}", size_text(bytes)));
         let tasks: Vec<String> = share.tasks.iter().map(name).collect();
-        let units = match (&share.ways, &share.colours) {
+        let units = match (&share.ways, &share.colors) {
             (Some(ways), _) => format!("ways {ways}"),
-            (None, colours) => format!("colours {}", colours.as_deref().unwrap_or("-")),
+            (None, colors) => format!("colors {}", colors.as_deref().unwrap_or("-")),
         };
         let inside =
             share.pages_inside.map_or(String::new(), |inside| format!(", {:.1} % of the pages there", 100.0 * inside));

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cachemate_linux::progress::VARIABLE;
+use cachemate_linux::sense::progress::VARIABLE;
 use serde::Serialize;
 
 /// Time to react to SIGTERM.

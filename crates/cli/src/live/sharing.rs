@@ -1,7 +1,7 @@
 //! Which CPUs share a cache by measurement: `cachemate topology --probe`.
 
 use cachemate_core::{CpuId, CpuSet};
-use cachemate_linux::probes::ping_pong::{Bounds, Sharing, round_trip};
+use cachemate_linux::sense::probes::ping_pong::{Bounds, Sharing, round_trip};
 use cachemate_report::{Align, Table};
 use serde::Serialize;
 

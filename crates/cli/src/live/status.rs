@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    BadPlan, CpuId, CpuSet, Estimate, Event, Evidence, Item, Member, Pending, Profile, Reason, ReasonKind, Record,
-    ShareHeld, TaskId, TaskSeen, Topology, Units,
+    BadPlan, CpuId, CpuSet, Estimate, Event, Evidence, Item, Member, Pending, Profile, Reason, ReasonKind, ShareHeld,
+    TaskId, TaskSample, Topology, Units, WindowRecord,
 };
-use cachemate_linux::guardian::apart::ends_with;
 use cachemate_linux::kernel::Host;
 use cachemate_linux::machine::LiveMachine;
-use cachemate_linux::pressure::Pressure;
+use cachemate_linux::safety::guardian::apart::ends_with;
+use cachemate_linux::sense::pressure::Pressure;
 use cachemate_policy::work::{Work, works};
 use cachemate_report::level_text;
 use cachemate_report::text::printable;
@@ -38,10 +38,10 @@ pub struct Status {
     pub config: Option<String>,
     /// Why the last reload did not take; the configuration before is in force.
     pub config_error: Option<String>,
-    /// Page colours: what they divide, or why this daemon has none.
+    /// Page colors: what they divide, or why this daemon has none.
     #[serde(default)]
-    pub colours: Option<String>,
-    /// Rung of the ladder: 1 counters, 2 probes from outside, 3 topology and pressure only.
+    pub colors: Option<String>,
+    /// Capability of the capability_survey: 1 counters, 2 probes from outside, 3 topology and pressure only.
     pub level: u32,
     /// False = the probe is just being calibrated; the level may fall to 3 by it.
     pub calibrated: bool,
@@ -100,7 +100,7 @@ pub struct CacheStatus {
     pub forecast_miss_ratio: Option<f64>,
 }
 
-/// What a program does to its neighbours and they to it, as far as it was measured.
+/// What a program does to its neighbors and they to it, as far as it was measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Class {
     #[serde(rename = "presses and feels")]
@@ -173,17 +173,17 @@ pub struct GangStatus {
 pub struct ShareStatus {
     pub group: u32,
     pub cache: u32,
-    /// Ways or colours, as an index list.
+    /// Ways or colors, as an index list.
     #[serde(default)]
     pub ways: Option<String>,
     #[serde(default)]
-    pub colours: Option<String>,
+    pub colors: Option<String>,
     pub tasks: Vec<u32>,
     pub occupancy_bytes: Option<u64>,
     /// Share of the resident pages that an agent looks after and that have allowed colors.
     #[serde(default)]
     pub pages_inside: Option<f64>,
-    /// Given frames of other colours, as no allowed one could be had.
+    /// Given frames of other colors, as no allowed one could be had.
     #[serde(default)]
     pub fallback_pages: Option<u64>,
     /// Why its lines are not exactly where its ways are.
@@ -238,7 +238,7 @@ impl Watcher {
     /// Takes in one turn of the loop.
     pub fn see(
         &mut self,
-        record: &Record,
+        record: &WindowRecord,
         machine: &LiveMachine<Host>,
         topology: &Topology,
         profiles: &BTreeMap<TaskId, Profile>,
@@ -296,7 +296,7 @@ impl Watcher {
 
     /// The kernel adds a wait to a thread's account when it ends: the most that was added between two looks is at least the
     /// longest. One that goes on is told by a thread that is runnable and did not run.
-    fn see_waits(&mut self, record: &Record) {
+    fn see_waits(&mut self, record: &WindowRecord) {
         let mut waiting = BTreeMap::new();
         for task in record.seen.tasks.iter().filter(|task| !task.exited) {
             let ran = task.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
@@ -322,7 +322,7 @@ impl Watcher {
         new
     }
 
-    fn names(&self, record: &Record, machine: &LiveMachine<Host>) -> BTreeMap<TaskId, String> {
+    fn names(&self, record: &WindowRecord, machine: &LiveMachine<Host>) -> BTreeMap<TaskId, String> {
         let mut names: BTreeMap<TaskId, String> =
             record.seen.tasks.iter().map(|task| (task.task, printable(&task.name))).collect();
         for task in machine.managed() {
@@ -332,7 +332,7 @@ impl Watcher {
     }
 
     /// A decision that says the same as the one before is not told again.
-    fn remember(&mut self, record: &Record, names: &BTreeMap<TaskId, String>) {
+    fn remember(&mut self, record: &WindowRecord, names: &BTreeMap<TaskId, String>) {
         let told: Vec<(String, &Reason)> =
             record.decision.why.iter().map(|reason| (in_words(reason, names), reason)).collect();
         let texts: Vec<String> = told.iter().map(|(text, _)| text.clone()).collect();
@@ -363,9 +363,9 @@ impl Watcher {
 
     fn task(
         &self,
-        task: &TaskSeen,
+        task: &TaskSample,
         ids: Ids,
-        record: &Record,
+        record: &WindowRecord,
         topology: &Topology,
         profiles: &BTreeMap<TaskId, Profile>,
     ) -> TaskStatus {
@@ -389,7 +389,7 @@ impl Watcher {
             fixed: task.fixed,
             cpu: cpu.map(|cpu| cpu.0),
             cache: cache.map(|cache| cache.id.0),
-            allowed: record.applied.allowed.get(&task.task).map(CpuSet::to_string),
+            allowed: record.applied.affinity.get(&task.task).map(CpuSet::to_string),
             cpu_share: (seconds > 0.0).then(|| ran_ns as f64 / 1e9 / seconds),
             intensity: profile.contention.intensity.map(|fact| fact.estimate()),
             sensitivity: profile.contention.sensitivity.map(|fact| fact.estimate()),
@@ -407,7 +407,7 @@ impl Watcher {
     /// By the work that the probe counted alone, in the same unit; else by instructions per cycle.
     fn measured(
         &self,
-        task: &TaskSeen,
+        task: &TaskSample,
         elapsed_ns: u64,
         profile: &Profile,
         instr_per_cycle: Option<f64>,
@@ -431,13 +431,13 @@ fn gang(schedule: &cachemate_core::GangSchedule) -> GangStatus {
     }
 }
 
-fn share(held: &ShareHeld, tasks: &[TaskSeen], machine: &LiveMachine<Host>) -> ShareStatus {
-    let (ways, colours) = match &held.share.units {
+fn share(held: &ShareHeld, tasks: &[TaskSample], machine: &LiveMachine<Host>) -> ShareStatus {
+    let (ways, colors) = match &held.share.units {
         Units::Ways { mask } => (Some(mask.to_string()), None),
-        Units::Colours { allowed, .. } => (None, Some(allowed.to_string())),
+        Units::Colors { allowed, .. } => (None, Some(allowed.to_string())),
     };
     let members = &held.share.members;
-    let is_member = |task: &&TaskSeen| {
+    let is_member = |task: &&TaskSample| {
         members.contains(&Member::Task(task.task)) || members.contains(&Member::Process(task.process))
     };
     ShareStatus {
@@ -445,7 +445,7 @@ fn share(held: &ShareHeld, tasks: &[TaskSeen], machine: &LiveMachine<Host>) -> S
         cache: held.share.cache.0,
         notes: if ways.is_some() { machine.explain_share(held) } else { Vec::new() },
         ways,
-        colours,
+        colors,
         tasks: tasks.iter().filter(is_member).map(|task| task.task.0).collect(),
         occupancy_bytes: held.occupancy_bytes,
         pages_inside: held.pages_inside,
@@ -485,7 +485,7 @@ fn class(profile: &Profile) -> Option<Class> {
     Some(class)
 }
 
-fn caches(topology: &Topology, tasks: &[TaskStatus], record: &Record) -> Vec<CacheStatus> {
+fn caches(topology: &Topology, tasks: &[TaskStatus], record: &WindowRecord) -> Vec<CacheStatus> {
     let last = topology.last_level_caches();
     last.map(|cache| CacheStatus {
         cache: cache.id.0,
@@ -539,7 +539,7 @@ pub mod tests {
             group: 0,
             cache: 0,
             ways: Some("0-1".into()),
-            colours: None,
+            colors: None,
             tasks: vec![7],
             occupancy_bytes: None,
             pages_inside: None,

@@ -32,7 +32,7 @@ const KEYS: &str = " q ends   arrows, page keys: scroll   space: hold still";
 struct View {
     scroll: usize,
     held: bool,
-    colour: bool,
+    color: bool,
     /// Why the last look failed.
     trouble: Option<String>,
 }
@@ -42,7 +42,7 @@ pub struct Watch<'a> {
     pub socket: &'a Path,
     pub every: Duration,
     pub looks: Option<u64>,
-    pub colour: bool,
+    pub color: bool,
 }
 
 impl Watch<'_> {
@@ -64,7 +64,7 @@ impl Watch<'_> {
         mut status: Status,
         stop: &AtomicBool,
     ) -> anyhow::Result<()> {
-        let mut view = View { colour: self.colour, ..View::default() };
+        let mut view = View { color: self.color, ..View::default() };
         let (mut looks, mut due) = (1, Instant::now() + self.every);
         while !stop.load(Ordering::Relaxed) {
             terminal.draw(|frame| view.draw(frame, &status)).context("cannot draw on the terminal")?;
@@ -116,8 +116,8 @@ impl View {
         true
     }
 
-    fn style(&self, colour: Color) -> Style {
-        if self.colour { Style::new().fg(colour) } else { Style::new() }
+    fn style(&self, color: Color) -> Style {
+        if self.color { Style::new().fg(color) } else { Style::new() }
     }
 
     fn draw(&mut self, frame: &mut Frame<'_>, status: &Status) {
@@ -182,9 +182,9 @@ impl View {
         let texts = row(task);
         let spans = cells(&texts, widths).zip(COLUMNS).map(|(text, (name, _))| {
             let style = match *name {
-                "class" => self.style(class_colour(task.class)),
-                "forecast" => self.style(slowdown_colour(task.forecast_degradation)),
-                "measured" => self.style(slowdown_colour(task.measured_degradation)),
+                "class" => self.style(class_color(task.class)),
+                "forecast" => self.style(slowdown_color(task.forecast_degradation)),
+                "measured" => self.style(slowdown_color(task.measured_degradation)),
                 _ => Style::new(),
             };
             Span::styled(text, style)
@@ -201,7 +201,7 @@ fn cells<'a>(texts: &'a [String], widths: &'a [usize]) -> impl Iterator<Item = S
     })
 }
 
-fn class_colour(class: Option<Class>) -> Color {
+fn class_color(class: Option<Class>) -> Color {
     match class {
         Some(Class::PressesAndFeels) => Color::Magenta,
         Some(Class::Presses) => Color::Red,
@@ -211,7 +211,7 @@ fn class_colour(class: Option<Class>) -> Color {
     }
 }
 
-fn slowdown_colour(degradation: Option<f64>) -> Color {
+fn slowdown_color(degradation: Option<f64>) -> Color {
     match degradation {
         Some(by) if by >= 0.5 => Color::Red,
         Some(by) if by >= 0.1 => Color::Yellow,

@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
+use cachemate_linux::act::scheduling::Scheduling;
 use cachemate_linux::kernel::{Host, Kernel};
-use cachemate_linux::scheduling::Scheduling;
 
 use super::common::{MANAGE, command};
 

@@ -135,7 +135,7 @@ impl Drop for Group {
 
 /// A group of the host's cpuset hierarchy, with all CPUs; or why there is none.
 pub fn group() -> Result<(Group, String), String> {
-    use cachemate_linux::cpusets::{Cpusets, find};
+    use cachemate_linux::act::cpusets::{Cpusets, find};
     use cachemate_linux::kernel::Host;
     let mount = match find(&Host::new("/")) {
         Some(Cpusets::V1(mount) | Cpusets::V2(mount)) => mount,

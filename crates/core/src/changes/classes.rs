@@ -51,7 +51,7 @@ fn limits_of(cache: CacheId, state: &State, capabilities: &Capabilities) -> Opti
             let taken = state.taken_ways.get(&cache).cloned().unwrap_or_default();
             Some(Limits { ways, at_least, contiguous, taken })
         }
-        Partition::Colours { .. } => None,
+        Partition::Colors { .. } => None,
     })
 }
 

@@ -183,8 +183,8 @@ impl List<'_> {
         schedules: &[(usize, GangSchedule)],
         widened: &BTreeMap<String, ChangeId>,
     ) -> BTreeMap<TaskId, ChangeId> {
-        for &task in self.plan.allowed.keys().filter(|&&task| self.state.task(task).is_none()) {
-            self.refuse(Item::Allowed(task), RefusedBecause::Gone, "the task has ended");
+        for &task in self.plan.affinity.keys().filter(|&&task| self.state.task(task).is_none()) {
+            self.refuse(Item::Affinity(task), RefusedBecause::Gone, "the task has ended");
         }
         let seats = match self.state.manner.seats_are_affinities {
             true => gang_seats(schedules),
@@ -193,10 +193,10 @@ impl List<'_> {
         let mut moved = BTreeMap::new();
         for task in self.state.tasks.iter().filter(|task| task.movable) {
             let Some(affinity) = &task.affinity else { continue };
-            let asked = seats.get(&task.task).or_else(|| self.plan.allowed.get(&task.task));
+            let asked = seats.get(&task.task).or_else(|| self.plan.affinity.get(&task.task));
             let mut to = asked.map_or_else(|| affinity.original.clone(), |cpus| cpus.intersection(&self.online));
             if to.is_empty() {
-                self.refuse(Item::Allowed(task.task), RefusedBecause::NotSupported, "none of the CPUs exists");
+                self.refuse(Item::Affinity(task.task), RefusedBecause::NotSupported, "none of the CPUs exists");
                 continue;
             }
             // Outside its group altogether: as it is asked for, and the machine says what it thinks of it.
@@ -207,7 +207,7 @@ impl List<'_> {
                 let after = task.group.as_ref().and_then(|group| widened.get(group)).copied();
                 let (from, name) = (affinity.now.clone(), task.name.clone());
                 let kind = ChangeKind::Affinity { task: task.task, name, from, to };
-                moved.insert(task.task, self.push(vec![Item::Allowed(task.task)], after, kind));
+                moved.insert(task.task, self.push(vec![Item::Affinity(task.task)], after, kind));
             }
         }
         moved
@@ -321,7 +321,7 @@ impl List<'_> {
 
     /// The colors of a share as this machine can give them; `None` of shares in ways and of what it cannot give.
     fn colors_of(&mut self, share: &CacheShare) -> Option<Colors> {
-        let Units::Colours { allowed, moving } = &share.units else { return None };
+        let Units::Colors { allowed, moving } = &share.units else { return None };
         let manner = &self.state.manner;
         let said = if allowed.is_empty() || allowed.iter().last() >= colors_of_cache(self.capabilities, share.cache) {
             format!("colors {allowed}: none, or more than this machine has")
@@ -357,7 +357,7 @@ impl List<'_> {
 /// How many colors there are; `None` = it cannot be colored.
 fn colors_of_cache(capabilities: &Capabilities, cache: CacheId) -> Option<u32> {
     capabilities.partitions.iter().find_map(|(of, partition)| match partition {
-        Partition::Colours { colours, .. } if *of == cache => Some(*colours),
+        Partition::Colors { colors, .. } if *of == cache => Some(*colors),
         _ => None,
     })
 }

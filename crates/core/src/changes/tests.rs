@@ -19,7 +19,7 @@ fn topology() -> Topology {
 
 fn capabilities() -> Capabilities {
     let ways = Partition::Ways { ways: WAYS, at_least: 1, contiguous: true, groups_at_most: 4 };
-    let colors = Partition::Colours { colours: COLORS, page_bytes: 4096, move_page_ns: 1.0 };
+    let colors = Partition::Colors { colors: COLORS, page_bytes: 4096, move_page_ns: 1.0 };
     let partitions = (0..2).flat_map(|at| [(CacheId(at), ways.clone()), (CacheId(at), colors.clone())]).collect();
     Capabilities { abilities: BTreeMap::new(), partitions, shortest_window_ns: 1, shortest_slice_ns: None }
 }
@@ -73,7 +73,7 @@ fn wishes() -> impl Strategy<Value = Wish> {
         for (at, (placed, (first, width), weight)) in tasks.into_iter().enumerate() {
             let task = TaskId(at as u32);
             if placed {
-                plan.allowed.insert(task, run_of(first, width, CPUS));
+                plan.affinity.insert(task, run_of(first, width, CPUS));
             }
             if weight > 0 {
                 plan.weights.insert(task, f64::from(weight));
@@ -82,7 +82,7 @@ fn wishes() -> impl Strategy<Value = Wish> {
         for (at, (process, cache, ways, (first, width))) in shares.into_iter().enumerate() {
             let units = match ways {
                 true => Units::Ways { mask: run_of(first, width, WAYS) },
-                false => Units::Colours { allowed: run_of(first, width, COLORS), moving: PageMoving::All },
+                false => Units::Colors { allowed: run_of(first, width, COLORS), moving: PageMoving::All },
             };
             let members = vec![Member::Process(ProcessId(process))];
             plan.shares.push(crate::CacheShare { group: GroupId(at as u32), members, cache: CacheId(cache), units });
@@ -129,7 +129,7 @@ fn holds(wish: &Wish, state: &State, derived: &Derived) {
             schedule.gangs.iter().any(|gang| gang.members.iter().any(|(member, _)| *member == task.task))
         });
         let affinity = &task.affinity.as_ref().unwrap().now;
-        match wish.plan.allowed.get(&task.task) {
+        match wish.plan.affinity.get(&task.task) {
             _ if in_gang => assert_eq!(affinity.count(), 1, "a seat"),
             Some(cpus) if task.group.is_none() => assert_eq!(affinity, cpus),
             Some(cpus) => assert!(affinity.is_subset(cpus)),
@@ -152,10 +152,10 @@ fn holds(wish: &Wish, state: &State, derived: &Derived) {
     }
     for (process, colors) in &state.colors {
         let theirs = |share: &&crate::CacheShare| {
-            matches!(share.units, Units::Colours { .. }) && share.members.contains(&Member::Process(*process))
+            matches!(share.units, Units::Colors { .. }) && share.members.contains(&Member::Process(*process))
         };
         let first = wish.plan.shares.iter().find(theirs).map(|share| share.units.clone());
-        let now = colors.now.clone().map(|Colors { allowed, moving }| Units::Colours { allowed, moving });
+        let now = colors.now.clone().map(|Colors { allowed, moving }| Units::Colors { allowed, moving });
         assert_eq!(now, first);
     }
     assert_eq!(state.gangs, wish.plan.gangs);
@@ -344,7 +344,7 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
     state.tasks[3].cannot_wait = Some("real time".to_string());
     let gangs = vec![Gang { members: vec![(TaskId(3), None)], slices: 1 }];
     plan.gangs = vec![GangSchedule { cpus: set("0"), slice_ns: 1, gangs }];
-    plan.allowed = [(TaskId(9), set("0")), (TaskId(0), set("99")), (TaskId(1), set("1"))].into();
+    plan.affinity = [(TaskId(9), set("0")), (TaskId(0), set("99")), (TaskId(1), set("1"))].into();
     let share = |group, member, cache, units| crate::CacheShare {
         group: GroupId(group),
         members: vec![member],
@@ -353,7 +353,7 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
     };
     let (task, process) = (|id| Member::Task(TaskId(id)), |id| Member::Process(ProcessId(id)));
     let ways = |mask: &str| Units::Ways { mask: set(mask) };
-    let colors = |allowed: &str, moving| Units::Colours { allowed: set(allowed), moving };
+    let colors = |allowed: &str, moving| Units::Colors { allowed: set(allowed), moving };
     plan.shares = vec![
         share(0, task(0), 9, ways("0")),
         share(1, task(1), 0, ways("12")),

@@ -33,8 +33,8 @@ impl IntervalMachine {
         if before.gangs != plan.gangs {
             self.apply_gangs(plan, &mut refusals);
         }
-        if !plan.clashes.is_empty() {
-            refusals.push(refused(Item::Clashes, RefusedBecause::NotSupported, "nobody is picked one by one here"));
+        if !plan.penalties.is_empty() {
+            refusals.push(refused(Item::Penalties, RefusedBecause::NotSupported, "nobody is picked one by one here"));
         }
         if before.shares != plan.shares {
             self.move_pages(&before, plan);
@@ -54,8 +54,8 @@ impl IntervalMachine {
     pub(super) fn apply_rights(&mut self, plan: &Plan, refusals: &mut Vec<Refused>) {
         let live = self.live();
         let gone = |task: &TaskId| live.iter().all(|(known, _, _)| known != task);
-        for &task in plan.allowed.keys().filter(|task| gone(task)) {
-            refusals.push(refused(Item::Allowed(task), RefusedBecause::Gone, "the task has ended"));
+        for &task in plan.affinity.keys().filter(|task| gone(task)) {
+            refusals.push(refused(Item::Affinity(task), RefusedBecause::Gone, "the task has ended"));
         }
         for &task in plan.weights.keys().filter(|task| gone(task)) {
             refusals.push(refused(Item::Weight(task), RefusedBecause::Gone, "the task has ended"));
@@ -65,9 +65,9 @@ impl IntervalMachine {
             if fixed {
                 continue;
             }
-            let allowed = plan.allowed.get(&task).map_or_else(|| all.clone(), |cpus| cpus.intersection(&all));
+            let allowed = plan.affinity.get(&task).map_or_else(|| all.clone(), |cpus| cpus.intersection(&all));
             if allowed.is_empty() {
-                refusals.push(refused(Item::Allowed(task), RefusedBecause::NotSupported, "none of the CPUs exists"));
+                refusals.push(refused(Item::Affinity(task), RefusedBecause::NotSupported, "none of the CPUs exists"));
                 continue;
             }
             self.engine.turns.allow(slot, allowed);
@@ -105,7 +105,7 @@ impl IntervalMachine {
     /// What a process is held to by colors; the first share that names it counts.
     fn colors_of(plan: &Plan, process: ProcessId) -> Option<(IndexSet, PageMoving)> {
         plan.shares.iter().find_map(|share| match &share.units {
-            Units::Colours { allowed, moving } if share.members.contains(&Member::Process(process)) => {
+            Units::Colors { allowed, moving } if share.members.contains(&Member::Process(process)) => {
                 Some((allowed.clone(), *moving))
             }
             _ => None,
@@ -114,7 +114,7 @@ impl IntervalMachine {
 
     /// Pages outside the new colors start to move: that takes the process' time, and its lines of them are lost.
     fn move_pages(&mut self, before: &Plan, plan: &Plan) {
-        let Some(colors) = self.spec.pages.colours else { return };
+        let Some(colors) = self.spec.pages.colors else { return };
         let all: IndexSet = (0..colors).collect();
         let mut processes: Vec<ProcessId> = self.known.iter().map(|known| known.process).collect();
         processes.dedup();
@@ -180,8 +180,8 @@ impl IntervalMachine {
                     match &share.units {
                         Units::Ways { mask } if named && share.cache == *cache => Some((mask.clone(), level_ways)),
                         // A frame's color is the same in every cache.
-                        Units::Colours { allowed, .. } if named => {
-                            Some((allowed.clone(), self.spec.pages.colours.unwrap_or(1)))
+                        Units::Colors { allowed, .. } if named => {
+                            Some((allowed.clone(), self.spec.pages.colors.unwrap_or(1)))
                         }
                         _ => None,
                     }
@@ -210,8 +210,8 @@ impl IntervalMachine {
         let mut applied = Applied { gangs: self.plan.gangs.clone(), ..Applied::default() };
         for (task, slot, _) in self.live() {
             let sched = &self.engine.turns.tasks[slot as usize];
-            if sched.allowed != all || self.plan.allowed.contains_key(&task) {
-                applied.allowed.insert(task, sched.allowed.clone());
+            if sched.allowed != all || self.plan.affinity.contains_key(&task) {
+                applied.affinity.insert(task, sched.allowed.clone());
             }
             if sched.weight != 1.0 || self.plan.weights.contains_key(&task) {
                 applied.weights.insert(task, sched.weight);
@@ -219,7 +219,7 @@ impl IntervalMachine {
         }
         applied.probes = self.probes.iter().map(|active| active.probe.id).collect();
         for share in &self.plan.shares {
-            let colors = matches!(share.units, Units::Colours { .. });
+            let colors = matches!(share.units, Units::Colors { .. });
             let moving = self.moving.iter().find(|moving| share.members.contains(&Member::Process(moving.process)));
             if let Some(moving) = moving.filter(|_| colors) {
                 let span = (moving.ends_ns - moving.began_ns).max(1) as f64;

@@ -11,7 +11,7 @@ fn no(why: &str) -> Support {
     Support::No { why: why.to_string(), remedy: None }
 }
 
-/// Truthful capabilities: there are no sets, no single addresses and no clashes in this model.
+/// Truthful capabilities: there are no sets, no single addresses and no penalties in this model.
 pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
     let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
     let only_if = |has: bool, why: &str| if has { yes("") } else { no(why) };
@@ -28,16 +28,16 @@ pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
         (Ability::Affinity, yes("")),
         (Ability::Weights, yes("")),
         (Ability::Gangs, yes("")),
-        (Ability::Clashes, no("turns are averaged: nobody is picked one by one")),
-        (Ability::Colours, only_if(spec.pages.colours.is_some(), "this machine's kernel does not color pages")),
+        (Ability::Penalties, no("turns are averaged: nobody is picked one by one")),
+        (Ability::Colors, only_if(spec.pages.colors.is_some(), "this machine's kernel does not color pages")),
         (Ability::Ways, only_if(ways, "no cache of this machine can be divided by ways")),
     ]);
     let mut partitions = Vec::new();
     for cache in &topology.caches {
-        if let Some(colours) = spec.pages.colours.filter(|_| cache.last_level) {
+        if let Some(colors) = spec.pages.colors.filter(|_| cache.last_level) {
             let move_page_ns = spec.pages.move_page_cycles as f64 * 1e9 / spec.hertz as f64;
             let page_bytes = spec.pages.page_bytes;
-            partitions.push((cache.id, Partition::Colours { colours, page_bytes, move_page_ns }));
+            partitions.push((cache.id, Partition::Colors { colors, page_bytes, move_page_ns }));
         }
         let of_level = spec.caches.iter().find(|described| described.level == cache.level && cache.last_level);
         if let Some((described, ways)) = of_level.and_then(|described| Some((described, described.way_partitions?))) {

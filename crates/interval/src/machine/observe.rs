@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, Counts, CpuId, Event, Level, Observation, Place, Reading, Span, StallCause, TaskSeen, Topology, WindowEnd,
+    CacheId, Counts, CpuId, Event, Level, Observation, Place, Reading, Span, StallCause, TaskSample, Topology,
+    WindowEnd,
 };
 
 use super::counting::readings;
@@ -128,7 +129,7 @@ impl IntervalMachine {
         truth
     }
 
-    fn task_seen(&mut self, at: usize, done: &Done, booked: &Done, elapsed_ns: u64) -> TaskSeen {
+    fn task_seen(&mut self, at: usize, done: &Done, booked: &Done, elapsed_ns: u64) -> TaskSample {
         let booked = Done { counts: booked.counts, ..*done };
         let truth = self.truth(&self.known[at], &booked);
         let (at_once, defects) = (self.spec.counters.at_once, self.options.defects);
@@ -140,8 +141,8 @@ impl IntervalMachine {
         let cpu = sched.cpu.map(CpuId);
         let job = &self.jobs[known.job].job;
         let ran_ns = (done.cycles * to_ns) as u64;
-        let pages_per_colour = self.spec.pages.colours.map(|colors| self.pages_by_color(known, colors));
-        TaskSeen {
+        let pages_per_color = self.spec.pages.colors.map(|colors| self.pages_by_color(known, colors));
+        TaskSample {
             name: job.name.clone(),
             arrived_ns: known.arrived_ns,
             exited: known.exited,
@@ -152,8 +153,8 @@ impl IntervalMachine {
             runnable_wait_ns: Some((done.wait_cycles * to_ns) as u64),
             counts,
             progress: job.program.progress_per_instr.map(|each| each * done.instructions),
-            pages_per_colour,
-            ..TaskSeen::new(known.task, known.process)
+            pages_per_color,
+            ..TaskSample::new(known.task, known.process)
         }
     }
 
@@ -162,7 +163,7 @@ impl IntervalMachine {
         let phase = &self.engine.program(known.slot).phases[self.engine.phase(known.slot) as usize];
         let pages = phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64;
         let share = self.plan.shares.iter().find_map(|share| match &share.units {
-            cachemate_core::Units::Colours { allowed, .. }
+            cachemate_core::Units::Colors { allowed, .. }
                 if share.members.contains(&cachemate_core::Member::Process(known.process)) =>
             {
                 Some(allowed)

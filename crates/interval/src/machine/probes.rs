@@ -5,7 +5,7 @@
 //! analysis finds that curve again. Reuse times follow from the same curve.
 
 use cachemate_core::{
-    AccessSample, Answer, CacheId, Counts, Event, Evidence, Item, Plan, Probe, ProbeWhat, Reading, Refused,
+    AccessSample, CacheId, Counts, Event, Evidence, Item, Plan, Probe, ProbeResult, ProbeWhat, Reading, Refused,
     RefusedBecause, ReuseSample, RowInterval, Source, Space, Span, TaskId,
 };
 
@@ -69,7 +69,7 @@ impl IntervalMachine {
                 ProbeWhat::Activity { .. } => {
                     refusals.push(refused(probe, RefusedBecause::NotSupported, "the interval machine has no sets"));
                 }
-                ProbeWhat::Neighbour { .. } | ProbeWhat::Evicted { .. } => {
+                ProbeWhat::Neighbor { .. } | ProbeWhat::Evicted { .. } => {
                     let said = "neighbors are told from profiles here: read counters or trace";
                     refusals.push(refused(probe, RefusedBecause::NotSupported, said));
                 }
@@ -193,7 +193,7 @@ impl IntervalMachine {
                 let round_trip_ns = 2.0 * f64::from(cycles) * 1e9 / self.spec.hertz as f64;
                 State::Ready(Box::new(Evidence::PingPong { cpus: *cpus, round_trip_ns }))
             }
-            ProbeWhat::Activity { .. } | ProbeWhat::Neighbour { .. } | ProbeWhat::Evicted { .. } => State::Answered,
+            ProbeWhat::Activity { .. } | ProbeWhat::Neighbor { .. } | ProbeWhat::Evicted { .. } => State::Answered,
         }
     }
 
@@ -425,7 +425,7 @@ impl IntervalMachine {
         Evidence::Samples { one_in, events, line_bytes: line as u32, samples }
     }
 
-    pub(super) fn answers(&mut self) -> Vec<Answer> {
+    pub(super) fn answers(&mut self) -> Vec<ProbeResult> {
         let mut found = Vec::new();
         for active in &mut self.probes {
             if !matches!(active.state, State::Ready(_)) {
@@ -433,7 +433,7 @@ impl IntervalMachine {
             }
             if let State::Ready(evidence) = std::mem::replace(&mut active.state, State::Answered) {
                 let cost_ns = std::mem::take(&mut active.cost_ns);
-                found.push(Answer { probe: active.probe.id, evidence: *evidence, complete: true, cost_ns });
+                found.push(ProbeResult { probe: active.probe.id, evidence: *evidence, complete: true, cost_ns });
                 self.answered.push(active.probe.id);
             }
         }

@@ -12,7 +12,7 @@ fn spec() -> MachineSpec {
     let mut spec = crate::engine::tests::machine(1, 4, 2, 1);
     let last = spec.caches.len() - 1;
     spec.caches[last].way_partitions = Some(WayPartitions { groups: 8, ways_at_least: 1, contiguous: false });
-    spec.pages.colours = Some(16);
+    spec.pages.colors = Some(16);
     spec
 }
 
@@ -67,7 +67,7 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         let cache = last_cache(&machine);
         let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
         for task in &seen.tasks {
-            plan.allowed.insert(task.task, [0, 1].into_iter().collect());
+            plan.affinity.insert(task.task, [0, 1].into_iter().collect());
         }
         let share = |at: usize, mask: IndexSet| CacheShare {
             group: GroupId(at as u32),
@@ -84,7 +84,7 @@ fn a_plan_s_ways_protect_and_are_read_back() {
             capabilities: machine.capabilities(),
             seen: &seen,
             profiles: &profiles,
-            before: &before,
+            previous_plan: &before,
             predictor: &cachemate_core::test_kit::NoForecast,
         };
         check_plan(&plan, &view).unwrap();
@@ -114,7 +114,7 @@ fn moving_pages_takes_time_and_ends() {
     let before = machine.observe().unwrap().unwrap();
     let cache = last_cache(&machine);
     let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
-    let units = Units::Colours { allowed: (0..4).collect(), moving: PageMoving::All };
+    let units = Units::Colors { allowed: (0..4).collect(), moving: PageMoving::All };
     let members = vec![Member::Process(before.tasks[0].process)];
     plan.shares = vec![CacheShare { group: GroupId(1), members, cache, units }];
     let applied = machine.apply(&plan).unwrap();

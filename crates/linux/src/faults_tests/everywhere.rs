@@ -12,16 +12,16 @@ use cachemate_core::{
 };
 
 use super::{machine_with, make, one_of_each, states, with_group};
-use crate::actuator::{Actuator, GuardianCommand};
+use crate::act::actuator::{Actuator, GuardianCommand};
+use crate::act::resctrl;
+use crate::act::resctrl::fake_tests::{FakeCat, topology as cat_topology};
+use crate::act::scheduling::Scheduling;
 use crate::fake_tests::FakeHost;
-use crate::fence::Fence;
-use crate::guardian::restore_left_behind;
-use crate::journal::{Journal, State};
 use crate::kernel::{DirLock, Kernel};
-use crate::resctrl;
-use crate::resctrl::fake_tests::{FakeCat, topology as cat_topology};
-use crate::restore::{Outcome, Restored, read_state};
-use crate::scheduling::Scheduling;
+use crate::safety::fence::Fence;
+use crate::safety::guardian::restore_left_behind;
+use crate::safety::journal::{Journal, State};
+use crate::safety::restore::{Outcome, Restored, read_state};
 
 /// What a call may come back with that says nothing of what it concerns.
 const ERRORS: [i32; 7] = [libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EROFS, libc::ENOSPC, libc::EPERM, libc::EINTR];
@@ -202,7 +202,7 @@ fn a_fault_at_any_call_loses_no_original() {
         let plan = |window: u64, tasks: &[TaskId]| {
             let mut plan = Plan::idle(Window::Time { ns: 1 });
             let moved = tasks.iter().filter(|task| window != 2 || task.0 != 1);
-            plan.allowed = moved.map(|task| (*task, [(window % 2) as u32].into_iter().collect())).collect();
+            plan.affinity = moved.map(|task| (*task, [(window % 2) as u32].into_iter().collect())).collect();
             plan.weights = tasks.iter().take(1).map(|task| (*task, 2.0)).collect();
             plan
         };
@@ -259,7 +259,7 @@ fn a_fault_at_any_call_loses_no_kind_of_object() {
         let dir = state_dir();
         let (host, wanted) = one_of_each();
         let all = |host: &FakeHost| -> BTreeMap<String, Option<State>> {
-            let state = |want: &crate::actuator::Wanted| read_state(host, &want.object).ok();
+            let state = |want: &crate::act::actuator::DesiredState| read_state(host, &want.object).ok();
             wanted.iter().map(|want| (format!("{:?}", want.object), state(want))).collect()
         };
         let before = all(&host);

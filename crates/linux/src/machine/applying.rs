@@ -7,11 +7,11 @@ use cachemate_core::{
 };
 
 use super::{LiveMachine, OBSERVING, lock};
-use crate::actuator::Made;
-use crate::changes::{Before, Execution, Gangs, Host, Reading, rotation};
-use crate::cpusets;
-use crate::journal::{Object, State};
+use crate::act::actuator::ApplyReport;
+use crate::act::changes::{Before, Execution, Gangs, Host, Reading, rotation};
+use crate::act::cpusets;
 use crate::kernel::{DirLock, Kernel, ThreadKey};
+use crate::safety::journal::{Object, State};
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// After a probe that had the stage: the gangs that it stopped take turns again.
@@ -57,7 +57,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// Makes the list; what it is told of goes into `applied`.
-    pub(super) fn make(&mut self, reading: &Reading, derived: Derived, applied: &mut Applied) -> Made {
+    pub(super) fn make(&mut self, reading: &Reading, derived: Derived, applied: &mut Applied) -> ApplyReport {
         let host = Host {
             kernel: &self.kernel,
             actuator: &mut self.actuator,

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use cachemate_core::{Applied, MachineError};
 
 use super::{LiveMachine, lock};
-use crate::acting::Acting;
-use crate::changes::color_pid;
-use crate::cpusets::Confined;
-use crate::journal::JournalError;
+use crate::act::changes::color_pid;
+use crate::act::cpusets::Confined;
+use crate::act::resctrl::Ways;
+use crate::act::rules::Rule;
 use crate::kernel::{Kernel, ThreadKey};
-use crate::resctrl::Ways;
-use crate::restore::Restored;
-use crate::rules::Rule;
+use crate::safety::acting::Acting;
+use crate::safety::journal::JournalError;
+use crate::safety::restore::Restored;
 
 fn failed(error: JournalError) -> MachineError {
     MachineError(error.to_string())

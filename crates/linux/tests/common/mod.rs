@@ -14,10 +14,10 @@ use std::time::Duration;
 use cachemate_core::{
     Ability, Cache, CacheId, Capabilities, Cpu, CpuId, CpuSet, Level, Plan, Support, Topology, Window,
 };
-use cachemate_linux::actuator::GuardianCommand;
+use cachemate_linux::act::actuator::GuardianCommand;
+use cachemate_linux::act::rules::{Action, Rule};
 use cachemate_linux::kernel::{Host, Kernel};
 use cachemate_linux::machine::{LiveMachine, LiveOptions};
-use cachemate_linux::rules::{Action, Rule};
 
 /// Ended when the test ends, whatever happens.
 pub struct Program(pub Child);

@@ -8,7 +8,7 @@ use cachemate_core::{Evidence, EvidenceKind, Fact, FactSource, Observation, Prof
 
 use super::{Mean, PerTask, evidence};
 
-/// Fills `intensity` (the neighbour's run time over its run time alone, minus one) and `sensitivity` (the same of the
+/// Fills `intensity` (the neighbor's run time over its run time alone, minus one) and `sensitivity` (the same of the
 /// task), each averaged over the answers of the present phase.
 #[derive(Clone, Debug, Default)]
 pub struct CoRunSlowdownProfiler {
@@ -26,12 +26,7 @@ impl Profiler for CoRunSlowdownProfiler {
         self.tasks.follow(seen, profiles);
         for evidence in evidence(seen) {
             let Evidence::Beside {
-                task,
-                neighbour_alone_ns,
-                neighbour_beside_ns,
-                task_alone_rate,
-                task_beside_rate,
-                ..
+                task, neighbor_alone_ns, neighbor_beside_ns, task_alone_rate, task_beside_rate, ..
             } = evidence
             else {
                 continue;
@@ -39,7 +34,7 @@ impl Profiler for CoRunSlowdownProfiler {
             let stamp = |estimate| Fact::measured(estimate, FactSource::Neighbor, seen.window);
             let Some(((harm, sensitivity), profile)) = self.tasks.of(*task, profiles) else { continue };
             let slowdown = |slow: f64, fast: f64| (fast > 0.0 && slow.is_finite()).then(|| slow / fast - 1.0);
-            if let Some(suffered) = slowdown(*neighbour_beside_ns, *neighbour_alone_ns) {
+            if let Some(suffered) = slowdown(*neighbor_beside_ns, *neighbor_alone_ns) {
                 harm.add(suffered);
                 profile.contention.neighbor_slowdown = harm.estimate().map(stamp);
             }
@@ -56,7 +51,7 @@ impl Profiler for CoRunSlowdownProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{Neighbour, TaskId};
+    use cachemate_core::{Neighbor, TaskId};
 
     /// Is each slowdown the right way round, and the task's absent where it reports no rate?
     #[test]
@@ -64,9 +59,9 @@ mod tests {
         let (mut profiler, mut profiles) = (CoRunSlowdownProfiler::default(), Profiles::new());
         let beside = |task, rates: Option<(f64, f64)>| Evidence::Beside {
             task: TaskId(task),
-            neighbour: Neighbour::Stream,
-            neighbour_alone_ns: 100.0,
-            neighbour_beside_ns: 150.0,
+            neighbor: Neighbor::Stream,
+            neighbor_alone_ns: 100.0,
+            neighbor_beside_ns: 150.0,
             task_alone_rate: rates.map(|(alone, _)| alone),
             task_beside_rate: rates.map(|(_, beside)| beside),
             rate_of: None,

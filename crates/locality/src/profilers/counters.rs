@@ -5,7 +5,7 @@
 //! co-running (CA-5), so it serves for comparing tasks; it is not the task's rate alone on the cache.
 
 use cachemate_core::{
-    Event, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles, StallCause, TaskSeen,
+    Event, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles, StallCause, TaskSample,
 };
 
 use super::{Mean, PerTask};
@@ -56,7 +56,7 @@ impl Default for Totals {
 }
 
 impl Totals {
-    fn add(&mut self, task: &TaskSeen, level: Level, instructions: f64) {
+    fn add(&mut self, task: &TaskSample, level: Level, instructions: f64) {
         let add = |sum: &mut Option<f64>, event| *sum = sum.zip(task.counts.get(event)).map(|(sum, more)| sum + more);
         self.instructions += instructions;
         add(&mut self.cycles, Event::Cycles);

@@ -32,7 +32,7 @@ pub use stored_profile::StoredProfileProfiler;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheShare, Estimate, Evidence, Member, Observation, Profile, Profiles, TaskId, TaskSeen, TracedCache, Units,
+    CacheShare, Estimate, Evidence, Member, Observation, Profile, Profiles, TaskId, TaskSample, TracedCache, Units,
 };
 
 /// Gives every task that is there a profile, and removes those of tasks that are gone.
@@ -81,7 +81,7 @@ pub(crate) fn evidence(seen: &Observation) -> impl Iterator<Item = &Evidence> {
     seen.answers.iter().map(|answer| &answer.evidence)
 }
 
-pub(crate) fn seen_task(seen: &Observation, task: TaskId) -> Option<&TaskSeen> {
+pub(crate) fn seen_task(seen: &Observation, task: TaskId) -> Option<&TaskSample> {
     seen.tasks.iter().find(|other| other.task == task)
 }
 
@@ -116,7 +116,7 @@ impl Mean {
 }
 
 /// How much of a cache a task may use, by the shares in force; the whole cache where it is in none.
-pub(crate) fn allowed_bytes(seen: &Observation, task: &TaskSeen, cache: &TracedCache) -> u64 {
+pub(crate) fn allowed_bytes(seen: &Observation, task: &TaskSample, cache: &TracedCache) -> u64 {
     let is_member = |share: &&CacheShare| {
         share.members.iter().any(|member| match member {
             Member::Process(process) => *process == task.process,
@@ -126,7 +126,7 @@ pub(crate) fn allowed_bytes(seen: &Observation, task: &TaskSeen, cache: &TracedC
     let part = |units: u32, of: u32| cache.size_bytes * u64::from(units.min(of)) / u64::from(of.max(1));
     let share = seen.in_force.shares.iter().map(|held| &held.share).find(is_member);
     match share.map(|share| &share.units) {
-        Some(Units::Colours { allowed, .. }) => part(allowed.count(), cache.colors),
+        Some(Units::Colors { allowed, .. }) => part(allowed.count(), cache.colors),
         Some(Units::Ways { mask }) => part(mask.count(), cache.ways),
         None => cache.size_bytes,
     }
@@ -134,15 +134,15 @@ pub(crate) fn allowed_bytes(seen: &Observation, task: &TaskSeen, cache: &TracedC
 
 /// Does nobody else fill the units that a task may use, as far as is known? Others that ran have to be in other shares
 /// than its own, or there are none.
-pub(crate) fn holds_alone(seen: &Observation, task: &TaskSeen) -> bool {
-    let share_of = |task: &TaskSeen| {
+pub(crate) fn holds_alone(seen: &Observation, task: &TaskSample) -> bool {
+    let share_of = |task: &TaskSample| {
         let is_member = |member: &Member| match member {
             Member::Process(process) => *process == task.process,
             Member::Task(member) => *member == task.task,
         };
         seen.in_force.shares.iter().position(|held| held.share.members.iter().any(is_member))
     };
-    let ran = |other: &&TaskSeen| other.process != task.process && other.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+    let ran = |other: &&TaskSample| other.process != task.process && other.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
     let mine = share_of(task);
     seen.tasks
         .iter()

@@ -83,7 +83,7 @@ impl PhaseProfiler {
     fn allocation_changed(&mut self, now: &Applied) -> bool {
         let shares = |applied: &Applied| applied.shares.iter().map(|held| held.share.clone()).collect::<Vec<_>>();
         let same = self.before.as_ref().is_none_or(|before| {
-            before.allowed == now.allowed && before.gangs == now.gangs && shares(before) == shares(now)
+            before.affinity == now.affinity && before.gangs == now.gangs && shares(before) == shares(now)
         });
         self.before = Some(now.clone());
         !same
@@ -240,10 +240,10 @@ mod tests {
     #[test]
     fn a_new_allocation_is_no_phase() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
-        for (number, (misses, colours)) in
+        for (number, (misses, colors)) in
             [(2, 16), (2, 16), (2, 16), (9, 4), (9, 4), (9, 4), (20, 4)].into_iter().enumerate()
         {
-            profiler.update(&with_colours(with_rate(number as u64, misses), colours), &mut profiles);
+            profiler.update(&with_colors(with_rate(number as u64, misses), colors), &mut profiles);
             let expected = u32::from(number == 6);
             assert_eq!(profiles[&TaskId(0)].phase_number, expected, "window {number}");
         }
@@ -255,13 +255,13 @@ mod tests {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         // The phase changes in window 4, together with the allocation; misses follow late.
         let windows = [(2, 20, 16), (2, 20, 16), (2, 20, 16), (2, 20, 16), (9, 60, 4), (14, 60, 4), (14, 60, 4)];
-        for (number, (misses, first_level, colours)) in windows.into_iter().enumerate() {
+        for (number, (misses, first_level, colors)) in windows.into_iter().enumerate() {
             let mut seen = window(number as u64, &[]);
             let first = [Event::Misses(Level::L1Data), Event::Misses(Level::L1Instruction), Event::References(LLC)];
             let mut readings = vec![(Event::Instructions, 1000), (Event::Misses(LLC), misses)];
             readings.extend(first.map(|event| (event, first_level)));
             seen.tasks = vec![task_seen(0, &readings)];
-            profiler.update(&with_colours(seen, colours), &mut profiles);
+            profiler.update(&with_colors(seen, colors), &mut profiles);
             assert_eq!(profiles[&TaskId(0)].phase_number, u32::from(number >= 4), "window {number}");
         }
     }

@@ -131,7 +131,7 @@ mod tests {
         seen.answers = vec![answer(0, evidence)];
         seen
     }
-    /// A loop through 75 lines: misses always with 7 of 16 colours (70 lines), never with 8 (80 lines).
+    /// A loop through 75 lines: misses always with 7 of 16 colors (70 lines), never with 8 (80 lines).
     fn looped() -> Vec<u64> {
         (0..3000).map(|at| at * 7 % 75).collect()
     }
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn the_curve_passes_through_the_point_in_use() {
         let counts = counts(&[(Event::Instructions, 60_000), (Event::Misses(Level::L2), 180)]);
-        let seen = with_colours(traced(looped(), counts), 10);
+        let seen = with_colors(traced(looped(), counts), 10);
         assert_close(&curve_of(&seen).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
@@ -173,7 +173,7 @@ mod tests {
         let mut seen = traced(looped(), counts);
         seen.tasks.push(task_seen(1, &[]));
         assert_close(&curve_of(&seen).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
-        let mut seen = with_colours(seen, 10);
+        let mut seen = with_colors(seen, 10);
         let mut theirs = seen.in_force.shares[0].clone();
         theirs.share.members = vec![Member::Process(ProcessId(1))];
         seen.in_force.shares.push(theirs);
@@ -185,7 +185,7 @@ mod tests {
     fn the_thesis_form_steps_too() {
         let counts = counts(&[(Event::Instructions, 60_000), (Event::Misses(Level::L2), 180)]);
         let mut profiles = Profiles::new();
-        RapidMrcProfiler::as_in_the_thesis(CACHE).update(&with_colours(traced(looped(), counts), 10), &mut profiles);
+        RapidMrcProfiler::as_in_the_thesis(CACHE).update(&with_colors(traced(looped(), counts), 10), &mut profiles);
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
         let rates: Vec<f64> = curve.iter().map(|(_, rate)| rate.value).collect();
         assert_eq!(rates, [vec![53.0; 7], vec![3.0; 9]].concat());

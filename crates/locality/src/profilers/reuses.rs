@@ -9,7 +9,7 @@
 
 use cachemate_core::{
     Estimate, Event, Evidence, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles,
-    ReplacementModel, TaskSeen,
+    ReplacementModel, TaskSample,
 };
 
 use super::{PerTask, evidence, seen_task};
@@ -48,7 +48,7 @@ struct PerInstr {
 }
 
 impl PerInstr {
-    fn add(&mut self, task: &TaskSeen, event: Event) {
+    fn add(&mut self, task: &TaskSample, event: Event) {
         if let Some((count, instructions)) = task.counts.get(event).zip(task.counts.get(Event::Instructions)) {
             self.count += count;
             self.instructions += instructions;
@@ -104,7 +104,7 @@ impl ReuseProfiler {
     }
 
     /// The task's references per nanosecond on a CPU; `None` where either was not measured.
-    fn references_per_ns(&self, task: Option<&TaskSeen>) -> Option<f64> {
+    fn references_per_ns(&self, task: Option<&TaskSample>) -> Option<f64> {
         let task = task?;
         let on_cpu: u64 = task.on_cpu_ns.iter().map(|&(_, ns)| ns).sum();
         (on_cpu > 0).then_some(task.counts.get(Event::References(self.level))? / on_cpu as f64)

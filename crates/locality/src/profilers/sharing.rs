@@ -162,7 +162,7 @@ mod tests {
     use super::super::synthetic::*;
     use super::*;
     use crate::shmap::{self, global_entries, similarity};
-    use cachemate_core::{AccessSample, Answer};
+    use cachemate_core::{AccessSample, ProbeResult};
 
     fn sample(task: u32, virtual_line: u64, source: Source) -> AccessSample {
         AccessSample { task: TaskId(task), virtual_line, physical_line: None, source, latency_cycles: None, at_ns: 0 }
@@ -171,7 +171,7 @@ mod tests {
         let mut seen = window(0, &[0, 1, 2, 3]);
         seen.tasks.iter_mut().for_each(|task| task.process = ProcessId(0));
         let evidence = Evidence::Samples { one_in: 10, events: 1000, line_bytes: 128, samples };
-        seen.answers = vec![Answer { complete, ..answer(probe, evidence) }];
+        seen.answers = vec![ProbeResult { complete, ..answer(probe, evidence) }];
         seen
     }
     fn pairs() -> Vec<AccessSample> {

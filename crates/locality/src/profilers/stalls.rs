@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Event, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles, StallCause, TaskSeen, TracedCache,
+    Event, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles, StallCause, TaskSample, TracedCache,
 };
 
 use super::{Mean, PerTask, allowed_bytes};
@@ -38,7 +38,7 @@ impl StallProfiler {
 }
 
 /// Stalled cycles per thousand instructions; `None` where no cause was counted, or no instruction.
-fn stall_rate(task: &TaskSeen) -> Option<f64> {
+fn stall_rate(task: &TaskSample) -> Option<f64> {
     let instructions = task.counts.get(Event::Instructions).filter(|&count| count > 0.0)?;
     let causes = DATA_STALLS.iter().filter_map(|&cause| task.counts.get(Event::StallCycles(cause)));
     let stalled = causes.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))?;
@@ -90,8 +90,8 @@ mod tests {
     #[test]
     fn each_share_that_was_tried_is_a_point() {
         let (mut profiler, mut profiles) = (StallProfiler::new(CACHE), Profiles::new());
-        for (number, (cycles, colours)) in [(1000, 12), (5000, 4), (7000, 4)].into_iter().enumerate() {
-            profiler.update(&with_colours(stalled(number as u64, cycles), colours), &mut profiles);
+        for (number, (cycles, colors)) in [(1000, 12), (5000, 4), (7000, 4)].into_iter().enumerate() {
+            profiler.update(&with_colors(stalled(number as u64, cycles), colors), &mut profiles);
         }
         profiler.update(&stalled(3, 500), &mut profiles);
         let curve = profiles[&TaskId(0)].stalls_per_kilo_instr().unwrap();

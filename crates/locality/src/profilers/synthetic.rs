@@ -27,27 +27,27 @@ pub(crate) fn counts(readings: &[(Event, u64)]) -> Counts {
 }
 
 /// A task (of the process with the same number) with these counts, on CPU 0 for the whole second.
-pub(crate) fn task_seen(task: u32, readings: &[(Event, u64)]) -> TaskSeen {
-    TaskSeen {
+pub(crate) fn task_seen(task: u32, readings: &[(Event, u64)]) -> TaskSample {
+    TaskSample {
         name: format!("task{task}"),
         cpu: Some(CpuId(0)),
         on_cpu_ns: vec![(CpuId(0), 1_000_000_000)],
         counts: counts(readings),
-        ..TaskSeen::new(TaskId(task), ProcessId(task))
+        ..TaskSample::new(TaskId(task), ProcessId(task))
     }
 }
 
-pub(crate) fn answer(probe: u32, evidence: Evidence) -> Answer {
-    Answer { probe: ProbeId(probe), evidence, complete: true, cost_ns: Vec::new() }
+pub(crate) fn answer(probe: u32, evidence: Evidence) -> ProbeResult {
+    ProbeResult { probe: ProbeId(probe), evidence, complete: true, cost_ns: Vec::new() }
 }
 
-/// Task 0 holds `colours` colours from now on.
-pub(crate) fn with_colours(mut seen: Observation, colours: u32) -> Observation {
+/// Task 0 holds `colors` colors from now on.
+pub(crate) fn with_colors(mut seen: Observation, colors: u32) -> Observation {
     let share = CacheShare {
         group: GroupId(0),
         members: vec![Member::Process(ProcessId(0))],
         cache: CacheId(0),
-        units: Units::Colours { allowed: (0..colours).collect(), moving: PageMoving::All },
+        units: Units::Colors { allowed: (0..colors).collect(), moving: PageMoving::All },
     };
     seen.in_force.shares = vec![ShareHeld { share, pages_inside: None, fallback_pages: None, occupancy_bytes: None }];
     seen

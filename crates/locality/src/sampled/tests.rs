@@ -20,7 +20,7 @@ fn skewed(len: usize, lines: u64, seed: u64) -> Vec<u64> {
         .map(|_| {
             let unit = (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
             let rank = (libm::pow(lines as f64, unit) - 1.0) as u64;
-            // Neighbouring ranks are no neighbours in memory.
+            // Neighboring ranks are no neighbors in memory.
             rank * 7919 % lines
         })
         .collect()

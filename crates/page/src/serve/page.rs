@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use cachemate_core::{Profiles, Record, RunHeader};
+use cachemate_core::{Profiles, RunHeader, WindowRecord};
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::{AUTHORIZATION, COOKIE, HOST, HeaderMap, HeaderValue, ORIGIN, SET_COOKIE};
@@ -67,14 +67,14 @@ pub struct PageAddress {
 
 /// The loop's end: takes turns, and never waits.
 pub struct Feed {
-    turns: SyncSender<(Record, Profiles, Live)>,
+    turns: SyncSender<(WindowRecord, Profiles, Live)>,
     /// For people: where to look.
     pub at: String,
 }
 
 impl Feed {
     /// Hands over one turn; it is left out where the page is behind.
-    pub fn push(&self, record: &Record, profiles: &Profiles, live: impl FnOnce() -> Live) {
+    pub fn push(&self, record: &WindowRecord, profiles: &Profiles, live: impl FnOnce() -> Live) {
         match self.turns.try_send((slim(record), profiles.clone(), live())) {
             // A page that is gone or behind is not the loop's business.
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
@@ -197,7 +197,7 @@ fn serve_at(place: &PageAddress, header: &RunHeader) -> io::Result<Feed> {
         (Bound::Tcp(_, at), Some(token)) => format!("http://{at}/#token={token}"),
         (Bound::Tcp(_, at), None) => format!("http://{at}/"),
     };
-    let (turns, waiting) = sync_channel::<(Record, Profiles, Live)>(TURNS_WAITING);
+    let (turns, waiting) = sync_channel::<(WindowRecord, Profiles, Live)>(TURNS_WAITING);
     let told = Arc::clone(&server);
     std::thread::Builder::new().name("cachemate-page".into()).spawn(move || {
         for (record, profiles, live) in waiting {
@@ -294,20 +294,20 @@ async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, server: Arc<Ser
     let _ = one_answer().serve_connection(TokioIo::new(stream), service).await;
 }
 
-type Answer = Response<Either<Full<Bytes>, Events>>;
+type ProbeResult = Response<Either<Full<Bytes>, Events>>;
 
-fn say(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Answer {
+fn say(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> ProbeResult {
     let mut answer = Response::new(Either::Left(Full::new(text.into())));
     *answer.status_mut() = status;
     answer.headers_mut().insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static(kind));
     answer
 }
 
-fn refuse(status: StatusCode, text: &str) -> Answer {
+fn refuse(status: StatusCode, text: &str) -> ProbeResult {
     say(status, "text/plain; charset=utf-8", format!("{text}\n"))
 }
 
-fn answer(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
+fn answer(request: &Request<Incoming>, server: &Arc<Server>) -> ProbeResult {
     let mut answer = routed(request, server);
     let fixed = [
         ("x-content-type-options", "nosniff"),
@@ -324,7 +324,7 @@ fn answer(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
     answer
 }
 
-fn routed(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
+fn routed(request: &Request<Incoming>, server: &Arc<Server>) -> ProbeResult {
     let headers = request.headers();
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let Some(host) = text(HOST.as_str()).filter(|host| is_this_host(host)) else {
@@ -397,7 +397,7 @@ impl Body for Events {
     }
 }
 
-fn events(server: &Arc<Server>, last_id: Option<&str>) -> Answer {
+fn events(server: &Arc<Server>, last_id: Option<&str>) -> ProbeResult {
     if server.viewers.fetch_add(1, Ordering::Relaxed) >= VIEWERS {
         server.viewers.fetch_sub(1, Ordering::Relaxed);
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "as many look as may");

@@ -36,10 +36,10 @@ fn standard(policy: &str, predictor: PredictorConfig, simulated: bool) -> Standa
 }
 
 /// Records a whole run.
-fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<Record> {
+fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<WindowRecord> {
     let mut log = RunLogWriter::create(path, true, &pipeline.header(&machine)).expect("the log can be made");
     let mut records = Vec::new();
-    let each = |_: &mut M, record: Record| {
+    let each = |_: &mut M, record: WindowRecord| {
         log.push(&record).expect("every record can be written");
         records.push(record);
         true
@@ -50,7 +50,7 @@ fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<Record
 }
 
 /// Decides the log again and holds it against the records: plans and reasons here, forecasts inside.
-fn replays(policy: &str, path: &Path, records: &[Record]) {
+fn replays(policy: &str, path: &Path, records: &[WindowRecord]) {
     let log = RunLogReader::open(path).expect("the log can be read");
     let mut at = 0;
     let each = |replayed: cachemate_pipeline::Replayed| {

@@ -40,7 +40,7 @@ impl ModelledHost {
 
     fn cpu_of(&self, task: u32) -> u32 {
         let home = task; // victims 0 and 1 share the first cache, streams 2 and 3 the second
-        let allowed = self.plan.allowed.get(&TaskId(task)).and_then(IndexSet::first);
+        let allowed = self.plan.affinity.get(&TaskId(task)).and_then(IndexSet::first);
         allowed.unwrap_or(home).min(TASKS - 1)
     }
 
@@ -65,7 +65,7 @@ impl ModelledHost {
         1.0 + (mixed as f64 - 5.0) / 200.0
     }
 
-    fn task(&self, id: u32) -> TaskSeen {
+    fn task(&self, id: u32) -> TaskSample {
         let accesses = WINDOW_NS as f64 / self.access_ns(id) * self.noise(id);
         let cpu = CpuId(self.cpu_of(id));
         let readings = [
@@ -81,13 +81,13 @@ impl ModelledHost {
         } else {
             Counts::default()
         };
-        TaskSeen {
+        TaskSample {
             name: if Self::is_stream(id) { "stream" } else { "victim" }.to_string(),
             cpu: Some(cpu),
             on_cpu_ns: vec![(cpu, WINDOW_NS)],
             progress: Some(accesses),
             counts,
-            ..TaskSeen::new(TaskId(id), ProcessId(id))
+            ..TaskSample::new(TaskId(id), ProcessId(id))
         }
     }
 
@@ -106,11 +106,11 @@ impl ModelledHost {
                 let samples = (0..(*samples).max(8)).map(sample).collect();
                 Evidence::Evicted { task: *task, buffer_bytes: 1 << 20, wait_ns: 1_000_000, samples }
             }
-            ProbeWhat::Neighbour { task, neighbour } => Evidence::Beside {
+            ProbeWhat::Neighbor { task, neighbor } => Evidence::Beside {
                 task: *task,
-                neighbour: *neighbour,
-                neighbour_alone_ns: 10.0,
-                neighbour_beside_ns: if stream(task) { 40.0 } else { 11.0 },
+                neighbor: *neighbor,
+                neighbor_alone_ns: 10.0,
+                neighbor_beside_ns: if stream(task) { 40.0 } else { 11.0 },
                 task_alone_rate: Some(100.0),
                 task_beside_rate: Some(if stream(task) { 99.0 } else { 25.0 }),
                 rate_of: None,
@@ -145,7 +145,7 @@ impl Machine for ModelledHost {
         }
         let answer = |probe: &Probe| {
             let evidence = self.evidence(&probe.what)?;
-            Some(Answer { probe: probe.id, evidence, complete: true, cost_ns: vec![(None, 5)] })
+            Some(ProbeResult { probe: probe.id, evidence, complete: true, cost_ns: vec![(None, 5)] })
         };
         let seen = Observation {
             window: self.window,
@@ -167,7 +167,7 @@ impl Machine for ModelledHost {
 
 impl ModelledHost {
     fn in_force(&self) -> Applied {
-        let (allowed, gangs) = (self.plan.allowed.clone(), self.plan.gangs.clone());
-        Applied { allowed, gangs, weights: BTreeMap::new(), ..Applied::default() }
+        let (allowed, gangs) = (self.plan.affinity.clone(), self.plan.gangs.clone());
+        Applied { affinity: allowed, gangs, weights: BTreeMap::new(), ..Applied::default() }
     }
 }

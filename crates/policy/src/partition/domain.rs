@@ -1,21 +1,21 @@
 //! A cache that can be divided, the processes on it, and the shares that they hold.
 //!
-//! Problem: colours linger. A process whose share is taken away keeps its pages where they were moved to, so that "no
-//! shares" after a split is still that split for all memory that it has. Method: once colours were given, going back
-//! is a share as well, of everybody and all colours: pages then spread over the cache again, and the copying is counted
+//! Problem: colors linger. A process whose share is taken away keeps its pages where they were moved to, so that "no
+//! shares" after a split is still that split for all memory that it has. Method: once colors were given, going back
+//! is a share as well, of everybody and all colors: pages then spread over the cache again, and the copying is counted
 //! like any other. Ways leave nothing behind, and there no share is no share.
 
 use cachemate_core::{
-    Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, Member, PageMoving, ProcessId, TaskSeen, Topology, Units,
+    Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, Member, PageMoving, ProcessId, TaskSample, Topology, Units,
 };
 
-use super::trial::Lengths;
+use super::ab_test::Lengths;
 use super::units::Divided;
 
 /// A process of one cache.
 pub struct Present<'a> {
     pub process: ProcessId,
-    pub tasks: Vec<&'a TaskSeen>,
+    pub tasks: Vec<&'a TaskSample>,
     pub phase: u32,
 }
 
@@ -97,11 +97,11 @@ impl<'a> Domain<'a> {
     pub fn undivided(&self, moving: PageMoving) -> Vec<CacheShare> {
         match self.divided {
             Divided::Ways { .. } => Vec::new(),
-            Divided::Colours { units, .. } => vec![CacheShare {
+            Divided::Colors { units, .. } => vec![CacheShare {
                 group: GroupId(0),
                 members: self.present.iter().map(|present| Member::Process(present.process)).collect(),
                 cache: self.cache.id,
-                units: Units::Colours { allowed: (0..units).collect(), moving },
+                units: Units::Colors { allowed: (0..units).collect(), moving },
             }],
         }
     }
@@ -114,7 +114,7 @@ impl<'a> Domain<'a> {
 
 pub fn units_of(share: &CacheShare) -> &IndexSet {
     match &share.units {
-        Units::Colours { allowed, .. } => allowed,
+        Units::Colors { allowed, .. } => allowed,
         Units::Ways { mask } => mask,
     }
 }

@@ -1,8 +1,8 @@
 //! From numbers of units to the units themselves.
 //!
-//! Problem: sizes say how many colours or ways each group gets; which ones they are decides how many pages have to be
+//! Problem: sizes say how many colors or ways each group gets; which ones they are decides how many pages have to be
 //! copied (CP 4.6.5: 11 051 cycles a page), whether hardware takes the mask (contiguous ways), and whether contiguous
-//! page requests can be served (CP 4.4.1: adjacent colours). Method: a group keeps what it holds as far as it may, and
+//! page requests can be served (CP 4.4.1: adjacent colors). Method: a group keeps what it holds as far as it may, and
 //! takes more next to it first; contiguous masks are laid out side by side in the order in which the groups stand now.
 //! Properties: every group gets its number, no unit is given twice, and where sizes stay nothing moves.
 
@@ -11,16 +11,16 @@ use cachemate_core::{IndexSet, Partition};
 /// Units that a cache divides into, and what a change costs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Divided {
-    Colours { units: u32, page_bytes: u64, move_page_ns: f64 },
+    Colors { units: u32, page_bytes: u64, move_page_ns: f64 },
     Ways { units: u32, at_least: u32, contiguous: bool, groups_at_most: u32 },
 }
 
 impl Divided {
-    /// Ways before colours: nothing has to be copied.
+    /// Ways before colors: nothing has to be copied.
     pub fn of<'a>(partitions: impl Iterator<Item = &'a Partition>) -> Option<Self> {
         let divided = partitions.map(|partition| match *partition {
-            Partition::Colours { colours, page_bytes, move_page_ns } => {
-                Divided::Colours { units: colours, page_bytes, move_page_ns }
+            Partition::Colors { colors, page_bytes, move_page_ns } => {
+                Divided::Colors { units: colors, page_bytes, move_page_ns }
             }
             Partition::Ways { ways, at_least, contiguous, groups_at_most } => {
                 Divided::Ways { units: ways, at_least, contiguous, groups_at_most }
@@ -30,20 +30,20 @@ impl Divided {
     }
     pub fn units(&self) -> u32 {
         match *self {
-            Divided::Colours { units, .. } | Divided::Ways { units, .. } => units,
+            Divided::Colors { units, .. } | Divided::Ways { units, .. } => units,
         }
     }
     /// Smallest share of a group.
     pub fn at_least(&self) -> u32 {
         match *self {
-            Divided::Colours { .. } => 1,
+            Divided::Colors { .. } => 1,
             Divided::Ways { at_least, .. } => at_least.max(1),
         }
     }
     /// Groups at most, besides the one class of service of the ungrouped processes.
     pub fn groups_at_most(&self) -> u32 {
         match *self {
-            Divided::Colours { units, .. } => units,
+            Divided::Colors { units, .. } => units,
             Divided::Ways { units, groups_at_most, .. } => groups_at_most.saturating_sub(1).min(units),
         }
     }
@@ -91,15 +91,15 @@ fn keeping(held: &[IndexSet], wanted: &[u32], units: u32) -> Vec<IndexSet> {
     given
 }
 
-/// Pages that a process must copy when its colours become `allowed`: all outside them, and those that overfill a colour
+/// Pages that a process must copy when its colors become `allowed`: all outside them, and those that overfill a color
 /// when it is given more (CP 4.4.2).
-pub fn pages_to_move(pages_per_colour: &[u64], allowed: &IndexSet) -> u64 {
-    let resident: u64 = pages_per_colour.iter().sum();
+pub fn pages_to_move(pages_per_color: &[u64], allowed: &IndexSet) -> u64 {
+    let resident: u64 = pages_per_color.iter().sum();
     let each_at_most = resident.div_ceil(u64::from(allowed.count().max(1)));
-    let moved = |(colour, &pages): (usize, &u64)| {
-        if allowed.contains(colour as u32) { pages.saturating_sub(each_at_most) } else { pages }
+    let moved = |(color, &pages): (usize, &u64)| {
+        if allowed.contains(color as u32) { pages.saturating_sub(each_at_most) } else { pages }
     };
-    pages_per_colour.iter().enumerate().map(moved).sum()
+    pages_per_color.iter().enumerate().map(moved).sum()
 }
 
 #[cfg(test)]
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const COLOURS: Divided = Divided::Colours { units: 16, page_bytes: 4096, move_page_ns: 7368.0 };
+    const COLORS: Divided = Divided::Colors { units: 16, page_bytes: 4096, move_page_ns: 7368.0 };
     const WAYS: Divided = Divided::Ways { units: 16, at_least: 1, contiguous: true, groups_at_most: 8 };
 
     fn sets(of: &[&str]) -> Vec<IndexSet> {
@@ -117,12 +117,12 @@ mod tests {
         sets.iter().map(IndexSet::to_string).collect()
     }
 
-    /// Does a group keep its colours when others grow and shrink?
+    /// Does a group keep its colors when others grow and shrink?
     #[test]
-    fn colours_stay_where_they_can() {
-        let first = assign(&sets(&["", "", ""]), &[8, 4, 4], &COLOURS);
+    fn colors_stay_where_they_can() {
+        let first = assign(&sets(&["", "", ""]), &[8, 4, 4], &COLORS);
         assert_eq!(shown(&first), ["0-7", "8-11", "12-15"]);
-        let then = assign(&first, &[4, 8, 4], &COLOURS);
+        let then = assign(&first, &[4, 8, 4], &COLORS);
         assert_eq!(shown(&then), ["0-3", "4-11", "12-15"]);
     }
 
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(shown(&assign(&now, &[6, 2, 8], &WAYS)), ["8-13", "14-15", "0-7"]);
     }
 
-    /// Do shrinking and growing move what the paper says: all out of revoked colours, a part into new ones?
+    /// Do shrinking and growing move what the paper says: all out of revoked colors, a part into new ones?
     #[test]
     fn shrinking_moves_all_and_growing_a_part() {
         let mut pages = vec![0; 16];
@@ -149,7 +149,7 @@ mod tests {
         fn every_group_gets_its_number(
             sizes in prop::collection::vec(1u32..5, 1..4), again in prop::collection::vec(1u32..5, 1..4), ways: bool,
         ) {
-            let divided = if ways { WAYS } else { COLOURS };
+            let divided = if ways { WAYS } else { COLORS };
             let count = sizes.len().min(again.len());
             let (sizes, again) = (&sizes[..count], &again[..count]);
             let first = assign(&vec![IndexSet::default(); count], sizes, &divided);

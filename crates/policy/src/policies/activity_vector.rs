@@ -21,8 +21,8 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use super::BadParameters;
-use crate::company::{BEHIND_AT_MOST_SAMPLES, Company, Form, Scheduler};
-use crate::refill::Refills;
+use crate::cache_reload_cost::ReloadCosts;
+use crate::coschedule::{BEHIND_AT_MOST_SAMPLES, CoRunCost, Form, Scheduler};
 
 /// Out of TOML.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -146,7 +146,7 @@ struct ActivityVectors {
     scheduler: Scheduler,
     /// The last sample of each task, and its raw counts.
     rates: BTreeMap<TaskId, (RawCounts, Rates)>,
-    refills: Refills,
+    refills: ReloadCosts,
 }
 
 impl Policy for ActivityVectors {
@@ -298,11 +298,11 @@ struct Vectors {
     looks: bool,
 }
 
-impl Company for Vectors {
+impl CoRunCost for Vectors {
     fn knows(&self, task: TaskId) -> bool {
         !self.looks || self.tasks.contains_key(&task)
     }
-    fn clash(&self, one: TaskId, other: TaskId) -> f64 {
+    fn penalty(&self, one: TaskId, other: TaskId) -> f64 {
         let (Some(one), Some(other)) = (self.tasks.get(&one), self.tasks.get(&other)) else { return 0.0 };
         let cells = self.cells.iter().enumerate().filter(|(_, weight)| **weight != 0.0);
         cells.map(|(cell, weight)| weight * f64::from(one.bits[cell].common_count(&other.bits[cell]))).sum()
@@ -323,5 +323,5 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Bad
     let parameters = Parameters::parse(parameters)?;
     let Parameters { form, window_ns, behind_at_most_samples, weights, .. } = parameters;
     let scheduler = Scheduler::new(form, window_ns, weights.sample, behind_at_most_samples);
-    Ok(Box::new(ActivityVectors { parameters, scheduler, rates: BTreeMap::new(), refills: Refills::default() }))
+    Ok(Box::new(ActivityVectors { parameters, scheduler, rates: BTreeMap::new(), refills: ReloadCosts::default() }))
 }

@@ -24,7 +24,7 @@ use cachemate_locality::{statcache, statstack};
 use serde::Deserialize;
 
 use super::BadParameters;
-use crate::dealing::{Dealt, Domain};
+use crate::llc_placement::{Domain, StickyPlacement};
 use crate::solvers::balance::{Composed, GroupModel, Turns, best_groups, rotation};
 
 /// How a group's miss ratio is expected.
@@ -109,7 +109,7 @@ impl Parameters {
 struct BalanceSet {
     parameters: Parameters,
     seed: u64,
-    dealt: Dealt,
+    dealt: StickyPlacement,
     caches: BTreeMap<CacheId, OfCache>,
     asked: BTreeMap<TaskId, Probe>,
     next_probe: u32,
@@ -156,7 +156,7 @@ impl Policy for BalanceSet {
                 (state.gangs, state.made_from) = (Vec::new(), Vec::new());
             }
             for task in &domain.tasks {
-                plan.allowed.insert(task.task, domain.cpus.clone());
+                plan.affinity.insert(task.task, domain.cpus.clone());
             }
             if !state.gangs.is_empty() {
                 plan.gangs.push(GangSchedule {
@@ -331,7 +331,7 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadP
     Ok(Box::new(BalanceSet {
         parameters: Parameters::parse(parameters)?,
         seed,
-        dealt: Dealt::default(),
+        dealt: StickyPlacement::default(),
         caches: BTreeMap::new(),
         asked: BTreeMap::new(),
         next_probe: 0,

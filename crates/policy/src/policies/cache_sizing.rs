@@ -7,28 +7,28 @@
 //!    fare now, and how without any shares. The best of these is taken if it gains enough, and, where pages have to be
 //!    copied, if it earns the copying back within the horizon; promises that are broken now are reason enough.
 //!    Where speeds were measured under the present shares, they stand for the present, not a forecast.
-//! 3. Try it: old shares, new ones, old ones again, speeds measured in each ([`crate::partition::trial`]). What does not
-//!    measure better by the least gain is left; what is held has to prove itself again ([`crate::partition::judging`]).
+//! 3. Try it: old shares, new ones, old ones again, speeds measured in each ([`crate::partition::ab_test`]). What does not
+//!    measure better by the least gain is left; what is held has to prove itself again ([`crate::partition::share_controller`]).
 //!
 //! Properties: without evidence nothing changes; a process alone is not confined unless something was promised; newcomers
-//! are unrestricted until their curve is known; programs in one lane clash. Nobody is placed: that is others' business.
+//! are unrestricted until their curve is known; programs in one lane penalty. Nobody is placed: that is others' business.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, Cache, CacheId, CacheShare, Clash, Decision, Evidence, GroupId, IndexSet, Member, PageMoving, Plan,
-    Policy, Probe, ProbeId, ProbeWhat, ProcessId, Profiles, Reason, ReasonKind, TaskId, TaskSeen, View, Window,
+    Ability, Cache, CacheId, CacheShare, CoRunPenalty, Decision, Evidence, GroupId, IndexSet, Member, PageMoving, Plan,
+    Policy, Probe, ProbeId, ProbeWhat, ProcessId, Profiles, Reason, ReasonKind, TaskId, TaskSample, View, Window,
 };
 use serde::Deserialize;
 
 use super::static_partition::{Moving, in_units};
 use super::{BadParameters, movable, parameters};
-use crate::partition::deal::{Claimant, Deal, Kind, Objective, Terms, deal};
+use crate::partition::ab_test::Trial;
+use crate::partition::allocate::{Claimant, Deal, Kind, Objective, Terms, deal};
+use crate::partition::demand_curve::Space;
 use crate::partition::domain::{Domain, Present, units_of};
-use crate::partition::judging::{self, Judged, Judging, Verdict};
-use crate::partition::record::SpeedRecord;
-use crate::partition::space::Space;
-use crate::partition::trial::Trial;
+use crate::partition::share_controller::{self, Judged, Judging, Verdict};
+use crate::partition::speed_history::SpeedRecord;
 use crate::partition::units::{Divided, assign, pages_to_move};
 
 /// See the page.
@@ -80,9 +80,9 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn judged_by(&self, domain: &Domain<'_>) -> judging::Terms {
+    fn judged_by(&self, domain: &Domain<'_>) -> share_controller::Terms {
         let lengths = domain.lengths(self.settle_windows, self.judge_windows);
-        judging::Terms { lengths, least_gain: self.least_gain, trial_share: self.trial_share }
+        share_controller::Terms { lengths, least_gain: self.least_gain, trial_share: self.trial_share }
     }
 
     fn parse(text: &str) -> Result<Self, BadParameters> {
@@ -125,7 +125,7 @@ impl Policy for CacheSizing {
             let remembered = self.caches.entry(domain.cache.id).or_default();
             let held = remembered.follow(view, &domain, self.parameters.judged_by(&domain));
             let shares = self.sized(view, &domain, held, &mut why);
-            plan.clashes.extend(clashes(view, &domain, &shares));
+            plan.penalties.extend(penalties(view, &domain, &shares));
             plan.shares.extend(shares);
             plan.probes.extend(self.probes_of(view, &domain));
         }
@@ -244,7 +244,7 @@ impl CacheSizing {
             return Vec::new();
         }
         let unknown = domain.present.iter().filter(|present| {
-            let known = |task: &&TaskSeen| {
+            let known = |task: &&TaskSample| {
                 view.profiles.get(&task.task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
             };
             !present.tasks.iter().any(known)
@@ -255,7 +255,7 @@ impl CacheSizing {
     /// The trace of one process; the same probe as before until it is answered.
     fn probe(&mut self, view: &View<'_>, unknown: &Present<'_>) -> Probe {
         // The thread that ran most stands for its process.
-        let ran = |task: &TaskSeen| task.on_cpu_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+        let ran = |task: &TaskSample| task.on_cpu_ns.iter().map(|(_, ns)| ns).sum::<u64>();
         let most = unknown.tasks.iter().copied().reduce(|a, b| if ran(b) > ran(a) { b } else { a });
         let busiest = most.unwrap_or(unknown.tasks[0]);
         let asked = unknown.tasks.iter().find_map(|task| {
@@ -287,7 +287,7 @@ fn claimant(
 ) -> Option<Claimant> {
     let speed = remembered.speeds.speed(present.process);
     let bytes = domain.cache.size_bytes?;
-    let of = |task: &&TaskSeen| {
+    let of = |task: &&TaskSample| {
         let profile = view.profiles.get(&task.task)?;
         let penalty = parameters.miss_penalty_cycles.or(view.predictor.miss_penalty_cycles())?;
         Space::of(profile, speed, penalty, bytes, domain.divided.units())
@@ -327,13 +327,13 @@ fn wanted_shares(
     };
     let dealt = deal(claimants, &terms).ok()?;
     say_deal(domain, claimants, &dealt, why);
-    let id = |group: &crate::partition::deal::Group| group_id(group.kind, domain.present[group.members[0]].process);
+    let id = |group: &crate::partition::allocate::Group| group_id(group.kind, domain.present[group.members[0]].process);
     let now = |group: GroupId| held.iter().find(|share| share.group == group).map(|share| units_of(share).clone());
     let held_units: Vec<IndexSet> = dealt.groups.iter().map(|group| now(id(group)).unwrap_or_default()).collect();
     let sizes: Vec<u32> = dealt.groups.iter().map(|group| group.units).collect();
     let units = assign(&held_units, &sizes, &domain.divided);
     let moving: PageMoving = parameters.moving.into();
-    let share = |(group, units): (&crate::partition::deal::Group, IndexSet)| CacheShare {
+    let share = |(group, units): (&crate::partition::allocate::Group, IndexSet)| CacheShare {
         group: id(group),
         members: group.members.iter().map(|&at| Member::Process(domain.present[at].process)).collect(),
         cache: domain.cache.id,
@@ -386,13 +386,13 @@ impl Outlook<'_> {
     fn under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let bytes = self.domain.cache.size_bytes?;
         let mut profiles = Profiles::new();
-        let mut plan = Plan::idle(self.view.before.window);
+        let mut plan = Plan::idle(self.view.previous_plan.window);
         plan.shares = shares.to_vec();
         for (at, (claimant, present)) in self.claimants.iter().zip(&self.domain.present).enumerate() {
             let mut profile = claimant.space.to_profile(self.domain.cache.level, bytes);
             profile.process = Some(present.process);
             profiles.insert(TaskId(at as u32), profile);
-            plan.allowed.insert(TaskId(at as u32), self.domain.cache.cpus.clone());
+            plan.affinity.insert(TaskId(at as u32), self.domain.cache.cpus.clone());
         }
         let forecast = self.view.predictor.forecast(&View { profiles: &profiles, ..*self.view }, &plan);
         let said = |at: usize| {
@@ -480,11 +480,11 @@ impl Outlook<'_> {
 
     /// Copying pages into these shares; nothing where units are ways, or where frames are not known.
     fn cost_ns(&self, shares: &[CacheShare]) -> f64 {
-        let Divided::Colours { move_page_ns, .. } = self.domain.divided else { return 0.0 };
+        let Divided::Colors { move_page_ns, .. } = self.domain.divided else { return 0.0 };
         let mut pages = 0;
         for present in &self.domain.present {
             let share = shares.iter().find(|share| share.members.contains(&Member::Process(present.process)));
-            let known = present.tasks.iter().find_map(|task| task.pages_per_colour.as_ref());
+            let known = present.tasks.iter().find_map(|task| task.pages_per_color.as_ref());
             if let Some((share, known)) = share.zip(known) {
                 pages += pages_to_move(known, units_of(share));
             }
@@ -557,27 +557,27 @@ fn reason(domain: &Domain<'_>, verdict: &Verdict) -> Reason {
 }
 
 fn keeps_clashes(view: &View<'_>) -> bool {
-    view.capabilities.can(Ability::Clashes)
+    view.capabilities.can(Ability::Penalties)
 }
 
 /// Programs of one lane are not to run together, none of their threads.
-fn clashes(view: &View<'_>, domain: &Domain<'_>, shares: &[CacheShare]) -> Vec<Clash> {
+fn penalties(view: &View<'_>, domain: &Domain<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
     if !keeps_clashes(view) {
         return Vec::new();
     }
-    let mut clashes = Vec::new();
+    let mut penalties = Vec::new();
     for share in shares.iter().filter(|share| share.group != GroupId(0) && share.members.len() > 1) {
         let inside: Vec<&Present<'_>> =
             domain.present.iter().filter(|present| share.members.contains(&Member::Process(present.process))).collect();
         for (at, a) in inside.iter().enumerate() {
             for b in &inside[at + 1..] {
                 for (one, other) in a.tasks.iter().flat_map(|one| b.tasks.iter().map(move |other| (one, other))) {
-                    clashes.push(Clash { tasks: (one.task, other.task), penalty: 1.0 });
+                    penalties.push(CoRunPenalty { tasks: (one.task, other.task), penalty: 1.0 });
                 }
             }
         }
     }
-    clashes
+    penalties
 }
 
 /// See the registry.

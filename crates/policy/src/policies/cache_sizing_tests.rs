@@ -1,4 +1,4 @@
-//! The policy window by window, on a machine of two CPUs over one cache of sixteen colours or ways.
+//! The policy window by window, on a machine of two CPUs over one cache of sixteen colors or ways.
 
 use super::*;
 use crate::conformance::check_policy;
@@ -6,7 +6,7 @@ use crate::reference_predictor::ReferencePredictor;
 use cachemate_core::*;
 
 const BYTES: u64 = 16 << 16;
-const COLOURS: Partition = Partition::Colours { colours: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
+const COLORS: Partition = Partition::Colors { colors: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
 const WAYS: Partition = Partition::Ways { ways: 16, at_least: 1, contiguous: true, groups_at_most: 4 };
 
 /// Changes are not judged first.
@@ -15,7 +15,7 @@ const AT_ONCE: &str = "judge_windows = 0";
 struct World {
     topology: Topology,
     capabilities: Capabilities,
-    tasks: Vec<TaskSeen>,
+    tasks: Vec<TaskSample>,
     profiles: Profiles,
     before: Plan,
     policy: Box<dyn Policy>,
@@ -41,7 +41,7 @@ impl World {
             ways: Some(16),
             line_bytes: Some(64),
         };
-        let able = [Ability::TraceAddresses, Ability::Clashes].map(|able| (able, Support::Yes { note: None }));
+        let able = [Ability::TraceAddresses, Ability::Penalties].map(|able| (able, Support::Yes { note: None }));
         World {
             topology: Topology { cpus: vec![cpu(0), cpu(1)], caches: vec![cache] },
             capabilities: Capabilities {
@@ -60,12 +60,12 @@ impl World {
 
     fn arrive(&mut self) -> TaskId {
         let id = self.tasks.len() as u32;
-        self.tasks.push(TaskSeen {
+        self.tasks.push(TaskSample {
             name: format!("p{id}"),
             cpu: Some(CpuId(id % 2)),
             on_cpu_ns: vec![(CpuId(id % 2), 1000)],
-            pages_per_colour: Some(vec![10; 16]),
-            ..TaskSeen::new(TaskId(id), ProcessId(id))
+            pages_per_color: Some(vec![10; 16]),
+            ..TaskSample::new(TaskId(id), ProcessId(id))
         });
         TaskId(id)
     }
@@ -97,7 +97,7 @@ impl World {
             capabilities: &self.capabilities,
             seen: &seen,
             profiles: &self.profiles,
-            before: &self.before,
+            previous_plan: &self.before,
             predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },
         };
         let decision = self.policy.decide(&view);
@@ -128,7 +128,7 @@ impl World {
 /// Are curves asked for of several at once, so that nobody holds the others up, and nothing divided before all are known?
 #[test]
 fn curves_are_asked_for_before_anything_is_divided() {
-    let mut world = World::new(COLOURS, AT_ONCE);
+    let mut world = World::new(COLORS, AT_ONCE);
     let (a, b) = (world.arrive(), world.arrive());
     world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
     let asked = |decision: &Decision| -> Vec<TaskId> {
@@ -151,10 +151,10 @@ fn curves_are_asked_for_before_anything_is_divided() {
     assert_eq!(world.units(), ["0-11", "12-15"].map(str::to_string));
 }
 
-/// Does the program that needs space get it, in colours and in contiguous ways?
+/// Does the program that needs space get it, in colors and in contiguous ways?
 #[test]
 fn space_goes_where_it_helps() {
-    for partition in [COLOURS, WAYS] {
+    for partition in [COLORS, WAYS] {
         let mut world = World::needy_beside_stream(partition, AT_ONCE);
         let decision = world.window();
         assert!(world.before.shares[0].members == [Member::Process(ProcessId(0))]);
@@ -180,10 +180,10 @@ fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -
 #[test]
 fn what_measures_no_faster_is_left() {
     for divided in [[4_000_000, 6_000_000], [2_990_000, 5_000_000]] {
-        let mut world = World::needy_beside_stream(COLOURS, "");
+        let mut world = World::needy_beside_stream(COLORS, "");
         let (windows_divided, said) = tried(&mut world, 24, [3_000_000, 5_000_000], divided);
         assert!((1..12).contains(&windows_divided), "{windows_divided}");
-        // A share of everybody and everything: without it pages would stay in the colours that were tried.
+        // A share of everybody and everything: without it pages would stay in the colors that were tried.
         assert_eq!(world.units(), ["0-15"], "{said:?}");
         assert!(said.iter().any(|reason| reason.text.contains("no faster")), "{said:?}");
         let newcomer = world.arrive();
@@ -201,7 +201,7 @@ fn what_measures_no_faster_is_left() {
 /// Does a division that makes the programs faster stay?
 #[test]
 fn what_measures_faster_stays() {
-    let mut world = World::needy_beside_stream(COLOURS, "");
+    let mut world = World::needy_beside_stream(COLORS, "");
     let (windows_divided, said) = tried(&mut world, 50, [3_000_000, 5_000_000], [2_000_000, 5_000_000]);
     assert!(windows_divided > 20 && world.before.shares.len() == 2, "{said:?}");
     assert_eq!(said.iter().filter(|reason| reason.text.contains("faster: they stay")).count(), 1);
@@ -219,7 +219,7 @@ struct Run {
 
 impl Run {
     fn of(windows: u64, cycles: Cycles) -> Self {
-        let mut world = World::needy_beside_stream(COLOURS, "");
+        let mut world = World::needy_beside_stream(COLORS, "");
         let mut run = Run { windows: Vec::new(), said: Vec::new() };
         for window in 0..windows {
             let divided = world.divided();
@@ -310,7 +310,7 @@ fn a_split_has_to_prove_itself_from_time_to_time() {
 /// Does what is on trial go with the company that it was tried in?
 #[test]
 fn a_trial_ends_with_its_company() {
-    let mut world = World::needy_beside_stream(COLOURS, "");
+    let mut world = World::needy_beside_stream(COLORS, "");
     while world.before.shares.is_empty() {
         world.window();
     }
@@ -323,7 +323,7 @@ fn a_trial_ends_with_its_company() {
 #[test]
 fn the_present_is_measured_and_not_forecast() {
     // Sharing costs the first program nothing here, though its curve says that it would.
-    let mut world = World::needy_beside_stream(COLOURS, AT_ONCE);
+    let mut world = World::needy_beside_stream(COLORS, AT_ONCE);
     world.runs_at(&[(1_000_000, 2_000_000, 1_000), (1_000_000, 5_000_000, 30_000)]);
     world.window();
     world.window();
@@ -333,7 +333,7 @@ fn the_present_is_measured_and_not_forecast() {
 /// Does copying that is not earned back within the horizon keep the shares as they are?
 #[test]
 fn copying_must_be_earned_back() {
-    let mut world = World::needy_beside_stream(COLOURS, "judge_windows = 0\nhorizon_ns = 1000000");
+    let mut world = World::needy_beside_stream(COLORS, "judge_windows = 0\nhorizon_ns = 1000000");
     world.window();
     assert!(world.before.shares.is_empty());
     let mut ways = World::needy_beside_stream(WAYS, "judge_windows = 0\nhorizon_ns = 1000000");
@@ -344,18 +344,18 @@ fn copying_must_be_earned_back() {
 /// Is a promise to a program reason enough to divide, whatever it costs?
 #[test]
 fn a_promise_is_reason_enough() {
-    let mut world = World::needy_beside_stream(COLOURS, "horizon_ns = 1000000");
+    let mut world = World::needy_beside_stream(COLORS, "horizon_ns = 1000000");
     world.tasks[0].goal = Some(Goal { priority: 1.0, degradation_at_most: Some(0.05) });
     world.window();
     assert!(world.before.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
 }
 
-/// Do programs that take turns in one lane clash, and no others?
+/// Do programs that take turns in one lane penalty, and no others?
 #[test]
 fn programs_of_one_lane_clash() {
     let (mut world, tasks) = four_on_two_cpus();
-    let clashes = world.window().plan.clashes;
-    let pairs: Vec<(TaskId, TaskId)> = clashes.iter().map(|clash| clash.tasks).collect();
+    let penalties = world.window().plan.penalties;
+    let pairs: Vec<(TaskId, TaskId)> = penalties.iter().map(|penalty| penalty.tasks).collect();
     assert_eq!(pairs, [(tasks[0], tasks[2]), (tasks[1], tasks[3])]);
 }
 
@@ -363,13 +363,13 @@ fn programs_of_one_lane_clash() {
 #[test]
 fn lanes_are_made_only_where_they_are_kept() {
     let (mut world, _) = four_on_two_cpus();
-    world.capabilities.abilities.remove(&Ability::Clashes);
+    world.capabilities.abilities.remove(&Ability::Penalties);
     let plan = world.window().plan;
-    assert!(plan.clashes.is_empty() && plan.shares.iter().all(|share| share.members.len() == 1), "{plan:?}");
+    assert!(plan.penalties.is_empty() && plan.shares.iter().all(|share| share.members.len() == 1), "{plan:?}");
 }
 
 fn four_on_two_cpus() -> (World, Vec<TaskId>) {
-    let mut world = World::new(COLOURS, AT_ONCE);
+    let mut world = World::new(COLORS, AT_ONCE);
     let tasks: Vec<TaskId> = (0..4).map(|_| world.arrive()).collect();
     for (&task, units) in tasks.iter().zip([12, 4, 12, 4]) {
         world.profiles.insert(task, cliff(units, 30.0, 1.0));
@@ -381,7 +381,7 @@ fn four_on_two_cpus() -> (World, Vec<TaskId>) {
 /// Is a process that is left alone free again?
 #[test]
 fn who_is_left_alone_is_free_again() {
-    let mut world = World::needy_beside_stream(COLOURS, AT_ONCE);
+    let mut world = World::needy_beside_stream(COLORS, AT_ONCE);
     world.window();
     assert_eq!(world.before.shares.len(), 2);
     world.tasks[1].exited = true;
@@ -408,7 +408,7 @@ fn every_objective_conforms() {
 #[test]
 fn a_promise_is_kept_by_what_is_measured() {
     let run = |cycles: fn(u32) -> u64| {
-        let mut world = World::needy_beside_stream(COLOURS, "");
+        let mut world = World::needy_beside_stream(COLORS, "");
         world.tasks[0].goal = Some(Goal { priority: 1.0, degradation_at_most: Some(0.05) });
         let mut said = Vec::new();
         for _ in 0..200 {

@@ -20,13 +20,13 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, Decision, Event, Place, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, ReasonKind, TaskId, TaskSeen,
+    CacheId, Decision, Event, Place, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, ReasonKind, TaskId, TaskSample,
     View, Window,
 };
 use serde::Deserialize;
 
 use super::BadParameters;
-use crate::dealing::{Dealt, Domain};
+use crate::llc_placement::{Domain, StickyPlacement};
 use crate::solvers::buckets::{Buckets, Rules, Thread, bucketize};
 
 /// Which of the two algorithms.
@@ -129,7 +129,7 @@ const RETRY_WINDOWS: u32 = 64;
 
 struct Casc {
     parameters: Parameters,
-    dealt: Dealt,
+    dealt: StickyPlacement,
     caches: BTreeMap<CacheId, OfCache>,
     next_probe: u32,
 }
@@ -153,7 +153,7 @@ impl Policy for Casc {
 }
 
 /// The cache's CPUs in the order in which bucketization fills them, the last of which take the threads that miss most.
-/// Better form: neighbours in this order are on different cores, since a thread that waits for memory leaves its core's
+/// Better form: neighbors in this order are on different cores, since a thread that waits for memory leaves its core's
 /// pipeline to the siblings; all such threads on one core would crowd the others on the rest.
 fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &Domain<'_>, parameters: &Parameters) -> Vec<u32> {
     let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, cores.get(&cpu).copied().unwrap_or(cpu))).collect();
@@ -363,7 +363,7 @@ impl OfCache {
     }
 
     fn threads(&self, domain: &Domain<'_>) -> Vec<(TaskId, Option<Thread>)> {
-        let thread = |seen: &&TaskSeen| {
+        let thread = |seen: &&TaskSample| {
             let known = self.known.get(&seen.task);
             (seen.task, known.map(|known| Thread { pcmr: known.pcmr, refs_rate: known.refs_rate }))
         };
@@ -485,7 +485,7 @@ impl OfCache {
             };
             // The largest PCMR may have grown since the literal form last assigned: the CPUs that take most take it.
             let allowed = if allowed.is_empty() { self.most_taking(cpus) } else { allowed };
-            plan.allowed.insert(seen.task, allowed);
+            plan.affinity.insert(seen.task, allowed);
         }
         plan.probes.extend(self.asked.iter().map(|asked| asked.probe.clone()));
     }
@@ -504,7 +504,7 @@ impl OfCache {
 /// See the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     let parameters = Parameters::parse(parameters)?;
-    Ok(Box::new(Casc { parameters, dealt: Dealt::default(), caches: BTreeMap::new(), next_probe: 0 }))
+    Ok(Box::new(Casc { parameters, dealt: StickyPlacement::default(), caches: BTreeMap::new(), next_probe: 0 }))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 use super::*;
 use cachemate_core::{
-    Answer, Applied, Cache, Counts, Cpu, CpuId, Estimate, Evidence, Fact, FactSource, Level, Observation, ProcessId,
-    Profile, Profiles, Rates, Reading, Span, Topology, WindowEnd,
+    Applied, Cache, Counts, Cpu, CpuId, Estimate, Evidence, Fact, FactSource, Level, Observation, ProbeResult,
+    ProcessId, Profile, Profiles, Rates, Reading, Span, Topology, WindowEnd,
 };
 
 const CPUS: u32 = 4;
@@ -44,9 +44,9 @@ impl Bench {
     }
 
     fn step(&mut self) -> Plan {
-        let task = |&task: &TaskId| TaskSeen {
+        let task = |&task: &TaskId| TaskSample {
             on_cpu_ns: vec![(CpuId(0), 1_000_000)],
-            ..TaskSeen::new(task, ProcessId(task.0))
+            ..TaskSample::new(task, ProcessId(task.0))
         };
         let reading = |event, count| Reading { event, count, counted_share: 1.0 };
         let counts = Counts(vec![
@@ -54,7 +54,7 @@ impl Bench {
             reading(Event::Misses(Level::L2), (self.observed * 1_000.0) as u64),
         ]);
         let answer =
-            |probe| Answer { probe, evidence: Evidence::Rows(Vec::new()), complete: true, cost_ns: Vec::new() };
+            |probe| ProbeResult { probe, evidence: Evidence::Rows(Vec::new()), complete: true, cost_ns: Vec::new() };
         let seen = Observation {
             window: self.window,
             span: Span { start_ns: self.window * 10_000_000, elapsed_ns: 10_000_000, elapsed_cycles: None },
@@ -70,7 +70,7 @@ impl Bench {
             capabilities: &capabilities,
             seen: &seen,
             profiles: &self.profiles,
-            before: &self.before,
+            previous_plan: &self.before,
             predictor: &cachemate_core::test_kit::NoForecast,
         };
         self.before = self.policy.decide(&view).plan;
@@ -105,8 +105,8 @@ fn the_first_threads_are_measured_in_rows() {
 #[test]
 fn greedy_threads_are_kept_to_few_cpus() {
     let plan = Bench::new("", &KNOWN).step();
-    let cpus = |task: u32| plan.allowed[&TaskId(task)].count();
-    assert!(cpus(5) < CPUS && cpus(5) >= 1 && cpus(0) == CPUS, "{:?}", plan.allowed);
+    let cpus = |task: u32| plan.affinity[&TaskId(task)].count();
+    assert!(cpus(5) < CPUS && cpus(5) >= 1 && cpus(0) == CPUS, "{:?}", plan.affinity);
     assert!(plan.probes.is_empty());
 }
 
@@ -118,7 +118,7 @@ fn greedy_threads_are_spread_over_cores() {
         let mut bench = Bench::new(&format!("form = \"{form}\"\nthreshold = 21.0"), &pcmrs);
         bench.topology.cpus.iter_mut().for_each(|cpu| cpu.core = cpu.id.0 / 2);
         let plan = bench.step();
-        plan.allowed[&TaskId(7)].iter().map(|cpu| cpu / 2).collect::<Vec<u32>>()
+        plan.affinity[&TaskId(7)].iter().map(|cpu| cpu / 2).collect::<Vec<u32>>()
     };
     assert_eq!((cores("better"), cores("literal")), (vec![0, 1], vec![0, 1, 1]));
 }
@@ -129,7 +129,7 @@ fn newcomers_are_measured_as_the_form_says() {
     let mut pcmrs = KNOWN.to_vec();
     pcmrs.push(None);
     let literal = Bench::new("form = \"literal\"", &pcmrs).step();
-    assert_eq!(literal.allowed[&TaskId(6)].to_string(), "0");
+    assert_eq!(literal.affinity[&TaskId(6)].to_string(), "0");
     let beside =
         |probe: &Probe| matches!(&probe.what, ProbeWhat::Beside { task, peers, .. } if task.0 == 6 && peers.len() == 6);
     assert!(literal.probes.len() == 1 && beside(&literal.probes[0]), "{:?}", literal.probes);
@@ -144,7 +144,7 @@ fn a_phase_change_is_measured_and_changes_nothing_before() {
     let before = bench.step();
     bench.profiles.insert(TaskId(5), Profile { phase_number: 1, ..Profile::default() });
     let after = bench.step();
-    assert_eq!(after.allowed, before.allowed);
+    assert_eq!(after.affinity, before.affinity);
     assert!(rows_of(&after).iter().any(|row| row.contains(&TaskId(5))));
 }
 

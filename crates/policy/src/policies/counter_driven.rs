@@ -1,21 +1,21 @@
 //! Scheduling by miss counters (AV 5.2): the baseline that activity vectors are held against.
 //!
 //! Problem: is it worth knowing *where* in the cache a task is busy, if plain counters already say how busy it is? Method:
-//! two tasks clash by the product of their counted misses per thousand instructions, relative to the mean of all tasks
+//! two tasks penalty by the product of their counted misses per thousand instructions, relative to the mean of all tasks
 //! (a sum would make every way of pairing them weigh the same); forms and scores are [`crate::company`]'s. Without
 //! counted rates, those of recorded profiles on the whole cache. The whole-set form pays for bringing a task in: its extra
-//! misses, over those of the mean task's sample, weigh as a clash of two mean tasks.
+//! misses, over those of the mean task's sample, weigh as a penalty of two mean tasks.
 //!
-//! Properties: needs a miss counter and nothing else; all tasks alike clash alike, so that it is a plain round robin then.
+//! Properties: needs a miss counter and nothing else; all tasks alike penalty alike, so that it is a plain round robin then.
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Decision, Event, Policy, Profile, TaskId, TaskSeen, View};
+use cachemate_core::{Decision, Event, Policy, Profile, TaskId, TaskSample, View};
 use serde::Deserialize;
 
 use super::BadParameters;
-use crate::company::{BEHIND_AT_MOST_SAMPLES, Company, Form, Scheduler};
-use crate::refill::Refills;
+use crate::cache_reload_cost::ReloadCosts;
+use crate::coschedule::{BEHIND_AT_MOST_SAMPLES, CoRunCost, Form, Scheduler};
 
 /// Out of TOML.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -24,7 +24,7 @@ pub struct Parameters {
     pub form: Form,
     /// Length of a sample.
     pub window_ns: u64,
-    /// Two tasks of the mean miss rate clash so much.
+    /// Two tasks of the mean miss rate penalty so much.
     pub clash_weight: f64,
     /// A sample that the task has run counts so much against it.
     pub sample_weight: f64,
@@ -48,14 +48,14 @@ impl Default for Parameters {
 struct CounterDriven {
     clash_weight: f64,
     scheduler: Scheduler,
-    refills: Refills,
+    refills: ReloadCosts,
 }
 
 /// Misses over the mean of all tasks.
 struct Misses<'a> {
     clash_weight: f64,
     tasks: BTreeMap<TaskId, f64>,
-    refills: &'a Refills,
+    refills: &'a ReloadCosts,
     /// Misses of the mean task; 0 = nothing was counted.
     misses_per_sample: f64,
 }
@@ -86,17 +86,17 @@ impl Policy for CounterDriven {
 impl CounterDriven {
     fn follow_refills(&mut self, view: &View<'_>) {
         let Some(last) = super::last_level(view).filter(|_| self.scheduler.form == Form::Set) else { return };
-        let counted = |task: &TaskSeen| Some((task.task, task.counts.get(Event::Misses(last))?));
+        let counted = |task: &TaskSample| Some((task.task, task.counts.get(Event::Misses(last))?));
         let counted = view.seen.tasks.iter().filter_map(counted).collect();
         self.refills.follow(&view.seen.tasks, view.seen.span.elapsed_ns, &counted);
     }
 }
 
-impl Company for Misses<'_> {
+impl CoRunCost for Misses<'_> {
     fn knows(&self, task: TaskId) -> bool {
         self.tasks.contains_key(&task)
     }
-    fn clash(&self, one: TaskId, other: TaskId) -> f64 {
+    fn penalty(&self, one: TaskId, other: TaskId) -> f64 {
         let of = |task| self.tasks.get(&task).copied();
         of(one).zip(of(other)).map_or(0.0, |(one, other)| self.clash_weight * one * other)
     }
@@ -130,5 +130,5 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Bad
     let clash_weight = positive("clash_weight", parsed.clash_weight)?;
     let sample_weight = positive("sample_weight", parsed.sample_weight)?;
     let scheduler = Scheduler::new(parsed.form, parsed.window_ns, sample_weight, parsed.behind_at_most_samples);
-    Ok(Box::new(CounterDriven { clash_weight, scheduler, refills: Refills::default() }))
+    Ok(Box::new(CounterDriven { clash_weight, scheduler, refills: ReloadCosts::default() }))
 }

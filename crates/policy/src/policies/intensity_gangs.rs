@@ -17,8 +17,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use cachemate_core::{
-    CpuId, CpuSet, Decision, Evidence, Fact, Gang, GangSchedule, Neighbour, Plan, Policy, Probe, ProbeId, ProbeWhat,
-    Reason, ReasonKind, TaskId, TaskSeen, View, Window,
+    CpuId, CpuSet, Decision, Evidence, Fact, Gang, GangSchedule, Neighbor, Plan, Policy, Probe, ProbeId, ProbeWhat,
+    Reason, ReasonKind, TaskId, TaskSample, View, Window,
 };
 use serde::Deserialize;
 
@@ -128,7 +128,7 @@ fn now_ns(view: &View<'_>) -> u64 {
 
 impl Policy for IntensityGangs {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = view.before.clone();
+        let mut plan = view.previous_plan.clone();
         plan.window = Window::Time { ns: self.parameters.window_ns };
         self.keep_to(view, &mut plan);
         self.ledger.note(view);
@@ -161,9 +161,9 @@ impl IntensityGangs {
     /// What is in force, as far as it may still stand: tasks that are gone leave, and gangs that lack somebody end.
     fn keep_to(&self, view: &View<'_>, plan: &mut Plan) {
         let there: Vec<TaskId> = movable(view).map(|task| task.task).collect();
-        plan.allowed.retain(|task, _| there.contains(task));
+        plan.affinity.retain(|task, _| there.contains(task));
         plan.weights.clear();
-        plan.clashes.clear();
+        plan.penalties.clear();
         let members = plan.gangs.iter().flat_map(|s| &s.gangs).flat_map(|gang| &gang.members);
         let mut ganged: Vec<TaskId> = members.map(|(task, _)| *task).collect();
         ganged.sort_unstable();
@@ -212,12 +212,12 @@ impl IntensityGangs {
             // It will not be answered: not asked again before its time.
             match refused.what {
                 ProbeWhat::Evicted { task, .. } => self.pressed.insert(task, view.seen.window),
-                ProbeWhat::Neighbour { task, .. } => self.felt.insert(task, view.seen.window),
+                ProbeWhat::Neighbor { task, .. } => self.felt.insert(task, view.seen.window),
                 _ => None,
             };
         }
         self.asked.take_if(|probe| match probe.what {
-            ProbeWhat::Evicted { task, .. } | ProbeWhat::Neighbour { task, .. } => !there(&task),
+            ProbeWhat::Evicted { task, .. } | ProbeWhat::Neighbor { task, .. } => !there(&task),
             _ => true,
         });
     }
@@ -280,10 +280,10 @@ impl IntensityGangs {
             let text = "by measurement no two CPUs share a cache now: nothing is done".to_string();
             why.push(reason(&[], text, vec![("caches".to_string(), domains.len() as f64)]));
             plan.gangs.clear();
-            plan.allowed.clear();
+            plan.affinity.clear();
             return;
         }
-        let tasks: Vec<&TaskSeen> = movable(view).collect();
+        let tasks: Vec<&TaskSample> = movable(view).collect();
         let active: Vec<TaskId> =
             tasks.iter().filter(|task| self.is_active(view, task)).map(|task| task.task).collect();
         if nothing_to_choose(domains, &shared, &active) {
@@ -292,7 +292,7 @@ impl IntensityGangs {
                     .to_string();
             why.push(reason(&[], text, Vec::new()));
             plan.gangs.clear();
-            plan.allowed.clear();
+            plan.affinity.clear();
             self.asked = None;
             return;
         }
@@ -311,7 +311,7 @@ impl IntensityGangs {
         }
     }
 
-    fn is_active(&self, view: &View<'_>, task: &TaskSeen) -> bool {
+    fn is_active(&self, view: &View<'_>, task: &TaskSample) -> bool {
         let ran: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
         let waited = task.runnable_wait_ns.unwrap_or(0);
         let known = self.pressed.contains_key(&task.task);
@@ -328,7 +328,7 @@ impl IntensityGangs {
         if self.asked.is_none() && self.ledger.allows(first, view, &self.parameters) {
             let evicted = |task| ProbeWhat::Evicted { task, samples: self.parameters.samples };
             // What a task feels beside the hardest presser there is; scaled by how hard the others really press.
-            let stream = |task| ProbeWhat::Neighbour { task, neighbour: Neighbour::Stream };
+            let stream = |task| ProbeWhat::Neighbor { task, neighbor: Neighbor::Stream };
             let has = |task: &TaskId, of: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(of);
             let unpressed = active.iter().find(|task| {
                 due(self.pressed.get(task))
@@ -349,7 +349,7 @@ impl IntensityGangs {
         let Some(asked) = &self.asked else { return false };
         let (task, what) = match asked.what {
             ProbeWhat::Evicted { task, .. } => (task, "presses on the cache"),
-            ProbeWhat::Neighbour { task, .. } => (task, "feels others on the cache"),
+            ProbeWhat::Neighbor { task, .. } => (task, "feels others on the cache"),
             _ => return true,
         };
         why.push(reason(&[task], format!("how much {{0}} {what} is being probed"), Vec::new()));
@@ -368,15 +368,15 @@ impl IntensityGangs {
         let seats = Seats { cpus_per_cache: domains.iter().map(CpuSet::count).collect() };
         let solved = best(costs, &seats);
         plan.gangs.clear();
-        plan.allowed.clear();
+        plan.affinity.clear();
         for (cpus, members) in domains.iter().zip(&solved.seating.by_cache) {
             for &member in members.iter().flatten() {
-                plan.allowed.insert(active[member], cpus.clone());
+                plan.affinity.insert(active[member], cpus.clone());
             }
         }
         let suffered = solved.seating.suffered(costs);
         for (at, task) in active.iter().enumerate() {
-            let cpus = &plan.allowed[task];
+            let cpus = &plan.affinity[task];
             let numbers = vec![("expected_degradation".to_string(), suffered[at])];
             let percent = 100.0 * suffered[at];
             let text =
@@ -390,14 +390,14 @@ impl IntensityGangs {
         &self,
         view: &View<'_>,
         cpus: &CpuSet,
-        tasks: &[&TaskSeen],
+        tasks: &[&TaskSample],
         active: &[TaskId],
         costs: &[Vec<f64>],
         plan: &mut Plan,
         why: &mut Vec<Reason>,
     ) {
         let seats = cpus.count() as usize;
-        plan.allowed.clear();
+        plan.affinity.clear();
         if tasks.len() > self.parameters.ganged_at_most {
             let text = format!("{} programs are too many for turns on one cache", tasks.len());
             plan.gangs.clear();

@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 
-use cachemate_core::{CacheId, CpuSet, EvidenceKind, Level, Policy, TaskSeen, Topology, View, nearest};
+use cachemate_core::{CacheId, CpuSet, EvidenceKind, Level, Policy, TaskSample, Topology, View, nearest};
 use serde::de::DeserializeOwned;
 
 use crate::partition::units::Divided;
@@ -153,7 +153,7 @@ pub const ENTRIES: &[Entry] = &[
     },
     Entry {
         name: "static-partition",
-        about: "colours or ways of each process as told, at the times told",
+        about: "colors or ways of each process as told, at the times told",
         needs: &[],
         harms_by_design: false,
         build: static_partition::build,
@@ -229,15 +229,13 @@ pub fn cache_domains(topology: &Topology) -> Vec<CpuSet> {
     topology.last_level_domains()
 }
 
-/// Last-level caches that can be divided, and how; for colours, which hold in every cache of the level, the first one.
+/// Last-level caches that can be divided, and how; for colors, which hold in every cache of the level, the first one.
 pub fn dividable(view: &View<'_>) -> Vec<(CacheId, Divided)> {
     let mut found: Vec<(CacheId, Divided)> = Vec::new();
     for cache in view.topology.last_level_caches() {
         let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
         let Some(divided) = Divided::of(partitions.map(|(_, partition)| partition)) else { continue };
-        if !found
-            .iter()
-            .any(|(_, other)| matches!((other, divided), (Divided::Colours { .. }, Divided::Colours { .. })))
+        if !found.iter().any(|(_, other)| matches!((other, divided), (Divided::Colors { .. }, Divided::Colors { .. })))
         {
             found.push((cache.id, divided));
         }
@@ -246,7 +244,7 @@ pub fn dividable(view: &View<'_>) -> Vec<(CacheId, Divided)> {
 }
 
 /// Tasks that a plan may speak of, in order of arrival.
-pub fn movable<'a>(view: &'a View<'_>) -> impl Iterator<Item = &'a TaskSeen> {
+pub fn movable<'a>(view: &'a View<'_>) -> impl Iterator<Item = &'a TaskSample> {
     view.seen.tasks.iter().filter(|task| !task.fixed && !task.exited)
 }
 

@@ -76,7 +76,7 @@ impl Policy for ByMatrix {
         if tasks.len() != self.placed.len() || !tasks.iter().all(|task| self.placed.contains_key(task)) {
             self.place(view, &tasks, &mut why);
         }
-        plan.allowed = self.placed.clone();
+        plan.affinity = self.placed.clone();
         Decision { plan, why }
     }
 }
@@ -186,8 +186,10 @@ mod tests {
         let degradation: Vec<String> =
             (0..4).map(|i| format!("{:?}", (0..4).map(|j| harm(i, j)).collect::<Vec<f64>>())).collect();
         let placed_from = |on: [u32; 4]| {
-            let task =
-                |(id, cpu): (u32, u32)| TaskSeen { cpu: Some(CpuId(cpu)), ..TaskSeen::new(TaskId(id), ProcessId(id)) };
+            let task = |(id, cpu): (u32, u32)| TaskSample {
+                cpu: Some(CpuId(cpu)),
+                ..TaskSample::new(TaskId(id), ProcessId(id))
+            };
             let seen = Observation {
                 window: 0,
                 span: Span { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
@@ -202,12 +204,12 @@ mod tests {
                 capabilities: &cachemate_core::test_kit::capabilities(&[]),
                 seen: &seen,
                 profiles: &Profiles::new(),
-                before: &Plan::idle(Window::Time { ns: 1 }),
+                previous_plan: &Plan::idle(Window::Time { ns: 1 }),
                 predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },
             };
             let mut policy = build(&format!("degradation = [{}]", degradation.join(", ")), 1).unwrap();
             let plan = policy.decide(&view).plan;
-            (0..4).map(|task| plan.allowed[&TaskId(task)].iter().next().unwrap() / 2).collect::<Vec<u32>>()
+            (0..4).map(|task| plan.affinity[&TaskId(task)].iter().next().unwrap() / 2).collect::<Vec<u32>>()
         };
         assert_eq!(placed_from([0, 1, 2, 3]), [0, 0, 1, 1]);
         assert_eq!(placed_from([2, 3, 0, 1]), [1, 1, 0, 0]);

@@ -43,7 +43,7 @@ impl Policy for Random {
                 format!("{{0}} drew the CPUs {} among {} equally loaded caches", domains[domain], emptiest.len());
             why.push(Reason { kind: ReasonKind::Plain, tasks: vec![task.task], text, numbers: Vec::new() });
         }
-        plan.allowed.extend(drawn.iter().map(|(&task, &domain)| (task, domains[domain].clone())));
+        plan.affinity.extend(drawn.iter().map(|(&task, &domain)| (task, domains[domain].clone())));
         self.drawn = drawn;
         Decision { plan, why }
     }

@@ -34,7 +34,7 @@ impl Policy for RoundRobin {
                 domain
             });
             dealt.insert(task.task, domain);
-            plan.allowed.insert(task.task, domains[domain].clone());
+            plan.affinity.insert(task.task, domains[domain].clone());
         }
         self.dealt = dealt;
         Decision { plan, why }

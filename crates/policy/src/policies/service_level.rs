@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     CacheId, CacheShare, Decision, GroupId, IndexSet, Item, Member, Plan, Policy, ProcessId, Reason, ReasonKind,
-    TaskId, TaskSeen, View, Window,
+    TaskId, TaskSample, View, Window,
 };
 use serde::Deserialize;
 
@@ -76,7 +76,7 @@ impl Policy for ServiceLevel {
         let caches = dividable(view);
         let process = self.processes.get(self.parameters.process as usize).copied();
         let (Some(&(cache, divided)), Some(process)) = (caches.first(), process) else { return Decision { plan, why } };
-        let tasks: Vec<&TaskSeen> = movable(view).filter(|task| task.process == process).collect();
+        let tasks: Vec<&TaskSample> = movable(view).filter(|task| task.process == process).collect();
         if tasks.is_empty() || self.parameters.rate_per_s <= 0.0 {
             return Decision { plan, why };
         }
@@ -86,8 +86,8 @@ impl Policy for ServiceLevel {
     }
 }
 
-fn served(view: &View<'_>, tasks: &[&TaskSeen]) -> Option<Served> {
-    let ran = |task: &&&TaskSeen| task.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+fn served(view: &View<'_>, tasks: &[&TaskSample]) -> Option<Served> {
+    let ran = |task: &&&TaskSample| task.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
     let work: Vec<f64> = tasks.iter().filter(ran).map(|task| task.progress).collect::<Option<_>>()?;
     let seconds = view.seen.span.elapsed_ns as f64 / 1e9;
     let clients = work.len();
@@ -96,13 +96,13 @@ fn served(view: &View<'_>, tasks: &[&TaskSeen]) -> Option<Served> {
 }
 
 impl ServiceLevel {
-    fn resize(&mut self, view: &View<'_>, tasks: &[&TaskSeen], divided: &Divided, why: &mut Vec<Reason>) {
+    fn resize(&mut self, view: &View<'_>, tasks: &[&TaskSample], divided: &Divided, why: &mut Vec<Reason>) {
         let least = divided.at_least();
         self.units = self.units.clamp(least, divided.units());
         let moving = |item: &Item| matches!(item, Item::Share(..));
         let unsettled = view.seen.in_force.pending.iter().any(|pending| moving(&pending.item));
         // The share must have been in force for the window to say anything about it.
-        let in_force = view.before.shares.iter().any(|share| share.group == OWN);
+        let in_force = view.previous_plan.shares.iter().any(|share| share.group == OWN);
         let measured = tasks.iter().all(|task| !task.counts.0.is_empty());
         let Some(served) = served(view, tasks).filter(|_| !unsettled && in_force && measured) else { return };
         let serves = self.serves.entry(served.clients).or_insert(least);
@@ -144,7 +144,7 @@ impl ServiceLevel {
             groups.push((OTHERS, others, rest));
         }
         let held = |group: GroupId| {
-            let share = view.before.shares.iter().find(|share| share.group == group);
+            let share = view.previous_plan.shares.iter().find(|share| share.group == group);
             share.map(crate::partition::domain::units_of).cloned().unwrap_or_default()
         };
         let now: Vec<IndexSet> = groups.iter().map(|(group, ..)| held(*group)).collect();
@@ -197,10 +197,10 @@ mod tests {
             line_bytes: None,
         };
         let topology = Topology { cpus: Vec::new(), caches: vec![cache] };
-        let colours = Partition::Colours { colours: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
+        let colors = Partition::Colors { colors: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
         let capabilities = Capabilities {
             abilities: Default::default(),
-            partitions: vec![(CacheId(0), colours)],
+            partitions: vec![(CacheId(0), colors)],
             shortest_window_ns: 1,
             shortest_slice_ns: None,
         };
@@ -209,12 +209,12 @@ mod tests {
         let mut all = Vec::new();
         for (window, &clients) in windows.iter().enumerate() {
             let ran = Reading { event: Event::Instructions, count: 1, counted_share: 1.0 };
-            let task = |at: usize| TaskSeen {
+            let task = |at: usize| TaskSample {
                 name: "served".to_string(),
                 on_cpu_ns: if at < clients { vec![(CpuId(at as u32), 9)] } else { Vec::new() },
                 counts: Counts(vec![ran]),
                 progress: Some(if at < clients { rate(units, clients) } else { 0.0 }),
-                ..TaskSeen::new(TaskId(at as u32), ProcessId(0))
+                ..TaskSample::new(TaskId(at as u32), ProcessId(0))
             };
             let seen = Observation {
                 window: window as u64,
@@ -231,7 +231,7 @@ mod tests {
                 capabilities: &capabilities,
                 seen: &seen,
                 profiles: &Profiles::new(),
-                before: &before,
+                previous_plan: &before,
                 predictor: &predictor,
             };
             before = policy.decide(&view).plan;

@@ -1,5 +1,5 @@
 //! Partitions as told, at the times told (papers CP: the experiments' tool). Problem: what does a given split of a
-//! cache do to each program? Method: processes are numbered in order of arrival; the parameters say which colours or
+//! cache do to each program? Method: processes are numbered in order of arrival; the parameters say which colors or
 //! ways each number gets, in steps over time that may repeat. Properties: needs no evidence; who is not mentioned is
 //! unrestricted; the same arrivals and times give the same plan.
 
@@ -13,7 +13,7 @@ use super::default::Parameters as Common;
 use super::{BadParameters, dividable, movable};
 use crate::partition::units::Divided;
 
-/// How pages come into their colours; as [`PageMoving`].
+/// How pages come into their colors; as [`PageMoving`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Moving {
@@ -125,15 +125,15 @@ impl Policy for StaticPartition {
     }
 }
 
-/// The last-level caches that can be divided; where there are none, the private ones that colours divide: what is told needs
-/// no forecast of what it does there. Colours hold in every cache of the level, so the first stands for all.
+/// The last-level caches that can be divided; where there are none, the private ones that colors divide: what is told needs
+/// no forecast of what it does there. Colors hold in every cache of the level, so the first stands for all.
 fn divided_as_told(view: &View<'_>) -> Vec<(CacheId, Divided)> {
     let last = dividable(view);
     if !last.is_empty() {
         return last;
     }
-    let colours = |(_, partition): &&(CacheId, Partition)| matches!(partition, Partition::Colours { .. });
-    let private = view.capabilities.partitions.iter().find(colours);
+    let colors = |(_, partition): &&(CacheId, Partition)| matches!(partition, Partition::Colors { .. });
+    let private = view.capabilities.partitions.iter().find(colors);
     private
         .and_then(|(cache, partition)| Some((*cache, Divided::of(std::iter::once(partition))?)))
         .into_iter()
@@ -143,7 +143,7 @@ fn divided_as_told(view: &View<'_>) -> Vec<(CacheId, Divided)> {
 /// A set of units as the machine counts them.
 pub(super) fn in_units(units: IndexSet, divided: &Divided, moving: PageMoving) -> Units {
     match divided {
-        Divided::Colours { .. } => Units::Colours { allowed: units, moving },
+        Divided::Colors { .. } => Units::Colors { allowed: units, moving },
         Divided::Ways { .. } => Units::Ways { mask: units },
     }
 }

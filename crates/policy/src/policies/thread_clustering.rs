@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Ability, Applied, CpuSet, Decision, Event, Evidence, Item, Plan, Policy, Probe, ProbeId, ProbeWhat, ProcessId,
-    Reason, ReasonKind, StallCause, Support, TaskId, TaskSeen, View, Window,
+    Reason, ReasonKind, StallCause, Support, TaskId, TaskSample, View, Window,
 };
 use cachemate_locality::shmap::Sharing;
 use serde::Deserialize;
@@ -193,7 +193,7 @@ impl Policy for ThreadClustering {
             self.look(view, &mut why);
         }
         let mut plan = Plan::idle(Window::Cycles { cycles: self.parameters.window_cycles });
-        plan.allowed = self.placed.clone();
+        plan.affinity = self.placed.clone();
         plan.probes = self.round.iter().map(|round| round.probe.clone()).collect();
         Decision { plan, why }
     }
@@ -201,14 +201,14 @@ impl Policy for ThreadClustering {
 
 /// An event of a process per something that its threads have, summed over its live threads. Counters that take turns
 /// leave some threads without a reading: those count on neither side, or the ratio would be too small.
-fn ratio(view: &View<'_>, process: ProcessId, event: Event, per: impl Fn(&TaskSeen) -> Option<f64>) -> Option<f64> {
+fn ratio(view: &View<'_>, process: ProcessId, event: Event, per: impl Fn(&TaskSample) -> Option<f64>) -> Option<f64> {
     let threads = view.seen.tasks.iter().filter(|task| task.process == process && !task.exited);
     let pairs = threads.filter_map(|task| Some((task.counts.get(event)?, per(task)?)));
     let (events, base) = pairs.reduce(|a, b| (a.0 + b.0, a.1 + b.1))?;
     (base > 0.0).then(|| events / base)
 }
 
-fn busy_ns(task: &TaskSeen) -> f64 {
+fn busy_ns(task: &TaskSample) -> f64 {
     task.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum()
 }
 
@@ -391,8 +391,8 @@ impl ThreadClustering {
     }
 
     /// Threads of the sampled processes that ran, in order of arrival; fixed ones too.
-    fn sampled<'a>(&self, round: &Round, view: &View<'a>) -> Vec<&'a TaskSeen> {
-        let busy = |task: &&TaskSeen| {
+    fn sampled<'a>(&self, round: &Round, view: &View<'a>) -> Vec<&'a TaskSample> {
+        let busy = |task: &&TaskSample| {
             let ran: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
             let wanted = ran + task.runnable_wait_ns.unwrap_or(0);
             wanted as f64 >= self.parameters.idle_below_share * view.seen.span.elapsed_ns as f64
@@ -402,11 +402,11 @@ impl ThreadClustering {
     }
 
     /// Cluster of each thread; each filter's threads among themselves.
-    fn cluster(&self, threads: &[&TaskSeen], taken: u64, view: &View<'_>) -> Vec<Option<usize>> {
+    fn cluster(&self, threads: &[&TaskSample], taken: u64, view: &View<'_>) -> Vec<Option<usize>> {
         let sharing =
             Sharing { floor: self.parameters.floor, floor_first: self.parameters.floor_first, ..Sharing::default() };
         let threshold = self.threshold(taken, threads.len());
-        let filter = |task: &TaskSeen| {
+        let filter = |task: &TaskSample| {
             let whole = view
                 .profiles
                 .get(&task.task)
@@ -443,7 +443,7 @@ impl ThreadClustering {
     fn loses_space(&self, placed: &BTreeMap<TaskId, CpuSet>, view: &View<'_>) -> Option<f64> {
         let mean = |allowed: &BTreeMap<TaskId, CpuSet>| {
             let mut plan = Plan::idle(Window::Cycles { cycles: self.parameters.window_cycles });
-            plan.allowed = allowed.clone();
+            plan.affinity = allowed.clone();
             let forecast = view.predictor.forecast(view, &plan);
             let said = |task: &TaskId| Some(forecast.tasks.get(task)?.degradation?.value);
             let all: Option<Vec<f64>> = placed.keys().map(said).collect();
@@ -464,20 +464,20 @@ struct Placing {
 
 impl Placing {
     fn of(
-        threads: &[&TaskSeen],
+        threads: &[&TaskSample],
         clusters: &[Option<usize>],
         domains: &[CpuSet],
         placed: &BTreeMap<TaskId, CpuSet>,
         view: &View<'_>,
     ) -> Self {
-        let on = |task: &TaskSeen| {
+        let on = |task: &TaskSample| {
             let most = task.on_cpu_ns.iter().max_by_key(|(cpu, ns)| (*ns, std::cmp::Reverse(*cpu)));
             let cpu = most.map(|(cpu, _)| *cpu).or(task.cpu)?;
             domains.iter().position(|domain| domain.contains(cpu.0))
         };
         // Fixed ones, and those that an earlier round put there for another process.
         let fixed = |chip: usize| {
-            let stays = |task: &&TaskSeen| match placed.get(&task.task) {
+            let stays = |task: &&TaskSample| match placed.get(&task.task) {
                 Some(cpus) => cpus.is_subset(&domains[chip]) && threads.iter().all(|moves| moves.task != task.task),
                 None => task.fixed && !task.exited && on(task) == Some(chip),
             };

@@ -46,7 +46,7 @@ struct Bench {
     policy: Box<dyn Policy>,
     can_sample: bool,
     /// Comes with the next window, once.
-    answer: Option<Answer>,
+    answer: Option<ProbeResult>,
     /// The first so many threads' stalls were never counted.
     without_stalls: u32,
     /// The group of each thread, 0 or 1.
@@ -73,7 +73,7 @@ impl Bench {
     /// `0, 1, 4, 5` and `2, 3, 6, 7` share, as far as `sampled` says so.
     fn step(&mut self, remote_percent: u64, sampled: Option<u32>) -> Decision {
         self.window += 1;
-        let mut tasks: Vec<TaskSeen> = (0..8).map(|id| task(id, remote_percent)).collect();
+        let mut tasks: Vec<TaskSample> = (0..8).map(|id| task(id, remote_percent)).collect();
         for task in tasks.iter_mut().take(self.without_stalls as usize) {
             task.counts.0.retain(|reading| !matches!(reading.event, Event::StallCycles(_)));
         }
@@ -98,7 +98,7 @@ impl Bench {
             capabilities: &capabilities,
             seen: &seen,
             profiles: &profiles,
-            before: &self.before,
+            previous_plan: &self.before,
             predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },
         };
         let decision = self.policy.decide(&view);
@@ -108,23 +108,23 @@ impl Bench {
     }
 }
 
-fn task(id: u32, remote_percent: u64) -> TaskSeen {
+fn task(id: u32, remote_percent: u64) -> TaskSample {
     let counted = [
         (Event::Cycles, 1_000_000),
         (Event::RemoteCacheHits, 1_000 * remote_percent),
         (Event::StallCycles(StallCause::RemoteCache), 10_000 * remote_percent),
     ];
     let readings = counted.map(|(event, count)| Reading { event, count, counted_share: 1.0 });
-    TaskSeen {
+    TaskSample {
         name: "server".to_string(),
         cpu: Some(CpuId(id % 2 * 4)),
         on_cpu_ns: vec![(CpuId(id % 2 * 4), 1_000_000_000)],
         counts: Counts(readings.to_vec()),
-        ..TaskSeen::new(TaskId(id), ProcessId(0))
+        ..TaskSample::new(TaskId(id), ProcessId(0))
     }
 }
 
-fn samples(probe: u32) -> Answer {
+fn samples(probe: u32) -> ProbeResult {
     let sample = |id: u32| AccessSample {
         task: TaskId(id % 8),
         virtual_line: 1,
@@ -135,7 +135,7 @@ fn samples(probe: u32) -> Answer {
     };
     let samples = (0..4000).map(sample).collect();
     let evidence = Evidence::Samples { one_in: 10, events: 40_000, line_bytes: 128, samples };
-    Answer { probe: ProbeId(probe), evidence, complete: true, cost_ns: vec![(None, 8_000_000)] }
+    ProbeResult { probe: ProbeId(probe), evidence, complete: true, cost_ns: vec![(None, 8_000_000)] }
 }
 
 /// Does nothing happen below the activation threshold, or where nothing can be sampled?
@@ -181,13 +181,13 @@ fn sharing_threads_end_up_on_one_chip() {
         let mut bench = Bench::new(&format!("method = \"{method}\""));
         assert_eq!(bench.step(30, None).plan.probes.len(), 1);
         let decision = bench.step(30, Some(0));
-        let allowed = &decision.plan.allowed;
+        let allowed = &decision.plan.affinity;
         let chip = |id: u32| allowed[&TaskId(id)].to_string();
         assert_eq!(allowed.len(), 8, "{method}");
         assert!([1, 4, 5].into_iter().all(|id| chip(id) == chip(0)), "{method}: {allowed:?}");
         assert!([3, 6, 7].into_iter().all(|id| chip(id) == chip(2)) && chip(0) != chip(2), "{method}: {allowed:?}");
         assert_eq!(decision.why.len(), 2, "{:?}", decision.why);
-        assert_eq!(bench.step(1, None).plan.allowed, *allowed);
+        assert_eq!(bench.step(1, None).plan.affinity, *allowed);
     }
 }
 
@@ -196,7 +196,7 @@ fn sharing_threads_end_up_on_one_chip() {
 fn spread_gives_every_thread_a_context() {
     let mut bench = Bench::new("inside = \"spread\"");
     bench.step(30, None);
-    let allowed = bench.step(30, Some(0)).plan.allowed;
+    let allowed = bench.step(30, Some(0)).plan.affinity;
     let mut cpus: Vec<String> = allowed.values().map(ToString::to_string).collect();
     cpus.sort_unstable();
     assert_eq!(cpus, ["0", "1", "2", "3", "4", "5", "6", "7"]);
@@ -223,7 +223,7 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
     assert_eq!(bench.step(30, None).plan.probes[0], first, "nothing sampled yet, nothing to go by");
     // 1 in 3 took 7.5 % of this window and 3.75 % of both; it aims at 3.56 % and gives back: 3.36 % from now on.
     let answer = samples(0);
-    bench.answer = Some(Answer { complete: false, cost_ns: vec![(None, 600_000_000)], ..answer });
+    bench.answer = Some(ProbeResult { complete: false, cost_ns: vec![(None, 600_000_000)], ..answer });
     let later = bench.step(30, None).plan.probes[0].clone();
     assert_eq!(later.id, first.id);
     match later.what {
@@ -247,7 +247,7 @@ fn a_round_is_given_up_where_the_stalls_are_gone() {
 fn the_window_after_a_move_is_not_judged() {
     let mut bench = Bench::new("");
     bench.step(30, None);
-    assert_eq!(bench.step(30, Some(0)).plan.allowed.len(), 8);
+    assert_eq!(bench.step(30, Some(0)).plan.affinity.len(), 8);
     assert!(bench.step(90, None).plan.probes.is_empty());
     assert_eq!(bench.step(30, None).plan.probes.len(), 1);
 }
@@ -259,7 +259,7 @@ fn clusters_that_unbalance_the_chips_are_said_and_left() {
     bench.group = |id| id / 6;
     bench.step(30, None);
     let decision = bench.step(30, Some(0));
-    assert!(decision.plan.allowed.is_empty());
+    assert!(decision.plan.affinity.is_empty());
     let said: Vec<usize> = decision.why.iter().map(|why| why.tasks.len()).collect();
     assert_eq!(said, [6, 2], "{:?}", decision.why);
     assert!(decision.why.iter().all(|why| why.text.contains("not kept together")));
@@ -317,7 +317,7 @@ fn the_removed_stall_is_that_of_partners_brought_together() {
         capabilities: &capabilities,
         seen: &seen,
         profiles: &Profiles::new(),
-        before: &Plan::idle(Window::Time { ns: 1 }),
+        previous_plan: &Plan::idle(Window::Time { ns: 1 }),
         predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },
     };
     // Two of four threads lose a fifth of their cycles to each other's chip.

@@ -72,7 +72,7 @@ impl History {
     /// Begins with the first window that is seen; nothing of it counts, as all processes may have arrived in it.
     pub fn new(view: &View<'_>) -> Self {
         let reference =
-            State { plan: view.before.clone(), knew: Present::of(&view.seen.tasks), windows: VecDeque::new() };
+            State { plan: view.previous_plan.clone(), knew: Present::of(&view.seen.tasks), windows: VecDeque::new() };
         History {
             in_force: reference.plan.clone(),
             decided_for: Present::default(),
@@ -91,7 +91,7 @@ impl History {
         self.followed += 1;
         let present = Present::of(&view.seen.tasks);
         let stayed = present.common(&self.present);
-        if !same_placement(view.before, &self.in_force, &stayed.common(&self.decided_for)) {
+        if !same_placement(view.previous_plan, &self.in_force, &stayed.common(&self.decided_for)) {
             self.settling = Some(0);
         }
         let settled = self.settle(view.seen, compared);
@@ -100,13 +100,13 @@ impl History {
         let measured = speeds.values().any(|speed| !speed.log_rates.is_empty());
         let known = stayed.common(&self.reference.knew);
         let no_reference = self.trial.is_none() && self.reference.windows.len() < REFERENCE_AT_LEAST;
-        if no_reference || same_placement(view.before, &self.reference.plan, &known) {
+        if no_reference || same_placement(view.previous_plan, &self.reference.plan, &known) {
             // Where the plan changes all the time from the start, that is what is normal.
             self.stay(view, speeds, measured && (settled || no_reference), compared);
         } else {
-            self.try_out(view.before, &stayed.common(&self.decided_for), speeds, settled, measured);
+            self.try_out(view.previous_plan, &stayed.common(&self.decided_for), speeds, settled, measured);
         }
-        self.in_force = view.before.clone();
+        self.in_force = view.previous_plan.clone();
         self.decided_for = std::mem::replace(&mut self.present, present);
     }
 
@@ -123,7 +123,7 @@ impl History {
     }
 
     fn stay(&mut self, view: &View<'_>, speeds: WindowSpeeds, counts: bool, compared: usize) {
-        self.reference.plan = view.before.clone();
+        self.reference.plan = view.previous_plan.clone();
         self.reference.knew = self.present.clone();
         if counts {
             self.reference.windows.push_back(speeds);

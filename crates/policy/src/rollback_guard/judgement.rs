@@ -10,7 +10,7 @@
 //! the others counts less in the mean. Floors come first ([`cachemate_core::Goal::degradation_at_most`]): a change that
 //! breaks more of them is worse, one that mends some is better, whatever the others gain or lose.
 
-use cachemate_core::{Event, Goal, Objective, ProcessId, TaskSeen};
+use cachemate_core::{Event, Goal, Objective, ProcessId, TaskSample};
 
 use super::noise::{median, student_bound};
 use crate::work::Work;
@@ -172,7 +172,7 @@ fn stood_in(changes: &[ProcessChange]) -> (usize, Vec<Event>) {
 }
 
 /// The strictest promise and the highest priority among a process' threads.
-pub fn goal_of(process: ProcessId, tasks: &[TaskSeen]) -> Goal {
+pub fn goal_of(process: ProcessId, tasks: &[TaskSample]) -> Goal {
     let goals = tasks.iter().filter(|task| task.process == process).filter_map(|task| task.goal);
     let strictest = |a: Option<f64>, b: Option<f64>| match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

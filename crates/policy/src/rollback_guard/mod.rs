@@ -75,7 +75,8 @@ impl<P: Policy> Policy for RollbackGuard<P> {
         history.follow(view, config.windows as usize);
         let window = view.seen.window;
         if let Some(worse) = judge(history, &mut self.keep_out, config, view) {
-            let out = self.keep_out.note(view.before, history.decided_for(), window, config.keep_out_windows.into());
+            let out =
+                self.keep_out.note(view.previous_plan, history.decided_for(), window, config.keep_out_windows.into());
             decision.why.insert(0, taken_back(&worse, out, view));
             history.go_back(worse.in_total);
             put_placement(&mut decision.plan, &history.reference.plan, &history.reference.knew, view);
@@ -83,14 +84,14 @@ impl<P: Policy> Policy for RollbackGuard<P> {
         }
         let missing = if config.wait_for_reference { history.missing(config.windows as usize) } else { None };
         let present = Present::of(&view.seen.tasks);
-        if let Some(missing) = missing.filter(|_| !same_placement(&decision.plan, view.before, &present)) {
+        if let Some(missing) = missing.filter(|_| !same_placement(&decision.plan, view.previous_plan, &present)) {
             decision.why = vec![Reason {
                 kind: ReasonKind::KeptOut,
                 tasks: Vec::new(),
                 text: format!("no change yet: {missing} measured windows are missing, with which it could be compared"),
                 numbers: Vec::new(),
             }];
-            put_placement(&mut decision.plan, view.before, &present, view);
+            put_placement(&mut decision.plan, view.previous_plan, &present, view);
             return decision;
         }
         let State { plan: reference, knew, .. } = &history.reference;
@@ -127,9 +128,9 @@ fn judge(history: &mut History, keep_out: &mut KeepOut, config: GuardConfig, vie
 
 /// Would going back change anything for those who are left?
 fn can_go_back(state: &State, view: &View<'_>) -> bool {
-    let mut plan = view.before.clone();
+    let mut plan = view.previous_plan.clone();
     put_placement(&mut plan, &state.plan, &state.knew, view);
-    !same_placement(&plan, view.before, &Present::of(&view.seen.tasks))
+    !same_placement(&plan, view.previous_plan, &Present::of(&view.seen.tasks))
 }
 
 fn totals_of(changes: &[ProcessChange]) -> BTreeMap<ProcessId, Total> {
@@ -167,7 +168,7 @@ fn taken_back(worse: &Worse, out_windows: u64, view: &View<'_>) -> Reason {
     text += &format!("; what was decided stays out for {out_windows} windows");
     let moved = view.seen.tasks.iter().map(|task| task.task);
     let others: Vec<TaskId> =
-        moved.filter(|task| view.before.allowed.contains_key(task) && !tasks.contains(task)).collect();
+        moved.filter(|task| view.previous_plan.affinity.contains_key(task) && !tasks.contains(task)).collect();
     tasks.extend(others);
     Reason { kind: ReasonKind::RolledBack, tasks, text, numbers }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cachemate_core::{CacheShare, CpuId, CpuSet, GangSchedule, Member, Plan, ProcessId, TaskId, TaskSeen, View};
+use cachemate_core::{CacheShare, CpuId, CpuSet, GangSchedule, Member, Plan, ProcessId, TaskId, TaskSample, View};
 
 /// Tasks, and the processes that they belong to.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -13,18 +13,18 @@ pub struct Present {
 
 impl Present {
     /// Those that have not exited.
-    pub fn of(seen: &[TaskSeen]) -> Self {
+    pub fn of(seen: &[TaskSample]) -> Self {
         Present::among(seen, |task| !task.exited)
     }
 
     /// Those of which something may be changed.
-    fn movable(seen: &[TaskSeen]) -> Self {
+    fn movable(seen: &[TaskSample]) -> Self {
         let mut present = Present::among(seen, |task| !task.exited && !task.fixed);
         present.processes = Present::of(seen).processes;
         present
     }
 
-    fn among(seen: &[TaskSeen], counts: impl Fn(&TaskSeen) -> bool) -> Self {
+    fn among(seen: &[TaskSample], counts: impl Fn(&TaskSample) -> bool) -> Self {
         let those = || seen.iter().filter(|task| counts(task));
         Present {
             tasks: those().map(|task| task.task).collect(),
@@ -52,7 +52,7 @@ impl Present {
 /// are numbered.
 pub fn same_placement(a: &Plan, b: &Plan, of: &Present) -> bool {
     let weight = |plan: &Plan, task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
-    of.tasks.iter().all(|task| a.allowed.get(task) == b.allowed.get(task) && weight(a, task) == weight(b, task))
+    of.tasks.iter().all(|task| a.affinity.get(task) == b.affinity.get(task) && weight(a, task) == weight(b, task))
         && gangs_of(&a.gangs, of) == gangs_of(&b.gangs, of)
         && same_shares(&a.shares, &b.shares, of)
 }
@@ -95,15 +95,15 @@ fn same_shares(a: &[CacheShare], b: &[CacheShare], of: &Present) -> bool {
 pub fn put_placement(plan: &mut Plan, from: &Plan, knew: &Present, view: &View<'_>) {
     let there = Present::movable(&view.seen.tasks);
     let online = view.topology.online();
-    plan.allowed.retain(|task, _| !knew.tasks.contains(task));
+    plan.affinity.retain(|task, _| !knew.tasks.contains(task));
     plan.weights.retain(|task, _| !knew.tasks.contains(task));
-    let allowed = from.allowed.iter().filter(|(task, cpus)| there.tasks.contains(task) && cpus.intersects(&online));
-    plan.allowed.extend(allowed.map(|(task, cpus)| (*task, cpus.clone())));
+    let allowed = from.affinity.iter().filter(|(task, cpus)| there.tasks.contains(task) && cpus.intersects(&online));
+    plan.affinity.extend(allowed.map(|(task, cpus)| (*task, cpus.clone())));
     let weights = from.weights.iter().filter(|(task, _)| there.tasks.contains(task));
     plan.weights.extend(weights.map(|(task, weight)| (*task, *weight)));
     plan.gangs = gangs_of(&from.gangs, &there);
     let whole = |schedule: &GangSchedule| schedule.cpus.is_subset(&online) && seats_are_inside(schedule);
-    plan.gangs.retain(|schedule| whole(schedule) && nobody_starves(schedule, &plan.allowed, &there, &online));
+    plan.gangs.retain(|schedule| whole(schedule) && nobody_starves(schedule, &plan.affinity, &there, &online));
     plan.shares = shares_of(&from.shares, &Present { tasks: Present::of(&view.seen.tasks).tasks, ..there });
 }
 

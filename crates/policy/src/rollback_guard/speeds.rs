@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Event, ProcessId, TaskSeen, View};
+use cachemate_core::{Event, ProcessId, TaskSample, View};
 
 use crate::work::{Work, works};
 
@@ -22,7 +22,7 @@ pub struct Speed {
 pub type WindowSpeeds = BTreeMap<ProcessId, Speed>;
 
 /// Processes with at least one thread that is still there, in order of arrival.
-pub fn processes_there(tasks: &[TaskSeen]) -> Vec<ProcessId> {
+pub fn processes_there(tasks: &[TaskSample]) -> Vec<ProcessId> {
     let mut processes = Vec::new();
     for task in tasks.iter().filter(|task| !task.exited) {
         if !processes.contains(&task.process) {
@@ -35,7 +35,7 @@ pub fn processes_there(tasks: &[TaskSeen]) -> Vec<ProcessId> {
 /// Speeds in the window of a view, of all processes that are still there.
 pub fn speeds_of(view: &View<'_>) -> WindowSpeeds {
     let elapsed_ns = view.seen.span.elapsed_ns;
-    let mut threads: BTreeMap<ProcessId, Vec<&TaskSeen>> = BTreeMap::new();
+    let mut threads: BTreeMap<ProcessId, Vec<&TaskSample>> = BTreeMap::new();
     for task in &view.seen.tasks {
         threads.entry(task.process).or_default().push(task);
     }
@@ -43,14 +43,14 @@ pub fn speeds_of(view: &View<'_>) -> WindowSpeeds {
     if elapsed_ns == 0 {
         return WindowSpeeds::new();
     }
-    let speed = |threads: Vec<&TaskSeen>| Speed {
+    let speed = |threads: Vec<&TaskSample>| Speed {
         log_rates: log_rates(&threads, elapsed_ns),
         log_over_solo: log_over_solo(&threads, view),
     };
     threads.into_iter().map(|(process, threads)| (process, speed(threads))).collect()
 }
 
-fn log_rates(threads: &[&TaskSeen], elapsed_ns: u64) -> BTreeMap<Work, f64> {
+fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<Work, f64> {
     let mut sums: BTreeMap<Work, f64> = BTreeMap::new();
     for thread in threads {
         for (work, count) in works(thread, elapsed_ns) {
@@ -58,7 +58,7 @@ fn log_rates(threads: &[&TaskSeen], elapsed_ns: u64) -> BTreeMap<Work, f64> {
         }
     }
     // A thread that ran uncounted makes the sum a part of the process' work, and a part says nothing about speed.
-    let uncounted = |thread: &&&TaskSeen| {
+    let uncounted = |thread: &&&TaskSample| {
         let ran = thread.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
         ran && !thread.exited && thread.counts.get(Event::Instructions).is_none()
     };
@@ -70,7 +70,7 @@ fn log_rates(threads: &[&TaskSeen], elapsed_ns: u64) -> BTreeMap<Work, f64> {
     rates.filter(|(_, rate)| rate.is_finite() && *rate > 0.0).map(|(work, rate)| (work, libm::log(rate))).collect()
 }
 
-fn log_over_solo(threads: &[&TaskSeen], view: &View<'_>) -> Option<f64> {
+fn log_over_solo(threads: &[&TaskSample], view: &View<'_>) -> Option<f64> {
     let solo = threads.iter().find_map(|thread| view.profiles.get(&thread.task)?.rates.solo_instr_per_cycle)?;
     let (mut instructions, mut cycles) = (0.0, 0.0);
     for thread in threads {

@@ -51,7 +51,7 @@ mod tests {
     proptest! {
         /// Is pain symmetric as a pair, and worse beside a program that uses the cache more?
         #[test]
-        fn pain_is_symmetric_and_grows_with_the_neighbour(
+        fn pain_is_symmetric_and_grows_with_the_neighbor(
             a in prop::collection::vec(0.0f64..1e4, 9), b in prop::collection::vec(0.0f64..1e4, 9), more in 1.0f64..5.0,
         ) {
             let cache = SharedCache::new(8 * 64, 8, 64, 100.0);

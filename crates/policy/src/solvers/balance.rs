@@ -47,7 +47,7 @@ impl GroupModel {
     }
 }
 
-/// Points of a table; neighbours are 15 % apart over seven decades.
+/// Points of a table; neighbors are 15 % apart over seven decades.
 const POINTS: usize = 116;
 
 /// What each thread does to a shared cache, by the number that all members of a group have in common.
@@ -356,7 +356,7 @@ mod tests {
         /// Do the tables give what the models give for a cache larger or smaller by one step of the grid, at most?
         ///
         /// The ratio falls with the lines, and where reuse times are a few spikes it falls by jumps: no bound on the
-        /// difference at exactly so many lines would hold, but between two neighbouring points lies only what the time
+        /// difference at exactly so many lines would hold, but between two neighboring points lies only what the time
         /// to fill (or the misses) changes by one step, which is at most one step in lines.
         #[test]
         fn tables_agree_with_the_models_within_a_step(

@@ -6,9 +6,9 @@
 //! Bound, the larger of two that hold for every assignment with even loads:
 //! - *each for itself*: a program has at least so many co-runners; it cannot do better than with those that cost least
 //!   (half of each mutual cost is its own).
-//! - *enough neighbours for all*: when all caches are alike, programs and idle turns of CPUs are the nodes of a complete
+//! - *enough neighbors for all*: when all caches are alike, programs and idle turns of CPUs are the nodes of a complete
 //!   multipartite graph, where every node meets the same number D of others. So the optimum is no less than the cheapest
-//!   choice of pairs in which every node is in D of them (a D-factor; quiet programs cannot be everybody's neighbour), and
+//!   choice of pairs in which every node is in D of them (a D-factor; quiet programs cannot be everybody's neighbor), and
 //!   that no less than its Lagrangian dual: for any prices u, D Σ u_i + Σ over pairs min(0, w_ij - u_i - u_j).
 //!   Subgradient steps raise it (Held and Karp); every step's value is a bound. That those who meet form whole groups is
 //!   not in it, which is most of what it lacks.
@@ -169,7 +169,7 @@ impl Climb<'_> {
         helped
     }
 
-    /// Both CPUs' loads change, and with them what their neighbours see of everybody on them.
+    /// Both CPUs' loads change, and with them what their neighbors see of everybody on them.
     fn gain_of_move(&mut self, program: usize, from: (usize, usize), to: (usize, usize)) -> f64 {
         if from.0 == to.0 {
             let before = self.cache_total(from.0);
@@ -181,7 +181,7 @@ impl Climb<'_> {
             self.by_cache[from.0][from.1].insert(at, program);
             return gain;
         }
-        // What the neighbours of a CPU suffer from one program, were it alone there.
+        // What the neighbors of a CPU suffer from one program, were it alone there.
         let seen = |j: usize, (cache, cpu): (usize, usize)| -> f64 {
             let others = self.by_cache[cache].iter().enumerate().filter(|(other, _)| *other != cpu);
             others.flat_map(|(_, members)| members).map(|&k| self.costs[k][j]).sum()
@@ -230,16 +230,16 @@ pub fn lower_bound(costs: &Costs, seats: &Seats) -> f64 {
     let alone = each_for_itself(programs, seats, most, idle, weight);
     let cpus = seats.cpus_per_cache[0] as usize;
     let alike = seats.cpus_per_cache.iter().all(|&other| other as usize == cpus);
-    let neighbours = (cpus - 1) * most;
-    if !alike || neighbours == 0 || programs + idle <= neighbours {
+    let neighbors = (cpus - 1) * most;
+    if !alike || neighbors == 0 || programs + idle <= neighbors {
         return alone;
     }
     let padded = |i: usize, j: usize| if i.max(j) < programs { weight(i, j) } else { 0.0 };
-    alone.max(enough_neighbours(programs + idle, neighbours, padded))
+    alone.max(enough_neighbors(programs + idle, neighbors, padded))
 }
 
 /// The best dual value found for a choice of pairs in which each of so many nodes is in `degree`.
-fn enough_neighbours(nodes: usize, degree: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
+fn enough_neighbors(nodes: usize, degree: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
     // Rows without the diagonal: node i's pairs with the nodes before it.
     let rows: Vec<Vec<f64>> = (0..nodes).map(|i| (0..i).map(|j| weight(i, j)).collect()).collect();
     let pairs = (nodes * (nodes - 1) / 2) as f64;

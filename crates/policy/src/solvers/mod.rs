@@ -3,7 +3,7 @@
 //! Problem: n programs go to CPUs; CPUs come in groups that share a cache. A program suffers from those that run on
 //! other CPUs of its cache while it runs. With at most one program to a CPU that is CA's problem (2.1.1): the sum of
 //! mutual degradations over all pairs that share a cache is to be as small as possible. With more programs than CPUs,
-//! programs on one CPU take turns: they do not meet, and a neighbour CPU that takes turns among l programs shows each
+//! programs on one CPU take turns: they do not meet, and a neighbor CPU that takes turns among l programs shows each
 //! of them 1/l of the time. Loads differ by at most one, so nobody pays with processor time.
 //!
 //! `total = sum over programs i, over CPUs q of i's cache but its own, over j on q, of cost[i][j] / load(q)`
@@ -178,8 +178,8 @@ pub fn random(costs: &Costs, seats: &Seats, seed: u64) -> RandomTotals {
     }
     let pairs = |row: usize| costs[row].iter().enumerate().filter(move |&(j, _)| j != row).map(|(_, cost)| cost);
     let sum: f64 = (0..programs).map(|row| pairs(row).sum::<f64>()).sum();
-    let neighbours: f64 = seats.cpus_per_cache.iter().map(|&c| f64::from(c) * (f64::from(c) - 1.0)).sum();
-    let mean = sum * neighbours / (cpus as f64 * (programs.max(cpus) as f64 - 1.0));
+    let neighbors: f64 = seats.cpus_per_cache.iter().map(|&c| f64::from(c) * (f64::from(c) - 1.0)).sum();
+    let mean = sum * neighbors / (cpus as f64 * (programs.max(cpus) as f64 - 1.0));
     let mut generator = SplitMix64::new(seed);
     let mut totals: Vec<f64> =
         (0..SAMPLES).map(|_| random_seating(programs, seats, &mut generator).total(costs)).collect();

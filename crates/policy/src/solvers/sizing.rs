@@ -1,6 +1,6 @@
 //! How much of one cache each of several programs gets.
 //!
-//! Problem: a cache comes in `units` (colours or ways). Each claimant has a cost for every number of units it may hold
+//! Problem: a cache comes in `units` (colors or ways). Each claimant has a cost for every number of units it may hold
 //! (misses, stalled cycles, lost speed: the caller's choice), and holds at least its floor. All units are dealt out so
 //! that the sum of the costs, or the worst of them, is as small as possible. With cliffs in the curves the general problem
 //! is hard for heuristics, but the units are few: dynamic programming over them is exact.

@@ -190,7 +190,7 @@ fn forty_eight_programs_on_eight_caches_are_bounded() {
     assert!(worst.total <= worst.lower_bound && worst.total > solved.total);
 }
 
-/// With more programs than CPUs, do those that clash take turns on one CPU?
+/// With more programs than CPUs, do those that penalty take turns on one CPU?
 #[test]
 fn programs_that_clash_share_a_cpu() {
     let mut matrix = vec![vec![0.0; 4]; 4];

@@ -1,6 +1,6 @@
 //! Bars in groups, side by side or stacked, with whiskers and reference levels.
 
-use super::COLOURS;
+use super::COLORS;
 use super::axis::{Axis, Laid};
 use super::chart::legend;
 use super::svg::{Anchor, Svg, text_width};
@@ -133,7 +133,7 @@ impl Bars {
             let (high, low) = (y.at(base.max(base + value)), y.at(base.min(base + value)));
             let name = self.series.get(at).map_or("", String::as_str);
             let title = [group.name.as_str(), name, &number(value)].join(" ").replace("  ", " ");
-            svg.rect(&format!("f{}", at % COLOURS), (x, high), ((wide - 1.0).max(1.0), low - high), None, &title);
+            svg.rect(&format!("f{}", at % COLORS), (x, high), ((wide - 1.0).max(1.0), low - high), None, &title);
             if let Some((low, high)) = bar.interval.filter(|_| !self.stacked) {
                 let middle = x + wide / 2.0;
                 svg.line("w", (middle, y.at(low)), (middle, y.at(high)));

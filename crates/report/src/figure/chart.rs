@@ -1,6 +1,6 @@
 //! Lines and points over two axes: curves with error bands, scatter plots, bars of error, reference values.
 
-use super::COLOURS;
+use super::COLORS;
 use super::axis::{Axis, Laid};
 use super::svg::{Anchor, Svg, text_width};
 use crate::text::number;
@@ -50,8 +50,8 @@ pub struct Series {
     pub mark: Mark,
     pub spread: Spread,
     pub dashed: bool,
-    /// Index of its colour; `None` = the next one. The same index in two figures gives the same colour.
-    pub colour: Option<usize>,
+    /// Index of its color; `None` = the next one. The same index in two figures gives the same color.
+    pub color: Option<usize>,
 }
 
 /// Something to compare with, drawn behind the data.
@@ -106,12 +106,12 @@ impl Chart {
         let mut plot = self.lay_out();
         plot.grid(&self.x.label, &self.y.label);
         self.references.iter().for_each(|reference| plot.reference(reference));
-        let colour = |at: usize| self.series[at].colour.unwrap_or(at);
+        let color = |at: usize| self.series[at].color.unwrap_or(at);
         for (at, series) in self.series.iter().enumerate() {
-            plot.spread(series, colour(at));
+            plot.spread(series, color(at));
         }
         for (at, series) in self.series.iter().enumerate() {
-            plot.series(series, colour(at));
+            plot.series(series, color(at));
         }
         plot.svg
     }
@@ -125,7 +125,7 @@ impl Chart {
             top = 38.0;
         }
         let entries: Vec<(&str, usize, bool)> =
-            self.series.iter().enumerate().map(|(at, s)| (s.name.as_str(), s.colour.unwrap_or(at), s.dashed)).collect();
+            self.series.iter().enumerate().map(|(at, s)| (s.name.as_str(), s.color.unwrap_or(at), s.dashed)).collect();
         if entries.len() > 1 {
             top = legend(&mut svg, &entries, top, width);
         }
@@ -150,16 +150,16 @@ impl Chart {
     }
 }
 
-/// Names and colours of the series, wrapped to the width; the y below it.
+/// Names and colors of the series, wrapped to the width; the y below it.
 pub(super) fn legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f64, width: f64) -> f64 {
     let (mut x, mut y) = (14.0, top + 8.0);
-    for (name, colour, dashed) in entries {
+    for (name, color, dashed) in entries {
         let needs = 34.0 + text_width(name);
         if x + needs > width && x > 14.0 {
             (x, y) = (14.0, y + 19.0);
         }
-        let dash = if *dashed || *colour >= COLOURS { " d" } else { "" };
-        svg.line(&format!("l s{}{dash}", colour % COLOURS), (x, y), (x + 16.0, y));
+        let dash = if *dashed || *color >= COLORS { " d" } else { "" };
+        svg.line(&format!("l s{}{dash}", color % COLORS), (x, y), (x + 16.0, y));
         svg.text("n", (x + 21.0, y + 4.0), Anchor::Start, name);
         x += needs;
     }
@@ -229,14 +229,14 @@ impl Plot<'_> {
         self.svg.text("n m", (at, self.top + 12.0), anchor, label);
     }
 
-    fn spread(&mut self, series: &Series, colour: usize) {
+    fn spread(&mut self, series: &Series, color: usize) {
         let with: Vec<(f64, f64, f64)> = series
             .points
             .iter()
             .filter(|p| p.x.is_finite())
             .filter_map(|p| p.interval.map(|(low, high)| (self.x.at(p.x), self.y.at(low), self.y.at(high))))
             .collect();
-        let slot = colour % COLOURS;
+        let slot = color % COLORS;
         if series.spread == Spread::Whiskers || series.mark == Mark::Points {
             for (x, low, high) in with {
                 let class = format!("l s{slot}");
@@ -252,10 +252,10 @@ impl Plot<'_> {
         }
     }
 
-    fn series(&mut self, series: &Series, colour: usize) {
-        let slot = colour % COLOURS;
+    fn series(&mut self, series: &Series, color: usize) {
+        let slot = color % COLORS;
         if series.mark != Mark::Points {
-            let dash = if series.dashed || colour >= COLOURS { " d" } else { "" };
+            let dash = if series.dashed || color >= COLORS { " d" } else { "" };
             let class = format!("l s{slot}{dash}");
             for run in series.points.split(|p| !(p.x.is_finite() && p.y.is_finite())) {
                 let line = self.polyline(run, series.mark);

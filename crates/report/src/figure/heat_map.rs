@@ -1,9 +1,9 @@
-//! A matrix as coloured cells, with the numbers written in where they fit.
+//! A matrix as colored cells, with the numbers written in where they fit.
 
 use super::svg::{Anchor, Svg, text_width};
 use crate::text::number;
 
-/// What the colour says.
+/// What the color says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Shade {
     /// Colors from nothing to hot; values below zero are cool.
@@ -23,14 +23,14 @@ pub struct HeatMap {
     pub row_label: String,
     pub column_label: String,
     pub values: Vec<Vec<Option<f64>>>,
-    /// Value of the strongest colour; `None` = the largest magnitude there is.
+    /// Value of the strongest color; `None` = the largest magnitude there is.
     pub full: Option<f64>,
     pub shade: Shade,
     /// Written after the number, with a space (`%`).
     pub unit: String,
     /// Digits after the point; `None` = three significant digits.
     pub decimals: Option<usize>,
-    /// Colours by the square root of the value, so that one very hot cell does not make the others look alike.
+    /// Colors by the square root of the value, so that one very hot cell does not make the others look alike.
     pub by_root: bool,
     /// Leave the numbers out (large maps); names are left out where rows are thinner than text.
     pub bare: bool,

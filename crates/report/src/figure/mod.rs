@@ -1,7 +1,7 @@
 //! Figures as SVG: the same few kinds serve the HTML report, the command line and the papers' figures.
 //!
 //! A figure is plain data ([`Chart`], [`HeatMap`], [`Bars`], [`Timeline`]); `svg()` gives a file that stands alone,
-//! `inline()` the same drawing without its style, for a page that brings [`STYLE`] along. Colours are names that the
+//! `inline()` the same drawing without its style, for a page that brings [`STYLE`] along. Colors are names that the
 //! style fills in, so that one drawing serves light and dark. Same data, same bytes.
 
 mod axis;
@@ -17,8 +17,8 @@ pub use chart::{Chart, Mark, Point, Reference, Series, Spread};
 pub use heat_map::{HeatMap, Shade};
 pub use timeline::{Lane, Span, Timeline};
 
-/// The style that every figure needs, once per page: colours for light and dark, text sizes.
+/// The style that every figure needs, once per page: colors for light and dark, text sizes.
 pub const STYLE: &str = include_str!("figure.css");
 
-/// Colours for series; further ones begin again, with dashes.
-pub const COLOURS: usize = 8;
+/// Colors for series; further ones begin again, with dashes.
+pub const COLORS: usize = 8;

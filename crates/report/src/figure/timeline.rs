@@ -1,6 +1,6 @@
 //! Lanes over time: where tasks ran, phases, turns of gangs.
 
-use super::COLOURS;
+use super::COLORS;
 use super::axis::{Axis, Laid};
 use super::chart::legend;
 use super::svg::{Anchor, Svg, text_width};
@@ -29,7 +29,7 @@ pub struct Lane {
 pub struct Timeline {
     pub title: String,
     pub x: Axis,
-    /// What the colours stand for.
+    /// What the colors stand for.
     pub kinds: Vec<String>,
     pub lanes: Vec<Lane>,
     /// Moments that matter, across all lanes.
@@ -78,7 +78,7 @@ impl Timeline {
                 let name = if span.title.is_empty() { self.kinds.get(span.kind) } else { Some(&span.title) };
                 let name = name.map_or("", String::as_str);
                 let title = format!("{}: {name}, {} to {}", lane.name, number(span.from), number(span.to));
-                let class = format!("f{}", span.kind % COLOURS);
+                let class = format!("f{}", span.kind % COLORS);
                 svg.rect(&class, (from, y + 3.0), ((to - from).max(0.8), LANE - 6.0), None, &title);
             }
         }

@@ -60,7 +60,7 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     }
     text.push_str(&paint.faint(&size_axis(gutter, columns, low, high, &place)));
     if lines.len() > 1 {
-        let names = lines.iter().enumerate().map(|(at, line)| series_colour(paint, at, &format!("━ {}", line.name)));
+        let names = lines.iter().enumerate().map(|(at, line)| series_color(paint, at, &format!("━ {}", line.name)));
         text.push_str(&wrap(names.collect(), paint.width));
     }
     text
@@ -86,7 +86,7 @@ fn draw(canvas: &mut Canvas, series: usize, line: &CurveLine, place: &dyn Fn(f64
     }
 }
 
-fn canvas_row(canvas: &Canvas, row: usize, coloured: bool, paint: Paint) -> String {
+fn canvas_row(canvas: &Canvas, row: usize, colored: bool, paint: Paint) -> String {
     let cells = &canvas.cells[row * canvas.columns..(row + 1) * canvas.columns];
     let mut text = String::new();
     for &(dots, series) in cells {
@@ -94,14 +94,14 @@ fn canvas_row(canvas: &Canvas, row: usize, coloured: bool, paint: Paint) -> Stri
         let c = char::from_u32(0x2800 + u32::from(dots)).unwrap_or(' ');
         match dots {
             0 => text.push(' '),
-            _ if coloured => text.push_str(&series_colour(paint, series, &c.to_string())),
+            _ if colored => text.push_str(&series_color(paint, series, &c.to_string())),
             _ => text.push(c),
         }
     }
     text
 }
 
-fn series_colour(paint: Paint, series: usize, text: &str) -> String {
+fn series_color(paint: Paint, series: usize, text: &str) -> String {
     paint.sgr(&format!("38;5;{}", SERIES[series % SERIES.len()]), text)
 }
 
@@ -181,7 +181,7 @@ mod tests {
                └┴──────┴─────┴──────┴──────┴─────┴──────┴─────┴──────┴
                64K   128K  256K   512K    1M    2M     4M    8M     16M
         "#]];
-        want.assert_eq(&curve_picture(&[line], "misses per 1000 instructions", Paint { colour: false, width: 60 }));
+        want.assert_eq(&curve_picture(&[line], "misses per 1000 instructions", Paint { color: false, width: 60 }));
     }
 
     /// Does odd data (nothing, one point, zeros, values that are not finite) draw without harm?

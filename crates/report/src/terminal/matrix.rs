@@ -1,13 +1,13 @@
-//! Who hurts whom, as a matrix in colours, or in shades where there are none.
+//! Who hurts whom, as a matrix in colors, or in shades where there are none.
 
 use super::Paint;
 use crate::results::Matrix;
 use crate::table::{Align, pad, width};
 use crate::text::number;
 
-/// From calm to hot, of the 256-colour palette.
+/// From calm to hot, of the 256-color palette.
 const HEAT: [u8; 6] = [0, 58, 94, 130, 166, 160];
-/// The same without colour, behind the number.
+/// The same without color, behind the number.
 const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
 
 /// The matrix under its names, row suffers from column, and a line that says so.
@@ -44,7 +44,7 @@ fn one(value: Option<(String, f64)>, cell: usize, paint: Paint) -> String {
     let Some((shown, share)) = value else { return pad("– ", cell, Align::Right) };
     // By the square root, so that one very hot pair does not make all others look alike.
     let step = (share.clamp(0.0, 1.0).sqrt() * (HEAT.len() - 1) as f64 + 0.5) as usize;
-    if paint.colour {
+    if paint.color {
         let padded = format!("{} ", pad(&shown, cell - 1, Align::Right));
         return if step == 0 || share.is_nan() {
             padded
@@ -75,9 +75,9 @@ mod tests {
         Matrix { scheme: "sdc".into(), unit: "percent".into(), names, values }
     }
 
-    /// Does the matrix say who suffers from whom without any colour?
+    /// Does the matrix say who suffers from whom without any color?
     #[test]
-    fn shades_stand_in_for_colours() {
+    fn shades_stand_in_for_colors() {
         expect![[r#"
                    mcf  milc
             mcf    0.0  48.0█
@@ -88,8 +88,8 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_on_when_wanted() {
-        let text = matrix_picture(&matrix(), Paint { colour: true, width: 80 });
+    fn colors_are_on_when_wanted() {
+        let text = matrix_picture(&matrix(), Paint { color: true, width: 80 });
         assert!(text.contains("\u{1b}[97;48;5;160m"), "{text}");
     }
 }

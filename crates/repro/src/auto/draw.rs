@@ -297,7 +297,7 @@ fn job(name: &str, phase: Phase) -> Job {
 /// The programs of one mix; `None` where the machine has no data cache, or has no use for the family.
 pub fn mix(machine: &MachineSpec, family: Family, seed: u64, length_ns: u64) -> Option<Vec<Job>> {
     let on = Measures::of(machine)?;
-    let divides = machine.pages.colours.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
+    let divides = machine.pages.colors.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
     let useless = match family {
         Family::Space => !divides,
         Family::Sharing | Family::Crossed => on.caches < 2 || on.cores_per_cache < 2,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Event, Machine, MachineSpec, Observation, PolicyConfig, ProcessId, Record, TaskId, Window};
+use cachemate_core::{Event, Machine, MachineSpec, Observation, PolicyConfig, ProcessId, TaskId, Window, WindowRecord};
 use cachemate_interval::{IntervalMachine, Job, Options};
 use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
 
@@ -47,7 +47,7 @@ pub fn run(
     contender: &Contender,
     seed: u64,
     length_ns: u64,
-    mut each: impl FnMut(&Record),
+    mut each: impl FnMut(&WindowRecord),
 ) -> Result<Outcome, ReproError> {
     let options = Options { seed, length_ns: Some(length_ns), ..Options::default() };
     let wrong = failed(contender.what);

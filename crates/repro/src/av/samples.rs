@@ -20,7 +20,7 @@ pub(super) struct Sample {
     pub tasks: Vec<Activity>,
 }
 
-/// How sets make up super sets: runs of neighbours (AV 2.2, Figure 2) or those with equal low bits (AV 4.1).
+/// How sets make up super sets: runs of neighbors (AV 2.2, Figure 2) or those with equal low bits (AV 4.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Form {
     pub contiguous: bool,

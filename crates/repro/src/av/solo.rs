@@ -153,7 +153,7 @@ fn pictures(context: &Context<'_>, runs: &[Solo]) -> Finding {
     for run in pictured().filter(|run| run.seed == context.seeds[0]) {
         finding.figures.push(heat_map(run));
     }
-    finding.note("Dark is high activity here, light low (the paper's colours are the other way round).")
+    finding.note("Dark is high activity here, light low (the paper's colors are the other way round).")
 }
 
 /// Percent of all accesses in the busiest quarter of the super sets, mean over samples.

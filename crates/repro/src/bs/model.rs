@@ -10,7 +10,7 @@
 use cachemate_pipeline::OfflineProfiler;
 use std::collections::BTreeMap;
 
-use cachemate_core::{Level, ProfilerConfig, Record, Replacement, ReplacementModel, SplitMix64, TaskId};
+use cachemate_core::{Level, ProfilerConfig, Replacement, ReplacementModel, SplitMix64, TaskId, WindowRecord};
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statcc::{AtRate, lru_at_rates, random_at_rates};
 use cachemate_locality::{statcache, statstack};
@@ -18,8 +18,8 @@ use cachemate_sim::results::RunResults;
 
 use super::scatter;
 use super::stretch::{Span, Stretch, read};
-use crate::cmt::groups::{Asked, GROUPS, Sum, by_group, by_task, measure_groups};
-use crate::cmt::{CONTEXTS, SCALE, Setting, jobs, ratio};
+use crate::niagara::groups::{Asked, GROUPS, Sum, by_group, by_task, measure_groups};
+use crate::niagara::{CONTEXTS, SCALE, Setting, jobs, ratio};
 use crate::setup::{Job, Workload, failed};
 use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
 
@@ -244,7 +244,7 @@ fn beforehand(context: &Context<'_>, case: &Case) -> Result<Vec<Pair>, ReproErro
     by_group(&records).iter().map(pair).collect()
 }
 
-fn reuse_times(records: &[Record], case: &Case) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
+fn reuse_times(records: &[WindowRecord], case: &Case) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::Reuse {
         level: Level::L2,
         replacement: case.by,

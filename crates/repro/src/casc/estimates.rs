@@ -8,11 +8,11 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Level, ProfilerConfig, Record, RowParameters, TaskId};
+use cachemate_core::{Level, ProfilerConfig, RowParameters, TaskId, WindowRecord};
 use cachemate_pipeline::OfflineProfiler;
 
-use crate::cmt::groups::{Asked, GROUPS, Sum, by_group, by_task, measure_groups};
-use crate::cmt::{CONTEXTS, LONGEST_ROW_NS, SCALE, SIZES_KB, Setting, jobs, ratio};
+use crate::niagara::groups::{Asked, GROUPS, Sum, by_group, by_task, measure_groups};
+use crate::niagara::{CONTEXTS, LONGEST_ROW_NS, SCALE, SIZES_KB, Setting, jobs, ratio};
 use crate::setup::failed;
 use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
 
@@ -126,7 +126,7 @@ fn tell(context: &Context<'_>, setting: &Setting) -> Result<Told, ReproError> {
     Ok(Told { errors: told, right })
 }
 
-fn of_rows(context: &Context<'_>, setting: &Setting, rows_ns: u64) -> Result<Vec<Record>, ReproError> {
+fn of_rows(context: &Context<'_>, setting: &Setting, rows_ns: u64) -> Result<Vec<WindowRecord>, ReproError> {
     let asked = Asked {
         rows_ns: Some(rows_ns),
         locations: None,
@@ -142,7 +142,7 @@ fn same_side(found: &[f64], truth: &[f64]) -> u32 {
 }
 
 /// PCMRs from the rows alone.
-fn measured(records: &[Record], own_counts: bool) -> Result<BTreeMap<TaskId, f64>, ReproError> {
+fn measured(records: &[WindowRecord], own_counts: bool) -> Result<BTreeMap<TaskId, f64>, ReproError> {
     let parameters = RowParameters { own_counts, ..RowParameters::default() };
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: Level::L2, parameters }]);
     for record in records {
@@ -157,7 +157,7 @@ fn measured(records: &[Record], own_counts: bool) -> Result<BTreeMap<TaskId, f64
 
 /// Worst and mean error of each form over the groups.
 fn errors(
-    records: &[Record],
+    records: &[WindowRecord],
     own: &BTreeMap<TaskId, f64>,
     solved: &BTreeMap<TaskId, f64>,
 ) -> Result<Vec<(&'static str, f64, f64)>, ReproError> {

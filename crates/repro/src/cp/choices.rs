@@ -11,10 +11,10 @@ use cachemate_report::figure::{Axis, BarGroup, Bars};
 
 use super::isolation::{best_sum, chosen_sum, controls_unaffected, forecast_finding, name, percent, recovered};
 use super::pairs::{
-    Alone, Asked, CONTROLS, Expected, Measured, PAIRS, Pair, Solo, alone_by_colours, expected, inputs, measure_pairs,
+    Alone, Asked, CONTROLS, Expected, Measured, PAIRS, Pair, Solo, alone_by_colors, expected, inputs, measure_pairs,
     pair_on_chip, solos,
 };
-use super::{COLOURS, Pace, decided_by, nominal_ns, tell};
+use super::{COLORS, Pace, decided_by, nominal_ns, tell};
 use crate::setup::{Workload, built, failed, run_under};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
@@ -95,10 +95,10 @@ fn controls_twice(context: &Context<'_>, pairs: &[Pair], pace: Pace) -> Result<[
 }
 
 fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproError> {
-    let splits: Vec<u32> = context.pick(vec![4, 12], (1..COLOURS).collect());
+    let splits: Vec<u32> = context.pick(vec![4, 12], (1..COLORS).collect());
     let few: &[Pair] = if l3 { &PAIRS[2..3] } else { &PAIRS[4..5] };
     let pairs: &[Pair] = context.pick(few, &PAIRS);
-    let colours: Vec<u32> = context.pick(vec![1, 4, 8, 12, 14, COLOURS], (1..=COLOURS).collect());
+    let colors: Vec<u32> = context.pick(vec![1, 4, 8, 12, 14, COLORS], (1..=COLORS).collect());
     let solos: Vec<Vec<[Solo; 2]>> = context
         .seeds
         .iter()
@@ -107,7 +107,7 @@ fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproErro
     let seed = context.seeds[0];
     let programs: Vec<_> =
         pairs.iter().zip(&solos[0]).flat_map(|(&pair, &alone)| inputs(pair, seed).into_iter().zip(alone)).collect();
-    let mut alone = alone_by_colours(context, &programs, &colours, l3, pace, seed)?.into_iter();
+    let mut alone = alone_by_colors(context, &programs, &colors, l3, pace, seed)?.into_iter();
     let alone: Vec<[Alone; 2]> = std::iter::from_fn(|| Some([alone.next()?, alone.next()?])).collect();
     let expect = |(&pair, alone): (&Pair, &[Alone; 2])| -> Result<Option<Expected>, ReproError> {
         Ok(expected(&pair_on_chip(pair, l3, pace, seed, 0)?, [&alone[0].space, &alone[1].space]))
@@ -146,7 +146,7 @@ fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproErro
     Ok(Study { by_seed, alone, expected, offline, online })
 }
 
-/// Colours of the first program after so many windows, or `None` = left shared. What was on trial when the run ended does
+/// Colors of the first program after so many windows, or `None` = left shared. What was on trial when the run ended does
 /// not count: the shares are those of the last verdict, or of the end where there was none.
 fn chosen_online(workload: &Workload, entries: u64, pace: Pace, windows: u64) -> Result<Option<u32>, ReproError> {
     let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "");
@@ -165,7 +165,7 @@ fn chosen_online(workload: &Workload, entries: u64, pace: Pace, windows: u64) ->
     let (Some(first), Some(second)) = (of(0), of(1)) else { return Ok(None) };
     Ok(match &first.units {
         // One partition for both is the shared cache.
-        Units::Colours { allowed, .. } if first.group != second.group => Some(allowed.count()),
+        Units::Colors { allowed, .. } if first.group != second.group => Some(allowed.count()),
         _ => None,
     })
 }
@@ -189,7 +189,7 @@ pub(crate) fn sizing(
     let mut by = decided_by(workload, "cache-sizing", &parameters, window);
     let l2 = workload.machine.caches.iter().find(|cache| cache.level == Level::L2);
     let (size_bytes, ways) = l2.map_or((0, 0), |cache| (cache.size_bytes, cache.ways));
-    let cache = TracedCache { level: Level::L2, size_bytes, colors: COLOURS, ways, points: COLOURS };
+    let cache = TracedCache { level: Level::L2, size_bytes, colors: COLORS, ways, points: COLORS };
     by.profilers.push(ProfilerConfig::MissTrace { cache, as_in_the_thesis: false });
     by
 }
@@ -197,7 +197,7 @@ pub(crate) fn sizing(
 /// The split with the least sum of two curves (thesis equation 5.3).
 fn least_sum(curves: [Vec<f64>; 2]) -> u32 {
     let claims = curves.map(|costs| Claim { costs, at_least: 1 });
-    exact(&claims, COLOURS, Total::Sum).expect("sixteen colours for two, and measured costs")[0]
+    exact(&claims, COLORS, Total::Sum).expect("sixteen colors for two, and measured costs")[0]
 }
 
 fn per_cycle(per_kilo_instr: &[f64], alone: &Alone) -> Vec<f64> {
@@ -229,7 +229,7 @@ fn stalls_against_misses(context: &Context<'_>, study: &Study, pace: Pace) -> Fi
             let first = least_sum([curve(&alone[0]), curve(&alone[1])]);
             let values: Vec<f64> = study.by_seed.iter().map(|pairs| gain(&pairs[at], Some(first))).collect();
             by_seed.iter_mut().zip(&values).for_each(|(all, &value)| all.push(value));
-            let split = format!("{first}:{}", COLOURS - first);
+            let split = format!("{first}:{}", COLORS - first);
             points.push(DataPoint::over(kind, format!("{} {split}", name(study.by_seed[0][at].pair)), &values));
         }
         by_kind.push(by_seed.iter().map(|values| mean(values)).collect());
@@ -318,7 +318,7 @@ fn online_against_best(context: &Context<'_>, study: &Study, where_: &str, pace:
 }
 
 fn choice_points(study: &Study, where_: &str, best: &dyn Fn(&Measured) -> f64) -> (Vec<DataPoint>, Figure) {
-    let split = |first: Option<u32>| first.map_or("shared".to_string(), |first| format!("{first}:{}", COLOURS - first));
+    let split = |first: Option<u32>| first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
     let mut points = Vec::new();
     let mut groups = Vec::new();
     for (at, pair) in study.by_seed[0].iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What operators ask for instead of throughput: a floor for one program, fairness for all, in colours and in ways (thesis
+//! What operators ask for instead of throughput: a floor for one program, fairness for all, in colors and in ways (thesis
 //! ch. 7: quality of service; issue's extension).
 //!
 //! One program beside a greedy one, both measured online and sized by the policy; every program is timed over the same
@@ -17,7 +17,7 @@ use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, me
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     ids: &["GOALS"],
-    what: "a floor for one program and fairness for all, in colours and in ways, and what they cost the others",
+    what: "a floor for one program and fairness for all, in colors and in ways, and what they cost the others",
     full_minutes: 3.0,
     run: measure,
 };
@@ -34,7 +34,7 @@ const DECISION_CYCLES: u64 = 200_000;
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Way {
     Shared,
-    /// By the sizing policy, for an objective; with the floor or without, in colours or in ways.
+    /// By the sizing policy, for an objective; with the floor or without, in colors or in ways.
     Sized {
         objective: &'static str,
         floor: bool,
@@ -70,9 +70,9 @@ fn slowed(pair: Pair, alone: [Solo; 2], way: Way, pace: Pace, seed: u64) -> Resu
     Ok([0, 1].map(|at| 100.0 * (alone[at].rate / rates[at].instr_per_cycle - 1.0)))
 }
 
-/// The same machine with cache allocation in the L2 instead of a kernel that colours.
+/// The same machine with cache allocation in the L2 instead of a kernel that colors.
 fn in_ways(workload: &mut Workload) {
-    workload.machine.pages.colours = None;
+    workload.machine.pages.colors = None;
     let l2 = workload.machine.caches.iter_mut().filter(|cache| cache.level == Level::L2);
     l2.for_each(|cache| {
         cache.way_partitions = Some(WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
@@ -139,7 +139,7 @@ fn finding(context: &Context<'_>, pairs: &[Pair], by_seed: &[Vec<[f64; 2]>], pac
     .time_scale(pace.scale as f64)
     .note(format!(
         "Sized online from traces. What the floors cost those beside them, against sharing: {}. Logs hold fetches of code: vortex' data \
-         hardly asks for space, its code does (alone: 19 % slower with 4 of 16 colours, 4 % with 8).",
+         hardly asks for space, its code does (alone: 19 % slower with 4 of 16 colors, 4 % with 8).",
         costs.join(", "),
     ))
     .figure(Figure::bars("goals", &bars))

@@ -4,7 +4,7 @@
 use cachemate_report::figure::{Axis, BarGroup, Bars, Chart, Point, Reference, Series};
 
 use super::pairs::{Expected, Measured, Pair};
-use super::{COLOURS, Pace};
+use super::{COLORS, Pace};
 use crate::{Bar, Context, DataPoint, Figure, Finding, mean};
 
 pub(super) fn percent(share: f64) -> f64 {
@@ -24,7 +24,7 @@ fn gain_points(by_seed: &[Vec<Measured>]) -> Vec<DataPoint> {
                     by_seed.iter().map(|seed| percent(seed[at].gains(&seed[at].splits[place].1)[which])).collect();
                 let of = [pair.pair.0, pair.pair.1][which];
                 let series = format!("{}: {of}", name(pair.pair));
-                points.push(DataPoint::over(series, format!("{first}:{}", COLOURS - first), &values));
+                points.push(DataPoint::over(series, format!("{first}:{}", COLORS - first), &values));
             }
         }
     }
@@ -47,12 +47,12 @@ pub(super) fn best_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: P
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(by_seed).map(|(&seed, all)| (seed, sum(all, best.0, best.1))).collect();
     let note = format!(
-        "Best: {} at {}:{}. The paper's 17 % came from a partition that leaked (frames of other colours after MaxTry); \
+        "Best: {} at {}:{}. The paper's 17 % came from a partition that leaked (frames of other colors after MaxTry); \
          here none leaks. Programs are timed over the same work in every run: what each does alone in {} million cycles \
          after {} million of warm-up.",
         name(pair.pair),
         pair.splits[best.1].0,
-        COLOURS - pair.splits[best.1].0,
+        COLORS - pair.splits[best.1].0,
         pace.measured_cycles() / 1_000_000,
         pace.warm_up_cycles / 1_000_000,
     );
@@ -88,7 +88,7 @@ fn pair_figure(by_seed: &[Vec<Measured>], at: usize) -> Figure {
     };
     let chart = Chart {
         title: format!("{}: gain over sharing the cache", name(pair.pair)),
-        x: Axis::linear(&format!("colours of {}; the rest of 16 is {}'s", pair.pair.0, pair.pair.1)),
+        x: Axis::linear(&format!("colors of {}; the rest of 16 is {}'s", pair.pair.0, pair.pair.1)),
         y: Axis::linear("instructions per cycle against sharing, %"),
         series: vec![series(0), series(1)],
         references: vec![Reference::Y { label: "shared".to_string(), at: 0.0 }],
@@ -113,7 +113,7 @@ pub(super) fn chosen_sum(
         context.seeds.iter().zip(by_seed.iter().zip(chosen).map(worst)).map(|(&seed, worst)| (seed, worst)).collect();
     let points = by_seed[0].iter().zip(&chosen[0]).enumerate().map(|(at, (pair, &first))| {
         let values: Vec<f64> = by_seed.iter().zip(chosen).map(|(seed, chosen)| sum(&seed[at], chosen[at])).collect();
-        let at = first.map_or("shared".to_string(), |first| format!("{first}:{}", COLOURS - first));
+        let at = first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
         DataPoint::over(name(pair.pair), at, &values)
     });
     Finding::new(

@@ -11,8 +11,8 @@ use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
 use cachemate_sim::metrics::weighted_speedup;
 
 use super::choices::{WINDOW_CYCLES, sizing};
-use super::pairs::{Alone, Input, Solo, alone_by_colours, solos};
-use super::{COLOURS, Pace, job, on_chip, tell, told};
+use super::pairs::{Alone, Input, Solo, alone_by_colors, solos};
+use super::{COLORS, Pace, job, on_chip, tell, told};
 use crate::work::{self, Work, Worked};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
@@ -61,14 +61,14 @@ fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
     drawn
 }
 
-/// The best deal of all colours for weighted speed-up, as index lists side by side.
+/// The best deal of all colors for weighted speed-up, as index lists side by side.
 fn best_shares(alone: &[&Alone]) -> Vec<String> {
     let claim = |alone: &&Alone| {
         let all = alone.space.whole_cycles();
         Claim { costs: alone.space.cycles_per_instr.iter().map(|cycles| -all / cycles).collect(), at_least: 1 }
     };
     let claims: Vec<Claim> = alone.iter().map(claim).collect();
-    let deal = exact(&claims, COLOURS, Total::Sum).expect("at most eight programs on sixteen colours");
+    let deal = exact(&claims, COLORS, Total::Sum).expect("at most eight programs on sixteen colors");
     let mut next = 0;
     let share = |units: u32| {
         next += units;
@@ -99,7 +99,7 @@ fn run_mix(
     let online = run(Some(built(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, ""))?))?;
     let shares =
         online.decisions.last().into_iter().flat_map(|last| &last.plan.shares).map(|share| match &share.units {
-            Units::Colours { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),
+            Units::Colors { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),
             Units::Ways { mask } => format!("{} ways", mask.count()),
         });
     Ok(Mix {
@@ -115,7 +115,7 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     // In full: a trial is through before the programs' work begins, and the work is as long as their phases.
     let pace = context
         .pick(Pace { scale: 30_000, warm_up_cycles: 24_000_000 }, Pace { scale: 5_000, warm_up_cycles: 48_000_000 });
-    let colours: Vec<u32> = context.pick(vec![1, 3, 6, 12, COLOURS], (1..=COLOURS).collect());
+    let colors: Vec<u32> = context.pick(vec![1, 3, 6, 12, COLORS], (1..=COLORS).collect());
     // Mixes of four and of eight: in full seventeen a seed, so that three seeds make fifty; a quick run has one of four a
     // seed, and one of eight for every fourth.
     let seeds = context.seeds.len();
@@ -134,7 +134,7 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds[0];
     let solos = solos(context, &programs, true, pace, seed)?;
     let both: Vec<(Input, Solo)> = programs.iter().copied().zip(solos.iter().copied()).collect();
-    let curves = alone_by_colours(context, &both, &colours, true, pace, seed)?;
+    let curves = alone_by_colors(context, &both, &colors, true, pace, seed)?;
     let alone: BTreeMap<usize, (Solo, Alone)> = needed.into_iter().zip(solos.into_iter().zip(curves)).collect();
     let all = context.run_all(&mixes, |(seed, programs)| {
         tell(context, &format!("{} programs", programs.len()), *seed);

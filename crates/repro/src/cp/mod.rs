@@ -1,11 +1,11 @@
-//! Cache partitioning by page colouring, and sizing the partitions (thesis ch. 4 and 5.7).
+//! Cache partitioning by page coloring, and sizing the partitions (thesis ch. 4 and 5.7).
 //!
 //! One chip of the thesis's machine, one program to a core (4.5). Its runs measured 60·10^9 cycles; one time scale
 //! divides these, the windows, and all costs of the operating system alike. The warm-up is the exception: caches are
 //! as large as the thesis's and fill no faster, so it is what filling takes, whatever the scale.
 
 mod choices;
-mod colours;
+mod colors;
 mod goals;
 mod isolation;
 mod mixes;
@@ -22,8 +22,8 @@ use cachemate_sim::machine::SimOptions;
 use crate::setup::{Job, Workload, built};
 use crate::{Context, Experiment, ReproError};
 
-/// Page colours of the machine.
-pub(crate) const COLOURS: u32 = 16;
+/// Page colors of the machine.
+pub(crate) const COLORS: u32 = 16;
 /// One chip, one program to a core, memory for the largest mix (thesis 4.5: "we use only 1 chip of the system").
 const CHIP: &str = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
 const MEASURED_CYCLES: u64 = 60_000_000_000;
@@ -48,7 +48,7 @@ impl Pace {
 /// See the index.
 pub fn experiments() -> Vec<Experiment> {
     vec![
-        colours::EXPERIMENT,
+        colors::EXPERIMENT,
         choices::EXPERIMENT,
         resize::EXPERIMENT,
         serve::EXPERIMENT,
@@ -83,7 +83,7 @@ pub(crate) fn job(name: &str, seed: u64) -> Job {
 /// Between two looks of a policy that only does what it was told.
 const TOLD_CYCLES: u64 = 50_000;
 
-/// Colours of each program, in order, from the start on.
+/// Colors of each program, in order, from the start on.
 pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<Pipeline, ReproError> {
     let shares: Vec<String> = shares.iter().map(|share| format!("'{share}'")).collect();
     let window_ns = nominal_ns(workload, TOLD_CYCLES);
@@ -103,9 +103,9 @@ pub(crate) fn decided_by(workload: &Workload, name: &str, parameters: &str, firs
     workload.pipeline(name, parameters, Vec::new(), first_window)
 }
 
-/// The first program gets `first` colours, the second the rest.
+/// The first program gets `first` colors, the second the rest.
 pub(crate) fn split(first: u32) -> Vec<String> {
-    vec![format!("0-{}", first - 1), format!("{first}-{}", COLOURS - 1)]
+    vec![format!("0-{}", first - 1), format!("{first}-{}", COLORS - 1)]
 }
 
 /// How often a run is told of.

@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use cachemate_core::{Plan, Profiles, TaskId, Window};
-use cachemate_policy::partition::space::Space;
+use cachemate_policy::partition::demand_curve::Space;
 use cachemate_policy::solvers::sizing::{Claim, Total, exact};
 
-use super::{COLOURS, Pace, job, on_chip, split, tell, told};
+use super::{COLORS, Pace, job, on_chip, split, tell, told};
 use crate::setup::Workload;
 use crate::work::{self, Work};
 use crate::{Context, ReproError};
@@ -37,7 +37,7 @@ pub(crate) struct Measured {
     pub pair: Pair,
     pub alone: [f64; 2],
     pub shared: [f64; 2],
-    /// By colours of the first.
+    /// By colors of the first.
     pub splits: Vec<(u32, [f64; 2])>,
 }
 
@@ -174,44 +174,43 @@ pub(crate) fn pair_on_chip(
     on_chip(jobs, 2, l3, pace, seed + other_frames)
 }
 
-/// A program alone with each number of colours.
+/// A program alone with each number of colors.
 pub(crate) struct Alone {
     pub space: Space,
     /// Cycles stalled on data beyond the first level.
     pub stalls_per_kilo_instr: Vec<f64>,
 }
 
-/// What each program alone does with each number of colours, measured by running it with them.
-pub(crate) fn alone_by_colours(
+/// What each program alone does with each number of colors, measured by running it with them.
+pub(crate) fn alone_by_colors(
     context: &Context<'_>,
     programs: &[(Input, Solo)],
-    colours: &[u32],
+    colors: &[u32],
     l3: bool,
     pace: Pace,
     seed: u64,
 ) -> Result<Vec<Alone>, ReproError> {
     let runs: Vec<((Input, Solo), u32)> =
-        programs.iter().flat_map(|&program| colours.iter().map(move |&colours| (program, colours))).collect();
-    let answers = context.run_all(&runs, |&(((program, input), solo), colours)| {
-        tell(context, &format!("{program} alone with {colours} colours"), seed);
+        programs.iter().flat_map(|&program| colors.iter().map(move |&colors| (program, colors))).collect();
+    let answers = context.run_all(&runs, |&(((program, input), solo), colors)| {
+        tell(context, &format!("{program} alone with {colors} colors"), seed);
         let workload = on_chip(vec![job(program, input)], 2, l3, pace, seed)?;
-        let by = told(&workload, &[format!("0-{}", colours - 1)])?;
+        let by = told(&workload, &[format!("0-{}", colors - 1)])?;
         let rates = work::together(&workload, &[solo.work], Some(by))?.rates[0];
         Ok([rates.misses_per_kilo_instr, 1.0 / rates.instr_per_cycle, rates.data_stalls_per_kilo_instr])
     })?;
-    Ok(answers.chunks(colours.len()).map(|row| filled_in(colours, row)).collect())
+    Ok(answers.chunks(colors.len()).map(|row| filled_in(colors, row)).collect())
 }
 
-/// For every number of colours, on straight lines between those that were measured.
-fn filled_in(colours: &[u32], row: &[[f64; 3]]) -> Alone {
+/// For every number of colors, on straight lines between those that were measured.
+fn filled_in(colors: &[u32], row: &[[f64; 3]]) -> Alone {
     let at = |held: u32, which: usize| {
-        let next = colours.partition_point(|&measured| measured < held).min(colours.len() - 1);
-        let before = next.saturating_sub(usize::from(colours[next] > held));
-        let along =
-            f64::from(held.saturating_sub(colours[before])) / f64::from((colours[next] - colours[before]).max(1));
+        let next = colors.partition_point(|&measured| measured < held).min(colors.len() - 1);
+        let before = next.saturating_sub(usize::from(colors[next] > held));
+        let along = f64::from(held.saturating_sub(colors[before])) / f64::from((colors[next] - colors[before]).max(1));
         row[before][which] + along.min(1.0) * (row[next][which] - row[before][which])
     };
-    let all = |which: usize| (1..=COLOURS).map(|held| at(held, which)).collect::<Vec<f64>>();
+    let all = |which: usize| (1..=COLORS).map(|held| at(held, which)).collect::<Vec<f64>>();
     let space = Space { misses_per_kilo_instr: all(0), cycles_per_instr: all(1) };
     Alone { space, stalls_per_kilo_instr: all(2) }
 }
@@ -220,13 +219,13 @@ fn filled_in(colours: &[u32], row: &[[f64; 3]]) -> Alone {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Expected {
     pub shared: [f64; 2],
-    /// Colours of the first at the best split, and the speeds there.
+    /// Colors of the first at the best split, and the speeds there.
     pub first: u32,
     pub split: [f64; 2],
 }
 
 impl Expected {
-    /// What an operator would choose for weighted speed-up: colours of the first, or `None` = leave the cache shared,
+    /// What an operator would choose for weighted speed-up: colors of the first, or `None` = leave the cache shared,
     /// where less than 1 % is expected of dividing. Sharing is the present, which is measured and not forecast: a run of
     /// the pair says what it is worth, in the sum of speeds over those alone.
     pub fn chosen(&self, weighted_speedup_shared: f64) -> Option<u32> {
@@ -241,7 +240,7 @@ pub(super) fn expected(workload: &Workload, spaces: [&Space; 2]) -> Option<Expec
         costs: space.cycles_per_instr.iter().map(|cycles| -space.whole_cycles() / cycles).collect(),
         at_least: 1,
     });
-    let deal = exact(&claims, COLOURS, Total::Sum).expect("sixteen colours for two, and measured costs");
+    let deal = exact(&claims, COLORS, Total::Sum).expect("sixteen colors for two, and measured costs");
     let topology = workload.machine.topology();
     let cache = topology.last_level_caches().next()?;
     let (level, bytes) = (cache.level, cache.size_bytes?);
@@ -293,7 +292,7 @@ mod tests {
         assert_eq!(chosen(&steep, &flat, 1.99), None, "sharing was measured to be as good");
     }
 
-    /// Do lines between measured numbers of colours pass through the measured points?
+    /// Do lines between measured numbers of colors pass through the measured points?
     #[test]
     fn measured_points_are_kept() {
         let alone = filled_in(&[1, 4, 16], &[[8.0, 2.0, 90.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]);

@@ -1,12 +1,12 @@
 //! CP-6: what changing a partition while the program runs costs, and what page by page, lazily or hottest first makes of
 //! it (thesis 4.6.5, Figure 4.12).
 //!
-//! One program swaps between the two halves of the colours at an interval; all its pages have to be copied each time. Its
+//! One program swaps between the two halves of the colors at an interval; all its pages have to be copied each time. Its
 //! throughput is compared with that in one half for good. Costs here are the machine's own, at time scale 1: a scaled
 //! cost a page would vanish beside the cache misses that follow a copy, which do not scale. Instead the program is smaller
 //! than the thesis's (117 MB), and the interval is that much shorter.
 
-use cachemate_core::{Member, Record, Units, Window};
+use cachemate_core::{Member, Units, Window, WindowRecord};
 use cachemate_report::figure::{Axis, Chart, Point, Series};
 use cachemate_sim::results::RunResults;
 
@@ -48,7 +48,7 @@ fn run(
     workload: &Workload,
     interval_cycles: u64,
     moving: Option<&str>,
-) -> Result<(RunResults, Vec<Record>), ReproError> {
+) -> Result<(RunResults, Vec<WindowRecord>), ReproError> {
     let interval = ns(workload, interval_cycles);
     let window_ns = interval / 4;
     let parameters = match moving {
@@ -70,12 +70,12 @@ fn work(results: &RunResults) -> f64 {
 
 /// Pages that the swaps within the measured part had to copy: all that were resident outside the new half. What the last
 /// record decides is never run.
-fn pages_copied(records: &[Record], from_ns: u64) -> f64 {
+fn pages_copied(records: &[WindowRecord], from_ns: u64) -> f64 {
     let mut pages = 0;
     for pair in records[..records.len().saturating_sub(1)].windows(2) {
-        let allowed = |record: &Record| {
+        let allowed = |record: &WindowRecord| {
             let share = record.decision.plan.shares.first()?;
-            let Units::Colours { allowed, .. } = &share.units else { return None };
+            let Units::Colors { allowed, .. } = &share.units else { return None };
             let Some(Member::Process(process)) = share.members.first() else { return None };
             Some((allowed.clone(), *process))
         };
@@ -85,7 +85,7 @@ fn pages_copied(records: &[Record], from_ns: u64) -> f64 {
             continue;
         }
         let task = pair[1].seen.tasks.iter().find(|task| task.process == process);
-        let known = task.and_then(|task| task.pages_per_colour.as_ref());
+        let known = task.and_then(|task| task.pages_per_color.as_ref());
         pages += known.map_or(0, |known| cachemate_policy::partition::units::pages_to_move(known, &after));
     }
     pages as f64
@@ -203,7 +203,7 @@ fn ways_finding(context: &Context<'_>, ways: &[Vec<f64>]) -> Finding {
     )
     .points(points.collect())
     .note(
-        "'never' leaves pages in the old colours: it costs nothing and isolates nobody. 'hot-first' watches touches for \
+        "'never' leaves pages in the old colors: it costs nothing and isolates nobody. 'hot-first' watches touches for \
          10 ms before it moves anything, which at intervals of a few milliseconds overtakes most of the moving.",
     )
 }

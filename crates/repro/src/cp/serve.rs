@@ -1,17 +1,17 @@
 //! CP-5: a level of service for each client, while clients go from two to four (thesis 4.6.4, Figure 4.11).
 //!
 //! The clients of one `warehouses` program have a warehouse each; the third and the fourth come halfway. The thesis's
-//! level of 9400 operations a second belongs to its machine; as there, one colour is just adequate for two clients: taken
+//! level of 9400 operations a second belongs to its machine; as there, one color is just adequate for two clients: taken
 //! is 95 % of what each of them gets with one, which leaves room for the noise of a window. Static small is that one
-//! colour, static large the fewest with which four clients reach the level. One core to a client, so that what changes
+//! color, static large the fewest with which four clients reach the level. One core to a client, so that what changes
 //! is the cache.
 
-use cachemate_core::{AccessSource, CpuId, PipelineConfig, Record, Turn, Window};
+use cachemate_core::{AccessSource, CpuId, PipelineConfig, Turn, Window, WindowRecord};
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{Program, SimMachine, SimOptions};
 
-use super::{COLOURS, Pace, WAREHOUSE_BYTES, decided_by, job, on_chip, tell};
+use super::{COLORS, Pace, WAREHOUSE_BYTES, decided_by, job, on_chip, tell};
 use crate::setup::{Workload, built, failed, run_under};
 use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
 
@@ -87,28 +87,28 @@ fn machine(workload: &Workload, late_cycle: u64) -> Result<SimMachine, ReproErro
     SimMachine::new(&workload.machine, &options, programs).map_err(failed("machine"))
 }
 
-/// One window of the measured part: clients that ran, work a nominal second for each, colours held, pages moving.
+/// One window of the measured part: clients that ran, work a nominal second for each, colors held, pages moving.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Seen {
     clients: usize,
     rate_per_s: f64,
-    colours: u32,
+    colors: u32,
     moving: bool,
 }
 
-fn seen(record: &Record) -> Option<Seen> {
+fn seen(record: &WindowRecord) -> Option<Seen> {
     let ran = |cpus: &[(CpuId, u64)]| cpus.iter().any(|(_, ns)| *ns > 0);
     let work: Vec<f64> =
         record.seen.tasks.iter().filter(|task| ran(&task.on_cpu_ns)).filter_map(|task| task.progress).collect();
     let held = record.seen.in_force.shares.first();
-    let colours = held.map_or(COLOURS, |held| match &held.share.units {
-        cachemate_core::Units::Colours { allowed, .. } => allowed.count(),
+    let colors = held.map_or(COLORS, |held| match &held.share.units {
+        cachemate_core::Units::Colors { allowed, .. } => allowed.count(),
         cachemate_core::Units::Ways { mask } => mask.count(),
     });
     (!work.is_empty()).then(|| Seen {
         clients: work.len(),
         rate_per_s: work.iter().sum::<f64>() / work.len() as f64 / (record.seen.span.elapsed_ns as f64 / 1e9),
-        colours,
+        colors,
         moving: !record.seen.in_force.pending.is_empty(),
     })
 }
@@ -133,11 +133,11 @@ fn first_window() -> Window {
 }
 
 /// Work a second for each client with a static share, after the warm-up.
-fn static_rate(seed: u64, lengths: Lengths, colours: u32, clients: usize) -> Result<f64, ReproError> {
+fn static_rate(seed: u64, lengths: Lengths, colors: u32, clients: usize) -> Result<f64, ReproError> {
     let workload = workload(seed, lengths)?;
     let late = if clients == CLIENTS { 0 } else { u64::MAX >> 20 };
     let parameters =
-        format!("window_ns = {}\nsteps = [{{ shares = ['0-{}'] }}]", window_ns(&workload, lengths), colours - 1);
+        format!("window_ns = {}\nsteps = [{{ shares = ['0-{}'] }}]", window_ns(&workload, lengths), colors - 1);
     let by = decided_by(&workload, "static-partition", &parameters, first_window());
     let seen = windows(machine(&workload, late)?, by, lengths.warm_up)?;
     Ok(mean(&seen.iter().map(|seen| seen.rate_per_s).collect::<Vec<_>>()))
@@ -159,13 +159,13 @@ fn story(seed: u64, lengths: Lengths, sizes: &[u32]) -> Result<Story, ReproError
     let small = sizes[0];
     let level = LEVEL * static_rate(seed, lengths, small, FIRST_CLIENTS)?;
     let mut large = None;
-    for &colours in sizes {
-        if large.is_none() && static_rate(seed, lengths, colours, CLIENTS)? >= level {
-            large = Some(colours);
+    for &colors in sizes {
+        if large.is_none() && static_rate(seed, lengths, colors, CLIENTS)? >= level {
+            large = Some(colors);
         }
     }
     let reachable = large.is_some();
-    let large = large.unwrap_or(COLOURS);
+    let large = large.unwrap_or(COLORS);
     let workload = workload(seed, lengths)?;
     let halfway = workload.warm_up_cycles + lengths.each * lengths.window_cycles;
     let window_ns = window_ns(&workload, lengths);
@@ -173,8 +173,8 @@ fn story(seed: u64, lengths: Lengths, sizes: &[u32]) -> Result<Story, ReproError
         let by = decided_by(&workload, name, parameters, first_window());
         windows(machine(&workload, halfway)?, by, lengths.warm_up)
     };
-    let fixed = |colours: u32| {
-        follow("static-partition", &format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-{}'] }}]", colours - 1))
+    let fixed = |colors: u32| {
+        follow("static-partition", &format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-{}'] }}]", colors - 1))
     };
     let managed = format!("window_ns = {window_ns}\nrate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
     Ok(Story {
@@ -197,7 +197,7 @@ impl Story {
     fn unexcused(&self) -> usize {
         let missed = self.missed(&self.managed);
         let excused = |at: usize| {
-            let found_out = self.managed.get(at + 1).is_some_and(|next| next.colours > self.managed[at].colours);
+            let found_out = self.managed.get(at + 1).is_some_and(|next| next.colors > self.managed[at].colors);
             found_out || self.managed[at].moving
         };
         (0..missed.len()).filter(|&at| missed[at] && !excused(at)).count()
@@ -240,19 +240,19 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             format!("static {}", first.large),
             &over(|story| story.off_level(&story.static_large)),
         ),
-        DataPoint::over("colours", "static small", &over(|story| f64::from(story.small))),
-        DataPoint::over("colours", "static large", &over(|story| f64::from(story.large))),
+        DataPoint::over("colors", "static small", &over(|story| f64::from(story.small))),
+        DataPoint::over("colors", "static large", &over(|story| f64::from(story.large))),
         DataPoint::over(
-            "colours, mean over the run",
+            "colors, mean over the run",
             "resized",
-            &over(|story| mean(&story.managed.iter().map(|seen| f64::from(seen.colours)).collect::<Vec<_>>())),
+            &over(|story| mean(&story.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<_>>())),
         ),
     ];
     let note = format!(
         "Level {:.0} a nominal second for each client. Of {} windows {:.1} missed it, all told; not counted are those after \
          which the share grew (one window of detection a step) and those in which pages were still being copied. A window \
          holds few operations, so its rate has noise of its own, and clients that come find nothing of theirs cached. With \
-         {} colours and up four clients reach the level{}.",
+         {} colors and up four clients reach the level{}.",
         first.level,
         first.managed.len(),
         mean(&over(count)),
@@ -263,7 +263,7 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         Finding::new(
             "CP-5",
             "windows below the level, detection and copying apart",
-            "9400 a second held; static 1 colour falls 15 % short, static 2 wastes",
+            "9400 a second held; static 1 color falls 15 % short, static 2 wastes",
             "windows",
             Bar::AtMost { bar: 0.0, paper_best: None },
             &per_seed,
@@ -278,7 +278,7 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 fn figure(story: &Story) -> Figure {
     let series = |name: &str, windows: &[Seen]| {
         let point = |(at, seen): (usize, &Seen)| Point {
-            title: Some(format!("{} colours, {} clients", seen.colours, seen.clients)),
+            title: Some(format!("{} colors, {} clients", seen.colors, seen.clients)),
             ..Point::new(at as f64, seen.rate_per_s / story.level)
         };
         let points = windows.iter().enumerate().map(point).collect();
@@ -289,9 +289,9 @@ fn figure(story: &Story) -> Figure {
         x: Axis::linear("window"),
         y: Axis::linear("over the level"),
         series: vec![
-            series(&format!("static, {} colours", story.small), &story.static_small),
+            series(&format!("static, {} colors", story.small), &story.static_small),
             series("resized", &story.managed),
-            series(&format!("static, {} colours", story.large), &story.static_large),
+            series(&format!("static, {} colors", story.large), &story.static_large),
         ],
         references: vec![Reference::Y { label: "level".to_string(), at: 1.0 }],
         ..Chart::default()
@@ -306,7 +306,7 @@ mod tests {
     /// Are only those windows excused that found the miss out or were still copying?
     #[test]
     fn detection_and_copying_are_excused_and_nothing_else() {
-        let seen = |rate_per_s: f64, colours: u32, moving: bool| Seen { clients: 4, rate_per_s, colours, moving };
+        let seen = |rate_per_s: f64, colors: u32, moving: bool| Seen { clients: 4, rate_per_s, colors, moving };
         let managed = vec![
             seen(1.1, 1, false),
             seen(0.9, 1, false),

@@ -167,7 +167,7 @@ fn profiled(job: &Job, machine: &MachineSpec, setup: &Setup) -> Result<Profiled,
     let (work, rates) = work::alone(&workload)?;
     let found = work::together(&workload, &[work], None)?;
     let alone = Rate { instr_per_cycle: rates.instr_per_cycle, ..rate(&found.rates[0], &found.results.tasks[0]) };
-    // A neighbour may take twice as long, and this program then goes on for as long.
+    // A neighbor may take twice as long, and this program then goes on for as long.
     let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
     let phase_instr = (until_instr / 48).max(200_000);
     let lengths = Lengths { until_instr, phase_instr, reading_cycles: 100_000 };

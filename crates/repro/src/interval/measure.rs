@@ -169,7 +169,7 @@ fn narrowed(machine: &MachineSpec, ways: u32) -> MachineSpec {
         }
         cache.way_partitions = None;
     }
-    machine.pages.colours = None;
+    machine.pages.colors = None;
     machine
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use cachemate_core::{GuardConfig, Machine, MachineSpec, Plan, PolicyConfig, Record, TaskId, Window};
+use cachemate_core::{GuardConfig, Machine, MachineSpec, Plan, PolicyConfig, TaskId, Window, WindowRecord};
 use cachemate_interval::{IntervalMachine, Job, Options};
 use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
 use cachemate_report::{DecisionTold, PolicyOutcome, ProgramOutcome, TimeLines};
@@ -137,7 +137,7 @@ impl Lines {
         }
     }
 
-    fn add(&mut self, machine: &IntervalMachine, record: &Record) {
+    fn add(&mut self, machine: &IntervalMachine, record: &WindowRecord) {
         self.windows += 1;
         self.cost_ns = record.applied.cost_ns;
         let elapsed = record.seen.span.elapsed_ns as f64;
@@ -232,18 +232,18 @@ fn unique(names: Vec<String>) -> Vec<String> {
         .collect()
 }
 
-fn node_bytes(record: &Record) -> impl Iterator<Item = f64> {
+fn node_bytes(record: &WindowRecord) -> impl Iterator<Item = f64> {
     let nodes = record.seen.places.iter().filter(|(place, _)| matches!(place, cachemate_core::Place::MemoryNode(_)));
     nodes.map(|(_, counts)| counts.0.iter().map(|reading| reading.count as f64).sum())
 }
 
 /// Do the plans place, divide or time otherwise? Windows and probes are not what a program feels for long.
 pub fn differs(a: &Plan, b: &Plan) -> bool {
-    a.allowed != b.allowed || a.weights != b.weights || a.gangs != b.gangs || a.shares != b.shares
+    a.affinity != b.affinity || a.weights != b.weights || a.gangs != b.gangs || a.shares != b.shares
 }
 
 /// The first reasons, with the programs that they are of.
-fn why(record: &Record, names: &[String], machine: &IntervalMachine) -> String {
+fn why(record: &WindowRecord, names: &[String], machine: &IntervalMachine) -> String {
     let name = |task: &TaskId| machine.job_of(*task).map(|job| names[job].clone());
     let told = record.decision.why.iter().take(3).map(|reason| {
         let mut of: Vec<String> = reason.tasks.iter().filter_map(name).collect();

@@ -2,7 +2,7 @@
 //!
 //! The real curve and the log are of the same stretch of the program, as the thesis's are of the same place in its run
 //! (5.6.1); the stretch is as long as the log takes, so that the distance is the method's own error and not the
-//! program's next phase. The program holds 8 of 16 colours while it is logged.
+//! program's next phase. The program holds 8 of 16 colors while it is logged.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use cachemate_pipeline::OfflineProfiler;
 use cachemate_report::figure::{Axis, Chart, Point, Series};
 use cachemate_sim::kernels;
 
-use super::alone::{Alone, COLOURS, MACHINE, Traced};
+use super::alone::{Alone, COLORS, MACHINE, Traced};
 use crate::setup::{Job, Workload};
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 /// The log's length at most (thesis Table 5.4).
 pub const LOG_ENTRIES: f64 = 163_840.0;
-/// Colours while the log is taken, as in the thesis.
+/// Colors while the log is taken, as in the thesis.
 pub const LOGGED_AT: u32 = 8;
 /// The short log, to see how few entries do.
 const SHORT: f64 = 0.25;
@@ -48,12 +48,12 @@ pub fn programs(quick: bool) -> Vec<&'static str> {
 }
 
 pub fn traced_cache() -> TracedCache {
-    TracedCache { level: Level::L2, size_bytes: size_bytes(COLOURS), colors: COLOURS, ways: 10, points: COLOURS }
+    TracedCache { level: Level::L2, size_bytes: size_bytes(COLORS), colors: COLORS, ways: 10, points: COLORS }
 }
 
 /// Size of the L2 that so many colors leave.
-pub fn size_bytes(colours: u32) -> u64 {
-    1_966_080 * u64::from(colours) / u64::from(COLOURS)
+pub fn size_bytes(colors: u32) -> u64 {
+    1_966_080 * u64::from(colors) / u64::from(COLORS)
 }
 
 pub fn workload(program: &str, seed: u64) -> Result<Workload, ReproError> {
@@ -79,29 +79,29 @@ pub fn log(workload: &Workload, lengths: Lengths, share: f64) -> Result<Traced, 
     program.trace(entries.clamp(500.0, LOG_ENTRIES * share) as u32)
 }
 
-/// The real curve of a stretch, from running the program at each of these colours.
-pub fn real_curve(workload: &Workload, from: f64, to: f64, colours: &[u32]) -> Result<MissRateCurve, ReproError> {
+/// The real curve of a stretch, from running the program at each of these colors.
+pub fn real_curve(workload: &Workload, from: f64, to: f64, colors: &[u32]) -> Result<MissRateCurve, ReproError> {
     let mut points = Vec::new();
-    for &colours in colours {
-        let mut program = Alone::start(workload, colours, WINDOW_CYCLES)?;
+    for &colors in colors {
+        let mut program = Alone::start(workload, colors, WINDOW_CYCLES)?;
         program.run_to(to)?;
         let rate = program.timeline.misses_per_kilo_instr(from, to).unwrap_or(f64::NAN);
-        points.push((size_bytes(colours), rate));
+        points.push((size_bytes(colors), rate));
     }
     MissRateCurve::new(points).map_err(crate::setup::failed("real curve"))
 }
 
-/// What a profiler makes of a log, at all colours.
+/// What a profiler makes of a log, at all colors.
 pub fn profiled(as_in_the_thesis: bool, traced: &Traced) -> Option<MissRateCurve> {
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::MissTrace { cache: traced_cache(), as_in_the_thesis }]);
     MissRateCurve::from_profile(profiler.update(&traced.seen).get(&TaskId(0))?.misses_per_kilo_instr()?).ok()
 }
 
-fn study(program: &'static str, seed: u64, lengths: Lengths, colours: &[u32]) -> Result<Study, ReproError> {
+fn study(program: &'static str, seed: u64, lengths: Lengths, colors: &[u32]) -> Result<Study, ReproError> {
     let workload = workload(program, seed)?;
     let traced = log(&workload, lengths, 1.0)?;
     let short = log(&workload, lengths, SHORT)?;
-    let real = real_curve(&workload, traced.from, traced.to, colours)?;
+    let real = real_curve(&workload, traced.from, traced.to, colors)?;
     Ok(Study { program, seed, real, traced, short })
 }
 
@@ -128,7 +128,7 @@ impl Study {
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let lengths = context.pick(Lengths { warm_up: 5e5, logged: 5e5 }, Lengths { warm_up: 2e6, logged: 2e6 });
-    let colours: Vec<u32> = context.pick((1..=4).map(|at| 4 * at).collect(), (1..=COLOURS).collect());
+    let colors: Vec<u32> = context.pick((1..=4).map(|at| 4 * at).collect(), (1..=COLORS).collect());
     let items: Vec<(&'static str, u64)> = context
         .seeds
         .iter()
@@ -136,7 +136,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         .collect();
     let studies = context.run_all(&items, |&(program, seed)| {
         (context.progress)(&format!("RM-1: {program}, seed {seed}"));
-        study(program, seed, lengths, &colours)
+        study(program, seed, lengths, &colors)
     })?;
     let over_seeds = |measure: &dyn Fn(&[&Study]) -> f64| -> Vec<(u64, f64)> {
         let of = |seed: u64| studies.iter().filter(|study| study.seed == seed).collect::<Vec<_>>();
@@ -185,7 +185,7 @@ fn note(studies: &[Study], lengths: Lengths) -> String {
     let entries: Vec<f64> = studies.iter().map(|study| study.traced.entries() as f64).collect();
     format!(
         "All programs with one thread. Warm-up {:.1} M instructions, log and real curve over the {:.1} M after it or \
-         163 840 entries (mean {:.0} entries); 8 of 16 colours while logging, curve through the rate counted there. \
+         163 840 entries (mean {:.0} entries); 8 of 16 colors while logging, curve through the rate counted there. \
          Farthest: {}.",
         lengths.warm_up / 1e6,
         lengths.logged / 1e6,
@@ -202,7 +202,7 @@ fn pictures(studies: &[Study], seed: u64) -> Vec<Figure> {
 fn picture(study: &Study) -> Figure {
     let line = |name: &str, curve: &MissRateCurve, dashed| Series {
         name: name.to_string(),
-        points: curve.points().iter().map(|&(size, rate)| Point::new(colours_of(size), rate)).collect(),
+        points: curve.points().iter().map(|&(size, rate)| Point::new(colors_of(size), rate)).collect(),
         dashed,
         ..Series::default()
     };
@@ -210,7 +210,7 @@ fn picture(study: &Study) -> Figure {
     series.extend(FORMS.iter().filter_map(|form| Some(line(form, &study.curve(form)?, true))));
     let chart = Chart {
         title: format!("{}: {:.2} misses per 1000 instructions apart", study.program, study.distance("survival")),
-        x: Axis::linear("colours of 16"),
+        x: Axis::linear("colors of 16"),
         y: Axis::linear("misses per 1000 instructions"),
         series,
         size: Some((440.0, 260.0)),
@@ -220,6 +220,6 @@ fn picture(study: &Study) -> Figure {
     Figure { name, title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
 }
 
-pub fn colours_of(size: u64) -> f64 {
+pub fn colors_of(size: u64) -> f64 {
     size as f64 / size_bytes(1) as f64
 }

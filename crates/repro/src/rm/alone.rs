@@ -1,6 +1,6 @@
-//! One program alone on one chip with so many colours: what its misses are as it goes along, and traces of it.
+//! One program alone on one chip with so many colors: what its misses are as it goes along, and traces of it.
 //!
-//! Places in a run are told in instructions of the program, which are the same whatever its colours: the program's
+//! Places in a run are told in instructions of the program, which are the same whatever its colors: the program's
 //! stream does not depend on time.
 
 use cachemate_core::{
@@ -14,8 +14,8 @@ use crate::setup::{Workload, failed};
 
 /// The thesis's machine (Table 5.3).
 pub const MACHINE: &str = "power5-2x2x2";
-/// Page colours of it: the points of every curve.
-pub const COLOURS: u32 = 16;
+/// Page colors of it: the points of every curve.
+pub const COLORS: u32 = 16;
 
 /// Instructions and misses of the L2, summed since the program began.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -72,23 +72,23 @@ pub struct Alone {
 }
 
 impl Alone {
-    /// The program of the workload at its start, on the first CPU, with the first `colours` colours.
+    /// The program of the workload at its start, on the first CPU, with the first `colors` colors.
     ///
     /// # Errors
     /// A workload that cannot be.
-    pub fn start(workload: &Workload, colours: u32, window_cycles: u64) -> Result<Self, ReproError> {
-        Self::of(workload.simulated()?, colours, window_cycles)
+    pub fn start(workload: &Workload, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
+        Self::of(workload.simulated()?, colors, window_cycles)
     }
 
     /// The same of a machine at its start, with one task.
     ///
     /// # Errors
     /// The machine's own.
-    pub fn of(mut machine: SimMachine, colours: u32, window_cycles: u64) -> Result<Self, ReproError> {
+    pub fn of(mut machine: SimMachine, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
         let mut plan = Plan::idle(Window::Cycles { cycles: window_cycles });
-        plan.allowed.insert(TaskId(0), [0].into_iter().collect());
-        plan.shares = vec![colour_share(&machine, colours)];
-        machine.apply(&plan).map_err(failed("colours"))?;
+        plan.affinity.insert(TaskId(0), [0].into_iter().collect());
+        plan.shares = vec![color_share(&machine, colors)];
+        machine.apply(&plan).map_err(failed("colors"))?;
         machine.set_first_window(plan.window);
         let timeline = Timeline(vec![Sums::default()]);
         Ok(Alone { machine, plan, timeline })
@@ -177,12 +177,12 @@ impl Traced {
     }
 }
 
-fn colour_share(machine: &SimMachine, colours: u32) -> CacheShare {
+fn color_share(machine: &SimMachine, colors: u32) -> CacheShare {
     let last = machine.topology().last_level_caches().next().map_or(CacheId(0), |cache| cache.id);
     CacheShare {
         group: GroupId(0),
         members: vec![Member::Process(ProcessId(0))],
         cache: last,
-        units: Units::Colours { allowed: (0..colours).collect(), moving: PageMoving::All },
+        units: Units::Colors { allowed: (0..colors).collect(), moving: PageMoving::All },
     }
 }

@@ -4,7 +4,7 @@
 //! question is what the shorter logs' curves are worth.
 
 use super::accuracy::{LOG_ENTRIES, LOGGED_AT, Lengths, log, log_of, profiled, real_curve, workload};
-use super::alone::COLOURS;
+use super::alone::COLORS;
 use crate::{Bar, Context, DataPoint, Finding, ReproError};
 
 /// Average phase lengths that the thesis measured (Table 5.5 d), 10^9 cycles, of the programs that are in our table.
@@ -64,10 +64,10 @@ fn cost(program: &'static str, giga_cycles: f64, seed: u64) -> Result<Cost, Repr
 }
 
 /// Distance of the curve from a cut log to the real one, over what is allowed it (2, or 5 % of its top).
-fn distance_of_cut(cost: &Cost, seed: u64, warm_up: f64, colours: &[u32]) -> Result<[f64; 2], ReproError> {
+fn distance_of_cut(cost: &Cost, seed: u64, warm_up: f64, colors: &[u32]) -> Result<[f64; 2], ReproError> {
     let workload = workload(cost.program, seed)?;
     let traced = log_of(&workload, warm_up, cost.entries() as u32)?;
-    let real = real_curve(&workload, traced.from, traced.to, colours)?;
+    let real = real_curve(&workload, traced.from, traced.to, colors)?;
     let curve = profiled(false, &traced);
     let distance = curve.and_then(|curve| real.distance(&curve)).unwrap_or(f64::NAN);
     let top = real.points().iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
@@ -79,12 +79,12 @@ pub(super) fn findings(context: &Context<'_>) -> Result<Vec<Finding>, ReproError
     let seed = context.seeds[0];
     let costs = context.run_all(programs, |&(program, phase)| cost(program, phase, seed))?;
     let cut: Vec<&Cost> = costs.iter().filter(|cost| cost.is_cut()).collect();
-    let (warm_up, colours) = context.pick((5e5, vec![4, 8, 12, COLOURS]), (2e6, (1..=COLOURS).collect()));
+    let (warm_up, colors) = context.pick((5e5, vec![4, 8, 12, COLORS]), (2e6, (1..=COLORS).collect()));
     let items: Vec<(u64, &Cost)> =
         context.seeds.iter().flat_map(|&seed| cut.iter().map(move |&cost| (seed, cost))).collect();
     let distances = context.run_all(&items, |&(seed, cost)| {
         (context.progress)(&format!("RM-5: {} from {:.0} entries, seed {seed}", cost.program, cost.entries()));
-        distance_of_cut(cost, seed, warm_up, &colours)
+        distance_of_cut(cost, seed, warm_up, &colors)
     })?;
     Ok(vec![costs_finding(&costs, seed), cut_finding(context, &cut, &distances)])
 }
@@ -111,7 +111,7 @@ fn costs_finding(costs: &[Cost], seed: u64) -> Finding {
     )
     .points(points)
     .note(format!(
-        "Interrupt cost of the machine's description, {LOGGED_AT} colours; phase lengths are the thesis's (Table 5.5 d), \
+        "Interrupt cost of the machine's description, {LOGGED_AT} colors; phase lengths are the thesis's (Table 5.5 d), \
          since the simulated programs' phases are scaled. A full log has 163 840 entries; of the phase it would take more \
          than 2 % for: {over}. What the shorter logs are worth is the next result."
     ))

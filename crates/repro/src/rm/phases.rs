@@ -28,21 +28,21 @@ const WINDOW_CYCLES: u64 = 50_000;
 struct Run {
     pair: [&'static str; 2],
     seed: u64,
-    colours: u32,
+    colors: u32,
     misses: Vec<f64>,
     first_level: Vec<[f64; 3]>,
 }
 
-fn run_pair(pair: [&'static str; 2], seed: u64, colours: u32, phases: usize) -> Result<Run, ReproError> {
+fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phases: usize) -> Result<Run, ReproError> {
     let phase_instructions = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
     let workload = Workload::on(MACHINE, Vec::new(), seed)?;
     let options = SimOptions { seed, ends: Some(Length::Cycles(u64::MAX / 8)), ..SimOptions::default() };
     let program = alternating(pair, seed, phase_instructions as u64)?;
     let machine = SimMachine::new(&workload.machine, &options, vec![program]).map_err(failed("machine"))?;
-    let mut alone = Alone::of(machine, colours, WINDOW_CYCLES)?;
+    let mut alone = Alone::of(machine, colors, WINDOW_CYCLES)?;
     alone.run_to(phase_instructions * phases as f64 + INTERVAL_INSTRUCTIONS)?;
     let (misses, first_level) = by_interval(&alone.timeline, phases * INTERVALS_A_PHASE);
-    Ok(Run { pair, seed, colours, misses, first_level })
+    Ok(Run { pair, seed, colors, misses, first_level })
 }
 
 fn by_interval(timeline: &Timeline, intervals: usize) -> (Vec<f64>, Vec<[f64; 3]>) {
@@ -102,16 +102,16 @@ fn share(runs: &[&Run], found: impl Fn(&Run) -> (usize, usize)) -> f64 {
 }
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let colours: &[u32] = context.pick(&[2, 8, 16], &[1, 2, 4, 6, 8, 10, 12, 16]);
+    let colors: &[u32] = context.pick(&[2, 8, 16], &[1, 2, 4, 6, 8, 10, 12, 16]);
     let pairs: &[[&'static str; 2]] = context.pick(&PAIRS[..2], &PAIRS);
     let phases = context.pick(3, 5);
     let mut items = Vec::new();
     for &seed in &context.seeds {
-        items.extend(pairs.iter().flat_map(|&pair| colours.iter().map(move |&colours| (pair, seed, colours))));
+        items.extend(pairs.iter().flat_map(|&pair| colors.iter().map(move |&colors| (pair, seed, colors))));
     }
-    let runs = context.run_all(&items, |&(pair, seed, colours)| {
-        (context.progress)(&format!("RM-5: {} then {}, {colours} colours, seed {seed}", pair[0], pair[1]));
-        run_pair(pair, seed, colours, phases)
+    let runs = context.run_all(&items, |&(pair, seed, colors)| {
+        (context.progress)(&format!("RM-5: {} then {}, {colors} colors, seed {seed}", pair[0], pair[1]));
+        run_pair(pair, seed, colors, phases)
     })?;
     let of = |seed: u64| runs.iter().filter(|run| run.seed == seed).collect::<Vec<_>>();
     let per_seed = |found: fn(&Run) -> (usize, usize)| -> Vec<(u64, f64)> {
@@ -126,10 +126,10 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         Bar::AtLeast { bar: 90.0, paper_best: None },
         &per_seed(Run::by_miss_rate),
     )
-    .points(points(&runs, colours))
+    .points(points(&runs, colors))
     .time_scale(SCALE)
     .note(note(&runs))
-    .figure(picture(&runs, colours));
+    .figure(picture(&runs, colors));
     let insensitive = Finding::new(
         "RM-5",
         "boundaries found within one interval by first-level signals, at every size",
@@ -145,11 +145,11 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     Ok(findings)
 }
 
-fn points(runs: &[Run], colours: &[u32]) -> Vec<DataPoint> {
+fn points(runs: &[Run], colors: &[u32]) -> Vec<DataPoint> {
     let mut points = Vec::new();
-    for &colours in colours {
-        let at: Vec<&Run> = runs.iter().filter(|run| run.colours == colours).collect();
-        let label = format!("{colours} colours");
+    for &colors in colors {
+        let at: Vec<&Run> = runs.iter().filter(|run| run.colors == colors).collect();
+        let label = format!("{colors} colors");
         points.push(DataPoint::over("by miss rate, %", label.clone(), &[share(&at, Run::by_miss_rate)]));
         points.push(DataPoint::over("by first level, %", label, &[share(&at, Run::by_first_level)]));
     }
@@ -164,7 +164,7 @@ fn note(runs: &[Run]) -> String {
     let signals: Vec<f64> = runs.iter().map(|run| run.false_alarms(&told(&run.first_level))).collect();
     let missed = runs.iter().filter(|run| run.by_miss_rate().0 < run.by_miss_rate().1);
     let missed: Vec<String> =
-        missed.map(|run| format!("{}+{} at {} colours", run.pair[0], run.pair[1], run.colours)).collect();
+        missed.map(|run| format!("{}+{} at {} colors", run.pair[0], run.pair[1], run.colors)).collect();
     let missed = if missed.is_empty() { "none".to_string() } else { missed.join(", ") };
     format!(
         "Phases of {INTERVALS_A_PHASE} intervals, w = 3, threshold 3, edges at half of it. Told where no boundary was, \
@@ -175,10 +175,10 @@ fn note(runs: &[Run]) -> String {
     )
 }
 
-fn picture(runs: &[Run], colours: &[u32]) -> Figure {
+fn picture(runs: &[Run], colors: &[u32]) -> Figure {
     let shown = runs.iter().filter(|run| run.pair == runs[0].pair && run.seed == runs[0].seed);
-    let series = shown.filter(|run| colours.contains(&run.colours)).map(|run| Series {
-        name: format!("{} colours", run.colours),
+    let series = shown.filter(|run| colors.contains(&run.colors)).map(|run| Series {
+        name: format!("{} colors", run.colors),
         points: run.misses.iter().enumerate().map(|(at, &rate)| Point::new(at as f64, rate)).collect(),
         mark: Mark::Steps,
         ..Series::default()

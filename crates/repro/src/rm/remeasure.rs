@@ -3,7 +3,7 @@
 //! A program whose phases are known shares the cache with another one, under the sizing policy with the phase detector
 //! before it. Counted are the boundaries after which a new trace was asked for in time, and traces without a boundary.
 
-use cachemate_core::{Event, Level, ProbeWhat, Record, TaskId};
+use cachemate_core::{Event, Level, ProbeWhat, TaskId, WindowRecord};
 use cachemate_core::{PhaseParameters, ProfilerConfig};
 use cachemate_sim::machine::{Length, SimMachine, SimOptions};
 
@@ -33,7 +33,7 @@ struct Noticed {
 }
 
 /// Where in the first program, in its instructions, each trace of it was asked for.
-fn traces_asked(records: &[Record]) -> Vec<f64> {
+fn traces_asked(records: &[WindowRecord]) -> Vec<f64> {
     let (mut instructions, mut last, mut asked) = (0.0, None, Vec::new());
     for record in records {
         let task = record.seen.tasks.iter().find(|task| task.task == TaskId(0));
@@ -73,7 +73,7 @@ fn managed(programs: ([&'static str; 2], &'static str), seed: u64, phases: usize
     let detector =
         ProfilerConfig::Phases { level: Level::L2, parameters, interval_instructions: INTERVAL_INSTRUCTIONS };
     by.profilers.insert(0, detector);
-    let (mut records, mut done): (Vec<Record>, f64) = (Vec::new(), 0.0);
+    let (mut records, mut done): (Vec<WindowRecord>, f64) = (Vec::new(), 0.0);
     run_under(machine, built(by)?, |_, record| {
         let task = record.seen.tasks.iter().find(|task| task.task == TaskId(0));
         done += task.and_then(|task| task.counts.get(Event::Instructions)).unwrap_or(0.0);
@@ -81,7 +81,7 @@ fn managed(programs: ([&'static str; 2], &'static str), seed: u64, phases: usize
         done < phase * phases as f64
     })
     .map_err(failed("cache-sizing"))?;
-    let shares = |record: &Record| record.decision.plan.shares.clone();
+    let shares = |record: &WindowRecord| record.decision.plan.shares.clone();
     let resized = records.windows(2).filter(|pair| shares(&pair[0]) != shares(&pair[1])).count();
     Ok(noticed(&traces_asked(&records), resized, phases))
 }

@@ -10,8 +10,8 @@ use cachemate_locality::rapidmrc::{Counted, Trace, Warmup, correct_repeats, surv
 use cachemate_locality::stack::{Histogram, StackDistances};
 use cachemate_report::figure::{Axis, Chart, Point, Series};
 
-use super::accuracy::{Lengths, colours_of, log, real_curve, size_bytes, workload};
-use super::alone::{COLOURS, Traced};
+use super::accuracy::{Lengths, colors_of, log, real_curve, size_bytes, workload};
+use super::alone::{COLORS, Traced};
 use crate::setup::{Workload, failed};
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
@@ -32,7 +32,7 @@ struct Curves {
 }
 
 fn sizes() -> Vec<u64> {
-    (1..=COLOURS).map(size_bytes).collect()
+    (1..=COLORS).map(size_bytes).collect()
 }
 
 /// The log as the forms take it: lines, and instructions it covers.
@@ -107,9 +107,9 @@ fn rm_2(real: &MissRateCurve, traced: &Traced) -> Option<Vec<(&'static str, Vec<
 }
 
 /// The program once more on a machine or with options of its own.
-fn rm_3(on: &Workload, name: &str, lengths: Lengths, colours: &[u32]) -> Result<[Named; 2], ReproError> {
+fn rm_3(on: &Workload, name: &str, lengths: Lengths, colors: &[u32]) -> Result<[Named; 2], ReproError> {
     let traced = log(on, lengths, 1.0)?;
-    let real = real_curve(on, traced.from, traced.to, colours)?;
+    let real = real_curve(on, traced.from, traced.to, colors)?;
     let calculated = parts(&traced).and_then(|(lines, instr)| thesis(lines, instr, Warmup::Automatic, true));
     let calculated = calculated.ok_or_else(|| ReproError::Failed(name.to_string(), "an empty log".to_string()))?;
     Ok([
@@ -118,20 +118,20 @@ fn rm_3(on: &Workload, name: &str, lengths: Lengths, colours: &[u32]) -> Result<
     ])
 }
 
-fn curves(program: &'static str, seed: u64, lengths: Lengths, colours: &[u32]) -> Result<Curves, ReproError> {
+fn curves(program: &'static str, seed: u64, lengths: Lengths, colors: &[u32]) -> Result<Curves, ReproError> {
     let usual = workload(program, seed)?;
     let traced = log(&usual, lengths, 1.0)?;
-    let real = real_curve(&usual, traced.from, traced.to, colours)?;
+    let real = real_curve(&usual, traced.from, traced.to, colors)?;
     let empty = || failed(program)("an empty log");
     let mut studies = rm_2(&real, &traced).ok_or_else(empty)?;
     let mut calm = usual.clone();
     calm.options.prefetch = false;
     let mut in_order = usual.clone();
     in_order.machine.pipeline = Pipeline::InOrder { issue_width: 1 };
-    let with = rm_3(&usual, "as it is", lengths, colours)?;
-    let without = rm_3(&calm, "without prefetching", lengths, colours)?;
-    let again = rm_3(&usual, "out of order", lengths, colours)?;
-    let one_at_a_time = rm_3(&in_order, "one instruction at a time", lengths, colours)?;
+    let with = rm_3(&usual, "as it is", lengths, colors)?;
+    let without = rm_3(&calm, "without prefetching", lengths, colors)?;
+    let again = rm_3(&usual, "out of order", lengths, colors)?;
+    let one_at_a_time = rm_3(&in_order, "one instruction at a time", lengths, colors)?;
     studies.push(("prefetching", with.into_iter().chain(without).collect()));
     studies.push(("issue order", again.into_iter().chain(one_at_a_time).collect()));
     Ok(Curves { program, seed, studies })
@@ -139,13 +139,13 @@ fn curves(program: &'static str, seed: u64, lengths: Lengths, colours: &[u32]) -
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let lengths = context.pick(Lengths { warm_up: 3e5, logged: 3e5 }, Lengths { warm_up: 2e6, logged: 2e6 });
-    let colours: Vec<u32> = context.pick(vec![1, 8, 16], (1..=COLOURS).collect());
+    let colors: Vec<u32> = context.pick(vec![1, 8, 16], (1..=COLORS).collect());
     let programs: &[&'static str] = context.pick(&["twolf"], &["mcf", "swim", "art", "twolf"]);
     let items: Vec<(&'static str, u64)> =
         context.seeds.iter().flat_map(|&seed| programs.iter().map(move |&program| (program, seed))).collect();
     let all = context.run_all(&items, |&(program, seed)| {
         (context.progress)(&format!("RM-2, RM-3: {program}, seed {seed}"));
-        curves(program, seed, lengths, &colours)
+        curves(program, seed, lengths, &colors)
     })?;
     let studies = ["log size", "warm-up", "lost events", "associativity", "prefetching", "issue order"];
     Ok(studies.iter().map(|study| finding(&all, study, context)).collect())
@@ -189,7 +189,7 @@ fn points(all: &[Curves], study: &str) -> Vec<DataPoint> {
             for named in named {
                 let series = format!("{}, seed {}: {}", curves.program, curves.seed, named.name);
                 points.extend(named.curve.points().iter().map(|&(size, rate)| {
-                    DataPoint::over(series.clone(), format!("{:.0} colours", colours_of(size)), &[rate])
+                    DataPoint::over(series.clone(), format!("{:.0} colors", colors_of(size)), &[rate])
                 }));
             }
         }
@@ -201,13 +201,13 @@ fn picture(curves: &Curves, study: &str, id: &str) -> Option<Figure> {
     let (_, named) = curves.studies.iter().find(|(name, _)| *name == study)?;
     let series = named.iter().map(|named| Series {
         name: named.name.clone(),
-        points: named.curve.points().iter().map(|&(size, rate)| Point::new(colours_of(size), rate)).collect(),
+        points: named.curve.points().iter().map(|&(size, rate)| Point::new(colors_of(size), rate)).collect(),
         dashed: !named.name.starts_with("real"),
         ..Series::default()
     });
     let chart = Chart {
         title: format!("{}: {study}", curves.program),
-        x: Axis::linear("colours of 16"),
+        x: Axis::linear("colors of 16"),
         y: Axis::linear("misses per 1000 instructions"),
         series: series.collect(),
         size: Some((520.0, 300.0)),

@@ -17,7 +17,7 @@ fn control(context: &Context<'_>, case: &Case, seed: u64) -> Result<Control, Rep
     let truth = case.truth(seed)?;
     let alone = setting.run(&Placement::Default)?.results;
     let with = setting.run(&Placement::Automatic("activation_share = 0.02".to_string()))?;
-    let moved = with.records.iter().map(|record| record.decision.plan.allowed.len()).max().unwrap_or(0);
+    let moved = with.records.iter().map(|record| record.decision.plan.affinity.len()).max().unwrap_or(0);
     let loss = 1.0 - work_rate(&with.results, &truth) / work_rate(&alone, &truth);
     Ok(Control { moved: moved as f64, loss: 100.0 * loss, remote: 100.0 * remote_share(&alone) })
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Evidence, ProbeId, Record, ShMapParameters, TaskId};
+use cachemate_core::{Evidence, ProbeId, ShMapParameters, TaskId, WindowRecord};
 use cachemate_locality::shmap::{ShMaps, Sharing, global_entries, similarity};
 
 /// One round of sampling, its shMaps judged by the program's own groups.
@@ -26,7 +26,7 @@ pub(super) struct Insight {
 }
 
 /// All rounds of a run, in their order.
-pub(super) fn insights(records: &[Record], truth: &[Option<u32>], entries: usize) -> Vec<Insight> {
+pub(super) fn insights(records: &[WindowRecord], truth: &[Option<u32>], entries: usize) -> Vec<Insight> {
     let mut rounds: BTreeMap<ProbeId, (u64, u64, Vec<(TaskId, u64)>)> = BTreeMap::new();
     for record in records {
         for answer in &record.seen.answers {

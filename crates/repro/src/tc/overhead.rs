@@ -6,7 +6,7 @@
 //! each busy CPU whenever the counters take turns, is charged to the policy's runs at the run's scale, as turns are scaled
 //! with it, and belongs to every figure of the policy's.
 
-use cachemate_core::{Decision, Plan, Policy, Probe, ProbeId, ProbeWhat, ProcessId, Record, View, Window};
+use cachemate_core::{Decision, Plan, Policy, Probe, ProbeId, ProbeWhat, ProcessId, View, Window, WindowRecord};
 use cachemate_report::figure::{Axis, Chart, Point, Series};
 use cachemate_sim::machine::{COUNTER_TURN_NS, Clock};
 
@@ -36,7 +36,7 @@ impl Policy for Sampling {
 }
 
 /// What sampling took of the processor time in the windows that had a probe, and how many samples a second it brought.
-fn charged(records: &[Record]) -> (f64, f64) {
+fn charged(records: &[WindowRecord]) -> (f64, f64) {
     let (mut cost_ns, mut busy_ns, mut samples, mut elapsed_ns) = (0u64, 0u64, 0usize, 0u64);
     for record in records.iter().filter(|record| !record.seen.answers.is_empty()) {
         busy_ns += record.seen.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum::<u64>();
@@ -174,11 +174,11 @@ fn own_rate(context: &Context<'_>, seed: u64) -> Result<Own, ReproError> {
     // A sample costs so many nominal nanoseconds as its cycles take on a clock slower by the scale.
     let cost = format!("activation_share = 0.02\nsample_cost_ns = {}.0", 2_000 * SCALE);
     let sampled = unscaled.run(&Placement::Automatic(cost))?.records;
-    let by_window = |record: &Record| charged(std::slice::from_ref(record)).0;
+    let by_window = |record: &WindowRecord| charged(std::slice::from_ref(record)).0;
     let windows: Vec<f64> = sampled.iter().filter(|r| !r.seen.answers.is_empty()).map(by_window).collect();
     let scaled = Setting::new(context, SMALL, &warehouses(), seed);
     let run = scaled.run(&Placement::Automatic("activation_share = 0.02".to_string()))?;
-    let all = |of: fn(&Record) -> u64| run.records.iter().map(of).sum::<u64>() as f64;
+    let all = |of: fn(&WindowRecord) -> u64| run.records.iter().map(of).sum::<u64>() as f64;
     let cost = all(|r| r.seen.answers.iter().flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum());
     let busy = all(|r| r.seen.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum());
     Ok(Own {

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cachemate_core::{
-    Access, AccessKind, AccessSource, Event, PipelineConfig, PolicyConfig, ProfilerConfig, Record, ShMapParameters,
-    StallCause, Turn, Window,
+    Access, AccessKind, AccessSource, Event, PipelineConfig, PolicyConfig, ProfilerConfig, ShMapParameters, StallCause,
+    Turn, Window, WindowRecord,
 };
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
 use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, pack_places};
@@ -185,7 +185,7 @@ impl Outcome {
 }
 
 /// Share of all cycles of the run that stall on remote caches, in per cent.
-fn remote_percent(records: &[Record]) -> f64 {
+fn remote_percent(records: &[WindowRecord]) -> f64 {
     let sum = |event| records.iter().flat_map(|r| &r.seen.tasks).filter_map(|task| task.counts.get(event)).sum::<f64>();
     100.0 * sum(Event::StallCycles(StallCause::RemoteCache)) / sum(Event::Cycles).max(1.0)
 }
@@ -207,7 +207,7 @@ fn outcome(context: &Context<'_>, seed: u64, method: &str) -> Result<Outcome, Re
         predictor: miss_penalty_of_machine(&spec),
         first_window: Window::Cycles { cycles: WINDOW_CYCLES },
     };
-    let mut records: Vec<Record> = Vec::new();
+    let mut records: Vec<WindowRecord> = Vec::new();
     let each = |_: &mut SimMachine, record| {
         records.push(record);
         true

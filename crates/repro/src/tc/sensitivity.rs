@@ -1,6 +1,6 @@
 //! TC-6 and TC-7: does the clustering hang on the shMaps' size or on the sampling rate, and how long must sharing last?
 
-use cachemate_core::{Answer, Evidence, Observation, Record, ShMapParameters, TaskId};
+use cachemate_core::{Evidence, Observation, ProbeResult, ShMapParameters, TaskId, WindowRecord};
 use cachemate_locality::shmap::Sharing;
 use cachemate_pipeline::OfflineProfiler;
 use cachemate_policy::clustering::{
@@ -18,9 +18,10 @@ const RATES: [usize; 5] = [1, 2, 10, 50, 100];
 const LOW: &str = "activation_share = 0.02\none_in = 1";
 
 /// The observations of a run's first round of sampling.
-fn first_round(records: &[Record]) -> Vec<Observation> {
-    let sampled =
-        |record: &&Record| record.seen.answers.iter().any(|answer| matches!(answer.evidence, Evidence::Samples { .. }));
+fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
+    let sampled = |record: &&WindowRecord| {
+        record.seen.answers.iter().any(|answer| matches!(answer.evidence, Evidence::Samples { .. }))
+    };
     let probe = records.iter().find(sampled).and_then(|record| record.seen.answers.first()).map(|answer| answer.probe);
     let of = records.iter().filter(sampled).filter(|record| record.seen.answers.first().map(|a| a.probe) == probe);
     of.map(|record| record.seen.clone()).collect()
@@ -28,7 +29,7 @@ fn first_round(records: &[Record]) -> Vec<Observation> {
 
 /// The same observations with every `one_in`th sample of each window.
 fn thinned(round: &[Observation], one_in: usize) -> Vec<Observation> {
-    let thin = |answer: &Answer| {
+    let thin = |answer: &ProbeResult| {
         let mut answer = answer.clone();
         if let Evidence::Samples { samples, .. } = &mut answer.evidence {
             *samples = samples.iter().step_by(one_in).copied().collect();
@@ -49,7 +50,7 @@ fn clusters(round: &[Observation], threads: usize, entries: usize, method: Metho
     let map = |thread: usize| of(thread).map(|map| map.counters.as_slice());
     let maps: Vec<ThreadMap<'_>> =
         (0..threads).map(|thread| ThreadMap { counters: map(thread).unwrap_or(&[]), together: None }).collect();
-    let samples = |answer: &Answer| match &answer.evidence {
+    let samples = |answer: &ProbeResult| match &answer.evidence {
         Evidence::Samples { samples, .. } => samples.len(),
         _ => 0,
     };
@@ -157,7 +158,7 @@ pub(super) fn sizes(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 const QUIET_WINDOWS: u64 = 2;
 
 /// Work of all threads by nominal second, cumulative, from the end of the quiet windows on.
-fn cumulative(records: &[Record]) -> Vec<(f64, f64)> {
+fn cumulative(records: &[WindowRecord]) -> Vec<(f64, f64)> {
     let (mut work, mut curve) = (0.0, vec![(0.0, 0.0)]);
     let quiet = records.iter().find(|record| record.seen.window >= QUIET_WINDOWS).map(|r| r.seen.span.start_ns);
     let Some(start) = quiet else { return curve };

@@ -4,8 +4,8 @@ use cachemate_pipeline::{OfflineProfiler, Pipeline};
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CpuSet, Decision, Machine, Plan, Policy, ProfilerConfig, Reason, ReasonKind, Record, ShMapParameters, TaskId, View,
-    Window,
+    CpuSet, Decision, Machine, Plan, Policy, ProfilerConfig, Reason, ReasonKind, ShMapParameters, TaskId, View, Window,
+    WindowRecord,
 };
 use cachemate_policy::clustering::assign::{Chip, Movable, assign};
 use cachemate_policy::policies::{self, cache_domains};
@@ -202,7 +202,7 @@ struct ByHand(BTreeMap<TaskId, CpuSet>);
 
 impl Policy for ByHand {
     fn decide(&mut self, _: &View<'_>) -> Decision {
-        let plan = Plan { allowed: self.0.clone(), ..Plan::idle(Window::Cycles { cycles: WINDOW_CYCLES }) };
+        let plan = Plan { affinity: self.0.clone(), ..Plan::idle(Window::Cycles { cycles: WINDOW_CYCLES }) };
         Decision { plan, why: Vec::new() }
     }
 }
@@ -279,7 +279,7 @@ impl Round {
 }
 
 /// All rounds of a run that placed threads. The profiler is pure, so the recorded observations give its maps again.
-pub(super) fn rounds(records: &[Record], threads: usize, entries: usize) -> Vec<Round> {
+pub(super) fn rounds(records: &[WindowRecord], threads: usize, entries: usize) -> Vec<Round> {
     let mut profiler = OfflineProfiler::new(&[shared_regions(entries)]);
     let mut rounds = Vec::new();
     for record in records {

@@ -4,7 +4,9 @@
 //! each one's own. Threads of a group then sit in both, so that neither the process nor the order of arrival says who
 //! shares. Only samples with physical lines (PEBS, IBS) can show it, by one filter for the whole machine.
 
-use cachemate_core::{AccessSource, PipelineConfig, PolicyConfig, ProfilerConfig, Record, ShMapParameters, Window};
+use cachemate_core::{
+    AccessSource, PipelineConfig, PolicyConfig, ProfilerConfig, ShMapParameters, Window, WindowRecord,
+};
 use cachemate_pipeline::miss_penalty_of_machine;
 use cachemate_sim::kernels::{self, Users};
 use cachemate_sim::machine::{Length, Program, SharedMemory, SimMachine, SimOptions};
@@ -59,7 +61,7 @@ fn part(case: &Case, seed: u64, process: usize) -> Result<Program, ReproError> {
 }
 
 /// All records of one run over two processes, and the group of each thread in the order of arrival.
-fn across(context: &Context<'_>, case: &Case, seed: u64) -> Result<(Vec<Record>, Vec<Option<u32>>), ReproError> {
+fn across(context: &Context<'_>, case: &Case, seed: u64) -> Result<(Vec<WindowRecord>, Vec<Option<u32>>), ReproError> {
     let setting = Setting { measured_windows: 1, ..Setting::new(context, TAGGED, case, seed) };
     let groups = case.truth(seed)?;
     let truth = (0..PROCESSES).flat_map(|process| groups.iter().skip(process).step_by(PROCESSES)).copied().collect();

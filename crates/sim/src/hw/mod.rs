@@ -8,7 +8,7 @@ mod caches;
 mod context;
 pub mod counters;
 mod dram;
-mod near;
+mod l1_fast_path;
 mod page_index;
 mod parked;
 mod pipeline;
@@ -63,7 +63,7 @@ pub struct Framed {
     pub copied: bool,
 }
 
-/// Asked when a thread's translation is not at hand; the operating system allocates, colours and charges.
+/// Asked when a thread's translation is not at hand; the operating system allocates, colors and charges.
 pub trait Frames {
     /// `page` is a virtual page number; code pages are asked for like data pages, as loads.
     fn frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, store: bool) -> Framed;

@@ -184,7 +184,7 @@ impl TagStore {
         self.sets * self.slices
     }
 
-    /// Sets by low line bits (so that page colours divide them), slices by a hash of all bits.
+    /// Sets by low line bits (so that page colors divide them), slices by a hash of all bits.
     #[inline(always)]
     pub fn set_of(&self, line: u64) -> u64 {
         if self.plain {

@@ -6,7 +6,7 @@
 
 use cachemate_core::Turn;
 
-use super::out::Out;
+use super::emitter::Out;
 use super::random::{Rng, mix};
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};

@@ -10,7 +10,7 @@
 
 use cachemate_core::Turn;
 
-use super::out::Out;
+use super::emitter::Out;
 use super::random::{Rng, mix, scale, scatter};
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};

@@ -8,7 +8,7 @@
 use cachemate_core::Turn;
 
 use super::btree::{PAGE_BYTES, Tree, copy_record, hot_draw};
-use super::out::Out;
+use super::emitter::Out;
 use super::random::{Rng, mix};
 use super::registry::ProgramSpec;
 use super::servers::{Membership, add_collectors, group_users, members};

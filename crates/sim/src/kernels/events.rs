@@ -2,11 +2,11 @@
 //!
 //! Method: a real binary heap of times (kept on the host) whose entries point to message objects; each event pops the
 //! earliest message, visits the module it is for and that module's gates, and sends a message on, later, to a
-//! neighbouring module. Comparisons read the messages through the heap's pointers.
+//! neighboring module. Comparisons read the messages through the heap's pointers.
 
 use cachemate_core::Turn;
 
-use super::out::Out;
+use super::emitter::Out;
 use super::random::Rng;
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
@@ -145,7 +145,7 @@ impl Kernel for Network {
         let module = u64::from(self.target[message as usize]);
         out.enter(1 + self.rng.function(functions - 1));
         self.handle(module, out);
-        // Half of the events stay in the module (timers), the others go to a neighbour, few far away.
+        // Half of the events stay in the module (timers), the others go to a neighbor, few far away.
         let to = match self.rng.below(8) {
             0..4 => module,
             4..7 => (module + 1 + self.rng.below(8)) % self.module_count,

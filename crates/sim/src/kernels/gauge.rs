@@ -2,7 +2,7 @@
 //!
 //! Layout (MILC 6, `ks_imp_dyn/lattice.h`, as 433.milc builds it: double precision, temporary vectors and links): a site is
 //! 1808 bytes, its four links the 576 from byte 112 on, its momenta the 320 after, two work matrices the last 288. The
-//! fat and long links stand apart, four matrices of 144 bytes to a site; vectors of 48 bytes, pointers and neighbour
+//! fat and long links stand apart, four matrices of 144 bytes to a site; vectors of 48 bytes, pointers and neighbor
 //! tables in arrays of their own. Even sites come first.
 //!
 //! Method: conjugate gradient (`dslash` on contiguous links), fermion force, gauge force and fat links (strided by a
@@ -12,7 +12,7 @@
 
 use cachemate_core::Turn;
 
-use super::out::Out;
+use super::emitter::Out;
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
 use super::{Code, Pace};
@@ -65,13 +65,13 @@ const INDEX: u64 = 4;
 /// One loop of the program over a part of the lattice. Directions: 0 to 3 forwards, 4 to 7 backwards.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Body {
-    /// A gather's pointers are set from the neighbour table.
+    /// A gather's pointers are set from the neighbor table.
     Point(u64),
     /// `dslash`: adjoint links times the vector here, to be fetched from the other side.
     Back {
         source: usize,
     },
-    /// `dslash`: links times the neighbours' vectors, one hop over fat links and three over long ones.
+    /// `dslash`: links times the neighbors' vectors, one hop over fat links and three over long ones.
     Forward {
         source: usize,
     },
@@ -153,7 +153,7 @@ struct Gauge {
     temporaries: Vec<Region>,
     force: Vec<Region>,
     pointers: Region,
-    neighbours: Region,
+    neighbors: Region,
     sites: u64,
     /// Sides in x, y and z, and in t.
     side: u64,
@@ -180,7 +180,7 @@ impl Gauge {
         let temporaries = (0..TEMPORARIES).map(|_| region("dslash's vector", VECTOR)).collect();
         let force = (0..FORCE).map(|_| region("force's vector", VECTOR)).collect();
         let pointers = region("gathered pointers", GATHERS * POINTER);
-        let neighbours = region("neighbour tables", GATHERS * INDEX);
+        let neighbors = region("neighbor tables", GATHERS * INDEX);
         let mut routines = routines(sites);
         for routine in &mut routines {
             let loops = routine.sweeps.len() as u64;
@@ -197,7 +197,7 @@ impl Gauge {
             temporaries,
             force,
             pointers,
-            neighbours,
+            neighbors,
             sites,
             side,
             times,
@@ -208,8 +208,8 @@ impl Gauge {
         }
     }
 
-    /// The neighbour so many hops away in a direction; periodic. Even sites are the first half.
-    fn neighbour(&self, site: u64, direction: u64, hops: u64) -> u64 {
+    /// The neighbor so many hops away in a direction; periodic. Even sites are the first half.
+    fn neighbor(&self, site: u64, direction: u64, hops: u64) -> u64 {
         let (half, side) = (self.sites / 2, self.side);
         let odd = u64::from(site >= half);
         let pair = site - odd * half;
@@ -250,7 +250,7 @@ impl Gauge {
     fn visit(&self, body: Body, site: u64, out: &mut Out) {
         match body {
             Body::Point(gather) => {
-                out.load(self.neighbours.at(gather * self.sites + site, INDEX));
+                out.load(self.neighbors.at(gather * self.sites + site, INDEX));
                 out.store(self.pointer(gather, site));
             }
             Body::Back { source } => self.back(site, source, out),
@@ -263,7 +263,7 @@ impl Gauge {
             }
             Body::ShiftForward(direction) => {
                 load(out, self.link(site, direction), MATRIX_WORDS);
-                let from = self.force[0].at(self.neighbour(site, direction, 1), VECTOR);
+                let from = self.force[0].at(self.neighbor(site, direction, 1), VECTOR);
                 self.gathered(0, site, from, VECTOR_WORDS, out);
                 store(out, self.force[1].at(site, VECTOR), VECTOR_WORDS);
             }
@@ -273,7 +273,7 @@ impl Gauge {
                 store(out, self.force[3].at(site, VECTOR), VECTOR_WORDS);
             }
             Body::Fetch(direction) => {
-                let from = self.force[3].at(self.neighbour(site, direction + 4, 1), VECTOR);
+                let from = self.force[3].at(self.neighbor(site, direction + 4, 1), VECTOR);
                 self.gathered(0, site, from, VECTOR_WORDS, out);
                 store(out, self.force[4].at(site, VECTOR), VECTOR_WORDS);
             }
@@ -296,7 +296,7 @@ impl Gauge {
     fn visit_whole_site(&self, body: Body, site: u64, out: &mut Out) {
         match body {
             Body::PathCopy(direction) => {
-                let from = self.part(self.neighbour(site, direction, 1), WORK);
+                let from = self.part(self.neighbor(site, direction, 1), WORK);
                 self.gathered(0, site, from, MATRIX_WORDS, out);
                 store(out, self.part(site, STAPLE), MATRIX_WORDS);
             }
@@ -313,18 +313,18 @@ impl Gauge {
             }
             Body::StapleUp(mu, nu) => {
                 load(out, self.link(site, nu), MATRIX_WORDS);
-                self.gathered(0, site, self.link(self.neighbour(site, nu, 1), mu), MATRIX_WORDS, out);
-                self.gathered(1, site, self.link(self.neighbour(site, mu, 1), nu), MATRIX_WORDS, out);
+                self.gathered(0, site, self.link(self.neighbor(site, nu, 1), mu), MATRIX_WORDS, out);
+                self.gathered(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
                 store(out, self.part(site, STAPLE), MATRIX_WORDS);
             }
             Body::StapleDown(mu, nu) => {
                 load(out, self.link(site, nu), MATRIX_WORDS);
                 load(out, self.link(site, mu), MATRIX_WORDS);
-                self.gathered(1, site, self.link(self.neighbour(site, mu, 1), nu), MATRIX_WORDS, out);
+                self.gathered(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
                 store(out, self.part(site, WORK), MATRIX_WORDS);
             }
             Body::StapleAdd(mu, nu) => {
-                let from = self.part(self.neighbour(site, nu + 4, 1), WORK);
+                let from = self.part(self.neighbor(site, nu + 4, 1), WORK);
                 self.gathered(2, site, from, MATRIX_WORDS, out);
                 load(out, self.part(site, STAPLE), MATRIX_WORDS);
                 store(out, self.part(site, STAPLE), MATRIX_WORDS);
@@ -372,7 +372,7 @@ impl Gauge {
         for ((links, hops, first), sum) in [(self.fat, 1, 0), (self.long, 3, 4)].into_iter().zip(sums) {
             for direction in 0..4 {
                 load(out, links.at(4 * site + direction, MATRIX), MATRIX_WORDS);
-                let from = self.solver[source].at(self.neighbour(site, direction, hops), VECTOR);
+                let from = self.solver[source].at(self.neighbor(site, direction, hops), VECTOR);
                 self.gathered(first + direction, site, from, VECTOR_WORDS, out);
             }
             store(out, sum.at(site, VECTOR), VECTOR_WORDS);
@@ -383,7 +383,7 @@ impl Gauge {
         let sums = [self.solver[0], self.temporaries[8]];
         for ((hops, first), sum) in [(1, 0), (3, 4)].into_iter().zip(sums) {
             for direction in 0..4 {
-                let from = self.neighbour(site, direction + 4, hops);
+                let from = self.neighbor(site, direction + 4, hops);
                 let target = self.temporaries[(first + direction) as usize].at(from, VECTOR);
                 self.gathered(8 + first + direction, site, target, VECTOR_WORDS, out);
             }

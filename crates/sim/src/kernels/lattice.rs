@@ -1,11 +1,11 @@
 //! lbm and libquantum: long arrays of sites updated in place or from one array to the other.
 //!
-//! Method: lbm streams 19 distributions of each cell from one grid to the neighbours' cells of the other. libquantum
+//! Method: lbm streams 19 distributions of each cell from one grid to the neighbors' cells of the other. libquantum
 //! applies gate after gate to every basis state of the register.
 
 use cachemate_core::Turn;
 
-use super::out::Out;
+use super::emitter::Out;
 use super::random::Rng;
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};

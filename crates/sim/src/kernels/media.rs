@@ -7,7 +7,7 @@
 
 use cachemate_core::Turn;
 
-use super::out::Out;
+use super::emitter::Out;
 use super::random::{Rng, mix};
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
@@ -156,7 +156,7 @@ impl Kernel for MotionSearch {
 }
 
 struct Rasteriser {
-    colour: Region,
+    color: Region,
     depth: Region,
     texture: Region,
     vertices: Region,
@@ -170,14 +170,14 @@ impl Rasteriser {
     fn new(setup: &mut Setup) -> Self {
         let bytes = setup.data_bytes();
         let side = libm::sqrt((bytes * 3 / 4 / 8) as f64) as u64;
-        let colour = setup.region("colour buffer", side * side * 4, Users::All);
+        let color = setup.region("color buffer", side * side * 4, Users::All);
         let depth = setup.region("depth buffer", side * side * 4, Users::All);
         let texture_bytes = (1 << 20).min(bytes / 8);
         let texture = setup.region("texture", texture_bytes, Users::All);
-        let vertices = setup.region("vertices", bytes - colour.bytes - depth.bytes - texture.bytes, Users::All);
+        let vertices = setup.region("vertices", bytes - color.bytes - depth.bytes - texture.bytes, Users::All);
         let texels = libm::sqrt((texture.bytes / 4) as f64) as u64;
         let rng = setup.rng.clone();
-        Rasteriser { colour, depth, texture, vertices, side, texels, triangles: 0, rng }
+        Rasteriser { color, depth, texture, vertices, side, texels, triangles: 0, rng }
     }
 
     fn span(&self, x: u64, y: u64, width: u64, texel: u64, out: &mut Out) {
@@ -195,7 +195,7 @@ impl Rasteriser {
             out.load(corner + 4);
             out.load(corner + self.texels * 4);
             out.load(corner + self.texels * 4 + 4);
-            out.store(self.colour.base + place);
+            out.store(self.color.base + place);
         }
     }
 }

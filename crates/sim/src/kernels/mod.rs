@@ -12,7 +12,7 @@
 //! Properties: same name, seed and options give the same stream; a seed changes input and layout, never the footprint;
 //! every address is below 2^48 and inside a declared region or the code.
 
-mod out;
+mod emitter;
 mod page;
 mod random;
 mod registry;
@@ -39,7 +39,7 @@ mod servers;
 mod sparse;
 mod stencil;
 
-pub use out::{CODE_BASE, Code, INSTRUCTION_BYTES, Pace, STACK_BYTES};
+pub use emitter::{CODE_BASE, Code, INSTRUCTION_BYTES, Pace, STACK_BYTES};
 pub use page::programs_page;
 pub use registry::{Options, Program, ProgramError, ProgramSpec, build, program, programs};
 pub use setup::{Region, Users};

@@ -1,12 +1,12 @@
-//! ammp and namd: forces between atoms over neighbour lists.
+//! ammp and namd: forces between atoms over neighbor lists.
 //!
-//! Method: atoms lie in a box, numbered along the cells of a coarse grid; the neighbour list of an atom names atoms of
-//! its own and adjoining cells. ammp keeps each atom in a large record and reaches neighbours by pointer; namd works on
+//! Method: atoms lie in a box, numbered along the cells of a coarse grid; the neighbor list of an atom names atoms of
+//! its own and adjoining cells. ammp keeps each atom in a large record and reaches neighbors by pointer; namd works on
 //! small compact coordinate arrays of one pair of patches at a time, with many instructions per access.
 
 use cachemate_core::Turn;
 
-use super::out::Out;
+use super::emitter::Out;
 use super::random::{Rng, mix, scale};
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
@@ -45,14 +45,14 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
     },
 ];
 
-/// Steps between two rebuilds of the neighbour lists.
+/// Steps between two rebuilds of the neighbor lists.
 const STEPS_PER_REBUILD: u64 = 20;
 
 struct Molecules {
     atoms: Region,
     lists: Region,
     atom_bytes: u64,
-    neighbours: u64,
+    neighbors: u64,
     count: u64,
     next: u64,
     steps: u64,
@@ -62,20 +62,20 @@ struct Molecules {
 }
 
 impl Molecules {
-    fn new(setup: &mut Setup, atom_bytes: u64, neighbours: u64) -> Self {
-        let count = setup.data_bytes() / (atom_bytes + neighbours * 4);
+    fn new(setup: &mut Setup, atom_bytes: u64, neighbors: u64) -> Self {
+        let count = setup.data_bytes() / (atom_bytes + neighbors * 4);
         let atoms = setup.region("atoms", count * atom_bytes, Users::All);
-        let lists = setup.region("neighbour lists", count * neighbours * 4, Users::All);
+        let lists = setup.region("neighbor lists", count * neighbors * 4, Users::All);
         let mut rng = setup.rng.clone();
         let salt = rng.bits();
-        Molecules { atoms, lists, atom_bytes, neighbours, count, next: 0, steps: 0, rebuilding: false, salt, rng }
+        Molecules { atoms, lists, atom_bytes, neighbors, count, next: 0, steps: 0, rebuilding: false, salt, rng }
     }
 
-    /// Neighbour `slot` of `atom`: within its own row of cells or in the rows and planes beside it.
-    fn neighbour(&self, atom: u64, slot: u64) -> u64 {
+    /// Neighbor `slot` of `atom`: within its own row of cells or in the rows and planes beside it.
+    fn neighbor(&self, atom: u64, slot: u64) -> u64 {
         let plane = (self.count / 24).max(1);
         let row = (plane / 24).max(1);
-        let hash = mix((atom * self.neighbours + slot) ^ self.salt);
+        let hash = mix((atom * self.neighbors + slot) ^ self.salt);
         let shift = [0, 0, row, plane][(hash & 3) as usize];
         (atom + shift + scale(hash, 2 * row + 1)) % self.count
     }
@@ -85,11 +85,11 @@ impl Molecules {
         for word in 0..4 {
             out.load(own + word * 8);
         }
-        for slot in 0..self.neighbours {
+        for slot in 0..self.neighbors {
             if slot.is_multiple_of(2) {
-                out.load(self.lists.at(atom * self.neighbours + slot, 4));
+                out.load(self.lists.at(atom * self.neighbors + slot, 4));
             }
-            let other = self.atoms.at(self.neighbour(atom, slot), self.atom_bytes);
+            let other = self.atoms.at(self.neighbor(atom, slot), self.atom_bytes);
             out.chase(other);
             out.load(other + 8);
             out.load(other + 16);
@@ -110,9 +110,9 @@ impl Molecules {
         for offset in (0..self.atom_bytes).step_by(64) {
             out.load(self.atoms.at(atom, self.atom_bytes) + offset);
         }
-        for slot in 0..self.neighbours {
-            out.load(self.atoms.at(self.neighbour(atom, slot), self.atom_bytes));
-            out.store(self.lists.at(atom * self.neighbours + slot, 4));
+        for slot in 0..self.neighbors {
+            out.load(self.atoms.at(self.neighbor(atom, slot), self.atom_bytes));
+            out.store(self.lists.at(atom * self.neighbors + slot, 4));
         }
     }
 }

@@ -16,7 +16,7 @@
 use cachemate_core::Turn;
 
 use super::basis::{ARTIFICIAL, Basis, NONE, Pivot};
-use super::out::Out;
+use super::emitter::Out;
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
 use super::{Code, Pace};

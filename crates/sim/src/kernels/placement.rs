@@ -8,7 +8,7 @@
 
 use cachemate_core::Turn;
 
-use super::out::Out;
+use super::emitter::Out;
 use super::random::{Rng, mix};
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
@@ -314,14 +314,14 @@ impl Router {
             let node = self.graph.at(y * self.side + x, NODE_BYTES);
             out.load(node);
             out.load(node + 48);
-            // The four neighbours' costs, relaxed where they improve.
+            // The four neighbors' costs, relaxed where they improve.
             for (dx, dy) in [(1, 0), (0, 1), (2, 0), (0, 2)] {
                 let (x, y) = ((x + dx).min(self.side - 1), (y + dy).min(self.side - 1));
                 out.load(node + 64 + dx * 4 + dy * 8);
-                let neighbour = self.graph.at(y * self.side + x, NODE_BYTES);
-                out.chase(neighbour);
-                out.load(neighbour + 48);
-                out.load(neighbour + 56);
+                let neighbor = self.graph.at(y * self.side + x, NODE_BYTES);
+                out.chase(neighbor);
+                out.load(neighbor + 48);
+                out.load(neighbor + 56);
             }
             out.store(node + 48);
             out.store(node + 56);

@@ -2,7 +2,7 @@
 
 use cachemate_core::SplitMix64;
 
-/// The first word of the generator that starts from `value`: a bijection that scatters neighbouring indices.
+/// The first word of the generator that starts from `value`: a bijection that scatters neighboring indices.
 #[inline]
 pub(crate) fn mix(value: u64) -> u64 {
     SplitMix64::new(value).next_u64()

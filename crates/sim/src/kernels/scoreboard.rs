@@ -5,7 +5,7 @@
 
 use cachemate_core::Turn;
 
-use super::out::Out;
+use super::emitter::Out;
 use super::random::Rng;
 use super::registry::ProgramSpec;
 use super::servers::{Membership, add_collectors, group_users, members};

@@ -8,7 +8,7 @@
 
 use cachemate_core::Turn;
 
-use super::out::Out;
+use super::emitter::Out;
 use super::random::Rng;
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
@@ -289,7 +289,7 @@ impl Kernel for RayTracer {
     fn step(&mut self, out: &mut Out) -> Turn {
         let functions = u64::from(out.functions());
         let boxes = self.hierarchy.bytes / BOX_BYTES;
-        // Neighbouring pixels hit neighbouring shapes: the leaf drifts, secondary rays leave it.
+        // Neighboring pixels hit neighboring shapes: the leaf drifts, secondary rays leave it.
         let drift = self.rays / 64 * 3 % boxes;
         let leaf = if self.rng.below(48) == 0 { self.rng.skewed(boxes) } else { (drift + self.rng.below(4)) % boxes };
         let mut node = 1;

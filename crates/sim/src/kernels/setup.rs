@@ -2,7 +2,7 @@
 
 use cachemate_core::{Access, AccessSource, Turn};
 
-use super::out::{Out, STACK_BYTES};
+use super::emitter::{Out, STACK_BYTES};
 use super::random::{Rng, mix};
 use super::registry::{Options, Program, ProgramSpec, group_sizes};
 use super::servers::group_later;

@@ -7,7 +7,7 @@
 
 use cachemate_core::Turn;
 
-use super::out::Out;
+use super::emitter::Out;
 use super::random::{Rng, mix, scale};
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
@@ -80,7 +80,7 @@ impl Earthquake {
         }
         for nonzero in row * ROW_BLOCKS..(row + 1) * ROW_BLOCKS {
             out.load(self.columns.at(nonzero, 4));
-            // A mesh numbered by regions: most neighbours are close, some far.
+            // A mesh numbered by regions: most neighbors are close, some far.
             let hash = mix(nonzero ^ self.salt);
             let span = if hash & 7 == 0 { self.nodes / 8 } else { 512 };
             let column = (row + 1 + scale(hash, span.max(1))) % self.nodes;

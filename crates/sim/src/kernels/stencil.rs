@@ -7,7 +7,7 @@
 
 use cachemate_core::Turn;
 
-use super::out::Out;
+use super::emitter::Out;
 use super::registry::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
 use super::{Code, Pace};
@@ -95,7 +95,7 @@ struct Nest {
     function: u32,
 }
 
-/// A cubic or square grid of points of `point_bytes`, in which neighbours can be named.
+/// A cubic or square grid of points of `point_bytes`, in which neighbors can be named.
 #[derive(Clone, Copy)]
 struct Grid {
     region: Region,
@@ -149,7 +149,7 @@ impl Grid {
         nests
     }
 
-    /// Points that have all their neighbours.
+    /// Points that have all their neighbors.
     fn interior(&self) -> [u64; 3] {
         self.side.map(|side| side.max(3) - 2)
     }

@@ -31,12 +31,14 @@ impl SimMachine {
         refusals.extend(refused_lines(&derived.changes, &made));
         self.seat_gangs();
         let known = &self.known;
-        self.system.dispatcher.set_clashes(&plan.clashes, |task| known.get(task.0 as usize).map(|known| known.slot));
+        self.system
+            .dispatcher
+            .set_penalties(&plan.penalties, |task| known.get(task.0 as usize).map(|known| known.slot));
         self.plan = plan.clone();
         self.apply_probes(plan, &mut refusals);
         let here = |task: TaskId| !self.is_gone(task);
-        let clashes = plan.clashes.iter().filter(|clash| here(clash.tasks.0) && here(clash.tasks.1));
-        self.clashes = clashes.copied().collect();
+        let penalties = plan.penalties.iter().filter(|penalty| here(penalty.tasks.0) && here(penalty.tasks.1));
+        self.penalties = penalties.copied().collect();
         let mut applied = self.read_back();
         applied.refused.extend(refusals);
         applied
@@ -70,11 +72,11 @@ impl SimMachine {
         };
         let processes: BTreeSet<usize> = live.iter().map(|&(_, slot)| self.system.task(slot).process).collect();
         let colors = |&process: &usize| {
-            let coloring = self.system.memory.colouring(process);
+            let coloring = self.system.memory.coloring(process);
             let now = coloring.map(|now| Colors { allowed: now.allowed.clone(), moving: now.moving });
             (self.process_id(process), Tracked { now, original: None })
         };
-        let colored = self.spec.pages.colours.is_some();
+        let colored = self.spec.pages.colors.is_some();
         let groups = self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
         State {
             tasks: live.iter().map(task).collect(),
@@ -114,8 +116,8 @@ impl SimMachine {
             ChangeKind::Colors { process, to, .. } => {
                 let process = self.process_index(*process);
                 match to {
-                    Some(Colors { allowed, moving }) => self.system.set_colours(process, allowed, *moving),
-                    None => self.system.memory.clear_colours(process),
+                    Some(Colors { allowed, moving }) => self.system.set_colors(process, allowed, *moving),
+                    None => self.system.memory.clear_colors(process),
                 }
             }
             ChangeKind::StopGangs { schedule } => self.gangs.retain(|running| running != schedule),
@@ -169,11 +171,11 @@ impl SimMachine {
     /// The state as the machine has it now.
     pub(crate) fn read_back(&mut self) -> Applied {
         let all: CpuSet = (0..self.spec.cpus()).collect();
-        let mut applied = Applied { clashes: self.clashes.clone(), ..Applied::default() };
+        let mut applied = Applied { penalties: self.penalties.clone(), ..Applied::default() };
         for (task, slot) in self.live() {
             let state = self.system.dispatcher.task(slot);
-            if state.allowed != all || self.plan.allowed.contains_key(&task) {
-                applied.allowed.insert(task, state.allowed.clone());
+            if state.allowed != all || self.plan.affinity.contains_key(&task) {
+                applied.affinity.insert(task, state.allowed.clone());
             }
             if state.weight != 1.0 || self.plan.weights.contains_key(&task) {
                 applied.weights.insert(task, state.weight);
@@ -202,15 +204,15 @@ impl SimMachine {
         });
         let held = match &share.units {
             Units::Ways { .. } => ShareHeld { share, pages_inside: None, fallback_pages: None, occupancy_bytes },
-            Units::Colours { .. } => {
+            Units::Colors { .. } => {
                 let (mut resident, mut inside, mut fallback, mut done, mut total) = (0, 0, 0, 0, 0);
                 for &process in &processes {
                     let pages = self.system.memory.pages_inside(process);
                     (resident, inside) = (resident + pages.0, inside + pages.1);
-                    if let Some(colouring) = self.system.memory.colouring(process) {
-                        fallback += colouring.fallback_pages;
-                        total += colouring.total_pages;
-                        done += colouring.total_pages - colouring.pending_pages();
+                    if let Some(coloring) = self.system.memory.coloring(process) {
+                        fallback += coloring.fallback_pages;
+                        total += coloring.total_pages;
+                        done += coloring.total_pages - coloring.pending_pages();
                     }
                 }
                 if done < total {

@@ -42,10 +42,10 @@ pub fn capabilities(spec: &MachineSpec, topology: &Topology, clock: Clock) -> Ca
         (Ability::Affinity, yes("")),
         (Ability::Weights, yes("")),
         (Ability::Gangs, yes("")),
-        (Ability::Clashes, yes("")),
+        (Ability::Penalties, yes("")),
         (
-            Ability::Colours,
-            if spec.pages.colours.is_some() { yes("") } else { no("this machine's kernel does not colour pages") },
+            Ability::Colors,
+            if spec.pages.colors.is_some() { yes("") } else { no("this machine's kernel does not color pages") },
         ),
         (Ability::Ways, if ways { yes("") } else { no("no cache of this machine can be divided by ways") }),
     ]);
@@ -60,9 +60,9 @@ pub fn capabilities(spec: &MachineSpec, topology: &Topology, clock: Clock) -> Ca
 
 fn partitions_of(spec: &MachineSpec, cache: &Cache) -> Vec<(cachemate_core::CacheId, Partition)> {
     let mut partitions = Vec::new();
-    if let Some(colours) = spec.pages.colours.filter(|_| cache.last_level) {
+    if let Some(colors) = spec.pages.colors.filter(|_| cache.last_level) {
         let move_page_ns = spec.pages.move_page_cycles as f64 * 1e9 / spec.hertz as f64;
-        partitions.push((cache.id, Partition::Colours { colours, page_bytes: spec.pages.page_bytes, move_page_ns }));
+        partitions.push((cache.id, Partition::Colors { colors, page_bytes: spec.pages.page_bytes, move_page_ns }));
     }
     let of_level = spec.caches.iter().find(|described| described.level == cache.level);
     if let Some((described, ways)) = of_level.and_then(|described| Some((described, described.way_partitions?))) {

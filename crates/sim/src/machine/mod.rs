@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cachemate_core::{
-    Applied, CacheId, Capabilities, Clash, ClassId, CpuId, CpuSet, GangSchedule, Goal, ImpossibleMachine, Level,
+    Applied, CacheId, Capabilities, ClassId, CoRunPenalty, CpuId, CpuSet, GangSchedule, Goal, ImpossibleMachine, Level,
     Machine, MachineError, MachineSpec, Masks, Observation, Plan, ProbeId, TaskId, Topology, Window, WindowEnd,
 };
 
@@ -89,7 +89,7 @@ pub struct SimMachine {
     pub(crate) programs: Vec<Running>,
     segments: BTreeMap<u32, usize>,
     pub(crate) plan: Plan,
-    pub(crate) clashes: Vec<Clash>,
+    pub(crate) penalties: Vec<CoRunPenalty>,
     /// Ascending by their CPUs.
     pub(crate) gangs: Vec<GangSchedule>,
     /// Way masks of classes of service; everybody else is in the hardware's class 0, which has all ways.
@@ -128,7 +128,7 @@ impl SimMachine {
         let frames = Frames::new(FramesSpec {
             frames: spec.memory.size_bytes / spec.pages.page_bytes,
             nodes: spec.memory.nodes,
-            colours: spec.pages.colours.unwrap_or(1),
+            colors: spec.pages.colors.unwrap_or(1),
             node_of_cpu: &node_of_cpu,
             piece_order_at_most: options.piece_order_at_most,
             seed: options.seed,
@@ -168,7 +168,7 @@ impl SimMachine {
             programs: programs.into_iter().map(running).collect(),
             segments: BTreeMap::new(),
             plan: Plan::idle(Window::Time { ns: 1_000_000_000 }),
-            clashes: Vec::new(),
+            penalties: Vec::new(),
             gangs: Vec::new(),
             classes: BTreeMap::new(),
             ends: options.ends,

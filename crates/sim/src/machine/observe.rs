@@ -1,6 +1,6 @@
 //! Reading everything at the end of a window.
 
-use cachemate_core::{CacheId, Counts, CpuId, Event, Observation, Place, Reading, Span, TaskId, TaskSeen, WindowEnd};
+use cachemate_core::{CacheId, Counts, CpuId, Event, Observation, Place, Reading, Span, TaskId, TaskSample, WindowEnd};
 
 use super::SimMachine;
 use crate::hw::{CacheCounters, CpuCounters, MemoryCounters};
@@ -40,7 +40,7 @@ impl SimMachine {
         Observation { window, span, ended, tasks, places, answers, in_force }
     }
 
-    fn task_seen(&mut self, at: usize) -> TaskSeen {
+    fn task_seen(&mut self, at: usize) -> TaskSample {
         let slot = self.known[at].slot;
         let state = self.system.dispatcher.task(slot);
         let cpu = match state.state {
@@ -52,8 +52,8 @@ impl SimMachine {
         let (process, exited, arrived) = (task.process, task.exited_cycle.is_some(), task.arrived_cycle);
         let progress = self.system.thread(slot).and_then(|thread| thread.progress());
         let counts = self.counting.take(slot);
-        let coloured = self.spec.pages.colours.is_some();
-        let pages_per_colour = coloured.then(|| self.system.memory.pages_per_colour(process).to_vec());
+        let colored = self.spec.pages.colors.is_some();
+        let pages_per_color = colored.then(|| self.system.memory.pages_per_color(process).to_vec());
         let process_id = self.process_id(process);
         let known = &mut self.known[at];
         let on_cpu_ns = on_cpu.iter().zip(&known.seen_on_cpu_cycles).enumerate().filter(|(_, (now, seen))| now > seen);
@@ -65,7 +65,7 @@ impl SimMachine {
         known.seen_wait_cycles = waited;
         known.seen_progress = progress.unwrap_or(0.0);
         known.reported_exit = exited;
-        TaskSeen {
+        TaskSample {
             task: TaskId(at as u32),
             process: process_id,
             user: None,
@@ -79,7 +79,7 @@ impl SimMachine {
             runnable_wait_ns: Some(wait_ns),
             counts,
             progress: done,
-            pages_per_colour,
+            pages_per_color,
         }
     }
 

@@ -1,9 +1,9 @@
 //! Is every kind of probe answered rightly, on programs whose behaviour is known?
 
 use cachemate_core::{
-    Access, AccessSample, AccessSource, Answer, CacheId, CacheSpec, CpuId, Event, Evidence, Level, Machine, Neighbour,
-    Observation, Plan, Probe, ProbeId, ProbeWhat, ProcessId, ReuseSample, RowInterval, Sampler, Source, TaskId, Turn,
-    WindowEnd,
+    Access, AccessSample, AccessSource, CacheId, CacheSpec, CpuId, Event, Evidence, Level, Machine, Neighbor,
+    Observation, Plan, Probe, ProbeId, ProbeResult, ProbeWhat, ProcessId, ReuseSample, RowInterval, Sampler, Source,
+    TaskId, Turn, WindowEnd,
 };
 
 use super::tests::{MS, Sweep, machine, plan, program, spec};
@@ -18,7 +18,7 @@ fn ask(what: ProbeWhat) -> Plan {
 }
 
 /// Windows until the probe is answered in full (or `most` of them).
-fn answers(machine: &mut SimMachine, plan: &Plan, most: usize) -> (Vec<Answer>, Vec<Observation>) {
+fn answers(machine: &mut SimMachine, plan: &Plan, most: usize) -> (Vec<ProbeResult>, Vec<Observation>) {
     let applied = machine.apply(plan).unwrap();
     assert_eq!(applied.refused, []);
     let (mut found, mut windows) = (Vec::new(), Vec::new());
@@ -26,15 +26,15 @@ fn answers(machine: &mut SimMachine, plan: &Plan, most: usize) -> (Vec<Answer>, 
         let seen = machine.observe().unwrap().unwrap();
         found.extend(seen.answers.clone());
         windows.push(seen);
-        if found.iter().any(|answer: &Answer| answer.complete) {
+        if found.iter().any(|answer: &ProbeResult| answer.complete) {
             break;
         }
     }
     (found, windows)
 }
 
-fn rows(answers: &[Answer]) -> Vec<RowInterval> {
-    let of = |answer: &Answer| match &answer.evidence {
+fn rows(answers: &[ProbeResult]) -> Vec<RowInterval> {
+    let of = |answer: &ProbeResult| match &answer.evidence {
         Evidence::Rows(rows) => rows.clone(),
         _ => Vec::new(),
     };
@@ -76,12 +76,12 @@ fn rows_find_seats_wherever_a_plan_keeps_their_members() {
     let row = vec![TaskId(0), TaskId(1)];
     let what = ProbeWhat::Rows { cache: L2, rows: vec![row.clone()], total_ns: 3 * MS, settle_ns: MS / 2, boost: true };
     let mut kept = ask(what);
-    kept.allowed = row.iter().map(|&task| (task, [1].into_iter().collect())).collect();
+    kept.affinity = row.iter().map(|&task| (task, [1].into_iter().collect())).collect();
     let (answers, _) = answers(&mut machine, &kept, 10);
     assert!(answers.iter().any(|answer| answer.complete), "a row that is never on would hold its CPUs for ever");
     assert!(rows(&answers).iter().all(|interval| interval.tasks == row));
     let next = machine.observe().unwrap().unwrap();
-    assert_eq!(next.in_force.allowed[&TaskId(0)], [1].into_iter().collect());
+    assert_eq!(next.in_force.affinity[&TaskId(0)], [1].into_iter().collect());
     let elsewhere = |task: usize| next.tasks[task].on_cpu_ns.iter().any(|&(cpu, _)| cpu != CpuId(1));
     assert!(!elsewhere(0) && !elsewhere(1));
 }
@@ -214,7 +214,7 @@ fn remote_samples_name_shared_lines_only() {
         remote_only: true,
         at_most: 100,
     });
-    apart.allowed = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [2].into_iter().collect())].into();
+    apart.affinity = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [2].into_iter().collect())].into();
     let (answers, _) = answers(&mut machine, &apart, 50);
     let Evidence::Samples { samples, .. } = &answers.last().unwrap().evidence else { panic!() };
     assert!(!samples.is_empty());
@@ -226,7 +226,7 @@ fn remote_samples_name_shared_lines_only() {
 fn reuses_of_a_sweep_are_its_length() {
     let mut machine = machine(vec![program("sweep", 500 * 64)]);
     let (answers, _) = answers(&mut machine, &ask(ProbeWhat::Reuses { task: TaskId(0), locations: 20 }), 200);
-    let reuses = |answer: &Answer| match &answer.evidence {
+    let reuses = |answer: &ProbeResult| match &answer.evidence {
         Evidence::Reuses { samples, .. } => samples.clone(),
         _ => Vec::new(),
     };
@@ -252,26 +252,26 @@ fn activity_shows_the_sets_in_use() {
     assert_eq!(real.apply(&ask(what)).unwrap().refused.len(), 1);
 }
 
-/// Does a neighbour feel a big program and not a small one, and the program a pirate that takes its cache?
+/// Does a neighbor feel a big program and not a small one, and the program a pirate that takes its cache?
 #[test]
-fn a_neighbour_feels_what_a_program_takes() {
-    let slowdown = |bytes: u64, neighbour| {
+fn a_neighbor_feels_what_a_program_takes() {
+    let slowdown = |bytes: u64, neighbor| {
         let mut machine = machine(vec![program("one", bytes)]);
         machine.apply(&plan(50)).unwrap();
         machine.observe().unwrap();
-        let (answers, _) = answers(&mut machine, &ask(ProbeWhat::Neighbour { task: TaskId(0), neighbour }), 50);
-        let Evidence::Beside { neighbour_alone_ns, neighbour_beside_ns, task_alone_rate, task_beside_rate, .. } =
+        let (answers, _) = answers(&mut machine, &ask(ProbeWhat::Neighbor { task: TaskId(0), neighbor }), 50);
+        let Evidence::Beside { neighbor_alone_ns, neighbor_beside_ns, task_alone_rate, task_beside_rate, .. } =
             &answers[0].evidence
         else {
             panic!()
         };
         assert!(answers[0].complete && !answers[0].cost_ns.is_empty());
-        (neighbour_beside_ns / neighbour_alone_ns, task_alone_rate.unwrap() / task_beside_rate.unwrap())
+        (neighbor_beside_ns / neighbor_alone_ns, task_alone_rate.unwrap() / task_beside_rate.unwrap())
     };
-    let chase = Neighbour::Chase { footprint_bytes: 248 << 10 };
+    let chase = Neighbor::Chase { footprint_bytes: 248 << 10 };
     let (small, big) = (slowdown(4 << 10, chase), slowdown(1 << 20, chase));
     assert!(small.0 < 1.02 && big.0 > 1.2, "{small:?} {big:?}");
-    let pirate = Neighbour::Pirate { footprint_bytes: 256 << 10 };
+    let pirate = Neighbor::Pirate { footprint_bytes: 256 << 10 };
     let (small, fits) = (slowdown(4 << 10, pirate), slowdown(200 << 10, pirate));
     assert!(small.1 < 1.02 && fits.1 > 1.2, "{small:?} {fits:?}");
 }

@@ -58,18 +58,18 @@ fn runs_on_many_host_threads_are_the_same_bits() {
     assert_ne!(one[0], one[2], "another seed is another run");
 }
 
-fn coloured(machine: &SimMachine, colours: [&[u32]; 2]) -> Plan {
+fn colored(machine: &SimMachine, colors: [&[u32]; 2]) -> Plan {
     let cache =
-        machine.capabilities().partitions.iter().find(|(_, of)| matches!(of, Partition::Colours { .. })).unwrap().0;
+        machine.capabilities().partitions.iter().find(|(_, of)| matches!(of, Partition::Colors { .. })).unwrap().0;
     let mut plan = plan(30);
-    plan.allowed = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
+    plan.affinity = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
     plan.shares = (0..2)
         .map(|at| CacheShare {
             group: GroupId(at),
             members: vec![Member::Process(ProcessId(at))],
             cache,
-            units: Units::Colours {
-                allowed: colours[at as usize].iter().copied().collect::<IndexSet>(),
+            units: Units::Colors {
+                allowed: colors[at as usize].iter().copied().collect::<IndexSet>(),
                 moving: PageMoving::Never,
             },
         })
@@ -77,20 +77,20 @@ fn coloured(machine: &SimMachine, colours: [&[u32]; 2]) -> Plan {
     plan
 }
 
-/// Do exclusive colours make a victim's cache statistics independent of its neighbour, where shared ones do not?
+/// Do exclusive colors make a victim's cache statistics independent of its neighbor, where shared ones do not?
 #[test]
-fn exclusive_colours_make_the_victim_independent_of_its_neighbour() {
-    let victim_misses = |victim_bytes: u64, neighbour_bytes: u64, colours: [&[u32]; 2]| {
-        let programs = vec![program("victim", victim_bytes), program("neighbour", neighbour_bytes)];
+fn exclusive_colors_make_the_victim_independent_of_its_neighbor() {
+    let victim_misses = |victim_bytes: u64, neighbor_bytes: u64, colors: [&[u32]; 2]| {
+        let programs = vec![program("victim", victim_bytes), program("neighbor", neighbor_bytes)];
         let mut machine = SimMachine::new(&spec(), &SimOptions::default(), programs).unwrap();
-        machine.apply(&coloured(&machine, colours)).unwrap();
+        machine.apply(&colored(&machine, colors)).unwrap();
         machine.observe().unwrap();
         let results = machine.results();
         let level = results.tasks[0].levels.iter().find(|level| level.level == Level::L2).unwrap();
         (level.misses, level.inter_task)
     };
     let (own, others): (&[u32], &[u32]) = (&[0, 1], &[2, 3]);
-    let alone_in_half = |neighbour_bytes| victim_misses(100 << 10, neighbour_bytes, [own, others]);
+    let alone_in_half = |neighbor_bytes| victim_misses(100 << 10, neighbor_bytes, [own, others]);
     let (quiet, greedy) = (alone_in_half(4 << 10), alone_in_half(2 << 20));
     // Bandwidth is shared still, so that the victim gets less far: every line misses once at most, and none to others.
     assert_eq!((quiet.1, greedy.1), (0, 0));
@@ -100,35 +100,35 @@ fn exclusive_colours_make_the_victim_independent_of_its_neighbour() {
     assert!(shared.1 > 100, "{shared:?}");
 }
 
-/// Does a coloured allocation touch only its sets?
+/// Does a colored allocation touch only its sets?
 #[test]
-fn coloured_programs_fill_the_sets_of_their_colours_and_no_others() {
+fn colored_programs_fill_the_sets_of_their_colors_and_no_others() {
     let programs = vec![program("low", 300 << 10), program("high", 2 << 20)];
     let mut machine = SimMachine::new(&spec(), &SimOptions::default(), programs).unwrap();
-    machine.apply(&coloured(&machine, [&[0], &[2, 3]])).unwrap();
+    machine.apply(&colored(&machine, [&[0], &[2, 3]])).unwrap();
     machine.observe().unwrap();
     let last = machine.topology().last_level_caches().next().unwrap().id;
-    // 256 sets in four colours: pages of 64 lines.
+    // 256 sets in four colors: pages of 64 lines.
     let mut sets = [std::collections::BTreeSet::new(), std::collections::BTreeSet::new()];
     for (set, task) in machine.system.hw.sets_in_use(last) {
         sets[task.0 as usize].insert(set);
     }
-    assert_eq!(sets[0], (0..64).collect(), "larger than its colour's part, it fills all of that");
+    assert_eq!(sets[0], (0..64).collect(), "larger than its color's part, it fills all of that");
     assert_eq!(sets[1], (128..256).collect());
 }
 
 /// Do way masks do the same, and are they read back?
 #[test]
-fn exclusive_ways_keep_the_neighbour_out() {
+fn exclusive_ways_keep_the_neighbor_out() {
     let mut spec = spec();
     spec.caches[1] = cache(Level::L2, 256 << 10, 16, 10, 2);
     spec.caches[1].way_partitions =
         Some(cachemate_core::WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
     let inter_task = |victim_bytes: u64, masks: Option<[CpuSet; 2]>| {
-        let programs = vec![program("victim", victim_bytes), program("neighbour", 2 << 20)];
+        let programs = vec![program("victim", victim_bytes), program("neighbor", 2 << 20)];
         let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
         let mut plan = plan(30);
-        plan.allowed = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
+        plan.affinity = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
         let cache = machine.topology().last_level_caches().next().unwrap().id;
         for (at, mask) in masks.into_iter().flatten().enumerate() {
             let members = vec![Member::Task(TaskId(at as u32))];
@@ -151,7 +151,7 @@ fn exclusive_ways_keep_the_neighbour_out() {
 fn applying_a_plan_again_changes_nothing() {
     let run = |again: bool| {
         let mut machine = machine((0..3).map(|at| program("sweep", 100_000 << at)).collect());
-        let plan = coloured(&machine, [&[0], &[1, 2]]);
+        let plan = colored(&machine, [&[0], &[1, 2]]);
         let first = machine.apply(&plan).unwrap();
         if again {
             assert_eq!(machine.apply(&plan).unwrap(), first);

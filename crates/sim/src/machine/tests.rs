@@ -12,7 +12,7 @@ use super::{Length, Program, SimMachine, SimOptions};
 
 pub(crate) const MS: u64 = 1_000_000;
 
-/// Two packages of two cores; 256 KB of L2 per package, four colours; 100 MHz, so that a millisecond is short.
+/// Two packages of two cores; 256 KB of L2 per package, four colors; 100 MHz, so that a millisecond is short.
 pub(crate) fn spec() -> MachineSpec {
     MachineSpec {
         name: "test".to_string(),
@@ -35,7 +35,7 @@ pub(crate) fn spec() -> MachineSpec {
             package_bus_bytes_per_cycle: None,
             scheduling: SchedulingSpec::default(),
         },
-        pages: PageSpec { colours: Some(4), ..PageSpec::default() },
+        pages: PageSpec { colors: Some(4), ..PageSpec::default() },
         os: OsSpec { context_switch_cycles: 300, migration_cycles: 300, time_slice_ns: MS },
         counters: CounterSpec::default(),
     }
@@ -105,7 +105,7 @@ fn affinity_is_obeyed_exactly_and_windows_have_their_length() {
     let mut machine = machine((0..3).map(|_| program("sweep", 4096)).collect());
     let mut plan = plan(20);
     let only = |cpu: u32| -> CpuSet { [cpu].into_iter().collect() };
-    plan.allowed = [(TaskId(0), only(2)), (TaskId(1), only(2)), (TaskId(2), only(3))].into_iter().collect();
+    plan.affinity = [(TaskId(0), only(2)), (TaskId(1), only(2)), (TaskId(2), only(3))].into_iter().collect();
     let seen = window(&mut machine, &plan);
     assert_eq!((seen.span.elapsed_ns, seen.ended), (20 * MS, WindowEnd::Elapsed));
     assert_eq!(on_cpu(&seen, 2), [(3, 20 * MS)]);
@@ -113,7 +113,7 @@ fn affinity_is_obeyed_exactly_and_windows_have_their_length() {
     assert_eq!(shares.iter().sum::<u64>(), 20 * MS);
     assert!(shares.iter().all(|&ns| ns.abs_diff(10 * MS) <= MS), "{shares:?}");
     assert_eq!(seen.tasks[0].runnable_wait_ns, Some(20 * MS - shares[0]));
-    assert_eq!(seen.in_force.allowed, plan.allowed);
+    assert_eq!(seen.in_force.affinity, plan.affinity);
 }
 
 /// Do gangs take unequal turns on their CPUs, together and alone, as the schedule says?
@@ -174,24 +174,24 @@ fn the_time_scale_divides_cycles_and_not_nominal_time() {
     assert_eq!(whole.2, 10 * tenth.2);
 }
 
-/// Are a process's pages in its colours, after a change under the running program too, and is that told as it goes?
+/// Are a process's pages in its colors, after a change under the running program too, and is that told as it goes?
 #[test]
-fn colours_hold_and_move_under_a_running_program() {
+fn colors_hold_and_move_under_a_running_program() {
     let mut machine = machine(vec![program("a", 400 << 10), program("b", 400 << 10)]);
-    let pages = |seen: &Observation, task: usize| seen.tasks[task].pages_per_colour.clone().unwrap();
+    let pages = |seen: &Observation, task: usize| seen.tasks[task].pages_per_color.clone().unwrap();
     let seen = window(&mut machine, &plan(20));
     assert_eq!(pages(&seen, 0).iter().sum::<u64>(), 100);
     assert!(pages(&seen, 0).iter().all(|&pages| pages > 0));
-    let colour = |colours: &[u32]| -> IndexSet { colours.iter().copied().collect() };
-    let mut coloured = plan(20);
+    let color = |colors: &[u32]| -> IndexSet { colors.iter().copied().collect() };
+    let mut colored = plan(20);
     let cache = machine.topology().last_level_caches().next().unwrap().id;
-    coloured.shares = vec![cachemate_core::CacheShare {
+    colored.shares = vec![cachemate_core::CacheShare {
         group: cachemate_core::GroupId(0),
         members: vec![cachemate_core::Member::Process(cachemate_core::ProcessId(0))],
         cache,
-        units: cachemate_core::Units::Colours { allowed: colour(&[1]), moving: cachemate_core::PageMoving::All },
+        units: cachemate_core::Units::Colors { allowed: color(&[1]), moving: cachemate_core::PageMoving::All },
     }];
-    let applied = machine.apply(&coloured).unwrap();
+    let applied = machine.apply(&colored).unwrap();
     assert_eq!(applied.pending.len(), 1);
     let mut seen = machine.observe().unwrap().unwrap();
     for _ in 0..3 {

@@ -11,7 +11,7 @@
 //! use it; a runnable task is on a CPU, in exactly one queue, or parked. No hardware is known here: the tests run it on
 //! a time line of their own.
 
-use cachemate_core::{Clash, CpuSet};
+use cachemate_core::{CoRunPenalty, CpuSet};
 
 use super::domains::{Domains, SHARED_CACHE};
 use super::schedulers::{Scheduler, Why};
@@ -84,7 +84,7 @@ pub struct Switch {
 pub struct Picks {
     pub all: u64,
     pub with_a_choice: u64,
-    /// Clashes changed the choice.
+    /// Penalties changed the choice.
     pub swayed: u64,
 }
 
@@ -165,7 +165,7 @@ pub struct Dispatcher {
     cpus: Vec<CpuState>,
     tasks: Vec<TaskState>,
     /// Penalties by pairs of slots, in both orders.
-    clashes: Vec<(Slot, Slot, f64)>,
+    penalties: Vec<(Slot, Slot, f64)>,
     now: u64,
     arrivals: u64,
     pub picks: Picks,
@@ -181,8 +181,8 @@ macro_rules! sight {
 impl Dispatcher {
     pub fn new(scheduler: Box<dyn Scheduler>, domains: Domains) -> Self {
         let cpus = vec![CpuState::default(); domains.cpus() as usize];
-        let (tasks, clashes) = (Vec::new(), Vec::new());
-        Dispatcher { scheduler, domains, cpus, tasks, clashes, now: 0, arrivals: 0, picks: Picks::default() }
+        let (tasks, penalties) = (Vec::new(), Vec::new());
+        Dispatcher { scheduler, domains, cpus, tasks, penalties, now: 0, arrivals: 0, picks: Picks::default() }
     }
 
     pub fn domains(&self) -> &Domains {
@@ -314,10 +314,15 @@ impl Dispatcher {
         waiting.into_iter().for_each(|slot| self.requeue(slot));
     }
 
-    pub fn set_clashes(&mut self, clashes: &[Clash], slot_of: impl Fn(cachemate_core::TaskId) -> Option<Slot>) {
-        let pair = |clash: &Clash| Some((slot_of(clash.tasks.0)?, slot_of(clash.tasks.1)?, clash.penalty));
-        let pairs: Vec<_> = clashes.iter().filter_map(pair).collect();
-        self.clashes = pairs.iter().flat_map(|&(a, b, penalty)| [(a, b, penalty), (b, a, penalty)]).collect();
+    pub fn set_penalties(
+        &mut self,
+        penalties: &[CoRunPenalty],
+        slot_of: impl Fn(cachemate_core::TaskId) -> Option<Slot>,
+    ) {
+        let pair =
+            |penalty: &CoRunPenalty| Some((slot_of(penalty.tasks.0)?, slot_of(penalty.tasks.1)?, penalty.penalty));
+        let pairs: Vec<_> = penalties.iter().filter_map(pair).collect();
+        self.penalties = pairs.iter().flat_map(|&(a, b, penalty)| [(a, b, penalty), (b, a, penalty)]).collect();
     }
 
     /// When a slice ends or queues are to be balanced.
@@ -519,15 +524,15 @@ impl Dispatcher {
         self.start(slot, cpu, self.now.saturating_add(slice));
     }
 
-    /// AV's Linux form: the scheduler's choice, unless another waiting task clashes less with those that run below
+    /// AV's Linux form: the scheduler's choice, unless another waiting task penalties less with those that run below
     /// the same cache, may overtake it, and the first has not been passed over too often.
     fn in_better_company(&mut self, first: Slot, choices: &[Slot], cpu: u32) -> Slot {
-        if self.clashes.is_empty() || self.tasks[first].passed_over >= PASSED_OVER_AT_MOST {
+        if self.penalties.is_empty() || self.tasks[first].passed_over >= PASSED_OVER_AT_MOST {
             return first;
         }
         let beside: Vec<Slot> = self.domains.members(SHARED_CACHE, cpu).filter_map(|cpu| self.running(cpu)).collect();
         let penalty = |slot: Slot| -> f64 {
-            let bad = self.clashes.iter().filter(|(a, b, _)| *a == slot && beside.contains(b));
+            let bad = self.penalties.iter().filter(|(a, b, _)| *a == slot && beside.contains(b));
             bad.map(|(_, _, penalty)| penalty).sum()
         };
         let open =

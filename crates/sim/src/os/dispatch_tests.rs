@@ -1,6 +1,6 @@
 //! The dispatcher under every default scheduler, on a time line of its own.
 
-use cachemate_core::{Cache, CacheId, Clash, Cpu, CpuId, CpuSet, Level, SplitMix64, TaskId, Topology};
+use cachemate_core::{Cache, CacheId, CoRunPenalty, Cpu, CpuId, CpuSet, Level, SplitMix64, TaskId, Topology};
 use proptest::prelude::*;
 
 use super::dispatch::{Dispatcher, Seat, Slot, State};
@@ -234,16 +234,16 @@ fn affinity_holds_from_the_moment_it_is_set() {
     }
 }
 
-/// Do clashes keep two tasks apart where the dispatcher has a choice, without starving either?
+/// Do penalties keep two tasks apart where the dispatcher has a choice, without starving either?
 #[test]
 fn clashes_steer_the_choice_and_starve_nobody() {
     for kind in ALL {
-        let together = |clash: bool| {
+        let together = |penalty: bool| {
             let mut dispatcher = dispatcher(kind, 2);
             (0..6).for_each(|_| _ = dispatcher.arrive(0, all(2), 1.0, false));
-            if clash {
-                let clashes = [Clash { tasks: (TaskId(0), TaskId(1)), penalty: 1.0 }];
-                dispatcher.set_clashes(&clashes, |task| Some(task.0 as Slot));
+            if penalty {
+                let penalties = [CoRunPenalty { tasks: (TaskId(0), TaskId(1)), penalty: 1.0 }];
+                dispatcher.set_penalties(&penalties, |task| Some(task.0 as Slot));
             }
             let (mut at, mut beside, end) = (0, 0, 60_000 * MS);
             dispatcher.settle(0);

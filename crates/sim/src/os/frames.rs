@@ -1,17 +1,17 @@
-//! Physical page frames: who gets which, and in which colour.
+//! Physical page frames: who gets which, and in which color.
 //!
 //! Problem: which cache sets a page occupies is decided by its frame number. A default kernel hands frames out in an
-//! order that its history made; a colouring one must find frames of given colours fast, and must not fail while any
+//! order that its history made; a coloring one must find frames of given colors fast, and must not fail while any
 //! frame is free (CP 4.4.1).
 //!
 //! Method: per memory node, free memory is what a long-running buddy allocator looks like: blocks of 1024 frames in
 //! shuffled order, cut into aligned pieces (half of the memory stays in whole blocks, a quarter in halves, and so
 //! on), pieces shuffled among those of eight blocks. Frames within a piece come out in ascending order, and CPUs draw
-//! them in batches, as per-CPU page lists do. Coloured requests go to per-CPU lists per colour (CP 4.4.1, the second
-//! version: coloured lists that are refilled until the colour is found, so that no `MaxTry` is needed).
+//! them in batches, as per-CPU page lists do. Colored requests go to per-CPU lists per color (CP 4.4.1, the second
+//! version: colored lists that are refilled until the color is found, so that no `MaxTry` is needed).
 //!
-//! Properties: no frame is handed out twice; as long as any frame is free a request succeeds; a coloured request gets
-//! an allowed colour as long as one is free anywhere, local memory first; same seed, same order. Memory for the lists
+//! Properties: no frame is handed out twice; as long as any frame is free a request succeeds; a colored request gets
+//! an allowed color as long as one is free anywhere, local memory first; same seed, same order. Memory for the lists
 //! is proportional to the frames drawn, not to the machine's memory.
 
 use cachemate_core::{IndexSet, SplitMix64};
@@ -30,8 +30,8 @@ pub struct FramesSpec<'a> {
     pub frames: u64,
     /// Memory nodes: equal consecutive parts of the frames.
     pub nodes: u32,
-    /// Colours the kernel keeps apart; 1 = it does not colour.
-    pub colours: u32,
+    /// Colors the kernel keeps apart; 1 = it does not color.
+    pub colors: u32,
     /// Home node of each CPU.
     pub node_of_cpu: &'a [u32],
     /// Largest order of the pieces that free memory is in: 10 = as after boot and use, 0 = every frame on its own.
@@ -48,15 +48,15 @@ struct Node {
 
 #[derive(Default)]
 struct CpuLists {
-    /// Drawn for requests without colours, next at the back.
+    /// Drawn for requests without colors, next at the back.
     batch: Vec<u32>,
-    /// Per node and colour: drawn or freed, next at the back.
-    by_colour: Vec<Vec<u32>>,
+    /// Per node and color: drawn or freed, next at the back.
+    by_color: Vec<Vec<u32>>,
 }
 
 /// All frames of the machine.
 pub struct Frames {
-    colours: u32,
+    colors: u32,
     frames_per_node: u32,
     nodes: Vec<Node>,
     cpus: Vec<CpuLists>,
@@ -79,10 +79,9 @@ impl Frames {
                 Node { blocks, pieces: Vec::new() }
             })
             .collect();
-        let lists =
-            || CpuLists { batch: Vec::new(), by_colour: vec![Vec::new(); (spec.colours * spec.nodes) as usize] };
+        let lists = || CpuLists { batch: Vec::new(), by_color: vec![Vec::new(); (spec.colors * spec.nodes) as usize] };
         Frames {
-            colours: spec.colours,
+            colors: spec.colors,
             frames_per_node: per_node,
             nodes,
             cpus: spec.node_of_cpu.iter().map(|_| lists()).collect(),
@@ -93,11 +92,11 @@ impl Frames {
         }
     }
 
-    pub fn colours(&self) -> u32 {
-        self.colours
+    pub fn colors(&self) -> u32 {
+        self.colors
     }
-    pub fn colour_of(&self, frame: u32) -> u32 {
-        frame % self.colours
+    pub fn color_of(&self, frame: u32) -> u32 {
+        frame % self.colors
     }
     pub fn node_of(&self, frame: u32) -> u32 {
         frame / self.frames_per_node
@@ -122,22 +121,22 @@ impl Frames {
         found
     }
 
-    /// A frame of one of the allowed colours, tried from `first_colour` on in turn: on the local node, then on the
+    /// A frame of one of the allowed colors, tried from `first_color` on in turn: on the local node, then on the
     /// others; `None` = none is free anywhere.
-    pub fn take_coloured(&mut self, cpu: u32, allowed: &IndexSet, first_colour: u32) -> Option<u32> {
+    pub fn take_colored(&mut self, cpu: u32, allowed: &IndexSet, first_color: u32) -> Option<u32> {
         let home = self.node_of_cpu[cpu as usize];
         let in_turn: Vec<u32> = allowed
             .iter()
-            .filter(|&colour| colour >= first_colour)
-            .chain(allowed.iter().filter(|&colour| colour < first_colour))
+            .filter(|&color| color >= first_color)
+            .chain(allowed.iter().filter(|&color| color < first_color))
             .collect();
         let found =
-            self.nodes_from(home).find_map(|node| in_turn.iter().find_map(|&colour| self.take_of(cpu, node, colour)));
+            self.nodes_from(home).find_map(|node| in_turn.iter().find_map(|&color| self.take_of(cpu, node, color)));
         self.free -= u64::from(found.is_some());
         found
     }
 
-    /// `pages` (a power of two, at most 1024) contiguous frames, aligned to their number, all of allowed colours,
+    /// `pages` (a power of two, at most 1024) contiguous frames, aligned to their number, all of allowed colors,
     /// which are then adjacent ones (CP 4.4.1); the first is returned. `None` = no such run among free memory.
     pub fn take_run(&mut self, cpu: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
         debug_assert!(pages.is_power_of_two() && pages <= BLOCK_FRAMES);
@@ -149,8 +148,8 @@ impl Frames {
 
     /// Back to the lists of the CPU that frees it.
     pub fn give_back(&mut self, cpu: u32, frame: u32) {
-        let at = self.list_of(self.node_of(frame), self.colour_of(frame));
-        self.cpus[cpu as usize].by_colour[at].push(frame);
+        let at = self.list_of(self.node_of(frame), self.color_of(frame));
+        self.cpus[cpu as usize].by_color[at].push(frame);
         self.free += 1;
     }
 
@@ -158,8 +157,8 @@ impl Frames {
         let nodes = self.nodes.len() as u32;
         (0..nodes).map(move |step| (home + step) % nodes)
     }
-    fn list_of(&self, node: u32, colour: u32) -> usize {
-        (node * self.colours + colour) as usize
+    fn list_of(&self, node: u32, color: u32) -> usize {
+        (node * self.colors + color) as usize
     }
 
     /// Cuts more blocks where no piece is left; false = the node's buddy lists are empty.
@@ -208,10 +207,10 @@ impl Frames {
         drawn
     }
 
-    fn take_of(&mut self, cpu: u32, node: u32, colour: u32) -> Option<u32> {
-        let at = self.list_of(node, colour);
+    fn take_of(&mut self, cpu: u32, node: u32, color: u32) -> Option<u32> {
+        let at = self.list_of(node, color);
         loop {
-            if let Some(frame) = self.cpus[cpu as usize].by_colour[at].pop() {
+            if let Some(frame) = self.cpus[cpu as usize].by_color[at].pop() {
                 return Some(frame);
             }
             let drawn = self.draw(node, BATCH_FRAMES);
@@ -219,11 +218,11 @@ impl Frames {
                 break;
             }
             for frame in drawn.into_iter().rev() {
-                let list = self.list_of(node, self.colour_of(frame));
-                self.cpus[cpu as usize].by_colour[list].push(frame);
+                let list = self.list_of(node, self.color_of(frame));
+                self.cpus[cpu as usize].by_color[list].push(frame);
             }
         }
-        let in_batch = |frame: &u32| *frame / self.frames_per_node == node && *frame % self.colours == colour;
+        let in_batch = |frame: &u32| *frame / self.frames_per_node == node && *frame % self.colors == color;
         let found = self
             .cpus
             .iter()
@@ -231,27 +230,27 @@ impl Frames {
             .find_map(|(at_cpu, lists)| lists.batch.iter().position(in_batch).map(|index| (at_cpu, index)));
         match found {
             Some((at_cpu, index)) => Some(self.cpus[at_cpu].batch.remove(index)),
-            None => self.cpus.iter_mut().find_map(|lists| lists.by_colour[at].pop()),
+            None => self.cpus.iter_mut().find_map(|lists| lists.by_color[at].pop()),
         }
     }
 
     /// A frame from any list of any CPU, once the buddy lists are empty.
     fn take_listed(&mut self, home: u32) -> Option<u32> {
-        let colours = self.colours;
+        let colors = self.colors;
         self.nodes_from(home).find_map(|node| {
-            let lists = (node * colours) as usize..((node + 1) * colours) as usize;
+            let lists = (node * colors) as usize..((node + 1) * colors) as usize;
             self.cpus.iter_mut().find_map(|cpu| {
-                let longest = lists.clone().rev().max_by_key(|&at| cpu.by_colour[at].len())?;
-                cpu.by_colour[longest].pop().or_else(|| cpu.batch.pop())
+                let longest = lists.clone().rev().max_by_key(|&at| cpu.by_color[at].len())?;
+                cpu.by_color[longest].pop().or_else(|| cpu.batch.pop())
             })
         })
     }
 
     fn run_of(&mut self, node: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
-        let colours = self.colours;
+        let colors = self.colors;
         let fits = |first: u32| {
             first.is_multiple_of(pages)
-                && allowed.is_none_or(|allowed| (first..first + pages).all(|frame| allowed.contains(frame % colours)))
+                && allowed.is_none_or(|allowed| (first..first + pages).all(|frame| allowed.contains(frame % colors)))
         };
         let mut looked_at = 0;
         while self.refill(node) {
@@ -288,18 +287,18 @@ mod tests {
 
     use super::*;
 
-    fn pool(frames: u64, nodes: u32, colours: u32) -> Frames {
+    fn pool(frames: u64, nodes: u32, colors: u32) -> Frames {
         let node_of_cpu: Vec<u32> = (0..4).map(|cpu| cpu % nodes).collect();
-        let spec = FramesSpec { frames, nodes, colours, node_of_cpu: &node_of_cpu, piece_order_at_most: 10, seed: 1 };
+        let spec = FramesSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, piece_order_at_most: 10, seed: 1 };
         Frames::new(spec)
     }
 
-    /// Does a coloured request get an allowed colour while one is free anywhere, and nothing afterwards?
+    /// Does a colored request get an allowed color while one is free anywhere, and nothing afterwards?
     #[test]
-    fn coloured_requests_get_their_colours_until_the_last_frame_of_them_is_gone() {
+    fn colored_requests_get_their_colors_until_the_last_frame_of_them_is_gone() {
         let mut frames = pool(4096, 2, 16);
         let allowed: IndexSet = [3, 4].into_iter().collect();
-        let taken: Vec<u32> = std::iter::from_fn(|| frames.take_coloured(1, &allowed, 0)).collect();
+        let taken: Vec<u32> = std::iter::from_fn(|| frames.take_colored(1, &allowed, 0)).collect();
         assert_eq!(taken.len(), 4096 / 16 * 2);
         assert!(taken.iter().all(|frame| allowed.contains(frame % 16)));
         // Local memory first: CPU 1 lives on node 1.
@@ -310,14 +309,14 @@ mod tests {
         assert_eq!(frames.free(), 0);
     }
 
-    /// Are contiguous requests served with adjacent allowed colours only?
+    /// Are contiguous requests served with adjacent allowed colors only?
     #[test]
-    fn contiguous_requests_stay_within_adjacent_allowed_colours() {
+    fn contiguous_requests_stay_within_adjacent_allowed_colors() {
         let mut frames = pool(1 << 14, 1, 16);
         let allowed: IndexSet = (4..8).collect();
         let run = frames.take_run(0, 4, Some(&allowed)).unwrap();
         assert_eq!(run % 16, 4);
-        // No aligned run of eight has only these four colours.
+        // No aligned run of eight has only these four colors.
         assert_eq!(frames.take_run(0, 8, Some(&allowed)), None);
         assert_eq!(frames.free(), (1 << 14) - 4);
     }
@@ -339,11 +338,11 @@ mod tests {
         fn no_frame_is_lost_or_given_twice(steps in prop::collection::vec((0u32..5, 0u32..4, 0u32..8), 1..400)) {
             let mut frames = pool(3000, 2, 8);
             let mut held = BTreeSet::new();
-            for (what, cpu, colour) in steps {
-                let allowed: IndexSet = [colour, (colour + 3) % 8].into_iter().collect();
+            for (what, cpu, color) in steps {
+                let allowed: IndexSet = [color, (color + 3) % 8].into_iter().collect();
                 let got: Vec<u32> = match what {
                     0 => frames.take_any(cpu).into_iter().collect(),
-                    1 => frames.take_coloured(cpu, &allowed, colour).into_iter().collect(),
+                    1 => frames.take_colored(cpu, &allowed, color).into_iter().collect(),
                     2 => frames.take_run(cpu, 4, None).map(|run| (run..run + 4).collect()).unwrap_or_default(),
                     3 => (0..100).filter_map(|_| frames.take_any(cpu)).collect(),
                     _ => {

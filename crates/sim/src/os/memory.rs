@@ -1,7 +1,7 @@
-//! Address spaces over coloured frames: faults, shared segments, and pages that move under a running program (CP 4.4).
+//! Address spaces over colored frames: faults, shared segments, and pages that move under a running program (CP 4.4).
 //!
-//! A process without colours takes any frame. One with colours takes frames of its allowed colours round robin; when
-//! none of them is free it takes another rather than swap, and that is counted. Changing the colours of a running
+//! A process without colors takes any frame. One with colors takes frames of its allowed colors round robin; when
+//! none of them is free it takes another rather than swap, and that is counted. Changing the colors of a running
 //! process moves its pages one at a time, each at the machine's measured cost: all at once, hottest first, when next
 //! touched, or never. Pages that several address spaces share stay where they are.
 
@@ -21,12 +21,12 @@ struct Segment {
 /// Contiguous frames asked for at a time in a shared segment.
 const SEGMENT_RUN_PAGES: u32 = 8;
 
-/// The colours a process may use, and how far its pages have come.
+/// The colors a process may use, and how far its pages have come.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Colouring {
+pub struct Coloring {
     pub allowed: IndexSet,
     pub moving: PageMoving,
-    /// Pages taken from a colour that was not allowed, since the colouring began.
+    /// Pages taken from a color that was not allowed, since the coloring began.
     pub fallback_pages: u64,
     pub moved_pages: u64,
     /// Pages still to be moved, next at the back; for [`PageMoving::All`] and [`PageMoving::HotFirst`].
@@ -37,7 +37,7 @@ pub struct Colouring {
     pub sampling: bool,
 }
 
-impl Colouring {
+impl Coloring {
     /// Pages still waiting to be moved.
     pub fn pending_pages(&self) -> u64 {
         self.to_move.len() as u64
@@ -48,9 +48,9 @@ impl Colouring {
 struct AddressSpace {
     table: PageTable,
     segments: Vec<usize>,
-    colouring: Option<Colouring>,
-    next_colour: u32,
-    pages_per_colour: Vec<u64>,
+    coloring: Option<Coloring>,
+    next_color: u32,
+    pages_per_color: Vec<u64>,
 }
 
 /// One page now has another frame: translations of it must be dropped and the old frame's lines flushed.
@@ -68,7 +68,7 @@ pub enum Found {
     Resident(u32),
     /// Allocated now.
     Fault(u32),
-    /// Moved now, because the colouring is lazy: new frame and old one.
+    /// Moved now, because the coloring is lazy: new frame and old one.
     Moved(u32, u32),
 }
 
@@ -90,8 +90,8 @@ impl Memory {
 
     /// A new, empty address space; its index.
     pub fn add_process(&mut self) -> usize {
-        let colours = self.frames.colours() as usize;
-        self.spaces.push(AddressSpace { pages_per_colour: vec![0; colours], ..AddressSpace::default() });
+        let colors = self.frames.colors() as usize;
+        self.spaces.push(AddressSpace { pages_per_color: vec![0; colors], ..AddressSpace::default() });
         self.spaces.len() - 1
     }
 
@@ -125,8 +125,8 @@ impl Memory {
         let frame = self.allocate(process, cpu);
         self.spaces[process].table.map(page, frame);
         self.spaces[process].table.touch(page);
-        let colour = self.frames.colour_of(frame) as usize;
-        self.spaces[process].pages_per_colour[colour] += 1;
+        let color = self.frames.color_of(frame) as usize;
+        self.spaces[process].pages_per_color[color] += 1;
         Found::Fault(frame)
     }
 
@@ -141,7 +141,7 @@ impl Memory {
         let whole = start + run_pages <= first + end;
         let empty = (start..start + run_pages).all(|page| self.segments[segment].table.frame(page).is_none());
         if whole && empty {
-            let allowed = self.spaces[process].colouring.as_ref().map(|colouring| colouring.allowed.clone());
+            let allowed = self.spaces[process].coloring.as_ref().map(|coloring| coloring.allowed.clone());
             if let Some(run) = self.frames.take_run(cpu, SEGMENT_RUN_PAGES, allowed.as_ref()) {
                 for step in 0..SEGMENT_RUN_PAGES {
                     self.segments[segment].table.map(start + u64::from(step), run + step);
@@ -157,12 +157,12 @@ impl Memory {
 
     fn allocate(&mut self, process: usize, cpu: u32) -> u32 {
         let space = &mut self.spaces[process];
-        let frame = match &mut space.colouring {
+        let frame = match &mut space.coloring {
             None => self.frames.take_any(cpu),
-            Some(colouring) => {
-                let found = self.frames.take_coloured(cpu, &colouring.allowed, space.next_colour);
-                found.inspect(|&frame| space.next_colour = self.frames.colour_of(frame) + 1).or_else(|| {
-                    colouring.fallback_pages += 1;
+            Some(coloring) => {
+                let found = self.frames.take_colored(cpu, &coloring.allowed, space.next_color);
+                found.inspect(|&frame| space.next_color = self.frames.color_of(frame) + 1).or_else(|| {
+                    coloring.fallback_pages += 1;
                     self.frames.take_any(cpu)
                 })
             }
@@ -174,9 +174,9 @@ impl Memory {
     }
 
     fn lazy_move(&mut self, process: usize, page: u64, frame: u32, cpu: u32) -> Option<u32> {
-        let colouring = self.spaces[process].colouring.as_ref()?;
-        let wrong = !colouring.allowed.contains(self.frames.colour_of(frame));
-        if colouring.moving != PageMoving::Lazy || !wrong {
+        let coloring = self.spaces[process].coloring.as_ref()?;
+        let wrong = !coloring.allowed.contains(self.frames.color_of(frame));
+        if coloring.moving != PageMoving::Lazy || !wrong {
             return None;
         }
         let fresh = self.take_allowed(process, cpu)?;
@@ -186,19 +186,19 @@ impl Memory {
 
     fn take_allowed(&mut self, process: usize, cpu: u32) -> Option<u32> {
         let space = &mut self.spaces[process];
-        let allowed = &space.colouring.as_ref()?.allowed;
-        let fresh = self.frames.take_coloured(cpu, allowed, space.next_colour)?;
-        space.next_colour = self.frames.colour_of(fresh) + 1;
+        let allowed = &space.coloring.as_ref()?.allowed;
+        let fresh = self.frames.take_colored(cpu, allowed, space.next_color)?;
+        space.next_color = self.frames.color_of(fresh) + 1;
         Some(fresh)
     }
 
     fn remap(&mut self, process: usize, page: u64, old: u32, fresh: u32) {
         let space = &mut self.spaces[process];
         space.table.map(page, fresh);
-        space.pages_per_colour[self.frames.colour_of(old) as usize] -= 1;
-        space.pages_per_colour[self.frames.colour_of(fresh) as usize] += 1;
-        if let Some(colouring) = &mut space.colouring {
-            colouring.moved_pages += 1;
+        space.pages_per_color[self.frames.color_of(old) as usize] -= 1;
+        space.pages_per_color[self.frames.color_of(fresh) as usize] += 1;
+        if let Some(coloring) = &mut space.coloring {
+            coloring.moved_pages += 1;
         }
         self.left.push(MovedPage { process, page, old_frame: old, frame: fresh });
     }
@@ -211,15 +211,15 @@ impl Memory {
         moved
     }
 
-    /// Gives a process its colours. The same colours and way of moving again change nothing. `true`: translations of
+    /// Gives a process its colors. The same colors and way of moving again change nothing. `true`: translations of
     /// all its pages must be dropped, so that touches are seen (lazy moving, hottest first).
-    pub fn set_colours(&mut self, process: usize, allowed: &IndexSet, moving: PageMoving) -> bool {
-        let earlier = self.spaces[process].colouring.take();
+    pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, moving: PageMoving) -> bool {
+        let earlier = self.spaces[process].coloring.take();
         if let Some(same) = earlier.as_ref().filter(|same| same.allowed == *allowed && same.moving == moving) {
-            self.spaces[process].colouring = Some(same.clone());
+            self.spaces[process].coloring = Some(same.clone());
             return false;
         }
-        let mut colouring = Colouring {
+        let mut coloring = Coloring {
             allowed: allowed.clone(),
             moving,
             fallback_pages: earlier.map_or(0, |earlier| earlier.fallback_pages),
@@ -229,59 +229,59 @@ impl Memory {
             sampling: false,
         };
         if matches!(moving, PageMoving::All | PageMoving::HotFirst) {
-            colouring.to_move = self.misplaced(process, allowed);
-            colouring.to_move.reverse();
-            colouring.total_pages = colouring.to_move.len() as u64;
-            colouring.sampling = moving == PageMoving::HotFirst && !colouring.to_move.is_empty();
+            coloring.to_move = self.misplaced(process, allowed);
+            coloring.to_move.reverse();
+            coloring.total_pages = coloring.to_move.len() as u64;
+            coloring.sampling = moving == PageMoving::HotFirst && !coloring.to_move.is_empty();
         }
-        let drop_translations = moving == PageMoving::Lazy || colouring.sampling;
-        if colouring.sampling {
+        let drop_translations = moving == PageMoving::Lazy || coloring.sampling;
+        if coloring.sampling {
             self.spaces[process].table.clear_touched();
         }
-        self.spaces[process].colouring = Some(colouring);
+        self.spaces[process].coloring = Some(coloring);
         drop_translations
     }
 
-    /// Back to any colour; pages stay where they are.
-    pub fn clear_colours(&mut self, process: usize) {
-        self.spaces[process].colouring = None;
+    /// Back to any color; pages stay where they are.
+    pub fn clear_colors(&mut self, process: usize) {
+        self.spaces[process].coloring = None;
     }
 
-    /// Pages outside the allowed colours, and those that overfill a colour after it was given more (growing a
+    /// Pages outside the allowed colors, and those that overfill a color after it was given more (growing a
     /// partition moves a part of its pages, shrinking all of the revoked ones), ascending. Those that may stay lie evenly
-    /// among the pages of their colour: neighbours are used together, and must not all end up on one side of the border
+    /// among the pages of their color: neighbors are used together, and must not all end up on one side of the border
     /// that there was.
     fn misplaced(&self, process: usize, allowed: &IndexSet) -> Vec<u64> {
         let space = &self.spaces[process];
         let each_at_most = space.table.resident_pages().div_ceil(u64::from(allowed.count().max(1)));
-        let mut passed = vec![0; self.frames.colours() as usize];
+        let mut passed = vec![0; self.frames.colors() as usize];
         let misplaced = |&(_, frame, _): &(u64, u32, bool)| {
-            let colour = self.frames.colour_of(frame);
-            let held = space.pages_per_colour[colour as usize].max(1);
-            let (stay, at) = (each_at_most.min(held), passed[colour as usize]);
-            passed[colour as usize] += 1;
-            !allowed.contains(colour) || (at + 1) * stay / held == at * stay / held
+            let color = self.frames.color_of(frame);
+            let held = space.pages_per_color[color as usize].max(1);
+            let (stay, at) = (each_at_most.min(held), passed[color as usize]);
+            passed[color as usize] += 1;
+            !allowed.contains(color) || (at + 1) * stay / held == at * stay / held
         };
         space.table.iter().filter(misplaced).map(|(page, _, _)| page).collect()
     }
 
-    /// The touches since the colours were set are in: pages touched move first.
+    /// The touches since the colors were set are in: pages touched move first.
     pub fn end_sampling(&mut self, process: usize) {
         let space = &mut self.spaces[process];
-        let Some(colouring) = space.colouring.as_mut().filter(|colouring| colouring.sampling) else { return };
-        colouring.sampling = false;
+        let Some(coloring) = space.coloring.as_mut().filter(|coloring| coloring.sampling) else { return };
+        coloring.sampling = false;
         let touched: std::collections::BTreeSet<u64> =
             space.table.iter().filter(|&(_, _, touched)| touched).map(|(page, _, _)| page).collect();
         // Next at the back: cold pages first in the list, each part in descending order of pages.
-        colouring.to_move.sort_by_key(|&page| (touched.contains(&page), std::cmp::Reverse(page)));
+        coloring.to_move.sort_by_key(|&page| (touched.contains(&page), std::cmp::Reverse(page)));
     }
 
     /// Moves the next page that waits to be moved; `None` = none is left, or none can be. A page for which no frame of
-    /// an allowed colour is free stays, and counts as a fall-back.
+    /// an allowed color is free stays, and counts as a fall-back.
     pub fn move_next(&mut self, process: usize, cpu: u32) -> Option<MovedPage> {
         loop {
             let space = &mut self.spaces[process];
-            let page = space.colouring.as_mut().filter(|colouring| !colouring.sampling)?.to_move.pop()?;
+            let page = space.coloring.as_mut().filter(|coloring| !coloring.sampling)?.to_move.pop()?;
             let Some(old_frame) = space.table.frame(page) else { continue };
             match self.take_emptiest(process, cpu) {
                 Some(fresh) => {
@@ -290,8 +290,8 @@ impl Memory {
                 }
                 None => {
                     let wrong = !self.allows(process, old_frame);
-                    if let Some(colouring) = self.spaces[process].colouring.as_mut().filter(|_| wrong) {
-                        colouring.fallback_pages += 1;
+                    if let Some(coloring) = self.spaces[process].coloring.as_mut().filter(|_| wrong) {
+                        coloring.fallback_pages += 1;
                     }
                 }
             }
@@ -299,33 +299,33 @@ impl Memory {
     }
 
     fn allows(&self, process: usize, frame: u32) -> bool {
-        let colour = self.frames.colour_of(frame);
-        self.spaces[process].colouring.as_ref().is_none_or(|colouring| colouring.allowed.contains(colour))
+        let color = self.frames.color_of(frame);
+        self.spaces[process].coloring.as_ref().is_none_or(|coloring| coloring.allowed.contains(color))
     }
 
-    /// A frame of the allowed colour that the process has fewest pages of: moved pages end up spread evenly.
+    /// A frame of the allowed color that the process has fewest pages of: moved pages end up spread evenly.
     fn take_emptiest(&mut self, process: usize, cpu: u32) -> Option<u32> {
         let space = &self.spaces[process];
-        let allowed = &space.colouring.as_ref()?.allowed;
-        let emptiest = allowed.iter().min_by_key(|&colour| space.pages_per_colour[colour as usize])?;
+        let allowed = &space.coloring.as_ref()?.allowed;
+        let emptiest = allowed.iter().min_by_key(|&color| space.pages_per_color[color as usize])?;
         let only: IndexSet = std::iter::once(emptiest).collect();
-        self.frames.take_coloured(cpu, &only, 0).or_else(|| self.take_allowed(process, cpu))
+        self.frames.take_colored(cpu, &only, 0).or_else(|| self.take_allowed(process, cpu))
     }
 
-    pub fn colouring(&self, process: usize) -> Option<&Colouring> {
-        self.spaces[process].colouring.as_ref()
+    pub fn coloring(&self, process: usize) -> Option<&Coloring> {
+        self.spaces[process].coloring.as_ref()
     }
 
-    /// Own pages by colour; shared segments are nobody's.
-    pub fn pages_per_colour(&self, process: usize) -> &[u64] {
-        &self.spaces[process].pages_per_colour
+    /// Own pages by color; shared segments are nobody's.
+    pub fn pages_per_color(&self, process: usize) -> &[u64] {
+        &self.spaces[process].pages_per_color
     }
 
-    /// Own resident pages, and those of them in allowed colours.
+    /// Own resident pages, and those of them in allowed colors.
     pub fn pages_inside(&self, process: usize) -> (u64, u64) {
         let space = &self.spaces[process];
-        let inside = space.colouring.as_ref().map_or(space.table.resident_pages(), |colouring| {
-            colouring.allowed.iter().map(|colour| space.pages_per_colour.get(colour as usize).unwrap_or(&0)).sum()
+        let inside = space.coloring.as_ref().map_or(space.table.resident_pages(), |coloring| {
+            coloring.allowed.iter().map(|color| space.pages_per_color.get(color as usize).unwrap_or(&0)).sum()
         });
         (space.table.resident_pages(), inside)
     }
@@ -337,8 +337,8 @@ impl Memory {
 
     /// The process is gone: its own frames are free again, and are returned.
     pub fn release(&mut self, process: usize, cpu: u32) -> Vec<u32> {
-        let colours = self.frames.colours() as usize;
-        let empty = AddressSpace { pages_per_colour: vec![0; colours], ..AddressSpace::default() };
+        let colors = self.frames.colors() as usize;
+        let empty = AddressSpace { pages_per_color: vec![0; colors], ..AddressSpace::default() };
         let gone = std::mem::replace(&mut self.spaces[process], empty);
         let freed: Vec<u32> = gone.table.iter().map(|(_, frame, _)| frame).collect();
         for &frame in &freed {
@@ -357,66 +357,66 @@ mod tests {
     use super::super::frames::FramesSpec;
     use super::*;
 
-    fn memory(frames: u64, colours: u32) -> Memory {
-        let spec = FramesSpec { frames, nodes: 1, colours, node_of_cpu: &[0, 0], piece_order_at_most: 10, seed: 7 };
+    fn memory(frames: u64, colors: u32) -> Memory {
+        let spec = FramesSpec { frames, nodes: 1, colors, node_of_cpu: &[0, 0], piece_order_at_most: 10, seed: 7 };
         Memory::new(Frames::new(spec))
     }
-    fn set(colours: &[u32]) -> IndexSet {
-        colours.iter().copied().collect()
+    fn set(colors: &[u32]) -> IndexSet {
+        colors.iter().copied().collect()
     }
     fn drain(memory: &mut Memory, process: usize) -> u64 {
         std::iter::from_fn(|| memory.move_next(process, 0)).count() as u64
     }
 
-    /// Do shrinking and growing move what CP says: all pages of revoked colours, and an even part to new ones?
+    /// Do shrinking and growing move what CP says: all pages of revoked colors, and an even part to new ones?
     #[test]
-    fn shrinking_empties_revoked_colours_and_growing_evens_out() {
+    fn shrinking_empties_revoked_colors_and_growing_evens_out() {
         let mut memory = memory(4096, 16);
         let process = memory.add_process();
-        memory.set_colours(process, &set(&[0, 1, 2, 3]), PageMoving::All);
+        memory.set_colors(process, &set(&[0, 1, 2, 3]), PageMoving::All);
         (0..400).for_each(|page| _ = memory.look_up(process, page, 0));
-        assert_eq!(memory.pages_per_colour(process)[..5], [100, 100, 100, 100, 0]);
-        memory.set_colours(process, &set(&[0, 1]), PageMoving::All);
+        assert_eq!(memory.pages_per_color(process)[..5], [100, 100, 100, 100, 0]);
+        memory.set_colors(process, &set(&[0, 1]), PageMoving::All);
         assert_eq!(drain(&mut memory, process), 200);
-        assert_eq!(memory.pages_per_colour(process)[..5], [200, 200, 0, 0, 0]);
-        memory.set_colours(process, &set(&[0, 1, 8, 9]), PageMoving::All);
+        assert_eq!(memory.pages_per_color(process)[..5], [200, 200, 0, 0, 0]);
+        memory.set_colors(process, &set(&[0, 1, 8, 9]), PageMoving::All);
         assert_eq!(drain(&mut memory, process), 200);
-        assert_eq!(memory.pages_per_colour(process)[8..10], [100, 100]);
+        assert_eq!(memory.pages_per_color(process)[8..10], [100, 100]);
         assert_eq!(memory.pages_inside(process), (400, 400));
-        assert_eq!(memory.colouring(process).unwrap().fallback_pages, 0);
+        assert_eq!(memory.coloring(process).unwrap().fallback_pages, 0);
     }
 
-    /// Do neighbours in memory end up in all colours when a process is given more, wherever in memory they are, so that a
+    /// Do neighbors in memory end up in all colors when a process is given more, wherever in memory they are, so that a
     /// share of everything after a small one is what it would have been from the start?
     #[test]
-    fn growing_spreads_neighbours() {
+    fn growing_spreads_neighbors() {
         let mut memory = memory(4096, 16);
         let process = memory.add_process();
-        memory.set_colours(process, &(0..8).collect(), PageMoving::All);
+        memory.set_colors(process, &(0..8).collect(), PageMoving::All);
         (0..512).for_each(|page| _ = memory.look_up(process, page, 0));
-        memory.set_colours(process, &(0..16).collect(), PageMoving::All);
+        memory.set_colors(process, &(0..16).collect(), PageMoving::All);
         assert_eq!(drain(&mut memory, process), 256);
         for first in (0..512).step_by(64) {
-            let mut by_colour = [0; 16];
+            let mut by_color = [0; 16];
             for (page, frame) in memory.pages(process) {
                 if (first..first + 64).contains(&page) {
-                    by_colour[memory.frames.colour_of(frame) as usize] += 1;
+                    by_color[memory.frames.color_of(frame) as usize] += 1;
                 }
             }
             // Four of each, were it perfectly even.
-            assert!(by_colour.iter().all(|pages| (2..=6).contains(pages)), "from page {first}: {by_colour:?}");
+            assert!(by_color.iter().all(|pages| (2..=6).contains(pages)), "from page {first}: {by_color:?}");
         }
     }
 
-    /// Is another colour taken rather than none when the allowed ones are exhausted, and is that counted?
+    /// Is another color taken rather than none when the allowed ones are exhausted, and is that counted?
     #[test]
-    fn exhausted_colours_fall_back_and_are_counted() {
+    fn exhausted_colors_fall_back_and_are_counted() {
         let mut memory = memory(256, 16);
         let process = memory.add_process();
-        memory.set_colours(process, &set(&[5]), PageMoving::Never);
+        memory.set_colors(process, &set(&[5]), PageMoving::Never);
         (0..40).for_each(|page| _ = memory.look_up(process, page, 0));
-        assert_eq!(memory.pages_per_colour(process)[5], 16);
-        assert_eq!(memory.colouring(process).unwrap().fallback_pages, 24);
+        assert_eq!(memory.pages_per_color(process)[5], 16);
+        assert_eq!(memory.coloring(process).unwrap().fallback_pages, 24);
         assert!(!memory.exhausted);
         (40..300).for_each(|page| _ = memory.look_up(process, page, 0));
         assert!(memory.exhausted);
@@ -428,14 +428,14 @@ mod tests {
         let mut memory = memory(4096, 4);
         let process = memory.add_process();
         (0..100).for_each(|page| _ = memory.look_up(process, page, 0));
-        assert!(!memory.set_colours(process, &set(&[1]), PageMoving::Never));
+        assert!(!memory.set_colors(process, &set(&[1]), PageMoving::Never));
         assert_eq!(drain(&mut memory, process), 0);
-        assert!(memory.set_colours(process, &set(&[1]), PageMoving::Lazy));
+        assert!(memory.set_colors(process, &set(&[1]), PageMoving::Lazy));
         let wrong = memory.pages(process).filter(|(_, frame)| frame % 4 != 1).map(|(page, _)| page);
         let wrong: Vec<u64> = wrong.collect();
         assert!(matches!(memory.look_up(process, wrong[0], 0), Found::Moved(fresh, _) if fresh % 4 == 1));
         assert!(matches!(memory.look_up(process, wrong[0], 0), Found::Resident(_)));
-        assert!(memory.set_colours(process, &set(&[1]), PageMoving::HotFirst));
+        assert!(memory.set_colors(process, &set(&[1]), PageMoving::HotFirst));
         let hot = [wrong[9], wrong[30]];
         hot.iter().for_each(|&page| _ = memory.look_up(process, page, 0));
         assert_eq!(memory.move_next(process, 0), None, "moving waits for the touches");
@@ -445,7 +445,7 @@ mod tests {
         assert_eq!(order.len(), wrong.len() - 1);
     }
 
-    /// Do two address spaces see one frame in a shared segment, and does it stay when one of them is recoloured?
+    /// Do two address spaces see one frame in a shared segment, and does it stay when one of them is recolored?
     #[test]
     fn shared_pages_are_one_frame_and_stay() {
         let mut memory = memory(4096, 16);
@@ -455,8 +455,8 @@ mod tests {
         memory.map_segment(b, segment);
         let Found::Fault(frame) = memory.look_up(a, 1010, 0) else { panic!("first touch") };
         assert_eq!(memory.look_up(b, 1010, 1), Found::Resident(frame));
-        let colour = (frame % 16 + 1) % 16;
-        memory.set_colours(a, &set(&[colour]), PageMoving::All);
+        let color = (frame % 16 + 1) % 16;
+        memory.set_colors(a, &set(&[color]), PageMoving::All);
         assert_eq!(drain(&mut memory, a), 0);
         assert_eq!(memory.look_up(a, 1010, 0), Found::Resident(frame));
     }
@@ -468,18 +468,18 @@ mod tests {
             let mut memory = memory(600, 8);
             let processes = [memory.add_process(), memory.add_process()];
             let mut mapped = [BTreeSet::new(), BTreeSet::new()];
-            for (what, page, colour, way) in steps {
+            for (what, page, color, way) in steps {
                 let which = (page % 2) as usize;
                 let process = processes[which];
                 match what {
                     0..=2 => for page in page..page + 8 {
-                        memory.look_up(process, page, colour % 2);
+                        memory.look_up(process, page, color % 2);
                         mapped[which].insert(page);
                     },
                     3 => {
                         let moving =
                             [PageMoving::All, PageMoving::HotFirst, PageMoving::Lazy, PageMoving::Never][way as usize];
-                        memory.set_colours(process, &set(&[colour, (colour + 2) % 8]), moving);
+                        memory.set_colors(process, &set(&[color, (color + 2) % 8]), moving);
                     }
                     4 => memory.end_sampling(process),
                     _ => (0..page).for_each(|_| _ = memory.move_next(process, 0)),
@@ -490,9 +490,9 @@ mod tests {
                     let pages: Vec<(u64, u32)> = memory.pages(*process).collect();
                     prop_assert!(pages.iter().map(|(page, _)| page).eq(mapped));
                     prop_assert!(pages.iter().all(|(_, frame)| frames.insert(*frame)));
-                    let mut by_colour = vec![0; 8];
-                    pages.iter().for_each(|(_, frame)| by_colour[(frame % 8) as usize] += 1);
-                    prop_assert_eq!(memory.pages_per_colour(*process), by_colour);
+                    let mut by_color = vec![0; 8];
+                    pages.iter().for_each(|(_, frame)| by_color[(frame % 8) as usize] += 1);
+                    prop_assert_eq!(memory.pages_per_color(*process), by_color);
                 }
                 prop_assert_eq!(memory.frames.free(), 600 - frames.len() as u64);
             }

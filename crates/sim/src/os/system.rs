@@ -247,16 +247,16 @@ impl System {
         self.exit(slot, self.now);
     }
 
-    /// New colours for a process; moving its pages begins.
-    pub fn set_colours(&mut self, process: usize, allowed: &IndexSet, moving: PageMoving) {
-        if self.memory.set_colours(process, allowed, moving) {
+    /// New colors for a process; moving its pages begins.
+    pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, moving: PageMoving) {
+        if self.memory.set_colors(process, allowed, moving) {
             let pages: Vec<u64> = self.memory.pages(process).map(|(page, _)| page).collect();
             pages.into_iter().for_each(|page| self.drop_translation(process, page));
         }
-        let Some(colouring) = self.memory.colouring(process) else { return };
-        if colouring.sampling {
+        let Some(coloring) = self.memory.coloring(process) else { return };
+        if coloring.sampling {
             self.set_timer(self.now + self.costs.touch_watch_cycles, Timer::EndSampling(process));
-        } else if colouring.pending_pages() > 0 {
+        } else if coloring.pending_pages() > 0 {
             self.start_moving(process);
         }
     }
@@ -495,7 +495,7 @@ impl System {
         if moved > 0 {
             self.hw.charge(CpuId(cpu), moved * each, Charge::PageCopy);
         }
-        let more = self.memory.colouring(process).is_some_and(|colouring| colouring.pending_pages() > 0);
+        let more = self.memory.coloring(process).is_some_and(|coloring| coloring.pending_pages() > 0);
         self.processes[process].moving = more;
         if more {
             self.set_timer(self.now + moved.max(1) * each, Timer::MovePages(process));

@@ -7,7 +7,7 @@
 //! to the thread's previous address in the block (0 at its start), zigzag.
 
 use super::{BLOCK_RECORDS, u32_at, u64_at};
-use crate::Record;
+use crate::AccessRecord;
 
 const COUNTS_BYTES: usize = 20;
 /// A size that does not fit the low seven bits: it stands in the wide column.
@@ -69,7 +69,7 @@ impl Columns {
         index
     }
 
-    pub(super) fn push(&mut self, record: &Record) {
+    pub(super) fn push(&mut self, record: &AccessRecord) {
         let index = self.index_of(record.thread);
         if let Some(run) = self.runs.last_mut() {
             run.1 += 1;
@@ -192,7 +192,7 @@ impl<'a> Block<'a> {
     }
 
     /// Appends the block's records.
-    pub(super) fn decode(&self, into: &mut Vec<Record>) {
+    pub(super) fn decode(&self, into: &mut Vec<AccessRecord>) {
         let mut previous = vec![0u64; self.threads.len() / 4];
         let (mut at, mut address_at, mut gap_at, mut wide_at) = (0, 0, 0, 0);
         into.reserve(self.records);
@@ -212,7 +212,7 @@ impl<'a> Block<'a> {
                     bytes = u16::from_le_bytes([self.wide[wide_at], self.wide[wide_at + 1]]);
                     wide_at += 2;
                 }
-                Record { address, gap, thread, size: bytes, store: size & STORE_BIT != 0 }
+                AccessRecord { address, gap, thread, size: bytes, store: size & STORE_BIT != 0 }
             }));
             previous[index] = address;
             at += records;

@@ -11,7 +11,7 @@ use super::{
     BLOCK_HEADER_BYTES, BLOCK_MAGIC, BLOCK_RECORDS, CMT_VERSION, END_MAGIC, FILE_MAGIC, FOOTER_HEADER_BYTES,
     FOOTER_LIMIT, FOOTER_MAGIC, HEADER_JSON_LIMIT, INDEX_ENTRIES_LIMIT, IndexEntry, TRAILER_BYTES, u32_at, u64_at,
 };
-use crate::{Header, Place, Record, Totals, TraceError, TraceReader};
+use crate::{AccessRecord, Header, Place, Totals, TraceError, TraceReader};
 
 /// Reads a `.cmt` block by block.
 ///
@@ -313,7 +313,7 @@ impl<R: Read + Send> TraceReader for CmtReader<R> {
     fn header(&self) -> &Header {
         &self.header
     }
-    fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+    fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         batch.clear();
         self.batch(|block| block.decode(batch))
     }

@@ -3,19 +3,19 @@ use std::io::Cursor;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Header, Place, ProcessTotals, Record, ThreadTotals, Totals, TraceError, TraceReader};
+use crate::{AccessRecord, Header, Place, ProcessTotals, ThreadTotals, Totals, TraceError, TraceReader};
 
 fn header() -> Header {
     Header { command: vec!["gzip".into(), "-9".into()], ..Header::foreign("valgrind", true) }
 }
 
-fn written(records: &[Record], totals: Totals) -> Vec<u8> {
+fn written(records: &[AccessRecord], totals: Totals) -> Vec<u8> {
     let mut writer = CmtWriter::new(Vec::new(), "test.cmt", &header(), 1).unwrap();
     writer.push_all(records).unwrap();
     writer.finish(totals).unwrap().0
 }
 
-fn read_all<R: std::io::Read + Send>(reader: &mut CmtReader<R>) -> (Vec<Record>, Option<TraceError>) {
+fn read_all<R: std::io::Read + Send>(reader: &mut CmtReader<R>) -> (Vec<AccessRecord>, Option<TraceError>) {
     let (mut all, mut batch) = (Vec::new(), Vec::new());
     loop {
         match reader.read_batch(&mut batch) {
@@ -27,13 +27,13 @@ fn read_all<R: std::io::Read + Send>(reader: &mut CmtReader<R>) -> (Vec<Record>,
 }
 
 /// A program-like stream: strides, jumps, several threads, rare wide accesses.
-fn records(count: usize) -> Vec<Record> {
+fn records(count: usize) -> Vec<AccessRecord> {
     let mut state = 1u64;
     (0..count)
         .map(|i| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let random = state >> 33;
-            Record {
+            AccessRecord {
                 address: if random.is_multiple_of(5) { random << 12 } else { 0x7000_0000 + 8 * i as u64 },
                 gap: random % 9,
                 thread: (i / 1000 % 3) as u32,
@@ -44,10 +44,10 @@ fn records(count: usize) -> Vec<Record> {
         .collect()
 }
 
-fn any_record() -> impl Strategy<Value = Record> {
+fn any_record() -> impl Strategy<Value = AccessRecord> {
     let wide = prop_oneof![0u64..4096, any::<u64>()];
     (wide.clone(), wide, prop_oneof![0u32..4, any::<u32>()], any::<u16>(), any::<bool>())
-        .prop_map(|(address, gap, thread, size, store)| Record { address, gap, thread, size, store })
+        .prop_map(|(address, gap, thread, size, store)| AccessRecord { address, gap, thread, size, store })
 }
 
 proptest! {

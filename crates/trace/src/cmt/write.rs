@@ -10,7 +10,7 @@ use super::{
     FOOTER_LIMIT, FOOTER_MAGIC, HEADER_JSON_LIMIT, INDEX_ENTRIES_LIMIT, IndexEntry,
 };
 use crate::Place;
-use crate::{Header, Record, ThreadTotals, Totals, TraceError};
+use crate::{AccessRecord, Header, ThreadTotals, Totals, TraceError};
 
 /// Writes records into blocks; [`CmtWriter::finish`] closes the file with totals and index.
 ///
@@ -81,7 +81,7 @@ impl<W: Write> CmtWriter<W> {
     /// # Errors
     /// [`TraceError::Io`] where a full block cannot be written.
     #[inline]
-    pub fn push(&mut self, record: &Record) -> Result<(), TraceError> {
+    pub fn push(&mut self, record: &AccessRecord) -> Result<(), TraceError> {
         self.columns.push(record);
         self.records += 1;
         if self.columns.len() == BLOCK_RECORDS { self.flush_block() } else { Ok(()) }
@@ -91,7 +91,7 @@ impl<W: Write> CmtWriter<W> {
     ///
     /// # Errors
     /// As [`CmtWriter::push`].
-    pub fn push_all(&mut self, records: &[Record]) -> Result<(), TraceError> {
+    pub fn push_all(&mut self, records: &[AccessRecord]) -> Result<(), TraceError> {
         records.iter().try_for_each(|record| self.push(record))
     }
 

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use super::text::BATCH_RECORDS;
-use crate::{Header, Place, Record, Totals, TraceError, TraceReader};
+use crate::{AccessRecord, Header, Place, Totals, TraceError, TraceReader};
 
 /// Reads whole entries of `N` bytes.
 struct Entries<R, const N: usize> {
@@ -97,10 +97,12 @@ impl<R: Read + Send> TraceReader for RawU64Reader<R> {
     fn header(&self) -> &Header {
         &self.header
     }
-    fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+    fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         batch.clear();
         let entries = self.entries.advance()?;
-        batch.extend(entries.iter().map(|&bytes| Record { address: u64::from_le_bytes(bytes), ..Record::default() }));
+        batch.extend(
+            entries.iter().map(|&bytes| AccessRecord { address: u64::from_le_bytes(bytes), ..AccessRecord::default() }),
+        );
         self.records += batch.len() as u64;
         if batch.is_empty() {
             self.ended();
@@ -125,7 +127,7 @@ impl<R: Read + Send> TraceReader for ChampSimReader<R> {
     fn header(&self) -> &Header {
         &self.header
     }
-    fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+    fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         batch.clear();
         // A batch of instructions without one access is passed over: an empty batch would mean the end.
         while batch.is_empty() {
@@ -140,7 +142,7 @@ impl<R: Read + Send> TraceReader for ChampSimReader<R> {
                 for (at, operand) in entry[16..].chunks_exact(8).enumerate() {
                     let address = u64_of(operand);
                     if address != 0 {
-                        batch.push(Record { address, gap: self.gap, thread: 0, size: 0, store: at < 2 });
+                        batch.push(AccessRecord { address, gap: self.gap, thread: 0, size: 0, store: at < 2 });
                         self.instructions += self.gap;
                         self.gap = 0;
                     }
@@ -159,10 +161,12 @@ impl<R: Read + Send> TraceReader for OracleGeneralReader<R> {
     fn header(&self) -> &Header {
         &self.header
     }
-    fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+    fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         batch.clear();
         let entries = self.entries.advance()?;
-        batch.extend(entries.iter().map(|entry| Record { address: u64_of(&entry[4..12]) << 6, ..Record::default() }));
+        batch.extend(
+            entries.iter().map(|entry| AccessRecord { address: u64_of(&entry[4..12]) << 6, ..AccessRecord::default() }),
+        );
         self.records += batch.len() as u64;
         if batch.is_empty() {
             self.ended();

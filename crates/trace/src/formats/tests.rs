@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::*;
 
-fn read_all(reader: &mut dyn TraceReader) -> Result<Vec<Record>, TraceError> {
+fn read_all(reader: &mut dyn TraceReader) -> Result<Vec<AccessRecord>, TraceError> {
     let (mut all, mut batch) = (Vec::new(), Vec::new());
     while reader.read_batch(&mut batch)? {
         assert!(!batch.is_empty(), "an empty batch before the end");
@@ -17,14 +17,14 @@ fn input(bytes: &[u8]) -> Box<dyn Read + Send> {
     Box::new(std::io::Cursor::new(bytes.to_vec()))
 }
 
-fn read(bytes: &[u8], name: &str, format: Option<Format>) -> Result<(Vec<Record>, Option<Totals>), TraceError> {
+fn read(bytes: &[u8], name: &str, format: Option<Format>) -> Result<(Vec<AccessRecord>, Option<Totals>), TraceError> {
     let mut reader = open_input(input(bytes), name, format)?;
     let records = read_all(reader.as_mut())?;
     Ok((records, reader.totals().cloned()))
 }
 
-fn record(address: u64, gap: u64, size: u16, store: bool) -> Record {
-    Record { address, gap, thread: 0, size, store }
+fn record(address: u64, gap: u64, size: u16, store: bool) -> AccessRecord {
+    AccessRecord { address, gap, thread: 0, size, store }
 }
 
 const LACKEY: &[u8] = b"==12== Lackey\nI  04001000,3\nI  04001003,5\n L 1ffe80,8\n S 1ffe88,4\nI  04001008,2\n M 0421747c,20\nI  0400,1\n";

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use super::lines::{Lines, hex, size};
-use crate::{Header, Record, Totals, TraceError, TraceReader};
+use crate::{AccessRecord, Header, Totals, TraceError, TraceReader};
 
 /// Records per batch of a text or foreign binary format.
 pub(super) const BATCH_RECORDS: usize = 1 << 14;
@@ -25,7 +25,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn take(&mut self, said: Said, batch: &mut Vec<Record>) {
+    fn take(&mut self, said: Said, batch: &mut Vec<AccessRecord>) {
         match said {
             Said::Nothing => {}
             Said::Instruction => {
@@ -33,7 +33,7 @@ impl Counts {
                 self.instructions += 1;
             }
             Said::Access { address, size, store } => {
-                batch.push(Record { address, gap: self.gap, thread: 0, size, store });
+                batch.push(AccessRecord { address, gap: self.gap, thread: 0, size, store });
                 self.gap = 0;
                 self.records += 1;
             }
@@ -54,7 +54,7 @@ impl Counts {
 fn fill<R: Read>(
     lines: &mut Lines<R>,
     counts: &mut Counts,
-    batch: &mut Vec<Record>,
+    batch: &mut Vec<AccessRecord>,
     parse: impl Fn(&[u8]) -> Result<Said, &'static str>,
 ) -> Result<bool, TraceError> {
     batch.clear();
@@ -98,7 +98,7 @@ macro_rules! text_reader {
             fn header(&self) -> &Header {
                 &self.header
             }
-            fn read_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, TraceError> {
+            fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
                 let more = fill(&mut self.lines, &mut self.counts, batch, $parse)?;
                 if !more {
                     self.totals = Some(self.counts.totals());

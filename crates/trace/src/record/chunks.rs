@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Place, ProcessTotals, Record, ThreadTotals, Totals, TraceError};
+use crate::{AccessRecord, Place, ProcessTotals, ThreadTotals, Totals, TraceError};
 
 const MAGIC: u32 = 0x314b_4d43;
 pub(super) const HEAD_BYTES: usize = 48;
@@ -63,7 +63,7 @@ impl ChunkDecoder {
     }
 
     /// Appends the records of every whole chunk in `bytes` and what was left before.
-    pub(super) fn feed(&mut self, bytes: &[u8], into: &mut Vec<Record>) -> Result<(), TraceError> {
+    pub(super) fn feed(&mut self, bytes: &[u8], into: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
         self.pending.extend_from_slice(bytes);
         let pending = std::mem::take(&mut self.pending);
         let mut at = 0;
@@ -101,7 +101,7 @@ impl ChunkDecoder {
         Ok(head)
     }
 
-    fn chunk(&mut self, head: &Head, payload: &[u8], into: &mut Vec<Record>) -> Result<(), TraceError> {
+    fn chunk(&mut self, head: &Head, payload: &[u8], into: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
         if head.flags & FLAG_START != 0 {
             return self.start(head.pid, payload);
         }
@@ -151,7 +151,7 @@ impl ChunkDecoder {
         process: u32,
         thread: u32,
         payload: &[u8],
-        into: &mut Vec<Record>,
+        into: &mut Vec<AccessRecord>,
     ) -> Result<(), TraceError> {
         let mut rest = payload;
         let mut address = 0u64;
@@ -167,7 +167,7 @@ impl ChunkDecoder {
                 let difference = varint(&mut rest)?;
                 address = address.wrapping_add(difference >> 1 ^ (difference & 1).wrapping_neg());
                 let store = head & 1 != 0;
-                Some(Record { address: address & mask | above, gap: head >> 4, thread, size, store })
+                Some(AccessRecord { address: address & mask | above, gap: head >> 4, thread, size, store })
             })();
             match record {
                 Some(record) => into.push(record),
@@ -255,9 +255,9 @@ mod tests {
         assert_eq!(
             records,
             [
-                Record { address: 64, gap: 2, thread: 0, size: 8, store: true },
-                Record { address: 63, gap: 0, thread: 0, size: 3, store: false },
-                Record { address: second + 1, gap: 1, thread: 1, size: 1, store: false },
+                AccessRecord { address: 64, gap: 2, thread: 0, size: 8, store: true },
+                AccessRecord { address: 63, gap: 0, thread: 0, size: 3, store: false },
+                AccessRecord { address: second + 1, gap: 1, thread: 1, size: 1, store: false },
             ]
         );
         let totals = decoder.totals();

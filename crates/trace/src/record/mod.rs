@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
-use crate::{CmtWriter, Header, L1Filter, LackeyReader, Record, Totals, TraceError, TraceReader, create_output};
+use crate::{AccessRecord, CmtWriter, Header, L1Filter, LackeyReader, Totals, TraceError, TraceReader, create_output};
 use chunks::{ChunkDecoder, PROCESS_SHIFT};
 use fifo::Fifo;
 pub use valgrind::{Recording, find_recording};
@@ -245,7 +245,7 @@ impl Recorder {
     ) -> Result<Taken, TraceError> {
         let mut decoder = ChunkDecoder::new(self.children == Children::Follow);
         let mut buffer = vec![0; 1 << 18];
-        let mut records: Vec<Record> = Vec::new();
+        let mut records: Vec<AccessRecord> = Vec::new();
         loop {
             let read = fifo.read(&mut buffer).map_err(TraceError::io("the recorder's FIFO", "read"))?;
             if read == 0 {

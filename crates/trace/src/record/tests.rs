@@ -18,7 +18,7 @@ fn quiet(command: Vec<String>, output: &Path) -> Recorder {
     Recorder { silence: (true, true), ..Recorder::new(command, output) }
 }
 
-fn read(path: &Path) -> (Vec<Record>, Totals) {
+fn read(path: &Path) -> (Vec<AccessRecord>, Totals) {
     let mut reader = CmtReader::open(path).unwrap();
     let (mut all, mut batch) = (Vec::new(), Vec::new());
     while reader.read_batch(&mut batch).unwrap() {
@@ -89,7 +89,7 @@ fn a_window_is_a_slice_of_the_whole() {
     assert_eq!(totals.instructions.map(|sum| sum >= whole.iter().map(|record| record.gap).sum()), Some(true));
     assert_eq!((part_totals.program_accesses, part_totals.records), (Some(7_000), 7_000));
     // The stack lies lower by the length of the longer options: kinds, sizes and gaps are what stays the same.
-    let shape = |records: &[Record]| records.iter().map(|r| (r.gap, r.size, r.store)).collect::<Vec<_>>();
+    let shape = |records: &[AccessRecord]| records.iter().map(|r| (r.gap, r.size, r.store)).collect::<Vec<_>>();
     assert_eq!(shape(&part[1..]), shape(&whole[5_001..12_000]));
 }
 
@@ -208,7 +208,7 @@ fn children_are_left_or_followed_as_processes_of_their_own() {
     let commands: Vec<&str> = totals.processes.iter().map(|process| process.command[0].as_str()).collect();
     assert!(commands.len() >= 3 && commands.iter().any(|name| name.ends_with("ls")), "{commands:?}");
     for thread in &totals.threads {
-        let of = |record: &&Record| record.thread == thread.thread;
+        let of = |record: &&AccessRecord| record.thread == thread.thread;
         assert!(records.iter().filter(of).all(|record| recorded.header.process_of(record) == thread.process));
     }
 }

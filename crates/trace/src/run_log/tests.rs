@@ -32,7 +32,7 @@ impl Policy for Turns {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(Window::Time { ns: 1_000 });
         let cpu = (view.seen.window / self.stride % 2) as u32;
-        plan.allowed = view.seen.tasks.iter().map(|task| (task.task, [cpu].into_iter().collect())).collect();
+        plan.affinity = view.seen.tasks.iter().map(|task| (task.task, [cpu].into_iter().collect())).collect();
         Decision { plan, why: Vec::new() }
     }
 }
@@ -42,7 +42,7 @@ struct ByCpu;
 
 impl Predictor for ByCpu {
     fn forecast(&self, _: &View<'_>, under: &Plan) -> Forecast {
-        let tasks = under.allowed.iter().map(|(&task, cpus)| {
+        let tasks = under.affinity.iter().map(|(&task, cpus)| {
             let value = if cpus.contains(0) { 0.25 } else { 0.75 };
             (task, TaskForecast { instr_per_cycle: Some(Estimate::exact(value)), ..Default::default() })
         });
@@ -61,7 +61,7 @@ fn config() -> PipelineConfig {
 }
 
 /// Runs the host under the policy and writes the log; the records as they were.
-fn recorded(path: &std::path::Path) -> Vec<Record> {
+fn recorded(path: &std::path::Path) -> Vec<WindowRecord> {
     let host = host();
     let (topology, capabilities) = (host.topology.clone(), host.capabilities.clone());
     let header = RunHeader { format: 0, topology, capabilities, pipeline: config() };
@@ -76,7 +76,7 @@ fn recorded(path: &std::path::Path) -> Vec<Record> {
     records
 }
 
-fn read_all(mut log: RunLogReader) -> (Vec<Record>, Option<TraceError>) {
+fn read_all(mut log: RunLogReader) -> (Vec<WindowRecord>, Option<TraceError>) {
     let mut records = Vec::new();
     loop {
         match log.next_record() {

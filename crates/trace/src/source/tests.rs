@@ -1,11 +1,11 @@
 use cachemate_core::{Access, AccessKind, AccessSource, Turn};
 
-use crate::{CmtSource, CmtWriter, Header, Record, ThreadTotals, Totals};
+use crate::{AccessRecord, CmtSource, CmtWriter, Header, ThreadTotals, Totals};
 
 /// A file of two threads: thread 1 has three records in 21 instructions, two of them after its last record.
 fn file(instructions_known: bool) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let record = |thread, address, gap, store| Record { address, gap, thread, size: 8, store };
+    let record = |thread, address, gap, store| AccessRecord { address, gap, thread, size: 8, store };
     let records = [
         record(1, 0x1000, 5, false),
         record(0, 0x9000, 1, false),

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cachemate_core::CpuId;
-use cachemate_linux::colors::discover::{Wish, discover};
-use cachemate_linux::colors::kit::BASE;
-use cachemate_linux::colors::map::{Covers, Map};
+use cachemate_linux::act::colors::discover::{Wish, discover};
+use cachemate_linux::act::colors::kit::BASE;
+use cachemate_linux::act::colors::map::{Covers, Map};
 use cachemate_linux::kernel::{Host, Kernel};
-use cachemate_linux::topology::read_topology;
+use cachemate_linux::sense::topology::read_topology;
 use cachemate_report::text::size_text;
 use cachemate_report::{Align, Table};
 use clap::Args;
@@ -18,10 +18,10 @@ use clap::Args;
 use crate::args::{JsonArg, Size};
 use crate::session::Session;
 
-/// Find this host's page colours by time, prove them by a chase, and say what they cover
+/// Find this host's page colors by time, prove them by a chase, and say what they cover
 ///
 /// Takes some seconds, at most --seconds. A busy host is refused with the reason: classes are believed only when they are
-/// as many as the cache has colours and a chase over one class is slow where its share of the cache ends.
+/// as many as the cache has colors and a chase over one class is slow where its share of the cache ends.
 #[derive(Args)]
 pub struct Discover {
     /// Write the map (docs/colors.md) to this file
@@ -59,7 +59,7 @@ impl Discover {
     }
 }
 
-/// Finds the colours, with progress on a terminal.
+/// Finds the colors, with progress on a terminal.
 ///
 /// # Errors
 /// None were found: why.
@@ -76,7 +76,7 @@ pub fn find(session: &Session, bytes: u64, at_most: Duration, seed: u64) -> anyh
             size_text(available)
         );
     }
-    let bar = session.progress("colours", Some(1));
+    let bar = session.progress("colors", Some(1));
     let stop = session.interrupt_flag();
     let mut progress = |what: &'static str, done: u64, total: u64| {
         bar.set_length(total);
@@ -94,7 +94,7 @@ pub fn find(session: &Session, bytes: u64, at_most: Duration, seed: u64) -> anyh
     let found = discover(&topology, cpu, &mut wish);
     bar.finish_and_clear();
     if stop.load(Ordering::Relaxed) {
-        bail!(crate::exit::Interrupted("no colours were kept".into()));
+        bail!(crate::exit::Interrupted("no colors were kept".into()));
     }
     Ok(found?)
 }
@@ -122,9 +122,9 @@ impl serde::Serialize for Summary<'_> {
 
 fn words(map: &Map) -> String {
     let mut text = format!(
-        "{} colours of {} ({:?} cache, {}, {}-way), found in {:.1} s and {} earlier tries\n",
-        map.colours,
-        size_text(map.cache_bytes / u64::from(map.colours)),
+        "{} colors of {} ({:?} cache, {}, {}-way), found in {:.1} s and {} earlier tries\n",
+        map.colors,
+        size_text(map.cache_bytes / u64::from(map.colors)),
         map.level,
         size_text(map.cache_bytes),
         map.ways,
@@ -132,7 +132,7 @@ fn words(map: &Map) -> String {
         map.refused_tries.len()
     );
     text.push_str(&format!(
-        "{} frames told, {:.1} us each; {} ({:.2} %) fit no colour\n",
+        "{} frames told, {:.1} us each; {} ({:.2} %) fit no color\n",
         map.pages,
         map.classify_ns / 1000.0,
         map.pages_none,
@@ -151,17 +151,17 @@ fn covers(name: &str, found: &Covers) -> String {
     let says = match found.confines {
         Some(true) => "confined",
         Some(false) => "NOT confined",
-        None => "not told: too few frames of one colour (--bytes), or held by nobody now",
+        None => "not told: too few frames of one color (--bytes), or held by nobody now",
     };
     let knee = found.knee_bytes.map_or("none seen".to_string(), size_text);
     let mut text =
-        format!("{name}: {says}; one colour's share {}, knee of one colour {knee}\n", size_text(found.share_bytes));
+        format!("{name}: {says}; one color's share {}, knee of one color {knee}\n", size_text(found.share_bytes));
     let mut table =
-        Table::new(&[("chase over", Align::Right), ("one colour ns", Align::Right), ("all colours ns", Align::Right)]);
+        Table::new(&[("chase over", Align::Right), ("one color ns", Align::Right), ("all colors ns", Align::Right)]);
     for point in &found.curve {
         table.row([
             &size_text(point.size_bytes),
-            &format!("{:.1}", point.coloured_ns),
+            &format!("{:.1}", point.colored_ns),
             &format!("{:.1}", point.ordinary_ns),
         ]);
     }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cachemate_core::IndexSet;
-use cachemate_linux::colors::agents::{Agent, Resident, mask_of};
-use cachemate_linux::colors::map::Map;
-use cachemate_linux::colors::{ColorError, kit, moving};
+use cachemate_linux::act::colors::agents::{Agent, Resident, mask_of};
+use cachemate_linux::act::colors::map::Map;
+use cachemate_linux::act::colors::{ColorError, kit, moving};
 use cachemate_report::text::{count_text, size_text};
 use clap::Args;
 use serde::Serialize;
@@ -18,20 +18,20 @@ use crate::exit::{ProgramEnded, Usage};
 use crate::live::colored::{Colored, Start};
 use crate::session::Session;
 
-/// Run an unmodified program on frames of some colours only
+/// Run an unmodified program on frames of some colors only
 ///
-/// The program's heap, mappings and thread stacks get frames of these colours as they are touched; what it was born with is
-/// moved. Programs that it starts are coloured too; a fork that starts none gets its frames from the kernel. Needs root.
+/// The program's heap, mappings and thread stacks get frames of these colors as they are touched; what it was born with is
+/// moved. Programs that it starts are colored too; a fork that starts none gets its frames from the kernel. Needs root.
 /// Static and set-user-id programs are refused. Ends with the program's own exit code.
 #[derive(Args)]
 pub struct Run {
-    /// Colours such as 0-7,12
+    /// Colors such as 0-7,12
     #[arg(long, value_name = "LIST")]
     colors: IndexSet,
     /// Also believe what this map (cachemate color discover -o) says of single frames
     #[arg(long, value_name = "FILE")]
     map: Option<PathBuf>,
-    /// The most memory that a program's agent may hold, frames of other colours included; an eighth of what is available
+    /// The most memory that a program's agent may hold, frames of other colors included; an eighth of what is available
     /// unless said
     #[arg(long, value_name = "SIZE")]
     hold: Option<Size>,
@@ -63,12 +63,12 @@ struct ProcessReport {
 
 impl Run {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let mask = mask_of(&self.colors).ok_or_else(|| Usage("--colors: found no colour, or one above 63".into()))?;
+        let mask = mask_of(&self.colors).ok_or_else(|| Usage("--colors: found no color, or one above 63".into()))?;
         moving::page_ns_with_frames()
             .map_err(|unusable| anyhow::anyhow!("{} (remedy: {})", unusable.why, unusable.remedy))?;
-        let colours = known_colours(session)?;
-        if self.colors.iter().any(|colour| colour >= colours) {
-            bail!(Usage(format!("--colors {}: this host has colours 0-{}", self.colors, colours - 1)));
+        let colors = known_colors(session)?;
+        if self.colors.iter().any(|color| color >= colors) {
+            bail!(Usage(format!("--colors {}: this host has colors 0-{}", self.colors, colors - 1)));
         }
         let available = discover::available_bytes().unwrap_or(1 << 30);
         let hold_bytes = self.hold.map_or(available / 8, |size| size.0);
@@ -98,16 +98,16 @@ impl Run {
     }
 }
 
-/// Colours of the kit that is there; where there is none, or a spoilt one, they are discovered now.
+/// Colors of the kit that is there; where there is none, or a spoilt one, they are discovered now.
 ///
 /// # Errors
 /// They cannot be discovered.
-pub fn known_colours(session: &Session) -> anyhow::Result<u32> {
+pub fn known_colors(session: &Session) -> anyhow::Result<u32> {
     match kit::open(Path::new(kit::BASE)) {
-        Ok(open) => Ok(open.kit.colours()),
+        Ok(open) => Ok(open.kit.colors()),
         Err(error @ (ColorError::NoKit(_) | ColorError::BadKit(..))) => {
             session.note(&format!("{error}: discovering"));
-            Ok(discover::find(session, 64 << 20, Duration::from_secs(60), 1)?.colours)
+            Ok(discover::find(session, 64 << 20, Duration::from_secs(60), 1)?.colors)
         }
         Err(error) => Err(error.into()),
     }
@@ -116,14 +116,14 @@ pub fn known_colours(session: &Session) -> anyhow::Result<u32> {
 /// Takes a map's frames into the ledger; each is still proven by a timing before it is used.
 fn believe(path: &Path, program: &Colored) -> anyhow::Result<()> {
     let map = Map::read(path)?;
-    if map.boot_id != cachemate_linux::colors::boot_id() {
+    if map.boot_id != cachemate_linux::act::colors::boot_id() {
         bail!("{}: of another boot: its frames are other frames now (cachemate color discover)", path.display());
     }
     if map.kit != program.kit_id() {
         bail!("{}: of another discovery: its labels are not this host's any more", path.display());
     }
-    for (frame, colour) in map.known() {
-        program.ledger().note(frame, Some(colour));
+    for (frame, color) in map.known() {
+        program.ledger().note(frame, Some(color));
     }
     Ok(())
 }
@@ -132,9 +132,9 @@ fn say(session: &Session, report: &Report) {
     for ProcessReport { pid, agent } in &report.processes {
         let figure = |name: &str| agent.figure(name).unwrap_or(0);
         let words = match &agent.account {
-            Err(why) => format!("process {pid} ran on any colours: {why}"),
+            Err(why) => format!("process {pid} ran on any colors: {why}"),
             Ok(_) => format!(
-                "process {pid}: {} of {} pages in allowed colours; {} faults at {:.1} us, {} frames for want of an allowed one, {} of the kernel's; {} pages moved; held {} at most",
+                "process {pid}: {} of {} pages in allowed colors; {} faults at {:.1} us, {} frames for want of an allowed one, {} of the kernel's; {} pages moved; held {} at most",
                 count_text(figure("inside_pages")),
                 count_text(figure("inside_pages") + figure("outside_pages") + figure("unknown_pages")),
                 count_text(figure("faults")),
@@ -148,6 +148,6 @@ fn say(session: &Session, report: &Report) {
         session.note(&words);
     }
     if report.processes.is_empty() {
-        session.warn("no agent reported: the program ran on any colours");
+        session.warn("no agent reported: the program ran on any colors");
     }
 }

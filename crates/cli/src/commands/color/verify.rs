@@ -5,19 +5,19 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use cachemate_linux::colors::kit::{self, BASE};
-use cachemate_linux::colors::proof::{Watched, watch};
+use cachemate_linux::act::colors::kit::{self, BASE};
+use cachemate_linux::act::colors::proof::{Watched, watch};
 use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::session::Session;
 
-/// Ask every frame that defines a colour, again and again, whether it still has it
+/// Ask every frame that defines a color, again and again, whether it still has it
 ///
-/// A frame is put to the frames of its own colour, which must push it out of the cache, and to the next colour's, which must
+/// A frame is put to the frames of its own color, which must push it out of the cache, and to the next color's, which must
 /// not. Answers in which both did say that somebody else fills the cache just then, and are counted apart. Programs that run
-/// coloured are not disturbed. Some frames may be wrong from the start; ends with 1 if a colour has lost so many that it can no
+/// colored are not disturbed. Some frames may be wrong from the start; ends with 1 if a color has lost so many that it can no
 /// longer be told ('cachemate color discover' makes a new kit then).
 #[derive(Args)]
 pub struct Verify {
@@ -39,8 +39,8 @@ struct VerifyJson {
     frames_moved: u64,
     answers: u64,
     answers_disturbed: u64,
-    /// In order of the colours.
-    colours: Vec<Watched>,
+    /// In order of the colors.
+    colors: Vec<Watched>,
 }
 
 impl Verify {
@@ -51,33 +51,33 @@ impl Verify {
         let (stop, start) = (session.interrupt_flag(), Instant::now());
         let mut kit = kit::open_unproven(Path::new(BASE))?;
         let at_most = Duration::from_secs_f64(self.seconds);
-        let colours = watch(&mut kit.kit, at_most, &|| stop.load(Ordering::Relaxed));
-        let sum = |of: fn(&Watched) -> u64| colours.iter().map(of).sum::<u64>();
+        let colors = watch(&mut kit.kit, at_most, &|| stop.load(Ordering::Relaxed));
+        let sum = |of: fn(&Watched) -> u64| colors.iter().map(of).sum::<u64>();
         let calibration = kit.kit.calibrate();
         let told = VerifyJson {
             hit_cycles: calibration.hit_cycles,
             miss_cycles: calibration.miss_cycles,
             seconds: start.elapsed().as_secs_f64(),
-            frames: sum(|colour| colour.frames),
-            frames_hold: sum(|colour| colour.frames_hold),
-            frames_moved: sum(|colour| colour.frames_moved),
-            answers: sum(|colour| colour.answers),
-            answers_disturbed: sum(|colour| colour.answers_disturbed),
-            colours,
+            frames: sum(|color| color.frames),
+            frames_hold: sum(|color| color.frames_hold),
+            frames_moved: sum(|color| color.frames_moved),
+            answers: sum(|color| color.answers),
+            answers_disturbed: sum(|color| color.answers_disturbed),
+            colors,
         };
         session.answer(self.json.json, &told, || words(&told))?;
-        match told.colours.iter().filter(|colour| !colour.still_tells()).count() {
+        match told.colors.iter().filter(|color| !color.still_tells()).count() {
             0 => Ok(()),
-            lost => bail!("{lost} of {} colours can no longer be told by their frames", told.colours.len()),
+            lost => bail!("{lost} of {} colors can no longer be told by their frames", told.colors.len()),
         }
     }
 }
 
 fn words(told: &VerifyJson) -> String {
-    let worst = told.colours.iter().enumerate().max_by_key(|(_, colour)| colour.frames_moved);
-    let worst = worst.filter(|(_, colour)| colour.frames_moved > 0);
+    let worst = told.colors.iter().enumerate().max_by_key(|(_, color)| color.frames_moved);
+    let worst = worst.filter(|(_, color)| color.frames_moved > 0);
     format!(
-        "{} of {} frames have their colour, {} have moved, {} were not told; {} answers in {:.1} s, {:.1} % of them disturbed by others; a hit takes {} cycles, a miss {}\n{}",
+        "{} of {} frames have their color, {} have moved, {} were not told; {} answers in {:.1} s, {:.1} % of them disturbed by others; a hit takes {} cycles, a miss {}\n{}",
         told.frames_hold,
         told.frames,
         told.frames_moved,
@@ -87,9 +87,9 @@ fn words(told: &VerifyJson) -> String {
         100.0 * told.answers_disturbed as f64 / told.answers.max(1) as f64,
         told.hit_cycles,
         told.miss_cycles,
-        worst.map_or(String::new(), |(at, colour)| format!(
-            "most of them of colour {at}: {} of {}\n",
-            colour.frames_moved, colour.frames
+        worst.map_or(String::new(), |(at, color)| format!(
+            "most of them of color {at}: {} of {}\n",
+            color.frames_moved, color.frames
         )),
     )
 }

@@ -165,7 +165,7 @@ impl Asks {
         let known =
             |task: TaskId| view.profiles.get(&task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
         let done = |task: TaskId| known(task) || !can || self.of_tasks.get(&task).is_some_and(|asked| asked.over);
-        let ran = |seen: &cachemate_core::TaskSeen| seen.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+        let ran = |seen: &cachemate_core::TaskSample| seen.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
         self.sharing.is_none() && view.movable().filter(|seen| ran(seen)).all(|seen| done(seen.task))
     }
 
@@ -174,7 +174,7 @@ impl Asks {
             return None;
         }
         if let Some((probe, since_ns)) = self.sharing.take() {
-            let answered = |answer: &&cachemate_core::Answer| answer.probe == probe.id && answer.complete;
+            let answered = |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
             let refused = view.seen.in_force.refused.iter().any(|no| no.item == Item::Probe(probe.id));
             let complete = view.seen.answers.iter().any(|answer| answered(&answer));
             if complete || refused || now_ns.saturating_sub(since_ns) > ANSWERED_WITHIN_NS {
@@ -184,7 +184,7 @@ impl Asks {
             self.sharing = Some((probe.clone(), since_ns));
             return Some(probe);
         }
-        let waits = |seen: &cachemate_core::TaskSeen| {
+        let waits = |seen: &cachemate_core::TaskSample| {
             let speed = speeds.of(seen.task, 64.0)?;
             Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
         };
@@ -218,12 +218,13 @@ impl Asks {
     /// Who shares data with whom, out of the shMaps; filters of different processes do not compare.
     fn cluster(&mut self, view: &View<'_>, probe: &Probe) {
         let ProbeWhat::Samples { processes, .. } = &probe.what else { return };
-        let threads: Vec<&cachemate_core::TaskSeen> =
+        let threads: Vec<&cachemate_core::TaskSample> =
             view.present().filter(|seen| processes.contains(&seen.process)).collect();
-        let map = |seen: &cachemate_core::TaskSeen| view.profiles.get(&seen.task).and_then(|one| one.sharing_map());
+        let map = |seen: &cachemate_core::TaskSample| view.profiles.get(&seen.task).and_then(|one| one.sharing_map());
         let mut filters: Vec<Option<ProcessId>> = Vec::new();
-        let filter =
-            |seen: &cachemate_core::TaskSeen| (!map(seen).is_some_and(|map| map.machine_wide)).then_some(seen.process);
+        let filter = |seen: &cachemate_core::TaskSample| {
+            (!map(seen).is_some_and(|map| map.machine_wide)).then_some(seen.process)
+        };
         for seen in &threads {
             if !filters.contains(&filter(seen)) {
                 filters.push(filter(seen));
@@ -312,7 +313,7 @@ fn merged(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usiz
 const PARTNER: f64 = 0.1;
 
 /// Who is in no cluster joins whose lines it fetches most.
-fn partners(view: &View<'_>, members: &[&&cachemate_core::TaskSeen], of: &mut [Option<usize>]) {
+fn partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], of: &mut [Option<usize>]) {
     let mut next = of.iter().flatten().max().map_or(0, |last| last + 1);
     for at in 0..members.len() {
         let Some(profile) = view.profiles.get(&members[at].task).filter(|_| of[at].is_none()) else { continue };

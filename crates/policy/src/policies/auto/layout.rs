@@ -51,7 +51,7 @@ impl Layout {
     /// What a plan holds, with tasks that it does not mention where they are seen.
     pub fn of(plan: &Plan, scene: &Scene) -> Self {
         let held_on = |task: &TaskId| {
-            let cpus = plan.allowed.get(task)?;
+            let cpus = plan.affinity.get(task)?;
             scene.sites.iter().position(|site| cpus.is_subset(&site.cpus))
         };
         let place: BTreeMap<TaskId, usize> =
@@ -75,7 +75,7 @@ impl Layout {
             };
             let members = (0..scene.actors.len()).filter(is_member).collect();
             let units = match &share.units {
-                Units::Colours { allowed, .. } => allowed.count(),
+                Units::Colors { allowed, .. } => allowed.count(),
                 Units::Ways { mask } => mask.count(),
             };
             layout.cuts[site].push(Group { members, units });
@@ -92,7 +92,7 @@ impl Layout {
     pub fn put(&self, scene: &Scene, before: &Plan, moving: PageMoving, plan: &mut Plan) {
         for (at, actor) in scene.actors.iter().enumerate().filter(|(at, _)| self.held[*at]) {
             if let Some(site) = self.home[at].filter(|_| actor.movable) {
-                plan.allowed.insert(actor.task, scene.sites[site].cpus.clone());
+                plan.affinity.insert(actor.task, scene.sites[site].cpus.clone());
             }
         }
         for site in 0..scene.sites.len() {
@@ -112,7 +112,7 @@ impl Layout {
         // Nobody who may only run here is left without a turn.
         let online: CpuSet = scene.sites.iter().flat_map(|site| site.cpus.iter()).collect();
         let starved = |actor: &super::scene::Actor| {
-            let may = plan.allowed.get(&actor.task).unwrap_or(&online);
+            let may = plan.affinity.get(&actor.task).unwrap_or(&online);
             actor.movable && may.intersection(&online).is_subset(cpus) && !in_gang(actor.task)
         };
         let fits = turns.gangs.iter().all(|gang| !gang.is_empty() && gang.len() <= cpus.count() as usize);
@@ -126,7 +126,7 @@ impl Layout {
     fn share(&self, scene: &Scene, site: usize, before: &Plan, moving: PageMoving, plan: &mut Plan) {
         let (cut, found) = (&self.cuts[site], &scene.sites[site]);
         let Some(divided) = found.divided.filter(|_| !cut.is_empty()) else { return };
-        let colors = matches!(divided, Divided::Colours { .. });
+        let colors = matches!(divided, Divided::Colors { .. });
         let mut shares: Vec<(GroupId, Vec<Member>, u32)> = Vec::new();
         for group in cut.iter().filter(|group| !group.members.is_empty()) {
             let members = self.members(scene, group, colors);
@@ -137,7 +137,7 @@ impl Layout {
         let held = |id: GroupId| {
             let share = before.shares.iter().find(|share| share.group == id && share.cache == found.cache);
             share.map_or_else(IndexSet::default, |share| match &share.units {
-                Units::Colours { allowed, .. } => allowed.clone(),
+                Units::Colors { allowed, .. } => allowed.clone(),
                 Units::Ways { mask } => mask.clone(),
             })
         };
@@ -148,7 +148,7 @@ impl Layout {
         }
         for ((group, members, _), units) in shares.into_iter().zip(assign(&now, &sizes, &divided)) {
             let units = match divided {
-                Divided::Colours { .. } => Units::Colours { allowed: units, moving },
+                Divided::Colors { .. } => Units::Colors { allowed: units, moving },
                 Divided::Ways { .. } => Units::Ways { mask: units },
             };
             plan.shares.push(CacheShare { group, members, cache: found.cache, units });

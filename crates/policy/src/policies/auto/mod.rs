@@ -39,7 +39,7 @@ use self::verify::{Lengths, Measured, Trial, Watch, Weight};
 use super::BadParameters;
 use super::static_partition::Moving;
 use crate::partition::units::{Divided, pages_to_move};
-use crate::sequential::Said;
+use crate::sequential::Outcome;
 
 /// A mechanism that may be switched off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -126,7 +126,7 @@ impl Parameters {
         Allowed {
             placement: on(Mechanism::Placement) && can(Ability::Affinity),
             sharing: on(Mechanism::Sharing) && can(Ability::Affinity),
-            space: on(Mechanism::Space) && (can(Ability::Ways) || can(Ability::Colours)),
+            space: on(Mechanism::Space) && (can(Ability::Ways) || can(Ability::Colors)),
             gangs: on(Mechanism::Gangs) && can(Ability::Gangs),
         }
     }
@@ -142,8 +142,8 @@ impl Holding {
         let mut plan = Plan::idle(before.window);
         let here: Vec<TaskId> = view.movable().map(|task| task.task).collect();
         let online = view.online();
-        plan.allowed = before.allowed.clone();
-        plan.allowed.retain(|task, cpus| here.contains(task) && cpus.intersects(&online));
+        plan.affinity = before.affinity.clone();
+        plan.affinity.retain(|task, cpus| here.contains(task) && cpus.intersects(&online));
         for schedule in &before.gangs {
             let mut schedule = schedule.clone();
             for gang in &mut schedule.gangs {
@@ -151,7 +151,7 @@ impl Holding {
             }
             schedule.gangs.retain(|gang| !gang.members.is_empty());
             let starves = |task: &TaskId| {
-                let may = plan.allowed.get(task).unwrap_or(&online).intersection(&online);
+                let may = plan.affinity.get(task).unwrap_or(&online).intersection(&online);
                 let turns = schedule.gangs.iter().flat_map(|gang| &gang.members);
                 may.is_subset(&schedule.cpus) && !turns.into_iter().any(|(member, _)| member == task)
             };
@@ -173,7 +173,7 @@ impl Holding {
     }
 
     fn is_same(&self, other: &Plan) -> bool {
-        (&self.0.allowed, &self.0.gangs, &self.0.shares) == (&other.allowed, &other.gangs, &other.shares)
+        (&self.0.affinity, &self.0.gangs, &self.0.shares) == (&other.affinity, &other.gangs, &other.shares)
     }
 }
 
@@ -232,12 +232,12 @@ impl Policy for Auto {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let window = Window::Time { ns: self.parameters.window_ns.max(view.capabilities.shortest_window_ns) };
         let mut why = Vec::new();
-        let holding = Holding::kept(view.before, view);
+        let holding = Holding::kept(view.previous_plan, view);
         let counted = view.present().any(|task| !task.counts.0.is_empty());
         let holding = if counted { self.go_on(view, holding, &mut why) } else { holding };
         let mut plan = holding.0.clone();
         plan.window = window;
-        plan.clashes.clear();
+        plan.penalties.clear();
         if counted {
             let terms = asks::Terms {
                 share: self.parameters.probe_share,
@@ -262,7 +262,7 @@ impl Auto {
     fn go_on(&mut self, view: &View<'_>, kept: Holding, why: &mut Vec<Reason>) -> Holding {
         let Some(level) = view.topology.last_level() else { return kept };
         let phase = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
-        self.speeds.follow(view.seen, view.before, level, phase);
+        self.speeds.follow(view.seen, view.previous_plan, level, phase);
         self.note_homes(view);
         let here: Vec<TaskId> = view.present().map(|task| task.task).collect();
         if self.since.0 != here {
@@ -285,7 +285,7 @@ impl Auto {
             self.watch = Watch::default();
             return kept;
         }
-        if view.seen.in_force.pending.is_empty() && view.before.probes.is_empty() {
+        if view.seen.in_force.pending.is_empty() && view.previous_plan.probes.is_empty() {
             self.watch.add(view.seen);
         }
         if self.phase_turned(view) && !matches!(self.doubt, Some(Doubt::Tried { .. })) {
@@ -322,12 +322,12 @@ impl Auto {
                 }
             });
         }
-        if kept.0.allowed.is_empty() && kept.0.gangs.is_empty() && kept.0.shares.is_empty() {
+        if kept.0.affinity.is_empty() && kept.0.gangs.is_empty() && kept.0.shares.is_empty() {
             return kept;
         }
         let Some(scene) = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on) else { return kept };
         let mut layout = Layout::default_of(&scene, &self.lived_on);
-        layout.held = scene.actors.iter().map(|actor| kept.0.allowed.contains_key(&actor.task)).collect();
+        layout.held = scene.actors.iter().map(|actor| kept.0.affinity.contains_key(&actor.task)).collect();
         self.holding(&scene, &layout, view)
     }
 
@@ -335,7 +335,7 @@ impl Auto {
     fn note_homes(&mut self, view: &View<'_>) {
         let sites = sites(view);
         self.lived_on.retain(|task, _| view.present().any(|seen| seen.task == *task));
-        for seen in view.present().filter(|seen| !view.before.allowed.contains_key(&seen.task)) {
+        for seen in view.present().filter(|seen| !view.previous_plan.affinity.contains_key(&seen.task)) {
             if let Some(site) = seen_on(seen, &sites) {
                 self.lived_on.insert(seen.task, site);
             }
@@ -454,8 +454,8 @@ impl Auto {
     }
 
     fn holding(&self, scene: &Scene, layout: &Layout, view: &View<'_>) -> Holding {
-        let mut plan = Plan::idle(view.before.window);
-        layout.put(scene, view.before, self.parameters.moving.into(), &mut plan);
+        let mut plan = Plan::idle(view.previous_plan.window);
+        layout.put(scene, view.previous_plan, self.parameters.moving.into(), &mut plan);
         Holding(plan)
     }
 
@@ -470,12 +470,12 @@ impl Auto {
         let plan = self.holding(scene, layout, view).0;
         let mut pages_ns = 0.0;
         for share in &plan.shares {
-            let cachemate_core::Units::Colours { allowed, .. } = &share.units else { continue };
+            let cachemate_core::Units::Colors { allowed, .. } = &share.units else { continue };
             let site = scene.sites.iter().find(|site| site.cache == share.cache);
-            let Some(Divided::Colours { move_page_ns, .. }) = site.and_then(|site| site.divided) else { continue };
+            let Some(Divided::Colors { move_page_ns, .. }) = site.and_then(|site| site.divided) else { continue };
             let members =
                 view.present().filter(|seen| share.members.contains(&cachemate_core::Member::Process(seen.process)));
-            let pages = members.filter_map(|seen| seen.pages_per_colour.as_deref()).next();
+            let pages = members.filter_map(|seen| seen.pages_per_color.as_deref()).next();
             pages_ns += pages.map_or(0.0, |pages| pages_to_move(pages, allowed) as f64 * move_page_ns);
         }
         pages_ns
@@ -510,7 +510,7 @@ impl Auto {
                 kept
             }
             Doubt::Tried { kept, old, new, mut trial, forecast } => {
-                let phase = |task: &cachemate_core::TaskSeen| {
+                let phase = |task: &cachemate_core::TaskSample| {
                     view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number)
                 };
                 let phases: Vec<u32> = view.present().map(phase).collect();
@@ -521,9 +521,9 @@ impl Auto {
                 };
                 let found = trial.found().unwrap_or((0.0, f64::INFINITY));
                 self.note(forecast, Measured { log_ratio: found.0, error: found.1 });
-                why.push(explain::verdict(view, said == Said::Faster, found, forecast, trial.windows));
+                why.push(explain::verdict(view, said == Outcome::Faster, found, forecast, trial.windows));
                 self.watch = Watch::default();
-                if said == Said::Faster {
+                if said == Outcome::Faster {
                     self.failures.in_a_row = 0;
                     return new;
                 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CacheId, CpuSet, ProcessId, TaskId, TaskSeen, View};
+use cachemate_core::{CacheId, CpuSet, ProcessId, TaskId, TaskSample, View};
 
 use super::bus::Bus;
 use super::layout::Layout;
@@ -72,7 +72,7 @@ pub fn sites(view: &View<'_>) -> Vec<Site> {
 }
 
 /// The site on which a task spent most of its time; ties go to the first.
-pub fn seen_on(task: &TaskSeen, sites: &[Site]) -> Option<usize> {
+pub fn seen_on(task: &TaskSample, sites: &[Site]) -> Option<usize> {
     let spent = |site: &Site| -> u64 {
         task.on_cpu_ns.iter().filter(|(cpu, _)| site.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
     };
@@ -91,17 +91,17 @@ impl Scene {
         let sites = sites(view);
         let largest = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let line = view.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64);
-        let here = |task: &TaskSeen| seen_on(task, &sites).or(lived_on.get(&task.task).copied());
-        let partners_here = |task: &TaskSeen| {
+        let here = |task: &TaskSample| seen_on(task, &sites).or(lived_on.get(&task.task).copied());
+        let partners_here = |task: &TaskSample| {
             let mine = clusters.get(&task.task)?;
-            let partners: Vec<&TaskSeen> = view
+            let partners: Vec<&TaskSample> = view
                 .present()
                 .filter(|other| other.task != task.task && clusters.get(&other.task) == Some(mine))
                 .collect();
             let near = partners.iter().filter(|other| here(other) == here(task)).count();
             Some(near as f64 / partners.len().max(1) as f64)
         };
-        let actor = |task: &TaskSeen| {
+        let actor = |task: &TaskSample| {
             let told = |profile, speed| Told {
                 profile,
                 speed,

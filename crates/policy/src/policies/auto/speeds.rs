@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Event, Level, Observation, Plan, ProbeWhat, StallCause, TaskId, TaskSeen};
+use cachemate_core::{Event, Level, Observation, Plan, ProbeWhat, StallCause, TaskId, TaskSample};
 
 /// Speed of a task; `None` = not counted.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -57,7 +57,7 @@ const FADES_TO: f64 = 0.8;
 pub struct Speeds(BTreeMap<TaskId, Sums>);
 
 /// Cycles that wait for what lies behind the last level.
-fn stalls(task: &TaskSeen) -> Option<f64> {
+fn stalls(task: &TaskSample) -> Option<f64> {
     let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue];
     let counted = causes.into_iter().filter_map(|cause| task.counts.get(Event::StallCycles(cause)));
     counted.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{Observation, ProcessId};
 
 use super::score::Objective;
-use crate::sequential::{Blocks, Evidence, Said};
+use crate::sequential::{Blocks, Evidence, Outcome};
 use crate::work::{Work, works};
 
 /// Work and time of processes, in all windows of a side.
@@ -128,10 +128,10 @@ impl Trial {
     }
 
     /// Takes in a window under the present leg's plan; `None` = it goes on.
-    pub fn add(&mut self, seen: &Observation, phases: &[u32], least_gain: f64) -> Option<Said> {
+    pub fn add(&mut self, seen: &Observation, phases: &[u32], least_gain: f64) -> Option<Outcome> {
         self.windows += 1;
         if self.windows > WINDOWS_AT_MOST {
-            return Some(Said::Open);
+            return Some(Outcome::Open);
         }
         if self.windows == 1 {
             self.phases = phases.to_vec();
@@ -161,7 +161,7 @@ impl Trial {
         }
         self.evidence.add(log_ratio(&new, &old, &self.weights, self.objective)?);
         match self.evidence.said(least_gain) {
-            Said::Open if self.evidence.blocks() < BLOCKS_AT_MOST => None,
+            Outcome::Open if self.evidence.blocks() < BLOCKS_AT_MOST => None,
             said => Some(said),
         }
     }
@@ -276,8 +276,8 @@ mod tests {
                 trial.add(&seen(1_000_000 + 10_000 * more + 100 * (window * 7919 % 13)), &[0], 0.01)
             })
         };
-        assert_eq!(run(5), Some(Said::Faster));
-        assert_eq!(run(0), Some(Said::TooLittle));
+        assert_eq!(run(5), Some(Outcome::Faster));
+        assert_eq!(run(0), Some(Outcome::TooLittle));
     }
 
     /// Is what followed a change measured once enough windows have settled?

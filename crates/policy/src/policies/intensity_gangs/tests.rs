@@ -15,8 +15,8 @@ fn topology() -> Topology {
     Topology { cpus: vec![cpu(0), cpu(1)], caches: vec![cache] }
 }
 
-fn task(id: u32) -> TaskSeen {
-    TaskSeen { on_cpu_ns: vec![(CpuId(id % 2), 500_000_000)], ..TaskSeen::new(TaskId(id), ProcessId(id)) }
+fn task(id: u32) -> TaskSample {
+    TaskSample { on_cpu_ns: vec![(CpuId(id % 2), 500_000_000)], ..TaskSample::new(TaskId(id), ProcessId(id)) }
 }
 
 /// A host on which every probe is answered in the next window: who presses, who feels (by task), and the round trip.
@@ -46,7 +46,7 @@ impl Host {
         }
     }
 
-    fn answer(&mut self, probe: &Probe) -> Answer {
+    fn answer(&mut self, probe: &Probe) -> ProbeResult {
         let exact = |value| Some(Fact::oracle(value));
         let evidence = match probe.what {
             ProbeWhat::PingPong { cpus } => Evidence::PingPong { cpus, round_trip_ns: self.round_trip_ns },
@@ -54,14 +54,14 @@ impl Host {
                 self.profiles.entry(task).or_default().contention.intensity = exact(self.truth[task.0 as usize].0);
                 Evidence::Evicted { task, buffer_bytes: 1, wait_ns: 1, samples: Vec::new() }
             }
-            ProbeWhat::Neighbour { task, neighbour } => {
+            ProbeWhat::Neighbor { task, neighbor } => {
                 let feels = self.truth[task.0 as usize].1;
                 self.profiles.entry(task).or_default().contention.sensitivity = feels.map(Fact::oracle);
                 Evidence::Beside {
                     task,
-                    neighbour,
-                    neighbour_alone_ns: 1.0,
-                    neighbour_beside_ns: 1.0,
+                    neighbor,
+                    neighbor_alone_ns: 1.0,
+                    neighbor_beside_ns: 1.0,
                     task_alone_rate: None,
                     task_beside_rate: None,
                     rate_of: None,
@@ -71,10 +71,10 @@ impl Host {
         };
         let cost_ns = match probe.what {
             ProbeWhat::Evicted { task, .. } => vec![(None, self.costs_ns[0].0), (Some(task), self.costs_ns[0].1)],
-            ProbeWhat::Neighbour { task, .. } => vec![(None, self.costs_ns[1].0), (Some(task), self.costs_ns[1].1)],
+            ProbeWhat::Neighbor { task, .. } => vec![(None, self.costs_ns[1].0), (Some(task), self.costs_ns[1].1)],
             _ => Vec::new(),
         };
-        Answer { probe: probe.id, evidence, complete: true, cost_ns }
+        ProbeResult { probe: probe.id, evidence, complete: true, cost_ns }
     }
 
     fn step(&mut self) -> Decision {
@@ -98,7 +98,7 @@ impl Host {
             capabilities: &capabilities,
             seen: &seen,
             profiles: &profiles,
-            before: &self.before,
+            previous_plan: &self.before,
             predictor: &cachemate_core::test_kit::NoForecast,
         };
         let decision = self.policy.decide(&view);
@@ -142,7 +142,7 @@ fn a_first_survey_ends_at_a_hosts_prices() {
 #[test]
 fn where_nothing_is_shared_nothing_is_done() {
     let mut host = Host::new(&MIX, 330.0);
-    assert!(host.gangs(20).is_empty() && host.before.allowed.is_empty());
+    assert!(host.gangs(20).is_empty() && host.before.affinity.is_empty());
     let mut host = Host::new(&MIX, 60.0);
     assert_eq!(host.gangs(25).len(), 2);
     host.round_trip_ns = 330.0;

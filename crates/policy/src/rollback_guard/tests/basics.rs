@@ -21,7 +21,7 @@ fn insists() -> impl Policy {
 fn held(factor: f64, noise: f64, config: impl Into<Option<GuardConfig>>, windows: u64) -> Vec<usize> {
     let mut generator = SplitMix64::new(1);
     let machine = |_, plan: &Plan| {
-        let speed = if plan.allowed.is_empty() { 100.0 } else { 100.0 * factor };
+        let speed = if plan.affinity.is_empty() { 100.0 } else { 100.0 * factor };
         let mut noisy = || if factor == 0.0 { 0.0 } else { speed * (1.0 + noise * (generator.unit() - 0.5)) };
         vec![program(0, None, noisy()), program(1, None, noisy())]
     };
@@ -53,14 +53,14 @@ fn what_helps_or_cannot_be_told_stays() {
 fn stand_ins_judge_where_they_are_steady() {
     let reason = |steady: bool| {
         let machine = |window: u64, plan: &Plan| {
-            let calls = match (plan.allowed.is_empty(), steady) {
+            let calls = match (plan.affinity.is_empty(), steady) {
                 (true, false) if window.is_multiple_of(2) => 100_000,
                 (true, _) => 10_000,
                 (false, _) => 5_000,
             };
             let reading = Reading { event: Event::SystemCalls, count: calls, counted_share: 1.0 };
             let counts = Counts(vec![reading]);
-            vec![TaskSeen { counts, on_cpu_ns: vec![(CpuId(0), SECOND_NS)], ..program(0, None, 0.0) }]
+            vec![TaskSample { counts, on_cpu_ns: vec![(CpuId(0), SECOND_NS)], ..program(0, None, 0.0) }]
         };
         let decisions = run(insists(), CONFIG, 30, machine);
         verdicts(&decisions).first().map(|&window| decisions[window].why[0].text.clone())
@@ -75,9 +75,9 @@ fn stand_ins_judge_where_they_are_steady() {
 #[test]
 fn threads_count_as_one_process() {
     let machine = |_, plan: &Plan| {
-        let moved = !plan.allowed.is_empty();
+        let moved = !plan.affinity.is_empty();
         let thread =
-            |id: u32| TaskSeen { process: ProcessId(9), ..program(id, None, if moved { 50.0 } else { 100.0 }) };
+            |id: u32| TaskSample { process: ProcessId(9), ..program(id, None, if moved { 50.0 } else { 100.0 }) };
         let others = (20..23).map(|id| program(id, None, if moved { 140.0 } else { 100.0 }));
         (0..16).map(thread).chain(others).collect()
     };
@@ -94,17 +94,17 @@ fn threads_count_as_one_process() {
 fn promises_come_before_the_mean() {
     let verdicts = |own: f64, others: f64, solo: Option<f64>| {
         let machine = move |_, plan: &Plan| {
-            let moved = !plan.allowed.is_empty();
+            let moved = !plan.affinity.is_empty();
             let factor = |factor: f64| if moved { factor } else { 1.0 };
             let counts = |rate: f64| {
                 let reading = |event, count: f64| Reading { event, count: count as u64, counted_share: 1.0 };
                 Counts(vec![reading(Event::Instructions, 1e9 * rate), reading(Event::Cycles, 1e9)])
             };
             let goal = Some(Goal { priority: 1.0, degradation_at_most: Some(0.05) });
-            let promised = TaskSeen { goal, counts: counts(factor(own)), ..program(0, None, 0.0) };
+            let promised = TaskSample { goal, counts: counts(factor(own)), ..program(0, None, 0.0) };
             let rates = Rates { solo_instr_per_cycle: solo.map(Fact::oracle), ..Rates::default() };
             let profile = Profile::default().with_rates(rates);
-            let other = |id| TaskSeen { counts: counts(factor(others)), ..program(id, None, 0.0) };
+            let other = |id| TaskSample { counts: counts(factor(others)), ..program(id, None, 0.0) };
             (vec![promised, other(1), other(2)], Profiles::from([(TaskId(0), profile)]))
         };
         verdicts(&run_with_profiles(insists(), CONFIG, 35, machine)).len()
@@ -137,7 +137,7 @@ fn nothing_is_changed_before_it_could_be_judged() {
     let decisions = |measured: bool, factor: f64| {
         let policy = Scripted(|_: &View<'_>| pinned(&[(0, 1)]));
         let machine = |_, plan: &Plan| {
-            let speed = if plan.allowed.is_empty() { 100.0 } else { 100.0 * factor };
+            let speed = if plan.affinity.is_empty() { 100.0 } else { 100.0 * factor };
             let work = if measured { speed } else { 0.0 };
             vec![program(0, None, work), program(1, None, work)]
         };
@@ -168,7 +168,7 @@ fn nothing_is_changed_before_it_could_be_judged() {
 fn a_standstill_is_not_compared() {
     let verdicts = |speed: f64| {
         let machine = |_, plan: &Plan| {
-            let of_first = if plan.allowed.is_empty() { 100.0 } else { speed };
+            let of_first = if plan.affinity.is_empty() { 100.0 } else { speed };
             vec![program(0, None, of_first), program(1, None, 100.0)]
         };
         verdicts(&run(insists(), CONFIG, 60, machine)).len()

@@ -9,7 +9,7 @@ fn taken_back(factors: [f64; 4], noise: f64, alike: f64) -> usize {
         let mut generator = SplitMix64::new(seed);
         let mut deviations = [0.0; 4];
         let machine = |_, plan: &Plan| {
-            let moved = !plan.allowed.is_empty();
+            let moved = !plan.affinity.is_empty();
             let mut speed = |at: usize| {
                 let fresh = normal(&mut generator) * libm::sqrt(1.0 - alike * alike);
                 deviations[at] = alike * deviations[at] + fresh;

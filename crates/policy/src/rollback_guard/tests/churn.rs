@@ -1,7 +1,7 @@
 use super::*;
 
 /// Processes that live for `lives_ns`, one born each `every_ns`: as a machine reports them that looks once a second.
-fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSeen> {
+fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSample> {
     let (start, end) = (window * SECOND_NS, (window + 1) * SECOND_NS);
     let mut seen = Vec::new();
     for at in 0..end.div_ceil(every_ns) {
@@ -9,7 +9,8 @@ fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSeen> {
         // Who died between two looks was never seen.
         let known = dies.div_ceil(SECOND_NS) > born.div_ceil(SECOND_NS);
         if known && born < end && dies >= start {
-            let arrived = TaskSeen { arrived_ns: born, exited: dies < end, ..program(1000 + at as u32, Some(1), 50.0) };
+            let arrived =
+                TaskSample { arrived_ns: born, exited: dies < end, ..program(1000 + at as u32, Some(1), 50.0) };
             seen.push(arrived);
         }
     }
@@ -30,7 +31,7 @@ fn halved_under_churn(every_ns: u64, lives_ns: u64) -> Vec<usize> {
     let machine = |window, plan: &Plan| {
         let mut tasks = short_processes(window, every_ns, lives_ns);
         seen = seen.max(tasks.iter().map(|task| task.task.0 - 999).max().unwrap_or(0));
-        let squeezed = plan.allowed.get(&TaskId(0)).is_some_and(|cpus| cpus.contains(0));
+        let squeezed = plan.affinity.get(&TaskId(0)).is_some_and(|cpus| cpus.contains(0));
         tasks.extend([0, 1].map(|id| program(id, Some(1), if squeezed { 50.0 } else { 100.0 })));
         tasks
     };
@@ -56,7 +57,7 @@ fn newcomers_are_judged_by_their_own_reference() {
     let verdicts = |arrives: u64| {
         let policy = Scripted(|view: &View<'_>| if view.seen.window >= 40 { pinned(&[(0, 0)]) } else { idle() });
         let machine = |window: u64, plan: &Plan| {
-            let moved = !plan.allowed.is_empty();
+            let moved = !plan.affinity.is_empty();
             let newcomer = (window >= arrives).then(|| program(7, None, if moved { 50.0 } else { 100.0 }));
             [program(0, None, 100.0)].into_iter().chain(newcomer).collect()
         };
@@ -82,7 +83,7 @@ fn only_those_who_are_left_are_put_back() {
     // Task 2 leaves while the change is on trial.
     let machine = |window: u64, plan: &Plan| {
         let work = if plan.gangs.is_empty() && window > 2 { 50.0 } else { 100.0 };
-        let last = (window <= 43).then(|| TaskSeen { exited: window == 43, ..program(2, None, work) });
+        let last = (window <= 43).then(|| TaskSample { exited: window == 43, ..program(2, None, work) });
         [program(0, None, work), program(1, None, work)].into_iter().chain(last).collect()
     };
     let decisions = run(policy, GuardConfig::default(), 60, machine);

@@ -34,12 +34,12 @@ pub fn idle() -> Plan {
 /// Tasks on one CPU each.
 pub fn pinned(places: &[(u32, u32)]) -> Plan {
     let allowed = places.iter().map(|&(task, cpu)| (TaskId(task), [cpu].into_iter().collect())).collect();
-    Plan { allowed, ..idle() }
+    Plan { affinity: allowed, ..idle() }
 }
 
 /// A process with one thread of the same number, which reports so much work.
-pub fn program(id: u32, user: Option<u32>, work: f64) -> TaskSeen {
-    TaskSeen { user, progress: (work > 0.0).then_some(work), ..TaskSeen::new(TaskId(id), ProcessId(id)) }
+pub fn program(id: u32, user: Option<u32>, work: f64) -> TaskSample {
+    TaskSample { user, progress: (work > 0.0).then_some(work), ..TaskSample::new(TaskId(id), ProcessId(id)) }
 }
 
 /// Two last-level caches with two CPUs each.
@@ -62,7 +62,7 @@ pub fn run_with_profiles(
     policy: impl Policy,
     config: impl Into<Option<GuardConfig>>,
     windows: u64,
-    mut machine: impl FnMut(u64, &Plan) -> (Vec<TaskSeen>, Profiles),
+    mut machine: impl FnMut(u64, &Plan) -> (Vec<TaskSample>, Profiles),
 ) -> Vec<Decision> {
     let topology = topology();
     let capabilities = cachemate_core::test_kit::capabilities(&[]);
@@ -79,7 +79,7 @@ pub fn run_with_profiles(
             capabilities: &capabilities,
             seen: &seen,
             profiles: &profiles,
-            before: &before,
+            previous_plan: &before,
             predictor: &Silent,
         };
         let decision = guard.decide(&view);
@@ -94,7 +94,7 @@ pub fn run(
     policy: impl Policy,
     config: impl Into<Option<GuardConfig>>,
     windows: u64,
-    mut machine: impl FnMut(u64, &Plan) -> Vec<TaskSeen>,
+    mut machine: impl FnMut(u64, &Plan) -> Vec<TaskSample>,
 ) -> Vec<Decision> {
     run_with_profiles(policy, config, windows, |window, plan| (machine(window, plan), Profiles::new()))
 }
@@ -102,7 +102,7 @@ pub fn run(
 /// Windows in which a decision says of the tasks that it names what `plan` says.
 pub fn windows_with(decisions: &[Decision], plan: &Plan) -> Vec<usize> {
     let says =
-        |decision: &Decision| plan.allowed.iter().all(|(task, cpus)| decision.plan.allowed.get(task) == Some(cpus));
+        |decision: &Decision| plan.affinity.iter().all(|(task, cpus)| decision.plan.affinity.get(task) == Some(cpus));
     (0..decisions.len()).filter(|&window| says(&decisions[window])).collect()
 }
 

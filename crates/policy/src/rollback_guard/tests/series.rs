@@ -4,9 +4,9 @@ use cachemate_core::SplitMix64;
 
 /// Two victims (tasks 0 and 1) and two streams (2 and 3), all of one user, each on one CPU of two caches: nanoseconds per
 /// access as measured in the lab (27 and 127 for a victim beside a victim and beside a stream, 14 for a stream).
-fn modelled_lab(plan: &Plan) -> (Vec<TaskSeen>, Profiles) {
+fn modelled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
     let cpu = |task: u32| {
-        let allowed = plan.allowed.get(&TaskId(task));
+        let allowed = plan.affinity.get(&TaskId(task));
         allowed.and_then(|cpus| if cpus.count() < 4 { cpus.first() } else { None }).unwrap_or(task)
     };
     let beside_stream = |victim: u32| (2..4).any(|stream| cpu(stream) / 2 == cpu(victim) / 2);
@@ -23,14 +23,14 @@ fn modelled_lab(plan: &Plan) -> (Vec<TaskSeen>, Profiles) {
         let reading = |event, count: f64| Reading { event, count: count as u64, counted_share: 1.0 };
         let counts = Counts(vec![reading(Event::Instructions, 4e9 / access_ns), reading(Event::Cycles, 2e9)]);
         let on_cpu_ns = vec![(CpuId(cpu(task)), SECOND_NS)];
-        TaskSeen { counts, on_cpu_ns, cpu: Some(CpuId(cpu(task))), ..program(task, Some(1), 0.0) }
+        TaskSample { counts, on_cpu_ns, cpu: Some(CpuId(cpu(task))), ..program(task, Some(1), 0.0) }
     });
     (seen.collect(), profiles)
 }
 
 /// Windows in which a victim ran beside a stream.
 fn harmed(decisions: &[Decision]) -> Vec<usize> {
-    let rate = |seen: &TaskSeen| seen.counts.get(Event::Instructions).unwrap();
+    let rate = |seen: &TaskSample| seen.counts.get(Event::Instructions).unwrap();
     let slow = |decision: &Decision| modelled_lab(&decision.plan).0[..2].iter().any(|victim| rate(victim) < 1e8);
     (0..decisions.len()).filter(|&window| slow(&decisions[window])).collect()
 }
@@ -81,7 +81,7 @@ fn dio_in_the_modelled_lab_is_taken_back() {
 fn many_bad_plans_are_tried_less_and_less() {
     let mut generator = SplitMix64::new(7);
     let policy = Scripted(|view: &View<'_>| {
-        let stays = view.before.clone();
+        let stays = view.previous_plan.clone();
         let calm = view.seen.window % 8 != 3;
         let mut cpus = [0, 1, 2, 3];
         generator.shuffle(&mut cpus);
@@ -89,11 +89,11 @@ fn many_bad_plans_are_tried_less_and_less() {
         if calm { stays } else { pinned(&places) }
     });
     let machine = |_, plan: &Plan| {
-        let slow = if plan.allowed.is_empty() { 100.0 } else { 60.0 };
+        let slow = if plan.affinity.is_empty() { 100.0 } else { 60.0 };
         (0..4).map(|id| program(id, None, slow)).collect()
     };
     let decisions = run(policy, GuardConfig::default(), 4000, machine);
-    let bad = decisions.iter().filter(|decision| !decision.plan.allowed.is_empty()).count();
+    let bad = decisions.iter().filter(|decision| !decision.plan.affinity.is_empty()).count();
     assert!((12..200).contains(&bad), "{bad} of 4000 windows under a bad plan");
 }
 
@@ -106,11 +106,11 @@ fn small_losses_do_not_ratchet() {
         // A plan is told by the CPUs that task 9 may use: that many as the binary digits of the step.
         let plan_of = |step: u32| {
             let cpus = (0..4).filter(|bit| step >> bit & 1 == 1).chain([3]).collect();
-            Plan { allowed: [(TaskId(9), cpus)].into(), ..idle() }
+            Plan { affinity: [(TaskId(9), cpus)].into(), ..idle() }
         };
         let mut steps = vec![idle()];
         steps.extend((1..8).map(plan_of));
-        let loss_of = |plan: &Plan| steps.iter().position(|one| one.allowed == plan.allowed).unwrap() as i32;
+        let loss_of = |plan: &Plan| steps.iter().position(|one| one.affinity == plan.affinity).unwrap() as i32;
         let policy = Scripted(|view: &View<'_>| steps[step(view.seen.window).min(7) as usize].clone());
         let mut worst: f64 = 1.0;
         let mut speeds = Vec::new();
@@ -138,7 +138,7 @@ fn what_was_gained_is_the_new_reference() {
         _ => worse.clone(),
     });
     let machine = |_, plan: &Plan| {
-        let speed = match plan.allowed.get(&TaskId(0)).and_then(CpuSet::first) {
+        let speed = match plan.affinity.get(&TaskId(0)).and_then(CpuSet::first) {
             Some(1) => 150.0,
             Some(2) => 110.0,
             _ => 100.0,
@@ -147,5 +147,5 @@ fn what_was_gained_is_the_new_reference() {
     };
     let decisions = run(policy, GuardConfig::default(), 60, machine);
     assert_eq!(verdicts(&decisions), [46]);
-    assert_eq!(decisions[59].plan.allowed, better.allowed);
+    assert_eq!(decisions[59].plan.affinity, better.affinity);
 }

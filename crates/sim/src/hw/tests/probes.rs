@@ -34,7 +34,7 @@ fn an_ideal_trace_is_the_sequence_of_misses() {
     assert_eq!(done.counters.stalls.system, done.probes.cost_ticks);
 }
 
-/// Does the last-address register lose neighbours of a miss out of order, and repeat itself after prefetches?
+/// Does the last-address register lose neighbors of a miss out of order, and repeat itself after prefetches?
 #[test]
 fn the_last_address_register_loses_and_repeats() {
     let mut spec = machine();

@@ -142,20 +142,15 @@ fn random_replacement_keeps_part_of_a_loop_that_lru_loses() {
     assert!((found - 0.355).abs() < 0.03, "{found}");
 }
 
-/// Two cores on one L2: misses at the L2 of the task on CPU 0, alone or beside a neighbour that streams.
-fn beside(
-    spec: &MachineSpec,
-    neighbour: bool,
-    prepare: impl Fn(&mut Hardware),
-    frames: &mut dyn Frames,
-) -> LevelCounts {
+/// Two cores on one L2: misses at the L2 of the task on CPU 0, alone or beside a neighbor that streams.
+fn beside(spec: &MachineSpec, neighbor: bool, prepare: impl Fn(&mut Hardware), frames: &mut dyn Frames) -> LevelCounts {
     let mut hw = hardware(spec);
     prepare(&mut hw);
     let lines = skewed(5, 20_000, 200);
     let mut one = thread(0, 0, loads(&lines), false);
     one.class = 1;
     hw.load(CpuId(0), one, 0);
-    if neighbour {
+    if neighbor {
         let mut other = thread(1, 1, (0..5_000).map(|line| Access::store(line * 64, 0)).collect(), true);
         other.class = 2;
         hw.load(CpuId(1), other, 0);
@@ -167,9 +162,9 @@ fn beside(
     }
 }
 
-/// Do exclusive way masks make a victim's hits independent of its neighbour, and does it suffer without them?
+/// Do exclusive way masks make a victim's hits independent of its neighbor, and does it suffer without them?
 #[test]
-fn exclusive_way_masks_make_hits_independent_of_the_neighbour() {
+fn exclusive_way_masks_make_hits_independent_of_the_neighbor() {
     let mut spec = machine();
     (spec.cores_per_package, spec.caches[1].shared_by_cores) = (2, 2);
     spec.caches[1].way_partitions = Some(WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
@@ -186,10 +181,10 @@ fn exclusive_way_masks_make_hits_independent_of_the_neighbour() {
     }
 }
 
-/// Frames of one half of the colours per process.
-struct Coloured;
+/// Frames of one half of the colors per process.
+struct Colored;
 
-impl Frames for Coloured {
+impl Frames for Colored {
     fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
         Framed {
             frame: 2 * (page + 4096 * u64::from(process.0)) + u64::from(process.0 % 2),
@@ -199,16 +194,16 @@ impl Frames for Coloured {
     }
 }
 
-/// Do disjoint colours do the same?
+/// Do disjoint colors do the same?
 #[test]
-fn disjoint_colours_make_hits_independent_of_the_neighbour() {
+fn disjoint_colors_make_hits_independent_of_the_neighbor() {
     let mut spec = machine();
     spec.cores_per_package = 2;
-    // 128 sets of 64 bytes: two pages, two colours.
+    // 128 sets of 64 bytes: two pages, two colors.
     spec.caches[1] = cache(Level::L2, 32 << 10, 4, 14, 2);
-    assert_eq!(spec.colours_of(&spec.caches[1]), 2);
-    let alone = beside(&spec, false, |_| {}, &mut Coloured);
-    assert_eq!(alone, beside(&spec, true, |_| {}, &mut Coloured));
+    assert_eq!(spec.colors_of(&spec.caches[1]), 2);
+    let alone = beside(&spec, false, |_| {}, &mut Colored);
+    assert_eq!(alone, beside(&spec, true, |_| {}, &mut Colored));
     assert!(beside(&spec, true, |_| {}, &mut Plain).caused(MissCause::InterTask) > 0);
 }
 
@@ -258,9 +253,9 @@ fn a_copied_page_is_cached() {
     assert_eq!((misses(Level::L1Data), misses(Level::L2)), (64, 0));
 }
 
-/// Does a program on one colour keep its hits in a virtually indexed L1, and lose them in a physically indexed one?
+/// Does a program on one color keep its hits in a virtually indexed L1, and lose them in a physically indexed one?
 #[test]
-fn colours_do_not_divide_a_virtually_indexed_l1() {
+fn colors_do_not_divide_a_virtually_indexed_l1() {
     let misses = |index: Index, frames: &mut dyn Frames| {
         let mut spec = machine();
         // Two pages a way; every second frame.
@@ -274,8 +269,8 @@ fn colours_do_not_divide_a_virtually_indexed_l1() {
         assert_balanced(&done);
         done.levels[Level::L1Data as usize].all_misses()
     };
-    assert_eq!(misses(Index::Virtual, &mut Coloured), 256, "each line once");
-    assert_eq!(misses(Index::Physical, &mut Coloured), 10 * 256, "an LRU loop over twice the sets it gets");
+    assert_eq!(misses(Index::Virtual, &mut Colored), 256, "each line once");
+    assert_eq!(misses(Index::Physical, &mut Colored), 10 * 256, "an LRU loop over twice the sets it gets");
     assert_eq!(misses(Index::Virtual, &mut Plain), misses(Index::Physical, &mut Plain));
 }
 

@@ -10,7 +10,7 @@ mod outside;
 mod sources;
 mod together;
 
-use cachemate_core::{Answer, Evidence, Item, Plan, Probe, ProbeId, ProbeWhat, Refused, RefusedBecause, TaskId};
+use cachemate_core::{Evidence, Item, Plan, Probe, ProbeId, ProbeResult, ProbeWhat, Refused, RefusedBecause, TaskId};
 
 use super::SimMachine;
 use attached::Attached;
@@ -48,7 +48,7 @@ impl Work {
     fn new(what: &ProbeWhat, id: ProbeId, budget_cycles: u64, machine: &mut SimMachine) -> Result<Self, Refusal> {
         match what {
             ProbeWhat::Rows { .. } | ProbeWhat::Beside { .. } => Together::new(what, id, machine).map(Work::Together),
-            ProbeWhat::Neighbour { .. } | ProbeWhat::PingPong { .. } => {
+            ProbeWhat::Neighbor { .. } | ProbeWhat::PingPong { .. } => {
                 Outside::new(what, id, budget_cycles, machine).map(Work::Outside)
             }
             _ => Attached::new(what, machine).map(Work::Attached),
@@ -116,7 +116,7 @@ impl SimMachine {
     }
 
     /// What the probes have at the end of a window, and which had to be stopped.
-    pub(crate) fn answers(&mut self) -> (Vec<Answer>, Vec<Refused>) {
+    pub(crate) fn answers(&mut self) -> (Vec<ProbeResult>, Vec<Refused>) {
         let (mut answers, mut stopped) = (Vec::new(), Vec::new());
         let mut probes = std::mem::take(&mut self.probes);
         for active in probes.iter_mut().filter(|active| active.stage != Stage::Told) {
@@ -159,7 +159,7 @@ impl Active {
         }
     }
 
-    fn answer(&mut self, machine: &mut SimMachine, complete: bool, answers: &mut Vec<Answer>) {
+    fn answer(&mut self, machine: &mut SimMachine, complete: bool, answers: &mut Vec<ProbeResult>) {
         let cost = self.cost_cycles(machine);
         let before = self.told_cost_cycles.clone();
         let told = |who: &Option<TaskId>| before.iter().find(|(of, _)| of == who).map_or(0, |(_, cycles)| *cycles);
@@ -177,7 +177,7 @@ impl Active {
         for (at, evidence) in evidence.into_iter().enumerate() {
             // Several pieces of one probe: the cost stands with the first, the end with the last.
             let cost_ns = std::mem::take(&mut cost_ns);
-            answers.push(Answer { probe: self.probe.id, evidence, complete: complete && at == last, cost_ns });
+            answers.push(ProbeResult { probe: self.probe.id, evidence, complete: complete && at == last, cost_ns });
         }
     }
 

@@ -1,6 +1,6 @@
-//! Looking from outside, as where there is no PMU: a neighbour beside a task, a line between two CPUs.
+//! Looking from outside, as where there is no PMU: a neighbor beside a task, a line between two CPUs.
 
-use cachemate_core::{CpuId, CpuSet, Evidence, Neighbour, ProbeId, ProbeWhat, RefusedBecause, TaskId};
+use cachemate_core::{CpuId, CpuSet, Evidence, Neighbor, ProbeId, ProbeWhat, RefusedBecause, TaskId};
 
 use super::super::{PROBE_PROCESS, SimMachine};
 use super::Refusal;
@@ -9,7 +9,7 @@ use crate::os::dispatch::Slot;
 use crate::os::gangs::seat;
 use crate::os::system::Hold;
 
-/// Longest phase of a neighbour's measurement, in nominal time; a shorter budget makes phases shorter.
+/// Longest phase of a neighbor's measurement, in nominal time; a shorter budget makes phases shorter.
 const PHASE_NS: u64 = 10_000_000;
 /// A phase of ping-pong, in cycles: some two hundred rounds.
 const PING_PONG_CYCLES: u64 = 400_000;
@@ -20,7 +20,7 @@ const STREAM_BYTES: u64 = 64 << 20;
 const LINE_BYTES: u64 = 64;
 
 enum Kind {
-    Neighbour { task: TaskId, slot: Slot, neighbour: Neighbour },
+    Neighbor { task: TaskId, slot: Slot, neighbor: Neighbor },
     PingPong { cpus: (CpuId, CpuId) },
 }
 
@@ -66,24 +66,24 @@ impl Outside {
                 let phases = vec![Phase { task: false, own: Some((0, 2)) }, Phase { task: false, own: Some((2, 4)) }];
                 (Kind::PingPong { cpus: *cpus }, held, sources, phases, PING_PONG_CYCLES.min(budget_cycles / 4).max(1))
             }
-            ProbeWhat::Neighbour { task, neighbour } => {
+            ProbeWhat::Neighbor { task, neighbor } => {
                 let gone = (RefusedBecause::Gone, format!("{task:?} has ended"));
                 let slot = machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(gone)?;
                 let held = shared_with(slot, machine)?;
-                let pattern = match neighbour {
-                    Neighbour::Chase { footprint_bytes } => {
+                let pattern = match neighbor {
+                    Neighbor::Chase { footprint_bytes } => {
                         Pattern::Chase { lines: (footprint_bytes / LINE_BYTES).max(1) }
                     }
-                    Neighbour::Pirate { footprint_bytes } => {
+                    Neighbor::Pirate { footprint_bytes } => {
                         Pattern::Sweep { lines: (footprint_bytes / LINE_BYTES).max(1) }
                     }
-                    Neighbour::Stream => Pattern::Sweep { lines: STREAM_BYTES / LINE_BYTES },
+                    Neighbor::Stream => Pattern::Sweep { lines: STREAM_BYTES / LINE_BYTES },
                 };
                 let phases =
                     [(true, None), (false, Some((0, 1))), (true, Some((0, 1)))].map(|(task, own)| Phase { task, own });
                 let budget = budget_cycles / (3 * u64::from(held.count()).max(1));
                 let phase_cycles = machine.clock.cycles(PHASE_NS).min(budget).max(1);
-                let kind = Kind::Neighbour { task: *task, slot, neighbour: *neighbour };
+                let kind = Kind::Neighbor { task: *task, slot, neighbor: *neighbor };
                 (kind, held, vec![(base, pattern)], phases.to_vec(), phase_cycles)
             }
             _ => return Err((RefusedBecause::NotSupported, "not a probe from outside".to_string())),
@@ -127,7 +127,7 @@ impl Outside {
             return false;
         }
         let now = machine.system.now();
-        if let Kind::Neighbour { slot, .. } = self.kind
+        if let Kind::Neighbor { slot, .. } = self.kind
             && machine.system.task(slot).exited_cycle.is_some()
         {
             return true;
@@ -164,7 +164,7 @@ impl Outside {
             Kind::PingPong { cpus } => {
                 members.extend(own.iter().copied().zip([Some(cpus.0.0), Some(cpus.1.0)]));
             }
-            Kind::Neighbour { slot, .. } => {
+            Kind::Neighbor { slot, .. } => {
                 members.extend(phase.task.then_some((slot, None)));
                 members.extend(own.iter().map(|&own| (own, None)));
             }
@@ -182,7 +182,7 @@ impl Outside {
     /// The task's instructions, the own threads' accesses.
     fn done(&self, machine: &SimMachine) -> (f64, f64) {
         let task = match self.kind {
-            Kind::Neighbour { slot, .. } => machine.system.counters(slot).instructions as f64,
+            Kind::Neighbor { slot, .. } => machine.system.counters(slot).instructions as f64,
             Kind::PingPong { .. } => 0.0,
         };
         let progress = |&slot: &Slot| machine.system.thread(slot).and_then(|thread| thread.progress());
@@ -202,11 +202,11 @@ impl Outside {
                 let turn_ns = |phase: usize| each_ns(self.rates[phase].1 / 2.0);
                 Evidence::PingPong { cpus, round_trip_ns: 2.0 * (turn_ns(0) - turn_ns(1)) }
             }
-            Kind::Neighbour { task, neighbour, .. } => Evidence::Beside {
+            Kind::Neighbor { task, neighbor, .. } => Evidence::Beside {
                 task,
-                neighbour,
-                neighbour_alone_ns: each_ns(self.rates[1].1),
-                neighbour_beside_ns: each_ns(self.rates[2].1),
+                neighbor,
+                neighbor_alone_ns: each_ns(self.rates[1].1),
+                neighbor_beside_ns: each_ns(self.rates[2].1),
                 task_alone_rate: Some(self.rates[0].0),
                 task_beside_rate: Some(self.rates[2].0),
                 rate_of: None,

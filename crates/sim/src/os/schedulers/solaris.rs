@@ -3,7 +3,7 @@
 //! A thread that uses up its quantum falls to a lower level with a longer one (20 ms at the top, 200 ms at the
 //! bottom); one that returns from sleep rises to the level its table entry names; once a second every thread that
 //! has gone too long without using up a quantum is lifted, which is what keeps the bottom from starving. A queue that
-//! is longer than its neighbour's at the thread's level passes it on, and an idle CPU takes the best waiting thread.
+//! is longer than its neighbor's at the thread's level passes it on, and an idle CPU takes the best waiting thread.
 //!
 //! Plan weights multiply the quantum: the class itself knows no shares.
 
@@ -12,7 +12,7 @@ use crate::os::dispatch::{Sight, Slot};
 
 /// Where threads of the class start.
 const START_LEVEL: u8 = 29;
-/// From this level on one waiting thread more than the neighbour has is enough to pass on; below, two more are.
+/// From this level on one waiting thread more than the neighbor has is enough to pass on; below, two more are.
 const MATCH_LEVEL: u8 = 16;
 const LIFT_MS: u64 = 1000;
 

@@ -1,0 +1,186 @@
+//! The agent's stock of frames: lists by color, in memory that was given to it.
+//!
+//! Problem: the handler may not allocate. Method: every slot (a page of the agent's own region that holds a frame, or none)
+//! is in exactly one list, or in none while it is being used; lists are chained through one array. Properties: every
+//! operation takes constant time, and the frames held never exceed the slots.
+
+use crate::layout::COLORS_AT_MOST;
+
+const NONE: u32 = u32::MAX;
+const COLORS: usize = COLORS_AT_MOST as usize;
+
+/// Where a slot is listed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum List {
+    /// Holds a frame of this color.
+    Color(u32),
+    /// Holds a frame whose color could not be told.
+    Unknown,
+    /// Holds a frame whose color was not asked for yet.
+    Untold,
+    /// Holds no frame, in the half that the kernel fills.
+    Empty,
+    /// Holds no frame, in the half that takes pages out.
+    EmptyOut,
+}
+
+const LISTS: usize = COLORS + 4;
+
+impl List {
+    fn at(self) -> usize {
+        match self {
+            List::Color(color) => color as usize,
+            List::Unknown => COLORS,
+            List::Untold => COLORS + 1,
+            List::Empty => COLORS + 2,
+            List::EmptyOut => COLORS + 3,
+        }
+    }
+}
+
+/// Lists over the slots of one region.
+#[derive(Debug)]
+pub struct Stock<'a> {
+    next: &'a mut [u32],
+    first: [u32; LISTS],
+    count: [u32; LISTS],
+    /// Slots from here on, of either half, were never used: empty, and in no list.
+    fresh: [u32; 2],
+    turn: u32,
+}
+
+impl<'a> Stock<'a> {
+    /// All slots are empty.
+    pub fn new(next: &'a mut [u32]) -> Self {
+        let half = next.len() as u32 / 2;
+        Stock { next, first: [NONE; LISTS], count: [0; LISTS], fresh: [0, half], turn: 0 }
+    }
+
+    /// Slots below are of the half that the kernel fills.
+    pub fn half(&self) -> u32 {
+        self.next.len() as u32 / 2
+    }
+
+    pub fn push(&mut self, list: List, slot: u32) {
+        let at = list.at();
+        self.next[slot as usize] = self.first[at];
+        self.first[at] = slot;
+        self.count[at] += 1;
+    }
+
+    pub fn pop(&mut self, list: List) -> Option<u32> {
+        let at = list.at();
+        let slot = self.first[at];
+        if slot == NONE {
+            let (fresh, end) = match list {
+                List::Empty => (&mut self.fresh[0], self.next.len() as u32 / 2),
+                List::EmptyOut => (&mut self.fresh[1], self.next.len() as u32 / 2 * 2),
+                _ => return None,
+            };
+            *fresh += 1;
+            if *fresh > end {
+                *fresh = end;
+                return None;
+            }
+            return Some(*fresh - 1);
+        }
+        self.first[at] = self.next[slot as usize];
+        self.count[at] -= 1;
+        Some(slot)
+    }
+
+    pub fn count(&self, list: List) -> u32 {
+        self.count[list.at()]
+    }
+
+    /// Frames of allowed colors.
+    pub fn allowed(&self, mask: u64) -> u32 {
+        (0..COLORS_AT_MOST).filter(|color| mask >> color & 1 == 1).map(|color| self.count(List::Color(color))).sum()
+    }
+
+    /// All frames held.
+    pub fn held(&self) -> u32 {
+        self.count[..=COLORS + 1].iter().sum()
+    }
+
+    /// A frame of an allowed color; colors take turns, so that a program's pages spread over all of its sets.
+    pub fn take(&mut self, mask: u64) -> Option<(u32, u32)> {
+        for step in 1..=COLORS_AT_MOST {
+            let color = (self.turn + step) % COLORS_AT_MOST;
+            if mask >> color & 1 == 1
+                && let Some(slot) = self.pop(List::Color(color))
+            {
+                self.turn = color;
+                return Some((slot, color));
+            }
+        }
+        None
+    }
+
+    /// Any frame: one that fits no color first.
+    pub fn take_any(&mut self) -> Option<u32> {
+        self.pop(List::Unknown).or_else(|| self.pop(List::Untold)).or_else(|| self.take(u64::MAX).map(|(slot, _)| slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec;
+    use std::vec::Vec;
+
+    /// Whatever is pushed and taken, in whatever order: is every slot in exactly one place, and no color given that is not
+    /// allowed?
+    #[test]
+    fn no_slot_is_lost_or_given_twice() {
+        let mut memory = vec![0; 300];
+        let mut stock = Stock::new(&mut memory);
+        let mut out: Vec<u32> = Vec::new();
+        let mut seed = 9u64;
+        for _ in 0..20_000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (what, which) = ((seed >> 40) % 4, (seed >> 50) as u32 % 8);
+            let empty = |slot| if slot < 150 { List::Empty } else { List::EmptyOut };
+            match what {
+                0 => out.extend(stock.pop(if which < 4 { List::Empty } else { List::EmptyOut })),
+                1 => {
+                    let mask = 1u64 << which;
+                    if let Some((slot, color)) = stock.take(mask) {
+                        assert_eq!(color, which);
+                        out.push(slot);
+                    } else {
+                        assert_eq!(stock.allowed(mask), 0);
+                    }
+                }
+                2 => out.extend(stock.take_any()),
+                _ => {
+                    if let Some(slot) = out.pop() {
+                        let lists = [List::Color(which), List::Unknown, List::Untold, empty(slot)];
+                        stock.push(lists[which as usize % 4], slot);
+                    }
+                }
+            }
+            let mut sorted = out.clone();
+            sorted.sort_unstable();
+            sorted.dedup();
+            assert_eq!(sorted.len(), out.len(), "a slot was given twice");
+            assert!(out.iter().all(|&slot| slot < 300));
+            let listed = stock.count(List::Empty) + stock.count(List::EmptyOut);
+            let empty = listed + 150 - stock.fresh[0] + 300 - stock.fresh[1];
+            assert_eq!(out.len() as u32 + stock.held() + empty, 300);
+        }
+    }
+
+    /// Do allowed colors take turns?
+    #[test]
+    fn colors_take_turns() {
+        let mut memory = vec![0; 64];
+        let mut stock = Stock::new(&mut memory);
+        for color in [1, 2, 5, 1, 2, 5] {
+            let slot = stock.pop(List::Empty).unwrap();
+            stock.push(List::Color(color), slot);
+        }
+        let given: Vec<u32> = core::iter::from_fn(|| stock.take(0b10_0110).map(|(_, color)| color)).collect();
+        assert_eq!(given, [1, 2, 5, 1, 2, 5]);
+    }
+}

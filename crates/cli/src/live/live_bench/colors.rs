@@ -1,0 +1,417 @@
+//! (d) to (g): page colors on unmodified programs.
+//!
+//! (d) A chase beside a stream, both on ordinary frames, against each on its half of the colors; every sample lies between
+//! two ping-pongs. (e) Two threads that count while their pages change color. (f) Real programs, colored, against their own
+//! output. (g) One real program's time on fewer and fewer colors, beside its recorded misses.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use cachemate_core::CpuId;
+use cachemate_linux::act::colors::agents::Agent;
+use cachemate_linux::act::colors::kit::{self, BASE};
+use cachemate_linux::act::colors::map::Map;
+use cachemate_linux::act::colors::moving;
+use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::sense::progress::VARIABLE;
+use rustix::process::Signal;
+
+use super::actors::Actor;
+use super::ranking::{has, inputs};
+use super::{Place, Row, Verdict, median};
+use crate::commands::color::{available_bytes, known_colors};
+use crate::live::colored::{Colored, Start};
+use crate::programs::load;
+use crate::session::Session;
+
+const SAMPLES: usize = 30;
+const SAMPLE: Duration = Duration::from_millis(150);
+/// After a change of who runs, until caches hold what they will hold.
+const SETTLE: Duration = Duration::from_millis(60);
+const STREAM_BYTES: u64 = 96 << 20;
+const NO_TIME: &str = "no time was left";
+/// A program that does not begin in that time is not waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// # Errors
+/// A program cannot be started, or inputs cannot be written.
+pub fn show(place: &Place, session: &Session) -> anyhow::Result<Vec<Row>> {
+    let skipped = |why: String| Ok(vec![Row::skipped("d-g", "page colors", why)]);
+    if let Err(unusable) = moving::page_ns_with_frames() {
+        return skipped(format!("{} (remedy: {})", unusable.why, unusable.remedy));
+    }
+    let colors = match known_colors(session) {
+        Ok(colors) => colors,
+        Err(error) => return skipped(format!("{error:#}")),
+    };
+    inputs(place)?;
+    let half = (1u64 << (colors / 2)) - 1;
+    let other = half << (colors / 2);
+    let mut rows = vec![coverage()];
+    rows.extend(Row::of_part("d", "a partition beside a stream", partition(place, half, other)));
+    rows.push(verified());
+    rows.extend(Row::of_part("e", "re-coloring while it runs", recoloring(place, half, other)));
+    rows.extend(Row::of_part("f", "real programs, colored", real_programs(place, half)));
+    rows.extend(Row::of_part("g", "time against colors", curve(place, session, colors)));
+    Ok(rows)
+}
+
+/// What the colors of this host can be expected to do at all.
+fn coverage() -> Row {
+    const WHAT: &str = "what colors confine on this host";
+    let words = Map::of_host(Path::new(BASE)).map(|map| {
+        let says = |confines: Option<bool>| match confines {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "not told",
+        };
+        let last = map.last_level.map_or("none", |last| says(last.confines));
+        format!("private cache: {}, last level: {last}", says(map.private.confines))
+    });
+    Row::new("d", WHAT, "", words.unwrap_or_else(|error| error.to_string()), Verdict::Told)
+}
+
+/// Do the kit's frames still have one color each, after all this use?
+fn verified() -> Row {
+    let said = kit::open(Path::new(BASE));
+    let measured = said.as_ref().map_or_else(ToString::to_string, |kit| {
+        format!("hit {} cycles, miss {}", kit.calibration.hit_cycles, kit.calibration.miss_cycles)
+    });
+    Row::held("d", "colors verified again after use", "every color", measured, said.is_ok())
+}
+
+/// Starts a program on frames of these colors; it ends with us.
+fn start_colored(command: &[String], mask: u64, output: &Path, variables: &[(&str, &Path)]) -> anyhow::Result<Colored> {
+    let hold_bytes = available_bytes().unwrap_or(1 << 30) / 4;
+    Colored::start(&Start { command, mask, hold_bytes, variables, output: Some(output), ends_with_us: true })
+}
+
+/// One of our own programs, colored and counting its work.
+struct ColoredRun {
+    program: Colored,
+    report: PathBuf,
+}
+
+impl ColoredRun {
+    fn start(place: &Place, name: &str, args: &[&str], mask: u64) -> anyhow::Result<Self> {
+        let report = place.folder.join(format!("colored-{name}"));
+        std::fs::write(&report, 0u64.to_ne_bytes())?;
+        let own = std::env::current_exe().context("this program's own file is not found")?;
+        let mut command = vec![own.display().to_string(), "live-program".to_string()];
+        command.extend(args.iter().map(ToString::to_string));
+        let output = place.folder.join(format!("colored-{name}.out"));
+        let mut program = start_colored(&command, mask, &output, &[(VARIABLE, report.as_path())])?;
+        program.ready(PATIENCE)?;
+        Ok(ColoredRun { program, report })
+    }
+
+    fn work(&self) -> u64 {
+        let bytes = std::fs::read(&self.report).unwrap_or_default();
+        bytes.get(..8).and_then(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?))).unwrap_or(0)
+    }
+
+    fn runs(&self, runs: bool) {
+        self.program.signal(if runs { Signal::CONT } else { Signal::STOP });
+    }
+
+    fn sit_on(&self, cpu: CpuId) -> std::io::Result<()> {
+        Host::new("/").set_affinity(self.program.pid(), &[cpu.0].into_iter().collect())
+    }
+}
+
+fn partition(place: &Place, half: u64, other: u64) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    let stream = Actor::own(place, "stream", "stream", STREAM_BYTES)?;
+    let mut colored_stream = ColoredRun::start(place, "stream", &["stream", &STREAM_BYTES.to_string()], other)?;
+    stream.sit_on(&[place.cpus.1])?;
+    colored_stream.sit_on(place.cpus.1)?;
+    for (bytes, solo_at_least, ordinary_at_most) in [(4u64 << 20, 0.85, 0.30), (6 << 20, 0.80, 1.0)] {
+        let text = bytes.to_string();
+        let victim = Actor::own(place, "victim", "chase", bytes)?;
+        let mut colored = ColoredRun::start(place, "victim", &["chase", &text], half)?;
+        victim.sit_on(&[place.cpus.0])?;
+        colored.sit_on(place.cpus.0)?;
+        warm(place, &[&|| victim.work(), &|| stream.work(), &|| colored.work(), &|| colored_stream.work()]);
+        let arms = sampled(place, (&victim, &colored), (&stream, &colored_stream));
+        rows.extend(partition_rows(bytes, solo_at_least, ordinary_at_most, &arms));
+        for (name, actor) in [("victim", &mut colored), ("stream", &mut colored_stream)] {
+            let what = format!("resident frames of the {name} in allowed classes, {} MiB victim", bytes >> 20);
+            rows.push(match actor.program.look().and_then(|found| Some((found, found.inside()?))) {
+                None => Row::skipped("d", &what, "its page map cannot be read".to_string()),
+                Some((found, share)) => {
+                    let measured = format!(
+                        "{:.2} % of the {} pages of its anonymous mappings ({} of them nobody's to color); {:.2} % of all that are its own, with {} copied from files, which cannot be moved; beside them {} held, {} of files",
+                        100.0 * share,
+                        found.anonymous_pages(),
+                        found.left_out_pages,
+                        100.0 * found.inside_of_own().unwrap_or(0.0),
+                        found.copied_pages,
+                        found.held_pages,
+                        found.file_pages
+                    );
+                    Row::held("d", &what, "99 %", measured, share >= 0.99)
+                }
+            });
+        }
+    }
+    Ok(rows)
+}
+
+/// Until everybody has made its memory and works.
+fn warm(place: &Place, works: &[&dyn Fn() -> u64]) {
+    let start = Instant::now();
+    while works.iter().any(|work| work() == 0) && start.elapsed() < PATIENCE && !place.stopped() {
+        place.sleep(Duration::from_millis(50));
+    }
+}
+
+/// Rates of the victim: ordinary alone, colored alone, ordinary beside ordinary, colored beside colored. Only samples
+/// during which the CPUs shared a last level.
+type Arms = [Vec<f64>; 4];
+
+fn sampled(place: &Place, victims: (&Actor, &ColoredRun), streams: (&Actor, &ColoredRun)) -> (Arms, usize) {
+    let (mut arms, mut dropped) = (Arms::default(), 0);
+    let all = |runs: bool| {
+        [victims.0, streams.0].into_iter().for_each(|ordinary| ordinary.runs(runs));
+        [victims.1, streams.1].into_iter().for_each(|colored| colored.runs(runs));
+    };
+    for turn in 0..4 * SAMPLES + SAMPLES {
+        if place.stopped() || arms.iter().all(|arm| arm.len() >= SAMPLES) {
+            break;
+        }
+        for arm in [turn % 4, (turn + 2) % 4] {
+            let (colored, beside) = (arm % 2 == 1, arm >= 2);
+            all(false);
+            let before = place.shared();
+            victims.0.runs(!colored);
+            victims.1.runs(colored);
+            streams.0.runs(beside && !colored);
+            streams.1.runs(beside && colored);
+            place.sleep(SETTLE);
+            let work = || if colored { victims.1.work() } else { victims.0.work() };
+            let (from, start) = (work(), Instant::now());
+            place.sleep(SAMPLE);
+            let rate = (work() - from) as f64 / start.elapsed().as_secs_f64();
+            all(false);
+            match before.filter(|_| before == place.shared()) {
+                Some(true) => arms[arm].push(rate),
+                _ => dropped += 1,
+            }
+        }
+    }
+    all(true);
+    (arms, dropped)
+}
+
+fn partition_rows(bytes: u64, solo_at_least: f64, ordinary_at_most: f64, sampled: &(Arms, usize)) -> Vec<Row> {
+    let (arms, dropped) = sampled;
+    let what = format!("{} MiB victim beside a {} MiB stream", bytes >> 20, STREAM_BYTES >> 20);
+    let least = arms.iter().map(Vec::len).min().unwrap_or(0);
+    let middles: Vec<f64> = arms.iter().filter_map(|arm| median(arm)).filter(|rate| *rate > 0.0).collect();
+    let [ordinary_alone, colored_alone, ordinary, colored] = middles[..] else {
+        return vec![Row::skipped("d", &what, format!("no samples while the CPUs shared; {dropped} dropped"))];
+    };
+    if least < SAMPLES {
+        let why = format!("{least} samples of {SAMPLES} while the CPUs shared; {dropped} dropped");
+        return vec![Row::skipped("d", &what, why)];
+    }
+    let hurt = ordinary / ordinary_alone;
+    // The first bar is against the best that the host has, the second against the victim's own half of the cache.
+    let against = if bytes == 4 << 20 { ordinary_alone } else { colored_alone };
+    let kept = colored / against;
+    let measured = format!(
+        "{:.0} % ({:.0} % of its colored solo speed; colored alone {:.0} % of ordinary alone)",
+        100.0 * kept,
+        100.0 * colored / colored_alone,
+        100.0 * colored_alone / ordinary_alone
+    );
+    let mut rows = Vec::new();
+    let bar = format!("{:.0} %", 100.0 * solo_at_least);
+    rows.push(Row::held("d", &format!("{what}: colored halves"), &bar, measured, kept >= solo_at_least));
+    let measured = format!("{:.0} % of solo, {} samples an arm, {dropped} dropped", 100.0 * hurt, least);
+    if hurt <= ordinary_at_most {
+        rows.push(Row::new("d", &format!("{what}: ordinary frames"), "", measured, Verdict::Told));
+    } else {
+        // Nothing to protect from: the bar of the colors says little then.
+        let why = format!("{measured}: this host's stream does not take the victim's cache away");
+        rows.push(Row::new("d", &format!("{what}: ordinary frames"), "30 % or less", why, Verdict::Skipped));
+    }
+    rows
+}
+
+fn recoloring(place: &Place, half: u64, other: u64) -> anyhow::Result<Vec<Row>> {
+    const EACH: &str = "100000000";
+    let mut counting = ColoredRun::start(place, "count", &["count", EACH], half)?;
+    let (mut turns, mut last): (u32, Option<Agent>) = (0, None);
+    let mut now = half;
+    let stop = AtomicBool::new(false);
+    let start = Instant::now();
+    while Host::new("/").stat(counting.program.pid()).is_ok_and(|stat| stat.state != 'Z') {
+        if start.elapsed() > 2 * PATIENCE || place.stopped() {
+            break;
+        }
+        now = if now == half { other } else { half };
+        // A program that has just ended has no file to write to.
+        if counting.program.recolor(now).is_err() {
+            break;
+        }
+        turns += 1;
+        place.sleep(Duration::from_millis(150));
+        last = counting.program.agent().or(last);
+    }
+    if place.stopped() || start.elapsed() > 2 * PATIENCE {
+        return Ok(vec![Row::skipped("e", "re-coloring a running program", "it did not end in time".to_string())]);
+    }
+    let code = counting.program.wait(&stop, PATIENCE)?;
+    let figure = |name: &str| last.as_ref().and_then(|agent| agent.figure(name)).unwrap_or(0);
+    let moved = figure("moved_pages");
+    let measured = format!(
+        "{} additions by two threads, {moved} pages moved in {turns} turns, {} lost pages",
+        "200 000 000",
+        figure("lost_pages")
+    );
+    let cost = format!("{:.1} us", figure("moved_ns") as f64 / 1e3 / moved.max(1) as f64);
+    Ok(vec![
+        Row::held("e", "updates lost while re-coloring", "none in 10^7", measured, code == 0 && moved > 0),
+        Row::new("e", "a page out, copied and in", "", cost, Verdict::Told),
+    ])
+}
+
+/// Name, command; words are split at blanks, `@` is our own inputs' folder.
+const REAL: &[(&str, &[&str])] = &[
+    (
+        "python3",
+        &[
+            "python3",
+            "-S",
+            "-c",
+            "p={}\nfor n,l in enumerate(open('@/text.txt')):\n for w in l.split(): p.setdefault(w,[]).append(n)\nprint(len(p),sum(map(len,p.values())))",
+        ],
+    ),
+    ("sort (2 threads)", &["sort", "--parallel=2", "-S", "64M", "-k3", "@/numbers.txt"]),
+    (
+        "sqlite3",
+        &[
+            "sqlite3",
+            "-bail",
+            ":memory:",
+            "create table t(a,b); with recursive n(i) as (select 1 union all select i+1 from n where i<200000) insert into t select i*7919%200003, i%977 from n; create index x on t(a); select b,count(*),sum(a) from t group by b;",
+        ],
+    ),
+    ("gcc", &["gcc", "-O2", "-S", "-o", "-", "@/program.c"]),
+    (
+        "node",
+        &[
+            "node",
+            "-e",
+            "let m=new Map();for(let i=0;i<600000;i++)m.set(i*31%100007,(m.get(i*31%100007)||0)+1);let s=0;for(const v of m.values())s+=v;console.log(m.size,s)",
+        ],
+    ),
+    ("xz (2 threads)", &["xz", "-T2", "-1", "-k", "-c", "@/text.txt"]),
+];
+
+fn real_programs(place: &Place, mask: u64) -> anyhow::Result<Vec<Row>> {
+    const RUNS: usize = 3;
+    let functions: String = (0..300)
+        .map(|at| format!("int f{at}(int *p, int n){{int s={at};for(int i=0;i<n;i++)s+=p[i]*(i^{at});return s;}}\n"))
+        .collect();
+    std::fs::write(place.folder.join("program.c"), functions)?;
+    let mut rows = Vec::new();
+    for (name, words) in REAL {
+        let what = format!("{name}: the same output, colored");
+        if !has(words[0]) {
+            rows.push(Row::skipped("f", &what, format!("{} is not installed", words[0])));
+            continue;
+        }
+        if place.stopped() {
+            rows.push(Row::skipped("f", &what, NO_TIME.to_string()));
+            continue;
+        }
+        let folder = place.folder.display().to_string();
+        let command: Vec<String> = words.iter().map(|word| word.replace("@/", &format!("{folder}/"))).collect();
+        let (mut ordinary, mut colored) = (Vec::new(), Vec::new());
+        let (mut same, mut inside, mut held) = (true, None, 0);
+        for _ in 0..RUNS {
+            let plain = place.folder.join("plain.out");
+            let start = Instant::now();
+            let output = std::fs::File::create(&plain)?;
+            let ended = Command::new(&command[0]).args(&command[1..]).stdin(Stdio::null()).stdout(output).status()?;
+            ordinary.push(start.elapsed().as_secs_f64());
+            let out = place.folder.join("colored.out");
+            let start = Instant::now();
+            let mut program = start_colored(&command, mask, &out, &[])?;
+            let code = program.wait(&place.stop, Duration::from_millis(250))?;
+            colored.push(start.elapsed().as_secs_f64());
+            same &= ended.code() == Some(code) && std::fs::read(&plain)? == std::fs::read(&out)?;
+            let agents = program.agents();
+            same &= agents.iter().any(|(_, agent)| agent.account.is_ok());
+            // By the kernel's page map where the program lived long enough, else by the agents' own last counts.
+            let outside = program.resident().and_then(|found| found.inside());
+            inside = outside.or_else(|| inside_by_agents(&agents)).or(inside);
+            held = held.max(agents.iter().filter_map(|(_, agent)| agent.figure("held_most")).max().unwrap_or(0));
+        }
+        let ratio = median(&colored).unwrap_or(0.0) / median(&ordinary).unwrap_or(f64::MAX);
+        let measured = format!(
+            "{:.2}x the time ({:.2} s), {} of its pages in allowed colors, {} MiB of frames held at most",
+            ratio,
+            median(&ordinary).unwrap_or(0.0),
+            inside.map_or("-".to_string(), |inside| format!("{:.1} %", 100.0 * inside)),
+            held >> 8
+        );
+        rows.push(Row::held("f", &what, "same", measured, same));
+    }
+    Ok(rows)
+}
+
+/// Share of all pages that the agents of a program and of its children look after, in allowed colors.
+fn inside_by_agents(agents: &[(i32, Agent)]) -> Option<f64> {
+    let sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.figure(name)).sum::<u64>();
+    let inside = sum("inside_pages");
+    let all = inside + sum("outside_pages") + sum("unknown_pages");
+    (all > 0).then(|| inside as f64 / all as f64)
+}
+
+/// Time of a real program on fewer and fewer colors, and what its recording says of so small a private cache.
+fn curve(place: &Place, session: &Session, colors: u32) -> anyhow::Result<Vec<Row>> {
+    const WHAT: &str = "gzip: time against colors, and recorded misses of the private cache's share";
+    if !has("gzip") {
+        return Ok(vec![Row::skipped("g", WHAT, "gzip is not installed".to_string())]);
+    }
+    let private = Map::of_host(Path::new(BASE)).map_or(0, |map| map.private.share_bytes);
+    let program = load(session, "gzip", None)?;
+    let points = program.curve();
+    let command: Vec<String> = ["gzip", "-9", "-c"]
+        .map(String::from)
+        .into_iter()
+        .chain([place.folder.join("text.txt").display().to_string()])
+        .collect();
+    let (mut words, mut base) = (Vec::new(), None);
+    for allowed in
+        [colors, colors / 2, colors / 4, colors / 8, colors / 16, 1].into_iter().filter(|allowed| *allowed > 0)
+    {
+        if place.stopped() {
+            words.push(format!("{allowed}: {NO_TIME}"));
+            continue;
+        }
+        let mask = if allowed == 64 { u64::MAX } else { (1 << allowed) - 1 };
+        let mut taken = Vec::new();
+        for _ in 0..3 {
+            let out = place.folder.join("curve.out");
+            let mut program = start_colored(&command, mask, &out, &[])?;
+            program.ready(PATIENCE)?;
+            let start = Instant::now();
+            program.wait(&place.stop, Duration::from_secs(60))?;
+            taken.push(start.elapsed().as_secs_f64());
+        }
+        let Some(middle) = median(&taken) else { continue };
+        let first = *base.get_or_insert(middle);
+        let bytes = u64::from(allowed) * private;
+        let nearest = points.iter().min_by_key(|point| point.bytes.abs_diff(bytes));
+        let recorded = nearest.and_then(|point| point.mpki).map_or("-".to_string(), |mpki| format!("{mpki:.2}"));
+        words.push(format!("{allowed}: {:.2}x, MPKI {recorded}", middle / first));
+    }
+    Ok(vec![Row::new("g", WHAT, "", words.join("; "), Verdict::Told)])
+}

@@ -1,0 +1,305 @@
+//! (b) Do the gangs that the policy chooses from its own measurements help those who feel, cost the others little, and do
+//! no harm where the CPUs share nothing?
+//!
+//! Two chases over an eighth of the cache (more than a private cache holds) and two streams over three times the cache run all the time on two CPUs. Blocks
+//! under the policy and blocks under the kernel's own placement alternate; each sample is the work of one second between two
+//! ping-pongs, sorted by whether the CPUs shared.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use cachemate_linux::act::rules::{Action, Rule};
+use cachemate_linux::sense::progress::ProgressFiles;
+use cachemate_spec::{ManageConfig, PolicyChoice};
+
+use super::actors::Actor;
+use super::{Place, Row, Verdict, median};
+use crate::live::host::{self, Found, LiveLoop, Wish};
+
+/// Valid samples of an arm.
+const SAMPLES: usize = 30;
+/// Samples in a block; the first of each does not count.
+const BLOCK: usize = 6;
+/// Policies need a while until everybody was probed.
+const LEARNING: Duration = Duration::from_secs(90);
+
+/// Work per second of each program: [program][sample], by arm.
+#[derive(Default)]
+struct Arm {
+    rates: Vec<[f64; 4]>,
+}
+
+impl Arm {
+    fn middle(&self, program: usize) -> Option<f64> {
+        median(&self.rates.iter().map(|rates| rates[program]).collect::<Vec<_>>())
+    }
+}
+
+/// Managed and left alone, while the CPUs shared and while they did not.
+#[derive(Default)]
+struct Arms {
+    managed: [Arm; 2],
+    alone: [Arm; 2],
+    unclear: usize,
+    /// Windows in which gangs were in force, of all managed ones, by sharing.
+    ganged: [(usize, usize); 2],
+}
+
+/// # Errors
+/// A program cannot be started, or the host not be managed.
+pub fn show(place: &Place, found: &Found) -> anyhow::Result<Vec<Row>> {
+    let small = (place.cache_bytes / 8).max(2 * place.private_bytes).min(place.cache_bytes / 2);
+    let large = place.cache_bytes * 3;
+    let made = [
+        ("chase-1", "chase", small),
+        ("stream-1", "stream", large),
+        ("chase-2", "chase", small),
+        ("stream-2", "stream", large),
+    ];
+    let actors =
+        made.iter().map(|(name, kind, bytes)| Actor::own(place, name, kind, *bytes)).collect::<Result<Vec<_>, _>>()?;
+    for actor in &actors {
+        actor.sit_on(&[place.cpus.0, place.cpus.1])?;
+    }
+    wait_until_working(place, &actors);
+    let solo = solo(place, &actors);
+    let mut live = open(place, found, &actors)?;
+    let learnt = learn(place, &mut live)?;
+    let mut arms = Arms::default();
+    let mut expected = (None, None);
+    let mut managed_turn = true;
+    while !place.stopped() && !complete(&arms) {
+        if managed_turn {
+            managed_block(place, &mut live, &actors, &mut arms, &mut expected)?;
+        } else {
+            live.machine.put_back()?;
+            alone_block(place, &actors, &mut arms);
+        }
+        managed_turn = !managed_turn;
+    }
+    live.machine.put_back()?;
+    Ok(rows(&arms, &solo, learnt, expected))
+}
+
+fn complete(arms: &Arms) -> bool {
+    let enough = |at: usize| arms.managed[at].rates.len() >= SAMPLES && arms.alone[at].rates.len() >= SAMPLES;
+    enough(1) && (enough(0) || arms.managed[0].rates.len() + arms.alone[0].rates.len() < 4)
+}
+
+/// Memory is made before work is counted.
+fn wait_until_working(place: &Place, actors: &[Actor]) {
+    let start = Instant::now();
+    while actors.iter().any(|actor| actor.work() == 0) && start.elapsed() < Duration::from_secs(60) && !place.stopped()
+    {
+        place.sleep(Duration::from_millis(100));
+    }
+}
+
+/// Work per second of each with a CPU and the cache to itself.
+fn solo(place: &Place, actors: &[Actor]) -> Vec<Option<f64>> {
+    let mut solo = Vec::new();
+    for actor in actors {
+        actors.iter().for_each(|other| other.runs(other.pid() == actor.pid()));
+        place.sleep(Duration::from_millis(300));
+        let mut rates = Vec::new();
+        for _ in 0..8 {
+            let (gate, rate) = place.gated(|| rate(place, std::slice::from_ref(actor), Duration::from_millis(400))[0]);
+            rates.extend(gate.map(|_| rate));
+        }
+        solo.push(median(&rates));
+    }
+    actors.iter().for_each(|actor| actor.runs(true));
+    solo
+}
+
+fn rate(place: &Place, actors: &[Actor], how_long: Duration) -> Vec<f64> {
+    let (before, start) = (actors.iter().map(Actor::work).collect::<Vec<_>>(), Instant::now());
+    place.sleep(how_long);
+    let seconds = start.elapsed().as_secs_f64();
+    actors.iter().zip(before).map(|(actor, before)| actor.work().saturating_sub(before) as f64 / seconds).collect()
+}
+
+fn open(place: &Place, found: &Found, actors: &[Actor]) -> anyhow::Result<LiveLoop> {
+    let config = ManageConfig {
+        act: true,
+        policy: Some(PolicyChoice { name: "intensity-gangs".to_string(), parameters: Default::default() }),
+        window_ms: Some(1000),
+        ..ManageConfig::default()
+    };
+    let rule = |actor: &Actor| Rule { pid: Some(actor.pid()), action: Action::Manage(None), ..Rule::default() };
+    let wish = Wish {
+        config,
+        rules: actors.iter().map(rule).collect(),
+        state_dir: place.folder.join("state"),
+        progress: ProgressFiles::new(Some(place.folder.join("progress"))),
+        stop: place.stop.clone(),
+        wake: Arc::new(AtomicBool::new(false)),
+    };
+    Ok(host::open(found, &wish)?.turns)
+}
+
+/// Until everybody was probed; how long it took, or `None` where it did not come to that.
+fn learn(place: &Place, live: &mut LiveLoop) -> anyhow::Result<Option<Duration>> {
+    let start = Instant::now();
+    while start.elapsed() < LEARNING && !place.stopped() {
+        if live.step()?.is_none() {
+            return Ok(None);
+        }
+        let known = |profile: &cachemate_core::Profile| {
+            profile.contention.intensity.is_some() && profile.contention.sensitivity.is_some()
+        };
+        if live.profiles.len() == 4 && live.profiles.values().all(known) {
+            return Ok(Some(start.elapsed()));
+        }
+    }
+    Ok(None)
+}
+
+fn four(actors: &[Actor]) -> [f64; 4] {
+    std::array::from_fn(|at| actors[at].work() as f64)
+}
+
+fn sampled<T>(
+    place: &Place,
+    actors: &[Actor],
+    arms: &mut Arms,
+    step: impl FnOnce() -> T,
+) -> (Option<bool>, [f64; 4], T) {
+    let (gate, (rates, out)) = place.gated(|| {
+        let (before, start) = (four(actors), Instant::now());
+        let out = step();
+        let (after, seconds) = (four(actors), start.elapsed().as_secs_f64());
+        (std::array::from_fn(|at| (after[at] - before[at]) / seconds), out)
+    });
+    arms.unclear += usize::from(gate.is_none());
+    (gate, rates, out)
+}
+
+fn managed_block(
+    place: &Place,
+    live: &mut LiveLoop,
+    actors: &[Actor],
+    arms: &mut Arms,
+    expected: &mut (Option<f64>, Option<f64>),
+) -> anyhow::Result<()> {
+    for at in 0..BLOCK {
+        let (gate, rates, record) = sampled(place, actors, arms, || live.step());
+        let Some(record) = record? else { return Ok(()) };
+        for (name, value) in record.decision.why.iter().flat_map(|reason| &reason.numbers) {
+            match name.as_str() {
+                "left_alone_mean_degradation" => expected.0 = Some(*value),
+                "ganged_mean_degradation" => expected.1 = Some(*value),
+                _ => {}
+            }
+        }
+        if let Some(shared) = gate.filter(|_| at > 0) {
+            let side = usize::from(shared);
+            arms.managed[side].rates.push(rates);
+            arms.ganged[side].0 += usize::from(!record.applied.gangs.is_empty());
+            arms.ganged[side].1 += 1;
+        }
+    }
+    Ok(())
+}
+
+fn alone_block(place: &Place, actors: &[Actor], arms: &mut Arms) {
+    for at in 0..BLOCK {
+        let (gate, rates, ()) = sampled(place, actors, arms, || place.sleep(Duration::from_secs(1)));
+        if let Some(shared) = gate.filter(|_| at > 0) {
+            arms.alone[usize::from(shared)].rates.push(rates);
+        }
+    }
+}
+
+const FEELING: [usize; 2] = [0, 2];
+const PRESSING: [usize; 2] = [1, 3];
+
+fn rows(arms: &Arms, solo: &[Option<f64>], learnt: Option<Duration>, expected: (Option<f64>, Option<f64>)) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let measured =
+        learnt.map_or("not everybody was probed in time".to_string(), |time| format!("{:.0} s", time.as_secs_f64()));
+    rows.push(Row::new("b", "until everybody was probed", "", measured, Verdict::Told));
+    let counts = |side: usize| (arms.managed[side].rates.len(), arms.alone[side].rates.len());
+    let ganged = format!(
+        "gangs in {} of {} windows while shared, {} of {} while split",
+        arms.ganged[1].0, arms.ganged[1].1, arms.ganged[0].0, arms.ganged[0].1
+    );
+    rows.push(Row::new("b", "what the policy chose", "", ganged, Verdict::Told));
+    let (with, without) = counts(1);
+    if with < SAMPLES || without < SAMPLES {
+        let why = format!(
+            "{with} managed and {without} other samples while the CPUs shared, of {SAMPLES} each ({} unclear)",
+            arms.unclear
+        );
+        rows.push(Row::skipped("b", "gangs while shared", why));
+    } else if let Some(why) = relative(arms, solo, 1).and_then(|all| nothing_to_gain(&all.1)) {
+        rows.push(Row::skipped("b", "gangs while shared", why));
+    } else if let Some(all) = relative(arms, solo, 1) {
+        let of = |arm: &[f64; 4], who: [usize; 2]| (arm[who[0]] + arm[who[1]]) / 2.0 * 2.0;
+        let faster = of(&all.0, FEELING) / of(&all.1, FEELING);
+        rows.push(Row::held("b", "those who feel, against the default", "4x", format!("{faster:.2}x"), faster >= 4.0));
+        let sum = (of(&all.0, FEELING) + of(&all.0, PRESSING)) / (of(&all.1, FEELING) + of(&all.1, PRESSING));
+        rows.push(Row::held("b", "sum of progress, against the default", "1.25x", format!("{sum:.2}x"), sum >= 1.25));
+        // Both together have one CPU's worth of turns: 1.00 = one CPU alone.
+        let kept = of(&all.0, PRESSING);
+        rows.push(Row::held(
+            "b",
+            "those who press keep of one CPU alone",
+            "60 %",
+            format!("{:.0} %", 100.0 * kept),
+            kept >= 0.6,
+        ));
+        rows.push(forecast(&all, expected));
+    }
+    let (with, without) = counts(0);
+    rows.push(match relative(arms, solo, 0).filter(|_| with >= 8 && without >= 8) {
+        None => Row::skipped(
+            "b",
+            "no harm while split",
+            format!("{with} managed and {without} other samples while split, of 8 each"),
+        ),
+        Some(all) => {
+            let ratio = all.0.iter().sum::<f64>() / all.1.iter().sum::<f64>();
+            Row::held("b", "sum of progress while split", "0.97x", format!("{ratio:.2}x"), ratio >= 0.97)
+        }
+    });
+    rows
+}
+
+/// Where the streams take nothing from the chases under the default placement, no placement can give them anything.
+fn nothing_to_gain(left_alone: &[f64; 4]) -> Option<String> {
+    // Two programs share a CPU: half of its own speed is all that each can have.
+    let kept = FEELING.iter().map(|&at| left_alone[at] / 0.5).sum::<f64>() / FEELING.len() as f64;
+    (kept > 0.8).then(|| {
+        format!(
+            "left alone those who feel keep {:.0} % of the speed of their turns: nothing is taken from them",
+            100.0 * kept
+        )
+    })
+}
+
+/// Progress of each as a share of its own alone: managed, and left alone.
+fn relative(arms: &Arms, solo: &[Option<f64>], side: usize) -> Option<([f64; 4], [f64; 4])> {
+    let mut both = ([0.0; 4], [0.0; 4]);
+    for program in 0..4 {
+        let alone = solo.get(program).copied().flatten().filter(|rate| *rate > 0.0)?;
+        both.0[program] = arms.managed[side].middle(program)? / alone;
+        both.1[program] = arms.alone[side].middle(program)? / alone;
+    }
+    Some(both)
+}
+
+/// Half of the time each: a share of 0.5 of its own speed is no slowdown.
+fn forecast(all: &([f64; 4], [f64; 4]), expected: (Option<f64>, Option<f64>)) -> Row {
+    let slowdown = |shares: &[f64; 4]| shares.iter().map(|share| 0.5 / share.max(1e-9) - 1.0).sum::<f64>() / 4.0;
+    let percent = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{:.0} %", 100.0 * value));
+    let measured = format!(
+        "left alone {} by forecast, {:.0} % measured; in gangs {}, {:.0} % measured",
+        percent(expected.0),
+        100.0 * slowdown(&all.1),
+        percent(expected.1),
+        100.0 * slowdown(&all.0)
+    );
+    Row::new("b", "mean slowdown, forecast and measured", "", measured, Verdict::Told)
+}

@@ -1,0 +1,125 @@
+//! `make live`: what cachemate does on this host, shown on real programs.
+//!
+//! Everything is a ratio within one run, arms alternate, and every sample lies between two cache-line ping-pongs: samples
+//! across which the CPUs did not share a cache are kept apart, not mixed in. What the host cannot show is skipped with the
+//! reason; a bar that was missed is printed as missed.
+
+pub mod actors;
+pub mod colors;
+pub mod gangs;
+pub mod overhead;
+pub mod ranking;
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cachemate_core::CpuId;
+use cachemate_linux::sense::probes::ping_pong::{Bounds, Sharing, round_trip};
+use rustix::process::Signal;
+use serde::Serialize;
+
+/// One claim and what came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub part: &'static str,
+    pub what: String,
+    pub bar: String,
+    pub measured: String,
+    pub verdict: Verdict,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    Met,
+    Missed,
+    /// A figure without a bar.
+    Told,
+    /// The host cannot show it; `measured` says why.
+    Skipped,
+}
+
+impl Row {
+    pub fn new(part: &'static str, what: &str, bar: &str, measured: String, verdict: Verdict) -> Self {
+        Row { part, what: what.to_string(), bar: bar.to_string(), measured, verdict }
+    }
+    pub fn skipped(part: &'static str, what: &str, why: String) -> Self {
+        Row::new(part, what, "", why, Verdict::Skipped)
+    }
+    /// What a part showed, or why it broke off: the other parts go on.
+    pub fn of_part(part: &'static str, what: &str, shown: anyhow::Result<Vec<Row>>) -> Vec<Row> {
+        shown.unwrap_or_else(|error| vec![Row::skipped(part, what, format!("broke off: {error:#}"))])
+    }
+    /// `met` decides.
+    pub fn held(part: &'static str, what: &str, bar: &str, measured: String, met: bool) -> Self {
+        Row::new(part, what, bar, measured, if met { Verdict::Met } else { Verdict::Missed })
+    }
+}
+
+/// Where things are shown.
+pub struct Place {
+    /// Two CPUs that share a last-level cache by the kernel's word.
+    pub cpus: (CpuId, CpuId),
+    /// Size as it was measured; virtual machines are told their host's.
+    pub cache_bytes: u64,
+    /// The largest cache that a CPU has to itself.
+    pub private_bytes: u64,
+    pub folder: PathBuf,
+    pub stop: Arc<AtomicBool>,
+    /// When the part under way has to be through.
+    pub until: Instant,
+}
+
+impl Place {
+    /// Told to stop, or out of time.
+    pub fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || Instant::now() >= self.until
+    }
+
+    /// Do the two share a cache now? `None` where it is not clear, or they are not free.
+    pub fn shared(&self) -> Option<bool> {
+        // A busy CPU costs a try, not the sample.
+        let found = (0..3).find_map(|_| round_trip(self.cpus).ok())?;
+        match Bounds::default().say(found.round_trip_ns) {
+            Sharing::Shared => Some(true),
+            Sharing::Split => Some(false),
+            Sharing::Unclear => None,
+        }
+    }
+
+    /// Runs `sample` between two ping-pongs; `None` where they differ or are unclear.
+    pub fn gated<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
+        let before = self.shared();
+        let found = sample();
+        let after = self.shared();
+        (before.filter(|_| before == after), found)
+    }
+
+    /// Sleeps, in pieces, until then or until told to stop.
+    pub fn sleep(&self, how_long: Duration) {
+        let until = Instant::now() + how_long;
+        while Instant::now() < until && !self.stopped() {
+            std::thread::sleep(Duration::from_millis(20).min(until.saturating_duration_since(Instant::now())));
+        }
+    }
+}
+
+/// Whatever ends this command, kill -9 among it, ends what it shows: a stream that is left behind would disturb everybody.
+pub fn ends_with_us(command: &mut Command, signal: Signal) {
+    // SAFETY: prctl(2) is async-signal-safe and touches no memory of ours.
+    unsafe {
+        command.pre_exec(move || Ok(rustix::process::set_parent_process_death_signal(Some(signal))?));
+    }
+}
+
+/// Middle of an unsorted list; `None` of nothing.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1)?;
+    Some((sorted[last / 2] + sorted[last.div_ceil(2)]) / 2.0)
+}

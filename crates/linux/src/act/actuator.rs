@@ -1,0 +1,403 @@
+//! The way to every change on the host: journal and guardian first.
+//!
+//! Which changes there are is the core's to say (`cachemate_core::changes`); [`crate::act::changes`] makes them with what is
+//! here: [`Actuator::before`] writes the originals down (one synced batch) and sees that the guardian stands.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cachemate_core::{Item, Refused, RefusedBecause};
+
+use crate::kernel::{Kernel, ThreadKey, is_gone};
+use crate::safety::acting::Acting;
+use crate::safety::guardian::{Guard, Guardian};
+use crate::safety::journal::{Change, Held, Journal, JournalError, Object, State};
+use crate::safety::restore::{
+    Outcome, Restored, check_thread, in_words, inheritor, is_whole, read_state, restore, write_original, write_state,
+};
+use crate::sense::tasks::Managed;
+
+/// An object and what it may become, with the line of the plan that it concerns.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DesiredState {
+    pub item: Item,
+    pub object: Object,
+    pub state: State,
+}
+
+/// What came of making changes.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ApplyReport {
+    pub refused: Vec<Refused>,
+    /// Objects as they were read last.
+    pub held: BTreeMap<Object, State>,
+    /// Somebody else changed these since we last set them.
+    pub overridden: Vec<Item>,
+    /// Writes.
+    pub calls: u64,
+}
+
+/// How a guardian is started: program and arguments.
+#[derive(Clone, Debug)]
+pub struct GuardianCommand {
+    pub program: PathBuf,
+    pub args: Vec<String>,
+}
+
+/// The only one who changes the host.
+#[derive(Debug)]
+pub struct Actuator {
+    state_dir: PathBuf,
+    guardian_command: GuardianCommand,
+    /// The right to act: the guardian keeps it until it has restored.
+    acting: Option<Arc<Acting>>,
+    /// Both stand from the first change on; starting changes nothing.
+    armed: Option<(Journal, Guardian)>,
+    /// As we last read it back.
+    last: BTreeMap<Object, State>,
+    /// See [`Actuator::is_unread`].
+    unread: BTreeSet<ThreadKey>,
+}
+
+impl Actuator {
+    pub fn new(state_dir: &Path, guardian_command: GuardianCommand) -> Self {
+        let (state_dir, last) = (state_dir.to_path_buf(), BTreeMap::new());
+        Actuator { state_dir, guardian_command, acting: None, armed: None, last, unread: BTreeSet::new() }
+    }
+
+    /// Acts with this right from now on; a guardian keeps it until it has restored.
+    pub fn let_act(&mut self, acting: Arc<Acting>) {
+        self.acting = Some(acting);
+    }
+
+    /// Originals by object, as far as anything was changed.
+    pub fn originals(&self) -> BTreeMap<Object, State> {
+        let held = self.armed.iter().flat_map(|(journal, _)| journal.held());
+        held.map(|(object, held)| (object.clone(), held.original.clone())).collect()
+    }
+
+    /// The object as we last read it back.
+    pub fn last(&self, object: &Object) -> Option<&State> {
+        self.last.get(object)
+    }
+
+    /// Remembers how things were left, so that what others change is noticed.
+    pub(crate) fn set_last(&mut self, last: BTreeMap<Object, State>) {
+        self.last = last;
+    }
+
+    /// Must succeed before any of `changes` is made: their originals are in the journal then, and the guardian stands.
+    ///
+    /// # Errors
+    /// No journal or no guardian: nothing may be changed.
+    pub fn before(&mut self, kernel: &dyn Kernel, changes: &[Change]) -> Result<(), JournalError> {
+        if changes.is_empty() { Ok(()) } else { self.arm(kernel)?.before(changes) }
+    }
+
+    /// Process id of the guardian, once there is one.
+    pub fn guardian_pid(&self) -> Option<u32> {
+        self.armed.as_ref().map(|(_, guardian)| guardian.pid())
+    }
+
+    fn arm(&mut self, kernel: &dyn Kernel) -> Result<&mut Journal, JournalError> {
+        let io = |source| JournalError::Io { path: self.state_dir.clone(), source };
+        let args: Vec<&str> = self.guardian_command.args.iter().map(String::as_str).collect();
+        let start = || {
+            let hold = self.acting.as_ref().map(|acting| acting.as_fd());
+            let guardian = Guardian::start(&self.guardian_command.program, &args, hold)?;
+            kernel.set_fence(Some(guardian.fence().clone()));
+            Ok(guardian)
+        };
+        match &mut self.armed {
+            Some((_, guardian)) => match guardian.state() {
+                Guard::Stands => {}
+                Guard::Killed => *guardian = start().map_err(io)?,
+                Guard::Ended => return Err(JournalError::Fenced),
+            },
+            None => {
+                // Where the time is not to be had, everybody counts as born since.
+                let since_ticks = kernel.ticks_since_boot().unwrap_or(0);
+                let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io)?, since_ticks)?;
+                match start() {
+                    Ok(guardian) => self.armed = Some((journal, guardian)),
+                    Err(source) => {
+                        journal.remove()?;
+                        return Err(io(source));
+                    }
+                }
+            }
+        }
+        let (journal, _) = self.armed.as_mut().expect("armed just now");
+        Ok(journal)
+    }
+
+    /// Writes one object and reads it back; answers with how it is then, and whether it had to be written. Its original
+    /// stands in the journal already.
+    ///
+    /// # Errors
+    /// As the kernel says, in its words.
+    pub fn set(
+        &self,
+        kernel: &dyn Kernel,
+        item: &Item,
+        object: &Object,
+        wanted: &State,
+    ) -> Result<(State, bool), Refused> {
+        match read_state(kernel, object) {
+            Ok(now) if now == *wanted => return Ok((now, false)),
+            _ => {}
+        }
+        let done = self.write(kernel, object, wanted);
+        done.map(|now| (now, true)).map_err(|error| refused(kernel, item, object, &error))
+    }
+
+    /// Writes what stands in the journal, and reads it back.
+    fn write(&self, kernel: &dyn Kernel, object: &Object, wanted: &State) -> io::Result<State> {
+        // Since the original was read the thread's number may have become another's.
+        check_thread(kernel, object)?;
+        let held = self.armed.as_ref().and_then(|(journal, _)| journal.held().get(object));
+        match held.filter(|held| held.original == *wanted) {
+            Some(held) => write_original(kernel, object, held)?,
+            None => write_state(kernel, object, wanted)?,
+        }
+        let now = read_state(kernel, object)?;
+        // One that follows its cpuset again is as it was, whatever that has become meanwhile.
+        let follows = |held: &Held| held.follows && held.original == *wanted;
+        Ok(if held.is_some_and(follows) { wanted.clone() } else { now })
+    }
+
+    /// Writes the originals of what somebody else is going to change between known states (the gangs' runner, a probe),
+    /// and sees that the guardian stands. Objects that are gone are left out.
+    ///
+    /// # Errors
+    /// As for every change, or the original of an object that is there cannot be read: nothing may be changed then.
+    pub fn promise(&mut self, kernel: &dyn Kernel, wanted: &[DesiredState]) -> Result<(), JournalError> {
+        let mut changes = Vec::new();
+        for want in wanted {
+            match self.look_at(kernel, &want.object, &want.state) {
+                Ok(change) => changes.push(change),
+                Err(error) if is_gone(&error) => {}
+                Err(source) => return Err(JournalError::Original { object: format!("{:?}", want.object), source }),
+            }
+        }
+        self.arm(kernel)?.before(&changes)
+    }
+
+    /// Sees that the guardian stands, where anything has been changed, and gives it a sign of life; others will come once in
+    /// each window.
+    ///
+    /// # Errors
+    /// It was gone and no other could be started.
+    pub fn keep_guarded(&mut self, kernel: &dyn Kernel, window: Duration) -> Result<(), JournalError> {
+        if self.armed.is_some() {
+            self.arm(kernel)?;
+        }
+        self.beat(window);
+        Ok(())
+    }
+
+    /// A sign of life to the guardian, where there is one.
+    pub fn beat(&mut self, window: Duration) {
+        if let Some((_, guardian)) = &mut self.armed {
+            guardian.beat(window);
+        }
+    }
+
+    /// Has the guardian put everything back, as this process was silent? Then nothing can be changed before
+    /// [`Actuator::rejoin`].
+    pub fn is_fenced(&mut self) -> bool {
+        self.armed.as_mut().is_some_and(|(_, guardian)| guardian.state() == Guard::Ended)
+    }
+
+    /// After a silence: waits for the guardian's end, and puts back what this process was just about to change when it was
+    /// stopped. Nothing is armed then.
+    ///
+    /// # Errors
+    /// The guardian still restores, or something could not be put back: it stands in the journal.
+    pub fn rejoin(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let Some((mut journal, mut guardian)) = self.armed.take() else { return Ok(()) };
+        if !guardian.ends_within(PATIENCE) {
+            self.armed = Some((journal, guardian));
+            return Err(JournalError::Fenced);
+        }
+        kernel.set_fence(None);
+        self.last.clear();
+        let account = restore(kernel, journal.held());
+        let failed = |line: &Restored| matches!(line.outcome, Outcome::Failed(_));
+        let left: Vec<&Object> = account.iter().filter(|line| failed(line)).map(|line| &line.object).collect();
+        if left.is_empty() {
+            return journal.remove();
+        }
+        // The guardian may have removed it.
+        journal.renew(|object| left.contains(&object))?;
+        Err(JournalError::Fenced)
+    }
+
+    /// Puts back what concerns these threads and files of processes, which are managed no longer.
+    ///
+    /// # Errors
+    /// The journal could not be written anew; nothing is lost.
+    pub fn release(
+        &mut self,
+        kernel: &dyn Kernel,
+        threads: &[ThreadKey],
+        files: &dyn Fn(&Path) -> bool,
+    ) -> Result<Vec<Restored>, JournalError> {
+        let Some((journal, _)) = &mut self.armed else { return Ok(Vec::new()) };
+        let theirs = |object: &Object| match object {
+            Object::File { path } => files(path),
+            other => other.thread().is_some_and(|thread| threads.contains(&thread)),
+        };
+        let held: BTreeMap<_, _> =
+            journal.held().iter().filter(|(object, _)| theirs(object)).map(|(o, h)| (o.clone(), h.clone())).collect();
+        let account = restore(kernel, &held);
+        let failed: Vec<&Object> =
+            account.iter().filter(|line| matches!(line.outcome, Outcome::Failed(_))).map(|line| &line.object).collect();
+        self.last.retain(|object, _| !theirs(object));
+        journal.retain(|object| !theirs(object) || failed.contains(&object))?;
+        Ok(account)
+    }
+
+    /// Threads that were born under a mask, nice value or policy of ours inherited it. Those that are managed keep the
+    /// mask until the next plan, with their ancestor's original in the journal; a waiting gang member's idle policy, and
+    /// everything that a program inherited which is not managed, is put right at once.
+    ///
+    /// # Errors
+    /// The journal cannot be written; the threads keep what they inherited, and the next look tries again.
+    pub fn tend_heirs(
+        &mut self,
+        kernel: &dyn Kernel,
+        new: &[&Managed],
+        strangers: &[(i32, i32)],
+    ) -> Result<(), JournalError> {
+        self.unread.retain(|thread| new.iter().all(|task| task.thread != *thread));
+        let Some((journal, _)) = &mut self.armed else { return Ok(()) };
+        if new.is_empty() && strangers.is_empty() {
+            return Ok(());
+        }
+        let mut estates: BTreeMap<i32, Vec<(Object, Held)>> = BTreeMap::new();
+        for (ancestor, held) in journal.held() {
+            if let Some(pid) = ancestor.inherited() {
+                estates.entry(pid).or_default().push((ancestor.clone(), held.clone()));
+            }
+        }
+        let estate = |pids: [i32; 2]| {
+            pids.into_iter().flat_map(|pid| estates.get(&pid).into_iter().flatten()).collect::<Vec<_>>()
+        };
+        for task in new {
+            for (of, held) in estate([task.pid, task.parent]) {
+                let object = of.same_of(task.pid, task.thread);
+                if journal.held().contains_key(&object) || !held.may_have_passed_to(task.thread) {
+                    continue;
+                }
+                let inherited = |now: &State| held.ours.contains(now) && held.original != *now;
+                let now = match read_state(kernel, &object) {
+                    Ok(now) if inherited(&now) => now,
+                    Err(error) if !is_gone(&error) => {
+                        self.unread.insert(task.thread);
+                        continue;
+                    }
+                    _ => continue,
+                };
+                let (original, follows) = (held.original.clone(), held.follows);
+                let change = Change { object: object.clone(), now: original, wanted: now, follows };
+                if journal.before(&[change]).is_err() {
+                    // A full disk: what cannot be written down is not touched, and asked again with the next look.
+                    self.unread.insert(task.thread);
+                    continue;
+                }
+                if matches!(object, Object::Policy { .. }) {
+                    // A thread that is gone meanwhile needs nothing.
+                    let _ = write_state(kernel, &object, &held.original);
+                }
+            }
+        }
+        for &(pid, parent) in strangers {
+            for tid in kernel.threads(pid).unwrap_or_default() {
+                let Ok(stat) = kernel.stat(tid) else { continue };
+                for (of, held) in estate([parent, pid]) {
+                    inheritor(kernel, of.same_of(pid, stat.key), held);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// New, and it could not be read what it inherited: to be tended by the next look, and not changed before.
+    pub fn is_unread(&self, thread: ThreadKey) -> bool {
+        self.unread.contains(&thread)
+    }
+
+    /// How the object of a wanted change is now.
+    pub(crate) fn look_at(&self, kernel: &dyn Kernel, object: &Object, wanted: &State) -> io::Result<Change> {
+        if object.thread().is_some_and(|thread| self.is_unread(thread)) {
+            return Err(io::Error::other("it cannot be read yet what it inherited"));
+        }
+        check_thread(kernel, object)?;
+        let now = read_state(kernel, object)?;
+        // Where the cpuset cannot be read the mask is put back by name.
+        let follows = is_whole(kernel, object, &now).unwrap_or(false);
+        Ok(Change { object: object.clone(), now, wanted: wanted.clone(), follows })
+    }
+
+    /// Drops what the journal holds about objects that are as they were: groups of ours that were removed.
+    pub fn forget(&mut self, gone: &[Object]) {
+        if let Some((journal, _)) = &mut self.armed {
+            // Where the file cannot be written anew the old one stands: a restore then finds them gone, which is no fault.
+            let _ = journal.retain(|object| !gone.contains(object));
+        }
+    }
+
+    /// Drops what the journal holds about threads that are gone. `seen` = just seen alive, and need not be asked again.
+    ///
+    /// # Errors
+    /// The journal could not be written anew; nothing is lost.
+    pub fn forget_gone(&mut self, kernel: &dyn Kernel, seen: &dyn Fn(ThreadKey) -> bool) -> Result<(), JournalError> {
+        let Some((journal, _)) = &mut self.armed else { return Ok(()) };
+        // Of whom nobody can tell whether he lives, the original is kept.
+        let there = |thread| seen(thread) || kernel.alive(thread).unwrap_or(true);
+        journal.retain(|object| object.thread().is_none_or(there))
+    }
+
+    /// Puts everything back and lets the guardian go. If something could not be put back the journal stays, and so do the
+    /// account of it and the guardian: it tries again once this process is gone.
+    ///
+    /// # Errors
+    /// The journal could not be removed.
+    pub fn put_back(&mut self, kernel: &dyn Kernel) -> Result<Vec<Restored>, JournalError> {
+        if self.is_fenced() {
+            return self.rejoin(kernel).map(|()| Vec::new());
+        }
+        let Some((journal, guardian)) = self.armed.take() else { return Ok(Vec::new()) };
+        let account = restore(kernel, journal.held());
+        self.last.clear();
+        if account.iter().any(|restored| matches!(restored.outcome, Outcome::Failed(_))) {
+            self.armed = Some((journal, guardian));
+            return Ok(account);
+        }
+        journal.remove()?;
+        // A guardian that is gone already cannot be told, and has nothing left to do.
+        let _ = guardian.dismiss();
+        kernel.set_fence(None);
+        Ok(account)
+    }
+}
+
+pub(crate) fn refused(kernel: &dyn Kernel, item: &Item, object: &Object, error: &io::Error) -> Refused {
+    let because = match error.raw_os_error() {
+        Some(libc::ESRCH) | Some(libc::ENOENT) => RefusedBecause::Gone,
+        Some(libc::EPERM) | Some(libc::EACCES) | Some(libc::EROFS) => RefusedBecause::NoPermission,
+        Some(libc::ENOSPC) => RefusedBecause::NoRoom,
+        Some(libc::EBUSY) => RefusedBecause::Busy,
+        _ => RefusedBecause::Failed,
+    };
+    Refused { item: item.clone(), because, said: format!("{object:?}: {}", in_words(kernel, object, error)) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+use super::*;
+use crate::act::changes::bench::{self, Bench};
+use crate::act::rules::{Action, Rule};
+use crate::fake_tests::FakeHost;
+use crate::sense::tasks::Tasks;
+use cachemate_core::{CpuSet, Plan, TaskId, Window};
+
+/// A guardian that only waits, so that the daemon's side can be tested alone.
+fn waiting_guardian() -> GuardianCommand {
+    let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
+    GuardianCommand { program: "/bin/sh".into(), args }
+}
+
+fn host_with(tids: &[i32]) -> (FakeHost, Tasks) {
+    let host = FakeHost::default();
+    for &tid in tids {
+        host.thread(tid, tid, 1, "0-3");
+    }
+    let mut tasks = Tasks::default();
+    tasks.look(&host, &[Rule { action: Action::Manage(None), ..Rule::default() }], 0).unwrap();
+    (host, tasks)
+}
+
+fn plan_to(cpus: &[(u32, &str)]) -> Plan {
+    let mut plan = Plan::idle(Window::Time { ns: 1 });
+    plan.affinity.extend(cpus.iter().map(|(task, list)| (TaskId(*task), list.parse::<CpuSet>().unwrap())));
+    plan
+}
+
+fn step(actuator: &mut Actuator, host: &FakeHost, tasks: &Tasks, plan: &Plan) -> ApplyReport {
+    let capabilities = bench::capabilities();
+    let bench = Bench { host, actuator, ways: None, tasks, capabilities: &capabilities, groups: &[] };
+    bench.carry_out(plan).0
+}
+
+fn masks(host: &FakeHost) -> Vec<String> {
+    host.threads.borrow().values().map(|thread| thread.cpus.to_string()).collect()
+}
+
+/// Is a plan the whole state: what the next one does not mention goes back to how it was, and again is no change?
+#[test]
+fn a_plan_is_the_whole_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, tasks) = host_with(&[5, 6]);
+    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+    assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[])).calls, 0);
+    assert!(!dir.path().join(Journal::FILE_NAME).exists(), "starting changes nothing, not even a file");
+    assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).calls, 2);
+    assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).calls, 0);
+    assert_eq!(masks(&host), ["1", "2"]);
+    step(&mut actuator, &host, &tasks, &plan_to(&[(1, "3")]));
+    assert_eq!(masks(&host), ["0-3", "3"]);
+    actuator.put_back(&host).unwrap();
+    assert_eq!(masks(&host), ["0-3", "0-3"]);
+    assert!(!dir.path().join(Journal::FILE_NAME).exists());
+}
+
+/// Whatever change fails, with whatever error: is it reported, the rest done, and everything restorable?
+#[test]
+fn a_failing_change_is_reported_and_the_rest_is_done() {
+    for errno in [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL] {
+        for nth in 0..2 {
+            let dir = tempfile::tempdir().unwrap();
+            let (host, tasks) = host_with(&[5, 6]);
+            let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+            host.fault.set(Some((nth, errno)));
+            let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
+            assert_eq!((made.refused.len(), made.held.len()), (1, 1), "{made:?}");
+            actuator.put_back(&host).unwrap();
+            assert_eq!(masks(&host), ["0-3", "0-3"]);
+        }
+    }
+}
+
+/// Without a guardian or a place for the journal: is nothing changed?
+#[test]
+fn no_guardian_or_no_journal_no_change() {
+    let (host, tasks) = host_with(&[5]);
+    let dir = tempfile::tempdir().unwrap();
+    let missing = GuardianCommand { program: "/no/such/program".into(), args: Vec::new() };
+    let mut actuator = Actuator::new(dir.path(), missing);
+    let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    assert_eq!((made.refused.len(), host.changes.get()), (1, 0));
+    assert!(!dir.path().join(Journal::FILE_NAME).exists());
+    let mut actuator = Actuator::new(Path::new("/no/such/folder"), waiting_guardian());
+    let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    assert_eq!((made.refused.len(), host.changes.get()), (1, 0));
+}
+
+/// When somebody else changes a mask of ours: is it noticed?
+#[test]
+fn others_changes_are_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, tasks) = host_with(&[5]);
+    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "3".parse().unwrap();
+    let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    assert_eq!(made.overridden, [Item::Affinity(TaskId(0))]);
+    actuator.put_back(&host).unwrap();
+}
+
+/// Is a thread that was born under our mask given its parent's original when the plan no longer speaks of it?
+#[test]
+fn heirs_get_their_ancestors_original() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, mut tasks) = host_with(&[5]);
+    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    host.thread(8, 8, 5, "1");
+    tasks.look(&host, &[Rule { action: Action::Manage(None), ..Rule::default() }], 1).unwrap();
+    actuator.tend_heirs(&host, &tasks.all(), &[]).unwrap();
+    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    assert_eq!(masks(&host), ["1", "0-3"]);
+    actuator.put_back(&host).unwrap();
+    assert_eq!(masks(&host), ["0-3", "0-3"]);
+}
+
+/// Is a child that is not managed freed of what it inherited, and a waiting member's child of its idleness?
+#[test]
+fn children_do_not_keep_what_is_not_theirs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, mut tasks) = host_with(&[5]);
+    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    let key = tasks.all()[0].thread;
+    let idle =
+        DesiredState { item: Item::Gangs(0), object: Object::Policy { pid: 5, thread: key }, state: State::Policy(5) };
+    actuator.promise(&host, &[idle]).unwrap();
+    assert_eq!(host.threads.borrow()[&5].policy, 0, "a promise changes nothing");
+    for tid in [8, 9] {
+        host.thread(tid, tid, 5, "1");
+        host.threads.borrow_mut().get_mut(&tid).unwrap().policy = 5;
+    }
+    tasks.look(&host, &[Rule { pid: Some(8), action: Action::Manage(None), ..Rule::default() }], 1).unwrap();
+    let new: Vec<&Managed> = tasks.all().into_iter().filter(|task| task.pid == 8).collect();
+    assert_eq!((new.len(), tasks.strangers()), (1, &[(9, 5)][..]));
+    actuator.tend_heirs(&host, &new, tasks.strangers()).unwrap();
+    let seen: Vec<(u32, String)> = [8, 9]
+        .iter()
+        .map(|tid| (host.threads.borrow()[tid].policy, host.threads.borrow()[tid].cpus.to_string()))
+        .collect();
+    assert_eq!(seen, [(0, "1".to_string()), (0, "0-3".to_string())]);
+    actuator.put_back(&host).unwrap();
+    assert_eq!(masks(&host), ["0-3", "0-3", "0-3"]);
+}
+
+/// A guardian that took this process for hung: is nothing changed until that was noted, what was under way put back, and
+/// then armed anew?
+#[test]
+fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, tasks) = host_with(&[5, 6]);
+    let args = ["-c", "echo ready; read beat; printf '\\001' >/proc/self/fd/$CACHEMATE_FENCE"].map(str::to_string);
+    let command = GuardianCommand { program: "/bin/sh".into(), args: args.to_vec() };
+    let mut actuator = Actuator::new(dir.path(), command);
+    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    let first = actuator.guardian_pid();
+    actuator.keep_guarded(&host, Duration::from_secs(1)).unwrap();
+    while !actuator.is_fenced() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // The guardian has restored; one change of ours came after it.
+    std::fs::remove_file(dir.path().join(Journal::FILE_NAME)).unwrap();
+    let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "2"), (1, "2")]));
+    assert_eq!((masks(&host), made.refused.len()), (vec!["1".to_string(), "0-3".to_string()], 2));
+    actuator.rejoin(&host).unwrap();
+    assert_eq!(masks(&host), ["0-3", "0-3"]);
+    assert!(!dir.path().join(Journal::FILE_NAME).exists());
+    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    assert!(dir.path().join(Journal::FILE_NAME).exists() && actuator.guardian_pid() != first);
+    actuator.put_back(&host).unwrap();
+    assert_eq!(masks(&host), ["0-3", "0-3"]);
+}
+
+/// A thread that ended, and whose number is another's by now: is that one neither changed nor written down?
+#[test]
+fn a_reused_number_is_not_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, tasks) = host_with(&[5, 6]);
+    host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;
+    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+    let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
+    assert_eq!((masks(&host), made.refused.len()), (vec!["0-3".to_string(), "2".to_string()], 1));
+    assert_eq!(made.refused[0].because, RefusedBecause::Gone);
+    assert_eq!(actuator.originals().len(), 1);
+    let key = tasks.all()[0].thread;
+    let object = Object::Affinity { pid: 5, thread: key };
+    let wanted = DesiredState { item: Item::Plan, object, state: State::Cpus("1".parse().unwrap()) };
+    actuator.promise(&host, &[wanted]).unwrap();
+    assert_eq!(actuator.originals().len(), 1);
+    actuator.put_back(&host).unwrap();
+}
+
+/// A thread that the plan no longer speaks of: does it follow its cpuset again, before anything ends?
+#[test]
+fn what_the_plan_drops_follows_its_cpuset_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, tasks) = host_with(&[5]);
+    host.set_cpuset("0-3");
+    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    assert!(step(&mut actuator, &host, &tasks, &plan_to(&[])).refused.is_empty());
+    host.set_cpuset("0-7");
+    assert_eq!(masks(&host), ["0-7"]);
+    actuator.put_back(&host).unwrap();
+    assert_eq!(masks(&host), ["0-7"]);
+}
+
+/// Is a thread that is managed no longer put back alone, and nobody else?
+#[test]
+fn released_threads_are_put_back_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, mut tasks) = host_with(&[5, 6]);
+    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
+    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
+    let only_six = [Rule { pid: Some(6), action: Action::Manage(None), ..Rule::default() }];
+    let gone: Vec<ThreadKey> = tasks.reexamine(&host, &only_six).iter().map(|task| task.thread).collect();
+    actuator.release(&host, &gone, &|_| false).unwrap();
+    assert_eq!(masks(&host), ["0-3", "2"]);
+    assert_eq!(tasks.all().len(), 1);
+    actuator.put_back(&host).unwrap();
+    assert_eq!(masks(&host), ["0-3", "0-3"]);
+}

@@ -1,0 +1,273 @@
+//! Programs that run colored: their folders, what their agents say, and what the kernel says of their frames.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use cachemate_agent::layout::{COLORS_AT_MOST, PAGE_BYTES, wanted_text};
+use cachemate_agent::maps::Picker;
+use cachemate_core::IndexSet;
+use serde::{Deserialize, Serialize};
+
+use super::ColorError;
+use super::folder::Folder;
+use super::kit::{BASE, Ledger};
+use super::pool::present_at;
+use crate::kernel::Kernel;
+
+/// One session's folder: the kit and the ledger it began with, and a folder for each process.
+fn session_folder(base: &Path, launcher: u32, session: u32) -> PathBuf {
+    base.join(format!("s{launcher}-{session}"))
+}
+
+/// Makes a session's folder. Kit and ledger are linked: a later discovery does not change the labels under a program's feet.
+///
+/// # Errors
+/// As the file system says.
+pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) -> Result<PathBuf, ColorError> {
+    let folder = session_folder(base, launcher, session);
+    let make = || {
+        // The library is preloaded by its path: nobody else may have a hand in any part of it.
+        let trusted = Folder::open(base)?;
+        if folder.symlink_metadata().is_ok() {
+            fs::remove_dir_all(&folder)?; // of a process that had this number before
+        }
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let made = trusted.make_inside(&name)?;
+        for name in ["kit", "ledger"] {
+            trusted.link_into(name, &made)?;
+        }
+        made.file_to_write(LIBRARY)?.write_all(library)
+    };
+    make().map_err(|source| ColorError::io(&folder, source))?;
+    Ok(folder)
+}
+
+/// Name of the preloaded library.
+pub const LIBRARY: &str = "libcachemate_color.so";
+
+/// Removes the folders of sessions of which nobody lives any more.
+pub fn tidy(kernel: &dyn Kernel, base: &Path) {
+    for name in kernel.list(base).unwrap_or_default() {
+        let launcher = name.strip_prefix('s').and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
+        let Some(launcher) = launcher else { continue };
+        let folder = base.join(&name);
+        let lives = |pid: i32| kernel.stat(pid).is_ok();
+        if !lives(launcher) && !processes(kernel, &folder).into_iter().any(lives) {
+            // What cannot be removed is in nobody's way.
+            let _ = fs::remove_dir_all(&folder);
+        }
+    }
+}
+
+/// Processes that ever had an agent in this session.
+pub fn processes(kernel: &dyn Kernel, session: &Path) -> Vec<i32> {
+    let mut pids: Vec<i32> =
+        kernel.list(session).unwrap_or_default().iter().filter_map(|name| name.parse().ok()).collect();
+    pids.sort_unstable();
+    pids
+}
+
+/// The folder of a process that runs colored now.
+pub fn folder_of(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
+    let base = Path::new(BASE);
+    let sessions = kernel.list(base).unwrap_or_default().into_iter().filter(|name| name.starts_with('s'));
+    let own = pid.to_string();
+    let mut folders = sessions
+        .map(|session| base.join(session))
+        .filter(|session| kernel.list(session).is_ok_and(|names| names.contains(&own)));
+    let folder = folders.next()?.join(&own);
+    // The number may be another program's by now.
+    Agent::read(kernel, &folder).ok()?.account.is_ok().then_some(folder)
+}
+
+/// The mask of a set of colors; `None` = none, or one that does not fit.
+pub fn mask_of(colors: &IndexSet) -> Option<u64> {
+    let fits = colors.iter().all(|color| color < COLORS_AT_MOST);
+    let mask = colors.iter().fold(0u64, |mask, color| mask | 1 << (color % COLORS_AT_MOST));
+    (fits && mask != 0).then_some(mask)
+}
+
+/// The content of a `wanted` file, without its newline.
+pub fn wanted(mask: u64, all: bool) -> String {
+    String::from_utf8_lossy(&wanted_text(mask, all)).trim_end().to_string()
+}
+
+/// What an agent says of itself.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Agent {
+    /// Its figures by name (docs/colors.md), or why it could not start.
+    pub account: Result<BTreeMap<String, u64>, String>,
+}
+
+impl Agent {
+    /// Reads a process's status.
+    ///
+    /// # Errors
+    /// There is none, or it was torn in every try.
+    pub fn read(kernel: &dyn Kernel, folder: &Path) -> io::Result<Self> {
+        let path = folder.join("status");
+        for _ in 0..20 {
+            if let Some(agent) = Self::parse(&kernel.read(&path)?) {
+                return Ok(agent);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: no whole status", path.display())))
+    }
+
+    /// `None` = torn: the turn at the end is not the one at the beginning.
+    fn parse(text: &str) -> Option<Self> {
+        if let Some(why) = text.strip_prefix("refused ") {
+            return Some(Agent { account: Err(why.trim_end().to_string()) });
+        }
+        let mut account = BTreeMap::new();
+        let mut turns = Vec::new();
+        for line in text.lines() {
+            let (name, number) = line.split_once(' ')?;
+            let number = number.parse().ok()?;
+            if name == "turn" {
+                turns.push(number);
+            }
+            account.insert(name.to_string(), number);
+        }
+        (turns.len() == 2 && turns[0] == turns[1]).then_some(Agent { account: Ok(account) })
+    }
+
+    /// A figure; 0 only where the agent counted none.
+    pub fn figure(&self, name: &str) -> Option<u64> {
+        self.account.as_ref().ok()?.get(name).copied()
+    }
+
+    /// Share of the resident pages that the agent looks after and that have allowed colors.
+    pub fn inside(&self) -> Option<f64> {
+        let (inside, outside) = (self.figure("inside_pages")?, self.figure("outside_pages")?);
+        let all = inside + outside + self.figure("unknown_pages")?;
+        (all > 0).then(|| inside as f64 / all as f64)
+    }
+}
+
+/// Resident frames of a process by the kernel's page map and the ledger: seen from outside, the agent asked only for its own
+/// memory: where it lies, and how many frames it holds there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Resident {
+    /// Heap, anonymous mappings and stacks in frames of allowed colors.
+    pub inside_pages: u64,
+    pub outside_pages: u64,
+    /// Pages of no known color.
+    pub unknown_pages: u64,
+    /// Anonymous memory that nobody colors: zeroed data of libraries, what the dynamic linker made.
+    pub left_out_pages: u64,
+    /// The process's own copies of files' pages: data that was relocated or written. The kernel moves frames between
+    /// anonymous mappings only.
+    pub copied_pages: u64,
+    /// Frames that the agent holds.
+    pub held_pages: u64,
+    /// Files' pages: the page cache's, which nobody colors.
+    pub file_pages: u64,
+}
+
+impl Resident {
+    /// Pages of anonymous mappings, those that nobody colors included.
+    pub fn anonymous_pages(&self) -> u64 {
+        self.inside_pages + self.outside_pages + self.unknown_pages + self.left_out_pages
+    }
+
+    /// Share of the anonymous mappings' pages in allowed colors.
+    pub fn inside(&self) -> Option<f64> {
+        let all = self.anonymous_pages();
+        (all > 0).then(|| self.inside_pages as f64 / all as f64)
+    }
+
+    /// Share of all the process's own pages in allowed colors, its copies of files' pages included.
+    pub fn inside_of_own(&self) -> Option<f64> {
+        let all = self.anonymous_pages() + self.copied_pages;
+        (all > 0).then(|| self.inside_pages as f64 / all as f64)
+    }
+
+    /// The sum over several processes.
+    #[must_use]
+    pub fn plus(&self, other: &Resident) -> Resident {
+        Resident {
+            inside_pages: self.inside_pages + other.inside_pages,
+            outside_pages: self.outside_pages + other.outside_pages,
+            unknown_pages: self.unknown_pages + other.unknown_pages,
+            left_out_pages: self.left_out_pages + other.left_out_pages,
+            copied_pages: self.copied_pages + other.copied_pages,
+            held_pages: self.held_pages + other.held_pages,
+            file_pages: self.file_pages + other.file_pages,
+        }
+    }
+}
+
+/// Counts them. `agent` = what the process's agent says of itself; without one nothing is held.
+///
+/// # Errors
+/// The process is gone, or its page map may not be read.
+pub fn resident(pid: i32, ledger: &Ledger, mask: u64, agent: Option<&Agent>) -> io::Result<Resident> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let program = fs::read_link(format!("/proc/{pid}/exe"))?;
+    let pagemap = Ok(File::open(format!("/proc/{pid}/pagemap"))?);
+    let figure = |name: &str| agent.and_then(|agent| agent.figure(name)).unwrap_or(0) as usize;
+    let own = figure("own_start")..figure("own_start") + figure("own_bytes");
+    let (mut found, mut picker) = (Resident::default(), Picker::default());
+    found.held_pages = figure("held_frames") as u64;
+    for line in maps.lines() {
+        let colored = picker.pick(line.as_bytes(), program.as_os_str().as_encoded_bytes()).is_some();
+        let mut words = line.split_ascii_whitespace();
+        let Some((start, end)) = words.next().and_then(|range| range.split_once('-')) else { continue };
+        let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16)) else { continue };
+        let anonymous = words.nth(3).is_some_and(|inode| inode == "0");
+        let kernels = words.next().is_some_and(|name| name.starts_with("[v"));
+        let mut at = start;
+        while at < end && !kernels {
+            if own.contains(&at) {
+                at = own.end; // address space for gigabytes of frames, which costs much to go over
+                continue;
+            }
+            let until = if at < own.start { end.min(own.start) } else { end };
+            let pages = ((until - at) / PAGE_BYTES).min(1 << 16);
+            for page in present_at(&pagemap, at, pages).into_iter().flatten() {
+                let count = match ledger.color(page.frame) {
+                    _ if page.of_file => &mut found.file_pages,
+                    _ if !anonymous => &mut found.copied_pages,
+                    _ if !colored => &mut found.left_out_pages,
+                    Some(color) if mask >> color & 1 == 1 => &mut found.inside_pages,
+                    Some(_) => &mut found.outside_pages,
+                    None => &mut found.unknown_pages,
+                };
+                *count += 1;
+            }
+            at += pages * PAGE_BYTES;
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a torn status no status, a refusal its reason, and a whole one its figures?
+    #[test]
+    fn a_torn_status_is_not_believed() {
+        let whole = "turn 00000000000000000007\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 7\n";
+        let agent = Agent::parse(whole).unwrap();
+        assert_eq!((agent.figure("outside_pages"), agent.figure("faults")), (Some(9), None));
+        assert_eq!(agent.inside(), Some(0.75));
+        assert_eq!(Agent::parse(&whole.replace("turn 7", "turn 8")), None);
+        assert_eq!(Agent::parse(&whole[..40]), None);
+        assert_eq!(Agent::parse("refused no kit\n").unwrap().account, Err("no kit".to_string()));
+    }
+
+    /// Do sets and masks agree, and is what does not fit refused?
+    #[test]
+    fn sets_become_masks() {
+        assert_eq!(mask_of(&"0-3,8".parse().unwrap()), Some(0x10f));
+        assert_eq!(mask_of(&"63".parse().unwrap()), Some(1 << 63));
+        assert_eq!(mask_of(&"64".parse().unwrap()), None);
+        assert_eq!(mask_of(&IndexSet::default()), None);
+        assert_eq!(wanted(0x10f, false), "000000000000010fn");
+    }
+}

@@ -1,0 +1,127 @@
+//! What a set of frames really holds: a pointer chase over it, and the knee in its curve.
+//!
+//! A wrong threshold between hit and miss gives classes that are stable and color nothing. So no class is believed before a
+//! chase over the frames of k colors has become slow where k colors' share of the cache ends, while a chase over as many
+//! frames of all colors has not.
+
+use std::time::Instant;
+
+use cachemate_agent::layout::PAGE_BYTES;
+use cachemate_agent::timing::LINE_BYTES;
+
+use super::pool::Draw;
+
+/// Median of this many rounds: interruptions only ever add, but a neighbor may leave and come.
+const ROUNDS: usize = 5;
+const STEPS_AT_LEAST: usize = 20_000;
+
+/// Nanoseconds for one load of a chase that visits every line of these pages once a round, in an order drawn by `draw`.
+///
+/// # Safety
+/// The pages are mapped, writable and nobody else's.
+pub unsafe fn load_ns(pages: &[*mut u8], draw: &mut Draw) -> f64 {
+    let mut lines: Vec<*mut u8> = Vec::with_capacity(pages.len() * PAGE_BYTES / LINE_BYTES);
+    for &page in pages {
+        // SAFETY: inside the page.
+        lines.extend((0..PAGE_BYTES / LINE_BYTES).map(|line| unsafe { page.add(line * LINE_BYTES) }));
+    }
+    if lines.is_empty() {
+        return 0.0;
+    }
+    draw.shuffle(&mut lines);
+    for (at, &line) in lines.iter().enumerate() {
+        // SAFETY: lines begin at multiples of 64 bytes in pages that the caller owns.
+        unsafe { line.cast::<*mut u8>().write(lines[(at + 1) % lines.len()]) };
+    }
+    let steps = lines.len().max(STEPS_AT_LEAST);
+    // SAFETY: the cycle just written.
+    let mut at = unsafe { follow(lines[0], 2 * lines.len()) };
+    let mut rounds = [0.0; ROUNDS];
+    for round in &mut rounds {
+        let start = Instant::now();
+        // SAFETY: the same cycle.
+        at = unsafe { follow(at, steps) };
+        *round = start.elapsed().as_nanos() as f64 / steps as f64;
+    }
+    rounds.sort_by(f64::total_cmp);
+    rounds[ROUNDS / 2]
+}
+
+unsafe fn follow(from: *mut u8, steps: usize) -> *mut u8 {
+    let mut at = from;
+    for _ in 0..steps {
+        // SAFETY: every line holds the address of another one.
+        at = unsafe { at.cast::<*mut u8>().read_volatile() };
+    }
+    at
+}
+
+/// One size of a comparison: the same number of frames, of some colors and of all.
+#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Compared {
+    pub size_bytes: u64,
+    pub colored_ns: f64,
+    pub ordinary_ns: f64,
+}
+
+/// How much slower colored frames must be than ordinary ones for a knee to count.
+const SLOWER: f64 = 1.3;
+
+/// The size from which on the colored frames are slower than ordinary ones; `None` = nowhere. Sizes ascend; one outlier in
+/// the middle does not make a knee.
+pub fn knee_bytes(curve: &[Compared]) -> Option<u64> {
+    let slower = |point: &Compared| point.colored_ns > SLOWER * point.ordinary_ns;
+    let at = (0..curve.len()).find(|&at| slower(&curve[at]) && curve.get(at + 1).is_none_or(slower))?;
+    Some(curve[at].size_bytes)
+}
+
+/// Do frames of `share_bytes` worth of a cache behave so: as fast as ordinary ones below half of it, slower beyond it?
+pub fn confines(curve: &[Compared], share_bytes: u64) -> bool {
+    let fits = curve.iter().filter(|point| 2 * point.size_bytes <= share_bytes);
+    let fast = fits.clone().all(|point| point.colored_ns <= SLOWER * point.ordinary_ns);
+    fast && knee_bytes(curve).is_some_and(|knee| knee <= 2 * share_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn curve(points: &[(u64, f64, f64)]) -> Vec<Compared> {
+        let point = |&(size_bytes, colored_ns, ordinary_ns)| Compared { size_bytes, colored_ns, ordinary_ns };
+        points.iter().map(point).collect()
+    }
+
+    /// Is a knee where colored frames get slow and ordinary ones do not, and none where both do?
+    #[test]
+    fn a_knee_is_a_difference_not_a_size() {
+        let real = curve(&[(32, 5.0, 5.0), (64, 6.0, 5.0), (128, 20.0, 5.0), (256, 22.0, 5.5)]);
+        assert_eq!(knee_bytes(&real), Some(128));
+        assert!(confines(&real, 64));
+        let sham = curve(&[(32, 5.0, 5.0), (64, 5.0, 5.0), (128, 5.1, 5.0), (256, 21.0, 20.0)]);
+        assert_eq!(knee_bytes(&sham), None);
+        assert!(!confines(&sham, 64));
+    }
+
+    /// Is one slow sample in the middle no knee, and slowness below the share no confinement?
+    #[test]
+    fn outliers_are_no_knees() {
+        let spike = curve(&[(32, 5.0, 5.0), (64, 50.0, 5.0), (128, 5.0, 5.0), (256, 5.0, 5.0)]);
+        assert_eq!(knee_bytes(&spike), None);
+        let slow_everywhere = curve(&[(16, 20.0, 5.0), (32, 20.0, 5.0), (64, 20.0, 5.0), (128, 20.0, 5.0)]);
+        assert!(!confines(&slow_everywhere, 64));
+    }
+
+    /// Does a chase over a few pages come to an end with a time above nothing, and none over no page?
+    #[test]
+    fn a_chase_ends() {
+        let mut memory = vec![0u64; 8 * PAGE_BYTES / 8 + PAGE_BYTES / 8];
+        let start = memory.as_mut_ptr().cast::<u8>();
+        let first = start.align_offset(PAGE_BYTES);
+        // SAFETY: eight whole pages inside the vector.
+        let pages: Vec<*mut u8> = (0..8).map(|page| unsafe { start.add(first + page * PAGE_BYTES) }).collect();
+        // SAFETY: pages of a vector that is ours.
+        assert!(unsafe { load_ns(&pages, &mut Draw::new(1)) } > 0.0);
+        // SAFETY: no page at all.
+        assert_eq!(unsafe { load_ns(&[], &mut Draw::new(1)) }, 0.0);
+    }
+}

@@ -1,0 +1,388 @@
+//! Finding this host's colors by time, and proving that they are ones.
+//!
+//! Problem: a virtual machine's frame numbers say nothing about the sets that a frame falls on, and on a shared host every
+//! timing may be disturbed. Method: calibrate a hit (a line that was pushed out of the first level only) against a miss;
+//! group pages by eviction ([`super::grouping`]); accept exactly as many classes as the cache's geometry allows; keep frames
+//! of each ([`super::kit`]); classify more pages against them; and believe nothing before a chase over one color's frames
+//! was slow where one color's share of the cache ends. Frame numbers are tried as well, and it is said what came of it.
+//! Properties: bounded in time, retried, and refused with the reason of every try.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use cachemate_agent::layout::{COLORS_AT_MOST, PAGE_BYTES};
+use cachemate_agent::timing::{Calibration, SUPPORTED, reload_cycles};
+use cachemate_core::{Cache, CpuId, Level, Topology};
+
+use super::ColorError;
+use super::chase::{Compared, confines, knee_bytes, load_ns};
+use super::grouping::{Evicts, Search, group};
+use super::kit::{self, Classes, Ledger, OpenKit, per_color};
+use super::map::{Covers, Map, PFN_BITS_ARE_REAL, PFN_BITS_ARE_SHAM, PFN_UNKNOWN};
+use super::pool::{Draw, Pool, Timed};
+use crate::sense::probes::Pinned;
+
+/// Pages among which the classes are sought: about 128 of each of 32 colors.
+const SEED_PAGES_PER_COLOR: usize = 128;
+/// Pages that push a line out of the first level, and never out of the second.
+const HIT_PAGES: usize = 24;
+const CALIBRATIONS: usize = 101;
+/// Pages that may fit no color in a discovery that is accepted.
+const NONE_AT_MOST: f64 = 0.10;
+
+/// Frames that are told apart between two looks at the time.
+const AT_ONCE: usize = 1024;
+
+/// What disturbed one try may be over by the next.
+const BETWEEN_TRIES: Duration = Duration::from_millis(500);
+
+/// What a discovery is told.
+pub struct Wish<'a> {
+    pub base: &'a Path,
+    /// Memory whose frames are classified.
+    pub pool_bytes: u64,
+    pub at_most: Duration,
+    pub seed: u64,
+    /// Says what is being done, how far it is, and of how many.
+    pub progress: &'a mut dyn FnMut(&'static str, u64, u64),
+    /// True = give up.
+    pub stop: &'a dyn Fn() -> bool,
+}
+
+/// The cache whose sets are told apart, by the kernel's word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target {
+    pub level: Level,
+    pub size_bytes: u64,
+    pub ways: u32,
+    pub colors: u32,
+    pub last_level_bytes: Option<u64>,
+}
+
+/// The private cache behind the first level of `cpu`, if pages have colors in it.
+///
+/// # Errors
+/// There is none, or it has one color, or more than a mask holds.
+pub fn target(topology: &Topology, cpu: CpuId) -> Result<Target, ColorError> {
+    let mine = |cache: &&Cache| cache.cpus.contains(cpu.0);
+    let second = topology.caches.iter().filter(mine).find(|cache| cache.level == Level::L2);
+    let none = |why: &str| ColorError::NoColors(why.to_string());
+    let cache = second.ok_or_else(|| none("the kernel describes no second-level cache"))?;
+    let (Some(size_bytes), Some(ways)) = (cache.size_bytes, cache.ways.filter(|ways| *ways > 1)) else {
+        return Err(none("the kernel does not say how large the second-level cache is, or how many ways it has"));
+    };
+    let colors = u32::try_from(size_bytes / u64::from(ways) / PAGE_BYTES as u64).unwrap_or(u32::MAX);
+    if !(2..=COLORS_AT_MOST).contains(&colors) {
+        return Err(none(&format!(
+            "a second-level cache of {size_bytes} bytes and {ways} ways has {colors} colors of {PAGE_BYTES} bytes; 2 to {COLORS_AT_MOST} can be told"
+        )));
+    }
+    let last = topology.caches.iter().filter(mine).find(|cache| cache.last_level && cache.level != Level::L2);
+    Ok(Target {
+        level: cache.level,
+        size_bytes,
+        ways,
+        colors,
+        last_level_bytes: last.and_then(|cache| cache.size_bytes),
+    })
+}
+
+/// Finds the colors, keeps the kit, and says what they cover.
+///
+/// # Errors
+/// The host's cache has none, timing is unusable, or every try was too noisy: with the reasons.
+pub fn discover(topology: &Topology, cpu: CpuId, wish: &mut Wish<'_>) -> Result<Map, ColorError> {
+    if !SUPPORTED {
+        return Err(ColorError::NoColors("loads can be timed on x86-64 only".to_string()));
+    }
+    let target = target(topology, cpu)?;
+    let start = Instant::now();
+    let _pinned = Pinned::to(cpu).map_err(|source| ColorError::io(&PathBuf::from(format!("CPU {}", cpu.0)), source))?;
+    let mut reasons: Vec<String> = Vec::new();
+    let mut draw = Draw::new(wish.seed);
+    while start.elapsed() < wish.at_most && !(wish.stop)() {
+        match attempt(&target, wish, &mut draw, start) {
+            Ok(mut map) => {
+                map.seconds = start.elapsed().as_secs_f64();
+                map.refused_tries = reasons;
+                kit::accept(wish.base)?;
+                kit::write_whole(wish.base, Map::FILE_NAME, map.to_text().as_bytes())?;
+                return Ok(map);
+            }
+            Err(ColorError::Noisy(why)) => {
+                reasons.push(why);
+                std::thread::sleep(BETWEEN_TRIES);
+            }
+            Err(other) => return Err(other),
+        }
+    }
+    Err(ColorError::Noisy(refusal(&reasons, start.elapsed())))
+}
+
+/// All tries in one sentence: how many, and the last reasons of them.
+fn refusal(reasons: &[String], spent: Duration) -> String {
+    const TOLD: usize = 3;
+    let last = reasons.iter().rev().take(TOLD).rev().cloned().collect::<Vec<_>>().join("; ");
+    let which = if reasons.len() > TOLD { "the last of them: " } else { "" };
+    format!("{} tries in {:.0} s, all refused: {which}{last}", reasons.len(), spent.as_secs_f64())
+}
+
+fn attempt(target: &Target, wish: &mut Wish<'_>, draw: &mut Draw, start: Instant) -> Result<Map, ColorError> {
+    let (colors, ways) = (target.colors as usize, target.ways as usize);
+    let memory = |source| ColorError::io(Path::new("memory for frames"), source);
+    (wish.progress)("calibrating", 0, 1);
+    let seed = Pool::new(colors * SEED_PAGES_PER_COLOR).map_err(memory)?;
+    let calibration = calibrate(&seed, draw);
+    let Some(threshold_cycles) = calibration.threshold_cycles() else {
+        return Err(ColorError::Noisy(format!(
+            "a hit takes {} cycles and a miss {}: too close",
+            calibration.hit_cycles, calibration.miss_cycles
+        )));
+    };
+    (wish.progress)("grouping", 0, 1);
+    let mut items: Vec<usize> = (0..seed.pages()).collect();
+    draw.shuffle(&mut items);
+    let page = |at: usize| seed.page(at).cast_const();
+    let until = start + wish.at_most;
+    let mut timed = Timed { page: &page, threshold_cycles, turn: 0, until };
+    let per_class = per_color(ways);
+    let found = group(&mut timed, &items, &Search { ways, classes_at_most: 2 * colors, per_class });
+    if timed.gives_up() {
+        let (found, classes) = (found.classes.len(), colors);
+        return Err(ColorError::Noisy(format!("the time was over at {found} classes of {classes}")));
+    }
+    if found.classes.len() != colors {
+        return Err(ColorError::Noisy(format!(
+            "{} classes instead of {colors}, {} of {} pages in none, {} in the largest",
+            found.classes.len(),
+            found.left_over.len(),
+            seed.pages(),
+            found.classes.iter().map(Vec::len).max().unwrap_or(0)
+        )));
+    }
+    (wish.progress)("keeping frames of each color", 0, 1);
+    let id = draw.below(usize::MAX) as u64;
+    let mut classes = Classes { page: &page, threshold_cycles, classes: &found.classes, per_class, until };
+    kit::make(wish.base, ways, id, &mut classes)?;
+    drop(seed);
+    let kit = kit::open_new(wish.base)?;
+    classified(target, wish, draw, kit, start)
+}
+
+/// Pushed out of the first level by a few pages, or of the second by all of them.
+fn calibrate(pool: &Pool, draw: &mut Draw) -> Calibration {
+    let middle = |pages: usize, draw: &mut Draw| {
+        let mut taken: Vec<u64> = (0..CALIBRATIONS)
+            .map(|line| {
+                let target = draw.below(pool.pages());
+                let others: Vec<*const u8> = (0..pages)
+                    .map(|_| draw.below(pool.pages()))
+                    .filter(|at| *at != target)
+                    .map(|at| pool.page(at).cast_const())
+                    .collect();
+                // SAFETY: pages of the pool.
+                unsafe { reload_cycles(pool.page(target), others.iter().copied(), line) }
+            })
+            .collect();
+        taken.sort_unstable();
+        taken[taken.len() / 2]
+    };
+    Calibration { hit_cycles: middle(HIT_PAGES, draw), miss_cycles: middle(pool.pages(), draw) }
+}
+
+/// The colors of a pool's pages, in the order of its pages.
+fn classified(
+    target: &Target,
+    wish: &mut Wish<'_>,
+    draw: &mut Draw,
+    mut kit: OpenKit,
+    start: Instant,
+) -> Result<Map, ColorError> {
+    let memory = |source| ColorError::io(Path::new("memory for frames"), source);
+    let pool = Pool::new((wish.pool_bytes / PAGE_BYTES as u64) as usize).map_err(memory)?;
+    let ledger = Ledger::open(wish.base)?;
+    let frames = pool.frames();
+    let mut by_color: Vec<Vec<usize>> = vec![Vec::new(); target.colors as usize];
+    let mut told = Vec::with_capacity(pool.pages());
+    let begun = Instant::now();
+    for (chunk, frames) in frames.chunks(AT_ONCE).enumerate() {
+        let first = chunk * AT_ONCE;
+        (wish.progress)("classifying frames", first as u64, pool.pages() as u64);
+        if start.elapsed() > wish.at_most || (wish.stop)() {
+            break;
+        }
+        let pages: Vec<*const u8> = (first..first + frames.len()).map(|at| pool.page(at).cast_const()).collect();
+        let mut colors = vec![None; pages.len()];
+        // SAFETY: pages of the pool.
+        unsafe { kit.kit.classify_all(&pages, &mut colors) };
+        for ((at, frame), color) in (first..).zip(frames).zip(&colors) {
+            if let Some(frame) = frame {
+                ledger.note(*frame, *color);
+            }
+            if let Some(color) = color {
+                by_color[*color as usize].push(at);
+            }
+        }
+        told.append(&mut colors);
+    }
+    let none = told.iter().filter(|color| color.is_none()).count();
+    let classify_ns = begun.elapsed().as_nanos() as f64 / told.len().max(1) as f64;
+    if told.is_empty() || none as f64 > NONE_AT_MOST * told.len() as f64 {
+        return Err(ColorError::Noisy(format!("{none} of {} pages fit no color", told.len())));
+    }
+    (wish.progress)("chasing over one color's frames", 0, 1);
+    let share = target.size_bytes / u64::from(target.colors);
+    let private = compare(&pool, &by_color, draw, &[share / 2, share, 2 * share, 4 * share, 8 * share], None);
+    if !confines(&private, share) {
+        return Err(ColorError::Noisy(format!(
+            "the classes color nothing: a chase over {share} bytes' worth of one class has its knee at {:?} (expected {share} to {})",
+            knee_bytes(&private),
+            2 * share
+        )));
+    }
+    let last = target.last_level_bytes.map(|bytes| last_level(target, bytes, &pool, &by_color, draw, &private));
+    Ok(Map {
+        format: Map::FORMAT,
+        boot_id: super::boot_id(),
+        kit: format!("{:016x}", kit.id),
+        colors: target.colors,
+        page_bytes: PAGE_BYTES as u32,
+        level: target.level,
+        cache_bytes: target.size_bytes,
+        ways: target.ways,
+        hit_cycles: kit.calibration.hit_cycles,
+        miss_cycles: kit.calibration.miss_cycles,
+        classify_ns,
+        pages: told.len() as u64,
+        pages_none: none as u64,
+        private: Covers::of_share(share, &private, true),
+        last_level: last,
+        frame_numbers: frame_numbers(&frames, &told, target.colors).to_string(),
+        seconds: 0.0,
+        refused_tries: Vec::new(),
+        frames: Map::runs(&frames, &told),
+    })
+}
+
+/// Chases over frames of the first color and over as many of all, alternating. `behind` = cache size and load time to be
+/// taken out of the ordinary chase, for comparing what lies behind a cache.
+fn compare(
+    pool: &Pool,
+    by_color: &[Vec<usize>],
+    draw: &mut Draw,
+    sizes: &[u64],
+    behind: Option<(u64, f64)>,
+) -> Vec<Compared> {
+    let most = by_color.iter().max_by_key(|class| class.len());
+    let mut points = Vec::new();
+    for &size_bytes in sizes {
+        let count = (size_bytes / PAGE_BYTES as u64) as usize;
+        let Some(class) = most.filter(|class| class.len() >= count && count > 0) else { break };
+        let colored: Vec<*mut u8> = class[..count].iter().map(|&at| pool.page(at)).collect();
+        // As many of each color: a random choice would have colors twice as full as others.
+        let mut ordinary = Vec::with_capacity(count);
+        for round in 0.. {
+            let of_round = by_color.iter().filter_map(|class| class.get(round));
+            let before = ordinary.len();
+            ordinary.extend(of_round.take(count - before).map(|&at| pool.page(at)));
+            if ordinary.len() == count || ordinary.len() == before {
+                break;
+            }
+        }
+        // SAFETY: pages of the pool, of which each chase has its own turn.
+        let (colored_ns, mut ordinary_ns) = unsafe { (load_ns(&colored, draw), load_ns(&ordinary, draw)) };
+        if let Some((cache_bytes, hit_ns)) = behind {
+            let hits = (cache_bytes as f64 / size_bytes as f64).min(0.9);
+            ordinary_ns = (ordinary_ns - hits * hit_ns) / (1.0 - hits);
+        }
+        points.push(Compared { size_bytes, colored_ns, ordinary_ns });
+    }
+    points
+}
+
+/// Does one color also confine a program in the last level? Only sizes that the last level holds now, shared with whoever
+/// else is on it, tell: there a program confined to one color's share would be slow, and one that is not would not.
+fn last_level(
+    target: &Target,
+    bytes: u64,
+    pool: &Pool,
+    by_color: &[Vec<usize>],
+    draw: &mut Draw,
+    private: &[Compared],
+) -> Covers {
+    let share_bytes = bytes / u64::from(target.colors);
+    let sizes: Vec<u64> = (1..=5).map(|power| target.size_bytes << power).collect();
+    let hit_ns = private.first().map_or(0.0, |point| point.ordinary_ns);
+    let curve = compare(pool, by_color, draw, &sizes, Some((target.size_bytes, hit_ns)));
+    // A load that finds its line in the last level, by the chase that was too large for its color of the private cache.
+    let found_ns = private.iter().map(|point| point.colored_ns).fold(0.0, f64::max);
+    let (confines, knee_bytes) = told_by_last_level(&curve, found_ns);
+    Covers { share_bytes, confines, knee_bytes, curve }
+}
+
+/// Whether the last level is divided too, and from which size on that is seen; `None` = it held nothing of any size.
+fn told_by_last_level(curve: &[Compared], found_ns: f64) -> (Option<bool>, Option<u64>) {
+    const STILL_FOUND: f64 = 2.0;
+    let held = curve.iter().filter(|point| point.ordinary_ns <= STILL_FOUND * found_ns);
+    let held: Vec<Compared> = held.copied().collect();
+    let knee = knee_bytes(&held);
+    ((!held.is_empty()).then_some(knee.is_some()), knee)
+}
+
+/// Do the low bits of the frame number give the color? On bare metal and on huge host pages they do.
+fn frame_numbers(frames: &[Option<u64>], told: &[Option<u32>], colors: u32) -> &'static str {
+    let mut together = vec![vec![0u32; colors as usize]; colors as usize];
+    let mut known = 0;
+    for (frame, color) in frames.iter().zip(told) {
+        if let (Some(frame), Some(color)) = (frame, color) {
+            together[(frame % u64::from(colors)) as usize][*color as usize] += 1;
+            known += 1;
+        }
+    }
+    // By chance the fullest cell of a row holds little more than one color's share of it.
+    let explained: u32 = together.iter().filter_map(|row| row.iter().max()).sum();
+    match known {
+        0 => PFN_UNKNOWN,
+        _ if explained * 10 >= known * 9 => PFN_BITS_ARE_REAL,
+        _ => PFN_BITS_ARE_SHAM,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a last level told to be divided only by sizes that it holds, and nothing told where it holds none?
+    #[test]
+    fn a_last_level_that_holds_nothing_tells_nothing() {
+        let curve = |ordinary: [f64; 3], colored: [f64; 3]| {
+            let point =
+                |at: usize| Compared { size_bytes: 4 << (20 + at), colored_ns: colored[at], ordinary_ns: ordinary[at] };
+            (0..3).map(point).collect::<Vec<_>>()
+        };
+        assert_eq!(told_by_last_level(&curve([30.0; 3], [90.0; 3]), 32.0), (Some(true), Some(4 << 20)));
+        assert_eq!(told_by_last_level(&curve([30.0; 3], [31.0; 3]), 32.0), (Some(false), None));
+        assert_eq!(told_by_last_level(&curve([400.0; 3], [420.0; 3]), 32.0), (None, None));
+    }
+
+    /// Does a refusal say how often and how long it was tried, and the last reasons only?
+    #[test]
+    fn a_refusal_says_what_was_tried() {
+        let reasons: Vec<String> = (0..9).map(|at| format!("reason {at}")).collect();
+        let said = refusal(&reasons, Duration::from_secs(60));
+        assert_eq!(said, "9 tries in 60 s, all refused: the last of them: reason 6; reason 7; reason 8");
+        assert_eq!(refusal(&reasons[..1], Duration::from_secs(5)), "1 tries in 5 s, all refused: reason 0");
+    }
+
+    /// Are frame numbers believed only where they tell nine pages of ten?
+    #[test]
+    fn frame_numbers_are_believed_only_where_they_tell() {
+        let frames: Vec<Option<u64>> = (0..320).map(Some).collect();
+        let real: Vec<Option<u32>> = (0..320).map(|frame| Some((frame * 5 + 3) % 32)).collect();
+        assert_eq!(frame_numbers(&frames, &real, 32), PFN_BITS_ARE_REAL);
+        let mut draw = Draw::new(1);
+        let sham: Vec<Option<u32>> = (0..320).map(|_| Some(draw.below(32) as u32)).collect();
+        assert_eq!(frame_numbers(&frames, &sham, 32), PFN_BITS_ARE_SHAM);
+        assert_eq!(frame_numbers(&vec![None; 320], &sham, 32), PFN_UNKNOWN);
+    }
+}

@@ -1,0 +1,314 @@
+//! Which frames fall on the same sets of a cache, from nothing but the answer to "do these push that one out?".
+//!
+//! Problem: which address bits choose the set is not known in a virtual machine, where frame numbers are the guest's own.
+//! Method: group testing (Vila, Köpf and Morales, S&P 2019). A large set that pushes a target out is cut into one group more
+//! than the cache has ways; some group can be left out, until hardly more than a set's worth is left. All pages that this
+//! set evicts belong to its class; the next target is a page of no class. The pages left at the end may be the last class.
+//! Classes that push each other out are one.
+//! Properties: pure; every answer may be wrong now and then: a set is purified, a class needs more members than ways, and
+//! what fits nowhere is counted, not forced.
+
+/// Answers whether one line of each of `set` pushes `target`'s out. May be wrong at times.
+pub trait Evicts {
+    fn evicts(&mut self, target: usize, set: &[usize]) -> bool;
+    /// Yes only if there is hardly any doubt; a doubtful no costs little where this is asked.
+    fn surely_evicts(&mut self, target: usize, set: &[usize]) -> bool {
+        (0..3).all(|_| self.evicts(target, set))
+    }
+    /// No more answers are worth waiting for.
+    fn gives_up(&self) -> bool {
+        false
+    }
+}
+
+/// Classes of items, and those that fit none.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Grouped {
+    /// Each with its members in order of their number.
+    pub classes: Vec<Vec<usize>>,
+    pub left_over: Vec<usize>,
+    /// Classes that turned out to be one.
+    pub merged: usize,
+}
+
+/// What the search must know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Search {
+    pub ways: usize,
+    /// It ends there: more classes than this are a sign of noise, found by the caller's check.
+    pub classes_at_most: usize,
+    /// Frames that a class is told by from then on.
+    pub per_class: usize,
+}
+
+/// Targets in a row that led to no class: the rest is noise.
+const FRUITLESS_AT_MOST: u32 = 24;
+
+/// Groups `items`.
+pub fn group(test: &mut impl Evicts, items: &[usize], search: &Search) -> Grouped {
+    let mut left: Vec<usize> = items.to_vec();
+    let mut grouped = Grouped::default();
+    let mut fruitless = 0;
+    while grouped.classes.len() < search.classes_at_most
+        && fruitless < FRUITLESS_AT_MOST
+        && left.len() > search.ways
+        && !test.gives_up()
+    {
+        let target = left.remove(0);
+        // From all, not from those that are left: what is left over from a few colors only would keep a set's worth of each.
+        let Some(core) = minimal(test, target, items, search.ways) else {
+            grouped.left_over.push(target);
+            fruitless += 1;
+            continue;
+        };
+        // The core also holds strangers; those whom it pushes out are nearly all of one kind, and tell better than it. The
+        // target goes with it: the core may have no more than a set's worth, and a member of it is asked without itself.
+        let mut told = vec![target];
+        let around: Vec<usize> = core.into_iter().chain([target]).collect();
+        told.extend(belonging(test, &left, &around).into_iter().take(search.per_class));
+        let class = belonging(test, &left, &told);
+        if class.len() > search.ways {
+            left.retain(|item| !class.contains(item));
+            grouped.classes.push(class.into_iter().chain([target]).collect());
+            fruitless = 0;
+        } else {
+            grouped.left_over.push(target);
+            fruitless += 1;
+        }
+    }
+    grouped.left_over.append(&mut left);
+    rest(test, &mut grouped, search);
+    split_large(test, &mut grouped, search);
+    merge(test, &mut grouped, search);
+    grouped.classes.iter_mut().for_each(|class| class.sort_unstable());
+    grouped.left_over.sort_unstable();
+    grouped
+}
+
+/// Where replacement is far from LRU no small set may push a class's lines out surely, and then it is found by what is left when
+/// all others are: if that is of one kind, it pushes itself out. If it is of several, [`split_large`] tells them apart.
+fn rest(test: &mut impl Evicts, grouped: &mut Grouped, search: &Search) {
+    let class = belonging(test, &grouped.left_over, &grouped.left_over);
+    if class.len() > search.ways + 1 && !test.gives_up() {
+        grouped.left_over.retain(|item| !class.contains(item));
+        grouped.classes.push(class);
+    }
+}
+
+/// A subset of `from` of hardly more than `ways` items that pushes `target` out; `None` where all of them do not.
+fn minimal(test: &mut impl Evicts, target: usize, from: &[usize], ways: usize) -> Option<Vec<usize>> {
+    let mut set: Vec<usize> = from.iter().copied().filter(|&item| item != target).collect();
+    if !test.evicts(target, &set) {
+        return None;
+    }
+    // So few that no second class can be in it whole.
+    let enough = 2 * ways - 1;
+    while set.len() > enough && !test.gives_up() {
+        // Rounded down: there must be more groups than the set needs members, or each might hold one of them.
+        let group = (set.len() / (ways + 1)).max(1);
+        let without = |at: usize| {
+            let end = (at + group).min(set.len());
+            set[..at].iter().chain(&set[end..]).copied().collect::<Vec<_>>()
+        };
+        // One wrong answer here would spoil the whole class.
+        let mut still = |rest: &Vec<usize>| test.surely_evicts(target, rest);
+        let smaller = (0..set.len()).step_by(group).map(without).find(|rest| still(rest));
+        match smaller {
+            Some(rest) => set = rest,
+            None => break, // every group is needed: it is as small as it gets
+        }
+    }
+    (set.len() <= 8 * ways).then_some(set)
+}
+
+/// Those of `items` whom the others of `set` push out.
+fn belonging(test: &mut impl Evicts, items: &[usize], set: &[usize]) -> Vec<usize> {
+    let mut others = Vec::with_capacity(set.len());
+    let mut belongs = |item: usize| {
+        others.clear();
+        others.extend(set.iter().filter(|&&other| other != item));
+        // A wrong yes would spoil the class, and is rare enough that asking again costs little; a wrong no is found later.
+        test.evicts(item, &others) && test.evicts(item, &others)
+    };
+    items.iter().copied().filter(|&item| belongs(item)).collect()
+}
+
+/// A class half as large again as most is likely of several kinds, which together push each other's members out. A part of it
+/// that holds enough of one kind and too few of the other pushes out those of the one only.
+fn split_large(test: &mut impl Evicts, grouped: &mut Grouped, search: &Search) {
+    let mut sizes: Vec<usize> = grouped.classes.iter().map(Vec::len).collect();
+    sizes.sort_unstable();
+    let Some(&usual) = sizes.get(sizes.len() / 2) else { return };
+    let mut at = 0;
+    while at < grouped.classes.len() {
+        let large = 2 * grouped.classes[at].len() > 3 * usual && grouped.classes.len() < search.classes_at_most;
+        match large.then(|| split(test, &grouped.classes[at], search)).flatten() {
+            Some((one, other)) => {
+                let before = std::mem::replace(&mut grouped.classes[at], one);
+                let told = |item: &usize| grouped.classes[at].contains(item) || other.contains(item);
+                grouped.left_over.extend(before.into_iter().filter(|item| !told(item)));
+                grouped.classes.push(other); // looked at again: it may be of two kinds itself, as may be what is left here
+            }
+            None => at += 1,
+        }
+    }
+}
+
+/// Two classes out of one; `None` where no part of it tells its members apart.
+fn split(test: &mut impl Evicts, class: &[usize], search: &Search) -> Option<(Vec<usize>, Vec<usize>)> {
+    // From hardly a set's worth of one kind up to several kinds' worth.
+    const PARTS: usize = 24;
+    for at in 0..PARTS {
+        if test.gives_up() {
+            return None;
+        }
+        let size = search.ways + search.ways / 2 + at % 8 * search.ways / 2;
+        let part: Vec<usize> = class.iter().copied().cycle().skip(at * size).take(size.min(class.len())).collect();
+        let yes = belonging(test, class, &part);
+        let no: Vec<usize> = class.iter().copied().filter(|item| !yes.contains(item)).collect();
+        if yes.len() <= search.ways + 1 || no.len() <= search.ways + 1 {
+            continue;
+        }
+        let core = |of: &[usize]| of.iter().copied().take(2 * search.per_class).collect::<Vec<_>>();
+        let (yes_core, no_core) = (core(&yes), core(&no));
+        let mut mostly = |of: &[usize], by: &[usize]| 4 * belonging(test, of, by).len() >= 3 * of.len();
+        let few = |of: &[usize]| of.iter().copied().take(12).collect::<Vec<_>>();
+        let (some_yes, some_no) = (few(&yes), few(&no));
+        let apart = mostly(&some_yes, &yes_core) && mostly(&some_no, &no_core);
+        let crossing = belonging(test, &some_no, &yes_core).len() + belonging(test, &some_yes, &no_core).len();
+        if apart && crossing <= 3 {
+            let one = belonging(test, class, &yes_core);
+            let left: Vec<usize> = class.iter().copied().filter(|item| !one.contains(item)).collect();
+            let other = belonging(test, &left, &no_core);
+            if one.len() > search.ways && other.len() > search.ways {
+                return Some((one, other));
+            }
+        }
+    }
+    None
+}
+
+/// Two classes of which each pushes the other's members out are one.
+fn merge(test: &mut impl Evicts, grouped: &mut Grouped, search: &Search) {
+    let mut at = 0;
+    while at < grouped.classes.len() {
+        let mut other = at + 1;
+        while other < grouped.classes.len() {
+            let told_by = |class: &[usize]| class.iter().copied().take(search.per_class).collect::<Vec<_>>();
+            let (one, two) = (told_by(&grouped.classes[at]), told_by(&grouped.classes[other]));
+            let mut crossing = 0;
+            for try_ in 0..3 {
+                let there = test.evicts(two[try_ % two.len()], &one);
+                let back = test.evicts(one[try_ % one.len()], &two);
+                crossing += usize::from(there && back);
+            }
+            if crossing >= 2 {
+                let same = grouped.classes.remove(other);
+                grouped.classes[at].extend(same);
+                grouped.merged += 1;
+            } else {
+                other += 1;
+            }
+        }
+        at += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A cache of `colors` x `ways` lines with true LRU; one answer in `lies_one_in` is wrong.
+    struct MadeUp {
+        color_of: Vec<usize>,
+        ways: usize,
+        lies_one_in: u64,
+        state: u64,
+        asked: usize,
+    }
+    impl Evicts for MadeUp {
+        fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
+            self.asked += 1;
+            self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let truth = set.iter().filter(|&&item| self.color_of[item] == self.color_of[target]).count() >= self.ways;
+            truth != (self.lies_one_in > 0 && (self.state >> 33).is_multiple_of(self.lies_one_in))
+        }
+    }
+
+    fn made_up(colors: usize, ways: usize, items: usize, lies_one_in: u64, seed: u64) -> MadeUp {
+        let mut state = seed | 1;
+        let mut draw = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % colors
+        };
+        MadeUp { color_of: (0..items).map(|_| draw()).collect(), ways, lies_one_in, state: seed, asked: 0 }
+    }
+
+    fn search(colors: usize, ways: usize) -> Search {
+        Search { ways, classes_at_most: 2 * colors, per_class: ways + ways / 2 }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        /// Where every answer is right: are the classes exactly the colors, whatever the cache?
+        #[test]
+        fn true_answers_give_the_true_classes(power in 1u32..5, ways in 4usize..12, seed: u64) {
+            let colors = 1usize << power;
+            let mut cache = made_up(colors, ways, colors * ways * 5, 0, seed);
+            let items: Vec<usize> = (0..cache.color_of.len()).collect();
+            let found = group(&mut cache, &items, &search(colors, ways));
+            for class in &found.classes {
+                prop_assert!(class.iter().all(|&item| cache.color_of[item] == cache.color_of[class[0]]));
+            }
+            let big = |color| cache.color_of.iter().filter(|&&of| of == color).count() > ways + 1;
+            prop_assert_eq!(found.classes.len(), (0..colors).filter(|&color| big(color)).count());
+            let told: usize = found.classes.iter().map(Vec::len).sum::<usize>() + found.left_over.len();
+            prop_assert_eq!(told, items.len());
+        }
+    }
+
+    /// A class of several colors, as large as all of them: is it told apart, and one of a single color left whole?
+    #[test]
+    fn a_class_of_several_colors_is_split() {
+        for seed in 1..6 {
+            let mut cache = made_up(8, 16, 8 * 120, 0, seed);
+            let of = |colors: &[usize], cache: &MadeUp| -> Vec<usize> {
+                (0..cache.color_of.len()).filter(|&item| colors.contains(&cache.color_of[item])).collect()
+            };
+            let mut classes = vec![of(&[0, 1, 2], &cache), of(&[3, 4], &cache)];
+            classes.extend((5..8).map(|color| of(&[color], &cache)));
+            let mut grouped = Grouped { classes, ..Grouped::default() };
+            split_large(&mut cache, &mut grouped, &search(8, 16));
+            assert_eq!(grouped.classes.len(), 8, "seed {seed}");
+            for class in &grouped.classes {
+                assert!(class.iter().all(|&item| cache.color_of[item] == cache.color_of[class[0]]));
+            }
+        }
+    }
+
+    /// With one lie in 200: are nearly all frames still where they belong, and none lost?
+    #[test]
+    fn a_few_wrong_answers_cost_a_few_frames() {
+        for seed in 0..5 {
+            let mut cache = made_up(32, 16, 4096, 200, seed);
+            let items: Vec<usize> = (0..4096).collect();
+            let found = group(&mut cache, &items, &search(32, 16));
+            assert_eq!(found.classes.len(), 32, "seed {seed}");
+            let stray = |class: &Vec<usize>| {
+                let most = |color| class.iter().filter(|&&item| cache.color_of[item] == color).count();
+                class.len() - (0..32).map(most).max().unwrap()
+            };
+            let strays: usize = found.classes.iter().map(stray).sum();
+            assert!(strays < 80, "{strays} of 4096 in a wrong class");
+        }
+    }
+
+    /// Does a cache that answers by the toss of a coin yield no colors, in bounded time?
+    #[test]
+    fn noise_is_no_color() {
+        let mut cache = made_up(32, 16, 2048, 2, 3);
+        let found = group(&mut cache, &(0..2048).collect::<Vec<_>>(), &search(32, 16));
+        assert!(found.classes.len() < 32 && cache.asked < 200_000, "{} classes", found.classes.len());
+    }
+}

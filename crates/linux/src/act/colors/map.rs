@@ -1,0 +1,237 @@
+//! The map file: what colors this host has, what they cover, and which frames have which (docs/colors.md).
+
+use std::path::Path;
+
+use cachemate_core::Level;
+use serde::{Deserialize, Serialize};
+
+use super::ColorError;
+use super::chase::{Compared, confines, knee_bytes};
+use super::folder::Folder;
+
+pub const PFN_BITS_ARE_REAL: &str = "the low bits of the frame number give the color";
+pub const PFN_BITS_ARE_SHAM: &str =
+    "the low bits of the frame number do not give the color (the host backs this machine with scattered pages)";
+pub const PFN_UNKNOWN: &str = "not visible to this user (needs CAP_SYS_ADMIN)";
+
+/// What colors confine in one cache, and how that was seen.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Covers {
+    /// One color's share, were the cache divided evenly.
+    pub share_bytes: u64,
+    /// True = a chase over one color's frames is slow beyond its share of what the cache holds. `None` = not told: too few
+    /// frames of one color, or the cache holds nothing of that size for anybody now.
+    pub confines: Option<bool>,
+    pub knee_bytes: Option<u64>,
+    pub curve: Vec<Compared>,
+}
+
+impl Covers {
+    /// `told` = the curve reaches far enough beyond the share.
+    pub fn of_share(share_bytes: u64, curve: &[Compared], told: bool) -> Self {
+        let confines = told.then(|| confines(curve, share_bytes));
+        Covers { share_bytes, confines, knee_bytes: knee_bytes(curve), curve: curve.to_vec() }
+    }
+}
+
+/// Neighboring frames and their colors.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Run {
+    pub first_frame: u64,
+    /// Two hexadecimal digits a frame; `--` = fits none.
+    pub colors: String,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Map {
+    pub format: u32,
+    /// Frames of another boot are other frames.
+    pub boot_id: String,
+    /// The kit that the labels belong to.
+    pub kit: String,
+    pub colors: u32,
+    pub page_bytes: u32,
+    pub level: Level,
+    pub cache_bytes: u64,
+    pub ways: u32,
+    pub hit_cycles: u64,
+    pub miss_cycles: u64,
+    /// Mean time to tell one frame's color.
+    pub classify_ns: f64,
+    pub pages: u64,
+    pub pages_none: u64,
+    pub private: Covers,
+    /// `None` = the kernel describes no last level of known size behind the private cache.
+    pub last_level: Option<Covers>,
+    /// Whether frame numbers tell colors here.
+    pub frame_numbers: String,
+    pub seconds: f64,
+    /// Why earlier tries were not accepted.
+    pub refused_tries: Vec<String>,
+    pub frames: Vec<Run>,
+}
+
+impl Map {
+    pub const FORMAT: u32 = 1;
+    /// File of the last discovery, in the folder of colors.
+    pub const FILE_NAME: &str = "map.json";
+
+    /// Runs of neighboring frames, ascending; frames without a number are left out.
+    pub fn runs(frames: &[Option<u64>], told: &[Option<u32>]) -> Vec<Run> {
+        let mut known: Vec<(u64, Option<u32>)> =
+            frames.iter().zip(told).filter_map(|(frame, color)| Some(((*frame)?, *color))).collect();
+        known.sort_unstable();
+        known.dedup_by_key(|(frame, _)| *frame);
+        let mut runs: Vec<Run> = Vec::new();
+        let mut next = 0;
+        for (frame, color) in known {
+            if runs.is_empty() || frame != next {
+                runs.push(Run { first_frame: frame, colors: String::new() });
+            }
+            next = frame + 1;
+            let text = color.map_or("--".to_string(), |color| format!("{color:02x}"));
+            runs.last_mut().expect("pushed just now, or there before").colors.push_str(&text);
+        }
+        runs
+    }
+
+    /// Frames and their colors, where they have one.
+    pub fn known(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.frames.iter().flat_map(|run| {
+            let pairs = run.colors.as_bytes().chunks_exact(2).enumerate();
+            pairs.filter_map(|(at, digits)| {
+                let digits = std::str::from_utf8(digits).ok()?;
+                Some((run.first_frame.checked_add(at as u64)?, u32::from_str_radix(digits, 16).ok()?))
+            })
+        })
+    }
+
+    pub fn to_text(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("a map has no odd keys and no failing serialisers");
+        text.push('\n');
+        text
+    }
+
+    /// The map of the last discovery on this host.
+    ///
+    /// # Errors
+    /// As [`Map::read`], or the folder is not to be trusted.
+    pub fn of_host(base: &Path) -> Result<Self, ColorError> {
+        let path = base.join(Self::FILE_NAME);
+        let text = Folder::open(base).and_then(|folder| folder.text(Self::FILE_NAME));
+        let text = text.map_err(|source| ColorError::io(&path, source))?;
+        Self::parse(&text).map_err(|what| ColorError::BadMap(path, what))
+    }
+
+    /// Reads a map file.
+    ///
+    /// # Errors
+    /// It cannot be read, is no map, of another version, or says things that cannot be.
+    pub fn read(path: &Path) -> Result<Self, ColorError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ColorError::io(path, source))?;
+        Self::parse(&text).map_err(|what| ColorError::BadMap(path.to_path_buf(), what))
+    }
+
+    /// The map that a text holds.
+    ///
+    /// # Errors
+    /// It is no map, of another version, or says things that cannot be.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            format: u32,
+        }
+        let Version { format } = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        if format != Self::FORMAT {
+            return Err(format!("found format {format}, expected {}", Self::FORMAT));
+        }
+        let map: Map = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let most = cachemate_agent::layout::COLORS_AT_MOST;
+        if !(2..=most).contains(&map.colors) {
+            return Err(format!("colors: found {}, expected 2 to {most}", map.colors));
+        }
+        for (at, run) in map.frames.iter().enumerate() {
+            let bad = |found: &str| {
+                format!(
+                    "frames[{at}].colors: found '{found}', expected '--' or two hexadecimal digits below {:02x}",
+                    map.colors
+                )
+            };
+            if !run.colors.is_ascii() || run.colors.len() % 2 != 0 {
+                return Err(bad(&run.colors));
+            }
+            for digits in run.colors.as_bytes().chunks_exact(2) {
+                let digits = std::str::from_utf8(digits).unwrap_or_default();
+                let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+                let color = u32::from_str_radix(digits, 16).ok().filter(|color| plain && *color < map.colors);
+                if digits != "--" && color.is_none() {
+                    return Err(bad(digits));
+                }
+            }
+        }
+        Ok(map)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(crate) fn map(frames: Vec<Run>) -> Map {
+        let curve = vec![Compared { size_bytes: 65536, colored_ns: 5.25, ordinary_ns: 5.0 }];
+        Map {
+            format: Map::FORMAT,
+            boot_id: "boot".into(),
+            kit: "00000000000000ff".into(),
+            colors: 32,
+            page_bytes: 4096,
+            level: Level::L2,
+            cache_bytes: 2 << 20,
+            ways: 16,
+            hit_cycles: 60,
+            miss_cycles: 180,
+            classify_ns: 15_000.0,
+            pages: 4,
+            pages_none: 1,
+            private: Covers::of_share(65536, &curve, true),
+            last_level: None,
+            frame_numbers: PFN_BITS_ARE_SHAM.into(),
+            seconds: 2.5,
+            refused_tries: vec!["31 classes instead of 32".into()],
+            frames,
+        }
+    }
+
+    proptest! {
+        /// Do frames and colors come back from the file as they were, in whatever order they were found?
+        #[test]
+        fn frames_go_through_the_file(found in proptest::collection::btree_map(0u64..500, proptest::option::of(0u32..32), 0..100)) {
+            let (mut frames, mut told): (Vec<Option<u64>>, Vec<Option<u32>>) =
+                found.iter().map(|(frame, color)| (Some(*frame), *color)).unzip();
+            frames.reverse();
+            told.reverse();
+            frames.push(None);
+            told.push(Some(1));
+            let back = Map::parse(&map(Map::runs(&frames, &told)).to_text()).unwrap();
+            let expected: Vec<(u64, u32)> = found.iter().filter_map(|(frame, color)| Some((*frame, (*color)?))).collect();
+            prop_assert_eq!(back.known().collect::<Vec<_>>(), expected);
+            let gaps = found.keys().zip(found.keys().skip(1)).filter(|(one, two)| **one + 1 != **two).count();
+            prop_assert_eq!(back.frames.len(), if found.is_empty() { 0 } else { gaps + 1 });
+        }
+    }
+
+    /// Is a damaged file refused with the place, and never read as something else?
+    #[test]
+    fn damaged_maps_are_refused_with_the_place() {
+        let good = map(vec![Run { first_frame: 7, colors: "001f--".into() }]).to_text();
+        assert!(Map::parse(&good).is_ok());
+        let said = |from: &str, to: &str| Map::parse(&good.replace(from, to)).unwrap_err();
+        assert_eq!(said("\"format\": 1", "\"format\": 2"), "found format 2, expected 1");
+        assert!(said("001f--", "0020--").starts_with("frames[0].colors: found '20'"));
+        assert!(said("001f--", "001f-").starts_with("frames[0].colors"));
+        assert!(said("001f--", "00+f--").starts_with("frames[0].colors"));
+        assert_eq!(said("\"colors\": 32", "\"colors\": 65"), "colors: found 65, expected 2 to 64");
+        assert!(Map::parse("").is_err());
+    }
+}

@@ -1,0 +1,97 @@
+//! Page colors: which frames fall on the same sets of a cache, what that covers, and programs that are kept to some.
+//!
+//! [`discover`] finds and proves them by time; [`kit`] keeps the frames that define them; [`map`] is the file about them.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::{Cache, CacheId, Partition, Topology};
+
+pub mod agents;
+pub mod chase;
+pub mod discover;
+pub mod folder;
+pub mod grouping;
+pub mod kit;
+pub mod map;
+pub mod moving;
+pub mod pool;
+pub mod program;
+pub mod proof;
+pub mod shares;
+
+/// Why there are no colors, or none now.
+#[derive(Debug, thiserror::Error)]
+pub enum ColorError {
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("pages have no colors here: {0}")]
+    NoColors(String),
+    /// A quieter moment may do.
+    #[error("no trustworthy colors: {0}")]
+    Noisy(String),
+    #[error("{0}: no colors are known on this host yet (cachemate color discover)")]
+    NoKit(PathBuf),
+    #[error("{0}: {1} (cachemate color discover makes a new one)")]
+    BadKit(PathBuf, String),
+    #[error("{0}: {1}")]
+    BadMap(PathBuf, String),
+}
+
+impl ColorError {
+    fn io(path: &Path, source: io::Error) -> Self {
+        ColorError::Io { path: path.to_path_buf(), source }
+    }
+}
+
+/// Empty where the kernel does not tell.
+pub fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_string()
+}
+
+/// Caches that colors divide here, by a discovery of this boot; or why there is none. `move_page_ns` is measured now.
+///
+/// # Errors
+/// In words, with what would help.
+pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, Partition)>, moving::Unusable> {
+    let unusable = |why: String, remedy: &str| moving::Unusable { why, remedy: remedy.to_string() };
+    let discover = "cachemate color discover";
+    let map = match map::Map::of_host(Path::new(kit::BASE)) {
+        Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Err(unusable("no colors are known on this host yet".into(), discover));
+        }
+        Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+            let remedy = format!("root; where {} is another user's: remove it, then {discover}", kit::BASE);
+            return Err(unusable(source.to_string(), &remedy));
+        }
+        other => other.map_err(|error| unusable(error.to_string(), discover))?,
+    };
+    if map.boot_id != boot_id() {
+        return Err(unusable("colors were discovered before the last boot".into(), discover));
+    }
+    let move_page_ns = moving::page_ns()?;
+    let confines = |cache: &Cache| match &map.last_level {
+        _ if cache.level == map.level => map.private.confines == Some(true),
+        Some(last) if cache.last_level => last.confines == Some(true),
+        _ => false,
+    };
+    let (colors, page_bytes) = (map.colors, u64::from(map.page_bytes));
+    let divided = topology.caches.iter().filter(|cache| confines(cache));
+    Ok(divided.map(|cache| (cache.id, Partition::Colors { colors, page_bytes, move_page_ns })).collect())
+}
+
+/// What [`partitions`] found, for people.
+pub fn in_words(divided: &[(CacheId, Partition)]) -> String {
+    let of = |(_, partition): &(CacheId, Partition)| match partition {
+        Partition::Colors { colors, move_page_ns, .. } => Some((*colors, *move_page_ns)),
+        _ => None,
+    };
+    match divided.iter().find_map(of) {
+        Some((colors, ns)) => format!(
+            "{colors} colors divide {} caches, a page moves in {:.1} us; programs started by cachemate color run",
+            divided.len(),
+            ns / 1e3
+        ),
+        None => "known, but no cache of this host is divided by them".to_string(),
+    }
+}

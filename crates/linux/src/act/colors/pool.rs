@@ -1,0 +1,142 @@
+//! Memory whose frames are told apart by time.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+use cachemate_agent::layout::PAGE_BYTES;
+use cachemate_agent::timing::{decided, reload_cycles};
+use cachemate_core::SplitMix64;
+
+use super::grouping::Evicts;
+
+/// Pages of anonymous memory, each with a frame of its own, never a huge one.
+#[derive(Debug)]
+pub struct Pool {
+    start: *mut u8,
+    pages: usize,
+}
+
+impl Pool {
+    /// # Errors
+    /// The kernel gives no memory.
+    pub fn new(pages: usize) -> io::Result<Self> {
+        let bytes = pages * PAGE_BYTES;
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a fresh mapping that nobody else knows of.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags | libc::MAP_NORESERVE, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let pool = Pool { start: start.cast(), pages };
+        // SAFETY: the mapping above; without the advice one frame of 2 MiB would stand for 512 colors at once. A kernel
+        // without huge pages refuses it and has none.
+        unsafe { libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE) };
+        for page in 0..pages {
+            // SAFETY: inside the mapping. Written, not read: all pages that were only read share one frame of zeros.
+            unsafe { pool.start.add(page * PAGE_BYTES).write_volatile(1) };
+        }
+        Ok(pool)
+    }
+
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    pub fn page(&self, at: usize) -> *mut u8 {
+        assert!(at < self.pages, "page {at} of {}", self.pages);
+        // SAFETY: inside the mapping, as just asserted.
+        unsafe { self.start.add(at * PAGE_BYTES) }
+    }
+
+    /// Frame numbers, as far as this process may know them.
+    pub fn frames(&self) -> Vec<Option<u64>> {
+        frames_at(&File::open("/proc/self/pagemap"), self.start as usize, self.pages)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`, which nothing refers to any more.
+        unsafe { libc::munmap(self.start.cast(), self.pages * PAGE_BYTES) };
+    }
+}
+
+/// Frame numbers of `pages` pages from `address` on. Without CAP_SYS_ADMIN the kernel shows zeros: absent, not frame 0.
+pub fn frames_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<u64>> {
+    present_at(pagemap, address, pages).into_iter().map(|page| Some(page?.frame)).collect()
+}
+
+/// A page that is in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Present {
+    pub frame: u64,
+    /// The page cache's; false = the process's own copy, or never of a file.
+    pub of_file: bool,
+}
+
+/// As [`frames_at`], with what kind of page each is.
+pub fn present_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<Present>> {
+    let mut bytes = vec![0u8; pages * 8];
+    let read =
+        pagemap.as_ref().map_or(0, |file| file.read_at(&mut bytes, (address / PAGE_BYTES * 8) as u64).unwrap_or(0));
+    let entry = |at: usize| {
+        let word = u64::from_le_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?);
+        // Bit 63 = present, 61 = of a file or shared, 0-54 = frame number (Documentation/admin-guide/mm/pagemap.rst).
+        let (frame, of_file) = (word & ((1 << 55) - 1), word >> 61 & 1 == 1);
+        (at * 8 < read && word >> 63 == 1 && frame != 0).then_some(Present { frame, of_file })
+    };
+    (0..pages).map(entry).collect()
+}
+
+/// Asks the cache itself.
+pub struct Timed<'a> {
+    pub page: &'a dyn Fn(usize) -> *const u8,
+    pub threshold_cycles: u64,
+    pub turn: usize,
+    /// Then it gives up.
+    pub until: Instant,
+}
+
+impl Timed<'_> {
+    fn slow(&mut self, target: usize, set: &[usize]) -> bool {
+        self.turn += 13;
+        let pages = set.iter().map(|&item| (self.page)(item));
+        // SAFETY: `page` gives pages of a pool or of a mapped file, which outlive the borrow.
+        unsafe { reload_cycles((self.page)(target), pages, self.turn) > self.threshold_cycles }
+    }
+}
+
+impl Evicts for Timed<'_> {
+    fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
+        decided(|| self.slow(target, set))
+    }
+    fn surely_evicts(&mut self, target: usize, set: &[usize]) -> bool {
+        (0..6).all(|_| self.slow(target, set))
+    }
+    fn gives_up(&self) -> bool {
+        Instant::now() > self.until
+    }
+}
+
+/// Orders and samples of a discovery; seeded, so that a discovery can be told by its seed.
+#[derive(Clone, Debug)]
+pub struct Draw(SplitMix64);
+
+impl Draw {
+    pub fn new(seed: u64) -> Self {
+        Draw(SplitMix64::new(seed))
+    }
+
+    /// A number below `bound` by remainder: what a seed has given stays as it is.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.0.next_u64() % bound.max(1) as u64) as usize
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at + 1));
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Which programs can be preloaded at all; the others are refused with the reason, not run without colors unnoticed.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Finds the file that a shell would run for `name`.
+pub fn find(name: &str, path: Option<&str>) -> Option<PathBuf> {
+    let runs = |file: &PathBuf| file.metadata().is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0);
+    if name.contains('/') {
+        return Some(PathBuf::from(name)).filter(runs);
+    }
+    path?.split(':').map(|folder| Path::new(folder).join(name)).find(runs)
+}
+
+/// Why the program cannot run colored; `None` = it can.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn refused(file: &Path) -> io::Result<Option<String>> {
+    refused_at(file, 4)
+}
+
+fn refused_at(file: &Path, interpreters_left: u32) -> io::Result<Option<String>> {
+    let shown = file.display();
+    let open = File::open(file)?;
+    let mode = open.metadata()?.mode();
+    if mode & 0o6000 != 0 {
+        return Ok(Some(format!(
+            "{shown}: runs with another user's rights (set-user-id), for which nothing is preloaded"
+        )));
+    }
+    let mut head = [0u8; 256];
+    let read = (&open).read(&mut head)?;
+    if let Some(line) = head[..read].strip_prefix(b"#!") {
+        let line = String::from_utf8_lossy(line.split(|&byte| byte == b'\n').next().unwrap_or_default()).into_owned();
+        let mut words = line.split_ascii_whitespace();
+        let interpreter = words.next().unwrap_or_default();
+        if interpreters_left == 0 {
+            return Ok(Some(format!("{shown}: scripts that run scripts, too deep")));
+        }
+        // `env NAME`: the program is NAME, wherever it is found.
+        let env = interpreter.rsplit('/').next() == Some("env");
+        let named = words.find(|word| !word.starts_with('-')).filter(|_| env);
+        let path = std::env::var("PATH").ok();
+        let target = named.map_or_else(|| Some(PathBuf::from(interpreter)), |name| find(name, path.as_deref()));
+        return match target {
+            Some(target) => refused_at(&target, interpreters_left - 1),
+            None => Ok(Some(format!("{shown}: its interpreter '{line}' is not found"))),
+        };
+    }
+    Ok(loader(&open, &head[..read]).err().map(|why| format!("{shown}: {why}")))
+}
+
+/// The dynamic linker that an ELF file asks for.
+fn loader(open: &File, head: &[u8]) -> Result<(), String> {
+    let half = |at: usize| head.get(at..at + 2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
+    if head.get(..4) != Some(b"\x7fELF") {
+        return Err("neither an ELF program nor a script".to_string());
+    }
+    if head.get(4..6) != Some(&[2, 1]) || half(18) != Some(62) {
+        return Err("not a program for x86-64".to_string());
+    }
+    let table = head.get(32..40).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
+    let (Some(table), Some(size), Some(count)) = (table, half(54), half(56)) else {
+        return Err("its ELF header is cut off".to_string());
+    };
+    for at in 0..u64::from(count) {
+        let mut entry = [0u8; 56];
+        let place = table.checked_add(at * u64::from(size)).ok_or("its program headers lie nowhere")?;
+        open.read_exact_at(&mut entry, place).map_err(|error| format!("its program headers: {error}"))?;
+        let word = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().expect("eight bytes"));
+        if u32::from_le_bytes(entry[..4].try_into().expect("four bytes")) != 3 {
+            continue; // not PT_INTERP
+        }
+        let mut name = vec![0u8; word(32).min(4096) as usize];
+        open.read_exact_at(&mut name, word(8)).map_err(|error| format!("its dynamic linker: {error}"))?;
+        let name = String::from_utf8_lossy(&name).trim_end_matches('\0').to_string();
+        return match name.contains("ld-linux") {
+            true => Ok(()),
+            false => Err(format!("its dynamic linker is {name}, not the GNU C library's")),
+        };
+    }
+    Err("statically linked: nothing can be preloaded".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn file(content: &[u8], mode: u32) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        std::fs::write(&path, content).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        (folder, path)
+    }
+
+    fn elf(interpreter: Option<&[u8]>) -> Vec<u8> {
+        let mut bytes = vec![0u8; 64 + 56];
+        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        bytes[18] = 62;
+        bytes[32] = 64;
+        bytes[54] = 56;
+        bytes[56] = 1;
+        bytes[64] = if interpreter.is_some() { 3 } else { 1 };
+        let name = interpreter.unwrap_or_default();
+        bytes[64 + 8..64 + 16].copy_from_slice(&(120u64).to_le_bytes());
+        bytes[64 + 32..64 + 40].copy_from_slice(&(name.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(name);
+        bytes
+    }
+
+    fn why(content: &[u8], mode: u32) -> Option<String> {
+        let (_folder, path) = file(content, mode);
+        refused(&path).unwrap().map(|why| why.replace(&path.display().to_string(), "P"))
+    }
+
+    /// Are static, foreign and set-user-id programs refused with the reason, and ordinary ones not?
+    #[test]
+    fn what_cannot_be_preloaded_is_refused_with_the_reason() {
+        assert_eq!(why(&elf(Some(b"/lib64/ld-linux-x86-64.so.2\0")), 0o755), None);
+        assert_eq!(why(&elf(None), 0o755).unwrap(), "P: statically linked: nothing can be preloaded");
+        assert!(why(&elf(Some(b"/lib/ld-musl-x86_64.so.1\0")), 0o755).unwrap().contains("ld-musl"));
+        assert!(why(&elf(Some(b"/lib64/ld-linux-x86-64.so.2\0")), 0o4755).unwrap().contains("set-user-id"));
+        assert!(why(b"hello", 0o755).unwrap().contains("neither an ELF"));
+        assert!(why(&elf(None)[..60], 0o755).is_some(), "cut off");
+    }
+
+    /// Does a script count as its interpreter, through env, and a circle of scripts end?
+    #[test]
+    fn a_script_is_its_interpreter() {
+        assert_eq!(why(b"#!/bin/sh\necho\n", 0o755), refused(Path::new("/bin/sh")).unwrap());
+        assert_eq!(why(b"#!/usr/bin/env sh\n", 0o755), refused(Path::new("/bin/sh")).unwrap());
+        assert!(why(b"#!/usr/bin/env no-such-program-here\n", 0o755).unwrap().contains("not found"));
+        let (_folder, path) = file(b"", 0o755);
+        std::fs::write(&path, format!("#!{}\n", path.display())).unwrap();
+        assert!(refused(&path).unwrap().unwrap().contains("too deep"));
+    }
+}

@@ -1,0 +1,181 @@
+//! What holds of a plan's shares in colors.
+//!
+//! Each change of colors is one write to a program's `wanted` file, with the original in the restore journal: the guardian
+//! puts colors back by writing the file. The agent moves the pages in its own time; until they are where they belong the
+//! share is pending.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use cachemate_core::{CacheShare, IndexSet, Item, Member, Pending, ShareHeld, Units};
+
+use super::agents::{Agent, folder_of, mask_of};
+use crate::kernel::Kernel;
+use crate::sense::tasks::Managed;
+
+/// Share of the pages that may be elsewhere when recoloring counts as done: some belong to the kernel for a while.
+const DONE_BUT: f64 = 0.01;
+
+/// What agents had fallen back on when their share began.
+#[derive(Debug, Default)]
+pub struct Colors {
+    fallen_before: BTreeMap<PathBuf, (u64, u64)>,
+}
+
+/// Colors of a share.
+fn asked(share: &CacheShare) -> Option<&IndexSet> {
+    match &share.units {
+        Units::Colors { allowed, .. } => Some(allowed),
+        Units::Ways { .. } => None,
+    }
+}
+
+fn members(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&Managed]) -> Vec<(i32, Option<PathBuf>)> {
+    let pid_of = |member: &Member| match member {
+        Member::Process(process) => tasks.iter().find(|task| task.process == *process).map(|task| task.pid),
+        Member::Task(_) => None, // refused by the check of every plan
+    };
+    share.members.iter().filter_map(pid_of).map(|pid| (pid, folder_of(kernel, pid))).collect()
+}
+
+impl Colors {
+    /// What holds of the plan's shares in colors, and what is still under way.
+    pub fn read_back(
+        &mut self,
+        kernel: &dyn Kernel,
+        shares: &[CacheShare],
+        tasks: &[&Managed],
+    ) -> (Vec<ShareHeld>, Vec<Pending>) {
+        let (mut held, mut pending) = (Vec::new(), Vec::new());
+        for share in shares {
+            let Some(mask) = asked(share).and_then(mask_of) else { continue };
+            let (mut inside, mut all, mut fallen, mut done, mut total) = (0, 0, 0, 0, 0);
+            let (mut agents, mut taken_up) = (0, true);
+            for folder in members(kernel, share, tasks).into_iter().filter_map(|(_, folder)| folder) {
+                let Ok(agent) = Agent::read(kernel, &folder) else { continue };
+                let figure = |name: &str| agent.figure(name).unwrap_or(0);
+                agents += 1;
+                taken_up &= figure("mask") == mask;
+                inside += figure("inside_pages");
+                all += figure("inside_pages") + figure("outside_pages") + figure("unknown_pages");
+                done += figure("recolor_done");
+                total += figure("recolor_total").max(figure("recolor_done"));
+                let fallback = figure("fallback_frames") + figure("kernel_frames");
+                let before = self.fallen_before.entry(folder).or_insert((mask, fallback));
+                if before.0 != mask {
+                    *before = (mask, fallback); // another share: counted anew
+                }
+                fallen += fallback - before.1.min(fallback);
+            }
+            if agents == 0 {
+                continue;
+            }
+            let pages_inside = (all > 0).then(|| inside as f64 / all as f64);
+            if !taken_up || pages_inside.is_some_and(|share| share < 1.0 - DONE_BUT) {
+                let item = Item::Share(share.group, share.cache);
+                let total = (taken_up && total > 0).then_some(total);
+                pending.push(Pending { item, done: if taken_up { done } else { 0 }, total });
+            }
+            let (share, fallback_pages) = (share.clone(), Some(fallen));
+            held.push(ShareHeld { share, pages_inside, fallback_pages, occupancy_bytes: None });
+        }
+        (held, pending)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kit::BASE;
+    use super::*;
+    use crate::act::actuator::{Actuator, GuardianCommand};
+    use crate::act::changes::bench::{self, Bench};
+    use crate::act::rules::{Action, Rule};
+    use crate::fake_tests::FakeHost;
+    use crate::kernel::Host;
+    use crate::sense::tasks::Tasks;
+    use cachemate_core::{CacheId, Capabilities, GroupId, PageMoving, Partition, Plan, ProcessId, Window};
+
+    /// One managed process, 5, with an agent below a root of its own.
+    fn setting(status: &str) -> (tempfile::TempDir, Host, Tasks) {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join(format!("{}/s1-0/5", &BASE[1..]));
+        std::fs::create_dir_all(&folder).unwrap();
+        // As the command makes it, whatever the umask here.
+        for folder in folder.ancestors().take(5) {
+            use std::os::unix::fs::PermissionsExt;
+            std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        std::fs::write(folder.join("wanted"), "00000000000000ffa\n").unwrap();
+        std::fs::write(folder.join("status"), status).unwrap();
+        let fake = FakeHost::default();
+        fake.thread(5, 5, 1, "0-3");
+        let mut tasks = Tasks::default();
+        tasks.look(&fake, &[Rule { action: Action::Manage(None), ..Rule::default() }], 0).unwrap();
+        let host = Host::new(root.path());
+        (root, host, tasks)
+    }
+
+    fn plan(colors: &str, moving: PageMoving) -> Plan {
+        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        let units = Units::Colors { allowed: colors.parse().unwrap(), moving };
+        let members = vec![Member::Process(ProcessId(0))];
+        plan.shares.push(CacheShare { group: GroupId(0), members, cache: CacheId(0), units });
+        plan
+    }
+
+    fn status(mask: u64, inside: u64, outside: u64, done: u64) -> String {
+        format!(
+            "turn 3\nmask {mask}\ninside_pages {inside}\noutside_pages {outside}\nunknown_pages 0\nrecolor_done {done}\nrecolor_total {}\nfallback_frames 2\nkernel_frames 0\nturn 3\n",
+            done + outside
+        )
+    }
+
+    /// Does a share become one write to the agent's file, and a plan without it the original again?
+    #[test]
+    fn a_share_is_one_write_and_its_absence_the_original() {
+        let (root, host, tasks) = setting(&status(0xff, 10, 0, 0));
+        let boot_id = root.path().join("proc/sys/kernel/random/boot_id");
+        std::fs::create_dir_all(boot_id.parent().unwrap()).unwrap();
+        std::fs::write(boot_id, "boot\n").unwrap();
+        let state = tempfile::tempdir().unwrap();
+        let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
+        let mut actuator = Actuator::new(state.path(), GuardianCommand { program: "/bin/sh".into(), args });
+        let colors = Partition::Colors { colors: 16, page_bytes: 4096, move_page_ns: 1.0 };
+        let capabilities = Capabilities { partitions: vec![(CacheId(0), colors)], ..bench::capabilities() };
+        let mut carry_out = |plan: &Plan| {
+            let (actuator, groups) = (&mut actuator, [].as_slice());
+            let bench = Bench { host: &host, actuator, ways: None, tasks: &tasks, capabilities: &capabilities, groups };
+            let (made, derived) = bench.carry_out(plan);
+            let wanted = std::fs::read_to_string(root.path().join(format!("{}/s1-0/5/wanted", &BASE[1..]))).unwrap();
+            let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
+            (made.calls, lines.join("\n"), wanted)
+        };
+        let moves = "and moves all its pages";
+        let line = format!("give process 0 colors 8-15 {moves} (was colors 0-7 {moves})");
+        let asked = (1, line, "000000000000ff00a\n".to_string());
+        assert_eq!(carry_out(&plan("8-15", PageMoving::All)), asked);
+        assert_eq!(carry_out(&plan("8-15", PageMoving::HotFirst)).0, 0, "hot pages cannot be told: it is the same");
+        let (calls, _, wanted) = carry_out(&Plan::idle(Window::Time { ns: 1 }));
+        assert_eq!((calls, wanted.as_str()), (1, "00000000000000ffa\n"));
+    }
+
+    /// Is a share pending from the moment it is asked for until its pages are inside, and what fell back counted since then?
+    #[test]
+    fn a_share_is_pending_until_its_pages_are_inside() {
+        let (root, host, tasks) = setting(&status(0xff, 100, 0, 0));
+        let (all, plan) = (tasks.all(), plan("8-15", PageMoving::All));
+        let mut colors = Colors::default();
+        let mut look = |text: String| {
+            std::fs::write(root.path().join(format!("{}/s1-0/5/status", &BASE[1..])), text).unwrap();
+            colors.read_back(&host, &plan.shares, &all)
+        };
+        let (_, pending) = look(status(0xff, 100, 0, 0));
+        assert_eq!((pending[0].done, pending[0].total), (0, None), "not taken up yet");
+        let (held, pending) = look(status(0xff00, 40, 60, 40));
+        assert_eq!((pending[0].done, pending[0].total), (40, Some(100)));
+        assert_eq!((held[0].pages_inside, held[0].fallback_pages), (Some(0.4), Some(0)));
+        let (held, pending) = look(status(0xff00, 100, 0, 100).replace("fallback_frames 2", "fallback_frames 5"));
+        assert!(pending.is_empty());
+        assert_eq!((held[0].pages_inside, held[0].fallback_pages), (Some(1.0), Some(3)));
+    }
+}

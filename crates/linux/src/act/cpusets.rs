@@ -1,0 +1,340 @@
+//! Cpusets: where groups of processes may run, as cgroup v1 or v2 has it.
+//!
+//! Problem: affinity is per thread and threads are born all the time; a group's cpuset holds for all that it will ever
+//! have. Method: the hierarchy is found in `/proc/mounts` (v1 `cpuset`, else v2 with the controller enabled below the
+//! root); a group is asked for by its path as `/proc/PID/cgroup` shows it; its `cpuset.cpus` is a file like any other
+//! that is journalled, written and read back by the actuator. Narrowing a group narrows the affinities of its threads, and
+//! kernels before 6.2 widen all of them to the whole group afterwards: those that were narrower are journalled, too, and put
+//! back after the group. Properties: an empty v2 `cpuset.cpus` means "as the
+//! parent" and is put back as empty, or as the parent's CPUs where somebody is in the group; the root group is never touched.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use cachemate_core::Confined;
+use cachemate_core::{CpuSet, Item, Refused, RefusedBecause, Tracked};
+
+use crate::act::actuator::{DesiredState, refused};
+use crate::kernel::Kernel;
+use crate::safety::journal::{Object, State};
+use crate::safety::restore::{all_members, if_there, read_state};
+
+/// The control file in every group.
+pub const FILE_NAME: &str = "cpuset.cpus";
+
+/// What there is of the groups that are confined, and of those that were.
+#[derive(Default, Debug)]
+pub struct Groups {
+    /// CPUs of each group by its path below the root of the hierarchy, with a leading slash.
+    pub cpus: BTreeMap<String, Tracked<CpuSet>>,
+    pub files: BTreeMap<String, PathBuf>,
+    /// Groups that the operator wants confined, by the same names.
+    pub confined: Vec<Confined>,
+    /// The innermost of these groups that a thread is in: it cannot go anywhere else.
+    pub threads: BTreeMap<i32, String>,
+    /// For each group, affinities that narrowing it will change, and the states that the kernel may give them.
+    pub promised: BTreeMap<String, Vec<DesiredState>>,
+    pub refused: Vec<Refused>,
+}
+
+/// Looks at the groups that are to be confined, and at those that were and are not named any more.
+pub fn look(kernel: &dyn Kernel, groups: &[Confined], originals: &BTreeMap<Object, State>) -> Groups {
+    let mut all = Groups::default();
+    let changed = |object: &&Object| matches!(object, Object::File { path } if path.ends_with(FILE_NAME));
+    let changed: Vec<&Object> = originals.keys().filter(changed).collect();
+    let found = if groups.is_empty() && changed.is_empty() { None } else { find(kernel) };
+    let mut outermost_first: Vec<&Confined> = groups.iter().collect();
+    outermost_first.sort_by_key(|group| group.cgroup.trim_matches('/').split('/').count());
+    for group in outermost_first {
+        let file = match &found {
+            None => Err("no cpuset controller, neither cgroup v1 nor v2".to_string()),
+            Some(cpusets) => cpusets.file(&group.cgroup),
+        };
+        let added = file.and_then(|file| {
+            let unseen = |error| format!("group '{}': its threads cannot be looked at: {error}", group.cgroup);
+            all.add(kernel, group, file, originals).map_err(unseen)
+        });
+        if let Err(said) = added {
+            all.refused.push(Refused { item: Item::Plan, because: RefusedBecause::NotSupported, said });
+        }
+    }
+    for object in changed {
+        let Object::File { path } = object else { continue };
+        if all.files.values().any(|file| file == path) {
+            continue;
+        }
+        let mount = found.as_ref().map(|(Cpusets::V1(mount) | Cpusets::V2(mount))| mount.as_path());
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        let below = mount.and_then(|mount| dir.strip_prefix(mount).ok()).unwrap_or(dir);
+        all.track(kernel, format!("/{}", below.display()), path.clone(), originals);
+    }
+    all
+}
+
+fn cpus_of(state: &State) -> Option<CpuSet> {
+    match state {
+        State::Text(text) => text.trim().parse().ok(),
+        _ => None,
+    }
+}
+
+impl Groups {
+    /// False = it cannot be read, and so is left alone.
+    fn track(&mut self, kernel: &dyn Kernel, name: String, file: PathBuf, originals: &BTreeMap<Object, State>) -> bool {
+        let object = Object::File { path: file.clone() };
+        let read = read_state(kernel, &object);
+        let now = match read.as_ref().map(cpus_of) {
+            Ok(Some(now)) => now,
+            Ok(None) => return false,
+            Err(error) => {
+                self.refused.push(refused(kernel, &Item::Plan, &object, error));
+                return false;
+            }
+        };
+        let original = originals.get(&object).and_then(cpus_of).unwrap_or_else(|| now.clone());
+        self.cpus.insert(name.clone(), Tracked { now, original });
+        self.files.insert(name, file);
+        true
+    }
+
+    /// Nothing is added where its threads cannot be looked at: their affinities could not be written down.
+    fn add(
+        &mut self,
+        kernel: &dyn Kernel,
+        group: &Confined,
+        file: PathBuf,
+        originals: &BTreeMap<Object, State>,
+    ) -> io::Result<()> {
+        let name = format!("/{}", group.cgroup.trim_matches('/'));
+        let dir = file.parent().unwrap_or(Path::new("/")).to_path_buf();
+        let cpus_in = |file: &Path| -> io::Result<Option<CpuSet>> {
+            let text = if_there(kernel.read(file))?;
+            Ok(text.and_then(|text| text.trim().parse().ok()).filter(|cpus: &CpuSet| !cpus.is_empty()))
+        };
+        let effective = match cpus_in(&file)? {
+            Some(cpus) => Some(cpus),
+            None => cpus_in(&dir.join("cpuset.cpus.effective"))?,
+        };
+        let first = !originals.contains_key(&Object::File { path: file.clone() });
+        let threads = all_members(kernel, &dir)?;
+        let mut promised = Vec::new();
+        if let Some(effective) = effective.as_ref().filter(|_| first) {
+            for &tid in &threads {
+                promised.extend(promise(kernel, tid, [&group.cpus, effective])?);
+            }
+        }
+        if self.track(kernel, name.clone(), file, originals) {
+            self.confined.push(Confined { cgroup: name.clone(), cpus: group.cpus.clone() });
+            self.threads.extend(threads.into_iter().map(|tid| (tid, name.clone())));
+            self.promised.insert(name, promised);
+        }
+        Ok(())
+    }
+}
+
+/// A thread that is kept narrower than its group: the states that the kernel may give it.
+fn promise(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io::Result<Vec<DesiredState>> {
+    let read = || Ok((kernel.stat(tid)?.key, leader(kernel, tid)?, kernel.affinity(tid)?));
+    let Some((thread, pid, cpus)) = if_there(read())? else { return Ok(Vec::new()) };
+    if cpus == *may_become[1] {
+        return Ok(Vec::new());
+    }
+    let wanted = |cpus: &CpuSet| DesiredState {
+        item: Item::Plan,
+        object: Object::Affinity { pid, thread },
+        state: State::Cpus(cpus.clone()),
+    };
+    // Between relatives of which both change, a group first gets what it had and what it is to have.
+    let between = may_become[0].union(may_become[1]);
+    Ok(may_become.into_iter().chain([&between]).map(wanted).collect())
+}
+
+/// Process of a thread.
+fn leader(kernel: &dyn Kernel, tid: i32) -> io::Result<i32> {
+    let text = kernel.read(&PathBuf::from(format!("/proc/{tid}/status")))?;
+    let field = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    Ok(field.unwrap_or(tid))
+}
+
+/// A mounted hierarchy with the cpuset controller.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Cpusets {
+    V1(PathBuf),
+    V2(PathBuf),
+}
+
+impl fmt::Display for Cpusets {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cpusets::V1(mount) => write!(out, "cgroup v1 at {}", mount.display()),
+            Cpusets::V2(mount) => write!(out, "cgroup v2 at {}", mount.display()),
+        }
+    }
+}
+
+/// The hierarchy that has the controller, v2 first.
+pub fn find(kernel: &dyn Kernel) -> Option<Cpusets> {
+    try_find(kernel).ok().flatten()
+}
+
+/// The CPUs that a thread's cpuset leaves it; `None` = no cpusets here, or its group is not to be seen from here.
+///
+/// # Errors
+/// Something of it is there and cannot be read.
+pub(crate) fn effective_of(kernel: &dyn Kernel, tid: i32) -> io::Result<Option<CpuSet>> {
+    let Some(group) = if_there(kernel.read(&PathBuf::from(format!("/proc/{tid}/cpuset"))))? else { return Ok(None) };
+    let Some(cpusets) = try_find(kernel)? else { return Ok(None) };
+    let (mount, file) = match &cpusets {
+        Cpusets::V1(mount) => (mount, "cpuset.effective_cpus"),
+        Cpusets::V2(mount) => (mount, "cpuset.cpus.effective"),
+    };
+    let inner = group.trim().trim_matches('/');
+    if inner.split('/').any(|part| part == "..") {
+        return Ok(None); // beyond this namespace's root
+    }
+    let text = if_there(kernel.read(&mount.join(inner).join(file)))?;
+    Ok(text.and_then(|text| text.trim().parse().ok()))
+}
+
+fn try_find(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
+    let Some(mounts) = if_there(kernel.read(Path::new("/proc/mounts")))? else { return Ok(None) };
+    let mut old = None;
+    for line in mounts.lines() {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let (Some(&mount), Some(&kind), Some(&options)) = (fields.get(1), fields.get(2), fields.get(3)) else {
+            continue;
+        };
+        let mount = PathBuf::from(mount);
+        if kind == "cgroup2" {
+            let enabled = if_there(kernel.read(&mount.join("cgroup.subtree_control")))?.unwrap_or_default();
+            if enabled.split_ascii_whitespace().any(|controller| controller == "cpuset") {
+                return Ok(Some(Cpusets::V2(mount)));
+            }
+        } else if kind == "cgroup" && options.split(',').any(|option| option == "cpuset") {
+            old = Some(Cpusets::V1(mount));
+        }
+    }
+    Ok(old)
+}
+
+impl Cpusets {
+    /// The control file of the group with this path.
+    ///
+    /// # Errors
+    /// The root group, or a path that leaves the hierarchy.
+    pub fn file(&self, group: &str) -> Result<PathBuf, String> {
+        let inner = group.trim_matches('/');
+        if inner.is_empty() || inner.split('/').any(|part| part == ".." || part == ".") {
+            return Err(format!("found group '{group}', expected a path below the root of the hierarchy"));
+        }
+        let (Cpusets::V1(mount) | Cpusets::V2(mount)) = self;
+        Ok(mount.join(inner).join(FILE_NAME))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::act::actuator::{Actuator, GuardianCommand};
+    use crate::act::changes::bench::{self, Bench};
+    use crate::kernel::Host;
+    use crate::sense::tasks::Tasks;
+    use cachemate_core::{Plan, Window};
+
+    fn tree(mounts: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut all = vec![("proc/mounts", mounts), ("proc/sys/kernel/random/boot_id", "boot\n")];
+        all.extend(files);
+        for (path, text) in all {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let host = Host::new(dir.path());
+        (dir, host)
+    }
+
+    const V1: &str = "cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset,noprefix 0 0\n";
+    const V2: &str = "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n";
+
+    /// Is the controller found on v1, on v2 only where it is enabled, and v2 preferred on mixed hosts?
+    #[test]
+    fn the_hierarchy_with_the_controller_is_found() {
+        let enabled = [("sys/fs/cgroup/cgroup.subtree_control", "cpu cpuset io\n")];
+        assert_eq!(find(&tree(V1, &[]).1), Some(Cpusets::V1("/sys/fs/cgroup/cpuset".into())));
+        assert_eq!(find(&tree(V2, &[]).1), None);
+        assert_eq!(find(&tree(V2, &enabled).1), Some(Cpusets::V2("/sys/fs/cgroup".into())));
+        assert_eq!(find(&tree(&format!("{V1}{V2}"), &enabled).1), Some(Cpusets::V2("/sys/fs/cgroup".into())));
+        assert_eq!(find(&tree("proc /proc proc rw 0 0\n", &[]).1), None);
+    }
+
+    /// Are threads kept narrower written down with their group, and is a group that is dropped still looked at?
+    #[test]
+    fn groups_are_looked_at_with_their_threads() {
+        let host = crate::fake_tests::FakeHost::default();
+        host.file("/proc/mounts", V1);
+        let base = "/sys/fs/cgroup/cpuset";
+        for (file, text) in
+            [("a/cpuset.cpus", "0-7\n"), ("a/tasks", "5\n"), ("a/b/cpuset.cpus", "0-7\n"), ("a/b/tasks", "6\n7\n")]
+        {
+            host.file(&format!("{base}/{file}"), text);
+        }
+        let narrow = host.thread(6, 6, 1, "3");
+        host.thread(5, 5, 1, "0-7");
+        host.thread(7, 7, 1, "0-7");
+        let group = |path: &str, cpus: &str| Confined { cgroup: path.into(), cpus: cpus.parse().unwrap() };
+        let both = [group("/a/b/", "0-1"), group("a", "0-3")];
+        let found = look(&host, &both, &BTreeMap::new());
+        let all: CpuSet = (0..8).collect();
+        assert_eq!(found.cpus, ["/a", "/a/b"].map(|name| (name.to_string(), Tracked::untouched(all.clone()))).into());
+        let threads = [(5, "/a"), (6, "/a/b"), (7, "/a/b")].map(|(tid, name)| (tid, name.to_string()));
+        assert_eq!(found.threads, threads.into());
+        for name in ["/a", "/a/b"] {
+            let promised = &found.promised[name];
+            assert!(promised.len() == 3 && promised.iter().all(|want| want.object.thread() == Some(narrow)), "{name}");
+        }
+        let file = |path: &str| Object::File { path: format!("{base}/{path}").into() };
+        let originals = BTreeMap::from([(file("a/b/cpuset.cpus"), State::Text("0-5".into()))]);
+        let dropped = look(&host, &both[1..], &originals);
+        let original: CpuSet = (0..6).collect();
+        assert_eq!(dropped.cpus["/a/b"], Tracked { now: all, original });
+        assert_eq!(dropped.confined.len(), 1);
+        assert!(look(&host, &[], &BTreeMap::new()).cpus.is_empty());
+        let nowhere = look(&crate::fake_tests::FakeHost::default(), &both, &BTreeMap::new());
+        assert_eq!((nowhere.refused.len(), nowhere.cpus.len()), (2, 0));
+    }
+
+    /// Is a group confined and put back as it was, and the root never touched?
+    #[test]
+    fn a_group_is_confined_and_put_back() {
+        let original = "0-7";
+        let (dir, host) = tree(V1, &[("sys/fs/cgroup/cpuset/db/cpuset.cpus", original)]);
+        let path = dir.path().join("sys/fs/cgroup/cpuset/db/cpuset.cpus");
+        let state = tempfile::tempdir().unwrap();
+        let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
+        let mut actuator = Actuator::new(state.path(), GuardianCommand { program: "/bin/sh".into(), args });
+        let groups = [Confined { cgroup: "/db".to_string(), cpus: "2-3".parse().unwrap() }];
+        let (tasks, capabilities) = (Tasks::default(), bench::capabilities());
+        let bench = Bench {
+            host: &host,
+            actuator: &mut actuator,
+            ways: None,
+            tasks: &tasks,
+            capabilities: &capabilities,
+            groups: &groups,
+        };
+        let (made, derived) = bench.carry_out(&Plan::idle(Window::Time { ns: 1 }));
+        let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
+        assert_eq!(lines, ["confine group '/db' to CPUs 2-3 (was CPUs 0-7)"]);
+        assert_eq!(made.calls, 1, "{made:?}");
+        // A tree of plain files keeps what is longer than the write; the kernel's files do not.
+        assert!(std::fs::read_to_string(&path).unwrap().starts_with("2-3"));
+        actuator.put_back(&host).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap().trim_end(), original);
+        let cpusets = Cpusets::V1("/x".into());
+        assert!(cpusets.file("/").is_err() && cpusets.file("/a/../..").is_err());
+        assert_eq!(cpusets.file("/a/b").unwrap(), Path::new("/x/a/b/cpuset.cpus"));
+    }
+}

@@ -1,0 +1,206 @@
+//! Gangs in time: who runs beside whom, slice by slice, without freezing anybody.
+//!
+//! Problem: the kernel has no gangs. Freezing those whose turn it is not keeps them off, but leaves them frozen if we
+//! die, and wastes a CPU whenever a gang member waits for something. Method: everybody stays runnable; those whose
+//! turn it is not are idle tasks (`SCHED_IDLE`, about three thousandths of a normal task's weight), those whose turn it
+//! is are as they were, each on a CPU of its own. A turn is a handful of `sched_setscheduler` calls.
+//! Properties: nobody is ever stopped; CPUs that the gang leaves free are used; when we die between two slices the
+//! worst that holds until the guardian acts is a low weight; members of a real-time or deadline class are refused.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use cachemate_core::GangSchedule;
+
+use crate::act::changes::Gangs;
+use crate::act::scheduling::{Scheduling, set_turn};
+use crate::kernel::{Kernel, ThreadKey};
+
+/// One schedule with its members as threads, each with the class that it had before.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rotation {
+    pub slice: Duration,
+    /// Members of each gang, and the slices of its turn.
+    pub gangs: Vec<(Vec<(ThreadKey, Scheduling)>, u32)>,
+}
+
+/// What the rotation has done so far, for observations.
+#[derive(Debug, Default)]
+pub struct Turns {
+    pub turns: AtomicU64,
+    /// Calls that failed because a member was gone, may not be changed, or chose another class meanwhile.
+    pub failed: AtomicU64,
+    /// Longest that a slice overran, in nanoseconds.
+    pub latest_ns: AtomicU64,
+}
+
+/// A running rotation; stops, with everybody as before, when dropped.
+#[derive(Debug)]
+pub struct Runner {
+    stop: Arc<AtomicBool>,
+    pub turns: Arc<Turns>,
+    thread: Option<JoinHandle<()>>,
+    pub rotations: Vec<Rotation>,
+}
+
+impl Runner {
+    /// Starts taking turns. The originals of all members must be in the journal already.
+    ///
+    /// # Errors
+    /// The thread could not be started.
+    pub fn start<K>(kernel: Arc<Mutex<K>>, rotations: Vec<Rotation>) -> std::io::Result<Self>
+    where
+        K: Kernel + Send + 'static,
+    {
+        let (stop, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(Turns::default()));
+        let (stop_there, turns_there, rotations_there) = (stop.clone(), turns.clone(), rotations.clone());
+        let thread = std::thread::Builder::new()
+            .name("cachemate-gangs".to_string())
+            .spawn(move || take_turns(&kernel, &rotations_there, &stop_there, &turns_there))?;
+        Ok(Runner { stop, turns, thread: Some(thread), rotations })
+    }
+}
+
+/// Runners by the schedule that they run.
+#[derive(Debug)]
+pub(crate) struct Runners<K> {
+    kernel: Arc<Mutex<K>>,
+    running: Vec<(GangSchedule, Runner)>,
+}
+
+impl<K> Runners<K> {
+    pub fn new(kernel: Arc<Mutex<K>>) -> Self {
+        Runners { kernel, running: Vec::new() }
+    }
+
+    pub fn schedules(&self) -> Vec<GangSchedule> {
+        self.running.iter().map(|(schedule, _)| schedule.clone()).collect()
+    }
+
+    /// Everybody as before; nobody may hold the kernel.
+    pub fn stop_all(&mut self) {
+        self.running.clear();
+    }
+}
+
+impl<K: Kernel + Send + 'static> Gangs for Runners<K> {
+    fn start(&mut self, schedule: &GangSchedule, rotation: Rotation) -> std::io::Result<()> {
+        let runner = Runner::start(self.kernel.clone(), vec![rotation])?;
+        self.running.push((schedule.clone(), runner));
+        Ok(())
+    }
+
+    fn stop(&mut self, schedule: &GangSchedule) {
+        self.running.retain(|(running, _)| running != schedule);
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join(); // a panic there is reported by the runtime; the journal puts policies back
+        }
+    }
+}
+
+struct Hand {
+    gang: usize,
+    slices_left: u32,
+    due: Instant,
+}
+
+fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[Rotation], stop: &AtomicBool, turns: &Turns) {
+    let now = Instant::now();
+    let mut hands: Vec<Hand> = rotations.iter().map(|_| Hand { gang: usize::MAX, slices_left: 0, due: now }).collect();
+    while !stop.load(Ordering::Relaxed) {
+        let now = Instant::now();
+        for (rotation, hand) in rotations.iter().zip(&mut hands).filter(|(_, hand)| hand.due <= now) {
+            let late_ns = (now - hand.due).as_nanos() as u64;
+            turns.latest_ns.fetch_max(late_ns, Ordering::Relaxed);
+            if hand.slices_left == 0 {
+                let next = if hand.gang == usize::MAX { 0 } else { (hand.gang + 1) % rotation.gangs.len() };
+                give_turn(kernel, rotation, next, turns);
+                hand.gang = next;
+                hand.slices_left = rotation.gangs[next].1;
+            }
+            hand.slices_left -= 1;
+            // From now and not from the due time: after a pause of the host nobody gets a burst of short turns.
+            hand.due = now + rotation.slice;
+        }
+        let next = hands.iter().map(|hand| hand.due).min();
+        std::thread::park_timeout(next.map_or(Duration::from_millis(100), |due| due.saturating_duration_since(now)));
+    }
+    for rotation in rotations {
+        for (member, original) in rotation.gangs.iter().flat_map(|(members, _)| members) {
+            set(kernel, *member, original, false, turns);
+        }
+    }
+}
+
+/// Those of the gang first up, then the others down: a CPU is never without a task that may use it fully.
+fn give_turn<K: Kernel>(kernel: &Mutex<K>, rotation: &Rotation, gang: usize, turns: &Turns) {
+    let (now, _) = &rotation.gangs[gang];
+    now.iter().for_each(|(member, original)| set(kernel, *member, original, false, turns));
+    let others = rotation.gangs.iter().flat_map(|(members, _)| members);
+    for (member, original) in others.filter(|(member, _)| now.iter().all(|(thread, _)| thread != member)) {
+        set(kernel, *member, original, true, turns);
+    }
+    turns.turns.fetch_add(1, Ordering::Relaxed);
+}
+
+fn set<K: Kernel>(kernel: &Mutex<K>, member: ThreadKey, original: &Scheduling, waits: bool, turns: &Turns) {
+    let kernel = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if set_turn(&*kernel, member, original, waits).is_err() {
+        turns.failed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+
+    fn rotation(host: &FakeHost, slices: [u32; 2]) -> Rotation {
+        let member = |tid| (host.thread(tid, tid, 1, "0-3"), Scheduling::default());
+        let gangs = vec![(vec![member(5), member(6)], slices[0]), (vec![member(7), member(8)], slices[1])];
+        Rotation { slice: Duration::from_millis(2), gangs }
+    }
+
+    /// Does exactly one gang have its turn at any time, and is everybody as before afterwards?
+    #[test]
+    fn one_gang_at_a_time_and_everybody_as_before_afterwards() {
+        let host = FakeHost::default();
+        let rotation = rotation(&host, [1, 1]);
+        let host = Arc::new(Mutex::new(host));
+        let runner = Runner::start(host.clone(), vec![rotation.clone()]).unwrap();
+        let mut seen = std::collections::BTreeSet::new();
+        let turns = Turns::default();
+        while runner.turns.turns.load(Ordering::Relaxed) < 4 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(runner);
+        let policies = || host.lock().unwrap().threads.borrow().values().map(|t| t.policy).collect::<Vec<_>>();
+        assert_eq!(policies(), [0, 0, 0, 0]);
+        for gang in 0..2 {
+            give_turn(&host, &rotation, gang, &turns);
+            seen.insert(policies());
+        }
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), [vec![0, 0, 5, 5], vec![5, 5, 0, 0]]);
+    }
+
+    /// Is a member that is gone, or whose id was reused, left alone and counted?
+    #[test]
+    fn a_reused_thread_id_is_not_touched() {
+        let host = FakeHost::default();
+        let rotation = rotation(&host, [1, 1]);
+        host.threads.borrow_mut().get_mut(&7).unwrap().start_ticks += 1;
+        let (host, turns) = (Mutex::new(host), Turns::default());
+        give_turn(&host, &rotation, 0, &turns);
+        assert_eq!(host.lock().unwrap().threads.borrow()[&7].policy, 0);
+        assert_eq!(turns.failed.load(Ordering::Relaxed), 1);
+    }
+}

@@ -1,0 +1,10 @@
+//! What is changed on the host: affinities, weights, gangs, cpusets, ways, colors; all through the journal.
+
+pub mod actuator;
+pub(crate) mod changes;
+pub mod colors;
+pub mod cpusets;
+pub mod gangs;
+pub mod resctrl;
+pub mod rules;
+pub mod scheduling;

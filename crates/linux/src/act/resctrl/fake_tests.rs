@@ -1,0 +1,266 @@
+//! A made-up host with resctrl: classes run out, masks are checked, and the kernel's words stand in `last_cmd_status`, as
+//! the lab guest's kernel does it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cachemate_core::{Cache, CacheId, CpuSet, IndexSet, Level, Topology};
+
+use crate::act::resctrl::masks::{mask_text, parse_mask};
+use crate::act::scheduling::Scheduling;
+use crate::fake_tests::FakeHost;
+use crate::kernel::{DirLock, Kernel};
+use crate::sense::topology::HostTopology;
+
+pub(crate) const MOUNT: &str = "/sys/fs/resctrl";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FakeGroup {
+    /// By domain.
+    pub masks: BTreeMap<u32, IndexSet>,
+    pub tasks: BTreeSet<i32>,
+}
+
+/// Caches 0 and 1 are the domains 0 and 8, of eight ways each; masks in one piece of two ways or more.
+pub(crate) struct FakeCat {
+    pub host: FakeHost,
+    pub groups: RefCell<BTreeMap<String, FakeGroup>>,
+    pub classes: Cell<usize>,
+    pub status: RefCell<String>,
+    /// Folders that somebody else has locked.
+    pub locked: RefCell<BTreeSet<PathBuf>>,
+    /// Bytes per group and domain: occupancy, traffic.
+    pub counted: RefCell<BTreeMap<(String, u32), (u64, u64)>>,
+}
+
+pub(crate) fn topology() -> HostTopology {
+    let cpu = |id| cachemate_core::Cpu {
+        id: cachemate_core::CpuId(id),
+        core: id,
+        package: id / 2,
+        memory_node: 0,
+        online: true,
+        hertz: None,
+    };
+    let cache = |id: u32| Cache {
+        id: CacheId(id),
+        level: Level::L3,
+        cpus: (2 * id..2 * id + 2).collect(),
+        last_level: true,
+        size_bytes: Some(8 << 20),
+        ways: Some(8),
+        line_bytes: Some(64),
+    };
+    HostTopology {
+        topology: Topology { cpus: (0..4).map(cpu).collect(), caches: vec![cache(0), cache(1)] },
+        kernel_cache_ids: vec![Some(0), Some(8)],
+        warnings: Vec::new(),
+    }
+}
+
+fn errno(number: i32) -> io::Error {
+    io::Error::from_raw_os_error(number)
+}
+
+impl FakeCat {
+    /// With four classes of service, and threads 5 to 8, each a process of its own.
+    pub fn new() -> Self {
+        let host = FakeHost::default();
+        host.file("/proc/self/mountinfo", &format!("28 26 0:24 / {MOUNT} rw,relatime - resctrl resctrl rw\n"));
+        for (name, text) in [
+            ("cbm_mask", "ff"),
+            ("min_cbm_bits", "2"),
+            ("num_closids", "4"),
+            ("shareable_bits", "c0"),
+            ("bit_usage", "0=XXSSSSSS;8=XXSSSSSS"),
+            ("sparse_masks", "0"),
+        ] {
+            host.file(&format!("{MOUNT}/info/L3/{name}"), &format!("{text}\n"));
+        }
+        host.file(&format!("{MOUNT}/info/L3_MON/mon_features"), "llc_occupancy\nmbm_total_bytes\n");
+        for tid in 5..9 {
+            host.thread(tid, tid, 1, "0-3");
+        }
+        FakeCat {
+            host,
+            groups: RefCell::default(),
+            classes: Cell::new(4),
+            status: RefCell::new("ok".to_string()),
+            locked: RefCell::default(),
+            counted: RefCell::default(),
+        }
+    }
+
+    /// Threads by group; those that are in none are in the root group and not told.
+    pub fn placed(&self) -> BTreeMap<i32, String> {
+        let groups = self.groups.borrow();
+        let of = |(name, group): (&String, &FakeGroup)| {
+            group.tasks.iter().map(|&tid| (tid, name.clone())).collect::<Vec<_>>()
+        };
+        groups.iter().flat_map(of).collect()
+    }
+
+    /// The masks that each thread is under, as text: "5:0=ff,8=3".
+    pub fn masks(&self) -> Vec<String> {
+        let groups = self.groups.borrow();
+        let text = |group: &FakeGroup| {
+            let all: Vec<String> = group.masks.iter().map(|(id, mask)| format!("{id}={}", mask_text(mask))).collect();
+            all.join(",")
+        };
+        self.placed().iter().map(|(tid, name)| format!("{tid}:{}", text(&groups[name]))).collect()
+    }
+
+    /// A child is born where its parent is.
+    pub fn born(&self, parent: i32, tid: i32) {
+        self.host.thread(tid, tid, parent, "0-3");
+        if let Some(name) = self.placed().get(&parent) {
+            self.groups.borrow_mut().get_mut(name).unwrap().tasks.insert(tid);
+        }
+    }
+
+    /// The group's name and the file in it; the root group's name is empty.
+    fn inside<'a>(&self, path: &'a Path) -> Option<(String, &'a str)> {
+        let below = path.strip_prefix(MOUNT).ok()?;
+        let parts: Vec<&str> = below.iter().map(|part| part.to_str().unwrap()).collect();
+        match parts[..] {
+            ["info", ..] => None,
+            [] => Some((String::new(), "")),
+            [file @ ("tasks" | "schemata" | "mon_data")] => Some((String::new(), file)),
+            [group] => Some((group.to_string(), "")),
+            ["mon_data", ..] => Some((String::new(), "mon_data")),
+            [group, file, ..] => Some((group.to_string(), file)),
+        }
+    }
+
+    fn refuse<T>(&self, number: i32, words: &str) -> io::Result<T> {
+        *self.status.borrow_mut() = words.to_string();
+        Err(errno(number))
+    }
+
+    fn write_schemata(&self, name: &str, text: &str) -> io::Result<()> {
+        let mut groups = self.groups.borrow_mut();
+        let group = groups.get_mut(name).ok_or_else(|| errno(libc::ENOENT))?;
+        let mut masks = group.masks.clone();
+        for part in text.trim().strip_prefix("L3:").ok_or_else(|| errno(libc::EINVAL))?.split(';') {
+            let (domain, mask) = part.split_once('=').ok_or_else(|| errno(libc::EINVAL))?;
+            let mask = parse_mask(mask).ok_or_else(|| errno(libc::EINVAL))?;
+            let (first, last) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
+            if last > 7 || last - first + 1 != mask.count() || mask.count() < 2 {
+                return self.refuse(libc::EINVAL, "The mask has less than 2 bits or a gap");
+            }
+            *masks.get_mut(&domain.parse().unwrap()).ok_or_else(|| errno(libc::EINVAL))? = mask;
+        }
+        group.masks = masks;
+        Ok(())
+    }
+}
+
+impl Kernel for FakeCat {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        if path == Path::new(MOUNT).join("info/last_cmd_status") {
+            return Ok(format!("{}\n", self.status.borrow()));
+        }
+        if path.file_name().is_some_and(|name| name == "cpu_resctrl_groups") {
+            let tid: i32 = path.iter().nth(2).unwrap().to_str().unwrap().parse().unwrap();
+            self.host.stat(tid)?;
+            let group = self.placed().get(&tid).cloned().unwrap_or_else(|| "/".to_string());
+            return Ok(format!("res:{group}\nmon:\n"));
+        }
+        let Some((name, file)) = self.inside(path) else { return self.host.read(path) };
+        let groups = self.groups.borrow();
+        let all: IndexSet = (0..8).collect();
+        let root = FakeGroup {
+            masks: BTreeMap::from([(0, all.clone()), (8, all)]),
+            tasks: self.host.threads.borrow().keys().copied().filter(|t| !self.placed().contains_key(t)).collect(),
+        };
+        let group = if name.is_empty() { &root } else { groups.get(&name).ok_or_else(|| errno(libc::ENOENT))? };
+        match file {
+            "tasks" => Ok(group.tasks.iter().map(|tid| format!("{tid}\n")).collect()),
+            "schemata" => {
+                let masks: Vec<String> = group.masks.iter().map(|(d, m)| format!("{d}={:0>2}", mask_text(m))).collect();
+                Ok(format!("    L3:{}\n", masks.join(";")))
+            }
+            "mon_data" => {
+                let domain = path.iter().rev().nth(1).unwrap().to_str().unwrap().strip_prefix("mon_L3_").unwrap();
+                let counted = self.counted.borrow().get(&(name, domain.parse().unwrap())).copied();
+                let (occupancy, traffic) = counted.ok_or_else(|| errno(libc::ENOENT))?;
+                let occupied = path.ends_with("llc_occupancy");
+                Ok(format!("{}\n", if occupied { occupancy } else { traffic }))
+            }
+            _ => Err(errno(libc::EISDIR)),
+        }
+    }
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        let Some((name, file)) = self.inside(path) else { return self.host.write(path, text) };
+        if let Err(error) = self.host.changing().and_then(|told| told) {
+            *self.status.borrow_mut() = "a seeded fault".to_string();
+            return Err(error);
+        }
+        *self.status.borrow_mut() = "ok".to_string();
+        if file == "schemata" {
+            return self.write_schemata(&name, text);
+        }
+        let tid: i32 = text.trim().parse().unwrap();
+        if !self.host.threads.borrow().contains_key(&tid) {
+            return self.refuse(libc::ESRCH, "No task");
+        }
+        let mut groups = self.groups.borrow_mut();
+        if !name.is_empty() && !groups.contains_key(&name) {
+            return Err(errno(libc::ENOENT));
+        }
+        groups.values_mut().for_each(|group| group.tasks.retain(|other| *other != tid));
+        if let Some(group) = groups.get_mut(&name) {
+            group.tasks.insert(tid);
+        }
+        Ok(())
+    }
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.host.changing()??;
+        let name = path.strip_prefix(MOUNT).unwrap().to_str().unwrap().to_string();
+        if self.groups.borrow().len() + 1 >= self.classes.get() {
+            return self.refuse(libc::ENOSPC, "Out of CLOSIDs");
+        }
+        *self.status.borrow_mut() = "ok".to_string();
+        let all: IndexSet = (0..8).collect();
+        let group = FakeGroup { masks: BTreeMap::from([(0, all.clone()), (8, all)]), tasks: BTreeSet::new() };
+        self.groups.borrow_mut().insert(name, group);
+        Ok(())
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.host.changing()??;
+        let name = path.strip_prefix(MOUNT).unwrap().to_str().unwrap();
+        self.groups.borrow_mut().remove(name).map(drop).ok_or_else(|| errno(libc::ENOENT))
+    }
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        match self.inside(path) {
+            Some((name, "")) if name.is_empty() => {
+                let fixed = ["info", "mon_data", "mon_groups", "schemata", "tasks"].map(str::to_string);
+                Ok(fixed.into_iter().chain(self.groups.borrow().keys().cloned()).collect())
+            }
+            Some((name, "")) => {
+                let there = self.groups.borrow().contains_key(&name);
+                if there { Ok(vec!["schemata".into(), "tasks".into()]) } else { Err(errno(libc::ENOENT)) }
+            }
+            Some((_, "mon_data")) => Ok(vec!["mon_L3_00".into(), "mon_L3_08".into()]),
+            _ => self.host.list(path),
+        }
+    }
+    fn lock_dir(&self, path: &Path, _: Duration) -> io::Result<DirLock> {
+        if self.locked.borrow().contains(path) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(DirLock::default()) }
+    }
+    fn set_fence(&self, fence: Option<std::sync::Arc<crate::safety::fence::Fence>>) {
+        self.host.set_fence(fence);
+    }
+    fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
+        self.host.set_affinity(tid, cpus)
+    }
+    fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
+        self.host.set_nice(tid, nice)
+    }
+    fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()> {
+        self.host.set_scheduling(tid, wanted)
+    }
+}

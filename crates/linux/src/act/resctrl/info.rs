@@ -1,0 +1,237 @@
+//! What resctrl offers on this host: which caches can be divided, into what, and what it counts.
+//!
+//! Problem: resctrl may be mounted anywhere, read-only, twice, or not at all; its caches go by the kernel's ids, which
+//! are neither dense nor unique; each resource has limits of its own, and the smallest number of classes holds for all.
+//! Method: the mount is found in `/proc/self/mountinfo`; `info/` is read resource by resource; a domain becomes a cache
+//! of the topology by level and kernel id. Properties: read-only; a file that is there but makes no sense is named; what
+//! is not there is said with what would help.
+//!
+//! Kernel documentation: Documentation/filesystems/resctrl.rst, "Info directory".
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::{CacheId, IndexSet, Level, Limits, Partition};
+
+use super::groups;
+use super::masks::{Schemata, level_of, parse_mask};
+use crate::kernel::Kernel;
+use crate::sense::topology::HostTopology;
+
+/// A cache that can be divided.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Divided {
+    pub cache: CacheId,
+    pub level: Level,
+    /// The kernel's id of it, as schemata name it.
+    pub domain: u32,
+    pub ways: u32,
+    pub at_least: u32,
+    pub contiguous: bool,
+    /// Ways that the hardware uses for input and output too (DDIO): what is in them is not of the group alone.
+    pub shared_with_io: IndexSet,
+    pub size_bytes: Option<u64>,
+}
+
+/// What is counted per group and cache of the last level.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counted {
+    pub occupancy: bool,
+    pub total_bytes: bool,
+    pub local_bytes: bool,
+}
+
+/// A mounted resctrl.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resctrl {
+    pub mount: PathBuf,
+    /// Ascending caches.
+    pub divided: Vec<Divided>,
+    /// Classes of service, the root group's and others' among them; 0 where nothing can be divided.
+    pub classes: u32,
+    /// How many of them others held when this was read.
+    pub others: u32,
+    pub counted: Counted,
+    /// Caches of the topology by domain of the monitors.
+    pub monitored: BTreeMap<u32, CacheId>,
+}
+
+/// Why there is none, and what would help.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Missing {
+    pub why: String,
+    pub remedy: Option<String>,
+}
+
+fn missing(why: impl Into<String>, remedy: Option<&str>) -> Missing {
+    Missing { why: why.into(), remedy: remedy.map(str::to_string) }
+}
+
+/// Finds and reads resctrl.
+///
+/// # Errors
+/// Not there, not mounted, mounted read-only, or a file that makes no sense: in words, with what would help.
+pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Missing> {
+    let mount = mounted(kernel)?;
+    let mut divided = Vec::new();
+    let mut classes = None;
+    let root = read(kernel, &mount.join("schemata"))?;
+    let root = Schemata::parse(&root).map_err(|what| missing(format!("{}/{what}", mount.display()), None))?;
+    for (resource, domains) in &root.0 {
+        let folder = mount.join("info").join(resource);
+        let Some(level) = level_of(resource) else { continue };
+        let (limits, number) = control(kernel, &folder)?;
+        classes = Some(classes.map_or(number, |least: u32| least.min(number)));
+        let shared_with_io = mask_file(kernel, &folder.join("shareable_bits")).unwrap_or_default();
+        for &domain in domains.keys() {
+            let Some(cache) = cache_of(host, level, domain) else { continue };
+            if divided.iter().any(|other: &Divided| other.cache == cache) {
+                continue; // code and data apart: two resources, one cache
+            }
+            let size_bytes = host.topology.caches.iter().find(|c| c.id == cache).and_then(|c| c.size_bytes);
+            let Limits { ways, at_least, contiguous, .. } = limits;
+            let shared_with_io = shared_with_io.clone();
+            divided.push(Divided { cache, level, domain, ways, at_least, contiguous, shared_with_io, size_bytes });
+        }
+    }
+    divided.sort_by_key(|divided| divided.cache);
+    // Bandwidth limits use up the same classes.
+    let bandwidth = number_file(kernel, &mount.join("info/MB/num_closids"));
+    let classes = classes.map_or(0, |classes| bandwidth.map_or(classes, |number| number.min(classes)));
+    let names =
+        groups::names(kernel, &mount).map_err(|error| missing(format!("{}: {error}", mount.display()), None))?;
+    let others = names.iter().filter(|name| !name.starts_with(groups::PREFIX)).count() as u32;
+    let counted = counted(kernel, &mount);
+    let monitored = monitored(kernel, &mount, host);
+    Ok(Resctrl { mount, divided, classes, others, counted, monitored })
+}
+
+/// The mount of the whole file system (a bind mount may show one group only), writable ones first.
+pub(crate) fn mounted(kernel: &dyn Kernel) -> Result<PathBuf, Missing> {
+    let mounts = kernel.read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
+    let mut found: Vec<(bool, PathBuf)> = mounts.lines().filter_map(mount_of_line).collect();
+    found.sort_by_key(|(read_only, _)| *read_only);
+    match found.into_iter().next() {
+        Some((false, mount)) => Ok(mount),
+        Some((true, mount)) => Err(missing(format!("{}: mounted read-only", mount.display()), Some("remount it rw"))),
+        None => {
+            let known = kernel.read(Path::new("/proc/filesystems")).is_ok_and(|text| text.contains("resctrl"));
+            Err(match known {
+                true => missing("not mounted", Some("mount -t resctrl resctrl /sys/fs/resctrl")),
+                false => missing(
+                    "the kernel has no resctrl, or the processor no RDT/QoS",
+                    Some("bare metal with Intel RDT, AMD QoS or Arm MPAM"),
+                ),
+            })
+        }
+    }
+}
+
+/// `36 35 0:30 / /sys/fs/resctrl rw,relatime shared:1 - resctrl resctrl rw` (proc_pid_mountinfo(5)).
+fn mount_of_line(line: &str) -> Option<(bool, PathBuf)> {
+    let (before, after) = line.split_once(" - ")?;
+    let before: Vec<&str> = before.split(' ').collect();
+    let mut after = after.split(' ');
+    if after.next()? != "resctrl" || *before.get(3)? != "/" {
+        return None;
+    }
+    let read_only = |options: &str| options.split(',').any(|option| option == "ro");
+    let read_only = read_only(before.get(5)?) || after.nth(1).is_some_and(read_only);
+    Some((read_only, PathBuf::from(unescaped(before.get(4)?))))
+}
+
+/// The kernel writes blanks, tabs, newlines and backslashes of paths as `\ooo`.
+fn unescaped(path: &str) -> String {
+    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    escapes.iter().fold(path.to_string(), |path, (escape, plain)| path.replace(escape, plain))
+}
+
+fn control(kernel: &dyn Kernel, folder: &Path) -> Result<(Limits, u32), Missing> {
+    let file = |name: &str| folder.join(name);
+    let mask = mask_file(kernel, &file("cbm_mask"));
+    let needed = |name: &str, what: &str| missing(format!("{}: expected {what}", file(name).display()), None);
+    let mask = mask.filter(|mask| !mask.is_empty()).ok_or_else(|| needed("cbm_mask", "a hexadecimal mask"))?;
+    let number = |name: &str| number_file(kernel, &file(name)).ok_or_else(|| needed(name, "a whole number"));
+    let ways = mask.iter().last().map_or(0, |last| last + 1);
+    // Before Linux 6.6 nothing tells whether gaps are taken; masks in one piece are taken everywhere.
+    let contiguous = number_file(kernel, &file("sparse_masks")) != Some(1);
+    let limits = Limits { ways, at_least: number("min_cbm_bits")?, contiguous, taken: IndexSet::default() };
+    Ok((limits, number("num_closids")?))
+}
+
+fn counted(kernel: &dyn Kernel, mount: &Path) -> Counted {
+    let features = kernel.read(&mount.join("info/L3_MON/mon_features")).unwrap_or_default();
+    let has = |name: &str| features.lines().any(|line| line.trim() == name);
+    Counted {
+        occupancy: has("llc_occupancy"),
+        total_bytes: has("mbm_total_bytes"),
+        local_bytes: has("mbm_local_bytes"),
+    }
+}
+
+/// Domains that the root group's monitors tell of.
+fn monitored(kernel: &dyn Kernel, mount: &Path, host: &HostTopology) -> BTreeMap<u32, CacheId> {
+    let names = kernel.list(&mount.join("mon_data")).unwrap_or_default();
+    let domains = names.iter().filter_map(|name| name.strip_prefix("mon_L3_")?.parse().ok());
+    domains.filter_map(|domain: u32| Some((domain, cache_of(host, Level::L3, domain)?))).collect()
+}
+
+fn cache_of(host: &HostTopology, level: Level, domain: u32) -> Option<CacheId> {
+    let same = |cache: &&cachemate_core::Cache| {
+        let id = host.kernel_cache_ids.get(cache.id.0 as usize).copied().flatten();
+        cache.level == level && id == Some(domain)
+    };
+    host.topology.caches.iter().find(same).map(|cache| cache.id)
+}
+
+fn read(kernel: &dyn Kernel, path: &Path) -> Result<String, Missing> {
+    kernel.read(path).map_err(|error| missing(format!("{}: {error}", path.display()), None))
+}
+
+fn number_file(kernel: &dyn Kernel, path: &Path) -> Option<u32> {
+    kernel.read(path).ok()?.trim().parse().ok()
+}
+
+fn mask_file(kernel: &dyn Kernel, path: &Path) -> Option<IndexSet> {
+    parse_mask(&kernel.read(path).ok()?)
+}
+
+impl Resctrl {
+    /// What policies may divide: nothing where there is no class besides the root group's.
+    pub fn partitions(&self) -> Vec<(CacheId, Partition)> {
+        let groups_at_most = self.classes.saturating_sub(self.others);
+        let ways = |divided: &Divided| {
+            let Divided { cache, ways, at_least, contiguous, .. } = *divided;
+            (cache, Partition::Ways { ways, at_least, contiguous, groups_at_most })
+        };
+        if groups_at_most > 1 { self.divided.iter().map(ways).collect() } else { Vec::new() }
+    }
+
+    /// The division of a cache.
+    pub fn of(&self, cache: CacheId) -> Option<&Divided> {
+        self.divided.iter().find(|divided| divided.cache == cache)
+    }
+
+    /// What can be divided, in words; why nothing can, otherwise.
+    ///
+    /// # Errors
+    /// Nothing can be divided.
+    pub fn ways_in_words(&self) -> Result<String, Missing> {
+        let Some(first) = self.divided.first() else {
+            let remedy = "a processor with Intel CAT, AMD QoS or Arm MPAM";
+            return Err(missing(format!("{}: no cache can be divided", self.mount.display()), Some(remedy)));
+        };
+        let Divided { ways, at_least, contiguous, .. } = first;
+        let (caches, mount) = (self.divided.len(), self.mount.display());
+        let piece = if *contiguous { " in one piece" } else { "" };
+        let (classes, others) = (self.classes, self.others);
+        if classes.saturating_sub(others) < 2 {
+            let why = format!("{mount}: {classes} classes of service, others hold {others}, the root group has one");
+            return Err(missing(why, Some("remove others' groups, or a processor with more classes")));
+        }
+        Ok(format!(
+            "at {mount}: {caches} caches of {ways} ways, {at_least} or more{piece} a group, {} groups",
+            classes - others - 1
+        ))
+    }
+}

@@ -1,0 +1,468 @@
+//! Groups of our own on a made-up resctrl that behaves as the lab guest's, and reading trees recorded from that guest.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use cachemate_core::{
+    CacheId, CacheShare, Capabilities, Event, GroupId, Item, Member, Partition, Place, Plan, ProcessId, RefusedBecause,
+    TaskId, Units, Window,
+};
+
+use super::fake_tests::{FakeCat, FakeGroup, MOUNT, topology};
+use super::{Missing, Resctrl, Ways, find, groups};
+use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
+use crate::act::changes;
+use crate::act::rules::{Action, Rule};
+use crate::kernel::{Host, Kernel, ThreadKey};
+use crate::safety::journal::Journal;
+use crate::sense::tasks::Tasks;
+use crate::sense::topology::read_topology;
+
+/// A file per `==> PATH <==` of a recorded tree.
+fn unpacked(tree: &str) -> (tempfile::TempDir, Host) {
+    let dir = tempfile::tempdir().unwrap();
+    for part in tree.split("==> ").skip(1) {
+        let (path, text) = part.split_once(" <==\n").unwrap();
+        let path = dir.path().join(path.trim_start_matches('/'));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    let host = Host::new(dir.path());
+    (dir, host)
+}
+
+fn found(tree: &str) -> Result<Resctrl, Missing> {
+    let (dir, host) = unpacked(tree);
+    find(&host, &read_topology(dir.path()).unwrap())
+}
+
+const GUEST: &str = include_str!("trees/guest-8-classes.txt");
+const GUEST_WITH_OWNER: &str = include_str!("trees/guest-exclusive-owner.txt");
+const GUEST_ONE_CLASS: &str = include_str!("trees/guest-1-class.txt");
+
+/// CPUs `cpus` a cache, in a tree as above; the kernel's ids of the caches are given.
+fn machine(ids: &[u32], cpus: u32) -> String {
+    let mut tree = format!("==> /sys/devices/system/cpu/online <==\n0-{}\n", ids.len() as u32 * cpus - 1);
+    for (at, id) in ids.iter().enumerate() {
+        for cpu in at as u32 * cpus..(at as u32 + 1) * cpus {
+            let shared = format!("{}-{}", at as u32 * cpus, (at as u32 + 1) * cpus - 1);
+            for (file, text) in [
+                ("level", "3"),
+                ("type", "Unified"),
+                ("id", &id.to_string()),
+                ("size", "32768K"),
+                ("shared_cpu_list", &shared),
+            ] {
+                tree += &format!("==> /sys/devices/system/cpu/cpu{cpu}/cache/index3/{file} <==\n{text}\n");
+            }
+        }
+    }
+    tree + "==> /proc/self/mountinfo <==\n36 35 0:30 / /sys/fs/resctrl rw,relatime shared:9 - resctrl resctrl rw\n"
+}
+
+fn files(of: &[(&str, &str)]) -> String {
+    of.iter().map(|(path, text)| format!("==> /sys/fs/resctrl/{path} <==\n{text}\n")).collect()
+}
+
+/// Is what the guest's kernel offers read as it is: mounted elsewhere, three ways a cache, eight classes, one, and with
+/// somebody else's exclusive group?
+#[test]
+fn the_guests_trees_are_read() {
+    let guest = found(GUEST).unwrap();
+    assert_eq!(guest.mount, Path::new("/mnt/rdt"));
+    let ways = Partition::Ways { ways: 3, at_least: 1, contiguous: true, groups_at_most: 8 };
+    let caches: Vec<_> = guest.divided.iter().map(|divided| (divided.cache, divided.domain)).collect();
+    assert_eq!(guest.partitions(), [(caches[0].0, ways.clone()), (caches[1].0, ways)]);
+    assert_eq!(caches.iter().map(|(_, domain)| *domain).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(guest.divided[0].shared_with_io.to_string(), "2");
+    let words = "at /mnt/rdt: 2 caches of 3 ways, 1 or more in one piece a group, 7 groups";
+    assert_eq!(guest.ways_in_words().unwrap(), words);
+    assert!(guest.monitored.is_empty());
+
+    let owned = found(GUEST_WITH_OWNER).unwrap();
+    assert_eq!((owned.others, owned.classes), (1, 8));
+    let (_dir, host) = unpacked(GUEST_WITH_OWNER);
+    let taken = super::occupancy::taken(&host, Path::new("/mnt/rdt"), cachemate_core::Level::L3);
+    assert_eq!(taken[&1].to_string(), "0");
+    let status = groups::last_status(&host, Path::new("/mnt/rdt"));
+    assert_eq!(status.as_deref(), Some("No task 999\nError while processing task 999"));
+
+    let one = found(GUEST_ONE_CLASS).unwrap();
+    assert_eq!(one.divided.len(), 4);
+    assert!(one.partitions().is_empty());
+    assert_eq!(
+        one.ways_in_words().unwrap_err().why,
+        "/mnt/rdt: 1 classes of service, others hold 0, the root group has one"
+    );
+}
+
+/// Is an Intel host read: code and data apart, memory bandwidth with fewer classes, no word on gaps, monitors?
+#[test]
+fn an_intel_host_with_code_and_data_apart_is_read() {
+    let control = |name: &str| {
+        let info = |file: &str, text: &str| files(&[(&format!("info/{name}/{file}"), text)]);
+        info("cbm_mask", "7ff")
+            + &info("min_cbm_bits", "2")
+            + &info("num_closids", "8")
+            + &info("shareable_bits", "600")
+            + &info("bit_usage", "0=XXSSSSSSSSS;1=XXSSSSSSSSS")
+    };
+    let tree = machine(&[0, 1], 2)
+        + &control("L3CODE")
+        + &control("L3DATA")
+        + &files(&[
+            ("schemata", "    MB:0=  100;1=  100\nL3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff"),
+            ("info/MB/num_closids", "4"),
+            ("info/L3_MON/mon_features", "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes"),
+            ("mon_data/mon_L3_00/llc_occupancy", "4096"),
+            ("mon_data/mon_L3_01/llc_occupancy", "4096"),
+            ("mon_groups/perf/schemata-is-not-here", ""),
+        ]);
+    let intel = found(&tree).unwrap();
+    let ways = Partition::Ways { ways: 11, at_least: 2, contiguous: true, groups_at_most: 4 };
+    assert_eq!(intel.partitions(), [(CacheId(0), ways.clone()), (CacheId(1), ways)]);
+    assert_eq!(intel.monitored, BTreeMap::from([(0, CacheId(0)), (1, CacheId(1))]));
+    assert!(intel.counted.occupancy && intel.counted.total_bytes && intel.counted.local_bytes);
+}
+
+/// Is an EPYC read: gaps in masks allowed, cache ids with holes, others' groups taking classes?
+#[test]
+fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
+    let tree = machine(&[0, 1, 8, 9], 2)
+        + &files(&[
+            ("schemata", "L3:0=ffff;1=ffff;8=ffff;9=ffff\n    MB:0=2048;1=2048;8=2048;9=2048"),
+            ("info/L3/cbm_mask", "ffff"),
+            ("info/L3/min_cbm_bits", "1"),
+            ("info/L3/num_closids", "16"),
+            ("info/L3/sparse_masks", "1"),
+            ("info/L3/shareable_bits", "0"),
+            ("info/MB/num_closids", "16"),
+            ("kube.guaranteed/schemata", "L3:0=f;1=f;8=f;9=f"),
+            ("kube.burst/schemata", "L3:0=ff;1=f;8=f;9=f"),
+        ]);
+    let epyc = found(&tree).unwrap();
+    let ways = Partition::Ways { ways: 16, at_least: 1, contiguous: false, groups_at_most: 14 };
+    assert_eq!(epyc.partitions().len(), 4);
+    assert_eq!(epyc.partitions()[2], (CacheId(2), ways));
+    assert_eq!(epyc.of(CacheId(2)).unwrap().domain, 8);
+    assert_eq!(epyc.counted, super::Counted::default());
+}
+
+/// Not mounted, mounted read-only, one group bound elsewhere, a file that makes no sense: is each told, and no panic?
+#[test]
+fn what_is_missing_is_told_with_a_remedy() {
+    let bare = machine(&[0], 2);
+    let with = |mountinfo: &str, filesystems: &str| {
+        let start = bare.find("==> /proc").unwrap();
+        let proc = format!("==> /proc/self/mountinfo <==\n{mountinfo}\n==> /proc/filesystems <==\n{filesystems}\n");
+        found(&format!("{}{proc}", &bare[..start])).unwrap_err()
+    };
+    assert_eq!(with("", "nodev\text4\n").why, "the kernel has no resctrl, or the processor no RDT/QoS");
+    let not_mounted = with("1 2 0:3 / / rw - ext4 x rw", "nodev\tresctrl");
+    assert_eq!(not_mounted.why, "not mounted");
+    assert_eq!(not_mounted.remedy.as_deref(), Some("mount -t resctrl resctrl /sys/fs/resctrl"));
+    let bound = "36 35 0:30 /db /srv/db rw - resctrl resctrl rw";
+    assert_eq!(with(bound, "resctrl").why, "not mounted", "a mount of one group is not the whole");
+    assert_eq!(with("3 4 0:3 / /a\\040b ro - resctrl r rw", "resctrl").why, "/a b: mounted read-only");
+    let broken = bare + &files(&[("schemata", "L3:0=ff"), ("info/L3/cbm_mask", "zz")]);
+    assert_eq!(found(&broken).unwrap_err().why, "/sys/fs/resctrl/info/L3/cbm_mask: expected a hexadecimal mask");
+}
+
+/// Everything that a plan needs, on the made-up host.
+pub(super) struct Bench {
+    pub cat: FakeCat,
+    tasks: Tasks,
+    actuator: Actuator,
+    ways: Ways,
+    dir: tempfile::TempDir,
+    /// As they were found, when nobody had a group yet.
+    partitions: Vec<(CacheId, Partition)>,
+}
+
+pub(super) fn waiting_guardian() -> GuardianCommand {
+    let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
+    GuardianCommand { program: "/bin/sh".into(), args }
+}
+
+const OWNER: ThreadKey = ThreadKey { tid: 77, start_ticks: 5 };
+
+impl Bench {
+    fn new() -> Self {
+        Self::on(FakeCat::new())
+    }
+    fn on(cat: FakeCat) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let actuator = Actuator::new(dir.path(), waiting_guardian());
+        let resctrl = find(&cat, &topology()).unwrap();
+        let partitions = resctrl.partitions();
+        let ways = Ways::new(resctrl, OWNER);
+        let mut bench = Bench { cat, tasks: Tasks::default(), actuator, ways, dir, partitions };
+        bench.look();
+        bench
+    }
+    fn look(&mut self) {
+        self.tasks.look(&self.cat, &[Rule { action: Action::Manage(None), ..Rule::default() }], 0).unwrap();
+    }
+    fn apply(&mut self, shares: &[CacheShare]) -> ApplyReport {
+        let plan = Plan { shares: shares.to_vec(), ..Plan::idle(Window::Time { ns: 1 }) };
+        let partitions = self.partitions.clone();
+        let bench = changes::bench::Bench {
+            host: &self.cat,
+            actuator: &mut self.actuator,
+            ways: Some(&mut self.ways),
+            tasks: &self.tasks,
+            capabilities: &Capabilities { partitions, ..changes::bench::capabilities() },
+            groups: &[],
+        };
+        bench.carry_out(&plan).0
+    }
+    fn holds(&self, shares: &[CacheShare]) -> Vec<String> {
+        let held = self.ways.read_back(&self.cat, shares, &self.tasks.all());
+        let text = |held: &cachemate_core::ShareHeld| {
+            let Units::Ways { mask } = &held.share.units else { panic!("not ways") };
+            let share = &held.share;
+            format!("{}@{}={mask}x{}", share.group.0, share.cache.0, share.members.len())
+        };
+        held.iter().map(text).collect()
+    }
+    fn put_back(&mut self) {
+        self.actuator.put_back(&self.cat).unwrap();
+        self.ways.forget();
+        assert!(self.cat.groups.borrow().keys().all(|name| !name.starts_with(groups::PREFIX)));
+        assert!(self.cat.placed().values().all(|name| !name.starts_with(groups::PREFIX)));
+        assert!(!self.dir.path().join(Journal::FILE_NAME).exists());
+    }
+}
+
+pub(super) fn share(group: u32, process: u32, cache: u32, mask: &str) -> CacheShare {
+    let members = vec![Member::Process(ProcessId(process))];
+    let units = Units::Ways { mask: mask.parse().unwrap() };
+    CacheShare { group: GroupId(group), members, cache: CacheId(cache), units }
+}
+
+/// Is a plan the whole state: groups made, kept when only a mask changes, taken over, removed; and nothing when repeated?
+#[test]
+fn a_plan_is_the_whole_state_of_the_groups() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.apply(&[]).calls, 0);
+    assert!(!bench.dir.path().join(Journal::FILE_NAME).exists(), "starting changes nothing");
+    let first = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
+    let made = bench.apply(&first);
+    assert_eq!((made.refused, made.calls), (Vec::new(), 6), "two groups, two masks, two threads");
+    assert_eq!(bench.cat.masks(), ["5:0=f,8=ff", "6:0=f0,8=3"]);
+    assert_eq!(bench.holds(&first), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"]);
+    assert_eq!(bench.apply(&first).calls, 0, "again is no change");
+    // Only a mask changes: one write, nobody moves.
+    let narrower = [share(1, 0, 0, "0-1"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
+    assert_eq!(bench.apply(&narrower).calls, 1);
+    assert_eq!(bench.cat.masks(), ["5:0=3,8=ff", "6:0=f0,8=3"]);
+    // Another process's share takes over the group that is left, its second cache free again.
+    let other = [share(1, 0, 0, "0-1"), share(3, 2, 0, "2-7")];
+    bench.apply(&other);
+    assert_eq!(bench.cat.masks(), ["5:0=3,8=ff", "7:0=fc,8=ff"]);
+    assert_eq!(bench.cat.groups.borrow().len(), 2);
+    bench.apply(&other[..1]);
+    assert_eq!(bench.cat.groups.borrow().len(), 1, "what is not needed is removed: classes are few");
+    bench.put_back();
+}
+
+/// When classes run out: is as much done as can be, with the kernel's words, and the rest unrestricted?
+#[test]
+fn out_of_classes_the_rest_of_the_plan_stands() {
+    let mut bench = Bench::new();
+    bench.cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [9].into() });
+    let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3"), share(3, 2, 0, "4-5"), share(3, 2, 1, "4-5")];
+    let made = bench.apply(&plan);
+    assert_eq!(bench.holds(&plan), ["1@0=0-1x1", "2@0=2-3x1"]);
+    let items: Vec<&Item> = made.refused.iter().map(|refused| &refused.item).collect();
+    assert_eq!(items, [&Item::Share(GroupId(3), CacheId(0)), &Item::Share(GroupId(3), CacheId(1))]);
+    assert!(made.refused.iter().all(|refused| refused.because == RefusedBecause::NoRoom));
+    assert!(made.refused[0].said.ends_with("resctrl says: Out of CLOSIDs"), "{}", made.refused[0].said);
+    assert!(!bench.cat.placed().contains_key(&7));
+    bench.put_back();
+    assert!(bench.cat.groups.borrow().contains_key("db"), "others' groups stay");
+}
+
+/// Is a mask that the hardware does not take made one that it takes, or refused, and what holds told?
+#[test]
+fn masks_that_the_hardware_does_not_take_are_fitted_and_told() {
+    let mut bench = Bench::new();
+    let plan = [share(1, 0, 0, "3"), share(2, 1, 0, "0,5-6"), share(3, 2, 0, "9")];
+    let made = bench.apply(&plan);
+    assert_eq!(bench.holds(&plan), ["1@0=3-4x1", "2@0=5-6x1"]);
+    let said: Vec<&str> = made.refused.iter().map(|refused| refused.said.split(':').next().unwrap()).collect();
+    assert_eq!(said, ["ways 3 became 3-4", "ways 0,5-6 became 5-6", "ways 9"]);
+    bench.put_back();
+}
+
+/// Is a thread in somebody else's group, or in somebody's monitoring group, left there?
+#[test]
+fn threads_in_others_groups_are_left_there() {
+    let mut bench = Bench::new();
+    bench.cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [5].into() });
+    let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3")];
+    let made = bench.apply(&plan);
+    assert_eq!(bench.cat.placed()[&5], "db");
+    assert_eq!(bench.holds(&plan), ["2@0=2-3x1"]);
+    assert_eq!(made.refused[0].because, RefusedBecause::OwnedByAnother);
+    assert_eq!(made.refused[0].said, "thread 5 is in resctrl group /db, which is somebody else's");
+    bench.put_back();
+    assert_eq!(bench.cat.placed(), BTreeMap::from([(5, "db".to_string())]));
+}
+
+/// Do children born into a group go where the plan says, or back, managed or not, and at the end too?
+#[test]
+fn children_born_into_a_group_do_not_stay_there() {
+    let mut bench = Bench::new();
+    bench.apply(&[share(1, 0, 0, "0-1")]);
+    bench.cat.born(5, 20);
+    bench.look();
+    bench.actuator.tend_heirs(&bench.cat, &bench.tasks.all(), &[]).unwrap();
+    bench.apply(&[share(1, 0, 0, "0-1")]);
+    assert_eq!(bench.cat.placed().keys().copied().collect::<Vec<_>>(), [5]);
+    bench.cat.born(5, 21);
+    bench.actuator.tend_heirs(&bench.cat, &[], &[(21, 5)]).unwrap();
+    assert_eq!(bench.cat.placed().keys().copied().collect::<Vec<_>>(), [5]);
+    bench.cat.born(5, 22);
+    bench.put_back();
+}
+
+/// Somebody moves our thread, changes our mask or removes our group: is it told, and set anew?
+#[test]
+fn what_others_change_is_told_and_set_anew() {
+    let plan = [share(1, 0, 0, "0-1")];
+    let item = Item::Share(GroupId(1), CacheId(0));
+    let changes: [fn(&FakeCat); 3] = [
+        |cat| drop(cat.write(&Path::new(MOUNT).join("tasks"), "5")),
+        |cat| {
+            let mut groups = cat.groups.borrow_mut();
+            groups.values_mut().for_each(|group| drop(group.masks.insert(0, (0..8).collect())));
+        },
+        |cat| cat.groups.borrow_mut().clear(),
+    ];
+    for change in changes {
+        let mut bench = Bench::new();
+        bench.apply(&plan);
+        change(&bench.cat);
+        let made = bench.apply(&plan);
+        assert!(made.overridden.contains(&item), "{made:?}");
+        assert_eq!(bench.holds(&plan), ["1@0=0-1x1"]);
+        assert_eq!(bench.apply(&plan).overridden, []);
+        bench.put_back();
+    }
+}
+
+/// Is another owner's lock respected, and are orphans, and only they, swept?
+#[test]
+fn locks_are_respected_and_orphans_swept() {
+    let mut bench = Bench::new();
+    let empty = || FakeGroup { masks: BTreeMap::new(), tasks: [6].into() };
+    for name in ["cachemate-3-9-0", "cachemate-4-9-0", "db"] {
+        bench.cat.groups.borrow_mut().insert(name.into(), empty());
+    }
+    bench.cat.classes.set(9);
+    let living = Path::new(MOUNT).join("cachemate-4-9-0");
+    bench.cat.locked.borrow_mut().extend([living, MOUNT.into()]);
+    let made = bench.apply(&[share(1, 0, 0, "0-1")]);
+    assert_eq!((made.calls, made.refused[0].because.clone()), (0, RefusedBecause::Busy));
+    bench.cat.locked.borrow_mut().remove(Path::new(MOUNT));
+    bench.apply(&[share(1, 0, 0, "0-1")]);
+    let names: Vec<String> = bench.cat.groups.borrow().keys().cloned().collect();
+    assert_eq!(names, ["cachemate-4-9-0", "cachemate-77-5-0", "db"]);
+    bench.actuator.put_back(&bench.cat).unwrap();
+    let removed = groups::sweep_mounted(&bench.cat);
+    assert_eq!(removed, Vec::<String>::new(), "the living one stays");
+    bench.cat.locked.borrow_mut().clear();
+    assert_eq!(groups::sweep_mounted(&bench.cat).len(), 1);
+}
+
+/// Are occupancy and traffic read where they are counted, as differences, and absent where a group is new?
+#[test]
+fn occupancy_and_traffic_are_read() {
+    let mut bench = Bench::new();
+    let plan = [share(1, 0, 0, "0-3")];
+    let counted = |name: &str, domain: u32, occupancy: u64, traffic: u64, cat: &FakeCat| {
+        cat.counted.borrow_mut().insert((name.to_string(), domain), (occupancy, traffic));
+    };
+    for domain in [0, 8] {
+        counted("", domain, 0, 1000, &bench.cat);
+    }
+    assert!(bench.ways.places(&bench.cat).is_empty(), "one reading is no difference");
+    bench.apply(&plan);
+    counted("", 0, 0, 1500, &bench.cat);
+    counted("cachemate-77-5-0", 0, 4 << 20, 100, &bench.cat);
+    let places = bench.ways.places(&bench.cat);
+    assert_eq!(places.len(), 0, "{places:?}: the new group's share of the window is not known");
+    counted("", 0, 0, 1600, &bench.cat);
+    counted("cachemate-77-5-0", 0, 5 << 20, 140, &bench.cat);
+    let places = bench.ways.places(&bench.cat);
+    let group = Place::Group(GroupId(1), CacheId(0));
+    let of = |place: Place| places.iter().find(|(at, _)| *at == place).unwrap().1.get(Event::MemoryBytes);
+    assert_eq!((of(group), of(Place::Cache(CacheId(0)))), (Some(40.0), Some(140.0)));
+    let held = bench.ways.read_back(&bench.cat, &plan, &bench.tasks.all());
+    assert_eq!(held[0].occupancy_bytes, Some(5 << 20));
+    let why = bench.ways.explain(&bench.cat, &held[0]);
+    assert_eq!(
+        why,
+        [
+            "holds 5242880 bytes where its ways have 4194304: lines from before its mask stay until they are evicted",
+            "ways 0-3 may also be filled by group /",
+        ]
+    );
+    bench.put_back();
+}
+
+/// Whatever write fails, with whatever error, at whatever step: is it told, is what is said to hold true, is everything
+/// put back, and does the same plan hold when it is tried again?
+#[test]
+fn a_fault_at_any_step_leaves_a_true_account() {
+    let plan = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
+    for error in [libc::EPERM, libc::ENOSPC, libc::EINVAL, libc::EIO, libc::EBUSY] {
+        for nth in 0..6 {
+            let mut bench = Bench::new();
+            bench.cat.host.fault.set(Some((nth, error)));
+            let made = bench.apply(&plan);
+            assert!(!made.refused.is_empty(), "{error} at {nth}");
+            let at_first = bench.holds(&plan);
+            assert!(at_first.len() < plan.len(), "{error} at {nth}: {at_first:?}");
+            assert!(bench.apply(&plan).refused.is_empty());
+            assert_eq!(bench.holds(&plan), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"], "{error} at {nth}");
+            // A fault while things are removed: told, and gone with the next try.
+            bench.cat.host.fault.set(Some((nth % 3, error)));
+            bench.apply(&plan[..1]);
+            bench.cat.host.fault.set(None);
+            bench.apply(&plan[..1]);
+            assert_eq!(bench.cat.groups.borrow().len(), 1, "{error} at {nth}");
+            bench.put_back();
+        }
+    }
+}
+
+/// Killed after any write, with nobody but the journal left: is everything as it was?
+#[test]
+fn the_journal_alone_puts_everything_back() {
+    let plan = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
+    for killed_after in 0..7 {
+        let cat = FakeCat::new();
+        cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [8].into() });
+        let before = cat.groups.borrow().clone();
+        let mut bench = Bench::on(cat);
+        // Every write from then on fails: as if the process were gone.
+        bench.cat.host.broken_from.set(Some(killed_after));
+        bench.apply(&plan);
+        bench.cat.host.broken_from.set(None);
+        let Bench { cat, dir, .. } = bench;
+        crate::safety::guardian::restore_left_behind(&cat, dir.path()).unwrap();
+        assert_eq!(*cat.groups.borrow(), before, "killed after {killed_after} writes");
+        assert!(!dir.path().join(Journal::FILE_NAME).exists());
+    }
+}
+
+/// Does a share of a task that is unknown here do no harm?
+#[test]
+fn a_share_of_nobody_is_no_group() {
+    let mut bench = Bench::new();
+    let nobody = CacheShare { members: vec![Member::Task(TaskId(99))], ..share(1, 0, 0, "0-1") };
+    assert_eq!(bench.apply(&[nobody]).calls, 0);
+    bench.put_back();
+}

@@ -1,0 +1,361 @@
+//! Groups of our own in resctrl, brought to what a plan says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cachemate_core::{
+    CacheShare, Class, ClassId, Counts, IndexSet, Item, Masks, Member, Place, Plan, Refused, RefusedBecause, ShareHeld,
+    ShareKey, Units,
+};
+
+use super::groups;
+use super::info::{Divided, Resctrl};
+use super::masks::Schemata;
+use super::occupancy::{Others, Traffic, explain, occupancy_bytes, taken};
+use crate::act::actuator::refused;
+use crate::act::changes::{Reading, item_of};
+use crate::kernel::{DirLock, Kernel, ThreadKey};
+use crate::safety::journal::{Object, State};
+use crate::safety::restore::read_state;
+use crate::sense::tasks::Managed;
+
+/// How long we wait for somebody else's lock on resctrl before the plan's shares are refused for this window.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A group that we made.
+#[derive(Debug)]
+struct OwnGroup {
+    path: PathBuf,
+    /// What it is for; the empty class where nothing is left of it but the folder.
+    class: Class,
+    /// Tells others that its owner lives.
+    _alive: DirLock,
+}
+
+impl OwnGroup {
+    fn name(&self) -> &std::ffi::OsStr {
+        self.path.file_name().unwrap_or_default()
+    }
+}
+
+/// The way masks of this host, as far as they are ours.
+#[derive(Debug)]
+pub struct Ways {
+    resctrl: Resctrl,
+    /// How our groups are called.
+    prefix: String,
+    groups: BTreeMap<ClassId, OwnGroup>,
+    swept: bool,
+    /// Traffic by group and domain at the last look.
+    traffic: BTreeMap<(String, u32), Traffic>,
+}
+
+impl Ways {
+    /// Nothing is changed by starting. `owner` is the process whose groups these will be.
+    pub fn new(resctrl: Resctrl, owner: ThreadKey) -> Self {
+        Ways {
+            resctrl,
+            prefix: groups::own_prefix(owner),
+            groups: BTreeMap::new(),
+            swept: false,
+            traffic: BTreeMap::new(),
+        }
+    }
+
+    /// Everything has been put back: nothing is ours any more.
+    pub fn forget(&mut self) {
+        self.groups.clear();
+    }
+
+    /// Reads our groups into the state that changes start from. `plan` loses its shares of ways where resctrl's lock cannot
+    /// be had: nothing of it changes then. The lock is to be held until the changes are made; without `act` none is
+    /// needed, as nothing is.
+    pub(crate) fn read(
+        &mut self,
+        kernel: &dyn Kernel,
+        plan: &mut Plan,
+        tasks: &[&Managed],
+        reading: &mut Reading,
+        act: bool,
+    ) -> Option<DirLock> {
+        let of_ways = |share: &CacheShare| matches!(share.units, Units::Ways { .. });
+        if !plan.shares.iter().any(of_ways) && self.groups.is_empty() {
+            return None;
+        }
+        let lock = match act.then(|| kernel.lock_dir(&self.resctrl.mount, PATIENCE)).transpose() {
+            Ok(lock) => lock,
+            Err(error) => {
+                let said = format!("{}: its lock is held by somebody else: {error}", self.resctrl.mount.display());
+                let items = plan.shares.iter().filter(|share| of_ways(share));
+                let items = items.map(|share| Item::Share(share.group, share.cache));
+                reading.refused.extend(refuse_all(items, &RefusedBecause::Busy, &said));
+                plan.shares.retain(|share| !of_ways(share));
+                return None;
+            }
+        };
+        if act && !self.swept {
+            self.swept = true;
+            let items = |said: String| refuse_all([Item::Plan], &RefusedBecause::Failed, &said);
+            let swept = groups::sweep(kernel, &self.resctrl.mount, &self.prefix).into_iter();
+            reading.refused.extend(swept.filter(|said| said.contains("not removed")).flat_map(items));
+        }
+        self.read_taken(kernel, reading);
+        self.read_classes(kernel, reading);
+        self.read_members(kernel, plan, tasks, reading);
+        lock
+    }
+
+    fn read_taken(&self, kernel: &dyn Kernel, reading: &mut Reading) {
+        let mut taken_of = BTreeMap::new();
+        for Divided { cache, level, domain, .. } in &self.resctrl.divided {
+            let of_level = taken_of.entry(*level).or_insert_with(|| taken(kernel, &self.resctrl.mount, *level));
+            let taken: IndexSet = of_level.get(domain).cloned().unwrap_or_default();
+            reading.state.taken_ways.insert(*cache, taken);
+        }
+    }
+
+    /// A group that somebody has removed is none any more.
+    fn read_classes(&mut self, kernel: &dyn Kernel, reading: &mut Reading) {
+        let mut gone = Vec::new();
+        for (&id, group) in &self.groups {
+            let item = item_of(&group.class);
+            let directory = Object::Directory { path: group.path.clone() };
+            let there = read_state(kernel, &directory);
+            if matches!(there, Ok(State::Absent)) {
+                gone.push(id);
+            }
+            let Ok(there) = there else { continue };
+            reading.found.insert(directory, (item.clone(), there));
+            let object = self.schemata(id);
+            let Ok(State::Text(now)) = read_state(kernel, &object) else {
+                reading.add_class(id, Masks::new());
+                continue;
+            };
+            let plain = match reading.originals.get(&object) {
+                Some(State::Text(plain)) => Schemata::parse(plain).unwrap_or_default(),
+                _ => Schemata::default(),
+            };
+            let text = Schemata::parse(&now).unwrap_or_default();
+            let mut masks = Masks::new();
+            for Divided { cache, level, domain, .. } in &self.resctrl.divided {
+                let (now, plain) = (text.mask(*level, *domain), plain.mask(*level, *domain));
+                let ours = group.class.masks.contains_key(cache) || plain.is_some_and(|plain| now != Some(plain));
+                masks.extend(now.filter(|_| ours).map(|now| (*cache, now)));
+            }
+            reading.found.insert(object, (item, State::Text(now)));
+            reading.add_class(id, masks);
+        }
+        for id in gone {
+            self.groups.remove(&id);
+            reading.state.classes.remove(&id);
+        }
+    }
+
+    /// Where the threads are that the plan speaks of, or that we have moved.
+    fn read_members(&self, kernel: &dyn Kernel, plan: &Plan, tasks: &[&Managed], reading: &mut Reading) {
+        for task in tasks.iter().filter(|task| !task.exited && !task.fixed) {
+            let member = |share: &&CacheShare| {
+                matches!(share.units, Units::Ways { .. })
+                    && (share.members.contains(&Member::Task(task.task))
+                        || share.members.contains(&Member::Process(task.process)))
+            };
+            let object = self.membership(task.pid, task.thread);
+            let asked = plan.shares.iter().find(member);
+            if asked.is_none() && !reading.originals.contains_key(&object) {
+                continue;
+            }
+            let item = asked.map_or(Item::Plan, |share| Item::Share(share.group, share.cache));
+            let group = match read_state(kernel, &object) {
+                Ok(State::Group(group)) => group,
+                Ok(_) => continue,
+                Err(error) => {
+                    reading.refused.push(refused(kernel, &item, &object, &error));
+                    continue;
+                }
+            };
+            let class = self.groups.iter().find(|(_, own)| Path::new("/").join(own.name()) == group);
+            let (class, ours) = (class.map(|(id, _)| *id), self.may_move(&group));
+            if let Some(state) = reading.task_mut(task.task) {
+                state.class = class;
+                state.class_owner = (!ours).then(|| {
+                    let (tid, group) = (task.thread.tid, group.display());
+                    format!("thread {tid} is in resctrl group {group}, which is somebody else's")
+                });
+            }
+            reading.found.insert(object, (item, State::Group(group)));
+        }
+    }
+
+    /// Only from the root group itself (a monitoring group is somebody's too) and between groups of ours.
+    fn may_move(&self, now: &Path) -> bool {
+        let mut parts = now.strip_prefix("/").unwrap_or(now).iter();
+        match (parts.next(), parts.next()) {
+            (None, _) => true,
+            (Some(name), None) => name.to_string_lossy().starts_with(&self.prefix),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn path(&self, class: ClassId) -> PathBuf {
+        self.resctrl.mount.join(format!("{}{}", self.prefix, class.0))
+    }
+
+    pub(crate) fn schemata(&self, class: ClassId) -> Object {
+        Object::Schemata { path: self.path(class).join("schemata") }
+    }
+
+    pub(crate) fn membership(&self, pid: i32, thread: ThreadKey) -> Object {
+        Object::Membership { hierarchy: self.resctrl.mount.clone(), pid, thread }
+    }
+
+    /// The group of a class, as a thread's membership names it.
+    pub(crate) fn group(&self, class: ClassId) -> State {
+        State::Group(Path::new("/").join(format!("{}{}", self.prefix, class.0)))
+    }
+
+    /// A group's schemata with these masks. What they say nothing of is as the kernel made it: all ways that nobody holds
+    /// alone.
+    ///
+    /// # Errors
+    /// The group is not there, or its file makes no sense.
+    pub(crate) fn masks_text(
+        &self,
+        kernel: &dyn Kernel,
+        reading: &Reading,
+        class: ClassId,
+        masks: &Masks,
+    ) -> io::Result<State> {
+        let object = self.schemata(class);
+        let plain = reading.originals.get(&object).cloned();
+        let plain = plain.map_or_else(|| read_state(kernel, &object), Ok)?;
+        let State::Text(plain) = plain else { return Err(io::ErrorKind::InvalidData.into()) };
+        let mut schemata = Schemata::parse(&plain).map_err(|what| io::Error::new(io::ErrorKind::InvalidData, what))?;
+        for (cache, mask) in masks {
+            if let Some(divided) = self.resctrl.of(*cache) {
+                schemata.set(divided.level, divided.domain, mask);
+            }
+        }
+        Ok(State::Text(schemata.to_string()))
+    }
+
+    /// A group of ours stands since a moment ago.
+    pub(crate) fn created(&mut self, kernel: &dyn Kernel, class: ClassId) {
+        let path = self.path(class);
+        // Nobody else can hold what was made a moment ago under resctrl's lock.
+        let alive = kernel.lock_dir(&path, Duration::ZERO).unwrap_or_default();
+        self.groups.insert(class, OwnGroup { path, class: Class::default(), _alive: alive });
+    }
+
+    /// A group of ours is gone; what the journal need not remember any more.
+    pub(crate) fn removed(&mut self, class: ClassId) -> [Object; 2] {
+        self.groups.remove(&class);
+        [Object::Directory { path: self.path(class) }, self.schemata(class)]
+    }
+
+    /// What each group is for, from now on; nothing where no class is meant to have it.
+    pub(crate) fn assign(&mut self, classes: &BTreeMap<ClassId, Class>) {
+        for (id, group) in &mut self.groups {
+            group.class = classes.get(id).cloned().unwrap_or_default();
+        }
+    }
+
+    /// The shares that hold, from what the groups say now: masks, members, occupancy.
+    pub fn read_back(&self, kernel: &dyn Kernel, shares: &[CacheShare], tasks: &[&Managed]) -> Vec<ShareHeld> {
+        let mut held = Vec::new();
+        for group in self.groups.values().filter(|group| !group.class.shares.is_empty()) {
+            let Ok(text) = kernel.read(&group.path.join("schemata")) else { continue };
+            let Ok(schemata) = Schemata::parse(&text) else { continue };
+            let inside: BTreeSet<i32> = groups::members(kernel, &group.path).unwrap_or_default().into_iter().collect();
+            for share in shares.iter().filter(|share| group.class.shares.contains(&(share.group, share.cache))) {
+                let Some(divided) = self.resctrl.of(share.cache) else { continue };
+                let Some(mask) = schemata.mask(divided.level, divided.domain) else { continue };
+                let members = members_inside(share, &group.class, tasks, &inside);
+                if members.is_empty() {
+                    continue;
+                }
+                let occupancy = self.counts_occupancy(divided).filter(|_| group.class.group_of(share.cache).is_some());
+                let occupancy = occupancy.and_then(|domain| occupancy_bytes(kernel, &group.path, domain));
+                let share = CacheShare { members, units: Units::Ways { mask }, ..share.clone() };
+                held.push(ShareHeld { share, pages_inside: None, fallback_pages: None, occupancy_bytes: occupancy });
+            }
+        }
+        held.sort_by_key(|held| (held.share.cache, held.share.group));
+        held
+    }
+
+    fn counts_occupancy(&self, divided: &Divided) -> Option<u32> {
+        let counted = self.resctrl.counted.occupancy && self.resctrl.monitored.contains_key(&divided.domain);
+        (counted && divided.level == cachemate_core::Level::L3).then_some(divided.domain)
+    }
+
+    /// Why a share's lines are not exactly what its mask says.
+    pub fn explain(&self, kernel: &dyn Kernel, held: &ShareHeld) -> Vec<String> {
+        let Some(divided) = self.resctrl.of(held.share.cache) else { return Vec::new() };
+        let key: ShareKey = (held.share.group, held.share.cache);
+        let own = self.groups.values().find(|group| group.class.shares.contains(&key));
+        let mut others = Others::new();
+        let names = groups::names(kernel, &self.resctrl.mount).unwrap_or_default();
+        for name in std::iter::once("").chain(names.iter().map(String::as_str)) {
+            let path = if name.is_empty() { self.resctrl.mount.clone() } else { self.resctrl.mount.join(name) };
+            if own.is_some_and(|own| own.path == path) {
+                continue;
+            }
+            let masks = kernel.read(&path.join("schemata")).ok().and_then(|text| Schemata::parse(&text).ok());
+            let mask = masks.and_then(|masks| masks.mask(divided.level, divided.domain));
+            others.extend(mask.map(|mask| (format!("/{name}"), mask)));
+        }
+        explain(&held.share, held.occupancy_bytes, divided, &others)
+    }
+
+    /// Memory traffic since the last look: of our groups, and of every monitored cache as the sum of all groups. Read-only.
+    pub fn places(&mut self, kernel: &dyn Kernel) -> Vec<(Place, Counts)> {
+        let counted = self.resctrl.counted;
+        if !(counted.total_bytes || counted.local_bytes) {
+            return Vec::new();
+        }
+        let names = groups::names(kernel, &self.resctrl.mount).unwrap_or_default();
+        let mut now = BTreeMap::new();
+        let mut places = Vec::new();
+        for (&domain, &cache) in &self.resctrl.monitored {
+            let mut whole: Option<Traffic> = None;
+            for name in std::iter::once("").chain(names.iter().map(String::as_str)) {
+                let key = (name.to_string(), domain);
+                let read = Traffic::read(kernel, &self.resctrl.mount.join(name), domain, counted);
+                // A group that is new has no earlier reading: this window's sum would miss what it moved.
+                let since = self.traffic.get(&key).map_or(Traffic::default(), |&then| read.since(then));
+                now.insert(key, read);
+                whole = Some(whole.map_or(since, |sum| sum.and(since)));
+                let own = self.groups.values().find(|group| group.path.ends_with(name) && !name.is_empty());
+                if let Some(group) = own.and_then(|own| own.class.group_of(cache)) {
+                    places.push((Place::Group(group, cache), since.counts()));
+                }
+            }
+            places.extend(whole.map(|sum| (Place::Cache(cache), sum.counts())));
+        }
+        self.traffic = now;
+        places.retain(|(_, counts)| !counts.0.is_empty());
+        places.sort_by_key(|(place, _)| *place);
+        places
+    }
+}
+
+/// The members of a share that are in its group: tasks by themselves, a process if all its threads are.
+fn members_inside(share: &CacheShare, class: &Class, tasks: &[&Managed], inside: &BTreeSet<i32>) -> Vec<Member> {
+    let is_in = |task: &&&Managed| inside.contains(&task.thread.tid) && class.members.contains(&task.task);
+    let live = || tasks.iter().filter(|task| !task.exited && !task.fixed);
+    let holds = |member: &&Member| match member {
+        Member::Task(id) => live().filter(|task| task.task == *id).any(|task| is_in(&task)),
+        Member::Process(id) => {
+            let mut threads = live().filter(|task| task.process == *id).peekable();
+            threads.peek().is_some() && threads.all(|task| is_in(&task))
+        }
+    };
+    share.members.iter().filter(holds).copied().collect()
+}
+
+fn refuse_all(items: impl IntoIterator<Item = Item>, because: &RefusedBecause, said: &str) -> Vec<Refused> {
+    let refuse = |item| Refused { item, because: because.clone(), said: said.to_string() };
+    items.into_iter().map(refuse).collect()
+}

@@ -1,0 +1,177 @@
+//! How a thread is scheduled, with everything that belongs to its class.
+//!
+//! Problem: waiting for a turn is being an idle task for a while, and whoever does so must get back exactly what he had. A
+//! real-time or deadline thread cannot wait so: it is there because waiting is wrong, and the kernel takes its class back only
+//! with its parameters. Method: the whole of sched_getattr(2) but the nice value is read; threads that cannot wait are refused;
+//! and whoever chose another class meanwhile keeps it.
+
+use std::fmt;
+use std::io;
+
+use cachemate_core::CpuSet;
+use serde::{Deserialize, Serialize};
+
+use crate::kernel::{Kernel, ThreadKey};
+use crate::safety::journal::State;
+
+/// `SCHED_*` of sched(7).
+pub const NORMAL: u32 = 0;
+pub const FIFO: u32 = 1;
+pub const RR: u32 = 2;
+pub const BATCH: u32 = 3;
+pub const IDLE: u32 = 5;
+pub const DEADLINE: u32 = 6;
+/// `SCHED_FLAG_RESET_ON_FORK`; the other flags kept here, reclaim and overrun, go with the deadline class.
+pub const RESET_ON_FORK: u64 = 1;
+const FLAGS: u64 = 7;
+
+/// A class with its parameters; those that the class does not have are 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Scheduling {
+    /// `SCHED_*`.
+    pub policy: u32,
+    /// `SCHED_FLAG_*`.
+    #[serde(default)]
+    pub flags: u64,
+    /// Priority of a real-time thread, 1 to 99.
+    #[serde(default)]
+    pub priority: u32,
+    /// Run time of a deadline thread; the next two belong to it as well.
+    #[serde(default)]
+    pub runtime_ns: u64,
+    #[serde(default)]
+    pub deadline_ns: u64,
+    #[serde(default)]
+    pub period_ns: u64,
+}
+
+impl Scheduling {
+    pub fn plain(policy: u32) -> Self {
+        Scheduling { policy, ..Self::default() }
+    }
+
+    /// Can it be an idle task for a while? Not where somebody gave it a place before all others, or another scheduler.
+    pub fn can_wait(&self) -> bool {
+        matches!(self.policy, NORMAL | BATCH | IDLE)
+    }
+
+    /// The same thread while it waits.
+    #[must_use]
+    pub fn waiting(&self) -> Self {
+        Scheduling { policy: IDLE, ..*self }
+    }
+
+    /// The state as it stands in a journal.
+    pub fn state(self) -> State {
+        if self == Self::plain(self.policy) { State::Policy(self.policy) } else { State::Scheduling(self) }
+    }
+
+    pub fn of(state: &State) -> Option<Self> {
+        match state {
+            State::Policy(policy) => Some(Self::plain(*policy)),
+            State::Scheduling(scheduling) => Some(*scheduling),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Scheduling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.policy {
+            NORMAL => f.write_str("SCHED_OTHER"),
+            FIFO => write!(f, "SCHED_FIFO, priority {}", self.priority),
+            RR => write!(f, "SCHED_RR, priority {}", self.priority),
+            BATCH => f.write_str("SCHED_BATCH"),
+            IDLE => f.write_str("SCHED_IDLE"),
+            DEADLINE => write!(f, "SCHED_DEADLINE, {} ns every {} ns", self.runtime_ns, self.period_ns),
+            7 => f.write_str("SCHED_EXT"),
+            other => write!(f, "scheduling policy {other}"),
+        }
+    }
+}
+
+/// Sets a thread's affinity, if it is that thread still.
+///
+/// # Errors
+/// The thread is gone or its id another's (`ESRCH`); or as the kernel says.
+pub(crate) fn set_seat(kernel: &dyn Kernel, thread: ThreadKey, cpus: &CpuSet) -> io::Result<()> {
+    if kernel.stat(thread.tid)?.key != thread {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    kernel.set_affinity(thread.tid, cpus)
+}
+
+/// Lets a thread wait as an idle task, or gives it back what it had.
+///
+/// # Errors
+/// The thread is gone or its id another's (`ESRCH`); it cannot wait, or chose another class meanwhile: left alone; or as the
+/// kernel says.
+pub(crate) fn set_turn(kernel: &dyn Kernel, thread: ThreadKey, original: &Scheduling, waits: bool) -> io::Result<()> {
+    if kernel.stat(thread.tid)?.key != thread {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    let now = kernel.scheduling(thread.tid)?;
+    let wanted = if waits { original.waiting() } else { *original };
+    if !original.can_wait() || (now != *original && now != original.waiting()) {
+        return Err(io::Error::other(format!("thread {}: {now}: left alone", thread.tid)));
+    }
+    if now == wanted { Ok(()) } else { kernel.set_scheduling(thread.tid, &wanted) }
+}
+
+/// `struct sched_attr` of sched_getattr(2), in its first version.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime_ns: u64,
+    deadline_ns: u64,
+    period_ns: u64,
+}
+
+/// Reads by sched_getattr(2).
+pub(crate) fn read(tid: i32) -> io::Result<Scheduling> {
+    let mut found = Attributes::default();
+    // SAFETY: the kernel writes at most the stated size into a structure of that size.
+    let answer =
+        unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut found, size_of::<Attributes>() as u32, 0u32) };
+    if answer < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let (flags, priority) = (found.flags & FLAGS, found.priority);
+    let plain = Scheduling { flags, priority, ..Scheduling::plain(found.policy) };
+    // Elsewhere the run time is the slice, which is kept by whoever changes the class.
+    if found.policy != DEADLINE {
+        return Ok(plain);
+    }
+    let (runtime_ns, deadline_ns, period_ns) = (found.runtime_ns, found.deadline_ns, found.period_ns);
+    Ok(Scheduling { runtime_ns, deadline_ns, period_ns, ..plain })
+}
+
+/// Writes by sched_setscheduler(2), which leaves the nice value as it is; by sched_setattr(2) what it cannot say.
+pub(crate) fn write(tid: i32, wanted: &Scheduling) -> io::Result<()> {
+    let answer = if wanted.policy == DEADLINE {
+        let attributes = Attributes {
+            size: size_of::<Attributes>() as u32,
+            policy: wanted.policy,
+            flags: wanted.flags,
+            runtime_ns: wanted.runtime_ns,
+            deadline_ns: wanted.deadline_ns,
+            period_ns: wanted.period_ns,
+            ..Attributes::default()
+        };
+        // SAFETY: the kernel reads a structure of the size that stands in it.
+        unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attributes, 0u32) }
+    } else {
+        let reset = if wanted.flags & RESET_ON_FORK != 0 { libc::SCHED_RESET_ON_FORK } else { 0 };
+        let parameters = libc::sched_param { sched_priority: wanted.priority as libc::c_int };
+        // SAFETY: the kernel reads one sched_param that lives across the call.
+        let answer =
+            unsafe { libc::sched_setscheduler(tid, wanted.policy as libc::c_int | reset, &raw const parameters) };
+        libc::c_long::from(answer)
+    };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,383 @@
+//! The guardian: a small process that puts the host back when the daemon is gone, however it died.
+//!
+//! Problem: no handler runs on SIGKILL. Method: the daemon starts the guardian before its first change and holds the
+//! write end of a pipe; the guardian waits on the read end. When the daemon says it restored everything itself, the
+//! guardian leaves; when the pipe closes without that word, it restores from the journal. A daemon that is stopped or hangs
+//! closes nothing: it says how long its windows are once in each, and one that is silent for ten seconds and for five windows
+//! is fenced off ([`Fence`]), and then everything is restored. The guardian runs in a session of its
+//! own, in a control group of its own where there is one ([`apart`]), and ignores the signals that end a terminal's programs. If the guardian dies first, the daemon notices and starts
+//! another. If both die, the journal is still there for the next start and for `cachemate reset`.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+pub mod apart;
+
+use crate::kernel::Kernel;
+use crate::safety::fence::{self, Fence};
+use crate::safety::journal::{self, Journal, JournalError, Recovered};
+use crate::safety::limits;
+use crate::safety::restore::{Outcome, Restored, restore};
+
+/// What the daemon writes before it closes the pipe in good order.
+const ALL_RESTORED: &[u8] = b"restored\n";
+
+/// The shortest silence after which a daemon counts as hung.
+pub const SILENCE: Duration = Duration::from_secs(10);
+/// And so many of its windows.
+const SILENT_WINDOWS: u32 = 5;
+/// How long a guardian that was told to go is waited for.
+const LEAVING: Duration = Duration::from_secs(2);
+
+/// The daemon's end of a running guardian.
+#[derive(Debug)]
+pub struct Guardian {
+    child: Child,
+    fence: Arc<Fence>,
+}
+
+/// What has become of a guardian.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Guard {
+    Stands,
+    /// A signal ended it: it did nothing.
+    Killed,
+    /// It ended by itself: it took the daemon for gone or hung, and has put everything back.
+    Ended,
+}
+
+impl Guardian {
+    /// Starts `program ARGS...`, which must call [`watch`]; waits for its first word, so that no change is made before it
+    /// stands. It keeps `hold` open as long as it lives.
+    ///
+    /// # Errors
+    /// It could not be started or did not report ready.
+    pub fn start(program: &Path, args: &[&str], hold: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+        let fence = Arc::new(Fence::new()?);
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env(fence::VARIABLE, fence.as_fd().as_raw_fd().to_string());
+        let kept: Vec<RawFd> = hold.iter().chain([&fence.as_fd()]).map(AsRawFd::as_raw_fd).collect();
+        // SAFETY: setsid(2) and fcntl(2) are async-signal-safe and touch no memory of ours; the descriptors are open.
+        unsafe {
+            command.pre_exec(move || {
+                for &fd in &kept {
+                    rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(fd), rustix::io::FdFlags::empty())?;
+                }
+                rustix::process::setsid().map(|_| ()).map_err(io::Error::from)
+            });
+        }
+        let mut child = command.spawn()?;
+        let mut ready = [0u8; 6];
+        let stdout = child.stdout.as_mut().expect("standard output was piped");
+        let stood = stdout.read_exact(&mut ready).and_then(|()| {
+            // A guardian that is stopped must not stop the daemon too.
+            let pipe = child.stdin.as_ref().expect("standard input was piped");
+            Ok(rustix::fs::fcntl_setfl(pipe, rustix::fs::OFlags::NONBLOCK)?)
+        });
+        match stood {
+            Ok(()) if &ready == b"ready\n" => Ok(Guardian { child, fence }),
+            _ => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(io::Error::other(format!("{}: the guardian did not report ready", program.display())))
+            }
+        }
+    }
+
+    /// Process id, for status pages and tests.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it raises before it restores.
+    pub fn fence(&self) -> &Arc<Fence> {
+        &self.fence
+    }
+
+    /// Is it still there? To be asked before every batch of changes.
+    pub fn state(&mut self) -> Guard {
+        match self.child.try_wait() {
+            Ok(None) if self.fence.is_raised() => Guard::Ended,
+            Ok(None) => Guard::Stands,
+            Ok(Some(status)) if status.signal().is_some() && !self.fence.is_raised() => Guard::Killed,
+            _ => Guard::Ended,
+        }
+    }
+
+    /// A sign of life, and how long the windows are that will come with one each.
+    pub fn beat(&mut self, window: Duration) {
+        if let Some(pipe) = &mut self.child.stdin {
+            // A pipe that is full has signs enough; one that is broken is noticed by its state.
+            let _ = pipe.write_all(format!("{}\n", window.as_millis()).as_bytes());
+        }
+    }
+
+    /// Has it ended, within a while? Of one that is just restoring.
+    pub fn ends_within(&mut self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+                Ok(None) => return false,
+                _ => return true,
+            }
+        }
+    }
+
+    /// Everything has been put back by the daemon itself: the guardian may go.
+    ///
+    /// # Errors
+    /// The guardian was gone already, or does not go: it has nothing left to do.
+    pub fn dismiss(mut self) -> io::Result<()> {
+        let mut pipe = self.child.stdin.take().expect("standard input was piped, and is taken only here");
+        let told = pipe.write_all(ALL_RESTORED);
+        drop(pipe);
+        if self.ends_within(LEAVING) { told } else { Err(io::ErrorKind::TimedOut.into()) }
+    }
+}
+
+/// How the daemon's pipe ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Heard {
+    /// It has restored everything itself.
+    Goodbye,
+    /// It is gone.
+    End,
+    /// It is there, and says nothing.
+    Silence(Duration),
+}
+
+/// Reads signs of life until there are none.
+fn listen(pipe: impl AsFd, shortest_silence: Duration) -> Heard {
+    let (mut limit, mut heard, mut line) = (shortest_silence, Instant::now(), Vec::new());
+    loop {
+        let asked = Instant::now();
+        let left = limit.saturating_sub(heard.elapsed()).min(Duration::from_secs(1));
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        let mut polled = [PollFd::new(&pipe, PollFlags::IN)];
+        let ready = match poll(&mut polled, Some(&timeout)) {
+            Ok(ready) => ready,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return Heard::End,
+        };
+        if ready > 0 {
+            let mut buffer = [0u8; 256];
+            match rustix::io::read(&pipe, &mut buffer) {
+                Ok(0) => return Heard::End,
+                Ok(count) => {
+                    heard = Instant::now();
+                    line.extend_from_slice(&buffer[..count]);
+                    for said in lines(&mut line) {
+                        match said.parse::<u64>() {
+                            _ if said.as_bytes() == ALL_RESTORED.trim_ascii_end() => return Heard::Goodbye,
+                            Ok(ms) => {
+                                limit = shortest_silence.max(SILENT_WINDOWS * Duration::from_millis(ms.min(HOUR_MS)))
+                            }
+                            Err(_) => {}
+                        }
+                    }
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return Heard::End,
+            }
+        } else if asked.elapsed() > left + Duration::from_secs(1) {
+            // We were stopped too: the daemon gets its time anew.
+            heard = Instant::now();
+        } else if heard.elapsed() >= limit {
+            return Heard::Silence(heard.elapsed());
+        }
+    }
+}
+
+/// Windows are not longer; a number that is more than that is none.
+const HOUR_MS: u64 = 3_600_000;
+
+/// Takes whole lines out of what was read.
+fn lines(read: &mut Vec<u8>) -> Vec<String> {
+    let end = read.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+    let whole: Vec<u8> = read.drain(..end).collect();
+    String::from_utf8_lossy(&whole).lines().map(str::to_string).collect()
+}
+
+/// The guardian's whole life: say ready, wait for the daemon's end or its silence, put things back if it did not.
+///
+/// # Errors
+/// The journal could not be read, or the lock not taken. What could not be restored stands in the account.
+pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<LeftBehind, JournalError> {
+    ignore_terminal_signals();
+    // Where there is no such group the guardian stands beside the daemon; `status` says so.
+    let apart = apart::Apart::go(kernel).ok().flatten();
+    let left = stand(kernel, state_dir);
+    if let Some(apart) = apart {
+        apart.leave(kernel);
+    }
+    left
+}
+
+fn stand(kernel: &dyn Kernel, state_dir: &Path) -> Result<LeftBehind, JournalError> {
+    let io = |source| JournalError::Io { path: state_dir.to_path_buf(), source };
+    let fence = Fence::inherited().map_err(io)?;
+    let mut stdout = io::stdout();
+    let _ = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
+    match listen(io::stdin(), SILENCE) {
+        Heard::Goodbye => return Ok(LeftBehind::default()),
+        Heard::Silence(silence) => {
+            // The daemon holds the lock, but the fence holds the daemon.
+            let Some(fence) = fence else { return Ok(LeftBehind::default()) };
+            fence.raise().map_err(io)?;
+            let left = restore_left_behind(kernel, state_dir)?;
+            return Ok(LeftBehind { silence: Some(silence), ..left });
+        }
+        Heard::End => {}
+    }
+    // A daemon that has started since restores before it does anything else; what stands in the journal then is its
+    // own. The dead daemon's lock may outlive its pipe by a moment.
+    for _ in 0..20 {
+        if let Some(_lock) = Lock::daemon(state_dir)? {
+            return restore_left_behind(kernel, state_dir);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(LeftBehind::default())
+}
+
+fn ignore_terminal_signals() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE] {
+        // SAFETY: SIG_IGN installs no handler; the calls cannot fail for these signals.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
+/// One lock per state directory: a daemon holds it while it runs, a restore while it restores.
+#[derive(Debug)]
+pub struct Lock {
+    _file: OwnedFd,
+}
+
+impl Lock {
+    /// Takes the daemon's lock, or says that another holds it (`None`).
+    ///
+    /// # Errors
+    /// The file cannot be opened or locked, or others may write to the folder.
+    pub fn daemon(state_dir: &Path) -> Result<Option<Self>, JournalError> {
+        let path = state_dir.join("daemon.lock");
+        let folder = std::fs::metadata(state_dir).map_err(|source| JournalError::Io { path: path.clone(), source })?;
+        journal::check_own(state_dir, &folder)?;
+        let file = Self::open(&path)?;
+        let lock = || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+        match rustix::io::retry_on_intr(lock) {
+            Ok(()) => Ok(Some(Lock { _file: file })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(JournalError::Io { path, source: error.into() }),
+        }
+    }
+
+    /// Takes the daemon's lock, waiting a while for a guardian that is just restoring; `None` = a daemon runs.
+    ///
+    /// # Errors
+    /// The file cannot be opened or locked.
+    pub fn daemon_after(state_dir: &Path, patience: Duration) -> Result<Option<Self>, JournalError> {
+        let until = Instant::now() + patience;
+        loop {
+            let lock = Self::daemon(state_dir)?;
+            if lock.is_some() || Instant::now() >= until {
+                return Ok(lock);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Only to read: a file system that became read-only keeps nobody from being put back. Where the file is not there either,
+    /// and cannot come to be, its folder is locked in its place.
+    fn open(path: &Path) -> Result<OwnedFd, JournalError> {
+        use rustix::fs::{Mode, OFlags, open};
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = match open(path, flags | OFlags::CREATE, Mode::RUSR | Mode::WUSR) {
+            Err(rustix::io::Errno::ROFS) => {
+                open(path.parent().unwrap_or(path), flags | OFlags::DIRECTORY, Mode::empty())
+            }
+            other => other,
+        };
+        file.map_err(|error| JournalError::Io { path: path.to_path_buf(), source: error.into() })
+    }
+}
+
+/// What came of a journal that was left behind.
+#[derive(Debug, Default)]
+pub struct LeftBehind {
+    pub account: Vec<Restored>,
+    /// What some lines of the journal said is lost: objects that they named may still be changed.
+    pub damage: Option<Damage>,
+    /// Everything is put back, but the journal lies there still. The next look at it changes nothing.
+    pub stays: Option<JournalError>,
+    /// The daemon lives, and was silent for so long.
+    pub silence: Option<Duration>,
+}
+
+/// A journal with lines that cannot be read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Damage {
+    /// Counted from 1.
+    pub lines: Vec<usize>,
+    /// Where it lies now.
+    pub journal: PathBuf,
+}
+
+impl std::fmt::Display for Damage {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let lines: Vec<String> = self.lines.iter().map(usize::to_string).collect();
+        write!(
+            out,
+            "{}: line {} cannot be read: its change is not known and may not be put back",
+            self.journal.display(),
+            lines.join(", ")
+        )
+    }
+}
+
+/// Restores from a journal left behind, if there is one, and removes it when nothing is left to do. One with damaged lines is
+/// put aside instead. A journal of another boot concerns nothing that still exists and is only removed. Whoever calls holds the
+/// folder's [`Lock`].
+///
+/// # Errors
+/// The journal cannot be read.
+pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<LeftBehind, JournalError> {
+    let Some(Recovered { boot_id, held, damaged_lines, .. }) = journal::recover(state_dir)? else {
+        return Ok(LeftBehind::default());
+    };
+    let mut left = LeftBehind::default();
+    if let (Some(then), Ok(now)) = (boot_id, kernel.boot_id())
+        && then != now
+    {
+        left.stays = journal::remove_left_behind(state_dir).err();
+        return Ok(left);
+    }
+    let (held, refused) = limits::split(kernel, held);
+    left.account = restore(kernel, &held);
+    left.account.extend(refused);
+    let failed = left.account.iter().any(|restored| matches!(restored.outcome, Outcome::Failed(_)));
+    if !damaged_lines.is_empty() {
+        let mut journal = state_dir.join(Journal::FILE_NAME);
+        if !failed {
+            match journal::set_aside(state_dir) {
+                Ok(aside) => journal = aside,
+                Err(error) => left.stays = Some(error),
+            }
+        }
+        left.damage = Some(Damage { lines: damaged_lines, journal });
+    } else if !failed {
+        left.stays = journal::remove_left_behind(state_dir).err();
+    }
+    Ok(left)
+}
+
+#[cfg(test)]
+mod tests;

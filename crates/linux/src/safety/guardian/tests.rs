@@ -1,0 +1,197 @@
+use super::*;
+use crate::fake_tests::FakeHost;
+use crate::safety::journal::{Change, Object, State};
+
+fn cpus(list: &str) -> State {
+    State::Cpus(list.parse().unwrap())
+}
+
+/// Threads 5 to 8 were moved to CPU 1, as the journal says; then everybody died.
+fn left_behind(dir: &Path) -> FakeHost {
+    let host = FakeHost::default();
+    let mut journal = Journal::create(dir, "boot", 0).unwrap();
+    for tid in 5..9 {
+        let object = Object::Affinity { pid: tid, thread: host.thread(tid, tid, 1, "0-3") };
+        journal.before(&[Change { object, now: cpus("0-3"), wanted: cpus("1"), follows: false }]).unwrap();
+        host.threads.borrow_mut().get_mut(&tid).unwrap().cpus = "1".parse().unwrap();
+    }
+    host
+}
+
+fn moved(host: &FakeHost) -> usize {
+    host.threads.borrow().values().filter(|thread| thread.cpus.to_string() == "1").count()
+}
+
+/// Damaged lines: is what can be read put back, the loss told, and the journal kept for people to look at?
+#[test]
+fn damage_is_told_and_the_journal_put_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 1..3 {
+        let host = left_behind(dir.path());
+        let path = dir.path().join(Journal::FILE_NAME);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let starts: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at] == b'\n').collect();
+        [starts[1] + 30, starts[2] + 40].into_iter().for_each(|at| bytes[at] ^= 1);
+        std::fs::write(&path, &bytes).unwrap();
+        let left = restore_left_behind(&host, dir.path()).unwrap();
+        let damage = left.damage.unwrap();
+        assert_eq!((moved(&host), damage.lines.as_slice()), (2, &[3, 4][..]));
+        assert!(damage.to_string().contains("line 3, 4"), "{damage}");
+        assert!(left.stays.is_none() && !path.exists());
+        assert_eq!(std::fs::read(&damage.journal).unwrap(), bytes, "as it was");
+        assert_eq!(journal::aside(dir.path()).unwrap().len(), round);
+    }
+}
+
+/// Where something cannot be put back yet: does a damaged journal stay in its place, for the next try?
+#[test]
+fn damage_does_not_end_what_is_still_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = left_behind(dir.path());
+    let path = dir.path().join(Journal::FILE_NAME);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let first = bytes.iter().position(|&byte| byte == b'\n').unwrap();
+    bytes[first + 30] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    host.reads_fail.set(Some(libc::EMFILE));
+    let left = restore_left_behind(&host, dir.path()).unwrap();
+    assert!(path.exists() && left.damage.is_some_and(|damage| damage.journal == path));
+    host.reads_fail.set(None);
+    restore_left_behind(&host, dir.path()).unwrap();
+    assert_eq!(moved(&host), 1);
+    assert!(!path.exists());
+}
+
+/// Are locks taken where nothing can be written, so that everything is put back from there; and is it told that the journal
+/// could not be removed?
+#[test]
+fn a_read_only_state_folder_keeps_nobody_from_being_put_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = left_behind(dir.path());
+    drop(Lock::daemon(dir.path()).unwrap().unwrap());
+    let Some(_mounted) = ReadOnly::mount(dir.path()) else {
+        crate::not_shown::not_shown("a read-only state folder", "no right to mount");
+        return;
+    };
+    assert!(std::fs::write(dir.path().join("x"), "x").is_err(), "read-only");
+    let lock = Lock::daemon(dir.path()).unwrap();
+    assert!(lock.is_some() && Lock::daemon(dir.path()).unwrap().is_none(), "one at a time");
+    let left = restore_left_behind(&host, dir.path()).unwrap();
+    assert_eq!(moved(&host), 0);
+    assert!(left.stays.is_some(), "{left:?}");
+}
+
+/// Locks that never came to be, on a disk that has become read-only: is the folder itself locked?
+#[test]
+fn without_a_lock_file_the_folder_is_locked() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(_mounted) = ReadOnly::mount(dir.path()) else {
+        crate::not_shown::not_shown("a read-only state folder", "no right to mount");
+        return;
+    };
+    let lock = Lock::daemon(dir.path()).unwrap();
+    assert!(lock.is_some() && Lock::daemon(dir.path()).unwrap().is_none());
+}
+
+/// A folder bound over itself, read-only.
+struct ReadOnly(PathBuf);
+
+impl ReadOnly {
+    fn mount(dir: &Path) -> Option<Self> {
+        let run = |args: &[&str]| {
+            let dir = dir.to_str().unwrap();
+            Command::new("mount")
+                .args(args)
+                .arg(dir)
+                .stderr(Stdio::null())
+                .status()
+                .is_ok_and(|status| status.success())
+        };
+        let bound = run(&["--bind", dir.to_str()?]);
+        let mounted = bound.then(|| ReadOnly(dir.to_path_buf()));
+        mounted.filter(|_| run(&["-o", "remount,bind,ro"]))
+    }
+}
+
+impl Drop for ReadOnly {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// A pipe with this written to it, and its writing end.
+fn pipe_with(text: &str) -> (OwnedFd, OwnedFd) {
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    rustix::io::write(&write, text.as_bytes()).unwrap();
+    (read, write)
+}
+
+/// Is a goodbye told from an end, whatever signs of life came before; and is silence noticed after its time, and not before?
+#[test]
+fn ends_and_silences_are_told_apart() {
+    let short = Duration::from_millis(60);
+    for (text, heard) in [("", Heard::End), ("100\n", Heard::End), ("5\n7\nrestored\n", Heard::Goodbye)] {
+        let (read, write) = pipe_with(text);
+        drop(write);
+        assert_eq!(listen(read, short), heard, "{text:?}");
+    }
+    for (text, least) in [("", 60), ("1\n", 60), ("junk\n40\n", 200)] {
+        let (read, _write) = pipe_with(text);
+        let Heard::Silence(silence) = listen(read, short) else { panic!("no silence") };
+        assert!(silence >= Duration::from_millis(least), "{text:?}: {silence:?}");
+    }
+}
+
+/// Is a fence that one process raises seen by the other, which has it by its number?
+#[test]
+fn a_raised_fence_is_seen() {
+    let fence = Fence::new().unwrap();
+    assert!(!fence.is_raised());
+    let mut child = Command::new("sh");
+    // As the guardian does it, by a shell: it has the descriptor by its number.
+    let number = fence.as_fd().as_raw_fd();
+    child.args(["-c", &format!("printf '\\001' >/proc/self/fd/{number}")]);
+    let kept = number;
+    // SAFETY: fcntl(2) is async-signal-safe; the descriptor is open.
+    unsafe {
+        child
+            .pre_exec(move || Ok(rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(kept), rustix::io::FdFlags::empty())?));
+    }
+    assert!(child.status().unwrap().success());
+    assert!(fence.is_raised());
+}
+
+/// Is a journal of somebody else's, or one that somebody else may have written, read by nobody?
+#[test]
+fn only_ones_own_journal_is_obeyed() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let dir = tempfile::tempdir().unwrap();
+    let host = left_behind(dir.path());
+    let path = dir.path().join(Journal::FILE_NAME);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o622)).unwrap();
+    assert!(matches!(restore_left_behind(&host, dir.path()), Err(JournalError::NotOurs { .. })));
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let elsewhere = dir.path().join("elsewhere");
+    std::fs::rename(&path, &elsewhere).unwrap();
+    symlink(&elsewhere, &path).unwrap();
+    assert!(restore_left_behind(&host, dir.path()).is_err(), "a link");
+    std::fs::remove_file(&path).unwrap();
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    assert!(restore_left_behind(&host, dir.path()).is_err(), "a pipe, and nobody waits for it");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(matches!(Lock::daemon(dir.path()), Err(JournalError::NotOurs { .. })), "others may write to the folder");
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    std::fs::rename(&elsewhere, &path).unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
+        let error = restore_left_behind(&host, dir.path()).unwrap_err().to_string();
+        assert!(error.contains("found owner 65534"), "{error}");
+        std::os::unix::fs::chown(&path, Some(0), None).unwrap();
+    } else {
+        println!("not shown here: a journal of another user (not root)");
+    }
+    assert_eq!(moved(&host), 4, "nothing was obeyed");
+    restore_left_behind(&host, dir.path()).unwrap();
+    assert_eq!(moved(&host), 0);
+}

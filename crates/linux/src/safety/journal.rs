@@ -1,0 +1,571 @@
+//! The restore journal: what stood on the host before cachemate changed it.
+//!
+//! Problem: the daemon may die at any instant, by any signal, and the host must come back exactly as it was.
+//! Method: before the first change of an object its original is appended to a file and synced, a whole batch at a time,
+//! once per object; what it is changed to is noted beside it, so that a restore can tell our doing from others'. Every
+//! line carries its own checksum; a torn line was never acted upon and is ignored. What a failing disk has taken of a batch is
+//! cut off again, and where that fails too the next line says so of the piece before it. Any other line that cannot be read is
+//! damage: what it held is lost, and told. When threads are gone their lines are dropped by writing the file anew and renaming
+//! it into place.
+//! Properties: no change without a synced original; originals only, never an intermediate state; size proportional to
+//! the objects alive; a journal of another boot concerns nothing that still exists.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use cachemate_core::CpuSet;
+use serde::{Deserialize, Serialize};
+
+use crate::act::scheduling::Scheduling;
+use crate::kernel::ThreadKey;
+
+/// Something on the host that can be changed and put back.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Object {
+    /// A thread's CPU affinity; `pid` is its process, whose later threads and children inherit it.
+    Affinity { pid: i32, thread: ThreadKey },
+    /// A thread's nice value.
+    Nice { pid: i32, thread: ThreadKey },
+    /// A thread's scheduling policy: gangs wait their turn as idle tasks.
+    Policy { pid: i32, thread: ThreadKey },
+    /// Which group of a hierarchy (a mounted cgroup controller, resctrl) a thread is in; children are born into it.
+    Membership { hierarchy: PathBuf, pid: i32, thread: ThreadKey },
+    /// Content of a control file: cpuset, freezer, weight.
+    File { path: PathBuf },
+    /// Way masks of a resctrl group: the lines of its schemata file that divide caches.
+    Schemata { path: PathBuf },
+    /// A directory that did not exist: a cgroup or a resctrl group of our own.
+    Directory { path: PathBuf },
+}
+
+impl Object {
+    /// The thread it is a property of, if it is one.
+    pub fn thread(&self) -> Option<ThreadKey> {
+        match self {
+            Object::Affinity { thread, .. }
+            | Object::Nice { thread, .. }
+            | Object::Policy { thread, .. }
+            | Object::Membership { thread, .. } => Some(*thread),
+            Object::File { .. } | Object::Schemata { .. } | Object::Directory { .. } => None,
+        }
+    }
+
+    /// The process whose threads and children inherit it when they are born; `None` of what is no thread's property.
+    pub fn inherited(&self) -> Option<i32> {
+        match self {
+            Object::Affinity { pid, .. }
+            | Object::Nice { pid, .. }
+            | Object::Policy { pid, .. }
+            | Object::Membership { pid, .. } => Some(*pid),
+            Object::File { .. } | Object::Schemata { .. } | Object::Directory { .. } => None,
+        }
+    }
+
+    /// The same property of another thread; what is no thread's property stays what it is.
+    pub fn same_of(&self, pid: i32, thread: ThreadKey) -> Object {
+        match self {
+            Object::Affinity { .. } => Object::Affinity { pid, thread },
+            Object::Nice { .. } => Object::Nice { pid, thread },
+            Object::Policy { .. } => Object::Policy { pid, thread },
+            Object::Membership { hierarchy, .. } => Object::Membership { hierarchy: hierarchy.clone(), pid, thread },
+            Object::File { .. } | Object::Schemata { .. } | Object::Directory { .. } => self.clone(),
+        }
+    }
+}
+
+/// The state of an object.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    Cpus(CpuSet),
+    Nice(i32),
+    /// `SCHED_*`, where nothing else belongs to it.
+    Policy(u32),
+    /// `SCHED_*` with its parameters.
+    Scheduling(Scheduling),
+    /// Path of the group, below the hierarchy's mount.
+    Group(PathBuf),
+    Text(String),
+    Absent,
+    Present,
+}
+
+/// What is known of one object: how it was, and all that we ever set it to (distinct states, oldest first).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Held {
+    pub original: State,
+    pub ours: Vec<State>,
+    /// When the journal was begun, in clock ticks since the boot.
+    pub since_ticks: u64,
+    /// The original mask was as wide as the thread's cpuset: it is put back so that it follows the cpuset again.
+    pub follows: bool,
+}
+
+impl Held {
+    /// Can a thread have inherited what we set, or does it only happen to have the same from elsewhere? Who lived
+    /// before us has inherited nothing.
+    pub fn may_have_passed_to(&self, thread: ThreadKey) -> bool {
+        thread.start_ticks >= self.since_ticks
+    }
+}
+
+/// One intended change: the object, how it is now, what it is to become.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Change {
+    pub object: Object,
+    pub now: State,
+    pub wanted: State,
+    /// See [`Held::follows`].
+    pub follows: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Line {
+    Header {
+        format: u32,
+        boot_id: String,
+        since_ticks: u64,
+    },
+    First {
+        object: Object,
+        original: State,
+        ours: Vec<State>,
+        #[serde(default)]
+        follows: bool,
+    },
+    Again {
+        object: Object,
+        ours: State,
+    },
+    /// The line before is a piece of a batch that failed: none of its changes was made.
+    Torn {},
+}
+
+/// Version of the file's format.
+const FORMAT: u32 = 1;
+/// Size below which the file is never rewritten.
+const COMPACT_FROM_BYTES: u64 = 256 << 10;
+
+/// The journal cannot be used; nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    #[error("restore journal {path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("{object}: how it is now cannot be read: {source}")]
+    Original { object: String, source: io::Error },
+    #[error("{path}: found {found}, expected {expected}: nothing in it is obeyed")]
+    NotOurs { path: PathBuf, found: String, expected: String },
+    #[error("{path}: a journal of a run that died lies there: cachemate reset --state-dir {path} comes first")]
+    LeftElsewhere { path: PathBuf },
+    #[error(
+        "this process was silent for so long that the guardian put everything back; nothing is changed until that is noted"
+    )]
+    Fenced,
+    #[error("restore journal {path}, line {line}: {what}")]
+    Damaged { path: PathBuf, line: usize, what: String },
+}
+
+/// What a journal file said.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    pub boot_id: Option<String>,
+    pub held: BTreeMap<Object, Held>,
+    /// Lines that could not be read, although their changes may have been made; all others were.
+    pub damaged_lines: Vec<usize>,
+    /// The last line was cut off: its change was never made.
+    pub torn: bool,
+}
+
+/// The file, open for appending. Tests make it fail as disks do.
+#[derive(Debug)]
+struct Disk {
+    file: File,
+    #[cfg(test)]
+    fails: tests::Fails,
+}
+
+impl Disk {
+    fn new(file: File) -> Self {
+        Disk {
+            file,
+            #[cfg(test)]
+            fails: tests::NEXT.take(),
+        }
+    }
+
+    fn append(&mut self, text: &[u8]) -> io::Result<()> {
+        #[cfg(test)]
+        if let Some(room) = self.fails.room_bytes.take() {
+            self.file.write_all(&text[..room.min(text.len())])?;
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        self.file.write_all(text)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        #[cfg(test)]
+        if std::mem::take(&mut self.fails.sync) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.file.sync_data()
+    }
+
+    fn cut(&mut self, bytes: u64) -> io::Result<()> {
+        #[cfg(test)]
+        if self.fails.cut {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.file.set_len(bytes)
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+}
+
+/// An open journal.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    disk: Disk,
+    good_bytes: u64,
+    /// Behind the good bytes stands a piece of a batch that failed and could not be cut off.
+    torn: bool,
+    live_bytes_after_compaction: u64,
+    boot_id: String,
+    since_ticks: u64,
+    held: BTreeMap<Object, Held>,
+}
+
+impl Journal {
+    /// Name of the journal in the state directory.
+    pub const FILE_NAME: &str = "restore.journal";
+    /// How names of journals with damaged lines begin, once they have been put aside.
+    pub const ASIDE: &str = "damaged.journal";
+
+    /// Starts a fresh journal, `since_ticks` clock ticks after the boot. An old one must have been restored and removed
+    /// before; one that holds nothing (the disk was full when it was begun) is begun anew.
+    ///
+    /// # Errors
+    /// The file exists already, or cannot be created and synced.
+    pub fn create(state_dir: &Path, boot_id: &str, since_ticks: u64) -> Result<Self, JournalError> {
+        let path = state_dir.join(Self::FILE_NAME);
+        let io = |source| JournalError::Io { path: path.clone(), source };
+        let begin = || OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
+        let file = match begin() {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && holds_nothing(state_dir) => {
+                remove(&path)?;
+                begin()
+            }
+            other => other,
+        };
+        let mut journal = Journal {
+            path: path.clone(),
+            disk: Disk::new(file.map_err(io)?),
+            good_bytes: 0,
+            torn: false,
+            live_bytes_after_compaction: 0,
+            boot_id: boot_id.to_string(),
+            since_ticks,
+            held: BTreeMap::new(),
+        };
+        let begun = journal.append(&[journal.header()], true).and_then(|()| sync_dir(state_dir).map_err(io));
+        if let Err(error) = begun {
+            // Where even that fails the next try finds one that holds nothing.
+            let _ = fs::remove_file(&path);
+            return Err(error);
+        }
+        Ok(journal)
+    }
+
+    fn header(&self) -> Line {
+        Line::Header { format: FORMAT, boot_id: self.boot_id.clone(), since_ticks: self.since_ticks }
+    }
+
+    /// Must be called, and succeed, before any of `changes` is made. Originals of objects that are new are synced
+    /// to disk first; what known objects are changed to is noted without waiting for the disk.
+    ///
+    /// # Errors
+    /// The disk is full or failing: none of the changes may be made. The journal stays usable.
+    pub fn before(&mut self, changes: &[Change]) -> Result<(), JournalError> {
+        let mut lines = Vec::new();
+        let mut fresh = false;
+        let mut next: BTreeMap<Object, Held> = BTreeMap::new();
+        for change in changes {
+            let known = next.get(&change.object).or_else(|| self.held.get(&change.object)).cloned();
+            let held = match known {
+                Some(held) if held.ours.contains(&change.wanted) => continue,
+                Some(mut held) => {
+                    held.ours.push(change.wanted.clone());
+                    lines.push(Line::Again { object: change.object.clone(), ours: change.wanted.clone() });
+                    held
+                }
+                None => {
+                    fresh = true;
+                    let ours = vec![change.wanted.clone()];
+                    let (original, follows) = (change.now.clone(), change.follows);
+                    lines.push(Line::First {
+                        object: change.object.clone(),
+                        original: original.clone(),
+                        ours: ours.clone(),
+                        follows,
+                    });
+                    Held { original, ours, since_ticks: self.since_ticks, follows }
+                }
+            };
+            next.insert(change.object.clone(), held);
+        }
+        if !lines.is_empty() {
+            self.append(&lines, fresh)?;
+        }
+        self.held.append(&mut next);
+        Ok(())
+    }
+
+    /// What is to be put back, by object.
+    pub fn held(&self) -> &BTreeMap<Object, Held> {
+        &self.held
+    }
+
+    /// Drops objects that are gone (or restored); the file is written anew when most of it is about such objects.
+    ///
+    /// # Errors
+    /// Rewriting failed; the old file is still whole and in use.
+    pub fn retain(&mut self, keep: impl Fn(&Object) -> bool) -> Result<(), JournalError> {
+        self.held.retain(|object, _| keep(object));
+        let worth_it = self.good_bytes > COMPACT_FROM_BYTES.max(2 * self.live_bytes_after_compaction);
+        if worth_it { self.compact() } else { Ok(()) }
+    }
+
+    fn compact(&mut self) -> Result<(), JournalError> {
+        let io = |source| JournalError::Io { path: self.path.clone(), source };
+        let mut text = Vec::new();
+        write_line(&mut text, &self.header());
+        for (object, held) in &self.held {
+            let (object, original, ours) = (object.clone(), held.original.clone(), held.ours.clone());
+            write_line(&mut text, &Line::First { object, original, ours, follows: held.follows });
+        }
+        let beside = self.path.with_extension("journal.new");
+        // What a crash left there is no journal. The file stays open under its new name: opened again it might fail to be.
+        let _ = fs::remove_file(&beside);
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&beside).map_err(io)?;
+        let mut disk = Disk::new(file);
+        disk.append(&text).and_then(|()| disk.sync()).map_err(io)?;
+        fs::rename(&beside, &self.path).map_err(io)?;
+        self.disk = disk;
+        (self.good_bytes, self.torn) = (text.len() as u64, false);
+        self.live_bytes_after_compaction = self.good_bytes;
+        sync_dir(self.path.parent().unwrap_or(Path::new("."))).map_err(io)
+    }
+
+    fn append(&mut self, lines: &[Line], sync: bool) -> Result<(), JournalError> {
+        let mut text = Vec::new();
+        if self.torn && self.disk.cut(self.good_bytes).is_err() {
+            text.push(b'\n'); // ends the piece, which hides no line after it
+            write_line(&mut text, &Line::Torn {});
+        }
+        self.torn = false;
+        lines.iter().for_each(|line| write_line(&mut text, line));
+        let written = self.disk.append(&text).and_then(|()| if sync { self.disk.sync() } else { Ok(()) });
+        match written.and_then(|()| self.disk.bytes()) {
+            Ok(bytes) => {
+                self.good_bytes = bytes;
+                Ok(())
+            }
+            Err(source) => {
+                self.torn = self.disk.cut(self.good_bytes).is_err();
+                Err(JournalError::Io { path: self.path.clone(), source })
+            }
+        }
+    }
+
+    /// Writes the file anew, whoever removed it meanwhile, with these objects only.
+    ///
+    /// # Errors
+    /// As the disk says.
+    pub fn renew(&mut self, keep: impl Fn(&Object) -> bool) -> Result<(), JournalError> {
+        self.held.retain(|object, _| keep(object));
+        self.compact()
+    }
+
+    /// Removes the file: everything is as it was.
+    ///
+    /// # Errors
+    /// The file could not be removed; the next start will restore again, which changes nothing.
+    pub fn remove(self) -> Result<(), JournalError> {
+        remove(&self.path)
+    }
+}
+
+/// Opens a file that is going to be obeyed: one's own, which nobody else can have written; `None` if there is none.
+fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
+    let io = |source| JournalError::Io { path: path.to_path_buf(), source };
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(io(source)),
+    };
+    let found = file.metadata().map_err(io)?;
+    check_own(path, &found)?;
+    if !found.is_file() {
+        let (found, expected) = (format!("{:?}", found.file_type()), "a plain file".to_string());
+        return Err(JournalError::NotOurs { path: path.to_path_buf(), found, expected });
+    }
+    Ok(Some(file))
+}
+
+/// Does it belong to this user, and may nobody else write to it?
+///
+/// # Errors
+/// It does not.
+pub(crate) fn check_own(path: &Path, found: &fs::Metadata) -> Result<(), JournalError> {
+    let own = rustix::process::geteuid().as_raw();
+    let (found, expected) = match (found.uid(), found.mode() & 0o7777) {
+        (owner, _) if owner != own => (format!("owner {owner}"), format!("owner {own}")),
+        (_, mode) if mode & 0o022 != 0 => {
+            (format!("mode {mode:o}"), "one that only its owner may write to".to_string())
+        }
+        _ => return Ok(()),
+    };
+    Err(JournalError::NotOurs { path: path.to_path_buf(), found, expected })
+}
+
+/// Reads a journal left behind; `None` if there is none.
+///
+/// # Errors
+/// The file cannot be read, is somebody else's, or is of a newer format.
+pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
+    let path = state_dir.join(Journal::FILE_NAME);
+    let bytes = match open_own(&path) {
+        Ok(None) => return Ok(None),
+        Ok(Some(mut file)) => {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).map_err(|source| JournalError::Io { path: path.clone(), source })?;
+            bytes
+        }
+        Err(error) => return Err(error),
+    };
+    read(&path, &bytes).map(Some)
+}
+
+/// What the bytes of a journal say; `path` is what errors call it.
+///
+/// # Errors
+/// It is of another format.
+pub fn read(path: &Path, bytes: &[u8]) -> Result<Recovered, JournalError> {
+    let mut found = Recovered::default();
+    let mut since = 0;
+    for (at, line) in bytes.split_inclusive(|&byte| byte == b'\n').enumerate() {
+        let whole = line.ends_with(b"\n");
+        let read = if whole { read_line(line) } else { read_end(line) };
+        match read {
+            None if whole => found.damaged_lines.push(at + 1),
+            None => found.torn = true,
+            Some(Line::Header { format, .. }) if format != FORMAT => {
+                let what = format!("found format {format}, expected {FORMAT}");
+                return Err(JournalError::Damaged { path: path.to_path_buf(), line: at + 1, what });
+            }
+            Some(Line::Header { boot_id, since_ticks, .. }) => {
+                (found.boot_id, since) = (Some(boot_id), since_ticks);
+            }
+            // A second one: the first was of a batch that failed, or of an object that was dropped since.
+            Some(Line::First { object, original, ours, follows }) => {
+                found.held.insert(object, Held { original, ours, since_ticks: since, follows });
+            }
+            Some(Line::Again { object, ours }) => {
+                if let Some(held) = found.held.get_mut(&object) {
+                    held.ours.push(ours);
+                }
+            }
+            Some(Line::Torn {}) => {
+                found.damaged_lines.pop_if(|line| *line == at);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Was nothing ever changed after this journal was begun?
+fn holds_nothing(state_dir: &Path) -> bool {
+    recover(state_dir)
+        .is_ok_and(|found| found.is_some_and(|found| found.held.is_empty() && found.damaged_lines.is_empty()))
+}
+
+/// The last line where it does not end as lines do: it may be whole but for that, or the end itself is what was damaged.
+fn read_end(line: &[u8]) -> Option<Line> {
+    let ended = |text: &[u8]| read_line(&[text, b"\n"].concat());
+    ended(line).or_else(|| ended(line.split_last()?.1))
+}
+
+/// Puts a journal with damaged lines aside, beside where it lay: what can be put back has been, and what it says no more is
+/// for people to judge.
+///
+/// # Errors
+/// As the file system says; the journal lies where it lay.
+pub fn set_aside(state_dir: &Path) -> Result<PathBuf, JournalError> {
+    let path = state_dir.join(Journal::FILE_NAME);
+    let name = |at: u32| state_dir.join(format!("{}.{at}", Journal::ASIDE));
+    let aside = (1..).map(name).find(|aside| !aside.exists()).expect("numbers do not end");
+    match fs::rename(&path, &aside).and_then(|()| sync_dir(state_dir)) {
+        Ok(()) => Ok(aside),
+        Err(source) => Err(JournalError::Io { path, source }),
+    }
+}
+
+/// Journals that were put aside, until somebody removes them.
+///
+/// # Errors
+/// The folder cannot be listed.
+pub fn aside(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(state_dir)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(Journal::ASIDE) {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Removes a journal that was left behind and has been restored.
+///
+/// # Errors
+/// As the file system says.
+pub fn remove_left_behind(state_dir: &Path) -> Result<(), JournalError> {
+    remove(&state_dir.join(Journal::FILE_NAME))
+}
+
+fn remove(path: &Path) -> Result<(), JournalError> {
+    let io = |source| JournalError::Io { path: path.to_path_buf(), source };
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io(error)),
+        _ => sync_dir(path.parent().unwrap_or(Path::new("."))).map_err(io),
+    }
+}
+
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+fn write_line(out: &mut Vec<u8>, line: &Line) {
+    let json = serde_json::to_string(line).expect("lines hold no maps with odd keys and no failing serialisers");
+    let sum = xxhash_rust::xxh3::xxh3_64(json.as_bytes());
+    out.extend_from_slice(format!("{sum:016x} {json}\n").as_bytes());
+}
+
+fn read_line(line: &[u8]) -> Option<Line> {
+    let text = std::str::from_utf8(line.strip_suffix(b"\n")?).ok()?;
+    let (sum, json) = text.split_once(' ')?;
+    (u64::from_str_radix(sum, 16).ok()? == xxhash_rust::xxh3::xxh3_64(json.as_bytes())).then_some(())?;
+    serde_json::from_str(json).ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! What a journal may name.
+//!
+//! Problem: whoever restores does what a file says, as root where the daemon is root's. Method: besides threads only those
+//! files and folders are touched that cachemate ever changes: a group's `cpuset.cpus` below the mount of the cpuset
+//! controller, groups of ours in resctrl with their masks, and what colors a program is to have. Anything else is told and left
+//! alone. Property: a journal that somebody made up does no more than a daemon could have done.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use cachemate_core::CpuSet;
+
+use crate::act::colors::kit;
+use crate::act::cpusets;
+use crate::act::resctrl::{Schemata, groups, mounted};
+use crate::kernel::{Kernel, is_gone};
+use crate::safety::journal::{Held, Object, State};
+use crate::safety::restore::{Outcome, Restored};
+
+/// Objects of a journal that may be restored, and what is said of the others.
+pub(crate) fn split(kernel: &dyn Kernel, held: BTreeMap<Object, Held>) -> (BTreeMap<Object, Held>, Vec<Restored>) {
+    let mut refused = Vec::new();
+    let mut allowed = BTreeMap::new();
+    for (object, held) in held {
+        match check(kernel, &object, &held.original) {
+            Ok(()) => {
+                allowed.insert(object, held);
+            }
+            Err(why) => {
+                let outcome = if is_there(kernel, &object) { Outcome::Failed(why) } else { Outcome::Gone };
+                refused.push(Restored { object, outcome });
+            }
+        }
+    }
+    (allowed, refused)
+}
+
+/// A mount that is gone took its files along.
+fn is_there(kernel: &dyn Kernel, object: &Object) -> bool {
+    let path = match object {
+        Object::File { path } | Object::Schemata { path } | Object::Directory { path } => path,
+        Object::Membership { hierarchy, .. } => hierarchy,
+        Object::Affinity { .. } | Object::Nice { .. } | Object::Policy { .. } => return true,
+    };
+    let gone = |error: &std::io::Error| is_gone(error) || error.kind() == std::io::ErrorKind::NotADirectory;
+    !(kernel.read(path).is_err_and(|error| is_gone(&error)) && kernel.list(path).is_err_and(|error| gone(&error)))
+}
+
+/// May cachemate ever have changed it, and was this how it stood?
+fn check(kernel: &dyn Kernel, object: &Object, original: &State) -> Result<(), String> {
+    let expected = |what: &str| Err(format!("found {original:?}, expected {what}"));
+    match object {
+        Object::Affinity { .. } => match original {
+            State::Cpus(cpus) if !cpus.is_empty() => Ok(()),
+            _ => expected("CPUs"),
+        },
+        Object::Nice { .. } => match original {
+            State::Nice(-20..=19) => Ok(()),
+            _ => expected("a nice value"),
+        },
+        Object::Policy { .. } => match original {
+            State::Policy(_) | State::Scheduling(_) => Ok(()),
+            _ => expected("a scheduling policy"),
+        },
+        Object::Membership { hierarchy, .. } => {
+            let known = [resctrl(kernel), cpuset(kernel)].into_iter().flatten().any(|mount| mount == *hierarchy);
+            match original {
+                State::Group(group) if known && is_plain(group) => Ok(()),
+                _ => expected("a group of resctrl or of the cpuset controller"),
+            }
+        }
+        Object::File { path } if path.starts_with(kit::BASE) => {
+            let wanted = is_plain(path) && path.file_name().is_some_and(|name| name == "wanted");
+            if wanted { Ok(()) } else { expected("a program's wanted colors") }
+        }
+        Object::File { path } => {
+            let cpus = |text: &str| text.trim().is_empty() || text.trim().parse::<CpuSet>().is_ok();
+            let inside = cpuset(kernel).is_some_and(|mount| is_below(path, &mount, 2));
+            let named = path.file_name().is_some_and(|name| name == cpusets::FILE_NAME);
+            match original {
+                State::Text(text) if inside && named && cpus(text) => Ok(()),
+                _ => expected("the CPUs of a group below the mount of the cpuset controller"),
+            }
+        }
+        Object::Schemata { path } => {
+            let ours = path.parent().is_some_and(|group| is_our_group(kernel, group));
+            match original {
+                State::Text(text) if ours && path.ends_with("schemata") && Schemata::parse(text).is_ok() => Ok(()),
+                _ => expected("the masks of a group of ours in resctrl"),
+            }
+        }
+        Object::Directory { path } => match original {
+            State::Absent if is_our_group(kernel, path) => Ok(()),
+            _ => expected("a group of ours in resctrl"),
+        },
+    }
+}
+
+fn resctrl(kernel: &dyn Kernel) -> Option<PathBuf> {
+    mounted(kernel).ok()
+}
+
+fn cpuset(kernel: &dyn Kernel) -> Option<PathBuf> {
+    match cpusets::find(kernel)? {
+        cpusets::Cpusets::V1(mount) | cpusets::Cpusets::V2(mount) => Some(mount),
+    }
+}
+
+fn is_our_group(kernel: &dyn Kernel, path: &Path) -> bool {
+    let named = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(groups::PREFIX));
+    let mounts = [resctrl(kernel), cpuset(kernel)].into_iter().flatten();
+    named && mounts.into_iter().any(|mount| is_plain(path) && path.parent() == Some(&mount))
+}
+
+/// Whether at least so many names lie below a mount.
+fn is_below(path: &Path, mount: &Path, names: usize) -> bool {
+    is_plain(path) && path.strip_prefix(mount).is_ok_and(|below| below.components().count() >= names)
+}
+
+/// Whether the path leads from the root on by names only.
+fn is_plain(path: &Path) -> bool {
+    path.is_absolute() && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+    use crate::kernel::ThreadKey;
+
+    /// Is what cachemate changes let through, and everything else that a file could name left alone?
+    #[test]
+    fn only_what_is_ever_changed_is_restored() {
+        let host = FakeHost::default();
+        host.file("/proc/mounts", "cgroup /cg cgroup rw,cpuset 0 0\n");
+        host.file("/proc/self/mountinfo", "28 26 0:24 / /rc rw,relatime - resctrl resctrl rw\n");
+        let thread = ThreadKey { tid: 5, start_ticks: 50 };
+        let file = |path: &str| Object::File { path: path.into() };
+        let directory = |path: &str| Object::Directory { path: path.into() };
+        let schemata = |path: &str| Object::Schemata { path: path.into() };
+        let member = |path: &str| Object::Membership { hierarchy: path.into(), pid: 5, thread };
+        let text = |text: &str| State::Text(text.into());
+        let masks = || text("L3:0=ff");
+        let good = [
+            (file("/cg/batch/cpuset.cpus"), text("0-3")),
+            (file("/cg/batch/cpuset.cpus"), text("")),
+            (file(&format!("{}/s1-0/5/wanted", kit::BASE)), text("ff 1")),
+            (directory("/rc/cachemate-5-50-0"), State::Absent),
+            (schemata("/rc/cachemate-5-50-0/schemata"), masks()),
+            (member("/rc"), State::Group("/".into())),
+            (Object::Nice { pid: 5, thread }, State::Nice(-20)),
+        ];
+        let bad = [
+            (file("/etc/shadow"), text("root::0:0:::::")),
+            (file("/cg/cpuset.cpus"), text("0-3")),
+            (file("/cg/../etc/batch/cpuset.cpus"), text("0-3")),
+            (file("/cg/batch/cpuset.cpus"), text("0-3; rm")),
+            (file("/cg/batch/release_agent"), text("0-3")),
+            (file("cg/batch/cpuset.cpus"), text("0-3")),
+            (file(&format!("{}/../../etc/wanted", kit::BASE)), text("")),
+            (file(&format!("{}/s1-0/5/status", kit::BASE)), text("")),
+            (directory("/rc/db"), State::Absent),
+            (directory("/rc/cachemate-5-50-0"), State::Present),
+            (directory("/home/cachemate-x"), State::Absent),
+            (schemata("/rc/db/schemata"), masks()),
+            (schemata("/rc/schemata"), masks()),
+            (schemata("/rc/cachemate-5-50-0/tasks"), masks()),
+            (member("/home"), State::Group("/".into())),
+            (member("/rc"), State::Group("/../../home".into())),
+            (Object::Nice { pid: 5, thread }, State::Nice(99)),
+            (Object::Affinity { pid: 5, thread }, text("0")),
+        ];
+        for (object, original) in good {
+            assert_eq!(check(&host, &object, &original), Ok(()), "{object:?}");
+        }
+        for (object, original) in bad {
+            assert!(check(&host, &object, &original).is_err(), "{object:?} {original:?}");
+        }
+    }
+
+    /// Is what is not there any more gone, and not refused?
+    #[test]
+    fn what_a_lost_mount_took_along_is_gone() {
+        let host = FakeHost::default();
+        host.file("/etc/shadow", "");
+        let held = |path: &str| {
+            let held = Held { original: State::Text("0".into()), ours: Vec::new(), since_ticks: 0, follows: false };
+            (Object::File { path: path.into() }, held)
+        };
+        let (allowed, refused) = split(&host, BTreeMap::from([held("/etc/shadow"), held("/cg/a/cpuset.cpus")]));
+        let outcomes: Vec<&Outcome> = refused.iter().map(|line| &line.outcome).collect();
+        assert!(allowed.is_empty() && *outcomes[0] == Outcome::Gone && matches!(outcomes[1], Outcome::Failed(_)));
+    }
+}

@@ -1,0 +1,8 @@
+//! What sees to it that everything comes back, and that nobody else is harmed.
+
+pub mod acting;
+pub mod fence;
+pub mod guardian;
+pub mod journal;
+pub(crate) mod limits;
+pub mod restore;

@@ -1,0 +1,510 @@
+//! Putting a host back: the one way, used at exit, by the guardian, by the next start and by `cachemate reset`.
+//!
+//! Problem: threads may be gone or their ids reused; threads and children born meanwhile have inherited what we set;
+//! others may have changed things since, and their wish counts more than our memory of the original.
+//! Method: thaw first, so that nobody stays frozen whatever fails later, and give groups their CPUs back, as a thread's
+//! affinity cannot reach beyond them; then affinity and nice values, memberships,
+//! files, and last our own directories, deepest first, their members moved to the parent. An object is put back only
+//! if it still is as we set it. Threads that are in no journal but belong to a journalled process, or descend from
+//! one, and carry a mask of ours get the original of their ancestor.
+//! Properties: idempotent; never stops at a failure; says of every object what became of it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::act::cpusets::effective_of;
+use crate::act::resctrl::{Schemata, groups};
+use crate::kernel::{Kernel, ThreadKey, is_gone};
+use crate::safety::journal::{Held, Object, State};
+
+/// The longest that a restore waits for resctrl's lock.
+const RESCTRL_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What became of one object.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It was as we had set it, and is now as it was before.
+    PutBack,
+    /// It already was as it was before.
+    Unchanged,
+    /// The thread or file no longer exists.
+    Gone,
+    /// Somebody else changed it since: left alone. What it is now, in words.
+    Theirs(String),
+    Failed(String),
+}
+
+/// One line of the account.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Restored {
+    pub object: Object,
+    pub outcome: Outcome,
+}
+
+/// Puts everything back. Objects that failed stay worth another try; all others are done with.
+pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
+    let mut account = Vec::new();
+    // Whoever keeps resctrl's lock for longer than this does not keep a host from being put back.
+    let _lock = held.keys().find_map(resctrl_of).map(|mount| kernel.lock_dir(mount, RESCTRL_PATIENCE));
+    for stage in 0..6 {
+        let mut objects: Vec<_> = held.iter().filter(|(object, _)| stage_of(object) == stage).collect();
+        if stage == 5 {
+            objects.reverse(); // deepest directories first: a parent's path sorts before its children's
+        }
+        for (object, held) in objects {
+            account.push(Restored { object: object.clone(), outcome: restore_object(kernel, object, held) });
+        }
+        if stage == 2 {
+            account.extend(restore_all_heirs(kernel, held));
+        }
+    }
+    account
+}
+
+/// An inheritor that has not been put back yet may bear another one meanwhile, and one that is being born has its mask already
+/// but cannot be seen yet: until two passes, a while apart, find none.
+fn restore_all_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
+    const PASSES_AT_MOST: u32 = 32;
+    const BETWEEN_BIRTH_AND_SIGHT: Duration = Duration::from_millis(20);
+    let mut account = Vec::new();
+    let mut clean_passes = 0;
+    for _ in 0..PASSES_AT_MOST {
+        let inheritors = restore_heirs(kernel, held);
+        // What failed is tried again by every pass: the last one tells.
+        account.retain(|inheritor: &Restored| !matches!(inheritor.outcome, Outcome::Failed(_)));
+        let clean = inheritors.iter().all(|inheritor| inheritor.outcome != Outcome::PutBack);
+        account.extend(inheritors);
+        clean_passes = if clean { clean_passes + 1 } else { 0 };
+        if clean_passes == 2 || held.is_empty() {
+            break;
+        }
+        if clean {
+            std::thread::sleep(BETWEEN_BIRTH_AND_SIGHT);
+        }
+    }
+    account
+}
+
+/// Masks of a group of ours go with the group: they have no stage of their own.
+fn stage_of(object: &Object) -> u32 {
+    match object {
+        Object::Schemata { .. } => u32::MAX,
+        Object::File { path } if is_freezer(path) => 0,
+        Object::File { path } if is_cpuset(path) => 1,
+        Object::Affinity { .. } | Object::Nice { .. } | Object::Policy { .. } => 2,
+        Object::Membership { .. } => 3,
+        Object::File { .. } => 4,
+        Object::Directory { .. } => 5,
+    }
+}
+
+fn is_freezer(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == "freezer.state" || name == "cgroup.freeze")
+}
+
+fn is_cpuset(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == crate::act::cpusets::FILE_NAME)
+}
+
+/// A thread that is just ending, or just being moved, is "no such process" to a call although it still stands in `/proc`: it is
+/// asked again, and one that lives on has not been put back.
+fn restore_object(kernel: &dyn Kernel, object: &Object, held: &Held) -> Outcome {
+    const TRIES: u32 = 5;
+    const BETWEEN_TRIES: Duration = Duration::from_millis(4);
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match restore_one(kernel, object, held) {
+            Ok(outcome) => return outcome,
+            Err(error) if is_gone(&error) && !lives_on(kernel, object, &error) => return Outcome::Gone,
+            Err(error) if is_gone(&error) && tries < TRIES => std::thread::sleep(BETWEEN_TRIES),
+            Err(error) => return Outcome::Failed(in_words(kernel, object, &error)),
+        }
+    }
+}
+
+/// Did the kernel call a thread gone that is there, or of which nobody can tell? (A group or file that is not there is gone
+/// whoever lives.)
+fn lives_on(kernel: &dyn Kernel, object: &Object, error: &io::Error) -> bool {
+    let lives = |thread| kernel.alive(thread).unwrap_or(true);
+    error.raw_os_error() == Some(libc::ESRCH) && object.thread().is_none_or(lives)
+}
+
+fn restore_one(kernel: &dyn Kernel, object: &Object, held: &Held) -> io::Result<Outcome> {
+    if let Some(thread) = object.thread()
+        && !kernel.alive(thread)?
+    {
+        return Ok(Outcome::Gone);
+    }
+    if let Object::Directory { path } = object {
+        return remove_group(kernel, path);
+    }
+    let now = read_state(kernel, object)?;
+    let as_before = now == held.original || held.follows && is_whole(kernel, object, &now)?;
+    if as_before && !held.follows {
+        return Ok(Outcome::Unchanged);
+    }
+    if !as_before && !is_ours(kernel, object, &now, &held.ours)? {
+        return Ok(Outcome::Theirs(format!("{now:?}")));
+    }
+    write_original(kernel, object, held)?;
+    Ok(if as_before { Outcome::Unchanged } else { Outcome::PutBack })
+}
+
+/// Is it a mask as wide as the thread's cpuset?
+///
+/// # Errors
+/// The cpuset is there and cannot be read.
+pub(crate) fn is_whole(kernel: &dyn Kernel, object: &Object, now: &State) -> io::Result<bool> {
+    let (Object::Affinity { thread, .. }, State::Cpus(now)) = (object, now) else { return Ok(false) };
+    Ok(effective_of(kernel, thread.tid)?.as_ref() == Some(now))
+}
+
+/// Is it as we set it? The kernel clips a mask to the thread's cpuset: what is left of ours within that is ours, and any other
+/// part of it is somebody else's choice.
+fn is_ours(kernel: &dyn Kernel, object: &Object, now: &State, ours: &[State]) -> io::Result<bool> {
+    let same = |state: &State| match (now, state) {
+        (State::Text(now), State::Text(ours)) => now.trim() == ours.trim(),
+        _ => now == state,
+    };
+    if ours.iter().any(same) {
+        return Ok(true);
+    }
+    let (Object::Affinity { thread, .. }, State::Cpus(now)) = (object, now) else { return Ok(false) };
+    let Some(cpuset) = effective_of(kernel, thread.tid)? else { return Ok(false) };
+    let clipped = |state: &State| matches!(state, State::Cpus(ours) if ours.intersection(&cpuset) == *now);
+    Ok(ours.iter().any(clipped))
+}
+
+/// Puts the original back. A mask that was as wide as the thread's cpuset is set to all CPUs, of which the kernel leaves what
+/// the cpuset has: put back by name it would stay as it is when the cpuset is widened.
+///
+/// # Errors
+/// As for [`write_state`].
+pub(crate) fn write_original(kernel: &dyn Kernel, object: &Object, held: &Held) -> io::Result<()> {
+    match object {
+        Object::Affinity { thread, .. } if held.follows => kernel.set_affinity(thread.tid, &(0..MOST_CPUS).collect()),
+        _ => write_state(kernel, object, &held.original),
+    }
+}
+
+/// The largest number that Linux can be built for.
+const MOST_CPUS: u32 = 8192;
+
+/// Is the object's thread still the same one? Numbers of threads are reused.
+///
+/// # Errors
+/// It is gone (`ESRCH`), or cannot be asked.
+pub(crate) fn check_thread(kernel: &dyn Kernel, object: &Object) -> io::Result<()> {
+    match object.thread() {
+        Some(thread) if !kernel.alive(thread)? => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        _ => Ok(()),
+    }
+}
+
+/// Reads the present state of an object.
+///
+/// # Errors
+/// As the kernel says; `NotFound` or `ESRCH` where it is gone.
+pub fn read_state(kernel: &dyn Kernel, object: &Object) -> io::Result<State> {
+    Ok(match object {
+        Object::Affinity { thread, .. } => State::Cpus(kernel.affinity(thread.tid)?),
+        Object::Nice { thread, .. } => State::Nice(kernel.stat(thread.tid)?.nice),
+        Object::Policy { thread, .. } => kernel.scheduling(thread.tid)?.state(),
+        Object::Membership { hierarchy, thread, .. } => State::Group(group_of(kernel, hierarchy, *thread)?),
+        Object::File { path } => State::Text(kernel.read(path)?.trim_end().to_string()),
+        Object::Schemata { path } => {
+            let masks = Schemata::parse(&kernel.read(path)?);
+            let bad = |what| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display()));
+            State::Text(masks.map_err(bad)?.to_string())
+        }
+        Object::Directory { path } => match kernel.list(path) {
+            Ok(_) => State::Present,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => State::Absent,
+            Err(error) => return Err(error),
+        },
+    })
+}
+
+/// Puts an object into a state.
+///
+/// # Errors
+/// As the kernel says; `InvalidInput` if the state is not of the object's kind.
+pub fn write_state(kernel: &dyn Kernel, object: &Object, state: &State) -> io::Result<()> {
+    match (object, state) {
+        (Object::Affinity { thread, .. }, State::Cpus(cpus)) => kernel.set_affinity(thread.tid, cpus),
+        (Object::Nice { thread, .. }, State::Nice(nice)) => kernel.set_nice(thread.tid, *nice),
+        (Object::Policy { thread, .. }, State::Policy(policy)) => kernel.set_policy(thread.tid, *policy),
+        (Object::Policy { thread, .. }, State::Scheduling(all)) => kernel.set_scheduling(thread.tid, all),
+        (Object::Membership { hierarchy, thread, .. }, State::Group(group)) => {
+            let group = hierarchy.join(group.strip_prefix("/").unwrap_or(group));
+            kernel.write(&member_file(kernel, &group)?, &thread.tid.to_string())
+        }
+        (Object::File { path }, State::Text(text)) if is_cpuset(path) && text.is_empty() => as_parent(kernel, path),
+        (Object::File { path } | Object::Schemata { path }, State::Text(text)) => {
+            kernel.write(path, &format!("{text}\n"))
+        }
+        (Object::Directory { path }, State::Present) => kernel.make_dir(path),
+        (Object::Directory { path }, State::Absent) => remove_group(kernel, path).map(drop),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{object:?} cannot be {state:?}"))),
+    }
+}
+
+/// An empty cpuset (cgroup v2) has what its parent has. The kernel refuses to empty one in which somebody is (`ENOSPC`): then it
+/// gets the parent's CPUs by name, which is the same to everybody in it.
+fn as_parent(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
+    let refused = match kernel.write(path, "\n") {
+        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => error,
+        other => return other,
+    };
+    let parent = path.parent().and_then(Path::parent).ok_or(refused)?;
+    let text = kernel.read(&parent.join("cpuset.cpus.effective"))?;
+    kernel.write(path, &format!("{}\n", text.trim()))
+}
+
+/// The file that takes thread ids: `tasks` (cgroup v1, resctrl), `cgroup.threads` or `cgroup.procs` (v2).
+fn member_file(kernel: &dyn Kernel, group: &Path) -> io::Result<PathBuf> {
+    let tasks = group.join("tasks");
+    if if_there(kernel.read(&tasks))?.is_some() {
+        return Ok(tasks);
+    }
+    let threads = group.join("cgroup.threads");
+    match if_there(kernel.read(&threads)) {
+        Ok(Some(_)) => Ok(threads),
+        Ok(None) => Ok(group.join("cgroup.procs")),
+        // cgroup.threads refuses to be read in a domain group; there whole processes are moved.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(group.join("cgroup.procs")),
+        Err(error) => Err(error),
+    }
+}
+
+/// Group of a thread in a hierarchy: resctrl tells it of each thread; otherwise found by looking through the groups, the
+/// one way that serves cgroup v1, v2 and old kernels' resctrl alike, and under an injected root.
+fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Result<PathBuf> {
+    if let Some(group) = groups::told_of_thread(kernel, hierarchy, thread.tid)? {
+        return Ok(group);
+    }
+    let mut left = vec![hierarchy.to_path_buf()];
+    while let Some(group) = left.pop() {
+        if members(kernel, &group)?.contains(&thread.tid) {
+            return Ok(Path::new("/").join(group.strip_prefix(hierarchy).unwrap_or(&group)));
+        }
+        left.extend(child_groups(kernel, &group)?);
+    }
+    // It has ended, or was moved while we looked: whoever asks finds out which.
+    Err(io::Error::from_raw_os_error(libc::ESRCH))
+}
+
+/// Threads in a group and in all below it.
+///
+/// # Errors
+/// A group that is there cannot be read.
+pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
+    let (mut left, mut all) = (vec![group.to_path_buf()], Vec::new());
+    while let Some(group) = left.pop() {
+        all.extend(members(kernel, &group)?);
+        left.extend(child_groups(kernel, &group)?);
+    }
+    Ok(all)
+}
+
+/// A group that goes meanwhile has no children.
+fn child_groups(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<PathBuf>> {
+    let names = if_there(kernel.list(group))?.unwrap_or_default();
+    let mut groups = Vec::new();
+    for path in names.into_iter().map(|name| group.join(name)) {
+        match if_there(kernel.list(&path)) {
+            Ok(Some(_)) => groups.push(path),
+            Ok(None) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(groups)
+}
+
+/// `None` of what is not there (any more).
+pub(crate) fn if_there<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
+    match answer {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A group that goes meanwhile has no members.
+fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
+    let text = match kernel.read(&member_file(kernel, group)?) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
+}
+
+/// The mount of resctrl, if the object lies in it.
+fn resctrl_of(object: &Object) -> Option<&Path> {
+    match object {
+        Object::Schemata { path } => path.parent()?.parent(),
+        _ => None,
+    }
+}
+
+/// What went wrong, with resctrl's own words where it has any.
+pub(crate) fn in_words(kernel: &dyn Kernel, object: &Object, error: &io::Error) -> String {
+    let near = match object {
+        Object::Schemata { path } => path.parent().and_then(Path::parent),
+        Object::Directory { path } => path.parent(),
+        Object::Membership { hierarchy, .. } => Some(hierarchy.as_path()),
+        _ => None,
+    };
+    match near.and_then(|mount| groups::last_status(kernel, mount)) {
+        Some(said) => format!("{error}; resctrl says: {said}"),
+        None => error.to_string(),
+    }
+}
+
+/// Empties a group of ours into its parent and removes it. Children of managed programs may have been born into it.
+pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<Outcome> {
+    if let Err(error) = kernel.list(path) {
+        return if error.kind() == io::ErrorKind::NotFound { Ok(Outcome::Unchanged) } else { Err(error) };
+    }
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    // Members may fork while they are moved: a few rounds empty it.
+    for _ in 0..16 {
+        let left = members(kernel, path)?;
+        if left.is_empty() {
+            break;
+        }
+        for tid in left {
+            match kernel.write(&member_file(kernel, parent)?, &tid.to_string()) {
+                Err(error) if !is_gone(&error) => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    match kernel.remove_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Outcome::PutBack),
+        other => other.map(|()| Outcome::PutBack),
+    }
+}
+
+/// What was changed of a process that lives, of any of its threads: the object, and its first original with all that we set.
+type Estates<'a> = BTreeMap<i32, Vec<(&'a Object, Held)>>;
+
+/// By process: every inherited property, with the process's first original of it and all that we set it to. Of whom nobody can
+/// tell whether he lives stands in the account.
+fn estates<'a>(kernel: &dyn Kernel, held: &'a BTreeMap<Object, Held>, account: &mut Vec<Restored>) -> Estates<'a> {
+    let mut estates: Estates<'a> = BTreeMap::new();
+    for (object, held) in held {
+        let (Some(pid), Some(thread)) = (object.inherited(), object.thread()) else { continue };
+        // A process id may have been reused: it is still the journalled process only if a journalled thread lives.
+        match kernel.alive(thread) {
+            Ok(true) => {}
+            Ok(false) => continue,
+            Err(error) => {
+                account.push(unseen_heirs(object, &error));
+                continue;
+            }
+        }
+        let estate = estates.entry(pid).or_default();
+        let of_first = |thread| object.same_of(pid, thread);
+        let same = |other: &&mut (&Object, Held)| other.0.thread().map(of_first).as_ref() == Some(other.0);
+        match estate.iter_mut().find(same) {
+            Some((_, first)) => first.ours.extend(held.ours.iter().cloned()),
+            None => estate.push((object, held.clone())),
+        }
+    }
+    estates
+}
+
+/// Who inherited an object could not be looked up.
+fn unseen_heirs(of: &Object, error: &io::Error) -> Restored {
+    let outcome = Outcome::Failed(format!("threads and children that may have inherited it cannot be seen: {error}"));
+    Restored { object: of.clone(), outcome }
+}
+
+/// Threads born since, by a journalled process or its descendants, that inherited a mask, nice value or policy of ours.
+fn restore_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
+    let mut account = Vec::new();
+    let estates = estates(kernel, held, &mut account);
+    let Some((first, _)) = estates.values().flatten().next() else { return account };
+    let parents = match parents(kernel) {
+        Ok(parents) => parents,
+        Err(error) => {
+            account.push(unseen_heirs(first, &error));
+            return account;
+        }
+    };
+    for &pid in parents.keys() {
+        // From the nearest ancestor on: each may have passed on what the ones between were not journalled for.
+        let estates: Vec<&(&Object, Held)> =
+            ancestors(pid, &parents).iter().filter_map(|pid| estates.get(pid)).flatten().collect();
+        let Some((first, _)) = estates.first() else { continue };
+        match threads_of(kernel, pid) {
+            Ok(threads) => {
+                for thread in threads {
+                    for (of, held_by_ancestor) in &estates {
+                        let object = of.same_of(pid, thread);
+                        if !held.contains_key(&object) {
+                            account.extend(inheritor(kernel, object, held_by_ancestor));
+                        }
+                    }
+                }
+            }
+            Err(error) => account.push(unseen_heirs(first, &error)),
+        }
+    }
+    account
+}
+
+/// All processes, with their parents. Others' processes that a user may not look at (`hidepid=1` of proc(5)) are none that he
+/// could have changed.
+fn parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
+    let hidden = |error: &io::Error| error.raw_os_error() == Some(libc::EPERM) && !rustix::process::geteuid().is_root();
+    let mut parents = BTreeMap::new();
+    for pid in kernel.processes()? {
+        match if_there(kernel.stat(pid)) {
+            Ok(stat) => parents.extend(stat.map(|stat| (pid, stat.parent))),
+            Err(error) if hidden(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(parents)
+}
+
+/// The threads of a process that are there.
+fn threads_of(kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<ThreadKey>> {
+    let mut threads = Vec::new();
+    for tid in if_there(kernel.threads(pid))?.unwrap_or_default() {
+        threads.extend(if_there(kernel.stat(tid))?.map(|stat| stat.key));
+    }
+    Ok(threads)
+}
+
+/// An inheritor is put back only if it was born since and carries exactly what we set: its own choice is left alone.
+pub(crate) fn inheritor(kernel: &dyn Kernel, object: Object, held: &Held) -> Option<Restored> {
+    object.thread().filter(|thread| held.may_have_passed_to(*thread))?;
+    let outcome = match read_state(kernel, &object) {
+        Ok(now) if now == held.original || !held.ours.contains(&now) => return None,
+        Ok(_) => match write_original(kernel, &object, held) {
+            Ok(()) => Outcome::PutBack,
+            Err(error) if is_gone(&error) && !lives_on(kernel, &object, &error) => Outcome::Gone,
+            Err(error) => Outcome::Failed(error.to_string()),
+        },
+        Err(error) if is_gone(&error) => return None,
+        Err(error) => Outcome::Failed(error.to_string()),
+    };
+    Some(Restored { object, outcome })
+}
+
+/// A process and its ancestors, nearest first.
+fn ancestors(pid: i32, parents: &BTreeMap<i32, i32>) -> Vec<i32> {
+    let up = |pid: &i32| parents.get(pid).copied().filter(|&parent| parent > 0);
+    // A chain of parents is short; the bound is against a tree that changed while it was read.
+    std::iter::successors(Some(pid), up).take(1_000).collect()
+}
+
+#[cfg(test)]
+mod tests;

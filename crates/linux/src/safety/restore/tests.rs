@@ -1,0 +1,219 @@
+use super::*;
+use crate::fake_tests::FakeHost;
+use crate::safety::journal::Change;
+
+fn cpus(list: &str) -> State {
+    State::Cpus(list.parse().unwrap())
+}
+
+/// Writes the change down as the journal would, and makes it.
+fn make(host: &FakeHost, held: &mut BTreeMap<Object, Held>, object: Object, wanted: State) {
+    let now = read_state(host, &object).unwrap();
+    let follows = host.cpuset.borrow().clone().is_some_and(|cpuset| now == State::Cpus(cpuset));
+    let change = Change { now, object, wanted, follows };
+    let entry = held.entry(change.object.clone()).or_insert(Held {
+        original: change.now,
+        ours: Vec::new(),
+        since_ticks: 65,
+        follows: change.follows,
+    });
+    entry.ours.push(change.wanted.clone());
+    write_state(host, &change.object, &change.wanted).unwrap();
+}
+
+fn affinity(pid: i32, thread: ThreadKey) -> Object {
+    Object::Affinity { pid, thread }
+}
+
+/// Does everything come back, in every kind of object, threads in our own group included?
+#[test]
+fn every_kind_of_object_is_put_back() {
+    let host = FakeHost::default();
+    let thread = host.thread(5, 5, 1, "0-3");
+    host.file("/cg/tasks", "5\n9\n");
+    host.file("/cg/cpuset.cpus", "0-3");
+    host.file("/cg/freezer.state", "THAWED");
+    let mut held = BTreeMap::new();
+    let group = Object::Directory { path: "/cg/ours".into() };
+    make(&host, &mut held, group, State::Present);
+    let membership = Object::Membership { hierarchy: "/cg".into(), pid: 5, thread };
+    make(&host, &mut held, membership, State::Group("/ours".into()));
+    make(&host, &mut held, affinity(5, thread), cpus("1"));
+    make(&host, &mut held, Object::Nice { pid: 5, thread }, State::Nice(7));
+    make(&host, &mut held, Object::Policy { pid: 5, thread }, State::Policy(5));
+    make(&host, &mut held, Object::File { path: "/cg/cpuset.cpus".into() }, State::Text("1".into()));
+    make(&host, &mut held, Object::File { path: "/cg/freezer.state".into() }, State::Text("FROZEN".into()));
+    host.file("/cg/ours/tasks", "5\n6\n"); // a child was born into our group
+
+    let account = restore(&host, &held);
+    assert_eq!(account.len(), 7);
+    assert!(account.iter().all(|restored| restored.outcome == Outcome::PutBack), "{account:#?}");
+    assert_eq!(account[0].object, Object::File { path: "/cg/freezer.state".into() }, "thaw first");
+    assert_eq!((host.threads.borrow()[&5].cpus.to_string(), host.threads.borrow()[&5].nice), ("0-3".into(), 0));
+    assert_eq!(host.threads.borrow()[&5].policy, 0);
+    assert_eq!(host.text("/cg/tasks"), "9\n5\n6\n");
+    assert_eq!((host.text("/cg/cpuset.cpus").trim(), host.text("/cg/freezer.state").trim()), ("0-3", "THAWED"));
+    assert!(!host.files.borrow().contains_key(Path::new("/cg/ours")));
+    let again = restore(&host, &held);
+    assert!(again.iter().all(|restored| restored.outcome == Outcome::Unchanged), "{again:#?}");
+}
+
+/// Is another's later wish respected, a reused thread id left alone, and an exit no failure?
+#[test]
+fn what_is_not_ours_is_left_alone() {
+    let host = FakeHost::default();
+    let (theirs, reused, gone) =
+        (host.thread(5, 5, 1, "0-3"), host.thread(6, 6, 1, "0-3"), host.thread(7, 7, 1, "0-3"));
+    let mut held = BTreeMap::new();
+    for (pid, thread) in [(5, theirs), (6, reused), (7, gone)] {
+        make(&host, &mut held, affinity(pid, thread), cpus("1"));
+    }
+    host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "2-3".parse().unwrap();
+    host.threads.borrow_mut().get_mut(&6).unwrap().start_ticks += 1;
+    host.threads.borrow_mut().remove(&7);
+    let outcomes: Vec<Outcome> = restore(&host, &held).into_iter().map(|restored| restored.outcome).collect();
+    assert!(matches!(outcomes[0], Outcome::Theirs(_)));
+    assert_eq!(outcomes[1..], [Outcome::Gone, Outcome::Gone]);
+    assert_eq!(host.threads.borrow()[&6].cpus.to_string(), "1");
+}
+
+/// Do threads and children born under our mask get their ancestor's original, and only those that carry our mask?
+#[test]
+fn heirs_of_a_mask_are_put_back_too() {
+    let host = FakeHost::default();
+    let parent = host.thread(5, 5, 1, "0-3");
+    let mut held = BTreeMap::new();
+    make(&host, &mut held, affinity(5, parent), cpus("1"));
+    host.thread(5, 50, 1, "1"); // a thread of the same process
+    host.thread(8, 8, 5, "1"); // a child
+    host.thread(9, 9, 8, "1"); // its child
+    host.thread(10, 10, 5, "0"); // a child with a wish of its own
+    host.thread(11, 11, 1, "1"); // no relation
+    host.thread(6, 6, 5, "1"); // a child that lived before us and had this mask already
+    restore(&host, &held);
+    let masks: Vec<String> = [5, 50, 8, 9, 10, 11, 6].map(|tid| host.threads.borrow()[&tid].cpus.to_string()).into();
+    assert_eq!(masks, ["0-3", "0-3", "0-3", "0-3", "0", "1", "1"]);
+}
+
+/// When any one change fails with any error: is it said, and is everything else put back; and does a second try do it?
+#[test]
+fn one_failure_stops_nothing_else() {
+    for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL] {
+        for nth in 0..3 {
+            let host = FakeHost::default();
+            let mut held = BTreeMap::new();
+            for tid in 5..8 {
+                let thread = host.thread(tid, tid, 1, "0-3");
+                make(&host, &mut held, affinity(tid, thread), cpus("1"));
+            }
+            host.fault.set(Some((nth, errno)));
+            let failed = restore(&host, &held).iter().filter(|r| matches!(r.outcome, Outcome::Failed(_))).count();
+            assert_eq!(failed, 1);
+            let left = host.threads.borrow().values().filter(|thread| thread.cpus.to_string() == "1").count();
+            assert_eq!(left, 1);
+            restore(&host, &held);
+            assert!(host.threads.borrow().values().all(|thread| thread.cpus.to_string() == "0-3"));
+        }
+    }
+}
+
+/// "No such process" of a thread that is there: is it asked again, never taken for gone, and told where that does not end?
+#[test]
+fn who_lives_is_not_gone() {
+    for (errno_for, outcome) in [(2, Outcome::PutBack), (u32::MAX, Outcome::Failed(String::new()))] {
+        let host = FakeHost::default();
+        let thread = host.thread(5, 5, 1, "0-3");
+        let mut held = BTreeMap::new();
+        make(&host, &mut held, affinity(5, thread), cpus("1"));
+        host.no_such_process_for.set(errno_for);
+        let account = restore(&host, &held);
+        match outcome {
+            Outcome::PutBack => assert_eq!(account[0].outcome, Outcome::PutBack),
+            _ => assert!(matches!(account[0].outcome, Outcome::Failed(_)), "{account:?}"),
+        }
+        host.no_such_process_for.set(0);
+        restore(&host, &held);
+        assert_eq!(host.threads.borrow()[&5].cpus.to_string(), "0-3");
+    }
+}
+
+/// A cpuset that was as its parent, and cannot be emptied as somebody is in it: does it get what the parent has?
+#[test]
+fn a_group_that_was_as_its_parent_is_so_again() {
+    for populated in [false, true] {
+        let host = FakeHost::default();
+        host.file("/cg/cpuset.cpus.effective", "0-7\n");
+        host.file("/cg/batch/cpuset.cpus", "\n");
+        let mut held = BTreeMap::new();
+        let object = Object::File { path: "/cg/batch/cpuset.cpus".into() };
+        make(&host, &mut held, object, State::Text("4-5".into()));
+        if populated {
+            host.fault.set(Some((0, libc::ENOSPC)));
+        }
+        let account = restore(&host, &held);
+        assert_eq!(account[0].outcome, Outcome::PutBack, "{account:?}");
+        assert_eq!(host.text("/cg/batch/cpuset.cpus").trim(), if populated { "0-7" } else { "" });
+    }
+}
+
+/// Descriptors, memory or the disk that run out while it is looked whether a thread lives: is it never taken for gone, and is
+/// all as before once there are some again?
+#[test]
+fn who_cannot_be_asked_is_not_gone() {
+    for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EIO, libc::EPERM, libc::EINTR] {
+        let host = FakeHost::default();
+        let thread = host.thread(5, 5, 1, "0-3");
+        let mut held = BTreeMap::new();
+        make(&host, &mut held, affinity(5, thread), cpus("1"));
+        host.thread(7, 7, 5, "1"); // an inheritor
+        host.reads_fail.set(Some(errno));
+        let account = restore(&host, &held);
+        assert!(
+            !account.is_empty() && account.iter().all(|line| matches!(line.outcome, Outcome::Failed(_))),
+            "{account:?}"
+        );
+        host.reads_fail.set(None);
+        restore(&host, &held);
+        assert!(host.threads.borrow().values().all(|thread| thread.cpus.to_string() == "0-3"));
+    }
+}
+
+/// Somebody takes one CPU from a mask of ours: is that left alone; and is what the cpuset takes from it no choice of anybody's?
+#[test]
+fn a_narrower_mask_is_theirs_unless_the_cpuset_made_it_so() {
+    for (by_cpuset, outcome) in [(false, Outcome::Theirs(String::new())), (true, Outcome::PutBack)] {
+        let host = FakeHost::default();
+        let thread = host.thread(5, 5, 1, "0-3");
+        host.set_cpuset("0-3");
+        let mut held = BTreeMap::new();
+        make(&host, &mut held, affinity(5, thread), cpus("1-2"));
+        match by_cpuset {
+            true => host.set_cpuset("0-1,3"),
+            false => host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "1".parse().unwrap(),
+        }
+        assert_eq!(host.threads.borrow()[&5].cpus.to_string(), "1");
+        let account = restore(&host, &held);
+        assert_eq!(std::mem::discriminant(&account[0].outcome), std::mem::discriminant(&outcome), "{account:?}");
+        let now = host.threads.borrow()[&5].cpus.to_string();
+        assert_eq!(now, if by_cpuset { "0-1,3" } else { "1" });
+    }
+}
+
+/// A mask as wide as its cpuset: does it follow that again once it was put back, wider and narrower; and one of its own not?
+#[test]
+fn what_followed_its_cpuset_does_so_again() {
+    let host = FakeHost::default();
+    let (wide, narrow) = (host.thread(5, 5, 1, "0-3"), host.thread(6, 6, 1, "2"));
+    host.threads.borrow_mut().get_mut(&6).unwrap().asked = Some("2".parse().unwrap());
+    host.set_cpuset("0-3");
+    let mut held = BTreeMap::new();
+    make(&host, &mut held, affinity(5, wide), cpus("1"));
+    make(&host, &mut held, affinity(6, narrow), cpus("1"));
+    restore(&host, &held);
+    let masks = || [5, 6].map(|tid| host.threads.borrow()[&tid].cpus.to_string());
+    assert_eq!(masks(), ["0-3", "2"]);
+    host.set_cpuset("0-7");
+    assert_eq!(masks(), ["0-7", "2"]);
+    host.set_cpuset("2-3");
+    assert_eq!(masks(), ["2-3", "2"]);
+}

@@ -1,0 +1,97 @@
+//! The probe that samples accesses: some tenths of a second of all threads of the processes that a plan names.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::{Duration, Instant};
+
+use cachemate_core::{AccessSample, CpuId, CpuSet, Source, TaskId};
+
+use crate::sense::sampling::records::{Raw, Read, source};
+use crate::sense::sampling::{Facility, Sampler, Whose};
+
+/// One stretch of sampling.
+const STRETCH: Duration = Duration::from_millis(150);
+/// Rings are emptied so often.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(25);
+/// More threads than this are sampled by CPU, which takes one event per CPU whatever they are.
+const THREADS_AT_MOST: usize = 64;
+
+/// Who is sampled, and how.
+pub(crate) struct Subjects<'a> {
+    pub(crate) threads: &'a BTreeMap<i32, TaskId>,
+    pub(crate) online: &'a CpuSet,
+    pub(crate) line_bytes: u32,
+    /// The machine's start on the monotonic clock, which the samples' times go by.
+    pub(crate) origin_ns: u64,
+}
+
+/// Samples for one stretch; with how many events the samples stand for.
+///
+/// # Errors
+/// The kernel gives no event, neither for the threads nor for the CPUs.
+pub(crate) fn stretch(
+    facility: &Facility,
+    subjects: &Subjects<'_>,
+    period: u64,
+    remote_only: bool,
+) -> io::Result<(Vec<AccessSample>, u64)> {
+    let mut samplers = open(facility, subjects, period)?;
+    let (start, mut read) = (Instant::now(), Read::default());
+    while start.elapsed() < STRETCH {
+        std::thread::sleep(BETWEEN_LOOKS);
+        samplers.iter_mut().for_each(|sampler| sampler.drain(&mut read));
+    }
+    samplers.iter().for_each(Sampler::stop);
+    samplers.iter_mut().for_each(|sampler| sampler.drain(&mut read));
+    // By CPU everybody is sampled: events of others are not theirs.
+    let theirs: Vec<Raw> = read.samples.into_iter().filter(|raw| subjects.threads.contains_key(&raw.tid)).collect();
+    let events = theirs.iter().map(|raw| raw.period).sum();
+    let samples = theirs.iter().filter_map(|raw| subjects.sample(raw));
+    Ok((samples.filter(|sample| !remote_only || sample.source == Source::RemoteCache).collect(), events))
+}
+
+fn open(facility: &Facility, subjects: &Subjects<'_>, period: u64) -> io::Result<Vec<Sampler>> {
+    if subjects.threads.len() <= THREADS_AT_MOST {
+        let opened = subjects.threads.keys().map(|&tid| Sampler::open(facility, Whose::Thread(tid), period));
+        // Threads that are gone meanwhile make no accesses.
+        let there = opened.filter(|sampler| !sampler.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ESRCH)));
+        match there.collect::<io::Result<Vec<_>>>() {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            other => return other,
+        }
+    }
+    subjects.online.iter().map(|cpu| Sampler::open(facility, Whose::Cpu(CpuId(cpu)), period)).collect()
+}
+
+impl Subjects<'_> {
+    fn sample(&self, raw: &Raw) -> Option<AccessSample> {
+        Some(AccessSample {
+            task: *self.threads.get(&raw.tid)?,
+            virtual_line: raw.address / u64::from(self.line_bytes.max(1)),
+            physical_line: None,
+            source: source(raw.data_source),
+            latency_cycles: u32::try_from(raw.latency_cycles).ok().filter(|cycles| *cycles > 0),
+            at_ns: raw.time_ns.saturating_sub(self.origin_ns),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::Level;
+
+    /// Does a sample go to the task whose thread made it, by lines, and an untold latency stay absent?
+    #[test]
+    fn samples_belong_to_tasks() {
+        let threads = BTreeMap::from([(41, TaskId(3))]);
+        let online = CpuSet::default();
+        let subjects = Subjects { threads: &threads, online: &online, line_bytes: 64, origin_ns: 400 };
+        let raw =
+            Raw { tid: 41, time_ns: 1_000, address: 0x1044, period: 7, latency_cycles: 0, data_source: 0x6810_0442 };
+        let sample = subjects.sample(&raw).unwrap();
+        assert_eq!((sample.task, sample.virtual_line, sample.at_ns), (TaskId(3), 0x41, 600));
+        assert_eq!((sample.source, sample.latency_cycles), (Source::Cache(Level::L2), None));
+        assert_eq!(subjects.sample(&Raw { tid: 5, ..raw }), None);
+    }
+}

@@ -1,0 +1,263 @@
+//! What this host can be measured with, best first, and what would help where it cannot: `cachemate doctor`.
+//!
+//! Every rung is tried, not believed: counters against a loop that must miss, watchpoints by setting one, the probe by
+//! its calibration. Nothing is pretended: a rung that is missing says why, and what each missing piece costs.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use cachemate_core::{Ability, CacheId, Capabilities, CpuSet, Partition, Support, Topology};
+use serde::{Deserialize, Serialize};
+
+use crate::act::colors;
+use crate::act::resctrl::{Counted, Missing, Resctrl};
+use crate::kernel::Kernel;
+use crate::sense::counters::{Absent, Surveyed};
+use crate::sense::probes::{intensity, watchpoint};
+
+/// One way to measure or to act.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Capability {
+    pub name: String,
+    pub works: bool,
+    /// Limits where it works, the reason where it does not.
+    pub says: String,
+    /// What would make it work.
+    pub remedy: Option<String>,
+    /// What is lost without it.
+    pub without_it: String,
+}
+
+/// Everything that was tried.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CapabilitySurvey {
+    /// Ways to measure, best first.
+    pub measures: Vec<Capability>,
+    /// Ways to act.
+    pub enforces: Vec<Capability>,
+    /// 1 = counters per task, 2 = probes from outside, 3 = topology and pressure only.
+    pub level: u32,
+}
+
+fn rung(name: &str, tried: Result<String, (String, Option<String>)>, without_it: &str) -> Capability {
+    let (name, without_it) = (name.to_string(), without_it.to_string());
+    match tried {
+        Ok(says) => Capability { name, works: true, says, remedy: None, without_it },
+        Err((says, remedy)) => Capability { name, works: false, says, remedy, without_it },
+    }
+}
+
+/// Tries everything. `deep` also calibrates the intensity probe, which takes a few hundred milliseconds of one CPU.
+pub fn survey_capabilities(
+    kernel: &dyn Kernel,
+    topology: &Topology,
+    resctrl: &Result<Resctrl, Missing>,
+    events: &[Surveyed],
+    deep: bool,
+) -> CapabilitySurvey {
+    let measures = vec![
+        counters(events),
+        sampling(kernel),
+        resctrl_monitoring(resctrl),
+        probe(topology, deep),
+        watchpoints(),
+        pressure(kernel),
+    ];
+    let enforces = vec![affinity(kernel), weights(kernel), cpusets(kernel), ways(resctrl), page_colors(topology)];
+    let works = |at: usize| measures[at].works;
+    let level = if works(0) {
+        1
+    } else if works(3) {
+        2
+    } else {
+        3
+    };
+    CapabilitySurvey { measures, enforces, level }
+}
+
+fn counters(events: &[Surveyed]) -> Capability {
+    let (good, bad): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.absent_because.is_none());
+    let names = |events: &[&Surveyed]| events.iter().map(|event| event.name).collect::<Vec<_>>().join(", ");
+    let tried = if good.is_empty() {
+        let why = bad.first().and_then(|event| event.absent_because.as_ref());
+        let remedy = match why {
+            Some(Absent::NotPermitted) => "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid",
+            _ => "bare metal, or a hypervisor that exposes the PMU (vPMU)",
+        };
+        Err((why.map(Absent::to_string).unwrap_or_default(), Some(remedy.to_string())))
+    } else if bad.is_empty() {
+        Ok(format!("all counted in a loop that must miss: {}", names(&good)))
+    } else {
+        Ok(format!("counted in a loop that must miss: {}; absent: {}", names(&good), names(&bad)))
+    };
+    rung("counters per task", tried, "misses and speed per program are not seen; intensity comes from probes")
+}
+
+fn sampling(kernel: &dyn Kernel) -> Capability {
+    let tried = crate::sense::sampling::find(kernel)
+        .map_err(|why| (why, Some("bare metal, or a hypervisor that passes PEBS or IBS on".to_string())))
+        .and_then(|facility| match facility.try_out() {
+            Ok(()) => Ok(format!("{}, opened on this thread or its CPU", facility.name)),
+            Err(error) => {
+                let remedy = match error.raw_os_error() {
+                    Some(libc::EACCES | libc::EPERM) => {
+                        "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
+                    }
+                    _ => "bare metal: the hypervisor shows the facility and does not pass it on",
+                };
+                Err((format!("{}: {error}", facility.name), Some(remedy.to_string())))
+            }
+        });
+    rung("data-address sampling", tried, "who shares data with whom is not seen")
+}
+
+fn resctrl_monitoring(resctrl: &Result<Resctrl, Missing>) -> Capability {
+    let tried = match resctrl {
+        Err(missing) => Err((missing.why.clone(), missing.remedy.clone())),
+        Ok(Resctrl { mount, counted: Counted { occupancy, total_bytes, local_bytes }, monitored, .. }) => {
+            let all = [("occupancy", occupancy), ("traffic", total_bytes), ("traffic of the own node", local_bytes)];
+            let found: Vec<&str> = all.into_iter().filter(|(_, is)| **is).map(|(name, _)| name).collect();
+            match found.is_empty() || monitored.is_empty() {
+                true => Err((format!("{}: nothing is counted", mount.display()), Some("Intel CMT and MBM".into()))),
+                false => Ok(format!("at {}: {} of {} caches", mount.display(), found.join(", "), monitored.len())),
+            }
+        }
+    };
+    rung("cache occupancy and bandwidth (resctrl)", tried, "occupancy is inferred, not read")
+}
+
+fn ways(resctrl: &Result<Resctrl, Missing>) -> Capability {
+    let words = resctrl.as_ref().map_err(Missing::clone).and_then(Resctrl::ways_in_words);
+    let tried = words.map_err(|missing| (missing.why, missing.remedy));
+    rung("way masks (resctrl)", tried, "caches are divided by colors or not at all")
+}
+
+/// As a daemon would find them: by its own rights, which may be fewer than those of whoever asks.
+fn page_colors(topology: &Topology) -> Capability {
+    let tried = match colors::partitions(topology) {
+        Ok(divided) => Ok(colors::in_words(&divided)),
+        Err(missing) => Err((missing.why, Some(missing.remedy))),
+    };
+    rung("page colors", tried, "caches are divided by ways or not at all")
+}
+
+fn probe(topology: &Topology, deep: bool) -> Capability {
+    let shared = topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1);
+    let tried = match shared {
+        None => Err((
+            "the kernel names no last-level cache that two online CPUs share".into(),
+            Some("cachemate topology --probe measures it".to_string()),
+        )),
+        Some(_) if !deep => Ok("not calibrated (doctor without --quick does)".to_string()),
+        Some(cache) => calibrated(cache.size_bytes)
+            .map(|probe| {
+                let (cycles, mib) = (probe.miss_from_cycles(), probe.cache_bytes() >> 20);
+                format!("calibrated: a load of {cycles} cycles and more missed; about {mib} MiB of the cache hold ours")
+            })
+            .map_err(|error| (error.to_string(), Some("try again while the host is quieter".to_string()))),
+    };
+    rung(
+        "intensity from outside (prime, wait, reload)",
+        tried,
+        "without it and without counters only topology is known",
+    )
+}
+
+/// Busy neighbors blur one calibration; three in a row say something about the host.
+fn calibrated(cache_bytes: Option<u64>) -> std::io::Result<intensity::Reloader> {
+    let tried = |seed| intensity::Reloader::fitting(cache_bytes, seed);
+    let blurred = |error: &std::io::Error| error.kind() != std::io::ErrorKind::TimedOut;
+    let mut found = tried(1);
+    for seed in [2, 3] {
+        if found.as_ref().is_err_and(blurred) {
+            found = tried(seed);
+        }
+    }
+    found
+}
+
+fn watchpoints() -> Capability {
+    let tried = watchpoint::self_test().map_err(|error| {
+        let remedy = "CAP_PERFMON, and a hypervisor that passes debug registers on";
+        (error.to_string(), Some(remedy.to_string()))
+    });
+    rung("reuse times by hardware watchpoints", tried, "reuse times come from recordings only")
+}
+
+fn pressure(kernel: &dyn Kernel) -> Capability {
+    let found = crate::sense::pressure::read(kernel);
+    let tried = if found.cpu.is_some() {
+        Ok("cpu, memory, io".to_string())
+    } else {
+        Err(("no /proc/pressure".into(), Some("a kernel with CONFIG_PSI, booted without psi=0".to_string())))
+    };
+    rung("pressure-stall information", tried, "waiting is seen per thread only")
+}
+
+fn affinity(kernel: &dyn Kernel) -> Capability {
+    let own = std::process::id() as i32;
+    let tried = kernel
+        .affinity(own)
+        .and_then(|cpus: CpuSet| kernel.set_affinity(own, &cpus))
+        .map(|()| "set and read back on this process".to_string())
+        .map_err(|error| (error.to_string(), None));
+    rung("affinity per thread", tried, "nothing can be placed")
+}
+
+fn weights(kernel: &dyn Kernel) -> Capability {
+    // SAFETY: no memory is passed.
+    let root = unsafe { libc::geteuid() } == 0;
+    let limits = kernel.read(Path::new("/proc/self/limits")).unwrap_or_default();
+    let nice = limits.lines().find(|line| line.starts_with("Max nice priority"));
+    // setpriority(2): a limit of 20 allows nice values down to 0, which an idle task needs to become a normal one again.
+    let limit = nice.and_then(|line| line.split_ascii_whitespace().nth(3)?.parse::<u32>().ok());
+    let may_raise = root || limit.is_some_and(|limit| limit >= 20);
+    let tried = if may_raise {
+        Ok("nice both ways; gangs by idle turns".to_string())
+    } else {
+        let remedy = "root or CAP_SYS_NICE: without it a lowered priority could not be raised again".to_string();
+        Err(("nice values can only be lowered, never put back".into(), Some(remedy)))
+    };
+    rung("weights and gangs", tried, "no weights, no gangs, and no probe that keeps a program off its CPU")
+}
+
+fn cpusets(kernel: &dyn Kernel) -> Capability {
+    let tried = match crate::act::cpusets::find(kernel) {
+        Some(found) => Ok(found.to_string()),
+        None => Err((
+            "no cpuset controller, neither cgroup v1 nor v2".into(),
+            Some("mount cgroup v1 cpuset, or enable +cpuset in cgroup.subtree_control".to_string()),
+        )),
+    };
+    rung("cpusets for groups", tried, "groups are placed thread by thread")
+}
+
+/// What policies are told. `partitions`: how caches can be divided ([`Resctrl::partitions`]).
+pub fn capabilities(
+    capability_survey: &CapabilitySurvey,
+    partitions: Vec<(CacheId, Partition)>,
+    shortest_window_ns: u64,
+) -> Capabilities {
+    let say = |rung: &Capability| match rung.works {
+        true => Support::Yes { note: Some(rung.says.clone()) },
+        false => Support::No { why: rung.says.clone(), remedy: rung.remedy.clone() },
+    };
+    let no = |why: &str| Support::No { why: why.to_string(), remedy: None };
+    let abilities = BTreeMap::from([
+        (Ability::CountPerTask, say(&capability_survey.measures[0])),
+        (Ability::CountPerCache, no("misses of a whole cache are not counted on live hosts")),
+        (Ability::SampleAccesses, say(&capability_survey.measures[1])),
+        (Ability::TraceAddresses, no("no processor of today has RapidMRC's register")),
+        (Ability::CountSuperSets, no("no counters per super set")),
+        (Ability::CacheOccupancy, say(&capability_survey.measures[2])),
+        (Ability::ProbeFromOutside, say(&capability_survey.measures[3])),
+        (Ability::SampleReuses, say(&capability_survey.measures[4])),
+        (Ability::Affinity, say(&capability_survey.enforces[0])),
+        (Ability::Weights, say(&capability_survey.enforces[1])),
+        (Ability::Gangs, say(&capability_survey.enforces[1])),
+        (Ability::Penalties, no("needs an in-kernel dispatcher")),
+        (Ability::Ways, say(&capability_survey.enforces[3])),
+        (Ability::Colors, no("needs programs started by cachemate color run")),
+    ]);
+    Capabilities { abilities, partitions, shortest_window_ns, shortest_slice_ns: Some(5_000_000) }
+}

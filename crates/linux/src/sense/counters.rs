@@ -1,0 +1,303 @@
+//! Performance counters per thread, through `perf_event_open(2)`.
+//!
+//! Problem: many virtual machines expose no PMU, some expose one whose counters read a hard zero, and reading counters
+//! at every context switch costs a third of the machine. Method: [`survey`] opens each event on this very thread and
+//! runs a loop that must miss; an event that cannot be opened, or does not count what it must there, is absent, with the
+//! reason. Counters are attached to each managed thread once and read once per window. Events are opened one by one
+//! and not as a group, so that the kernel may multiplex them; the share of time each one counted goes out with the
+//! raw count.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::FromRawFd;
+use std::path::Path;
+
+use cachemate_core::{Event, Level, Reading};
+use perf_event_open_sys as perf;
+
+use crate::kernel::Kernel;
+use crate::sense::events::{Code, Named, Processor, events};
+
+/// Whether an event counts on this host, or why not.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Surveyed {
+    pub event: Event,
+    /// The vendor's or the kernel's name of it.
+    pub name: &'static str,
+    /// How it is asked for; `None` where no such event is known.
+    pub code: Option<Code>,
+    pub absent_because: Option<Absent>,
+}
+
+/// Why an event does not count on this host.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Absent {
+    /// The vendor's tables know no such event for this processor.
+    #[error("{0}")]
+    Unknown(String),
+    #[error("the processor or hypervisor does not offer it")]
+    NotOffered,
+    #[error("not permitted (kernel.perf_event_paranoid, or CAP_PERFMON)")]
+    NotPermitted,
+    /// The kernel refused the event for another reason.
+    #[error("{0}")]
+    Refused(String),
+    #[error("it was given no time to count: all counters are taken")]
+    NoTime,
+    #[error("it read a hard zero in a loop that must count")]
+    HardZero,
+    /// The count does not fit to the lines that the loop fetched.
+    #[error("it read {scaled} while {fetched} lines were fetched from memory: it counts something else")]
+    SomethingElse { scaled: u64, fetched: u64 },
+}
+
+/// Least share of the lines that the must-miss loop fetches from memory and that must be counted as missed. An event
+/// that sees fewer counts something else.
+const MISSES_AT_LEAST: f64 = 0.25;
+
+/// What the open call and the must-miss loop say of every event of this host's processor.
+pub fn survey(kernel: &dyn Kernel, last_level: Level) -> Vec<Surveyed> {
+    let cpuinfo = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
+    let found = events(Processor::parse(&cpuinfo).as_ref(), last_level);
+    let say = |named: Named| {
+        let absent_because = match named.code {
+            Ok(code) => try_out(named.event, code),
+            Err(why) => Some(Absent::Unknown(why.to_string())),
+        };
+        Surveyed { event: named.event, name: named.name, code: named.code.ok(), absent_because }
+    };
+    found.into_iter().map(say).collect()
+}
+
+/// Why the event does not count; `None` = it does.
+fn try_out(event: Event, code: Code) -> Option<Absent> {
+    let mut counter = match open(code, 0) {
+        Ok(counter) => counter,
+        Err(error) => {
+            return Some(match error.raw_os_error() {
+                Some(libc::ENOENT) | Some(libc::EOPNOTSUPP) => Absent::NotOffered,
+                Some(libc::EACCES) | Some(libc::EPERM) => Absent::NotPermitted,
+                _ => Absent::Refused(error.to_string()),
+            });
+        }
+    };
+    let fetched = must_miss();
+    match counter.since_last() {
+        Err(error) => Some(Absent::Refused(error.to_string())),
+        Ok((count, share)) => implausible(event, count, share, fetched),
+    }
+}
+
+/// What is wrong with a count over a loop that fetched so many lines from memory.
+fn implausible(event: Event, count: u64, counted_share: f64, fetched: u64) -> Option<Absent> {
+    if counted_share == 0.0 {
+        return Some(Absent::NoTime);
+    }
+    // Nobody else has the loop's lines: none of them comes out of a remote cache.
+    let remote = event == Event::RemoteCacheHits;
+    if count == 0 {
+        return (!remote).then_some(Absent::HardZero);
+    }
+    let scaled = count as f64 / counted_share;
+    let as_misses = scaled >= MISSES_AT_LEAST * fetched as f64;
+    ((remote && as_misses) || (matches!(event, Event::Misses(_)) && !as_misses))
+        .then(|| Absent::SomethingElse { scaled: scaled.round() as u64, fetched })
+}
+
+/// Executes, touches memory and misses in every cache there is: 16 384 lines, flushed before they are loaded one after
+/// the other in an order that no prefetcher follows. Answers with how many were fetched.
+fn must_miss() -> u64 {
+    const LINES: usize = 1 << 14;
+    /// Odd, so that every line is met once; some five pages, beyond a stride prefetcher's reach.
+    const STRIDE: usize = 5 * 64 + 21;
+    let memory = vec![1u64; 8 * LINES];
+    #[cfg(target_arch = "x86_64")]
+    for line in memory.chunks(8) {
+        // SAFETY: flushing a line of a vector that we hold changes no content.
+        unsafe { core::arch::x86_64::_mm_clflush(line.as_ptr().cast()) };
+    }
+    let (mut at, mut sum) = (0usize, 0u64);
+    for _ in 0..LINES {
+        sum = sum.wrapping_add(std::hint::black_box(memory[8 * at]));
+        // Always adds zero; the next load waits for this one.
+        at = (at + STRIDE + (sum >> 32) as usize) % LINES;
+    }
+    std::hint::black_box(sum);
+    LINES as u64
+}
+
+/// The counters of one thread.
+#[derive(Debug)]
+pub struct ThreadCounters {
+    counters: Vec<(Event, Counter)>,
+}
+
+impl ThreadCounters {
+    /// Attaches the events that the survey found to `tid`.
+    ///
+    /// # Errors
+    /// The thread is gone, or permission or file descriptors are lacking; nothing stays attached then.
+    pub fn attach(tid: i32, surveyed: &[Surveyed]) -> io::Result<Self> {
+        let working = surveyed.iter().filter(|found| found.absent_because.is_none());
+        let wanted = working.filter_map(|found| Some((found.event, found.code?)));
+        let counters = wanted.map(|(event, code)| Ok((event, open(code, tid)?))).collect::<io::Result<_>>()?;
+        Ok(ThreadCounters { counters })
+    }
+
+    /// What was counted since the last reading (or since attaching). A counter that fails is left out.
+    pub fn read(&mut self) -> Vec<Reading> {
+        let reading = |(event, counter): &mut (Event, Counter)| {
+            let (count, counted_share) = counter.since_last().ok()?;
+            Some(Reading { event: *event, count, counted_share })
+        };
+        let mut readings: Vec<Reading> = self.counters.iter_mut().filter_map(reading).collect();
+        readings.sort_by_key(|reading| reading.event);
+        readings
+    }
+}
+
+/// How an event is asked for, where the survey found that it counts.
+pub(crate) fn working(surveyed: &[Surveyed], event: Event) -> Option<Code> {
+    surveyed.iter().find(|found| found.event == event && found.absent_because.is_none())?.code
+}
+
+/// A running total of one event of one thread.
+pub(crate) struct RunningTotal(Counter);
+
+impl RunningTotal {
+    /// Counts from now on; `None` where the thread is gone or the event cannot be opened for it.
+    pub(crate) fn start(tid: i32, code: Code) -> Option<Self> {
+        open(code, tid).ok().map(RunningTotal)
+    }
+
+    /// The count so far, scaled by the share of the time that it was given a counter; `None` while it was given none.
+    pub(crate) fn now(&mut self) -> Option<u64> {
+        let total = self.0.total().ok()?;
+        match total.enabled_ns {
+            0 => Some(0), // the thread has not run yet
+            enabled if total.running_ns > 0 => {
+                Some((u128::from(total.count) * u128::from(enabled) / u128::from(total.running_ns)) as u64)
+            }
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Counter {
+    file: File,
+    last: Total,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Total {
+    count: u64,
+    enabled_ns: u64,
+    running_ns: u64,
+}
+
+impl Counter {
+    fn total(&mut self) -> io::Result<Total> {
+        let mut bytes = [0u8; 24];
+        self.file.read_exact(&mut bytes)?;
+        let word = |at: usize| u64::from_ne_bytes(bytes[8 * at..8 * at + 8].try_into().expect("eight bytes"));
+        Ok(Total { count: word(0), enabled_ns: word(1), running_ns: word(2) })
+    }
+
+    /// Count, and the share of the enabled time in which it counted. A thread that did not run at all was counted
+    /// all the time: its zero is a true one.
+    fn since_last(&mut self) -> io::Result<(u64, f64)> {
+        let now = self.total()?;
+        let last = std::mem::replace(&mut self.last, now);
+        let enabled = now.enabled_ns.saturating_sub(last.enabled_ns);
+        let running = now.running_ns.saturating_sub(last.running_ns);
+        let share = if enabled == 0 { 1.0 } else { running as f64 / enabled as f64 };
+        Ok((now.count.saturating_sub(last.count), share.min(1.0)))
+    }
+}
+
+fn open(code: Code, tid: i32) -> io::Result<Counter> {
+    let mut attr = perf::bindings::perf_event_attr::default();
+    attr.type_ = code.kind;
+    attr.size = size_of::<perf::bindings::perf_event_attr>() as u32;
+    attr.config = code.config;
+    attr.read_format =
+        u64::from(perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED | perf::bindings::PERF_FORMAT_TOTAL_TIME_RUNNING);
+    attr.set_exclude_hv(1);
+    // SAFETY: `attr` is a whole, zero-extended perf_event_attr of the stated size; the call returns a descriptor.
+    let fd =
+        unsafe { perf::perf_event_open(&raw mut attr, tid, -1, -1, u64::from(perf::bindings::PERF_FLAG_FD_CLOEXEC)) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and ours alone.
+    let file = unsafe { File::from_raw_fd(fd) };
+    if crate::kernel::scarce(&file) {
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
+    Ok(Counter { file, last: Total::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does every event either count or come with a reason, and does attaching use only those that count?
+    #[test]
+    fn every_event_counts_or_says_why_not() {
+        let surveyed = survey(&crate::kernel::Host::new("/"), Level::L3);
+        assert_eq!(surveyed.len(), 6);
+        assert!(surveyed.iter().all(|s| s.absent_because.as_ref().is_none_or(|why| !why.to_string().is_empty())));
+        assert!(surveyed.iter().all(|s| s.code.is_some() || s.absent_because.is_some()));
+        let mut counters = ThreadCounters::attach(0, &surveyed).unwrap();
+        must_miss();
+        let readings = counters.read();
+        let working = surveyed.iter().filter(|s| s.absent_because.is_none()).count();
+        assert_eq!(readings.len(), working);
+        assert!(readings.is_sorted_by_key(|reading| reading.event));
+        assert!(readings.iter().all(|r| r.counted_share == 0.0 || r.event != Event::Instructions || r.count > 0));
+    }
+
+    /// Is a hard zero absent, and a miss event that sees almost none of the lines fetched; multiplexed ones scaled?
+    #[test]
+    fn the_must_miss_loop_decides() {
+        let misses = Event::Misses(Level::L3);
+        assert!(implausible(misses, 0, 1.0, 16_384) == Some(Absent::HardZero));
+        assert!(
+            implausible(misses, 300, 1.0, 16_384).unwrap().to_string().starts_with("it read 300 while 16384 lines")
+        );
+        assert!(implausible(misses, 300, 0.0, 16_384) == Some(Absent::NoTime));
+        assert_eq!(implausible(misses, 16_000, 1.0, 16_384), None);
+        assert_eq!(implausible(misses, 3_000, 0.25, 16_384), None, "a quarter of the time, and so scaled");
+        assert_eq!(implausible(Event::References(Level::L3), 300, 1.0, 16_384), None);
+        let remote = |count| implausible(Event::RemoteCacheHits, count, 1.0, 16_384);
+        assert_eq!((remote(0), remote(300)), (None, None), "no line of the loop is anybody else's");
+        assert!(remote(16_000).is_some(), "it counts every miss");
+    }
+
+    /// Does a running total grow by what is executed, and is an event that the survey found absent not asked for?
+    #[test]
+    fn a_running_total_grows_with_the_work() {
+        let surveyed = survey(&crate::kernel::Host::new("/"), Level::L3);
+        let instructions = surveyed.iter().find(|found| found.event == Event::Instructions).unwrap();
+        let Some(code) = working(&surveyed, Event::Instructions) else {
+            assert!(instructions.absent_because.is_some());
+            eprintln!("not shown here: a running total, as instructions are not counted on this host");
+            return;
+        };
+        let mut total = RunningTotal::start(0, code).unwrap();
+        let before = total.now().unwrap();
+        let loads = must_miss();
+        assert!(total.now().unwrap() >= before + loads);
+    }
+
+    /// Is a counter of a thread that does not exist an error?
+    #[test]
+    fn a_thread_that_is_gone_cannot_be_counted() {
+        let all: Vec<Surveyed> = events(None, Level::L3)
+            .into_iter()
+            .map(|named| Surveyed { event: named.event, name: named.name, code: named.code.ok(), absent_because: None })
+            .collect();
+        assert!(ThreadCounters::attach(i32::MAX, &all).is_err());
+    }
+}

@@ -1,0 +1,202 @@
+//! Which counter events say what, by the processor's vendor, family and model.
+//!
+//! Problem: the kernel's generic names do not mean the same everywhere: on AMD Zen `cache-misses` counts the L2's misses
+//! (its L3 counters belong to the cache, not to a task), and `stalled-cycles-backend` counts waits for anything. Method: a
+//! table of raw events per family, from the vendors' own event lists as Linux carries them (tools/perf/pmu-events/arch/x86);
+//! generic events only where they are known to mean the last level. Arm's REMOTE_ACCESS counts another socket's memory along
+//! with its caches, and is not used. Properties: pure; an event that no entry names is absent, with the reason; what is
+//! named still has to count in the must-miss loop ([`crate::sense::counters::survey`]).
+
+use cachemate_core::{Event, Level, StallCause};
+use perf_event_open_sys::bindings::{
+    PERF_COUNT_HW_CACHE_MISSES, PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
+    PERF_TYPE_HARDWARE, PERF_TYPE_RAW,
+};
+
+/// A processor as `/proc/cpuinfo` names it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Processor {
+    pub vendor: String,
+    pub family: u32,
+    pub model: u32,
+}
+
+impl Processor {
+    /// The first processor in the text of `/proc/cpuinfo`; `None` where it names none (other architectures).
+    pub fn parse(cpuinfo: &str) -> Option<Self> {
+        let field = |name: &str| {
+            let line = cpuinfo.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;
+            Some(line.split_once(':')?.1.trim())
+        };
+        let number = |name: &str| field(name)?.parse().ok();
+        Some(Processor {
+            vendor: field("vendor_id")?.to_string(),
+            family: number("cpu family")?,
+            model: number("model")?,
+        })
+    }
+}
+
+/// How an event is asked for: type and configuration of perf_event_open(2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Code {
+    pub kind: u32,
+    pub config: u64,
+}
+
+/// An event to try, or why there is none.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Named {
+    pub event: Event,
+    /// The vendor's or the kernel's name.
+    pub name: &'static str,
+    pub code: Result<Code, &'static str>,
+}
+
+/// What processors of one kind offer beyond the generic events. Raw codes as `event | unit mask << 8 | counter mask << 24`.
+struct Table {
+    references: (&'static str, u64),
+    misses: (&'static str, u64),
+    /// Cycles in which nothing executes while a load that missed the last level is outstanding.
+    memory_stalls: Result<(&'static str, u64), &'static str>,
+    /// Lines that came out of a cache beyond the last level: of another socket, or of another cluster (AMD's).
+    remote_hits: Result<(&'static str, u64), &'static str>,
+}
+
+/// Architectural since 2006; requests that miss include those of the L1's and L2's prefetchers.
+const INTEL_REFERENCES: (&str, u64) = ("longest_lat_cache.reference", 0x4f2e);
+const INTEL_MISSES: (&str, u64) = ("longest_lat_cache.miss", 0x412e);
+const NO_INTEL_STALLS: &str = "no event is known of this model that counts waits for memory only";
+const NO_REMOTE_HITS: &str = "no event is known of this model that counts lines out of another last-level cache";
+const INTEL: Table = Table {
+    references: INTEL_REFERENCES,
+    misses: INTEL_MISSES,
+    memory_stalls: Err(NO_INTEL_STALLS),
+    remote_hits: Err(NO_REMOTE_HITS),
+};
+/// Servers of Haswell and Broadwell: changed lines out of another socket's caches, of retired loads.
+const INTEL_EP: Table = Table { remote_hits: Ok(("mem_load_uops_l3_miss_retired.remote_hitm", 0x10d3)), ..INTEL };
+/// Skylake and what came after it: the stalls of the L3's misses have an event of their own.
+const INTEL_SINCE_SKYLAKE: Table = Table {
+    references: INTEL_REFERENCES,
+    misses: INTEL_MISSES,
+    memory_stalls: Ok(("cycle_activity.stalls_l3_miss", 0x0600_06a3)),
+    remote_hits: Err("this model has one last-level cache"),
+};
+/// Its servers, which have several sockets.
+const INTEL_SERVERS_SINCE_SKYLAKE: Table =
+    Table { remote_hits: Ok(("mem_load_l3_miss_retired.remote_hitm", 0x04d3)), ..INTEL_SINCE_SKYLAKE };
+const NO_AMD_STALLS: &str = "this family's events count waits for any load, not for memory only";
+/// Zen and Zen 2 (and Hygon's Dhyana): fills of the L1 on demand. From outside the cluster: memory of either node, and caches
+/// whose home is another die; those of another cluster on the same die are told together with hits and stay out.
+const ZEN: Table = Table {
+    references: ("ls_refills_from_sys: beyond the L2", 0x5a43),
+    misses: ("ls_refills_from_sys: memory and other dies", 0x5843),
+    memory_stalls: Err(NO_AMD_STALLS),
+    remote_hits: Ok(("ls_refills_from_sys: caches of other dies", 0x1043)),
+};
+/// Zen 3 and later: any fills of the L1, prefetches included; beyond the cluster = other clusters' caches and memory.
+const ZEN_3: Table = Table {
+    references: ("ls_any_fills_from_sys: beyond the L2", 0x5e44),
+    misses: ("ls_any_fills_from_sys: beyond the cluster", 0x5c44),
+    memory_stalls: Err(NO_AMD_STALLS),
+    remote_hits: Ok(("ls_any_fills_from_sys: other clusters' caches", 0x1444)),
+};
+
+/// Models of family 6 with performance cores only, from Skylake to Granite Rapids. Hybrid ones count on two PMUs.
+const SINCE_SKYLAKE: [u32; 19] = [
+    0x4e, 0x5e, 0x55, 0x66, 0x8e, 0x9e, 0xa5,
+    0xa6, // Skylake, Cascade and Cooper Lake, Cannon, Kaby, Coffee, Comet Lake
+    0x7d, 0x7e, 0x6a, 0x6c, 0x8c, 0x8d, 0xa7, // Ice, Tiger, Rocket Lake
+    0x8f, 0xcf, 0xad, 0xae, // Sapphire, Emerald, Granite Rapids
+];
+
+/// Of these, servers.
+const SERVERS_SINCE_SKYLAKE: [u32; 7] = [0x55, 0x6a, 0x6c, 0x8f, 0xcf, 0xad, 0xae];
+const EP: [u32; 2] = [0x3f, 0x4f];
+
+fn table(processor: &Processor) -> Option<&'static Table> {
+    match (processor.vendor.as_str(), processor.family) {
+        ("GenuineIntel", 6) if SERVERS_SINCE_SKYLAKE.contains(&processor.model) => Some(&INTEL_SERVERS_SINCE_SKYLAKE),
+        ("GenuineIntel", 6) if EP.contains(&processor.model) => Some(&INTEL_EP),
+        ("GenuineIntel", 6) if SINCE_SKYLAKE.contains(&processor.model) => Some(&INTEL_SINCE_SKYLAKE),
+        ("GenuineIntel", 6) => Some(&INTEL),
+        ("AuthenticAMD", 0x17) | ("HygonGenuine", 0x18) => Some(&ZEN),
+        ("AuthenticAMD", 0x19 | 0x1a) => Some(&ZEN_3),
+        _ => None,
+    }
+}
+
+/// The events to try on a processor whose last level is `last_level`.
+pub fn events(processor: Option<&Processor>, last_level: Level) -> Vec<Named> {
+    let generic = |event, name, config: u32| Named {
+        event,
+        name,
+        code: Ok(Code { kind: PERF_TYPE_HARDWARE, config: config.into() }),
+    };
+    let raw = |event, (name, config)| Named { event, name, code: Ok(Code { kind: PERF_TYPE_RAW, config }) };
+    let (references, misses) = (Event::References(last_level), Event::Misses(last_level));
+    let stalls = Event::StallCycles(StallCause::LocalMemory);
+    let absent = |event, name| move |why| Named { event, name, code: Err(why) };
+    let (no_stalls, no_hits) = (absent(stalls, "memory stalls"), absent(Event::RemoteCacheHits, "remote cache hits"));
+    let mut events = vec![
+        generic(Event::Instructions, "instructions", PERF_COUNT_HW_INSTRUCTIONS),
+        generic(Event::Cycles, "cycles", PERF_COUNT_HW_CPU_CYCLES),
+    ];
+    match processor.and_then(table) {
+        Some(table) => {
+            events.extend([raw(references, table.references), raw(misses, table.misses)]);
+            events.push(table.memory_stalls.map_or_else(no_stalls, |named| raw(stalls, named)));
+            events.push(table.remote_hits.map_or_else(no_hits, |named| raw(Event::RemoteCacheHits, named)));
+        }
+        None => {
+            events.push(generic(references, "cache-references", PERF_COUNT_HW_CACHE_REFERENCES));
+            events.push(generic(misses, "cache-misses", PERF_COUNT_HW_CACHE_MISSES));
+            events.push(no_stalls("no event is known of this processor that counts waits for memory only"));
+            events.push(no_hits("no event is known of this processor that counts lines out of remote caches"));
+        }
+    }
+    events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpuinfo(vendor: &str, family: u32, model: u32) -> String {
+        format!(
+            "processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: X model 3\n\n\
+             processor\t: 1\nvendor_id\t: other\n"
+        )
+    }
+
+    fn codes(vendor: &str, family: u32, model: u32) -> Vec<Option<(u32, u64)>> {
+        let processor = Processor::parse(&cpuinfo(vendor, family, model)).unwrap();
+        let found = events(Some(&processor), Level::L3);
+        found[2..].iter().map(|named| named.code.ok().map(|code| (code.kind, code.config))).collect()
+    }
+
+    /// Is each family asked by the codes of its own event list, and no event invented where it has none?
+    #[test]
+    fn each_family_has_its_own_codes() {
+        let raw = |code| Some((4, code));
+        let server = [raw(0x4f2e), raw(0x412e), raw(0x0600_06a3), raw(0x04d3)];
+        assert_eq!(codes("GenuineIntel", 6, 0x8f), server);
+        assert_eq!(codes("GenuineIntel", 6, 0x9e), [server[0], server[1], server[2], None], "one socket");
+        let haswell = codes("GenuineIntel", 6, 0x3f);
+        assert_eq!(haswell, [server[0], server[1], None, raw(0x10d3)], "counts waits for the L2's misses");
+        assert_eq!(codes("AuthenticAMD", 0x17, 0x31), [raw(0x5a43), raw(0x5843), None, raw(0x1043)]);
+        assert_eq!(codes("AuthenticAMD", 0x19, 0x11), [raw(0x5e44), raw(0x5c44), None, raw(0x1444)]);
+        assert_eq!(codes("HygonGenuine", 0x18, 1), codes("AuthenticAMD", 0x17, 1));
+        let others = codes("CentaurHauls", 7, 0x3b);
+        assert_eq!(others, [Some((0, 2)), Some((0, 3)), None, None], "by the kernel's names");
+    }
+
+    /// Is a processor that /proc/cpuinfo does not name in this form (Arm) taken as unknown?
+    #[test]
+    fn other_architectures_are_unknown() {
+        assert_eq!(Processor::parse("processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\n"), None);
+        let found = events(None, Level::L3);
+        assert_eq!(found.iter().filter(|named| named.code.is_ok()).count(), 4);
+    }
+}

@@ -1,0 +1,14 @@
+//! What the host shows: counters, samples, probes, progress, topology. Nothing here changes it, but for probes, which put back what they move.
+
+pub(crate) mod access_probe;
+pub mod capability_survey;
+pub mod counters;
+pub mod events;
+pub mod miss_cost;
+pub mod pressure;
+pub mod probes;
+pub(crate) mod probing;
+pub mod progress;
+pub mod sampling;
+pub mod tasks;
+pub mod topology;

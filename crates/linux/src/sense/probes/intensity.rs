@@ -1,0 +1,245 @@
+//! Intensity from outside: how much of the shared cache a neighbor evicts while we wait.
+//!
+//! Problem: without a PMU nobody says how hard a program presses on a shared cache. A pointer chase defends its own
+//! lines and a stream measures mostly itself. Method (prime, wait, reload): two sequential passes bring a buffer of a
+//! good part of the cache in, then we sleep and leave the cache to the neighbor, then we time single loads of a random
+//! choice of the buffer's lines and count those that had to come from memory. The same is done with the neighbor kept
+//! away, in the order away-away / discard-beside-beside / away, so that slow drifts cancel (`crate::sense::probing`); what
+//! follows from the raw samples is a profiler's business.
+//! Properties: what hits the shared cache without missing evicts nothing and is invisible, which is right: it does no
+//! harm. Cost to the neighbor: the lines that priming takes from it.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::cycles_now;
+
+/// A calibrated prober with its buffer. Belongs on one CPU (see [`super::Pinned`]); holds the buffer for as long as it
+/// lives.
+pub struct Reloader {
+    buffer: Vec<u64>,
+    /// Line numbers in the order in which they are reloaded.
+    order: Vec<u32>,
+    next: usize,
+    /// Loads that take longer came from memory.
+    miss_from_cycles: u64,
+}
+
+const LINE_BYTES: usize = 64;
+const WORDS_PER_LINE: usize = LINE_BYTES / 8;
+/// Lines reloaded per sample.
+const RELOADS: usize = 4096;
+/// Calibration stays within this much of the buffer: more than private caches hold, and a small part of any shared one.
+const CALIBRATED_BYTES: usize = 8 << 20;
+
+/// Half a second is usual for the largest caches.
+const FITTED_AT_MOST: Duration = Duration::from_secs(8);
+
+/// Size below which a buffer is no smaller than private caches.
+const SMALLEST_BYTES: usize = 4 << 20;
+/// Largest share of the lines just brought in that may be gone already.
+const GONE_AT_ONCE: f64 = 0.25;
+
+/// Half of the cache, within what is worth the time and the memory.
+pub fn buffer_bytes(cache_bytes: Option<u64>) -> usize {
+    (cache_bytes.unwrap_or(32 << 20) / 2).clamp(SMALLEST_BYTES as u64, 128 << 20) as usize
+}
+
+/// The neighbor's time alone with the cache: 10 ms for 32 MiB, in which a stream of a few gigabytes a second passes the
+/// whole cache.
+pub fn wait(cache_bytes: Option<u64>) -> Duration {
+    let cache_bytes = cache_bytes.unwrap_or(32 << 20) as f64;
+    Duration::from_secs_f64((0.010 * cache_bytes / f64::from(32 << 20)).clamp(0.010, 0.100))
+}
+
+/// One sample.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Sample {
+    pub missed: u32,
+    pub reloads: u32,
+    pub elapsed_ns: u64,
+}
+
+impl Reloader {
+    /// Allocates `buffer_bytes` (a quarter to a half of the cache serves well) and calibrates what a miss is.
+    ///
+    /// # Errors
+    /// The buffer is under a megabyte, or hits and misses cannot be told apart on this host.
+    pub fn new(buffer_bytes: usize, seed: u64) -> io::Result<Self> {
+        if buffer_bytes < 1 << 20 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("buffer of {buffer_bytes} bytes, expected 1 MiB or more"),
+            ));
+        }
+        let lines = buffer_bytes / LINE_BYTES;
+        let mut buffer = vec![0u64; lines * WORDS_PER_LINE];
+        advise_huge(&mut buffer);
+        buffer.iter_mut().step_by(512).for_each(|word| *word = 1); // touch every page: frames of its own
+        let mut order: Vec<u32> = (0..lines as u32).collect();
+        shuffle(&mut order, seed);
+        let mut prober = Reloader { buffer, order, next: 0, miss_from_cycles: u64::MAX };
+        prober.miss_from_cycles = prober.calibrate()?;
+        Ok(prober)
+    }
+
+    /// As large as the cache really is: half of `cache_bytes`, halved again as long as much of the buffer is gone right after
+    /// it was brought in. Virtual machines are shown their host's whole cache, of which they have a part.
+    ///
+    /// # Errors
+    /// As [`Reloader::new`]; or it takes so long that nobody is served by it, as under emulation.
+    pub fn fitting(cache_bytes: Option<u64>, seed: u64) -> io::Result<Self> {
+        let (start, mut bytes) = (Instant::now(), buffer_bytes(cache_bytes));
+        loop {
+            let mut prober = Reloader::new(bytes, seed)?;
+            if start.elapsed() > FITTED_AT_MOST {
+                let (seconds, mib) = (start.elapsed().as_secs_f64(), bytes >> 20);
+                let what =
+                    format!("calibrating took {seconds:.1} s and was at {mib} MiB: too slow a machine to probe on");
+                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+            }
+            if bytes / 2 < SMALLEST_BYTES || prober.holds() {
+                return Ok(prober);
+            }
+            bytes /= 2;
+        }
+    }
+
+    fn holds(&mut self) -> bool {
+        let mut missed: [u32; 5] = std::array::from_fn(|_| self.sample(Duration::ZERO).missed);
+        missed.sort_unstable();
+        f64::from(missed[2]) <= GONE_AT_ONCE * RELOADS as f64
+    }
+
+    /// The cache that a buffer of this size fits.
+    pub fn cache_bytes(&self) -> u64 {
+        2 * self.buffer_bytes()
+    }
+
+    /// Two sequential passes over the whole buffer.
+    fn prime(&self) {
+        for _ in 0..2 {
+            for at in (0..self.buffer.len()).step_by(WORDS_PER_LINE) {
+                std::hint::black_box(self.buffer[at]);
+            }
+        }
+    }
+
+    fn reload(&mut self) -> usize {
+        let mut missed = 0;
+        for _ in 0..RELOADS {
+            let line = self.order[self.next] as usize;
+            self.next = (self.next + 1) % self.order.len();
+            missed += usize::from(self.timed_load(line) >= self.miss_from_cycles);
+        }
+        missed
+    }
+
+    fn timed_load(&self, line: usize) -> u64 {
+        let start = cycles_now();
+        std::hint::black_box(self.buffer[line * WORDS_PER_LINE]);
+        cycles_now() - start
+    }
+
+    /// Prime, wait, reload once. The wait is spent on the processor: on a full machine somebody else would run here
+    /// otherwise, and it is his lines that were missed then.
+    pub fn sample(&mut self, wait: Duration) -> Sample {
+        let start = Instant::now();
+        self.prime();
+        let primed = Instant::now();
+        while primed.elapsed() < wait {
+            std::hint::spin_loop();
+        }
+        let missed = self.reload() as u32;
+        Sample { missed, reloads: RELOADS as u32, elapsed_ns: start.elapsed().as_nanos() as u64 }
+    }
+
+    pub fn buffer_bytes(&self) -> u64 {
+        size_of_val(self.buffer.as_slice()) as u64
+    }
+
+    /// Cycles that separate a load served by the shared cache from one served by memory: the middle, on a logarithmic
+    /// scale, between the typical load of a part just primed and the typical load after a flush.
+    fn calibrate(&self) -> io::Result<u64> {
+        let part = (self.buffer.len() / WORDS_PER_LINE).min(CALIBRATED_BYTES / LINE_BYTES);
+        let lines: Vec<usize> =
+            self.order.iter().map(|&line| line as usize).filter(|&line| line < part).take(RELOADS).collect();
+        for line in (0..part).chain(0..part) {
+            self.timed_load(line);
+        }
+        let hits: Vec<u64> = lines.iter().map(|&line| self.timed_load(line)).collect();
+        let mut misses: Vec<u64> = Vec::with_capacity(lines.len());
+        for &line in &lines {
+            flush_line(&self.buffer[line * WORDS_PER_LINE]);
+            misses.push(self.timed_load(line));
+        }
+        let middle = |mut cycles: Vec<u64>| {
+            cycles.sort_unstable();
+            cycles.get(cycles.len() / 2).copied().unwrap_or(1).max(1)
+        };
+        let (hit, miss) = (middle(hits), middle(misses));
+        if miss < hit + hit / 4 {
+            let what = format!("a hit takes {hit} cycles and a miss {miss}: they cannot be told apart here");
+            return Err(io::Error::other(what));
+        }
+        Ok((hit as f64 * miss as f64).sqrt() as u64)
+    }
+
+    /// What counts as a miss, for `doctor` to show.
+    pub fn miss_from_cycles(&self) -> u64 {
+        self.miss_from_cycles
+    }
+}
+
+fn shuffle(order: &mut [u32], seed: u64) {
+    let mut state = seed;
+    for at in (1..order.len()).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        order.swap(at, ((state >> 33) % (at as u64 + 1)) as usize);
+    }
+}
+
+/// Large pages keep TLB misses out of the timing; refused advice costs precision only.
+fn advise_huge(buffer: &mut [u64]) {
+    const PAGE: usize = 4096;
+    let start = buffer.as_mut_ptr() as usize;
+    let first = start.next_multiple_of(PAGE);
+    let length = (start + size_of_val(buffer)).saturating_sub(first) / PAGE * PAGE;
+    // SAFETY: whole pages within a buffer that we own; the advice does not change its content.
+    unsafe { libc::madvise(first as *mut libc::c_void, length, libc::MADV_HUGEPAGE) };
+}
+
+fn flush_line(word: &u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: flushing a line of memory that we hold a reference to changes no content.
+    unsafe {
+        core::arch::x86_64::_mm_clflush(std::ptr::from_ref(word).cast());
+        core::arch::x86_64::_mm_mfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = word;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is no more missed than was reloaded, and a small buffer refused?
+    #[test]
+    fn a_sample_is_a_share() {
+        assert!(Reloader::new(1000, 1).is_err());
+        // Whatever the kernel claims, the buffer that fits is no larger than half of it.
+        if let Ok(prober) = Reloader::fitting(Some(16 << 20), 1) {
+            assert!((4 << 20..=8 << 20).contains(&prober.buffer_bytes()));
+            assert_eq!(prober.cache_bytes(), 2 * prober.buffer_bytes());
+        }
+        match Reloader::new(2 << 20, 1) {
+            Ok(mut prober) => {
+                let sample = prober.sample(Duration::from_millis(1));
+                assert!(sample.missed <= sample.reloads && sample.elapsed_ns >= 1_000_000, "{sample:?}");
+            }
+            // A host whose clock cannot tell hits from misses must say so instead of inventing a threshold.
+            Err(error) => assert!(error.to_string().contains("cannot be told apart"), "{error}"),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Neighbors of our own making: they take a known part of the cache, or of the bandwidth, from a program beside them.
+//!
+//! Cache pirating (Eklov et al., ICPP 2011): a thread that cycles over a footprint keeps it resident, so that the program
+//! beside it has the rest of the cache; how much that slows the program down is its sensitivity.
+
+use std::time::{Duration, Instant};
+
+use cachemate_core::Neighbor;
+
+const WORDS_PER_LINE: usize = 8;
+/// Footprints beyond this are a mistake, or take too long to make.
+const LARGEST_BYTES: u64 = 1 << 30;
+/// Between two looks at the clock.
+const LINES_AT_ONCE: usize = 4096;
+
+/// A neighbor with its memory.
+pub struct Runner {
+    memory: Vec<u64>,
+    at: usize,
+    chase: bool,
+}
+
+impl Runner {
+    /// Allocates and touches the footprint; a stream's is twice the cache, and 64 MiB at least.
+    pub fn new(neighbor: Neighbor, cache_bytes: Option<u64>) -> Self {
+        let (bytes, chase) = match neighbor {
+            Neighbor::Chase { footprint_bytes } => (footprint_bytes, true),
+            Neighbor::Pirate { footprint_bytes } => (footprint_bytes, false),
+            Neighbor::Stream => (cache_bytes.unwrap_or(32 << 20).saturating_mul(2).max(64 << 20), false),
+        };
+        let lines = (bytes.clamp(4096, LARGEST_BYTES) / 64) as usize;
+        let mut memory = vec![0u64; lines * WORDS_PER_LINE];
+        if chase {
+            one_cycle(&mut memory, lines);
+        } else {
+            memory.iter_mut().step_by(WORDS_PER_LINE).for_each(|word| *word = 1);
+        }
+        Runner { memory, at: 0, chase }
+    }
+
+    /// Runs for about that long; lines touched.
+    pub fn run(&mut self, how_long: Duration) -> u64 {
+        let start = Instant::now();
+        let mut lines = 0;
+        while start.elapsed() < how_long {
+            for _ in 0..LINES_AT_ONCE {
+                let word = std::hint::black_box(self.memory[self.at]);
+                self.at = if self.chase { word as usize } else { self.at + WORDS_PER_LINE };
+                if self.at >= self.memory.len() {
+                    self.at = 0;
+                }
+            }
+            lines += LINES_AT_ONCE as u64;
+        }
+        lines
+    }
+}
+
+/// Links all lines to one random cycle (Sattolo's algorithm); each first word holds the index of the next.
+fn one_cycle(memory: &mut [u64], lines: usize) {
+    let mut order: Vec<usize> = (0..lines).collect();
+    let mut state = 1u64;
+    for at in (1..lines).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        order.swap(at, ((state >> 33) % at as u64) as usize);
+    }
+    for (at, &next) in order.iter().enumerate() {
+        memory[at * WORDS_PER_LINE] = (next * WORDS_PER_LINE) as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a chase visit every line before it comes back, whatever the size?
+    #[test]
+    fn a_chase_is_one_cycle() {
+        for lines in [1, 2, 7, 64] {
+            let mut memory = vec![0u64; lines * WORDS_PER_LINE];
+            one_cycle(&mut memory, lines);
+            let mut at = 0;
+            let mut seen = vec![false; lines];
+            for _ in 0..lines {
+                seen[at / WORDS_PER_LINE] = true;
+                at = memory[at] as usize;
+            }
+            assert!(at == 0 && seen.iter().all(|seen| *seen), "{lines}");
+        }
+    }
+
+    /// Do all neighbors run for about as long as they are told, and count what they touch?
+    #[test]
+    fn neighbors_run_and_count() {
+        let footprint_bytes = 1 << 20;
+        for neighbor in [Neighbor::Chase { footprint_bytes }, Neighbor::Pirate { footprint_bytes }, Neighbor::Stream] {
+            assert!(Runner::new(neighbor, Some(1 << 20)).run(Duration::from_millis(2)) >= LINES_AT_ONCE as u64);
+        }
+    }
+}

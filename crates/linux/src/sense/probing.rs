@@ -1,0 +1,501 @@
+//! Probes that a plan asks for, run within the windows of the live machine.
+//!
+//! Problem: a probe wants one program beside it and nobody else, and then that program away, on a host that is in use,
+//! without ever stopping anybody. Method, the gangs' own: for some tenths of a second the other managed threads of that
+//! cache wait as idle tasks, the probed one sits on a CPU of its own, the probe on another; to keep the probed one off,
+//! it becomes an idle task too and a spinning thread of ours takes its CPU. One such *bracket* is off-off / on-on / off,
+//! with the cache-line ping-pong before and after it, so that drifts cancel and samples across a split are known.
+//! Properties: everything that is changed is journalled first; nobody is stopped, and nobody waits longer than a bracket;
+//! a share of the window is never exceeded; answers are raw.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cachemate_core::{
+    AccessSample, CpuId, CpuSet, EvictedSample, Evidence, Item, Neighbor, Probe, ProbeResult, ProbeWhat, Refused,
+    RefusedBecause, ReuseSample, TaskId,
+};
+
+use crate::act::actuator::DesiredState;
+use crate::act::scheduling::{Scheduling, set_seat, set_turn};
+use crate::kernel::{Kernel, ThreadKey};
+use crate::safety::journal::{Object, State};
+use crate::sense::access_probe::{Subjects, stretch};
+use crate::sense::counters::RunningTotal;
+use crate::sense::events::Code;
+use crate::sense::probes::intensity::{Reloader, wait};
+use crate::sense::probes::neighbor::Runner;
+use crate::sense::probes::ping_pong::round_trip;
+use crate::sense::probes::{Pinned, watchpoint};
+use crate::sense::progress::{ProgressFiles, Rates, Total};
+use crate::sense::sampling::Facility;
+
+/// One phase with a neighbor: a stream beside a program needs a while until neither defends its lines any more.
+const PHASE: Duration = Duration::from_millis(150);
+/// Watching words goes on for this long at a time.
+const WATCHED: Duration = Duration::from_millis(150);
+/// Tries of a probe that fails (a CPU that was not free) before it is given up.
+const TRIES: u32 = 5;
+
+/// What the plan asks for, and how far each probe is.
+pub(crate) struct Probing {
+    /// How accesses are sampled here, or why they are not.
+    facility: Result<Facility, String>,
+    /// How instructions are counted here.
+    instructions: Option<Code>,
+    asked: Vec<Asked>,
+    reloader: Option<Reloader>,
+    pub(crate) answers: Vec<ProbeResult>,
+    pub(crate) refused: Vec<Refused>,
+}
+
+struct Asked {
+    probe: Probe,
+    done: bool,
+    failures: u32,
+    cost_ns: u64,
+    evicted: Vec<EvictedSample>,
+    reuses: Vec<ReuseSample>,
+    accesses: Vec<AccessSample>,
+    events: u64,
+}
+
+/// A managed thread on the stage.
+#[derive(Clone, Debug)]
+pub(crate) struct Participant {
+    pub(crate) task: TaskId,
+    pub(crate) pid: i32,
+    pub(crate) thread: ThreadKey,
+    pub(crate) scheduling: Scheduling,
+    pub(crate) cpus: CpuSet,
+}
+
+/// Who is where while a probe of a task runs.
+pub(crate) struct ProbePlacement {
+    pub(crate) target: Participant,
+    pub(crate) others: Vec<Participant>,
+    pub(crate) target_cpu: CpuId,
+    pub(crate) probe_cpu: CpuId,
+    /// Size of the shared cache.
+    pub(crate) cache_bytes: Option<u64>,
+}
+
+impl ProbePlacement {
+    /// Everything that the bracket will change, for the journal.
+    pub(crate) fn wanted(&self, item: &Item) -> Vec<DesiredState> {
+        let idle = |participant: &Participant| DesiredState {
+            item: item.clone(),
+            object: Object::Policy { pid: participant.pid, thread: participant.thread },
+            state: participant.scheduling.waiting().state(),
+        };
+        let mut wanted: Vec<DesiredState> = self.others.iter().chain([&self.target]).map(idle).collect();
+        let object = Object::Affinity { pid: self.target.pid, thread: self.target.thread };
+        wanted.push(DesiredState { item: item.clone(), object, state: State::Cpus(self.seat()) });
+        wanted
+    }
+
+    fn seat(&self) -> CpuSet {
+        [self.target_cpu.0].into_iter().collect()
+    }
+}
+
+impl Probing {
+    pub(crate) fn new(facility: Result<Facility, String>, instructions: Option<Code>) -> Self {
+        Probing { facility, instructions, asked: Vec::new(), reloader: None, answers: Vec::new(), refused: Vec::new() }
+    }
+
+    /// Takes over the plan's probes; those that were asked before go on.
+    pub(crate) fn ask(&mut self, probes: &[Probe]) {
+        let mut old = std::mem::take(&mut self.asked);
+        for probe in probes {
+            let same = old.iter().position(|asked| asked.probe == *probe);
+            let supported = matches!(
+                probe.what,
+                ProbeWhat::Evicted { .. }
+                    | ProbeWhat::Neighbor { .. }
+                    | ProbeWhat::PingPong { .. }
+                    | ProbeWhat::Reuses { .. }
+            );
+            let lacking = match (&probe.what, &self.facility) {
+                (ProbeWhat::Samples { .. }, Ok(_)) => None,
+                (ProbeWhat::Samples { .. }, Err(why)) => Some(why.clone()),
+                _ => (!supported).then(|| "a live host has no such probe".to_string()),
+            };
+            if let Some(why) = lacking {
+                self.refuse(probe, RefusedBecause::NotSupported, &why);
+                continue;
+            }
+            self.asked.push(match same {
+                Some(at) => old.swap_remove(at),
+                None => Asked {
+                    probe: probe.clone(),
+                    done: false,
+                    failures: 0,
+                    cost_ns: 0,
+                    evicted: Vec::new(),
+                    reuses: Vec::new(),
+                    accesses: Vec::new(),
+                    events: 0,
+                },
+            });
+        }
+    }
+
+    pub(crate) fn refuse(&mut self, probe: &Probe, because: RefusedBecause, said: &str) {
+        self.refused.push(Refused { item: Item::Probe(probe.id), because, said: said.to_string() });
+    }
+
+    /// The next probe that is not answered yet.
+    pub(crate) fn next(&self) -> Option<Probe> {
+        self.asked.iter().find(|asked| !asked.done).map(|asked| asked.probe.clone())
+    }
+
+    /// Probes in the plan, for the state that is read back.
+    pub(crate) fn ids(&self) -> Vec<cachemate_core::ProbeId> {
+        self.asked.iter().map(|asked| asked.probe.id).collect()
+    }
+
+    /// Gives a probe up for good.
+    pub(crate) fn give_up(&mut self, probe: &Probe, because: RefusedBecause, said: &str) {
+        self.refuse(probe, because, said);
+        if let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) {
+            asked.done = true;
+        }
+    }
+
+    /// A few milliseconds, nobody is moved for it.
+    pub(crate) fn ping_pong(&mut self, probe: &Probe, cpus: (CpuId, CpuId)) {
+        match round_trip(cpus) {
+            Ok(found) => {
+                let evidence = Evidence::PingPong { cpus, round_trip_ns: found.round_trip_ns };
+                self.answer(probe, evidence, true, vec![(None, found.cost_ns)]);
+            }
+            Err(error) => self.failed(probe, &error),
+        }
+    }
+
+    /// One bracket of a probe that needs the stage.
+    pub(crate) fn bracket<K: Kernel>(
+        &mut self,
+        kernel: &Mutex<K>,
+        cast: &ProbePlacement,
+        probe: &Probe,
+        progress: &ProgressFiles,
+    ) {
+        let stage = Stage { kernel, cast };
+        let done = match probe.what {
+            ProbeWhat::Evicted { samples, .. } => self.evicted(&stage, probe, samples),
+            ProbeWhat::Neighbor { neighbor, .. } => self.neighbor(&stage, probe, neighbor, progress),
+            _ => Ok(()),
+        };
+        if let Err(error) = done {
+            self.failed(probe, &error);
+        }
+    }
+
+    fn failed(&mut self, probe: &Probe, error: &std::io::Error) {
+        let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
+        asked.failures += 1;
+        if asked.failures >= TRIES {
+            self.give_up(probe, RefusedBecause::Busy, &error.to_string());
+        }
+    }
+
+    fn answer(&mut self, probe: &Probe, evidence: Evidence, complete: bool, cost_ns: Vec<(Option<TaskId>, u64)>) {
+        if let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) {
+            asked.done = complete;
+        }
+        self.answers.push(ProbeResult { probe: probe.id, evidence, complete, cost_ns });
+    }
+
+    fn evicted<K: Kernel>(&mut self, stage: &Stage<'_, K>, probe: &Probe, wanted: u32) -> std::io::Result<()> {
+        if self.reloader.is_none() {
+            let _here = Pinned::to(stage.cast.probe_cpu)?;
+            self.reloader = Some(Reloader::fitting(stage.cast.cache_bytes, 1)?);
+        }
+        let Some(reloader) = &mut self.reloader else { return Ok(()) };
+        let wait = wait(Some(reloader.cache_bytes()));
+        let (samples, ours_ns, off_ns) = stage.play(|play| {
+            let mut samples = Vec::new();
+            // Two off, one thrown away while the task fills the cache again, two on, one off.
+            for (beside, counts) in
+                [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
+            {
+                play.set(beside)?;
+                let sample = reloader.sample(wait);
+                if counts {
+                    let (evicted, reloads, elapsed_ns) = (sample.missed, sample.reloads, sample.elapsed_ns);
+                    samples.push(EvictedSample { beside, evicted, reloads, elapsed_ns, round_trips_ns: None });
+                }
+            }
+            Ok(samples)
+        })?;
+        let (samples, gate) = samples;
+        let buffer_bytes = reloader.buffer_bytes();
+        let task = stage.cast.target.task;
+        let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return Ok(()) };
+        asked.cost_ns += ours_ns;
+        let gated = samples.into_iter().map(|sample| EvictedSample { round_trips_ns: gate, ..sample });
+        asked.evicted.extend(gated);
+        let beside = asked.evicted.iter().filter(|sample| sample.beside).count();
+        if beside >= wanted as usize || asked.cost_ns >= probe.budget_ns {
+            let samples = std::mem::take(&mut asked.evicted);
+            let cost = vec![(None, asked.cost_ns), (Some(task), off_ns)];
+            let wait_ns = wait.as_nanos() as u64;
+            self.answer(probe, Evidence::Evicted { task, buffer_bytes, wait_ns, samples }, true, cost);
+        }
+        Ok(())
+    }
+
+    fn neighbor<K: Kernel>(
+        &mut self,
+        stage: &Stage<'_, K>,
+        probe: &Probe,
+        neighbor: Neighbor,
+        progress: &ProgressFiles,
+    ) -> std::io::Result<()> {
+        // As it was measured, where it was.
+        let cache_bytes = self.reloader.as_ref().map(Reloader::cache_bytes).or(stage.cast.cache_bytes);
+        let mut runner = Runner::new(neighbor, cache_bytes);
+        let task = stage.cast.target.task;
+        let (pid, thread) = (stage.cast.target.pid, stage.cast.target.thread);
+        let mut counter = self.instructions.and_then(|code| RunningTotal::start(thread.tid, code));
+        let mut total = || {
+            let instructions = counter.as_mut().and_then(RunningTotal::now);
+            Total::of(&*stage.lock(), progress, pid, thread, instructions)
+        };
+        let ((rates, _gate), ours_ns, off_ns) = stage.play(|play| {
+            // Alone and beside in the order A B B A, then the neighbor alone; work and seconds of each.
+            let mut rates = Rates::default();
+            let mut own = (0.0, 0.0);
+            play.set(true)?;
+            for with in [false, true, true, false] {
+                let (before, start) = (total(), Instant::now());
+                let lines = if with { runner.run(PHASE) } else { spin(PHASE) };
+                let seconds = start.elapsed().as_secs_f64();
+                rates.add(with, before, total(), seconds);
+                if with {
+                    own = (own.0 + lines as f64, own.1 + seconds);
+                }
+            }
+            play.set(false)?;
+            let start = Instant::now();
+            let lines = runner.run(PHASE);
+            let alone_ns = start.elapsed().as_nanos() as f64 / (lines as f64).max(1.0);
+            Ok((rates, own.1 * 1e9 / own.0.max(1.0), alone_ns))
+        })?;
+        let (rates, neighbor_beside_ns, neighbor_alone_ns) = rates;
+        let (rate_of, rates) = rates.best().map_or((None, None), |(rate_of, rates)| (rate_of, Some(rates)));
+        let evidence = Evidence::Beside {
+            task,
+            neighbor,
+            neighbor_alone_ns,
+            neighbor_beside_ns,
+            task_alone_rate: rates.map(|(alone, _)| alone),
+            task_beside_rate: rates.map(|(_, beside)| beside),
+            rate_of,
+        };
+        self.answer(probe, evidence, true, vec![(None, ours_ns), (Some(task), off_ns)]);
+        Ok(())
+    }
+
+    /// Watches words of the task's process for a while; nobody is moved for it.
+    pub(crate) fn watch<K: Kernel>(&mut self, kernel: &Mutex<K>, probe: &Probe, target: &Participant, locations: u32) {
+        let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
+        let left = (locations as usize).saturating_sub(asked.reuses.len());
+        let start = Instant::now();
+        let patience = Duration::from_millis(50);
+        let seed = asked.cost_ns ^ u64::from(probe.id.0);
+        let guard = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let found = watchpoint::reuses(&*guard, target.pid, target.thread.tid, left, patience, start + WATCHED, seed);
+        drop(guard);
+        match found {
+            Err(error) => self.failed(probe, &error),
+            Ok(samples) => {
+                asked.reuses.extend(samples);
+                asked.cost_ns += start.elapsed().as_nanos() as u64;
+                if asked.reuses.len() >= locations as usize || asked.cost_ns >= probe.budget_ns {
+                    let samples = std::mem::take(&mut asked.reuses);
+                    let cost = vec![(None, asked.cost_ns)];
+                    self.answer(probe, Evidence::Reuses { task: target.task, samples }, true, cost);
+                }
+            }
+        }
+    }
+}
+
+impl Probing {
+    /// Samples accesses for a stretch; nobody is moved for it.
+    pub(crate) fn sample(
+        &mut self,
+        probe: &Probe,
+        subjects: &Subjects<'_>,
+        one_in: u32,
+        remote_only: bool,
+        at_most: u32,
+    ) {
+        let Ok(facility) = &self.facility else { return };
+        let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
+        let start = Instant::now();
+        // Up to an eighth off to either side, so that no loop of the program keeps step with it.
+        let off = (asked.events ^ u64::from(probe.id.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+        let period = facility.period(u64::from(one_in) * (3_584 + off) / 4_096);
+        match stretch(facility, subjects, period, remote_only) {
+            Err(error) => self.failed(probe, &error),
+            Ok((samples, events)) => {
+                asked.accesses.extend(samples);
+                asked.events += events;
+                asked.cost_ns += start.elapsed().as_nanos() as u64;
+                if asked.accesses.len() >= at_most as usize || asked.cost_ns >= probe.budget_ns {
+                    let mut samples = std::mem::take(&mut asked.accesses);
+                    samples.truncate(at_most as usize);
+                    let (events, cost) = (asked.events, vec![(None, asked.cost_ns)]);
+                    let one_in = u32::try_from(period).unwrap_or(u32::MAX);
+                    let line_bytes = subjects.line_bytes;
+                    self.answer(probe, Evidence::Samples { one_in, events, line_bytes, samples }, true, cost);
+                }
+            }
+        }
+    }
+}
+
+/// Keeps a CPU without touching memory.
+fn spin(how_long: Duration) -> u64 {
+    let start = Instant::now();
+    while start.elapsed() < how_long {
+        std::hint::spin_loop();
+    }
+    0
+}
+
+/// The stage while a bracket runs; everybody is as before when [`Stage::play`] returns.
+struct Stage<'a, K: Kernel> {
+    kernel: &'a Mutex<K>,
+    cast: &'a ProbePlacement,
+}
+
+/// What a bracket does with the probed task.
+struct Play<'a, 'b, K: Kernel> {
+    stage: &'a Stage<'b, K>,
+    spinner: &'a AtomicBool,
+    off_since: Option<Instant>,
+    off_ns: u64,
+}
+
+type Gate = Option<(f64, f64)>;
+
+impl<K: Kernel> Stage<'_, K> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, K> {
+        self.kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn set(&self, participant: &Participant, waits: bool) -> std::io::Result<()> {
+        set_turn(&*self.lock(), participant.thread, &participant.scheduling, waits)
+    }
+
+    /// Clears the stage, runs `scene` on the probe's CPU, and puts everybody back whatever comes of it. Answers with the
+    /// scene's result and the ping-pong around it, our processor time, and the time that the task was kept off.
+    fn play<T>(
+        &self,
+        scene: impl FnOnce(&mut Play<'_, '_, K>) -> std::io::Result<T>,
+    ) -> std::io::Result<((T, Gate), u64, u64)> {
+        let cast = self.cast;
+        let (spinner, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let played = std::thread::scope(|scope| {
+            let understudy = scope.spawn(|| take_cpu(cast.target_cpu, &spinner, &over));
+            // Others may vanish meanwhile: that only makes the stage emptier.
+            cast.others.iter().for_each(|participant| drop(self.set(participant, true)));
+            // A statement of its own: the lock would be held through the scene, which asks for it.
+            let seated = set_seat(&*self.lock(), cast.target.thread, &cast.seat());
+            let played = seated.and_then(|()| {
+                let here = Pinned::to(cast.probe_cpu)?;
+                let before = round_trip((cast.probe_cpu, cast.target_cpu)).ok();
+                let mut play = Play { stage: self, spinner: &spinner, off_since: None, off_ns: 0 };
+                let scene = scene(&mut play)?;
+                play.set(true)?;
+                let after = round_trip((cast.probe_cpu, cast.target_cpu)).ok();
+                let gate = before.zip(after).map(|(before, after)| (before.round_trip_ns, after.round_trip_ns));
+                Ok(((scene, gate), here.cost_ns(), play.off_ns))
+            });
+            over.store(true, Ordering::Relaxed);
+            understudy.thread().unpark();
+            let spun_ns = understudy.join().unwrap_or(0);
+            played.map(|(scene, ours_ns, off_ns)| (scene, ours_ns + spun_ns, off_ns))
+        });
+        // A thread that is gone needs nothing; whatever else fails stands in the journal.
+        drop(self.set(&cast.target, false));
+        drop(set_seat(&*self.lock(), cast.target.thread, &cast.target.cpus));
+        cast.others.iter().for_each(|participant| drop(self.set(participant, false)));
+        played
+    }
+}
+
+impl<K: Kernel> Play<'_, '_, K> {
+    /// The task runs, or is kept off its CPU.
+    fn set(&mut self, runs: bool) -> std::io::Result<()> {
+        let target = &self.stage.cast.target;
+        if runs {
+            self.spinner.store(false, Ordering::Relaxed);
+            self.off_ns += self.off_since.take().map_or(0, |since| since.elapsed().as_nanos() as u64);
+            self.stage.set(target, false)
+        } else {
+            self.spinner.store(true, Ordering::Relaxed);
+            self.off_since.get_or_insert_with(Instant::now);
+            self.stage.set(target, true)
+        }
+    }
+}
+
+/// Spins on a CPU while it is told to; its processor time.
+fn take_cpu(cpu: CpuId, spinner: &AtomicBool, over: &AtomicBool) -> u64 {
+    let Ok(pinned) = Pinned::to(cpu) else { return 0 };
+    while !over.load(Ordering::Relaxed) {
+        if spinner.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        } else {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    pinned.cost_ns()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+    use crate::kernel::Host;
+
+    /// The probed thread ends during a probe, or before it, and another one gets its number: is that one's mask left alone?
+    #[test]
+    fn whoever_gets_the_number_of_a_probed_thread_keeps_his_mask() {
+        let host = FakeHost::default();
+        let thread = host.thread(5, 5, 1, "0-3");
+        let target = Participant {
+            task: TaskId(0),
+            pid: 5,
+            thread,
+            scheduling: Scheduling::default(),
+            cpus: "0-1".parse().unwrap(),
+        };
+        // The probe's own threads sit on a CPU that this test has.
+        let cpu = Host::new("/").affinity(std::process::id() as i32).unwrap().first().unwrap();
+        let (target_cpu, probe_cpu) = (CpuId(cpu), CpuId(cpu));
+        let cast = ProbePlacement { target, others: Vec::new(), target_cpu, probe_cpu, cache_bytes: None };
+        let kernel = Mutex::new(host);
+        let stage = Stage { kernel: &kernel, cast: &cast };
+        let reused = |host: &FakeHost| host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;
+        let mask = || kernel.lock().unwrap().threads.borrow()[&5].cpus.to_string();
+        let played = stage.play(|_| {
+            assert_eq!(mask(), cpu.to_string());
+            let host = kernel.lock().unwrap();
+            reused(&host);
+            host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "2-3".parse().unwrap();
+            Ok(())
+        });
+        drop(played);
+        assert_eq!(mask(), "2-3", "it ended during the probe");
+        assert!(stage.play(|_| Ok(())).is_err(), "it has ended before");
+        assert_eq!(mask(), "2-3");
+    }
+}

@@ -1,0 +1,389 @@
+//! Work done, as programs report it themselves: the only measure of speed without a PMU that does not guess.
+//!
+//! A program finds the name of a file in its environment ([`VARIABLE`]), maps its first eight bytes and counts up there
+//! (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per window and process.
+//! Where no file is named, `DIR/PID` is looked for in the daemon's progress folder.
+//!
+//! Where nothing is reported, an event that the program makes at a rate of its own may stand in, declared as such: its
+//! instructions where they are counted, its read and write calls (the system calls that the kernel counts per thread,
+//! `/proc/PID/task/TID/io`), its waits (context switches of its own accord) and its page faults.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::Event;
+use rustix::fs::{Mode, OFlags};
+
+use crate::kernel::{Kernel, ThreadKey};
+
+/// Names the file in a program's environment.
+pub const VARIABLE: &str = "CACHEMATE_PROGRESS";
+
+/// Entries of the folder that are looked at in one go, for files of processes that are gone.
+const SWEPT_AT_ONCE: usize = 256;
+
+/// Where processes report. The folder is never listed to find them: it is everybody's, and may hold any number of files.
+#[derive(Clone, Debug, Default)]
+pub struct ProgressFiles {
+    dir: Option<PathBuf>,
+    /// Somebody else keeps the folder.
+    is_others: bool,
+}
+
+/// Where the last sweep of the folder stopped.
+#[derive(Debug, Default)]
+pub struct Sweep {
+    going_on: Option<rustix::fs::Dir>,
+}
+
+impl ProgressFiles {
+    /// `dir` holds one file per process, named by its id; `None` = nobody reports.
+    pub fn new(dir: Option<PathBuf>) -> Self {
+        ProgressFiles { dir, is_others: false }
+    }
+
+    /// A folder that somebody else keeps: reports are read, and no file goes.
+    pub fn of_others(dir: PathBuf) -> Self {
+        ProgressFiles { dir: Some(dir), is_others: true }
+    }
+
+    /// Makes the folder, where everybody may put a file and nobody take another's away.
+    ///
+    /// # Errors
+    /// It cannot be made, or what stands there is a link, no folder, or another user's.
+    pub fn make(dir: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+        match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = std::fs::File::from(rustix::fs::open(dir, flags, Mode::empty())?);
+        let owner = folder.metadata()?.uid();
+        if owner != rustix::process::geteuid().as_raw() {
+            let said = format!("found a folder of user {owner}, expected one of this user");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, said));
+        }
+        folder.set_permissions(std::fs::Permissions::from_mode(0o1777))?;
+        Ok(ProgressFiles::new(Some(dir.to_path_buf())))
+    }
+
+    pub fn path(&self, pid: i32) -> Option<PathBuf> {
+        Some(self.dir.as_ref()?.join(pid.to_string()))
+    }
+
+    /// Removes files of processes that are gone, some each time.
+    pub fn sweep(&self, kernel: &dyn Kernel, sweep: &mut Sweep) {
+        let Some(dir) = self.dir.as_ref().filter(|_| !self.is_others) else { return };
+        let open = || {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::Dir::new(rustix::fs::open(dir, flags, Mode::empty()).ok()?).ok()
+        };
+        let Some(mut entries) = sweep.going_on.take().or_else(open) else { return };
+        for _ in 0..SWEPT_AT_ONCE {
+            // At its end, or where it cannot be read, the next sweep begins anew.
+            let Some(Ok(entry)) = entries.next() else { return };
+            let pid = entry.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok());
+            // Only a process that is not there at all: an error on the way is no word about it.
+            let is_gone = |pid: i32| kernel.stat(pid).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+            if let Some(pid) = pid.filter(|&pid| pid > 0 && is_gone(pid)) {
+                // Where it is gone already, or is a folder, nothing needs to be done.
+                let _ = std::fs::remove_file(dir.join(pid.to_string()));
+            }
+        }
+        sweep.going_on = Some(entries);
+    }
+
+    /// What the process, or the nearest process that it descends from, has counted so far; `None` where it does not
+    /// report, or its file is no file of eight bytes or more that belongs to the process's own user.
+    pub fn total(&self, kernel: &dyn Kernel, pid: i32) -> Option<u64> {
+        read_counter(kernel, &self.path(pid)?, pid)
+    }
+}
+
+/// Read and write calls of a thread so far.
+pub(crate) fn calls(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
+    let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/io"))).ok()?;
+    Some(field(&text, "syscr:")?.saturating_add(field(&text, "syscw:")?))
+}
+
+/// Context switches of a thread's own accord so far.
+fn waits(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
+    let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/status"))).ok()?;
+    field(&text, "voluntary_ctxt_switches:")
+}
+
+fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}
+
+/// What may say how far a program is, best first; `None` = its own report.
+const KINDS: [Option<Event>; 5] =
+    [None, Some(Event::Instructions), Some(Event::SystemCalls), Some(Event::ContextSwitches), Some(Event::PageFaults)];
+/// Fewer events than this alone say nothing: the noise of 200 is 7 %.
+const EVENTS_AT_LEAST: f64 = 200.0;
+/// The phases alone must agree so far: their smaller rate over the larger one.
+const AGREE_AT_LEAST: f64 = 0.75;
+/// Who is on the processor for less than this share of the phases alone is paced by something else.
+const BUSY_AT_LEAST: f64 = 0.5;
+
+/// All that may say how far a thread is, at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Total {
+    counts: [Option<u64>; KINDS.len()],
+    ran_ns: Option<u64>,
+}
+
+impl Total {
+    /// `instructions` of the thread so far, where they are counted.
+    pub(crate) fn of(
+        kernel: &dyn Kernel,
+        files: &ProgressFiles,
+        pid: i32,
+        thread: ThreadKey,
+        instructions: Option<u64>,
+    ) -> Self {
+        let stat = kernel.stat(thread.tid).ok().filter(|stat| stat.key == thread);
+        let counts = [
+            files.total(kernel, pid),
+            instructions,
+            calls(kernel, pid, thread.tid),
+            waits(kernel, pid, thread.tid),
+            stat.as_ref().map(|stat| stat.minor_faults + stat.major_faults),
+        ];
+        Total { counts, ran_ns: stat.map(|stat| crate::sense::tasks::ran_ns(kernel, pid, &stat)).unwrap_or_default() }
+    }
+}
+
+/// What was counted in the phases of a probe, alone and beside the neighbor.
+#[derive(Default, Debug)]
+pub(crate) struct Rates {
+    alone: Vec<Phase>,
+    beside: Vec<Phase>,
+}
+
+#[derive(Debug)]
+struct Phase {
+    counts: [Option<u64>; KINDS.len()],
+    ran_share: Option<f64>,
+    seconds: f64,
+}
+
+impl Rates {
+    pub(crate) fn add(&mut self, beside: bool, before: Total, after: Total, seconds: f64) {
+        let since = |before: Option<u64>, after: Option<u64>| after?.checked_sub(before?);
+        let counts = std::array::from_fn(|kind| since(before.counts[kind], after.counts[kind]));
+        let ran_share = since(before.ran_ns, after.ran_ns).map(|ns| ns as f64 / 1e9 / seconds);
+        let phases = if beside { &mut self.beside } else { &mut self.alone };
+        phases.push(Phase { counts, ran_share, seconds });
+    }
+
+    /// The best measure that speaks, and its rates per second alone and beside.
+    pub(crate) fn best(&self) -> Option<(Option<Event>, (f64, f64))> {
+        KINDS.iter().enumerate().find_map(|(at, kind)| {
+            let (alone, beside) = (rate(&self.alone, at)?, rate(&self.beside, at)?);
+            (kind.is_none() || self.may_stand_in(at)).then_some((*kind, (alone, beside)))
+        })
+    }
+
+    fn may_stand_in(&self, kind: usize) -> bool {
+        let events: u64 = self.alone.iter().filter_map(|phase| phase.counts[kind]).sum();
+        let rates = || self.alone.iter().filter_map(|phase| Some(phase.counts[kind]? as f64 / phase.seconds));
+        let (low, high) =
+            rates().fold((f64::MAX, 0.0), |(low, high): (f64, f64), rate| (low.min(rate), high.max(rate)));
+        let busy = self.alone.iter().all(|phase| phase.ran_share.is_some_and(|share| share >= BUSY_AT_LEAST));
+        busy && events as f64 >= EVENTS_AT_LEAST && low >= AGREE_AT_LEAST * high
+    }
+}
+
+/// Per second, over all phases; `None` where one of them was not counted, or nothing happened.
+fn rate(phases: &[Phase], kind: usize) -> Option<f64> {
+    let count: u64 = phases.iter().map(|phase| phase.counts[kind]).sum::<Option<u64>>()?;
+    let seconds: f64 = phases.iter().map(|phase| phase.seconds).sum();
+    (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
+}
+
+/// A file that somebody else has put there says nothing about this process. Whatever it is swapped for meanwhile: links are not
+/// followed, a pipe is not waited for, and the file that counts is the one that was opened.
+fn read_counter(kernel: &dyn Kernel, path: &Path, pid: i32) -> Option<u64> {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
+    let found = file.metadata().ok()?;
+    let status = kernel.read(Path::new(&format!("/proc/{pid}/status"))).unwrap_or_default();
+    let user = status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_ascii_whitespace().next()?.parse().ok());
+    (found.is_file() && (Some(found.uid()) == user || found.uid() == 0)).then_some(())?;
+    let mut bytes = [0u8; 8];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Some(u64::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::fs::{CWD, FileType, RenameFlags};
+
+    use super::*;
+    use crate::kernel::Host;
+
+    /// Rates over four phases of instructions (0 = not counted), calls, waits and faults.
+    fn phases(counts: [[u64; 4]; 4], ran_share: f64) -> Rates {
+        let mut rates = Rates::default();
+        for (at, [instructions, calls, waits, faults]) in counts.into_iter().enumerate() {
+            let counted = |count: u64| (instructions > 0).then_some(count);
+            let before = [None, counted(0), Some(0), Some(0), Some(0)];
+            let after = [None, counted(instructions), Some(calls), Some(waits), Some(faults)];
+            let before = Total { counts: before, ran_ns: Some(0) };
+            let after = Total { counts: after, ran_ns: Some((ran_share * 1e9) as u64) };
+            rates.add(at == 1 || at == 2, before, after, 1.0);
+        }
+        rates
+    }
+
+    /// Does a steady event of a busy program stand in for its work, by the best one that speaks, and no other?
+    #[test]
+    fn steady_events_of_the_busy_stand_in() {
+        let calls = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 210, 0, 0], [0, 410, 0, 0]], 1.0);
+        assert_eq!(calls.best(), Some((Some(Event::SystemCalls), (405.0, 205.0))));
+        let faults = phases([[0, 9, 0, 400], [0, 9, 0, 200], [0, 9, 0, 200], [0, 9, 0, 400]], 1.0);
+        assert_eq!(faults.best().unwrap().0, Some(Event::PageFaults), "too few calls say nothing");
+        let unsteady = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 100, 0, 0]], 1.0);
+        assert_eq!(unsteady.best(), None);
+        let sleepy = phases([[0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0]], 0.2);
+        assert_eq!(sleepy.best(), None, "who sleeps is paced by something else");
+        // A program that only computes and touches its memory: no call, no wait, no fault.
+        let counted = phases([[4000, 0, 0, 0], [1000, 0, 0, 0], [1000, 0, 0, 0], [4000, 0, 0, 0]], 1.0);
+        assert_eq!(counted.best(), Some((Some(Event::Instructions), (4000.0, 1000.0))));
+        let mut reported = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 400, 0, 0]], 0.1);
+        for phase in reported.alone.iter_mut().chain(&mut reported.beside) {
+            phase.counts[0] = Some(7);
+        }
+        assert_eq!(reported.best(), Some((None, (7.0, 7.0))), "its own report needs no proof");
+    }
+
+    /// Does this thread's own reading show among its calls?
+    #[test]
+    fn the_kernel_counts_calls() {
+        let (host, pid) = (Host::new("/"), std::process::id() as i32);
+        let tid = rustix::thread::gettid().as_raw_nonzero().get();
+        let Some(before) = calls(&host, pid, tid) else {
+            assert!(!Path::new("/proc/self/io").exists(), "the kernel counts, and it was not read");
+            crate::not_shown::not_shown("calls of a thread", "no /proc/self/io");
+            return;
+        };
+        (0..50).for_each(|_| drop(std::fs::read("/proc/self/comm").unwrap()));
+        assert!(calls(&host, pid, tid).unwrap() >= before + 50);
+        assert!(waits(&host, pid, tid).is_some());
+    }
+
+    /// Is a counter read, and a missing, short or linked file no report at all?
+    #[test]
+    fn a_report_is_eight_bytes_in_a_file_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = ProgressFiles::new(Some(dir.path().to_path_buf()));
+        let (host, pid) = (Host::new("/"), std::process::id() as i32);
+        assert_eq!(files.total(&host, pid), None);
+        let path = files.path(pid).unwrap();
+        std::fs::write(&path, 77u64.to_ne_bytes()).unwrap();
+        assert_eq!(files.total(&host, pid), Some(77));
+        std::fs::write(&path, [1, 2, 3]).unwrap();
+        assert_eq!(files.total(&host, pid), None);
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/proc/self/stat", &path).unwrap();
+        assert_eq!(files.total(&host, pid), None);
+        assert_eq!(ProgressFiles::default().total(&host, pid), None);
+    }
+
+    /// Does a program that swaps its report for a pipe or a link, over and over, ever hold the reader or have it read the
+    /// linked file?
+    #[test]
+    fn a_report_that_is_swapped_for_a_pipe_or_a_link_neither_blocks_nor_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pid, at) = (std::process::id() as i32, dir.path().join("other"));
+        let files = ProgressFiles::new(Some(dir.path().to_path_buf()));
+        let (report, secret) = (files.path(pid).unwrap(), dir.path().join("secret"));
+        std::fs::write(&secret, 99u64.to_ne_bytes()).unwrap();
+        for hostile in ["pipe", "link"] {
+            std::fs::write(&report, 77u64.to_ne_bytes()).unwrap();
+            match hostile {
+                "pipe" => rustix::fs::mknodat(CWD, &at, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap(),
+                _ => std::os::unix::fs::symlink(&secret, &at).unwrap(),
+            }
+            let (send, done) = std::sync::mpsc::channel();
+            let (reader, stop) = (files.clone(), Arc::new(AtomicBool::new(false)));
+            let read = move || (0..20_000).map(|_| reader.total(&Host::new("/"), pid)).collect::<BTreeSet<_>>();
+            std::thread::spawn(move || send.send(read()));
+            let (stop_there, report_there, at_there) = (stop.clone(), report.clone(), at.clone());
+            let swapper = std::thread::spawn(move || {
+                while !stop_there.load(Ordering::Relaxed) {
+                    rustix::fs::renameat_with(CWD, &report_there, CWD, &at_there, RenameFlags::EXCHANGE).unwrap();
+                }
+            });
+            let seen = done.recv_timeout(std::time::Duration::from_secs(60));
+            stop.store(true, Ordering::Relaxed);
+            swapper.join().unwrap();
+            let seen = seen.unwrap_or_else(|_| panic!("the reader hangs on the {hostile}"));
+            assert!(
+                seen.is_subset(&BTreeSet::from([None, Some(77)])) && seen.contains(&Some(77)),
+                "{hostile}: {seen:?}"
+            );
+            for path in [&report, &at] {
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+    }
+
+    /// Is the folder made for everybody, and is a link, a file or another user's folder in its place refused and left as it is?
+    #[test]
+    fn the_folder_is_our_own_or_none() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let (dir, other) = (root.path().join("progress"), root.path().join("other"));
+        for _ in 0..2 {
+            ProgressFiles::make(&dir).unwrap();
+            assert_eq!(mode(&dir), 0o1777);
+        }
+        std::fs::create_dir(&other).unwrap();
+        std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o700)).unwrap();
+        std::fs::remove_dir(&dir).unwrap();
+        std::os::unix::fs::symlink(&other, &dir).unwrap();
+        assert!(ProgressFiles::make(&dir).is_err());
+        assert_eq!(mode(&other), 0o700, "not through the link");
+        std::fs::remove_file(&dir).unwrap();
+        std::fs::write(&dir, "").unwrap();
+        assert!(ProgressFiles::make(&dir).is_err());
+        if !rustix::process::geteuid().is_root() {
+            println!("not shown here: another user's folder: needs root");
+            return;
+        }
+        std::os::unix::fs::chown(&other, Some(65_534), None).unwrap();
+        assert!(ProgressFiles::make(&other).unwrap_err().to_string().contains("user 65534"));
+        assert_eq!(mode(&other), 0o700);
+    }
+
+    /// Are files of processes that are gone removed, some at a time, and no others?
+    #[test]
+    fn files_of_the_dead_go() {
+        let root = tempfile::tempdir().unwrap();
+        let files = ProgressFiles::new(Some(root.path().to_path_buf()));
+        let (host, own) = (Host::new("/"), std::process::id());
+        let most: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
+        // Numbers that no process can have, one that lives, and names that are none.
+        let kept = [own.to_string(), "0".into(), "-1".into(), "notes".into()];
+        kept.iter().for_each(|name| std::fs::write(root.path().join(name), "").unwrap());
+        (0..1_000).for_each(|at| std::fs::write(root.path().join((most + at).to_string()), "").unwrap());
+        let left = || std::fs::read_dir(root.path()).unwrap().count();
+        let mut sweep = Sweep::default();
+        files.sweep(&host, &mut sweep);
+        assert!(left() >= 1_004 - SWEPT_AT_ONCE, "a bound on each look");
+        (0..20).for_each(|_| files.sweep(&host, &mut sweep));
+        assert_eq!(left(), kept.len());
+        std::fs::write(root.path().join((most + 1).to_string()), "").unwrap();
+        (0..2).for_each(|_| files.sweep(&host, &mut sweep));
+        assert_eq!(left(), kept.len(), "it begins anew");
+    }
+}

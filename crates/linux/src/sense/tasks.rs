@@ -1,0 +1,483 @@
+//! The managed threads of the host, with dense ids in order of arrival.
+//!
+//! Problem: pids are reused, threads come and go between two looks, and looking costs time: with hundreds of threads
+//! and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: one listing of
+//! `/proc` per look; a process is examined once, when it is new. Per look a thread costs one small read (`schedstat`, of a file
+//! that stays open); `stat` and the list of threads are read again, once, only of processes that ran since: who did not run
+//! was not born, did not end and has no new threads. Of processes that are not managed a sixteenth per look is asked whether
+//! its pid was reused.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
+
+use cachemate_core::{CpuId, Goal, ProcessId, TaskId};
+
+use crate::act::rules::{Action, Rule, Subject, decide};
+use crate::kernel::{Kept, Kernel, ThreadKey, ThreadStat, is_gone};
+use crate::safety::restore::if_there;
+use crate::sense::progress::calls;
+
+/// Processes that are not managed are asked in so many turns whether they are still the same.
+const TURNS: u32 = 16;
+/// Files that stay open; descriptors are few (1024 unless somebody asked for more), and counters want theirs.
+const KEPT_AT_MOST: usize = 400;
+/// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
+const KERNEL_THREAD: u64 = 0x0020_0000;
+
+/// One managed (or observed) thread.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Managed {
+    pub task: TaskId,
+    pub process: ProcessId,
+    /// Real user of the process, as found when it was new; `None` where its status could not be read.
+    pub user: Option<u32>,
+    pub pid: i32,
+    pub thread: ThreadKey,
+    /// Process that started this one, if that is managed too: its originals are this one's.
+    pub parent: i32,
+    pub name: String,
+    pub arrived_ns: u64,
+    pub goal: Option<Goal>,
+    /// Observed only.
+    pub fixed: bool,
+    /// Totals at the last look.
+    pub usage: Usage,
+    /// CPU at the last look; `None` = not running.
+    pub cpu: Option<CpuId>,
+    /// Last CPU, running or not.
+    pub last_cpu: Option<CpuId>,
+    /// Nice value that was found when the thread was new.
+    pub nice: i32,
+    pub exited: bool,
+}
+
+/// Totals since the thread's start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    pub ran_ns: Option<u64>,
+    pub waited_ns: Option<u64>,
+    pub slices: Option<u64>,
+    pub faults: u64,
+    /// Read and write calls; only where nothing better says how fast it is.
+    pub calls: Option<u64>,
+}
+
+/// Time on a processor and time waiting for one, in nanoseconds, and how often it was given one.
+type Times = (Option<u64>, Option<u64>, Option<u64>);
+
+/// All of them. Ids are never reused within a run.
+#[derive(Debug, Default)]
+pub struct Tasks {
+    by_thread: BTreeMap<ThreadKey, Managed>,
+    /// Processes examined: leader's key and the rule's answer.
+    processes: BTreeMap<i32, Process>,
+    next_task: u32,
+    next_process: u32,
+    /// Managed processes that have not run since the look before.
+    asleep: BTreeSet<i32>,
+    looks: u32,
+    /// Count calls too: one more small file of every thread that ran.
+    calls: bool,
+    /// `schedstat` of each thread, open: as many as [`KEPT_AT_MOST`].
+    kept: BTreeMap<ThreadKey, Kept>,
+    /// Read by [`Tasks::forget_reused`], for the look that follows.
+    times: BTreeMap<ThreadKey, Times>,
+    leaders: BTreeMap<i32, ThreadStat>,
+    /// Examined in the last look, not managed, but born by a process that is: pid and parent.
+    strangers: Vec<(i32, i32)>,
+    /// Never managed, whatever the rules say.
+    guardian: Option<i32>,
+}
+
+#[derive(Clone, Debug)]
+struct Process {
+    leader: ThreadKey,
+    id: Option<ProcessId>,
+    user: Option<u32>,
+    action: Action,
+}
+
+impl Tasks {
+    /// `calls`: no better measure of speed than stand-ins is to be had for most threads.
+    pub fn new(calls: bool) -> Self {
+        Tasks { calls, ..Tasks::default() }
+    }
+
+    /// Who puts everything back must not be slowed down, whatever the rules say of it. To be told before each look.
+    pub fn set_guardian(&mut self, pid: Option<u32>) {
+        self.guardian = pid.and_then(|pid| i32::try_from(pid).ok());
+    }
+
+    /// Looks at the host once: new threads get ids, vanished ones are marked as exited, usage is read.
+    ///
+    /// # Errors
+    /// `/proc` itself cannot be listed. A thread that vanishes meanwhile is no error.
+    pub fn look(&mut self, kernel: &dyn Kernel, rules: &[Rule], now_ns: u64) -> io::Result<()> {
+        let pids = kernel.processes()?;
+        let own = [Some(std::process::id() as i32), self.guardian];
+        self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
+        self.strangers.clear();
+        for &pid in pids.iter().filter(|&&pid| !own.contains(&Some(pid))) {
+            if !self.processes.contains_key(&pid) {
+                self.examine(kernel, rules, pid);
+            }
+        }
+        let managed: Vec<(i32, Process)> = self
+            .processes
+            .iter()
+            .filter(|(_, process)| process.id.is_some())
+            .map(|(&pid, process)| (pid, process.clone()))
+            .collect();
+        let asleep = std::mem::take(&mut self.asleep);
+        let known = self.by_thread.values().filter(|task| asleep.contains(&task.pid));
+        let mut seen: BTreeSet<ThreadKey> = known.map(|task| task.thread).collect();
+        for (pid, process) in managed.into_iter().filter(|(pid, _)| !asleep.contains(pid)) {
+            let tids = match kernel.threads(pid) {
+                Ok(tids) => tids,
+                Err(error) if is_gone(&error) => continue,
+                // Whom nobody can ask has not exited.
+                Err(_) => {
+                    seen.extend(self.by_thread.values().filter(|task| task.pid == pid).map(|task| task.thread));
+                    continue;
+                }
+            };
+            for tid in tids {
+                match self.leaders.remove(&tid).map_or_else(|| kernel.stat(tid), Ok) {
+                    Ok(stat) if matches!(stat.state, 'Z' | 'X') => {}
+                    Ok(stat) => {
+                        seen.insert(stat.key);
+                        self.note(kernel, pid, &process, &stat, now_ns);
+                    }
+                    Err(error) if is_gone(&error) => {}
+                    Err(_) => seen.extend(self.by_thread.keys().filter(|thread| thread.tid == tid)),
+                }
+            }
+        }
+        self.times.clear();
+        self.leaders.clear();
+        self.by_thread.values_mut().filter(|task| !seen.contains(&task.thread)).for_each(|task| task.exited = true);
+        Ok(())
+    }
+
+    /// Reads what rules go by, once per process. A pid that is reused has a new leader and is examined again. Where something
+    /// cannot be read nothing is decided, and the next look tries again: a rule that says "leave" must not be missed.
+    fn examine(&mut self, kernel: &dyn Kernel, rules: &[Rule], pid: i32) {
+        let Ok(stat) = kernel.stat(pid) else { return };
+        let Ok((action, user)) = action(kernel, rules, &stat) else { return };
+        if action == Action::Leave && self.processes.get(&stat.parent).is_some_and(|parent| parent.id.is_some()) {
+            self.strangers.push((pid, stat.parent));
+        }
+        let id = (action != Action::Leave).then(|| {
+            self.next_process += 1;
+            ProcessId(self.next_process - 1)
+        });
+        self.processes.insert(pid, Process { leader: stat.key, id, user, action });
+    }
+
+    fn note(&mut self, kernel: &dyn Kernel, pid: i32, process: &Process, stat: &ThreadStat, now_ns: u64) {
+        let Some(id) = process.id else { return };
+        let next_task = &mut self.next_task;
+        let task = self.by_thread.entry(stat.key).or_insert_with(|| {
+            *next_task += 1;
+            Managed {
+                task: TaskId(*next_task - 1),
+                process: id,
+                user: process.user,
+                pid,
+                thread: stat.key,
+                parent: stat.parent,
+                name: stat.name.clone(),
+                arrived_ns: now_ns,
+                goal: if let Action::Manage(goal) = process.action { goal } else { None },
+                fixed: process.action == Action::Observe,
+                usage: Usage::default(),
+                cpu: None,
+                last_cpu: None,
+                nice: stat.nice,
+                exited: false,
+            }
+        });
+        task.last_cpu = Some(CpuId(stat.cpu));
+        task.cpu = task.last_cpu.filter(|_| stat.state == 'R');
+        let before = task.usage;
+        let times = self.times.remove(&stat.key);
+        if times.is_none() && before.ran_ns.is_none() && self.kept.len() < KEPT_AT_MOST {
+            // A thread that is gone, or descriptors that ran out: read by its path, if at all.
+            self.kept.extend(kernel.keep(&schedstat_path(pid, stat.key.tid)).ok().map(|kept| (stat.key, kept)));
+        }
+        task.usage = usage(times.unwrap_or_else(|| schedstat(kernel, pid, stat.key.tid)), stat);
+        if self.calls {
+            // Who has not run since has not called either.
+            let idle = before.ran_ns.is_some() && before.ran_ns == task.usage.ran_ns;
+            task.usage.calls = if idle { before.calls } else { calls(kernel, pid, stat.key.tid) };
+        }
+    }
+
+    /// To be called before each look: a process whose pid now belongs to another one (seen by its start time) must be
+    /// examined anew, and who has not run since need not be looked at.
+    pub fn forget_reused(&mut self, kernel: &dyn Kernel) {
+        self.looks = self.looks.wrapping_add(1);
+        let turn = self.looks % TURNS;
+        let mut awake = BTreeSet::new();
+        let mut asleep = BTreeSet::new();
+        self.times.clear();
+        self.leaders.clear();
+        for task in self.by_thread.values().filter(|task| !task.exited) {
+            // Who was on a processor may be waiting for one since: that shows in its state only.
+            let slept = task.cpu.is_none() && task.usage.ran_ns.is_some();
+            let now = match self.kept.get(&task.thread) {
+                Some(kept) => kernel.read_kept(kept).map(|text| times_of(&text)).unwrap_or_default(),
+                None => schedstat(kernel, task.pid, task.thread.tid),
+            };
+            let same = now == (task.usage.ran_ns, task.usage.waited_ns, task.usage.slices);
+            let list = if slept && same { &mut asleep } else { &mut awake };
+            list.insert(task.pid);
+            self.times.insert(task.thread, now);
+        }
+        asleep.retain(|pid| !awake.contains(pid));
+        let leaders = &mut self.leaders;
+        self.processes.retain(|&pid, process| {
+            let trusted = asleep.contains(&pid) || process.id.is_none() && pid as u32 % TURNS != turn;
+            if trusted {
+                return true;
+            }
+            let stat = match kernel.stat(pid) {
+                Ok(stat) => stat,
+                Err(error) => return !is_gone(&error),
+            };
+            let same = stat.key == process.leader;
+            leaders.insert(pid, stat);
+            same
+        });
+        self.asleep = asleep;
+    }
+
+    /// Seen alive at the last look.
+    pub fn is_there(&self, thread: ThreadKey) -> bool {
+        self.by_thread.get(&thread).is_some_and(|task| !task.exited)
+    }
+
+    /// Processes that the last look found for the first time, that are not managed but were born by one that is, with
+    /// their parent: whatever they inherited of ours is not theirs.
+    pub fn strangers(&self) -> &[(i32, i32)] {
+        &self.strangers
+    }
+
+    /// Decides anew about every process (the rules have changed). Answers with the threads that are managed no longer.
+    pub fn reexamine(&mut self, kernel: &dyn Kernel, rules: &[Rule]) -> Vec<Managed> {
+        self.asleep.clear();
+        let before = std::mem::take(&mut self.processes);
+        for (pid, old) in before {
+            self.examine(kernel, rules, pid);
+            if let Some(new) = self.processes.get_mut(&pid).filter(|new| new.leader == old.leader)
+                && new.id.is_some()
+            {
+                new.id = old.id.or(new.id);
+            }
+        }
+        let mut released = Vec::new();
+        self.by_thread.retain(|_, task| match self.processes.get(&task.pid) {
+            Some(Process { id: Some(_), action, user, .. }) => {
+                task.user = *user;
+                task.goal = if let Action::Manage(goal) = action { *goal } else { None };
+                let fixed = *action == Action::Observe;
+                if fixed && !task.fixed {
+                    released.push(task.clone());
+                }
+                task.fixed = fixed;
+                true
+            }
+            _ => {
+                released.push(task.clone());
+                false
+            }
+        });
+        released
+    }
+
+    /// Managed tasks in order of arrival.
+    pub fn all(&self) -> Vec<&Managed> {
+        let mut all: Vec<&Managed> = self.by_thread.values().collect();
+        all.sort_by_key(|task| task.task);
+        all
+    }
+
+    pub fn get(&self, task: TaskId) -> Option<&Managed> {
+        self.by_thread.values().find(|managed| managed.task == task)
+    }
+
+    /// Closes the files that stay open: they are needed for something else.
+    pub fn close(&mut self) {
+        self.kept.clear();
+    }
+
+    /// Drops those that have exited: to be called once they were reported.
+    pub fn drop_exited(&mut self) {
+        self.by_thread.retain(|_, task| !task.exited);
+        self.kept.retain(|thread, _| self.by_thread.contains_key(thread));
+    }
+}
+
+/// What the rules say of a process, and whose it is where that is known.
+fn action(kernel: &dyn Kernel, rules: &[Rule], stat: &ThreadStat) -> io::Result<(Action, Option<u32>)> {
+    let pid = stat.key.tid;
+    if stat.flags & KERNEL_THREAD != 0 {
+        return Ok((Action::Leave, None));
+    }
+    let cgroup = if_there(kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?;
+    let cgroup = cgroup.as_deref().and_then(cgroup_path);
+    let status = if_there(kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
+    let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
+    let lineage = if rules.iter().any(|rule| rule.pid.is_some()) { lineage(kernel, stat)? } else { vec![pid] };
+    Ok((decide(rules, &Subject { command: &stat.name, cgroup, lineage: &lineage, user }), user))
+}
+
+/// The process and those that it descends from.
+fn lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> {
+    let mut line = vec![stat.key.tid];
+    let mut parent = stat.parent;
+    // A chain of parents is short; the bound is against a tree that changes while it is read.
+    while parent > 0 && line.len() < 1_000 && !line.contains(&parent) {
+        line.push(parent);
+        parent = if_there(kernel.stat(parent))?.map_or(0, |stat| stat.parent);
+    }
+    Ok(line)
+}
+
+/// The path in `/proc/PID/cgroup`: of the unified hierarchy, or of the first one that is not the root.
+fn cgroup_path(text: &str) -> Option<&str> {
+    let paths = || text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let unified = text.lines().find_map(|line| line.strip_prefix("0::")).filter(|path| *path != "/");
+    unified.or_else(|| paths().find(|path| *path != "/")).or_else(|| paths().next())
+}
+
+fn schedstat_path(pid: i32, tid: i32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"))
+}
+
+fn schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> Times {
+    times_of(&kernel.read(&schedstat_path(pid, tid)).unwrap_or_default())
+}
+
+fn times_of(text: &str) -> Times {
+    let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
+    let mut next = || fields.next().flatten();
+    (next(), next(), next())
+}
+
+fn usage((ran_ns, waited_ns, slices): Times, stat: &ThreadStat) -> Usage {
+    Usage { ran_ns, waited_ns, slices, faults: stat.minor_faults.saturating_add(stat.major_faults), calls: None }
+}
+
+/// Time on a processor so far.
+pub(crate) fn ran_ns(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Option<u64> {
+    schedstat(kernel, pid, stat.key.tid).0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+
+    fn everything() -> Vec<Rule> {
+        vec![Rule { action: Action::Manage(None), ..Rule::default() }]
+    }
+
+    fn ids(tasks: &Tasks) -> Vec<(u32, i32, bool)> {
+        tasks.all().iter().map(|task| (task.task.0, task.thread.tid, task.exited)).collect()
+    }
+
+    /// Do threads get ids in order of arrival, keep them, and lose them for good when they are gone, reused pids included?
+    #[test]
+    fn ids_are_dense_and_never_reused() {
+        let host = FakeHost::default();
+        let mut tasks = Tasks::default();
+        host.thread(5, 5, 1, "0");
+        host.thread(5, 6, 1, "0");
+        tasks.look(&host, &everything(), 0).unwrap();
+        assert_eq!(ids(&tasks), [(0, 5, false), (1, 6, false)]);
+        host.threads.borrow_mut().remove(&6);
+        host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1; // another program under the same pid
+        tasks.forget_reused(&host);
+        tasks.look(&host, &everything(), 1).unwrap();
+        assert_eq!(ids(&tasks), [(0, 5, true), (1, 6, true), (2, 5, false)]);
+        tasks.drop_exited();
+        assert_eq!(ids(&tasks), [(2, 5, false)]);
+        assert_ne!(tasks.all()[0].process, ProcessId(0));
+    }
+
+    /// Is a process that has not run trusted to be the same, and looked at again as soon as it has?
+    #[test]
+    fn who_sleeps_is_not_looked_at() {
+        let host = FakeHost::default();
+        let ran = |ns: u64| {
+            for tid in [5, 6] {
+                host.file(&format!("/proc-schedstat/{tid}"), &format!("{ns} 2 3\n"));
+            }
+        };
+        ran(10);
+        host.thread(5, 5, 1, "0");
+        let mut tasks = Tasks::default();
+        let look = |tasks: &mut Tasks| {
+            tasks.forget_reused(&host);
+            tasks.look(&host, &everything(), 0).unwrap();
+            ids(tasks)
+        };
+        assert_eq!(look(&mut tasks), [(0, 5, false)]);
+        host.thread(5, 6, 1, "0"); // cannot be: a thread is born by one that runs
+        assert_eq!(look(&mut tasks), [(0, 5, false)]);
+        ran(11);
+        assert_eq!(look(&mut tasks), [(0, 5, false), (1, 6, false)]);
+        host.threads.borrow_mut().remove(&6);
+        host.files.borrow_mut().remove(std::path::Path::new("/proc-schedstat/6"));
+        assert_eq!(look(&mut tasks), [(0, 5, false), (1, 6, true)]);
+    }
+
+    /// Is what no rule matches left out altogether?
+    #[test]
+    fn unmatched_programs_do_not_appear() {
+        let host = FakeHost::default();
+        host.thread(5, 5, 1, "0");
+        let mut tasks = Tasks::default();
+        let rule = Rule { command: Some("other".into()), action: Action::Manage(None), ..Rule::default() };
+        tasks.look(&host, &[rule], 0).unwrap();
+        assert!(tasks.all().is_empty());
+    }
+
+    /// Is every thread told with the real user of its process, and with none where the kernel does not say?
+    #[test]
+    fn threads_carry_their_process_user() {
+        let host = FakeHost::default();
+        host.file("/proc/5/status", "Name:\tx\nUid:\t1000\t0\t0\t0\n");
+        for (pid, tid) in [(5, 5), (5, 6), (7, 7)] {
+            host.thread(pid, tid, 1, "0");
+        }
+        let mut tasks = Tasks::default();
+        tasks.look(&host, &everything(), 0).unwrap();
+        let users: Vec<_> = tasks.all().iter().map(|task| (task.thread.tid, task.user)).collect();
+        assert_eq!(users, [(5, Some(1000)), (6, Some(1000)), (7, None)]);
+    }
+
+    /// Is the guardian left alone by rules that match everybody?
+    #[test]
+    fn the_guardian_is_never_managed() {
+        let host = FakeHost::default();
+        host.thread(5, 5, 1, "0");
+        host.thread(6, 6, std::process::id() as i32, "0");
+        let mut tasks = Tasks::default();
+        tasks.set_guardian(Some(6));
+        tasks.look(&host, &everything(), 0).unwrap();
+        assert_eq!(ids(&tasks), [(0, 5, false)]);
+    }
+
+    /// Which line of /proc/PID/cgroup counts, on v1, v2 and mixed hosts?
+    #[test]
+    fn the_group_that_says_something_counts() {
+        assert_eq!(cgroup_path("0::/user.slice/x\n"), Some("/user.slice/x"));
+        assert_eq!(cgroup_path("5:cpuset:/a\n0::/\n"), Some("/a"));
+        assert_eq!(cgroup_path("0::/\n"), Some("/"));
+        assert_eq!(cgroup_path(""), None);
+    }
+}

@@ -1,0 +1,378 @@
+//! Who runs beside whom below one cache, sample by sample (AV 4.3): what activity-vector and counter-driven scheduling
+//! share. The policies say how badly two tasks go together and what else counts; the rest is here.
+//!
+//! Problem: more tasks than CPUs below a cache; each sample some run and the others wait. Method, three forms:
+//! - *replacement* (AV 4.3, the simulated form): of those that run, the one that has run the most samples is the candidate
+//!   for eviction; it is replaced by the waiting task with the lowest score if that is lower than its own. The score
+//!   is S = Σ wᵢ·sᵢ: how badly the task goes with those that stay, the samples it has run, and whatever the policy adds.
+//! - *set*: as replacement, but the whole set may change at once: the task that has run least, then the others of the
+//!   lowest score with those chosen, if together they score lower than those that run now. A good pair need not be
+//!   reached through a bad one. Who does not run yet pays for being brought in, where the policy knows what that costs: in
+//!   a sample that is short beside the time it takes to fill the cache, every change costs more than company does.
+//! - *advice* (AV 4.3.1, the Linux form): the machine's scheduler picks, and prefers a waiting task that penalties less.
+//!   About a task that has fallen behind the others by more than a bound it is silent.
+//!
+//! Properties: a task's samples are part of its score, so none waits for ever: with a weight of w a sample and scores that
+//! differ by d at most, nobody falls more than d/w samples behind. A task of which nothing is known yet penalties with
+//! nobody, so that it runs soon and becomes known. Caches are told apart by their CPUs; newcomers go to the one with the
+//! fewest tasks per CPU and stay. CPUs that tasks outside the plan were seen on are left to them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{
+    Ability, CoRunPenalty, CpuId, CpuSet, Decision, Gang, GangSchedule, Plan, Reason, ReasonKind, Support, TaskId,
+    TaskSample, View, Window,
+};
+use serde::Deserialize;
+
+use crate::policies::{cache_domains, movable};
+
+/// How the choice is made and enforced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Form {
+    Replacement,
+    Set,
+    Advice,
+}
+
+/// What the policy knows of the tasks in this window.
+pub trait CoRunCost {
+    /// Is anything known of the task?
+    fn knows(&self, task: TaskId) -> bool;
+    /// How badly two tasks go together; 0 where nothing is known of one of them.
+    fn penalty(&self, one: TaskId, other: TaskId) -> f64;
+    /// The weight that counts against the task beside any other.
+    fn burden(&self, task: TaskId) -> f64;
+    /// What it costs to bring the task in from waiting, in the unit of penalties: *set* pays it.
+    fn refill(&self, _task: TaskId) -> f64 {
+        0.0
+    }
+    /// Is the task to stay for a sample more, so that its refill is known? *Set* keeps to it.
+    fn stays(&self, _task: TaskId) -> bool {
+        false
+    }
+}
+
+/// Adds the reload cost to tasks that are not resident.
+struct BroughtIn<'a> {
+    company: &'a dyn CoRunCost,
+    running: &'a [TaskId],
+    at_most: f64,
+}
+
+impl CoRunCost for BroughtIn<'_> {
+    fn knows(&self, task: TaskId) -> bool {
+        self.company.knows(task)
+    }
+    fn penalty(&self, one: TaskId, other: TaskId) -> f64 {
+        self.company.penalty(one, other)
+    }
+    fn burden(&self, task: TaskId) -> f64 {
+        let refill = if self.running.contains(&task) { 0.0 } else { self.company.refill(task).min(self.at_most) };
+        self.company.burden(task) + refill
+    }
+}
+
+/// As far as round robin itself leaves tasks apart.
+pub const BEHIND_AT_MOST_SAMPLES: f64 = 1.0;
+
+/// Being brought in never weighs more than so many samples that others have run more: where all miss next to nothing, a
+/// price in misses that make a super set busy has no bound of its own, and the wait must.
+const REFILL_AT_MOST_SAMPLES: f64 = 32.0;
+
+/// Turns of the set that runs: it stays until the next plan, and passes on if none ever comes.
+const TURNS: u32 = 100;
+
+/// The shared part, with what it remembers between windows.
+pub struct Scheduler {
+    pub form: Form,
+    pub window_ns: u64,
+    /// Score of one sample that the task has run.
+    pub sample_weight: f64,
+    /// Advice is silent about a task that has run so many samples less than the mean task below its cache.
+    pub behind_at_most_samples: f64,
+    homes: BTreeMap<TaskId, usize>,
+    /// Samples run so far; newcomers begin with the least of their cache.
+    samples: BTreeMap<TaskId, f64>,
+    /// Where tasks outside the plan were seen.
+    others_cpus: BTreeMap<TaskId, CpuSet>,
+}
+
+impl Scheduler {
+    pub fn new(form: Form, window_ns: u64, sample_weight: f64, behind_at_most_samples: f64) -> Self {
+        let (homes, samples, others_cpus) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Scheduler { form, window_ns, sample_weight, behind_at_most_samples, homes, samples, others_cpus }
+    }
+
+    /// The decision without probes, which are the policy's.
+    pub fn decide(&mut self, view: &View<'_>, company: &dyn CoRunCost) -> Decision {
+        let mut plan = Plan::idle(Window::Time { ns: self.window_ns });
+        let mut why = Vec::new();
+        let domains = cache_domains(view.topology);
+        let tasks: Vec<&TaskSample> = movable(view).collect();
+        if domains.is_empty() || tasks.is_empty() {
+            return Decision { plan, why };
+        }
+        let can = |ability| matches!(view.capabilities.abilities.get(&ability), Some(Support::Yes { .. }));
+        self.follow(view, &tasks, &domains);
+        if self.form == Form::Advice || !can(Ability::Gangs) {
+            if can(Ability::Penalties) {
+                plan.penalties = self.advice(&tasks, &domains, company);
+            }
+            return Decision { plan, why };
+        }
+        let mut at_home: Vec<Vec<&TaskSample>> = vec![Vec::new(); domains.len()];
+        tasks.iter().for_each(|&task| at_home[self.homes[&task.task]].push(task));
+        for (domain, members) in domains.iter().zip(at_home) {
+            if domains.len() > 1 {
+                plan.affinity.extend(members.iter().map(|task| (task.task, domain.clone())));
+            }
+            plan.gangs.extend(self.schedule(view, domain, &members, company, &mut why));
+        }
+        Decision { plan, why }
+    }
+
+    /// Keeps homes, samples and the places of others up to date.
+    fn follow(&mut self, view: &View<'_>, tasks: &[&TaskSample], domains: &[CpuSet]) {
+        let present: BTreeSet<TaskId> = tasks.iter().map(|task| task.task).collect();
+        self.homes.retain(|task, home| present.contains(task) && *home < domains.len());
+        self.samples.retain(|task, _| self.homes.contains_key(task));
+        let (mut loads, mut least_samples) = (vec![0usize; domains.len()], vec![f64::INFINITY; domains.len()]);
+        for (task, &home) in &self.homes {
+            loads[home] += 1;
+            least_samples[home] = least_samples[home].min(self.samples[task]);
+        }
+        for task in tasks {
+            let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            let share = ran_ns as f64 / view.seen.span.elapsed_ns.max(1) as f64;
+            if let Some(samples) = self.samples.get_mut(&task.task) {
+                *samples += share;
+                continue;
+            }
+            let per_cpu = |at: &usize| loads[*at] as f64 / f64::from(domains[*at].count());
+            let least = (0..domains.len()).min_by(|a, b| per_cpu(a).total_cmp(&per_cpu(b)));
+            let home = least.unwrap_or(0);
+            loads[home] += 1;
+            let begins = if least_samples[home].is_finite() { least_samples[home] } else { 0.0 };
+            self.samples.insert(task.task, begins);
+            self.homes.insert(task.task, home);
+        }
+        self.others_cpus.retain(|id, _| view.seen.tasks.iter().any(|task| task.task == *id && task.fixed));
+        for task in view.seen.tasks.iter().filter(|task| task.fixed && !task.exited) {
+            let seen = task.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).chain(task.cpu.map(|cpu| cpu.0));
+            self.others_cpus.entry(task.task).or_default().extend(seen);
+        }
+    }
+
+    /// The gangs of one cache: those that run now, then the others, whose turn comes if no plan ever does. `None` where
+    /// everybody has a CPU.
+    fn schedule(
+        &self,
+        view: &View<'_>,
+        domain: &CpuSet,
+        members: &[&TaskSample],
+        company: &dyn CoRunCost,
+        why: &mut Vec<Reason>,
+    ) -> Option<GangSchedule> {
+        let taken = |cpu: u32| self.others_cpus.values().any(|cpus| cpus.contains(cpu));
+        let cpus: CpuSet = domain.iter().filter(|&cpu| !taken(cpu)).collect();
+        let places = cpus.count() as usize;
+        if places == 0 || members.len() <= places {
+            return None;
+        }
+        let before = view.previous_plan.gangs.iter().find(|schedule| schedule.cpus == cpus);
+        let is_member = |id: TaskId| members.iter().any(|task| task.task == id);
+        let now: Vec<(TaskId, CpuId)> = match before.and_then(|schedule| schedule.gangs.first()) {
+            Some(gang) => gang.members.iter().filter_map(|&(task, cpu)| Some((task, cpu?))).collect(),
+            None => members.iter().filter_map(|task| Some((task.task, task.cpu?))).collect(),
+        };
+        let mut now: Vec<(TaskId, CpuId)> =
+            now.into_iter().filter(|&(task, cpu)| is_member(task) && cpus.contains(cpu.0)).collect();
+        now.sort_by_key(|(_, cpu)| *cpu);
+        now.dedup_by_key(|(_, cpu)| *cpu);
+        if !members.iter().any(|task| company.knows(task.task)) {
+            // Nothing is known: what was decided before stays, and newcomers get a turn.
+            let before = before?;
+            let chosen = if now.is_empty() { self.seats(&cpus, members, &[], &[]) } else { now };
+            return Some(self.gangs(&cpus, before.slice_ns, members, chosen));
+        }
+        let running: Vec<TaskId> = now.iter().map(|(task, _)| *task).collect();
+        let chosen = match self.form {
+            Form::Set => self.choose_set(places, members, &running, company),
+            _ => self.replace_one(places, members, &running, company),
+        };
+        explain(&running, &chosen, why);
+        let seats = self.seats(&cpus, members, &chosen, &now);
+        Some(self.gangs(&cpus, self.window_ns, members, seats))
+    }
+
+    fn score(&self, task: TaskId, beside: &[TaskId], company: &dyn CoRunCost) -> f64 {
+        let penalties = beside.iter().filter(|&&other| other != task).map(|&other| company.penalty(task, other));
+        penalties.sum::<f64>() + self.sample_weight * self.samples[&task] + company.burden(task)
+    }
+
+    /// The task of the lowest score beside `beside`; the one that came first among equals.
+    fn lowest(
+        &self,
+        among: &[&TaskSample],
+        not: &[TaskId],
+        beside: &[TaskId],
+        company: &dyn CoRunCost,
+    ) -> Option<(TaskId, f64)> {
+        let waiting = among.iter().map(|task| task.task).filter(|task| !not.contains(task));
+        let scored = waiting.map(|task| (task, self.score(task, beside, company)));
+        scored.reduce(|best, next| if next.1 < best.1 { next } else { best })
+    }
+
+    /// Fills free places; if there was none, the longest-running task is up for replacement (AV 4.3).
+    fn replace_one(
+        &self,
+        places: usize,
+        members: &[&TaskSample],
+        running: &[TaskId],
+        company: &dyn CoRunCost,
+    ) -> Vec<TaskId> {
+        let mut chosen = running.to_vec();
+        if chosen.len() == places {
+            // In order of arrival, so that among equals the first is replaced, whatever CPU it is on.
+            let mut by_arrival = members.iter().map(|task| task.task).filter(|task| running.contains(task));
+            let candidate = by_arrival
+                .by_ref()
+                .reduce(|most, next| if self.samples[&next] > self.samples[&most] { next } else { most });
+            let Some(candidate) = candidate else { return chosen };
+            let stay: Vec<TaskId> = running.iter().copied().filter(|&task| task != candidate).collect();
+            let own = self.score(candidate, &stay, company);
+            let replacement = self.lowest(members, running, &stay, company).filter(|(_, score)| *score < own);
+            if let Some((task, _)) = replacement {
+                chosen.iter_mut().filter(|place| **place == candidate).for_each(|place| *place = task);
+            }
+            return chosen;
+        }
+        while chosen.len() < places
+            && let Some((task, _)) = self.lowest(members, &chosen, &chosen, company)
+        {
+            chosen.push(task);
+        }
+        chosen
+    }
+
+    fn choose_set(
+        &self,
+        places: usize,
+        members: &[&TaskSample],
+        running: &[TaskId],
+        company: &dyn CoRunCost,
+    ) -> Vec<TaskId> {
+        if running.len() == places && running.iter().any(|&task| company.stays(task)) {
+            return running.to_vec();
+        }
+        let at_most = REFILL_AT_MOST_SAMPLES * self.sample_weight;
+        let company = &BroughtIn { company, running, at_most };
+        let mut chosen: Vec<TaskId> = Vec::new();
+        let least = members.iter().map(|task| task.task);
+        let least = least.reduce(|least, next| if self.samples[&next] < self.samples[&least] { next } else { least });
+        chosen.extend(least);
+        while chosen.len() < places
+            && let Some((task, _)) = self.lowest(members, &chosen, &chosen, company)
+        {
+            chosen.push(task);
+        }
+        // Every penalty is counted from both its ends, in either set.
+        let total = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, company)).sum::<f64>();
+        if running.len() == places && total(running) <= total(&chosen) { running.to_vec() } else { chosen }
+    }
+
+    /// A task that ran stays on its CPU; the others take the free ones, in ascending order.
+    fn seats(
+        &self,
+        cpus: &CpuSet,
+        members: &[&TaskSample],
+        chosen: &[TaskId],
+        now: &[(TaskId, CpuId)],
+    ) -> Vec<(TaskId, CpuId)> {
+        let everybody: Vec<TaskId>;
+        let chosen = if chosen.is_empty() {
+            everybody = members.iter().map(|task| task.task).take(cpus.count() as usize).collect();
+            &everybody
+        } else {
+            chosen
+        };
+        let stays: Vec<(TaskId, CpuId)> = now.iter().copied().filter(|(task, _)| chosen.contains(task)).collect();
+        let mut free = cpus.iter().filter(|cpu| stays.iter().all(|(_, taken)| taken.0 != *cpu));
+        let newcomers = chosen.iter().filter(|task| stays.iter().all(|(other, _)| other != *task));
+        let seated: Vec<(TaskId, CpuId)> = newcomers.filter_map(|&task| Some((task, CpuId(free.next()?)))).collect();
+        let mut seats: Vec<(TaskId, CpuId)> = stays.iter().copied().chain(seated).collect();
+        seats.sort_by_key(|(_, cpu)| *cpu);
+        seats
+    }
+
+    fn gangs(
+        &self,
+        cpus: &CpuSet,
+        slice_ns: u64,
+        members: &[&TaskSample],
+        seats: Vec<(TaskId, CpuId)>,
+    ) -> GangSchedule {
+        let waiting: Vec<TaskId> =
+            members.iter().map(|task| task.task).filter(|task| seats.iter().all(|(other, _)| other != task)).collect();
+        let running = Gang { members: seats.into_iter().map(|(task, cpu)| (task, Some(cpu))).collect(), slices: TURNS };
+        let next = waiting.chunks(cpus.count().max(1) as usize);
+        let next = next.map(|tasks| Gang { members: tasks.iter().map(|&task| (task, None)).collect(), slices: 1 });
+        GangSchedule { cpus: cpus.clone(), slice_ns, gangs: std::iter::once(running).chain(next).collect() }
+    }
+
+    /// Penalties of tasks that were last seen below the same cache, but for those that are too far behind: nobody is to be
+    /// passed over for ever.
+    fn advice(&self, tasks: &[&TaskSample], domains: &[CpuSet], company: &dyn CoRunCost) -> Vec<CoRunPenalty> {
+        let last_cpu = |task: &TaskSample| {
+            let longest = task.on_cpu_ns.iter().reduce(|most, next| if next.1 > most.1 { next } else { most });
+            task.cpu.or(longest.map(|(cpu, _)| *cpu))
+        };
+        let domain = |task: &TaskSample| {
+            let cpu = last_cpu(task)?;
+            domains.iter().position(|domain| domain.contains(cpu.0))
+        };
+        // One cache: whoever waits will run below it, wherever it was seen.
+        let places: Vec<Option<usize>> =
+            tasks.iter().map(|task| if domains.len() == 1 { Some(0) } else { domain(task) }).collect();
+        let mut ran = vec![(0.0, 0.0); domains.len()];
+        for (task, place) in tasks.iter().zip(&places) {
+            if let Some(place) = *place {
+                ran[place] = (ran[place].0 + self.samples[&task.task], ran[place].1 + 1.0);
+            }
+        }
+        let too_far_behind = |at: usize| {
+            let mean = places[at].map(|place| ran[place].0 / ran[place].1);
+            mean.is_none_or(|mean| mean - self.samples[&tasks[at].task] > self.behind_at_most_samples)
+        };
+        let left_alone: Vec<bool> = (0..tasks.len()).map(too_far_behind).collect();
+        let mut penalties = Vec::new();
+        for (at, one) in tasks.iter().enumerate() {
+            for (other_at, other) in tasks.iter().enumerate().skip(at + 1) {
+                if places[at] != places[other_at] || left_alone[at] || left_alone[other_at] {
+                    continue;
+                }
+                let penalty = company.penalty(one.task, other.task);
+                if penalty > 0.0 {
+                    penalties.push(CoRunPenalty { tasks: (one.task, other.task), penalty });
+                }
+            }
+        }
+        penalties
+    }
+}
+
+fn explain(running: &[TaskId], chosen: &[TaskId], why: &mut Vec<Reason>) {
+    let gone = running.iter().filter(|task| !chosen.contains(task));
+    let come = chosen.iter().filter(|task| !running.contains(task));
+    for (&out, &into) in gone.zip(come) {
+        let stay: Vec<TaskId> = chosen.iter().copied().filter(|&task| task != into).take(1).collect();
+        let text = match stay.is_empty() {
+            true => "{1} runs instead of {0}: its score is lower",
+            false => "{1} runs instead of {0} beside {2}: its score is lower",
+        };
+        let tasks = [out, into].into_iter().chain(stay).collect();
+        why.push(Reason { kind: ReasonKind::Plain, tasks, text: text.to_string(), numbers: Vec::new() });
+    }
+}

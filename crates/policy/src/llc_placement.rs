@@ -1,0 +1,67 @@
+//! Which tasks belong to which last-level cache, for policies that decide cache by cache.
+//!
+//! A newcomer goes to the cache with the fewest tasks per CPU (the first of them) and stays there; on a machine with one
+//! cache all are on it. Renaming tasks changes nothing, ties fall to the earlier cache.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{CacheId, CpuSet, TaskId, TaskSample, View};
+
+use crate::policies::movable;
+
+/// One last-level cache, its online CPUs and the tasks dealt to it, in order of arrival.
+#[derive(Clone, Debug)]
+pub struct Domain<'a> {
+    pub cache: CacheId,
+    pub cpus: CpuSet,
+    pub size_bytes: Option<u64>,
+    pub line_bytes: Option<u32>,
+    pub tasks: Vec<&'a TaskSample>,
+}
+
+/// Remembers the cache of each task.
+#[derive(Clone, Debug, Default)]
+pub struct StickyPlacement {
+    places: BTreeMap<TaskId, CacheId>,
+}
+
+impl StickyPlacement {
+    /// The caches with online CPUs and their movable tasks of this window.
+    pub fn domains<'a>(&mut self, view: &'a View<'_>) -> Vec<Domain<'a>> {
+        let online = view.topology.online();
+        let last = view.topology.last_level_caches();
+        let mut domains: Vec<Domain<'a>> = last
+            .map(|cache| Domain {
+                cache: cache.id,
+                cpus: cache.cpus.intersection(&online),
+                size_bytes: cache.size_bytes,
+                line_bytes: cache.line_bytes,
+                tasks: Vec::new(),
+            })
+            .filter(|domain| !domain.cpus.is_empty())
+            .collect();
+        if domains.is_empty() {
+            return domains;
+        }
+        let mut load = vec![0u32; domains.len()];
+        let old = |task: TaskId| self.places.get(&task).copied();
+        let at = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
+        let mut places: Vec<Option<usize>> = movable(view).map(|task| old(task.task).and_then(at)).collect();
+        places.iter().flatten().for_each(|&place| load[place] += 1);
+        // Counted once: a thousand newcomers look at every cache.
+        let cpus: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();
+        for place in places.iter_mut().filter(|place| place.is_none()) {
+            let per_cpu = |domain: usize| f64::from(load[domain]) / cpus[domain];
+            let emptiest = (0..domains.len()).min_by(|&a, &b| per_cpu(a).total_cmp(&per_cpu(b))).unwrap_or(0);
+            load[emptiest] += 1;
+            *place = Some(emptiest);
+        }
+        self.places.clear();
+        for (task, place) in movable(view).zip(places) {
+            let Some(place) = place else { continue };
+            self.places.insert(task.task, domains[place].cache);
+            domains[place].tasks.push(task);
+        }
+        domains
+    }
+}

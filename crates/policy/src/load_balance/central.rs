@@ -1,0 +1,76 @@
+//! The centralized sort: all tasks in one list, dealt out from the heaviest down.
+
+use super::{Bin, Load, Loads, Rule, package_sums, unevenness};
+
+/// A place for every piece. What is there stays as it is, newcomers on the lightest places with a seat, unless dealing
+/// all anew lowers the [`unevenness`] by more than `worth_moving`, or loads per seat have become uneven.
+pub fn central(places: &[Bin], pieces: &[Load], worth_moving: f64) -> Vec<usize> {
+    if places.is_empty() {
+        return Vec::new();
+    }
+    let dealt = near(places, pieces, &deal(places, pieces, |piece| piece.stuck));
+    let stays = deal(places, pieces, |piece| piece.at.is_some());
+    let rule = Rule::of(places, pieces.len());
+    let even = rule.is_kept(places, &Loads::of(places, pieces, &stays).counts);
+    let better = unevenness(places, pieces, &stays) - unevenness(places, pieces, &dealt);
+    if even && better <= worth_moving { stays } else { dealt }
+}
+
+/// Items that keep their place come first, then the others, heaviest first, each to the lightest place with room.
+fn deal(places: &[Bin], pieces: &[Load], keeps: impl Fn(&Load) -> bool) -> Vec<usize> {
+    let rule = Rule::of(places, pieces.len());
+    let mut loads = Loads::empty(places);
+    let kept = |piece: &Load| piece.at.filter(|_| keeps(piece));
+    let mut at: Vec<Option<usize>> = pieces.iter().map(kept).collect();
+    for (piece, place) in pieces.iter().zip(&at) {
+        place.iter().for_each(|&place| loads.add(place, piece.weight));
+    }
+    let mut order: Vec<usize> = (0..pieces.len()).filter(|&nth| at[nth].is_none()).collect();
+    order.sort_by(|&a, &b| pieces[b].weight.total_cmp(&pieces[a].weight));
+    let mut more_taken = rule.more_taken(places, &loads.counts);
+    for nth in order {
+        let lighter = |&a: &usize, &b: &usize| {
+            let per_seat = |place: usize| loads.counts[place] as f64 / places[place].seats.max(1) as f64;
+            loads.sums[a].total_cmp(&loads.sums[b]).then(per_seat(a).total_cmp(&per_seat(b)))
+        };
+        let open = (0..places.len()).filter(|&p| rule.has_room(&places[p], loads.counts[p], more_taken));
+        // Only tasks that are stuck can have filled every place beyond its due.
+        let place = open.min_by(lighter).or_else(|| (0..places.len()).min_by(lighter)).unwrap_or(0);
+        more_taken += usize::from(loads.counts[place] >= rule.least * places[place].seats);
+        loads.add(place, pieces[nth].weight);
+        at[nth] = Some(place);
+    }
+    at.into_iter().map(|place| place.unwrap_or(0)).collect()
+}
+
+/// The same groups, on the places where most of their members are: heaviest group first, to the package with the least
+/// sum so far, there to the place that most members are on. Only places with as many seats change names, and groups
+/// with somebody stuck stay.
+fn near(places: &[Bin], pieces: &[Load], groups: &[usize]) -> Vec<usize> {
+    let loads = Loads::of(places, pieces, groups);
+    let stuck = |group: usize| pieces.iter().zip(groups).any(|(piece, &of)| of == group && piece.stuck);
+    let mut named: Vec<Option<usize>> = (0..places.len()).map(|group| stuck(group).then_some(group)).collect();
+    let mut taken: Vec<bool> = named.iter().map(Option::is_some).collect();
+    let mut overlap = vec![vec![0usize; places.len()]; places.len()];
+    for (piece, &group) in pieces.iter().zip(groups) {
+        piece.at.iter().for_each(|&place| overlap[group][place] += 1);
+    }
+    let mut sums: Vec<f64> = named.iter().enumerate().map(|(at, name)| name.map_or(0.0, |_| loads.sums[at])).collect();
+    let mut order: Vec<usize> = (0..places.len()).filter(|&group| named[group].is_none()).collect();
+    order.sort_by(|&a, &b| loads.sums[b].total_cmp(&loads.sums[a]));
+    for group in order {
+        let by_package = package_sums(places, &sums).is_some();
+        let package_sum = |place: usize| -> f64 {
+            let same = |other: &usize| places[*other].package == places[place].package;
+            if by_package { (0..places.len()).filter(same).map(|other| sums[other]).sum() } else { 0.0 }
+        };
+        let fits = |place: &usize| !taken[*place] && places[*place].seats == places[group].seats;
+        let nearer = |&a: &usize, &b: &usize| {
+            package_sum(a).total_cmp(&package_sum(b)).then(overlap[group][b].cmp(&overlap[group][a]))
+        };
+        // There is always one: as many places of these seats as groups made for them.
+        let place = (0..places.len()).filter(fits).min_by(nearer).unwrap_or(group);
+        (taken[place], sums[place], named[group]) = (true, loads.sums[group], Some(place));
+    }
+    groups.iter().map(|&group| named[group].unwrap_or(group)).collect()
+}

@@ -1,0 +1,149 @@
+//! The distributed form (CA 7 left it as future work): places meet in pairs and exchange tasks, nobody sorts them all.
+//!
+//! Why it ends near the central answer. Two places a, b with n tasks each differ by d = Σ over any pairing of (i - j). If
+//! no exchange brings them closer, every i heavier than a j has i - j ≥ d, so d is at most the smallest such gap. With
+//! a margin m below which an exchange is not made: either a gap is below m / 2 for all pairs, d ≤ n m / 2, or d ≤ gap + m / 2.
+//! A free seat adds the moves of single tasks, and d is at most the lightest task of the heavier place, plus m.
+
+use super::{Bin, Load, Loads, Rule};
+
+/// Who meets whom in a round: everybody meets everybody once in `places - 1` rounds (`places` when odd, with one sitting
+/// out), by the circle method.
+pub fn tournament(places: usize, round: u64) -> Vec<(usize, usize)> {
+    if places < 2 {
+        return Vec::new();
+    }
+    let even = places + places % 2;
+    let ring = even - 1;
+    let turn = (round % ring as u64) as usize;
+    let pairs = (0..even / 2).map(|step| match step {
+        0 => (turn, ring),
+        _ => ((turn + ring - step) % ring, (turn + step) % ring),
+    });
+    let mut pairs: Vec<(usize, usize)> = pairs.map(|(a, b)| (a.min(b), a.max(b))).collect();
+    pairs.retain(|&(_, b)| b < places);
+    pairs
+}
+
+/// One round: a place for every piece. An exchange is made if it lowers the difference of the two sums by more than
+/// `worth_moving` times their mean. Newcomers go to the lightest place with a seat.
+pub fn exchange(places: &[Bin], pieces: &[Load], round: u64, worth_moving: f64) -> Vec<usize> {
+    let mut at = settle(places, pieces);
+    let rule = Rule::of(places, pieces.len());
+    let mut counts = Loads::of(places, pieces, &at).counts;
+    for (a, b) in tournament(places.len(), round) {
+        let members = |place: usize| (0..pieces.len()).filter(|&nth| at[nth] == place).collect::<Vec<usize>>();
+        let mut meeting = Meeting { places, pieces, rule, sides: [(a, members(a)), (b, members(b))] };
+        // Every exchange makes at least one of the two nearer to its end; more than this many is rounding.
+        for _ in 0..2 * pieces.len() {
+            if !meeting.improve(&mut counts, worth_moving) {
+                break;
+            }
+        }
+        for (place, members) in &meeting.sides {
+            members.iter().for_each(|&nth| at[nth] = *place);
+        }
+    }
+    at
+}
+
+/// At the end of all exchanges no two places with `tasks` tasks each differ by more than this; `mean_sum` is the greater
+/// of the pairs' mean sums.
+pub fn distance_at_most(pieces: &[Load], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
+    let ends = pieces.iter().map(|piece| (piece.weight, piece.weight)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+    let range = ends.map_or(0.0, |(lightest, heaviest)| heaviest - lightest);
+    let margin = worth_moving * mean_sum;
+    (range + margin / 2.0).max(tasks as f64 * margin / 2.0)
+}
+
+fn settle(places: &[Bin], pieces: &[Load]) -> Vec<usize> {
+    let rule = Rule::of(places, pieces.len());
+    let mut loads = Loads::empty(places);
+    for piece in pieces {
+        piece.at.iter().for_each(|&place| loads.add(place, piece.weight));
+    }
+    let mut at = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let newcomer = || {
+            let more_taken = rule.more_taken(places, &loads.counts);
+            let lighter = |&a: &usize, &b: &usize| loads.sums[a].total_cmp(&loads.sums[b]);
+            let open = (0..places.len()).filter(|&p| rule.has_room(&places[p], loads.counts[p], more_taken));
+            open.min_by(lighter).or_else(|| (0..places.len()).min_by_key(|&p| loads.counts[p])).unwrap_or(0)
+        };
+        let place = piece.at.unwrap_or_else(newcomer);
+        if piece.at.is_none() {
+            loads.add(place, piece.weight);
+        }
+        at.push(place);
+    }
+    at
+}
+
+/// Two places and the items on them. It knows nothing of the others, but how many tasks fall on a seat.
+struct Meeting<'a> {
+    places: &'a [Bin],
+    pieces: &'a [Load],
+    rule: Rule,
+    sides: [(usize, Vec<usize>); 2],
+}
+
+impl Meeting<'_> {
+    /// Makes the one move or exchange that helps most; false where none is worth it.
+    fn improve(&mut self, counts: &mut [usize], worth_moving: f64) -> bool {
+        let sum = |side: usize| self.sides[side].1.iter().map(|&nth| self.pieces[nth].weight).sum::<f64>();
+        let sums = [sum(0), sum(1)];
+        let heavy = usize::from(sums[1] > sums[0]);
+        let difference = sums[heavy] - sums[1 - heavy];
+        let (from, to) = (self.sides[heavy].0, self.sides[1 - heavy].0);
+        if self.levels_load(from, to, counts) {
+            return true;
+        }
+        let free = |side: usize| self.sides[side].1.iter().copied().filter(|&nth| !self.pieces[nth].stuck);
+        let seat_free = counts[from] > self.rule.least * self.places[from].seats
+            && counts[to] < self.at_most(to)
+            && self.rule.least == 0;
+        let weight = |nth: usize| self.pieces[nth].weight;
+        let moves = free(heavy).filter(|_| seat_free).map(|i| (weight(i), i, None));
+        let (weight, light) = (&weight, 1 - heavy);
+        let swaps = free(heavy).flat_map(|i| free(light).map(move |j| (weight(i) - weight(j), i, Some(j))));
+        let left = |gap: f64| (difference - 2.0 * gap).abs();
+        let best = moves.chain(swaps).reduce(|best, other| if left(other.0) < left(best.0) { other } else { best });
+        let margin = worth_moving * 0.5 * (sums[0] + sums[1]) + 1e-12 * difference;
+        match best.filter(|&(gap, ..)| difference - left(gap) > margin) {
+            None => false,
+            Some((_, out, back)) => {
+                self.pass(heavy, out, counts);
+                back.iter().for_each(|&back| self.pass(1 - heavy, back, counts));
+                true
+            }
+        }
+    }
+
+    fn at_most(&self, place: usize) -> usize {
+        (self.rule.least + usize::from(self.rule.more > 0)) * self.places[place].seats
+    }
+
+    /// Numbers come before weights: a place beyond its due gives to one below.
+    fn levels_load(&mut self, a: usize, b: usize, counts: &mut [usize]) -> bool {
+        let least = |place: usize| self.rule.least * self.places[place].seats;
+        let gives = |from: usize, to: usize| {
+            (counts[from] > self.at_most(from) && counts[to] < self.at_most(to))
+                || (counts[to] < least(to) && counts[from] > least(from))
+        };
+        let Some(from) = [(a, b), (b, a)].into_iter().find(|&(from, to)| gives(from, to)).map(|(from, _)| from) else {
+            return false;
+        };
+        let side = usize::from(self.sides[1].0 == from);
+        let movable = self.sides[side].1.iter().copied().filter(|&nth| !self.pieces[nth].stuck);
+        let lightest = movable.reduce(|a, b| if self.pieces[b].weight < self.pieces[a].weight { b } else { a });
+        lightest.iter().for_each(|&nth| self.pass(side, nth, counts));
+        lightest.is_some()
+    }
+
+    fn pass(&mut self, side: usize, nth: usize, counts: &mut [usize]) {
+        self.sides[side].1.retain(|&other| other != nth);
+        self.sides[1 - side].1.push(nth);
+        counts[self.sides[side].0] -= 1;
+        counts[self.sides[1 - side].0] += 1;
+    }
+}

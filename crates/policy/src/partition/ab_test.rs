@@ -1,0 +1,342 @@
+//! Did new shares make the programs faster? Measured there and back.
+//!
+//! Problem: forecasts err, so a change of shares has to be judged by measured speeds; but programs have phases, and speeds
+//! before a change and after it compare phases as well. Nor do the first windows after a change say anything: the cache
+//! is still full of what the old shares kept. Method: old, new, new, old: each side's middle lies at the same time, so that
+//! a drift of the programs cancels, and like phases are compared ([`SpeedRecord::like`]); legs go on until both sides have
+//! seen enough of the same phases and the difference is larger than its noise ([`Ratio::is_sure`]). A leg counts once the
+//! cache can have been filled anew ([`Settling`]). What is clearly slower after the first half of the new leg is not tried
+//! any longer.
+//!
+//! Properties: the answer is the objective's sum of weighted speeds over that under the old shares; no answer where a
+//! program has not done like work on both sides; ends within a bounded number of windows; what it costs is measured.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Event, Level, Observation, Probe, ProcessId};
+
+use super::speed_history::{Ratio, SpeedRecord};
+
+/// How long a trial takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lengths {
+    /// After a change, at least, until anything counts.
+    pub settle_windows: u32,
+    /// Windows of one leg.
+    pub judge_windows: u32,
+    /// Lines of the cache: so many misses fill it; `None` = not known.
+    pub lines: Option<u64>,
+    /// Lines of what lies behind it, short of memory; `None` = nothing does.
+    pub lines_behind: Option<u64>,
+}
+
+/// Which shares are in force.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arm {
+    Old,
+    New,
+    OldAgain,
+}
+
+/// What a window brought.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Outcome {
+    /// Apply the present leg's shares, which may have changed.
+    GoesOn,
+    /// Measured: speeds under the new shares over those under the old.
+    Ratio(Ratio),
+    /// It took too long, or a program did not run.
+    Nothing,
+}
+
+/// One change that is being judged.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    lengths: Lengths,
+    /// Weight of each process, by which its speed counts.
+    weights: Vec<(ProcessId, f64)>,
+    leg: Arm,
+    /// Speeds under the old shares, before and after the new ones.
+    before: SpeedRecord,
+    again: SpeedRecord,
+    pub new: SpeedRecord,
+    leg_windows: u32,
+    pub windows: u32,
+    /// All windows since the old shares were left until the cache was full of them again.
+    away: SpeedRecord,
+    settling: Option<Settling>,
+}
+
+/// After a change of the shares: until every program has brought in its part of the cache's lines, since before that
+/// speeds are those of a cache that is being filled. A cache behind this one takes in what this one misses, or throws out,
+/// and keeps what the old shares left in it for far longer: it has turned over once all together have missed as often as
+/// it has lines (ammp beside applu on the thesis's machine loses a fifth of its speed over eighty windows after a split
+/// is given up, while its misses of the L2 stay as they were).
+#[derive(Clone, Debug, Default)]
+pub struct Settling {
+    /// Settled at the end of the last window taken in, which does not count either.
+    pub over: bool,
+    windows: u32,
+    misses: BTreeMap<ProcessId, f64>,
+}
+
+impl Settling {
+    /// Takes a window in. Where misses are not counted, the fewest windows are enough; always within ten times as many
+    /// (a hundred, where something lies behind) it is over: a program that hardly misses hardly needs what it would bring
+    /// in.
+    pub fn take(&mut self, seen: &Observation, level: Level, lengths: Lengths) {
+        let least = lengths.settle_windows;
+        self.windows += 1;
+        for task in seen.tasks.iter().filter(|task| !task.exited) {
+            if let Some(misses) = task.counts.get(Event::Misses(level)) {
+                *self.misses.entry(task.process).or_insert(0.0) += misses;
+            }
+        }
+        let part = lengths.lines.unwrap_or(0) as f64 / self.misses.len().max(1) as f64;
+        let filled = self.misses.values().all(|&misses| misses >= part);
+        let enough = self.windows >= least && (filled || self.windows >= SETTLED_WITHIN * least.max(1));
+        let turned_over = lengths.lines_behind.is_none_or(|lines| {
+            self.misses.is_empty()
+                || self.misses.values().sum::<f64>() >= lines as f64
+                || self.windows >= lengths.settled_within()
+        });
+        self.over = enough && turned_over && seen.in_force.pending.is_empty();
+    }
+}
+
+impl Lengths {
+    /// Windows after which everything counts as settled.
+    fn settled_within(&self) -> u32 {
+        let times = if self.lines_behind.is_some() { BEHIND_SETTLED_WITHIN } else { SETTLED_WITHIN };
+        times * self.settle_windows.max(1)
+    }
+}
+
+/// Clearly slower: from half a leg on, by so much for sure it is not tried any longer.
+pub const CLEARLY: f64 = 0.05;
+/// Longest settling, in times of the fewest windows.
+const SETTLED_WITHIN: u32 = 10;
+const BEHIND_SETTLED_WITHIN: u32 = 100;
+/// Longest trial, in times of the windows that a trial takes without hindrance.
+const VERDICT_WITHIN: u32 = 8;
+/// Longest measurement of a side, in times of a leg: for like phases, and until a difference is more than noise.
+const LIKE_WITHIN: u32 = 6;
+
+impl Trial {
+    /// The old shares are in force.
+    pub fn new(lengths: Lengths, weights: Vec<(ProcessId, f64)>) -> Self {
+        Trial {
+            lengths,
+            weights,
+            leg: Arm::Old,
+            before: SpeedRecord::default(),
+            again: SpeedRecord::default(),
+            new: SpeedRecord::default(),
+            leg_windows: 0,
+            windows: 0,
+            away: SpeedRecord::default(),
+            settling: None,
+        }
+    }
+
+    /// What ran under the old shares until now counts, as far as it is recent.
+    pub fn after(self, held: &SpeedRecord) -> Self {
+        Trial { before: held.latest(LIKE_WITHIN * self.lengths.judge_windows.max(1)), ..self }
+    }
+
+    /// Speeds under the old shares, as long before the new ones as after them: so a drift cancels.
+    pub fn old(&self) -> SpeedRecord {
+        let after = if self.leg == Arm::OldAgain { &self.again } else { &self.new };
+        self.before.latest(after.windows.max(self.lengths.judge_windows).max(1)).plus(&self.again)
+    }
+
+    pub fn leg(&self) -> Arm {
+        self.leg
+    }
+    pub fn weights(&self) -> &[(ProcessId, f64)] {
+        &self.weights
+    }
+
+    /// Takes in a window under this leg's shares.
+    pub fn add(&mut self, seen: &Observation, level: Level, probes: &[Probe]) -> Outcome {
+        self.windows += 1;
+        if self.leg == Arm::New
+            || (self.leg == Arm::OldAgain && self.settling.as_ref().is_some_and(|settling| !settling.over))
+        {
+            self.away.take(seen, level);
+        }
+        if self.windows > VERDICT_WITHIN * self.unhindered() {
+            return Outcome::Nothing;
+        }
+        if let Some(settling) = self.settling.as_mut().filter(|settling| !settling.over) {
+            settling.take(seen, level, self.lengths);
+            return Outcome::GoesOn;
+        }
+        self.settling = None;
+        let side = match self.leg {
+            Arm::Old => &mut self.before,
+            Arm::New => &mut self.new,
+            Arm::OldAgain => &mut self.again,
+        };
+        if !side.add(seen, level, probes) {
+            return Outcome::GoesOn;
+        }
+        self.leg_windows += 1;
+        self.judge()
+    }
+
+    fn judge(&mut self) -> Outcome {
+        let judged = self.lengths.judge_windows.max(1);
+        // The last leg is no longer than the first, or a drift would not cancel.
+        let longest = if self.leg == Arm::OldAgain { self.before.windows } else { u32::MAX };
+        let waits = self.leg_windows < longest.min(LIKE_WITHIN * judged);
+        match self.leg {
+            Arm::Old if self.before.windows >= 2 * judged => self.turn(Arm::New),
+            Arm::New if self.leg_windows >= judged => {
+                let found = self.ratio();
+                if let Some(slower) = found.filter(|found| found.ratio < 1.0 - CLEARLY && found.is_sure()) {
+                    return Outcome::Ratio(slower);
+                }
+                // Not enough of the phases that ran on the other side yet, or too noisy: they may come back.
+                if self.leg_windows >= 2 * judged && (!waits || found.is_some_and(|found| found.is_sure())) {
+                    self.turn(Arm::OldAgain);
+                }
+            }
+            Arm::OldAgain if self.leg_windows >= judged => match self.ratio() {
+                Some(found) if !waits || found.is_sure() => return Outcome::Ratio(found),
+                None if !waits => return Outcome::Nothing,
+                _ => {}
+            },
+            _ => {}
+        }
+        Outcome::GoesOn
+    }
+
+    /// Windows' worth of the old shares' speed that the trial has cost, in windows alike as far as there are any; what the
+    /// new shares gained is taken off.
+    pub fn lost_windows(&self) -> f64 {
+        let old = self.before.plus(&self.again);
+        let plain = || self.away.weighted_speed(&self.weights) / old.weighted_speed(&self.weights);
+        let ratio = self.away.speed_over(&old, &self.weights).map_or_else(plain, |found| found.ratio);
+        if ratio.is_finite() { (f64::from(self.away.windows) * (1.0 - ratio)).max(0.0) } else { 0.0 }
+    }
+
+    fn turn(&mut self, to: Arm) {
+        (self.leg, self.leg_windows, self.settling) = (to, 0, Some(Settling::default()));
+    }
+
+    fn unhindered(&self) -> u32 {
+        4 * self.lengths.judge_windows.max(1) + 2 * self.lengths.settled_within()
+    }
+
+    fn ratio(&self) -> Option<Ratio> {
+        self.new.speed_over(&self.old(), &self.weights)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::partition::speed_history::tests::{seen, window_in_phase, window_of};
+
+    const LENGTHS: Lengths = Lengths { settle_windows: 1, judge_windows: 2, lines: Some(25), lines_behind: None };
+
+    /// Runs a trial to its end: cycles for 1000 instructions by window and leg, 10 misses in each window.
+    fn tried(cycles: impl Fn(u32, Arm) -> u64) -> (Outcome, Vec<Arm>) {
+        let mut trial = Trial::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
+        let mut legs = Vec::new();
+        for window in 0.. {
+            legs.push(trial.leg());
+            let said = trial.add(&window_of(1000, cycles(window, trial.leg()), 10), Level::L2, &[]);
+            if said != Outcome::GoesOn {
+                return (said, legs);
+            }
+        }
+        unreachable!("every trial ends")
+    }
+
+    /// Does a drift of the program cancel, where before-and-after would see a gain that is none?
+    #[test]
+    fn a_drift_cancels() {
+        let (said, legs) = tried(|window, _| 3_000 - 40 * u64::from(window));
+        let Outcome::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
+        assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
+        let of = |leg| legs.iter().filter(|&&one| one == leg).count();
+        // Three windows of ten misses fill twenty-five lines.
+        assert_eq!([Arm::Old, Arm::New, Arm::OldAgain].map(of), [4, 3 + 4, 3 + 4]);
+    }
+
+    /// Is a gain measured as what it is, through a drift, and a clear loss cut short?
+    #[test]
+    fn gains_are_measured_and_clear_losses_cut_short() {
+        let faster = |window: u32, leg| if leg == Arm::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
+        let (said, _) = tried(faster);
+        let Outcome::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
+        assert!((ratio - 2_000.0 / 1_800.0).abs() < 0.01, "{ratio}");
+        let (said, legs) = tried(|_, leg| if leg == Arm::New { 2_200 } else { 2_000 });
+        assert_eq!(said, Outcome::Ratio(Ratio { ratio: 2_000.0 / 2_200.0, error: 0.0 }));
+        assert_eq!(legs.len(), 4 + 3 + 2);
+    }
+
+    /// Do phases that come and go unannounced, slower by far than each other, leave a gain of nothing nothing, and a gain a
+    /// gain, wherever in the phases the legs fall?
+    #[test]
+    fn phases_do_not_decide() {
+        for (faster, offset) in [(1.0, 0), (1.0, 3), (1.04, 0), (1.04, 2), (0.98, 5)] {
+            let mut trial = Trial::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
+            let verdict = (0..).find_map(|window| {
+                let slow = (window + offset) % 7 < 3;
+                let (cycles, comes) = if slow { (5_000.0, 60) } else { (1_500.0, 120) };
+                let cycles = if trial.leg() == Arm::New { cycles / faster } else { cycles };
+                match trial.add(&window_in_phase(1_000, cycles as u64, comes), Level::L2, &[]) {
+                    Outcome::GoesOn => None,
+                    said => Some(said),
+                }
+            });
+            let Some(Outcome::Ratio(Ratio { ratio, .. })) = verdict else { panic!("{verdict:?}") };
+            assert!((ratio - faster).abs() < 0.001, "{faster} told as {ratio}");
+        }
+    }
+
+    /// Is what a trial costs measured, though it began in the slowest phase of the program?
+    #[test]
+    fn a_trial_knows_its_cost() {
+        let mut trial = Trial::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
+        for window in 0.. {
+            let (cycles, comes) = if window % 7 < 2 { (8_000, 60) } else { (2_000, 120) };
+            let cycles = if trial.leg() == Arm::New { cycles * 5 / 4 } else { cycles };
+            if trial.add(&window_in_phase(1000, cycles, comes), Level::L2, &[]) != Outcome::GoesOn {
+                break;
+            }
+        }
+        // A fifth of each of the windows under the new shares, nothing of those in which the cache is filled again.
+        let away = f64::from(trial.away.windows);
+        assert!(away >= 6.0 && (0.1 * away..=0.2 * away).contains(&trial.lost_windows()), "{}", trial.lost_windows());
+    }
+
+    /// Does nothing count before a cache behind has turned over, or the longest wait is up?
+    #[test]
+    fn what_lies_behind_settles_too() {
+        let settled_after = |lines_behind: Option<u64>, misses: u64| {
+            let lengths = Lengths { lines_behind, ..LENGTHS };
+            let mut settling = Settling::default();
+            (1..).find(|_| {
+                settling.take(&window_of(1000, 2000, misses), Level::L2, lengths);
+                settling.over
+            })
+        };
+        assert_eq!(settled_after(None, 10), Some(3), "25 lines");
+        assert_eq!(settled_after(Some(200), 10), Some(20));
+        assert_eq!(settled_after(Some(20), 10), Some(3), "less behind than before");
+        assert_eq!(settled_after(None, 1), Some(10));
+        assert_eq!(settled_after(Some(200), 1), Some(100));
+    }
+
+    /// Does a trial end without an answer where a program never runs?
+    #[test]
+    fn a_trial_ends_where_nothing_runs() {
+        let mut trial = Trial::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
+        let said = (0..10_000).map(|_| trial.add(&seen(&[]), Level::L2, &[])).find(|said| *said != Outcome::GoesOn);
+        assert_eq!(said, Some(Outcome::Nothing));
+    }
+}

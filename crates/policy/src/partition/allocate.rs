@@ -1,0 +1,372 @@
+//! Who shares a partition with whom, and how large each partition is to be.
+//!
+//! Problem: programs on one cache, what each does with space, what the operator asked for, more programs than CPUs
+//! perhaps; wanted are groups with numbers of units. Method:
+//! 1. *Pool.* Programs whose speed hardly depends on space go into one partition (thesis 5.4, footnote 9).
+//! 2. *Lanes.* With more programs than CPUs, programs that never run together may have the same units: those of like
+//!    appetite take turns in one lane, and penalty with each other (thesis 7.3).
+//! 3. *Sizes* by the exact solver, or by lookahead where that would take long; floors are what "never slower than" asks.
+//!
+//! Properties: deterministic; ties break by order of arrival; floors that do not fit together are lowered, largest
+//! first, and told; what the floors cost the others is told.
+
+use serde::Deserialize;
+
+use super::demand_curve::Space;
+use crate::solvers::sizing::{BadClaims, Claim, Total, exact, lookahead, pooled};
+
+/// What sizing is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// Fewest misses per instruction, summed (thesis equation 5.3).
+    Misses,
+    /// Fewest stalled cycles per instruction, summed (CP-4).
+    Stalls,
+    /// Largest sum of speeds over those alone.
+    #[default]
+    WeightedSpeedup,
+    /// Smallest of the largest slowdowns.
+    Fairness,
+    /// The smallest shares that keep what was asked for; the others have the rest.
+    LeastSpace,
+}
+
+/// One process that claims space.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Claimant {
+    pub space: Space,
+    pub priority: f64,
+    pub degradation_at_most: Option<f64>,
+    /// Fewer units were measured to break the promise, whatever the curve says; 1 = nothing was.
+    pub at_least: u32,
+}
+
+impl Claimant {
+    fn floor(&self) -> u32 {
+        self.degradation_at_most.map_or(1, |limit| self.space.units_for(limit).max(self.at_least))
+    }
+    /// Is it slower, with so many cycles per instruction, than promised?
+    pub fn is_broken(&self, cycles: f64, degradation_at_most: f64) -> bool {
+        cycles / self.space.whole_cycles() - 1.0 > degradation_at_most + 1e-9
+    }
+    fn cost(&self, objective: Objective, misses: f64, cycles: f64) -> f64 {
+        match objective {
+            Objective::Misses => self.priority * misses,
+            Objective::Stalls => self.priority * (cycles - self.space.whole_cycles()),
+            Objective::WeightedSpeedup | Objective::LeastSpace => -self.priority * self.space.whole_cycles() / cycles,
+            // Who matters twice as much is taken to suffer twice as much from the same slowdown.
+            Objective::Fairness => self.priority * (cycles / self.space.whole_cycles() - 1.0),
+        }
+    }
+    fn costs(&self, objective: Objective) -> Vec<f64> {
+        let both = self.space.misses_per_kilo_instr.iter().zip(&self.space.cycles_per_instr);
+        both.map(|(&misses, &cycles)| self.cost(objective, misses, cycles)).collect()
+    }
+}
+
+impl Objective {
+    pub fn total(self) -> Total {
+        if self == Objective::Fairness { Total::Worst } else { Total::Sum }
+    }
+    /// Score of everybody's misses per thousand instructions and cycles per instruction, as a plan would have them;
+    /// small = good.
+    pub fn score(self, claimants: &[Claimant], outlook: &[(f64, f64)]) -> f64 {
+        let costs =
+            claimants.iter().zip(outlook).map(|(claimant, &(misses, cycles))| claimant.cost(self, misses, cycles));
+        self.total().of(costs)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// One process with units of its own.
+    Own,
+    /// Programs that space does not matter to.
+    Pool,
+    /// Programs that take turns, and should not run together.
+    Lane,
+}
+
+/// Claimants (by their place in the list) that share a partition.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    pub kind: Kind,
+    pub members: Vec<usize>,
+    pub units: u32,
+}
+
+/// The division of a cache, with the owners of its parts.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Terms {
+    pub objective: Objective,
+    pub units: u32,
+    /// Smallest share and most groups that the machine allows.
+    pub at_least: u32,
+    pub groups_at_most: u32,
+    /// Pooled where one unit is slower than all by no more than this share.
+    pub insensitive: f64,
+    /// Programs that can run at once on this cache.
+    pub at_once: u32,
+}
+
+/// Groups with their sizes, and what was told on the way.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Deal {
+    pub groups: Vec<Group>,
+    /// Claimants whose floor did not fit.
+    pub lowered: Vec<usize>,
+    /// What the floors cost the others: the rise of the objective's total without the floors' owners, and before.
+    pub floors_cost: Option<f64>,
+}
+
+/// Above this many steps the exact solver gives way to lookahead.
+const EXACT_STEPS_AT_MOST: u64 = 4_000_000;
+/// Appetite: units at which a program is within this of its speed on the whole cache.
+const SATED: f64 = 0.05;
+
+/// Deals the units out.
+///
+/// # Errors
+/// Nobody claims anything, or the machine allows no group.
+pub fn deal(claimants: &[Claimant], terms: &Terms) -> Result<Deal, BadClaims> {
+    let mut groups = grouped(claimants, terms);
+    let mut claims: Vec<Claim> = groups.iter().map(|group| claim(claimants, group, terms)).collect();
+    let lowered = fit_floors(claimants, &groups, &mut claims, terms);
+    let sizes = solve(&claims, terms)?;
+    let floors_cost = floors_cost(claimants, &groups, &claims, &sizes, terms);
+    groups.iter_mut().zip(sizes).for_each(|(group, units)| group.units = units);
+    Ok(Deal { groups, lowered, floors_cost })
+}
+
+/// Pool first, then lanes of the others, in order of arrival within each.
+fn grouped(claimants: &[Claimant], terms: &Terms) -> Vec<Group> {
+    let asked = |at: &usize| claimants[*at].degradation_at_most.is_some();
+    let all = || 0..claimants.len();
+    let mut pool: Vec<usize> =
+        all().filter(|at| !asked(at) && claimants[*at].space.sensitivity() <= terms.insensitive).collect();
+    if terms.objective == Objective::LeastSpace {
+        pool = all().filter(|at| !asked(at)).collect();
+    }
+    let mut own: Vec<usize> = all().filter(|at| !pool.contains(at)).collect();
+    let room = terms.groups_at_most.min(terms.units / terms.at_least.max(1)).max(1) as usize;
+    // A pool of one is a program of its own that asks for little.
+    let lanes = (terms.at_once.max(1) as usize).min(room - usize::from(!pool.is_empty() && room > 1));
+    let mut groups: Vec<Group> = Vec::new();
+    if own.len() > lanes.max(1) {
+        own.sort_by_key(|&at| std::cmp::Reverse(claimants[at].space.units_for(SATED)));
+        let each = own.len().div_ceil(lanes.max(1));
+        for lane in own.chunks(each) {
+            let mut members = lane.to_vec();
+            members.sort_unstable();
+            let kind = if members.len() > 1 { Kind::Lane } else { Kind::Own };
+            groups.push(Group { kind, members, units: 0 });
+        }
+        groups.sort_by_key(|group| group.members[0]);
+    } else {
+        groups.extend(own.into_iter().map(|at| Group { kind: Kind::Own, members: vec![at], units: 0 }));
+    }
+    if !pool.is_empty() {
+        if groups.len() < room {
+            groups.push(Group { kind: Kind::Pool, members: pool, units: 0 });
+        } else if let Some(last) = groups.last_mut() {
+            last.members.extend(pool);
+            last.kind = Kind::Pool;
+        }
+    }
+    groups
+}
+
+fn claim(claimants: &[Claimant], group: &Group, terms: &Terms) -> Claim {
+    let costs: Vec<Vec<f64>> = group.members.iter().map(|&at| claimants[at].costs(terms.objective)).collect();
+    let costs = match group.kind {
+        Kind::Own => costs.into_iter().next().unwrap_or_default(),
+        Kind::Pool => {
+            let costs: Vec<&[f64]> = costs.iter().map(Vec::as_slice).collect();
+            pooled(&costs, terms.units, terms.objective.total())
+        }
+        // Each has all of it in its turn.
+        Kind::Lane => {
+            let total = terms.objective.total();
+            (0..terms.units as usize).map(|held| total.of(costs.iter().map(|costs| costs[held]))).collect()
+        }
+    };
+    let floor = group.members.iter().map(|&at| claimants[at].floor()).max().unwrap_or(1);
+    Claim { costs, at_least: floor.max(terms.at_least) }
+}
+
+/// Floors that do not fit together give way, the largest first; whose did.
+fn fit_floors(claimants: &[Claimant], groups: &[Group], claims: &mut [Claim], terms: &Terms) -> Vec<usize> {
+    let mut lowered = Vec::new();
+    let least = terms.at_least.max(1);
+    while claims.iter().map(|claim| claim.at_least).sum::<u32>() > terms.units {
+        let Some(largest) = (0..claims.len()).rev().max_by_key(|&at| claims[at].at_least) else { break };
+        if claims[largest].at_least <= least {
+            break;
+        }
+        claims[largest].at_least -= 1;
+        for &at in groups[largest].members.iter().filter(|&&at| claimants[at].degradation_at_most.is_some()) {
+            if !lowered.contains(&at) {
+                lowered.push(at);
+            }
+        }
+    }
+    lowered
+}
+
+fn solve(claims: &[Claim], terms: &Terms) -> Result<Vec<u32>, BadClaims> {
+    if terms.objective == Objective::LeastSpace {
+        return least_space(claims, terms);
+    }
+    let steps = claims.len() as u64 * u64::from(terms.units) * u64::from(terms.units);
+    // The greedy rule adds up savings: the worst-off objective is for the exact solver only.
+    if steps <= EXACT_STEPS_AT_MOST || terms.objective.total() == Total::Worst {
+        exact(claims, terms.units, terms.objective.total())
+    } else {
+        lookahead(claims, terms.units)
+    }
+}
+
+/// Floors and no more; claimants that asked for nothing have the rest.
+fn least_space(claims: &[Claim], terms: &Terms) -> Result<Vec<u32>, BadClaims> {
+    if claims.is_empty() {
+        return Err(BadClaims::Nobody);
+    }
+    let mut sizes: Vec<u32> = claims.iter().map(|claim| claim.at_least).collect();
+    let floors: u32 = sizes.iter().sum();
+    if floors > terms.units {
+        return Err(BadClaims::Floors { floors, units: terms.units });
+    }
+    let free = claims.iter().position(|claim| claim.at_least <= terms.at_least.max(1));
+    if let Some(pool) = free.filter(|_| claims.len() > 1) {
+        sizes[pool] += terms.units - floors;
+    }
+    Ok(sizes)
+}
+
+/// The total of those without a floor, with the floors and without: what the promises cost the others.
+fn floors_cost(
+    claimants: &[Claimant],
+    groups: &[Group],
+    claims: &[Claim],
+    sizes: &[u32],
+    terms: &Terms,
+) -> Option<f64> {
+    let asked = |group: &Group| group.members.iter().any(|&at| claimants[at].degradation_at_most.is_some());
+    if terms.objective == Objective::LeastSpace || !groups.iter().any(asked) || groups.iter().all(asked) {
+        return None;
+    }
+    let free: Vec<Claim> =
+        claims.iter().map(|claim| Claim { at_least: terms.at_least.max(1), ..claim.clone() }).collect();
+    let without = solve(&free, terms).ok()?;
+    let others = |sizes: &[u32]| -> f64 {
+        let each = groups.iter().zip(claims).zip(sizes).filter(|((group, _), _)| !asked(group));
+        each.map(|((_, claim), &units)| claim.costs[units as usize - 1]).sum()
+    };
+    Some(others(sizes) - others(&without))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Cycles per instruction by units; misses as many as cycles above one, per instruction.
+    fn claimant(cycles: &[f64]) -> Claimant {
+        let misses = cycles.iter().map(|cycles| (cycles - 1.0) * 10.0).collect();
+        let space = Space { misses_per_kilo_instr: misses, cycles_per_instr: cycles.to_vec() };
+        Claimant { space, priority: 1.0, degradation_at_most: None, at_least: 1 }
+    }
+    fn sensitive(steps: u32) -> Claimant {
+        claimant(&(1..=16).map(|held| if held >= steps { 1.0 } else { 2.0 }).collect::<Vec<_>>())
+    }
+    fn flat() -> Claimant {
+        claimant(&[1.5; 16])
+    }
+    fn terms(objective: Objective) -> Terms {
+        Terms { objective, units: 16, at_least: 1, groups_at_most: 16, insensitive: 0.02, at_once: 4 }
+    }
+    fn sizes(deal: &Deal) -> Vec<(Vec<usize>, u32)> {
+        deal.groups.iter().map(|group| (group.members.clone(), group.units)).collect()
+    }
+
+    /// Are programs that space does not matter to put together, so that the others have more?
+    #[test]
+    fn the_insensitive_are_pooled() {
+        let claimants = [flat(), sensitive(14), flat(), flat()];
+        let dealt = deal(&claimants, &terms(Objective::WeightedSpeedup)).unwrap();
+        assert_eq!(dealt.groups[1].kind, Kind::Pool);
+        let (own, pool) = (&sizes(&dealt)[0], &sizes(&dealt)[1]);
+        assert!(own.0 == [1] && own.1 >= 14 && pool.0 == [0, 2, 3], "{dealt:?}");
+    }
+
+    /// Do programs of like appetite take turns in one lane where there are more than CPUs?
+    #[test]
+    fn programs_of_like_appetite_share_a_lane() {
+        let claimants = [sensitive(12), sensitive(4), sensitive(12), sensitive(4)];
+        let dealt = deal(&claimants, &Terms { at_once: 2, ..terms(Objective::WeightedSpeedup) }).unwrap();
+        assert!(dealt.groups.iter().all(|group| group.kind == Kind::Lane));
+        assert_eq!(sizes(&dealt), [(vec![0, 2], 12), (vec![1, 3], 4)]);
+    }
+
+    /// Is a promise kept, and what it costs the others told?
+    #[test]
+    fn a_floor_is_kept_and_its_cost_told() {
+        let mut promised = claimant(&(0..16).map(|held| 2.0 - f64::from(held) * 0.05).collect::<Vec<_>>());
+        let greedy = sensitive(12);
+        let free = deal(&[promised.clone(), greedy.clone()], &terms(Objective::WeightedSpeedup)).unwrap();
+        assert_eq!(sizes(&free), [(vec![0], 4), (vec![1], 12)]);
+        promised.degradation_at_most = Some(0.2);
+        let kept = deal(&[promised.clone(), greedy.clone()], &terms(Objective::WeightedSpeedup)).unwrap();
+        let units = kept.groups[0].units;
+        let slowed = promised.space.cycles_per_instr[units as usize - 1] / promised.space.whole_cycles() - 1.0;
+        assert!(slowed <= 0.2 + 1e-9 && units >= 11, "{units} units, slowed by {slowed}");
+        assert_eq!(kept.floors_cost, Some(0.5));
+        assert_eq!(free.floors_cost, None);
+    }
+
+    /// Do promises that do not fit together give way, and is that told?
+    #[test]
+    fn promises_that_do_not_fit_are_lowered() {
+        let promised = Claimant { degradation_at_most: Some(0.0), ..sensitive(12) };
+        let dealt = deal(&[promised.clone(), promised], &terms(Objective::WeightedSpeedup)).unwrap();
+        assert_eq!(dealt.lowered.len(), 2);
+        assert_eq!(dealt.groups.iter().map(|group| group.units).sum::<u32>(), 16);
+    }
+
+    /// Does the smallest share that serves leave the rest to the others, or to nobody?
+    #[test]
+    fn least_space_gives_what_serves_and_no_more() {
+        let promised = Claimant { degradation_at_most: Some(0.05), ..sensitive(5) };
+        let alone = deal(std::slice::from_ref(&promised), &terms(Objective::LeastSpace)).unwrap();
+        assert_eq!(sizes(&alone), [(vec![0], 5)]);
+        let both = deal(&[promised, sensitive(9)], &terms(Objective::LeastSpace)).unwrap();
+        assert_eq!(sizes(&both), [(vec![0], 5), (vec![1], 11)]);
+    }
+
+    /// Does each objective choose what it is named after?
+    #[test]
+    fn objectives_choose_what_they_are_named_after() {
+        // Many misses that hardly stall against few that do.
+        let mut streams = claimant(&(1..=16).map(|held| 1.2 - f64::from(held) * 0.01).collect::<Vec<_>>());
+        streams.space.misses_per_kilo_instr = (1..=16).map(|held| 90.0 - 5.0 * f64::from(held)).collect();
+        let chases = claimant(&(1..=16).map(|held| 4.0 - f64::from(held) * 0.15).collect::<Vec<_>>());
+        let first = |objective| deal(&[streams.clone(), chases.clone()], &terms(objective)).unwrap().groups[0].units;
+        assert_eq!(first(Objective::Misses), 15);
+        assert_eq!(first(Objective::Stalls), 1);
+        assert_eq!(first(Objective::WeightedSpeedup), 1);
+        assert_eq!(first(Objective::Fairness), 1);
+    }
+
+    /// Are as many groups made as the machine allows, and no more?
+    #[test]
+    fn groups_stay_within_what_the_machine_allows() {
+        let claimants: Vec<Claimant> = (0..6).map(|at| if at < 2 { flat() } else { sensitive(2 * at) }).collect();
+        for groups_at_most in 1..8 {
+            let dealt = deal(&claimants, &Terms { groups_at_most, at_once: 8, ..terms(Objective::Stalls) }).unwrap();
+            assert!(dealt.groups.len() <= groups_at_most as usize);
+            let mut all: Vec<usize> = dealt.groups.iter().flat_map(|group| group.members.clone()).collect();
+            all.sort_unstable();
+            assert_eq!(all, [0, 1, 2, 3, 4, 5]);
+        }
+    }
+}

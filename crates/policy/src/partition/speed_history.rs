@@ -1,0 +1,382 @@
+//! How fast processes run under the shares in force: the evidence by which a change of shares is judged.
+//!
+//! Only clean windows count: a trace slows its program to a quarter (thesis 5.6.2), neighbors, streams and samples take
+//! from everybody, and while pages move the shares are not yet what was asked for. Two records are compared like with like: programs have phases, and a stretch that holds
+//! more of a slow one says nothing about shares. What no allocation of a cache changes, what comes to it from the first
+//! level (thesis 5.6.2 uses misses, which every allocation changes), tells which windows of a program are alike; the
+//! work of one record is then timed by the windows of both.
+//!
+//! Properties: rates are sums over windows, so that short windows weigh less; bounded memory; no answer where less than
+//! half of a program's work has its like in the other record.
+
+use cachemate_core::{Counts, Event, Level, Observation, ProbeWhat, ProcessId, StallCause, TaskSample};
+use std::collections::BTreeMap;
+
+use super::demand_curve::Speed;
+
+/// Does the probe stop, hold or press upon programs? Watch points and hardware contexts' own counters do not.
+fn disturbs(what: &ProbeWhat) -> bool {
+    !matches!(what, ProbeWhat::Reuses { .. } | ProbeWhat::Activity { .. })
+}
+
+/// One process in one window.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Sample {
+    instructions: f64,
+    cycles: f64,
+    /// `None` = not counted, here and below.
+    misses: Option<f64>,
+    stall_cycles: Option<f64>,
+    /// Misses of the first-level caches and references of this one.
+    comes: Option<[f64; 3]>,
+}
+
+/// The latest windows since the shares were last changed.
+#[derive(Clone, Debug, Default)]
+pub struct SpeedRecord {
+    samples: BTreeMap<ProcessId, Vec<Sample>>,
+    pub windows: u32,
+}
+
+/// Windows of a process that are remembered.
+const KEPT_WINDOWS: usize = 64;
+/// Windows are alike where what comes differs by no more than the thesis's threshold (3 per 1000 instructions, 5.6.2)
+/// and this share of it, its sampling noise.
+const ALIKE_PER_KILO_INSTR: f64 = 3.0;
+const ALIKE_SHARE: f64 = 0.1;
+/// Least share of the work in a record that has its like in the compared record.
+const IN_COMMON: f64 = 0.5;
+
+/// Waiting for what lies behind a cache of this level.
+fn beyond(level: Level) -> impl Iterator<Item = StallCause> {
+    let hits = [Level::L2, Level::L3, Level::L4].into_iter().filter(move |&other| other > level).map(StallCause::Hit);
+    hits.chain([StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue])
+}
+
+fn what_comes(counts: &Counts, level: Level) -> Option<[f64; 3]> {
+    let misses = |level| counts.get(Event::Misses(level));
+    Some([misses(Level::L1Data)?, misses(Level::L1Instruction)?, counts.get(Event::References(level))?])
+}
+
+impl Sample {
+    fn of(task: &TaskSample, level: Level) -> Option<Self> {
+        let counted = task.counts.get(Event::Instructions).zip(task.counts.get(Event::Cycles));
+        let (instructions, cycles) = counted.filter(|(_, cycles)| *cycles > 0.0)?;
+        let stalls = beyond(level).filter_map(|cause| task.counts.get(Event::StallCycles(cause)));
+        Some(Sample {
+            instructions,
+            cycles,
+            misses: task.counts.get(Event::Misses(level)),
+            stall_cycles: stalls.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles)),
+            comes: what_comes(&task.counts, level),
+        })
+    }
+
+    fn plus(self, more: Sample) -> Self {
+        let both = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b);
+        let comes = self.comes.zip(more.comes);
+        Sample {
+            instructions: self.instructions + more.instructions,
+            cycles: self.cycles + more.cycles,
+            misses: both(self.misses, more.misses),
+            stall_cycles: both(self.stall_cycles, more.stall_cycles),
+            comes: comes.map(|(a, b)| [a[0] + b[0], a[1] + b[1], a[2] + b[2]]),
+        }
+    }
+
+    /// Do as many accesses reach the cache?
+    fn is_like(&self, other: &Sample) -> bool {
+        let Some((mine, theirs)) = self.comes.zip(other.comes) else { return true };
+        let rate = |sums: f64, of: &Sample| 1000.0 * sums / of.instructions.max(1.0);
+        (0..3).all(|at| {
+            let (a, b) = (rate(mine[at], self), rate(theirs[at], other));
+            (a - b).abs() <= ALIKE_PER_KILO_INSTR + ALIKE_SHARE * a.max(b)
+        })
+    }
+}
+
+impl SpeedRecord {
+    /// Adds a window, if it is a clean one in which something ran; was it?
+    pub fn add(&mut self, seen: &Observation, level: Level, probes: &[cachemate_core::Probe]) -> bool {
+        let disturbed = probes.iter().any(|probe| disturbs(&probe.what));
+        !disturbed && seen.in_force.pending.is_empty() && self.take(seen, level)
+    }
+
+    /// Adds a window, whatever it is; did something run?
+    pub fn take(&mut self, seen: &Observation, level: Level) -> bool {
+        let mut window: BTreeMap<ProcessId, Sample> = BTreeMap::new();
+        for task in &seen.tasks {
+            if let Some(sample) = Sample::of(task, level) {
+                let all = window.get(&task.process).map_or(sample, |before| before.plus(sample));
+                window.insert(task.process, all);
+            }
+        }
+        let measured = !window.is_empty();
+        for (process, sample) in window {
+            let samples = self.samples.entry(process).or_default();
+            if samples.len() == KEPT_WINDOWS {
+                samples.remove(0);
+            }
+            samples.push(sample);
+        }
+        self.windows += u32::from(measured);
+        measured
+    }
+
+    /// Starts anew: the shares were changed.
+    pub fn forget(&mut self) {
+        *self = SpeedRecord::default();
+    }
+
+    /// The last so many windows of each process.
+    pub fn latest(&self, windows: u32) -> SpeedRecord {
+        let latest = |samples: &[Sample]| samples[samples.len().saturating_sub(windows as usize)..].to_vec();
+        let samples = self.samples.iter().map(|(&process, samples)| (process, latest(samples))).collect();
+        SpeedRecord { samples, windows: self.windows.min(windows) }
+    }
+
+    /// Both, this one's windows first.
+    pub fn plus(&self, more: &SpeedRecord) -> SpeedRecord {
+        let mut all = self.clone();
+        for (&process, samples) in &more.samples {
+            all.samples.entry(process).or_default().extend(samples);
+        }
+        all.windows += more.windows;
+        all
+    }
+
+    /// `None` until it ran in a clean window.
+    pub fn speed(&self, process: ProcessId) -> Option<Speed> {
+        let all = self.samples.get(&process)?.iter().copied().reduce(Sample::plus)?;
+        let sums = Some(all).filter(|sums| sums.instructions > 0.0)?;
+        let per_miss = sums.stall_cycles.zip(sums.misses.filter(|&misses| misses > 0.0));
+        Some(Speed {
+            cycles_per_instr: sums.cycles / sums.instructions,
+            misses_per_kilo_instr: sums.misses.map(|misses| 1000.0 * misses / sums.instructions),
+            stall_cycles_per_miss: per_miss.map(|(stalls, misses)| stalls / misses),
+        })
+    }
+
+    /// The same where nothing is compared: the sum of weighted speeds of those that ran.
+    pub fn weighted_speed(&self, weights: &[(ProcessId, f64)]) -> f64 {
+        let one = |(of, weight): &(ProcessId, f64)| Some(weight / self.speed(*of)?.cycles_per_instr);
+        weights.iter().filter_map(one).sum()
+    }
+
+    /// A process in this record and in another one, over the same work: what this record has of each kind of windows that
+    /// both have; `None` where that is too little of it.
+    pub fn like(&self, other: &SpeedRecord, process: ProcessId) -> Option<Alike> {
+        let (mine, theirs) = (self.samples.get(&process)?, other.samples.get(&process)?);
+        let mut kinds: Vec<Kind<'_>> = Vec::new();
+        for (side, sample) in mine.iter().map(|sample| (0, sample)).chain(theirs.iter().map(|sample| (1, sample))) {
+            match kinds
+                .iter_mut()
+                .find(|kind| kind[0].iter().chain(&kind[1]).next().is_some_and(|one| one.is_like(sample)))
+            {
+                Some(kind) => kind[side].push(sample),
+                None => {
+                    kinds.push([Vec::new(), Vec::new()]);
+                    kinds.last_mut()?[side].push(sample);
+                }
+            }
+        }
+        let work: f64 = mine.iter().map(|sample| sample.instructions).sum();
+        kinds.retain(|kind| kind.iter().all(|side| !side.is_empty()));
+        let in_common: f64 = kinds.iter().map(|kind| instructions(&kind[0])).sum();
+        if in_common <= 0.0 || in_common < IN_COMMON * work {
+            return None;
+        }
+        let noise = noise(&kinds);
+        let mut alike = Alike { cycles_per_instr: [0.0; 2], variance: [0.0; 2] };
+        for kind in &kinds {
+            let part = instructions(&kind[0]) / in_common;
+            for (side, samples) in kind.iter().enumerate() {
+                let cycles = part * cycles_per_instr(samples);
+                alike.cycles_per_instr[side] += cycles;
+                alike.variance[side] += noise * cycles * cycles / samples.len() as f64;
+            }
+        }
+        Some(alike)
+    }
+
+    /// The sum of weighted speeds over that in another record, weights in cycles per instruction; `None` where one of the
+    /// processes cannot be compared.
+    pub fn speed_over(&self, other: &SpeedRecord, weights: &[(ProcessId, f64)]) -> Option<Ratio> {
+        let (mut sums, mut variances) = ([0.0; 2], [0.0; 2]);
+        for &(process, weight) in weights {
+            let alike = self.like(other, process)?;
+            for side in 0..2 {
+                let speed = weight / alike.cycles_per_instr[side];
+                sums[side] += speed;
+                variances[side] += alike.variance[side] * (speed / alike.cycles_per_instr[side]).powi(2);
+            }
+        }
+        let ratio = sums[0] / sums[1];
+        let relative: f64 = (0..2).map(|side| variances[side] / (sums[side] * sums[side])).sum();
+        ratio.is_finite().then(|| Ratio { ratio, error: ratio * libm::sqrt(relative) })
+    }
+}
+
+/// One process over the same work in two records.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Alike {
+    pub cycles_per_instr: [f64; 2],
+    /// Variances of these two.
+    variance: [f64; 2],
+}
+
+/// A ratio of speeds, with its standard error; infinite where no two windows were alike.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Ratio {
+    pub ratio: f64,
+    pub error: f64,
+}
+
+/// Standard errors from which on a difference is none by chance, and an error so small that no difference matters.
+const SURE: f64 = 2.0;
+const FINE: f64 = 0.005;
+
+impl Ratio {
+    /// Would measuring again say the same?
+    pub fn is_sure(&self) -> bool {
+        self.error <= FINE || (self.ratio - 1.0).abs() >= SURE * self.error
+    }
+}
+
+/// Windows that are alike, of either record.
+type Kind<'a> = [Vec<&'a Sample>; 2];
+
+fn instructions(samples: &[&Sample]) -> f64 {
+    samples.iter().map(|sample| sample.instructions).sum()
+}
+
+fn cycles_per_instr(samples: &[&Sample]) -> f64 {
+    samples.iter().map(|sample| sample.cycles).sum::<f64>() / instructions(samples)
+}
+
+/// Variance of a window's cycles per instruction about those of its kind and record, as a share of them squared.
+fn noise(kinds: &[Kind<'_>]) -> f64 {
+    let (mut squares, mut free) = (0.0, 0);
+    for samples in kinds.iter().flatten() {
+        let middle = cycles_per_instr(samples);
+        squares +=
+            samples.iter().map(|one| (one.cycles / (middle * one.instructions.max(1.0)) - 1.0).powi(2)).sum::<f64>();
+        free += samples.len() - 1;
+    }
+    if free > 0 { squares / free as f64 } else { f64::INFINITY }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use cachemate_core::{Applied, CacheId, Item, Pending, Probe, ProbeId, Reading, Span, TaskId, WindowEnd};
+
+    pub fn seen(readings: &[(Event, u64)]) -> Observation {
+        let reading = |&(event, count): &(Event, u64)| Reading { event, count, counted_share: 1.0 };
+        let task = TaskSample {
+            name: "p".to_string(),
+            counts: Counts(readings.iter().map(reading).collect()),
+            ..TaskSample::new(TaskId(0), ProcessId(0))
+        };
+        Observation {
+            window: 0,
+            span: Span { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
+            ended: WindowEnd::Elapsed,
+            tasks: vec![task],
+            places: Vec::new(),
+            answers: Vec::new(),
+            in_force: Applied::default(),
+        }
+    }
+
+    /// One process with these counts.
+    pub fn window_of(instructions: u64, cycles: u64, misses: u64) -> Observation {
+        seen(&[(Event::Instructions, instructions), (Event::Cycles, cycles), (Event::Misses(Level::L2), misses)])
+    }
+
+    /// One process in a phase in which so many accesses reach the cache.
+    pub fn window_in_phase(instructions: u64, cycles: u64, comes: u64) -> Observation {
+        let [data, code] = [Level::L1Data, Level::L1Instruction].map(Event::Misses);
+        let counts = [(Event::Instructions, instructions), (Event::Cycles, cycles), (data, comes), (code, 0)];
+        seen(&[&counts[..], &[(Event::References(Level::L2), comes), (Event::Misses(Level::L2), 10)]].concat())
+    }
+
+    /// Are windows with probes that disturb, or with moving pages, left out?
+    #[test]
+    fn only_clean_windows_count() {
+        let mut record = SpeedRecord::default();
+        let stall = Event::StallCycles(StallCause::LocalMemory);
+        let mut window =
+            seen(&[(Event::Instructions, 1000), (Event::Cycles, 3000), (Event::Misses(Level::L2), 10), (stall, 1500)]);
+        let trace =
+            Probe { id: ProbeId(1), what: ProbeWhat::Trace { task: TaskId(0), entries: 9, code: false }, budget_ns: 1 };
+        record.add(&window, Level::L2, &[trace]);
+        let stream = ProbeWhat::Neighbor { task: TaskId(0), neighbor: cachemate_core::Neighbor::Stream };
+        record.add(&window, Level::L2, &[Probe { id: ProbeId(2), what: stream, budget_ns: 1 }]);
+        let rows = ProbeWhat::Beside { cache: CacheId(0), task: TaskId(0), peers: Vec::new(), total_ns: 1 };
+        record.add(&window, Level::L2, &[Probe { id: ProbeId(3), what: rows, budget_ns: 1 }]);
+        assert_eq!(record.speed(ProcessId(0)), None, "a trace, a stream and rows");
+        record.add(&window, Level::L2, &[]);
+        let speed = record.speed(ProcessId(0)).unwrap();
+        assert_eq!((speed.cycles_per_instr, speed.misses_per_kilo_instr), (3.0, Some(10.0)));
+        assert_eq!(speed.stall_cycles_per_miss, Some(150.0));
+        window.in_force.pending.push(Pending { item: Item::Plan, done: 1, total: Some(2) });
+        record.add(&window, Level::L2, &[]);
+        assert_eq!(record.windows, 1);
+    }
+
+    /// Are two records compared by the sum of speeds, and not at all where one lacks a process?
+    #[test]
+    fn records_compare_by_sums_of_speeds() {
+        let (mut slow, mut fast) = (SpeedRecord::default(), SpeedRecord::default());
+        slow.add(&window_of(1000, 3000, 0), Level::L2, &[]);
+        fast.add(&window_of(1000, 2000, 0), Level::L2, &[]);
+        let ratio = |record: &SpeedRecord| record.speed_over(&slow, &[(ProcessId(0), 2.0)]).map(|found| found.ratio);
+        assert_eq!(ratio(&fast), Some(1.5));
+        assert_eq!(fast.speed_over(&slow, &[(ProcessId(0), 1.0), (ProcessId(1), 1.0)]), None);
+    }
+
+    /// Does more of a slow phase in one record count for nothing, and are phases that only one record has left out, or told
+    /// to be too much?
+    #[test]
+    fn records_compare_like_with_like() {
+        let record = |windows: &[(u64, u64)]| {
+            let mut record = SpeedRecord::default();
+            for &(cycles, comes) in windows {
+                record.add(&window_in_phase(10_000, cycles, comes), Level::L2, &[]);
+            }
+            record
+        };
+        let (fast, slow) = ((10_000, 1_000), (40_000, 400));
+        let mostly_fast = record(&[fast, fast, fast, slow]);
+        let over = |windows: &[(u64, u64)]| record(windows).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]);
+        let close = |found: Option<Ratio>, wanted: f64| found.is_some_and(|found| (found.ratio - wanted).abs() < 1e-9);
+        assert!(close(over(&[slow, slow, slow, fast]), 1.0));
+        // Ten per cent faster in both phases, whatever the mix.
+        assert!(close(over(&[(36_000, 400), (9_000, 1_000)]), 1.0 / 0.9));
+        assert!(close(over(&[fast, slow, (90_000, 100)]), 1.0), "a phase that the other lacks");
+        assert_eq!(over(&[fast, (90_000, 100), (90_000, 100)]), None, "most of it is a phase that the other lacks");
+        // What the other has besides does not matter.
+        assert!(close(record(&[slow]).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]), 1.0));
+    }
+
+    /// Is the error of a ratio what repeating the measurement shows, and none known where no two windows are alike?
+    #[test]
+    fn the_error_is_the_spread_of_repetitions() {
+        let mut generator = cachemate_core::SplitMix64::new(5);
+        let mut record = |windows: u32| {
+            let mut record = SpeedRecord::default();
+            for _ in 0..windows {
+                record.add(&window_of(1000, 2000 + generator.below(1000), 10), Level::L2, &[]);
+            }
+            record
+        };
+        let weights = [(ProcessId(0), 1.0)];
+        let found: Vec<Ratio> = (0..400).map(|_| record(8).speed_over(&record(4), &weights).unwrap()).collect();
+        let mean = found.iter().map(|one| one.ratio).sum::<f64>() / 400.0;
+        let spread = libm::sqrt(found.iter().map(|one| (one.ratio - mean).powi(2)).sum::<f64>() / 399.0);
+        let error = libm::sqrt(found.iter().map(|one| one.error.powi(2)).sum::<f64>() / 400.0);
+        assert!((error / spread - 1.0).abs() < 0.1, "{error} {spread}");
+        assert_eq!(record(1).speed_over(&record(1), &weights).unwrap().error, f64::INFINITY);
+    }
+}

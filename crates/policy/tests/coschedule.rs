@@ -1,0 +1,272 @@
+//! Scheduling by company (activity vectors, counters) on one cache with two CPUs: who runs beside whom.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::*;
+use cachemate_policy::policies;
+use cachemate_policy::reference_predictor::ReferencePredictor;
+
+const WINDOW_NS: u64 = 100_000_000;
+
+fn topology() -> Topology {
+    let cpu = |id: u32| Cpu { id: CpuId(id), core: 0, package: 0, memory_node: 0, online: true, hertz: None };
+    let cache = Cache {
+        id: CacheId(0),
+        level: Level::L2,
+        cpus: (0..2).collect(),
+        last_level: true,
+        size_bytes: None,
+        ways: None,
+        line_bytes: None,
+    };
+    Topology { cpus: (0..2).map(cpu).collect(), caches: vec![cache] }
+}
+
+fn capabilities(not: &[Ability]) -> Capabilities {
+    let can = |ability| (ability, Support::Yes { note: None });
+    let all = [Ability::Gangs, Ability::Penalties, Ability::CountSuperSets, Ability::Affinity];
+    let abilities = all.into_iter().filter(|ability| !not.contains(ability)).map(can).collect();
+    Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: Some(1) }
+}
+
+fn task(id: u32) -> TaskSample {
+    TaskSample::new(TaskId(id), ProcessId(id))
+}
+
+/// Eight super sets, of which the given ones are busy.
+fn busy_in(super_sets: std::ops::Range<usize>) -> Profile {
+    let count = |at: usize| SuperSetCount { accesses: 100, misses: if super_sets.contains(&at) { 50 } else { 1 } };
+    let mut profile = Profile::default();
+    let counts = (0..8).map(count).collect();
+    profile.locality.activity.insert(Level::L2, Fact::new(counts, FactSource::SuperSets, 0));
+    profile
+}
+
+struct Run {
+    decisions: Vec<Decision>,
+    /// Windows that each task ran.
+    ran: Vec<u32>,
+}
+
+impl Run {
+    /// Who ran together, in the order of tasks.
+    fn pairs(&self) -> Vec<Vec<u32>> {
+        let pair = |decision: &Decision| {
+            let mut pair: Vec<u32> = decision.plan.gangs[0].gangs[0].members.iter().map(|(task, _)| task.0).collect();
+            pair.sort_unstable();
+            pair
+        };
+        self.decisions.iter().map(pair).collect()
+    }
+}
+
+/// The machine does what the plan's first gang says; every task's profile is known from the start.
+fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, without: &[Ability]) -> Run {
+    run_filling(policy, parameters, profiles, windows, without, None)
+}
+
+/// What the machine counts of who ran: its profile, and in its first window after a wait so many misses more.
+fn counted(tasks: &[TaskSample], waited: &[bool], profiles: &Profiles, filling: u64) -> Vec<ProbeResult> {
+    let of = |(at, task): (usize, &TaskSample)| {
+        let cpu = task.cpu?;
+        let mut super_sets = profiles[&task.task].locality.activity[&Level::L2].value.clone();
+        super_sets[0].misses += if waited[at] { filling } else { 0 };
+        let evidence = Evidence::Activity { task: task.task, cpu, level: Level::L2, super_sets };
+        Some(ProbeResult { probe: ProbeId(0), evidence, complete: true, cost_ns: Vec::new() })
+    };
+    tasks.iter().enumerate().filter_map(of).collect()
+}
+
+fn run_filling(
+    policy: &str,
+    parameters: &str,
+    profiles: Vec<Profile>,
+    windows: u64,
+    without: &[Ability],
+    filling: Option<u64>,
+) -> Run {
+    let (topology, capabilities) = (topology(), capabilities(without));
+    let mut policy = policies::build(policy, parameters, 1).unwrap();
+    let mut tasks: Vec<TaskSample> = (0..profiles.len() as u32).map(task).collect();
+    let profiles: Profiles =
+        profiles.into_iter().enumerate().map(|(at, profile)| (TaskId(at as u32), profile)).collect();
+    let mut before = Plan::idle(Window::Time { ns: WINDOW_NS });
+    let mut run = Run { decisions: Vec::new(), ran: vec![0; tasks.len()] };
+    let mut waited = vec![true; tasks.len()];
+    for window in 0..windows {
+        let span = Span { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
+        let seen = Observation {
+            window,
+            span,
+            ended: WindowEnd::Elapsed,
+            tasks: tasks.clone(),
+            places: Vec::new(),
+            answers: filling.map_or_else(Vec::new, |filling| counted(&tasks, &waited, &profiles, filling)),
+            in_force: Applied::default(),
+        };
+        let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
+        let (topology, capabilities) = (&topology, &capabilities);
+        let view = View {
+            topology,
+            capabilities,
+            seen: &seen,
+            profiles: &profiles,
+            previous_plan: &before,
+            predictor: &predictor,
+        };
+        let decision = policy.decide(&view);
+        check_plan(&decision.plan, &view).unwrap();
+        waited = tasks.iter().map(|task| task.cpu.is_none()).collect();
+        for task in &mut tasks {
+            let seats =
+                decision.plan.gangs.iter().filter_map(|schedule| schedule.gangs.first()).flat_map(|gang| &gang.members);
+            let seat: BTreeMap<TaskId, Option<CpuId>> = seats.copied().collect();
+            let cpu = seat.get(&task.task).copied().flatten();
+            (task.cpu, task.on_cpu_ns) = (cpu, cpu.map(|cpu| (cpu, WINDOW_NS)).into_iter().collect());
+            run.ran[task.task.0 as usize] += u32::from(cpu.is_some());
+        }
+        before = decision.plan.clone();
+        run.decisions.push(decision);
+    }
+    run
+}
+
+fn halves() -> Vec<Profile> {
+    vec![busy_in(0..4), busy_in(0..4), busy_in(4..8), busy_in(4..8)]
+}
+
+/// Do tasks that use different halves run together, and everybody alike often?
+#[test]
+fn different_halves_of_the_cache_run_together() {
+    let run = run("activity-vector", "form = \"set\"", halves(), 40, &[]);
+    let apart = |pair: &&Vec<u32>| pair[0] < 2 && pair[1] >= 2;
+    assert_eq!(run.pairs().iter().filter(apart).count(), 40, "{:?}", run.pairs());
+    assert_eq!(run.ran, [20; 4]);
+}
+
+/// Where filling the cache again costs misses, does the whole set change less often, the less the more it costs, and does
+/// everybody still run as often, within the bound of the scores?
+#[test]
+fn the_whole_set_pays_for_bringing_tasks_in() {
+    let changes = |filling: u64, parameters: &str| {
+        let run = run_filling("activity-vector", parameters, halves(), 400, &[], Some(filling));
+        let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
+        assert!(most - least <= 20, "{filling}: {:?}", run.ran);
+        run.pairs().windows(2).filter(|two| two[0] != two[1]).count()
+    };
+    let set = "form = \"set\"";
+    let (free, cheap, dear) = (changes(0, set), changes(400, set), changes(1600, set));
+    assert!(dear > 10 && 2 * dear < cheap && 2 * cheap < free, "{free} {cheap} {dear}");
+    assert!(changes(1600, "form = \"set\"\nweights.newcomer = 0.0") >= free, "nothing to pay");
+    // However dear it is, nobody waits for more than the 32 samples that it may weigh, twice for two, and a few.
+    let run = run_filling("activity-vector", set, halves(), 2_000, &[], Some(1_000_000));
+    let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
+    assert!(*least > 900 && most - least <= 70, "{:?}", run.ran);
+    // The paper's form knows no such price.
+    assert_eq!(changes(1600, ""), changes(0, ""));
+}
+
+/// Does the paper's form replace one task at a time, the one that ran most, and keep everybody within the bound?
+#[test]
+fn the_literal_form_replaces_one_at_a_time() {
+    let run = run("activity-vector", "", halves(), 200, &[]);
+    let pairs = run.pairs();
+    for two in pairs.windows(2) {
+        assert!(two[0].iter().any(|task| two[1].contains(task)), "{two:?}");
+    }
+    let apart = pairs.iter().filter(|pair| pair[0] < 2 && pair[1] >= 2).count();
+    assert!(apart > pairs.len() * 2 / 3, "a chance of 2 in 3 without looking, {apart} of {}", pairs.len());
+    // Scores differ by 4 bits at most, a sample weighs 4: nobody falls more than a sample or two behind.
+    let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
+    assert!(most - least <= 2, "{:?}", run.ran);
+}
+
+/// Without any weight but the samples', does everybody take turns, whatever is known?
+#[test]
+fn without_weights_it_is_a_round_robin() {
+    let nothing = "[weights]\nlast_level_miss = 0.0";
+    for profiles in [halves(), vec![Profile::default(); 4]] {
+        let run = run("activity-vector", nothing, profiles, 41, &[]);
+        let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
+        assert!(most - least <= 1, "{:?}", run.ran);
+        assert!(run.decisions[0].plan.probes.is_empty());
+    }
+}
+
+/// Is the Linux form advice about just the pairs that share bits, and stands in where there are no gangs?
+#[test]
+fn advice_names_the_pairs_that_share_bits() {
+    for (parameters, without) in [("form = \"advice\"", vec![]), ("", vec![Ability::Gangs])] {
+        let run = run("activity-vector", parameters, halves(), 1, &without);
+        let penalty = |a, b| CoRunPenalty { tasks: (TaskId(a), TaskId(b)), penalty: 4.0 };
+        assert_eq!(run.decisions[0].plan.penalties, [penalty(0, 1), penalty(2, 3)]);
+        assert!(run.decisions[0].plan.gangs.is_empty());
+    }
+}
+
+/// Do counters pair who misses much with who misses little, where vectors see only that all are busy?
+#[test]
+fn counters_pair_much_with_little() {
+    let missing = |rate: f64| {
+        Profile::default()
+            .with_rates(Rates { observed_misses_per_kilo_instr: Some(Fact::oracle(rate)), ..Rates::default() })
+    };
+    let tasks = vec![missing(30.0), missing(30.0), missing(1.0), missing(1.0)];
+    let run = run("counter-driven", "form = \"set\"", tasks, 40, &[]);
+    assert!(run.pairs().iter().all(|pair| pair[0] < 2 && pair[1] >= 2), "{:?}", run.pairs());
+    assert_eq!(run.ran, [20; 4]);
+}
+
+/// Is the probe asked for just the level that has a weight, and not at all where the machine cannot count?
+#[test]
+fn only_weighted_levels_are_watched() {
+    let probes = |without: &[Ability]| {
+        let run = run("activity-vector", "super_sets = 8", halves(), 1, without);
+        run.decisions[0].plan.probes.clone()
+    };
+    let asked = probes(&[]);
+    assert_eq!(asked.len(), 1);
+    let tasks = (0..4).map(TaskId).collect();
+    assert_eq!(asked[0].what, ProbeWhat::Activity { tasks, level: Level::L2, super_sets: 8 });
+    assert!(probes(&[Ability::CountSuperSets]).is_empty());
+}
+
+/// Is advice silent about a task that has fallen behind, by the bound that was asked for, and about nobody else?
+#[test]
+fn advice_leaves_alone_who_fell_behind() {
+    // Two CPUs: tasks 0 and 2 run all the time, 1 and 3 never. The mean is half a sample a window.
+    let penalties = |parameters: &str, windows: u64| {
+        let (topology, capabilities) = (topology(), capabilities(&[]));
+        let mut policy = policies::build("activity-vector", parameters, 1).unwrap();
+        let profiles: Profiles = (0u32..).map(TaskId).zip(halves()).collect();
+        let before = Plan::idle(Window::Time { ns: WINDOW_NS });
+        let mut last = Vec::new();
+        for window in 0..windows {
+            let mut tasks: Vec<TaskSample> = (0..4).map(task).collect();
+            for (at, cpu) in [(0, 0), (2, 1)] {
+                tasks[at].on_cpu_ns = vec![(CpuId(cpu), WINDOW_NS)];
+            }
+            let span = Span { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
+            let (ended, in_force) = (WindowEnd::Elapsed, Applied::default());
+            let (places, answers) = (Vec::new(), Vec::new());
+            let seen = Observation { window, span, ended, tasks, places, answers, in_force };
+            let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
+            let (topology, capabilities, seen) = (&topology, &capabilities, &seen);
+            let view = View {
+                topology,
+                capabilities,
+                seen,
+                profiles: &profiles,
+                previous_plan: &before,
+                predictor: &predictor,
+            };
+            last = policy.decide(&view).plan.penalties;
+        }
+        last.len()
+    };
+    let advice = "form = \"advice\"\n";
+    assert_eq!([1, 3, 4].map(|windows| penalties(advice, windows)), [2, 2, 0]);
+    let bound = |samples: &str| format!("{advice}behind_at_most_samples = {samples}");
+    assert_eq!([1, 2].map(|windows| penalties(&bound("0.4"), windows)), [2, 0]);
+    assert_eq!(penalties(&bound("inf"), 50), 2);
+}

@@ -1,0 +1,180 @@
+//! CP-1: what a program's run time makes of 1 to 16 colors (thesis Figure 4.5).
+
+use cachemate_report::figure::{Axis, Chart, Point, Series};
+use cachemate_sim::kernels;
+use cachemate_sim::machine::{Length, SimOptions};
+
+use super::{COLORS, Pace, job, on_chip, tell, told};
+use crate::setup::{failed, run_under};
+use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
+
+pub(super) const EXPERIMENT: Experiment =
+    Experiment { ids: &["CP-1"], what: "run time against 1-16 colors, every program", full_minutes: 4.0, run: measure };
+
+/// A rise of the run time with more colors counts from here on, where the seeds' ranges do not overlap either.
+const NOISE: f64 = 0.01;
+const INSTRUCTIONS: u64 = 20_000_000_000;
+/// Not scaled: caches do not fill faster.
+const WARM_UP_INSTRUCTIONS: u64 = 3_000_000;
+
+/// Run time of a program with each number of colors, over that with all of them; one row of it per seed.
+struct Curve {
+    program: &'static str,
+    colors: Vec<u32>,
+    by_seed: Vec<Vec<f64>>,
+}
+
+impl Curve {
+    fn over_seeds(&self, at: usize) -> Vec<f64> {
+        self.by_seed.iter().map(|row| row[at]).collect()
+    }
+    /// Numbers of colors at which it runs slower than with fewer, beyond noise.
+    fn rises(&self) -> Vec<(u32, f64)> {
+        let rise = |at: usize| {
+            let (fewer, more) = (self.over_seeds(at - 1), self.over_seeds(at));
+            let by = mean(&more) / mean(&fewer) - 1.0;
+            let slowest_before = fewer.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let beyond = by > NOISE && more.iter().all(|&time| time > slowest_before);
+            beyond.then_some((self.colors[at], by))
+        };
+        (1..self.colors.len()).filter_map(rise).collect()
+    }
+}
+
+/// Cycles for the same instructions, after the same instructions.
+pub(super) fn cycles_for(
+    program: &str,
+    colors: u32,
+    instructions: u64,
+    scale: u64,
+    seed: u64,
+) -> Result<f64, ReproError> {
+    // The program is the same for all seeds; only its frames differ.
+    let workload = on_chip(vec![job(program, 1)], 2, true, Pace { scale, warm_up_cycles: 0 }, seed)?;
+    let lengths = SimOptions {
+        warm_up: Some(Length::Instructions(WARM_UP_INSTRUCTIONS)),
+        ends: Some(Length::Instructions(instructions)),
+        ..workload.options.clone()
+    };
+    let by = told(&workload, &[format!("0-{}", colors - 1)])?;
+    let machine = workload.simulated_with(lengths)?;
+    let results = run_under(machine, by, |_, _| true).map_err(failed(program))?;
+    let done: u64 = results.tasks.iter().map(|task| task.instructions).sum();
+    Ok(results.elapsed_cycles as f64 * instructions as f64 / done.max(1) as f64)
+}
+
+fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let scale = context.pick(20_000, 10_000);
+    let colors: Vec<u32> = context.pick(vec![1, 2, 4, 8, 12, 16], (1..=COLORS).collect());
+    let quick = ["mcf", "art", "twolf", "swim", "ammp", "vortex"];
+    let programs: Vec<&'static str> = kernels::programs()
+        .filter(|program| program.threads == (1, 1))
+        .map(|program| program.name)
+        .filter(|name| !context.quick || quick.contains(name))
+        .collect();
+    let mut runs = Vec::new();
+    for &program in &programs {
+        for &seed in &context.seeds {
+            runs.extend(colors.iter().map(|&count| (program, seed, count)));
+        }
+    }
+    let cycles = context.run_all(&runs, |&(program, seed, count)| {
+        tell(context, &format!("{program} with {count} colors"), seed);
+        cycles_for(program, count, INSTRUCTIONS / scale, scale, seed)
+    })?;
+    let mut rows = cycles.chunks(colors.len()).map(|row| {
+        let all = row[row.len() - 1];
+        row.iter().map(|cycles| cycles / all).collect::<Vec<f64>>()
+    });
+    let curve = |&program: &&'static str| {
+        let by_seed = rows.by_ref().take(context.seeds.len()).collect();
+        Curve { program, colors: colors.clone(), by_seed }
+    };
+    let curves: Vec<Curve> = programs.iter().map(curve).collect();
+    Ok(vec![finding(context, scale, &curves)])
+}
+
+fn finding(context: &Context<'_>, scale: u64, curves: &[Curve]) -> Finding {
+    let rises: Vec<String> = curves
+        .iter()
+        .flat_map(|curve| curve.rises().into_iter().map(|(colors, by)| (curve.program, colors, by)))
+        .map(|(program, colors, by)| format!("{program} at {colors} colors (+{:.1} %)", 100.0 * by))
+        .collect();
+    let count = rises.len() as f64;
+    let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(|&seed| (seed, count)).collect();
+    let named = if rises.is_empty() { "none".to_string() } else { rises.join(", ") };
+    let points = curves.iter().flat_map(|curve| {
+        let point = |at: usize| DataPoint::over(curve.program, curve.colors[at].to_string(), &curve.over_seeds(at));
+        (0..curve.colors.len()).map(point).collect::<Vec<_>>()
+    });
+    let note = format!(
+        "A rise counts above {:.0} % where the ranges over seeds do not overlap; seeds give the frames anew, the program \
+         is the same. Mapping conflicts left: {named}. 20·10^9 instructions at the time scale, after \
+         3·10^6 of warm-up: the L3 of programs larger than a few megabytes is still filling.",
+        100.0 * NOISE
+    );
+    Finding::new(
+        "CP-1",
+        "steps to more colors that make a program slower, beyond noise",
+        "falls with colors but for swim, twolf, apsi, ammp (Fig. 4.5)",
+        "steps",
+        Bar::AtMost { bar: 0.0, paper_best: None },
+        &per_seed,
+    )
+    .points(points.collect())
+    .time_scale(scale as f64)
+    .note(note)
+    .figure(figure(curves))
+}
+
+fn figure(curves: &[Curve]) -> Figure {
+    // The programs that colors matter to; the others would draw one flat line.
+    let mut sensitive: Vec<&Curve> = curves.iter().collect();
+    let top = |curve: &Curve| mean(&curve.over_seeds(0));
+    sensitive.sort_by(|a, b| top(b).total_cmp(&top(a)));
+    let series = sensitive.iter().take(8).map(|curve| {
+        let point = |(at, &colors): (usize, &u32)| {
+            let values = curve.over_seeds(at);
+            let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+            let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            Point { interval: Some((low, high)), ..Point::new(f64::from(colors), mean(&values)) }
+        };
+        let points = curve.colors.iter().enumerate().map(point).collect();
+        Series { name: curve.program.to_string(), points, ..Series::default() }
+    });
+    let chart = Chart {
+        title: "Run time against colors: the eight programs that gain most".to_string(),
+        x: Axis::linear("colors of 16"),
+        y: Axis::linear("run time over that with all colors"),
+        series: series.collect(),
+        ..Chart::default()
+    };
+    Figure { name: "cp-1-colors".to_string(), title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn curve(by_seed: Vec<Vec<f64>>) -> Curve {
+        Curve { program: "p", colors: vec![1, 2, 3], by_seed }
+    }
+
+    /// Is a rise counted only where it is larger than noise and than what reseeded frames change?
+    #[test]
+    fn a_rise_must_stand_out_of_the_seeds() {
+        assert_eq!(curve(vec![vec![2.0, 1.5, 1.0], vec![2.1, 1.4, 1.0]]).rises(), []);
+        let rises = curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.0, 1.3]]).rises();
+        assert_eq!(rises.iter().map(|(colors, _)| *colors).collect::<Vec<_>>(), [3]);
+        assert_eq!(curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.3, 1.3]]).rises(), [], "one seed's frames do as much");
+        assert_eq!(curve(vec![vec![1.0, 1.0, 1.005]]).rises(), []);
+    }
+
+    /// Does a program with a footprint of all colors run faster with all of them than with one?
+    #[test]
+    fn colors_limit_a_program() {
+        let one = cycles_for("twolf", 1, 400_000, 50_000, 1).unwrap();
+        let all = cycles_for("twolf", 16, 400_000, 50_000, 1).unwrap();
+        assert!(one > all, "{one} with one color, {all} with sixteen");
+    }
+}

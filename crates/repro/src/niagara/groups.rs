@@ -1,0 +1,164 @@
+//! Groups of threads brought together on the machine, and what they did: the truth that estimates are held against.
+
+use cachemate_pipeline::Pipeline;
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    Counts, Decision, Event, Evidence, Level, Plan, Policy, Probe, ProbeId, ProbeWhat, RowInterval, SplitMix64, TaskId,
+    View, Window, WindowRecord,
+};
+
+use super::{CONTEXTS, l2};
+use crate::ReproError;
+use crate::setup::{Workload, failed, run_under};
+
+/// The probe that brings the groups together.
+pub const GROUPS: ProbeId = ProbeId(1_000);
+
+/// What to measure; times are nominal.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// CASC's rows first, nine threads at a time, so long each.
+    pub rows_ns: Option<u64>,
+    /// Reuse times first, of so many locations of each thread.
+    pub locations: Option<u32>,
+    pub groups: u64,
+    pub group_ns: u64,
+}
+
+/// First what is known of single threads, then random groups of eight; until the last group is done.
+///
+/// # Errors
+/// As [`Workload::managed`].
+pub fn measure_groups(mut workload: Workload, asked: Asked) -> Result<Vec<WindowRecord>, ReproError> {
+    workload.warm_up_cycles = 0;
+    workload.measured_cycles = 4_000_000_000;
+    let cache = l2(&workload).ok_or_else(|| failed("groups")("no shared cache"))?;
+    let policy =
+        FirstThenGroups { asked, cache, seed: workload.options.seed, first: Vec::new(), open: Vec::new(), then: None };
+    let config = workload.pipeline("first-then-groups", "", Vec::new(), Window::Time { ns: 100_000_000 });
+    let by = Pipeline::with_policy(config, Box::new(policy));
+    let mut records = Vec::new();
+    let each = |_: &mut _, record: WindowRecord| {
+        let over = record.seen.answers.iter().any(|answer| answer.probe == GROUPS && answer.complete);
+        records.push(record);
+        !over
+    };
+    run_under(workload.simulated()?, by, each).map_err(failed("groups"))?;
+    Ok(records)
+}
+
+struct FirstThenGroups {
+    asked: Asked,
+    cache: cachemate_core::CacheId,
+    seed: u64,
+    first: Vec<Probe>,
+    /// The first probes that are not answered yet.
+    open: Vec<ProbeId>,
+    then: Option<Probe>,
+}
+
+impl Policy for FirstThenGroups {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(Window::Time { ns: 10_000_000 });
+        let tasks: Vec<TaskId> = view.seen.tasks.iter().map(|task| task.task).collect();
+        if self.first.is_empty() {
+            self.ask_first(&tasks);
+        }
+        let over = |id: &ProbeId| view.seen.answers.iter().any(|answer| answer.probe == *id && answer.complete);
+        self.open.retain(|id| !over(id));
+        if self.open.is_empty() && self.then.is_none() {
+            self.then = Some(self.groups(&tasks));
+        }
+        plan.probes = self.then.clone().map_or_else(|| self.first.clone(), |then| vec![then]);
+        Decision { plan, why: Vec::new() }
+    }
+}
+
+impl FirstThenGroups {
+    fn ask_first(&mut self, tasks: &[TaskId]) {
+        let mut what = Vec::new();
+        if let Some(rows_ns) = self.asked.rows_ns {
+            for block in tasks.chunks(CONTEXTS + 1) {
+                let without = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect();
+                what.push(self.rows(block.iter().map(without).collect(), rows_ns));
+            }
+        }
+        if let Some(locations) = self.asked.locations {
+            what.extend(tasks.iter().map(|&task| ProbeWhat::Reuses { task, locations }));
+        }
+        let probe = |(at, what)| Probe { id: ProbeId(at as u32), what, budget_ns: u64::MAX / 1_000_000_000 };
+        self.first = what.into_iter().enumerate().map(probe).collect();
+        self.open = self.first.iter().map(|probe| probe.id).collect();
+    }
+
+    fn groups(&self, tasks: &[TaskId]) -> Probe {
+        let mut generator = SplitMix64::new(self.seed);
+        let mut group = || {
+            let mut shuffled = tasks.to_vec();
+            generator.shuffle(&mut shuffled);
+            shuffled.truncate(CONTEXTS);
+            shuffled
+        };
+        let groups = (0..self.asked.groups).map(|_| group()).collect();
+        Probe { id: GROUPS, what: self.rows(groups, self.asked.group_ns), budget_ns: u64::MAX / 1_000_000_000 }
+    }
+
+    fn rows(&self, rows: Vec<Vec<TaskId>>, total_ns: u64) -> ProbeWhat {
+        ProbeWhat::Rows { cache: self.cache, rows, total_ns, settle_ns: 500_000, boost: true }
+    }
+}
+
+/// Misses and references.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sum {
+    pub misses: f64,
+    pub references: f64,
+    /// Misses of the L1 instruction cache, which are references too.
+    pub code: f64,
+    pub ns: f64,
+}
+
+impl Sum {
+    fn add(&mut self, counts: &Counts, ns: u64) {
+        self.misses += counts.get(Event::Misses(Level::L2)).unwrap_or(f64::NAN);
+        self.references += counts.get(Event::References(Level::L2)).unwrap_or(f64::NAN);
+        self.code += counts.get(Event::Misses(Level::L1Instruction)).unwrap_or(0.0);
+        self.ns += ns as f64;
+    }
+    /// Misses per 100 references.
+    pub fn rate(&self) -> f64 {
+        100.0 * self.misses / self.references
+    }
+}
+
+/// Intervals of the groups, or of the rows before them, cold starts dropped.
+fn intervals(records: &[WindowRecord], groups: bool) -> impl Iterator<Item = &RowInterval> {
+    let answers = records.iter().flat_map(|record| &record.seen.answers);
+    let rows =
+        answers.filter(move |answer| (answer.probe == GROUPS) == groups).filter_map(|answer| match &answer.evidence {
+            Evidence::Rows(rows) => Some(rows),
+            _ => None,
+        });
+    rows.flatten().filter(|interval| interval.span.elapsed_ns >= 200_000)
+}
+
+/// What every group did to the cache.
+pub fn by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, Sum> {
+    let mut groups: BTreeMap<Vec<TaskId>, Sum> = BTreeMap::new();
+    for interval in intervals(records, true) {
+        groups.entry(interval.tasks.clone()).or_default().add(&interval.cache_counts, interval.span.elapsed_ns);
+    }
+    groups
+}
+
+/// What every thread did, in the groups or in the rows.
+pub fn by_task(records: &[WindowRecord], groups: bool) -> BTreeMap<TaskId, Sum> {
+    let mut tasks: BTreeMap<TaskId, Sum> = BTreeMap::new();
+    for interval in intervals(records, groups) {
+        for (task, counts) in interval.tasks.iter().zip(&interval.task_counts) {
+            tasks.entry(*task).or_default().add(counts, interval.span.elapsed_ns);
+        }
+    }
+    tasks
+}

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 mod dashboard;
+mod gone;
 mod results;
 mod tidy;
 

@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::gone;
+
 /// Which rooms a room may use: ARCHITECTURE.md's code map. A room that is not listed may not exist.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("core", &[]),
@@ -64,6 +66,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
             check_source(folder, root, &file, &mut complaints)?;
         }
     }
+    check_names(root, &mut complaints)?;
     check_policy_pages(root, &mut complaints)?;
     check_links(root, &mut complaints)?;
     Ok(complaints)
@@ -104,18 +107,20 @@ fn check_edges(room: &str, path: &Path, complaints: &mut Vec<String>) -> io::Res
 }
 
 fn rust_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let mut left = vec![folder.to_path_buf()];
-    while let Some(folder) = left.pop() {
-        if !folder.is_dir() {
-            continue;
-        }
-        for entry in fs::read_dir(&folder)? {
-            let path = entry?.path();
-            if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
-                left.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                found.push(path);
+    let mut found = files(folder)?;
+    found.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    Ok(found)
+}
+
+/// All files below a folder, or the file itself; what was built is left out.
+fn files(at: &Path) -> io::Result<Vec<PathBuf>> {
+    let (mut found, mut left) = (Vec::new(), vec![at.to_path_buf()]);
+    while let Some(path) = left.pop() {
+        if path.is_file() {
+            found.push(path);
+        } else if path.is_dir() && path.file_name().is_none_or(|name| name != "target") {
+            for entry in fs::read_dir(&path)? {
+                left.push(entry?.path());
             }
         }
     }
@@ -166,6 +171,18 @@ fn check_source(room: &str, root: &Path, path: &Path, complaints: &mut Vec<Strin
         }
         if let Some(word) = NOT_LIBM.iter().find(|word| pure && code.contains(**word)) {
             complain(format!("'{word}' differs between hosts: take it from libm"));
+        }
+    }
+    Ok(())
+}
+
+/// Names that are gone: in code, pages, machines and scenarios.
+fn check_names(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
+    for folder in ["crates", "benches", "xtask", "docs", "scenarios", "lab", "README.md", "ARCHITECTURE.md", "STYLE.md"]
+    {
+        for file in files(&root.join(folder))?.into_iter().filter(|file| gone::counts(file)) {
+            let shown = file.strip_prefix(root).unwrap_or(&file).display().to_string();
+            gone::check(&shown, &fs::read_to_string(&file)?, complaints);
         }
     }
     Ok(())

@@ -79,7 +79,8 @@ fn no_request_harms_the_daemon() {
     });
     let to_page = send(2, TO_THE_PAGE, 65_536, |request| {
         let stream = TcpStream::connect(free).expect("the page is there");
-        (stream.set_read_timeout(soon).unwrap(), stream.set_write_timeout(soon).unwrap());
+        stream.set_read_timeout(soon).unwrap();
+        stream.set_write_timeout(soon).unwrap();
         ask(stream, request, |stream| drop(stream.shutdown(Shutdown::Write)));
     });
     assert!(daemon.0.try_wait().unwrap().is_none(), "the daemon ended");

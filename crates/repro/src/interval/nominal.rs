@@ -71,7 +71,7 @@ pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<Program, R
         let hits = (references - misses).max(0.0);
         1.0 / f64::from(width) + (hits * hit + misses * latency) / overlap
     };
-    let at_full_size = known.iter().filter(|(size, _)| *size <= cache.size_bytes as f64).next_back();
+    let at_full_size = known.iter().rfind(|(size, _)| *size <= cache.size_bytes as f64);
     let modelled = cycles(at_full_size.map_or(0.0, |(_, misses)| *misses));
     let alone = file.profile.rates.solo_instr_per_cycle.as_ref().map(|speed| 1.0 / speed.value);
     let more = alone.map_or(0.0, |alone| (alone - modelled).max(0.0));

@@ -126,7 +126,7 @@ impl Front {
         around: &mut Around<'_>,
     ) -> Option<Outcome> {
         let (nth, t) = (burst.run.nth, burst.t);
-        let Some(at) = self.contexts[nth].due(t) else { return None };
+        let at = self.contexts[nth].due(t)?;
         if burst.is_held(&mut self.contexts[nth]) {
             return Some(Outcome::Held);
         }

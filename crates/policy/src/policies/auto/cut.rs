@@ -235,7 +235,7 @@ impl Members<'_> {
             let mut gangs = vec![Vec::new(); count];
             for (nth, &at) in order.iter().rev().enumerate() {
                 let round = nth / count;
-                gangs[if round % 2 == 0 { nth % count } else { count - 1 - nth % count }].push(at);
+                gangs[if round.is_multiple_of(2) { nth % count } else { count - 1 - nth % count }].push(at);
             }
             gangs
         };

@@ -181,7 +181,7 @@ impl Holding {
 /// so that a plan without homes would compare the new ones with themselves.
 enum Doubt {
     TakenBack { windows: u32, kept: Holding },
-    Tried { kept: Holding, old: Holding, new: Holding, trial: Trial, forecast: f64 },
+    Tried { kept: Holding, old: Holding, new: Holding, trial: Box<Trial>, forecast: f64 },
     Watched { kept: Holding, old: Holding, before: Watch, weights: Vec<Weight>, forecast: f64 },
 }
 
@@ -427,7 +427,7 @@ impl Auto {
             Lengths { settle_windows: self.parameters.settle_windows, leg_windows: self.parameters.leg_windows };
         let trial = Trial::new(lengths, weights, self.parameters.objective, self.seed ^ self.trials);
         let holding = if trial.is_new() { new.clone() } else { old.clone() };
-        self.doubt = Some(Doubt::Tried { kept, old, new, trial, forecast: gain });
+        self.doubt = Some(Doubt::Tried { kept, old, new, trial: Box::new(trial), forecast: gain });
         holding
     }
 

@@ -352,7 +352,7 @@ impl Search<'_> {
         room: &[usize],
         layout: &mut Layout,
         scores: &mut Vec<Score>,
-        counts: &mut Vec<usize>,
+        counts: &mut [usize],
         joint: bool,
     ) -> bool {
         let Some(here) = layout.home[at] else { return false };
@@ -431,7 +431,7 @@ mod tests {
             task: TaskId(id),
             process: ProcessId(id),
             movable: true,
-            program: Some(if id % 2 == 0 { keeps.clone() } else { stream.clone() }),
+            program: Some(if id.is_multiple_of(2) { keeps.clone() } else { stream.clone() }),
             cluster: None,
             seen_on: Some((id % sites) as usize),
         };

@@ -112,7 +112,9 @@ impl Group {
     fn new() -> Option<Self> {
         let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
         let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?.split(' ').nth(1)?;
-        let dir = Path::new(mount).join(format!("cachemate-test-{}", std::process::id()));
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let nth = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let dir = Path::new(mount).join(format!("cachemate-test-{}-{nth}", std::process::id()));
         std::fs::create_dir(&dir).ok()?;
         let group = Group(dir);
         group.0.join("cgroup.kill").exists().then_some(group)
@@ -148,8 +150,8 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     let mut daemon = Daemon { child, state: folder.path().join("state") };
     daemon.acts();
     let guardian = daemon.guardian().unwrap();
-    let inside = std::fs::read_to_string(&procs).unwrap();
-    assert!(inside.lines().all(|pid| pid != guardian.to_string()), "the guardian is in the daemon's group");
+    let apart = || std::fs::read_to_string(&procs).unwrap().lines().all(|pid| pid != guardian.to_string());
+    assert!(within(Duration::from_secs(10), apart), "the guardian is in the daemon's group");
     let status = || run(folder.path(), &["status", "--json", "--socket", "s.sock"]);
     assert!(within(Duration::from_secs(30), || status().out.contains("\"guardian_apart\": true")), "{}", status().out);
     std::thread::sleep(Duration::from_millis(150));

@@ -52,8 +52,12 @@ impl Apart {
             return Ok(None);
         }
         let beside = came_from.parent().unwrap_or(&root);
-        // Left by guardians that were killed; one with somebody in it cannot be removed.
-        let old = kernel.list(beside).unwrap_or_default().into_iter().filter(|name| name.starts_with(PREFIX));
+        // Left by guardians that were killed. One that lives may not have moved in yet.
+        let dead = |name: &String| {
+            let pid = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok());
+            pid.is_some_and(|pid| kernel.read(Path::new(&format!("/proc/{pid}/stat"))).is_err())
+        };
+        let old = kernel.list(beside).unwrap_or_default().into_iter().filter(dead);
         old.for_each(|name| drop(kernel.remove_dir(&beside.join(name))));
         let group = beside.join(format!("{PREFIX}{}", std::process::id()));
         kernel.make_dir(&group)?;

@@ -1,6 +1,6 @@
 //! What an experiment is, what it is given, and what it answers.
 //!
-//! An experiment is one result id of the papers (`docs/results.md` lists them). It runs on the simulator, for three
+//! An experiment is one result id of the papers (`docs/results/index.md` lists them). It runs on the simulator, for three
 //! seeds or more, and answers with a measured value, the bar it is held against, and every point of its figure. The
 //! verdict is computed from the bar, never written down by hand; a shortfall stays visible with its cause in the note.
 
@@ -337,8 +337,14 @@ pub struct Experiment {
     pub what: &'static str,
     /// Full run on two cores, as measured; for telling people beforehand.
     pub full_minutes: f64,
-    /// Part of `repro all --quick`.
     pub run: fn(&Context<'_>) -> Result<Vec<Finding>, ReproError>,
+}
+
+impl Experiment {
+    /// No paper's: these run by their ids only, as they last longer than all of the papers' together.
+    pub fn is_ours(&self) -> bool {
+        self.ids.iter().all(|id| *id == "AUTO" || id.starts_with("INTERVAL-"))
+    }
 }
 
 /// All that was found, in the form of `repro --json`.

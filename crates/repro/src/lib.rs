@@ -1,6 +1,6 @@
 //! The papers' experiments on the simulated machine, one file per paper.
 //!
-//! `cachemate repro ID...` runs them by the ids of `docs/results.md`. A new experiment is one [`Experiment`] in its
+//! `cachemate repro ID...` runs them by the ids of `docs/results/index.md`. A new experiment is one [`Experiment`] in its
 //! paper's file and one line in [`experiments`].
 
 pub mod auto;
@@ -60,7 +60,10 @@ pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
         let known = known.iter().map(|id| id.to_string()).collect();
         return Err(UnknownId { id: unknown.clone(), known });
     }
-    let asked = |experiment: &Experiment| wanted.iter().any(|id| id == "ALL" || experiment.ids.contains(&id.as_str()));
+    let asked = |experiment: &Experiment| {
+        let all = wanted.iter().any(|id| id == "ALL") && !experiment.is_ours();
+        all || wanted.iter().any(|id| experiment.ids.contains(&id.as_str()))
+    };
     Ok(all.into_iter().filter(asked).collect())
 }
 

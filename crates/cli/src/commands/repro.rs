@@ -15,10 +15,10 @@ use crate::files::refuse_full;
 use crate::run_cache::KeptArgs;
 use crate::session::Session;
 
-/// Reproduce the papers' results on the simulator, by their ids (docs/results.md)
+/// Reproduce the papers' results on the simulator, by their ids (docs/repro.md)
 #[derive(Args)]
 pub struct Repro {
-    /// Result ids such as CASC-1, `all`, or `mixes`: random mixes under every policy
+    /// Result ids such as CASC-1, `all` of the papers, or `mixes`: random mixes under every policy
     #[arg(required_unless_present = "list", value_name = "ID")]
     ids: Vec<String>,
     /// Smaller runs of everything, minutes in all

@@ -300,7 +300,7 @@ pub(super) fn controls_unaffected(
     .time_scale(pace.scale as f64)
     .note(format!(
         "Slowed by more than 1 %: {affected}. The same programs in other frames differ by {noise:.1} points at most, so \
-         that more is no noise of placement. It is space (docs/results.md, CP-3): these programs are no negative controls, as \
+         that more is no noise of placement. It is space (docs/results/index.md, CP-3): these programs are no negative controls, as \
          the thesis's are."
     ))
 }

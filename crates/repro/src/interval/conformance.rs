@@ -225,12 +225,13 @@ mod tests {
         assert_eq!(watch.least_share(), 0.0);
     }
 
-    /// Does every policy of the registry run some windows without starving anybody?
+    /// Is a run counted as it was, and does nobody starve under a policy that changes nothing and one that places by turns? Every
+    /// policy's run is `repro INTERVAL-1`, which lasts too long for a test.
     #[test]
-    fn every_policy_runs_without_starving_anybody() {
-        for entry in policies::ENTRIES {
-            let found = behaved(entry.name, 2, 1).unwrap();
-            assert_eq!(found.windows, 2, "{}", entry.name);
+    fn a_run_is_counted_and_nobody_starves() {
+        for policy in ["default", "round-robin"] {
+            let found = behaved(policy, 3, 1).unwrap();
+            assert_eq!(found.windows, 3, "{policy}");
             assert!(found.longest_wait_seconds < 10.0, "{found:?}");
         }
     }

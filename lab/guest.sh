@@ -32,8 +32,8 @@ llcs() { cat /sys/devices/system/cpu/cpu*/cache/index3/shared_cpu_list | sort -u
 told_llcs() {
     cachemate topology --json | awk -F '"' '/"cpus": "/ { cpus = $4 } /"last_level": true/ { printf "%s%s", gap, cpus; gap = " " }'
 }
-# rung NAME: what doctor says of one way to measure or to act.
-rung() { awk -v name="$1" 'index($0, "\"" name "\"") { on = 1 } on && /"works"/ { w = /true/ } on && /"says"/ { sub(/.*"says": "/, ""); sub(/",?$/, ""); print (w ? "yes: " : "no: ") $0; exit }' doctor.json; }
+# capability NAME: what doctor says of one way to measure or to act.
+capability() { awk -v name="$1" 'index($0, "\"" name "\"") { on = 1 } on && /"works"/ { w = /true/ } on && /"says"/ { sub(/.*"says": "/, ""); sub(/",?$/, ""); print (w ? "yes: " : "no: ") $0; exit }' doctor.json; }
 
 topology() {
     same "last-level caches" "$1" "$(llcs)"
@@ -41,8 +41,8 @@ topology() {
 }
 doctor() {
     cachemate doctor --json "$@" >doctor.json 2>doctor.err || tell doctor FAIL "$(tail -n 1 doctor.err)"
-    tell "counters" note "$(rung 'counters per task')"
-    tell "way masks" note "$(rung 'way masks (resctrl)')"
+    tell "counters" note "$(capability 'counters per task')"
+    tell "way masks" note "$(capability 'way masks (resctrl)')"
 }
 
 # program NAME: a small program of that name in the background, its pid in $pids.
@@ -106,7 +106,7 @@ four() {
     case $said in *"No space"*) said=ENOSPC ;; esac
     same "mkdir on the real resctrl" "ENOSPC, Out of CLOSIDs" "$said, $(cat /mnt/rdt/info/last_cmd_status)"
     same "cachemate offers no ways there" "no: /mnt/rdt: 1 classes of service, others hold 0, the root group has one" \
-        "$(rung 'way masks (resctrl)')"
+        "$(capability 'way masks (resctrl)')"
     cpusets
 }
 
@@ -123,7 +123,7 @@ on_their_cpus() { placed | awk '{ split($2, range, "-"); if ($3 < range[1] || $3
 two() {
     topology "0-3 4-7"
     doctor
-    tell "probe from outside" note "$(rung 'intensity from outside (prime, wait, reload)')"
+    tell "probe from outside" note "$(capability 'intensity from outside (prime, wait, reload)')"
     pids=''
     rules=''
     # Heaviest first, by their recordings.
@@ -150,7 +150,7 @@ parameters = { window_cycles = 500_000_000 }'
     else
         tell "programs run where they may" FAIL "$(placed | tr '\n' ';')"
     fi
-    tell "dio's rates" note "recorded earlier (pack/*.cmt, misses per 1000 instructions at 16 MiB); counters here: $(rung 'counters per task')"
+    tell "dio's rates" note "recorded earlier (pack/*.cmt, misses per 1000 instructions at 16 MiB); counters here: $(capability 'counters per task')"
     within 60 acts
     kill -9 "$daemon"
     wait "$daemon" 2>/dev/null
@@ -209,7 +209,7 @@ ways() {
     mount -t resctrl resctrl /mnt/rdt
     doctor --quick
     same "cachemate finds resctrl where it is mounted" "yes: at /mnt/rdt: 2 caches of 3 ways, 1 or more in one piece a group, 7 groups" \
-        "$(rung 'way masks (resctrl)')"
+        "$(capability 'way masks (resctrl)')"
     pids=''
     for name in a b c; do program "prog-$name" 'exec sleep 100000'; done
     mkdir /mnt/rdt/db

@@ -9,6 +9,7 @@ const SPELLINGS: &[(&str, &str)] = &[("colour", "color"), ("neighbour", "neighbo
 const NAMES: &[(&str, &str)] = &[
     ("TaskSeen", "TaskSample"),
     ("Clash", "CoRunPenalty"),
+    ("clash_weight", "penalty_weight"),
     ("Item::Allowed", "Item::Affinity"),
     ("Item::Clashes", "Item::Penalties"),
     ("Ability::Clashes", "Ability::Penalties"),

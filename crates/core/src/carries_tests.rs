@@ -68,7 +68,7 @@ fn an_event_that_was_not_measured_is_absent_and_a_multiplexed_one_is_scaled() {
 
 /// Can one plan hold every mechanism of the papers at once?
 #[test]
-fn one_plan_says_affinity_gangs_colors_ways_clashes_and_every_probe() {
+fn one_plan_says_affinity_gangs_colors_ways_penalties_and_every_probe() {
     let (a, b, c) = (TaskId(0), TaskId(1), TaskId(2));
     let gang = |t| Gang { members: vec![(t, None)], slices: 1 };
     let probe = |id, what| Probe { id: ProbeId(id), what, budget_ns: 1_000_000_000 };

@@ -26,7 +26,7 @@ pub enum BadPlan {
     #[error("share of {0:?}: {1}")]
     BadShare(CacheId, String),
     #[error("penalty between {0:?} and {1:?}: {2}")]
-    BadClash(TaskId, TaskId, &'static str),
+    BadPenalty(TaskId, TaskId, &'static str),
     #[error("probe id {0} is used for two probes")]
     ProbeTwice(u32),
     #[error("window is empty")]
@@ -63,8 +63,9 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), BadPlan> {
         let (a, b) = penalty.tasks;
         let known = [a, b].iter().all(|task| tasks.contains_key(task));
         if !known || a == b || !penalty.penalty.is_finite() {
-            let what = if known { "a task penalties with itself or the penalty is not finite" } else { "unknown task" };
-            return Err(BadPlan::BadClash(a, b, what));
+            let what =
+                if known { "a penalty of a task with itself, or one that is not finite" } else { "unknown task" };
+            return Err(BadPlan::BadPenalty(a, b, what));
         }
     }
     let mut probes = BTreeSet::new();

@@ -9,12 +9,12 @@
 //!   lowest score with those chosen, if together they score lower than those that run now. A good pair need not be
 //!   reached through a bad one. Who does not run yet pays for being brought in, where the policy knows what that costs: in
 //!   a sample that is short beside the time it takes to fill the cache, every change costs more than company does.
-//! - *advice* (AV 4.3.1, the Linux form): the machine's scheduler picks, and prefers a waiting task that penalties less.
+//! - *advice* (AV 4.3.1, the Linux form): the machine's scheduler picks, and prefers a waiting task of a lower penalty.
 //!   About a task that has fallen behind the others by more than a bound it is silent.
 //!
 //! Properties: a task's samples are part of its score, so none waits for ever: with a weight of w a sample and scores that
-//! differ by d at most, nobody falls more than d/w samples behind. A task of which nothing is known yet penalties with
-//! nobody, so that it runs soon and becomes known. Caches are told apart by their CPUs; newcomers go to the one with the
+//! differ by d at most, nobody falls more than d/w samples behind. A task of which nothing is known yet has no penalty
+//! with anybody, so that it runs soon and becomes known. Caches are told apart by their CPUs; newcomers go to the one with the
 //! fewest tasks per CPU and stay. CPUs that tasks outside the plan were seen on are left to them.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -63,21 +63,21 @@ fn words(result: &DoctorJson) -> String {
     for warning in &result.topology_warnings {
         text.push_str(&format!("note: {warning}\n"));
     }
-    for (title, rungs) in
+    for (title, capabilities) in
         [("measuring, best first", &result.capability_survey.measures), ("acting", &result.capability_survey.enforces)]
     {
         text.push_str(&format!("\n{title}\n"));
-        rungs.iter().for_each(|rung| text.push_str(&lines(rung)));
+        capabilities.iter().for_each(|capability| text.push_str(&lines(capability)));
     }
     text
 }
 
-fn lines(rung: &Capability) -> String {
-    let mark = if rung.works { "yes" } else { "no " };
-    let mut text = format!("  {mark}  {}: {}\n", rung.name, rung.says);
-    if !rung.works {
-        text.push_str(&format!("       without it: {}\n", rung.without_it));
-        if let Some(remedy) = &rung.remedy {
+fn lines(capability: &Capability) -> String {
+    let mark = if capability.works { "yes" } else { "no " };
+    let mut text = format!("  {mark}  {}: {}\n", capability.name, capability.says);
+    if !capability.works {
+        text.push_str(&format!("       without it: {}\n", capability.without_it));
+        if let Some(remedy) = &capability.remedy {
             text.push_str(&format!("       remedy: {remedy}\n"));
         }
     }

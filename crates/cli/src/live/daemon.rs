@@ -115,7 +115,7 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
     // Not started by systemd: nobody to tell.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
     say(&format!(
-        "{} with policy '{}', level {} of the capability_survey (cachemate doctor); socket {}",
+        "{} with policy '{}', level {} of 3 (cachemate doctor); socket {}",
         if wish.config.act { "managing" } else { "observing only" },
         live.policy_name,
         found.capability_survey.level,

@@ -43,7 +43,7 @@ pub struct Live {
 /// Instructions before a reading of counters counts (a second's worth at a low rate).
 const INSTRUCTIONS_OF_A_READING: f64 = 1e8;
 
-/// The level of the capability_survey that hangs on a calibration.
+/// The level that hangs on a calibration.
 const PROBES: u32 = 2;
 
 /// What was found out about this host.

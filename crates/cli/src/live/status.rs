@@ -41,7 +41,7 @@ pub struct Status {
     /// Page colors: what they divide, or why this daemon has none.
     #[serde(default)]
     pub colors: Option<String>,
-    /// Capability of the capability_survey: 1 counters, 2 probes from outside, 3 topology and pressure only.
+    /// Level of the capability survey: 1 counters, 2 probes from outside, 3 topology and pressure only.
     pub level: u32,
     /// False = the probe is just being calibrated; the level may fall to 3 by it.
     pub calibrated: bool,

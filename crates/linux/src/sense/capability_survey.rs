@@ -1,7 +1,7 @@
 //! What this host can be measured with, best first, and what would help where it cannot: `cachemate doctor`.
 //!
-//! Every rung is tried, not believed: counters against a loop that must miss, watchpoints by setting one, the probe by
-//! its calibration. Nothing is pretended: a rung that is missing says why, and what each missing piece costs.
+//! Every way is tried, not believed: counters against a loop that must miss, watchpoints by setting one, the probe by
+//! its calibration. Nothing is pretended: a way that is missing says why, and what each missing piece costs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,7 +39,7 @@ pub struct CapabilitySurvey {
     pub level: u32,
 }
 
-fn rung(name: &str, tried: Result<String, (String, Option<String>)>, without_it: &str) -> Capability {
+fn capability(name: &str, tried: Result<String, (String, Option<String>)>, without_it: &str) -> Capability {
     let (name, without_it) = (name.to_string(), without_it.to_string());
     match tried {
         Ok(says) => Capability { name, works: true, says, remedy: None, without_it },
@@ -90,7 +90,7 @@ fn counters(events: &[Surveyed]) -> Capability {
     } else {
         Ok(format!("counted in a loop that must miss: {}; absent: {}", names(&good), names(&bad)))
     };
-    rung("counters per task", tried, "misses and speed per program are not seen; intensity comes from probes")
+    capability("counters per task", tried, "misses and speed per program are not seen; intensity comes from probes")
 }
 
 fn sampling(kernel: &dyn Kernel) -> Capability {
@@ -108,7 +108,7 @@ fn sampling(kernel: &dyn Kernel) -> Capability {
                 Err((format!("{}: {error}", facility.name), Some(remedy.to_string())))
             }
         });
-    rung("data-address sampling", tried, "who shares data with whom is not seen")
+    capability("data-address sampling", tried, "who shares data with whom is not seen")
 }
 
 fn resctrl_monitoring(resctrl: &Result<Resctrl, Missing>) -> Capability {
@@ -123,13 +123,13 @@ fn resctrl_monitoring(resctrl: &Result<Resctrl, Missing>) -> Capability {
             }
         }
     };
-    rung("cache occupancy and bandwidth (resctrl)", tried, "occupancy is inferred, not read")
+    capability("cache occupancy and bandwidth (resctrl)", tried, "occupancy is inferred, not read")
 }
 
 fn ways(resctrl: &Result<Resctrl, Missing>) -> Capability {
     let words = resctrl.as_ref().map_err(Missing::clone).and_then(Resctrl::ways_in_words);
     let tried = words.map_err(|missing| (missing.why, missing.remedy));
-    rung("way masks (resctrl)", tried, "caches are divided by colors or not at all")
+    capability("way masks (resctrl)", tried, "caches are divided by colors or not at all")
 }
 
 /// As a daemon would find them: by its own rights, which may be fewer than those of whoever asks.
@@ -138,7 +138,7 @@ fn page_colors(topology: &Topology) -> Capability {
         Ok(divided) => Ok(colors::in_words(&divided)),
         Err(missing) => Err((missing.why, Some(missing.remedy))),
     };
-    rung("page colors", tried, "caches are divided by ways or not at all")
+    capability("page colors", tried, "caches are divided by ways or not at all")
 }
 
 fn probe(topology: &Topology, deep: bool) -> Capability {
@@ -156,7 +156,7 @@ fn probe(topology: &Topology, deep: bool) -> Capability {
             })
             .map_err(|error| (error.to_string(), Some("try again while the host is quieter".to_string()))),
     };
-    rung(
+    capability(
         "intensity from outside (prime, wait, reload)",
         tried,
         "without it and without counters only topology is known",
@@ -181,7 +181,7 @@ fn watchpoints() -> Capability {
         let remedy = "CAP_PERFMON, and a hypervisor that passes debug registers on";
         (error.to_string(), Some(remedy.to_string()))
     });
-    rung("reuse times by hardware watchpoints", tried, "reuse times come from recordings only")
+    capability("reuse times by hardware watchpoints", tried, "reuse times come from recordings only")
 }
 
 fn pressure(kernel: &dyn Kernel) -> Capability {
@@ -191,7 +191,7 @@ fn pressure(kernel: &dyn Kernel) -> Capability {
     } else {
         Err(("no /proc/pressure".into(), Some("a kernel with CONFIG_PSI, booted without psi=0".to_string())))
     };
-    rung("pressure-stall information", tried, "waiting is seen per thread only")
+    capability("pressure-stall information", tried, "waiting is seen per thread only")
 }
 
 fn affinity(kernel: &dyn Kernel) -> Capability {
@@ -201,7 +201,7 @@ fn affinity(kernel: &dyn Kernel) -> Capability {
         .and_then(|cpus: CpuSet| kernel.set_affinity(own, &cpus))
         .map(|()| "set and read back on this process".to_string())
         .map_err(|error| (error.to_string(), None));
-    rung("affinity per thread", tried, "nothing can be placed")
+    capability("affinity per thread", tried, "nothing can be placed")
 }
 
 fn weights(kernel: &dyn Kernel) -> Capability {
@@ -218,7 +218,7 @@ fn weights(kernel: &dyn Kernel) -> Capability {
         let remedy = "root or CAP_SYS_NICE: without it a lowered priority could not be raised again".to_string();
         Err(("nice values can only be lowered, never put back".into(), Some(remedy)))
     };
-    rung("weights and gangs", tried, "no weights, no gangs, and no probe that keeps a program off its CPU")
+    capability("weights and gangs", tried, "no weights, no gangs, and no probe that keeps a program off its CPU")
 }
 
 fn cpusets(kernel: &dyn Kernel) -> Capability {
@@ -229,34 +229,34 @@ fn cpusets(kernel: &dyn Kernel) -> Capability {
             Some("mount cgroup v1 cpuset, or enable +cpuset in cgroup.subtree_control".to_string()),
         )),
     };
-    rung("cpusets for groups", tried, "groups are placed thread by thread")
+    capability("cpusets for groups", tried, "groups are placed thread by thread")
 }
 
 /// What policies are told. `partitions`: how caches can be divided ([`Resctrl::partitions`]).
 pub fn capabilities(
-    capability_survey: &CapabilitySurvey,
+    survey: &CapabilitySurvey,
     partitions: Vec<(CacheId, Partition)>,
     shortest_window_ns: u64,
 ) -> Capabilities {
-    let say = |rung: &Capability| match rung.works {
-        true => Support::Yes { note: Some(rung.says.clone()) },
-        false => Support::No { why: rung.says.clone(), remedy: rung.remedy.clone() },
+    let say = |found: &Capability| match found.works {
+        true => Support::Yes { note: Some(found.says.clone()) },
+        false => Support::No { why: found.says.clone(), remedy: found.remedy.clone() },
     };
     let no = |why: &str| Support::No { why: why.to_string(), remedy: None };
     let abilities = BTreeMap::from([
-        (Ability::CountPerTask, say(&capability_survey.measures[0])),
+        (Ability::CountPerTask, say(&survey.measures[0])),
         (Ability::CountPerCache, no("misses of a whole cache are not counted on live hosts")),
-        (Ability::SampleAccesses, say(&capability_survey.measures[1])),
+        (Ability::SampleAccesses, say(&survey.measures[1])),
         (Ability::TraceAddresses, no("no processor of today has RapidMRC's register")),
         (Ability::CountSuperSets, no("no counters per super set")),
-        (Ability::CacheOccupancy, say(&capability_survey.measures[2])),
-        (Ability::ProbeFromOutside, say(&capability_survey.measures[3])),
-        (Ability::SampleReuses, say(&capability_survey.measures[4])),
-        (Ability::Affinity, say(&capability_survey.enforces[0])),
-        (Ability::Weights, say(&capability_survey.enforces[1])),
-        (Ability::Gangs, say(&capability_survey.enforces[1])),
+        (Ability::CacheOccupancy, say(&survey.measures[2])),
+        (Ability::ProbeFromOutside, say(&survey.measures[3])),
+        (Ability::SampleReuses, say(&survey.measures[4])),
+        (Ability::Affinity, say(&survey.enforces[0])),
+        (Ability::Weights, say(&survey.enforces[1])),
+        (Ability::Gangs, say(&survey.enforces[1])),
         (Ability::Penalties, no("needs an in-kernel dispatcher")),
-        (Ability::Ways, say(&capability_survey.enforces[3])),
+        (Ability::Ways, say(&survey.enforces[3])),
         (Ability::Colors, no("needs programs started by cachemate color run")),
     ]);
     Capabilities { abilities, partitions, shortest_window_ns, shortest_slice_ns: Some(5_000_000) }

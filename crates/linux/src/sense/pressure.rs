@@ -1,6 +1,6 @@
 //! Pressure-stall information: the share of time in which work waited for CPU, memory or I/O.
 //!
-//! The lowest rung of what a host tells about contention: it says that something waits, never that a cache is the
+//! The least of what a host tells about contention: it says that something waits, never that a cache is the
 //! reason. Read from `/proc/pressure/*`, or `*.pressure` of a cgroup v2. Kernel documentation:
 //! Documentation/accounting/psi.rst.
 

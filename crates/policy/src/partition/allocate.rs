@@ -4,7 +4,7 @@
 //! perhaps; wanted are groups with numbers of units. Method:
 //! 1. *Pool.* Programs whose speed hardly depends on space go into one partition (thesis 5.4, footnote 9).
 //! 2. *Lanes.* With more programs than CPUs, programs that never run together may have the same units: those of like
-//!    appetite take turns in one lane, and penalty with each other (thesis 7.3).
+//!    appetite take turns in one lane, with a penalty for running together (thesis 7.3).
 //! 3. *Sizes* by the exact solver, or by lookahead where that would take long; floors are what "never slower than" asks.
 //!
 //! Properties: deterministic; ties break by order of arrival; floors that do not fit together are lowered, largest

@@ -24,7 +24,7 @@ use super::domain::{Domain, units_of};
 use super::speed_history::{Ratio, SpeedRecord};
 
 /// The processes on a cache with their phases, for which a judgment holds.
-type CoRunCost = Vec<(ProcessId, u32)>;
+type Present = Vec<(ProcessId, u32)>;
 
 /// A change that is being judged.
 struct Tried {
@@ -121,8 +121,8 @@ pub struct Judging {
     settling: Option<Settling>,
     tried: Option<Tried>,
     /// Somebody above took a trial back in this company.
-    left: Option<CoRunCost>,
-    company: CoRunCost,
+    left: Option<Present>,
+    company: Present,
     /// Units with which a promise was measured to be broken, the most of each process; in this company.
     pub too_few: BTreeMap<ProcessId, u32>,
     bounds: Vec<Bound>,
@@ -135,7 +135,7 @@ impl Judging {
     /// Takes a window in; the shares that are held on to.
     pub fn follow(&mut self, view: &View<'_>, domain: &Domain<'_>, terms: Terms) -> Vec<CacheShare> {
         let mut held = domain.kept(&view.previous_plan.shares);
-        let company: CoRunCost = domain.present.iter().map(|present| (present.process, present.phase)).collect();
+        let company: Present = domain.present.iter().map(|present| (present.process, present.phase)).collect();
         if company != self.company {
             let judged = terms.lengths.judge_windows > 0 && !domain.promised();
             self.forget(company, judged);
@@ -161,8 +161,8 @@ impl Judging {
 
     /// Speeds of an old phase or of other company are no evidence for this one. What trials cost stays owed by those
     /// who are still there.
-    fn forget(&mut self, company: CoRunCost, judged: bool) {
-        let processes = |company: &CoRunCost| company.iter().map(|&(process, _)| process).collect::<Vec<_>>();
+    fn forget(&mut self, company: Present, judged: bool) {
+        let processes = |company: &Present| company.iter().map(|&(process, _)| process).collect::<Vec<_>>();
         if processes(&company) != processes(&self.company) {
             self.rest = None;
             // Newcomers find nothing of theirs in the cache, and the others' leavings are still there.

@@ -11,7 +11,7 @@
 //!    measure better by the least gain is left; what is held has to prove itself again ([`crate::partition::share_controller`]).
 //!
 //! Properties: without evidence nothing changes; a process alone is not confined unless something was promised; newcomers
-//! are unrestricted until their curve is known; programs in one lane penalty. Nobody is placed: that is others' business.
+//! are unrestricted until their curve is known; two programs of one lane have a penalty. Nobody is placed: that is others' business.
 
 use std::collections::BTreeMap;
 
@@ -323,7 +323,11 @@ fn wanted_shares(
         insensitive: parameters.insensitive,
         // Only single-threaded programs can be told apart by CPU.
         // Lanes only where somebody keeps their members from running together.
-        at_once: if threads == claimants.len() && keeps_clashes(view) { online as u32 } else { claimants.len() as u32 },
+        at_once: if threads == claimants.len() && keeps_penalties(view) {
+            online as u32
+        } else {
+            claimants.len() as u32
+        },
     };
     let dealt = deal(claimants, &terms).ok()?;
     say_deal(domain, claimants, &dealt, why);
@@ -556,13 +560,13 @@ fn reason(domain: &Domain<'_>, verdict: &Verdict) -> Reason {
     Reason { kind: ReasonKind::TrialVerdict, tasks, text, numbers }
 }
 
-fn keeps_clashes(view: &View<'_>) -> bool {
+fn keeps_penalties(view: &View<'_>) -> bool {
     view.capabilities.can(Ability::Penalties)
 }
 
 /// Programs of one lane are not to run together, none of their threads.
 fn penalties(view: &View<'_>, domain: &Domain<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
-    if !keeps_clashes(view) {
+    if !keeps_penalties(view) {
         return Vec::new();
     }
     let mut penalties = Vec::new();

@@ -350,9 +350,9 @@ fn a_promise_is_reason_enough() {
     assert!(world.before.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
 }
 
-/// Do programs that take turns in one lane penalty, and no others?
+/// Is there a penalty between programs that take turns in one lane, and between no others?
 #[test]
-fn programs_of_one_lane_clash() {
+fn programs_of_one_lane_have_a_penalty() {
     let (mut world, tasks) = four_on_two_cpus();
     let penalties = world.window().plan.penalties;
     let pairs: Vec<(TaskId, TaskId)> = penalties.iter().map(|penalty| penalty.tasks).collect();

@@ -1,12 +1,12 @@
 //! Scheduling by miss counters (AV 5.2): the baseline that activity vectors are held against.
 //!
 //! Problem: is it worth knowing *where* in the cache a task is busy, if plain counters already say how busy it is? Method:
-//! two tasks penalty by the product of their counted misses per thousand instructions, relative to the mean of all tasks
-//! (a sum would make every way of pairing them weigh the same); forms and scores are [`crate::company`]'s. Without
+//! the penalty of two tasks is the product of their counted misses per thousand instructions, relative to the mean of all tasks
+//! (a sum would make every way of pairing them weigh the same); forms and scores are [`crate::coschedule`]'s. Without
 //! counted rates, those of recorded profiles on the whole cache. The whole-set form pays for bringing a task in: its extra
 //! misses, over those of the mean task's sample, weigh as a penalty of two mean tasks.
 //!
-//! Properties: needs a miss counter and nothing else; all tasks alike penalty alike, so that it is a plain round robin then.
+//! Properties: needs a miss counter and nothing else; with all tasks alike every penalty is the same, and the schedule is a plain round robin.
 
 use std::collections::BTreeMap;
 
@@ -24,8 +24,8 @@ pub struct Parameters {
     pub form: Form,
     /// Length of a sample.
     pub window_ns: u64,
-    /// Two tasks of the mean miss rate penalty so much.
-    pub clash_weight: f64,
+    /// The penalty of two tasks of the mean miss rate.
+    pub penalty_weight: f64,
     /// A sample that the task has run counts so much against it.
     pub sample_weight: f64,
     /// As of activity vectors.
@@ -38,7 +38,7 @@ impl Default for Parameters {
         Parameters {
             form: Form::Replacement,
             window_ns: 100_000_000,
-            clash_weight: 16.0,
+            penalty_weight: 16.0,
             sample_weight: 4.0,
             behind_at_most_samples: BEHIND_AT_MOST_SAMPLES,
         }
@@ -46,14 +46,14 @@ impl Default for Parameters {
 }
 
 struct CounterDriven {
-    clash_weight: f64,
+    penalty_weight: f64,
     scheduler: Scheduler,
     refills: ReloadCosts,
 }
 
 /// Misses over the mean of all tasks.
 struct Misses<'a> {
-    clash_weight: f64,
+    penalty_weight: f64,
     tasks: BTreeMap<TaskId, f64>,
     refills: &'a ReloadCosts,
     /// Misses of the mean task; 0 = nothing was counted.
@@ -74,12 +74,12 @@ impl Policy for CounterDriven {
         let relative = |rate: f64| if mean > 0.0 { rate / mean } else { 0.0 };
         let tasks = rates.into_iter().map(|(task, rate)| (task, relative(rate))).collect();
         self.follow_refills(view);
-        let (clash_weight, refills) = (self.clash_weight, &self.refills);
+        let (penalty_weight, refills) = (self.penalty_weight, &self.refills);
         // In order of arrival, as above.
         let samples = view.seen.tasks.iter().filter_map(|task| refills.misses_per_sample(task.task));
         let (sum, count) = samples.fold((0.0, 0.0), |(sum, count), misses| (sum + misses, count + 1.0));
         let misses_per_sample = if count > 0.0 { sum / count } else { 0.0 };
-        self.scheduler.decide(view, &Misses { clash_weight, tasks, refills, misses_per_sample })
+        self.scheduler.decide(view, &Misses { penalty_weight, tasks, refills, misses_per_sample })
     }
 }
 
@@ -98,14 +98,14 @@ impl CoRunCost for Misses<'_> {
     }
     fn penalty(&self, one: TaskId, other: TaskId) -> f64 {
         let of = |task| self.tasks.get(&task).copied();
-        of(one).zip(of(other)).map_or(0.0, |(one, other)| self.clash_weight * one * other)
+        of(one).zip(of(other)).map_or(0.0, |(one, other)| self.penalty_weight * one * other)
     }
     fn burden(&self, _: TaskId) -> f64 {
         0.0
     }
     fn refill(&self, task: TaskId) -> f64 {
         match self.refills.misses(task) {
-            Some(misses) if self.misses_per_sample > 0.0 => self.clash_weight * misses / self.misses_per_sample,
+            Some(misses) if self.misses_per_sample > 0.0 => self.penalty_weight * misses / self.misses_per_sample,
             _ => 0.0,
         }
     }
@@ -127,8 +127,8 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Bad
     if parsed.behind_at_most_samples.is_nan() || parsed.behind_at_most_samples < 0.0 {
         return Err(BadParameters::value("behind_at_most_samples", parsed.behind_at_most_samples, "0 or more"));
     }
-    let clash_weight = positive("clash_weight", parsed.clash_weight)?;
+    let penalty_weight = positive("penalty_weight", parsed.penalty_weight)?;
     let sample_weight = positive("sample_weight", parsed.sample_weight)?;
     let scheduler = Scheduler::new(parsed.form, parsed.window_ns, sample_weight, parsed.behind_at_most_samples);
-    Ok(Box::new(CounterDriven { clash_weight, scheduler, refills: ReloadCosts::default() }))
+    Ok(Box::new(CounterDriven { penalty_weight, scheduler, refills: ReloadCosts::default() }))
 }

@@ -320,7 +320,7 @@ mod tests {
         assert!(error("activity-vector", "weights.newcomer = -1.0").contains("weights.newcomer: found -1"));
         assert!(error("activity-vector", "super_sets = 0").contains("super_sets: found 0"));
         assert!(error("counter-driven", "form = \"one\"").contains("replacement"));
-        assert!(error("counter-driven", "clash_weight = nan").contains("clash_weight: found NaN"));
+        assert!(error("counter-driven", "penalty_weight = nan").contains("penalty_weight: found NaN"));
         assert!(error("dio", "window_cycles = 0").contains("window_cycles"));
         assert!(error("di", "form = \"central-ish\"").contains("distributed"));
         assert!(error("di", "worth_moving = -1.0").contains("share from 0 to 10"));

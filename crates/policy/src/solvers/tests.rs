@@ -190,9 +190,9 @@ fn forty_eight_programs_on_eight_caches_are_bounded() {
     assert!(worst.total <= worst.lower_bound && worst.total > solved.total);
 }
 
-/// With more programs than CPUs, do those that penalty take turns on one CPU?
+/// With more programs than CPUs, do those that hurt each other take turns on one CPU?
 #[test]
-fn programs_that_clash_share_a_cpu() {
+fn programs_that_hurt_each_other_share_a_cpu() {
     let mut matrix = vec![vec![0.0; 4]; 4];
     (matrix[0][2], matrix[2][0], matrix[1][3], matrix[3][1]) = (0.9, 0.9, 0.8, 0.8);
     let solved = best(&matrix, &seats(&[2]));

@@ -524,8 +524,8 @@ impl Dispatcher {
         self.start(slot, cpu, self.now.saturating_add(slice));
     }
 
-    /// AV's Linux form: the scheduler's choice, unless another waiting task penalties less with those that run below
-    /// the same cache, may overtake it, and the first has not been passed over too often.
+    /// AV's Linux form: the scheduler's choice, unless another waiting task has a lower penalty with those that run
+    /// below the same cache, may overtake it, and the first has not been passed over too often.
     fn in_better_company(&mut self, first: Slot, choices: &[Slot], cpu: u32) -> Slot {
         if self.penalties.is_empty() || self.tasks[first].passed_over >= PASSED_OVER_AT_MOST {
             return first;

@@ -236,7 +236,7 @@ fn affinity_holds_from_the_moment_it_is_set() {
 
 /// Do penalties keep two tasks apart where the dispatcher has a choice, without starving either?
 #[test]
-fn clashes_steer_the_choice_and_starve_nobody() {
+fn penalties_steer_the_choice_and_starve_nobody() {
     for kind in ALL {
         let together = |penalty: bool| {
             let mut dispatcher = dispatcher(kind, 2);

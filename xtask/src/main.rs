@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+mod circles;
 mod dashboard;
 mod gone;
 mod results;

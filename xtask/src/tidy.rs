@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::gone;
+use crate::{circles, gone};
 
 /// Which rooms a room may use: ARCHITECTURE.md's code map. A room that is not listed may not exist.
 const MAY_USE: &[(&str, &[&str])] = &[
@@ -57,9 +57,12 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
     let mut complaints = Vec::new();
     for (room, path) in rooms(root)? {
         check_edges(&room, &path, &mut complaints)?;
-        for file in rust_files(&path)? {
-            check_source(&room, root, &file, &mut complaints)?;
+        let files = rust_files(&path)?;
+        for file in &files {
+            check_source(&room, root, file, &mut complaints)?;
         }
+        let code: Vec<PathBuf> = files.into_iter().filter(|file| !is_test_file(file)).collect();
+        circles::check(&room, &path.join("src"), &code, &mut complaints)?;
     }
     for folder in ["xtask", "benches"] {
         for file in rust_files(&root.join(folder))? {

@@ -6,10 +6,10 @@
 //! stock and the files' mappings are its own, and are never registered.
 
 use crate::frame_pool::{List, Stock};
+use crate::handshake;
 use crate::layout::{PAGE_BYTES, TICK_MS, WANTED_BYTES, wanted_mask};
 use crate::maps::{Range, Ranges, read_ranges};
 use crate::removed::Removed;
-use crate::start;
 use crate::sys::{self, fault};
 use crate::timing::{Kit, TOGETHER};
 
@@ -360,12 +360,12 @@ impl Agent {
             self.read_wanted(now);
             self.write_status();
         }
-        if now >= self.next_scan_ns || (start::ending() && !self.pass.running) {
+        if now >= self.next_scan_ns || (handshake::ending() && !self.pass.running) {
             self.scan();
             self.scan_every_ns = (2 * self.scan_every_ns).min(SCAN_LATE_NS);
             self.next_scan_ns = sys::now_ns() + self.scan_every_ns;
         }
-        if !self.pass.running && (now >= self.next_pass_ns || start::ending()) {
+        if !self.pass.running && (now >= self.next_pass_ns || handshake::ending()) {
             self.pass = Pass { running: true, ..Pass::default() };
         }
         let mut more = false;
@@ -456,7 +456,7 @@ impl Agent {
                 self.pass.inside += 1;
                 continue;
             }
-            let moved = range.writable && self.move_all && !start::ending() && self.recolor(page);
+            let moved = range.writable && self.move_all && !handshake::ending() && self.recolor(page);
             if moved {
                 self.pass.inside += 1;
                 self.account.recolor_done += 1;
@@ -482,22 +482,22 @@ impl Agent {
         self.account.count_ns += self.pass.spent_ns;
         self.next_pass_ns = now + COUNT_EVERY_NS.max(self.pass.spent_ns * COUNT_SHARE);
         self.pass = Pass::default();
-        if start::ending() {
+        if handshake::ending() {
             // At the beginning: what the program was born with moves right away.
             self.next_pass_ns = now;
             self.write_status();
-            start::counted();
+            handshake::counted();
         }
     }
 
     /// Gives one present page another frame while the program goes on: out, copied, in. Whatever happens in between, the
     /// page comes back, with its content, or the program has just given it up itself.
     fn recolor(&mut self, page: u64) -> bool {
-        if !self.removed.free(page, self.account.turn) || !start::try_out() {
+        if !self.removed.free(page, self.account.turn) || !handshake::try_out() {
             return false;
         }
         let done = self.recolor_held(page);
-        start::back_in();
+        handshake::back_in();
         done
     }
 
@@ -602,7 +602,7 @@ impl Agent {
         let (mut at, mut text) = (0, [0u8; 20]);
         let turn = [("turn", self.account.turn)];
         for (name, value) in self.account.lines().iter().chain(&turn) {
-            let digits = start::digits(*value, &mut text);
+            let digits = sys::digits(*value, &mut text);
             // Twenty digits always: a shorter text would leave a piece of the longer one before it.
             for byte in name
                 .bytes()

@@ -15,6 +15,7 @@ extern crate std;
 
 pub mod frame_pool;
 pub mod handler;
+pub mod handshake;
 pub mod layout;
 pub mod maps;
 pub mod removed;

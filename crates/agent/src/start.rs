@@ -5,11 +5,12 @@
 //! its frames from the kernel; a program that it starts begins anew).
 
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use crate::handler::{Agent, Files};
+use crate::handshake::{ask_for_count, back_in, ending, try_out};
 use crate::layout::{FOLDER_VARIABLE, HOLD_VARIABLE, KitHeader, MASK_VARIABLE, PAGE_BYTES, wanted_mask, wanted_text};
-use crate::sys::{self, fault};
+use crate::sys::{self, digits, fault};
 use crate::timing::Kit;
 
 unsafe extern "C" {
@@ -41,11 +42,7 @@ unsafe extern "C" {
 static SERVED: AtomicI32 = AtomicI32::new(0);
 /// The program's own descriptor of the userfaultfd, for registering only.
 static REGISTRAR: AtomicI32 = AtomicI32::new(-1);
-/// 1 = the handler has a page out, or somebody is forking.
-static OUT: AtomicU32 = AtomicU32::new(0);
 static READY: AtomicBool = AtomicBool::new(false);
-/// The program is ending: one last count, please. Turns false when it is done.
-static ENDING: AtomicBool = AtomicBool::new(false);
 
 const STACK_BYTES: usize = 512 << 10;
 /// Growing the heap in large steps: each step is a range that must be registered before it is touched.
@@ -59,24 +56,6 @@ pub fn served() -> bool {
     let served = SERVED.load(Ordering::Acquire);
     // SAFETY: no memory is passed.
     served != 0 && unsafe { sys::call(sys::GETPID, [0; 6]) } == served as isize
-}
-
-/// Has the program asked for the last count?
-pub fn ending() -> bool {
-    ENDING.load(Ordering::Acquire)
-}
-
-pub fn counted() {
-    ENDING.store(false, Ordering::Release);
-}
-
-/// The right to have a page out; not while somebody forks: the child would find a hole.
-pub fn try_out() -> bool {
-    OUT.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
-}
-
-pub fn back_in() {
-    OUT.store(0, Ordering::Release);
 }
 
 extern "C" fn before_fork() {
@@ -94,7 +73,7 @@ extern "C" fn after_fork_in_parent() {
 
 extern "C" fn after_fork_in_child() {
     SERVED.store(0, Ordering::Release);
-    OUT.store(0, Ordering::Release);
+    back_in();
 }
 
 /// Missing pages of a fresh mapping are told from now on. Failing costs colors, nothing else: the handler comes by later.
@@ -141,19 +120,6 @@ fn decimal(digits: &[u8]) -> Option<u64> {
     digits.iter().try_fold(0u64, |number, &digit| {
         digit.is_ascii_digit().then(|| number.saturating_mul(10).saturating_add(u64::from(digit - b'0')))
     })
-}
-
-/// Digits of a number, without a formatter.
-pub fn digits(number: u64, into: &mut [u8; 20]) -> &[u8] {
-    let (mut left, mut at) = (number, 20);
-    loop {
-        at -= 1;
-        into[at] = b'0' + (left % 10) as u8;
-        left /= 10;
-        if left == 0 {
-            return &into[at..];
-        }
-    }
 }
 
 fn map_file(path: &Path, prot: usize, flags: usize) -> Option<(*mut u8, usize)> {
@@ -342,7 +308,7 @@ pub extern "C" fn begin() {
     let _ = start();
     if served() {
         // The heap has just grown: its new part is registered before the program touches it.
-        ENDING.store(true, Ordering::Release);
+        ask_for_count();
         wait_for_count(2_000);
     }
 }
@@ -350,7 +316,7 @@ pub extern "C" fn begin() {
 /// Called after `main`: what is resident at the end is counted once more.
 pub extern "C" fn end() {
     if served() {
-        ENDING.store(true, Ordering::Release);
+        ask_for_count();
         wait_for_count(250);
     }
 }

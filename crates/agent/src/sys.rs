@@ -147,3 +147,16 @@ pub mod fault {
         ioctl(file, MOVE, &mut [page, from, PAGE, 0, 0])
     }
 }
+
+/// Digits of a number, without a formatter.
+pub fn digits(number: u64, into: &mut [u8; 20]) -> &[u8] {
+    let (mut left, mut at) = (number, 20);
+    loop {
+        at -= 1;
+        into[at] = b'0' + (left % 10) as u8;
+        left /= 10;
+        if left == 0 {
+            return &into[at..];
+        }
+    }
+}

@@ -3,23 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, Parser, ValueEnum};
-
-use crate::commands::Command;
-
-/// Decides who shares a cache with whom, and how much of it each gets.
-///
-/// Records real programs, profiles how they use a cache, predicts who hurts whom, and plans who shares a cache with whom.
-/// Sizes take K, M and G (powers of 1024). Exit codes: 0 done, 1 the input or the host is at fault, 2 usage,
-/// 130 interrupted.
-#[derive(Parser)]
-#[command(name = "cachemate", version, max_term_width = 100, propagate_version = true)]
-pub struct Cli {
-    #[command(flatten)]
-    pub global: Global,
-    #[command(subcommand)]
-    pub command: Command,
-}
+use clap::{Args, ValueEnum};
 
 #[derive(Args)]
 pub struct Global {

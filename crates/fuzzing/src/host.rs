@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use cachemate_core::CpuSet;
-use cachemate_linux::act::scheduling::Scheduling;
+use cachemate_linux::kernel::scheduling::Scheduling;
 use cachemate_linux::kernel::{DirLock, Kernel};
 
 const FILES_AT_MOST: usize = 512;

@@ -10,7 +10,7 @@ use cachemate_linux::act::resctrl::{self, Schemata};
 use cachemate_linux::act::rules::{Action, Rule};
 use cachemate_linux::kernel::Kernel;
 use cachemate_linux::safety::journal;
-use cachemate_linux::safety::restore;
+use cachemate_linux::safety::object_state;
 use cachemate_linux::sense::events;
 use cachemate_linux::sense::pressure;
 use cachemate_linux::sense::sampling::{self, records};
@@ -166,9 +166,9 @@ fn journal_lines(bytes: &[u8]) {
     let Ok(found) = journal::read(path, summed.collect::<String>().as_bytes()) else { return };
     let nothing = Told::new(b"");
     for (object, held) in &found.held {
-        restore::read_state(&nothing, object).ok();
-        restore::write_state(&nothing, object, &held.original).ok();
-        restore::write_state(&nothing, object, &held.original).ok();
+        object_state::read_state(&nothing, object).ok();
+        object_state::write_state(&nothing, object, &held.original).ok();
+        object_state::write_state(&nothing, object, &held.original).ok();
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use cachemate_core::CpuSet;
 
-use crate::act::scheduling::{FIFO, RR, Scheduling};
+use crate::kernel::scheduling::{FIFO, RR, Scheduling};
 use crate::kernel::{DirLock, Kernel, ThreadKey};
 
 #[derive(Clone, Debug)]

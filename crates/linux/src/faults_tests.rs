@@ -13,8 +13,9 @@ use cachemate_core::{
     RefusedBecause, TaskId, Topology, Units, Window,
 };
 
-use crate::act::actuator::{Actuator, DesiredState, GuardianCommand};
+use crate::act::actuator::{Actuator, GuardianCommand};
 use crate::act::cpusets::Confined;
+use crate::act::desired::DesiredState;
 use crate::act::resctrl::fake_tests::{FakeCat, FakeGroup, topology as cat_topology};
 use crate::act::resctrl::{self, Resctrl};
 use crate::act::rules::{Action, Rule};
@@ -270,7 +271,7 @@ fn every_kind_of_write_survives_every_error() {
     let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
     let command = GuardianCommand { program: "/bin/sh".into(), args };
     let all = |host: &FakeHost, wanted: &[DesiredState]| -> Vec<Option<State>> {
-        wanted.iter().map(|want| crate::safety::restore::read_state(host, &want.object).ok()).collect()
+        wanted.iter().map(|want| crate::safety::object_state::read_state(host, &want.object).ok()).collect()
     };
     for kind in 0..one_of_each().1.len() {
         for errno in ERRORS {

@@ -12,8 +12,12 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::act::colors::folder::Folder;
 use crate::act::colors::kit::BASE;
-use crate::act::scheduling::{self, Scheduling};
 use crate::safety::fence::Fence;
+
+pub mod group_folders;
+pub mod scheduling;
+
+use scheduling::Scheduling;
 
 /// One thread as the kernel knows it. Thread ids are reused; the start time tells them apart, within one boot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
@@ -158,6 +162,15 @@ pub trait Kernel {
 /// about what it concerns.
 pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// `None` of what is not there (any more).
+pub(crate) fn if_there<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
+    match answer {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 fn numbers(names: Vec<String>) -> Vec<i32> {

@@ -429,7 +429,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     fn note_confined(&mut self, made: &ApplyReport) {
         let holds = |group: &Confined| {
-            let ends = Path::new(group.cgroup.trim_matches('/')).join(crate::act::cpusets::FILE_NAME);
+            let ends = Path::new(group.cgroup.trim_matches('/')).join(crate::kernel::group_folders::CPUSET_FILE);
             let state = made.held.iter().find_map(|(object, state)| match (object, state) {
                 (Object::File { path }, State::Text(text)) if path.ends_with(&ends) => text.parse().ok(),
                 _ => None,

@@ -9,7 +9,8 @@ use std::time::Duration;
 use cachemate_core::{Gang, GangSchedule, Item, Machine, Neighbor, Plan, Probe, ProbeId, ProbeWhat, Window};
 use cachemate_linux::kernel::{Host, Kernel};
 use cachemate_linux::safety::journal::{Held, Object, State};
-use cachemate_linux::safety::restore::{Outcome, read_state, restore};
+use cachemate_linux::safety::object_state::read_state;
+use cachemate_linux::safety::restore::{Outcome, restore};
 use common::not_shown::not_shown;
 use common::{Program, idle, machine, own_cpus};
 

@@ -3,6 +3,7 @@
 //! It is the machine where a host has no counters, no partitions or only one cache, and the yardstick that scores
 //! every policy. The same seed gives the same bits on any host.
 
+mod baseline;
 pub mod hw;
 pub mod kernels;
 pub mod machine;

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use cachemate_core::{CacheId, CpuId, Level, ProcessId, TaskId};
 use serde::{Deserialize, Serialize};
 
-use crate::hw::{CacheCounters, LevelCounts, MissCause, Stalls, TaskCounters};
+use crate::baseline::{Baseline, TaskBaseline};
+use crate::hw::{LevelCounts, MissCause, Stalls};
 use crate::machine::SimMachine;
-use crate::os::dispatch::Picks;
 
 /// Everything measured.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -113,33 +113,6 @@ pub struct DispatcherResults {
     /// Penalties changed the choice.
     pub picks_swayed: u64,
     pub page_copy_cycles: u64,
-}
-
-/// State at the start of the measured part.
-#[derive(Clone, Default)]
-pub(crate) struct Baseline {
-    pub cycle: u64,
-    tasks: Vec<TaskBaseline>,
-    caches: Vec<CacheCounters>,
-    memory: Vec<crate::hw::MemoryCounters>,
-    evictions: Vec<BTreeMap<(TaskId, TaskId), u64>>,
-    picks: Picks,
-    page_copy_cycles: u64,
-}
-
-#[derive(Clone, Default)]
-struct TaskBaseline {
-    counters: TaskCounters,
-    on_cpu_cycles: Vec<u64>,
-    wait_cycles: u64,
-    migrations: u64,
-    progress: f64,
-}
-
-impl Baseline {
-    pub fn instructions(&self) -> u64 {
-        self.tasks.iter().map(|task| task.counters.instructions).sum()
-    }
 }
 
 impl SimMachine {

@@ -17,7 +17,7 @@ pub struct Completions {
 impl Completions {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut crate::args::Cli::command(), "cachemate", &mut script);
+        clap_complete::generate(self.shell, &mut super::Cli::command(), "cachemate", &mut script);
         session.print(&String::from_utf8_lossy(&script))
     }
 }

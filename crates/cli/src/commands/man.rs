@@ -21,7 +21,7 @@ pub struct Man {
 
 impl Man {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let mut command = crate::args::Cli::command();
+        let mut command = super::Cli::command();
         command.build();
         let Some(folder) = &self.dir else {
             return session.print(&String::from_utf8_lossy(&page(command)?));

@@ -1,7 +1,8 @@
 //! The commands: one file each.
 
-use clap::Subcommand;
+use clap::{Parser, Subcommand};
 
+use crate::args::Global;
 use crate::session::Session;
 
 mod advise;
@@ -37,6 +38,20 @@ mod top;
 mod topology;
 mod validate;
 mod whatif;
+
+/// Decides who shares a cache with whom, and how much of it each gets.
+///
+/// Records real programs, profiles how they use a cache, predicts who hurts whom, and plans who shares a cache with whom.
+/// Sizes take K, M and G (powers of 1024). Exit codes: 0 done, 1 the input or the host is at fault, 2 usage,
+/// 130 interrupted.
+#[derive(Parser)]
+#[command(name = "cachemate", version, max_term_width = 100, propagate_version = true)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
 
 #[derive(Subcommand)]
 pub enum Command {

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
-use cachemate_linux::act::scheduling::Scheduling;
+use cachemate_linux::kernel::scheduling::Scheduling;
 use cachemate_linux::kernel::{Host, Kernel};
 
 use super::common::{MANAGE, command};

@@ -10,24 +10,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cachemate_core::{Item, Refused, RefusedBecause};
+use cachemate_core::{Item, Refused};
 
+use crate::act::desired::{DesiredState, refused};
 use crate::kernel::{Kernel, ThreadKey, is_gone};
 use crate::safety::acting::Acting;
 use crate::safety::guardian::{Guard, Guardian};
 use crate::safety::journal::{Change, Held, Journal, JournalError, Object, State};
-use crate::safety::restore::{
-    Outcome, Restored, check_thread, in_words, inheritor, is_whole, read_state, restore, write_original, write_state,
-};
+use crate::safety::object_state::{check_thread, read_state, write_state};
+use crate::safety::restore::{Outcome, Restored, inheritor, is_whole, restore, write_original};
 use crate::sense::tasks::Managed;
-
-/// An object and what it may become, with the line of the plan that it concerns.
-#[derive(Clone, PartialEq, Debug)]
-pub struct DesiredState {
-    pub item: Item,
-    pub object: Object,
-    pub state: State,
-}
 
 /// What came of making changes.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -386,17 +378,6 @@ impl Actuator {
         kernel.set_fence(None);
         Ok(account)
     }
-}
-
-pub(crate) fn refused(kernel: &dyn Kernel, item: &Item, object: &Object, error: &io::Error) -> Refused {
-    let because = match error.raw_os_error() {
-        Some(libc::ESRCH) | Some(libc::ENOENT) => RefusedBecause::Gone,
-        Some(libc::EPERM) | Some(libc::EACCES) | Some(libc::EROFS) => RefusedBecause::NoPermission,
-        Some(libc::ENOSPC) => RefusedBecause::NoRoom,
-        Some(libc::EBUSY) => RefusedBecause::Busy,
-        _ => RefusedBecause::Failed,
-    };
-    Refused { item: item.clone(), because, said: format!("{object:?}: {}", in_words(kernel, object, error)) }
 }
 
 #[cfg(test)]

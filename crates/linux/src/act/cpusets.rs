@@ -16,13 +16,11 @@ use std::path::{Path, PathBuf};
 pub use cachemate_core::Confined;
 use cachemate_core::{CpuSet, Item, Refused, RefusedBecause, Tracked};
 
-use crate::act::actuator::{DesiredState, refused};
-use crate::kernel::Kernel;
+use crate::act::desired::{DesiredState, refused};
+use crate::kernel::group_folders::{CPUSET_FILE, all_members};
+use crate::kernel::{Kernel, if_there};
 use crate::safety::journal::{Object, State};
-use crate::safety::restore::{all_members, if_there, read_state};
-
-/// The control file in every group.
-pub const FILE_NAME: &str = "cpuset.cpus";
+use crate::safety::object_state::read_state;
 
 /// What there is of the groups that are confined, and of those that were.
 #[derive(Default, Debug)]
@@ -42,7 +40,7 @@ pub struct Groups {
 /// Looks at the groups that are to be confined, and at those that were and are not named any more.
 pub fn look(kernel: &dyn Kernel, groups: &[Confined], originals: &BTreeMap<Object, State>) -> Groups {
     let mut all = Groups::default();
-    let changed = |object: &&Object| matches!(object, Object::File { path } if path.ends_with(FILE_NAME));
+    let changed = |object: &&Object| matches!(object, Object::File { path } if path.ends_with(CPUSET_FILE));
     let changed: Vec<&Object> = originals.keys().filter(changed).collect();
     let found = if groups.is_empty() && changed.is_empty() { None } else { find(kernel) };
     let mut outermost_first: Vec<&Confined> = groups.iter().collect();
@@ -230,7 +228,7 @@ impl Cpusets {
             return Err(format!("found group '{group}', expected a path below the root of the hierarchy"));
         }
         let (Cpusets::V1(mount) | Cpusets::V2(mount)) = self;
-        Ok(mount.join(inner).join(FILE_NAME))
+        Ok(mount.join(inner).join(CPUSET_FILE))
     }
 }
 

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use cachemate_core::GangSchedule;
 
 use crate::act::changes::Gangs;
-use crate::act::scheduling::{Scheduling, set_turn};
+use crate::act::turns::set_turn;
+use crate::kernel::scheduling::Scheduling;
 use crate::kernel::{Kernel, ThreadKey};
 
 /// One schedule with its members as threads, each with the class that it had before.

@@ -15,13 +15,14 @@ use super::{machine_with, make, one_of_each, states, with_group};
 use crate::act::actuator::{Actuator, GuardianCommand};
 use crate::act::resctrl;
 use crate::act::resctrl::fake_tests::{FakeCat, topology as cat_topology};
-use crate::act::scheduling::Scheduling;
 use crate::fake_tests::FakeHost;
+use crate::kernel::scheduling::Scheduling;
 use crate::kernel::{DirLock, Kernel};
 use crate::safety::fence::Fence;
 use crate::safety::guardian::restore_left_behind;
 use crate::safety::journal::{Journal, State};
-use crate::safety::restore::{Outcome, Restored, read_state};
+use crate::safety::object_state::read_state;
+use crate::safety::restore::{Outcome, Restored};
 
 /// What a call may come back with that says nothing of what it concerns.
 const ERRORS: [i32; 7] = [libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EROFS, libc::ENOSPC, libc::EPERM, libc::EINTR];
@@ -259,7 +260,7 @@ fn a_fault_at_any_call_loses_no_kind_of_object() {
         let dir = state_dir();
         let (host, wanted) = one_of_each();
         let all = |host: &FakeHost| -> BTreeMap<String, Option<State>> {
-            let state = |want: &crate::act::actuator::DesiredState| read_state(host, &want.object).ok();
+            let state = |want: &crate::act::desired::DesiredState| read_state(host, &want.object).ok();
             wanted.iter().map(|want| (format!("{:?}", want.object), state(want))).collect()
         };
         let before = all(&host);

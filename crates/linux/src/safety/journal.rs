@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use cachemate_core::CpuSet;
 use serde::{Deserialize, Serialize};
 
-use crate::act::scheduling::Scheduling;
 use crate::kernel::ThreadKey;
+use crate::kernel::scheduling::Scheduling;
 
 /// Something on the host that can be changed and put back.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -92,6 +92,24 @@ pub enum State {
     Text(String),
     Absent,
     Present,
+}
+
+impl From<Scheduling> for State {
+    fn from(scheduling: Scheduling) -> Self {
+        let plain = scheduling == Scheduling::plain(scheduling.policy);
+        if plain { State::Policy(scheduling.policy) } else { State::Scheduling(scheduling) }
+    }
+}
+
+impl State {
+    /// The class of a thread, where it is that.
+    pub fn scheduling(&self) -> Option<Scheduling> {
+        match self {
+            State::Policy(policy) => Some(Scheduling::plain(*policy)),
+            State::Scheduling(scheduling) => Some(*scheduling),
+            _ => None,
+        }
+    }
 }
 
 /// What is known of one object: how it was, and all that we ever set it to (distinct states, oldest first).

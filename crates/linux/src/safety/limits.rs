@@ -13,6 +13,7 @@ use cachemate_core::CpuSet;
 use crate::act::colors::kit;
 use crate::act::cpusets;
 use crate::act::resctrl::{Schemata, groups, mounted};
+use crate::kernel::group_folders::CPUSET_FILE;
 use crate::kernel::{Kernel, is_gone};
 use crate::safety::journal::{Held, Object, State};
 use crate::safety::restore::{Outcome, Restored};
@@ -76,7 +77,7 @@ fn check(kernel: &dyn Kernel, object: &Object, original: &State) -> Result<(), S
         Object::File { path } => {
             let cpus = |text: &str| text.trim().is_empty() || text.trim().parse::<CpuSet>().is_ok();
             let inside = cpuset(kernel).is_some_and(|mount| is_below(path, &mount, 2));
-            let named = path.file_name().is_some_and(|name| name == cpusets::FILE_NAME);
+            let named = path.file_name().is_some_and(|name| name == CPUSET_FILE);
             match original {
                 State::Text(text) if inside && named && cpus(text) => Ok(()),
                 _ => expected("the CPUs of a group below the mount of the cpuset controller"),

@@ -5,4 +5,5 @@ pub mod fence;
 pub mod guardian;
 pub mod journal;
 pub(crate) mod limits;
+pub mod object_state;
 pub mod restore;

@@ -11,13 +11,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use crate::act::cpusets::effective_of;
-use crate::act::resctrl::{Schemata, groups};
-use crate::kernel::{Kernel, ThreadKey, is_gone};
+use crate::kernel::group_folders::remove_group;
+use crate::kernel::{Kernel, ThreadKey, if_there, is_gone};
 use crate::safety::journal::{Held, Object, State};
+use crate::safety::object_state::{in_words, is_cpuset, read_state, write_state};
 
 /// The longest that a restore waits for resctrl's lock.
 const RESCTRL_PATIENCE: Duration = Duration::from_secs(2);
@@ -104,10 +105,6 @@ fn is_freezer(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == "freezer.state" || name == "cgroup.freeze")
 }
 
-fn is_cpuset(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name == crate::act::cpusets::FILE_NAME)
-}
-
 /// A thread that is just ending, or just being moved, is "no such process" to a call although it still stands in `/proc`: it is
 /// asked again, and one that lives on has not been put back.
 fn restore_object(kernel: &dyn Kernel, object: &Object, held: &Held) -> Outcome {
@@ -139,7 +136,8 @@ fn restore_one(kernel: &dyn Kernel, object: &Object, held: &Held) -> io::Result<
         return Ok(Outcome::Gone);
     }
     if let Object::Directory { path } = object {
-        return remove_group(kernel, path);
+        let was_there = remove_group(kernel, path)?;
+        return Ok(if was_there { Outcome::PutBack } else { Outcome::Unchanged });
     }
     let now = read_state(kernel, object)?;
     let as_before = now == held.original || held.follows && is_whole(kernel, object, &now)?;
@@ -193,200 +191,11 @@ pub(crate) fn write_original(kernel: &dyn Kernel, object: &Object, held: &Held) 
 /// The largest number that Linux can be built for.
 const MOST_CPUS: u32 = 8192;
 
-/// Is the object's thread still the same one? Numbers of threads are reused.
-///
-/// # Errors
-/// It is gone (`ESRCH`), or cannot be asked.
-pub(crate) fn check_thread(kernel: &dyn Kernel, object: &Object) -> io::Result<()> {
-    match object.thread() {
-        Some(thread) if !kernel.alive(thread)? => Err(io::Error::from_raw_os_error(libc::ESRCH)),
-        _ => Ok(()),
-    }
-}
-
-/// Reads the present state of an object.
-///
-/// # Errors
-/// As the kernel says; `NotFound` or `ESRCH` where it is gone.
-pub fn read_state(kernel: &dyn Kernel, object: &Object) -> io::Result<State> {
-    Ok(match object {
-        Object::Affinity { thread, .. } => State::Cpus(kernel.affinity(thread.tid)?),
-        Object::Nice { thread, .. } => State::Nice(kernel.stat(thread.tid)?.nice),
-        Object::Policy { thread, .. } => kernel.scheduling(thread.tid)?.state(),
-        Object::Membership { hierarchy, thread, .. } => State::Group(group_of(kernel, hierarchy, *thread)?),
-        Object::File { path } => State::Text(kernel.read(path)?.trim_end().to_string()),
-        Object::Schemata { path } => {
-            let masks = Schemata::parse(&kernel.read(path)?);
-            let bad = |what| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display()));
-            State::Text(masks.map_err(bad)?.to_string())
-        }
-        Object::Directory { path } => match kernel.list(path) {
-            Ok(_) => State::Present,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => State::Absent,
-            Err(error) => return Err(error),
-        },
-    })
-}
-
-/// Puts an object into a state.
-///
-/// # Errors
-/// As the kernel says; `InvalidInput` if the state is not of the object's kind.
-pub fn write_state(kernel: &dyn Kernel, object: &Object, state: &State) -> io::Result<()> {
-    match (object, state) {
-        (Object::Affinity { thread, .. }, State::Cpus(cpus)) => kernel.set_affinity(thread.tid, cpus),
-        (Object::Nice { thread, .. }, State::Nice(nice)) => kernel.set_nice(thread.tid, *nice),
-        (Object::Policy { thread, .. }, State::Policy(policy)) => kernel.set_policy(thread.tid, *policy),
-        (Object::Policy { thread, .. }, State::Scheduling(all)) => kernel.set_scheduling(thread.tid, all),
-        (Object::Membership { hierarchy, thread, .. }, State::Group(group)) => {
-            let group = hierarchy.join(group.strip_prefix("/").unwrap_or(group));
-            kernel.write(&member_file(kernel, &group)?, &thread.tid.to_string())
-        }
-        (Object::File { path }, State::Text(text)) if is_cpuset(path) && text.is_empty() => as_parent(kernel, path),
-        (Object::File { path } | Object::Schemata { path }, State::Text(text)) => {
-            kernel.write(path, &format!("{text}\n"))
-        }
-        (Object::Directory { path }, State::Present) => kernel.make_dir(path),
-        (Object::Directory { path }, State::Absent) => remove_group(kernel, path).map(drop),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{object:?} cannot be {state:?}"))),
-    }
-}
-
-/// An empty cpuset (cgroup v2) has what its parent has. The kernel refuses to empty one in which somebody is (`ENOSPC`): then it
-/// gets the parent's CPUs by name, which is the same to everybody in it.
-fn as_parent(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
-    let refused = match kernel.write(path, "\n") {
-        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => error,
-        other => return other,
-    };
-    let parent = path.parent().and_then(Path::parent).ok_or(refused)?;
-    let text = kernel.read(&parent.join("cpuset.cpus.effective"))?;
-    kernel.write(path, &format!("{}\n", text.trim()))
-}
-
-/// The file that takes thread ids: `tasks` (cgroup v1, resctrl), `cgroup.threads` or `cgroup.procs` (v2).
-fn member_file(kernel: &dyn Kernel, group: &Path) -> io::Result<PathBuf> {
-    let tasks = group.join("tasks");
-    if if_there(kernel.read(&tasks))?.is_some() {
-        return Ok(tasks);
-    }
-    let threads = group.join("cgroup.threads");
-    match if_there(kernel.read(&threads)) {
-        Ok(Some(_)) => Ok(threads),
-        Ok(None) => Ok(group.join("cgroup.procs")),
-        // cgroup.threads refuses to be read in a domain group; there whole processes are moved.
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(group.join("cgroup.procs")),
-        Err(error) => Err(error),
-    }
-}
-
-/// Group of a thread in a hierarchy: resctrl tells it of each thread; otherwise found by looking through the groups, the
-/// one way that serves cgroup v1, v2 and old kernels' resctrl alike, and under an injected root.
-fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Result<PathBuf> {
-    if let Some(group) = groups::told_of_thread(kernel, hierarchy, thread.tid)? {
-        return Ok(group);
-    }
-    let mut left = vec![hierarchy.to_path_buf()];
-    while let Some(group) = left.pop() {
-        if members(kernel, &group)?.contains(&thread.tid) {
-            return Ok(Path::new("/").join(group.strip_prefix(hierarchy).unwrap_or(&group)));
-        }
-        left.extend(child_groups(kernel, &group)?);
-    }
-    // It has ended, or was moved while we looked: whoever asks finds out which.
-    Err(io::Error::from_raw_os_error(libc::ESRCH))
-}
-
-/// Threads in a group and in all below it.
-///
-/// # Errors
-/// A group that is there cannot be read.
-pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
-    let (mut left, mut all) = (vec![group.to_path_buf()], Vec::new());
-    while let Some(group) = left.pop() {
-        all.extend(members(kernel, &group)?);
-        left.extend(child_groups(kernel, &group)?);
-    }
-    Ok(all)
-}
-
-/// A group that goes meanwhile has no children.
-fn child_groups(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<PathBuf>> {
-    let names = if_there(kernel.list(group))?.unwrap_or_default();
-    let mut groups = Vec::new();
-    for path in names.into_iter().map(|name| group.join(name)) {
-        match if_there(kernel.list(&path)) {
-            Ok(Some(_)) => groups.push(path),
-            Ok(None) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(groups)
-}
-
-/// `None` of what is not there (any more).
-pub(crate) fn if_there<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
-    match answer {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if is_gone(&error) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// A group that goes meanwhile has no members.
-fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
-    let text = match kernel.read(&member_file(kernel, group)?) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
-    };
-    Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
-}
-
 /// The mount of resctrl, if the object lies in it.
 fn resctrl_of(object: &Object) -> Option<&Path> {
     match object {
         Object::Schemata { path } => path.parent()?.parent(),
         _ => None,
-    }
-}
-
-/// What went wrong, with resctrl's own words where it has any.
-pub(crate) fn in_words(kernel: &dyn Kernel, object: &Object, error: &io::Error) -> String {
-    let near = match object {
-        Object::Schemata { path } => path.parent().and_then(Path::parent),
-        Object::Directory { path } => path.parent(),
-        Object::Membership { hierarchy, .. } => Some(hierarchy.as_path()),
-        _ => None,
-    };
-    match near.and_then(|mount| groups::last_status(kernel, mount)) {
-        Some(said) => format!("{error}; resctrl says: {said}"),
-        None => error.to_string(),
-    }
-}
-
-/// Empties a group of ours into its parent and removes it. Children of managed programs may have been born into it.
-pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<Outcome> {
-    if let Err(error) = kernel.list(path) {
-        return if error.kind() == io::ErrorKind::NotFound { Ok(Outcome::Unchanged) } else { Err(error) };
-    }
-    let parent = path.parent().unwrap_or(Path::new("/"));
-    // Members may fork while they are moved: a few rounds empty it.
-    for _ in 0..16 {
-        let left = members(kernel, path)?;
-        if left.is_empty() {
-            break;
-        }
-        for tid in left {
-            match kernel.write(&member_file(kernel, parent)?, &tid.to_string()) {
-                Err(error) if !is_gone(&error) => return Err(error),
-                _ => {}
-            }
-        }
-    }
-    match kernel.remove_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Outcome::PutBack),
-        other => other.map(|()| Outcome::PutBack),
     }
 }
 

@@ -11,4 +11,5 @@ pub(crate) mod probing;
 pub mod progress;
 pub mod sampling;
 pub mod tasks;
+pub(crate) mod thread_counts;
 pub mod topology;

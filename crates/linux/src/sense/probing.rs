@@ -17,8 +17,9 @@ use cachemate_core::{
     RefusedBecause, ReuseSample, TaskId,
 };
 
-use crate::act::actuator::DesiredState;
-use crate::act::scheduling::{Scheduling, set_seat, set_turn};
+use crate::act::desired::DesiredState;
+use crate::act::turns::{set_seat, set_turn};
+use crate::kernel::scheduling::Scheduling;
 use crate::kernel::{Kernel, ThreadKey};
 use crate::safety::journal::{Object, State};
 use crate::sense::access_probe::{Subjects, stretch};
@@ -87,7 +88,7 @@ impl ProbePlacement {
         let idle = |participant: &Participant| DesiredState {
             item: item.clone(),
             object: Object::Policy { pid: participant.pid, thread: participant.thread },
-            state: participant.scheduling.waiting().state(),
+            state: participant.scheduling.waiting().into(),
         };
         let mut wanted: Vec<DesiredState> = self.others.iter().chain([&self.target]).map(idle).collect();
         let object = Object::Affinity { pid: self.target.pid, thread: self.target.thread };

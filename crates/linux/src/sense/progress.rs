@@ -15,6 +15,7 @@ use cachemate_core::Event;
 use rustix::fs::{Mode, OFlags};
 
 use crate::kernel::{Kernel, ThreadKey};
+use crate::sense::thread_counts::{calls, ran_ns, waits};
 
 /// Names the file in a program's environment.
 pub const VARIABLE: &str = "CACHEMATE_PROGRESS";
@@ -101,22 +102,6 @@ impl ProgressFiles {
     }
 }
 
-/// Read and write calls of a thread so far.
-pub(crate) fn calls(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
-    let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/io"))).ok()?;
-    Some(field(&text, "syscr:")?.saturating_add(field(&text, "syscw:")?))
-}
-
-/// Context switches of a thread's own accord so far.
-fn waits(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
-    let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/status"))).ok()?;
-    field(&text, "voluntary_ctxt_switches:")
-}
-
-fn field(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
-}
-
 /// What may say how far a program is, best first; `None` = its own report.
 const KINDS: [Option<Event>; 5] =
     [None, Some(Event::Instructions), Some(Event::SystemCalls), Some(Event::ContextSwitches), Some(Event::PageFaults)];
@@ -151,7 +136,7 @@ impl Total {
             waits(kernel, pid, thread.tid),
             stat.as_ref().map(|stat| stat.minor_faults + stat.major_faults),
         ];
-        Total { counts, ran_ns: stat.map(|stat| crate::sense::tasks::ran_ns(kernel, pid, &stat)).unwrap_or_default() }
+        Total { counts, ran_ns: stat.map(|stat| ran_ns(kernel, pid, &stat)).unwrap_or_default() }
     }
 }
 

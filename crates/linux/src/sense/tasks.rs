@@ -14,9 +14,9 @@ use std::path::PathBuf;
 use cachemate_core::{CpuId, Goal, ProcessId, TaskId};
 
 use crate::act::rules::{Action, Rule, Subject, decide};
+use crate::kernel::if_there;
 use crate::kernel::{Kept, Kernel, ThreadKey, ThreadStat, is_gone};
-use crate::safety::restore::if_there;
-use crate::sense::progress::calls;
+use crate::sense::thread_counts::{Times, calls, schedstat, schedstat_path, times_of};
 
 /// Processes that are not managed are asked in so many turns whether they are still the same.
 const TURNS: u32 = 16;
@@ -62,9 +62,6 @@ pub struct Usage {
     /// Read and write calls; only where nothing better says how fast it is.
     pub calls: Option<u64>,
 }
-
-/// Time on a processor and time waiting for one, in nanoseconds, and how often it was given one.
-type Times = (Option<u64>, Option<u64>, Option<u64>);
 
 /// All of them. Ids are never reused within a run.
 #[derive(Debug, Default)]
@@ -353,27 +350,8 @@ fn cgroup_path(text: &str) -> Option<&str> {
     unified.or_else(|| paths().find(|path| *path != "/")).or_else(|| paths().next())
 }
 
-fn schedstat_path(pid: i32, tid: i32) -> PathBuf {
-    PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"))
-}
-
-fn schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> Times {
-    times_of(&kernel.read(&schedstat_path(pid, tid)).unwrap_or_default())
-}
-
-fn times_of(text: &str) -> Times {
-    let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
-    let mut next = || fields.next().flatten();
-    (next(), next(), next())
-}
-
 fn usage((ran_ns, waited_ns, slices): Times, stat: &ThreadStat) -> Usage {
     Usage { ran_ns, waited_ns, slices, faults: stat.minor_faults.saturating_add(stat.major_faults), calls: None }
-}
-
-/// Time on a processor so far.
-pub(crate) fn ran_ns(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Option<u64> {
-    schedstat(kernel, pid, stat.key.tid).0
 }
 
 #[cfg(test)]

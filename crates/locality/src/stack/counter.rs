@@ -46,7 +46,7 @@ impl Counter {
         &self.dead
     }
 
-    /// Kills the old slot of each access (old, new) in turn, at most [`BATCH`](super::finder::BATCH) of them, and gives
+    /// Kills the old slot of each access (old, new) in turn, at most [`BATCH`](super::batch::BATCH) of them, and gives
     /// their distances to `tally`, which has room for them.
     #[inline(always)]
     pub(super) unsafe fn kill<L: Lanes>(&mut self, old: &[u32], new: &[u32], tally: &mut Tally) {

@@ -4,8 +4,7 @@
 //! most half full. A batch first resolves all leaves and asks for their memory, then reads and replaces: the misses
 //! overlap.
 
-use super::finder::{BATCH, LINE_BITS, Pairs};
-use super::sparse::Sparse;
+use super::batch::{BATCH, LINE_BITS, Pairs};
 use crate::hash::mix;
 use crate::simd::prefetch;
 
@@ -105,16 +104,13 @@ impl Dense {
         self.leaves[leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE] = slot;
     }
 
-    /// The same content in the sparse form.
-    pub(super) fn to_sparse(&self, lines: usize) -> Sparse {
-        let mut sparse = Sparse::with_room_for(lines);
-        for &entry in self.pages.iter().filter(|&&entry| entry != 0) {
+    /// Lines and slots, in any order.
+    pub(super) fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.pages.iter().filter(|&&entry| entry != 0).flat_map(|&entry| {
             let (page, leaf) = (entry >> LEAF_BITS, (entry & ((1 << LEAF_BITS) - 1)) as usize);
             let slots = &self.leaves[leaf * LINES_PER_PAGE..][..LINES_PER_PAGE];
-            for (at, &slot) in slots.iter().enumerate().filter(|&(_, &slot)| slot != 0) {
-                sparse.set(page * LINES_PER_PAGE as u64 + at as u64, slot);
-            }
-        }
-        sparse
+            let seen = slots.iter().enumerate().filter(|&(_, &slot)| slot != 0);
+            seen.map(move |(at, &slot)| (page * LINES_PER_PAGE as u64 + at as u64, slot))
+        })
     }
 }

@@ -1,9 +1,9 @@
 //! The engine on one thread.
 
 use super::StackError;
+use super::batch::{BATCH, Pairs};
 use super::counter::Counter;
 use super::find_side::{FindSide, Sizes};
-use super::finder::{BATCH, Pairs};
 use super::histogram::Histogram;
 use super::tally::Tally;
 use crate::simd::{Lanes, Simd, dispatch};

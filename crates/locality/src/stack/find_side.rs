@@ -1,7 +1,8 @@
 //! The finding half of the engine: gives out slots, renames wide lines, and compacts when slots run out.
 
 use super::StackError;
-use super::finder::{BATCH, Finder, Form, Pairs};
+use super::batch::{BATCH, Pairs};
+use super::finder::{Finder, Form};
 use super::rename::Renamer;
 use crate::simd::{Lanes, Simd, dispatch};
 

@@ -5,43 +5,13 @@
 //! would cost the dense form some 300 bytes each. [`Finder`] starts dense and takes the form that suits, with a factor of
 //! two between going and coming back.
 
+use super::batch::Pairs;
 use super::dense::Dense;
 use super::sparse::Sparse;
 use crate::simd::Lanes;
 
-/// Accesses handled together: enough to overlap their cache misses.
-pub(super) const BATCH: usize = 128;
-/// Line addresses that the finders take are below 2^43; [`super::rename`] keeps to it.
-pub(super) const LINE_BITS: u32 = 43;
 /// No change of form below this: small tables are cheap in any form.
 const DENSE_FREE_BYTES: usize = 8 << 20;
-
-/// (old slot, new slot) of the accesses of a batch that were not cold, in order.
-#[derive(Debug)]
-pub(super) struct Pairs {
-    old: [u32; BATCH],
-    new: [u32; BATCH],
-    len: usize,
-}
-
-impl Pairs {
-    pub(super) fn new() -> Self {
-        Pairs { old: [0; BATCH], new: [0; BATCH], len: 0 }
-    }
-    pub(super) fn clear(&mut self) {
-        self.len = 0;
-    }
-    /// Keeps the pair unless `old` is 0, without a branch.
-    #[inline(always)]
-    pub(super) fn push_if_found(&mut self, old: u32, new: u32) {
-        let at = self.len % BATCH;
-        (self.old[at], self.new[at]) = (old, new);
-        self.len += usize::from(old != 0);
-    }
-    pub(super) fn get(&self) -> (&[u32], &[u32]) {
-        (&self.old[..self.len], &self.new[..self.len])
-    }
-}
 
 /// Which form a finder may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,7 +70,7 @@ impl Finder {
     }
 
     /// Gives the lines the slots `first_slot..`, in order; `pairs` becomes the old and new slot of those seen before.
-    /// At most [`BATCH`] lines, below 2^[`LINE_BITS`]; slots are above 0.
+    /// At most [`super::batch::BATCH`] lines, below 2^[`super::batch::LINE_BITS`]; slots are above 0.
     #[inline(always)]
     pub(super) unsafe fn find<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut Pairs) {
         pairs.clear();
@@ -128,7 +98,7 @@ impl Finder {
         let Table::Dense(dense) = &self.table else { return };
         let Some(dense_free_bytes) = self.form.dense_free_bytes() else { return };
         if dense.bytes() > dense_free_bytes && dense.bytes() > 2 * Sparse::bytes_for(self.lines) {
-            self.table = Table::Sparse(dense.to_sparse(self.lines));
+            self.table = Table::Sparse(to_sparse(dense, self.lines));
         }
     }
 
@@ -138,7 +108,7 @@ impl Finder {
         if self.form.dense_free_bytes().is_some()
             && Dense::bytes_for(sparse.estimate_pages()) < Sparse::bytes_for(self.lines)
         {
-            self.table = Table::Dense(sparse.to_dense());
+            self.table = Table::Dense(to_dense(sparse));
         }
     }
 
@@ -147,4 +117,22 @@ impl Finder {
     pub(super) fn is_sparse(&self) -> bool {
         matches!(self.table, Table::Sparse(_))
     }
+}
+
+/// The same content in the sparse form.
+fn to_sparse(dense: &Dense, lines: usize) -> Sparse {
+    let mut sparse = Sparse::with_room_for(lines);
+    for (line, slot) in dense.lines_and_slots() {
+        sparse.set(line, slot);
+    }
+    sparse
+}
+
+/// The same content in the dense form.
+fn to_dense(sparse: &Sparse) -> Dense {
+    let mut dense = Dense::new();
+    for (line, slot) in sparse.lines_and_slots() {
+        dense.set(line, slot);
+    }
+    dense
 }

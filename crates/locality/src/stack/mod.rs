@@ -10,6 +10,7 @@
 //! (`counter.rs`), and the distance is what is left. Properties: one pass over a stream; memory in proportion to the
 //! distinct lines, not to the length; no recursion; nothing to tune; the same result with every instruction set.
 
+mod batch;
 mod counter;
 mod dense;
 mod exact;

@@ -7,10 +7,10 @@
 //! distance. The histograms of the owners add up.
 
 use super::StackError;
+use super::batch::{BATCH, Pairs};
 use super::counter::Counter;
 use super::exact::Waiting;
 use super::find_side::{FindSide, Sizes};
-use super::finder::{BATCH, Pairs};
 use super::histogram::Histogram;
 use super::tally::Tally;
 use crate::simd::{Lanes, Simd, dispatch};

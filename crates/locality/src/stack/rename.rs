@@ -5,7 +5,7 @@
 //! consecutive numbers from 2^42 / 64 on, kept in an open-addressing table with whole keys. A bijection of lines changes
 //! no distance, so results are exact for all 64-bit addresses; only the wide ones pay for a second look-up.
 
-use super::finder::{BATCH, LINE_BITS};
+use super::batch::{BATCH, LINE_BITS};
 use crate::hash::{mix, scatter};
 use crate::simd::prefetch;
 

@@ -5,8 +5,7 @@
 //! tag. So tags are exact, and one vector comparison searches a bucket. Entries are never removed, hence a bucket that is
 //! not full ends a search. The table doubles at a load of 0.7, or when an entry would lie too far from home.
 
-use super::dense::Dense;
-use super::finder::{BATCH, LINE_BITS, Pairs};
+use super::batch::{BATCH, LINE_BITS, Pairs};
 use crate::hash::mix_bits;
 use crate::simd::{Lanes, Portable, U32x16, prefetch};
 use std::collections::BTreeSet;
@@ -176,7 +175,7 @@ impl Sparse {
     }
 
     /// Lines and slots, in any order.
-    fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+    pub(super) fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.entries().map(|(key, low, slot)| (crate::hash::unmix_bits(key, KEY_BITS) << QUAD_BITS | low, slot))
     }
 
@@ -188,14 +187,5 @@ impl Sparse {
             .filter(|&page| crate::hash::mix(page) >> 58 == 0)
             .collect();
         (sampled.len() + 1) * 64
-    }
-
-    /// The same content in the dense form.
-    pub(super) fn to_dense(&self) -> Dense {
-        let mut dense = Dense::new();
-        for (line, slot) in self.lines_and_slots() {
-            dense.set(line, slot);
-        }
-        dense
     }
 }

@@ -1,6 +1,6 @@
 //! Counts distances: 32-bit counters while the trace runs, folded into 64-bit ones before they could overflow.
 
-use super::finder::BATCH;
+use super::batch::BATCH;
 use super::histogram::Histogram;
 use crate::simd::prefetch;
 

@@ -1,7 +1,8 @@
 //! The engine against an oracle that keeps the LRU stack as a list.
 
+use super::batch::BATCH;
 use super::find_side::Sizes;
-use super::finder::{BATCH, Form};
+use super::finder::Form;
 use super::{Histogram, ParallelStackDistances, StackDistances};
 use crate::simd::Simd;
 use cachemate_core::SplitMix64;

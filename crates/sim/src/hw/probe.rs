@@ -3,9 +3,7 @@
 //! Probes belong to a thread and travel with it. They are off the hot path unless on: a thread with a watch or
 //! super-set counts on the L1 runs a variant of the engine compiled for that.
 
-use cachemate_core::{AccessSample, Event, Level, ReuseSample, SuperSetCount};
-
-use super::sampling::jitter;
+use cachemate_core::{AccessSample, Event, Level, ReuseSample, SplitMix64, SuperSetCount};
 
 /// All probes of one thread. The operating system attaches them and takes the results.
 #[derive(Clone, Debug, Default)]
@@ -144,4 +142,10 @@ pub struct Overflow {
     pub next_at: u64,
     /// Interrupts so far.
     pub raised: u64,
+}
+
+/// Uniform in 1 ..= 2 `one_in` - 1: `one_in` on average, never in step with a loop.
+pub(super) fn jitter(one_in: u32, seed: u64) -> u64 {
+    let span = 2 * u64::from(one_in.max(1)) - 1;
+    1 + ((u128::from(SplitMix64::scatter(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64) as u64
 }

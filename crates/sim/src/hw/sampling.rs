@@ -5,11 +5,11 @@
 //! without writing the register, so that the last value is logged again. *Tagged* (PEBS, IBS) follows one access
 //! through the machine and knows source, latency and physical line.
 
-use cachemate_core::{AccessSample, CounterSpec, Level, Pipeline, Sampler, Source, SplitMix64, TaskId};
+use cachemate_core::{AccessSample, CounterSpec, Level, Pipeline, Sampler, Source, TaskId};
 
 use super::caches::Caches;
 use super::counters::{LevelCounts, TaskCounters};
-use super::probe::{ActivityProbe, Overflow, Probes};
+use super::probe::{ActivityProbe, Overflow, Probes, jitter};
 use super::unit::{ROOT, Served};
 
 #[derive(Clone, Copy)]
@@ -278,12 +278,6 @@ impl Overflow {
 /// its context since: a smaller one is another context's.
 fn follows(instruction: u64, earlier: u64, shadow: u64) -> bool {
     instruction.checked_sub(earlier).is_some_and(|behind| behind <= shadow)
-}
-
-/// Uniform in 1 ..= 2 `one_in` - 1: `one_in` on average, never in step with a loop.
-pub(super) fn jitter(one_in: u32, seed: u64) -> u64 {
-    let span = 2 * u64::from(one_in.max(1)) - 1;
-    1 + ((u128::from(SplitMix64::scatter(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64) as u64
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use cachemate_core::Turn;
 use super::btree::{PAGE_BYTES, Tree, copy_record, hot_draw};
 use super::emitter::Out;
 use super::random::{Rng, mix};
-use super::registry::ProgramSpec;
 use super::servers::{Membership, add_collectors, group_users, members};
+use super::setup::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
 use super::{Code, Pace};
 

@@ -41,5 +41,5 @@ mod stencil;
 
 pub use emitter::{CODE_BASE, Code, INSTRUCTION_BYTES, Pace, STACK_BYTES};
 pub use page::programs_page;
-pub use registry::{Options, Program, ProgramError, ProgramSpec, build, program, programs};
-pub use setup::{Region, Users};
+pub use registry::{ProgramError, build, program, programs};
+pub use setup::{Options, Program, ProgramSpec, Region, Users};

@@ -17,7 +17,7 @@ use cachemate_core::Turn;
 
 use super::basis::{ARTIFICIAL, Basis, NONE, Pivot};
 use super::emitter::Out;
-use super::registry::ProgramSpec;
+use super::setup::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
 use super::{Code, Pace};
 

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::registry::{ProgramSpec, programs};
+use super::registry::programs;
+use super::setup::ProgramSpec;
 
 const HEAD: &str = "\
 # Programs that run on the simulated machine

@@ -7,8 +7,8 @@ use cachemate_core::Turn;
 
 use super::emitter::Out;
 use super::random::Rng;
-use super::registry::ProgramSpec;
 use super::servers::{Membership, add_collectors, group_users, members};
+use super::setup::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
 use super::{Code, Pace};
 

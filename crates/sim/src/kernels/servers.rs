@@ -11,7 +11,7 @@ use cachemate_core::Turn;
 
 use super::emitter::Out;
 use super::random::Rng;
-use super::setup::{Kernel, Region, Setup, Users};
+use super::setup::{Kernel, Region, Setup, Users, group_later};
 
 /// Which group's data a thread works on, now.
 #[derive(Clone, Copy)]
@@ -19,12 +19,6 @@ pub(super) struct Membership {
     group: u32,
     later: u32,
     regroup_after: Option<u64>,
-}
-
-/// The group of a member after a change of phase: every other one moves on, so that the partition is another one. (If
-/// all did, the groups would only change their data.)
-pub(super) fn group_later(group: u32, place: u32, groups: u32) -> u32 {
-    (group + place % 2) % groups
 }
 
 impl Membership {

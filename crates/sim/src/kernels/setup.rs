@@ -1,11 +1,81 @@
 //! Building a program: its address space, and the wrapper that turns a kernel into an endless source.
 
 use cachemate_core::{Access, AccessSource, Turn};
+use serde::{Deserialize, Serialize};
 
 use super::emitter::{Out, STACK_BYTES};
 use super::random::{Rng, mix};
-use super::registry::{Options, Program, ProgramSpec, group_sizes};
-use super::servers::group_later;
+use super::{Code, Pace};
+
+/// What a scenario may change of a program. Everything left out keeps the table's value.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// Bytes of data the whole program touches, its stacks included.
+    pub footprint_bytes: Option<u64>,
+    /// Threads of each group (warehouse, scoreboard, database), clients of each room.
+    pub threads: Option<u32>,
+    /// Groups of threads that share data: warehouses, scoreboards, rooms, databases.
+    pub groups: Option<u32>,
+    /// Threads of each group where they differ; replaces `threads` and `groups`.
+    pub group_sizes: Vec<u32>,
+    /// Collector-like threads that now and then walk everything.
+    pub background_threads: Option<u32>,
+    /// After this many operations of its own, every other thread of a group moves on to the next group's data: a change
+    /// of phase, after which the partition is another one.
+    pub regroup_after: Option<u64>,
+}
+
+/// One row of the table of programs.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramSpec {
+    pub name: &'static str,
+    /// What it stands for.
+    pub stands_for: &'static str,
+    /// The algorithm that runs.
+    pub algorithm: &'static str,
+    /// Data touched, stacks included.
+    pub footprint_bytes: u64,
+    pub footprint_source: &'static str,
+    pub pace: Pace,
+    pub pace_source: &'static str,
+    pub code: Code,
+    pub code_source: &'static str,
+    /// What the program's behaviour alternates between, if anything.
+    pub phases: &'static str,
+    /// What `progress()` counts.
+    pub unit: &'static str,
+    /// Threads of each group and groups; (1, 1) where single-threaded.
+    pub threads: (u32, u32),
+    pub(crate) make: fn(&mut Setup),
+}
+
+/// A program ready to run.
+pub struct Program {
+    /// Its threads, in one address space, in the order of their groups.
+    pub threads: Vec<Box<dyn AccessSource>>,
+    /// Group of each thread; `None` for background threads.
+    pub groups: Vec<Option<u32>>,
+    /// The same after `regroup_after`; as before where it is not asked for.
+    pub groups_later: Vec<Option<u32>>,
+    /// Everything the threads may touch besides code.
+    pub regions: Vec<Region>,
+}
+
+/// Threads of each group under these options.
+pub(super) fn group_sizes(spec: &ProgramSpec, options: &Options) -> Vec<u32> {
+    if !options.group_sizes.is_empty() {
+        return options.group_sizes.clone();
+    }
+    let groups = options.groups.unwrap_or(spec.threads.1).min(4097);
+    vec![options.threads.unwrap_or(spec.threads.0); groups as usize]
+}
+
+/// The group of a member after a change of phase: every other one moves on, so that the partition is another one. (If
+/// all did, the groups would only change their data.)
+pub(super) fn group_later(group: u32, place: u32, groups: u32) -> u32 {
+    (group + place % 2) % groups
+}
 
 /// Who touches a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -8,7 +8,7 @@
 use cachemate_core::Turn;
 
 use super::emitter::Out;
-use super::registry::ProgramSpec;
+use super::setup::ProgramSpec;
 use super::setup::{Kernel, Region, Setup, Users};
 use super::{Code, Pace};
 

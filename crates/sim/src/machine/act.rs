@@ -10,8 +10,8 @@ use cachemate_core::{
 
 use super::SimMachine;
 use crate::hw::BadRequest;
-use crate::os::dispatch::Slot;
 use crate::os::gangs::{Rotation, SlotGang};
+use crate::os::queues::Slot;
 
 fn hardware_class(class: Option<ClassId>) -> u8 {
     class.map_or(0, |class| class.0 as u8 + 1)

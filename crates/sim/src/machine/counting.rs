@@ -9,7 +9,7 @@
 use cachemate_core::{Counts, Event, Level, Reading, Sampler, StallCause};
 
 use crate::hw::{TaskCounters, events};
-use crate::os::dispatch::Slot;
+use crate::os::queues::Slot;
 
 /// Which events are counted when.
 pub struct Counting {

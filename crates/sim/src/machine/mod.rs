@@ -32,14 +32,15 @@ use counting::Counting;
 pub use setup::{Clock, Length, Maker, Program, SharedMemory, SimOptions};
 pub use trail::{Step, TaskStep};
 
+use crate::baseline::Baseline;
 use crate::hw::{CacheCounters, Charge, Hardware, HwOptions};
-use crate::os::dispatch::{Dispatcher, Slot};
+use crate::os::dispatch::Dispatcher;
 use crate::os::domains::Domains;
 use crate::os::frames::{Frames, FramesSpec};
 use crate::os::memory::Memory;
+use crate::os::queues::Slot;
 use crate::os::schedulers::{Times, scheduler};
 use crate::os::system::{Costs, Happened, System};
-use crate::results::Baseline;
 
 /// Counters that take turns are switched at this nominal interval, as a kernel's timer does.
 pub const COUNTER_TURN_NS: u64 = 4_000_000;

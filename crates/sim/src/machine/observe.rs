@@ -4,7 +4,7 @@ use cachemate_core::{CacheId, Counts, CpuId, Event, Observation, Place, Reading,
 
 use super::SimMachine;
 use crate::hw::{CacheCounters, CpuCounters, MemoryCounters};
-use crate::os::dispatch::State;
+use crate::os::queues::State;
 
 /// Shared counters as of the last observation.
 #[derive(Default)]

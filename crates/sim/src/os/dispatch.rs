@@ -14,60 +14,8 @@
 use cachemate_core::{CoRunPenalty, CpuSet};
 
 use super::domains::{Domains, SHARED_CACHE};
+use super::queues::{CpuState, Seat, Sight, Slot, State, TaskState};
 use super::schedulers::{Scheduler, Why};
-
-/// Index of a task in the operating system's own table; tasks and injected probes alike.
-pub type Slot = usize;
-
-/// What a CPU may run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Seat {
-    /// Anything from the queues.
-    #[default]
-    Open,
-    /// This task only, or nothing.
-    Held(Option<Slot>),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
-    Running(u32),
-    Queued(u32),
-    /// Runnable, but only in a seat that it does not have now.
-    Parked,
-    Blocked,
-    Gone,
-}
-
-/// The dispatcher's view of one task.
-#[derive(Clone, Debug)]
-pub struct TaskState {
-    pub state: State,
-    pub allowed: CpuSet,
-    pub weight: f64,
-    /// Runs in seats only.
-    pub seated: bool,
-    pub last_cpu: Option<u32>,
-    pub on_cpu_cycles: Vec<u64>,
-    pub wait_cycles: u64,
-    pub switches: u64,
-    pub migrations: u64,
-    since: u64,
-    queued_at: u64,
-    passed_over: u8,
-}
-
-#[derive(Clone, Debug, Default)]
-struct CpuState {
-    seat: Seat,
-    running: Option<Slot>,
-    /// What the hardware was last told.
-    loaded: Option<Slot>,
-    queue: Vec<Slot>,
-    slice_end: u64,
-    flagged: bool,
-    expired: bool,
-}
 
 /// One change for the hardware. All `out`s come before all `into`s: tasks may swap CPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,72 +39,6 @@ pub struct Picks {
 /// Candidates looked at for better company, and how often in a row the first of them may be passed over.
 const CHOICES_AT_MOST: usize = 8;
 const PASSED_OVER_AT_MOST: u8 = 4;
-
-/// What schedulers may look at.
-pub struct Sight<'a> {
-    now: u64,
-    cpus: &'a [CpuState],
-    tasks: &'a [TaskState],
-    domains: &'a Domains,
-}
-
-impl Sight<'_> {
-    pub fn now_cycles(&self) -> u64 {
-        self.now
-    }
-    pub fn domains(&self) -> &Domains {
-        self.domains
-    }
-    pub fn running(&self, cpu: u32) -> Option<Slot> {
-        self.cpus[cpu as usize].running
-    }
-    pub fn queue(&self, cpu: u32) -> &[Slot] {
-        &self.cpus[cpu as usize].queue
-    }
-    pub fn waiting(&self, cpu: u32) -> usize {
-        self.queue(cpu).len()
-    }
-    /// Waiting on `from` and allowed on `cpu`.
-    pub fn waiting_for(&self, from: u32, cpu: u32) -> usize {
-        self.queue(from).iter().filter(|&&slot| self.may_run(slot, cpu)).count()
-    }
-    pub fn all_queued(&self) -> impl Iterator<Item = Slot> + '_ {
-        self.cpus.iter().flat_map(|cpu| cpu.queue.iter().copied())
-    }
-    pub fn is_open(&self, cpu: u32) -> bool {
-        self.cpus[cpu as usize].seat == Seat::Open
-    }
-    pub fn is_idle(&self, cpu: u32) -> bool {
-        let cpu = &self.cpus[cpu as usize];
-        cpu.seat == Seat::Open && cpu.running.is_none() && cpu.queue.is_empty()
-    }
-    /// Allowed there (open or not).
-    pub fn may_run(&self, slot: Slot, cpu: u32) -> bool {
-        self.tasks[slot].allowed.contains(cpu)
-    }
-    pub fn last_cpu(&self, slot: Slot) -> Option<u32> {
-        self.tasks[slot].last_cpu
-    }
-    pub fn weight(&self, slot: Slot) -> f64 {
-        self.tasks[slot].weight
-    }
-    pub fn queued_at(&self, slot: Slot) -> u64 {
-        self.tasks[slot].queued_at
-    }
-    /// Weight of all that runs or waits there.
-    pub fn load(&self, cpu: u32) -> f64 {
-        let state = &self.cpus[cpu as usize];
-        state.queue.iter().chain(&state.running).map(|&slot| self.tasks[slot].weight).sum()
-    }
-    pub fn load_milli(&self, cpu: u32) -> u64 {
-        (self.load(cpu) * 1000.0) as u64
-    }
-    /// The allowed CPU with the least key, open ones first. Without an allowed CPU the first one: plans are checked.
-    pub fn best_cpu<K: Ord>(&self, slot: Slot, key: impl Fn(u32) -> K) -> u32 {
-        let allowed = (0..self.cpus.len() as u32).filter(|&cpu| self.may_run(slot, cpu));
-        allowed.min_by_key(|&cpu| (!self.is_open(cpu), key(cpu))).unwrap_or(0)
-    }
-}
 
 /// All CPUs and all tasks.
 pub struct Dispatcher {

@@ -3,8 +3,9 @@
 use cachemate_core::{Cache, CacheId, CoRunPenalty, Cpu, CpuId, CpuSet, Level, SplitMix64, TaskId, Topology};
 use proptest::prelude::*;
 
-use super::dispatch::{Dispatcher, Seat, Slot, State};
+use super::dispatch::Dispatcher;
 use super::domains::Domains;
+use super::queues::{Seat, Slot, State};
 use super::schedulers::{SchedulerKind, Times, scheduler};
 
 const MS: u64 = 1_000;

@@ -6,7 +6,8 @@
 
 use cachemate_core::CpuSet;
 
-use super::dispatch::{Dispatcher, Slot};
+use super::dispatch::Dispatcher;
+use super::queues::Slot;
 
 /// One gang: members, their CPUs where it matters, slices per turn.
 #[derive(Clone, PartialEq, Eq, Debug)]

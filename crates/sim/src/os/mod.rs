@@ -6,6 +6,7 @@ pub mod frames;
 pub mod gangs;
 pub mod memory;
 pub mod page_table;
+pub mod queues;
 pub mod schedulers;
 pub mod system;
 

@@ -9,9 +9,10 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use cachemate_core::{AccessSource, CpuId, CpuSet, IndexSet, PageMoving, ProcessId, TaskId, Turn};
 
-use super::dispatch::{Dispatcher, Seat, Slot, Switch};
+use super::dispatch::{Dispatcher, Switch};
 use super::gangs::Rotation;
 use super::memory::{Found, Memory};
+use super::queues::{Seat, Slot};
 use crate::hw::{Charge, Framed, Frames, Hardware, Stop, TaskCounters, Thread};
 
 /// What the operating system's own work costs, scaled, in cycles.

@@ -3,7 +3,7 @@ use crate::act::changes::bench::{self, Bench};
 use crate::act::rules::{Action, Rule};
 use crate::fake_tests::FakeHost;
 use crate::sense::tasks::Tasks;
-use cachemate_core::{CpuSet, Plan, TaskId, Window};
+use cachemate_core::{CpuSet, Plan, RefusedBecause, TaskId, Window};
 
 /// A guardian that only waits, so that the daemon's side can be tested alone.
 fn waiting_guardian() -> GuardianCommand {

@@ -11,10 +11,10 @@ use cachemate_core::{
 
 use super::reading::Reading;
 use super::steps::{Step, steps};
-use crate::act::actuator::{Actuator, ApplyReport, refused};
+use crate::act::actuator::{Actuator, ApplyReport};
+use crate::act::desired::refused;
 use crate::act::gangs::Rotation;
 use crate::act::resctrl::Ways;
-use crate::act::scheduling::Scheduling;
 use crate::kernel::{Kernel, ThreadKey, is_gone};
 use crate::safety::journal::{self, Object, State};
 
@@ -229,7 +229,7 @@ pub(crate) fn rotation(
     let member = |task: &TaskId| {
         let (pid, thread) = *threads.get(task)?;
         let original = originals.get(&Object::Policy { pid, thread })?;
-        Some((thread, Scheduling::of(original)?))
+        Some((thread, original.scheduling()?))
     };
     let gangs = schedule.gangs.iter();
     let gangs = gangs.map(|gang| (gang.members.iter().filter_map(|(task, _)| member(task)).collect(), gang.slices));

@@ -9,12 +9,13 @@ use cachemate_core::{
     ProcessId, Refused, State as Known, TaskId, TaskState, Tracked, Units,
 };
 
-use crate::act::actuator::{Actuator, DesiredState, refused};
+use crate::act::actuator::Actuator;
 use crate::act::colors::agents::folder_of;
 use crate::act::cpusets::Groups;
+use crate::act::desired::{DesiredState, refused};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::safety::journal::{Object, State};
-use crate::safety::restore::read_state;
+use crate::safety::object_state::read_state;
 use crate::sense::tasks::Managed;
 
 /// The nice value that gives `weight` times the CPU share of `original`: one step is a factor of 1.25 in Linux's

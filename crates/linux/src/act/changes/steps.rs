@@ -8,8 +8,8 @@ use super::reading::{Reading, nice_for};
 use crate::act::colors::agents::{mask_of, wanted};
 use crate::act::resctrl::Ways;
 use crate::kernel::Kernel;
+use crate::kernel::if_there;
 use crate::safety::journal::{Object, State};
-use crate::safety::restore::if_there;
 
 /// One object that a change concerns.
 #[derive(Clone, PartialEq, Debug)]
@@ -56,7 +56,7 @@ pub(super) fn steps(
         ChangeKind::Cpuset { group, to, .. } => {
             let path = reading.group_files.get(group).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
             let promised = reading.promised.get(group).into_iter().flatten();
-            let promise = |want: &crate::act::actuator::DesiredState| Step {
+            let promise = |want: &crate::act::desired::DesiredState| Step {
                 object: want.object.clone(),
                 state: want.state.clone(),
                 write: false,
@@ -102,7 +102,7 @@ pub(super) fn steps(
                 // Who is gone meanwhile has no turn, and his gang goes on.
                 let Some(now) = if_there(kernel.scheduling(thread.key.tid))? else { continue };
                 let object = Object::Policy { pid: thread.pid, thread: thread.key };
-                steps.push(Step { object, state: now.waiting().state(), write: false });
+                steps.push(Step { object, state: now.waiting().into(), write: false });
             }
             steps.sort_by(|a, b| a.object.cmp(&b.object));
             steps.dedup();

@@ -10,8 +10,8 @@ use std::time::Duration;
 use cachemate_core::{Cache, CacheId, CpuSet, IndexSet, Level, Topology};
 
 use crate::act::resctrl::masks::{mask_text, parse_mask};
-use crate::act::scheduling::Scheduling;
 use crate::fake_tests::FakeHost;
+use crate::kernel::scheduling::Scheduling;
 use crate::kernel::{DirLock, Kernel};
 use crate::sense::topology::HostTopology;
 

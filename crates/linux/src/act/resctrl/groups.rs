@@ -8,8 +8,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::mount::mounted;
+use crate::kernel::group_folders::remove_group;
 use crate::kernel::{Kernel, ThreadKey, is_gone};
-use crate::safety::restore::remove_group;
 
 /// How every group of ours begins.
 pub const PREFIX: &str = "cachemate-";
@@ -74,7 +75,7 @@ pub fn last_status(kernel: &dyn Kernel, mount: &Path) -> Option<String> {
 
 /// As [`sweep`], wherever resctrl is mounted, under its lock.
 pub fn sweep_mounted(kernel: &dyn Kernel) -> Vec<String> {
-    let Ok(mount) = super::info::mounted(kernel) else { return Vec::new() };
+    let Ok(mount) = mounted(kernel) else { return Vec::new() };
     match kernel.lock_dir(&mount, Duration::from_secs(2)) {
         Ok(_lock) => sweep(kernel, &mount, "no group of this process"),
         Err(error) => vec![format!("{}: its lock is held by somebody else: {error}", mount.display())],

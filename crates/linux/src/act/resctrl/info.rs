@@ -15,6 +15,7 @@ use cachemate_core::{CacheId, IndexSet, Level, Limits, Partition};
 
 use super::groups;
 use super::masks::{Schemata, level_of, parse_mask};
+use super::mount::{Missing, missing, mounted};
 use crate::kernel::Kernel;
 use crate::sense::topology::HostTopology;
 
@@ -56,17 +57,6 @@ pub struct Resctrl {
     pub monitored: BTreeMap<u32, CacheId>,
 }
 
-/// Why there is none, and what would help.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Missing {
-    pub why: String,
-    pub remedy: Option<String>,
-}
-
-fn missing(why: impl Into<String>, remedy: Option<&str>) -> Missing {
-    Missing { why: why.into(), remedy: remedy.map(str::to_string) }
-}
-
 /// Finds and reads resctrl.
 ///
 /// # Errors
@@ -104,46 +94,6 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Missing
     let counted = counted(kernel, &mount);
     let monitored = monitored(kernel, &mount, host);
     Ok(Resctrl { mount, divided, classes, others, counted, monitored })
-}
-
-/// The mount of the whole file system (a bind mount may show one group only), writable ones first.
-pub(crate) fn mounted(kernel: &dyn Kernel) -> Result<PathBuf, Missing> {
-    let mounts = kernel.read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
-    let mut found: Vec<(bool, PathBuf)> = mounts.lines().filter_map(mount_of_line).collect();
-    found.sort_by_key(|(read_only, _)| *read_only);
-    match found.into_iter().next() {
-        Some((false, mount)) => Ok(mount),
-        Some((true, mount)) => Err(missing(format!("{}: mounted read-only", mount.display()), Some("remount it rw"))),
-        None => {
-            let known = kernel.read(Path::new("/proc/filesystems")).is_ok_and(|text| text.contains("resctrl"));
-            Err(match known {
-                true => missing("not mounted", Some("mount -t resctrl resctrl /sys/fs/resctrl")),
-                false => missing(
-                    "the kernel has no resctrl, or the processor no RDT/QoS",
-                    Some("bare metal with Intel RDT, AMD QoS or Arm MPAM"),
-                ),
-            })
-        }
-    }
-}
-
-/// `36 35 0:30 / /sys/fs/resctrl rw,relatime shared:1 - resctrl resctrl rw` (proc_pid_mountinfo(5)).
-fn mount_of_line(line: &str) -> Option<(bool, PathBuf)> {
-    let (before, after) = line.split_once(" - ")?;
-    let before: Vec<&str> = before.split(' ').collect();
-    let mut after = after.split(' ');
-    if after.next()? != "resctrl" || *before.get(3)? != "/" {
-        return None;
-    }
-    let read_only = |options: &str| options.split(',').any(|option| option == "ro");
-    let read_only = read_only(before.get(5)?) || after.nth(1).is_some_and(read_only);
-    Some((read_only, PathBuf::from(unescaped(before.get(4)?))))
-}
-
-/// The kernel writes blanks, tabs, newlines and backslashes of paths as `\ooo`.
-fn unescaped(path: &str) -> String {
-    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    escapes.iter().fold(path.to_string(), |path, (escape, plain)| path.replace(escape, plain))
 }
 
 fn control(kernel: &dyn Kernel, folder: &Path) -> Result<(Limits, u32), Missing> {

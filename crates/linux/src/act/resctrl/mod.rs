@@ -11,12 +11,14 @@
 pub mod groups;
 mod info;
 mod masks;
+mod mount;
 mod occupancy;
 mod ways;
 
-pub(crate) use info::mounted;
-pub use info::{Counted, Divided, Missing, Resctrl, find};
+pub use info::{Counted, Divided, Resctrl, find};
 pub use masks::Schemata;
+pub use mount::Missing;
+pub(crate) use mount::mounted;
 pub use ways::Ways;
 
 #[cfg(test)]

@@ -14,11 +14,11 @@ use super::groups;
 use super::info::{Divided, Resctrl};
 use super::masks::Schemata;
 use super::occupancy::{Others, Traffic, explain, occupancy_bytes, taken};
-use crate::act::actuator::refused;
 use crate::act::changes::{Reading, item_of};
+use crate::act::desired::refused;
 use crate::kernel::{DirLock, Kernel, ThreadKey};
 use crate::safety::journal::{Object, State};
-use crate::safety::restore::read_state;
+use crate::safety::object_state::read_state;
 use crate::sense::tasks::Managed;
 
 /// How long we wait for somebody else's lock on resctrl before the plan's shares are refused for this window.

@@ -7,7 +7,7 @@ use cachemate_core::{
 use super::super::SimMachine;
 use super::Refusal;
 use crate::hw::{ActivityProbe, SampleProbe, TaskCounters, TraceProbe, WatchProbe};
-use crate::os::dispatch::Slot;
+use crate::os::queues::Slot;
 
 /// Between two watched locations, on average, before scaling.
 const WATCH_ONE_IN: u64 = 1_000;

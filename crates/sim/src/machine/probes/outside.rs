@@ -5,8 +5,8 @@ use cachemate_core::{CpuId, CpuSet, Evidence, Neighbor, ProbeId, ProbeWhat, Refu
 use super::super::{PROBE_PROCESS, SimMachine};
 use super::Refusal;
 use super::sources::{Injected, Pattern};
-use crate::os::dispatch::Slot;
 use crate::os::gangs::seat;
+use crate::os::queues::Slot;
 use crate::os::system::Hold;
 
 /// Longest phase of a neighbor's measurement, in nominal time; a shorter budget makes phases shorter.

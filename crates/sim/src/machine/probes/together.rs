@@ -14,8 +14,8 @@ use super::super::SimMachine;
 use super::super::observe::counted;
 use super::Refusal;
 use crate::hw::{CacheCounters, TaskCounters};
-use crate::os::dispatch::Slot;
 use crate::os::gangs::seat_where;
+use crate::os::queues::Slot;
 use crate::os::system::Hold;
 
 struct Row {

@@ -11,8 +11,8 @@
 //! bandwidth control, and the tick after which an idle CPU outside the cache is found (here: at once).
 
 use super::{Scheduler, Times, Why, entry};
-use crate::os::dispatch::{Sight, Slot};
 use crate::os::domains::{CORE, SHARED_CACHE};
+use crate::os::queues::{Sight, Slot};
 
 /// Imbalance below this share is left alone (Linux' default for domains above a core).
 const IMBALANCE_PERCENT: f64 = 117.0;

@@ -13,7 +13,7 @@ pub use linux::LinuxLike;
 pub use round_robin::RoundRobin;
 pub use solaris::SolarisTimeSharing;
 
-use super::dispatch::{Sight, Slot};
+use super::queues::{Sight, Slot};
 
 /// Which default scheduler the machine runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! Round robin: one queue for all CPUs in order of arrival, equal slices (times weight).
 
 use super::{Scheduler, Times, Why};
-use crate::os::dispatch::{Sight, Slot};
+use crate::os::queues::{Sight, Slot};
 
 pub struct RoundRobin {
     times: Times,

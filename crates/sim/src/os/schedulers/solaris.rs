@@ -8,7 +8,7 @@
 //! Plan weights multiply the quantum: the class itself knows no shares.
 
 use super::{Scheduler, Times, Why, entry};
-use crate::os::dispatch::{Sight, Slot};
+use crate::os::queues::{Sight, Slot};
 
 /// Where threads of the class start.
 const START_LEVEL: u8 = 29;

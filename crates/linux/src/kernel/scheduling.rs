@@ -8,11 +8,7 @@
 use std::fmt;
 use std::io;
 
-use cachemate_core::CpuSet;
 use serde::{Deserialize, Serialize};
-
-use crate::kernel::{Kernel, ThreadKey};
-use crate::safety::journal::State;
 
 /// `SCHED_*` of sched(7).
 pub const NORMAL: u32 = 0;
@@ -60,19 +56,6 @@ impl Scheduling {
     pub fn waiting(&self) -> Self {
         Scheduling { policy: IDLE, ..*self }
     }
-
-    /// The state as it stands in a journal.
-    pub fn state(self) -> State {
-        if self == Self::plain(self.policy) { State::Policy(self.policy) } else { State::Scheduling(self) }
-    }
-
-    pub fn of(state: &State) -> Option<Self> {
-        match state {
-            State::Policy(policy) => Some(Self::plain(*policy)),
-            State::Scheduling(scheduling) => Some(*scheduling),
-            _ => None,
-        }
-    }
 }
 
 impl fmt::Display for Scheduling {
@@ -88,34 +71,6 @@ impl fmt::Display for Scheduling {
             other => write!(f, "scheduling policy {other}"),
         }
     }
-}
-
-/// Sets a thread's affinity, if it is that thread still.
-///
-/// # Errors
-/// The thread is gone or its id another's (`ESRCH`); or as the kernel says.
-pub(crate) fn set_seat(kernel: &dyn Kernel, thread: ThreadKey, cpus: &CpuSet) -> io::Result<()> {
-    if kernel.stat(thread.tid)?.key != thread {
-        return Err(io::Error::from_raw_os_error(libc::ESRCH));
-    }
-    kernel.set_affinity(thread.tid, cpus)
-}
-
-/// Lets a thread wait as an idle task, or gives it back what it had.
-///
-/// # Errors
-/// The thread is gone or its id another's (`ESRCH`); it cannot wait, or chose another class meanwhile: left alone; or as the
-/// kernel says.
-pub(crate) fn set_turn(kernel: &dyn Kernel, thread: ThreadKey, original: &Scheduling, waits: bool) -> io::Result<()> {
-    if kernel.stat(thread.tid)?.key != thread {
-        return Err(io::Error::from_raw_os_error(libc::ESRCH));
-    }
-    let now = kernel.scheduling(thread.tid)?;
-    let wanted = if waits { original.waiting() } else { *original };
-    if !original.can_wait() || (now != *original && now != original.waiting()) {
-        return Err(io::Error::other(format!("thread {}: {now}: left alone", thread.tid)));
-    }
-    if now == wanted { Ok(()) } else { kernel.set_scheduling(thread.tid, &wanted) }
 }
 
 /// `struct sched_attr` of sched_getattr(2), in its first version.

@@ -1,0 +1,33 @@
+//! What the program's threads and the handler say to each other without a lock: one flag for a page that is out, one for the
+//! last count.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// 1 = the handler has a page out, or somebody is forking.
+static OUT: AtomicU32 = AtomicU32::new(0);
+
+/// The program is ending: one last count, please. Turns false when it is done.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Has the program asked for the last count?
+pub fn ending() -> bool {
+    ENDING.load(Ordering::Acquire)
+}
+
+pub fn counted() {
+    ENDING.store(false, Ordering::Release);
+}
+
+/// The right to have a page out; not while somebody forks: the child would find a hole.
+pub fn try_out() -> bool {
+    OUT.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+}
+
+pub fn back_in() {
+    OUT.store(0, Ordering::Release);
+}
+
+/// The program asks for one last count.
+pub fn ask_for_count() {
+    ENDING.store(true, Ordering::Release);
+}

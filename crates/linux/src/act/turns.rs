@@ -1,0 +1,36 @@
+//! A thread's place and turn, set only if it is that thread still: numbers of threads are reused.
+
+use std::io;
+
+use cachemate_core::CpuSet;
+
+use crate::kernel::scheduling::Scheduling;
+use crate::kernel::{Kernel, ThreadKey};
+
+/// Sets a thread's affinity, if it is that thread still.
+///
+/// # Errors
+/// The thread is gone or its id another's (`ESRCH`); or as the kernel says.
+pub(crate) fn set_seat(kernel: &dyn Kernel, thread: ThreadKey, cpus: &CpuSet) -> io::Result<()> {
+    if kernel.stat(thread.tid)?.key != thread {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    kernel.set_affinity(thread.tid, cpus)
+}
+
+/// Lets a thread wait as an idle task, or gives it back what it had.
+///
+/// # Errors
+/// The thread is gone or its id another's (`ESRCH`); it cannot wait, or chose another class meanwhile: left alone; or as the
+/// kernel says.
+pub(crate) fn set_turn(kernel: &dyn Kernel, thread: ThreadKey, original: &Scheduling, waits: bool) -> io::Result<()> {
+    if kernel.stat(thread.tid)?.key != thread {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    let now = kernel.scheduling(thread.tid)?;
+    let wanted = if waits { original.waiting() } else { *original };
+    if !original.can_wait() || (now != *original && now != original.waiting()) {
+        return Err(io::Error::other(format!("thread {}: {now}: left alone", thread.tid)));
+    }
+    if now == wanted { Ok(()) } else { kernel.set_scheduling(thread.tid, &wanted) }
+}

@@ -1,0 +1,43 @@
+//! What the kernel counts of each thread in `/proc`.
+
+use std::path::{Path, PathBuf};
+
+use crate::kernel::{Kernel, ThreadStat};
+
+/// Time on a processor so far.
+pub(crate) fn ran_ns(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Option<u64> {
+    schedstat(kernel, pid, stat.key.tid).0
+}
+
+pub(crate) fn schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> Times {
+    times_of(&kernel.read(&schedstat_path(pid, tid)).unwrap_or_default())
+}
+
+/// Time on a processor and time waiting for one, in nanoseconds, and how often it was given one.
+pub(crate) type Times = (Option<u64>, Option<u64>, Option<u64>);
+
+pub(crate) fn schedstat_path(pid: i32, tid: i32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"))
+}
+
+pub(crate) fn times_of(text: &str) -> Times {
+    let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
+    let mut next = || fields.next().flatten();
+    (next(), next(), next())
+}
+
+/// Read and write calls of a thread so far.
+pub(crate) fn calls(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
+    let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/io"))).ok()?;
+    Some(field(&text, "syscr:")?.saturating_add(field(&text, "syscw:")?))
+}
+
+/// Context switches of a thread's own accord so far.
+pub(crate) fn waits(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
+    let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/status"))).ok()?;
+    field(&text, "voluntary_ctxt_switches:")
+}
+
+fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}

@@ -46,6 +46,9 @@ scene() {
         if starved; then
             verdict=note
             why="NOT RUN: this host is busy: $ran s of CPU time, $waited s of waiting for it, in $limit_seconds s"
+        elif [ "$code" = 124 ] && [ "$limit_seconds" -lt "$guest_seconds" ]; then
+            verdict=note
+            why="NOT RUN to its end: the $budget s for all guests are over"
         fi
         printf '%s.end\tthe guest comes to its end\t%s\t-\t%s\t-\n' "$name" "$verdict" "$why" >>"$out/$name.lines.tsv"
     fi

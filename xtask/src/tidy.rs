@@ -47,6 +47,9 @@ const PIPELINE_PARTS: &[&str] =
 /// Where they are defined, and where they are put together.
 const PIPELINE_ROOMS: &[&str] = &["pipeline", "locality", "policy"];
 const LINES_AT_MOST: usize = 700;
+const FUNCTION_LINES_AT_MOST: usize = 100;
+/// The loop that nearly all simulated accesses pass through: in pieces it was slower.
+const MAY_BE_LONGER: &[&str] = &["fn quick<const WATCHED: bool>"];
 const POLICY_PAGE: &[&str] = &["## Problem", "## Method", "## Properties", "## Cost", "## Source"];
 
 /// Every complaint, as `file:line: what is wrong`.
@@ -146,6 +149,9 @@ fn check_source(room: &str, root: &Path, path: &Path, complaints: &mut Vec<Strin
     if lines > LINES_AT_MOST {
         complaints.push(format!("{shown}: {lines} lines, at most {LINES_AT_MOST}"));
     }
+    for (at, long) in long_functions(&text) {
+        complaints.push(format!("{shown}:{at}: a function of {long} lines, at most {FUNCTION_LINES_AT_MOST}"));
+    }
     let mut in_tests = is_test_file(path.strip_prefix(root).unwrap_or(path));
     let pure = PURE.contains(&room);
     for (at, line) in text.lines().enumerate() {
@@ -177,6 +183,22 @@ fn check_source(room: &str, root: &Path, path: &Path, complaints: &mut Vec<Strin
         }
     }
     Ok(())
+}
+
+/// (line, lines) of functions that are too long. A function ends at the next brace of its own depth, as rustfmt sets it.
+fn long_functions(text: &str) -> Vec<(usize, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let before_fn =
+        |word: &&str| word.starts_with("pub") || matches!(*word, "const" | "unsafe" | "async" | "extern" | "\"C\"");
+    let begins = |line: &str| line.split_whitespace().find(|word| !before_fn(word)) == Some("fn");
+    let ends = |line: &str| line.ends_with(';') || line.ends_with('}');
+    let functions = lines.iter().enumerate().filter(|(_, line)| begins(line) && !ends(line));
+    let counted = functions.filter(|(_, line)| !MAY_BE_LONGER.iter().any(|longer| line.contains(longer)));
+    let measured = counted.filter_map(|(at, line)| {
+        let end = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
+        Some((at + 1, lines[at..].iter().position(|line| line.starts_with(&end))? + 1))
+    });
+    measured.filter(|(_, lines)| *lines > FUNCTION_LINES_AT_MOST).collect()
 }
 
 /// Names that are gone: in code, pages, machines and scenarios.
@@ -316,6 +338,16 @@ mod tests {
         assert_eq!(complaints_of(&[manifest, policy]).len(), 1);
         let page = ("docs/policies/best-fit.md", "## Problem\n## Method\n## Properties\n## Cost\n## Source\n");
         assert!(complaints_of(&[manifest, policy, page]).is_empty());
+    }
+
+    /// Is a function of a hundred lines and one found, by its first line?
+    #[test]
+    fn a_function_that_fits_no_screen_is_a_complaint() {
+        let of = |lines: usize| {
+            format!("impl A {{\n    pub fn f(\n    ) {{\n{}    }}\n}}\n", "        f();\n".repeat(lines - 3))
+        };
+        assert_eq!(long_functions(&of(100)), []);
+        assert_eq!(long_functions(&of(101)), [(2, 101)]);
     }
 
     /// Is a dead link in a page found?

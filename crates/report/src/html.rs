@@ -3,9 +3,10 @@
 //! The answer stands first (the plan and why), then what it rests on (who hurts whom, classes, curves), then how it was
 //! measured.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 
 use crate::figure::{Axis, Chart, HeatMap, Point, STYLE, Series};
+use crate::page_frame::whole_page;
 use crate::results::{CacheSummary, CurvePoint, Matrix, PlanResult, ProgramSummary};
 use crate::text::{count_text, number, or_dash, percent_text, size_text};
 
@@ -29,30 +30,18 @@ pub struct StudyPage {
 impl StudyPage {
     /// The file.
     pub fn html(&self) -> String {
-        let page = html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width,initial-scale=1";
-                    meta name="color-scheme" content="light dark";
-                    title { (self.title) }
-                    style { (PreEscaped(STYLE)) (PreEscaped(include_str!("page.css"))) }
-                }
-                body {
-                    main {
-                        h1 { (self.title) }
-                        p.lead { (self.lead) }
-                        @if let Some(plan) = &self.plan { (plan_section(plan)) }
-                        (self.matrix_section())
-                        (self.classes_section())
-                        (self.curves_section())
-                        (self.method_section())
-                    }
-                }
+        let body = html! {
+            main {
+                h1 { (self.title) }
+                p.lead { (self.lead) }
+                @if let Some(plan) = &self.plan { (plan_section(plan)) }
+                (self.matrix_section())
+                (self.classes_section())
+                (self.curves_section())
+                (self.method_section())
             }
         };
-        page.into_string()
+        whole_page(&self.title, &[STYLE, include_str!("page.css")], &body)
     }
 
     fn matrix_section(&self) -> Markup {

@@ -5,6 +5,7 @@
 
 pub mod figure;
 mod html;
+mod page_frame;
 mod results;
 mod table;
 pub mod terminal;
@@ -12,6 +13,7 @@ pub mod text;
 mod whatif;
 
 pub use html::StudyPage;
+pub use page_frame::whole_page;
 pub use results::*;
 pub use table::{Align, Table};
 pub use whatif::{DecisionTold, PolicyOutcome, ProgramOutcome, TimeLines, WhatIf};

@@ -3,10 +3,11 @@
 //! The table stands first, then the same time lines for each policy under the same scales: slowdowns, occupancies,
 //! memory, who was where, and what was decided and why.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
 
 use crate::figure::{Axis, Chart, Lane, Mark, Point, STYLE, Series, Span, Timeline};
+use crate::page_frame::whole_page;
 use crate::results::CacheSummary;
 use crate::text::{number, or_dash, percent_text};
 
@@ -82,28 +83,18 @@ const LINES_AT_MOST: usize = 12;
 impl WhatIf {
     /// The page.
     pub fn html(&self, title: &str) -> String {
-        let page = html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width,initial-scale=1";
-                    meta name="color-scheme" content="light dark";
-                    title { (title) }
-                    style { (PreEscaped(STYLE)) (PreEscaped(include_str!("page.css"))) }
-                }
-                body { main {
-                    h1 { (title) }
-                    p.lead { (self.lead()) }
-                    (self.policies_section())
-                    (self.programs_section())
-                    (self.lines_section())
-                    (self.decisions_section())
-                    (self.method_section())
-                } }
+        let body = html! {
+            main {
+                h1 { (title) }
+                p.lead { (self.lead()) }
+                (self.policies_section())
+                (self.programs_section())
+                (self.lines_section())
+                (self.decisions_section())
+                (self.method_section())
             }
         };
-        page.into_string()
+        whole_page(title, &[STYLE, include_str!("page.css")], &body)
     }
 
     fn lead(&self) -> String {

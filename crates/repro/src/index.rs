@@ -1,6 +1,7 @@
 //! The index page: paper and measured side by side, every figure below, shortfalls as visible as successes.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use cachemate_report::whole_page;
+use maud::{Markup, PreEscaped, html};
 
 use crate::{Finding, Findings, Verdict};
 
@@ -21,28 +22,17 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: 
 /// The page. `figure_style` is what the figures' inline drawings need; `command` is what made it.
 pub fn index_html(findings: &Findings, command: &str, figure_style: &str) -> String {
     let tally = findings.tally();
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "cachemate: the papers' results, measured" }
-                style { (PreEscaped(STYLE)) (PreEscaped(figure_style)) }
-            }
-            body {
-                h1 { "The papers' results, measured" }
-                p {
-                    span.met { (tally["met"]) " met" } ", "
-                    span.beyond { (tally["beyond"]) " beyond the paper" } ", "
-                    span.short { (tally["short"]) " short" } ". Made by " code { (command) } "."
-                }
-                div.wide { (table(findings)) }
-                @for (at, finding) in findings.results.iter().enumerate() { (section(at, finding)) }
-            }
+    let body = html! {
+        h1 { "The papers' results, measured" }
+        p {
+            span.met { (tally["met"]) " met" } ", "
+            span.beyond { (tally["beyond"]) " beyond the paper" } ", "
+            span.short { (tally["short"]) " short" } ". Made by " code { (command) } "."
         }
+        div.wide { (table(findings)) }
+        @for (at, finding) in findings.results.iter().enumerate() { (section(at, finding)) }
     };
-    page.into_string()
+    whole_page("cachemate: the papers' results, measured", &[STYLE, figure_style], &body)
 }
 
 fn table(findings: &Findings) -> Markup {

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use cachemate_report::figure::{Axis, Bar, BarGroup, Bars, Chart, Point, STYLE, Series};
 use cachemate_report::text::{number, or_dash};
+use cachemate_report::whole_page;
 use cachemate_report::{Align, Table};
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -239,29 +240,17 @@ impl Report {
 
     /// The page, with every picture in it.
     pub fn html(&self) -> String {
-        let page = html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width, initial-scale=1";
-                    meta name="color-scheme" content="light dark";
-                    title { "cachemate sweep: " (self.name) }
-                    style { (PreEscaped(STYLE)) (PreEscaped(include_str!("report.css"))) }
-                }
-                body {
-                    h1 { (self.name) }
-                    p { (self.description) }
-                    p { (self.lead()) ". Version " code { (self.version) } "." }
-                    @for what in &self.damaged { p.bad { (what) } }
-                    @for picture in &self.pictures {
-                        figure { (PreEscaped(&picture.inline)) figcaption { (picture.title) } }
-                    }
-                    (self.table())
-                }
+        let body = html! {
+            h1 { (self.name) }
+            p { (self.description) }
+            p { (self.lead()) ". Version " code { (self.version) } "." }
+            @for what in &self.damaged { p.bad { (what) } }
+            @for picture in &self.pictures {
+                figure { (PreEscaped(&picture.inline)) figcaption { (picture.title) } }
             }
+            (self.table())
         };
-        page.into_string()
+        whole_page(&format!("cachemate sweep: {}", self.name), &[STYLE, include_str!("report.css")], &body)
     }
 
     fn table(&self) -> Markup {

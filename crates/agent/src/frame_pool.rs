@@ -61,6 +61,8 @@ impl<'a> Stock<'a> {
         self.next.len() as u32 / 2
     }
 
+    /// Puts a slot that is in no list at the front of one.
+    /// Never for a fresh slot that [`Stock::pop`] has not given yet.
     pub fn push(&mut self, list: List, slot: u32) {
         let at = list.at();
         self.next[slot as usize] = self.first[at];
@@ -68,6 +70,8 @@ impl<'a> Stock<'a> {
         self.count[at] += 1;
     }
 
+    /// Takes a slot out of a list; `None` = the list is empty. The two empty lists give fresh slots when nothing else
+    /// is left.
     pub fn pop(&mut self, list: List) -> Option<u32> {
         let at = list.at();
         let slot = self.first[at];
@@ -89,6 +93,7 @@ impl<'a> Stock<'a> {
         Some(slot)
     }
 
+    /// Slots in the list; fresh slots are in none.
     pub fn count(&self, list: List) -> u32 {
         self.count[list.at()]
     }

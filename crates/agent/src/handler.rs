@@ -33,52 +33,84 @@ const COUNT_SHARE: u64 = 50;
 const SCAN_SOON_NS: u64 = 20_000_000;
 const SCAN_LATE_NS: u64 = 500_000_000;
 
+/// Descriptors that the handler works with; negative = not open.
 #[derive(Clone, Copy, Debug)]
 pub struct Files {
+    /// The userfaultfd.
     pub faults: isize,
+    /// The process's `wanted` file ([`crate::layout`]).
     pub wanted: isize,
+    /// The process's `status` file.
     pub status: isize,
+    /// `/proc/self/pagemap`; opened by [`Agent::settle`].
     pub pagemap: isize,
 }
 
 macro_rules! account {
-    ($($name:ident),* $(,)?) => {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// What stands in the status file, under these names.
         #[derive(Clone, Copy, Default, Debug)]
-        pub struct Account { $(pub $name: u64),* }
+        struct Account { $($(#[$doc])* $name: u64),* }
         impl Account {
-            pub const LINES: usize = [$(stringify!($name)),*].len();
+            const LINES: usize = [$(stringify!($name)),*].len();
             fn lines(&self) -> [(&'static str, u64); Self::LINES] { [$((stringify!($name), self.$name)),*] }
         }
     };
 }
 account!(
+    /// Ticks of [`TICK_MS`] or more in which the handler ran.
     turn,
+    /// Allowed colors, one bit each.
     mask,
+    /// Missing pages that a thread waited for.
     faults,
+    /// Time from reading such a fault until it was answered, with the pages that were given ahead.
     fault_ns,
+    /// Pages that had a frame before they were touched.
     faults_ahead,
+    /// Pages that got a frame of the stock whose color is not allowed, or not known.
     fallback_frames,
+    /// Pages that were left to the kernel's page of zeros, and so to its frames.
     kernel_frames,
+    /// Resident pages with an allowed color, in the last whole pass.
     inside_pages,
+    /// Resident pages with another color, in the last whole pass.
     outside_pages,
+    /// Resident pages of which the ledger knows nothing, in the last whole pass.
     unknown_pages,
+    /// Pages re-colored since the mask last changed.
     recolor_done,
+    /// `recolor_done` and what the last whole pass has left; 0 until a pass has ended under this mask.
     recolor_total,
+    /// Pages re-colored since the start.
     moved_pages,
+    /// Time for which pages were out.
     moved_ns,
+    /// Pages that the kernel would not let out: in use elsewhere, or just changing.
     busy_pages,
+    /// Pages that could not be moved back and got a frame of the kernel's with their content.
     copied_back,
+    /// Pages that could not be brought back at all.
     lost_pages,
+    /// Frames in the stock.
     held_frames,
+    /// The most frames that were ever in the stock.
     held_most,
+    /// Frames that the stock may hold.
     hold_at_most,
+    /// Frames whose color was asked by time, whether it was told or not.
     classified,
+    /// Time that this took.
     classify_ns,
+    /// Frames whose color the ledger knew.
     proven,
+    /// Whole passes over the resident pages.
     counts,
+    /// Time in them, with the pages re-colored on the way.
     count_ns,
+    /// Address of the agent's own memory, which is never registered.
     own_start,
+    /// Its size.
     own_bytes,
 );
 
@@ -101,6 +133,8 @@ struct Out {
     dropped: bool,
 }
 
+/// All that the handler's thread works on. It is made before the thread is, and belongs to that thread alone
+/// afterwards.
 pub struct Agent {
     files: Files,
     kit: Kit,
@@ -129,6 +163,9 @@ pub struct Agent {
 }
 
 impl Agent {
+    /// `ledger` is the mapped ledger and its bytes. `region` has one page for each entry of `lists`, and two of them
+    /// make one frame that may be held. The mask and whether all pages move are those to start with. The last pair is
+    /// the address and the size in bytes of the agent's own mapping.
     pub fn new(
         files: Files,
         kit: Kit,
@@ -166,6 +203,7 @@ impl Agent {
         }
     }
 
+    /// The descriptors as they are now.
     pub fn files(&self) -> &Files {
         &self.files
     }

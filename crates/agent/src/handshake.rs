@@ -14,6 +14,7 @@ pub fn ending() -> bool {
     ENDING.load(Ordering::Acquire)
 }
 
+/// The last count stands in the status file; who waits for it goes on.
 pub fn counted() {
     ENDING.store(false, Ordering::Release);
 }
@@ -23,6 +24,7 @@ pub fn try_out() -> bool {
     OUT.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
+/// Gives back the right of [`try_out`]. A child that was just forked calls it too, as it has the flag of its parent.
 pub fn back_in() {
     OUT.store(0, Ordering::Release);
 }

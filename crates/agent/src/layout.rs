@@ -30,17 +30,21 @@ pub const TICK_MS: u64 = 10;
 /// Beginning of the kit file; all little-endian words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KitHeader {
+    /// Colors that this host tells apart, 2 to [`COLORS_AT_MOST`].
     pub colors: u32,
+    /// Frames of the kit of each color, 4 to 256.
     pub per_color: u32,
     /// Which discovery it comes from: labels mean nothing across two.
     pub id: u64,
 }
 
 impl KitHeader {
+    /// Bytes of the header, before the table.
     pub const BYTES: usize = 32;
     /// Pages that header and table take; frames of known colors come after them.
     pub const PAGES: usize = 17;
 
+    /// As [`KitHeader::from_bytes`] reads it.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         let words = [KIT_MAGIC, u64::from(self.colors), u64::from(self.per_color), self.id];

@@ -9,6 +9,7 @@
 //! The crate is also the vocabulary between that library and the command: [`layout`] says what lies in the folder they share,
 //! [`timing`] how a frame's color is told.
 #![no_std]
+#![warn(missing_docs)]
 
 #[cfg(test)]
 extern crate std;

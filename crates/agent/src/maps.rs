@@ -5,9 +5,12 @@ use crate::sys;
 /// Ranges of one look; more are left to a later one.
 pub const AT_MOST: usize = 4096;
 
+/// A line of `/proc/PID/maps`: addresses and modes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Range {
+    /// Address of the first byte.
     pub start: u64,
+    /// Address after the last byte.
     pub end: u64,
     /// May be written now: only such pages can be moved.
     pub writable: bool,
@@ -28,6 +31,7 @@ impl Default for Ranges {
 }
 
 impl Ranges {
+    /// In the order of their addresses.
     pub fn all(&self) -> &[Range] {
         &self.found[..self.count]
     }

@@ -9,6 +9,7 @@ const REMEMBERED: usize = 64;
 /// is stopped does not age.
 const TURNS: u64 = 100;
 
+/// The last 64 ranges that the kernel told of, and until when each is left alone.
 #[derive(Debug)]
 pub struct Removed {
     ranges: [(u64, u64, u64); REMEMBERED],
@@ -24,6 +25,7 @@ impl Default for Removed {
 }
 
 impl Removed {
+    /// The program gives back the addresses from `start` to before `end`; told in this turn of the handler's loop.
     pub fn note(&mut self, start: u64, end: u64, turn: u64) {
         let until = turn + TURNS;
         if self.ranges[self.at].2 > turn {

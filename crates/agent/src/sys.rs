@@ -2,30 +2,54 @@
 
 use core::arch::asm;
 
+/// Number of read(2) on x86-64, as all of these.
 pub const READ: usize = 0;
+/// open(2).
 pub const OPEN: usize = 2;
+/// close(2).
 pub const CLOSE: usize = 3;
+/// poll(2).
 pub const POLL: usize = 7;
+/// mmap(2).
 pub const MMAP: usize = 9;
+/// ioctl(2).
 pub const IOCTL: usize = 16;
+/// pread64(2).
 pub const PREAD: usize = 17;
+/// pwrite64(2).
 pub const PWRITE: usize = 18;
+/// sched_yield(2).
 pub const SCHED_YIELD: usize = 24;
+/// madvise(2).
 pub const MADVISE: usize = 28;
+/// nanosleep(2).
 pub const NANOSLEEP: usize = 35;
+/// getpid(2).
 pub const GETPID: usize = 39;
+/// fcntl(2).
 pub const FCNTL: usize = 72;
+/// mkdir(2).
 pub const MKDIR: usize = 83;
+/// readlink(2).
 pub const READLINK: usize = 89;
+/// clock_gettime(2).
 pub const CLOCK_GETTIME: usize = 228;
+/// unshare(2).
 pub const UNSHARE: usize = 272;
+/// userfaultfd(2).
 pub const USERFAULTFD: usize = 323;
+/// close_range(2).
 pub const CLOSE_RANGE: usize = 436;
 
+/// Answer of [`call`]: nothing to read now, or the memory's layout is just changing.
 pub const EAGAIN: isize = -11;
+/// Answer of [`call`]: the page is in use elsewhere (pinned, or shared with a child).
 pub const EBUSY: isize = -16;
+/// Answer of [`call`]: the page is there already.
 pub const EEXIST: isize = -17;
+/// Answer of [`call`]: nothing is registered there, or there is no page to move.
 pub const ENOENT: isize = -2;
+/// Answer of [`call`]: the process is ending.
 pub const ESRCH: isize = -3;
 
 /// A system call; negative = minus the error number.
@@ -104,9 +128,13 @@ pub unsafe fn zero_page(page: *mut u8) {
 pub mod fault {
     use super::{IOCTL, call};
 
+    /// A thread has touched a missing page: message word 2 is the address.
     pub const EVENT_FAULT: u8 = 0x12;
+    /// mremap(2): message words 1 to 3 are the address before, the address after, and the bytes.
     pub const EVENT_REMAP: u8 = 0x14;
+    /// `MADV_DONTNEED` and the like: message words 1 and 2 are the start and the end.
     pub const EVENT_REMOVE: u8 = 0x15;
+    /// munmap(2): message words 1 and 2 are the start and the end.
     pub const EVENT_UNMAP: u8 = 0x16;
 
     const API: usize = 0xc018_aa3f;
@@ -126,6 +154,8 @@ pub mod fault {
         // SAFETY: the kernel reads and writes as many words as each request has; all callers pass that many.
         unsafe { call(IOCTL, [file as usize, what, words.as_mut_ptr() as usize, 0, 0, 0]) }
     }
+    /// Opens the userfaultfd for use with these features; negative = the kernel lacks one, or the file is in use
+    /// already.
     pub fn api(file: isize, features: u64) -> isize {
         ioctl(file, API, &mut [0xaa, features, 0])
     }
@@ -133,12 +163,15 @@ pub mod fault {
     pub fn register(file: isize, start: u64, bytes: u64) -> isize {
         ioctl(file, REGISTER, &mut [start, bytes, 1, 0])
     }
+    /// Threads that wait for the page ask again; nothing is put there.
     pub fn wake(file: isize, page: u64) -> isize {
         ioctl(file, WAKE, &mut [page, PAGE])
     }
+    /// Puts the kernel's page of zeros at `page`; waiting threads go on.
     pub fn zero(file: isize, page: u64) -> isize {
         ioctl(file, ZEROPAGE, &mut [page, PAGE, 0, 0])
     }
+    /// Puts a frame of the kernel's at `page`, with the content of the page at `from`; waiting threads go on.
     pub fn copy(file: isize, from: u64, page: u64) -> isize {
         ioctl(file, COPY, &mut [page, from, PAGE, 0, 0])
     }

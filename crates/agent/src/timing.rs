@@ -151,7 +151,9 @@ pub struct Kit {
 /// Loads that hit and loads that missed, in the middle; their difference is what colors are told by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Calibration {
+    /// Median time of a load that hits the private cache.
     pub hit_cycles: u64,
+    /// Median time of a load after frames of its own color were loaded.
     pub miss_cycles: u64,
 }
 
@@ -186,10 +188,12 @@ impl Kit {
         Some(Kit { file, table: table.as_ptr().cast(), colors, per_color, threshold_cycles: u64::MAX, turn: 0 })
     }
 
+    /// Frames of each color, 4 to 256.
     pub fn per_color(&self) -> u32 {
         self.per_color
     }
 
+    /// 2 to [`crate::layout::COLORS_AT_MOST`].
     pub fn colors(&self) -> u32 {
         self.colors
     }
@@ -238,6 +242,8 @@ impl Kit {
         self.pages(color..color + 1)
     }
 
+    /// A load that takes longer has left the private cache; [`u64::MAX`] until [`Kit::calibrate`] has told the two
+    /// apart.
     pub fn threshold_cycles(&self) -> u64 {
         self.threshold_cycles
     }

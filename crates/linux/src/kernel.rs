@@ -22,6 +22,7 @@ use scheduling::Scheduling;
 /// One thread as the kernel knows it. Thread ids are reused; the start time tells them apart, within one boot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct ThreadKey {
+    /// As gettid(2) says: of a process's first thread this is the process id.
     pub tid: i32,
     /// Field 22 of `/proc/TID/stat`: clock ticks since boot.
     pub start_ticks: u64,
@@ -30,12 +31,15 @@ pub struct ThreadKey {
 /// What `/proc/TID/stat` says of a thread, as far as it is needed here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ThreadStat {
+    /// Number and start time.
     pub key: ThreadKey,
     /// Parent process.
     pub parent: i32,
+    /// Command name as the kernel keeps it: 15 bytes at most.
     pub name: String,
     /// `R`, `S`, `D`, `Z`, ...
     pub state: char,
+    /// From -20, the most weight, to 19.
     pub nice: i32,
     /// `SCHED_*`: 0 other, 1 fifo, 2 rr, 3 batch, 5 idle, 6 deadline.
     pub policy: u32,
@@ -45,7 +49,9 @@ pub struct ThreadStat {
     pub cpu: u32,
     /// User and system time in clock ticks.
     pub ran_ticks: u64,
+    /// Page faults so far that waited for no disk.
     pub minor_faults: u64,
+    /// Page faults so far that did.
     pub major_faults: u64,
     /// `PF_*` of the kernel; bit 0x00200000 marks kernel threads.
     pub flags: u64,
@@ -60,7 +66,9 @@ pub struct DirLock {
 /// A small file that is read again and again: open where that pays, else its path.
 #[derive(Debug)]
 pub enum Kept {
+    /// Read by its descriptor.
     File(fs::File),
+    /// Opened anew for each reading.
     Path(PathBuf),
 }
 
@@ -87,13 +95,17 @@ pub trait Kernel {
     }
     /// One `write(2)` of the whole text, as kernel files want it; a short write is an error.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
+    /// The folder above it is there, and it is not.
     fn make_dir(&self, path: &Path) -> io::Result<()>;
+    /// An empty folder. A control group counts as empty once it has no members and no groups.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
     /// Names in a directory, sorted.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
     /// Takes the exclusive flock of a folder; `WouldBlock` if somebody else still has it after `patience`.
     fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock>;
+    /// Allowed CPUs of one thread. What lies outside its cpuset is dropped by the kernel without an error.
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()>;
+    /// From -20, the most weight, to 19; of this thread only.
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()>;
     /// The class of a thread and its parameters; the nice value stays.
     fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()>;
@@ -128,6 +140,7 @@ pub trait Kernel {
     fn affinity_is(&self, tid: i32, cpus: &CpuSet) -> io::Result<bool> {
         Ok(self.affinity(tid)? == *cpus)
     }
+    /// `/proc/TID/stat` of a thread that is there, a zombie included.
     fn stat(&self, tid: i32) -> io::Result<ThreadStat> {
         let path = PathBuf::from(format!("/proc/{tid}/stat"));
         parse_stat(&self.read(&path)?).ok_or_else(|| bad(&path, "not the form of a stat line"))

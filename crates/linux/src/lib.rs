@@ -1,5 +1,6 @@
 //! The live machine. Nothing on the host is changed without the restore journal, and every path lies under an injected
 //! root, so that tests run on hand-made trees.
+#![warn(missing_docs)]
 
 pub mod act;
 pub mod kernel;

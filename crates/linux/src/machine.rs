@@ -43,16 +43,21 @@ const RECOGNISED: ProbeId = ProbeId(u32::MAX);
 /// What the live machine is told at its start.
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
+    /// Tried in order; the first that matches a program decides.
     pub rules: Vec<Rule>,
     /// Groups that stay on some CPUs, besides whatever the policy decides.
     pub groups: Vec<Confined>,
     /// Without it nothing on the host is changed.
     pub act: bool,
+    /// Folder of the restore journal.
     pub state_dir: std::path::PathBuf,
+    /// Started before the first change.
     pub guardian: GuardianCommand,
+    /// Until a plan names another.
     pub first_window: Duration,
     /// The most of the time that probes may take.
     pub probe_share: f64,
+    /// Where programs tell how much work they have done.
     pub progress: ProgressFiles,
     /// Where caches can be divided by ways, or occupancy and traffic are counted.
     pub resctrl: Option<Resctrl>,
@@ -162,6 +167,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
     }
 
+    /// `None` as long as nothing is changed.
     pub fn guardian_pid(&self) -> Option<u32> {
         self.actuator.guardian_pid()
     }

@@ -24,6 +24,7 @@ use crate::sense::tasks::Managed;
 /// What came of making changes.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ApplyReport {
+    /// Lines of the plan that could not be made so, and why.
     pub refused: Vec<Refused>,
     /// Objects as they were read last.
     pub held: BTreeMap<Object, State>,
@@ -36,7 +37,9 @@ pub struct ApplyReport {
 /// How a guardian is started: program and arguments.
 #[derive(Clone, Debug)]
 pub struct GuardianCommand {
+    /// Path of the executable, which must call [`crate::safety::guardian::watch`].
     pub program: PathBuf,
+    /// Handed to it as they stand.
     pub args: Vec<String>,
 }
 
@@ -56,6 +59,8 @@ pub struct Actuator {
 }
 
 impl Actuator {
+    /// The journal will lie in `state_dir`. It is begun, and the guardian started, before the first change and not
+    /// here.
     pub fn new(state_dir: &Path, guardian_command: GuardianCommand) -> Self {
         let (state_dir, last) = (state_dir.to_path_buf(), BTreeMap::new());
         Actuator { state_dir, guardian_command, acting: None, armed: None, last, unread: BTreeSet::new() }

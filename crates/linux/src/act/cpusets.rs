@@ -27,6 +27,7 @@ use crate::safety::object_state::read_state;
 pub struct Groups {
     /// CPUs of each group by its path below the root of the hierarchy, with a leading slash.
     pub cpus: BTreeMap<String, Tracked<CpuSet>>,
+    /// The control file of each, by the same names.
     pub files: BTreeMap<String, PathBuf>,
     /// Groups that the operator wants confined, by the same names.
     pub confined: Vec<Confined>,
@@ -34,6 +35,7 @@ pub struct Groups {
     pub threads: BTreeMap<i32, String>,
     /// For each group, affinities that narrowing it will change, and the states that the kernel may give them.
     pub promised: BTreeMap<String, Vec<DesiredState>>,
+    /// Groups that cannot be confined, or not be read, and why.
     pub refused: Vec<Refused>,
 }
 
@@ -159,7 +161,9 @@ fn leader(kernel: &dyn Kernel, tid: i32) -> io::Result<i32> {
 /// A mounted hierarchy with the cpuset controller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Cpusets {
+    /// cgroup v1, mounted there.
     V1(PathBuf),
+    /// cgroup v2, mounted there; the controller is enabled below the root.
     V2(PathBuf),
 }
 

@@ -11,8 +11,11 @@ use crate::safety::object_state::in_words;
 /// An object and what it may become, with the line of the plan that it concerns.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DesiredState {
+    /// The line.
     pub item: Item,
+    /// What is changed.
     pub object: Object,
+    /// What it may become.
     pub state: State,
 }
 

@@ -22,6 +22,7 @@ use crate::kernel::{Kernel, ThreadKey};
 /// One schedule with its members as threads, each with the class that it had before.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rotation {
+    /// Turns are so many of these.
     pub slice: Duration,
     /// Members of each gang, and the slices of its turn.
     pub gangs: Vec<(Vec<(ThreadKey, Scheduling)>, u32)>,
@@ -30,6 +31,7 @@ pub struct Rotation {
 /// What the rotation has done so far, for observations.
 #[derive(Debug, Default)]
 pub struct Turns {
+    /// Turns given so far, by all gangs.
     pub turns: AtomicU64,
     /// Calls that failed because a member was gone, may not be changed, or chose another class meanwhile.
     pub failed: AtomicU64,
@@ -41,8 +43,10 @@ pub struct Turns {
 #[derive(Debug)]
 pub struct Runner {
     stop: Arc<AtomicBool>,
+    /// Counted on while it runs.
     pub turns: Arc<Turns>,
     thread: Option<JoinHandle<()>>,
+    /// As [`Runner::start`] was given them.
     pub rotations: Vec<Rotation>,
 }
 

@@ -16,6 +16,7 @@ pub struct Rule {
     pub pid: Option<i32>,
     /// Numeric user id of the process.
     pub user: Option<u32>,
+    /// What happens with a program that meets all conditions.
     pub action: Action,
 }
 
@@ -26,6 +27,7 @@ pub enum Action {
     Manage(Option<Goal>),
     /// Measured, never moved.
     Observe,
+    /// Neither measured nor moved, as where no rule matches.
     #[default]
     Leave,
 }
@@ -33,10 +35,13 @@ pub enum Action {
 /// What rules go by.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Subject<'a> {
+    /// Command name as the kernel keeps it: 15 bytes at most.
     pub command: &'a str,
+    /// Path of its control group; `None` = not known.
     pub cgroup: Option<&'a str>,
     /// The process, its parent, the parent's parent, ...; at least the process itself.
     pub lineage: &'a [i32],
+    /// Real user id; `None` = not known.
     pub user: Option<u32>,
 }
 

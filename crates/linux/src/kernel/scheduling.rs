@@ -12,10 +12,15 @@ use serde::{Deserialize, Serialize};
 
 /// `SCHED_*` of sched(7).
 pub const NORMAL: u32 = 0;
+/// Real time: it runs until it waits.
 pub const FIFO: u32 = 1;
+/// Real time: those of one priority take turns in slices.
 pub const RR: u32 = 2;
+/// As [`NORMAL`], for work that nobody waits for.
 pub const BATCH: u32 = 3;
+/// Less weight than any nice value gives.
 pub const IDLE: u32 = 5;
+/// A run time in each period, before all other classes.
 pub const DEADLINE: u32 = 6;
 /// `SCHED_FLAG_RESET_ON_FORK`; the other flags kept here, reclaim and overrun, go with the deadline class.
 pub const RESET_ON_FORK: u64 = 1;
@@ -35,13 +40,16 @@ pub struct Scheduling {
     /// Run time of a deadline thread; the next two belong to it as well.
     #[serde(default)]
     pub runtime_ns: u64,
+    /// Time from the period's start by which the run time is over.
     #[serde(default)]
     pub deadline_ns: u64,
+    /// Time between two starts; 0 = the deadline.
     #[serde(default)]
     pub period_ns: u64,
 }
 
 impl Scheduling {
+    /// A class without parameters or flags.
     pub fn plain(policy: u32) -> Self {
         Scheduling { policy, ..Self::default() }
     }

@@ -46,6 +46,7 @@ pub struct Guardian {
 /// What has become of a guardian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guard {
+    /// It runs, and has put nothing back.
     Stands,
     /// A signal ended it: it did nothing.
     Killed,
@@ -313,6 +314,7 @@ impl Lock {
 /// What came of a journal that was left behind.
 #[derive(Debug, Default)]
 pub struct LeftBehind {
+    /// What became of each object of the journal; empty = there was nothing to put back.
     pub account: Vec<Restored>,
     /// What some lines of the journal said is lost: objects that they named may still be changed.
     pub damage: Option<Damage>,

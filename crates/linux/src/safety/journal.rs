@@ -27,19 +27,50 @@ use crate::kernel::scheduling::Scheduling;
 #[serde(rename_all = "kebab-case")]
 pub enum Object {
     /// A thread's CPU affinity; `pid` is its process, whose later threads and children inherit it.
-    Affinity { pid: i32, thread: ThreadKey },
+    Affinity {
+        /// Process of the thread.
+        pid: i32,
+        /// The thread.
+        thread: ThreadKey,
+    },
     /// A thread's nice value.
-    Nice { pid: i32, thread: ThreadKey },
+    Nice {
+        /// Process of the thread.
+        pid: i32,
+        /// The thread.
+        thread: ThreadKey,
+    },
     /// A thread's scheduling policy: gangs wait their turn as idle tasks.
-    Policy { pid: i32, thread: ThreadKey },
+    Policy {
+        /// Process of the thread.
+        pid: i32,
+        /// The thread.
+        thread: ThreadKey,
+    },
     /// Which group of a hierarchy (a mounted cgroup controller, resctrl) a thread is in; children are born into it.
-    Membership { hierarchy: PathBuf, pid: i32, thread: ThreadKey },
+    Membership {
+        /// Where the hierarchy is mounted.
+        hierarchy: PathBuf,
+        /// Process of the thread.
+        pid: i32,
+        /// The thread.
+        thread: ThreadKey,
+    },
     /// Content of a control file: cpuset, freezer, weight.
-    File { path: PathBuf },
+    File {
+        /// Absolute, below the host's root.
+        path: PathBuf,
+    },
     /// Way masks of a resctrl group: the lines of its schemata file that divide caches.
-    Schemata { path: PathBuf },
+    Schemata {
+        /// Absolute, below the host's root.
+        path: PathBuf,
+    },
     /// A directory that did not exist: a cgroup or a resctrl group of our own.
-    Directory { path: PathBuf },
+    Directory {
+        /// Absolute, below the host's root.
+        path: PathBuf,
+    },
 }
 
 impl Object {
@@ -81,7 +112,9 @@ impl Object {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
+    /// Of [`Object::Affinity`]: the CPUs as set, offline ones included.
     Cpus(CpuSet),
+    /// Of [`Object::Nice`]: -20 to 19.
     Nice(i32),
     /// `SCHED_*`, where nothing else belongs to it.
     Policy(u32),
@@ -89,8 +122,11 @@ pub enum State {
     Scheduling(Scheduling),
     /// Path of the group, below the hierarchy's mount.
     Group(PathBuf),
+    /// Of [`Object::File`] and [`Object::Schemata`]: content without the white space at its end.
     Text(String),
+    /// Of [`Object::Directory`]: it is not there.
     Absent,
+    /// Of [`Object::Directory`]: it is there.
     Present,
 }
 
@@ -115,7 +151,9 @@ impl State {
 /// What is known of one object: how it was, and all that we ever set it to (distinct states, oldest first).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Held {
+    /// How it was before the first change.
     pub original: State,
+    /// All that it was set to.
     pub ours: Vec<State>,
     /// When the journal was begun, in clock ticks since the boot.
     pub since_ticks: u64,
@@ -134,8 +172,11 @@ impl Held {
 /// One intended change: the object, how it is now, what it is to become.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
+    /// What is changed.
     pub object: Object,
+    /// How it is before.
     pub now: State,
+    /// What it may become.
     pub wanted: State,
     /// See [`Held::follows`].
     pub follows: bool,
@@ -172,26 +213,61 @@ const COMPACT_FROM_BYTES: u64 = 256 << 10;
 /// The journal cannot be used; nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
+    /// A file or folder that the journal, the guardian or a lock needs.
     #[error("restore journal {path}: {source}")]
-    Io { path: PathBuf, source: io::Error },
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// As the kernel says.
+        source: io::Error,
+    },
+    /// What an object is now must be written down, and is not known.
     #[error("{object}: how it is now cannot be read: {source}")]
-    Original { object: String, source: io::Error },
+    Original {
+        /// The object, in words.
+        object: String,
+        /// As the kernel says.
+        source: io::Error,
+    },
+    /// Somebody else may have written it.
     #[error("{path}: found {found}, expected {expected}: nothing in it is obeyed")]
-    NotOurs { path: PathBuf, found: String, expected: String },
+    NotOurs {
+        /// The file or folder.
+        path: PathBuf,
+        /// Owner, mode or kind that it has.
+        found: String,
+        /// Owner, mode or kind that it must have.
+        expected: String,
+    },
+    /// Whoever acted last has left a journal.
     #[error("{path}: a journal of a run that died lies there: cachemate reset --state-dir {path} comes first")]
-    LeftElsewhere { path: PathBuf },
+    LeftElsewhere {
+        /// The state folder in which it lies.
+        path: PathBuf,
+    },
+    /// See [`crate::act::actuator::Actuator::rejoin`].
     #[error(
         "this process was silent for so long that the guardian put everything back; nothing is changed until that is noted"
     )]
     Fenced,
+    /// Of another format: nothing of it can be told.
     #[error("restore journal {path}, line {line}: {what}")]
-    Damaged { path: PathBuf, line: usize, what: String },
+    Damaged {
+        /// The journal.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What was found, and what was expected.
+        what: String,
+    },
 }
 
 /// What a journal file said.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
+    /// The boot in which it was written; `None` = the header is missing or cannot be read.
     pub boot_id: Option<String>,
+    /// What is to be put back, by object.
     pub held: BTreeMap<Object, Held>,
     /// Lines that could not be read, although their changes may have been made; all others were.
     pub damaged_lines: Vec<usize>,

@@ -34,13 +34,16 @@ pub enum Outcome {
     Gone,
     /// Somebody else changed it since: left alone. What it is now, in words.
     Theirs(String),
+    /// It could not be read or not be set: why, in words. It stays worth another try.
     Failed(String),
 }
 
 /// One line of the account.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Restored {
+    /// What the journal named, or what inherited from it.
     pub object: Object,
+    /// What became of it.
     pub outcome: Outcome,
 }
 

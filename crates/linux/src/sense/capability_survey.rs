@@ -18,7 +18,9 @@ use crate::sense::probes::{intensity, watchpoint};
 /// One way to measure or to act.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Capability {
+    /// What is measured or changed, for people.
     pub name: String,
+    /// True = it was tried here and did what it should.
     pub works: bool,
     /// Limits where it works, the reason where it does not.
     pub says: String,

@@ -21,11 +21,13 @@ use crate::sense::events::{Code, Named, Processor, events};
 /// Whether an event counts on this host, or why not.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Surveyed {
+    /// What a count of it means to policies.
     pub event: Event,
     /// The vendor's or the kernel's name of it.
     pub name: &'static str,
     /// How it is asked for; `None` where no such event is known.
     pub code: Option<Code>,
+    /// `None` = it counts.
     pub absent_because: Option<Absent>,
 }
 
@@ -35,20 +37,29 @@ pub enum Absent {
     /// The vendor's tables know no such event for this processor.
     #[error("{0}")]
     Unknown(String),
+    /// The open call knows no such event.
     #[error("the processor or hypervisor does not offer it")]
     NotOffered,
+    /// The open call is refused to this user.
     #[error("not permitted (kernel.perf_event_paranoid, or CAP_PERFMON)")]
     NotPermitted,
     /// The kernel refused the event for another reason.
     #[error("{0}")]
     Refused(String),
+    /// It was open, and never on a counter while the loop ran.
     #[error("it was given no time to count: all counters are taken")]
     NoTime,
+    /// It was on a counter all the time, or part of it.
     #[error("it read a hard zero in a loop that must count")]
     HardZero,
     /// The count does not fit to the lines that the loop fetched.
     #[error("it read {scaled} while {fetched} lines were fetched from memory: it counts something else")]
-    SomethingElse { scaled: u64, fetched: u64 },
+    SomethingElse {
+        /// The count, divided by the share of the time that it was counted.
+        scaled: u64,
+        /// Lines that the loop flushed and loaded again.
+        fetched: u64,
+    },
 }
 
 /// Least share of the lines that the must-miss loop fetches from memory and that must be counted as missed. An event

@@ -16,8 +16,11 @@ use perf_event_open_sys::bindings::{
 /// A processor as `/proc/cpuinfo` names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Processor {
+    /// `vendor_id`, such as `GenuineIntel`.
     pub vendor: String,
+    /// `cpu family`.
     pub family: u32,
+    /// `model`.
     pub model: u32,
 }
 
@@ -40,16 +43,20 @@ impl Processor {
 /// How an event is asked for: type and configuration of perf_event_open(2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Code {
+    /// `type` of the attributes.
     pub kind: u32,
+    /// `config` of the attributes.
     pub config: u64,
 }
 
 /// An event to try, or why there is none.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Named {
+    /// What a count of it means to policies.
     pub event: Event,
     /// The vendor's or the kernel's name.
     pub name: &'static str,
+    /// The error says why no code is known.
     pub code: Result<Code, &'static str>,
 }
 

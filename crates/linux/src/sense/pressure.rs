@@ -24,8 +24,11 @@ pub struct Stalled {
 /// All three resources; `None` where the kernel keeps none.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Pressure {
+    /// Work that waited for a processor.
     pub cpu: Option<Stalled>,
+    /// Work that waited for memory to be freed or read back.
     pub memory: Option<Stalled>,
+    /// Work that waited for devices.
     pub io: Option<Stalled>,
 }
 

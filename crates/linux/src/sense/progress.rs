@@ -69,6 +69,7 @@ impl ProgressFiles {
         Ok(ProgressFiles::new(Some(dir.to_path_buf())))
     }
 
+    /// The file in which this process reports; `None` = nobody reports.
     pub fn path(&self, pid: i32) -> Option<PathBuf> {
         Some(self.dir.as_ref()?.join(pid.to_string()))
     }

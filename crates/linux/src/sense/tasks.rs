@@ -28,16 +28,23 @@ const KERNEL_THREAD: u64 = 0x0020_0000;
 /// One managed (or observed) thread.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Managed {
+    /// Dense, in order of arrival; never used again.
     pub task: TaskId,
+    /// The same for all threads of a process; dense as well.
     pub process: ProcessId,
     /// Real user of the process, as found when it was new; `None` where its status could not be read.
     pub user: Option<u32>,
+    /// The kernel's id of the process.
     pub pid: i32,
+    /// The kernel's id of the thread, with its start time.
     pub thread: ThreadKey,
     /// Process that started this one, if that is managed too: its originals are this one's.
     pub parent: i32,
+    /// Command name when the thread was new: 15 bytes at most.
     pub name: String,
+    /// Time of the look that found it, since the machine's start.
     pub arrived_ns: u64,
+    /// What the operator asks for it; `None` = nothing.
     pub goal: Option<Goal>,
     /// Observed only.
     pub fixed: bool,
@@ -49,15 +56,20 @@ pub struct Managed {
     pub last_cpu: Option<CpuId>,
     /// Nice value that was found when the thread was new.
     pub nice: i32,
+    /// Gone at the last look; kept until that was reported.
     pub exited: bool,
 }
 
 /// Totals since the thread's start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
+    /// Time on a processor; `None` = the kernel does not tell.
     pub ran_ns: Option<u64>,
+    /// Time runnable without a processor; `None` as above.
     pub waited_ns: Option<u64>,
+    /// Times that it was given a processor; `None` as above.
     pub slices: Option<u64>,
+    /// Page faults, with and without a disk.
     pub faults: u64,
     /// Read and write calls; only where nothing better says how fast it is.
     pub calls: Option<u64>,
@@ -300,6 +312,7 @@ impl Tasks {
         all
     }
 
+    /// `None` = no such task, or one that was dropped.
     pub fn get(&self, task: TaskId) -> Option<&Managed> {
         self.by_thread.values().find(|managed| managed.task == task)
     }

@@ -20,6 +20,7 @@ use cachemate_core::{Cache, CacheId, Cpu, CpuId, CpuSet, Level, Topology};
 /// What the host's kernel tells of its CPUs and caches.
 #[derive(Clone, PartialEq, Debug)]
 pub struct HostTopology {
+    /// CPUs ascend; caches by level and first CPU.
     pub topology: Topology,
     /// The kernel's own id of each cache, by `CacheId`: what resctrl's schemata name. Not unique across levels.
     pub kernel_cache_ids: Vec<Option<u32>>,
@@ -31,8 +32,11 @@ pub struct HostTopology {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{file}: found {found}, expected {expected}")]
 pub struct TopologyError {
+    /// Its path, below the root that was read.
     pub file: Box<str>,
+    /// What stands there, or the error of reading it.
     pub found: Box<str>,
+    /// What would be understood.
     pub expected: Box<str>,
 }
 

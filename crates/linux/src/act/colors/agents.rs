@@ -154,6 +154,7 @@ impl Agent {
 pub struct Resident {
     /// Heap, anonymous mappings and stacks in frames of allowed colors.
     pub inside_pages: u64,
+    /// The same, in frames of colors that are not allowed.
     pub outside_pages: u64,
     /// Pages of no known color.
     pub unknown_pages: u64,

@@ -59,8 +59,11 @@ unsafe fn follow(from: *mut u8, steps: usize) -> *mut u8 {
 /// One size of a comparison: the same number of frames, of some colors and of all.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Compared {
+    /// Memory of the frames of each chase.
     pub size_bytes: u64,
+    /// Time of a load in the chase over frames of one color.
     pub colored_ns: f64,
+    /// Time of a load in the chase over as many frames of all colors.
     pub ordinary_ns: f64,
 }
 

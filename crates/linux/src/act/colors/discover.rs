@@ -38,10 +38,13 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
 /// What a discovery is told.
 pub struct Wish<'a> {
+    /// The folder of colors: [`kit::BASE`] on a live host.
     pub base: &'a Path,
     /// Memory whose frames are classified.
     pub pool_bytes: u64,
+    /// Time for all tries together.
     pub at_most: Duration,
+    /// Gives the order in which pages are asked.
     pub seed: u64,
     /// Says what is being done, how far it is, and of how many.
     pub progress: &'a mut dyn FnMut(&'static str, u64, u64),
@@ -52,10 +55,15 @@ pub struct Wish<'a> {
 /// The cache whose sets are told apart, by the kernel's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
+    /// L2: the first level is too small to tell pages apart.
     pub level: Level,
+    /// Size of the whole cache.
     pub size_bytes: u64,
+    /// More than one.
     pub ways: u32,
+    /// Size over ways and page size: 2 to [`COLORS_AT_MOST`].
     pub colors: u32,
+    /// Size of the last level behind it; `None` = there is none, or the kernel does not tell.
     pub last_level_bytes: Option<u64>,
 }
 

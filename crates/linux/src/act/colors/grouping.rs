@@ -10,6 +10,7 @@
 
 /// Answers whether one line of each of `set` pushes `target`'s out. May be wrong at times.
 pub trait Evicts {
+    /// `target` may not stand in `set`.
     fn evicts(&mut self, target: usize, set: &[usize]) -> bool;
     /// Yes only if there is hardly any doubt; a doubtful no costs little where this is asked.
     fn surely_evicts(&mut self, target: usize, set: &[usize]) -> bool {
@@ -26,6 +27,7 @@ pub trait Evicts {
 pub struct Grouped {
     /// Each with its members in order of their number.
     pub classes: Vec<Vec<usize>>,
+    /// Items that fit no class, in order of their number.
     pub left_over: Vec<usize>,
     /// Classes that turned out to be one.
     pub merged: usize,
@@ -34,6 +36,7 @@ pub struct Grouped {
 /// What the search must know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Search {
+    /// Ways of the cache: a class needs more members than this.
     pub ways: usize,
     /// It ends there: more classes than this are a sign of noise, found by the caller's check.
     pub classes_at_most: usize,

@@ -51,9 +51,11 @@ impl Mapped {
             Ok(Mapped { start: start.cast(), bytes })
         }
     }
+    /// Valid for [`Mapped::bytes`], as long as this lives.
     pub fn start(&self) -> *mut u8 {
         self.start
     }
+    /// Length of the mapping.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -69,8 +71,11 @@ impl Drop for Mapped {
 /// The kit of this host, mapped and calibrated.
 #[derive(Debug)]
 pub struct OpenKit {
+    /// Calibrated, and mapped whole.
     pub kit: Kit,
+    /// The discovery that made it: labels mean nothing across two.
     pub id: u64,
+    /// What hits and misses took when it was opened.
     pub calibration: Calibration,
     _mapped: Mapped,
 }
@@ -236,10 +241,15 @@ fn keep_best(test: &mut impl Evicts, table: &mut [Vec<u32>], per_color: usize) -
 
 /// Classes over pages of a pool, and how to ask.
 pub struct Classes<'a> {
+    /// Address of the page of an item.
     pub page: &'a dyn Fn(usize) -> *const u8,
+    /// A load that takes longer has left the private cache.
     pub threshold_cycles: u64,
+    /// The items of each class; a class's place is its color.
     pub classes: &'a [Vec<usize>],
+    /// The most members of a class that are put to a page.
     pub per_class: usize,
+    /// No more pages are asked after this.
     pub until: Instant,
 }
 
@@ -297,6 +307,7 @@ impl Ledger {
         byte.checked_sub(1).map(u32::from)
     }
 
+    /// Keeps what was told of a frame; `None` = it fits no color, and what stood there is forgotten.
     pub fn note(&self, frame: u64, color: Option<u32>) {
         if let Some(byte) = self.byte(frame) {
             byte.store(color.map_or(0, |color| color as u8 + 1), std::sync::atomic::Ordering::Relaxed);

@@ -9,9 +9,12 @@ use super::ColorError;
 use super::chase::{Compared, confines, knee_bytes};
 use super::folder::Folder;
 
+/// [`Map::frame_numbers`] where 9 of 10 frames of known color follow their numbers.
 pub const PFN_BITS_ARE_REAL: &str = "the low bits of the frame number give the color";
+/// [`Map::frame_numbers`] where they do not.
 pub const PFN_BITS_ARE_SHAM: &str =
     "the low bits of the frame number do not give the color (the host backs this machine with scattered pages)";
+/// [`Map::frame_numbers`] where frame numbers cannot be seen.
 pub const PFN_UNKNOWN: &str = "not visible to this user (needs CAP_SYS_ADMIN)";
 
 /// What colors confine in one cache, and how that was seen.
@@ -22,7 +25,9 @@ pub struct Covers {
     /// True = a chase over one color's frames is slow beyond its share of what the cache holds. `None` = not told: too few
     /// frames of one color, or the cache holds nothing of that size for anybody now.
     pub confines: Option<bool>,
+    /// The smallest size from which on the color's frames are slower; `None` = no size that was tried.
     pub knee_bytes: Option<u64>,
+    /// The chases, by size.
     pub curve: Vec<Compared>,
 }
 
@@ -37,41 +42,57 @@ impl Covers {
 /// Neighboring frames and their colors.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Run {
+    /// Frame number of the first two digits.
     pub first_frame: u64,
     /// Two hexadecimal digits a frame; `--` = fits none.
     pub colors: String,
 }
 
+/// What a discovery has found.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Map {
+    /// [`Map::FORMAT`].
     pub format: u32,
     /// Frames of another boot are other frames.
     pub boot_id: String,
     /// The kit that the labels belong to.
     pub kit: String,
+    /// How many this host has, 2 to 64.
     pub colors: u32,
+    /// Bytes of one frame.
     pub page_bytes: u32,
+    /// Of the private cache whose sets are told apart.
     pub level: Level,
+    /// Size of that cache, as the kernel tells it.
     pub cache_bytes: u64,
+    /// Ways of that cache, as the kernel tells them.
     pub ways: u32,
+    /// Median load that hits it.
     pub hit_cycles: u64,
+    /// Median load that misses it.
     pub miss_cycles: u64,
     /// Mean time to tell one frame's color.
     pub classify_ns: f64,
+    /// Pages whose color was asked.
     pub pages: u64,
+    /// Of these, pages that fit no color.
     pub pages_none: u64,
+    /// What colors confine in the private cache.
     pub private: Covers,
     /// `None` = the kernel describes no last level of known size behind the private cache.
     pub last_level: Option<Covers>,
     /// Whether frame numbers tell colors here.
     pub frame_numbers: String,
+    /// Time of the whole discovery, refused tries included.
     pub seconds: f64,
     /// Why earlier tries were not accepted.
     pub refused_tries: Vec<String>,
+    /// Colors by frame number; empty where frame numbers cannot be seen.
     pub frames: Vec<Run>,
 }
 
 impl Map {
+    /// Version of the file; another one is refused.
     pub const FORMAT: u32 = 1;
     /// File of the last discovery, in the folder of colors.
     pub const FILE_NAME: &str = "map.json";
@@ -106,6 +127,7 @@ impl Map {
         })
     }
 
+    /// As [`Map::parse`] reads it.
     pub fn to_text(&self) -> String {
         let mut text = serde_json::to_string_pretty(self).expect("a map has no odd keys and no failing serialisers");
         text.push('\n');

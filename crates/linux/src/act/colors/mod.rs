@@ -23,17 +23,27 @@ pub mod shares;
 /// Why there are no colors, or none now.
 #[derive(Debug, thiserror::Error)]
 pub enum ColorError {
+    /// A file of the folder of colors, or memory for frames, cannot be had.
     #[error("{path}: {source}")]
-    Io { path: PathBuf, source: io::Error },
+    Io {
+        /// What it concerns.
+        path: PathBuf,
+        /// As the kernel says.
+        source: io::Error,
+    },
+    /// Nothing that can be divided, told by time or seen: a further try does not help. In words.
     #[error("pages have no colors here: {0}")]
     NoColors(String),
     /// A quieter moment may do.
     #[error("no trustworthy colors: {0}")]
     Noisy(String),
+    /// The path at which none lies.
     #[error("{0}: no colors are known on this host yet (cachemate color discover)")]
     NoKit(PathBuf),
+    /// Of another version, or its frames are not of one color each any more. Path and reason.
     #[error("{0}: {1} (cachemate color discover makes a new one)")]
     BadKit(PathBuf, String),
+    /// Path and reason.
     #[error("{0}: {1}")]
     BadMap(PathBuf, String),
 }

@@ -14,7 +14,9 @@ const PAGES: usize = 256;
 /// Why pages cannot be moved here, and what would help.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unusable {
+    /// The reason, in words.
     pub why: String,
+    /// What would help, in words.
     pub remedy: String,
 }
 

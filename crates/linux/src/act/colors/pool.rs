@@ -40,10 +40,15 @@ impl Pool {
         Ok(pool)
     }
 
+    /// Pages that it has.
     pub fn pages(&self) -> usize {
         self.pages
     }
 
+    /// Address of a page.
+    ///
+    /// # Panics
+    /// There is no page `at`.
     pub fn page(&self, at: usize) -> *mut u8 {
         assert!(at < self.pages, "page {at} of {}", self.pages);
         // SAFETY: inside the mapping, as just asserted.
@@ -71,6 +76,7 @@ pub fn frames_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Ve
 /// A page that is in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Present {
+    /// Frame number; never 0.
     pub frame: u64,
     /// The page cache's; false = the process's own copy, or never of a file.
     pub of_file: bool,
@@ -92,8 +98,11 @@ pub fn present_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> V
 
 /// Asks the cache itself.
 pub struct Timed<'a> {
+    /// Address of the page of an item.
     pub page: &'a dyn Fn(usize) -> *const u8,
+    /// A load that takes longer has left the private cache.
     pub threshold_cycles: u64,
+    /// Moves on with each question, so that the next one is asked of another line.
     pub turn: usize,
     /// Then it gives up.
     pub until: Instant,
@@ -125,6 +134,7 @@ impl Evicts for Timed<'_> {
 pub struct Draw(SplitMix64);
 
 impl Draw {
+    /// The same seed gives the same orders and samples.
     pub fn new(seed: u64) -> Self {
         Draw(SplitMix64::new(seed))
     }
@@ -134,6 +144,7 @@ impl Draw {
         (self.0.next_u64() % bound.max(1) as u64) as usize
     }
 
+    /// By Fisher and Yates, with [`Draw::below`].
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             items.swap(at, self.below(at + 1));

@@ -25,6 +25,7 @@ const MOVED_ROUNDS: u32 = 4;
 /// What one frame, or a round of them, showed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shown {
+    /// Its own color pushes it out, and the next one does not.
     Holds,
     /// Nothing of its color pushes it out.
     Moved,
@@ -129,11 +130,15 @@ fn ask(kit: &mut Kit, color: u32, round: u32) -> (u32, u32) {
 /// One color's frames, asked again and again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
 pub struct Watched {
+    /// Frames of the kit that have this color.
     pub frames: u64,
     /// Held more often than not, of the answers that said anything.
     pub frames_hold: u64,
+    /// Moved more often than they held.
     pub frames_moved: u64,
+    /// All answers, the disturbed ones too.
     pub answers: u64,
+    /// Answers that say nothing, as the next color pushed the frame out as well.
     pub answers_disturbed: u64,
 }
 

@@ -22,29 +22,39 @@ use crate::sense::topology::HostTopology;
 /// A cache that can be divided.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Divided {
+    /// As the topology numbers it.
     pub cache: CacheId,
+    /// L2 or L3.
     pub level: Level,
     /// The kernel's id of it, as schemata name it.
     pub domain: u32,
+    /// Bits of a full mask.
     pub ways: u32,
+    /// The fewest ways that a mask may have.
     pub at_least: u32,
+    /// Masks must be in one piece.
     pub contiguous: bool,
     /// Ways that the hardware uses for input and output too (DDIO): what is in them is not of the group alone.
     pub shared_with_io: IndexSet,
+    /// `None` = the kernel does not tell.
     pub size_bytes: Option<u64>,
 }
 
 /// What is counted per group and cache of the last level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counted {
+    /// Bytes that lines of a group take (CMT, `llc_occupancy`).
     pub occupancy: bool,
+    /// Memory traffic (MBM, `mbm_total_bytes`).
     pub total_bytes: bool,
+    /// Memory traffic with the cache's own node (MBM, `mbm_local_bytes`).
     pub local_bytes: bool,
 }
 
 /// A mounted resctrl.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Resctrl {
+    /// The folder of the root group.
     pub mount: PathBuf,
     /// Ascending caches.
     pub divided: Vec<Divided>,
@@ -52,6 +62,7 @@ pub struct Resctrl {
     pub classes: u32,
     /// How many of them others held when this was read.
     pub others: u32,
+    /// Counters that the monitors have.
     pub counted: Counted,
     /// Caches of the topology by domain of the monitors.
     pub monitored: BTreeMap<u32, CacheId>,

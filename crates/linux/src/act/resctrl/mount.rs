@@ -51,6 +51,8 @@ pub(super) fn missing(why: impl Into<String>, remedy: Option<&str>) -> Missing {
 /// Why there is none, and what would help.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Missing {
+    /// The reason, in words.
     pub why: String,
+    /// `None` = nothing is known to help.
     pub remedy: Option<String>,
 }

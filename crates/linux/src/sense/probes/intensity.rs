@@ -55,8 +55,11 @@ pub fn wait(cache_bytes: Option<u64>) -> Duration {
 /// One sample.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sample {
+    /// Reloads that memory answered.
     pub missed: u32,
+    /// Lines whose load was timed.
     pub reloads: u32,
+    /// From the start of priming to the last reload.
     pub elapsed_ns: u64,
 }
 
@@ -154,6 +157,7 @@ impl Reloader {
         Sample { missed, reloads: RELOADS as u32, elapsed_ns: start.elapsed().as_nanos() as u64 }
     }
 
+    /// Size of the buffer that [`Reloader::new`] took.
     pub fn buffer_bytes(&self) -> u64 {
         size_of_val(self.buffer.as_slice()) as u64
     }

@@ -21,7 +21,9 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// What a round-trip time says, given the host's bounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharing {
+    /// One last-level cache.
     Shared,
+    /// Two last-level caches.
     Split,
     /// Neither near enough nor plausibly far: the sample is dropped.
     Unclear,
@@ -30,8 +32,11 @@ pub enum Sharing {
 /// Bounds that tell sharing from splitting, in nanoseconds for one round trip.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Bounds {
+    /// Faster round trips are within one last-level cache.
     pub shared_below_ns: f64,
+    /// From here on they are between two of them.
     pub split_from_ns: f64,
+    /// Slower ones say nothing: somebody was interrupted.
     pub split_to_ns: f64,
 }
 
@@ -44,6 +49,7 @@ impl Default for Bounds {
 }
 
 impl Bounds {
+    /// What one round trip means within these bounds.
     pub fn say(&self, round_trip_ns: f64) -> Sharing {
         if round_trip_ns < self.shared_below_ns {
             Sharing::Shared

@@ -35,6 +35,7 @@ const IBS_LEAST: u64 = 0x90;
 /// How this host samples accesses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Facility {
+    /// Vendor and facility, for people.
     pub name: &'static str,
     kind: u32,
     config: Config,
@@ -140,6 +141,7 @@ impl Config {
 /// The threads whose accesses an event samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Whose {
+    /// One thread's; 0 = the calling one's.
     Thread(i32),
     /// Everybody's on that CPU.
     Cpu(CpuId),

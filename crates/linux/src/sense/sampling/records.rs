@@ -22,19 +22,24 @@ const MODE_USER: u16 = 2;
 /// One sample of a program's own access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Raw {
+    /// The thread that made the access.
     pub tid: i32,
+    /// On the monotonic clock.
     pub time_ns: u64,
+    /// Virtual; below the kernel's half, and not 0.
     pub address: u64,
     /// Events that this sample stands for.
     pub period: u64,
     /// 0 = not told.
     pub latency_cycles: u64,
+    /// `union perf_mem_data_src`, to be read by [`source`].
     pub data_source: u64,
 }
 
 /// What a stretch of ring held.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Read {
+    /// Accesses of programs that have an address.
     pub samples: Vec<Raw>,
     /// Records that the kernel had no room for.
     pub lost: u64,

@@ -45,7 +45,9 @@ pub enum ActiveAbove {
 /// Which of the two counts a vector is made from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activity {
+    /// Accesses.
     Use,
+    /// Misses.
     Miss,
 }
 

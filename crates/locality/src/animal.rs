@@ -25,13 +25,18 @@ impl Default for AnimalThresholds {
 /// The classes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Animal {
+    /// Hardly uses the shared cache.
     Turtle,
+    /// Uses the cache, and misses little more with fewer ways.
     Sheep,
+    /// Misses little, but much more with half of the ways.
     Rabbit,
+    /// Misses much, whatever it has.
     Devil,
 }
 
 impl Animal {
+    /// In lower case, as reports and profiles write it.
     pub fn name(self) -> &'static str {
         match self {
             Animal::Turtle => "turtle",

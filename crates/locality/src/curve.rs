@@ -17,12 +17,27 @@ pub struct MissRateCurve {
 /// Points that are no curve.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum BadCurve {
+    /// No point at all.
     #[error("a miss-rate curve needs at least one point")]
     Empty,
+    /// A size that is not above the size before it.
     #[error("curve point {at}: found {found} bytes, expected more than the {before} bytes before it")]
-    Order { at: usize, found: u64, before: u64 },
+    Order {
+        /// Index of the point, from 0.
+        at: usize,
+        /// Its size in bytes.
+        found: u64,
+        /// The size of the point before it, in bytes.
+        before: u64,
+    },
+    /// A rate that is negative or not finite.
     #[error("curve point {at}: found {found} misses per thousand instructions, expected a number from 0 up")]
-    Rate { at: usize, found: f64 },
+    Rate {
+        /// Index of the point, from 0.
+        at: usize,
+        /// Its rate, in misses per thousand instructions.
+        found: f64,
+    },
 }
 
 impl MissRateCurve {

@@ -9,6 +9,7 @@ use crate::reuse::ReuseTimes;
 /// What intervals are measured in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IntervalLength {
+    /// So many instructions, of all threads together.
     Instructions(u64),
     /// Where the recording has no instruction counts.
     Accesses(u64),
@@ -21,6 +22,7 @@ pub struct Interval {
     pub instructions: Option<u64>,
     /// Accesses to the cache, and those that missed it.
     pub accesses: u64,
+    /// Of these accesses, those that missed the cache.
     pub misses: u64,
 }
 

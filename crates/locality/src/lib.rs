@@ -3,6 +3,8 @@
 //! Pure algorithms: no I/O, no clock, the same bits for the same input and seed. Addresses are *line* addresses (byte
 //! address / line size) unless a name says otherwise.
 
+#![warn(missing_docs)]
+
 pub mod activity;
 pub mod animal;
 pub mod cachesim;

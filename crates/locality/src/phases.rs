@@ -33,7 +33,10 @@ pub enum PhaseEvent {
     Drifting,
     /// A phase change: said once, in the first interval that differs enough. The transition began at interval `since`,
     /// counted from 0.
-    Changed { since: usize },
+    Changed {
+        /// Index of the first interval of the transition.
+        since: usize,
+    },
     /// Still on the way into the new phase.
     Settling,
     /// The new phase has settled; this is its first steady interval.
@@ -137,7 +140,9 @@ fn mean<'a>(signals: impl ExactSizeIterator<Item = &'a [f64]>) -> Vec<f64> {
 pub struct Phase {
     /// First interval, first one after the transition into it, and the one after its last.
     pub start: usize,
+    /// The first interval after the transition into it; equal to `end` where it never settled.
     pub settled: usize,
+    /// The interval after its last one.
     pub end: usize,
     /// Recurring phases have the same kind; counted from 0 by first occurrence.
     pub kind: usize,

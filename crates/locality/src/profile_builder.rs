@@ -24,6 +24,7 @@ pub struct ProgramAccess {
     pub line: u64,
     /// Instructions that the thread executed since its access before, the one that makes this access included.
     pub instructions: u64,
+    /// A write.
     pub store: bool,
     /// Dense, from 0.
     pub thread: u32,
@@ -34,22 +35,31 @@ pub struct ProgramAccess {
 pub struct ProfileSettings {
     /// The cache for which stack positions, misses and activity are simulated (LRU).
     pub level: Level,
+    /// Size of the whole cache, all slices together.
     pub size_bytes: u64,
+    /// Lines of one set.
     pub ways: u32,
+    /// Equal slices, chosen by a hash of the line address; 1 = not sliced.
     pub slices: u32,
+    /// A power of two.
     pub line_bytes: u64,
     /// Points of the curve; the cache's own size is always among them.
     pub curve_sizes_bytes: Vec<u64>,
     /// False where the recording has no instruction counts.
     pub instructions_known: bool,
+    /// How long one interval is, and in what.
     pub interval: IntervalLength,
     /// One access in so many is watched for its reuse time.
     pub reuse_one_in: u32,
+    /// Which accesses are watched for their reuse times comes from it.
     pub seed: u64,
     /// Groups of cache sets whose activity is counted; 0 = none.
     pub super_sets: u32,
+    /// Which cache sets make up one super set.
     pub grouping: Grouping,
+    /// When a signature differs enough to be another phase.
     pub phases: PhaseParameters,
+    /// Where one animal class ends and the next begins.
     pub animals: AnimalThresholds,
 }
 
@@ -79,8 +89,10 @@ impl ProfileSettings {
 /// No profile could be made.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProfileError {
+    /// The profiled cache cannot be.
     #[error(transparent)]
     Shape(#[from] ShapeError),
+    /// More distinct lines than stack distances can be told of.
     #[error(transparent)]
     Stack(#[from] StackError),
 }
@@ -88,6 +100,7 @@ pub enum ProfileError {
 /// One interval of the run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProfiledInterval {
+    /// Its instructions, accesses and misses.
     pub interval: Interval,
     /// Reuse times that were sampled in it, as a signature; `None` without instructions or samples.
     pub signature: Option<Vec<f64>>,
@@ -104,18 +117,23 @@ pub struct ProgramProfile {
     pub profile: Profile,
     /// Accesses that reached the cache, stores among them.
     pub accesses: u64,
+    /// Of these accesses, the writes.
     pub stores: u64,
+    /// Threads that made an access.
     pub threads: u32,
     /// `None` = not recorded.
     pub instructions: Option<u64>,
     /// Distinct lines.
     pub footprint_lines: u64,
+    /// Exact stack distances of the whole run, in lines.
     pub histogram: Histogram,
+    /// Reuse times of the accesses that were watched, over the whole run.
     pub reuse: ReuseTimes,
     /// Accesses by LRU position in the sets of the cache, counts.
     pub positions: PositionProfile,
     /// (bytes, misses per access) of fully associative LRU caches; exact. Empty without accesses.
     pub miss_ratios: Vec<(u64, f64)>,
+    /// In order of time; the last one may be shorter than the others.
     pub intervals: Vec<ProfiledInterval>,
     /// Empty where there are no signatures to tell phases by.
     pub phases: Vec<Phase>,

@@ -40,12 +40,14 @@ fn bounds(bucket: usize) -> (u64, u64) {
 pub struct ReuseBucket {
     /// Shortest and longest time of the bucket, in accesses between the two touches.
     pub low: u64,
+    /// The longest time of the bucket, itself included.
     pub high: u64,
     /// Samples, or any other weight on the scale of [`ReuseTimes::samples`].
     pub weight: f64,
 }
 
 impl ReuseBucket {
+    /// The mean of the shortest and the longest time, in accesses.
     pub fn middle(&self) -> f64 {
         0.5 * (self.low as f64 + self.high as f64)
     }

@@ -115,6 +115,7 @@ fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64>
 /// A program as [`jointly`] needs it.
 #[derive(Clone, Copy, Debug)]
 pub struct Sharer<'a> {
+    /// Reuse times of the program's accesses to the shared cache, sampled alone.
     pub reuse: &'a ReuseTimes,
     /// What was measured of the program alone on an LRU cache. StatStack takes a program for one phase, and misjudges
     /// one that has several; its footprint then still says how much of the cache the program holds, and this what it
@@ -137,6 +138,7 @@ impl Sharer<'_> {
 /// What a set of programs on one cache comes to.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Joint {
+    /// Miss ratios on the shared cache at these speeds.
     pub shared: Shared,
     /// Cycles per instruction of each program, in the order given.
     pub cycles_per_instr: Vec<f64>,

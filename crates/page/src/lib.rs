@@ -6,6 +6,8 @@
 //! page is one file that loads nothing; its scripts stand under a content policy of their hashes; whatever a program is
 //! called, its name is text.
 
+#![warn(missing_docs)]
+
 mod belief;
 mod file;
 mod matrix;

@@ -6,6 +6,8 @@
 //! configurations and observations give equal decisions; no other crate builds profilers or wraps policies (tidy checks
 //! it); what a policy or profiler needs and the machine does not give is listed by name before the first window.
 
+#![warn(missing_docs)]
+
 mod evidence;
 mod forecast;
 mod oracle;

@@ -85,6 +85,7 @@ fn first_difference(recorded: &Plan, asked: &Plan) -> String {
 /// One window of a replay.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Replayed {
+    /// Its number in the recorded run.
     pub window: u64,
     /// What the policy decides now.
     pub decision: Decision,

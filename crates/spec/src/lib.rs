@@ -6,6 +6,8 @@
 //! that it works from anywhere. Properties: an error always names file, field, what was found and what was expected,
 //! and line and column wherever there is one; an unknown name lists what there is, and the nearest.
 
+#![warn(missing_docs)]
+
 mod error;
 mod located;
 mod machines;

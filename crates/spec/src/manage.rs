@@ -18,6 +18,7 @@ pub struct ManageConfig {
     pub act: bool,
     /// The deciding policy and its parameters; the one that changes nothing where none is named.
     pub policy: Option<PolicyChoice>,
+    /// Whatever the policy draws at random comes from it.
     pub seed: u64,
     /// Shortest time between two looks at the host; a policy may ask for longer windows.
     pub window_ms: Option<u64>,
@@ -33,6 +34,7 @@ pub struct ManageConfig {
     pub profiles: Vec<PathBuf>,
     /// Where every window goes, for `replay`; packed where the name ends in `.zst`.
     pub run_log: Option<PathBuf>,
+    /// When decisions that made things worse are taken back.
     pub guard: GuardConfig,
     /// Rules in order; the first that matches decides.
     pub rules: Vec<RuleConfig>,
@@ -54,6 +56,7 @@ pub struct ConfinedGroup {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GuardConfig {
+    /// False leaves every decision in force, whatever follows from it.
     pub enabled: bool,
     /// Windows that are measured before and after a decision.
     pub windows: u32,
@@ -87,7 +90,9 @@ impl Default for GuardConfig {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum User {
+    /// The number of the user on this host. A configuration that was read and checked has no other kind.
     Id(u32),
+    /// The name as it is written in the file.
     Name(String),
 }
 
@@ -101,7 +106,9 @@ pub struct RuleConfig {
     pub cgroup: Option<String>,
     /// The process or one that it descends from.
     pub pid: Option<i32>,
+    /// The user whose process it is.
     pub user: Option<User>,
+    /// What is done with the programs that match; they are managed where nothing is said.
     pub action: RuleAction,
     /// Relative weight of its slowdown.
     pub priority: Option<f64>,

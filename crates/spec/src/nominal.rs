@@ -27,8 +27,10 @@ impl Model {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Turns {
+    /// Each task of a queue runs all the time, for its share of the CPU.
     #[default]
     Averaged,
+    /// Tasks take turns of a slice, one by one.
     Explicit,
 }
 
@@ -56,6 +58,7 @@ impl Default for CounterSpec {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Distribution {
+    /// Always this number.
     Fixed(f64),
     /// By its mean.
     Exponential(f64),
@@ -69,6 +72,7 @@ pub enum Distribution {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventSpec {
+    /// When it happens, from the start of the run.
     pub at_ns: u64,
     /// Somebody outside brings lines into a cache from now on.
     #[serde(default)]
@@ -79,12 +83,15 @@ pub struct EventSpec {
     /// These CPUs share a cache with nobody else from now on; policies are not told.
     #[serde(default)]
     pub separate: Option<CpuSet>,
+    /// This CPU goes offline, by its number; its tasks go to CPUs that they may run on, or wait where there are none.
     #[serde(default)]
     pub offline: Option<u32>,
+    /// This CPU comes online again, by its number.
     #[serde(default)]
     pub online: Option<u32>,
 }
 
+/// What somebody outside the run does to one cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OutsideSpec {
@@ -94,10 +101,13 @@ pub struct OutsideSpec {
     pub lines_per_second: f64,
 }
 
+/// What is left of one cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShrinkSpec {
+    /// By its place among the contended caches.
     pub cache: u32,
+    /// Share of its full size that it holds from now on; more than 0, at most 1.
     pub to_share: f64,
 }
 
@@ -105,8 +115,11 @@ pub struct ShrinkSpec {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixSpec {
+    /// Copies that are drawn; 1 to 100 000.
     pub count: u32,
+    /// The programs to draw from; at least one.
     pub of: Vec<WeightedProgram>,
+    /// When the first copy arrives.
     #[serde(default)]
     pub start_ns: u64,
     /// From one arrival to the next; `None` = all at once.
@@ -117,10 +130,13 @@ pub struct MixSpec {
     pub instructions: Option<Distribution>,
 }
 
+/// One program of a mix, and how often it is drawn.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WeightedProgram {
+    /// As [`crate::ProgramSpec::program`].
     pub program: String,
+    /// Relative to the weights of the other programs; positive, 1 where none is given.
     #[serde(default = "one")]
     pub weight: f64,
 }
@@ -133,11 +149,15 @@ fn one() -> f64 {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct IntervalSpec {
+    /// Whether tasks of one CPU share its time or take turns.
     pub turns: Turns,
+    /// How far off the readings of counters are.
     pub counters: CounterSpec,
     /// Phases that were measured on the cycle-level machine last so many times longer.
     pub stretch: f64,
+    /// What happens to the machine during the run; each event has a time of its own.
     pub events: Vec<EventSpec>,
+    /// Programs that are drawn, besides those that the scenario lists.
     pub mixes: Vec<MixSpec>,
 }
 

@@ -14,7 +14,9 @@ use crate::{SpecError, load_machine, read_text};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
+    /// Short, not empty; results carry it.
     pub name: String,
+    /// One line for people.
     pub description: String,
     /// A machine's name or path, overrides allowed; see [`load_machine`].
     pub machine: String,
@@ -53,7 +55,9 @@ pub struct Scenario {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {
+    /// Cycles of the machine's CPUs.
     Cycles(u64),
+    /// Time on the machine.
     Ns(u64),
     /// Instructions of all programs together.
     Instructions(u64),
@@ -65,7 +69,9 @@ pub enum Length {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyChoice {
+    /// What the policy or scheduler is called in the lists of them.
     pub name: String,
+    /// Those that are not given have the policy's own defaults.
     #[serde(default)]
     pub parameters: toml::Table,
 }
@@ -76,6 +82,7 @@ pub struct PolicyChoice {
 pub struct ProgramSpec {
     /// A workload kernel's name, a recording's name in the pack, or the path of a `.cmt`.
     pub program: String,
+    /// Copies; 1 to 4096.
     #[serde(default = "one_copy")]
     pub count: u32,
     /// Threads of one copy; `None` = as the program has.
@@ -93,6 +100,7 @@ pub struct ProgramSpec {
     /// Pinned there by its owner: no policy may move it.
     #[serde(default)]
     pub cpus: Option<CpuSet>,
+    /// What the owner asks for each copy; `None` = nothing.
     #[serde(default)]
     pub goal: Option<Goal>,
     /// On the interval machine: from one copy's arrival to the next; `None` = all at once.

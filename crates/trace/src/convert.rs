@@ -7,6 +7,7 @@ use crate::{CmtWriter, Totals, TraceError, TraceReader};
 /// What a conversion did.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Converted {
+    /// The reader's sums.
     pub totals: Totals,
     /// Bytes written.
     pub bytes: u64,

@@ -13,9 +13,17 @@ pub enum Place {
     /// A byte offset of a binary format.
     Byte(u64),
     /// A block of a `.cmt` file, counted from 0, and its byte offset.
-    Block { block: u64, offset: u64 },
+    Block {
+        /// Its number, from 0.
+        block: u64,
+        /// Where it begins, in bytes from the start of the file.
+        offset: u64,
+    },
     /// The closing part of a `.cmt` file (totals and index) and its byte offset.
-    Footer { offset: u64 },
+    Footer {
+        /// Where it begins, in bytes from the start of the file.
+        offset: u64,
+    },
 }
 
 impl fmt::Display for Place {
@@ -35,22 +43,58 @@ impl fmt::Display for Place {
 pub enum TraceError {
     /// The operating system refused.
     #[error("{file}: cannot {what}: {source}")]
-    Io { file: String, what: &'static str, source: io::Error },
+    Io {
+        /// The path, or what else the input is called.
+        file: String,
+        /// A verb: what was tried, such as "open" or "read".
+        what: &'static str,
+        /// What the operating system said.
+        source: io::Error,
+    },
     /// The content is not what the format says.
     #[error("{file}: {place}: found {found}, expected {expected}")]
-    Bad { file: String, place: Place, found: String, expected: String },
+    Bad {
+        /// The path, or what else the input is called.
+        file: String,
+        /// Where in the file.
+        place: Place,
+        /// What stands there, in words for people.
+        found: String,
+        /// What the format asks for there, in words for people.
+        expected: String,
+    },
     /// The output exists and overwriting was not asked for.
     #[error("{file} exists already; it is not overwritten unless forced")]
-    Exists { file: String },
+    Exists {
+        /// The output's path.
+        file: String,
+    },
     /// A name that is not known, with what there is.
     #[error("no {what} is named '{name}'{}; there are: {}", nearest_hint(.nearest), known_list(.known))]
-    Unknown { what: &'static str, name: String, nearest: Option<String>, known: Vec<String> },
+    Unknown {
+        /// The kind of thing that was looked for.
+        what: &'static str,
+        /// The name that was given.
+        name: String,
+        /// The known name that was probably meant; `None` = none is near.
+        nearest: Option<String>,
+        /// Every known name; empty = there is nothing of this kind.
+        known: Vec<String>,
+    },
     /// A name to look for in the pack, and no pack.
     #[error("no pack to find '{name}' in: none beside the program or installed, expected CACHEMATE_PACK to name one")]
-    NoPack { name: String },
+    NoPack {
+        /// The name that was given.
+        name: String,
+    },
     /// The recorder cannot work here.
     #[error("{why}{}", remedy_hint(.remedy))]
-    Recorder { why: String, remedy: Option<String> },
+    Recorder {
+        /// What is missing or went wrong.
+        why: String,
+        /// What the user can do about it; `None` = nothing is known to help.
+        remedy: Option<String>,
+    },
 }
 
 fn nearest_hint(nearest: &Option<String>) -> String {

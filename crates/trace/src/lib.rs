@@ -3,6 +3,8 @@
 //! Everything that reads a file here works in constant memory, never panics on any input, and names file, line or
 //! offset, what was found and what was expected.
 
+#![warn(missing_docs)]
+
 mod cmt;
 mod convert;
 mod error;

@@ -25,8 +25,10 @@ pub struct ProfileFile {
     pub format: u32,
     /// The name by which people and rules call it.
     pub program: String,
+    /// The command that was measured, word by word; empty = not known, or there is none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
+    /// What made the profile, and of what.
     pub source: ProfileSource,
     /// Data accesses of the program, before any filter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -34,16 +36,22 @@ pub struct ProfileFile {
     /// Accesses that reached the profiled cache: the records of the trace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
+    /// Executed in the measured window, all threads together; `None` = not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<u64>,
+    /// Miss-rate curves, by policy, method and thread; empty = none was made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub curves: Vec<Curve>,
+    /// One entry a cache shape; empty = none was simulated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack_positions: Vec<StackPositions>,
+    /// Distances and reuse times; empty = none was made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub histograms: Vec<Histogram>,
+    /// Activity vectors in order of time; empty = none was counted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub activity: Vec<ActivityVector>,
+    /// Misses over time; `None` = not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub intervals: Option<Intervals>,
     /// What policies and predictors read.
@@ -60,6 +68,7 @@ pub struct ProfileSource {
     /// The trace file or the host it was measured on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// The L1 cache that stood in front of the profiled one; `None` = every access reached it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<L1Filter>,
 }
@@ -71,6 +80,7 @@ pub struct Curve {
     pub policy: String,
     /// `exact`, `sampled`, `statstack`, `statcache`, `set-associative`, ...
     pub method: String,
+    /// Bytes of a line, for which the curve was made.
     pub line_bytes: u32,
     /// `None` = all threads together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -82,9 +92,11 @@ pub struct Curve {
 /// Misses at one cache size.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CurvePoint {
+    /// Size of the cache.
     pub size_bytes: u64,
     /// Misses per access that reached the cache.
     pub miss_ratio: Estimate,
+    /// Misses per thousand instructions; `None` where instructions were not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub misses_per_kilo_instr: Option<Estimate>,
 }
@@ -92,10 +104,13 @@ pub struct CurvePoint {
 /// Hits per LRU position in every set of one cache, most recent first (SDC, Animal, Pain).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct StackPositions {
+    /// Size of the cache; its ways are as many as `hits` has entries.
     pub size_bytes: u64,
+    /// Bytes of a line of this cache.
     pub line_bytes: u32,
     /// One count per way.
     pub hits: Vec<u64>,
+    /// Accesses that hit at no position; first touches among them.
     pub misses: u64,
 }
 
@@ -104,6 +119,7 @@ pub struct StackPositions {
 pub struct Histogram {
     /// `stack-distance` (distinct lines between two touches) or `reuse-time` (accesses between them).
     pub kind: String,
+    /// Bytes of a line: two touches of one line count, whatever bytes they touch.
     pub line_bytes: u32,
     /// First touches.
     pub cold: u64,
@@ -114,25 +130,34 @@ pub struct Histogram {
 /// Use and misses per super set, sample by sample (AV 2.1).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ActivityVector {
+    /// The cache whose sets were counted.
     pub level: Level,
+    /// Where the sample begins, in instructions from the start of the run.
     pub start_instruction: u64,
+    /// Counts of each super set, by its index.
     pub super_sets: Vec<SuperSetCount>,
 }
 
 /// Miss counts over time (RM: phases).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Intervals {
+    /// Size of the cache in which the misses were counted.
     pub size_bytes: u64,
+    /// Bytes of a line of this cache.
     pub line_bytes: u32,
+    /// The intervals, in order of time and without gap.
     pub every: Vec<Interval>,
 }
 
 /// One interval.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Interval {
+    /// Accesses that reached the cache.
     pub accesses: u64,
+    /// Executed in the interval; `None` = not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<u64>,
+    /// Of these accesses, those that missed the cache.
     pub misses: u64,
     /// Raised by one where a new phase was found.
     pub phase: u32,

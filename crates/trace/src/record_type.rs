@@ -22,8 +22,11 @@ pub struct AccessRecord {
 /// The filter the records passed: only its misses are in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct L1Filter {
+    /// A whole number of sets.
     pub size_bytes: u64,
+    /// Lines of one set.
     pub ways: u32,
+    /// Bytes of a line; a power of two.
     pub line_bytes: u32,
 }
 
@@ -100,6 +103,7 @@ pub struct Header {
     pub command: Vec<String>,
     /// Cache line of the recorder; of use where a filter worked on lines.
     pub line_bytes: u32,
+    /// Page size of the host that recorded; a power of two from 512 bytes to 1 GiB.
     pub page_bytes: u32,
     /// `None` = every access is in the file.
     #[serde(default)]
@@ -107,6 +111,7 @@ pub struct Header {
     /// Program data accesses passed over before the first record, and the most that were then looked at.
     #[serde(default)]
     pub skip_accesses: u64,
+    /// The most that were looked at after those; `None` = to the end.
     #[serde(default)]
     pub max_accesses: Option<u64>,
     /// The bit above which an address carries the index of its process; `None` = one address space.
@@ -165,6 +170,7 @@ impl Header {
 pub struct ThreadTotals {
     /// Numbered in the order of the first records.
     pub thread: u32,
+    /// Index of its process, as in [`ProcessTotals::process`].
     pub process: u32,
     /// Among its process's threads, from 0 in the order of their creation; `None` = not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -172,28 +178,37 @@ pub struct ThreadTotals {
     /// The kernel's id of it while it was recorded; `None` = not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub os_thread: Option<u32>,
+    /// Its records in the file.
     pub records: u64,
     /// Data accesses before the filter.
     pub accesses: Option<u64>,
+    /// Executed in the recorded window; `None` = not known.
     pub instructions: Option<u64>,
 }
 
 /// One recorded process.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ProcessTotals {
+    /// Its index: from 0, in the order in which processes started.
     pub process: u32,
+    /// The kernel's id of it while it was recorded; `None` = not known.
     pub pid: Option<u32>,
+    /// Program and arguments, word by word; empty = not known.
     pub command: Vec<String>,
 }
 
 /// The sums of a trace, known at its end (or at once where the file can be sought in).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Totals {
+    /// Records in the file, of all threads.
     pub records: u64,
     /// Data accesses of the program before the filter, all threads; `None` = not known.
     pub program_accesses: Option<u64>,
+    /// Executed in the recorded window, all threads; `None` = not known.
     pub instructions: Option<u64>,
+    /// One entry a thread, by its number; empty where the format tells no threads.
     pub threads: Vec<ThreadTotals>,
+    /// One entry a process, by its index; empty where the format tells no processes.
     #[serde(default)]
     pub processes: Vec<ProcessTotals>,
     /// How the recording ended: `exit 0`, `signal 15`, `interrupted`, ...

@@ -43,10 +43,15 @@ impl Chain {
         misses
     }
 
+    /// The private cache of one core.
+    ///
+    /// # Panics
+    /// `core` is not below the number of cores.
     pub fn l1(&self, core: usize) -> &CacheSim {
         &self.l1s[core]
     }
 
+    /// The shared cache; its accesses are the misses of the L1s.
     pub fn llc(&self) -> &CacheSim {
         &self.llc
     }

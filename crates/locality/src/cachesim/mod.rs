@@ -29,7 +29,10 @@ pub enum Replacement {
     /// The one not touched for longest.
     Lru,
     /// Any, drawn by splitmix64 from this seed.
-    Random { seed: u64 },
+    Random {
+        /// The same seed gives the same victims.
+        seed: u64,
+    },
     /// The one that a binary tree of "less recently used half" bits points at. Ways: a power of two, at most 64.
     TreePlru,
 }
@@ -40,10 +43,12 @@ pub enum Replacement {
 pub struct PositionProfile {
     /// `hits[i]`: hits at position i + 1, counted from the most recently used.
     pub hits: Vec<u64>,
+    /// First touches among them.
     pub misses: u64,
 }
 
 impl PositionProfile {
+    /// Hits at any position, and misses.
     pub fn accesses(&self) -> u64 {
         self.hits.iter().sum::<u64>() + self.misses
     }
@@ -127,10 +132,12 @@ impl CacheSim {
         misses
     }
 
+    /// All that were pushed.
     pub fn accesses(&self) -> u64 {
         self.accesses
     }
 
+    /// Those that found their line absent; first touches among them.
     pub fn misses(&self) -> u64 {
         self.misses
     }

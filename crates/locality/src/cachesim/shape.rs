@@ -5,6 +5,7 @@
 pub struct CacheShape {
     /// Sets of one slice; any number.
     pub sets: u32,
+    /// Lines of one set.
     pub ways: u32,
     /// Equal slices, chosen by a hash of the line address; 1 = not sliced.
     pub slices: u32,
@@ -14,8 +15,11 @@ pub struct CacheShape {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cache {field}: found {found}, expected {expected}")]
 pub struct ShapeError {
+    /// The field's name, or `lines` for the product of all of them.
     pub field: &'static str,
+    /// Its value.
     pub found: u64,
+    /// The values that it can have, in words for people.
     pub expected: &'static str,
 }
 
@@ -51,6 +55,7 @@ impl CacheShape {
         CacheShape { sets: 1, ways: lines, slices: 1 }
     }
 
+    /// Lines of the whole cache; `u64::MAX` where the product is larger.
     pub fn lines(&self) -> u64 {
         u64::from(self.sets).saturating_mul(u64::from(self.ways)).saturating_mul(u64::from(self.slices))
     }

@@ -14,7 +14,12 @@ pub enum CurveForm {
     /// [`survival_curve`]: needs no warm-up and models the log's losses.
     Survival,
     /// [`trace_curve`] and the vertical shift, as in the thesis.
-    Thesis { warmup: Warmup, correct_repeats: bool },
+    Thesis {
+        /// How much of the log only fills the stack.
+        warmup: Warmup,
+        /// Turns runs of equal values back into ascending lines (thesis 5.3.1).
+        correct_repeats: bool,
+    },
 }
 
 /// Fills `misses_per_kilo_instr`.

@@ -23,6 +23,7 @@ use crate::curve::MissRateCurve;
 pub enum Warmup {
     /// Warm-up until the stack holds as many lines as the cache; half of the log where it never does (thesis 5.6.1).
     Automatic,
+    /// The first half of the log, always.
     Half,
     /// None (RM-2).
     Nothing,
@@ -35,6 +36,7 @@ pub struct Trace<'a> {
     pub lines: &'a [u64],
     /// Places of fetches of code among them, ascending; empty where only data was logged.
     pub code: &'a [u32],
+    /// Bytes of one of these lines.
     pub line_bytes: u64,
     /// Executed while the log was taken.
     pub instructions: f64,

@@ -35,8 +35,11 @@ const HASH_BITS: u32 = 24;
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
 #[error("sample {field}: found {found}, expected {expected}")]
 pub struct SampleError {
+    /// The parameter's name.
     pub field: &'static str,
+    /// Its value.
     pub found: f64,
+    /// The values that it can have, in words for people.
     pub expected: &'static str,
 }
 
@@ -84,6 +87,7 @@ impl Estimate {
 /// A sampled miss ratio.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SampledPoint {
+    /// Misses per access, estimated; 0 to 1.
     pub miss_ratio: f64,
     /// Half-width of the 95 % interval; `None` where a group has no line and nothing can be said.
     pub half_width: Option<f64>,
@@ -106,6 +110,7 @@ impl SampledCurve {
     pub fn accesses(&self) -> u64 {
         self.accesses
     }
+    /// Accesses to the lines that were looked at.
     pub fn sampled_accesses(&self) -> u64 {
         self.sampled_accesses
     }
@@ -151,6 +156,8 @@ impl SampledCurve {
 /// How far off a sampled curve may be: 95 % intervals, in miss ratio.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ErrorBar {
+    /// Over the sizes that were asked for.
     pub mean_half_width: f64,
+    /// At the worst of these sizes.
     pub greatest_half_width: f64,
 }

@@ -112,7 +112,9 @@ impl fmt::Display for Histogram {
 pub struct ParseHistogramError {
     /// Counted from 1.
     pub line: usize,
+    /// The line's text, its first 80 characters.
     pub found: String,
+    /// What could stand there, in words for people.
     pub expected: &'static str,
 }
 

@@ -35,5 +35,6 @@ pub use split::{Part, Per, SplitStackDistances};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("stack distances: found more than {limit_lines} distinct lines, expected at most that many")]
 pub struct StackError {
+    /// Distinct lines that the engine can tell apart.
     pub limit_lines: u64,
 }

@@ -8,14 +8,18 @@ use std::collections::BTreeMap;
 pub enum Per {
     /// All together. Equal addresses of different processes are different lines.
     All,
+    /// Each process for itself, its threads together.
     Process,
+    /// Each thread for itself.
     Thread,
 }
 
 /// Who a histogram is about; `None` = all of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Part {
+    /// Its number in the trace.
     pub process: Option<u32>,
+    /// Its number in the trace.
     pub thread: Option<u32>,
 }
 
@@ -29,6 +33,7 @@ pub struct SplitStackDistances {
 }
 
 impl SplitStackDistances {
+    /// Nothing pushed yet.
     pub fn new(per: Per) -> Self {
         SplitStackDistances { per, engines: BTreeMap::new(), spaces: BTreeMap::new() }
     }

@@ -18,6 +18,8 @@ pub struct Crowd {
 }
 
 impl Crowd {
+    /// A party with nobody there yet. 0 places are taken as 1; `patience` is the deadline for one guest's whole
+    /// service.
     pub fn new(places: usize, patience: Duration) -> Self {
         Crowd { places, patience, guests: VecDeque::new() }
     }

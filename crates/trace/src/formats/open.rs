@@ -11,11 +11,17 @@ use crate::{CmtReader, Place, TraceError, TraceReader};
 /// The formats that can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
+    /// Our own (`docs/cmt-format.md`): binary, packed in blocks.
     Cmt,
+    /// The text of Valgrind's lackey with `--trace-mem=yes`.
     Lackey,
+    /// The text of Dinero (`.din`): an access a line.
     Din,
+    /// Addresses and nothing else: 64-bit, little-endian.
     U64,
+    /// ChampSim's instructions, 64 bytes each.
     ChampSim,
+    /// libCacheSim's requests, 24 bytes each.
     OracleGeneral,
 }
 

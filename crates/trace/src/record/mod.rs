@@ -38,6 +38,7 @@ pub enum Children {
 pub struct Recorder {
     /// Program and arguments.
     pub command: Vec<String>,
+    /// The `.cmt` file to make.
     pub output: PathBuf,
     /// Replace an existing output.
     pub force: bool,
@@ -47,7 +48,9 @@ pub struct Recorder {
     pub max: Option<u64>,
     /// End the program at `max`.
     pub stop_at_max: bool,
+    /// The L1 cache whose misses are recorded; `None` = every access is.
     pub filter: Option<L1Filter>,
+    /// Whether processes that the program starts are recorded, too.
     pub children: Children,
     /// zstd's; 3 keeps up with recording.
     pub level: i32,
@@ -60,6 +63,7 @@ pub struct Recorder {
 pub struct Progress {
     /// Data accesses of the program in the window, before the filter.
     pub program_accesses: u64,
+    /// Records written: the accesses that passed the filter.
     pub records: u64,
     /// Bytes written.
     pub bytes: u64,
@@ -70,6 +74,7 @@ pub struct Progress {
 pub enum Ended {
     /// The program ended by itself, with this status.
     Exit(i32),
+    /// This signal ended it, by its number.
     Signal(i32),
     /// We ended it, at `max`.
     AtMax,
@@ -91,8 +96,11 @@ impl std::fmt::Display for Ended {
 /// A finished recording.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Recorded {
+    /// As it stands in the file.
     pub header: Header,
+    /// The sums, as they stand in the file.
     pub totals: Totals,
+    /// How the program ended; an error of the program's own is not one of ours.
     pub ended: Ended,
     /// Size of the file.
     pub bytes: u64,

@@ -13,10 +13,20 @@ const LICENSE: &str = include_str!("../../../../recorders/valgrind/LICENSE");
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Recording {
     /// Our own tool records; `library` is what Valgrind gets as `VALGRIND_LIB`.
-    Tool { valgrind: String, library: PathBuf },
+    Tool {
+        /// What `valgrind --version` prints, such as `valgrind-3.24.0`.
+        valgrind: String,
+        /// The directory with the built tool.
+        library: PathBuf,
+    },
     /// Valgrind's lackey records: no threads, no filter, some hundred times slower. `because` our tool cannot be
     /// built.
-    Lackey { valgrind: String, because: String },
+    Lackey {
+        /// What `valgrind --version` prints, such as `valgrind-3.24.0`.
+        valgrind: String,
+        /// Why our tool cannot be built, in words for people.
+        because: String,
+    },
 }
 
 fn recorder(why: impl Into<String>, remedy: &str) -> TraceError {

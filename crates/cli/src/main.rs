@@ -8,6 +8,7 @@
 
 mod args;
 mod commands;
+mod engine_args;
 mod exit;
 mod files;
 mod input;
@@ -16,6 +17,7 @@ mod nominal;
 mod prediction;
 mod profiling;
 mod programs;
+mod repro_sweep;
 mod run_cache;
 mod session;
 mod sweeping;

@@ -1,7 +1,7 @@
 //! What the tasks of a sweep do: scenarios on the simulated machine, curves of recordings.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -17,6 +17,7 @@ use cachemate_trace::pack_program;
 
 use crate::args::Sizes;
 use crate::commands::{mrc, sim};
+use crate::repro_sweep;
 use crate::run_cache::sources;
 use crate::session::Session;
 
@@ -24,11 +25,13 @@ use crate::session::Session;
 pub struct Running {
     /// Draws nothing and says nothing: many tasks run at once.
     session: Session,
+    /// The sweep's, which holds answers that others need.
+    folder: PathBuf,
 }
 
 impl Running {
-    pub fn new(session: &Session) -> Self {
-        Running { session: session.silent() }
+    pub fn new(session: &Session, folder: &Path) -> Self {
+        Running { session: session.silent(), folder: folder.to_path_buf() }
     }
 }
 
@@ -66,7 +69,7 @@ impl Work for Running {
         match job {
             Job::Scenario(job) => scenario(job, stop),
             Job::Curve(job) => self.curve(job),
-            Job::Repro { run, .. } => Err(RunError::Failed(format!("'{run}': this version has no such runs"))),
+            Job::Repro { asked, run } => repro_sweep::make(&self.folder, asked, run, stop),
         }
     }
 }

@@ -15,14 +15,14 @@
 
 use cachemate_core::{CpuId, Topology};
 use cachemate_sim::machine::SimOptions;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::corun::{Bench, caches};
 use crate::setup::{Job, failed};
 use crate::{Context, ReproError};
 
 /// Where the other program was.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Other {
     None,
@@ -32,7 +32,7 @@ pub enum Other {
 }
 
 /// One of the eight runs.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct OneRun {
     pub other: Other,
     pub prefetching: bool,
@@ -189,8 +189,15 @@ mod tests {
     #[test]
     fn a_program_that_suffers_is_taken_apart() {
         let stop = AtomicBool::new(false);
-        let context =
-            Context { quick: true, seeds: vec![1], stop: &stop, mixes: None, machine: None, progress: &|_| () };
+        let context = Context {
+            quick: true,
+            seeds: vec![1],
+            stop: &stop,
+            mixes: None,
+            machine: None,
+            progress: &|_| (),
+            split: None,
+        };
         let bench = Bench::on("xeon-x5365", 1, 500_000, 1_000_000).unwrap();
         let found = decompose(&context, &bench, &Job::new("milc", 1), &Job::new("lbm", 1)).unwrap();
         assert_eq!((found.runs.len(), found.missing.len(), found.parts.len()), (8, 0, 4));

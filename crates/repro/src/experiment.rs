@@ -8,7 +8,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
+use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
+
+use crate::split::{self, Split};
 
 /// The bar of a result, in the result's unit.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -282,6 +285,9 @@ pub enum ReproError {
     /// Ctrl-C: findings made so far are kept.
     #[error("interrupted")]
     Interrupted,
+    /// The runs that come next are made by others, or the one that was wanted is made.
+    #[error("its runs are made elsewhere")]
+    Elsewhere,
 }
 
 /// What an experiment is given.
@@ -296,6 +302,8 @@ pub struct Context<'a> {
     pub machine: Option<&'a str>,
     /// Told what is being run, for people who wait.
     pub progress: &'a (dyn Fn(&str) + Sync),
+    /// Runs are made one at a time, here or elsewhere; `None` = all here.
+    pub split: Option<&'a Split<'a>>,
 }
 
 impl Context<'_> {
@@ -314,7 +322,26 @@ impl Context<'_> {
     ///
     /// # Errors
     /// The first error in the order of `items`, or the interruption.
-    pub fn run_all<T: Sync, R: Send>(
+    pub fn run_all<T: Sync, R: Send + Serialize + DeserializeOwned>(
+        &self,
+        items: &[T],
+        run: impl Fn(&T) -> Result<R, ReproError> + Sync,
+    ) -> Result<Vec<R>, ReproError> {
+        if let Some(split) = self.split.filter(|_| !split::is_within()) {
+            return split.run_all(items, |item| self.go_on().and_then(|()| run(item)));
+        }
+        if self.split.is_some() {
+            // Within a run: its parts stay on this thread, which knows that it is within one.
+            return items.iter().map(|item| self.go_on().and_then(|()| run(item))).collect();
+        }
+        self.run_here(items, run)
+    }
+
+    /// As [`Context::run_all`], always in this process: for short runs, whose answers are not to be sent anywhere.
+    ///
+    /// # Errors
+    /// As [`Context::run_all`].
+    pub fn run_here<T: Sync, R: Send>(
         &self,
         items: &[T],
         run: impl Fn(&T) -> Result<R, ReproError> + Sync,
@@ -417,8 +444,15 @@ mod tests {
     #[test]
     fn runs_answer_in_order_and_stop_when_told() {
         let stop = AtomicBool::new(false);
-        let context =
-            Context { quick: true, seeds: vec![1], stop: &stop, mixes: None, machine: None, progress: &|_| () };
+        let context = Context {
+            quick: true,
+            seeds: vec![1],
+            stop: &stop,
+            mixes: None,
+            machine: None,
+            progress: &|_| (),
+            split: None,
+        };
         let items: Vec<u64> = (0..100).collect();
         assert_eq!(context.run_all(&items, |&item| Ok(item * 2)).unwrap()[99], 198);
         stop.store(true, Ordering::Relaxed);

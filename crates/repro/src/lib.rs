@@ -19,6 +19,7 @@ mod niagara;
 mod rm;
 pub mod setup;
 pub mod solo;
+pub mod split;
 pub mod store;
 mod tc;
 pub mod work;

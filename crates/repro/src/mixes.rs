@@ -157,7 +157,7 @@ fn score(context: &Context<'_>, bench: &Bench, jobs: &[Job]) -> Result<Mix, Repr
     };
     let runs = context.run_all(&names, |&name| match one_run(name) {
         Err(ReproError::Interrupted) => Err(ReproError::Interrupted),
-        other => Ok(other),
+        other => Ok(other.map_err(|error| error.to_string())),
     })?;
     let of = |name: &str| match names.iter().position(|other| *other == name).map(|at| &runs[at]) {
         Some(Ok(run)) => Ok(run),

@@ -26,6 +26,8 @@ use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_sim::results::RunResults;
 
 use self::stalls::{ContentionAt, contention_at};
+use serde::{Deserialize, Serialize};
+
 use crate::setup::{Comparison, Job, Scores, Workload, built, failed, scores};
 use crate::{Context, ReproError, mean};
 
@@ -269,6 +271,7 @@ pub fn solo_speeds(setting: &Setting) -> Result<Vec<f64>, ReproError> {
 }
 
 /// One policy against the default scheduler.
+#[derive(Serialize, Deserialize)]
 pub struct Measured {
     pub gain: Comparison,
     pub scores: Scores,

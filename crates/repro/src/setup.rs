@@ -17,6 +17,7 @@ use cachemate_sim::metrics;
 use cachemate_sim::results::{RunResults, TaskResults};
 use cachemate_sim::run::run_alone;
 use cachemate_trace::{CmtReader, CmtSource, TraceReader};
+use serde::{Deserialize, Serialize};
 
 use crate::ReproError;
 use crate::work::Rates;
@@ -302,7 +303,7 @@ pub fn failed<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> ReproError {
 }
 
 /// How one run compares with another of the same jobs, per instruction, per time and per fairness.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Comparison {
     /// Instructions per elapsed cycle, over the baseline's, minus one.
     pub throughput_gain: f64,
@@ -357,7 +358,7 @@ fn speed(task: &TaskResults) -> Option<f64> {
 }
 
 /// Scores against solo runs. Rates are per elapsed time, so starving a program counts against a run.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Scores {
     pub weighted_speedup: f64,
     pub harmonic_mean: f64,

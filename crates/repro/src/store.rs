@@ -1,13 +1,13 @@
 //! Measured runs kept on disk, so that a degradation matrix is measured once per machine and set of programs.
 //!
 //! Problem: a matrix of n programs takes n + n (n + 1) / 2 runs, and the same pairs are asked for again by other results,
-//! other mixes and the next day. Method: one JSON file for each machine with its options and lengths; in it every run by
-//! its programs (with their inputs and places). The file's name and first lines say what it was measured with: the
-//! machine's whole description, options, lengths, and the build of the program that measured. Properties: nothing is
-//! taken from a file that was made with anything else; a damaged or foreign file is measured anew and replaced, with a
-//! message; files appear whole or not at all. Without [`keep_in`] nothing is read or written.
+//! other mixes, other processes of a sweep and the next day. Method: one JSON file for each run, in a folder for each
+//! machine with its options and lengths. The file says what it was measured with: the machine's whole description,
+//! options, lengths, programs (with their inputs and places), and the version of the program that measured. Properties:
+//! nothing is taken from a file that was made with anything else; a damaged or foreign file is measured anew and
+//! replaced, with a message; files appear whole or not at all, so that any number of processes share the folder. Without
+//! [`keep_in`] nothing is read or written.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -24,24 +24,22 @@ pub struct Kept {
 
 /// A file.
 #[derive(Serialize, Deserialize)]
-struct Runs {
+struct Run {
     format: u32,
     build: String,
-    machine: String,
-    /// All that the runs have in common.
+    /// All that the runs of a folder have in common.
     measured_with: String,
-    /// By programs, inputs and places.
-    runs: BTreeMap<String, Kept>,
+    /// Programs, inputs and places.
+    run: String,
+    kept: Kept,
 }
 
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 
 struct Folder {
     path: PathBuf,
     build: String,
     note: fn(&str),
-    /// By what the runs of a file have in common.
-    files: BTreeMap<String, BTreeMap<String, Kept>>,
     taken: usize,
 }
 
@@ -54,8 +52,7 @@ fn folder() -> std::sync::MutexGuard<'static, Option<Folder>> {
 /// Keeps runs in this folder from now on. `build` tells programs apart that may measure differently; `note` is told of
 /// files that cannot be used or written.
 pub fn keep_in(path: &Path, build: &str, note: fn(&str)) {
-    let (path, build) = (path.to_path_buf(), build.to_string());
-    *folder() = Some(Folder { path, build, note, files: BTreeMap::new(), taken: 0 });
+    *folder() = Some(Folder { path: path.to_path_buf(), build: build.to_string(), note, taken: 0 });
 }
 
 /// How many runs were taken from the folder instead of being made.
@@ -67,76 +64,66 @@ pub fn taken() -> usize {
 pub(crate) fn find(machine: &str, measured_with: &str, run: &str) -> Option<Kept> {
     let mut folder = folder();
     let folder = folder.as_mut()?;
-    let found = folder.file(machine, measured_with).get(run).cloned();
+    let found = folder.read(machine, measured_with, run);
     folder.taken += usize::from(found.is_some());
     found
 }
 
 /// Keeps a run.
 pub(crate) fn keep(machine: &str, measured_with: &str, run: &str, kept: &Kept) {
-    let mut folder = folder();
-    let Some(folder) = folder.as_mut() else { return };
-    folder.file(machine, measured_with).insert(run.to_string(), kept.clone());
-    if let Err(error) = folder.write(machine, measured_with) {
-        (folder.note)(&format!(
-            "{}: runs cannot be kept ({error}); they are measured each time",
-            folder.path.display()
-        ));
+    let folder = folder();
+    let Some(folder) = folder.as_ref() else { return };
+    if let Err(error) = folder.write(machine, measured_with, run, kept) {
+        let shown = folder.path.display();
+        (folder.note)(&format!("{shown}: runs cannot be kept ({error}); they are measured each time"));
     }
 }
 
 impl Folder {
-    fn file(&mut self, machine: &str, measured_with: &str) -> &mut BTreeMap<String, Kept> {
-        if !self.files.contains_key(measured_with) {
-            let found = self.read(machine, measured_with);
-            self.files.insert(measured_with.to_string(), found);
-        }
-        self.files.entry(measured_with.to_string()).or_default()
-    }
-
-    fn path_of(&self, machine: &str, measured_with: &str) -> PathBuf {
+    fn path_of(&self, machine: &str, measured_with: &str, run: &str) -> PathBuf {
         let plain: String =
             machine.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
-        self.path.join(format!("runs-{plain}-{:016x}.json", fingerprint(measured_with.as_bytes())))
+        let of = |text: &str| fingerprint(text.as_bytes());
+        self.path.join(format!("runs-{plain}-{:016x}/{:016x}.json", of(measured_with), of(run)))
     }
 
     /// Nothing, with a message, where the file is not what it should be.
-    fn read(&self, machine: &str, measured_with: &str) -> BTreeMap<String, Kept> {
-        let path = self.path_of(machine, measured_with);
+    fn read(&self, machine: &str, measured_with: &str, run: &str) -> Option<Kept> {
+        let path = self.path_of(machine, measured_with, run);
         let again = |why: &str| {
             (self.note)(&format!("{}: {why}; measured again", path.display()));
-            BTreeMap::new()
+            None
         };
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return BTreeMap::new(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
             Err(error) => return again(&error.to_string()),
         };
-        match serde_json::from_str::<Runs>(&text) {
+        match serde_json::from_str::<Run>(&text) {
             Err(error) => again(&format!("damaged ({error})")),
             Ok(found) if found.format != FORMAT || found.build != self.build => {
                 again(&format!("made by another build ({}, this is {})", found.build, self.build))
             }
-            Ok(found) if found.measured_with != measured_with => again("made with another machine or length"),
-            Ok(found) => match found.runs.values().all(is_whole) {
-                true => found.runs,
-                false => again("damaged (a speed that cannot be)"),
-            },
+            Ok(found) if found.measured_with != measured_with || found.run != run => {
+                again("made with another machine, length or programs")
+            }
+            Ok(found) if !is_whole(&found.kept) => again("damaged (a speed that cannot be)"),
+            Ok(found) => Some(found.kept),
         }
     }
 
-    fn write(&self, machine: &str, measured_with: &str) -> std::io::Result<()> {
-        std::fs::create_dir_all(&self.path)?;
-        let runs = Runs {
+    fn write(&self, machine: &str, measured_with: &str, run: &str, kept: &Kept) -> std::io::Result<()> {
+        let file = Run {
             format: FORMAT,
             build: self.build.clone(),
-            machine: machine.to_string(),
             measured_with: measured_with.to_string(),
-            runs: self.files.get(measured_with).cloned().unwrap_or_default(),
+            run: run.to_string(),
+            kept: kept.clone(),
         };
-        let path = self.path_of(machine, measured_with);
-        let fresh = path.with_extension(format!("{}.new", std::process::id()));
-        std::fs::write(&fresh, serde_json::to_string_pretty(&runs)?)?;
+        let path = self.path_of(machine, measured_with, run);
+        path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        let fresh = path.with_extension(format!("{}.{:?}.new", std::process::id(), std::thread::current().id()));
+        std::fs::write(&fresh, serde_json::to_string(&file)?)?;
         std::fs::rename(&fresh, &path)
     }
 }
@@ -161,7 +148,7 @@ mod tests {
 
     fn open(path: &Path, build: &str) -> Folder {
         let note = |text: &str| NOTES.lock().unwrap().push(text.to_string());
-        Folder { path: path.to_path_buf(), build: build.to_string(), note, files: BTreeMap::new(), taken: 0 }
+        Folder { path: path.to_path_buf(), build: build.to_string(), note, taken: 0 }
     }
 
     fn last_note() -> Option<String> {
@@ -183,19 +170,24 @@ mod tests {
                 finished: true,
             }],
         };
-        let mut first = open(place.path(), "one");
-        first.file("m?a=1", "with").insert("milc".to_string(), kept.clone());
-        first.write("m?a=1", "with").unwrap();
-        assert_eq!(open(place.path(), "one").file("m?a=1", "with").get("milc"), Some(&kept));
+        let first = open(place.path(), "one");
+        let read = |folder: &Folder, with: &str| folder.read("m?a=1", with, "milc");
+        first.write("m?a=1", "with", "milc", &kept).unwrap();
+        assert_eq!(read(&open(place.path(), "one"), "with"), Some(kept.clone()));
         assert_eq!(last_note(), None);
-        assert!(open(place.path(), "one").file("m?a=1", "longer").is_empty());
-        assert!(open(place.path(), "two").file("m?a=1", "with").is_empty());
+        assert_eq!(read(&first, "longer"), None);
+        assert_eq!(first.read("m?a=1", "with", "mcf"), None);
+        assert_eq!(last_note(), None, "nothing is there");
+        assert_eq!(read(&open(place.path(), "two"), "with"), None);
         assert!(last_note().unwrap().contains("made by another build (one, this is two); measured again"));
-        let path = first.path_of("m?a=1", "with");
+        let path = first.path_of("m?a=1", "with", "milc");
+        std::fs::rename(&path, first.path_of("m?a=1", "with", "mcf")).unwrap();
+        assert_eq!(first.read("m?a=1", "with", "mcf"), None);
+        assert!(last_note().unwrap().contains("another machine, length or programs"));
         std::fs::write(&path, "{ half").unwrap();
-        assert!(open(place.path(), "one").file("m?a=1", "with").is_empty());
+        assert_eq!(read(&first, "with"), None);
         assert!(last_note().unwrap().contains("damaged"));
-        first.write("m?a=1", "with").unwrap();
-        assert_eq!(open(place.path(), "one").file("m?a=1", "with").len(), 1);
+        first.write("m?a=1", "with", "milc", &kept).unwrap();
+        assert_eq!(read(&first, "with"), Some(kept));
     }
 }

@@ -228,9 +228,14 @@ impl<'a> Driving<'a> {
                 }
                 _ if stop.load(Ordering::Relaxed) || self.open().is_empty() => return Ok(()),
                 // A large store takes long to look at: not more than a twentieth of the time.
-                _ => {
+                look => {
                     let time = engine.look_every().max(20 * looking.elapsed());
                     wait(engine, time, stop);
+                    // Patience runs only while the engine has nothing in hand: a job may take hours, or be lost
+                    // and noticed after minutes.
+                    if matches!(look, Look::Working { .. }) {
+                        self.last_move += looking.elapsed();
+                    }
                 }
             }
         }

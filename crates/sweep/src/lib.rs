@@ -34,7 +34,7 @@ pub use expand::{Expanded, expand};
 pub use failures::{Attempted, Ending};
 pub use file::{Kind, Sweep, SweepFile, load_sweep, parse_sweep};
 pub use job::{Answer, CurveJob, Inputs, Job, RunError, ScenarioJob, Work};
-pub use manifest::{Header, Manifest, Recording, Task, TaskId};
+pub use manifest::{FORMAT, Header, Manifest, Recording, Task, TaskId};
 pub use merge::{Merged, merge};
 pub use report::{Report, report};
 pub use status::{Status, status};

@@ -151,18 +151,26 @@ fn figure_names(rows: &[Row]) -> Vec<String> {
 }
 
 fn pictures(axes: &[String], rows: &[Row]) -> Vec<Picture> {
+    let labels = labelled(rows);
     let curves: Vec<&Row> = rows.iter().filter(|row| !row.curve.is_empty()).collect();
     let mut pictures: Vec<Picture> =
-        curves.chunks(SERIES_AT_MOST).enumerate().map(|(at, rows)| curve_picture(at, rows)).collect();
+        curves.chunks(SERIES_AT_MOST).enumerate().map(|(at, rows)| curve_picture(at, rows, &labels)).collect();
     let by = axes.iter().position(|axis| axis == "policy").or_else(|| axes.len().checked_sub(1));
     let (Some(by), true) = (by, curves.is_empty()) else { return pictures };
-    pictures.extend(figure_names(rows).iter().filter_map(|name| bars_picture(by, rows, name)));
+    pictures.extend(figure_names(rows).iter().filter_map(|name| bars_picture(by, rows, name, &labels)));
     pictures
 }
 
-fn curve_picture(at: usize, rows: &[&Row]) -> Picture {
+/// Axes that tell rows apart: a label of all axes would leave no room for the picture.
+fn labelled(rows: &[Row]) -> Vec<usize> {
+    let axes = rows.first().map_or(0, |row| row.point.len());
+    let varies = |at: &usize| rows.iter().any(|row| row.point[*at] != rows[0].point[*at]);
+    (0..axes).filter(varies).collect()
+}
+
+fn curve_picture(at: usize, rows: &[&Row], labels: &[usize]) -> Picture {
     let series = rows.iter().map(|row| Series {
-        name: row.point.join(", "),
+        name: labels.iter().map(|&at| row.point[at].as_str()).collect::<Vec<_>>().join(", "),
         points: row.curve.iter().map(|&(bytes, ratio)| Point::new(bytes as f64, 100.0 * ratio)).collect(),
         ..Series::default()
     });
@@ -177,10 +185,10 @@ fn curve_picture(at: usize, rows: &[&Row]) -> Picture {
 }
 
 /// A bar for each value of axis `by`, side by side for each point of the others.
-fn bars_picture(by: usize, rows: &[Row], name: &str) -> Option<Picture> {
+fn bars_picture(by: usize, rows: &[Row], name: &str, labels: &[usize]) -> Option<Picture> {
     let (mut series, mut groups) = (Vec::<String>::new(), Vec::<String>::new());
     let group_of = |row: &Row| {
-        let others = row.point.iter().enumerate().filter(|(at, _)| *at != by).map(|(_, value)| value.as_str());
+        let others = labels.iter().filter(|at| **at != by).map(|&at| row.point[at].as_str());
         others.collect::<Vec<_>>().join(", ")
     };
     for row in rows {

@@ -148,6 +148,49 @@ fn engines_cost_time_and_nothing_else() {
     }
 }
 
+/// Has its first round in hand for four seconds and loses it; makes the second.
+struct LosesAfterLong {
+    careless: Careless,
+    submitted: Option<std::time::Instant>,
+    rounds: u32,
+}
+
+impl Engine for LosesAfterLong {
+    fn name(&self) -> &'static str {
+        "loses after long"
+    }
+    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
+        self.rounds += 1;
+        self.submitted = (self.rounds == 1).then(std::time::Instant::now);
+        let Careless { store, work, inputs, .. } = &self.careless;
+        for task in tasks.iter().filter(|_| self.rounds > 1) {
+            attempt(store, &**work, inputs, task, 0, &AtomicBool::new(false)).unwrap();
+        }
+        Ok(())
+    }
+    fn look(&mut self) -> Look {
+        let waits = self.submitted.is_some_and(|at| at.elapsed() < Duration::from_secs(4));
+        if waits { Look::Working { waiting: None, running: Some(1) } } else { Look::Done }
+    }
+    fn look_every(&self) -> Duration {
+        Duration::from_millis(50)
+    }
+    fn stop(&mut self) {}
+}
+
+/// Is what an engine lost after having it in hand for longer than the patience handed over again?
+#[test]
+fn patience_runs_only_while_the_engine_has_nothing_in_hand() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(folder.path(), 3);
+    let careless = Careless { store: Arc::clone(&store), work: Arc::new(Numbers::default()), inputs, state: 1 };
+    let mut engine = LosesAfterLong { careless, submitted: None, rounds: 0 };
+    let options = Drive { retries: 0, patience: Duration::from_secs(3) };
+    let stop = AtomicBool::new(false);
+    let summary = drive(&store, &manifest.tasks, &mut engine, &options, &mut |_| (), &stop).unwrap();
+    assert_eq!((summary.finished, summary.missing.len(), summary.rounds), (3, 0, 2));
+}
+
 /// Are failures and panics noted, tried again as told, and do they cost the others nothing?
 #[test]
 fn failing_tasks_are_said_and_the_others_go_on() {

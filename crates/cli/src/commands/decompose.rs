@@ -61,6 +61,7 @@ impl Decompose {
             mixes: None,
             machine: None,
             progress: &|_| (),
+            split: None,
         };
         let bench = Bench::on(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
         let found = decompose(&context, &bench, &program, &with)?;

@@ -2,18 +2,27 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
+use cachemate_report::text::counted_text;
 use cachemate_report::{Align, Table};
 use cachemate_repro::{Context, Experiment, Finding, Findings, ReproError, Verdict, index_html, select};
+use cachemate_sweep::{Store, Work};
 use clap::Args;
+use serde::Serialize;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use crate::args::JsonArg;
+use crate::engine_args::EngineArgs;
 use crate::exit::{Interrupted, Usage};
 use crate::files::refuse_full;
-use crate::run_cache::KeptArgs;
+use crate::repro_sweep::{Asked, KEPT, Waves};
+use crate::run_cache::{KeptArgs, keep_runs_in, sources};
 use crate::session::Session;
+use crate::sweeping::Running;
 
 /// Reproduce the papers' results on the simulator, by their ids (docs/repro.md)
 #[derive(Args)]
@@ -46,10 +55,15 @@ pub struct Repro {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     mixes: Option<u32>,
     #[command(flatten)]
+    engines: EngineArgs,
+    #[command(flatten)]
     kept: KeptArgs,
     #[command(flatten)]
     json: JsonArg,
 }
+
+/// Below the output's folder: the sweep's own, with --engine. The same command goes on from there.
+const SWEEP: &str = "sweep";
 
 impl Repro {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
@@ -63,30 +77,92 @@ impl Repro {
             return Ok(());
         }
         let experiments = select(&self.ids).map_err(|unknown| Usage(unknown.to_string()))?;
-        if let Some(folder) = self.output.as_deref() {
+        if let Some(folder) = self.output.as_deref().filter(|folder| !folder.join(SWEEP).exists()) {
             refuse_full(folder, self.force)?;
         }
-        let minutes: f64 = experiments.iter().map(|experiment| experiment.full_minutes).sum();
-        if !self.quick {
-            session.note(&format!("about {minutes:.0} minutes on two cores; --quick shows less in a fraction of it"));
-        }
-        let (findings, failed, interrupted) = self.run_all(session, &experiments)?;
+        self.say_cost(session, &experiments);
+        let (findings, failed, interrupted) = match self.engines.engine {
+            None => self.run_all(session, &experiments)?,
+            Some(_) => self.run_swept(session, &experiments)?,
+        };
         self.kept.end(session);
+        let measured = self.measured(findings)?;
         if let Some(folder) = self.output.as_deref() {
-            write_all(folder, &findings, &self.command())?;
+            write_all(folder, &measured)?;
             session.note(&format!("wrote {}", folder.join("index.html").display()));
         }
-        session.answer(self.json.json, &findings, || words(&findings))?;
+        session.answer(self.json.json, &measured, || words(&measured.findings))?;
         if interrupted {
-            let kept = format!("{} results were measured before that", findings.results.len());
+            let kept = format!("{} results were measured before that", measured.findings.results.len());
             return Err(Interrupted(kept).into());
         }
         anyhow::ensure!(failed.is_empty(), "experiments failed: {}", failed.join("; "));
         Ok(())
     }
 
+    fn seeds(&self) -> Vec<u64> {
+        let count = self.seeds.unwrap_or(if self.quick { 1 } else { 3 });
+        (self.seed..self.seed.saturating_add(count)).collect()
+    }
+
+    fn measured(&self, findings: Findings) -> anyhow::Result<Measured> {
+        let date = OffsetDateTime::now_utc().replace_nanosecond(0)?.format(&Rfc3339)?;
+        Ok(Measured { command: self.command(), version: sources(), date, quick: self.quick, findings })
+    }
+
+    /// Full runs were timed on two cores with three seeds.
+    fn say_cost(&self, session: &Session, experiments: &[Experiment]) {
+        if self.quick {
+            return;
+        }
+        let seeds = self.seeds().len();
+        let minutes: f64 =
+            experiments.iter().map(|experiment| experiment.full_minutes).sum::<f64>() * seeds as f64 / 3.0;
+        let seeds = counted_text(seeds as u64, "seed");
+        let hours = 2.0 * minutes / 60.0;
+        let cost = format!("about {hours:.1} processor hours for {seeds}: {minutes:.0} minutes on two cores");
+        match self.engines.engine {
+            None => session.note(&format!("{cost}; --quick shows less in a fraction of it")),
+            Some(_) if self.json.json => session.note(&cost),
+            Some(_) => session.log(&cost),
+        }
+    }
+
+    /// The same findings from runs that an engine makes; see [`crate::repro_sweep`].
+    fn run_swept(&self, session: &Session, asked: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
+        let folder = self.output.as_deref().ok_or_else(|| Usage("--engine keeps its runs in -o DIR".to_string()))?;
+        let store = Arc::new(Store::create(&folder.join(SWEEP))?);
+        keep_runs_in(&store.folder().join(KEPT));
+        if let Some(file) = self.machine.as_deref().filter(|machine| Path::new(machine).exists()) {
+            return Err(
+                Usage(format!("--machine: found the file {file}; with --engine expected a machine's name")).into()
+            );
+        }
+        let (mixes, machine) = (self.mixes, self.machine.clone());
+        let what = Asked { quick: self.quick, seeds: self.seeds(), mixes, machine };
+        let work: Arc<dyn Work> = Arc::new(Running::new(session, store.folder()));
+        let stop = session.interrupt_flag();
+        let mut waves = Waves::new(what, asked);
+        loop {
+            let tasks = waves.next(&store, &stop);
+            if tasks.is_empty() || stop.load(Ordering::Relaxed) {
+                let (findings, failed) = waves.found();
+                return Ok((findings, failed, stop.load(Ordering::Relaxed)));
+            }
+            // What failed under an earlier command is tried again.
+            tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
+            let manifest = waves.manifest();
+            manifest.write(store.folder())?;
+            let ended = self.engines.drive(session, &store, &manifest, &tasks, &work, self.json.json)?;
+            let missing = ended.missing.len();
+            let engine = self.engines.name();
+            anyhow::ensure!(ended.interrupted || missing == 0, "{engine} brought {missing} runs no answer");
+            waves.failed(&ended.failed);
+        }
+    }
+
     fn mixes(&self, session: &Session) -> anyhow::Result<()> {
-        if self.ids.len() > 1 || self.output.is_some() {
+        if self.ids.len() > 1 || self.output.is_some() || self.engines.engine.is_some() {
             return Err(Usage("mixes run by themselves and print a table; use --json for a file".to_string()).into());
         }
         let count = self.seeds.unwrap_or(if self.quick { 1 } else { 5 });
@@ -98,7 +174,6 @@ impl Repro {
     /// others their results: its ids are short, with the reason, and the command ends with 1.
     fn run_all(&self, session: &Session, experiments: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
         let stop = session.interrupt_flag();
-        let count = self.seeds.unwrap_or(if self.quick { 1 } else { 3 });
         let bar = session.progress("repro", Some(experiments.len() as u64));
         let mut findings = Findings { results: Vec::new() };
         let mut failed = Vec::new();
@@ -107,11 +182,12 @@ impl Repro {
             let progress = |what: &str| bar.set_message(format!("{}: {what}", experiment.ids.join(", ")));
             let context = Context {
                 quick: self.quick,
-                seeds: (self.seed..self.seed.saturating_add(count)).collect(),
+                seeds: self.seeds(),
                 stop: &stop,
                 mixes: self.mixes,
                 machine: self.machine.as_deref(),
                 progress: &progress,
+                split: None,
             };
             match (experiment.run)(&context) {
                 Ok(mut found) => findings.results.append(&mut found),
@@ -158,7 +234,7 @@ fn words(findings: &Findings) -> String {
             Verdict::Beyond => "beyond",
             Verdict::Short => "SHORT",
         };
-        let cells = [&finding.id, &finding.what, &finding.paper, &finding.bar.words(), &measured(finding)];
+        let cells = [&finding.id, &finding.what, &finding.paper, &finding.bar.words(), &value(finding)];
         table.row(cells.into_iter().cloned().chain([verdict.to_string()]));
     }
     let notes: Vec<String> = findings
@@ -170,7 +246,7 @@ fn words(findings: &Findings) -> String {
     format!("{}\n{}", table.text(), notes.concat())
 }
 
-fn measured(finding: &Finding) -> String {
+fn value(finding: &Finding) -> String {
     let number = |value: f64| cachemate_report::text::number(value);
     match (finding.measured, finding.spread) {
         (None, _) => "–".to_string(),
@@ -179,15 +255,28 @@ fn measured(finding: &Finding) -> String {
     }
 }
 
-fn write_all(folder: &Path, findings: &Findings, command: &str) -> anyhow::Result<()> {
+/// Findings, and what they are of.
+#[derive(Serialize)]
+struct Measured {
+    command: String,
+    version: String,
+    /// UTC, to the second.
+    date: String,
+    quick: bool,
+    #[serde(flatten)]
+    findings: Findings,
+}
+
+fn write_all(folder: &Path, measured: &Measured) -> anyhow::Result<()> {
     let write = |name: &str, text: &str| {
         let path = folder.join(name);
         fs::write(&path, text).with_context(|| format!("{}: cannot write", path.display()))
     };
+    let findings = &measured.findings;
     for figure in findings.results.iter().flat_map(|finding| &finding.figures) {
         write(&format!("{}.svg", figure.name), &figure.svg)?;
     }
-    let json = serde_json::to_string_pretty(findings).context("cannot write the results as JSON")?;
+    let json = serde_json::to_string_pretty(measured).context("cannot write the results as JSON")?;
     write("results.json", &json)?;
-    write("index.html", &index_html(findings, command, cachemate_report::figure::STYLE))
+    write("index.html", &index_html(findings, &measured.command, cachemate_report::figure::STYLE))
 }

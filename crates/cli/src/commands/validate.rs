@@ -73,6 +73,7 @@ impl Validate {
             mixes: None,
             machine: None,
             progress: &progress,
+            split: None,
         };
         let known = match self.truth.as_ref().filter(|path| path.exists()) {
             Some(path) => {

@@ -97,6 +97,7 @@ impl WhatIf {
             mixes: None,
             machine: None,
             progress: &|_| (),
+            split: None,
         };
         let mut outcomes = Vec::new();
         for policy in &self.policies {

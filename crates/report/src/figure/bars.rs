@@ -70,6 +70,11 @@ impl Bars {
 
     fn draw(&self) -> Svg {
         let (width, height) = self.size.unwrap_or((680.0, 340.0));
+        let names = self.groups.iter().map(|group| text_width(&group.name)).fold(0.0, f64::max);
+        let leaning = names > (width - 80.0) / self.groups.len().max(1) as f64 - 4.0;
+        let below = if leaning { 18.0 + names * 0.6 } else { 28.0 };
+        // Long names make the picture taller: they take no room from the bars.
+        let height = height.max(below + 200.0);
         let mut svg = Svg::new(width, height, &self.title);
         let mut top = 10.0;
         if !self.title.is_empty() {
@@ -80,11 +85,8 @@ impl Bars {
             let entries: Vec<_> = self.series.iter().enumerate().map(|(at, name)| (name.as_str(), at, false)).collect();
             top = legend(&mut svg, &entries, top, width);
         }
-        let names = self.groups.iter().map(|group| text_width(&group.name)).fold(0.0, f64::max);
         let label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
-        let each = (width - 80.0) / self.groups.len().max(1) as f64;
-        let leaning = names > each - 4.0;
-        let bottom = height - if leaning { 18.0 + names * 0.6 } else { 28.0 };
+        let bottom = height - below;
         let y = Laid::new(&self.y, self.levels().into_iter(), (bottom, top + 8.0), true);
         let widest = y.ticks().iter().map(|(_, label)| text_width(label)).fold(0.0, f64::max);
         let (left, right) = (14.0 + label_room + widest, width - 16.0);

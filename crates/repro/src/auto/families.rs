@@ -2,6 +2,7 @@
 
 use cachemate_core::MachineSpec;
 use cachemate_interval::Job;
+use serde::{Deserialize, Serialize};
 
 use super::draw::{FAMILIES, Family, mix};
 use super::run::{Contender, Outcome, run};
@@ -33,7 +34,7 @@ pub fn singles() -> std::ops::Range<usize> {
 }
 
 /// How one contender did on one machine seed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Did {
     /// Mean over jobs of speed over that alone, from arrival on.
     pub weighted_speedup: f64,

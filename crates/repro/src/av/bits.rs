@@ -6,6 +6,7 @@
 
 use cachemate_core::{IndexSet, SuperSetCount};
 use cachemate_locality::activity::{self, ActiveAbove, activity_vector};
+use serde::{Deserialize, Serialize};
 
 use super::samples::{Activity, LEVELS};
 
@@ -78,7 +79,7 @@ pub(super) fn together<'a>(samples: impl IntoIterator<Item = &'a Activity>) -> O
 }
 
 /// A line fitted by least squares.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct Line {
     pub slope: f64,
     pub r_squared: f64,

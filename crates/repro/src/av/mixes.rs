@@ -14,6 +14,7 @@ use cachemate_pipeline::Pipeline;
 use cachemate_policy::policies;
 use cachemate_report::figure::{Axis, Bar as FigureBar, BarGroup, Bars};
 use cachemate_sim::results::RunResults;
+use serde::{Deserialize, Serialize};
 
 use super::{MACHINE, SAMPLE_CYCLES, SUPER_SETS};
 use crate::setup::{Comparison, Job, Scores, Workload, failed};
@@ -67,7 +68,7 @@ struct Length {
 }
 
 /// One run against round robin, in per cent.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 struct Against {
     ipc_gain: f64,
     kick_outs_saved: f64,
@@ -80,6 +81,7 @@ struct Against {
     brought_in: f64,
 }
 
+#[derive(Serialize, Deserialize)]
 struct Mix {
     seed: u64,
     nth: usize,

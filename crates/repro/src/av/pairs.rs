@@ -7,6 +7,7 @@
 use cachemate_core::{IndexSet, Level};
 use cachemate_report::figure::{Axis, Bar as FigureBar, BarGroup, Bars, Chart, Mark, Point, Series};
 use cachemate_sim::results::MissesBy;
+use serde::{Deserialize, Serialize};
 
 use super::bits::{CELLS, Line, Thresholds, own_vectors};
 use super::samples::{Activity, Form, Sample, sampled_by_set};
@@ -30,6 +31,7 @@ struct Length {
     causes: Option<(u64, u64)>,
 }
 
+#[derive(Serialize, Deserialize)]
 struct Pair {
     seed: u64,
     name: String,

@@ -3,6 +3,7 @@
 use cachemate_core::{Event, Evidence, Level, Machine, Observation, Place, Plan, Probe, ProbeId, ProbeWhat};
 use cachemate_core::{SuperSetCount, TaskId, Window};
 use cachemate_sim::results::RunResults;
+use serde::{Deserialize, Serialize};
 
 use super::{MACHINE, SAMPLE_CYCLES, SUPER_SETS};
 use crate::ReproError;
@@ -13,6 +14,7 @@ pub(super) const LEVELS: [Level; 3] = [Level::L1Data, Level::L1Instruction, Leve
 /// Counts of one task in one sample, in the order of [`LEVELS`].
 pub(super) type Activity = [Vec<SuperSetCount>; 3];
 
+#[derive(Serialize, Deserialize)]
 pub(super) struct Sample {
     /// Instructions of all contexts per cycle.
     pub instr_per_cycle: f64,

@@ -4,11 +4,13 @@
 use cachemate_core::SuperSetCount;
 use cachemate_locality::activity::LastValue;
 use cachemate_report::figure::{Axis, Bar as FigureBar, BarGroup, Bars, HeatMap, Shade};
+use serde::{Deserialize, Serialize};
 
 use super::bits::{CELLS, Thresholds, together};
 use super::samples::{Sample, sampled};
 use super::{MACHINE, PROGRAMS, SUPER_SETS};
 use crate::setup::{Job, Workload};
+use crate::split::Name;
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 /// Table 2, in the order of the six cells.
@@ -21,9 +23,10 @@ const PICTURED: [&str; 4] = ["gzip", "perl", "mcf", "equake"];
 /// The first of the long run.
 const PICTURED_SAMPLES: usize = 160;
 
+#[derive(Serialize, Deserialize)]
 struct Solo {
     seed: u64,
-    program: &'static str,
+    program: Name,
     samples: Vec<Sample>,
 }
 
@@ -36,7 +39,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         let mut workload = Workload::on(MACHINE, vec![Job::new(program, 10 * seed)], seed)?;
         workload.options.scale = scale;
         let (samples, _) = sampled(workload, SAMPLES_TOGETHER as u64, SAMPLES_TOGETHER as u64 * long_samples)?;
-        Ok(Solo { seed, program, samples })
+        Ok(Solo { seed, program: Name(program), samples })
     })?;
     let findings = [predictability(context, &runs), pictures(context, &runs)];
     Ok(findings.into_iter().map(|finding| finding.time_scale(scale as f64)).collect())
@@ -76,7 +79,7 @@ fn predictability(context: &Context<'_>, runs: &[Solo]) -> Finding {
         let all = of_seed().flat_map(|run| &run.samples).map(|sample| &sample.tasks[0]);
         let thresholds = Thresholds::mean_of(all);
         let programs: Vec<(&str, Predicted)> =
-            of_seed().map(|run| (run.program, predicted(&run.samples, thresholds))).collect();
+            of_seed().map(|run| (run.program.0, predicted(&run.samples, thresholds))).collect();
         by_seed.push(std::array::from_fn(|cell| {
             let over = |of: &dyn Fn(&Predicted) -> Option<f64>| {
                 mean(&programs.iter().filter_map(|(_, predicted)| of(predicted)).collect::<Vec<f64>>())
@@ -130,7 +133,7 @@ fn predictability(context: &Context<'_>, runs: &[Solo]) -> Finding {
 }
 
 fn pictures(context: &Context<'_>, runs: &[Solo]) -> Finding {
-    let pictured = || runs.iter().filter(|run| PICTURED.contains(&run.program));
+    let pictured = || runs.iter().filter(|run| PICTURED.contains(&run.program.0));
     let concentration = |run: &Solo| concentration(run.samples.iter().map(|sample| &sample.tasks[0][0]));
     let per_seed = |&seed: &u64| {
         let shares: Vec<f64> = pictured().filter(|run| run.seed == seed).filter_map(concentration).collect();
@@ -146,7 +149,7 @@ fn pictures(context: &Context<'_>, runs: &[Solo]) -> Finding {
         &per_seed,
     );
     for program in PROGRAMS {
-        let of = runs.iter().filter(|run| run.program == program);
+        let of = runs.iter().filter(|run| run.program.0 == program);
         let shares: Vec<f64> = of.filter_map(concentration).collect();
         finding.points.push(DataPoint::over("share of the busiest quarter, %", program, &shares));
     }

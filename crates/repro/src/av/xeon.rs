@@ -9,10 +9,12 @@
 use cachemate_core::{Estimate, Fact, FactSource, Level, Profile, ProfilerConfig, TaskId, Window};
 use cachemate_locality::activity::overlap;
 use cachemate_report::figure::{Axis, Bar as FigureBar, BarGroup, Bars};
+use serde::{Deserialize, Serialize};
 
 use super::bits::{Thresholds, together};
 use super::samples::{Activity, LEVELS, sampled};
 use crate::setup::{Job, ManagedRun, Workload, built};
+use crate::split::Name;
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 const MACHINE: &str = "p4-xeon-ht";
@@ -45,14 +47,16 @@ struct Length {
 }
 
 /// What is recorded of a program beforehand.
+#[derive(Serialize, Deserialize)]
 struct Recorded {
-    program: &'static str,
+    program: Name,
     activity: Activity,
     instr_per_cycle: f64,
     misses_per_kilo_instr: f64,
 }
 
 /// One run of a workload to its end.
+#[derive(Serialize, Deserialize)]
 struct Finished {
     /// When each job ended, in cycles.
     ends: Vec<f64>,
@@ -62,6 +66,7 @@ struct Finished {
     choice_share: f64,
 }
 
+#[derive(Serialize, Deserialize)]
 struct Ran {
     seed: u64,
     workload: usize,
@@ -69,12 +74,12 @@ struct Ran {
     vectors: Finished,
     counters: Finished,
     /// The vectors' advice under each of the other bounds.
-    bounded: Vec<(&'static str, Finished)>,
+    bounded: Vec<(Name, Finished)>,
     choices: Choices,
 }
 
 /// Who ran beside whom under the default scheduler, looked at once a slice, from either side.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 struct Choices {
     good: u32,
     moderate: u32,
@@ -118,7 +123,7 @@ fn record(program: &'static str, seed: u64, length: &Length) -> Result<Recorded,
     let misses = results.level(LEVELS[2]).map_or(0.0, |l2| l2.misses as f64);
     let instructions = results.tasks.first().map_or(0, |task| task.instructions).max(1) as f64;
     let (instr_per_cycle, misses_per_kilo_instr) = (results.instructions_per_cycle(), 1000.0 * misses / instructions);
-    Ok(Recorded { program, activity, instr_per_cycle, misses_per_kilo_instr })
+    Ok(Recorded { program: Name(program), activity, instr_per_cycle, misses_per_kilo_instr })
 }
 
 fn compare(
@@ -129,12 +134,12 @@ fn compare(
     thresholds: Thresholds,
 ) -> Result<Ran, ReproError> {
     let of: Vec<&Recorded> =
-        WORKLOADS[at].iter().filter_map(|name| recorded.iter().find(|recorded| recorded.program == *name)).collect();
+        WORKLOADS[at].iter().filter_map(|name| recorded.iter().find(|recorded| recorded.program.0 == *name)).collect();
     let mut workload = Workload::on(CANNOT_COUNT, Vec::new(), seed)?;
     workload.options.scale = length.scale;
     let alone = (length.slices * slice_cycles(&workload)) as f64;
     let job = |(nth, recorded): (usize, &&Recorded)| {
-        let mut job = Job::new(recorded.program, 10 * seed + nth as u64);
+        let mut job = Job::new(recorded.program.0, 10 * seed + nth as u64);
         job.instructions = Some((alone * recorded.instr_per_cycle) as u64);
         job
     };
@@ -146,7 +151,7 @@ fn compare(
     let vectors = managed(&workload, "activity-vector", "form = \"advice\"\n", profiles.clone())?;
     let bounded = |&bound: &&'static str| {
         let own = format!("form = \"advice\"\nbehind_at_most_samples = {bound}\n");
-        Ok((bound, finished(&managed(&workload, "activity-vector", &own, profiles.clone())?)?))
+        Ok((Name(bound), finished(&managed(&workload, "activity-vector", &own, profiles.clone())?)?))
     };
     let bounded = length.bounds.iter().map(bounded).collect::<Result<_, ReproError>>()?;
     let counters = managed(&workload, "counter-driven", "form = \"advice\"\n", profiles.clone())?;
@@ -352,7 +357,7 @@ fn finish_times(context: &Context<'_>, ran: &[Ran]) -> Vec<Finding> {
 /// Late finish times and IPC gains under other bounds, over all workloads and seeds.
 fn other_bounds(ran: &[Ran]) -> Vec<DataPoint> {
     let bounds = ran.first().map_or(&[][..], |ran| &ran.bounded);
-    let of = |(nth, (bound, _)): (usize, &(&str, Finished))| {
+    let of = |(nth, (bound, _)): (usize, &(Name, Finished))| {
         let over = |of: &dyn Fn(&Ran, &Finished) -> f64| {
             let value = |ran: &Ran| of(ran, &ran.bounded[nth].1);
             mean(&ran.iter().map(value).collect::<Vec<f64>>())

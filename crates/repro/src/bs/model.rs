@@ -15,12 +15,14 @@ use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statcc::{AtRate, lru_at_rates, random_at_rates};
 use cachemate_locality::{statcache, statstack};
 use cachemate_sim::results::RunResults;
+use serde::{Deserialize, Serialize};
 
 use super::scatter;
 use super::stretch::{Span, Stretch, read};
 use crate::niagara::groups::{Asked, GROUPS, Sum, by_group, by_task, measure_groups};
 use crate::niagara::{CONTEXTS, SCALE, Setting, jobs, ratio};
 use crate::setup::{Job, Workload, failed};
+use crate::split::Name;
 use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
 
 const LOCATIONS: u32 = 1_000;
@@ -41,8 +43,9 @@ const BEFORE: &str = "composed, watched beforehand under time sharing";
 const FORMS: [&str; 8] = [WATCHED, EXACT, AVERAGE, DATA, BEHIND, AS_FAST, COLD, BEFORE];
 
 /// Measured and expected miss ratios of a group, in misses per 100 references.
+#[derive(Serialize, Deserialize)]
 struct Pair {
-    form: &'static str,
+    form: Name,
     measured: f64,
     expected: f64,
 }
@@ -90,7 +93,7 @@ fn finding(
             case.by == by && seed.is_none_or(|seed| seed == case.seed) && kb.is_none_or(|kb| kb == case.kb)
         };
         let all = told.iter().filter(|(case, _)| wanted(case)).flat_map(|(_, pairs)| pairs);
-        all.filter(|pair| pair.form == form).collect()
+        all.filter(|pair| pair.form.0 == form).collect()
     };
     let mut points = Vec::new();
     for form in FORMS {
@@ -178,7 +181,7 @@ fn group(context: &Context<'_>, case: &Case, members: Vec<Job>) -> Result<Vec<Pa
     let short = (100_000, 2_000_000);
     let cold = workload.clone().lasting(short.0, short.1).unmanaged()?;
     let of_cold = judge(case, &workload, &cold, short)?;
-    pairs.extend(of_cold.into_iter().filter(|pair| pair.form == EXACT).map(|pair| Pair { form: COLD, ..pair }));
+    pairs.extend(of_cold.into_iter().filter(|pair| pair.form.0 == EXACT).map(|pair| Pair { form: Name(COLD), ..pair }));
     Ok(pairs)
 }
 
@@ -208,7 +211,7 @@ fn judge(case: &Case, workload: &Workload, ran: &RunResults, cycles: (u64, u64))
         Ok(100.0 * alone_on(&stretch.watched, part, case.by)? * stretch.all.accesses / refs)
     };
     let average = did.iter().zip(&refs).map(on_part).collect::<Result<Vec<f64>, ReproError>>()?;
-    let pair = |form, expected| Pair { form, measured, expected };
+    let pair = |form, expected| Pair { form: Name(form), measured, expected };
     Ok(vec![
         pair(WATCHED, composed(&|s| (&s.watched, s.all.accesses), false)?),
         pair(EXACT, composed(&|s| (&s.all.times, s.all.accesses), false)?),
@@ -239,7 +242,7 @@ fn beforehand(context: &Context<'_>, case: &Case) -> Result<Vec<Pair>, ReproErro
         let ratios = shared(&at_rates, (case.kb << 10) / LINE_BYTES, case.by)?;
         let misses: f64 = ratios.iter().zip(&at_rates).map(|(ratio, (_, rate))| ratio * rate).sum();
         let expected = 100.0 * misses / at_rates.iter().map(|(_, rate)| rate).sum::<f64>();
-        Ok(Pair { form: BEFORE, measured: sum.rate(), expected })
+        Ok(Pair { form: Name(BEFORE), measured: sum.rate(), expected })
     };
     by_group(&records).iter().map(pair).collect()
 }

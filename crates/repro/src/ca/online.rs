@@ -10,6 +10,7 @@ use cachemate_pipeline::Pipeline;
 use cachemate_report::figure::{Axis, BarGroup, Bars};
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::TaskResults;
+use serde::{Deserialize, Serialize};
 
 use super::{SCALE, SECOND_SCALE};
 use crate::corun::{Bench, Matrix, caches};
@@ -282,6 +283,7 @@ fn on_four_cores(context: &Context<'_>, workloads: &[usize], found: &[(usize, Fo
 }
 
 /// Mean run times above the best schedule's, in per cent.
+#[derive(Serialize, Deserialize)]
 struct Four {
     di: f64,
     di_whole: f64,

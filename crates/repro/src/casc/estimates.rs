@@ -10,19 +10,22 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Level, ProfilerConfig, RowParameters, TaskId, WindowRecord};
 use cachemate_pipeline::OfflineProfiler;
+use serde::{Deserialize, Serialize};
 
 use crate::niagara::groups::{Asked, GROUPS, Sum, by_group, by_task, measure_groups};
 use crate::niagara::{CONTEXTS, LONGEST_ROW_NS, SCALE, SIZES_KB, Setting, jobs, ratio};
 use crate::setup::failed;
+use crate::split::Name;
 use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
 
 /// Besides those of the policy's runs.
 const OTHER_ROWS: [(&str, u64); 2] = [("better, rows of 2.5 ms", 2_500_000), ("better, rows of 20 ms", 20_000_000)];
 
 /// What one run says.
+#[derive(Serialize, Deserialize)]
 struct Told {
     /// Largest and mean relative error of the expected group rates, in per cent, by form.
-    errors: Vec<(&'static str, f64, f64)>,
+    errors: Vec<(Name, f64, f64)>,
     right: [u32; 2],
 }
 
@@ -68,7 +71,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     ];
     let mut errors = Vec::new();
     for &size in sizes {
-        let forms: Vec<&'static str> = told.first().map_or(Vec::new(), |t| t.errors.iter().map(|e| e.0).collect());
+        let forms: Vec<&'static str> = told.first().map_or(Vec::new(), |t| t.errors.iter().map(|e| e.0.0).collect());
         for (form, name) in forms.iter().enumerate() {
             let worst: Vec<f64> = at(size).map(|told| told.errors[form].1).collect();
             let means: Vec<f64> = at(size).map(|told| told.errors[form].2).collect();
@@ -121,7 +124,7 @@ fn tell(context: &Context<'_>, setting: &Setting) -> Result<Told, ReproError> {
         let records = of_rows(context, setting, rows_ns)?;
         let (own, solved) = (measured(&records, true)?, measured(&records, false)?);
         let better = errors(&records, &own, &solved)?.into_iter().next();
-        told.extend(better.map(|(_, worst, mean)| (name, worst, mean)));
+        told.extend(better.map(|(_, worst, mean)| (Name(name), worst, mean)));
     }
     Ok(Told { errors: told, right })
 }
@@ -160,7 +163,7 @@ fn errors(
     records: &[WindowRecord],
     own: &BTreeMap<TaskId, f64>,
     solved: &BTreeMap<TaskId, f64>,
-) -> Result<Vec<(&'static str, f64, f64)>, ReproError> {
+) -> Result<Vec<(Name, f64, f64)>, ReproError> {
     let (groups, in_rows, in_groups) = (by_group(records), by_task(records, false), by_task(records, true));
     if groups.is_empty() {
         return Err(failed("groups")("none was measured"));
@@ -192,7 +195,7 @@ fn errors(
     };
     let summary = |(name, expect): &(&'static str, Expect<'_>)| {
         let errors = error(expect);
-        (*name, errors.iter().copied().fold(0.0, f64::max), mean(&errors))
+        (Name(name), errors.iter().copied().fold(0.0, f64::max), mean(&errors))
     };
     Ok(forms.iter().map(summary).collect())
 }

@@ -1,5 +1,6 @@
 //! "multi": four and eight programs on one cache, sized online, against sharing it and against the best sizes known
 //! offline (issue's extension of thesis 5.7 to more than two programs).
+use serde::{Deserialize, Serialize};
 
 use crate::setup::built;
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ const DECIDES_FROM: u64 = 2_000_000;
 const TRACE_ENTRIES: u64 = 40_000;
 
 /// Weighted speed-ups of one mix.
+#[derive(Serialize, Deserialize)]
 struct Mix {
     programs: Vec<usize>,
     shared: f64,

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use cachemate_core::{Plan, Profiles, TaskId, Window};
 use cachemate_policy::partition::demand_curve::Space;
 use cachemate_policy::solvers::sizing::{Claim, Total, exact};
+use serde::{Deserialize, Serialize};
 
 use super::{COLORS, Pace, job, on_chip, split, tell, told};
 use crate::setup::Workload;
@@ -80,7 +81,7 @@ impl Measured {
 }
 
 /// A program alone on the whole cache.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Solo {
     pub rate: f64,
     pub work: Work,

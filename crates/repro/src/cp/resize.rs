@@ -9,6 +9,7 @@
 use cachemate_core::{Member, Units, Window, WindowRecord};
 use cachemate_report::figure::{Axis, Chart, Point, Series};
 use cachemate_sim::results::RunResults;
+use serde::{Deserialize, Serialize};
 
 use super::{Pace, decided_by, job, on_chip, tell};
 use crate::setup::{Workload, built};
@@ -25,7 +26,7 @@ const PAGE_BYTES: f64 = 4096.0;
 const MOVE_PAGE_CYCLES: f64 = 11_051.0;
 
 /// One interval: what was lost, and what the cost per page says should be lost, as shares of the throughput.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Lost {
     measured: f64,
     computed: f64,

@@ -10,6 +10,7 @@ use cachemate_core::{AccessSource, CpuId, PipelineConfig, Turn, Window, WindowRe
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{Program, SimMachine, SimOptions};
+use serde::{Deserialize, Serialize};
 
 use super::{COLORS, Pace, WAREHOUSE_BYTES, decided_by, job, on_chip, tell};
 use crate::setup::{Workload, built, failed, run_under};
@@ -88,7 +89,7 @@ fn machine(workload: &Workload, late_cycle: u64) -> Result<SimMachine, ReproErro
 }
 
 /// One window of the measured part: clients that ran, work a nominal second for each, colors held, pages moving.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Seen {
     clients: usize,
     rate_per_s: f64,
@@ -144,6 +145,7 @@ fn static_rate(seed: u64, lengths: Lengths, colors: u32, clients: usize) -> Resu
 }
 
 /// What the managed run and both static ones did, window by window.
+#[derive(Serialize, Deserialize)]
 struct Story {
     level: f64,
     /// Four clients reach it with some share.

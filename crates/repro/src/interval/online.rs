@@ -10,6 +10,7 @@ use std::sync::Arc;
 use cachemate_core::{MachineSpec, SplitMix64};
 use cachemate_interval::{Job, Program};
 use cachemate_report::PolicyOutcome;
+use serde::{Deserialize, Serialize};
 
 use super::nominal::measured;
 use super::whatif::{Question, outcome};
@@ -28,7 +29,7 @@ const PAIRS: [(&str, &str); 6] =
     [("mcf", "art"), ("vortex", "art"), ("ammp", "applu"), ("twolf", "gzip"), ("vpr", "swim"), ("twolf", "swim")];
 
 /// Sum of the programs' speeds over those alone, once settled and over the whole run.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Speedup {
     settled: f64,
     whole: f64,
@@ -62,8 +63,9 @@ fn programs(
     names.sort_unstable();
     names.dedup();
     (context.progress)(&format!("{}: {} programs alone, seed {seed}", machine.name, names.len()));
-    context
-        .run_all(&names, |&name| Ok((name, Arc::new(measured(&crate::setup::Job::new(name, seed), machine, STRETCH)?))))
+    context.run_here(&names, |&name| {
+        Ok((name, Arc::new(measured(&crate::setup::Job::new(name, seed), machine, STRETCH)?)))
+    })
 }
 
 fn job(programs: &[(&'static str, Arc<Program>)], name: &str, cpu: Option<u32>) -> Result<Job, ReproError> {
@@ -72,6 +74,7 @@ fn job(programs: &[(&'static str, Arc<Program>)], name: &str, cpu: Option<u32>) 
 }
 
 /// One pair: shared, at all splits, and sized online.
+#[derive(Serialize, Deserialize)]
 struct Sized {
     name: String,
     shared: f64,

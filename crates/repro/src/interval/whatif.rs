@@ -276,8 +276,15 @@ mod tests {
 
     fn ran(policy: &str) -> PolicyOutcome {
         let stop = AtomicBool::new(false);
-        let context =
-            Context { quick: true, seeds: vec![1], stop: &stop, mixes: None, machine: None, progress: &|_| () };
+        let context = Context {
+            quick: true,
+            seeds: vec![1],
+            stop: &stop,
+            mixes: None,
+            machine: None,
+            progress: &|_| (),
+            split: None,
+        };
         outcome(&context, &question(), policy).unwrap()
     }
 
@@ -301,8 +308,15 @@ mod tests {
     #[test]
     fn an_unknown_policy_is_named() {
         let stop = AtomicBool::new(false);
-        let context =
-            Context { quick: true, seeds: vec![1], stop: &stop, mixes: None, machine: None, progress: &|_| () };
+        let context = Context {
+            quick: true,
+            seeds: vec![1],
+            stop: &stop,
+            mixes: None,
+            machine: None,
+            progress: &|_| (),
+            split: None,
+        };
         let error = outcome(&context, &question(), "dioo").unwrap_err().to_string();
         assert!(error.contains("dioo"), "{error}");
     }

@@ -1,11 +1,13 @@
 //! Comparisons over L2 sizes and seeds: every figure that a comparison reports, as points, charts and words.
 
 use cachemate_report::figure::{Axis, Chart, Point, Series};
+use serde::{Deserialize, Serialize};
 
 use super::{Measured, Mix, Setting, Who, measure};
 use crate::{Context, DataPoint, Figure, ReproError, mean};
 
 /// One setting's outcome under one policy.
+#[derive(Serialize, Deserialize)]
 pub struct Cell {
     pub l2_kb: u64,
     pub seed: u64,

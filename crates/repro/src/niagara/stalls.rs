@@ -5,9 +5,10 @@
 //! or more per instruction, cause by cause and without a rest.
 
 use cachemate_sim::results::{RunResults, TaskResults};
+use serde::{Deserialize, Serialize};
 
 /// Parts of [`crate::setup::Comparison::contention_gain`]; together they are all of it.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ContentionAt {
     /// The core's one issue slot, taken by the other contexts.
     pub issue: f64,

@@ -11,9 +11,11 @@ use cachemate_locality::curve::MissRateCurve;
 use cachemate_pipeline::OfflineProfiler;
 use cachemate_report::figure::{Axis, Chart, Point, Series};
 use cachemate_sim::kernels;
+use serde::{Deserialize, Serialize};
 
 use super::alone::{Alone, COLORS, MACHINE, Traced};
 use crate::setup::{Job, Workload};
+use crate::split::{self, Name};
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 /// The log's length at most (thesis Table 5.4).
@@ -32,9 +34,11 @@ pub struct Lengths {
 }
 
 /// One program with one seed.
+#[derive(Serialize, Deserialize)]
 pub struct Study {
-    pub program: &'static str,
+    pub program: Name,
     pub seed: u64,
+    #[serde(with = "split::curve")]
     pub real: MissRateCurve,
     pub traced: Traced,
     pub short: Traced,
@@ -102,7 +106,7 @@ fn study(program: &'static str, seed: u64, lengths: Lengths, colors: &[u32]) -> 
     let traced = log(&workload, lengths, 1.0)?;
     let short = log(&workload, lengths, SHORT)?;
     let real = real_curve(&workload, traced.from, traced.to, colors)?;
-    Ok(Study { program, seed, real, traced, short })
+    Ok(Study { program: Name(program), seed, real, traced, short })
 }
 
 /// The forms compared, each as a profiler of its own over the same kind of evidence.
@@ -172,7 +176,7 @@ fn points(studies: &[Study]) -> Vec<DataPoint> {
     let mut distances: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     for study in studies {
         for form in FORMS {
-            distances.entry((form, study.program)).or_default().push(study.distance(form));
+            distances.entry((form, study.program.0)).or_default().push(study.distance(form));
         }
     }
     distances.into_iter().map(|((form, program), values)| DataPoint::over(form, program, &values)).collect()

@@ -8,6 +8,7 @@ use cachemate_core::{
     ProbeId, ProbeWhat, ProcessId, TaskId, Units, Window,
 };
 use cachemate_sim::machine::SimMachine;
+use serde::{Deserialize, Serialize};
 
 use crate::ReproError;
 use crate::setup::{Workload, failed};
@@ -152,7 +153,7 @@ impl Alone {
 }
 
 /// A trace as the profilers get it, and where in the run it was taken.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Traced {
     pub seen: Observation,
     /// Instructions of the program before the first and after the last entry.

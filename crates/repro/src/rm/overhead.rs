@@ -2,9 +2,11 @@
 //!
 //! A log is as long as the thesis's, or as long as 2 % of the phase it is for allow: the cost then is bounded, and the
 //! question is what the shorter logs' curves are worth.
+use serde::{Deserialize, Serialize};
 
 use super::accuracy::{LOG_ENTRIES, LOGGED_AT, Lengths, log, log_of, profiled, real_curve, workload};
 use super::alone::COLORS;
+use crate::split::Name;
 use crate::{Bar, Context, DataPoint, Finding, ReproError};
 
 /// Average phase lengths that the thesis measured (Table 5.5 d), 10^9 cycles, of the programs that are in our table.
@@ -35,8 +37,9 @@ const SHARE_AT_MOST: f64 = 0.02;
 const COMPUTING_CYCLES_PER_ENTRY: f64 = 5e-3 * 1.5e9 / LOG_ENTRIES;
 
 /// One program.
+#[derive(Serialize, Deserialize)]
 struct Cost {
-    program: &'static str,
+    program: Name,
     phase_cycles: f64,
     /// Tracing, as measured, and computing.
     cycles_per_entry: f64,
@@ -60,12 +63,12 @@ fn cost(program: &'static str, giga_cycles: f64, seed: u64) -> Result<Cost, Repr
     let traced = log(&workload, Lengths { warm_up: 3e5, logged: 1e5 }, 1.0)?;
     let tracing = traced.cost_ns * 1e-9 * workload.machine.hertz as f64 / traced.entries() as f64;
     let cycles_per_entry = tracing + COMPUTING_CYCLES_PER_ENTRY;
-    Ok(Cost { program, phase_cycles: giga_cycles * 1e9, cycles_per_entry })
+    Ok(Cost { program: Name(program), phase_cycles: giga_cycles * 1e9, cycles_per_entry })
 }
 
 /// Distance of the curve from a cut log to the real one, over what is allowed it (2, or 5 % of its top).
 fn distance_of_cut(cost: &Cost, seed: u64, warm_up: f64, colors: &[u32]) -> Result<[f64; 2], ReproError> {
-    let workload = workload(cost.program, seed)?;
+    let workload = workload(cost.program.0, seed)?;
     let traced = log_of(&workload, warm_up, cost.entries() as u32)?;
     let real = real_curve(&workload, traced.from, traced.to, colors)?;
     let curve = profiled(false, &traced);
@@ -93,8 +96,8 @@ fn costs_finding(costs: &[Cost], seed: u64) -> Finding {
     let worst = costs.iter().map(|cost| cost.share(cost.entries())).fold(0.0, f64::max);
     let mut points = Vec::new();
     for cost in costs {
-        points.push(DataPoint::over("full log, %", cost.program, &[cost.share(LOG_ENTRIES)]));
-        points.push(DataPoint::over("log that the phase allows, %", cost.program, &[cost.share(cost.entries())]));
+        points.push(DataPoint::over("full log, %", cost.program.0, &[cost.share(LOG_ENTRIES)]));
+        points.push(DataPoint::over("log that the phase allows, %", cost.program.0, &[cost.share(cost.entries())]));
     }
     let over = costs.iter().filter(|cost| cost.is_cut());
     let over: Vec<String> = over
@@ -124,7 +127,7 @@ fn cut_finding(context: &Context<'_>, cut: &[&Cost], distances: &[[f64; 2]]) -> 
         context.seeds.iter().zip(&by_seed).map(|(&seed, of)| (seed, farthest(of))).collect();
     let point = |(at, cost): (usize, &&Cost)| {
         let values: Vec<f64> = by_seed.iter().map(|of| of[at][0]).collect();
-        DataPoint::over("distance, misses/1000 instructions", cost.program, &values)
+        DataPoint::over("distance, misses/1000 instructions", cost.program.0, &values)
     };
     Finding::new(
         "RM-5",

@@ -9,10 +9,12 @@ use cachemate_core::PhaseParameters;
 use cachemate_locality::phases::{PhaseDetector, PhaseEvent};
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
 use cachemate_sim::machine::{Length, SimMachine, SimOptions};
+use serde::{Deserialize, Serialize};
 
 use super::alone::{Alone, MACHINE, Timeline};
 use super::alternating::alternating;
 use crate::setup::{Workload, failed};
+use crate::split::Name;
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 /// Pairs of phases: streams, chases, sets that fit at some sizes and not at others.
@@ -25,8 +27,9 @@ pub(super) const INTERVALS_A_PHASE: usize = 8;
 const WINDOW_CYCLES: u64 = 50_000;
 
 /// One pair at one size, interval by interval.
+#[derive(Serialize, Deserialize)]
 struct Run {
-    pair: [&'static str; 2],
+    pair: [Name; 2],
     seed: u64,
     colors: u32,
     misses: Vec<f64>,
@@ -42,7 +45,7 @@ fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phases: usize) -> R
     let mut alone = Alone::of(machine, colors, WINDOW_CYCLES)?;
     alone.run_to(phase_instructions * phases as f64 + INTERVAL_INSTRUCTIONS)?;
     let (misses, first_level) = by_interval(&alone.timeline, phases * INTERVALS_A_PHASE);
-    Ok(Run { pair, seed, colors, misses, first_level })
+    Ok(Run { pair: pair.map(Name), seed, colors, misses, first_level })
 }
 
 fn by_interval(timeline: &Timeline, intervals: usize) -> (Vec<f64>, Vec<[f64; 3]>) {

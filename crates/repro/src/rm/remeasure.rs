@@ -6,6 +6,7 @@
 use cachemate_core::{Event, Level, ProbeWhat, TaskId, WindowRecord};
 use cachemate_core::{PhaseParameters, ProfilerConfig};
 use cachemate_sim::machine::{Length, SimMachine, SimOptions};
+use serde::{Deserialize, Serialize};
 
 use super::alternating::alternating;
 use super::phases::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE};
@@ -24,7 +25,7 @@ const ENTRIES: u64 = 16_000;
 const DECISION_CYCLES: u64 = 50_000;
 
 /// One managed run: boundaries noticed and all, traces too many a boundary, and changes of the shares.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 struct Noticed {
     noticed: usize,
     boundaries: usize,

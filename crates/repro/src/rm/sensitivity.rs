@@ -9,26 +9,31 @@ use cachemate_locality::curve::{Folding, MissRateCurve, fold_to_ways};
 use cachemate_locality::rapidmrc::{Counted, Trace, Warmup, correct_repeats, survival_curve, trace_curve};
 use cachemate_locality::stack::{Histogram, StackDistances};
 use cachemate_report::figure::{Axis, Chart, Point, Series};
+use serde::{Deserialize, Serialize};
 
 use super::accuracy::{Lengths, colors_of, log, real_curve, size_bytes, workload};
 use super::alone::{COLORS, Traced};
 use crate::setup::{Workload, failed};
+use crate::split::{self, Name};
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 const WAYS: u32 = 10;
 const LINE_BYTES: u64 = 128;
 
 /// A curve and what was done to get it.
+#[derive(Serialize, Deserialize)]
 struct Named {
     name: String,
+    #[serde(with = "split::curve")]
     curve: MissRateCurve,
 }
 
 /// All curves of one program and seed: of each study, the real one first.
+#[derive(Serialize, Deserialize)]
 struct Curves {
-    program: &'static str,
+    program: Name,
     seed: u64,
-    studies: Vec<(&'static str, Vec<Named>)>,
+    studies: Vec<(Name, Vec<Named>)>,
 }
 
 fn sizes() -> Vec<u64> {
@@ -134,7 +139,8 @@ fn curves(program: &'static str, seed: u64, lengths: Lengths, colors: &[u32]) ->
     let one_at_a_time = rm_3(&in_order, "one instruction at a time", lengths, colors)?;
     studies.push(("prefetching", with.into_iter().chain(without).collect()));
     studies.push(("issue order", again.into_iter().chain(one_at_a_time).collect()));
-    Ok(Curves { program, seed, studies })
+    let studies = studies.into_iter().map(|(study, named)| (Name(study), named)).collect();
+    Ok(Curves { program: Name(program), seed, studies })
 }
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -162,7 +168,7 @@ fn finding(all: &[Curves], study: &str, context: &Context<'_>) -> Finding {
         _ => ("RM-3", "one instruction at a time brings art's curve nearer (Fig. 5.15)"),
     };
     let of = |curves: &&Curves| -> Option<f64> {
-        let named = &curves.studies.iter().find(|(name, _)| *name == study)?.1;
+        let named = &curves.studies.iter().find(|(name, _)| name.0 == study)?.1;
         let calculated: Vec<&Named> = named.iter().filter(|named| !named.name.starts_with("real")).collect();
         let apart = |a: &&Named| calculated.iter().filter_map(|b| a.curve.distance(&b.curve)).fold(0.0, f64::max);
         Some(calculated.iter().map(apart).fold(0.0, f64::max))
@@ -185,7 +191,7 @@ fn finding(all: &[Curves], study: &str, context: &Context<'_>) -> Finding {
 fn points(all: &[Curves], study: &str) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for curves in all {
-        for (_, named) in curves.studies.iter().filter(|(name, _)| *name == study) {
+        for (_, named) in curves.studies.iter().filter(|(name, _)| name.0 == study) {
             for named in named {
                 let series = format!("{}, seed {}: {}", curves.program, curves.seed, named.name);
                 points.extend(named.curve.points().iter().map(|&(size, rate)| {
@@ -198,7 +204,7 @@ fn points(all: &[Curves], study: &str) -> Vec<DataPoint> {
 }
 
 fn picture(curves: &Curves, study: &str, id: &str) -> Option<Figure> {
-    let (_, named) = curves.studies.iter().find(|(name, _)| *name == study)?;
+    let (_, named) = curves.studies.iter().find(|(name, _)| name.0 == study)?;
     let series = named.iter().map(|named| Series {
         name: named.name.clone(),
         points: named.curve.points().iter().map(|&(size, rate)| Point::new(colors_of(size), rate)).collect(),

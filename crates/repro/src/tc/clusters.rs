@@ -5,6 +5,7 @@ use cachemate_policy::clustering::{
     Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold,
 };
 use cachemate_sim::kernels::Options;
+use serde::{Deserialize, Serialize};
 
 use super::insight::{Insight, insights};
 use super::pictures::pictures;
@@ -15,6 +16,7 @@ use crate::{Bar, Context, DataPoint, Finding, ReproError};
 const LOW: &str = "activation_share = 0.02";
 
 /// What one run found.
+#[derive(Serialize, Deserialize)]
 struct Outcome {
     agreement: f64,
     unclustered: usize,

@@ -1,10 +1,12 @@
 //! Negative controls: threads that share nothing, or everything, are left alone.
 
 use cachemate_sim::kernels::Options;
+use serde::{Deserialize, Serialize};
 
 use super::setup::{Case, Placement, SCALE, SMALL, Setting, remote_share, work_rate};
 use crate::{Bar, Context, DataPoint, Finding, ReproError};
 
+#[derive(Serialize, Deserialize)]
 struct Control {
     moved: f64,
     loss: f64,

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Evidence, ProbeId, ShMapParameters, TaskId, WindowRecord};
 use cachemate_locality::shmap::{ShMaps, Sharing, global_entries, similarity};
+use serde::{Deserialize, Serialize};
 
 /// One round of sampling, its shMaps judged by the program's own groups.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct Insight {
     /// Window of the last answer.
     pub window: u64,

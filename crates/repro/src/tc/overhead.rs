@@ -9,6 +9,7 @@
 use cachemate_core::{Decision, Plan, Policy, Probe, ProbeId, ProbeWhat, ProcessId, View, Window, WindowRecord};
 use cachemate_report::figure::{Axis, Chart, Point, Series};
 use cachemate_sim::machine::{COUNTER_TURN_NS, Clock};
+use serde::{Deserialize, Serialize};
 
 use super::setup::{Case, Placement, SCALE, SMALL, Setting, TURN_CYCLES, four, work_rate};
 use crate::setup::failed;
@@ -67,6 +68,7 @@ fn warehouses() -> Case {
     four().swap_remove(1)
 }
 
+#[derive(Serialize, Deserialize)]
 struct Rate {
     slowdown: f64,
     charged: f64,
@@ -152,6 +154,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     Ok(findings)
 }
 
+#[derive(Serialize, Deserialize)]
 struct Own {
     /// Sampling, of the processor time of all windows that had it, of the first of them, and of the costliest.
     detecting: f64,

@@ -2,6 +2,7 @@
 
 use cachemate_report::figure::{Axis, BarGroup, Bars};
 use cachemate_sim::results::RunResults;
+use serde::{Deserialize, Serialize};
 
 use super::setup::{
     Case, Placement, SAMPLES_PER_THREAD, SCALE, SMALL, Setting, four, remote_per_instr, remote_share, work_rate,
@@ -23,6 +24,7 @@ const SHOWN: [&str; 5] = ["default", "hand", "automatic at 2 %", "automatic at 2
 pub(super) const HAND: usize = 1;
 pub(super) const AUTOMATIC: usize = 2;
 
+#[derive(Serialize, Deserialize)]
 struct Measured {
     remote_per_instr: f64,
     remote_share: f64,

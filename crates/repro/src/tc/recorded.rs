@@ -16,6 +16,7 @@ use cachemate_core::{
 };
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
 use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, pack_places};
+use serde::{Deserialize, Serialize};
 
 use super::insight::{Insight, insights};
 use super::pictures::pictures;
@@ -171,6 +172,7 @@ fn program(path: &Path, threads: &[Recorded]) -> Result<Program, ReproError> {
 }
 
 /// What one run found: the last round that placed threads, the first round of sampling, and the databases.
+#[derive(Serialize, Deserialize)]
 struct Outcome {
     last: Option<Round>,
     insight: Option<Insight>,

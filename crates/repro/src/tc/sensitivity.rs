@@ -7,6 +7,7 @@ use cachemate_policy::clustering::{
     Clusters, Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold,
 };
 use cachemate_report::figure::{Axis, Chart, Point, Series};
+use serde::{Deserialize, Serialize};
 
 use super::setup::{
     Case, Placement, SAMPLES_PER_THREAD, SCALE, SMALL, Setting, adjusted_rand_index, four, shared_regions,
@@ -65,6 +66,7 @@ fn labels(clusters: &Clusters) -> Vec<usize> {
     clusters.of.iter().enumerate().map(|(at, of)| of.unwrap_or(clusters.count + at)).collect()
 }
 
+#[derive(Serialize, Deserialize)]
 struct Sensitivity {
     /// Against 256 entries, for 128 and 512.
     by_size: Vec<f64>,

@@ -12,6 +12,7 @@ use cachemate_policy::policies::{self, cache_domains};
 use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::RunResults;
+use serde::{Deserialize, Serialize};
 
 use crate::setup::{Job, ManagedRun, Workload, failed};
 use crate::{Context, ReproError};
@@ -257,6 +258,7 @@ pub(super) fn adjusted_rand_index(a: &[usize], b: &[usize]) -> f64 {
 }
 
 /// One round that placed threads: the clusters in its reasons, and the shMaps that they came from.
+#[derive(Serialize, Deserialize)]
 pub(super) struct Round {
     /// Cluster of each thread; unclustered ones have a number of their own.
     pub cluster_of: Vec<usize>,

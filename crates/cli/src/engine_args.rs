@@ -1,0 +1,185 @@
+//! The engines as the command line chooses them, and how people are told how far a sweep is.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use cachemate_sweep::engines::dask::{Dask, DaskOptions};
+use cachemate_sweep::engines::hq::{Hq, HqOptions};
+use cachemate_sweep::engines::local::Local;
+use cachemate_sweep::engines::slurm::Slurm;
+use cachemate_sweep::{Drive, Engine, Inputs, Manifest, Progress, Store, Summary, Task, Work, WorkerCommand, drive};
+use clap::{Args, ValueEnum};
+use indicatif::ProgressBar;
+
+use crate::commands::sweep::time_words;
+use crate::exit::Usage;
+use crate::session::Session;
+
+/// Switches of commands that hand tasks to an engine.
+#[derive(Args)]
+pub struct EngineArgs {
+    /// What runs the tasks
+    #[arg(long, value_enum)]
+    pub engine: Option<EngineName>,
+    /// Tasks at once on this machine: local threads, a local Dask cluster, a local HyperQueue worker [default: all CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    workers: Option<u16>,
+    /// How often a task that failed is tried again
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub retries: u32,
+    /// Tasks handed to a worker at once, for engines whose own tasks cost much
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    group: u16,
+    /// A running Dask scheduler's address, or a running HyperQueue server's folder [default: one of our own, here]
+    #[arg(long, value_name = "WHERE")]
+    scheduler: Option<String>,
+    /// One more argument of sbatch, such as --submit-arg=--partition=long
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    submit_arg: Vec<String>,
+    /// The Python that has Dask
+    #[arg(long, value_name = "PATH", default_value = "python3")]
+    python: PathBuf,
+    /// HyperQueue's command
+    #[arg(long, value_name = "PATH", default_value = "hq")]
+    hq: PathBuf,
+    /// The cachemate command on the workers' machines [default: this one]
+    #[arg(long, value_name = "PATH")]
+    worker_command: Option<PathBuf>,
+    /// Give an engine up that brings no result for so long and has no task in hand
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    patience: u64,
+    /// A worker that has not stirred for so long is taken for dead
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(10..))]
+    pub stale_seconds: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum EngineName {
+    /// Threads of this process
+    #[default]
+    Local,
+    /// Job arrays
+    Slurm,
+    /// A Dask scheduler and its workers
+    Dask,
+    /// HyperQueue, where its hq is installed
+    Hq,
+}
+
+/// A log that nobody watches gets a line this often.
+const SAY_EVERY: Duration = Duration::from_secs(30);
+
+impl EngineArgs {
+    pub fn name(&self) -> String {
+        let value = self.engine.unwrap_or_default().to_possible_value();
+        value.map_or(String::new(), |value| value.get_name().to_string())
+    }
+
+    /// Has the tasks run until nothing is missing, and says how far it is.
+    ///
+    /// # Errors
+    /// As [`drive`]; an engine that cannot be had so.
+    pub fn drive(
+        &self,
+        session: &Session,
+        store: &Arc<Store>,
+        manifest: &Manifest,
+        tasks: &[Task],
+        work: &Arc<dyn Work>,
+        silent: bool,
+    ) -> anyhow::Result<Summary> {
+        let mut engine = self.build(store, manifest, work)?;
+        let bar = session.progress("sweep", Some(tasks.len() as u64));
+        let mut watching = Watching::new(session, &bar, silent);
+        let options = Drive { retries: self.retries, patience: Duration::from_secs(self.patience) };
+        let stop = session.interrupt_flag();
+        let ended = drive(store, tasks, &mut *engine, &options, &mut |progress| watching.see(progress), &stop);
+        bar.finish_and_clear();
+        Ok(ended?)
+    }
+
+    fn build(&self, store: &Arc<Store>, manifest: &Manifest, work: &Arc<dyn Work>) -> anyhow::Result<Box<dyn Engine>> {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers = self.workers.map_or(cpus, usize::from);
+        let group = usize::from(self.group);
+        let name = self.engine.unwrap_or_default();
+        if name == EngineName::Local {
+            let inputs = Arc::new(Inputs::open(store.folder(), &manifest.header).map_err(anyhow::Error::msg)?);
+            return Ok(Box::new(Local::new(Arc::clone(store), Arc::clone(work), inputs, workers, self.retries)));
+        }
+        let program = match &self.worker_command {
+            Some(program) => program.clone(),
+            None => std::env::current_exe().context("where this command lies")?,
+        };
+        let folder = store.folder().to_path_buf();
+        let command = WorkerCommand { program, folder, retries: self.retries, stale_seconds: self.stale_seconds };
+        let scheduler = self.scheduler.clone();
+        Ok(match name {
+            EngineName::Slurm if scheduler.is_some() => {
+                bail!(Usage("--scheduler: slurm's own configuration says where its controller is".to_string()))
+            }
+            EngineName::Slurm => Box::new(Slurm::new(command, group, self.submit_arg.clone())),
+            EngineName::Dask => {
+                let python = self.python.clone();
+                Box::new(Dask::new(command, DaskOptions { python, scheduler, workers, group }))
+            }
+            EngineName::Hq | EngineName::Local => {
+                let server_dir = scheduler.map(PathBuf::from);
+                Box::new(Hq::new(command, HqOptions { program: self.hq.clone(), server_dir, workers, group }))
+            }
+        })
+    }
+}
+
+/// Tells people how far it is: a bar on a terminal, now and then a line in a log.
+struct Watching<'a> {
+    session: &'a Session,
+    bar: &'a ProgressBar,
+    silent: bool,
+    started: Option<(Instant, usize)>,
+    said: Instant,
+    message: Option<String>,
+}
+
+impl<'a> Watching<'a> {
+    fn new(session: &'a Session, bar: &'a ProgressBar, silent: bool) -> Self {
+        Watching { session, bar, silent, started: None, said: Instant::now(), message: None }
+    }
+
+    fn see(&mut self, progress: &Progress) {
+        let over = progress.finished + progress.failed;
+        if self.started.is_none() {
+            self.started = Some((Instant::now(), over));
+            self.bar.set_position(over as u64);
+            self.bar.reset_eta();
+        }
+        self.bar.set_length(progress.total as u64);
+        self.bar.set_position(over as u64);
+        let failed = if progress.failed > 0 { format!("{} failed", progress.failed) } else { String::new() };
+        self.bar.set_message(failed);
+        if progress.message != self.message {
+            self.message.clone_from(&progress.message);
+            if let Some(message) = &self.message {
+                self.bar.suspend(|| self.session.warn(message));
+            }
+        }
+        if self.bar.is_hidden() && !self.silent && self.said.elapsed() > SAY_EVERY {
+            self.said = Instant::now();
+            self.session.log(&self.line(progress, over));
+        }
+    }
+
+    fn line(&self, progress: &Progress, over: usize) -> String {
+        let mut line = format!("sweep: {} of {} tasks finished", progress.finished, progress.total);
+        if progress.failed > 0 {
+            line.push_str(&format!(", {} failed", progress.failed));
+        }
+        if let Some((start, before)) = self.started.filter(|(_, before)| over > *before) {
+            let each = start.elapsed().as_secs_f64() / (over - before) as f64;
+            line.push_str(&format!(", about {} left", time_words(each * (progress.total - over) as f64)));
+        }
+        line
+    }
+}

@@ -1,0 +1,205 @@
+//! The papers' experiments through a sweep: their independent runs are tasks, made wave by wave.
+//!
+//! A wave is every run that can be made with the answers there are; most experiments have one or two. The findings are
+//! put together here, from the store, by the same code that makes them without a sweep.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use cachemate_repro::split::Split;
+use cachemate_repro::{Context, Experiment, Finding, Findings, ReproError};
+use cachemate_sweep::{FORMAT, Header, Kind, Manifest, ProbeResult, RunError, Store, Task, TaskId};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::run_cache::{keep_runs_in, sources};
+
+/// Below the sweep's folder: runs of single programs and pairs, which several tasks need.
+pub const KEPT: &str = "kept";
+
+/// What was asked of the experiments; in the manifest's header.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Asked {
+    pub quick: bool,
+    pub seeds: Vec<u64>,
+    pub mixes: Option<u32>,
+    /// By name: a file's content is not part of a run's id.
+    pub machine: Option<String>,
+}
+
+impl Asked {
+    /// The id of a run: of everything that its answer depends on.
+    fn id(&self, run: &str) -> TaskId {
+        TaskId::of(&format!("{} repro {self:?} {run}", sources()))
+    }
+
+    /// An experiment's kept answers, by the names that it has for its runs.
+    fn kept<'a>(&'a self, store: &'a Store, nth: usize) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
+        move |run: &str| {
+            let found = store.read(self.id(&format!("{nth}:{run}"))).ok()??;
+            let answer: ProbeResult = serde_json::from_str(found.result.get()).ok()?;
+            bytes(answer.detail?.get(ANSWER)?.as_str()?)
+        }
+    }
+
+    fn context<'a>(&'a self, split: &'a Split<'a>, stop: &'a AtomicBool) -> Context<'a> {
+        Context {
+            quick: self.quick,
+            seeds: self.seeds.clone(),
+            stop,
+            mixes: self.mixes,
+            machine: self.machine.as_deref(),
+            progress: &|_| (),
+            split: Some(split),
+        }
+    }
+}
+
+/// The run `nth:call.item` of the experiments, made here.
+///
+/// # Errors
+/// There is no such run, an earlier one that it needs has no answer, or it failed.
+pub fn make(folder: &Path, asked: &Value, run: &str, stop: &AtomicBool) -> Result<ProbeResult, RunError> {
+    let failed = |what: String| RunError::Failed(what);
+    let asked: Asked = serde_json::from_value(asked.clone()).map_err(|error| failed(error.to_string()))?;
+    let no_such = || failed(format!("'{run}' is no run of the experiments"));
+    let (nth, name) = run.split_once(':').ok_or_else(no_such)?;
+    let nth: usize = nth.parse().map_err(|_| no_such())?;
+    let experiments = cachemate_repro::experiments();
+    let experiment = experiments.get(nth).ok_or_else(no_such)?;
+    let store = Store::open(folder).map_err(|error| failed(error.to_string()))?;
+    keep_runs_in(&store.folder().join(KEPT));
+    let find = asked.kept(&store, nth);
+    let split = Split::one(name, &find).map_err(|error| failed(error.to_string()))?;
+    match (experiment.run)(&asked.context(&split, stop)) {
+        Err(ReproError::Interrupted) => Err(RunError::Stopped),
+        Err(ReproError::Elsewhere) | Ok(_) => {
+            let made = split.made().ok_or_else(|| failed("an earlier run that it needs has no answer".to_string()))?;
+            Ok(ProbeResult { detail: Some(json!({ ANSWER: digits(&made) })), ..ProbeResult::default() })
+        }
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// The field of a result that holds the run's answer: MessagePack as hexadecimal digits.
+const ANSWER: &str = "messagepack";
+
+fn digits(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// `None` for what is no whole number of bytes.
+fn bytes(digits: &str) -> Option<Vec<u8>> {
+    let pair = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
+    (0..digits.len()).step_by(2).map(pair).collect()
+}
+
+/// Experiments on their way through the waves.
+pub struct Waves {
+    asked: Asked,
+    /// With their places among all experiments, which name their runs.
+    open: Vec<(usize, Experiment)>,
+    found: Vec<(usize, Vec<Finding>)>,
+    broken: Vec<String>,
+    /// Every run so far.
+    tasks: Vec<Task>,
+    given_up: BTreeMap<TaskId, String>,
+}
+
+impl Waves {
+    pub fn new(asked: Asked, experiments: &[Experiment]) -> Self {
+        let same = |a: &Experiment, b: &Experiment| a.ids == b.ids && a.what == b.what;
+        let wanted = |one: &Experiment| experiments.iter().any(|asked| same(asked, one));
+        let all = cachemate_repro::experiments().into_iter().enumerate();
+        let open = all.filter(|(_, one)| wanted(one)).collect();
+        let (found, broken, tasks) = (Vec::new(), Vec::new(), Vec::new());
+        Waves { asked, open, found, broken, tasks, given_up: BTreeMap::new() }
+    }
+
+    /// The runs that can be made now; none once every experiment has its findings or failed.
+    pub fn next(&mut self, store: &Store, stop: &AtomicBool) -> Vec<Task> {
+        let mut needed = Vec::new();
+        for (nth, experiment) in std::mem::take(&mut self.open) {
+            match self.look(store, nth, &experiment, stop) {
+                Ok(Step::Found(found)) => self.found.push((nth, found)),
+                Ok(Step::Needs(needs)) => {
+                    needed.extend(needs);
+                    self.open.push((nth, experiment));
+                }
+                Err(why) => self.break_off(nth, &experiment, &why),
+            }
+        }
+        let known: BTreeSet<TaskId> = self.tasks.iter().map(|task| task.id).collect();
+        self.tasks.extend(needed.iter().filter(|task| !known.contains(&task.id)).cloned());
+        needed
+    }
+
+    /// A failed experiment costs the others nothing: its ids are short, with the reason.
+    fn break_off(&mut self, nth: usize, experiment: &Experiment, why: &str) {
+        let seeds = &self.asked.seeds;
+        let broken = |id: &&str| Finding::broken(id, experiment.what, seeds, why);
+        self.found.push((nth, experiment.ids.iter().map(broken).collect()));
+        self.broken.push(format!("{}: {why}", experiment.ids.join(", ")));
+    }
+
+    /// Goes through an experiment with the answers there are.
+    fn look(&self, store: &Store, nth: usize, experiment: &Experiment, stop: &AtomicBool) -> Result<Step, String> {
+        let find = self.asked.kept(store, nth);
+        let split = Split::list(&find);
+        match (experiment.run)(&self.asked.context(&split, stop)) {
+            Ok(found) => return Ok(Step::Found(found)),
+            Err(ReproError::Elsewhere) => {}
+            Err(ReproError::Interrupted) => return Ok(Step::Needs(Vec::new())),
+            Err(error) => return Err(error.to_string()),
+        }
+        let ids = experiment.ids.join(", ");
+        let task = |name: &String| {
+            let run = format!("{nth}:{name}");
+            let point = json!({ "experiment": ids, "run": run }).to_string();
+            Task { id: self.asked.id(&run), point: point.into() }
+        };
+        let needs: Vec<Task> = split.missing().iter().map(task).collect();
+        match needs.iter().find_map(|task| self.given_up.get(&task.id)) {
+            Some(why) => Err(why.clone()),
+            None => Ok(Step::Needs(needs)),
+        }
+    }
+
+    /// Runs that were given up, with the reasons.
+    pub fn failed(&mut self, failed: &[(TaskId, String)]) {
+        self.given_up.extend(failed.iter().cloned());
+    }
+
+    /// Findings in the order of the experiments, and what failed.
+    pub fn found(mut self) -> (Findings, Vec<String>) {
+        self.found.sort_by_key(|(nth, _)| *nth);
+        (Findings { results: self.found.into_iter().flat_map(|(_, found)| found).collect() }, self.broken)
+    }
+
+    /// All runs so far.
+    pub fn manifest(&self) -> Manifest {
+        let header = Header {
+            format: FORMAT,
+            name: "repro".to_string(),
+            description: "The papers' experiments, run by run".to_string(),
+            kind: Kind::Repro,
+            version: sources(),
+            detail: true,
+            axes: vec!["experiment".to_string(), "run".to_string()],
+            tasks: self.tasks.len(),
+            scenarios: BTreeMap::new(),
+            machines: BTreeMap::new(),
+            recordings: BTreeMap::new(),
+            repro: json!(self.asked),
+        };
+        Manifest { header, tasks: self.tasks.clone() }
+    }
+}
+
+/// What an experiment is at.
+enum Step {
+    Found(Vec<Finding>),
+    /// The runs that come next.
+    Needs(Vec<Task>),
+}

@@ -17,6 +17,7 @@ mod nominal;
 mod prediction;
 mod profiling;
 mod programs;
+mod repro_cost;
 mod repro_sweep;
 mod run_cache;
 mod session;

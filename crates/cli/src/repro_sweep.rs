@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use cachemate_repro::split::Split;
 use cachemate_repro::{Context, Experiment, Finding, Findings, ReproError};
-use cachemate_sweep::{FORMAT, Header, Kind, Manifest, ProbeResult, RunError, Store, Task, TaskId};
+use cachemate_sweep::{Answer, FORMAT, Header, Kind, Manifest, RunError, Store, Task, TaskId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -35,15 +35,15 @@ impl Asked {
     }
 
     /// An experiment's kept answers, by the names that it has for its runs.
-    fn kept<'a>(&'a self, store: &'a Store, nth: usize) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
+    pub fn kept<'a>(&'a self, store: &'a Store, nth: usize) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
         move |run: &str| {
             let found = store.read(self.id(&format!("{nth}:{run}"))).ok()??;
-            let answer: ProbeResult = serde_json::from_str(found.result.get()).ok()?;
+            let answer: Answer = serde_json::from_str(found.result.get()).ok()?;
             bytes(answer.detail?.get(ANSWER)?.as_str()?)
         }
     }
 
-    fn context<'a>(&'a self, split: &'a Split<'a>, stop: &'a AtomicBool) -> Context<'a> {
+    pub fn context<'a>(&'a self, split: &'a Split<'a>, stop: &'a AtomicBool) -> Context<'a> {
         Context {
             quick: self.quick,
             seeds: self.seeds.clone(),
@@ -60,7 +60,7 @@ impl Asked {
 ///
 /// # Errors
 /// There is no such run, an earlier one that it needs has no answer, or it failed.
-pub fn make(folder: &Path, asked: &Value, run: &str, stop: &AtomicBool) -> Result<ProbeResult, RunError> {
+pub fn make(folder: &Path, asked: &Value, run: &str, stop: &AtomicBool) -> Result<Answer, RunError> {
     let failed = |what: String| RunError::Failed(what);
     let asked: Asked = serde_json::from_value(asked.clone()).map_err(|error| failed(error.to_string()))?;
     let no_such = || failed(format!("'{run}' is no run of the experiments"));
@@ -76,7 +76,7 @@ pub fn make(folder: &Path, asked: &Value, run: &str, stop: &AtomicBool) -> Resul
         Err(ReproError::Interrupted) => Err(RunError::Stopped),
         Err(ReproError::Elsewhere) | Ok(_) => {
             let made = split.made().ok_or_else(|| failed("an earlier run that it needs has no answer".to_string()))?;
-            Ok(ProbeResult { detail: Some(json!({ ANSWER: digits(&made) })), ..ProbeResult::default() })
+            Ok(Answer { detail: Some(json!({ ANSWER: digits(&made) })), ..Answer::default() })
         }
         Err(error) => Err(failed(error.to_string())),
     }
@@ -95,10 +95,17 @@ fn bytes(digits: &str) -> Option<Vec<u8>> {
     (0..digits.len()).step_by(2).map(pair).collect()
 }
 
+/// The experiments with their places among all, which name their runs.
+pub fn places(experiments: &[Experiment]) -> Vec<(usize, Experiment)> {
+    let same = |a: &Experiment, b: &Experiment| a.ids == b.ids && a.what == b.what;
+    let wanted = |one: &Experiment| experiments.iter().any(|asked| same(asked, one));
+    cachemate_repro::experiments().into_iter().enumerate().filter(|(_, one)| wanted(one)).collect()
+}
+
 /// Experiments on their way through the waves.
 pub struct Waves {
     asked: Asked,
-    /// With their places among all experiments, which name their runs.
+    /// As [`places`].
     open: Vec<(usize, Experiment)>,
     found: Vec<(usize, Vec<Finding>)>,
     broken: Vec<String>,
@@ -109,11 +116,7 @@ pub struct Waves {
 
 impl Waves {
     pub fn new(asked: Asked, experiments: &[Experiment]) -> Self {
-        let same = |a: &Experiment, b: &Experiment| a.ids == b.ids && a.what == b.what;
-        let wanted = |one: &Experiment| experiments.iter().any(|asked| same(asked, one));
-        let all = cachemate_repro::experiments().into_iter().enumerate();
-        let open = all.filter(|(_, one)| wanted(one)).collect();
-        let (found, broken, tasks) = (Vec::new(), Vec::new(), Vec::new());
+        let (open, found, broken, tasks) = (places(experiments), Vec::new(), Vec::new(), Vec::new());
         Waves { asked, open, found, broken, tasks, given_up: BTreeMap::new() }
     }
 

@@ -50,6 +50,11 @@ fn findings_by_an_engine_are_the_same_digits() {
     assert_eq!(written["results"], plain["results"]);
     assert!(written["date"].as_str().is_some_and(|date| date.ends_with('Z')), "{}", written["date"]);
     assert_eq!(written["quick"], true);
+    let left =
+        run(at, &[&["repro"], &IDS[..], &["--quick", "--seed", "1", "-o", "out", "--dry-run"]].concat()).ok().out;
+    assert!(left.contains("left: 1 of 3 experiments with 1 seed, minutes in all"), "{left}");
+    let row = |id: &str| left.lines().find(|line| line.starts_with(id)).unwrap_or_default().to_string();
+    assert!(row("CP-6").contains(" made") && !row("TC-2, TC-SERVER").contains("all "), "{left}");
     let status = run(at, &["sweep", "status", "out/sweep", "--json"]).json();
     assert_eq!((&status["finished"], &status["waiting"]), (&first.len().into(), &0.into()), "{status}");
 }
@@ -60,6 +65,9 @@ fn an_engine_needs_a_folder_and_says_what_a_full_run_costs() {
     let folder = tempfile::tempdir().unwrap();
     let refused = run(folder.path(), &["repro", "CA-3", "--engine", "local"]);
     assert!(refused.code == Some(2) && refused.err.contains("--engine keeps its runs in -o DIR"), "{}", refused.err);
+    let cost = run(folder.path(), &["repro", "BS-5", "BS-1", "--seeds", "6", "-o", "out", "--dry-run"]).ok().out;
+    assert!(cost.contains("left: 2 of 2 experiments with 6 seeds, at most about 0.6 processor hours"), "{cost}");
+    assert!(!folder.path().join("out").exists(), "a dry run makes nothing");
     let said = run(folder.path(), &["repro", "CA-3", "--seeds", "2", "--engine", "local", "-o", "out"]).ok();
     assert!(said.err.contains("processor hours for 2 seeds"), "{}", said.err);
 }

@@ -208,6 +208,15 @@ impl Store {
         Ok(names(&self.folder().join("claims"))?.filter_map(|name| name.parse().ok()).collect())
     }
 
+    /// Removes claims on finished tasks: a worker that was killed after its result leaves one, and nobody claims a
+    /// finished task again. Another that still runs the task compares its result without a claim.
+    pub(crate) fn remove_claims_on(&self, finished: &BTreeSet<TaskId>) -> Result<(), SweepError> {
+        for id in self.claimed()?.into_iter().filter(|id| finished.contains(id)) {
+            let _ = fs::remove_file(self.claim_path(id));
+        }
+        Ok(())
+    }
+
     /// Tasks that somebody runs now.
     ///
     /// # Errors

@@ -108,6 +108,7 @@ impl<'a> Driving<'a> {
             results = Results::default();
             results.update(store)?;
         }
+        store.remove_claims_on(&results.finished)?;
         let skipped = scope.iter().filter(|id| results.finished.contains(id)).count();
         let (given_up, last_move) = (BTreeMap::new(), Instant::now());
         let mut driving = Driving {
@@ -244,6 +245,7 @@ impl<'a> Driving<'a> {
     fn summary(mut self, interrupted: bool) -> Result<Summary, SweepError> {
         self.results.forget_times();
         self.refresh()?;
+        self.store.remove_claims_on(&self.results.finished)?;
         let missing: Vec<TaskId> = self.open().into_iter().map(|task| task.id).collect();
         let finished = self.scope.iter().filter(|id| self.results.finished.contains(id)).count();
         Ok(Summary {

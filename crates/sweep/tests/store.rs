@@ -280,6 +280,42 @@ fn claims_of_the_dead_are_taken_over() {
     assert_eq!(std::fs::read_dir(folder.path().join("partial")).unwrap().count(), 0);
 }
 
+/// Its workers are killed between a result and the end of their claims.
+struct DiesAtTheEnd(Careless);
+
+impl Engine for DiesAtTheEnd {
+    fn name(&self) -> &'static str {
+        "dies at the end"
+    }
+    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
+        let Careless { store, work, inputs, .. } = &self.0;
+        for task in tasks {
+            attempt(store, &**work, inputs, task, 0, &AtomicBool::new(false)).unwrap();
+            claim_of(store.folder(), task.id, "far", "elsewhere", 1, Duration::ZERO);
+        }
+        Ok(())
+    }
+    fn look(&mut self) -> Look {
+        Look::Done
+    }
+    fn stop(&mut self) {}
+}
+
+/// Is a claim that a worker left on a finished task removed, by the sweep it was of and by the next, and no death noted?
+#[test]
+fn claims_on_finished_tasks_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(folder.path(), 3);
+    let claims = || std::fs::read_dir(folder.path().join("claims")).unwrap().count();
+    let careless = Careless { store: Arc::clone(&store), work: Arc::new(Numbers::default()), inputs, state: 1 };
+    let mut engine = DiesAtTheEnd(careless);
+    assert_eq!(driven(&store, &manifest, &mut engine, 0).finished, 3);
+    assert_eq!(claims(), 0, "of the same sweep");
+    claim_of(folder.path(), manifest.tasks[0].id, "far", "elsewhere", 1, Duration::ZERO);
+    assert_eq!(driven(&store, &manifest, &mut engine, 0).skipped, 3);
+    assert_eq!((claims(), store.failed().unwrap().len()), (0, 0), "of an earlier one");
+}
+
 /// A task that is interrupted.
 struct Stops;
 impl Work for Stops {

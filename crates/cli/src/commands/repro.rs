@@ -19,6 +19,7 @@ use crate::args::JsonArg;
 use crate::engine_args::EngineArgs;
 use crate::exit::{Interrupted, Usage};
 use crate::files::refuse_full;
+use crate::repro_cost::{self, processor_hours};
 use crate::repro_sweep::{Asked, KEPT, Waves};
 use crate::run_cache::{KeptArgs, keep_runs_in, sources};
 use crate::session::Session;
@@ -48,6 +49,9 @@ pub struct Repro {
     /// List what can be reproduced
     #[arg(long, conflicts_with = "json")]
     list: bool,
+    /// Say what would be run, what of it is made in DIR, and what is left costs; run nothing
+    #[arg(long, conflicts_with = "json")]
+    dry_run: bool,
     /// Where mixes run (usually xeon-x5365-4), or AUTO (usually three machines)
     #[arg(long, value_name = "MACHINE")]
     machine: Option<String>,
@@ -77,6 +81,9 @@ impl Repro {
             return Ok(());
         }
         let experiments = select(&self.ids).map_err(|unknown| Usage(unknown.to_string()))?;
+        if self.dry_run {
+            return session.print(&self.cost(&experiments)?);
+        }
         if let Some(folder) = self.output.as_deref().filter(|folder| !folder.join(SWEEP).exists()) {
             refuse_full(folder, self.force)?;
         }
@@ -110,17 +117,13 @@ impl Repro {
         Ok(Measured { command: self.command(), version: sources(), date, quick: self.quick, findings })
     }
 
-    /// Full runs were timed on two cores with three seeds.
     fn say_cost(&self, session: &Session, experiments: &[Experiment]) {
         if self.quick {
             return;
         }
-        let seeds = self.seeds().len();
-        let minutes: f64 =
-            experiments.iter().map(|experiment| experiment.full_minutes).sum::<f64>() * seeds as f64 / 3.0;
-        let seeds = counted_text(seeds as u64, "seed");
-        let hours = 2.0 * minutes / 60.0;
-        let cost = format!("about {hours:.1} processor hours for {seeds}: {minutes:.0} minutes on two cores");
+        let count = self.seeds().len();
+        let (hours, seeds) = (processor_hours(experiments, count), counted_text(count as u64, "seed"));
+        let cost = format!("about {hours:.1} processor hours for {seeds}");
         match self.engines.engine {
             None => session.note(&format!("{cost}; --quick shows less in a fraction of it")),
             Some(_) if self.json.json => session.note(&cost),
@@ -128,18 +131,30 @@ impl Repro {
         }
     }
 
+    /// What there is to do, in words.
+    fn cost(&self, experiments: &[Experiment]) -> anyhow::Result<String> {
+        let folder = self.output.as_deref().map(|folder| folder.join(SWEEP)).filter(|folder| folder.exists());
+        let store = folder.map(|folder| Store::open(&folder)).transpose()?;
+        Ok(repro_cost::words(&self.asked()?, experiments, store.as_ref()))
+    }
+
+    /// # Errors
+    /// The machine is a file, whose content would not be part of a run's id.
+    fn asked(&self) -> anyhow::Result<Asked> {
+        if let Some(file) = self.machine.as_deref().filter(|machine| Path::new(machine).exists()) {
+            let found = format!("--machine: found the file {file}; with --engine expected a machine's name");
+            return Err(Usage(found).into());
+        }
+        let (mixes, machine) = (self.mixes, self.machine.clone());
+        Ok(Asked { quick: self.quick, seeds: self.seeds(), mixes, machine })
+    }
+
     /// The same findings from runs that an engine makes; see [`crate::repro_sweep`].
     fn run_swept(&self, session: &Session, asked: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
         let folder = self.output.as_deref().ok_or_else(|| Usage("--engine keeps its runs in -o DIR".to_string()))?;
+        let what = self.asked()?;
         let store = Arc::new(Store::create(&folder.join(SWEEP))?);
         keep_runs_in(&store.folder().join(KEPT));
-        if let Some(file) = self.machine.as_deref().filter(|machine| Path::new(machine).exists()) {
-            return Err(
-                Usage(format!("--machine: found the file {file}; with --engine expected a machine's name")).into()
-            );
-        }
-        let (mixes, machine) = (self.mixes, self.machine.clone());
-        let what = Asked { quick: self.quick, seeds: self.seeds(), mixes, machine };
         let work: Arc<dyn Work> = Arc::new(Running::new(session, store.folder()));
         let stop = session.interrupt_flag();
         let mut waves = Waves::new(what, asked);
@@ -162,7 +177,7 @@ impl Repro {
     }
 
     fn mixes(&self, session: &Session) -> anyhow::Result<()> {
-        if self.ids.len() > 1 || self.output.is_some() || self.engines.engine.is_some() {
+        if self.ids.len() > 1 || self.output.is_some() || self.engines.engine.is_some() || self.dry_run {
             return Err(Usage("mixes run by themselves and print a table; use --json for a file".to_string()).into());
         }
         let count = self.seeds.unwrap_or(if self.quick { 1 } else { 5 });

@@ -1,0 +1,80 @@
+//! What the papers' experiments cost, and what of them is left in a sweep's folder.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use cachemate_report::text::counted_text;
+use cachemate_report::{Align, Table};
+use cachemate_repro::split::Split;
+use cachemate_repro::{Experiment, ReproError};
+use cachemate_sweep::Store;
+
+use crate::repro_sweep::{Asked, places};
+
+/// Full runs were timed on two cores with three seeds.
+pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>, seeds: usize) -> f64 {
+    let minutes: f64 = experiments.into_iter().map(|experiment| experiment.full_minutes).sum();
+    2.0 * minutes / 60.0 * seeds as f64 / 3.0
+}
+
+/// A line for each experiment, and what all that is left costs. Nothing is run.
+pub fn words(asked: &Asked, experiments: &[Experiment], store: Option<&Store>) -> String {
+    let columns = [("ids", Align::Left), ("what", Align::Left), ("runs", Align::Left), ("hours", Align::Right)];
+    let (mut table, mut left, seeds) = (Table::new(&columns), Vec::new(), asked.seeds.len());
+    let all = places(experiments);
+    for (nth, experiment) in &all {
+        let runs = store.map_or(Runs::default(), |store| runs_of(asked, store, *nth, experiment));
+        let hours = match asked.quick {
+            true => "not timed".to_string(),
+            false => format!("{:.2}", processor_hours([experiment], seeds)),
+        };
+        table.row([experiment.ids.join(", "), experiment.what.to_string(), runs.words(), hours]);
+        if !runs.finished {
+            left.push(experiment);
+        }
+    }
+    let (open, seeds_text) = (left.len(), counted_text(seeds as u64, "seed"));
+    let hours = match asked.quick {
+        true => "minutes in all".to_string(),
+        false => format!("at most about {:.1} processor hours", processor_hours(left, seeds)),
+    };
+    format!("{}\nleft: {open} of {} experiments with {seeds_text}, {hours}\n", table.text(), all.len())
+}
+
+/// An experiment's runs in a folder.
+#[derive(Default)]
+struct Runs {
+    made: usize,
+    /// That can be made with the answers there are; others may follow from theirs.
+    next: usize,
+    finished: bool,
+    /// It fails before any run.
+    fails: Option<String>,
+}
+
+impl Runs {
+    fn words(&self) -> String {
+        match self {
+            Runs { fails: Some(why), .. } => format!("fails: {why}"),
+            Runs { made, finished: true, .. } => format!("all {made} made"),
+            Runs { made: 0, next: 0, .. } => "none made".to_string(),
+            Runs { made, next, .. } => format!("{made} made, {next} next"),
+        }
+    }
+}
+
+/// Goes through the experiment with the answers there are.
+fn runs_of(asked: &Asked, store: &Store, nth: usize, experiment: &Experiment) -> Runs {
+    let (find, made, stop) = (asked.kept(store, nth), AtomicUsize::new(0), AtomicBool::new(false));
+    let counted = |run: &str| {
+        let found = find(run);
+        made.fetch_add(usize::from(found.is_some()), Ordering::Relaxed);
+        found
+    };
+    let split = Split::list(&counted);
+    let (finished, fails) = match (experiment.run)(&asked.context(&split, &stop)) {
+        Ok(_) => (true, None),
+        Err(ReproError::Failed(what, why)) => (false, Some(format!("{what}: {why}"))),
+        Err(ReproError::Elsewhere | ReproError::Interrupted) => (false, None),
+    };
+    Runs { made: made.load(Ordering::Relaxed), next: split.missing().len(), finished, fails }
+}

@@ -16,7 +16,6 @@ type Module = Vec<String>;
 const LEFT: &[(&str, &str, &str)] = &[
     ("sim", "hw/burst", "the hot path of one access is inlined across its four files"),
     ("cli", "live/picture", "the status and its picture"),
-    ("cli", "commands/sweep", "the sweep's commands"),
     ("policy", "policies/auto/scene", "auto's scene and what scores it"),
     ("policy", "policies/auto/cut", "auto's search and its bound"),
     ("repro", "setup", "runs and their work"),

@@ -13,7 +13,6 @@ use cachemate_sweep::{Drive, Engine, Inputs, Manifest, Progress, Store, Summary,
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 
-use crate::commands::sweep::time_words;
 use crate::exit::Usage;
 use crate::session::Session;
 
@@ -181,5 +180,14 @@ impl<'a> Watching<'a> {
             line.push_str(&format!(", about {} left", time_words(each * (progress.total - over) as f64)));
         }
         line
+    }
+}
+
+/// Seconds as people say them.
+pub fn time_words(seconds: f64) -> String {
+    match seconds {
+        s if s < 90.0 => format!("{s:.0} s"),
+        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
     }
 }

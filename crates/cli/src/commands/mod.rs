@@ -32,7 +32,7 @@ mod run;
 pub mod sim;
 mod sim_interval;
 mod status;
-pub mod sweep;
+mod sweep;
 mod sweep_run;
 mod top;
 mod topology;

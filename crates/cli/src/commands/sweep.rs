@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 
 use super::sweep_run::SweepRun;
 use crate::args::JsonArg;
+use crate::engine_args::time_words;
 use crate::files::refuse_full;
 use crate::session::Session;
 
@@ -118,15 +119,6 @@ fn words(status: &Status) -> String {
         text.push_str(&format!("\n{}", table.text()));
     }
     text
-}
-
-/// Seconds as people say them.
-pub fn time_words(seconds: f64) -> String {
-    match seconds {
-        s if s < 90.0 => format!("{s:.0} s"),
-        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
-    }
 }
 
 impl SweepMerge {

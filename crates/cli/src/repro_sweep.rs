@@ -115,8 +115,11 @@ pub struct Waves {
 }
 
 impl Waves {
-    pub fn new(asked: Asked, experiments: &[Experiment]) -> Self {
-        let (open, found, broken, tasks) = (places(experiments), Vec::new(), Vec::new(), Vec::new());
+    /// The runs of an earlier command that asked the same stay in the manifest.
+    pub fn new(asked: Asked, experiments: &[Experiment], store: &Store) -> Self {
+        let same = |earlier: &Manifest| earlier.header.version == sources() && earlier.header.repro == json!(asked);
+        let tasks = store.manifest().ok().filter(same).map_or(Vec::new(), |earlier| earlier.tasks);
+        let (open, found, broken) = (places(experiments), Vec::new(), Vec::new());
         Waves { asked, open, found, broken, tasks, given_up: BTreeMap::new() }
     }
 

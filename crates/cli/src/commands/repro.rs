@@ -157,7 +157,7 @@ impl Repro {
         keep_runs_in(&store.folder().join(KEPT));
         let work: Arc<dyn Work> = Arc::new(Running::new(session, store.folder()));
         let stop = session.interrupt_flag();
-        let mut waves = Waves::new(what, asked);
+        let mut waves = Waves::new(what, asked, &store);
         loop {
             let tasks = waves.next(&store, &stop);
             if tasks.is_empty() || stop.load(Ordering::Relaxed) {

@@ -20,6 +20,7 @@ pub mod default;
 pub mod di;
 pub mod dio;
 pub mod intensity_gangs;
+pub mod linux_sched_cache;
 pub mod optimal;
 pub mod random;
 pub mod round_robin;
@@ -122,6 +123,13 @@ pub const ENTRIES: &[Entry] = &[
         needs: &[&[PrimeProbe], &[Neighbor]],
         harms_by_design: false,
         build: intensity_gangs::build,
+    },
+    Entry {
+        name: "linux-sched-cache",
+        about: "threads of a process onto one cache, by the rules of Linux 7.2's own balancer",
+        needs: &[],
+        harms_by_design: false,
+        build: linux_sched_cache::build,
     },
     Entry {
         name: "optimal",

@@ -1,0 +1,285 @@
+//! Linux's cache-aware scheduling (`SCHED_CACHE`, since 7.2): the rival that a host's kernel brings along.
+//!
+//! Problem: threads of a process share data, and the kernel's balancer spreads them over caches. Method, after the kernel's
+//! published rules: a process' run time on each last-level cache is counted with a half life of one epoch; the cache with
+//! the most is preferred, and another one replaces it only with more than twice as much; threads are gathered there unless
+//! that would overload it. A process is left alone that has one thread, runs more threads than the cache has CPUs, or
+//! touches more memory than the cache holds.
+//!
+//! Properties: needs no counter. Here gathering is an affinity, where the kernel's balancer only prefers; a thread that the
+//! rule refuses is unrestricted. The footprint is the resident memory, and counts only where there are two memory nodes,
+//! as the kernel takes it from NUMA balancing's faults.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{
+    Cache, CacheId, CpuSet, Decision, Plan, Policy, ProcessId, Reason, ReasonKind, TaskSample, Topology, View, Window,
+};
+use serde::Deserialize;
+
+use super::{BadParameters, movable};
+
+const PAGE_BYTES: u64 = 4096;
+
+/// Out of TOML; names and standard values are those of the kernel's `sched/llc_balancing`.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    /// Length of a window: how often threads are looked at.
+    pub window_ns: u64,
+    /// Run time of an epoch ago counts half.
+    pub epoch_period_ns: u64,
+    /// A process that has not run for so many epochs prefers nothing.
+    pub epoch_affinity_timeout: u64,
+    /// 0: nobody is gathered; 1: threads and footprint have to fit; 100: neither is looked at.
+    pub aggr_tolerance: u32,
+    /// A cache is full when its CPUs are busy for so much of the time, in percent.
+    pub overaggr_pct: u32,
+    /// Into a full cache only while it is at most so much busier than the one that is left, in percent.
+    pub imb_pct: u32,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Parameters {
+            window_ns: 100_000_000,
+            epoch_period_ns: 10_000_000,
+            epoch_affinity_timeout: 5,
+            aggr_tolerance: 1,
+            overaggr_pct: 50,
+            imb_pct: 20,
+        }
+    }
+}
+
+impl Parameters {
+    /// What a limit is multiplied by; `None` = there is no limit. (`get_sched_cache_scale` of kernel/sched/fair.c)
+    fn scale(&self, step: f64) -> Option<f64> {
+        match self.aggr_tolerance {
+            0 => Some(0.0),
+            100.. => None,
+            tolerance => Some(1.0 + f64::from(tolerance - 1) * step),
+        }
+    }
+}
+
+/// What is remembered of a process.
+#[derive(Default)]
+struct Known {
+    /// Share of one CPU's time on each cache, decayed.
+    occupancy: BTreeMap<CacheId, f64>,
+    /// Threads that ran or waited at a time, decayed in the same way.
+    running: f64,
+    preferred: Option<CacheId>,
+    ran_until_ns: u64,
+}
+
+struct SchedCache {
+    parameters: Parameters,
+    processes: BTreeMap<ProcessId, Known>,
+    /// End of the last window that was taken in.
+    known_until_ns: Option<u64>,
+}
+
+/// The threads of one process in this window.
+struct Process<'a> {
+    id: ProcessId,
+    tasks: Vec<&'a TaskSample>,
+}
+
+impl Policy for SchedCache {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
+        let mut why = Vec::new();
+        let caches: Vec<&Cache> = view.topology.last_level_caches().collect();
+        let processes = processes(view);
+        self.take_in(view, &processes, &caches);
+        if caches.len() < 2 {
+            return Decision { plan, why };
+        }
+        let mut load = Load::of(view, &caches);
+        for process in &processes {
+            let Some(cache) = self.gathers(process, view.topology, &caches) else { continue };
+            let here = online(view.topology, cache);
+            for task in &process.tasks {
+                if load.lets_in(&self.parameters, task, cache.id) {
+                    plan.affinity.insert(task.task, here.clone());
+                }
+            }
+            why.extend(reason(process, cache, &plan, view.previous_plan));
+        }
+        Decision { plan, why }
+    }
+}
+
+/// One line for a process whose threads are gathered anew.
+fn reason(process: &Process<'_>, cache: &Cache, plan: &Plan, before: &Plan) -> Option<Reason> {
+    let changed = |task: &&&TaskSample| plan.affinity.get(&task.task) != before.affinity.get(&task.task);
+    let tasks: Vec<_> = process.tasks.iter().filter(changed).map(|task| task.task).collect();
+    let text = format!("{{}} gathered on cache {}, where the process ran most", cache.id.0);
+    (!tasks.is_empty()).then_some(Reason { kind: ReasonKind::Plain, tasks, text, numbers: Vec::new() })
+}
+
+impl SchedCache {
+    /// Run times of the window, and what each process prefers now. A window that is shown twice counts once.
+    fn take_in(&mut self, view: &View<'_>, processes: &[Process<'_>], caches: &[&Cache]) {
+        let span = &view.seen.span;
+        let now_ns = span.start_ns + span.elapsed_ns;
+        if span.elapsed_ns == 0 || self.known_until_ns.is_some_and(|known| now_ns <= known) {
+            return;
+        }
+        self.known_until_ns = Some(now_ns);
+        let epochs = span.elapsed_ns as f64 / self.parameters.epoch_period_ns as f64;
+        let kept = libm::exp2(-epochs);
+        let present: BTreeSet<ProcessId> = processes.iter().map(|process| process.id).collect();
+        self.processes.retain(|id, _| present.contains(id));
+        for process in processes {
+            let known = self.processes.entry(process.id).or_default();
+            let share = |ns: u64| ns as f64 / span.elapsed_ns as f64;
+            for cache in caches {
+                let ran: u64 = process.tasks.iter().map(|task| ran_on_ns(task, cache)).sum();
+                let occupancy = known.occupancy.entry(cache.id).or_default();
+                *occupancy = *occupancy * kept + share(ran) * (1.0 - kept);
+            }
+            let ran: u64 = process.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum();
+            let waited: u64 = process.tasks.iter().filter_map(|task| task.runnable_wait_ns).sum();
+            known.running = known.running * kept + share(ran + waited) * (1.0 - kept);
+            known.prefer(ran > 0, now_ns, self.parameters.epoch_affinity_timeout * self.parameters.epoch_period_ns);
+        }
+    }
+
+    /// The cache onto which a process is gathered, unless it is to be left alone.
+    fn gathers<'a>(&self, process: &Process<'_>, topology: &Topology, caches: &[&'a Cache]) -> Option<&'a Cache> {
+        let known = self.processes.get(&process.id)?;
+        let cache = caches.iter().copied().find(|cache| Some(cache.id) == known.preferred)?;
+        let fits =
+            |needed: f64, room: f64, step: f64| self.parameters.scale(step).is_none_or(|scale| needed <= room * scale);
+        let threads = known.running * smt(topology);
+        let footprint = footprint_bytes(process, topology).zip(cache.size_bytes);
+        let alone = process.tasks.len() < 2
+            || !fits(threads, online(topology, cache).count() as f64, 1.0)
+            || footprint.is_some_and(|(bytes, room)| !fits(bytes as f64, room as f64, 256.0));
+        (!alone).then_some(cache)
+    }
+}
+
+impl Known {
+    fn prefer(&mut self, ran: bool, now_ns: u64, timeout_ns: u64) {
+        if ran {
+            self.ran_until_ns = now_ns;
+        } else if now_ns.saturating_sub(self.ran_until_ns) > timeout_ns {
+            self.preferred = None;
+            return;
+        }
+        // Ties go to the first cache.
+        let most = self.occupancy.iter().fold(None, |most: Option<(CacheId, f64)>, (&cache, &share)| match most {
+            Some((_, best)) if share <= best => most,
+            _ => Some((cache, share)),
+        });
+        let Some((cache, share)) = most.filter(|(_, share)| *share > 0.0) else { return };
+        let current = self.preferred.and_then(|preferred| self.occupancy.get(&preferred));
+        if current.is_none_or(|current| share > 2.0 * current) {
+            self.preferred = Some(cache);
+        }
+    }
+}
+
+/// Share of each cache's CPU time that is used, as threads are let in one by one.
+struct Load {
+    used: BTreeMap<CacheId, f64>,
+    cpus: BTreeMap<CacheId, f64>,
+    /// Where each thread ran most, and its share of a CPU.
+    elapsed_ns: f64,
+    caches: Vec<Cache>,
+}
+
+impl Load {
+    fn of(view: &View<'_>, caches: &[&Cache]) -> Self {
+        let elapsed_ns = view.seen.span.elapsed_ns.max(1) as f64;
+        let ran = |cache: &Cache| view.seen.tasks.iter().map(|task| ran_on_ns(task, cache)).sum::<u64>() as f64;
+        let used = caches.iter().map(|cache| (cache.id, ran(cache) / elapsed_ns)).collect();
+        let cpus = caches.iter().map(|cache| (cache.id, online(view.topology, cache).count() as f64)).collect();
+        Load { used, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
+    }
+
+    /// May the thread go there? If so it counts there from now on. (`can_migrate_llc` of kernel/sched/fair.c)
+    fn lets_in(&mut self, parameters: &Parameters, task: &TaskSample, to: CacheId) -> bool {
+        let ran = |cache: &Cache| ran_on_ns(task, cache);
+        let Some(from) = self.caches.iter().max_by_key(|cache| (ran(cache), cache.id == to)).map(|cache| cache.id)
+        else {
+            return false;
+        };
+        if from == to {
+            return true;
+        }
+        let share = task.on_cpu_ns.iter().map(|(_, ns)| *ns).sum::<u64>() as f64 / self.elapsed_ns;
+        let part = |cache: CacheId, used: f64| used / self.cpus[&cache].max(1.0);
+        let full = |cache: CacheId, used: f64| part(cache, used) * 100.0 >= f64::from(parameters.overaggr_pct);
+        let (there, here) = (self.used[&to], self.used[&from]);
+        // Both full: the balancer does as it always did.
+        if full(to, there) && full(from, here) {
+            return false;
+        }
+        let (there, here) = (there + share, (here - share).max(0.0));
+        let busier = part(to, there) * 100.0 > part(from, here) * f64::from(100 + parameters.imb_pct);
+        if full(to, there) && busier {
+            return false;
+        }
+        self.used.insert(to, there);
+        self.used.insert(from, here);
+        true
+    }
+}
+
+/// Threads that may be moved, by process, in order of arrival.
+fn processes<'a>(view: &'a View<'_>) -> Vec<Process<'a>> {
+    let mut processes: Vec<Process<'a>> = Vec::new();
+    for task in movable(view) {
+        match processes.iter_mut().find(|process| process.id == task.process) {
+            Some(process) => process.tasks.push(task),
+            None => processes.push(Process { id: task.process, tasks: vec![task] }),
+        }
+    }
+    processes
+}
+
+fn ran_on_ns(task: &TaskSample, cache: &Cache) -> u64 {
+    task.on_cpu_ns.iter().filter(|(cpu, _)| cache.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
+}
+
+fn online(topology: &Topology, cache: &Cache) -> CpuSet {
+    cache.cpus.intersection(&topology.online())
+}
+
+/// Hardware threads of a core; the most there are.
+fn smt(topology: &Topology) -> f64 {
+    let mut cores: BTreeMap<(u32, u32), u32> = BTreeMap::new();
+    topology.cpus.iter().for_each(|cpu| *cores.entry((cpu.package, cpu.core)).or_default() += 1);
+    f64::from(cores.values().copied().max().unwrap_or(1))
+}
+
+/// Resident memory; `None` where nobody knows it, or where one memory node needs no NUMA balancing.
+fn footprint_bytes(process: &Process<'_>, topology: &Topology) -> Option<u64> {
+    let nodes: BTreeSet<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
+    let pages =
+        process.tasks.iter().filter_map(|task| task.pages_per_color.as_ref()).map(|pages| pages.iter().sum::<u64>());
+    pages.max().filter(|_| nodes.len() > 1).map(|pages| pages * PAGE_BYTES)
+}
+
+/// See the registry.
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+    let parsed: Parameters = super::parameters(parameters)?;
+    for (name, value) in [("window_ns", parsed.window_ns), ("epoch_period_ns", parsed.epoch_period_ns)] {
+        if value == 0 {
+            return Err(BadParameters::value(name, "0", "1 or more"));
+        }
+    }
+    if parsed.aggr_tolerance > 100 {
+        return Err(BadParameters::value("aggr_tolerance", parsed.aggr_tolerance, "0 to 100"));
+    }
+    Ok(Box::new(SchedCache { parameters: parsed, processes: BTreeMap::new(), known_until_ns: None }))
+}
+
+#[cfg(test)]
+#[path = "linux_sched_cache_tests.rs"]
+mod tests;

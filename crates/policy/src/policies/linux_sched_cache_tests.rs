@@ -1,0 +1,115 @@
+//! Each rule of the kernel's, by itself, on two caches of four CPUs.
+
+use cachemate_core::test_kit::{NoForecast, capabilities, last_level_caches, observation};
+use cachemate_core::{Ability, CpuId, Level, Observation, Profiles, TaskId};
+
+use super::*;
+
+const WINDOW_NS: u64 = 100_000_000;
+
+struct Bench {
+    policy: Box<dyn Policy>,
+    topology: Topology,
+    window: u64,
+    before: Plan,
+}
+
+impl Bench {
+    fn new(parameters: &str) -> Self {
+        let before = Plan::idle(Window::Time { ns: WINDOW_NS });
+        let policy = build(parameters, 0).unwrap();
+        Bench { policy, topology: last_level_caches(2, 4, Level::L3, 8 << 20), window: 0, before }
+    }
+
+    /// One window in which threads ran so: (process, CPU, percent of the window). Their affinities, by cache.
+    fn step(&mut self, threads: &[(u32, u32, u64)]) -> Vec<Option<u32>> {
+        let tasks = threads.iter().enumerate().map(|(id, &(process, cpu, percent))| TaskSample {
+            on_cpu_ns: vec![(CpuId(cpu), percent * WINDOW_NS / 100)],
+            ..TaskSample::new(TaskId(id as u32), ProcessId(process))
+        });
+        self.decide(tasks.collect())
+    }
+
+    fn decide(&mut self, tasks: Vec<TaskSample>) -> Vec<Option<u32>> {
+        let mut seen = Observation { tasks, ..observation(self.window, 0) };
+        (seen.span.start_ns, seen.span.elapsed_ns) = (self.window * WINDOW_NS, WINDOW_NS);
+        self.window += 1;
+        let capabilities = capabilities(&[Ability::Affinity]);
+        let view = View {
+            topology: &self.topology,
+            capabilities: &capabilities,
+            seen: &seen,
+            profiles: &Profiles::new(),
+            previous_plan: &self.before,
+            predictor: &NoForecast,
+        };
+        self.before = self.policy.decide(&view).plan;
+        let cache_of =
+            |cpus: &CpuSet| self.topology.caches.iter().find(|cache| cache.cpus == *cpus).map(|cache| cache.id.0);
+        seen.tasks.iter().map(|task| self.before.affinity.get(&task.task).and_then(cache_of)).collect()
+    }
+}
+
+/// Are the threads of a process gathered where it ran most, and another one's where that did?
+#[test]
+fn threads_go_where_their_process_ran_most() {
+    let threads = [(1, 0, 40), (1, 1, 40), (1, 4, 30), (2, 5, 40), (2, 6, 40), (2, 2, 30)];
+    assert_eq!(Bench::new("").step(&threads), [0, 0, 0, 1, 1, 1].map(Some));
+}
+
+/// Does another cache replace the preferred one only with more than twice its run time?
+#[test]
+fn twice_the_run_time_moves_a_process() {
+    let mut bench = Bench::new("");
+    assert_eq!(bench.step(&[(1, 0, 30), (1, 4, 20)]), [Some(0); 2]);
+    assert_eq!(bench.step(&[(1, 0, 20), (1, 4, 38)]), [Some(0); 2]);
+    assert_eq!(bench.step(&[(1, 0, 10), (1, 4, 40)]), [Some(1); 2]);
+}
+
+/// Is a process left alone that has one thread, or more running ones than the cache has CPUs?
+#[test]
+fn one_thread_or_too_many_are_left_alone() {
+    assert_eq!(Bench::new("").step(&[(1, 0, 50), (2, 4, 50)]), [None; 2]);
+    let many: Vec<(u32, u32, u64)> = (0..5).map(|cpu| (1, cpu, 100)).collect();
+    assert_eq!(Bench::new("").step(&many), [None; 5]);
+    assert!(Bench::new("aggr_tolerance = 100").step(&many)[..4].iter().all(|at| *at == Some(0)));
+    assert_eq!(Bench::new("aggr_tolerance = 0").step(&[(1, 0, 40), (1, 4, 30)]), [None; 2]);
+}
+
+/// Does a footprint beyond the cache count with two memory nodes, and not with one?
+#[test]
+fn a_large_footprint_counts_where_numa_balancing_sees_it() {
+    let tasks = || {
+        let task = |id: u32, cpu: u32| TaskSample {
+            on_cpu_ns: vec![(CpuId(cpu), 30_000_000)],
+            pages_per_color: Some(vec![3 << 10]), // 12 MiB
+            ..TaskSample::new(TaskId(id), ProcessId(1))
+        };
+        vec![task(0, 0), task(1, 1)]
+    };
+    let mut bench = Bench::new("");
+    assert_eq!(bench.decide(tasks()), [Some(0); 2]);
+    bench.topology.cpus.iter_mut().skip(4).for_each(|cpu| cpu.memory_node = 1);
+    assert_eq!(bench.decide(tasks()), [None; 2]);
+}
+
+/// Is a thread kept out of a cache that others keep busy, unless the one it leaves is as busy?
+#[test]
+fn a_full_cache_lets_nobody_in() {
+    // Process 1 ran most on cache 0, whose other CPUs process 2's threads use fully.
+    let threads = [(1, 0, 60), (1, 4, 40), (2, 1, 100), (2, 2, 100), (2, 3, 60)];
+    assert_eq!(Bench::new("").step(&threads)[..2], [Some(0), None]);
+    let both_full = [(1, 0, 60), (1, 4, 50), (2, 1, 100), (2, 2, 100), (3, 5, 100), (3, 6, 100)];
+    assert_eq!(Bench::new("").step(&both_full)[..2], [Some(0), None]);
+    let half_empty = [(1, 0, 60), (1, 4, 40), (2, 1, 60)];
+    assert_eq!(Bench::new("").step(&half_empty)[..2], [Some(0), Some(0)]);
+}
+
+/// Is the preference forgotten after five epochs without running, and not within them?
+#[test]
+fn who_does_not_run_prefers_nothing() {
+    let mut bench = Bench::new("epoch_period_ns = 30_000_000");
+    assert_eq!(bench.step(&[(1, 0, 30), (1, 1, 30)]), [Some(0); 2]);
+    assert_eq!(bench.step(&[(1, 0, 0), (1, 1, 0)]), [Some(0); 2]);
+    assert_eq!(bench.step(&[(1, 0, 0), (1, 1, 0)]), [None; 2]);
+}

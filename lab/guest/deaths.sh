@@ -27,15 +27,26 @@ no_journal() { ! journal; }
 acts() { journal && [ "$(guardian)" -gt 0 ]; }
 some_groups() { [ "$(own_groups)" -gt 0 ]; }
 
-# all_change: gangs, weights, affinities, groups and schemata differ from what was before; colors where there are some
+# kinds_changed: what differs now from what was before: of each thread its nice value, class, affinity and group, and the rest
 kinds_changed() {
     snapshot >during
-    diff before during | awk '
-        /nice=/ { for (i = 1; i <= NF; i++) if ($i ~ /policy=5/) seen["idle turns"] = 1 }
-        /^> .*groups of ours: [1-9]/ { seen["groups"] = 1 }
-        /^>.*res:\/cachemate/ { seen["members"] = 1 }
-        END { for (kind in seen) printf "%s%s", gap, kind; }'
+    awk '
+        NR == FNR { before[FNR] = $0; next }
+        $0 == before[FNR] { next }
+        /nice=/ {
+            split(before[FNR], was, " ")
+            if ($2 != was[2]) seen["weights"] = 1
+            if ($3 != was[3]) seen["idle turns"] = 1
+            if ($4 != was[4]) seen["affinities"] = 1
+            if ($5 != was[5]) seen["group members"] = 1
+            next
+        }
+        /^groups of ours/ { seen["groups"] = 1; next }
+        { seen[/:/ ? "schemata" : "colors"] = 1 }
+        END { for (kind in seen) { printf "%s%s", gap, kind; gap = ", " } }
+    ' before during
 }
+some_change() { changed=$(kinds_changed) && [ -n "$changed" ]; }
 
 # death ROUND: of daemon, guardian, both, or the control group that both are in
 death() {
@@ -53,7 +64,7 @@ $rules"
     guard=$(guardian)
     [ -z "$guard" ] || echo "$guard" >/sys/fs/cgroup/doomed/cgroup.procs
     usleep $((($2 * 377001) % 900000))
-    changed=$(kinds_changed)
+    within 5 some_change
     case $1 in
         daemon) kill -9 "$daemon" ;;
         guardian) kill -9 "$guard" ;;

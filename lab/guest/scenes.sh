@@ -181,7 +181,7 @@ parameters = { steps = [{ shares = ["0-11", "12-15"] }] }
     within 5 in_groups "$v1" "$s1"
     usleep 300000
     after=$(rates 0.5 "$v1" "$s1")
-    group=/mnt/rdt$(sed -n 's/^res://p' "/proc/$s1/cpu_resctrl_groups")
+    group=/mnt/rdt/$(sed -n 's/^res://p' "/proc/$s1/cpu_resctrl_groups")
     cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
     near occupancy "the stream's occupancy in 4 of 16 ways, bytes" "$(cat "$group"/mon_data/mon_L3_00/llc_occupancy)" $((4 * 512 * 1024)) 2
     end

@@ -10,10 +10,10 @@ cd "$(dirname "$0")/.."
 binary=${1:-target/release/cachemate}
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
 out=$PWD/target/lab
-short='gangs colors colors-hashed deaths'
+short='colors-hashed colors deaths gangs'
 full="settled gangs gangs-bare colors colors-hashed ways placement deaths"
 scenes=${LAB_SCENES:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
-budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 540)}
+budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 420)}
 started=$(date +%s)
 mkdir -p "$out"
 rm -f "$out"/*.log "$out"/*.tsv "$out"/*.hurt "$out/result.json"

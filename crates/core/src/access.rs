@@ -39,6 +39,7 @@ impl Access {
                 | u64::from(gap & (Self::GAP_LIMIT - 1)) << 51,
         )
     }
+    /// A load from a byte address, `gap` instructions after the record before it.
     #[inline]
     pub fn load(address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Load, address, gap, false)
@@ -48,6 +49,7 @@ impl Access {
     pub fn dependent_load(address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Load, address, gap, true)
     }
+    /// A store to a byte address, `gap` instructions after the record before it.
     #[inline]
     pub fn store(address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Store, address, gap, false)
@@ -62,10 +64,12 @@ impl Access {
     pub fn jump(code_address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Jump, code_address, gap, false)
     }
+    /// Byte address of a load or store, code address of a jump, number of instructions of a compute record.
     #[inline]
     pub fn address(self) -> u64 {
         self.0 & (Self::ADDRESS_LIMIT - 1)
     }
+    /// What the record stands for.
     #[inline]
     pub fn kind(self) -> AccessKind {
         match self.0 >> 48 & 3 {
@@ -75,10 +79,12 @@ impl Access {
             _ => AccessKind::Compute,
         }
     }
+    /// Its address came from the load before it, so it waits for that load.
     #[inline]
     pub fn is_dependent(self) -> bool {
         self.0 >> 50 & 1 == 1
     }
+    /// Instructions without data accesses between the record before and this one.
     #[inline]
     pub fn gap(self) -> u32 {
         (self.0 >> 51) as u32
@@ -108,12 +114,21 @@ pub enum Turn {
     /// More follows at once.
     More,
     /// Nothing to do for this long, after the batch.
-    Sleep { ns: u64 },
+    Sleep {
+        /// Time asleep.
+        ns: u64,
+    },
     /// Off processor until another thread of the process has posted to this channel as often as it was waited on
     /// (a counting semaphore), after the batch.
-    Wait { channel: u32 },
+    Wait {
+        /// The same number means the same channel in every thread of the process.
+        channel: u32,
+    },
     /// Posts to a channel after the batch, and goes on.
-    Post { channel: u32 },
+    Post {
+        /// The same number means the same channel in every thread of the process.
+        channel: u32,
+    },
     /// The program is done after the batch.
     Exit,
 }

@@ -9,26 +9,37 @@ use crate::{
 /// The invariant that a plan breaks.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum BadPlan {
+    /// The plan names a task that was not seen in the window.
     #[error("{0:?} is not among the tasks of this window")]
     UnknownTask(TaskId),
+    /// The plan moves or weighs a task that is marked [`TaskSample::fixed`].
     #[error("{0:?} is fixed: nothing of it may be changed")]
     FixedTask(TaskId),
+    /// None of the CPUs that the plan allows the task is online.
     #[error("{0:?} may run on no online CPU")]
     NowhereToRun(TaskId),
+    /// A weight that is zero, negative or not finite.
     #[error("weight {1} of {0:?} is not a positive number")]
     BadWeight(TaskId, f64),
+    /// Two gang schedules on one CPU, by their indices in the plan.
     #[error("gang schedules {0} and {1} share a CPU")]
     GangsOverlap(usize, usize),
+    /// A gang schedule that cannot run: its index in the plan, and why.
     #[error("gang schedule {0}: {1}")]
     BadGang(usize, &'static str),
+    /// The task would never run.
     #[error("{0:?} may only run on the CPUs of a gang schedule but is in none of its gangs")]
     Starved(TaskId),
+    /// A share that cannot be had of this cache, and why.
     #[error("share of {0:?}: {1}")]
     BadShare(CacheId, String),
+    /// A penalty between two tasks that cannot be, and why.
     #[error("penalty between {0:?} and {1:?}: {2}")]
     BadPenalty(TaskId, TaskId, &'static str),
+    /// Two probes with one id.
     #[error("probe id {0} is used for two probes")]
     ProbeTwice(u32),
+    /// A window of no length.
     #[error("window is empty")]
     EmptyWindow,
 }

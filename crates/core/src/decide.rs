@@ -13,7 +13,9 @@ pub struct Reason {
     /// What it tells of, for programs that read it. A log line without it is plain.
     #[serde(default, skip_serializing_if = "ReasonKind::is_plain")]
     pub kind: ReasonKind,
+    /// The tasks that the text speaks of, in the order in which it numbers them.
     pub tasks: Vec<TaskId>,
+    /// For people; names of tasks stand as `{0}`, `{1}` and so on.
     pub text: String,
     /// The numbers it rests on: name with its unit last, and value.
     pub numbers: Vec<(String, f64)>,
@@ -45,7 +47,9 @@ impl ReasonKind {
 /// What to do, and why.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Decision {
+    /// The whole desired state, not a difference.
     pub plan: Plan,
+    /// At least enough to explain what is new in the plan; empty = nothing to say.
     pub why: Vec<Reason>,
 }
 
@@ -60,9 +64,13 @@ pub struct Goal {
 
 /// All that a policy may see.
 pub struct View<'a> {
+    /// CPUs and caches of the machine.
     pub topology: &'a Topology,
+    /// What the machine can measure and enforce.
     pub capabilities: &'a Capabilities,
+    /// The window that has just ended.
     pub seen: &'a Observation,
+    /// What is known of each task after that window.
     pub profiles: &'a Profiles,
     /// The plan of the window before; without evidence its allowed, gangs and shares stay.
     pub previous_plan: &'a Plan,
@@ -104,6 +112,7 @@ impl<'a> View<'a> {
 
 /// Who shares a cache with whom. Pure: no clock, no I/O, no randomness but a seeded one.
 pub trait Policy {
+    /// What to do from now on. Called once a window, in order; the policy may keep what it has seen.
     fn decide(&mut self, view: &View<'_>) -> Decision;
 }
 

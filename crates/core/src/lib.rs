@@ -4,6 +4,8 @@
 //! ids are dense, given by the machine in order of arrival and never reused within a run; every `Vec` of tasks is in
 //! order of arrival, and ties are broken by that order, never by the id's value.
 
+#![warn(missing_docs)]
+
 mod access;
 mod applied;
 mod changes;

@@ -11,29 +11,48 @@ use crate::{Applied, CacheId, CpuId, CpuSet, Level, Observation, Plan};
 pub enum Support {
     /// `note`: limits in words ("4 at once", "reuses under 1 ms not seen").
     Yes {
+        /// `None` = no limits worth a word.
         note: Option<String>,
     },
+    /// Not here.
     No {
+        /// What is missing, in words.
         why: String,
+        /// What the user can do about it; `None` = nothing is known to help.
         remedy: Option<String>,
     },
 }
 
+/// Something that a machine may be able to measure or to enforce.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Ability {
+    /// Counts of events for each task ([`crate::TaskSample::counts`]).
     CountPerTask,
+    /// Counts of events for a whole cache ([`crate::Place::Cache`]).
     CountPerCache,
+    /// How much of a cache a group holds ([`crate::ShareHeld::occupancy_bytes`]).
     CacheOccupancy,
+    /// Logs of the addresses that missed ([`crate::ProbeWhat::Trace`]).
     TraceAddresses,
+    /// Samples of single accesses ([`crate::ProbeWhat::Samples`]).
     SampleAccesses,
+    /// Reuse times of single locations ([`crate::ProbeWhat::Reuses`]).
     SampleReuses,
+    /// Accesses and misses by super set ([`crate::ProbeWhat::Activity`]).
     CountSuperSets,
+    /// Measurement without counters: a neighbor, ping-pong, or evictions of a buffer of the machine's own.
     ProbeFromOutside,
+    /// Keeping a task to some CPUs ([`crate::Plan::affinity`]).
     Affinity,
+    /// Shares of CPU time ([`crate::Plan::weights`]).
     Weights,
+    /// Tasks that run in the same turns ([`crate::Plan::gangs`]).
     Gangs,
+    /// Advice on who should not run together ([`crate::Plan::penalties`]).
     Penalties,
+    /// Division of a cache by the colors of pages ([`Partition::Colors`]).
     Colors,
+    /// Division of a cache by its ways ([`Partition::Ways`]).
     Ways,
 }
 
@@ -42,52 +61,81 @@ pub enum Ability {
 pub enum Partition {
     /// `move_page_ns`: measured cost of giving one page another color.
     Colors {
+        /// Number of colors.
         colors: u32,
+        /// Size of a page.
         page_bytes: u64,
+        /// For one page, copying included.
         move_page_ns: f64,
     },
+    /// By masks of ways.
     Ways {
+        /// Ways that can be given; indices of a mask are below it.
         ways: u32,
+        /// Ways that a mask must have at least.
         at_least: u32,
+        /// A mask must be in one piece.
         contiguous: bool,
+        /// Groups with masks of their own at once. On a live host, classes of service, the default one among them.
         groups_at_most: u32,
     },
 }
 
+/// What can be had from a machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Capabilities {
+    /// Every ability that the machine knows of; one that is missing cannot be had.
     pub abilities: BTreeMap<Ability, Support>,
+    /// How each cache can be divided; a cache may be here several times or not at all.
     pub partitions: Vec<(CacheId, Partition)>,
+    /// The shortest window that the machine can keep.
     pub shortest_window_ns: u64,
+    /// Shortest turn of a gang; `None` = no limit is known, or there are no gangs.
     pub shortest_slice_ns: Option<u64>,
 }
 
 /// The part of the machine that policies see.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Topology {
+    /// Every CPU, online or not, in ascending order.
     pub cpus: Vec<Cpu>,
+    /// Every cache, in the order of their ids.
     pub caches: Vec<Cache>,
 }
 
+/// One hardware context.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Cpu {
+    /// As the operating system numbers it.
     pub id: CpuId,
+    /// Core that it is a context of; dense, counted over the whole machine.
     pub core: u32,
+    /// Chip or socket that it is on; dense.
     pub package: u32,
+    /// Its nearest memory node.
     pub memory_node: u32,
+    /// Tasks can run on it.
     pub online: bool,
+    /// Clock; `None` = not known.
     pub hertz: Option<u64>,
 }
 
+/// One instance of a cache.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Cache {
+    /// Its index in [`Topology::caches`].
     pub id: CacheId,
+    /// Its level, with first-level instruction and data caches apart.
     pub level: Level,
+    /// The CPUs that share it.
     pub cpus: CpuSet,
     /// The contended one: nothing but memory (or a victim cache) behind it.
     pub last_level: bool,
+    /// All slices together; `None` = the machine does not say.
     pub size_bytes: Option<u64>,
+    /// Lines of one set; `None` = the machine does not say.
     pub ways: Option<u32>,
+    /// Bytes of a line; `None` = the machine does not say.
     pub line_bytes: Option<u32>,
 }
 
@@ -150,8 +198,11 @@ impl Capabilities {
 #[error("{0}")]
 pub struct MachineError(pub String);
 
+/// Where tasks run: a host, a simulated machine or a recording.
 pub trait Machine {
+    /// CPUs and caches. Which CPUs are online may change from window to window.
     fn topology(&self) -> &Topology;
+    /// What can be measured and enforced here.
     fn capabilities(&self) -> &Capabilities;
     /// Runs or waits for one window; `None` = the run is over.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError>;

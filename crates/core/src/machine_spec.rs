@@ -21,22 +21,29 @@ pub struct MachineSpec {
     pub hertz: u64,
     /// Chips or sockets.
     pub packages: u32,
+    /// Cores of one package.
     pub cores_per_package: u32,
     /// Hardware threads per core.
     pub contexts_per_core: u32,
+    /// The kind of core; all cores are alike.
     pub pipeline: Pipeline,
     /// Caches from the core outward: L1I and L1D first, then any number of shared levels.
     pub caches: Vec<CacheSpec>,
     /// Between the last levels of different packages (or different caches of one level).
     #[serde(default)]
     pub coherence: CoherenceSpec,
+    /// Prefetchers beside the caches; empty = none.
     #[serde(default)]
     pub prefetchers: Vec<PrefetcherSpec>,
+    /// Controllers, buses and latencies.
     pub memory: MemorySpec,
+    /// Page size, colors, and costs of pages.
     #[serde(default)]
     pub pages: PageSpec,
+    /// Costs of switches and migrations, and the time slice.
     #[serde(default)]
     pub os: OsSpec,
+    /// How many events can be counted at once, and how addresses are sampled.
     #[serde(default)]
     pub counters: CounterSpec,
 }
@@ -47,9 +54,13 @@ pub struct MachineSpec {
 pub enum Pipeline {
     /// Fine-grained multithreading (Niagara): one instruction a cycle shared by the contexts; a context that misses
     /// blocks, the others go on.
-    InOrder { issue_width: u32 },
+    InOrder {
+        /// Instructions a cycle, of all contexts together; 1 to 4096.
+        issue_width: u32,
+    },
     /// Out of order, with contexts that share issue width, window and miss registers; one context makes it plain.
     OutOfOrder {
+        /// Instructions a cycle, of all contexts together; 1 to 4096.
         issue_width: u32,
         /// Instructions in flight, shared by the running contexts.
         window: u32,
@@ -65,17 +76,23 @@ pub enum Pipeline {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheSpec {
+    /// First-level instruction and data caches have levels of their own.
     pub level: Level,
     /// Size of one instance, all slices together.
     pub size_bytes: u64,
+    /// Lines of one set; 1 to 2^20.
     pub ways: u32,
+    /// A power of two from 8 to 4096.
     pub line_bytes: u32,
     /// Cycles from the core's request to the data, on a hit.
     pub latency_cycles: u32,
+    /// Which line leaves a full set.
     #[serde(default)]
     pub replacement: Replacement,
+    /// What a store does.
     #[serde(default)]
     pub write: WritePolicy,
+    /// How its content relates to that of the caches before it.
     #[serde(default)]
     pub inclusion: Inclusion,
     /// L1 caches only: which address gives the set.
@@ -98,9 +115,11 @@ fn one() -> u32 {
     1
 }
 
+/// Which line leaves a full set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Replacement {
+    /// The line that was not used for longest.
     #[default]
     Lru,
     /// Powers of two only.
@@ -113,21 +132,25 @@ pub enum Replacement {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Index {
+    /// The physical address, so that page colors divide the cache.
     #[default]
     Physical,
     /// Page colors do not divide such a cache.
     Virtual,
 }
 
+/// What becomes of stores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WritePolicy {
+    /// Stores stay in this cache until the line is evicted; a store miss brings the line.
     #[default]
     Back,
     /// Stores go on to the next level; a store miss does not allocate.
     Through,
 }
 
+/// How the content of a cache relates to that of the caches nearer to the core.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Inclusion {
@@ -146,7 +169,9 @@ pub enum Inclusion {
 pub struct WayPartitions {
     /// Classes of service, the default one included.
     pub groups: u32,
+    /// Ways that a mask must have at least.
     pub ways_at_least: u32,
+    /// A mask must be in one piece.
     pub contiguous: bool,
 }
 
@@ -165,18 +190,38 @@ pub struct CoherenceSpec {
 #[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
 pub enum PrefetcherSpec {
     /// Detects constant strides among the misses of a cache and runs ahead of them.
-    Stride { level: Level, streams: u32, degree: u32 },
+    Stride {
+        /// The cache that it is beside.
+        level: Level,
+        /// Streams that it follows at once.
+        streams: u32,
+        /// Lines that it asks for at once.
+        degree: u32,
+    },
     /// Follows pages upwards and downwards from the second access on, lines left out or not, and stays so many lines
     /// ahead; fewer while the bus is busy.
-    Streamer { level: Level, up_streams: u32, down_streams: u32, ahead_lines: u32 },
+    Streamer {
+        /// The cache that it is beside.
+        level: Level,
+        /// Pages that it follows upwards at once; 1 to 4096.
+        up_streams: u32,
+        /// Pages that it follows downwards at once; 1 to 4096.
+        down_streams: u32,
+        /// Lines that it stays ahead of the last access at most; 1 to 4096.
+        ahead_lines: u32,
+    },
     /// Fetches the other line of an aligned pair.
-    AdjacentLine { level: Level },
+    AdjacentLine {
+        /// The cache that it is beside.
+        level: Level,
+    },
 }
 
 /// Memory controllers, and the buses before them.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemorySpec {
+    /// Memory of all nodes together; a multiple of the page size.
     pub size_bytes: u64,
     /// Controllers; packages are dealt to them in equal consecutive groups.
     pub nodes: u32,
@@ -189,6 +234,7 @@ pub struct MemorySpec {
     /// The bus of each package (front-side bus); `None` = no such bus.
     #[serde(default)]
     pub package_bus_bytes_per_cycle: Option<f64>,
+    /// Order of requests at buses and controllers.
     #[serde(default)]
     pub scheduling: SchedulingSpec,
 }
@@ -210,6 +256,7 @@ pub struct SchedulingSpec {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PageSpec {
+    /// A power of two from 512 bytes to 1 GiB.
     pub page_bytes: u64,
     /// Colors the operating system uses; `None` = it does not color.
     pub colors: Option<u32>,
@@ -230,6 +277,7 @@ impl Default for PageSpec {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OsSpec {
+    /// Cost of putting another task on a CPU.
     pub context_switch_cycles: u64,
     /// Cost on top of a context switch, when a task comes from another CPU.
     pub migration_cycles: u64,
@@ -251,6 +299,7 @@ pub struct CounterSpec {
     pub at_once: u32,
     /// An overflow interrupt.
     pub interrupt_cycles: u64,
+    /// What samples of addresses look like.
     pub sampler: Sampler,
 }
 
@@ -277,10 +326,13 @@ pub enum Sampler {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("machine '{machine}', field '{field}': found {found}, expected {expected}")]
 pub struct ImpossibleMachine {
+    /// The machine's name.
     pub machine: String,
     /// Path of the field, such as `caches[2].ways`.
     pub field: String,
+    /// The value, in words.
     pub found: String,
+    /// The values that it can have, in words.
     pub expected: String,
 }
 
@@ -292,9 +344,11 @@ impl CacheSpec {
 }
 
 impl MachineSpec {
+    /// Cores of all packages.
     pub fn cores(&self) -> u32 {
         self.packages * self.cores_per_package
     }
+    /// Hardware contexts of all cores: their numbers are 0 to one below this.
     pub fn cpus(&self) -> u32 {
         self.cores() * self.contexts_per_core
     }

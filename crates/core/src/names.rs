@@ -39,9 +39,11 @@ impl IndexSet {
     /// Indices read from text are below this, so that a wrong file cannot ask for unbounded memory.
     pub const LIMIT: u32 = 1 << 20;
 
+    /// An index beyond the largest one is not in the set.
     pub fn contains(&self, index: u32) -> bool {
         self.0.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
     }
+    /// Adds an index; nothing changes where it is there already. Memory grows with the largest index.
     pub fn insert(&mut self, index: u32) {
         let word = index as usize / 64;
         if self.0.len() <= word {
@@ -49,6 +51,7 @@ impl IndexSet {
         }
         self.0[word] |= 1 << (index % 64);
     }
+    /// Takes an index out; nothing changes where it is not there.
     pub fn remove(&mut self, index: u32) {
         if let Some(word) = self.0.get_mut(index as usize / 64) {
             *word &= !(1 << (index % 64));
@@ -57,21 +60,27 @@ impl IndexSet {
             self.0.pop();
         }
     }
+    /// No index at all.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+    /// The smallest index; `None` of an empty set.
     pub fn first(&self) -> Option<u32> {
         self.iter().next()
     }
+    /// Whether any index is in both.
     pub fn intersects(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
     }
+    /// Whether every index is in `of`, too.
     pub fn is_subset(&self, of: &Self) -> bool {
         self.0.iter().enumerate().all(|(i, word)| word & !of.0.get(i).copied().unwrap_or(0) == 0)
     }
+    /// Indices that are in one or both.
     pub fn union(&self, other: &Self) -> Self {
         self.iter().chain(other.iter()).collect()
     }
+    /// Indices that are in both.
     pub fn intersection(&self, other: &Self) -> Self {
         self.iter().filter(|&index| other.contains(index)).collect()
     }
@@ -79,9 +88,11 @@ impl IndexSet {
     pub fn common_count(&self, other: &Self) -> u32 {
         self.0.iter().zip(&other.0).map(|(a, b)| (a & b).count_ones()).sum()
     }
+    /// How many indices there are.
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
+    /// Indices, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().enumerate().flat_map(|(i, &word)| {
             let mut left = word;
@@ -168,8 +179,11 @@ impl FromStr for IndexSet {
 /// One estimate with the interval it is believed to lie in.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Estimate {
+    /// The best single guess.
     pub value: f64,
+    /// Lower end of the interval, itself included.
     pub low: f64,
+    /// Upper end of the interval, itself included.
     pub high: f64,
 }
 

@@ -18,6 +18,7 @@ pub struct PercentMatrix {
 pub struct PercentRow {
     /// Where it stands, from 1.
     pub line: u32,
+    /// What the file calls the row: its first field.
     pub name: String,
     /// Finite, in the order of the columns; `None` where the field is empty. There may be more or fewer than columns.
     pub values_percent: Vec<Option<f64>>,

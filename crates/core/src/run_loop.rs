@@ -14,12 +14,16 @@ pub type ForecastError = (TaskId, Estimate, f64);
 /// One turn of the loop: enough to decide again (`seen`) and to check it (the rest).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WindowRecord {
+    /// What was observed in the window.
     pub seen: Observation,
+    /// What the policy decided after it, and why.
     pub decision: Decision,
     /// Forecast by the reference predictor, under the plan; compared with the next window only as far as the plan
     /// holds there.
     pub forecast: Forecast,
+    /// What the machine answered when it was told the plan.
     pub applied: crate::Applied,
+    /// How far off the forecast for this window was; tasks without a forecast or a measurement are missing.
     pub last_forecast_missed_instr_per_cycle: Vec<ForecastError>,
 }
 
@@ -44,21 +48,33 @@ pub enum LoopError {
     Machine(#[from] MachineError),
     /// A policy decided something that no machine may be told: a bug in the policy.
     #[error("policy '{policy}' made an invalid plan in window {window}: {bad}")]
-    Plan { policy: String, window: u64, bad: BadPlan },
+    Plan {
+        /// The policy's name.
+        policy: String,
+        /// The window after which the plan was made, by its number in the run.
+        window: u64,
+        /// The invariant that the plan breaks.
+        bad: BadPlan,
+    },
 }
 
 /// A machine, a policy, and what stands between them.
 pub struct Loop<M, P> {
+    /// Where the tasks run.
     pub machine: M,
+    /// Run in this order after every window; each adds to the profiles.
     pub profilers: Vec<Box<dyn Profiler>>,
     /// Attaches the forecast to every decision, so that all policies are scored alike.
     pub predictor: Box<dyn Predictor>,
+    /// What decides.
     pub policy: P,
     /// Name for error messages and records.
     pub policy_name: String,
+    /// What is known of the tasks after the last step.
     pub profiles: Profiles,
     /// Plan in force since the last step.
     pub plan: Plan,
+    /// What is expected of the plan in force; empty before the first step.
     pub forecast: Forecast,
     /// What the machine answered to that plan: policies see it with the window that follows.
     refused: Vec<Refused>,

@@ -23,6 +23,7 @@ pub type ShareKey = (GroupId, CacheId);
 pub struct Class {
     /// Shares that make it up, ascending; more than one of a cache where groups have the same mask.
     pub shares: Vec<ShareKey>,
+    /// What its members may use; a cache in which they have no share is missing.
     pub masks: Masks,
     /// Members in order of arrival.
     pub members: Vec<TaskId>,

@@ -19,6 +19,7 @@ use crate::{
 pub struct Derived {
     /// Changes in the order in which they are made.
     pub changes: Vec<Change>,
+    /// What the machine cannot do of the plan, or only in another form.
     pub refused: Vec<Refused>,
     /// The classes of service that the changes lead to.
     pub classes: BTreeMap<ClassId, Class>,

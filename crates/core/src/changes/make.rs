@@ -11,13 +11,16 @@ use crate::{Item, Refused};
 pub struct NotAsSaid {
     /// The change in words.
     pub change: String,
+    /// What about the state does not fit, in words.
     pub why: &'static str,
 }
 
 /// What became of one change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Made<E> {
+    /// It was made.
     Done,
+    /// It was tried, and this went wrong.
     Failed(E),
     /// Not tried: this change, on which it depends, failed.
     Skipped(ChangeId),

@@ -12,7 +12,9 @@ use crate::IndexSet;
 /// What the hardware takes as a mask of one cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
+    /// Ways of the cache.
     pub ways: u32,
+    /// Ways that a mask must have at least.
     pub at_least: u32,
     /// Masks must be in one piece.
     pub contiguous: bool,
@@ -24,6 +26,7 @@ pub struct Limits {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("ways {asked}: {takes}")]
 pub struct NoSuchMask {
+    /// The ways that were asked for, as they were.
     pub asked: IndexSet,
     /// What the hardware takes, in words.
     pub takes: String,

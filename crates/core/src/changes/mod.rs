@@ -42,13 +42,16 @@ pub type Masks = BTreeMap<CacheId, IndexSet>;
 pub struct Confined {
     /// As `/proc/PID/cgroup` shows it.
     pub cgroup: String,
+    /// Its tasks run on no other CPU, whatever their affinity says.
     pub cpus: CpuSet,
 }
 
 /// The page colors that a process may use, and which of its pages move there.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Colors {
+    /// Colors that new pages may have.
     pub allowed: IndexSet,
+    /// What becomes of pages that have other colors already.
     pub moving: PageMoving,
 }
 
@@ -56,55 +59,88 @@ pub struct Colors {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChangeKind {
+    /// The CPUs that a task may run on.
     Affinity {
+        /// The task that moves.
         task: TaskId,
+        /// Its command name, for people.
         name: String,
+        /// CPUs before.
         from: CpuSet,
+        /// CPUs after.
         to: CpuSet,
     },
     /// Share of CPU time relative to others; 1 = as the machine had it.
     Weight {
+        /// The task whose weight changes.
         task: TaskId,
+        /// Its command name, for people.
         name: String,
+        /// Weight before; positive.
         from: f64,
+        /// Weight after; positive.
         to: f64,
     },
     /// The CPUs of a group; the empty set means those of its parent.
     Cpuset {
+        /// The confined group, by its cgroup's path.
         group: String,
+        /// CPUs before.
         from: CpuSet,
+        /// CPUs after.
         to: CpuSet,
     },
+    /// Makes a class of service of our own, with nobody in it.
     CreateClass {
+        /// The class that is made.
         class: ClassId,
+        /// What it has from the start; a cache that is missing has what the machine gives a new class.
         masks: Masks,
     },
+    /// Changes the masks of a class of our own.
     Schemata {
+        /// The class; its members stay in it.
         class: ClassId,
+        /// Masks before.
         from: Masks,
+        /// Masks after.
         to: Masks,
     },
     /// `None` = in no class of ours.
     Member {
+        /// The task that changes its class.
         task: TaskId,
+        /// Its command name, for people.
         name: String,
+        /// Class before.
         from: Option<ClassId>,
+        /// Class after.
         to: Option<ClassId>,
     },
+    /// Removes a class of service of our own that nobody is in any more.
     RemoveClass {
+        /// The class that goes.
         class: ClassId,
+        /// What it had, so that it can be made again.
         masks: Masks,
     },
     /// `None` = every color.
     Colors {
+        /// The process whose pages are colored.
         process: ProcessId,
+        /// Colors before.
         from: Option<Colors>,
+        /// Colors after.
         to: Option<Colors>,
     },
+    /// Ends the turns of gangs on some CPUs; the members then run as their affinity says.
     StopGangs {
+        /// The schedule that ends.
         schedule: GangSchedule,
     },
+    /// Begins the turns of gangs on some CPUs.
     StartGangs {
+        /// The schedule that begins.
         schedule: GangSchedule,
     },
 }
@@ -112,11 +148,13 @@ pub enum ChangeKind {
 /// One step from what holds to what is wanted.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Change {
+    /// Its place in the list.
     pub id: ChangeId,
     /// The lines of the plan that ask for it; [`Item::Plan`] where none does (what is no longer asked for is put back).
     pub items: Vec<Item>,
     /// Changes of the same list without which this one makes no sense; all stand before it.
     pub after: Vec<ChangeId>,
+    /// What is done.
     pub kind: ChangeKind,
 }
 

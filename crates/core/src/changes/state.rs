@@ -10,6 +10,7 @@ use crate::{CacheId, CpuSet, GangSchedule, IndexSet, ProcessId, TaskId};
 /// Something that is changed and put back.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Tracked<T> {
+    /// As it is in force.
     pub now: T,
     /// Before anybody changed it.
     pub original: T,
@@ -25,8 +26,11 @@ impl<T: Clone> Tracked<T> {
 /// A living task.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TaskState {
+    /// The id that policies know it by.
     pub task: TaskId,
+    /// The process that it belongs to.
     pub process: ProcessId,
+    /// Command name, for people.
     pub name: String,
     /// False = nothing of it may be changed.
     pub movable: bool,
@@ -36,6 +40,7 @@ pub struct TaskState {
     pub affinity: Option<Tracked<CpuSet>>,
     /// As for the affinity.
     pub weight: Option<Tracked<f64>>,
+    /// The class of our own that it is in; `None` = in none.
     pub class: Option<ClassId>,
     /// Why it cannot be put into a class, in words: it is in somebody else's.
     pub class_owner: Option<String>,
@@ -71,6 +76,7 @@ pub struct State {
     pub colors: BTreeMap<ProcessId, Tracked<Option<Colors>>>,
     /// Ascending by their CPUs, which no two share.
     pub gangs: Vec<GangSchedule>,
+    /// How changes are made where machines differ.
     pub manner: Manner,
 }
 

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use crate::{
     Ability, Applied, Cache, CacheId, Capabilities, Cpu, CpuId, Forecast, Level, Machine, MachineError, Observation,
-    Partition, Plan, Predictor, ProcessId, Profiles, Span, Support, TaskId, TaskSample, Topology, View, Window,
-    WindowEnd,
+    Partition, PipelineConfig, Plan, PolicyConfig, Predictor, PredictorConfig, ProcessId, Profiles, RunHeader, Span,
+    Support, TaskId, TaskSample, Topology, View, Window, WindowEnd,
 };
+
+pub mod alternating;
 
 /// A topology of so many online CPUs, each a core of its own in one package, without caches.
 pub fn topology(cpus: u32) -> Topology {
@@ -45,6 +47,22 @@ impl Capabilities {
         self.partitions.push((cache, partition));
         self
     }
+}
+
+/// A named policy without parameters, no guard, no profilers.
+pub fn pipeline_config(policy: &str) -> PipelineConfig {
+    PipelineConfig {
+        policy: PolicyConfig { name: policy.into(), parameters: String::new(), seed: 0 },
+        guard: None,
+        profilers: Vec::new(),
+        predictor: PredictorConfig { miss_penalty_cycles: 100.0, miss_penalty_from: "a test".into() },
+        first_window: Window::Time { ns: 1 },
+    }
+}
+
+/// The first line of a recording of such a machine. The writer of run logs puts its own format in.
+pub fn run_header(topology: Topology, capabilities: Capabilities, pipeline: PipelineConfig) -> RunHeader {
+    RunHeader { format: 0, topology, capabilities, pipeline }
 }
 
 /// A window of one second in which so many tasks, each a process of its own, were there.

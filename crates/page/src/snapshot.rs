@@ -292,7 +292,7 @@ pub struct DaemonSnapshot {
     pub acts: bool,
     /// Its process.
     pub pid: u32,
-    /// Of the ladder of evidence.
+    /// How much of the host can be measured, as `cachemate doctor` says it.
     pub level: u32,
     /// Of one CPU, since the start.
     pub cpu_share: f64,

@@ -1,10 +1,9 @@
 use std::collections::BTreeSet;
 
-use cachemate_core::test_kit::{last_level_caches, observation};
+use cachemate_core::test_kit::{capabilities, last_level_caches, observation, pipeline_config, run_header};
 use cachemate_core::{
-    Applied, CacheId, Capabilities, Contention, Counts, CpuId, Decision, Event, Fact, FactSource, Forecast, Level,
-    PipelineConfig, Plan, PolicyConfig, PredictorConfig, ProcessId, Profile, Profiles, Rates, Reading, Reason,
-    ReasonKind, RunHeader, TaskId, Window, WindowRecord,
+    Applied, CacheId, Contention, Counts, CpuId, Decision, Event, Fact, FactSource, Forecast, Level, Plan, ProcessId,
+    Profile, Profiles, Rates, Reading, Reason, ReasonKind, RunHeader, TaskId, Window, WindowRecord,
 };
 use cachemate_trace::{RunLogReader, RunLogWriter};
 
@@ -12,23 +11,7 @@ use crate::file::MODULES;
 use crate::{Run, Snapshot, Teller, content_policy, html, reason_words, recording};
 
 fn header() -> RunHeader {
-    RunHeader {
-        format: 2,
-        topology: last_level_caches(2, 2, Level::L3, 1 << 20),
-        capabilities: Capabilities {
-            abilities: Default::default(),
-            partitions: Vec::new(),
-            shortest_window_ns: 1,
-            shortest_slice_ns: None,
-        },
-        pipeline: PipelineConfig {
-            policy: PolicyConfig { name: "default".into(), parameters: String::new(), seed: 0 },
-            guard: None,
-            profilers: Vec::new(),
-            predictor: PredictorConfig { miss_penalty_cycles: 100.0, miss_penalty_from: "a test".into() },
-            first_window: Window::Time { ns: 1 },
-        },
-    }
+    run_header(last_level_caches(2, 2, Level::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
 }
 
 /// Task `t` ran on CPU `cpus[t]` at one instruction a cycle.

@@ -10,34 +10,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cachemate_core::test_kit::{last_level_caches, observation};
-use cachemate_core::{
-    Applied, Capabilities, CpuId, Decision, Forecast, Level, PipelineConfig, Plan, PolicyConfig, PredictorConfig,
-    Profiles, RunHeader, Window, WindowRecord,
-};
+use cachemate_core::test_kit::{capabilities, last_level_caches, observation, pipeline_config, run_header};
+use cachemate_core::{Applied, CpuId, Decision, Forecast, Level, Plan, Profiles, RunHeader, Window, WindowRecord};
 use cachemate_page::Live;
 use cachemate_page::serve::page::{Feed, PageAddress, serve};
 use common::Browser;
 use serde_json::json;
 
 fn header() -> RunHeader {
-    RunHeader {
-        format: 2,
-        topology: last_level_caches(2, 2, Level::L3, 1 << 20),
-        capabilities: Capabilities {
-            abilities: Default::default(),
-            partitions: Vec::new(),
-            shortest_window_ns: 1,
-            shortest_slice_ns: None,
-        },
-        pipeline: PipelineConfig {
-            policy: PolicyConfig { name: "default".into(), parameters: String::new(), seed: 0 },
-            guard: None,
-            profilers: Vec::new(),
-            predictor: PredictorConfig { miss_penalty_cycles: 100.0, miss_penalty_from: "a test".into() },
-            first_window: Window::Time { ns: 1 },
-        },
-    }
+    run_header(last_level_caches(2, 2, Level::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
 }
 
 fn record(window: u64) -> WindowRecord {

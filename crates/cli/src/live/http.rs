@@ -5,30 +5,24 @@
 //! under that page's own name (DNS rebinding).
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use cachemate_page::serve::crowd::{Crowd, accepted, in_own_thread};
+use cachemate_page::serve::{is_this_host, one_answer};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HOST};
-use hyper::http::uri::Authority;
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-
-use super::crowd::{Crowd, accepted, in_own_thread};
+use hyper_util::rt::TokioIo;
 
 /// Connections at the same time.
 const PLACES: usize = 32;
-/// Time for the head of a request, and for the whole of it with its answer.
-const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+/// For a request with its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes and lines of a head; the least that the library can be told.
-const LONGEST_HEAD_BYTES: usize = 8192;
-const HEAD_LINES: usize = 64;
 
 /// What is at a path: its content type and text; `None` = nothing.
 pub trait Pages: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static {}
@@ -56,11 +50,8 @@ async fn listen(listener: tokio::net::TcpListener, pages: Arc<impl Pages>) {
         let pages = Arc::clone(&pages);
         crowd.serve(async move {
             let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &*pages))));
-            let mut server = http1::Builder::new();
-            server.timer(TokioTimer::new()).header_read_timeout(HEAD_PATIENCE).keep_alive(false);
-            server.max_buf_size(LONGEST_HEAD_BYTES).max_headers(HEAD_LINES);
             // A peer that says nothing sensible, or goes away, needs no more.
-            let _ = server.serve_connection(TokioIo::new(stream), service).await;
+            let _ = one_answer().serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }
@@ -84,13 +75,6 @@ fn answer(request: &Request<Incoming>, pages: &impl Pages) -> Response<Full<Byte
         Some((kind, text)) => say(StatusCode::OK, kind, text),
         None => refuse(StatusCode::NOT_FOUND, "nothing is here; metrics are at /metrics"),
     }
-}
-
-/// Is it a name that only this host has?
-fn is_this_host(host: &str) -> bool {
-    let Ok(authority) = host.parse::<Authority>() else { return false };
-    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 pub mod chaos_policies;
 pub mod colored;
-mod crowd;
 pub mod daemon;
 pub mod dry_run;
 pub mod host;

@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use cachemate_page::serve::crowd::{Crowd, accepted, in_own_thread};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::crowd::{Crowd, accepted, in_own_thread};
 use super::status::Status;
 
 /// A request and its answer take no longer.

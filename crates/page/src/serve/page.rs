@@ -294,20 +294,20 @@ async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, server: Arc<Ser
     let _ = one_answer().serve_connection(TokioIo::new(stream), service).await;
 }
 
-type ProbeResult = Response<Either<Full<Bytes>, Events>>;
+type Answer = Response<Either<Full<Bytes>, Events>>;
 
-fn say(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> ProbeResult {
+fn say(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Either::Left(Full::new(text.into())));
     *answer.status_mut() = status;
     answer.headers_mut().insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static(kind));
     answer
 }
 
-fn refuse(status: StatusCode, text: &str) -> ProbeResult {
+fn refuse(status: StatusCode, text: &str) -> Answer {
     say(status, "text/plain; charset=utf-8", format!("{text}\n"))
 }
 
-fn answer(request: &Request<Incoming>, server: &Arc<Server>) -> ProbeResult {
+fn answer(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
     let mut answer = routed(request, server);
     let fixed = [
         ("x-content-type-options", "nosniff"),
@@ -324,7 +324,7 @@ fn answer(request: &Request<Incoming>, server: &Arc<Server>) -> ProbeResult {
     answer
 }
 
-fn routed(request: &Request<Incoming>, server: &Arc<Server>) -> ProbeResult {
+fn routed(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
     let headers = request.headers();
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let Some(host) = text(HOST.as_str()).filter(|host| is_this_host(host)) else {
@@ -397,7 +397,7 @@ impl Body for Events {
     }
 }
 
-fn events(server: &Arc<Server>, last_id: Option<&str>) -> ProbeResult {
+fn events(server: &Arc<Server>, last_id: Option<&str>) -> Answer {
     if server.viewers.fetch_add(1, Ordering::Relaxed) >= VIEWERS {
         server.viewers.fetch_sub(1, Ordering::Relaxed);
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "as many look as may");

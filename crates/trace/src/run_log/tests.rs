@@ -1,77 +1,13 @@
-use cachemate_core::test_kit::*;
+use cachemate_core::test_kit::alternating::{self, config};
 use cachemate_core::*;
 
 use super::*;
 
-/// Two tasks on two CPUs of one cache, whose speed follows the window.
-fn host() -> Scripted {
-    let machine = capabilities(&[Ability::Affinity, Ability::CountPerTask]);
-    Scripted::new(last_level_caches(1, 2, Level::L3, 1 << 20), machine, (0..6).map(seen).collect())
-}
-
-fn seen(window: u64) -> Observation {
-    let mut seen = observation(window, 2);
-    for (task, cpu) in seen.tasks.iter_mut().zip(0..) {
-        task.goal = Some(Goal { priority: 0.1 + 0.2, degradation_at_most: None });
-        task.cpu = Some(CpuId(cpu));
-        task.counts = Counts(vec![
-            Reading { event: Event::Instructions, count: 1_000 + 37 * window, counted_share: 1.0 / 3.0 },
-            Reading { event: Event::Cycles, count: 3_000, counted_share: 1.0 },
-        ]);
-        task.progress = Some(f64::MIN_POSITIVE);
-    }
-    seen
-}
-
-/// Puts everybody on one CPU, which one changes with the window.
-struct Turns {
-    stride: u64,
-}
-
-impl Policy for Turns {
-    fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: 1_000 });
-        let cpu = (view.seen.window / self.stride % 2) as u32;
-        plan.affinity = view.seen.tasks.iter().map(|task| (task.task, [cpu].into_iter().collect())).collect();
-        Decision { plan, why: Vec::new() }
-    }
-}
-
-/// Says 0.25 for a task allowed on CPU 0, 0.75 else: a forecast that shows which plan it was made under.
-struct ByCpu;
-
-impl Predictor for ByCpu {
-    fn forecast(&self, _: &View<'_>, under: &Plan) -> Forecast {
-        let tasks = under.affinity.iter().map(|(&task, cpus)| {
-            let value = if cpus.contains(0) { 0.25 } else { 0.75 };
-            (task, TaskForecast { instr_per_cycle: Some(Estimate::exact(value)), ..Default::default() })
-        });
-        Forecast { tasks: tasks.collect(), ..Default::default() }
-    }
-}
-
-fn config() -> PipelineConfig {
-    PipelineConfig {
-        policy: PolicyConfig { name: "turns".into(), parameters: "stride = 1".into(), seed: 9 },
-        guard: None,
-        profilers: Vec::new(),
-        predictor: PredictorConfig { miss_penalty_cycles: 0.1 + 0.2, miss_penalty_from: "nowhere".into() },
-        first_window: Window::Time { ns: 1_000 },
-    }
-}
-
-/// Runs the host under the policy and writes the log; the records as they were.
+/// Writes the log of a run; the records as they were.
 fn recorded(path: &std::path::Path) -> Vec<WindowRecord> {
-    let host = host();
-    let (topology, capabilities) = (host.topology.clone(), host.capabilities.clone());
-    let header = RunHeader { format: 0, topology, capabilities, pipeline: config() };
+    let (header, records) = alternating::recorded();
     let mut log = RunLogWriter::create(path, false, &header).unwrap();
-    let mut turns = Loop::new(host, Vec::new(), Box::new(ByCpu), "turns", Turns { stride: 1 }, config().first_window);
-    let mut records = Vec::new();
-    while let Some(record) = turns.step().unwrap() {
-        log.push(&record).unwrap();
-        records.push(record);
-    }
+    records.iter().for_each(|record| log.push(record).unwrap());
     log.finish().unwrap();
     records
 }

@@ -8,8 +8,12 @@ use crate::{SpecError, read_text};
 
 /// Name and text of every machine that comes with the program. In the order of their names.
 const BUILT_IN: &[(&str, &str)] = &[
+    ("altra-max", include_str!("../../../machines/altra-max.toml")),
     ("epyc-7742", include_str!("../../../machines/epyc-7742.toml")),
     ("epyc-7763", include_str!("../../../machines/epyc-7763.toml")),
+    ("epyc-9654", include_str!("../../../machines/epyc-9654.toml")),
+    ("epyc-9755", include_str!("../../../machines/epyc-9755.toml")),
+    ("graviton3", include_str!("../../../machines/graviton3.toml")),
     ("lab-2x16M", include_str!("../../../machines/lab-2x16M.toml")),
     ("lab-2x16M-hashed", include_str!("../../../machines/lab-2x16M-hashed.toml")),
     ("lab-chiplets", include_str!("../../../machines/lab-chiplets.toml")),
@@ -23,7 +27,12 @@ const BUILT_IN: &[(&str, &str)] = &[
     ("pairs-10", include_str!("../../../machines/pairs-10.toml")),
     ("power5-2x2x2", include_str!("../../../machines/power5-2x2x2.toml")),
     ("power5-8x2x2", include_str!("../../../machines/power5-8x2x2.toml")),
+    ("ryzen-7800x3d", include_str!("../../../machines/ryzen-7800x3d.toml")),
     ("smt-av", include_str!("../../../machines/smt-av.toml")),
+    ("xeon-6980p", include_str!("../../../machines/xeon-6980p.toml")),
+    ("xeon-8380", include_str!("../../../machines/xeon-8380.toml")),
+    ("xeon-8490h", include_str!("../../../machines/xeon-8490h.toml")),
+    ("xeon-8592", include_str!("../../../machines/xeon-8592.toml")),
     ("xeon-x5365", include_str!("../../../machines/xeon-x5365.toml")),
     ("xeon-x5365-4", include_str!("../../../machines/xeon-x5365-4.toml")),
     ("xeon-x5365-4-page", include_str!("../../../machines/xeon-x5365-4-page.toml")),

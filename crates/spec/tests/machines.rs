@@ -21,6 +21,32 @@ fn every_built_in_machine_reads_and_checks() {
     }
 }
 
+/// Does every source say what it is worth, and does the memory bandwidth that a vendor's source names agree with the field?
+#[test]
+fn sources_say_what_they_are_worth() {
+    let docs = include_str!("../../../docs/machines.md");
+    let mut bandwidths = 0;
+    for name in machine_names() {
+        let machine = load_machine(name).unwrap();
+        for source in &machine.sources {
+            let marks = ["paper:", "measured:", "vendor, unchecked:", "estimate:", "own:"];
+            assert!(marks.iter().any(|mark| source.starts_with(mark)), "{name}: {source}");
+        }
+        assert!(docs.contains(&format!("`{name}`")), "docs/machines.md names {name}");
+        let vendor = machine.sources.iter().filter(|source| source.starts_with("vendor"));
+        for source in vendor.filter(|source| source.contains("GB/s") && source.contains("DDR")) {
+            let words: Vec<&str> = source.split([' ', ';', ',']).collect();
+            let unit = words.iter().position(|word| *word == "GB/s").unwrap();
+            let bytes_per_s = words[unit - 1].parse::<f64>().unwrap() * 1e9;
+            let field = machine.memory.bytes_per_cycle * machine.hertz as f64;
+            let nodes = f64::from(machine.memory.nodes);
+            assert!((field * nodes / bytes_per_s - 1.0).abs() < 0.01, "{name}: {field} beside {source}");
+            bandwidths += 1;
+        }
+    }
+    assert!(bandwidths >= 11, "{bandwidths} machines of today name a bandwidth");
+}
+
 /// Is every file of the folder compiled in, under its own name?
 #[test]
 fn every_file_of_the_folder_is_built_in() {
@@ -51,6 +77,19 @@ fn the_papers_machines_have_the_published_shapes() {
     assert_eq!(shape("pairs-06"), (6, 3, 2, 4096));
     assert_eq!(shape("epyc-7763"), (128, 8, 16, 32 << 10));
     assert_eq!(shape("epyc-7742"), (128, 16, 8, 16 << 10));
+    for (name, cpus, caches, cpus_each, size_kib) in [
+        ("altra-max", 128, 1, 128, 16 << 10),
+        ("epyc-9654", 192, 12, 16, 32 << 10),
+        ("epyc-9755", 256, 16, 16, 32 << 10),
+        ("graviton3", 64, 1, 64, 32 << 10),
+        ("ryzen-7800x3d", 16, 1, 16, 96 << 10),
+        ("xeon-6980p", 256, 1, 256, 504 << 10),
+        ("xeon-8380", 80, 1, 80, 60 << 10),
+        ("xeon-8490h", 120, 1, 120, 115_200),
+        ("xeon-8592", 128, 1, 128, 320 << 10),
+    ] {
+        assert_eq!(shape(name), (cpus, caches, cpus_each, size_kib), "{name}");
+    }
     let power5 = load_machine("power5-2x2x2").unwrap();
     assert_eq!(cache(&power5, Level::L2).size_bytes / u64::from(cache(&power5, Level::L2).slices), 640 << 10);
     assert_eq!(power5.colors_of(cache(&power5, Level::L2)), 16);

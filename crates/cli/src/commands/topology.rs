@@ -11,6 +11,8 @@ use clap::Args;
 use crate::args::JsonArg;
 use crate::session::Session;
 
+mod as_machine;
+
 /// Show which CPUs share which cache, on this host or on a machine description
 #[derive(Args)]
 pub struct Topology {
@@ -27,6 +29,9 @@ pub struct Topology {
     /// List the machines that come with cachemate
     #[arg(long, conflicts_with_all = ["machine", "root", "json"])]
     list: bool,
+    /// Print this host as a machine description; what the kernel does not tell stands in it as an estimate
+    #[arg(long, conflicts_with_all = ["machine", "probe", "list", "json"])]
+    as_machine: bool,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -35,6 +40,15 @@ impl Topology {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if self.list {
             return session.print(&machines()?);
+        }
+        if self.as_machine {
+            let root = self.root.as_deref().unwrap_or(Path::new("/"));
+            let (_, topology) = host(session, root)?;
+            let name = std::fs::read_to_string(root.join("etc/hostname")).unwrap_or_default();
+            let name = Some(name.trim()).filter(|name| !name.is_empty()).unwrap_or("host");
+            let told = as_machine::Told::read(root);
+            let text = as_machine::text(name, &topology, told).context("this host has no machine description")?;
+            return session.print(&text);
         }
         if self.probe {
             let result = crate::live::sharing::measure(session)?;

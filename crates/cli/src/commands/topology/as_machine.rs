@@ -1,0 +1,265 @@
+//! This host as a machine description: what the kernel tells, and marked estimates for the rest.
+//!
+//! Problem: predictors and the simulator take a machine file, and nobody writes one for the host at hand. Method: CPUs,
+//! caches, clock, memory and classes of service are read; latencies, pipeline and bandwidth, of which the kernel says
+//! nothing, are those of a server of today, and stand as estimates in `sources`. Properties: a host whose cores or caches
+//! differ among each other is refused with the place, since a description has one of each; the text reads back as a
+//! machine; CPUs are numbered as descriptions number them, not as the kernel does.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use cachemate_core::{
+    Cache, CacheSpec, CoherenceSpec, CounterSpec, Cpu, Inclusion, Index, Level, MachineSpec, MemorySpec, OsSpec,
+    PageSpec, Pipeline, PrefetcherSpec, Replacement, Sampler, SchedulingSpec, Topology, WayPartitions, WritePolicy,
+};
+
+/// Where nothing says how fast the clock runs.
+const USUAL_HERTZ: u64 = 2_500_000_000;
+const USUAL_MEMORY_BYTES: u64 = 64 << 30;
+/// From the core to the data, and what memory gives to each core.
+const MEMORY_NS: u64 = 110;
+const OTHER_PACKAGE_NS: u64 = 190;
+const MEMORY_BYTES_PER_S_PER_CORE: f64 = 4e9;
+
+/// What the host tells besides its topology; `None` = it does not say.
+#[derive(Clone, Copy, Default)]
+pub struct Told {
+    pub hertz: Option<u64>,
+    pub memory_bytes: Option<u64>,
+    /// Classes of the last level.
+    pub classes: Option<WayPartitions>,
+}
+
+impl Told {
+    /// From the kernel's files below `root`.
+    pub fn read(root: &Path) -> Self {
+        let text = |file: &str| std::fs::read_to_string(root.join(file)).ok();
+        let number = |file: &str| text(file)?.trim().parse::<u32>().ok();
+        let line = |text: &str, name: &str| {
+            let value = text.lines().find(|line| line.starts_with(name))?.split(':').nth(1)?;
+            value.split_ascii_whitespace().next()?.parse::<f64>().ok()
+        };
+        let info = "sys/fs/resctrl/info/L3";
+        let classes = number(&format!("{info}/num_closids")).map(|groups| WayPartitions {
+            groups,
+            ways_at_least: number(&format!("{info}/min_cbm_bits")).unwrap_or(1),
+            contiguous: number(&format!("{info}/sparse_masks")) != Some(1),
+        });
+        let megahertz = text("proc/cpuinfo").and_then(|text| line(&text, "cpu MHz"));
+        let kibibytes = text("proc/meminfo").and_then(|text| line(&text, "MemTotal"));
+        Told {
+            hertz: megahertz.filter(|mhz| *mhz >= 1.0).map(|mhz| (mhz * 1e6).round() as u64),
+            memory_bytes: kibibytes.map(|kib| kib as u64 * 1024),
+            classes,
+        }
+    }
+}
+
+/// # Errors
+/// Cores or caches that differ among each other, or a cache whose size the kernel does not tell: with the place.
+pub fn text(name: &str, topology: &Topology, told: Told) -> anyhow::Result<String> {
+    let machine = machine(name, topology, told)?;
+    let text = toml::to_string(&machine).context("the machine cannot be written as TOML")?;
+    // What is printed reads back, or is an error here and not at the next command.
+    cachemate_spec::parse_machine(name, &text)?;
+    Ok(format!(
+        "# Printed by 'cachemate topology --as-machine'. Estimates are named in sources: measure, and change them.\n{text}"
+    ))
+}
+
+fn machine(name: &str, topology: &Topology, told: Told) -> anyhow::Result<MachineSpec> {
+    let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
+    let contexts = same(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
+    let cores: BTreeSet<(u32, u32)> = cpus.iter().map(|cpu| (cpu.package, cpu.core)).collect();
+    let packages: BTreeSet<u32> = cpus.iter().map(|cpu| cpu.package).collect();
+    let per_package = cores.len() / packages.len().max(1);
+    if per_package * packages.len() != cores.len() {
+        bail!("packages: found {} cores on {} packages, expected equally many on each", cores.len(), packages.len());
+    }
+    let hertz = cpus.iter().find_map(|cpu| cpu.hertz).or(told.hertz);
+    let clock = hertz.unwrap_or(USUAL_HERTZ);
+    let cycles = |ns: u64| u32::try_from(ns * clock / 1_000_000_000).unwrap_or(u32::MAX);
+    let levels: BTreeSet<Level> = topology.caches.iter().map(|cache| cache.level).collect();
+    let mut caches = Vec::new();
+    for level in levels {
+        caches.push(cache(topology, level, contexts, per_package as u32)?);
+    }
+    let last = caches.last_mut().filter(|cache: &&mut CacheSpec| cache.level == Level::L3);
+    let last = last.map(|cache| cache.way_partitions = told.classes);
+    let nodes = cpus.iter().map(|cpu| cpu.memory_node).collect::<BTreeSet<u32>>().len().max(1);
+    let nodes = if packages.len().is_multiple_of(nodes) { nodes } else { 1 };
+    let page_bytes = PageSpec::default().page_bytes;
+    let memory_bytes = told.memory_bytes.unwrap_or(USUAL_MEMORY_BYTES) / page_bytes * page_bytes;
+    let mut guessed =
+        vec!["latencies of caches, memory and coherence", "pipeline", "memory bandwidth", "prefetchers", "counters"];
+    for (known, what) in [
+        (hertz.is_some(), "clock"),
+        (told.memory_bytes.is_some(), "memory size"),
+        (told.classes.is_some() && last.is_some(), "classes of service (none)"),
+    ] {
+        if !known {
+            guessed.push(what);
+        }
+    }
+    Ok(MachineSpec {
+        name: name.to_string(),
+        description: format!("{name}: {} CPUs, as its kernel tells", cpus.len()),
+        sources: vec![
+            "host: CPUs, cores, packages, memory nodes; caches with sizes, ways, lines and sharers, from sysfs"
+                .to_string(),
+            format!("estimate: {}; the figures of a server of today, measured nowhere here", guessed.join(", ")),
+        ],
+        hertz: clock,
+        packages: packages.len() as u32,
+        cores_per_package: per_package as u32,
+        contexts_per_core: contexts,
+        pipeline: Pipeline::OutOfOrder { issue_width: 6, window: 320, mshrs: 24, loads_pass: true },
+        caches,
+        coherence: CoherenceSpec {
+            same_package_cycles: Some(cycles(MEMORY_NS * 3 / 4)),
+            other_package_cycles: (packages.len() > 1).then(|| cycles(OTHER_PACKAGE_NS * 3 / 4)),
+        },
+        prefetchers: vec![PrefetcherSpec::Stride { level: Level::L2, streams: 32, degree: 2 }],
+        memory: MemorySpec {
+            size_bytes: memory_bytes,
+            nodes: nodes as u32,
+            local_latency_cycles: cycles(MEMORY_NS),
+            remote_latency_cycles: cycles(if nodes > 1 { OTHER_PACKAGE_NS } else { MEMORY_NS }),
+            bytes_per_cycle: (cores.len() / nodes) as f64 * MEMORY_BYTES_PER_S_PER_CORE / clock as f64,
+            package_bus_bytes_per_cycle: None,
+            scheduling: SchedulingSpec { demand_first: true, ..SchedulingSpec::default() },
+        },
+        pages: PageSpec::default(),
+        os: OsSpec::default(),
+        counters: CounterSpec { sampler: Sampler::Tagged, ..CounterSpec::default() },
+    })
+}
+
+/// How many CPUs each group has.
+fn same<K: Ord + std::fmt::Debug>(cpus: &[&Cpu], what: &str, key: impl Fn(&Cpu) -> K) -> anyhow::Result<u32> {
+    let mut sizes = std::collections::BTreeMap::<K, u32>::new();
+    cpus.iter().for_each(|cpu| *sizes.entry(key(cpu)).or_default() += 1);
+    let counts: BTreeSet<u32> = sizes.into_values().collect();
+    match counts.iter().copied().collect::<Vec<u32>>()[..] {
+        [one] => Ok(one),
+        _ => bail!(
+            "{what}: found {counts:?} on one host, expected the same everywhere: a description has one kind of core"
+        ),
+    }
+}
+
+/// The level's caches as one entry.
+fn cache(topology: &Topology, level: Level, contexts: u32, cores_per_package: u32) -> anyhow::Result<CacheSpec> {
+    let online = topology.online();
+    let name = cachemate_report::level_text(level);
+    let of_level: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.level == level).collect();
+    let one = |what: &str, of: &dyn Fn(&Cache) -> Option<u64>| {
+        let found: BTreeSet<Option<u64>> = of_level.iter().map(|cache| of(cache)).collect();
+        match found.iter().copied().collect::<Vec<_>>()[..] {
+            [Some(value)] => Ok(value),
+            [None] => bail!("{name}.{what}: the kernel does not tell, expected a number"),
+            _ => bail!("{name}.{what}: found {found:?} on one host, expected the same everywhere"),
+        }
+    };
+    let cpus = one("cpus", &|cache| Some(u64::from(cache.cpus.intersection(&online).count())))? as u32;
+    let cores = cpus / contexts;
+    if cores == 0 || cores * contexts != cpus || !cores_per_package.is_multiple_of(cores) {
+        bail!(
+            "{name}.cpus: found {cpus}, expected whole cores, and equally many caches on each package of {cores_per_package} cores"
+        );
+    }
+    let latency_cycles = match level {
+        Level::L1Instruction => 1,
+        Level::L1Data => 4,
+        Level::L2 => 14,
+        Level::L3 => 60,
+        Level::L4 => 120,
+    };
+    Ok(CacheSpec {
+        level,
+        size_bytes: one("size", &|cache| cache.size_bytes)?,
+        ways: one("ways", &|cache| cache.ways.map(u64::from))? as u32,
+        line_bytes: one("line", &|cache| cache.line_bytes.map(u64::from))? as u32,
+        latency_cycles,
+        replacement: Replacement::Lru,
+        write: WritePolicy::Back,
+        inclusion: Inclusion::Neither,
+        index: Index::Physical,
+        shared_by_cores: cores,
+        slices: 1,
+        bandwidth_bytes_per_cycle: None,
+        way_partitions: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does the description of a machine's topology have the same topology?
+    #[test]
+    fn a_described_machine_has_the_topology_it_was_made_from() {
+        for name in ["epyc-7763", "epyc-9755", "xeon-8490h", "altra-max", "xeon-x5365", "opteron-2350", "niagara-2core"]
+        {
+            let topology = cachemate_spec::load_topology(name).unwrap();
+            let text = text(name, &topology, Told::default()).unwrap();
+            let again = cachemate_spec::parse_machine(name, &text).unwrap();
+            assert_eq!(again.topology().caches, topology.caches, "{name}");
+            let plain = |topology: &Topology| {
+                topology.cpus.iter().map(|cpu| (cpu.id, cpu.core, cpu.package)).collect::<Vec<_>>()
+            };
+            assert_eq!(plain(&again.topology()), plain(&topology), "{name}");
+            assert!(
+                again.sources[1].starts_with("estimate: latencies") && again.sources[1].contains("memory size"),
+                "{name}"
+            );
+        }
+    }
+
+    /// Is a host refused whose cores or caches differ, or of which something is not known, with the place?
+    #[test]
+    fn an_irregular_host_is_refused_with_the_place() {
+        let whole = cachemate_spec::load_topology("epyc-7763").unwrap();
+        let refused = |change: &dyn Fn(&mut Topology)| {
+            let mut topology = whole.clone();
+            change(&mut topology);
+            text("x", &topology, Told::default()).unwrap_err().to_string()
+        };
+        let l3 = whole.caches.iter().position(|cache| cache.level == Level::L3).unwrap();
+        assert!(refused(&|t| t.caches[l3].size_bytes = Some(16 << 20)).starts_with("L3.size: found {"), "sizes differ");
+        assert!(
+            refused(&|t| t.caches.iter_mut().for_each(|cache| cache.ways = None))
+                .contains("ways: the kernel does not tell")
+        );
+        assert!(refused(&|t| t.cpus[1].online = false).starts_with("CPUs of a core: found {1, 2}"));
+    }
+
+    /// Are clock, memory and classes of service taken from the host's files, and what is not there left as an estimate?
+    #[test]
+    fn what_the_host_tells_is_taken() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let path = root.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("proc/cpuinfo", "processor\t: 0\ncpu MHz\t\t: 2600.031\n");
+        write("proc/meminfo", "MemTotal:       16384000 kB\nMemFree: 1 kB\n");
+        write("sys/fs/resctrl/info/L3/num_closids", "16\n");
+        write("sys/fs/resctrl/info/L3/min_cbm_bits", "1\n");
+        write("sys/fs/resctrl/info/L3/sparse_masks", "1\n");
+        let mut topology = cachemate_spec::load_topology("epyc-7763").unwrap();
+        topology.cpus.iter_mut().for_each(|cpu| cpu.hertz = None);
+        let machine = machine("x", &topology, Told::read(root.path())).unwrap();
+        assert_eq!((machine.hertz, machine.memory.size_bytes), (2_600_031_000, 16_384_000 * 1024));
+        let classes = WayPartitions { groups: 16, ways_at_least: 1, contiguous: false };
+        assert_eq!(machine.caches.last().unwrap().way_partitions, Some(classes));
+        assert!(
+            !machine.sources[1].contains("clock") && !machine.sources[1].contains("classes"),
+            "{:?}",
+            machine.sources
+        );
+    }
+}

@@ -172,6 +172,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.actuator.guardian_pid()
     }
 
+    /// What the journal holds: everything that will be put back, with its original.
+    pub fn originals(&self) -> BTreeMap<Object, State> {
+        self.actuator.originals()
+    }
+
     /// Groups that are confined, with the CPUs that hold.
     pub fn confined(&self) -> &[Confined] {
         &self.confined

@@ -103,7 +103,10 @@ export class Charts {
     if (this.kind !== program) this.forget();
     this.kind = program;
     this.overTime("speed", [series.at, series.speed], [lineOf("speed", "--s0")], number);
-    this.overTime("slow", [series.at, series.low, series.high, series.forecast, series.slow],
+    // Where nobody measures misses or probes, there is nothing to draw.
+    const known = [series.slow, series.forecast].some((values) => values.some((value) => value !== null));
+    this.roots.slow.parentElement.hidden = !known;
+    if (known) this.overTime("slow", [series.at, series.low, series.high, series.forecast, series.slow],
       [{ label: "low", stroke: "transparent", points: { show: false } }, { label: "high", stroke: "transparent", points: { show: false } }, lineOf("forecast", "--s0", [6, 4]), lineOf("measured", "--s1")],
       (value) => number(value));
     this.curve(curve, cacheBytes);

@@ -3,6 +3,8 @@ import { el, number, percent, seconds, counted, DASH } from "./text.js";
 import { bad } from "./charts.js";
 
 const SHOWN = 40;
+// Of each kind: what is wrong stands above everything else, and must not push it away.
+const ALARMS = 3;
 
 export class Lists {
   constructor(explain) {
@@ -32,17 +34,17 @@ export class Lists {
     const told = [];
     const daemon = snapshot.daemon;
     if (daemon?.config_error) told.push(["configuration not reloaded", daemon.config_error]);
-    for (const mark of marks.filter((mark) => bad(mark.decision.kind) && mark.window <= snapshot.window && mark.window > snapshot.window - 10)) {
-      told.push([mark.decision.kind === "rolled-back" ? "taken back" : "kept out", mark.decision.words]);
-    }
+    const recent = marks.filter((mark) => bad(mark.decision.kind) && mark.window <= snapshot.window && mark.window > snapshot.window - 10).reverse();
+    for (const mark of recent.slice(0, ALARMS)) told.push([mark.decision.kind === "rolled-back" ? "taken back" : "kept out", mark.decision.words]);
+    if (recent.length > ALARMS) told.push(["taken back", "and " + counted(recent.length - ALARMS, "other") + " in the last ten windows, in the list of decisions"]);
     const observing = (words) => words.includes("observing only");
     const refused = snapshot.refused || [];
     const real = refused.filter((words) => !observing(words));
-    for (const words of real.slice(0, 5)) told.push(["refused", words]);
-    if (real.length > 5) told.push(["refused", "and " + counted(real.length - 5, "other")]);
+    for (const words of real.slice(0, ALARMS)) told.push(["refused", words]);
+    if (real.length > ALARMS) told.push(["refused", "and " + counted(real.length - ALARMS, "other")]);
     if (refused.some(observing)) told.push(["observing only", counted(refused.filter(observing).length, "change") + " of the plan would be made; nothing is changed"]);
-    for (const words of (snapshot.overridden || []).slice(0, 5)) told.push(["changed by somebody else", words]);
-    for (const words of (snapshot.pending || []).slice(0, 5)) told.push(["under way", words]);
+    for (const words of (snapshot.overridden || []).slice(0, ALARMS)) told.push(["changed by somebody else", words]);
+    for (const words of (snapshot.pending || []).slice(0, ALARMS)) told.push(["under way", words]);
     this.fill("alarms", JSON.stringify(told), () => told.map(([what, words]) =>
       el("p", { class: what === "under way" || what === "observing only" ? "note" : "note warn" }, el("b", {}, what), " ", words)));
   }
@@ -98,10 +100,10 @@ export class Lists {
 export function factsOf(program, head) {
   if (!program) return "not there in this window";
   const places = program.places.map(([cache, threads]) => "cache " + cache + (threads > 1 ? " (" + counted(threads, "thread") + ")" : ""));
-  const rows = [["where", places.join(", ") || "not running"], ["CPUs of time", number(program.cpu_share)], ["allowed", program.allowed ? "CPUs " + program.allowed : null],
+  const rows = [[places.length ? "below" : "", places.join(", ") || "not running"], ["processor time", program.cpu_share === undefined ? null : number(program.cpu_share) + " CPUs"], ["allowed", program.allowed ? "CPUs " + program.allowed : null],
     ["instructions a cycle", number(program.instr_per_cycle)], ["misses per 1000 instructions", number(program.misses_per_kilo_instr)],
     ["slowdown", percent(program.slowdown, true)], ["forecast", percent(program.forecast_slowdown?.value, true)],
     ["presses", number(program.intensity)], ["feels", percent(program.sensitivity, true)],
     ["may lose", program.degradation_at_most === undefined ? null : percent(program.degradation_at_most)], ["moved", program.fixed ? "never" : null]];
-  return rows.filter(([, value]) => value !== null && value !== DASH).map(([what, value]) => what + " " + value).join(" · ");
+  return rows.filter(([, value]) => value !== null && value !== DASH).map(([what, value]) => (what + " " + value).trim()).join(" · ");
 }

@@ -111,7 +111,10 @@ class Page {
 
   window(snapshot) {
     const begin = performance.now();
+    const before = this.store.windows.length;
     if (!this.store.add(snapshot)) return;
+    // The oldest was let go: who looks at one window goes on looking at it.
+    if (this.at !== null && this.store.windows.length === before) this.at = Math.max(0, this.at - 1);
     if ((snapshot.decisions || []).length) this.marks();
     this.bounds();
     if (this.at === null) this.render(false);
@@ -229,7 +232,7 @@ class Page {
     const program = snapshot.programs.find((one) => one.program === chosen);
     say(byId("h-detail"), store.fullName(chosen));
     say(byId("facts"), factsOf(program, store.head));
-    say(byId("c-speed"), "Speed: " + (series.speedOf ?? "nothing to tell it by") + " per second");
+    say(byId("c-speed"), series.speedOf ? "Speed: " + series.speedOf + " per second" : "Speed: nothing here counts it");
     const curve = store.curveAt(chosen, snapshot.window);
     say(byId("c-curve"), curve ? "Misses per 1000 instructions by size of " + curve.level + " (" + curve.source + ")" : "");
     const named = store.marks.filter((mark) => mark.decision.programs.includes(chosen));

@@ -18,7 +18,8 @@ export class Matrix {
     if (this.shown === matrix && matrix !== null) return;
     const same = this.shown && matrix && this.shown.programs.join() === matrix.programs.join();
     this.shown = matrix;
-    if (!matrix) {
+    const known = matrix && [...matrix.forecast, ...matrix.measured].some((row) => row.some((value) => value !== null));
+    if (!known) {
       this.cells = null;
       this.root.replaceChildren(el("p", { class: "soft" }, "Nothing is known of two programs yet."));
       return;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cachemate_page::serve::page::PageAddress;
 use clap::Args;
 
 use crate::live::daemon::{Source, Switches, on_hangup, run};
@@ -40,6 +41,14 @@ pub struct Manage {
     /// Where the restore journal lies
     #[arg(long, value_name = "FOLDER")]
     state_dir: Option<PathBuf>,
+    /// Show what happens as a page: on a loopback address such as 127.0.0.1:9754, or on a socket at a path
+    ///
+    /// Where to look, and the token without which nothing is shown, is printed at the start.
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["check", "dry_run"])]
+    page: Option<String>,
+    /// Everybody on this host may look at the page
+    #[arg(long, requires = "page")]
+    page_without_token: bool,
     /// Where status, top and explain ask
     #[arg(long, value_name = "FILE")]
     socket: Option<PathBuf>,
@@ -54,6 +63,7 @@ impl Manage {
             observe: self.observe,
             state_dir: self.state_dir.clone(),
             socket: self.socket.clone(),
+            page: self.page.clone().map(|address| PageAddress { address, token: !self.page_without_token }),
         };
         if self.check {
             places::check(&source.read()?)?;

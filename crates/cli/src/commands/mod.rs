@@ -20,6 +20,7 @@ mod man;
 mod manage;
 mod mixes;
 pub mod mrc;
+mod page;
 mod plan;
 mod predict;
 mod profile;
@@ -45,7 +46,7 @@ mod whatif;
 /// Sizes take K, M and G (powers of 1024). Exit codes: 0 done, 1 the input or the host is at fault, 2 usage,
 /// 130 interrupted.
 #[derive(Parser)]
-#[command(name = "cachemate", version, max_term_width = 100, propagate_version = true)]
+#[command(name = "cachemate", version = env!("CACHEMATE_VERSION"), max_term_width = 100, propagate_version = true)]
 pub struct Cli {
     #[command(flatten)]
     pub global: Global,
@@ -70,6 +71,7 @@ pub enum Command {
     Report(report::Report),
     Sim(sim::Sim),
     Replay(replay::ReplayRun),
+    Page(page::Page),
     Repro(repro::Repro),
     Sweep(sweep::Sweep),
     Doctor(doctor::Doctor),
@@ -111,6 +113,7 @@ impl Command {
             Command::Whatif(command) => command.run(session),
             Command::Sim(command) => command.run(session),
             Command::Replay(command) => command.run(session),
+            Command::Page(command) => command.run(session),
             Command::Repro(command) => command.run(session),
             Command::Sweep(command) => command.run(session),
             Command::Doctor(command) => command.run(session),

@@ -11,6 +11,7 @@ use cachemate_linux::kernel::Host;
 use cachemate_linux::safety::guardian::{LeftBehind, Lock, restore_left_behind};
 use cachemate_linux::safety::restore::{Outcome, Restored};
 use cachemate_linux::sense::progress::ProgressFiles;
+use cachemate_page::serve::page::{Feed, PageAddress, serve};
 use cachemate_spec::{ManageConfig, User, load_manage_config};
 use cachemate_trace::RunLogWriter;
 use sd_notify::NotifyState;
@@ -18,7 +19,7 @@ use sd_notify::NotifyState;
 use super::host::{self, LiveLoop, Wish};
 use super::socket::{self, Shared};
 use super::status::Watcher;
-use super::{metrics, paths};
+use super::{metrics, page, paths};
 
 /// How long a start waits for a guardian that is just putting things back.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -33,6 +34,8 @@ pub struct Source {
     pub observe: bool,
     pub state_dir: Option<PathBuf>,
     pub socket: Option<PathBuf>,
+    /// The page, where somebody asked for it.
+    pub page: Option<PageAddress>,
 }
 
 impl Source {
@@ -111,6 +114,7 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
     if let Some(address) = &wish.config.metrics {
         metrics::serve(address, shared.clone())?;
     }
+    let feed = source.page.as_ref().map(|wish| serve(wish, &header)).transpose()?;
     let log = run_log(&wish.config, &header)?;
     // Not started by systemd: nobody to tell.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
@@ -121,7 +125,11 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
         found.capability_survey.level,
         socket_path.display()
     ));
-    let ran = turns(source, switches, &mut live, &mut watcher, &shared, log, &calibrated, say);
+    if let Some(feed) = &feed {
+        say(&format!("the page is at {}", feed.at));
+    }
+    let told = Told { shared, log, feed };
+    let ran = turns(source, switches, &mut live, &mut watcher, told, &calibrated, say);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     let put_back = live.machine.put_back()?;
     complain(&put_back, say)?;
@@ -184,20 +192,26 @@ fn publish(shared: &Shared, watcher: &Watcher) {
     shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&watcher.status);
 }
 
-#[allow(clippy::too_many_arguments)]
+/// Who hears of each turn: the socket and the metrics, the run log, the page.
+struct Told {
+    shared: Shared,
+    log: Option<RunLogWriter>,
+    feed: Option<Feed>,
+}
+
 fn turns(
     source: &Source,
     switches: &Switches,
     live: &mut LiveLoop,
     watcher: &mut Watcher,
-    shared: &Shared,
-    mut log: Option<RunLogWriter>,
+    told: Told,
     calibrated: &AtomicU32,
     say: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
+    let Told { shared, mut log, feed } = told;
     let started = Instant::now();
     loop {
-        if switches.reload.swap(false, Ordering::Relaxed) && reload(source, live, watcher, shared, say) {
+        if switches.reload.swap(false, Ordering::Relaxed) && reload(source, live, watcher, &shared, say) {
             end_log(&mut log, "the configuration was reloaded", say);
         }
         let record = match live.step() {
@@ -208,7 +222,7 @@ fn turns(
                 if watcher.refuse_plan(window, &bad) {
                     say(&format!("the plan of window {window} is refused, the one before stays: {bad}"));
                 }
-                publish(shared, watcher);
+                publish(&shared, watcher);
                 let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
                 continue;
             }
@@ -234,7 +248,10 @@ fn turns(
         watcher.status.acts = live.machine.acts();
         watcher.status.running_ns = started.elapsed().as_nanos() as u64;
         watcher.status.pressure = cachemate_linux::sense::pressure::read(&Host::new("/"));
-        publish(shared, watcher);
+        publish(&shared, watcher);
+        if let Some(feed) = &feed {
+            feed.push(&record, &live.profiles, || page::live_of(&live.machine, &watcher.status));
+        }
         let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
     }
     if let Some(writer) = log {

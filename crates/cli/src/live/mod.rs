@@ -8,6 +8,7 @@ pub mod host;
 mod http;
 pub mod live_bench;
 pub mod metrics;
+pub mod page;
 pub mod paths;
 pub mod picture;
 pub mod places;

@@ -1,5 +1,7 @@
 //! (c) What does the daemon itself cost, and what does it cost those who are not managed?
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -10,6 +12,8 @@ use super::actors::Actor;
 use super::{Place, Row, ends_with_us, median};
 
 const TASKS: usize = 200;
+/// Who look at a page at the same time; it lets in eight.
+const VIEWERS: usize = 4;
 /// Seconds over which the daemon's time is counted.
 const COUNTED: u64 = 30;
 /// Rounds of three blocks: beside the daemon, without it, and once more without it. The third says how far two blocks differ
@@ -29,7 +33,7 @@ pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
         format!("act = true\nwindow_ms = 1000\n[policy]\nname = \"round-robin\"\n[[rules]]\npid = {}\n", crowd.0.id());
     std::fs::write(place.folder.join("overhead.toml"), config)
         .context("the daemon's configuration cannot be written")?;
-    let daemon = Daemon::start(place)?;
+    let daemon = Daemon::start(place, "overhead", &[])?;
     daemon.until_started(place);
     let before = daemon.ran_ns();
     place.sleep(Duration::from_secs(COUNTED));
@@ -40,9 +44,64 @@ pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
         None => Row::skipped("c", &what, "the daemon ended".to_string()),
         Some(share) => Row::held("c", &what, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
     }];
+    rows.push(page(place)?);
     rows.push(neutral(place)?);
     drop(crowd);
     Ok(rows)
+}
+
+/// Three daemons that observe the same programs at the same time: without a page, with one, with one that is looked at.
+fn page(place: &Place) -> anyhow::Result<Row> {
+    let what = format!("daemon's share of a CPU observing {TASKS} tasks: with a page that {VIEWERS} look at");
+    let daemon = |name: &str, page: bool| {
+        let socket = place.folder.join(format!("{name}.page"));
+        let socket = socket.to_string_lossy();
+        let page: &[&str] = if page { &["--observe", "--page", &socket] } else { &["--observe"] };
+        Daemon::start(place, name, page)
+    };
+    let daemons = [daemon("plain", false)?, daemon("unseen", true)?, daemon("seen", true)?];
+    daemons.iter().for_each(|daemon| daemon.until_started(place));
+    let socket = place.folder.join("seen.page");
+    let taken: Vec<_> = (0..VIEWERS).filter_map(|_| viewer(&socket)).collect();
+    let before: Vec<_> = daemons.iter().map(Daemon::ran_ns).collect();
+    let start = Instant::now();
+    place.sleep(Duration::from_secs(COUNTED));
+    let seconds = start.elapsed().as_secs_f64();
+    let shares: Vec<f64> = daemons
+        .iter()
+        .zip(before)
+        .filter_map(|(daemon, before)| Some((daemon.ran_ns()? - before?) as f64 / 1e9 / seconds))
+        .collect();
+    drop(daemons);
+    // Streams end with the daemon.
+    let bytes: Vec<usize> = taken.into_iter().filter_map(|viewer| viewer.join().ok()).collect();
+    let [plain, unseen, seen] = shares[..] else {
+        return Ok(Row::skipped("c", &what, "a daemon ended".to_string()));
+    };
+    if bytes.len() < VIEWERS || bytes.contains(&0) {
+        return Ok(Row::skipped("c", &what, format!("{} of {VIEWERS} viewers were told anything", bytes.len())));
+    }
+    let kibibytes = bytes.iter().sum::<usize>() as f64 / VIEWERS as f64 / seconds / 1024.0;
+    let measured = format!(
+        "{:.3} %; not looked at {:.3} %, without a page {:.3} %; a viewer gets {kibibytes:.0} KiB a second",
+        100.0 * seen,
+        100.0 * unseen,
+        100.0 * plain
+    );
+    Ok(Row::held("c", &what, "0.5 %", measured, seen < 0.005))
+}
+
+/// Takes all that a page sends, and counts its bytes.
+fn viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usize>> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
+    Some(std::thread::spawn(move || {
+        let (mut some, mut bytes) = ([0u8; 1 << 16], 0);
+        while let Ok(read @ 1..) = stream.read(&mut some) {
+            bytes += read;
+        }
+        bytes
+    }))
 }
 
 /// Work of two quiet programs that nobody manages, with and without a daemon beside them: it is stopped where there is to be
@@ -54,7 +113,7 @@ fn neutral(place: &Place) -> anyhow::Result<Row> {
     for (actor, cpu) in actors.iter().zip(cpus) {
         actor.sit_on(&[cpu])?;
     }
-    let daemon = Daemon::start(place)?;
+    let daemon = Daemon::start(place, "overhead", &[])?;
     daemon.until_started(place);
     let (mut managed, mut control) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
@@ -128,12 +187,13 @@ impl Drop for Crowd {
 struct Daemon(Child);
 
 impl Daemon {
-    fn start(place: &Place) -> anyhow::Result<Self> {
+    /// `name` tells its folder and socket from those of others.
+    fn start(place: &Place, name: &str, more: &[&str]) -> anyhow::Result<Self> {
         let folder = &place.folder;
         let mut command = Command::new("/proc/self/exe");
         command.args(["--quiet", "manage", "--config"]).arg(folder.join("overhead.toml"));
-        command.arg("--state-dir").arg(folder.join("overhead-state"));
-        command.arg("--socket").arg(folder.join("overhead.sock")).stdin(Stdio::null());
+        command.arg("--state-dir").arg(folder.join(format!("{name}-state"))).args(more);
+        command.arg("--socket").arg(folder.join(format!("{name}.sock"))).stdin(Stdio::null());
         ends_with_us(&mut command, Signal::TERM);
         Ok(Daemon(command.spawn().context("the daemon cannot be started")?))
     }

@@ -1,0 +1,95 @@
+//! `cachemate page`: a recorded run as a page to look at.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use cachemate_core::Level;
+use cachemate_page::{Run, TrueProgram, Truth, html, recording};
+use cachemate_sim::results::{RunResults, TaskResults};
+use cachemate_trace::RunLogReader;
+use clap::Args;
+use serde::Deserialize;
+
+use crate::args::OutputArgs;
+use crate::files::{refuse_existing, write_file};
+use crate::session::Session;
+
+/// Write a recorded run as one HTML file: who shared a cache with whom, window by window, and why
+///
+/// The file loads nothing and plays the run back. Recordings come from `cachemate sim -o` and from `run_log` in the
+/// configuration of `cachemate manage`, which shows the same page of a running host with --page.
+#[derive(Args)]
+pub struct Page {
+    /// The recording
+    #[arg(value_name = "RUNLOG")]
+    log: String,
+    /// What the simulated machine says of the run itself, to stand beside it: the answer of `cachemate sim --json`
+    #[arg(long, value_name = "FILE")]
+    truth: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl Page {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        refuse_existing(&self.output.output, self.output.force)?;
+        let name = std::path::Path::new(&self.log).file_name().map(|name| name.to_string_lossy().into_owned());
+        let mut run = recording(RunLogReader::open(&self.log)?, &name.unwrap_or_else(|| self.log.clone()))?;
+        if let Some(path) = &self.truth {
+            run.head.truth = Some(truth(path, &run)?);
+        }
+        if let Some(cut_off) = &run.head.cut_off {
+            session.note(&format!("the recording breaks off: {cut_off}"));
+        }
+        write_file(&self.output.output, html(Some(&run))?.as_bytes(), self.output.force)?;
+        let (windows, path) = (run.snapshots.len(), self.output.output.display());
+        session.print(&format!("wrote {path}: {windows} windows\n"))
+    }
+}
+
+/// The part of the answer of `sim --json` that is of the machine.
+#[derive(Deserialize)]
+struct SimAnswer {
+    scenario: String,
+    seed: u64,
+    results: RunResults,
+}
+
+fn truth(path: &std::path::Path, run: &Run) -> anyhow::Result<Truth> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("{shown}: cannot be read"))?;
+    let answer: SimAnswer = serde_json::from_str(&text)
+        .with_context(|| format!("{shown}: expected the answer of 'cachemate sim --json'"))?;
+    let results = answer.results;
+    let contended =
+        |level: Level, cache: u32| run.head.caches.iter().any(|head| head.cache == cache) && level != Level::L1Data;
+    let process = |task| results.tasks.iter().find(|other| other.task == task).map(|task| task.process.0);
+    let evicted = results.caches.iter().filter(|cache| contended(cache.level, cache.cache.0));
+    let evicted = evicted
+        .flat_map(|cache| &cache.who_evicted_whom)
+        .filter_map(|(by, of, lines)| Some((process(*by)?, process(*of)?, *lines)))
+        .collect();
+    let mut programs: Vec<TrueProgram> = Vec::new();
+    for task in &results.tasks {
+        if !programs.iter().any(|program| program.program == task.process.0) {
+            let of = results.tasks.iter().filter(|other| other.process == task.process);
+            programs.push(true_program(task.process.0, &of.collect::<Vec<_>>()));
+        }
+    }
+    Ok(Truth { source: format!("{}, seed {}", answer.scenario, answer.seed), programs, evicted })
+}
+
+/// All threads of one program together.
+fn true_program(program: u32, threads: &[&TaskResults]) -> TrueProgram {
+    let sum = |of: &dyn Fn(&TaskResults) -> u64| threads.iter().map(|task| of(task)).sum::<u64>() as f64;
+    let instructions = sum(&|task| task.instructions);
+    let cycles = sum(&|task| task.cycles);
+    let last = |of: fn(&cachemate_sim::results::MissesBy) -> u64| sum(&|task| task.levels.last().map_or(0, of));
+    let misses = last(|level| level.misses);
+    TrueProgram {
+        program,
+        instr_per_cycle: (cycles > 0.0).then(|| instructions / cycles),
+        misses_per_kilo_instr: (instructions > 0.0).then(|| 1000.0 * misses / instructions),
+        by_others_share: (misses > 0.0).then(|| last(|level| level.inter_task) / misses),
+    }
+}

@@ -1,0 +1,274 @@
+//! The page through the command: of a running daemon, and of a recording.
+
+#[path = "../../page/tests/common/mod.rs"]
+mod browser;
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use browser::Browser;
+use common::not_shown::not_shown;
+use common::{Running, command, run};
+use serde_json::{Value, json};
+
+/// Names of programs, at most 15 bytes as the kernel keeps them, that would do something if they were markup.
+const HOSTILE: [&str; 3] = ["<img onerror=x>", "</script><b>hm", "'\"><svg/onload="];
+
+/// A daemon that observes programs of hostile names, with its page at `address`.
+struct Shown {
+    daemon: Running,
+    programs: Vec<Running>,
+    _folder: tempfile::TempDir,
+    /// Where to look, as the daemon says it.
+    at: String,
+}
+
+impl Shown {
+    fn start(address: &str, more: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = "window_ms = 100\n".to_string();
+        let mut programs = Vec::new();
+        for name in HOSTILE {
+            // A `/` cannot stand in a file's name: the process names itself.
+            let script = "printf %s \"$0\" >/proc/self/comm; while :; do read -t 1 line; done";
+            let mut bash = Command::new("bash");
+            bash.args(["-c", script, name]).stdin(Stdio::piped()).stderr(Stdio::null());
+            programs.push(Running(bash.spawn().unwrap()));
+            config.push_str(&format!("[[rules]]\npid = {}\n", programs.last().unwrap().pid()));
+        }
+        std::fs::write(folder.path().join("c.toml"), config).unwrap();
+        let args = ["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--page", address];
+        let mut started = command(folder.path(), &[&args[..], more].concat());
+        let mut daemon = Running(started.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+        let at = said_at(&mut daemon.0);
+        Shown { daemon, programs, _folder: folder, at }
+    }
+
+    fn address(&self) -> &str {
+        self.at.trim_start_matches("http://").split('/').next().unwrap()
+    }
+
+    fn token(&self) -> &str {
+        self.at.split_once("#token=").expect("a token").1
+    }
+}
+
+/// Reads what a daemon says until it names its page; the rest is read and let go.
+fn said_at(daemon: &mut Child) -> String {
+    let mut lines = BufReader::new(daemon.stderr.take().unwrap()).lines();
+    let at = lines
+        .by_ref()
+        .map(|line| line.unwrap())
+        .find_map(|line| Some(line.split_once("the page is at ")?.1.to_string()));
+    std::thread::spawn(move || lines.count());
+    at.expect("it says where the page is")
+}
+
+/// Head and body of an answer; a stream of events is read for `windows` of them.
+fn asked(
+    mut stream: impl Read + Write,
+    path: &str,
+    host: &str,
+    headers: &[String],
+    windows: usize,
+) -> (String, String) {
+    let more: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n").as_bytes()).unwrap();
+    let (mut answer, mut some) = (Vec::new(), [0u8; 4096]);
+    while String::from_utf8_lossy(&answer).matches("event: window").count() <= windows {
+        match stream.read(&mut some) {
+            Ok(0) | Err(_) => break,
+            Ok(read) => answer.extend_from_slice(&some[..read]),
+        }
+    }
+    let text = String::from_utf8_lossy(&answer).into_owned();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    (head.to_string(), body.to_string())
+}
+
+fn ask(address: &str, path: &str, host: &str, headers: &[String], windows: usize) -> (String, String) {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    asked(stream, path, host, headers, windows)
+}
+
+fn windows_of(body: &str) -> Vec<Value> {
+    let whole = body.split("event: window\ndata: ").skip(1).filter_map(|rest| rest.split_once("\n\n"));
+    whole.map(|(data, _)| serde_json::from_str(data).unwrap()).collect()
+}
+
+/// Does the daemon show its programs to who has the printed token, window by window, and nothing to anybody else?
+#[test]
+fn a_daemons_page_is_shown_to_who_has_the_token() {
+    let shown = Shown::start("127.0.0.1:0", &["--observe"]);
+    let (address, bearer) = (shown.address(), format!("Authorization: Bearer {}", shown.token()));
+    let status = |path: &str, host: &str, headers: &[String]| ask(address, path, host, headers, 0).0[9..12].to_string();
+    let (head, body) = ask(address, "/", address, &[], 0);
+    assert!(head.starts_with("HTTP/1.1 200") && !body.contains("onerror=x"), "{head}");
+    assert_eq!(status("/events", address, &[]), "401");
+    assert_eq!(status("/events", address, &["Authorization: Bearer 0".into()]), "401");
+    assert_eq!(status("/events", "evil.example", std::slice::from_ref(&bearer)), "421");
+    assert_eq!(status("/events", address, &[bearer.clone(), "Origin: http://evil.example".into()]), "403");
+    let (head, body) = ask(address, "/events", address, &[bearer], 4);
+    assert!(head.contains("text/event-stream"), "{head}");
+    let told = windows_of(&body);
+    assert!(told.len() >= 4, "{} windows came", told.len());
+    assert!(told.windows(2).all(|pair| pair[0]["window"].as_u64() < pair[1]["window"].as_u64()));
+    let last = told.last().unwrap();
+    assert_eq!(last["daemon"]["acts"], json!(false));
+    assert_eq!(last["daemon"]["pid"], json!(shown.daemon.pid()));
+    let mut names: Vec<_> = last["programs"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
+    names.sort_unstable();
+    let mut wanted = HOSTILE;
+    wanted.sort_unstable();
+    assert_eq!(names, wanted);
+    let pids: Vec<i64> = shown.programs.iter().map(|program| i64::from(program.pid())).collect();
+    assert!(last["programs"].as_array().unwrap().iter().all(|p| pids.contains(&p["pid"].as_i64().unwrap())));
+}
+
+/// In a browser: are programs shown by their names, whatever these are, do windows come, and is the end told?
+#[test]
+fn a_browser_follows_a_daemon() {
+    let Some(mut browser) = Browser::start() else {
+        not_shown("a daemon's page in a browser", "no Chromium");
+        return;
+    };
+    let shown = Shown::start("127.0.0.1:0", &["--observe"]);
+    browser.open(&shown.at);
+    browser.until("window.cachemate && cachemate.store.windows.length > 2");
+    let before = browser.eval("cachemate.store.windows.length").as_u64();
+    browser.until(&format!("cachemate.store.windows.length > {}", before.unwrap() + 2));
+    let chips =
+        browser.eval("[...document.querySelectorAll('.chip')].map((chip) => chip.querySelector('.name').textContent)");
+    for name in HOSTILE {
+        assert!(chips.as_array().unwrap().iter().any(|chip| chip.as_str().unwrap().contains(name)), "{name}: {chips}");
+    }
+    assert_eq!(browser.eval("document.querySelectorAll('main img, main b:not([class]) svg').length"), json!(0));
+    assert_eq!(browser.complaints, Vec::<String>::new());
+    drop(shown);
+    browser.until("document.getElementById('state').textContent.startsWith('no answer')");
+}
+
+/// Is a page on a socket its owner's only, and one without a token everybody's on this host?
+#[test]
+fn a_page_on_a_socket_is_its_owners() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("page.sock");
+    let shown = Shown::start(path.to_str().unwrap(), &["--observe"]);
+    assert_eq!(shown.at, format!("socket {}", path.display()));
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let (head, body) = asked(UnixStream::connect(&path).unwrap(), "/events", "localhost", &[], 1);
+    assert!(head.starts_with("HTTP/1.1 200") && !windows_of(&body).is_empty(), "{head}");
+    let open = Shown::start("127.0.0.1:0", &["--observe", "--page-without-token"]);
+    assert!(open.at.ends_with('/'), "{}", open.at);
+    assert!(ask(open.address(), "/events", open.address(), &[], 0).0.starts_with("HTTP/1.1 200"));
+}
+
+/// Is a page refused where it cannot be, with the place, and nothing begun?
+#[test]
+fn a_page_that_cannot_be_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("c.toml"), "").unwrap();
+    let manage = |page: &str| {
+        run(
+            folder.path(),
+            &["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--page", page],
+        )
+    };
+    let ran = manage("0.0.0.0:0");
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("0.0.0.0:0") && ran.err.contains("expected a loopback address"), "{}", ran.err);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let ran = manage(&address);
+    assert!(ran.code == Some(1) && ran.err.contains(&address), "{}", ran.err);
+    assert_eq!(run(folder.path(), &["manage", "--page-without-token"]).code, Some(2));
+    assert_eq!(run(folder.path(), &["manage", "--check", "--page", "127.0.0.1:0"]).code, Some(2));
+}
+
+/// A folder with a run of some windows on the simulated machine, and what the machine says of it.
+fn recorded() -> tempfile::TempDir {
+    static RUN: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let once = RUN.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut scenario = "name = \"four\"\ndescription = \"\"\nmachine = \"xeon-x5365-4\"\nseed = 3\nscale = 100\n\
+                            length = { cycles = 40_000_000 }\npolicy = { name = \"dio\" }\n"
+            .to_string();
+        for program in ["mcf-2006", "libquantum", "povray", "gamess"] {
+            scenario.push_str(&format!("[[programs]]\nprogram = \"{program}\"\n"));
+        }
+        std::fs::write(folder.path().join("s.toml"), scenario).unwrap();
+        let answer = run(folder.path(), &["sim", "s.toml", "-o", "run.jsonl.zst", "--json"]).ok();
+        std::fs::write(folder.path().join("truth.json"), answer.out).unwrap();
+        folder
+    });
+    let copy = tempfile::tempdir().unwrap();
+    for file in ["s.toml", "run.jsonl.zst", "truth.json"] {
+        std::fs::copy(once.path().join(file), copy.path().join(file)).unwrap();
+    }
+    copy
+}
+
+/// The data that stands in a page.
+fn data(page: &str, id: &str) -> Value {
+    let start = format!("<script type=\"application/json\" id=\"{id}\">");
+    let text = page.split_once(&start).unwrap().1.split_once("</script>").unwrap().0;
+    serde_json::from_str(text).unwrap()
+}
+
+/// Does a run of the simulated machine become one page that holds every window and the machine's own account, and does it
+/// play back in a browser?
+#[test]
+fn a_recording_becomes_a_page() {
+    let folder = recorded();
+    let args = ["page", "run.jsonl.zst", "--truth", "truth.json", "-o", "run.html"];
+    let said = run(folder.path(), &args).ok().out;
+    let page = std::fs::read_to_string(folder.path().join("run.html")).unwrap();
+    let windows = data(&page, "windows");
+    let count = windows.as_array().unwrap().len();
+    assert!(count >= 2 && said.contains(&format!("{count} windows")), "{said}");
+    let replayed = run(folder.path(), &["replay", "run.jsonl.zst", "--json"]).json();
+    assert_eq!(replayed["windows"], json!(count), "as many as a replay finds");
+    let head = data(&page, "head");
+    assert_eq!((&head["policy"], &head["source"]), (&json!("dio"), &json!("run.jsonl.zst")));
+    assert_eq!(head["truth"]["programs"].as_array().unwrap().len(), 4);
+    assert!(head["truth"]["evicted"].as_array().unwrap().iter().any(|row| row[2].as_u64() > Some(0)), "{head}");
+    assert_eq!(run(folder.path(), &args).code, Some(1), "not over a file that exists");
+    run(folder.path(), &[&args[..], &["--force"]].concat()).ok();
+    let Some(mut browser) = Browser::start() else {
+        not_shown("playback in a browser", "no Chromium");
+        return;
+    };
+    browser.open(&format!("file://{}", folder.path().join("run.html").display()));
+    browser.until("window.cachemate && cachemate.store.windows.length");
+    assert_eq!(browser.eval("cachemate.store.windows.length"), json!(count));
+    browser.press("End");
+    browser.until(&format!("document.getElementById('slider').value === '{}'", count - 1));
+    assert_eq!(browser.eval("document.querySelectorAll('.chip').length"), json!(4));
+    assert_eq!(browser.eval("document.getElementById('s-truth').hidden"), json!(false));
+    browser.picture("recording.png");
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
+/// Is a file that is no recording refused with the place, and one that breaks off shown as far as it goes?
+#[test]
+fn a_broken_recording_is_told() {
+    let folder = recorded();
+    std::fs::write(folder.path().join("no.jsonl"), "{}\n").unwrap();
+    let ran = run(folder.path(), &["page", "no.jsonl", "-o", "no.html"]);
+    assert!(ran.code == Some(1) && ran.err.contains("no.jsonl") && ran.err.contains("line 1"), "{}", ran.err);
+    assert!(!folder.path().join("no.html").exists());
+    let ran = run(folder.path(), &["page", "run.jsonl.zst", "--truth", "s.toml", "-o", "x.html"]);
+    assert!(ran.code == Some(1) && ran.err.contains("s.toml") && ran.err.contains("sim --json"), "{}", ran.err);
+    let whole = std::fs::read(folder.path().join("run.jsonl.zst")).unwrap();
+    std::fs::write(folder.path().join("cut.jsonl.zst"), &whole[..whole.len() - 9]).unwrap();
+    run(folder.path(), &["page", "cut.jsonl.zst", "-o", "cut.html"]).ok();
+    let page = std::fs::read_to_string(folder.path().join("cut.html")).unwrap();
+    assert!(data(&page, "head")["cut_off"].as_str().unwrap().contains("cut.jsonl.zst"));
+}

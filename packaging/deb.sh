@@ -40,13 +40,16 @@ install -D -m 644 packaging/grafana.json "$root/usr/share/cachemate/grafana.json
 doc=$root/usr/share/doc/cachemate
 install -D -m 644 packaging/debian/copyright "$doc/copyright"
 maintainer=$(sed -n 's/^Maintainer: //p' packaging/debian/control)
-{
-    echo "cachemate ($version) unstable; urgency=medium"
+# Every version of CHANGELOG.md, newest first, as Debian writes it.
+sed -n 's/^## \([0-9][^ ]*\) (\(.*\))$/\1 \2/p' CHANGELOG.md | while read -r of on; do
+    echo "cachemate ($of) unstable; urgency=medium"
     echo
-    sed -n "/^## $version /,/^## [^$version]/p" CHANGELOG.md | sed -n 's/^- /  * /p' | fold -s -w 76 | sed 's/^\([^ ]\)/    \1/; s/ *$//'
+    awk -v head="## $of (" 'index($0, "## ") == 1 { inside = index($0, head) == 1; next } inside && sub(/^- /, "  * ")' CHANGELOG.md |
+        fold -s -w 76 | sed 's/^\([^ ]\)/    \1/; s/ *$//'
     echo
-    echo " -- $maintainer  $(LC_ALL=C date -u -d "$date" '+%a, %d %b %Y %T +0000')"
-} | gzip -9n >"$doc/changelog.gz"
+    echo " -- $maintainer  $(LC_ALL=C date -u -d "$on" '+%a, %d %b %Y %T +0000')"
+    echo
+done | gzip -9n >"$doc/changelog.gz"
 
 mkdir "$root/DEBIAN"
 for script in postinst prerm postrm; do

@@ -37,7 +37,13 @@ within() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root L
 within find / -xdev -path /proc -prune -o -path /sys -prune -o -print | sort >"$root.before"
 cp "$package" "$root/package.deb"
 within dpkg -i /package.deb >/dev/null || fail 'it does not install'
-within cachemate --version
+version=$(dpkg-deb -f "$package" Version)
+case $(within cachemate --version) in
+    "cachemate $version ("*')') ;;
+    "cachemate $version") echo 'not shown here: the commit in --version, as this is no release build of a repository' ;;
+    *) fail "--version says $(within cachemate --version), expected $version" ;;
+esac
+zcat "$root/usr/share/doc/cachemate/changelog.gz" | head -n 1 | grep -q "^cachemate ($version) " || fail 'the changelog begins with another version'
 within cachemate topology >/dev/null || fail 'the command does not run'
 for file in /usr/share/man/man1/cachemate.1.gz /usr/lib/systemd/system/cachemate.service \
     /usr/share/bash-completion/completions/cachemate /etc/cachemate/cachemate.toml /usr/share/doc/cachemate/copyright; do

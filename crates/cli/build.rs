@@ -27,7 +27,30 @@ const RESULTS_DEPEND_ON: &[&str] = &[
 
 fn main() {
     fingerprint_sources();
+    name_version();
     build_agent();
+}
+
+/// The version, with the commit in what is released. Builds for work leave it out: each commit would build them anew.
+fn name_version() {
+    println!("cargo::rerun-if-env-changed=CACHEMATE_COMMIT");
+    let version = env::var("CARGO_PKG_VERSION").unwrap_or_default();
+    let released = env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    // Sources without their history, such as an archive, name it themselves or not at all.
+    let commit =
+        env::var("CACHEMATE_COMMIT").ok().or_else(|| git(&["rev-parse", "--short=12", "HEAD"]).filter(|_| released));
+    if released {
+        for file in ["HEAD", "logs/HEAD"].iter().filter_map(|file| git(&["rev-parse", "--git-path", file])) {
+            println!("cargo::rerun-if-changed={file}");
+        }
+    }
+    let commit = commit.filter(|commit| !commit.is_empty()).map_or(String::new(), |commit| format!(" ({commit})"));
+    println!("cargo::rustc-env=CACHEMATE_VERSION={version}{commit}");
+}
+
+fn git(args: &[&str]) -> Option<String> {
+    let answer = Command::new("git").args(args).output().ok().filter(|answer| answer.status.success())?;
+    Some(String::from_utf8(answer.stdout).ok()?.trim().to_string())
 }
 
 /// A sweep's results are of one version; this names it, the same on every host that builds the same sources.

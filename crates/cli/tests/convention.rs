@@ -3,6 +3,7 @@
 mod common;
 
 use std::io::Read;
+use std::path::Path;
 use std::process::Stdio;
 
 use common::{command, lackey, raw, run};
@@ -75,6 +76,15 @@ fn bad_input_is_exit_code_1_and_names_the_place() {
         }
         assert!(!ran.err.contains("panicked"), "{}", ran.err);
     }
+}
+
+/// Is the version told as a number, and behind it the commit where one is known?
+#[test]
+fn the_version_is_told() {
+    let ran = run(Path::new("."), &["--version"]).ok();
+    let rest = ran.out.strip_prefix(concat!("cachemate ", env!("CARGO_PKG_VERSION"))).expect(&ran.out).trim_end();
+    let commit = rest.strip_prefix(" (").and_then(|rest| rest.strip_suffix(')'));
+    assert!(rest.is_empty() || commit.is_some_and(|commit| commit.chars().all(|c| c.is_ascii_hexdigit())), "{rest:?}");
 }
 
 /// Does a reader that closes early (`| head -1`) leave no complaint?

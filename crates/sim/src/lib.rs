@@ -2,6 +2,7 @@
 //!
 //! It is the machine where a host has no counters, no partitions or only one cache, and the yardstick that scores
 //! every policy. The same seed gives the same bits on any host.
+#![warn(missing_docs)]
 
 mod baseline;
 pub mod hw;

@@ -15,24 +15,38 @@ use crate::machine::SimMachine;
 /// Everything measured.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RunResults {
+    /// Name of the machine's specification.
     pub machine: String,
+    /// Clock of the cores.
     pub hertz: u64,
+    /// [`crate::machine::SimOptions::scale`]; 1 = as published.
     pub scale: u64,
+    /// Length of the measured part.
     pub elapsed_cycles: u64,
+    /// In order of arrival, ended ones included.
     pub tasks: Vec<TaskResults>,
+    /// As the topology numbers them.
     pub caches: Vec<CacheResults>,
+    /// By node.
     pub memory: Vec<MemoryResults>,
     /// Share of all CPUs' time with a task on them.
     pub busy_share: f64,
+    /// How often the default scheduler had a choice.
     pub dispatcher: DispatcherResults,
 }
 
+/// What one task did.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TaskResults {
+    /// Dense, in order of arrival.
     pub task: TaskId,
+    /// The same for all threads of one run of a program.
     pub process: ProcessId,
+    /// Name of its program.
     pub name: String,
+    /// It has ended, before the measured part or within.
     pub exited: bool,
+    /// Instructions issued.
     pub instructions: u64,
     /// Cycles on the processor.
     pub cycles: u64,
@@ -40,55 +54,88 @@ pub struct TaskResults {
     pub instructions_per_cycle: Option<f64>,
     /// Share of the elapsed time on the processor.
     pub run_time_share: f64,
+    /// Cycles on each CPU, ascending CPUs; those that it never ran on are left out.
     pub on_cpu_cycles: Vec<(CpuId, u64)>,
+    /// Cycles runnable without a CPU, whether queued or kept off by a gang's turn.
     pub wait_cycles: u64,
+    /// Times that it was put on a CPU.
     pub context_switches: u64,
+    /// Times that it was put on another CPU than its last one.
     pub migrations: u64,
+    /// Faults that the operating system answered for it.
     pub page_faults: u64,
     /// Progress in its own unit, where it has one.
     pub progress: Option<f64>,
+    /// Each level that the machine has, with the task's accesses in any of its caches.
     pub levels: Vec<MissesBy>,
+    /// Demand accesses that another cache answered.
     pub remote_cache_hits: u64,
+    /// Bytes that its requests brought from memory, prefetches included.
     pub memory_read_bytes: u64,
+    /// Bytes that its requests sent to memory.
     pub memory_write_bytes: u64,
+    /// Of its cycles, those that no instruction used.
     pub stall_cycles: StallCycles,
 }
 
 /// Demand accesses at one level and why they missed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MissesBy {
+    /// Where the accesses came by.
     pub level: Level,
+    /// Hits and misses together; prefetches are neither.
     pub references: u64,
+    /// Misses of all causes.
     pub misses: u64,
+    /// The line was never in this cache before.
     pub cold: u64,
     /// Capacity and conflict: the task itself had evicted the line.
     pub own: u64,
+    /// Another task had evicted the line.
     pub inter_task: u64,
+    /// A store elsewhere had invalidated the line.
     pub coherence: u64,
+    /// Hits on lines that a prefetcher brought, the first on each.
     pub prefetch_hits: u64,
 }
 
 /// Where the cycles on processor went that no instruction used.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct StallCycles {
+    /// Ready, but another context of the core had the issue slot.
     pub issue: f64,
+    /// Waiting for hits, by the level that answered; first-level hits too.
     pub hit: Vec<(Level, f64)>,
+    /// Waiting for a line out of another cache.
     pub remote_cache: f64,
+    /// Waiting for memory of the own node.
     pub local_memory: f64,
+    /// Waiting for memory of another node.
     pub remote_memory: f64,
+    /// The part of any wait that went to queues for bandwidth; it is in no other field.
     pub queue: f64,
+    /// The operating system on the task's time: faults, switches, interrupts, page copies.
     pub system: f64,
 }
 
+/// What one cache did for all of its users.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CacheResults {
+    /// As the topology numbers it.
     pub cache: CacheId,
+    /// Level of the hierarchy.
     pub level: Level,
+    /// Demand accesses of all tasks.
     pub demand: MissesBy,
+    /// Lines that a task's fill pushed out, here or in an inclusive cache behind.
     pub evictions: u64,
+    /// Dirty lines passed outwards.
     pub writebacks: u64,
+    /// Copies lost to stores elsewhere.
     pub invalidations: u64,
+    /// Prefetches that this cache's prefetcher started.
     pub prefetches: u64,
+    /// Bytes given towards the cores, per elapsed cycle.
     pub bytes_per_cycle: f64,
     /// Lines that the first task evicted of the second.
     pub who_evicted_whom: Vec<(TaskId, TaskId, u64)>,
@@ -96,22 +143,31 @@ pub struct CacheResults {
     pub occupancy_bytes: Vec<(TaskId, u64)>,
 }
 
+/// What one memory controller did.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MemoryResults {
+    /// Its node.
     pub node: u32,
+    /// Bytes read, prefetches included.
     pub read_bytes: u64,
+    /// Bytes written.
     pub write_bytes: u64,
+    /// Both directions together, per elapsed cycle.
     pub bytes_per_cycle: f64,
+    /// Share of the elapsed time in which it passed bytes.
     pub busy_share: f64,
 }
 
+/// How often the default scheduler chose, and what moving pages took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct DispatcherResults {
+    /// Tasks chosen for a CPU that no gang or measurement held.
     pub picks: u64,
     /// More than one task was waiting (AV-9).
     pub picks_with_a_choice: u64,
     /// Penalties changed the choice.
     pub picks_swayed: u64,
+    /// Cycles spent on copying pages to other frames, of all CPUs together.
     pub page_copy_cycles: u64,
 }
 

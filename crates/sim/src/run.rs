@@ -11,6 +11,7 @@ use crate::results::RunResults;
 
 /// Changes nothing: the machine's default scheduler decides alone.
 pub struct LeaveAlone {
+    /// Length of every window.
     pub window: Window,
 }
 
@@ -38,8 +39,10 @@ pub fn in_parallel<I: Send, T: Send>(jobs: Vec<I>, run: impl Fn(I) -> T + Sync +
 /// Why a solo run failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SoloError {
+    /// This machine cannot be simulated.
     #[error(transparent)]
     Impossible(#[from] ImpossibleMachine),
+    /// The run could not go on.
     #[error(transparent)]
     Machine(#[from] cachemate_core::MachineError),
 }

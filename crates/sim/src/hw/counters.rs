@@ -29,6 +29,7 @@ pub enum MissCause {
 /// Demand accesses of one cache (or of one task at one level). Prefetches are not references.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LevelCounts {
+    /// Hits and misses together.
     pub references: u64,
     /// Misses by [`MissCause`].
     pub misses: [u64; 4],
@@ -37,9 +38,11 @@ pub struct LevelCounts {
 }
 
 impl LevelCounts {
+    /// Misses of every cause.
     pub fn all_misses(&self) -> u64 {
         self.misses.iter().sum()
     }
+    /// Misses of one cause.
     pub fn caused(&self, cause: MissCause) -> u64 {
         self.misses[cause as usize]
     }
@@ -58,8 +61,11 @@ pub struct Stalls {
     pub issue: u64,
     /// Waiting for a hit, by level.
     pub hit: [u64; LEVELS],
+    /// Waiting for a line out of another cache.
     pub remote_cache: u64,
+    /// Waiting for memory of the own node.
     pub local_memory: u64,
+    /// Waiting for memory of another node.
     pub remote_memory: u64,
     /// The part of any wait that was spent queueing for bandwidth.
     pub queue: u64,
@@ -73,6 +79,7 @@ impl Stalls {
         let hits: u64 = self.hit[Level::L2 as usize..].iter().sum();
         hits + self.remote_cache + self.local_memory + self.remote_memory + self.queue
     }
+    /// All causes together; with the issue slots of instructions these are the ticks on processor.
     pub fn sum(&self) -> u64 {
         self.issue
             + self.hit.iter().sum::<u64>()
@@ -90,18 +97,26 @@ impl Stalls {
 pub struct TaskCounters {
     /// Ticks of one cycle; 0 until the task first ran.
     pub ticks_per_cycle: u64,
+    /// Instructions that it has issued.
     pub instructions: u64,
     /// Ticks on processor.
     pub ticks: u64,
+    /// Ticks on processor that no instruction used.
     pub stalls: Stalls,
     /// Counts by `level as usize`.
     pub levels: [LevelCounts; LEVELS],
+    /// Demand accesses that another cache answered.
     pub remote_cache_hits: u64,
+    /// Bytes that its requests brought from memory, prefetches included.
     pub memory_read_bytes: u64,
+    /// Bytes that its requests sent to memory: stores written through, and dirty lines that they push out or
+    /// that others get to share.
     pub memory_write_bytes: u64,
     /// The operating system counts these.
     pub context_switches: u64,
+    /// Faults that the operating system answered for it.
     pub page_faults: u64,
+    /// Batches that it ended with a wish to the operating system.
     pub system_calls: u64,
 }
 
@@ -198,39 +213,50 @@ pub fn events(levels: &[Level]) -> Vec<Event> {
 /// What one cache counted, of all its users.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CacheCounters {
+    /// Demand accesses of all tasks.
     pub demand: LevelCounts,
+    /// Lines that a task's fill pushed out, here or in an inclusive cache behind.
     pub evictions: u64,
     /// Dirty lines passed outwards.
     pub writebacks: u64,
     /// Copies lost to stores elsewhere.
     pub invalidations: u64,
+    /// Prefetches that this cache's prefetcher started.
     pub prefetches: u64,
     /// Bytes this cache gave towards the cores, and ticks that requests queued for that.
     pub bytes_out: u64,
+    /// Ticks that requests queued for the way to the cores.
     pub queue_ticks: u64,
 }
 
 /// What one memory controller counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemoryCounters {
+    /// Lines read, prefetches included.
     pub read_bytes: u64,
+    /// Lines and stores written.
     pub write_bytes: u64,
     /// Ticks the controller was busy, and ticks that requests queued for it.
     pub busy_ticks: u64,
+    /// Ticks that requests queued, summed over them.
     pub queue_ticks: u64,
 }
 
 /// What one package bus counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BusCounters {
+    /// Bytes passed, in both directions.
     pub bytes: u64,
+    /// Ticks in which it passed them.
     pub busy_ticks: u64,
+    /// Ticks that requests queued, summed over them.
     pub queue_ticks: u64,
 }
 
 /// What one hardware context did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuCounters {
+    /// Instructions of all tasks that ran here.
     pub instructions: u64,
     /// Ticks with a task on it.
     pub loaded_ticks: u64,

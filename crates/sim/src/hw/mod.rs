@@ -6,14 +6,14 @@
 mod burst;
 mod caches;
 mod context;
-pub mod counters;
+mod counters;
 mod dram;
 mod l1_fast_path;
 mod page_index;
 mod parked;
 mod pipeline;
 mod prefetch;
-pub mod probe;
+mod probe;
 mod queue;
 mod reach;
 mod sampling;
@@ -36,12 +36,13 @@ use sampling::Sampling;
 use unit::Unit;
 
 pub use counters::*;
-pub use probe::*;
+pub(crate) use probe::*;
 pub use thread::Thread;
 
 /// Choices that are not the machine's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HwOptions {
+    /// Decides random replacement.
     pub seed: u64,
     /// False switches every prefetcher off.
     pub prefetch: bool,
@@ -58,6 +59,7 @@ impl Default for HwOptions {
 pub struct Framed {
     /// Physical page number, below memory size / page size.
     pub frame: u64,
+    /// Time that it took of the CPU; 0 = it was known.
     pub cost_cycles: u64,
     /// The page has just been copied there.
     pub copied: bool,
@@ -76,19 +78,38 @@ pub enum Stop {
     Time,
     /// The thread on `cpu` ended a batch with something other than [`Turn::More`]. It stays loaded, and goes on with
     /// its next batch if the operating system just runs the machine again.
-    Turn { cpu: CpuId, turn: Turn, at_cycle: u64 },
+    Turn {
+        /// Where the thread is.
+        cpu: CpuId,
+        /// What it asks for.
+        turn: Turn,
+        /// When the batch ended.
+        at_cycle: u64,
+    },
     /// A probe of the task on `cpu` is full or overflowed.
-    Interrupt { cpu: CpuId, task: TaskId, at_cycle: u64 },
+    Interrupt {
+        /// Where the thread is.
+        cpu: CpuId,
+        /// The thread's task.
+        task: TaskId,
+        /// When the probe raised it.
+        at_cycle: u64,
+    },
 }
 
 /// What the operating system spends a CPU's time on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Charge {
+    /// Another thread is loaded.
     Switch,
+    /// The thread that is loaded ran elsewhere before.
     Migration,
+    /// Pages are copied to frames of other colors.
     PageCopy,
+    /// A page had no frame, or a lazy move was due.
     Fault,
+    /// A probe's entry, or the counters' turn.
     Interrupt,
 }
 
@@ -96,8 +117,11 @@ pub enum Charge {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what}: found {found}, expected {expected}")]
 pub struct BadRequest {
+    /// What was asked for.
     pub what: String,
+    /// Its value.
     pub found: String,
+    /// Values that this hardware takes.
     pub expected: String,
 }
 
@@ -169,6 +193,7 @@ impl Hardware {
         })
     }
 
+    /// As it was given to [`Hardware::new`].
     pub fn spec(&self) -> &MachineSpec {
         &self.spec
     }
@@ -233,6 +258,7 @@ impl Hardware {
         self.cores[core].front.contexts[at].thread.as_deref()
     }
 
+    /// The thread on a CPU; `None` = there is none.
     pub fn thread_mut(&mut self, cpu: CpuId) -> Option<&mut Thread> {
         self.context_mut(cpu).thread.as_deref_mut()
     }
@@ -354,6 +380,7 @@ impl Hardware {
         }
     }
 
+    /// Of one hardware context, since the start.
     pub fn cpu_counters(&self, cpu: CpuId) -> CpuCounters {
         let (core, at) = self.context(cpu);
         self.cores[core].front.contexts[at].counters

@@ -11,12 +11,15 @@ const INSTRUCTION_BYTES: u64 = 4;
 
 /// A software thread, on a context or put aside.
 pub struct Thread {
+    /// Its number in the caches' books, too.
     pub task: TaskId,
+    /// Whose pages it touches.
     pub process: ProcessId,
     /// Class of service: picks the way masks.
     pub class: u8,
+    /// Complete up to the last stop; see [`super::Hardware::thread`].
     pub counters: TaskCounters,
-    pub probes: Probes,
+    pub(crate) probes: Probes,
     pub(crate) source: Box<dyn AccessSource>,
     pub(crate) batch: Vec<Access>,
     pub(crate) position: usize,
@@ -32,6 +35,7 @@ pub struct Thread {
 }
 
 impl Thread {
+    /// A thread at the start of its source, with nothing counted. Class 0 has all ways unless it was given fewer.
     pub fn new(task: TaskId, process: ProcessId, class: u8, source: Box<dyn AccessSource>) -> Self {
         Thread {
             task,

@@ -47,12 +47,14 @@ pub struct Pace {
 /// A program's code: equal functions in a row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Code {
+    /// At least one.
     pub functions: u32,
     /// Length of each function, which is also the length of its loop.
     pub function_instr: u32,
 }
 
 impl Code {
+    /// Size of all functions together.
     pub const fn bytes(self) -> u64 {
         self.functions as u64 * self.function_instr as u64 * INSTRUCTION_BYTES
     }

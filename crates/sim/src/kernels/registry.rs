@@ -7,10 +7,28 @@ use super::setup::{Options, Program, ProgramSpec, Setup, group_sizes};
 /// Why a program could not be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
+    /// The name is none of the table's.
     #[error("no program '{name}' is simulated; there are {known}{meant}")]
-    Unknown { name: String, known: String, meant: String },
+    Unknown {
+        /// As it was asked for.
+        name: String,
+        /// All names, separated by commas.
+        known: String,
+        /// The nearest of them as a question; empty = none is near.
+        meant: String,
+    },
+    /// The program does not take this option, or not this value.
     #[error("program {program:?}: {option} = {found}, expected {expected}")]
-    Refused { program: &'static str, option: &'static str, found: String, expected: String },
+    Refused {
+        /// Its name.
+        program: &'static str,
+        /// The field of [`Options`].
+        option: &'static str,
+        /// Its value.
+        found: String,
+        /// What would be taken.
+        expected: String,
+    },
 }
 
 const FAMILIES: &[&[ProgramSpec]] = &[

@@ -29,6 +29,7 @@ pub struct Options {
 /// One row of the table of programs.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgramSpec {
+    /// Name in scenarios.
     pub name: &'static str,
     /// What it stands for.
     pub stands_for: &'static str,
@@ -36,10 +37,15 @@ pub struct ProgramSpec {
     pub algorithm: &'static str,
     /// Data touched, stacks included.
     pub footprint_bytes: u64,
+    /// The publication that the footprint is from, or `estimate`.
     pub footprint_source: &'static str,
+    /// Instructions and stack accesses beside the algorithm's own.
     pub pace: Pace,
+    /// The publication that the pace is from, or `estimate`.
     pub pace_source: &'static str,
+    /// Size of the code and of its loops.
     pub code: Code,
+    /// The publication that the code's size is from, or `estimate`.
     pub code_source: &'static str,
     /// What the program's behaviour alternates between, if anything.
     pub phases: &'static str,
@@ -91,13 +97,18 @@ pub enum Users {
 /// A stretch of the address space that a program declares it touches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
+    /// What lies in it.
     pub name: &'static str,
+    /// Address of the first byte, a multiple of 4096.
     pub base: u64,
+    /// Whole lines of 64 bytes.
     pub bytes: u64,
+    /// The threads that may touch it.
     pub users: Users,
 }
 
 impl Region {
+    /// Is the address one of its bytes?
     pub fn contains(&self, address: u64) -> bool {
         address >= self.base && address - self.base < self.bytes
     }

@@ -196,6 +196,7 @@ impl SimMachine {
     pub fn now_cycles(&self) -> u64 {
         self.system.now()
     }
+    /// How this run's cycles and nominal times convert.
     pub fn clock(&self) -> Clock {
         self.clock
     }

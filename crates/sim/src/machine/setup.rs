@@ -16,6 +16,7 @@ pub struct SimOptions {
     /// machine reports in nanoseconds are multiplied by it again, so that a policy sees the published scale; counts and
     /// cycles are reported as they are.
     pub scale: u64,
+    /// Decides wherever a plan says nothing.
     pub scheduler: SchedulerKind,
     /// False switches every hardware prefetcher off.
     pub prefetch: bool,
@@ -48,7 +49,9 @@ impl Default for SimOptions {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {
+    /// Simulated cycles.
     Cycles(u64),
+    /// Simulated nanoseconds.
     Ns(u64),
     /// Instructions of all programs together.
     Instructions(u64),
@@ -64,13 +67,17 @@ pub type Maker = Box<dyn FnMut(u32) -> Vec<Box<dyn AccessSource>> + Send>;
 pub struct SharedMemory {
     /// Programs that name the same number share it.
     pub number: u32,
+    /// Virtual address; the segment begins with its page.
     pub first_byte: u64,
+    /// The segment ends with the page of the last byte.
     pub bytes: u64,
 }
 
 /// One process and its threads.
 pub struct Program {
+    /// Name of its tasks; several programs may have the same.
     pub name: String,
+    /// Called for every run of the program.
     pub maker: Maker,
     /// Simulated time, not scaled.
     pub start_ns: u64,
@@ -78,7 +85,9 @@ pub struct Program {
     pub restart: bool,
     /// Pinned there by its owner: no policy may move it.
     pub pinned: Option<CpuSet>,
+    /// What its owner asks for; `None` = nothing.
     pub goal: Option<Goal>,
+    /// Segments of its address space that it does not have for itself.
     pub shared: Vec<SharedMemory>,
 }
 
@@ -93,11 +102,14 @@ impl Program {
 /// Conversions between nominal time, which plans and observations use, and cycles of the simulated machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Clock {
+    /// Clock of the cores.
     pub hertz: u64,
+    /// [`SimOptions::scale`], 1 or more.
     pub scale: u64,
 }
 
 impl Clock {
+    /// A scale of 0 counts as 1.
     pub fn new(spec: &MachineSpec, scale: u64) -> Self {
         Clock { hertz: spec.hertz, scale: scale.max(1) }
     }

@@ -10,6 +10,7 @@ use super::SimMachine;
 /// One task at one moment, since its start.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TaskStep {
+    /// Instructions issued.
     pub instructions: u64,
     /// Demand misses of the last-level data cache.
     pub misses: u64,
@@ -22,7 +23,9 @@ pub struct TaskStep {
 /// All tasks at one moment, by task number.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Step {
+    /// When it was noted, since the start of the run.
     pub cycle: u64,
+    /// Tasks that had arrived by then.
     pub tasks: Vec<TaskStep>,
 }
 

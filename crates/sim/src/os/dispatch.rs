@@ -67,9 +67,6 @@ impl Dispatcher {
         Dispatcher { scheduler, domains, cpus, tasks, penalties, now: 0, arrivals: 0, picks: Picks::default() }
     }
 
-    pub fn domains(&self) -> &Domains {
-        &self.domains
-    }
     pub fn cpus(&self) -> u32 {
         self.cpus.len() as u32
     }
@@ -79,7 +76,8 @@ impl Dispatcher {
     pub fn running(&self, cpu: u32) -> Option<Slot> {
         self.cpus[cpu as usize].running
     }
-    pub fn seat(&self, cpu: u32) -> Seat {
+    #[cfg(test)]
+    pub(crate) fn seat(&self, cpu: u32) -> Seat {
         self.cpus[cpu as usize].seat
     }
     pub fn is_runnable(&self, slot: Slot) -> bool {

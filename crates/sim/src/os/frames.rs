@@ -117,6 +117,7 @@ impl Frames {
             self.cpus[cpu as usize].batch.reverse();
         }
         let found = self.cpus[cpu as usize].batch.pop().or_else(|| self.take_listed(home));
+        debug_assert_eq!(found.is_some(), self.free() > 0, "a request succeeds as long as any frame is free");
         self.free -= u64::from(found.is_some());
         found
     }

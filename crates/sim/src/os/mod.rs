@@ -1,14 +1,14 @@
 //! The operating system on the simulated hardware: memory and the processor's time.
 
-pub mod dispatch;
-pub mod domains;
-pub mod frames;
-pub mod gangs;
-pub mod memory;
-pub mod page_table;
-pub mod queues;
+pub(crate) mod dispatch;
+pub(crate) mod domains;
+pub(crate) mod frames;
+pub(crate) mod gangs;
+pub(crate) mod memory;
+pub(crate) mod page_table;
+pub(crate) mod queues;
 pub mod schedulers;
-pub mod system;
+pub(crate) mod system;
 
 #[cfg(test)]
 mod dispatch_tests;

@@ -142,12 +142,6 @@ impl System {
     pub fn task(&self, slot: Slot) -> &Task {
         &self.tasks[slot]
     }
-    pub fn slots(&self) -> usize {
-        self.tasks.len()
-    }
-    pub fn tasks_of(&self, process: usize) -> &[Slot] {
-        &self.processes[process].tasks
-    }
 
     /// A new, empty process; its index.
     pub fn add_process(&mut self) -> usize {
@@ -223,9 +217,6 @@ impl System {
             self.dispatcher.set_seated(self.now, slot, seated);
         }
         self.seats_changed = true;
-    }
-    pub fn rotations(&self) -> &[Rotation] {
-        &self.rotations
     }
 
     /// A measurement's seats, above all else; `None` gives the CPUs back.

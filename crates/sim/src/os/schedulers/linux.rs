@@ -27,7 +27,7 @@ struct Entity {
     home: Option<u32>,
 }
 
-pub struct LinuxLike {
+pub(crate) struct LinuxLike {
     times: Times,
     tasks: Vec<Entity>,
     least_virtual: Vec<i64>,

@@ -9,9 +9,9 @@ mod solaris;
 
 use serde::{Deserialize, Serialize};
 
-pub use linux::LinuxLike;
-pub use round_robin::RoundRobin;
-pub use solaris::SolarisTimeSharing;
+pub(crate) use linux::LinuxLike;
+pub(crate) use round_robin::RoundRobin;
+pub(crate) use solaris::SolarisTimeSharing;
 
 use super::queues::{Sight, Slot};
 
@@ -30,7 +30,7 @@ pub enum SchedulerKind {
 
 /// The machine's times, scaled, in cycles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Times {
+pub(crate) struct Times {
     /// Slice of the default scheduler.
     pub slice_cycles: u64,
     /// One millisecond of nominal time, at least 1.
@@ -39,7 +39,7 @@ pub struct Times {
 
 /// Why a task comes to a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Why {
+pub(crate) enum Why {
     New,
     Woken,
     /// It used up its slice.
@@ -51,7 +51,7 @@ pub enum Why {
 }
 
 /// The rules of one default scheduler.
-pub trait Scheduler: Send {
+pub(crate) trait Scheduler: Send {
     /// The CPU whose queue it waits on: an allowed one.
     fn place(&mut self, slot: Slot, why: Why, sight: &Sight<'_>) -> u32;
     /// It has come to the queue of `cpu`, or goes on to run there from another queue.
@@ -87,7 +87,7 @@ pub trait Scheduler: Send {
 }
 
 /// A scheduler at its start.
-pub fn scheduler(kind: SchedulerKind, times: Times) -> Box<dyn Scheduler> {
+pub(crate) fn scheduler(kind: SchedulerKind, times: Times) -> Box<dyn Scheduler> {
     match kind {
         SchedulerKind::Linux => Box::new(LinuxLike::new(times)),
         SchedulerKind::Solaris => Box::new(SolarisTimeSharing::new(times)),

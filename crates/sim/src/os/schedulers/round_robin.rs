@@ -3,7 +3,7 @@
 use super::{Scheduler, Times, Why};
 use crate::os::queues::{Sight, Slot};
 
-pub struct RoundRobin {
+pub(crate) struct RoundRobin {
     times: Times,
 }
 

@@ -65,7 +65,7 @@ struct Entity {
     left_cycles: u64,
 }
 
-pub struct SolarisTimeSharing {
+pub(crate) struct SolarisTimeSharing {
     times: Times,
     tasks: Vec<Entity>,
     next_lift: u64,

@@ -26,7 +26,9 @@ pub const GIVES_UP_AFTER_TIMES: u64 = 20;
 /// From one instruction of a program to another, counted from its start.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Work {
+    /// The first one.
     pub from_instr: f64,
+    /// The one after the last.
     pub to_instr: f64,
 }
 

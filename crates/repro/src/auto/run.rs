@@ -14,11 +14,14 @@ use crate::setup::failed;
 pub struct Contender {
     /// In tables.
     pub what: &'static str,
+    /// Name in the registry.
     pub policy: &'static str,
+    /// As TOML; empty = the policy's own.
     pub parameters: String,
 }
 
 impl Contender {
+    /// `parameters` as TOML.
     pub fn new(what: &'static str, policy: &'static str, parameters: &str) -> Self {
         Contender { what, policy, parameters: parameters.to_string() }
     }
@@ -31,6 +34,7 @@ pub struct Outcome {
     pub instr_per_s: Vec<f64>,
     /// Speed of each job in each window of the second half.
     pub windows: Vec<Vec<f64>>,
+    /// Windows of the whole run.
     pub records: u64,
 }
 

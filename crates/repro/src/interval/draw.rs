@@ -18,9 +18,11 @@ use crate::{Context, ReproError};
 /// A machine and how much is drawn on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
+    /// Name of a specification; overrides are allowed.
     pub machine: &'static str,
     /// Programs drawn from [`POOL`].
     pub programs: usize,
+    /// Co-runs of two programs in one cache.
     pub pairs: usize,
     /// Groups of four in one cache.
     pub fours: usize,
@@ -28,7 +30,9 @@ pub struct Setup {
     pub pairings: usize,
     /// Pairs in one cache, divided in four ways.
     pub partitions: usize,
+    /// Of each program alone, not measured.
     pub warm_up_cycles: u64,
+    /// What a program does alone in them is its work.
     pub measured_cycles: u64,
 }
 
@@ -84,11 +88,15 @@ pub fn setups(quick: bool) -> Vec<Setup> {
 /// One program of a machine's draw.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Profiled {
+    /// Name of its kernel.
     pub name: String,
+    /// Of its input and layout.
     pub seed: u64,
+    /// Measured alone, phase by phase.
     pub profile: Program,
     /// What it does alone in the measured cycles.
     pub work: Work,
+    /// Over `work`.
     pub alone: Rate,
 }
 
@@ -107,7 +115,9 @@ pub struct Rate {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
+    /// Two programs in one cache.
     Pair,
+    /// Four programs in one cache.
     Four,
     /// A plan of a mix; plans of one mix have its number.
     Plan(u32),
@@ -116,6 +126,7 @@ pub enum Kind {
 /// One co-run on the cycle-level machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Run {
+    /// The set that it is scored in.
     pub kind: Kind,
     /// Program (its place in the draw) and CPU.
     pub jobs: Vec<(usize, u32)>,
@@ -125,14 +136,18 @@ pub struct Run {
     pub busy_share: f64,
     /// By job.
     pub rates: Vec<Rate>,
+    /// Everybody did its work. Other runs are not scored.
     pub finished: bool,
 }
 
 /// All that was measured on one machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Measured {
+    /// As [`Setup::machine`] names it.
     pub machine: String,
+    /// In the order of the draw.
     pub programs: Vec<Profiled>,
+    /// Pairs, fours, then plans.
     pub runs: Vec<Run>,
 }
 

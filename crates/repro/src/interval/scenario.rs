@@ -10,7 +10,9 @@ use cachemate_spec::{Distribution, EventSpec, IntervalSpec, Length, Scenario, Tu
 /// The programs of a scenario: one per entry of `programs`, and one per part of each mix.
 #[derive(Clone, Debug, Default)]
 pub struct Programs {
+    /// In the order of the scenario's `programs`.
     pub of_entries: Vec<Arc<Program>>,
+    /// By mix, in the order of its parts.
     pub of_mixes: Vec<Vec<Arc<Program>>>,
 }
 

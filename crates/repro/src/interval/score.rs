@@ -20,15 +20,21 @@ const RANKED_POINTS: f64 = 2.0;
 /// One task of one run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Compared {
+    /// As [`super::draw::Setup::machine`] names it.
     pub machine: String,
+    /// Name of its program.
     pub task: String,
+    /// Programs of the others in the run.
     pub beside: Vec<String>,
     /// In per cent of the time alone.
     pub measured_slowdown_percent: f64,
+    /// Predicted cycles per instruction over those measured alone, minus one.
     pub predicted_slowdown_percent: f64,
     /// Predicted cycles per instruction over measured, minus one.
     pub cycles_per_instr_error_percent: f64,
+    /// See [`Run::busy_share`].
     pub busy_share: f64,
+    /// Where the error comes from.
     pub causes: Causes,
 }
 
@@ -48,13 +54,19 @@ pub struct Causes {
 /// One set of co-runs. `None` = no run is in it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Set {
+    /// Runs, not tasks.
     pub count: usize,
+    /// Of predicted slowdowns, over all tasks.
     pub mean_absolute_error_points: Option<f64>,
+    /// Nine of ten tasks have a smaller absolute error, or the same.
     pub p90_error_points: Option<f64>,
+    /// Rank correlation of predicted with measured slowdowns: over all tasks, or, of plans, over those of one mix.
     pub kendall_tau: Option<f64>,
+    /// Mean absolute slowdown: the error of saying that nobody slows down.
     pub error_of_predicting_nothing_points: Option<f64>,
     /// Mean error of cycles per instruction.
     pub mean_error_percent: Option<f64>,
+    /// Nine of ten tasks have a smaller absolute error of cycles per instruction, or the same.
     pub p90_error_percent: Option<f64>,
     /// Predicted minus measured.
     pub mean_signed_error_points: Option<f64>,
@@ -64,10 +76,14 @@ pub struct Set {
     pub error_by_cause_points: Option<Causes>,
 }
 
+/// How predictions compare with what was measured.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Score {
+    /// Of the draw.
     pub seed: u64,
+    /// By the names of [`SETS`].
     pub sets: BTreeMap<String, Set>,
+    /// The tasks of each set.
     pub tasks: BTreeMap<String, Vec<Compared>>,
 }
 

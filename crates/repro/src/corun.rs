@@ -22,9 +22,13 @@ use crate::{Context, ReproError};
 /// Where and for how long programs are measured.
 #[derive(Clone, Debug)]
 pub struct Bench {
+    /// All caches and CPUs, whether a run uses them or not.
     pub machine: MachineSpec,
+    /// Seed, scale and scheduler of every run.
     pub options: SimOptions,
+    /// Not measured; 0 = none.
     pub warm_up_cycles: u64,
+    /// What a program does alone in them is its work.
     pub measured_cycles: u64,
 }
 
@@ -152,7 +156,9 @@ pub fn caches(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
 /// Programs alone and in pairs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Matrix {
+    /// In the order in which they were given.
     pub names: Vec<String>,
+    /// On the first core of the first last-level cache, in the order of `names`.
     pub alone: Vec<Rates>,
     /// `beside[i][j]`: program i beside program j.
     pub beside: Vec<Vec<Rates>>,

@@ -25,24 +25,33 @@ use crate::{Context, ReproError};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Other {
+    /// Nowhere: the program is alone.
     None,
+    /// On another package: memory's controller is shared.
     OtherPackage,
+    /// Below another cache of the package: the bus is shared, too.
     OtherCache,
+    /// Below the same cache: its space is shared, too.
     SameCache,
 }
 
 /// One of the eight runs.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct OneRun {
+    /// Where the other program was.
     pub other: Other,
+    /// Whether the machine's prefetchers were on.
     pub prefetching: bool,
+    /// Of the program, over its work.
     pub cycles_per_instr: f64,
 }
 
 /// A part of the slowdown, over the run time alone.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Part {
+    /// What the two programs compete for.
     pub what: String,
+    /// Of the run time alone; may be negative.
     pub degradation_percent: f64,
     /// Share of the total; `None` where that is nothing.
     pub share_percent: Option<f64>,
@@ -51,11 +60,17 @@ pub struct Part {
 /// What the eight runs say.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Decomposition {
+    /// Name of its specification.
     pub machine: String,
+    /// Whose slowdown it is.
     pub program: String,
+    /// Who was beside it.
     pub with: String,
+    /// Run time in the same cache over run time alone, with prefetching, minus one.
     pub total_degradation_percent: f64,
+    /// They add up to the total.
     pub parts: Vec<Part>,
+    /// Eight, or six or four where the machine lacks steps.
     pub runs: Vec<OneRun>,
     /// Steps that the machine does not have.
     pub missing: Vec<Other>,

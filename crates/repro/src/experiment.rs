@@ -18,27 +18,38 @@ use crate::split::{self, Split};
 pub enum Bar {
     /// Met from here on up; beyond the paper above `paper_best`.
     AtLeast {
+        /// The smallest value that meets it.
         bar: f64,
+        /// The paper's own value; `None` = nothing counts as beyond it.
         paper_best: Option<f64>,
     },
     /// Met from here on down; beyond the paper below `paper_best`.
     AtMost {
+        /// The largest value that meets it.
         bar: f64,
+        /// The paper's own value; `None` = nothing counts as beyond it.
         paper_best: Option<f64>,
     },
+    /// Met in between, both ends included; never beyond the paper.
     Within {
+        /// The smallest value that meets it.
         low: f64,
+        /// The largest value that meets it.
         high: f64,
     },
     /// Shown as measured: the paper's result is a picture or a statement without a number to hold it against.
     Shown,
 }
 
+/// How a measured value stands against its bar.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
+    /// The bar is reached.
     Met,
+    /// The bar is missed, or nothing was measured.
     Short,
+    /// The bar is reached, and the paper's own value is passed.
     Beyond,
 }
 
@@ -114,6 +125,7 @@ pub enum Rule {
 /// One point of a result's figure or table: a series, where on it, and the value with its spread over seeds.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DataPoint {
+    /// Points of one series belong together.
     pub series: String,
     /// A number ("48" KB) or a name ("mcf+milc").
     pub at: String,
@@ -121,6 +133,7 @@ pub struct DataPoint {
     pub value: Option<f64>,
     /// Smallest and largest over seeds.
     pub low: Option<f64>,
+    /// Largest over seeds; `None` where it was not measured.
     pub high: Option<f64>,
 }
 
@@ -148,6 +161,7 @@ pub fn mean(values: &[f64]) -> f64 {
 pub struct Figure {
     /// File name without extension, such as `casc-1-miss-rate`.
     pub name: String,
+    /// The drawing's heading.
     pub title: String,
     /// Stands alone.
     pub svg: String,
@@ -178,6 +192,7 @@ pictures! {
 pub struct Finding {
     /// Such as `CASC-1`; several findings may share an id.
     pub id: String,
+    /// What was measured, for people.
     pub what: String,
     /// The paper's own figure, in words.
     pub paper: String,
@@ -187,16 +202,23 @@ pub struct Finding {
     pub spread: Option<f64>,
     /// Standard error of the mean: the spread over the root of the number of seeds.
     pub standard_error: Option<f64>,
+    /// How values of several seeds are held against the bar.
     pub rule: Rule,
+    /// Of the measured value, the spread and the bar; empty = none.
     pub unit: String,
+    /// What the value has to reach.
     pub bar: Bar,
+    /// Follows from the bar, the rule and the values.
     pub verdict: Verdict,
+    /// All that a figure or table of the result shows.
     pub points: Vec<DataPoint>,
+    /// One value was measured for each.
     pub seeds: Vec<u64>,
     /// The one time scale: how much shorter than the papers' all windows, slices, costs and phase lengths are.
     pub time_scale: f64,
     /// What was left out, why a bar was missed, what the number does not say.
     pub note: String,
+    /// In the order in which pages show them.
     #[serde(skip)]
     pub figures: Vec<Figure>,
     /// By seed.
@@ -250,21 +272,25 @@ impl Finding {
             values,
         }
     }
+    /// Takes the place of earlier points.
     #[must_use]
     pub fn points(mut self, points: Vec<DataPoint>) -> Self {
         self.points = points;
         self
     }
+    /// 1 = as published.
     #[must_use]
     pub fn time_scale(mut self, scale: f64) -> Self {
         self.time_scale = scale;
         self
     }
+    /// Takes the place of an earlier note.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = note.into();
         self
     }
+    /// Adds one behind those that are there.
     #[must_use]
     pub fn figure(mut self, figure: Figure) -> Self {
         self.figures.push(figure);
@@ -280,6 +306,7 @@ fn deviation(values: &[f64], mean: f64) -> f64 {
 /// What went wrong with an experiment.
 #[derive(Debug, thiserror::Error)]
 pub enum ReproError {
+    /// What failed, and why, in words.
     #[error("{0}: {1}")]
     Failed(String, String),
     /// Ctrl-C: findings made so far are kept.
@@ -294,7 +321,9 @@ pub enum ReproError {
 pub struct Context<'a> {
     /// Small enough for all quick experiments together to end within minutes.
     pub quick: bool,
+    /// At least one; experiments with a mean over seeds run once for each.
     pub seeds: Vec<u64>,
+    /// True = the user has asked to stop.
     pub stop: &'a AtomicBool,
     /// Mixes of each family, where an experiment draws any; `None` = its own number.
     pub mixes: Option<u32>,
@@ -361,9 +390,11 @@ impl Context<'_> {
 pub struct Experiment {
     /// Result ids that one run answers, such as `["CASC-1", "CASC-2"]`.
     pub ids: &'static [&'static str],
+    /// What it shows, for people.
     pub what: &'static str,
     /// Full run on two cores, as measured; for telling people beforehand.
     pub full_minutes: f64,
+    /// Runs it. The findings have its ids.
     pub run: fn(&Context<'_>) -> Result<Vec<Finding>, ReproError>,
 }
 
@@ -377,6 +408,7 @@ impl Experiment {
 /// All that was found, in the form of `repro --json`.
 #[derive(Debug, Serialize)]
 pub struct Findings {
+    /// In the order of the experiments.
     pub results: Vec<Finding>,
 }
 

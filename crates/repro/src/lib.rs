@@ -2,6 +2,7 @@
 //!
 //! `cachemate repro ID...` runs them by the ids of `docs/results/index.md`. A new experiment is one [`Experiment`] in its
 //! paper's file and one line in [`experiments`].
+#![warn(missing_docs)]
 
 pub mod auto;
 mod av;
@@ -72,6 +73,8 @@ pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no experiment answers '{id}'; there are: {}", known.join(", "))]
 pub struct UnknownId {
+    /// As it was asked for.
     pub id: String,
+    /// All ids, in the order of the papers.
     pub known: Vec<String>,
 }

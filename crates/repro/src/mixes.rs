@@ -34,7 +34,9 @@ const COUNTED_INSTRUCTIONS: f64 = 50_000.0;
 
 /// What is drawn from, and on what it runs.
 pub struct Draw<'a> {
+    /// A machine file or name; overrides are allowed.
     pub machine: &'a str,
+    /// How many are drawn.
     pub mixes: u32,
     /// Recorded programs: name and file.
     pub recordings: Vec<(String, PathBuf)>,
@@ -43,6 +45,7 @@ pub struct Draw<'a> {
 /// One policy on one mix, or the mean over mixes.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PolicyScore {
+    /// Name in the registry.
     pub policy: String,
     /// Instructions over the default scheduler's, minus one, in per cent.
     pub throughput_gain_percent: f64,
@@ -68,24 +71,35 @@ pub struct PolicyScore {
 /// A policy that has no score on a mix.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Failed {
+    /// Name in the registry.
     pub policy: String,
+    /// The error, in words.
     pub why: String,
 }
 
+/// One draw, with every policy on it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Mix {
+    /// One to a core, in the order of the draw.
     pub programs: Vec<String>,
+    /// In the order of the registry; those that failed are left out.
     pub policies: Vec<PolicyScore>,
+    /// Policies without a score.
     pub failed: Vec<Failed>,
     /// Pairs in which one did not finish: what the optimum knows of them is a lower bound.
     pub unfinished_pairs: Vec<String>,
 }
 
+/// All draws of one seed on one machine.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Mixes {
+    /// As it was asked for.
     pub machine: String,
+    /// Of the draw, the machine and the policies.
     pub seed: u64,
+    /// How much shorter than nominal time the windows are.
     pub time_scale: u64,
+    /// In the order of the draw.
     pub mixes: Vec<Mix>,
     /// Over the mixes on which a policy has a score, in the order of the registry.
     pub mean: Vec<PolicyScore>,

@@ -29,9 +29,11 @@ pub struct Job {
     pub name: String,
     /// In `cachemate_sim::kernels`.
     pub kernel: String,
+    /// Footprint, threads and groups; for kernels only.
     pub options: kernels::Options,
     /// Input and layout of this copy.
     pub seed: u64,
+    /// What its owner asks for; `None` = nothing.
     pub goal: Option<Goal>,
     /// Fixed there, whatever a policy or the machine's scheduler says.
     pub pinned: Option<CpuSet>,
@@ -171,17 +173,23 @@ impl Job {
 /// A machine, programs, and for how long.
 #[derive(Clone, Debug)]
 pub struct Workload {
+    /// What it runs on.
     pub machine: MachineSpec,
+    /// Seed, scale and scheduler. [`Workload::simulated`] replaces its lengths.
     pub options: SimOptions,
+    /// In the order in which they arrive.
     pub jobs: Vec<Job>,
     /// Not measured.
     pub warm_up_cycles: u64,
+    /// Length of the measured part, after the warm-up.
     pub measured_cycles: u64,
 }
 
 /// What a managed run answers: the books, and every record of the loop, the warm-up's too.
 pub struct ManagedRun {
+    /// Of the measured part.
     pub results: RunResults,
+    /// One for each window.
     pub records: Vec<WindowRecord>,
 }
 
@@ -360,8 +368,11 @@ fn speed(task: &TaskResults) -> Option<f64> {
 /// Scores against solo runs. Rates are per elapsed time, so starving a program counts against a run.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Scores {
+    /// Sum of speeds over those alone (Snavely and Tullsen).
     pub weighted_speedup: f64,
+    /// Harmonic mean of speeds over those alone (Luo, Gummaraju and Franklin).
     pub harmonic_mean: f64,
+    /// Largest speed alone over speed together.
     pub worst_slowdown: f64,
     /// Mean of time together over time alone, minus one.
     pub mean_degradation: f64,

@@ -18,7 +18,9 @@ use crate::work::{Rates, Work};
 /// What one run answers, in the order of its programs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Kept {
+    /// What each program did alone in the measured cycles.
     pub work: Vec<Work>,
+    /// How fast each program was over its work.
     pub rates: Vec<Rates>,
 }
 

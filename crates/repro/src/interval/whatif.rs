@@ -13,9 +13,13 @@ use crate::{Context, ReproError};
 /// What is asked.
 #[derive(Clone, Debug)]
 pub struct Question {
+    /// What they run on.
     pub machine: MachineSpec,
+    /// In the order of the time lines.
     pub jobs: Vec<Job>,
+    /// Nominal time.
     pub length_ns: u64,
+    /// Of the machine and the policy.
     pub seed: u64,
     /// Turns one by one.
     pub explicit: bool,

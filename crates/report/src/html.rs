@@ -13,15 +13,21 @@ use crate::text::{count_text, number, or_dash, percent_text, size_text};
 /// What the page shows; parts that are empty are left out.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct StudyPage {
+    /// Title of the page, and its heading.
     pub title: String,
     /// One or two sentences under the title.
     pub lead: String,
+    /// The machine that was asked about.
     pub machine: String,
+    /// Its contended cache.
     pub cache: CacheSummary,
+    /// The programs of the study, in the order given.
     pub programs: Vec<ProgramSummary>,
     /// Same order as `programs`.
     pub curves: Vec<Vec<CurvePoint>>,
+    /// Who hurts whom, as the scheme says.
     pub matrix: Matrix,
+    /// The best placement by the scheme; `None` = none was asked for.
     pub plan: Option<PlanResult>,
     /// How it was measured: what, and in words.
     pub method: Vec<(String, String)>,

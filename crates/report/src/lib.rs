@@ -3,6 +3,8 @@
 //! Everything here is pure: data in, text out. Nothing is computed that the data does not hold, and absent values stay
 //! visibly absent (`–` in text, `null` in JSON). [`figure`] is general: the papers' figures are drawn with it too.
 
+#![warn(missing_docs)]
+
 pub mod figure;
 mod html;
 mod page_frame;

@@ -26,9 +26,11 @@ pub struct Counted {
     pub accesses: u64,
     /// Data accesses the program did, before any filter; `None` where the file does not say.
     pub program_accesses: Option<u64>,
+    /// Executed in the recorded window; `None` where the file does not say.
     pub instructions: Option<u64>,
     /// First touches of a line; `None` from a sample, which does not see them all.
     pub cold: Option<u64>,
+    /// Ascending by size.
     pub curve: Vec<CurvePoint>,
 }
 
@@ -48,8 +50,11 @@ pub struct Sampled {
 /// One part of a recording with `--per`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct MrcPart {
+    /// The process, by its number in the recording; `None` = all of them.
     pub process: Option<u32>,
+    /// The thread, by its number in the recording; `None` = all of the process's.
     pub thread: Option<u32>,
+    /// On a cache of its own.
     #[serde(flatten)]
     pub counted: Counted,
 }
@@ -57,10 +62,14 @@ pub struct MrcPart {
 /// `cachemate mrc --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct MrcResult {
+    /// The recording, as given.
     pub file: String,
+    /// Bytes of a line, for which the curve was made.
     pub line_bytes: u32,
+    /// All processes and threads together.
     #[serde(flatten)]
     pub all: Counted,
+    /// How the curve was sampled; `None` = every access was followed.
     pub sampled: Option<Sampled>,
     /// Parts with `--per process` or `--per thread`, ascending; empty otherwise.
     pub parts: Vec<MrcPart>,
@@ -69,14 +78,23 @@ pub struct MrcResult {
 /// `cachemate cachesim --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CachesimResult {
+    /// The recording, as given.
     pub file: String,
+    /// Size of the simulated cache.
     pub size_bytes: u64,
+    /// Lines of one set.
     pub ways: u32,
+    /// Bytes of a line.
     pub line_bytes: u32,
+    /// `lru`, `plru` or `random`.
     pub policy: String,
+    /// Records in the file; with `--l1`, all of them and not only those that reach the cache.
     pub accesses: u64,
+    /// Misses of the simulated cache.
     pub misses: u64,
+    /// Misses over accesses; `None` without accesses.
     pub miss_ratio: Option<f64>,
+    /// Misses per thousand instructions; `None` where the file has no instruction counts.
     pub mpki: Option<f64>,
     /// Misses of the L1 in front, with `--l1`.
     pub l1_misses: Option<u64>,
@@ -85,12 +103,15 @@ pub struct CachesimResult {
 /// One program as predictions and plans see it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct ProgramSummary {
+    /// From the profile or the recording.
     pub name: String,
     /// What was run.
     pub command: Option<String>,
     /// Animal class: turtle, sheep, rabbit, devil.
     pub class: Option<String>,
+    /// Executed while it was recorded; `None` = not known.
     pub instructions: Option<u64>,
+    /// Accesses that reach the shared cache, per thousand instructions; `None` = not known.
     pub accesses_per_kilo_instr: Option<f64>,
     /// Alone on the whole cache.
     pub solo_mpki: Option<f64>,
@@ -103,31 +124,43 @@ pub struct ProgramSummary {
 /// The cache that is shared.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct CacheSummary {
+    /// As `L2` or `L3`.
     pub level: String,
+    /// All slices together.
     pub size_bytes: u64,
+    /// Lines of one set.
     pub ways: u32,
+    /// Bytes of a line.
     pub line_bytes: u32,
     /// Number of such caches in the machine, and CPUs on each.
     pub instances: u32,
+    /// CPUs that share one of them.
     pub cpus_each: u32,
 }
 
 /// Who hurts whom: row suffers from column.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Matrix {
+    /// The scheme that says so.
     pub scheme: String,
     /// `percent` of the solo run time lost, or a `weight` without a unit.
     pub unit: String,
+    /// Programs, in the order of rows and of columns.
     pub names: Vec<String>,
+    /// `values[row][column]`: what the row's program suffers from the column's; `None` = not known.
     pub values: Vec<Vec<Option<f64>>>,
 }
 
 /// What a group does to one of its members.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GroupMember {
+    /// As in [`ProgramSummary::name`].
     pub name: String,
+    /// Misses per thousand instructions alone on the cache; `None` = not known.
     pub solo_mpki: Option<f64>,
+    /// Beside the others: misses over accesses; `None` where the scheme does not say.
     pub miss_ratio: Option<f64>,
+    /// Beside the others: misses per thousand instructions; `None` where the scheme does not say.
     pub mpki: Option<f64>,
     /// Share of its solo run time that it loses.
     pub suffers_percent: Option<f64>,
@@ -136,24 +169,33 @@ pub struct GroupMember {
 /// All programs together on one cache.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Group {
+    /// The scheme that the figures are by.
     pub method: String,
+    /// Misses over accesses of all members together; `None` where the scheme does not say.
     pub miss_ratio: Option<f64>,
+    /// In the order of the programs.
     pub members: Vec<GroupMember>,
 }
 
 /// `cachemate predict --json`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct PredictResult {
+    /// The machine that was asked about.
     pub machine: String,
+    /// Its contended cache.
     pub cache: CacheSummary,
+    /// In the order given.
     pub programs: Vec<ProgramSummary>,
+    /// Who hurts whom, two at a time.
     pub matrix: Matrix,
+    /// All together; `None` = fewer than two programs, or nothing is known.
     pub group: Option<Group>,
 }
 
 /// One program in a plan.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Placed {
+    /// As in [`ProgramSummary::name`].
     pub name: String,
     /// Where it runs; programs on the same CPU take turns.
     pub cpu: Option<u32>,
@@ -170,22 +212,29 @@ pub struct CacheAssigned {
     pub cache: String,
     /// Kernel's list form.
     pub cpus: String,
+    /// Those on its CPUs.
     pub programs: Vec<Placed>,
 }
 
 /// Mean of what the programs are expected to suffer, in the plan and in what else could have been done.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Alternatives {
+    /// In this plan.
     pub plan: Option<f64>,
+    /// In the best one; `None` = not known.
     pub best: Option<f64>,
+    /// In the worst one; `None` = not known.
     pub worst: Option<f64>,
+    /// In random ones, on average; `None` = not known.
     pub random: Option<f64>,
 }
 
 /// A plan as pictures and pages show it.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PlanResult {
+    /// The machine that the plan is for.
     pub machine: String,
+    /// The scheme that the plan is by.
     pub scheme: String,
     /// `percent` or `weight`: what the numbers below are.
     pub unit: String,
@@ -195,17 +244,24 @@ pub struct PlanResult {
     pub optimal: bool,
     /// How far from the best it can be at most, where not known to be the best.
     pub gap: Option<f64>,
+    /// Each with the programs on its CPUs.
     pub caches: Vec<CacheAssigned>,
+    /// This plan beside the others that there are.
     pub expected: Alternatives,
 }
 
 /// One CPU in `cachemate topology --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CpuLine {
+    /// As the operating system numbers it.
     pub cpu: u32,
+    /// Core that it is a context of; dense, counted over the whole machine.
     pub core: u32,
+    /// Chip or socket that it is on; dense.
     pub package: u32,
+    /// Its nearest memory node.
     pub memory_node: u32,
+    /// Tasks can run on it.
     pub online: bool,
 }
 
@@ -218,8 +274,11 @@ pub struct CacheLine {
     pub level: String,
     /// Kernel's list form.
     pub cpus: String,
+    /// All slices together; `None` = the machine does not say.
     pub size_bytes: Option<u64>,
+    /// Lines of one set; `None` = the machine does not say.
     pub ways: Option<u32>,
+    /// Bytes of a line; `None` = the machine does not say.
     pub line_bytes: Option<u32>,
     /// The contended one.
     pub last_level: bool,
@@ -230,11 +289,14 @@ pub struct CacheLine {
 pub struct TopologyResult {
     /// A machine's name, or the folder that stands for the host.
     pub source: String,
+    /// Every CPU, online or not.
     pub cpus: Vec<CpuLine>,
+    /// Every cache, by index.
     pub caches: Vec<CacheLine>,
 }
 
 impl TopologyResult {
+    /// The answer about a topology that came from `source`.
     pub fn new(source: &str, topology: &Topology) -> Self {
         let cpus = topology.cpus.iter().map(|cpu| CpuLine {
             cpu: cpu.id.0,

@@ -3,7 +3,9 @@
 /// Where the text of a column stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Align {
+    /// At the left end: names and words.
     Left,
+    /// At the right end: numbers.
     Right,
 }
 
@@ -15,6 +17,7 @@ pub struct Table {
 }
 
 impl Table {
+    /// A table without rows. `header` has the name of each column, and where its cells stand.
     pub fn new(header: &[(&str, Align)]) -> Self {
         Table { header: header.iter().map(|(name, align)| (name.to_string(), *align)).collect(), rows: Vec::new() }
     }
@@ -27,6 +30,7 @@ impl Table {
         self
     }
 
+    /// No row was added.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

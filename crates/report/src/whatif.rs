@@ -14,53 +14,72 @@ use crate::text::{number, or_dash, percent_text};
 /// `cachemate whatif --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct WhatIf {
+    /// The simulated machine.
     pub machine: String,
+    /// Its contended cache.
     pub cache: CacheSummary,
     /// Nominal.
     pub hours: f64,
+    /// Everything random in the runs comes from it.
     pub seed: u64,
+    /// In the order given; each on the same machine, programs and seed.
     pub policies: Vec<PolicyOutcome>,
 }
 
 /// What came out under one policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PolicyOutcome {
+    /// As given on the command line.
     pub policy: String,
     /// False = stopped by the user; everything until then is counted.
     pub complete: bool,
+    /// Windows that the policy saw.
     pub windows: u64,
     /// Over programs: time over the time alone on a CPU and cache of its own.
     pub mean_slowdown: Option<f64>,
+    /// The largest slowdown of a program; `None` where no program has one.
     pub worst_slowdown: Option<f64>,
     /// Sum of the slowdowns' inverses.
     pub weighted_speedup: Option<f64>,
+    /// Of all programs together, over the whole run.
     pub instructions_per_second: f64,
+    /// Traffic with memory, both ways, of all nodes together.
     pub memory_bytes_per_second: f64,
     /// Plans that placed, divided or timed otherwise than the one before.
     pub changes_per_hour: f64,
     /// Of the machine's time, what probes and page moves took.
     pub cost_seconds: f64,
+    /// In the order given; the second copy of a name is `name 2`.
     pub programs: Vec<ProgramOutcome>,
+    /// How things went over time.
     pub lines: TimeLines,
+    /// Plans that changed something, in order of time.
     pub decisions: Vec<DecisionTold>,
 }
 
 /// One program under one policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ProgramOutcome {
+    /// The second copy of a name is `name 2`.
     pub name: String,
+    /// Time over the time alone on a CPU and cache of its own; `None` = nothing was executed.
     pub slowdown: Option<f64>,
     /// Of its time on a processor only: caches and memory.
     pub slowdown_on_cpu: Option<f64>,
+    /// Instructions per cycle on a processor; `None` = it never ran.
     pub instr_per_cycle: Option<f64>,
+    /// On the contended cache; `None` = no instruction was executed.
     pub misses_per_kilo_instr: Option<f64>,
 }
 
 /// Values over time, by program in the order of `programs`; each at the end of its stretch.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct TimeLines {
+    /// End of each stretch, from the start of the run.
     pub seconds: Vec<f64>,
+    /// By program and stretch; `None` = the program did not live in it.
     pub slowdown: Vec<Vec<Option<f64>>>,
+    /// Bytes held of all contended caches, on average; by program and stretch, `None` = not seen in it.
     pub occupancy_bytes: Vec<Vec<Option<f64>>>,
     /// Of the contended caches, the one that it mostly ran on.
     pub cache: Vec<Vec<Option<u32>>>,
@@ -71,7 +90,9 @@ pub struct TimeLines {
 /// A plan that changed something.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DecisionTold {
+    /// When it was decided, from the start of the run.
     pub seconds: f64,
+    /// The first reasons, with their programs.
     pub why: String,
 }
 

@@ -5,6 +5,7 @@ use crate::text::{number, size_text};
 /// How values spread along an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Scale {
+    /// Equal differences are equally far apart.
     #[default]
     Linear,
     /// Decades. Values of zero and below are drawn at the low end.
@@ -18,6 +19,7 @@ pub enum Scale {
 pub struct Axis {
     /// Label with the unit: "cache size", "misses per 1000 instructions".
     pub label: String,
+    /// How the values spread.
     pub scale: Scale,
     /// Lowest and highest value shown; `None` = what the data needs.
     pub range: Option<(f64, f64)>,
@@ -26,15 +28,19 @@ pub struct Axis {
 }
 
 impl Axis {
+    /// A linear axis that shows what the data needs.
     pub fn linear(label: &str) -> Self {
         Axis { label: label.to_string(), ..Axis::default() }
     }
+    /// An axis of decades that shows what the data needs.
     pub fn log(label: &str) -> Self {
         Axis { label: label.to_string(), scale: Scale::Log, ..Axis::default() }
     }
+    /// An axis of sizes in bytes, by doublings, that shows what the data needs.
     pub fn bytes(label: &str) -> Self {
         Axis { label: label.to_string(), scale: Scale::LogBytes, ..Axis::default() }
     }
+    /// The same axis, showing the values from `low` to `high`.
     pub fn within(mut self, low: f64, high: f64) -> Self {
         self.range = Some((low, high));
         self

@@ -9,6 +9,7 @@ use crate::text::number;
 /// One value; `None` leaves its place empty.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Bar {
+    /// How high it is, in the unit of the y axis.
     pub value: Option<f64>,
     /// Low and high end of the interval it is believed to lie in.
     pub interval: Option<(f64, f64)>,
@@ -23,16 +24,22 @@ impl From<f64> for Bar {
 /// Bars over one name on the x axis, one per series.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct BarGroup {
+    /// Stands under the bars.
     pub name: String,
+    /// In the order of [`Bars::series`].
     pub bars: Vec<Bar>,
 }
 
 /// A bar chart.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Bars {
+    /// Stands above the figure.
     pub title: String,
+    /// The axis of the values.
     pub y: Axis,
+    /// Names in the legend, one a series.
     pub series: Vec<String>,
+    /// From left to right.
     pub groups: Vec<BarGroup>,
     /// Bars stand on top of each other instead of side by side (breakdowns); values below zero go downward.
     pub stacked: bool,

@@ -8,7 +8,9 @@ use crate::text::number;
 /// One value, with the interval it is believed to lie in, and words for the pointer that rests on it.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Point {
+    /// In the unit of the x axis.
     pub x: f64,
+    /// In the unit of the y axis.
     pub y: f64,
     /// Low and high end; `None` = known without doubt, or the doubt is not known.
     pub interval: Option<(f64, f64)>,
@@ -17,6 +19,7 @@ pub struct Point {
 }
 
 impl Point {
+    /// A point without an interval, with its values for a title.
     pub fn new(x: f64, y: f64) -> Self {
         Point { x, y, ..Point::default() }
     }
@@ -25,6 +28,7 @@ impl Point {
 /// How a series is drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mark {
+    /// A line from point to point.
     #[default]
     Line,
     /// Points only: a scatter plot.
@@ -36,19 +40,25 @@ pub enum Mark {
 /// How intervals are drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Spread {
+    /// An area behind the line.
     #[default]
     Band,
+    /// An upright line at each point.
     Whiskers,
 }
 
 /// A named row of points.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Series {
+    /// Stands in the legend.
     pub name: String,
     /// Points in order of drawing; those that are not finite interrupt the line.
     pub points: Vec<Point>,
+    /// What is drawn for the points.
     pub mark: Mark,
+    /// What is drawn for their intervals.
     pub spread: Spread,
+    /// The line is broken; points are drawn as they are otherwise.
     pub dashed: bool,
     /// Index of its color; `None` = the next one. The same index in two figures gives the same color.
     pub color: Option<usize>,
@@ -58,22 +68,51 @@ pub struct Series {
 #[derive(Clone, PartialEq, Debug)]
 pub enum Reference {
     /// A level across the figure.
-    Y { label: String, at: f64 },
+    Y {
+        /// Stands beside the line.
+        label: String,
+        /// In the unit of the y axis.
+        at: f64,
+    },
     /// A place along the x axis.
-    X { label: String, at: f64 },
+    X {
+        /// Stands beside the line.
+        label: String,
+        /// In the unit of the x axis.
+        at: f64,
+    },
     /// A range of levels: what a paper reports.
-    YBand { label: String, from: f64, to: f64 },
+    YBand {
+        /// Stands at the band.
+        label: String,
+        /// Lower end, in the unit of the y axis.
+        from: f64,
+        /// Upper end, in the unit of the y axis.
+        to: f64,
+    },
     /// A range along the x axis.
-    XBand { label: String, from: f64, to: f64 },
+    XBand {
+        /// Stands at the band.
+        label: String,
+        /// Lower end, in the unit of the x axis.
+        from: f64,
+        /// Upper end, in the unit of the x axis.
+        to: f64,
+    },
 }
 
 /// Series over two axes.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Chart {
+    /// Stands above the figure.
     pub title: String,
+    /// The axis below.
     pub x: Axis,
+    /// The axis at the left.
     pub y: Axis,
+    /// In the order of drawing, and of the legend.
     pub series: Vec<Series>,
+    /// What to compare with.
     pub references: Vec<Reference>,
     /// Pixels; `None` = 680 x 360.
     pub size: Option<(f64, f64)>,

@@ -16,15 +16,21 @@ pub enum Shade {
 /// Rows of values; `None` is drawn as an empty cell with a dash.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct HeatMap {
+    /// Stands above the figure.
     pub title: String,
+    /// Names of the rows, from the top.
     pub rows: Vec<String>,
+    /// Names of the columns, from the left.
     pub columns: Vec<String>,
     /// What a row is, and what a column is.
     pub row_label: String,
+    /// What a column is.
     pub column_label: String,
+    /// By row and column, as many as there are names of them.
     pub values: Vec<Vec<Option<f64>>>,
     /// Value of the strongest color; `None` = the largest magnitude there is.
     pub full: Option<f64>,
+    /// The scale of colors.
     pub shade: Shade,
     /// Written after the number, with a space (`%`).
     pub unit: String,

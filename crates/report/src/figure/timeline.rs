@@ -9,7 +9,9 @@ use crate::text::number;
 /// Something that lasts.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Span {
+    /// Where it begins, in the unit of the x axis.
     pub from: f64,
+    /// Where it ends, in the unit of the x axis.
     pub to: f64,
     /// Index into [`Timeline::kinds`].
     pub kind: usize,
@@ -20,17 +22,22 @@ pub struct Span {
 /// One row of spans: a CPU, a program.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Lane {
+    /// Stands at the left of the lane.
     pub name: String,
+    /// What happened in it.
     pub spans: Vec<Span>,
 }
 
 /// Lanes over a common time axis.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Timeline {
+    /// Stands above the figure.
     pub title: String,
+    /// The time axis.
     pub x: Axis,
     /// What the colors stand for.
     pub kinds: Vec<String>,
+    /// From the top.
     pub lanes: Vec<Lane>,
     /// Moments that matter, across all lanes.
     pub marks: Vec<(String, f64)>,

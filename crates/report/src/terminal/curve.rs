@@ -7,7 +7,9 @@ use crate::text::{number, size_text};
 /// One curve: bytes, ascending, and a value.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CurveLine {
+    /// Stands beside its color.
     pub name: String,
+    /// Size in bytes, ascending, and the value there.
     pub points: Vec<(u64, f64)>,
 }
 

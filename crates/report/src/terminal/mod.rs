@@ -14,6 +14,7 @@ pub use matrix::matrix_picture;
 /// What the terminal can show.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Paint {
+    /// The terminal shows colors, and they are wanted.
     pub color: bool,
     /// Columns.
     pub width: usize,
@@ -27,9 +28,11 @@ impl Paint {
     pub fn sgr(&self, code: &str, text: &str) -> String {
         if self.color { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_string() }
     }
+    /// The text in bold where color is wanted.
     pub fn bold(&self, text: &str) -> String {
         self.sgr("1", text)
     }
+    /// The text in faint where color is wanted.
     pub fn faint(&self, text: &str) -> String {
         self.sgr("2", text)
     }

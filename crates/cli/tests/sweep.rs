@@ -256,6 +256,21 @@ fn mistakes_are_told_with_their_place() {
         let said = refused(from, to);
         assert!(said.contains(want), "{from} -> {to}: {said}");
     }
+    for args in [&["sweep", "status", "nowhere"][..], &["sweep", "run", "-o", "nowhere"]] {
+        let ran = run(at, args);
+        assert!(
+            ran.code == Some(1) && ran.err.contains("nowhere: no such folder: 'cachemate sweep run"),
+            "{}",
+            ran.err
+        );
+    }
+    fs::write(&path, &text).unwrap();
+    for (engine, names) in [(["hq", "--hq"], "--hq names"), (["dask", "--python"], "--python names")] {
+        let args =
+            ["sweep", "run", "sweep-pairs.toml", "-o", "engines", "--engine", engine[0], engine[1], "no-such-program"];
+        let ran = run(at, &args);
+        assert!(ran.code == Some(1) && ran.err.contains("no-such-program: ") && ran.err.contains(names), "{}", ran.err);
+    }
     // A manifest of another version is not run, whoever asks.
     fs::write(&path, &text).unwrap();
     run(at, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]).ok();

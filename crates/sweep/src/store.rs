@@ -99,7 +99,13 @@ impl Store {
     /// # Errors
     /// It is not there.
     pub fn open(folder: &Path) -> Result<Self, SweepError> {
-        let folder = folder.canonicalize().map_err(|error| SweepError::file(folder, error))?;
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                SweepError::file(folder, "no such folder: 'cachemate sweep run FILE -o DIR' makes it")
+            }
+            _ => SweepError::file(folder, error),
+        };
+        let folder = folder.canonicalize().map_err(failed)?;
         let next = AtomicU64::new(0);
         Ok(Store { folder, owner: Owner::me(), heart: Heart::default(), stale_after: STALE_AFTER, next })
     }

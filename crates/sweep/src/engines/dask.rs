@@ -81,7 +81,9 @@ impl Dask {
         command.arg("--ids").arg(ids).arg("--").arg(&self.command.program).args(self.command.args());
         // A local cluster's spill files belong to the sweep, not to wherever the command was started.
         command.current_dir(&folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
-        let mut child = command.spawn().map_err(|error| format!("{}: {error}", options.python.display()))?;
+        let mut child = command
+            .spawn()
+            .map_err(|error| format!("{}: {error}; --python names a Python that has Dask", options.python.display()))?;
         let heard = Heard { at: Instant::now(), left: tasks.len(), workers: None, broken: None };
         let heard = Arc::new(Mutex::new(heard));
         if let Some(out) = child.stdout.take() {

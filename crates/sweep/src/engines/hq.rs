@@ -107,7 +107,7 @@ impl Hq {
         let failed = |error: std::io::Error| EngineError {
             engine: NAME,
             for_ever: error.kind() == std::io::ErrorKind::NotFound,
-            what: format!("{}: {error}", self.options.program.display()),
+            what: format!("{}: {error}; --hq names HyperQueue's command", self.options.program.display()),
         };
         let log = std::fs::File::create(self.folder().join(format!("{what}.log"))).map_err(failed)?;
         let log_too = log.try_clone().map_err(failed)?;

@@ -175,6 +175,9 @@ impl<'a> Watching<'a> {
         if progress.failed > 0 {
             line.push_str(&format!(", {} failed", progress.failed));
         }
+        for (many, what) in [(progress.running, "running"), (progress.waiting, "waiting")] {
+            line.push_str(&many.filter(|many| *many > 0).map_or(String::new(), |many| format!(", {many} {what}")));
+        }
         if let Some((start, before)) = self.started.filter(|(_, before)| over > *before) {
             let each = start.elapsed().as_secs_f64() / (over - before) as f64;
             line.push_str(&format!(", about {} left", time_words(each * (progress.total - over) as f64)));

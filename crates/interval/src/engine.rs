@@ -96,6 +96,14 @@ pub struct Slots {
     stolen: Vec<f32>,
 }
 
+impl Slots {
+    /// Has it no part of a processor's time now?
+    #[inline]
+    fn waits_for_turn(&self, at: usize) -> bool {
+        self.ask[at].share <= 0.0 && self.outside[at] <= 0.0
+    }
+}
+
 /// A machine with tasks on it, running.
 pub struct Engine {
     pub hertz: f64,
@@ -552,6 +560,10 @@ impl Engine {
             let instructions = state.rate[entry] * elapsed;
             let share = f64::from(slots.ask[at].share);
             let done = &mut slots.done[at];
+            if instructions <= 0.0 && share <= 0.0 {
+                done.wait_cycles += self.turns.tasks[at].demand * elapsed;
+                continue;
+            }
             done.instructions += instructions;
             done.cycles += share * elapsed;
             done.wait_cycles += (self.turns.tasks[at].demand - share).max(0.0) * elapsed;

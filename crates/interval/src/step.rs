@@ -101,6 +101,10 @@ impl Engine {
             }
             let at = state.task[entry] as usize;
             let slots = &mut self.slots;
+            // Who waits for its turn asks nothing; it is looked at again when it runs.
+            if slots.waits_for_turn(at) {
+                continue;
+            }
             let dropped = slots.dropped[at];
             // First touches are in the profile: as long as nothing was taken from it, it misses what it missed alone.
             slots.fresh[at] &= state.lost_nothing(entry);
@@ -126,8 +130,9 @@ impl Engine {
             self.share_cores(flow);
         }
         for entry in 0..self.flows[flow].len() {
-            if self.flows[flow].here[entry] {
-                self.extras(flow, self.flows[flow].task[entry] as usize);
+            let at = self.flows[flow].task[entry] as usize;
+            if self.flows[flow].here[entry] && !self.slots.waits_for_turn(at) {
+                self.extras(flow, at);
             }
         }
     }
@@ -201,8 +206,9 @@ impl Engine {
         let package = self.package_of_flow[flow];
         let state = &self.flows[flow];
         for entry in 0..state.len() {
-            if state.here[entry] {
-                self.memory.queue(node, package, &mut self.slots.ask[state.task[entry] as usize]);
+            let at = state.task[entry] as usize;
+            if state.here[entry] && !self.slots.waits_for_turn(at) {
+                self.memory.queue(node, package, &mut self.slots.ask[at]);
             }
         }
     }
@@ -226,8 +232,9 @@ impl Engine {
                     continue;
                 }
                 for entry in 0..state.len() {
-                    if state.here[entry] {
-                        each(packages[at], &mut slots.ask[state.task[entry] as usize]);
+                    let task = state.task[entry] as usize;
+                    if state.here[entry] && !slots.waits_for_turn(task) {
+                        each(packages[at], &mut slots.ask[task]);
                     }
                 }
             }
@@ -263,9 +270,11 @@ impl Engine {
             let outside = self.slots.outside[at];
             let over = self.slots.over[at];
             let rate = if outside > 0.0 { outside } else { f64::from(ask.share) * f64::from(ask.speed()) };
-            state.rate[entry] = if over { 0.0 } else { rate };
+            // One that has never run has no speed yet.
+            let rate = if over || self.slots.waits_for_turn(at) { 0.0 } else { rate };
+            state.rate[entry] = rate;
             self.slots.per_instr[at][QUEUE_CYCLES] = ask.queued;
-            if rate > 0.0 && !over {
+            if rate > 0.0 {
                 let left = self.slots.left_instr[at].min(self.slots.work_left_instr[at]);
                 ends = ends.min(self.now + left.max(0.0) / rate);
             }
@@ -317,7 +326,7 @@ fn traffic_of(flow: &Flow, slots: &Slots) -> f32 {
     for entry in 0..flow.len() {
         if flow.here[entry] {
             let ask = &slots.ask[flow.task[entry] as usize];
-            if ask.cycles > 0.0 {
+            if ask.share > 0.0 && ask.cycles > 0.0 {
                 sum += ask.lines * ask.share * ask.speed();
             }
         }

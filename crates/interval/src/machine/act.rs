@@ -1,18 +1,20 @@
 //! Putting a plan in force, and reading back what holds.
 
+use std::collections::BTreeMap;
+
 use cachemate_core::{
-    Applied, CacheId, CpuSet, IndexSet, Item, Member, PageMoving, Pending, Plan, ProcessId, Refused, RefusedBecause,
-    ShareHeld, TaskId, Units,
+    Applied, CacheId, Change, ChangeKind, Colors, CpuId, CpuSet, GangSchedule, IndexSet, Item, Manner, Member,
+    PageMoving, Pending, Plan, ProcessId, Refused, RefusedBecause, ShareHeld, State, TaskId, TaskState, Tracked, Units,
+    changes, refused_lines, run,
 };
 
-use super::{IntervalMachine, parts};
+use super::{IntervalMachine, Known, parts};
 use crate::turns::Rotation;
 
 /// Pages of a process on their way to other colors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Moving {
     pub process: ProcessId,
-    pub colors: IndexSet,
     pub pages: u64,
     pub began_ns: u64,
     pub ends_ns: u64,
@@ -21,24 +23,32 @@ pub struct Moving {
 /// Share of a process' time that copying its pages takes while it lasts.
 const COPYING_SHARE: f64 = 0.5;
 
-fn refused(item: Item, because: RefusedBecause, said: impl Into<String>) -> Refused {
-    Refused { item, because, said: said.into() }
+fn not_made(change: &Change, why: &str) -> Refused {
+    let item = change.items.first().cloned().unwrap_or(Item::Plan);
+    Refused { item, because: RefusedBecause::Failed, said: why.to_string() }
 }
 
 impl IntervalMachine {
+    /// Makes the plan hold as far as it can.
     pub(super) fn put_in_force(&mut self, plan: &Plan) -> Applied {
-        let mut refusals = Vec::new();
-        let before = std::mem::replace(&mut self.plan, plan.clone());
-        self.apply_rights(plan, &mut refusals);
-        if before.gangs != plan.gangs {
-            self.apply_gangs(plan, &mut refusals);
+        let derived = changes(plan, &[], &self.state(), &self.topology, &self.capabilities);
+        let made = run(&derived.changes, |change| self.make(change));
+        let mut refusals = derived.refused;
+        refusals.extend(refused_lines(&derived.changes, &made));
+        let gangs =
+            |change: &Change| matches!(change.kind, ChangeKind::StartGangs { .. } | ChangeKind::StopGangs { .. });
+        // While a probe holds CPUs, gangs wait until it is over.
+        if derived.changes.iter().any(gangs) && !self.probe_holds_cpus() {
+            self.seat_gangs();
+        }
+        if !derived.changes.is_empty() {
+            self.engine.turns.balance();
         }
         if !plan.penalties.is_empty() {
-            refusals.push(refused(Item::Penalties, RefusedBecause::NotSupported, "nobody is picked one by one here"));
+            let said = "turns are averaged: nobody is picked one by one".to_string();
+            refusals.push(Refused { item: Item::Penalties, because: RefusedBecause::NotSupported, said });
         }
-        if before.shares != plan.shares {
-            self.move_pages(&before, plan);
-        }
+        self.plan = plan.clone();
         self.divide_caches();
         self.apply_probes(plan, &mut refusals);
         let mut applied = self.read_back();
@@ -46,100 +56,116 @@ impl IntervalMachine {
         applied
     }
 
-    fn live(&self) -> Vec<(TaskId, u32, bool)> {
-        let live = self.known.iter().filter(|known| !known.exited);
-        live.map(|known| (known.task, known.slot, known.fixed)).collect()
+    fn live(&self) -> impl Iterator<Item = &Known> {
+        self.known.iter().filter(|known| !known.exited)
     }
 
-    pub(super) fn apply_rights(&mut self, plan: &Plan, refusals: &mut Vec<Refused>) {
-        let live = self.live();
-        let gone = |task: &TaskId| live.iter().all(|(known, _, _)| known != task);
-        for &task in plan.affinity.keys().filter(|task| gone(task)) {
-            refusals.push(refused(Item::Affinity(task), RefusedBecause::Gone, "the task has ended"));
-        }
-        for &task in plan.weights.keys().filter(|task| gone(task)) {
-            refusals.push(refused(Item::Weight(task), RefusedBecause::Gone, "the task has ended"));
-        }
+    /// What holds now, thing by thing.
+    fn state(&self) -> State {
         let all: CpuSet = (0..self.spec.cpus()).collect();
-        for (task, slot, fixed) in live {
-            if fixed {
-                continue;
+        let task = |known: &Known| {
+            let sched = &self.engine.turns.tasks[known.slot as usize];
+            TaskState {
+                task: known.task,
+                process: known.process,
+                name: self.jobs[known.job].job.name.clone(),
+                movable: !known.fixed,
+                group: None,
+                affinity: Some(Tracked { now: sched.allowed.clone(), original: all.clone() }),
+                weight: Some(Tracked { now: sched.weight, original: 1.0 }),
+                class: known.class,
+                class_owner: None,
+                cannot_wait: None,
             }
-            let allowed = plan.affinity.get(&task).map_or_else(|| all.clone(), |cpus| cpus.intersection(&all));
-            if allowed.is_empty() {
-                refusals.push(refused(Item::Affinity(task), RefusedBecause::NotSupported, "none of the CPUs exists"));
-                continue;
-            }
-            self.engine.turns.allow(slot, allowed);
-            self.engine.turns.weigh(slot, plan.weights.get(&task).copied().unwrap_or(1.0));
+        };
+        let colors = |known: &Known| {
+            let now = self.colors.get(&known.process).cloned();
+            (known.process, Tracked { now, original: None })
+        };
+        let colored = self.spec.pages.colors.is_some();
+        let groups = self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
+        State {
+            tasks: self.live().map(task).collect(),
+            classes: self.classes.clone(),
+            colors: if colored { self.live().map(colors).collect() } else { BTreeMap::new() },
+            gangs: self.gangs.clone(),
+            // Class 0 of the hardware is everybody's.
+            manner: Manner { classes_at_most: Some(groups.max(1) - 1), ..Manner::default() },
+            ..State::default()
         }
-        self.engine.turns.balance();
     }
 
-    pub(super) fn apply_gangs(&mut self, plan: &Plan, refusals: &mut Vec<Refused>) {
-        let mut rotations = Vec::new();
-        for (at, schedule) in plan.gangs.iter().enumerate() {
-            let mut gangs = Vec::new();
-            for gang in &schedule.gangs {
-                let here = |&(task, cpu): &(TaskId, Option<cachemate_core::CpuId>)| {
-                    let known = self.known.iter().find(|known| known.task == task && !known.exited)?;
-                    Some((known.slot, cpu.map(|cpu| cpu.0)))
-                };
-                let members: Vec<(u32, Option<u32>)> = gang.members.iter().filter_map(here).collect();
-                if members.len() < gang.members.len() {
-                    let said = "a member has ended; the others keep their turn";
-                    refusals.push(refused(Item::Gangs(at), RefusedBecause::Gone, said));
-                }
-                if !members.is_empty() {
-                    gangs.push((members, gang.slices));
-                }
+    fn make(&mut self, change: &Change) -> Result<(), Refused> {
+        let gone = || not_made(change, "the task has ended");
+        match &change.kind {
+            ChangeKind::Affinity { task, to, .. } => {
+                let slot = self.slot_of(*task).ok_or_else(gone)?;
+                self.engine.turns.allow(slot, to.clone());
             }
-            if !gangs.is_empty() {
-                let slice = self.cycles_of(schedule.slice_ns);
-                rotations.push(Rotation::new(schedule.cpus.clone(), slice, gangs));
+            ChangeKind::Weight { task, to, .. } => {
+                let slot = self.slot_of(*task).ok_or_else(gone)?;
+                self.engine.turns.weigh(slot, *to);
             }
+            ChangeKind::CreateClass { class, masks } | ChangeKind::Schemata { class, to: masks, .. } => {
+                self.classes.insert(*class, masks.clone());
+            }
+            ChangeKind::RemoveClass { class, .. } => {
+                self.classes.remove(class);
+            }
+            ChangeKind::Member { task, to, .. } => {
+                let known = self.known.iter_mut().find(|known| known.task == *task).ok_or_else(gone)?;
+                known.class = *to;
+            }
+            ChangeKind::Colors { process, from, to: Some(to) } => {
+                self.move_pages(*process, from.as_ref(), to);
+                self.colors.insert(*process, to.clone());
+            }
+            ChangeKind::Colors { process, to: None, .. } => {
+                self.colors.remove(process);
+            }
+            ChangeKind::StopGangs { schedule } => self.gangs.retain(|running| running != schedule),
+            ChangeKind::StartGangs { schedule } => {
+                let at = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
+                self.gangs.insert(at, schedule.clone());
+            }
+            ChangeKind::Cpuset { .. } => return Err(not_made(change, "this machine has no groups")),
         }
+        Ok(())
+    }
+
+    /// Lets the queues know of the gangs that run.
+    pub(super) fn seat_gangs(&mut self) {
+        let rotation = |schedule: &GangSchedule| {
+            let member = |&(task, cpu): &(TaskId, Option<CpuId>)| Some((self.slot_of(task)?, cpu.map(|cpu| cpu.0)));
+            let gang = |gang: &cachemate_core::Gang| (gang.members.iter().filter_map(member).collect(), gang.slices);
+            let gangs = schedule.gangs.iter().map(gang).collect();
+            Rotation::new(schedule.cpus.clone(), self.cycles_of(schedule.slice_ns), gangs)
+        };
+        let rotations = self.gangs.iter().map(rotation).collect();
         self.engine.turns.set_rotations(rotations);
     }
 
-    /// What a process is held to by colors; the first share that names it counts.
-    fn colors_of(plan: &Plan, process: ProcessId) -> Option<(IndexSet, PageMoving)> {
-        plan.shares.iter().find_map(|share| match &share.units {
-            Units::Colors { allowed, moving } if share.members.contains(&Member::Process(process)) => {
-                Some((allowed.clone(), *moving))
-            }
-            _ => None,
-        })
-    }
-
     /// Pages outside the new colors start to move: that takes the process' time, and its lines of them are lost.
-    fn move_pages(&mut self, before: &Plan, plan: &Plan) {
+    fn move_pages(&mut self, process: ProcessId, from: Option<&Colors>, to: &Colors) {
         let Some(colors) = self.spec.pages.colors else { return };
-        let all: IndexSet = (0..colors).collect();
-        let mut processes: Vec<ProcessId> = self.known.iter().map(|known| known.process).collect();
-        processes.dedup();
-        for process in processes {
-            let now = Self::colors_of(plan, process);
-            let was = Self::colors_of(before, process).map_or_else(|| all.clone(), |found| found.0);
-            let Some((allowed, moving)) = now.filter(|(allowed, _)| *allowed != was) else { continue };
-            let outside = was.iter().filter(|color| !allowed.contains(*color)).count() as f64;
-            let share = outside / f64::from(was.count().max(1));
-            let slots: Vec<u32> =
-                self.known.iter().filter(|known| known.process == process).map(|known| known.slot).collect();
-            let pages = (share * self.pages_of(&slots)) as u64;
-            if moving == PageMoving::Never || pages == 0 {
-                continue;
-            }
-            let cost_ns = pages as f64 * self.spec.pages.move_page_cycles as f64 * 1e9 / self.spec.hertz as f64;
-            self.cost_ns += cost_ns;
-            let ends_ns = self.now_ns + (cost_ns / COPYING_SHARE) as u64 + 1;
-            for &slot in &slots {
-                self.engine.drop_lines(slot, share);
-                self.engine.steal(slot, COPYING_SHARE);
-            }
-            self.moving.retain(|other| other.process != process);
-            self.moving.push(Moving { process, colors: allowed, pages, began_ns: self.now_ns, ends_ns });
+        let was = from.map_or_else(|| (0..colors).collect::<IndexSet>(), |from| from.allowed.clone());
+        let outside = was.iter().filter(|color| !to.allowed.contains(*color)).count() as f64;
+        let share = outside / f64::from(was.count().max(1));
+        let of_process = self.known.iter().filter(|known| known.process == process);
+        let slots: Vec<u32> = of_process.map(|known| known.slot).collect();
+        let pages = (share * self.pages_of(&slots)) as u64;
+        if to.moving == PageMoving::Never || pages == 0 {
+            return;
         }
+        let cost_ns = pages as f64 * self.spec.pages.move_page_cycles as f64 * 1e9 / self.spec.hertz as f64;
+        self.cost_ns += cost_ns;
+        let ends_ns = self.now_ns + (cost_ns / COPYING_SHARE) as u64 + 1;
+        for &slot in &slots {
+            self.engine.drop_lines(slot, share);
+            self.engine.steal(slot, COPYING_SHARE);
+        }
+        self.moving.retain(|other| other.process != process);
+        self.moving.push(Moving { process, pages, began_ns: self.now_ns, ends_ns });
     }
 
     /// Resident pages: of the footprint, or of four caches where that is not known.
@@ -164,7 +190,7 @@ impl IntervalMachine {
         self.moving.retain(|moving| moving.ends_ns > now_ns);
     }
 
-    /// Every contended cache as the plan and events have it.
+    /// Every contended cache as classes, colors and events have it.
     pub(super) fn divide_caches(&mut self) {
         let contended: Vec<CacheId> =
             self.topology.caches.iter().filter(|cache| cache.last_level).map(|cache| cache.id).collect();
@@ -173,26 +199,18 @@ impl IntervalMachine {
             let mut masks: Vec<IndexSet> = Vec::new();
             let mut members: Vec<(u32, usize)> = Vec::new();
             let mut units = level_ways;
-            for known in self.known.iter().filter(|known| !known.exited) {
-                let held = self.plan.shares.iter().find_map(|share| {
-                    let named = share.members.contains(&Member::Task(known.task))
-                        || share.members.contains(&Member::Process(known.process));
-                    match &share.units {
-                        Units::Ways { mask } if named && share.cache == *cache => Some((mask.clone(), level_ways)),
-                        // A frame's color is the same in every cache.
-                        Units::Colors { allowed, .. } if named => {
-                            Some((allowed.clone(), self.spec.pages.colors.unwrap_or(1)))
-                        }
-                        _ => None,
-                    }
-                });
+            for known in self.live() {
+                let ways = || Some((self.classes.get(&known.class?)?.get(cache)?.clone(), level_ways));
+                // A frame's color is the same in every cache.
+                let colors = || Some((self.colors.get(&known.process)?.allowed.clone(), self.spec.pages.colors?));
+                let held = ways().or_else(colors);
                 if let Some((mask, of)) = held {
                     units = of;
                     members.push((known.slot, masks.len()));
                     masks.push(mask);
                 }
             }
-            let live = self.known.iter().filter(|known| !known.exited).count();
+            let live = self.live().count();
             let shared = members.len() < live || self.outside.contains_key(&(at as u32));
             let found = parts::parts(units, &masks, shared);
             let shrunk = self.shrunk.get(&(at as u32)).copied().unwrap_or(1.0);
@@ -207,9 +225,9 @@ impl IntervalMachine {
     /// The state as the machine has it now.
     pub(super) fn read_back(&self) -> Applied {
         let all: CpuSet = (0..self.spec.cpus()).collect();
-        let mut applied = Applied { gangs: self.plan.gangs.clone(), ..Applied::default() };
-        for (task, slot, _) in self.live() {
-            let sched = &self.engine.turns.tasks[slot as usize];
+        let mut applied = Applied { gangs: self.gangs.clone(), ..Applied::default() };
+        for known in self.live() {
+            let (task, sched) = (known.task, &self.engine.turns.tasks[known.slot as usize]);
             if sched.allowed != all || self.plan.affinity.contains_key(&task) {
                 applied.affinity.insert(task, sched.allowed.clone());
             }

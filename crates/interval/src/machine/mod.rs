@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cachemate_core::{
-    Applied, Capabilities, CpuSet, Goal, ImpossibleMachine, Machine, MachineError, MachineSpec, Observation, Plan,
-    ProbeId, ProcessId, TaskId, Topology, Window, WindowEnd,
+    Applied, Capabilities, ClassId, Colors, CpuSet, GangSchedule, Goal, ImpossibleMachine, Machine, MachineError,
+    MachineSpec, Masks, Observation, Plan, ProbeId, ProcessId, TaskId, Topology, Window, WindowEnd,
 };
 
 pub use counting::Defects;
@@ -123,6 +123,8 @@ struct Known {
     slot: u32,
     arrived_ns: u64,
     fixed: bool,
+    /// `None` = everybody's ways.
+    class: Option<ClassId>,
     exited: bool,
     /// As of the last observation.
     seen: Done,
@@ -158,6 +160,12 @@ pub struct IntervalMachine {
     outside: BTreeMap<u32, u32>,
     shrunk: BTreeMap<u32, f64>,
     plan: Plan,
+    /// Ways by class of service.
+    classes: BTreeMap<ClassId, Masks>,
+    /// Of processes that are held to some.
+    colors: BTreeMap<ProcessId, Colors>,
+    /// Ascending by their CPUs.
+    gangs: Vec<GangSchedule>,
     refused: Vec<cachemate_core::Refused>,
     moving: Vec<act::Moving>,
     cost_ns: f64,
@@ -217,6 +225,9 @@ impl IntervalMachine {
             outside: BTreeMap::new(),
             shrunk: BTreeMap::new(),
             plan: Plan::idle(Window::Time { ns: 1_000_000_000 }),
+            classes: BTreeMap::new(),
+            colors: BTreeMap::new(),
+            gangs: Vec::new(),
             refused: Vec::new(),
             moving: Vec::new(),
             cost_ns: 0.0,
@@ -303,6 +314,7 @@ impl IntervalMachine {
                 slot,
                 arrived_ns: self.now_ns,
                 fixed: pinned.is_some(),
+                class: None,
                 exited: false,
                 seen: Done::default(),
                 measured_from: Done::default(),

@@ -77,6 +77,8 @@ impl IntervalMachine {
         }
         let gone: Vec<u32> = self.known.iter().filter(|known| known.exited).map(|known| known.slot).collect();
         self.known.retain(|known| !known.exited);
+        let known = &self.known;
+        self.colors.retain(|process, _| known.iter().any(|known| known.process == *process));
         gone.into_iter().for_each(|slot| self.engine.stop(slot));
         Observation { window, span, ended, tasks, places, answers, in_force }
     }
@@ -162,14 +164,7 @@ impl IntervalMachine {
         let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
         let phase = &self.engine.program(known.slot).phases[self.engine.phase(known.slot) as usize];
         let pages = phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64;
-        let share = self.plan.shares.iter().find_map(|share| match &share.units {
-            cachemate_core::Units::Colors { allowed, .. }
-                if share.members.contains(&cachemate_core::Member::Process(known.process)) =>
-            {
-                Some(allowed)
-            }
-            _ => None,
-        });
+        let share = self.colors.get(&known.process).map(|held| &held.allowed);
         let count = share.map_or(colors, |allowed| allowed.count()).max(1);
         let on = |color: u32| share.is_none_or(|allowed| allowed.contains(color));
         (0..colors).map(|color| if on(color) { (pages / f64::from(count)) as u64 } else { 0 }).collect()

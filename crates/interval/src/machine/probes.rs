@@ -23,6 +23,13 @@ pub struct Active {
     cost_ns: Vec<(Option<TaskId>, u64)>,
 }
 
+impl Active {
+    /// Does it keep tasks off CPUs while it runs?
+    fn holds_cpus(&self) -> bool {
+        matches!(self.probe.what, ProbeWhat::Rows { .. } | ProbeWhat::Beside { .. })
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 enum State {
     Waiting,
@@ -84,7 +91,10 @@ impl IntervalMachine {
     }
 
     pub(super) fn probes_due(&self) -> u64 {
+        let held = self.probe_holds_cpus();
         let due = |active: &Active| match active.state {
+            // It begins when the one before it is over, which is an event of its own.
+            State::Waiting if held && active.holds_cpus() => u64::MAX,
             State::Waiting | State::Ready(_) => self.now_ns,
             State::Row { until_ns, .. } => until_ns,
             State::Until { ns, .. } => ns,
@@ -143,7 +153,7 @@ impl IntervalMachine {
         match &probe.what {
             ProbeWhat::Rows { cache, rows, settle_ns, .. } => {
                 // One probe at a time may hold CPUs.
-                if self.probes.iter().any(|active| matches!(active.state, State::Row { .. })) {
+                if self.probe_holds_cpus() {
                     return State::Waiting;
                 }
                 self.hold(*cache, rows.first().map_or(&[], Vec::as_slice));
@@ -151,7 +161,7 @@ impl IntervalMachine {
                 State::Row { at: 0, settled: false, until_ns, before: Vec::new(), found: Vec::new() }
             }
             ProbeWhat::Beside { cache, task, peers, .. } => {
-                if self.probes.iter().any(|active| matches!(active.state, State::Row { .. })) {
+                if self.probe_holds_cpus() {
                     return State::Waiting;
                 }
                 let row: Vec<TaskId> = std::iter::once(*task).chain(peers.iter().copied()).collect();
@@ -209,12 +219,15 @@ impl IntervalMachine {
         self.engine.turns.set_rotations(vec![Rotation::alone(cpus, forever, members)]);
     }
 
-    /// Gangs as the plan has them again.
+    /// Does a probe keep tasks off CPUs?
+    pub(super) fn probe_holds_cpus(&self) -> bool {
+        self.probes.iter().any(|active| matches!(active.state, State::Row { .. }))
+    }
+
+    /// Gangs run again as they did before.
     fn release(&mut self) {
-        let plan = self.plan.clone();
-        self.engine.turns.set_rotations(Vec::new());
-        self.apply_gangs(&plan, &mut Vec::new());
-        self.apply_rights(&plan, &mut Vec::new());
+        self.seat_gangs();
+        self.engine.turns.balance();
     }
 
     /// A row has settled, or is over and the next one begins.

@@ -210,6 +210,61 @@ fn rows_are_run_together_and_counted() {
     assert!(seen.answers.is_empty() && seen.tasks.iter().all(|task| !task.on_cpu_ns.is_empty()));
 }
 
+/// Do two probes that hold CPUs run one after the other, and are both answered?
+#[test]
+fn probes_that_hold_cpus_wait_for_each_other() {
+    let jobs = (0..4).map(|at| job(&format!("p{at}"), uniform(50_000.0, 0.02))).collect();
+    let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
+    let seen = machine.observe().unwrap().unwrap();
+    let ids: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
+    let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+    let caches: Vec<CacheId> = machine.topology().last_level_caches().map(|cache| cache.id).collect();
+    for (at, cache) in caches.into_iter().enumerate() {
+        let rows = vec![vec![ids[2 * at], ids[2 * at + 1]]];
+        let what = ProbeWhat::Rows { cache, rows, total_ns: 50_000_000, settle_ns: 20_000_000, boost: true };
+        plan.probes.push(Probe { id: ProbeId(at as u32), what, budget_ns: 1_000_000_000 });
+    }
+    assert_eq!(plan.probes.len(), 2);
+    machine.apply(&plan).unwrap();
+    let answered: Vec<(ProbeId, u64)> = (0..2)
+        .map(|_| {
+            let seen = machine.observe().unwrap().unwrap();
+            (seen.answers[0].probe, seen.span.elapsed_ns)
+        })
+        .collect();
+    assert_eq!(answered.iter().map(|(probe, _)| *probe).collect::<Vec<_>>(), [ProbeId(0), ProbeId(1)]);
+    assert!(answered.iter().all(|(_, ns)| (69_000_000..80_000_000).contains(ns)), "{answered:?}");
+}
+
+/// Does a plan in force change nothing when it is applied again, and is everything free when it is gone?
+#[test]
+fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
+    let jobs = (0..3).map(|at| job(&format!("p{at}"), uniform(50_000.0, 0.02))).collect();
+    let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
+    let seen = machine.observe().unwrap().unwrap();
+    let cache = last_cache(&machine);
+    let idle = Plan::idle(Window::Time { ns: 100_000_000 });
+    let mut plan = idle.clone();
+    plan.affinity.insert(seen.tasks[0].task, [0].into_iter().collect());
+    plan.weights.insert(seen.tasks[1].task, 2.0);
+    let share = |at: usize, mask: IndexSet| CacheShare {
+        group: GroupId(at as u32),
+        members: vec![Member::Process(seen.tasks[at].process)],
+        cache,
+        units: Units::Ways { mask },
+    };
+    plan.shares = vec![share(0, (0..4).collect()), share(1, (4..16).collect())];
+    let applied = machine.apply(&plan).unwrap();
+    assert_eq!(machine.apply(&plan).unwrap(), applied);
+    assert_eq!((applied.affinity.len(), applied.weights.len(), applied.shares.len()), (1, 1, 2));
+    let freed = machine.apply(&idle).unwrap();
+    assert!(freed.affinity.is_empty() && freed.weights.is_empty() && freed.shares.is_empty(), "{freed:?}");
+    // Unlike what no cache of the machine can do.
+    plan.shares[0].cache = CacheId(99);
+    let refused = machine.apply(&plan).unwrap().refused;
+    assert_eq!(refused.iter().map(|no| &no.item).collect::<Vec<_>>(), [&Item::Share(GroupId(0), CacheId(99))]);
+}
+
 /// Does a trace's own LRU analysis find the curve that it was drawn from, at the price of its interrupts?
 #[test]
 fn a_trace_holds_the_program_s_curve() {

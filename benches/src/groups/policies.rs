@@ -5,9 +5,9 @@
 //! when nothing can be kept from the window before.
 
 use cachemate_core::{
-    Applied, Cache, CacheId, Capabilities, Cpu, CpuId, Estimate, Fact, FactSource, Level, Observation, Plan, ProcessId,
-    Profile, Profiles, Rates, Span, SplitMix64, SuperSetCount, Support, TaskId, TaskSample, Topology, View, Window,
-    WindowEnd,
+    Applied, Cache, CacheId, Capabilities, Counts, Cpu, CpuId, Estimate, Event, Fact, FactSource, Level, Observation,
+    Plan, ProcessId, Profile, Profiles, Rates, Reading, Span, SplitMix64, StallCause, SuperSetCount, Support, TaskId,
+    TaskSample, Topology, View, Window, WindowEnd,
 };
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_policy::policies;
@@ -115,7 +115,98 @@ fn host(Size { tasks, caches, cpus_per_cache }: Size) -> Host {
 }
 
 fn run(options: &Options) -> Vec<Row> {
+    looks(SIZES[0], options.rounds);
     SIZES.into_iter().flat_map(|size| decisions(size, options)).collect()
+}
+
+/// Promised of `auto`: a decision, and one after an arrival.
+const LOOK_BARS_MS: [f64; 2] = [20.0, 2.0];
+/// Windows within which `auto` looks for a plan.
+const LOOKS_WITHIN: u64 = 64;
+
+/// `auto` watches the same tasks for some windows before it looks for a plan: its first look, and the one after another
+/// task has come.
+fn looks(size: Size, rounds: usize) {
+    let mut found = [Vec::new(), Vec::new()];
+    for _ in 0..rounds {
+        let mut host = counted(size);
+        let mut policy = policies::build("auto", "", 1).expect("the registry has it");
+        for (of, times) in found.iter_mut().enumerate() {
+            if of == 1 {
+                host.arrive();
+            }
+            times.extend((0..LOOKS_WITHIN).find_map(|_| host.look(policy.as_mut())));
+        }
+    }
+    for ((times, what), bar) in found.into_iter().zip(["first look", "after an arrival"]).zip(LOOK_BARS_MS) {
+        let mut times = times;
+        times.sort_by(f64::total_cmp);
+        let median = times.get(times.len() / 2).copied().unwrap_or(f64::NAN);
+        eprintln!("policies {} x {} auto, {what}: {median:.2} ms, bar {bar} ms", size.tasks, size.caches);
+    }
+}
+
+/// The same host with curves and counts that differ from task to task.
+fn counted(size: Size) -> Host {
+    let mut host = host(size);
+    let mut generator = SplitMix64::new(2);
+    for profile in host.profiles.values_mut() {
+        *profile = curved(&mut generator);
+    }
+    let mut draws = SplitMix64::new(3);
+    host.seen.tasks.iter_mut().for_each(|task| task.counts = counts(&mut draws));
+    host
+}
+
+/// Misses fall at one size, to a floor.
+fn curved(generator: &mut SplitMix64) -> Profile {
+    let (knee, floor, height) = (1 + generator.below(15), generator.unit(), 2.0 + 30.0 * generator.unit());
+    let misses = |mb: u64| if mb < knee { height * (1.0 - 0.5 * mb as f64 / knee as f64) } else { floor };
+    let curve = (1..=16).map(|mb| (mb << 20, Estimate::exact(misses(mb)))).collect();
+    Profile::default().with_misses(Level::L3, curve, FactSource::Oracle)
+}
+
+fn counts(draws: &mut SplitMix64) -> Counts {
+    let (instructions, misses) = (1_000_000_000, 1_000_000 + draws.below(10_000_000));
+    let counted = [
+        (Event::Instructions, instructions),
+        (Event::Cycles, instructions + 100 * misses),
+        (Event::References(Level::L3), 3 * misses),
+        (Event::Misses(Level::L3), misses),
+        (Event::StallCycles(StallCause::LocalMemory), 90 * misses),
+    ];
+    Counts(counted.map(|(event, count)| Reading { event, count, counted_share: 1.0 }).to_vec())
+}
+
+impl Host {
+    fn arrive(&mut self) {
+        let id = self.seen.tasks.len() as u32;
+        let on = self.seen.tasks[0].on_cpu_ns.clone();
+        let task =
+            TaskSample { name: format!("task-{id}"), on_cpu_ns: on, ..TaskSample::new(TaskId(id), ProcessId(id)) };
+        let mut draws = SplitMix64::new(4);
+        self.profiles.insert(TaskId(id), curved(&mut draws));
+        self.seen.tasks.push(TaskSample { counts: counts(&mut draws), ..task });
+    }
+
+    /// One window under what was decided last; its processor time in milliseconds if the policy looked for a plan.
+    fn look(&mut self, policy: &mut dyn cachemate_core::Policy) -> Option<f64> {
+        self.seen.window += 1;
+        self.seen.span.start_ns += self.seen.span.elapsed_ns;
+        let yardstick = ReferencePredictor { miss_penalty_cycles: 200.0 };
+        let before = Clock::Thread.now_s();
+        let decision = policy.decide(&View {
+            topology: &self.topology,
+            capabilities: &self.capabilities,
+            seen: &self.seen,
+            profiles: &self.profiles,
+            previous_plan: &self.before,
+            predictor: &yardstick,
+        });
+        let ms = 1e3 * (Clock::Thread.now_s() - before);
+        self.before = decision.plan;
+        (!decision.why.is_empty()).then_some(ms)
+    }
 }
 
 fn decisions(size: Size, options: &Options) -> Vec<Row> {

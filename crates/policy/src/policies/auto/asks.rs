@@ -5,7 +5,7 @@
 //! probes wait until all of them together have cost no more than that share of processor time. At most one probe that
 //! stops its task runs on a cache at a time. Who does not answer in time is asked no more in this phase.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{Ability, Evidence, Item, Probe, ProbeId, ProbeWhat, ProcessId, TaskId, View};
 use cachemate_locality::shmap::Sharing as Filter;
@@ -85,7 +85,6 @@ impl Asks {
                 self.entry_ns = Some(cost_ns as f64 / lines.len().max(1) as f64);
             }
         }
-        self.ran_ns.retain(|task, _| view.present().any(|seen| seen.task == *task));
         for seen in view.present() {
             *self.ran_ns.entry(seen.task).or_insert(0) += seen.on_cpu_ns.iter().map(|(_, ns)| ns).sum::<u64>();
         }
@@ -94,9 +93,10 @@ impl Asks {
     /// Takes in what was answered; the probes of the next window.
     pub fn next(&mut self, view: &View<'_>, sites: &[Site], speeds: &Speeds, terms: &Terms, share: bool) -> Vec<Probe> {
         self.book(view);
-        let present = |task: &TaskId| view.present().any(|seen| seen.task == *task);
-        self.of_tasks.retain(|task, _| present(task));
-        self.clusters.retain(|task, _| present(task));
+        let present: BTreeSet<TaskId> = view.present().map(|seen| seen.task).collect();
+        self.of_tasks.retain(|task, _| present.contains(task));
+        self.clusters.retain(|task, _| present.contains(task));
+        self.ran_ns.retain(|task, _| present.contains(task));
         let now_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
         for (task, asked) in &mut self.of_tasks {
             let answered = view.seen.answers.iter().any(|answer| answer.probe == asked.probe.id && answer.complete);

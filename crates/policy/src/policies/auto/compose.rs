@@ -33,7 +33,14 @@ pub struct Fare {
 const ROUNDS: usize = 6;
 /// Turns take many moments a round.
 const ROUNDS_OF_TURNS: usize = 3;
-const HALVINGS: usize = 22;
+/// Fares that move by less are settled.
+const SETTLED: f64 = 1e-6;
+/// What is held adds up to the cache within this share of it.
+const TOLERANCE: f64 = 1e-7;
+/// A window reaches back no further.
+const LONGEST_CYCLES: f64 = 1e14;
+/// Steps of a root; a handful is usual.
+const STEPS_AT_MOST: usize = 48;
 /// Moments of a turn that are looked at: dense at its beginning, where the cache is filled.
 const MOMENTS: i32 = 16;
 const NEXT_STEP: f64 = 1.3;
@@ -48,14 +55,22 @@ pub fn compose(present: &[Present<'_>], cache_bytes: f64, turns: &[f64]) -> Vec<
         0 | 1 => ROUNDS,
         _ => ROUNDS_OF_TURNS,
     };
+    // The last root is near the next one.
+    let (mut window, mut reach) = (0.0, Reach::default());
     for _ in 0..rounds {
         fares = if turns.len() <= 1 {
-            together(present, cache_bytes, &cycles)
+            together(present, cache_bytes, &cycles, &mut window)
         } else {
-            in_turns(present, cache_bytes, turns, &cycles)
+            in_turns(present, cache_bytes, turns, &cycles, &mut reach)
         };
+        let mut moved: f64 = 0.0;
         for (cycles, fare) in cycles.iter_mut().zip(&fares) {
+            let before = *cycles;
             *cycles = 0.5 * (*cycles + fare.cycles_per_instr);
+            moved = moved.max((*cycles / before - 1.0).abs());
+        }
+        if moved < SETTLED {
+            break;
         }
     }
     fares
@@ -70,31 +85,97 @@ fn fare(one: &Present<'_>, composed: f64, cache_bytes: f64) -> Fare {
     }
 }
 
-/// What each holds, if it made so much progress (in instructions) over a window.
-fn held(present: &[Present<'_>], cache_bytes: f64, progress: impl Fn(usize, f64) -> f64) -> Vec<f64> {
-    let of = |window: f64| -> Vec<f64> {
-        present.iter().enumerate().map(|(at, one)| one.program.footprint(progress(at, window))).collect()
-    };
-    let (mut low, mut high) = (3.0f64, 14.0f64);
-    let window = |exponent: f64| libm::exp(exponent * std::f64::consts::LN_10);
-    let all = of(window(high));
-    if all.iter().sum::<f64>() <= cache_bytes {
-        return all;
-    }
-    for _ in 0..HALVINGS {
-        let middle = 0.5 * (low + high);
-        if of(window(middle)).iter().sum::<f64>() > cache_bytes {
-            high = middle;
-        } else {
-            low = middle;
+/// Everybody runs all the time: progress is in proportion to the window, and the sum of footprints bends downwards, so
+/// that Newton's steps from the left never pass the root. `window` is where to begin, and then where the root is.
+fn together(present: &[Present<'_>], cache_bytes: f64, cycles: &[f64], window: &mut f64) -> Vec<Fare> {
+    let rate = |at: usize| present[at].share / cycles[at];
+    let mut least = 0.0;
+    for _ in 0..STEPS_AT_MOST {
+        let (mut sum, mut slope) = (0.0, 0.0);
+        for (at, one) in present.iter().enumerate() {
+            let (bytes, per_instr) = one.program.footprint_and_growth(*window * rate(at));
+            sum += bytes;
+            slope += per_instr * rate(at);
         }
+        let missing = cache_bytes - sum;
+        let all_held = missing >= 0.0 && (slope <= 0.0 || *window >= LONGEST_CYCLES);
+        if all_held || missing.abs() <= TOLERANCE * cache_bytes {
+            break;
+        }
+        if missing > 0.0 {
+            least = *window;
+        }
+        let next = *window + missing / slope;
+        // From the right a step may go too far back: then on from the left.
+        *window = if next > least { next.min(LONGEST_CYCLES) } else { least };
     }
-    of(window(low))
+    let held = |at: usize| present[at].program.footprint(*window * rate(at));
+    present.iter().enumerate().map(|(at, one)| fare(one, held(at), cache_bytes)).collect()
 }
 
-fn together(present: &[Present<'_>], cache_bytes: f64, cycles: &[f64]) -> Vec<Fare> {
-    let held = held(present, cache_bytes, |at, window| window * present[at].share / cycles[at]);
-    present.iter().zip(held).map(|(one, held)| fare(one, held, cache_bytes)).collect()
+/// How far back a window of turns reached last, as a power of ten of cycles.
+#[derive(Clone, Copy)]
+struct Reach(f64);
+
+impl Default for Reach {
+    fn default() -> Self {
+        Reach(8.0)
+    }
+}
+
+/// The shortest and the longest window, as powers of ten of cycles.
+const REACH: (f64, f64) = (3.0, 14.0);
+
+impl Reach {
+    /// What each holds, if it made so much progress (in instructions) over a window. The sum grows with the window, but
+    /// by turns: false position between two sides of the root.
+    fn held(&mut self, present: &[Present<'_>], cache_bytes: f64, progress: impl Fn(usize, f64) -> f64) -> Vec<f64> {
+        let window = |exponent: f64| libm::exp(exponent * std::f64::consts::LN_10);
+        let of = |at: usize, exponent: f64| present[at].program.footprint(progress(at, window(exponent)));
+        let beyond = |exponent: f64| (0..present.len()).map(|at| of(at, exponent)).sum::<f64>() - cache_bytes;
+        let all = |exponent: f64| (0..present.len()).map(|at| of(at, exponent)).collect::<Vec<f64>>();
+        let (mut low, mut high) = (self.0, self.0);
+        let mut below = beyond(low);
+        let mut above = below;
+        let mut step = 0.02;
+        while below > 0.0 && low > REACH.0 {
+            (high, above) = (low, below);
+            low = (low - step).max(REACH.0);
+            below = beyond(low);
+            step *= 3.0;
+        }
+        while above <= 0.0 && high < REACH.1 {
+            (low, below) = (high, above);
+            high = (high + step).min(REACH.1);
+            above = beyond(high);
+            step *= 3.0;
+        }
+        if above <= 0.0 || below > 0.0 {
+            self.0 = if above <= 0.0 { REACH.1 } else { REACH.0 };
+            return all(self.0);
+        }
+        // An end that stays has its weight halved (Illinois), or it would stay for ever.
+        let (mut weight_below, mut weight_above) = (below, above);
+        for _ in 0..STEPS_AT_MOST {
+            if high - low < 1e-6 {
+                break;
+            }
+            let middle = (low * weight_above - high * weight_below) / (weight_above - weight_below);
+            let middle = if middle > low && middle < high { middle } else { 0.5 * (low + high) };
+            let found = beyond(middle);
+            if found.abs() <= TOLERANCE * cache_bytes {
+                low = middle;
+                break;
+            }
+            if found > 0.0 {
+                (high, weight_above, weight_below) = (middle, found, 0.5 * weight_below);
+            } else {
+                (low, weight_below, weight_above) = (middle, found, 0.5 * weight_above);
+            }
+        }
+        self.0 = low;
+        all(low)
+    }
 }
 
 /// Cycles that a gang had the turn, of the last `window` cycles, `into` cycles into the turn of gang `now`.
@@ -120,7 +201,7 @@ fn had_turn(gang: usize, now: usize, into: f64, window: f64, turns: &[f64]) -> f
     had
 }
 
-fn in_turns(present: &[Present<'_>], cache_bytes: f64, turns: &[f64], cycles: &[f64]) -> Vec<Fare> {
+fn in_turns(present: &[Present<'_>], cache_bytes: f64, turns: &[f64], cycles: &[f64], reach: &mut Reach) -> Vec<Fare> {
     // Sums over the moments: instructions, misses, cycles, and bytes held times cycles.
     let mut sums = vec![[0.0; 4]; present.len()];
     for (now, &turn) in turns.iter().enumerate() {
@@ -143,7 +224,7 @@ fn in_turns(present: &[Present<'_>], cache_bytes: f64, turns: &[f64], cycles: &[
                 let so_far = done[at] + 0.5 * step * one.share / last[at];
                 so_far * here / middle + (ran - here) * one.share / cycles[at]
             };
-            let held = held(present, cache_bytes, progress);
+            let held = reach.held(present, cache_bytes, progress);
             for (at, one) in present.iter().enumerate().filter(|(_, one)| one.gang == now) {
                 let fare = fare(one, held[at], cache_bytes);
                 let instructions = step * one.share / fare.cycles_per_instr;

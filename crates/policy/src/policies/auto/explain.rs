@@ -127,6 +127,11 @@ impl Chosen<'_> {
 
 /// Promises that no plan keeps, said before anything is measured.
 pub fn promises(scene: &Scene, best: &Candidate, why: &mut Vec<Reason>) {
+    let promised =
+        |at: usize| scene.actors[at].program.as_ref().is_some_and(|program| program.goal.degradation_at_most.is_some());
+    if !scene.known().any(promised) {
+        return;
+    }
     for (actor, speed) in scene.actors.iter().zip(speeds(scene, &best.layout)) {
         let Some((program, speed)) = actor.program.as_ref().zip(speed) else { continue };
         let Some(limit) = program.goal.degradation_at_most else { continue };

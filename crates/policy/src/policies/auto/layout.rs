@@ -1,6 +1,6 @@
 //! A plan as the search sees it, by places of tasks and sites; and as the machine is told it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
     CacheShare, CpuSet, Gang, GangSchedule, GroupId, IndexSet, Member, PageMoving, Plan, ProcessId, TaskId, Units,
@@ -108,12 +108,12 @@ impl Layout {
             members: members.iter().map(|&at| (scene.actors[at].task, None)).collect(),
             slices: 1,
         };
-        let in_gang = |task: TaskId| turns.gangs.iter().flatten().any(|&at| scene.actors[at].task == task);
+        let in_gang: BTreeSet<TaskId> = turns.gangs.iter().flatten().map(|&at| scene.actors[at].task).collect();
         // Nobody who may only run here is left without a turn.
         let online: CpuSet = scene.sites.iter().flat_map(|site| site.cpus.iter()).collect();
         let starved = |actor: &super::scene::Actor| {
             let may = plan.affinity.get(&actor.task).unwrap_or(&online);
-            actor.movable && may.intersection(&online).is_subset(cpus) && !in_gang(actor.task)
+            actor.movable && !in_gang.contains(&actor.task) && may.intersection(&online).is_subset(cpus)
         };
         let fits = turns.gangs.iter().all(|gang| !gang.is_empty() && gang.len() <= cpus.count() as usize);
         if !fits || turns.gangs.len() < 2 || scene.actors.iter().any(starved) {

@@ -14,8 +14,10 @@ mod bus;
 mod compose;
 mod cut;
 mod explain;
+mod holding;
 mod layout;
 mod program;
+mod recall;
 mod scene;
 mod score;
 mod search;
@@ -23,14 +25,16 @@ mod speeds;
 mod verify;
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Ability, Decision, Plan, Policy, Reason, SplitMix64, TaskId, View, Window};
+use cachemate_core::{Ability, Decision, Member, Plan, Policy, Reason, SplitMix64, TaskId, View, Window};
 use serde::Deserialize;
 
 use self::asks::Asks;
 use self::explain::Chosen;
+use self::holding::Holding;
 use self::layout::Layout;
+use self::recall::Recall;
 use self::scene::{Scene, seen_on, sites};
 pub use self::score::Objective;
 use self::search::{Allowed, Candidate, Judge, Search};
@@ -132,51 +136,6 @@ impl Parameters {
     }
 }
 
-/// The part of a plan that is decided; probes and the window are asked for anew each time.
-#[derive(Clone, PartialEq, Debug)]
-struct Holding(Plan);
-
-impl Holding {
-    /// What holds of a plan for the tasks that are there.
-    fn kept(before: &Plan, view: &View<'_>) -> Self {
-        let mut plan = Plan::idle(before.window);
-        let here: Vec<TaskId> = view.movable().map(|task| task.task).collect();
-        let online = view.online();
-        plan.affinity = before.affinity.clone();
-        plan.affinity.retain(|task, cpus| here.contains(task) && cpus.intersects(&online));
-        for schedule in &before.gangs {
-            let mut schedule = schedule.clone();
-            for gang in &mut schedule.gangs {
-                gang.members.retain(|(task, _)| here.contains(task));
-            }
-            schedule.gangs.retain(|gang| !gang.members.is_empty());
-            let starves = |task: &TaskId| {
-                let may = plan.affinity.get(task).unwrap_or(&online).intersection(&online);
-                let turns = schedule.gangs.iter().flat_map(|gang| &gang.members);
-                may.is_subset(&schedule.cpus) && !turns.into_iter().any(|(member, _)| member == task)
-            };
-            if !schedule.gangs.is_empty() && schedule.cpus.is_subset(&online) && !here.iter().any(starves) {
-                plan.gangs.push(schedule);
-            }
-        }
-        for share in &before.shares {
-            let mut share = share.clone();
-            share.members.retain(|member| match member {
-                cachemate_core::Member::Process(process) => view.seen.tasks.iter().any(|one| one.process == *process),
-                cachemate_core::Member::Task(task) => view.seen.tasks.iter().any(|one| one.task == *task),
-            });
-            if !share.members.is_empty() {
-                plan.shares.push(share);
-            }
-        }
-        Holding(plan)
-    }
-
-    fn is_same(&self, other: &Plan) -> bool {
-        (&self.0.affinity, &self.0.gangs, &self.0.shares) == (&other.affinity, &other.gangs, &other.shares)
-    }
-}
-
 /// A change that is tried, watched, or taken back. `old` tells where everybody was: tasks stay where a plan has put them,
 /// so that a plan without homes would compare the new ones with themselves.
 enum Doubt {
@@ -212,6 +171,7 @@ struct Auto {
     seed: u64,
     speeds: Speeds,
     asks: Asks,
+    recall: Recall,
     /// Where the machine's own scheduler had each task.
     lived_on: BTreeMap<TaskId, usize>,
     doubt: Option<Doubt>,
@@ -230,6 +190,15 @@ struct Auto {
 
 impl Policy for Auto {
     fn decide(&mut self, view: &View<'_>) -> Decision {
+        match self.recall.follow(view) {
+            Some(profiles) => self.decided_on(&View { profiles: &profiles, ..*view }),
+            None => self.decided_on(view),
+        }
+    }
+}
+
+impl Auto {
+    fn decided_on(&mut self, view: &View<'_>) -> Decision {
         let window = Window::Time { ns: self.parameters.window_ns.max(view.capabilities.shortest_window_ns) };
         let mut why = Vec::new();
         let holding = Holding::kept(view.previous_plan, view);
@@ -255,9 +224,7 @@ impl Policy for Auto {
         self.decided = Some(Holding(plan.clone()));
         Decision { plan, why }
     }
-}
 
-impl Auto {
     /// A window in which something was counted.
     fn go_on(&mut self, view: &View<'_>, kept: Holding, why: &mut Vec<Reason>) -> Holding {
         let Some(level) = view.topology.last_level() else { return kept };
@@ -334,7 +301,8 @@ impl Auto {
     /// Where tasks run that no plan holds anywhere.
     fn note_homes(&mut self, view: &View<'_>) {
         let sites = sites(view);
-        self.lived_on.retain(|task, _| view.present().any(|seen| seen.task == *task));
+        let present: BTreeSet<TaskId> = view.present().map(|seen| seen.task).collect();
+        self.lived_on.retain(|task, _| present.contains(task));
         for seen in view.present().filter(|seen| !view.previous_plan.affinity.contains_key(&seen.task)) {
             if let Some(site) = seen_on(seen, &sites) {
                 self.lived_on.insert(seen.task, site);
@@ -392,13 +360,15 @@ impl Auto {
         };
         let mut candidates = search.candidates(&self.lived_on, Some(held.clone()));
         let judge = search.judge;
-        candidates.retain(|candidate| candidate.layout == held || self.may_be(candidate, &scene, view));
+        if !self.failures.plans.is_empty() {
+            candidates.retain(|candidate| candidate.layout == held || self.may_be(candidate, &scene, view));
+        }
         let now = score::score(&scene, &held);
         let cost = |candidate: &Candidate| {
             self.copying_ns(&scene, &candidate.layout, view) / self.parameters.horizon_ns as f64
         };
-        let key = |candidate: &Candidate| judge.key(candidate.score) - cost(candidate);
-        let best = (0..candidates.len()).reduce(|a, b| if key(&candidates[b]) > key(&candidates[a]) { b } else { a });
+        let keys: Vec<f64> = candidates.iter().map(|candidate| judge.key(candidate.score) - cost(candidate)).collect();
+        let best = (0..candidates.len()).reduce(|a, b| if keys[b] > keys[a] { b } else { a });
         let Some(best) = best.map(|at| candidates[at].clone()) else { return kept };
         let (gain, likely) = self.gain(&scene, &judge, &held, &best);
         let mends = now.broken > best.score.broken + 1e-3;
@@ -467,14 +437,16 @@ impl Auto {
 
     /// Processor time that pages on their way to other colors take.
     fn copying_ns(&self, scene: &Scene, layout: &Layout, view: &View<'_>) -> f64 {
+        if layout.cuts.iter().all(Vec::is_empty) {
+            return 0.0;
+        }
         let plan = self.holding(scene, layout, view).0;
         let mut pages_ns = 0.0;
         for share in &plan.shares {
             let cachemate_core::Units::Colors { allowed, .. } = &share.units else { continue };
             let site = scene.sites.iter().find(|site| site.cache == share.cache);
             let Some(Divided::Colors { move_page_ns, .. }) = site.and_then(|site| site.divided) else { continue };
-            let members =
-                view.present().filter(|seen| share.members.contains(&cachemate_core::Member::Process(seen.process)));
+            let members = view.present().filter(|seen| share.members.contains(&Member::Process(seen.process)));
             let pages = members.filter_map(|seen| seen.pages_per_color.as_deref()).next();
             pages_ns += pages.map_or(0.0, |pages| pages_to_move(pages, allowed) as f64 * move_page_ns);
         }
@@ -585,6 +557,7 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadP
         seed,
         speeds: Speeds::default(),
         asks: Asks::default(),
+        recall: Recall::default(),
         lived_on: BTreeMap::new(),
         doubt: None,
         watch: Watch::default(),

@@ -156,16 +156,20 @@ impl Program {
 
     /// Bytes that it has touched in so many instructions.
     pub fn footprint(&self, instructions: f64) -> f64 {
-        let next = self.growth.partition_point(|&after| after < instructions);
-        if next == 0 {
-            return 0.0;
-        }
+        self.footprint_and_growth(instructions).0
+    }
+
+    /// The same with the bytes that another instruction adds.
+    pub fn footprint_and_growth(&self, instructions: f64) -> (f64, f64) {
+        let next = self.growth.partition_point(|&after| after <= instructions);
         if next > STEPS {
-            return STEPS as f64 * self.step_bytes;
+            return (STEPS as f64 * self.step_bytes, 0.0);
         }
+        // The first entry is 0 instructions, so that something stands before.
+        let next = next.max(1);
         let (before, after) = (self.growth[next - 1], self.growth[next]);
-        let along = (instructions - before) / (after - before).max(1e-9);
-        (next as f64 - 1.0 + along) * self.step_bytes
+        let per_instr = self.step_bytes / (after - before).max(1e-9);
+        ((next as f64 - 1.0) * self.step_bytes + (instructions - before).max(0.0) * per_instr, per_instr)
     }
 
     /// Cycles per instruction with so many bytes, memory waits longer by so many cycles a miss, and this share of its

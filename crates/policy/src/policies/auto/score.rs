@@ -201,8 +201,12 @@ impl Here<'_> {
 
     /// Sums over the members.
     pub fn score(&self) -> Score {
+        self.score_of(&self.speeds())
+    }
+
+    fn score_of(&self, speeds: &[Speed]) -> Score {
         let mut score = Score::NOBODY;
-        for (&at, speed) in self.members.iter().zip(self.speeds()) {
+        for (&at, speed) in self.members.iter().zip(speeds) {
             let Some(program) = &self.scene.actors[at].program else { continue };
             let goal = program.goal;
             let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
@@ -227,18 +231,6 @@ impl Here<'_> {
     }
 }
 
-/// One site of a layout.
-pub fn site_score(scene: &Scene, layout: &Layout, site: usize) -> Score {
-    let members = layout.on(scene, site);
-    if members.is_empty() {
-        return Score::NOBODY;
-    }
-    let apart: Vec<f64> = members.iter().map(|&at| apart(scene, &layout.home, at, site)).collect();
-    let (cut, turns) = (&layout.cuts[site], layout.turns[site].as_ref());
-    let waits = vec![0.0; members.len()];
-    Here { scene, site: &scene.sites[site], members: &members, apart: &apart, waits: &waits, cut, turns }.score()
-}
-
 /// All sites, with what their packages wait for memory.
 pub fn score(scene: &Scene, layout: &Layout) -> Score {
     whole(scene, layout).into_iter().map(|(score, ..)| score).fold(Score::NOBODY, Score::plus)
@@ -260,7 +252,12 @@ const BUS_ROUNDS: usize = 4;
 
 /// By site: score, members, their speeds.
 fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)> {
-    let members: Vec<Vec<usize>> = (0..scene.sites.len()).map(|site| layout.on(scene, site)).collect();
+    let mut members: Vec<Vec<usize>> = vec![Vec::new(); scene.sites.len()];
+    for at in scene.known() {
+        if let Some(site) = layout.home[at] {
+            members[site].push(at);
+        }
+    }
     let aparts: Vec<Vec<f64>> = members
         .iter()
         .enumerate()
@@ -269,7 +266,7 @@ fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)>
     let mut waits: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
     let rounds = if scene.bus.is_some() { BUS_ROUNDS } else { 1 };
     let mut found = Vec::new();
-    for round in 0..rounds {
+    for _ in 0..rounds {
         found.clear();
         let mut traffic: BTreeMap<u32, f64> = BTreeMap::new();
         for (site, members) in members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
@@ -279,8 +276,7 @@ fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)>
             let speeds = here.speeds();
             let sum: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();
             *traffic.entry(scene.sites[site].package).or_insert(0.0) += sum;
-            let score = if round + 1 == rounds { here.score() } else { Score::NOBODY };
-            found.push((score, members.clone(), speeds));
+            found.push((here.score_of(&speeds), members.clone(), speeds));
         }
         let Some(bus) = &scene.bus else { break };
         for (site, members) in members.iter().enumerate() {

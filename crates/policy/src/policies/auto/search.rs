@@ -14,7 +14,7 @@ use cachemate_core::{SplitMix64, TaskId};
 use super::cut::Members;
 use super::layout::Layout;
 use super::scene::Scene;
-use super::score::{Objective, Score, apart, score, site_score};
+use super::score::{Objective, Score, apart, score};
 
 /// Mechanisms that may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -142,27 +142,15 @@ impl Search<'_> {
         self.scene.sites.iter().map(room).collect()
     }
 
-    fn counts(&self, layout: &Layout) -> Vec<usize> {
-        let mut counts = vec![0; self.scene.sites.len()];
-        for at in self.scene.known() {
-            if let Some(site) = layout.home[at] {
-                counts[site] += 1;
-            }
+    /// One site with these members, undivided or with its best parts and turns.
+    fn site_key(&self, home: &[Option<usize>], site: usize, members: &[usize], joint: bool) -> Score {
+        if members.is_empty() {
+            return Score::NOBODY;
         }
-        counts
-    }
-
-    fn site_key(&mut self, layout: &Layout, site: usize, joint: bool) -> Score {
-        if !joint {
-            let members = layout.home.iter().filter(|home| **home == Some(site)).count();
-            self.effort.set(self.effort.get().saturating_sub(1 + members / TASKS_OF_ONE));
-            return site_score(self.scene, layout, site);
-        }
-        let members = layout.on(self.scene, site);
-        let apart: Vec<f64> = members.iter().map(|&at| apart(self.scene, &layout.home, at, site)).collect();
-        let here = Members { scene: self.scene, site, members: &members, apart: &apart, effort: &self.effort };
-        let (cut, turns) = self.best_of(&here, true);
-        if members.is_empty() { Score::NOBODY } else { here.score(&cut, turns.as_ref()) }
+        let apart: Vec<f64> = members.iter().map(|&at| apart(self.scene, home, at, site)).collect();
+        let here = Members { scene: self.scene, site, members, apart: &apart, effort: &self.effort };
+        let (cut, turns) = if joint { self.best_of(&here, true) } else { (Vec::new(), None) };
+        here.score(&cut, turns.as_ref())
     }
 
     /// Parts and turns of one site, the better of either first.
@@ -319,15 +307,19 @@ impl Search<'_> {
         Layout::at(self.scene, home, true)
     }
 
-    /// Homes by local search: moves and exchanges of tasks, and of whole clusters.
+    /// Homes by local search: moves and exchanges of tasks.
     fn placed(&mut self, from: Layout, effort: usize, joint: bool) -> Layout {
         let movable = self.movable();
         let room = self.room();
         let sites = self.scene.sites.len();
-        let mut layout = Layout::at(self.scene, from.home, true);
         let keep = self.effort.get().saturating_sub(effort);
-        let mut scores: Vec<Score> = (0..sites).map(|site| self.site_key(&layout, site, joint)).collect();
-        let mut counts = self.counts(&layout);
+        let mut homes = Homes { home: from.home, on: vec![Vec::new(); sites], scores: Vec::new() };
+        for at in self.scene.known() {
+            if let Some(site) = homes.home[at] {
+                homes.on[site].push(at);
+            }
+        }
+        homes.scores = (0..sites).map(|site| self.site_key(&homes.home, site, &homes.on[site], joint)).collect();
         let mut improved = true;
         while improved && self.effort.get() > keep {
             improved = false;
@@ -337,69 +329,79 @@ impl Search<'_> {
                 if self.effort.get() <= keep {
                     break;
                 }
-                improved |= self.improve(at, &movable, &room, &mut layout, &mut scores, &mut counts, joint);
+                improved |= self.improve(at, &room, &mut homes, joint);
             }
         }
-        layout
+        Layout::at(self.scene, homes.home, true)
     }
 
-    /// The best move or exchange of one task; was there one?
-    #[allow(clippy::too_many_arguments)]
-    fn improve(
-        &mut self,
-        at: usize,
-        movable: &[usize],
-        room: &[usize],
-        layout: &mut Layout,
-        scores: &mut Vec<Score>,
-        counts: &mut [usize],
-        joint: bool,
-    ) -> bool {
-        let Some(here) = layout.home[at] else { return false };
+    /// The first move or exchange of one task that is better; was there one?
+    fn improve(&self, at: usize, room: &[usize], homes: &mut Homes, joint: bool) -> bool {
+        let Some(here) = homes.home[at] else { return false };
         let total = |scores: &[Score]| scores.iter().copied().fold(Score::NOBODY, Score::plus);
-        let before = self.judge.key(total(scores));
-        for site in (0..scores.len()).filter(|&site| site != here) {
+        let before = self.judge.key(total(&homes.scores));
+        for site in (0..homes.scores.len()).filter(|&site| site != here) {
             let mut partners: Vec<Option<usize>> = Vec::new();
-            if counts[site] < room[site] {
+            if homes.on[site].len() < room[site] {
                 partners.push(None);
             }
-            let there = movable.iter().copied().filter(|&other| layout.home[other] == Some(site));
+            let there = homes.on[site].iter().copied().filter(|&other| self.scene.actors[other].movable);
             partners.extend(there.take(EXCHANGES).map(Some));
             for partner in partners {
-                let mut changed = layout.clone();
-                changed.home[at] = Some(site);
-                if let Some(partner) = partner {
-                    changed.home[partner] = Some(here);
-                }
-                let mut found = scores.clone();
+                let touched = self.clusters_of([Some(at), partner]);
+                homes.exchange(at, here, site, partner);
                 // Partners of a sharing cluster elsewhere feel the move as well.
-                let clustered = |at: usize| self.scene.actors[at].cluster;
-                let touched = [Some(at), partner].into_iter().flatten().filter_map(clustered).collect::<Vec<usize>>();
-                let feels = |site: usize| {
-                    layout
-                        .on(self.scene, site)
-                        .iter()
-                        .any(|&other| clustered(other).is_some_and(|c| touched.contains(&c)))
+                let feels = |on: &Vec<usize>| {
+                    on.iter().any(|&other| self.scene.actors[other].cluster.is_some_and(|one| touched.contains(&one)))
                 };
-                let again: Vec<usize> = if touched.is_empty() {
-                    vec![here, site]
-                } else {
-                    (0..found.len()).filter(|&other| other == here || other == site || feels(other)).collect()
-                };
-                for again in again {
-                    found[again] = self.site_key(&changed, again, joint);
+                let again =
+                    |other: &usize| *other == here || *other == site || !touched.is_empty() && feels(&homes.on[*other]);
+                let again: Vec<usize> = (0..homes.scores.len()).filter(again).collect();
+                let mut changed = Vec::with_capacity(again.len());
+                for other in again {
+                    let score = self.site_key(&homes.home, other, &homes.on[other], joint);
+                    changed.push((other, std::mem::replace(&mut homes.scores[other], score)));
                 }
-                if self.judge.key(total(&found)) > before + LEAST_STEP {
-                    if partner.is_none() {
-                        counts[here] -= 1;
-                        counts[site] += 1;
-                    }
-                    (*layout, *scores) = (changed, found);
+                if self.judge.key(total(&homes.scores)) > before + LEAST_STEP {
                     return true;
                 }
+                changed.into_iter().for_each(|(other, score)| homes.scores[other] = score);
+                homes.exchange(at, site, here, partner);
             }
         }
         false
+    }
+
+    fn clusters_of(&self, tasks: [Option<usize>; 2]) -> Vec<usize> {
+        tasks.into_iter().flatten().filter_map(|at| self.scene.actors[at].cluster).collect()
+    }
+}
+
+/// Homes while they are sought.
+struct Homes {
+    home: Vec<Option<usize>>,
+    /// Known tasks by site, ascending.
+    on: Vec<Vec<usize>>,
+    scores: Vec<Score>,
+}
+
+impl Homes {
+    fn set(&mut self, at: usize, from: usize, to: usize) {
+        if let Ok(place) = self.on[from].binary_search(&at) {
+            self.on[from].remove(place);
+        }
+        if let Err(place) = self.on[to].binary_search(&at) {
+            self.on[to].insert(place, at);
+        }
+        self.home[at] = Some(to);
+    }
+
+    /// One task to another site, and its partner to where it was.
+    fn exchange(&mut self, at: usize, from: usize, to: usize, partner: Option<usize>) {
+        self.set(at, from, to);
+        if let Some(partner) = partner {
+            self.set(partner, to, from);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Older windows fade by half in a few windows, so that memory goes by time and not by plans. Rates are ratios of sums:
 //! short windows weigh less. A window in which a task was traced says nothing of its speed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{Event, Level, Observation, Plan, ProbeWhat, StallCause, TaskId, TaskSample};
 
@@ -80,7 +80,8 @@ impl Sum {
 impl Speeds {
     /// Takes a window in; tasks that are gone are forgotten, and what a phase's change made untrue.
     pub fn follow(&mut self, seen: &Observation, before: &Plan, level: Level, phase: impl Fn(TaskId) -> u32) {
-        self.0.retain(|task, _| seen.tasks.iter().any(|other| other.task == *task && !other.exited));
+        let present: BTreeSet<TaskId> = seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
+        self.0.retain(|task, _| present.contains(task));
         let traced = |task: TaskId| {
             before.probes.iter().any(|probe| matches!(probe.what, ProbeWhat::Trace { task: one, .. } if one == task))
         };

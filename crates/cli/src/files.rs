@@ -19,7 +19,7 @@ impl Output {
     /// The file exists and `force` is not set, or its folder cannot be written to.
     pub fn create(path: &Path, force: bool) -> anyhow::Result<Self> {
         refuse_existing(path, force)?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = folder_of(path);
         let file = tempfile::Builder::new()
             .prefix(".cachemate-")
             .tempfile_in(folder)
@@ -58,14 +58,23 @@ fn umask() -> u32 {
     mask.as_raw_mode()
 }
 
+/// Before hours of work: can the file be written when they are over?
+///
 /// # Errors
-/// The file exists and `force` is not set.
+/// The file exists and `force` is not set, or its folder is not there.
 pub fn refuse_existing(path: &Path, force: bool) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(_) if !force => bail!("{} exists already; --force overwrites it", path.display()),
         Ok(found) if found.is_dir() => bail!("{} is a folder, expected a file name", path.display()),
+        _ if !folder_of(path).is_dir() => {
+            bail!("{}: cannot write here, as there is no folder {}", path.display(), folder_of(path).display())
+        }
         _ => Ok(()),
     }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Writes all of `bytes` as the file.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use cachemate_core::MachineSpec;
-use cachemate_interval::Program;
+use cachemate_interval::{Job, Program};
 use cachemate_repro::interval::nominal::{from_file, measured};
-use cachemate_repro::setup::Job;
+use cachemate_repro::setup;
 use cachemate_sim::kernels::{self, Options};
 use cachemate_trace::{ProfileFile, pack_program};
 
+use crate::exit::Usage;
 use crate::session::Session;
 
 /// A program that is asked for, by name.
@@ -58,18 +59,61 @@ pub fn load(
     Ok(found)
 }
 
+/// Copies of one program, at most.
+const COPIES_AT_MOST: u32 = 4096;
+
+/// The jobs that a command line names, each program as often as its number says.
+///
+/// # Errors
+/// As [`load`]; a number of copies that cannot be.
+pub fn jobs(
+    session: &Session,
+    given: &[String],
+    machine: &MachineSpec,
+    seed: u64,
+    stretch: f64,
+) -> anyhow::Result<Vec<Job>> {
+    let counted: Vec<(Wanted, u32)> = given.iter().map(|given| counted(given)).collect::<anyhow::Result<_>>()?;
+    let wanted: Vec<Wanted> = counted.iter().map(|(wanted, _)| wanted.clone()).collect();
+    let programs = load(session, &wanted, machine, seed, stretch)?;
+    let copies = programs.iter().zip(&counted);
+    Ok(copies.flat_map(|(program, (_, count))| (0..*count).map(|_| Job::new(Arc::clone(program)))).collect())
+}
+
+/// `NAME*N`, or one copy.
+fn counted(given: &str) -> anyhow::Result<(Wanted, u32)> {
+    let (name, count) = match given.rsplit_once('*') {
+        None => (given, 1),
+        Some((name, count)) => {
+            let bad = || Usage(format!("'{given}': found '{count}' copies, expected 1 to {COPIES_AT_MOST}"));
+            let count: u32 = count.parse().map_err(|_| bad())?;
+            if !(1..=COPIES_AT_MOST).contains(&count) {
+                return Err(bad().into());
+            }
+            (name, count)
+        }
+    };
+    Ok((Wanted { program: name.to_string(), parameters: toml::Table::new() }, count))
+}
+
 fn one(session: &Session, wanted: &Wanted, machine: &MachineSpec, seed: u64, stretch: f64) -> anyhow::Result<Program> {
     let name = &wanted.program;
     if name.ends_with(".toml") || name.ends_with(".json") {
         return of_file(session, name, machine);
     }
+    // Neither programs of the cycle-level machine nor recordings of the pack have a dot or a slash in their names.
+    if name.contains(['.', '/']) && !name.ends_with(".cmt") {
+        bail!(
+            "'{name}': expected a file of phases or a profile (.toml, .json), a recording (.cmt), or a program's name"
+        );
+    }
     let options: Options = wanted.parameters.clone().try_into().context("parameters")?;
     let kernel = kernels::programs().any(|known| known.name == *name);
     let job = if kernel {
-        Job { options, ..Job::new(name, seed) }
+        setup::Job { options, ..setup::Job::new(name, seed) }
     } else {
         let path = if name.ends_with(".cmt") { name.into() } else { pack(name)? };
-        Job::recorded(name, path, seed)
+        setup::Job::recorded(name, path, seed)
     };
     let threads = job.threads(0)?.len();
     if threads != 1 {

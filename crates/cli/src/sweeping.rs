@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use cachemate_core::Machine;
 use cachemate_pipeline::Pipeline;
 use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::SimMachine;
@@ -76,7 +75,7 @@ impl Work for Running {
 
 /// What decides on the job's machine.
 fn pipeline(job: &ScenarioJob, machine: &SimMachine) -> Result<Pipeline, String> {
-    let config = sim::pipeline(&job.scenario, &job.machine, machine.topology(), machine.capabilities());
+    let config = sim::pipeline(&job.scenario, &job.machine, machine);
     Pipeline::build(config).map_err(|error| error.to_string())
 }
 

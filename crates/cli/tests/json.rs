@@ -7,6 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use common::{lackey, run};
 use serde_json::Value;
 
+/// A program of one phase for ever, that keeps most of a cache of 4 MiB.
+const PHASES: &str = "name = \"stream\"\n[[phases]]\nreferences_per_instr = 0.03\n\
+    [[phases.points]]\nsize_bytes = 524288.0\ncycles_per_instr = 2.8\ndemand_fills_per_instr = 0.02\n\
+    memory_stall_cycles_per_instr = 2.0\n\
+    [[phases.points]]\nsize_bytes = 4194304.0\ncycles_per_instr = 0.9\ndemand_fills_per_instr = 0.001\n\
+    memory_stall_cycles_per_instr = 0.1\n";
+
 /// Field paths of one command's table, with their types.
 fn promised(command: &str) -> BTreeMap<String, BTreeSet<String>> {
     let text = include_str!("../../../docs/json.md");
@@ -89,6 +96,11 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     ];
     let outcomes = ["best", "worst", "random", "random_low_5_percent", "random_high_5_percent", "lower_bound", "gap"];
     check("plan", &plans, &outcomes, &["reasons", "caches[].cpus[][]"]);
+    std::fs::write(at.join("stream.toml"), PHASES).unwrap();
+    let crowd = ["stream.toml*3", "-m", "xeon-x5365-4", "--policy", "auto", "--json"];
+    let refused = serde_json::json!({ "refused": ["a line that cannot be had"] });
+    let moved = serde_json::json!({ "changes": ["move task 0 'stream' to CPUs 0-1 (was 0-3)"] });
+    check("plan --policy", &[json(&[&["plan"], &crowd[..]].concat()), refused, moved], &[], &[]);
     let short = ["--warm-up", "0", "--cycles", "1", "--json"];
     let of = |machine: &str| json(&[&["decompose", "mcf", "--with", "small.cmt", "-m", machine], &short[..]].concat());
     check("decompose", &[of("xeon-x5365"), of("xeon-x5365-4")], &[], &[]);

@@ -30,7 +30,22 @@ pub fn miss_penalty_of_machine(spec: &MachineSpec) -> PredictorConfig {
     PredictorConfig { miss_penalty_cycles: f64::from(beyond), miss_penalty_from }
 }
 
+/// Cycles of a simulated machine's window before the policy's first plan, at the published scale.
+const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
+
 impl Standard {
+    /// What every simulated machine has alike.
+    pub fn simulated(policy: PolicyConfig, guarded: bool, spec: &MachineSpec, counted_instructions: f64) -> Self {
+        Standard {
+            policy,
+            guard: guarded.then(GuardConfig::default),
+            counted_instructions,
+            predictor: miss_penalty_of_machine(spec),
+            watches_code: true,
+            first_window: Window::Cycles { cycles: FIRST_WINDOW_CYCLES },
+        }
+    }
+
     /// Phases first, as they drop older evidence; stored profiles last, as they fill what nothing measured. Profilers
     /// whose evidence the machine cannot give are left out only where they would cost something.
     pub fn for_machine(self, topology: &Topology, capabilities: &Capabilities) -> PipelineConfig {

@@ -128,12 +128,15 @@ impl WhatIf {
         let best = self.policies.iter().min_by(by_mean);
         match best.and_then(|best| Some((best, best.mean_slowdown?))) {
             Some((best, mean)) if self.policies.len() > 1 => {
-                let worst = self.policies.iter().filter_map(|outcome| outcome.mean_slowdown).fold(mean, f64::max);
+                let worst = self.policies.iter().filter(|outcome| outcome.mean_slowdown.is_some()).max_by(by_mean);
+                let worst = worst.unwrap_or(best);
                 format!(
-                    "{head} Under '{}' they take {} times as long as alone, the least; under the other end {} times.",
-                    best.policy,
+                    "{head} In the mean they take {} times as long as alone under '{}', the least, and {} times under '{}', the \
+                     most.",
                     number(mean),
-                    number(worst)
+                    best.policy,
+                    or_dash(worst.mean_slowdown.map(number)),
+                    worst.policy
                 )
             }
             Some((best, mean)) => {
@@ -214,6 +217,7 @@ impl WhatIf {
             @if drawn.len() < count { p.soft { "The " (drawn.len()) " of " (count) " programs that are slowed most." } }
             (self.charts("times the time alone", &unit, &drawn, &slowdowns))
             h2 { "Held of the shared caches" }
+            p.soft { "As of the ends of windows: of gangs that take turns, one is seen there." }
             (self.charts("MiB", &unit, &drawn, &megabytes))
             h2 { "Memory" }
             @for outcome in &self.policies { div.figure { (PreEscaped(outcome.memory_chart(&unit).inline())) } }
@@ -234,16 +238,21 @@ impl WhatIf {
         let shown = |rows: &Vec<Vec<Option<f64>>>| -> Vec<f64> {
             drawn.iter().filter_map(|&at| rows.get(at)).flatten().flatten().copied().collect()
         };
-        let most = rows.iter().flat_map(shown).fold(0.0, f64::max);
-        let chart = |(outcome, rows): (&PolicyOutcome, &Vec<Vec<Option<f64>>>)| Chart {
-            title: outcome.policy.clone(),
-            x: Axis::linear(unit.label),
-            y: Axis::linear(label).within(0.0, if most > 0.0 { most * 1.05 } else { 1.0 }),
-            series: drawn.iter().filter_map(|&at| Some(outcome.series(at, rows.get(at)?, unit))).collect(),
-            size: Some((860.0, 300.0)),
-            ..Chart::default()
+        let (top, cut) = top(rows.iter().flat_map(shown).collect());
+        let within = |row: &Vec<Option<f64>>| row.iter().map(|value| value.map(|value| value.min(top))).collect();
+        let chart = |(outcome, rows): (&PolicyOutcome, &Vec<Vec<Option<f64>>>)| {
+            let rows: Vec<Vec<Option<f64>>> = rows.iter().map(within).collect();
+            Chart {
+                title: outcome.policy.clone(),
+                x: Axis::linear(unit.label),
+                y: Axis::linear(label).within(0.0, top),
+                series: drawn.iter().filter_map(|&at| Some(outcome.series(at, rows.get(at)?, unit))).collect(),
+                size: Some((860.0, 300.0)),
+                ..Chart::default()
+            }
         };
         html! {
+            @if let Some(most) = cut { p.soft { "Values above " (number(top)) " are cut; the largest is " (number(most)) "." } }
             @for one in self.policies.iter().zip(&rows) { div.figure { (PreEscaped(chart(one).inline())) } }
         }
     }
@@ -283,6 +292,20 @@ impl WhatIf {
             }
         }
     }
+}
+
+/// Values of one stretch that are this many times all but a fiftieth of the others are cut.
+const OUTLIER: f64 = 2.0;
+
+/// Upper end of an axis, and the largest value where that is beyond: one traced task would else flatten every line.
+fn top(mut values: Vec<f64>) -> (f64, Option<f64>) {
+    values.sort_by(f64::total_cmp);
+    let most = values.last().copied().unwrap_or(0.0);
+    let usual = values.get(values.len() * 49 / 50).copied().unwrap_or(most);
+    if usual > 0.0 && most > OUTLIER * usual {
+        return (1.2 * usual, Some(most));
+    }
+    (if most > 0.0 { 1.05 * most } else { 1.0 }, None)
 }
 
 /// The unit of a page's time axis.
@@ -399,7 +422,7 @@ mod tests {
     #[test]
     fn the_page_answers_escapes_and_loads_nothing() {
         let html = page().html("What if");
-        assert!(html.contains("Under 'dio' they take 1.2 times as long as alone"), "{html}");
+        assert!(html.contains("they take 1.2 times as long as alone under 'dio'"), "{html}");
         assert!(html.contains("a&lt;b&gt;") && !html.contains("a<b>") && html.contains("apart &amp; quiet"));
         assert!(!html.contains("http://") || !html.replace("http://www.w3.org", "").contains("http://"));
         assert!(!html.contains("<script") && !html.contains("<link"));
@@ -412,6 +435,16 @@ mod tests {
         let spans = |at: usize| lanes[at].spans.iter().map(|s| (s.from, s.to, s.kind)).collect::<Vec<_>>();
         assert_eq!(spans(0), [(0.0, 20.0, 0), (20.0, 30.0, 1)]);
         assert_eq!(spans(1), [(10.0, 30.0, 1)]);
+    }
+
+    /// Does one far-off stretch leave the others legible, and are values that are spread left whole?
+    #[test]
+    fn a_far_off_value_does_not_flatten_the_others() {
+        let mut values: Vec<f64> = (0..100).map(|at| 1.0 + f64::from(at) / 100.0).collect();
+        assert!(top(values.clone()).0 > 1.99 && top(values.clone()).1.is_none());
+        values.push(260.0);
+        let (top, cut) = top(values);
+        assert!((2.0..3.0).contains(&top) && cut == Some(260.0), "{top} {cut:?}");
     }
 
     /// Of many programs, are those drawn that some policy slows most, in their order?

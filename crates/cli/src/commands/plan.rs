@@ -2,17 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
-use cachemate_core::CacheId;
+use cachemate_core::{CacheId, MachineSpec};
 use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::measured::Measured;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_report::Group;
 use cachemate_report::terminal::plan_boxes;
+use cachemate_report::text::number;
+use cachemate_repro::Context;
+use cachemate_repro::interval::planned::{Planned, planned};
+use cachemate_repro::interval::whatif::Question;
 use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::exit::Usage;
+use crate::nominal::jobs;
 use crate::prediction::{MachineArg, Prediction, USUAL_SCHEME, plan_picture};
 use crate::session::Session;
 
@@ -20,7 +25,8 @@ use crate::session::Session;
 ///
 /// A program is a profile file, a recording, or a name in the pack. With --measured the degradations are read instead of
 /// predicted, and programs are the file's names (all of them when none is given); with --scheme too, the scheme decides
-/// and the measured matrix judges.
+/// and the measured matrix judges. With --policy a policy decides, as it would for the programs at work: they run on the
+/// interval machine from their profiles (docs/interval.md), and all mechanisms of the policy are told.
 #[derive(Args)]
 pub struct Plan {
     /// Profile files, recordings, or names in the pack
@@ -31,6 +37,9 @@ pub struct Plan {
     /// How the harm is estimated: statcc, sdc, pain, animal, miss-rate, access-rate, ...
     #[arg(long, short, value_name = "SCHEME")]
     scheme: Option<String>,
+    /// A policy decides: auto weighs placement, sharing, parts of caches and gangs
+    #[arg(long, short, value_name = "POLICY", conflicts_with_all = ["scheme", "measured"])]
+    policy: Option<String>,
     /// Measured degradations in per cent, CSV: the row's program suffers from the column's
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
@@ -81,6 +90,37 @@ fn groups(found: &Prediction, placement: &Placement) -> anyhow::Result<Vec<Cache
     Ok(groups)
 }
 
+/// `cachemate plan --policy --json`.
+#[derive(Serialize)]
+struct PolicyPlanJson<'a> {
+    machine: &'a str,
+    #[serde(flatten)]
+    planned: &'a Planned,
+}
+
+/// Nominal time in which a policy surveys, decides and tests.
+const DECIDES_WITHIN_NS: u64 = 300_000_000_000;
+/// Phases of programs that are measured last so many times longer, as in `whatif`.
+const STRETCH: f64 = 1000.0;
+fn policy_words(result: &PolicyPlanJson<'_>) -> String {
+    let Planned { policy, seconds, changes, refused, told } = result.planned;
+    let mut text = format!("{} under '{policy}', after {} nominal seconds:\n", result.machine, number(*seconds));
+    if changes.is_empty() {
+        text.push_str("  nothing is changed\n");
+    }
+    changes.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
+    refused.iter().for_each(|line| text.push_str(&format!("  refused: {line}\n")));
+    // The last change, and what was said last; all is in the JSON.
+    let changed = told.iter().rposition(|told| told.changed && !told.why.is_empty());
+    let last = told.len().checked_sub(1).filter(|last| Some(*last) != changed);
+    for told in changed.into_iter().chain(last).map(|at| &told[at]) {
+        let what = if told.changed { "the plan changed" } else { "the plan stayed" };
+        text.push_str(&format!("\nat {} s {what}:\n", number(told.seconds)));
+        told.why.iter().for_each(|why| text.push_str(&format!("  {why}\n")));
+    }
+    text
+}
+
 struct Costs {
     names: Vec<String>,
     /// What decides.
@@ -94,6 +134,9 @@ struct Costs {
 impl Plan {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = cachemate_spec::load_machine(&self.machine.machine)?;
+        if let Some(policy) = &self.policy {
+            return self.by_policy(session, machine, policy);
+        }
         let Costs { names, scheme, decide, judge, found } = self.costs(session)?;
         let judged_by = if self.measured.is_some() { "measured" } else { scheme.as_str() };
         let placement = place(&names, &decide, &judge, &machine.topology(), self.seed)?;
@@ -101,6 +144,20 @@ impl Plan {
         let result = PlanJson { machine: &machine.name, scheme: &scheme, judged_by, placement: &placement, groups };
         let shown = || plan_boxes(&plan_picture(&placement, &machine.name, &scheme, judge.kind), session.paint());
         session.answer(self.json.json, &result, shown)
+    }
+
+    /// What a policy has decided after some nominal minutes.
+    fn by_policy(&self, session: &Session, machine: MachineSpec, policy: &str) -> anyhow::Result<()> {
+        let name = machine.name.clone();
+        let jobs = jobs(session, &self.programs, &machine, self.seed, STRETCH)?;
+        let question =
+            Question { machine, jobs, length_ns: DECIDES_WITHIN_NS, seed: self.seed, explicit: false, guard: false };
+        let stop = session.interrupt_flag();
+        let seeds = vec![self.seed];
+        let context = Context { quick: false, seeds, stop: &stop, mixes: None, machine: None, progress: &|_| () };
+        let found = planned(&context, &question, policy)?;
+        let result = PolicyPlanJson { machine: &name, planned: &found };
+        session.answer(self.json.json, &result, || policy_words(&result))
     }
 
     fn costs(&self, session: &Session) -> anyhow::Result<Costs> {

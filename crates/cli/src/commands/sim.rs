@@ -1,13 +1,12 @@
 //! `cachemate sim`: a scenario on the simulated machine.
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
-use cachemate_core::{
-    AccessSource, Capabilities, GuardConfig, Machine, MachineSpec, PipelineConfig, PolicyConfig, Topology, Window,
-};
-use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
+use cachemate_core::{AccessSource, Machine, MachineSpec, PipelineConfig, PolicyConfig, Window};
+use cachemate_pipeline::{Pipeline, Standard};
 use cachemate_report::text::{count_text, number, or_dash, percent_text};
 use cachemate_report::{Align, Table};
 use cachemate_sim::kernels::{self, Options};
@@ -44,16 +43,39 @@ pub struct Sim {
     pub(super) json: JsonArg,
 }
 
-/// The command's answer.
+/// The command's answer; `R` is what the machine counted.
 #[derive(Serialize)]
-struct SimAnswer {
-    scenario: String,
-    seed: u64,
-    policy: String,
-    windows: u64,
+pub(super) struct SimAnswer<R> {
+    pub(super) scenario: String,
+    pub(super) seed: u64,
+    pub(super) policy: String,
+    pub(super) windows: u64,
     /// False = stopped by the user; everything until then is counted.
     complete: bool,
-    results: RunResults,
+    pub(super) results: R,
+}
+
+/// A simulated machine as the command runs it.
+pub(super) trait Simulated: Machine {
+    type Results: Serialize;
+    /// The window before the policy's first plan.
+    fn set_first_window(&mut self, window: Window);
+    /// How far it is, for the progress bar.
+    fn position(&self) -> u64;
+    fn results(self) -> Self::Results;
+}
+
+impl Simulated for SimMachine {
+    type Results = RunResults;
+    fn set_first_window(&mut self, window: Window) {
+        SimMachine::set_first_window(self, window);
+    }
+    fn position(&self) -> u64 {
+        self.now_cycles()
+    }
+    fn results(mut self) -> RunResults {
+        SimMachine::results(&mut self)
+    }
 }
 
 /// What the simulated operating system's scheduler takes.
@@ -64,11 +86,8 @@ struct SchedulerParameters {
     piece_order_at_most: Option<u32>,
 }
 
-/// A reading of counters is folded into averages once it covers so many instructions.
+/// A reading of counters is folded into averages once it covers so many instructions, at the published scale.
 const COUNTED_INSTRUCTIONS: f64 = 1e6;
-
-/// Cycles of a window before the policy's first plan, at the published scale.
-const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
 
 impl Sim {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
@@ -77,8 +96,37 @@ impl Sim {
         if scenario.model == Model::Interval {
             return self.run_interval(session, &scenario, &spec);
         }
-        let mut machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;
-        let config = pipeline(&scenario, &spec, machine.topology(), machine.capabilities());
+        let machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;
+        let config = pipeline(&scenario, &spec, &machine);
+        let total = end_cycles(&scenario, &spec);
+        let (asked, stop, done) = (session.interrupt_flag(), machine.stop_flag(), AtomicBool::new(false));
+        let answer = std::thread::scope(|scope| {
+            // The flag of the process is not the machine's: the machine may end for reasons of its own.
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    if asked.load(Ordering::Relaxed) {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            });
+            let answer = self.follow(session, &scenario, config, machine, total, |_| ());
+            done.store(true, Ordering::Relaxed);
+            answer
+        })?;
+        self.tell(session, &answer, words)
+    }
+
+    /// Runs a machine to its end under the scenario's policy, and keeps the run log.
+    pub(super) fn follow<M: Simulated>(
+        &self,
+        session: &Session,
+        scenario: &Scenario,
+        config: PipelineConfig,
+        mut machine: M,
+        total: Option<u64>,
+        mut after_window: impl FnMut(&mut M),
+    ) -> anyhow::Result<SimAnswer<M::Results>> {
         let pipeline = Pipeline::build(config).map_err(|error| Usage(error.to_string()))?;
         for missing in pipeline.missing_evidence(&machine) {
             session.note(&missing.to_string());
@@ -88,30 +136,15 @@ impl Sim {
             None => None,
         };
         machine.set_first_window(pipeline.config().first_window);
-        let total = end_cycles(&scenario, &spec);
         let bar = session.progress("sim", total);
-        let (asked, flag) = (session.interrupt_flag(), machine.stop_flag());
+        let asked = session.interrupt_flag();
         let (mut windows, mut failure) = (0, None);
-        let watched = std::sync::Arc::clone(&asked);
-        let done = std::sync::atomic::AtomicBool::new(false);
-        let results = std::thread::scope(|scope| {
-            // The flag of the process is not the machine's: the machine may end for reasons of its own.
-            scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
-                    if watched.load(Ordering::Relaxed) {
-                        flag.store(true, Ordering::Relaxed);
-                    }
-                    std::thread::sleep(std::time::Duration::from_millis(50));
-                }
-            });
-            let ran = pipeline.run(machine, |machine, record| {
-                windows += 1;
-                bar.set_position(machine.now_cycles());
-                failure = log.as_mut().and_then(|log| log.push(&record).err());
-                failure.is_none()
-            });
-            done.store(true, Ordering::Relaxed);
-            ran.map(|mut machine| machine.results())
+        let machine = pipeline.run(machine, |machine, record| {
+            windows += 1;
+            bar.set_position(machine.position());
+            after_window(machine);
+            failure = log.as_mut().and_then(|log| log.push(&record).err());
+            failure.is_none() && !asked.load(Ordering::Relaxed)
         })?;
         bar.finish_and_clear();
         if let Some(failure) = failure {
@@ -120,38 +153,44 @@ impl Sim {
         if let Some(log) = log {
             log.finish()?;
         }
-        let complete = !asked.load(Ordering::Relaxed);
-        let (policy, seed) = (scenario.policy.name.clone(), scenario.seed);
-        let answer = SimAnswer { scenario: scenario.name, seed, policy, windows, complete, results };
-        session.answer(self.json.json, &answer, || words(&answer))?;
-        if !complete {
-            return Err(Interrupted(format!("{windows} windows were measured before that")).into());
+        Ok(SimAnswer {
+            scenario: scenario.name.clone(),
+            seed: scenario.seed,
+            policy: scenario.policy.name.clone(),
+            windows,
+            complete: !asked.load(Ordering::Relaxed),
+            results: machine.results(),
+        })
+    }
+
+    /// Prints the answer; an interrupted run ends with the code of one.
+    pub(super) fn tell<R: Serialize>(
+        &self,
+        session: &Session,
+        answer: &SimAnswer<R>,
+        words: impl FnOnce(&SimAnswer<R>) -> String,
+    ) -> anyhow::Result<()> {
+        session.answer(self.json.json, answer, || words(answer))?;
+        if !answer.complete {
+            return Err(Interrupted(format!("{} windows were measured before that", answer.windows)).into());
         }
         Ok(())
     }
 }
 
 /// The standard pipeline of the scenario's machine.
-pub fn pipeline(
-    scenario: &Scenario,
-    spec: &MachineSpec,
-    topology: &Topology,
-    capabilities: &Capabilities,
-) -> PipelineConfig {
+pub fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &impl Machine) -> PipelineConfig {
     let policy = PolicyConfig {
         name: scenario.policy.name.clone(),
         parameters: scenario.policy.parameters.to_string(),
         seed: scenario.seed,
     };
-    let standard = Standard {
-        policy,
-        guard: scenario.guard.then(GuardConfig::default),
-        counted_instructions: COUNTED_INSTRUCTIONS,
-        predictor: miss_penalty_of_machine(spec),
-        watches_code: true,
-        first_window: Window::Cycles { cycles: FIRST_WINDOW_CYCLES },
+    let counted_instructions = match scenario.model {
+        Model::Cycle => COUNTED_INSTRUCTIONS,
+        Model::Interval => cachemate_repro::interval::whatif::COUNTED_INSTRUCTIONS,
     };
-    standard.for_machine(topology, capabilities)
+    let standard = Standard::simulated(policy, scenario.guard, spec, counted_instructions);
+    standard.for_machine(machine.topology(), machine.capabilities())
 }
 
 fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
@@ -263,7 +302,7 @@ fn open_threads(path: &std::path::Path, threads: &[u32], seed: u64) -> anyhow::R
     threads.iter().map(open).collect()
 }
 
-fn words(answer: &SimAnswer) -> String {
+fn words(answer: &SimAnswer<RunResults>) -> String {
     let results = &answer.results;
     let mut out = format!(
         "{}: {} under '{}', seed {}: {} cycles (time scale {}), {} windows, CPUs busy {}\n\n",

@@ -1,32 +1,28 @@
 //! `cachemate sim` of a scenario with `model = "interval"`: nominal time, from programs' profiles.
 
 use anyhow::Context;
-use cachemate_core::{Machine, MachineSpec};
-use cachemate_interval::Results;
-use cachemate_pipeline::Pipeline;
+use cachemate_core::{MachineSpec, Window};
+use cachemate_interval::{IntervalMachine, Results};
 use cachemate_report::text::{number, or_dash, percent_text};
 use cachemate_report::{Align, Table};
 use cachemate_repro::interval::scenario::{self, Programs};
 use cachemate_spec::{IntervalSpec, Scenario};
-use cachemate_trace::RunLogWriter;
-use serde::Serialize;
-use std::sync::atomic::Ordering;
 
-use super::sim::{Sim, pipeline};
-use crate::exit::{Interrupted, Usage};
+use super::sim::{Sim, SimAnswer, Simulated, pipeline};
 use crate::nominal::{Wanted, load};
 use crate::session::Session;
 
-/// The command's answer.
-#[derive(Serialize)]
-struct NominalAnswer {
-    scenario: String,
-    seed: u64,
-    policy: String,
-    windows: u64,
-    /// False = stopped by the user; everything until then is counted.
-    complete: bool,
-    results: Results,
+impl Simulated for IntervalMachine {
+    type Results = Results;
+    fn set_first_window(&mut self, window: Window) {
+        IntervalMachine::set_first_window(self, window);
+    }
+    fn position(&self) -> u64 {
+        self.now_ns()
+    }
+    fn results(self) -> Results {
+        IntervalMachine::results(&self)
+    }
 }
 
 impl Sim {
@@ -37,47 +33,19 @@ impl Sim {
         spec: &MachineSpec,
     ) -> anyhow::Result<()> {
         let programs = programs(session, scenario, spec).with_context(|| self.scenario.clone())?;
-        let mut machine = scenario::machine(scenario, spec, &programs).with_context(|| self.scenario.clone())?;
-        let config = pipeline(scenario, spec, machine.topology(), machine.capabilities());
-        let pipeline = Pipeline::build(config).map_err(|error| Usage(error.to_string()))?;
-        for missing in pipeline.missing_evidence(&machine) {
-            session.note(&missing.to_string());
-        }
-        let mut log = match &self.output {
-            Some(path) => Some(RunLogWriter::create(path, self.force, &pipeline.header(&machine))?),
-            None => None,
-        };
-        machine.set_first_window(pipeline.config().first_window);
+        let machine = scenario::machine(scenario, spec, &programs).with_context(|| self.scenario.clone())?;
+        let config = pipeline(scenario, spec, &machine);
         let nominal = |length| scenario::length_ns(length, spec).unwrap_or(0);
         let warm_up_ns = scenario.warm_up.map_or(0, nominal);
-        let bar = session.progress("sim", Some(warm_up_ns + nominal(scenario.length)));
-        let asked = session.interrupt_flag();
-        let (mut windows, mut failure, mut measuring) = (0, None, warm_up_ns == 0);
-        let machine = pipeline.run(machine, |machine, record| {
-            windows += 1;
-            bar.set_position(machine.now_ns());
+        let total = Some(warm_up_ns + nominal(scenario.length));
+        let mut measuring = warm_up_ns == 0;
+        let answer = self.follow(session, scenario, config, machine, total, |machine| {
             if !measuring && machine.now_ns() >= warm_up_ns {
                 measuring = true;
                 machine.begin_measuring();
             }
-            failure = log.as_mut().and_then(|log| log.push(&record).err());
-            failure.is_none() && !asked.load(Ordering::Relaxed)
         })?;
-        bar.finish_and_clear();
-        if let Some(failure) = failure {
-            return Err(failure.into());
-        }
-        if let Some(log) = log {
-            log.finish()?;
-        }
-        let complete = !asked.load(Ordering::Relaxed);
-        let (policy, seed, name) = (scenario.policy.name.clone(), scenario.seed, scenario.name.clone());
-        let answer = NominalAnswer { scenario: name, seed, policy, windows, complete, results: machine.results() };
-        session.answer(self.json.json, &answer, || words(&answer, &spec.name))?;
-        if !complete {
-            return Err(Interrupted(format!("{windows} windows were measured before that")).into());
-        }
-        Ok(())
+        self.tell(session, &answer, |answer| words(answer, &spec.name))
     }
 }
 
@@ -108,7 +76,7 @@ fn programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyho
     Ok(found)
 }
 
-fn words(answer: &NominalAnswer, machine: &str) -> String {
+fn words(answer: &SimAnswer<Results>, machine: &str) -> String {
     let results = &answer.results;
     let mut table = Table::new(&[
         ("job", Align::Right),

@@ -63,6 +63,10 @@ impl Validate {
         if let Some(path) = &self.figure {
             refuse_existing(path, self.force)?;
         }
+        if let Some(path) = &self.truth {
+            // An existing one is gone on from.
+            refuse_existing(path, true)?;
+        }
         let stop = session.interrupt_flag();
         let bar = session.progress("validate", None);
         let progress = |what: &str| bar.set_message(what.to_string());

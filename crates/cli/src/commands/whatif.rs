@@ -1,9 +1,7 @@
 //! `cachemate whatif`: what a machine would do with these programs under these policies.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use cachemate_interval::Job;
 use cachemate_report::text::{number, or_dash};
 use cachemate_report::{Align, Table, WhatIf as Outcomes};
 use cachemate_repro::Context;
@@ -13,7 +11,7 @@ use clap::Args;
 use crate::args::JsonArg;
 use crate::exit::{Interrupted, Usage};
 use crate::files::{refuse_existing, write_file};
-use crate::nominal::{Wanted, load};
+use crate::nominal::jobs;
 use crate::prediction::{MachineArg, cache_summary};
 use crate::session::Session;
 
@@ -58,7 +56,6 @@ pub struct WhatIf {
 
 /// A week; more is a slip of the pen.
 const HOURS_AT_MOST: f64 = 168.0;
-const COPIES_AT_MOST: u32 = 4096;
 
 impl WhatIf {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
@@ -73,13 +70,7 @@ impl WhatIf {
             refuse_existing(path, self.force)?;
         }
         let machine = cachemate_spec::load_machine(&self.machine.machine)?;
-        let counted: Vec<(Wanted, u32)> =
-            self.programs.iter().map(|given| counted(given)).collect::<anyhow::Result<_>>()?;
-        let wanted: Vec<Wanted> = counted.iter().map(|(wanted, _)| wanted.clone()).collect();
-        let programs = load(session, &wanted, &machine, self.seed, self.stretch)?;
-        let copies = programs.iter().zip(&counted);
-        let jobs: Vec<Job> =
-            copies.flat_map(|(program, (_, count))| (0..*count).map(|_| Job::new(Arc::clone(program)))).collect();
+        let jobs = jobs(session, &self.programs, &machine, self.seed, self.stretch)?;
         let question = Question {
             machine: machine.clone(),
             jobs,
@@ -129,22 +120,6 @@ impl WhatIf {
         }
         Ok(())
     }
-}
-
-/// `NAME*N`, or one copy.
-fn counted(given: &str) -> anyhow::Result<(Wanted, u32)> {
-    let (name, count) = match given.rsplit_once('*') {
-        None => (given, 1),
-        Some((name, count)) => {
-            let bad = || Usage(format!("'{given}': found '{count}' copies, expected 1 to {COPIES_AT_MOST}"));
-            let count: u32 = count.parse().map_err(|_| bad())?;
-            if !(1..=COPIES_AT_MOST).contains(&count) {
-                return Err(bad().into());
-            }
-            (name, count)
-        }
-    };
-    Ok((Wanted { program: name.to_string(), parameters: toml::Table::new() }, count))
 }
 
 fn words(answer: &Outcomes, page: Option<&PathBuf>) -> String {

@@ -10,6 +10,7 @@ use cachemate_core::{MachineSpec, PolicyConfig, SplitMix64, TaskId};
 use cachemate_interval::{IntervalMachine, Job, Options, Program, by_hand};
 use cachemate_policy::policies;
 
+use super::speed::on_cpu_seconds;
 use super::whatif::{differs, pipeline};
 use crate::setup::failed;
 use crate::{Bar, Context, DataPoint, Finding, ReproError};
@@ -29,6 +30,8 @@ struct Behaved {
     longest_wait_seconds: f64,
     /// The least of a task's time on a processor over a fair share of it, over its whole life of ten seconds or more.
     least_share: f64,
+    /// Processor time of a window, machine and profilers included; `None` where the host does not tell.
+    ms_per_window: Option<f64>,
     /// Resident memory at the end over that after a fifth of the windows, bytes; `None` where the host does not tell.
     grown_bytes: Option<f64>,
 }
@@ -45,7 +48,8 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     for entry in policies::ENTRIES {
         context.go_on()?;
         (context.progress)(&format!("INTERVAL-1: {}, {windows} windows", entry.name));
-        all.push(behaved(entry.name, windows, seed)?);
+        all.push(behaved(entry.name, windows, seed, &|| context.go_on().is_ok())?);
+        context.go_on()?;
     }
     Ok(findings(&all, seed))
 }
@@ -58,6 +62,7 @@ fn findings(all: &[Behaved], seed: u64) -> Vec<Finding> {
     let waits = |one: &Behaved| one.longest_wait_seconds;
     let changes = |one: &Behaved| one.changes as f64 / one.hours;
     let per_window = |one: &Behaved| 100.0 * one.changes as f64 / one.windows as f64;
+    let cost = |one: &Behaved| one.ms_per_window.unwrap_or(f64::NAN);
     let grown = |one: &Behaved| one.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
     let told = |what: &str, unit: &str, bar: Bar, value: f64| {
         Finding::new("INTERVAL-1", what, "none: ours", unit, bar, &[(seed, value)])
@@ -84,11 +89,14 @@ fn findings(all: &[Behaved], seed: u64) -> Vec<Finding> {
             most(&grown),
         )
         .points(points("gained", &grown))
-        .note(note),
+        .note(note.clone()),
+        told("processor time of a window, machine included, worst policy", "ms", Bar::Shown, most(&cost))
+            .points(points("a window", &cost))
+            .note(note),
     ]
 }
 
-fn behaved(policy: &'static str, windows: u64, seed: u64) -> Result<Behaved, ReproError> {
+fn behaved(policy: &'static str, windows: u64, seed: u64, go_on: &dyn Fn() -> bool) -> Result<Behaved, ReproError> {
     let spec = cachemate_spec::load_machine(MACHINE).map_err(failed(MACHINE))?;
     let options = Options { seed, ..Options::default() };
     let mut machine = IntervalMachine::new(&spec, options, jobs(&spec, seed)).map_err(failed("machine"))?;
@@ -97,6 +105,7 @@ fn behaved(policy: &'static str, windows: u64, seed: u64) -> Result<Behaved, Rep
     machine.set_first_window(by.config().first_window);
     let mut watch = Watch::default();
     let (mut count, mut changes, mut before, mut resident) = (0, 0, None, None);
+    let began = on_cpu_seconds();
     let machine = by
         .run(machine, |_, record| {
             count += 1;
@@ -106,7 +115,7 @@ fn behaved(policy: &'static str, windows: u64, seed: u64) -> Result<Behaved, Rep
             if count == windows / 5 {
                 resident = resident_bytes();
             }
-            count < windows
+            count < windows && go_on()
         })
         .map_err(failed(policy))?;
     Ok(Behaved {
@@ -116,6 +125,7 @@ fn behaved(policy: &'static str, windows: u64, seed: u64) -> Result<Behaved, Rep
         changes,
         longest_wait_seconds: watch.longest_ns as f64 / 1e9,
         least_share: watch.least_share(),
+        ms_per_window: began.zip(on_cpu_seconds()).map(|(began, now)| 1e3 * (now - began) / count.max(1) as f64),
         grown_bytes: resident.zip(resident_bytes()).map(|(before, now)| now - before),
     })
 }
@@ -230,7 +240,7 @@ mod tests {
     #[test]
     fn a_run_is_counted_and_nobody_starves() {
         for policy in ["default", "round-robin"] {
-            let found = behaved(policy, 3, 1).unwrap();
+            let found = behaved(policy, 3, 1, &|| true).unwrap();
             assert_eq!(found.windows, 3, "{policy}");
             assert!(found.longest_wait_seconds < 10.0, "{found:?}");
         }

@@ -9,6 +9,7 @@ pub mod draw;
 pub mod measure;
 pub mod nominal;
 mod online;
+pub mod planned;
 pub mod predict;
 pub mod scenario;
 pub mod score;

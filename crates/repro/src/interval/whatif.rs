@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use cachemate_core::{GuardConfig, Machine, MachineSpec, Plan, PolicyConfig, TaskId, Window, WindowRecord};
+use cachemate_core::{Machine, MachineSpec, Plan, PolicyConfig, Reason, TaskId, WindowRecord};
 use cachemate_interval::{IntervalMachine, Job, Options};
-use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
+use cachemate_pipeline::{Pipeline, Standard};
 use cachemate_report::{DecisionTold, PolicyOutcome, ProgramOutcome, TimeLines};
 
 use crate::setup::failed;
@@ -29,10 +29,8 @@ pub struct Question {
 
 /// Stretches that time lines have at most.
 const STRETCHES: u64 = 240;
-/// Cycles of a window before the policy's first plan, as in scenarios.
-const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
-/// As in scenarios.
-const COUNTED_INSTRUCTIONS: f64 = 1e6;
+/// A reading of counters is folded into averages once it covers so many instructions, in nominal time.
+pub const COUNTED_INSTRUCTIONS: f64 = 1e8;
 
 /// The standard pipeline around a policy on the interval machine.
 ///
@@ -44,22 +42,15 @@ pub fn pipeline(
     policy: PolicyConfig,
     guard: bool,
 ) -> Result<Pipeline, ReproError> {
-    let standard = Standard {
-        policy,
-        guard: guard.then(GuardConfig::default),
-        counted_instructions: COUNTED_INSTRUCTIONS,
-        predictor: miss_penalty_of_machine(spec),
-        watches_code: true,
-        first_window: Window::Cycles { cycles: FIRST_WINDOW_CYCLES },
-    };
+    let standard = Standard::simulated(policy, guard, spec, COUNTED_INSTRUCTIONS);
     crate::setup::built(standard.for_machine(machine.topology(), machine.capabilities()))
 }
 
-/// Runs the question under one policy of the registry. `name` may carry parameters: `dio` or `dio:TOML`.
+/// The question's machine at its start, and the policy around it. `name` may carry parameters.
 ///
 /// # Errors
 /// A machine, program or policy that cannot be.
-pub fn outcome(context: &Context<'_>, question: &Question, name: &str) -> Result<PolicyOutcome, ReproError> {
+pub fn started(question: &Question, name: &str) -> Result<(IntervalMachine, Pipeline), ReproError> {
     let (policy, parameters) = name.split_once(':').unwrap_or((name, ""));
     let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: question.seed };
     let options = Options {
@@ -72,6 +63,15 @@ pub fn outcome(context: &Context<'_>, question: &Question, name: &str) -> Result
         IntervalMachine::new(&question.machine, options, question.jobs.clone()).map_err(failed("machine"))?;
     let by = pipeline(&machine, &question.machine, config, question.guard)?;
     machine.set_first_window(by.config().first_window);
+    Ok((machine, by))
+}
+
+/// Runs the question under one policy of the registry. `name` may carry parameters: `dio` or `dio:TOML`.
+///
+/// # Errors
+/// A machine, program or policy that cannot be.
+pub fn outcome(context: &Context<'_>, question: &Question, name: &str) -> Result<PolicyOutcome, ReproError> {
+    let (machine, by) = started(question, name)?;
     let mut lines = Lines::new(question);
     let mut complete = true;
     let machine = by
@@ -106,7 +106,9 @@ struct Lines {
     decisions: Vec<DecisionTold>,
     before: Option<Plan>,
     windows: u64,
-    cost_ns: u64,
+    /// Time of programs that page moves have taken so far, and probes.
+    moves_ns: u64,
+    probes_ns: u64,
     names: Vec<String>,
 }
 
@@ -136,14 +138,17 @@ impl Lines {
             decisions: Vec::new(),
             before: None,
             windows: 0,
-            cost_ns: 0,
+            moves_ns: 0,
+            probes_ns: 0,
             names: unique(question.jobs.iter().map(|job| job.name.clone()).collect()),
         }
     }
 
     fn add(&mut self, machine: &IntervalMachine, record: &WindowRecord) {
         self.windows += 1;
-        self.cost_ns = record.applied.cost_ns;
+        self.moves_ns = record.applied.cost_ns;
+        let answers = record.seen.answers.iter();
+        self.probes_ns += answers.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
         let elapsed = record.seen.span.elapsed_ns as f64;
         for seen in &record.seen.tasks {
             let Some(job) = machine.job_of(seen.task) else { continue };
@@ -220,7 +225,7 @@ impl Lines {
             instructions_per_second: results.jobs.iter().map(|job| job.instructions).sum::<f64>() / seconds,
             memory_bytes_per_second: results.memory_bytes_per_second.iter().sum(),
             changes_per_hour: self.decisions.len() as f64 * 3600.0 / seconds,
-            cost_seconds: self.cost_ns as f64 / 1e9,
+            cost_seconds: (self.moves_ns + self.probes_ns) as f64 / 1e9,
             programs: results.jobs.iter().zip(&self.names).map(program).collect(),
             lines: self.lines,
             decisions: self.decisions,
@@ -249,13 +254,31 @@ pub fn differs(a: &Plan, b: &Plan) -> bool {
 /// The first reasons, with the programs that they are of.
 fn why(record: &WindowRecord, names: &[String], machine: &IntervalMachine) -> String {
     let name = |task: &TaskId| machine.job_of(*task).map(|job| names[job].clone());
-    let told = record.decision.why.iter().take(3).map(|reason| {
-        let mut of: Vec<String> = reason.tasks.iter().filter_map(name).collect();
-        of.dedup();
-        if of.is_empty() { reason.text.clone() } else { format!("{} ({})", reason.text, of.join(", ")) }
-    });
-    let told: Vec<String> = told.collect();
+    let told: Vec<String> = record.decision.why.iter().take(3).map(|reason| in_words(reason, name)).collect();
     if told.is_empty() { "no reason given".to_string() } else { told.join("; ") }
+}
+
+/// Programs that a reason is of, named at most.
+const NAMED: usize = 4;
+
+/// A reason with its programs: in their places in the text, or after it.
+pub fn in_words(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>) -> String {
+    let mut text = reason.text.clone();
+    let mut of: Vec<String> = Vec::new();
+    for (at, task) in reason.tasks.iter().enumerate() {
+        let name = name(task).unwrap_or_else(|| "a program that has ended".to_string());
+        text = text.replace(&format!("{{{at}}}"), &name);
+        if !of.contains(&name) {
+            of.push(name);
+        }
+    }
+    if text != reason.text || of.is_empty() {
+        return text;
+    }
+    let more = of.len().saturating_sub(NAMED);
+    of.truncate(NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{text} ({}{more})", of.join(", "))
 }
 
 #[cfg(test)]
@@ -306,6 +329,21 @@ mod tests {
         let names: Vec<&str> = found.programs.iter().map(|program| program.name.as_str()).collect();
         assert_eq!(names, ["stream", "reuser", "stream 2", "reuser 2"]);
         assert_eq!(found, ran("dio"));
+    }
+
+    /// Do programs stand where the reason has a place for them, and after it where it has none?
+    #[test]
+    fn reasons_name_their_programs() {
+        let name = |task: &TaskId| Some(format!("p{}", task.0));
+        let reason = |text: &str, tasks: u32| Reason {
+            kind: cachemate_core::ReasonKind::Plain,
+            tasks: (0..tasks).map(TaskId).collect(),
+            text: text.to_string(),
+            numbers: Vec::new(),
+        };
+        assert_eq!(in_words(&reason("{1} beside {0}", 2), name), "p1 beside p0");
+        assert_eq!(in_words(&reason("apart", 2), name), "apart (p0, p1)");
+        assert_eq!(in_words(&reason("apart", 9), name), "apart (p0, p1, p2, p3 and 5 more)");
     }
 
     /// Is a policy that does not exist an error with its name?

@@ -1,0 +1,142 @@
+//! Scenarios and questions on the interval machine, through the command.
+
+mod common;
+
+use std::path::Path;
+
+use common::run;
+
+/// A program of one phase for ever: fills at an eighth of a 4 MiB cache, and with all of it.
+fn program(folder: &Path, name: &str, small: f64, whole: f64) {
+    let point = |size: u64, fills: f64| {
+        format!(
+            "[[phases.points]]\nsize_bytes = {size}.0\ncycles_per_instr = {}\ndemand_fills_per_instr = {fills}\n\
+             memory_stall_cycles_per_instr = {}\n",
+            0.8 + 100.0 * fills,
+            100.0 * fills
+        )
+    };
+    let text = format!(
+        "name = \"{name}\"\n[[phases]]\nreferences_per_instr = 0.03\n{}{}",
+        point(512 << 10, small),
+        point(4 << 20, whole)
+    );
+    std::fs::write(folder.join(format!("{name}.toml")), text).unwrap();
+}
+
+const SCENARIO: &str = "name = \"four\"\ndescription = \"two that reuse, two that stream\"\nmachine = \"xeon-x5365-4\"\n\
+                        model = \"interval\"\nseed = 3\nlength = { ns = 300_000_000_000 }\npolicy = { name = \"dio\" }\n\
+                        [[interval.events]]\nat_ns = 100_000_000_000\noffline = 3\n\
+                        [[programs]]\nprogram = \"reuser.toml\"\ncount = 2\n\
+                        [[programs]]\nprogram = \"streamer.toml\"\ncount = 2\n\
+                        [[interval.mixes]]\ncount = 5\nof = [{ program = \"reuser.toml\" }, { program = \"streamer.toml\" }]\n\
+                        gap_ns = { exponential = 30e9 }\ninstructions = { fixed = 2e10 }\n";
+
+/// Does a scenario of the interval machine run, repeat to the bit, and replay with the same decisions?
+#[test]
+fn a_nominal_scenario_runs_repeats_and_replays() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    program(at, "reuser", 0.02, 0.001);
+    program(at, "streamer", 0.02, 0.02);
+    std::fs::write(at.join("four.toml"), SCENARIO).unwrap();
+    let sim = |log: &str| run(at, &["sim", "four.toml", "-o", log, "--json"]).json();
+    let found = sim("a.log");
+    assert_eq!(found, sim("b.log"));
+    assert_eq!(std::fs::read(at.join("a.log")).unwrap(), std::fs::read(at.join("b.log")).unwrap());
+    let jobs = found["results"]["jobs"].as_array().unwrap();
+    assert_eq!(jobs.len(), 9);
+    assert!((found["results"]["seconds"].as_f64().unwrap() - 300.0).abs() < 1e-6);
+    let ended = jobs[4..].iter().filter(|job| job["completions"] == 1).count();
+    assert!(ended >= 2, "{jobs:?}");
+    assert!(jobs.iter().take(4).all(|job| job["slowdown"].as_f64().unwrap() > 0.99), "{jobs:?}");
+    let again = run(at, &["replay", "a.log", "--json"]).json();
+    assert_eq!(again["same_plans"], again["windows"], "{again}");
+    let words = run(at, &["sim", "four.toml"]).ok().out;
+    assert!(words.contains("300 nominal seconds") && words.contains("reuser"), "{words}");
+}
+
+/// Are a program that cannot be, one that is not there, and a sweep's use of the machine refused by name and place?
+#[test]
+fn what_cannot_be_run_is_told_with_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    program(at, "reuser", 0.02, 0.001);
+    program(at, "streamer", -0.02, 0.02);
+    std::fs::write(at.join("four.toml"), SCENARIO).unwrap();
+    let bad = run(at, &["sim", "four.toml"]);
+    assert_eq!(bad.code, Some(1));
+    assert!(bad.err.contains("streamer.toml") && bad.err.contains("demand_fills_per_instr"), "{}", bad.err);
+    std::fs::write(at.join("four.toml"), SCENARIO.replace("streamer.toml", "mfc")).unwrap();
+    let bad = run(at, &["sim", "four.toml"]);
+    assert!(bad.code == Some(1) && bad.err.contains("did you mean 'mcf'"), "{}", bad.err);
+    std::fs::write(at.join("four.toml"), SCENARIO.replace("offline = 3", "offline = 4")).unwrap();
+    let bad = run(at, &["sim", "four.toml"]);
+    assert!(bad.err.contains("four.toml:10:11") && bad.err.contains("expected 0 to 3"), "{}", bad.err);
+}
+
+/// Does a question compare its policies in a table, in JSON and on a page, and refuse what it cannot be asked?
+#[test]
+fn a_question_compares_policies() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    program(at, "reuser", 0.02, 0.001);
+    program(at, "streamer", 0.02, 0.02);
+    let asked = [
+        "whatif",
+        "reuser.toml*2",
+        "streamer.toml*2",
+        "-m",
+        "xeon-x5365-4",
+        "-p",
+        "default",
+        "-p",
+        "dio",
+        "--hours",
+        "0.1",
+    ];
+    let found = run(at, &[&asked[..], &["--json", "-o", "page.html"]].concat()).json();
+    let policies = found["policies"].as_array().unwrap();
+    assert_eq!(policies.iter().map(|one| one["policy"].as_str().unwrap()).collect::<Vec<_>>(), ["default", "dio"]);
+    for one in policies {
+        assert_eq!(one["programs"].as_array().unwrap().len(), 4);
+        let seconds = one["lines"]["seconds"].as_array().unwrap();
+        assert!((seconds.last().unwrap().as_f64().unwrap() - 360.0).abs() < 1e-6);
+        assert_eq!(one["lines"]["slowdown"][0].as_array().unwrap().len(), seconds.len());
+    }
+    let page = std::fs::read_to_string(at.join("page.html")).unwrap();
+    assert!(page.contains("What if: default, dio") && page.contains("<svg") && !page.contains("<script"));
+    let words = run(at, &asked).ok().out;
+    assert!(words.contains("mean slowdown") && words.contains("streamer 2"), "{words}");
+    let no = |args: &[&str]| run(at, args);
+    let again = no(&[&asked[..], &["-o", "page.html"]].concat());
+    assert!(again.code != Some(0) && again.err.contains("page.html"), "{}", again.err);
+    let nowhere = no(&[&asked[..], &["-o", "none/page.html"]].concat());
+    assert!(nowhere.code == Some(1) && nowhere.err.contains("there is no folder none"), "{}", nowhere.err);
+    let slip = no(&["whatif", "reuser.tml", "-m", "xeon-x5365-4", "-p", "dio"]);
+    assert!(slip.code == Some(1) && slip.err.contains("'reuser.tml': expected a file of phases"), "{}", slip.err);
+    let copies = no(&["whatif", "reuser.toml*0", "-m", "xeon-x5365-4", "-p", "dio"]);
+    assert!(copies.code == Some(2) && copies.err.contains("'0' copies"), "{}", copies.err);
+    let hours = no(&["whatif", "reuser.toml", "-m", "xeon-x5365-4", "-p", "dio", "--hours", "0"]);
+    assert!(hours.code == Some(2) && hours.err.contains("--hours"), "{}", hours.err);
+    let policy = no(&["whatif", "reuser.toml", "-m", "xeon-x5365-4", "-p", "dioo"]);
+    assert!(policy.code == Some(1) && policy.err.contains("did you mean 'dio'"), "{}", policy.err);
+}
+
+/// Does a policy's plan from profiles alone name its changes and reasons, and refuse what it cannot be asked?
+#[test]
+fn a_policy_plans_from_profiles_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    program(at, "reuser", 0.02, 0.001);
+    program(at, "streamer", 0.02, 0.02);
+    let asked = ["plan", "reuser.toml", "streamer.toml", "reuser.toml", "streamer.toml", "-m", "xeon-x5365-4"];
+    let words = run(at, &[&asked[..], &["--policy", "auto"]].concat()).ok().out;
+    assert!(words.contains("under 'auto', after 300 nominal seconds") && words.contains("plans weighed"), "{words}");
+    let same = run(at, &[&asked[..], &["--policy", "default"]].concat()).ok().out;
+    assert!(same.contains("nothing is changed"), "{same}");
+    let bad = run(at, &[&asked[..], &["--policy", "autoo"]].concat());
+    assert!(bad.code == Some(1) && bad.err.contains("did you mean 'auto'"), "{}", bad.err);
+    let both = run(at, &[&asked[..], &["--policy", "auto", "--scheme", "pain"]].concat());
+    assert_eq!(both.code, Some(2), "{}", both.err);
+}

@@ -1,0 +1,154 @@
+//! What a policy would decide for these programs, from their profiles alone: run on the interval machine, and told.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use cachemate_core::{
+    Ability, Machine, Manner, Observation, Partition, Plan, State, TaskId, TaskState, Tracked, WindowRecord, changes,
+};
+use cachemate_interval::IntervalMachine;
+use serde::Serialize;
+
+use super::whatif::{Question, differs, in_words, started};
+use crate::setup::failed;
+use crate::{Context, ReproError};
+
+/// One window in which the policy gave reasons.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Told {
+    /// Nominal, since the programs' start.
+    pub seconds: f64,
+    /// Did the plan change with it?
+    pub changed: bool,
+    pub why: Vec<String>,
+}
+
+/// What a policy has decided in the end.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Planned {
+    pub policy: String,
+    /// Nominal.
+    pub seconds: f64,
+    /// From a machine left to itself to the last plan, in the order in which they are made; in words.
+    pub changes: Vec<String>,
+    /// What cannot be had of the plan.
+    pub refused: Vec<String>,
+    pub told: Vec<Told>,
+}
+
+/// Runs the question under one policy of the registry and tells what it decided.
+///
+/// # Errors
+/// As [`super::whatif::outcome`].
+pub fn planned(context: &Context<'_>, question: &Question, name: &str) -> Result<Planned, ReproError> {
+    let (machine, by) = started(question, name)?;
+    let mut log = Log::default();
+    let machine = by
+        .run(machine, |machine, record| {
+            log.add(machine, record);
+            !context.stop.load(Ordering::Relaxed)
+        })
+        .map_err(failed(name))?;
+    context.go_on()?;
+    Ok(log.planned(name, &machine))
+}
+
+#[derive(Default)]
+struct Log {
+    names: BTreeMap<TaskId, String>,
+    last: Option<(Observation, Plan)>,
+    told: Vec<Told>,
+}
+
+impl Log {
+    fn add(&mut self, machine: &IntervalMachine, record: WindowRecord) {
+        for seen in &record.seen.tasks {
+            self.names.entry(seen.task).or_insert_with(|| seen.name.clone());
+        }
+        let plan = record.decision.plan;
+        let changed = self.last.as_ref().is_some_and(|(_, before)| differs(before, &plan));
+        let why: Vec<String> =
+            record.decision.why.iter().map(|reason| in_words(reason, |task| self.names.get(task).cloned())).collect();
+        // Policies that give the same reasons in every window are not repeated.
+        if changed || !why.is_empty() && self.told.last().is_none_or(|told| told.why != why) {
+            self.told.push(Told { seconds: machine.now_ns() as f64 / 1e9, changed, why });
+        }
+        self.last = Some((record.seen, plan));
+    }
+
+    fn planned(self, policy: &str, machine: &IntervalMachine) -> Planned {
+        let found = self.last.as_ref().map(|(seen, plan)| {
+            changes(plan, &[], &untouched(seen, machine), machine.topology(), machine.capabilities())
+        });
+        let found = found.unwrap_or_default();
+        Planned {
+            policy: policy.to_string(),
+            seconds: machine.now_ns() as f64 / 1e9,
+            changes: found.changes.iter().map(ToString::to_string).collect(),
+            refused: found.refused.iter().map(|refused| refused.said.clone()).collect(),
+            told: self.told,
+        }
+    }
+}
+
+/// The machine with these tasks, before anybody changed anything.
+fn untouched(seen: &Observation, machine: &IntervalMachine) -> State {
+    let online = machine.topology().online();
+    let here = || seen.tasks.iter().filter(|task| !task.exited);
+    let task = |task: &cachemate_core::TaskSample| TaskState {
+        task: task.task,
+        process: task.process,
+        name: task.name.clone(),
+        movable: !task.fixed,
+        group: None,
+        affinity: Some(Tracked::untouched(online.clone())),
+        weight: Some(Tracked::untouched(1.0)),
+        class: None,
+        class_owner: None,
+        cannot_wait: None,
+    };
+    let capabilities = machine.capabilities();
+    let colored = capabilities.can(Ability::Colors);
+    let colors = here().filter(|_| colored).map(|task| (task.process, Tracked::untouched(None)));
+    let groups = capabilities.partitions.iter().filter_map(|(_, partition)| match partition {
+        Partition::Ways { groups_at_most, .. } => Some(*groups_at_most),
+        Partition::Colors { .. } => None,
+    });
+    State {
+        tasks: here().map(task).collect(),
+        colors: colors.collect(),
+        manner: Manner { classes_at_most: groups.min().map(|groups| groups.max(1) - 1), ..Manner::default() },
+        ..State::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use cachemate_interval::{Job, Program, by_hand};
+
+    /// Is the plan told as changes of an untouched machine, with reasons that name the programs?
+    #[test]
+    fn a_plan_is_told_as_changes_with_reasons() {
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
+        let steady = |name: &str, phase| Job::new(Program::steady(name, phase));
+        let jobs = vec![
+            steady("stream", by_hand::stream(64.0, lines, 0.02)),
+            steady("reuser", by_hand::uniform(64.0, lines, 0.4 * lines, 0.02)),
+            steady("stream", by_hand::stream(64.0, lines, 0.02)),
+            steady("reuser", by_hand::uniform(64.0, lines, 0.4 * lines, 0.02)),
+        ];
+        let question = Question { machine, jobs, length_ns: 60_000_000_000, seed: 1, explicit: false, guard: false };
+        let stop = AtomicBool::new(false);
+        let context =
+            Context { quick: true, seeds: vec![1], stop: &stop, mixes: None, machine: None, progress: &|_| () };
+        let found = planned(&context, &question, "auto").unwrap();
+        assert!(found.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{found:?}");
+        assert!(found.told.iter().flat_map(|told| &told.why).any(|why| why.contains("reuser: ")), "{found:?}");
+        let idle = planned(&context, &question, "default").unwrap();
+        assert!(idle.changes.is_empty() && idle.told.is_empty(), "{idle:?}");
+    }
+}

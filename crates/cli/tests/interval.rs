@@ -26,7 +26,7 @@ fn program(folder: &Path, name: &str, small: f64, whole: f64) {
 
 const SCENARIO: &str = "name = \"four\"\ndescription = \"two that reuse, two that stream\"\nmachine = \"xeon-x5365-4\"\n\
                         model = \"interval\"\nseed = 3\nlength = { ns = 300_000_000_000 }\npolicy = { name = \"dio\" }\n\
-                        [[interval.events]]\nat_ns = 100_000_000_000\noffline = 3\n\
+                        [[interval.events]]\nat_ns = 100_000_000_000\nshrink = { cache = 1, to_share = 0.5 }\n\
                         [[programs]]\nprogram = \"reuser.toml\"\ncount = 2\n\
                         [[programs]]\nprogram = \"streamer.toml\"\ncount = 2\n\
                         [[interval.mixes]]\ncount = 5\nof = [{ program = \"reuser.toml\" }, { program = \"streamer.toml\" }]\n\
@@ -66,11 +66,12 @@ fn what_cannot_be_run_is_told_with_its_place() {
     std::fs::write(at.join("four.toml"), SCENARIO).unwrap();
     let bad = run(at, &["sim", "four.toml"]);
     assert_eq!(bad.code, Some(1));
-    assert!(bad.err.contains("streamer.toml") && bad.err.contains("demand_fills_per_instr"), "{}", bad.err);
+    assert!(bad.err.contains("streamer.toml") && bad.err.contains("cycles_per_instr: found -1.2"), "{}", bad.err);
     std::fs::write(at.join("four.toml"), SCENARIO.replace("streamer.toml", "mfc")).unwrap();
     let bad = run(at, &["sim", "four.toml"]);
     assert!(bad.code == Some(1) && bad.err.contains("did you mean 'mcf'"), "{}", bad.err);
-    std::fs::write(at.join("four.toml"), SCENARIO.replace("offline = 3", "offline = 4")).unwrap();
+    std::fs::write(at.join("four.toml"), SCENARIO.replace("shrink = { cache = 1, to_share = 0.5 }", "offline = 4"))
+        .unwrap();
     let bad = run(at, &["sim", "four.toml"]);
     assert!(bad.err.contains("four.toml:10:11") && bad.err.contains("expected 0 to 3"), "{}", bad.err);
 }
@@ -119,8 +120,8 @@ fn a_question_compares_policies() {
     assert!(copies.code == Some(2) && copies.err.contains("'0' copies"), "{}", copies.err);
     let hours = no(&["whatif", "reuser.toml", "-m", "xeon-x5365-4", "-p", "dio", "--hours", "0"]);
     assert!(hours.code == Some(2) && hours.err.contains("--hours"), "{}", hours.err);
-    let policy = no(&["whatif", "reuser.toml", "-m", "xeon-x5365-4", "-p", "dioo"]);
-    assert!(policy.code == Some(1) && policy.err.contains("did you mean 'dio'"), "{}", policy.err);
+    let policy = no(&["whatif", "reuser.toml", "-m", "xeon-x5365-4", "-p", "casq"]);
+    assert!(policy.code == Some(1) && policy.err.contains("did you mean 'casc'"), "{}", policy.err);
 }
 
 /// Does a policy's plan from profiles alone name its changes and reasons, and refuse what it cannot be asked?

@@ -154,7 +154,8 @@ impl Plan {
             Question { machine, jobs, length_ns: DECIDES_WITHIN_NS, seed: self.seed, explicit: false, guard: false };
         let stop = session.interrupt_flag();
         let seeds = vec![self.seed];
-        let context = Context { quick: false, seeds, stop: &stop, mixes: None, machine: None, progress: &|_| () };
+        let context =
+            Context { quick: false, seeds, stop: &stop, mixes: None, machine: None, progress: &|_| (), split: None };
         let found = planned(&context, &question, policy)?;
         let result = PolicyPlanJson { machine: &name, planned: &found };
         session.answer(self.json.json, &result, || policy_words(&result))

@@ -143,8 +143,15 @@ mod tests {
         ];
         let question = Question { machine, jobs, length_ns: 60_000_000_000, seed: 1, explicit: false, guard: false };
         let stop = AtomicBool::new(false);
-        let context =
-            Context { quick: true, seeds: vec![1], stop: &stop, mixes: None, machine: None, progress: &|_| () };
+        let context = Context {
+            quick: true,
+            seeds: vec![1],
+            stop: &stop,
+            mixes: None,
+            machine: None,
+            progress: &|_| (),
+            split: None,
+        };
         let found = planned(&context, &question, "auto").unwrap();
         assert!(found.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{found:?}");
         assert!(found.told.iter().flat_map(|told| &told.why).any(|why| why.contains("reuser: ")), "{found:?}");

@@ -20,19 +20,22 @@ pub struct Told {
     pub seconds: f64,
     /// Did the plan change with it?
     pub changed: bool,
+    /// The reasons, with the programs' names in them.
     pub why: Vec<String>,
 }
 
 /// What a policy has decided in the end.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Planned {
+    /// As asked for, parameters included.
     pub policy: String,
-    /// Nominal.
+    /// Nominal time that the programs ran.
     pub seconds: f64,
     /// From a machine left to itself to the last plan, in the order in which they are made; in words.
     pub changes: Vec<String>,
     /// What cannot be had of the plan.
     pub refused: Vec<String>,
+    /// Windows with reasons, in order; equal ones in a row once.
     pub told: Vec<Told>,
 }
 

@@ -240,15 +240,7 @@ mod tests {
     #[test]
     fn heavy_programs_hurt_each_other_and_quiet_ones_do_not() {
         let stop = AtomicBool::new(false);
-        let context = Context {
-            quick: true,
-            seeds: vec![1],
-            stop: &stop,
-            mixes: None,
-            machine: None,
-            progress: &|_| (),
-            split: None,
-        };
+        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
         let bench = Bench::on("xeon-x5365-4", 1, 500_000, 1_000_000).unwrap();
         let programs = ["milc", "lbm", "gamess"].map(|name| Job::new(name, 1));
         let matrix = Matrix::measure(&context, &bench, &programs, true).unwrap();

@@ -204,15 +204,7 @@ mod tests {
     #[test]
     fn a_program_that_suffers_is_taken_apart() {
         let stop = AtomicBool::new(false);
-        let context = Context {
-            quick: true,
-            seeds: vec![1],
-            stop: &stop,
-            mixes: None,
-            machine: None,
-            progress: &|_| (),
-            split: None,
-        };
+        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
         let bench = Bench::on("xeon-x5365", 1, 500_000, 1_000_000).unwrap();
         let found = decompose(&context, &bench, &Job::new("milc", 1), &Job::new("lbm", 1)).unwrap();
         assert_eq!((found.runs.len(), found.missing.len(), found.parts.len()), (8, 0, 4));

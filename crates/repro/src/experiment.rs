@@ -335,6 +335,14 @@ pub struct Context<'a> {
     pub split: Option<&'a Split<'a>>,
 }
 
+impl<'a> Context<'a> {
+    /// A full run of one seed, all of it here, with nobody to tell.
+    pub fn of_seed(seed: u64, stop: &'a AtomicBool) -> Self {
+        let seeds = vec![seed];
+        Context { quick: false, seeds, stop, mixes: None, machine: None, progress: &|_| (), split: None }
+    }
+}
+
 impl Context<'_> {
     /// # Errors
     /// [`ReproError::Interrupted`] once the user has asked to stop. To be called between runs.
@@ -476,15 +484,7 @@ mod tests {
     #[test]
     fn runs_answer_in_order_and_stop_when_told() {
         let stop = AtomicBool::new(false);
-        let context = Context {
-            quick: true,
-            seeds: vec![1],
-            stop: &stop,
-            mixes: None,
-            machine: None,
-            progress: &|_| (),
-            split: None,
-        };
+        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
         let items: Vec<u64> = (0..100).collect();
         assert_eq!(context.run_all(&items, |&item| Ok(item * 2)).unwrap()[99], 198);
         stop.store(true, Ordering::Relaxed);

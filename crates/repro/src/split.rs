@@ -188,7 +188,7 @@ mod tests {
     }
 
     fn context<'a>(split: Option<&'a Split<'a>>, stop: &'a AtomicBool) -> Context<'a> {
-        Context { quick: true, seeds: vec![1], stop, mixes: None, machine: None, progress: &|_| (), split }
+        Context { quick: true, split, ..Context::of_seed(1, stop) }
     }
 
     /// Do runs that are made one at a time, in any order, give the bits of the whole study?

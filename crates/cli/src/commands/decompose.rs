@@ -54,15 +54,7 @@ impl Decompose {
         let stop = session.interrupt_flag();
         let bar = session.progress("decompose", None);
         bar.set_message("eight runs");
-        let context = Context {
-            quick: false,
-            seeds: vec![self.seed],
-            stop: &stop,
-            mixes: None,
-            machine: None,
-            progress: &|_| (),
-            split: None,
-        };
+        let context = Context::of_seed(self.seed, &stop);
         let bench = Bench::on(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
         let found = decompose(&context, &bench, &program, &with)?;
         bar.finish_and_clear();

@@ -16,8 +16,7 @@ pub fn mixes(session: &Session, quick: bool, seed: u64, count: u32, machine: &st
     let stop = session.interrupt_flag();
     let bar = session.progress("mixes", None);
     let progress = |what: &str| bar.set_message(what.to_string());
-    let context =
-        Context { quick, seeds: vec![seed], stop: &stop, mixes: None, machine: None, progress: &progress, split: None };
+    let context = Context { quick, progress: &progress, ..Context::of_seed(seed, &stop) };
     let draw = Draw { machine, mixes: count, recordings: pack_programs() };
     let found = run(&context, &draw)?;
     bar.finish_and_clear();

@@ -15,6 +15,7 @@ use cachemate_core::{Item, Observation, Plan, ProcessId, View};
 use super::comparison::Total;
 use super::placement::{Present, same_placement};
 use super::speeds::{WindowSpeeds, speeds_of};
+use super::way_home::{Homes, note};
 
 /// Windows of the reference that are remembered, to tell its noise, in times of the windows compared.
 const REMEMBERED: usize = 4;
@@ -31,6 +32,8 @@ pub struct State {
     pub plan: Plan,
     pub knew: Present,
     pub windows: VecDeque<WindowSpeeds>,
+    /// Where its tasks ran in the last of them.
+    pub homes: Homes,
 }
 
 /// What is in force since the reference was left.
@@ -59,6 +62,8 @@ pub struct History {
     pub totals: BTreeMap<ProcessId, Total>,
     trial: Option<Trial>,
     in_force: Plan,
+    /// Where tasks ran last, whatever is in force.
+    homes: Homes,
     /// Processes for which it was decided. Later arrivals are placed by the next plan, and that is no change.
     decided_for: Present,
     present: Present,
@@ -71,10 +76,15 @@ pub struct History {
 impl History {
     /// Begins with the first window that is seen; nothing of it counts, as all processes may have arrived in it.
     pub fn new(view: &View<'_>) -> Self {
-        let reference =
-            State { plan: view.previous_plan.clone(), knew: Present::of(&view.seen.tasks), windows: VecDeque::new() };
+        let reference = State {
+            plan: view.previous_plan.clone(),
+            knew: Present::of(&view.seen.tasks),
+            windows: VecDeque::new(),
+            homes: Homes::new(),
+        };
         History {
             in_force: reference.plan.clone(),
+            homes: Homes::new(),
             decided_for: Present::default(),
             present: Present::default(),
             reference,
@@ -89,6 +99,7 @@ impl History {
     /// Takes in a window, under the plan that was decided before it.
     pub fn follow(&mut self, view: &View<'_>, compared: usize) {
         self.followed += 1;
+        note(&mut self.homes, view);
         let present = Present::of(&view.seen.tasks);
         let stayed = present.common(&self.present);
         if !same_placement(view.previous_plan, &self.in_force, &stayed.common(&self.decided_for)) {
@@ -125,6 +136,7 @@ impl History {
     fn stay(&mut self, view: &View<'_>, speeds: WindowSpeeds, counts: bool, compared: usize) {
         self.reference.plan = view.previous_plan.clone();
         self.reference.knew = self.present.clone();
+        self.reference.homes = self.homes.clone();
         if counts {
             self.reference.windows.push_back(speeds);
         }
@@ -175,7 +187,8 @@ impl History {
     /// What is in force is settled from now on. `totals` are those of all processes that were compared; without them the
     /// state is no worse than the baseline, and is the next one.
     pub fn accept(&mut self, windows: Vec<WindowSpeeds>, totals: Option<BTreeMap<ProcessId, Total>>) {
-        let state = State { plan: self.in_force.clone(), knew: self.decided_for.clone(), windows: windows.into() };
+        let (plan, knew, homes) = (self.in_force.clone(), self.decided_for.clone(), self.homes.clone());
+        let state = State { plan, knew, windows: windows.into(), homes };
         let left = std::mem::replace(&mut self.reference, state);
         match totals {
             Some(totals) => {

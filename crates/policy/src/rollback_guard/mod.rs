@@ -5,7 +5,8 @@
 //! stands in for work ([`crate::work`]). When the plan changes, the windows before are the reference, and the windows
 //! after are compared with it, process by process ([`comparison`]), once the machine has settled. [`judgement`] says what
 //! is worse; [`history`] what is compared with what when changes follow each other closely or tasks come and go. What is
-//! worse is taken back: the reference plan holds again for the tasks that are there. The plan that failed stays out, longer
+//! worse is taken back: the reference plan holds again for the tasks that are there, and those that it leaves free go back
+//! to where they ran ([`way_home`]). The plan that failed stays out, longer
 //! each time ([`keep_out`]).
 //!
 //! Properties: pure; without speeds nothing is judged, and so nothing is taken back; of changes that change nothing, about
@@ -22,6 +23,7 @@ mod placement;
 mod speeds;
 #[cfg(test)]
 mod tests;
+mod way_home;
 
 use std::collections::BTreeMap;
 
@@ -35,6 +37,7 @@ use history::{History, State};
 use judgement::ProcessChange;
 use keep_out::{KeepOut, Refusal};
 use placement::{Present, put_placement, same_placement};
+use way_home::WayHome;
 
 /// Begins the reason of every roll-back.
 const ROLLED_BACK: &str = "rolled back:";
@@ -45,6 +48,7 @@ pub struct RollbackGuard<P> {
     config: Option<GuardConfig>,
     history: Option<History>,
     keep_out: KeepOut,
+    way_home: Option<WayHome>,
 }
 
 /// A change that made things worse.
@@ -58,7 +62,7 @@ impl<P: Policy> RollbackGuard<P> {
     /// `None` = the policy's decisions pass through.
     pub fn new(inner: P, config: impl Into<Option<GuardConfig>>) -> Self {
         let config = config.into().map(|config| GuardConfig { windows: config.windows.max(2), ..config });
-        RollbackGuard { inner, config, history: None, keep_out: KeepOut::default() }
+        RollbackGuard { inner, config, history: None, keep_out: KeepOut::default(), way_home: None }
     }
 
     /// Another policy, from the next window on; what failed before says nothing about it.
@@ -69,8 +73,23 @@ impl<P: Policy> RollbackGuard<P> {
 
 impl<P: Policy> Policy for RollbackGuard<P> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut decision = self.inner.decide(view);
+        let decision = self.inner.decide(view);
         let Some(config) = self.config else { return decision };
+        let Some(way_home) = self.way_home.take() else { return self.guarded(decision, config, view) };
+        // What is only the way home is no plan to be judged.
+        let in_force = way_home.without(view.previous_plan);
+        let mut decision = self.guarded(decision, config, &View { previous_plan: &in_force, ..*view });
+        if self.way_home.is_none() && way_home.goes_on(view.seen.window) {
+            way_home.keep(&mut decision.plan, view);
+            self.way_home = Some(way_home);
+        }
+        decision
+    }
+}
+
+impl<P> RollbackGuard<P> {
+    /// The decision, unless it or an earlier one is to be taken back.
+    fn guarded(&mut self, mut decision: Decision, config: GuardConfig, view: &View<'_>) -> Decision {
         let history = self.history.get_or_insert_with(|| History::new(view));
         history.follow(view, config.windows as usize);
         let window = view.seen.window;
@@ -79,7 +98,13 @@ impl<P: Policy> Policy for RollbackGuard<P> {
                 self.keep_out.note(view.previous_plan, history.decided_for(), window, config.keep_out_windows.into());
             decision.why.insert(0, taken_back(&worse, out, view));
             history.go_back(worse.in_total);
-            put_placement(&mut decision.plan, &history.reference.plan, &history.reference.knew, view);
+            let State { plan, knew, homes, .. } = &history.reference;
+            put_placement(&mut decision.plan, plan, knew, view);
+            self.way_home = WayHome::after(view.previous_plan, &decision.plan, homes, view);
+            if let Some(way_home) = &self.way_home {
+                decision.why[0].text += "; tasks go back to the caches where they ran";
+                way_home.keep(&mut decision.plan, view);
+            }
             return decision;
         }
         let missing = if config.wait_for_reference { history.missing(config.windows as usize) } else { None };

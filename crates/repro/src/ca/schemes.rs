@@ -324,15 +324,7 @@ mod tests {
     #[test]
     fn the_published_table_gives_the_published_schedules() {
         let stop = AtomicBool::new(false);
-        let context = Context {
-            quick: true,
-            seeds: vec![1],
-            stop: &stop,
-            mixes: None,
-            machine: None,
-            progress: &|_| (),
-            split: None,
-        };
+        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
         let found = published(&context).unwrap();
         assert_eq!(found[0].verdict, crate::Verdict::Met, "{found:?}");
         assert_eq!(found[0].note, "Best: mcf + gamess and milc + namd.");

@@ -5,6 +5,7 @@ mod chance;
 mod churn;
 mod lies;
 mod series;
+mod way_home;
 
 use cachemate_core::*;
 

@@ -1,0 +1,53 @@
+//! A kernel leaves threads where they are when an affinity is widened: does the guard lead them back?
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// Where four programs run: an affinity moves them, none leaves them where they are. Two victims on one cache and two streams
+/// on the other run at full speed, anything else halves the victims'.
+struct Kernel {
+    cpus: BTreeMap<u32, u32>,
+}
+
+impl Kernel {
+    fn new() -> Self {
+        Kernel { cpus: (0..4).map(|id| (id, id)).collect() }
+    }
+
+    fn window(&mut self, plan: &Plan) -> Vec<TaskSample> {
+        for (id, cpu) in &mut self.cpus {
+            let allowed = plan.affinity.get(&TaskId(*id)).filter(|cpus| !cpus.contains(*cpu));
+            *cpu = allowed.and_then(|cpus| cpus.iter().next()).unwrap_or(*cpu);
+        }
+        let cache = |id: u32| self.cpus[&id] / 2;
+        let together = cache(0) == cache(1) && cache(2) == cache(3) && cache(0) != cache(2);
+        let work = |id: u32| if id < 2 && !together { 50.0 } else { 100.0 };
+        let seen =
+            |id: u32| TaskSample { on_cpu_ns: vec![(CpuId(self.cpus[&id]), SECOND_NS)], ..program(id, None, work(id)) };
+        (0..4).map(seen).collect()
+    }
+}
+
+/// Is a placement undone where nobody but an affinity moves a thread, and is everybody free again afterwards?
+#[test]
+fn a_rolled_back_placement_is_undone_where_threads_stay() {
+    let mixed = pinned(&[(0, 0), (1, 2), (2, 1), (3, 3)]);
+    let policy = Scripted(|view: &View<'_>| if view.seen.window >= 10 { mixed.clone() } else { idle() });
+    let mut kernel = Kernel::new();
+    let mut places = Vec::new();
+    let decisions = run(policy, GuardConfig::default(), 60, |_, plan| {
+        let seen = kernel.window(plan);
+        places.push(kernel.cpus.clone());
+        seen
+    });
+    let taken_back = verdicts(&decisions)[0];
+    let cache_of = |places: &BTreeMap<u32, u32>| places.values().map(|cpu| cpu / 2).collect::<Vec<u32>>();
+    assert_eq!(cache_of(&places[taken_back]), [0, 1, 0, 1], "the plan was in force");
+    for window in [taken_back + 1, taken_back + 5, 59] {
+        assert_eq!(cache_of(&places[window]), [0, 0, 1, 1], "window {window}");
+    }
+    assert_eq!(decisions[taken_back].plan.affinity.len(), 4);
+    assert!(decisions[taken_back + 3..].iter().all(|decision| decision.plan.affinity.is_empty()), "free again");
+    assert_eq!(verdicts(&decisions).len(), 1, "the way home is no plan to be judged");
+}

@@ -1,12 +1,13 @@
 //! A plan as the search sees it, by places of tasks and sites; and as the machine is told it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use cachemate_core::{
     CacheShare, CpuSet, Gang, GangSchedule, GroupId, IndexSet, Member, PageMoving, Plan, ProcessId, TaskId, Units,
 };
 
-use super::scene::Scene;
+use super::holding::let_everybody_run;
+use super::scene::{Actor, Scene};
 use crate::partition::units::{Divided, assign};
 
 /// Tasks that share a part of a cache.
@@ -95,28 +96,29 @@ impl Layout {
                 plan.affinity.insert(actor.task, scene.sites[site].cpus.clone());
             }
         }
+        let online: CpuSet = scene.sites.iter().flat_map(|site| site.cpus.iter()).collect();
+        let may = |actor: &Actor| match (actor.movable, actor.seen_on) {
+            (true, _) => plan.affinity.get(&actor.task).unwrap_or(&online).intersection(&online),
+            (false, Some(site)) => scene.sites[site].cpus.clone(),
+            (false, None) => CpuSet::default(),
+        };
+        let may: Vec<(TaskId, CpuSet)> = scene.actors.iter().map(|actor| (actor.task, may(actor))).collect();
+        plan.gangs.extend((0..scene.sites.len()).filter_map(|site| self.schedule(scene, site)));
+        let_everybody_run(&mut plan.gangs, &may);
         for site in 0..scene.sites.len() {
-            plan.gangs.extend(self.schedule(scene, site, plan));
             self.share(scene, site, before, moving, plan);
         }
     }
 
-    fn schedule(&self, scene: &Scene, site: usize, plan: &Plan) -> Option<GangSchedule> {
+    fn schedule(&self, scene: &Scene, site: usize) -> Option<GangSchedule> {
         let turns = self.turns[site].as_ref()?;
         let cpus = &scene.sites[site].cpus;
         let gang = |members: &Vec<usize>| Gang {
             members: members.iter().map(|&at| (scene.actors[at].task, None)).collect(),
             slices: 1,
         };
-        let in_gang: BTreeSet<TaskId> = turns.gangs.iter().flatten().map(|&at| scene.actors[at].task).collect();
-        // Nobody who may only run here is left without a turn.
-        let online: CpuSet = scene.sites.iter().flat_map(|site| site.cpus.iter()).collect();
-        let starved = |actor: &super::scene::Actor| {
-            let may = plan.affinity.get(&actor.task).unwrap_or(&online);
-            actor.movable && !in_gang.contains(&actor.task) && may.intersection(&online).is_subset(cpus)
-        };
         let fits = turns.gangs.iter().all(|gang| !gang.is_empty() && gang.len() <= cpus.count() as usize);
-        if !fits || turns.gangs.len() < 2 || scene.actors.iter().any(starved) {
+        if !fits || turns.gangs.len() < 2 {
             return None;
         }
         let gangs = turns.gangs.iter().map(gang).collect();
@@ -160,7 +162,7 @@ impl Layout {
         let mut members: Vec<Member> = Vec::new();
         for &at in &group.members {
             let process = scene.actors[at].process;
-            let whole = |(other, actor): (usize, &super::scene::Actor)| {
+            let whole = |(other, actor): (usize, &Actor)| {
                 actor.process != process || (actor.movable && group.members.contains(&other))
             };
             let member = if scene.actors.iter().enumerate().all(whole) {

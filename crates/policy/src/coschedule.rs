@@ -25,8 +25,6 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-use crate::policies::{cache_domains, movable};
-
 /// How the choice is made and enforced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -109,8 +107,8 @@ impl Scheduler {
     pub fn decide(&mut self, view: &View<'_>, company: &dyn CoRunCost) -> Decision {
         let mut plan = Plan::idle(Window::Time { ns: self.window_ns });
         let mut why = Vec::new();
-        let domains = cache_domains(view.topology);
-        let tasks: Vec<&TaskSample> = movable(view).collect();
+        let domains = view.last_level_domains();
+        let tasks: Vec<&TaskSample> = view.movable().collect();
         if domains.is_empty() || tasks.is_empty() {
             return Decision { plan, why };
         }

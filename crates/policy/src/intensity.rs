@@ -121,7 +121,7 @@ impl Intensity {
     /// `rate` is a task's miss rate in one unit for all; `None` = unknown: it stays where it is and counts as the mean.
     pub fn decide(&mut self, view: &View<'_>, rate: impl Fn(TaskId) -> Option<f64>) -> Decision {
         let mut plan = Plan::idle(Window::Cycles { cycles: self.parameters.window_cycles });
-        let present: Vec<TaskId> = crate::policies::movable(view).map(|task| task.task).collect();
+        let present: Vec<TaskId> = view.movable().map(|task| task.task).collect();
         plan.affinity = view.previous_plan.affinity.clone();
         plan.affinity.retain(|task, _| present.binary_search(task).is_ok() || present.contains(task));
         let domains = domains(view);

@@ -7,8 +7,6 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{CacheId, CpuSet, TaskId, TaskSample, View};
 
-use crate::policies::movable;
-
 /// One last-level cache, its online CPUs and the tasks dealt to it, in order of arrival.
 #[derive(Clone, Debug)]
 pub struct Domain<'a> {
@@ -46,7 +44,7 @@ impl StickyPlacement {
         let mut load = vec![0u32; domains.len()];
         let old = |task: TaskId| self.places.get(&task).copied();
         let at = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
-        let mut places: Vec<Option<usize>> = movable(view).map(|task| old(task.task).and_then(at)).collect();
+        let mut places: Vec<Option<usize>> = view.movable().map(|task| old(task.task).and_then(at)).collect();
         places.iter().flatten().for_each(|&place| load[place] += 1);
         // Counted once: a thousand newcomers look at every cache.
         let cpus: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();
@@ -57,7 +55,7 @@ impl StickyPlacement {
             *place = Some(emptiest);
         }
         self.places.clear();
-        for (task, place) in movable(view).zip(places) {
+        for (task, place) in view.movable().zip(places) {
             let Some(place) = place else { continue };
             self.places.insert(task.task, domains[place].cache);
             domains[place].tasks.push(task);

@@ -13,9 +13,9 @@ use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement;
 use cachemate_sim::machine::SimOptions;
 
+pub use crate::rates::Rates;
 use crate::setup::{Job, Workload, failed};
 use crate::store::{self, Kept};
-pub use crate::work::Rates;
 use crate::work::{self, Work};
 use crate::{Context, ReproError};
 

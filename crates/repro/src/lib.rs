@@ -17,6 +17,7 @@ mod index;
 pub mod interval;
 pub mod mixes;
 mod niagara;
+pub mod rates;
 mod rm;
 pub mod setup;
 pub mod solo;

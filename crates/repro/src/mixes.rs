@@ -17,9 +17,10 @@ use cachemate_sim::kernels;
 use serde::Serialize;
 
 use crate::corun::{Bench, Matrix, caches};
+use crate::rates::Rates;
 use crate::setup::{Comparison, Job, Scores, built, failed};
 use crate::solo;
-use crate::work::{self, Rates};
+use crate::work::{self};
 use crate::{Context, ReproError, mean};
 
 /// Nominal windows are so many times as long as simulated ones.

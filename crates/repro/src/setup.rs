@@ -20,7 +20,7 @@ use cachemate_trace::{CmtReader, CmtSource, TraceReader};
 use serde::{Deserialize, Serialize};
 
 use crate::ReproError;
-use crate::work::Rates;
+use crate::rates::Rates;
 
 /// One program of a workload: a process of its own.
 #[derive(Clone, Debug)]

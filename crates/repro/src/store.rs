@@ -13,7 +13,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::work::{Rates, Work};
+use crate::rates::Rates;
+use crate::work::Work;
 
 /// What one run answers, in the order of its programs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -4,112 +4,18 @@
 //! A frozen owner is taken over too, and its task runs twice: the store compares the results.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens};
-use serde::{Deserialize, Serialize};
-
+use crate::SweepError;
 use crate::failures::{Attempted, Ending};
 use crate::manifest::TaskId;
+use crate::owner::Owner;
 use crate::store::{Store, link, names};
-use crate::{SweepError, worker};
 
-const BEAT: Duration = Duration::from_secs(5);
-
-/// A process, told apart from all others on all hosts.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Owner {
-    pub host: String,
-    /// Boot and process namespace: where they are ours, the pid means the same to us.
-    pub place: String,
-    pub pid: u32,
-    /// Start in the kernel's ticks since the boot, so that a pid that came round again is another.
-    pub started_ticks: Option<u64>,
-}
-
-impl Owner {
-    pub fn me() -> Self {
-        let read = |path: &str| fs::read_to_string(path).map_or(String::new(), |text| text.trim().to_string());
-        let space = fs::read_link("/proc/self/ns/pid").map_or(String::new(), |link| link.display().to_string());
-        let pid = std::process::id();
-        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let host = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
-        let place = format!("{} {space}", read("/proc/sys/kernel/random/boot_id"));
-        Owner { host, place, pid, started_ticks: started_ticks(pid) }
-    }
-
-    /// `None` where that cannot be known from here.
-    fn lives(&self, me: &Owner) -> Option<bool> {
-        let comparable = self.place == me.place && !me.place.trim().is_empty();
-        comparable.then(|| started_ticks(self.pid).is_some_and(|ticks| Some(ticks) == self.started_ticks))
-    }
-}
-
-impl std::fmt::Display for Owner {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "process {} on {}", self.pid, self.host)
-    }
-}
-
-/// Field 22 of `/proc/PID/stat`; the name in brackets may hold anything. `None` for one that is dead or a zombie.
-fn started_ticks(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    if state == "Z" || state == "X" {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
-}
-
-/// Claims of this process, touched as long as it lives.
-#[derive(Default)]
-pub struct Heart(Arc<Mutex<Beating>>);
-
-#[derive(Default)]
-struct Beating {
-    claims: BTreeSet<PathBuf>,
-    runs: bool,
-}
-
-impl Heart {
-    fn with<T>(&self, what: impl FnOnce(&mut Beating) -> T) -> T {
-        what(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn hold(&self, claim: &Path) {
-        let start = self.with(|beating| {
-            beating.claims.insert(claim.to_path_buf());
-            !std::mem::replace(&mut beating.runs, true)
-        });
-        if start {
-            let beating = Arc::downgrade(&self.0);
-            std::thread::spawn(move || {
-                loop {
-                    std::thread::sleep(BEAT);
-                    let Some(beating) = beating.upgrade() else { return };
-                    let claims = beating.lock().unwrap_or_else(PoisonError::into_inner).claims.clone();
-                    claims.iter().for_each(|claim| _ = touch(claim));
-                }
-            });
-        }
-    }
-
-    fn let_go(&self, claim: &Path) {
-        self.with(|beating| beating.claims.remove(claim));
-    }
-}
-
-/// The file's time becomes now, by the clock of whoever keeps the file.
-fn touch(path: &Path) -> io::Result<()> {
-    let (now, keep) = (Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }, Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT });
-    let file = File::options().write(true).open(path)?;
-    futimens(&file, &Timestamps { last_access: keep, last_modification: now }).map_err(io::Error::from)
-}
+/// A task whose workers died so often is given up: it may be what killed them.
+pub const DEATHS_AT_MOST: usize = 5;
 
 pub enum Claim<'a> {
     Mine(Held<'a>),
@@ -228,5 +134,5 @@ impl Store {
 
 /// Deaths are as many as were noted, and one more where a dead owner's claim still stands.
 pub(crate) fn too_many_deaths(attempts: &[Attempted]) -> bool {
-    attempts.iter().filter(|attempt| attempt.ending == Ending::Death).count() >= worker::DEATHS_AT_MOST
+    attempts.iter().filter(|attempt| attempt.ending == Ending::Death).count() >= DEATHS_AT_MOST
 }

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::SweepError;
-use crate::claims::Owner;
 use crate::manifest::TaskId;
+use crate::owner::Owner;
 use crate::store::{Store, append, unix_ms};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::claims::{Heart, Owner};
 use crate::manifest::TaskId;
+use crate::owner::{Heart, Owner};
 use crate::{Manifest, SweepError};
 
 /// A claim whose owner has not stirred for so long is taken over.

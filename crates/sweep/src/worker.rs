@@ -14,9 +14,6 @@ use crate::job::{Inputs, RunError, Work};
 use crate::manifest::Task;
 use crate::store::{Published, RunNote, Store, unix_ms};
 
-/// A task whose workers died so often is given up: it may be what killed them.
-pub const DEATHS_AT_MOST: usize = 5;
-
 /// How an attempt ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Attempt {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::status::SocketArg;
 use crate::args::JsonArg;
-use crate::live::picture::thread_text;
+use crate::live::status::thread_text;
 use crate::live::{host, socket};
 use crate::prediction::{USUAL_SCHEME, plan_picture};
 use crate::profiling::Target;

@@ -6,8 +6,9 @@ use serde::Serialize;
 
 use super::status::SocketArg;
 use crate::args::JsonArg;
-use crate::live::picture::{explain_text, thread_text};
+use crate::live::picture::explain_text;
 use crate::live::socket;
+use crate::live::status::thread_text;
 use crate::live::status::{DecisionStatus, TaskStatus};
 use crate::session::Session;
 

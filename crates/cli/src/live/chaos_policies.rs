@@ -8,7 +8,6 @@ use cachemate_core::{
     CacheShare, Decision, Gang, GangSchedule, GroupId, Member, PageMoving, Partition, Plan, Policy, ProcessId, Reason,
     ReasonKind, SplitMix64, TaskId, Units, View, Window,
 };
-use cachemate_policy::policies::movable;
 
 /// Groups of colors are numbered apart from those of ways.
 const FIRST_COLORED: u32 = 1 << 20;
@@ -34,7 +33,7 @@ impl Shake {
             Partition::Ways { .. } => None,
         });
         let Some((cache, colors)) = divided else { return Vec::new() };
-        let processes: std::collections::BTreeSet<ProcessId> = movable(view).map(|task| task.process).collect();
+        let processes: std::collections::BTreeSet<ProcessId> = view.movable().map(|task| task.process).collect();
         let mut shares = Vec::new();
         for process in processes {
             let half = match self.generator.below(3) {
@@ -77,7 +76,7 @@ impl Policy for Shake {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(Window::Time { ns: 1 });
         let online: Vec<u32> = view.topology.online().iter().collect();
-        let tasks: Vec<_> = movable(view).map(|task| task.task).collect();
+        let tasks: Vec<_> = view.movable().map(|task| task.task).collect();
         for &task in &tasks {
             if self.generator.below(4) > 0 && !online.is_empty() {
                 let cpu = online[self.generator.below(online.len() as u64) as usize];
@@ -115,7 +114,7 @@ impl Policy for Squeeze {
         if view.seen.window >= Self::FROM_WINDOW
             && let Some(first) = first
         {
-            plan.affinity.extend(movable(view).map(|task| (task.task, [first].into_iter().collect())));
+            plan.affinity.extend(view.movable().map(|task| (task.task, [first].into_iter().collect())));
             let tasks: Vec<_> = plan.affinity.keys().copied().collect();
             why.push(Reason {
                 kind: ReasonKind::Plain,
@@ -141,7 +140,7 @@ impl Policy for Astray {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(Window::Time { ns: 1 });
         let first = view.topology.cpus.iter().find(|cpu| cpu.online).map(|cpu| cpu.id.0);
-        let tasks: Vec<_> = movable(view).map(|task| task.task).collect();
+        let tasks: Vec<_> = view.movable().map(|task| task.task).collect();
         if view.seen.window < Self::FROM_WINDOW {
             plan.affinity.extend(
                 first.into_iter().flat_map(|cpu| tasks.iter().map(move |&task| (task, [cpu].into_iter().collect()))),

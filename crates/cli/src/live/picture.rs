@@ -4,15 +4,10 @@ use cachemate_core::Estimate;
 use cachemate_report::text::{fixed, number, or_dash, printable, size_text};
 use cachemate_report::{Align, Table};
 
-use super::status::{CacheStatus, Class, DecisionStatus, Status, TaskStatus};
+use super::status::{CacheStatus, Class, DecisionStatus, Status, TaskStatus, thread_text};
 
 fn percent(value: Option<f64>) -> String {
     or_dash(value.map(|value| format!("{}{} %", if value < 0.0 { "" } else { "+" }, fixed(100.0 * value, 0))))
-}
-
-/// A thread as it is named in sentences.
-pub fn thread_text(name: &str, tid: i32) -> String {
-    format!("{}({tid})", printable(name))
 }
 
 fn two(value: Option<Estimate>) -> String {

@@ -15,13 +15,16 @@ use cachemate_report::level_text;
 use cachemate_report::text::printable;
 use serde::{Deserialize, Serialize};
 
-use super::picture::thread_text;
-
 /// Decisions that are remembered.
 const REMEMBERED: usize = 30;
 /// Evicted share from which a program presses on the cache, and slowdown from which it feels others (docs/live.md).
 const PRESSES_FROM: f64 = 0.15;
 const FEELS_FROM: f64 = 0.10;
+
+/// A thread as it is named in sentences.
+pub fn thread_text(name: &str, tid: i32) -> String {
+    format!("{}({tid})", printable(name))
+}
 
 /// Everything, as one JSON object.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]

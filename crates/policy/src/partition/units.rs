@@ -6,7 +6,7 @@
 //! takes more next to it first; contiguous masks are laid out side by side in the order in which the groups stand now.
 //! Properties: every group gets its number, no unit is given twice, and where sizes stay nothing moves.
 
-use cachemate_core::{IndexSet, Partition};
+use cachemate_core::{CacheId, IndexSet, Partition, View};
 
 /// Units that a cache divides into, and what a change costs.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -100,6 +100,20 @@ pub fn pages_to_move(pages_per_color: &[u64], allowed: &IndexSet) -> u64 {
         if allowed.contains(color as u32) { pages.saturating_sub(each_at_most) } else { pages }
     };
     pages_per_color.iter().enumerate().map(moved).sum()
+}
+
+/// Last-level caches that can be divided, and how; for colors, which hold in every cache of the level, the first one.
+pub fn dividable(view: &View<'_>) -> Vec<(CacheId, Divided)> {
+    let mut found: Vec<(CacheId, Divided)> = Vec::new();
+    for cache in view.topology.last_level_caches() {
+        let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
+        let Some(divided) = Divided::of(partitions.map(|(_, partition)| partition)) else { continue };
+        if !found.iter().any(|(_, other)| matches!((other, divided), (Divided::Colors { .. }, Divided::Colors { .. })))
+        {
+            found.push((cache.id, divided));
+        }
+    }
+    found
 }
 
 #[cfg(test)]

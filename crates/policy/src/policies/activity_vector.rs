@@ -164,7 +164,7 @@ impl Policy for ActivityVectors {
 /// The first data level, the first code level, and the contended one.
 fn levels(view: &View<'_>) -> [Option<Level>; 3] {
     let has = |level: Level| view.topology.caches.iter().any(|cache| cache.level == level).then_some(level);
-    [has(Level::L1Data), has(Level::L1Instruction), super::last_level(view)]
+    [has(Level::L1Data), has(Level::L1Instruction), view.topology.last_level()]
 }
 
 impl ActivityVectors {

@@ -22,7 +22,7 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use super::static_partition::{Moving, in_units};
-use super::{BadParameters, movable, parameters};
+use super::{BadParameters, parameters};
 use crate::partition::ab_test::Trial;
 use crate::partition::allocate::{Claimant, Deal, Kind, Objective, Terms, deal};
 use crate::partition::demand_curve::Space;
@@ -138,7 +138,7 @@ impl CacheSizing {
     /// Every last-level cache that can be divided, with the processes that live on it.
     fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<Domain<'a>> {
         let mut processes: Vec<Present<'a>> = Vec::new();
-        for task in movable(view) {
+        for task in view.movable() {
             // A process with a thread that nothing may be changed of is left alone as a whole.
             let fixed = view.seen.tasks.iter().any(|other| other.process == task.process && other.fixed);
             let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number);

@@ -85,7 +85,7 @@ impl Policy for CounterDriven {
 
 impl CounterDriven {
     fn follow_refills(&mut self, view: &View<'_>) {
-        let Some(last) = super::last_level(view).filter(|_| self.scheduler.form == Form::Set) else { return };
+        let Some(last) = view.topology.last_level().filter(|_| self.scheduler.form == Form::Set) else { return };
         let counted = |task: &TaskSample| Some((task.task, task.counts.get(Event::Misses(last))?));
         let counted = view.seen.tasks.iter().filter_map(counted).collect();
         self.refills.follow(&view.seen.tasks, view.seen.span.elapsed_ns, &counted);

@@ -22,7 +22,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-use super::{BadParameters, cache_domains, movable};
+use super::BadParameters;
 use crate::solvers::{Seats, best};
 
 /// Parameters, with what they were chosen for.
@@ -114,7 +114,7 @@ impl Ledger {
     /// Is there something left of a share of all time since the start? What is asked for the first time has a survey's worth
     /// for each task besides; what is asked again waits until that has been made up for.
     fn allows(&self, first: bool, view: &View<'_>, parameters: &Parameters) -> bool {
-        let tasks = if first { movable(view).count() as u64 } else { 0 };
+        let tasks = if first { view.movable().count() as u64 } else { 0 };
         let survey_ns = parameters.survey_ns.saturating_mul(tasks);
         let since_ns = now_ns(view).saturating_sub(self.started_ns.unwrap_or(0));
         let share_ns = parameters.probing_at_most * since_ns as f64 * f64::from(view.online().count());
@@ -160,7 +160,7 @@ fn reason(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason
 impl IntensityGangs {
     /// What is in force, as far as it may still stand: tasks that are gone leave, and gangs that lack somebody end.
     fn keep_to(&self, view: &View<'_>, plan: &mut Plan) {
-        let there: Vec<TaskId> = movable(view).map(|task| task.task).collect();
+        let there: Vec<TaskId> = view.movable().map(|task| task.task).collect();
         plan.affinity.retain(|task, _| there.contains(task));
         plan.weights.clear();
         plan.penalties.clear();
@@ -200,7 +200,7 @@ impl IntensityGangs {
             self.asked.take_if(answered);
             self.pinging.retain(|probe| !answer.complete || probe.id != answer.probe);
         }
-        let there = |task: &TaskId| movable(view).any(|seen| seen.task == *task);
+        let there = |task: &TaskId| view.movable().any(|seen| seen.task == *task);
         self.felt.retain(|task, _| there(task));
         self.pressed.retain(|task, _| there(task));
         let refused = |probe: &mut Probe| {
@@ -241,7 +241,7 @@ impl IntensityGangs {
 
     fn ping_pongs(&mut self, view: &View<'_>) -> Vec<Probe> {
         let mut wanted = Vec::new();
-        for domain in cache_domains(view.topology) {
+        for domain in view.last_level_domains() {
             let first = domain.first().unwrap_or(0);
             wanted.extend(domain.iter().filter(|cpu| *cpu != first).map(|cpu| (CpuId(first), CpuId(cpu))));
         }
@@ -255,7 +255,7 @@ impl IntensityGangs {
     /// CPUs that share a cache by measurement; `None` while it is not known.
     fn sharing(&self, view: &View<'_>) -> Option<Vec<CpuSet>> {
         let mut measured = Vec::new();
-        for domain in cache_domains(view.topology) {
+        for domain in view.last_level_domains() {
             let first = domain.first()?;
             let mut together: CpuSet = [first].into_iter().collect();
             let mut apart = Vec::new();
@@ -283,7 +283,7 @@ impl IntensityGangs {
             plan.affinity.clear();
             return;
         }
-        let tasks: Vec<&TaskSample> = movable(view).collect();
+        let tasks: Vec<&TaskSample> = view.movable().collect();
         let active: Vec<TaskId> =
             tasks.iter().filter(|task| self.is_active(view, task)).map(|task| task.task).collect();
         if nothing_to_choose(domains, &shared, &active) {

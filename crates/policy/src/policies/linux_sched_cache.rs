@@ -17,7 +17,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-use super::{BadParameters, movable};
+use super::BadParameters;
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -234,7 +234,7 @@ impl Load {
 /// Threads that may be moved, by process, in order of arrival.
 fn processes<'a>(view: &'a View<'_>) -> Vec<Process<'a>> {
     let mut processes: Vec<Process<'a>> = Vec::new();
-    for task in movable(view) {
+    for task in view.movable() {
         match processes.iter_mut().find(|process| process.id == task.process) {
             Some(process) => process.tasks.push(task),
             None => processes.push(Process { id: task.process, tasks: vec![task] }),

@@ -5,10 +5,8 @@
 
 use std::fmt::Display;
 
-use cachemate_core::{CacheId, CpuSet, EvidenceKind, Level, Policy, TaskSample, Topology, View, nearest};
+use cachemate_core::{EvidenceKind, Policy, nearest};
 use serde::de::DeserializeOwned;
-
-use crate::partition::units::Divided;
 
 pub mod activity_vector;
 pub mod auto;
@@ -230,35 +228,6 @@ pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>,
 /// A policy's parameters out of TOML; say `#[serde(deny_unknown_fields, default)]` on the type.
 pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, BadParameters> {
     toml::from_str(text).map_err(|error| BadParameters::Toml(Box::new(error)))
-}
-
-/// Online CPUs of each last-level cache, in the topology's order; caches without any are left out.
-pub fn cache_domains(topology: &Topology) -> Vec<CpuSet> {
-    topology.last_level_domains()
-}
-
-/// Last-level caches that can be divided, and how; for colors, which hold in every cache of the level, the first one.
-pub fn dividable(view: &View<'_>) -> Vec<(CacheId, Divided)> {
-    let mut found: Vec<(CacheId, Divided)> = Vec::new();
-    for cache in view.topology.last_level_caches() {
-        let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
-        let Some(divided) = Divided::of(partitions.map(|(_, partition)| partition)) else { continue };
-        if !found.iter().any(|(_, other)| matches!((other, divided), (Divided::Colors { .. }, Divided::Colors { .. })))
-        {
-            found.push((cache.id, divided));
-        }
-    }
-    found
-}
-
-/// Tasks that a plan may speak of, in order of arrival.
-pub fn movable<'a>(view: &'a View<'_>) -> impl Iterator<Item = &'a TaskSample> {
-    view.seen.tasks.iter().filter(|task| !task.fixed && !task.exited)
-}
-
-/// The level at which programs contend: that of the first last-level cache.
-fn last_level(view: &View<'_>) -> Option<Level> {
-    view.topology.last_level()
 }
 
 #[cfg(test)]

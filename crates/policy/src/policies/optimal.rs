@@ -68,7 +68,8 @@ impl Policy for ByMatrix {
             let next = self.rows.len();
             self.rows.entry(task.task).or_insert(next);
         }
-        let tasks: Vec<TaskId> = super::movable(view)
+        let tasks: Vec<TaskId> = view
+            .movable()
             .map(|task| task.task)
             .filter(|task| self.rows.get(task).is_some_and(|&row| row < self.parameters.degradation.len()))
             .collect();

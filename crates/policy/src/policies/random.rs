@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Decision, Policy, Reason, ReasonKind, SplitMix64, TaskId, View};
 
+use super::BadParameters;
 use super::default::Parameters;
-use super::{BadParameters, cache_domains, movable};
 
 struct Random {
     parameters: Parameters,
@@ -19,14 +19,14 @@ impl Policy for Random {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = self.parameters.idle();
         let mut why = Vec::new();
-        let domains = cache_domains(view.topology);
+        let domains = view.last_level_domains();
         if domains.is_empty() {
             return Decision { plan, why };
         }
         let old = |task: TaskId| self.drawn.get(&task).copied().filter(|&domain| domain < domains.len());
         let mut drawn: BTreeMap<TaskId, usize> =
-            movable(view).filter_map(|task| Some((task.task, old(task.task)?))).collect();
-        for task in movable(view) {
+            view.movable().filter_map(|task| Some((task.task, old(task.task)?))).collect();
+        for task in view.movable() {
             if drawn.contains_key(&task.task) {
                 continue;
             }

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Decision, Policy, Reason, ReasonKind, TaskId, View};
 
+use super::BadParameters;
 use super::default::Parameters;
-use super::{BadParameters, cache_domains, movable};
 
 struct RoundRobin {
     parameters: Parameters,
@@ -19,12 +19,12 @@ impl Policy for RoundRobin {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = self.parameters.idle();
         let mut why = Vec::new();
-        let domains = cache_domains(view.topology);
+        let domains = view.last_level_domains();
         if domains.is_empty() {
             return Decision { plan, why };
         }
         let mut dealt = BTreeMap::new();
-        for task in movable(view) {
+        for task in view.movable() {
             let old = self.dealt.get(&task.task).copied().filter(|&domain| domain < domains.len());
             let domain = old.unwrap_or_else(|| {
                 let domain = self.next % domains.len();

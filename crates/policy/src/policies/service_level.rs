@@ -17,7 +17,8 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use super::static_partition::{Moving, in_units};
-use super::{BadParameters, dividable, movable, parameters};
+use super::{BadParameters, parameters};
+use crate::partition::units::dividable;
 use crate::partition::units::{Divided, assign};
 
 /// See the page.
@@ -76,7 +77,7 @@ impl Policy for ServiceLevel {
         let caches = dividable(view);
         let process = self.processes.get(self.parameters.process as usize).copied();
         let (Some(&(cache, divided)), Some(process)) = (caches.first(), process) else { return Decision { plan, why } };
-        let tasks: Vec<&TaskSample> = movable(view).filter(|task| task.process == process).collect();
+        let tasks: Vec<&TaskSample> = view.movable().filter(|task| task.process == process).collect();
         if tasks.is_empty() || self.parameters.rate_per_s <= 0.0 {
             return Decision { plan, why };
         }
@@ -133,7 +134,7 @@ impl ServiceLevel {
     fn shares(&self, view: &View<'_>, process: ProcessId, cache: CacheId, divided: &Divided) -> Vec<CacheShare> {
         let fixed = |process: ProcessId| view.seen.tasks.iter().any(|task| task.process == process && task.fixed);
         let mut others: Vec<Member> = Vec::new();
-        for task in movable(view).filter(|task| task.process != process && !fixed(task.process)) {
+        for task in view.movable().filter(|task| task.process != process && !fixed(task.process)) {
             if !others.contains(&Member::Process(task.process)) {
                 others.push(Member::Process(task.process));
             }

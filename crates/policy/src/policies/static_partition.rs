@@ -9,9 +9,10 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
+use super::BadParameters;
 use super::default::Parameters as Common;
-use super::{BadParameters, dividable, movable};
 use crate::partition::units::Divided;
+use crate::partition::units::dividable;
 
 /// How pages come into their colors; as [`PageMoving`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -105,7 +106,7 @@ impl Policy for StaticPartition {
             for (number, units) in step.shares.iter().enumerate() {
                 let Some(&process) = self.processes.get(number) else { break };
                 let members: Vec<TaskId> =
-                    movable(view).filter(|task| task.process == process).map(|task| task.task).collect();
+                    view.movable().filter(|task| task.process == process).map(|task| task.task).collect();
                 // Units that this machine does not have are left out; a share of none is no share.
                 let units: IndexSet = units.iter().filter(|&unit| unit < divided.units()).collect();
                 if members.is_empty() || units.count() < divided.at_least() {

@@ -21,7 +21,7 @@ use cachemate_core::{
 use cachemate_locality::shmap::Sharing;
 use serde::Deserialize;
 
-use super::{BadParameters, cache_domains, movable};
+use super::BadParameters;
 use crate::clustering::assign::{Assignment, Chip, Movable, assign};
 use crate::clustering::{Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 
@@ -181,7 +181,7 @@ const WAIT_AT_MOST: u32 = 64;
 impl Policy for ThreadClustering {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut why = Vec::new();
-        let here: Vec<TaskId> = movable(view).map(|task| task.task).collect();
+        let here: Vec<TaskId> = view.movable().map(|task| task.task).collect();
         self.placed.retain(|task, _| here.contains(task));
         self.clusters.retain(|task, _| view.seen.tasks.iter().any(|seen| seen.task == *task && !seen.exited));
         if let Some(round) = self.round.take() {
@@ -222,14 +222,14 @@ fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<
 impl ThreadClustering {
     /// Phase 1: is there a process that waits for remote caches enough to be sampled?
     fn look(&mut self, view: &View<'_>, why: &mut Vec<Reason>) {
-        if cache_domains(view.topology).len() < 2 {
+        if view.last_level_domains().len() < 2 {
             return;
         }
         if matches!(view.capabilities.abilities.get(&Ability::SampleAccesses), None | Some(Support::No { .. })) {
             return;
         }
         let mut shares: Vec<(ProcessId, f64, TaskId)> = Vec::new();
-        for task in movable(view) {
+        for task in view.movable() {
             if shares.iter().all(|(process, _, _)| *process != task.process)
                 && let Some(share) = remote_share(view, task.process, self.parameters.remote_hit_cycles)
             {
@@ -238,7 +238,7 @@ impl ThreadClustering {
         }
         shares.retain(|(_, share, _)| *share >= self.parameters.activation_share);
         let Some(most) = shares.iter().map(|(_, share, _)| *share).reduce(f64::max) else { return };
-        let count = movable(view).count();
+        let count = view.movable().count();
         // What made the last round useless has changed: more or fewer threads, or half as many stalls again.
         let changed = self.unchanged_at.is_some_and(|(threads, share)| count != threads || most > 1.5 * share);
         if changed {
@@ -338,7 +338,7 @@ impl ThreadClustering {
     fn back_off(&mut self, view: &View<'_>, remote_share: f64) {
         self.waited = (2 * self.waited).clamp(1, WAIT_AT_MOST);
         self.wait = self.waited;
-        self.unchanged_at = Some((movable(view).count(), remote_share));
+        self.unchanged_at = Some((view.movable().count(), remote_share));
     }
 
     /// Least similarity, at the samples that a thread had (dot products grow with their square).
@@ -351,7 +351,7 @@ impl ThreadClustering {
     fn place(&mut self, round: &Round, view: &View<'_>, why: &mut Vec<Reason>) -> bool {
         let threads = self.sampled(round, view);
         let clusters = self.cluster(&threads, round.taken, view);
-        let domains = cache_domains(view.topology);
+        let domains = view.last_level_domains();
         let placing = Placing::of(&threads, &clusters, &domains, &self.placed, view);
         let assignment = placing.assign(self.parameters.imbalance_limit);
         if assignment.chip_of_cluster.iter().all(Option::is_none) {

@@ -17,8 +17,9 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use super::{MACHINE, SAMPLE_CYCLES, SUPER_SETS};
+use crate::rates::Rates;
 use crate::setup::{Comparison, Job, Scores, Workload, failed};
-use crate::work::{self, Rates, Work, Worked};
+use crate::work::{self, Work, Worked};
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 /// Table 4: the mix, kick-outs saved and IPC gained in the paper, %.

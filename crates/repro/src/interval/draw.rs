@@ -11,8 +11,9 @@ use cachemate_sim::results::TaskResults;
 use serde::{Deserialize, Serialize};
 
 use super::measure::{self, Lengths};
+use crate::rates::Rates;
 use crate::setup::{Job, Workload, failed};
-use crate::work::{self, Rates, Work};
+use crate::work::{self, Work};
 use crate::{Context, ReproError};
 
 /// A machine and how much is drawn on it.

@@ -9,6 +9,11 @@ use cachemate_sim::machine::Program;
 use crate::ReproError;
 use crate::setup::failed;
 
+/// The thesis's interval of 10^9 instructions at this scale.
+pub(super) const SCALE: f64 = 4_000.0;
+pub(super) const INTERVAL_INSTRUCTIONS: f64 = 1e9 / SCALE;
+pub(super) const INTERVALS_A_PHASE: usize = 8;
+
 /// Each program's addresses begin here, times its number: far beyond any of them.
 const APART: u64 = 1 << 46;
 

@@ -12,7 +12,7 @@ use cachemate_sim::machine::{Length, SimMachine, SimOptions};
 use serde::{Deserialize, Serialize};
 
 use super::alone::{Alone, MACHINE, Timeline};
-use super::alternating::alternating;
+use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, alternating};
 use crate::setup::{Workload, failed};
 use crate::split::Name;
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
@@ -20,10 +20,6 @@ use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 /// Pairs of phases: streams, chases, sets that fit at some sizes and not at others.
 const PAIRS: [[&str; 2]; 6] =
     [["mcf", "gzip"], ["twolf", "milc"], ["omnetpp", "crafty"], ["vpr", "swim"], ["soplex", "bzip2"], ["gap", "art"]];
-/// The thesis's interval of 10^9 instructions at this scale.
-pub(super) const SCALE: f64 = 4_000.0;
-pub(super) const INTERVAL_INSTRUCTIONS: f64 = 1e9 / SCALE;
-pub(super) const INTERVALS_A_PHASE: usize = 8;
 const WINDOW_CYCLES: u64 = 50_000;
 
 /// One pair at one size, interval by interval.

@@ -8,8 +8,7 @@ use cachemate_core::{PhaseParameters, ProfilerConfig};
 use cachemate_sim::machine::{Length, SimMachine, SimOptions};
 use serde::{Deserialize, Serialize};
 
-use super::alternating::alternating;
-use super::phases::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE};
+use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, alternating};
 use crate::cp::{Pace, job, on_chip, sizing};
 use crate::setup::{built, failed, run_under};
 use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};

@@ -8,7 +8,7 @@ use cachemate_core::{
     WindowRecord,
 };
 use cachemate_policy::clustering::assign::{Chip, Movable, assign};
-use cachemate_policy::policies::{self, cache_domains};
+use cachemate_policy::policies;
 use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::RunResults;
@@ -180,7 +180,7 @@ impl Setting {
     fn by_hand(&self, workload: &Workload) -> Result<ByHand, ReproError> {
         let truth = self.case.truth(self.seed)?;
         let machine = workload.simulated()?;
-        let domains = cache_domains(machine.topology());
+        let domains = machine.topology().last_level_domains();
         let groups = truth.iter().flatten().max().map_or(0, |last| last + 1);
         let members = |group| (0..truth.len()).filter(|&thread| truth[thread] == Some(group)).collect();
         let clusters: Vec<Vec<usize>> = (0..groups).map(members).collect();

@@ -44,10 +44,12 @@ class Page {
   }
 
   key(event) {
-    const typing = event.target.closest("input:not([type=range]), dialog");
+    // A dialog that has just closed keeps the focus until the next frame.
+    const target = event.target.closest("dialog:not([open])") ? document.body : event.target;
+    const typing = target.closest("input:not([type=range]), dialog");
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-    const onSlider = event.target.closest("input[type=range]");
-    const onButton = event.target.closest("button");
+    const onSlider = target.closest("input[type=range]");
+    const onButton = target.closest("button");
     const act = { Home: () => this.show(0), End: () => this.show(null), ArrowLeft: () => this.step(-1), ArrowRight: () => this.step(1),
       " ": onButton ? null : () => this.play(), Escape: () => this.choose(null) }[event.key];
     if (!act || (onSlider && event.key !== " " && event.key !== "Escape")) return;

@@ -146,18 +146,11 @@ mod tests {
         ];
         let question = Question { machine, jobs, length_ns: 60_000_000_000, seed: 1, explicit: false, guard: false };
         let stop = AtomicBool::new(false);
-        let context = Context {
-            quick: true,
-            seeds: vec![1],
-            stop: &stop,
-            mixes: None,
-            machine: None,
-            progress: &|_| (),
-            split: None,
-        };
-        let found = planned(&context, &question, "auto").unwrap();
+        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
+        let found = planned(&context, &question, "round-robin").unwrap();
         assert!(found.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{found:?}");
-        assert!(found.told.iter().flat_map(|told| &told.why).any(|why| why.contains("reuser: ")), "{found:?}");
+        let told = |words: &str| found.told.iter().flat_map(|told| &told.why).any(|why| why.starts_with(words));
+        assert!(told("stream is dealt to the CPUs") && told("reuser is dealt to the CPUs"), "{found:?}");
         let idle = planned(&context, &question, "default").unwrap();
         assert!(idle.changes.is_empty() && idle.told.is_empty(), "{idle:?}");
     }

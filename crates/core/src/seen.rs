@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Applied, CacheId, CpuId, Goal, GroupId, ProbeId, ProcessId, Profile, TaskId};
+use crate::{Applied, CacheId, CpuId, CpuSet, Goal, GroupId, ProbeId, ProcessId, Profile, TaskId};
 
 /// Time on the machine's own clock. `cycles` only where all CPUs tick alike (the simulator).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -141,6 +141,21 @@ pub struct TaskSample {
 }
 
 impl TaskSample {
+    /// Was it on any CPU within the window?
+    pub fn ran(&self) -> bool {
+        self.on_cpu_ns.iter().any(|(_, ns)| *ns > 0)
+    }
+
+    /// Time on any CPU within the window.
+    pub fn ran_ns(&self) -> u64 {
+        self.on_cpu_ns.iter().map(|(_, ns)| ns).sum()
+    }
+
+    /// Time on these CPUs within the window.
+    pub fn ran_on_ns(&self, cpus: &CpuSet) -> u64 {
+        self.on_cpu_ns.iter().filter(|(cpu, _)| cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
+    }
+
     /// A thread of which nothing is known but that it is there, since the beginning.
     pub fn new(task: TaskId, process: ProcessId) -> Self {
         Self {

@@ -23,7 +23,7 @@ impl Alone {
     /// Run time over run time alone, minus one: by the work that the probe counted alone, in the same unit; else by
     /// instructions per cycle, where the profile knows those alone.
     pub fn slowdown(&self, task: &TaskSample, elapsed_ns: u64, profile: &Profile) -> Option<f64> {
-        let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+        let ran_ns = task.ran_ns();
         let by_work = self.0.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, alone)| {
             let (_, count) = works(task, elapsed_ns).find(|(work, _)| work == unit)?;
             Some(alone * ran_ns as f64 / 1e9 / count - 1.0)

@@ -59,7 +59,7 @@ impl Program<'_> {
 }
 
 fn ran_ns(task: &TaskSample) -> u64 {
-    task.on_cpu_ns.iter().map(|(_, ns)| ns).sum()
+    task.ran_ns()
 }
 
 /// The record without what probes brought in long lists, which no snapshot shows: a copy that costs little.

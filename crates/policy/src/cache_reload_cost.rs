@@ -49,7 +49,7 @@ impl ReloadCosts {
         self.0.retain(|id, _| ids.contains(id));
         for task in present() {
             let stays = self.0.entry(task.task).or_default();
-            let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            let ran_ns = task.ran_ns();
             if ran_ns < elapsed_ns - elapsed_ns / 10 {
                 stays.samples_in_a_row = 0;
                 continue;

@@ -142,7 +142,7 @@ impl Scheduler {
             least_samples[home] = least_samples[home].min(self.samples[task]);
         }
         for task in tasks {
-            let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            let ran_ns = task.ran_ns();
             let share = ran_ns as f64 / view.seen.span.elapsed_ns.max(1) as f64;
             if let Some(samples) = self.samples.get_mut(&task.task) {
                 *samples += share;
@@ -223,6 +223,15 @@ impl Scheduler {
         scored.reduce(|best, next| if next.1 < best.1 { next } else { best })
     }
 
+    /// Takes whoever goes best with those chosen, until there is no free place or nobody left.
+    fn fill(&self, places: usize, members: &[&TaskSample], chosen: &mut Vec<TaskId>, company: &dyn CoRunCost) {
+        while chosen.len() < places
+            && let Some((task, _)) = self.lowest(members, chosen, chosen, company)
+        {
+            chosen.push(task);
+        }
+    }
+
     /// Fills free places; if there was none, the longest-running task is up for replacement (AV 4.3).
     fn replace_one(
         &self,
@@ -247,11 +256,7 @@ impl Scheduler {
             }
             return chosen;
         }
-        while chosen.len() < places
-            && let Some((task, _)) = self.lowest(members, &chosen, &chosen, company)
-        {
-            chosen.push(task);
-        }
+        self.fill(places, members, &mut chosen, company);
         chosen
     }
 
@@ -271,11 +276,7 @@ impl Scheduler {
         let least = members.iter().map(|task| task.task);
         let least = least.reduce(|least, next| if self.samples[&next] < self.samples[&least] { next } else { least });
         chosen.extend(least);
-        while chosen.len() < places
-            && let Some((task, _)) = self.lowest(members, &chosen, &chosen, company)
-        {
-            chosen.push(task);
-        }
+        self.fill(places, members, &mut chosen, company);
         // Every penalty is counted from both its ends, in either set.
         let total = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, company)).sum::<f64>();
         if running.len() == places && total(running) <= total(&chosen) { running.to_vec() } else { chosen }

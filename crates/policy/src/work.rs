@@ -43,7 +43,7 @@ impl Work {
 
 /// What a task did in a window of `elapsed_ns`, best measure first; only what is above zero.
 pub fn works(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (Work, f64)> + '_ {
-    let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+    let ran_ns = task.ran_ns();
     let wanted_ns = ran_ns.saturating_add(task.runnable_wait_ns.unwrap_or(0));
     let wants = wanted_ns as f64 >= WANTS_AT_LEAST * elapsed_ns as f64 && elapsed_ns > 0;
     Work::BEST_FIRST.into_iter().filter_map(move |work| {

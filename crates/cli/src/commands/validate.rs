@@ -70,15 +70,7 @@ impl Validate {
         let stop = session.interrupt_flag();
         let bar = session.progress("validate", None);
         let progress = |what: &str| bar.set_message(what.to_string());
-        let context = Context {
-            quick: self.quick,
-            seeds: vec![self.seed],
-            stop: &stop,
-            mixes: None,
-            machine: None,
-            progress: &progress,
-            split: None,
-        };
+        let context = Context { quick: self.quick, progress: &progress, ..Context::of_seed(self.seed, &stop) };
         let known = match self.truth.as_ref().filter(|path| path.exists()) {
             Some(path) => {
                 let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;

@@ -81,15 +81,7 @@ impl WhatIf {
         };
         let stop = session.interrupt_flag();
         let bar = session.progress("whatif", Some(self.policies.len() as u64));
-        let context = Context {
-            quick: false,
-            seeds: vec![self.seed],
-            stop: &stop,
-            mixes: None,
-            machine: None,
-            progress: &|_| (),
-            split: None,
-        };
+        let context = Context::of_seed(self.seed, &stop);
         let mut outcomes = Vec::new();
         for policy in &self.policies {
             bar.set_message(policy.clone());

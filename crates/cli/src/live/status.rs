@@ -302,7 +302,7 @@ impl Watcher {
     fn see_waits(&mut self, record: &WindowRecord) {
         let mut waiting = BTreeMap::new();
         for task in record.seen.tasks.iter().filter(|task| !task.exited) {
-            let ran = task.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+            let ran = task.ran();
             let before = self.waiting_ns.get(&task.task).copied().unwrap_or(0);
             let going_on = if task.cpu.is_some() && !ran { before + record.seen.span.elapsed_ns } else { 0 };
             if going_on > 0 {
@@ -374,7 +374,7 @@ impl Watcher {
     ) -> TaskStatus {
         let profile = profiles.get(&task.task).cloned().unwrap_or_default();
         let seconds = record.seen.span.elapsed_ns as f64 / 1e9;
-        let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+        let ran_ns = task.ran_ns();
         let cpu = task.cpu.or(ids.last_cpu);
         let cache = topology.caches.iter().find(|c| c.last_level && cpu.is_some_and(|cpu| c.cpus.contains(cpu.0)));
         let rate = |event| task.counts.get(event);
@@ -415,7 +415,7 @@ impl Watcher {
         profile: &Profile,
         instr_per_cycle: Option<f64>,
     ) -> Option<f64> {
-        let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+        let ran_ns = task.ran_ns();
         let by_work = self.alone.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, alone)| {
             let (_, count) = works(task, elapsed_ns).find(|(work, _)| work == unit)?;
             Some(alone * ran_ns as f64 / 1e9 / count - 1.0)

@@ -49,7 +49,7 @@ fn windows_tell_time_and_counts() {
     assert_eq!((seen.span.start_ns, seen.span.elapsed_ns, seen.window), (500_000_000, 500_000_000, 1));
     assert_eq!(seen.tasks.iter().map(|task| task.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     for task in &seen.tasks {
-        let on: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+        let on = task.ran_ns();
         assert!((on as f64 / 5e8 - 1.0).abs() < 1e-3, "{task:?}");
     }
     let misses = seen.tasks[0].counts.get(Counted::Misses(cachemate_core::Level::L2)).unwrap();

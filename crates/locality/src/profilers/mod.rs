@@ -142,7 +142,7 @@ pub(crate) fn holds_alone(seen: &Observation, task: &TaskSample) -> bool {
         };
         seen.in_force.shares.iter().position(|held| held.share.members.iter().any(is_member))
     };
-    let ran = |other: &&TaskSample| other.process != task.process && other.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+    let ran = |other: &&TaskSample| other.process != task.process && other.ran();
     let mine = share_of(task);
     seen.tasks
         .iter()

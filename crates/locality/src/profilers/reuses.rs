@@ -106,7 +106,7 @@ impl ReuseProfiler {
     /// The task's references per nanosecond on a CPU; `None` where either was not measured.
     fn references_per_ns(&self, task: Option<&TaskSample>) -> Option<f64> {
         let task = task?;
-        let on_cpu: u64 = task.on_cpu_ns.iter().map(|&(_, ns)| ns).sum();
+        let on_cpu = task.ran_ns();
         (on_cpu > 0).then_some(task.counts.get(Event::References(self.level))? / on_cpu as f64)
     }
 }

@@ -184,7 +184,7 @@ impl ActivityVectors {
             let counted =
                 |evidence: &Evidence| matches!(evidence, Evidence::Activity { task: of, .. } if *of == task.task);
             let measured = view.seen.answers.iter().any(|answer| counted(&answer.evidence));
-            let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            let ran_ns = task.ran_ns();
             // A recorded profile is a whole sample; so is what ran all the time.
             let times = if measured && ran_ns > 0 { view.seen.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
             let of_level = |level: Option<Level>| -> Vec<(f64, f64)> {

@@ -255,7 +255,7 @@ impl CacheSizing {
     /// The trace of one process; the same probe as before until it is answered.
     fn probe(&mut self, view: &View<'_>, unknown: &Present<'_>) -> Probe {
         // The thread that ran most stands for its process.
-        let ran = |task: &TaskSample| task.on_cpu_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+        let ran = |task: &TaskSample| task.ran_ns();
         let most = unknown.tasks.iter().copied().reduce(|a, b| if ran(b) > ran(a) { b } else { a });
         let busiest = most.unwrap_or(unknown.tasks[0]);
         let asked = unknown.tasks.iter().find_map(|task| {

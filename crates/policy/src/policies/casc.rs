@@ -457,7 +457,7 @@ impl OfCache {
     fn expected(&self, domain: &Domain<'_>, parameters: &Parameters) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
         for seen in &domain.tasks {
-            let ran: u64 = seen.on_cpu_ns.iter().map(|&(_, ns)| ns).sum();
+            let ran = seen.ran_ns();
             if ran == 0 {
                 continue;
             }

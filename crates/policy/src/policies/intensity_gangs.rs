@@ -312,7 +312,7 @@ impl IntensityGangs {
     }
 
     fn is_active(&self, view: &View<'_>, task: &TaskSample) -> bool {
-        let ran: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+        let ran = task.ran_ns();
         let waited = task.runnable_wait_ns.unwrap_or(0);
         let known = self.pressed.contains_key(&task.task);
         known || (ran + waited) as f64 >= self.parameters.active_from * view.seen.span.elapsed_ns as f64

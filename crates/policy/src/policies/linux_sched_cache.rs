@@ -137,11 +137,11 @@ impl SchedCache {
             let known = self.processes.entry(process.id).or_default();
             let share = |ns: u64| ns as f64 / span.elapsed_ns as f64;
             for cache in caches {
-                let ran: u64 = process.tasks.iter().map(|task| ran_on_ns(task, cache)).sum();
+                let ran: u64 = process.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum();
                 let occupancy = known.occupancy.entry(cache.id).or_default();
                 *occupancy = *occupancy * kept + share(ran) * (1.0 - kept);
             }
-            let ran: u64 = process.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum();
+            let ran: u64 = process.tasks.iter().map(|task| task.ran_ns()).sum();
             let waited: u64 = process.tasks.iter().filter_map(|task| task.runnable_wait_ns).sum();
             known.running = known.running * kept + share(ran + waited) * (1.0 - kept);
             known.prefer(ran > 0, now_ns, self.parameters.epoch_affinity_timeout * self.parameters.epoch_period_ns);
@@ -188,7 +188,7 @@ impl Known {
 struct Load {
     used: BTreeMap<CacheId, f64>,
     cpus: BTreeMap<CacheId, f64>,
-    /// Where each thread ran most, and its share of a CPU.
+    /// Length of the window.
     elapsed_ns: f64,
     caches: Vec<Cache>,
 }
@@ -196,7 +196,7 @@ struct Load {
 impl Load {
     fn of(view: &View<'_>, caches: &[&Cache]) -> Self {
         let elapsed_ns = view.seen.span.elapsed_ns.max(1) as f64;
-        let ran = |cache: &Cache| view.seen.tasks.iter().map(|task| ran_on_ns(task, cache)).sum::<u64>() as f64;
+        let ran = |cache: &Cache| view.seen.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum::<u64>() as f64;
         let used = caches.iter().map(|cache| (cache.id, ran(cache) / elapsed_ns)).collect();
         let cpus = caches.iter().map(|cache| (cache.id, online(view.topology, cache).count() as f64)).collect();
         Load { used, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
@@ -204,7 +204,7 @@ impl Load {
 
     /// May the thread go there? If so it counts there from now on. (`can_migrate_llc` of kernel/sched/fair.c)
     fn lets_in(&mut self, parameters: &Parameters, task: &TaskSample, to: CacheId) -> bool {
-        let ran = |cache: &Cache| ran_on_ns(task, cache);
+        let ran = |cache: &Cache| task.ran_on_ns(&cache.cpus);
         let Some(from) = self.caches.iter().max_by_key(|cache| (ran(cache), cache.id == to)).map(|cache| cache.id)
         else {
             return false;
@@ -212,7 +212,7 @@ impl Load {
         if from == to {
             return true;
         }
-        let share = task.on_cpu_ns.iter().map(|(_, ns)| *ns).sum::<u64>() as f64 / self.elapsed_ns;
+        let share = task.ran_ns() as f64 / self.elapsed_ns;
         let part = |cache: CacheId, used: f64| used / self.cpus[&cache].max(1.0);
         let full = |cache: CacheId, used: f64| part(cache, used) * 100.0 >= f64::from(parameters.overaggr_pct);
         let (there, here) = (self.used[&to], self.used[&from]);
@@ -241,10 +241,6 @@ fn processes<'a>(view: &'a View<'_>) -> Vec<Process<'a>> {
         }
     }
     processes
-}
-
-fn ran_on_ns(task: &TaskSample, cache: &Cache) -> u64 {
-    task.on_cpu_ns.iter().filter(|(cpu, _)| cache.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
 }
 
 fn online(topology: &Topology, cache: &Cache) -> CpuSet {

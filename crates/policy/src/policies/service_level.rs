@@ -88,7 +88,7 @@ impl Policy for ServiceLevel {
 }
 
 fn served(view: &View<'_>, tasks: &[&TaskSample]) -> Option<Served> {
-    let ran = |task: &&&TaskSample| task.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+    let ran = |task: &&&TaskSample| task.ran();
     let work: Vec<f64> = tasks.iter().filter(ran).map(|task| task.progress).collect::<Option<_>>()?;
     let seconds = view.seen.span.elapsed_ns as f64 / 1e9;
     let clients = work.len();

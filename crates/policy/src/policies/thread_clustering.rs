@@ -393,7 +393,7 @@ impl ThreadClustering {
     /// Threads of the sampled processes that ran, in order of arrival; fixed ones too.
     fn sampled<'a>(&self, round: &Round, view: &View<'a>) -> Vec<&'a TaskSample> {
         let busy = |task: &&TaskSample| {
-            let ran: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            let ran = task.ran_ns();
             let wanted = ran + task.runnable_wait_ns.unwrap_or(0);
             wanted as f64 >= self.parameters.idle_below_share * view.seen.span.elapsed_ns as f64
         };

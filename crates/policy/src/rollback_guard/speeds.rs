@@ -59,7 +59,7 @@ fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<Work, f64> {
     }
     // A thread that ran uncounted makes the sum a part of the process' work, and a part says nothing about speed.
     let uncounted = |thread: &&&TaskSample| {
-        let ran = thread.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+        let ran = thread.ran();
         ran && !thread.exited && thread.counts.get(Event::Instructions).is_none()
     };
     if threads.iter().any(|thread| uncounted(&thread)) {

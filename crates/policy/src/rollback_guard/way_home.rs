@@ -21,11 +21,9 @@ pub fn note(homes: &mut Homes, view: &View<'_>) {
     let domains = view.topology.last_level_domains();
     homes.retain(|task, _| view.seen.tasks.iter().any(|seen| seen.task == *task && !seen.exited));
     for task in view.seen.tasks.iter().filter(|task| !task.exited) {
-        let ran_ns = |cpus: &CpuSet| -> u64 {
-            task.on_cpu_ns.iter().filter(|(cpu, _)| cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
-        };
         // The first of those with the most.
-        let most = domains.iter().rev().max_by_key(|cpus| ran_ns(cpus)).filter(|cpus| ran_ns(cpus) > 0);
+        let most = domains.iter().rev().max_by_key(|cpus| task.ran_on_ns(cpus));
+        let most = most.filter(|cpus| task.ran_on_ns(cpus) > 0);
         homes.extend(most.map(|cpus| (task.task, cpus.clone())));
     }
 }

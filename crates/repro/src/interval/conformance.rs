@@ -145,7 +145,7 @@ impl Watch {
         let fair = (f64::from(cpus) / seen.tasks.len().max(1) as f64).min(1.0);
         for task in &seen.tasks {
             let entry = self.tasks.entry(task.task).or_default();
-            let ran: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            let ran = task.ran_ns();
             entry.0 = if ran > 0 { 0 } else { entry.0 + elapsed };
             entry.1 += elapsed as f64;
             entry.2 += ran as f64;

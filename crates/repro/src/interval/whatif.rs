@@ -303,15 +303,7 @@ mod tests {
 
     fn ran(policy: &str) -> PolicyOutcome {
         let stop = AtomicBool::new(false);
-        let context = Context {
-            quick: true,
-            seeds: vec![1],
-            stop: &stop,
-            mixes: None,
-            machine: None,
-            progress: &|_| (),
-            split: None,
-        };
+        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
         outcome(&context, &question(), policy).unwrap()
     }
 
@@ -350,15 +342,7 @@ mod tests {
     #[test]
     fn an_unknown_policy_is_named() {
         let stop = AtomicBool::new(false);
-        let context = Context {
-            quick: true,
-            seeds: vec![1],
-            stop: &stop,
-            mixes: None,
-            machine: None,
-            progress: &|_| (),
-            split: None,
-        };
+        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
         let error = outcome(&context, &question(), "dioo").unwrap_err().to_string();
         assert!(error.contains("dioo"), "{error}");
     }

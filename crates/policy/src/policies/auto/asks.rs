@@ -86,7 +86,7 @@ impl Asks {
             }
         }
         for seen in view.present() {
-            *self.ran_ns.entry(seen.task).or_insert(0) += seen.on_cpu_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+            *self.ran_ns.entry(seen.task).or_insert(0) += seen.ran_ns();
         }
     }
 
@@ -125,7 +125,7 @@ impl Asks {
         for seen in view.movable() {
             let profile = view.profiles.get(&seen.task);
             let phase = profile.map_or(0, |profile| profile.phase_number);
-            let ran = seen.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+            let ran = seen.ran();
             let on = seen_on(seen, sites);
             let before = self.of_tasks.get(&seen.task);
             let known = profile.is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
@@ -165,7 +165,7 @@ impl Asks {
         let known =
             |task: TaskId| view.profiles.get(&task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
         let done = |task: TaskId| known(task) || !can || self.of_tasks.get(&task).is_some_and(|asked| asked.over);
-        let ran = |seen: &cachemate_core::TaskSample| seen.on_cpu_ns.iter().any(|(_, ns)| *ns > 0);
+        let ran = |seen: &cachemate_core::TaskSample| seen.ran();
         self.sharing.is_none() && view.movable().filter(|seen| ran(seen)).all(|seen| done(seen.task))
     }
 

@@ -73,9 +73,7 @@ pub fn sites(view: &View<'_>) -> Vec<Site> {
 
 /// The site on which a task spent most of its time; ties go to the first.
 pub fn seen_on(task: &TaskSample, sites: &[Site]) -> Option<usize> {
-    let spent = |site: &Site| -> u64 {
-        task.on_cpu_ns.iter().filter(|(cpu, _)| site.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
-    };
+    let spent = |site: &Site| -> u64 { task.ran_on_ns(&site.cpus) };
     let most = sites.iter().map(spent).enumerate().reduce(|a, b| if b.1 > a.1 { b } else { a })?;
     (most.1 > 0).then_some(most.0)
 }
@@ -123,7 +121,7 @@ impl Scene {
         };
         let actors: Vec<Actor> = view.present().map(actor).collect();
         let (cycles, ns) = view.present().fold((0.0, 0.0), |(cycles, ns), task| {
-            let ran: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            let ran = task.ran_ns();
             match task.counts.get(cachemate_core::Event::Cycles) {
                 Some(counted) => (cycles + counted, ns + ran as f64),
                 None => (cycles, ns),

@@ -92,7 +92,7 @@ impl Speeds {
             if sums.phase != phase(task.task) {
                 *sums = Sums { phase: phase(task.task), ..Sums::default() };
             }
-            let ran_ns: u64 = task.on_cpu_ns.iter().map(|(_, ns)| ns).sum();
+            let ran_ns = task.ran_ns();
             let wanted_ns = ran_ns as f64 + task.runnable_wait_ns.unwrap_or(0) as f64;
             let fade = |sum: &mut f64, more: f64| *sum = FADES_TO * *sum + more;
             fade(&mut sums.instructions, instructions);

@@ -3,9 +3,12 @@
 //! A plan that failed is refused for some windows; if it fails again, for twice as many, within a bound. A policy may also
 //! find another bad plan each time: from the second failure in a row on, every change is refused for a while, which
 //! doubles as well. So what trials of bad plans cost is a share of the time that falls with every failure.
+//!
+//! A plan and its mirror images, which differ only in which of several like caches holds whom, count as one ([`mirror`]).
 
-use cachemate_core::Plan;
+use cachemate_core::{Plan, Topology};
 
+use super::mirror;
 use super::placement::{Present, same_placement};
 
 /// Times that a wait is doubled, at most.
@@ -31,6 +34,11 @@ impl Failed {
     fn is(&self, plan: &Plan, present: &Present) -> bool {
         same_placement(&self.plan, plan, &self.knew.common(present))
     }
+
+    /// The same up to an exchange of like caches.
+    fn is_mirror(&self, plan: &Plan, present: &Present, topology: &Topology) -> bool {
+        mirror::is_mirror(&self.plan, plan, &self.knew.common(present), topology)
+    }
 }
 
 /// What failed, and how long it is refused.
@@ -51,11 +59,19 @@ pub enum Refusal {
 }
 
 impl KeepOut {
-    /// A plan made things worse; for how many windows it stays out.
-    pub fn note(&mut self, plan: &Plan, present: &Present, window: u64, keep_out_windows: u64) -> u64 {
+    /// A plan made things worse; for how many windows it and its mirror images stay out.
+    pub fn note(
+        &mut self,
+        plan: &Plan,
+        present: &Present,
+        topology: &Topology,
+        window: u64,
+        keep_out_windows: u64,
+    ) -> u64 {
         self.failed.retain(|failed| window < failed.remembered_until);
-        let at = self.failed.iter().position(|failed| failed.is(plan, present));
-        let times = at.map_or(0, |at| self.failed.remove(at).times) + 1;
+        let images = self.failed.iter().filter(|failed| failed.is_mirror(plan, present, topology));
+        let times = images.map(|failed| failed.times).max().unwrap_or(0) + 1;
+        self.failed.retain(|failed| !failed.is(plan, present));
         let windows = keep_out_windows.saturating_mul(1 << (times - 1).min(DOUBLED_AT_MOST));
         let until = window.saturating_add(windows);
         let remembered_until = until.saturating_add(windows.saturating_mul(2));
@@ -77,9 +93,22 @@ impl KeepOut {
     }
 
     /// Is this plan to be refused in this window? `instead` is what would be put in its place.
-    pub fn refuses(&self, plan: &Plan, instead: &Plan, present: &Present, window: u64) -> Option<Refusal> {
-        // Where both are alike for those who are left, refusing means nothing.
-        let told_apart = |failed: &&Failed| failed.is(plan, present) && !failed.is(instead, present);
+    pub fn refuses(
+        &self,
+        plan: &Plan,
+        instead: &Plan,
+        present: &Present,
+        topology: &Topology,
+        window: u64,
+    ) -> Option<Refusal> {
+        // Where both are alike for those who are left, refusing means nothing. What is put in its place may itself be a
+        // mirror image, and then only the plan that failed is told apart.
+        let told_apart = |failed: &&Failed| {
+            let exactly = failed.is(plan, present) && !failed.is(instead, present);
+            let mirrored =
+                || failed.is_mirror(plan, present, topology) && !failed.is_mirror(instead, present, topology);
+            exactly || mirrored()
+        };
         let failed = self.failed.iter().filter(|failed| window < failed.until).find(told_apart);
         if let Some(failed) = failed {
             return Some(Refusal::Failed { until: failed.until });

@@ -6,8 +6,8 @@
 //! after are compared with it, process by process ([`comparison`]), once the machine has settled. [`judgement`] says what
 //! is worse; [`history`] what is compared with what when changes follow each other closely or tasks come and go. What is
 //! worse is taken back: the reference plan holds again for the tasks that are there, and those that it leaves free go back
-//! to where they ran ([`way_home`]). The plan that failed stays out, longer
-//! each time ([`keep_out`]).
+//! to where they ran ([`way_home`]). The plan that failed stays out, longer each time, and so do its mirror images on like
+//! caches ([`keep_out`]).
 //!
 //! Properties: pure; without speeds nothing is judged, and so nothing is taken back; of changes that change nothing, about
 //! one in a hundred is taken back by chance; tasks that come or go neither end nor hide a comparison of those that stay; a
@@ -18,8 +18,9 @@ mod comparison;
 mod history;
 mod judgement;
 mod keep_out;
+pub(crate) mod mirror;
 mod noise;
-mod placement;
+pub(crate) mod placement;
 mod speeds;
 #[cfg(test)]
 mod tests;
@@ -94,8 +95,8 @@ impl<P> RollbackGuard<P> {
         history.follow(view, config.windows as usize);
         let window = view.seen.window;
         if let Some(worse) = judge(history, &mut self.keep_out, config, view) {
-            let out =
-                self.keep_out.note(view.previous_plan, history.decided_for(), window, config.keep_out_windows.into());
+            let (known, windows) = (history.decided_for(), config.keep_out_windows.into());
+            let out = self.keep_out.note(view.previous_plan, known, view.topology, window, windows);
             decision.why.insert(0, taken_back(&worse, out, view));
             history.go_back(worse.in_total);
             let State { plan, knew, homes, .. } = &history.reference;
@@ -120,7 +121,8 @@ impl<P> RollbackGuard<P> {
             return decision;
         }
         let State { plan: reference, knew, .. } = &history.reference;
-        if let Some(refusal) = self.keep_out.refuses(&decision.plan, reference, &history.known(), window) {
+        let refusal = self.keep_out.refuses(&decision.plan, reference, &history.known(), view.topology, window);
+        if let Some(refusal) = refusal {
             decision.why = vec![Reason {
                 kind: ReasonKind::KeptOut,
                 tasks: Vec::new(),

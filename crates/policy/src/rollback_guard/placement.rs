@@ -58,7 +58,7 @@ pub fn same_placement(a: &Plan, b: &Plan, of: &Present) -> bool {
 }
 
 /// Gangs with the members that are there; empty ones are left out.
-fn gangs_of(schedules: &[GangSchedule], of: &Present) -> Vec<GangSchedule> {
+pub fn gangs_of(schedules: &[GangSchedule], of: &Present) -> Vec<GangSchedule> {
     let mut found = schedules.to_vec();
     for schedule in &mut found {
         schedule.gangs.iter_mut().for_each(|gang| gang.members.retain(|(task, _)| of.tasks.contains(task)));
@@ -69,7 +69,7 @@ fn gangs_of(schedules: &[GangSchedule], of: &Present) -> Vec<GangSchedule> {
 }
 
 /// Shares with the members that are there; empty ones are left out.
-fn shares_of(shares: &[CacheShare], of: &Present) -> Vec<CacheShare> {
+pub fn shares_of(shares: &[CacheShare], of: &Present) -> Vec<CacheShare> {
     let mut found = shares.to_vec();
     found.iter_mut().for_each(|share| share.members.retain(|member| of.has(member)));
     found.retain(|share| !share.members.is_empty());

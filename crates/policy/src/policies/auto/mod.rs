@@ -43,6 +43,8 @@ use self::verify::{Lengths, Measured, Trial, Watch, Weight};
 use super::BadParameters;
 use super::static_partition::Moving;
 use crate::partition::units::{Divided, pages_to_move};
+use crate::rollback_guard::mirror::is_mirror;
+use crate::rollback_guard::placement::Present;
 use crate::sequential::Outcome;
 
 /// A mechanism that may be switched off.
@@ -154,6 +156,8 @@ struct Failures {
 
 /// Windows that a failed plan stays out, the first time.
 const OUT_WINDOWS: u64 = 60;
+/// Failed plans that are remembered.
+const FAILED_REMEMBERED: usize = 64;
 /// Windows between two looks at the same tasks.
 const LOOK_AGAIN_AFTER: u64 = 30;
 /// Windows that speeds must be known for.
@@ -361,7 +365,7 @@ impl Auto {
         let mut candidates = search.candidates(&self.lived_on, Some(held.clone()));
         let judge = search.judge;
         if !self.failures.plans.is_empty() {
-            candidates.retain(|candidate| candidate.layout == held || self.may_be(candidate, &scene, view));
+            candidates.retain(|candidate| candidate.layout == held || self.may_be(candidate, &scene, &kept, view));
         }
         let now = score::score(&scene, &held);
         let cost = |candidate: &Candidate| {
@@ -429,9 +433,15 @@ impl Auto {
         Holding(plan)
     }
 
-    fn may_be(&self, candidate: &Candidate, scene: &Scene, view: &View<'_>) -> bool {
+    /// Neither what measured no better nor its image on like caches, unless that is what holds.
+    fn may_be(&self, candidate: &Candidate, scene: &Scene, kept: &Holding, view: &View<'_>) -> bool {
         let plan = self.holding(scene, &candidate.layout, view);
-        let out = |(failed, until, _): &(Plan, u64, u32)| view.seen.window < *until && plan.is_same(failed);
+        let present = Present::of(&view.seen.tasks);
+        let is_image = |of: &Plan, plan: &Plan| is_mirror(of, plan, &present, view.topology);
+        let out = |(failed, until, _): &(Plan, u64, u32)| {
+            view.seen.window < *until
+                && (plan.is_same(failed) || is_image(failed, &plan.0) && !is_image(failed, &kept.0))
+        };
         !self.failures.plans.iter().any(out)
     }
 
@@ -461,6 +471,9 @@ impl Auto {
                 *times
             }
             None => {
+                if self.failures.plans.len() == FAILED_REMEMBERED {
+                    self.failures.plans.remove(0);
+                }
                 self.failures.plans.push((plan.clone(), window + OUT_WINDOWS, 0));
                 0
             }

@@ -4,6 +4,7 @@ mod basics;
 mod chance;
 mod churn;
 mod lies;
+mod mirror;
 mod series;
 mod way_home;
 

@@ -1,0 +1,230 @@
+//! Mirror images, compared with what trying every exchange of like places finds.
+
+use super::super::keep_out::{KeepOut, Refusal};
+use super::super::mirror::is_mirror;
+use super::super::placement::{Present, same_placement};
+use super::*;
+use cachemate_core::SplitMix64;
+use proptest::prelude::*;
+
+const TASKS: u32 = 5;
+
+/// Caches of two sizes with one or two CPUs, on packages of one or two memory nodes.
+fn machine(generator: &mut SplitMix64) -> Topology {
+    let mut topology = Topology { cpus: Vec::new(), caches: Vec::new() };
+    let sizes = if generator.below(2) == 0 { [1 << 20, 1 << 20] } else { [1 << 20, 2 << 20] };
+    let nodes = 1 + generator.below(2) as u32;
+    for package in 0..2 {
+        for _ in 0..1 + generator.below(2) {
+            let first = topology.cpus.len() as u32;
+            let cpus = first..first + 1 + generator.below(2) as u32;
+            let memory_node = if nodes == 1 { 0 } else { package };
+            let cpu = |id| Cpu { id: CpuId(id), core: id, package, memory_node, online: true, hertz: None };
+            topology.cpus.extend(cpus.clone().map(cpu));
+            topology.caches.push(Cache {
+                id: CacheId(topology.caches.len() as u32),
+                level: Level::L3,
+                cpus: cpus.collect(),
+                size_bytes: Some(sizes[generator.below(2) as usize]),
+                line_bytes: Some(64),
+                ways: Some(16),
+                last_level: true,
+            });
+        }
+    }
+    topology
+}
+
+fn set(of: impl IntoIterator<Item = u32>) -> IndexSet {
+    of.into_iter().collect()
+}
+
+/// Tasks on a CPU, on a cache, on two of them or free, with turns, ways and colors on some.
+fn plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
+    let mut plan = idle();
+    let any = |generator: &mut SplitMix64| &topology.caches[generator.below(topology.caches.len() as u64) as usize];
+    for task in 0..TASKS {
+        let cache = any(generator);
+        let cpus = match generator.below(5) {
+            0 => continue,
+            1 => set(cache.cpus.first()),
+            2 => cache.cpus.union(&any(generator).cpus),
+            _ => cache.cpus.clone(),
+        };
+        plan.affinity.insert(TaskId(task), cpus);
+    }
+    for cache in &topology.caches {
+        let inside: Vec<TaskId> =
+            (0..TASKS).map(TaskId).filter(|task| plan.affinity.get(task) == Some(&cache.cpus)).collect();
+        if inside.len() > 1 && generator.below(3) == 0 {
+            let seat = |task| (task, (generator.below(3) == 0).then(|| CpuId(cache.cpus.first().unwrap())));
+            let gangs = inside.iter().copied().map(seat).map(|member| Gang { members: vec![member], slices: 1 });
+            let gangs: Vec<Gang> = gangs.collect();
+            plan.gangs.push(GangSchedule { cpus: cache.cpus.clone(), slice_ns: 1000, gangs });
+        }
+        if !inside.is_empty() && generator.below(2) == 0 {
+            let units = match generator.below(2) {
+                0 => Units::Ways { mask: set(0..1 + generator.below(2) as u32) },
+                _ => Units::Colors { allowed: set([3]), moving: PageMoving::All },
+            };
+            let members = inside.iter().map(|task| Member::Task(*task)).collect();
+            let group = GroupId(plan.shares.len() as u32);
+            plan.shares.push(CacheShare { group, members, cache: cache.id, units });
+        }
+    }
+    plan
+}
+
+/// Every order of the places.
+fn orders(places: usize) -> Vec<Vec<usize>> {
+    if places == 0 {
+        return vec![Vec::new()];
+    }
+    let put = |rest: Vec<usize>| (0..places).map(move |at| [&rest[..at], &[places - 1], &rest[at..]].concat());
+    orders(places - 1).into_iter().flat_map(put).collect()
+}
+
+/// Where each cache and CPU goes: every exchange that keeps nodes, what packages hold together, and what caches are like.
+fn exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
+    let place = |cache: usize| {
+        let first = topology.caches[cache].cpus.first().unwrap();
+        let cpu = topology.cpus.iter().find(|cpu| cpu.id.0 == first).unwrap();
+        (cpu.memory_node, cpu.package)
+    };
+    let like = |a: usize, b: usize| {
+        let (one, other) = (&topology.caches[a], &topology.caches[b]);
+        (one.size_bytes, one.cpus.count(), place(a).0) == (other.size_bytes, other.cpus.count(), place(b).0)
+    };
+    let caches = topology.caches.len();
+    let together = |a: usize, b: usize| place(a).1 == place(b).1;
+    let fits = |to: &Vec<usize>| {
+        (0..caches).all(|a| like(a, to[a]) && (0..caches).all(|b| together(a, b) == together(to[a], to[b])))
+    };
+    let mut found = Vec::new();
+    for to in orders(caches).into_iter().filter(fits) {
+        // Caches have two CPUs at most: each may turn its own round.
+        for turned in 0..1u32 << caches {
+            let mut cpus = vec![0; topology.cpus.len()];
+            for (from, &to) in to.iter().enumerate() {
+                let targets: Vec<u32> = topology.caches[to].cpus.iter().collect();
+                for (nth, cpu) in topology.caches[from].cpus.iter().enumerate() {
+                    let turn = usize::from(turned >> from & 1 == 1);
+                    cpus[cpu as usize] = targets[(nth + turn) % targets.len()];
+                }
+            }
+            found.push((to.clone(), cpus));
+        }
+    }
+    found
+}
+
+fn exchanged(plan: &Plan, caches: &[usize], cpus: &[u32]) -> Plan {
+    let moved = |set: &CpuSet| set.iter().map(|cpu| cpus[cpu as usize]).collect::<CpuSet>();
+    let mut plan = plan.clone();
+    plan.affinity.values_mut().for_each(|allowed| *allowed = moved(allowed));
+    for schedule in &mut plan.gangs {
+        schedule.cpus = moved(&schedule.cpus);
+        let members = schedule.gangs.iter_mut().flat_map(|gang| &mut gang.members);
+        members.for_each(|(_, cpu)| *cpu = cpu.map(|cpu| CpuId(cpus[cpu.0 as usize])));
+    }
+    plan.gangs.sort_by_key(|schedule| schedule.cpus.first());
+    plan.shares.iter_mut().for_each(|share| share.cache = CacheId(caches[share.cache.0 as usize] as u32));
+    plan
+}
+
+/// Colors are of all caches of a level, so that their cache says nothing but what it is like.
+fn colors_anywhere(plan: &Plan, topology: &Topology) -> Plan {
+    let mut plan = plan.clone();
+    for share in plan.shares.iter_mut().filter(|share| matches!(share.units, Units::Colors { .. })) {
+        let size = |cache: CacheId| topology.cache(cache).unwrap().size_bytes;
+        share.cache = topology.caches.iter().find(|other| other.size_bytes == size(share.cache)).unwrap().id;
+    }
+    plan
+}
+
+fn everybody() -> Present {
+    let tasks: Vec<TaskSample> = (0..TASKS).map(|task| program(task, None, 1.0)).collect();
+    Present::of(&tasks)
+}
+
+proptest! {
+    /// Is a plan that failed refused on every exchange of like caches, and is a plan that no exchange makes of it let
+    /// through, as trying them all says?
+    #[test]
+    fn every_exchange_of_like_caches_is_kept_out_and_nothing_else(seed in any::<u64>()) {
+        let generator = &mut SplitMix64::new(seed);
+        let topology = machine(generator);
+        let exchanges = exchanges(&topology);
+        let failed = plan(&topology, generator);
+        let mut keep_out = KeepOut::default();
+        let present = everybody();
+        keep_out.note(&failed, &present, &topology, 100, 60);
+        let refused = |plan: &Plan| {
+            matches!(keep_out.refuses(plan, &idle(), &present, &topology, 110), Some(Refusal::Failed { until: 160 }))
+        };
+        let says_nothing = same_placement(&failed, &idle(), &present);
+        for (caches, cpus) in &exchanges {
+            prop_assert!(refused(&exchanged(&failed, caches, cpus)) || says_nothing);
+        }
+        // Another plan, or this one with a task elsewhere, on a place that is no mirror's or on one that is.
+        for _ in 0..8 {
+            let mut other = if generator.below(2) == 0 { plan(&topology, generator) } else { failed.clone() };
+            let (caches, cpus) = &exchanges[generator.below(exchanges.len() as u64) as usize];
+            other = exchanged(&other, caches, cpus);
+            let task = TaskId(generator.below(TASKS.into()) as u32);
+            let place = &topology.caches[generator.below(topology.caches.len() as u64) as usize].cpus;
+            other.affinity.insert(task, place.clone());
+            let same = |(caches, cpus): &(Vec<usize>, Vec<u32>)| {
+                let image = colors_anywhere(&exchanged(&failed, caches, cpus), &topology);
+                same_placement(&image, &colors_anywhere(&other, &topology), &present)
+            };
+            let expected = exchanges.iter().any(same);
+            prop_assert_eq!(is_mirror(&failed, &other, &present, &topology), expected, "{:?} {:?}", &failed, &other);
+            prop_assert!(refused(&other) == expected || says_nothing);
+        }
+    }
+}
+
+/// Is only the plan itself kept out where its mirror image is what holds, and the image where the plan is what holds?
+#[test]
+fn a_mirror_image_that_holds_keeps_out_only_the_plan_itself() {
+    let (topology, present) = (topology(), everybody());
+    let [failed, image] = [[(0, 0), (1, 2)], [(0, 2), (1, 0)]].map(|places| pinned(&places));
+    let mut keep_out = KeepOut::default();
+    keep_out.note(&failed, &present, &topology, 0, 60);
+    let refused = |plan: &Plan, instead: &Plan| keep_out.refuses(plan, instead, &present, &topology, 1).is_some();
+    assert!(refused(&failed, &image) && !refused(&image, &image) && !refused(&image, &failed));
+    assert!(refused(&failed, &idle()) && refused(&image, &idle()));
+}
+
+/// Do the wait for a plan and the wait for its mirror image grow as one?
+#[test]
+fn the_wait_of_a_plan_and_its_image_doubles() {
+    let (topology, present) = (topology(), everybody());
+    let image = |nth: u32| pinned(&[(0, 2 * (nth % 2)), (1, 2 - 2 * (nth % 2))]);
+    let mut keep_out = KeepOut::default();
+    let waits =
+        [0, 70, 200].map(|window: u64| keep_out.note(&image(window as u32 / 70), &present, &topology, window, 60));
+    assert_eq!(waits, [60, 120, 240]);
+}
+
+/// A policy that decides the mirror image of what was taken back from it: is that kept out as well?
+#[test]
+fn the_mirror_of_what_was_taken_back_is_kept_out() {
+    let [bad, mirror] = [[(0, 0), (2, 1), (1, 2), (3, 3)], [(1, 0), (3, 1), (0, 2), (2, 3)]].map(|at| pinned(&at));
+    let policy = Scripted(|view: &View<'_>| match view.seen.window {
+        0..8 => idle(),
+        8..16 => bad.clone(),
+        _ => mirror.clone(),
+    });
+    // Tasks 0 and 1 lose four fifths beside 2 and 3, whichever cache that is.
+    let machine = |_, plan: &Plan| {
+        let harmed = !plan.affinity.is_empty();
+        (0..4).map(|id| program(id, None, if harmed && id < 2 { 20.0 } else { 100.0 })).collect()
+    };
+    let config = GuardConfig { wait_for_reference: false, ..GuardConfig::default() };
+    let decisions = run(policy, config, 60, machine);
+    assert!(!windows_with(&decisions, &bad).is_empty(), "it was tried");
+    assert_eq!(windows_with(&decisions, &mirror), Vec::<usize>::new());
+    assert!(decisions[30].why.iter().any(|reason| reason.kind == ReasonKind::KeptOut), "{:?}", decisions[30].why);
+}

@@ -1,7 +1,4 @@
-//! Builds the preloaded library of `cachemate color run` with the same compiler, so that it can be part of the command.
-//!
-//! Cargo cannot make one crate's shared library an input of another; the agent has no dependencies, so one call of the
-//! compiler does.
+//! Names the version, and fingerprints the sources that results depend on.
 
 use std::env;
 use std::path::PathBuf;
@@ -28,7 +25,7 @@ const RESULTS_DEPEND_ON: &[&str] = &[
 fn main() {
     fingerprint_sources();
     name_version();
-    build_agent();
+    println!("cargo::rerun-if-changed=build.rs");
 }
 
 /// The version, with the commit in what is released. Builds for work leave it out: each commit would build them anew.
@@ -76,32 +73,4 @@ fn fingerprint_sources() {
         }
     }
     println!("cargo::rustc-env=CACHEMATE_SOURCES={hash:016x}");
-}
-
-fn build_agent() {
-    let agent = PathBuf::from("../agent/src");
-    println!("cargo::rerun-if-changed={}", agent.display());
-    println!("cargo::rerun-if-changed=build.rs");
-    let variable = |name: &str| env::var(name).unwrap_or_default();
-    let library = PathBuf::from(variable("OUT_DIR")).join("libcachemate_color.so");
-    let mut compiler = Command::new(variable("RUSTC"));
-    compiler.args(["--edition", "2024", "--crate-name", "cachemate_color", "--crate-type", "cdylib"]);
-    compiler.args(["-C", "opt-level=3", "-C", "panic=abort", "-C", "strip=debuginfo"]);
-    // Everything is bound when it is loaded: the handler's thread must not run the dynamic linker.
-    compiler.args(["-C", "link-arg=-Wl,-z,now", "-C", "link-arg=-nostartfiles", "--cfg", "feature=\"preload\""]);
-    if variable("TARGET") != variable("HOST") {
-        compiler.args(["--target", &variable("TARGET")]);
-    }
-    compiler.arg(agent.join("lib.rs")).arg("-o").arg(&library);
-    match compiler.status() {
-        Ok(status) if status.success() => {}
-        Ok(status) => {
-            eprintln!("the agent of 'cachemate color run' was not built: {compiler:?} ended with {status}");
-            exit(1);
-        }
-        Err(error) => {
-            eprintln!("the agent of 'cachemate color run' was not built: {compiler:?}: {error}");
-            exit(1);
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! Does the dashboard ask for metrics that there are?
 //!
 //! Problem: a dashboard that names a metric wrongly shows nothing, and says nothing. Method: the names in
-//! `packaging/grafana.json` are held against the names that `crates/cli/src/live/metrics.rs` registers. The encoder puts
+//! `packaging/grafana.json` are held against the names that `crates/daemon/src/metrics.rs` registers. The encoder puts
 //! `cachemate_` before a name, and `_total` and the unit behind it.
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 
 const DASHBOARD: &str = "packaging/grafana.json";
-const METRICS: &str = "crates/cli/src/live/metrics.rs";
+const METRICS: &str = "crates/daemon/src/metrics.rs";
 
 /// Every complaint, as `file: what is wrong`.
 ///

@@ -23,11 +23,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("sweep", &["core", "spec", "report"]),
     ("fuzzing", &["core", "spec", "linux", "trace", "sweep"]),
     ("page", &["core", "policy", "pipeline", "trace", "report"]),
+    ("daemon", &["core", "policy", "pipeline", "linux", "agent", "trace", "report", "page", "spec"]),
     (
         "cli",
         &[
-            "core", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux", "agent", "trace", "report",
-            "repro", "sweep", "page",
+            "core", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux", "trace", "report", "repro",
+            "sweep", "page", "daemon",
         ],
     ),
 ];

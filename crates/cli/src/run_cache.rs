@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use cachemate_repro::store;
 use clap::Args;
 
-use crate::live::paths;
 use crate::session::Session;
+use cachemate_daemon::paths;
 
 /// Switches of commands that measure pairs.
 #[derive(Args)]

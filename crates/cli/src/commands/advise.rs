@@ -10,12 +10,12 @@ use serde::Serialize;
 
 use super::status::SocketArg;
 use crate::args::JsonArg;
-use crate::live::status::thread_text;
-use crate::live::{host, socket};
 use crate::prediction::{USUAL_SCHEME, plan_picture};
 use crate::profiling::Target;
 use crate::programs::load_all;
 use crate::session::Session;
+use cachemate_daemon::status::thread_text;
+use cachemate_daemon::{host, socket};
 
 /// Say where programs would go on this host before they are started, and why
 ///

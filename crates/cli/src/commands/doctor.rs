@@ -6,8 +6,8 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
-use crate::live::host;
 use crate::session::Session;
+use cachemate_daemon::host;
 
 /// Try what this host offers: counters, probes, placement; say why something is missing and what would help
 ///

@@ -7,10 +7,10 @@ use serde::Serialize;
 use super::status::SocketArg;
 use crate::args::JsonArg;
 use crate::live::picture::explain_text;
-use crate::live::socket;
-use crate::live::status::thread_text;
-use crate::live::status::{DecisionStatus, TaskStatus};
 use crate::session::Session;
+use cachemate_daemon::socket;
+use cachemate_daemon::status::thread_text;
+use cachemate_daemon::status::{DecisionStatus, TaskStatus};
 
 /// Say why a program is where it is, what is known of it, and what it costs
 #[derive(Args)]

@@ -7,8 +7,8 @@ use cachemate_linux::kernel::Host;
 use cachemate_linux::safety::guardian::watch;
 use clap::Args;
 
-use crate::live::daemon::{complain, say_loss};
 use crate::session::Session;
+use cachemate_daemon::daemon::{complain, say_loss};
 
 /// Wait for the end of the process on standard input, and put the host back if it did not do so itself
 #[derive(Args)]

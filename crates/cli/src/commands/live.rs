@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::live::live_bench::{Place, Row, Verdict, actors, colors, gangs, overhead, ranking};
-use crate::live::{host, paths};
 use crate::session::Session;
+use cachemate_daemon::{host, paths};
 
 /// Show on this host, with real programs, what probing and gangs do and what the daemon costs
 #[derive(Args)]

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use cachemate_page::serve::page::PageAddress;
 use clap::Args;
 
-use crate::live::daemon::{Source, Switches, on_hangup, run};
-use crate::live::dry_run;
-use crate::live::places;
 use crate::session::Session;
+use cachemate_daemon::daemon::{Source, Switches, on_hangup, run};
+use cachemate_daemon::dry_run;
+use cachemate_daemon::places;
 
 /// Manage the programs of this host: measure them, and place them where the configuration says act
 ///

@@ -14,8 +14,8 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
-use crate::live::paths;
 use crate::session::Session;
+use cachemate_daemon::paths;
 
 /// Put back whatever a daemon or a run that died has left changed
 ///

@@ -18,12 +18,12 @@ use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::exit::{Interrupted, Usage};
-use crate::live::daemon::complain;
-use crate::live::dry_run::DryRun;
-use crate::live::host::{self, Found, Wish};
-use crate::live::paths;
-use crate::live::programs::{Ended, Programs};
 use crate::session::Session;
+use cachemate_daemon::daemon::complain;
+use cachemate_daemon::dry_run::DryRun;
+use cachemate_daemon::host::{self, Found, Wish};
+use cachemate_daemon::paths;
+use cachemate_daemon::programs::{Ended, Programs};
 
 /// Start programs under management; with --compare against a run without
 ///
@@ -173,7 +173,7 @@ impl Run {
             };
             let host::Live { turns: mut live, missing, .. } = host::open(found, &wish)?;
             missing.iter().for_each(|missing| session.note(&missing.to_string()));
-            let mut watcher = crate::live::status::Watcher::default();
+            let mut watcher = cachemate_daemon::status::Watcher::default();
             let ran = loop {
                 match live.step() {
                     Ok(Some(record)) => {

@@ -6,8 +6,8 @@ use clap::Args;
 
 use crate::args::JsonArg;
 use crate::live::picture::status_text;
-use crate::live::{paths, socket};
 use crate::session::Session;
+use cachemate_daemon::{paths, socket};
 
 /// Show what a running daemon sees, decides and does
 #[derive(Args)]

@@ -10,9 +10,9 @@ use super::status::SocketArg;
 use crate::args::JsonArg;
 use crate::exit::Usage;
 use crate::live::picture::top_text;
-use crate::live::socket;
 use crate::live::view::Watch;
 use crate::session::Session;
+use cachemate_daemon::socket;
 
 /// Watch the caches: who is on each, how hard it presses, what it suffers, and what was decided
 ///

@@ -4,7 +4,7 @@ use cachemate_core::Estimate;
 use cachemate_report::text::{fixed, number, or_dash, printable, size_text};
 use cachemate_report::{Align, Table};
 
-use super::status::{CacheStatus, Class, DecisionStatus, Status, TaskStatus, thread_text};
+use cachemate_daemon::status::{CacheStatus, Class, DecisionStatus, Status, TaskStatus, thread_text};
 
 fn percent(value: Option<f64>) -> String {
     or_dash(value.map(|value| format!("{}{} %", if value < 0.0 { "" } else { "+" }, fixed(100.0 * value, 0))))
@@ -128,11 +128,13 @@ pub(super) fn gangs(status: &Status) -> String {
         task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
     };
     let turn = |gang: &Vec<u32>| gang.iter().map(name).collect::<Vec<_>>().join(" + ");
-    let line = |schedule: &super::status::GangStatus| {
+    let line = |schedule: &cachemate_daemon::status::GangStatus| {
         let turns: Vec<String> = schedule.gangs.iter().map(turn).collect();
         format!("turns of {} ms on CPUs {}: {}\n", schedule.slice_ns / 1_000_000, schedule.cpus, turns.join(", then "))
     };
-    let kept = |group: &super::status::ConfinedStatus| format!("group {} kept to CPUs {}\n", group.cgroup, group.cpus);
+    let kept = |group: &cachemate_daemon::status::ConfinedStatus| {
+        format!("group {} kept to CPUs {}\n", group.cgroup, group.cpus)
+    };
     status.gangs.iter().map(line).chain(status.confined.iter().map(kept)).collect()
 }
 
@@ -141,7 +143,7 @@ pub(super) fn shares(status: &Status) -> String {
         let task = status.tasks.iter().find(|task| task.task == *id);
         task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
     };
-    let line = |share: &super::status::ShareStatus| {
+    let line = |share: &cachemate_daemon::status::ShareStatus| {
         let holds = share.occupancy_bytes.map_or(String::new(), |bytes| format!(", holds {}", size_text(bytes)));
         let tasks: Vec<String> = share.tasks.iter().map(name).collect();
         let units = match (&share.ways, &share.colors) {
@@ -225,4 +227,53 @@ pub fn explain_text(
     }
     refused.iter().for_each(|line| text.push_str(&format!("refused: {line}\n")));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_daemon::status::{GangStatus, ShareStatus};
+
+    /// Does a program that is called like a terminal's command or another row's beginning stay one word in one row, wherever
+    /// it is named?
+    #[test]
+    fn no_name_leaves_its_place() {
+        let name = "\u{1b}[2J\n  1  1 init";
+        let tasks = vec![TaskStatus {
+            task: 7,
+            pid: 107,
+            tid: 107,
+            name: name.to_string(),
+            measured_degradation: Some(1e300),
+            ..TaskStatus::default()
+        }];
+        let gangs = vec![GangStatus { cpus: "0".into(), slice_ns: 1, gangs: vec![vec![7]] }];
+        let share = ShareStatus {
+            group: 0,
+            cache: 0,
+            ways: Some("0-1".into()),
+            colors: None,
+            tasks: vec![7],
+            occupancy_bytes: None,
+            pages_inside: None,
+            fallback_pages: None,
+            notes: Vec::new(),
+        };
+        let decision = DecisionStatus {
+            window: 1,
+            tasks: vec![7],
+            why: format!("{} presses", thread_text(name, 107)),
+            numbers: vec![("n".into(), 1e308)],
+        };
+        let status = Status { tasks: tasks.clone(), gangs, shares: vec![share], ..Status::default() };
+        let status = Status { decisions: vec![decision.clone()], ..status };
+        let beside = [thread_text(name, 107)];
+        for text in
+            [status_text(&status), top_text(&status, 400), explain_text(&tasks, &beside, &[decision], &[], true)]
+        {
+            assert!(!text.contains(['\u{1b}', '\r']) && text.contains(r"\u{1b}[2J\n  1  1 init"), "{text}");
+            assert!(!text.lines().any(|line| line.trim_start().starts_with("1  1 init")), "{text}");
+            assert!(text.lines().all(|line| line.chars().count() < 300), "{text}");
+        }
+    }
 }

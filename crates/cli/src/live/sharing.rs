@@ -5,8 +5,8 @@ use cachemate_linux::sense::probes::ping_pong::{Bounds, Sharing, round_trip};
 use cachemate_report::{Align, Table};
 use serde::Serialize;
 
-use super::host;
 use crate::session::Session;
+use cachemate_daemon::host;
 
 /// Tries of a pair whose CPUs were busy or whose answer was unclear.
 const TRIES: u32 = 5;

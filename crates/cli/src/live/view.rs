@@ -18,8 +18,8 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
 
 use super::picture::{COLUMNS, by_cache, decisions, gangs, head, row, shares, troubles};
-use super::socket;
-use super::status::{Class, Status, TaskStatus};
+use cachemate_daemon::socket;
+use cachemate_daemon::status::{Class, Status, TaskStatus};
 
 /// Lines of the lower part, at most: gangs, refusals and decisions.
 const BELOW_AT_MOST: usize = 12;

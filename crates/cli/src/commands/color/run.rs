@@ -15,8 +15,8 @@ use serde::Serialize;
 use super::discover;
 use crate::args::Size;
 use crate::exit::{ProgramEnded, Usage};
-use crate::live::colored::{Colored, Start};
 use crate::session::Session;
+use cachemate_daemon::colored::{Colored, Start};
 
 /// Run an unmodified program on frames of some colors only
 ///

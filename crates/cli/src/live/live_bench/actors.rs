@@ -9,7 +9,8 @@ use cachemate_core::{CpuId, CpuSet};
 use cachemate_linux::kernel::{Host, Kernel};
 use cachemate_linux::sense::progress::VARIABLE;
 
-use super::{Place, ends_with_us};
+use super::Place;
+use cachemate_daemon::ends_with_us;
 
 /// Accesses between two notes of progress.
 const STEP: usize = 1 << 14;

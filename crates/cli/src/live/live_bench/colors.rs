@@ -23,9 +23,9 @@ use super::actors::Actor;
 use super::ranking::{has, inputs};
 use super::{Place, Row, Verdict, median};
 use crate::commands::color::{available_bytes, known_colors};
-use crate::live::colored::{Colored, Start};
 use crate::programs::load;
 use crate::session::Session;
+use cachemate_daemon::colored::{Colored, Start};
 
 const SAMPLES: usize = 30;
 const SAMPLE: Duration = Duration::from_millis(150);

@@ -15,7 +15,7 @@ use cachemate_spec::{ManageConfig, PolicyChoice};
 
 use super::actors::Actor;
 use super::{Place, Row, Verdict, median};
-use crate::live::host::{self, Found, LiveLoop, Wish};
+use cachemate_daemon::host::{self, Found, LiveLoop, Wish};
 
 /// Valid samples of an arm.
 const SAMPLES: usize = 30;

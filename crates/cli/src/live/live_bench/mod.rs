@@ -10,16 +10,13 @@ pub mod gangs;
 pub mod overhead;
 pub mod ranking;
 
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuId;
 use cachemate_linux::sense::probes::ping_pong::{Bounds, Sharing, round_trip};
-use rustix::process::Signal;
 use serde::Serialize;
 
 /// One claim and what came of it.
@@ -105,14 +102,6 @@ impl Place {
         while Instant::now() < until && !self.stopped() {
             std::thread::sleep(Duration::from_millis(20).min(until.saturating_duration_since(Instant::now())));
         }
-    }
-}
-
-/// Whatever ends this command, kill -9 among it, ends what it shows: a stream that is left behind would disturb everybody.
-pub fn ends_with_us(command: &mut Command, signal: Signal) {
-    // SAFETY: prctl(2) is async-signal-safe and touches no memory of ours.
-    unsafe {
-        command.pre_exec(move || Ok(rustix::process::set_parent_process_death_signal(Some(signal))?));
     }
 }
 

@@ -9,7 +9,8 @@ use anyhow::Context;
 use rustix::process::Signal;
 
 use super::actors::Actor;
-use super::{Place, Row, ends_with_us, median};
+use super::{Place, Row, median};
+use cachemate_daemon::ends_with_us;
 
 const TASKS: usize = 200;
 /// Who look at a page at the same time; it lets in eight.

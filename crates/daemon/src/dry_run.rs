@@ -8,9 +8,9 @@ use cachemate_linux::safety::journal::Journal;
 use cachemate_linux::sense::progress::ProgressFiles;
 use serde::Serialize;
 
-use super::daemon::{Source, Switches, progress_place};
-use super::host::{self, LiveLoop, Wish};
-use super::paths;
+use crate::daemon::{Source, Switches, progress_place};
+use crate::host::{self, LiveLoop, Wish};
+use crate::paths;
 
 /// Windows that are looked at before the answer is "none".
 pub const WINDOWS: u64 = 30;

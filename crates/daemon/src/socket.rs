@@ -18,7 +18,7 @@ use cachemate_page::serve::crowd::{Crowd, accepted, in_own_thread};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::status::Status;
+use crate::status::Status;
 
 /// A request and its answer take no longer.
 const PATIENCE: Duration = Duration::from_secs(5);

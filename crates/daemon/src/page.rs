@@ -6,7 +6,7 @@ use cachemate_linux::safety::journal::{Object, State};
 use cachemate_page::{DaemonSnapshot, JournalLine, Live};
 use cachemate_report::text::printable;
 
-use super::status::Status;
+use crate::status::Status;
 
 /// Lines of the journal that are shown.
 const JOURNAL_LINES: usize = 200;

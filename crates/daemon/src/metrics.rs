@@ -15,9 +15,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::atomic::AtomicU64;
 
-use super::http;
-use super::socket::Shared;
-use super::status::Status;
+use crate::http;
+use crate::socket::Shared;
+use crate::status::Status;
 
 /// Series with a program's name.
 const NAMED_AT_MOST: usize = 10;
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn the_page_follows_the_conventions() {
         let mut status = Status { windows: 3, cpu_ns: 1_500_000_000, acts: true, ..Status::default() };
-        status.caches.push(crate::live::status::CacheStatus {
+        status.caches.push(crate::status::CacheStatus {
             cache: 2,
             level: "L3".into(),
             cpus: "0-3".into(),
@@ -158,11 +158,11 @@ mod tests {
     #[test]
     fn no_name_breaks_a_label() {
         let names = ["evil\"} 1\n# EOF\n", "\u{1b}[2J\\", "plain"];
-        let task = |name: &&str| crate::live::status::TaskStatus {
+        let task = |name: &&str| crate::status::TaskStatus {
             name: name.to_string(),
             cache: Some(0),
             intensity: Some(cachemate_core::Estimate::exact(0.5)),
-            ..crate::live::status::tests::task(0)
+            ..crate::status::TaskStatus::default()
         };
         let page = page(&Status { tasks: names.iter().map(task).collect(), ..Status::default() });
         for label in [r#"evil\"} 1\\n# EOF\\n"#, r"\\u{1b}[2J\\\\", "plain"] {

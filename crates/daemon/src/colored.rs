@@ -82,7 +82,7 @@ impl Colored {
             command.pre_exec(|| Ok(rustix::thread::disable_transparent_huge_pages(true)?));
         }
         if start.ends_with_us {
-            super::live_bench::ends_with_us(&mut command, rustix::process::Signal::KILL);
+            crate::children::ends_with_us(&mut command, rustix::process::Signal::KILL);
         }
         let child = match command.spawn() {
             Ok(child) => child,

@@ -16,10 +16,10 @@ use cachemate_spec::{ManageConfig, User, load_manage_config};
 use cachemate_trace::RunLogWriter;
 use sd_notify::NotifyState;
 
-use super::host::{self, LiveLoop, Wish};
-use super::socket::{self, Shared};
-use super::status::Watcher;
-use super::{metrics, page, paths};
+use crate::host::{self, LiveLoop, Wish};
+use crate::socket::{self, Shared};
+use crate::status::Watcher;
+use crate::{metrics, page, paths};
 
 /// How long a start waits for a guardian that is just putting things back.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -28,7 +28,7 @@ use cachemate_policy::policies;
 use cachemate_spec::{ConfinedGroup, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
 use cachemate_trace::ProfileFile;
 
-use super::chaos_policies::{Astray, Shake, Squeeze};
+use crate::chaos_policies::{Astray, Shake, Squeeze};
 
 pub type LiveLoop = PipelineLoop<LiveMachine<Host>>;
 
@@ -107,7 +107,7 @@ pub struct Wish {
 /// An unknown policy or bad parameters, a profile that cannot be read, a state folder that cannot be made.
 pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<Live> {
     if wish.config.act {
-        super::paths::make_private_dir(&wish.state_dir)?;
+        crate::paths::make_private_dir(&wish.state_dir)?;
     }
     let window = window_of(&wish.config);
     let partitions = found.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
@@ -151,7 +151,7 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<Live> {
 pub fn acting(state_dir: &Path) -> anyhow::Result<Arc<Acting>> {
     // As long as a guardian may need that is just putting things back.
     const PATIENCE: Duration = Duration::from_secs(10);
-    let places = super::paths::acting()?;
+    let places = crate::paths::acting()?;
     match Acting::take(&Host::new("/"), &places, state_dir, PATIENCE)? {
         Some(acting) => Ok(Arc::new(acting)),
         None => bail!(

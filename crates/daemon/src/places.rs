@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use cachemate_spec::ManageConfig;
 use rustix::fs::{Access, AtFlags, CWD};
 
-use super::{host, paths};
+use crate::{host, paths};
 
 /// Longest path of a socket: `sun_path` of unix(7), with its end.
 const SOCKET_PATH_AT_MOST: usize = 107;

@@ -1,0 +1,36 @@
+//! Builds the preloaded library of colored programs with the same compiler, so that it can be part of the command.
+//!
+//! Cargo cannot make one crate's shared library an input of another; the agent has no dependencies, so one call of the
+//! compiler does.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::{Command, exit};
+
+fn main() {
+    let agent = PathBuf::from("../agent/src");
+    println!("cargo::rerun-if-changed={}", agent.display());
+    println!("cargo::rerun-if-changed=build.rs");
+    let variable = |name: &str| env::var(name).unwrap_or_default();
+    let library = PathBuf::from(variable("OUT_DIR")).join("libcachemate_color.so");
+    let mut compiler = Command::new(variable("RUSTC"));
+    compiler.args(["--edition", "2024", "--crate-name", "cachemate_color", "--crate-type", "cdylib"]);
+    compiler.args(["-C", "opt-level=3", "-C", "panic=abort", "-C", "strip=debuginfo"]);
+    // Everything is bound when it is loaded: the handler's thread must not run the dynamic linker.
+    compiler.args(["-C", "link-arg=-Wl,-z,now", "-C", "link-arg=-nostartfiles", "--cfg", "feature=\"preload\""]);
+    if variable("TARGET") != variable("HOST") {
+        compiler.args(["--target", &variable("TARGET")]);
+    }
+    compiler.arg(agent.join("lib.rs")).arg("-o").arg(&library);
+    match compiler.status() {
+        Ok(status) if status.success() => {}
+        Ok(status) => {
+            eprintln!("the agent of 'cachemate color run' was not built: {compiler:?} ended with {status}");
+            exit(1);
+        }
+        Err(error) => {
+            eprintln!("the agent of 'cachemate color run' was not built: {compiler:?}: {error}");
+            exit(1);
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Programs that end with the one that started them.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::process::Signal;
+
+/// Whatever ends this process, kill -9 among it, sends `signal` to what `command` starts: a stream that is left behind would
+/// disturb everybody.
+pub fn ends_with_us(command: &mut Command, signal: Signal) {
+    // SAFETY: prctl(2) is async-signal-safe and touches no memory of ours.
+    unsafe {
+        command.pre_exec(move || Ok(rustix::process::set_parent_process_death_signal(Some(signal))?));
+    }
+}

@@ -1,0 +1,22 @@
+//! The live host under management, without a command line: the daemon, and what the commands of a live host share.
+//!
+//! A command parses its arguments and calls [`daemon::run`]; other commands ask the running daemon by [`socket`], try the
+//! host by [`host::find`], or start programs by [`programs`] and [`colored`]. Whoever acts is started again by its own
+//! file as `guardian --state-dir FOLDER`: a program that uses this crate to act has that command.
+
+pub mod chaos_policies;
+mod children;
+pub mod colored;
+pub mod daemon;
+pub mod dry_run;
+pub mod host;
+mod http;
+mod metrics;
+mod page;
+pub mod paths;
+pub mod places;
+pub mod programs;
+pub mod socket;
+pub mod status;
+
+pub use children::ends_with_us;

@@ -58,8 +58,8 @@ pub struct PolicyScore {
     pub weighted_speedup: f64,
     /// Weighted speed-up over the default's, minus one, in per cent.
     pub weighted_speedup_gain_percent: f64,
-    /// Weighted speed-up over the optimal placement's, in per cent.
-    pub of_optimal_percent: f64,
+    /// Weighted speed-up over that of `best-by-matrix`, in per cent: above 100 where pairs do not tell all.
+    pub of_best_by_matrix_percent: f64,
     /// Harmonic mean of speeds over those alone: throughput and fairness in one number.
     pub harmonic_mean: f64,
     /// Largest time over time alone; a lower bound where somebody did not finish.
@@ -154,7 +154,7 @@ fn score(context: &Context<'_>, bench: &Bench, jobs: &[Job]) -> Result<Mix, Repr
     let work = bench.work(jobs)?;
     let one_run = |name: &str| -> Result<Vec<Rates>, ReproError> {
         let workload = bench.workload(bench.options.clone(), jobs.to_vec());
-        let of_pairs = name == "optimal" || name == "worst";
+        let of_pairs = name == "best-by-matrix" || name == "worst-by-matrix";
         let parameters = if of_pairs { format!("degradation = {:?}", matrix.costs().cost) } else { String::new() };
         let machine = workload.simulated()?;
         let standard = Standard {
@@ -179,12 +179,12 @@ fn score(context: &Context<'_>, bench: &Bench, jobs: &[Job]) -> Result<Mix, Repr
         Some(Err(error)) => Err(failed(name)(error)),
         None => Err(failed("mixes")(format!("the registry has no '{name}'"))),
     };
-    let (default, optimal) = (of("default")?, of("optimal")?);
+    let (default, by_matrix) = (of("default")?, of("best-by-matrix")?);
     let judge = |run: &[Rates], name: &str| {
         let speeds: Vec<f64> = run.iter().map(|rates| rates.instr_per_cycle).collect();
         Scores::of(&speeds, &alone).ok_or_else(|| failed(name)("a program never ran in the measured part"))
     };
-    let (before, best) = (judge(default, "default")?, judge(optimal, "optimal")?);
+    let (before, best) = (judge(default, "default")?, judge(by_matrix, "best-by-matrix")?);
     let mut mix = Mix {
         programs: jobs.iter().map(|job| job.name.clone()).collect(),
         policies: Vec::new(),
@@ -215,7 +215,7 @@ fn unfinished(jobs: &[Job], run: &[Rates], alone: &[f64]) -> Vec<String> {
     jobs.iter().zip(run).zip(alone).filter_map(slow).collect()
 }
 
-fn scored(name: &str, scores: &Scores, gain: &Comparison, default: f64, optimal: f64) -> PolicyScore {
+fn scored(name: &str, scores: &Scores, gain: &Comparison, default: f64, by_matrix: f64) -> PolicyScore {
     PolicyScore {
         policy: name.to_string(),
         throughput_gain_percent: 100.0 * gain.throughput_gain,
@@ -223,7 +223,7 @@ fn scored(name: &str, scores: &Scores, gain: &Comparison, default: f64, optimal:
         contention_gain_percent: 100.0 * gain.contention_gain,
         weighted_speedup: scores.weighted_speedup,
         weighted_speedup_gain_percent: 100.0 * (scores.weighted_speedup / default - 1.0),
-        of_optimal_percent: 100.0 * scores.weighted_speedup / optimal,
+        of_best_by_matrix_percent: 100.0 * scores.weighted_speedup / by_matrix,
         harmonic_mean: scores.harmonic_mean,
         worst_slowdown: scores.worst_slowdown,
         unfinished: Vec::new(),
@@ -246,7 +246,7 @@ fn mean_of_policy(name: &str, mixes: &[Mix]) -> Option<PolicyScore> {
         contention_gain_percent: over(|s| s.contention_gain_percent),
         weighted_speedup: over(|s| s.weighted_speedup),
         weighted_speedup_gain_percent: over(|s| s.weighted_speedup_gain_percent),
-        of_optimal_percent: over(|s| s.of_optimal_percent),
+        of_best_by_matrix_percent: over(|s| s.of_best_by_matrix_percent),
         harmonic_mean: over(|s| s.harmonic_mean),
         worst_slowdown: over(|s| s.worst_slowdown),
         unfinished: Vec::new(),

@@ -67,7 +67,7 @@ fn table(scores: &[PolicyScore]) -> String {
         ("contention", Align::Right),
         ("weighted speed-up", Align::Right),
         ("over default %", Align::Right),
-        ("of optimal %", Align::Right),
+        ("of best by matrix %", Align::Right),
         ("harmonic mean", Align::Right),
         ("worst slowdown", Align::Right),
     ]);
@@ -80,7 +80,7 @@ fn table(scores: &[PolicyScore]) -> String {
             plus(score.contention_gain_percent),
             number(score.weighted_speedup),
             plus(score.weighted_speedup_gain_percent),
-            format!("{:.1}", score.of_optimal_percent),
+            format!("{:.1}", score.of_best_by_matrix_percent),
             number(score.harmonic_mean),
             number(score.worst_slowdown),
         ]);

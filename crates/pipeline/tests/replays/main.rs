@@ -16,7 +16,7 @@ use modelled_host::ModelledHost;
 /// Parameters with which a policy has something to do on four tasks.
 fn parameters(policy: &str) -> &'static str {
     match policy {
-        "optimal" | "worst" => {
+        "best-by-matrix" | "worst-by-matrix" => {
             "degradation = [[0.1, 0.1, 0.9, 0.9], [0.1, 0.1, 0.9, 0.9], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]"
         }
         "service-level" => "rate_per_s = 1000.0",

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 pub mod activity_vector;
 pub mod auto;
 pub mod balance_set;
+pub mod best_by_matrix;
 pub mod cache_sizing;
 pub mod casc;
 pub mod counter_driven;
@@ -19,13 +20,12 @@ pub mod di;
 pub mod dio;
 pub mod intensity_gangs;
 pub mod linux_sched_cache;
-pub mod optimal;
 pub mod random;
 pub mod round_robin;
 pub mod service_level;
 pub mod static_partition;
 pub mod thread_clustering;
-pub mod worst;
+pub mod worst_by_matrix;
 
 /// Builds a policy from its parameters (TOML) and a seed.
 type Build = fn(&str, u64) -> Result<Box<dyn Policy>, BadParameters>;
@@ -72,6 +72,13 @@ pub const ENTRIES: &[Entry] = &[
         needs: &[&[ReuseSamples, StoredProfiles]],
         harms_by_design: false,
         build: balance_set::build,
+    },
+    Entry {
+        name: "best-by-matrix",
+        about: "the assignment with the least sum of measured degradations of pairs",
+        needs: &[],
+        harms_by_design: false,
+        build: best_by_matrix::build,
     },
     Entry {
         name: "cache-sizing",
@@ -130,13 +137,6 @@ pub const ENTRIES: &[Entry] = &[
         build: linux_sched_cache::build,
     },
     Entry {
-        name: "optimal",
-        about: "the best assignment by a measured degradation matrix",
-        needs: &[],
-        harms_by_design: false,
-        build: optimal::build,
-    },
-    Entry {
         name: "random",
         about: "each task to a random one of the emptiest caches",
         needs: &[],
@@ -172,11 +172,11 @@ pub const ENTRIES: &[Entry] = &[
         build: thread_clustering::build,
     },
     Entry {
-        name: "worst",
-        about: "the worst assignment by a measured degradation matrix",
+        name: "worst-by-matrix",
+        about: "the assignment with the greatest sum of measured degradations of pairs",
         needs: &[],
         harms_by_design: true,
-        build: worst::build,
+        build: worst_by_matrix::build,
     },
 ];
 
@@ -255,8 +255,8 @@ mod tests {
             ("di", distributed),
             ("dio", distributed),
             ("dio", "worth_moving = 0.0\npriorities = false"),
-            ("optimal", matrix),
-            ("worst", matrix),
+            ("best-by-matrix", matrix),
+            ("worst-by-matrix", matrix),
             ("balance-set", "extension = \"composed\"\nreplacement = \"lru\"\nturns = \"uniform\""),
             ("casc", "form = \"literal\""),
             ("casc", "run_time_variation_at_most = 0.3\nremeasure_every_ns = 3000000\nrow_ns = 1000"),
@@ -301,8 +301,8 @@ mod tests {
         assert!(error("dio", "window_cycles = 0").contains("window_cycles"));
         assert!(error("di", "form = \"central-ish\"").contains("distributed"));
         assert!(error("di", "worth_moving = -1.0").contains("share from 0 to 10"));
-        let ragged = error("optimal", "degradation = [[0.0, 1.0], [0.5]]");
+        let ragged = error("best-by-matrix", "degradation = [[0.0, 1.0], [0.5]]");
         assert!(ragged.ends_with("degradation: found 1 values in row 1, expected 2"), "{ragged}");
-        assert!(error("worst", "degradation = [[nan]]").contains("row 0, column 0"));
+        assert!(error("worst-by-matrix", "degradation = [[nan]]").contains("row 0, column 0"));
     }
 }

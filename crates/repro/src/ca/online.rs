@@ -50,6 +50,7 @@ pub(super) enum By {
     Dio,
     /// DIO by what is read from memory, prefetched or not.
     DioReads,
+    /// The paper's word: the least sum of measured degradations of pairs.
     Optimal,
 }
 
@@ -59,7 +60,7 @@ impl By {
             By::Default => "default",
             By::Di | By::DiWhole => "di",
             By::Dio | By::DioReads => "dio",
-            By::Optimal => "optimal",
+            By::Optimal => "best-by-matrix",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The assignment with the greatest sum of measured degradations (CA 2.1): the other end of the scale.
 //!
-//! Problem: how much is there to lose by scheduling at all? Method: as [`super::optimal`], with the same parameters, the
+//! Problem: how much is there to lose by scheduling at all? Method: as [`super::best_by_matrix`], with the same parameters, the
 //! other way round. Properties: as there.
 
 use cachemate_core::Policy;
@@ -10,5 +10,5 @@ use crate::solvers;
 
 /// See the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
-    super::optimal::by_matrix(parameters, solvers::worst)
+    super::best_by_matrix::by_matrix(parameters, solvers::worst)
 }

@@ -1,11 +1,14 @@
-//! The assignment with the least sum of measured degradations (CA 2.1): what knowing everything would bring.
+//! The assignment with the least sum of measured degradations of pairs (CA 2.1): what a matrix can know.
 //!
 //! Problem: a policy that is better than another may still be far from what is possible. Method: the degradation of
 //! every program beside every other, measured beforehand, comes as a parameter; whenever tasks come or go, the solvers
-//! find the best assignment of those that are there. Rows belong to tasks in order of arrival: row k is the k-th task of
+//! find the assignment of those that are there with the least sum. Rows belong to tasks in order of arrival: row k is the k-th task of
 //! the run, so that nothing hangs on names. Which of two like caches a group gets is all one to the costs, but not to
-//! memory: groups are exchanged until no exchange leaves more tasks where they are. Properties: exact where the solver is (see [`crate::solvers`]); tasks beyond
-//! the matrix are left alone; without a matrix nothing is done.
+//! memory: groups are exchanged until no exchange leaves more tasks where they are.
+//!
+//! Properties: exact where the solver is (see [`crate::solvers`]), but best by the matrix only: pairs were measured by
+//! themselves, without what all wait for together, so that another assignment may run faster. Tasks beyond the matrix are
+//! left alone; without a matrix nothing is done.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +19,7 @@ use super::BadParameters;
 use crate::placement;
 use crate::solvers::{self, Seating, Seats, Solved};
 
-/// Parameters of `optimal` and `worst`.
+/// Parameters of `best-by-matrix` and `worst-by-matrix`.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {

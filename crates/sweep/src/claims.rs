@@ -17,7 +17,9 @@ use crate::store::{Store, link, names};
 /// A task whose workers died so often is given up: it may be what killed them.
 pub const DEATHS_AT_MOST: usize = 5;
 
+/// What came of claiming a task.
 pub enum Claim<'a> {
+    /// This process holds it until the value is dropped.
     Mine(Held<'a>),
     /// Its holder, in words.
     Others(String),

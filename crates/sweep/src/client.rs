@@ -12,18 +12,24 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// What a client said and how it ended. Exit codes of engines are not believed where their output says more.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Called {
+    /// The exit code; `None` after a signal.
     pub code: Option<i32>,
+    /// Standard output, with what is no UTF-8 replaced.
     pub out: String,
+    /// Standard error, likewise.
     pub err: String,
 }
 
 /// Why there is no answer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CallError {
+    /// The program, which is not installed.
     #[error("{0}: no such program here")]
     Missing(String),
+    /// The program, and the seconds that it had.
     #[error("{0}: no answer in {1} s")]
     Deadline(String, u64),
+    /// The program, and what it said or what the system said of it.
     #[error("{0}: {1}")]
     Failed(String, String),
 }

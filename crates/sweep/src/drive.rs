@@ -29,22 +29,28 @@ pub struct Drive {
 /// Where a sweep stands.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Progress {
+    /// Tasks of the sweep, each id once.
     pub total: usize,
+    /// Tasks with a result.
     pub finished: usize,
     /// Given up.
     pub failed: usize,
+    /// Tasks that the engine has in hand and did not start; `None` where it does not say.
     pub waiting: Option<usize>,
+    /// Tasks that the engine runs; `None` where it does not say.
     pub running: Option<usize>,
     /// Something that people should know; new where it differs from the last one.
     pub message: Option<String>,
 }
 
-/// How a drive ended. `cachemate sweep run --json`.
+/// How a drive ended; `cachemate sweep run --json` prints it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Summary {
+    /// Tasks of the sweep, each id once.
     pub total: usize,
     /// Finished before.
     pub skipped: usize,
+    /// Tasks with a result, those that were skipped included.
     pub finished: usize,
     /// Given up, with the last reason.
     pub failed: Vec<(TaskId, String)>,
@@ -54,10 +60,14 @@ pub struct Summary {
     pub damaged: Vec<String>,
     /// Results on which two workers did not agree.
     pub differing: Vec<String>,
+    /// The user asked to stop before everything was done.
     pub interrupted: bool,
+    /// How often tasks were handed to the engine.
     pub rounds: u32,
 }
 
+/// Drives a sweep until every task has a result or is given up, or until `stop` is set. `watch` is told of each look.
+///
 /// # Errors
 /// The store cannot be read or written (a full disk is told apart); the engine took nothing for as long as the
 /// patience lasts, or never will.

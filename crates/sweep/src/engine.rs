@@ -10,13 +10,16 @@ use crate::manifest::Task;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{engine}: {what}")]
 pub struct EngineError {
+    /// The engine's name.
     pub engine: &'static str,
+    /// What went wrong, as the user reads it.
     pub what: String,
     /// It will not be better later: the engine is not installed, or refuses what is asked.
     pub for_ever: bool,
 }
 
 impl EngineError {
+    /// The error of calling one of the engine's programs: a program that is missing is missing for ever.
     pub fn of(engine: &'static str, error: CallError) -> Self {
         EngineError { engine, for_ever: matches!(error, CallError::Missing(_)), what: error.to_string() }
     }
@@ -25,8 +28,13 @@ impl EngineError {
 /// What an engine says of the tasks it was handed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Look {
-    /// It has some in hand; how many wait and run where it says.
-    Working { waiting: Option<usize>, running: Option<usize> },
+    /// It has some in hand.
+    Working {
+        /// Tasks that did not start; `None` where it does not say.
+        waiting: Option<usize>,
+        /// Tasks that run; `None` where it does not say.
+        running: Option<usize>,
+    },
     /// It has none in hand any more, whatever became of them.
     Done,
     /// Its clients do not answer; tasks may go on all the same.
@@ -37,7 +45,9 @@ pub enum Look {
     Broken(String),
 }
 
+/// What spreads tasks: threads, or a scheduler of a cluster. It is not believed to run each task exactly once.
 pub trait Engine {
+    /// The name as `--engine` takes it.
     fn name(&self) -> &'static str;
 
     /// Hands over tasks, each to be run once.
@@ -46,6 +56,7 @@ pub trait Engine {
     /// They could not be handed over. Some may have been.
     fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError>;
 
+    /// What it says now of the tasks that it was handed.
     fn look(&mut self) -> Look;
 
     /// How often it may be asked.
@@ -66,9 +77,13 @@ pub trait Engine {
 /// How other processes run a task: `program sweep run -o folder --task ID`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WorkerCommand {
+    /// The `cachemate` that workers run, by a path that holds on their hosts.
     pub program: PathBuf,
+    /// The sweep's folder, on a file system that all workers share.
     pub folder: PathBuf,
+    /// Failures of a task beyond the first that are tried again.
     pub retries: u32,
+    /// Seconds after which a claim that nobody touches is taken over.
     pub stale_seconds: u64,
 }
 

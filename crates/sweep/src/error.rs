@@ -7,16 +7,24 @@ use cachemate_spec::SpecError;
 
 use crate::EngineError;
 
+/// Why a sweep cannot go on. The message is what the user reads.
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
+    /// A sweep file, scenario or machine that says something impossible, with its place.
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// A file that cannot be read or written.
     #[error("{path}: {what}")]
-    File { path: String, what: String },
+    File {
+        /// The file or folder.
+        path: String,
+        /// What is wrong with it, with the line where there is one.
+        what: String,
+    },
     /// Nothing can be written there; what is finished is kept.
     #[error("{0}: the disk is full; what is finished is kept, and the same command goes on from there")]
     Full(String),
+    /// An engine that cannot take tasks.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A sweep that cannot be run, with the reason.

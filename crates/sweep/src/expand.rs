@@ -15,6 +15,7 @@ use crate::{Store, SweepError};
 
 /// A manifest with the files that its tasks read.
 pub struct Expanded {
+    /// The header, and a task for each point.
     pub manifest: Manifest,
     /// Names below the sweep's folder, and contents.
     pub files: BTreeMap<String, String>,
@@ -33,6 +34,8 @@ impl Expanded {
     }
 }
 
+/// Checks every point of a sweep and makes its manifest. Recordings are read for their checksums; nothing is run.
+///
 /// # Errors
 /// A scenario or machine that cannot be, a program that is not there, a policy that the command does not have; each
 /// with its file and field, and the point where it came up.

@@ -11,6 +11,7 @@ use crate::manifest::TaskId;
 use crate::owner::Owner;
 use crate::store::{Store, append, unix_ms};
 
+/// How an attempt came to nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ending {
@@ -23,11 +24,15 @@ pub enum Ending {
 /// One line of `failed/ID.jsonl`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attempted {
+    /// How it ended.
     pub ending: Ending,
+    /// The reason, as the user reads it.
     pub what: String,
     /// Who noted it.
     pub host: String,
+    /// Process of whoever noted it, on that host.
     pub pid: u32,
+    /// When it was noted: milliseconds since 1970 by that host's clock.
     pub unix_ms: u64,
 }
 

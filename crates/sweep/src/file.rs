@@ -27,14 +27,18 @@ pub enum Kind {
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SweepFile {
+    /// Name of the sweep, for people.
     pub name: String,
+    /// What it is for, in a sentence or two; may be empty.
     #[serde(default)]
     pub description: String,
+    /// What each task is.
     #[serde(default)]
     pub kind: Kind,
     /// Results hold everything that a run counted; otherwise only the figures that reports show.
     #[serde(default = "yes")]
     pub detail: bool,
+    /// What varies.
     pub axes: Axes,
     /// A point that one of these matches is left out.
     #[serde(default)]
@@ -44,6 +48,7 @@ pub struct SweepFile {
     pub only: Vec<toml::Table>,
 }
 
+/// The axes as written; which ones a sweep may have depends on its kind.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Axes {
@@ -81,20 +86,26 @@ fn yes() -> bool {
 /// One axis: its name and its values, in the order of the file.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Axis {
+    /// Name as in the file; for a parameter, the path of the field.
     pub name: String,
+    /// Its values; never empty, none twice.
     pub values: Vec<Value>,
 }
 
 /// A sweep file with where it stands and its axes in order.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sweep {
+    /// The file as it was written.
     pub file: SweepFile,
+    /// Where it was read from, for messages.
     pub path: String,
     /// Scenario files are looked for from here.
     pub folder: PathBuf,
     /// Slowest first; seeds last.
     pub axes: Vec<Axis>,
+    /// Filters: values by axis. A point that matches one is left out.
     pub skip: Vec<BTreeMap<String, Vec<Value>>>,
+    /// Filters in the same form. Where there are any, a point must match one.
     pub only: Vec<BTreeMap<String, Vec<Value>>>,
 }
 

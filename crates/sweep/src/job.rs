@@ -16,18 +16,25 @@ use crate::manifest::{Header, Recording, checksum_of};
 /// A task with everything it needs at hand.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Job {
+    /// A scenario on the simulated machine.
     Scenario(Box<ScenarioJob>),
+    /// The miss-rate curve of a recording.
     Curve(CurveJob),
     /// One run of the papers' experiments; the command knows what its name means.
     Repro {
+        /// The header's `repro`: which experiments, how long, how many seeds.
         asked: Value,
+        /// The run's name.
         run: String,
     },
 }
 
+/// A scenario and a machine, with the point's changes in both.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ScenarioJob {
+    /// What runs there, under which policy, for how long.
     pub scenario: Scenario,
+    /// Where it runs.
     pub machine: MachineSpec,
     /// Files of the programs that are recordings, by the names that the scenario has for them.
     pub recordings: BTreeMap<String, PathBuf>,
@@ -38,12 +45,15 @@ pub struct ScenarioJob {
 /// The miss-rate curve of a recording.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CurveJob {
+    /// The recording's file.
     pub recording: PathBuf,
+    /// Size of a cache line, in bytes.
     pub line_bytes: u32,
     /// As the command line takes them: `64K,1M` or `LO..HI:N`.
     pub sizes: Option<String>,
     /// Share of the lines that is followed; `None` = all, exact.
     pub sample: Option<f64>,
+    /// Seed of the choice among lines; without effect where all are followed.
     pub seed: u64,
 }
 
@@ -63,6 +73,7 @@ pub struct Answer {
 /// Why a task has no answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RunError {
+    /// The reason, as the user reads it. The task may be tried again.
     Failed(String),
     /// The user asked to stop.
     Stopped,
@@ -95,13 +106,17 @@ pub trait Work: Send + Sync {
 /// What points are put together from. Paths are as they are now, of the manifest's making or of the task's running.
 #[derive(Default, Debug)]
 pub struct Inputs {
+    /// What each task is.
     pub kind: Kind,
+    /// Answers hold everything that was counted.
     pub detail: bool,
     /// Scenarios by the names that the axes have for them: what messages call it, and its text.
     pub scenarios: BTreeMap<String, (String, String)>,
     /// Machines that are files, by the names given for them.
     pub machines: BTreeMap<String, PathBuf>,
+    /// Files of the programs that are recordings, by the names that points have for them.
     pub recordings: BTreeMap<String, Recording>,
+    /// What was asked of the papers' experiments; `Null` in every other sweep.
     pub repro: Value,
     /// Recordings that were found to be what they were.
     pub(crate) verified: Mutex<Vec<String>>,
@@ -130,6 +145,9 @@ impl Inputs {
     }
 
     /// The scenario that a point means, with its machine.
+    ///
+    /// # Errors
+    /// A scenario that the sweep does not have, or one that the point's values make impossible; with the field.
     pub fn scenario(&self, point: &[(&str, &Value)]) -> Result<(Scenario, MachineSpec), SpecError> {
         let of = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
         let given = of("scenario").and_then(Value::as_str).unwrap_or_default();
@@ -217,7 +235,8 @@ impl Inputs {
     }
 }
 
-pub fn whole_file(file: &str, found: &str) -> SpecError {
+/// An error about a file as a whole.
+pub(crate) fn whole_file(file: &str, found: &str) -> SpecError {
     SpecError {
         file: file.into(),
         line_column: None,

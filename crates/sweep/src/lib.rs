@@ -8,6 +8,8 @@
 //! skipped; results that two workers made are compared bit by bit; merged results are the same bytes whatever engine
 //! made them. Docs: docs/sweeps.md.
 
+#![warn(missing_docs)]
+
 mod claims;
 mod client;
 mod drive;

@@ -15,8 +15,10 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use crate::SweepError;
 use crate::file::Kind;
 
+/// Version of the manifest's form; a reader refuses all others.
 pub const FORMAT: u32 = 1;
-pub const FILE: &str = "manifest.jsonl";
+/// The manifest's name in the sweep's folder.
+pub(crate) const FILE: &str = "manifest.jsonl";
 
 /// The hash of a task's inputs and of the program's version, written as 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -56,7 +58,9 @@ impl FromStr for TaskId {
 /// A recorded program's file; it is not copied.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Recording {
+    /// Where it is, by an absolute path.
     pub path: PathBuf,
+    /// Its size, in bytes.
     pub size_bytes: u64,
     /// XXH3 of the content.
     pub checksum: String,
@@ -65,12 +69,17 @@ pub struct Recording {
 /// The manifest's first line.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Header {
+    /// The manifest's form: [`FORMAT`].
     pub format: u32,
+    /// Name of the sweep, for people.
     pub name: String,
+    /// What the sweep is for; may be empty.
     pub description: String,
+    /// What each task is.
     pub kind: Kind,
     /// Version of the program that made it; only that one may run its tasks.
     pub version: String,
+    /// Answers hold everything that was counted.
     pub detail: bool,
     /// Slowest first.
     pub axes: Vec<String>,
@@ -78,7 +87,9 @@ pub struct Header {
     pub tasks: usize,
     /// Files below the sweep's folder, by the names that points have for them.
     pub scenarios: BTreeMap<String, String>,
+    /// The same for machines that are files.
     pub machines: BTreeMap<String, String>,
+    /// Files of the programs that are recordings, by the names that points have for them.
     pub recordings: BTreeMap<String, Recording>,
     /// What was asked of the papers' experiments.
     #[serde(default, skip_serializing_if = "Value::is_null")]
@@ -88,6 +99,7 @@ pub struct Header {
 /// One line of it. Two points that mean the same have the same id and are run once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Task {
+    /// Hash of everything that the answer depends on.
     pub id: TaskId,
     /// A JSON object: the value of every axis.
     pub point: Box<str>,
@@ -111,9 +123,12 @@ struct Line<'a> {
     point: &'a RawValue,
 }
 
+/// All tasks of a sweep, and what is common to them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Manifest {
+    /// The first line.
     pub header: Header,
+    /// A task for each line that follows, in that order.
     pub tasks: Vec<Task>,
 }
 

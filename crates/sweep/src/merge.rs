@@ -10,7 +10,7 @@ use crate::SweepError;
 use crate::manifest::{Manifest, Task};
 use crate::store::{Found, Store};
 
-/// `cachemate sweep merge --json`.
+/// What a merge found; `cachemate sweep merge --json` prints it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Merged {
     /// Lines of the manifest.

@@ -15,15 +15,18 @@ const BEAT: Duration = Duration::from_secs(5);
 /// A process, told apart from all others on all hosts.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Owner {
+    /// The host's name; all but letters, digits and hyphens is `_`.
     pub host: String,
     /// Boot and process namespace: where they are ours, the pid means the same to us.
     pub place: String,
+    /// Process id in that namespace.
     pub pid: u32,
     /// Start in the kernel's ticks since the boot, so that a pid that came round again is another.
     pub started_ticks: Option<u64>,
 }
 
 impl Owner {
+    /// This process.
     pub fn me() -> Self {
         let read = |path: &str| fs::read_to_string(path).map_or(String::new(), |text| text.trim().to_string());
         let space = fs::read_link("/proc/self/ns/pid").map_or(String::new(), |link| link.display().to_string());

@@ -20,35 +20,47 @@ use crate::store::Store;
 pub struct Row {
     /// Values in the order of [`Report::axes`].
     pub point: Vec<String>,
-    /// Seeds that there are, and that there should be.
+    /// Seeds with a whole result.
     pub finished: usize,
+    /// Seeds of the point.
     pub total: usize,
+    /// Figures by name with the unit last.
     pub figures: BTreeMap<String, Figure>,
-    /// Bytes and mean miss ratio.
+    /// Size in bytes, and the mean over the seeds of misses over accesses; empty but for curves.
     pub curve: Vec<(u64, f64)>,
 }
 
 /// A figure over the seeds that have it.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Figure {
+    /// Mean over the seeds; `None` where no seed has the figure.
     pub mean: Option<f64>,
+    /// Least value over the seeds.
     pub low: Option<f64>,
+    /// Greatest value over the seeds.
     pub high: Option<f64>,
 }
 
-/// `cachemate sweep report --json`.
+/// The rows and pictures of a sweep; `cachemate sweep report --json` prints it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
+    /// Name of the sweep.
     pub name: String,
+    /// What the sweep is for; may be empty.
     pub description: String,
+    /// Version of the program that made the results.
     pub version: String,
     /// Without the seed.
     pub axes: Vec<String>,
+    /// Lines of the manifest with a whole result.
     pub finished: usize,
+    /// Lines of the manifest.
     pub total: usize,
     /// Results that are not whole, in words.
     pub damaged: Vec<String>,
+    /// A row for each point without its seed, in the manifest's order.
     pub rows: Vec<Row>,
+    /// Drawings of the rows, for files and for the page.
     #[serde(skip)]
     pub pictures: Vec<Picture>,
 }
@@ -56,9 +68,13 @@ pub struct Report {
 /// A drawing under its file name.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Picture {
+    /// File name without its ending.
     pub name: String,
+    /// What the drawing shows, in words.
     pub title: String,
+    /// The whole SVG file, with its style.
     pub svg: String,
+    /// The same without its style, for a page that brings one.
     pub inline: String,
 }
 
@@ -72,6 +88,8 @@ struct Gathered {
 const GROUPS_AT_MOST: usize = 24;
 const SERIES_AT_MOST: usize = 12;
 
+/// Gathers the results that a store has so far; damaged ones are left out and named.
+///
 /// # Errors
 /// The manifest cannot be read, or a result is no answer.
 pub fn report(store: &Store) -> Result<Report, SweepError> {

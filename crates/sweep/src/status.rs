@@ -8,13 +8,16 @@ use crate::SweepError;
 use crate::manifest::{Manifest, TaskId};
 use crate::store::Store;
 
-/// `cachemate sweep status --json`.
+/// How far a sweep is; `cachemate sweep status --json` prints it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Status {
+    /// Name of the sweep.
     pub name: String,
+    /// Version of the program that may run its tasks.
     pub version: String,
     /// Tasks, each id once.
     pub total: usize,
+    /// Tasks with a result.
     pub finished: usize,
     /// Tasks that somebody runs now.
     pub running: usize,
@@ -28,15 +31,20 @@ pub struct Status {
     pub differing: Vec<String>,
     /// Rate of the newest results; `None` where nobody works on it, or too few are finished.
     pub finished_per_s: Option<f64>,
+    /// Seconds until everything is finished at that rate; `None` where no rate is known.
     pub left_s: Option<f64>,
     /// Failures, at most ten.
     pub failures: Vec<Failure>,
 }
 
+/// A task without a result, and what its last attempt said.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Failure {
+    /// The task's id.
     pub id: String,
+    /// The value of every axis.
     pub point: serde_json::Value,
+    /// Attempts so far.
     pub attempts: usize,
     /// Why the last one came to nothing.
     pub what: String,
@@ -46,6 +54,8 @@ pub struct Failure {
 const NEWEST: usize = 200;
 const FAILURES_AT_MOST: usize = 10;
 
+/// Counts the files of a store against its manifest.
+///
 /// # Errors
 /// The manifest or the store cannot be read.
 pub fn status(store: &Store) -> Result<Status, SweepError> {

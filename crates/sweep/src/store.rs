@@ -31,6 +31,7 @@ use crate::{Manifest, SweepError};
 /// A claim whose owner has not stirred for so long is taken over.
 pub const STALE_AFTER: Duration = Duration::from_secs(60);
 
+/// A sweep's folder, opened by this process.
 pub struct Store {
     folder: PathBuf,
     pub(crate) owner: Owner,
@@ -43,10 +44,15 @@ pub struct Store {
 /// Who made a result, and how long it took. Not part of the result: it differs between attempts.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RunNote {
+    /// Host that ran the task.
     pub host: String,
+    /// Process that ran it.
     pub pid: u32,
+    /// Which attempt it was, from 1.
     pub attempt: u32,
+    /// Start of that attempt: milliseconds since 1970 by that host's clock.
     pub started_unix_ms: u64,
+    /// Duration of that attempt, in milliseconds.
     pub elapsed_ms: u64,
 }
 
@@ -59,8 +65,10 @@ pub struct Found {
     pub note: Option<RunNote>,
 }
 
+/// What publishing a result found in its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Published {
+    /// Nothing: the result is the first.
     New,
     /// Another worker had published the same bytes.
     Same,
@@ -110,16 +118,20 @@ impl Store {
         Ok(Store { folder, owner: Owner::me(), heart: Heart::default(), stale_after: STALE_AFTER, next })
     }
 
+    /// The same store with another time without a beat after which a claim is taken over.
     #[must_use]
     pub fn stale_after(mut self, time: Duration) -> Self {
         self.stale_after = time;
         self
     }
 
+    /// The sweep's folder, by an absolute path.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
+    /// Reads the manifest of this folder.
+    ///
     /// # Errors
     /// As [`Manifest::read`].
     pub fn manifest(&self) -> Result<Manifest, SweepError> {
@@ -248,7 +260,7 @@ impl Store {
         Ok(found.filter_map(|name| name.strip_suffix(".jsonl")?.parse().ok()).collect())
     }
 
-    /// How many results lie in `differing`.
+    /// Names of the files in `differing`.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -296,7 +308,7 @@ fn file_text(id: TaskId, result: &RawValue, note: &RunNote) -> String {
 
 /// Gives a whole file its name unless there is one. File systems without hard links get a rename, which may replace
 /// what appeared in between by the same.
-pub fn link(fresh: &Path, path: &Path) -> io::Result<()> {
+pub(crate) fn link(fresh: &Path, path: &Path) -> io::Result<()> {
     match fs::hard_link(fresh, path) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound && fresh.exists() => {
@@ -318,7 +330,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, SweepError> {
 }
 
 /// Names in a folder; none where there is no such folder.
-pub fn names(folder: &Path) -> Result<impl Iterator<Item = String> + use<>, SweepError> {
+pub(crate) fn names(folder: &Path) -> Result<impl Iterator<Item = String> + use<>, SweepError> {
     let found = match fs::read_dir(folder) {
         Ok(found) => Some(found),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -327,13 +339,14 @@ pub fn names(folder: &Path) -> Result<impl Iterator<Item = String> + use<>, Swee
     Ok(found.into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok()))
 }
 
-pub fn unix_ms() -> u64 {
+/// Milliseconds since 1970 by this host's clock.
+pub(crate) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Adds one line to a file in one write.
-pub fn append(path: &Path, line: &str) -> io::Result<()> {
+pub(crate) fn append(path: &Path, line: &str) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().append(true).create(true).open(path)?;
     file.write_all(format!("{line}\n").as_bytes())
 }

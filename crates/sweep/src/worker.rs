@@ -27,6 +27,7 @@ pub enum Attempt {
     Failed(String),
     /// It failed more often than it may, here and before.
     GivenUp,
+    /// The user asked to stop; the task counts as not tried.
     Stopped,
 }
 

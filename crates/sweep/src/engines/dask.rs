@@ -27,6 +27,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// How tasks reach Dask.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DaskOptions {
+    /// A Python that has Dask, by path or name.
     pub python: PathBuf,
     /// Address of a scheduler; `None` = a cluster on this host for as long as the sweep runs.
     pub scheduler: Option<String>,
@@ -36,6 +37,7 @@ pub struct DaskOptions {
     pub group: usize,
 }
 
+/// The engine, with the client that runs at the moment.
 pub struct Dask {
     command: WorkerCommand,
     options: DaskOptions,
@@ -58,6 +60,7 @@ struct Heard {
 }
 
 impl Dask {
+    /// An engine that has started nothing yet.
     pub fn new(command: WorkerCommand, options: DaskOptions) -> Self {
         Dask { command, options, client: None, rounds: 0 }
     }

@@ -26,6 +26,7 @@ const CRASHES: &str = "5";
 /// How tasks reach HyperQueue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HqOptions {
+    /// The `hq` program, by path or name.
     pub program: PathBuf,
     /// The folder of a server that runs; `None` = a server and a worker on this host for as long as the sweep runs.
     pub server_dir: Option<PathBuf>,
@@ -35,6 +36,7 @@ pub struct HqOptions {
     pub group: usize,
 }
 
+/// The engine, with the server and the worker that it started itself.
 pub struct Hq {
     command: WorkerCommand,
     options: HqOptions,
@@ -46,6 +48,7 @@ pub struct Hq {
 }
 
 impl Hq {
+    /// An engine that has started nothing yet.
     pub fn new(command: WorkerCommand, options: HqOptions) -> Self {
         let name = format!("cachemate-{}", TaskId::of(&command.folder.to_string_lossy()));
         Hq { command, options, name, own: Vec::new(), rounds: 0 }

@@ -24,6 +24,7 @@ struct Shared {
     ended: Condvar,
 }
 
+/// The engine, with the threads that it started.
 pub struct Local {
     workers: usize,
     shared: Arc<Shared>,
@@ -31,6 +32,7 @@ pub struct Local {
 }
 
 impl Local {
+    /// An engine of so many threads, at least one; nothing is started yet.
     pub fn new(store: Arc<Store>, work: Arc<dyn Work>, inputs: Arc<Inputs>, workers: usize, retries: u32) -> Self {
         let (broken, live, ended) = (Mutex::new(None), Mutex::new(0), Condvar::new());
         let shared = Shared { store, work, inputs, retries, stop: AtomicBool::new(false), broken, live, ended };

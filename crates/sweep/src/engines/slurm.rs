@@ -20,6 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Where the controller does not say its own: Slurm's default.
 const ARRAY_AT_MOST: usize = 1000;
 
+/// The engine. What it submitted is known to Slurm by name.
 pub struct Slurm {
     command: WorkerCommand,
     /// Tasks to a job.
@@ -32,6 +33,7 @@ pub struct Slurm {
 }
 
 impl Slurm {
+    /// An engine that has submitted nothing yet. `group` tasks go to a job; `submit_args` go to `sbatch` as they are.
     pub fn new(command: WorkerCommand, group: usize, submit_args: Vec<String>) -> Self {
         let name = format!("cachemate-{}", TaskId::of(&command.folder.to_string_lossy()));
         Slurm { command, group: group.max(1), submit_args, name, rounds: 0 }

@@ -17,21 +17,28 @@ use crate::sharing::Regions;
 use crate::stack::Distances;
 use crate::turns::Turns;
 
-/// What is booked of a task, per instruction and in sum.
+/// Demand references of the contended cache; an index into [`Done::counts`].
 pub const REFERENCES: usize = 0;
+/// Demand misses of the contended cache; an index into [`Done::counts`].
 pub const DEMAND: usize = 1;
+/// Lines brought into the contended cache, by demand or by prefetchers; an index.
 pub const FILLS: usize = 2;
+/// Lines written back to memory; an index.
 pub const WRITEBACKS: usize = 3;
+/// Cycles that wait for memory, as alone with what is held; an index.
 pub const STALL_CYCLES: usize = 4;
+/// Cycles in the queues of buses and controllers; an index.
 pub const QUEUE_CYCLES: usize = 5;
+/// Lines that came from another cache; an index.
 pub const REMOTE_HITS: usize = 6;
+/// Cycles that those lines took; an index.
 pub const REMOTE_CYCLES: usize = 7;
-/// What its instructions would have taken alone with a whole cache.
+/// Cycles that its instructions would have taken alone with a whole cache; an index.
 pub const ALONE_CYCLES: usize = 8;
 const BOOKED: usize = 9;
 
 /// In no cache.
-pub const NOWHERE: u32 = u32::MAX;
+pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Occupancies that have changed by less than this share of the capacity in a step are steady.
 const STEADY: f32 = 1e-3;
 const STEADY_GROWTH: f64 = 6.0;
@@ -48,11 +55,15 @@ const SHORTEST_STEP_CYCLES: f64 = 1_000.0;
 /// Everything that a task has done since it came.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Done {
+    /// Instructions, as a fraction of the last one too.
     pub instructions: f64,
-    /// On processor.
+    /// Cycles on a processor.
     pub cycles: f64,
+    /// Cycles in which it wanted a processor and had none.
     pub wait_cycles: f64,
+    /// Context switches.
     pub switches: f64,
+    /// Events by the indices [`REFERENCES`] to [`ALONE_CYCLES`].
     pub counts: [f64; BOOKED],
 }
 
@@ -66,7 +77,7 @@ struct Compiled {
 
 /// Tasks by slot; arrays run in parallel.
 #[derive(Default)]
-pub struct Slots {
+struct Slots {
     program: Vec<u32>,
     phase: Vec<u32>,
     left_instr: Vec<f64>,
@@ -106,6 +117,7 @@ impl Slots {
 
 /// A machine with tasks on it, running.
 pub struct Engine {
+    /// Cycles a second, of all cores.
     pub hertz: f64,
     curves: Curves,
     line_bytes: f64,
@@ -124,7 +136,7 @@ pub struct Engine {
     spare_flows: usize,
     memory: Memory,
     regions: Regions,
-    pub turns: Turns,
+    pub(crate) turns: Turns,
     now: f64,
     /// By cache: next step, and its length.
     due: Vec<f64>,
@@ -140,7 +152,7 @@ pub struct Engine {
     /// By cache: lines a cycle to and from memory.
     traffic: Vec<f32>,
     /// Slots whose programs have ended since this was last emptied.
-    pub ended: Vec<u32>,
+    pub(crate) ended: Vec<u32>,
     slot_cycles: f32,
     contexts_per_core: u32,
     core_waits: Vec<f32>,
@@ -156,7 +168,7 @@ impl Engine {
     }
 
     /// The same with caches to spare for [`Engine::separate`].
-    pub fn with_spares(spec: &MachineSpec, explicit: bool, spare_flows: usize) -> Option<Self> {
+    pub(crate) fn with_spares(spec: &MachineSpec, explicit: bool, spare_flows: usize) -> Option<Self> {
         let last = spec.last_level()?;
         let (known, hertz) = (spec.instances(last) as usize, spec.hertz as f64);
         let count = known + spare_flows;
@@ -247,12 +259,12 @@ impl Engine {
     }
 
     /// A task ends after so many instructions, whatever its phases.
-    pub fn set_work(&mut self, slot: u32, instructions: f64) {
+    pub(crate) fn set_work(&mut self, slot: u32, instructions: f64) {
         self.slots.work_left_instr[slot as usize] = instructions.max(1.0);
     }
 
     /// These CPUs of one cache use another of its size from now on, which starts empty. False = there is none to spare.
-    pub fn separate(&mut self, cpus: &CpuSet) -> bool {
+    pub(crate) fn separate(&mut self, cpus: &CpuSet) -> bool {
         let Some(first) = cpus.first().filter(|_| self.spare_flows > 0) else { return false };
         let before = self.turns.cache_of(first) as usize;
         let flow = self.flows.len() - self.spare_flows;
@@ -273,7 +285,7 @@ impl Engine {
     }
 
     /// Somebody outside who uses one cache at a fixed speed and none of our CPUs; its slot.
-    pub fn start_outside(&mut self, program: u32, cache: usize, instr_per_cycle: f64) -> u32 {
+    pub(crate) fn start_outside(&mut self, program: u32, cache: usize, instr_per_cycle: f64) -> u32 {
         let slot = self.new_slot(program);
         self.turns.add(slot, CpuSet::default(), 0.0, 1.0);
         self.slots.outside[slot as usize] = instr_per_cycle;
@@ -320,7 +332,7 @@ impl Engine {
     }
 
     /// Takes a task off for good. Its lines stay until others need the room; its slot is used again.
-    pub fn stop(&mut self, slot: u32) {
+    pub(crate) fn stop(&mut self, slot: u32) {
         self.slots.over[slot as usize] = true;
         let flow = self.slots.flow[slot as usize];
         self.untell(slot as usize);
@@ -334,22 +346,24 @@ impl Engine {
         }
     }
 
-    pub fn now_cycles(&self) -> f64 {
+    /// Cycles since the machine began.
+    pub(crate) fn now_cycles(&self) -> f64 {
         self.now
     }
-    /// Since it came; complete up to the last call of [`Engine::run`].
+    /// What a task has done since it came; complete up to the last call of [`Engine::run`].
     pub fn done(&self, slot: u32) -> &Done {
         &self.slots.done[slot as usize]
     }
     /// The number of its present phase.
-    pub fn phase(&self, slot: u32) -> u32 {
+    pub(crate) fn phase(&self, slot: u32) -> u32 {
         self.slots.phase[slot as usize]
     }
-    pub fn program(&self, slot: u32) -> &Program {
+    /// The program of a task.
+    pub(crate) fn program(&self, slot: u32) -> &Program {
         &self.programs[self.slots.program[slot as usize] as usize].program
     }
     /// The cache that it runs in, by its place among caches of the contended level.
-    pub fn cache_of(&self, slot: u32) -> Option<usize> {
+    pub(crate) fn cache_of(&self, slot: u32) -> Option<usize> {
         let flow = self.slots.flow[slot as usize];
         (flow != NOWHERE).then(|| self.home_of_flow[flow as usize])
     }
@@ -357,35 +371,26 @@ impl Engine {
         self.flows.iter().zip(&self.home_of_flow).filter(move |(_, home)| **home == cache).map(|(flow, _)| flow)
     }
     /// Bytes that it holds in a cache.
-    pub fn held_bytes(&self, slot: u32, cache: usize) -> f64 {
+    pub(crate) fn held_bytes(&self, slot: u32, cache: usize) -> f64 {
         let lines = |flow: &Flow| -> f64 {
             (0..flow.len()).filter(|&at| flow.task[at] == slot).map(|at| f64::from(flow.lines[at])).sum()
         };
         self.flows_of(cache).map(lines).sum::<f64>() * self.line_bytes
     }
-    /// Bytes that all users of a cache hold, those that left it included.
-    pub fn all_held_bytes(&self, cache: usize) -> f64 {
-        self.flows_of(cache).map(|flow| f64::from(flow.held_lines())).sum::<f64>() * self.line_bytes
-    }
-    /// Share of time that a node's controller passes lines.
-    pub fn busy(&self, node: usize) -> f64 {
-        f64::from(self.memory.controllers[node].busy)
-    }
-    pub fn memory(&self) -> &Memory {
-        &self.memory
-    }
-    pub fn line_bytes(&self) -> f64 {
+    pub(crate) fn line_bytes(&self) -> f64 {
         self.line_bytes
     }
     /// Of the topology.
-    pub fn caches(&self) -> usize {
+    pub(crate) fn caches(&self) -> usize {
         self.known_caches
     }
-    pub fn node_of_cache(&self, cache: usize) -> usize {
+    pub(crate) fn node_of_cache(&self, cache: usize) -> usize {
         self.node_of_flow[cache]
     }
 
-    /// Divides a cache: see [`Flow::divide`]; `of` names every task's domain, all others are in the first.
+    /// Divides a cache among domains, each told by its capacity in lines and its group. Domains whose parts overlap are of
+    /// one group, and `groups` tells the lines of all its parts. `of` names the domain of each task; all others are in
+    /// the first.
     pub fn divide(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: Vec<(u32, u8)>) {
         self.catch_up(cache);
         let domain_of = |slot: u32| of.iter().find(|(task, _)| *task == slot).map_or(0, |found| found.1);
@@ -395,7 +400,7 @@ impl Engine {
     }
 
     /// The same, if the cache (with those separated from it) is not divided so already.
-    pub fn divide_if_new(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: &[(u32, u8)]) {
+    pub(crate) fn divide_if_new(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: &[(u32, u8)]) {
         for at in 0..self.flows.len() - self.spare_flows {
             let flow = &self.flows[at];
             let same = flow.domains.len() == domains.len()
@@ -407,17 +412,18 @@ impl Engine {
     }
 
     /// Takes a share of a task's time for something else, until it is 0 again.
-    pub fn steal(&mut self, slot: u32, share: f64) {
+    pub(crate) fn steal(&mut self, slot: u32, share: f64) {
         self.slots.stolen[slot as usize] = share.clamp(0.0, 1.0) as f32;
         self.turns.changed.push(slot);
     }
 
     /// Instructions a cycle, while it is on a processor.
-    pub fn speed(&self, slot: u32) -> f64 {
+    pub(crate) fn speed(&self, slot: u32) -> f64 {
         let ask = &self.slots.ask[slot as usize];
         if ask.cycles > 0.0 { f64::from(ask.speed()) } else { 0.0 }
     }
-    pub fn remote_per_instr(&self, slot: u32) -> f64 {
+    /// Lines that come from another cache per instruction, as things stand.
+    pub(crate) fn remote_per_instr(&self, slot: u32) -> f64 {
         f64::from(self.slots.per_instr[slot as usize][REMOTE_HITS])
     }
 
@@ -427,16 +433,16 @@ impl Engine {
     }
 
     /// Where in the LRU stack a task's references fall, in its present phase.
-    pub fn hits_by_lines(&self, slot: u32) -> Distances {
+    pub(crate) fn hits_by_lines(&self, slot: u32) -> Distances {
         self.curves.distances(self.curve_of(slot))
     }
     /// The distance below which a share of its references falls; false = they miss any cache of this size.
-    pub fn distance_at(&self, slot: u32, share: f64) -> (bool, f32) {
+    pub(crate) fn distance_at(&self, slot: u32, share: f64) -> (bool, f32) {
         let found = self.hits_by_lines(slot).at(share);
         (found.is_some(), found.map_or(self.capacity_lines(), |lines| lines as f32))
     }
     /// Instructions in which it touches so many lines.
-    pub fn window_of_lines(&self, slot: u32, lines: f32) -> f64 {
+    pub(crate) fn window_of_lines(&self, slot: u32, lines: f32) -> f64 {
         self.curves.window_instr(self.curve_of(slot), lines)
     }
 
@@ -446,7 +452,7 @@ impl Engine {
     }
 
     /// A share of a task's lines is of no use any more: its pages have moved.
-    pub fn drop_lines(&mut self, slot: u32, share: f64) {
+    pub(crate) fn drop_lines(&mut self, slot: u32, share: f64) {
         let flow = self.slots.flow[slot as usize];
         if flow != NOWHERE {
             let cache = flow as usize;

@@ -95,9 +95,6 @@ impl Flow {
     pub fn len(&self) -> usize {
         self.task.len()
     }
-    pub fn is_empty(&self) -> bool {
-        self.task.is_empty()
-    }
 
     /// A task runs here from now on; its entry. Lines that it left here earlier are its own again.
     pub fn enter(&mut self, task: u32, curve: u32, now: f64) -> usize {

@@ -62,12 +62,6 @@ impl Server {
         BURSTINESS * self.cycles_per_line / (2.0 * (1.0 - busy.min(BUSIEST)))
     }
 
-    /// How much of the server's time a task takes now.
-    #[inline]
-    pub fn taken_by(&self, ask: &Ask) -> f32 {
-        ask.lines * ask.share * self.cycles_per_line * ask.speed()
-    }
-
     /// How much of it the task would take if nobody made it wait: what its profile knows of.
     #[inline]
     fn alone(&self, ask: &Ask) -> f32 {

@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
+    /// Size of the contended cache, in bytes.
     pub size_bytes: f64,
+    /// All cycles per instruction, waits included.
     pub cycles_per_instr: f64,
     /// Lines brought into the contended cache because the program asked for them.
     pub demand_fills_per_instr: f64,
@@ -31,9 +33,13 @@ pub struct Point {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unaided {
+    /// All cycles per instruction, waits included.
     pub cycles_per_instr: f64,
+    /// Lines that the program asked for; without prefetchers there are no others.
     pub demand_fills_per_instr: f64,
+    /// Lines written back to memory.
     pub writebacks_per_instr: f64,
+    /// Cycles that wait for memory. Overlapped misses count once.
     pub memory_stall_cycles_per_instr: f64,
 }
 
@@ -41,8 +47,11 @@ pub struct Unaided {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrivateLevel {
+    /// Which level it is.
     pub level: Level,
+    /// Demand references of this level.
     pub references_per_instr: f64,
+    /// Demand misses of this level.
     pub misses_per_instr: f64,
 }
 
@@ -52,9 +61,11 @@ pub struct PrivateLevel {
 pub struct RegionUse {
     /// Tasks that name the same number share it.
     pub region: u32,
+    /// Size of the region.
     pub bytes: f64,
     /// Accesses that miss the private caches or would, were the line not somebody else's.
     pub reads_per_instr: f64,
+    /// Writes, counted as the reads are.
     pub writes_per_instr: f64,
 }
 
@@ -72,8 +83,10 @@ pub struct Phase {
     /// Bytes that it touches at all; `None` = more than any cache.
     #[serde(default)]
     pub footprint_bytes: Option<f64>,
+    /// The levels between the core and the contended cache, for counters alone.
     #[serde(default)]
     pub private_levels: Vec<PrivateLevel>,
+    /// Memory that it uses together with others.
     #[serde(default)]
     pub sharing: Vec<RegionUse>,
     /// Extra cycles per instruction where the core's private caches are halved by another context of the core.
@@ -101,11 +114,14 @@ impl Default for Demand {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
+    /// Name for messages and results.
     pub name: String,
+    /// Its phases in order, one or more.
     pub phases: Vec<Phase>,
     /// After the last phase it goes on at this one; `None` = it ends.
     #[serde(default)]
     pub repeats_from: Option<u32>,
+    /// How much of a CPU it wants.
     #[serde(default)]
     pub demand: Demand,
     /// Units of work per instruction, where the program counts any.
@@ -120,9 +136,13 @@ pub struct Program {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("program '{program}', {field}: found {found}, expected {expected}")]
 pub struct BadProgram {
+    /// The program's name.
     pub program: String,
+    /// The field, with its place in lists.
     pub field: String,
+    /// The value that cannot be.
     pub found: String,
+    /// Values that can.
     pub expected: String,
 }
 

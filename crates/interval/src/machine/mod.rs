@@ -32,17 +32,21 @@ use counting::Noise;
 /// One program to run: a process with equal threads.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Job {
+    /// Name for results.
     pub name: String,
     /// Jobs may share one: it is kept once.
     pub program: Arc<Program>,
+    /// Equal threads, each a task.
     pub threads: u32,
-    /// Each thread ends after so many; `None` = as the program's phases say.
+    /// Each thread ends after so many instructions; `None` = as the program's phases say.
     pub instructions: Option<f64>,
+    /// When it arrives, in nominal time.
     pub start_ns: u64,
     /// Starts again when all its threads have ended.
     pub restart: bool,
     /// Pinned there by its owner: no policy may move it.
     pub pinned: Option<CpuSet>,
+    /// What its operator asks for it.
     pub goal: Option<Goal>,
 }
 
@@ -58,26 +62,34 @@ impl Job {
 /// Something that happens to the machine.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
-    /// Somebody outside brings so many lines a second into a cache (by its place among the contended ones) from now on;
-    /// 0 = no more.
+    /// Somebody outside brings lines into a cache from now on; 0 a second = no more.
     Outside {
+        /// The cache's place among the contended ones.
         cache: u32,
+        /// Lines that come a second.
         lines_per_second: f64,
     },
+    /// A CPU goes offline; its tasks move.
     Offline {
+        /// The CPU's number.
         cpu: u32,
     },
+    /// A CPU comes back.
     Online {
+        /// The CPU's number.
         cpu: u32,
     },
-    /// The caches of these CPUs hold only this share of what they did (somebody else has taken ways of them).
+    /// A cache holds only a share of what it did: somebody else has taken ways of it.
     Shrink {
+        /// The cache's place among the contended ones.
         cache: u32,
+        /// The share that is left, above 0 and at most 1.
         to_share: f64,
     },
     /// These CPUs of one cache share it with nobody else from now on: they have another of its size. The topology does
     /// not tell, as on a host whose firmware or hypervisor is wrong.
     Separate {
+        /// CPUs of one cache.
         cpus: CpuSet,
     },
 }
@@ -85,13 +97,15 @@ pub enum Event {
 /// Choices of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Options {
+    /// Seed of the counters' noise and of the probes.
     pub seed: u64,
     /// Turns one by one, not averaged.
     pub explicit: bool,
+    /// How its counters err.
     pub defects: Defects,
-    /// `None` = until nothing is left to run.
+    /// Nominal time; `None` = until nothing is left to run.
     pub length_ns: Option<u64>,
-    /// In any order.
+    /// What happens to the machine, with its nominal time in nanoseconds; in any order.
     pub events: Vec<(u64, Event)>,
 }
 
@@ -104,14 +118,25 @@ impl Default for Options {
 /// A machine that cannot be built.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum BadMachine {
+    /// A machine that cannot be.
     #[error(transparent)]
     Machine(#[from] ImpossibleMachine),
+    /// A program that cannot be.
     #[error(transparent)]
     Program(#[from] BadProgram),
+    /// Nothing to contend for, with the machine's name.
     #[error("machine '{0}' has no data cache to share")]
     NoCache(String),
+    /// An event that cannot happen to this machine.
     #[error("event {at}: found {found}, expected {expected}")]
-    Event { at: usize, found: String, expected: String },
+    Event {
+        /// Its place in [`Options::events`].
+        at: usize,
+        /// The value that cannot be.
+        found: String,
+        /// Values that can.
+        expected: String,
+    },
 }
 
 /// A task as the outside knows it.
@@ -181,6 +206,8 @@ pub struct IntervalMachine {
 }
 
 impl IntervalMachine {
+    /// A machine at time 0, with jobs that arrive when they start.
+    ///
     /// # Errors
     /// A machine, program or event that cannot be.
     pub fn new(spec: &MachineSpec, options: Options, jobs: Vec<Job>) -> Result<Self, BadMachine> {

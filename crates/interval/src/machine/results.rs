@@ -9,20 +9,27 @@ use crate::engine::{ALONE_CYCLES, DEMAND, Done, FILLS, QUEUE_CYCLES, REFERENCES,
 /// What one job did since measuring began, all its threads and runs together.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct JobResults {
+    /// The job's name.
     pub name: String,
     /// Tasks of it that ran at some time.
     pub tasks: u64,
     /// Runs that ended.
     pub completions: u64,
+    /// Instructions of all its tasks.
     pub instructions: f64,
     /// Seconds on a processor, of all tasks.
     pub cpu_seconds: f64,
+    /// Instructions over cycles on a processor; `None` where it did not run.
     pub instr_per_cycle: Option<f64>,
+    /// Demand references of the contended cache; `None` where it ran no instruction, as in the rates below.
     pub references_per_kilo_instr: Option<f64>,
     /// Demand misses of the contended cache.
     pub misses_per_kilo_instr: Option<f64>,
+    /// Bytes to and from memory.
     pub memory_bytes_per_instr: Option<f64>,
+    /// Cycles in the queues of buses and controllers.
     pub queue_cycles_per_instr: Option<f64>,
+    /// Lines that came from another cache.
     pub remote_hits_per_kilo_instr: Option<f64>,
     /// Time over the time that the same instructions take alone on a CPU and a cache of their own.
     pub slowdown: Option<f64>,
@@ -33,8 +40,9 @@ pub struct JobResults {
 /// The whole run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Results {
-    /// Nominal.
+    /// Nominal time since measuring began.
     pub seconds: f64,
+    /// Every job, in the order given.
     pub jobs: Vec<JobResults>,
     /// By node: to and from memory.
     pub memory_bytes_per_second: Vec<f64>,

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use cachemate_core::{MachineSpec, SplitMix64};
-use cachemate_interval::machine::BadMachine;
-use cachemate_interval::{Defects, Event, IntervalMachine, Job, Options, Program};
+use cachemate_interval::{BadMachine, Defects, Event, IntervalMachine, Job, Options, Program};
 use cachemate_spec::{Distribution, EventSpec, IntervalSpec, Length, Scenario, Turns};
 
 /// The programs of a scenario: one per entry of `programs`, and one per part of each mix.

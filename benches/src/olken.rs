@@ -1,4 +1,4 @@
-//! The yardstick: Olken's algorithm as the textbooks have it. A hash map says when a line was last touched, a Fenwick
+//! The baseline: Olken's algorithm as the textbooks have it. A hash map says when a line was last touched, a Fenwick
 //! tree over time slots counts the lines touched since. Slots are renumbered when they run out (four times as many as
 //! lines), so that memory goes with the lines. The map uses the same hash function as the engine under test.
 

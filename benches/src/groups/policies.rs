@@ -193,7 +193,7 @@ impl Host {
     fn look(&mut self, policy: &mut dyn cachemate_core::Policy) -> Option<f64> {
         self.seen.window += 1;
         self.seen.span.start_ns += self.seen.span.elapsed_ns;
-        let yardstick = ReferencePredictor { miss_penalty_cycles: 200.0 };
+        let predictor = ReferencePredictor { miss_penalty_cycles: 200.0 };
         let before = Clock::Thread.now_s();
         let decision = policy.decide(&View {
             topology: &self.topology,
@@ -201,7 +201,7 @@ impl Host {
             seen: &self.seen,
             profiles: &self.profiles,
             previous_plan: &self.before,
-            predictor: &yardstick,
+            predictor: &predictor,
         });
         let ms = 1e3 * (Clock::Thread.now_s() - before);
         self.before = decision.plan;
@@ -211,7 +211,7 @@ impl Host {
 
 fn decisions(size: Size, options: &Options) -> Vec<Row> {
     let host = host(size);
-    let yardstick = ReferencePredictor { miss_penalty_cycles: 200.0 };
+    let predictor = ReferencePredictor { miss_penalty_cycles: 200.0 };
     let decide = |name: &str, parameters: &str| {
         let mut policy =
             policies::build(name, parameters, 1).expect("the names and parameters below are the registry's");
@@ -221,7 +221,7 @@ fn decisions(size: Size, options: &Options) -> Vec<Row> {
             seen: &host.seen,
             profiles: &host.profiles,
             previous_plan: &host.before,
-            predictor: &yardstick,
+            predictor: &predictor,
         });
         (decision.plan.affinity.len() + decision.plan.gangs.len() + decision.why.len()) as u64
     };

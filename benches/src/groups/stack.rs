@@ -1,4 +1,4 @@
-//! Exact stack distances: every instruction set against the yardstick.
+//! Exact stack distances: every instruction set against the baseline.
 
 use super::{Group, Options};
 use crate::harness::{Clock, Contender, Row, compare};
@@ -12,7 +12,7 @@ pub const GROUP: Group = Group {
     run,
 };
 
-/// What is asked of an instruction set, against the yardstick.
+/// What is asked of an instruction set, against the baseline.
 fn bar(simd: Simd) -> Option<f64> {
     match simd.name() {
         "avx512" => Some(10.0),

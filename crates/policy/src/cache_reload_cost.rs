@@ -1,9 +1,9 @@
 //! What it costs to bring a task in, in misses.
 //!
 //! Problem: a task that comes back finds its part of the cache full of other tasks' lines and fills it again. How well it gets along with
-//! its company shows in the samples after that; the shorter a sample, the more the filling outweighs them. Method: misses in the
+//! its co-runners shows in the samples after that; the shorter a sample, the more the filling outweighs them. Method: misses in the
 //! first sample of a stay, less those in later ones, both as running means of what was measured. Properties: a task's own
-//! rate and its company drop out in the mean, a change of phase is forgotten; unknown until both kinds have been measured, and
+//! rate and its co-runners drop out in the mean, a change of phase is forgotten; unknown until both kinds have been measured, and
 //! [`ReloadCosts::to_be_known`] says that one sample more would do.
 
 use std::collections::{BTreeMap, BTreeSet};

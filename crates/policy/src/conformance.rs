@@ -15,9 +15,13 @@ use crate::reference_predictor::ReferencePredictor;
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("{rule} (machine seed {seed}, window {window}): {what}")]
 pub struct Broken {
+    /// The rule, in words.
     pub rule: &'static str,
+    /// Seed of the generated machine.
     pub seed: u64,
+    /// Window from 0 in which it was broken.
     pub window: usize,
+    /// What was found, and what was expected.
     pub what: String,
 }
 

@@ -8,7 +8,7 @@
 //! - *set*: as replacement, but the whole set may change at once: the task that has run least, then the others of the
 //!   lowest score with those chosen, if together they score lower than those that run now. A good pair need not be
 //!   reached through a bad one. Who does not run yet pays for being brought in, where the policy knows what that costs: in
-//!   a sample that is short beside the time it takes to fill the cache, every change costs more than company does.
+//!   a sample that is short beside the time it takes to fill the cache, every change costs more than co-runners do.
 //! - *advice* (AV 4.3.1, the Linux form): the machine's scheduler picks, and prefers a waiting task of a lower penalty.
 //!   About a task that has fallen behind the others by more than a bound it is silent.
 //!
@@ -54,21 +54,21 @@ pub trait CoRunCost {
 
 /// Adds the reload cost to tasks that are not resident.
 struct BroughtIn<'a> {
-    company: &'a dyn CoRunCost,
+    costs: &'a dyn CoRunCost,
     running: &'a [TaskId],
     at_most: f64,
 }
 
 impl CoRunCost for BroughtIn<'_> {
     fn knows(&self, task: TaskId) -> bool {
-        self.company.knows(task)
+        self.costs.knows(task)
     }
     fn penalty(&self, one: TaskId, other: TaskId) -> f64 {
-        self.company.penalty(one, other)
+        self.costs.penalty(one, other)
     }
     fn burden(&self, task: TaskId) -> f64 {
-        let refill = if self.running.contains(&task) { 0.0 } else { self.company.refill(task).min(self.at_most) };
-        self.company.burden(task) + refill
+        let refill = if self.running.contains(&task) { 0.0 } else { self.costs.refill(task).min(self.at_most) };
+        self.costs.burden(task) + refill
     }
 }
 
@@ -104,7 +104,7 @@ impl Scheduler {
     }
 
     /// The decision without probes, which are the policy's.
-    pub fn decide(&mut self, view: &View<'_>, company: &dyn CoRunCost) -> Decision {
+    pub fn decide(&mut self, view: &View<'_>, costs: &dyn CoRunCost) -> Decision {
         let mut plan = Plan::idle(Window::Time { ns: self.window_ns });
         let mut why = Vec::new();
         let domains = view.last_level_domains();
@@ -116,7 +116,7 @@ impl Scheduler {
         self.follow(view, &tasks, &domains);
         if self.form == Form::Advice || !can(Ability::Gangs) {
             if can(Ability::Penalties) {
-                plan.penalties = self.advice(&tasks, &domains, company);
+                plan.penalties = self.advice(&tasks, &domains, costs);
             }
             return Decision { plan, why };
         }
@@ -126,7 +126,7 @@ impl Scheduler {
             if domains.len() > 1 {
                 plan.affinity.extend(members.iter().map(|task| (task.task, domain.clone())));
             }
-            plan.gangs.extend(self.schedule(view, domain, &members, company, &mut why));
+            plan.gangs.extend(self.schedule(view, domain, &members, costs, &mut why));
         }
         Decision { plan, why }
     }
@@ -170,7 +170,7 @@ impl Scheduler {
         view: &View<'_>,
         domain: &CpuSet,
         members: &[&TaskSample],
-        company: &dyn CoRunCost,
+        costs: &dyn CoRunCost,
         why: &mut Vec<Reason>,
     ) -> Option<GangSchedule> {
         let taken = |cpu: u32| self.others_cpus.values().any(|cpus| cpus.contains(cpu));
@@ -189,7 +189,7 @@ impl Scheduler {
             now.into_iter().filter(|&(task, cpu)| is_member(task) && cpus.contains(cpu.0)).collect();
         now.sort_by_key(|(_, cpu)| *cpu);
         now.dedup_by_key(|(_, cpu)| *cpu);
-        if !members.iter().any(|task| company.knows(task.task)) {
+        if !members.iter().any(|task| costs.knows(task.task)) {
             // Nothing is known: what was decided before stays, and newcomers get a turn.
             let before = before?;
             let chosen = if now.is_empty() { self.seats(&cpus, members, &[], &[]) } else { now };
@@ -197,17 +197,17 @@ impl Scheduler {
         }
         let running: Vec<TaskId> = now.iter().map(|(task, _)| *task).collect();
         let chosen = match self.form {
-            Form::Set => self.choose_set(places, members, &running, company),
-            _ => self.replace_one(places, members, &running, company),
+            Form::Set => self.choose_set(places, members, &running, costs),
+            _ => self.replace_one(places, members, &running, costs),
         };
         explain(&running, &chosen, why);
         let seats = self.seats(&cpus, members, &chosen, &now);
         Some(self.gangs(&cpus, self.window_ns, members, seats))
     }
 
-    fn score(&self, task: TaskId, beside: &[TaskId], company: &dyn CoRunCost) -> f64 {
-        let penalties = beside.iter().filter(|&&other| other != task).map(|&other| company.penalty(task, other));
-        penalties.sum::<f64>() + self.sample_weight * self.samples[&task] + company.burden(task)
+    fn score(&self, task: TaskId, beside: &[TaskId], costs: &dyn CoRunCost) -> f64 {
+        let penalties = beside.iter().filter(|&&other| other != task).map(|&other| costs.penalty(task, other));
+        penalties.sum::<f64>() + self.sample_weight * self.samples[&task] + costs.burden(task)
     }
 
     /// The task of the lowest score beside `beside`; the one that came first among equals.
@@ -216,17 +216,17 @@ impl Scheduler {
         among: &[&TaskSample],
         not: &[TaskId],
         beside: &[TaskId],
-        company: &dyn CoRunCost,
+        costs: &dyn CoRunCost,
     ) -> Option<(TaskId, f64)> {
         let waiting = among.iter().map(|task| task.task).filter(|task| !not.contains(task));
-        let scored = waiting.map(|task| (task, self.score(task, beside, company)));
+        let scored = waiting.map(|task| (task, self.score(task, beside, costs)));
         scored.reduce(|best, next| if next.1 < best.1 { next } else { best })
     }
 
     /// Takes whoever goes best with those chosen, until there is no free place or nobody left.
-    fn fill(&self, places: usize, members: &[&TaskSample], chosen: &mut Vec<TaskId>, company: &dyn CoRunCost) {
+    fn fill(&self, places: usize, members: &[&TaskSample], chosen: &mut Vec<TaskId>, costs: &dyn CoRunCost) {
         while chosen.len() < places
-            && let Some((task, _)) = self.lowest(members, chosen, chosen, company)
+            && let Some((task, _)) = self.lowest(members, chosen, chosen, costs)
         {
             chosen.push(task);
         }
@@ -238,7 +238,7 @@ impl Scheduler {
         places: usize,
         members: &[&TaskSample],
         running: &[TaskId],
-        company: &dyn CoRunCost,
+        costs: &dyn CoRunCost,
     ) -> Vec<TaskId> {
         let mut chosen = running.to_vec();
         if chosen.len() == places {
@@ -249,14 +249,14 @@ impl Scheduler {
                 .reduce(|most, next| if self.samples[&next] > self.samples[&most] { next } else { most });
             let Some(candidate) = candidate else { return chosen };
             let stay: Vec<TaskId> = running.iter().copied().filter(|&task| task != candidate).collect();
-            let own = self.score(candidate, &stay, company);
-            let replacement = self.lowest(members, running, &stay, company).filter(|(_, score)| *score < own);
+            let own = self.score(candidate, &stay, costs);
+            let replacement = self.lowest(members, running, &stay, costs).filter(|(_, score)| *score < own);
             if let Some((task, _)) = replacement {
                 chosen.iter_mut().filter(|place| **place == candidate).for_each(|place| *place = task);
             }
             return chosen;
         }
-        self.fill(places, members, &mut chosen, company);
+        self.fill(places, members, &mut chosen, costs);
         chosen
     }
 
@@ -265,20 +265,20 @@ impl Scheduler {
         places: usize,
         members: &[&TaskSample],
         running: &[TaskId],
-        company: &dyn CoRunCost,
+        costs: &dyn CoRunCost,
     ) -> Vec<TaskId> {
-        if running.len() == places && running.iter().any(|&task| company.stays(task)) {
+        if running.len() == places && running.iter().any(|&task| costs.stays(task)) {
             return running.to_vec();
         }
         let at_most = REFILL_AT_MOST_SAMPLES * self.sample_weight;
-        let company = &BroughtIn { company, running, at_most };
+        let costs = &BroughtIn { costs, running, at_most };
         let mut chosen: Vec<TaskId> = Vec::new();
         let least = members.iter().map(|task| task.task);
         let least = least.reduce(|least, next| if self.samples[&next] < self.samples[&least] { next } else { least });
         chosen.extend(least);
-        self.fill(places, members, &mut chosen, company);
+        self.fill(places, members, &mut chosen, costs);
         // Every penalty is counted from both its ends, in either set.
-        let total = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, company)).sum::<f64>();
+        let total = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, costs)).sum::<f64>();
         if running.len() == places && total(running) <= total(&chosen) { running.to_vec() } else { chosen }
     }
 
@@ -323,7 +323,7 @@ impl Scheduler {
 
     /// Penalties of tasks that were last seen below the same cache, but for those that are too far behind: nobody is to be
     /// passed over for ever.
-    fn advice(&self, tasks: &[&TaskSample], domains: &[CpuSet], company: &dyn CoRunCost) -> Vec<CoRunPenalty> {
+    fn advice(&self, tasks: &[&TaskSample], domains: &[CpuSet], costs: &dyn CoRunCost) -> Vec<CoRunPenalty> {
         let last_cpu = |task: &TaskSample| {
             let longest = task.on_cpu_ns.iter().reduce(|most, next| if next.1 > most.1 { next } else { most });
             task.cpu.or(longest.map(|(cpu, _)| *cpu))
@@ -352,7 +352,7 @@ impl Scheduler {
                 if places[at] != places[other_at] || left_alone[at] || left_alone[other_at] {
                     continue;
                 }
-                let penalty = company.penalty(one.task, other.task);
+                let penalty = costs.penalty(one.task, other.task);
                 if penalty > 0.0 {
                     penalties.push(CoRunPenalty { tasks: (one.task, other.task), penalty });
                 }

@@ -4,30 +4,31 @@
 //! Everything here is pure: no I/O, no clock, seeded generators only; the same input gives the same bits.
 //! - [`schemes`]: profiles to mutual degradations, or to a weight that a matching can use.
 //! - [`solvers`]: degradations and seats to the best, worst and random assignment.
-//! - [`evening`]: one number per task, evened out over the caches; [`intensity`]: so that a policy can use it.
-//! - [`dealing`]: tasks to the caches, for policies that decide cache by cache.
 //! - [`placement`]: both together on a machine's topology, with the reasons in plain words.
+//! - [`partition`]: units of a cache, what a program does with them, and who gets which.
 //! - [`clustering`]: threads that share data, and which chip they go to.
 //! - [`work`]: how fast a task goes, by what it reports or by what stands in for that.
 //! - [`rollback_guard`]: takes back what made programs slower.
 //! - [`policies`]: one file per policy, and the registry by name.
 
+#![warn(missing_docs)]
+
 mod cache_reload_cost;
 pub mod clustering;
 pub mod conformance;
-pub mod coschedule;
-pub mod intensity;
-pub mod llc_placement;
-pub mod load_balance;
+mod coschedule;
+mod intensity;
+mod llc_placement;
+mod load_balance;
 pub mod matrix;
 pub mod measured;
 pub mod partition;
 pub mod placement;
 pub mod policies;
-pub mod reasons;
+mod reasons;
 pub mod reference_predictor;
 pub mod rollback_guard;
 pub mod schemes;
-pub mod sequential;
+mod sequential;
 pub mod solvers;
 pub mod work;

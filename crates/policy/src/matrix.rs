@@ -16,7 +16,9 @@ pub enum CostKind {
 /// itself). Square, finite; entries may be negative.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PairCosts {
+    /// What the entries are.
     pub kind: CostKind,
+    /// The entries, row by row; `cost[i][j]` in the unit of `kind`.
     pub cost: Vec<Vec<f64>>,
 }
 
@@ -25,6 +27,7 @@ impl PairCosts {
     pub fn len(&self) -> usize {
         self.cost.len()
     }
+    /// Is there no program?
     pub fn is_empty(&self) -> bool {
         self.cost.is_empty()
     }

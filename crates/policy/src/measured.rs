@@ -12,7 +12,9 @@ use crate::matrix::{CostKind, PairCosts};
 /// A matrix and the names of its programs, in the order of the columns.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Measured {
+    /// Names of the programs.
     pub names: Vec<String>,
+    /// Degradations, rows in the order of the columns; 0.28 = 28 % slower.
     pub costs: PairCosts,
     /// Whether the diagonal entry was given (absent ones are 0 in `costs`).
     pub beside_a_copy: Vec<bool>,
@@ -22,12 +24,15 @@ pub struct Measured {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{file}:{line}:{column}: found {found}, expected {expected}")]
 pub struct BadMatrix {
+    /// The file's name, for messages.
     pub file: Box<str>,
     /// Line number from 1.
     pub line: u32,
     /// The field's number from 1.
     pub column: u32,
+    /// What stands there.
     pub found: Box<str>,
+    /// What should.
     pub expected: Box<str>,
 }
 
@@ -39,10 +44,20 @@ const PROGRAMS_AT_MOST: usize = 4096;
 pub enum NotMeasured {
     /// A program without a row.
     #[error("'{name}' is not in the measured matrix, which has {known}{}", hint(.meant.as_deref()))]
-    Unknown { name: Box<str>, known: Box<str>, meant: Option<Box<str>> },
+    Unknown {
+        /// The name that was asked for.
+        name: Box<str>,
+        /// Names that there are.
+        known: Box<str>,
+        /// The nearest of them, where one is near.
+        meant: Option<Box<str>>,
+    },
     /// A program and its copy, where the diagonal was left empty.
     #[error("'{name}' is given twice, but its own column in its row is empty")]
-    NotBesideACopy { name: Box<str> },
+    NotBesideACopy {
+        /// The program that was asked for twice.
+        name: Box<str>,
+    },
 }
 
 fn hint(meant: Option<&str>) -> String {

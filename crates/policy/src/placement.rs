@@ -21,16 +21,26 @@ use crate::solvers::{self, Method, Seating, Seats};
 pub struct CacheSeats {
     /// `None`: a CPU of which no shared cache is known.
     pub cache: Option<CacheId>,
+    /// CPUs that are seats.
     pub cpus: Vec<CpuId>,
 }
 
 /// No placement can be made.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NoPlacement {
+    /// Nobody can be placed.
     #[error("the machine has no online CPU")]
     NoCpus,
+    /// Names and matrix do not fit.
     #[error("{names} programs but {what} of {rows} rows: expected a square matrix of finite numbers, one row for each")]
-    Shape { names: usize, what: &'static str, rows: usize },
+    Shape {
+        /// Programs.
+        names: usize,
+        /// Which part of the matrix does not fit, in words.
+        what: &'static str,
+        /// Rows that the matrix has.
+        rows: usize,
+    },
 }
 
 /// The seats for so many programs: one CPU per core as long as that is enough, else every hardware thread.
@@ -74,6 +84,7 @@ pub fn seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, No
 /// Mean over all programs; which of the two is there follows from the matrix that judges.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Outcome {
+    /// Mean slowdown in per cent of the time alone; `None` where a weight judges.
     pub mean_degradation_percent: Option<f64>,
     /// Without a unit: good for comparing outcomes only.
     pub mean_weight: Option<f64>,
@@ -82,14 +93,19 @@ pub struct Outcome {
 /// One program's seat.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlacedProgram {
+    /// The program.
     pub name: String,
+    /// Its seat.
     pub cpu: CpuId,
+    /// The last-level cache of its seat; `None` where none is known.
     pub cache: Option<CacheId>,
     /// Programs on other CPUs of its cache.
     pub beside: Vec<String>,
     /// Programs on the same CPU.
     pub takes_turns_with: Vec<String>,
+    /// Expected slowdown in per cent of the time alone; `None` where a weight judges.
     pub degradation_percent: Option<f64>,
+    /// Expected weight, without a unit; `None` where a degradation judges.
     pub weight: Option<f64>,
     /// The reason in plain words.
     pub why: String,
@@ -98,8 +114,11 @@ pub struct PlacedProgram {
 /// One cache and the programs on it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlacedCache {
+    /// The cache; `None` for a CPU of which no shared cache is known.
     pub cache: Option<CacheId>,
+    /// Its level, where it is known.
     pub level: Option<Level>,
+    /// Its size, where it is known.
     pub size_bytes: Option<u64>,
     /// CPUs that were seats, and the programs on each.
     pub cpus: Vec<(CpuId, Vec<String>)>,
@@ -110,15 +129,21 @@ pub struct PlacedCache {
 pub struct Placement {
     /// Programs in the order given.
     pub programs: Vec<PlacedProgram>,
+    /// The same by cache.
     pub caches: Vec<PlacedCache>,
+    /// What is expected of this placement.
     pub plan: Outcome,
+    /// What is expected of the best placement that was found; see [`Placement::lower_bound`].
     pub best: Outcome,
+    /// What is expected of the worst placement that was found.
     pub worst: Outcome,
     /// Exact mean over all assignments with even loads.
     pub random: Outcome,
-    /// 5 % of a seeded sample of random assignments lie below, and above.
+    /// 5 % of a seeded sample of random assignments lie below this.
     pub random_low_5_percent: Outcome,
+    /// 5 % of the same sample lie above this.
     pub random_high_5_percent: Outcome,
+    /// How the placement was found.
     pub method: Method,
     /// No assignment is below this by the numbers that decided; equal to the plan where the method is exact.
     pub lower_bound: Outcome,

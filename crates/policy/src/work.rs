@@ -19,12 +19,14 @@ pub const WANTS_AT_LEAST: f64 = 0.5;
 pub enum Work {
     /// Work in the task's own unit.
     Reported,
+    /// Instructions, as counted.
     Instructions,
     /// An event that is not work, but that a working program makes at a rate of its own.
     StandIn(Event),
 }
 
 impl Work {
+    /// All measures, the one to be believed first at the front.
     pub const BEST_FIRST: [Work; 4] =
         [Work::Reported, Work::Instructions, Work::StandIn(Event::SystemCalls), Work::StandIn(Event::PageFaults)];
 

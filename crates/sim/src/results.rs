@@ -1,6 +1,6 @@
 //! What a run did, complete and exact: per task, per cache, per memory node.
 //!
-//! Policies never see this: they get observations, with what a limited counter unit can tell. This is the yardstick.
+//! Policies never see this: they get observations, with what a limited counter unit can tell. Results are scored by this.
 //! All times are simulated cycles; counts cover the measured part of the run (after [`SimMachine::begin_measuring`]).
 
 use std::collections::BTreeMap;

@@ -12,6 +12,7 @@
 /// One place to put threads: the CPUs of a last-level cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chip {
+    /// CPUs for threads.
     pub cpus: u32,
     /// Threads that stay there whatever happens.
     pub fixed: usize,

@@ -19,6 +19,7 @@ mod one_pass;
 /// What was seen of one thread. All threads handed over together have counters of one filter.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadMap<'a> {
+    /// Sampled remote accesses by entry of the shMap, each at most 255.
     pub counters: &'a [u8],
     /// The cluster that it shares a chip with since an earlier round.
     pub together: Option<usize>,
@@ -40,6 +41,7 @@ pub enum Method {
 pub struct Clusters {
     /// Cluster of each thread; `None` = unclustered. Clusters are numbered from 0 in the order of their first threads.
     pub of: Vec<Option<usize>>,
+    /// How many clusters there are.
     pub count: usize,
     /// Shared by more than one cluster, by entry of the shMap.
     pub global: Vec<bool>,
@@ -79,6 +81,7 @@ impl Clusters {
 /// The thesis's threshold: least similarity of two threads of a cluster, and the samples of a thread that it is of (10^6
 /// samples, 16 threads).
 pub const THRESHOLD: f64 = 40_000.0;
+/// Samples of a thread that [`THRESHOLD`] is of.
 pub const THRESHOLD_SAMPLES_PER_THREAD: f64 = 62_500.0;
 
 /// `threshold` at `share` of the samples that it is of: dot products grow with the square. Four regions at the floor are

@@ -9,7 +9,7 @@ use super::{Bin, Load, Loads, Rule};
 
 /// Who meets whom in a round: everybody meets everybody once in `places - 1` rounds (`places` when odd, with one sitting
 /// out), by the circle method.
-pub fn tournament(places: usize, round: u64) -> Vec<(usize, usize)> {
+pub(super) fn tournament(places: usize, round: u64) -> Vec<(usize, usize)> {
     if places < 2 {
         return Vec::new();
     }
@@ -49,7 +49,8 @@ pub fn exchange(places: &[Bin], pieces: &[Load], round: u64, worth_moving: f64) 
 
 /// At the end of all exchanges no two places with `tasks` tasks each differ by more than this; `mean_sum` is the greater
 /// of the pairs' mean sums.
-pub fn distance_at_most(pieces: &[Load], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
+#[cfg(test)]
+pub(super) fn distance_at_most(pieces: &[Load], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
     let ends = pieces.iter().map(|piece| (piece.weight, piece.weight)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let range = ends.map_or(0.0, |(lightest, heaviest)| heaviest - lightest);
     let margin = worth_moving * mean_sum;

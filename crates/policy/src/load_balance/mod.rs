@@ -6,11 +6,11 @@
 //! - [`central`]: sort all by weight, deal the heaviest to the lightest place with a seat left; name the groups after
 //!   the places where most of their members already are; keep what is there unless the new sums are clearly more even.
 //! - [`exchange`]: no sort and no view of all: in every round each place meets one other, and the two exchange tasks as
-//!   long as that brings their sums closer ([`tournament`] says who meets whom, so that all pairs meet in turn).
+//!   long as that brings their sums closer (`tournament` says who meets whom, so that all pairs meet in turn).
 //!
 //! Properties: pure, ties by order; loads are even (a CPU never has two tasks more than another, and none waits while a
 //! seat is free); tasks that are stuck stay. For weights that hold still, exchanges end, since every one lowers the sum of
-//! squares; at the end two places with as many tasks each differ by at most [`distance_at_most`], and so no place lies
+//! squares; at the end two places with as many tasks each differ by at most `distance_at_most`, and so no place lies
 //! further than that above the mean, which the central answer cannot be below.
 
 mod central;
@@ -19,7 +19,7 @@ mod exchanges;
 mod tests;
 
 pub use central::central;
-pub use exchanges::{distance_at_most, exchange, tournament};
+pub use exchanges::exchange;
 
 /// A last-level cache: tasks that it has seats for (one per core as long as that is enough), and its package.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::exchanges::{distance_at_most, tournament};
 use super::*;
 
 fn alike(places: usize, seats: usize) -> Vec<Bin> {

@@ -13,6 +13,7 @@ use cachemate_core::{Curve, Estimate, Fact, FactSource, Level, Profile, Rates};
 /// Measured together: how fast, at which miss rate.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Speed {
+    /// Cycles per instruction.
     pub cycles_per_instr: f64,
     /// `None` = misses were not counted.
     pub misses_per_kilo_instr: Option<f64>,
@@ -23,7 +24,9 @@ pub struct Speed {
 /// Costs by units held, 1 first.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Space {
+    /// Misses per thousand instructions by units held, 1 first.
     pub misses_per_kilo_instr: Vec<f64>,
+    /// Cycles per instruction by units held, 1 first.
     pub cycles_per_instr: Vec<f64>,
 }
 
@@ -96,6 +99,7 @@ impl Space {
         Some(Space { misses_per_kilo_instr: misses, cycles_per_instr: over(|space| &space.cycles_per_instr) })
     }
 
+    /// Units that the whole cache has.
     pub fn units(&self) -> u32 {
         self.cycles_per_instr.len() as u32
     }

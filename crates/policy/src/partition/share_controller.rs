@@ -12,7 +12,7 @@
 //! - What a process was measured to do with its units bounds its curve from then on ([`Space::bounded`]), so that what
 //!   failed is not proposed again.
 //!
-//! Properties: trials cost at most the stated share of the time, but for the first in a company; other company forgets all.
+//! Properties: trials cost at most the stated share of the time, but for the first with new co-runners; other co-runners forget all.
 
 use std::collections::BTreeMap;
 
@@ -117,17 +117,17 @@ pub enum Judged {
 pub struct Judging {
     /// Speeds under the shares held.
     pub speeds: SpeedRecord,
-    /// The shares or the company changed, and the cache is not full of what they keep.
+    /// The shares or the co-runners changed, and the cache is not full of what they keep.
     settling: Option<Settling>,
     tried: Option<Tried>,
-    /// Somebody above took a trial back in this company.
+    /// Somebody above took a trial back with these co-runners.
     left: Option<Present>,
-    company: Present,
-    /// Units with which a promise was measured to be broken, the most of each process; in this company.
+    co_runners: Present,
+    /// Units with which a promise was measured to be broken, the most of each process; with these co-runners.
     pub too_few: BTreeMap<ProcessId, u32>,
     bounds: Vec<Bound>,
     proof: Option<Proof>,
-    /// `None` = nothing was tried in this company.
+    /// `None` = nothing was tried with these co-runners.
     rest: Option<Rest>,
 }
 
@@ -135,10 +135,10 @@ impl Judging {
     /// Takes a window in; the shares that are held on to.
     pub fn follow(&mut self, view: &View<'_>, domain: &Domain<'_>, terms: Terms) -> Vec<CacheShare> {
         let mut held = domain.kept(&view.previous_plan.shares);
-        let company: Present = domain.present.iter().map(|present| (present.process, present.phase)).collect();
-        if company != self.company {
+        let co_runners: Present = domain.present.iter().map(|present| (present.process, present.phase)).collect();
+        if co_runners != self.co_runners {
             let judged = terms.lengths.judge_windows > 0 && !domain.promised();
-            self.forget(company, judged);
+            self.forget(co_runners, judged);
             // What was not judged to the end does not stay.
             if let Some(tried) = self.tried.take().filter(|tried| tried.trial.leg() == Arm::New) {
                 held = domain.kept(&tried.back);
@@ -159,11 +159,11 @@ impl Judging {
         held
     }
 
-    /// Speeds of an old phase or of other company are no evidence for this one. What trials cost stays owed by those
+    /// Speeds of an old phase or of other co-runners are no evidence for this one. What trials cost stays owed by those
     /// who are still there.
-    fn forget(&mut self, company: Present, judged: bool) {
-        let processes = |company: &Present| company.iter().map(|&(process, _)| process).collect::<Vec<_>>();
-        if processes(&company) != processes(&self.company) {
+    fn forget(&mut self, co_runners: Present, judged: bool) {
+        let processes = |co_runners: &Present| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
+        if processes(&co_runners) != processes(&self.co_runners) {
             self.rest = None;
             // Newcomers find nothing of theirs in the cache, and the others' leavings are still there.
             self.settling = judged.then(Settling::default).or(self.settling.take());
@@ -175,7 +175,7 @@ impl Judging {
         self.too_few.clear();
         self.bounds.clear();
         self.proof = None;
-        self.company = company;
+        self.co_runners = co_runners;
     }
 
     fn notice_a_fall(&mut self, lengths: Lengths) {
@@ -190,7 +190,7 @@ impl Judging {
         }
     }
 
-    /// Is the cache still being filled after a change of shares or company?
+    /// Is the cache still being filled after a change of shares or of co-runners?
     pub fn is_settling(&self) -> bool {
         self.settling.is_some()
     }
@@ -204,7 +204,7 @@ impl Judging {
 
     /// May something be tried? Not where somebody above took it back: it is not for a policy to insist.
     pub fn may_try(&self) -> bool {
-        self.left.as_ref() != Some(&self.company) && self.rest.is_none_or(|rest| rest.is_over())
+        self.left.as_ref() != Some(&self.co_runners) && self.rest.is_none_or(|rest| rest.is_over())
     }
 
     /// Is it the turn of the shares held, before new ones?
@@ -234,7 +234,7 @@ impl Judging {
     pub fn judge(&mut self, view: &View<'_>, domain: &Domain<'_>, held: &[CacheShare], terms: Terms) -> Option<Judged> {
         let tried = self.tried.as_mut()?;
         if tried.shares() != held {
-            (self.tried, self.left) = (None, Some(self.company.clone()));
+            (self.tried, self.left) = (None, Some(self.co_runners.clone()));
             self.changed();
             return Some(Judged::GoesOn(held.to_vec()));
         }

@@ -11,8 +11,26 @@ use cachemate_core::{CacheId, IndexSet, Partition, View};
 /// Units that a cache divides into, and what a change costs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Divided {
-    Colors { units: u32, page_bytes: u64, move_page_ns: f64 },
-    Ways { units: u32, at_least: u32, contiguous: bool, groups_at_most: u32 },
+    /// Page colors: sets of the cache that a page can lie in.
+    Colors {
+        /// Colors of the cache.
+        units: u32,
+        /// Size of a page.
+        page_bytes: u64,
+        /// Time to copy one page.
+        move_page_ns: f64,
+    },
+    /// Ways, by masks of the hardware.
+    Ways {
+        /// Ways of the cache.
+        units: u32,
+        /// Ways that a group has at least.
+        at_least: u32,
+        /// A group's ways must lie side by side.
+        contiguous: bool,
+        /// Groups that the hardware tells apart, the ungrouped processes' included.
+        groups_at_most: u32,
+    },
 }
 
 impl Divided {
@@ -28,6 +46,7 @@ impl Divided {
         });
         divided.reduce(|a, b| if matches!(a, Divided::Ways { .. }) { a } else { b })
     }
+    /// Units that the whole cache has.
     pub fn units(&self) -> u32 {
         match *self {
             Divided::Colors { units, .. } | Divided::Ways { units, .. } => units,

@@ -3,7 +3,7 @@
 //! Problem: two programs of the same miss rate may get along or not; it depends on which sets they use. Method: accesses
 //! and misses of groups of sets (super sets) are counted for every task and level over a sample; a bit says that a super set
 //! is busy; the bits that two tasks share say how badly they go together; the next sample is expected to look like
-//! the last one. Scores and forms are [`crate::company`]'s.
+//! the last one. Scores and forms are [`crate::coschedule`]'s.
 //!
 //! The paper leaves open the number of super sets, the thresholds and the weights. Here: 32; busy is what counts more than
 //! the mean over all tasks and super sets (a mean over the task's own would light as many bits in a quiet program as in

@@ -176,7 +176,7 @@ fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -
     (windows_divided, said)
 }
 
-/// Is a division that makes the programs no faster tried for a while, left, and tried again in other company?
+/// Is a division that makes the programs no faster tried for a while, left, and tried again with other co-runners?
 #[test]
 fn what_measures_no_faster_is_left() {
     for divided in [[4_000_000, 6_000_000], [2_990_000, 5_000_000]] {
@@ -194,7 +194,7 @@ fn what_measures_no_faster_is_left() {
             world.window();
             world.divided()
         };
-        assert!((0..12).any(tries), "new company, new try");
+        assert!((0..12).any(tries), "new co-runners, new try");
     }
 }
 
@@ -307,9 +307,9 @@ fn a_split_has_to_prove_itself_from_time_to_time() {
     assert!(run.windows[GOES_ON as usize - 1].0 && !run.windows.last().unwrap().0, "{:?}", run.said);
 }
 
-/// Does what is on trial go with the company that it was tried in?
+/// Does what is on trial go with the co-runners that it was tried with?
 #[test]
-fn a_trial_ends_with_its_company() {
+fn a_trial_ends_with_its_co_runners() {
     let mut world = World::needy_beside_stream(COLORS, "");
     while world.before.shares.is_empty() {
         world.window();

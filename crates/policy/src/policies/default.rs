@@ -1,4 +1,4 @@
-//! The yardstick of all comparisons: changes nothing. Problem: every gain is a gain over something. Method: an idle plan,
+//! The baseline of all comparisons: changes nothing. Problem: every gain is a gain over something. Method: an idle plan,
 //! every window. Properties: asks for nothing, moves nothing, needs no evidence.
 
 use super::BadParameters;

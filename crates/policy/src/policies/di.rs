@@ -2,7 +2,7 @@
 //!
 //! Problem: bus, controller, prefetchers and space are all strained most where misses come together. Method: the miss
 //! rate of each task alone, from its profile (its stack-distance profile or its miss-rate curve); sort, deal out so that
-//! the sums per cache are even; or the same by exchanges between pairs of caches ([`crate::intensity`], [`crate::evening`]).
+//! the sums per cache are even; or the same by exchanges between pairs of caches ([`crate::intensity`], [`crate::load_balance`]).
 //!
 //! The paper takes the rate alone on the whole cache. A program that just fits the cache then counts as quiet, although
 //! it misses most and suffers most as soon as anybody shares it. By default the rate is the one on the part that each

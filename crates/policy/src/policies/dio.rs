@@ -5,7 +5,7 @@
 //! Instead of misses, what is read from memory can be counted, which sees what prefetchers bring in. Where
 //! no task has one (no counters, as in most virtual machines), the intensity that a probe measured from outside; where
 //! that is missing too and the machine says that it has no counters, the rates that were recorded earlier. Then as DI: sort
-//! and deal out, or exchanges between pairs of caches ([`crate::intensity`], [`crate::evening`]).
+//! and deal out, or exchanges between pairs of caches ([`crate::intensity`], [`crate::load_balance`]).
 //!
 //! Properties: follows phases, as the profile drops evidence of old ones; rates of different kinds are never compared;
 //! what has not been measured yet stays where it is.

@@ -8,24 +8,24 @@ use std::fmt::Display;
 use cachemate_core::{EvidenceKind, Policy, nearest};
 use serde::de::DeserializeOwned;
 
-pub mod activity_vector;
-pub mod auto;
-pub mod balance_set;
-pub mod best_by_matrix;
-pub mod cache_sizing;
-pub mod casc;
-pub mod counter_driven;
-pub mod default;
-pub mod di;
-pub mod dio;
-pub mod intensity_gangs;
-pub mod linux_sched_cache;
-pub mod random;
-pub mod round_robin;
-pub mod service_level;
-pub mod static_partition;
-pub mod thread_clustering;
-pub mod worst_by_matrix;
+mod activity_vector;
+mod auto;
+mod balance_set;
+mod best_by_matrix;
+mod cache_sizing;
+mod casc;
+mod counter_driven;
+mod default;
+mod di;
+mod dio;
+mod intensity_gangs;
+mod linux_sched_cache;
+mod random;
+mod round_robin;
+mod service_level;
+mod static_partition;
+mod thread_clustering;
+mod worst_by_matrix;
 
 /// Builds a policy from its parameters (TOML) and a seed.
 type Build = fn(&str, u64) -> Result<Box<dyn Policy>, BadParameters>;
@@ -188,10 +188,24 @@ pub fn needs(name: &str) -> Needs {
 /// A policy that cannot be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadPolicy {
+    /// No policy of that name.
     #[error("no policy '{name}'; there are {known}{meant}")]
-    Unknown { name: String, known: String, meant: String },
+    Unknown {
+        /// The name that was asked for.
+        name: String,
+        /// Names that there are.
+        known: String,
+        /// " (did you mean ...?)" where one is near, else empty.
+        meant: String,
+    },
+    /// Parameters that the policy does not take.
     #[error("parameters of policy '{name}': {why}")]
-    Parameters { name: String, why: BadParameters },
+    Parameters {
+        /// The policy.
+        name: String,
+        /// What is wrong with its parameters.
+        why: BadParameters,
+    },
 }
 
 /// Parameters that a policy does not take.
@@ -200,8 +214,16 @@ pub enum BadParameters {
     /// No TOML, an unknown name, or a value of another type: in TOML's words, with line and column.
     #[error("{}", .0.to_string().trim_end())]
     Toml(Box<toml::de::Error>),
+    /// A value out of its range.
     #[error("{name}: found {found}, expected {expected}")]
-    Value { name: String, found: String, expected: String },
+    Value {
+        /// The parameter, with its place in tables and lists.
+        name: String,
+        /// The value that was given.
+        found: String,
+        /// Values that it takes.
+        expected: String,
+    },
 }
 
 impl BadParameters {
@@ -266,9 +288,9 @@ mod tests {
         }
     }
 
-    /// Do the other forms of scheduling by company conform too?
+    /// Do the other forms of co-scheduling conform too?
     #[test]
-    fn every_form_of_company_conforms() {
+    fn every_form_of_coscheduling_conforms() {
         for name in ["activity-vector", "counter-driven"] {
             for form in ["set", "advice"] {
                 let parameters = format!("form = \"{form}\"");

@@ -30,7 +30,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Decision, GuardConfig, Policy, ProcessId, Reason, ReasonKind, TaskId, View};
 
-pub use judgement::Judgement;
+use judgement::Judgement;
 
 use crate::work::Work;
 use comparison::{Total, changes, in_total};

@@ -35,6 +35,7 @@ pub fn symbiosis(a: Animal, b: Animal) -> f64 {
 /// The scheme.
 #[derive(Default)]
 pub struct AnimalClasses {
+    /// Rates that tell the classes apart.
     pub thresholds: AnimalThresholds,
 }
 

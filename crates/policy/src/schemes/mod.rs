@@ -25,18 +25,22 @@ use cachemate_core::{Profile, nearest};
 
 use crate::matrix::{CostKind, PairCosts};
 
-/// A profile lacks what the scheme needs. `program` is the index into the profiles given.
+/// A profile lacks what the scheme needs.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("scheme '{scheme}' needs {what} of program {program}, which its profile does not have")]
 pub struct MissingEvidence {
+    /// Name of the scheme.
     pub scheme: &'static str,
+    /// Place of the program in the list given.
     pub program: usize,
+    /// The evidence that is missing, in words.
     pub what: &'static str,
 }
 
 /// What the members of one group on one cache suffer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GroupCosts {
+    /// The unit of `suffers`.
     pub kind: CostKind,
     /// Slowdown of each member, in the order given.
     pub suffers: Vec<f64>,
@@ -117,7 +121,9 @@ pub fn all() -> Vec<Box<dyn Scheme>> {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("no scheme '{name}'; there are {known}{meant}")]
 pub struct UnknownScheme {
+    /// The name that was asked for.
     pub name: String,
+    /// Names that there are.
     pub known: String,
     meant: String,
 }
@@ -196,7 +202,7 @@ mod tests {
 
         /// Does a third member never help, for every scheme?
         #[test]
-        fn more_company_never_helps(profiles in prop::collection::vec(any_profile(), 3)) {
+        fn more_co_runners_never_help(profiles in prop::collection::vec(any_profile(), 3)) {
             let cache = SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0);
             let members: Vec<&Profile> = profiles.iter().collect();
             for scheme in all() {

@@ -19,14 +19,19 @@ use crate::matrix::CostKind;
 /// Which rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rate {
+    /// Misses per thousand instructions.
     Miss,
+    /// References per thousand instructions.
     Access,
+    /// Cycles per instruction.
     Cpi,
+    /// Misses per 100 references on a part of the cache.
     Pcmr,
 }
 
 /// A scheme by one rate; each of two programs bears half of the weight.
 pub struct ByRate {
+    /// The rate.
     pub rate: Rate,
     /// The plain sum instead of the product.
     pub sum: bool,

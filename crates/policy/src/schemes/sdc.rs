@@ -17,6 +17,7 @@ use crate::matrix::CostKind;
 
 /// The scheme, in run time or in extra misses.
 pub struct Sdc {
+    /// Costs are in run time; false = extra misses per million instructions.
     pub in_run_time: bool,
 }
 

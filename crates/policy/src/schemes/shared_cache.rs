@@ -13,9 +13,13 @@ use cachemate_locality::curve::MissRateCurve;
 /// The shared cache that the programs would meet on, and what it costs to use and to miss it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SharedCache {
+    /// Size of the cache.
     pub size_bytes: u64,
+    /// Its ways.
     pub ways: u32,
+    /// Size of a line.
     pub line_bytes: u32,
+    /// Which line a new one replaces.
     pub replacement: Replacement,
     /// Cycles from the miss to the data, beyond a hit.
     pub miss_penalty_cycles: f64,
@@ -92,7 +96,9 @@ impl SharedCache {
 /// How fast a program is on a shared cache that it has for itself.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Solo {
+    /// References of this cache per instruction.
     pub refs_per_instr: f64,
+    /// Misses of this cache per instruction.
     pub misses_per_instr: f64,
     /// Measured, or by the model.
     pub cycles_per_instr: f64,

@@ -19,6 +19,7 @@ use crate::matrix::CostKind;
 
 /// The scheme: with speeds solved jointly, or fixed at what they are alone.
 pub struct StatCc {
+    /// Speeds and miss ratios are solved together; false = speeds are those alone.
     pub jointly: bool,
 }
 

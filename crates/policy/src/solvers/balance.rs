@@ -27,10 +27,12 @@ use cachemate_locality::statstack::StackModel;
 pub enum GroupModel {
     /// Miss ratio of each thread on its part of the cache.
     Average(Vec<f64>),
+    /// Members share the whole cache by their access rates.
     Composed(Composed),
 }
 
 impl GroupModel {
+    /// Threads that the model knows.
     pub fn threads(&self) -> usize {
         match self {
             GroupModel::Average(ratios) => ratios.len(),
@@ -131,14 +133,21 @@ impl Composed {
 /// How often each qualifying group runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turns {
+    /// Every turn starts from the thread with the fewest turns so far.
     Fair,
-    Uniform { seed: u64 },
+    /// Every qualifying group equally often, drawn at random.
+    Uniform {
+        /// Seed of the walk.
+        seed: u64,
+    },
 }
 
 /// Best group of each thread, and the threshold that follows: the largest ratio among them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Best {
+    /// By thread, the members of its best group, itself among them.
     pub groups: Vec<Vec<usize>>,
+    /// The largest ratio among these groups, in misses per access.
     pub threshold: f64,
 }
 

@@ -27,6 +27,7 @@ pub struct Thread {
 /// What to keep.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Rules {
+    /// The better form of the algorithm; false = as the paper has it.
     pub better: bool,
     /// Misses per 100 references.
     pub threshold: f64,

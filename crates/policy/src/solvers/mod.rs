@@ -37,10 +37,12 @@ pub type Costs = [Vec<f64>];
 /// CPUs of each cache that programs can be put on.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Seats {
+    /// CPUs of each cache, in the order of the caches.
     pub cpus_per_cache: Vec<u32>,
 }
 
 impl Seats {
+    /// CPUs of all caches.
     pub fn cpus(&self) -> usize {
         self.cpus_per_cache.iter().map(|&cpus| cpus as usize).sum()
     }
@@ -53,6 +55,7 @@ impl Seats {
 /// Programs by cache, by CPU of the cache: `by_cache[cache][cpu]` is in ascending order.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Seating {
+    /// Programs by their place in the costs.
     pub by_cache: Vec<Vec<Vec<usize>>>,
 }
 
@@ -73,6 +76,7 @@ impl Seating {
         }
         suffered
     }
+    /// What all programs suffer together, in the costs' unit.
     pub fn total(&self, costs: &Costs) -> f64 {
         self.suffered(costs).iter().sum()
     }
@@ -112,11 +116,13 @@ pub enum Method {
 /// An assignment and how good it is known to be.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Solved {
+    /// Who sits where.
     pub seating: Seating,
     /// Sum over all programs of what they suffer.
     pub total: f64,
     /// No assignment has a smaller total. Equal to `total` where the method is exact.
     pub lower_bound: f64,
+    /// How it was found.
     pub method: Method,
 }
 
@@ -157,8 +163,9 @@ pub struct RandomTotals {
     pub mean: f64,
     /// Low end of a seeded sample: 5 % of the assignments lie below.
     pub low_5_percent: f64,
-    /// 5 % lie above.
+    /// High end of the same sample: 5 % lie above.
     pub high_5_percent: f64,
+    /// Assignments that were drawn.
     pub sampled: u32,
 }
 

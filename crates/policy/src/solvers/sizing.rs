@@ -36,6 +36,7 @@ impl Claim {
 /// What is to be small.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Total {
+    /// The sum of the costs.
     Sum,
     /// The largest cost; among equals the smaller sum.
     Worst,
@@ -44,14 +45,33 @@ pub enum Total {
 /// Why units cannot be dealt out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadClaims {
+    /// There is no claim.
     #[error("nobody claims anything")]
     Nobody,
+    /// A claim without one cost for each number of units.
     #[error("claim {claim} has {found} costs, expected {expected}: one for every number of units")]
-    Costs { claim: usize, found: usize, expected: u32 },
+    Costs {
+        /// Place of the claim in the list.
+        claim: usize,
+        /// Costs that it has.
+        found: usize,
+        /// Units of the cache.
+        expected: u32,
+    },
+    /// A cost that is infinite or not a number.
     #[error("claim {claim} has a cost that is no number")]
-    NoNumber { claim: usize },
+    NoNumber {
+        /// Place of the claim in the list.
+        claim: usize,
+    },
+    /// Floors that do not fit together.
     #[error("the floors need {floors} units of {units}")]
-    Floors { floors: u32, units: u32 },
+    Floors {
+        /// Units that the floors ask for together.
+        floors: u32,
+        /// Units of the cache.
+        units: u32,
+    },
 }
 
 fn check(claims: &[Claim], units: u32) -> Result<(), BadClaims> {

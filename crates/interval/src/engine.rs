@@ -363,7 +363,7 @@ impl Engine {
         &self.programs[self.slots.program[slot as usize] as usize].program
     }
     /// The cache that it runs in, by its place among caches of the contended level.
-    pub(crate) fn cache_of(&self, slot: u32) -> Option<usize> {
+    pub fn cache_of(&self, slot: u32) -> Option<usize> {
         let flow = self.slots.flow[slot as usize];
         (flow != NOWHERE).then(|| self.home_of_flow[flow as usize])
     }

@@ -50,7 +50,7 @@ flock 8 # one guest at a time
 for name in $scenes; do
     config=$out/$name.machine
     # lab-vm of machines/: one L3 of 8 MiB, two CPUs; the other fields are the machine's own standard.
-    printf 'name %s\ncpus 2\ncpus_per_l3 2\nl3_bytes 8388608\nmodel_on 0\nverbose 1\n' "$name" >"$config"
+    printf 'name %s\ncpus 2\ncpus_per_l3 2\nl3_bytes 8388608\nmemory_bytes 1073741824\nmodel_on 0\nverbose 1\n' "$name" >"$config"
     echo "scene '$name' (modelled machine) ..."
     since=$(date +%s)
     boot "$name" "$config" "$out/initramfs.cpio"

@@ -13,8 +13,9 @@ back() { [ "$(policies "$@")" = 0 ]; }
 attach() {
     gangs run "$@" >loader.log 2>&1 &
     loader=$!
-    within 20 attached && within 20 test -S "$socket" && return
+    within 60 attached && within 20 test -S "$socket" && return
     sed 's/^/# /' loader.log
+    echo "# loader: $(cat "/proc/$loader/status" 2>/dev/null | grep -E 'State|VmRSS' | tr '\n\t' '  ') $(cat "/proc/$loader/wchan" 2>/dev/null)"
     return 1
 }
 # plan GENERATION TURN_US TASKS: two gangs on the only cache
@@ -142,13 +143,14 @@ guard() {
 scene_scheduler() {
     lab-program model 0
     same check "nothing is missing here" '' "$(gangs check)" nothing
-    programs 64 64
     if ! attach; then
         tell attach "the scheduler is attached" FAIL - "$(tail -n 1 loader.log)" enabled
         dmesg | tail -n 20 | sed 's/^/# /'
+        kill "$loader"
         return
     fi
     same attach "the scheduler is attached" "enabled gangs" "$(cat /sys/kernel/sched_ext/state /sys/kernel/sched_ext/root/ops | tr '\n' ' ' | sed 's/_.*//; s/ $//')"
+    programs 64 64
     turns_as_planned
     bad_plans
     many

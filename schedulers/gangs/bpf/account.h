@@ -8,7 +8,8 @@
 static void account(u32 id, u64 now_ns)
 {
 	struct cache *cache = cache_of(id);
-	u32 first = NOBODY, here = 0, idle = 0, mixed = 0, off = 0;
+	u32 zero = unknown_zero();
+	u32 first = NOBODY - zero, here = zero, idle = zero, mixed = zero, off = zero;
 	s32 i, n = cpu_count();
 
 	if (!cache)

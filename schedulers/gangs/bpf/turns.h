@@ -75,7 +75,7 @@ static void hand_over(u32 id, struct cache *cache, s32 wanted)
 static u32 cpus_at(u32 id)
 {
 	s32 i, n = cpu_count();
-	u32 here = 0;
+	u32 here = unknown_zero();
 
 	bpf_for(i, 0, n) {
 		struct cpu *cpu = cpu_of(i);

@@ -89,8 +89,11 @@ many() {
     comma=
     tasks=$(four 0 0 1 1; comma=,; weight=1; for pid in $more; do task "$pid" 0 $weight; weight=$((weight == 1 ? 10000 : 1)); done; task "$parent" 1)
     plan 4 20000 "$tasks"
+    same taken-many "the larger plan is taken in" '"complaints":[],"generation":4' "$(grep -o '"complaints.*"generation":4' answer || cat answer)"
     usleep 150000
     over 0.8
+    same attached-many "and the scheduler is attached still" enabled "$(cat /sys/kernel/sched_ext/state)"
+    attached || sed 's/^/# /' loader.log
     wait_ms=$(awk "BEGIN { printf \"%.1f\", $(count longest_wait_ns) / 1e6 }")
     holds wait-many "longest wait with eight tasks of weights 1 to 10000 in a gang, ms" "$(count rescued) rescued" "$wait_ms" \
         "two rotations and 100 ms: 180" "$wait_ms <= 180" "$wait_ms"
@@ -101,6 +104,8 @@ many() {
 }
 
 deaths() {
+    # A death counts only if it was alive before.
+    same alive "before kill -9 of the loader sched_ext is" enabled "$(cat /sys/kernel/sched_ext/state)"
     kill -9 "$loader"
     wait "$loader" 2>/dev/null
     within 5 detached

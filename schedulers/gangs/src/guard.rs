@@ -10,9 +10,24 @@ pub const WINDOW_NS: u64 = 200_000_000;
 #[derive(Default)]
 pub struct Guard {
     before_ns: Vec<u64>,
+    put_off: u32,
 }
 
+/// So many windows in a row may be begun anew: one second, well before the watchdog.
+const PUT_OFF_AT_MOST: u32 = 5;
+
 impl Guard {
+    /// Threads became ours in the middle of a window: what they had of it before is nobody else's. True: the window begins
+    /// anew. Who takes threads in all the time does not put the guard off for good.
+    pub fn begin_anew(&mut self, taken_ns: &[u64]) -> bool {
+        let may = self.put_off < PUT_OFF_AT_MOST;
+        if may {
+            self.put_off += 1;
+            self.before_ns = taken_ns.to_vec();
+        }
+        may
+    }
+
     /// The CPU that was taken most, and its share, if that is more than [`SHARE`]. `taken_ns`: by CPU, since attaching.
     /// The first look only remembers.
     pub fn look(&mut self, taken_ns: &[u64], window_ns: u64) -> Option<(usize, f64)> {
@@ -24,6 +39,7 @@ impl Guard {
             .enumerate()
             .max_by(|a, b| a.1.total_cmp(&b.1));
         self.before_ns = taken_ns.to_vec();
+        self.put_off = 0;
         worst.filter(|(_, share)| known && *share > SHARE)
     }
 }
@@ -58,6 +74,17 @@ mod tests {
         assert_eq!(guard.look(&[530, 10], 100), None);
         assert_eq!(guard.look(&[540, 60], 100), Some((1, 0.5)));
         assert_eq!(guard.look(&[540, 60], 100), None);
+    }
+
+    /// Does a window begin anew where threads became ours, and not for ever?
+    #[test]
+    fn a_window_begins_anew_five_times_in_a_row() {
+        let mut guard = Guard::default();
+        assert_eq!(guard.look(&[0], 100), None);
+        assert!(guard.begin_anew(&[90]));
+        assert_eq!(guard.look(&[95], 100), None);
+        assert_eq!((0..7).filter(|_| guard.begin_anew(&[95])).count(), 5);
+        assert_eq!(guard.look(&[185], 100), Some((0, 0.9)));
     }
 
     /// Do attempts become rare, and does a long good time forgive?

@@ -180,6 +180,14 @@ impl Service {
                 Who::Thread(thread) => complaints.extend(self.tasks.take(*thread).err()),
             }
         }
+        let heirs = |process| plan.places.get(&Who::Process(process)).is_some_and(|place| place.children);
+        if !self.all && plan.places.values().any(|place| place.children) {
+            self.tasks.take_heirs(heirs);
+        }
+        let taken_ns = self.scheduler.as_ref().and_then(|scheduler| scheduler.taken_ns(now_ns()).ok());
+        if self.tasks.newly_taken() > 0 && taken_ns.is_some_and(|taken_ns| self.guard.begin_anew(&taken_ns)) {
+            self.looked = Instant::now();
+        }
         complaints
     }
 

@@ -16,6 +16,7 @@ const ANCESTORS: usize = 64;
 pub struct Tasks {
     path: PathBuf,
     entries: Vec<Entry>,
+    taken: usize,
 }
 
 impl Tasks {
@@ -30,7 +31,7 @@ impl Tasks {
             Err(error) => return Err(format!("{}: {error}", path.display())),
         };
         let entries = parse(&text).map_err(|error| format!("{}, {error}", path.display()))?;
-        let mut tasks = Tasks { path: path.to_owned(), entries };
+        let mut tasks = Tasks { path: path.to_owned(), entries, taken: 0 };
         let restored = tasks.put_all_back()?;
         Ok((tasks, restored))
     }
@@ -42,6 +43,22 @@ impl Tasks {
             return vec![format!("process {process}: gone")];
         }
         threads.into_iter().filter_map(|thread| self.take(thread).err()).collect()
+    }
+
+    /// Makes the threads of all processes ours that descend from one that `heirs` names: those that are born later inherit
+    /// the policy, those that are there already do not. Who cannot be taken stays as he is, and so do his children.
+    pub fn take_heirs(&mut self, heirs: impl Fn(u32) -> bool) {
+        let all = Listing::read();
+        let descends = |process: u32| all.line_of(process).skip(1).any(&heirs);
+        let theirs = all.threads.iter().filter(|(_, seen)| seen.policy != POLICY_EXT && descends(seen.process));
+        for thread in theirs.map(|(thread, _)| *thread).collect::<Vec<_>>() {
+            let _ = self.take(thread);
+        }
+    }
+
+    /// Threads that were made ours since the last time this was asked.
+    pub fn newly_taken(&mut self) -> usize {
+        std::mem::take(&mut self.taken)
     }
 
     /// Makes one thread ours.
@@ -58,7 +75,9 @@ impl Tasks {
         }
         self.write(&Entry { thread, start_ticks, policy })
             .map_err(|error| format!("{}: {error}", self.path.display()))?;
-        set_policy(thread, POLICY_EXT).map_err(|error| format!("thread {thread}: {error}"))
+        set_policy(thread, POLICY_EXT).map_err(|error| format!("thread {thread}: {error}"))?;
+        self.taken += 1;
+        Ok(())
     }
 
     fn write(&mut self, entry: &Entry) -> io::Result<()> {

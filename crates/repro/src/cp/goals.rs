@@ -23,8 +23,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 };
 
 /// The first has the floor.
-const PAIRS: [Pair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
-const FLOOR: f64 = 0.05;
+pub(crate) const PAIRS: [Pair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
+pub(crate) const FLOOR: f64 = 0.05;
 /// The policy measures from here on and has decided before the stretches begin.
 const DECIDES_FROM: u64 = 1_000_000;
 const TRACE_ENTRIES: u64 = 20_000;

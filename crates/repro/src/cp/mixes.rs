@@ -25,7 +25,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 };
 
 /// Mixes are drawn from these: the thesis's programs of chapter 4.
-const PROGRAMS: [&str; 12] =
+pub(crate) const PROGRAMS: [&str; 12] =
     ["mcf", "art", "vortex", "ammp", "applu", "twolf", "gzip", "vpr", "swim", "equake", "parser", "crafty"];
 /// From here on the policy measures, decides and tries; it has to be through before the programs' work begins.
 const DECIDES_FROM: u64 = 2_000_000;
@@ -55,7 +55,8 @@ impl Mix {
     }
 }
 
-fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
+/// So many of [`PROGRAMS`], by their places in it; none twice.
+pub(crate) fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
     let mut left: Vec<usize> = (0..PROGRAMS.len()).collect();
     let mut drawn: Vec<usize> =
         (0..count).map(|_| left.swap_remove(generator.below(left.len() as u64) as usize)).collect();

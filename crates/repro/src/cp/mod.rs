@@ -6,9 +6,9 @@
 
 mod choices;
 mod colors;
-mod goals;
+pub(crate) mod goals;
 mod isolation;
-mod mixes;
+pub(crate) mod mixes;
 mod pairs;
 mod resize;
 mod serve;

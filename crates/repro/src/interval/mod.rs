@@ -31,6 +31,9 @@ pub fn experiments() -> Vec<Experiment> {
         ),
         ours(&["INTERVAL-2"], "sizing online at nominal time (RM-4): once settled, and its price", 5.0, online::sizing),
         ours(&["INTERVAL-3"], "DIO at nominal time (CA-6): once settled, and its price", 5.0, online::placing),
+        ours(&["INTERVAL-4"], "four and eight programs sized online at nominal time (MULTI)", 10.0, online::many),
+        ours(&["INTERVAL-5"], "a floor and fairness at nominal time (GOALS)", 2.0, online::goals),
+        ours(&["INTERVAL-6"], "what CASC's measuring costs at nominal time (CASC-7)", 2.0, online::measuring),
     ]
 }
 

@@ -1,0 +1,79 @@
+//! INTERVAL-5: a floor for one program and fairness for all, sized online (GOALS at nominal time).
+
+use cachemate_core::{Goal, WayPartitions};
+
+use super::*;
+use crate::cp::goals::{FLOOR, PAIRS};
+use crate::{Bar, DataPoint, Finding};
+
+/// How the cache is run: its name, the policy, whether the first program has its floor, and whether ways divide.
+const WAYS: [(&str, &str, bool, bool); 5] = [
+    ("shared", "default", false, false),
+    ("weighted speed-up", "cache-sizing:objective = 'weighted-speedup'", false, false),
+    ("fairness", "cache-sizing:objective = 'fairness'", false, false),
+    ("floor", "cache-sizing:objective = 'weighted-speedup'", true, false),
+    ("floor, in ways", "cache-sizing:objective = 'weighted-speedup'", true, true),
+];
+
+/// The chip with cache allocation in its L2 instead of a kernel that colors.
+fn in_ways() -> Result<MachineSpec, ReproError> {
+    let mut machine = chip(2)?;
+    machine.pages.colors = None;
+    machine.caches.iter_mut().filter(|cache| cache.level == Level::L2).for_each(|cache| {
+        cache.way_partitions = Some(WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
+    });
+    Ok(machine)
+}
+
+/// Both programs' time over that alone once settled, less one, in per cent.
+fn slowed_percent(outcome: &PolicyOutcome) -> [f64; 2] {
+    let from = outcome.lines.seconds.len() * 3 / 4;
+    [0, 1].map(|at| {
+        let row = outcome.lines.slowdown.get(at).map_or(&[][..], |row| &row[from.min(row.len())..]);
+        100.0 * (mean(&row.iter().filter_map(|value| *value).collect::<Vec<f64>>()) - 1.0)
+    })
+}
+
+/// GOALS at nominal time.
+///
+/// # Errors
+/// A program, machine or policy that cannot be, or the interruption.
+pub fn goals(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let seed = context.seeds.first().copied().unwrap_or(1);
+    let pairs = context.pick(&PAIRS[..1], &PAIRS);
+    let (in_colors, in_ways) = (chip(2)?, in_ways()?);
+    let names: Vec<&'static str> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
+    let programs = programs(context, &names, &in_colors, seed)?;
+    let runs: Vec<(usize, usize)> =
+        (0..pairs.len()).flat_map(|pair| (0..WAYS.len()).map(move |way| (pair, way))).collect();
+    let slowed = context.run_all(&runs, |&(pair, way)| {
+        let ((a, b), (name, by, floor, ways)) = (pairs[pair], WAYS[way]);
+        (context.progress)(&format!("INTERVAL-5: {a} + {b}, {name}"));
+        let mut jobs = vec![job(&programs, a, Some(0))?, job(&programs, b, Some(1))?];
+        jobs[0].goal = floor.then(|| Goal { priority: 1.0, degradation_at_most: Some(FLOOR) });
+        let machine = if ways { &in_ways } else { &in_colors };
+        Ok(slowed_percent(&outcome(context, &question(context, machine, jobs, seed), by)?))
+    })?;
+    let worst = runs.iter().zip(&slowed).filter(|((_, way), _)| WAYS[*way].2).map(|(_, slowed)| slowed[0]);
+    let worst = worst.fold(f64::NEG_INFINITY, f64::max);
+    let points = runs.iter().zip(&slowed).flat_map(|(&(pair, way), slowed)| {
+        let (a, b) = pairs[pair];
+        [
+            DataPoint::over(format!("{a} (has the floor), % slower than alone"), WAYS[way].0, &[slowed[0]]),
+            DataPoint::over(format!("{b} beside it"), WAYS[way].0, &[slowed[1]]),
+        ]
+    });
+    let finding = Finding::new(
+        "INTERVAL-5",
+        "slowdown of a program that is never to be more than 5 % slower than alone, once settled, worst",
+        "GOALS at nominal time",
+        "%",
+        Bar::AtMost { bar: 100.0 * FLOOR, paper_best: None },
+        &[(seed, worst)],
+    );
+    Ok(vec![
+        finding
+            .points(points.collect())
+            .note("L3 off, the interval machine; sized online from what the machine counts."),
+    ])
+}

@@ -1,0 +1,221 @@
+//! INTERVAL-4: four and eight programs on one cache, sized online (MULTI at nominal time).
+//!
+//! The reference is the best division known: sharing, or what a climb finds that starts at the exact solver's sizes from
+//! each program alone. A step of the climb gives one color of one group to another, or makes two groups one.
+
+use cachemate_core::SplitMix64;
+use cachemate_policy::solvers::sizing::{Claim, Total, exact};
+
+use super::*;
+use crate::cp::mixes::{PROGRAMS, draw};
+use crate::{Bar, DataPoint, Finding};
+
+/// Of a run that only says what a division is worth: several repetitions of the programs' phases.
+const TRIAL_NS: u64 = 100_000_000_000;
+
+/// Who shares how many colors.
+#[derive(Clone, PartialEq, Debug)]
+struct Division(Vec<(Vec<usize>, u32)>);
+
+impl Division {
+    /// The colors of each of `count` programs, side by side.
+    fn lists(&self, count: usize) -> Vec<String> {
+        let mut lists = vec![String::new(); count];
+        let mut next = 0;
+        for (members, colors) in &self.0 {
+            let list = format!("{next}-{}", next + colors - 1);
+            members.iter().for_each(|&member| lists[member].clone_from(&list));
+            next += colors;
+        }
+        lists
+    }
+
+    /// All that one step leads to.
+    fn steps(&self) -> Vec<Division> {
+        let groups = self.0.len();
+        let pairs = (0..groups).flat_map(|from| (0..groups).map(move |to| (from, to))).filter(|(from, to)| from != to);
+        let mut all = Vec::new();
+        for (from, to) in pairs {
+            if self.0[from].1 > 1 {
+                let mut next = self.clone();
+                next.0[from].1 -= 1;
+                next.0[to].1 += 1;
+                all.push(next);
+            }
+            if from < to {
+                let mut next = self.clone();
+                let (members, colors) = next.0.remove(to);
+                next.0[from].0.extend(members);
+                next.0[from].1 += colors;
+                all.push(next);
+            }
+        }
+        all
+    }
+}
+
+/// The best division that steps from `start` lead to, each to the best next one.
+fn climbed(
+    start: Division,
+    mut worth: impl FnMut(&Division) -> Result<f64, ReproError>,
+) -> Result<Division, ReproError> {
+    let (mut best, mut most) = (start.clone(), worth(&start)?);
+    loop {
+        let mut ahead = None;
+        for next in best.steps() {
+            let found = worth(&next)?;
+            if found > most {
+                (most, ahead) = (found, Some(next));
+            }
+        }
+        let Some(next) = ahead else { return Ok(best) };
+        best = next;
+    }
+}
+
+/// Weighted speed-ups of one mix.
+#[derive(Serialize, Deserialize)]
+struct Mix {
+    programs: Vec<usize>,
+    shared: f64,
+    divided: f64,
+    /// The division of the reference, as each program's colors.
+    colors: Vec<String>,
+    online: Speedup,
+}
+
+impl Mix {
+    fn best(&self) -> f64 {
+        self.divided.max(self.shared)
+    }
+    fn gain_percent(&self, value: f64) -> f64 {
+        100.0 * (value / self.shared - 1.0)
+    }
+    fn short_percent(&self) -> f64 {
+        100.0 * (1.0 - self.online.settled / self.best())
+    }
+    fn name(&self) -> String {
+        self.programs.iter().map(|&at| PROGRAMS[at]).collect::<Vec<_>>().join("+")
+    }
+}
+
+/// Speed alone with 1, 2, ... colors, as costs.
+fn alone(context: &Context<'_>, machine: &MachineSpec, job: &Job, seed: u64) -> Result<Vec<f64>, ReproError> {
+    let asked = Question { length_ns: TRIAL_NS, ..question(context, machine, vec![job.clone()], seed) };
+    let cost = |colors: u32| Ok(-speedup(&outcome(context, &asked, &held_to(&[format!("0-{}", colors - 1)]))?).settled);
+    (1..=COLORS).map(cost).collect()
+}
+
+fn run_mix(
+    context: &Context<'_>,
+    measured: &[(&'static str, Arc<Program>)],
+    costs: &[(&'static str, Vec<f64>)],
+    picked: &[usize],
+    seed: u64,
+) -> Result<Mix, ReproError> {
+    let machine = chip(picked.len() as u32)?;
+    let names: Vec<&str> = picked.iter().map(|&at| PROGRAMS[at]).collect();
+    let jobs = names.iter().zip(0..).map(|(name, cpu)| job(measured, name, Some(cpu))).collect::<Result<_, _>>()?;
+    let asked = question(context, &machine, jobs, seed);
+    let trial = Question { length_ns: TRIAL_NS, ..asked.clone() };
+    let settled = |asked: &Question, by: &str| Ok::<_, ReproError>(speedup(&outcome(context, asked, by)?).settled);
+    let claim = |name: &&str| {
+        let found = costs.iter().find(|(known, _)| known == name).ok_or_else(|| failed(*name)("has no costs"))?;
+        Ok(Claim { costs: found.1.clone(), at_least: 1 })
+    };
+    let claims: Vec<Claim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;
+    let sizes = exact(&claims, COLORS, Total::Sum).map_err(failed("exact sizes"))?;
+    let start = Division(sizes.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
+    let best = climbed(start, |division| settled(&trial, &held_to(&division.lists(names.len()))))?;
+    let colors = best.lists(names.len());
+    Ok(Mix {
+        programs: picked.to_vec(),
+        shared: settled(&asked, "default")?,
+        divided: settled(&asked, &held_to(&colors))?,
+        colors,
+        online: speedup(&outcome(context, &asked, "cache-sizing")?),
+    })
+}
+
+/// MULTI at nominal time.
+///
+/// # Errors
+/// A program, machine or policy that cannot be, or the interruption.
+pub fn many(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let seed = context.seeds.first().copied().unwrap_or(1);
+    let counts: &[(usize, u64)] = context.pick(&[(4, 2)], &[(4, 11), (8, 6)]);
+    let mixes: Vec<Vec<usize>> = counts
+        .iter()
+        .flat_map(|&(count, mixes)| (0..mixes).map(move |nth| (count, nth)))
+        .map(|(count, nth)| {
+            draw(&mut SplitMix64::new(seed.wrapping_mul(1_000_003) + (count as u64) * 1_000 + nth), count)
+        })
+        .collect();
+    let needed: Vec<&'static str> = mixes.iter().flatten().map(|&at| PROGRAMS[at]).collect();
+    let one = chip(2)?;
+    let measured = programs(context, &needed, &one, seed)?;
+    let costs = context
+        .run_here(&measured, |(name, _)| Ok((*name, alone(context, &one, &job(&measured, name, Some(0))?, seed)?)))?;
+    let all = context.run_all(&mixes, |picked| {
+        (context.progress)(&format!("INTERVAL-4: {} programs", picked.len()));
+        run_mix(context, &measured, &costs, picked, seed)
+    })?;
+    Ok(findings(&all, seed))
+}
+
+fn findings(all: &[Mix], seed: u64) -> Vec<Finding> {
+    let over = |of: &dyn Fn(&Mix) -> f64| all.iter().map(of).collect::<Vec<f64>>();
+    let points = all.iter().flat_map(|mix| {
+        let with = format!("{} [{}]", mix.name(), mix.colors.join(" "));
+        [
+            DataPoint::over("best division known, % over shared", with, &[mix.gain_percent(mix.best())]),
+            DataPoint::over("online once settled, %", mix.name(), &[mix.gain_percent(mix.online.settled)]),
+            DataPoint::over("online over the whole run, %", mix.name(), &[mix.gain_percent(mix.online.whole)]),
+        ]
+    });
+    let told = |what: &str, unit: &str, bar: Bar, value: f64| {
+        Finding::new("INTERVAL-4", what, "MULTI at nominal time", unit, bar, &[(seed, value)])
+    };
+    let worst = over(&|mix| mix.gain_percent(mix.online.settled)).into_iter().fold(f64::INFINITY, f64::min);
+    let price = mean(&over(&|mix| mix.gain_percent(mix.online.settled) - mix.gain_percent(mix.online.whole)));
+    vec![
+        told(
+            "short of the best division known once settled, mean over mixes",
+            "%",
+            Bar::AtMost { bar: 2.0, paper_best: None },
+            mean(&over(&Mix::short_percent)),
+        )
+        .points(points.collect())
+        .note(format!(
+            "{} mixes on one L2 of 16 colors, L3 off, the interval machine. The best division is the better of sharing and of a \
+             climb from the exact sizes, clusters among its steps.",
+            all.len()
+        )),
+        told(
+            "gain over the shared cache once settled, worst mix",
+            "%",
+            Bar::AtLeast { bar: -1.0, paper_best: None },
+            worst,
+        ),
+        told("price of the search: gain once settled less gain over the whole run", "points", Bar::Shown, price),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does the climb find the best of a division whose worth has one summit, clusters among them?
+    #[test]
+    fn the_climb_reaches_a_lone_summit() {
+        let start = Division(vec![(vec![0], 6), (vec![1], 5), (vec![2], 5)]);
+        let summit = Division(vec![(vec![0, 2], 14), (vec![1], 2)]);
+        let found = climbed(start, |at| {
+            let together = at.0.iter().any(|(members, _)| members.len() == 2 && !members.contains(&1));
+            let second = at.0.iter().find(|(members, _)| members.contains(&1)).map_or(0, |(_, colors)| *colors);
+            Ok(f64::from(u8::from(together)) * 20.0 - f64::from(second.abs_diff(2)))
+        });
+        assert_eq!(found.unwrap(), summit);
+        assert_eq!(summit.lists(3), ["0-13", "14-15", "0-13"]);
+    }
+}

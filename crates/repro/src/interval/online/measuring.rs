@@ -1,0 +1,55 @@
+//! INTERVAL-6: what CASC's measuring costs (CASC-7 at nominal time).
+
+use super::*;
+use crate::niagara::{COPIES, KERNELS};
+use crate::{Bar, DataPoint, Finding};
+
+const L2_BYTES: u64 = 192 << 10;
+/// A threshold that is always met: everybody is measured again and again, and nobody is restricted (CASC 5.3.4).
+const MEASURES_ONLY: &str = "casc:form = 'better'\nthreshold = 1000.0\nremeasure_every_ns = 250_000_000";
+
+/// CASC-7 at nominal time: 18 threads on 8 contexts.
+///
+/// # Errors
+/// A program, machine or policy that cannot be, or the interruption.
+pub fn measuring(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let seed = context.seeds.first().copied().unwrap_or(1);
+    let mut machine = cachemate_spec::load_machine("niagara-2core").map_err(failed("niagara-2core"))?;
+    let last = machine.caches.last_mut().ok_or_else(|| failed("niagara-2core")("no cache"))?;
+    last.size_bytes = L2_BYTES;
+    let programs = programs(context, &KERNELS, &machine, seed)?;
+    let jobs: Vec<Job> = (0..COPIES)
+        .flat_map(|_| KERNELS.iter().map(|name| job(&programs, name, None)))
+        .collect::<Result<_, ReproError>>()?;
+    let length_ns = context.pick(20_000_000_000, 300_000_000_000);
+    let asked = Question { length_ns, explicit: true, ..question(context, &machine, jobs, seed) };
+    let both = ["default", MEASURES_ONLY];
+    let found = context.run_all(&both, |by| {
+        (context.progress)(&format!("INTERVAL-6: {}", by.split(':').next().unwrap_or(by)));
+        let found = outcome(context, &asked, by)?;
+        let of = found.programs.iter().map(|program| program.slowdown_on_cpu);
+        let on_cpu: Vec<f64> = of.collect::<Option<_>>().ok_or_else(|| failed(*by)("a thread never ran"))?;
+        Ok((mean(&on_cpu), found.weighted_speedup.unwrap_or(f64::NAN), found.cost_seconds))
+    })?;
+    let ((default, _, _), (measured, _, cost)) = (found[0], found[1]);
+    let point = |series: &str, at: &str, value: f64| DataPoint::over(series, at, &[value]);
+    let points = found.iter().zip(["default", "measuring"]).flat_map(|((on_cpu, speedup, _), name)| {
+        [point("time on a CPU over that alone, mean", name, *on_cpu), point("weighted speed-up", name, *speedup)]
+    });
+    Ok(vec![
+        Finding::new(
+            "INTERVAL-6",
+            "slowdown of the threads at their shares of time, measured again every 250 ms without restricting anybody",
+            "CASC-7 at nominal time",
+            "%",
+            Bar::AtMost { bar: 0.5, paper_best: None },
+            &[(seed, 100.0 * (measured / default - 1.0))],
+        )
+        .points(points.collect())
+        .note(format!(
+            "192 KiB, the interval machine, turns one by one, windows as long as the policy asks for. Probes took {cost:.2} s of \
+             the threads' time in {} s.",
+            length_ns / 1_000_000_000
+        )),
+    ])
+}

@@ -1,9 +1,9 @@
-//! How many of a program's L1 misses find their line in an L2: the simulator's programs beside those that were measured on
-//! a POWER5 (thesis RM, Table 5.5 column g), as the table of docs/programs-curves.md.
-//! `cargo run --release -p cachemate-benches --example stack_hits`
+//! How many of a program's L1 misses find their line in an L2. The simulator's programs stand beside those that were
+//! measured on a POWER5 (thesis RM, Table 5.5 column g), as the table of docs/programs-curves.md. `cargo run --release
+//! -p cachemate-benches --example stack_hits`
 //!
-//! As there: a log of 163 840 misses of a 32 KB 4-way L1 with lines of 128 bytes that stores do not fill, half of it
-//! to warm an LRU stack of 15 360 lines, hits counted in the other half. The log is taken after 60 M accesses (the
+//! As there, a log holds 163 840 misses of a 32 KB 4-way L1 with lines of 128 bytes that stores do not fill. Half of it
+//! warms an LRU stack of 15 360 lines; hits are counted in the other half. The log is taken after 60 M accesses (the
 //! thesis': after 10^10 instructions); prefetches are not part of it.
 
 use cachemate_core::AccessKind;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 mod circles;
 mod dashboard;
 mod gone;
+mod prose;
 mod results;
 mod tidy;
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{circles, gone};
+use crate::{circles, gone, prose};
 
 /// Which rooms a room may use: ARCHITECTURE.md's code map. A room that is not listed may not exist.
 const MAY_USE: &[(&str, &[&str])] = &[
@@ -76,7 +76,32 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
     check_names(root, &mut complaints)?;
     check_policy_pages(root, &mut complaints)?;
     check_links(root, &mut complaints)?;
+    check_prose(root, &mut complaints)?;
     Ok(complaints)
+}
+
+/// Pages and doc comments by their sentences; pages also by their abbreviations and by who leads to them.
+fn check_prose(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
+    let mut pages = Vec::new();
+    for entry in fs::read_dir(root)? {
+        let path = entry?.path();
+        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
+            continue;
+        }
+        for file in files(&path)? {
+            let shown = file.strip_prefix(root).unwrap_or(&file).display().to_string();
+            if shown.ends_with(".rs") {
+                prose::check_comments(&shown, &fs::read_to_string(&file)?, is_test_file(Path::new(&shown)), complaints);
+            } else if shown.ends_with(".md") && shown != "CHANGELOG.md" {
+                let text = fs::read_to_string(&file)?;
+                prose::check_page(&shown, &text, complaints);
+                prose::check_abbreviations(root, &shown, &text, complaints)?;
+                pages.push(shown);
+            }
+        }
+    }
+    pages.sort();
+    prose::check_index(root, &pages, complaints)
 }
 
 fn rooms(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {

@@ -1,10 +1,11 @@
 //! Page coloring inside an unmodified program.
 //!
-//! Problem: only a thread of the program itself may move frames into its pages (`UFFDIO_MOVE`), and it must do so while the
-//! program's other threads run, allocate, fork and unmap as they please. Method: a preloaded library registers the program's
-//! anonymous memory with userfaultfd and starts one thread that answers every first touch with a frame of an allowed color,
-//! from a stock of its own. Properties: no allocation, no lock shared with the program, no memory that the program can make
-//! absent; whatever fails, the program goes on with frames that the kernel chooses, and it is counted.
+//! Problem: only a thread of the program itself may move frames into its pages (`UFFDIO_MOVE`). It must do so while the
+//! program's other threads run, allocate, fork and unmap as they please. Method: a preloaded library registers the
+//! program's anonymous memory with userfaultfd. It starts one thread that answers every first touch with a frame of an
+//! allowed color, from a stock of its own. Properties: no allocation, no lock shared with the program, no memory that
+//! the program can make absent; whatever fails, the program goes on with frames that the kernel chooses, and it is
+//! counted.
 //!
 //! The crate is also the vocabulary between that library and the command: [`layout`] says what lies in the folder they share,
 //! [`timing`] how a frame's color is told.

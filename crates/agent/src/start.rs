@@ -1,8 +1,8 @@
 //! Before `main`: opens what the command left in the shared folder, and starts the handler's thread.
 //!
-//! What the program must never notice: descriptors (the handler has a table of its own, so nothing that the program closes,
-//! inherits or passes on is ours), signals (the handler takes none), and children (a fork has no handler, knows it, and gets
-//! its frames from the kernel; a program that it starts begins anew).
+//! What the program must never notice: descriptors, as the handler has a table of its own, and nothing that the program
+//! closes, inherits or passes on is ours; signals, as the handler takes none; and children. A fork has no handler,
+//! knows it, and gets its frames from the kernel; a program that it starts begins anew.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};

@@ -91,9 +91,10 @@ unsafe fn reload_each(
     }
 }
 
-/// Decides from slow and fast reloads, each of which may mislead: Wald's sequential test. Replacement that is not LRU keeps a
-/// line now and then that should be gone (measured: slow in 70 to 75 of 100 where it should be), and a neighbor on the same
-/// core takes one that should have stayed (1 to 5 of 100). So one slow reload weighs as much as three fast ones.
+/// Decides from slow and fast reloads, each of which may mislead: Wald's sequential test. Replacement that is not LRU
+/// keeps a line now and then that should be gone (measured: slow in 70 to 75 of 100 where it should be). A neighbor on
+/// the same core takes one that should have stayed (1 to 5 of 100). So one slow reload weighs as much as three fast
+/// ones.
 pub fn decided(mut slow: impl FnMut() -> bool) -> bool {
     const ASKED_AT_MOST: u32 = 24;
     let mut score = 0;

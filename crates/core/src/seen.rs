@@ -211,9 +211,9 @@ pub struct RowInterval {
 /// The kind of address in a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Space {
-    /// Of the task's own address space.
+    /// An address of the task's own space.
     Virtual,
-    /// Of the machine's memory.
+    /// An address of the machine's memory.
     Physical,
 }
 
@@ -263,7 +263,7 @@ pub struct ReuseSample {
 pub struct SuperSetCount {
     /// Accesses to its sets.
     pub accesses: u64,
-    /// Of these, those that missed.
+    /// Accesses that missed.
     pub misses: u64,
 }
 

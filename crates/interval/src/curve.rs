@@ -32,7 +32,7 @@ pub struct Rates {
 
 /// Stands for "never": a footprint that does not grow any more.
 const NEVER_INSTR: f32 = 1e30;
-/// Of a footprint.
+/// Share of a footprint that counts as all of it.
 const ALL_OF_IT: f32 = 0.999;
 /// Fills below this are none.
 const NO_FILLS: f64 = 1e-12;

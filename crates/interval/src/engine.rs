@@ -1,10 +1,10 @@
 //! The machine's state and how time passes in it.
 //!
 //! Problem: hours of nominal time. Method: between two moments at which something changes (a phase, a turn, a plan),
-//! occupancies and speeds run towards a steady state, and are followed in steps that begin at a fraction of the cache's
-//! turnover and grow as changes fade. Every cache has steps of its own. What its tasks did since its last step is booked
-//! when the next one is due. Caches of a memory node meet at its controller: a change of its load is told to all of them
-//! at once. Properties: no allocation in a step; the same calls give the same bits.
+//! occupancies and speeds run towards a steady state. They are followed in steps that begin at a fraction of the
+//! cache's turnover and grow as changes fade. Every cache has steps of its own. What its tasks did since its last step
+//! is booked when the next one is due. Caches of a memory node meet at its controller: a change of its load is told to
+//! all of them at once. Properties: no allocation in a step; the same calls give the same bits.
 
 use cachemate_core::{CpuSet, MachineSpec, Pipeline};
 
@@ -380,7 +380,7 @@ impl Engine {
     pub(crate) fn line_bytes(&self) -> f64 {
         self.line_bytes
     }
-    /// Of the topology.
+    /// Contended caches of the topology.
     pub(crate) fn caches(&self) -> usize {
         self.known_caches
     }

@@ -1,5 +1,5 @@
-//! The few calls by which the live machine reads and changes a host, behind one trait: tests put a made-up host or a
-//! seeded fault behind it, and nothing else in this crate talks to the kernel in order to change something.
+//! The few calls by which the live machine reads and changes a host, behind one trait. Tests put a made-up host or a
+//! seeded fault behind it. Nothing else in this crate talks to the kernel in order to change something.
 
 use std::fs;
 use std::io;

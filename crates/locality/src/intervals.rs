@@ -22,7 +22,7 @@ pub struct Interval {
     pub instructions: Option<u64>,
     /// Accesses to the cache, and those that missed it.
     pub accesses: u64,
-    /// Of these accesses, those that missed the cache.
+    /// Accesses that missed the cache.
     pub misses: u64,
 }
 

@@ -2,12 +2,13 @@
 //!
 //! Problem: a profile holds for one phase of a program; when the program moves on, the old evidence misleads. Method
 //! (the thesis's heuristic): compare the signal of each interval with its mean over the last w intervals; a difference
-//! above a threshold is a phase change. A transition can span several intervals: it begins and ends where the difference
-//! passes 50 % of the threshold (our reading of "another threshold ... to signify the beginning/end"). A phase that is
-//! never steady would hide the next change in a transition without end: once the w intervals that are compared with are
-//! all of the new phase, another difference above the threshold is another change. So is, two intervals after a change was told
-//! or later, a signal that lies further from each of the w intervals than these do from each other (and than the threshold): a
-//! program's own restlessness just before a change of phase would hide it otherwise.
+//! above a threshold is a phase change. A transition can span several intervals: it begins and ends where the
+//! difference passes 50 % of the threshold (our reading of "another threshold ... to signify the beginning/end"). A
+//! phase that is never steady would hide the next change in a transition without end: once the w intervals that are
+//! compared with are all of the new phase, another difference above the threshold is another change. So is a signal
+//! that lies further from each of the w intervals than these do from each other, and than the threshold. That holds
+//! from two intervals after a change on; a program's own restlessness just before a change of phase would hide it
+//! otherwise.
 //!
 //! The signal is a list of numbers, and the difference of two signals is the largest difference of an entry:
 //! - one entry, the miss rate: the thesis's own detector ([`PhaseDetector::new`] with its defaults: w = 3, 3 misses per

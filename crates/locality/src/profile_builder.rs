@@ -117,7 +117,7 @@ pub struct ProgramProfile {
     pub profile: Profile,
     /// Accesses that reached the cache, stores among them.
     pub accesses: u64,
-    /// Of these accesses, the writes.
+    /// Accesses that are writes.
     pub stores: u64,
     /// Threads that made an access.
     pub threads: u32,

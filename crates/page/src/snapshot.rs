@@ -8,9 +8,9 @@ use serde::Serialize;
 /// What does not change during a run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Head {
-    /// Of the shape; the page refuses others.
+    /// Version of the shape; the page refuses others.
     pub shape: u32,
-    /// Of the program that made it.
+    /// Version of the program that made it.
     pub version: String,
     /// Where the run comes from: `live`, or the recording's name.
     pub source: String,
@@ -46,7 +46,7 @@ pub struct CacheHead {
     pub level: String,
     /// Such as `0-3,8`.
     pub cpus: String,
-    /// Of one instance.
+    /// Size of one instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
     /// Associativity.
@@ -76,7 +76,7 @@ pub struct TrueProgram {
     /// Over the measured part of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instr_per_cycle: Option<f64>,
-    /// Of the contended cache.
+    /// Misses of the contended cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub misses_per_kilo_instr: Option<f64>,
     /// Share of those misses on lines that others evicted.
@@ -95,7 +95,7 @@ pub struct Snapshot {
     pub lasted_s: f64,
     /// Those present, in order of arrival.
     pub programs: Vec<ProgramSnapshot>,
-    /// Of the contended caches, where something was counted or forecast.
+    /// The contended caches, where something was counted or forecast.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub caches: Vec<CacheSnapshot>,
     /// Reasons that were not given in the window before.
@@ -128,7 +128,7 @@ pub struct Snapshot {
     /// What the restore journal holds; absent in recordings, which do not have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journal: Option<Vec<JournalLine>>,
-    /// Of the daemon itself; absent in recordings.
+    /// The daemon itself; absent in recordings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub daemon: Option<DaemonSnapshot>,
     /// Curves that are new or other than before.
@@ -168,7 +168,7 @@ pub struct ProgramSnapshot {
     /// While on processor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instr_per_cycle: Option<f64>,
-    /// Of the contended cache.
+    /// Misses of the contended cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub misses_per_kilo_instr: Option<f64>,
     /// Run time over run time alone, minus one, by what was measured; mean over threads, weighted by time.
@@ -234,7 +234,7 @@ pub struct DecisionSnapshot {
 pub struct GangSnapshot {
     /// Such as `0-3`.
     pub cpus: String,
-    /// Of one slice.
+    /// Length of one slice.
     pub slice_s: f64,
     /// Programs of each gang, in the order of their turns.
     pub turns: Vec<Vec<u32>>,
@@ -294,7 +294,7 @@ pub struct DaemonSnapshot {
     pub pid: u32,
     /// How much of the host can be measured, as `cachemate doctor` says it.
     pub level: u32,
-    /// Of one CPU, since the start.
+    /// Share of one CPU, since the start.
     pub cpu_share: f64,
     /// Why the last reload did not take.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -27,7 +27,7 @@ pub struct Live {
     pub pids: BTreeMap<TaskId, i32>,
     /// What the restore journal holds.
     pub journal: Vec<JournalLine>,
-    /// Of itself.
+    /// What the daemon tells of itself.
     pub daemon: DaemonSnapshot,
 }
 

@@ -75,8 +75,8 @@ impl CoRunCost for BroughtIn<'_> {
 /// As far as round robin itself leaves tasks apart.
 pub const BEHIND_AT_MOST_SAMPLES: f64 = 1.0;
 
-/// Being brought in never weighs more than so many samples that others have run more: where all miss next to nothing, a
-/// price in misses that make a super set busy has no bound of its own, and the wait must.
+/// Being brought in never weighs more than so many samples that others have run more. Where all miss next to nothing, a
+/// price in misses that make a super set busy has no bound of its own; the wait must have one.
 const REFILL_AT_MOST_SAMPLES: f64 = 32.0;
 
 /// Turns of the set that runs: it stays until the next plan, and passes on if none ever comes.

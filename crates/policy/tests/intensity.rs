@@ -139,8 +139,8 @@ fn prefetched_lines_count_where_reads_do() {
     assert_eq!(beside_the_first("memory-reads", &both), [3]);
 }
 
-/// A program that just fits the cache alone, one that streams, two quiet ones: does DI see by the rates on a share of the
-/// cache that the first needs the quietest neighbor, and does it take it for quiet by the paper's rates?
+/// One program just fits the cache alone, one streams, two are quiet. Does DI see by the rates on a share of the cache
+/// that the first needs the quietest neighbor, and take it for quiet by the paper's rates?
 #[test]
 fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
     let curve = |on_half: f64, on_all: f64| {

@@ -56,9 +56,9 @@ pub fn fixed(value: f64, decimals: usize) -> String {
     }
 }
 
-/// A text of somebody else's, a program's name above all, as it may stand in a terminal, a table's row or a log's line:
-/// whatever is not shown as a sign of its own (control characters, line ends, marks that turn the direction of writing) is
-/// written out, and a backslash doubled so that nobody can feign it.
+/// A text of somebody else's, a program's name above all, as it may stand in a terminal, a table's row or a log's line.
+/// Whatever is not shown as a sign of its own is written out: control characters, line ends, marks that turn the
+/// direction of writing. A backslash is doubled, so that nobody can feign it.
 pub fn printable(text: &str) -> String {
     let plain = |c: char| matches!(c, '"' | '\'');
     text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_debug().to_string() }).collect()

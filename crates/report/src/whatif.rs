@@ -41,13 +41,13 @@ pub struct PolicyOutcome {
     pub worst_slowdown: Option<f64>,
     /// Sum of the slowdowns' inverses.
     pub weighted_speedup: Option<f64>,
-    /// Of all programs together, over the whole run.
+    /// Instructions of all programs together, over the whole run.
     pub instructions_per_second: f64,
     /// Traffic with memory, both ways, of all nodes together.
     pub memory_bytes_per_second: f64,
     /// Plans that placed, divided or timed otherwise than the one before.
     pub changes_per_hour: f64,
-    /// Of the machine's time, what probes and page moves took.
+    /// Time of the machine that probes and page moves took.
     pub cost_seconds: f64,
     /// In the order given; the second copy of a name is `name 2`.
     pub programs: Vec<ProgramOutcome>,
@@ -64,7 +64,7 @@ pub struct ProgramOutcome {
     pub name: String,
     /// Time over the time alone on a CPU and cache of its own; `None` = nothing was executed.
     pub slowdown: Option<f64>,
-    /// Of its time on a processor only: caches and memory.
+    /// The same of its time on a processor only: caches and memory.
     pub slowdown_on_cpu: Option<f64>,
     /// Instructions per cycle on a processor; `None` = it never ran.
     pub instr_per_cycle: Option<f64>,
@@ -81,7 +81,7 @@ pub struct TimeLines {
     pub slowdown: Vec<Vec<Option<f64>>>,
     /// Bytes held of all contended caches, on average; by program and stretch, `None` = not seen in it.
     pub occupancy_bytes: Vec<Vec<Option<f64>>>,
-    /// Of the contended caches, the one that it mostly ran on.
+    /// The contended cache that it mostly ran on.
     pub cache: Vec<Vec<Option<u32>>>,
     /// By memory node.
     pub memory_busy_share: Vec<Vec<f64>>,
@@ -447,7 +447,7 @@ mod tests {
         assert!((2.0..3.0).contains(&top) && cut == Some(260.0), "{top} {cut:?}");
     }
 
-    /// Of many programs, are those drawn that some policy slows most, in their order?
+    /// Are those of many programs drawn that some policy slows most, in their order?
     #[test]
     fn the_most_slowed_programs_are_drawn() {
         let mut page = page();

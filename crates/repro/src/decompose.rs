@@ -42,7 +42,7 @@ pub struct OneRun {
     pub other: Other,
     /// Whether the machine's prefetchers were on.
     pub prefetching: bool,
-    /// Of the program, over its work.
+    /// Cycles of the program over its work.
     pub cycles_per_instr: f64,
 }
 
@@ -51,7 +51,7 @@ pub struct OneRun {
 pub struct Part {
     /// What the two programs compete for.
     pub what: String,
-    /// Of the run time alone; may be negative.
+    /// Per cent of the run time alone; may be negative.
     pub degradation_percent: f64,
     /// Share of the total; `None` where that is nothing.
     pub share_percent: Option<f64>,

@@ -204,7 +204,7 @@ pub struct Finding {
     pub standard_error: Option<f64>,
     /// How values of several seeds are held against the bar.
     pub rule: Rule,
-    /// Of the measured value, the spread and the bar; empty = none.
+    /// Unit of the measured value, the spread and the bar; empty = none.
     pub unit: String,
     /// What the value has to reach.
     pub bar: Bar,

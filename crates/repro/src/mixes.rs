@@ -96,7 +96,7 @@ pub struct Mix {
 pub struct Mixes {
     /// As it was asked for.
     pub machine: String,
-    /// Of the draw, the machine and the policies.
+    /// Seed of the draw, the machine and the policies.
     pub seed: u64,
     /// How much shorter than nominal time the windows are.
     pub time_scale: u64,

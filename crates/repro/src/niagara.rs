@@ -1,10 +1,10 @@
 //! The machine and workload of both papers on multithreaded chip multiprocessors (BS, CASC), and who runs on it.
 //!
-//! Two cores of four contexts over one L2 of 48 to 768 KB, 18 threads: six copies each of twolf, art and BerkeleyDB, every
-//! copy with an input of its own (CASC 5). Everything here was chosen before any policy was run: the machine from
+//! Two cores of four contexts over one L2 of 48 to 768 KB, 18 threads: six copies each of twolf, art and BerkeleyDB,
+//! every copy with an input of its own (CASC 5). Everything here was chosen before any policy was run: the machine from
 //! published data (its file says which), the programs from the table of programs, and times at one scale. The default
-//! scheduler is the fair one. Solaris's time sharing stands beside it at a scale of its own: with quanta of 200 ms for
-//! programs that never sleep, a round of 18 threads takes nearly half a second, and the lift that keeps the bottom from
+//! scheduler is the fair one. Solaris's time sharing stands beside it at a scale of its own. With quanta of 200 ms for
+//! programs that never sleep, a round of 18 threads takes nearly half a second. The lift that keeps the bottom from
 //! starving comes once a second; at the common scale neither would fit into a run.
 
 pub mod cells;

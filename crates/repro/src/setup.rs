@@ -187,7 +187,7 @@ pub struct Workload {
 
 /// What a managed run answers: the books, and every record of the loop, the warm-up's too.
 pub struct ManagedRun {
-    /// Of the measured part.
+    /// Results of the measured part.
     pub results: RunResults,
     /// One for each window.
     pub records: Vec<WindowRecord>,

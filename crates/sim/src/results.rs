@@ -74,7 +74,7 @@ pub struct TaskResults {
     pub memory_read_bytes: u64,
     /// Bytes that its requests sent to memory.
     pub memory_write_bytes: u64,
-    /// Of its cycles, those that no instruction used.
+    /// Cycles that no instruction used.
     pub stall_cycles: StallCycles,
 }
 

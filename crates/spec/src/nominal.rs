@@ -40,11 +40,11 @@ pub enum Turns {
 pub struct CounterSpec {
     /// Standard deviation of a reading.
     pub noise: f64,
-    /// Of the noise, from one window to the next.
+    /// Autocorrelation of the noise, from one window to the next.
     pub autocorrelation: f64,
     /// Standard deviation of what one turn of a group of events sees.
     pub turn_noise: f64,
-    /// Of a task's events, those booked to who follows it on its CPU.
+    /// Share of a task's events that is booked to who follows it on its CPU.
     pub skew: f64,
 }
 

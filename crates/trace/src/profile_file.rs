@@ -157,7 +157,7 @@ pub struct Interval {
     /// Executed in the interval; `None` = not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<u64>,
-    /// Of these accesses, those that missed the cache.
+    /// Accesses that missed the cache.
     pub misses: u64,
     /// Raised by one where a new phase was found.
     pub phase: u32,

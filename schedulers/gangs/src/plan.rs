@@ -5,7 +5,7 @@ use crate::maps::{MAX_CACHES, MAX_GANGS, Place, Turn, Who};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Of the message; another one is refused.
+/// The version of messages; another one is refused.
 pub const VERSION: u32 = 1;
 /// A message is at most this long.
 pub const MAX_BYTES: usize = 8 << 20;

@@ -147,7 +147,7 @@ impl Service {
         stop
     }
 
-    /// Of the plan that was taken in last.
+    /// The generation of the plan that was taken in last.
     fn generation(&self) -> u64 {
         self.plan.as_ref().map_or(0, |plan| plan.generation)
     }

@@ -187,7 +187,7 @@ pub struct IntervalMachine {
     plan: Plan,
     /// Ways by class of service.
     classes: BTreeMap<ClassId, Masks>,
-    /// Of processes that are held to some.
+    /// Colors of processes that are held to some.
     colors: BTreeMap<ProcessId, Colors>,
     /// Ascending by their CPUs.
     gangs: Vec<GangSchedule>,

@@ -112,9 +112,9 @@ impl Object {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// Of [`Object::Affinity`]: the CPUs as set, offline ones included.
+    /// For [`Object::Affinity`]: the CPUs as set, offline ones included.
     Cpus(CpuSet),
-    /// Of [`Object::Nice`]: -20 to 19.
+    /// For [`Object::Nice`]: -20 to 19.
     Nice(i32),
     /// `SCHED_*`, where nothing else belongs to it.
     Policy(u32),
@@ -122,11 +122,11 @@ pub enum State {
     Scheduling(Scheduling),
     /// Path of the group, below the hierarchy's mount.
     Group(PathBuf),
-    /// Of [`Object::File`] and [`Object::Schemata`]: content without the white space at its end.
+    /// For [`Object::File`] and [`Object::Schemata`]: content without the white space at its end.
     Text(String),
-    /// Of [`Object::Directory`]: it is not there.
+    /// For [`Object::Directory`]: it is not there.
     Absent,
-    /// Of [`Object::Directory`]: it is there.
+    /// For [`Object::Directory`]: it is there.
     Present,
 }
 
@@ -250,7 +250,7 @@ pub enum JournalError {
         "this process was silent for so long that the guardian put everything back; nothing is changed until that is noted"
     )]
     Fenced,
-    /// Of another format: nothing of it can be told.
+    /// A journal of another format: nothing of it can be told.
     #[error("restore journal {path}, line {line}: {what}")]
     Damaged {
         /// The journal.

@@ -118,7 +118,7 @@ const SINCE_SKYLAKE: [u32; 19] = [
     0x8f, 0xcf, 0xad, 0xae, // Sapphire, Emerald, Granite Rapids
 ];
 
-/// Of these, servers.
+/// The servers among them.
 const SERVERS_SINCE_SKYLAKE: [u32; 7] = [0x55, 0x6a, 0x6c, 0x8f, 0xcf, 0xad, 0xae];
 const EP: [u32; 2] = [0x3f, 0x4f];
 

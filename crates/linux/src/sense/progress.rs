@@ -4,9 +4,9 @@
 //! (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per window and process.
 //! Where no file is named, `DIR/PID` is looked for in the daemon's progress folder.
 //!
-//! Where nothing is reported, an event that the program makes at a rate of its own may stand in, declared as such: its
-//! instructions where they are counted, its read and write calls (the system calls that the kernel counts per thread,
-//! `/proc/PID/task/TID/io`), its waits (context switches of its own accord) and its page faults.
+//! Where nothing is reported, an event that the program makes at a rate of its own may stand in, declared as such.
+//! These are its instructions where they are counted; its read and write calls, which the kernel counts per thread
+//! (`/proc/PID/task/TID/io`); its waits (context switches of its own accord); and its page faults.
 
 use std::io;
 use std::path::{Path, PathBuf};

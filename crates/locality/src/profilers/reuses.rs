@@ -1,8 +1,8 @@
 //! Watched locations to reuse times, and by StatCache or StatStack to a miss-rate curve (BS 1).
 //!
 //! A watch point counts all accesses, the model's cache sees those that pass the L1. Where both are counted, the
-//! shortest times are taken for the L1's hits and left out, and the others are counted in references behind it: what
-//! is left has the same footprint, P(T > t) being larger and t being shorter by the same factor.
+//! shortest times are taken for the L1's hits and left out, and the others are counted in references behind it. What is
+//! left has the same footprint, P(T > t) being larger and t being shorter by the same factor.
 //!
 //! Code shares the cache with data. A machine that watches fetched lines too ([`ReuseProfiler::of_code_too`]) shows what
 //! it takes and misses; where only data is watched, the code's references are left out of the count as hits.

@@ -1,11 +1,11 @@
 //! RapidMRC: a miss-rate curve from one short log of a cache's accesses (thesis ch. 5).
 //!
-//! Problem: get the curve of a running program without trying every size. Method: log the data addresses of all first-level
-//! misses for a short while (the thesis: 163 840, about ten times the lines of the cache), correct what the prefetcher
-//! left (a run of equal values becomes ascending lines), simulate one LRU stack that is no deeper than the cache, warm
-//! it up, and count the accesses by depth (Mattson). The result is right in shape and off by a constant, which one measured
-//! point removes ([`crate::curve::MissRateCurve::shifted_through`]). [`trace_curve`] is this, to the letter;
-//! [`survival_curve`] is the form to use.
+//! Problem: get the curve of a running program without trying every size. Method: log the data addresses of all
+//! first-level misses for a short while (the thesis: 163 840, about ten times the lines of the cache). Correct what the
+//! prefetcher left: a run of equal values becomes ascending lines. Simulate one LRU stack that is no deeper than the
+//! cache, warm it up, and count the accesses by depth (Mattson). The result is right in shape and off by a constant,
+//! which one measured point removes ([`crate::curve::MissRateCurve::shifted_through`]). [`trace_curve`] is this, to the
+//! letter; [`survival_curve`] is the form to use.
 //!
 //! Properties: an access deeper than the largest size misses at every size, so the bounded stack gives the same curve as
 //! exact distances, which is what counts them here.

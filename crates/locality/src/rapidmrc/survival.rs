@@ -5,12 +5,12 @@
 //! lost entries only through a constant. Each is an error of shape, which no vertical shift removes.
 //!
 //! Method, for each of them:
-//! - A first touch in the log is a *censored* observation: its distance is at least the distinct lines logged before it,
-//!   and nothing more is known. The product-limit estimator (Kaplan and Meier 1958) is made for that: the share of
-//!   accesses with a distance of `d` or more is the product over depths below `d` of one minus (accesses that come
-//!   back at this depth / accesses known to get this deep). No warm-up, and a cache that the log cannot fill is no
-//!   special case. Beyond the depth that enough accesses are known to reach, the tail goes on as the power of the depth
-//!   that it was over the last third of the known depths.
+//! - A first touch in the log is a *censored* observation: its distance is at least the distinct lines logged before
+//!   it, and nothing more is known. The product-limit estimator (Kaplan and Meier 1958) is made for that. The share of
+//!   accesses with a distance of `d` or more is a product over the depths below `d`; each factor is one minus (accesses
+//!   that come back at this depth / accesses known to get this deep). No warm-up, and a cache that the log cannot fill
+//!   is no special case. Beyond the depth that enough accesses are known to reach, the tail goes on as the power of the
+//!   depth that it was over the last third of the known depths.
 //! - A repeated value is a line that the prefetcher brought: it takes its place in the stack, but it is no miss.
 //! - A counter beside the log says how many first-level misses there really were. Where the log has fewer, the measured
 //!   point decides what they did, in this order: the rate is scaled, up to the misses put down to losses; the distances

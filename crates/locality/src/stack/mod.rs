@@ -1,13 +1,13 @@
 //! Exact LRU stack distances.
 //!
-//! The stack distance of an access is the number of *other* distinct lines touched since its line was last touched: 0
-//! for an immediate repeat, none (cold) for a first touch. A fully associative LRU cache of `s` lines hits exactly the
-//! accesses with a distance below `s`, so one histogram of distances is the miss-rate curve for every size at once.
+//! The stack distance of an access is the number of *other* distinct lines touched since its line was last touched. It
+//! is 0 for an immediate repeat; a first touch has none (cold). A fully associative LRU cache of `s` lines hits exactly
+//! the accesses with a distance below `s`, so one histogram of distances is the miss-rate curve for every size at once.
 
 //!
-//! [`StackDistances`] is the engine on one thread: a *finder* says in which slot of time the line was last seen
-//! (`dense.rs`, `sparse.rs`), a *counter* says how many slots since then are dead because their line came again
-//! (`counter.rs`), and the distance is what is left. Properties: one pass over a stream; memory in proportion to the
+//! [`StackDistances`] is the engine on one thread. A *finder* says in which slot of time the line was last seen
+//! (`dense.rs`, `sparse.rs`). A *counter* says how many slots since then are dead because their line came again
+//! (`counter.rs`). The distance is what is left. Properties: one pass over a stream; memory in proportion to the
 //! distinct lines, not to the length; no recursion; nothing to tune; the same result with every instruction set.
 
 mod batch;

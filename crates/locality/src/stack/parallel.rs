@@ -2,8 +2,8 @@
 //!
 //! The caller's thread finds (which line was where), others count (how many died since), joined by a ring of batches.
 //! Finding needs nothing from counting: at a compaction it reads the dead bits off its own table. With more than one
-//! counting thread each has a range of slots: an old slot is sent to its range's owner, along with the number of dead
-//! slots in higher ranges at that time, which the finding thread keeps as one number per range; so the owner knows the
+//! counting thread each has a range of slots. An old slot is sent to its range's owner, along with the number of dead
+//! slots in higher ranges at that time; the finding thread keeps one such number per range. So the owner knows the
 //! distance. The histograms of the owners add up.
 
 use super::StackError;

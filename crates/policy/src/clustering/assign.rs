@@ -1,11 +1,11 @@
 //! Clusters to chips (thesis 3.4.4), for any number of chips.
 //!
-//! Problem: threads of a cluster on one chip, and every chip as busy as the others. Method: clusters from the largest to
-//! the smallest, each to the chip with fewest threads per CPU (on a tie to the one that most of it is on already, so that
-//! what is right stays). Before that the cluster is tried: where the threads still to come cannot level the other chips
-//! up to within the limit of its chip, it is *neutralised*, spread over as few chips as keep the balance, least loaded
-//! first (on two chips: over both, as in the thesis). Unclustered threads come last and level out what differs.
-//! Threads that may not move count where they are, and draw their cluster there if the balance allows it.
+//! Problem: threads of a cluster on one chip, and every chip as busy as the others. Method: clusters from the largest
+//! to the smallest, each to the chip with fewest threads per CPU (on a tie to the one that most of it is on already, so
+//! that what is right stays). Before that the cluster is tried. Where the threads still to come cannot level the other
+//! chips up to within the limit of its chip, it is *neutralised*: spread over as few chips as keep the balance, least
+//! loaded first. On two chips it is spread over both, as in the thesis. Unclustered threads come last and level out
+//! what differs. Threads that may not move count where they are, and draw their cluster there if the balance allows it.
 //!
 //! Properties: pure, deterministic; best effort, no optimum.
 

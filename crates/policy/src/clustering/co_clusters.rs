@@ -259,9 +259,10 @@ fn pair_up(labels: &mut Labels, used: &[usize], count: usize, gain: impl Fn(usiz
     merged
 }
 
-/// Modularity breaks a large group up where each of its data is shared by few at a time; what the parts share would then
-/// pass for global. So communities that are as similar as threads of a cluster must be, by their mean counters and on
-/// what is not global by the thesis's rule, are united, if they share a third or more of what the weaker shares within.
+/// Modularity breaks a large group up where each of its data is shared by few at a time; what the parts share would
+/// then pass for global. So communities are united if they are as similar as threads of a cluster must be, by their
+/// mean counters and on what is not global by the thesis's rule. They must also share a third or more of what the
+/// weaker shares within.
 fn unite(graph: &Graph, labels: &mut Labels, threshold: u64) {
     for _ in 0..PASSES_AT_MOST {
         if !unite_once(graph, labels, threshold) {

@@ -5,8 +5,8 @@
 //! for it. Method, one of two:
 //! - [`central`]: sort all by weight, deal the heaviest to the lightest place with a seat left; name the groups after
 //!   the places where most of their members already are; keep what is there unless the new sums are clearly more even.
-//! - [`exchange`]: no sort and no view of all: in every round each place meets one other, and the two exchange tasks as
-//!   long as that brings their sums closer (`tournament` says who meets whom, so that all pairs meet in turn).
+//! - [`exchange`]: no sort and no view of all. In every round each place meets one other, and the two exchange tasks as
+//!   long as that brings their sums closer. `tournament` says who meets whom, so that all pairs meet in turn.
 //!
 //! Properties: pure, ties by order; loads are even (a CPU never has two tasks more than another, and none waits while a
 //! seat is free); tasks that are stuck stay. For weights that hold still, exchanges end, since every one lowers the sum of

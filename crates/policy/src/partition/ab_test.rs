@@ -68,10 +68,10 @@ pub struct Trial {
 }
 
 /// After a change of the shares: until every program has brought in its part of the cache's lines, since before that
-/// speeds are those of a cache that is being filled. A cache behind this one takes in what this one misses, or throws out,
-/// and keeps what the old shares left in it for far longer: it has turned over once all together have missed as often as
-/// it has lines (ammp beside applu on the thesis's machine loses a fifth of its speed over eighty windows after a split
-/// is given up, while its misses of the L2 stay as they were).
+/// speeds are those of a cache that is being filled. A cache behind this one takes in what this one misses, or throws
+/// out, and keeps what the old shares left in it for far longer. It has turned over once all together have missed as
+/// often as it has lines. An example is ammp beside applu on the thesis's machine: it loses a fifth of its speed over
+/// eighty windows after a split is given up, while its misses of the L2 stay as they were.
 #[derive(Clone, Debug, Default)]
 pub struct Settling {
     /// Settled at the end of the last window taken in, which does not count either.

@@ -1,12 +1,13 @@
 //! What a process does with space: misses and cycles per instruction by the number of units it holds.
 //!
 //! Problem: sizing needs, of every process, what each size would cost; measured are a miss-rate curve (RapidMRC) and
-//! how fast it runs now. Method: cycles per instruction move from the measured speed along the curve, every miss for as
-//! long as misses of this program were measured to stall it (stall cycles beyond the cache over misses: memory-level
-//! parallelism and a cache behind are in it, thesis 4.6.3), or along a measured stall curve where there is one that
-//! spans the sizes. A log does not hold everything (stores that write through, for one): a rate that is measured to be
-//! higher or lower than any size explains moves the whole curve, and what was measured under a share bounds it ([`Space::bounded`]). Properties: more space never costs more (what rises in a curve of an LRU cache is noise); nothing
-//! is said without a curve and a speed.
+//! how fast it runs now. Method: cycles per instruction move from the measured speed along the curve. A miss counts for
+//! as long as misses of this program were measured to stall it: stall cycles beyond the cache over misses, so that
+//! memory-level parallelism and a cache behind are in it (thesis 4.6.3). Where a measured stall curve spans the sizes,
+//! cycles move along that. A log does not hold everything (stores that write through, for one): a rate that is measured
+//! to be higher or lower than any size explains moves the whole curve, and what was measured under a share bounds it
+//! ([`Space::bounded`]). Properties: more space never costs more (what rises in a curve of an LRU cache is noise);
+//! nothing is said without a curve and a speed.
 
 use cachemate_core::{Curve, Estimate, Fact, FactSource, Level, Profile, Rates};
 

@@ -1,10 +1,10 @@
 //! Co-runs without a PMU: programs that press are kept away from programs that feel them, in space or in time.
 //!
-//! Problem: on a virtual machine nobody counts misses, and the kernel's word on who shares a cache need not hold from one
-//! minute to the next. Method: the machine is asked, a probe at a time, (1) by cache-line ping-pong which CPUs share a
-//! cache *now*, (2) by evicted lines how hard each active task presses on it, (3) beside a stream of our own how much each feels that.
-//! What `i` suffers beside `j` is taken as the product of `i`'s sensitivity and `j`'s intensity (Pain's form, CA 2.2.4,
-//! with measured factors). Then, cache by cache as measured:
+//! Problem: on a virtual machine nobody counts misses, and the kernel's word on who shares a cache need not hold from
+//! one minute to the next. Method: the machine is asked three things, a probe at a time. Cache-line ping-pong tells
+//! which CPUs share a cache *now*; evicted lines tell each active task's intensity; a stream of our own beside it tells
+//! its sensitivity. What `i` suffers beside `j` is taken as the product of `i`'s sensitivity and `j`'s intensity
+//! (Pain's form, CA 2.2.4, with measured factors). Then, cache by cache as measured:
 //! - with several caches, the solver spreads tasks over them so that the sum of what they suffer is least;
 //! - with one cache and more tasks than CPUs, the same solver forms gangs that take turns on it (balance-set's idea with
 //!   another criterion), where that takes enough of the harm away;
@@ -47,8 +47,8 @@ pub struct Parameters {
     pub active_from: f64,
     /// Windows after which a task is probed again; 0 = never.
     pub probe_again_windows: u64,
-    /// Processor time that the first survey may take, for each task: on a host a bracket's phases are long (150 ms), and
-    /// the two probes of a task take 1.8 s with an 8 MiB cache, what they keep it off its CPU included.
+    /// Processor time that the first survey may take, for each task. On a host a bracket's phases are long (150 ms):
+    /// the two probes of a task take 1.8 s with an 8 MiB cache, the time that they keep it off its CPU included.
     pub survey_ns: u64,
     /// Share of all processor time that probing may take besides. Programs that a probe keeps off its CPUs lose about twice
     /// that again (measured in the simulator), so that a quarter of a per cent costs them less than one.

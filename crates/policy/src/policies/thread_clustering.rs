@@ -31,8 +31,9 @@ use crate::clustering::{Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadM
 pub struct Parameters {
     /// Share of a process's cycles that stalls on remote caches (thesis: 0.2).
     pub activation_share: f64,
-    /// What a line out of a remote cache is taken to cost where a processor counts such lines but not the stalls they make
-    /// (all but the thesis's Power5 do): the order of what chip-to-chip ping-pongs show on servers since 2017.
+    /// What a line out of a remote cache is taken to cost where a processor counts such lines but not the stalls they
+    /// make. All but the thesis's Power5 do. It is the order of what chip-to-chip ping-pongs show on servers since
+    /// 2017.
     pub remote_hit_cycles: f64,
     /// Between two looks (thesis: 10^9).
     pub window_cycles: u64,

@@ -5,8 +5,8 @@
 //! apart from the mean: is any process slower by a tenth, and by more than *its own* noise? Then the stated goal judges, by
 //! what is known for sure alone; the change stays only if others gained more than that process lost.
 //!
-//! Speeds are what programs say of themselves, so none is believed without bounds: a process' ratio counts as a halving or
-//! a doubling at most, one user's processes weigh no more than all others' together, and a process that is noisier than
+//! Speeds are what programs say of themselves, so none is believed without bounds. A process' ratio counts as a halving
+//! or a doubling at most. One user's processes weigh no more than all others' together. A process that is noisier than
 //! the others counts less in the mean. Floors come first ([`cachemate_core::Goal::degradation_at_most`]): a change that
 //! breaks more of them is worse, one that mends some is better, whatever the others gain or lose.
 

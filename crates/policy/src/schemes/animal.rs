@@ -1,11 +1,11 @@
 //! Animal classes with sensitive devils (Xie and Loh 2008; CA 2.2.2).
 //!
-//! Problem: a rough guess from a few classes. Method: turtle (low use of the cache), sheep (low miss rate, insensitive to
-//! ways), rabbit (low miss rate, sensitive), devil (high miss rate); a symbiosis table says how badly two classes get on.
-//! CA publishes two cells, turtle + turtle = 0 and devil + devil = 8, and says that all others lie between; the rest is our
-//! choice ([`SYMBIOSIS`]): symmetric, growing with each class, and such that two unlike pairs never cost more than the
-//! two like pairs made of the same four programs, so that the table spreads devils and rabbits as CA's best schedules do.
-//! Properties: the table is the mutual cost; each of the two suffers half of it.
+//! Problem: a rough guess from a few classes. Method: turtle (low use of the cache), sheep (low miss rate, insensitive
+//! to ways), rabbit (low miss rate, sensitive), devil (high miss rate); a symbiosis table says how badly two classes
+//! get on. CA publishes two cells, turtle + turtle = 0 and devil + devil = 8, and says that all others lie between; the
+//! rest is our choice ([`SYMBIOSIS`]): symmetric and growing with each class. Two unlike pairs never cost more than the
+//! two like pairs made of the same four programs, so that the table spreads devils and rabbits as CA's best schedules
+//! do. Properties: the table is the mutual cost; each of the two suffers half of it.
 
 use cachemate_core::Profile;
 use cachemate_locality::animal::{Animal, AnimalThresholds, classify};

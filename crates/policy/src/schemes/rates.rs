@@ -5,10 +5,10 @@
 //! weight with the same goal: over a perfect matching Σ (x_i + x_j)² = constant + 2 Σ x_i x_j, so the matching with the least
 //! products has the most even sums. The plain sum is there for comparison (`miss-rate-sum`).
 //!
-//! Rates: LLC misses per thousand instructions (solo where known, else as observed: CA-5 finds that the order hardly
-//! changes under co-running), LLC accesses per thousand instructions, cycles per instruction (low IPC = starved for
-//! memory), and CASC's PCMR, whose mean is the group's miss rate per 100 references. Properties: symmetric; a rate of 0 costs
-//! nothing beside anybody; a solved PCMR may be negative, and then so is a cost.
+//! Rates: LLC misses per thousand instructions, solo where known, else as observed (CA-5 finds that the order hardly
+//! changes under co-running); LLC accesses per thousand instructions; cycles per instruction (low IPC = starved for
+//! memory); and CASC's PCMR, whose mean is the group's miss rate per 100 references. Properties: symmetric; a rate of 0
+//! costs nothing beside anybody; a solved PCMR may be negative, and then so is a cost.
 
 use cachemate_core::Profile;
 

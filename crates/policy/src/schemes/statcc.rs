@@ -1,11 +1,11 @@
 //! Composition of programs on one cache from their reuse times (StatCC; papers BS 2b).
 //!
 //! Problem: expect run times and miss ratios of any group before it has ever run together. Method:
-//! [`cachemate_locality::statcc::jointly`]: StatStack (LRU and its approximations) or StatCache (random replacement), by
-//! the cache's own replacement, solved together with the speeds, with the misses read off the program's measured curve at
-//! the part of the cache it holds, where the profile has one. `statcc` is that; `balance-set` is the older composition
-//! at the programs' solo rates (BS 2b), as balance-set scheduling used it. Properties: gives run time, miss ratios per
-//! program and of the group, for any number of programs; a group is not the sum of its pairs.
+//! [`cachemate_locality::statcc::jointly`]: StatStack (LRU and its approximations) or StatCache (random replacement),
+//! by the cache's own replacement, solved together with the speeds. Where the profile has a measured curve, misses are
+//! read off it at the part of the cache that the program holds. `statcc` is that; `balance-set` is the older
+//! composition at the programs' solo rates (BS 2b), as balance-set scheduling used it. Properties: gives run time, miss
+//! ratios per program and of the group, for any number of programs; a group is not the sum of its pairs.
 
 use cachemate_core::ReplacementModel;
 use cachemate_core::{Profile, Replacement};

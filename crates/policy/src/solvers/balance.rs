@@ -6,8 +6,8 @@
 //!   group is then itself and the n − 1 lowest others, and the threshold (largest + n − 1 lowest) / n.
 //! - *Composed* (BS 2b): members share the whole cache by their access rates. A thread's best group is found by
 //!   exchanging one member at a time from several starts while that helps. What a member does to a shared cache is
-//!   tabulated over the one number that the members have in common (misses per time under random replacement, the time
-//!   that fills the cache under LRU), so that judging a group costs a few additions.
+//!   tabulated over the one number that the members have in common: misses per time under random replacement, the time
+//!   that fills the cache under LRU. So judging a group costs a few additions.
 //! - *Turns*: the paper leaves open how often each group runs. `fair`: every turn starts from the best group of the
 //!   thread with the fewest turns so far, and exchanges members for others with fewer turns as long as the threshold
 //!   holds. `uniform`: groups drawn evenly among those that qualify, by a walk of random exchanges.
@@ -364,9 +364,9 @@ mod tests {
 
         /// Do the tables give what the models give for a cache larger or smaller by one step of the grid, at most?
         ///
-        /// The ratio falls with the lines, and where reuse times are a few spikes it falls by jumps: no bound on the
-        /// difference at exactly so many lines would hold, but between two neighboring points lies only what the time
-        /// to fill (or the misses) changes by one step, which is at most one step in lines.
+        /// The ratio falls with the lines, and where reuse times are a few spikes it falls by jumps. So no bound on the
+        /// difference at exactly so many lines would hold. Between two neighboring points the time to fill (or the
+        /// misses) changes by one step, which is at most one step in lines.
         #[test]
         fn tables_agree_with_the_models_within_a_step(
             threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 3), lines in 20u64..4000, lru: bool,

@@ -1,9 +1,10 @@
 //! Small problems of any shape, exactly: dynamic programming over sets of programs.
 //!
-//! Deciding cache by cache which *set* of programs it gets, the rest of the problem depends only on the set that is
-//! left, so each set is solved once instead of once per path that leads to it: at most 3^n steps a cache instead of the
-//! n! leaves of a search tree, whatever the costs are (branch and bound is fast only where its bounds are tight). Among
-//! caches of one shape the first undecided program goes to the next cache (symmetric choices are never made).
+//! It is decided cache by cache which *set* of programs it gets. The rest of the problem depends only on the set that
+//! is left, so each set is solved once instead of once per path that leads to it. That takes at most 3^n steps a cache
+//! instead of the n! leaves of a search tree, whatever the costs are (branch and bound is fast only where its bounds
+//! are tight). Among caches of one shape the first undecided program goes to the next cache (symmetric choices are
+//! never made).
 //!
 //! Why not branch and bound: it is as exact, and as slow as its bounds are loose; with co-runners that cost alike (the
 //! usual case) it visits most leaves, 16!/(4!^4 4!) = 2.6 million seatings on four caches of four and far more with idle CPUs

@@ -1,8 +1,8 @@
 //! Two CPUs to every cache: minimum-weight perfect matching over programs and idle CPUs (CA 2.1.1, after Jiang).
 //!
-//! The library takes integers that are not negative and an even number of nodes. So idle CPUs are nodes of cost 0, the
-//! smallest weight is taken off all (every perfect matching has as many edges, so the order of matchings stays), and
-//! weights become integers at a resolution of 2^-40 of their range: two matchings closer than that count as equal.
+//! The library takes integers that are not negative and an even number of nodes. So idle CPUs are nodes of cost 0. The
+//! smallest weight is taken off all; every perfect matching has as many edges, so the order of matchings stays. Weights
+//! become integers at a resolution of 2^-40 of their range; two matchings closer than that count as equal.
 
 use integer_blossom::min_weight_perfect_matching;
 

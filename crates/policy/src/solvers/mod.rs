@@ -174,10 +174,10 @@ const SAMPLES: u32 = 1000;
 
 /// Totals of random assignments with even loads.
 ///
-/// The mean needs no enumeration: every ordered pair of programs is equally likely to meet, so it is the sum of all
-/// costs times the expected share of time that one program of a pair sees the other on its cache. With l programs on a
-/// CPU that takes turns and c CPUs on the cache, the expectation of (others' CPUs' presence) is sum over caches of
-/// c (c - 1) over CPUs (n - 1) when every CPU is busy, and over CPUs (CPUs - 1) when some are idle.
+/// The mean needs no enumeration, as every ordered pair of programs is equally likely to meet. It is the sum of all
+/// costs times the expected share of time that one program of a pair sees the other on its cache. With c CPUs on a
+/// cache that share is the sum over caches of c (c - 1) over CPUs (n - 1) when every CPU is busy; when some are idle it
+/// is over CPUs (CPUs - 1).
 pub fn random(costs: &Costs, seats: &Seats, seed: u64) -> RandomTotals {
     let (programs, cpus) = (costs.len(), seats.cpus());
     if programs < 2 || cpus < 2 {

@@ -1,10 +1,10 @@
 //! `AUTO`: the integrated policy on mixes that nobody tuned for, against every baseline, from arrival on.
 //!
-//! Problem: a policy that chooses among mechanisms has to gain what the best of them gains, on every kind of mix, and lose
-//! nowhere. Method: mixes are drawn by family from seeds ([`draw`]) and run on the interval machine at nominal time
-//! ([`run`]), each under the default, under single mechanisms, and under `auto`; the best single mechanism of a mix is
-//! chosen on one machine seed and scored on another. Properties: the same seed and machine give the same numbers; all
-//! mixes count; bounds are one-sided 95 %, by bootstrap over mixes ([`bounds`]).
+//! Problem: a policy that chooses among mechanisms has to gain what the best of them gains, on every kind of mix, and
+//! lose nowhere. Method: mixes are drawn by family from seeds ([`draw`]) and run on the interval machine at nominal
+//! time ([`run`]). Each runs under the default, under single mechanisms, and under `auto`; the best single mechanism of
+//! a mix is chosen on one machine seed and scored on another. Properties: the same seed and machine give the same
+//! numbers; all mixes count; bounds are one-sided 95 %, by bootstrap over mixes ([`bounds`]).
 
 mod bounds;
 pub mod draw;

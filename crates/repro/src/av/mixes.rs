@@ -1,13 +1,13 @@
 //! AV-3 (Table 4): the fifteen four-job mixes on the simulated SMT core, scheduled by activity vectors against round robin.
 //!
-//! Chosen before running, since the paper leaves it open: round robin is the same scheduler with nothing but the samples
-//! run in its score. The oracle knows the speed of every pairing of the four at equal time: the best of the three ways
-//! to make two pairs, each measured as a run of its own. A pair's turn is as long as round robin leaves a job, since a
-//! reference that refills its caches more often would be none. The whole set without any vectors shows what longer turns
-//! alone bring. All runs time the same instructions of each job ([`crate::work`]): over equal time a schedule that gets
-//! further compares other phases of the programs. They are as long as the paper's, 100 to 200 samples (10^9 instructions):
-//! jobs are timed each over its own work, so that in a run of a few turns who runs when counts as a gain (a mix of
-//! +4 to +12 % where there is none).
+//! Chosen before running, since the paper leaves it open: round robin is the same scheduler with nothing but the
+//! samples run in its score. The oracle knows the speed of every pairing of the four at equal time: the best of the
+//! three ways to make two pairs, each measured as a run of its own. A pair's turn is as long as round robin leaves a
+//! job, since a reference that refills its caches more often would be none. The whole set without any vectors shows
+//! what longer turns alone bring. All runs time the same instructions of each job ([`crate::work`]): over equal time a
+//! schedule that gets further compares other phases of the programs. They are as long as the paper's, 100 to 200
+//! samples (10^9 instructions). Jobs are timed each over its own work; in a run of a few turns, who runs when would
+//! count as a gain (a mix of +4 to +12 % where there is none).
 
 use cachemate_core::{Decision, Gang, GangSchedule, Level, Plan, Policy, ProfilerConfig, TaskId, View, Window};
 use cachemate_pipeline::Pipeline;

@@ -1,9 +1,9 @@
 //! CA: contention-aware scheduling (Zhuravlev, Blagodurov, Fedorova, ASPLOS 2010).
 //!
-//! What the paper leaves open and how it was chosen, before anything was run: the ten representative programs are those
-//! that the text names (mcf, milc, gamess, namd, soplex, sphinx, gcc) and, in the order of Table 2, gobmk, libquantum and
-//! povray; run times are cycles per instruction over equal work ([`crate::work`]), since kernels do not end; seeds change the
-//! order of arrival, the frames and, except where run-to-run deviation is the question, the inputs.
+//! What the paper leaves open was chosen before anything was run. The ten representative programs are those that the
+//! text names (mcf, milc, gamess, namd, soplex, sphinx, gcc) and, in the order of Table 2, gobmk, libquantum and
+//! povray. Run times are cycles per instruction over equal work ([`crate::work`]), since kernels do not end; seeds
+//! change the order of arrival, the frames and, except where run-to-run deviation is the question, the inputs.
 
 mod factors;
 mod online;

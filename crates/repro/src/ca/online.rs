@@ -33,9 +33,9 @@ const WORKLOADS: [[&str; 4]; 8] = [
 
 /// CA 4.2: no more often than every 10^9 cycles.
 const WINDOW_CYCLES: u64 = 1_000_000_000;
-/// A reading of a task counts once it covers so many instructions, before scaling: few enough for the slowest phase of
-/// the program that misses most to give one in every window (at 100 million mcf-2006 stayed unknown for eight windows, and
-/// counted as the mean).
+/// A reading of a task counts once it covers so many instructions, before scaling. They are few enough for the slowest
+/// phase of the program that misses most to give one in every window. At 100 million mcf-2006 stayed unknown for eight
+/// windows, and counted as the mean.
 const READING_INSTRUCTIONS: u64 = 5_000_000;
 /// After its first window a policy moves programs, which then fill another cache.
 const REFILL_CYCLES: u64 = 25_000_000;

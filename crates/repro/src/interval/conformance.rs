@@ -172,7 +172,7 @@ impl Watch {
     }
 }
 
-/// Of this process. A host without `/proc` does not tell.
+/// Memory of this process. A host without `/proc` does not tell.
 fn resident_bytes() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: f64 = text.split_whitespace().nth(1)?.parse().ok()?;

@@ -31,7 +31,7 @@ pub struct Setup {
     pub pairings: usize,
     /// Pairs in one cache, divided in four ways.
     pub partitions: usize,
-    /// Of each program alone, not measured.
+    /// Cycles of each program alone that are not measured.
     pub warm_up_cycles: u64,
     /// What a program does alone in them is its work.
     pub measured_cycles: u64,
@@ -91,7 +91,7 @@ pub fn setups(quick: bool) -> Vec<Setup> {
 pub struct Profiled {
     /// Name of its kernel.
     pub name: String,
-    /// Of its input and layout.
+    /// Seed of its input and layout.
     pub seed: u64,
     /// Measured alone, phase by phase.
     pub profile: Program,

@@ -46,7 +46,7 @@ fn ours(ids: &'static [&'static str], what: &'static str, full_minutes: f64, run
 /// All that was measured: what predictions start from, and what they are held against.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Truth {
-    /// Of the draw.
+    /// Seed of the draw.
     pub seed: u64,
     /// Few programs and short runs.
     pub quick: bool,

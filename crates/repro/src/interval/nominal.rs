@@ -35,7 +35,7 @@ pub fn measured(job: &Job, machine: &MachineSpec, stretch: f64) -> Result<Progra
     Ok(program)
 }
 
-/// Of an out-of-order core's misses, as many overlap. A stand-in where no timing was recorded.
+/// Misses of an out-of-order core that overlap. A stand-in where no timing was recorded.
 const OVERLAPPING_MISSES: f64 = 2.0;
 /// Dirty lines among those that leave the cache. A stand-in where no write-backs were recorded.
 const WRITTEN_BACK_SHARE: f64 = 0.3;

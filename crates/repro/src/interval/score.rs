@@ -56,7 +56,7 @@ pub struct Causes {
 pub struct Set {
     /// Runs, not tasks.
     pub count: usize,
-    /// Of predicted slowdowns, over all tasks.
+    /// Mean absolute error of predicted slowdowns, over all tasks.
     pub mean_absolute_error_points: Option<f64>,
     /// Nine of ten tasks have a smaller absolute error, or the same.
     pub p90_error_points: Option<f64>,
@@ -79,7 +79,7 @@ pub struct Set {
 /// How predictions compare with what was measured.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Score {
-    /// Of the draw.
+    /// Seed of the draw.
     pub seed: u64,
     /// By the names of [`SETS`].
     pub sets: BTreeMap<String, Set>,

@@ -28,7 +28,7 @@ pub fn times_real_time(explicit: bool, phase_seconds: f64, nominal_seconds: f64)
     Ok(nominal_seconds / taken)
 }
 
-/// Of this thread on a processor: others on the host do not count. `None` = the host does not tell.
+/// Time of this thread on a processor: others on the host do not count. `None` = the host does not tell.
 pub fn on_cpu_seconds() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     let ns: f64 = text.split_whitespace().next()?.parse().ok()?;

@@ -19,7 +19,7 @@ pub struct Question {
     pub jobs: Vec<Job>,
     /// Nominal time.
     pub length_ns: u64,
-    /// Of the machine and the policy.
+    /// Seed of the machine and the policy.
     pub seed: u64,
     /// Turns one by one.
     pub explicit: bool,

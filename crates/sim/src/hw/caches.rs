@@ -1,7 +1,7 @@
 //! All caches of a machine as one tree, and what the walks below share.
 //!
 //! The leaves are the L1s, the roots the caches with memory behind them. A request walks from a leaf outwards until
-//! somebody has the line, and every cache on the way takes its part in one go: the state is exact at the tick of the
+//! somebody has the line. Every cache on the way takes its part in one go: the state is exact at the tick of the
 //! request, and only the data is late (`Pending`). MESI: a cache in E or M means that no cache off its path to memory
 //! has the line; a parent's sharer bits say which children may hold it, a directory per line of memory which roots may.
 //! Both are supersets: a copy that left quietly is found missing when it is asked for.

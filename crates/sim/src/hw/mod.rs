@@ -380,7 +380,7 @@ impl Hardware {
         }
     }
 
-    /// Of one hardware context, since the start.
+    /// Counters of one hardware context, since the start.
     pub fn cpu_counters(&self, cpu: CpuId) -> CpuCounters {
         let (core, at) = self.context(cpu);
         self.cores[core].front.contexts[at].counters

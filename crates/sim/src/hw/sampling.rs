@@ -1,7 +1,7 @@
 //! What the probes do when something happens: the trace register, sampled accesses, watched locations, super sets.
 //!
-//! Three samplers. *Ideal* sees every event exactly. *Last address* is POWER5's register: of misses close together only
-//! the first is seen, since its exception flushes the others (RM 5.3.1), and a prefetch into the L1 raises an exception
+//! Three samplers. *Ideal* sees every event exactly. *Last address* is POWER5's register. Of misses close together only
+//! the first is seen, since its exception flushes the others (RM 5.3.1). A prefetch into the L1 raises an exception
 //! without writing the register, so that the last value is logged again. *Tagged* (PEBS, IBS) follows one access
 //! through the machine and knows source, latency and physical line.
 

@@ -1,10 +1,10 @@
 //! chatrooms: VolanoMark's server, two threads a connection.
 //!
-//! Method (papers TC, section 3.5.2; 2 rooms x 8 clients, no think time): a connection's reader takes a message that came
-//! in, parses it in a private buffer, appends it to the room's list of messages under the room's lock, and posts to the
-//! writer of every connection of the room; a writer waits for messages, copies each from the room's list and sends it.
-//! Clients answer at once, so that a writer's delivery of a client's own message is what lets its reader go on: readers
-//! wait for their own writer. Every wait is paired with one post.
+//! Method (papers TC, section 3.5.2; 2 rooms x 8 clients, no think time): a connection's reader takes a message that
+//! came in and parses it in a private buffer. It appends it to the room's list of messages under the room's lock, and
+//! posts to the writer of every connection of the room. A writer waits for messages, copies each from the room's list
+//! and sends it. Clients answer at once, so that a writer's delivery of a client's own message is what lets its reader
+//! go on: readers wait for their own writer. Every wait is paired with one post.
 
 use cachemate_core::Turn;
 

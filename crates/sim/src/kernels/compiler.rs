@@ -58,17 +58,18 @@ const NODES_PER_CODE_BYTE: f64 = 5.0 / 4.1;
 /// of a function with two parameters, 5 nodes each.
 const INLINE_NODES: u64 = 8 * (8 + 2) * 5;
 const PASSES: u32 = 24;
-/// The pass before which registers' lives are analysed: a set of all registers at the start and at the end of each basic
-/// block (gcc 2.7's flow.c), in three rounds over the blocks (estimate: one, one for loops, one without a change).
+/// The pass before which registers' lives are analysed. A set of all registers is kept at the start and at the end of
+/// each basic block (gcc 2.7's flow.c), in three rounds over the blocks (estimate: one, one for loops, one without a
+/// change).
 const LIFE_PASS: u32 = 8;
 const LIFE_ROUNDS: u64 = 3;
 /// Nodes per register and per basic block (measured as above: 0.47 registers and 0.18 blocks per instruction).
 const NODES_PER_REGISTER: f64 = 5.0 / 0.47;
 const NODES_PER_BLOCK: f64 = 5.0 / 0.18;
 
-/// Bytes of machine code of the functions of real programs, by the share of functions that are no larger: the dynamic
-/// symbol tables of cc1, perl, python 3.11, sqlite3 and glibc's loader of Debian 12, x86-64 (34 608 functions, 12.8 MB;
-/// half of all code lies in functions above a kilobyte, a tenth above 13).
+/// Bytes of machine code of the functions of real programs, by the share of functions that are no larger. They are out
+/// of the dynamic symbol tables of cc1, perl, python 3.11, sqlite3 and glibc's loader of Debian 12, x86-64 (34 608
+/// functions, 12.8 MB; half of all code lies in functions above a kilobyte, a tenth above 13).
 const CODE_BYTES: [(f64, f64); 18] = [
     (0.0, 1.0),
     (0.05, 7.0),

@@ -25,8 +25,8 @@ const ONE: u32 = 1 << 16;
 /// Bytes at the top of the stack that every second access stays in.
 const STACK_TOP_BYTES: u64 = 32;
 
-/// Where the n-th access to the stack goes. Every second one stays within the top 32 bytes, every fourth within 64, and so
-/// on to all of the window: of real programs' accesses to their stacks 59 to 92 % come back within 64 bytes of stack
+/// Where the n-th access to the stack goes. Every second one stays within the top 32 bytes, every fourth within 64, and
+/// so on to all of the window. Of real programs' accesses to their stacks 59 to 92 % come back within 64 bytes of stack
 /// distance and 92 to 99 % within 512 (docs/programs.md).
 #[inline]
 fn stack_offset(turn: u64) -> u64 {

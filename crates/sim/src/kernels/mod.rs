@@ -1,7 +1,7 @@
 //! Programs: real algorithms over simulated memory, as endless streams of accesses.
 //!
 //! Problem: the papers measured licensed programs. What decides a scheduling result is how a program's misses depend on
-//! the cache it gets, so a stand-in must take its curve from the algorithm and the published footprint, never from the
+//! the cache it gets. So a stand-in must take its curve from the algorithm and the published footprint, never from the
 //! result one hopes for.
 //!
 //! Method: each kernel runs its program's algorithm batch by batch. Simulated bytes are not host bytes: layouts are

@@ -1,8 +1,8 @@
 //! The multi-threaded programs' shared parts: groups of threads, who works on whose data, collectors.
 //!
 //! Problem: thread clustering must find groups that share data from remote accesses alone, so the groups must come from
-//! real sharing: records that several threads read and write, beside private data, data of the whole process, and threads
-//! that belong nowhere.
+//! real sharing. That is records that several threads read and write, beside private data, data of the whole process,
+//! and threads that belong nowhere.
 //!
 //! Method: every program declares its regions with their users; a thread's group decides which of them it works on, and
 //! may change midway ([`Membership`]). Background threads behave like a collector: they sleep, then walk everything.

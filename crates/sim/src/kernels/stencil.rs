@@ -1,9 +1,9 @@
 //! swim, mgrid, applu, apsi: sweeps of stencils over grids.
 //!
 //! Method: one engine runs a cycle of loop nests. A nest visits its points row by row; at each point it touches a fixed
-//! list of places, each a base address with a stride per dimension (so that a coarse grid can be walked beside a fine
-//! one, and a point may hold a vector or a 5x5 block). Nests may repeat each plane, as solvers that iterate plane by
-//! plane do. The lists follow the programs' loops.
+//! list of places, each a base address with a stride per dimension. So a coarse grid can be walked beside a fine one,
+//! and a point may hold a vector or a 5x5 block. Nests may repeat each plane, as solvers that iterate plane by plane
+//! do. The lists follow the programs' loops.
 
 use cachemate_core::Turn;
 

@@ -4,9 +4,9 @@
 //! order that its history made; a coloring one must find frames of given colors fast, and must not fail while any
 //! frame is free (CP 4.4.1).
 //!
-//! Method: per memory node, free memory is what a long-running buddy allocator looks like: blocks of 1024 frames in
-//! shuffled order, cut into aligned pieces (half of the memory stays in whole blocks, a quarter in halves, and so
-//! on), pieces shuffled among those of eight blocks. Frames within a piece come out in ascending order, and CPUs draw
+//! Method: per memory node, free memory is what a long-running buddy allocator looks like. Blocks of 1024 frames lie in
+//! shuffled order, cut into aligned pieces; half of the memory stays in whole blocks, a quarter in halves, and so on.
+//! Pieces are shuffled among those of eight blocks. Frames within a piece come out in ascending order, and CPUs draw
 //! them in batches, as per-CPU page lists do. Colored requests go to per-CPU lists per color (CP 4.4.1, the second
 //! version: colored lists that are refilled until the color is found, so that no `MaxTry` is needed).
 //!

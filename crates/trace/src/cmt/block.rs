@@ -1,10 +1,10 @@
 //! The columns of one block.
 //!
-//! Unpacked layout, little endian: five u32 (threads T, runs R, wide sizes W, gap bytes G, address bytes A), then
-//! T x u32 thread ids, R x (u32 index of the thread, u32 records), N control bytes, N size bytes, W x u16, G bytes
-//! of gaps, A bytes of addresses. A control byte holds the length of the record's address difference (low nibble,
-//! 0-8) and of its gap (high nibble, 0-8), so that decoding needs no loop over bits that continue. The difference is
-//! to the thread's previous address in the block (0 at its start), zigzag.
+//! Unpacked layout, little endian: five u32 (threads T, runs R, wide sizes W, gap bytes G, address bytes A); then T x
+//! u32 thread ids; R x (u32 index of the thread, u32 records); N control bytes; N size bytes; W x u16; G bytes of gaps;
+//! A bytes of addresses. A control byte holds the length of the record's address difference (low nibble, 0-8) and of
+//! its gap (high nibble, 0-8), so that decoding needs no loop over bits that continue. The difference is to the
+//! thread's previous address in the block (0 at its start), zigzag.
 
 use super::{BLOCK_RECORDS, u32_at, u64_at};
 use crate::AccessRecord;

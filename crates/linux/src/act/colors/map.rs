@@ -61,7 +61,7 @@ pub struct Map {
     pub colors: u32,
     /// Bytes of one frame.
     pub page_bytes: u32,
-    /// Of the private cache whose sets are told apart.
+    /// Level of the private cache whose sets are told apart.
     pub level: Level,
     /// Size of that cache, as the kernel tells it.
     pub cache_bytes: u64,
@@ -75,7 +75,7 @@ pub struct Map {
     pub classify_ns: f64,
     /// Pages whose color was asked.
     pub pages: u64,
-    /// Of these, pages that fit no color.
+    /// Pages among them that fit no color.
     pub pages_none: u64,
     /// What colors confine in the private cache.
     pub private: Covers,

@@ -40,7 +40,7 @@ pub enum ColorError {
     /// The path at which none lies.
     #[error("{0}: no colors are known on this host yet (cachemate color discover)")]
     NoKit(PathBuf),
-    /// Of another version, or its frames are not of one color each any more. Path and reason.
+    /// A kit of another version, or one whose frames are not of one color each any more. Path and reason.
     #[error("{0}: {1} (cachemate color discover makes a new one)")]
     BadKit(PathBuf, String),
     /// Path and reason.

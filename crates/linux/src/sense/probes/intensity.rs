@@ -2,12 +2,12 @@
 //!
 //! Problem: without a PMU nobody says how hard a program presses on a shared cache. A pointer chase defends its own
 //! lines and a stream measures mostly itself. Method (prime, wait, reload): two sequential passes bring a buffer of a
-//! good part of the cache in, then we sleep and leave the cache to the neighbor, then we time single loads of a random
+//! good part of the cache in. Then we sleep and leave the cache to the neighbor. Then we time single loads of a random
 //! choice of the buffer's lines and count those that had to come from memory. The same is done with the neighbor kept
-//! away, in the order away-away / discard-beside-beside / away, so that slow drifts cancel (`crate::sense::probing`); what
-//! follows from the raw samples is a profiler's business.
-//! Properties: what hits the shared cache without missing evicts nothing and is invisible, which is right: it does no
-//! harm. Cost to the neighbor: the lines that priming takes from it.
+//! away, in the order away-away / discard-beside-beside / away, so that slow drifts cancel (`crate::sense::probing`);
+//! what follows from the raw samples is a profiler's business. Properties: what hits the shared cache without missing
+//! evicts nothing and is invisible, which is right: it does no harm. Cost to the neighbor: the lines that priming takes
+//! from it.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -50,7 +50,7 @@ pub struct Asks {
     pub processor_ns: f64,
     /// Time that each task has run.
     ran_ns: BTreeMap<TaskId, u64>,
-    /// Of an entry of a log, once one was measured.
+    /// Time of an entry of a log, once one was measured.
     entry_ns: Option<f64>,
 }
 
@@ -309,7 +309,7 @@ fn merged(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usiz
     of
 }
 
-/// Of its remote accesses, those that go to one other thread from which on it is a partner.
+/// Share of its remote accesses from which on the other thread is a partner.
 const PARTNER: f64 = 0.1;
 
 /// Who is in no cluster joins whose lines it fetches most.

@@ -1,10 +1,10 @@
 //! What `auto` knows of one task: misses by space, what a miss costs, whose data it uses, and what was asked for it.
 //!
-//! Method: the curve is sampled at equal steps of the largest cache, falling. From it follows the footprint's growth: with
-//! `s` lines there a program brings in as it does with `s` lines, so that instructions until `s` are the integral of one
-//! over the miss rate (the footprint theory of Xiang et al., HOTL, ASPLOS 2013). Cycles without misses come from the
-//! measured speed, less what its misses were measured to cost. Properties: nothing is guessed that was not measured; what
-//! is absent leaves the whole task unknown.
+//! Method: the curve is sampled at equal steps of the largest cache, falling. From it follows the footprint's growth:
+//! with `s` lines there a program brings in as it does with `s` lines. So instructions until `s` are the integral of
+//! one over the miss rate (the footprint theory of Xiang et al., HOTL, ASPLOS 2013). Cycles without misses come from
+//! the measured speed, less what its misses were measured to cost. Properties: nothing is guessed that was not
+//! measured; what is absent leaves the whole task unknown.
 
 use cachemate_core::{Curve, Goal, Profile};
 

@@ -2,8 +2,8 @@ use super::*;
 use crate::policies;
 use cachemate_core::SplitMix64;
 
-/// Two victims (tasks 0 and 1) and two streams (2 and 3), all of one user, each on one CPU of two caches: nanoseconds per
-/// access as measured in the lab (27 and 127 for a victim beside a victim and beside a stream, 14 for a stream).
+/// Two victims (tasks 0 and 1) and two streams (2 and 3), all of one user, each on one CPU of two caches. Nanoseconds
+/// per access are as measured in the lab: 27 and 127 for a victim beside a victim and beside a stream, 14 for a stream.
 fn modelled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
     let cpu = |task: u32| {
         let allowed = plan.affinity.get(&TaskId(task));

@@ -269,7 +269,7 @@ fn chains_take_their_latencies_and_the_window_ends_the_overlap() {
 }
 
 /// Do eight loads of a line take one miss register out of order, so that a stream of words is as fast as one of lines
-/// (Little's law), and does a store buffer have a place for each of eight stores?
+/// (Little's law)? Does a store buffer have a place for each of eight stores?
 #[test]
 fn accesses_to_a_line_on_its_way_share_its_miss_register() {
     let cycles_a_line = |pipeline, words: u64, store: bool| {

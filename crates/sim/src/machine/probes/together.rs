@@ -2,9 +2,9 @@
 //!
 //! An interval begins when exactly the wanted tasks are on processor below the cache, after the settling time, and ends
 //! when any of them leaves, when enough is collected, or with the window. With `boost` the machine brings each row
-//! together in turn: its tasks get a seat each, wherever a plan keeps them otherwise (a plan that has just put the greedy
-//! ones on one CPU must not end the measuring), and the other CPUs of the cache stay empty. That is stronger than CASC's
-//! raised priorities, which wait for rows to come about; without `boost` the machine waits for that, too.
+//! together in turn. Its tasks get a seat each, wherever a plan keeps them otherwise: a plan that has just put the
+//! greedy ones on one CPU must not end the measuring. The other CPUs of the cache stay empty. That is stronger than
+//! CASC's raised priorities, which wait for rows to come about; without `boost` the machine waits for that, too.
 
 use cachemate_core::{
     CacheId, Counts, CpuSet, Event, Evidence, Level, ProbeId, ProbeWhat, RefusedBecause, RowInterval, Span, TaskId,

@@ -64,9 +64,9 @@ pub(crate) trait Scheduler: Send {
     fn ran(&mut self, slot: Slot, cycles: u64, weight: f64);
     /// Does the newcomer to a queue take the CPU at once?
     fn preempts(&self, newcomer: Slot, running: Slot) -> bool;
-    /// May a waiting task be taken for its company although `first` is next? Where shares are kept, as long as it is at
-    /// most a slice ahead: the order of turns changes and nobody's share does, since nobody gets further ahead (in AV's
-    /// Linux 2.6 likewise, where every task had its turn before the next round began).
+    /// May a waiting task be taken for its co-runners although `first` is next? Where shares are kept, as long as it is
+    /// at most a slice ahead: the order of turns changes and nobody's share does, since nobody gets further ahead. In
+    /// AV's Linux 2.6 it is alike: every task had its turn before the next round began.
     fn may_overtake(&self, _slot: Slot, _first: Slot) -> bool {
         true
     }

@@ -1,0 +1,305 @@
+//! What can be measured of prose: words to a sentence, abbreviations that nobody explains, pages that nobody finds.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// Mean words of a page's sentences, and of the claims in a file's doc comments.
+const MEAN_WORDS_AT_MOST: f64 = 20.0;
+/// A mean of fewer sentences says nothing.
+const SENTENCES_FOR_A_MEAN: usize = 5;
+/// Words of one claim on a page: of a sentence, or of a part of it between semicolons.
+const PAGE_WORDS_AT_MOST: usize = 30;
+/// The same in a doc comment, where a sentence may carry a source.
+const COMMENT_WORDS_AT_MOST: usize = 40;
+
+/// Pages that order others.
+const INDEXES: [&str; 2] = ["docs/index.md", "docs/results/index.md"];
+const GLOSSARY: &str = "docs/glossary.md";
+/// Pages that stand on their own.
+const UNLISTED: [&str; 3] = ["README.md", "CHANGELOG.md", "docs/index.md"];
+/// Abbreviations that a reader brings along: units, formats, licenses, conferences, signals, our own pages.
+const COMMON: &[&str] = &[
+    "AES", "ASPLOS", "BSD", "CPU", "CSV", "DNS", "GB", "GNU", "GPL", "GPU", "HPCA", "HTML", "ISCA", "JSON", "KB", "MB",
+    "README", "RFC", "SIGHUP", "STYLE", "SVG", "TOML", "UTC",
+];
+/// Longer words in capitals are no abbreviations.
+const ABBREVIATION_LETTERS_AT_MOST: usize = 6;
+
+/// One paragraph, list item or table cell, with the line where it begins.
+struct Paragraph {
+    line: usize,
+    text: String,
+    is_cell: bool,
+}
+
+/// Complaints about a page: its mean, and its sentences that are too long.
+pub fn check_page(shown: &str, text: &str, complaints: &mut Vec<String>) {
+    let found = paragraphs(text.lines().enumerate());
+    // Tables of results are made from data: what a result is called stands there.
+    let measured = |paragraph: &&Paragraph| !(paragraph.is_cell && shown.starts_with("docs/results/"));
+    check_claims(shown, found.iter().filter(measured), PAGE_WORDS_AT_MOST, complaints);
+    check_mean(shown, &found, &SENTENCE_ENDS, complaints);
+}
+
+/// Complaints about the doc comments of a file. The questions of tests are as long as what they ask: they have no mean.
+pub fn check_comments(shown: &str, source: &str, is_test: bool, complaints: &mut Vec<String>) {
+    let mut all = Vec::new();
+    let mut block: Vec<(usize, &str)> = Vec::new();
+    for (at, line) in source.lines().chain([""]).enumerate() {
+        let code = line.trim_start();
+        match code.strip_prefix("///").or_else(|| code.strip_prefix("//!")) {
+            Some(comment) => block.push((at, comment.strip_prefix(' ').unwrap_or(comment))),
+            None if block.is_empty() => {}
+            None => {
+                let (first, words) = block[0];
+                if words.starts_with("Of ") && !words.starts_with("Of which") {
+                    complaints.push(format!("{shown}:{}: a comment that begins with 'Of' lacks its noun", first + 1));
+                }
+                all.extend(paragraphs(block.drain(..)));
+            }
+        }
+    }
+    check_claims(shown, all.iter(), COMMENT_WORDS_AT_MOST, complaints);
+    if !is_test {
+        check_mean(shown, &all, &CLAIM_ENDS, complaints);
+    }
+}
+
+const SENTENCE_ENDS: [char; 3] = ['.', '!', '?'];
+const CLAIM_ENDS: [char; 4] = ['.', '!', '?', ';'];
+
+fn check_claims<'a>(
+    shown: &str,
+    paragraphs: impl Iterator<Item = &'a Paragraph>,
+    words_at_most: usize,
+    complaints: &mut Vec<String>,
+) {
+    for Paragraph { line, text, .. } in paragraphs {
+        for claim in parts(text, &CLAIM_ENDS) {
+            let count = count_words(&claim);
+            if count > words_at_most {
+                let begin: String = claim.chars().take(40).collect();
+                let line = line + 1;
+                complaints.push(format!("{shown}:{line}: {count} words in a row, at most {words_at_most}: '{begin}'"));
+            }
+        }
+    }
+}
+
+fn check_mean(shown: &str, paragraphs: &[Paragraph], ends: &[char], complaints: &mut Vec<String>) {
+    let prose = paragraphs.iter().filter(|paragraph| !paragraph.is_cell);
+    let counts = prose.flat_map(|paragraph| parts(&paragraph.text, ends)).map(|part| count_words(&part));
+    let counts: Vec<usize> = counts.filter(|&count| count > 0).collect();
+    let (words, sentences) = (counts.iter().sum::<usize>(), counts.len());
+    let mean = words as f64 / sentences.max(1) as f64;
+    if sentences >= SENTENCES_FOR_A_MEAN && mean > MEAN_WORDS_AT_MOST {
+        complaints.push(format!("{shown}: {mean:.1} words a sentence in the mean, at most {MEAN_WORDS_AT_MOST}"));
+    }
+}
+
+/// The prose of Markdown: no code, headings, pictures or HTML. Code in a line is one word, a link is its text.
+fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragraph> {
+    let mut found: Vec<Paragraph> = Vec::new();
+    let (mut open, mut in_code) = (false, false);
+    for (line, raw) in lines {
+        let text = raw.trim();
+        if text.starts_with("```") {
+            (in_code, open) = (!in_code, false);
+            continue;
+        }
+        let is_code = in_code || (!open && raw.starts_with("    "));
+        if is_code || text.is_empty() || text.starts_with(['#', '<']) || text.starts_with("![") {
+            open = false;
+            continue;
+        }
+        if text.starts_with('|') {
+            let cells = text.split('|').map(|cell| plain(cell.trim())).filter(|cell| !cell.is_empty());
+            found.extend(cells.map(|text| Paragraph { line, text, is_cell: true }));
+            open = false;
+            continue;
+        }
+        let item = after_bullet(text);
+        match found.last_mut().filter(|_| open && item.is_none()) {
+            Some(paragraph) => paragraph.text = format!("{} {text}", paragraph.text),
+            None => found.push(Paragraph { line, text: item.unwrap_or(text).to_string(), is_cell: false }),
+        }
+        open = true;
+    }
+    // Links and code may go over line ends.
+    found.iter_mut().for_each(|paragraph| paragraph.text = plain(&paragraph.text));
+    found
+}
+
+/// The text of a list item behind its bullet or number.
+fn after_bullet(text: &str) -> Option<&str> {
+    let numbered = text.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix(". ");
+    let numbered = numbered.filter(|_| text.starts_with(|c: char| c.is_ascii_digit()));
+    text.strip_prefix("- ").or_else(|| text.strip_prefix("* ")).or(numbered)
+}
+
+/// Text without the addresses of links, and with a letter for each piece of code.
+fn plain(text: &str) -> String {
+    let mut spans = text.split('`');
+    let mut shown = spans.next().unwrap_or_default().to_string();
+    while let (Some(_), Some(rest)) = (spans.next(), spans.next()) {
+        shown.push('x');
+        shown.push_str(rest);
+    }
+    let mut pieces = shown.split("](");
+    let mut found = pieces.next().unwrap_or_default().to_string();
+    for piece in pieces {
+        found.push(']');
+        found.push_str(piece.split_once(')').map_or("", |(_, rest)| rest));
+    }
+    found
+}
+
+/// Pieces of a text that end at one of these signs and a space, or at the text's end.
+fn parts(text: &str, ends: &[char]) -> Vec<String> {
+    let mut found = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = found.last_mut().expect("never empty");
+        last.push_str(word);
+        last.push(' ');
+        if word.trim_end_matches(['"', '\'', ')', '*', '_', ']']).ends_with(ends) {
+            found.push(String::new());
+        }
+    }
+    found
+}
+
+fn count_words(text: &str) -> usize {
+    text.split_whitespace().filter(|word| word.chars().any(char::is_alphanumeric)).count()
+}
+
+/// Abbreviations on a page that the glossary does not have.
+pub fn check_abbreviations(root: &Path, shown: &str, text: &str, complaints: &mut Vec<String>) -> io::Result<()> {
+    let Ok(glossary) = fs::read_to_string(root.join(GLOSSARY)) else { return Ok(()) };
+    let known: BTreeSet<&str> = words_of(&glossary).chain(COMMON.iter().copied()).collect();
+    let mut told = BTreeSet::new();
+    for Paragraph { line, text, .. } in paragraphs(text.lines().enumerate()) {
+        for word in words_of(&text).map(|word| word.strip_suffix('s').unwrap_or(word)) {
+            let letters = 2..=ABBREVIATION_LETTERS_AT_MOST;
+            let is_short = letters.contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_uppercase());
+            if is_short && !known.contains(word) && told.insert(word.to_string()) {
+                complaints.push(format!("{shown}:{}: '{word}' is not in {GLOSSARY}", line + 1));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Words, with their hyphens: a paper's result (`RM-1`) is no abbreviation.
+fn words_of(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-').filter(|word| !word.is_empty())
+}
+
+/// Pages that no index names, where there is an index. `pages` are paths below the root.
+///
+/// # Errors
+/// An index that is there cannot be read.
+pub fn check_index(root: &Path, pages: &[String], complaints: &mut Vec<String>) -> io::Result<()> {
+    if !root.join(INDEXES[0]).is_file() {
+        return Ok(());
+    }
+    let mut listed = BTreeSet::new();
+    for index in INDEXES.iter().filter(|index| root.join(index).is_file()) {
+        let text = fs::read_to_string(root.join(index))?;
+        let folder = Path::new(index).parent().unwrap_or(Path::new(""));
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        listed.extend(targets.map(|target| below_root(&folder.join(target))));
+    }
+    let lost = pages.iter().filter(|page| !listed.contains(*page) && !UNLISTED.contains(&page.as_str()));
+    complaints.extend(lost.map(|page| format!("{page}: not in {}", INDEXES[0])));
+    Ok(())
+}
+
+/// `docs/../pack/README.md` as `pack/README.md`.
+fn below_root(path: &Path) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for part in path.iter().map(|part| part.to_string_lossy().into_owned()) {
+        match part.as_str() {
+            ".." => _ = parts.pop(),
+            _ => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_page(text: &str) -> Vec<String> {
+        let mut complaints = Vec::new();
+        check_page("x.md", text, &mut complaints);
+        complaints
+    }
+
+    fn sentence(words: usize) -> String {
+        format!("{}.", vec!["word"; words].join(" "))
+    }
+
+    /// Is a sentence of more words than allowed told with its line, and one in two parts not?
+    #[test]
+    fn a_long_sentence_is_told_by_its_line() {
+        assert_eq!(of_page(&sentence(30)), [] as [&str; 0]);
+        let long = of_page(&format!("# Title\n\n- {}\n", sentence(31)));
+        assert!(long[0].starts_with("x.md:3: 31 words in a row, at most 30: 'word"), "{long:?}");
+        let two = sentence(31).replacen("word word", "word; word", 1);
+        assert_eq!(of_page(&two), [] as [&str; 0]);
+    }
+
+    /// Does the mean count whole sentences, from five of them on, and neither code, links' addresses nor tables?
+    #[test]
+    fn the_mean_is_of_prose_alone() {
+        assert_eq!(of_page(&[sentence(21), sentence(21)].join(" ")), [] as [&str; 0]);
+        let page = vec![sentence(21); 5].join(" ");
+        assert_eq!(of_page(&page), ["x.md: 21.0 words a sentence in the mean, at most 20"]);
+        let code = format!("```\n{}\n```\n\n    {}\n\n", sentence(99), sentence(99));
+        let table = format!("| {} | `{}` |\n", sentence(29), sentence(99));
+        let link = format!("See [this]({}).\n", sentence(99));
+        assert_eq!(of_page(&format!("{code}{table}{link}")), [] as [&str; 0]);
+    }
+
+    /// Are doc comments measured as pages are, code left alone, and those told that begin without a noun?
+    #[test]
+    fn doc_comments_are_measured() {
+        let of = |source: &str| {
+            let mut complaints = Vec::new();
+            check_comments("x.rs", source, false, &mut complaints);
+            complaints
+        };
+        assert_eq!(of(&format!("// {}\nfn f() {{}}\n", sentence(99))), [] as [&str; 0]);
+        let long = of(&format!("\n/// Short.\n/// {}\nfn f() {{}}\n", sentence(41)));
+        assert!(long[0].starts_with("x.rs:2: 41 words"), "{long:?}");
+        let of_what = of("struct A {\n    /// Of the task.\n    pub a: u32,\n}\n");
+        assert_eq!(of_what, ["x.rs:2: a comment that begins with 'Of' lacks its noun"]);
+    }
+
+    /// Is an abbreviation told once where the glossary lacks it, and code and common ones never?
+    #[test]
+    fn abbreviations_are_in_the_glossary() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("docs")).unwrap();
+        fs::write(root.path().join(GLOSSARY), "| LLC | the last level |\n").unwrap();
+        let mut complaints = Vec::new();
+        let text = "A CPU and its LLCs.\n\nPEBS, `XYZ`, XY-1 and again PEBS.";
+        check_abbreviations(root.path(), "x.md", text, &mut complaints).unwrap();
+        assert_eq!(complaints, ["x.md:3: 'PEBS' is not in docs/glossary.md"]);
+    }
+
+    /// Is a page told that no index names, whichever way the index writes its path?
+    #[test]
+    fn every_page_is_in_an_index() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("docs")).unwrap();
+        fs::write(root.path().join("docs/index.md"), "[a](a.md#b) [p](../pack/README.md)").unwrap();
+        let pages = ["README.md", "docs/a.md", "docs/b.md", "pack/README.md"].map(str::to_string);
+        let mut complaints = Vec::new();
+        check_index(root.path(), &pages, &mut complaints).unwrap();
+        assert_eq!(complaints, ["docs/b.md: not in docs/index.md"]);
+    }
+}

@@ -10,7 +10,7 @@ use super::*;
 use crate::cp::mixes::{PROGRAMS, draw};
 use crate::{Bar, DataPoint, Finding};
 
-/// Of a run that only says what a division is worth: several repetitions of the programs' phases.
+/// Length of a run that only says what a division is worth: several repetitions of the programs' phases.
 const TRIAL_NS: u64 = 100_000_000_000;
 
 /// Who shares how many colors.
